@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arena: the pager's own memory. Private anonymous mmap, never the host's heap and never tiered memory.
+// A bump allocator over 256 KiB chunks: nothing is freed one by one; objects that come and go keep free lists of their
+// own. Thread-safe and lock-free (usable in a child forked at any moment). Chunks are populated when mapped, so that an
+// object never costs a fault later. Returns zeroed memory, or nullptr when mmap fails.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+
+namespace lunar {
+
+enum class ForkPolicy : uint8_t { kInherit, kDontFork };   // kDontFork: the child must not see it (MADV_DONTFORK)
+
+// `align`: a power of two (nullptr otherwise). Memory stays with the process; a forked child has a copy.
+void* arena_alloc(size_t bytes, size_t align = 64);
+size_t arena_bytes();   // mapped now, by arena_alloc and map_private, in bytes
+
+// Page-granular private mapping of its own (frames, page tables): zeroed, lazily populated, no huge pages. nullptr on
+// failure. unmap_private: `address` and `bytes` as mapped, or whole pages of it.
+void* map_private(size_t bytes, ForkPolicy fork_policy);
+void unmap_private(void* address, size_t bytes);
+
+template <class T, class... Args>
+T* arena_new(Args&&... args) {
+  void* memory = arena_alloc(sizeof(T), alignof(T) < 64 ? 64 : alignof(T));
+  return memory ? new (memory) T(std::forward<Args>(args)...) : nullptr;
+}
+
+}  // namespace lunar

@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options table and its readers. Every option is one row of kTable, made from options.def; a value is set through
+// the row's offset into struct Options.
+// Threading: filled once, before threads. No host heap: strings are copied into the arena, a config file is read into a
+// private mapping. May not depend on anything that needs the host's main() to have run.
+#include "base/options.h"
+
+#include <errno.h>
+#include <fcntl.h>
+
+#include "base/arena.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "sys/file.h"
+
+namespace lunar {
+namespace {
+
+struct Row {
+  OptionInfo info;
+  size_t offset;
+};
+
+constexpr Row kTable[] = {
+#define LUNAR_ROW(type, name, def, flag, test, value, help) \
+  {{#name, OptionType::type, value, def, help, flag, test}, offsetof(Options, name)},
+#define LUNAR_OPTION_SIZE(...) LUNAR_ROW(kSize, __VA_ARGS__)
+#define LUNAR_OPTION_UNSIGNED(...) LUNAR_ROW(kUnsigned, __VA_ARGS__)
+#define LUNAR_OPTION_BOOL(...) LUNAR_ROW(kBool, __VA_ARGS__)
+#define LUNAR_OPTION_STRING(...) LUNAR_ROW(kString, __VA_ARGS__)
+#define LUNAR_OPTION_CHOICE(...) LUNAR_ROW(kChoice, __VA_ARGS__)
+#include "base/options.def"
+#undef LUNAR_OPTION_SIZE
+#undef LUNAR_OPTION_UNSIGNED
+#undef LUNAR_OPTION_BOOL
+#undef LUNAR_OPTION_STRING
+#undef LUNAR_OPTION_CHOICE
+#undef LUNAR_ROW
+};
+constexpr size_t kCount = sizeof kTable / sizeof kTable[0];
+constexpr size_t kNameBytes = 64;
+constexpr size_t kConfigBytesMax = 64 * kKiB;
+constexpr char kPrefix[] = "LUNAR_";
+constexpr size_t kPrefixLength = sizeof kPrefix - 1;
+
+// LUNAR_* variables that are not options: read by the tests.
+constexpr const char* kOtherVariables[] = {"LUNAR_SEED", "LUNAR_BIN", "LUNAR_BUILD"};
+
+size_t length_of(const char* text) {
+  size_t n = 0;
+  while (text[n]) ++n;
+  return n;
+}
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+bool equal(const char* a, const char* b) {
+  while (*a && *a == *b) ++a, ++b;
+  return *a == *b;
+}
+bool starts_with(const char* text, const char* prefix) {
+  while (*prefix && *text == *prefix) ++text, ++prefix;
+  return *prefix == '\0';
+}
+bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+
+// "--stats-file", "LUNAR_STATS_FILE", "Stats-File" -> "stats_file". False when it cannot be a name.
+bool fold_name(const char* name, char out[kNameBytes]) {
+  if (name[0] == '-' && name[1] == '-') name += 2;
+  size_t n = 0;
+  for (; *name; ++name) {
+    if (n + 1 >= kNameBytes) return false;
+    out[n++] = *name == '-' ? '_' : lower(*name);
+  }
+  out[n] = '\0';
+  if (starts_with(out, "lunar_")) {
+    for (size_t i = 0; i + kPrefixLength <= n; ++i) out[i] = out[i + kPrefixLength];
+  }
+  return true;
+}
+
+// Edit distance in which exchanging two neighbours is one step ("drma" is one from "dram").
+size_t edit_distance(const char* a, const char* b) {
+  size_t rows[3][kNameBytes];
+  size_t length_a = length_of(a), length_b = length_of(b);
+  for (size_t j = 0; j <= length_b; ++j) rows[0][j] = j;
+  for (size_t i = 1; i <= length_a; ++i) {
+    size_t* now = rows[i % 3];
+    const size_t* before = rows[(i + 2) % 3];
+    const size_t* two_before = rows[(i + 1) % 3];
+    now[0] = i;
+    for (size_t j = 1; j <= length_b; ++j) {
+      size_t best = before[j - 1] + (a[i - 1] != b[j - 1]);
+      if (before[j] + 1 < best) best = before[j] + 1;
+      if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && two_before[j - 2] + 1 < best) {
+        best = two_before[j - 2] + 1;
+      }
+      now[j] = best;
+    }
+  }
+  return rows[length_a % 3][length_b];
+}
+
+const char* keep_string(const char* text, size_t length) {
+  char* copy = static_cast<char*>(arena_alloc(length + 1, 1));
+  if (!copy) return nullptr;
+  for (size_t i = 0; i < length; ++i) copy[i] = text[i];
+  copy[length] = '\0';
+  return copy;
+}
+
+bool parse_bool(const char* text, bool* out) {
+  char folded[kNameBytes];
+  if (!fold_name(text, folded)) return false;
+  for (const char* yes : {"yes", "true", "on", "1"}) {
+    if (equal(folded, yes)) return *out = true, true;
+  }
+  for (const char* no : {"no", "false", "off", "0"}) {
+    if (equal(folded, no)) return *out = false, true;
+  }
+  return false;
+}
+
+bool parse_unsigned(const char* text, uint64_t* out) {
+  uint64_t value = 0;
+  if (!*text) return false;
+  for (; *text; ++text) {
+    if (*text < '0' || *text > '9' || value > (UINT64_MAX - 9) / 10) return false;
+    value = value * 10 + static_cast<unsigned>(*text - '0');
+  }
+  *out = value;
+  return true;
+}
+
+// The choice of "a|b|c" that equals `text` (case folded), as arena text; nullptr when it is none of them.
+const char* parse_choice(const char* choices, const char* text) {
+  while (*choices) {
+    size_t n = 0;
+    while (choices[n] && choices[n] != '|') ++n;
+    size_t i = 0;
+    while (i < n && lower(text[i]) == choices[i]) ++i;
+    if (i == n && text[n] == '\0') return keep_string(choices, n);
+    choices += n + (choices[n] == '|');
+  }
+  return nullptr;
+}
+
+template <class T>
+T& member(Options* options, const Row& row) {
+  return *reinterpret_cast<T*>(reinterpret_cast<char*>(options) + row.offset);
+}
+
+int set_row(Options* options, const Row& row, const char* value, const char* origin, ErrorText* why) {
+  switch (row.info.type) {
+    case OptionType::kSize: {
+      uint64_t bytes = 0;
+      int rc = parse_size(value, &bytes);
+      if (rc == -ERANGE) return why->set(rc, "%s: size '%.64s' is too large", origin, value);
+      if (rc < 0)
+        return why->set(rc, "%s: '%.64s' is not a size; give a number with k, m, g or t, such as 256m", origin, value);
+      member<uint64_t>(options, row) = bytes;
+      return 0;
+    }
+    case OptionType::kUnsigned:
+      if (parse_unsigned(value, &member<uint64_t>(options, row))) return 0;
+      return why->set(-EINVAL, "%s: '%.64s' is not a whole number", origin, value);
+    case OptionType::kBool:
+      if (parse_bool(value, &member<bool>(options, row))) return 0;
+      return why->set(-EINVAL, "%s: '%.64s' is neither yes nor no", origin, value);
+    case OptionType::kChoice: {
+      const char* choice = parse_choice(row.info.value_name, value);
+      if (!choice) return why->set(-EINVAL, "%s: '%.64s' is none of %s", origin, value, row.info.value_name);
+      member<const char*>(options, row) = choice;
+      return 0;
+    }
+    case OptionType::kString: {
+      const char* copy = keep_string(value, length_of(value));
+      if (!copy) return why->set(-ENOMEM, "%s: out of memory", origin);
+      member<const char*>(options, row) = copy;
+      return 0;
+    }
+  }
+  return -EINVAL;
+}
+
+// Value of NAME in environ-style `environment`, or nullptr.
+const char* find_variable(const char* const* environment, const char* name) {
+  size_t length = length_of(name);
+  for (; environment && *environment; ++environment) {
+    if (starts_with(*environment, name) && (*environment)[length] == '=') return *environment + length + 1;
+  }
+  return nullptr;
+}
+
+bool is_other_variable(const char* name) {
+  for (const char* other : kOtherVariables) {
+    if (equal(other, name)) return true;
+  }
+  return false;
+}
+
+void warn_unknown_variable(const char* name) {
+  const char* near = option_nearest(name);
+  if (!near) {
+    log_warning("unknown variable %s is ignored; `lunar help options` lists those there are", name);
+    return;
+  }
+  char upper[kNameBytes];
+  size_t n = 0;
+  for (; near[n] && n + 1 < sizeof upper; ++n)
+    upper[n] = near[n] >= 'a' && near[n] <= 'z' ? static_cast<char>(near[n] - 'a' + 'A') : near[n];
+  upper[n] = '\0';
+  log_warning("unknown variable %s is ignored; did you mean LUNAR_%s?", name, upper);
+}
+
+// One line of a config file, NUL-terminated, changed in place.
+int load_line(Options* options, char* line, const char* path, unsigned number, ErrorText* why) {
+  while (is_space(*line)) ++line;
+  if (*line == '\0' || *line == '#') return 0;
+  char origin[256];
+  format_to(origin, sizeof origin, "%.220s:%u", path, number);
+  char* equals = line;
+  while (*equals && *equals != '=') ++equals;
+  if (!*equals) return why->set(-EINVAL, "%s: '%.64s' is not `name = value`", origin, line);
+  char* key_end = equals;
+  while (key_end > line && is_space(key_end[-1])) --key_end;
+  *key_end = '\0';
+  char* value = equals + 1;
+  while (is_space(*value)) ++value;
+  // A comment starts at a '#' that follows a blank: paths and URIs may hold one.
+  char* end = value;
+  while (*end && !(*end == '#' && (end == value || is_space(end[-1])))) ++end;
+  while (end > value && is_space(end[-1])) --end;
+  *end = '\0';
+  return options_set(options, line, value, origin, why);
+}
+
+int load_lines(Options* options, char* text, const char* path, ErrorText* why) {
+  unsigned number = 1;
+  while (*text) {
+    char* end = text;
+    while (*end && *end != '\n') ++end;
+    bool last = *end == '\0';
+    *end = '\0';
+    if (int rc = load_line(options, text, path, number, why); rc < 0) return rc;
+    if (last) break;
+    text = end + 1;
+    ++number;
+  }
+  return 0;
+}
+
+// Whole file into buffer, NUL-terminated. Length, -EFBIG, or -errno.
+int read_whole(int fd, char* buffer, size_t size) {
+  size_t length = 0;
+  for (;;) {
+    if (length == size - 1) return -EFBIG;
+    int64_t got = sys::read_some(fd, buffer + length, size - 1 - length);
+    if (got == -EINTR) continue;
+    if (got < 0) return static_cast<int>(got);
+    if (got == 0) break;
+    length += static_cast<size_t>(got);
+  }
+  buffer[length] = '\0';
+  return static_cast<int>(length);
+}
+
+// A default config file need not be there, nor be readable by whom the program became.
+bool is_absence(int rc) { return rc == -ENOENT || rc == -ENOTDIR || rc == -EACCES; }
+
+int load_config(Options* options, const char* const* environment, ErrorText* why) {
+  const char* named = find_variable(environment, "LUNAR_CONFIG");
+  if (named && *named) return options_load_file(options, named, why);
+  const char* home = find_variable(environment, "HOME");
+  int rc = -ENOENT;
+  if (home && *home) {
+    char path[1024];
+    format_to(path, sizeof path, "%s/.config/lunar.conf", home);
+    rc = options_load_file(options, path, why);
+  }
+  if (is_absence(rc)) rc = options_load_file(options, "/etc/lunar.conf", why);
+  if (is_absence(rc)) {
+    why->text[0] = '\0';
+    return 0;
+  }
+  return rc;
+}
+
+}   // namespace
+
+size_t option_count() { return kCount; }
+const OptionInfo& option_info(size_t index) { return kTable[index].info; }
+
+int option_find(const char* name) {
+  char folded[kNameBytes];
+  if (!fold_name(name, folded)) return -1;
+  for (size_t i = 0; i < kCount; ++i) {
+    if (equal(kTable[i].info.name, folded)) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+const char* option_nearest(const char* name) {
+  char folded[kNameBytes];
+  if (!fold_name(name, folded)) return nullptr;
+  size_t length = length_of(folded);
+  const char* best_name = nullptr;
+  size_t best = length / 3 + 2;   // beyond this it is another word, not a slip
+  for (const Row& row : kTable) {
+    if (row.info.test_only) continue;
+    size_t distance = edit_distance(folded, row.info.name);
+    if (distance < best && distance < length) best = distance, best_name = row.info.name;
+  }
+  return best_name;
+}
+
+void options_defaults(Options* options) {
+  *options = Options{};
+  for (const Row& row : kTable) {
+    ErrorText ignored;
+    // An empty size means "worked out later": 0.
+    if (row.info.type == OptionType::kSize && row.info.default_text[0] == '\0') continue;
+    (void)set_row(options, row, row.info.default_text, row.info.name, &ignored);
+  }
+}
+
+int options_set(Options* options, const char* name, const char* value, const char* origin, ErrorText* why) {
+  int index = option_find(name);
+  if (index >= 0) return set_row(options, kTable[index], value, origin, why);
+  const char* near = option_nearest(name);
+  if (near) return why->set(-ENOENT, "%s: unknown option '%.48s'; did you mean '%s'?", origin, name, near);
+  return why->set(-ENOENT, "%s: unknown option '%.48s'; `lunar help options` lists those there are", origin, name);
+}
+
+int options_load_file(Options* options, const char* path, ErrorText* why) {
+  int fd = sys::open_file(path, O_RDONLY);
+  if (fd < 0) return why->set(fd, "config file %.300s: %s", path, errno_text(fd));
+  char* buffer = static_cast<char*>(map_private(kConfigBytesMax, ForkPolicy::kInherit));
+  int rc = buffer ? read_whole(fd, buffer, kConfigBytesMax) : -ENOMEM;
+  sys::close_file(fd);
+  if (rc < 0) {
+    (void)why->set(rc, "config file %.300s: %s", path, errno_text(rc));
+  } else {
+    rc = load_lines(options, buffer, path, why);
+    // A bad key must not read as "no such file": -ENOENT is the missing file's alone.
+    if (rc == -ENOENT) rc = -EINVAL;
+  }
+  unmap_private(buffer, kConfigBytesMax);
+  return rc;
+}
+
+int options_load_environment(Options* options, const char* const* environment, ErrorText* why) {
+  // Inside the tree of a `lunar run`, that command has given its warnings once already.
+  bool warned_already = find_variable(environment, "LUNAR_ACCOUNT") != nullptr;
+  for (; environment && *environment; ++environment) {
+    const char* entry = *environment;
+    if (!starts_with(entry, kPrefix)) continue;
+    char name[kNameBytes];
+    size_t n = 0;
+    while (entry[n] && entry[n] != '=' && n + 1 < sizeof name) name[n] = entry[n], ++n;
+    name[n] = '\0';
+    if (entry[n] != '=') {   // longer than any name of ours
+      if (entry[n] && !warned_already) warn_unknown_variable(name);
+      continue;
+    }
+    const char* value = entry + n + 1;
+    int index = option_find(name);
+    if (index < 0) {
+      if (!warned_already && !is_other_variable(name)) warn_unknown_variable(name);
+      continue;
+    }
+    if (*value == '\0') continue;   // set but empty: as if it were not set
+    if (int rc = set_row(options, kTable[index], value, name, why); rc < 0) return rc;
+  }
+  return 0;
+}
+
+int options_load(Options* options, const char* const* environment, ErrorText* why) {
+  options_defaults(options);
+  if (int rc = load_config(options, environment, why); rc < 0) return rc;
+  return options_load_environment(options, environment, why);
+}
+
+}   // namespace lunar

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one options table. Everything that can be set stands in options.def once; the table drives the defaults, the
+// config file, the LUNAR_* environment, the flags of `lunar run`, `--help` and the option page of the docs.
+// Order of precedence: default < config file < environment < flag. An unknown LUNAR_* variable is a warning that names
+// the nearest known one; an unknown flag or config key is an error that does.
+//
+// Threading: filled once, before threads; read-only afterwards. Does not allocate from the host's heap (strings live
+// in the arena): the preload library parses its environment with it before the host's main().
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "base/error.h"
+
+namespace lunar {
+
+enum class OptionType : uint8_t { kSize, kUnsigned, kBool, kString, kChoice };
+
+struct OptionInfo {
+  const char* name;        // "dram": flag --dram, variable LUNAR_DRAM, config key `dram`
+  OptionType type;
+  const char* value_name;  // "SIZE", "PATH|DIR|URI", "auto|message|inline" (the choices, for kChoice)
+  const char* default_text;
+  const char* help;        // one sentence
+  bool flag;               // also a flag of `lunar run`; otherwise environment / config only
+  bool test_only;          // hidden from --help and docs; a switch for tests (protections off, injected faults)
+};
+
+// The values. One member per line of options.def, of the type named there.
+struct Options {
+#define LUNAR_OPTION_SIZE(name, def, flag, test, value, help) uint64_t name = 0;
+#define LUNAR_OPTION_UNSIGNED(name, def, flag, test, value, help) uint64_t name = 0;
+#define LUNAR_OPTION_BOOL(name, def, flag, test, value, help) bool name = false;
+#define LUNAR_OPTION_STRING(name, def, flag, test, value, help) const char* name = nullptr;
+#define LUNAR_OPTION_CHOICE(name, def, flag, test, value, help) const char* name = nullptr;
+#include "base/options.def"
+#undef LUNAR_OPTION_SIZE
+#undef LUNAR_OPTION_UNSIGNED
+#undef LUNAR_OPTION_BOOL
+#undef LUNAR_OPTION_STRING
+#undef LUNAR_OPTION_CHOICE
+};
+
+size_t option_count();
+const OptionInfo& option_info(size_t index);
+// Index by name ("dram", "--dram", "LUNAR_DRAM", case and -/_ folded); -1 when unknown.
+int option_find(const char* name);
+// Nearest known name by edit distance, or nullptr when nothing is near. For "unknown X; did you mean Y?".
+const char* option_nearest(const char* name);
+
+// Defaults into *options.
+void options_defaults(Options* options);
+// One value by name. `origin` ("--dram", "LUNAR_DRAM", "/etc/lunar.conf:3") goes into the error line.
+[[nodiscard]] int options_set(Options* options, const char* name, const char* value, const char* origin, ErrorText* why);
+// `key = value` lines, '#' comments. A missing file is -ENOENT (the caller decides whether that matters).
+[[nodiscard]] int options_load_file(Options* options, const char* path, ErrorText* why);
+// All LUNAR_* of `environment` (environ-style). Unknown ones: one log_warning each, not an error.
+[[nodiscard]] int options_load_environment(Options* options, const char* const* environment, ErrorText* why);
+// Defaults, then the config file (LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf; missing = skipped),
+// then the environment.
+[[nodiscard]] int options_load(Options* options, const char* const* environment, ErrorText* why);
+
+}  // namespace lunar

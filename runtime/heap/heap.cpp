@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiered allocator over jemalloc: see heap.h for the idea.
+//
+// The region is handed out by a bump pointer that never goes back: jemalloc retains addresses for itself (the dalloc hook
+// opts out) and decommits them, so what is free costs neither DRAM nor LUN space, only addresses.
+//
+// Threading: any thread. The hooks run inside jemalloc, with its locks held: they may not allocate, may not call back into
+// jemalloc, and take no lock of their own (a fork may happen at any moment: the bump pointer is one atomic word).
+// jemalloc is called only by its extended names (mallocx, ...): malloc and free belong to the program.
+#include "heap/heap.h"
+
+#include <errno.h>
+#include <jemalloc/jemalloc.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#include "base/host_guard.h"
+#include "base/units.h"
+#include "pager/pager.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kArenasMax = 4;
+constexpr uint64_t kRegionBytesMin = 16 * kGiB;
+constexpr size_t kRegionAlign = 2 * kMiB;
+constexpr size_t kRetainGrowLimit = 64 * kMiB;
+constexpr int kDramFlags = MALLOCX_ARENA(0) | MALLOCX_TCACHE_NONE;
+
+// jemalloc 5.3, arena_types.h; the header that ships with it does not carry this one.
+struct ArenaConfig {
+  extent_hooks_t* extent_hooks;
+  bool metadata_use_hooks;
+};
+
+struct Heap {
+  Region* region = nullptr;
+  char* base = nullptr;
+  size_t bytes = 0;
+  HeapMode mode = HeapMode::kProcess;
+  unsigned arena_count = 0;
+  unsigned arenas[kArenasMax] = {};
+  size_t purge_mib[3] = {};               // "arena.<i>.purge"
+  std::atomic<size_t> top{0};             // bump pointer: offset of the first address never handed out
+  std::atomic<size_t> committed{0};
+  std::atomic<unsigned> next_arena{0};
+  std::atomic<uint32_t> generation{1};    // of arenas and thread caches: threads bind again when it moved
+  std::atomic<bool> ready{false};
+  bool key_made = false;
+  pthread_key_t thread_key{};
+};
+Heap g_heap;
+
+// What a thread passes to jemalloc. `flags` is valid while `generation` is the heap's.
+struct ThreadBinding {
+  uint32_t generation = 0;
+  int flags = 0;
+  unsigned cache = UINT32_MAX;            // kPrivate: index of the tcache of ours
+};
+constinit thread_local ThreadBinding t_binding;
+
+// Thread caches of kPrivate, so that heap_destroy can end those of threads that still run. Bit per tcache index.
+constexpr unsigned kCachesMax = 4096;
+std::atomic<uint64_t> g_caches[kCachesMax / 64];
+
+void note_cache(unsigned cache, bool live) {
+  uint64_t bit = 1ull << (cache % 64);
+  if (live) g_caches[cache / 64].fetch_or(bit, std::memory_order_relaxed);
+  else g_caches[cache / 64].fetch_and(~bit, std::memory_order_relaxed);
+}
+
+// ---- extent hooks ---------------------------------------------------------------------------------------------------
+
+size_t offset_in_region(const void* address) { return static_cast<size_t>(static_cast<const char*>(address) - g_heap.base); }
+
+bool commit_range(size_t offset, size_t bytes) {
+  if (region_commit(g_heap.region, offset, bytes) < 0) return false;
+  g_heap.committed.fetch_add(bytes, std::memory_order_relaxed);
+  return true;
+}
+
+void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, bool* zero, bool* commit, unsigned) {
+  if (wanted != nullptr) return nullptr;   // growing in place goes through extents that jemalloc retains
+  size_t before = g_heap.top.load(std::memory_order_relaxed);
+  size_t start;
+  do {
+    uintptr_t address = round_up(reinterpret_cast<uintptr_t>(g_heap.base) + before, alignment);
+    start = address - reinterpret_cast<uintptr_t>(g_heap.base);
+    if (start > g_heap.bytes || bytes > g_heap.bytes - start) return nullptr;
+  } while (!g_heap.top.compare_exchange_weak(before, start + bytes, std::memory_order_relaxed));
+  if (*commit && !commit_range(start, bytes)) {
+    // Give the addresses back unless somebody took more meanwhile (then they are lost: addresses only).
+    size_t end = start + bytes;
+    g_heap.top.compare_exchange_strong(end, before, std::memory_order_relaxed);
+    return nullptr;
+  }
+  *zero = true;   // never touched: the pager fills it with zeros
+  return g_heap.base + start;
+}
+
+bool hook_dalloc(extent_hooks_t*, void*, size_t, bool, unsigned) { return true; }   // opt out: retained
+
+bool hook_commit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
+  return !commit_range(offset_in_region(address) + offset, length);
+}
+
+bool hook_decommit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
+  region_decommit(g_heap.region, offset_in_region(address) + offset, length, false);
+  g_heap.committed.fetch_sub(length, std::memory_order_relaxed);
+  return false;
+}
+
+bool hook_purge_forced(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
+  return pager_discard(static_cast<char*>(address) + offset, length) < 0;
+}
+
+bool hook_split(extent_hooks_t*, void*, size_t, size_t, size_t, bool, unsigned) { return false; }
+bool hook_merge(extent_hooks_t*, void*, size_t, void*, size_t, bool, unsigned) { return false; }
+
+extent_hooks_t g_hooks = {hook_alloc, hook_dalloc, nullptr, hook_commit, hook_decommit,
+                          nullptr, hook_purge_forced, hook_split, hook_merge};
+
+// ---- threads --------------------------------------------------------------------------------------------------------
+
+void end_private_cache(unsigned cache) {
+  note_cache(cache, false);
+  (void)mallctl("tcache.destroy", nullptr, nullptr, &cache, sizeof(cache));
+}
+
+// Thread exit, kPrivate. Destructors of the program that run after this one allocate without a cache.
+void leave_thread(void*) {
+  ThreadBinding& binding = t_binding;
+  if (binding.cache == UINT32_MAX || binding.generation != g_heap.generation.load(std::memory_order_relaxed)) return;
+  binding.flags = (binding.flags & ~MALLOCX_TCACHE(binding.cache)) | MALLOCX_TCACHE_NONE;
+  end_private_cache(binding.cache);
+  binding.cache = UINT32_MAX;
+}
+
+// First use by this thread. Returns its flags.
+__attribute__((noinline)) int bind_thread() {
+  ThreadBinding& binding = t_binding;
+  uint32_t generation = g_heap.generation.load(std::memory_order_relaxed);
+  unsigned arena = g_heap.arenas[g_heap.next_arena.fetch_add(1, std::memory_order_relaxed) % g_heap.arena_count];
+  binding.cache = UINT32_MAX;
+  if (g_heap.mode == HeapMode::kProcess) {
+    // Where the program's MALLOC_CONF forbids it (percpu arenas), name the arena in every call instead.
+    bool bound = mallctl("thread.arena", nullptr, nullptr, &arena, sizeof(arena)) == 0;
+    binding.flags = bound ? 0 : static_cast<int>(MALLOCX_ARENA(arena) | MALLOCX_TCACHE_NONE);
+  } else {
+    unsigned cache = 0;
+    size_t size = sizeof(cache);
+    binding.flags = static_cast<int>(MALLOCX_ARENA(arena) | MALLOCX_TCACHE_NONE);
+    if (g_heap.key_made && mallctl("tcache.create", &cache, &size, nullptr, 0) == 0) {
+      if (cache < kCachesMax && pthread_setspecific(g_heap.thread_key, &binding) == 0) {
+        note_cache(cache, true);
+        binding.cache = cache;
+        binding.flags = static_cast<int>(MALLOCX_ARENA(arena) | MALLOCX_TCACHE(cache));
+      } else {
+        (void)mallctl("tcache.destroy", nullptr, nullptr, &cache, sizeof(cache));
+      }
+    }
+  }
+  binding.generation = generation;
+  return binding.flags;
+}
+
+inline int thread_flags() {
+  const ThreadBinding& binding = t_binding;
+  if (__builtin_expect(binding.generation == g_heap.generation.load(std::memory_order_relaxed), 1)) return binding.flags;
+  return bind_thread();
+}
+
+// ---- failure --------------------------------------------------------------------------------------------------------
+
+void purge_arenas() {
+  size_t mib[3];
+  memcpy(mib, g_heap.purge_mib, sizeof(mib));
+  for (unsigned i = 0; i < g_heap.arena_count; ++i) {
+    mib[1] = g_heap.arenas[i];
+    (void)mallctlbymib(mib, 3, nullptr, nullptr, nullptr, 0);
+  }
+}
+
+// LUN full: what jemalloc holds freed but committed is given back, then one more attempt.
+__attribute__((noinline)) void* alloc_again(size_t bytes, int flags) {
+  if (bytes > g_heap.bytes) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  purge_arenas();
+  void* pointer = mallocx(bytes, flags);
+  if (pointer == nullptr) errno = ENOMEM;
+  return pointer;
+}
+
+inline void* alloc_with(size_t bytes, int flags) {
+  void* pointer = mallocx(bytes, flags);
+  return __builtin_expect(pointer != nullptr, 1) ? pointer : alloc_again(bytes, flags);
+}
+
+int create_arenas(ErrorText* why) {
+  unsigned wanted = static_cast<unsigned>(sys::cpu_count());
+  wanted = wanted < 1 ? 1 : wanted > kArenasMax ? kArenasMax : wanted;
+  size_t limit_mib[3], purge_mib[3], depth = 3;
+  if (mallctlnametomib("arena.0.purge", purge_mib, &depth) != 0) return why->set(-ENOTSUP, "jemalloc has no arena.i.purge; install jemalloc 5.3");
+  memcpy(g_heap.purge_mib, purge_mib, sizeof(purge_mib));
+  depth = 3;
+  bool has_limit = mallctlnametomib("arena.0.retain_grow_limit", limit_mib, &depth) == 0;
+  ArenaConfig config{&g_hooks, false};
+  for (unsigned i = 0; i < wanted; ++i) {
+    unsigned arena = 0;
+    size_t size = sizeof(arena);
+    int err = mallctl("experimental.arenas_create_ext", &arena, &size, &config, sizeof(config));
+    if (err != 0 && i > 0) break;
+    if (err == ENOENT) return why->set(-ENOTSUP, "jemalloc lacks experimental.arenas_create_ext; install jemalloc 5.3");
+    if (err != 0) return why->set(-ENOMEM, "jemalloc cannot create an arena: %s", errno_name(err));
+    if (has_limit) {
+      limit_mib[1] = arena;
+      size_t limit = kRetainGrowLimit;
+      (void)mallctlbymib(limit_mib, 3, nullptr, nullptr, &limit, sizeof(limit));
+    }
+    g_heap.arenas[i] = arena;
+    g_heap.arena_count = i + 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
+// ---- life -----------------------------------------------------------------------------------------------------------
+
+int heap_create(HeapMode mode, ErrorText* why) {
+  if (heap_ready()) return why->set(-EEXIST, "the tiered heap exists already");
+  HostGuard guard;   // jemalloc and pthread may allocate behind our back
+  uint64_t bytes = 2 * pager_lun_bytes();
+  if (bytes < kRegionBytesMin) bytes = kRegionBytesMin;
+  bytes = round_up(bytes, kRegionAlign);
+  Region* region = nullptr;
+  int rc = region_create(bytes, kRegionHeap, &region);
+  if (rc < 0) return why->set(rc, "cannot reserve %llu bytes of address space for the heap: %s; raise the limit (ulimit -v)",
+                              static_cast<unsigned long long>(bytes), errno_name(rc));
+  g_heap.region = region;
+  g_heap.base = region_base(region);
+  g_heap.bytes = region_size(region);
+  g_heap.mode = mode;
+  g_heap.top.store(0, std::memory_order_relaxed);
+  g_heap.committed.store(0, std::memory_order_relaxed);
+  g_heap.arena_count = 0;
+  rc = create_arenas(why);
+  if (rc < 0) {
+    (void)region_destroy(region);
+    g_heap.region = nullptr;
+    g_heap.bytes = 0;
+    return rc;
+  }
+  if (mode == HeapMode::kPrivate && !g_heap.key_made) g_heap.key_made = pthread_key_create(&g_heap.thread_key, leave_thread) == 0;
+  g_heap.ready.store(true, std::memory_order_release);
+  return 0;
+}
+
+bool heap_ready() { return g_heap.ready.load(std::memory_order_acquire); }
+
+int heap_destroy() {
+  if (!heap_ready()) return 0;
+  if (g_heap.mode == HeapMode::kProcess) return -EBUSY;
+  g_heap.ready.store(false, std::memory_order_release);
+  g_heap.generation.fetch_add(1, std::memory_order_relaxed);
+  for (unsigned cache = 0; cache < kCachesMax; ++cache)
+    if (g_caches[cache / 64].load(std::memory_order_relaxed) >> (cache % 64) & 1) end_private_cache(cache);
+  size_t mib[3], depth = 3;
+  if (mallctlnametomib("arena.0.destroy", mib, &depth) != 0) return -ENOTSUP;
+  for (unsigned i = 0; i < g_heap.arena_count; ++i) {
+    mib[1] = g_heap.arenas[i];
+    (void)mallctlbymib(mib, 3, nullptr, nullptr, nullptr, 0);
+  }
+  g_heap.arena_count = 0;
+  int rc = region_destroy(g_heap.region);
+  g_heap.region = nullptr;
+  g_heap.bytes = 0;
+  return rc;
+}
+
+// ---- malloc family --------------------------------------------------------------------------------------------------
+
+void* heap_alloc(size_t bytes) { return alloc_with(bytes == 0 ? 1 : bytes, thread_flags()); }
+
+void* heap_alloc_zeroed(size_t bytes) { return alloc_with(bytes == 0 ? 1 : bytes, thread_flags() | MALLOCX_ZERO); }
+
+void* heap_alloc_aligned(size_t alignment, size_t bytes) {
+  return alloc_with(bytes == 0 ? 1 : bytes, thread_flags() | static_cast<int>(MALLOCX_ALIGN(alignment)));
+}
+
+void* heap_resize(void* pointer, size_t bytes) {
+  if (bytes == 0) bytes = 1;
+  int flags = thread_flags();
+  void* moved = rallocx(pointer, bytes, flags);
+  if (__builtin_expect(moved == nullptr, 0)) {
+    if (bytes <= g_heap.bytes) {
+      purge_arenas();
+      moved = rallocx(pointer, bytes, flags);
+    }
+    if (moved == nullptr) errno = ENOMEM;
+  }
+  return moved;
+}
+
+void heap_free(void* pointer) {
+  // A guarded thread must not fill its cache with tiered memory, nor be bound to a tiered arena.
+  if (__builtin_expect(HostGuard::active(), 0)) return dallocx(pointer, MALLOCX_TCACHE_NONE);
+  // dallocx takes the cache from the flags; the arena is the pointer's own.
+  dallocx(pointer, thread_flags() & ((1 << 20) - 1));
+}
+
+size_t heap_usable_size(const void* pointer) { return sallocx(pointer, 0); }
+
+bool heap_owns(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(g_heap.base) < g_heap.bytes;
+}
+
+// ---- DRAM -----------------------------------------------------------------------------------------------------------
+
+void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero) {
+  int flags = kDramFlags | (zero ? MALLOCX_ZERO : 0);
+  if (alignment > 1) flags |= static_cast<int>(MALLOCX_ALIGN(alignment));
+  void* pointer = mallocx(bytes == 0 ? 1 : bytes, flags);
+  if (pointer == nullptr) errno = ENOMEM;
+  return pointer;
+}
+
+void* heap_resize_dram(void* pointer, size_t bytes) {
+  void* moved = rallocx(pointer, bytes == 0 ? 1 : bytes, kDramFlags);
+  if (moved == nullptr) errno = ENOMEM;
+  return moved;
+}
+
+void heap_free_dram(void* pointer) { dallocx(pointer, MALLOCX_TCACHE_NONE); }
+
+HeapHookBytes heap_hook_bytes() {
+  return {g_heap.top.load(std::memory_order_relaxed), g_heap.committed.load(std::memory_order_relaxed)};
+}
+
+}  // namespace lunar

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiered allocator: jemalloc arenas whose extents come from one pager region; jemalloc's metadata stays in DRAM
+// (experimental.arenas_create_ext, metadata_use_hooks=false).
+//
+// Extents: the alloc hook hands out address space uncommitted, the commit hook charges it against the LUN
+// (region_commit), decommit discards and uncharges, dalloc opts out so that jemalloc retains addresses. retain_grow_limit
+// bounds the retained surplus (address space only: nothing is charged for it).
+// Threads get one of N arenas (N = min(4, CPUs)), round robin; thread caches work as usual and hold no links inside freed
+// objects.
+#pragma once
+#include <cstddef>
+
+#include "base/error.h"
+
+namespace lunar {
+
+// Whose allocator this is.
+enum class HeapMode {
+  kProcess,   // the program's malloc (preload): threads are bound by thread.arena, their own thread cache serves
+  kPrivate,   // the API beside another malloc, which may be jemalloc too: explicit arena and a thread cache of our own,
+              //   so that the program's use of jemalloc stays as it is
+};
+
+// Creates region and arenas. pre: pager_create. 0, -EEXIST, -ENOTSUP (no jemalloc >= 5.3 API), -ENOMEM; *why filled.
+// Not concurrent with itself.
+[[nodiscard]] int heap_create(HeapMode mode, ErrorText* why);
+bool heap_ready();
+// Ends a kPrivate heap. pre: no allocation lives, no other thread is in the heap. 0 or -errno (-EBUSY: kProcess).
+[[nodiscard]] int heap_destroy();
+
+// malloc family on tiered arenas. NULL with errno on failure. Any thread; never under a HostGuard. bytes 0 is taken as 1.
+void* heap_alloc(size_t bytes);
+void* heap_alloc_zeroed(size_t bytes);
+void* heap_alloc_aligned(size_t alignment, size_t bytes);   // pre: alignment is a power of two
+void* heap_resize(void* pointer, size_t bytes);             // pre: heap_owns(pointer)
+void heap_free(void* pointer);                              // pre: heap_owns(pointer)
+size_t heap_usable_size(const void* pointer);
+bool heap_owns(const void* pointer);        // lies in the heap's region. Lock-free, callable anywhere
+
+// From the DRAM arena (metadata, guarded threads): plain jemalloc, arena 0, no thread cache. Usable before heap_create.
+void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero);
+void* heap_resize_dram(void* pointer, size_t bytes);
+void heap_free_dram(void* pointer);
+
+// What the extent hooks were asked for since heap_create, in bytes (tests: that jemalloc keeps no metadata in the region).
+struct HeapHookBytes {
+  size_t reserved;    // address space handed out
+  size_t committed;   // committed now
+};
+HeapHookBytes heap_hook_bytes();
+
+}  // namespace lunar

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shared account of a process tree. See account.h for the rules.
+#include "pager/account.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/format.h"
+#include "sys/file.h"
+#include "sys/mem.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+// No such process, or a zombie (its parent may be waiting for us rather than for it).
+bool process_is_gone(int pid) {
+  char path[32], text[256];
+  format_to(path, sizeof path, "/proc/%d/stat", pid);
+  if (sys::read_text(path, text, sizeof text) < 0) return true;
+  const char* p = strrchr(text, ')');
+  return p != nullptr && p[1] == ' ' && (p[2] == 'Z' || p[2] == 'X');
+}
+
+constexpr uint64_t kMagic = 0x31544e43434e4c55ull;   // "ULNCCNT1"
+
+}  // namespace
+
+int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
+  void* memory = nullptr;
+  int rc = fd >= 0 ? sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0, &memory)
+                   : sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0, &memory);
+  if (rc < 0) return rc;
+  shared_ = static_cast<AccountShared*>(memory);
+  uint32_t fresh = 0;
+  if (shared_->ready.compare_exchange_strong(fresh, 1)) {
+    shared_->magic = kMagic;
+    shared_->bytes = sizeof(AccountShared);
+    shared_->cap_pages.store(static_cast<int64_t>(cap_pages));
+    shared_->lun_cap_bytes.store(static_cast<int64_t>(lun_cap_bytes));
+    shared_->ready.store(2, std::memory_order_release);
+  } else {
+    for (int i = 0; shared_->ready.load(std::memory_order_acquire) != 2; ++i) {
+      if (i > 10000) return -EIO;   // its maker died while setting it up
+      sys::sleep_ns(100000);
+    }
+    if (shared_->magic != kMagic || shared_->bytes != sizeof(AccountShared)) return -EPROTO;
+  }
+  return 0;
+}
+
+void Account::lock() {
+  // Keyed by pid + 1, so that a member that died inside can be told apart and its lock broken.
+  uint32_t mine = static_cast<uint32_t>(getpid());
+  for (int i = 0;; ++i) {
+    uint32_t free = 0;
+    if (shared_->lock.compare_exchange_strong(free, mine, std::memory_order_acquire)) return;
+    if (i > 1000 && free != 0 && free != mine) {
+      if (process_is_gone(static_cast<int>(free)) && shared_->lock.compare_exchange_strong(free, mine, std::memory_order_acquire)) return;
+    }
+    i < 100 ? sys::cpu_relax() : sys::sleep_ns(20000);
+  }
+}
+
+void Account::unlock() { shared_->lock.store(0, std::memory_order_release); }
+
+int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid) {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    lock();   // a sweep may not look at a member that still shows whom it was before
+    for (unsigned i = 0; i < kMembersMax; ++i) {
+      AccountMember& m = shared_->members[i];
+      uint32_t free = 0;
+      if (!m.state.compare_exchange_strong(free, 1)) continue;
+      pthread_mutexattr_t attributes;
+      pthread_mutexattr_init(&attributes);
+      pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+      pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+      pthread_mutex_init(&m.alive, &attributes);
+      pthread_mutexattr_destroy(&attributes);
+      m.pid.store(pid);
+      m.created_ns.store(sys::now_ns());
+      m.pages.store(0);
+      m.fixed.store(0);
+      m.lun_bytes.store(0);
+      m.weight.store(weight);
+      m.parent.store(parent_plus_one);
+      m.fork_epoch.store(fork_epoch);
+      uint32_t high = shared_->member_high.load();
+      while (high < i + 1 && !shared_->member_high.compare_exchange_weak(high, i + 1)) {}
+      unlock();
+      return static_cast<int>(i);
+    }
+    unlock();
+    uint32_t ignored;
+    sweep(&ignored);
+  }
+  return -EAGAIN;
+}
+
+int Account::join() {
+  int index = reserve(8, 0, 0, getpid());
+  if (index < 0) return index;
+  member_ = static_cast<unsigned>(index);
+  return 0;
+}
+
+int Account::reserve_child(uint32_t fork_epoch) { return reserve(1, member_ + 1, fork_epoch, 0); }
+
+void Account::adopt(unsigned index) {
+  member_ = index;
+  me().pid.store(getpid());
+}
+
+void Account::hold_alive() {
+  pthread_mutex_lock(&me().alive);
+  me().state.store(2, std::memory_order_release);
+}
+
+bool Account::take(int64_t pages, int64_t keep_free) {
+  int64_t before = shared_->used_pages.fetch_add(pages, std::memory_order_acq_rel);
+  if (before + pages > shared_->cap_pages.load(std::memory_order_relaxed) - keep_free) {
+    shared_->used_pages.fetch_sub(pages, std::memory_order_acq_rel);
+    return false;
+  }
+  me().pages.fetch_add(pages, std::memory_order_relaxed);
+  return true;
+}
+
+void Account::take_always(int64_t pages) {
+  shared_->used_pages.fetch_add(pages, std::memory_order_acq_rel);
+  me().pages.fetch_add(pages, std::memory_order_relaxed);
+}
+
+void Account::take_fixed(int64_t pages) {
+  take_always(pages);
+  me().fixed.fetch_add(pages, std::memory_order_relaxed);
+}
+
+void Account::give_fixed(int64_t pages) {
+  me().fixed.fetch_sub(pages, std::memory_order_relaxed);
+  give(pages);
+}
+
+void Account::give(int64_t pages) {
+  if (pages == 0) return;
+  shared_->used_pages.fetch_sub(pages, std::memory_order_acq_rel);
+  me().pages.fetch_sub(pages, std::memory_order_relaxed);
+}
+
+int64_t Account::fixed_total() const {
+  uint32_t high = shared_->member_high.load(std::memory_order_relaxed);
+  int64_t total = 0;
+  for (unsigned i = 0; i < high; ++i) {
+    const AccountMember& m = shared_->members[i];
+    if (m.state.load(std::memory_order_relaxed) != 0) total += m.fixed.load(std::memory_order_relaxed);
+  }
+  return total;
+}
+
+bool Account::above_share() const {
+  uint32_t high = shared_->member_high.load(std::memory_order_relaxed);
+  int64_t total = 0, weights = 0;
+  for (unsigned i = 0; i < high; ++i) {
+    const AccountMember& m = shared_->members[i];
+    if (m.state.load(std::memory_order_relaxed) == 0) continue;
+    int64_t pages = m.pages.load(std::memory_order_relaxed) - m.fixed.load(std::memory_order_relaxed);
+    if (pages <= 0) continue;
+    total += pages;
+    weights += m.weight.load(std::memory_order_relaxed);
+  }
+  if (weights == 0) return true;
+  // own / weight >= total / weights
+  int64_t own = own_pages() - me().fixed.load(std::memory_order_relaxed);
+  return own > 0 && own * weights >= total * static_cast<int64_t>(me().weight.load(std::memory_order_relaxed));
+}
+
+void Account::raise_pressure() {
+  shared_->pressure.fetch_add(1, std::memory_order_acq_rel);
+  if (shared_->sleepers.load(std::memory_order_acquire) != 0) sys::futex_wake(&shared_->pressure, INT32_MAX, true);
+}
+
+void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
+  shared_->sleepers.fetch_add(1, std::memory_order_acq_rel);
+  (void)sys::futex_wait(&shared_->pressure, seen, timeout_ns, true);
+  shared_->sleepers.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+int Account::lun_take(int64_t bytes) {
+  int64_t before = shared_->lun_used_bytes.fetch_add(bytes, std::memory_order_acq_rel);
+  if (before + bytes > shared_->lun_cap_bytes.load(std::memory_order_relaxed)) {
+    shared_->lun_used_bytes.fetch_sub(bytes, std::memory_order_acq_rel);
+    return -ENOMEM;
+  }
+  me().lun_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  return 0;
+}
+
+void Account::lun_give(int64_t bytes) {
+  shared_->lun_used_bytes.fetch_sub(bytes, std::memory_order_acq_rel);
+  me().lun_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+// pre: the account's lock is held, and the member's mutex (its owner is dead).
+void Account::bury(unsigned index) {
+  AccountMember& m = shared_->members[index];
+  shared_->used_pages.fetch_sub(m.pages.exchange(0), std::memory_order_acq_rel);
+  shared_->lun_used_bytes.fetch_sub(m.lun_bytes.exchange(0), std::memory_order_acq_rel);
+  for (auto& owner : shared_->carve_owner) {
+    uint16_t dead = static_cast<uint16_t>(index + 1);
+    owner.compare_exchange_strong(dead, 0);
+  }
+  pthread_mutex_consistent(&m.alive);
+  pthread_mutex_unlock(&m.alive);
+  m.parent.store(0);
+  m.state.store(0, std::memory_order_release);
+}
+
+void Account::sweep(uint32_t* oldest_child) {
+  *oldest_child = 0;
+  lock();
+  uint32_t high = shared_->member_high.load();
+  for (unsigned i = 0; i < high; ++i) {
+    AccountMember& m = shared_->members[i];
+    if (m.state.load(std::memory_order_acquire) == 0 || i == member_) continue;
+    bool dead = false;
+    if (m.state.load(std::memory_order_acquire) == 2) {
+      int rc = pthread_mutex_trylock(&m.alive);
+      if (rc == EOWNERDEAD) dead = true;
+      if (rc == 0) pthread_mutex_unlock(&m.alive);   // between its steps; cannot be: the owner never unlocks
+    } else {
+      int pid = m.pid.load();
+      bool lost = pid == 0 ? sys::now_ns() - m.created_ns.load() > 30000000000u : process_is_gone(pid);
+      if (lost) {
+        pthread_mutex_lock(&m.alive);
+        dead = true;
+      }
+    }
+    if (dead) {
+      bury(i);
+    } else if (m.parent.load() == member_ + 1) {
+      uint32_t epoch = m.fork_epoch.load();
+      if (*oldest_child == 0 || epoch < *oldest_child) *oldest_child = epoch;
+    }
+  }
+  unlock();
+}
+
+int Account::carve(unsigned pieces) {
+  lock();
+  int found = -ENOSPC;
+  for (unsigned first = 0, run = 0, i = 0; i < kCarvePieces; ++i) {
+    run = shared_->carve_owner[i].load() == 0 ? run + 1 : 0;
+    if (run == 1) first = i;
+    if (run == pieces) {
+      for (unsigned k = first; k <= i; ++k) shared_->carve_owner[k].store(static_cast<uint16_t>(member_ + 1));
+      found = static_cast<int>(first);
+      break;
+    }
+  }
+  unlock();
+  return found;
+}
+
+void Account::dump(int fd) const {
+  char line[160];
+  size_t n = format_to(line, sizeof line, "account: cap %ld pages, used %ld, own %ld, lun %ld of %ld bytes\n",
+                       cap_pages(), shared_->used_pages.load(), own_pages(), shared_->lun_used_bytes.load(), lun_cap());
+  (void)sys::write_to_program(fd, line, n);
+}
+
+}  // namespace lunar

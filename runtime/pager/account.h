@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Account: the DRAM budget and the LUN space of a process tree, in memory shared by its processes.
+//
+// Every page of DRAM the pager uses (resident, frames, windows, tables, pipes) is taken from the account before it is used
+// and given back after it is free: `used <= cap` holds at every moment, in every process. A forked child's inherited
+// pages are charged to it in full at fork, as if they were copies: copy-on-write can then never pass what is charged.
+// (That moment may put `used` above the cap on paper; nothing more can be taken until eviction has brought it back.)
+//
+// Life of a member is proven by a robust, process-shared mutex that a service thread holds: when the process ends or
+// execs, the kernel marks it, and any other member returns what it had. No pid, no descriptor.
+//
+// Threading: take/give are a few atomic operations. sweep and join take the account's spin lock.
+// Layout: shared between processes of one build of the library only (magic and size are checked).
+#pragma once
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/error.h"
+
+namespace lunar {
+
+constexpr unsigned kMembersMax = 1024;
+constexpr unsigned kCarvePieces = 256;
+
+struct AccountMember {
+  pthread_mutex_t alive;                  // robust, shared; held by a service thread of the member
+  std::atomic<uint32_t> state;            // 0 free, 1 joining, 2 live
+  std::atomic<int32_t> pid;               // information only
+  std::atomic<int64_t> pages;             // DRAM taken
+  std::atomic<int64_t> fixed;             // of these what eviction cannot give back: frames, windows, tables
+  std::atomic<int64_t> lun_bytes;         // LUN space promised
+  std::atomic<uint32_t> weight;           // share of the budget, 1..8 (a forked child: 1, others: 8)
+  std::atomic<uint32_t> parent;           // member index + 1; 0: none
+  std::atomic<uint32_t> fork_epoch;       // the parent's fork epoch that made it
+  std::atomic<uint64_t> created_ns;
+};
+
+struct AccountShared {
+  uint64_t magic;
+  uint32_t bytes;                         // sizeof(AccountShared): the version
+  std::atomic<uint32_t> ready;            // 0 fresh, 1 being set up, 2 ready
+  std::atomic<int64_t> cap_pages;
+  std::atomic<int64_t> used_pages;
+  std::atomic<int64_t> lun_cap_bytes;
+  std::atomic<int64_t> lun_used_bytes;
+  std::atomic<uint32_t> pressure;         // futex: bumped when DRAM runs low
+  std::atomic<uint32_t> sleepers;         // evictors that wait on it
+  std::atomic<uint32_t> lock;
+  std::atomic<uint32_t> member_high;      // members ever used
+  std::atomic<uint16_t> carve_owner[kCarvePieces];   // shared device: member index + 1 by piece
+  AccountMember members[kMembersMax];
+};
+static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint16_t>::is_always_lock_free);
+
+class Account {
+ public:
+  // fd >= 0: the tree's memfd (made by `lunar run`); -1: an account of our own. First one in sets the caps.
+  [[nodiscard]] int open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes);
+  // Becomes a member. The process' housekeeper must then hold_alive().
+  [[nodiscard]] int join();
+  // Before a fork: a member for the child to come, index or -errno; the child adopts it. A fork that failed leaves one
+  // that nobody adopts; it is buried after 30 s.
+  [[nodiscard]] int reserve_child(uint32_t fork_epoch);
+  void adopt(unsigned index);
+  void hold_alive();                      // by a service thread that lives as long as the process
+  unsigned member() const { return member_; }
+
+  // DRAM. take: false when it would leave fewer than `keep_free` pages.
+  bool take(int64_t pages, int64_t keep_free);
+  void take_always(int64_t pages);        // fork only: may pass the cap on paper
+  void take_fixed(int64_t pages);         // frames, windows, tables: always
+  void give_fixed(int64_t pages);
+  void give(int64_t pages);
+  int64_t free_pages() const {
+    return shared_->cap_pages.load(std::memory_order_relaxed) - shared_->used_pages.load(std::memory_order_relaxed);
+  }
+  int64_t cap_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed); }
+  // What eviction cannot give back (frames, windows, tables), of all members together.
+  int64_t fixed_total() const;
+  // The housekeeper holds this member's mutex: its end, also by exec, will be seen.
+  bool held_alive() const { return me().state.load(std::memory_order_acquire) == 2; }
+  int64_t own_pages() const { return me().pages.load(std::memory_order_relaxed); }
+  void set_cap(int64_t pages) { shared_->cap_pages.store(pages); }
+  // Whether this member is at or above its weighted share of what can be evicted: it evicts when DRAM runs low.
+  bool above_share() const;
+  void raise_pressure();                  // wakes sleeping evictors of all members
+  void wait_pressure(uint32_t seen, int64_t timeout_ns);
+  uint32_t pressure() const { return shared_->pressure.load(std::memory_order_acquire); }
+
+  // LUN space promised to this member.
+  [[nodiscard]] int lun_take(int64_t bytes);
+  void lun_give(int64_t bytes);
+  int64_t lun_free() const { return shared_->lun_cap_bytes.load() - shared_->lun_used_bytes.load(); }
+  int64_t lun_cap() const { return shared_->lun_cap_bytes.load(); }
+
+  // Returns what dead members held. Lowest fork epoch of a live child of ours goes to *oldest_child (0: none).
+  void sweep(uint32_t* oldest_child);
+  // Whether the child reserved at that fork epoch is still there (as of the last sweep).
+  bool child_lives(unsigned index, uint32_t fork_epoch) const {
+    const AccountMember& m = shared_->members[index];
+    return m.state.load() != 0 && m.parent.load() == member_ + 1 && m.fork_epoch.load() == fork_epoch;
+  }
+  // Pieces of a device shared by the tree: takes `pieces` adjacent ones, first index or -ENOSPC.
+  [[nodiscard]] int carve(unsigned pieces);
+
+  void dump(int fd) const;
+
+ private:
+  AccountMember& me() const { return shared_->members[member_]; }
+  void lock();
+  void unlock();
+  int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid);
+  void bury(unsigned index);
+
+  AccountShared* shared_ = nullptr;
+  unsigned member_ = 0;
+};
+
+}  // namespace lunar

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+// Creating and arming the pager, its housekeeper thread, and regions.
+// Threading: arming happens once, under a lock, possibly inside an allocator's hook: whatever allocates here runs under a
+// HostGuard. Not on the fault path.
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "base/format.h"
+#include "base/host_guard.h"
+#include "base/log.h"
+#include "pager/descriptors.h"
+#include "pager/evictor.h"
+#include "pager/fork.h"
+#include "pager/handler.h"
+#include "pager/pager.h"
+#include "pager/state.h"
+#include "stats/export.h"
+#include "sys/file.h"
+#include "sys/numa.h"
+#include "sys/proc.h"
+
+namespace lunar {
+namespace {
+
+constexpr uint64_t kDramMin = 16 * kMiB, kPagesMin = 1024;
+constexpr size_t kUsableStep = 64 * kMiB;   // a grow-only region is made read/write in such steps
+
+uint64_t meminfo(const char* key) {
+  char text[4096];
+  if (sys::read_text("/proc/meminfo", text, sizeof text) < 0) return 0;
+  const char* line = strstr(text, key);
+  if (line == nullptr) return 0;
+  uint64_t value = 0;
+  for (line += strlen(key); *line == ' ' || *line == ':'; ++line) {}
+  for (; *line >= '0' && *line <= '9'; ++line) value = value * 10 + static_cast<uint64_t>(*line - '0');
+  return value * 1024;
+}
+
+int check_sizes(PagerState& state, ErrorText* why) {
+  // Frames, windows and what eviction keeps free are counted in pages: with large pages the least is more.
+  const uint64_t least = kDramMin > kPagesMin << state.page_shift ? kDramMin : kPagesMin << state.page_shift;
+  uint64_t total = meminfo("MemTotal"), available = meminfo("MemAvailable");
+  state.dram_bytes = state.options.dram != 0 ? state.options.dram : available / 4;
+  if (state.options.dram == 0 && state.dram_bytes < least) state.dram_bytes = least;
+  if (state.dram_bytes < least)
+    return why->set(-EINVAL, "dram: %s is too small; give at least %s (--dram, LUNAR_DRAM)", format_size(state.dram_bytes).text,
+                    format_size(least).text);
+  if (total != 0 && state.dram_bytes > total)
+    return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less (--dram, LUNAR_DRAM)",
+                    format_size(state.dram_bytes).text, format_size(total).text);
+  state.lun_bytes = state.options.size;
+  if (state.lun_bytes != 0 && state.lun_bytes < state.dram_bytes)
+    return why->set(-EINVAL, "size: a LUN of %s is smaller than the DRAM budget of %s; give at least as much (--size, LUNAR_SIZE)",
+                    format_size(state.lun_bytes).text, format_size(state.dram_bytes).text);
+  return 0;
+}
+
+// Opens the LUN and looks at it; nothing is reserved yet.
+int check_lun(PagerState& state, ErrorText* why) {
+  DeviceOptions options;
+  options.want_bytes = state.lun_bytes;
+  options.sqpoll = state.options.sqpoll;
+  int rc = open_device(state, 0, options, why);
+  if (rc < 0) return rc;
+  Device* device = state.devices[0];
+  if (state.lun_bytes == 0) {
+    uint64_t spare = device->size_bytes() / 16 * 15;
+    state.lun_bytes = state.dram_bytes * 8 < spare ? state.dram_bytes * 8 : spare;
+    if (state.lun_bytes < state.dram_bytes)
+      rc = why->set(-ENOSPC, "lun: %s has room for %s only, less than the DRAM budget; free some space or name another place (--lun)",
+                    state.options.lun, format_size(device->size_bytes()).text);
+  }
+  if (rc < 0) {
+    device_close(device);
+    state.devices[0] = nullptr;
+  }
+  return rc;
+}
+
+int account_descriptor(const Options& options) {
+  if (options.account == nullptr || options.account[0] == 0) return -1;
+  int fd = 0;
+  for (const char* p = options.account; *p != 0; ++p) {
+    if (*p < '0' || *p > '9' || fd > 1000000) return -1;
+    fd = fd * 10 + (*p - '0');
+  }
+  struct stat status;
+  bool usable = sys::is_sealed_memory(fd) && sys::file_status(fd, &status) == 0 && static_cast<uint64_t>(status.st_size) >= sizeof(AccountShared);
+  return usable ? fd : -1;
+}
+
+// Pages that were touched before arming are there already.
+int adopt_present(PagerState& state, Region& region) {
+  uint64_t end = region.table_pages.load();
+  (void)sys::advise(region.base, region.pages << state.page_shift, MADV_DONTFORK);
+  if (int rc = region_register(region, state.uffd, region.base, region.pages << state.page_shift); rc < 0) return rc;
+  state.account.take_fixed(table_dram_pages(region));
+  uint8_t present[kChunkPages];
+  int64_t found = 0;
+  for (uint64_t at = 0; at < end; at += kChunkPages) {
+    uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
+    if (int rc = sys::present_pages(region.address_of(PageIndex(at)), n, present); rc < 0) return rc;
+    for (uint64_t i = 0; i < n; ++i) {
+      if (!present[i]) continue;
+      AtomicPageWord& word = region.words[at + i];
+      PageWord seen = word.load();
+      if (seen.state() != PageState::kEmpty || !page_lock(word, seen)) continue;
+      count_resident(region, PageIndex(at + i), 1);
+      (void)page_unlock(word, resident_word(seen, kNoSlot, state.generation, kHeatFault));
+      ++found;
+    }
+  }
+  state.account.take_always(found);
+  return 0;
+}
+
+void keeper_thread(void*) {
+  auto& state = pager_state();
+  state.keeper_tid.store(sys::thread_id());
+  // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and nobody waits
+  // for an end of file that a pager thread holds back.
+  int keep[kLunGenerations + kHandlersMax + 8];
+  unsigned n = 0;
+  keep[n++] = state.uffd;
+  for (Device* device : state.devices)
+    if (device != nullptr && device->fd() >= 0) keep[n++] = device->fd();
+  state.evictor->add_descriptors(keep, &n);
+  for (unsigned i = 0; i < state.handler_count; ++i)
+    if (state.handlers[i]->mailbox_descriptor() >= 0) keep[n++] = state.handlers[i]->mailbox_descriptor();
+  sys::close_all_but(keep, n);
+  state.account.hold_alive();
+  int rc = state.evictor->start();
+  for (unsigned i = 0; rc == 0 && i < state.handler_count; ++i) rc = state.handlers[i]->start();
+  if (rc < 0) fatal("pager: service threads cannot be started (%s)", errno_name(rc));
+  // The last thread is made, and none of ours allocates any more: only now may a forked child go without the early heap (its
+  // other fork handlers, the allocator's among them, run beside this thread).
+  host_fork_bootstrap.store(false);
+  keeper_run();
+}
+
+uint32_t frame_count_for(int64_t cap) {
+  int64_t frames = cap / 16;
+  if (frames < 160) frames = 160;
+  if (frames > 16384) frames = 16384;
+  return static_cast<uint32_t>(frames);
+}
+
+}  // namespace
+
+// DRAM that must be free of frames, windows and tables for one more process to join: its own least, and room to work.
+constexpr int64_t kFixedRoom = 768;
+
+// The dead still count until somebody sweeps, and nobody may live to do it.
+bool pager_has_room(int64_t more) {
+  auto& account = pager_state().account;
+  if (account.cap_pages() - account.fixed_total() - more >= kFixedRoom) return true;
+  uint32_t ignored;
+  account.sweep(&ignored);
+  return account.cap_pages() - account.fixed_total() - more >= kFixedRoom;
+}
+
+namespace {
+
+int check_room(PagerState& state, ErrorText* why) {
+  if (pager_has_room(0)) return 0;
+  return why->set(-ENOMEM, "pager: the processes of this tree fill the DRAM budget of %s with what each needs for itself; give more (--dram)",
+                  format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text);
+}
+
+int arm_parts(PagerState& state, ErrorText* why) {
+  // A failed attempt is made again at the next commit: with what it had, or members and descriptors would run out.
+  static int joined_pid = 0;
+  int rc = 0, pid = static_cast<int>(getpid());
+  if (joined_pid != pid) {
+    rc = state.account.open(account_descriptor(state.options), state.dram_bytes >> state.page_shift, state.lun_bytes);
+    if (rc == 0) rc = state.account.join();
+    if (rc < 0) return why->set(rc, "pager: the shared account cannot be joined (%s)", errno_name(rc));
+    joined_pid = pid;
+    state.uffd = -1;
+  }
+  if (rc = check_room(state, why); rc < 0) return rc;
+  if (state.uffd < 0 || !sys::is_userfaultfd(state.uffd)) rc = open_uffd(state, why);
+  if (rc < 0) return rc;
+  if (state.lun_bytes == 0 || state.devices[0] == nullptr) {
+    rc = check_lun(state, why);
+    if (rc < 0) return rc;
+  }
+  rc = lun_open_own();
+  if (rc < 0)
+    return why->set(rc, "lun: %s cannot be set up with %s (%s); free space there, or give a smaller --size or another --lun",
+                    state.options.lun, format_size(state.lun_bytes).text, errno_text(rc));
+  return 0;
+}
+
+}  // namespace
+
+int pager_start_threads(ErrorText* why) {
+  auto& state = pager_state();
+  // A forked child gets an eighth: it usually saves or execs, and its parent goes on.
+  int64_t whole = state.account.cap_pages(), cap = whole / (state.generation == 0 ? 1 : 8);
+  // What the tree's processes hold fixed must leave room to fault in, or all of them would wait for ever.
+  if (int rc = check_room(state, why); rc < 0) return rc;
+  int64_t room = whole - state.account.fixed_total();
+  if (cap > room) cap = room;
+  uint32_t frames = frame_count_for(cap);
+  // Frames, the pipe and the staging area are DRAM like any other.
+  if (state.evictor == nullptr) state.evictor = arena_new<Evictor>();
+  if (state.evictor == nullptr) return why->set(-ENOMEM, "pager: out of memory");
+  state.account.take_fixed(frames + 2 * kBatchPages);
+  int rc = state.evictor->open(frames);
+  if (rc < 0) return why->set(rc, "pager: frames or pipe cannot be made (%s); see pipe-user-pages-soft", errno_name(rc));
+  unsigned cpus = static_cast<unsigned>(sys::cpu_count());
+  unsigned wanted = state.options.handlers != 0 ? static_cast<unsigned>(state.options.handlers) : state.generation != 0 || room < whole / 2 ? 1 : cpus < 4 ? cpus : 4;
+  unsigned nodes = static_cast<unsigned>(sys::numa_nodes());
+  if (wanted * nodes > kHandlersMax) wanted = kHandlersMax / nodes;
+  if (wanted == 0) wanted = 1;
+  wanted *= nodes;   // handler i serves node i % nodes
+  unsigned window = cap / 64 < 64 ? 64 : cap / 64 > 256 ? 256 : static_cast<unsigned>(cap / 64);
+  state.handler_count = 0;
+  for (unsigned i = 0; i < wanted; ++i) {
+    if (state.handlers[i] == nullptr) state.handlers[i] = arena_new<Handler>();
+    if (state.handlers[i] == nullptr) return why->set(-ENOMEM, "pager: out of memory");
+    rc = state.handlers[i]->open(i, window, static_cast<int>(i % nodes));
+    if (rc < 0) return why->set(rc, "pager: the DRAM budget of %s has no room for handlers; give more (--dram)", format_size(state.dram_bytes).text);
+    ++state.handler_count;
+  }
+  // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
+  host_fork_bootstrap.store(true);
+  rc = sys::thread_start({"lunar-keeper", keeper_thread, nullptr, true}, &state.keeper);
+  if (rc < 0) {
+    host_fork_bootstrap.store(false);
+    return why->set(rc, "pager: service threads cannot be started (%s)", errno_name(rc));
+  }
+  // A child may exec at once: only from here on will its end be seen, and what it was charged given back.
+  while (!state.account.held_alive()) sys::yield_cpu();
+  // The keeper's table has them now; in the program's they would only be in the way.
+  state.evictor->close_descriptors();
+  for (unsigned i = 0; i < state.handler_count; ++i)
+    if (state.handlers[i]->mailbox_descriptor() >= 0) sys::close_file(state.handlers[i]->mailbox_descriptor());
+  return 0;
+}
+
+// After pager_destroy: the service threads and the LUN are still there and serve the new tier.
+static int create_again(PagerState& state, const Options& options, ErrorText* why) {
+  if (strcmp(options.lun, state.options.lun) != 0)
+    return why->set(-ENOTSUP, "lun: this process has used %s before and cannot change to %s; start a new process", state.options.lun, options.lun);
+  uint64_t lun_bytes = state.lun_bytes;
+  Options before = state.options;
+  state.options = options;
+  int rc = check_sizes(state, why);
+  state.lun_bytes = lun_bytes;
+  if (rc < 0) {
+    state.options = before;
+    return rc;
+  }
+  state.account.set_cap(static_cast<int64_t>(state.dram_bytes >> state.page_shift));
+  state.created.store(true, std::memory_order_release);
+  return 0;
+}
+
+int pager_create(const Options& options, ErrorText* why) {
+  auto& state = pager_state();
+  if (state.created.load(std::memory_order_acquire)) return why->set(-EEXIST, "pager: started already");
+  HostGuard guard;
+  if (pager_armed()) return create_again(state, options, why);
+  state.options = options;
+  if (options.test_numa_nodes > 1) sys::pretend_nodes(static_cast<int>(options.test_numa_nodes));
+  state.page_size = sys::page_bytes();
+  state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));
+  int rc = check_sizes(state, why);
+  if (rc < 0) return rc;
+  bool vouched = options.account != nullptr && options.account[0] != 0 && state.lun_bytes != 0;   // `lunar run` has looked
+  if (!vouched) {
+    sys::UffdFeatures features;
+    int fd = sys::uffd_open(&features, why);
+    if (fd < 0) return fd;
+    sys::close_file(fd);
+    rc = check_lun(state, why);
+    if (rc < 0) return rc;
+    if (state.devices[0]->fd() >= 0) sys::note_own_descriptor(state.devices[0]->fd(), false);
+    device_close(state.devices[0]);
+    state.devices[0] = nullptr;
+  }
+  if (options.stats_file != nullptr && options.stats_file[0] != 0) {
+    rc = stats_file_open(options.stats_file);
+    if (rc < 0) return why->set(rc, "stats_file: %s cannot be written (%s)", options.stats_file, errno_text(rc));
+  }
+  rc = fork_handlers_install();
+  if (rc < 0) return why->set(rc, "pager: fork handlers cannot be installed (%s)", errno_name(rc));
+  set_fatal_hook([] { pager_dump(2); });
+  state.created.store(true, std::memory_order_release);
+  return 0;
+}
+
+bool pager_created() { return pager_state().created.load(std::memory_order_acquire); }
+bool pager_armed() { return pager_state().armed.load(std::memory_order_acquire); }
+size_t page_bytes() { return sys::page_bytes(); }
+
+uint64_t pager_lun_bytes() {
+  auto& state = pager_state();
+  return state.lun_bytes != 0 ? state.lun_bytes : state.dram_bytes * 8;
+}
+
+int pager_arm(ErrorText* why) {
+  auto& state = pager_state();
+  if (state.armed.load(std::memory_order_acquire)) return 0;
+  HostGuard guard;
+  sys::Locked<sys::Mutex> hold(state.arm_lock);
+  if (state.armed.load(std::memory_order_acquire)) return 0;
+  int rc = arm_parts(state, why);
+  if (rc == 0) {
+    uint64_t promised = state.committed_before_arming.load();
+    rc = state.account.lun_take(static_cast<int64_t>(promised));
+    if (rc < 0) (void)why->set(rc, "lun: no room for what the program holds already (%s)", format_size(promised).text);
+    else if ((rc = pager_start_threads(why)) < 0) state.account.lun_give(static_cast<int64_t>(promised));
+    if (rc < 0) {   // what is committed until the next attempt must be charged then
+      state.lun_ready.store(false);
+      state.luns[state.generation].close();
+    }
+  }
+  if (rc < 0) return rc;
+  sys::Locked<sys::Mutex> regions(state.regions.lock);
+  for (uint32_t i = 0; rc == 0 && i < state.regions.count.load(); ++i) rc = adopt_present(state, *state.regions.sorted[i].load());
+  if (rc < 0) return why->set(rc, "userfaultfd: regions cannot be registered (%s)", errno_name(rc));
+  state.armed.store(true, std::memory_order_release);
+  return 0;
+}
+
+// ---- regions ------------------------------------------------------------------------------------------------------------
+
+int region_create(size_t bytes, unsigned flags, Region** out) {
+  auto& state = pager_state();
+  if (bytes == 0 || bytes % state.page_size != 0) return -EINVAL;
+  Region* region = arena_new<Region>();
+  if (region == nullptr) return -ENOMEM;
+  region->pages = bytes >> state.page_shift;
+  region->flags = flags;
+  uint64_t chunks = (region->pages + kChunkPages - 1) / kChunkPages;
+  void* base = nullptr;
+  int rc = sys::map(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &base);
+  if (rc < 0) return rc;
+  region->base = static_cast<char*>(base);
+  (void)sys::advise(base, bytes, MADV_NOHUGEPAGE);
+  region->words = static_cast<AtomicPageWord*>(map_private(region->pages * sizeof(PageWord), ForkPolicy::kInherit));
+  region->hashes = static_cast<uint64_t*>(map_private(region->pages * sizeof(uint64_t), ForkPolicy::kInherit));
+  region->chunk_resident = static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
+  region->chunk_used = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
+  rc = region->words == nullptr || region->hashes == nullptr || region->chunk_resident == nullptr || region->chunk_used == nullptr ? -ENOMEM : 0;
+  {
+    sys::Locked<sys::Mutex> hold(state.arm_lock);
+    if (rc == 0 && state.armed.load()) {
+      (void)sys::advise(base, bytes, MADV_DONTFORK);
+      rc = sys::uffd_register(state.uffd, base, bytes);
+    }
+    if (rc == 0) rc = state.regions.insert(region);
+  }
+  if (rc < 0) {
+    (void)sys::unmap(base, bytes);
+    if (region->words != nullptr) unmap_private(region->words, region->pages * sizeof(PageWord));
+    if (region->hashes != nullptr) unmap_private(region->hashes, region->pages * sizeof(uint64_t));
+    if (region->chunk_resident != nullptr) unmap_private(region->chunk_resident, chunks * sizeof(int32_t));
+    if (region->chunk_used != nullptr) unmap_private(region->chunk_used, chunks);
+    return rc;
+  }
+  *out = region;
+  return 0;
+}
+
+int region_destroy(Region* region) {
+  auto& state = pager_state();
+  if (region->committed_pages.load() != 0) return -EBUSY;
+  // Outside of the scope: it takes scopes of its own, and a fork between the two would wait for us while we wait for it.
+  if (pager_armed()) (void)pager_discard(region->base, region->pages << state.page_shift);
+  MutatorScope scope;
+  // Nobody may hold a page of it any more: the evictor comes to rest, handlers finish what they have in hand.
+  if (pager_armed()) state.evictor->pause();
+  state.regions.remove(region);
+  if (pager_armed()) {
+    state.account.give_fixed(table_dram_pages(*region));
+    state.evictor->resume();
+    for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
+  }
+  (void)sys::unmap(region->base, region->pages << state.page_shift);
+  unmap_private(region->words, region->pages * sizeof(PageWord));
+  unmap_private(region->hashes, region->pages * sizeof(uint64_t));
+  unmap_private(region->chunk_resident, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
+  unmap_private(region->chunk_used, (region->pages + kChunkPages - 1) / kChunkPages);
+  return 0;   // the Region object itself stays in the arena: a late look-up may still read it
+}
+
+char* region_base(const Region* region) { return region->base; }
+size_t region_size(const Region* region) { return region->pages << pager_state().page_shift; }
+Region* region_find(const void* address) { return pager_state().regions.find(address); }
+
+static int make_usable(Region* region, size_t offset, size_t bytes) {
+  auto& state = pager_state();
+  sys::Locked<sys::Mutex> hold(region->grow_lock);
+  if ((region->flags & kRegionStrict) != 0) return sys::protect(region->base + offset, bytes, PROT_READ | PROT_WRITE);
+  size_t usable = region->usable_pages.load() << state.page_shift, end = offset + bytes;
+  if (end > usable) {
+    size_t to = round_up(end, kUsableStep), size = region_size(region);
+    if (to > size) to = size;
+    if (int rc = sys::protect(region->base + usable, to - usable, PROT_READ | PROT_WRITE); rc < 0) return rc;
+    region->usable_pages.store(to >> state.page_shift);
+  }
+  if (region->has_holes.load()) return sys::protect(region->base + offset, bytes, PROT_READ | PROT_WRITE);
+  return 0;
+}
+
+int region_commit(Region* region, size_t offset, size_t bytes) {
+  auto& state = pager_state();
+  if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
+  uint64_t pages = bytes >> state.page_shift;
+  if (!pager_armed()) {
+    sys::Locked<sys::Mutex> hold(state.arm_lock);
+    uint64_t before = state.committed_before_arming.load();
+    if (!pager_armed() && before + bytes <= state.options.arm_at) {
+      if (make_usable(region, offset, bytes) < 0) return -ENOMEM;
+      state.committed_before_arming.store(before + bytes);
+      region->committed_pages.fetch_add(pages);
+      table_reach(*region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
+      return 0;
+    }
+  }
+  ErrorText why;
+  if (pager_arm(&why) < 0) {
+    log_error("%s", why.text);
+    return -ENOMEM;
+  }
+  if (space_charge(pages, true) < 0) return -ENOMEM;
+  if (make_usable(region, offset, bytes) < 0) {
+    space_uncharge(pages);
+    return -ENOMEM;
+  }
+  region->committed_pages.fetch_add(pages);
+  table_reach(*region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
+  return 0;
+}
+
+void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
+  auto& state = pager_state();
+  (void)pager_discard(region->base + offset, bytes);
+  if (protect) {
+    sys::Locked<sys::Mutex> hold(region->grow_lock);
+    region->has_holes.store(true);
+    (void)sys::protect(region->base + offset, bytes, PROT_NONE);
+  }
+  uint64_t pages = bytes >> state.page_shift;
+  region->committed_pages.fetch_sub(pages);
+  sys::Locked<sys::Mutex> hold(state.arm_lock);   // not across arming
+  if (pager_armed()) space_uncharge(pages);
+  else state.committed_before_arming.fetch_sub(bytes);
+}
+
+}  // namespace lunar

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pager's descriptors. Two tables hold them: the program's, where explicit doors and fork need the userfaultfd and the LUNs,
+// and the service threads' own, which the program cannot reach. In the program's table they have high numbers, and are looked
+// at before they are trusted: a daemon closes everything, a shell opens what it likes.
+// Threading: while arming and forking, under their locks. Blocking.
+#pragma once
+#include "base/error.h"
+#include "pager/state.h"
+
+namespace lunar {
+
+// Opens the LUN option's device as that of `generation`. 0 or -errno with *why.
+[[nodiscard]] int open_device(PagerState& state, unsigned generation, const DeviceOptions& options, ErrorText* why);
+// A fresh userfaultfd into state.uffd. 0 or -errno with *why.
+[[nodiscard]] int open_uffd(PagerState& state, ErrorText* why);
+
+// Whether the program's table still holds the userfaultfd and the LUNs: the doors cannot work without.
+[[nodiscard]] bool descriptors_in_place(const PagerState& state);
+
+// Around fork: descriptors of the LUNs that the child will find in its copy of the program's table. Those that the program has
+// closed are fetched from the service threads' table.
+struct ForkDescriptors {
+  int reopened[kLunGenerations];   // -1: the one in place is good
+};
+[[nodiscard]] int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out);
+void fork_descriptors_parent(const ForkDescriptors& descriptors);
+void fork_descriptors_child(PagerState& state, const ForkDescriptors& descriptors);
+
+}  // namespace lunar

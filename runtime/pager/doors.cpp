@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+// The explicit doors: touch, prefetch, discard, advise, pin, evict, move. Run on the caller's thread, which must not be a
+// service thread; they wait for the device but never take a page fault on tiered memory themselves.
+#include <errno.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "base/format.h"
+#include "base/host_guard.h"
+#include "base/log.h"
+#include "pager/descriptors.h"
+#include "pager/evictor.h"
+#include "pager/handler.h"
+#include "pager/pager.h"
+#include "pager/pins.h"
+#include "pager/resolver.h"
+#include "pager/state.h"
+#include "sys/file.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
+namespace lunar {
+namespace {
+
+// A thread that has reads in flight holds their pages, and only it can finish them: no signal handler may run meanwhile, as
+// it could touch such a page, or wait for a thread that does.
+class SignalsHeld {
+ public:
+  SignalsHeld() { hold(); }
+  ~SignalsHeld() { let_go(); }
+  void hold() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  void let_go() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+thread_local Resolver* t_resolver __attribute__((tls_model("initial-exec"))) = nullptr;
+thread_local uint32_t t_generation __attribute__((tls_model("initial-exec"))) = 0;
+
+struct ResolverPool {
+  sys::SpinLock lock;
+  Resolver* spare[256] = {};
+  unsigned count = 0;
+};
+constinit ResolverPool g_pool;
+
+void resolver_end_of_thread(void* resolver) {
+  auto* r = static_cast<Resolver*>(resolver);
+  t_resolver = nullptr;
+  HostGuard guard;
+  r->close();
+  sys::Locked<sys::SpinLock> hold(g_pool.lock);
+  if (g_pool.count < 256) g_pool.spare[g_pool.count++] = r;
+}
+
+struct PageRange {
+  Region* region;
+  uint64_t first, end;
+};
+
+// Whole pages touched by the range (outward) or inside it (inward).
+int pages_of(const void* address, size_t bytes, bool inward, PageRange* out) {
+  auto& state = pager_state();
+  Region* region = state.regions.find(address);
+  if (region == nullptr) return -EINVAL;
+  uint64_t start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base), end = start + bytes;
+  if (end > region->pages << state.page_shift) return -EINVAL;
+  uint64_t mask = state.page_size - 1;
+  *out = {region, (inward ? start + mask : start) >> state.page_shift, (inward ? end : end + mask) >> state.page_shift};
+  if (out->end < out->first) out->end = out->first;
+  return 0;
+}
+
+enum class Want { kRead, kTouch };
+
+// One pass over a range. *busy: a page was in another thread's hand. *left_out: no room, given up.
+int bring_in(Resolver& r, const PageRange& range, Want want, SignalsHeld& signals, bool* busy, unsigned* begun) {
+  auto& state = pager_state();
+  int rc = 0;
+  unsigned waits = 0;
+  for (uint64_t page = range.first; page < range.end;) {
+    PageState there = range.region->words[page].load(std::memory_order_acquire).state();
+    if (there == PageState::kResident || (there == PageState::kEmpty && want == Want::kRead)) {
+      ++page;
+      continue;
+    }
+    unsigned taken = 0;
+    uint64_t left = range.end - page;
+    Outcome outcome = r.begin(*range.region, PageIndex(page), left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left), kHeatFault, false, &taken);
+    switch (outcome) {
+      case Outcome::kResident:
+      case Outcome::kStarted:
+        page += taken != 0 ? taken : 1;
+        waits = 0;
+        if (++*begun % 16 == 0) (void)r.progress(false, 0);
+        break;
+      case Outcome::kBusy:
+        *busy = true;
+        ++page;
+        break;
+      case Outcome::kNoRoom:
+        state.evictor->kick();
+        if (r.in_flight() != 0) {
+          (void)r.progress(true, 1000000);
+        } else {
+          signals.let_go();
+          sys::sleep_ns(20000);
+          signals.hold();
+        }
+        if (++waits > 5000 && want == Want::kRead) return rc;   // a prefetch leaves out what does not fit
+        break;
+      case Outcome::kPoisoned: rc = -EIO; ++page; break;
+      case Outcome::kGone: rc = -EFAULT; ++page; break;
+    }
+  }
+  return rc;
+}
+
+void kick_if_low() {
+  auto& state = pager_state();
+  if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->kick();
+}
+
+// The program has closed our descriptors (a daemon closes all): the handlers, whose table is their own, do it.
+int bring_in_by_faults(const lunar_range* ranges, size_t count, Want want) {
+  if (want == Want::kRead) return 0;   // a hint
+  for (size_t i = 0; i < count; ++i) {
+    PageRange range;
+    int rc = pages_of(ranges[i].address, ranges[i].bytes, false, &range);
+    if (rc == 0) rc = sys::advise(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << pager_state().page_shift, MADV_POPULATE_READ);
+    if (rc < 0) return rc;
+  }
+  return 0;
+}
+
+int bring_in_ranges(const lunar_range* ranges, size_t count, Want want) {
+  if (!descriptors_in_place(pager_state())) return bring_in_by_faults(ranges, count, want);
+  int error = 0;
+  Resolver* r = thread_resolver(&error);
+  if (r == nullptr) return error;
+  int rc = 0;
+  for (unsigned round = 0;; ++round) {
+    SignalsHeld signals;
+    bool busy = false;
+    unsigned begun = 0;
+    for (size_t i = 0; i < count; ++i) {
+      PageRange range;
+      int one = pages_of(ranges[i].address, ranges[i].bytes, false, &range);
+      if (one == 0) one = bring_in(*r, range, want, signals, &busy, &begun);
+      if (one < 0 && rc == 0) rc = one;
+    }
+    while (r->in_flight() != 0) (void)r->progress(true, 10000000);
+    kick_if_low();
+    if (r->failed()) {
+      r->clear_failed();
+      rc = -EIO;
+    }
+    if (!busy || want == Want::kRead || rc < 0) return rc;
+    signals.let_go();
+    round < 64 ? sys::yield_cpu() : sys::sleep_ns(20000);
+    signals.hold();
+  }
+}
+
+// Takes a page for discarding or moving; waits for whoever has it in hand. kResident..kPoisoned, or kEmpty/kGone (not locked).
+PageWord seize(Region& region, uint64_t page) {
+  AtomicPageWord& word = region.words[page];
+  for (unsigned spins = 0;; ++spins) {
+    PageWord seen = word.load(std::memory_order_acquire);
+    if (seen.state() == PageState::kEmpty || seen.state() == PageState::kGone) return seen;
+    if (seen.state() != PageState::kBusy && page_lock(word, seen)) return seen;
+    spins < 100 ? sys::cpu_relax() : spins < 200 ? sys::yield_cpu() : sys::sleep_ns(10000);
+  }
+}
+
+// Frees what an evicted or framed page holds on the LUN.
+void drop_content(PageWord was) {
+  if (was.state() == PageState::kInFrame) {
+    FramePool& frames = pager_state().evictor->frames();
+    Slot slot = kNoSlot;
+    unsigned lun = 0;
+    if (frames.release(was.index(), &slot, &lun)) slot_release(lun, slot);
+  } else if (was.state() != PageState::kPoisoned || was.has_slot()) {
+    slot_release(was.lun(), was.slot());
+  }
+}
+
+bool present_state(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
+
+// Drops the pages of [first, end) that `was` says are present: those and no other, as anybody may fill an empty one meanwhile.
+void drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* was) {
+  auto& state = pager_state();
+  iovec runs[kChunkPages / 2];
+  unsigned n = 0;
+  int64_t bytes = 0;
+  for (uint64_t p = first; p < end;) {
+    uint64_t from = p;
+    while (p < end && present_state(was[p - first])) ++p;
+    if (p > from) {
+      runs[n] = {region.address_of(PageIndex(from)), (p - from) << state.page_shift};
+      bytes += static_cast<int64_t>(runs[n++].iov_len);
+    } else {
+      ++p;
+    }
+  }
+  if (n == 0 || sys::advise_vector(runs, n, MADV_DONTNEED) == bytes) return;
+  // Locked in memory (mlock): page by page, zeroing what must stay.
+  for (uint64_t p = first; p < end; ++p)
+    if (present_state(was[p - first]) && sys::advise(region.address_of(PageIndex(p)), state.page_size, MADV_DONTNEED) == -EINVAL &&
+        was[p - first].state() == PageState::kResident)
+      __builtin_memset(region.address_of(PageIndex(p)), 0, state.page_size);
+}
+
+void discard_chunk(Region& region, uint64_t first, uint64_t end) {
+  auto& state = pager_state();
+  PageWord was[kChunkPages];
+  for (uint64_t p = first; p < end; ++p) was[p - first] = seize(region, p);
+  drop_present(region, first, end, was);
+  int64_t resident = 0;
+  for (uint64_t p = first; p < end; ++p) {
+    PageWord w = was[p - first];
+    if (w.state() == PageState::kEmpty || w.state() == PageState::kGone) continue;
+    if (w.state() == PageState::kResident) {
+      count_resident(region, PageIndex(p), -1);
+      ++resident;
+    }
+    drop_content(w);
+    uncharge_touched(region, w);
+    if (w.pinned()) {
+      state.pinned_pages.fetch_sub(1);
+      (void)page_clear_pinned(region.words[p]);
+    }
+    if (page_unlock(region.words[p], w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false)))
+      (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(p)), state.page_size);
+  }
+  state.account.give(resident);
+}
+
+}  // namespace
+
+Resolver* thread_resolver(int* error) {
+  auto& state = pager_state();
+  if (t_resolver != nullptr && t_generation == state.generation) return t_resolver;
+  HostGuard guard;
+  Resolver* r = nullptr;
+  {
+    sys::Locked<sys::SpinLock> hold(g_pool.lock);
+    if (!state.resolver_key_made) state.resolver_key_made = pthread_key_create(&state.resolver_key, resolver_end_of_thread) == 0;
+    if (g_pool.count != 0) r = g_pool.spare[--g_pool.count];
+  }
+  if (r == nullptr) r = arena_new<Resolver>();
+  *error = r == nullptr ? -ENOMEM : -EAGAIN;
+  for (int i = 0; r != nullptr && *error == -EAGAIN && i < 1000; ++i) {
+    int rc = r->open({kReadRunMax, kKeepFreePages, false});
+    if (rc == 0) {
+      *error = 0;
+      break;
+    }
+    state.evictor->kick();
+    sys::sleep_ns(1000000);   // its window is DRAM too: wait for room
+  }
+  if (r == nullptr || *error != 0) return nullptr;
+  t_resolver = r;
+  t_generation = state.generation;
+  pthread_setspecific(state.resolver_key, r);
+  return r;
+}
+
+void thread_resolver_forget() {
+  if (t_resolver != nullptr) pthread_setspecific(pager_state().resolver_key, nullptr);
+  t_resolver = nullptr;
+  g_pool.lock.unlock();
+  g_pool.count = 0;
+}
+
+int pager_touch(const void* address, size_t bytes) {
+  if (!pager_armed()) return region_find(address) != nullptr ? 0 : -EINVAL;
+  lunar_range range{address, bytes};
+  return bring_in_ranges(&range, 1, Want::kTouch);
+}
+
+int pager_prefetch(const lunar_range* ranges, size_t count) { return pager_armed() ? bring_in_ranges(ranges, count, Want::kRead) : 0; }
+
+int pager_discard(void* address, size_t bytes) {
+  auto& state = pager_state();
+  PageRange range;
+  int rc = pages_of(address, bytes, true, &range);
+  if (rc < 0) return rc;
+  if (!pager_armed()) {
+    sys::Locked<sys::Mutex> hold(state.arm_lock);
+    if (!pager_armed()) return sys::advise(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << state.page_shift, MADV_DONTNEED);
+  }
+  uint64_t limit = range.region->table_pages.load(std::memory_order_acquire);
+  if (range.end > limit) range.end = limit;
+  for (uint64_t p = range.first; p < range.end;) {
+    uint64_t next = (p / kChunkPages + 1) * kChunkPages;
+    if (next > range.end) next = range.end;
+    if (range.region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) == 0) {
+      p = next;
+      continue;
+    }
+    MutatorScope scope;
+    discard_chunk(*range.region, p, next);
+    p = next;
+  }
+  return 0;
+}
+
+int pager_advise(const void* address, size_t bytes, lunar_advice advice) {
+  PageRange range;
+  int rc = pages_of(address, bytes, false, &range);
+  if (rc < 0) return rc;
+  if (advice < LUNAR_NORMAL || advice > LUNAR_SEQUENTIAL) return -EINVAL;
+  if (!pager_armed()) return 0;
+  if (advice == LUNAR_COLD) {
+    int64_t n = pager_evict(address, bytes);
+    return n < 0 ? static_cast<int>(n) : 0;
+  }
+  unsigned heat = advice == LUNAR_HOT ? kHeatHot : advice == LUNAR_SEQUENTIAL ? kHeatReadAhead : kHeatFault;
+  for (uint64_t p = range.first; p < range.end; ++p) {
+    AtomicPageWord& word = range.region->words[p];
+    PageWord seen = word.load(std::memory_order_relaxed);
+    if (seen.state() == PageState::kResident) word.compare_exchange_strong(seen, seen.with_heat(heat), std::memory_order_relaxed);
+  }
+  return 0;
+}
+
+int pager_pin(const void* address, size_t bytes) {
+  auto& state = pager_state();
+  PageRange range;
+  int rc = pages_of(address, bytes, false, &range);
+  if (rc < 0) return rc;
+  if (!pager_armed()) {
+    ErrorText why;
+    if (rc = pager_arm(&why); rc < 0) return rc;
+  }
+  int64_t pages = static_cast<int64_t>(range.end - range.first);
+  if (state.pinned_pages.fetch_add(pages) + pages > state.account.cap_pages() / 2) {
+    state.pinned_pages.fetch_sub(pages);
+    return -ENOMEM;
+  }
+  int64_t already = 0;
+  // Marked first, then brought in: an evictor that does not hold the page yet will not take it any more.
+  for (uint64_t p = range.first; p < range.end; ++p) already += page_set_pinned(range.region->words[p]);
+  state.pinned_pages.fetch_sub(already);
+  for (;;) {
+    rc = pager_touch(address, bytes);
+    if (rc < 0) {
+      (void)pager_unpin(address, bytes);
+      return rc;
+    }
+    bool all = true;
+    for (uint64_t p = range.first; p < range.end && all; ++p)
+      all = range.region->words[p].load(std::memory_order_acquire).state() == PageState::kResident;
+    if (all) return 0;
+  }
+}
+
+int pager_unpin(const void* address, size_t bytes) {
+  PageRange range;
+  int rc = pages_of(address, bytes, false, &range);
+  if (rc < 0) return rc;
+  int64_t cleared = 0;
+  for (uint64_t p = range.first; p < range.end; ++p) cleared += page_clear_pinned(range.region->words[p]);
+  pager_state().pinned_pages.fetch_sub(cleared);
+  return 0;
+}
+
+int64_t pager_evict(const void* address, size_t bytes) {
+  PageRange range;
+  int rc = pages_of(address, bytes, false, &range);
+  if (rc < 0) return rc;
+  return pager_armed() ? pager_state().evictor->evict_range(range.region, PageIndex(range.first), PageIndex(range.end)) : 0;
+}
+
+// Moves one page's content; both are ours (busy) or untouched. Returns 0 or -errno.
+static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
+  auto& state = pager_state();
+  Region &src = *from.region, &dst = *to.region;
+  uint64_t s = from.first + i, d = to.first + i;
+  PageWord was = seize(src, s);
+  if (was.state() == PageState::kEmpty || was.state() == PageState::kGone) return 0;
+  AtomicPageWord& target = dst.words[d];
+  for (;;) {
+    PageWord there = target.load(std::memory_order_acquire);
+    if (there.state() == PageState::kEmpty && page_lock(target, there)) break;
+    if (there.state() != PageState::kEmpty && there.state() != PageState::kBusy) {
+      if (page_unlock(src.words[s], was)) (void)sys::uffd_wake(state.uffd, src.address_of(PageIndex(s)), state.page_size);
+      return -EEXIST;
+    }
+    sys::yield_cpu();
+  }
+  dst.hashes[d] = src.hashes[s];
+  PageWord moved = was;
+  if (was.state() == PageState::kResident) {
+    int64_t rc;
+    while ((rc = sys::uffd_copy(state.uffd, dst.address_of(PageIndex(d)), src.address_of(PageIndex(s)), state.page_size)) == -EAGAIN) sys::yield_cpu();
+    if (rc != static_cast<int64_t>(state.page_size)) fatal("move: page %p could not be copied (%s)", static_cast<void*>(src.address_of(PageIndex(s))), errno_name(static_cast<int>(rc)));
+    (void)sys::advise(src.address_of(PageIndex(s)), state.page_size, MADV_DONTNEED);
+    count_resident(src, PageIndex(s), -1);
+    count_resident(dst, PageIndex(d), 1);
+    moved = resident_word(was, was.slot(), was.lun(), was.heat());
+  } else if (was.state() == PageState::kInFrame) {
+    Frame& frame = state.evictor->frames().at(was.index());
+    frame.region.store(&dst, std::memory_order_relaxed);
+    frame.page.store(d, std::memory_order_relaxed);
+  }
+  if (was.state() == PageState::kPoisoned) (void)sys::advise(src.address_of(PageIndex(s)), state.page_size, MADV_DONTNEED);   // its mark
+  if (was.charged()) {
+    src.committed_pages.fetch_sub(1, std::memory_order_relaxed);
+    dst.committed_pages.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (page_unlock(target, moved)) (void)sys::uffd_wake(state.uffd, dst.address_of(PageIndex(d)), state.page_size);
+  if (page_unlock(src.words[s], was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false)))
+    (void)sys::uffd_wake(state.uffd, src.address_of(PageIndex(s)), state.page_size);
+  return 0;
+}
+
+int pager_move(void* dst, void* src, size_t bytes) {
+  PageRange to, from;
+  int rc = pages_of(dst, bytes, true, &to);
+  if (rc == 0) rc = pages_of(src, bytes, true, &from);
+  if (rc < 0) return rc;
+  if (!pager_armed()) {
+    __builtin_memcpy(dst, src, bytes);
+    return pager_discard(src, bytes);
+  }
+  if (!descriptors_in_place(pager_state())) return -ENOMEM;
+  table_reach(*to.region, to.first, to.end);
+  for (uint64_t i = 0; i < from.end - from.first && rc == 0; ++i) {
+    MutatorScope scope;
+    rc = move_page(to, from, i);
+  }
+  return rc;
+}
+
+int pager_set_dram(uint64_t bytes) {
+  auto& state = pager_state();
+  if (bytes < 16 * kMiB) return -EINVAL;
+  state.dram_bytes = bytes;
+  if (!pager_armed()) return 0;
+  int64_t pages = static_cast<int64_t>(bytes >> state.page_shift);
+  if (state.pinned_pages.load() > pages / 2) return -EBUSY;
+  state.account.set_cap(pages);
+  for (int i = 0; state.account.free_pages() < 0 && i < 600000; ++i) {
+    state.evictor->kick();
+    sys::sleep_ns(100000);
+  }
+  return state.account.free_pages() < 0 ? -EBUSY : 0;
+}
+
+void pager_note_pinning() { pins_note(); }
+
+int pager_page_state(const void* address) {
+  Region* region = region_find(address);
+  return region == nullptr ? -1 : static_cast<int>(region->words[region->page_of(address).value].load().state());
+}
+
+}  // namespace lunar

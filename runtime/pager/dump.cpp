@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the pager looks like from outside: pager_dump (timeouts, fatal errors) and pager_validate (whole-structure check).
+// Threading: dump reads racily and takes no lock; validate brings the evictor to rest and expects no faults meanwhile.
+#include <errno.h>
+
+#include "base/format.h"
+#include "base/log.h"
+#include "pager/evictor.h"
+#include "pager/handler.h"
+#include "pager/pager.h"
+#include "pager/state.h"
+#include "sys/file.h"
+
+namespace lunar {
+namespace {
+
+const char* const kStateNames[] = {"empty", "resident", "evicted", "in frame", "busy", "poisoned", "gone", "?"};
+
+void say(int fd, const char* text, size_t n) { (void)sys::write_to_program(fd, text, n); }
+
+void dump_region(int fd, const Region& region) {
+  uint64_t in_state[8] = {};
+  uint64_t end = region.table_pages.load();
+  char line[256];
+  unsigned shown = 0;
+  for (uint64_t i = 0; i < end; ++i) {
+    PageWord word = region.words[i].load(std::memory_order_relaxed);
+    ++in_state[static_cast<unsigned>(word.state())];
+    if (word.state() == PageState::kBusy && shown++ < 8) {
+      size_t n = format_to(line, sizeof line, "  busy page %p (was %s, waiter %d, index %u)\n",
+                           static_cast<const void*>(region.address_of(PageIndex(i))), kStateNames[static_cast<unsigned>(word.previous())],
+                           word.waiter(), word.index());
+      say(fd, line, n);
+    }
+  }
+  size_t n = format_to(line, sizeof line, "region %p: %lu of %lu pages used, committed %lu:", static_cast<const void*>(region.base), end,
+                       region.pages, region.committed_pages.load());
+  say(fd, line, n);
+  for (unsigned s = 0; s < 7; ++s) {
+    if (in_state[s] == 0) continue;
+    n = format_to(line, sizeof line, " %s %lu", kStateNames[s], in_state[s]);
+    say(fd, line, n);
+  }
+  say(fd, "\n", 1);
+}
+
+}  // namespace
+
+void pager_dump(int fd) {
+  auto& state = pager_state();
+  char line[256];
+  size_t n = format_to(line, sizeof line, "pager: %s, generation %u, fork epoch %u, oldest child %u, deferred slots %lu, may pin %d\n",
+                       pager_armed() ? "armed" : "not armed", state.generation, state.fork_epoch.load(), state.oldest_child.load(),
+                       deferred_slot_count(), state.may_pin.load());
+  say(fd, line, n);
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) dump_region(fd, *state.regions.sorted[i].load());
+  if (!pager_armed()) return;
+  state.account.dump(fd);
+  state.evictor->dump(fd);
+  for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->dump(fd);
+  auto& c = counters();
+  n = format_to(line, sizeof line, "counts: faults %lu zero %lu major %lu second %lu evictions %lu waits %lu duplicates %lu errors %lu/%lu\n",
+                c.faults.get(), c.zero_fills.get(), c.major_faults.get(), c.second_chances.get(), c.evictions.get(), c.budget_waits.get(),
+                c.duplicates.get(), c.read_errors.get(), c.write_errors.get());
+  say(fd, line, n);
+}
+
+namespace {
+
+// What a walk over all page words finds.
+struct Tally {
+  int64_t resident = 0;
+  uint64_t slots = 0;
+  bool good = true;
+
+  void check(bool fact, const char* what, const void* where, int64_t found, int64_t expected) {
+    if (fact) return;
+    if (good) log_error("validate: %s at %p: %ld, expected %ld", what, where, found, expected);   // the first one tells
+    good = false;
+  }
+  void walk(PagerState& state, Region& region);
+};
+
+void Tally::walk(PagerState& state, Region& region) {
+  uint64_t end = region.table_pages.load();
+  uint8_t present[kChunkPages];
+  for (uint64_t at = 0; at < end; at += kChunkPages) {
+    uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
+    char* base = region.address_of(PageIndex(at));
+    check(sys::present_pages(base, n, present) == 0, "pagemap cannot be read", base, 0, 0);
+    int32_t in_chunk = 0;
+    for (uint64_t k = 0; k < n; ++k) {
+      PageWord word = region.words[at + k].load();
+      PageState s = word.state();
+      const char* page = base + k * state.page_size;
+      if (s == PageState::kResident) ++in_chunk;
+      check(s != PageState::kBusy, "a busy page", page, static_cast<int64_t>(word.previous()), -1);
+      if (s != PageState::kPoisoned && s != PageState::kGone)
+        check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page, present[k], static_cast<int64_t>(s));
+      if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.generation) ++slots;
+      if (s == PageState::kInFrame) {
+        const Frame& frame = state.evictor->frames().at(word.index());
+        if (frame.lun == state.generation && frame.slot != kNoSlot) ++slots;
+      }
+    }
+    check(in_chunk == region.chunk_resident[at / kChunkPages].load(), "resident in a chunk", base,
+          region.chunk_resident[at / kChunkPages].load(), in_chunk);
+    resident += in_chunk;
+  }
+}
+
+}  // namespace
+
+bool pager_validate() {
+  auto& state = pager_state();
+  if (!pager_armed()) return true;
+  state.evictor->pause();
+  Tally tally;
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) tally.walk(state, *state.regions.sorted[i].load());
+  tally.check(tally.resident == counters().resident.load(), "resident pages", nullptr, counters().resident.load(), tally.resident);
+  if (state.lun_ready.load()) {
+    const ScratchLun& lun = state.luns[state.generation];
+    tally.check(lun.validate(), "the LUN's bitmap", nullptr, 0, 0);
+    if (state.oldest_child.load() == 0 && deferred_slot_count() == 0)
+      tally.check(tally.slots == lun.used_slots(), "slots in use", nullptr, static_cast<int64_t>(lun.used_slots()), static_cast<int64_t>(tally.slots));
+  }
+  state.evictor->resume();
+  return tally.good;
+}
+
+// The service threads stay: they sleep, and a later pager_create takes them over. What a process can still change then is
+// what the new options say of sizes.
+int pager_destroy() {
+  auto& state = pager_state();
+  if (!pager_created()) return -EINVAL;
+  if (state.regions.count.load() != 0) return -EBUSY;
+  state.created.store(false, std::memory_order_release);
+  return 0;
+}
+
+}  // namespace lunar

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second half of an eviction: what becomes of captured pages (zero, clean, dirty), writing the dirty ones to slots in
+// runs, and frames coming back. Threading: the evictor's thread only. No allocation.
+//
+// A write that fails retires its slot and is tried on another one, three times; then the page goes back to DRAM. The page's
+// word is never kEvicted before its write has succeeded: frames become reusable only as kClean.
+#include <errno.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "pager/evictor.h"
+#include "pager/state.h"
+
+namespace lunar {
+
+// Frames for the next batch: oldest clean ones first, else wait for writes. False: none can be had (all writes fail).
+bool Evictor::make_room(unsigned frames_needed) {
+  while (frames_.free_count() < frames_needed) {
+    if (frames_.reclaim_oldest()) continue;
+    if (failed_count_ != 0) rewrite_failed();
+    if (context_ == nullptr || context_->in_flight() == 0) {
+      sys::yield_cpu();
+      if (frames_.reclaim_oldest()) continue;
+      return false;
+    }
+    (void)reap(true);
+  }
+  return true;
+}
+
+// Every victim of the batch: not dropped -> resident again; dropped -> zero, clean or to be written.
+void Evictor::settle() {
+  auto& state = pager_state();
+  dirty_count_ = 0;
+  int64_t dropped = 0;
+  bool first_kept = true;
+  for (unsigned i = 0; i < victim_count_; ++i) {
+    Victim& victim = victims_[i];
+    if (victim.dropped) {
+      count_resident(*victim.region, victim.page, -1);
+      ++dropped;
+      continue;
+    }
+    frames_.put_free(victim.frame);
+    // The first one that could not be taken is the one that stopped the batch (pinned, locked): leave it for a while.
+    bool blame = first_kept || pager_state().may_pin.load(std::memory_order_relaxed);
+    keep(victim, blame ? kHeatHot : 0);
+    first_kept = false;
+  }
+  counters().evictions.add(static_cast<uint64_t>(dropped));
+  state.account.give(dropped);
+  for (unsigned i = 0; i < victim_count_; ++i)
+    if (victims_[i].region != nullptr) decide(victims_[i]);
+  write_out();
+}
+
+void Evictor::decide(Victim& victim) {
+  auto& state = pager_state();
+  AtomicPageWord& word = victim.region->words[victim.page.value];
+  const char* content = frames_.memory(victim.frame);
+  PageWord was = victim.word;
+  if (word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim, was)) return;
+  if (page_is_zero(content)) {
+    if (was.has_slot()) slot_release(was.lun(), was.slot());
+    uncharge_touched(*victim.region, was);
+    frames_.put_free(victim.frame);
+    counters().evicted_zero.add();
+    PageWord next = was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false);
+    if (page_unlock(word, next)) (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
+    return;
+  }
+  uint64_t hash = page_hash(content);
+  Frame& frame = frames_.at(victim.frame);
+  frame.region.store(victim.region, std::memory_order_relaxed);
+  frame.page.store(victim.page.value, std::memory_order_relaxed);
+  frame.attempts = 0;
+  PageWord next = was.with_state(PageState::kInFrame).with_index(victim.frame);
+  if (was.has_slot() && victim.region->hashes[victim.page.value] == hash) {
+    frame.slot = was.slot();
+    frame.lun = static_cast<uint8_t>(was.lun());
+    frame.state.store(FrameState::kClean, std::memory_order_release);
+    frames_.queue_clean(victim.frame);
+    counters().evicted_clean.add();
+  } else {
+    if (was.has_slot()) slot_release(was.lun(), was.slot());
+    victim.region->hashes[victim.page.value] = hash;
+    frame.slot = kNoSlot;
+    frame.lun = static_cast<uint8_t>(state.generation);
+    frame.state.store(FrameState::kWriting, std::memory_order_release);
+    dirty_[dirty_count_++] = victim.frame;
+  }
+  if (page_unlock(word, next)) (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
+}
+
+// Somebody faulted on the page while it was being taken: give it back at once.
+bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
+  auto& state = pager_state();
+  if (!state.account.take(1, 0)) return false;
+  void* address = victim.region->address_of(victim.page);
+  int64_t rc = sys::uffd_copy(state.uffd, address, frames_.memory(victim.frame), state.page_size);
+  if (rc != static_cast<int64_t>(state.page_size)) {
+    state.account.give(1);
+    return false;
+  }
+  count_resident(*victim.region, victim.page, 1);
+  counters().second_chances.add();
+  frames_.put_free(victim.frame);
+  PageWord next = resident_word(was, was.slot(), was.lun(), kHeatSecondChance);
+  if (page_unlock(victim.region->words[victim.page.value], next)) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+  return true;
+}
+
+bool Evictor::attach_context() {
+  auto& state = pager_state();
+  if (context_ != nullptr) return true;
+  int rc = lun_open_own();
+  ContextOptions options;
+  options.depth = kWriteOps;
+  options.spin = false;
+  if (rc == 0) rc = state.devices[state.generation]->attach(options, &context_);
+  if (rc < 0) {
+    context_ = nullptr;
+    fatal("evictor: the LUN cannot be opened for writing (%s %s); cold pages have nowhere to go", errno_name(rc), errno_text(rc));
+  }
+  return true;
+}
+
+void Evictor::write_out() {
+  auto& state = pager_state();
+  if (dirty_count_ == 0) return;
+  if (!attach_context()) return;
+  ScratchLun& lun = state.luns[state.generation];
+  unsigned done = 0;
+  while (done < dirty_count_) {
+    SlotRun runs[16];
+    unsigned n = lun.alloc(dirty_count_ - done, runs, 16);
+    if (n == 0) break;
+    for (unsigned i = 0; i < n; ++i) {
+      submit_run(dirty_ + done, runs[i].count, runs[i]);
+      done += runs[i].count;
+    }
+  }
+  // Space was promised before the pages were touched, so this is a fork's child or retired slots: keep them in frames.
+  for (; done < dirty_count_; ++done) {
+    if (!lun_full_said_) log_warning("the LUN is full; pages stay in DRAM");
+    lun_full_said_ = true;
+    finish_frame(dirty_[done], false);
+  }
+  dirty_count_ = 0;
+}
+
+void Evictor::submit_run(const uint32_t* ids, unsigned count, SlotRun run) {
+  auto& state = pager_state();
+  while (free_op_count_ == 0) (void)reap(true);
+  unsigned index = free_ops_[--free_op_count_];
+  WriteOp& op = ops_[index];
+  op.count = count;
+  op.first = run.first;
+  for (unsigned i = 0; i < count; ++i) {
+    op.frame[i] = ids[i];
+    op.iov[i] = {frames_.memory(ids[i]), state.page_size};
+    frames_.at(ids[i]).slot = Slot(run.first.value + i);
+  }
+  op.command = {};
+  op.command.op = Op::kWrite;
+  op.command.offset = state.luns[state.generation].offset_of(run.first);
+  op.command.iov = op.iov;
+  op.command.iov_count = count;
+  op.command.tag = index;
+  for (;;) {
+    int rc = context_->submit(&op.command, 1);
+    if (rc == 1) return;
+    if (rc < 0 && rc != -EAGAIN && rc != -EBUSY) {
+      Response failed{index, rc};
+      finish_write(failed);
+      return;
+    }
+    (void)reap(true);
+  }
+}
+
+bool Evictor::reap(bool wait) {
+  if (context_ == nullptr || context_->in_flight() == 0) return false;
+  Response responses[32];
+  int n = wait ? context_->wait(responses, 32, 2000000) : context_->reap(responses, 32);
+  for (int i = 0; i < n; ++i) finish_write(responses[i]);
+  return n > 0;
+}
+
+void Evictor::finish_write(const Response& response) {
+  auto& state = pager_state();
+  WriteOp& op = ops_[response.tag];
+  bool ok = response.result == static_cast<int64_t>(op.count * state.page_size);
+  if (ok) {
+    counters().written_bytes.add(op.count * state.page_size);
+  } else {
+    counters().write_errors.add();
+    log_warning("write of %u pages at slot %u of %s failed (%s); trying other slots", op.count, op.first.value,
+                state.devices[state.generation]->name(), response.result < 0 ? errno_name(static_cast<int>(response.result)) : "short write");
+  }
+  unsigned count = op.count;
+  uint32_t ids[kBatchPages];
+  for (unsigned i = 0; i < count; ++i) ids[i] = op.frame[i];
+  free_ops_[free_op_count_++] = static_cast<uint32_t>(response.tag);
+  for (unsigned i = 0; i < count; ++i) finish_frame(ids[i], ok);
+}
+
+void Evictor::finish_frame(uint32_t id, bool ok) {
+  auto& state = pager_state();
+  ScratchLun& lun = state.luns[state.generation];
+  Frame& frame = frames_.at(id);
+  if (ok) {
+    FrameState writing = FrameState::kWriting;
+    if (frame.state.compare_exchange_strong(writing, FrameState::kClean, std::memory_order_acq_rel)) {
+      frames_.queue_clean(id);
+      return;
+    }
+  } else if (frame.state.load(std::memory_order_acquire) == FrameState::kWriting) {
+    if (frame.slot != kNoSlot) lun.retire(frame.slot);
+    frame.slot = kNoSlot;
+    LUNAR_CHECK(failed_count_ < frames_.count(), "more failed writes than frames");
+    failed_[failed_count_++] = id;
+    return;
+  }
+  // kAbandoned: the page left while its write was in flight.
+  if (frame.slot != kNoSlot) {
+    if (ok) lun.release(frame.slot);
+    else lun.retire(frame.slot);
+  }
+  frames_.put_free(id);
+}
+
+// Frames whose write failed: another slot, then back to DRAM.
+void Evictor::rewrite_failed() {
+  auto& state = pager_state();
+  unsigned n = failed_count_;
+  uint32_t* ids = failed_;
+  failed_ = retrying_;
+  retrying_ = ids;
+  failed_count_ = 0;
+  for (unsigned i = 0; i < n; ++i) {
+    Frame& frame = frames_.at(ids[i]);
+    if (frame.state.load(std::memory_order_acquire) == FrameState::kAbandoned) {
+      frames_.put_free(ids[i]);
+      continue;
+    }
+    SlotRun run;
+    if (frame.attempts++ < 3 && state.luns[state.generation].alloc(1, &run, 1) == 1) {
+      submit_run(&ids[i], 1, run);
+      continue;
+    }
+    Region* region = frame.region.load();
+    PageIndex page(frame.page.load());
+    PageWord seen = region->words[page.value].load(std::memory_order_acquire);
+    bool taken = seen.state() == PageState::kInFrame && seen.index() == ids[i] && state.account.take(1, 0);
+    if (!taken || !page_lock(region->words[page.value], seen)) {
+      if (taken) state.account.give(1);
+      failed_[failed_count_++] = ids[i];   // busy, or no DRAM to go back to: it stays in its frame for now
+      frame.attempts = 2;
+      continue;
+    }
+    int64_t rc = sys::uffd_copy(state.uffd, region->address_of(page), frames_.memory(ids[i]), state.page_size);
+    if (rc != static_cast<int64_t>(state.page_size)) {
+      state.account.give(1);
+      if (page_unlock(region->words[page.value], seen)) (void)sys::uffd_wake(state.uffd, region->address_of(page), state.page_size);
+      failed_[failed_count_++] = ids[i];
+      continue;
+    }
+    count_resident(*region, page, 1);
+    if (page_unlock(region->words[page.value], resident_word(seen, kNoSlot, state.generation, kHeatHot)))
+      (void)sys::uffd_wake(state.uffd, region->address_of(page), state.page_size);
+    frames_.put_free(ids[i]);
+  }
+}
+
+// Every write has come back (fork, pause, evict_range).
+void Evictor::drain() {
+  for (int rounds = 0; rounds < 100000; ++rounds) {
+    if (failed_count_ != 0 && rounds < 16) rewrite_failed();
+    if (context_ == nullptr || context_->in_flight() == 0) break;
+    (void)reap(true);
+  }
+}
+
+}  // namespace lunar

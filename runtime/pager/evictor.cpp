@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// The evictor's thread and its gather: choose, make exclusive, gather, drop, capture. What becomes of the captured pages is
+// in evict_write.cpp. Threading: everything private runs on the evictor's thread. No allocation after open().
+#include "pager/evictor.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "pager/pins.h"
+#include "pager/state.h"
+#include "sys/file.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace lunar {
+namespace {
+
+constexpr uint64_t kOthersMayEvictNs = 20000000;
+
+}  // namespace
+
+int Evictor::open(uint32_t frame_count) {
+  auto& state = pager_state();
+  int rc = frames_.open(frame_count, state.page_size, -1);
+  if (rc < 0) return rc;
+  size_t pipe_bytes = kBatchPages * state.page_size;
+  if (pipe_bytes > 1024 * 1024) pipe_bytes = 1024 * 1024;
+  rc = sys::make_pipe(pipe_, pipe_bytes);
+  if (rc < 0) return rc;
+  // A pipe of an unprivileged user may be smaller than asked (pipe-user-pages-soft).
+  batch_limit_ = static_cast<unsigned>(static_cast<size_t>(rc) / state.page_size);
+  if (batch_limit_ > kBatchPages) batch_limit_ = kBatchPages;
+  if (batch_limit_ > frame_count / 2) batch_limit_ = frame_count / 2;
+  if (batch_limit_ == 0) return -ENOSPC;
+  ops_ = static_cast<WriteOp*>(map_private(kWriteOps * sizeof(WriteOp), ForkPolicy::kInherit));
+  staging_ = static_cast<char*>(map_private(kBatchPages * state.page_size, ForkPolicy::kDontFork));
+  failed_ = static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
+  retrying_ = static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
+  if (ops_ == nullptr || staging_ == nullptr || failed_ == nullptr || retrying_ == nullptr) return -ENOMEM;
+  (void)sys::advise(staging_, kBatchPages * state.page_size, MADV_NOHUGEPAGE);
+  free_op_count_ = 0;
+  for (unsigned i = 0; i < kWriteOps; ++i) free_ops_[free_op_count_++] = i;
+  int64_t cap = state.account.cap_pages();
+  low_water_ = static_cast<uint32_t>(cap / 32 < 48 ? 48 : cap / 32 > 1024 ? 1024 : cap / 32) + kKeepFreePages;
+  high_water_ = low_water_ + kBatchPages * 2;
+  pause_requests_.store(0);
+  resting_.store(0);
+  asleep_.store(false);
+  range_lock_.reset_in_child();
+  range_region_.store(nullptr);
+  failed_count_ = dirty_count_ = victim_count_ = 0;
+  context_ = nullptr;
+  return 0;
+}
+
+int Evictor::start() {
+  auto& state = pager_state();
+  int rc = sys::uffd_register(state.uffd, staging_, kBatchPages * state.page_size);
+  if (rc < 0) return rc;
+  pthread_t thread;
+  return sys::thread_start({"lunar-evict", run_thread, this, false}, &thread);
+}
+
+void Evictor::close_descriptors() const {
+  sys::close_file(pipe_[0]);
+  sys::close_file(pipe_[1]);
+}
+
+void Evictor::run_thread(void* self) { static_cast<Evictor*>(self)->run(); }
+
+// Who is above its share evicts. When that does not help for a while (its pages may be pinned), everybody does.
+bool Evictor::should_evict() {
+  auto& account = pager_state().account;
+  if (account.free_pages() >= static_cast<int64_t>(low_water_)) {
+    short_since_ = 0;
+    return false;
+  }
+  if (account.above_share()) return true;
+  uint64_t now = sys::now_ns();
+  if (short_since_ == 0) short_since_ = now;
+  return now - short_since_ > kOthersMayEvictNs;
+}
+
+void Evictor::kick() {
+  if (asleep_.load(std::memory_order_acquire)) pager_state().account.raise_pressure();
+}
+
+void Evictor::run() {
+  auto& state = pager_state();
+  state.evictor_tid.store(sys::thread_id());
+  bool going = false;
+  for (;;) {
+    if (pause_requests_.load(std::memory_order_seq_cst) != 0) {
+      drain();
+      resting_.store(1, std::memory_order_seq_cst);
+      while (pause_requests_.load(std::memory_order_acquire) != 0) sys::sleep_ns(20000);
+      resting_.store(0, std::memory_order_seq_cst);
+      continue;   // another pause may have begun and seen us resting: look again
+    }
+    (void)reap(false);
+    if (failed_count_ != 0) rewrite_failed();
+    if (range_region_.load(std::memory_order_acquire) != nullptr) {
+      unsigned n = choose_range(batch_limit_);
+      if (n != 0) {
+        range_result_ += evict_chosen();
+      } else {
+        drain();
+        range_region_.store(nullptr, std::memory_order_relaxed);
+        range_done_.fetch_add(1, std::memory_order_release);
+        sys::futex_wake(&range_done_, INT32_MAX, false);
+      }
+      continue;
+    }
+    int64_t free = state.account.free_pages();
+    going = (going && free < static_cast<int64_t>(high_water_) && state.account.above_share()) || should_evict();
+    if (going) {
+      // A CPU that runs an idle-class handler looks free to the scheduler; a batch there would hold up the very fault it
+      // makes room for.
+      if (int cpu = state.followed_cpu.load(std::memory_order_relaxed); cpu != avoided_cpu_) {
+        avoided_cpu_ = cpu;
+        (void)sys::set_affinity_but(cpu);
+      }
+      if (choose_clock(batch_limit_) == 0 || evict_chosen() == 0) sys::sleep_ns(50000);   // nothing to be had just now
+      continue;
+    }
+    uint32_t seen = state.account.pressure();
+    asleep_.store(true, std::memory_order_seq_cst);
+    if (!should_evict() && range_region_.load() == nullptr && pause_requests_.load() == 0) {
+      bool busy = context_ != nullptr && context_->in_flight() != 0;
+      if (busy) {
+        asleep_.store(false);
+        (void)reap(true);
+      } else {
+        state.account.wait_pressure(seen, short_since_ != 0 ? 5000000 : 100000000);
+      }
+    }
+    asleep_.store(false, std::memory_order_release);
+  }
+}
+
+void Evictor::pause() {
+  pause_requests_.fetch_add(1, std::memory_order_seq_cst);
+  pager_state().account.raise_pressure();
+  while (resting_.load(std::memory_order_seq_cst) == 0) sys::sleep_ns(10000);
+}
+
+void Evictor::resume() { pause_requests_.fetch_sub(1, std::memory_order_acq_rel); }
+
+int64_t Evictor::evict_range(Region* region, PageIndex first, PageIndex end) {
+  sys::Locked<sys::Mutex> hold(range_lock_);
+  range_first_ = first.value;
+  range_end_ = end.value;
+  range_result_ = 0;
+  uint32_t seen = range_done_.load(std::memory_order_acquire);
+  range_region_.store(region, std::memory_order_release);
+  pager_state().account.raise_pressure();
+  while (range_done_.load(std::memory_order_acquire) == seen) (void)sys::futex_wait(&range_done_, seen, 100000000, false);
+  return range_result_;
+}
+
+// ---- 1 choose ----------------------------------------------------------------------------------------------------------
+
+bool Evictor::try_victim(Region* region, PageIndex page, bool ignore_heat) {
+  AtomicPageWord& word = region->words[page.value];
+  PageWord seen = word.load(std::memory_order_relaxed);
+  if (seen.state() != PageState::kResident || seen.pinned()) return false;
+  if (seen.heat() != 0 && !ignore_heat) {
+    word.compare_exchange_strong(seen, seen.with_heat(seen.heat() - 1), std::memory_order_relaxed);
+    return false;
+  }
+  if (!page_lock(word, seen)) return false;
+  victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false};
+  return true;
+}
+
+unsigned Evictor::choose_clock(unsigned want) {
+  auto& table = pager_state().regions;
+  victim_count_ = 0;
+  if (table.count.load(std::memory_order_acquire) == 0) return 0;
+  // Eight rounds cool the hottest page; one more takes it. Bounded by chunks looked at, so that an all-pinned heap ends.
+  uint32_t laps = 0;
+  while (victim_count_ < want && laps < 10) {
+    uint32_t count = table.count.load(std::memory_order_acquire);
+    if (hand_region_ >= count) {
+      hand_region_ = 0;
+      hand_page_ = 0;
+      ++laps;
+    }
+    Region* region = table.sorted[hand_region_].load(std::memory_order_acquire);
+    uint64_t end = region != nullptr ? region->table_pages.load(std::memory_order_acquire) : 0;
+    while (hand_page_ < end && victim_count_ < want) {
+      if (hand_page_ % kChunkPages == 0 &&
+          region->chunk_resident[hand_page_ / kChunkPages].load(std::memory_order_relaxed) <= 0) {
+        hand_page_ += kChunkPages;
+        continue;
+      }
+      (void)try_victim(region, PageIndex(hand_page_), false);
+      ++hand_page_;
+    }
+    if (hand_page_ >= end) {
+      ++hand_region_;
+      hand_page_ = 0;
+    }
+  }
+  return victim_count_;
+}
+
+unsigned Evictor::choose_range(unsigned want) {
+  Region* region = range_region_.load(std::memory_order_relaxed);
+  victim_count_ = 0;
+  while (victim_count_ < want && range_first_ < range_end_) (void)try_victim(region, PageIndex(range_first_++), true);
+  return victim_count_;
+}
+
+// ---- 2 exclusive --------------------------------------------------------------------------------------------------------
+
+void Evictor::make_exclusive() {
+  auto& state = pager_state();
+  uint16_t epoch = static_cast<uint16_t>(state.fork_epoch.load(std::memory_order_acquire));
+  if (state.options.test_no_cow_remedy) return;
+  iovec stale[kBatchPages];
+  unsigned index_of[kBatchPages];
+  unsigned n = 0;
+  for (unsigned i = 0; i < victim_count_; ++i) {
+    if (victims_[i].word.epoch() == epoch) continue;
+    stale[n] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
+    index_of[n++] = i;
+  }
+  unsigned failed_at[kBatchPages];
+  unsigned failed = 0;
+  for (unsigned done = 0; done < n;) {
+    int64_t rc = sys::advise_vector(stale + done, n - done, MADV_POPULATE_WRITE);
+    if (rc > 0) {
+      done += static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size);
+      if (done >= n) break;
+    }
+    // The entry at `done` could not be populated. Not writable (EFAULT, EINVAL): nothing can write it through this
+    // mapping, so there is nothing to lose. Anything else: leave the page alone.
+    int one = sys::advise(stale[done].iov_base, state.page_size, MADV_POPULATE_WRITE);
+    if (one < 0 && one != -EFAULT && one != -EINVAL) failed_at[failed++] = index_of[done];
+    ++done;
+  }
+  counters().made_exclusive.add(n - failed);
+  for (unsigned i = 0; i < failed; ++i) keep(victims_[failed_at[i]], kHeatHot);
+  if (failed != 0) close_gaps();
+}
+
+// Closes the gaps that keep() left.
+void Evictor::close_gaps() {
+  unsigned out = 0;
+  for (unsigned i = 0; i < victim_count_; ++i) {
+    if (victims_[i].region == nullptr) continue;
+    if (out != i) victims_[out] = victims_[i];
+    ++out;
+  }
+  victim_count_ = out;
+}
+
+// The page stays resident; wakes whoever met it busy.
+void Evictor::keep(Victim& victim, unsigned heat) {
+  auto& state = pager_state();
+  PageWord next = victim.word.with_heat(heat);
+  if (page_unlock(victim.region->words[victim.page.value], next))
+    (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
+  victim.region = nullptr;
+}
+
+// ---- 3 gather, 4 drop, 5 capture ------------------------------------------------------------------------------------------
+
+// Fills victim.dropped; content of dropped victims is in their frames. Returns how many were dropped.
+unsigned Evictor::gather() {
+  auto& state = pager_state();
+  iovec pages[kBatchPages], into[kBatchPages];
+  for (unsigned i = 0; i < victim_count_; ++i) {
+    pages[i] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
+    into[i] = {frames_.memory(victims_[i].frame), state.page_size};
+  }
+  int64_t gathered = 0, want = static_cast<int64_t>(victim_count_ * state.page_size);
+  while (gathered < want) {
+    unsigned first = static_cast<unsigned>(static_cast<uint64_t>(gathered) / state.page_size);
+    int64_t rc = sys::splice_pages(pipe_[1], pages + first, victim_count_ - first);
+    if (rc <= 0) break;
+    gathered += rc;
+  }
+  unsigned in_pipe = static_cast<unsigned>(static_cast<uint64_t>(gathered) / state.page_size);
+  if (state.options.test_evict_delay_us != 0) sys::sleep_ns(state.options.test_evict_delay_us * 1000);
+  unsigned dropped = 0;
+  if (in_pipe != 0) {
+    int64_t rc = sys::advise_vector(pages, in_pipe, MADV_DONTNEED);
+    if (rc > 0) dropped = static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size);
+  }
+  // The content of every gathered page leaves the pipe, dropped or not.
+  for (int64_t taken = 0; taken < gathered;) {
+    unsigned first = static_cast<unsigned>(static_cast<uint64_t>(taken) / state.page_size);
+    size_t inside = static_cast<uint64_t>(taken) % state.page_size;
+    iovec saved = into[first];
+    into[first] = {static_cast<char*>(saved.iov_base) + inside, saved.iov_len - inside};
+    int64_t rc = sys::readv_some(pipe_[0], into + first, static_cast<int>(in_pipe - first));
+    into[first] = saved;
+    if (rc <= 0) fatal("evictor: the pipe gave %ld of %ld gathered bytes (%ld); evicted pages would be lost", taken, gathered, rc);
+    taken += rc;
+  }
+  for (unsigned i = 0; i < victim_count_; ++i) victims_[i].dropped = i < dropped;
+  return dropped;
+}
+
+unsigned Evictor::gather_by_move() {
+  auto& state = pager_state();
+  unsigned dropped = 0;
+  for (unsigned i = 0; i < victim_count_; ++i) {
+    char* at = staging_ + i * state.page_size;
+    int64_t rc = sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size);
+    victims_[i].dropped = rc == static_cast<int64_t>(state.page_size);
+    if (!victims_[i].dropped) {
+      if (rc == -EBUSY) counters().kept_pinned.add();
+      continue;
+    }
+    __builtin_memcpy(frames_.memory(victims_[i].frame), at, state.page_size);
+    ++dropped;
+  }
+  if (dropped != 0) (void)sys::advise(staging_, victim_count_ * state.page_size, MADV_DONTNEED);
+  return dropped;
+}
+
+unsigned Evictor::evict_chosen() {
+  auto& state = pager_state();
+  counters().batches.add();
+  bool by_move = pins_possible();
+  if (by_move && !state.features.move && !state.options.test_no_pin_rule) {
+    pins_say_stopped();
+    for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);
+    return 0;
+  }
+  make_exclusive();
+  if (victim_count_ == 0 || !make_room(victim_count_)) {
+    for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], 0);
+    return 0;
+  }
+  for (unsigned i = 0; i < victim_count_; ++i) LUNAR_CHECK(frames_.take_free(&victims_[i].frame), "frames");
+  unsigned dropped = by_move ? gather_by_move() : gather();
+  settle();
+  return dropped;
+}
+
+void Evictor::dump(int fd) const {
+  char line[192];
+  size_t n = format_to(line, sizeof line, "evictor: %s, frames free %u of %u, writes in flight %u, pause requests %u\n",
+                       asleep_.load() ? "asleep" : resting_.load() ? "resting" : "at work", frames_.free_count(), frames_.count(),
+                       context_ != nullptr ? context_->in_flight() : 0, pause_requests_.load());
+  (void)sys::write_to_program(fd, line, n);
+}
+
+}  // namespace lunar

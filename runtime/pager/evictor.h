@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Evictor: the thread that keeps DRAM free. It is never a fault handler (its own system calls may fault).
+//
+// Gather-evict, a batch of up to 64 victims:
+//   1 choose    the clock hand walks the page tables; a resident page with heat loses one, one without is taken (busy)
+//   2 exclusive pages that may be copy-on-write since a fork are made exclusive (one vectored MADV_POPULATE_WRITE)
+//   3 gather    vmsplice: the pipe holds references to the physical pages
+//   4 drop      one vectored MADV_DONTNEED: nothing maps them any more, their content is final
+//   5 capture   read the pipe into frames
+//   6 decide    all zero: no slot. Same hash as its slot: no write. Else a slot each, written in runs
+// Where pages may be pinned for device I/O (pins.h), 3-5 are UFFDIO_MOVE into a staging area; EBUSY keeps the page.
+//
+// Policy: GCLOCK in address order, so that neighbours are evicted, written and later read together. heat: 1 for a page
+// brought in by a fault or a prefetch, 0 by read-ahead, 4 for one that came back from its frame (it was needed soon after
+// its eviction), 7 for LUNAR_HOT.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "lun/scratch_lun.h"
+#include "pager/frames.h"
+#include "pager/region.h"
+#include "superpipe/device.h"
+
+namespace lunar {
+
+constexpr unsigned kBatchPages = 64;
+constexpr unsigned kHeatFault = 1, kHeatReadAhead = 0, kHeatSecondChance = 4, kHeatHot = 7;
+
+class Evictor {
+ public:
+  // Frames and pipe, charged to the account. 0 or -errno.
+  [[nodiscard]] int open(uint32_t frame_count);
+  [[nodiscard]] int start();                   // its thread
+  void add_descriptors(int* out, unsigned* count) const { out[(*count)++] = pipe_[0]; out[(*count)++] = pipe_[1]; }
+  void close_descriptors() const;              // of the pipe, in the program's table
+  void kick();                                 // DRAM is short: wake up. Cheap when awake
+  uint32_t low_water() const { return low_water_; }
+
+  // Fork: no eviction runs and no write is in flight until resume(). Waits for the evictor to come to rest.
+  void pause();
+  void resume();
+
+  // Evicts what is resident in [first, end) of the region now. Waits. Pages evicted, or -errno.
+  [[nodiscard]] int64_t evict_range(Region* region, PageIndex first, PageIndex end);
+
+  FramePool& frames() { return frames_; }
+  void dump(int fd) const;
+
+ private:
+  struct Victim {
+    Region* region;
+    PageIndex page;
+    PageWord word;        // before busy
+    uint32_t frame;
+    bool dropped;
+  };
+  struct WriteOp {
+    Command command;
+    iovec iov[kBatchPages];
+    uint32_t frame[kBatchPages];
+    Slot first{};
+    uint32_t count = 0;
+  };
+  static constexpr unsigned kWriteOps = 128;
+
+  static void run_thread(void* self);
+  void run();
+  bool should_evict();
+  unsigned choose_clock(unsigned want);
+  unsigned choose_range(unsigned want);
+  bool try_victim(Region* region, PageIndex page, bool ignore_heat);
+  unsigned evict_chosen();
+  bool make_room(unsigned frames_needed);
+  void make_exclusive();
+  void close_gaps();
+  unsigned gather();
+  unsigned gather_by_move();
+  void keep(Victim& victim, unsigned heat);
+  void settle();
+  void decide(Victim& victim);
+  bool install_for_waiter(Victim& victim, PageWord word);
+  void write_out();
+  void submit_run(const uint32_t* frame_ids, unsigned count, SlotRun run);
+  bool reap(bool wait);
+  void finish_write(const Response& response);
+  void finish_frame(uint32_t id, bool ok);
+  void rewrite_failed();
+  bool attach_context();
+  void drain();
+
+  FramePool frames_;
+  Context* context_ = nullptr;
+  unsigned context_generation_ = 0;
+  int pipe_[2] = {-1, -1};
+  unsigned batch_limit_ = kBatchPages;
+  char* staging_ = nullptr;
+  uint32_t low_water_ = 64, high_water_ = 128;
+
+  Victim victims_[kBatchPages];
+  unsigned victim_count_ = 0;
+  uint32_t dirty_[kBatchPages];
+  unsigned dirty_count_ = 0;
+  uint32_t* failed_ = nullptr;      // frames whose write failed: room for all of them, as they may all be in flight
+  uint32_t* retrying_ = nullptr;
+  unsigned failed_count_ = 0;
+  WriteOp* ops_ = nullptr;
+  uint32_t free_ops_[kWriteOps];
+  unsigned free_op_count_ = 0;
+  bool lun_full_said_ = false;
+  int avoided_cpu_ = -1;
+  uint64_t short_since_ = 0;        // DRAM has been short since then while others were above their share
+
+  unsigned hand_region_ = 0;
+  uint64_t hand_page_ = 0;
+
+  std::atomic<uint32_t> pause_requests_{0};
+  std::atomic<uint32_t> resting_{0};
+  std::atomic<bool> asleep_{false};
+
+  sys::Mutex range_lock_;                       // one range request at a time
+  std::atomic<Region*> range_region_{nullptr};
+  uint64_t range_first_ = 0, range_end_ = 0;
+  int64_t range_result_ = 0;
+  std::atomic<uint32_t> range_done_{0};
+};
+
+}  // namespace lunar

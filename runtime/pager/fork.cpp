@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// The three fork handlers. They run on the forking thread; in the child it is the only thread, and libc's and jemalloc's locks
+// may be held by threads that no longer exist: nothing here may allocate from the host.
+#include "pager/fork.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/host_guard.h"
+#include "base/log.h"
+#include "pager/descriptors.h"
+#include "pager/evictor.h"
+#include "pager/handler.h"
+#include "pager/pager.h"
+#include "pager/resolver.h"
+#include "pager/state.h"
+#include "sys/file.h"
+#include "sys/proc.h"
+
+// glibc's walk over open FILEs (exported for gdb and malloc debuggers; GLIBC_2.2).
+extern "C" {
+void* _IO_iter_begin(void) __attribute__((weak));
+void* _IO_iter_end(void) __attribute__((weak));
+void* _IO_iter_next(void*) __attribute__((weak));
+FILE* _IO_iter_file(void*) __attribute__((weak));
+}
+
+namespace lunar {
+
+int pager_start_threads(ErrorText* why);
+bool pager_has_room(int64_t more);
+
+namespace {
+
+struct ForkInHand {
+  bool engaged = false;      // prepare ran on an armed pager
+  int member = -1;
+  int refusal = 0;
+  ForkDescriptors descriptors;
+};
+ForkInHand g_fork;           // the forking thread's: fork_lock is held from prepare to parent/child
+
+void set_inheritable(PagerState& state, bool yes) {
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
+    Region* region = state.regions.sorted[i].load();
+    (void)sys::advise(region->base, region->pages << state.page_shift, yes ? MADV_DOFORK : MADV_DONTFORK);
+  }
+}
+
+// libc's fork touches every open FILE and its lock in the child before it runs our handler.
+void touch_files() {
+  if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr || _IO_iter_file == nullptr) return;
+  for (void* at = _IO_iter_begin(); at != _IO_iter_end(); at = _IO_iter_next(at)) {
+    volatile char* file = reinterpret_cast<volatile char*>(_IO_iter_file(at));
+    for (size_t offset = 0; offset < sizeof(FILE); offset += 64) (void)file[offset];
+    (void)file[sizeof(FILE) - 1];
+    auto* lock = reinterpret_cast<volatile char*>(reinterpret_cast<FILE*>(const_cast<char*>(file))->_lock);
+    if (lock != nullptr) (void)*lock;
+  }
+}
+
+uint64_t committed_pages(PagerState& state) {
+  uint64_t pages = 0;
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) pages += state.regions.sorted[i].load()->committed_pages.load();
+  return pages;
+}
+
+void prepare() {
+  auto& state = pager_state();
+  state.fork_lock.lock();
+  g_fork = {};
+  if (!pager_armed()) {
+    state.arm_lock.lock();
+    if (!pager_armed()) return;   // arm_lock is held until parent/child: nobody arms meanwhile
+    state.arm_lock.unlock();
+  }
+  g_fork.engaged = true;
+  state.forking.store(true, std::memory_order_seq_cst);
+  while (state.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
+  touch_files();             // while there is eviction to make room
+  state.forking_tid.store(sys::thread_id());
+  state.evictor->pause();
+  touch_files();             // what was evicted again meanwhile
+  state.regions.lock.lock();
+  state.lun_open_lock.lock();
+  uint32_t epoch = state.fork_epoch.fetch_add(1, std::memory_order_acq_rel) + 1;
+  g_fork.member = state.account.reserve_child(epoch);
+  g_fork.refusal = g_fork.member < 0 ? g_fork.member : state.generation + 1 >= kLunGenerations ? -EAGAIN : deferred_slots_prepare();
+  int found = fork_descriptors_prepare(state, &g_fork.descriptors);
+  if (g_fork.refusal == 0) g_fork.refusal = found;
+  if (g_fork.refusal == 0 && state.lun_ready.load()) {
+    // What the child can reach stays on our LUN while we write new copies beside it.
+    uint64_t slots = committed_pages(state);
+    g_fork.refusal = state.luns[state.generation].charge(slots);
+    if (g_fork.refusal == 0) {
+      auto& hold = state.fork_holds[g_fork.member];
+      if (hold.epoch != 0) state.luns[state.generation].uncharge(hold.slots);   // of a child that others have buried
+      hold = {epoch, slots};
+    }
+  }
+  uint32_t none = 0;
+  state.oldest_child.compare_exchange_strong(none, epoch);
+  set_inheritable(state, true);
+}
+
+void release_parent(PagerState& state) {
+  set_inheritable(state, false);
+  state.lun_open_lock.unlock();
+  state.regions.lock.unlock();
+  state.evictor->resume();
+  state.forking_tid.store(0);
+  state.forking.store(false, std::memory_order_seq_cst);
+}
+
+void parent() {
+  auto& state = pager_state();
+  if (g_fork.engaged) {
+    counters().forks.add();
+    state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);   // what was installed up to now may be shared with the child
+    fork_descriptors_parent(g_fork.descriptors);
+    release_parent(state);
+  } else {
+    state.arm_lock.unlock();
+  }
+  state.fork_lock.unlock();
+}
+
+// A page's state as the child must see it. The kernel copied words and pages at different moments, while handlers went on
+// bringing pages in: what is present counts, whatever the word says, and what is missing is where it was before it came.
+PageWord settled_word(PagerState& state, const Region& region, uint64_t page, bool present) {
+  PageWord word = region.words[page].load(std::memory_order_relaxed);
+  word = word.with_state(word.settled());
+  word.raw &= ~PageWord::kWaiter;
+  switch (word.state()) {
+    case PageState::kResident:
+      return present ? word : word.with_state(word.has_slot() ? PageState::kEvicted : PageState::kEmpty);
+    case PageState::kEvicted: return present ? word.with_state(PageState::kResident) : word;
+    case PageState::kEmpty: return present ? word.with_state(PageState::kResident).with_slot(kNoSlot) : word;
+    case PageState::kInFrame: {
+      if (present) return word.with_state(PageState::kResident).with_slot(kNoSlot);
+      const Frame& frame = state.evictor->frames().at(word.index());   // its content stayed with the parent; its slot is written
+      if (frame.slot == kNoSlot) fatal("fork: page %p had no slot when the process forked", static_cast<void*>(region.address_of(PageIndex(page))));
+      return word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
+    }
+    default: return word;
+  }
+}
+
+// Settles all words, counts resident pages anew. Returns how many there are.
+int64_t settle_words(PagerState& state) {
+  int64_t resident = 0;
+  uint8_t present[kChunkPages];
+  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
+    Region* region = state.regions.sorted[r].load();
+    region->grow_lock.reset_in_child();
+    uint64_t end = region->table_pages.load(), charged = 0;
+    for (uint64_t at = 0; at < end; at += kChunkPages) {
+      if (region->chunk_used[at / kChunkPages].load(std::memory_order_relaxed) == 0) continue;
+      uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
+      if (int rc = sys::present_pages(region->address_of(PageIndex(at)), n, present); rc < 0)
+        fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
+      int32_t in_chunk = 0;
+      for (uint64_t i = 0; i < n; ++i) {
+        PageWord next = settled_word(state, *region, at + i, present[i] != 0);
+        if (next.state() == PageState::kResident) ++in_chunk;
+        if (next.charged()) ++charged;
+        if (next.raw != region->words[at + i].load(std::memory_order_relaxed).raw)   // spares the table a copy-on-write
+          region->words[at + i].store(next, std::memory_order_relaxed);
+      }
+      region->chunk_resident[at / kChunkPages].store(in_chunk, std::memory_order_relaxed);
+      resident += in_chunk;
+    }
+    if ((region->flags & kRegionChargeOnTouch) != 0) region->committed_pages.store(charged);   // as its words say
+  }
+  return resident;
+}
+
+int child_restart(PagerState& state, ErrorText* why) {
+  thread_resolver_forget();
+  sys::advise_vector_forget();
+  fork_descriptors_child(state, g_fork.descriptors);
+  if (int rc = open_uffd(state, why); rc < 0) return rc;
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
+    Region* region = state.regions.sorted[i].load();
+    int rc = region_register(*region, state.uffd, region->base, region->pages << state.page_shift);
+    if (rc < 0) return why->set(rc, "fork: a region cannot be registered in the child (%s)", errno_name(rc));
+  }
+  set_inheritable(state, false);
+  // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing is
+  // reserved on it yet. When it cannot be had now, the evictor tries again.)
+  const Device* inherited = state.devices[state.generation - 1];
+  if (inherited != nullptr && inherited->growable()) {
+    DeviceOptions options;
+    options.sqpoll = state.options.sqpoll;
+    ErrorText later;
+    if (open_device(state, state.generation, options, &later) < 0) state.devices[state.generation] = nullptr;
+  }
+  return pager_start_threads(why);
+}
+
+void child() {
+  auto& state = pager_state();
+  if (!g_fork.engaged) {
+    state.arm_lock.unlock();
+    state.fork_lock.unlock();
+    return;
+  }
+  HostGuard guard;
+  host_fork_bootstrap.store(true);   // until the keeper has made its threads
+  if (g_fork.refusal < 0) fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));
+  state.account.adopt(static_cast<unsigned>(g_fork.member));
+  state.arm_lock.reset_in_child();   // another thread of the parent's may have held it
+  int64_t resident = settle_words(state);
+  // A generation of its own: what ancestors wrote is read-only.
+  ++state.generation;
+  state.lun_ready.store(false);
+  state.devices[state.generation] = nullptr;
+  state.oldest_child.store(0);
+  deferred_slots_forget();
+  state.fork_epoch.fetch_add(1);
+  counters().resident.store(resident);
+  state.resident_peak.store(resident);
+  state.mutators.store(0);
+  state.helpers_resting.store(0);
+  for (auto& hold : state.fork_holds) hold = {};
+  uint64_t tables = 0, committed = committed_pages(state);
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
+    tables += static_cast<uint64_t>(table_dram_pages(*state.regions.sorted[i].load()));
+  state.account.take_always(resident);
+  state.account.take_fixed(static_cast<int64_t>(tables));
+  if (state.account.lun_take(static_cast<int64_t>(committed << state.page_shift)) < 0)
+    fatal("fork: LUN space for the child's memory (%s) is not to be had; give a larger --size", format_size(committed << state.page_shift).text);
+  state.lun_open_lock.unlock();
+  state.regions.lock.unlock();
+  ErrorText why;
+  if (int rc = child_restart(state, &why); rc < 0) fatal("%s", why.text);
+  state.forking_tid.store(0);
+  state.forking.store(false);
+  state.fork_lock.unlock();
+}
+
+}  // namespace
+
+int fork_handlers_install() {
+  static bool installed = false;
+  if (installed) return 0;
+  HostGuard guard;
+  int rc = pthread_atfork(prepare, parent, child);
+  installed = rc == 0;
+  return -rc;
+}
+
+int pager_fork_check() {
+  auto& state = pager_state();
+  if (!pager_armed()) return 0;
+  uint64_t pages = 0;
+  {
+    sys::Locked<sys::Mutex> hold(state.regions.lock);
+    pages = committed_pages(state);
+  }
+  int64_t tables = 0;
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) tables += table_dram_pages(*state.regions.sorted[i].load());
+  if (!pager_has_room(tables)) {
+    log_warning("fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; give more (--dram)");
+    return -ENOMEM;
+  }
+  int64_t bytes = static_cast<int64_t>(pages << state.page_shift);
+  int rc = bytes > state.account.lun_free() ? -ENOMEM : 0;
+  if (rc == 0 && state.lun_ready.load()) {
+    // Reserves the space on the device here, where waiting for the file system harms nobody.
+    rc = state.luns[state.generation].charge(pages);
+    if (rc == 0) state.luns[state.generation].uncharge(pages);
+  }
+  if (rc < 0) {
+    int64_t left = state.account.lun_free();
+    log_warning("fork refused: the child may come to need %s of LUN space and %s is left; give a larger --size",
+                format_size(static_cast<uint64_t>(bytes)).text, format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text);
+    return rc;
+  }
+  return state.generation + 1 >= kLunGenerations ? -EAGAIN : 0;
+}
+
+}  // namespace lunar

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames: DRAM pages of the evictor. A victim's content is captured into a frame, written to its slot from there, and
+// stays in the frame until the frame is needed for another victim: a fault in that time is a copy, not a read. That is
+// the reference bit user space lacks: what is hot comes back from its frame and is marked so.
+//
+//   kFree ─► kCaptured ─► kWriting ─► kClean ─► (reused) kFree
+//                │            │          └─ page came back or was discarded ─► kReleased ─► kFree
+//                │            └─ the same while the write is in flight ─► kAbandoned ─(response)─► kFree, slot released
+//                └─ clean or zero page: no write
+//
+// Threading: the free list and the queue of clean frames are the evictor's alone. Any thread that holds the page busy may
+// copy out of its frame and then let it go with release(). `state` is the hand-shake between the two.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "base/units.h"
+#include "pager/region.h"
+
+namespace lunar {
+
+enum class FrameState : uint32_t { kFree, kCaptured, kWriting, kClean, kReleased, kAbandoned };
+
+struct Frame {
+  std::atomic<Region*> region{nullptr};
+  std::atomic<uint64_t> page{0};
+  Slot slot{kNoSlot};
+  uint8_t lun = 0;
+  uint8_t attempts = 0;
+  std::atomic<FrameState> state{FrameState::kFree};
+};
+
+class FramePool {
+ public:
+  // `count` frames of page_size bytes, on NUMA node `node` (-1: anywhere). 0 or -ENOMEM.
+  [[nodiscard]] int open(uint32_t count, size_t page_size, int node);
+
+  char* memory(uint32_t frame) const { return memory_ + static_cast<size_t>(frame) * page_size_; }
+  char* window() const { return memory_; }
+  size_t window_bytes() const { return static_cast<size_t>(count_) * page_size_; }
+  Frame& at(uint32_t frame) const { return frames_[frame]; }
+  uint32_t count() const { return count_; }
+
+  // Evictor only.
+  bool take_free(uint32_t* frame);
+  void put_free(uint32_t frame);
+  uint32_t free_count() const { return free_count_; }
+  void queue_clean(uint32_t frame);
+  // Frees the oldest clean frame: its page becomes kEvicted. False when the queue holds none that can be had now.
+  bool reclaim_oldest();
+
+  // By the thread that holds the frame's page busy. True: *slot on *lun holds the content, and is the caller's from now on;
+  // false (*slot is kNoSlot): the write was in flight, slot and frame go back when it ends.
+  bool release(uint32_t frame, Slot* slot, unsigned* lun);
+
+ private:
+  char* memory_ = nullptr;
+  size_t page_size_ = 0;
+  Frame* frames_ = nullptr;
+  uint32_t count_ = 0;
+  uint32_t* free_ = nullptr;
+  uint32_t free_count_ = 0;
+  uint32_t* clean_ = nullptr;     // ring
+  uint32_t clean_head_ = 0, clean_count_ = 0;
+};
+
+}  // namespace lunar

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fault handler threads. Fault path: no allocation, no host lock, no tiered memory, no unbounded wait.
+#include "pager/handler.h"
+
+#include <errno.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "base/format.h"
+#include "pager/evictor.h"
+#include "pager/state.h"
+#include "sys/file.h"
+#include "sys/numa.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kMessagesAtOnce = 16;
+constexpr unsigned kHotLoad = 5;         // messages and reads in hand that make a round a hot one
+constexpr unsigned kHotRounds = 16;      // hot rounds before helpers are called
+constexpr unsigned kCalmRounds = 256;    // rounds with next to nothing before a helper rests
+constexpr unsigned kLookEvery = 32;      // faults of one thread between looks at where it runs
+constexpr unsigned kDelayLookEvery = 16; // faults between looks at how long it waited for its CPU
+constexpr uint64_t kStarvedNs = 20000;   // waited this long a fault: others want the CPU
+constexpr uint64_t kNoFollowMinNs = 50000000, kNoFollowMaxNs = 1000000000;
+constexpr unsigned kBusyRounds = 4;      // rounds with several messages before a handler stops following
+constexpr int64_t kParkedWaitNs = 50000;
+constexpr uint64_t kTagMessages = 0, kTagMailbox = 1;
+
+bool is_service_thread(int tid) {
+  auto& state = pager_state();
+  if (tid == 0) return false;
+  if (tid == state.keeper_tid.load(std::memory_order_relaxed)) return true;
+  for (unsigned i = 0; i < state.handler_count; ++i)
+    if (tid == state.handlers[i]->thread_id()) return true;
+  return false;
+}
+
+}  // namespace
+
+int Handler::open(unsigned index, unsigned window_pages, int node) {
+  index_ = index;
+  node_ = node;
+  helper_ = index >= static_cast<unsigned>(sys::numa_nodes());
+  calm_rounds_ = kCalmRounds;
+  hot_rounds_ = 0;
+  mailbox_event_ = -1;
+  mailbox_count_ = 0;
+  watching_mailbox_ = false;
+  if (sys::numa_nodes() > 1) {
+    mailbox_event_ = sys::make_eventfd();
+    if (mailbox_event_ < 0) return mailbox_event_;
+    mailbox_event_ = sys::move_high(mailbox_event_);
+  }
+  if (parked_ == nullptr) parked_ = static_cast<sys::UffdMessage*>(map_private(kParkedMax * sizeof(sys::UffdMessage), ForkPolicy::kInherit));
+  if (parked_ == nullptr) return -ENOMEM;
+  parked_count_ = 0;
+  watching_ = false;
+  round_.store(0);
+  idle_class_ = false;
+  followed_tid_ = 0;
+  followed_cpu_ = -1;
+  return resolver_.open({window_pages, kKeepFreePages, true, sys::numa_nodes() > 1 ? node : -1});
+}
+
+int Handler::start() {
+  char name[16];
+  format_to(name, sizeof name, "lunar-fault%u", index_);
+  pthread_t thread;
+  return sys::thread_start({name, run_thread, this, false}, &thread);
+}
+
+void Handler::run_thread(void* self) { static_cast<Handler*>(self)->run(); }
+
+void Handler::run() {
+  auto& state = pager_state();
+  tid_.store(sys::thread_id(), std::memory_order_relaxed);
+  if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN can be had");
+  if (mailbox_event_ >= 0) (void)sys::set_affinity_node(node_);
+  for (;;) {
+    round_.fetch_add(1, std::memory_order_seq_cst);
+    // While a watch is armed the queue was empty; its completion says when it is not.
+    unsigned messages = watching_ ? 0 : take_messages();
+    if (mailbox_event_ >= 0 && !watching_mailbox_) messages += take_mailbox();
+    if (parked_count_ != 0) retry_parked();
+    unsigned load = messages + resolver_.in_flight() + parked_count_;
+    helper_ ? rest_when_calm(load) : call_helpers(load);
+    // Armed before the reads go out, so that one system call submits both.
+    if (!watching_ && messages < kMessagesAtOnce) {
+      if (resolver_.watch(state.uffd, kTagMessages) < 0) fatal("handler: cannot wait for fault messages");
+      watching_ = true;
+    }
+    if (mailbox_event_ >= 0 && !watching_mailbox_) {
+      if (resolver_.watch(mailbox_event_, kTagMailbox) < 0) fatal("handler: cannot wait for its mailbox");
+      watching_mailbox_ = true;
+    }
+    int done = resolver_.progress(false, 0);
+    round_.fetch_add(1, std::memory_order_release);
+    if (done == 0 && messages < kMessagesAtOnce) (void)resolver_.progress(true, parked_count_ != 0 ? kParkedWaitNs : -1);
+    uint64_t came = resolver_.take_watched();
+    if (came >> kTagMessages & 1) watching_ = false;
+    if (came >> kTagMailbox & 1) watching_mailbox_ = false;
+  }
+}
+
+void Handler::call_helpers(unsigned load) {
+  auto& state = pager_state();
+  if (load < kHotLoad) {
+    hot_rounds_ = hot_rounds_ > 0 ? hot_rounds_ - 1 : 0;
+    return;
+  }
+  if (++hot_rounds_ < kHotRounds || state.helpers_resting.load(std::memory_order_relaxed) == 0) return;
+  hot_rounds_ = 0;
+  state.helpers_called.fetch_add(1, std::memory_order_acq_rel);
+  sys::futex_wake(&state.helpers_called, 1, false);
+}
+
+// With nothing in hand and no watch armed, so that nothing waits for it.
+void Handler::rest_when_calm(unsigned load) {
+  auto& state = pager_state();
+  calm_rounds_ = load <= 1 ? calm_rounds_ + 1 : 0;
+  if (calm_rounds_ < kCalmRounds || load != 0 || watching_) return;
+  unfollow();
+  uint32_t seen = state.helpers_called.load(std::memory_order_acquire);
+  state.helpers_resting.fetch_add(1, std::memory_order_acq_rel);
+  round_.fetch_add(1, std::memory_order_release);
+  while (state.helpers_called.load(std::memory_order_acquire) == seen) (void)sys::futex_wait(&state.helpers_called, seen, -1, false);
+  round_.fetch_add(1, std::memory_order_seq_cst);
+  state.helpers_resting.fetch_sub(1, std::memory_order_acq_rel);
+  calm_rounds_ = 0;
+}
+
+void Handler::wait_for_round() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  uint64_t seen = round_.load(std::memory_order_acquire);
+  while ((seen & 1) != 0 && round_.load(std::memory_order_acquire) == seen) sys::sleep_ns(5000);
+}
+
+unsigned Handler::take_messages() {
+  sys::UffdMessage messages[kMessagesAtOnce];
+  if (parked_count_ + kMessagesAtOnce + kMailboxMax > kParkedMax) return 0;   // they wait in the kernel's queue
+  int n = sys::uffd_read(pager_state().uffd, messages, kMessagesAtOnce);
+  if (n < 0) fatal("handler: reading fault messages failed (%s): pages would stay missing", errno_name(n));
+  for (int i = 0; i < n; ++i) mailbox_event_ < 0 ? answer(messages[i]) : route(messages[i]);
+  if (n > 0) {
+    counters().faults.add(static_cast<unsigned>(n));
+    follow(messages[0].thread_id, static_cast<unsigned>(n) + resolver_.in_flight());
+  }
+  return static_cast<unsigned>(n);
+}
+
+int Handler::node_of(int thread_id) {
+  Whereabouts& entry = whereabouts_[static_cast<unsigned>(thread_id) % 64];
+  if (entry.thread_id != thread_id || entry.left-- == 0) {
+    int cpu = sys::cpu_of_thread(thread_id);
+    entry = {thread_id, cpu < 0 ? node_ : sys::node_of_cpu(cpu), kLookEvery};
+  }
+  return entry.node;
+}
+
+// To the first handler of the faulting thread's node.
+void Handler::route(const sys::UffdMessage& message) {
+  auto& state = pager_state();
+  unsigned nodes = static_cast<unsigned>(sys::numa_nodes());
+  int node = message.thread_id == 0 ? node_ : node_of(message.thread_id);
+  if (node == node_ || static_cast<unsigned>(node) >= nodes) {
+    answer(message);
+    return;
+  }
+  state.handlers[node]->post(message);   // the first of the node: it is never at rest
+}
+
+void Handler::post(const sys::UffdMessage& message) {
+  for (;;) {
+    {
+      sys::Locked<sys::SpinLock> hold(mailbox_lock_);
+      if (mailbox_count_ < kMailboxMax) {
+        mailbox_[mailbox_count_++] = message;
+        break;
+      }
+    }
+    sys::yield_cpu();   // its owner never waits for us: it empties the box without posting
+  }
+  counters().forwarded.add();
+  sys::eventfd_signal(mailbox_event_);
+}
+
+unsigned Handler::take_mailbox() {
+  sys::UffdMessage messages[kMailboxMax];
+  unsigned n;
+  sys::eventfd_clear(mailbox_event_);
+  {
+    sys::Locked<sys::SpinLock> hold(mailbox_lock_);
+    n = mailbox_count_;
+    for (unsigned i = 0; i < n; ++i) messages[i] = mailbox_[i];
+    mailbox_count_ = 0;
+  }
+  for (unsigned i = 0; i < n; ++i) answer(messages[i]);
+  return n;
+}
+
+void Handler::answer(const sys::UffdMessage& message) {
+  auto& state = pager_state();
+  void* address = reinterpret_cast<void*>(message.address);
+  if (message.thread_id != 0 && message.thread_id == state.evictor_tid.load(std::memory_order_relaxed)) {
+    answer_evictor(message);
+    return;
+  }
+  if (is_service_thread(message.thread_id)) {
+    counters().service_faults.add();
+    LUNAR_DCHECK(!"a thread of the pager touched tiered memory");
+  }
+  Region* region = state.regions.find(address);
+  if (region == nullptr) {   // its region went away meanwhile: the access is the kernel's to judge
+    (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    return;
+  }
+  PageIndex page = region->page_of(address);
+  PageWord seen = region->words[page.value].load(std::memory_order_acquire);
+  switch (seen.state()) {
+    case PageState::kResident: check_resident(*region, page); return;
+    case PageState::kGone:   // only registered memory sends messages, so the page table and the kernel disagree
+      fatal("page %p was unmapped behind the pager's back (a raw munmap or mremap) and is used again; its content is lost", address);
+    case PageState::kPoisoned:
+      if (!state.features.poison) fatal("page %p was lost to a read error and this kernel cannot poison it (UFFDIO_POISON, 6.6)", address);
+      (void)sys::uffd_poison(state.uffd, address, state.page_size);
+      (void)sys::uffd_wake(state.uffd, address, state.page_size);
+      return;
+    default: answer_evicted(*region, page, message);
+  }
+}
+
+void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message) {
+  PageWord seen = region.words[page.value].load(std::memory_order_acquire);
+  bool first_touch = seen.state() == PageState::kEmpty;
+  Ahead ahead = streams_.on_fault(message.thread_id, &region, page.value, first_touch);
+  unsigned taken = 0;
+  bool forking = message.thread_id != 0 && message.thread_id == pager_state().forking_tid.load(std::memory_order_relaxed);
+  if (forking) resolver_.set_keep_free(0);
+  Outcome outcome = resolver_.begin(region, page, ahead.stride == 1 ? ahead.window : 1, kHeatFault, true, &taken);
+  if (forking) resolver_.set_keep_free(kKeepFreePages);
+  if (outcome == Outcome::kNoRoom) {
+    park(message);
+    return;
+  }
+  if (outcome == Outcome::kPoisoned || outcome == Outcome::kGone) {
+    answer(message);
+    return;
+  }
+  if (pager_state().account.free_pages() < static_cast<int64_t>(pager_state().evictor->low_water())) pager_state().evictor->kick();
+  // The rest of the window: further runs of a sequence, or the next steps of a stride.
+  if (first_touch || ahead.window <= 1 || taken >= ahead.window || outcome == Outcome::kBusy) return;
+  int64_t step = ahead.stride == 1 ? 0 : ahead.stride;
+  for (unsigned covered = taken; covered < ahead.window;) {
+    uint64_t next = step == 0 ? page.value + covered : page.value + static_cast<uint64_t>(step) * covered;
+    if (next >= region.pages) break;
+    PageState there = region.words[next].load(std::memory_order_acquire).state();
+    unsigned got = 1;
+    if (there == PageState::kEvicted) {
+      if (resolver_.begin(region, PageIndex(next), step == 0 ? ahead.window - covered : 1, kHeatReadAhead, false, &got) == Outcome::kNoRoom) break;
+      if (got == 0) got = 1;
+    } else if (there == PageState::kEmpty) {
+      break;
+    }
+    covered += got;
+  }
+}
+
+// The evictor itself met a missing page (the program discarded it by a raw system call): zeros, whatever the word says.
+void Handler::answer_evictor(const sys::UffdMessage& message) {
+  auto& state = pager_state();
+  alignas(64) static const char zeros[65536] = {};
+  void* address = reinterpret_cast<void*>(message.address);
+  if (sys::uffd_copy(state.uffd, address, zeros, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+}
+
+// A message for a page that is marked resident: late (another message of it was answered), or the program dropped the page
+// behind our back; then it reads as zeros, as the kernel would have it.
+void Handler::check_resident(Region& region, PageIndex page) {
+  auto& state = pager_state();
+  counters().duplicates.add();
+  void* address = region.address_of(page);
+  uint8_t present = 1;
+  if (sys::present_pages(address, 1, &present) == 0 && present == 0) {
+    AtomicPageWord& word = region.words[page.value];
+    PageWord seen = word.load(std::memory_order_acquire);
+    if (seen.state() == PageState::kResident && page_lock(word, seen)) {
+      // Looked at again under the lock: an eviction may have come and gone in between.
+      if (sys::present_pages(address, 1, &present) == 0 && present == 0) {
+        if (seen.has_slot()) slot_release(seen.lun(), seen.slot());
+        count_resident(region, page, -1);
+        state.account.give(1);
+        uncharge_touched(region, seen);
+        seen = seen.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false);
+      }
+      (void)page_unlock(word, seen);
+    }
+  }
+  (void)sys::uffd_wake(state.uffd, address, state.page_size);
+}
+
+void Handler::park(const sys::UffdMessage& message) {
+  counters().budget_waits.add();
+  parked_[parked_count_++] = message;
+  pager_state().evictor->kick();
+}
+
+void Handler::retry_parked() {
+  unsigned n = parked_count_;
+  parked_count_ = 0;
+  // answer() may park again: it then overwrites entries that were read already.
+  for (unsigned i = 0; i < n; ++i) {
+    sys::UffdMessage message = parked_[i];
+    answer(message);
+  }
+}
+
+// One thread faulting: be where it is. Several, or much in flight: be a normal thread.
+void Handler::follow(int thread_id, unsigned load) {
+  if (!pager_state().options.follow || thread_id == 0) return;
+  if (load > 2 || (thread_id != followed_tid_ && followed_tid_ != 0)) {
+    if (++busy_rounds_ >= kBusyRounds) unfollow();
+    followed_tid_ = thread_id;
+    return;
+  }
+  if (busy_rounds_ != 0) {
+    --busy_rounds_;
+    return;
+  }
+  if (idle_class_ ? starved() : no_follow_until_ != 0 && sys::now_ns() < no_follow_until_) return;
+  if (thread_id == followed_tid_ && idle_class_ && until_look_-- != 0) return;
+  until_look_ = kLookEvery;
+  followed_tid_ = thread_id;
+  int cpu = sys::cpu_of_thread(thread_id);
+  if (cpu < 0 || (cpu == followed_cpu_ && idle_class_)) return;
+  if (sys::set_affinity(cpu) == 0) followed_cpu_ = cpu;
+  pager_state().followed_cpu.store(followed_cpu_, std::memory_order_relaxed);
+  if (!idle_class_ && sys::set_idle_policy(true) == 0) {
+    idle_class_ = true;
+    run_delay_ = sys::run_delay_ns();
+    until_delay_look_ = kDelayLookEvery;
+  }
+}
+
+// An idle-class thread gets nothing of a CPU that has other work. Seen by its time on the run queue; then it is a normal
+// thread for a while, twice as long each time.
+bool Handler::starved() {
+  if (until_delay_look_-- != 0) return false;
+  until_delay_look_ = kDelayLookEvery;
+  uint64_t delay = sys::run_delay_ns(), waited = delay - run_delay_;
+  run_delay_ = delay;
+  if (waited < kDelayLookEvery * kStarvedNs) {
+    if (no_follow_ns_ > kNoFollowMinNs) no_follow_ns_ -= no_follow_ns_ / 64;
+    return false;
+  }
+  no_follow_ns_ = no_follow_ns_ == 0 ? kNoFollowMinNs : no_follow_ns_ * 2 > kNoFollowMaxNs ? kNoFollowMaxNs : no_follow_ns_ * 2;
+  no_follow_until_ = sys::now_ns() + no_follow_ns_;
+  unfollow();
+  busy_rounds_ = 0;
+  return true;
+}
+
+void Handler::unfollow() {
+  busy_rounds_ = kBusyRounds * 4;
+  if (idle_class_ && sys::set_idle_policy(false) == 0) idle_class_ = false;
+  if (followed_cpu_ >= 0) (void)(mailbox_event_ >= 0 ? sys::set_affinity_node(node_) : sys::set_affinity(-1));
+  if (followed_cpu_ >= 0) pager_state().followed_cpu.store(-1, std::memory_order_relaxed);
+  followed_cpu_ = -1;
+}
+
+void Handler::dump(int fd) const {
+  char line[160];
+  size_t n = format_to(line, sizeof line, "handler %u: %u reads in flight, %u parked, follows thread %d on cpu %d%s\n", index_,
+                       resolver_.in_flight(), parked_count_, followed_tid_, followed_cpu_, idle_class_ ? " (idle class)" : "");
+  (void)sys::write_to_program(fd, line, n);
+}
+
+}  // namespace lunar

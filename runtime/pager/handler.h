@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handler: a thread that answers userfaultfd messages. Life of a fault: runtime/README.md.
+//
+// Never blocks on a page, on DRAM or on the evictor: what cannot be answered now is parked and tried again. One wait (its
+// ring's) covers messages and completions. It follows the thread it serves: SCHED_IDLE and pinned to the CPU of the faulting
+// thread, which sleeps, so that no other CPU has to wake up; with more to do than one thread's faults it runs as a normal
+// thread on any CPU, because a busy CPU would starve an idle-class one.
+//
+// One handler a node is always there; the others rest on a futex (every waiting handler would wake for every message) until
+// it finds several messages at once for a while, and rest again when little comes.
+//
+// On a machine with several NUMA nodes each node has handlers of its own, whose windows lie there and which run there, so that
+// a page is filled from and into memory of the faulting thread's node. Whoever reads a message of another node's thread posts
+// it to a handler of that node.
+#pragma once
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "pager/resolver.h"
+#include "pager/streams.h"
+#include "sys/thread.h"
+#include "sys/uffd.h"
+
+namespace lunar {
+
+struct Handler {
+  [[nodiscard]] int open(unsigned index, unsigned window_pages, int node);
+  [[nodiscard]] int start();
+  // Returns when the handler holds nothing that it looked up before the call. By program threads only.
+  void wait_for_round() const;
+  int thread_id() const { return tid_.load(std::memory_order_relaxed); }
+  int mailbox_descriptor() const { return mailbox_event_; }   // -1 with one node
+  void post(const sys::UffdMessage& message);                 // by other handlers
+  void dump(int fd) const;
+
+ private:
+  int node_of(int thread_id);
+  void route(const sys::UffdMessage& message);
+  unsigned take_mailbox();
+  static void run_thread(void* self);
+  void run();
+  unsigned take_messages();
+  void answer(const sys::UffdMessage& message);
+  void answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message);
+  void answer_evictor(const sys::UffdMessage& message);
+  void check_resident(Region& region, PageIndex page);
+  void park(const sys::UffdMessage& message);
+  void retry_parked();
+  void follow(int thread_id, unsigned messages);
+  bool starved();
+  void call_helpers(unsigned load);
+  void rest_when_calm(unsigned load);
+  void unfollow();
+
+  static constexpr unsigned kParkedMax = 4096, kMailboxMax = 256;
+
+  Resolver resolver_;
+  Streams streams_;
+  sys::UffdMessage* parked_ = nullptr;
+  unsigned parked_count_ = 0;
+  unsigned index_ = 0;
+  bool watching_ = false;
+
+  int node_ = 0;
+  int mailbox_event_ = -1;
+  bool watching_mailbox_ = false;
+  sys::SpinLock mailbox_lock_;
+  sys::UffdMessage mailbox_[kMailboxMax];
+  unsigned mailbox_count_ = 0;
+  struct Whereabouts {
+    int thread_id = 0, node = 0;
+    unsigned left = 0;
+  };
+  Whereabouts whereabouts_[64];
+
+  bool helper_ = false;              // not the first of its node
+  unsigned calm_rounds_ = 0, hot_rounds_ = 0;
+
+  int followed_tid_ = 0;
+  int followed_cpu_ = -1;
+  unsigned until_look_ = 0;
+  unsigned busy_rounds_ = 0;
+  unsigned until_delay_look_ = 0;
+  uint64_t run_delay_ = 0;
+  uint64_t no_follow_until_ = 0, no_follow_ns_ = 0;
+  bool idle_class_ = false;
+  std::atomic<int> tid_{0};
+  std::atomic<uint64_t> round_{0};   // odd: looked something up and may still hold it
+};
+
+}  // namespace lunar

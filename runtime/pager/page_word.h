@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// The state of one page is one atomic 64-bit word.
+//
+//   bit  0..2   state                          16..31  fork epoch at which the page was known to be exclusive
+//        3..5   state before kBusy             32..63  index: kResident: slot of an identical copy, or kNoSlot
+//        6      waiter                                        kEvicted:  slot
+//        7      pinned                                        kInFrame:  frame
+//        8..10  heat                                          kBusy:     as in the state before
+//        11     charged on touch
+//        12..15 LUN the slot lies on (0 = the root process', +1 a generation of fork)
+//
+//                    ┌──────────── discard ───────────────┐
+//                    ▼                                    │
+//     touch   ┌────────────┐  install   ┌─────────────┐   │
+//   ─────────►│   kEmpty   │───────────►│  kResident  │───┤
+//             └────────────┘            └──┬───────▲──┘   │
+//                    ▲ zero page    gather │       │ copy from frame ("second chance")
+//                    │              -evict ▼       │      │
+//                    │                  ┌─────────────┐   │
+//                    └──────────────────│  kInFrame   │───┤
+//                                       └──────┬──────┘   │
+//                                frame reused  ▼          │
+//                                       ┌─────────────┐   │      read failed for good   ┌───────────┐
+//                                       │  kEvicted   │───┴────────────────────────────►│ kPoisoned │
+//                                       └─────────────┘  read + install ──► kResident   └───────────┘
+//
+// Every arrow passes through kBusy: whoever compare-exchanges a word to kBusy owns the page until it stores the next
+// state. Nobody blocks on kBusy on the fault path: a handler that finds it sets `waiter` and forgets the message; the
+// owner wakes the page's waiters (UFFDIO_COPY does by itself) when it lets go. kGone: the kernel mapping was taken away
+// behind our back (a raw munmap); the page is no longer managed.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "base/units.h"
+
+namespace lunar {
+
+enum class PageState : uint8_t { kEmpty, kResident, kEvicted, kInFrame, kBusy, kPoisoned, kGone };
+
+struct PageWord {
+  uint64_t raw = 0;
+
+  static constexpr uint64_t kStateMask = 7, kPreviousShift = 3, kWaiter = 1u << 6, kPinned = 1u << 7;
+  static constexpr uint64_t kHeatShift = 8, kHeatMax = 7, kCharged = 1u << 11, kLunShift = 12, kEpochShift = 16;
+  static constexpr uint64_t kIndexShift = 32;
+
+  constexpr PageState state() const { return static_cast<PageState>(raw & kStateMask); }
+  constexpr PageState previous() const { return static_cast<PageState>((raw >> kPreviousShift) & 7); }
+  // The state that counts for recovery: what a busy page was before.
+  constexpr PageState settled() const { return state() == PageState::kBusy ? previous() : state(); }
+  constexpr bool waiter() const { return raw & kWaiter; }
+  constexpr bool pinned() const { return raw & kPinned; }
+  constexpr bool charged() const { return raw & kCharged; }
+  constexpr unsigned heat() const { return (raw >> kHeatShift) & kHeatMax; }
+  constexpr unsigned lun() const { return (raw >> kLunShift) & 15; }
+  constexpr uint16_t epoch() const { return static_cast<uint16_t>(raw >> kEpochShift); }
+  constexpr uint32_t index() const { return static_cast<uint32_t>(raw >> kIndexShift); }
+  constexpr Slot slot() const { return Slot(index()); }
+  constexpr bool has_slot() const { return index() != kNoSlot.value; }
+
+  constexpr PageWord with_state(PageState s) const { return {(raw & ~kStateMask) | static_cast<uint64_t>(s)}; }
+  constexpr PageWord busy() const {
+    return {(raw & ~(kStateMask | (7u << kPreviousShift) | kWaiter)) | static_cast<uint64_t>(PageState::kBusy) |
+            (static_cast<uint64_t>(state()) << kPreviousShift)};
+  }
+  constexpr PageWord with_waiter() const { return {raw | kWaiter}; }
+  constexpr PageWord with_heat(unsigned h) const {
+    return {(raw & ~(kHeatMax << kHeatShift)) | (static_cast<uint64_t>(h > kHeatMax ? kHeatMax : h) << kHeatShift)};
+  }
+  constexpr PageWord with_charged(bool c) const { return {c ? raw | kCharged : raw & ~kCharged}; }
+  constexpr PageWord with_lun(unsigned l) const {
+    return {(raw & ~(uint64_t{15} << kLunShift)) | (static_cast<uint64_t>(l) << kLunShift)};
+  }
+  constexpr PageWord with_epoch(uint16_t e) const {
+    return {(raw & ~(uint64_t{0xffff} << kEpochShift)) | (static_cast<uint64_t>(e) << kEpochShift)};
+  }
+  constexpr PageWord with_index(uint32_t i) const {
+    return {(raw & 0xffffffffu) | (static_cast<uint64_t>(i) << kIndexShift)};
+  }
+  constexpr PageWord with_slot(Slot s) const { return with_index(s.value); }
+};
+static_assert(sizeof(PageWord) == 8);
+static_assert(std::atomic<PageWord>::is_always_lock_free);
+
+using AtomicPageWord = std::atomic<PageWord>;
+
+// Takes the page from `seen` to kBusy. False: the word changed (look again).
+inline bool page_lock(AtomicPageWord& word, PageWord seen) {
+  return word.compare_exchange_strong(seen, seen.busy(), std::memory_order_acq_rel, std::memory_order_relaxed);
+}
+
+// Lets go of a busy page into `next` (a settled word). Keeps a pin set meanwhile. Returns true when somebody waits: the
+// caller must wake the page unless it has just been installed by UFFDIO_COPY after the waiter came.
+inline bool page_unlock(AtomicPageWord& word, PageWord next) {
+  PageWord old = word.load(std::memory_order_relaxed);
+  PageWord want;
+  do {
+    want.raw = (next.raw & ~(PageWord::kWaiter | PageWord::kPinned)) | (old.raw & PageWord::kPinned);
+  } while (!word.compare_exchange_weak(old, want, std::memory_order_acq_rel, std::memory_order_relaxed));
+  return old.waiter();
+}
+
+// Pin bit, at any time and in any state. Returns 1 when it was set before, else 0.
+inline int page_set_pinned(AtomicPageWord& word) {
+  PageWord old = word.load(std::memory_order_relaxed);
+  while (!word.compare_exchange_weak(old, {old.raw | PageWord::kPinned}, std::memory_order_acq_rel)) {}
+  return old.pinned();
+}
+inline int page_clear_pinned(AtomicPageWord& word) {
+  PageWord old = word.load(std::memory_order_relaxed);
+  while (!word.compare_exchange_weak(old, {old.raw & ~PageWord::kPinned}, std::memory_order_acq_rel)) {}
+  return old.pinned();
+}
+
+}  // namespace lunar

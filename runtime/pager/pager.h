@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pager: makes a virtual range hold more than DRAM. What the heap (and nobody else above it) sees of it.
+//
+// One pager a process. Regions are created on it; pages of a region are resident or evicted; the pager's threads (or the
+// caller, through the explicit doors) resolve them. See runtime/README.md: life of a fault, life of an eviction, states.
+//
+// Arming. A pager that is created but not *armed* is only bookkeeping: regions are plain memory, no thread, no LUN, no
+// userfaultfd. It arms itself when more than `arm_at` bytes are committed, so that small processes cost nothing.
+//
+// Errors: 0 / -errno; -ENOMEM when the LUN's capacity (or the tree's shared --size) does not allow a commit.
+// Threads: every call may come from any thread, also concurrently, unless said otherwise. None may be called from a
+// service thread.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "base/error.h"
+#include "base/options.h"
+#include "lunar/lunar.h"
+
+namespace lunar {
+
+struct Region;   // opaque here: a virtual range the pager owns
+
+enum RegionFlags : unsigned {
+  kRegionHeap = 0,
+  kRegionChargeOnTouch = 1u << 0,   // MAP_NORESERVE: no commit needed, LUN space is charged at first touch
+  kRegionStrict = 1u << 1,          // what is not committed stays PROT_NONE (maps); else accessible up to the highest commit
+};
+
+// Creates the process' pager from options (dram, lun, size, ...; zero sizes = the documented defaults). Checks what can
+// be checked without side effects (LUN path usable, sizes sane, userfaultfd permitted): *why names what to mend.
+// Nothing is armed. A second call is -EEXIST.
+[[nodiscard]] int pager_create(const Options& options, ErrorText* why);
+bool pager_created();
+bool pager_armed();
+// Arms now (API users: at init). 0 or -errno with *why.
+[[nodiscard]] int pager_arm(ErrorText* why);
+// Ends the tier: -EBUSY while regions exist. The service threads and the LUN stay, asleep, for a later pager_create (which may
+// change sizes, but not the LUN).
+[[nodiscard]] int pager_destroy();
+
+size_t page_bytes();                 // the system page
+uint64_t pager_lun_bytes();          // LUN space of the process tree (option `size`, or its default)
+
+// Reserves `bytes` of address space (page multiple; PROT_NONE + MAP_NORESERVE, nothing committed).
+[[nodiscard]] int region_create(size_t bytes, unsigned flags, Region** out);
+[[nodiscard]] int region_destroy(Region* region);
+char* region_base(const Region* region);
+size_t region_size(const Region* region);
+// Region that holds `address`, or nullptr. Lock-free; callable anywhere.
+Region* region_find(const void* address);
+
+// Makes [offset, offset+bytes) usable (read/write, zero-filled, charged against the LUN). -ENOMEM: nothing changed.
+// pre: the range is not committed now.
+[[nodiscard]] int region_commit(Region* region, size_t offset, size_t bytes);
+// Gives it back: contents are gone, space uncharged, the range becomes PROT_NONE when `protect`, else reads as zeros if
+// touched again without commit (which is a caller's error). pre: committed.
+void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
+
+// The doors. Ranges may be any bytes inside one region; pages partly covered: touch/prefetch/pin include them, discard
+// excludes them (as madvise does not: it needs page-aligned addresses; adapters check alignment first).
+// touch: resident when it returns (unless evicted again since). prefetch: starts and finishes the reads at queue depth,
+//   up to what the budget holds; -EIO when a page is poisoned (others are still brought in).
+// discard: contents become zeros (MADV_DONTNEED semantics), LUN slots freed.
+[[nodiscard]] int pager_touch(const void* address, size_t bytes);
+[[nodiscard]] int pager_prefetch(const lunar_range* ranges, size_t count);
+[[nodiscard]] int pager_discard(void* address, size_t bytes);
+// Hints: cold: evict soon; hot: keep longer; sequential: read ahead, drop behind; normal.
+[[nodiscard]] int pager_advise(const void* address, size_t bytes, lunar_advice advice);
+// pin: resident until unpin (counts do not nest). -ENOMEM when the pinned total would pass half of the budget.
+[[nodiscard]] int pager_pin(const void* address, size_t bytes);
+[[nodiscard]] int pager_unpin(const void* address, size_t bytes);
+// Evict now: writes out and drops what is resident in the range (tests, cold hints). Returns pages evicted or -errno.
+[[nodiscard]] int64_t pager_evict(const void* address, size_t bytes);
+
+// mremap that moves: contents of src become those of dst (same region or not), src becomes empty. Evicted pages move
+// without I/O. pre: both committed, page-aligned, disjoint, dst untouched or discarded.
+[[nodiscard]] int pager_move(void* dst, void* src, size_t bytes);
+
+[[nodiscard]] int pager_set_dram(uint64_t bytes);
+void pager_stats(lunar_stats* out);
+// Prints page states, threads and counters to `fd` (timeouts and fatal errors of tests). Takes no lock.
+void pager_dump(int fd);
+// Whole-structure check (quiesce first; test use). True when consistent.
+bool pager_validate();
+// Number of page state of an address for tests: see page_word.h; -1 outside regions.
+int pager_page_state(const void* address);
+
+// fork: called by pthread_atfork handlers that the pager installs at arming. Exposed for adapters that wrap fork():
+// -ENOMEM when the LUN cannot promise what the child may come to need; 0 otherwise.
+[[nodiscard]] int pager_fork_check();
+
+// Threads may pin pages (io_uring registered buffers, O_DIRECT, RDMA): from now on evict by MOVE. Sticky.
+void pager_note_pinning();
+
+}  // namespace lunar

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Region: a virtual range the pager owns, with its page table (one word and one hash a page).
+//
+//   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE, never huge pages, and
+//           MADV_DONTFORK except within fork(): a child made behind our back faults loudly instead of reading zeros)
+//   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them)
+//   chunk_resident ── resident pages per 512, so that the clock hand skips what is cold
+//
+// The registry is a sorted array read under a sequence counter: look-ups take no lock.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/units.h"
+#include "pager/page_word.h"
+#include "sys/thread.h"
+
+namespace lunar {
+
+constexpr uint64_t kChunkPages = 512;
+constexpr unsigned kRegionsMax = 2048;
+
+struct Region {
+  char* base = nullptr;
+  uint64_t pages = 0;
+  unsigned flags = 0;
+  AtomicPageWord* words = nullptr;
+  uint64_t* hashes = nullptr;
+  std::atomic<int32_t>* chunk_resident = nullptr;
+  std::atomic<uint64_t> usable_pages{0};   // made read/write so far, from the start (grows only)
+  std::atomic<uint64_t> table_pages{0};    // one past the last page ever used: where walks of the table may stop
+  std::atomic<uint8_t>* chunk_used = nullptr;   // its part of the tables is counted against the budget
+  std::atomic<uint64_t> chunks_used{0};
+  std::atomic<uint64_t> committed_pages{0};
+  std::atomic<bool> has_holes{false};      // some range below usable_pages was protected again
+  sys::Mutex grow_lock;
+
+  char* address_of(PageIndex page) const;
+  PageIndex page_of(const void* address) const;
+  bool holds(const void* address) const;
+  void note_resident(PageIndex page, int delta) {
+    chunk_resident[page.value / kChunkPages].fetch_add(delta, std::memory_order_relaxed);
+  }
+};
+
+struct RegionTable {
+  std::atomic<uint32_t> sequence{0};       // odd while it changes
+  std::atomic<uint32_t> count{0};
+  std::atomic<Region*> sorted[kRegionsMax] = {};
+  sys::Mutex lock;                         // writers
+
+  Region* find(const void* address) const;
+  [[nodiscard]] int insert(Region* region);
+  void remove(Region* region);
+};
+
+// Registers a region, or a part, in missing mode. Where the program has put a file or shared memory into a map of its own
+// (MAP_FIXED; regions of maps only), everything around it is registered, by halves: a few calls for each such place.
+[[nodiscard]] int region_register(const Region& region, int uffd, char* from, uint64_t bytes);
+
+// Table bytes a page costs in the budget: word + hash.
+constexpr uint64_t kTableBytesPerPage = sizeof(PageWord) + sizeof(uint64_t);
+constexpr uint64_t kTableBytesPerChunk = kTableBytesPerPage * kChunkPages;
+
+}  // namespace lunar

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finishing a read: verify every page's hash, install what is right in runs, read what is wrong again (three times), poison
+// what stays wrong. Never zeros, never silence. Threading: the resolver's thread.
+#include <errno.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "pager/evictor.h"
+#include "pager/resolver.h"
+#include "pager/state.h"
+
+namespace lunar {
+namespace {
+
+constexpr uint8_t kReadRetries = 3;
+
+}  // namespace
+
+void Resolver::release_op(unsigned op_index) {
+  free_ops_[free_op_count_++] = static_cast<uint16_t>(op_index);
+  --ops_in_flight_;
+}
+
+void Resolver::finish(unsigned op_index, int64_t result) {
+  auto& state = pager_state();
+  ReadOp& op = ops_[op_index];
+  uint64_t bad = 0;
+  if (result != static_cast<int64_t>(op.count * state.page_size)) {
+    bad = op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
+  } else if (!state.options.test_no_hash_check) {
+    for (unsigned i = 0; i < op.count; ++i)
+      if (page_hash(window_ + (op.window + i) * state.page_size) != op.region->hashes[op.first + i]) bad |= uint64_t{1} << i;
+  }
+  for (unsigned i = 0; i < op.count;) {
+    if (bad >> i & 1) {
+      ++i;
+      continue;
+    }
+    unsigned n = 1;
+    while (i + n < op.count && !(bad >> (i + n) & 1)) ++n;
+    install(op, i, n);
+    i += n;
+  }
+  (op.fault ? counters().major_faults : counters().prefetched).add(op.fault ? 1 : op.count);
+  if (op.fault && op.count > 1) counters().prefetched.add(op.count - 1u);
+  counters().read_bytes.add(op.count * state.page_size);
+  if (bad == 0) {
+    window_give(op.window, op.count);
+    release_op(op_index);
+    return;
+  }
+  finish_failed(op_index, bad, result < 0 ? static_cast<int>(result) : result == static_cast<int64_t>(op.count * state.page_size) ? -EBADMSG : -EIO);
+}
+
+// The first bad page is read again by this op (or poisoned); the others go back to kEvicted, so that a fault on one of them
+// makes it the first of its own read.
+void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
+  auto& state = pager_state();
+  ReadOp& op = ops_[op_index];
+  unsigned first = static_cast<unsigned>(__builtin_ctzll(bad));
+  counters().read_errors.add(static_cast<unsigned>(__builtin_popcountll(bad)));
+  for (unsigned i = first + 1; i < op.count; ++i)
+    if (bad >> i & 1) give_back(op, i, PageState::kEvicted);
+  for (unsigned i = 0; i < op.count; ++i)
+    if (i != first) window_give(op.window + i, 1);
+  op.first += first;
+  op.window = static_cast<uint16_t>(op.window + first);
+  op.slot = Slot(op.slot.value + first);
+  op.count = 1;
+  op.iov = {window_ + op.window * state.page_size, state.page_size};
+  if (op.retries++ < kReadRetries) {
+    enqueue(op_index);
+    return;
+  }
+  log_error("page %p cannot be read back: slot %u of %s: %s; it is poisoned (touching it raises SIGBUS)",
+            static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value, state.devices[op.lun]->name(),
+            error == -EBADMSG ? "content does not match its hash" : errno_text(error));
+  counters().poisoned.add();
+  ++failed_reads_;
+  give_back(op, 0, PageState::kPoisoned);
+  window_give(op.window, 1);
+  release_op(op_index);
+}
+
+// Lets go of a page that was not installed.
+void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
+  auto& state = pager_state();
+  PageIndex page(op.first + index);
+  void* address = op.region->address_of(page);
+  state.account.give(1);
+  if (next_state == PageState::kPoisoned && state.features.poison) (void)sys::uffd_poison(state.uffd, address, state.page_size);
+  AtomicPageWord& word = op.region->words[page.value];
+  bool waiter = page_unlock(word, word.load(std::memory_order_relaxed).with_state(next_state));
+  if (waiter || op.fault || next_state == PageState::kPoisoned) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+}
+
+void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
+  auto& state = pager_state();
+  unsigned step = count;
+  for (unsigned done = 0; done < count;) {
+    unsigned at = from + done;
+    if (step > count - done) step = count - done;
+    void* address = op.region->address_of(PageIndex(op.first + at));
+    int64_t rc = sys::uffd_copy(state.uffd, address, window_ + (op.window + at) * state.page_size, step * state.page_size);
+    if (rc == -ENOENT && step > 1) {   // the run crosses a protection boundary (mprotect): a copy may not
+      step = 1;
+      continue;
+    }
+    if (rc > 0) {
+      unsigned filled = static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size);
+      for (unsigned i = 0; i < filled; ++i) unlock_installed(op, at + i, false);
+      done += filled;
+    } else if (rc == -EAGAIN || rc == -ENOMEM) {
+      sys::yield_cpu();
+    } else if (rc == -EEXIST) {
+      unlock_installed(op, at, true);
+      ++done;
+    } else {
+      give_back(op, at, rc == -ENOENT || rc == -EFAULT || rc == -ESRCH ? PageState::kGone : PageState::kEvicted);
+      ++done;
+    }
+  }
+}
+
+void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there) {
+  auto& state = pager_state();
+  PageIndex page(op.first + index);
+  AtomicPageWord& word = op.region->words[page.value];
+  count_resident(*op.region, page, 1);
+  PageWord busy = word.load(std::memory_order_relaxed);
+  Slot slot = busy.slot();
+  if (already_there) {   // somebody else's content is there (inherited by fork): the slot is no copy of it
+    slot_release(op.lun, slot);
+    slot = kNoSlot;
+  }
+  bool waiter = page_unlock(word, resident_word(busy, slot, op.lun, index == 0 || !op.fault ? op.heat : kHeatReadAhead));
+  if (waiter || already_there) (void)sys::uffd_wake(state.uffd, op.region->address_of(page), state.page_size);
+}
+
+}  // namespace lunar

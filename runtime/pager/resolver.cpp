@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// Resolver: starting reads, frames, zero pages. Finishing (verify, install, retry, poison) is in resolve_finish.cpp.
+#include "pager/resolver.h"
+
+#include <errno.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "pager/evictor.h"
+#include "pager/state.h"
+#include "sys/numa.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kZeroPages = 32;
+
+// One read-only run of zeros for everybody: untouched private memory, so it costs no DRAM.
+const char* zero_run() {
+  static char* const zeros = static_cast<char*>(map_private(kZeroPages * sys::page_bytes(), ForkPolicy::kInherit));
+  return zeros;
+}
+
+// What a copy answers when its place is not ours any more. Anything else (no memory just now, a descriptor that the program
+// has closed) says nothing about the page.
+bool is_gone(int64_t rc) { return rc == -ENOENT || rc == -EFAULT || rc == -ESRCH; }
+
+}  // namespace
+
+int Resolver::open(const ResolverOptions& options) {
+  auto& state = pager_state();
+  options_ = options;
+  window_pages_ = options.window_pages > 512 ? 512 : options.window_pages;
+  if (!options.required && state.account.free_pages() < window_pages_ + options.keep_free) return -ENOMEM;
+  state.account.take_fixed(window_pages_);
+  window_ = static_cast<char*>(map_private(window_pages_ * state.page_size, ForkPolicy::kDontFork));
+  if (ops_ == nullptr) ops_ = static_cast<ReadOp*>(arena_alloc(kOpsMax * sizeof(ReadOp)));
+  if (window_ == nullptr || ops_ == nullptr || zero_run() == nullptr) {
+    state.account.give_fixed(window_pages_);
+    return -ENOMEM;
+  }
+  if (options.node >= 0) sys::bind_to_node(window_, window_pages_ * state.page_size, options.node);
+  for (uint64_t& word : window_used_) word = ~uint64_t{0};
+  for (unsigned i = 0; i < window_pages_; ++i) window_used_[i / 64] &= ~(uint64_t{1} << (i % 64));
+  free_op_count_ = 0;
+  for (unsigned i = 0; i < kOpsMax; ++i) free_ops_[free_op_count_++] = static_cast<uint16_t>(i);
+  ops_in_flight_ = queued_count_ = 0;
+  for (Context*& context : contexts_) context = nullptr;
+  return 0;
+}
+
+void Resolver::close() {
+  auto& state = pager_state();
+  while (ops_in_flight_ != 0) (void)progress(true, 1000000);
+  for (unsigned i = 0; i < kLunGenerations; ++i)
+    if (contexts_[i] != nullptr) state.devices[i]->detach(contexts_[i]);
+  unmap_private(window_, window_pages_ * state.page_size);
+  state.account.give_fixed(window_pages_);
+}
+
+Context* Resolver::context_for(unsigned lun) {
+  auto& state = pager_state();
+  if (contexts_[lun] == nullptr && state.devices[lun] != nullptr) {
+    ContextOptions options;
+    options.depth = kOpsMax;
+    options.buffer = window_;
+    options.buffer_bytes = window_pages_ * state.page_size;
+    options.spin = state.options.spin;
+    options.sqpoll = state.options.sqpoll;
+    if (state.devices[lun]->attach(options, &contexts_[lun]) < 0) contexts_[lun] = nullptr;
+  }
+  return contexts_[lun];
+}
+
+bool Resolver::attach_own() {
+  auto& state = pager_state();
+  watch_lun_ = state.lun_ready.load(std::memory_order_acquire) || state.generation == 0 ? state.generation : state.generation - 1;
+  return context_for(watch_lun_) != nullptr;
+}
+
+int Resolver::watch(int fd, uint64_t tag) {
+  watching_ = true;
+  return contexts_[watch_lun_]->watch(fd, tag | (uint64_t{1} << 63));
+}
+
+// First index of `pages` adjacent free window pages within one word, or -1.
+int Resolver::window_take(unsigned pages) {
+  for (unsigned w = 0; w < (window_pages_ + 63) / 64; ++w) {
+    uint64_t free = ~window_used_[w];
+    uint64_t starts = free;
+    for (unsigned have = 1; have < pages && starts != 0;) {
+      unsigned step = have < pages - have ? have : pages - have;
+      starts &= starts >> step;
+      have += step;
+    }
+    if (starts == 0) continue;
+    unsigned bit = static_cast<unsigned>(__builtin_ctzll(starts));
+    uint64_t mask = (pages == 64 ? ~uint64_t{0} : (uint64_t{1} << pages) - 1) << bit;
+    window_used_[w] |= mask;
+    return static_cast<int>(w * 64 + bit);
+  }
+  return -1;
+}
+
+void Resolver::window_give(unsigned first, unsigned pages) {
+  uint64_t mask = (pages == 64 ? ~uint64_t{0} : (uint64_t{1} << pages) - 1) << (first % 64);
+  window_used_[first / 64] &= ~mask;
+}
+
+// The page's content is still in a frame: copy it back.
+Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
+  auto& state = pager_state();
+  if (!state.account.take(1, options_.keep_free)) return Outcome::kNoRoom;
+  AtomicPageWord& word = region.words[page.value];
+  if (!page_lock(word, seen)) {
+    state.account.give(1);
+    return Outcome::kStarted;   // it changed: the caller looks again
+  }
+  FramePool& frames = state.evictor->frames();
+  uint32_t id = seen.index();
+  void* address = region.address_of(page);
+  int64_t rc;
+  while ((rc = sys::uffd_copy(state.uffd, address, frames.memory(id), state.page_size)) == -EAGAIN) sys::yield_cpu();
+  bool there = rc == -EEXIST;
+  if (rc != static_cast<int64_t>(state.page_size) && !there) {
+    bool gone = is_gone(rc);
+    state.account.give(1);
+    if (page_unlock(word, gone ? seen.with_state(PageState::kGone) : seen)) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    return gone ? Outcome::kGone : Outcome::kNoRoom;
+  }
+  Slot slot = kNoSlot;
+  unsigned lun = 0;
+  (void)frames.release(id, &slot, &lun);
+  if (there) {
+    if (slot != kNoSlot) slot_release(lun, slot);
+    slot = kNoSlot;   // what is there may differ from the slot
+  }
+  count_resident(region, page, 1);
+  counters().second_chances.add();
+  bool waiter = page_unlock(word, resident_word(seen, slot, lun, kHeatSecondChance));
+  if (waiter || there) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+  return Outcome::kResident;
+}
+
+unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
+  auto& state = pager_state();
+  if (run > kZeroPages) run = kZeroPages;
+  if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
+  unsigned room = run;
+  while (room > 1 && !state.account.take(room, options_.keep_free + (room > 1 ? state.evictor->low_water() / 2 : 0))) room /= 2;
+  if (room <= 1 && !state.account.take(room = 1, options_.keep_free)) return 0;
+  bool on_touch = region.flags & 1u;   // kRegionChargeOnTouch
+  unsigned locked = 0;
+  for (; locked < room; ++locked) {
+    AtomicPageWord& word = region.words[page.value + locked];
+    PageWord seen = word.load(std::memory_order_acquire);
+    if (seen.state() != PageState::kEmpty) break;
+    if (int rc = on_touch ? space_charge(1, false) : 0; rc < 0) {
+      if (rc == -ENOMEM && locked == 0)
+        fatal("LUN space is used up: page %p, of a map without reservation (MAP_NORESERVE), cannot be had; give a larger --size",
+              static_cast<void*>(region.address_of(page)));
+      break;   // -EAGAIN: the housekeeper reserves more
+    }
+    if (!page_lock(word, seen)) {
+      if (on_touch) space_uncharge(1);
+      break;
+    }
+  }
+  if (locked < room) state.account.give(room - locked);
+  if (locked == 0) return 0;
+  table_reach(region, page.value, page.value + locked);
+  for (unsigned done = 0; done < locked;) {
+    char* address = region.address_of(PageIndex(page.value + done));
+    int64_t rc = sys::uffd_copy(state.uffd, address, zero_run(), (locked - done) * state.page_size);
+    if (rc == -EAGAIN) {
+      sys::yield_cpu();
+      continue;
+    }
+    bool refused = rc < 0 && rc != -EEXIST && !is_gone(rc);
+    if (refused || (rc == -ENOENT && locked - done > 1)) {   // the run crosses a protection boundary (mprotect): only the first page is asked for
+      for (; locked > done + (refused ? 0 : 1); --locked) {
+        AtomicPageWord& word = region.words[page.value + locked - 1];
+        state.account.give(1);
+        if (on_touch) space_uncharge(1);
+        if (page_unlock(word, word.load(std::memory_order_relaxed).with_state(PageState::kEmpty)))
+          (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page.value + locked - 1)), state.page_size);
+      }
+      continue;
+    }
+    bool there = rc == -EEXIST;
+    bool gone = rc < 0 && !there;
+    unsigned filled = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 1;
+    for (unsigned i = 0; i < filled; ++i) {
+      PageIndex at(page.value + done + i);
+      AtomicPageWord& word = region.words[at.value];
+      PageWord busy = word.load(std::memory_order_relaxed);
+      if (gone) {
+        state.account.give(1);
+        if (on_touch) space_uncharge(1);
+        (void)page_unlock(word, busy.with_state(PageState::kGone));
+      } else {
+        count_resident(region, at, 1);
+        if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
+        (void)page_unlock(word, resident_word(busy, kNoSlot, state.generation, kHeatFault).with_charged(on_touch));
+      }
+    }
+    if (there || gone) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    done += filled;
+  }
+  counters().zero_fills.add(locked);
+  return locked;
+}
+
+// How many pages from `page` on are evicted with slots that follow each other.
+unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsigned run) {
+  unsigned n = 1;
+  for (; n < run; ++n) {
+    AtomicPageWord& word = region.words[page.value + n];
+    PageWord seen = word.load(std::memory_order_acquire);
+    if (seen.state() != PageState::kEvicted || seen.lun() != first.lun() || seen.index() != first.index() + n) break;
+    if (!page_lock(word, seen)) break;
+  }
+  return n;
+}
+
+Outcome Resolver::begin(Region& region, PageIndex page, unsigned run, unsigned heat, bool fault, unsigned* taken) {
+  auto& state = pager_state();
+  AtomicPageWord& word = region.words[page.value];
+  *taken = 0;
+  for (;;) {
+    PageWord seen = word.load(std::memory_order_acquire);
+    switch (seen.state()) {
+      case PageState::kResident: *taken = 1; return Outcome::kResident;
+      case PageState::kPoisoned: return Outcome::kPoisoned;
+      case PageState::kGone: return Outcome::kGone;
+      case PageState::kBusy:
+        if (seen.waiter() || word.compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel)) return Outcome::kBusy;
+        continue;
+      case PageState::kEmpty:
+        *taken = zero_fill(region, page, fault ? run : 1);
+        if (*taken != 0) return Outcome::kResident;
+        if (word.load(std::memory_order_acquire).state() != PageState::kEmpty) continue;
+        return Outcome::kNoRoom;
+      case PageState::kInFrame: {
+        Outcome outcome = from_frame(region, page, seen);
+        if (outcome == Outcome::kStarted) continue;
+        *taken = outcome == Outcome::kResident;
+        return outcome;
+      }
+      case PageState::kEvicted: break;
+    }
+    if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return Outcome::kNoRoom;
+    if (run > kReadRunMax) run = kReadRunMax;
+    if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
+    int window = -1;
+    while (run > 1 && (window = window_take(run)) < 0) run /= 2;
+    if (window < 0 && (run = 1, window = window_take(1)) < 0) return Outcome::kNoRoom;
+    unsigned reserved = run;
+    if (run > 1 && !state.account.take(run, options_.keep_free + state.evictor->low_water() / 2)) {
+      window_give(static_cast<unsigned>(window) + 1, run - 1);
+      run = reserved = 1;
+    }
+    if (run == 1 && reserved == 1 && !state.account.take(1, options_.keep_free)) {
+      window_give(static_cast<unsigned>(window), 1);
+      return Outcome::kNoRoom;
+    }
+    unsigned locked = page_lock(word, seen) ? lock_run(region, page, seen, run) : 0;
+    if (locked < reserved) {
+      state.account.give(reserved - locked);
+      window_give(static_cast<unsigned>(window) + locked, reserved - locked);
+    }
+    if (locked == 0) continue;
+    unsigned index = free_ops_[--free_op_count_];
+    ReadOp& op = ops_[index];
+    op = {&region, page.value, static_cast<uint16_t>(locked), static_cast<uint16_t>(window), static_cast<uint8_t>(seen.lun()),
+          static_cast<uint8_t>(heat), fault, 0, seen.slot(), {window_ + window * state.page_size, locked * state.page_size}};
+    ++ops_in_flight_;
+    enqueue(index);
+    *taken = locked;
+    return Outcome::kStarted;
+  }
+}
+
+void Resolver::enqueue(unsigned op_index) {
+  queued_[queued_count_++] = static_cast<uint16_t>(op_index);
+  if (queued_count_ == kOpsMax) flush();
+}
+
+// Everything begun since the last flush goes out in one call a LUN.
+void Resolver::flush() {
+  auto& state = pager_state();
+  unsigned at = 0;
+  while (at < queued_count_) {
+    Command commands[64];
+    unsigned n = 0;
+    unsigned lun = ops_[queued_[at]].lun;
+    for (; at + n < queued_count_ && n < 64 && ops_[queued_[at + n]].lun == lun; ++n) {
+      ReadOp& op = ops_[queued_[at + n]];
+      commands[n] = {Op::kRead, state.luns[lun].offset_of(op.slot), &op.iov, 1, 0, queued_[at + n]};
+    }
+    int rc = context_for(lun)->submit(commands, n);
+    if (rc > 0) {
+      at += static_cast<unsigned>(rc);
+    } else if (rc == 0 || rc == -EAGAIN || rc == -EBUSY) {
+      Response responses[16];
+      int got = context_for(lun)->wait(responses, 16, 1000000);
+      unsigned left = queued_count_ - at;   // finish() may queue retries: keep what is not out yet in front
+      for (unsigned i = 0; i < left; ++i) queued_[i] = queued_[at + i];
+      queued_count_ = left;
+      at = 0;
+      (void)handle(responses, got);
+    } else {
+      unsigned failed = queued_[at++];
+      finish(failed, rc);
+    }
+  }
+  queued_count_ = 0;
+}
+
+bool Resolver::handle(const Response* responses, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (responses[i].tag >> 63) watched_ |= uint64_t{1} << (responses[i].tag & 63);
+    else finish(static_cast<unsigned>(responses[i].tag), responses[i].result);
+  }
+  return count > 0;
+}
+
+int Resolver::reap_all() {
+  int total = 0;
+  for (Context* context : contexts_) {
+    if (context == nullptr || (context->in_flight() == 0 && !watching_)) continue;
+    Response responses[32];
+    int n = context->reap(responses, 32);
+    if (handle(responses, n)) total += n;
+  }
+  return total;
+}
+
+int Resolver::progress(bool wait, int64_t timeout_ns) {
+  if (queued_count_ != 0) flush();
+  if (!wait) return reap_all();
+  // One ring to wait on is the rule; a forked child may read from several LUNs, and then looks at them in turn.
+  unsigned active = 0;
+  for (unsigned i = 0; i < kLunGenerations; ++i)
+    if (contexts_[i] != nullptr && (contexts_[i]->in_flight() != 0 || (watching_ && i == watch_lun_))) ++active;
+  if (active > 1 && (timeout_ns < 0 || timeout_ns > 20000)) timeout_ns = 20000;
+  int total = 0;
+  for (unsigned i = 0; i < kLunGenerations; ++i) {
+    Context* context = contexts_[i];
+    if (context == nullptr || (context->in_flight() == 0 && !(watching_ && i == watch_lun_))) continue;
+    Response responses[32];
+    int n = total != 0 ? context->reap(responses, 32) : context->wait(responses, 32, timeout_ns);
+    if (handle(responses, n)) total += n;
+  }
+  if (queued_count_ != 0) flush();
+  return total;
+}
+
+}  // namespace lunar

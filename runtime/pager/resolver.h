@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Resolver: "make this page resident", as a thing any thread may do. Each handler thread has one, and each program thread
+// that uses an explicit door gets one; no lock is shared between them. It owns a context (ring) to every LUN it reads from
+// and a small window of DRAM that reads land in.
+//
+//   begin(page) -> kResident  it is there now (installed from a frame, zero-filled, or was there)
+//                  kStarted   a read is in flight; progress() will install it
+//                  kBusy      another thread has it in hand (it will wake the waiters)
+//                  kNoRoom    no DRAM, window or ring left just now: try again after progress()
+//                  kPoisoned, kGone
+//
+// Threading: one thread's. Fault path: no allocation, no host lock, no tiered memory touched but through userfaultfd.
+#pragma once
+#include <cstdint>
+
+#include "pager/region.h"
+#include "superpipe/device.h"
+
+namespace lunar {
+
+enum class Outcome : uint8_t { kResident, kStarted, kBusy, kNoRoom, kPoisoned, kGone };
+
+constexpr unsigned kReadRunMax = 64;
+
+struct ResolverOptions {
+  unsigned window_pages = 64;
+  int64_t keep_free = 0;            // DRAM pages it must leave
+  bool required = false;            // a handler's: its window is taken even when the account is over its cap (after fork)
+  int node = -1;                    // NUMA node of the window; -1: anywhere
+};
+
+class Resolver {
+ public:
+  // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno.
+  [[nodiscard]] int open(const ResolverOptions& options);
+  void close();                     // waits for what is in flight
+
+  // Starts to make `page` resident; reads up to `run` evicted pages behind it whose slots follow each other (read-ahead).
+  // `taken`: pages started or resident from `page` on (>= 1 unless kBusy/kNoRoom/...).
+  Outcome begin(Region& region, PageIndex page, unsigned run, unsigned heat, bool fault, unsigned* taken);
+  // Zero-fills up to `run` never-touched pages from `page`. Returns pages filled, 0: kNoRoom/kBusy.
+  unsigned zero_fill(Region& region, PageIndex page, unsigned run);
+
+  // Takes finished reads and installs them. wait: at least one response (or timeout). Returns responses handled.
+  int progress(bool wait, int64_t timeout_ns);
+  unsigned in_flight() const { return ops_in_flight_; }
+  // Responses of watched descriptors land here: tag bits as given to watch().
+  [[nodiscard]] int watch(int fd, uint64_t tag);
+  uint64_t take_watched() { uint64_t w = watched_; watched_ = 0; return w; }   // mask of tags (0..63) that came
+  bool attach_own();                // context of our own LUN now (handlers: watches need one). False: not possible
+  bool failed() const { return failed_reads_ != 0; }
+  void clear_failed() { failed_reads_ = 0; }
+  void set_keep_free(int64_t pages) { options_.keep_free = pages; }
+
+ private:
+  struct ReadOp {
+    Region* region;
+    uint64_t first;
+    uint16_t count;
+    uint16_t window;                // first window page
+    uint8_t lun;
+    uint8_t heat;
+    bool fault;
+    uint8_t retries;
+    Slot slot;
+    iovec iov;
+  };
+  static constexpr unsigned kOpsMax = 128;
+
+  Context* context_for(unsigned lun);
+  void flush();
+  int reap_all();
+  bool handle(const Response* responses, int count);
+  int window_take(unsigned pages);
+  void window_give(unsigned first, unsigned pages);
+  Outcome from_frame(Region& region, PageIndex page, PageWord seen);
+  unsigned lock_run(Region& region, PageIndex page, PageWord first, unsigned run);
+  void enqueue(unsigned op_index);
+  void finish(unsigned op_index, int64_t result);
+  void finish_failed(unsigned op_index, uint64_t bad, int error);
+  void install(ReadOp& op, unsigned from, unsigned count);
+  void unlock_installed(ReadOp& op, unsigned index, bool already_there);
+  void give_back(ReadOp& op, unsigned index, PageState state);
+  void release_op(unsigned op_index);
+
+  ResolverOptions options_;
+  char* window_ = nullptr;
+  unsigned window_pages_ = 0;
+  uint64_t window_used_[8] = {};    // bit set: in use; up to 512 pages
+  Context* contexts_[16] = {};
+  ReadOp* ops_ = nullptr;
+  uint16_t free_ops_[kOpsMax] = {};
+  unsigned free_op_count_ = 0;
+  unsigned ops_in_flight_ = 0;
+  uint16_t queued_[kOpsMax] = {};   // begun, not yet submitted: they go out together
+  unsigned queued_count_ = 0;
+  uint64_t watched_ = 0;
+  unsigned watch_lun_ = 0;
+  bool watching_ = false;
+  unsigned failed_reads_ = 0;
+};
+
+// The calling program thread's resolver (made at first use; closed when the thread ends). nullptr with *error.
+Resolver* thread_resolver(int* error);
+void thread_resolver_forget();      // in a forked child: the parent's rings are not ours
+
+}  // namespace lunar

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared helpers of the pager: LUN space accounting, slots held for children, hashes, resident counts, fork's gate.
+#include "pager/state.h"
+
+#define XXH_INLINE_ALL
+#include <errno.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "pager/descriptors.h"
+#include "sys/file.h"
+#include "sys/proc.h"
+
+namespace lunar {
+namespace {
+
+// Slots given up while children live that may read them: a queue in order of the fork epoch at that time.
+struct DeferredSlot {
+  uint32_t slot;
+  uint32_t epoch;
+};
+struct DeferredQueue {
+  sys::SpinLock lock;
+  DeferredSlot* entries = nullptr;   // ring, mapped at first use: one entry a slot of the LUN at most
+  uint64_t capacity = 0, head = 0, count = 0;
+  uint64_t* shared = nullptr;        // slots in use at the forks whose children live: what is not among them goes at once
+};
+constinit DeferredQueue g_deferred;
+
+bool defer_slot(Slot slot, uint32_t epoch) {
+  sys::Locked<sys::SpinLock> hold(g_deferred.lock);
+  if (g_deferred.entries == nullptr || !(g_deferred.shared[slot.value / 64] >> slot.value % 64 & 1)) return false;
+  LUNAR_CHECK(g_deferred.count < g_deferred.capacity, "more slots held for children than there are");
+  g_deferred.entries[(g_deferred.head + g_deferred.count++) % g_deferred.capacity] = {slot.value, epoch};
+  return true;
+}
+
+}  // namespace
+
+PagerState& pager_state() {
+  static constinit PagerState instance;
+  return instance;
+}
+
+int deferred_slots_prepare() {
+  auto& state = pager_state();
+  if (!state.lun_ready.load()) return 0;
+  const ScratchLun& lun = state.luns[state.generation];
+  sys::Locked<sys::SpinLock> hold(g_deferred.lock);
+  if (g_deferred.entries == nullptr) {
+    g_deferred.capacity = uint64_t{lun.bitmap_words()} * 64;
+    g_deferred.shared = static_cast<uint64_t*>(map_private(lun.bitmap_words() * sizeof(uint64_t), ForkPolicy::kDontFork));
+    g_deferred.entries = static_cast<DeferredSlot*>(map_private(g_deferred.capacity * sizeof(DeferredSlot), ForkPolicy::kDontFork));
+    if (g_deferred.entries == nullptr || g_deferred.shared == nullptr) {
+      g_deferred.entries = nullptr;
+      return -ENOMEM;
+    }
+  }
+  // No write is in flight now, so whatever a page of the child's may refer to is in use. (Slots still held for children
+  // that are gone by now are in use too.)
+  lun.copy_used(g_deferred.shared, state.oldest_child.load(std::memory_order_acquire) != 0);
+  return 0;
+}
+
+void deferred_slots_forget() {
+  g_deferred.lock.unlock();
+  g_deferred.entries = nullptr;
+  g_deferred.shared = nullptr;
+  g_deferred.head = g_deferred.count = g_deferred.capacity = 0;
+}
+
+void slot_release(unsigned lun, Slot slot) {
+  auto& state = pager_state();
+  if (slot == kNoSlot || lun != state.generation) return;
+  if (state.oldest_child.load(std::memory_order_acquire) != 0 &&
+      defer_slot(slot, state.fork_epoch.load(std::memory_order_acquire)))
+    return;
+  state.luns[lun].release(slot);
+}
+
+void deferred_slots_release() {
+  auto& state = pager_state();
+  for (;;) {
+    Slot slot = kNoSlot;
+    {
+      sys::Locked<sys::SpinLock> hold(g_deferred.lock);
+      if (g_deferred.count == 0) return;
+      uint32_t oldest = state.oldest_child.load(std::memory_order_acquire);   // each time: a fork may come in between
+      DeferredSlot& first = g_deferred.entries[g_deferred.head];
+      if (oldest != 0 && first.epoch >= oldest) return;
+      slot = Slot(first.slot);
+      g_deferred.head = (g_deferred.head + 1) % g_deferred.capacity;
+      --g_deferred.count;
+    }
+    state.luns[state.generation].release(slot);
+  }
+}
+
+uint64_t deferred_slot_count() { return g_deferred.count; }
+
+int space_charge(uint64_t pages, bool may_block) {
+  auto& state = pager_state();
+  int64_t bytes = static_cast<int64_t>(pages << state.page_shift);
+  if (state.account.lun_take(bytes) < 0) return -ENOMEM;
+  if (!state.lun_ready.load(std::memory_order_acquire)) return 0;   // a child's own LUN takes it over when it opens
+  ScratchLun& lun = state.luns[state.generation];
+  int rc = lun.charge_fast(pages);
+  if (rc == -EAGAIN && may_block) rc = lun.charge(pages);
+  if (rc < 0) state.account.lun_give(bytes);
+  return rc;
+}
+
+void space_uncharge(uint64_t pages) {
+  auto& state = pager_state();
+  if (pages == 0) return;
+  if (state.lun_ready.load(std::memory_order_acquire)) state.luns[state.generation].uncharge(pages);
+  state.account.lun_give(static_cast<int64_t>(pages << state.page_shift));
+}
+
+void uncharge_touched(Region& region, PageWord was) {
+  if (!was.charged()) return;
+  space_uncharge(1);
+  region.committed_pages.fetch_sub(1, std::memory_order_relaxed);
+}
+
+int lun_open_own() {
+  auto& state = pager_state();
+  if (state.lun_ready.load(std::memory_order_acquire)) return 0;
+  sys::Locked<sys::Mutex> hold(state.lun_open_lock);
+  if (state.lun_ready.load(std::memory_order_acquire)) return 0;
+  unsigned generation = state.generation;
+  int64_t promised = 0;
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
+    promised += static_cast<int64_t>(state.regions.sorted[i].load()->committed_pages.load());
+  uint64_t reserve = ScratchLun::kCleaningReserve;
+  uint64_t bytes = generation == 0 ? state.lun_bytes : static_cast<uint64_t>(state.account.lun_cap());
+  ErrorText why;
+  DeviceOffset base{};
+  if (state.devices[generation] == nullptr) {
+    Device* parent = generation > 0 ? state.devices[generation - 1] : nullptr;
+    if (parent != nullptr && !parent->growable()) {
+      state.devices[generation] = parent;   // one device for the tree: a piece of it each
+    } else {
+      DeviceOptions options;
+      options.want_bytes = 0;
+      options.sqpoll = state.options.sqpoll;
+      int rc = open_device(state, generation, options, &why);
+      if (rc < 0) {
+        log_error("%s", why.text);
+        return rc;
+      }
+    }
+  }
+  Device* device = state.devices[generation];
+  if (!device->growable()) {
+    // Half of a shared device for the first process, a quarter of what is left for a child: see runtime/README.md.
+    unsigned pieces = generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
+    int piece = state.account.carve(pieces);
+    if (piece < 0) return piece;
+    uint64_t piece_bytes = round_down(device->size_bytes() / kCarvePieces, 64 * state.page_size);
+    base = DeviceOffset(static_cast<uint64_t>(piece) * piece_bytes);
+    if (bytes > pieces * piece_bytes) bytes = pieces * piece_bytes;
+    reserve = 0;
+  }
+  int rc = state.luns[generation].open(device, base, bytes + reserve * state.page_size, static_cast<uint32_t>(state.page_size));
+  if (rc == 0) rc = state.luns[generation].charge(static_cast<uint64_t>(promised));
+  if (rc < 0) {
+    state.luns[generation].close();   // tried again later
+    return rc;
+  }
+  state.lun_ready.store(true, std::memory_order_release);
+  return 0;
+}
+
+MutatorScope::MutatorScope() {
+  auto& state = pager_state();
+  for (;;) {
+    state.mutators.fetch_add(1, std::memory_order_seq_cst);
+    if (!state.forking.load(std::memory_order_seq_cst)) return;
+    state.mutators.fetch_sub(1, std::memory_order_seq_cst);
+    while (state.forking.load(std::memory_order_acquire)) sys::sleep_ns(20000);
+  }
+}
+
+MutatorScope::~MutatorScope() { pager_state().mutators.fetch_sub(1, std::memory_order_release); }
+
+uint64_t page_hash(const void* content) { return XXH3_64bits(content, pager_state().page_size); }
+
+bool page_is_zero(const void* content) {
+  auto* words = static_cast<const uint64_t*>(content);
+  size_t count = pager_state().page_size / sizeof(uint64_t);
+  if (words[0] != 0 || words[count - 1] != 0) return false;
+  // Overlapping compare: every byte equals the one before it, and the first is zero.
+  return memcmp(words, words + 1, (count - 1) * sizeof(uint64_t)) == 0;
+}
+
+void table_reach(Region& region, uint64_t first, uint64_t end) {
+  auto& state = pager_state();
+  if (first >= end) return;
+  uint64_t now = region.table_pages.load(std::memory_order_relaxed);
+  while (now < end && !region.table_pages.compare_exchange_weak(now, end, std::memory_order_acq_rel)) {}
+  for (uint64_t chunk = first / kChunkPages; chunk <= (end - 1) / kChunkPages; ++chunk) {
+    if (region.chunk_used[chunk].load(std::memory_order_relaxed) != 0) continue;
+    if (region.chunk_used[chunk].exchange(1, std::memory_order_relaxed) != 0) continue;
+    uint64_t before = region.chunks_used.fetch_add(1, std::memory_order_relaxed);
+    int64_t cost = static_cast<int64_t>(((before + 1) * kTableBytesPerChunk >> state.page_shift) - (before * kTableBytesPerChunk >> state.page_shift));
+    if (state.armed.load(std::memory_order_acquire)) state.account.take_fixed(cost);
+  }
+}
+
+int64_t table_dram_pages(const Region& region) {
+  return static_cast<int64_t>(region.chunks_used.load(std::memory_order_relaxed) * kTableBytesPerChunk >> pager_state().page_shift);
+}
+
+void count_resident(Region& region, PageIndex page, int delta) {
+  auto& state = pager_state();
+  region.note_resident(page, delta);
+  int64_t now = counters().resident.fetch_add(delta, std::memory_order_relaxed) + delta;
+  if (now > state.resident_peak.load(std::memory_order_relaxed)) state.resident_peak.store(now, std::memory_order_relaxed);
+}
+
+}  // namespace lunar

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pager's one shared state, and the small helpers every part of it uses. One instance a process, in static memory.
+#pragma once
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/options.h"
+#include "lun/scratch_lun.h"
+#include "pager/account.h"
+#include "pager/page_word.h"
+#include "pager/region.h"
+#include "stats/counters.h"
+#include "superpipe/device.h"
+#include "sys/mem.h"
+#include "sys/thread.h"
+#include "sys/uffd.h"
+
+namespace lunar {
+
+class Evictor;
+struct Handler;
+
+constexpr unsigned kLunGenerations = 16;   // LUN id field of a page word
+constexpr unsigned kHandlersMax = 64;
+constexpr int64_t kKeepFreePages = 32;     // DRAM that only evictors' own faults may take
+
+struct PagerState {
+  Options options;
+  std::atomic<bool> created{false};
+  std::atomic<bool> armed{false};
+  sys::Mutex arm_lock;
+  size_t page_size = 4096;
+  unsigned page_shift = 12;
+  uint64_t dram_bytes = 0;
+  uint64_t lun_bytes = 0;
+  std::atomic<uint64_t> committed_before_arming{0};
+
+  Account account;
+  RegionTable regions;
+
+  // LUNs by generation: ours is luns[generation]; lower ones belong to ancestors and are only read.
+  ScratchLun luns[kLunGenerations];
+  Device* devices[kLunGenerations] = {};
+  struct DeviceId {
+    uint64_t dev = 0, ino = 0;
+  };
+  DeviceId device_ids[kLunGenerations] = {};
+  unsigned generation = 0;
+  std::atomic<bool> lun_ready{false};      // ours is open (a forked child opens its own at its first dirty eviction)
+  sys::Mutex lun_open_lock;
+
+  int uffd = -1;                           // same number in the program's and in the service threads' tables
+  sys::UffdFeatures features;
+
+  std::atomic<uint32_t> fork_epoch{1};
+  std::atomic<uint32_t> oldest_child{0};   // fork epoch of the oldest live child; 0: none
+  sys::Mutex fork_lock;                    // held by a forking thread
+  std::atomic<uint32_t> mutators{0};       // threads inside discard/move/pin; fork waits for 0
+  std::atomic<bool> forking{false};
+  std::atomic<int> forking_tid{0};         // its faults may take the last pages: nothing is evicted meanwhile
+
+  Evictor* evictor = nullptr;
+  Handler* handlers[kHandlersMax] = {};
+  unsigned handler_count = 0;
+  std::atomic<int> followed_cpu{-1};         // an idle-class handler runs there: the evictor keeps off it
+  std::atomic<uint32_t> helpers_called{0};   // futex: further handlers rest on it
+  std::atomic<uint32_t> helpers_resting{0};
+  pthread_t keeper{};                      // the housekeeping thread
+  std::atomic<int> keeper_tid{0}, evictor_tid{0};
+
+  // LUN slots promised for what children may still read, by account member: given back when that child is gone.
+  struct ForkHold {
+    uint32_t epoch = 0;      // 0: none
+    uint64_t slots = 0;
+  };
+  ForkHold fork_holds[kMembersMax];
+
+  std::atomic<bool> may_pin{false};
+  std::atomic<int64_t> pinned_pages{0};
+  std::atomic<int64_t> resident_peak{0};
+  pthread_key_t resolver_key{};
+  bool resolver_key_made = false;
+};
+
+PagerState& pager_state();
+
+// LUN space accounting in front of ScratchLun: charges the tree's account, then the LUN. -ENOMEM.
+[[nodiscard]] int space_charge(uint64_t pages, bool may_block);
+void space_uncharge(uint64_t pages);
+
+// The page was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as committed.
+void uncharge_touched(Region& region, PageWord was);
+
+// A slot is given up: at once, or when the children that may read it are gone. Slots of ancestors' LUNs are theirs.
+void slot_release(unsigned lun, Slot slot);
+void deferred_slots_release();             // by the housekeeper
+uint64_t deferred_slot_count();
+[[nodiscard]] int deferred_slots_prepare();  // before a fork
+void deferred_slots_forget();               // in the child
+
+// A forked child opens a LUN of its own when it first needs to write. 0 or -errno. May block; not for handlers.
+[[nodiscard]] int lun_open_own();
+
+// The calling thread is about to change page mappings (discard, move): keeps fork out. Never held across a wait for I/O.
+class MutatorScope {
+ public:
+  MutatorScope();
+  ~MutatorScope();
+};
+
+// Hash of a page's content; also tells an all-zero page.
+uint64_t page_hash(const void* content);
+bool page_is_zero(const void* content);
+
+// The page table of [first, end) is used from now on: counts it against the budget, by chunks.
+void table_reach(Region& region, uint64_t first, uint64_t end);
+int64_t table_dram_pages(const Region& region);   // what it costs now
+
+// Bookkeeping of installed pages. pre: the DRAM was taken before.
+void count_resident(Region& region, PageIndex page, int delta);
+
+// Marks `words` for a page that was installed. heat: see policy in evictor.h.
+inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat) {
+  uint16_t epoch = static_cast<uint16_t>(pager_state().fork_epoch.load(std::memory_order_acquire));
+  return from.with_state(PageState::kResident).with_slot(slot).with_lun(lun).with_heat(heat).with_epoch(epoch);
+}
+
+}  // namespace lunar

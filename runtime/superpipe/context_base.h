@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the contexts of this folder share beyond the public interface: how they are released, their watches, and the
+// moving average of read latency.
+// Threading: a context's owner only. May not allocate.
+#pragma once
+#include <errno.h>
+
+#include <cstdint>
+
+#include "superpipe/device.h"
+
+namespace lunar {
+
+// A context that lives in a mapping of its own. release() drains what is in flight and unmaps it: no use after it.
+class OwnedContext : public Context {
+ public:
+  virtual void release() = 0;
+
+ protected:
+  // Takes what is left, until nothing is in flight.
+  void drain() {
+    Response dropped[16];
+    while (in_flight() != 0) {
+      const int n = wait(dropped, 16, -1);
+      if (n < 0 && n != -EINTR) return;   // the ring itself is broken: ending it cancels what is left
+    }
+  }
+};
+
+struct WatchSet {
+  static constexpr unsigned kMax = 4;
+  enum class State : uint8_t { kFree, kWanted, kArmed };
+  struct Watch {
+    uint64_t tag = 0;
+    int fd = -1;
+    State state = State::kFree;
+  };
+  Watch watches[kMax];
+  uint8_t used = 0;      // not free
+  uint8_t wanted = 0;    // to be armed
+
+  // 0; -EBUSY when all are taken. Watching a descriptor again while it is watched replaces the tag.
+  int add(int fd, uint64_t tag) {
+    unsigned index = kMax;
+    for (unsigned i = 0; i < kMax; ++i) {
+      if (watches[i].state == State::kFree) {
+        index = i;
+      } else if (watches[i].fd == fd) {
+        watches[i].tag = tag;
+        return 0;
+      }
+    }
+    if (index == kMax) return -EBUSY;
+    watches[index] = {tag, fd, State::kWanted};
+    ++used;
+    ++wanted;
+    return 0;
+  }
+  void fired(unsigned index) {
+    watches[index].state = State::kFree;
+    --used;
+  }
+};
+
+// Moving average over about 8 reads. One very late sample (the reaper was elsewhere) must not move it far.
+class LatencyAverage {
+ public:
+  void add(uint64_t sample_ns) {
+    if (sample_ns > kSampleMaxNs) sample_ns = kSampleMaxNs;
+    if (average_ns_ == 0) average_ns_ = sample_ns;
+    else average_ns_ = average_ns_ - average_ns_ / 8 + sample_ns / 8;
+  }
+  uint64_t ns() const { return average_ns_; }
+
+ private:
+  static constexpr uint64_t kSampleMaxNs = 20'000'000;
+  uint64_t average_ns_ = 0;
+};
+
+}  // namespace lunar

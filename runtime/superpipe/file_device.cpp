@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files and block devices as LUNs: see file_device.h.
+//
+// Idea: everything that could go wrong later is asked at open, and refused with one line: memory file systems, no
+// O_DIRECT, no room, no fallocate, a place that holds data or is in use.
+// Threading: open and close on one thread; the rest from any. May not be used on the fault path (its contexts may).
+#include "superpipe/file_device.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/arena.h"
+#include "base/log.h"
+#include "superpipe/signature.h"
+#include "superpipe/sync_context.h"
+#include "superpipe/uring_context.h"
+#include "sys/file.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+// A former owner's ring is torn down by the kernel some milliseconds after its process is gone, and holds the file till
+// then: a LUN that looks busy is asked again for so long before it is refused.
+constexpr int kBusyRetries = 50;
+constexpr uint64_t kBusyRetryNs = 20'000'000;
+
+constexpr uint64_t kProbeBytes = kMiB;   // reserved at open to see whether the file system can reserve at all
+
+const char* memory_file_system(uint64_t magic) {
+  switch (magic) {
+    case TMPFS_MAGIC: return "tmpfs";
+    case RAMFS_MAGIC: return "ramfs";
+    case HUGETLBFS_MAGIC: return "hugetlbfs";
+    default: return nullptr;
+  }
+}
+
+int explain_open(int err, const char* path, const char* what, ErrorText* why) {
+  switch (-err) {
+    case EACCES:
+    case EPERM:
+      return why->set(err, "LUN %s: no permission to %s; "
+                      "run as a user who may, or give another LUN (--lun DIR)", path, what);
+    case EROFS:
+      return why->set(err, "LUN %s: the file system is read-only; "
+                      "remount it read-write or give another LUN (--lun DIR)", path);
+    case EINVAL:
+    case EOPNOTSUPP:
+      return why->set(err, "LUN %s: the file system offers no direct I/O (O_DIRECT); "
+                      "put the LUN on ext4, xfs or btrfs", path);
+    case ENOSPC:
+    case EDQUOT:
+      return why->set(err, "LUN %s: no space left on the file system; free some or give another LUN (--lun DIR)", path);
+    case EMFILE:
+    case ENFILE:
+      return why->set(err, "LUN %s: no file descriptor left; raise the limit (ulimit -n)", path);
+    default:
+      return why->set(err, "LUN %s: cannot %s: %s (%s); "
+                      "give another LUN (--lun DIR)", path, what, errno_text(err), errno_name(err));
+  }
+}
+
+}  // namespace
+
+int FileDevice::open(const char* uri, const char* path, const DeviceOptions& options, Device** out, ErrorText* why) {
+  struct stat status;
+  const int err = sys::path_status(path, &status);
+  if (err == -ENOENT || err == -ENOTDIR)
+    return why->set(err, "LUN %s: there is no such file or directory; "
+                    "make it, or give a directory on a disk (--lun /var/tmp)", path);
+  if (err < 0) return explain_open(err, path, "look at it", why);
+
+  const size_t length = strlen(uri) + 1;
+  auto* device = arena_new<FileDevice>();
+  auto* name = static_cast<char*>(arena_alloc(length, 8));
+  if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", path);
+  memcpy(name, uri, length);
+  device->name_ = name;
+  device->sqpoll_ = options.sqpoll;
+
+  int result;
+  if (S_ISDIR(status.st_mode)) result = device->open_directory(path, options, why);
+  else if (S_ISREG(status.st_mode)) result = device->open_regular(path, options, why);
+  else if (S_ISBLK(status.st_mode)) result = device->open_block(path, status.st_rdev, options, why);
+  else return why->set(-EINVAL, "LUN %s: neither a directory, a regular file nor a block device; "
+                       "give one of these", path);
+  if (result < 0) {
+    if (device->fd() >= 0) sys::close_file(device->fd());
+    return result;
+  }
+  *out = device;
+  return 0;
+}
+
+// The file system under the open file: no memory behind it, direct I/O in front of it.
+int FileDevice::check_medium(const char* path, uint64_t* free_bytes, ErrorText* why) {
+  uint64_t magic = 0;
+  int err = sys::file_system_type(fd(), &magic, free_bytes);
+  if (err < 0) return explain_open(err, path, "ask its file system", why);
+  if (const char* memory = memory_file_system(magic))
+    return why->set(-ENOTSUP, "LUN %s: lies on %s, which is memory itself; "
+                    "give a directory on a disk (--lun /var/tmp)", path, memory);
+  if (magic == OVERLAYFS_SUPER_MAGIC && sys::extent_map_supported(fd()) == -EOPNOTSUPP)
+    return why->set(-ENOTSUP, "LUN %s: lies on an overlay over a memory file system; "
+                    "give a directory on a disk (a volume)", path);
+  uint32_t align = 0;
+  err = sys::direct_io_align(fd(), &align);
+  if (err < 0) return explain_open(err, path, "use direct I/O", why);
+  if (align > 4096) return why->set(-ENOTSUP, "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; "
+                                    "give another LUN", path, align);
+  io_align_ = align <= 512 ? 512 : 4096;
+  return 0;
+}
+
+int FileDevice::check_size(uint64_t want_bytes, ErrorText* why) const {
+  if (want_bytes <= size_bytes_) return 0;
+  return why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; free some space, lower --size, or give another LUN", name_,
+                  format_size(size_bytes_).text, growable_ ? "free" : "large", format_size(want_bytes).text);
+}
+
+int FileDevice::open_directory(const char* path, const DeviceOptions& options, ErrorText* why) {
+  // Ask the directory before a file is made: memory file systems may not know O_DIRECT, and the reason would be lost.
+  const int directory = sys::open_file(path, O_RDONLY | O_DIRECTORY);
+  if (directory >= 0) {
+    uint64_t magic = 0;
+    const int asked = sys::file_system_type(directory, &magic, nullptr);
+    sys::close_file(directory);
+    const char* memory = asked == 0 ? memory_file_system(magic) : nullptr;
+    if (memory) return why->set(-ENOTSUP, "LUN %s: lies on %s, which is memory itself; "
+                                "give a directory on a disk (--lun /var/tmp)", path, memory);
+  }
+  const int opened = sys::open_unlinked(path, O_RDWR | O_DIRECT);
+  if (opened < 0) return explain_open(opened, path, "make a file in it", why);
+  reopen(opened);
+  uint64_t free_bytes = 0;
+  int err = check_medium(path, &free_bytes, why);
+  if (err < 0) return err;
+  growable_ = true;
+  size_bytes_ = free_bytes;
+  err = check_size(options.want_bytes ? options.want_bytes : kProbeBytes, why);
+  if (err < 0) return err;
+  err = sys::allocate_space(opened, 0, kProbeBytes);
+  if (err == -EOPNOTSUPP)
+    return why->set(err, "LUN %s: the file system cannot reserve space (fallocate); "
+                    "put the LUN on ext4, xfs or btrfs", path);
+  return err < 0 ? explain_open(err, path, "reserve space", why) : 0;
+}
+
+int FileDevice::open_regular(const char* path, const DeviceOptions& options, ErrorText* why) {
+  const int opened = sys::open_file(path, O_RDWR | O_DIRECT);
+  if (opened < 0) return explain_open(opened, path, "open it for writing", why);
+  reopen(opened);
+  uint64_t free_bytes = 0;
+  int err = check_medium(path, &free_bytes, why);
+  if (err < 0) return err;
+  // The lock lies on the open file description: children that fork share it, and it ends with the last of them.
+  err = sys::lock_ofd(opened, true, false);
+  for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
+    sys::sleep_ns(kBusyRetryNs);
+    err = sys::lock_ofd(opened, true, false);
+  }
+  if (err == -EAGAIN || err == -EACCES)
+    return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN (--lun DIR)", path);
+  if (err < 0) return explain_open(err, path, "lock it", why);
+  Contents contents = Contents::kForeign;
+  uint64_t flags = 0;
+  err = signature_read(opened, &contents, &flags);
+  if (err < 0) return explain_open(err, path, "read its header", why);
+  if (contents == Contents::kForeign)
+    return why->set(-EEXIST, "LUN %s: holds data that is not Lunar's; "
+                    "give an empty file, or empty this one (truncate -s 0)", path);
+  struct stat status;
+  err = sys::file_status(opened, &status);
+  if (err < 0) return explain_open(err, path, "look at it", why);
+
+  data_offset_ = kScratchDataOffset;
+  const auto file_bytes = static_cast<uint64_t>(status.st_size);
+  growable_ = file_bytes <= kScratchDataOffset || (contents == Contents::kOurs && (flags & kScratchGrowable));
+  if (growable_) {
+    // What a former owner left is cut: its space counts as free.
+    const uint64_t held = static_cast<uint64_t>(status.st_blocks) * 512;
+    size_bytes_ = free_bytes + held > kScratchDataOffset ? free_bytes + held - kScratchDataOffset : 0;
+  } else {
+    size_bytes_ = round_down(file_bytes - kScratchDataOffset, 4096);
+  }
+  err = check_size(options.want_bytes ? options.want_bytes : kProbeBytes, why);
+  if (err < 0) return err;
+  if (growable_ && file_bytes > sizeof(ScratchHeader)) err = sys::set_file_size(opened, 0);
+  cut_at_close_ = growable_;
+  if (err == 0) err = sys::allocate_space(opened, 0, sizeof(ScratchHeader));
+  if (err == -EOPNOTSUPP)
+    return why->set(err, "LUN %s: the file system cannot reserve space (fallocate); "
+                    "put the LUN on ext4, xfs or btrfs", path);
+  if (err == 0) err = signature_write(opened, growable_ ? uint64_t{kScratchGrowable} : 0);
+  return err < 0 ? explain_open(err, path, "write its header", why) : 0;
+}
+
+int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why) {
+  char who[256];
+  if (block_in_use(rdev, who, sizeof who))
+    return why->set(-EBUSY, "LUN %s: the block device is %s; give one that nobody uses", path, who);
+  // O_EXCL on a block device: nobody else may claim it (mount, swapon, another LUN) while we have it.
+  int opened = sys::open_file(path, O_RDWR | O_DIRECT | O_EXCL);
+  for (int i = 0; i < kBusyRetries && opened == -EBUSY; ++i) {
+    sys::sleep_ns(kBusyRetryNs);
+    opened = sys::open_file(path, O_RDWR | O_DIRECT | O_EXCL);
+  }
+  if (opened == -EBUSY)
+    return why->set(opened, "LUN %s: the block device is in use (a partition mounted, or another LUN); "
+                    "give one that nobody uses", path);
+  if (opened < 0) return explain_open(opened, path, "open it for writing", why);
+  reopen(opened);
+  block_ = true;
+  uint64_t bytes = 0;
+  uint32_t align = 0;
+  int err = sys::block_device_size(opened, &bytes);
+  if (err == 0) err = sys::direct_io_align(opened, &align);
+  if (err < 0) return explain_open(err, path, "ask its size", why);
+  io_align_ = align <= 512 ? 512 : 4096;
+  size_bytes_ = bytes > kScratchDataOffset ? round_down(bytes - kScratchDataOffset, 4096) : 0;
+  err = check_size(options.want_bytes ? options.want_bytes : kProbeBytes, why);
+  if (err < 0) return err;
+
+  Contents contents = Contents::kForeign;
+  err = signature_read(opened, &contents, nullptr);
+  if (err < 0) return explain_open(err, path, "read its header", why);
+  const int known = block_signature(path, contents == Contents::kOurs, who, sizeof who);
+  if (known == 1)
+    return why->set(-EEXIST, "LUN %s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, who, path);
+  if (known == -ENOSYS)
+    return why->set(known, "LUN %s: libblkid.so.1 is missing, so nobody can tell what it holds; "
+                    "install libblkid1", path);
+  if (known < 0) return explain_open(known, path, "have libblkid look at it", why);
+  if (contents == Contents::kForeign)
+    return why->set(-EEXIST, "LUN %s: holds unknown data in its first 64 KiB; "
+                    "if it may go: dd if=/dev/zero of=%s bs=64k count=1", path, path);
+  data_offset_ = kScratchDataOffset;
+  err = signature_write(opened, 0);
+  return err < 0 ? explain_open(err, path, "write its header", why) : 0;
+}
+
+void FileDevice::close() {
+  LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
+  // Only the header stays, so that the next open finds a LUN of ours and the disk gets its space back.
+  if (cut_at_close_) (void)sys::set_file_size(fd(), sizeof(ScratchHeader));
+  sys::close_file(fd());
+  reopen(-1);
+}
+
+int FileDevice::attach(const ContextOptions& options, Context** out) {
+  ContextOptions wanted = options;
+  wanted.sqpoll |= sqpoll_;
+  OwnedContext* context = nullptr;
+  int status = UringContext::create(fd(), data_offset_, wanted, &context);
+  if (status == -EINVAL) return status;
+  if (status < 0) {
+    if (!told_.exchange(true, std::memory_order_relaxed))
+      log_warning("LUN %s: io_uring is not available here (%s): reads and writes one by one, slower; allow it (sysctl "
+                  "kernel.io_uring_disabled=0, or the container's seccomp profile)", name_, errno_name(status));
+    status = SyncContext::create(&fd_, data_offset_, wanted, &context);
+  }
+  if (status < 0) return status;
+  contexts_.fetch_add(1, std::memory_order_relaxed);
+  *out = context;
+  return 0;
+}
+
+void FileDevice::detach(Context* context) {
+  static_cast<OwnedContext*>(context)->release();
+  contexts_.fetch_sub(1, std::memory_order_release);
+}
+
+int FileDevice::reserve(DeviceOffset offset, uint64_t length) {
+  if (block_ || !growable_) {
+    if (offset.value > size_bytes_ || length > size_bytes_ - offset.value) return -ENOSPC;
+    if (block_) return 0;
+  }
+  return sys::allocate_space(fd(), data_offset_ + offset.value, length);
+}
+
+void FileDevice::release(DeviceOffset offset, uint64_t length) {
+  if (block_) (void)sys::block_discard(fd(), data_offset_ + offset.value, length);
+  else (void)sys::punch_hole(fd(), data_offset_ + offset.value, length);
+}
+
+}  // namespace lunar

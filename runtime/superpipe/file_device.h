@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device on a file of the host: an unlinked file made in a directory, a regular file given by path, or a block
+// device.
+// All with O_DIRECT; contexts are io_uring rings, or synchronous ones where the host refuses io_uring.
+// Threading: immutable after open but for the descriptor (reopen), which is atomic.
+#pragma once
+#include <atomic>
+
+#include "superpipe/device.h"
+
+namespace lunar {
+
+class FileDevice final : public Device {
+ public:
+  // `path` may carry the "file:" prefix in `uri`, which is only kept for messages.
+  [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
+                                ErrorText* why);
+  void close();
+
+  [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
+  void detach(Context* context) override;
+  [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
+  void release(DeviceOffset offset, uint64_t length) override;
+  uint64_t size_bytes() const override { return size_bytes_; }
+  bool growable() const override { return growable_; }
+  uint32_t io_align() const override { return io_align_; }
+  const char* name() const override { return name_; }
+  const char* kind() const override { return block_ ? "block" : "file"; }
+  int fd() const override { return fd_.load(std::memory_order_relaxed); }
+  void reopen(int fd) override { fd_.store(fd, std::memory_order_relaxed); }
+
+ private:
+  int open_directory(const char* path, const DeviceOptions& options, ErrorText* why);
+  int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
+  int open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why);
+  int check_medium(const char* path, uint64_t* free_bytes, ErrorText* why);
+  int check_size(uint64_t want_bytes, ErrorText* why) const;
+
+  std::atomic<int> fd_{-1};
+  const char* name_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  uint64_t data_offset_ = 0;
+  uint32_t io_align_ = 4096;
+  bool block_ = false;
+  bool growable_ = false;
+  bool cut_at_close_ = false;       // a path that was empty when it came to us
+  bool sqpoll_ = false;
+  std::atomic<bool> told_{false};   // the io_uring fall-back was logged
+  std::atomic<int> contexts_{0};
+};
+
+}  // namespace lunar

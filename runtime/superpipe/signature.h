@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// What may be overwritten: tells a scratch LUN of ours, or an empty place, from somebody's data.
+//
+//   offset 0          4096                    64 KiB                1 MiB
+//   │ ScratchHeader   │ zeros                 │ not looked at       │ data: device offset 0 of a LUN
+//   └─────────────────┴───────────────────────┴─────────────────────┴──────────────────────────────
+//
+// Regular files and block devices given by path start with this header; files made by us in a directory have none.
+// Threading: open-time code, any thread, blocking. Allocates through map_private and (in libblkid) under a HostGuard.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "base/error.h"
+
+namespace lunar {
+
+constexpr uint64_t kScratchDataOffset = 1024 * 1024;
+constexpr size_t kScratchProbeBytes = 64 * 1024;      // must be zeros, but for a header of ours
+
+enum ScratchFlags : uint64_t {
+  kScratchGrowable = 1u << 0,   // the file was empty when it was given to us: it is cut again at the next open
+};
+
+// On-media layout, native byte order (a scratch LUN never leaves its host).
+struct ScratchHeader {
+  char magic[16];          // "LunarScratchLUN"
+  uint32_t version;        // 1
+  uint32_t header_bytes;   // 4096
+  uint64_t data_offset;    // kScratchDataOffset
+  uint64_t flags;          // ScratchFlags
+  uint8_t reserved[4096 - 48];
+  uint64_t checksum;       // XXH64 of the bytes before it
+};
+static_assert(sizeof(ScratchHeader) == 4096);
+static_assert(offsetof(ScratchHeader, version) == 16 && offsetof(ScratchHeader, data_offset) == 24);
+static_assert(offsetof(ScratchHeader, flags) == 32 && offsetof(ScratchHeader, checksum) == 4088);
+
+enum class Contents : uint8_t { kEmpty, kOurs, kForeign };
+
+// Reads the head of `fd` (opened with O_DIRECT or not). 0 or -errno; *flags only for kOurs.
+[[nodiscard]] int signature_read(int fd, Contents* contents, uint64_t* flags);
+// Makes it ours. 0 or -errno.
+[[nodiscard]] int signature_write(int fd, uint64_t flags);
+
+// Who uses block device `rdev` now (mounted, swap, device-mapper or RAID on top)? True with a short description in
+// `who`, e.g. "mounted on /data".
+bool block_in_use(uint64_t rdev, char* who, size_t size);
+// What libblkid finds on it ("ext4", "gpt"): 1 with `what` filled, 0 nothing, -errno when it could not be asked
+// (-ENOSYS: no libblkid on this host). only_head: look at the first MiB alone (the rest is ours).
+[[nodiscard]] int block_signature(const char* path, bool only_head, char* what, size_t size);
+
+}  // namespace lunar

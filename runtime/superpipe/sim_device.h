@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device of memory that misbehaves on request: sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P]
+// [,torn=P][,misdirect=P][,corrupt=P], P = one in P I/Os (0: never).
+//
+//   read_error, write_error   the command ends with -EIO; a failed write leaves the medium as it was
+//   torn                      only the first sectors (512 bytes) of a write land; success is reported
+//   misdirect                 a write lands at another page; its own place keeps what it held; success is reported
+//   corrupt                   a read delivers one flipped bit; the medium is sound
+//
+// What happens to I/O number n is a hash of (seed, n): a run with one thread replays. Data moves when a completion is
+// delivered, in order of its due time. Contexts share the memory and nothing else but the I/O number and counters.
+// Threading: as every device. Submit, reap, wait, watch do not allocate.
+#pragma once
+#include <atomic>
+
+#include "superpipe/device.h"
+
+namespace lunar {
+
+struct SimFaults {
+  uint64_t seed = 1;
+  uint64_t latency_us = 0;
+  uint64_t read_error = 0, write_error = 0, torn = 0, misdirect = 0, corrupt = 0;
+};
+
+struct SimCounters {
+  std::atomic<uint64_t> reads{0}, writes{0};
+  std::atomic<uint64_t> read_errors{0}, write_errors{0}, torn{0}, misdirected{0}, corrupted{0};
+};
+
+class SimDevice final : public Device {
+ public:
+  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  void close();
+
+  [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
+  void detach(Context* context) override;
+  [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
+  void release(DeviceOffset, uint64_t) override {}
+  uint64_t size_bytes() const override { return size_bytes_; }
+  bool growable() const override { return false; }
+  uint32_t io_align() const override { return 512; }
+  const char* name() const override { return name_; }
+  const char* kind() const override { return "sim"; }
+  int fd() const override { return -1; }
+  void reopen(int) override {}
+
+  char* memory() const { return memory_; }
+  const SimFaults& faults() const { return faults_; }
+  SimCounters& counters() { return counters_; }
+  uint64_t next_io() { return next_io_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  const char* name_ = nullptr;
+  char* memory_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  SimFaults faults_;
+  SimCounters counters_;
+  std::atomic<uint64_t> next_io_{0};
+  std::atomic<int> contexts_{0};
+};
+
+}  // namespace lunar

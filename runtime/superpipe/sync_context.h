@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// A context for hosts that refuse io_uring (old kernels, container seccomp profiles, sysctl): each command is carried
+// out at submit by preadv / pwritev; its response waits in a ring of its own until it is reaped. wait() has I/O to wait
+// for never; it serves the watched descriptors by poll.
+// Threading: the thread that attached. May not: allocate after create.
+#pragma once
+#include <atomic>
+
+#include "superpipe/context_base.h"
+
+namespace lunar {
+
+class SyncContext final : public OwnedContext {
+ public:
+  // fd: where the device keeps its descriptor (it may be replaced by reopen). 0 or -errno.
+  [[nodiscard]] static int create(const std::atomic<int>* fd, uint64_t data_offset, const ContextOptions& options,
+                                  OwnedContext** out);
+
+  [[nodiscard]] int submit(const Command* commands, unsigned n) override;
+  [[nodiscard]] int reap(Response* out, unsigned max) override;
+  [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) override;
+  [[nodiscard]] int watch(int fd, uint64_t tag) override { return watches_.add(fd, tag); }
+  unsigned in_flight() const override { return count_; }
+  uint64_t usual_latency_ns() const override { return latency_.ns(); }
+  void release() override;
+
+ private:
+  SyncContext() = default;
+  int64_t carry_out(const Command& command);
+
+  const std::atomic<int>* fd_ = nullptr;
+  uint64_t data_offset_ = 0;
+  WatchSet watches_;
+  LatencyAverage latency_;
+  Response* done_ = nullptr;     // ring of depth_: first_ .. first_ + count_
+  unsigned depth_ = 0;
+  unsigned first_ = 0;
+  unsigned count_ = 0;
+  size_t mapping_bytes_ = 0;
+};
+
+// Asks the watched descriptors (waiting up to timeout_ns) and turns the ready ones into responses: 0..max, or -errno.
+[[nodiscard]] int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeout_ns);
+
+}  // namespace lunar

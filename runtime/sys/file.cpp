@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptors and files, straight to the kernel.
+//
+// Idea: a wrapper a system call, `0 / count / -errno`. What a host program or a preloaded library may interpose (open,
+// close, read, write, pipe) goes through syscall(2) by number, so that the runtime never runs into its own shim.
+// Threading: no state of its own; any thread, also a forked child.
+// May not: allocate, use stdio, retry without bound (EINTR is the caller's, except where the call is not interruptible
+// in a way the caller could use: fallocate and small text files).
+#include "sys/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "base/format.h"
+#include "sys/thread.h"
+
+namespace lunar::sys {
+namespace {
+
+static_assert(sizeof(long) == 8, "offsets are passed to the kernel in one register");
+
+int64_t result(long r) { return r < 0 ? -errno : r; }
+
+int create_unlinked(const char* directory, int flags) {
+  char path[4096];
+  static uint32_t sequence = 0;   // names need only differ within a process; O_EXCL settles the rest
+  for (int attempt = 0; attempt < 64; ++attempt) {
+    const uint32_t n = __atomic_fetch_add(&sequence, 1, __ATOMIC_RELAXED);
+    const size_t length = format_to(path, sizeof path, "%s/.lunar-%d-%u-%d", directory, static_cast<int>(getpid()), n,
+                                    static_cast<int>(syscall(SYS_gettid)));
+    if (length + 1 >= sizeof path) return -ENAMETOOLONG;
+    // A file system without O_DIRECT would make the file and then refuse: that flag comes when the name is gone.
+    const int fd = open_file(path, (flags & ~O_DIRECT) | O_CREAT | O_EXCL, 0600);
+    if (fd == -EEXIST) continue;
+    if (fd < 0) return fd;
+    if (syscall(SYS_unlinkat, AT_FDCWD, path, 0) == 0 && syscall(SYS_fcntl, fd, F_SETFL, flags & O_DIRECT) == 0)
+      return fd;
+    const int err = -errno;
+    close_file(fd);
+    return err;
+  }
+  return -EEXIST;
+}
+
+// linux_dirent64, as getdents64 lays it out: u64 inode, s64 position, u16 length, u8 type, then the name.
+constexpr size_t kEntryLengthAt = 16, kEntryNameAt = 19;
+
+// Calls visit(name) for each entry until it returns false. 0 or -errno.
+template <class Visit>
+int for_each_entry(const char* path, Visit visit) {
+  const int fd = open_file(path, O_RDONLY | O_DIRECTORY);
+  if (fd < 0) return fd;
+  alignas(8) char buffer[2048];
+  int status = 0;
+  for (bool more = true; more;) {
+    const long bytes = syscall(SYS_getdents64, fd, buffer, sizeof buffer);
+    if (bytes <= 0) {
+      status = bytes < 0 ? -errno : 0;
+      break;
+    }
+    for (long at = 0; at < bytes && more;) {
+      const char* entry = buffer + at;
+      uint16_t length;
+      memcpy(&length, entry + kEntryLengthAt, sizeof length);
+      at += length;
+      if (entry[kEntryNameAt] != '.') more = visit(fd, entry + kEntryNameAt);
+    }
+  }
+  close_file(fd);
+  return status;
+}
+
+// Kernels before 5.9 have no close_range: walk the thread's own table.
+void close_listed(const int* keep, unsigned count) {
+  for (bool again = true; again;) {
+    again = false;
+    (void)for_each_entry("/proc/thread-self/fd", [&](int self, const char* name) {
+      const int fd = atoi(name);
+      bool kept = fd == self;
+      for (unsigned i = 0; i < count; ++i) kept |= keep[i] == fd;
+      if (kept) return true;
+      close_file(fd);
+      again = true;   // the listing moved under us: start over until nothing is left to close
+      return true;
+    });
+  }
+}
+
+}  // namespace
+
+int open_file(const char* path, int flags, mode_t mode) {
+  return static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode)));
+}
+
+int open_unlinked(const char* directory, int flags) {
+  const int fd = open_file(directory, (flags & ~O_CREAT) | O_TMPFILE, 0600);
+  // Kernels and file systems without O_TMPFILE answer in several ways; a directory that refuses for a real reason will
+  // refuse the plain way too.
+  if (fd >= 0 || (fd != -EOPNOTSUPP && fd != -EISDIR && fd != -ENOENT && fd != -EINVAL)) return fd;
+  return create_unlinked(directory, flags);
+}
+
+int close_file(int fd) {
+  // EINTR leaves the descriptor closed on Linux: never retried.
+  return static_cast<int>(result(syscall(SYS_close, fd)));
+}
+
+void close_all_but(const int* keep, unsigned count) {
+  unsigned from = 0;
+  for (;;) {
+    unsigned next = UINT32_MAX;   // the smallest descriptor to keep that is >= from
+    for (unsigned i = 0; i < count; ++i) {
+      if (keep[i] >= 0 && static_cast<unsigned>(keep[i]) >= from && static_cast<unsigned>(keep[i]) < next)
+        next = static_cast<unsigned>(keep[i]);
+    }
+    const unsigned last = next == UINT32_MAX ? UINT32_MAX : next - 1;
+    if (next != from) {
+#ifdef SYS_close_range
+      if (syscall(SYS_close_range, from, last, 0) != 0) return close_listed(keep, count);
+#else
+      return close_listed(keep, count);
+#endif
+    }
+    if (next == UINT32_MAX) return;
+    from = next + 1;
+  }
+}
+
+int64_t read_at(int fd, void* buffer, size_t bytes, uint64_t offset) {
+  return result(syscall(SYS_pread64, fd, buffer, bytes, offset));
+}
+
+int64_t write_at(int fd, const void* buffer, size_t bytes, uint64_t offset) {
+  return result(syscall(SYS_pwrite64, fd, buffer, bytes, offset));
+}
+
+int64_t readv_at(int fd, const iovec* iov, int count, uint64_t offset) {
+  return result(syscall(SYS_preadv, fd, iov, count, offset, 0));   // low, high halves: 64-bit kernels use the first
+}
+
+int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset) {
+  return result(syscall(SYS_pwritev, fd, iov, count, offset, 0));
+}
+
+int64_t read_some(int fd, void* buffer, size_t bytes) { return result(syscall(SYS_read, fd, buffer, bytes)); }
+int64_t readv_some(int fd, const iovec* iov, int count) { return result(syscall(SYS_readv, fd, iov, count)); }
+int64_t write_some(int fd, const void* buffer, size_t bytes) { return result(syscall(SYS_write, fd, buffer, bytes)); }
+
+int move_high(int fd) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return fd;
+  const int base = limit.rlim_cur > 1300 ? 1000 : static_cast<int>(limit.rlim_cur / 4 * 3);
+  const int high = fcntl(fd, F_DUPFD_CLOEXEC, base);
+  if (high < 0) return fd;
+  close_file(fd);
+  return high;
+}
+
+bool is_userfaultfd(int fd) {
+  char path[48], target[64];
+  format_to(path, sizeof path, "/proc/self/fd/%d", fd);
+  const ssize_t n = readlink(path, target, sizeof target - 1);
+  if (n <= 0) return false;
+  target[n] = 0;
+  return strcmp(target, "anon_inode:[userfaultfd]") == 0;
+}
+
+bool is_sealed_memory(int fd) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) == (F_SEAL_SHRINK | F_SEAL_GROW);
+}
+
+int64_t write_to_program(int fd, const void* buffer, size_t bytes) {
+  if (!in_service_thread()) return write_some(fd, buffer, bytes);
+  char path[48];
+  format_to(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(getpid()), fd);
+  int copy = open_file(path, O_WRONLY | O_APPEND);
+  if (copy < 0) return copy;
+  int64_t rc = write_some(copy, buffer, bytes);
+  close_file(copy);
+  return rc;
+}
+
+int read_text(const char* path, char* buffer, size_t size) {
+  if (size == 0) return -EINVAL;
+  const int fd = open_file(path, O_RDONLY);
+  if (fd < 0) return fd;
+  size_t have = 0;
+  int status = 0;
+  while (have + 1 < size) {
+    const int64_t n = read_some(fd, buffer + have, size - 1 - have);
+    if (n == -EINTR) continue;
+    if (n < 0) status = static_cast<int>(n);
+    if (n <= 0) break;
+    have += static_cast<size_t>(n);
+  }
+  close_file(fd);
+  buffer[have] = '\0';
+  return status < 0 ? status : static_cast<int>(have);
+}
+
+int first_entry(const char* directory, char* name, size_t size) {
+  int found = 0;
+  const int status = for_each_entry(directory, [&](int, const char* entry) {
+    found = static_cast<int>(format_to(name, size, "%s", entry));
+    return false;
+  });
+  return status < 0 ? status : found;
+}
+
+int allocate_space(int fd, uint64_t offset, uint64_t length) {
+  for (int attempt = 0; attempt < 1000; ++attempt) {   // a timer signal may interrupt each try; progress is kept
+    if (syscall(SYS_fallocate, fd, 0, offset, length) == 0) return 0;
+    if (errno != EINTR) return -errno;
+  }
+  return -EINTR;
+}
+
+int punch_hole(int fd, uint64_t offset, uint64_t length) {
+  return static_cast<int>(
+      result(syscall(SYS_fallocate, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length)));
+}
+
+int sync_data(int fd) { return static_cast<int>(result(syscall(SYS_fdatasync, fd))); }
+
+int set_file_size(int fd, uint64_t bytes) { return static_cast<int>(result(syscall(SYS_ftruncate, fd, bytes))); }
+
+int lock_ofd(int fd, bool exclusive, bool wait) {
+  struct flock lock = {};
+  lock.l_type = exclusive ? F_WRLCK : F_RDLCK;
+  lock.l_whence = SEEK_SET;
+  return static_cast<int>(result(syscall(SYS_fcntl, fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock)));
+}
+
+int file_status(int fd, struct stat* out) { return fstat(fd, out) != 0 ? -errno : 0; }
+
+int path_status(const char* path, struct stat* out) { return stat(path, out) != 0 ? -errno : 0; }
+
+int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes) {
+  struct statfs status;
+  if (fstatfs(fd, &status) != 0) return -errno;
+  if (magic) *magic = static_cast<uint64_t>(status.f_type);
+  if (free_bytes) *free_bytes = static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize);
+  return 0;
+}
+
+int extent_map_supported(int fd) {
+  struct fiemap request = {};   // no room for extents: only asks how many there are
+  request.fm_length = ~0ULL;
+  return ioctl(fd, FS_IOC_FIEMAP, &request) != 0 ? -errno : 0;
+}
+
+int direct_io_align(int fd, uint32_t* bytes) {
+#ifdef STATX_DIOALIGN
+  struct statx status = {};
+  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN)) {
+    if (status.stx_dio_offset_align == 0) return -EINVAL;   // the kernel says: no direct I/O on this file
+    const uint32_t memory = status.stx_dio_mem_align, offset = status.stx_dio_offset_align;
+    *bytes = memory > offset ? memory : offset;
+    return 0;
+  }
+#endif
+  int sector = 0;
+  *bytes = ioctl(fd, BLKSSZGET, &sector) == 0 && sector > 0 ? static_cast<uint32_t>(sector) : 4096;
+  return 0;
+}
+
+int block_device_size(int fd, uint64_t* bytes) { return ioctl(fd, BLKGETSIZE64, bytes) != 0 ? -errno : 0; }
+
+int block_discard(int fd, uint64_t offset, uint64_t length) {
+  uint64_t range[2] = {offset, length};
+  return ioctl(fd, BLKDISCARD, range) != 0 ? -errno : 0;
+}
+
+int make_pipe(int fds[2], size_t bytes) {
+  if (syscall(SYS_pipe2, fds, O_NONBLOCK | O_CLOEXEC) != 0) return -errno;
+  // An unprivileged user's pipes share a budget (pipe-user-pages-soft): take what is left rather than nothing.
+  for (size_t want = bytes; want >= 4096; want /= 2) {
+    const int size = fcntl(fds[1], F_SETPIPE_SZ, want);
+    if (size >= 0) return size;
+  }
+  const int size = fcntl(fds[1], F_GETPIPE_SZ);
+  return size > 0 ? size : -errno;
+}
+
+int make_eventfd() { return static_cast<int>(result(syscall(SYS_eventfd2, 0, O_NONBLOCK | O_CLOEXEC))); }
+
+void eventfd_signal(int fd) {
+  const uint64_t one = 1;
+  (void)write_some(fd, &one, sizeof one);   // EAGAIN: the counter is full, so the reader will wake anyway
+}
+
+void eventfd_clear(int fd) {
+  uint64_t count;
+  (void)read_some(fd, &count, sizeof count);
+}
+
+int poll_readable(const int* fds, unsigned count, int64_t timeout_ns, uint64_t* ready_mask) {
+  if (count > 64) return -EINVAL;
+  pollfd entries[64];
+  for (unsigned i = 0; i < count; ++i) entries[i] = {fds[i], POLLIN, 0};
+  timespec time = {};
+  if (timeout_ns > 0) time = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+  const long n = syscall(SYS_ppoll, entries, count, timeout_ns < 0 ? nullptr : &time, nullptr, 8);
+  if (ready_mask) *ready_mask = 0;
+  if (n < 0) return -errno;
+  if (ready_mask) {
+    for (unsigned i = 0; i < count; ++i) *ready_mask |= entries[i].revents ? uint64_t{1} << i : 0;
+  }
+  return static_cast<int>(n);
+}
+
+}  // namespace lunar::sys

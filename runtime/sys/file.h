@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptors and files: 0/count or -errno, no allocation, straight to the kernel (not through interposed libc
+// symbols).
+#pragma once
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lunar::sys {
+
+[[nodiscard]] int open_file(const char* path, int flags, mode_t mode = 0);       // O_CLOEXEC is always added
+[[nodiscard]] int open_unlinked(const char* directory, int flags);               // O_TMPFILE, else create + unlink
+int close_file(int fd);
+// Moves a descriptor of ours out of the low numbers that programs and shells use by name (`exec 3>file`); closes the old
+// number. Returns the new one, or `fd` itself when none is to be had.
+int move_high(int fd);
+// Whether `fd` is a userfaultfd: the program may have closed ours and use its number for something else.
+bool is_userfaultfd(int fd);
+// Whether `fd` is memory sealed in size (the account of `lunar run`), and not a file that came to have its number.
+bool is_sealed_memory(int fd);
+// Closes every descriptor of the calling thread's table but those listed (sorted or not); for unshared tables.
+void close_all_but(const int* keep, unsigned count);
+[[nodiscard]] int64_t read_at(int fd, void* buffer, size_t bytes, uint64_t offset);
+[[nodiscard]] int64_t write_at(int fd, const void* buffer, size_t bytes, uint64_t offset);
+[[nodiscard]] int64_t readv_at(int fd, const iovec* iov, int count, uint64_t offset);
+[[nodiscard]] int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset);
+[[nodiscard]] int64_t read_some(int fd, void* buffer, size_t bytes);
+[[nodiscard]] int64_t readv_some(int fd, const iovec* iov, int count);
+[[nodiscard]] int64_t write_some(int fd, const void* buffer, size_t bytes);
+// As write_some, to a descriptor of the *program's* table: a service thread has a table of its own and goes by /proc.
+[[nodiscard]] int64_t write_to_program(int fd, const void* buffer, size_t bytes);
+// Whole small file (/proc, /sys) into a NUL-terminated buffer; returns its length or -errno.
+[[nodiscard]] int read_text(const char* path, char* buffer, size_t size);
+// Name of some entry of a directory (dot files skipped): its length, 0 when the directory is empty, or -errno.
+[[nodiscard]] int first_entry(const char* directory, char* name, size_t size);
+[[nodiscard]] int allocate_space(int fd, uint64_t offset, uint64_t length);      // fallocate, extends the file
+[[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);
+[[nodiscard]] int sync_data(int fd);                                             // fdatasync
+[[nodiscard]] int set_file_size(int fd, uint64_t bytes);                         // ftruncate
+[[nodiscard]] int lock_ofd(int fd, bool exclusive, bool wait);                   // F_OFD_SETLK on the whole file
+[[nodiscard]] int file_status(int fd, struct stat* out);
+[[nodiscard]] int path_status(const char* path, struct stat* out);
+[[nodiscard]] int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes);   // statfs
+// 0 when the file's blocks have places on a medium (FIEMAP), -EOPNOTSUPP on file systems that live in memory.
+[[nodiscard]] int extent_map_supported(int fd);
+// What O_DIRECT asks of offsets, lengths and addresses. -EINVAL: no direct I/O on this file.
+[[nodiscard]] int direct_io_align(int fd, uint32_t* bytes);
+[[nodiscard]] int block_device_size(int fd, uint64_t* bytes);
+[[nodiscard]] int block_discard(int fd, uint64_t offset, uint64_t length);
+// O_NONBLOCK|O_CLOEXEC; as near to `bytes` as the user's limit allows. Its size, or -errno.
+[[nodiscard]] int make_pipe(int fds[2], size_t bytes);
+[[nodiscard]] int make_eventfd();                                                // O_NONBLOCK|O_CLOEXEC
+void eventfd_signal(int fd);
+void eventfd_clear(int fd);
+[[nodiscard]] int poll_readable(const int* fds, unsigned count, int64_t timeout_ns, uint64_t* ready_mask);
+
+}  // namespace lunar::sys

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory system calls, straight to the kernel: the libc names of most of them are interposed by adapters/preload.
+// Threading: stateless but for two probed facts, kept in atomics. Allocates nothing.
+#include "sys/mem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#ifndef SYS_process_madvise
+#define SYS_process_madvise 440
+#endif
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
+namespace lunar::sys {
+namespace {
+
+int result_of(long rc) { return rc < 0 ? -errno : 0; }
+
+// "This process" for process_madvise: the sentinels of 6.15+ and 6.14 (PIDFD_SELF_THREAD_GROUP: nothing can close them), else
+// a pidfd of our own, high up and inherited by no exec. -1: not probed, -2: none works.
+constexpr int kPidfdSelf[] = {-10001, -20000};
+std::atomic<int> g_self{-1};
+
+int open_pidfd() {
+  int fd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
+  if (fd < 0) return -2;
+  int high = fcntl(fd, F_DUPFD_CLOEXEC, 600);
+  if (high < 0) return fd;
+  syscall(SYS_close, fd);
+  return high;
+}
+
+bool try_self(int self, void* page, int advice) {
+  iovec probe{page, page_bytes()};
+  return syscall(SYS_process_madvise, self, &probe, 1UL, advice, 0U) == static_cast<long>(page_bytes());
+}
+
+// 0 unknown, 1 native, 2 not, per advice; indexed by advice value (all are < 32).
+std::atomic<uint8_t> g_vector_support[32];
+
+int64_t advise_runs(const iovec* ranges, unsigned count, int advice) {
+  int64_t done = 0;
+  for (unsigned i = 0; i < count;) {
+    char* base = static_cast<char*>(ranges[i].iov_base);
+    size_t bytes = ranges[i].iov_len;
+    unsigned next = i + 1;
+    while (next < count && static_cast<char*>(ranges[next].iov_base) == base + bytes) bytes += ranges[next++].iov_len;
+    int rc = advise(base, bytes, advice);
+    if (rc < 0) return done ? done : rc;
+    done += static_cast<int64_t>(bytes);
+    i = next;
+  }
+  return done;
+}
+
+}  // namespace
+
+size_t page_bytes() {
+  static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+int map(void* hint, size_t bytes, int prot, int flags, int fd, int64_t offset, void** out) {
+#ifdef SYS_mmap
+  long rc = syscall(SYS_mmap, hint, bytes, prot, flags, fd, offset);
+#else
+  long rc = syscall(SYS_mmap2, hint, bytes, prot, flags, fd, offset / 4096);
+#endif
+  if (rc == -1) return -errno;
+  *out = reinterpret_cast<void*>(rc);
+  return 0;
+}
+
+int unmap(void* address, size_t bytes) { return result_of(syscall(SYS_munmap, address, bytes)); }
+int protect(void* address, size_t bytes, int prot) { return result_of(syscall(SYS_mprotect, address, bytes, prot)); }
+int advise(void* address, size_t bytes, int advice) { return result_of(syscall(SYS_madvise, address, bytes, advice)); }
+
+int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address, void** out) {
+  long rc = syscall(SYS_mremap, old_address, old_bytes, new_bytes, flags, new_address);
+  if (rc == -1) return -errno;
+  *out = reinterpret_cast<void*>(rc);
+  return 0;
+}
+
+void advise_vector_forget() {
+  int self = g_self.exchange(-1);
+  if (self >= 0) syscall(SYS_close, self);
+  for (auto& support : g_vector_support) support.store(0);
+}
+
+bool advise_vector_is_native(int advice) {
+  auto& support = g_vector_support[advice & 31];
+  uint8_t known = support.load(std::memory_order_relaxed);
+  if (known == 0) {
+    // A page of our own is advised, to find out how this kernel names "this process" and whether it takes the advice.
+    void* page = nullptr;
+    known = 2;
+    if (map(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0, &page) == 0) {
+      int self = g_self.load(std::memory_order_relaxed);
+      for (int candidate : kPidfdSelf)
+        if (self == -1 && try_self(candidate, page, advice)) self = candidate;
+      if (self == -1) self = open_pidfd();
+      g_self.store(self, std::memory_order_relaxed);
+      if (self != -2 && try_self(self, page, advice)) known = 1;
+      (void)unmap(page, page_bytes());
+    }
+    support.store(known, std::memory_order_relaxed);
+  }
+  return known == 1;
+}
+
+int64_t advise_vector(const iovec* ranges, unsigned count, int advice) {
+  if (!advise_vector_is_native(advice)) return advise_runs(ranges, count, advice);
+  long rc = syscall(SYS_process_madvise, g_self.load(std::memory_order_relaxed), ranges, static_cast<unsigned long>(count), advice, 0U);
+  return rc < 0 ? -errno : rc;
+}
+
+int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count) {
+  long rc = syscall(SYS_vmsplice, pipe_write_fd, ranges, static_cast<unsigned long>(count), 2U /* SPLICE_F_NONBLOCK */);
+  return rc < 0 ? -errno : rc;
+}
+
+int present_pages(const void* address, size_t pages, uint8_t* out) {
+  int fd = static_cast<int>(syscall(SYS_openat, AT_FDCWD, "/proc/self/pagemap", O_RDONLY | O_CLOEXEC, 0));
+  if (fd < 0) return -errno;
+  uint64_t entries[512];
+  uint64_t first = reinterpret_cast<uintptr_t>(address) / page_bytes();
+  int rc = 0;
+  for (size_t done = 0; done < pages && rc == 0;) {
+    size_t want = pages - done < 512 ? pages - done : 512;
+    long got = syscall(SYS_pread64, fd, entries, want * 8, static_cast<long>((first + done) * 8));
+    if (got <= 0) {
+      rc = got < 0 ? -errno : -EIO;
+      break;
+    }
+    size_t n = static_cast<size_t>(got) / 8;
+    for (size_t i = 0; i < n; ++i) out[done + i] = (entries[i] >> 62) != 0;   // in DRAM, or in the kernel's own swap
+    done += n;
+  }
+  syscall(SYS_close, fd);
+  return rc;
+}
+
+int lock_memory(const void* address, size_t bytes, unsigned flags) {
+  return result_of(flags == 0 ? syscall(SYS_mlock, address, bytes) : syscall(SYS_mlock2, address, bytes, flags));
+}
+int unlock_memory(const void* address, size_t bytes) { return result_of(syscall(SYS_munlock, address, bytes)); }
+int lock_all(int flags) { return result_of(syscall(SYS_mlockall, flags)); }
+
+}  // namespace lunar::sys

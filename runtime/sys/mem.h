@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory system calls. Thin: each returns 0 (or a count / pointer) or -errno, allocates nothing, may be used on the fault
+// path unless it says otherwise. These go to the kernel directly, never through an interposed libc symbol.
+#pragma once
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lunar::sys {
+
+size_t page_bytes();   // sysconf(_SC_PAGESIZE), cached
+
+// mmap; *out set on success.
+[[nodiscard]] int map(void* hint, size_t bytes, int prot, int flags, int fd, int64_t offset, void** out);
+[[nodiscard]] int unmap(void* address, size_t bytes);
+[[nodiscard]] int protect(void* address, size_t bytes, int prot);
+[[nodiscard]] int advise(void* address, size_t bytes, int advice);
+[[nodiscard]] int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address, void** out);
+
+// process_madvise on this process: whole vector in one call where the kernel can (6.13+ for DONTNEED), else one madvise a
+// run of adjacent entries. Returns bytes advised (a prefix of the vector), or -errno when none were.
+[[nodiscard]] int64_t advise_vector(const iovec* ranges, unsigned count, int advice);
+bool advise_vector_is_native(int advice);   // probed once a process
+void advise_vector_forget();                // in a forked child: a pidfd of the parent would advise the parent
+
+// Gathers pages by reference into a pipe (vmsplice without copying); returns bytes, or -errno.
+[[nodiscard]] int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count);
+
+// Which of [address, address+pages) the kernel holds (DRAM or its own swap), from /proc/self/pagemap; a byte a page. Blocking.
+[[nodiscard]] int present_pages(const void* address, size_t pages, uint8_t* out);
+
+// mlock2 (flags 0: mlock), munlock, mlockall.
+[[nodiscard]] int lock_memory(const void* address, size_t bytes, unsigned flags);
+[[nodiscard]] int unlock_memory(const void* address, size_t bytes);
+[[nodiscard]] int lock_all(int flags);
+
+}  // namespace lunar::sys

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// /proc look-ups. See proc.h. Own descriptors are kept in a small bitmap (numbers below 65536).
+#include "sys/proc.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "base/format.h"
+#include "sys/file.h"
+
+namespace lunar::sys {
+namespace {
+
+std::atomic<uint64_t> g_own[65536 / 64];
+std::atomic<int64_t> g_pinned{0};
+
+bool own_descriptor(int fd) {
+  return fd >= 0 && fd < 65536 && (g_own[fd / 64].load(std::memory_order_relaxed) >> (fd % 64) & 1);
+}
+
+struct DirectoryEntry {   // struct linux_dirent64
+  uint64_t inode;
+  int64_t offset;
+  unsigned short length;
+  unsigned char type;
+  char name[1];   // as long as it needs
+};
+
+bool one_may_pin(const char* directory, const char* name) {
+  char path[96], target[128];
+  format_to(path, sizeof path, "%s/%s", directory, name);
+  ssize_t n = readlink(path, target, sizeof target - 1);
+  if (n <= 0) return false;
+  target[n] = 0;
+  if (strncmp(target, "anon_inode:[io_uring]", 21) == 0) return true;
+  if (strncmp(target, "/dev/infiniband/", 16) == 0 || strncmp(target, "/dev/vfio/", 10) == 0) return true;
+  if (target[0] != '/') return false;
+  char text[256];
+  char* slash = strstr(path, "/fd/");
+  if (slash == nullptr) return false;
+  char info[96];
+  *slash = 0;
+  format_to(info, sizeof info, "%s/fdinfo/%s", path, slash + 4);
+  if (read_text(info, text, sizeof text) < 0) return false;
+  const char* flags = strstr(text, "flags:");
+  if (flags == nullptr) return false;
+  unsigned value = 0;
+  for (flags += 6; *flags == ' ' || *flags == '\t'; ++flags) {}
+  for (; *flags >= '0' && *flags <= '7'; ++flags) value = value * 8 + static_cast<unsigned>(*flags - '0');
+  return (value & O_DIRECT) != 0;
+}
+
+}  // namespace
+
+const char* program_fd_directory(char* buffer, size_t size) {
+  format_to(buffer, size, "/proc/self/task/%d/fd", static_cast<int>(getpid()));
+  return buffer;
+}
+
+uint64_t directory_size(const char* path) {
+  static std::atomic<uint64_t> changing{1u << 30};
+  struct stat status;
+  if (stat(path, &status) != 0 || status.st_size == 0) return changing.fetch_add(1);
+  return static_cast<uint64_t>(status.st_size);
+}
+
+bool descriptors_may_pin(const char* fd_directory) {
+  int directory = open_file(fd_directory, O_RDONLY | O_DIRECTORY);
+  if (directory < 0) return false;
+  alignas(8) char buffer[4096];
+  bool found = false;
+  long got;
+  while (!found && (got = syscall(SYS_getdents64, directory, buffer, sizeof buffer)) > 0) {
+    for (long at = 0; at < got && !found;) {
+      auto* entry = reinterpret_cast<DirectoryEntry*>(buffer + at);
+      at += entry->length;
+      if (entry->name[0] < '0' || entry->name[0] > '9') continue;
+      int fd = 0;
+      for (const char* p = entry->name; *p != 0; ++p) fd = fd * 10 + (*p - '0');
+      if (!own_descriptor(fd)) found = one_may_pin(fd_directory, entry->name);
+    }
+  }
+  close_file(directory);
+  return found;
+}
+
+void note_own_descriptor(int fd, bool add) {
+  if (fd < 0 || fd >= 65536) return;
+  uint64_t bit = uint64_t{1} << (fd % 64);
+  if (add) g_own[fd / 64].fetch_or(bit, std::memory_order_relaxed);
+  else g_own[fd / 64].fetch_and(~bit, std::memory_order_relaxed);
+}
+
+void note_own_pinned(int64_t bytes) { g_pinned.fetch_add(bytes, std::memory_order_relaxed); }
+uint64_t own_pinned_bytes() { return static_cast<uint64_t>(g_pinned.load(std::memory_order_relaxed)); }
+
+}  // namespace lunar::sys

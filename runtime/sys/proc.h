@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What /proc tells of this process: descriptors that may pin memory. No allocation; blocking file reads, so not for handlers.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace lunar::sys {
+
+// "/proc/self/task/<main thread>/fd": the program's table (a service thread's own table is another one).
+const char* program_fd_directory(char* buffer, size_t size);
+// Number of entries where the kernel tells it cheaply (st_size, 6.2+), else a value that changes at every call.
+uint64_t directory_size(const char* path);
+// Whether a descriptor is io_uring, AIO, RDMA, or a file opened with O_DIRECT. Our own are not counted.
+bool descriptors_may_pin(const char* fd_directory);
+// Descriptors of ours in the program's table, and bytes we registered with the kernel: not to be taken for the program's.
+void note_own_descriptor(int fd, bool add);
+void note_own_pinned(int64_t bytes);
+uint64_t own_pinned_bytes();
+
+}  // namespace lunar::sys

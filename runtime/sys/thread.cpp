@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads, futexes, clocks, scheduling. Allocation happens in thread_start only, under a HostGuard, so that an
+// interposed malloc serves it from DRAM: a service thread whose thread-local storage lay in tiered memory could wait for
+// itself.
+#include "sys/thread.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/arena.h"
+#include "base/format.h"
+#include "base/host_guard.h"
+#include "sys/file.h"
+#include "sys/mem.h"
+
+namespace lunar::sys {
+namespace {
+
+constexpr size_t kStackBytes = 256 * 1024;   // beside what libc itself takes of it
+
+// Static TLS of the whole program lies on the stack that pthread_create is given; libc tells how much it wants (private
+// symbol, the JVM uses it too). Asked once: a forked child must not wait for the loader's lock.
+size_t stack_bytes(const pthread_attr_t* attributes) {
+  static std::atomic<size_t> known{0};
+  if (size_t bytes = known.load(std::memory_order_relaxed); bytes != 0) return bytes;
+  using Minimum = size_t (*)(const pthread_attr_t*);
+  auto minimum = reinterpret_cast<Minimum>(dlsym(RTLD_DEFAULT, "__pthread_get_minstack"));
+  size_t bytes = kStackBytes + (minimum != nullptr ? minimum(attributes) : 64 * 1024);
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  bytes += 2 * 1024 * 1024;
+#endif
+  bytes = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+  known.store(bytes, std::memory_order_relaxed);
+  return bytes;
+}
+
+struct ThreadStart {
+  ThreadSpec spec;
+  std::atomic<int> started{0};   // 1 running, < 0: failed with that errno
+  void* stack = nullptr;
+};
+
+thread_local bool t_service __attribute__((tls_model("initial-exec"))) = false;
+cpu_set_t g_allowed;
+std::atomic<bool> g_allowed_known{false};
+
+void remember_allowed() {
+  if (g_allowed_known.load(std::memory_order_acquire)) return;
+  CPU_ZERO(&g_allowed);
+  if (sched_getaffinity(0, sizeof g_allowed, &g_allowed) != 0) CPU_SET(0, &g_allowed);
+  g_allowed_known.store(true, std::memory_order_release);
+}
+
+void* thread_main(void* argument) {
+  auto* start = static_cast<ThreadStart*>(argument);
+  host_guard_depth = 1;   // for life
+  t_service = true;
+  ThreadSpec spec = start->spec;
+  prctl(PR_SET_NAME, spec.name, 0, 0, 0);
+  int rc = 1;
+  if (spec.unshare_files && syscall(SYS_unshare, CLONE_FILES) != 0) rc = -errno;
+  start->started.store(rc, std::memory_order_release);
+  if (rc == 1) spec.run(spec.argument);
+  return nullptr;
+}
+
+}  // namespace
+
+int thread_start(const ThreadSpec& spec, pthread_t* out) {
+  HostGuard guard;
+  remember_allowed();
+  // Inherited by fork: libc keeps its list of threads in their stacks and walks it in the child.
+  pthread_attr_t attributes;
+  if (int rc = pthread_attr_init(&attributes); rc != 0) return -rc;
+  const size_t stack_size = stack_bytes(&attributes);
+  void* stack = map_private(stack_size, ForkPolicy::kInherit);
+  ThreadStart* start = arena_new<ThreadStart>();
+  if (stack == nullptr || start == nullptr) return -ENOMEM;
+  start->spec = spec;
+  pthread_attr_setstack(&attributes, stack, stack_size);
+  sigset_t all, previous;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &previous);
+  int rc = -pthread_create(out, &attributes, thread_main, start);
+  pthread_sigmask(SIG_SETMASK, &previous, nullptr);
+  pthread_attr_destroy(&attributes);
+  if (rc != 0) {
+    unmap_private(stack, stack_size);
+    return rc;
+  }
+  while ((rc = start->started.load(std::memory_order_acquire)) == 0) yield_cpu();
+  return rc < 0 ? rc : 0;   // the stack of a thread that ends stays mapped: service threads live as long as the pager
+}
+
+void thread_join(pthread_t thread) {
+  HostGuard guard;
+  pthread_join(thread, nullptr);
+}
+
+bool in_service_thread() { return t_service; }
+
+int thread_id() { return static_cast<int>(syscall(SYS_gettid)); }
+
+int set_idle_policy(bool idle) {
+  sched_param parameter{};
+  return sched_setscheduler(0, idle ? SCHED_IDLE : SCHED_OTHER, &parameter) == 0 ? 0 : -errno;
+}
+
+int set_affinity(int cpu) {
+  remember_allowed();
+  cpu_set_t one;
+  if (cpu >= 0) {
+    if (!CPU_ISSET(cpu, &g_allowed)) return -EINVAL;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+  }
+  return sched_setaffinity(0, sizeof one, cpu >= 0 ? &one : &g_allowed) == 0 ? 0 : -errno;
+}
+
+int set_affinity_but(int cpu) {
+  remember_allowed();
+  cpu_set_t rest = g_allowed;
+  if (cpu >= 0 && CPU_COUNT(&rest) > 1) CPU_CLR(cpu, &rest);
+  return sched_setaffinity(0, sizeof rest, &rest) == 0 ? 0 : -errno;
+}
+
+int current_cpu() { return sched_getcpu(); }
+
+int cpu_count() {
+  remember_allowed();
+  return CPU_COUNT(&g_allowed);
+}
+
+uint64_t run_delay_ns() {
+  char text[96];
+  if (read_text("/proc/thread-self/schedstat", text, sizeof text) < 0) return 0;
+  const char* p = strchr(text, ' ');
+  uint64_t value = 0;
+  for (p = p != nullptr ? p + 1 : ""; *p >= '0' && *p <= '9'; ++p) value = value * 10 + static_cast<uint64_t>(*p - '0');
+  return value;
+}
+
+int cpu_of_thread(int tid) {
+  char path[48], text[512];
+  format_to(path, sizeof path, "/proc/self/task/%d/stat", tid);
+  int length = read_text(path, text, sizeof text);
+  if (length < 0) return length;
+  // Fields are counted behind the command name, which may itself hold spaces and parentheses.
+  const char* p = strrchr(text, ')');
+  if (p == nullptr) return -EIO;
+  for (int field = 2; field < 39; ++field) {
+    p = strchr(p, ' ');
+    if (p == nullptr) return -EIO;
+    ++p;
+  }
+  int cpu = 0;
+  while (*p >= '0' && *p <= '9') cpu = cpu * 10 + (*p++ - '0');
+  return cpu;
+}
+
+uint64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+void cpu_relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#elif defined(__powerpc64__)
+  __asm__ volatile("or 27,27,27");
+#endif
+}
+
+void yield_cpu() { syscall(SYS_sched_yield); }
+
+void sleep_ns(uint64_t ns) {
+  timespec t{static_cast<time_t>(ns / 1000000000u), static_cast<long>(ns % 1000000000u)};
+  syscall(SYS_nanosleep, &t, nullptr);
+}
+
+int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns, bool shared) {
+  timespec t{static_cast<time_t>(timeout_ns / 1000000000), static_cast<long>(timeout_ns % 1000000000)};
+  int operation = FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG);
+  long rc = syscall(SYS_futex, word, operation, expected, timeout_ns < 0 ? nullptr : &t, nullptr, 0);
+  return rc < 0 ? -errno : 0;
+}
+
+void futex_wake(std::atomic<uint32_t>* word, int count, bool shared) {
+  syscall(SYS_futex, word, FUTEX_WAKE | (shared ? 0 : FUTEX_PRIVATE_FLAG), count, nullptr, nullptr, 0);
+}
+
+void Mutex::lock() {
+  uint32_t free = 0;
+  if (state_.compare_exchange_strong(free, 1, std::memory_order_acquire)) return;
+  while (state_.exchange(2, std::memory_order_acquire) != 0) (void)futex_wait(&state_, 2, -1, false);
+}
+
+void Mutex::unlock() {
+  if (state_.exchange(0, std::memory_order_release) == 2) futex_wake(&state_, 1, false);
+}
+
+}  // namespace lunar::sys

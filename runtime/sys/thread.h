@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads, futexes, clocks, scheduling. Nothing here allocates except thread_start (which holds a HostGuard).
+#pragma once
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace lunar::sys {
+
+// Service thread: all signals blocked, stack from base/arena (never tiered), HostGuard for life, named `name` (15 chars).
+// unshare_files: gets a descriptor table of its own (KERNEL: a close() in the program must not close the pager's).
+struct ThreadSpec {
+  const char* name = "lunar";
+  void (*run)(void* argument) = nullptr;
+  void* argument = nullptr;
+  bool unshare_files = false;
+};
+[[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
+void thread_join(pthread_t thread);
+
+bool in_service_thread();                             // started by thread_start
+int thread_id();                                      // gettid
+[[nodiscard]] int set_idle_policy(bool idle);         // SCHED_IDLE / SCHED_OTHER, calling thread
+[[nodiscard]] int set_affinity(int cpu);              // calling thread onto one CPU; -1: back to all that were allowed
+[[nodiscard]] int set_affinity_but(int cpu);          // calling thread: all that were allowed but this one (if it is not the only one)
+int current_cpu();
+int cpu_count();                                      // CPUs this process may use
+// Time the calling thread has spent runnable but waiting for a CPU since it started, nanoseconds; 0 where the kernel does
+// not tell (/proc/thread-self/schedstat). ~3 us.
+uint64_t run_delay_ns();
+// CPU a thread of this process last ran on, from /proc/self/task/TID/stat; -errno. ~5 us.
+[[nodiscard]] int cpu_of_thread(int tid);
+
+uint64_t now_ns();                                    // CLOCK_MONOTONIC (vDSO)
+void cpu_relax();
+void yield_cpu();
+void sleep_ns(uint64_t ns);
+
+// Futex on a 32-bit word. shared: the word lies in memory shared between processes.
+[[nodiscard]] int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns, bool shared);
+void futex_wake(std::atomic<uint32_t>* word, int count, bool shared);
+
+// Short spin lock for runtime-internal state (held for instructions, never across a fault, a system call or I/O).
+class SpinLock {
+ public:
+  void lock() {
+    while (flag_.exchange(true, std::memory_order_acquire)) {
+      for (int i = 0; flag_.load(std::memory_order_relaxed); ++i) i < 200 ? cpu_relax() : yield_cpu();
+    }
+  }
+  bool try_lock() { return !flag_.exchange(true, std::memory_order_acquire); }
+  void unlock() { flag_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> flag_{false};
+};
+
+// Sleeping lock on a futex (no allocation, no TLS): for slow paths (mapping tables, fallocate).
+class Mutex {
+ public:
+  void lock();
+  void unlock();
+  void reset_in_child() { state_.store(0, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint32_t> state_{0};   // 0 free, 1 held, 2 held with waiters
+};
+
+template <class L>
+class Locked {
+ public:
+  explicit Locked(L& lock) : lock_(lock) { lock_.lock(); }
+  ~Locked() { lock_.unlock(); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  L& lock_;
+};
+
+}  // namespace lunar::sys

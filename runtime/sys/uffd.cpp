@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// userfaultfd(2), ioctl_userfaultfd(2). Knows the ioctls, probes the features, and explains what a host lacks.
+// Threading: stateless. Allocates nothing.
+#include "sys/uffd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "sys/file.h"
+
+// Kernel API newer than Debian 12's headers (6.1): values from the kernel's uapi.
+#ifndef USERFAULTFD_IOC_NEW
+#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
+#endif
+#ifndef UFFD_FEATURE_POISON
+#define UFFD_FEATURE_POISON (1 << 14)
+#endif
+#ifndef UFFD_FEATURE_MOVE
+#define UFFD_FEATURE_MOVE (1 << 16)
+#endif
+
+namespace lunar::sys {
+namespace {
+
+struct MoveArguments {   // struct uffdio_move
+  uint64_t dst, src, len, mode;
+  int64_t moved;
+};
+struct PoisonArguments {   // struct uffdio_poison
+  uint64_t start, len, mode;
+  int64_t updated;
+};
+constexpr unsigned long kIoctlMove = _IOWR(0xAA, 0x05, MoveArguments);
+constexpr unsigned long kIoctlPoison = _IOWR(0xAA, 0x08, PoisonArguments);
+
+int open_raw(bool* via_device) {
+  *via_device = false;
+  int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+  if (fd >= 0) return fd;
+  int first_error = -errno;
+  int device = open_file("/dev/userfaultfd", O_RDWR);
+  if (device < 0) return first_error;
+  fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) first_error = -errno;
+  close_file(device);
+  *via_device = fd >= 0;
+  return fd >= 0 ? fd : first_error;
+}
+
+int explain_refusal(int error, ErrorText* why) {
+  if (error == -ENOSYS) {
+    return why->set(error, "userfaultfd: this kernel (or container) has no userfaultfd system call; run on a kernel with "
+                           "CONFIG_USERFAULTFD, or pass the device in: docker run --device /dev/userfaultfd");
+  }
+  return why->set(error, "userfaultfd: not permitted for this user; as root run `sysctl -w vm.unprivileged_userfaultfd=1`, "
+                         "or give access to the device node with `setfacl -m u:%u:rw /dev/userfaultfd`",
+                  static_cast<unsigned>(getuid()));
+}
+
+}  // namespace
+
+int uffd_open(UffdFeatures* features, ErrorText* why) {
+  *features = {};
+  bool via_device = false;
+  int fd = open_raw(&via_device);
+  if (fd < 0) return explain_refusal(fd, why);
+  // A handshake may be made only once a descriptor: the first asks what there is, the second takes it.
+  uffdio_api api{};
+  api.api = UFFD_API;
+  if (ioctl(fd, UFFDIO_API, &api) != 0) {
+    int rc = -errno;
+    close_file(fd);
+    return why->set(rc, "userfaultfd: the kernel refused the API handshake (%s)", errno_text(rc));
+  }
+  uint64_t want = api.features & (UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
+  features->sigbus = (api.features & UFFD_FEATURE_SIGBUS) != 0;
+  close_file(fd);
+  fd = open_raw(&via_device);
+  if (fd < 0) return explain_refusal(fd, why);
+  api = {};
+  api.api = UFFD_API;
+  api.features = want;
+  if (ioctl(fd, UFFDIO_API, &api) != 0) {
+    int rc = -errno;
+    close_file(fd);
+    return why->set(rc, "userfaultfd: the kernel refused its own features (%s)", errno_text(rc));
+  }
+  features->thread_id = (want & UFFD_FEATURE_THREAD_ID) != 0;
+  features->poison = (want & UFFD_FEATURE_POISON) != 0;
+  features->move = (want & UFFD_FEATURE_MOVE) != 0;
+  features->full_mode = true;
+  features->via_device = via_device;
+  return fd;
+}
+
+int uffd_register(int uffd, void* address, size_t bytes) {
+  uffdio_register arguments{};
+  arguments.range = {reinterpret_cast<uintptr_t>(address), bytes};
+  arguments.mode = UFFDIO_REGISTER_MODE_MISSING;
+  return ioctl(uffd, UFFDIO_REGISTER, &arguments) == 0 ? 0 : -errno;
+}
+
+int uffd_unregister(int uffd, void* address, size_t bytes) {
+  uffdio_range range{reinterpret_cast<uintptr_t>(address), bytes};
+  return ioctl(uffd, UFFDIO_UNREGISTER, &range) == 0 ? 0 : -errno;
+}
+
+int uffd_read(int uffd, UffdMessage* out, unsigned max) {
+  uffd_msg messages[32];
+  if (max > 32) max = 32;
+  ssize_t got = read(uffd, messages, max * sizeof messages[0]);
+  if (got < 0) return errno == EAGAIN || errno == EINTR ? 0 : -errno;
+  unsigned n = 0;
+  for (unsigned i = 0; i < static_cast<unsigned>(got) / sizeof messages[0]; ++i) {
+    if (messages[i].event != UFFD_EVENT_PAGEFAULT) continue;
+    const auto& fault = messages[i].arg.pagefault;
+    out[n++] = {fault.address, static_cast<int32_t>(fault.feat.ptid), (fault.flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0};
+  }
+  return static_cast<int>(n);
+}
+
+int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes) {
+  uffdio_copy arguments{};
+  arguments.dst = reinterpret_cast<uintptr_t>(dst);
+  arguments.src = reinterpret_cast<uintptr_t>(src);
+  arguments.len = bytes;
+  if (ioctl(uffd, UFFDIO_COPY, &arguments) == 0) return static_cast<int64_t>(bytes);
+  int rc = -errno;
+  return arguments.copy > 0 ? arguments.copy : rc;
+}
+
+int uffd_wake(int uffd, void* address, size_t bytes) {
+  uffdio_range range{reinterpret_cast<uintptr_t>(address), bytes};
+  return ioctl(uffd, UFFDIO_WAKE, &range) == 0 ? 0 : -errno;
+}
+
+int64_t uffd_move(int uffd, void* dst, void* src, size_t bytes) {
+  MoveArguments arguments{reinterpret_cast<uintptr_t>(dst), reinterpret_cast<uintptr_t>(src), bytes, 0, 0};
+  if (ioctl(uffd, kIoctlMove, &arguments) == 0) return static_cast<int64_t>(bytes);
+  int rc = -errno;
+  return arguments.moved > 0 ? arguments.moved : rc;
+}
+
+int uffd_poison(int uffd, void* address, size_t bytes) {
+  PoisonArguments arguments{reinterpret_cast<uintptr_t>(address), bytes, 0, 0};
+  return ioctl(uffd, kIoctlPoison, &arguments) == 0 ? 0 : -errno;
+}
+
+}  // namespace lunar::sys

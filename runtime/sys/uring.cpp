@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// io_uring, by liburing.
+//
+// Idea: ask for the ring that costs least on the path of one waiting thread, and step down to what the kernel has:
+//   SINGLE_ISSUER|DEFER_TASKRUN (6.1)   completions are finished by the thread that waits, when it asks
+//   COOP_TASKRUN (5.19)                 no interrupt of a running thread to finish a completion
+//   plain (5.11)
+// TASKRUN_FLAG tells through shared memory that work waits to be run, so a spinning thread makes no system call until
+// there is something to fetch. The ring's descriptor is registered with the thread: io_uring_enter goes on working when
+// the program closes descriptors that are not its own.
+// Threading: a Uring belongs to the thread that made it. May not: allocate after init, call libc's mmap family
+// (liburing issues its system calls itself).
+#include "sys/uring.h"
+
+#include "sys/proc.h"
+#include "sys/thread.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/format.h"
+
+namespace lunar::sys {
+namespace {
+
+constexpr unsigned kSqpollIdleMs = 50;
+
+// Newer than the headers of the oldest system we build on.
+#ifndef IORING_SETUP_DEFER_TASKRUN
+#define IORING_SETUP_DEFER_TASKRUN (1U << 13)
+#endif
+
+int try_init(io_uring* ring, unsigned entries, unsigned flags) {
+  io_uring_params params = {};
+  params.flags = flags | IORING_SETUP_CLAMP;
+  if (flags & IORING_SETUP_SQPOLL) params.sq_thread_idle = kSqpollIdleMs;
+  return io_uring_queue_init_params(entries, ring, &params);
+}
+
+void set_file(io_uring_sqe* sqe, bool fixed_file) {
+  if (fixed_file) sqe->flags |= IOSQE_FIXED_FILE;
+}
+
+// The program may have closed our number and opened something else under it: that one is not ours to close.
+bool is_ring(int fd) {
+  char path[64], target[64] = {};
+  format_to(path, sizeof path, "/proc/thread-self/fd/%d", fd);
+  return readlink(path, target, sizeof target - 1) > 0 && strstr(target, "[io_uring]") != nullptr;
+}
+
+}  // namespace
+
+int Uring::init(unsigned entries, bool sqpoll) {
+  constexpr unsigned kDeferred = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
+                                 IORING_SETUP_SUBMIT_ALL;
+  constexpr unsigned kCooperative = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
+  const unsigned attempts[] = {IORING_SETUP_SQPOLL, kDeferred, kCooperative, 0};
+  int status = -EINVAL;
+  for (unsigned flags : attempts) {
+    if ((flags & IORING_SETUP_SQPOLL) && !sqpoll) continue;
+    status = try_init(&ring_, entries, flags);
+    if (status == 0) break;
+  }
+  if (status < 0) return status;
+  deferred_ = (ring_.flags & IORING_SETUP_DEFER_TASKRUN) != 0;
+  // A child that inherited the ring would submit into its parent's queue. Kernels without the feature map the rings
+  // in a way that liburing cannot mark: fork is refused there by the layer above, not here.
+  (void)io_uring_ring_dontfork(&ring_);
+  // Best effort: 5.18 and newer, and at most 16 rings a thread. Without it the descriptor is used as it is.
+  (void)io_uring_register_ring_fd(&ring_);
+  ready_ = true;
+  if (!in_service_thread()) note_own_descriptor(descriptor_ = ring_.ring_fd, true);
+  return 0;
+}
+
+void Uring::destroy() {
+  if (!ready_) return;
+  ready_ = false;
+  if (descriptor_ >= 0) note_own_descriptor(descriptor_, false);
+  descriptor_ = -1;
+  note_own_pinned(-pinned_bytes_);
+  pinned_bytes_ = 0;
+  if (is_ring(ring_.ring_fd)) {
+    io_uring_queue_exit(&ring_);
+    return;
+  }
+  // The descriptor was closed under us. The kernel ends the ring with the thread (its registration holds it); the
+  // mappings go through liburing with a descriptor number that cannot hit anything.
+  ring_.ring_fd = -1;
+  ring_.int_flags = 0;
+  io_uring_queue_exit(&ring_);
+}
+
+int Uring::register_files(const int* fds, unsigned count) { return io_uring_register_files(&ring_, fds, count); }
+
+int Uring::register_buffers(const iovec* iov, unsigned count) {
+  int64_t bytes = 0;
+  for (unsigned i = 0; i < count; ++i) bytes += static_cast<int64_t>(iov[i].iov_len);
+  note_own_pinned(bytes);   // before: VmPin must never look like the program's
+  const int status = io_uring_register_buffers(&ring_, iov, count);
+  if (status < 0) note_own_pinned(-bytes);
+  else pinned_bytes_ += bytes;
+  return status;
+}
+
+bool Uring::queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (!sqe) return false;
+  io_uring_prep_readv(sqe, fd, iov, count, offset);
+  set_file(sqe, fixed_file);
+  sqe->user_data = user;
+  return true;
+}
+
+bool Uring::queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (!sqe) return false;
+  io_uring_prep_writev(sqe, fd, iov, count, offset);
+  set_file(sqe, fixed_file);
+  sqe->user_data = user;
+  return true;
+}
+
+bool Uring::queue_read(int fd, bool fixed_file, void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
+                       uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (!sqe) return false;
+  if (buffer_index >= 0) io_uring_prep_read_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
+  else io_uring_prep_read(sqe, fd, buffer, bytes, offset);
+  set_file(sqe, fixed_file);
+  sqe->user_data = user;
+  return true;
+}
+
+bool Uring::queue_write(int fd, bool fixed_file, const void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
+                        uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (!sqe) return false;
+  if (buffer_index >= 0) io_uring_prep_write_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
+  else io_uring_prep_write(sqe, fd, buffer, bytes, offset);
+  set_file(sqe, fixed_file);
+  sqe->user_data = user;
+  return true;
+}
+
+bool Uring::queue_poll_in(int fd, uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (!sqe) return false;
+  io_uring_prep_poll_add(sqe, fd, POLLIN);
+  sqe->user_data = user;
+  return true;
+}
+
+bool Uring::queue_fsync(int fd, bool fixed_file, uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (!sqe) return false;
+  io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
+  set_file(sqe, fixed_file);
+  sqe->user_data = user;
+  return true;
+}
+
+bool Uring::queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (!sqe) return false;
+  io_uring_prep_rw(IORING_OP_FALLOCATE, sqe, fd, reinterpret_cast<const void*>(length),
+                   FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset);   // 64-bit length travels in `addr`
+  set_file(sqe, fixed_file);
+  sqe->user_data = user;
+  return true;
+}
+
+int Uring::submit() { return io_uring_submit(&ring_); }
+
+int Uring::submit_and_wait(int64_t timeout_ns) {
+  int status;
+  if (timeout_ns < 0) {
+    status = io_uring_submit_and_wait(&ring_, 1);
+  } else {
+    __kernel_timespec time = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+    io_uring_cqe* cqe = nullptr;
+    status = io_uring_submit_and_wait_timeout(&ring_, &cqe, 1, &time, nullptr);
+  }
+  return status < 0 ? status : 0;
+}
+
+unsigned Uring::reap(Cqe* out, unsigned max, bool drive) {
+  unsigned taken = 0;
+  for (int round = 0; round < 2; ++round) {
+    unsigned head, seen = 0;
+    io_uring_cqe* cqe;
+    io_uring_for_each_cqe(&ring_, head, cqe) {
+      if (taken == max) break;
+      ++seen;
+      if (cqe->user_data == LIBURING_UDATA_TIMEOUT) continue;   // liburing's own, on kernels without EXT_ARG
+      out[taken++] = {cqe->user_data, cqe->res, cqe->flags};
+    }
+    if (seen) io_uring_cq_advance(&ring_, seen);
+    if (taken || !drive || round) break;
+    const unsigned flags = __atomic_load_n(ring_.sq.kflags, __ATOMIC_RELAXED);
+    if (!(flags & (IORING_SQ_CQ_OVERFLOW | IORING_SQ_TASKRUN))) break;
+    (void)io_uring_get_events(&ring_);
+  }
+  return taken;
+}
+
+int uring_probe() {
+  io_uring ring = {};
+  const int status = try_init(&ring, 2, 0);
+  if (status == 0) io_uring_queue_exit(&ring);
+  return status;
+}
+
+}  // namespace lunar::sys

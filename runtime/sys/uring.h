@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// io_uring, by liburing. One Uring belongs to one thread (SINGLE_ISSUER). No allocation after init; fault-path safe.
+#pragma once
+#include <liburing.h>
+#include <sys/uio.h>
+
+#include <cstdint>
+
+namespace lunar::sys {
+
+struct Cqe {
+  uint64_t user;
+  int32_t result;
+  uint32_t flags;
+};
+
+class Uring {
+ public:
+  // Tries SINGLE_ISSUER|DEFER_TASKRUN (or SQPOLL when asked), then plainer rings. The ring's memory is MADV_DONTFORK.
+  // -errno of the last attempt (-ENOSYS/-EPERM: the host refuses io_uring).
+  [[nodiscard]] int init(unsigned entries, bool sqpoll);
+  void destroy();
+  [[nodiscard]] int register_files(const int* fds, unsigned count);
+  [[nodiscard]] int register_buffers(const iovec* iov, unsigned count);
+
+  // Queue one operation; false when the submission ring is full (submit, then try again).
+  // fd: a descriptor, or a registered file's index when fixed_file.
+  bool queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, uint64_t user);
+  bool queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, uint64_t user);
+  bool queue_read(int fd, bool fixed_file, void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
+                  uint64_t user);
+  bool queue_write(int fd, bool fixed_file, const void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
+                   uint64_t user);
+  bool queue_poll_in(int fd, uint64_t user);            // one-shot
+  bool queue_fsync(int fd, bool fixed_file, uint64_t user);
+  bool queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, uint64_t user);   // fallocate punch
+
+  [[nodiscard]] int submit();                           // count or -errno
+  // Submits what is queued and waits for at least one completion or the timeout (< 0: none). 0, -ETIME, -EINTR, ...
+  [[nodiscard]] int submit_and_wait(int64_t timeout_ns);
+  // Takes completions; runs deferred task work first when `drive` (a system call).
+  unsigned reap(Cqe* out, unsigned max, bool drive);
+
+  unsigned queued() const { return ready_ ? io_uring_sq_ready(&ring_) : 0; }   // not yet taken by the kernel
+  bool deferred() const { return deferred_; }
+  bool ready() const { return ready_; }
+
+ private:
+  io_uring ring_{};
+  bool ready_ = false;
+  int descriptor_ = -1;          // of the ring, when it lies in the program's table (sys/proc.h: not the program's own)
+  int64_t pinned_bytes_ = 0;     // registered buffers
+  bool deferred_ = false;
+};
+
+// Whether this host lets us make a ring; 0 or -errno.
+[[nodiscard]] int uring_probe();
+
+}  // namespace lunar::sys
