@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of `--stats`, printed once when a process ends (exit, _exit, return from main), one line a figure:
+//   lunar: stats: KEY VALUE [(READABLE)]
+// so that people and tests read the same. It comes from the process that `lunar run` became, and from every other one
+// that armed the pager: the small helpers of a shell script say nothing. Programs close standard error before they end
+// (coreutils do), so a duplicate is kept from the start, under a high number and close-on-exec; it is used only while it
+// still is what it was.
+//
+// Threading: whichever thread ends the process. May run in a signal handler's _exit: formats by hand, allocates nothing.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "base/format.h"
+#include "base/units.h"
+#include "pager/pager.h"
+#include "preload.h"
+#include "sys/file.h"
+
+namespace lunar::preload {
+namespace {
+
+constexpr int kHighDescriptor = 900;
+
+struct Output {
+  int fd = -1;
+  dev_t device = 0;
+  ino_t inode = 0;
+};
+constinit Output g_output;
+constinit std::atomic<pid_t> g_pid{0};        // the process that prints: neither a vfork child nor one forked behind our back
+constinit std::atomic<bool> g_printed{false};
+
+class Table {
+ public:
+  void text(const char* key, const char* value) {
+    length_ += format_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %s\n", key, value);
+  }
+  void count(const char* key, uint64_t value) {
+    length_ += format_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %llu\n", key,
+                         static_cast<unsigned long long>(value));
+  }
+  void bytes(const char* key, uint64_t value) {
+    length_ += format_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %llu (%s)\n", key,
+                         static_cast<unsigned long long>(value), format_size(value).text);
+  }
+  void write_to(int fd) const { (void)!write(fd, buffer_, length_); }
+
+ private:
+  char buffer_[4096];
+  size_t length_ = 0;
+};
+
+int output_descriptor() {
+  struct stat now;
+  if (g_output.fd >= 0 && fstat(g_output.fd, &now) == 0 && now.st_dev == g_output.device && now.st_ino == g_output.inode)
+    return g_output.fd;
+  return STDERR_FILENO;
+}
+
+// "VmHWM:   1234 kB" of /proc/self/status, in bytes; 0 when it is not there.
+uint64_t peak_rss_bytes() {
+  char text[4096];
+  if (sys::read_text("/proc/self/status", text, sizeof(text)) <= 0) return 0;
+  const char* line = strstr(text, "VmHWM:");
+  uint64_t kib = 0;
+  for (line = line != nullptr ? line + 6 : ""; *line == ' ' || *line == '\t'; ++line) {}
+  for (; *line >= '0' && *line <= '9'; ++line) kib = kib * 10 + static_cast<uint64_t>(*line - '0');
+  return kib * kKiB;
+}
+
+void fill(Table* table) {
+  lunar_stats stats{};
+  stats.struct_size = sizeof(stats);
+  pager_stats(&stats);
+  char program[64] = "?";
+  int length = sys::read_text("/proc/self/comm", program, sizeof(program));
+  if (length > 0 && program[length - 1] == '\n') program[length - 1] = '\0';
+  table->text("program", program);
+  table->count("pid", static_cast<uint64_t>(getpid()));
+  table->bytes("cap_bytes", stats.dram_budget_bytes);
+  table->bytes("peak_resident_bytes", stats.resident_peak_bytes);
+  table->bytes("peak_rss_bytes", peak_rss_bytes());
+  table->bytes("committed_bytes", stats.committed_bytes);
+  table->count("armed", pager_armed() ? 1 : 0);
+  if (!pager_armed()) return;   // a small process: it never needed the tier
+  table->bytes("evicted_bytes", stats.evictions * stats.page_bytes);
+  table->count("evictions", stats.evictions);
+  table->count("faults", stats.faults);
+  table->count("zero_fills", stats.zero_fills);
+  table->count("major_faults", stats.major_faults);
+  table->count("second_chances", stats.second_chances);
+  table->count("prefetched", stats.prefetched);
+  table->bytes("lun_read_bytes", stats.lun_read_bytes);
+  table->bytes("lun_written_bytes", stats.lun_written_bytes);
+  table->count("read_errors", stats.read_errors);
+  table->count("write_errors", stats.write_errors);
+  table->count("poisoned", stats.poisoned);
+}
+
+// Set by hand (LD_PRELOAD without `lunar run`), no root is known: everybody speaks.
+bool worth_printing() {
+  auto root = static_cast<uint64_t>(g_options.root);
+  return pager_armed() || root == 0 || root == static_cast<uint64_t>(getpid());
+}
+
+}  // namespace
+
+void stats_prepare() {
+  if (!g_options.stats) return;
+  g_pid.store(getpid(), std::memory_order_relaxed);
+  struct stat now;
+  int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, kHighDescriptor);
+  if (fd < 0) fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+  if (fd >= 0 && fstat(fd, &now) == 0) g_output = {fd, now.st_dev, now.st_ino};
+}
+
+void stats_enter_child() {
+  if (g_options.stats) g_pid.store(getpid(), std::memory_order_relaxed);
+}
+
+void stats_print() {
+  if (!ready() || !g_options.stats || g_pid.load(std::memory_order_relaxed) != getpid() || !worth_printing()) return;
+  if (g_printed.exchange(true)) return;
+  Table table;
+  fill(&table);
+  table.write_to(output_descriptor());
+}
+
+}  // namespace lunar::preload
+
+LUNAR_EXPORT __attribute__((noreturn)) void _exit(int status) noexcept {
+  lunar::preload::stats_print();
+  lunar::preload::g_real.exit_now(status);
+}
+
+LUNAR_EXPORT __attribute__((noreturn)) void _Exit(int status) noexcept {
+  lunar::preload::stats_print();
+  lunar::preload::g_real.exit_now(status);
+}

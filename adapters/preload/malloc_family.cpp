@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// malloc's family. Three places memory can come from, told apart by address when it comes back:
+//   the heap's region      ordinary calls: tiered
+//   jemalloc, arena 0      threads of the runtime (HostGuard) and the time before the heap is ready: plain DRAM
+//   the early heap         before our constructor, and between the allocator's fork handlers: never given back
+// Memory from the latter two that the program resizes moves to the tier.
+//
+// Threading: any thread, also while the loader holds its lock: nothing here looks up symbols or takes a lock of its own.
+#include "malloc_family.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "early_heap.h"
+#include "heap/heap.h"
+#include "preload.h"
+#include "sys/mem.h"
+
+namespace lunar::preload {
+namespace {
+
+// jemalloc's locks may be held by threads that do not exist in this process.
+bool allocator_is_locked() {
+  return g_phase.load(std::memory_order_acquire) == Phase::kEarly ||
+         (HostGuard::active() && host_fork_bootstrap.load(std::memory_order_relaxed));
+}
+
+__attribute__((noinline)) void* allocate_untiered(size_t alignment, size_t bytes, bool zero) {
+  if (!allocator_is_locked()) return heap_alloc_dram(alignment, bytes, zero);
+  void* pointer = early_alloc(alignment, bytes);
+  if (pointer == nullptr) errno = ENOMEM;
+  return pointer;
+}
+
+size_t size_of(const void* pointer) { return early_owns(pointer) ? early_size(pointer) : heap_usable_size(pointer); }
+
+// To wherever memory of this thread comes from now.
+void* move_block(void* pointer, size_t bytes) {
+  void* moved = allocate(0, bytes, false);
+  if (moved == nullptr) return nullptr;
+  size_t old = size_of(pointer);
+  memcpy(moved, pointer, old < bytes ? old : bytes);
+  release(pointer);
+  return moved;
+}
+
+void* resize(void* pointer, size_t bytes) {
+  if (pointer == nullptr) return allocate(0, bytes, false);
+  if (bytes == 0) {   // glibc: frees
+    release(pointer);
+    return nullptr;
+  }
+  bool tiered = serves_tiered();
+  if (tiered && heap_owns(pointer)) return heap_resize(pointer, bytes);
+  if (!tiered && !heap_owns(pointer) && !early_owns(pointer) && !allocator_is_locked()) return heap_resize_dram(pointer, bytes);
+  return move_block(pointer, bytes);
+}
+
+size_t power_of_two_above(size_t value) {
+  size_t power = sizeof(void*);
+  while (power < value && power != 0) power <<= 1;
+  return power;
+}
+
+}  // namespace
+
+void* allocate(size_t alignment, size_t bytes, bool zero) {
+  if (!serves_tiered()) return allocate_untiered(alignment, bytes, zero);
+  if (alignment > 8) {   // blocks of 8 bytes are aligned to no more
+    void* pointer = heap_alloc_aligned(alignment, bytes);
+    if (pointer != nullptr && zero) memset(pointer, 0, bytes);
+    return pointer;
+  }
+  return zero ? heap_alloc_zeroed(bytes) : heap_alloc(bytes);
+}
+
+void release(void* pointer) {
+  if (pointer == nullptr) return;
+  int saved = errno;
+  if (heap_owns(pointer)) heap_free(pointer);
+  else if (!early_owns(pointer) && !allocator_is_locked()) heap_free_dram(pointer);
+  errno = saved;
+}
+
+}  // namespace lunar::preload
+
+using lunar::preload::allocate;
+using lunar::preload::release;
+
+LUNAR_EXPORT void* malloc(size_t bytes) noexcept { return allocate(0, bytes, false); }
+
+LUNAR_EXPORT void* calloc(size_t count, size_t size) noexcept {
+  size_t bytes;
+  if (__builtin_mul_overflow(count, size, &bytes)) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  return allocate(0, bytes, true);
+}
+
+LUNAR_EXPORT void* realloc(void* pointer, size_t bytes) noexcept { return lunar::preload::resize(pointer, bytes); }
+
+LUNAR_EXPORT void* reallocarray(void* pointer, size_t count, size_t size) noexcept {
+  size_t bytes;
+  if (__builtin_mul_overflow(count, size, &bytes)) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  return lunar::preload::resize(pointer, bytes);
+}
+
+LUNAR_EXPORT void free(void* pointer) noexcept { release(pointer); }
+
+LUNAR_EXPORT int posix_memalign(void** out, size_t alignment, size_t bytes) noexcept {
+  if (alignment < sizeof(void*) || (alignment & (alignment - 1)) != 0) return EINVAL;
+  int saved = errno;   // reports by its result; errno is not touched
+  void* pointer = allocate(alignment, bytes, false);
+  errno = saved;
+  if (pointer == nullptr) return ENOMEM;
+  *out = pointer;
+  return 0;
+}
+
+LUNAR_EXPORT void* memalign(size_t alignment, size_t bytes) noexcept {
+  size_t power = lunar::preload::power_of_two_above(alignment);   // glibc rounds odd alignments up
+  if (power == 0) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  return allocate(power, bytes, false);
+}
+
+LUNAR_EXPORT void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
+  if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  return allocate(alignment, bytes, false);
+}
+
+LUNAR_EXPORT void* valloc(size_t bytes) noexcept { return allocate(lunar::sys::page_bytes(), bytes, false); }
+
+LUNAR_EXPORT void* pvalloc(size_t bytes) noexcept {
+  size_t page = lunar::sys::page_bytes();
+  if (bytes > SIZE_MAX - page) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  size_t rounded = (bytes + page - 1) / page * page;
+  return allocate(page, rounded == 0 ? page : rounded, false);
+}
+
+LUNAR_EXPORT size_t malloc_usable_size(void* pointer) noexcept {
+  return pointer == nullptr ? 0 : lunar::preload::size_of(pointer);
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// MappingTable: what the program has mapped inside the address space we tier (the kernel's VMAs, as the program sees them).
+// A sorted array of disjoint intervals; neighbours that are alike are one. Lives in private maps, never on a heap.
+//
+//   kTiered    the pager owns it; committed or not (a PROT_NONE reservation is not, until it is made accessible)
+//   kAlien     the program put something else there with MAP_FIXED (a file, shared memory): the kernel's
+//   kDead      was alien once, unmapped since: the pager has lost it, it is never handed out again
+// What is in no interval is free.
+//
+// Threading: none of its own; its owner (tiered_maps) holds a lock. Blocking: only to grow (mmap).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace lunar::preload {
+
+enum class MappingKind : uint8_t { kTiered, kAlien, kDead };
+
+struct Mapping {
+  char* begin = nullptr;
+  char* end = nullptr;
+  int prot = 0;                 // as mprotect takes it
+  MappingKind kind = MappingKind::kTiered;
+  bool committed = false;
+  bool alike(const Mapping& other) const {
+    return prot == other.prot && kind == other.kind && committed == other.committed;
+  }
+  size_t bytes() const { return static_cast<size_t>(end - begin); }
+};
+
+class MappingTable {
+ public:
+  // Room for one more operation (an operation adds at most a few intervals). -ENOMEM: do not start it.
+  [[nodiscard]] int reserve();
+
+  // Index of the first interval that ends above `address`; count() when there is none.
+  size_t lower(const char* address) const;
+  size_t count() const { return count_; }
+  const Mapping& at(size_t index) const { return items_[index]; }
+
+  // Everything in [begin, end) becomes `like` (its begin and end are ignored) / becomes free.
+  void set(char* begin, char* end, const Mapping& like);
+  void erase(char* begin, char* end);
+
+  // No free byte in [begin, end).
+  bool covers(const char* begin, const char* end) const;
+  bool is_free(const char* begin, const char* end) const;
+  // Lowest free place of `bytes` in [from, limit), or nullptr.
+  char* find_free(char* from, char* limit, size_t bytes) const;
+  // The part of an interval, or of a gap, that lies in [begin, end) at `begin`: its end, and the interval (nullptr: free).
+  char* piece(char* begin, char* end, const Mapping** mapping) const;
+
+ private:
+  void split(char* at);               // makes `at` a boundary if it lies inside an interval
+  void insert_at(size_t index, const Mapping& mapping);
+  void remove_range(size_t first, size_t last);
+  void merge_around(size_t index);
+
+  Mapping* items_ = nullptr;
+  size_t count_ = 0, capacity_ = 0;
+};
+
+}  // namespace lunar::preload

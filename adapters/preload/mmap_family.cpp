@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// mmap, munmap, mremap, madvise, mprotect: which of the program's maps are tiered. Ours are anonymous private maps of 1 MiB
+// and more that are not stacks, huge-page, locked, executable or fixed (outside tiered reservations), and not the maps of
+// jemalloc or of this library. Everything else goes to the kernel as it came. libc's own maps (thread stacks, the loader)
+// do not pass here.
+//
+// Threading: any thread, also under the loader's lock and in signal handlers. What does not touch an area takes no lock.
+#include <errno.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+
+#include "base/units.h"
+#include "heap/heap.h"
+#include "pager/pager.h"
+#include "preload.h"
+#include "sys/mem.h"
+#include "tiered_maps.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+#ifndef MAP_32BIT
+#define MAP_32BIT 0
+#endif
+
+namespace lunar::preload {
+namespace {
+
+int answer(int rc) {
+  if (rc >= 0) return 0;
+  errno = -rc;
+  return -1;
+}
+
+bool aligned(const void* address, size_t step) { return reinterpret_cast<uintptr_t>(address) % step == 0; }
+
+bool wants_tier(size_t bytes, int prot, int flags, const void* caller) {
+  constexpr int kPlain = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_LOCKED | MAP_32BIT | MAP_FIXED | MAP_FIXED_NOREPLACE;
+  constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
+  return bytes >= kMapBytesMin && (flags & (kAnonymousPrivate | MAP_SHARED)) == kAnonymousPrivate && (flags & kPlain) == 0 &&
+         (prot & ~(PROT_READ | PROT_WRITE)) == 0 && serves_tiered() && g_options.mmap && !caller_is_runtime(caller);
+}
+
+// Fixed: part of the range lies in an area.
+int map_over_area(char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
+  Area* area = area_of(address);
+  if (area == nullptr || bytes > static_cast<size_t>(area->limit - address)) return -ENOMEM;   // across its edge
+  return maps_fixed(address, bytes, prot, flags, fd, offset);
+}
+
+int map_memory(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller, void** out) {
+  size_t page = sys::page_bytes();
+  char* address = static_cast<char*>(hint);
+  if (bytes == 0 || bytes > PTRDIFF_MAX - page) return sys::map(hint, bytes, prot, flags, fd, offset, out);
+  size_t rounded = round_up(bytes, page);
+  if ((flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) != 0 && ready()) {
+    if (!aligned(hint, page)) return -EINVAL;
+    if (areas_overlap(address, rounded)) {
+      int rc = map_over_area(address, rounded, prot, flags, fd, offset);
+      if (rc == 0) *out = address;
+      return rc;
+    }
+    if ((flags & MAP_FIXED) != 0 && region_find(address) != nullptr) return -EINVAL;   // over the heap: a bug, refused
+  }
+  if (wants_tier(bytes, prot, flags, caller)) {
+    int rc = maps_create(aligned(hint, page) ? address : nullptr, rounded, prot, flags, out);
+    if (rc == 0 && (flags & MAP_POPULATE) != 0 && prot != PROT_NONE) (void)pager_touch(*out, rounded);   // as far as DRAM goes
+    if (rc != -ENOTSUP) return rc;
+  }
+  return sys::map(hint, bytes, prot, flags, fd, offset, out);
+}
+
+// Runs `ours` on the parts of a range that lie in areas, `plain` on the rest, in address order; stops at the first error.
+template <class Ours, class Plain>
+int for_parts(void* start, size_t bytes, Ours ours, Plain plain) {
+  char* address = static_cast<char*>(start);
+  char* end = address + bytes;
+  while (address < end) {
+    char* stop = area_boundary(address, end);
+    size_t part = static_cast<size_t>(stop - address);
+    int rc = area_of(address) != nullptr ? ours(address, part) : plain(address, part);
+    if (rc < 0) return rc;
+    address = stop;
+  }
+  return 0;
+}
+
+// Page-aligned, not empty, not wrapping, and somewhere in an area: then *rounded is its length in whole pages.
+bool touches_tier(void* address, size_t bytes, size_t* rounded) {
+  size_t page = sys::page_bytes();
+  if (!ready() || !aligned(address, page) || bytes == 0 || bytes > PTRDIFF_MAX - page) return false;
+  *rounded = round_up(bytes, page);
+  if (reinterpret_cast<uintptr_t>(address) > UINTPTR_MAX - *rounded) return false;
+  return areas_overlap(address, *rounded);
+}
+
+void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller) {
+  void* out = nullptr;
+  int rc = map_memory(hint, bytes, prot, flags, fd, offset, caller, &out);
+  if (rc == 0) return out;
+  errno = -rc;
+  return MAP_FAILED;
+}
+
+// madvise on pages of the heap or of an API region. Those of a hole-free region need no table.
+int advise_range(void* address, size_t bytes, int advice) {
+  size_t rounded = 0;
+  if (touches_tier(address, bytes, &rounded))
+    return for_parts(
+        address, rounded, [=](char* at, size_t n) { return maps_advise(at, n, advice); },
+        [=](char* at, size_t n) { return sys::advise(at, n, advice); });
+  size_t page = sys::page_bytes();
+  if (ready() && bytes != 0 && aligned(address, page) && bytes <= PTRDIFF_MAX - page && region_find(address) != nullptr)
+    return advise_tiered(static_cast<char*>(address), round_up(bytes, page), advice);
+  return sys::advise(address, bytes, advice);
+}
+
+}  // namespace
+}  // namespace lunar::preload
+
+using namespace lunar;
+using namespace lunar::preload;
+
+// By their symbols: with 64-bit file offsets the headers make mmap and mmap64 one name.
+LUNAR_EXPORT void* call_mmap(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset) noexcept asm("mmap");
+LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, int fd, off64_t offset) noexcept asm("mmap64");
+
+LUNAR_EXPORT void* call_mmap(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset) noexcept {
+  return map_or_fail(hint, bytes, prot, flags, fd, offset, __builtin_return_address(0));
+}
+
+LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, int fd, off64_t offset) noexcept {
+  return map_or_fail(hint, bytes, prot, flags, fd, offset, __builtin_return_address(0));
+}
+
+LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept {
+  size_t rounded = 0;
+  if (touches_tier(address, bytes, &rounded))
+    return answer(for_parts(address, rounded, maps_unmap, [](char* at, size_t n) { return sys::unmap(at, n); }));
+  if (ready() && region_find(address) != nullptr) return answer(-EINVAL);   // the heap's pages are not the program's to unmap
+  return answer(sys::unmap(address, bytes));
+}
+
+LUNAR_EXPORT int mprotect(void* address, size_t bytes, int prot) noexcept {
+  size_t rounded = 0;
+  if (touches_tier(address, bytes, &rounded))
+    return answer(for_parts(
+        address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot); },
+        [=](char* at, size_t n) { return sys::protect(at, n, prot); }));
+  return answer(sys::protect(address, bytes, prot));
+}
+
+LUNAR_EXPORT int madvise(void* address, size_t bytes, int advice) noexcept { return answer(advise_range(address, bytes, advice)); }
+
+LUNAR_EXPORT void* mremap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, ...) noexcept {
+  va_list args;
+  va_start(args, flags);
+  void* wanted = (flags & MREMAP_FIXED) != 0 ? va_arg(args, void*) : nullptr;
+  va_end(args);
+  void* out = nullptr;
+  int rc;
+  if (ready() && area_of(old_address) != nullptr)
+    rc = maps_remap(static_cast<char*>(old_address), old_bytes, new_bytes, flags, static_cast<char*>(wanted), &out);
+  else if (ready() && (region_find(old_address) != nullptr || (wanted != nullptr && areas_overlap(wanted, new_bytes))))
+    rc = -ENOMEM;   // the heap's pages, or a plain map into the tier
+  else
+    rc = sys::remap(old_address, old_bytes, new_bytes, flags, wanted, &out);
+  if (rc == 0) return out;
+  errno = -rc;
+  return MAP_FAILED;
+}

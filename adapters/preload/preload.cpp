@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Start of the preload library. Linked `-z initfirst`: this constructor runs before libc's own, jemalloc's and those of
+// every other library, so that fork handlers registered here enclose theirs. Nothing of libc that needs its initialisers
+// (environ, stdio) may be relied upon: the environment comes as the constructor's argument.
+//
+// Failure to start prints one line and ends the process with 125: a program must not run untiered by accident.
+// Threading: runs once, before the program has threads.
+#include "preload.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <jemalloc/jemalloc.h>
+#include <link.h>
+#include <unistd.h>
+
+#include "base/format.h"
+#include "heap/heap.h"
+#include "heap/start.h"
+#include "pager/pager.h"
+#include "sys/file.h"
+#include "tiered_maps.h"
+
+namespace lunar::preload {
+
+constinit std::atomic<Phase> g_phase{Phase::kEarly};
+constinit Options g_options;
+constinit RealCalls g_real;
+
+namespace {
+
+struct TextRange {
+  uintptr_t begin = 0, end = 0;
+  bool holds(uintptr_t address) const { return address - begin < end - begin; }
+};
+constinit TextRange g_runtime_text[2];
+
+// The loaded object that holds `address`, as one range of its executable segments.
+struct TextQuery {
+  uintptr_t address;
+  TextRange found;
+};
+
+int find_text(dl_phdr_info* info, size_t, void* argument) {
+  auto* query = static_cast<TextQuery*>(argument);
+  TextRange text;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto& header = info->dlpi_phdr[i];
+    if (header.p_type != PT_LOAD || (header.p_flags & PF_X) == 0) continue;
+    uintptr_t begin = info->dlpi_addr + header.p_vaddr, end = begin + header.p_memsz;
+    if (text.end == 0 || begin < text.begin) text.begin = begin;
+    if (end > text.end) text.end = end;
+  }
+  if (!text.holds(query->address)) return 0;
+  query->found = text;
+  return 1;
+}
+
+TextRange text_of(const void* function) {
+  TextQuery query{reinterpret_cast<uintptr_t>(function), {}};
+  dl_iterate_phdr(find_text, &query);
+  return query.found;
+}
+
+template <class F>
+void look_up(F& slot, const char* name) {
+  slot = reinterpret_cast<F>(dlsym(RTLD_NEXT, name));
+}
+
+[[noreturn]] void refuse(const ErrorText& why) {
+  char line[sizeof(why.text) + 32];
+  size_t length = format_to(line, sizeof(line), "lunar: %s\n", why.text);
+  (void)!write(STDERR_FILENO, line, length);
+  _exit(125);
+}
+
+__attribute__((constructor(101))) void start(int, char**, char** environment) {
+  HostGuard guard;
+  if (environ == nullptr) environ = environment;   // libc's initialiser, which sets it, has not run yet
+  look_up(g_real.fork, "fork");
+  look_up(g_real.daemon, "daemon");
+  look_up(g_real.exit_now, "_exit");
+  ErrorText why;
+  if (options_load(&g_options, environment, &why) < 0) refuse(why);
+  g_runtime_text[0] = text_of(reinterpret_cast<const void*>(&mallocx));
+  g_runtime_text[1] = text_of(reinterpret_cast<const void*>(&start));
+  // Before jemalloc is woken: the pager's fork handlers must be older than jemalloc's (prepare runs youngest first).
+  if (start_tier(g_options, &why) < 0) refuse(why);
+  g_phase.store(Phase::kGuarded, std::memory_order_release);
+  if (heap_create(HeapMode::kProcess, &why) < 0) refuse(why);
+  stats_prepare();
+  g_phase.store(Phase::kReady, std::memory_order_release);
+}
+
+__attribute__((destructor)) void finish() { stats_print(); }
+
+}  // namespace
+
+bool caller_is_runtime(const void* return_address) {
+  auto address = reinterpret_cast<uintptr_t>(return_address);
+  return g_runtime_text[0].holds(address) || g_runtime_text[1].holds(address);
+}
+
+}  // namespace lunar::preload

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the parts of the preload library share: the phase of its life, and the calls it hands through.
+//
+// This code lives in other people's programs. Rules: no allocation of its own but the early heap and base/arena, no stdio,
+// no exceptions; no lock of its own may be held while one of the program's could be taken; errno is as the real calls leave
+// it; whatever is not ours goes to the kernel or to jemalloc unchanged.
+#pragma once
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/host_guard.h"
+#include "base/options.h"
+
+namespace lunar::preload {
+
+enum class Phase : int {
+  kEarly,     // before our constructor is through: memory comes from the early heap, jemalloc is not woken yet
+  kGuarded,   // pager made, heap not yet: plain jemalloc
+  kReady,     // tiered
+};
+extern constinit std::atomic<Phase> g_phase;
+extern constinit Options g_options;
+
+inline bool ready() { return g_phase.load(std::memory_order_acquire) == Phase::kReady; }
+// Whether this thread's memory is to be tiered now.
+inline bool serves_tiered() { return __builtin_expect(ready() && !HostGuard::active(), 1); }
+
+// The libc functions under ours, looked up once in the constructor (dlsym is never used on an allocation path).
+struct RealCalls {
+  pid_t (*fork)(void) = nullptr;
+  int (*daemon)(int, int) = nullptr;
+  void (*exit_now)(int) __attribute__((noreturn)) = nullptr;   // _exit
+};
+extern constinit RealCalls g_real;
+
+// Code whose own maps stay plain: jemalloc's (its metadata is DRAM) and ours.
+bool caller_is_runtime(const void* return_address);
+
+// exit_stats.cpp
+void stats_prepare();                 // at start: keeps standard error reachable (programs close it before they end)
+void stats_print();                   // once a process; nothing unless option `stats`
+void stats_enter_child();             // in a forked child
+
+}  // namespace lunar::preload
+
+#define LUNAR_EXPORT extern "C" __attribute__((visibility("default")))

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+// See tiered_maps.h. A change goes through the range piece by piece: a piece is the part of one interval, or of one gap.
+// The table is told after the pager agreed, so that a refusal (-ENOMEM) leaves what was done before it consistent.
+#include "tiered_maps.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include "base/log.h"
+#include "base/units.h"
+#include "sys/mem.h"
+
+#ifndef MADV_COLD
+#define MADV_COLD 20
+#define MADV_PAGEOUT 21
+#endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+namespace lunar::preload {
+namespace {
+
+constexpr unsigned kAreasMax = 64;
+constexpr size_t kAreaBytesMin = 16 * kGiB;
+constexpr size_t kMapBytesMax = kTiB;          // reservations above (sanitizers, some VMs) are left to the kernel
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+
+constinit Area g_areas[kAreasMax];
+constinit std::atomic<unsigned> g_area_count{0};
+constinit MappingTable g_table;
+constinit sys::Mutex g_lock;
+constinit thread_local bool t_forking = false;
+
+int add_area(size_t bytes, unsigned flags, Area** out) {
+  unsigned count = g_area_count.load(std::memory_order_relaxed);
+  if (count == kAreasMax || bytes > kMapBytesMax) return -ENOTSUP;
+  size_t wanted = 2 * pager_lun_bytes();
+  if (wanted < kAreaBytesMin) wanted = kAreaBytesMin;
+  if (wanted < bytes) wanted = bytes;
+  Region* region = nullptr;
+  if (region_create(round_up(wanted, 2 * kMiB), flags, &region) < 0) return -ENOTSUP;
+  Area& area = g_areas[count];
+  area.region = region;
+  area.base = region_base(region);
+  area.limit = area.base + region_size(region);
+  area.flags = flags;
+  area.first_gap = area.base;
+  g_area_count.store(count + 1, std::memory_order_release);
+  *out = &area;
+  return 0;
+}
+
+char* place_in(Area& area, size_t bytes) {
+  char* gap = g_table.find_free(area.first_gap, area.limit, kMapBytesMin);
+  if (gap == nullptr) return nullptr;
+  area.first_gap = gap;
+  char* place = g_table.find_free(gap, area.limit, bytes);
+  if (place == gap && place != nullptr) area.first_gap = place + bytes;
+  return place;
+}
+
+Mapping tiered(int prot, bool committed) { return {nullptr, nullptr, prot, MappingKind::kTiered, committed}; }
+Mapping alien(int prot) { return {nullptr, nullptr, prot, MappingKind::kAlien, false}; }
+
+// MAP_FIXED of anonymous private memory over one piece.
+int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, int flags) {
+  size_t bytes = static_cast<size_t>(end - begin);
+  if (old != nullptr && old->kind != MappingKind::kTiered) {
+    void* at = nullptr;
+    int rc = sys::map(begin, bytes, prot, flags | MAP_FIXED, -1, 0, &at);
+    if (rc == 0) g_table.set(begin, end, alien(prot));
+    return rc;
+  }
+  bool committed = old != nullptr && old->committed;
+  if (prot == PROT_NONE) {
+    if (committed) give_back(area, begin, bytes);
+    g_table.set(begin, end, tiered(prot, false));
+    return 0;
+  }
+  if (!committed) return commit_piece(area, begin, end, prot);
+  int rc = pager_discard(begin, bytes);
+  if (rc == 0 && old->prot != prot) rc = sys::protect(begin, bytes, prot);
+  if (rc == 0) g_table.set(begin, end, tiered(prot, true));
+  return rc;
+}
+
+// MAP_FIXED of anything else: the kernel's from now on.
+int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
+  // A map that cannot be made must not cost the contents: try it elsewhere first.
+  void* trial = nullptr;
+  int rc = sys::map(nullptr, bytes, prot, flags & ~MAP_FIXED & ~MAP_POPULATE & ~MAP_LOCKED, fd, offset, &trial);
+  if (rc < 0) return rc;
+  (void)sys::unmap(trial, bytes);
+  rc = unmap_pieces(area, address, address + bytes);
+  if (rc < 0) return rc;
+  rc = sys::map(address, bytes, prot, flags | MAP_FIXED, fd, offset, &trial);
+  if (rc == 0) g_table.set(address, address + bytes, alien(prot));
+  return rc;
+}
+
+bool wholly_committed(char* begin, char* end) {
+  for (const Mapping* piece; begin < end;) {
+    begin = g_table.piece(begin, end, &piece);
+    if (piece == nullptr || piece->kind != MappingKind::kTiered || !piece->committed) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+// ---- lock -----------------------------------------------------------------------------------------------------------
+
+MapsLock::MapsLock() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &signals_);
+  if (!t_forking) g_lock.lock();
+}
+
+MapsLock::~MapsLock() {
+  if (!t_forking) g_lock.unlock();
+  pthread_sigmask(SIG_SETMASK, &signals_, nullptr);
+}
+
+void maps_lock_for_fork() {
+  g_lock.lock();
+  t_forking = true;
+}
+
+void maps_unlock_after_fork() {
+  t_forking = false;
+  g_lock.unlock();
+}
+
+// ---- areas ----------------------------------------------------------------------------------------------------------
+
+Area* area_of(const void* address) {
+  unsigned count = g_area_count.load(std::memory_order_acquire);
+  for (unsigned i = 0; i < count; ++i)
+    if (g_areas[i].holds(address)) return &g_areas[i];
+  return nullptr;
+}
+
+bool areas_overlap(const void* begin, size_t bytes) {
+  auto low = reinterpret_cast<uintptr_t>(begin);
+  unsigned count = g_area_count.load(std::memory_order_acquire);
+  for (unsigned i = 0; i < count; ++i) {
+    auto base = reinterpret_cast<uintptr_t>(g_areas[i].base), limit = reinterpret_cast<uintptr_t>(g_areas[i].limit);
+    if (low < limit && (low >= base || bytes > base - low)) return true;
+  }
+  return false;
+}
+
+char* area_boundary(char* address, char* end) {
+  unsigned count = g_area_count.load(std::memory_order_acquire);
+  for (unsigned i = 0; i < count; ++i) {
+    if (g_areas[i].base > address && g_areas[i].base < end) end = g_areas[i].base;
+    if (g_areas[i].limit > address && g_areas[i].limit < end) end = g_areas[i].limit;
+  }
+  return end;
+}
+
+MappingTable& maps_table() { return g_table; }
+
+int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, char** place) {
+  Area* wanted = hint == nullptr ? nullptr : area_of(hint);
+  if (wanted != nullptr && wanted->flags == region_flags && bytes <= static_cast<size_t>(wanted->limit - hint) &&
+      g_table.is_free(hint, hint + bytes)) {
+    *area = wanted;
+    *place = hint;
+    return 0;
+  }
+  unsigned count = g_area_count.load(std::memory_order_relaxed);
+  for (unsigned i = 0; i < count; ++i) {
+    if (g_areas[i].flags != region_flags) continue;
+    if ((*place = place_in(g_areas[i], bytes)) != nullptr) {
+      *area = &g_areas[i];
+      return 0;
+    }
+  }
+  int rc = add_area(bytes, region_flags, area);
+  if (rc < 0) return rc;
+  *place = place_in(**area, bytes);
+  return *place == nullptr ? -ENOTSUP : 0;
+}
+
+void give_back(Area* area, char* begin, size_t bytes) {
+  if ((area->flags & kRegionChargeOnTouch) == 0) return region_decommit(area->region, area->offset(begin), bytes, true);
+  (void)pager_discard(begin, bytes);
+  (void)sys::protect(begin, bytes, PROT_NONE);
+}
+
+// pre: the piece is free or not committed.
+int commit_piece(Area* area, char* begin, char* end, int prot) {
+  size_t bytes = static_cast<size_t>(end - begin);
+  int rc;
+  if ((area->flags & kRegionChargeOnTouch) != 0) {
+    // Nothing is promised, so nothing would wake the pager either: its touches must be counted from the first on.
+    ErrorText why;
+    if (!pager_armed() && pager_arm(&why) < 0) log_error("%s", why.text);
+    if (!pager_armed()) return -ENOMEM;
+    rc = sys::protect(begin, bytes, prot);
+  } else {
+    rc = region_commit(area->region, area->offset(begin), bytes) < 0 ? -ENOMEM : 0;
+    if (rc == 0 && prot != kReadWrite && (rc = sys::protect(begin, bytes, prot)) < 0) give_back(area, begin, bytes);
+  }
+  if (rc < 0) return rc;
+  g_table.set(begin, end, tiered(prot, true));
+  return 0;
+}
+
+// ---- the calls ------------------------------------------------------------------------------------------------------
+
+int maps_create(char* hint, size_t bytes, int prot, int flags, void** out) {
+  MapsLock hold;
+  unsigned region_flags = (flags & MAP_NORESERVE) != 0 ? kRegionChargeOnTouch : kRegionStrict;
+  Area* area = nullptr;
+  char* place = nullptr;
+  if (g_table.reserve() < 0) return -ENOMEM;
+  int rc = claim_place(hint, bytes, region_flags, &area, &place);
+  if (rc < 0) return rc;
+  if (prot == PROT_NONE) {
+    g_table.set(place, place + bytes, tiered(prot, false));
+  } else if ((rc = commit_piece(area, place, place + bytes, prot)) < 0) {
+    if (place < area->first_gap) area->first_gap = place;
+    return rc;
+  }
+  *out = place;
+  return 0;
+}
+
+int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
+  MapsLock hold;
+  Area* area = area_of(address);
+  char* end = address + bytes;
+#ifdef MAP_FIXED_NOREPLACE
+  if ((flags & MAP_FIXED_NOREPLACE) != 0) {
+    if (!g_table.is_free(address, end)) return -EEXIST;
+    flags = (flags & ~MAP_FIXED_NOREPLACE) | MAP_FIXED;
+  }
+#endif
+  constexpr int kOther = MAP_SHARED | MAP_HUGETLB | MAP_GROWSDOWN | MAP_STACK | MAP_LOCKED;
+  bool ours = (flags & MAP_ANONYMOUS) != 0 && (flags & kOther) == 0;
+  if (!ours) return g_table.reserve() < 0 ? -ENOMEM : fix_alien(area, address, bytes, prot, flags, fd, offset);
+  for (const Mapping* piece; address < end;) {
+    if (g_table.reserve() < 0) return -ENOMEM;
+    char* stop = g_table.piece(address, end, &piece);
+    Mapping old = piece != nullptr ? *piece : Mapping{};
+    int rc = fix_piece(area, address, stop, piece != nullptr ? &old : nullptr, prot, flags);
+    if (rc < 0) return rc;
+    address = stop;
+  }
+  return 0;
+}
+
+int unmap_pieces(Area* area, char* begin, char* end) {
+  if (begin < area->first_gap) area->first_gap = begin;
+  for (const Mapping* piece; begin < end;) {
+    if (g_table.reserve() < 0) return -ENOMEM;
+    char* stop = g_table.piece(begin, end, &piece);
+    size_t bytes = static_cast<size_t>(stop - begin);
+    if (piece != nullptr && piece->kind == MappingKind::kTiered) {
+      if (piece->committed) give_back(area, begin, bytes);
+      g_table.erase(begin, stop);
+    } else if (piece != nullptr && piece->kind == MappingKind::kAlien) {
+      // Keep the kernel from putting anything here; the pager has no hold of it any more.
+      void* at = nullptr;
+      int rc = sys::map(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0, &at);
+      if (rc < 0) return rc;
+      g_table.set(begin, stop, {nullptr, nullptr, PROT_NONE, MappingKind::kDead, false});
+    }
+    begin = stop;
+  }
+  return 0;
+}
+
+int maps_unmap(char* address, size_t bytes) {
+  MapsLock hold;
+  return unmap_pieces(area_of(address), address, address + bytes);
+}
+
+int maps_protect(char* address, size_t bytes, int prot) {
+  MapsLock hold;
+  Area* area = area_of(address);
+  char* end = address + bytes;
+  if (!g_table.covers(address, end)) return -ENOMEM;
+  for (const Mapping* piece; address < end;) {
+    if (g_table.reserve() < 0) return -ENOMEM;
+    char* stop = g_table.piece(address, end, &piece);
+    Mapping now = *piece;
+    int rc = 0;
+    if (now.kind == MappingKind::kTiered && !now.committed) {
+      if (prot != PROT_NONE) rc = commit_piece(area, address, stop, prot);
+    } else if (now.prot != prot || now.kind == MappingKind::kAlien) {
+      rc = sys::protect(address, static_cast<size_t>(stop - address), prot);
+      now.prot = prot;
+      if (rc == 0) g_table.set(address, stop, now);
+    }
+    if (rc < 0) return rc;
+    address = stop;
+  }
+  return 0;
+}
+
+int advise_tiered(char* address, size_t bytes, int advice) {
+  lunar_range range{address, bytes};
+  switch (advice) {
+    case MADV_DONTNEED:
+    case MADV_FREE:
+      return pager_discard(address, bytes);
+    case MADV_WILLNEED:
+      return pager_prefetch(&range, 1);
+    case MADV_POPULATE_READ:
+    case MADV_POPULATE_WRITE:
+      return pager_touch(address, bytes);
+    case MADV_COLD:
+      return pager_advise(address, bytes, LUNAR_COLD);
+    case MADV_PAGEOUT: {
+      int64_t evicted = pager_evict(address, bytes);
+      return evicted < 0 ? static_cast<int>(evicted) : 0;
+    }
+    case MADV_SEQUENTIAL:
+      return pager_advise(address, bytes, LUNAR_SEQUENTIAL);
+    case MADV_NORMAL:
+    case MADV_RANDOM:
+      return pager_advise(address, bytes, LUNAR_NORMAL);
+    case MADV_HUGEPAGE:     // tiered memory has small pages: a hint that changes nothing
+    case MADV_NOHUGEPAGE:
+    case MADV_COLLAPSE:
+    case MADV_MERGEABLE:
+    case MADV_UNMERGEABLE:
+    case MADV_DODUMP:
+    case MADV_DONTDUMP:
+    case MADV_DOFORK:       // a child sees tiered memory; keeping it away from one is not supported, and harmless
+    case MADV_DONTFORK:
+    case MADV_KEEPONFORK:
+      return 0;
+    case MADV_WIPEONFORK:   // a promise that would be broken
+      return -EINVAL;
+    default:
+      return sys::advise(address, bytes, advice);
+  }
+}
+
+int maps_advise(char* address, size_t bytes, int advice) {
+  char* end = address + bytes;
+  bool plain;
+  {
+    MapsLock hold;
+    plain = wholly_committed(address, end);
+  }
+  // Advice may wait for I/O: the lock is not held. Who unmaps the range meanwhile races with himself.
+  if (plain) return advise_tiered(address, bytes, advice);
+  int result = 0;
+  while (address < end) {
+    const Mapping* piece;
+    Mapping now;
+    char* stop;
+    {
+      MapsLock hold;
+      stop = g_table.piece(address, end, &piece);
+      if (piece != nullptr) now = *piece;
+    }
+    size_t part = static_cast<size_t>(stop - address);
+    int rc = 0;
+    if (piece == nullptr || now.kind == MappingKind::kDead) rc = -ENOMEM;   // a hole: reported, the rest is still advised
+    else if (now.kind == MappingKind::kAlien) rc = sys::advise(address, part, advice);
+    else if (now.committed) rc = advise_tiered(address, part, advice);
+    if (rc < 0 && rc != -ENOMEM) return rc;
+    if (rc < 0) result = rc;
+    address = stop;
+  }
+  return result;
+}
+
+}  // namespace lunar::preload

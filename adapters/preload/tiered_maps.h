@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiered maps: the program's large anonymous maps, kept in pager regions of ours ("areas"), with the semantics of the
+// kernel's calls. mmap_family.cpp decides what is ours; here is how it is done.
+//
+//   area 0..n   one pager region each: charged at commit, or (MAP_NORESERVE) charged on touch; grown by further areas
+//   table       which parts are mapped, how (mapping_table.h)
+//
+// Threading: any thread; one lock over areas and table, held with all signals blocked (handlers of the program may map),
+// never while the program's contents are read. Results are 0 / -errno; errno is not touched here.
+#pragma once
+#include <sys/types.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+
+#include "mapping_table.h"
+#include "pager/pager.h"
+#include "sys/thread.h"
+
+namespace lunar::preload {
+
+struct Area {
+  Region* region = nullptr;
+  char* base = nullptr;
+  char* limit = nullptr;
+  unsigned flags = 0;          // RegionFlags
+  char* first_gap = nullptr;   // nothing below is free for kMapBytesMin
+  bool holds(const void* address) const { return address >= base && address < limit; }
+  size_t offset(const char* address) const { return static_cast<size_t>(address - base); }
+};
+
+constexpr size_t kMapBytesMin = size_t(1) << 20;   // smaller maps stay plain
+
+// The area that holds an address, or nullptr. Lock-free.
+Area* area_of(const void* address);
+// Whether any byte of the range lies in an area. Lock-free.
+bool areas_overlap(const void* begin, size_t bytes);
+// The lowest address above `address`, at most `end`, where an area starts or ends. Lock-free.
+char* area_boundary(char* address, char* end);
+
+// mmap without MAP_FIXED. -ENOTSUP: not for us (too large, no address space), the kernel should have it.
+[[nodiscard]] int maps_create(char* hint, size_t bytes, int prot, int flags, void** out);
+// Each of these: the range lies in one area, page-aligned, not empty.
+[[nodiscard]] int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t offset);
+[[nodiscard]] int maps_unmap(char* address, size_t bytes);
+[[nodiscard]] int maps_protect(char* address, size_t bytes, int prot);
+[[nodiscard]] int maps_advise(char* address, size_t bytes, int advice);
+// pre: `old_address` lies in an area.
+[[nodiscard]] int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted, void** out);
+// madvise on tiered memory that needs no table (the heap's pages, and committed maps).
+[[nodiscard]] int advise_tiered(char* address, size_t bytes, int advice);
+
+// fork() holds the lock across the call, so that the child's copy is whole. By the forking thread, before and after.
+void maps_lock_for_fork();
+void maps_unlock_after_fork();
+
+// ---- shared by tiered_maps.cpp and tiered_remap.cpp ----------------------------------------------------------------
+
+class MapsLock {
+ public:
+  MapsLock();
+  ~MapsLock();
+  MapsLock(const MapsLock&) = delete;
+  MapsLock& operator=(const MapsLock&) = delete;
+
+ private:
+  sigset_t signals_;
+};
+
+// All under MapsLock.
+MappingTable& maps_table();
+[[nodiscard]] int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, char** place);
+// Accessible, charged (or armed, where touches are charged), and in the table / inaccessible, empty, uncharged.
+[[nodiscard]] int commit_piece(Area* area, char* begin, char* end, int prot);
+void give_back(Area* area, char* begin, size_t bytes);
+[[nodiscard]] int unmap_pieces(Area* area, char* begin, char* end);
+
+}  // namespace lunar::preload

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// mremap on tiered maps: shrink, grow in place, else move; a move takes evicted pages along without I/O (pager_move).
+//
+// Differences from the kernel's, on purpose: a map may be resized across what it would call several areas when they are
+// alike; MREMAP_FIXED to a place outside the tier is refused (-ENOMEM): plain memory there would escape the budget.
+// Threading: as tiered_maps.h; the lock is held across a move.
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "base/units.h"
+#include "sys/mem.h"
+#include "tiered_maps.h"
+
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
+namespace lunar::preload {
+namespace {
+
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+
+struct Request {
+  Area* area;
+  char* old_begin;
+  size_t old_bytes;
+  size_t new_bytes;
+  int flags;
+  char* wanted;       // MREMAP_FIXED
+  Mapping old;        // what the whole old range is
+  char* old_end() const { return old_begin + old_bytes; }
+};
+
+int check(const Request& request, size_t page) {
+  constexpr int kKnown = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+  if ((request.flags & ~kKnown) != 0 || request.new_bytes == 0 || request.old_bytes == 0) return -EINVAL;
+  if ((request.flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0 && (request.flags & MREMAP_MAYMOVE) == 0) return -EINVAL;
+  if ((request.flags & MREMAP_DONTUNMAP) != 0 && request.old_bytes != request.new_bytes) return -EINVAL;
+  if (reinterpret_cast<uintptr_t>(request.old_begin) % page != 0) return -EINVAL;
+  if ((request.flags & MREMAP_FIXED) == 0) return 0;
+  if (reinterpret_cast<uintptr_t>(request.wanted) % page != 0) return -EINVAL;
+  bool apart = request.wanted + request.new_bytes <= request.old_begin || request.wanted >= request.old_end();
+  return apart ? 0 : -EINVAL;
+}
+
+// Makes [begin, begin+bytes) like `like`, empty. pre: free.
+int make_like(Area* area, char* begin, size_t bytes, const Mapping& like) {
+  if (like.committed) return commit_piece(area, begin, begin + bytes, like.prot);
+  maps_table().set(begin, begin + bytes, like);
+  return 0;
+}
+
+int move_contents(char* to, char* from, size_t bytes, int prot) {
+  // The kernel moves pages only between ranges of equal permissions.
+  int rc = 0;
+  if (prot != kReadWrite) {
+    rc = sys::protect(from, bytes, kReadWrite);
+    if (rc == 0) rc = sys::protect(to, bytes, kReadWrite);
+  }
+  if (rc == 0) rc = pager_move(to, from, bytes);
+  if (prot != kReadWrite) {
+    (void)sys::protect(from, bytes, prot);
+    (void)sys::protect(to, bytes, prot);
+  }
+  return rc;
+}
+
+int find_target(const Request& request, Area** area, char** place) {
+  if ((request.flags & MREMAP_FIXED) == 0) return claim_place(nullptr, request.new_bytes, request.area->flags, area, place);
+  *area = area_of(request.wanted);
+  if (*area == nullptr || request.new_bytes > static_cast<size_t>((*area)->limit - request.wanted)) return -ENOMEM;
+  *place = request.wanted;
+  return unmap_pieces(*area, request.wanted, request.wanted + request.new_bytes);
+}
+
+int move_map(const Request& request, void** out) {
+  Area* area = nullptr;
+  char* place = nullptr;
+  int rc = find_target(request, &area, &place);
+  if (rc < 0) return -ENOMEM;
+  if (!maps_table().is_free(place, place + request.new_bytes)) return -ENOMEM;   // a dead part under MREMAP_FIXED
+  rc = make_like(area, place, request.new_bytes, request.old);
+  size_t keep = request.old_bytes < request.new_bytes ? request.old_bytes : request.new_bytes;
+  if (rc == 0 && request.old.committed) {
+    rc = move_contents(place, request.old_begin, keep, request.old.prot);
+    if (rc < 0) (void)unmap_pieces(area, place, place + request.new_bytes);
+  }
+  if (rc < 0) {
+    if (place < area->first_gap) area->first_gap = place;
+    return rc;
+  }
+  if ((request.flags & MREMAP_DONTUNMAP) == 0) rc = unmap_pieces(request.area, request.old_begin, request.old_end());
+  *out = place;
+  return rc;
+}
+
+// The program's own file or shared map inside an area: the kernel moves it; what it leaves behind stays reserved.
+int remap_alien(const Request& request, void** out) {
+  if ((request.flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0) return -ENOMEM;
+  int rc = sys::remap(request.old_begin, request.old_bytes, request.new_bytes, request.flags, nullptr, out);
+  if (rc < 0) return rc;
+  size_t kept = *out == request.old_begin ? request.new_bytes : 0;
+  if (kept >= request.old_bytes) return 0;
+  return unmap_pieces(request.area, request.old_begin + kept, request.old_end());   // maps PROT_NONE over the hole
+}
+
+}  // namespace
+
+int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted, void** out) {
+  size_t page = sys::page_bytes();
+  if (old_bytes > PTRDIFF_MAX - page || new_bytes > PTRDIFF_MAX - page) return -ENOMEM;
+  MapsLock hold;
+  Request request{area_of(old_address), old_address, round_up(old_bytes, page), round_up(new_bytes, page), flags, wanted, {}};
+  int rc = check(request, page);
+  if (rc < 0) return rc;
+  MappingTable& table = maps_table();
+  if (table.reserve() < 0) return -ENOMEM;
+  if (request.old_bytes > static_cast<size_t>(request.area->limit - old_address)) return -EFAULT;
+  const Mapping* piece = nullptr;
+  char* stop = table.piece(old_address, request.old_end(), &piece);
+  if (piece == nullptr || stop != request.old_end() || piece->kind == MappingKind::kDead) return -EFAULT;
+  request.old = *piece;
+  if (request.old.kind == MappingKind::kAlien) return remap_alien(request, out);
+  if ((flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0) return move_map(request, out);
+  *out = old_address;
+  if (request.new_bytes <= request.old_bytes) {
+    if (request.new_bytes == request.old_bytes) return 0;
+    return unmap_pieces(request.area, old_address + request.new_bytes, request.old_end());
+  }
+  size_t more = request.new_bytes - request.old_bytes;
+  if (more <= static_cast<size_t>(request.area->limit - request.old_end()) &&
+      table.is_free(request.old_end(), request.old_end() + more)) {
+    rc = make_like(request.area, request.old_end(), more, request.old);
+    return rc < 0 ? -ENOMEM : 0;
+  }
+  return (flags & MREMAP_MAYMOVE) == 0 ? -ENOMEM : move_map(request, out);
+}
+
+}  // namespace lunar::preload
