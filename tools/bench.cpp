@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// `lunar bench NAME`: measurements side by side with what a user would pick instead. One file a bench.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "bench/fault_bench.h"
+#include "bench/fault_child.h"
+#include "subcommands.h"
+
+namespace lunar::tools {
+
+namespace {
+constexpr const char* kHelp =
+    "Usage: lunar bench NAME [--json] [--quick] ...\n"
+    "  fault    page faults: Lunar beside kernel swap on the same disk, under the same memory limit\n"
+    "`lunar bench NAME --help` lists the options. Swap and memory limits need root (sudo).\n";
+}   // namespace
+
+int cmd_bench(int argc, char** argv) {
+  const std::string_view name = argc > 1 ? argv[1] : "";
+  if (name == "fault") return fault_bench_main(argc - 1, argv + 1);
+  if (name == "child") return fault_child_main(argc - 1, argv + 1);   // for the benches themselves
+  if (name == "--help" || name == "-h") {
+    fmt::print("{}", kHelp);
+    return 0;
+  }
+  if (name.empty())
+    fmt::print(stderr, "{}", kHelp);
+  else
+    fmt::print(stderr, "lunar: bench: no bench named '{}' (there is: fault)\n", name);
+  return kExitUsage;
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory a bench child touches: plain anonymous memory under kernel swap, or a region of liblunar.
+// Threading: prefetch from any thread; the rest from the main thread with the others stopped.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace lunar::tools {
+
+struct BenchMemoryOptions {
+  std::string system;        // "swap" or "lunar"
+  uint64_t dram_bytes = 0;   // Lunar's budget; swap is bounded by its cgroup alone
+  uint64_t lun_bytes = 0;
+  std::string lun;
+  std::string options;   // further options of the table, "fault=message"
+};
+
+class BenchMemory {
+ public:
+  virtual ~BenchMemory() = default;
+  virtual char* create(uint64_t bytes) = 0;   // throws std::runtime_error
+  virtual void destroy(char* address, uint64_t bytes) = 0;
+  // Asks for scattered pages at once.
+  virtual void prefetch(char* const* pages, size_t count, size_t page_bytes) = 0;
+  virtual uint64_t major_faults() const = 0;   // since start
+
+  static std::unique_ptr<BenchMemory> make(const BenchMemoryOptions& options);
+};
+
+}   // namespace lunar::tools

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// See fault_report.h. No measuring here.
+// Threading: plain data. May not be used by runtime/ (it allocates).
+#include "bench/fault_report.h"
+
+#include <fmt/format.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "support/json_writer.h"
+#include "support/procfs.h"
+#include "support/text_file.h"
+
+namespace lunar::tools {
+
+namespace {
+constexpr double kMovedShareMin = 0.99;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+const FaultResult* find(const FaultReport& report, const std::string& system, const std::string& workload,
+                        unsigned threads) {
+  for (const FaultResult& one : report.results) {
+    if (one.system == system && one.workload == workload && one.threads == threads) return &one;
+  }
+  return nullptr;
+}
+
+std::string cpu_model() {
+  std::istringstream lines(read_text("/proc/cpuinfo").value_or(""));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.compare(0, 10, "model name") == 0 || line.compare(0, 4, "cpu\t") == 0) {
+      return trimmed(line.substr(line.find(':') + 1));
+    }
+  }
+  return {};
+}
+
+std::string duration_text(double ns) {
+  if (ns < 1e3) return fmt::format("{:.0f} ns", ns);
+  if (ns < 1e6) return fmt::format("{:.1f} us", ns / 1e3);
+  return fmt::format("{:.2f} ms", ns / 1e6);
+}
+
+void write_host(JsonWriter& json) {
+  utsname names{};
+  uname(&names);
+  json.key("host").open('{').field("kernel", std::string(names.release)).field("machine", std::string(names.machine));
+  json.field("cpu", cpu_model()).field("cpus", sysconf(_SC_NPROCESSORS_ONLN));
+  json.field("memory_bytes", machine_memory("MemTotal")).field("page_bytes", sysconf(_SC_PAGESIZE));
+  json.field("thp", trimmed(read_text("/sys/kernel/mm/transparent_hugepage/enabled").value_or("")));
+  json.field("swappiness", trimmed(read_text("/proc/sys/vm/swappiness").value_or(""))).close('}');
+}
+
+void write_options(JsonWriter& json, const FaultOptions& options) {
+  json.key("options").open('{').field("dram_bytes", options.dram_bytes).field("data_bytes", options.data_bytes);
+  json.field("allowance_bytes", options.allowance_bytes).key("threads").open('[');
+  for (const unsigned threads : options.threads) json.value(threads);
+  json.close(']').key("workloads").open('[');
+  for (const std::string& workload : options.workloads) json.value(workload);
+  json.close(']').field("seconds", options.seconds).field("rounds", options.rounds);
+  json.field("write_percent", options.write_percent).field("lun", options.lun).field("lunar_options", options.options);
+  json.field("seed", options.seed).field("quick", options.quick).close('}');
+}
+}   // namespace
+
+TurnResult median_of(const std::vector<TurnResult>& turns) {
+  TurnResult result;
+  for (const TurnField& field : kTurnFields) {
+    std::vector<double> values;
+    for (const TurnResult& turn : turns) values.push_back(turn.*field.member);
+    result.*field.member = values.empty() ? 0 : median(values);
+  }
+  return result;
+}
+
+std::vector<std::string> turn_failures(const TurnResult& turn) {
+  std::vector<std::string> failures;
+  if (turn.mismatches > 0)
+    failures.push_back(fmt::format("{:.0f} reads did not find what was written", turn.mismatches));
+  const auto moved = [&](const char* what, double did, double must) {
+    if (did >= 0 && did < kMovedShareMin * must) {
+      failures.push_back(
+          fmt::format("the disk {} {:.0f} MiB where the work needs at least {:.0f} MiB: not measured on the disk", what,
+                      did / 1048576, must / 1048576));
+    }
+  };
+  moved("read", turn.disk_read_bytes, turn.must_read_bytes);
+  moved("wrote", turn.disk_written_bytes, turn.must_write_bytes);
+  return failures;
+}
+
+std::map<std::string, double> ratios_against(const FaultReport& report, const std::string& baseline) {
+  std::map<std::string, double> ratios;
+  const auto put = [&](const std::string& key, double ours, double theirs) {
+    if (theirs > 0) ratios[key] = ours / theirs;
+  };
+  for (const FaultResult& ours : report.results) {
+    if (ours.system != "lunar") continue;
+    const std::string stem = fmt::format("{}_t{}_", ours.workload, ours.threads);
+    if (const FaultResult* theirs = find(report, baseline, ours.workload, ours.threads)) {
+      put(stem + "ops", ours.median.ops_per_s, theirs->median.ops_per_s);
+      put(stem + "mean", ours.median.mean_ns, theirs->median.mean_ns);
+      put(stem + "p50", ours.median.p50_ns, theirs->median.p50_ns);
+      put(stem + "p99", ours.median.p99_ns, theirs->median.p99_ns);
+      put(stem + "p999", ours.median.p999_ns, theirs->median.p999_ns);
+      put(stem + "cpu", ours.median.cpu_us_per_op, theirs->median.cpu_us_per_op);
+    }
+    if (ours.workload != "prefetch") continue;
+    // Against a program that asks for nothing ahead.
+    if (const FaultResult* theirs = find(report, baseline, "uniform", ours.threads)) {
+      put(stem + "ops_vs_uniform", ours.median.ops_per_s, theirs->median.ops_per_s);
+    }
+  }
+  return ratios;
+}
+
+std::string report_json(const FaultReport& report) {
+  JsonWriter json;
+  json.open('{').field("bench", std::string("fault"));
+  write_host(json);
+  write_options(json, report.options);
+  json.key("results").open('[');
+  for (const FaultResult& one : report.results) {
+    json.open('{').field("system", one.system).field("workload", one.workload).field("threads", one.threads);
+    for (const TurnField& field : kTurnFields) json.field(field.name, one.median.*field.member);
+    json.field("spread", one.spread);
+    if (one.page_cluster >= 0) json.field("page_cluster", one.page_cluster);
+    json.close('}');
+  }
+  json.close(']').key("ratios").open('{');
+  const auto ratios = ratios_against(report, "swap");
+  if (!ratios.empty()) {
+    json.key("swap").open('{');
+    for (const auto& [key, value] : ratios) json.field(key, value);
+    json.close('}');
+  }
+  json.close('}').key("skipped").open('{');
+  for (const auto& [what, reason] : report.skipped) json.field(what, reason);
+  json.close('}').key("memory_peak_bytes").open('{');
+  for (const auto& [system, bytes] : report.peak_bytes) json.field(system, bytes);
+  json.close('}').key("failures").open('[');
+  for (const std::string& failure : report.failures) json.value(failure);
+  json.close(']').close('}');
+  return json.text();
+}
+
+std::string report_table(const FaultReport& report) {
+  std::string out =
+      fmt::format("{:<9} {:>3}  {:<6} {:>9} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9}  {}\n", "workload", "thr", "system",
+                  "op/s", "mean", "p50", "p99", "p99.9", "cpu us/op", "MiB read", "lunar/swap");
+  const auto ratios = ratios_against(report, "swap");
+  for (const FaultResult& one : report.results) {
+    const TurnResult& turn = one.median;
+    std::string note;
+    if (one.system == "lunar") {
+      const std::string stem = fmt::format("{}_t{}_", one.workload, one.threads);
+      if (const auto ops = ratios.find(stem + "ops"); ops != ratios.end()) {
+        note = fmt::format("{:.2f}x op/s, {:.2f}x p99, {:.2f}x cpu", ops->second, ratios.at(stem + "p99"),
+                           ratios.count(stem + "cpu") ? ratios.at(stem + "cpu") : 0.0);
+      }
+      if (const auto uniform = ratios.find(stem + "ops_vs_uniform"); uniform != ratios.end()) {
+        note += fmt::format(", {:.2f}x of swap uniform", uniform->second);
+      }
+    } else if (one.page_cluster >= 0) {
+      note = fmt::format("page-cluster {}", one.page_cluster);
+    }
+    out += fmt::format("{:<9} {:>3}  {:<6} {:>9.0f} {:>10} {:>10} {:>10} {:>10} {:>9.1f} {:>9.0f}  {}\n", one.workload,
+                       one.threads, one.system, turn.ops_per_s, duration_text(turn.mean_ns), duration_text(turn.p50_ns),
+                       duration_text(turn.p99_ns), duration_text(turn.p999_ns), turn.cpu_us_per_op,
+                       std::max(0.0, turn.disk_read_bytes) / 1048576, note);
+  }
+  for (const auto& [what, reason] : report.skipped) out += fmt::format("skipped: {}: {}\n", what, reason);
+  for (const std::string& failure : report.failures) out += fmt::format("FAILED: {}\n", failure);
+  return out;
+}
+
+}   // namespace lunar::tools

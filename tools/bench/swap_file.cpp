@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// See swap_file.h. Everything is recorded before it is done, and undone in the other order.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include "bench/swap_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/swap.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "bench/random.h"
+#include "support/text_file.h"
+
+namespace lunar::tools {
+
+namespace {
+constexpr size_t kChunkBytes = 4 << 20;
+
+[[noreturn]] void give_up(const std::string& path, const char* step, int error) {
+  unlink(path.c_str());
+  throw std::runtime_error(fmt::format("{} of {} failed: {}", step, path, strerror(error)));
+}
+
+void fill_noise(void* buffer, size_t bytes, Random& random) {
+  auto* words = static_cast<uint64_t*>(buffer);
+  for (size_t i = 0; i < bytes / sizeof(uint64_t); ++i) words[i] = random.next();
+}
+}   // namespace
+
+void write_whole_file(const std::string& path, uint64_t bytes, size_t zero_bytes, uint64_t seed,
+                      const std::function<void()>& pause) {
+  int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW | O_DIRECT, 0600);
+  if (fd < 0 && errno == EINVAL) {   // a file system without O_DIRECT; its open made the file
+    fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  }
+  if (fd < 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", path, strerror(errno)));
+  void* buffer = mmap(nullptr, kChunkBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const char* failed = nullptr;
+  int error = 0;
+  if (buffer == MAP_FAILED) failed = "mapping a buffer", error = errno;
+  if (failed == nullptr && (error = posix_fallocate(fd, 0, static_cast<off_t>(bytes))) != 0) failed = "reserving space";
+  Random random(seed);
+  try {
+    for (uint64_t at = 0; failed == nullptr && at < bytes; at += kChunkBytes) {
+      pause();
+      // New noise for the first chunk only: later ones get their place stamped into every page, which is enough
+      // against deduplication and cheaper than the disk.
+      if (at == 0) fill_noise(buffer, kChunkBytes, random);
+      for (size_t page = 0; page < kChunkBytes; page += 4096) {
+        uint64_t* words = reinterpret_cast<uint64_t*>(static_cast<char*>(buffer) + page);
+        for (size_t i = 0; i < 512; i += 8) words[i] = mix64(seed ^ (at + page + i));
+      }
+      if (at == 0) memset(buffer, 0, std::min(zero_bytes, kChunkBytes));
+      const size_t want = static_cast<size_t>(std::min<uint64_t>(kChunkBytes, bytes - at));
+      const ssize_t put = pwrite(fd, buffer, want, static_cast<off_t>(at));
+      if (put != static_cast<ssize_t>(want)) failed = "writing", error = put < 0 ? errno : ENOSPC;
+    }
+  } catch (...) {
+    munmap(buffer, kChunkBytes);
+    close(fd);
+    unlink(path.c_str());
+    throw;
+  }
+  if (failed == nullptr && fsync(fd) != 0) failed = "fsync", error = errno;
+  if (buffer != MAP_FAILED) munmap(buffer, kChunkBytes);
+  close(fd);
+  if (failed != nullptr) give_up(path, failed, error);
+}
+
+std::string swap_header(uint64_t bytes, size_t page_bytes) {
+  std::string page(page_bytes, '\0');
+  // union swap_header of linux/swap.h: 1024 bytes for boot loaders, then version, last_page, nr_badpages.
+  const uint32_t words[3] = {1, static_cast<uint32_t>(bytes / page_bytes - 1), 0};
+  memcpy(&page[1024], words, sizeof words);
+  memcpy(&page[page_bytes - 10], "SWAPSPACE2", 10);
+  return page;
+}
+
+SwapFile::SwapFile(const std::string& path, uint64_t bytes, Leftovers& leftovers, const std::function<void()>& pause)
+    : path_(path), leftovers_(leftovers) {
+  leftovers_.record("swapfile " + path_);
+  try {
+    write_whole_file(path_, bytes, 0, 0x5157, pause);
+    const std::string header = swap_header(bytes, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+    const int fd = open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+    const bool put =
+        fd >= 0 && pwrite(fd, header.data(), header.size(), 0) == static_cast<ssize_t>(header.size()) && fsync(fd) == 0;
+    const int error = errno;
+    if (fd >= 0) close(fd);
+    if (!put) give_up(path_, "writing the header", error);
+    // Before any swap the host has, so that what is measured is this file.
+    if (swapon(path_.c_str(), SWAP_FLAG_PREFER | SWAP_FLAG_PRIO_MASK) != 0) {
+      const char* hint = errno == EPERM    ? " (run as root: sudo)"
+                         : errno == EINVAL ? " (this file system cannot hold a swap file; try --lun DIR on ext4 or xfs)"
+                                           : "";
+      throw std::runtime_error(fmt::format("swapon {}: {}{}", path_, strerror(errno), hint));
+    }
+    on_ = true;
+    saved_cluster_ = trimmed(read_text(kPageClusterPath).value_or(""));
+    cluster_line_ = fmt::format("page-cluster {} {}", saved_cluster_, Leftovers::boot_id());
+    leftovers_.record(cluster_line_);
+  } catch (...) {
+    undo();
+    throw;
+  }
+}
+
+SwapFile::~SwapFile() { undo(); }
+
+void SwapFile::undo() {
+  if (!saved_cluster_.empty()) {
+    (void)write_text(kPageClusterPath, saved_cluster_);
+    leftovers_.forget(cluster_line_);
+  }
+  if (on_ && swapoff(path_.c_str()) != 0) {
+    fmt::print(stderr, "lunar: bench: swapoff {} failed: {}; the next run tries again\n", path_, strerror(errno));
+    return;
+  }
+  unlink(path_.c_str());
+  leftovers_.forget("swapfile " + path_);
+}
+
+void SwapFile::set_page_cluster(int value) {
+  if (const int error = write_text(kPageClusterPath, fmt::format("{}", value)); error != 0) {
+    throw std::runtime_error(fmt::format("{}: {}", kPageClusterPath, strerror(-error)));
+  }
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What this host offers: the probes that `lunar run` (refusing early) and `lunar doctor` (explaining) share.
+// Each probe only looks: nothing on the host is changed, and what it opens it closes.
+// Threading: free functions; call from one thread. May not be used by runtime/ (it allocates).
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace lunar::tools {
+
+struct UffdState {
+  int error = 0;              // 0: full mode (kernel-mode faults too) can be had, else the errno that stood in the way
+  bool via_device = false;    // by /dev/userfaultfd rather than by the system call
+  bool device_there = false;  // /dev/userfaultfd exists
+  int sysctl = -1;            // vm.unprivileged_userfaultfd; -1: not there
+  bool thread_id = false, move = false, poison = false, sigbus = false;
+};
+UffdState probe_userfaultfd();
+// Why it cannot be had, and the exact command that mends it ("" when it can be had).
+std::string userfaultfd_lack(const UffdState& state);
+std::string userfaultfd_remedy(const UffdState& state);
+
+int probe_io_uring();                     // 0 or -errno
+bool probe_discard_vector();              // process_madvise(DONTNEED) on this process (6.13+)
+
+struct MemoryState {
+  uint64_t total_bytes = 0, available_bytes = 0;      // of the machine
+  int cgroup_version = 0;                             // of the memory controller; 0: none found
+  std::string cgroup_directory;                       // our own group, "" when it cannot be seen
+  uint64_t limit_bytes = UINT64_MAX;                  // the tightest limit on the way up; UINT64_MAX: none
+  std::string limit_file;                             // where that stands
+  uint64_t used_bytes = 0;                            // by the group that has the limit
+  // What a process may still use: machine and cgroup together.
+  uint64_t usable_bytes() const;
+};
+MemoryState probe_memory();
+
+struct FileSystem {
+  std::string kind;               // "ext4", "tmpfs", ... or its magic in hex
+  bool in_memory = false;         // tmpfs, ramfs, hugetlbfs
+  bool no_data = false;           // proc, sysfs, ...: holds no files of ours
+  bool read_only = false;
+  uint64_t free_bytes = 0;        // for this user
+};
+// 0 or -errno.
+int probe_file_system(const std::string& path, FileSystem* out);
+// Whether an unlinked O_DIRECT file can be made in `directory`; 0 or -errno. Nothing becomes visible there.
+int probe_scratch_file(const std::string& directory);
+
+// liblunar-preload.so, found beside the running binary (build tree or installed), absolute; "" and *tried otherwise.
+std::string find_preload_library(std::string* tried);
+
+std::string user_name();          // for commands that name the user
+// One line of a small file, "" when it cannot be read.
+std::string read_line(const std::string& path);
+
+}  // namespace lunar::tools

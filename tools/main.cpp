@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// lunar: the command. Finds the subcommand and hands over; each subcommand is a file of its own.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include <cstdio>
+#include <cstring>
+
+#include "help.h"
+#include "subcommands.h"
+#include "text.h"
+
+namespace lunar::tools {
+
+const Subcommand kSubcommands[] = {
+    {"run", "run a command with its heap extended onto a LUN", cmd_run},
+    {"doctor", "what this host offers, what is missing, and the command that mends it", cmd_doctor},
+#ifdef LUNAR_HAVE_BENCH
+    {"bench", "measure Lunar beside what one would use instead", cmd_bench},
+#endif
+    {"help", "help on a subcommand, or on the options", cmd_help},
+};
+const size_t kSubcommandCount = sizeof kSubcommands / sizeof kSubcommands[0];
+
+namespace {
+
+int unknown(const char* word) {
+  std::vector<std::string> known = {"--help", "--version"};
+  for (size_t i = 0; i < kSubcommandCount; ++i) known.push_back(kSubcommands[i].name);
+  std::string near = nearest_word(word, known);
+  const char* what = word[0] == '-' ? "flag" : "subcommand";
+  if (near.empty())
+    fprintf(stderr, "lunar: unknown %s %s; `lunar --help` lists those there are\n", what, word);
+  else
+    fprintf(stderr, "lunar: unknown %s %s; did you mean %s?\n", what, word, near.c_str());
+  return kExitUsage;
+}
+
+int dispatch(int argc, char** argv) {
+  if (argc < 2) {
+    fputs(main_help().c_str(), stderr);
+    return kExitUsage;
+  }
+  const char* word = argv[1];
+  if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+    fputs(main_help().c_str(), stdout);
+    return 0;
+  }
+  if (strcmp(word, "--version") == 0) {
+    printf("lunar %s\n", LUNAR_VERSION);
+    return 0;
+  }
+  for (size_t i = 0; i < kSubcommandCount; ++i) {
+    if (strcmp(word, kSubcommands[i].name) == 0) return kSubcommands[i].run(argc - 1, argv + 1);
+  }
+  return unknown(word);
+}
+
+}   // namespace
+}   // namespace lunar::tools
+
+int main(int argc, char** argv) {
+  int code = lunar::tools::dispatch(argc, argv);
+  // A full disk or closed pipe behind standard output must not look like success.
+  if (fflush(stdout) != 0 && code == 0) code = 1;
+  return code;
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `lunar run` checks before anything is touched: sizes against the machine, the LUN, the right to userfaultfd.
+// Light, by plain system calls; the runtime checks again, and deeper, when it starts in the program.
+// Threading: free functions, one thread. May not be used by runtime/ (it allocates).
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/options.h"
+#include "base/units.h"
+
+namespace lunar::tools {
+
+constexpr uint64_t kDramMin = 16 * kMiB;
+
+// Names where the value of an option came from: "--dram", "LUNAR_DRAM", "the config file's dram", "the default dram".
+using OriginOf = std::function<std::string(const char* option)>;
+
+// Fills options->dram when nobody set it (a quarter of what is available). true, or false with one line in *why.
+bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why);
+bool check_lun(const Options& options, const OriginOf& origin_of, std::string* why);
+bool check_fault_mode(const Options& options, const OriginOf& origin_of, std::string* why);
+
+// A LUN argument with its path made absolute (programs change directory): "x" -> "/cwd/x", "file:x" -> "file:/cwd/x".
+std::string absolute_lun(const std::string& lun);
+std::string absolute_path(const std::string& path);
+
+}   // namespace lunar::tools

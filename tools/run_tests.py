@@ -1,0 +1,409 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests that meson knows, for tools/test (which builds first).
+
+Order: suites from fast to slow. Tests that are heavy on the machine (is_parallel: false) run alone, the others two at a
+time. One line a test. A test that passes its time limit is examined before it is killed: stacks of all threads of all
+its processes, and the pager's page states where a debugger is at hand.
+
+A test skips with exit code 77 and a first line `skip: CAPABILITY: reason`. Skipping is a failure when this host has the
+capability (EXPECTED below), or when nobody knows the word.
+"""
+import argparse
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+SUITES = ["layout", "unit", "process", "fault", "property", "examples", "e2e", "slow"]
+FAST = {"layout", "unit"}
+SANITIZED = {"unit", "fault", "property", "sanitizer"}
+DEFAULT_LIMIT_S = 300
+EXIT_SKIP = 77
+
+
+# --- what this host can do ------------------------------------------------------------------------------------------
+
+def has_userfaultfd():
+    """Full mode: faults taken inside the kernel are served too."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = {"aarch64": 282, "riscv64": 282, "ppc64le": 364, "ppc64": 364, "s390x": 355}.get(os.uname().machine, 323)
+    fd = libc.syscall(number, os.O_CLOEXEC)
+    if fd >= 0:
+        os.close(fd)
+        return True
+    return os.access("/dev/userfaultfd", os.R_OK | os.W_OK)
+
+
+def has_io_uring():
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(425, 2, ctypes.create_string_buffer(120))
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0
+
+
+def is_root():
+    return os.geteuid() == 0
+
+
+def has_memory_cgroup():
+    if not is_root():
+        return False
+    if os.path.exists("/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        return os.access("/sys/fs/cgroup/memory", os.W_OK)
+    try:
+        with open("/sys/fs/cgroup/cgroup.controllers", encoding="ascii") as controllers:
+            return "memory" in controllers.read() and os.access("/sys/fs/cgroup", os.W_OK)
+    except OSError:
+        return False
+
+
+def numa_nodes():
+    try:
+        return len([n for n in os.listdir("/sys/devices/system/node") if re.fullmatch(r"node\d+", n)])
+    except OSError:
+        return 1
+
+
+def kernel_at_least(major, minor):
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return (int(version[1]), int(version[2])) >= (major, minor)
+
+
+# Word of a skip -> whether this host has it, so that the test should have run.
+EXPECTED = {
+    "userfaultfd": has_userfaultfd,
+    "io_uring": has_io_uring,
+    "root": is_root,
+    "cgroup": has_memory_cgroup,
+    "uffd-move": lambda: has_userfaultfd() and kernel_at_least(6, 8),
+    "uffd-poison": lambda: has_userfaultfd() and kernel_at_least(6, 6),
+    "numa": lambda: numa_nodes() > 1,
+    "sanitizer": lambda: False,      # does not work under ASan or TSan
+    "block-device": lambda: False,   # nobody may expect a spare disk
+    "swap": lambda: False,           # swapon is refused in many containers, to root also
+    "loop": lambda: is_root() and os.path.exists("/dev/loop-control"),
+    "reachable": lambda: False,      # the build lies where other users cannot look, /root for one
+    "memory": lambda: False,         # the machine is too small
+    "disk-space": lambda: False,
+    "redis-server": lambda: True,    # tools/deps installs these
+    "sqlite3": lambda: True,
+    "gcc": lambda: True,
+    "perl": lambda: True,
+    "python3": lambda: True,
+    "gdb": lambda: shutil.which("gdb") is not None,
+}
+
+
+# --- a stuck test ---------------------------------------------------------------------------------------------------
+
+def read_file(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError as error:
+        return f"({error.strerror})"
+
+
+def processes_of_session(session):
+    """Every live process of the session that a test was started in."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        stat = read_file(f"/proc/{entry}/stat").rpartition(")")[2].split()
+        if len(stat) > 3 and stat[3] == str(session) and stat[0] != "Z":
+            found.append(int(entry))
+    return sorted(found)
+
+
+def debugger_says(pid):
+    """Stacks, and the pager's own account of its pages (pager_dump prints to the test's standard error)."""
+    command = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", "set pagination off", "-ex", "thread apply all bt 24",
+               "-ex", "set unwindonsignal on", "-ex", "call (void)'lunar::pager_dump(int)'(2)"]
+    try:
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                timeout=60, check=False, text=True, errors="replace")
+        return result.stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"gdb: {error}\n"
+
+
+def describe_process(pid, out):
+    command = read_file(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+    print(f"--- stuck: pid {pid}: {command}", file=out)
+    try:
+        tasks = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    except OSError:
+        return
+    for task in tasks:
+        base = f"/proc/{pid}/task/{task}"
+        state = re.search(r"State:\s*(.*)", read_file(base + "/status"))
+        print(f"thread {task} {read_file(base + '/comm').strip()}: {state[1] if state else '?'}, wchan "
+              f"{read_file(base + '/wchan').strip()}, syscall {read_file(base + '/syscall').strip()}", file=out)
+        print(read_file(base + "/stack").rstrip(), file=out)
+    if shutil.which("gdb"):
+        print(debugger_says(pid), file=out)
+    else:
+        print("(no gdb here: user-space stacks and page states are not shown)", file=out)
+
+
+def end_session(session):
+    """Ends what a test left running; returns how many there were."""
+    left = processes_of_session(session)
+    for pid in left:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    return len(left)
+
+
+# --- one test -------------------------------------------------------------------------------------------------------
+
+class Test:
+    def __init__(self, entry, directory, multiplier):
+        self.name = entry["name"]
+        self.command = entry["cmd"]
+        self.environment = entry["env"]
+        self.depends = entry["depends"]
+        self.workdir = entry["workdir"] or directory
+        self.suites = [s.split(":", 1)[1] for s in entry["suite"] if ":" in s]
+        self.limit_s = (entry["timeout"] or DEFAULT_LIMIT_S) * multiplier
+        self.alone = not entry["is_parallel"]
+        self.log = os.path.join(directory, "test-logs", re.sub(r"[^\w.-]", "_", self.name) + ".log")
+        self.verdict = ""
+        self.reason = ""
+        self.seconds = 0.0
+
+    def rank(self):
+        return min((SUITES.index(s) for s in self.suites if s in SUITES), default=len(SUITES) - 1)
+
+    def run(self, extra_environment):
+        start = time.monotonic()
+        with open(self.log, "w", encoding="utf-8") as log:
+            try:
+                child = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                                         cwd=self.workdir, start_new_session=True,
+                                         env={**os.environ, **extra_environment, **self.environment})
+            except OSError as error:
+                self.verdict, self.reason = "FAIL", f"cannot start: {error}"
+                return
+            try:
+                status = child.wait(self.limit_s)
+            except subprocess.TimeoutExpired:
+                status = None
+                for pid in processes_of_session(child.pid):
+                    describe_process(pid, log)
+                    log.flush()
+            except BaseException:
+                end_session(child.pid)
+                raise
+            left = self.leftovers(child.pid, 0 if status is None else 2)
+            child.wait()
+        self.seconds = time.monotonic() - start
+        self.judge(status, left)
+
+    @staticmethod
+    def leftovers(session, grace_s):
+        """Processes that outlive the test and had to be ended; those already on their way out are given time."""
+        deadline = time.monotonic() + grace_s
+        while processes_of_session(session) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return end_session(session)
+
+    def judge(self, status, left):
+        if status is None:
+            self.verdict, self.reason = "FAIL", f"still running after {self.limit_s} s; killed"
+        elif status == EXIT_SKIP:
+            self.judge_skip()
+        elif status != 0:
+            self.verdict = "FAIL"
+            self.reason = f"exit code {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
+        elif left:
+            self.verdict, self.reason = "FAIL", f"left {left} process(es) running"
+        else:
+            self.verdict = "ok"
+            for line in skips_in(self.log):   # some cases of it only
+                self.reason = line
+                if unexpected_skip(line):
+                    self.verdict = "FAIL"
+                    break
+
+    def judge_skip(self):
+        skips = skips_in(self.log)
+        self.verdict, self.reason = ("skip", skips[0]) if skips else ("FAIL", "exit code 77, but no `skip:` line")
+        if skips and unexpected_skip(skips[0]):
+            self.verdict = "FAIL"
+            self.reason += " (but this host has it, or the word is unknown)"
+
+
+def skips_in(log):
+    return [line.strip() for line in read_file(log).splitlines() if line.startswith("skip: ")]
+
+
+def unexpected_skip(line):
+    capability = line.removeprefix("skip: ").split(":")[0].strip()
+    known = EXPECTED.get(capability)
+    return known is None or known()
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+class Runner:
+    def __init__(self, tests, extra_environment):
+        self.tests = tests
+        self.extra_environment = extra_environment
+        self.print_lock = threading.Lock()
+        self.stop = False
+
+    def report(self, test):
+        with self.print_lock:
+            suite = test.suites[0] if test.suites else "-"
+            line = f"{test.verdict:4}  {test.seconds:7.1f} s  {suite:9} {test.name}"
+            print(line + (f"  ({test.reason})" if test.reason else ""), flush=True)
+            if test.verdict == "FAIL":
+                lines = read_file(test.log).splitlines() if os.path.exists(test.log) else []
+                shown = lines if test.seconds >= test.limit_s else lines[-80:]
+                for text in shown[-2000:]:
+                    print("      | " + text)
+                print(f"      again: tools/test -k '^{re.escape(test.name)}$'; log: {test.log}", flush=True)
+
+    def run_one(self, test):
+        if self.stop:
+            return
+        test.run(self.extra_environment)
+        self.report(test)
+
+    def run(self):
+        """Neighbours that may share the machine run in pairs; the others alone, in the order of the list."""
+        index = 0
+        while index < len(self.tests) and not self.stop:
+            group = [self.tests[index]]
+            if not group[0].alone:
+                while index + len(group) < len(self.tests) and not self.tests[index + len(group)].alone:
+                    group.append(self.tests[index + len(group)])
+            index += len(group)
+            queue = iter(group)
+            queue_lock = threading.Lock()
+
+            def work(queue=queue, queue_lock=queue_lock):
+                while True:
+                    with queue_lock:
+                        test = next(queue, None)
+                    if test is None:
+                        return
+                    self.run_one(test)
+
+            threads = [threading.Thread(target=work) for _ in range(min(2, os.cpu_count() or 1, len(group)))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.5)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(prog="tools/test", description="build Lunar and run its tests")
+    parser.add_argument("directory", help=argparse.SUPPRESS)
+    parser.add_argument("--fast", action="store_true", help="layout and unit tests only")
+    parser.add_argument("--all", action="store_true", help="the slow suite too")
+    parser.add_argument("--asan", action="store_true", help="AddressSanitizer and UBSan, in build-asan/")
+    parser.add_argument("--tsan", action="store_true", help="ThreadSanitizer, in build-tsan/")
+    parser.add_argument("-k", metavar="PATTERN", default="", help="only tests whose name or suite matches")
+    parser.add_argument("--list", action="store_true", help="list the tests, run none")
+    parser.add_argument("--targets", action="store_true", help=argparse.SUPPRESS)   # for tools/test: what to build
+    parser.add_argument("--no-build", action="store_true", help="use the build as it is")
+    return parser.parse_args()
+
+
+def select(tests, arguments):
+    def wanted(test):
+        if arguments.k:
+            return any(re.search(arguments.k, text) for text in [test.name, *test.suites])
+        if arguments.asan or arguments.tsan:
+            return SANITIZED & set(test.suites) and "no-sanitizer" not in test.suites
+        if arguments.fast:
+            return FAST & set(test.suites)
+        return arguments.all or "slow" not in test.suites
+    return sorted(filter(wanted, tests), key=Test.rank)
+
+
+def become_root_if_needed():
+    """Nearly every test of the pager wants userfaultfd's full mode, and some a memory cgroup: run them through sudo
+    where this user has no such right and sudo is at hand. The build stays the user's."""
+    if is_root() or has_userfaultfd() or not shutil.which("sudo"):
+        return
+    ask = [] if sys.stdin.isatty() else ["-n"]
+    if subprocess.run(["sudo", *ask, "true"], stdin=None, check=False).returncode != 0:
+        print("tools/test: no right to use userfaultfd, and sudo refused; tests that need it will be skipped",
+              file=sys.stderr)
+        return
+    kept = [f"{name}={value}" for name, value in os.environ.items()
+            if name in ("PATH", "CI", "LANG", "LC_ALL") or name.startswith("LUNAR_")]
+    os.execvp("sudo", ["sudo", *ask, "env", *kept, sys.executable, "-B", *sys.argv])
+
+
+def sanitizer_environment(arguments):
+    if arguments.asan:
+        return {"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+                "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1"}
+    if arguments.tsan:
+        suppressions = os.path.abspath("tests/tsan.supp")
+        return {"TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={suppressions}"}
+    return {}
+
+
+def introspect(what, directory):
+    return json.loads(subprocess.run(["meson", "introspect", what, directory], check=True, stdout=subprocess.PIPE,
+                                     stdin=subprocess.DEVNULL).stdout)
+
+
+def targets_of(tests, directory):
+    """Ninja's names of what these tests run."""
+    wanted = {identity for test in tests for identity in test.depends}
+    return sorted(os.path.relpath(target["filename"][0], directory)
+                  for target in introspect("--targets", directory) if target["id"] in wanted)
+
+
+def main():
+    arguments = parse_arguments()
+    os.environ["PATH"] = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"   # losetup, mkfs: not in a user's
+    directory = os.path.abspath(arguments.directory)
+    multiplier = 4 if arguments.asan or arguments.tsan else 1
+    tests = select([Test(entry, directory, multiplier) for entry in introspect("--tests", directory)], arguments)
+    if arguments.targets:
+        print("\n".join(targets_of(tests, directory)))
+        return 0
+    if arguments.list:
+        for test in tests:
+            sharing = "alone " if test.alone else "shared"
+            print(f"{','.join(test.suites) or '-':10} {test.limit_s:5} s  {sharing}  {test.name}")
+        return 0
+    become_root_if_needed()
+    os.makedirs(os.path.join(directory, "test-logs"), exist_ok=True)
+    if os.environ.get("SUDO_UID", "").isdigit() and is_root():
+        os.chown(os.path.join(directory, "test-logs"), int(os.environ["SUDO_UID"]), -1)
+    runner = Runner(tests, sanitizer_environment(arguments))
+    try:
+        runner.run()
+    except KeyboardInterrupt:
+        runner.stop = True
+        print("interrupted", file=sys.stderr)
+    count = {verdict: sum(t.verdict == verdict for t in tests) for verdict in ("ok", "FAIL", "skip")}
+    for test in tests:
+        if test.verdict == "FAIL":
+            print(f"failed: {test.name}: {test.reason}")
+    print(f"{count['ok']} passed, {count['FAIL']} failed, {count['skip']} skipped")
+    return 1 if count["FAIL"] or runner.stop or not tests else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

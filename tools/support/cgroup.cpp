@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// See cgroup.h. Plain writes to control files; what cannot be done is said with the way to mend it.
+// Threading: one thread an object. May not be used by runtime/ (it allocates).
+#include "support/cgroup.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+
+#include "support/text_file.h"
+
+namespace lunar::tools {
+
+namespace {
+bool has_word(std::string_view text, std::string_view word, char separator) {
+  std::istringstream words{std::string(text)};
+  for (std::string one; std::getline(words, one, separator);) {
+    if (trimmed(one) == word) return true;
+  }
+  return false;
+}
+
+std::string controllers_of_mount(const std::string& mount) {
+  return read_text(mount + "/cgroup.controllers").value_or("");
+}
+
+void must_write(const std::string& path, const std::string& text) {
+  if (const int error = write_text(path, text); error != 0) {
+    throw std::runtime_error(fmt::format("writing {} to {} failed: {}", text, path, strerror(-error)));
+  }
+}
+
+std::vector<pid_t> members(const std::string& directory) {
+  std::vector<pid_t> pids;
+  std::istringstream words{read_text(directory + "/cgroup.procs").value_or("")};
+  for (pid_t pid; words >> pid;) pids.push_back(pid);
+  return pids;
+}
+}   // namespace
+
+CgroupPlace parse_cgroup_place(std::string_view mountinfo, std::string (*controllers_of)(const std::string& mount)) {
+  CgroupPlace second;
+  bool any = false;
+  std::istringstream lines{std::string(mountinfo)};
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string id, parent, device, root, mount, word, type, source, options;
+    words >> id >> parent >> device >> root >> mount;
+    while (words >> word && word != "-") {}
+    if (!(words >> type >> source >> options)) continue;
+    if (type == "cgroup") {
+      any = true;
+      if (has_word(options, "memory", ',')) return {1, mount, ""};
+    } else if (type == "cgroup2") {
+      any = true;
+      if (second.version == 0 && has_word(controllers_of(mount), "memory", ' ')) second = {2, mount, ""};
+    }
+  }
+  if (second.version == 0) {
+    second.why_not = any ? "no mounted cgroup hierarchy has the memory controller (boot with cgroup_enable=memory)"
+                         : "no cgroup hierarchy is mounted (mount -t cgroup2 none /sys/fs/cgroup)";
+  }
+  return second;
+}
+
+CgroupPlace find_cgroup_place() {
+  return parse_cgroup_place(read_text("/proc/self/mountinfo").value_or(""), controllers_of_mount);
+}
+
+uint64_t parse_counter(std::string_view text, std::string_view name) {
+  std::istringstream words{std::string(text)};
+  std::string key;
+  for (uint64_t value; words >> key >> value;) {
+    if (key == name) return value;
+  }
+  return 0;
+}
+
+MemoryCgroup::MemoryCgroup(const CgroupPlace& place, const std::string& name, uint64_t limit_bytes, bool swap)
+    : place_(place), directory_(place.mount + "/" + name) {
+  if (place.version == 0) throw std::runtime_error(place.why_not);
+  if (place.version == 2 && !has_word(read_text(place.mount + "/cgroup.subtree_control").value_or(""), "memory", ' ')) {
+    // Harmless to leave on: it only lets children of the root have limits, as systemd hosts have it anyway.
+    must_write(place.mount + "/cgroup.subtree_control", "+memory");
+  }
+  if (mkdir(directory_.c_str(), 0755) != 0 && errno != EEXIST) {
+    throw std::runtime_error(
+        fmt::format("making the memory cgroup {} failed: {} (run as root: sudo)", directory_, strerror(errno)));
+  }
+  try {
+    const std::string limit = fmt::format("{}", limit_bytes);
+    if (place.version == 1) {
+      must_write(directory_ + "/memory.limit_in_bytes", limit);
+      if (!swap) {
+        // Without swap accounting (swapaccount=0) there is no memsw file; swappiness 0 is the next best.
+        if (access((directory_ + "/memory.memsw.limit_in_bytes").c_str(), F_OK) == 0) {
+          must_write(directory_ + "/memory.memsw.limit_in_bytes", limit);
+        }
+        must_write(directory_ + "/memory.swappiness", "0");
+      }
+    } else {
+      must_write(directory_ + "/memory.max", limit);
+      if (!swap && access((directory_ + "/memory.swap.max").c_str(), F_OK) == 0) {
+        must_write(directory_ + "/memory.swap.max", "0");
+      }
+    }
+  } catch (...) {
+    rmdir(directory_.c_str());
+    throw;
+  }
+}
+
+MemoryCgroup::~MemoryCgroup() { (void)remove(directory_); }
+
+uint64_t MemoryCgroup::usage_bytes() const {
+  const auto text = read_text(directory_ + (place_.version == 1 ? "/memory.usage_in_bytes" : "/memory.current"));
+  const uint64_t now = text ? strtoull(text->c_str(), nullptr, 10) : 0;
+  if (now > sampled_peak_) sampled_peak_ = now;
+  return now;
+}
+
+uint64_t MemoryCgroup::peak_bytes() const {
+  const auto text = read_text(directory_ + (place_.version == 1 ? "/memory.max_usage_in_bytes" : "/memory.peak"));
+  return text ? strtoull(text->c_str(), nullptr, 10) : sampled_peak_;
+}
+
+uint64_t MemoryCgroup::oom_kills() const {
+  const auto text = read_text(directory_ + (place_.version == 1 ? "/memory.oom_control" : "/memory.events"));
+  return text ? parse_counter(*text, "oom_kill") : 0;
+}
+
+int MemoryCgroup::remove(const std::string& directory) {
+  for (int attempt = 0; attempt < 500; ++attempt) {
+    if (rmdir(directory.c_str()) == 0 || errno == ENOENT) return 0;
+    if (errno != EBUSY) return -errno;
+    for (const pid_t pid : members(directory)) kill(pid, SIGKILL);
+    usleep(10'000);
+  }
+  return -EBUSY;
+}
+
+}   // namespace lunar::tools

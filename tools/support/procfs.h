@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel counts for us: bytes a disk really moved, CPU of the whole machine, memory of a process.
+// The parsers take text, so that tests need no such machine.
+// Threading: free functions, no state. May not be used by runtime/ (it allocates).
+#pragma once
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lunar::tools {
+
+struct DiskBytes {
+  uint64_t read = 0;
+  uint64_t written = 0;
+};
+
+// A line of /sys/block/*/stat (Documentation/block/stat.rst): sectors of 512 bytes in columns 3 and 7.
+std::optional<DiskBytes> parse_disk_stat(std::string_view text);
+// The stat file of the block device under `path`'s file system ("" and *why set when there is none, as with overlayfs).
+std::string disk_stat_path(const std::string& path, std::string* why);
+std::optional<DiskBytes> read_disk(const std::string& stat_path);
+
+// Busy CPU seconds of the whole machine since boot: user, nice, system, irq and softirq of the first line of /proc/stat
+// (guest time is inside user; steal, idle and iowait are not work done here).
+std::optional<double> parse_cpu_seconds(std::string_view text, long ticks_per_second);
+double machine_cpu_seconds();
+
+// "VmRSS", "VmHWM", ... of /proc/PID/status in bytes; 0 when the process is gone.
+std::optional<uint64_t> parse_status_bytes(std::string_view text, std::string_view name);
+uint64_t process_memory(pid_t pid, std::string_view name);
+// A line of /proc/meminfo ("MemAvailable") in bytes.
+uint64_t machine_memory(std::string_view name);
+
+// True for file systems that live in memory: what is put there is not on a disk.
+bool is_memory_file_system(const std::string& path);
+
+}   // namespace lunar::tools

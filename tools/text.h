@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Text for people: formatted strings, wrapped help, nearest words, words a shell would take as they stand.
+// Threading: free functions, no state. May not be used by runtime/ (it allocates).
+#pragma once
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lunar::tools {
+
+// printf into a string.
+std::string text_of(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// Appends `text` to *out, broken at blanks; lines after the first begin with `indent` blanks. `column`: the start.
+void append_wrapped(std::string* out, std::string_view text, size_t column, size_t indent, size_t width = 100);
+// The candidate nearest to `word` by edit distance, or "" when none is near.
+std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates);
+// Quoted for a shell when it needs to be, for commands that people paste.
+std::string shell_word(std::string_view word);
+
+}  // namespace lunar::tools
