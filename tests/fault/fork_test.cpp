@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+// fork_test CASE: a forked child keeps its memory. Each case runs in a process (and tier) of its own; without an argument
+// all of them run, one after the other.
+//
+// Idea. Every page has a content that tells its version; parent, child and grandchild go their own ways from the fork on and
+// each must see exactly what the fork left it and what it wrote itself. Memory is three times the budget, so pages are in
+// DRAM, in frames, on the LUN and empty at the moment of the fork.
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <string>
+#include <vector>
+
+#include "pager/state.h"
+#include "tests/support/tier.hpp"
+
+extern char** environ;
+
+namespace {
+
+using tier::Random;
+
+constexpr uint64_t kMemory = 96 * tier::kMega, kDram = 32 * tier::kMega, kLun = 1536 * tier::kMega;
+uint64_t g_seed = 0;
+
+void on_alarm(int) {
+  static const char text[] = "a process of the test does not get on\n";
+  (void)!write(2, text, sizeof text - 1);
+  lunar::pager_dump(2);
+  _exit(3);
+}
+
+void set_limit(unsigned seconds) {
+  signal(SIGALRM, on_alarm);
+  alarm(seconds);
+}
+
+// A region whose pages carry a version each; the model is plain memory, which fork copies.
+struct Pages {
+  explicit Pages(uint64_t bytes, uint32_t first_version = 1) : page(lunar_page_bytes()), count(bytes / page), versions(count, 0) {
+    base = static_cast<char*>(lunar_region_create(bytes));
+    REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
+    for (uint64_t i = 0; i < count; ++i)
+      if (i % 16 != 5) write(i, first_version);   // some stay untouched
+  }
+  char* at(uint64_t i) const { return base + i * page; }
+  void write(uint64_t i, uint32_t version) {
+    versions[i] = version;
+    tier::stamp_write(at(i), page, i, version);
+  }
+  void check(uint64_t i, const char* who) const {
+    if (tier::stamp_holds(at(i), page, i, versions[i])) return;
+    auto* word = reinterpret_cast<uint64_t*>(at(i));
+    uint64_t begins = ~uint64_t{0};
+    for (uint64_t v = 0; v < 100000 && begins == ~uint64_t{0}; ++v)
+      if (tier::stamp_holds(word, 8, i, v)) begins = v;
+    REQUIRE_THAT(false, "%s: page %llu should be version %u, begins like %lld (%llx), state %d", who, static_cast<unsigned long long>(i),
+                 versions[i], static_cast<long long>(begins), static_cast<unsigned long long>(word[0]), lunar::pager_page_state(at(i)));
+  }
+  void check_all(const char* who) const {
+    for (uint64_t i = 0; i < count; ++i) check(i, who);
+  }
+  // Some pages in every state: the last third is resident or in frames, the rest evicted.
+  void spread() {
+    Random random(g_seed);
+    for (int k = 0; k < 2000; ++k) check(random.below(count), "before the fork");
+  }
+
+  size_t page;
+  uint64_t count;
+  char* base;
+  std::vector<uint32_t> versions;
+};
+
+template <class F>
+pid_t fork_child(F&& body) {
+  fflush(nullptr);
+  pid_t pid = fork();
+  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
+  if (pid != 0) return pid;
+  set_limit(100);
+  body();
+  fflush(nullptr);
+  _exit(0);
+}
+
+void expect_exit(pid_t pid, const char* who) {
+  int status = 0;
+  REQUIRE_THAT(waitpid(pid, &status, 0) == pid, "waitpid: %s", strerror(errno));
+  REQUIRE_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s ended with status %x", who, status);
+}
+
+void start() { tier::start_tier(kDram, kLun); }
+
+// ---- cases --------------------------------------------------------------------------------------------------------------
+
+void child_sees_the_parents_content() {
+  start();
+  Pages pages(kMemory);
+  pages.spread();
+  pid_t child = fork_child([&] {
+    pages.check_all("child");
+    for (uint64_t i = 0; i < pages.count; i += 2) pages.write(i, 1000);
+    pid_t grandchild = fork_child([&] {
+      pages.check_all("grandchild");
+      for (uint64_t i = 0; i < pages.count; i += 3) pages.write(i, 2000);
+      pages.check_all("grandchild, after its writes");
+      REQUIRE_THAT(tier::validate(), "grandchild's page table");
+    });
+    for (uint64_t i = 1; i < pages.count; i += 2) pages.write(i, 1001);
+    pages.check_all("child, after its writes");
+    expect_exit(grandchild, "grandchild");
+    pages.check_all("child, without its child");
+    REQUIRE_THAT(tier::validate(), "child's page table");
+  });
+  for (uint64_t i = 0; i < pages.count; ++i) pages.write(i, 3000 + static_cast<uint32_t>(i % 7));
+  pages.check_all("parent, after its writes");
+  expect_exit(child, "child");
+  pages.check_all("parent, alone again");
+  REQUIRE_THAT(tier::validate(), "parent's page table");
+}
+
+void child_discards_and_allocates() {
+  start();
+  Pages pages(kMemory);
+  pages.spread();
+  expect_exit(fork_child([&] {
+    for (uint64_t i = 0; i < pages.count; i += 4) {
+      REQUIRE_THAT(lunar_discard(pages.at(i), pages.page) == 0, "discard");
+      pages.versions[i] = 0;
+    }
+    Pages own(8 * tier::kMega, 7);
+    auto* block = static_cast<char*>(lunar_malloc(1 << 20));
+    REQUIRE_THAT(block != nullptr, "lunar_malloc in a child");
+    tier::stamp_write(block, 1 << 20, 99, 1);
+    pages.check_all("child");
+    own.check_all("child's own region");
+    REQUIRE_THAT(tier::stamp_holds(block, 1 << 20, 99, 1), "child's block");
+    lunar_range ranges[64];
+    for (uint64_t i = 0; i < 64; ++i) ranges[i] = {pages.at(i * 37), pages.page};
+    REQUIRE_THAT(lunar_prefetch(ranges, 64) == 0, "prefetch in a child");
+    REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict in a child");
+    pages.check_all("child, after evicting");
+    REQUIRE_THAT(tier::validate(), "child's page table");
+  }), "child");
+  pages.check_all("parent");
+}
+
+// The child holds still: what the parent rewrites meanwhile must stay readable for it, and needs room beside.
+void sleeping_child_keeps_its_version() {
+  start();
+  Pages pages(kMemory);
+  pages.spread();
+  int go[2];
+  REQUIRE_THAT(pipe2(go, O_CLOEXEC) == 0, "pipe");
+  pid_t child = fork_child([&] {
+    char byte;
+    close(go[1]);
+    REQUIRE_THAT(read(go[0], &byte, 1) == 1, "the parent is gone");
+    pages.check_all("child that slept");
+  });
+  for (uint32_t version = 10; version < 13; ++version)
+    for (uint64_t i = 0; i < pages.count; ++i) pages.write(i, version);
+  pages.check_all("parent");
+  REQUIRE_THAT(write(go[1], "g", 1) == 1, "pipe");
+  expect_exit(child, "child");
+  pages.check_all("parent, alone again");
+}
+
+uint64_t used_dram() {
+  auto& account = lunar::pager_state().account;
+  return static_cast<uint64_t>(account.cap_pages() - account.free_pages());
+}
+
+unsigned open_descriptors() {
+  unsigned n = 0;
+  DIR* directory = opendir("/proc/self/fd");
+  while (readdir(directory) != nullptr) ++n;
+  closedir(directory);
+  return n;
+}
+
+struct Holdings {
+  uint64_t slots, dram, lun_charged, promised;
+  unsigned descriptors;
+};
+
+Holdings holdings(Pages& pages) {
+  REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
+  auto& state = lunar::pager_state();
+  return {state.luns[0].used_slots(), used_dram(), state.luns[0].charged_slots(),
+          static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free()), open_descriptors()};
+}
+
+// What the process holds after its first fork ever (which may leave a descriptor or a table behind, once), when what was
+// reserved for the child has come back: the keeper gives it back a moment after the child's end.
+Holdings settled(Pages& pages, const Holdings& alone) {
+  Holdings now{};
+  for (int i = 0; i < 50; ++i) {
+    now = holdings(pages);
+    if (now.lun_charged == alone.lun_charged && now.promised == alone.promised && now.dram <= alone.dram) return now;
+    usleep(100000);
+  }
+  REQUIRE_THAT(false, "a first child's end gave back too little: DRAM %llu (%llu), charged %llu (%llu), promised %llu (%llu)",
+               static_cast<unsigned long long>(now.dram), static_cast<unsigned long long>(alone.dram),
+               static_cast<unsigned long long>(now.lun_charged), static_cast<unsigned long long>(alone.lun_charged),
+               static_cast<unsigned long long>(now.promised), static_cast<unsigned long long>(alone.promised));
+  return now;
+}
+
+void expect_back(Pages& pages, const Holdings& before, const char* after) {
+  Holdings now{};
+  for (int i = 0; i < 50; ++i) {
+    now = holdings(pages);
+    if (now.slots == before.slots && now.dram <= before.dram && now.lun_charged == before.lun_charged && now.promised == before.promised &&
+        now.descriptors == before.descriptors)
+      return;
+    usleep(100000);   // the housekeeper looks a few times a second
+  }
+  REQUIRE_THAT(false, "after %s: slots %llu (were %llu), DRAM %llu (%llu), charged %llu (%llu), promised %llu (%llu), descriptors %u (%u)", after,
+               static_cast<unsigned long long>(now.slots), static_cast<unsigned long long>(before.slots),
+               static_cast<unsigned long long>(now.dram), static_cast<unsigned long long>(before.dram),
+               static_cast<unsigned long long>(now.lun_charged), static_cast<unsigned long long>(before.lun_charged),
+               static_cast<unsigned long long>(now.promised), static_cast<unsigned long long>(before.promised), now.descriptors, before.descriptors);
+}
+
+void killed_child_gives_everything_back() {
+  start();
+  Pages pages(kMemory);
+  pages.check_all("parent");
+  Holdings before = holdings(pages);
+  for (int round = 0; round < 5; ++round) {
+    pid_t child = fork_child([&] {
+      for (uint32_t version = 50;; ++version)
+        for (uint64_t i = 0; i < pages.count; ++i) pages.write(i, version);
+    });
+    for (uint64_t i = 0; i < pages.count; ++i)
+      if (pages.versions[i] != 0) pages.write(i, 60 + static_cast<uint32_t>(round));
+    usleep(100000);
+    kill(child, SIGKILL);
+    REQUIRE_THAT(waitpid(child, nullptr, 0) == child, "waitpid");
+    pages.check_all("parent of a killed child");
+  }
+  expect_back(pages, before, "five killed children");
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
+void fifty_forks_leave_nothing_behind() {
+  start();
+  Pages pages(kMemory / 2);
+  pages.check_all("parent");
+  Holdings alone = holdings(pages);
+  expect_exit(fork_child([] {}), "a first child");
+  Holdings before = settled(pages, alone);
+  Random random(g_seed);
+  for (int round = 0; round < 50; ++round) {
+    pid_t child = fork_child([&] {
+      Random mine(g_seed + static_cast<uint64_t>(round));
+      for (int k = 0; k < 200; ++k) pages.check(mine.below(pages.count), "child");
+      for (int k = 0; k < 200; ++k) pages.write(mine.below(pages.count), 5);
+    });
+    for (int k = 0; k < 300; ++k) {
+      uint64_t i = random.below(pages.count);
+      if (pages.versions[i] != 0) pages.write(i, pages.versions[i] + 1);
+    }
+    expect_exit(child, "child");
+  }
+  pages.check_all("parent");
+  expect_back(pages, before, "50 forks");
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
+// Four threads write and evict while a fifth forks. A page's two counters rise one after the other, so a child that has a
+// page of one moment sees them equal or one apart, and never less than what was there before the fork.
+void fork_among_writers() {
+  start();
+  size_t page = lunar_page_bytes();
+  uint64_t count = kMemory / page;
+  char* base = static_cast<char*>(lunar_region_create(kMemory));
+  REQUIRE_THAT(base != nullptr, "region");
+  auto words = [&](uint64_t i) { return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page); };
+  size_t last = page / 8 - 1;
+  std::vector<std::atomic<uint64_t>> model(count);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> writers;
+  for (unsigned t = 0; t < 4; ++t)
+    writers.emplace_back([&, t] {
+      Random random(g_seed * 8 + t);
+      while (!stop.load(std::memory_order_relaxed)) {
+        uint64_t i = random.below(count / 4) * 4 + t;
+        uint64_t to = model[i].load(std::memory_order_relaxed) + 1;
+        words(i)[0].store(to);
+        words(i)[last].store(to);
+        model[i].store(to);
+        if (random.one_in(500)) (void)lunar_evict(base + random.below(count - 64) * page, 64 * page);
+        if (random.one_in(200)) {
+          lunar_range range{base + random.below(count) * page, page};
+          (void)lunar_prefetch(&range, 1);
+        }
+      }
+    });
+  std::thread forker([&] {
+    for (int round = 0; round < 12; ++round) {
+      usleep(100000);
+      std::vector<uint64_t> before(count);
+      for (uint64_t i = 0; i < count; ++i) before[i] = model[i].load();
+      expect_exit(fork_child([&] {
+        for (int pass = 0; pass < 2; ++pass)
+          for (uint64_t i = 0; i < count; ++i) {
+            uint64_t a = words(i)[0].load(), b = words(i)[last].load();
+            REQUIRE_THAT(a >= before[i] && (a == b || a == b + 1), "child: page %llu holds %llu and %llu, before the fork %llu, state %d",
+                         static_cast<unsigned long long>(i), static_cast<unsigned long long>(a), static_cast<unsigned long long>(b),
+                         static_cast<unsigned long long>(before[i]), lunar::pager_page_state(base + i * page));
+            before[i] = a + 1;   // and its own writes stay
+            words(i)[0].store(a + 1);
+            words(i)[last].store(a + 1);
+          }
+        REQUIRE_THAT(tier::validate(), "child's page table");
+      }), "child");
+    }
+    stop.store(true);
+  });
+  forker.join();
+  for (std::thread& writer : writers) writer.join();
+  for (uint64_t i = 0; i < count; ++i)
+    REQUIRE_THAT(words(i)[0].load() == model[i].load() && words(i)[last].load() == model[i].load(), "parent: page %llu holds %llu, wrote %llu",
+                 static_cast<unsigned long long>(i), static_cast<unsigned long long>(words(i)[0].load()),
+                 static_cast<unsigned long long>(model[i].load()));
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
+void generations() {
+  start();
+  Pages pages(kMemory / 2);
+  pages.spread();
+  struct Chain {
+    static void go(Pages& pages, unsigned depth) {
+      expect_exit(fork_child([&] {
+        pages.check_all("descendant");
+        for (uint64_t i = depth; i < pages.count; i += 6) pages.write(i, 100 + depth);
+        pages.check_all("descendant, after its writes");
+        if (depth < 5) go(pages, depth + 1);
+        pages.check_all("descendant, without its own");
+      }), "descendant");
+    }
+  };
+  Chain::go(pages, 1);
+  pages.check_all("ancestor");
+}
+
+// A child made behind the pager's back has no such memory: it must die rather than read zeros.
+void raw_fork_dies() {
+  start();
+  Pages pages(kMemory);
+  for (uint64_t i : {uint64_t{0}, pages.count / 2, pages.count - 1}) {
+    long pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (pid == 0) {
+      signal(SIGSEGV, SIG_DFL);
+      volatile char byte = *static_cast<volatile char*>(pages.at(i));
+      (void)byte;
+      _exit(0);
+    }
+    int status = 0;
+    REQUIRE_THAT(waitpid(static_cast<pid_t>(pid), &status, 0) == pid, "waitpid");
+    REQUIRE_THAT(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "a raw fork's child ended with status %x", status);
+  }
+  pages.check_all("parent");
+}
+
+// vfork and posix_spawn share the address space until exec: arguments in evicted memory are served by the parent's pager.
+void spawn_is_served() {
+  start();
+  Pages pages(kMemory);
+  char* text = pages.at(3);
+  auto** arguments = reinterpret_cast<char**>(pages.at(4));
+  int out[2];
+  for (int round = 0; round < 3; ++round) {
+    strcpy(text, "from tiered memory");
+    strcpy(text + 100, "/bin/echo");
+    arguments[0] = text + 100;
+    arguments[1] = text;
+    arguments[2] = nullptr;
+    REQUIRE_THAT(pipe2(out, O_CLOEXEC) == 0, "pipe");
+    REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
+    pid_t pid = 0;
+    if (round == 2) {
+      pid = vfork();
+      if (pid == 0) {
+        dup2(out[1], 1);
+        execve(text + 100, arguments, environ);
+        _exit(127);
+      }
+    } else {
+      posix_spawn_file_actions_t actions;
+      posix_spawn_file_actions_init(&actions);
+      posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+      REQUIRE_THAT(posix_spawn(&pid, text + 100, &actions, nullptr, arguments, environ) == 0, "posix_spawn");
+      posix_spawn_file_actions_destroy(&actions);
+    }
+    close(out[1]);
+    char line[64] = {};
+    REQUIRE_THAT(read(out[0], line, sizeof line - 1) > 0 && strcmp(line, "from tiered memory\n") == 0, "it said '%s'", line);
+    close(out[0]);
+    expect_exit(pid, "echo");
+  }
+}
+
+struct Case {
+  const char* name;
+  void (*run)();
+};
+#define CASE(name) {#name, name}
+const Case kCases[] = {CASE(child_sees_the_parents_content), CASE(child_discards_and_allocates), CASE(sleeping_child_keeps_its_version),
+                       CASE(killed_child_gives_everything_back), CASE(fifty_forks_leave_nothing_behind), CASE(fork_among_writers),
+                       CASE(generations), CASE(raw_fork_dies), CASE(spawn_is_served)};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1) {
+    g_seed = tier::announce_seed();
+    for (const Case& one : kCases) {
+      if (strcmp(one.name, argv[1]) != 0) continue;
+      set_limit(100);
+      one.run();
+      alarm(0);
+      return 0;
+    }
+    REQUIRE_THAT(false, "no case %s", argv[1]);
+  }
+  for (const Case& one : kCases) {
+    double from = tier::seconds();
+    char* arguments[] = {argv[0], const_cast<char*>(one.name), nullptr};
+    pid_t pid = 0;
+    REQUIRE_THAT(posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, arguments, environ) == 0, "posix_spawn");
+    int status = 0;
+    REQUIRE_THAT(waitpid(pid, &status, 0) == pid, "waitpid");
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) return 77;
+    printf("%s: %s (%.1f s)\n", one.name, status == 0 ? "ok" : "FAILED", tier::seconds() - from);
+    fflush(stdout);
+    if (status != 0) return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// hygiene: the pager's threads keep away from what is the program's.
+//
+// Idea. This program replaces malloc and friends, and pthread_mutex_lock, by versions that end it when one of the pager's
+// threads calls them while pages are faulted, evicted and read ahead. A fault by a service thread other than the evictor
+// (which meets missing pages by right) is counted by the pager and must not happen. The threads block all signals, keep no
+// descriptor of the program, and go on when the program closes all of its own.
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <string>
+#include <vector>
+
+#include "base/host_guard.h"
+#include "pager/state.h"
+#include "sys/thread.h"
+#include "tests/support/tier.hpp"
+
+extern "C" {
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+void __libc_free(void*);
+}
+
+namespace {
+
+std::atomic<bool> g_trap{false};
+
+void trap(const char* what) {
+  if (!g_trap.load(std::memory_order_relaxed) || !lunar::sys::in_service_thread()) return;
+  if (lunar::host_guard_depth > 1) return;   // pthread_create of a forked child's threads: announced, and before any fault
+  g_trap.store(false);
+  lunar::fatal("thread %d of the pager called %s", lunar::sys::thread_id(), what);   // (its own descriptor 2 is closed)
+}
+
+}  // namespace
+
+extern "C" {
+void* malloc(size_t bytes) { return trap("malloc"), __libc_malloc(bytes); }
+void* calloc(size_t count, size_t bytes) { return trap("calloc"), __libc_calloc(count, bytes); }
+void* realloc(void* pointer, size_t bytes) { return trap("realloc"), __libc_realloc(pointer, bytes); }
+void* memalign(size_t alignment, size_t bytes) { return trap("memalign"), __libc_memalign(alignment, bytes); }
+void* aligned_alloc(size_t alignment, size_t bytes) { return trap("aligned_alloc"), __libc_memalign(alignment, bytes); }
+int posix_memalign(void** out, size_t alignment, size_t bytes) {
+  trap("posix_memalign");
+  *out = __libc_memalign(alignment, bytes);
+  return *out != nullptr ? 0 : ENOMEM;
+}
+void free(void* pointer) {
+  trap("free");
+  __libc_free(pointer);
+}
+int pthread_mutex_lock(pthread_mutex_t* mutex) {
+  static auto* const real = reinterpret_cast<int (*)(pthread_mutex_t*)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
+  constexpr int kRobust = 16;   // only the pager's shared account has such ones
+  if ((mutex->__data.__kind & kRobust) == 0) trap("pthread_mutex_lock");
+  return real(mutex);
+}
+}
+
+namespace {
+
+constexpr uint64_t kMemory = 96 * tier::kMega, kDram = 24 * tier::kMega;
+
+std::string text_of(const std::string& path) {
+  std::string text(8192, 0);
+  int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  ssize_t n = fd < 0 ? 0 : read(fd, text.data(), text.size());
+  if (fd >= 0) close(fd);
+  text.resize(n > 0 ? static_cast<size_t>(n) : 0);
+  return text;
+}
+
+struct Service {
+  std::string name, status;
+  int tid;
+};
+
+std::vector<Service> service_threads() {
+  std::vector<Service> found;
+  DIR* directory = opendir("/proc/self/task");
+  while (dirent* entry = readdir(directory)) {
+    if (entry->d_name[0] == '.') continue;
+    std::string base = std::string("/proc/self/task/") + entry->d_name, name = text_of(base + "/comm");
+    if (name.compare(0, 6, "lunar-") == 0) found.push_back({name.substr(0, name.find('\n')), text_of(base + "/status"), atoi(entry->d_name)});
+  }
+  closedir(directory);
+  return found;
+}
+
+void check_signals() {
+  unsigned keepers = 0, evictors = 0, handlers = 0;
+  for (const Service& thread : service_threads()) {
+    size_t at = thread.status.find("SigBlk:");
+    REQUIRE_THAT(at != std::string::npos, "no SigBlk of %s", thread.name.c_str());
+    uint64_t blocked = strtoull(thread.status.c_str() + at + 7, nullptr, 16);
+    uint64_t never = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 1ull << 31 | 1ull << 32;   // the last two are libc's own
+    REQUIRE_THAT((blocked | never) == ~0ull, "%s blocks %llx only", thread.name.c_str(), static_cast<unsigned long long>(blocked));
+    keepers += thread.name == "lunar-keeper";
+    evictors += thread.name == "lunar-evict";
+    handlers += thread.name.compare(0, 11, "lunar-fault") == 0;
+  }
+  REQUIRE_THAT(keepers == 1 && evictors == 1 && handlers >= 1, "threads: %u keepers, %u evictors, %u handlers", keepers, evictors, handlers);
+}
+
+struct Memory {
+  char* base;
+  size_t page;
+  uint64_t pages;
+  std::vector<uint32_t> versions;
+
+  void write(uint64_t i) { tier::stamp_write(base + i * page, page, i, ++versions[i]); }
+  void check(uint64_t i) const {
+    REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, versions[i]), "page %llu is wrong", static_cast<unsigned long long>(i));
+  }
+};
+
+// Every way into the pager, from two threads.
+void exercise(Memory& m, uint64_t seed, int rounds) {
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 2; ++t)
+    threads.emplace_back([&, t] {
+      tier::Random random(seed * 2 + t);
+      for (int k = 0; k < rounds; ++k) {
+        uint64_t i = random.below(m.pages / 2) * 2 + t;
+        if (random.one_in(3)) m.write(i);
+        else m.check(i);
+        if (random.one_in(50)) {
+          REQUIRE_THAT(lunar_discard(m.base + i * m.page, m.page) == 0, "discard");
+          m.versions[i] = 0;
+        }
+        lunar_range range{m.base + random.below(m.pages) * m.page, m.page};
+        if (random.one_in(100)) REQUIRE_THAT(lunar_prefetch(&range, 1) == 0, "prefetch");
+        if (random.one_in(300)) REQUIRE_THAT(lunar_evict(range.address, range.bytes) >= 0, "evict");
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (uint64_t i = 0; i < m.pages; ++i) m.check(i);   // in sequence: read-ahead
+}
+
+}  // namespace
+
+int main() {
+  uint64_t seed = tier::announce_seed();
+  int ends[2];
+  REQUIRE_THAT(pipe2(ends, O_CLOEXEC) == 0, "pipe");   // before the tier: its threads must not hold it
+  tier::start_tier(kDram, 4 * kMemory);
+  Memory m{static_cast<char*>(lunar_region_create(kMemory)), lunar_page_bytes(), 0, {}};
+  REQUIRE_THAT(m.base != nullptr, "region");
+  m.pages = kMemory / m.page;
+  m.versions.assign(m.pages, 0);
+  for (uint64_t i = 0; i < m.pages; ++i) m.write(i);   // everything has been used once
+  std::atomic<uint64_t> none{0};
+  alarm(100);
+
+  g_trap.store(true);
+  exercise(m, seed, 8000);
+  check_signals();
+  usleep(200000);   // a few rounds of the housekeeper
+  uint64_t strange = lunar::counters().service_faults;
+  REQUIRE_THAT(strange == 0, "%llu faults by the pager's own threads", static_cast<unsigned long long>(strange));
+
+  close(ends[1]);
+  char byte;
+  REQUIRE_THAT(read(ends[0], &byte, 1) == 0, "the pipe has no end: a service thread holds the program's descriptor");
+
+  // A fork's child is served by threads with the same manners.
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    exercise(m, seed + 1, 2000);
+    check_signals();
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE_THAT(waitpid(child, &status, 0) == child && status == 0, "the child ended with %x", status);
+
+  // The program closes whatever it finds: faults are still answered.
+  for (int fd = 3; fd < 4096; ++fd) close(fd);
+  tier::Random random(seed);
+  for (int k = 0; k < 5000; ++k) {
+    uint64_t i = random.below(m.pages);
+    if (random.one_in(3)) m.write(i);
+    else m.check(i);
+  }
+  for (uint64_t i = 0; i < m.pages; ++i) m.check(i);
+  g_trap.store(false);
+  return 0;
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// protections MODE [off]: what keeps gather-evict from losing writes, each with its switch.
+//
+//   cow          children are forked while threads count in pages that are being evicted. A page shared by a fork is made
+//                exclusive first, or what is written between the gather and the drop lands in a copy and is lost
+//   registered   io_uring reads into registered buffers that are being evicted: pinned pages must stay where they are
+//   direct       large O_DIRECT reads into memory that is being evicted: the same for pins of the moment
+//
+// `off` takes the protection away (test_no_cow_remedy, test_no_pin_rule): then the loss must be seen, or the test would prove
+// nothing.
+#include <fcntl.h>
+#include <liburing.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <string>
+#include <vector>
+
+#include "pager/state.h"
+#include "tests/support/tier.hpp"
+
+namespace {
+
+using tier::Random;
+
+std::atomic<uint64_t> g_progress{0};
+
+// ---- cow ----------------------------------------------------------------------------------------------------------------
+
+uint64_t count_under_forks(uint64_t seed, bool off) {
+  constexpr uint64_t kBytes = 16 * tier::kMega, kWindow = 64;
+  constexpr unsigned kWriters = 2, kForks = 12;
+  size_t page = lunar_page_bytes();
+  uint64_t count = kBytes / page;
+  char* base = static_cast<char*>(lunar_region_create(kBytes));
+  REQUIRE_THAT(base != nullptr, "region");
+  std::vector<std::atomic<uint64_t>> model(count * kWriters);
+  std::atomic<uint64_t> hand{0};   // where pages are being evicted now: the writers count there
+  std::atomic<bool> stop{false};
+  auto word = [&](uint64_t i, unsigned t) { return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page) + t * 16; };
+  std::vector<std::thread> writers;
+  for (unsigned t = 0; t < kWriters; ++t)
+    writers.emplace_back([&, t] {
+      Random random(seed * 8 + t);
+      while (!stop.load(std::memory_order_relaxed)) {
+        uint64_t i = hand.load(std::memory_order_relaxed) + random.below(kWindow);
+        word(i, t)->fetch_add(1);
+        model[i * kWriters + t].fetch_add(1);
+      }
+    });
+  for (unsigned round = 0; round < kForks; ++round) {
+    REQUIRE_THAT(lunar_touch(base, kBytes / 4) == 0, "touch");
+    pid_t child = fork();
+    REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
+    if (child == 0) {
+      usleep(100000);
+      _exit(0);
+    }
+    for (uint64_t at = 0; at + kWindow <= count / 4; at += kWindow, ++g_progress) {
+      hand.store(at);
+      REQUIRE_THAT(lunar_evict(base + at * page, kWindow * page) >= 0, "evict");
+    }
+    waitpid(child, nullptr, 0);
+  }
+  stop.store(true);
+  for (std::thread& writer : writers) writer.join();
+  uint64_t lost = 0;
+  for (uint64_t i = 0; i < count; ++i)
+    for (unsigned t = 0; t < kWriters; ++t) lost += model[i * kWriters + t].load() - word(i, t)->load();
+  if (!off) REQUIRE_THAT(tier::validate(), "page table");
+  return lost;
+}
+
+// ---- pinned pages --------------------------------------------------------------------------------------------------------
+
+constexpr size_t kBlock = 1 << 20;
+constexpr uint64_t kFileBytes = 64 * tier::kMega;
+
+// A file whose every word tells its place; read around the page cache.
+int pattern_file(bool direct) {
+  char path[] = "/var/tmp/lunar-test-XXXXXX";
+  int fd = mkstemp(path);
+  REQUIRE_THAT(fd >= 0, "mkstemp: %s", strerror(errno));
+  std::vector<uint64_t> words(kBlock / 8);
+  for (uint64_t at = 0; at < kFileBytes; at += kBlock) {
+    tier::stamp_write(words.data(), kBlock, at, 1);
+    if (write(fd, words.data(), kBlock) != static_cast<ssize_t>(kBlock)) tier::skip("disk-space", "no room for a file under /var/tmp");
+  }
+  fdatasync(fd);
+  int again = open(path, O_RDONLY | O_CLOEXEC | (direct ? O_DIRECT : 0));
+  REQUIRE_THAT(again >= 0, "open: %s", strerror(errno));
+  unlink(path);
+  close(fd);
+  return again;
+}
+
+bool block_holds(const char* at, uint64_t file_offset) { return tier::stamp_holds(at, kBlock, file_offset, 1); }
+
+// Evicts what others read into, without a pause, and keeps DRAM short by memory of its own.
+class Harasser {
+ public:
+  Harasser(char* base, uint64_t bytes) : thread_([this, base, bytes] {
+    constexpr uint64_t kOwn = 64 * tier::kMega;
+    size_t page = lunar_page_bytes();
+    char* own = static_cast<char*>(lunar_region_create(kOwn));
+    REQUIRE_THAT(own != nullptr, "region");
+    for (uint64_t i = 0; i < kOwn / page; ++i) tier::stamp_write(own + i * page, page, i, 1);
+    Random random(1);
+    while (!stop_.load(std::memory_order_relaxed)) {
+      REQUIRE_THAT(lunar_evict(base, bytes) >= 0, "evict");
+      uint64_t i = random.below(kOwn / page);
+      REQUIRE_THAT(tier::stamp_holds(own + i * page, page, i, 1), "other memory is wrong");
+    }
+  }) {}
+  ~Harasser() {
+    stop_.store(true);
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+uint64_t read_registered(uint64_t seed) {
+  constexpr unsigned kBuffers = 4, kReads = 600;
+  char* base = static_cast<char*>(lunar_region_create(kBuffers * kBlock));
+  REQUIRE_THAT(base != nullptr, "region");
+  io_uring ring;
+  int rc = io_uring_queue_init(kBuffers, &ring, 0);
+  if (rc < 0) tier::skip("io_uring", strerror(-rc));
+  iovec buffers[kBuffers];
+  for (unsigned i = 0; i < kBuffers; ++i) buffers[i] = {base + i * kBlock, kBlock};
+  memset(base, 0x55, kBuffers * kBlock);
+  rc = io_uring_register_buffers(&ring, buffers, kBuffers);
+  if (rc == -ENOMEM) tier::skip("memory", "RLIMIT_MEMLOCK allows no registered buffers of 4 MiB");
+  REQUIRE_THAT(rc == 0, "io_uring_register_buffers: %s", strerror(-rc));
+  int fd = pattern_file(true);
+  Random random(seed);
+  uint64_t lost = 0;
+  Harasser harasser(base, kBuffers * kBlock);
+  for (unsigned done = 0; done < kReads; done += kBuffers, ++g_progress) {
+    uint64_t offsets[kBuffers];
+    for (unsigned i = 0; i < kBuffers; ++i) {
+      offsets[i] = random.below(kFileBytes / kBlock) * kBlock;
+      io_uring_sqe* sqe = io_uring_get_sqe(&ring);
+      io_uring_prep_read_fixed(sqe, fd, buffers[i].iov_base, kBlock, offsets[i], static_cast<int>(i));
+      sqe->user_data = i;
+    }
+    REQUIRE_THAT(io_uring_submit(&ring) == static_cast<int>(kBuffers), "io_uring_submit");
+    for (unsigned i = 0; i < kBuffers; ++i) {
+      io_uring_cqe* cqe = nullptr;
+      REQUIRE_THAT(io_uring_wait_cqe(&ring, &cqe) == 0, "io_uring_wait_cqe");
+      REQUIRE_THAT(cqe->res == static_cast<int>(kBlock), "READ_FIXED: %d", cqe->res);
+      uint64_t which = cqe->user_data;
+      io_uring_cqe_seen(&ring, cqe);
+      if (!block_holds(base + which * kBlock, offsets[which])) ++lost;
+    }
+  }
+  io_uring_queue_exit(&ring);
+  return lost;
+}
+
+uint64_t read_direct(uint64_t seed) {
+  constexpr unsigned kReaders = 4, kReads = 150;
+  char* base = static_cast<char*>(lunar_region_create(kReaders * kBlock));
+  REQUIRE_THAT(base != nullptr, "region");
+  memset(base, 0x55, kReaders * kBlock);
+  int fd = pattern_file(true);
+  std::atomic<uint64_t> lost{0};
+  Harasser harasser(base, kReaders * kBlock);
+  std::vector<std::thread> readers;
+  for (unsigned t = 0; t < kReaders; ++t)
+    readers.emplace_back([&, t] {
+      Random random(seed * 8 + t);
+      char* into = base + t * kBlock;
+      for (unsigned i = 0; i < kReads; ++i, ++g_progress) {
+        uint64_t offset = random.below(kFileBytes / kBlock) * kBlock;
+        ssize_t n = pread(fd, into, kBlock, static_cast<off_t>(offset));
+        REQUIRE_THAT(n == static_cast<ssize_t>(kBlock), "pread: %zd %s", n, strerror(errno));
+        if (!block_holds(into, offset)) lost.fetch_add(1);
+      }
+    });
+  for (std::thread& reader : readers) reader.join();
+  return lost.load();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  REQUIRE_THAT(argc >= 2, "usage: protections cow|registered|direct [off]");
+  std::string mode = argv[1];
+  bool off = argc > 2 && strcmp(argv[2], "off") == 0;
+  uint64_t seed = tier::announce_seed();
+  std::string options = mode == "cow" ? "test_evict_delay_us=300" : "test_evict_delay_us=100";
+  if (off) options += mode == "cow" ? ",test_no_cow_remedy=yes" : ",test_no_pin_rule=yes";
+  tier::start_tier(32 * tier::kMega, 512 * tier::kMega, nullptr, options.c_str());
+  if (mode != "cow" && !off && !lunar::pager_state().features.move)
+    tier::skip("uffd-move", "this kernel has no UFFDIO_MOVE (6.8): eviction stops where pages may be pinned");
+  tier::Watchdog watchdog(g_progress, 60);
+  uint64_t lost = mode == "cow" ? count_under_forks(seed, off) : mode == "registered" ? read_registered(seed) : read_direct(seed);
+  auto& counted = lunar::counters();
+  printf("%s: lost %llu; evictions %llu, kept as pinned %llu, made exclusive %llu\n", mode.c_str(), static_cast<unsigned long long>(lost),
+         static_cast<unsigned long long>(counted.evictions.get()), static_cast<unsigned long long>(counted.kept_pinned.get()),
+         static_cast<unsigned long long>(counted.made_exclusive.get()));
+  fflush(stdout);
+  if (off) REQUIRE_THAT(lost > 0, "without the protection nothing was lost: this test proves nothing");
+  else REQUIRE_THAT(lost == 0, "something was lost");
+  if (!off) REQUIRE_THAT(counted.evictions.get() > 100, "hardly anything was evicted");
+  if (!off && mode != "cow") REQUIRE_THAT(counted.kept_pinned.get() > 100, "hardly a pinned page was met");
+  if (!off && mode == "cow") REQUIRE_THAT(counted.made_exclusive.get() > 0, "no page was shared by a fork");
+  fflush(nullptr);
+  _exit(0);   // with buffers registered and children about, no destructor has work left
+}

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`check_install.py BUILD`: what `meson install` puts where. Installs BUILD into a directory of its own (DESTDIR); then
+every file a package needs is there, a program builds against the headers and pkg-config file alone, and the installed
+`lunar run` finds its own library, not the one in the build directory."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+WANTED = [
+    r"bin/lunar",
+    r"lib/.*liblunar\.so\.0",
+    r"lib/.*liblunar\.so",
+    r"lib/.*liblunar-preload\.so",
+    r"lib/.*pkgconfig/lunar\.pc",
+    r"include/lunar/lunar\.h",
+    r"include/lunar/lunar\.hpp",
+]
+PROGRAM = "#include <lunar/lunar.h>\nint main(void) { return 0; }\n"
+
+
+def run(command, **options):
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, timeout=60, check=False, **options)
+
+
+def check_files(prefix):
+    present = [os.path.relpath(os.path.join(folder, name), prefix)
+               for folder, _, names in os.walk(prefix) for name in names]
+    missing = [wanted for wanted in WANTED if not any(re.fullmatch(wanted, path) for path in present)]
+    loose = [path for path in present if not re.match(r"(bin|lib|include|share|libexec)/", path)]
+    return [f"not installed: {m}" for m in missing] + [f"installed in an odd place: {p}" for p in loose]
+
+
+def find(prefix, name):
+    for folder, _, names in os.walk(prefix):
+        if name in names:
+            return os.path.join(folder, name)
+    return None
+
+
+def check_compiles(destination, prefix):
+    """An out-of-tree user: the pkg-config file's words, shifted to where DESTDIR put things."""
+    config = find(prefix, "lunar.pc")
+    if config is None:
+        return []
+    flags = run(["pkg-config", "--cflags", "--libs", "lunar"],
+                env={**os.environ, "PKG_CONFIG_PATH": os.path.dirname(config), "PKG_CONFIG_SYSROOT_DIR": destination})
+    if flags.returncode != 0:
+        return ["pkg-config: " + flags.stdout.strip()]
+    source = os.path.join(destination, "user.c")
+    with open(source, "w", encoding="utf-8") as file:
+        file.write(PROGRAM)
+    built = run(["gcc", "-Wall", "-Werror", source, "-o", os.path.join(destination, "user"), *flags.stdout.split()])
+    return [] if built.returncode == 0 else ["a program does not build against it: " + built.stdout.strip()]
+
+
+def check_run(prefix):
+    """The command under `lunar run` must have the installed library loaded, whatever else lies around."""
+    lunar, preload = os.path.join(prefix, "bin/lunar"), find(prefix, "liblunar-preload.so")
+    if not os.path.exists(lunar) or preload is None:
+        return []
+    result = run([lunar, "run", "--dram", "64m", "--", "cat", "/proc/self/maps"])
+    if result.returncode == 125 and "userfaultfd" in result.stdout:
+        print("skip: userfaultfd: `lunar run` has no right to use it here")
+        return []
+    if result.returncode != 0:
+        return [f"lunar run: exit code {result.returncode}: {result.stdout.strip()[-300:]}"]
+    loaded = {os.path.realpath(p) for p in re.findall(r"(/\S*liblunar-preload\.so\S*)", result.stdout)}
+    wanted = os.path.realpath(preload)
+    return [] if loaded == {wanted} else [f"lunar run loaded {sorted(loaded) or 'nothing'}, not {wanted}"]
+
+
+def main():
+    build = sys.argv[1]
+    destination = tempfile.mkdtemp(prefix="lunar-install-", dir="/var/tmp")
+    try:
+        installed = run(["meson", "install", "-C", build, "--no-rebuild", "--quiet"],
+                        env={**os.environ, "DESTDIR": destination})
+        if installed.returncode != 0:
+            print("meson install failed:", installed.stdout)
+            return 1
+        command = find(destination, "lunar") or os.path.join(destination, "usr/local/bin/lunar")
+        prefix = os.path.dirname(os.path.dirname(command))
+        problems = check_files(prefix) + check_compiles(destination, prefix) + check_run(prefix)
+        print("\n".join(problems) or "installed as it should be")
+        return 1 if problems else 0
+    finally:
+        shutil.rmtree(destination, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

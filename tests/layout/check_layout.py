@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that the tree keeps its shape. `check_layout.py ROOT`: one line a violation, exit 1 when there is any.
+
+Arrows: base <- sys <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C ABI. adapters/, examples/ and tools/
+include public headers, tools also base/ and stats/. Nothing includes adapters/ or tools/, but tests/, which may include
+what they test. Three exceptions, on purpose:
+  - base/ may use sys/mem.h, sys/file.h and sys/thread.h: the arena maps memory and the log writes, and they must not do
+    so through libc symbols that Lunar itself interposes. Those wrappers are thin and call nothing back but base/.
+  - adapters/preload embeds the runtime: it is the C ABI of an unmodified program, so it may include what heap/ may.
+  - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/.
+Also: only runtime/sys makes the system calls it owns; every source opens with its licence; no file is too long; nothing
+names a developer's own directories.
+"""
+import os
+import re
+import sys
+
+LINES_MAX, LINES_WARN = 800, 400
+SPDX = "SPDX-License-Identifier: Apache-2.0"
+SOURCE = (".c", ".cpp", ".h", ".hpp")
+SKIPPED_FOLDERS = re.compile(r"^(build.*|\.git|\.cache|__pycache__)$")
+
+LOWER = {"base", "sys"}
+PUBLIC = {"public"}
+ALLOWED = {
+    "base": {"base"},
+    "sys": {"base", "sys"},
+    "stats": LOWER | PUBLIC | {"stats"},
+    "superpipe": LOWER | {"superpipe", "stats"},
+    "lun": LOWER | {"superpipe", "lun", "stats"},
+    "cblk": LOWER | PUBLIC | {"superpipe", "lun", "stats", "cblk"},
+    "kv": LOWER | PUBLIC | {"superpipe", "lun", "stats", "kv"},
+    "pager": LOWER | PUBLIC | {"superpipe", "lun", "stats", "pager"},
+    "heap": LOWER | PUBLIC | {"superpipe", "lun", "stats", "cblk", "kv", "pager", "heap"},
+    "public": PUBLIC,
+    "preload": LOWER | PUBLIC | {"stats", "pager", "heap", "preload"},
+    "redis": PUBLIC | {"redis"},
+    "tools": LOWER | PUBLIC | {"stats", "tools"},
+    "examples": PUBLIC | {"examples"},
+}
+BASE_MAY_USE = {"sys/mem.h", "sys/file.h", "sys/thread.h"}
+RUNTIME_FOLDERS = {"base", "sys", "stats", "superpipe", "lun", "cblk", "kv", "pager", "heap"}
+
+# Calls whose only home is runtime/sys. Qualified names (sys::map), members and definitions of interposed functions are
+# not calls of these.
+OWNED_CALLS = """syscall ioctl userfaultfd mmap mmap64 munmap mremap madvise process_madvise mprotect mincore mlock
+mlock2 mlockall munlock msync fallocate fallocate64 posix_fallocate vmsplice splice tee pipe pipe2 memfd_create pread
+preadv pread64 pwrite pwritev pwrite64 open open64 openat close_range ftruncate eventfd poll ppoll epoll_create1
+epoll_ctl epoll_wait unshare clone pthread_create sched_setaffinity sched_getaffinity sched_setscheduler
+pthread_setaffinity_np prctl signalfd mbind set_mempolicy move_pages numa_available numa_alloc_onnode pidfd_open
+statfs fstatfs""".split()
+OWNED = re.compile(r"(?<!\w)(?P<call>" + "|".join(OWNED_CALLS) + r"|io_uring_\w+)\s*\(")
+KEYWORDS = {"return", "else", "do", "case", "throw", "and", "or", "not", "co_return"}
+# Written in pieces, so that this file does not name them itself.
+MACHINE_PATH = re.compile(r"(?<![\w./$}])/(?:" + "|".join(["work" + "/", "home" + r"/\w", "root" + "/", "Users" + "/"])
+                          + ")")
+
+
+def source_files(root):
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(f for f in folders if not SKIPPED_FOLDERS.match(f))
+        for name in sorted(names):
+            yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def part_of(path):
+    """The part (a key of ALLOWED) that a file belongs to, or None when no arrow leaves it (tests, top level)."""
+    pieces = path.split(os.sep)
+    if pieces[0] == "runtime" and len(pieces) > 2:
+        return "public" if pieces[1] == "include" else pieces[1]
+    if pieces[0] == "adapters" and len(pieces) > 2:
+        return pieces[1]
+    return pieces[0] if pieces[0] in ("tools", "examples") else None
+
+
+def strip_comments(text):
+    """Comments and string contents blanked, line breaks kept."""
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.S)
+
+    def blank(match):
+        body = match.group(0)
+        return '""' if body[0] == '"' else "0" if body[0] == "'" else "\n" * body.count("\n") or " "
+    return pattern.sub(blank, text)
+
+
+def target_of(root, path, name, quoted):
+    """(part, name relative to runtime/) that an include names; (None, name) for a system header."""
+    beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
+    for candidate in (beside, os.path.join("runtime", name), os.path.join("runtime", "include", name), name):
+        if os.path.isfile(os.path.join(root, candidate)):
+            relative = os.path.relpath(candidate, "runtime") if candidate.startswith("runtime") else candidate
+            return part_of(candidate), relative
+    first = name.split("/")[0]   # not there: judged by its name (<sys/mman.h> is the system's, "sys/..." is ours)
+    return (first, name) if quoted and first in RUNTIME_FOLDERS else (None, name)
+
+
+def check_includes(root, path, text):
+    part = part_of(path)
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s*(["<])([^">]+)[">]', line)
+        if not match:
+            continue
+        target, name = target_of(root, path, match[2], match[1] == '"')
+        where = f"{path}:{number}: "
+        if part is None or target is None or target == part:
+            continue
+        if target not in ALLOWED.get(part, set()) and not (part == "base" and name in BASE_MAY_USE):
+            yield where + f"{part} may not include {name}"
+
+
+def is_call(before):
+    """Whether a name after this text, with `(` behind it, is called as the C library's: not a member, not a name of
+    some class or namespace, not a declaration (which has a type before it)."""
+    tail = before.rstrip()
+    if tail.endswith((".", "->")) or re.search(r"\w::$", tail):
+        return False
+    typed = re.search(r"([A-Za-z_]\w*)[\s>]*[\s*&]*$", before)
+    return not typed or typed[1] in KEYWORDS or before.endswith("::")
+
+
+def check_calls(path, text):
+    if not path.startswith(("runtime" + os.sep, "adapters" + os.sep)) or part_of(path) in ("sys", "public"):
+        return
+    stripped = strip_comments(text)
+    for match in OWNED.finditer(stripped):
+        if is_call(stripped[max(0, match.start() - 200):match.start()]):
+            line = stripped.count("\n", 0, match.start()) + 1
+            yield f"{path}:{line}: calls {match['call']}(): only runtime/sys makes this system call"
+
+
+def check_form(path, text):
+    lines = text.splitlines()
+    script = lines[:1] and lines[0].startswith("#!")
+    if path.endswith(SOURCE) or script:
+        first = lines[1 if script and len(lines) > 1 else 0] if lines else ""
+        if SPDX not in first:
+            yield f"{path}:1: does not open with `{SPDX}`"
+        if len(lines) > LINES_MAX:
+            yield f"{path}: {len(lines)} lines; at most {LINES_MAX}"
+    for number, line in enumerate(lines, 1):
+        match = MACHINE_PATH.search(line)
+        if match:
+            yield f"{path}:{number}: names a directory of somebody's machine: {match[0]}"
+
+
+def check_tree(root):
+    problems, warnings = [], []
+    for path in source_files(root):
+        if path == "LICENSE":
+            continue
+        try:
+            with open(os.path.join(root, path), encoding="utf-8") as file:
+                text = file.read()
+        except (UnicodeDecodeError, OSError):
+            continue
+        problems += check_form(path, text)
+        if path.endswith(SOURCE + (".def",)):
+            problems += check_includes(root, path, text)
+            problems += check_calls(path, text)
+            lines = text.count("\n")
+            if LINES_WARN < lines <= LINES_MAX:
+                warnings.append(f"warning: {path}: {lines} lines; aim for {LINES_WARN}")
+    return problems, warnings
+
+
+def main():
+    problems, warnings = check_tree(sys.argv[1] if len(sys.argv) > 1 else ".")
+    print("\n".join([*warnings, *problems]) or "the tree keeps its shape")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds check_layout.py small trees with one violation each, and one that is right: a checker that lets everything pass
+must not look like a tree in order."""
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.dont_write_bytecode = True
+from check_layout import LINES_MAX, check_tree  # noqa: E402
+
+HEAD = "// SPDX-License-Identifier: Apache-2.0\n"
+HOME = "/ho" + "me/somebody/lunar"
+
+# The path of a file, what it holds after the licence line, and a word of the complaint (None: there must be none).
+CASES = [
+    ("runtime/pager/evict.cpp", '#include "lun/scratch_lun.h"\n#include "lunar/lunar.h"\n', None),
+    ("runtime/base/arena.cpp", '#include "sys/mem.h"\n', None),
+    ("adapters/preload/shim.cpp", '#include "heap/heap.h"\nvoid* mmap(void* p) { return real_mmap(p); }\n', None),
+    ("tools/stats.cpp", '#include "stats/counters.h"\n', None),
+    ("runtime/pager/evict.cpp", "// madvise(p, n, MADV_DONTNEED) is not ours\nint n = sys::madvise(p);\n", None),
+    ("runtime/pager/evict.cpp", 'log_error("mmap(%p) failed", p);\n', None),
+    ("runtime/pager/evict.cpp", "rc = list[i]->open(i);\nint Evictor::open(int) {}\n[[nodiscard]] int poll();\n", None),
+    ("adapters/preload/shim.cpp", "int open(const char* path);\nstd::vector<int> poll();\n", None),
+    ("runtime/base/log.cpp", '#include "sys/uring.h"\n', "base may not include"),
+    ("runtime/sys/mem.cpp", '#include "pager/pager.h"\n', "sys may not include"),
+    ("runtime/lun/scratch_lun.cpp", '#include "pager/pager.h"\n', "lun may not include"),
+    ("runtime/pager/evict.cpp", '#include "heap/heap.h"\n', "pager may not include"),
+    ("runtime/pager/evict.cpp", '#include "kv/table.h"\n', "pager may not include"),
+    ("runtime/include/lunar/lunar.h", '#include "pager/pager.h"\n', "public may not include"),
+    ("runtime/heap/heap.cpp", '#include "tools/table.h"\n', "heap may not include"),
+    ("tools/run.cpp", '#include "pager/pager.h"\n', "tools may not include"),
+    ("examples/matrix.cpp", '#include "base/units.h"\n', "examples may not include"),
+    ("tests/unit/test_run.cpp", '#include "tools/table.h"\n#include "pager/pager.h"\n', None),
+    ("examples/matrix.cpp", '#include "tools/table.h"\n', "examples may not include"),
+    ("adapters/redis/module.cpp", '#include "pager/pager.h"\n', "redis may not include"),
+    ("runtime/pager/evict.cpp", "int f() { return madvise(p, n, 4); }\n", "calls madvise()"),
+    ("runtime/pager/evict.cpp", "if (::ioctl(fd, 1, &x) != 0) return;\n", "calls ioctl()"),
+    ("runtime/pager/evict.cpp", "(void)ioctl(fd, 1, &x);\n", "calls ioctl()"),
+    ("runtime/pager/evict.cpp", "foo(1);\npoll(&p, 1, 0);\n", "calls poll()"),
+    ("runtime/superpipe/file.cpp", "x = io_uring_submit(&ring);\n", "calls io_uring_submit()"),
+    ("adapters/preload/shim.cpp", "  void* p =\n      mmap(nullptr, 1);\n", "calls mmap()"),
+    ("runtime/heap/heap.cpp", f'// built in {HOME}\n', "somebody's machine"),
+    ("tools/long.cpp", "int x;\n" * LINES_MAX, "at most"),
+]
+PRESENT = ["runtime/lun/scratch_lun.h", "runtime/include/lunar/lunar.h", "runtime/sys/mem.h", "runtime/sys/uring.h",
+           "runtime/heap/heap.h", "runtime/stats/counters.h", "runtime/pager/pager.h", "runtime/base/units.h",
+           "tools/table.h"]
+
+
+def complaints(path, text):
+    with tempfile.TemporaryDirectory() as root:
+        for name, body in [*((p, HEAD) for p in PRESENT), (path, text)]:
+            full = os.path.join(root, name)
+            os.makedirs(os.path.dirname(full), exist_ok=True)
+            with open(full, "w", encoding="utf-8") as file:
+                file.write(body)
+        return check_tree(root)[0]
+
+
+def main():
+    wrong = 0
+    for path, body, expected in [*((p, HEAD + b, e) for p, b, e in CASES),
+                                 ("runtime/base/log.cpp", "int no_licence;\n", "does not open with")]:
+        found = complaints(path, body)
+        right = (not found) if expected is None else (len(found) == 1 and expected in found[0])
+        if not right:
+            wrong += 1
+            print(f"{path}: {body[len(HEAD):][:60]!r}: expected {expected!r}, found {found}")
+    print(f"{len(CASES) + 1 - wrong} right, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// The API in a process whose malloc is its own: lunar_malloc is tiered, the program's malloc and its use of jemalloc stay
+// as they are, jemalloc's metadata never lies in the tier, and the tier ends and starts again.
+// Linked against the runtime itself (for the heap's counters) and its C API.
+#include <jemalloc/jemalloc.h>
+#include <malloc.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "base/format.h"
+#include "heap/heap.h"
+#include "lunar/lunar.h"
+
+#define CHECK(condition)                                                                        \
+  do {                                                                                          \
+    if (!(condition)) {                                                                         \
+      fprintf(stderr, "%s:%d: failed: %s (errno %d, %s)\n", __FILE__, __LINE__, #condition, errno, lunar_error()); \
+      _exit(1);                                                                                 \
+    }                                                                                           \
+  } while (0)
+
+#include <unistd.h>
+
+namespace {
+
+lunar_config config() {
+  lunar_config c{};
+  c.struct_size = sizeof(c);
+  c.dram_bytes = 32 << 20;
+  c.lun_bytes = 512 << 20;
+  return c;
+}
+
+size_t counter(const char* format, unsigned arena) {
+  char name[64];
+  lunar::format_to(name, sizeof(name), format, arena);
+  size_t value = 0, size = sizeof(value);
+  CHECK(mallctl(name, &value, &size, nullptr, 0) == 0);
+  return value;
+}
+
+unsigned arena_count() {
+  unsigned count = 0;
+  size_t size = sizeof(count);
+  CHECK(mallctl("arenas.narenas", &count, &size, nullptr, 0) == 0);
+  return count;
+}
+
+// Everything committed in the region is pages of extents that hold, or held, allocations: no room for metadata is left.
+void metadata_stays_in_dram(unsigned first_arena) {
+  uint64_t epoch = 1;
+  size_t size = sizeof(epoch);
+  CHECK(mallctl("epoch", &epoch, &size, &epoch, size) == 0);
+  size_t pages = 0, base = 0;
+  for (unsigned arena = first_arena; arena < arena_count(); ++arena) {
+    pages += counter("stats.arenas.%u.pactive", arena) + counter("stats.arenas.%u.pdirty", arena) +
+             counter("stats.arenas.%u.pmuzzy", arena);
+    base += counter("stats.arenas.%u.base", arena);
+  }
+  size_t page = 0;
+  size = sizeof(page);
+  CHECK(mallctl("arenas.page", &page, &size, nullptr, 0) == 0);
+  CHECK(lunar::heap_hook_bytes().committed == pages * page);
+  CHECK(base > 0);
+}
+
+void allocations() {
+  std::vector<std::pair<unsigned char*, size_t>> blocks;
+  for (size_t i = 0; i < 600; ++i) {
+    size_t bytes = i % 7 == 0 ? 900000 : 1000 + i * 37;
+    auto* p = static_cast<unsigned char*>(i % 2 == 0 ? lunar_malloc(bytes) : lunar_calloc(1, bytes));
+    CHECK(p != nullptr && lunar_is_tiered(p) == 1 && lunar_usable_size(p) >= bytes);
+    memset(p, static_cast<int>(i % 255) + 1, bytes);
+    blocks.emplace_back(p, bytes);
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    auto [p, bytes] = blocks[i];
+    CHECK(p[0] == i % 255 + 1 && p[bytes - 1] == i % 255 + 1);
+    p = static_cast<unsigned char*>(lunar_realloc(p, bytes * 2));
+    CHECK(p != nullptr && p[bytes - 1] == i % 255 + 1 && lunar_is_tiered(p) == 1);
+    lunar_free(p);
+  }
+  void* wide = lunar_aligned_alloc(4096, 100);
+  CHECK(wide != nullptr && reinterpret_cast<uintptr_t>(wide) % 4096 == 0);
+  lunar_free(wide);
+  errno = 0;
+  CHECK(lunar_aligned_alloc(24, 100) == nullptr && errno == EINVAL);
+  errno = 0;
+  CHECK(lunar_malloc(size_t(1) << 40) == nullptr && errno == ENOMEM);
+  lunar_free(nullptr);
+}
+
+void host_is_left_alone() {
+  unsigned before = 0, after = 0;
+  size_t size = sizeof(before);
+  CHECK(mallctl("thread.arena", &before, &size, nullptr, 0) == 0);
+  void* tiered = lunar_malloc(100);
+  CHECK(mallctl("thread.arena", &after, &size, nullptr, 0) == 0 && before == after);
+  for (int i = 0; i < 1000; ++i) {
+    void* plain = malloc(100);
+    void* theirs = mallocx(100, 0);
+    CHECK(lunar_is_tiered(plain) == 0 && lunar_is_tiered(theirs) == 0);
+    free(plain);
+    dallocx(theirs, 0);
+  }
+  lunar_free(tiered);
+  void* theirs = mallocx(100, 0);   // the freed block is not in the program's thread cache
+  CHECK(lunar_is_tiered(theirs) == 0);
+  dallocx(theirs, 0);
+}
+
+void threads() {
+  std::vector<std::thread> list;
+  for (int t = 0; t < 40; ++t)
+    list.emplace_back([t] {
+      std::vector<void*> mine;
+      for (int i = 0; i < 500; ++i) {
+        void* p = lunar_malloc(static_cast<size_t>(i % 300) + 1);
+        CHECK(p != nullptr && lunar_is_tiered(p) == 1);
+        memset(p, t, static_cast<size_t>(i % 300) + 1);
+        mine.push_back(p);
+      }
+      for (void* p : mine) lunar_free(p);
+    });
+  for (auto& thread : list) thread.join();
+}
+
+void regions() {
+  size_t bytes = 96 << 20;
+  auto* p = static_cast<unsigned*>(lunar_region_create(bytes));
+  CHECK(p != nullptr && lunar_is_tiered(p) == 1);
+  for (size_t i = 0; i < bytes / 4; ++i) p[i] = static_cast<unsigned>(i * 2654435761u);
+  for (size_t i = 0; i < bytes / 4; ++i) CHECK(p[i] == static_cast<unsigned>(i * 2654435761u));
+  CHECK(lunar_shutdown() == -EBUSY);
+  CHECK(lunar_region_destroy(p + 1, bytes) == -EINVAL && lunar_region_destroy(p, 4096) == -EINVAL);
+  CHECK(lunar_region_destroy(p, bytes) == 0 && lunar_is_tiered(p) == 0);
+  errno = 0;
+  CHECK(lunar_region_create(0) == nullptr && errno == EINVAL);
+}
+
+}  // namespace
+
+int main() {
+  lunar_config c = config();
+  if (int rc = lunar_init(&c); rc == -EPERM || rc == -ENOSYS || rc == -EACCES) {
+    printf("skip: userfaultfd: %s\n", lunar_error());
+    return 77;
+  } else {
+    CHECK(rc == 0);
+  }
+  CHECK(lunar_init(&c) == -EEXIST && strstr(lunar_error(), "already") != nullptr);
+  unsigned first_arena = arena_count();
+  lunar_free(lunar_malloc(1));
+  for (int round = 0; round < 2; ++round) {
+    allocations();
+    host_is_left_alone();
+    threads();
+    regions();
+    if (round == 0) metadata_stays_in_dram(first_arena);
+    void* keep = lunar_malloc(10);
+    CHECK(lunar_shutdown() == -EBUSY);
+    lunar_free(keep);
+    CHECK(lunar_shutdown() == 0 && lunar_shutdown() == -EINVAL);
+    CHECK(lunar_init(&c) == 0);
+  }
+  lunar_config bad = config();
+  bad.options = "nonsense=1";
+  CHECK(lunar_shutdown() == 0 && lunar_init(&bad) < 0 && strlen(lunar_error()) > 0);
+  bad.options = nullptr;
+  bad.lun = "/nonexistent/lun";
+  CHECK(lunar_init(&bad) < 0 && strstr(lunar_error(), "/nonexistent") != nullptr);
+  return 0;
+}

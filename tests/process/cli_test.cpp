@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// The `lunar` command from outside: every refusal is one line, exits as documented and touches nothing; what is started
+// keeps its pid, arguments, exit code and signals. LUNAR_BIN names another binary to test.
+// Threading: one thread; starts processes.
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include <cstdlib>
+
+#include "spawn.h"
+
+using namespace lunar::test;
+
+namespace {
+
+std::string lunar_binary() {
+  const char* given = getenv("LUNAR_BIN");
+  return given && *given ? given : LUNAR_DEFAULT_BIN;
+}
+
+Ended lunar_command(std::vector<std::string> words, const Spawn& how = {}) {
+  words.insert(words.begin(), lunar_binary());
+  return run(words, how);
+}
+
+bool userfaultfd_works() {
+  int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+  if (fd < 0) return access("/dev/userfaultfd", R_OK | W_OK) == 0;
+  close(fd);
+  return true;
+}
+
+// A refusal of `lunar run`: exit code, one line that begins as all do, and every part of it that is named.
+void check_refused(const Ended& ended, int code, const std::vector<std::string>& parts) {
+  INFO(ended.err);
+  CHECK(ended.code == code);
+  CHECK(ended.out.empty());
+  CHECK(ended.err_lines() == 1);
+  CHECK(ended.err.compare(0, 11, "lunar run: ") == 0);
+  for (const std::string& part : parts) {
+    INFO(part);
+    CHECK(ended.says(part));
+  }
+}
+
+void run_refused(const std::vector<std::string>& flags, const std::vector<std::string>& parts, const Spawn& how = {}) {
+  std::vector<std::string> words = {"run"};
+  words.insert(words.end(), flags.begin(), flags.end());
+  words.insert(words.end(), {"--", "/bin/echo", "started"});
+  check_refused(lunar_command(words, how), 125, parts);
+}
+
+std::string trimmed(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+}   // namespace
+
+// ---- refusals ------------------------------------------------------------------------------------------------------
+
+TEST_CASE("run refuses sizes that do not parse, are too small or too large") {
+  run_refused({"--dram", "lots"}, {"--dram", "'lots'", "256m"});
+  run_refused({"--dram", ""}, {"--dram"});
+  run_refused({"--dram=-5m"}, {"--dram", "'-5m'"});
+  run_refused({"--dram", "64q"}, {"'64q'"});
+  run_refused({"--dram", "99999999999999t"}, {"--dram", "too large"});
+  run_refused({"--dram", "4m"}, {"--dram", "4 MiB", "minimum of 16 MiB"});
+  run_refused({"--dram", "0"}, {"--dram", "minimum"});
+  run_refused({"--dram", "900t"}, {"--dram", "900 TiB", "this machine"});
+  run_refused({"--dram", "64m", "--size", "32m"}, {"--size", "32 MiB", "64 MiB"});
+  run_refused({"--dram", "64m", "--size", "900t"}, {"--size", "/var/tmp", "900 TiB"});
+  run_refused({"--dram", "64m", "--size", "some"}, {"--size", "'some'"});
+}
+
+TEST_CASE("run names the variable or file that a bad value came from") {
+  run_refused({}, {"LUNAR_DRAM", "'x'"}, {{"LUNAR_DRAM=x"}, "", false});
+  run_refused({}, {"LUNAR_DRAM", "4 MiB"}, {{"LUNAR_DRAM=4m"}, "", false});
+  TempDir dir;
+  std::string config = dir.write("lunar.conf", "\ndarm = 1g\n");
+  run_refused({}, {config + ":2", "'darm'", "did you mean 'dram'"}, {{"LUNAR_CONFIG=" + config}, "", false});
+  run_refused({}, {dir.path + "/none"}, {{"LUNAR_CONFIG=" + dir.path + "/none"}, "", false});
+  config = dir.write("small.conf", "dram = 4m\n");
+  run_refused({}, {"config file, dram", "4 MiB"}, {{"LUNAR_CONFIG=" + config}, "", false});
+}
+
+TEST_CASE("run refuses unknown flags with the nearest name") {
+  run_refused({"--drma", "64m"}, {"--drma", "did you mean --dram?"});
+  run_refused({"--stat-file=x"}, {"did you mean --stats-file?"});
+  run_refused({"--zzzzzzzzzz"}, {"--zzzzzzzzzz", "--help"});
+  run_refused({"-x"}, {"-x"});
+  run_refused({"--sqpoll"}, {"LUNAR_SQPOLL"});
+  run_refused({"--test-no-hash-check"}, {"LUNAR_TEST_NO_HASH_CHECK"});
+  run_refused({"--dram"}, {"--dram needs a value"});
+  run_refused({"--no-mmap=yes"}, {"--no-mmap takes no value"});
+  run_refused({"--mmap=perhaps"}, {"--mmap", "'perhaps'"});
+  run_refused({"--fault", "fast"}, {"--fault", "auto|message|inline"});
+  run_refused({"--fault", "inline"}, {"--fault", "inline", "use auto or message"});
+  run_refused({"--handlers", "two"}, {"--handlers", "'two'"});
+  check_refused(lunar_command({"run"}), 125, {"no command"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--"}), 125, {"no command"});
+}
+
+TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
+  run_refused({"--dram", "64m", "--lun", "/var/tmp/no/such/place"}, {"--lun", "does not exist", "fallocate"});
+  run_refused({"--dram", "64m", "--lun", "/dev/null"}, {"--lun", "/dev/null", "neither"});
+  run_refused({"--dram", "64m", "--lun", "/proc"}, {"--lun", "/proc"});
+  run_refused({"--dram", "64m", "--lun", ""}, {"--lun", "empty"});
+  run_refused({"--dram", "64m", "--lun", "tape:x"}, {"--lun", "'tape'", "sim:SIZE"});
+  run_refused({"--dram", "64m", "--lun", "sim:lots"}, {"--lun", "'lots'"});
+  run_refused({"--dram", "64m", "--lun", "sim:32m"}, {"--lun", "32 MiB", "64 MiB"});
+  run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", "/tmp"}, {"--lun", "striping"});
+  TempDir dir;
+  std::string file = dir.write("lun", "precious");
+  run_refused({"--dram", "64m", "--size", "800t", "--lun", file}, {"--size", file});
+  CHECK(text_of_file(file) == "precious");
+}
+
+TEST_CASE("run refuses a LUN on a memory file system") {
+  struct stat status;
+  if (stat("/dev/shm", &status) != 0) LUNAR_SKIP("memory", "no /dev/shm here");
+  run_refused({"--dram", "64m", "--lun", "/dev/shm"}, {"--lun", "/dev/shm", "tmpfs", "memory"});
+}
+
+TEST_CASE("run refuses a LUN this user may not write") {
+  if (geteuid() != 0) LUNAR_SKIP("root", "needs another user to become");
+  TempDir dir;
+  if (run({"/usr/bin/test", "-x", lunar_binary()}, {{}, "", true}).code != 0)
+    LUNAR_SKIP("reachable", "nobody cannot reach the binary");
+  run_refused({"--dram", "64m", "--lun", dir.path}, {"--lun", dir.path, "not writable", "permission denied"},
+              {{}, "", true});
+  std::string file = dir.write("lun", "", 0600);
+  run_refused({"--dram", "64m", "--lun", file}, {"--lun", file, "permission denied"}, {{}, "", true});
+}
+
+TEST_CASE("without the right to userfaultfd run and doctor name sysctl, device node and command") {
+  if (geteuid() != 0) LUNAR_SKIP("root", "needs another user to become");
+  if (text_of_file("/proc/sys/vm/unprivileged_userfaultfd") != "0\n")
+    LUNAR_SKIP("memory", "every user has the right here");
+  if (run({"/usr/bin/test", "-r", "/dev/userfaultfd"}, {{}, "", true}).code == 0)
+    LUNAR_SKIP("memory", "/dev/userfaultfd is open to all");
+  if (run({"/usr/bin/test", "-x", lunar_binary()}, {{}, "", true}).code != 0)
+    LUNAR_SKIP("reachable", "nobody cannot reach the binary");
+  run_refused({"--dram", "64m"},
+              {"vm.unprivileged_userfaultfd is 0", "/dev/userfaultfd", "sudo sysctl -w vm.unprivileged_userfaultfd=1"},
+              {{}, "", true});
+  Ended doctor = lunar_command({"doctor"}, {{}, "", true});
+  CHECK(doctor.code == 1);
+  CHECK(doctor.out.find("sudo sysctl -w vm.unprivileged_userfaultfd=1") != std::string::npos);
+  CHECK(lunar_command({"doctor", "--json"}, {{}, "", true}).out.find("\"can_run\":false") != std::string::npos);
+}
+
+// ---- programs ------------------------------------------------------------------------------------------------------
+
+TEST_CASE("run tells not found (127) from not executable (126)") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "run refuses before it looks at the command");
+  TempDir dir;
+  check_refused(lunar_command({"run", "--dram", "64m", "--", "no-such-command"}), 127,
+                {"no-such-command", "not found"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", "./no-such-command"}), 127, {"no such file"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", ""}), 127, {"empty"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.path}), 126, {dir.path, "directory"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("plain", "x")}), 126, {"plain", "chmod +x"});
+  std::string binary("\1\2\0\3", 4);
+  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("data", binary, 0755)}), 126,
+                {"data", "format"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("s1", "#!/no/such/shell\n", 0755)}), 127,
+                {"s1", "/no/such/shell"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("s2", "#!/usr/bin/env no-such-tongue\n", 0755)}),
+                127, {"s2", "no-such-tongue"});
+  check_refused(lunar_command({"run", "--dram", "64m", "--", dir.write("s3", "#!\n", 0755)}), 126, {"s3", "#!"});
+}
+
+TEST_CASE("run refuses programs that the loader would not preload into") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "run refuses before it looks at the command");
+  TempDir dir;
+  std::string source = dir.write("s.c", "int main(void) { return 0; }\n"), program = dir.path + "/static";
+  if (run({"/usr/bin/gcc", "-static", "-o", program, source}).code != 0)
+    LUNAR_SKIP("gcc", "no static programs can be linked");
+  check_refused(lunar_command({"run", "--dram", "64m", "--", program}), 125, {program, "statically linked"});
+  std::string script = dir.write("script", "#!" + program + "\n", 0755);
+  check_refused(lunar_command({"run", "--dram", "64m", "--", script}), 125, {script, "statically linked"});
+}
+
+TEST_CASE("run refuses setuid programs") {
+  if (geteuid() != 0) LUNAR_SKIP("root", "needs to make a file of another user");
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "run refuses before it looks at the command");
+  TempDir dir;
+  std::string program = dir.path + "/suid";
+  REQUIRE(run({"/bin/cp", "/bin/true", program}).code == 0);
+  REQUIRE(chown(program.c_str(), 65534, 65534) == 0);
+  REQUIRE(chmod(program.c_str(), 04755) == 0);
+  check_refused(lunar_command({"run", "--dram", "64m", "--", program}), 125, {program, "setuid"});
+}
+
+TEST_CASE("the command keeps its pid, arguments, exit code and signals") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
+  Ended ended = lunar_command(
+      {"run", "--dram", "64m", "--", "/bin/sh", "-c", "echo $$ \"$0\" \"$@\"; exit 7", "a b", "--dram", "*"});
+  INFO(ended.err);
+  CHECK(ended.code == 7);
+  CHECK(ended.err.empty());   // silent by default
+  CHECK(trimmed(ended.out) == std::to_string(ended.pid) + " a b --dram *");
+  CHECK(lunar_command({"run", "--dram", "64m", "/bin/sh", "-c", "kill -TERM $$"}).code == -15);
+  TempDir dir;
+  // A text without #! is a shell script, as it is to every shell.
+  CHECK(lunar_command({"run", "--dram", "64m", dir.write("plain", "echo $1\n", 0755), "there"}).out == "there\n");
+}
+
+TEST_CASE("the command gets its options as variables, the library in front, and the account") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
+  TempDir dir;
+  std::string script =
+      "echo $LUNAR_DRAM $LUNAR_LUN $LUNAR_MMAP $LUNAR_STATS_FILE; echo $LD_PRELOAD; echo $LUNAR_ACCOUNT; "
+      "stat -L -c %s /proc/self/fd/$LUNAR_ACCOUNT";
+  Ended ended = lunar_command(
+      {"run", "--dram=64m", "--lun", "file:lun", "--no-mmap", "--stats-file", "live", "--", "/bin/sh", "-c", script},
+      {{"LD_PRELOAD="}, dir.path, false});
+  CHECK(ended.code == 125);   // file:lun is not there
+  dir.write("lun", "");
+  ended = lunar_command(
+      {"run", "--dram=64m", "--lun", "file:lun", "--no-mmap", "--stats-file", "live", "--", "/bin/sh", "-c", script},
+      {{}, dir.path, false});
+  INFO(ended.err);
+  INFO(ended.out);
+  REQUIRE(ended.code == 0);
+  std::istringstream words(ended.out);
+  std::string dram, lun, mmap_too, stats, preload;
+  int account = 0;
+  long bytes = 0;
+  words >> dram >> lun >> mmap_too >> stats >> preload >> account >> bytes;
+  CHECK(dram == "67108864");
+  CHECK(lun == "file:" + dir.path + "/lun");
+  CHECK(mmap_too == "no");
+  CHECK(stats == dir.path + "/live");
+  CHECK(preload.find("/liblunar-preload.so") != std::string::npos);
+  CHECK(account >= 700);
+  CHECK(bytes == 4 << 20);
+}
+
+TEST_CASE("only the process that was asked for prints its table; its small helpers do not") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
+  Ended ended =
+      lunar_command({"run", "--dram", "64m", "--stats", "/bin/sh", "-c", "ls / >/dev/null; echo $LUNAR_ROOT $$; exit 0"});
+  INFO(ended.err);
+  CHECK(trimmed(ended.out) == std::to_string(ended.pid) + " " + std::to_string(ended.pid));
+  CHECK(ended.says("lunar: stats: pid " + std::to_string(ended.pid) + "\n"));
+  CHECK(ended.err.find("stats: program") == ended.err.rfind("stats: program"));
+}
+
+TEST_CASE("an unknown variable is one warning, and the command runs") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
+  Ended ended =
+      lunar_command({"run", "--dram", "64m", "/bin/sh", "-c", "/bin/true; echo ran"}, {{"LUNAR_DRMA=1g"}, "", false});
+  CHECK(ended.code == 0);
+  CHECK(ended.out == "ran\n");
+  CHECK(ended.err_lines() == 1);
+  CHECK(ended.says("LUNAR_DRMA"));
+  CHECK(ended.says("did you mean LUNAR_DRAM?"));
+}
+
+// ---- the rest of the command ---------------------------------------------------------------------------------------
+
+TEST_CASE("help and version go to standard output and succeed") {
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{{"--help"},
+                                                                                     {"-h"},
+                                                                                     {"--version"},
+                                                                                     {"help"},
+                                                                                     {"help", "run"},
+                                                                                     {"run", "--help"},
+                                                                                     {"doctor", "--help"},
+                                                                                     {"help", "options"}}) {
+    Ended ended = lunar_command(words);
+    INFO(words[0]);
+    CHECK(ended.code == 0);
+    CHECK(ended.err.empty());
+    CHECK_FALSE(ended.out.empty());
+  }
+  std::string help = lunar_command({"run", "--help"}).out;
+  for (const char* part : {"--dram SIZE", "--lun PATH|DIR|URI", "--no-mmap", "125", "126", "127"})
+    CHECK(help.find(part) != std::string::npos);
+  CHECK(help.find("test") == std::string::npos);   // switches for tests are nobody's business
+  std::string page = lunar_command({"help", "options", "--markdown"}).out;
+  CHECK(page.find("| `--stats-file` | `LUNAR_STATS_FILE` |") != std::string::npos);
+  CHECK(page.find("LUNAR_SQPOLL") != std::string::npos);
+  CHECK(page.find("ACCOUNT") == std::string::npos);
+}
+
+TEST_CASE("unknown subcommands and flags name the nearest and exit 2") {
+  struct Case {
+    std::vector<std::string> words;
+    std::string part;
+  };
+  for (const Case& one : std::vector<Case>{{{"rnu"}, "did you mean run?"},
+                                           {{"docter"}, "did you mean doctor?"},
+                                           {{"--versoin"}, "did you mean --version?"},
+                                           {{"doctor", "--jsno"}, "did you mean --json?"},
+                                           {{"help", "optoins"}, "did you mean options?"},
+                                           {{"frobnicate"}, "lunar --help"}}) {
+    Ended ended = lunar_command(one.words);
+    INFO(ended.err);
+    CHECK(ended.code == 2);
+    CHECK(ended.out.empty());
+    CHECK(ended.err_lines() == 1);
+    CHECK(ended.says(one.part));
+  }
+  CHECK(lunar_command({}).code == 2);
+}
+
+TEST_CASE("doctor names every subject, and exits as the host deserves") {
+  Ended table = lunar_command({"doctor"});
+  Ended json = lunar_command({"doctor", "--json"});
+  CHECK(table.err.empty());
+  CHECK(table.code == json.code);
+  CHECK((table.code == 0) == (json.out.find("\"can_run\":true") != std::string::npos));
+  for (const char* subject :
+       {"kernel", "userfaultfd", "io_uring", "process_madvise", "privileges", "memlock limit", "pipe pages",
+        "memory cgroup", "overcommit", "huge pages", "swap", "NUMA", "LUN", "free block devices", "preload library"}) {
+    INFO(subject);
+    CHECK(table.out.find(subject) != std::string::npos);
+    CHECK(json.out.find("\"name\":\"" + std::string(subject) + "\"") != std::string::npos);
+  }
+  // A LUN that cannot serve is a reason not to run, with a command that helps.
+  Ended bad = lunar_command({"doctor"}, {{"LUNAR_LUN=/dev/shm"}, "", false});
+  CHECK(bad.code == 1);
+  CHECK(bad.out.find("export LUNAR_LUN=") != std::string::npos);
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// malloc's family and operator new/delete under the preload: every call's contract, on memory that is tiered and evicted.
+#include "preload_test.h"
+
+#include <malloc.h>
+
+#include <cstdint>
+#include <limits>
+#include <exception>
+#include <new>
+#include <vector>
+
+namespace {
+
+void alignments() {
+  for (size_t alignment = 16; alignment <= (1u << 21); alignment *= 2) {
+    for (size_t bytes : {size_t(1), size_t(100), size_t(5000), size_t(300000)}) {
+      void* a = nullptr;
+      CHECK(posix_memalign(&a, alignment, bytes) == 0);
+      void* b = aligned_alloc(alignment, bytes);
+      void* c = memalign(alignment, bytes);
+      for (void* p : {a, b, c}) {
+        CHECK(p != nullptr && reinterpret_cast<uintptr_t>(p) % alignment == 0 && tiered(p));
+        CHECK(malloc_usable_size(p) >= bytes);
+        memset(p, 1, bytes);
+        free(p);
+      }
+    }
+  }
+  void* p = reinterpret_cast<void*>(1);
+  errno = 0;
+  CHECK(posix_memalign(&p, 24, 10) == EINVAL && posix_memalign(&p, 4, 10) == EINVAL && errno == 0);
+  CHECK(p == reinterpret_cast<void*>(1));
+  size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* v = valloc(10);
+  CHECK(reinterpret_cast<uintptr_t>(v) % page == 0);
+  void* w = pvalloc(10);
+  CHECK(reinterpret_cast<uintptr_t>(w) % page == 0 && malloc_usable_size(w) >= page);
+  free(v);
+  free(w);
+}
+
+void calloc_is_zero_when_recycled() {
+  for (int round = 0; round < 4; ++round) {
+    for (size_t bytes : {size_t(24), size_t(4096), size_t(100000), size_t(3) << 20, size_t(24) << 20}) {
+      void* dirty = malloc(bytes);
+      CHECK(dirty != nullptr && tiered(dirty));
+      memset(dirty, 0xAB, bytes);
+      free(dirty);
+      void* clean = calloc(bytes / 8, 8);
+      CHECK(clean != nullptr && all_zero(clean, bytes));
+      memset(clean, 0xCD, bytes);
+      free(clean);
+    }
+  }
+}
+
+void realloc_keeps_content() {
+  size_t bytes = 64;
+  void* p = malloc(bytes);
+  fill(p, bytes, 7);
+  while (bytes < (size_t(48) << 20)) {   // past the DRAM budget
+    size_t more = bytes * 2;
+    p = realloc(p, more);
+    CHECK(p != nullptr && holds(p, bytes, 7));
+    fill(p, more, 7);
+    bytes = more;
+  }
+  p = realloc(p, bytes / 4);
+  CHECK(p != nullptr && holds(p, bytes / 4, 7));
+  CHECK(realloc(p, 0) == nullptr);
+  p = realloc(nullptr, 10);
+  CHECK(p != nullptr && tiered(p));
+  free(p);
+}
+
+void refusals() {
+  errno = 0;
+  volatile size_t half = SIZE_MAX / 2;
+  CHECK(calloc(half, 4) == nullptr && errno == ENOMEM);
+  errno = 0;
+  CHECK(reallocarray(nullptr, half, 4) == nullptr && errno == ENOMEM);
+  errno = 0;
+  volatile size_t huge = PTRDIFF_MAX;
+  CHECK(malloc(huge) == nullptr && errno == ENOMEM);
+  errno = 0;
+  CHECK(malloc(size_t(1) << 40) == nullptr && errno == ENOMEM);   // more than the LUN
+  void* p = malloc(0);
+  CHECK(p != nullptr);
+  errno = 42;
+  free(p);
+  free(nullptr);
+  CHECK(errno == 42);
+}
+
+int g_handler_calls = 0;
+void* g_spare = nullptr;
+void give_up_handler() {
+  ++g_handler_calls;
+  if (g_handler_calls == 2) std::set_new_handler(nullptr);
+}
+
+struct alignas(256) Wide {
+  char bytes[512];
+};
+
+void new_and_delete() {
+  auto* one = new int(5);
+  auto* many = new int[1000];
+  auto* wide = new Wide;
+  auto* wides = new Wide[3];
+  CHECK(tiered(one) && tiered(many) && tiered(wide) && reinterpret_cast<uintptr_t>(wide) % 256 == 0);
+  delete one;
+  delete[] many;
+  delete wide;
+  delete[] wides;
+  void* quiet = ::operator new(100, std::nothrow);
+  ::operator delete(quiet, std::nothrow);
+  ::operator delete(::operator new(64), size_t(64));
+  ::operator delete(::operator new(64, std::align_val_t(64)), size_t(64), std::align_val_t(64));
+  volatile size_t huge = size_t(1) << 45;
+  CHECK(::operator new(huge, std::nothrow) == nullptr);
+  bool caught = false;
+  try {
+    g_spare = ::operator new(huge);
+  } catch (const std::bad_alloc&) {
+    caught = true;
+  }
+  CHECK(caught && std::uncaught_exceptions() == 0);
+  std::set_new_handler(give_up_handler);
+  caught = false;
+  try {
+    g_spare = ::operator new(huge);
+  } catch (const std::bad_alloc&) {
+    caught = true;
+  }
+  CHECK(caught && g_handler_calls == 2);
+}
+
+// Four times the budget in blocks of all sizes, freed and made again at random, each with its shadow.
+void shadowed_blocks() {
+  struct Block {
+    void* memory = nullptr;
+    size_t bytes = 0;
+    unsigned long seed = 0;
+  };
+  std::vector<Block> blocks(4096);
+  unsigned long random = 88172645463325252ul;
+  auto next = [&random] {
+    random ^= random << 13;
+    random ^= random >> 7;
+    return random ^= random << 17;
+  };
+  size_t live = 0;
+  for (int step = 0; step < 20000; ++step) {
+    Block& block = blocks[next() % blocks.size()];
+    if (block.memory != nullptr) {
+      CHECK(holds(block.memory, block.bytes, block.seed));
+      free(block.memory);
+      live -= block.bytes;
+      block.memory = nullptr;
+    }
+    block.bytes = (next() % 8 == 0 ? next() % 400000 : next() % 20000) & ~7ul;
+    if (live + block.bytes > (size_t(128) << 20)) continue;
+    block.seed = next();
+    block.memory = malloc(block.bytes);
+    CHECK(block.memory != nullptr);
+    fill(block.memory, block.bytes, block.seed);
+    live += block.bytes;
+  }
+  for (Block& block : blocks) {
+    if (block.memory != nullptr) CHECK(holds(block.memory, block.bytes, block.seed));
+    free(block.memory);
+  }
+}
+
+int body() {
+  alignments();
+  calloc_is_zero_when_recycled();
+  realloc_keeps_content();
+  refusals();
+  new_and_delete();
+  shadowed_blocks();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m"}, body); }

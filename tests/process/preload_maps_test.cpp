@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// mmap, munmap, mremap, madvise, mprotect under the preload: the kernel's semantics, on tiered maps.
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <csetjmp>
+#include <csignal>
+#include <cstdint>
+
+#include "preload_test.h"
+
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS;
+constexpr int kRw = PROT_READ | PROT_WRITE;
+size_t g_page;
+
+sigjmp_buf g_jump;
+void on_fault(int) { siglongjmp(g_jump, 1); }
+
+// Whether reading (or writing) the address raises SIGSEGV.
+bool faults(volatile char* address, bool write = false) {
+  struct sigaction action {}, before {};
+  action.sa_handler = on_fault;
+  sigaction(SIGSEGV, &action, &before);
+  bool hit = sigsetjmp(g_jump, 1) != 0;
+  if (!hit) {
+    if (write) *address = 1;
+    else (void)*address;
+  }
+  sigaction(SIGSEGV, &before, nullptr);
+  return hit;
+}
+
+char* map(size_t bytes, int prot = kRw, int flags = kPrivate) {
+  auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, flags, -1, 0));
+  CHECK(p != MAP_FAILED);
+  return p;
+}
+
+void what_is_tiered() {
+  char* small = map(64 * 1024);
+  char* large = map(2 * kMiB);
+  char* stack = map(2 * kMiB, kRw, kPrivate | MAP_STACK);
+  char* shared = map(2 * kMiB, kRw, MAP_SHARED | MAP_ANONYMOUS);
+  char* code = map(2 * kMiB, kRw | PROT_EXEC);
+  CHECK(!tiered(small) && tiered(large) && !tiered(stack) && !tiered(shared) && !tiered(code));
+  CHECK(all_zero(large, 2 * kMiB));
+  for (char* p : {large, stack, shared, code}) CHECK(munmap(p, 2 * kMiB) == 0);
+  CHECK(munmap(small, 64 * 1024) == 0);
+  errno = 0;
+  CHECK(mmap(nullptr, 0, kRw, kPrivate, -1, 0) == MAP_FAILED && errno == EINVAL);
+}
+
+void larger_than_dram() {
+  constexpr size_t kBytes = 160 * kMiB;
+  char* p = map(kBytes);
+  fill(p, kBytes, 3);
+  CHECK(holds(p, kBytes, 3));
+  CHECK(munmap(p, kBytes) == 0 && faults(p) && faults(p + kBytes - 1));
+  p = map(kBytes);
+  CHECK(all_zero(p, kBytes));
+  CHECK(munmap(p, kBytes) == 0);
+}
+
+void partial_unmap() {
+  char* p = map(4 * kMiB);
+  fill(p, 4 * kMiB, 5);
+  CHECK(munmap(p + kMiB, kMiB) == 0);
+  CHECK(faults(p + kMiB) && faults(p + 2 * kMiB - 1));
+  CHECK(holds(p, kMiB, 5) && holds(p + 2 * kMiB, 2 * kMiB, 5, 2 * kMiB / sizeof(long)));
+  errno = 0;
+  CHECK(munmap(p + 1, kMiB) == -1 && errno == EINVAL);
+  errno = 0;
+  CHECK(munmap(p, 0) == -1 && errno == EINVAL);
+  CHECK(munmap(p, 4 * kMiB) == 0);   // holes are fine
+  CHECK(faults(p) && faults(p + 3 * kMiB));
+}
+
+void remap() {
+  char* p = map(3 * kMiB);
+  fill(p, 3 * kMiB, 9);
+  auto* q = static_cast<char*>(mremap(p, 3 * kMiB, 2 * kMiB, 0));
+  CHECK(q == p && holds(p, 2 * kMiB, 9) && faults(p + 2 * kMiB));
+  q = static_cast<char*>(mremap(p, 2 * kMiB, 3 * kMiB, 0));   // what was given back lies right behind
+  CHECK(q == p && holds(p, 2 * kMiB, 9) && all_zero(p + 2 * kMiB, kMiB));
+  fill(p, 3 * kMiB, 9);
+  char* wall = static_cast<char*>(mmap(p + 3 * kMiB, kMiB, kRw, kPrivate, -1, 0));
+  errno = 0;
+  if (wall == p + 3 * kMiB) CHECK(mremap(p, 3 * kMiB, 64 * kMiB, 0) == MAP_FAILED && errno == ENOMEM);
+  q = static_cast<char*>(mremap(p, 3 * kMiB, 64 * kMiB, MREMAP_MAYMOVE));
+  CHECK(q != MAP_FAILED && tiered(q) && holds(q, 3 * kMiB, 9) && all_zero(q + 3 * kMiB, 61 * kMiB));
+  if (q != p) CHECK(faults(p));
+  fill(q, 64 * kMiB, 11);   // evicted pages move too
+  wall = static_cast<char*>(mmap(q + 64 * kMiB, kMiB, kRw, kPrivate, -1, 0));
+  char* r = static_cast<char*>(mremap(q, 64 * kMiB, 96 * kMiB, MREMAP_MAYMOVE));
+  CHECK(r != MAP_FAILED && holds(r, 64 * kMiB, 11));
+  errno = 0;
+  CHECK(mremap(r + 1, kMiB, 2 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
+  errno = 0;
+  CHECK(mremap(r, kMiB, 0, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
+  errno = 0;
+  CHECK(mremap(r, 200 * kMiB, 300 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
+  char* target = map(2 * kMiB);
+  char* moved = static_cast<char*>(mremap(r, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target));
+  CHECK(moved == target && holds(moved, 2 * kMiB, 11) && faults(r));
+  CHECK(munmap(moved, 2 * kMiB) == 0 && munmap(r + 2 * kMiB, 94 * kMiB) == 0);
+}
+
+void advice() {
+  char* p = map(4 * kMiB);
+  fill(p, 4 * kMiB, 13);
+  CHECK(madvise(p, 4 * kMiB, MADV_PAGEOUT) == 0 && holds(p, 4 * kMiB, 13));
+  CHECK(madvise(p + kMiB, kMiB, MADV_DONTNEED) == 0);
+  CHECK(all_zero(p + kMiB, kMiB) && holds(p, kMiB, 13));
+  CHECK(madvise(p, kMiB, MADV_PAGEOUT) == 0 && madvise(p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
+  CHECK(madvise(p, 4 * kMiB, MADV_WILLNEED) == 0 && madvise(p, 4 * kMiB, MADV_COLD) == 0);
+  CHECK(madvise(p, 4 * kMiB, MADV_HUGEPAGE) == 0 && madvise(p, 4 * kMiB, MADV_SEQUENTIAL) == 0);
+  CHECK(holds(p + 2 * kMiB, 2 * kMiB, 13, 2 * kMiB / sizeof(long)));
+  errno = 0;
+  CHECK(madvise(p + 1, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);
+  errno = 0;
+  CHECK(madvise(p, kMiB, 12345) == -1 && errno == EINVAL);
+  CHECK(munmap(p + 2 * kMiB, kMiB) == 0);
+  errno = 0;
+  CHECK(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);   // a hole is reported, the rest is done
+  CHECK(all_zero(p + 3 * kMiB, kMiB));
+  CHECK(munmap(p, 4 * kMiB) == 0);
+  // The heap's pages too.
+  auto* block = static_cast<char*>(aligned_alloc(g_page, kMiB));
+  memset(block, 1, kMiB);
+  CHECK(madvise(block, kMiB, MADV_DONTNEED) == 0 && all_zero(block, kMiB));
+  free(block);
+}
+
+void protection() {
+  char* p = map(8 * kMiB, PROT_NONE);
+  CHECK(tiered(p) && faults(p) && faults(p + 7 * kMiB));
+  CHECK(mprotect(p + kMiB, kMiB, kRw) == 0 && faults(p) && faults(p + 2 * kMiB));
+  fill(p + kMiB, kMiB, 17);
+  CHECK(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && faults(p + kMiB, true) && holds(p + kMiB, kMiB, 17));
+  CHECK(mprotect(p + kMiB, kMiB, PROT_NONE) == 0 && faults(p + kMiB));
+  CHECK(mprotect(p, 4 * kMiB, kRw) == 0 && holds(p + kMiB, kMiB, 17) && all_zero(p, kMiB));
+  CHECK(munmap(p + 2 * kMiB, g_page) == 0);
+  errno = 0;
+  CHECK(mprotect(p, 4 * kMiB, PROT_READ) == -1 && errno == ENOMEM);
+  CHECK(munmap(p, 8 * kMiB) == 0);
+  p = map(2 * kMiB, PROT_READ);
+  CHECK(all_zero(p, 2 * kMiB) && faults(p, true));
+  CHECK(munmap(p, 2 * kMiB) == 0);
+}
+
+void fixed_inside() {
+  char* p = map(8 * kMiB);
+  fill(p, 8 * kMiB, 19);
+  CHECK(mmap(p + kMiB, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == p + kMiB);
+  CHECK(tiered(p + kMiB) && all_zero(p + kMiB, kMiB) && holds(p, kMiB, 19));
+  CHECK(mmap(p + 2 * kMiB, kMiB, PROT_NONE, kPrivate | MAP_FIXED, -1, 0) == p + 2 * kMiB && faults(p + 2 * kMiB));
+  CHECK(mmap(p + 2 * kMiB, kMiB, kRw, kPrivate | MAP_FIXED, -1, 0) == p + 2 * kMiB && all_zero(p + 2 * kMiB, kMiB));
+#ifdef MAP_FIXED_NOREPLACE
+  errno = 0;
+  CHECK(mmap(p, kMiB, kRw, kPrivate | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED && errno == EEXIST);
+#endif
+  errno = 0;
+  CHECK(mmap(p, kMiB, kRw, MAP_PRIVATE | MAP_FIXED, 9999, 0) == MAP_FAILED && errno == EBADF && holds(p, kMiB, 19));
+  CHECK(munmap(p, 8 * kMiB) == 0);
+}
+
+void alien_inside() {
+  char* p = map(8 * kMiB);
+  fill(p, 8 * kMiB, 23);
+  int fd = open("/proc/self/exe", O_RDONLY);
+  CHECK(fd >= 0);
+  CHECK(mmap(p + 4 * kMiB, g_page, PROT_READ, MAP_PRIVATE | MAP_FIXED, fd, 0) == p + 4 * kMiB);
+  close(fd);
+  CHECK(memcmp(p + 4 * kMiB, "\177ELF", 4) == 0);
+  CHECK(holds(p, 4 * kMiB, 23));
+  pid_t child = fork();
+  if (child == 0) {
+    bool good = memcmp(p + 4 * kMiB, "\177ELF", 4) == 0 && holds(p, 4 * kMiB, 23) &&
+                holds(p + 5 * kMiB, 3 * kMiB, 23, 5 * kMiB / sizeof(long));
+    _exit(good ? 0 : 1);
+  }
+  int status = 1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(munmap(p + 4 * kMiB, g_page) == 0 && faults(p + 4 * kMiB));
+  CHECK(munmap(p, 8 * kMiB) == 0);
+}
+
+void no_reserve() {
+  char* p = map(size_t(64) << 30, PROT_NONE, kPrivate | MAP_NORESERVE);   // far more than the LUN
+  CHECK(tiered(p) && faults(p));
+  CHECK(mprotect(p, size_t(2) << 30, kRw) == 0);
+  fill(p + (size_t(512) << 20), 64 * kMiB, 29);
+  fill(p + (size_t(1) << 30), 2 * kMiB, 31);
+  CHECK(holds(p + (size_t(512) << 20), 64 * kMiB, 29) && holds(p + (size_t(1) << 30), 2 * kMiB, 31));
+  CHECK(all_zero(p + (size_t(7) << 27), kMiB));
+  CHECK(munmap(p, size_t(64) << 30) == 0 && faults(p + (size_t(512) << 20)));
+}
+
+int body() {
+  g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  what_is_tiered();
+  larger_than_dram();
+  partial_unmap();
+  remap();
+  advice();
+  protection();
+  fixed_inside();
+  alien_inside();
+  no_reserve();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m"}, body); }

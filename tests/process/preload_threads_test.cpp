@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads under the preload: churn of short-lived threads, memory freed by another thread than made it, forks in between,
+// and a LUN that runs full: ENOMEM for the program, which goes on.
+#include <sys/mman.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "preload_test.h"
+
+namespace {
+
+struct Parcel {
+  Parcel* next;
+  size_t bytes;
+  unsigned long seed;
+  unsigned long* content() { return reinterpret_cast<unsigned long*>(this + 1); }
+};
+std::atomic<Parcel*> g_parcels{nullptr};
+
+void send(Parcel* parcel) {
+  parcel->next = g_parcels.load();
+  while (!g_parcels.compare_exchange_weak(parcel->next, parcel)) {}
+}
+
+void check_and_free(Parcel* list) {
+  while (list != nullptr) {
+    Parcel* next = list->next;
+    CHECK(holds(list->content(), list->bytes, list->seed));
+    free(list);
+    list = next;
+  }
+}
+
+void worker(unsigned long seed) {
+  unsigned long random = seed * 2654435761u + 1;
+  for (int i = 0; i < 60; ++i) {
+    random ^= random << 13;
+    random ^= random >> 7;
+    random ^= random << 17;
+    size_t bytes = (random % (i % 10 == 0 ? 300000 : 8000)) & ~7ul;
+    auto* parcel = static_cast<Parcel*>(malloc(sizeof(Parcel) + bytes));
+    CHECK(parcel != nullptr && tiered(parcel));
+    parcel->bytes = bytes;
+    parcel->seed = random;
+    fill(parcel->content(), bytes, random);
+    send(parcel);
+    if (i % 16 == 0) check_and_free(g_parcels.exchange(nullptr));
+  }
+}
+
+void churn() {
+  for (unsigned long round = 0; round < 40; ++round) {
+    std::vector<std::thread> threads;
+    for (unsigned long i = 0; i < 4; ++i) threads.emplace_back(worker, round * 100 + i);
+    for (auto& thread : threads) thread.join();
+  }
+  check_and_free(g_parcels.exchange(nullptr));
+}
+
+void forks_between() {
+  constexpr size_t kBytes = 48 << 20;
+  void* block = malloc(kBytes);
+  void* map = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(block != nullptr && map != MAP_FAILED);
+  fill(block, kBytes, 41);
+  fill(map, kBytes, 43);
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    for (unsigned long i = 0; !stop.load(); ++i) worker(i);
+  });
+  for (int i = 0; i < 3; ++i) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      CHECK(holds(block, kBytes, 41) && holds(map, kBytes, 43));
+      void* more = malloc(4 << 20);
+      CHECK(more != nullptr && tiered(more));
+      fill(more, 4 << 20, 47);
+      std::thread([] { worker(7); }).join();
+      CHECK(holds(more, 4 << 20, 47) && munmap(map, kBytes) == 0);
+      _exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  stop.store(true);
+  busy.join();
+  check_and_free(g_parcels.exchange(nullptr));
+  CHECK(holds(block, kBytes, 41) && holds(map, kBytes, 43));
+  free(block);
+  CHECK(munmap(map, kBytes) == 0);
+}
+
+void full() {
+  std::vector<void*> blocks;
+  blocks.reserve(1000);
+  constexpr size_t kBlock = 8 << 20;
+  for (;;) {
+    errno = 0;
+    void* block = malloc(kBlock);
+    if (block == nullptr) break;
+    memset(block, static_cast<int>(blocks.size() % 251) + 1, 64);
+    blocks.push_back(block);
+    CHECK(blocks.size() < 1000);
+  }
+  CHECK(errno == ENOMEM && blocks.size() > 10);
+  errno = 0;
+  void* map = mmap(nullptr, size_t(64) << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(map == MAP_FAILED && errno == ENOMEM);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    CHECK(*static_cast<unsigned char*>(blocks[i]) == i % 251 + 1);
+    free(blocks[i]);
+  }
+  void* again = malloc(size_t(64) << 20);   // what was freed can be had again at once
+  CHECK(again != nullptr);
+  fill(again, size_t(64) << 20, 53);
+  CHECK(holds(again, size_t(64) << 20, 53));
+  free(again);
+}
+
+int body() {
+  churn();
+  forks_between();
+  full();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m"}, body); }

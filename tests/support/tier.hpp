@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of the pager share: a tier in this process, random numbers from one printed seed, pages with a content
+// that says where and when it was written, a watchdog that shows the pager's state instead of hanging.
+//
+// Threading: start_tier and Watchdog by the main thread; Random is one thread's.
+// May not: be used by code that ships.
+#pragma once
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "lunar/lunar.h"
+#include "pager/pager.h"
+
+namespace tier {
+
+constexpr uint64_t kMega = 1 << 20;
+
+#define REQUIRE_THAT(condition, ...)                                                     \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
+      fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                    \
+      fprintf(stderr, __VA_ARGS__);                                                      \
+      fprintf(stderr, "\n");                                                             \
+      tier::give_up();                                                                   \
+    }                                                                                    \
+  } while (0)
+
+[[noreturn]] inline void give_up() {
+  if (lunar::pager_created()) lunar::pager_dump(2);
+  fflush(nullptr);
+  _exit(1);
+}
+
+[[noreturn]] inline void skip(const char* capability, const char* reason) {
+  printf("skip: %s: %s\n", capability, reason);
+  fflush(stdout);
+  _exit(77);
+}
+
+inline uint64_t mix(uint64_t x) {   // splitmix64
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(mix(seed)) {}
+  uint64_t next() { return mix(state_ += 0x9e3779b97f4a7c15); }
+  uint64_t below(uint64_t n) { return next() % n; }
+  bool one_in(uint64_t n) { return below(n) == 0; }
+
+ private:
+  uint64_t state_;
+};
+
+// The run's seed: LUNAR_SEED, or a new one; printed.
+inline uint64_t announce_seed() {
+  const char* given = getenv("LUNAR_SEED");
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  uint64_t seed = given != nullptr ? strtoull(given, nullptr, 0) : mix(static_cast<uint64_t>(now.tv_nsec) ^ static_cast<uint64_t>(now.tv_sec)) >> 32;
+  printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  fflush(stdout);
+  return seed;
+}
+
+inline double seconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+// lunar_init, or the end of the test: a skip when this user has no userfaultfd.
+inline void start_tier(uint64_t dram_bytes, uint64_t lun_bytes, const char* lun = nullptr, const char* options = nullptr) {
+  lunar_config config{};
+  config.struct_size = sizeof config;
+  config.dram_bytes = dram_bytes;
+  config.lun_bytes = lun_bytes;
+  config.lun = lun;
+  config.options = options;
+  int rc = lunar_init(&config);
+  if (rc == 0) return;
+  if (strncmp(lunar_error(), "userfaultfd:", 12) == 0) skip("userfaultfd", lunar_error());
+  if (rc == -ENOSPC) skip("disk-space", lunar_error());
+  fprintf(stderr, "lunar_init: %d %s\n", rc, lunar_error());
+  _exit(1);
+}
+
+inline lunar_stats stats() {
+  lunar_stats s{};
+  s.struct_size = sizeof s;
+  (void)lunar_get_stats(&s);
+  return s;
+}
+
+// pager_validate of a pager at rest: a read-ahead may still be under way for a moment.
+inline bool validate() {
+  for (int i = 0; i < 20; ++i) {
+    if (lunar::pager_validate()) return true;
+    usleep(50000);
+  }
+  return false;
+}
+
+// Words that tell (key, version): a page or a part of one. Version 0 is zeros.
+inline uint64_t stamp_base(uint64_t key, uint64_t version) { return mix(key * 0x100000001b3 + version) | 1; }
+inline void stamp_write(void* at, size_t bytes, uint64_t key, uint64_t version) {
+  auto* word = static_cast<uint64_t*>(at);
+  uint64_t value = stamp_base(key, version);
+  if (version == 0) memset(at, 0, bytes);
+  else
+    for (size_t i = 0; i < bytes / 8; ++i) word[i] = value += 0x9e3779b97f4a7c15;
+}
+inline bool stamp_holds(const void* at, size_t bytes, uint64_t key, uint64_t version) {
+  auto* word = static_cast<const uint64_t*>(at);
+  uint64_t value = stamp_base(key, version), wrong = 0;
+  if (version == 0)
+    for (size_t i = 0; i < bytes / 8; ++i) wrong |= word[i];
+  else
+    for (size_t i = 0; i < bytes / 8; ++i) wrong |= word[i] ^ (value += 0x9e3779b97f4a7c15);
+  return wrong == 0;
+}
+
+// Ends the test with a dump when `progress` has not moved for `limit_s`.
+class Watchdog {
+ public:
+  Watchdog(const std::atomic<uint64_t>& progress, int limit_s)
+      : thread_([this, &progress, limit_s] {
+          uint64_t last = progress.load();
+          for (int still = 0; !stop_.load();) {
+            usleep(100000);
+            uint64_t now = progress.load();
+            still = now == last ? still + 1 : 0;
+            last = now;
+            REQUIRE_THAT(still < limit_s * 10, "no progress for %d s at %llu", limit_s, static_cast<unsigned long long>(now));
+          }
+        }) {}
+  ~Watchdog() {
+    stop_.store(true);
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace tier

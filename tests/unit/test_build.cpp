@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every other test relies on: the runtime is linked once, its version is readable, and the host page is sane.
+// Single-threaded; touches no LUN.
+#include <unistd.h>
+
+#include "lunar/lunar.h"
+#include "pager/pager.h"
+#include "tests/catch.hpp"
+
+TEST_CASE("the pager's page is the system's page") {
+  REQUIRE(lunar::page_bytes() == static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+}
+
+TEST_CASE("nothing is created or armed before somebody asks") {
+  REQUIRE_FALSE(lunar::pager_created());
+  REQUIRE_FALSE(lunar::pager_armed());
+}

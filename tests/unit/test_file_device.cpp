@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// LUNs on files and block devices: what is accepted, what is refused for which reason, and that a refusal touches
+// nothing.
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "superpipe/device.h"
+#include "superpipe/signature.h"
+#include "tests/catch.hpp"
+
+using namespace lunar;
+
+namespace {
+
+struct Directory {
+  std::string path;
+  Directory() {
+    const char* given = getenv("LUNAR_TEST_DIR");
+    path = std::string(given ? given : "/var/tmp") + "/lunar-test-XXXXXX";
+    REQUIRE(mkdtemp(path.data()) != nullptr);
+  }
+  ~Directory() { (void)!system(("rm -rf " + path).c_str()); }
+  std::string file(const char* name, const std::string& contents = "", off_t bytes = 0) const {
+    const std::string full = path + "/" + name;
+    std::ofstream(full, std::ios::binary) << contents;
+    if (bytes) REQUIRE(truncate(full.c_str(), bytes) == 0);
+    return full;
+  }
+};
+
+std::string contents_of(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+// The reason, after checks that every refusal must pass.
+std::string refused(const std::string& uri, uint64_t want_bytes = 0) {
+  Device* device = nullptr;
+  ErrorText why;
+  DeviceOptions options;
+  options.want_bytes = want_bytes;
+  const int status = device_open(uri.c_str(), options, &device, &why);
+  CHECK(status < 0);
+  CHECK(device == nullptr);
+  const std::string text = why.text;
+  CHECK(text.find('\n') == std::string::npos);
+  CHECK(text.find("LUN") == 0);
+  return text;
+}
+
+bool has(const std::string& text, const char* part) {
+  INFO(text);
+  return text.find(part) != std::string::npos;
+}
+
+Device* opened(const std::string& uri) {
+  Device* device = nullptr;
+  ErrorText why;
+  const int status = device_open(uri.c_str(), {}, &device, &why);
+  INFO(why.text);
+  REQUIRE(status == 0);
+  return device;
+}
+
+void round_trip(Device* device, char fill) {
+  Context* context = nullptr;
+  REQUIRE(device->attach({}, &context) == 0);
+  REQUIRE(device->reserve(DeviceOffset{0}, kMiB) == 0);
+  auto* page = static_cast<char*>(aligned_alloc(4096, 8192));
+  memset(page, fill, 4096);
+  const iovec out = {page, 4096}, in = {page + 4096, 4096};
+  Command commands[2];
+  commands[0].op = Op::kWrite;
+  commands[0].iov = &out;
+  commands[1].op = Op::kRead;
+  commands[1].iov = &in;
+  for (Command& command : commands) {
+    command.iov_count = 1;
+    command.offset = DeviceOffset{8192};
+    REQUIRE(context->submit(&command, 1) == 1);
+    Response response;
+    REQUIRE(context->wait(&response, 1, -1) == 1);
+    CHECK(response.result == 4096);
+  }
+  CHECK(memcmp(page, page + 4096, 4096) == 0);
+  free(page);
+  device->detach(context);
+}
+
+std::string output_of(const std::string& command) {
+  FILE* pipe = popen(command.c_str(), "r");
+  char line[256] = {};
+  if (pipe && fgets(line, sizeof line, pipe)) line[strcspn(line, "\n")] = '\0';
+  return pipe && pclose(pipe) == 0 ? line : "";
+}
+
+// A loop device on a file; empty name when the host has none to give.
+struct Loop {
+  std::string name;
+  explicit Loop(const std::string& file) : name(output_of("losetup -f --show " + file + " 2>/dev/null")) {}
+  ~Loop() {
+    if (!name.empty()) (void)!system(("losetup -d " + name).c_str());
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a directory gives an unlinked, reserved, growable LUN and leaves nothing behind") {
+  Directory directory;
+  Device* device = opened(directory.path);
+  CHECK(std::string(device->kind()) == "file");
+  CHECK(device->name() == directory.path);
+  CHECK(device->growable());
+  CHECK(device->size_bytes() > kMiB);
+  round_trip(device, 'd');
+  struct stat status;
+  REQUIRE(fstat(device->fd(), &status) == 0);
+  CHECK(status.st_nlink == 0);
+  CHECK(status.st_blocks * 512 >= static_cast<blkcnt_t>(kMiB));   // not sparse
+  CHECK((fcntl(device->fd(), F_GETFL) & O_DIRECT) != 0);
+  CHECK(rmdir(directory.path.c_str()) == 0);   // empty all along
+  device_close(device);
+}
+
+TEST_CASE("memory file systems are refused by name") {
+  struct statfs status;
+  if (statfs("/dev/shm", &status) != 0 || status.f_type != 0x01021994) LUNAR_SKIP("tmpfs", "/dev/shm is none here");
+  CHECK(has(refused("/dev/shm"), "tmpfs"));
+  const char* path = "/dev/shm/lunar-test-file";
+  std::ofstream(path) << "";
+  CHECK(has(refused(path), "tmpfs"));
+  CHECK(has(refused(std::string("file:") + path), "tmpfs"));
+  unlink(path);
+}
+
+TEST_CASE("missing paths, odd files and empty names are refused with what to do") {
+  Directory directory;
+  CHECK(has(refused(directory.path + "/nothing"), "no such file"));
+  CHECK(has(refused("/dev/null"), "neither a directory"));
+  CHECK(has(refused(""), "empty name"));
+  CHECK(has(refused(directory.file("f") + "/below"), "no such file"));
+}
+
+TEST_CASE("a LUN larger than the free space is refused at open") {
+  Directory directory;
+  CHECK(has(refused(directory.path, uint64_t{1} << 60), "free"));
+  CHECK(has(refused(directory.file("small", "", 4 * kMiB), 16 * kMiB), "wanted"));
+}
+
+TEST_CASE("a directory or file that may not be written is refused") {
+  if (geteuid() == 0) {   // root may write anything: ask as nobody, in a child
+    Directory directory;
+    const std::string file = directory.file("held");
+    REQUIRE(chmod(directory.path.c_str(), 0755) == 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      if (setgid(65534) != 0 || setuid(65534) != 0) _exit(1);
+      Device* device = nullptr;
+      ErrorText why;
+      bool good = device_open(directory.path.c_str(), {}, &device, &why) == -EACCES && strstr(why.text, "permission");
+      good &= device_open(file.c_str(), {}, &device, &why) == -EACCES && strstr(why.text, "permission");
+      _exit(good ? 0 : 2);
+    }
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  } else {
+    CHECK(has(refused("/etc"), "permission"));
+  }
+}
+
+TEST_CASE("a file that holds data is refused and not touched") {
+  Directory directory;
+  const std::string text(100000, 'q');
+  const std::string zeros(65535, '\0');
+  for (const std::string& contents : {text, std::string("x"), zeros.substr(0, 5000) + "x", zeros + "x"}) {
+    const std::string path = directory.file("data", contents);
+    CHECK(has(refused(path), "holds data"));
+    CHECK(contents_of(path) == contents);
+  }
+  // A header of ours with somebody's data behind it is not ours any more.
+  const std::string path = directory.file("mixed");
+  device_close(opened(path));
+  std::ofstream(path, std::ios::binary | std::ios::app) << "precious";
+  CHECK(has(refused(path), "holds data"));
+}
+
+TEST_CASE("an empty file grows, and is cut again by its next owner") {
+  Directory directory;
+  const std::string path = directory.file("lun");
+  Device* device = opened("file:" + path);
+  CHECK(device->growable());
+  round_trip(device, 'e');
+  struct stat status;
+  REQUIRE(stat(path.c_str(), &status) == 0);
+  CHECK(status.st_size == static_cast<off_t>(2 * kMiB));   // the first MiB is the header's
+  device_close(device);
+  REQUIRE(stat(path.c_str(), &status) == 0);
+  CHECK(status.st_size == 4096);
+  // An owner that was killed leaves its space: the next open takes it back.
+  REQUIRE(truncate(path.c_str(), 64 * kMiB) == 0);
+  device = opened(path);
+  CHECK(device->growable());
+  REQUIRE(stat(path.c_str(), &status) == 0);
+  CHECK(status.st_size == 4096);
+  round_trip(device, 'f');
+  device_close(device);
+  const std::string head = contents_of(path);
+  CHECK(head.substr(0, 15) == "LunarScratchLUN");
+}
+
+TEST_CASE("a file with a size keeps it, and does not grow beyond it") {
+  Directory directory;
+  const std::string path = directory.file("lun", "", 16 * kMiB);
+  for (int i = 0; i < 2; ++i) {
+    Device* device = opened(path);
+    CHECK_FALSE(device->growable());
+    CHECK(device->size_bytes() == 15 * kMiB);
+    CHECK(device->reserve(DeviceOffset{0}, 15 * kMiB) == 0);
+    CHECK(device->reserve(DeviceOffset{4096}, 15 * kMiB) == -ENOSPC);
+    round_trip(device, 's');
+    device_close(device);
+    struct stat status;
+    REQUIRE(stat(path.c_str(), &status) == 0);
+    CHECK(status.st_size == static_cast<off_t>(16 * kMiB));
+  }
+}
+
+TEST_CASE("a changed header is not taken for one of ours") {
+  Directory directory;
+  const std::string path = directory.file("lun", "", 16 * kMiB);
+  device_close(opened(path));
+  std::fstream(path, std::ios::binary | std::ios::in | std::ios::out).seekp(100) << "z";
+  CHECK(has(refused(path), "holds data"));
+}
+
+TEST_CASE("one file is one owner's at a time, and its children's") {
+  Directory directory;
+  const std::string path = directory.file("lun");
+  Device* device = opened(path);
+  CHECK(has(refused(path), "in use"));
+  // The lock is the open file's: it outlives the process that took it while a child has the file.
+  const pid_t child = fork();
+  if (child == 0) {
+    close(open("/dev/null", O_RDONLY));
+    _exit(0);   // a child that leaves does not take the lock along
+  }
+  REQUIRE(waitpid(child, nullptr, 0) == child);
+  CHECK(has(refused(path), "in use"));
+  device_close(device);
+  device_close(opened(path));
+}
+
+TEST_CASE("the descriptor can be replaced by one of the same file") {
+  Directory directory;
+  Device* device = opened(directory.path);
+  const int old = device->fd(), other = dup(old);
+  device->reopen(other);
+  close(old);
+  CHECK(device->fd() == other);
+  round_trip(device, 'r');
+  device_close(device);
+  CHECK(fcntl(other, F_GETFD) < 0);
+}
+
+TEST_CASE("block devices: an empty one is used, one that holds something or is held is refused") {
+  if (geteuid() != 0) LUNAR_SKIP("root", "loop devices need root");
+  Directory directory;
+  const std::string file = directory.file("disk", "", 32 * kMiB);
+  Loop loop(file);
+  if (loop.name.empty()) LUNAR_SKIP("loop", "no loop device to be had");
+  for (int i = 0; i < 2; ++i) {   // the second time it carries our header
+    Device* device = opened(loop.name);
+    CHECK(std::string(device->kind()) == "block");
+    CHECK_FALSE(device->growable());
+    CHECK(device->size_bytes() == 31 * kMiB);
+    CHECK(device->reserve(DeviceOffset{0}, 31 * kMiB) == 0);
+    CHECK(device->reserve(DeviceOffset{0}, 32 * kMiB) == -ENOSPC);
+    round_trip(device, 'b');
+    CHECK(has(refused(loop.name), "in use"));
+    device_close(device);
+  }
+  REQUIRE(system(("mkfs.ext4 -q -F " + loop.name + " >/dev/null 2>&1").c_str()) == 0);
+  const std::string before = contents_of(file);
+  CHECK(has(refused(loop.name), "ext4"));
+  CHECK(contents_of(file) == before);
+  const std::string mount_point = directory.path + "/mnt";
+  REQUIRE(mkdir(mount_point.c_str(), 0700) == 0);
+  if (system(("mount " + loop.name + " " + mount_point + " 2>/dev/null").c_str()) == 0) {
+    CHECK(has(refused(loop.name), "mounted on"));
+    REQUIRE(system(("umount " + mount_point).c_str()) == 0);
+  }
+  REQUIRE(system(("wipefs -qa " + loop.name).c_str()) == 0);
+  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=64k count=1 conv=fsync status=none").c_str()) == 0);
+  REQUIRE(system(("mkswap -q " + loop.name + " >/dev/null 2>&1").c_str()) == 0);
+  CHECK(has(refused(loop.name), "swap"));
+  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=64k count=1 conv=fsync status=none").c_str()) == 0);
+  REQUIRE(system(("printf junk | dd of=" + loop.name + " bs=1 seek=20000 conv=fsync status=none").c_str()) == 0);
+  CHECK(has(refused(loop.name), "unknown data"));
+}

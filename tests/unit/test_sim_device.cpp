@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// The simulated device: what it does to I/O is counted, seeded, and of the kind its name says.
+#include <unistd.h>
+
+#include <bit>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "superpipe/sim_device.h"
+#include "sys/thread.h"
+#include "tests/catch.hpp"
+
+using namespace lunar;
+
+namespace {
+
+constexpr size_t kPage = 4096;
+
+struct Sim {
+  Device* device = nullptr;
+  Context* context = nullptr;
+  explicit Sim(const std::string& uri, unsigned depth = 64) {
+    ErrorText why;
+    REQUIRE(device_open(uri.c_str(), {}, &device, &why) == 0);
+    ContextOptions options;
+    options.depth = depth;
+    REQUIRE(device->attach(options, &context) == 0);
+  }
+  ~Sim() {
+    device->detach(context);
+    device_close(device);
+  }
+  SimDevice& sim() const { return *static_cast<SimDevice*>(device); }
+  int64_t io(Op op, uint64_t page, void* buffer, size_t bytes = kPage) const {
+    const iovec part = {buffer, bytes};
+    Command command;
+    command.op = op;
+    command.offset = DeviceOffset{page * kPage};
+    command.iov = &part;
+    command.iov_count = 1;
+    REQUIRE(context->submit(&command, 1) == 1);
+    Response response;
+    REQUIRE(context->wait(&response, 1, -1) == 1);
+    return response.result;
+  }
+};
+
+std::string refused(const char* uri) {
+  Device* device = nullptr;
+  ErrorText why;
+  CHECK(device_open(uri, {}, &device, &why) < 0);
+  CHECK(device == nullptr);
+  return why.text;
+}
+
+}  // namespace
+
+TEST_CASE("sim: what is written is read back, by every context") {
+  Sim a("sim:1m");
+  Context* other = nullptr;
+  REQUIRE(a.device->attach({}, &other) == 0);
+  std::vector<char> out(kPage, 'x'), in(kPage);
+  CHECK(a.io(Op::kWrite, 3, out.data()) == kPage);
+  const iovec part = {in.data(), kPage};
+  Command command;
+  command.op = Op::kRead;
+  command.offset = DeviceOffset{3 * kPage};
+  command.iov = &part;
+  command.iov_count = 1;
+  Response response;
+  REQUIRE(other->submit(&command, 1) == 1);
+  REQUIRE(other->wait(&response, 1, -1) == 1);
+  CHECK(in == out);
+  a.device->detach(other);
+}
+
+TEST_CASE("sim: bad settings are named in one line") {
+  CHECK(refused("sim:").find("size") != std::string::npos);
+  CHECK(refused("sim:12q").find("size") != std::string::npos);
+  CHECK(refused("sim:1m,colour=3").find("colour") != std::string::npos);
+  CHECK(refused("sim:1m,seed=abc").find("seed") != std::string::npos);
+  CHECK(refused("sim:1m,torn=-1").find("torn") != std::string::npos);
+  CHECK(refused("sim:1m,").find("unknown setting") != std::string::npos);
+  CHECK(refused("sim:1m,colour=3").find('\n') == std::string::npos);
+}
+
+TEST_CASE("sim: one in P reads and writes fail, and a failed write changes nothing") {
+  Sim sim("sim:1m,seed=5,read_error=10,write_error=20");
+  std::vector<char> page(kPage);
+  unsigned read_errors = 0, write_errors = 0;
+  std::vector<char> held(256, 0);
+  for (int i = 0; i < 20000; ++i) {
+    const auto at = static_cast<size_t>(i % 256);
+    const char value = static_cast<char>(i);
+    memset(page.data(), value, kPage);
+    if (sim.io(Op::kWrite, at, page.data()) == -EIO) ++write_errors;
+    else held[at] = value;
+    if (sim.io(Op::kRead, at, page.data()) == -EIO) ++read_errors;
+    else REQUIRE(page[kPage - 1] == held[at]);
+  }
+  CHECK(read_errors == sim.sim().counters().read_errors);
+  CHECK(write_errors == sim.sim().counters().write_errors);
+  CHECK(read_errors > 1700);
+  CHECK(read_errors < 2300);
+  CHECK(write_errors > 800);
+  CHECK(write_errors < 1200);
+}
+
+TEST_CASE("sim: a run replays from its seed") {
+  const auto fates = [](const char* uri) {
+    Sim sim(uri);
+    std::string text;
+    std::vector<char> page(kPage);
+    for (unsigned i = 0; i < 500; ++i) text += sim.io(Op::kRead, i % 256, page.data()) < 0 ? 'e' : '.';
+    return text;
+  };
+  CHECK(fates("sim:1m,seed=1,read_error=5") == fates("sim:1m,seed=1,read_error=5"));
+  CHECK(fates("sim:1m,seed=1,read_error=5") != fates("sim:1m,seed=2,read_error=5"));
+}
+
+TEST_CASE("sim: a torn write keeps only its first sectors and reports success") {
+  Sim sim("sim:1m,torn=1");
+  std::vector<char> page(kPage, 'n'), in(kPage);
+  for (unsigned i = 0; i < 200; ++i) {
+    CHECK(sim.io(Op::kWrite, i, page.data()) == kPage);
+    CHECK(sim.io(Op::kRead, i, in.data()) == kPage);
+    const size_t landed = strnlen(in.data(), kPage);
+    CHECK(landed % 512 == 0);
+    CHECK(landed < kPage);
+    for (size_t at = landed; at < kPage; ++at) REQUIRE(in[at] == 0);
+  }
+  CHECK(sim.sim().counters().torn == 200);
+}
+
+TEST_CASE("sim: a misdirected write lands at another page and reports success") {
+  Sim sim("sim:1m,misdirect=1");
+  std::vector<char> page(kPage, 'n');
+  CHECK(sim.io(Op::kWrite, 7, page.data()) == kPage);
+  unsigned at = 0, places = 0;
+  for (unsigned i = 0; i < 256; ++i) {
+    if (memcmp(sim.sim().memory() + i * kPage, page.data(), kPage) == 0) at = i, ++places;
+  }
+  CHECK(places == 1);
+  CHECK(at != 7);
+  CHECK(sim.sim().counters().misdirected == 1);
+}
+
+TEST_CASE("sim: a corrupt read differs in one bit, also across a vector") {
+  Sim sim("sim:1m,corrupt=1");
+  std::vector<uint8_t> in(3 * kPage);
+  for (int i = 0; i < 100; ++i) {
+    const iovec parts[3] = {{in.data(), kPage}, {in.data() + kPage, kPage}, {in.data() + 2 * kPage, kPage}};
+    Command command;
+    command.iov = parts;
+    command.iov_count = 3;
+    REQUIRE(sim.context->submit(&command, 1) == 1);
+    Response response;
+    REQUIRE(sim.context->wait(&response, 1, -1) == 1);
+    CHECK(response.result == 3 * kPage);
+    int bits = 0;
+    for (uint8_t byte : in) bits += std::popcount(byte);
+    CHECK(bits == 1);
+  }
+}
+
+TEST_CASE("sim: completions come after the latency, and not before") {
+  Sim sim("sim:1m,latency_us=2000");
+  std::vector<char> page(kPage);
+  const uint64_t start = sys::now_ns();
+  CHECK(sim.io(Op::kRead, 0, page.data()) == kPage);
+  CHECK(sys::now_ns() - start >= 2'000'000);
+  CHECK(sim.context->usual_latency_ns() >= 2'000'000);
+}
+
+TEST_CASE("sim: wait serves watched descriptors and timeouts while I/O is in flight") {
+  Sim sim("sim:1m,latency_us=300000");
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  std::vector<char> page(kPage);
+  const iovec part = {page.data(), kPage};
+  Command command;
+  command.iov = &part;
+  command.iov_count = 1;
+  command.tag = 1;
+  REQUIRE(sim.context->submit(&command, 1) == 1);
+  REQUIRE(sim.context->watch(ends[0], 2) == 0);
+  Response response[4];
+  CHECK(sim.context->wait(response, 4, 1'000'000) == 0);
+  REQUIRE(write(ends[1], "x", 1) == 1);
+  REQUIRE(sim.context->wait(response, 4, -1) == 1);
+  CHECK(response[0].tag == 2);
+  REQUIRE(sim.context->wait(response, 4, -1) == 1);
+  CHECK(response[0].tag == 1);
+  CHECK(sim.context->wait(response, 4, -1) == 0);   // nothing in flight, nothing watched
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST_CASE("sim: beyond the end, reads are short and writes are refused") {
+  Sim sim("sim:1m");
+  std::vector<char> pages(2 * kPage);
+  CHECK(sim.io(Op::kRead, 255, pages.data(), 2 * kPage) == kPage);
+  CHECK(sim.io(Op::kRead, 300, pages.data()) == 0);
+  CHECK(sim.io(Op::kWrite, 255, pages.data(), 2 * kPage) == -ENOSPC);
+  CHECK(sim.device->reserve(DeviceOffset{0}, kMiB) == 0);
+  CHECK(sim.device->reserve(DeviceOffset{kPage}, kMiB) == -ENOSPC);
+}
