@@ -120,12 +120,6 @@ void Evictor::run() {
     int64_t free = state.account.free_pages();
     going = (going && free < static_cast<int64_t>(high_water_) && state.account.above_share()) || should_evict();
     if (going) {
-      // A CPU that runs an idle-class handler looks free to the scheduler; a batch there would hold up the very fault it
-      // makes room for.
-      if (int cpu = state.followed_cpu.load(std::memory_order_relaxed); cpu != avoided_cpu_) {
-        avoided_cpu_ = cpu;
-        (void)sys::set_affinity_but(cpu);
-      }
       if (choose_clock(batch_limit_) == 0 || evict_chosen() == 0) sys::sleep_ns(50000);   // nothing to be had just now
       continue;
     }

@@ -35,6 +35,7 @@ class Evictor {
   void add_descriptors(int* out, unsigned* count) const { out[(*count)++] = pipe_[0]; out[(*count)++] = pipe_[1]; }
   void close_descriptors() const;              // of the pipe, in the program's table
   void kick();                                 // DRAM is short: wake up. Cheap when awake
+  bool asleep() const { return asleep_.load(std::memory_order_relaxed); }
   uint32_t low_water() const { return low_water_; }
 
   // Fork: no eviction runs and no write is in flight until resume(). Waits for the evictor to come to rest.
@@ -108,7 +109,6 @@ class Evictor {
   uint32_t free_ops_[kWriteOps];
   unsigned free_op_count_ = 0;
   bool lun_full_said_ = false;
-  int avoided_cpu_ = -1;
   uint64_t short_since_ = 0;        // DRAM has been short since then while others were above their share
 
   unsigned hand_region_ = 0;

@@ -21,7 +21,8 @@ constexpr unsigned kHotRounds = 16;      // hot rounds before helpers are called
 constexpr unsigned kCalmRounds = 256;    // rounds with next to nothing before a helper rests
 constexpr unsigned kLookEvery = 32;      // faults of one thread between looks at where it runs
 constexpr unsigned kDelayLookEvery = 16; // faults between looks at how long it waited for its CPU
-constexpr uint64_t kStarvedNs = 20000;   // waited this long a fault: others want the CPU
+constexpr uint64_t kStarvedNs = 20000;   // waited longer than this a fault: others want the CPU
+constexpr int64_t kStarvedMostNs = 2000000;   // and this much beyond it in all: they go on wanting it
 constexpr uint64_t kNoFollowMinNs = 50000000, kNoFollowMaxNs = 1000000000;
 constexpr unsigned kBusyRounds = 4;      // rounds with several messages before a handler stops following
 constexpr int64_t kParkedWaitNs = 50000;
@@ -96,7 +97,11 @@ void Handler::run() {
     }
     int done = resolver_.progress(false, 0);
     round_.fetch_add(1, std::memory_order_release);
-    if (done == 0 && messages < kMessagesAtOnce) (void)resolver_.progress(true, parked_count_ != 0 ? kParkedWaitNs : -1);
+    if (done == 0 && messages < kMessagesAtOnce) {
+      // On its CPU we run only while the followed thread waits for us: nothing to do here means that it is elsewhere.
+      if (resolver_.in_flight() == 0 && parked_count_ == 0) lost_ = true;
+      (void)resolver_.progress(true, parked_count_ != 0 ? kParkedWaitNs : -1);
+    }
     uint64_t came = resolver_.take_watched();
     if (came >> kTagMessages & 1) watching_ = false;
     if (came >> kTagMailbox & 1) watching_mailbox_ = false;
@@ -315,6 +320,13 @@ void Handler::retry_parked() {
   }
 }
 
+// A CPU that runs an idle-class handler looks free to the scheduler; a batch of evictions there would hold up the very fault it
+// makes room for. Sent away before it wakes there, because the faulting thread would be moved for it.
+void Handler::keep_evictor_off(int cpu) {
+  int evictor = pager_state().evictor_tid.load(std::memory_order_relaxed);
+  if (evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
+}
+
 // One thread faulting: be where it is. Several, or much in flight: be a normal thread.
 void Handler::follow(int thread_id, unsigned load) {
   if (!pager_state().options.follow || thread_id == 0) return;
@@ -328,31 +340,46 @@ void Handler::follow(int thread_id, unsigned load) {
     return;
   }
   if (idle_class_ ? starved() : no_follow_until_ != 0 && sys::now_ns() < no_follow_until_) return;
-  if (thread_id == followed_tid_ && idle_class_ && until_look_-- != 0) return;
+  if (idle_class_) {
+    if (until_look_ != 0) --until_look_;
+    if (until_look_ != 0 && !lost_) return;
+    if (!pager_state().evictor->asleep()) return;   // to change places with it would be to wait for the end of its batches
+  }
+  lost_ = false;
   until_look_ = kLookEvery;
   followed_tid_ = thread_id;
   int cpu = sys::cpu_of_thread(thread_id);
   if (cpu < 0 || (cpu == followed_cpu_ && idle_class_)) return;
+  keep_evictor_off(cpu);
   if (sys::set_affinity(cpu) == 0) followed_cpu_ = cpu;
-  pager_state().followed_cpu.store(followed_cpu_, std::memory_order_relaxed);
   if (!idle_class_ && sys::set_idle_policy(true) == 0) {
     idle_class_ = true;
-    run_delay_ = sys::run_delay_ns();
-    until_delay_look_ = kDelayLookEvery;
+    mark_delay();
   }
 }
 
-// An idle-class thread gets nothing of a CPU that has other work. Seen by its time on the run queue; then it is a normal
-// thread for a while, twice as long each time.
+void Handler::mark_delay() {
+  until_delay_look_ = kDelayLookEvery;
+  delay_tid_ = followed_tid_;
+  waited_ = sys::cpu_time_of(sys::thread_id()).waited;
+  followed_ran_ = sys::cpu_time_of(followed_tid_).ran;
+}
+
+// An idle-class thread gets nothing of a CPU that has other work. Seen by its time on the run queue, less what the followed
+// thread itself ran meanwhile; then it is a normal thread for a while, twice as long each time.
 bool Handler::starved() {
   if (until_delay_look_-- != 0) return false;
-  until_delay_look_ = kDelayLookEvery;
-  uint64_t delay = sys::run_delay_ns(), waited = delay - run_delay_;
-  run_delay_ = delay;
-  if (waited < kDelayLookEvery * kStarvedNs) {
+  uint64_t waited = waited_, ran = followed_ran_;
+  bool same = delay_tid_ == followed_tid_;
+  mark_delay();
+  if (!same) return false;
+  starved_ns_ += static_cast<int64_t>((waited_ - waited) - (followed_ran_ - ran)) - static_cast<int64_t>(kDelayLookEvery * kStarvedNs);
+  if (starved_ns_ < 0) starved_ns_ = 0;
+  if (starved_ns_ < kStarvedMostNs) {
     if (no_follow_ns_ > kNoFollowMinNs) no_follow_ns_ -= no_follow_ns_ / 64;
     return false;
   }
+  starved_ns_ = 0;
   no_follow_ns_ = no_follow_ns_ == 0 ? kNoFollowMinNs : no_follow_ns_ * 2 > kNoFollowMaxNs ? kNoFollowMaxNs : no_follow_ns_ * 2;
   no_follow_until_ = sys::now_ns() + no_follow_ns_;
   unfollow();
@@ -364,7 +391,7 @@ void Handler::unfollow() {
   busy_rounds_ = kBusyRounds * 4;
   if (idle_class_ && sys::set_idle_policy(false) == 0) idle_class_ = false;
   if (followed_cpu_ >= 0) (void)(mailbox_event_ >= 0 ? sys::set_affinity_node(node_) : sys::set_affinity(-1));
-  if (followed_cpu_ >= 0) pager_state().followed_cpu.store(-1, std::memory_order_relaxed);
+  if (followed_cpu_ >= 0) keep_evictor_off(-1);
   followed_cpu_ = -1;
 }
 

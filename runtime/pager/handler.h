@@ -49,7 +49,9 @@ struct Handler {
   void park(const sys::UffdMessage& message);
   void retry_parked();
   void follow(int thread_id, unsigned messages);
+  void mark_delay();
   bool starved();
+  void keep_evictor_off(int cpu);
   void call_helpers(unsigned load);
   void rest_when_calm(unsigned load);
   void unfollow();
@@ -83,9 +85,12 @@ struct Handler {
   unsigned until_look_ = 0;
   unsigned busy_rounds_ = 0;
   unsigned until_delay_look_ = 0;
-  uint64_t run_delay_ = 0;
+  int delay_tid_ = 0;
+  int64_t starved_ns_ = 0;           // waited beyond what is fair, a leaky sum
+  uint64_t waited_ = 0, followed_ran_ = 0;   // at the last look, nanoseconds
   uint64_t no_follow_until_ = 0, no_follow_ns_ = 0;
   bool idle_class_ = false;
+  bool lost_ = false;                // the followed thread seems to be on another CPU
   std::atomic<int> tid_{0};
   std::atomic<uint64_t> round_{0};   // odd: looked something up and may still hold it
 };

@@ -64,7 +64,6 @@ struct PagerState {
   Evictor* evictor = nullptr;
   Handler* handlers[kHandlersMax] = {};
   unsigned handler_count = 0;
-  std::atomic<int> followed_cpu{-1};         // an idle-class handler runs there: the evictor keeps off it
   std::atomic<uint32_t> helpers_called{0};   // futex: further handlers rest on it
   std::atomic<uint32_t> helpers_resting{0};
   pthread_t keeper{};                      // the housekeeping thread

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -112,7 +113,20 @@ bool in_service_thread() { return t_service; }
 
 int thread_id() { return static_cast<int>(syscall(SYS_gettid)); }
 
+namespace {
+// Without a priority of its own a SCHED_IDLE thread's I/O is of the idle class, which mq-deadline holds back for as long as any
+// other I/O of the device is queued or in flight, and looks at again only 3 ms later. Ours is what others wait for.
+void keep_io_priority() {
+  constexpr int kOneThread = 1, kClassShift = 13, kBestEffort = 2;   // linux/ioprio.h
+  long now = syscall(SYS_ioprio_get, kOneThread, 0);
+  if (now < 0 || now >> kClassShift != 0) return;   // refused, or somebody chose
+  int level = (getpriority(PRIO_PROCESS, 0) + 20) / 5;   // as the kernel derives it from the nice value
+  syscall(SYS_ioprio_set, kOneThread, 0, kBestEffort << kClassShift | level);
+}
+}  // namespace
+
 int set_idle_policy(bool idle) {
+  if (idle) keep_io_priority();
   sched_param parameter{};
   return sched_setscheduler(0, idle ? SCHED_IDLE : SCHED_OTHER, &parameter) == 0 ? 0 : -errno;
 }
@@ -128,11 +142,11 @@ int set_affinity(int cpu) {
   return sched_setaffinity(0, sizeof one, cpu >= 0 ? &one : &g_allowed) == 0 ? 0 : -errno;
 }
 
-int set_affinity_but(int cpu) {
+int set_affinity_but(int tid, int cpu) {
   remember_allowed();
   cpu_set_t rest = g_allowed;
   if (cpu >= 0 && CPU_COUNT(&rest) > 1) CPU_CLR(cpu, &rest);
-  return sched_setaffinity(0, sizeof rest, &rest) == 0 ? 0 : -errno;
+  return sched_setaffinity(tid, sizeof rest, &rest) == 0 ? 0 : -errno;
 }
 
 int current_cpu() { return sched_getcpu(); }
@@ -142,13 +156,17 @@ int cpu_count() {
   return CPU_COUNT(&g_allowed);
 }
 
-uint64_t run_delay_ns() {
-  char text[96];
-  if (read_text("/proc/thread-self/schedstat", text, sizeof text) < 0) return 0;
-  const char* p = strchr(text, ' ');
-  uint64_t value = 0;
-  for (p = p != nullptr ? p + 1 : ""; *p >= '0' && *p <= '9'; ++p) value = value * 10 + static_cast<uint64_t>(*p - '0');
-  return value;
+CpuTime cpu_time_of(int tid) {
+  char path[48], text[96];
+  format_to(path, sizeof path, "/proc/self/task/%d/schedstat", tid);
+  if (read_text(path, text, sizeof text) < 0) return {0, 0};
+  const char* p = text;
+  uint64_t fields[2] = {0, 0};
+  for (uint64_t& value : fields) {
+    for (; *p >= '0' && *p <= '9'; ++p) value = value * 10 + static_cast<uint64_t>(*p - '0');
+    if (*p == ' ') ++p;
+  }
+  return {fields[0], fields[1]};
 }
 
 int cpu_of_thread(int tid) {

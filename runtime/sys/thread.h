@@ -23,12 +23,15 @@ bool in_service_thread();                             // started by thread_start
 int thread_id();                                      // gettid
 [[nodiscard]] int set_idle_policy(bool idle);         // SCHED_IDLE / SCHED_OTHER, calling thread
 [[nodiscard]] int set_affinity(int cpu);              // calling thread onto one CPU; -1: back to all that were allowed
-[[nodiscard]] int set_affinity_but(int cpu);          // calling thread: all that were allowed but this one (if it is not the only one)
+[[nodiscard]] int set_affinity_but(int tid, int cpu); // a thread of this process: all CPUs that were allowed but this one (if it is not the only one)
 int current_cpu();
 int cpu_count();                                      // CPUs this process may use
-// Time the calling thread has spent runnable but waiting for a CPU since it started, nanoseconds; 0 where the kernel does
-// not tell (/proc/thread-self/schedstat). ~3 us.
-uint64_t run_delay_ns();
+// What a thread of this process has spent since it started, running and runnable but waiting for a CPU, nanoseconds; zeros
+// where the kernel does not tell (/proc/self/task/TID/schedstat). ~3 us.
+struct CpuTime {
+  uint64_t ran, waited;
+};
+CpuTime cpu_time_of(int tid);
 // CPU a thread of this process last ran on, from /proc/self/task/TID/stat; -errno. ~5 us.
 [[nodiscard]] int cpu_of_thread(int tid);
 
