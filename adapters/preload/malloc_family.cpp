@@ -35,7 +35,9 @@ __attribute__((noinline)) void* allocate_untiered(size_t alignment, size_t bytes
   return pointer;
 }
 
-size_t size_of(const void* pointer) { return early_owns(pointer) ? early_size(pointer) : heap_usable_size(pointer); }
+size_t size_of(const void* pointer) {
+  return heap_owns(pointer) || !early_owns(pointer) ? heap_usable_size(pointer) : early_size(pointer);
+}
 
 // To wherever memory of this thread comes from now.
 void* move_block(void* pointer, size_t bytes) {

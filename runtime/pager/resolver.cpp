@@ -13,7 +13,8 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kZeroPages = 32;
+constexpr unsigned kZeroPages = 128;
+constexpr unsigned kFillLeast = 32;      // pages filled at a first touch while DRAM is plenty
 
 // One read-only run of zeros for everybody: untouched private memory, so it costs no DRAM.
 const char* zero_run() {
@@ -142,6 +143,19 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   return Outcome::kResident;
 }
 
+// While a quarter of the budget is free: as much as is in use just before the page, so that memory which grows upwards is filled in
+// doubling runs whoever touches it, however many places grow at once.
+unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked) const {
+  const Account& account = pager_state().account;
+  if ((region.flags & 1u) != 0 || account.free_pages() < account.cap_pages() / 4) return asked;
+  unsigned before = 0;
+  while (before < kZeroPages && before < page.value &&
+         region.words[page.value - before - 1].load(std::memory_order_relaxed).state() != PageState::kEmpty)
+    ++before;
+  unsigned run = before < kFillLeast ? kFillLeast : before;
+  return run > asked ? run : asked;
+}
+
 unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
   auto& state = pager_state();
   if (run > kZeroPages) run = kZeroPages;
@@ -237,7 +251,7 @@ Outcome Resolver::begin(Region& region, PageIndex page, unsigned run, unsigned h
         if (seen.waiter() || word.compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel)) return Outcome::kBusy;
         continue;
       case PageState::kEmpty:
-        *taken = zero_fill(region, page, fault ? run : 1);
+        *taken = zero_fill(region, page, fault ? fill_run(region, page, run) : 1);
         if (*taken != 0) return Outcome::kResident;
         if (word.load(std::memory_order_acquire).state() != PageState::kEmpty) continue;
         return Outcome::kNoRoom;

@@ -39,6 +39,7 @@ class Resolver {
   // `taken`: pages started or resident from `page` on (>= 1 unless kBusy/kNoRoom/...).
   Outcome begin(Region& region, PageIndex page, unsigned run, unsigned heat, bool fault, unsigned* taken);
   // Zero-fills up to `run` never-touched pages from `page`. Returns pages filled, 0: kNoRoom/kBusy.
+  unsigned fill_run(const Region& region, PageIndex page, unsigned asked) const;
   unsigned zero_fill(Region& region, PageIndex page, unsigned run);
 
   // Takes finished reads and installs them. wait: at least one response (or timeout). Returns responses handled.
