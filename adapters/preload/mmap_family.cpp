@@ -143,11 +143,13 @@ LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept {
 
 LUNAR_EXPORT int mprotect(void* address, size_t bytes, int prot) noexcept {
   size_t rounded = 0;
-  if (touches_tier(address, bytes, &rounded))
-    return answer(for_parts(
-        address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot); },
-        [=](char* at, size_t n) { return sys::protect(at, n, prot); }));
-  return answer(sys::protect(address, bytes, prot));
+  int rc = touches_tier(address, bytes, &rounded)
+               ? for_parts(
+                     address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot); },
+                     [=](char* at, size_t n) { return sys::protect(at, n, prot); })
+               : sys::protect(address, bytes, prot);
+  if (rc == 0 && (prot & PROT_WRITE) != 0 && ready() && region_find(address) != nullptr) pager_note_writable();
+  return answer(rc);
 }
 
 LUNAR_EXPORT int madvise(void* address, size_t bytes, int advice) noexcept { return answer(advise_range(address, bytes, advice)); }

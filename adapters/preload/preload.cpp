@@ -79,6 +79,8 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.fork, "fork");
   look_up(g_real.daemon, "daemon");
   look_up(g_real.exit_now, "_exit");
+  look_up(g_real.openat, "openat");
+  look_up(g_real.fcntl, "fcntl");
   ErrorText why;
   if (options_load(&g_options, environment, &why) < 0) refuse(why);
   g_runtime_text[0] = text_of(reinterpret_cast<const void*>(&mallocx));

@@ -32,6 +32,8 @@ inline bool serves_tiered() { return __builtin_expect(ready() && !HostGuard::act
 struct RealCalls {
   pid_t (*fork)(void) = nullptr;
   int (*daemon)(int, int) = nullptr;
+  int (*openat)(int, const char*, int, ...) = nullptr;
+  int (*fcntl)(int, int, ...) = nullptr;
   void (*exit_now)(int) __attribute__((noreturn)) = nullptr;   // _exit
 };
 extern constinit RealCalls g_real;

@@ -235,10 +235,7 @@ void discard_chunk(Region& region, uint64_t first, uint64_t end) {
     }
     drop_content(w);
     uncharge_touched(region, w);
-    if (w.pinned()) {
-      state.pinned_pages.fetch_sub(1);
-      (void)page_clear_pinned(region.words[p]);
-    }
+    if (w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.words[p]));
     if (page_unlock(region.words[p], w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false)))
       (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(p)), state.page_size);
   }
@@ -458,7 +455,15 @@ int pager_set_dram(uint64_t bytes) {
   return state.account.free_pages() < 0 ? -EBUSY : 0;
 }
 
-void pager_note_pinning() { pins_note(); }
+void pager_note_writable() {
+  auto& state = pager_state();
+  if (pager_armed() && state.fork_epoch.load(std::memory_order_relaxed) != 0) state.evictor->wait_for_batch();
+}
+
+void pager_note_pinning() {
+  pins_note();
+  if (pager_armed()) pager_state().evictor->wait_for_batch();
+}
 
 int pager_page_state(const void* address) {
   Region* region = region_find(address);

@@ -235,7 +235,7 @@ void Evictor::make_exclusive() {
       if (done >= n) break;
     }
     // The entry at `done` could not be populated. Not writable (EFAULT, EINVAL): nothing can write it through this
-    // mapping, so there is nothing to lose. Anything else: leave the page alone.
+    // mapping, so there is nothing to lose (who makes it writable waits for the end of the batch: pager_note_writable). Anything else: leave the page alone.
     int one = sys::advise(stale[done].iov_base, state.page_size, MADV_POPULATE_WRITE);
     if (one < 0 && one != -EFAULT && one != -EINVAL) failed_at[failed++] = index_of[done];
     ++done;
@@ -322,7 +322,20 @@ unsigned Evictor::gather_by_move() {
   return dropped;
 }
 
+void Evictor::wait_for_batch() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  uint64_t seen = batch_.load(std::memory_order_acquire);
+  while ((seen & 1) != 0 && batch_.load(std::memory_order_acquire) == seen) sys::sleep_ns(20000);
+}
+
 unsigned Evictor::evict_chosen() {
+  batch_.fetch_add(1, std::memory_order_seq_cst);
+  unsigned dropped = evict_batch();
+  batch_.fetch_add(1, std::memory_order_release);
+  return dropped;
+}
+
+unsigned Evictor::evict_batch() {
   auto& state = pager_state();
   counters().batches.add();
   bool by_move = pins_possible();

@@ -38,6 +38,9 @@ class Evictor {
   bool asleep() const { return asleep_.load(std::memory_order_relaxed); }
   uint32_t low_water() const { return low_water_; }
 
+  // Returns when no batch is under way that began before the call.
+  void wait_for_batch() const;
+
   // Fork: no eviction runs and no write is in flight until resume(). Waits for the evictor to come to rest.
   void pause();
   void resume();
@@ -72,6 +75,7 @@ class Evictor {
   unsigned choose_range(unsigned want);
   bool try_victim(Region* region, PageIndex page, bool ignore_heat);
   unsigned evict_chosen();
+  unsigned evict_batch();
   bool make_room(unsigned frames_needed);
   void make_exclusive();
   void close_gaps();
@@ -117,6 +121,7 @@ class Evictor {
   std::atomic<uint32_t> pause_requests_{0};
   std::atomic<uint32_t> resting_{0};
   std::atomic<bool> asleep_{false};
+  std::atomic<uint64_t> batch_{0};              // odd: one is under way
 
   sys::Mutex range_lock_;                       // one range request at a time
   std::atomic<Region*> range_region_{nullptr};

@@ -7,6 +7,7 @@
 #include "base/arena.h"
 #include "base/error.h"
 #include "base/format.h"
+#include "base/log.h"
 #include "pager/evictor.h"
 #include "pager/state.h"
 #include "sys/file.h"
@@ -26,6 +27,7 @@ constexpr int64_t kStarvedMostNs = 2000000;   // and this much beyond it in all:
 constexpr uint64_t kNoFollowMinNs = 50000000, kNoFollowMaxNs = 1000000000;
 constexpr unsigned kBusyRounds = 4;      // rounds with several messages before a handler stops following
 constexpr int64_t kParkedWaitNs = 50000;
+constexpr uint64_t kStuckNs = 10000000000;   // nothing parked could be answered for so long: a word in the log
 constexpr uint64_t kTagMessages = 0, kTagMailbox = 1;
 
 bool is_service_thread(int tid) {
@@ -305,7 +307,7 @@ void Handler::check_resident(Region& region, PageIndex page) {
 }
 
 void Handler::park(const sys::UffdMessage& message) {
-  counters().budget_waits.add();
+  if (!retrying_) counters().budget_waits.add();
   parked_[parked_count_++] = message;
   pager_state().evictor->kick();
 }
@@ -313,11 +315,28 @@ void Handler::park(const sys::UffdMessage& message) {
 void Handler::retry_parked() {
   unsigned n = parked_count_;
   parked_count_ = 0;
+  retrying_ = true;
   // answer() may park again: it then overwrites entries that were read already.
   for (unsigned i = 0; i < n; ++i) {
     sys::UffdMessage message = parked_[i];
     answer(message);
   }
+  retrying_ = false;
+  if (parked_count_ < n || n == 0) {
+    stuck_since_ = 0;
+    return;
+  }
+  // Nothing could be answered. The program stands still as long as that lasts: say so once.
+  if (++retries_ % 256 != 0 || stuck_said_) return;
+  uint64_t now = sys::now_ns();
+  if (stuck_since_ == 0) stuck_since_ = now;
+  if (now - stuck_since_ < kStuckNs) return;
+  stuck_said_ = true;
+  auto& state = pager_state();
+  log_warning("%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld pinned; give a larger --dram, or pin less",
+              parked_count_, static_cast<unsigned>(kStuckNs / 1000000000),
+              static_cast<long long>(state.account.cap_pages() - state.account.free_pages()),
+              static_cast<long long>(state.account.cap_pages()), static_cast<long long>(state.pinned_pages.load()));
 }
 
 // A CPU that runs an idle-class handler looks free to the scheduler; a batch of evictions there would hold up the very fault it

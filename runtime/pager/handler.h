@@ -62,6 +62,10 @@ struct Handler {
   Streams streams_;
   sys::UffdMessage* parked_ = nullptr;
   unsigned parked_count_ = 0;
+  bool retrying_ = false;
+  unsigned retries_ = 0;
+  uint64_t stuck_since_ = 0;         // 0: something parked was answered lately
+  bool stuck_said_ = false;
   unsigned index_ = 0;
   bool watching_ = false;
 

@@ -92,6 +92,10 @@ int pager_page_state(const void* address);
 [[nodiscard]] int pager_fork_check();
 
 // Threads may pin pages (io_uring registered buffers, O_DIRECT, RDMA): from now on evict by MOVE. Sticky.
+// Memory of a region was made writable. After a fork: waits for the eviction batch under way, which may have passed over pages
+// that nothing could write then (they may be shared with a child, see Evictor::make_exclusive).
+void pager_note_writable();
+// Devices may write into memory of this process from now on. Waits for the eviction batch under way.
 void pager_note_pinning();
 
 }  // namespace lunar

@@ -103,6 +103,12 @@ int open_file(const char* path, int flags, mode_t mode) {
   return static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode)));
 }
 
+int open_at(int directory, const char* path, int flags, mode_t mode) {
+  return static_cast<int>(result(syscall(SYS_openat, directory, path, flags, mode)));
+}
+
+long control_file(int fd, int command, void* argument) { return static_cast<long>(result(syscall(SYS_fcntl, fd, command, argument))); }
+
 int open_unlinked(const char* directory, int flags) {
   const int fd = open_file(directory, (flags & ~O_CREAT) | O_TMPFILE, 0600);
   // Kernels and file systems without O_TMPFILE answer in several ways; a directory that refuses for a real reason will

@@ -12,6 +12,8 @@
 namespace lunar::sys {
 
 [[nodiscard]] int open_file(const char* path, int flags, mode_t mode = 0);       // O_CLOEXEC is always added
+[[nodiscard]] int open_at(int directory, const char* path, int flags, mode_t mode);   // as asked, nothing added
+[[nodiscard]] long control_file(int fd, int command, void* argument);            // fcntl
 [[nodiscard]] int open_unlinked(const char* directory, int flags);               // O_TMPFILE, else create + unlink
 int close_file(int fd);
 // Moves a descriptor of ours out of the low numbers that programs and shells use by name (`exec 3>file`); closes the old

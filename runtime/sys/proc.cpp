@@ -40,6 +40,7 @@ bool one_may_pin(const char* directory, const char* name) {
   target[n] = 0;
   if (strncmp(target, "anon_inode:[io_uring]", 21) == 0) return true;
   if (strncmp(target, "/dev/infiniband/", 16) == 0 || strncmp(target, "/dev/vfio/", 10) == 0) return true;
+  if (strncmp(target, "/dev/nvidia", 11) == 0 || strcmp(target, "/dev/kfd") == 0) return true;
   if (target[0] != '/') return false;
   char text[256];
   char* slash = strstr(path, "/fd/");

@@ -199,6 +199,37 @@ void no_reserve() {
   CHECK(munmap(p, size_t(64) << 30) == 0 && faults(p + (size_t(512) << 20)));
 }
 
+// The pager knows of a descriptor with O_DIRECT before it is handed out, also when it takes another one's number.
+void direct_io(bool by_fcntl) {
+  int said = memfd_create("log", MFD_CLOEXEC), kept = dup(2), before = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  char* p = map(64 * kMiB);
+  fill(p, 64 * kMiB, 37);                          // evictions have looked at the descriptors
+  CHECK(said >= 0 && kept >= 0 && before >= 0 && dup2(said, 2) == 2);
+  if (by_fcntl) {
+    CHECK(fcntl(before, F_SETFL, O_DIRECT) == 0);
+  } else {
+    close(before);
+    CHECK(open("/proc/self/exe", O_RDONLY | O_CLOEXEC | O_DIRECT) == before);
+  }
+  char text[512] = {};
+  CHECK(dup2(kept, 2) == 2 && pread(said, text, sizeof text - 1, 0) > 0 && strstr(text, "may pin pages") != nullptr);
+  CHECK(holds(p, 64 * kMiB, 37) && munmap(p, 64 * kMiB) == 0);
+  for (int fd : {said, kept, before}) close(fd);
+}
+
+// In a process each: what was noticed stays noticed.
+void direct_io_is_noticed() {
+  for (bool by_fcntl : {false, true}) {
+    pid_t child = fork();
+    if (child == 0) {
+      direct_io(by_fcntl);
+      _exit(0);
+    }
+    int status = 1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  }
+}
+
 int body() {
   g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   what_is_tiered();
@@ -210,9 +241,10 @@ int body() {
   fixed_inside();
   alien_inside();
   no_reserve();
+  direct_io_is_noticed();
   return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m"}, body); }
+int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m", "LUNAR_LOG=info"}, body); }
