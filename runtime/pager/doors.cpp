@@ -457,7 +457,7 @@ int pager_set_dram(uint64_t bytes) {
 
 void pager_note_writable() {
   auto& state = pager_state();
-  if (pager_armed() && state.fork_epoch.load(std::memory_order_relaxed) != 0) state.evictor->wait_for_batch();
+  if (pager_armed() && state.fork_epoch.load(std::memory_order_relaxed) > 1) state.evictor->wait_for_batch();
 }
 
 void pager_note_pinning() {

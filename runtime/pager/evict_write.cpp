@@ -48,6 +48,8 @@ void Evictor::settle() {
     first_kept = false;
   }
   counters().evictions.add(static_cast<uint64_t>(dropped));
+  int64_t tick = state.account.cap_pages() / kTicksPerBudget;
+  for (since_tick_ += dropped; since_tick_ >= tick; since_tick_ -= tick) state.eviction_time.fetch_add(1, std::memory_order_relaxed);
   state.account.give(dropped);
   for (unsigned i = 0; i < victim_count_; ++i)
     if (victims_[i].region != nullptr) decide(victims_[i]);
@@ -74,7 +76,7 @@ void Evictor::decide(Victim& victim) {
   frame.region.store(victim.region, std::memory_order_relaxed);
   frame.page.store(victim.page.value, std::memory_order_relaxed);
   frame.attempts = 0;
-  PageWord next = was.with_state(PageState::kInFrame).with_index(victim.frame);
+  PageWord next = was.with_state(PageState::kInFrame).with_index(victim.frame).with_epoch(state.eviction_time.load(std::memory_order_relaxed));
   if (was.has_slot() && victim.region->hashes[victim.page.value] == hash) {
     frame.slot = was.slot();
     frame.lun = static_cast<uint8_t>(was.lun());

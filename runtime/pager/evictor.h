@@ -10,9 +10,9 @@
 //   6 decide    all zero: no slot. Same hash as its slot: no write. Else a slot each, written in runs
 // Where pages may be pinned for device I/O (pins.h), 3-5 are UFFDIO_MOVE into a staging area; EBUSY keeps the page.
 //
-// Policy: GCLOCK in address order, so that neighbours are evicted, written and later read together. heat: 1 for a page
-// brought in by a fault or a prefetch, 0 by read-ahead, 4 for one that came back from its frame (it was needed soon after
-// its eviction), 7 for LUNAR_HOT.
+// Policy: GCLOCK in address order, so that neighbours are evicted, written and later read together. The one sign of use there
+// is, is the next fault; so heat goes by how soon it came, in budgets evicted meanwhile (refault distance, as in Linux'
+// mm/workingset.c): within 1/4: 6, 1/2: 3, 1: 1, later: 0. From the frame: 4. First touch 1, read-ahead 0, LUNAR_HOT 7.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -25,7 +25,16 @@
 namespace lunar {
 
 constexpr unsigned kBatchPages = 64;
+constexpr int64_t kTicksPerBudget = 16;    // of PagerState::eviction_time
 constexpr unsigned kHeatFault = 1, kHeatReadAhead = 0, kHeatSecondChance = 4, kHeatHot = 7;
+
+// Heat of a page that comes back from the LUN. asked: by an explicit call, which means that it is needed soon.
+inline unsigned refault_heat(PageWord evicted, uint16_t now, bool asked) {
+  uint16_t age = static_cast<uint16_t>(now - evicted.epoch());
+  if (age < kTicksPerBudget / 4) return 6;
+  if (age < kTicksPerBudget / 2) return 3;
+  return age < kTicksPerBudget || asked ? 1 : 0;
+}
 
 class Evictor {
  public:
@@ -115,6 +124,7 @@ class Evictor {
   bool lun_full_said_ = false;
   uint64_t short_since_ = 0;        // DRAM has been short since then while others were above their share
 
+  int64_t since_tick_ = 0;          // pages evicted since eviction_time went on
   unsigned hand_region_ = 0;
   uint64_t hand_page_ = 0;
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state of one page is one atomic 64-bit word.
 //
-//   bit  0..2   state                          16..31  fork epoch at which the page was known to be exclusive
-//        3..5   state before kBusy             32..63  index: kResident: slot of an identical copy, or kNoSlot
-//        6      waiter                                        kEvicted:  slot
-//        7      pinned                                        kInFrame:  frame
-//        8..10  heat                                          kBusy:     as in the state before
-//        11     charged on touch
+//   bit  0..2   state                          16..31  epoch: kResident: of forks, when the page was known to be exclusive
+//        3..5   state before kBusy                            kInFrame, kEvicted: eviction time (PagerState::eviction_time)
+//        6      waiter                         32..63  index: kResident: slot of an identical copy, or kNoSlot
+//        7      pinned                                        kEvicted:  slot
+//        8..10  heat                                          kInFrame:  frame
+//        11     charged on touch                              kBusy:     as in the state before
 //        12..15 LUN the slot lies on (0 = the root process', +1 a generation of fork)
 //
 //                    ┌──────────── discard ───────────────┐

@@ -133,7 +133,9 @@ void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there) 
     slot_release(op.lun, slot);
     slot = kNoSlot;
   }
-  bool waiter = page_unlock(word, resident_word(busy, slot, op.lun, index == 0 || !op.fault ? op.heat : kHeatReadAhead));
+  unsigned heat = op.fault && index != 0 ? kHeatReadAhead : op.heat;
+  if (heat == kHeatFault) heat = refault_heat(busy, state.eviction_time.load(std::memory_order_relaxed), !op.fault);
+  bool waiter = page_unlock(word, resident_word(busy, slot, op.lun, heat));
   if (waiter || already_there) (void)sys::uffd_wake(state.uffd, op.region->address_of(page), state.page_size);
 }
 

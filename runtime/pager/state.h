@@ -54,7 +54,8 @@ struct PagerState {
   int uffd = -1;                           // same number in the program's and in the service threads' tables
   sys::UffdFeatures features;
 
-  std::atomic<uint32_t> fork_epoch{1};
+  std::atomic<uint32_t> fork_epoch{1};     // 1 before the first fork
+  std::atomic<uint16_t> eviction_time{0};  // goes on by 1 with each 1/16 of the budget evicted; wraps
   std::atomic<uint32_t> oldest_child{0};   // fork epoch of the oldest live child; 0: none
   sys::Mutex fork_lock;                    // held by a forking thread
   std::atomic<uint32_t> mutators{0};       // threads inside discard/move/pin; fork waits for 0

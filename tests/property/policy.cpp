@@ -92,6 +92,6 @@ int main() {
          static_cast<unsigned long long>(kAccesses), static_cast<unsigned long long>(pages), static_cast<unsigned long long>(misses),
          100.0 - 100.0 * static_cast<double>(misses) / kAccesses, static_cast<unsigned long long>(after.second_chances - before.second_chances),
          static_cast<unsigned long long>(fifo_misses), 100.0 - 100.0 * static_cast<double>(fifo_misses) / kAccesses);
-  REQUIRE_THAT(misses < fifo_misses, "no better than FIFO");
+  REQUIRE_THAT(misses * 100 < fifo_misses * 93, "hardly better than FIFO");
   return 0;
 }
