@@ -12,10 +12,10 @@ import tempfile
 
 WANTED = [
     r"bin/lunar",
-    r"lib/.*liblunar\.so\.0",
-    r"lib/.*liblunar\.so",
-    r"lib/.*liblunar-preload\.so",
-    r"lib/.*pkgconfig/lunar\.pc",
+    r"lib(?:64)?/(?:.*/)?liblunar\.so\.0",
+    r"lib(?:64)?/(?:.*/)?liblunar\.so",
+    r"lib(?:64)?/(?:.*/)?liblunar-preload\.so",
+    r"lib(?:64)?/(?:.*/)?pkgconfig/lunar\.pc",
     r"include/lunar/lunar\.h",
     r"include/lunar/lunar\.hpp",
 ]
@@ -31,7 +31,7 @@ def check_files(prefix):
     present = [os.path.relpath(os.path.join(folder, name), prefix)
                for folder, _, names in os.walk(prefix) for name in names]
     missing = [wanted for wanted in WANTED if not any(re.fullmatch(wanted, path) for path in present)]
-    loose = [path for path in present if not re.match(r"(bin|lib|include|share|libexec)/", path)]
+    loose = [path for path in present if not re.match(r"(bin|lib|lib64|include|share|libexec)/", path)]
     return [f"not installed: {m}" for m in missing] + [f"installed in an odd place: {p}" for p in loose]
 
 
