@@ -94,6 +94,12 @@ bool touches_tier(void* address, size_t bytes, size_t* rounded) {
   return areas_overlap(address, *rounded);
 }
 
+// Whether memory of the tier, maps or heap, may lie in the range.
+bool holds_tiered(char* address, size_t bytes) {
+  if (bytes == 0 || bytes > PTRDIFF_MAX || reinterpret_cast<uintptr_t>(address) > UINTPTR_MAX - bytes) return false;
+  return areas_overlap(address, bytes) || region_find(address) != nullptr || region_find(address + bytes - 1) != nullptr;
+}
+
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller) {
   void* out = nullptr;
   int rc = map_memory(hint, bytes, prot, flags, fd, offset, caller, &out);
@@ -143,12 +149,13 @@ LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept {
 
 LUNAR_EXPORT int mprotect(void* address, size_t bytes, int prot) noexcept {
   size_t rounded = 0;
+  bool held = (prot & PROT_WRITE) != 0 && ready() && holds_tiered(static_cast<char*>(address), bytes) && pager_hold_evictions();
   int rc = touches_tier(address, bytes, &rounded)
                ? for_parts(
                      address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot); },
                      [=](char* at, size_t n) { return sys::protect(at, n, prot); })
                : sys::protect(address, bytes, prot);
-  if (rc == 0 && (prot & PROT_WRITE) != 0 && ready() && region_find(address) != nullptr) pager_note_writable();
+  if (held) pager_let_evictions();
   return answer(rc);
 }
 

@@ -16,42 +16,63 @@ using namespace lunar::preload;
 
 namespace {
 
-inline void note(int flags) {
-  if (__builtin_expect((flags & O_DIRECT) != 0, 0) && pager_created() && !HostGuard::active()) pager_note_pinning();
+// Whether a device may write through this descriptor: O_DIRECT means something else on a pipe.
+bool reaches_a_device(int fd) {
+  struct stat status;
+  return sys::file_status(fd, &status) < 0 || S_ISREG(status.st_mode) || S_ISBLK(status.st_mode);
+}
+
+void note() {
+  if (!pager_created() || HostGuard::active()) return;
+  int saved = errno;
+  pager_note_pinning();
+  errno = saved;
+}
+
+// Before the descriptor is known to anybody.
+inline int opened(int fd, int flags) {
+  if (__builtin_expect((flags & O_DIRECT) != 0, 0) && fd >= 0) note();
+  return fd;
 }
 
 bool takes_mode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE; }
 
-int open_noted(int directory, const char* path, int flags, mode_t mode) {
-  note(flags);
-  if (__builtin_expect(g_real.openat != nullptr, 1)) return g_real.openat(directory, path, flags, mode);   // a cancellation point
+// Calls from before our constructor.
+int open_early(int directory, const char* path, int flags, mode_t mode) {
   int fd = sys::open_at(directory, path, flags, mode);
   if (fd >= 0) return fd;
   errno = -fd;
   return -1;
 }
 
-int fcntl_noted(int fd, int command, void* argument) {
-  if (command == F_SETFL) note(static_cast<int>(reinterpret_cast<intptr_t>(argument)));
-  if (__builtin_expect(g_real.fcntl != nullptr, 1)) return g_real.fcntl(fd, command, argument);
+using Fcntl = int (*)(int, int, ...);
+int fcntl_noted(Fcntl real, int fd, int command, void* argument) {
+  if (command == F_SETFL && (reinterpret_cast<intptr_t>(argument) & O_DIRECT) != 0 && reaches_a_device(fd)) note();
+  if (__builtin_expect(real != nullptr, 1)) return real(fd, command, argument);
   long rc = sys::control_file(fd, command, argument);
   if (rc >= 0) return static_cast<int>(rc);
   errno = static_cast<int>(-rc);
   return -1;
 }
 
+// What glibc's own does: a mode is needed, and there is none.
+void refuse_without_mode(int flags) {
+  if (takes_mode(flags)) fatal("open with O_CREAT or O_TMPFILE and no mode (_FORTIFY_SOURCE)");
+}
+
 }  // namespace
 
-#define TAKE_MODE(last)                                   \
+#define TAKE_MODE                                         \
   mode_t mode = 0;                                        \
-  if (takes_mode(last)) {                                 \
+  if (takes_mode(flags)) {                                \
     va_list list;                                         \
-    va_start(list, last);                                 \
+    va_start(list, flags);                                \
     mode = static_cast<mode_t>(va_arg(list, unsigned));   \
     va_end(list);                                         \
   }
 
-// Not the declarations of fcntl.h, whose names may be macros or renamed by _FILE_OFFSET_BITS; on 64-bit systems open64 is open.
+// Not by the declarations of fcntl.h, whose names may be macros or renamed by _FILE_OFFSET_BITS. Each goes on to its own next one, so
+// that other preloaded libraries see what they would see without us. All are cancellation points where libc's are.
 LUNAR_EXPORT int lunar_open(const char* path, int flags, ...) __asm__("open");
 LUNAR_EXPORT int lunar_open64(const char* path, int flags, ...) __asm__("open64");
 LUNAR_EXPORT int lunar_openat(int directory, const char* path, int flags, ...) __asm__("openat");
@@ -60,23 +81,24 @@ LUNAR_EXPORT int lunar_fcntl(int fd, int command, ...) __asm__("fcntl");
 LUNAR_EXPORT int lunar_fcntl64(int fd, int command, ...) __asm__("fcntl64");
 
 int lunar_open(const char* path, int flags, ...) {
-  TAKE_MODE(flags)
-  return open_noted(AT_FDCWD, path, flags, mode);
+  TAKE_MODE
+  return opened(g_real.open != nullptr ? g_real.open(path, flags, mode) : open_early(AT_FDCWD, path, flags, mode), flags);
 }
 
 int lunar_open64(const char* path, int flags, ...) {
-  TAKE_MODE(flags)
-  return open_noted(AT_FDCWD, path, flags | O_LARGEFILE, mode);
+  TAKE_MODE
+  return opened(g_real.open64 != nullptr ? g_real.open64(path, flags, mode) : open_early(AT_FDCWD, path, flags | O_LARGEFILE, mode), flags);
 }
 
 int lunar_openat(int directory, const char* path, int flags, ...) {
-  TAKE_MODE(flags)
-  return open_noted(directory, path, flags, mode);
+  TAKE_MODE
+  return opened(g_real.openat != nullptr ? g_real.openat(directory, path, flags, mode) : open_early(directory, path, flags, mode), flags);
 }
 
 int lunar_openat64(int directory, const char* path, int flags, ...) {
-  TAKE_MODE(flags)
-  return open_noted(directory, path, flags | O_LARGEFILE, mode);
+  TAKE_MODE
+  return opened(g_real.openat64 != nullptr ? g_real.openat64(directory, path, flags, mode)
+                                           : open_early(directory, path, flags | O_LARGEFILE, mode), flags);
 }
 
 int lunar_fcntl(int fd, int command, ...) {
@@ -84,7 +106,7 @@ int lunar_fcntl(int fd, int command, ...) {
   va_start(list, command);
   void* argument = va_arg(list, void*);
   va_end(list);
-  return fcntl_noted(fd, command, argument);
+  return fcntl_noted(g_real.fcntl, fd, command, argument);
 }
 
 int lunar_fcntl64(int fd, int command, ...) {
@@ -92,14 +114,23 @@ int lunar_fcntl64(int fd, int command, ...) {
   va_start(list, command);
   void* argument = va_arg(list, void*);
   va_end(list);
-  return fcntl_noted(fd, command, argument);
+  return fcntl_noted(g_real.fcntl64, fd, command, argument);
 }
 
-// What _FORTIFY_SOURCE makes of calls without a mode. (Flags that need one end the program in libc's own; they cannot come here from
-// a compiler that checked them.)
-LUNAR_EXPORT int __open_2(const char* path, int flags) { return open_noted(AT_FDCWD, path, flags, 0); }
-LUNAR_EXPORT int __open64_2(const char* path, int flags) { return open_noted(AT_FDCWD, path, flags | O_LARGEFILE, 0); }
-LUNAR_EXPORT int __openat_2(int directory, const char* path, int flags) { return open_noted(directory, path, flags, 0); }
+// What _FORTIFY_SOURCE makes of calls without a mode whose flags the compiler does not know.
+LUNAR_EXPORT int __open_2(const char* path, int flags) {
+  refuse_without_mode(flags);
+  return lunar_open(path, flags);
+}
+LUNAR_EXPORT int __open64_2(const char* path, int flags) {
+  refuse_without_mode(flags);
+  return lunar_open64(path, flags);
+}
+LUNAR_EXPORT int __openat_2(int directory, const char* path, int flags) {
+  refuse_without_mode(flags);
+  return lunar_openat(directory, path, flags);
+}
 LUNAR_EXPORT int __openat64_2(int directory, const char* path, int flags) {
-  return open_noted(directory, path, flags | O_LARGEFILE, 0);
+  refuse_without_mode(flags);
+  return lunar_openat64(directory, path, flags);
 }

@@ -79,8 +79,12 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.fork, "fork");
   look_up(g_real.daemon, "daemon");
   look_up(g_real.exit_now, "_exit");
+  look_up(g_real.open, "open");
+  look_up(g_real.open64, "open64");
   look_up(g_real.openat, "openat");
+  look_up(g_real.openat64, "openat64");
   look_up(g_real.fcntl, "fcntl");
+  look_up(g_real.fcntl64, "fcntl64");
   ErrorText why;
   if (options_load(&g_options, environment, &why) < 0) refuse(why);
   g_runtime_text[0] = text_of(reinterpret_cast<const void*>(&mallocx));

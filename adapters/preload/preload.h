@@ -32,8 +32,12 @@ inline bool serves_tiered() { return __builtin_expect(ready() && !HostGuard::act
 struct RealCalls {
   pid_t (*fork)(void) = nullptr;
   int (*daemon)(int, int) = nullptr;
+  int (*open)(const char*, int, ...) = nullptr;
+  int (*open64)(const char*, int, ...) = nullptr;
   int (*openat)(int, const char*, int, ...) = nullptr;
+  int (*openat64)(int, const char*, int, ...) = nullptr;
   int (*fcntl)(int, int, ...) = nullptr;
+  int (*fcntl64)(int, int, ...) = nullptr;
   void (*exit_now)(int) __attribute__((noreturn)) = nullptr;   // _exit
 };
 extern constinit RealCalls g_real;

@@ -111,7 +111,7 @@ int adopt_present(PagerState& state, Region& region) {
       PageWord seen = word.load();
       if (seen.state() != PageState::kEmpty || !page_lock(word, seen)) continue;
       count_resident(region, PageIndex(at + i), 1);
-      (void)page_unlock(word, resident_word(seen, kNoSlot, state.generation, kHeatFault));
+      (void)page_unlock(word, resident_word(seen, kNoSlot, state.generation, kHeatFault, shared_epoch()));   // it may have forked
       ++found;
     }
   }

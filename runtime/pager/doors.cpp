@@ -405,7 +405,7 @@ static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
     (void)sys::advise(src.address_of(PageIndex(s)), state.page_size, MADV_DONTNEED);
     count_resident(src, PageIndex(s), -1);
     count_resident(dst, PageIndex(d), 1);
-    moved = resident_word(was, was.slot(), was.lun(), was.heat());
+    moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch());   // no fork goes on beside a mutator
   } else if (was.state() == PageState::kInFrame) {
     Frame& frame = state.evictor->frames().at(was.index());
     frame.region.store(&dst, std::memory_order_relaxed);
@@ -455,10 +455,14 @@ int pager_set_dram(uint64_t bytes) {
   return state.account.free_pages() < 0 ? -EBUSY : 0;
 }
 
-void pager_note_writable() {
+bool pager_hold_evictions() {
   auto& state = pager_state();
-  if (pager_armed() && state.fork_epoch.load(std::memory_order_relaxed) > 1) state.evictor->wait_for_batch();
+  if (!pager_armed() || state.fork_epoch.load(std::memory_order_acquire) <= 1) return false;
+  state.evictor->hold_batches();
+  return true;
 }
+
+void pager_let_evictions() { pager_state().evictor->let_batches(); }
 
 void pager_note_pinning() {
   pins_note();

@@ -48,7 +48,8 @@ void Evictor::settle() {
     first_kept = false;
   }
   counters().evictions.add(static_cast<uint64_t>(dropped));
-  int64_t tick = state.account.cap_pages() / kTicksPerBudget;
+  int64_t tick = state.account.own_pages() / kTicksPerBudget;
+  if (tick < 1) tick = 1;
   for (since_tick_ += dropped; since_tick_ >= tick; since_tick_ -= tick) state.eviction_time.fetch_add(1, std::memory_order_relaxed);
   state.account.give(dropped);
   for (unsigned i = 0; i < victim_count_; ++i)
@@ -99,6 +100,7 @@ bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
   auto& state = pager_state();
   if (!state.account.take(1, 0)) return false;
   void* address = victim.region->address_of(victim.page);
+  uint16_t epoch = exclusive_epoch();
   int64_t rc = sys::uffd_copy(state.uffd, address, frames_.memory(victim.frame), state.page_size);
   if (rc != static_cast<int64_t>(state.page_size)) {
     state.account.give(1);
@@ -107,7 +109,7 @@ bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
   count_resident(*victim.region, victim.page, 1);
   counters().second_chances.add();
   frames_.put_free(victim.frame);
-  PageWord next = resident_word(was, was.slot(), was.lun(), kHeatSecondChance);
+  PageWord next = resident_word(was, was.slot(), was.lun(), kHeatSecondChance, epoch);
   if (page_unlock(victim.region->words[victim.page.value], next)) (void)sys::uffd_wake(state.uffd, address, state.page_size);
   return true;
 }
@@ -261,6 +263,7 @@ void Evictor::rewrite_failed() {
       frame.attempts = 2;
       continue;
     }
+    uint16_t epoch = exclusive_epoch();
     int64_t rc = sys::uffd_copy(state.uffd, region->address_of(page), frames_.memory(ids[i]), state.page_size);
     if (rc != static_cast<int64_t>(state.page_size)) {
       state.account.give(1);
@@ -269,7 +272,7 @@ void Evictor::rewrite_failed() {
       continue;
     }
     count_resident(*region, page, 1);
-    if (page_unlock(region->words[page.value], resident_word(seen, kNoSlot, state.generation, kHeatHot)))
+    if (page_unlock(region->words[page.value], resident_word(seen, kNoSlot, state.generation, kHeatHot, epoch)))
       (void)sys::uffd_wake(state.uffd, region->address_of(page), state.page_size);
     frames_.put_free(ids[i]);
   }

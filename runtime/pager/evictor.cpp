@@ -27,6 +27,7 @@ constexpr uint64_t kOthersMayEvictNs = 20000000;
 
 int Evictor::open(uint32_t frame_count) {
   auto& state = pager_state();
+  holds_.store(0);   // a forked child has none of the threads that held
   int rc = frames_.open(frame_count, state.page_size, -1);
   if (rc < 0) return rc;
   size_t pipe_bytes = kBatchPages * state.page_size;
@@ -235,7 +236,7 @@ void Evictor::make_exclusive() {
       if (done >= n) break;
     }
     // The entry at `done` could not be populated. Not writable (EFAULT, EINVAL): nothing can write it through this
-    // mapping, so there is nothing to lose (who makes it writable waits for the end of the batch: pager_note_writable). Anything else: leave the page alone.
+    // mapping, so there is nothing to lose (who makes it writable keeps batches off: pager_hold_evictions). Anything else: leave the page alone.
     int one = sys::advise(stale[done].iov_base, state.page_size, MADV_POPULATE_WRITE);
     if (one < 0 && one != -EFAULT && one != -EINVAL) failed_at[failed++] = index_of[done];
     ++done;
@@ -325,12 +326,21 @@ unsigned Evictor::gather_by_move() {
 void Evictor::wait_for_batch() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   uint64_t seen = batch_.load(std::memory_order_acquire);
-  while ((seen & 1) != 0 && batch_.load(std::memory_order_acquire) == seen) sys::sleep_ns(20000);
+  // Bounded: the caller may be a signal handler on a thread that the evictor waits for.
+  for (int i = 0; i < 2000 && (seen & 1) != 0 && batch_.load(std::memory_order_acquire) == seen; ++i) sys::sleep_ns(20000);
+}
+
+void Evictor::hold_batches() {
+  holds_.fetch_add(1, std::memory_order_seq_cst);
+  wait_for_batch();
 }
 
 unsigned Evictor::evict_chosen() {
   batch_.fetch_add(1, std::memory_order_seq_cst);
-  unsigned dropped = evict_batch();
+  std::atomic_thread_fence(std::memory_order_seq_cst);   // with wait_for_batch: one of the two sees the other
+  unsigned dropped = 0;
+  if (holds_.load(std::memory_order_seq_cst) == 0) dropped = evict_batch();
+  else for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], 0);
   batch_.fetch_add(1, std::memory_order_release);
   return dropped;
 }

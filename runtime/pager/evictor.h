@@ -11,7 +11,7 @@
 // Where pages may be pinned for device I/O (pins.h), 3-5 are UFFDIO_MOVE into a staging area; EBUSY keeps the page.
 //
 // Policy: GCLOCK in address order, so that neighbours are evicted, written and later read together. The one sign of use there
-// is, is the next fault; so heat goes by how soon it came, in budgets evicted meanwhile (refault distance, as in Linux'
+// is, is the next fault; so heat goes by how soon it came, in DRAMs-full evicted meanwhile (refault distance, as in Linux'
 // mm/workingset.c): within 1/4: 6, 1/2: 3, 1: 1, later: 0. From the frame: 4. First touch 1, read-ahead 0, LUNAR_HOT 7.
 #pragma once
 #include <atomic>
@@ -49,6 +49,9 @@ class Evictor {
 
   // Returns when no batch is under way that began before the call.
   void wait_for_batch() const;
+  // No batch runs from the return of the one to the call of the other. Short: an mprotect.
+  void hold_batches();
+  void let_batches() { holds_.fetch_sub(1, std::memory_order_release); }
 
   // Fork: no eviction runs and no write is in flight until resume(). Waits for the evictor to come to rest.
   void pause();
@@ -132,6 +135,7 @@ class Evictor {
   std::atomic<uint32_t> resting_{0};
   std::atomic<bool> asleep_{false};
   std::atomic<uint64_t> batch_{0};              // odd: one is under way
+  std::atomic<uint32_t> holds_{0};
 
   sys::Mutex range_lock_;                       // one range request at a time
   std::atomic<Region*> range_region_{nullptr};

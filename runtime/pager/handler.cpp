@@ -58,10 +58,13 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
   if (parked_ == nullptr) parked_ = static_cast<sys::UffdMessage*>(map_private(kParkedMax * sizeof(sys::UffdMessage), ForkPolicy::kInherit));
   if (parked_ == nullptr) return -ENOMEM;
   parked_count_ = 0;
-  watching_ = false;
+  watching_ = retrying_ = stuck_said_ = lost_ = idle_class_ = false;
+  stuck_since_ = no_follow_until_ = no_follow_ns_ = 0;
+  starved_ns_ = 0;
+  busy_rounds_ = 0;
+  mailbox_lock_.unlock();   // a forked child's parent may have held it
   round_.store(0);
-  idle_class_ = false;
-  followed_tid_ = 0;
+  followed_tid_ = delay_tid_ = 0;
   followed_cpu_ = -1;
   return resolver_.open({window_pages, kKeepFreePages, true, sys::numa_nodes() > 1 ? node : -1});
 }
@@ -80,6 +83,7 @@ void Handler::run() {
   tid_.store(sys::thread_id(), std::memory_order_relaxed);
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN can be had");
   if (mailbox_event_ >= 0) (void)sys::set_affinity_node(node_);
+  can_follow_ = state.options.follow && !helper_ && sys::idle_policy_can_be_left();
   for (;;) {
     round_.fetch_add(1, std::memory_order_seq_cst);
     // While a watch is armed the queue was empty; its completion says when it is not.
@@ -348,7 +352,7 @@ void Handler::keep_evictor_off(int cpu) {
 
 // One thread faulting: be where it is. Several, or much in flight: be a normal thread.
 void Handler::follow(int thread_id, unsigned load) {
-  if (!pager_state().options.follow || thread_id == 0) return;
+  if (!can_follow_ || thread_id == 0) return;
   if (load > 2 || (thread_id != followed_tid_ && followed_tid_ != 0)) {
     if (++busy_rounds_ >= kBusyRounds) unfollow();
     followed_tid_ = thread_id;
@@ -371,6 +375,7 @@ void Handler::follow(int thread_id, unsigned load) {
   if (cpu < 0 || (cpu == followed_cpu_ && idle_class_)) return;
   keep_evictor_off(cpu);
   if (sys::set_affinity(cpu) == 0) followed_cpu_ = cpu;
+  else keep_evictor_off(followed_cpu_);
   if (!idle_class_ && sys::set_idle_policy(true) == 0) {
     idle_class_ = true;
     mark_delay();

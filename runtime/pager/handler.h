@@ -93,6 +93,7 @@ struct Handler {
   int64_t starved_ns_ = 0;           // waited beyond what is fair, a leaky sum
   uint64_t waited_ = 0, followed_ran_ = 0;   // at the last look, nanoseconds
   uint64_t no_follow_until_ = 0, no_follow_ns_ = 0;
+  bool can_follow_ = false;          // the first of its node does, where SCHED_IDLE can be left again
   bool idle_class_ = false;
   bool lost_ = false;                // the followed thread seems to be on another CPU
   std::atomic<int> tid_{0};

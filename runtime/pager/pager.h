@@ -92,9 +92,10 @@ int pager_page_state(const void* address);
 [[nodiscard]] int pager_fork_check();
 
 // Threads may pin pages (io_uring registered buffers, O_DIRECT, RDMA): from now on evict by MOVE. Sticky.
-// Memory of a region was made writable. After a fork: waits for the eviction batch under way, which may have passed over pages
-// that nothing could write then (they may be shared with a child, see Evictor::make_exclusive).
-void pager_note_writable();
+// Around a change that makes memory of a region writable: eviction passes over pages that nothing can write, though they may be
+// shared with a child (Evictor::make_exclusive), so no batch may be under way. False: the process never forked, nothing to hold.
+[[nodiscard]] bool pager_hold_evictions();
+void pager_let_evictions();
 // Devices may write into memory of this process from now on. Waits for the eviction batch under way.
 void pager_note_pinning();
 

@@ -101,6 +101,7 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
     unsigned at = from + done;
     if (step > count - done) step = count - done;
     void* address = op.region->address_of(PageIndex(op.first + at));
+    uint16_t epoch = exclusive_epoch();
     int64_t rc = sys::uffd_copy(state.uffd, address, window_ + (op.window + at) * state.page_size, step * state.page_size);
     if (rc == -ENOENT && step > 1) {   // the run crosses a protection boundary (mprotect): a copy may not
       step = 1;
@@ -108,12 +109,12 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
     }
     if (rc > 0) {
       unsigned filled = static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size);
-      for (unsigned i = 0; i < filled; ++i) unlock_installed(op, at + i, false);
+      for (unsigned i = 0; i < filled; ++i) unlock_installed(op, at + i, false, epoch);
       done += filled;
     } else if (rc == -EAGAIN || rc == -ENOMEM) {
       sys::yield_cpu();
     } else if (rc == -EEXIST) {
-      unlock_installed(op, at, true);
+      unlock_installed(op, at, true, shared_epoch());
       ++done;
     } else {
       give_back(op, at, rc == -ENOENT || rc == -EFAULT || rc == -ESRCH ? PageState::kGone : PageState::kEvicted);
@@ -122,7 +123,7 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
   }
 }
 
-void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there) {
+void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, uint16_t epoch) {
   auto& state = pager_state();
   PageIndex page(op.first + index);
   AtomicPageWord& word = op.region->words[page.value];
@@ -135,7 +136,7 @@ void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there) 
   }
   unsigned heat = op.fault && index != 0 ? kHeatReadAhead : op.heat;
   if (heat == kHeatFault) heat = refault_heat(busy, state.eviction_time.load(std::memory_order_relaxed), !op.fault);
-  bool waiter = page_unlock(word, resident_word(busy, slot, op.lun, heat));
+  bool waiter = page_unlock(word, resident_word(busy, slot, op.lun, heat, epoch));
   if (waiter || already_there) (void)sys::uffd_wake(state.uffd, op.region->address_of(page), state.page_size);
 }
 

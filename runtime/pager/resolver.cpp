@@ -120,6 +120,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   FramePool& frames = state.evictor->frames();
   uint32_t id = seen.index();
   void* address = region.address_of(page);
+  uint16_t epoch = exclusive_epoch();
   int64_t rc;
   while ((rc = sys::uffd_copy(state.uffd, address, frames.memory(id), state.page_size)) == -EAGAIN) sys::yield_cpu();
   bool there = rc == -EEXIST;
@@ -138,7 +139,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   }
   count_resident(region, page, 1);
   counters().second_chances.add();
-  bool waiter = page_unlock(word, resident_word(seen, slot, lun, kHeatSecondChance));
+  bool waiter = page_unlock(word, resident_word(seen, slot, lun, kHeatSecondChance, there ? shared_epoch() : epoch));
   if (waiter || there) (void)sys::uffd_wake(state.uffd, address, state.page_size);
   return Outcome::kResident;
 }
@@ -185,6 +186,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
   table_reach(region, page.value, page.value + locked);
   for (unsigned done = 0; done < locked;) {
     char* address = region.address_of(PageIndex(page.value + done));
+    uint16_t epoch = exclusive_epoch();
     int64_t rc = sys::uffd_copy(state.uffd, address, zero_run(), (locked - done) * state.page_size);
     if (rc == -EAGAIN) {
       sys::yield_cpu();
@@ -215,7 +217,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
       } else {
         count_resident(region, at, 1);
         if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
-        (void)page_unlock(word, resident_word(busy, kNoSlot, state.generation, kHeatFault).with_charged(on_touch));
+        (void)page_unlock(word, resident_word(busy, kNoSlot, state.generation, kHeatFault, there ? shared_epoch() : epoch).with_charged(on_touch));
       }
     }
     if (there || gone) (void)sys::uffd_wake(state.uffd, address, state.page_size);

@@ -80,7 +80,7 @@ class Resolver {
   void finish(unsigned op_index, int64_t result);
   void finish_failed(unsigned op_index, uint64_t bad, int error);
   void install(ReadOp& op, unsigned from, unsigned count);
-  void unlock_installed(ReadOp& op, unsigned index, bool already_there);
+  void unlock_installed(ReadOp& op, unsigned index, bool already_there, uint16_t epoch);
   void give_back(ReadOp& op, unsigned index, PageState state);
   void release_op(unsigned op_index);
 

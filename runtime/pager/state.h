@@ -55,7 +55,7 @@ struct PagerState {
   sys::UffdFeatures features;
 
   std::atomic<uint32_t> fork_epoch{1};     // 1 before the first fork
-  std::atomic<uint16_t> eviction_time{0};  // goes on by 1 with each 1/16 of the budget evicted; wraps
+  std::atomic<uint16_t> eviction_time{0};  // goes on by 1 with each 1/16 of what this process has in DRAM evicted; wraps
   std::atomic<uint32_t> oldest_child{0};   // fork epoch of the oldest live child; 0: none
   sys::Mutex fork_lock;                    // held by a forking thread
   std::atomic<uint32_t> mutators{0};       // threads inside discard/move/pin; fork waits for 0
@@ -121,9 +121,13 @@ int64_t table_dram_pages(const Region& region);   // what it costs now
 // Bookkeeping of installed pages. pre: the DRAM was taken before.
 void count_resident(Region& region, PageIndex page, int delta);
 
-// Marks `words` for a page that was installed. heat: see policy in evictor.h.
-inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat) {
-  uint16_t epoch = static_cast<uint16_t>(pager_state().fork_epoch.load(std::memory_order_acquire));
+// The fork epoch a page may be marked with. Taken *before* the page is installed: whoever installs may be preempted, and a page that
+// was installed before a fork is shared after it. `there`: somebody else's page was found in place, which may be shared now.
+inline uint16_t exclusive_epoch() { return static_cast<uint16_t>(pager_state().fork_epoch.load(std::memory_order_seq_cst)); }
+inline uint16_t shared_epoch() { return static_cast<uint16_t>(exclusive_epoch() - 1); }
+
+// The word of a page that was installed. heat: see policy in evictor.h.
+inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat, uint16_t epoch) {
   return from.with_state(PageState::kResident).with_slot(slot).with_lun(lun).with_heat(heat).with_epoch(epoch);
 }
 

@@ -125,6 +125,19 @@ void keep_io_priority() {
 }
 }  // namespace
 
+bool idle_policy_can_be_left() {
+  rlimit limit{};
+  int nice = getpriority(PRIO_PROCESS, 0);
+  if (getrlimit(RLIMIT_NICE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= static_cast<rlim_t>(20 - nice))) return true;
+  // CAP_SYS_NICE counts in the first user namespace only.
+  char text[4096];
+  if (read_text("/proc/self/uid_map", text, sizeof text) < 0) return false;
+  const char* all = strstr(text, "4294967295");
+  if (all == nullptr || read_text("/proc/thread-self/status", text, sizeof text) < 0) return false;
+  const char* line = strstr(text, "CapEff:");
+  return line != nullptr && (strtoull(line + 7, nullptr, 16) >> 23 & 1) != 0;
+}
+
 int set_idle_policy(bool idle) {
   if (idle) keep_io_priority();
   sched_param parameter{};
