@@ -58,9 +58,9 @@ void describe(const Object* object, KeyMemory* memory) {
     case kInteger:
     case kEmbedded: memory->whole = true; break;
     case kRaw: {
-      size_t length = 0;
-      const char* text = g_api.StringPtrLen(reinterpret_cast<const String*>(object), &length);
-      add(memory, text - kStringHeadMax, length + kStringHeadMax + 1);
+      // Its length stands in memory that is not to be touched; the allocator tells how large the block is.
+      char* text = static_cast<char*>(object->value);
+      add(memory, text - kStringHeadMax, malloc_usable_size(text - 1));
       memory->whole = true;
       break;
     }

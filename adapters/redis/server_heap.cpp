@@ -108,6 +108,7 @@ int server_heap_start(ErrorText* why) {
     ++done;
   }
   if (rc == 0) {
+    (void)heap_step_out();      // what the thread's cache holds is from before
     heap_free(heap_alloc(1));   // binds this thread
     return 0;
   }
