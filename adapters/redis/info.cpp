@@ -65,6 +65,12 @@ void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) 
   table.count("faults", stats.faults);
   table.count("cold_faults", stats.major_faults);
   table.count("overlapped_reads", gate.overlapped_reads);
+  table.count("gate_commands", gate.commands);
+  table.count("gate_held", gate.held);
+  table.count("gate_rounds", gate.rounds);
+  table.count("gate_timeouts", gate.timeouts);
+  table.count("gate_unknown", gate.unknown);
+  table.count("gate_overflows", gate.overflows);
   table.count("prefetched_pages", stats.prefetched);
   table.count("second_chances", stats.second_chances);
   // Of 100 key look-ups, how many met no read from the LUN. Saves and digests read too, so it is a lower bound.
