@@ -4,7 +4,7 @@
 //
 //   kPartial   the start of a command; more is to come from the socket
 //   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`
-//   kReady     its first `cleared` bytes may go to the server
+//   kReady     the pages are in, or have been waited for long enough (`late`): the server is to read
 //
 // Threading: the main thread; take() alone may be called for a kPartial or kReady connection by a thread of the server that
 // reads in its place (the main thread does not touch that connection meanwhile).
@@ -21,11 +21,11 @@ struct Connection {
   int fd = -1;
   Hold state = Hold::kPartial;
   bool parked = false;        // masked in epoll
+  bool late = false;
   unsigned rounds = 0;
   uint64_t generation = 0;    // of this use of the entry
   uint64_t deadline_ns = 0;
   uint64_t seen = 0;          // round of epoll_wait that has it in its result
-  size_t cleared = 0;
   char* data = nullptr;       // bytes [begin, end) of `capacity`
   size_t begin = 0, end = 0, capacity = 0;
   Connection *previous = nullptr, *next = nullptr;   // in the list of its state

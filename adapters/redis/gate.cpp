@@ -19,6 +19,8 @@ constinit Gate g_gate;
 constinit ErrorText g_reason;
 constexpr unsigned kAttemptsMax = 1000;   // waits of the server before its data is believed not to be found
 constinit unsigned g_attempts = 0;
+constexpr const char* kUnknownLayout = "this server is laid out in a way that is not known here: ";
+constexpr unsigned kKeysLookedAtEvery = 64;   // reads
 constinit uint64_t g_round = 0;
 
 void open_for_good(const char* what, const ErrorText& why) {
@@ -42,22 +44,24 @@ bool start_fetching() {
   return g.fetching = true;
 }
 
-// Looks for the server's data, until it is known.
+// Looks for the server's data, until it is known. Its keys are looked at elsewhere: while the server waits, threads of modules may
+// change them.
 void look_for_server(int epoll, const epoll_event* events, int events_max) {
   Gate& g = g_gate;
+  if (g.epoll >= 0) return;
   ErrorText why;
-  if (g.epoll < 0) {
-    int rc = g.layout.find_data(epoll, events, events_max, &why);
-    if (rc == 0 && ++g_attempts < kAttemptsMax) return;
-    if (rc == 0) (void)why.set(-ENOTSUP, "its databases were not found");
-    if (rc <= 0) return open_for_good("this server is laid out in a way that is not known here: ", why);
-    g.epoll = epoll;
-    g.main_thread = pthread_self();
-  }
-  if (!pager_armed()) return;   // nothing can be cold
-  const int rc = g.layout.check_keys(&why);
-  if (rc < 0) return open_for_good("this server is laid out in a way that is not known here: ", why);
-  if (rc > 0 && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
+  int rc = g.layout.find_data(epoll, events, events_max, &why);
+  if (rc == 0 && ++g_attempts < kAttemptsMax) return;
+  if (rc == 0) (void)why.set(-ENOTSUP, "its databases were not found");
+  if (rc <= 0) return open_for_good(kUnknownLayout, why);
+  g.epoll = epoll;
+  g.main_thread = pthread_self();
+}
+
+// The pages are in, or the time is up: the server is to read, and what it reads is judged again.
+void release(Connection* c, bool late) {
+  c->late = late;
+  g_gate.connections.enter(c, Hold::kReady);
 }
 
 void unpark(Connection* c) {
@@ -79,7 +83,7 @@ void take_what_is_done() {
   for (Request* r = g.fetcher.take_done(); r != nullptr;) {
     Request* next = r->next;
     Connection* c = g.connections.find(r->fd);
-    if (c != nullptr && c->generation == r->generation && c->state == Hold::kHeld) gate_look_again(c, false);
+    if (c != nullptr && c->generation == r->generation && c->state == Hold::kHeld) release(c, false);
     g.fetcher.recycle(r);
     r = next;
   }
@@ -90,7 +94,7 @@ void let_go_of_late_ones(uint64_t now) {
   const bool all = !g.watching();
   while (Connection* c = g.connections.held().head) {
     if (!all && c->deadline_ns > now) break;
-    gate_look_again(c, true);
+    release(c, true);
   }
 }
 
@@ -124,7 +128,7 @@ int sift(epoll_event* events, int n, bool* woken) {
     Connection* c = g.connections.find(event.data.fd);
     if (c != nullptr && c->state == Hold::kHeld && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
       if ((event.events & (EPOLLHUP | EPOLLERR)) != 0) {   // cannot be masked; nobody waits for the answer any more
-        gate_release(c, c->size());
+        release(c, true);
       } else {
         event.events &= ~static_cast<uint32_t>(EPOLLIN);
         park(c);
@@ -196,7 +200,7 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
 
 ssize_t hook_read(int fd, void* buffer, size_t bytes) {
   Gate& g = g_gate;
-  if (!g.fetching || g.state.load(std::memory_order_relaxed) == GateState::kOff) return g.read(fd, buffer, bytes);
+  if (g.epoll < 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff) return g.read(fd, buffer, bytes);
   return pthread_equal(pthread_self(), g.main_thread) ? gate_input(fd, buffer, bytes) : gate_input_elsewhere(fd, buffer, bytes);
 }
 
@@ -231,6 +235,16 @@ int redirect(const char* name, F hook, F* original, ErrorText* why) {
 }  // namespace
 
 Gate& gate() { return g_gate; }
+
+void look_at_keys(int fd) {
+  Gate& g = g_gate;
+  static unsigned reads = 0;
+  if (!pager_armed() || g.layout.client_of(fd) == nullptr || reads++ % kKeysLookedAtEvery != 0) return;
+  ErrorText why;
+  const int rc = g.layout.check_keys(&why);
+  if (rc < 0) open_for_good(kUnknownLayout, why);
+  if (rc > 0 && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
+}
 
 bool gate_fits_program() {
   ErrorText why;

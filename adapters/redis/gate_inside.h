@@ -48,8 +48,7 @@ Gate& gate();
 // read() for a descriptor: the main thread's, and that of the server's other threads.
 ssize_t gate_input(int fd, void* buffer, size_t bytes);
 ssize_t gate_input_elsewhere(int fd, void* buffer, size_t bytes);
-// The pages that a held connection waited for are in, or were given up (`late`): lets go of it, or asks for more.
-void gate_look_again(Connection* c, bool late);
-void gate_release(Connection* c, size_t cleared);
+// The server's data is known, but its keys have not been checked yet: while a client's input is read they may be looked at.
+void look_at_keys(int fd);
 
 }  // namespace lunar::redis

@@ -6,7 +6,8 @@
 // A page may be evicted between the question and the use: then it is an ordinary fault. Pages that a walk relies on are marked
 // as used (the one place where the pager learns of a hit), so the clock hand takes them later.
 //
-// Threading: the server's main thread only, between commands: nothing it reads changes meanwhile. Allocates nothing.
+// Threading: the server's main thread only, while it reads a client's input: nothing changes meanwhile (while it waits in
+// epoll_wait, threads of other modules may change keys). Allocates nothing.
 #pragma once
 #include "command_keys.h"
 #include "layout.h"
