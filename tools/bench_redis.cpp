@@ -70,7 +70,9 @@ class RedisBench {
   RedisSide::Setup setup_of(const std::string& system, DataKind kind, bool fits) const;
   void run_stage(DataKind kind, bool fits, const std::vector<RedisWorkload>& workloads);
   void run_workload(const RedisWorkload& workload);
-  int better_page_cluster(RedisSide& swap, const RedisWorkload& workload, double seconds);
+  using Turns = std::map<std::string, std::vector<RedisTurn>>;   // of each system
+  void try_workload(RedisSide& side, const RedisWorkload& workload, Turns* turns, int* page_cluster);
+  RedisTurn better_page_cluster(RedisSide& swap, const RedisWorkload& workload, double seconds, int* page_cluster);
   RedisTurn turn(RedisSide& side, const RedisWorkload& workload, double seconds);
   void judge(const RedisSide& side, const std::string& workload, const RedisTurn& turn);
   void add_result(const std::string& system, const std::string& workload, unsigned pipeline, int page_cluster,
@@ -78,7 +80,6 @@ class RedisBench {
   // Runs `work`; a side that is lost in it is out of the run, with the reason.
   template <class Work>
   void attempt(const std::string& system, const Work& work);
-  void prune();
 
   RedisReport report_;
   std::string directory_, disk_stat_, work_directory_;
@@ -206,11 +207,6 @@ void RedisBench::attempt(const std::string& system, const Work& work) {
   }
 }
 
-// Ends the servers of sides that attempt() gave up.
-void RedisBench::prune() {
-  std::erase_if(sides_, [&](const auto& side) { return report_.skipped.count(side->system()) != 0; });
-}
-
 void RedisBench::judge(const RedisSide& side, const std::string& workload, const RedisTurn& turn) {
   for (const std::string& failure : turn_failures(turn)) {
     report_.failures.push_back(fmt::format("{} {}: {}{}{}", side.system(), workload, failure,
@@ -250,40 +246,48 @@ void RedisBench::add_result(const std::string& system, const std::string& worklo
   report_.results.push_back(result);
 }
 
-// Not reported: also the turn in which the memory of the sides takes the workload's shape.
-int RedisBench::better_page_cluster(RedisSide& swap, const RedisWorkload& workload, double seconds) {
-  double merit[2];
-  const int choice[2] = {0, 3};
+// Swap at the better page-cluster; the better turn itself.
+RedisTurn RedisBench::better_page_cluster(RedisSide& swap, const RedisWorkload& workload, double seconds,
+                                          int* page_cluster) {
+  constexpr int kChoice[2] = {0, 3};
+  RedisTurn trials[2];
   for (int i = 0; i < 2; ++i) {
-    swap_file_->set_page_cluster(choice[i]);
-    const RedisTurn trial = turn(swap, workload, seconds);
-    merit[i] = workload.base == "save" ? 1 / trial.bgsave_s : trial.ops_per_s;
+    swap_file_->set_page_cluster(kChoice[i]);
+    trials[i] = turn(swap, workload, seconds);
   }
-  const int better = merit[1] > merit[0] ? choice[1] : choice[0];
-  swap_file_->set_page_cluster(better);
-  return better;
+  const bool second = workload.base == "save" ? trials[1].bgsave_s < trials[0].bgsave_s
+                                              : trials[1].ops_per_s > trials[0].ops_per_s;
+  *page_cluster = kChoice[second ? 1 : 0];
+  swap_file_->set_page_cluster(*page_cluster);
+  return trials[second ? 1 : 0];
+}
+
+// Turns before those that count: the memory of the sides takes the workload's shape, swap finds its page-cluster. A
+// save is long and needs no shape: its trials count.
+void RedisBench::try_workload(RedisSide& side, const RedisWorkload& workload, Turns* turns, int* page_cluster) {
+  const double seconds = options().seconds / 2;
+  const bool save = workload.base == "save";
+  if (side.system() == "swap" && !workload.fits) {   // data that fits is not read: page-cluster is idle
+    const RedisTurn better = better_page_cluster(side, workload, seconds, page_cluster);
+    if (save) (*turns)["swap"].push_back(better);
+  } else if (!save) {
+    (void)turn(side, workload, workload.fits ? seconds : 2 * seconds);
+  }
 }
 
 void RedisBench::run_workload(const RedisWorkload& workload) {
-  std::map<std::string, std::vector<RedisTurn>> turns;
-  const double trial = options().seconds / 2;
+  Turns turns;
   int page_cluster = -1;
-  for (const auto& side : sides_) {
-    attempt(side->system(), [&] {
-      if (side->system() != "swap")
-        (void)turn(*side, workload, workload.fits ? trial : 2 * trial);
-      else if (workload.fits)   // reads nothing: page-cluster is idle
-        (void)turn(*side, workload, trial);
-      else
-        page_cluster = better_page_cluster(*side, workload, trial);
-    });
-  }
-  prune();
+  const auto each = [&](const auto& work) {
+    for (const auto& side : sides_) attempt(side->system(), [&] { work(*side); });
+    std::erase_if(sides_, [&](const auto& side) { return report_.skipped.count(side->system()) != 0; });
+  };
+  each([&](RedisSide& side) { try_workload(side, workload, &turns, &page_cluster); });
   for (unsigned round = 0; round < options().rounds; ++round) {
-    for (const auto& side : sides_) {
-      attempt(side->system(), [&] { turns[side->system()].push_back(turn(*side, workload, options().seconds)); });
-    }
-    prune();
+    each([&](RedisSide& side) {
+      std::vector<RedisTurn>& done = turns[side.system()];
+      if (done.size() <= round) done.push_back(turn(side, workload, options().seconds));
+    });
   }
   for (const auto& side : sides_) {
     add_result(side->system(), workload.name, workload.pipelined ? options().pipeline : 1,
@@ -325,7 +329,8 @@ RedisReport RedisBench::run() {
     if (found == stages.end()) found = stages.insert(stages.end(), {key, {}});
     found->second.push_back(workload);
     for (const std::string& system : options().systems) {
-      if (wants(system)) progress_.total += options().rounds + (system == "swap" && !workload.fits ? 2 : 1);
+      const bool swaps = system == "swap" && !workload.fits, save = workload.base == "save";
+      if (wants(system)) progress_.total += options().rounds + (swaps ? 2 : 1) - (save ? 1 : 0);
     }
   }
   for (const auto& [key, workloads] : stages) run_stage(key.first, key.second, workloads);
