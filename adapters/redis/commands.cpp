@@ -9,6 +9,8 @@
 #include <errno.h>
 #include <strings.h>
 
+#include <cstring>
+
 #include "base/format.h"
 #include "base/units.h"
 #include "info.h"
@@ -266,7 +268,13 @@ int describe(Command* command, const Subcommand& subcommand) {
   info.arity = subcommand.keys == Keys::kSome ? -3 : subcommand.keys == Keys::kOptional ? -2 : 2;
   info.key_specs = keys ? specs : nullptr;
   info.arguments = keys ? arguments : nullptr;
-  return g_api.SetCommandInfo(command, &info) == kOk ? 0 : -EINVAL;
+  if (g_api.SetCommandInfo(command, &info) != kOk) return -EINVAL;
+  // Redis 7.0 gives commands of modules no categories; later servers let them be set.
+  if (g_api.SetCommandACLCategories == nullptr) return 0;
+  const char* categories = strstr(subcommand.flags, "admin") != nullptr  ? "read slow admin dangerous"
+                           : strstr(subcommand.flags, "fast") != nullptr ? "fast"
+                                                                         : "read slow";
+  return g_api.SetCommandACLCategories(command, categories) == kOk ? 0 : -EINVAL;
 }
 
 }  // namespace

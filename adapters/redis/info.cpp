@@ -2,7 +2,7 @@
 // See info.h. The one list of figures is `figures`; INFO and LUNAR STATS print it.
 #include "info.h"
 
-#include "gate_use.h"
+#include "gate.h"
 #include "memory_limit.h"
 #include "settings.h"
 #include "tier.h"
@@ -104,12 +104,23 @@ void on_info(InfoContext* info, int for_crash_report) {
 
 }  // namespace
 
+static const char* gate_state_name() {
+  switch (gate_state()) {
+    case GateState::kOff: return "off";
+    case GateState::kStarting: return "starting";
+    case GateState::kOpen: return "open";
+    case GateState::kWatching: return "watching";
+  }
+  return "?";
+}
+
 unsigned figures(Figure* out) {
   Table table(out);
   lunar_stats stats = tier_stats();
   GateCounters gate = gate_counters();
   table.text("tier", tier().owner == TierOwner::kPreload ? "lunar-run" : "module");
-  table.text("gate", gate.open ? "open" : "on");
+  table.text("gate", gate_state_name());
+  if (*gate_reason() != '\0') table.text("gate_reason", gate_reason());
   add_memory(table, stats);
   add_work(table, stats, gate);
   return table.size();

@@ -2,11 +2,10 @@
 // See key_memory.h.
 #include "key_memory.h"
 
-#include <malloc.h>
-
 #include <cstring>
 
 #include "base/units.h"
+#include "program_got.h"
 #include "sys/mem.h"
 #include "tier.h"
 
@@ -36,6 +35,7 @@ const char* const kEncodingNames[] = {"raw", "int", "hashtable", "zipmap", "link
 constexpr size_t kStringHeadMax = 17;   // an sds string's, before its first byte
 
 bool g_known = false;
+size_t (*g_usable_size)(void*) = nullptr;   // the server's malloc_usable_size
 
 void add(KeyMemory* memory, const void* address, size_t bytes) {
   if (address == nullptr || bytes == 0 || memory->count == kPiecesMax) return;
@@ -49,7 +49,7 @@ void add(KeyMemory* memory, const void* address, size_t bytes) {
   last = swapped;
 }
 
-void add_block(KeyMemory* memory, void* block) { add(memory, block, malloc_usable_size(block)); }
+void add_block(KeyMemory* memory, void* block) { add(memory, block, block == nullptr ? 0 : g_usable_size(block)); }
 
 void describe(const Object* object, KeyMemory* memory) {
   memory->encoding = object->encoding < sizeof(kEncodingNames) / sizeof(kEncodingNames[0]) ? kEncodingNames[object->encoding] : "unknown";
@@ -60,7 +60,7 @@ void describe(const Object* object, KeyMemory* memory) {
     case kRaw: {
       // Its length stands in memory that is not to be touched; the allocator tells how large the block is.
       char* text = static_cast<char*>(object->value);
-      add(memory, text - kStringHeadMax, malloc_usable_size(text - 1));
+      add(memory, text - kStringHeadMax, g_usable_size(text - 1));
       memory->whole = true;
       break;
     }
@@ -88,7 +88,8 @@ bool key_memory_check(Context* context) {
   String* value = g_api.CreateString(context, probe, sizeof(probe));
   const auto* object = reinterpret_cast<const Object*>(value);
   size_t length = 0;
-  g_known = object->type == 0 && object->encoding == kRaw && object->references == 1 &&
+  g_usable_size = reinterpret_cast<size_t (*)(void*)>(program_calls("malloc_usable_size"));
+  g_known = g_usable_size != nullptr && object->type == 0 && object->encoding == kRaw && object->references == 1 &&
             object->value == g_api.StringPtrLen(value, &length) && length == sizeof(probe);
   // Opened for reading, a key that is not there gives no handle; for writing it does, and creates nothing.
   constexpr int kOpenWrite = 1 << 1;

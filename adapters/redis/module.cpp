@@ -15,7 +15,7 @@
 #include "base/format.h"
 #include "base/units.h"
 #include "commands.h"
-#include "gate_use.h"
+#include "gate.h"
 #include "info.h"
 #include "key_memory.h"
 #include "memory_limit.h"
@@ -67,10 +67,9 @@ int start_tier_of_server(Context* context, ErrorText* why) {
 }
 
 void start_gate(Context* context) {
-  if (!settings().gate) return;
-  GateOptions options;
+  if (tier().owner != TierOwner::kModule) return;   // under `lunar run` the preload library's serves
   ErrorText why;
-  if (gate_start(options, &why) < 0)
+  if (gate_start(settings().gate, &why) < 0)
     g_api.Log(context, "warning", "the input gate stays open (%s): commands work, but a cold key holds up other clients", why.text);
 }
 

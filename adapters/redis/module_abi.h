@@ -147,7 +147,6 @@ static_assert(sizeof(void*) != 8 || (sizeof(CommandArgument) == 64 && sizeof(Key
   CALL(true, int, RegisterBoolConfig, (Context*, const char* name, int value, unsigned flags, GetBool, SetBool,              \
                                        ApplyFunction, void* data))                                                           \
   CALL(true, int, LoadConfigs, (Context*))                                                                                   \
-  CALL(false, int, AddACLCategory, (Context*, const char* name))                                                             \
   CALL(false, int, SetCommandACLCategories, (Command*, const char* categories))                                              \
   CALL(false, void, LatencyAddSample, (const char* event, long long milliseconds))                                           \
   CALL(false, ServerInfo*, GetServerInfo, (Context*, const char* section))                                                   \

@@ -4,7 +4,6 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <jemalloc/jemalloc.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -79,10 +78,11 @@ constexpr const char* kUseRun = "start it as `lunar run -- redis-server ...` wit
 
 int server_heap_check(ErrorText* why) {
   void* alloc = program_calls("malloc");
+  const void* jemalloc = dlsym(RTLD_DEFAULT, "mallocx");
   if (alloc == nullptr || dlsym(RTLD_DEFAULT, "je_mallctl") != nullptr)
     return why->set(-ENOTSUP, "this server carries its own allocator (not the shared libjemalloc.so.2), which cannot be tiered from a "
                     "module; %s", kUseRun);
-  if (!same_library(alloc, reinterpret_cast<const void*>(&mallocx)))
+  if (jemalloc == nullptr || !same_library(alloc, jemalloc))
     return why->set(-ENOTSUP, "this server's malloc is that of %s, not of the shared libjemalloc.so.2; %s", library_of(alloc), kUseRun);
   for (const char* name : {"calloc", "realloc", "free"})
     if (void* found = program_calls(name); found == nullptr || !same_library(found, alloc))

@@ -2,11 +2,13 @@
 // The module's settings: where they come from, and `CONFIG GET|SET lunar.*`.
 //
 // Precedence: default < config file of Lunar < environment (LUNAR_*) < module arguments (`loadmodule ... dram 4gb`) <
-// `lunar.*` lines of the server's configuration. dram and forks can change at run time; the rest is for the start.
+// `lunar.*` lines of the server's configuration. dram, forks, gate and gate-hold-ms can change at run time; the rest is for
+// the start.
 // Threading: the server's main thread.
 #pragma once
 #include "base/error.h"
 #include "base/options.h"
+#include "gate.h"
 #include "module_abi.h"
 
 namespace lunar::redis {
@@ -14,7 +16,7 @@ namespace lunar::redis {
 struct Settings {
   Options tier;          // runtime/base/options.def
   bool forks = true;     // keep LUN space free for a forked child (BGSAVE, AOF rewrite, full sync)
-  bool gate = true;      // hold a client's bytes while its keys are fetched
+  GateOptions gate;      // gate, gate-hold-ms, gate-threads
 };
 Settings& settings();
 

@@ -25,6 +25,18 @@
 #include "pager/pager.h"
 #include "sys/thread.h"
 
+#ifdef LUNAR_JEMALLOC_OF_PROGRAM
+// A library that is loaded into a program uses the jemalloc that is there, and must not bring one (dlopen fails then: no static
+// TLS). Whoever defines this asks whether there is one before heap_create.
+#pragma weak mallctl
+#pragma weak mallctlbymib
+#pragma weak mallctlnametomib
+#pragma weak mallocx
+#pragma weak rallocx
+#pragma weak dallocx
+#pragma weak sallocx
+#endif
+
 namespace lunar {
 namespace {
 
