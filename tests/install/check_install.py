@@ -15,6 +15,7 @@ WANTED = [
     r"lib/.*liblunar\.so\.0",
     r"lib/.*liblunar\.so",
     r"lib/.*liblunar-preload\.so",
+    r"lib/.*redis/modules/liblunar-redis\.so",
     r"lib/.*pkgconfig/lunar\.pc",
     r"include/lunar/lunar\.h",
     r"include/lunar/lunar\.hpp",
