@@ -208,7 +208,13 @@ void RedisBench::attempt(const std::string& system, const Work& work) {
 }
 
 void RedisBench::judge(const RedisSide& side, const std::string& workload, const RedisTurn& turn) {
-  for (const std::string& failure : turn_failures(turn)) {
+  // On a machine where others use the disk, too, its bytes prove little: what the server itself read must suffice. (A
+  // save is read by its child.)
+  TurnResult checked = turn;
+  if (turn.server_read_bytes >= 0 && turn.bgsave_s == 0) {
+    checked.disk_read_bytes = std::min(turn.disk_read_bytes, turn.server_read_bytes);
+  }
+  for (const std::string& failure : turn_failures(checked)) {
     report_.failures.push_back(fmt::format("{} {}: {}{}{}", side.system(), workload, failure,
                                            turn.first_mismatch.empty() ? "" : ": first: ", turn.first_mismatch));
   }
@@ -300,10 +306,10 @@ void RedisBench::run_stage(DataKind kind, bool fits, const std::vector<RedisWork
   for (const std::string& system : options().systems) {
     if (!wants(system)) continue;
     attempt(system, [&] {
-      progress_.say(fmt::format("starting {}", system));
+      progress_.say(fmt::format("starting and loading {}", system));
       auto side = std::make_unique<RedisSide>(setup_of(system, kind, fits), *leftovers_);
       report_.redis_version = side->redis_version();
-      const RedisTurn load = side->load([&](const std::string& text) { progress_.say(text); });
+      const RedisTurn load = side->load([&](const std::string& text) { progress_.follow(text); });
       judge(*side, name, load);
       add_result(system, name, RedisSide::kLoadPipeline, -1, {load});
       sides_.push_back(std::move(side));

@@ -22,6 +22,10 @@ class Progress {
       fmt::print(stderr, "{}\n", text);
     std::fflush(stderr);
   }
+  // A step within a step: only for those who watch.
+  void follow(const std::string& text) {
+    if (terminal_) say(text);
+  }
   void clear() {
     if (terminal_) fmt::print(stderr, "\r\033[K");
     std::fflush(stderr);

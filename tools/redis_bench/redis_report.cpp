@@ -177,9 +177,9 @@ std::string report_table(const RedisReport& report) {
                        one.workload, one.connections, one.pipeline, one.system, turn.ops_per_s,
                        duration_text(turn.p50_ns), duration_text(turn.p99_ns), duration_text(turn.p999_ns),
                        turn.cpu_s * percent, turn.generator_cpu_s * percent, turn.machine_cpu_s * percent,
-                       std::max(0.0, turn.disk_read_bytes) / 1048576, note_of(report, one));
+                       std::max(0.0, turn.server_read_bytes) / 1048576, note_of(report, one));
   }
-  out += fmt::format("srv%, gen%, cpu%: CPU of server, load generator and machine, of one CPU; {}\n", machine_note());
+  out += fmt::format("srv%, gen%, cpu%: CPU of server, load generator and machine, of one CPU; MiB read: by the server; {}\n", machine_note());
   for (const auto& [system, bytes] : report.peak_bytes) {
     out += fmt::format("memory peak: {}: {:.0f} MiB (limit {} MiB)\n", system, bytes / 1048576,
                        (report.options.dram_bytes + report.options.allowance_bytes) >> 20);

@@ -38,6 +38,7 @@ struct RedisOptions {
 // the hot clients.
 struct RedisTurn : TurnResult {
   double generator_cpu_s = 0;                       // of the load generator's one thread
+  double server_read_bytes = -1;                    // of the disk's, what the server had read; -1: not known
   double bgsave_s = 0, fork_us = 0;                 // save
   double cold_ops_per_s = 0, cold_p99_ns = 0;       // hotcold: the clients that read cold keys
   std::string first_mismatch;
@@ -49,7 +50,7 @@ struct RedisTurnField {
 inline constexpr RedisTurnField kRedisTurnFields[] = {
     {"generator_cpu_s", &RedisTurn::generator_cpu_s}, {"bgsave_s", &RedisTurn::bgsave_s},
     {"fork_us", &RedisTurn::fork_us},                 {"cold_ops_per_s", &RedisTurn::cold_ops_per_s},
-    {"cold_p99_ns", &RedisTurn::cold_p99_ns},
+    {"cold_p99_ns", &RedisTurn::cold_p99_ns},         {"server_read_bytes", &RedisTurn::server_read_bytes},
 };
 
 struct RedisResult {

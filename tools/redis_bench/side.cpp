@@ -40,6 +40,7 @@ double now_seconds() {
 struct RedisSide::Counters {
   double machine_cpu = 0, cpu = 0;
   std::optional<DiskBytes> disk;
+  std::optional<uint64_t> server_read;
 };
 
 // Starts a BGSAVE when it is made and ends the turn when that is done.
@@ -131,6 +132,7 @@ void RedisSide::lost(const std::string& why) {
 RedisSide::Counters RedisSide::count() const {
   Counters counters;
   counters.disk = read_disk(setup_.disk_stat);
+  counters.server_read = process_read_bytes(server_->pid());
   counters.machine_cpu = machine_cpu_seconds();
   counters.cpu = process_cpu_seconds(server_->pid());
   return counters;
@@ -166,6 +168,9 @@ LoadCounts RedisSide::drive(LoadPlan plan, RedisTurn* turn) {
   if (before.disk && after.disk) {
     turn->disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
     turn->disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
+  }
+  if (before.server_read && after.server_read) {
+    turn->server_read_bytes = static_cast<double>(*after.server_read - *before.server_read);
   }
   turn->mismatches = static_cast<double>(counts.mismatches);
   turn->first_mismatch = counts.first_mismatch;

@@ -103,6 +103,15 @@ double process_cpu_seconds(pid_t pid) {
   return text ? parse_process_cpu_seconds(*text, sysconf(_SC_CLK_TCK)).value_or(0) : 0;
 }
 
+std::optional<uint64_t> process_read_bytes(pid_t pid) {
+  std::istringstream words{read_text(fmt::format("/proc/{}/io", pid)).value_or("")};
+  std::string name;
+  for (uint64_t value; words >> name >> value;) {
+    if (name == "read_bytes:") return value;
+  }
+  return std::nullopt;
+}
+
 std::optional<uint64_t> parse_status_bytes(std::string_view text, std::string_view name) {
   std::istringstream lines{std::string(text)};
   for (std::string line; std::getline(lines, line);) {
