@@ -20,13 +20,14 @@
 #include <memory>
 #include <stdexcept>
 
+#include "bench/bench_host.h"
 #include "bench/contestant.h"
 #include "bench/fault_report.h"
 #include "bench/leftovers.h"
+#include "bench/progress.h"
 #include "bench/size_option.h"
 #include "bench/swap_file.h"
 #include "support/cgroup.h"
-#include "support/procfs.h"
 
 namespace lunar::tools {
 
@@ -36,42 +37,10 @@ constexpr uint64_t kMiBytes = 1 << 20;
 constexpr size_t kLunHeaderBytes = 1 << 20;       // zeros at the start of a LUN file that may be taken
 constexpr uint64_t kLunOverheadBytes = 4 << 20;   // header and rounding, above what is asked for as LUN space
 
-// One line on standard error that follows the run; a line a step where nobody watches.
-class Progress {
- public:
-  Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
-  ~Progress() { clear(); }
-  void say(const std::string& text) {
-    if (terminal_)
-      fmt::print(stderr, "\r\033[K{}", text);
-    else
-      fmt::print(stderr, "{}\n", text);
-    std::fflush(stderr);
-  }
-  void clear() {
-    if (terminal_) fmt::print(stderr, "\r\033[K");
-    std::fflush(stderr);
-  }
-  unsigned done = 0, total = 0;
-  std::string count() { return fmt::format("[{}/{}]", ++done, total); }
-
- private:
-  bool terminal_;
-};
-
-std::string directory_for_files(const std::string& lun) {
-  struct stat info {};
-  if (stat(lun.c_str(), &info) != 0) return "/var/tmp";
-  if (S_ISDIR(info.st_mode)) return lun;
-  if (S_ISREG(info.st_mode) && lun.find('/') != std::string::npos) return lun.substr(0, lun.rfind('/') + 1);
-  return "/var/tmp";
-}
-
 class FaultBench {
  public:
   explicit FaultBench(FaultOptions options) {
     report_.options = std::move(options);
-    directory_ = directory_for_files(report_.options.lun);
     limit_bytes_ = report_.options.dram_bytes + report_.options.allowance_bytes;
     swap_bytes_ = report_.options.data_bytes / 2 * 3;
     // The same for one process: of a LUN file of fixed size the first process gets half, its children the rest.
@@ -110,33 +79,12 @@ class FaultBench {
 };
 
 void FaultBench::check_host() {
-  leftovers_ = std::make_unique<Leftovers>();
-  for (const std::string& line : leftovers_->sweep()) fmt::print(stderr, "lunar: bench: {}\n", line);
-  const uint64_t available = machine_memory("MemAvailable");
-  const uint64_t wanted = limit_bytes_ * options().systems.size() + 64 * kMiBytes;
-  if (available < wanted) {
-    throw std::runtime_error(
-        fmt::format("{} MiB of memory are available, {} are needed for all sides at once: use a smaller "
-                    "--dram",
-                    available / kMiBytes, wanted / kMiBytes));
-  }
-  if (is_memory_file_system(directory_)) {
-    throw std::runtime_error(
-        fmt::format("{} is a memory file system: give a directory on a disk by --lun DIR", directory_));
-  }
-  std::string why;
-  disk_stat_ = disk_stat_path(directory_, &why);
-  if (disk_stat_.empty()) report_.skipped["disk_bytes"] = why + ": bytes moved cannot be checked";
-  const CgroupPlace place = find_cgroup_place();
-  if (geteuid() != 0) {
-    report_.skipped["cgroup"] = "making a memory cgroup needs root (sudo): Lunar runs under its own cap only";
-    report_.skipped["swap"] = "swap and a memory cgroup need root: run with sudo";
-  } else if (place.version == 0) {
-    report_.skipped["cgroup"] = place.why_not;
-    report_.skipped["swap"] = "no memory cgroup to bound it: " + place.why_not;
-  } else {
-    cgroup_ = place;
-  }
+  BenchHost host = check_bench_host(options().lun, limit_bytes_ * options().systems.size());
+  leftovers_ = std::move(host.leftovers);
+  directory_ = host.directory;
+  disk_stat_ = host.disk_stat;
+  cgroup_ = host.cgroup;
+  report_.skipped = std::move(host.skipped);
 }
 
 std::vector<std::string> FaultBench::child_arguments(const std::string& system) const {

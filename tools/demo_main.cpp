@@ -136,15 +136,9 @@ std::vector<std::string> Demo::wrapper(const std::string& stats_file) const {
 }
 
 std::string find_redis_server() {
-  std::string path = getenv("PATH") != nullptr ? getenv("PATH") : "";
-  path += ":/usr/bin:/usr/sbin:/usr/local/bin";
-  for (size_t at = 0; at <= path.size();) {
-    const size_t end = std::min(path.find(':', at), path.size());
-    const std::string candidate = path.substr(at, end - at) + "/redis-server";
-    if (candidate[0] == '/' && access(candidate.c_str(), X_OK) == 0) return candidate;
-    at = end + 1;
-  }
-  throw std::runtime_error("redis-server is not installed: apt-get install redis-server");
+  const std::string found = find_in_path("redis-server");
+  if (found.empty()) throw std::runtime_error("redis-server is not installed: apt-get install redis-server");
+  return found;
 }
 
 void Demo::prepare() {

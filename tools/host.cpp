@@ -282,9 +282,13 @@ int probe_scratch_file(const std::string& directory) {
   return -errno;
 }
 
-// ---- the preload library -----------------------------------------------------------------------------------------
+// ---- our libraries -----------------------------------------------------------------------------------------------
 
 std::string find_preload_library(std::string* tried) {
+  return find_own_library("adapters/preload/liblunar-preload.so", "liblunar-preload.so", tried);
+}
+
+std::string find_own_library(const std::string& in_build, const std::string& installed, std::string* tried) {
   char self[4096];
   ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
   if (length <= 0) {
@@ -294,7 +298,7 @@ std::string find_preload_library(std::string* tried) {
   std::string directory(self, static_cast<size_t>(length));
   directory.resize(directory.rfind('/'));
   std::string candidates[] = {
-      "../adapters/preload",
+      "..",   // the build tree
 #ifdef LUNAR_MULTIARCH
       "../lib/" LUNAR_MULTIARCH "/lunar",
       "../lib/" LUNAR_MULTIARCH,
@@ -310,7 +314,7 @@ std::string find_preload_library(std::string* tried) {
   };
   for (const std::string& candidate : candidates) {
     std::string place = candidate[0] == '/' ? candidate : directory + "/" + candidate;
-    std::string file = place + "/liblunar-preload.so";
+    std::string file = place + "/" + (candidate == ".." ? in_build : installed);
     if (access(file.c_str(), R_OK) == 0) {
       char* absolute = realpath(file.c_str(), nullptr);
       std::string found = absolute ? absolute : file;
@@ -318,7 +322,7 @@ std::string find_preload_library(std::string* tried) {
       return found;
     }
   }
-  *tried = directory + "/../{adapters/preload,lib/*/lunar,lib}";
+  *tried = directory + "/../" + in_build + " and " + directory + "/../lib*/**/" + installed;
   return "";
 }
 

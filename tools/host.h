@@ -49,6 +49,8 @@ int probe_scratch_file(const std::string& directory);
 
 // liblunar-preload.so, found beside the running binary (build tree or installed), absolute; "" and *tried otherwise.
 std::string find_preload_library(std::string* tried);
+// The same for any of our libraries: `in_build` is its path in a build tree, `installed` that in a library directory.
+std::string find_own_library(const std::string& in_build, const std::string& installed, std::string* tried);
 
 std::string user_name();          // for commands that name the user
 // One line of a small file, "" when it cannot be read.

@@ -25,6 +25,18 @@
 #include "pager/pager.h"
 #include "sys/thread.h"
 
+#ifdef LUNAR_JEMALLOC_OF_PROGRAM
+// A library that is loaded into a program uses the jemalloc that is there, and must not bring one (dlopen fails then: no static
+// TLS). Whoever defines this asks whether there is one before heap_create.
+#pragma weak mallctl
+#pragma weak mallctlbymib
+#pragma weak mallctlnametomib
+#pragma weak mallocx
+#pragma weak rallocx
+#pragma weak dallocx
+#pragma weak sallocx
+#endif
+
 namespace lunar {
 namespace {
 
@@ -138,13 +150,13 @@ bool hook_commit(extent_hooks_t*, void* address, size_t, size_t offset, size_t l
 }
 
 bool hook_decommit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
-  region_decommit(g_heap.region, offset_in_region(address) + offset, length, false);
+  if (region_try_decommit(g_heap.region, offset_in_region(address) + offset, length) < 0) return true;   // a fork: stays as it is
   g_heap.committed.fetch_sub(length, std::memory_order_relaxed);
   return false;
 }
 
 bool hook_purge_forced(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
-  return pager_discard(static_cast<char*>(address) + offset, length) < 0;
+  return pager_try_discard(static_cast<char*>(address) + offset, length) < 0;
 }
 
 bool hook_split(extent_hooks_t*, void*, size_t, size_t, size_t, bool, unsigned) { return false; }
@@ -369,6 +381,18 @@ void* heap_resize_dram(void* pointer, size_t bytes) {
 }
 
 void heap_free_dram(void* pointer) { dallocx(pointer, MALLOCX_TCACHE_NONE); }
+
+unsigned heap_step_out() {
+  unsigned dram = 0, before = 0;
+  size_t size = sizeof(before);
+  if (mallctl("thread.arena", &before, &size, &dram, sizeof(dram)) != 0) return 0;
+  (void)mallctl("thread.tcache.flush", nullptr, nullptr, nullptr, 0);
+  return before;
+}
+
+void heap_step_in(unsigned arena) {
+  if (arena != 0) (void)mallctl("thread.arena", nullptr, nullptr, &arena, sizeof(arena));
+}
 
 HeapHookBytes heap_hook_bytes() {
   return {g_heap.top.load(std::memory_order_relaxed), g_heap.committed.load(std::memory_order_relaxed)};

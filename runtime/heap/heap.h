@@ -42,6 +42,12 @@ void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero);
 void* heap_resize_dram(void* pointer, size_t bytes);
 void heap_free_dram(void* pointer);
 
+// kProcess, where malloc itself is jemalloc and not a shim: the calling thread's cache is emptied and its allocations come from DRAM
+// until heap_step_in. Around a fork, and wherever the runtime starts threads: what libc allocates for a service thread must
+// not be tiered. Returns what heap_step_in wants.
+unsigned heap_step_out();
+void heap_step_in(unsigned arena);
+
 // What the extent hooks were asked for since heap_create, in bytes (tests: that jemalloc keeps no metadata in the region).
 struct HeapHookBytes {
   size_t reserved;    // address space handed out

@@ -442,19 +442,29 @@ int region_commit(Region* region, size_t offset, size_t bytes) {
   return 0;
 }
 
-void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
+static void uncommit(Region* region, size_t bytes) {
   auto& state = pager_state();
+  uint64_t pages = bytes >> state.page_shift;
+  region->committed_pages.fetch_sub(pages);
+  sys::Locked<sys::Mutex> hold(state.arm_lock);   // not across arming
+  if (pager_armed()) space_uncharge(pages);
+  else state.committed_before_arming.fetch_sub(bytes);
+}
+
+void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
   (void)pager_discard(region->base + offset, bytes);
   if (protect) {
     sys::Locked<sys::Mutex> hold(region->grow_lock);
     region->has_holes.store(true);
     (void)sys::protect(region->base + offset, bytes, PROT_NONE);
   }
-  uint64_t pages = bytes >> state.page_shift;
-  region->committed_pages.fetch_sub(pages);
-  sys::Locked<sys::Mutex> hold(state.arm_lock);   // not across arming
-  if (pager_armed()) space_uncharge(pages);
-  else state.committed_before_arming.fetch_sub(bytes);
+  uncommit(region, bytes);
+}
+
+int region_try_decommit(Region* region, size_t offset, size_t bytes) {
+  if (pager_try_discard(region->base + offset, bytes) == -EAGAIN) return -EAGAIN;
+  uncommit(region, bytes);
+  return 0;
 }
 
 }  // namespace lunar

@@ -287,7 +287,10 @@ int pager_touch(const void* address, size_t bytes) {
 
 int pager_prefetch(const lunar_range* ranges, size_t count) { return pager_armed() ? bring_in_ranges(ranges, count, Want::kRead) : 0; }
 
-int pager_discard(void* address, size_t bytes) {
+namespace {
+
+// The loop of the two discards. `wait`: for a fork in hand; else -EAGAIN, with what came before it discarded.
+int discard(void* address, size_t bytes, bool wait) {
   auto& state = pager_state();
   PageRange range;
   int rc = pages_of(address, bytes, true, &range);
@@ -305,12 +308,18 @@ int pager_discard(void* address, size_t bytes) {
       p = next;
       continue;
     }
-    MutatorScope scope;
+    MutatorScope scope(wait);
+    if (!scope.entered()) return -EAGAIN;
     discard_chunk(*range.region, p, next);
     p = next;
   }
   return 0;
 }
+
+}  // namespace
+
+int pager_discard(void* address, size_t bytes) { return discard(address, bytes, true); }
+int pager_try_discard(void* address, size_t bytes) { return discard(address, bytes, false); }
 
 int pager_advise(const void* address, size_t bytes, lunar_advice advice) {
   PageRange range;

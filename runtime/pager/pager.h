@@ -57,6 +57,9 @@ Region* region_find(const void* address);
 // Gives it back: contents are gone, space uncharged, the range becomes PROT_NONE when `protect`, else reads as zeros if
 // touched again without commit (which is a caller's error). pre: committed.
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
+// The same without `protect`, for an allocator's hook: never waits for a fork. -EAGAIN: the range stays committed (its contents may
+// be gone).
+[[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
 
 // The doors. Ranges may be any bytes inside one region; pages partly covered: touch/prefetch/pin include them, discard
 // excludes them (as madvise does not: it needs page-aligned addresses; adapters check alignment first).
@@ -66,6 +69,9 @@ void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
 [[nodiscard]] int pager_touch(const void* address, size_t bytes);
 [[nodiscard]] int pager_prefetch(const lunar_range* ranges, size_t count);
 [[nodiscard]] int pager_discard(void* address, size_t bytes);
+// As discard, but -EAGAIN while this process forks: for an allocator's hooks. They run with the allocator's locks held, and its own
+// fork handlers want these after ours have begun to keep discards out (unless ours are older than the allocator's).
+[[nodiscard]] int pager_try_discard(void* address, size_t bytes);
 // Hints: cold: evict soon; hot: keep longer; sequential: read ahead, drop behind; normal.
 [[nodiscard]] int pager_advise(const void* address, size_t bytes, lunar_advice advice);
 // pin: resident until unpin (counts do not nest). -ENOMEM when the pinned total would pass half of the budget.

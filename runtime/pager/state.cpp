@@ -175,17 +175,23 @@ int lun_open_own() {
   return 0;
 }
 
-MutatorScope::MutatorScope() {
+MutatorScope::MutatorScope(bool wait) {
   auto& state = pager_state();
   for (;;) {
     state.mutators.fetch_add(1, std::memory_order_seq_cst);
     if (!state.forking.load(std::memory_order_seq_cst)) return;
     state.mutators.fetch_sub(1, std::memory_order_seq_cst);
+    if (!wait) {
+      entered_ = false;
+      return;
+    }
     while (state.forking.load(std::memory_order_acquire)) sys::sleep_ns(20000);
   }
 }
 
-MutatorScope::~MutatorScope() { pager_state().mutators.fetch_sub(1, std::memory_order_release); }
+MutatorScope::~MutatorScope() {
+  if (entered_) pager_state().mutators.fetch_sub(1, std::memory_order_release);
+}
 
 uint64_t page_hash(const void* content) { return XXH3_64bits(content, pager_state().page_size); }
 

@@ -104,10 +104,17 @@ void deferred_slots_forget();               // in the child
 [[nodiscard]] int lun_open_own();
 
 // The calling thread is about to change page mappings (discard, move): keeps fork out. Never held across a wait for I/O.
+// wait false: while a fork is in hand it is not entered (for who holds locks that the fork will ask for).
 class MutatorScope {
  public:
-  MutatorScope();
+  explicit MutatorScope(bool wait = true);
   ~MutatorScope();
+  MutatorScope(const MutatorScope&) = delete;
+  MutatorScope& operator=(const MutatorScope&) = delete;
+  bool entered() const { return entered_; }
+
+ private:
+  bool entered_ = true;
 };
 
 // Hash of a page's content; also tells an all-zero page.

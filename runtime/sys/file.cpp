@@ -16,6 +16,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -188,7 +189,7 @@ bool is_sealed_memory(int fd) {
 }
 
 int64_t write_to_program(int fd, const void* buffer, size_t bytes) {
-  if (!in_service_thread()) return write_some(fd, buffer, bytes);
+  if (in_program_files()) return write_some(fd, buffer, bytes);
   char path[48];
   format_to(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(getpid()), fd);
   int copy = open_file(path, O_WRONLY | O_APPEND);
@@ -310,6 +311,13 @@ void eventfd_signal(int fd) {
 void eventfd_clear(int fd) {
   uint64_t count;
   (void)read_some(fd, &count, sizeof count);
+}
+
+int epoll_set(int epoll, int fd, uint32_t events, bool add) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  return static_cast<int>(result(syscall(SYS_epoll_ctl, epoll, add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event)));
 }
 
 int poll_readable(const int* fds, unsigned count, int64_t timeout_ns, uint64_t* ready_mask) {

@@ -31,6 +31,9 @@ void advise_vector_forget();                // in a forked child: a pidfd of the
 // Which of [address, address+pages) the kernel holds (DRAM or its own swap), from /proc/self/pagemap; a byte a page. Blocking.
 [[nodiscard]] int present_pages(const void* address, size_t pages, uint8_t* out);
 
+// Reads this process' own memory by a system call: -EFAULT where a plain read would be a fault without remedy.
+[[nodiscard]] int peek(const void* from, void* to, size_t bytes);
+
 // mlock2 (flags 0: mlock), munlock, mlockall.
 [[nodiscard]] int lock_memory(const void* address, size_t bytes, unsigned flags);
 [[nodiscard]] int unlock_memory(const void* address, size_t bytes);

@@ -53,6 +53,7 @@ struct ThreadStart {
 };
 
 thread_local bool t_service __attribute__((tls_model("initial-exec"))) = false;
+thread_local bool t_own_files __attribute__((tls_model("initial-exec"))) = false;
 cpu_set_t g_allowed;
 std::atomic<bool> g_allowed_known{false};
 
@@ -68,6 +69,7 @@ void* thread_main(void* argument) {
   host_guard_depth = 1;   // for life
   t_service = true;
   ThreadSpec spec = start->spec;
+  t_own_files = !spec.program_files;
   prctl(PR_SET_NAME, spec.name, 0, 0, 0);
   int rc = 1;
   if (spec.unshare_files && syscall(SYS_unshare, CLONE_FILES) != 0) rc = -errno;
@@ -110,6 +112,7 @@ void thread_join(pthread_t thread) {
 }
 
 bool in_service_thread() { return t_service; }
+bool in_program_files() { return !t_own_files; }
 
 int thread_id() { return static_cast<int>(syscall(SYS_gettid)); }
 

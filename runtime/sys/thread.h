@@ -15,11 +15,13 @@ struct ThreadSpec {
   void (*run)(void* argument) = nullptr;
   void* argument = nullptr;
   bool unshare_files = false;
+  bool program_files = false;   // stays in the program's descriptor table (else started by a thread that has one of its own)
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
 void thread_join(pthread_t thread);
 
 bool in_service_thread();                             // started by thread_start
+bool in_program_files();                              // uses the program's descriptor table
 int thread_id();                                      // gettid
 // Whether a SCHED_IDLE thread of this process may become SCHED_OTHER again: RLIMIT_NICE must cover its nice value, or CAP_SYS_NICE.
 bool idle_policy_can_be_left();

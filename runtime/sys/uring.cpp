@@ -73,7 +73,7 @@ int Uring::init(unsigned entries, bool sqpoll) {
   // Best effort: 5.18 and newer, and at most 16 rings a thread. Without it the descriptor is used as it is.
   (void)io_uring_register_ring_fd(&ring_);
   ready_ = true;
-  if (!in_service_thread()) note_own_descriptor(descriptor_ = ring_.ring_fd, true);
+  if (in_program_files()) note_own_descriptor(descriptor_ = ring_.ring_fd, true);
   return 0;
 }
 

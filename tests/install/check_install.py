@@ -15,6 +15,7 @@ WANTED = [
     r"lib(?:64)?/(?:.*/)?liblunar\.so\.0",
     r"lib(?:64)?/(?:.*/)?liblunar\.so",
     r"lib(?:64)?/(?:.*/)?liblunar-preload\.so",
+    r"lib(?:64)?/(?:.*/)?redis/modules/liblunar-redis\.so",
     r"lib(?:64)?/(?:.*/)?pkgconfig/lunar\.pc",
     r"include/lunar/lunar\.h",
     r"include/lunar/lunar\.hpp",

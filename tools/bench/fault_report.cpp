@@ -4,59 +4,21 @@
 #include "bench/fault_report.h"
 
 #include <fmt/format.h>
-#include <sys/utsname.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <sstream>
 
+#include "bench/report_parts.h"
 #include "support/json_writer.h"
-#include "support/procfs.h"
-#include "support/text_file.h"
 
 namespace lunar::tools {
 
 namespace {
-constexpr double kMovedShareMin = 0.99;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 const FaultResult* find(const FaultReport& report, const std::string& system, const std::string& workload,
                         unsigned threads) {
   for (const FaultResult& one : report.results) {
     if (one.system == system && one.workload == workload && one.threads == threads) return &one;
   }
   return nullptr;
-}
-
-std::string cpu_model() {
-  std::istringstream lines(read_text("/proc/cpuinfo").value_or(""));
-  for (std::string line; std::getline(lines, line);) {
-    if (line.compare(0, 10, "model name") == 0 || line.compare(0, 4, "cpu\t") == 0) {
-      return trimmed(line.substr(line.find(':') + 1));
-    }
-  }
-  return {};
-}
-
-std::string duration_text(double ns) {
-  if (ns < 1e3) return fmt::format("{:.0f} ns", ns);
-  if (ns < 1e6) return fmt::format("{:.1f} us", ns / 1e3);
-  return fmt::format("{:.2f} ms", ns / 1e6);
-}
-
-void write_host(JsonWriter& json) {
-  utsname names{};
-  uname(&names);
-  json.key("host").open('{').field("kernel", std::string(names.release)).field("machine", std::string(names.machine));
-  json.field("cpu", cpu_model()).field("cpus", sysconf(_SC_NPROCESSORS_ONLN));
-  json.field("memory_bytes", machine_memory("MemTotal")).field("page_bytes", sysconf(_SC_PAGESIZE));
-  json.field("thp", trimmed(read_text("/sys/kernel/mm/transparent_hugepage/enabled").value_or("")));
-  json.field("swappiness", trimmed(read_text("/proc/sys/vm/swappiness").value_or(""))).close('}');
 }
 
 void write_options(JsonWriter& json, const FaultOptions& options) {
@@ -79,22 +41,6 @@ TurnResult median_of(const std::vector<TurnResult>& turns) {
     result.*field.member = values.empty() ? 0 : median(values);
   }
   return result;
-}
-
-std::vector<std::string> turn_failures(const TurnResult& turn) {
-  std::vector<std::string> failures;
-  if (turn.mismatches > 0)
-    failures.push_back(fmt::format("{:.0f} reads did not find what was written", turn.mismatches));
-  const auto moved = [&](const char* what, double did, double must) {
-    if (did >= 0 && did < kMovedShareMin * must) {
-      failures.push_back(
-          fmt::format("the disk {} {:.0f} MiB where the work needs at least {:.0f} MiB: not measured on the disk", what,
-                      did / 1048576, must / 1048576));
-    }
-  };
-  moved("read", turn.disk_read_bytes, turn.must_read_bytes);
-  moved("wrote", turn.disk_written_bytes, turn.must_write_bytes);
-  return failures;
 }
 
 std::map<std::string, double> ratios_against(const FaultReport& report, const std::string& baseline) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/report_parts.h"
 #include "bench/turn.h"
 
 namespace lunar::tools {
@@ -40,8 +41,6 @@ struct FaultReport {
 };
 
 TurnResult median_of(const std::vector<TurnResult>& turns);
-// What makes one turn dishonest, one line each: wrong stamps, bytes the disk did not move.
-std::vector<std::string> turn_failures(const TurnResult& turn);
 // Lunar divided by `baseline`, keys WORKLOAD_tTHREADS_QUANTITY.
 std::map<std::string, double> ratios_against(const FaultReport& report, const std::string& baseline);
 std::string report_json(const FaultReport& report);

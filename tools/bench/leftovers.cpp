@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <sstream>
 #include <stdexcept>
 
@@ -96,6 +97,11 @@ bool Leftovers::undo(const std::string& line, std::string* said) {
   if (kind == "swapfile") {
     if (swapoff(what.c_str()) != 0 && errno != EINVAL && errno != ENOENT) return false;
     return unlink(what.c_str()) == 0 || errno == ENOENT;
+  }
+  if (kind == "directory") {
+    std::error_code error;
+    std::filesystem::remove_all(what, error);   // follows no link
+    return !error;
   }
   if (kind == "file") return unlink(what.c_str()) == 0 || errno == ENOENT;
   return true;

@@ -103,6 +103,7 @@ void RedisServer::launch(const ServerSetup& setup) {
   arguments.insert(arguments.end(), own.begin(), own.end());
   if (has_debug_option(setup.redis_server)) arguments.insert(arguments.end(), {"--enable-debug-command", "local"});
   if (!setup.saves) arguments.insert(arguments.end(), {"--save", ""});
+  arguments.insert(arguments.end(), setup.further.begin(), setup.further.end());
   const int errors = open(error_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (errors < 0) throw std::runtime_error(fmt::format("{}: {}", error_path_, strerror(errno)));
   StartOptions options;

@@ -22,6 +22,7 @@ struct ServerSetup {
   std::string dump = "dump.rdb";
   std::string cgroup_procs;   // "" or the group it joins
   bool saves = true;          // redis' default save points stay on
+  std::vector<std::string> further;   // arguments after ours ("--loadmodule", ...)
 };
 
 struct FreeReply {

@@ -10,7 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -117,6 +119,18 @@ std::string Process::how_it_ended() const {
   if (!ended_) return {};
   if (WIFSIGNALED(status_)) return fmt::format("signal {} ({})", WTERMSIG(status_), strsignal(WTERMSIG(status_)));
   return fmt::format("exit code {}", WEXITSTATUS(status_));
+}
+
+std::string find_in_path(const std::string& name) {
+  std::string path = getenv("PATH") != nullptr ? getenv("PATH") : "";
+  path += ":/usr/bin:/usr/sbin:/usr/local/bin";
+  for (size_t at = 0; at <= path.size();) {
+    const size_t end = std::min(path.find(':', at), path.size());
+    const std::string candidate = path.substr(at, end - at) + "/" + name;
+    if (candidate[0] == '/' && access(candidate.c_str(), X_OK) == 0) return candidate;
+    at = end + 1;
+  }
+  return {};
 }
 
 void catch_interrupts() {

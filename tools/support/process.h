@@ -41,6 +41,9 @@ class Process {
   int status_ = 0;
 };
 
+// The program of that name in PATH or the usual places, "" when there is none.
+std::string find_in_path(const std::string& name);
+
 struct Interrupted {};   // thrown by check_interrupted, so that destructors put everything back
 
 // SIGINT, SIGTERM and SIGHUP set a flag; blocking calls return EINTR. Call once.

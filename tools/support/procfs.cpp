@@ -85,6 +85,33 @@ double machine_cpu_seconds() {
   return text ? parse_cpu_seconds(*text, sysconf(_SC_CLK_TCK)).value_or(0) : 0;
 }
 
+std::optional<double> parse_process_cpu_seconds(std::string_view text, long ticks_per_second) {
+  const size_t name_end = text.rfind(')');   // the name may hold blanks and brackets
+  if (name_end == std::string_view::npos) return std::nullopt;
+  std::istringstream words{std::string(text.substr(name_end + 1))};
+  std::string word;
+  for (int field = 3; field < 14; ++field) words >> word;
+  int64_t ticks[4];   // utime, stime, and those of reaped children
+  for (int64_t& one : ticks) {
+    if (!(words >> one)) return std::nullopt;
+  }
+  return static_cast<double>(ticks[0] + ticks[1] + ticks[2] + ticks[3]) / static_cast<double>(ticks_per_second);
+}
+
+double process_cpu_seconds(pid_t pid) {
+  const auto text = read_text(fmt::format("/proc/{}/stat", pid));
+  return text ? parse_process_cpu_seconds(*text, sysconf(_SC_CLK_TCK)).value_or(0) : 0;
+}
+
+std::optional<uint64_t> process_read_bytes(pid_t pid) {
+  std::istringstream words{read_text(fmt::format("/proc/{}/io", pid)).value_or("")};
+  std::string name;
+  for (uint64_t value; words >> name >> value;) {
+    if (name == "read_bytes:") return value;
+  }
+  return std::nullopt;
+}
+
 std::optional<uint64_t> parse_status_bytes(std::string_view text, std::string_view name) {
   std::istringstream lines{std::string(text)};
   for (std::string line; std::getline(lines, line);) {

@@ -28,6 +28,14 @@ std::optional<DiskBytes> read_disk(const std::string& stat_path);
 std::optional<double> parse_cpu_seconds(std::string_view text, long ticks_per_second);
 double machine_cpu_seconds();
 
+// CPU seconds of a process, all its threads and the children it has reaped (/proc/PID/stat); 0 when it is gone.
+std::optional<double> parse_process_cpu_seconds(std::string_view text, long ticks_per_second);
+double process_cpu_seconds(pid_t pid);
+
+// Bytes that a process had read from disks: by system calls, faults and rings of its own (/proc/PID/io). Nothing when the
+// kernel does not count them, or the process is not ours to ask about.
+std::optional<uint64_t> process_read_bytes(pid_t pid);
+
 // "VmRSS", "VmHWM", ... of /proc/PID/status in bytes; 0 when the process is gone.
 std::optional<uint64_t> parse_status_bytes(std::string_view text, std::string_view name);
 uint64_t process_memory(pid_t pid, std::string_view name);

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of command_keys.h, and a hash over it that the compiler builds.
+#include "command_keys.h"
+
+#include <array>
+
+namespace lunar::redis {
+namespace {
+
+constexpr CommandKeys range(const char* name, int first, int last, int step, Wants wants, int member = 0, int member_step = 0) {
+  return {name, KeyForm::kRange, static_cast<int8_t>(first), static_cast<int8_t>(last), static_cast<int8_t>(step), wants,
+          static_cast<int8_t>(member), static_cast<int8_t>(member_step)};
+}
+constexpr CommandKeys one(const char* name, Wants wants, int member = 0, int member_step = 0) {
+  return range(name, 1, 1, 1, wants, member, member_step);
+}
+constexpr CommandKeys all(const char* name, Wants wants) { return range(name, 1, -1, 1, wants); }
+constexpr CommandKeys counted(const char* name, int first, int extra = 0) {
+  return {name, KeyForm::kCounted, static_cast<int8_t>(first), static_cast<int8_t>(extra), 1, Wants::kValue, 0, 0};
+}
+constexpr CommandKeys streams(const char* name) { return {name, KeyForm::kStreams, 1, 0, 1, Wants::kValue, 0, 0}; }
+
+constexpr Wants kObject = Wants::kObject, kValue = Wants::kValue;
+
+constexpr CommandKeys kCommands[] = {
+  // strings
+  one("GET", kValue), one("SET", kObject), one("SETEX", kObject), one("PSETEX", kObject), one("SETNX", kObject),
+  one("GETSET", kValue), one("GETDEL", kValue), one("GETEX", kValue), one("GETRANGE", kValue), one("SUBSTR", kValue),
+  one("SETRANGE", kValue), one("APPEND", kValue), one("STRLEN", kValue), one("INCR", kValue), one("DECR", kValue),
+  one("INCRBY", kValue), one("DECRBY", kValue), one("INCRBYFLOAT", kValue), all("MGET", kValue),
+  range("MSET", 1, -1, 2, kObject), range("MSETNX", 1, -1, 2, kObject), range("LCS", 1, 2, 1, kValue),
+  one("BITCOUNT", kValue), one("BITFIELD", kValue), one("BITFIELD_RO", kValue), one("BITPOS", kValue),
+  range("BITOP", 2, -1, 1, kValue), one("GETBIT", kValue), one("SETBIT", kValue), one("PFADD", kValue),
+  all("PFCOUNT", kValue), all("PFMERGE", kValue),
+  // any type
+  all("DEL", kObject), all("UNLINK", kObject), all("EXISTS", kObject), all("TOUCH", kObject), all("WATCH", kObject),
+  one("TYPE", kObject), one("TTL", kObject), one("PTTL", kObject), one("EXPIRETIME", kObject), one("PEXPIRETIME", kObject),
+  one("EXPIRE", kObject), one("PEXPIRE", kObject), one("EXPIREAT", kObject), one("PEXPIREAT", kObject),
+  one("PERSIST", kObject), one("MOVE", kObject), range("RENAME", 1, 2, 1, kObject), range("RENAMENX", 1, 2, 1, kObject),
+  range("COPY", 1, 2, 1, kValue), one("DUMP", kValue), one("RESTORE", kObject), one("SORT", kValue), one("SORT_RO", kValue),
+  range("OBJECT", 2, 2, 1, kObject), range("MEMORY", 2, 2, 1, kValue),
+  // lists
+  one("LPUSH", kValue), one("RPUSH", kValue), one("LPUSHX", kValue), one("RPUSHX", kValue), one("LPOP", kValue),
+  one("RPOP", kValue), one("LLEN", kValue), one("LINDEX", kValue), one("LINSERT", kValue), one("LPOS", kValue),
+  one("LRANGE", kValue), one("LREM", kValue), one("LSET", kValue), one("LTRIM", kValue), range("LMOVE", 1, 2, 1, kValue),
+  range("RPOPLPUSH", 1, 2, 1, kValue), range("BLPOP", 1, -2, 1, kValue), range("BRPOP", 1, -2, 1, kValue),
+  range("BLMOVE", 1, 2, 1, kValue), range("BRPOPLPUSH", 1, 2, 1, kValue), counted("LMPOP", 1), counted("BLMPOP", 2),
+  // hashes
+  one("HGET", kValue, 2, 1), one("HSET", kValue, 2, 2), one("HSETNX", kValue, 2, 2), one("HMSET", kValue, 2, 2),
+  one("HMGET", kValue, 2, 1), one("HDEL", kValue, 2, 1), one("HEXISTS", kValue, 2, 1), one("HSTRLEN", kValue, 2, 1),
+  one("HINCRBY", kValue, 2, 2), one("HINCRBYFLOAT", kValue, 2, 2), one("HGETALL", kValue), one("HKEYS", kValue),
+  one("HVALS", kValue), one("HLEN", kValue), one("HRANDFIELD", kValue), one("HSCAN", kValue),
+  // sets
+  one("SADD", kValue, 2, 1), one("SREM", kValue, 2, 1), one("SISMEMBER", kValue, 2, 1), one("SMISMEMBER", kValue, 2, 1),
+  one("SCARD", kValue), one("SMEMBERS", kValue), one("SPOP", kValue), one("SRANDMEMBER", kValue), one("SSCAN", kValue),
+  range("SMOVE", 1, 2, 1, kValue), all("SINTER", kValue), all("SUNION", kValue), all("SDIFF", kValue),
+  all("SINTERSTORE", kValue), all("SUNIONSTORE", kValue), all("SDIFFSTORE", kValue), counted("SINTERCARD", 1),
+  // sorted sets
+  one("ZADD", kValue, 3, 2), one("ZINCRBY", kValue, 3, 2), one("ZSCORE", kValue, 2, 1), one("ZMSCORE", kValue, 2, 1),
+  one("ZREM", kValue, 2, 1), one("ZRANK", kValue, 2, 2), one("ZREVRANK", kValue, 2, 2), one("ZCARD", kValue),
+  one("ZCOUNT", kValue), one("ZLEXCOUNT", kValue), one("ZRANGE", kValue), one("ZREVRANGE", kValue),
+  one("ZRANGEBYSCORE", kValue), one("ZREVRANGEBYSCORE", kValue), one("ZRANGEBYLEX", kValue), one("ZREVRANGEBYLEX", kValue),
+  one("ZREMRANGEBYRANK", kValue), one("ZREMRANGEBYSCORE", kValue), one("ZREMRANGEBYLEX", kValue), one("ZPOPMIN", kValue),
+  one("ZPOPMAX", kValue), one("ZRANDMEMBER", kValue), one("ZSCAN", kValue), range("ZRANGESTORE", 1, 2, 1, kValue),
+  range("BZPOPMIN", 1, -2, 1, kValue), range("BZPOPMAX", 1, -2, 1, kValue), counted("ZMPOP", 1), counted("BZMPOP", 2),
+  counted("ZUNION", 1), counted("ZINTER", 1), counted("ZDIFF", 1), counted("ZINTERCARD", 1), counted("ZUNIONSTORE", 2, 1),
+  counted("ZINTERSTORE", 2, 1), counted("ZDIFFSTORE", 2, 1),
+  // places
+  one("GEOADD", kValue), one("GEODIST", kValue, 2, 1), one("GEOHASH", kValue, 2, 1), one("GEOPOS", kValue, 2, 1),
+  one("GEORADIUS", kValue), one("GEORADIUS_RO", kValue), one("GEORADIUSBYMEMBER", kValue), one("GEORADIUSBYMEMBER_RO", kValue),
+  one("GEOSEARCH", kValue), range("GEOSEARCHSTORE", 1, 2, 1, kValue),
+  // streams
+  one("XADD", kValue), one("XLEN", kValue), one("XRANGE", kValue), one("XREVRANGE", kValue), one("XDEL", kValue),
+  one("XTRIM", kValue), one("XACK", kValue), one("XCLAIM", kValue), one("XAUTOCLAIM", kValue), one("XPENDING", kValue),
+  one("XSETID", kValue), range("XGROUP", 2, 2, 1, kValue), range("XINFO", 2, 2, 1, kValue), streams("XREAD"),
+  streams("XREADGROUP"),
+  // scripts: the keys they name
+  counted("EVAL", 2), counted("EVALSHA", 2), counted("EVAL_RO", 2), counted("EVALSHA_RO", 2), counted("FCALL", 2),
+  counted("FCALL_RO", 2),
+};
+
+constexpr char upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
+
+constexpr size_t length_of(const char* text) {
+  size_t n = 0;
+  while (text[n] != 0) ++n;
+  return n;
+}
+
+constexpr uint32_t hash_of(const char* text, size_t bytes) {
+  uint32_t hash = 2166136261u;
+  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ static_cast<uint8_t>(upper(text[i]))) * 16777619u;
+  return hash ^ hash >> 15;
+}
+
+constexpr size_t kSlots = 1024;   // linear probing; 0: empty, else index + 1
+static_assert(std::size(kCommands) < 255);
+constexpr auto kIndex = [] {
+  std::array<uint8_t, kSlots> slots{};
+  for (size_t i = 0; i < std::size(kCommands); ++i) {
+    size_t at = hash_of(kCommands[i].name, length_of(kCommands[i].name)) % kSlots;
+    while (slots[at] != 0) at = (at + 1) % kSlots;
+    slots[at] = static_cast<uint8_t>(i + 1);
+  }
+  return slots;
+}();
+
+}  // namespace
+
+bool same_word(Slice text, const char* upper_case) {
+  size_t i = 0;
+  for (; i < text.bytes && upper_case[i] != 0; ++i)
+    if (upper(text.data[i]) != upper_case[i]) return false;
+  return i == text.bytes && upper_case[i] == 0;
+}
+
+int small_number(Slice text) {
+  if (text.bytes == 0 || text.bytes > 6) return -1;
+  int number = 0;
+  for (size_t i = 0; i < text.bytes; ++i) {
+    if (text.data[i] < '0' || text.data[i] > '9') return -1;
+    number = number * 10 + (text.data[i] - '0');
+  }
+  return number;
+}
+
+const CommandKeys* find_command_keys(Slice name) {
+  if (name.bytes == 0 || name.bytes > 24) return nullptr;
+  for (size_t at = hash_of(name.data, name.bytes) % kSlots; kIndex[at] != 0; at = (at + 1) % kSlots)
+    if (same_word(name, kCommands[kIndex[at] - 1].name)) return &kCommands[kIndex[at] - 1];
+  return nullptr;
+}
+
+}  // namespace lunar::redis

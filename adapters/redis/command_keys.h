@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which arguments of a command are keys, and how much of a key's value the command is sure to read.
+//
+// A table of our own, not the server's getKeysFromCommand: that one wants the arguments as server objects (allocated, or built
+// by hand to a version's layout) and answers in a structure that changes between versions; and it does not tell whether a value
+// is read. What is not in the table (a command of a module, a renamed or newer one) is passed without look-up. A wrong entry
+// costs a look-up, or a fault: never a wrong reply.
+//
+// Threading: constant data.
+#pragma once
+#include <cstdint>
+
+#include "resp.h"
+
+namespace lunar::redis {
+
+enum class KeyForm : uint8_t {
+  kRange,     // first, last (negative: from the end), step
+  kCounted,   // argument `first` says how many keys follow it; `last`, if not 0, is one more key
+  kStreams,   // the first half of what follows the word STREAMS
+};
+enum class Wants : uint8_t {
+  kObject,   // the entry, the key and the object: the command writes, deletes or describes
+  kValue,    // and the value's top level
+};
+
+struct CommandKeys {
+  const char* name;   // upper case
+  KeyForm form;
+  int8_t first, last, step;
+  Wants wants;
+  int8_t member, member_step;   // arguments that name members of a hash, set or sorted set at key `first`; 0: none
+};
+
+// nullptr: unknown, or a command without keys.
+const CommandKeys* find_command_keys(Slice name);
+
+// Calls see(argument index) for each key of the command that is among the arguments kept.
+template <class See>
+void for_each_key(const CommandKeys& keys, const Command& command, See see);
+
+// "17" -> 17; -1: not a small number.
+int small_number(Slice text);
+bool same_word(Slice text, const char* upper_case);
+
+template <class See>
+void for_each_key(const CommandKeys& keys, const Command& command, See see) {
+  const auto kept = static_cast<int64_t>(command.kept);
+  if (keys.form == KeyForm::kRange) {
+    int64_t last = keys.last < 0 ? static_cast<int64_t>(command.count) + keys.last : keys.last;
+    for (int64_t i = keys.first; i <= last && i < kept; i += keys.step) see(static_cast<unsigned>(i));
+  } else if (keys.form == KeyForm::kCounted) {
+    if (keys.first >= kept) return;
+    if (keys.last != 0) see(static_cast<unsigned>(keys.last));
+    int64_t n = small_number(command.argument[keys.first]);
+    for (int64_t i = keys.first + 1; n > 0 && i < kept; ++i, --n) see(static_cast<unsigned>(i));
+  } else {
+    int64_t i = keys.first;
+    while (i < kept && !same_word(command.argument[i], "STREAMS")) ++i;
+    int64_t n = (static_cast<int64_t>(command.count) - i - 1) / 2;
+    for (++i; n > 0 && i < kept; ++i, --n) see(static_cast<unsigned>(i));
+  }
+}
+
+}  // namespace lunar::redis

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Connections of which the gate keeps bytes. One that has none of its bytes here has no entry: a look-up by descriptor then
+// finds nothing.
+//
+//   kPartial   the start of a command; more is to come from the socket
+//   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`
+//   kReady     the pages are in, or have been waited for long enough (`late`): the server is to read
+//
+// Threading: the main thread; take() alone may be called for a kPartial or kReady connection by a thread of the server that
+// reads in its place (the main thread does not touch that connection meanwhile).
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace lunar::redis {
+
+enum class Hold : uint8_t { kPartial, kHeld, kReady };
+
+struct Connection {
+  int fd = -1;
+  Hold state = Hold::kPartial;
+  bool parked = false;        // masked in epoll
+  bool late = false;
+  unsigned rounds = 0;
+  uint64_t generation = 0;    // of this use of the entry
+  uint64_t deadline_ns = 0;
+  uint64_t seen = 0;          // round of epoll_wait that has it in its result
+  char* data = nullptr;       // bytes [begin, end) of `capacity`
+  size_t begin = 0, end = 0, capacity = 0;
+  Connection *previous = nullptr, *next = nullptr;   // in the list of its state
+  size_t size() const { return end - begin; }
+  const char* first() const { return data + begin; }
+};
+
+struct ConnectionList {
+  Connection *head = nullptr, *tail = nullptr;
+  void append(Connection* c);
+  void remove(Connection* c);
+};
+
+class Connections {
+ public:
+  static constexpr int kDescriptorsMax = 1 << 20;
+
+  [[nodiscard]] bool start();   // false: no memory
+  Connection* find(int fd) const { return fd >= 0 && fd < kDescriptorsMax && table_ != nullptr ? table_[fd] : nullptr; }
+  Connection* add(int fd);      // nullptr: no memory. kPartial, empty. pre: none for fd
+  void drop(Connection* c);
+  // Bytes become `bytes` of `data`, which may not lie in it. False: no memory; nothing changed.
+  [[nodiscard]] bool fill(Connection* c, const char* data, size_t bytes);
+  void enter(Connection* c, Hold state);
+
+  ConnectionList& held() { return lists_[1]; }    // by deadline
+  ConnectionList& ready() { return lists_[2]; }
+
+ private:
+  ConnectionList lists_[3];
+  Connection** table_ = nullptr;
+  Connection* spare_ = nullptr;
+  uint64_t generation_ = 0;
+};
+
+}  // namespace lunar::redis

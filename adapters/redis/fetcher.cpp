@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// See fetcher.h.
+#include "fetcher.h"
+
+#include <errno.h>
+
+#include "base/arena.h"
+#include "pager/page_word.h"
+#include "pager/pager.h"
+#include "sys/file.h"
+
+namespace lunar::redis {
+namespace {
+
+// A door that prefetches passes over pages that another thread has in hand: those are waited for.
+void bring_in(const lunar_range* ranges, unsigned count) {
+  (void)pager_prefetch(ranges, count);
+  for (unsigned i = 0; i < count; ++i) {
+    const int first = pager_page_state(ranges[i].address);
+    const int last = pager_page_state(static_cast<const char*>(ranges[i].address) + ranges[i].bytes - 1);
+    const auto busy = static_cast<int>(PageState::kBusy);
+    if (first == busy || last == busy) (void)pager_touch(ranges[i].address, ranges[i].bytes);
+  }
+}
+
+}  // namespace
+
+int Fetcher::start(unsigned threads) {
+  event_fd_ = sys::make_eventfd();
+  if (event_fd_ < 0) return event_fd_;
+  event_fd_ = sys::move_high(event_fd_);
+  for (unsigned i = 0; i < threads && i < kThreadsMax; ++i) {
+    pthread_t thread;
+    sys::ThreadSpec spec;
+    spec.name = "lunar-fetch";
+    spec.run = run;
+    spec.argument = this;
+    spec.program_files = true;
+    if (int rc = sys::thread_start(spec, &thread); rc < 0 && i == 0) return rc;
+  }
+  return 0;
+}
+
+Request* Fetcher::spare() {
+  if (spare_ == nullptr) {
+    if (made_ == kRequestsMax) return nullptr;
+    spare_ = arena_new<Request>();
+    if (spare_ == nullptr) return nullptr;
+    ++made_;
+  }
+  Request* request = spare_;
+  spare_ = request->next;
+  request->next = nullptr;
+  request->pages.count = 0;
+  return request;
+}
+
+void Fetcher::recycle(Request* request) {
+  request->next = spare_;
+  spare_ = request;
+}
+
+void Fetcher::submit(Request* request) {
+  request->next = nullptr;
+  {
+    sys::Locked<sys::SpinLock> hold(lock_);
+    (last_ != nullptr ? last_->next : waiting_) = request;
+    last_ = request;
+    pending_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ++submitted_;
+}
+
+void Fetcher::flush() {
+  if (submitted_ == 0) return;
+  const int wanted = submitted_ >= 16 ? 2 : 1;
+  submitted_ = 0;
+  if (resting_.load(std::memory_order_seq_cst) != 0) sys::futex_wake(&pending_, wanted, false);
+}
+
+Request* Fetcher::take_done() {
+  sys::Locked<sys::SpinLock> hold(lock_);
+  Request* first = done_;
+  done_ = nullptr;
+  return first;
+}
+
+bool Fetcher::begin_sleep() {
+  sleeping_.store(1, std::memory_order_seq_cst);
+  sys::Locked<sys::SpinLock> hold(lock_);
+  return done_ != nullptr;
+}
+
+Request* Fetcher::take_batch(unsigned* ranges) {
+  sys::Locked<sys::SpinLock> hold(lock_);
+  Request* first = waiting_;
+  Request* end = nullptr;
+  uint32_t taken = 0;
+  for (Request* r = first; r != nullptr && (taken == 0 || *ranges + r->pages.count <= kBatchRanges); r = r->next) {
+    *ranges += r->pages.count;
+    end = r;
+    ++taken;
+  }
+  if (end == nullptr) return nullptr;
+  waiting_ = end->next;
+  if (waiting_ == nullptr) last_ = nullptr;
+  end->next = nullptr;
+  pending_.fetch_sub(taken, std::memory_order_acq_rel);
+  return first;
+}
+
+void Fetcher::finish(Request* first) {
+  {
+    sys::Locked<sys::SpinLock> hold(lock_);
+    Request* last = first;
+    while (last->next != nullptr) last = last->next;
+    last->next = done_;
+    done_ = first;
+  }
+  if (sleeping_.exchange(0, std::memory_order_seq_cst) != 0) sys::eventfd_signal(event_fd_);
+}
+
+void Fetcher::serve() {
+  lunar_range ranges[kBatchRanges + kRangesMax];
+  for (;;) {
+    unsigned expected = 0;
+    Request* batch = take_batch(&expected);
+    if (batch == nullptr) {
+      resting_.fetch_add(1, std::memory_order_seq_cst);
+      const uint32_t seen = pending_.load(std::memory_order_seq_cst);
+      if (seen == 0) (void)sys::futex_wait(&pending_, seen, -1, false);
+      resting_.fetch_sub(1, std::memory_order_seq_cst);
+      continue;
+    }
+    unsigned count = 0;
+    for (Request* r = batch; r != nullptr; r = r->next)
+      for (unsigned i = 0; i < r->pages.count; ++i) ranges[count++] = r->pages.range[i];
+    bring_in(ranges, count);
+    finish(batch);
+  }
+}
+
+}  // namespace lunar::redis

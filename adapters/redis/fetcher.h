@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fetches pages for the input gate: a few service threads that take what is asked for in batches, bring it in through the
+// pager's doors at queue depth, and tell the main thread by an eventfd, if that is asleep.
+//
+//   main ── submit ──► waiting ── thread: prefetch a batch ──► done ── take_done ──► main
+//
+// Requests are made on demand from base/arena and kept; there are at most kRequestsMax.
+//
+// Threading: submit, take_done, spare and recycle on the main thread; the rest by the service threads. Nothing waits but they.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "sys/thread.h"
+#include "walk.h"
+
+namespace lunar::redis {
+
+struct Request {
+  Request* next = nullptr;
+  int fd = -1;
+  uint64_t generation = 0;   // of the connection: the number may be somebody else's when the pages are in
+  Missing pages;
+};
+
+class Fetcher {
+ public:
+  static constexpr unsigned kThreadsMax = 8, kRequestsMax = 4096, kBatchRanges = 128;
+
+  // Starts the threads. 0 or -errno.
+  [[nodiscard]] int start(unsigned threads);
+  int event_fd() const { return event_fd_; }
+
+  Request* spare();                 // empty; nullptr: too many under way
+  void recycle(Request* request);
+  void submit(Request* request);
+  void flush();                     // main is about to sleep: whatever was submitted gets a thread
+  Request* take_done();             // list by `next`, or nullptr
+  // Around the main thread's sleep. True: something is done already, do not sleep.
+  bool begin_sleep();
+  void end_sleep() { sleeping_.store(0, std::memory_order_relaxed); }
+
+ private:
+  static void run(void* self) { static_cast<Fetcher*>(self)->serve(); }
+  void serve();
+  Request* take_batch(unsigned* ranges);
+  void finish(Request* first);
+
+  int event_fd_ = -1;
+  Request* spare_ = nullptr;
+  unsigned made_ = 0;
+  sys::SpinLock lock_;              // waiting_, last_, done_
+  Request* waiting_ = nullptr;
+  Request* last_ = nullptr;
+  Request* done_ = nullptr;
+  unsigned submitted_ = 0;          // since the last wake-up, main thread only
+  alignas(64) std::atomic<uint32_t> pending_{0};    // futex: requests in waiting_
+  std::atomic<uint32_t> resting_{0};                // threads asleep
+  alignas(64) std::atomic<uint32_t> sleeping_{0};   // main waits in epoll_wait
+};
+
+}  // namespace lunar::redis

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gate's hooks and its waiting: see gate.h, gate_inside.h.
+#include "gate.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+
+#include "base/log.h"
+#include "gate_inside.h"
+#include "pager/pager.h"
+#include "program_got.h"
+#include "sys/file.h"
+
+namespace lunar::redis {
+namespace {
+
+constinit Gate g_gate;
+constinit ErrorText g_reason;
+constexpr unsigned kAttemptsMax = 1000;   // waits of the server before its data is believed not to be found
+constinit unsigned g_attempts = 0;
+constexpr const char* kUnknownLayout = "this server is laid out in a way that is not known here: ";
+constexpr unsigned kKeysLookedAtEvery = 64;   // reads
+constinit uint64_t g_round = 0;
+
+void open_for_good(const char* what, const ErrorText& why) {
+  g_reason = why;
+  g_gate.state.store(GateState::kOpen, std::memory_order_release);
+  log_warning("input gate stays open, cold keys wait one by one: %s%s", what, why.text);
+}
+
+// Threads and the event descriptor, when there is a pager to fetch from and data that is known.
+bool start_fetching() {
+  Gate& g = g_gate;
+  if (g.fetching) return true;
+  ErrorText why;
+  int rc = g.connections.start() ? g.fetcher.start(g.options.threads) : -ENOMEM;
+  if (rc == 0) rc = sys::epoll_set(g.epoll, g.fetcher.event_fd(), EPOLLIN, true);
+  if (rc < 0) {
+    (void)why.set(rc, "%s", errno_name(rc));
+    open_for_good("its threads cannot be started: ", why);
+    return false;
+  }
+  return g.fetching = true;
+}
+
+// Looks for the server's data, until it is known. Its keys are looked at elsewhere: while the server waits, threads of modules may
+// change them.
+void look_for_server(int epoll, const epoll_event* events, int events_max) {
+  Gate& g = g_gate;
+  if (g.epoll >= 0) return;
+  ErrorText why;
+  int rc = g.layout.find_data(epoll, events, events_max, &why);
+  if (rc == 0 && ++g_attempts < kAttemptsMax) return;
+  if (rc == 0) (void)why.set(-ENOTSUP, "its databases were not found");
+  if (rc <= 0) return open_for_good(kUnknownLayout, why);
+  g.epoll = epoll;
+  g.main_thread = pthread_self();
+}
+
+// The pages are in, or the time is up: the server is to read, and what it reads is judged again.
+void release(Connection* c, bool late) {
+  c->late = late;
+  g_gate.connections.enter(c, Hold::kReady);
+}
+
+void unpark(Connection* c) {
+  if (!c->parked) return;
+  c->parked = false;
+  const EventLoopView* loop = g_gate.layout.loop();
+  const int mask = c->fd < loop->setsize ? loop->events[c->fd].mask : 0;
+  if (mask != 0) (void)sys::epoll_set(g_gate.epoll, c->fd, (mask & 1 ? EPOLLIN : 0u) | (mask & 2 ? EPOLLOUT : 0u), false);
+}
+
+void park(Connection* c) {
+  const EventLoopView* loop = g_gate.layout.loop();
+  const int mask = c->fd < loop->setsize ? loop->events[c->fd].mask : 0;
+  c->parked = sys::epoll_set(g_gate.epoll, c->fd, mask & 2 ? EPOLLOUT : 0u, false) == 0;
+}
+
+void take_what_is_done() {
+  Gate& g = g_gate;
+  for (Request* r = g.fetcher.take_done(); r != nullptr;) {
+    Request* next = r->next;
+    Connection* c = g.connections.find(r->fd);
+    if (c != nullptr && c->generation == r->generation && c->state == Hold::kHeld) release(c, false);
+    g.fetcher.recycle(r);
+    r = next;
+  }
+}
+
+void let_go_of_late_ones(uint64_t now) {
+  Gate& g = g_gate;
+  const bool all = !g.watching();
+  while (Connection* c = g.connections.held().head) {
+    if (!all && c->deadline_ns > now) break;
+    release(c, true);
+  }
+}
+
+bool server_wants(const Connection* c) {
+  const EventLoopView* loop = g_gate.layout.loop();
+  return c->fd < loop->setsize && (loop->events[c->fd].mask & 1) != 0;
+}
+
+// Milliseconds that may be slept.
+int time_to_sleep(int timeout_ms, uint64_t now) {
+  Gate& g = g_gate;
+  for (Connection* c = g.connections.ready().head; c != nullptr; c = c->next)
+    if (server_wants(c)) return 0;
+  Connection* first = g.connections.held().head;
+  if (first == nullptr) return timeout_ms;
+  const uint64_t left = first->deadline_ns > now ? (first->deadline_ns - now + 999999) / 1000000 : 0;
+  return timeout_ms < 0 || static_cast<uint64_t>(timeout_ms) > left ? static_cast<int>(left) : timeout_ms;
+}
+
+// Takes out what is not for the server. Returns what is left; *woken: pages came in.
+int sift(epoll_event* events, int n, bool* woken) {
+  Gate& g = g_gate;
+  int left = 0;
+  for (int i = 0; i < n; ++i) {
+    epoll_event event = events[i];
+    if (event.data.fd == g.fetcher.event_fd()) {
+      sys::eventfd_clear(g.fetcher.event_fd());
+      *woken = true;
+      continue;
+    }
+    Connection* c = g.connections.find(event.data.fd);
+    if (c != nullptr && c->state == Hold::kHeld && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
+      if ((event.events & (EPOLLHUP | EPOLLERR)) != 0) {   // cannot be masked; nobody waits for the answer any more
+        release(c, true);
+      } else {
+        event.events &= ~static_cast<uint32_t>(EPOLLIN);
+        park(c);
+        if (event.events == 0) continue;
+      }
+    }
+    events[left++] = event;
+  }
+  return left;
+}
+
+// Connections whose bytes may go on count as readable.
+int add_ready(epoll_event* events, int n, int max) {
+  Gate& g = g_gate;
+  if (g.connections.ready().head == nullptr) return n;
+  ++g_round;
+  for (int i = 0; i < n; ++i) {
+    Connection* c = g.connections.find(events[i].data.fd);
+    if (c == nullptr || c->state != Hold::kReady) continue;
+    if (server_wants(c)) events[i].events |= EPOLLIN;
+    c->seen = g_round;
+  }
+  for (Connection *c = g.connections.ready().head, *next; c != nullptr && n < max; c = next) {
+    next = c->next;
+    unpark(c);
+    if (c->size() == 0) {   // taken by another thread
+      g.connections.drop(c);
+      continue;
+    }
+    if (c->seen == g_round || !server_wants(c)) continue;
+    events[n] = epoll_event{};
+    events[n].events = EPOLLIN;
+    events[n++].data.fd = c->fd;
+  }
+  return n;
+}
+
+int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
+  Gate& g = g_gate;
+  if (g.watching() && g.threads_read.load(std::memory_order_acquire)) {
+    ErrorText why;
+    (void)why.set(-ENOTSUP, "io-threads-do-reads is on");
+    open_for_good("", why);
+  }
+  const uint64_t started = sys::now_ns();
+  for (int left = timeout_ms;;) {
+    take_what_is_done();
+    uint64_t now = g.connections.held().head != nullptr ? sys::now_ns() : started;
+    let_go_of_late_ones(now);
+    g.fetcher.flush();
+    int sleep = time_to_sleep(left, now);
+    if (sleep != 0 && g.fetcher.begin_sleep()) sleep = 0;
+    int n = g.epoll_wait(epoll, events, max, sleep);
+    g.fetcher.end_sleep();
+    if (n < 0) return n;
+    bool woken = false;
+    n = sift(events, n, &woken);
+    take_what_is_done();
+    n = add_ready(events, n, max);
+    g.fetcher.flush();
+    if (n != 0 || left == 0) return n;
+    if (timeout_ms >= 0) {
+      const auto passed = static_cast<int64_t>((sys::now_ns() - started) / 1000000);
+      if (passed >= timeout_ms) return 0;
+      left = timeout_ms - static_cast<int>(passed);
+    }
+  }
+}
+
+ssize_t hook_read(int fd, void* buffer, size_t bytes) {
+  Gate& g = g_gate;
+  if (g.epoll < 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff) return g.read(fd, buffer, bytes);
+  return pthread_equal(pthread_self(), g.main_thread) ? gate_input(fd, buffer, bytes) : gate_input_elsewhere(fd, buffer, bytes);
+}
+
+int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
+  Gate& g = g_gate;
+  const GateState state = g.state.load(std::memory_order_relaxed);
+  if (state == GateState::kStarting) look_for_server(epoll, events, max);
+  if (!g.fetching || epoll != g.epoll || state == GateState::kOff || !pthread_equal(pthread_self(), g.main_thread))
+    return g.epoll_wait(epoll, events, max, timeout_ms);
+  return wait_for_events(epoll, events, max, timeout_ms);
+}
+
+int hook_close(int fd) {
+  Gate& g = g_gate;
+  if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff && pthread_equal(pthread_self(), g.main_thread))
+    if (Connection* c = g.connections.find(fd); c != nullptr) g.connections.drop(c);
+  return g.close(fd);
+}
+
+// The child has no fetcher, and serves no clients.
+void enter_child() { g_gate.state.store(GateState::kOff, std::memory_order_relaxed); }
+
+template <class F>
+int redirect(const char* name, F hook, F* original, ErrorText* why) {
+  void* before = nullptr;
+  // Ours is stored before it can be called; the original is known before that.
+  *original = reinterpret_cast<F>(program_calls(name));
+  if (*original == nullptr) return why->set(-ENOENT, "the server does not call %s of a shared library", name);
+  return program_redirect(name, reinterpret_cast<void*>(hook), &before, why);
+}
+
+}  // namespace
+
+Gate& gate() { return g_gate; }
+
+void look_at_keys(int fd) {
+  Gate& g = g_gate;
+  static unsigned reads = 0;
+  if (!pager_armed() || g.layout.client_of(fd) == nullptr || reads++ % kKeysLookedAtEvery != 0) return;
+  ErrorText why;
+  const int rc = g.layout.check_keys(&why);
+  if (rc < 0) open_for_good(kUnknownLayout, why);
+  if (rc > 0 && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
+}
+
+bool gate_fits_program() {
+  ErrorText why;
+  return g_gate.layout.find_symbols(&why);
+}
+
+int gate_start(const GateOptions& options, ErrorText* why) {
+  Gate& g = g_gate;
+  if (!pager_created()) return why->set(-ENOTSUP, "this library serves no tier here");
+  if (g.state.load() != GateState::kOff) return why->set(-EEXIST, "the input gate is there already");
+  if (!g.layout.find_symbols(why)) return -ENOENT;
+  g.options = options;
+  if (int rc = pthread_atfork(nullptr, nullptr, enter_child); rc != 0) return why->set(-rc, "no fork handler");
+  int rc = redirect("read", hook_read, &g.read, why);
+  if (rc == 0) rc = redirect("close", hook_close, &g.close, why);
+  if (rc == 0) rc = redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
+  if (rc < 0) return rc;   // a hook without the others hands through
+  gate_set(options);
+  return 0;
+}
+
+void gate_set(const GateOptions& options) {
+  Gate& g = g_gate;
+  g.options = options;
+  if (g.state.load() == GateState::kOff) g.state.store(options.enabled ? GateState::kStarting : GateState::kOpen);
+  else if (!options.enabled) g.state.store(GateState::kOpen);
+  else if (g.state.load() == GateState::kOpen && g_reason.text[0] == 0) g.state.store(GateState::kStarting);
+}
+
+GateState gate_state() { return g_gate.state.load(std::memory_order_relaxed); }
+const char* gate_reason() { return g_gate.state.load() == GateState::kOpen ? (g_reason.text[0] != 0 ? g_reason.text : "switched off") : ""; }
+GateCounters gate_counters() {
+  const GateWork& work = g_gate.work;
+  GateCounters now;
+  now.open = gate_state() != GateState::kWatching;
+  now.commands = work.commands.get();
+  now.held = work.held.get();
+  now.rounds = work.rounds.get();
+  now.overlapped_reads = work.ranges.get();
+  now.timeouts = work.timeouts.get();
+  now.unknown = work.unknown.get();
+  now.overflows = work.overflows.get();
+  return now;
+}
+
+}  // namespace lunar::redis

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The input gate: how one cold key waits without stopping a single-threaded server, and without changing one of its rules. It
+// holds the client's *bytes*, not the command:
+//
+//   read()  ── whole commands, all keys resident ────────────────────────────────► the server's buffer
+//              └─ a cold key: what comes before goes on; the rest stays here, EAGAIN ──► fetcher
+//   epoll_wait()  ◄── pages are in: the descriptor counts as readable again, read() hands the bytes over
+//
+// To the server the client was merely slower to send. Calls of the main program are redirected (program_got.h): read,
+// epoll_wait, close. Held for at most `hold_ms_max` and kRoundsMax rounds, then passed as it is: the command faults, and is right.
+//
+// Passed at once, without look-up: everything but plain sockets of clients (TLS, replication links, pipes, files), input that
+// the server has part of already, commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
+// server's layout is not known (one line in the log), and for good once threads of the server read for it (io-threads-do-reads).
+//
+// Threading: installed once. Hooks do their work on the thread that runs the event loop; other threads go straight to libc (but
+// for bytes that wait for them). A forked child has no gate. No allocation but base/arena.
+#pragma once
+#include <cstdint>
+
+#include "base/error.h"
+
+namespace lunar::redis {
+
+struct GateOptions {
+  bool enabled = true;
+  unsigned hold_ms_max = 100;   // 1..10000
+  unsigned threads = 2;         // 1..8
+};
+
+enum class GateState : uint8_t {
+  kOff,        // not installed, or a forked child
+  kStarting,   // the server's data is not known yet
+  kOpen,       // passes everything: see gate_reason
+  kWatching,   // holds what is cold
+};
+
+// Since the start.
+struct GateCounters {
+  bool open = true;                // passes everything now
+  uint64_t commands = 0;           // looked up
+  uint64_t held = 0;               // times that a client had to wait
+  uint64_t rounds = 0;             // requests for pages
+  uint64_t overlapped_reads = 0;   // pieces of memory asked for
+  uint64_t timeouts = 0;           // passed cold: too long, or too many rounds
+  uint64_t unknown = 0;            // commands without keys, or not in the table
+  uint64_t overflows = 0;          // passed cold: no memory to hold them, or too many held
+};
+
+// Redirects the calls. The server's data is looked for when it first waits for input. 0, or -errno with *why: nothing was changed.
+// -ENOTSUP: no pager was
+// created by this library (under `lunar run` the preload library's gate serves). Once.
+[[nodiscard]] int gate_start(const GateOptions& options, ErrorText* why);
+// Whether the program exports what a server that we know exports.
+bool gate_fits_program();
+// At run time; main thread. Switched off, what is held is passed.
+void gate_set(const GateOptions& options);
+GateState gate_state();
+const char* gate_reason();   // why it is open, or ""
+GateCounters gate_counters();
+
+}  // namespace lunar::redis

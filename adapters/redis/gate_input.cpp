@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the server's read() gets: see gate.h. A read goes straight into the server's buffer and is judged there; only what must
+// wait is copied.
+#include <errno.h>
+
+#include <cstring>
+
+#include "gate_inside.h"
+#include "walk.h"
+
+namespace lunar::redis {
+namespace {
+
+struct Verdict {
+  size_t good = 0;     // bytes from the start that may go to the server
+  bool cold = false;   // what follows waits for pages; else it is part of a command
+};
+
+// One command of a client on `*database`. True: nothing is missing for it.
+bool look_up(const Command& command, int* database, Missing* missing) {
+  Gate& g = gate();
+  if (command.kept == 0) return true;
+  g.work.commands.add();
+  if (command.kept == 2 && same_word(command.argument[0], "SELECT")) {
+    const int chosen = small_number(command.argument[1]);
+    if (chosen >= 0) *database = chosen;
+    return true;
+  }
+  const CommandKeys* keys = find_command_keys(command.argument[0]);
+  if (keys == nullptr) {
+    g.work.unknown.add();
+    return true;
+  }
+  const DatabaseView* where = g.layout.database(*database);
+  return where == nullptr || walk_command(g.layout, *where, *keys, command, missing);
+}
+
+// Looks at whole commands from the start. `full`: the server's buffer has no room for more, so what begins here cannot be completed.
+// `late`: the first command has waited enough.
+Verdict judge(const ClientView& client, const char* data, size_t bytes, bool full, bool late, Missing* missing) {
+  Gate& g = gate();
+  Verdict verdict;
+  int database = client.database->id;
+  unsigned behind = 0;
+  for (size_t at = 0; at < bytes;) {
+    const Parse parse = parse_command(data + at, bytes - at, &g.command);
+    if (parse != Parse::kCommand) {
+      const bool leave = parse == Parse::kBad || g.command.bytes > kPartialMax || (full && at == 0);
+      if (leave && !verdict.cold) verdict.good = bytes;
+      break;
+    }
+    const bool first = at == 0;
+    at += g.command.bytes;
+    if (!look_up(g.command, &database, missing)) {
+      if (first && late) {
+        g.work.timeouts.add();
+        missing->count = 0;
+      } else {
+        verdict.cold = true;
+      }
+    }
+    if (!verdict.cold) verdict.good = at;
+    else if (missing->full() || ++behind > kLookAhead) break;
+  }
+  return verdict;
+}
+
+ssize_t again() {
+  errno = EAGAIN;
+  return -1;
+}
+
+// `c` waits for its pages. `anew`: for a command that has not waited yet. False: it cannot be held.
+bool hold(Connection* c, const Missing& missing, bool anew) {
+  Gate& g = gate();
+  Request* request = g.fetcher.spare();
+  if (request == nullptr) return false;
+  request->fd = c->fd;
+  request->generation = c->generation;
+  request->pages = missing;
+  g.work.rounds.add();
+  g.work.ranges.add(missing.count);
+  g.fetcher.submit(request);
+  if (anew) {
+    g.work.held.add();
+    c->rounds = 0;
+    c->late = false;
+    c->deadline_ns = sys::now_ns() + uint64_t{g.options.hold_ms_max} * 1000000;
+  }
+  ++c->rounds;
+  g.connections.enter(c, Hold::kHeld);
+  return true;
+}
+
+// Keeps what the server does not get of the `n` bytes in its buffer. `c`: the connection's entry, all of whose bytes are in the
+// buffer, or nullptr. What read() returns.
+ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, Verdict verdict, const Missing& missing) {
+  Gate& g = gate();
+  const size_t rest = n - verdict.good;
+  if (rest == 0) {
+    if (c != nullptr) g.connections.drop(c);
+    return static_cast<ssize_t>(n);
+  }
+  const bool same = c != nullptr && verdict.good == 0 && n == c->size();   // nothing new has come, nothing goes
+  const bool anew = verdict.good != 0 || c == nullptr || c->state == Hold::kPartial;
+  if (c == nullptr) c = g.connections.add(fd);
+  bool kept = c != nullptr && rest <= kHoldBytesMax && (same || g.connections.fill(c, buffer + verdict.good, rest));
+  if (kept && verdict.cold) kept = hold(c, missing, anew);
+  else if (kept) g.connections.enter(c, Hold::kPartial);
+  if (!kept) {
+    g.work.overflows.add();
+    if (c != nullptr) g.connections.drop(c);
+    return static_cast<ssize_t>(n);
+  }
+  return verdict.good != 0 ? static_cast<ssize_t>(verdict.good) : again();
+}
+
+// The client, when what it sends next can be judged.
+const ClientView* judged_client(int fd, const void* buffer) {
+  Gate& g = gate();
+  if (!g.watching()) return nullptr;
+  const ClientView* client = g.layout.client_of(fd);
+  if (client == nullptr || !g.layout.reads_into(*client, buffer) || !ServerLayout::at_command_start(*client)) return nullptr;
+  return client;
+}
+
+// Bytes that were kept come first.
+ssize_t input_from(Connection* c, void* buffer, size_t bytes) {
+  Gate& g = gate();
+  if (c->state == Hold::kHeld) return again();
+  const int fd = c->fd;
+  auto* text = static_cast<char*>(buffer);
+  const size_t kept = c->size() < bytes ? c->size() : bytes;
+  memcpy(text, c->first(), kept);
+  size_t n = kept;
+  if (c->state == Hold::kPartial && kept == c->size() && kept < bytes) {
+    const ssize_t got = g.read(fd, text + kept, bytes - kept);
+    if (got <= 0) return got;   // the end: half a command is nothing to the server
+    n += static_cast<size_t>(got);
+  }
+  Missing missing;
+  Verdict verdict{n, false};
+  const bool late = c->state == Hold::kReady && (c->late || c->rounds >= kRoundsMax);
+  if (const ClientView* client = judged_client(fd, buffer); client != nullptr) verdict = judge(*client, text, n, n == bytes, late, &missing);
+  if (kept == c->size()) return keep(c, fd, text, n, verdict, missing);
+  // The server asked for less than there is: what it does not take stays where it is, and is looked at when its turn comes.
+  if (verdict.good == 0 && verdict.cold && hold(c, missing, false)) return again();
+  if (verdict.good == 0) verdict.good = n;
+  c->begin += verdict.good;
+  c->rounds = 0;
+  c->late = false;
+  return static_cast<ssize_t>(verdict.good);
+}
+
+}  // namespace
+
+ssize_t gate_input(int fd, void* buffer, size_t bytes) {
+  Gate& g = gate();
+  if (bytes == 0) return g.read(fd, buffer, bytes);
+  if (g.state.load(std::memory_order_relaxed) == GateState::kStarting) look_at_keys(fd);
+  if (Connection* c = g.connections.find(fd); c != nullptr) return input_from(c, buffer, bytes);
+  const ClientView* client = counters().evictions.get() != 0 ? judged_client(fd, buffer) : nullptr;
+  const ssize_t got = g.read(fd, buffer, bytes);
+  if (client == nullptr || got <= 0) return got;
+  Missing missing;
+  const auto n = static_cast<size_t>(got);
+  const Verdict verdict = judge(*client, static_cast<char*>(buffer), n, n == bytes, false, &missing);
+  return verdict.good == n ? got : keep(nullptr, fd, static_cast<char*>(buffer), n, verdict, missing);
+}
+
+// A thread of the server that reads for it. The gate opens for good; bytes that are here already go first.
+ssize_t gate_input_elsewhere(int fd, void* buffer, size_t bytes) {
+  Gate& g = gate();
+  if (!g.layout.io_threads_reading()) return g.read(fd, buffer, bytes);
+  g.threads_read.store(true, std::memory_order_release);
+  Connection* c = g.connections.find(fd);
+  if (c == nullptr || c->size() == 0) return g.read(fd, buffer, bytes);
+  if (c->state == Hold::kHeld) return again();
+  const size_t kept = c->size() < bytes ? c->size() : bytes;
+  memcpy(buffer, c->first(), kept);
+  c->begin += kept;   // an empty entry is dropped by the main thread
+  return static_cast<ssize_t>(kept);
+}
+
+}  // namespace lunar::redis

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the two halves of the gate share: input (gate_input.cpp: what a read gives) and events (gate.cpp: hooks, waiting, time).
+// Threading: as gate.h.
+#pragma once
+#include <sys/types.h>
+
+#include "connections.h"
+#include "fetcher.h"
+#include "gate.h"
+#include "layout.h"
+#include "stats/counters.h"
+
+struct epoll_event;
+
+namespace lunar::redis {
+
+constexpr unsigned kRoundsMax = 24;          // slot, entry, key, object, value; chains and several keys take more
+constexpr size_t kPartialMax = 32 * 1024;    // a command that needs more is passed as it comes
+constexpr size_t kHoldBytesMax = 1 << 20;    // more than that is not kept from the server
+constexpr unsigned kLookAhead = 256;         // commands behind a cold one that are looked at too
+
+struct GateWork {
+  Counter commands, held, rounds, ranges, timeouts, unknown, overflows;   // as in GateCounters
+};
+
+struct Gate {
+  GateOptions options;
+  std::atomic<GateState> state{GateState::kOff};
+  std::atomic<bool> threads_read{false};     // the server's I/O threads read from clients
+  bool fetching = false;                     // threads are started
+  ServerLayout layout;
+  Connections connections;
+  Fetcher fetcher;
+  GateWork work;
+  Command command;                           // the one being looked at (too large for a stack)
+  pthread_t main_thread{};
+  int epoll = -1;
+
+  // What the program called before.
+  ssize_t (*read)(int, void*, size_t) = nullptr;
+  int (*epoll_wait)(int, epoll_event*, int, int) = nullptr;
+  int (*close)(int) = nullptr;
+
+  bool watching() const { return state.load(std::memory_order_relaxed) == GateState::kWatching; }
+};
+Gate& gate();
+
+// read() for a descriptor: the main thread's, and that of the server's other threads.
+ssize_t gate_input(int fd, void* buffer, size_t bytes);
+ssize_t gate_input_elsewhere(int fd, void* buffer, size_t bytes);
+// The server's data is known, but its keys have not been checked yet: while a client's input is read they may be looked at.
+void look_at_keys(int fd);
+
+}  // namespace lunar::redis

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// See info.h. The one list of figures is `figures`; INFO and LUNAR STATS print it.
+#include "info.h"
+
+#include "gate.h"
+#include "memory_limit.h"
+#include "settings.h"
+#include "tier.h"
+
+namespace lunar::redis {
+namespace {
+
+class Table {
+ public:
+  explicit Table(Figure* out) : out_(out) {}
+  void text(const char* name, const char* value) { put({name, Figure::Kind::kText, 0, 0, value}); }
+  void count(const char* name, uint64_t value) { put({name, Figure::Kind::kInteger, value, 0, nullptr}); }
+  void real(const char* name, double value) { put({name, Figure::Kind::kReal, 0, value, nullptr}); }
+  unsigned size() const { return count_; }
+
+ private:
+  void put(const Figure& figure) {
+    if (count_ < kFiguresMax) out_[count_++] = figure;
+  }
+  Figure* out_;
+  unsigned count_ = 0;
+};
+
+struct ServerFigures {
+  uint64_t lookups = 0, input_bytes = 0;
+};
+
+ServerFigures server_figures() {
+  ServerFigures result;
+  if (g_api.GetServerInfo == nullptr || g_api.ServerInfoGetFieldUnsigned == nullptr || g_api.FreeServerInfo == nullptr) return result;
+  ServerInfo* info = g_api.GetServerInfo(nullptr, "stats");
+  if (info == nullptr) return result;
+  int error = 0;
+  result.lookups = g_api.ServerInfoGetFieldUnsigned(info, "keyspace_hits", &error);
+  result.lookups += g_api.ServerInfoGetFieldUnsigned(info, "keyspace_misses", &error);
+  result.input_bytes = g_api.ServerInfoGetFieldUnsigned(info, "total_net_input_bytes", &error);
+  g_api.FreeServerInfo(nullptr, info);
+  return result;
+}
+
+double part(uint64_t some, uint64_t all) { return all == 0 ? 0 : static_cast<double>(some) / static_cast<double>(all); }
+
+void add_memory(Table& table, const lunar_stats& stats) {
+  uint64_t missing = stats.committed_bytes > stats.resident_bytes ? stats.committed_bytes - stats.resident_bytes : 0;
+  table.count("dram_budget_bytes", stats.dram_budget_bytes);
+  table.count("dram_used_bytes", stats.dram_used_bytes);
+  table.count("resident_bytes", stats.resident_bytes);
+  table.count("resident_peak_bytes", stats.resident_peak_bytes);
+  table.count("cold_bytes", stats.evicted_bytes < missing ? stats.evicted_bytes : missing);
+  table.count("committed_bytes", stats.committed_bytes);
+  table.count("pinned_bytes", stats.pinned_bytes);
+  table.count("lun_size_bytes", stats.lun_capacity_bytes);
+  table.count("lun_used_bytes", stats.lun_used_bytes);
+  table.count("maxmemory_ceiling_bytes", memory_limit_ceiling());
+}
+
+void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) {
+  ServerFigures server = server_figures();
+  uint64_t cold_reads = stats.major_faults + gate.overlapped_reads;
+  table.count("faults", stats.faults);
+  table.count("cold_faults", stats.major_faults);
+  table.count("overlapped_reads", gate.overlapped_reads);
+  table.count("gate_commands", gate.commands);
+  table.count("gate_held", gate.held);
+  table.count("gate_rounds", gate.rounds);
+  table.count("gate_timeouts", gate.timeouts);
+  table.count("gate_unknown", gate.unknown);
+  table.count("gate_overflows", gate.overflows);
+  table.count("prefetched_pages", stats.prefetched);
+  table.count("second_chances", stats.second_chances);
+  // Of 100 key look-ups, how many met no read from the LUN. Saves and digests read too, so it is a lower bound.
+  table.real("hit_rate_percent", server.lookups == 0 ? 100 : cold_reads >= server.lookups ? 0 : 100 * (1 - part(cold_reads, server.lookups)));
+  table.count("evicted_pages", stats.evictions);
+  table.count("evicted_clean_pages", stats.evicted_clean);
+  table.count("lun_read_bytes", stats.lun_read_bytes);
+  table.count("lun_written_bytes", stats.lun_written_bytes);
+  table.real("write_amplification", part(stats.lun_written_bytes, server.input_bytes));   // LUN bytes a byte that clients sent
+  table.count("read_errors", stats.read_errors);
+  table.count("write_errors", stats.write_errors);
+  table.count("poisoned_pages", stats.poisoned);
+  table.count("dram_waits", stats.budget_waits);
+  table.count("forks", stats.fork_count);
+}
+
+void on_info(InfoContext* info, int for_crash_report) {
+  if (for_crash_report != 0 || !tier().started()) return;   // a crashing process is asked as little as may be
+  Figure list[kFiguresMax];
+  unsigned count = figures(list);
+  if (g_api.InfoAddSection(info, "") != kOk) return;
+  for (unsigned i = 0; i < count; ++i) {
+    const Figure& figure = list[i];
+    switch (figure.kind) {
+      case Figure::Kind::kText: (void)g_api.InfoAddFieldCString(info, figure.name, figure.text); break;
+      case Figure::Kind::kInteger: (void)g_api.InfoAddFieldULongLong(info, figure.name, figure.integer); break;
+      case Figure::Kind::kReal: (void)g_api.InfoAddFieldDouble(info, figure.name, figure.real); break;
+    }
+  }
+}
+
+}  // namespace
+
+static const char* gate_state_name() {
+  switch (gate_state()) {
+    case GateState::kOff: return "off";
+    case GateState::kStarting: return "starting";
+    case GateState::kOpen: return "open";
+    case GateState::kWatching: return "watching";
+  }
+  return "?";
+}
+
+unsigned figures(Figure* out) {
+  Table table(out);
+  lunar_stats stats = tier_stats();
+  GateCounters gate = gate_counters();
+  table.text("tier", tier().owner == TierOwner::kPreload ? "lunar-run" : "module");
+  table.text("gate", gate_state_name());
+  if (*gate_reason() != '\0') table.text("gate_reason", gate_reason());
+  add_memory(table, stats);
+  add_work(table, stats, gate);
+  return table.size();
+}
+
+int info_register(Context* context) { return g_api.RegisterInfoFunc(context, on_info) == kOk ? 0 : -1; }
+
+}  // namespace lunar::redis

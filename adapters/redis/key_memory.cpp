@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// See key_memory.h.
+#include "key_memory.h"
+
+#include <cstring>
+
+#include "base/units.h"
+#include "program_got.h"
+#include "sys/mem.h"
+#include "tier.h"
+
+namespace lunar::redis {
+namespace {
+
+// The head of an object (robj): type and encoding, four bits each, in the first word; the value's address in the third half.
+struct Object {
+  unsigned type : 4, encoding : 4, lru : 24;
+  int references;
+  void* value;
+};
+// The head of an open key.
+struct OpenKey {
+  Context* context;
+  void* database;
+  Object* name;
+  Object* value;
+};
+
+enum Encoding : unsigned {
+  kRaw = 0, kInteger = 1, kHashTable = 2, kZipMap = 3, kLinkedList = 4, kZipList = 5, kIntSet = 6, kSkipList = 7, kEmbedded = 8,
+  kQuickList = 9, kStream = 10, kListPack = 11,
+};
+const char* const kEncodingNames[] = {"raw", "int", "hashtable", "zipmap", "linkedlist", "ziplist", "intset", "skiplist", "embstr",
+                                      "quicklist", "stream", "listpack"};
+constexpr size_t kStringHeadMax = 17;   // an sds string's, before its first byte
+
+bool g_known = false;
+size_t (*g_usable_size)(void*) = nullptr;   // the server's malloc_usable_size
+
+void add(KeyMemory* memory, const void* address, size_t bytes) {
+  if (address == nullptr || bytes == 0 || memory->count == kPiecesMax) return;
+  bool tiered = tier().is_tiered(address) != 0;
+  memory->pieces[memory->count++] = {address, bytes};
+  if (!tiered) return;
+  lunar_range& place = memory->pieces[memory->tiered++];
+  lunar_range& last = memory->pieces[memory->count - 1];
+  lunar_range swapped = place;
+  place = last;
+  last = swapped;
+}
+
+void add_block(KeyMemory* memory, void* block) { add(memory, block, block == nullptr ? 0 : g_usable_size(block)); }
+
+void describe(const Object* object, KeyMemory* memory) {
+  memory->encoding = object->encoding < sizeof(kEncodingNames) / sizeof(kEncodingNames[0]) ? kEncodingNames[object->encoding] : "unknown";
+  add_block(memory, const_cast<Object*>(object));
+  switch (object->encoding) {
+    case kInteger:
+    case kEmbedded: memory->whole = true; break;
+    case kRaw: {
+      // Its length stands in memory that is not to be touched; the allocator tells how large the block is.
+      char* text = static_cast<char*>(object->value);
+      add(memory, text - kStringHeadMax, g_usable_size(text - 1));
+      memory->whole = true;
+      break;
+    }
+    case kZipMap:
+    case kZipList:
+    case kIntSet:
+    case kListPack:
+      add_block(memory, object->value);
+      memory->whole = true;
+      break;
+    case kHashTable:
+    case kSkipList:
+    case kQuickList:
+    case kStream: add_block(memory, object->value); break;
+    default: break;   // the object only
+  }
+}
+
+}  // namespace
+
+bool key_memory_check(Context* context) {
+  char probe[200];
+  memset(probe, 'p', sizeof(probe));
+  String* name = g_api.CreateString(context, "lunar:probe of a key that is not there", 38);
+  String* value = g_api.CreateString(context, probe, sizeof(probe));
+  const auto* object = reinterpret_cast<const Object*>(value);
+  size_t length = 0;
+  g_usable_size = reinterpret_cast<size_t (*)(void*)>(program_calls("malloc_usable_size"));
+  g_known = g_usable_size != nullptr && object->type == 0 && object->encoding == kRaw && object->references == 1 &&
+            object->value == g_api.StringPtrLen(value, &length) && length == sizeof(probe);
+  // Opened for reading, a key that is not there gives no handle; for writing it does, and creates nothing.
+  constexpr int kOpenWrite = 1 << 1;
+  Key* key = g_known ? g_api.OpenKey(context, name, kOpenRead | kOpenWrite) : nullptr;
+  const auto* open = reinterpret_cast<const OpenKey*>(key);
+  g_known = key != nullptr && open->name == reinterpret_cast<Object*>(name) && open->value == nullptr;
+  if (key != nullptr) g_api.CloseKey(key);
+  g_api.FreeString(context, value);
+  g_api.FreeString(context, name);
+  return g_known;
+}
+
+bool key_memory_known() { return g_known; }
+
+KeyMemory key_memory(Context* context, String* name) {
+  KeyMemory memory;
+  Key* key = g_api.OpenKey(context, name, kOpenRead | kOpenNoTouch);
+  if (key == nullptr) return memory;
+  memory.found = true;
+  const auto* open = reinterpret_cast<const OpenKey*>(key);
+  if (g_known && open->value != nullptr) describe(open->value, &memory);
+  g_api.CloseKey(key);
+  return memory;
+}
+
+void key_memory_resident(const KeyMemory& memory, uint64_t* bytes, uint64_t* resident) {
+  const size_t page = sys::page_bytes();
+  *bytes = *resident = 0;
+  uintptr_t counted = 0;   // end of the last page counted: pieces may share one
+  for (unsigned i = 0; i < memory.tiered; ++i) {
+    uintptr_t start = reinterpret_cast<uintptr_t>(memory.pieces[i].address) / page * page;
+    uintptr_t end = round_up(reinterpret_cast<uintptr_t>(memory.pieces[i].address) + memory.pieces[i].bytes, page);
+    if (start < counted && end >= counted && counted - start <= page) start = counted;
+    counted = end;
+    uint8_t present[256];
+    for (uintptr_t at = start; at < end;) {
+      size_t pages = (end - at) / page < sizeof(present) ? (end - at) / page : sizeof(present);
+      if (sys::present_pages(reinterpret_cast<const void*>(at), pages, present) < 0) return;
+      for (size_t p = 0; p < pages; ++p) *resident += present[p] != 0 ? page : 0;
+      *bytes += pages * page;
+      at += pages * page;
+    }
+  }
+}
+
+}  // namespace lunar::redis

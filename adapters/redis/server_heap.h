@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The server's allocator, tiered. The server keeps calling malloc; its slots for malloc, calloc and realloc lead to thin
+// functions that bind the calling thread to the tiered arenas once, then call jemalloc's own, and give back what jemalloc
+// holds spare before they let an allocation fail. free stays as it is: jemalloc knows whose memory it is, and what was
+// allocated before the load stays where it was.
+//
+// What is tiered: whatever the server's threads allocate from the load on, also through libraries. What is not: what came
+// before (command table, shared objects, configuration), thread stacks, the runtime's own.
+//
+// fork is led through here too: refused with ENOMEM when the LUN cannot promise what the child may come to need.
+//
+// Threading: at load, on the server's main thread. Nothing here is undone; the library stays mapped (-z nodelete).
+#pragma once
+
+#include "base/error.h"
+
+namespace lunar::redis {
+
+// Whether the server's malloc is a jemalloc that can be tiered. 0, or -ENOTSUP with what to do in *why. Changes nothing.
+[[nodiscard]] int server_heap_check(ErrorText* why);
+// pre: server_heap_check, pager armed. Makes the heap, redirects the calls, binds the calling thread. On failure nothing is
+// redirected.
+[[nodiscard]] int server_heap_start(ErrorText* why);
+
+}  // namespace lunar::redis

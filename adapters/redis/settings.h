@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The module's settings: where they come from, and `CONFIG GET|SET lunar.*`.
+//
+// Precedence: default < config file of Lunar < environment (LUNAR_*) < module arguments (`loadmodule ... dram 4gb`) <
+// `lunar.*` lines of the server's configuration. dram, forks, gate and gate-hold-ms can change at run time; the rest is for
+// the start.
+// Threading: the server's main thread.
+#pragma once
+#include "base/error.h"
+#include "base/options.h"
+#include "gate.h"
+#include "module_abi.h"
+
+namespace lunar::redis {
+
+struct Settings {
+  Options tier;          // runtime/base/options.def
+  bool forks = true;     // keep LUN space free for a forked child (BGSAVE, AOF rewrite, full sync)
+  GateOptions gate;      // gate, gate-hold-ms, gate-threads
+};
+Settings& settings();
+
+// Environment and arguments. 0 or -errno with *why.
+[[nodiscard]] int settings_load(String** arguments, int count, ErrorText* why);
+// Registers lunar.* and lets the server set them from its configuration. 0, or -EINVAL (the server has said why).
+[[nodiscard]] int settings_register(Context* context);
+
+}  // namespace lunar::redis

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// See tier.h.
+#include "tier.h"
+
+#include <dlfcn.h>
+
+#include "heap/start.h"
+#include "pager/pager.h"
+#include "server_heap.h"
+
+namespace lunar::redis {
+namespace {
+
+constinit Tier g_tier;
+
+template <class F>
+bool look_up(F& slot, const char* name) {
+  slot = reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
+  return slot != nullptr;
+}
+
+// All of them, or a library of another version that is not to be used.
+bool look_up_all(Tier* found) {
+  return look_up(found->get_stats, "lunar_get_stats") && look_up(found->set_dram, "lunar_set_dram") &&
+         look_up(found->advise, "lunar_advise") && look_up(found->prefetch, "lunar_prefetch") && look_up(found->pin, "lunar_pin") &&
+         look_up(found->unpin, "lunar_unpin") && look_up(found->is_tiered, "lunar_is_tiered");
+}
+
+bool serves(const Tier& found) {
+  lunar_stats stats{};
+  stats.struct_size = sizeof(stats);
+  return found.get_stats(&stats) == 0;
+}
+
+}  // namespace
+
+const Tier& tier() { return g_tier; }
+
+lunar_stats tier_stats() {
+  lunar_stats stats{};
+  stats.struct_size = sizeof(stats);
+  if (g_tier.started()) (void)g_tier.get_stats(&stats);
+  return stats;
+}
+
+bool tier_preloaded() {
+  Tier found;
+  return look_up_all(&found) && serves(found);
+}
+
+void tier_adopt() {
+  (void)look_up_all(&g_tier);
+  g_tier.owner = TierOwner::kPreload;
+}
+
+int tier_start(const Options& options, ErrorText* why) {
+  int rc = server_heap_check(why);
+  if (rc == 0) rc = start_tier(options, why);
+  if (rc < 0) return rc;
+  // Now, not at the first few MiB: a LUN that cannot be had must be told before the server has data.
+  rc = pager_arm(why);
+  if (rc == 0) rc = server_heap_start(why);
+  if (rc < 0) {
+    (void)pager_destroy();
+    return rc;
+  }
+  g_tier = {TierOwner::kModule, lunar_get_stats, lunar_set_dram, lunar_advise, lunar_prefetch, lunar_pin, lunar_unpin, lunar_is_tiered};
+  return 0;
+}
+
+}  // namespace lunar::redis

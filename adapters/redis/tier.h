@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tier that serves this server: the module's own, or that of the preload library when the server runs under `lunar run`
+// (then its lunar_* calls are used and nothing is started). Both speak lunar/lunar.h.
+// Threading: started on the main thread; the calls are those of lunar.h.
+#pragma once
+#include "base/error.h"
+#include "base/options.h"
+#include "lunar/lunar.h"
+
+namespace lunar::redis {
+
+enum class TierOwner { kNone, kModule, kPreload };
+
+struct Tier {
+  TierOwner owner = TierOwner::kNone;
+  int (*get_stats)(lunar_stats*) = nullptr;
+  int (*set_dram)(uint64_t) = nullptr;
+  int (*advise)(const void*, size_t, lunar_advice) = nullptr;
+  int (*prefetch)(const lunar_range*, size_t) = nullptr;
+  int (*pin)(const void*, size_t) = nullptr;
+  int (*unpin)(const void*, size_t) = nullptr;
+  int (*is_tiered)(const void*) = nullptr;
+  bool started() const { return owner != TierOwner::kNone; }
+};
+const Tier& tier();
+lunar_stats tier_stats();
+
+// Whether `lunar run` serves this process.
+bool tier_preloaded();
+// Uses the preload's tier. pre: tier_preloaded.
+void tier_adopt();
+// Starts the module's own: pager, threads, heap, redirections. 0 or -errno with *why; when it fails nothing is redirected.
+[[nodiscard]] int tier_start(const Options& options, ErrorText* why);
+
+}  // namespace lunar::redis

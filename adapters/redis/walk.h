@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Looks a key up in the server's dictionaries without touching a page that is not resident: before each step the pager is asked,
+// and what is missing for the step is noted instead of read. With the missing pages in, the next walk gets one step further:
+// table slot, entry, key, object, value.
+//
+// A page may be evicted between the question and the use: then it is an ordinary fault. Pages that a walk relies on are marked
+// as used (the one place where the pager learns of a hit), so the clock hand takes them later.
+//
+// Threading: the server's main thread only, while it reads a client's input: nothing changes meanwhile (while it waits in
+// epoll_wait, threads of other modules may change keys). Allocates nothing.
+#pragma once
+#include "command_keys.h"
+#include "layout.h"
+#include "lunar/lunar.h"
+
+namespace lunar::redis {
+
+constexpr unsigned kRangesMax = 64;              // missing pieces of one round
+constexpr size_t kValueBytesMax = 256 * 1024;    // of one value; the rest is left to faults
+
+struct Missing {
+  unsigned count = 0;
+  lunar_range range[kRangesMax];
+  bool full() const { return count == kRangesMax; }
+  void add(const void* address, size_t bytes);
+};
+
+// What is missing for `command` on the keys of `database`; adds to *missing. True: nothing, all that was to be looked at is resident.
+[[nodiscard]] bool walk_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys,
+                                const Command& command, Missing* missing);
+
+}  // namespace lunar::redis

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// The input gate against a plain server: the same bytes, cut at the same places, sent to both on many connections; the replies
+// must be the same bytes. The data set is several times the budget, so that commands are held all the time.
+//
+//   redis_gate MODULE CAP_MIB ROUNDS
+//
+//   pipelines   random commands of all types on 8 connections at once, with MULTI, SELECT, inline commands, large values,
+//               bytes cut anywhere
+//   blocking    commands behind a BLPOP; SUBSCRIBE
+//   endings     half-closed, closed and reset in mid-hold, CLIENT KILL, descriptors used again
+//   pressure    a client that sends thousands of large reads and does not listen for a while
+//
+// At the end DEBUG DIGEST is equal, no descriptor has leaked, and the gate must have held clients a thousand times: otherwise
+// nothing was tested. LUNAR_SEED= replays. Threading: one thread. May not: leave files or processes behind.
+#include "redis_gate.h"
+
+#include <random>
+
+namespace {
+
+using namespace e2e;
+
+constexpr unsigned kClients = 8, kKeysEach = 2500;
+const std::string kEnd = "$5\r\n<end>\r\n";
+
+struct Twins {
+  const Server& tiered;
+  const Server& plain;
+  std::mt19937_64 random;
+
+  uint64_t pick(uint64_t n) { return random() % n; }
+  std::string text(size_t bytes) {
+    std::string out(bytes, 0);
+    uint64_t x = random() | 1;
+    for (char& c : out) c = static_cast<char>("0123456789abcdefghijklmnopqrstuv"[(x = x * 6364136223846793005ull + 1442695040888963407ull) >> 59]);
+    return out;
+  }
+};
+
+Words random_command(Twins& t, unsigned client) {
+  const uint64_t k = t.pick(kKeysEach);
+  auto key = [&](const char* type) { return fmt::format("c{}:{}:{}", client, type, k); };
+  const std::string member = fmt::format("m{}", t.pick(60)), number = std::to_string(t.pick(1000));
+  switch (t.pick(34)) {
+    case 0: case 1: case 2: case 3: case 4: return {"GET", key("s")};
+    case 5: case 6: return {"SET", key("s"), t.text(t.pick(40) == 0 ? 100000 : 200 + t.pick(2000))};
+    case 7: return {"APPEND", key("s"), t.text(20)};
+    case 8: return {"MGET", key("s"), fmt::format("c{}:s:{}", client, t.pick(kKeysEach)), fmt::format("c{}:s:{}", client, t.pick(kKeysEach)), "none"};
+    case 9: return {"DEL", key("s"), fmt::format("c{}:h:{}", client, t.pick(kKeysEach))};
+    case 10: return {"EXISTS", key("s"), key("h"), key("l")};
+    case 11: return {"HSET", key("h"), member, t.text(300), fmt::format("m{}", t.pick(60)), "2"};
+    case 12: case 13: return {"HGET", key("h"), member};
+    case 14: return {"HLEN", key("h")};
+    case 15: return {"HDEL", key("h"), member};
+    case 16: return {"RPUSH", key("l"), t.text(400), t.text(100)};
+    case 17: return {"LPOP", key("l")};
+    case 18: return {"LRANGE", key("l"), "-3", "-1"};
+    case 19: return {"SADD", key("t"), member, t.text(30), number};
+    case 20: return {"SISMEMBER", key("t"), member};
+    case 21: return {"SORT", key("t"), "ALPHA"};
+    case 22: return {"ZADD", key("z"), number, member, "7", t.text(30)};
+    case 23: return {"ZRANGE", key("z"), "0", "5", "WITHSCORES"};
+    case 24: return {"ZSCORE", key("z"), member};
+    case 25: return {"XADD", key("x"), "MAXLEN", "20", "*", "f", t.text(200)};
+    case 26: return {"XLEN", key("x")};
+    case 27: return {"RENAME", key("s"), fmt::format("c{}:s:{}", client, t.pick(kKeysEach))};
+    case 28: return {"EXPIRE", key("s"), "100000"};
+    case 29: return {"TYPE", key("z")};
+    case 30: return {"EVAL", "return redis.call('GET', KEYS[1])", "1", key("s")};
+    case 31: return {"SETRANGE", key("s"), "5", "abc"};
+    case 32: return {"GETRANGE", key("s"), "0", "50"};
+    default: return {"COPY", key("h"), fmt::format("c{}:h:{}", client, t.pick(kKeysEach)), "REPLACE"};
+  }
+}
+
+// XADD's id tells the time: the same for both.
+std::string bytes_of(Twins& t, Words words) {
+  static uint64_t id = 1;
+  for (auto& w : words)
+    if (w == "*") w = fmt::format("{}-1", ++id);
+  bool plain_words = words.size() > 1;
+  for (auto& w : words) plain_words &= !w.empty() && w.size() < 100 && w.find_first_of(" '\"\r\n") == std::string::npos;
+  if (!plain_words || t.pick(8) != 0) return resp(words);
+  std::string line;
+  for (auto& w : words) line += (line.empty() ? "" : " ") + w;
+  return line + (t.pick(2) ? "\r\n" : "\n");
+}
+
+std::string random_batch(Twins& t, unsigned client) {
+  std::string out;
+  const bool multi = t.pick(5) == 0;
+  if (t.pick(3) == 0) out += resp({"SELECT", std::to_string(t.pick(2))});
+  if (multi) out += resp({"MULTI"});
+  for (uint64_t n = 1 + t.pick(t.pick(10) == 0 ? 200 : 12); n > 0; --n) out += bytes_of(t, random_command(t, client));
+  if (multi) out += resp({t.pick(6) == 0 ? "DISCARD" : "EXEC"});
+  return out + resp({"PING", "<end>"});
+}
+
+std::string excerpt(const std::string& a, const std::string& b) {
+  size_t at = 0;
+  while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
+  const size_t from = at < 60 ? 0 : at - 60;
+  return fmt::format("at byte {} of {} and {}: '{}' and '{}'", at, a.size(), b.size(), a.substr(from, 120), b.substr(from, 120));
+}
+
+// Sends each client's batch to both servers, in pieces cut at the same places and mixed over the clients; then compares.
+void exchange(Twins& t, std::vector<Wire>& tiered, std::vector<Wire>& plain, const std::vector<std::string>& batches) {
+  std::vector<size_t> at(batches.size(), 0);
+  for (bool more = true; more;) {
+    more = false;
+    for (size_t c = 0; c < batches.size(); ++c) {
+      const size_t left = batches[c].size() - at[c];
+      if (left == 0) continue;
+      more = true;
+      size_t piece = t.pick(4) == 0 ? 1 + t.pick(200) : t.pick(6) == 0 ? 1 + t.pick(20000) : left;
+      piece = std::min(piece, left);
+      tiered[c].send_all(batches[c].substr(at[c], piece));
+      plain[c].send_all(batches[c].substr(at[c], piece));
+      at[c] += piece;
+    }
+    if (t.pick(3) == 0) usleep(static_cast<useconds_t>(t.pick(300)));
+  }
+  for (size_t c = 0; c < batches.size(); ++c) {
+    const std::string a = tiered[c].receive_until(kEnd), b = plain[c].receive_until(kEnd);
+    require(a == b, "client {}: replies differ {}", c, excerpt(a, b));
+  }
+}
+
+std::vector<Wire> connect(const Server& server, unsigned n) {
+  std::vector<Wire> wires;
+  for (unsigned i = 0; i < n; ++i) wires.emplace_back(server.port());
+  return wires;
+}
+
+void pipelines(Twins& t, unsigned rounds) {
+  auto a = connect(t.tiered, kClients), b = connect(t.plain, kClients);
+  for (unsigned r = 0; r < rounds && g_failures == 0; ++r) {
+    std::vector<std::string> batches;
+    for (unsigned c = 0; c < kClients; ++c) batches.push_back(random_batch(t, c));
+    exchange(t, a, b, batches);
+  }
+}
+
+std::string cold_reads(Twins& t, unsigned n) {
+  std::string out;
+  for (unsigned i = 0; i < n; ++i) out += resp({"GET", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach))});
+  return out;
+}
+
+void blocking(Twins& t, unsigned rounds) {
+  for (unsigned r = 0; r < rounds && g_failures == 0; ++r) {
+    const std::string list = fmt::format("block:{}", r), channel = fmt::format("channel:{}", r);
+    const std::string behind = resp({"BLPOP", list, "0"}) + cold_reads(t, 5) + resp({"SUBSCRIBE", channel});
+    const std::string after = resp({"UNSUBSCRIBE"}) + cold_reads(t, 3) + resp({"PING", "<end>"}), value = t.text(50);
+    std::string replies[2];
+    const Server* servers[] = {&t.tiered, &t.plain};
+    for (int i = 0; i < 2; ++i) {
+      Wire wire(servers[i]->port());
+      wire.send_all(cold_reads(t, 0) + behind);
+      usleep(2000);
+      (void)servers[i]->ask({"RPUSH", list, value});
+      replies[i] = wire.receive_until(":1\r\n");   // subscribed
+      (void)servers[i]->ask({"PUBLISH", channel, value});
+      wire.send_all(after);
+      replies[i] += wire.receive_until(kEnd);
+    }
+    require(replies[0] == replies[1], "blocking: replies differ {}", excerpt(replies[0], replies[1]));
+  }
+}
+
+void endings(Twins& t, unsigned rounds) {
+  for (unsigned r = 0; r < rounds && g_failures == 0; ++r) {
+    const std::string reads = cold_reads(t, 30), half = cold_reads(t, 1).substr(0, 20);
+    {   // half-closed: every reply still comes, then the end (short ones: a server drops what is left of long ones)
+      std::string reads;
+      for (int i = 0; i < 20; ++i) reads += resp({"GETRANGE", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach)), "0", "300"});
+      Wire a(t.tiered.port()), b(t.plain.port());
+      a.send_all(reads), b.send_all(reads);
+      if (r % 2 == 0) a.send_all(half), b.send_all(half);
+      a.end_of_input(), b.end_of_input();
+      const std::string x = a.receive_to_the_end(), y = b.receive_to_the_end();
+      require(x == y && a.ended(), "half-closed: replies differ {}", excerpt(x, y));
+    }
+    std::vector<Wire> gone = connect(t.tiered, 6);
+    for (unsigned i = 0; i < gone.size(); ++i) {
+      gone[i].send_all(cold_reads(t, 20));
+      if (i % 3 != 0) usleep(static_cast<useconds_t>(t.pick(150)));
+      gone[i].close(i % 2 == 0);
+    }
+    {   // killed in mid-hold; its number is used again at once
+      Wire victim(t.tiered.port());
+      victim.send_all(resp({"CLIENT", "ID"}));
+      std::string id = victim.receive_until("\r\n");
+      id = id.substr(1, id.size() - 3);
+      Wire killer(t.tiered.port());
+      victim.send_all(cold_reads(t, 400));
+      killer.send_all(resp({"CLIENT", "KILL", "ID", id}));
+      require(killer.receive_until("\r\n") == ":1\r\n", "CLIENT KILL found nobody");
+      (void)victim.receive_to_the_end();
+      require(victim.ended(), "a killed client was not ended");
+      Wire next(t.tiered.port()), other(t.plain.port());
+      next.send_all(reads + resp({"PING", "<end>"})), other.send_all(reads + resp({"PING", "<end>"}));
+      const std::string x = next.receive_until(kEnd), y = other.receive_until(kEnd);
+      require(x == y, "after a kill: replies differ {}", excerpt(x, y));
+    }
+  }
+}
+
+void pressure(Twins& t) {
+  const std::string value = t.text(60000);
+  for (const Server* s : {&t.tiered, &t.plain})
+    for (int i = 0; i < 20; ++i) (void)s->ask({"SET", fmt::format("large:{}", i), value + std::to_string(i)});
+  std::string reads;
+  for (int i = 0; i < 1500; ++i) reads += resp({"GET", fmt::format("large:{}", i % 20)}) + (i % 10 == 0 ? cold_reads(t, 1) : "");
+  reads += resp({"PING", "<end>"});
+  std::string replies[2];
+  const Server* servers[] = {&t.tiered, &t.plain};
+  for (int i = 0; i < 2; ++i) {
+    Wire wire(servers[i]->port());
+    // Nothing is listened to until the server cannot send any more.
+    size_t at = 0;
+    for (int idle = 0; at < reads.size() && idle < 20;) {
+      ssize_t n = send(wire.fd(), reads.data() + at, reads.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n > 0) at += static_cast<size_t>(n);
+      else usleep(5000), ++idle;
+    }
+    usleep(100000);
+    wire.send_all(reads.substr(at));
+    replies[i] = wire.receive_until(kEnd);
+  }
+  require(replies[0] == replies[1], "under pressure: replies differ {}", excerpt(replies[0], replies[1]));
+}
+
+// Every key once, so that the data set is several times the budget.
+void fill(Twins& t) {
+  auto a = connect(t.tiered, 1), b = connect(t.plain, 1);
+  for (unsigned c = 0; c < kClients; ++c) {
+    std::string batch;
+    for (unsigned k = 0; k < kKeysEach; ++k) {
+      batch += resp({"SET", fmt::format("c{}:s:{}", c, k), t.text(2000)});
+      batch += resp({"HSET", fmt::format("c{}:h:{}", c, k), "m1", t.text(200), "m2", t.text(400)});
+      if (k % 2 == 0) batch += resp({"RPUSH", fmt::format("c{}:l:{}", c, k), t.text(700), t.text(700)});
+      if (k % 4 == 0) batch += resp({"SADD", fmt::format("c{}:t:{}", c, k), t.text(100), t.text(100)});
+    }
+    exchange(t, a, b, {batch + resp({"PING", "<end>"})});
+  }
+}
+
+int run(const std::string& module, uint64_t cap_mib, unsigned rounds) {
+  Scratch scratch;
+  const char* given = getenv("LUNAR_SEED");
+  const uint64_t seed = given != nullptr ? strtoull(given, nullptr, 10) : static_cast<uint64_t>(now_s() * 1e6);
+  fmt::print("LUNAR_SEED={}\n", seed);
+  Server tiered(scratch.path, "tiered", free_port(),
+                {"--loadmodule", module, "dram", fmt::format("{}mb", cap_mib), "size", fmt::format("{}mb", cap_mib * 40), "lun", scratch.path});
+  Server plain(scratch.path, "plain", free_port(), {});
+  Twins t{tiered, plain, std::mt19937_64(seed)};
+  auto phase = [&, last = now_s()](const char* name) mutable {
+    fmt::print("{:10} {:5.1f} s, held {}, rounds {}, fetched {}, timeouts {}, overflows {}\n", name, now_s() - last, tiered.info("lunar_gate_held"),
+               tiered.info("lunar_gate_rounds"), tiered.info("lunar_overlapped_reads"), tiered.info("lunar_gate_timeouts"),
+               tiered.info("lunar_gate_overflows"));
+    last = now_s();
+  };
+  fill(t);
+  phase("fill");
+  const size_t descriptors = tiered.descriptors();
+  pipelines(t, rounds);
+  phase("pipelines");
+  blocking(t, rounds / 10);
+  phase("blocking");
+  endings(t, rounds / 10);
+  phase("endings");
+  pressure(t);
+  phase("pressure");
+  pipelines(t, rounds / 4);
+  phase("pipelines");
+  const std::string digest = tiered.ask({"DEBUG", "DIGEST"});
+  require(digest == plain.ask({"DEBUG", "DIGEST"}), "the data differs: DEBUG DIGEST {}", digest);
+  const uint64_t held = tiered.info("lunar_gate_held"), evicted = tiered.info("lunar_evicted_pages");
+  require(held >= 1000, "clients were held {} times: the gate was hardly tested", held);
+  require(evicted * 4096 > 4 * cap_mib * kMiB, "only {} pages were evicted", evicted);
+  for (int i = 0; i < 50 && tiered.descriptors() > descriptors; ++i) usleep(100000);
+  require(tiered.descriptors() <= descriptors, "descriptors leaked: {} were {}", tiered.descriptors(), descriptors);
+  if (g_failures != 0) fmt::print("the tiered server's log:\n{}\n", tiered.log());
+  fmt::print("{}\n", g_failures == 0 ? "PASS" : "FAILED");
+  return g_failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 2;
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (access("/usr/bin/redis-server", X_OK) != 0) {
+    fmt::print("skip: redis: there is no /usr/bin/redis-server\n");
+    return 77;
+  }
+  try {
+    return run(argv[1], strtoull(argv[2], nullptr, 10), static_cast<unsigned>(strtoul(argv[3], nullptr, 10)));
+  } catch (const std::exception& failure) {
+    fmt::print("FAIL: {}\n", failure.what());
+    return 1;
+  }
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `lunar bench redis` counts with: requests, the check of replies, workloads, medians, ratios, sizes, arguments,
+// and what gnuplot is told. No server.
+#include "tests/catch.hpp"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "redis_bench/dataset.h"
+#include "redis_bench/plot.h"
+#include "redis_bench/redis_options.h"
+#include "redis_bench/redis_report.h"
+#include "support/procfs.h"
+
+using namespace lunar::tools;
+
+namespace {
+
+using Parsed = std::unique_ptr<redisReply, decltype(&freeReplyObject)>;
+
+// RESP to a reply, as a server's answer would be parsed. A request is RESP too: an array of words.
+Parsed parsed(const std::string& text) {
+  redisReader* reader = redisReaderCreate();
+  void* reply = nullptr;
+  REQUIRE(redisReaderFeed(reader, text.data(), text.size()) == REDIS_OK);
+  REQUIRE(redisReaderGetReply(reader, &reply) == REDIS_OK);
+  redisReaderFree(reader);
+  REQUIRE(reply != nullptr);
+  return {static_cast<redisReply*>(reply), freeReplyObject};
+}
+
+std::vector<std::string> words_of(const Dataset& data, const Request& request) {
+  std::string text;
+  data.append(request, &text);
+  const Parsed reply = parsed(text);
+  REQUIRE(reply->type == REDIS_REPLY_ARRAY);
+  std::vector<std::string> words;
+  for (size_t i = 0; i < reply->elements; ++i) {
+    words.emplace_back(reply->element[i]->str, static_cast<size_t>(reply->element[i]->len));
+  }
+  return words;
+}
+
+std::string bulk(const std::string& text) {
+  std::string out;
+  append_word(text, &out);
+  return out;
+}
+
+std::string check(Dataset& data, const Request& request, const std::string& resp) {
+  return data.check(request, *parsed(resp));
+}
+
+struct Arguments {
+  explicit Arguments(std::vector<std::string> words) : words_(std::move(words)) {
+    words_.insert(words_.begin(), "redis");
+    for (std::string& word : words_) raw_.push_back(word.data());
+  }
+  std::optional<int> parse(RedisOptions* options) {
+    return parse_redis_options(static_cast<int>(raw_.size()), raw_.data(), options);
+  }
+
+ private:
+  std::vector<std::string> words_;
+  std::vector<char*> raw_;
+};
+
+}   // namespace
+
+TEST_CASE("a GET is right only with its own key's value, whole") {
+  Dataset data(DataKind::kStrings, 1 << 20, 1024, 5);
+  REQUIRE(data.keys() == 1024);
+  Random random(1);
+  const std::vector<std::string> load = words_of(data, data.load(7)), other = words_of(data, data.load(8));
+  REQUIRE(load.size() == 3);
+  CHECK(load[0] == "SET");
+  CHECK(load[1] == "key:000000000007");
+  CHECK(load[2].size() == 1024);
+  CHECK(load[2] != other[2]);
+  const Request get = data.read(7, random);
+  CHECK(words_of(data, get) == std::vector<std::string>{"GET", load[1]});
+  CHECK(check(data, get, bulk(load[2])).empty());
+  CHECK_FALSE(check(data, get, bulk(other[2])).empty());
+  std::string flipped = load[2];
+  flipped[1000] = static_cast<char>(flipped[1000] ^ 1);
+  CHECK_FALSE(check(data, get, bulk(flipped)).empty());
+  CHECK_FALSE(check(data, get, bulk(load[2].substr(0, 1023))).empty());
+  CHECK_FALSE(check(data, get, bulk(std::string(1024, '\0'))).empty());
+  CHECK(check(data, get, "$-1\r\n").find("nothing") != std::string::npos);
+  CHECK(check(data, get, "-OOM command not allowed\r\n").find("OOM") != std::string::npos);
+}
+
+TEST_CASE("a read finds no version older than acknowledged and none that was never sent") {
+  Dataset data(DataKind::kStrings, 64 << 10, 1024, 5);
+  Random random(1);
+  const std::string first = words_of(data, data.load(3))[2];
+  const Request early = data.read(3, random);
+  const Request write = data.write(3);
+  CHECK(data.writing(3));
+  const std::string second = words_of(data, write)[2];
+  CHECK(second != first);
+  // In flight: either is right.
+  CHECK(check(data, early, bulk(first)).empty());
+  CHECK(check(data, early, bulk(second)).empty());
+  CHECK(check(data, write, "+OK\r\n").empty());
+  CHECK_FALSE(data.writing(3));
+  const Request late = data.read(3, random);
+  CHECK_FALSE(check(data, late, bulk(first)).empty());   // a lost update
+  CHECK(check(data, late, bulk(second)).empty());
+  CHECK(check(data, early, bulk(first)).empty());   // sent before the write was acknowledged
+  Dataset ahead(DataKind::kStrings, 64 << 10, 1024, 5);
+  (void)check(ahead, ahead.write(3), "+OK\r\n");
+  CHECK_FALSE(check(data, late, bulk(words_of(ahead, ahead.write(3))[2])).empty());   // version 2: never sent here
+}
+
+TEST_CASE("hash fields and sorted-set members are checked by place, score and version") {
+  Random random(3);
+  Dataset hashes(DataKind::kHashes, 1 << 20, 1024, 5);
+  std::vector<std::string> load = words_of(hashes, hashes.load(2));
+  REQUIRE(load.size() == 2 + 2 * Dataset::kHashFields);
+  CHECK(check(hashes, hashes.load(2), ":16\r\n").empty());
+  CHECK_FALSE(check(hashes, hashes.load(2), ":15\r\n").empty());
+  for (int i = 0; i < 50; ++i) {
+    const Request get = hashes.read(2, random);
+    const std::vector<std::string> words = words_of(hashes, get);
+    CHECK(words[2] == load[2 + 2 * get.part]);
+    CHECK(check(hashes, get, bulk(load[3 + 2 * get.part])).empty());
+    CHECK_FALSE(check(hashes, get, bulk(load[3 + 2 * ((get.part + 1) % Dataset::kHashFields)])).empty());
+  }
+  Dataset sets(DataKind::kSortedSets, 1 << 20, 1024, 5);
+  load = words_of(sets, sets.load(1));
+  REQUIRE(load.size() == 2 + 2 * Dataset::kSetMembers);
+  bool ranged = false, scored = false;
+  for (int i = 0; i < 200; ++i) {
+    const Request read = sets.read(1, random);
+    if (read.verb == Verb::kRange) {
+      ranged = true;
+      std::string right, shifted;
+      append_array(Dataset::kRangeMembers, &right);
+      append_array(Dataset::kRangeMembers, &shifted);
+      for (unsigned m = 0; m < Dataset::kRangeMembers; ++m) {
+        right += bulk(load[3 + 2 * (read.part + m)]);
+        shifted += bulk(load[3 + 2 * ((read.part + m + 1) % Dataset::kSetMembers)]);
+      }
+      CHECK(check(sets, read, right).empty());
+      CHECK_FALSE(check(sets, read, shifted).empty());
+      CHECK_FALSE(check(sets, read, "*0\r\n").empty());
+    } else {
+      scored = true;
+      CHECK(check(sets, read, bulk(load[2 + 2 * read.part])).empty());
+      CHECK_FALSE(check(sets, read, bulk("9999")).empty());
+    }
+  }
+  CHECK(ranged);
+  CHECK(scored);
+  const Request add = sets.write(1);
+  CHECK(words_of(sets, add)[2] == "-1");
+  CHECK(words_of(sets, add)[3] == load[3]);   // the same member
+  CHECK(check(sets, add, ":0\r\n").empty());
+  CHECK_FALSE(check(sets, Request{Verb::kRead, 0, 1, 1}, bulk("0")).empty());
+  CHECK(check(sets, Request{Verb::kRead, 0, 1, 1}, bulk("-1")).empty());
+}
+
+TEST_CASE("workload names take -pipe and -fits") {
+  const auto plain = parse_redis_workload("get"), both = parse_redis_workload("zset-pipe-fits");
+  REQUIRE(plain.has_value());
+  CHECK_FALSE(plain->fits);
+  CHECK_FALSE(plain->pipelined);
+  REQUIRE(both.has_value());
+  CHECK(both->base == "zset");
+  CHECK(both->kind == DataKind::kSortedSets);
+  CHECK(both->fits);
+  CHECK(both->pipelined);
+  for (const char* name : {"", "gets", "-fits", "get-fits-pipe", "get-pipe-pipe", "get-"}) {
+    INFO(name);
+    CHECK_FALSE(parse_redis_workload(name).has_value());
+  }
+}
+
+TEST_CASE("arguments of the bench are checked") {
+  RedisOptions options;
+  CHECK_FALSE(Arguments({"--redis-server", "/bin/true", "--dram", "32m"}).parse(&options).has_value());
+  CHECK(options.data_bytes == 128u << 20);
+  CHECK(options.value_bytes == 1024);
+  CHECK(options.connections == 50);
+  options = {};
+  CHECK_FALSE(Arguments({"--redis-server", "/bin/true", "--quick", "--fits", "--workloads", "get,get-fits,zipf"})
+                  .parse(&options)
+                  .has_value());
+  CHECK(options.workloads == std::vector<std::string>{"get-fits", "zipf-fits"});
+  CHECK(options.rounds == 1);
+  const std::vector<std::vector<std::string>> bad{
+      {"--dram", "lots"},        {"--dram", "8m"},      {"--dram", "64m", "--data", "32m"}, {"--value-size", "1000"},
+      {"--value-size", "8"},     {"--value-size", "1m"}, {"--connections", "1"},            {"--pipeline", "0"},
+      {"--workloads", "get,put"}, {"--systems", "swap,flash"}, {"--rounds", "0"},           {"--seconds", "0"},
+      {"--options", "fault"},    {"--module", "/none.so"}, {"--redis-server", "/none"},     {"--frobnicate"}};
+  for (std::vector<std::string> words : bad) {
+    INFO(words[0] << " " << (words.size() > 1 ? words[1] : ""));
+    if (words[0] != "--redis-server") words.insert(words.end(), {"--redis-server", "/bin/true"});
+    options = {};
+    CHECK(Arguments(words).parse(&options) == 2);
+  }
+}
+
+TEST_CASE("data that fits does fit, whatever the value size") {
+  RedisOptions options;
+  options.dram_bytes = 64 << 20;
+  options.data_bytes = 256 << 20;
+  for (const size_t value_bytes : {16u, 64u, 1024u, 65536u}) {
+    options.value_bytes = value_bytes;
+    const uint64_t fits = stage_data_bytes(options, DataKind::kStrings, true);
+    CHECK(redis_footprint(fits, value_bytes) <= options.dram_bytes / 4 * 3 + 4096);
+    CHECK(redis_footprint(fits, value_bytes) >= options.dram_bytes / 2);
+    CHECK(stage_data_bytes(options, DataKind::kStrings, false) == options.data_bytes);
+  }
+}
+
+TEST_CASE("options of Lunar's sides come as pairs") {
+  using Pairs = std::vector<std::pair<std::string, std::string>>;
+  CHECK(lunar_options("fault=message,stats_file=/x=y") == Pairs{{"fault", "message"}, {"stats-file", "/x=y"}});
+  CHECK(lunar_options("").empty());
+}
+
+namespace {
+RedisReport sample_report() {
+  RedisReport report;
+  report.options.systems = {"lunar", "run", "swap"};
+  report.skipped["lunar"] = "a reason";
+  for (const auto& [system, rate] : std::vector<std::pair<const char*, double>>{{"run", 40000}, {"swap", 20000}}) {
+    RedisResult result;
+    result.system = system;
+    result.workload = "get";
+    result.connections = 50;
+    result.median.ops_per_s = rate;
+    result.median.p99_ns = 1e9 / rate;
+    result.median.bgsave_s = rate / 10000;
+    report.results.push_back(result);
+  }
+  return report;
+}
+}   // namespace
+
+TEST_CASE("redis ratios are named by workload, connections and quantity, each against its baseline") {
+  RedisReport report = sample_report();
+  CHECK(ratios_of(report, "lunar", "swap").empty());
+  auto ratios = ratios_of(report, "run", "swap");
+  CHECK(ratios.at("get_t50_ops") == 2);
+  CHECK(ratios.at("get_t50_p99") == 0.5);
+  CHECK(ratios.at("get_t50_time") == 2);
+  CHECK(ratios.count("get_t50_p50") == 0);   // not measured: no ratio
+  std::string json = report_json(report);
+  CHECK(json.find("\"run_over_swap\":{") != std::string::npos);
+  CHECK(json.find("\"skipped\":{\"lunar\":\"a reason\"}") != std::string::npos);
+  CHECK(json.find("\"swap\":{") == std::string::npos);
+  report.results[0].system = "lunar";
+  json = report_json(report);
+  CHECK(json.find("\"ratios\":{\"swap\":{") != std::string::npos);
+  CHECK(report_table(report).find("2.00x op/s") != std::string::npos);
+}
+
+TEST_CASE("redis medians cover the server's, the generator's and the save's quantities") {
+  std::vector<RedisTurn> turns(3);
+  turns[0].ops_per_s = 1, turns[1].ops_per_s = 9, turns[2].ops_per_s = 5;
+  turns[0].bgsave_s = 3, turns[1].bgsave_s = 2, turns[2].bgsave_s = 7;
+  turns[0].generator_cpu_s = 0.1, turns[1].generator_cpu_s = 0.3, turns[2].generator_cpu_s = 0.2;
+  const RedisTurn median = median_of(turns);
+  CHECK(median.ops_per_s == 5);
+  CHECK(median.bgsave_s == 3);
+  CHECK(median.generator_cpu_s == 0.2);
+}
+
+TEST_CASE("the plot script draws what was measured and leaves out what was not") {
+  const std::string script = plot_script(sample_report(), "/some \"dir\"");
+  CHECK(script.find("workload run swap\n") != std::string::npos);
+  CHECK(script.find("get 40000 20000\n") != std::string::npos);
+  CHECK(script.find("lunar") == std::string::npos);
+  CHECK(script.find("set output \"/some \\\"dir\\\"/redis-p99.png\"") != std::string::npos);
+  CHECK(script.find("redis-throughput.svg") != std::string::npos);
+}
+
+TEST_CASE("CPU of a process is read behind its name") {
+  const std::string stat = "42 (a) b (c) S 1 42 42 0 -1 4194304 9 8 7 6 100 50 30 20 20 0 5 0 1 2 3";
+  CHECK(parse_process_cpu_seconds(stat, 100) == 2.0);
+  CHECK_FALSE(parse_process_cpu_seconds("42 (name", 100).has_value());
+  CHECK_FALSE(parse_process_cpu_seconds("42 (name) S 1 2", 100).has_value());
+}

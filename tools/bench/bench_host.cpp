@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// See bench_host.h. Only looks, but for the sweep of what a killed run left.
+// Threading: as in the header. May not be used by runtime/ (it allocates).
+#include "bench/bench_host.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <stdexcept>
+
+#include "support/procfs.h"
+
+namespace lunar::tools {
+
+namespace {
+constexpr uint64_t kMiBytes = 1 << 20;
+
+// Beside the LUN where that has a directory.
+std::string directory_for_files(const std::string& lun) {
+  struct stat info {};
+  if (stat(lun.c_str(), &info) != 0) return "/var/tmp";
+  if (S_ISDIR(info.st_mode)) return lun;
+  if (S_ISREG(info.st_mode) && lun.find('/') != std::string::npos) return lun.substr(0, lun.rfind('/') + 1);
+  return "/var/tmp";
+}
+}   // namespace
+
+BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
+  BenchHost host;
+  host.leftovers = std::make_unique<Leftovers>();
+  for (const std::string& line : host.leftovers->sweep()) fmt::print(stderr, "lunar: bench: {}\n", line);
+  host.directory = directory_for_files(lun);
+  const uint64_t available = machine_memory("MemAvailable");
+  const uint64_t wanted = memory_bytes + 64 * kMiBytes;
+  if (available < wanted) {
+    throw std::runtime_error(
+        fmt::format("{} MiB of memory are available, {} are needed for all sides at once: use a smaller "
+                    "--dram",
+                    available / kMiBytes, wanted / kMiBytes));
+  }
+  if (is_memory_file_system(host.directory)) {
+    throw std::runtime_error(
+        fmt::format("{} is a memory file system: give a directory on a disk by --lun DIR", host.directory));
+  }
+  std::string why;
+  host.disk_stat = disk_stat_path(host.directory, &why);
+  if (host.disk_stat.empty()) host.skipped["disk_bytes"] = why + ": bytes moved cannot be checked";
+  const CgroupPlace place = find_cgroup_place();
+  if (geteuid() != 0) {
+    host.skipped["cgroup"] = "making a memory cgroup needs root (sudo): Lunar runs under its own cap only";
+    host.skipped["swap"] = "swap and a memory cgroup need root: run with sudo";
+  } else if (place.version == 0) {
+    host.skipped["cgroup"] = place.why_not;
+    host.skipped["swap"] = "no memory cgroup to bound it: " + place.why_not;
+  } else {
+    host.cgroup = place;
+  }
+  return host;
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a bench asks of the machine before it sets anything up, and what it must skip there.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#pragma once
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bench/leftovers.h"
+#include "support/cgroup.h"
+
+namespace lunar::tools {
+
+struct BenchHost {
+  std::unique_ptr<Leftovers> leftovers;         // swept
+  std::string directory;                        // for files, on a disk
+  std::string disk_stat;                        // of that disk; "" when it cannot be told
+  std::optional<CgroupPlace> cgroup;            // none: skipped says why
+  std::map<std::string, std::string> skipped;   // "swap", "cgroup", "disk_bytes": reason
+};
+// pre: the BenchLock is held. Throws std::runtime_error when the bench cannot run at all.
+BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes);
+
+}   // namespace lunar::tools
