@@ -7,6 +7,11 @@
 // What is tiered: whatever the server's threads allocate from the load on, also through libraries. What is not: what came
 // before (command table, shared objects, configuration), thread stacks, the runtime's own.
 //
+// Dictionary tables, entries, keys and objects are tiered like values and stay resident by themselves: jemalloc keeps sizes apart, so
+// that one page holds 100 to 500 of them and is hot long before a value is. 260,000 values of 1000 bytes in 64 MiB: 0.91
+// reads from the LUN a uniform GET, 0.86 if no such page were ever evicted. A DRAM arena for calloc (tables) could win a part of these
+// 5% only, and would hold 8 to 16 bytes a key outside of the budget.
+//
 // fork is led through here too: refused with ENOMEM when the LUN cannot promise what the child may come to need.
 //
 // Threading: at load, on the server's main thread. Nothing here is undone; the library stays mapped (-z nodelete).

@@ -249,7 +249,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   const Scratch scratch;
-  const Run run{argv[1], strtoull(argv[3], nullptr, 10) * kMiB, strtoull(argv[4], nullptr, 10) * kMiB / kKeyBytes, &scratch};
+  const Run run{std::filesystem::absolute(argv[1]), strtoull(argv[3], nullptr, 10) * kMiB, strtoull(argv[4], nullptr, 10) * kMiB / kKeyBytes, &scratch};
   try {
     return test(argv[2], run);
   } catch (const std::runtime_error& error) {

@@ -255,7 +255,8 @@ int main(int argc, char** argv) {
     return 77;
   }
   const Scratch scratch;
-  const Run run{argv[1], argv[2], argv[3], &scratch};
+  auto absolute = [](const char* path) { return std::filesystem::absolute(path).string(); };   // the server changes its directory
+  const Run run{absolute(argv[1]), absolute(argv[2]), absolute(argv[3]), &scratch};
   try {
     bad_arguments(run);
     settings(run);

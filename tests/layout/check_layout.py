@@ -61,7 +61,7 @@ MACHINE_PATH = re.compile(r"(?<![\w./$}])/(?:" + "|".join(["work" + "/", "home" 
 def source_files(root):
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(f for f in folders if not SKIPPED_FOLDERS.match(f))
-        for name in sorted(names):
+        for name in sorted(n for n in names if not SKIPPED_FOLDERS.match(n)):   # .git is a file in a worktree
             yield os.path.relpath(os.path.join(folder, name), root)
 
 
