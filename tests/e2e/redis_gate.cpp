@@ -14,6 +14,7 @@
 // nothing was tested. LUNAR_SEED= replays. Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
 
+#include <filesystem>
 #include <random>
 
 namespace {
@@ -296,7 +297,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   try {
-    return run(argv[1], strtoull(argv[2], nullptr, 10), static_cast<unsigned>(strtoul(argv[3], nullptr, 10)));
+    return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10), static_cast<unsigned>(strtoul(argv[3], nullptr, 10)));
   } catch (const std::exception& failure) {
     fmt::print("FAIL: {}\n", failure.what());
     return 1;

@@ -9,6 +9,7 @@
 // Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
 
+#include <filesystem>
 #include <random>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -190,7 +191,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   try {
-    return run(argv[1], strtoull(argv[2], nullptr, 10), strtod(argv[3], nullptr), static_cast<unsigned>(strtoul(argv[4], nullptr, 10)));
+    return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10), strtod(argv[3], nullptr), static_cast<unsigned>(strtoul(argv[4], nullptr, 10)));
   } catch (const std::exception& failure) {
     fmt::print("FAIL: {}\n", failure.what());
     return 1;
