@@ -7,6 +7,7 @@
 #include "base/arena.h"
 #include "base/error.h"
 #include "pager/evictor.h"
+#include "pager/pager.h"
 #include "pager/state.h"
 #include "sys/numa.h"
 
@@ -148,7 +149,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
 // doubling runs whoever touches it, however many places grow at once.
 unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked) const {
   const Account& account = pager_state().account;
-  if ((region.flags & 1u) != 0 || account.free_pages() < account.cap_pages() / 4) return asked;
+  if ((region.flags & kRegionChargeOnTouch) != 0 || account.free_pages() < account.cap_pages() / 4) return asked;
   unsigned before = 0;
   while (before < kZeroPages && before < page.value &&
          region.words[page.value - before - 1].load(std::memory_order_relaxed).state() != PageState::kEmpty)
@@ -164,7 +165,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
   unsigned room = run;
   while (room > 1 && !state.account.take(room, options_.keep_free + (room > 1 ? state.evictor->low_water() / 2 : 0))) room /= 2;
   if (room <= 1 && !state.account.take(room = 1, options_.keep_free)) return 0;
-  bool on_touch = region.flags & 1u;   // kRegionChargeOnTouch
+  bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
   unsigned locked = 0;
   for (; locked < room; ++locked) {
     AtomicPageWord& word = region.words[page.value + locked];
