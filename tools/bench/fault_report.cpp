@@ -88,13 +88,8 @@ std::string report_json(const FaultReport& report) {
     for (const auto& [key, value] : ratios) json.field(key, value);
     json.close('}');
   }
-  json.close('}').key("skipped").open('{');
-  for (const auto& [what, reason] : report.skipped) json.field(what, reason);
-  json.close('}').key("memory_peak_bytes").open('{');
-  for (const auto& [system, bytes] : report.peak_bytes) json.field(system, bytes);
-  json.close('}').key("failures").open('[');
-  for (const std::string& failure : report.failures) json.value(failure);
-  json.close(']').close('}');
+  json.close('}');
+  write_end(json, report.skipped, report.peak_bytes, report.failures);
   return json.text();
 }
 

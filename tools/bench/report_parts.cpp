@@ -52,6 +52,17 @@ void write_host(JsonWriter& json) {
   json.field("swappiness", trimmed(read_text("/proc/sys/vm/swappiness").value_or(""))).close('}');
 }
 
+void write_end(JsonWriter& json, const std::map<std::string, std::string>& skipped, const std::map<std::string, double>& peak_bytes,
+               const std::vector<std::string>& failures) {
+  json.key("skipped").open('{');
+  for (const auto& [what, reason] : skipped) json.field(what, reason);
+  json.close('}').key("memory_peak_bytes").open('{');
+  for (const auto& [system, bytes] : peak_bytes) json.field(system, bytes);
+  json.close('}').key("failures").open('[');
+  for (const std::string& failure : failures) json.value(failure);
+  json.close(']').close('}');
+}
+
 std::vector<std::string> turn_failures(const TurnResult& turn) {
   std::vector<std::string> failures;
   if (turn.mismatches > 0)
