@@ -10,6 +10,7 @@
 #include "gate_inside.h"
 #include "pager/pager.h"
 #include "program_got.h"
+#include "save_ahead.h"
 #include "sys/file.h"
 
 namespace lunar::redis {
@@ -220,8 +221,11 @@ int hook_close(int fd) {
   return g.close(fd);
 }
 
-// The child has no fetcher, and serves no clients.
-void enter_child() { g_gate.state.store(GateState::kOff, std::memory_order_relaxed); }
+// The child has no fetcher, and serves no clients: it saves.
+void enter_child() {
+  g_gate.state.store(GateState::kOff, std::memory_order_relaxed);
+  if (g_gate.fetching) save_ahead_start(g_gate.layout);
+}
 
 template <class F>
 int redirect(const char* name, F hook, F* original, ErrorText* why) {

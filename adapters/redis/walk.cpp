@@ -7,29 +7,12 @@
 #include "pager/evictor.h"
 #include "pager/pager.h"
 #include "pager/region.h"
+#include "walk_steps.h"
 
 namespace lunar::redis {
 namespace {
 
 constexpr unsigned kChainMax = 64;   // a longer chain of colliding keys is left to the server
-
-enum Encoding : unsigned {
-  kRaw = 0, kInt = 1, kHashTable = 2, kZiplist = 5, kIntset = 6, kSkiplist = 7, kEmbedded = 8, kQuicklist = 9, kStream = 10, kListpack = 11,
-};
-
-struct QuicklistNodeView {
-  QuicklistNodeView *previous, *next;
-  const char* entry;
-  uint64_t bytes;
-};
-struct QuicklistView {
-  QuicklistNodeView *head, *tail;
-};
-struct ZsetView {
-  DictView* members;
-  const void* skiplist;
-};
-constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 
 void mark_used(AtomicPageWord& word, PageWord seen) {
   if (seen.heat() >= kHeatFault || seen.state() != PageState::kResident) return;
@@ -51,33 +34,28 @@ bool resident(const void* address, size_t bytes) {
   return true;
 }
 
-struct Walk {
-  const ServerLayout& layout;
-  Missing* missing;
-  bool complete = true;
+}  // namespace
 
-  // The bytes can be read now; else they are noted.
-  bool have(const void* address, size_t bytes) {
-    if (resident(address, bytes)) return true;
-    missing->add(address, bytes);
-    complete = false;
-    return false;
-  }
-  bool have_text(const char* text) {
-    if (!have(text - 1, 1)) return false;
-    const unsigned header = sds_header(static_cast<uint8_t>(text[-1]));
-    if (header == 0 || !have(text - header, header)) return false;
-    uint64_t length = sds_length(text);
-    return have(text - header, header + (length < kValueBytesMax ? length : kValueBytesMax) + 1);
-  }
-  bool chain(EntryView* entry, Slice key, EntryView** found);
-  EntryView* find(DictView* dict, Slice key);
-  void value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key);
-  void members_of(DictView* dict, const Command& command, const CommandKeys& keys, bool values);
-  void list_end(QuicklistNodeView* node);
-};
+const AtomicPageWord* page_word_of(const void* address) {
+  const Region* region = region_find(address);
+  return region == nullptr ? nullptr : &region->words[static_cast<uint64_t>(static_cast<const char*>(address) - region->base) / page_bytes()];
+}
 
-// Follows a chain of entries. True: all of it that a search reads is resident.
+bool Walk::have(const void* address, size_t bytes) {
+  if (resident(address, bytes)) return true;
+  complete = false;
+  if (passed_over == nullptr || !passed_over->has(page_word_of(address))) missing->add(address, bytes);
+  return false;
+}
+
+bool Walk::have_text(const char* text) {
+  if (!have(text - 1, 1)) return false;
+  const unsigned header = sds_header(static_cast<uint8_t>(text[-1]));
+  if (header == 0 || !have(text - header, header)) return false;
+  uint64_t length = sds_length(text);
+  return have(text - header, header + (length < kValueBytesMax ? length : kValueBytesMax) + 1);
+}
+
 bool Walk::chain(EntryView* entry, Slice key, EntryView** found) {
   for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n, entry = entry->next) {
     if (!have(entry, sizeof *entry) || !have_text(entry->key)) return false;
@@ -89,7 +67,6 @@ bool Walk::chain(EntryView* entry, Slice key, EntryView** found) {
   return true;
 }
 
-// nullptr: not there, or not known yet (then complete is false).
 EntryView* Walk::find(DictView* dict, Slice key) {
   if (dict == nullptr || !have(dict, sizeof *dict) || dict->used[0] + dict->used[1] == 0) return nullptr;
   const uint64_t hash = layout.hash(key);
@@ -114,28 +91,35 @@ void Walk::list_end(QuicklistNodeView* node) {
   (void)have(node->entry, node->bytes == 0 ? 1 : node->bytes < kValueBytesMax ? node->bytes : kValueBytesMax);
 }
 
-void Walk::value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key) {
-  const char* at = object->pointer;
-  if (at == nullptr) return;
-  switch (object->encoding()) {
+bool Walk::compact(const ObjectView& object) {
+  const char* at = object.pointer;
+  switch (object.encoding()) {
     case kRaw:
-    case kEmbedded: (void)have_text(at); break;
+    case kEmbedded: (void)have_text(at); return true;
     case kListpack:
     case kZiplist: {
       uint32_t bytes;
-      if (!have(at, sizeof bytes)) return;
+      if (!have(at, sizeof bytes)) return true;
       memcpy(&bytes, at, sizeof bytes);
       (void)have(at, bytes == 0 ? 1 : bytes < kValueBytesMax ? bytes : kValueBytesMax);
-      break;
+      return true;
     }
     case kIntset: {
       uint32_t header[2];
-      if (!have(at, sizeof header)) return;
+      if (!have(at, sizeof header)) return true;
       memcpy(header, at, sizeof header);
       const uint64_t bytes = sizeof header + uint64_t{header[0]} * header[1];
       (void)have(at, bytes < kValueBytesMax ? bytes : kValueBytesMax);
-      break;
+      return true;
     }
+    default: return false;
+  }
+}
+
+void Walk::value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key) {
+  const char* at = object->pointer;
+  if (at == nullptr || compact(*object)) return;
+  switch (object->encoding()) {
     case kHashTable: {
       auto* dict = reinterpret_cast<DictView*>(const_cast<char*>(at));
       if (have(dict, sizeof *dict) && first_key) members_of(dict, command, keys, object->type() == 4);
@@ -158,8 +142,6 @@ void Walk::value_of(const ObjectView* object, const Command& command, const Comm
     default: break;
   }
 }
-
-}  // namespace
 
 void Missing::add(const void* address, size_t bytes) {
   if (!full()) range[count++] = {address, bytes};
