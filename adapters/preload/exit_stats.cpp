@@ -15,6 +15,7 @@
 
 #include "base/format.h"
 #include "base/units.h"
+#include "gate/gate.h"
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/file.h"
@@ -98,6 +99,11 @@ void fill(Table* table) {
   table->count("read_errors", stats.read_errors);
   table->count("write_errors", stats.write_errors);
   table->count("poisoned", stats.poisoned);
+  if (redis::gate_state() == redis::GateState::kOff) return;   // no redis-server
+  const redis::GateCounters gate = redis::gate_counters();
+  table->count("gate_held", gate.held);
+  table->count("gate_overlapped_reads", gate.overlapped_reads);
+  table->count("gate_timeouts", gate.timeouts);
 }
 
 // Set by hand (LD_PRELOAD without `lunar run`), no root is known: everybody speaks.

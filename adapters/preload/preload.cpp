@@ -94,6 +94,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   g_phase.store(Phase::kGuarded, std::memory_order_release);
   if (heap_create(HeapMode::kProcess, &why) < 0) refuse(why);
   stats_prepare();
+  server_gate_start();
   g_phase.store(Phase::kReady, std::memory_order_release);
 }
 

@@ -45,6 +45,9 @@ extern constinit RealCalls g_real;
 // Code whose own maps stay plain: jemalloc's (its metadata is DRAM) and ours.
 bool caller_is_runtime(const void* return_address);
 
+// server_gate.cpp
+void server_gate_start();             // at start, when the tier is there; nothing unless the program is a redis-server
+
 // exit_stats.cpp
 void stats_prepare();                 // at start: keeps standard error reachable (programs close it before they end)
 void stats_print();                   // once a process; nothing unless option `stats`

@@ -2,7 +2,7 @@
 // See info.h. The one list of figures is `figures`; INFO and LUNAR STATS print it.
 #include "info.h"
 
-#include "gate.h"
+#include "gate/gate.h"
 #include "memory_limit.h"
 #include "settings.h"
 #include "tier.h"
@@ -105,7 +105,7 @@ void on_info(InfoContext* info, int for_crash_report) {
 }  // namespace
 
 static const char* gate_state_name() {
-  switch (gate_state()) {
+  switch (tier().gate == nullptr ? GateState::kOff : tier().gate->state()) {
     case GateState::kOff: return "off";
     case GateState::kStarting: return "starting";
     case GateState::kOpen: return "open";
@@ -117,10 +117,10 @@ static const char* gate_state_name() {
 unsigned figures(Figure* out) {
   Table table(out);
   lunar_stats stats = tier_stats();
-  GateCounters gate = gate_counters();
+  const GateCounters gate = tier().gate == nullptr ? GateCounters{} : tier().gate->counters();
   table.text("tier", tier().owner == TierOwner::kPreload ? "lunar-run" : "module");
   table.text("gate", gate_state_name());
-  if (*gate_reason() != '\0') table.text("gate_reason", gate_reason());
+  if (const char* reason = tier().gate == nullptr ? "" : tier().gate->reason(); *reason != '\0') table.text("gate_reason", reason);
   add_memory(table, stats);
   add_work(table, stats, gate);
   return table.size();

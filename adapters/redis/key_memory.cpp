@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/units.h"
-#include "program_got.h"
+#include "gate/program_got.h"
 #include "sys/mem.h"
 #include "tier.h"
 

@@ -58,7 +58,7 @@ void enforce(Context* context, bool at_load) {
     return;
   }
   g_last_set = ceiling;
-  const char* half = settings().forks ? "half of a LUN of %s, so that a forked child fits, less an eighth" : "a LUN of %s less an eighth";
+  const char* half = settings().tier.forks ? "half of a LUN of %s, so that a forked child fits, less an eighth" : "a LUN of %s less an eighth";
   char why[128];
   format_to(why, sizeof(why), half, format_size(tier_stats().lun_capacity_bytes).text);
   if (now == 0)
@@ -90,7 +90,7 @@ void on_cron(Context* context, Event, uint64_t, void*) {
 
 uint64_t memory_limit_ceiling() {
   uint64_t capacity = tier_stats().lun_capacity_bytes;
-  if (settings().forks) capacity /= 2;
+  if (settings().tier.forks) capacity /= 2;
   return capacity / 8 * 7;
 }
 

@@ -15,7 +15,7 @@
 #include "base/format.h"
 #include "base/units.h"
 #include "commands.h"
-#include "gate.h"
+#include "gate/gate.h"
 #include "info.h"
 #include "key_memory.h"
 #include "memory_limit.h"
@@ -67,9 +67,13 @@ int start_tier_of_server(Context* context, ErrorText* why) {
 }
 
 void start_gate(Context* context) {
-  if (tier().owner != TierOwner::kModule) return;   // under `lunar run` the preload library's serves
+  const GateOptions options = gate_options(settings().tier);
+  if (tier().owner == TierOwner::kPreload) {   // its gate serves
+    if (tier().gate != nullptr) tier().gate->set(options);
+    return;
+  }
   ErrorText why;
-  if (gate_start(settings().gate, &why) < 0)
+  if (gate_start(options, &why) < 0)
     g_api.Log(context, "warning", "the input gate stays open (%s): commands work, but a cold key holds up other clients", why.text);
 }
 

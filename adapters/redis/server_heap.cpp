@@ -11,7 +11,7 @@
 
 #include "heap/heap.h"
 #include "pager/pager.h"
-#include "program_got.h"
+#include "gate/program_got.h"
 
 namespace lunar::redis {
 namespace {

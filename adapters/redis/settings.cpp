@@ -27,47 +27,10 @@ int refuse(String** error, const ErrorText& why) {
   return kError;
 }
 
-bool* switch_of(const char* name) {
-  if (strcasecmp(name, "forks") == 0) return &settings().forks;
-  if (strcasecmp(name, "gate") == 0) return &settings().gate.enabled;
-  return nullptr;
-}
-
-int set_switch(bool* where, const char* name, const char* value, ErrorText* why) {
-  bool yes = strcasecmp(value, "yes") == 0;
-  if (!yes && strcasecmp(value, "no") != 0)
-    return why->set(-EINVAL, "loadmodule %s: '%.48s' is neither yes nor no", name, value);
-  *where = yes;
-  return 0;
-}
-
-struct Number {
-  const char* name;
-  unsigned* where;
-  unsigned least, most;
-};
-
-const Number* number_of(const char* name) {
-  static const Number numbers[] = {{"gate-hold-ms", &settings().gate.hold_ms_max, 1, 10000}, {"gate-threads", &settings().gate.threads, 1, 8}};
-  for (const Number& number : numbers)
-    if (strcasecmp(name, number.name) == 0) return &number;
-  return nullptr;
-}
-
-int set_number(const Number& number, const char* value, ErrorText* why) {
-  char* end = nullptr;
-  unsigned long given = strtoul(value, &end, 10);
-  if (*value < '0' || *value > '9' || *end != '\0' || given < number.least || given > number.most)
-    return why->set(-EINVAL, "loadmodule %s: '%.48s' is not a number from %u to %u", number.name, value, number.least, number.most);
-  *number.where = static_cast<unsigned>(given);
-  return 0;
-}
-
 int set_argument(const char* name, const char* value, ErrorText* why) {
-  if (const Number* number = number_of(name); number != nullptr) return set_number(*number, value, why);
-  if (bool* where = switch_of(name); where != nullptr) return set_switch(where, name, value, why);
   int index = option_find(name);
-  if (index >= 0 && (!option_info(static_cast<size_t>(index)).flag || strcmp(name, "mmap") == 0))
+  const OptionInfo* option = index < 0 ? nullptr : &option_info(static_cast<size_t>(index));
+  if (option != nullptr && ((!option->flag && strcmp(option->name, "forks") != 0) || strcmp(option->name, "mmap") == 0))
     return why->set(-EINVAL, "loadmodule: '%.48s' is not for this module; give dram, lun, size, forks, gate, gate-hold-ms, gate-threads, "
                     "handlers, follow, log, log_file or stats_file", name);
   char origin[80];
@@ -126,15 +89,15 @@ int set_switch_config(const char*, int value, void* where, String**) {
   return kOk;
 }
 
-long long get_number(const char*, void* where) { return *static_cast<unsigned*>(where); }
+long long get_number(const char*, void* where) { return static_cast<long long>(*static_cast<uint64_t*>(where)); }
 
 int set_number_config(const char*, long long value, void* where, String**) {
-  *static_cast<unsigned*>(where) = static_cast<unsigned>(value);
+  *static_cast<uint64_t*>(where) = static_cast<uint64_t>(value);
   return kOk;
 }
 
 int apply_gate(Context*, void*, String**) {
-  if (tier().owner == TierOwner::kModule) gate_set(settings().gate);
+  if (tier().gate != nullptr) tier().gate->set(gate_options(settings().tier));
   return kOk;
 }
 
@@ -167,19 +130,19 @@ int settings_load(String** arguments, int count, ErrorText* why) {
 }
 
 int settings_register(Context* context) {
-  Settings& now = settings();
+  Options& now = settings().tier;
   bool done =
-      g_api.RegisterNumericConfig(context, "dram", static_cast<long long>(now.tier.dram), kConfigMemory, 0, LLONG_MAX, get_dram, set_dram,
+      g_api.RegisterNumericConfig(context, "dram", static_cast<long long>(now.dram), kConfigMemory, 0, LLONG_MAX, get_dram, set_dram,
                                   nullptr, nullptr) == kOk &&
-      g_api.RegisterStringConfig(context, "lun", now.tier.lun, kConfigImmutable, get_lun, set_lun, nullptr, nullptr) == kOk &&
-      g_api.RegisterNumericConfig(context, "size", static_cast<long long>(now.tier.size), kConfigMemory | kConfigImmutable, 0, LLONG_MAX,
+      g_api.RegisterStringConfig(context, "lun", now.lun, kConfigImmutable, get_lun, set_lun, nullptr, nullptr) == kOk &&
+      g_api.RegisterNumericConfig(context, "size", static_cast<long long>(now.size), kConfigMemory | kConfigImmutable, 0, LLONG_MAX,
                                   get_size, set_size, nullptr, nullptr) == kOk &&
       g_api.RegisterBoolConfig(context, "forks", now.forks, 0, get_switch, set_switch_config, apply_forks, &now.forks) == kOk &&
-      g_api.RegisterBoolConfig(context, "gate", now.gate.enabled, 0, get_switch, set_switch_config, apply_gate, &now.gate.enabled) == kOk &&
-      g_api.RegisterNumericConfig(context, "gate-hold-ms", now.gate.hold_ms_max, 0, 1, 10000, get_number, set_number_config, apply_gate,
-                                  &now.gate.hold_ms_max) == kOk &&
-      g_api.RegisterNumericConfig(context, "gate-threads", now.gate.threads, kConfigImmutable, 1, 8, get_number, set_number_config,
-                                  nullptr, &now.gate.threads) == kOk;
+      g_api.RegisterBoolConfig(context, "gate", now.gate, 0, get_switch, set_switch_config, apply_gate, &now.gate) == kOk &&
+      g_api.RegisterNumericConfig(context, "gate-hold-ms", static_cast<long long>(now.gate_hold_ms), 0, 1, 10000, get_number,
+                                  set_number_config, apply_gate, &now.gate_hold_ms) == kOk &&
+      g_api.RegisterNumericConfig(context, "gate-threads", static_cast<long long>(now.gate_threads), kConfigImmutable, 1, 8,
+                                  get_number, set_number_config, nullptr, &now.gate_threads) == kOk;
   return done && g_api.LoadConfigs(context) == kOk ? 0 : -EINVAL;
 }
 

@@ -8,15 +8,12 @@
 #pragma once
 #include "base/error.h"
 #include "base/options.h"
-#include "gate.h"
 #include "module_abi.h"
 
 namespace lunar::redis {
 
 struct Settings {
-  Options tier;          // runtime/base/options.def
-  bool forks = true;     // keep LUN space free for a forked child (BGSAVE, AOF rewrite, full sync)
-  GateOptions gate;      // gate, gate-hold-ms, gate-threads
+  Options tier;   // runtime/base/options.def
 };
 Settings& settings();
 

@@ -12,6 +12,7 @@ namespace lunar::redis {
 namespace {
 
 constinit Tier g_tier;
+constinit GateCalls g_own_gate;
 
 template <class F>
 bool look_up(F& slot, const char* name) {
@@ -50,6 +51,9 @@ bool tier_preloaded() {
 
 void tier_adopt() {
   (void)look_up_all(&g_tier);
+  const GateCalls* (*gate)() = nullptr;
+  if (look_up(gate, kGateCallsSymbol)) g_tier.gate = gate();
+  if (g_tier.gate != nullptr && g_tier.gate->struct_bytes != sizeof(GateCalls)) g_tier.gate = nullptr;
   g_tier.owner = TierOwner::kPreload;
 }
 
@@ -64,7 +68,7 @@ int tier_start(const Options& options, ErrorText* why) {
     (void)pager_destroy();
     return rc;
   }
-  g_tier = {TierOwner::kModule, lunar_get_stats, lunar_set_dram, lunar_advise, lunar_prefetch, lunar_pin, lunar_unpin, lunar_is_tiered};
+  g_tier = {TierOwner::kModule, lunar_get_stats, lunar_set_dram, lunar_advise, lunar_prefetch, lunar_pin, lunar_unpin, lunar_is_tiered, &g_own_gate};
   return 0;
 }
 

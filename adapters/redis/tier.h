@@ -5,6 +5,7 @@
 #pragma once
 #include "base/error.h"
 #include "base/options.h"
+#include "gate/gate.h"
 #include "lunar/lunar.h"
 
 namespace lunar::redis {
@@ -20,6 +21,7 @@ struct Tier {
   int (*pin)(const void*, size_t) = nullptr;
   int (*unpin)(const void*, size_t) = nullptr;
   int (*is_tiered)(const void*) = nullptr;
+  const GateCalls* gate = nullptr;   // nullptr: none was started
   bool started() const { return owner != TierOwner::kNone; }
 };
 const Tier& tier();

@@ -45,7 +45,7 @@ constexpr char kPrefix[] = "LUNAR_";
 constexpr size_t kPrefixLength = sizeof kPrefix - 1;
 
 // LUNAR_* variables that are not options: read by the tests.
-constexpr const char* kOtherVariables[] = {"LUNAR_SEED", "LUNAR_BIN", "LUNAR_BUILD"};
+constexpr const char* kOtherVariables[] = {"LUNAR_SEED", "LUNAR_BIN", "LUNAR_BUILD", "LUNAR_REDIS_SERVER"};
 
 size_t length_of(const char* text) {
   size_t n = 0;
@@ -145,6 +145,22 @@ const char* parse_choice(const char* choices, const char* text) {
   return nullptr;
 }
 
+// Value of an option whose value name may be "LEAST..MOST".
+int parse_bounded(const char* value_name, const char* text, const char* origin, uint64_t* out, ErrorText* why) {
+  uint64_t least = 0, most = UINT64_MAX, value = 0;
+  const char* at = value_name;
+  if (*at >= '0' && *at <= '9') {
+    for (least = 0; *at != '.'; ++at) least = least * 10 + static_cast<unsigned>(*at - '0');
+    (void)parse_unsigned(at + 2, &most);
+  }
+  if (!parse_unsigned(text, &value)) return why->set(-EINVAL, "%s: '%.64s' is not a whole number", origin, text);
+  if (value < least || value > most)
+    return why->set(-EINVAL, "%s: '%.64s' is not a number from %llu to %llu", origin, text, static_cast<unsigned long long>(least),
+                    static_cast<unsigned long long>(most));
+  *out = value;
+  return 0;
+}
+
 template <class T>
 T& member(Options* options, const Row& row) {
   return *reinterpret_cast<T*>(reinterpret_cast<char*>(options) + row.offset);
@@ -162,8 +178,7 @@ int set_row(Options* options, const Row& row, const char* value, const char* ori
       return 0;
     }
     case OptionType::kUnsigned:
-      if (parse_unsigned(value, &member<uint64_t>(options, row))) return 0;
-      return why->set(-EINVAL, "%s: '%.64s' is not a whole number", origin, value);
+      return parse_bounded(row.info.value_name, value, origin, &member<uint64_t>(options, row), why);
     case OptionType::kBool:
       if (parse_bool(value, &member<bool>(options, row))) return 0;
       return why->set(-EINVAL, "%s: '%.64s' is neither yes nor no", origin, value);

@@ -19,7 +19,7 @@ enum class OptionType : uint8_t { kSize, kUnsigned, kBool, kString, kChoice };
 struct OptionInfo {
   const char* name;        // "dram": flag --dram, variable LUNAR_DRAM, config key `dram`
   OptionType type;
-  const char* value_name;  // "SIZE", "PATH|DIR|URI", "auto|message|inline" (the choices, for kChoice)
+  const char* value_name;  // "SIZE", "PATH|DIR|URI", "auto|message|inline" (the choices, for kChoice), "1..8" (the bounds, for kUnsigned)
   const char* default_text;
   const char* help;        // one sentence
   bool flag;               // also a flag of `lunar run`; otherwise environment / config only

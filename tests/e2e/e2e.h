@@ -33,6 +33,17 @@ struct Skip {
   throw Skip{capability, reason};
 }
 
+// The server that is tested: LUNAR_REDIS_SERVER names another one (README, "Which servers").
+inline std::string redis_server() {
+  const char* given = getenv("LUNAR_REDIS_SERVER");
+  return given != nullptr && *given != 0 ? given : "/usr/bin/redis-server";
+}
+inline bool redis_missing() {
+  if (access(redis_server().c_str(), X_OK) == 0) return false;
+  fmt::print("skip: redis-server: {} is not there\n", redis_server());
+  return true;
+}
+
 // A directory of this run, gone with it. On a disk: no LUN lies on a memory file system.
 struct Scratch {
   std::string path;

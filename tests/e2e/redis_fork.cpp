@@ -23,7 +23,6 @@ using namespace e2e;
 using lunar::tools::RedisServer;
 using lunar::tools::ServerSetup;
 
-constexpr const char* kRedisServer = "/usr/bin/redis-server";
 constexpr int kPatienceSeconds = 900;   // DEBUG DIGEST of 1 GiB on a loaded machine
 constexpr double kForkSecondsMax = 150, kForkSecondsPerMiB = 0.7;   // a save beside its writer, on a loaded machine
 
@@ -34,7 +33,7 @@ struct Run {
 
   ServerSetup setup(const std::string& name, const std::string& dump, bool append_only) const {
     ServerSetup result;
-    result.redis_server = kRedisServer;
+    result.redis_server = redis_server();
     // The LUN has room for the data set and what a child of it is promised at fork.
     result.wrapper = {
         lunar,     "run", fmt::format("--dram={}", cap), fmt::format("--size={}", 24 * cap), "--lun=" + scratch->path,
@@ -138,10 +137,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (access(kRedisServer, X_OK) != 0) {
-    fmt::print("skip: redis-server: {} is not there\n", kRedisServer);
-    return 77;
-  }
+  if (redis_missing()) return 77;
   const Scratch scratch;
   const Run run{argv[1], strtoull(argv[2], nullptr, 10) * kMiB, strtoull(argv[3], nullptr, 10) * kMiB / kKeyBytes,
                 &scratch};

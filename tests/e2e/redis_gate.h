@@ -95,9 +95,11 @@ inline std::string resp(const Words& words) {
 
 class Server {
  public:
-  Server(const std::string& directory, const std::string& name, int port, const Words& further) : port_(port) {
-    Words words{"/usr/bin/redis-server", "--port", std::to_string(port), "--save", "", "--appendonly", "no", "--dir", directory,
-                "--databases", "4", "--enable-debug-command", "yes", "--hash-max-listpack-entries", "32"};
+  // `wrapper`: what starts it ("lunar run ... --"), or nothing.
+  Server(const std::string& directory, const std::string& name, int port, const Words& further, const Words& wrapper = {}) : port_(port) {
+    Words words = wrapper;
+    words.insert(words.end(), {redis_server(), "--port", std::to_string(port), "--save", "", "--appendonly", "no", "--dir", directory,
+                "--databases", "4", "--enable-debug-command", "yes", "--hash-max-listpack-entries", "32"});
     words.insert(words.end(), further.begin(), further.end());
     log_ = directory + "/" + name + ".log";
     pid_ = fork();
@@ -125,6 +127,16 @@ class Server {
     waitpid(pid_, nullptr, 0);
   }
   Server(const Server&) = delete;
+  // SHUTDOWN, and the log with what it left there at its end.
+  std::string shut_down() {
+    Wire(port_).send_all(resp({"SHUTDOWN", "NOSAVE"}));
+    for (int i = 0; i < 400 && pid_ > 0; ++i) {
+      if (waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
+      else usleep(50000);
+    }
+    if (pid_ > 0) give_up("a server does not shut down");
+    return text_of(log_);
+  }
   int port() const { return port_; }
   pid_t pid() const { return pid_; }
   std::string log() const { return text_of(log_); }

@@ -27,7 +27,6 @@ using namespace e2e;
 using lunar::tools::RedisServer;
 using lunar::tools::ServerSetup;
 
-constexpr const char* kRedisServer = "/usr/bin/redis-server";
 constexpr int kPatienceSeconds = 900;   // DEBUG DIGEST of 1 GiB
 constexpr double kWaitSecondsMax = 120;
 
@@ -38,7 +37,7 @@ struct Run {
 
   ServerSetup plain(const std::string& name, const std::string& dump, const std::string& further = "") const {
     ServerSetup result;
-    result.redis_server = kRedisServer;
+    result.redis_server = redis_server();
     result.directory = scratch->file(name);   // of its own: append-only files have one name
     std::filesystem::create_directories(result.directory);
     result.name = name;
@@ -244,10 +243,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (access(kRedisServer, X_OK) != 0) {
-    fmt::print("skip: redis-server: {} is not there\n", kRedisServer);
-    return 77;
-  }
+  if (redis_missing()) return 77;
   const Scratch scratch;
   const Run run{std::filesystem::absolute(argv[1]), strtoull(argv[3], nullptr, 10) * kMiB, strtoull(argv[4], nullptr, 10) * kMiB / kKeyBytes, &scratch};
   try {

@@ -24,14 +24,13 @@ using lunar::tools::RedisServer;
 using lunar::tools::Reply;
 using lunar::tools::ServerSetup;
 
-constexpr const char* kRedisServer = "/usr/bin/redis-server";
 
 struct Run {
   std::string module, lunar, other_malloc;
   const Scratch* scratch = nullptr;
   ServerSetup setup(const std::string& further, std::vector<std::string> wrapper = {}) const {
     ServerSetup result;
-    result.redis_server = kRedisServer;
+    result.redis_server = redis_server();
     result.directory = scratch->path;
     result.name = "server";
     result.saves = false;
@@ -250,10 +249,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (access(kRedisServer, X_OK) != 0) {
-    fmt::print("skip: redis-server: {} is not there\n", kRedisServer);
-    return 77;
-  }
+  if (redis_missing()) return 77;
   const Scratch scratch;
   auto absolute = [](const char* path) { return std::filesystem::absolute(path).string(); };   // the server changes its directory
   const Run run{absolute(argv[1]), absolute(argv[2]), absolute(argv[3]), &scratch};

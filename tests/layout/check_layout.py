@@ -8,7 +8,7 @@ what they test. Three exceptions, on purpose:
   - base/ may use sys/mem.h, sys/file.h and sys/thread.h: the arena maps memory and the log writes, and they must not do
     so through libc symbols that Lunar itself interposes. Those wrappers are thin and call nothing back but base/.
   - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program, so they may include
-    what heap/ may.
+    what heap/ may. Both carry adapters/gate, which sees the pager and below.
   - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/.
 Also: only runtime/sys makes the system calls it owns; every source opens with its licence; no file is too long; nothing
 names a developer's own directories.
@@ -35,8 +35,9 @@ ALLOWED = {
     "pager": LOWER | PUBLIC | {"superpipe", "lun", "stats", "pager"},
     "heap": LOWER | PUBLIC | {"superpipe", "lun", "stats", "cblk", "kv", "pager", "heap"},
     "public": PUBLIC,
-    "preload": LOWER | PUBLIC | {"stats", "pager", "heap", "preload"},
-    "redis": LOWER | PUBLIC | {"stats", "pager", "heap", "redis"},
+    "gate": LOWER | PUBLIC | {"stats", "pager", "gate"},
+    "preload": LOWER | PUBLIC | {"stats", "pager", "heap", "gate", "preload"},
+    "redis": LOWER | PUBLIC | {"stats", "pager", "heap", "gate", "redis"},
     "tools": LOWER | PUBLIC | {"stats", "tools"},
     "examples": PUBLIC | {"examples"},
 }
@@ -88,7 +89,8 @@ def strip_comments(text):
 def target_of(root, path, name, quoted):
     """(part, name relative to runtime/) that an include names; (None, name) for a system header."""
     beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
-    for candidate in (beside, os.path.join("runtime", name), os.path.join("runtime", "include", name), name):
+    for candidate in (beside, os.path.join("runtime", name), os.path.join("runtime", "include", name),
+                      os.path.join("adapters", name), name):
         if os.path.isfile(os.path.join(root, candidate)):
             relative = os.path.relpath(candidate, "runtime") if candidate.startswith("runtime") else candidate
             return part_of(candidate), relative

@@ -35,6 +35,9 @@ CASES = [
     ("tests/unit/test_run.cpp", '#include "tools/table.h"\n#include "pager/pager.h"\n', None),
     ("examples/matrix.cpp", '#include "tools/table.h"\n', "examples may not include"),
     ("adapters/redis/module.cpp", '#include "kv/store.h"\n', "redis may not include"),
+    ("adapters/redis/module.cpp", '#include "gate/gate.h"\n', None),
+    ("adapters/gate/gate.cpp", '#include "heap/heap.h"\n', "gate may not include"),
+    ("runtime/pager/evict.cpp", '#include "gate/gate.h"\n', "pager may not include"),
     ("runtime/pager/evict.cpp", "int f() { return madvise(p, n, 4); }\n", "calls madvise()"),
     ("runtime/pager/evict.cpp", "if (::ioctl(fd, 1, &x) != 0) return;\n", "calls ioctl()"),
     ("runtime/pager/evict.cpp", "(void)ioctl(fd, 1, &x);\n", "calls ioctl()"),
@@ -46,7 +49,7 @@ CASES = [
 ]
 PRESENT = ["runtime/lun/scratch_lun.h", "runtime/include/lunar/lunar.h", "runtime/sys/mem.h", "runtime/sys/uring.h",
            "runtime/heap/heap.h", "runtime/stats/counters.h", "runtime/pager/pager.h", "runtime/base/units.h",
-           "tools/table.h"]
+           "tools/table.h", "adapters/gate/gate.h"]
 
 
 def complaints(path, text):

@@ -99,6 +99,11 @@ TEST_CASE("a bad value names its origin and what would do") {
   CHECK(options_set(&options, "dram", "", "--dram", &why) == -EINVAL);
   CHECK(options_set(&options, "size", "9999999t", "--size", &why) == -ERANGE);
   CHECK(options_set(&options, "handlers", "-1", "--handlers", &why) == -EINVAL);
+  CHECK(options_set(&options, "gate_threads", "9", "--gate-threads", &why) == -EINVAL);
+  CHECK(std::string(why.text) == "--gate-threads: '9' is not a number from 1 to 8");
+  CHECK(options_set(&options, "gate_hold_ms", "0", "LUNAR_GATE_HOLD_MS", &why) == -EINVAL);
+  CHECK(options.gate_hold_ms == 100);
+  CHECK(options_set(&options, "gate_hold_ms", "10000", "LUNAR_GATE_HOLD_MS", &why) == 0);
   CHECK(options_set(&options, "stats", "maybe", "LUNAR_STATS", &why) == -EINVAL);
   CHECK(options_set(&options, "fault", "mess", "--fault", &why) == -EINVAL);
   CHECK(has(why.text, "auto|message|inline"));

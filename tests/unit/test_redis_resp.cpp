@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "adapters/redis/command_keys.h"
-#include "adapters/redis/resp.h"
+#include "adapters/gate/command_keys.h"
+#include "adapters/gate/resp.h"
 #include "tests/catch.hpp"
 
 using namespace lunar::redis;

@@ -2,6 +2,7 @@
 // The gate's hooks and its waiting: see gate.h, gate_inside.h.
 #include "gate.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -56,7 +57,6 @@ void look_for_server(int epoll, const epoll_event* events, int events_max) {
   if (rc == 0) (void)why.set(-ENOTSUP, "its databases were not found");
   if (rc <= 0) return open_for_good(kUnknownLayout, why);
   g.epoll = epoll;
-  g.main_thread = pthread_self();
 }
 
 // The pages are in, or the time is up: the server is to read, and what it reads is judged again.
@@ -221,8 +221,10 @@ int hook_close(int fd) {
   return g.close(fd);
 }
 
-// The child has no fetcher, and serves no clients: it saves.
+// A child of a server that runs has no fetcher, and serves no clients: it saves. One that was forked before is the server itself
+// (daemonize).
 void enter_child() {
+  if (g_gate.epoll < 0) return;
   g_gate.state.store(GateState::kOff, std::memory_order_relaxed);
   if (g_gate.fetching) save_ahead_start(g_gate.layout);
 }
@@ -250,31 +252,33 @@ void look_at_keys(int fd) {
   if (rc > 0 && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
 }
 
-bool gate_fits_program() {
-  ErrorText why;
-  return g_gate.layout.find_symbols(&why);
+GateOptions gate_options(const Options& options) {
+  return {options.gate, static_cast<unsigned>(options.gate_hold_ms), static_cast<unsigned>(options.gate_threads)};
 }
+
+bool gate_fits_program() { return dlsym(RTLD_DEFAULT, "readQueryFromClient") != nullptr; }
 
 int gate_start(const GateOptions& options, ErrorText* why) {
   Gate& g = g_gate;
   if (!pager_created()) return why->set(-ENOTSUP, "this library serves no tier here");
   if (g.state.load() != GateState::kOff) return why->set(-EEXIST, "the input gate is there already");
   if (!g.layout.find_symbols(why)) return -ENOENT;
-  g.options = options;
+  g.main_thread = pthread_self();
   if (int rc = pthread_atfork(nullptr, nullptr, enter_child); rc != 0) return why->set(-rc, "no fork handler");
   int rc = redirect("read", hook_read, &g.read, why);
   if (rc == 0) rc = redirect("close", hook_close, &g.close, why);
   if (rc == 0) rc = redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
   if (rc < 0) return rc;   // a hook without the others hands through
+  g.state.store(GateState::kStarting);
   gate_set(options);
   return 0;
 }
 
 void gate_set(const GateOptions& options) {
   Gate& g = g_gate;
+  if (g.state.load() == GateState::kOff) return;
   g.options = options;
-  if (g.state.load() == GateState::kOff) g.state.store(options.enabled ? GateState::kStarting : GateState::kOpen);
-  else if (!options.enabled) g.state.store(GateState::kOpen);
+  if (!options.enabled) g.state.store(GateState::kOpen);
   else if (g.state.load() == GateState::kOpen && g_reason.text[0] == 0) g.state.store(GateState::kStarting);
 }
 

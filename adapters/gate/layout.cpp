@@ -25,8 +25,8 @@ bool peek(const void* from, T* to) {
 }
 
 template <class F>
-bool symbol(void* program, const char* name, F* out, ErrorText* why) {
-  *out = reinterpret_cast<F>(dlsym(program, name));
+bool symbol(const char* name, F* out, ErrorText* why) {
+  *out = reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
   if (*out != nullptr) return true;
   (void)why->set(-ENOENT, "the server does not export %s", name);
   return false;
@@ -72,15 +72,12 @@ uint64_t sds_length(const char* text) {
 
 bool ServerLayout::find_symbols(ErrorText* why) {
   HostGuard guard;
-  void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
-  if (program == nullptr) program = RTLD_DEFAULT;
-  if (!symbol(program, "dbDictType", &dict_type_, why) || !symbol(program, "server", &server_, why) ||
-      !symbol(program, "CT_Socket", &socket_type_, why) || !symbol(program, "readQueryFromClient", &read_query_, why) ||
-      !symbol(program, "dictGenHashFunction", &hash_, why) || !symbol(program, "dictGetHash", &dict_hash_, why) ||
-      !symbol(program, "dictFind", &dict_find_, why))
+  if (!symbol("dbDictType", &dict_type_, why) || !symbol("server", &server_, why) || !symbol("CT_Socket", &socket_type_, why) ||
+      !symbol("readQueryFromClient", &read_query_, why) || !symbol("dictGenHashFunction", &hash_, why) ||
+      !symbol("dictGetHash", &dict_hash_, why) || !symbol("dictFind", &dict_find_, why))
     return false;
   memcpy(&socket_handler_, socket_type_, sizeof socket_handler_);
-  io_threads_op_ = reinterpret_cast<const volatile int*>(dlsym(program, "io_threads_op"));
+  io_threads_op_ = reinterpret_cast<const volatile int*>(dlsym(RTLD_DEFAULT, "io_threads_op"));
   return true;
 }
 

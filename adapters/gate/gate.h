@@ -13,12 +13,15 @@
 // the server has part of already, commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
 // server's layout is not known (one line in the log), and for good once threads of the server read for it (io-threads-do-reads).
 //
+// Carried by the Redis module and by the preload library; where both are, the preload's serves and the module asks it (GateCalls).
+//
 // Threading: installed once. Hooks do their work on the thread that runs the event loop; other threads go straight to libc (but
 // for bytes that wait for them). A forked child has no gate. No allocation but base/arena.
 #pragma once
 #include <cstdint>
 
 #include "base/error.h"
+#include "base/options.h"
 
 namespace lunar::redis {
 
@@ -27,6 +30,7 @@ struct GateOptions {
   unsigned hold_ms_max = 100;   // 1..10000
   unsigned threads = 2;         // 1..8
 };
+GateOptions gate_options(const Options& options);
 
 enum class GateState : uint8_t {
   kOff,        // not installed, or a forked child
@@ -47,16 +51,26 @@ struct GateCounters {
   uint64_t overflows = 0;          // passed cold: no memory to hold them, or too many held
 };
 
-// Redirects the calls. The server's data is looked for when it first waits for input. 0, or -errno with *why: nothing was changed.
-// -ENOTSUP: no pager was
-// created by this library (under `lunar run` the preload library's gate serves). Once.
+// Redirects the calls; on the main thread, before the program waits for input: then the server's data is looked for. 0, or -errno
+// with *why: nothing was changed. -ENOTSUP: no pager was created by this library. Once.
 [[nodiscard]] int gate_start(const GateOptions& options, ErrorText* why);
-// Whether the program exports what a server that we know exports.
+// Whether the program is a redis-server or its like, known or not: one look-up of a symbol.
 bool gate_fits_program();
-// At run time; main thread. Switched off, what is held is passed.
+// At run time; main thread. Switched off, what is held is passed. Nothing when it was not started.
 void gate_set(const GateOptions& options);
 GateState gate_state();
 const char* gate_reason();   // why it is open, or ""
 GateCounters gate_counters();
+
+// The same calls, of whichever library's gate serves.
+struct GateCalls {
+  size_t struct_bytes = sizeof(GateCalls);   // another one: a library of another version
+  void (*set)(const GateOptions&) = gate_set;
+  GateState (*state)() = gate_state;
+  const char* (*reason)() = gate_reason;
+  GateCounters (*counters)() = gate_counters;
+};
+// The preload library's: `extern "C" const GateCalls* lunar_gate_calls()`, nullptr when its gate was not started.
+constexpr const char* kGateCallsSymbol = "lunar_gate_calls";
 
 }  // namespace lunar::redis

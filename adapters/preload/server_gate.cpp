@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The input gate (gate/gate.h) under `lunar run -- redis-server`: the same as in the Redis module, by the same redirected calls of the
+// main program. Not by interposition: other programs must not pay for read() and close().
+//
+// Threading: started by the library's constructor, before the program has threads.
+#include "gate/gate.h"
+
+#include "base/log.h"
+#include "preload.h"
+
+namespace lunar::preload {
+namespace {
+
+constinit redis::GateCalls g_calls;
+
+}  // namespace
+
+void server_gate_start() {
+  if (!redis::gate_fits_program()) return;
+  ErrorText why;
+  if (redis::gate_start(redis::gate_options(g_options), &why) < 0)
+    log_warning("input gate stays open, cold keys wait one by one: %s", why.text);
+}
+
+}  // namespace lunar::preload
+
+LUNAR_EXPORT const lunar::redis::GateCalls* lunar_gate_calls() noexcept {
+  using lunar::redis::GateState;
+  return lunar::redis::gate_state() == GateState::kOff ? nullptr : &lunar::preload::g_calls;
+}
