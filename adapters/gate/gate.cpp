@@ -67,14 +67,12 @@ void release(Connection* c, bool late) {
 void unpark(Connection* c) {
   if (!c->parked) return;
   c->parked = false;
-  const EventLoopView* loop = g_gate.layout.loop();
-  const int mask = c->fd < loop->setsize ? loop->events[c->fd].mask : 0;
+  const int mask = g_gate.layout.event_mask(c->fd);
   if (mask != 0) (void)sys::epoll_set(g_gate.epoll, c->fd, (mask & 1 ? EPOLLIN : 0u) | (mask & 2 ? EPOLLOUT : 0u), false);
 }
 
 void park(Connection* c) {
-  const EventLoopView* loop = g_gate.layout.loop();
-  const int mask = c->fd < loop->setsize ? loop->events[c->fd].mask : 0;
+  const int mask = g_gate.layout.event_mask(c->fd);
   c->parked = sys::epoll_set(g_gate.epoll, c->fd, mask & 2 ? EPOLLOUT : 0u, false) == 0;
 }
 
@@ -98,10 +96,7 @@ void let_go_of_late_ones(uint64_t now) {
   }
 }
 
-bool server_wants(const Connection* c) {
-  const EventLoopView* loop = g_gate.layout.loop();
-  return c->fd < loop->setsize && (loop->events[c->fd].mask & 1) != 0;
-}
+bool server_wants(const Connection* c) { return (g_gate.layout.event_mask(c->fd) & 1) != 0; }
 
 // Milliseconds that may be slept.
 int time_to_sleep(int timeout_ms, uint64_t now) {
@@ -241,10 +236,16 @@ Gate& gate() { return g_gate; }
 void look_at_keys(int fd) {
   Gate& g = g_gate;
   static unsigned reads = 0;
-  if (!pager_armed() || g.layout.client_of(fd) == nullptr || reads++ % kKeysLookedAtEvery != 0) return;
+  if (!pager_armed()) return;
   ErrorText why;
+  if (g.layout.client_of(fd) == nullptr) {
+    if (g.layout.strange_client(fd)) open_for_good(kUnknownLayout, ((void)why.set(-ENOTSUP, "its clients look different"), why));
+    return;
+  }
+  if (reads++ % kKeysLookedAtEvery != 0) return;
   const int rc = g.layout.check_keys(&why);
-  if (rc < 0) open_for_good(kUnknownLayout, why);
+  if (rc < 0) return open_for_good(kUnknownLayout, why);
+  if (rc > 0 && g.layout.io_threads_may_read()) return open_for_good("", ((void)why.set(-ENOTSUP, "io-threads are on"), why));
   if (rc > 0 && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
 }
 
