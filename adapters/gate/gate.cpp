@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 
+#include <utility>
+
 #include "base/log.h"
 #include "gate_inside.h"
 #include "pager/pager.h"
@@ -61,6 +63,8 @@ void look_for_server(int epoll, const epoll_event* events, int events_max) {
 // The pages are in, or the time is up: the server is to read, and what it reads is judged again.
 void release(Connection* c, bool late) {
   c->late = late;
+  const uint64_t held = sys::now_ns() - c->since_ns;
+  if (held > g_gate.longest_hold_ns) g_gate.longest_hold_ns = held;
   g_gate.connections.enter(c, Hold::kReady);
 }
 
@@ -218,6 +222,7 @@ int hook_close(int fd) {
 // A child of a server that runs has no fetcher, and serves no clients. One that was forked before is the server itself (daemonize).
 void enter_child() {
   if (g_gate.epoll >= 0) g_gate.state.store(GateState::kOff, std::memory_order_relaxed);
+  else pager_watch_thread(sys::thread_id());
 }
 
 template <class F>
@@ -258,6 +263,7 @@ bool gate_fits_program() { return dlsym(RTLD_DEFAULT, "readQueryFromClient") != 
 int gate_start(const GateOptions& options, ErrorText* why) {
   Gate& g = g_gate;
   if (!pager_created()) return why->set(-ENOTSUP, "this library serves no tier here");
+  pager_watch_thread(sys::thread_id());
   if (g.state.load() != GateState::kOff) return why->set(-EEXIST, "the input gate is there already");
   if (!g.layout.find_symbols(why)) return -ENOENT;
   g.main_thread = pthread_self();
@@ -281,6 +287,10 @@ void gate_set(const GateOptions& options) {
 
 GateState gate_state() { return g_gate.state.load(std::memory_order_relaxed); }
 const char* gate_reason() { return g_gate.state.load() == GateState::kOpen ? (g_reason.text[0] != 0 ? g_reason.text : "switched off") : ""; }
+GateWorst gate_take_worst() {
+  return {std::exchange(g_gate.longest_hold_ns, 0), pager_take_longest_fault_ns()};
+}
+
 GateCounters gate_counters() {
   const GateWork& work = g_gate.work;
   GateCounters now;

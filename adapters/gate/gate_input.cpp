@@ -85,7 +85,8 @@ bool hold(Connection* c, const Missing& missing, bool anew) {
     g.work.held.add();
     c->rounds = 0;
     c->late = false;
-    c->deadline_ns = sys::now_ns() + uint64_t{g.options.hold_ms_max} * 1000000;
+    c->since_ns = sys::now_ns();
+    c->deadline_ns = c->since_ns + uint64_t{g.options.hold_ms_max} * 1000000;
   }
   ++c->rounds;
   g.connections.enter(c, Hold::kHeld);
