@@ -47,11 +47,24 @@ bool start_fetching() {
   return g.fetching = true;
 }
 
+// Redis 8 and Valkey with io-threads: reads may come from these at any time, and what is held here would be passed by.
+bool opened_for_io_threads() {
+  if (!g_gate.layout.io_threads_may_read()) return false;
+  ErrorText why;
+  (void)why.set(-ENOTSUP, "io-threads are on");
+  open_for_good("", why);
+  return true;
+}
+
 // Looks for the server's data, until it is known. Its keys are looked at elsewhere: while the server waits, threads of modules may
 // change them.
 void look_for_server(int epoll, const epoll_event* events, int events_max) {
   Gate& g = g_gate;
-  if (g.epoll >= 0) return;
+  static bool threads_seen = false;
+  if (g.epoll >= 0) {
+    if (!threads_seen && pager_armed()) threads_seen = true, (void)opened_for_io_threads();
+    return;
+  }
   ErrorText why;
   int rc = g.layout.find_data(epoll, events, events_max, &why);
   if (rc == 0 && ++g_attempts < kAttemptsMax) return;
@@ -250,8 +263,7 @@ void look_at_keys(int fd) {
   if (reads++ % kKeysLookedAtEvery != 0) return;
   const int rc = g.layout.check_keys(&why);
   if (rc < 0) return open_for_good(kUnknownLayout, why);
-  if (rc > 0 && g.layout.io_threads_may_read()) return open_for_good("", ((void)why.set(-ENOTSUP, "io-threads are on"), why));
-  if (rc > 0 && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
+  if (rc > 0 && !opened_for_io_threads() && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
 }
 
 GateOptions gate_options(const Options& options) {
