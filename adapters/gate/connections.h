@@ -24,7 +24,7 @@ struct Connection {
   bool late = false;
   unsigned rounds = 0;
   uint64_t generation = 0;    // of this use of the entry
-  uint64_t deadline_ns = 0;
+  uint64_t since_ns = 0, deadline_ns = 0;   // of the first command's hold
   uint64_t seen = 0;          // round of epoll_wait that has it in its result
   char* data = nullptr;       // bytes [begin, end) of `capacity`
   size_t begin = 0, end = 0, capacity = 0;

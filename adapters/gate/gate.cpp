@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 
+#include <utility>
+
 #include "base/log.h"
 #include "gate_inside.h"
 #include "pager/pager.h"
@@ -46,11 +48,24 @@ bool start_fetching() {
   return g.fetching = true;
 }
 
+// Redis 8 and Valkey with io-threads: reads may come from these at any time, and what is held here would be passed by.
+bool opened_for_io_threads() {
+  if (!g_gate.layout.io_threads_may_read()) return false;
+  ErrorText why;
+  (void)why.set(-ENOTSUP, "io-threads are on");
+  open_for_good("", why);
+  return true;
+}
+
 // Looks for the server's data, until it is known. Its keys are looked at elsewhere: while the server waits, threads of modules may
 // change them.
 void look_for_server(int epoll, const epoll_event* events, int events_max) {
   Gate& g = g_gate;
-  if (g.epoll >= 0) return;
+  static bool threads_seen = false;
+  if (g.epoll >= 0) {
+    if (!threads_seen && pager_armed()) threads_seen = true, (void)opened_for_io_threads();
+    return;
+  }
   ErrorText why;
   int rc = g.layout.find_data(epoll, events, events_max, &why);
   if (rc == 0 && ++g_attempts < kAttemptsMax) return;
@@ -62,20 +77,20 @@ void look_for_server(int epoll, const epoll_event* events, int events_max) {
 // The pages are in, or the time is up: the server is to read, and what it reads is judged again.
 void release(Connection* c, bool late) {
   c->late = late;
+  const uint64_t held = sys::now_ns() - c->since_ns;
+  if (held > g_gate.longest_hold_ns) g_gate.longest_hold_ns = held;
   g_gate.connections.enter(c, Hold::kReady);
 }
 
 void unpark(Connection* c) {
   if (!c->parked) return;
   c->parked = false;
-  const EventLoopView* loop = g_gate.layout.loop();
-  const int mask = c->fd < loop->setsize ? loop->events[c->fd].mask : 0;
+  const int mask = g_gate.layout.event_mask(c->fd);
   if (mask != 0) (void)sys::epoll_set(g_gate.epoll, c->fd, (mask & 1 ? EPOLLIN : 0u) | (mask & 2 ? EPOLLOUT : 0u), false);
 }
 
 void park(Connection* c) {
-  const EventLoopView* loop = g_gate.layout.loop();
-  const int mask = c->fd < loop->setsize ? loop->events[c->fd].mask : 0;
+  const int mask = g_gate.layout.event_mask(c->fd);
   c->parked = sys::epoll_set(g_gate.epoll, c->fd, mask & 2 ? EPOLLOUT : 0u, false) == 0;
 }
 
@@ -99,10 +114,7 @@ void let_go_of_late_ones(uint64_t now) {
   }
 }
 
-bool server_wants(const Connection* c) {
-  const EventLoopView* loop = g_gate.layout.loop();
-  return c->fd < loop->setsize && (loop->events[c->fd].mask & 1) != 0;
-}
+bool server_wants(const Connection* c) { return (g_gate.layout.event_mask(c->fd) & 1) != 0; }
 
 // Milliseconds that may be slept.
 int time_to_sleep(int timeout_ms, uint64_t now) {
@@ -224,7 +236,7 @@ int hook_close(int fd) {
 // A child of a server that runs has no fetcher, and serves no clients: it saves. One that was forked before is the server itself
 // (daemonize).
 void enter_child() {
-  if (g_gate.epoll < 0) return;
+  if (g_gate.epoll < 0) return pager_watch_thread(sys::thread_id());
   g_gate.state.store(GateState::kOff, std::memory_order_relaxed);
   if (g_gate.fetching) save_ahead_start(g_gate.layout);
 }
@@ -245,11 +257,16 @@ Gate& gate() { return g_gate; }
 void look_at_keys(int fd) {
   Gate& g = g_gate;
   static unsigned reads = 0;
-  if (!pager_armed() || g.layout.client_of(fd) == nullptr || reads++ % kKeysLookedAtEvery != 0) return;
+  if (!pager_armed()) return;
   ErrorText why;
+  if (g.layout.client_of(fd) == nullptr) {
+    if (g.layout.strange_client(fd)) open_for_good(kUnknownLayout, ((void)why.set(-ENOTSUP, "its clients look different"), why));
+    return;
+  }
+  if (reads++ % kKeysLookedAtEvery != 0) return;
   const int rc = g.layout.check_keys(&why);
-  if (rc < 0) open_for_good(kUnknownLayout, why);
-  if (rc > 0 && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
+  if (rc < 0) return open_for_good(kUnknownLayout, why);
+  if (rc > 0 && !opened_for_io_threads() && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
 }
 
 GateOptions gate_options(const Options& options) {
@@ -261,6 +278,7 @@ bool gate_fits_program() { return dlsym(RTLD_DEFAULT, "readQueryFromClient") != 
 int gate_start(const GateOptions& options, ErrorText* why) {
   Gate& g = g_gate;
   if (!pager_created()) return why->set(-ENOTSUP, "this library serves no tier here");
+  pager_watch_thread(sys::thread_id());
   if (g.state.load() != GateState::kOff) return why->set(-EEXIST, "the input gate is there already");
   if (!g.layout.find_symbols(why)) return -ENOENT;
   g.main_thread = pthread_self();
@@ -284,6 +302,10 @@ void gate_set(const GateOptions& options) {
 
 GateState gate_state() { return g_gate.state.load(std::memory_order_relaxed); }
 const char* gate_reason() { return g_gate.state.load() == GateState::kOpen ? (g_reason.text[0] != 0 ? g_reason.text : "switched off") : ""; }
+GateWorst gate_take_worst() {
+  return {std::exchange(g_gate.longest_hold_ns, 0), pager_take_longest_fault_ns()};
+}
+
 GateCounters gate_counters() {
   const GateWork& work = g_gate.work;
   GateCounters now;

@@ -51,6 +51,11 @@ struct GateCounters {
   uint64_t overflows = 0;          // passed cold: no memory to hold them, or too many held
 };
 
+// The longest since they were last taken: a command's wait at the gate, and a fault of the main thread.
+struct GateWorst {
+  uint64_t hold_ns = 0, fault_ns = 0;
+};
+
 // Redirects the calls; on the main thread, before the program waits for input: then the server's data is looked for. 0, or -errno
 // with *why: nothing was changed. -ENOTSUP: no pager was created by this library. Once.
 [[nodiscard]] int gate_start(const GateOptions& options, ErrorText* why);
@@ -61,6 +66,7 @@ void gate_set(const GateOptions& options);
 GateState gate_state();
 const char* gate_reason();   // why it is open, or ""
 GateCounters gate_counters();
+GateWorst gate_take_worst();   // also where the gate could not be started
 
 // The same calls, of whichever library's gate serves.
 struct GateCalls {
@@ -69,6 +75,7 @@ struct GateCalls {
   GateState (*state)() = gate_state;
   const char* (*reason)() = gate_reason;
   GateCounters (*counters)() = gate_counters;
+  GateWorst (*take_worst)() = gate_take_worst;
 };
 // The preload library's: `extern "C" const GateCalls* lunar_gate_calls()`, nullptr when its gate was not started.
 constexpr const char* kGateCallsSymbol = "lunar_gate_calls";

@@ -40,7 +40,7 @@ bool look_up(const Command& command, int* database, Missing* missing) {
 Verdict judge(const ClientView& client, const char* data, size_t bytes, bool full, bool late, Missing* missing) {
   Gate& g = gate();
   Verdict verdict;
-  int database = client.database->id;
+  int database = g.layout.database_of(client);
   unsigned behind = 0;
   for (size_t at = 0; at < bytes;) {
     const Parse parse = parse_command(data + at, bytes - at, &g.command);
@@ -85,7 +85,8 @@ bool hold(Connection* c, const Missing& missing, bool anew) {
     g.work.held.add();
     c->rounds = 0;
     c->late = false;
-    c->deadline_ns = sys::now_ns() + uint64_t{g.options.hold_ms_max} * 1000000;
+    c->since_ns = sys::now_ns();
+    c->deadline_ns = c->since_ns + uint64_t{g.options.hold_ms_max} * 1000000;
   }
   ++c->rounds;
   g.connections.enter(c, Hold::kHeld);
@@ -120,7 +121,7 @@ const ClientView* judged_client(int fd, const void* buffer) {
   Gate& g = gate();
   if (!g.watching()) return nullptr;
   const ClientView* client = g.layout.client_of(fd);
-  if (client == nullptr || !g.layout.reads_into(*client, buffer) || !ServerLayout::at_command_start(*client)) return nullptr;
+  if (client == nullptr || !g.layout.reads_into(*client, buffer) || !g.layout.at_command_start(*client)) return nullptr;
   return client;
 }
 

@@ -34,6 +34,7 @@ struct Gate {
   GateWork work;
   Command command;                           // the one being looked at (too large for a stack)
   pthread_t main_thread{};
+  uint64_t longest_hold_ns = 0;
   int epoll = -1;
 
   // What the program called before.

@@ -8,16 +8,22 @@
 #include <cstring>
 
 #include "base/host_guard.h"
+#include "key_slot.h"
 #include "sys/mem.h"
+#include "sys/proc.h"
 
 namespace lunar::redis {
 namespace {
 
 constexpr unsigned kWordsScanned = 32;
-constexpr size_t kDatabaseStride = 80;
 constexpr unsigned kDatabasesMax = 1u << 16;
 constexpr uint64_t kSlotsScanned = 65536;
 constexpr unsigned kKeysChecked = 8;
+
+//                             database  loop    type  connection  client
+constexpr Shape kRedis7 = {Keyspace::kDict,   40, 80, 16, 48, 0,  56, 24, 48, 8, 16, 32, 48, 148, 152};
+constexpr Shape kRedis8 = {Keyspace::kDicts,  56, 80, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176};
+constexpr Shape kValkey8 = {Keyspace::kTables, 48, 72, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64};
 
 template <class T>
 bool peek(const void* from, T* to) {
@@ -44,7 +50,20 @@ bool peek_sds(const char* text, uint64_t* length) {
   return *length <= kBulkMax && peek(text + *length, &end) && end == 0;
 }
 
+bool looks_right(const DictView& dict) {
+  for (int t = 0; t < 2; ++t) {
+    if (dict.exponent[t] < -1 || dict.exponent[t] > 40) return false;
+    if ((dict.exponent[t] == -1) != (dict.table[t] == nullptr)) return false;
+    if (dict.exponent[t] == -1 && dict.used[t] != 0) return false;
+  }
+  return dict.rehash_index >= -1 && (dict.rehash_index == -1) == (dict.table[1] == nullptr);
+}
+
 }  // namespace
+
+const uint8_t* key_header(const ObjectView* object) {
+  return reinterpret_cast<const uint8_t*>(object + 1) + (object->has_expiry() ? 8 : 0);
+}
 
 uint64_t sds_length(const char* text) {
   const auto flag = static_cast<uint8_t>(text[-1]);
@@ -72,116 +91,226 @@ uint64_t sds_length(const char* text) {
 
 bool ServerLayout::find_symbols(ErrorText* why) {
   HostGuard guard;
-  if (!symbol("dbDictType", &dict_type_, why) || !symbol("server", &server_, why) || !symbol("CT_Socket", &socket_type_, why) ||
-      !symbol("readQueryFromClient", &read_query_, why) || !symbol("dictGenHashFunction", &hash_, why) ||
-      !symbol("dictGetHash", &dict_hash_, why) || !symbol("dictFind", &dict_find_, why))
+  auto exports = [](const char* name) { return dlsym(RTLD_DEFAULT, name) != nullptr; };
+  shape_ = exports("kvstoreKeysHashtableType") ? &kValkey8 : exports("kvstoreCreate") ? &kRedis8 : &kRedis7;
+  if (!symbol("server", &server_, why) || !symbol("readQueryFromClient", &read_query_, why)) return false;
+  if (shape_ == &kRedis7) {
+    if (!symbol("CT_Socket", &socket_type_, why)) return false;
+  } else if (!symbol("connectionTypeTcp", &find_socket_type_, why)) {
     return false;
-  memcpy(&socket_handler_, socket_type_, sizeof socket_handler_);
+  }
   io_threads_op_ = reinterpret_cast<const volatile int*>(dlsym(RTLD_DEFAULT, "io_threads_op"));
-  return true;
+  if (shape_ == &kValkey8)
+    return symbol("kvstoreKeysHashtableType", &database_type_, why) && symbol("hashtableGenHashFunction", &hash_, why) &&
+           symbol("hashtableFind", &table_find_, why);
+  return symbol("dbDictType", &database_type_, why) && symbol("dictGenHashFunction", &hash_, why) &&
+         symbol("dictGetHash", &dict_hash_, why) && symbol("dictFind", &dict_find_, why);
 }
 
-bool ServerLayout::dictionary_looks_right(const DictView& dict) const {
-  for (int t = 0; t < 2; ++t) {
-    if (dict.exponent[t] < -1 || dict.exponent[t] > 40) return false;
-    if ((dict.exponent[t] == -1) != (dict.table[t] == nullptr)) return false;
-    if (dict.exponent[t] == -1 && dict.used[t] != 0) return false;
+// Whether this is a dictionary, or a store of them, of the type that databases have.
+bool ServerLayout::holds_keys(const void* store) const {
+  if (keyspace() == Keyspace::kDict) {
+    DictView dict;
+    return peek(store, &dict) && dict.type == database_type_;
   }
-  return dict.rehash_index >= -1 && (dict.rehash_index == -1) == (dict.table[1] == nullptr);
+  if (keyspace() == Keyspace::kTables) {
+    TableStoreView view;
+    return peek(store, &view) && view.type == database_type_ && view.bits >= 0 && view.bits <= 14 && view.count == 1 << view.bits;
+  }
+  DictStoreView view;
+  const void* function;
+  return peek(store, &view) && peek(database_type_, &function) && memcmp(view.type, &function, sizeof function) == 0 && view.bits >= 0 &&
+         view.bits <= 14 && view.count == 1 << view.bits;
 }
 
 int ServerLayout::find_data(int epoll, const void* events, int events_max, ErrorText* why) {
   const auto* words = reinterpret_cast<void* const*>(server_);
-  unsigned found = 0;
-  for (unsigned i = 1; i < kWordsScanned && found == 0; ++i) {
+  auto database_at = [&](const char* at, unsigned id) {
     DatabaseView database;
-    DictView dict;
-    if (words[i] == nullptr || !peek(words[i], &database) || !peek(database.keys, &dict) || dict.type != dict_type_) continue;
-    if (database.id != 0 || !dictionary_looks_right(dict)) return (void)why->set(-ENOTSUP, "its databases look different"), -1;
-    found = i;
-  }
+    int32_t its_id;
+    return peek(at, &database) && peek(at + shape_->database_id, &its_id) && its_id == static_cast<int32_t>(id) && holds_keys(database.keys);
+  };
+  unsigned found = 0;
+  for (unsigned i = 1; i < kWordsScanned && found == 0; ++i)
+    if (words[i] != nullptr && database_at(static_cast<const char*>(words[i]), 0)) found = i;
   if (found == 0) return 0;
   auto* base = static_cast<char*>(words[found]);
   unsigned count = 1;
-  for (DatabaseView next; count < kDatabasesMax && peek(base + count * kDatabaseStride, &next); ++count) {
-    DictView dict;
-    if (next.id != static_cast<int>(count) || !peek(next.keys, &dict) || dict.type != dict_type_) break;
-  }
+  while (count < kDatabasesMax && database_at(base + size_t{count} * shape_->database_bytes, count)) ++count;
   // server.db, .commands, .orig_commands, .el
-  auto* const* loop = reinterpret_cast<EventLoopView* const*>(words + found + 3);
-  EventLoopView view;
-  EventLoopView::Api api;
-  if (!peek(*loop, &view) || !peek(view.api, &api)) return (void)why->set(-ENOTSUP, "its event loop is not where 7.0 has it"), -1;
-  if (api.epoll != epoll) return 0;   // somebody else's
-  if (api.events != events || view.setsize != events_max) return (void)why->set(-ENOTSUP, "its event loop looks different"), -1;
+  auto* loop = reinterpret_cast<const char* const*>(words + found + 3);
+  int32_t size, its_epoll;
+  void *its_events, *api;
+  const char* api_at;
+  if (!peek(*loop + 4, &size) || !peek(*loop + shape_->loop_api, &api_at) || !peek(api_at, &its_epoll) || !peek(api_at + 8, &api) ||
+      !peek(*loop + shape_->loop_events, &its_events))
+    return (void)why->set(-ENOTSUP, "its event loop is not where it should be"), -1;
+  if (its_epoll != epoll) return 0;   // somebody else's
+  if (api != events || size != events_max) return (void)why->set(-ENOTSUP, "its event loop looks different"), -1;
+  if (find_socket_type_ != nullptr) socket_type_ = find_socket_type_();
+  if (socket_type_ == nullptr || !peek(static_cast<const char*>(socket_type_) + shape_->type_handler, &socket_handler_))
+    return (void)why->set(-ENOTSUP, "its sockets look different"), -1;
   databases_ = base;
-  database_stride_ = kDatabaseStride;
   database_count_ = count;
   loop_ = loop;
+  const void* first = reinterpret_cast<DatabaseView*>(base)->keys;
+  slots_ = (keyspace() == Keyspace::kDicts && static_cast<const DictStoreView*>(first)->bits != 0) ||
+           (keyspace() == Keyspace::kTables && static_cast<const TableStoreView*>(first)->bits != 0);
   return 1;
 }
 
-int ServerLayout::check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table, ErrorText* why) const {
-  EntryView view;
-  uint64_t length = 0;
+bool ServerLayout::right_index(Slice key, uint64_t index) const { return index == (slots_ ? key_slot(key) : 0); }
+
+int ServerLayout::check_object(const ObjectView* at, ErrorText* why) const {
   ObjectView object;
-  if (!peek(entry, &view) || !peek_sds(view.key, &length)) return why->set(-ENOTSUP, "its dictionary entries look different"), -1;
-  const uint64_t hash = dict_hash_(dict, view.key);
-  if (hash != this->hash({view.key, length}) || (hash & ((uint64_t{1} << dict->exponent[table]) - 1)) != slot)
-    return why->set(-ENOTSUP, "its hash function is another one"), -1;
-  if (!peek(view.value, &object) || object.type() > 6 || object.references <= 0 || object.encoding() > 11)
+  uint64_t length = 0;
+  const bool tables = keyspace() == Keyspace::kTables;
+  if (!peek(at, &object) || object.type() > 6 || object.encoding() > 11 || (tables ? object.references >> 2 : object.references) == 0)
     return why->set(-ENOTSUP, "its objects look different"), -1;
   const bool text = object.type() == 0 && object.encoding() != 1;
   if (text && ((object.encoding() != 0 && object.encoding() != 8) || !peek_sds(object.pointer, &length)))
     return why->set(-ENOTSUP, "its strings look different"), -1;
+  return 1;
+}
+
+int ServerLayout::check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table, uint64_t index, ErrorText* why) const {
+  EntryView view;
+  uint64_t length = 0;
+  if (!peek(entry, &view) || !peek_sds(view.key, &length)) return why->set(-ENOTSUP, "its dictionary entries look different"), -1;
+  const uint64_t hash = dict_hash_(dict, view.key);
+  if (hash != this->hash({view.key, length}) || (hash & ((uint64_t{1} << dict->exponent[table]) - 1)) != slot ||
+      !right_index({view.key, length}, index))
+    return why->set(-ENOTSUP, "its hash function is another one"), -1;
+  if (check_object(static_cast<const ObjectView*>(view.value), why) < 0) return -1;
   // Last: a search may move entries from one table to the other.
   if (dict_find_(dict, view.key) != entry) return why->set(-ENOTSUP, "its dictionary finds another entry"), -1;
   return 1;
 }
 
+// 1: looked at keys, all right; 0: there was none; -1.
+int ServerLayout::check_dict(DictView* dict, const void* type, uint64_t index, ErrorText* why) const {
+  DictView view;
+  if (!peek(dict, &view) || view.type != type || !looks_right(view)) return why->set(-ENOTSUP, "its dictionaries look different"), -1;
+  unsigned checked = 0;
+  for (unsigned t = 0; t < 2 && checked == 0; ++t) {
+    if (dict->table[t] == nullptr) continue;
+    const uint64_t slots = uint64_t{1} << dict->exponent[t];
+    for (uint64_t s = 0; s < slots && s < kSlotsScanned && checked < kKeysChecked; ++s) {
+      if (dict->table[t] == nullptr || slots != uint64_t{1} << dict->exponent[t]) return 0;   // a search ended a rehash: later
+      const EntryView* entry = dict->table[t][s];
+      if (entry == nullptr) continue;
+      if (check_entry(dict, entry, s, t, index, why) < 0) return -1;
+      ++checked;
+    }
+  }
+  return checked != 0;
+}
+
+int ServerLayout::check_table(TableView* table, uint64_t index, ErrorText* why) const {
+  TableView view;
+  if (!peek(table, &view) || view.type != database_type_ || view.exponent[0] < -1 || view.exponent[0] > 40 ||
+      (view.exponent[0] == -1) != (view.table[0] == nullptr) || view.rehash_index < -1)
+    return why->set(-ENOTSUP, "its hash tables look different"), -1;
+  if (view.rehash_index != -1 || view.table[0] == nullptr) return 0;   // later: a search moves entries
+  unsigned checked = 0;
+  const uint64_t buckets = uint64_t{1} << view.exponent[0];
+  for (uint64_t b = 0; b < buckets && b < kSlotsScanned && checked < kKeysChecked; ++b) {
+    BucketView bucket;
+    if (!peek(view.table[0] + b, &bucket)) return why->set(-ENOTSUP, "its hash tables look different"), -1;
+    for (unsigned i = 0; i < 7u - (bucket.marks & 1); ++i) {
+      if ((bucket.marks >> (i + 1) & 1) == 0) continue;
+      const auto* object = static_cast<const ObjectView*>(bucket.entries[i]);
+      uint64_t length = 0;
+      const char* key = nullptr;
+      uint8_t header;
+      if (check_object(object, why) < 0) return -1;
+      if (object->has_key() && peek(key_header(object), &header)) key = reinterpret_cast<const char*>(key_header(object)) + 1 + header;
+      if (!peek_sds(key, &length)) return why->set(-ENOTSUP, "its keys look different"), -1;
+      const uint64_t hash = this->hash({key, length});
+      if (hash >> 56 != bucket.hashes[i] || (hash & (buckets - 1)) != b || !right_index({key, length}, index))
+        return why->set(-ENOTSUP, "its hash function is another one"), -1;
+      const void* found = nullptr;
+      if (!table_find_(table, key, &found) || found != object) return why->set(-ENOTSUP, "its hash table finds another entry"), -1;
+      ++checked;
+    }
+  }
+  return checked != 0;
+}
+
 int ServerLayout::check_keys(ErrorText* why) {
   for (unsigned i = 0; i < database_count_; ++i) {
-    DictView* dict = reinterpret_cast<DatabaseView*>(databases_ + i * database_stride_)->keys;
-    if (dict->used[0] + dict->used[1] == 0) continue;
-    unsigned checked = 0;
-    for (unsigned t = 0; t < 2 && checked == 0; ++t) {
-      if (dict->table[t] == nullptr) continue;
-      const uint64_t slots = uint64_t{1} << dict->exponent[t];
-      for (uint64_t s = 0; s < slots && s < kSlotsScanned && checked < kKeysChecked; ++s) {
-        if (dict->table[t] == nullptr || slots != uint64_t{1} << dict->exponent[t]) return 0;   // a search ended a rehash: later
-        const EntryView* entry = dict->table[t][s];
-        if (entry == nullptr) continue;
-        if (check_entry(dict, entry, s, t, why) < 0) return -1;
-        ++checked;
-      }
+    void* keys = const_cast<void*>(static_cast<const void*>(database(static_cast<int>(i))->keys));
+    int rc = 0;
+    if (keyspace() == Keyspace::kDict) {
+      rc = check_dict(static_cast<DictView*>(keys), database_type_, 0, why);
+    } else if (keyspace() == Keyspace::kDicts) {
+      const auto* store = static_cast<const DictStoreView*>(keys);
+      for (int64_t d = 0; d < store->count && rc == 0; ++d)
+        if (store->dicts[d] != nullptr) rc = check_dict(store->dicts[d], reinterpret_cast<const char*>(store) + 8, static_cast<uint64_t>(d), why);
+    } else {
+      const auto* store = static_cast<const TableStoreView*>(keys);
+      for (int t = 0; t < store->count && rc == 0; ++t)
+        if (store->tables[t] != nullptr) rc = check_table(store->tables[t], static_cast<uint64_t>(t), why);
     }
-    if (checked != 0) return 1;
+    if (rc != 0) return rc;
   }
   return 0;
 }
 
+bool ServerLayout::io_threads_may_read() const { return keyspace() != Keyspace::kDict && sys::has_thread_named("io_thd_"); }
+
+int ServerLayout::event_mask(int fd) const {
+  const char* loop = *loop_;
+  return fd >= 0 && fd < at<int32_t>(loop, 4) ? at<const FileEventView*>(loop, shape_->loop_events)[fd].mask : 0;
+}
+
 const ClientView* ServerLayout::client_of(int fd) const {
-  const EventLoopView* loop = *loop_;
-  if (fd < 0 || fd >= loop->setsize) return nullptr;
-  const FileEventView& event = loop->events[fd];
-  if ((event.mask & 1) == 0 || event.read_handler != socket_handler_ || event.data == nullptr) return nullptr;
-  const auto* connection = static_cast<const ConnectionView*>(event.data);
-  if (connection->type != socket_type_ || connection->fd != fd || connection->read_handler != read_query_) return nullptr;
-  const auto* client = static_cast<const ClientView*>(connection->client);
-  if (client == nullptr || client->connection != connection || (client->flags & 3) != 0) return nullptr;
-  const auto offset = static_cast<size_t>(reinterpret_cast<const char*>(client->database) - databases_);
-  if (offset >= database_count_ * database_stride_ || offset % database_stride_ != 0) return nullptr;
+  if ((event_mask(fd) & 1) == 0) return nullptr;
+  const FileEventView& event = at<const FileEventView*>(*loop_, shape_->loop_events)[fd];
+  if (event.read_handler != socket_handler_ || event.data == nullptr) return nullptr;
+  const void* connection = event.data;
+  if (at<const void*>(connection, 0) != socket_type_ || at<int32_t>(connection, shape_->connection_fd) != fd ||
+      at<const void*>(connection, shape_->connection_reader) != read_query_)
+    return nullptr;
+  const auto* client = at<const ClientView*>(connection, shape_->connection_client);
+  if (client == nullptr || at<const void*>(client, shape_->client_connection) != connection ||
+      (at<uint64_t>(client, shape_->client_flags) & 3) != 0)
+    return nullptr;
+  const auto offset = static_cast<size_t>(at<const char*>(client, shape_->client_database) - databases_);
+  if (offset >= size_t{database_count_} * shape_->database_bytes || offset % shape_->database_bytes != 0) return nullptr;
   return client;
 }
 
-bool ServerLayout::at_command_start(const ClientView& client) {
-  return client.multibulk_left == 0 && client.bulk_length == -1 &&
-         (client.query_buffer == nullptr || sds_length(client.query_buffer) == 0);
+bool ServerLayout::strange_client(int fd) const {
+  if ((event_mask(fd) & 1) == 0) return false;
+  const void* words[12];
+  const void* connection = at<const FileEventView*>(*loop_, shape_->loop_events)[fd].data;
+  if (!peek(connection, &words) || words[0] != socket_type_) return false;
+  bool reads_queries = false;
+  for (const void* word : words) reads_queries |= word == read_query_;
+  if (!reads_queries) return false;   // a replication link
+  const void *back = nullptr, *reader = words[shape_->connection_reader / 8];
+  const char* client = static_cast<const char*>(words[shape_->connection_client / 8]);
+  return reader != read_query_ || !peek(client + shape_->client_connection, &back) || back != connection;
+}
+
+bool ServerLayout::at_command_start(const ClientView& client) const {
+  const char* buffer = at<const char*>(&client, shape_->client_buffer);
+  return at<int32_t>(&client, shape_->client_left) == 0 && at<int64_t>(&client, shape_->client_bulk) == -1 &&
+         (buffer == nullptr || sds_length(buffer) == 0);
+}
+
+bool ServerLayout::reads_into(const ClientView& client, const void* buffer) const {
+  return at<const void*>(&client, shape_->client_buffer) == buffer;
+}
+
+int ServerLayout::database_of(const ClientView& client) const {
+  return static_cast<int>(static_cast<size_t>(at<const char*>(&client, shape_->client_database) - databases_) / shape_->database_bytes);
 }
 
 const DatabaseView* ServerLayout::database(int index) const {
   if (index < 0 || static_cast<unsigned>(index) >= database_count_) return nullptr;
-  return reinterpret_cast<const DatabaseView*>(databases_ + static_cast<unsigned>(index) * database_stride_);
+  return reinterpret_cast<const DatabaseView*>(databases_ + static_cast<size_t>(index) * shape_->database_bytes);
 }
 
 }  // namespace lunar::redis

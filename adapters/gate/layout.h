@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a redis-server 7.0 keeps its data, as far as the input gate reads it: the views below are our own declarations of that
-// version's structures, found through the program's dynamic symbols and believed only after they have been checked:
-//   - `server`'s database array is found by scanning for a pointer to a structure whose first word is a dict of type dbDictType;
-//     its stride by the next database in it; the event loop right behind it must hold the very epoll descriptor, event array
-//     and size that the server passes to epoll_wait;
-//   - dictionaries, keys and objects on the first keys there are: the server's own dictFind and dictGetHash must give what the
+// Where a server keeps its data, as far as the input gate reads it. Three shapes are known, told apart by the symbols they export:
+//
+//   Redis 7.0    database ─► dict ─► entry (key, object)
+//   Redis 8.0    database ─► store ─► dicts, one or one a cluster slot ─► entry (key, object)
+//   Valkey 8.1   database ─► store ─► tables, likewise ─► buckets of 7 ─► object with its key inside
+//
+// The views below are our own declarations of those versions' structures, found through the program's dynamic symbols and believed
+// only after they have been checked:
+//   - `server`'s database array is found by scanning for a pointer to a structure whose first word leads to a dict, or a store, of the
+//     type that databases have; its stride by the next database in it; the event loop right behind it must hold the very epoll descriptor,
+//     event array and size that the server passes to epoll_wait;
+//   - dictionaries, tables, keys and objects on the first keys there are: the server's own look-up and hash must give what the
 //     views give. Until there are keys, nothing is looked up.
 //   - a connection each time: descriptor, handlers and client must point at each other, and the client's buffer must be the one
 //     that read() is given.
@@ -21,6 +27,9 @@
 
 namespace lunar::redis {
 
+// What the dictionaries of a database lead to.
+enum class Keyspace : uint8_t { kDict, kDicts, kTables };
+
 struct EntryView {
   const char* key;   // sds
   void* value;       // database: ObjectView; hash: sds
@@ -34,18 +43,41 @@ struct DictView {
   int16_t paused;
   int8_t exponent[2];     // -1: no table
 };
+struct DictStoreView {
+  int32_t flags, padding;
+  char type[136];         // a copy: that of its dicts
+  DictView** dicts;       // nullptr: no key yet
+  int64_t count, bits;    // 1, or a power of two
+};
+struct BucketView {
+  uint8_t marks;          // 1: the last entry is a further bucket; the other bits: which entries are there
+  uint8_t hashes[7];      // the high bytes
+  const void* entries[7];
+};
+struct TableView {
+  const void* type;
+  int64_t rehash_index;
+  BucketView* table[2];
+  uint64_t used[2];
+  int8_t exponent[2];
+};
+struct TableStoreView {
+  int32_t flags;
+  const void* type;
+  TableView** tables;
+  int32_t count, bits;
+};
 struct ObjectView {
   uint32_t type_encoding_lru;   // 4, 4, 24 bits
-  int32_t references;
+  uint32_t references;          // Valkey: above two bits that tell what comes behind: an expiry, a key
   const char* pointer;
   unsigned type() const { return type_encoding_lru & 15; }
   unsigned encoding() const { return type_encoding_lru >> 4 & 15; }
+  bool has_expiry() const { return (references & 1) != 0; }   // these two: Valkey
+  bool has_key() const { return (references & 2) != 0; }
 };
 struct DatabaseView {
-  DictView* keys;
-  DictView* expires;
-  void* other[3];
-  int32_t id;
+  void *keys, *expires;   // DictView, DictStoreView or TableStoreView
 };
 struct FileEventView {
   int32_t mask;   // 1 readable, 2 writable
@@ -53,51 +85,21 @@ struct FileEventView {
   void* write_handler;
   void* data;
 };
-struct EventLoopView {
-  int32_t maxfd, setsize;
-  int64_t next_timer;
-  FileEventView* events;
-  void* fired;
-  void* timers;
-  int32_t stop;
-  struct Api {
-    int32_t epoll;
-    void* events;
-  }* api;
-};
-struct ConnectionView {
-  const void* type;
-  int32_t state;
-  int16_t flags, references;
-  int32_t last_errno;
-  void* client;
-  void* handlers[2];
-  void* read_handler;
-  int32_t fd;
-};
-struct ClientView {
-  uint64_t id, flags;   // flags: 1 replica, 2 master
-  ConnectionView* connection;
-  int32_t resp;
-  DatabaseView* database;
-  void* name;
-  char* query_buffer;   // sds
-  uint64_t query_position, query_peak;
-  int32_t argc;
-  void** argv;
-  int32_t argv_length, original_argc;
-  void** original_argv;
-  uint64_t argv_bytes;
-  void* commands[3];
-  void* user;
-  int32_t request_type, multibulk_left;
-  int64_t bulk_length;
-};
+struct ClientView;   // read by offsets
 static_assert(sizeof(DictView) == 56 && offsetof(DictView, exponent) == 50);
-static_assert(sizeof(ObjectView) == 16 && offsetof(DatabaseView, id) == 40);
-static_assert(offsetof(EventLoopView, api) == 48 && offsetof(ConnectionView, fd) == 56);
-static_assert(offsetof(ClientView, database) == 32 && offsetof(ClientView, query_buffer) == 48);
-static_assert(offsetof(ClientView, request_type) == 144 && offsetof(ClientView, bulk_length) == 152);
+static_assert(offsetof(DictStoreView, type) == 8 && offsetof(DictStoreView, dicts) == 144 && offsetof(DictStoreView, bits) == 160);
+static_assert(sizeof(BucketView) == 64 && offsetof(TableView, exponent) == 48 && offsetof(TableStoreView, bits) == 28);
+static_assert(sizeof(ObjectView) == 16 && sizeof(FileEventView) == 32);
+
+// Offsets into the structures that are not viewed as a whole.
+struct Shape {
+  Keyspace keyspace;
+  uint16_t database_id, database_bytes;
+  uint16_t loop_events, loop_api;                                       // (the size of `events` is at 4)
+  uint16_t type_handler;                                                // of a connection type
+  uint16_t connection_fd, connection_client, connection_reader;
+  uint16_t client_flags, client_connection, client_database, client_buffer, client_left, client_bulk;   // flags: 1, 2: replication
+};
 
 // Header bytes and length of an sds by its flag byte (the one before the text).
 constexpr unsigned sds_header(uint8_t flag) {
@@ -105,6 +107,8 @@ constexpr unsigned sds_header(uint8_t flag) {
   return kBytes[flag & 7];   // 0: not an sds
 }
 uint64_t sds_length(const char* text);   // pre: the header can be read
+// Valkey: a byte that tells how long the header of the key behind it is. pre: has_key.
+const uint8_t* key_header(const ObjectView* object);
 
 class ServerLayout {
  public:
@@ -115,36 +119,57 @@ class ServerLayout {
   // Checks dictionaries on keys that exist. 1: right (looked up from now on); 0: no key yet; -1: unknown layout.
   [[nodiscard]] int check_keys(ErrorText* why);
 
-  const EventLoopView* loop() const { return *loop_; }
+  Keyspace keyspace() const { return shape_->keyspace; }
+  // What the event loop waits for: 1 readable, 2 writable.
+  int event_mask(int fd) const;
   // The client whose plain socket this is; nullptr: something else, a replication link, or a client of another transport.
   const ClientView* client_of(int fd) const;
+  // A client on a plain socket that client_of does not know: laid out in another way.
+  bool strange_client(int fd) const;
   // Its server side has consumed all input: what comes next is the start of a command.
-  static bool at_command_start(const ClientView& client);
-  bool reads_into(const ClientView& client, const void* buffer) const { return client.query_buffer == buffer; }
+  bool at_command_start(const ClientView& client) const;
+  bool reads_into(const ClientView& client, const void* buffer) const;
+  int database_of(const ClientView& client) const;
   const DatabaseView* database(int index) const;
-  uint64_t hash(Slice key) const { return hash_(key.data, static_cast<int>(key.bytes)); }
+  bool has_slots() const { return slots_; }
+  uint64_t hash(Slice key) const { return hash_(key.data, key.bytes); }
+  // Whether threads of the server read from its clients now (7.0); whether it has threads that may (the others).
   bool io_threads_reading() const { return io_threads_op_ != nullptr && *io_threads_op_ == 1; }
+  bool io_threads_may_read() const;
 
  private:
-  bool dictionary_looks_right(const DictView& dict) const;
-  int check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table, ErrorText* why) const;
+  template <class T>
+  static const T& at(const void* base, unsigned offset) {
+    return *reinterpret_cast<const T*>(static_cast<const char*>(base) + offset);
+  }
+  bool holds_keys(const void* store) const;
+  int check_dict(DictView* dict, const void* type, uint64_t index, ErrorText* why) const;
+  int check_table(TableView* table, uint64_t index, ErrorText* why) const;
+  int check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table, uint64_t index, ErrorText* why) const;
+  int check_object(const ObjectView* object, ErrorText* why) const;
+  bool right_index(Slice key, uint64_t index) const;
 
-  using Hash = uint64_t (*)(const void*, int);
+  using Hash = uint64_t (*)(const void*, size_t);
   using DictHash = uint64_t (*)(DictView*, const void*);
   using DictFind = EntryView* (*)(DictView*, const void*);
+  using TableFind = bool (*)(TableView*, const void*, const void**);
+  using SocketType = const void* (*)();
+  const Shape* shape_ = nullptr;
   const char* server_ = nullptr;
-  const void* dict_type_ = nullptr;
+  const void* database_type_ = nullptr;
   const void* socket_type_ = nullptr;
+  SocketType find_socket_type_ = nullptr;
   void* socket_handler_ = nullptr;
   void* read_query_ = nullptr;
   const volatile int* io_threads_op_ = nullptr;
   Hash hash_ = nullptr;
   DictHash dict_hash_ = nullptr;
   DictFind dict_find_ = nullptr;
+  TableFind table_find_ = nullptr;
   char* databases_ = nullptr;
-  size_t database_stride_ = 0;
   unsigned database_count_ = 0;
-  EventLoopView* const* loop_ = nullptr;
+  bool slots_ = false;   // a dictionary for each cluster slot
+  const char* const* loop_ = nullptr;
 };
 
 }  // namespace lunar::redis

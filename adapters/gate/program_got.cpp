@@ -122,7 +122,9 @@ void* program_calls(const char* name) {
     found = *slot;
     return false;
   });
-  return found != nullptr && in_program_text(found) ? dlsym(RTLD_DEFAULT, name) : found;
+  if (found == nullptr || !in_program_text(found)) return found;
+  void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);   // not RTLD_DEFAULT: for a module loaded RTLD_DEEPBIND that begins with its own libraries
+  return program == nullptr ? nullptr : dlsym(program, name);
 }
 
 int program_redirect(const char* name, void* replacement, void** original, ErrorText* why) {

@@ -127,9 +127,12 @@ bool SaveAhead::bucket(EntryView** slot, Holds holds, const DatabaseView* databa
   if (!walk.have(slot, sizeof *slot)) return missing.count == before;
   unsigned n = 0;
   for (EntryView* entry = *slot; entry != nullptr && n < 64 && !missing.full(); ++n, entry = entry->next) {
+    if (const Marked marked{reinterpret_cast<uintptr_t>(entry)}; marked.is_key() || marked.has_no_value()) {   // of a set
+      if (marked.is_key()) (void)walk.have_text(reinterpret_cast<const char*>(marked.address()));
+      break;
+    }
     if (!walk.have(entry, sizeof *entry)) break;
-    if (walk.have_text(entry->key) && database != nullptr && database->expires->used[0] + database->expires->used[1] != 0)
-      (void)walk.find(database->expires, {entry->key, sds_length(entry->key)});
+    if (walk.have_text(entry->key) && database != nullptr) (void)walk.look_up(database->expires, {entry->key, sds_length(entry->key)});
     const char* value = static_cast<const char*>(entry->value);
     if (value == nullptr) continue;
     const unsigned at = missing.count;
@@ -170,10 +173,11 @@ void SaveAhead::group(EntryView** first, unsigned count, Holds holds, const Data
     for (EntryView* entry = first[i]; entry != nullptr && walk.have(entry, sizeof *entry) && *big_count < kBigMax; entry = entry->next) {
       const auto* object = static_cast<const ObjectView*>(entry->value);
       if (object == nullptr || !walk.have(object, sizeof *object) || object->pointer == nullptr) continue;
-      if (object->encoding() == kHashTable)
+      const bool known = object->type() != kHash || layout->keyspace() == Keyspace::kDict;   // later ones keep fields in another form
+      if (object->encoding() == kHashTable && known)
         big[(*big_count)++] = {reinterpret_cast<DictView*>(const_cast<char*>(object->pointer)), Holds::kFields};
       if (object->encoding() == kSkiplist && walk.have(object->pointer, sizeof(ZsetView)))
-        big[(*big_count)++] = {reinterpret_cast<const ZsetView*>(object->pointer)->members, Holds::kScores};
+        big[(*big_count)++] = {static_cast<DictView*>(reinterpret_cast<const ZsetView*>(object->pointer)->members), Holds::kScores};
     }
   }
 }
@@ -198,7 +202,13 @@ void SaveAhead::databases() {
   const uint64_t pages = stats.dram_budget_bytes / page_bytes() / 64;
   lead.start(pages < 256 ? 256 : pages > 2048 ? 2048 : pages);
   for (int i = 0; const DatabaseView* database = layout->database(i); ++i) {
-    if (database->keys != nullptr) dictionary(database->keys, Holds::kObjects, database);
+    if (layout->keyspace() == Keyspace::kDict) {
+      dictionary(static_cast<DictView*>(database->keys), Holds::kObjects, database);
+      continue;
+    }
+    const auto* store = static_cast<const DictStoreView*>(database->keys);
+    for (int64_t d = 0; store->dicts != nullptr && d < store->count; ++d)
+      if (store->dicts[d] != nullptr) dictionary(store->dicts[d], Holds::kObjects, database);
   }
 }
 
@@ -207,7 +217,7 @@ void run(void*) { g_ahead.databases(); }
 }  // namespace
 
 void save_ahead_start(const ServerLayout& layout) {
-  if (!pager_armed()) return;
+  if (!pager_armed() || layout.keyspace() == Keyspace::kTables) return;
   g_ahead.layout = &layout;
   pthread_t thread;
   sys::ThreadSpec spec;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "key_slot.h"
 #include "pager/evictor.h"
 #include "pager/pager.h"
 #include "pager/region.h"
@@ -57,12 +58,18 @@ bool Walk::have_text(const char* text) {
 }
 
 bool Walk::chain(EntryView* entry, Slice key, EntryView** found) {
-  for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n, entry = entry->next) {
-    if (!have(entry, sizeof *entry) || !have_text(entry->key)) return false;
-    if (sds_length(entry->key) == key.bytes && memcmp(entry->key, key.data, key.bytes) == 0) {
-      *found = entry;
+  for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
+    const Marked marked{reinterpret_cast<uintptr_t>(entry)};
+    const bool no_value = marked.has_no_value();
+    auto* at = reinterpret_cast<EntryView*>(marked.address());
+    if (!marked.is_key() && !have(at, no_value ? 16 : sizeof *at)) return false;
+    const char* its_key = marked.is_key() ? reinterpret_cast<const char*>(at) : at->key;
+    if (!have_text(its_key)) return false;
+    if (sds_length(its_key) == key.bytes && memcmp(its_key, key.data, key.bytes) == 0) {
+      *found = marked.is_key() || no_value ? nullptr : at;
       return true;
     }
+    entry = marked.is_key() ? nullptr : no_value ? static_cast<EntryView*>(at->value) : at->next;
   }
   return true;
 }
@@ -78,11 +85,72 @@ EntryView* Walk::find(DictView* dict, Slice key) {
   return found;
 }
 
-void Walk::members_of(DictView* dict, const Command& command, const CommandKeys& keys, bool values) {
-  if (keys.member == 0 || !have(dict, sizeof *dict)) return;
+// The key inside of an object; nullptr: it has none, or it is missing.
+const char* Walk::key_inside(const ObjectView* object) {
+  if (!have(object, sizeof *object) || !object->has_key()) return nullptr;
+  const uint8_t* header = key_header(object);
+  if (!have(header, 1)) return nullptr;
+  const char* key = reinterpret_cast<const char*>(header) + 1 + *header;
+  return have_text(key) ? key : nullptr;
+}
+
+// The entry of `key`: an object, or a string.
+const void* Walk::find(TableView* table, Slice key, bool objects) {
+  if (!have(table, sizeof *table)) return nullptr;
+  const uint64_t hash = layout.hash(key);
+  for (int t = 0; t < 2; ++t) {
+    if (table->used[t] == 0) continue;
+    const uint64_t index = hash & ((uint64_t{1} << table->exponent[t]) - 1);
+    if (t == 0 && table->rehash_index >= 0 && index < static_cast<uint64_t>(table->rehash_index)) continue;
+    const BucketView* bucket = table->table[t] + index;
+    for (unsigned n = 0; bucket != nullptr && n < kChainMax; ++n) {
+      if (!have(bucket, sizeof *bucket)) return nullptr;
+      const bool more = (bucket->marks & 1) != 0;
+      for (unsigned i = 0; i < (more ? 6u : 7u); ++i) {
+        if ((bucket->marks >> (i + 1) & 1) == 0 || bucket->hashes[i] != hash >> 56) continue;
+        const void* entry = bucket->entries[i];
+        const char* its_key = static_cast<const char*>(entry);
+        if (objects) its_key = key_inside(static_cast<const ObjectView*>(entry));
+        else if (!have_text(its_key)) its_key = nullptr;
+        if (its_key == nullptr) return nullptr;
+        if (sds_length(its_key) == key.bytes && memcmp(its_key, key.data, key.bytes) == 0) return entry;
+      }
+      bucket = more ? static_cast<const BucketView*>(bucket->entries[6]) : nullptr;
+    }
+  }
+  return nullptr;
+}
+
+// What `store` (keys or expiries of a database) has for `key`: of keys an object. nullptr: nothing, or not known yet.
+const void* Walk::look_up(const void* store, Slice key) {
+  const unsigned slot = layout.has_slots() ? key_slot(key) : 0;
+  if (layout.keyspace() == Keyspace::kTables) {
+    const auto* tables = static_cast<const TableStoreView*>(store);
+    if (!have(tables, sizeof *tables) || !have(tables->tables + slot, sizeof(void*)) || tables->tables[slot] == nullptr) return nullptr;
+    return find(tables->tables[slot], key, true);
+  }
+  auto* dict = static_cast<DictView*>(const_cast<void*>(store));
+  if (layout.keyspace() == Keyspace::kDicts) {
+    const auto* dicts = static_cast<const DictStoreView*>(store);
+    if (!have(dicts, sizeof *dicts) || dicts->dicts == nullptr || !have(dicts->dicts + slot, sizeof(void*))) return nullptr;
+    dict = dicts->dicts[slot];
+  }
+  const EntryView* entry = find(dict, key);
+  return entry == nullptr ? nullptr : entry->value;
+}
+
+// Members that a command names. Fields of large hashes are known in 7.0 only, members of large sorted sets not in Valkey.
+void Walk::members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type) {
+  const bool tables = layout.keyspace() == Keyspace::kTables;
+  if (keys.member == 0 || (type == kHash && layout.keyspace() != Keyspace::kDict) || (type == kSortedSet && tables)) return;
+  if (!tables && !have(members, sizeof(DictView))) return;
   for (unsigned i = static_cast<unsigned>(keys.member); i < command.kept && !missing->full(); i += static_cast<unsigned>(keys.member_step)) {
-    EntryView* entry = find(dict, command.argument[i]);
-    if (entry != nullptr && values && entry->value != nullptr) (void)have_text(static_cast<const char*>(entry->value));
+    if (tables) {
+      (void)find(static_cast<TableView*>(members), command.argument[i], false);
+      continue;
+    }
+    const EntryView* entry = find(static_cast<DictView*>(members), command.argument[i]);
+    if (entry != nullptr && type == kHash && entry->value != nullptr) (void)have_text(static_cast<const char*>(entry->value));
   }
 }
 
@@ -121,14 +189,14 @@ void Walk::value_of(const ObjectView* object, const Command& command, const Comm
   if (at == nullptr || compact(*object)) return;
   switch (object->encoding()) {
     case kHashTable: {
-      auto* dict = reinterpret_cast<DictView*>(const_cast<char*>(at));
-      if (have(dict, sizeof *dict) && first_key) members_of(dict, command, keys, object->type() == 4);
+      if (have(at, layout.keyspace() == Keyspace::kTables ? sizeof(TableView) : sizeof(DictView)) && first_key)
+        members_of(const_cast<char*>(at), command, keys, object->type());
       break;
     }
     case kSkiplist: {
       const auto* zset = reinterpret_cast<const ZsetView*>(at);
       if (!have(zset, sizeof *zset) || !have(zset->skiplist, kSkiplistBytes) || !first_key) return;
-      members_of(zset->members, command, keys, false);
+      members_of(zset->members, command, keys, kSortedSet);
       break;
     }
     case kQuicklist: {
@@ -158,10 +226,9 @@ bool walk_command(const ServerLayout& layout, const DatabaseView& database, cons
       return;
     }
     const Slice key = command.argument[argument];
-    (void)walk.find(database.expires, key);
-    const EntryView* entry = walk.find(database.keys, key);
-    if (entry == nullptr) return;
-    const auto* object = static_cast<const ObjectView*>(entry->value);
+    (void)walk.look_up(database.expires, key);
+    const auto* object = static_cast<const ObjectView*>(walk.look_up(database.keys, key));
+    if (object == nullptr) return;
     if (walk.have(object, sizeof *object) && keys.wants == Wants::kValue) walk.value_of(object, command, keys, first);
   });
   return walk.complete;

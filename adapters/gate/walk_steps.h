@@ -21,9 +21,10 @@ struct QuicklistView {
   QuicklistNodeView *head, *tail;
 };
 struct ZsetView {
-  DictView* members;
+  void* members;   // DictView or TableView
   const void* skiplist;
 };
+constexpr unsigned kSortedSet = 3, kHash = 4;   // types
 constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 
 
@@ -42,6 +43,14 @@ struct PassedOver {
   }
 };
 
+// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd, or 2), an entry without value (4).
+struct Marked {
+  uintptr_t raw;
+  bool is_key() const { return (raw & 3) != 0; }
+  bool has_no_value() const { return (raw & 7) == 4; }
+  uintptr_t address() const { return (raw & 1) != 0 ? raw : raw & ~uintptr_t{7}; }
+};
+
 struct Walk {
   const ServerLayout& layout;
   Missing* missing;
@@ -55,10 +64,13 @@ struct Walk {
   bool chain(EntryView* entry, Slice key, EntryView** found);
   // nullptr: not there, or not known yet (then complete is false).
   EntryView* find(DictView* dict, Slice key);
+  const void* find(TableView* table, Slice key, bool objects);
+  const void* look_up(const void* store, Slice key);
+  const char* key_inside(const ObjectView* object);
   // All of a value that is one string, listpack or set of integers. False: it is something else.
   bool compact(const ObjectView& object);
   void value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key);
-  void members_of(DictView* dict, const Command& command, const CommandKeys& keys, bool values);
+  void members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type);
   void list_end(QuicklistNodeView* node);
 };
 

@@ -2,11 +2,9 @@
 // See memory_limit.h.
 #include "memory_limit.h"
 
-#include <cstdlib>
-#include <cstring>
-
 #include "base/format.h"
 #include "base/units.h"
+#include "server_config.h"
 #include "settings.h"
 #include "tier.h"
 
@@ -16,26 +14,6 @@ namespace {
 bool g_scheduled = false;
 uint64_t g_last_set = 0;   // what we set; another value below the ceiling is the user's
 constexpr unsigned kCronLoopsBetween = 10;
-
-// `CONFIG GET maxmemory`; false when the server does not tell (then nothing is changed).
-bool read_maxmemory(Context* context, uint64_t* bytes) {
-  Reply* reply = g_api.Call(context, "CONFIG", "cc", "GET", "maxmemory");
-  if (reply == nullptr) return false;
-  bool got = false;
-  if (g_api.CallReplyType(reply) == kReplyArray && g_api.CallReplyLength(reply) == 2) {
-    size_t length = 0;
-    const char* text = g_api.CallReplyStringPtr(g_api.CallReplyArrayElement(reply, 1), &length);
-    char digits[32];
-    if (text != nullptr && length > 0 && length < sizeof(digits)) {
-      memcpy(digits, text, length);
-      digits[length] = '\0';
-      *bytes = strtoull(digits, nullptr, 10);
-      got = true;
-    }
-  }
-  g_api.FreeCallReply(reply);
-  return got;
-}
 
 bool write_maxmemory(Context* context, uint64_t bytes) {
   char digits[32];
@@ -49,7 +27,7 @@ bool write_maxmemory(Context* context, uint64_t bytes) {
 
 void enforce(Context* context, bool at_load) {
   uint64_t now = 0, ceiling = memory_limit_ceiling();
-  if (ceiling == 0 || !read_maxmemory(context, &now)) return;
+  if (ceiling == 0 || !server_config_number(context, "maxmemory", &now)) return;
   bool raise = now == g_last_set && now < ceiling;   // it was ours, and there is room for more now
   if (now != 0 && now <= ceiling && !raise) return;
   if (!write_maxmemory(context, ceiling)) {
@@ -75,12 +53,6 @@ void on_timer(Context* context, void*) {
   enforce(context, false);
 }
 
-void on_config(Context* context, Event, uint64_t, void* data) {
-  const auto* change = static_cast<const ConfigChange*>(data);
-  for (uint32_t i = 0; change != nullptr && i < change->count; ++i)
-    if (strcmp(change->names[i], "maxmemory") == 0) memory_limit_recheck(context);
-}
-
 void on_cron(Context* context, Event, uint64_t, void*) {
   static unsigned loops = 0;
   if (++loops % kCronLoopsBetween == 0) enforce(context, false);
@@ -96,7 +68,7 @@ uint64_t memory_limit_ceiling() {
 
 void memory_limit_start(Context* context) {
   enforce(context, true);
-  if (g_api.SubscribeToServerEvent(context, kEventConfig, on_config) != kOk)
+  if (!server_config_watch(context, "maxmemory", memory_limit_recheck))
     (void)g_api.SubscribeToServerEvent(context, kEventCronLoop, on_cron);   // a server that does not tell: look now and then
 }
 

@@ -18,8 +18,10 @@
 #include "gate/gate.h"
 #include "info.h"
 #include "key_memory.h"
+#include "latency.h"
 #include "memory_limit.h"
 #include "module_abi.h"
+#include "server_config.h"
 #include "settings.h"
 #include "tier.h"
 
@@ -41,19 +43,10 @@ int refuse(Context* context, const char* why) {
 void log_beside_the_server(Context* context) {
   Options& options = settings().tier;
   if (options.log_file != nullptr && options.log_file[0] != '\0') return;
-  Reply* reply = g_api.Call(context, "CONFIG", "cc", "GET", "logfile");
-  if (reply == nullptr) return;
-  if (g_api.CallReplyType(reply) == kReplyArray && g_api.CallReplyLength(reply) == 2) {
-    char path[4096];
-    size_t length = 0;
-    const char* text = g_api.CallReplyStringPtr(g_api.CallReplyArrayElement(reply, 1), &length);
-    ErrorText ignored;
-    if (text != nullptr && length > 0 && length < sizeof(path)) {
-      format_to(path, sizeof(path), "%.*s", static_cast<int>(length), text);
-      (void)options_set(&options, "log_file", path, "logfile", &ignored);
-    }
-  }
-  g_api.FreeCallReply(reply);
+  char path[4096];
+  ErrorText ignored;
+  if (server_config_text(context, "logfile", path, sizeof(path)) && path[0] != '\0')
+    (void)options_set(&options, "log_file", path, "logfile", &ignored);
 }
 
 int start_tier_of_server(Context* context, ErrorText* why) {
@@ -105,6 +98,7 @@ int load(Context* context, String** arguments, int count) {
   announce(context);
   memory_limit_start(context);
   start_gate(context);
+  latency_start(context);
   return kOk;
 }
 

@@ -219,6 +219,7 @@ void Handler::answer(const sys::UffdMessage& message) {
     answer_evictor(message);
     return;
   }
+  if (!retrying_) state.watched.begins(message.thread_id, message.address);
   if (is_service_thread(message.thread_id)) {
     counters().service_faults.add();
     LUNAR_DCHECK(!"a thread of the pager touched tiered memory");
@@ -256,6 +257,8 @@ void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMess
     park(message);
     return;
   }
+  if (outcome == Outcome::kResident) pager_state().watched.ends(region.address_of(page), pager_state().page_size);
+  if (outcome == Outcome::kBusy) pager_state().watched.is_in_other_hands();
   if (outcome == Outcome::kPoisoned || outcome == Outcome::kGone) {
     answer(message);
     return;

@@ -86,6 +86,9 @@ void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
 
 [[nodiscard]] int pager_set_dram(uint64_t bytes);
 void pager_stats(lunar_stats* out);
+// Faults of this thread are timed from now on (0: of none), and the longest since the last call.
+void pager_watch_thread(int thread_id);
+uint64_t pager_take_longest_fault_ns();
 // Prints page states, threads and counters to `fd` (timeouts and fatal errors of tests). Takes no lock.
 void pager_dump(int fd);
 // Whole-structure check (quiesce first; test use). True when consistent.

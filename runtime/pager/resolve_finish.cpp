@@ -41,6 +41,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     install(op, i, n);
     i += n;
   }
+  if (op.fault) state.watched.ends(op.region->address_of(PageIndex(op.first)), op.count * state.page_size);
   (op.fault ? counters().major_faults : counters().prefetched).add(op.fault ? 1 : op.count);
   if (op.fault && op.count > 1) counters().prefetched.add(op.count - 1u);
   counters().read_bytes.add(op.count * state.page_size);

@@ -228,4 +228,7 @@ void count_resident(Region& region, PageIndex page, int delta) {
   if (now > state.resident_peak.load(std::memory_order_relaxed)) state.resident_peak.store(now, std::memory_order_relaxed);
 }
 
+void pager_watch_thread(int thread_id) { pager_state().watched.thread_id.store(thread_id, std::memory_order_relaxed); }
+uint64_t pager_take_longest_fault_ns() { return pager_state().watched.longest_ns.exchange(0, std::memory_order_relaxed); }
+
 }  // namespace lunar

@@ -11,6 +11,7 @@
 #include "pager/account.h"
 #include "pager/page_word.h"
 #include "pager/region.h"
+#include "pager/watched.h"
 #include "stats/counters.h"
 #include "superpipe/device.h"
 #include "sys/mem.h"
@@ -77,6 +78,7 @@ struct PagerState {
   };
   ForkHold fork_holds[kMembersMax];
 
+  WatchedThread watched;
   std::atomic<bool> may_pin{false};
   std::atomic<int64_t> pinned_pages{0};
   std::atomic<int64_t> resident_peak{0};

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// NUMA topology by libnuma, read once before threads; node_of_cpu is a table look-up afterwards.
+// NUMA topology as sysfs has it, read once before threads; node_of_cpu is a table look-up afterwards. Not by libnuma: a server that loads
+// modules with RTLD_DEEPBIND (Valkey) would give such a library another free than the malloc that libc uses.
 #include "sys/numa.h"
 
 #include <errno.h>
-#include <numa.h>
-#include <numaif.h>
+#include <linux/mempolicy.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/host_guard.h"
-#include "sys/mem.h"
+#include "base/format.h"
+#include "sys/file.h"
 
 namespace lunar::sys {
 namespace {
@@ -25,8 +26,24 @@ struct Topology {
 
 int g_pretend = 0;
 
+// Numbers of a list such as "0-3,8".
+template <class See>
+void each_of_list(const char* text, See see) {
+  auto number = [&] {
+    int value = 0;
+    for (; *text >= '0' && *text <= '9' && value < 100000; ++text) value = value * 10 + (*text - '0');
+    return value;
+  };
+  while (*text >= '0' && *text <= '9') {
+    const int first = number();
+    int last = first;
+    if (*text == '-') ++text, last = number();
+    for (int i = first; i <= last; ++i) see(i);
+    if (*text == ',') ++text;
+  }
+}
+
 Topology read_topology() {
-  HostGuard guard;   // libnuma allocates
   Topology topology;
   if (g_pretend > 1) {
     topology.nodes = g_pretend > kMaxNodes ? kMaxNodes : g_pretend;
@@ -34,20 +51,20 @@ Topology read_topology() {
     for (int cpu = 0; cpu < kMaxCpus; ++cpu) topology.node_of[cpu] = static_cast<unsigned char>(cpu % topology.nodes);
     return topology;
   }
-  if (numa_available() < 0) return topology;
-  int dense[1024];
-  for (int& node : dense) node = -1;
+  char nodes[4096];
+  if (read_text("/sys/devices/system/node/online", nodes, sizeof nodes) < 0) return topology;
   int count = 0;
-  int cpus = numa_num_configured_cpus();
-  for (int cpu = 0; cpu < cpus && cpu < kMaxCpus; ++cpu) {
-    int node = numa_node_of_cpu(cpu);
-    if (node < 0 || node >= 1024) continue;
-    if (dense[node] < 0 && count < kMaxNodes) {
-      topology.kernel_node[count] = node;
-      dense[node] = count++;
-    }
-    topology.node_of[cpu] = static_cast<unsigned char>(dense[node] < 0 ? 0 : dense[node]);
-  }
+  each_of_list(nodes, [&](int node) {
+    char path[64], cpus[4096];
+    format_to(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
+    if (count == kMaxNodes || read_text(path, cpus, sizeof cpus) < 0) return;
+    bool any = false;
+    each_of_list(cpus, [&](int cpu) {
+      any = true;
+      if (cpu < kMaxCpus) topology.node_of[cpu] = static_cast<unsigned char>(count);
+    });
+    if (any) topology.kernel_node[count++] = node;
+  });
   topology.nodes = count > 0 ? count : 1;
   return topology;
 }
@@ -69,7 +86,7 @@ void bind_to_node(void* address, size_t bytes, int node) {
   unsigned long mask[16] = {};
   int kernel_node = topology().kernel_node[node];
   mask[kernel_node / 64] = 1UL << (kernel_node % 64);
-  (void)mbind(address, bytes, MPOL_PREFERRED, mask, sizeof mask * 8, 0);
+  (void)syscall(SYS_mbind, address, bytes, MPOL_PREFERRED, mask, sizeof mask * 8, 0);
 }
 
 int set_affinity_node(int node) {

@@ -57,6 +57,28 @@ bool one_may_pin(const char* directory, const char* name) {
   return (value & O_DIRECT) != 0;
 }
 
+// Whether `is(name, number)` holds for an entry of `path` that is a number.
+template <class Is>
+bool any_numbered(const char* path, Is is) {
+  int directory = open_file(path, O_RDONLY | O_DIRECTORY);
+  if (directory < 0) return false;
+  alignas(8) char buffer[4096];
+  bool found = false;
+  long got;
+  while (!found && (got = syscall(SYS_getdents64, directory, buffer, sizeof buffer)) > 0) {
+    for (long at = 0; at < got && !found;) {
+      auto* entry = reinterpret_cast<DirectoryEntry*>(buffer + at);
+      at += entry->length;
+      if (entry->name[0] < '0' || entry->name[0] > '9') continue;
+      int number = 0;
+      for (const char* p = entry->name; *p != 0; ++p) number = number * 10 + (*p - '0');
+      found = is(entry->name, number);
+    }
+  }
+  close_file(directory);
+  return found;
+}
+
 }  // namespace
 
 const char* program_fd_directory(char* buffer, size_t size) {
@@ -72,23 +94,15 @@ uint64_t directory_size(const char* path) {
 }
 
 bool descriptors_may_pin(const char* fd_directory) {
-  int directory = open_file(fd_directory, O_RDONLY | O_DIRECTORY);
-  if (directory < 0) return false;
-  alignas(8) char buffer[4096];
-  bool found = false;
-  long got;
-  while (!found && (got = syscall(SYS_getdents64, directory, buffer, sizeof buffer)) > 0) {
-    for (long at = 0; at < got && !found;) {
-      auto* entry = reinterpret_cast<DirectoryEntry*>(buffer + at);
-      at += entry->length;
-      if (entry->name[0] < '0' || entry->name[0] > '9') continue;
-      int fd = 0;
-      for (const char* p = entry->name; *p != 0; ++p) fd = fd * 10 + (*p - '0');
-      if (!own_descriptor(fd)) found = one_may_pin(fd_directory, entry->name);
-    }
-  }
-  close_file(directory);
-  return found;
+  return any_numbered(fd_directory, [&](const char* name, int fd) { return !own_descriptor(fd) && one_may_pin(fd_directory, name); });
+}
+
+bool has_thread_named(const char* prefix) {
+  return any_numbered("/proc/self/task", [&](const char* name, int) {
+    char path[64], text[64];
+    format_to(path, sizeof path, "/proc/self/task/%s/comm", name);
+    return read_text(path, text, sizeof text) > 0 && strncmp(text, prefix, strlen(prefix)) == 0;
+  });
 }
 
 void note_own_descriptor(int fd, bool add) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What /proc tells of this process: descriptors that may pin memory. No allocation; blocking file reads, so not for handlers.
+// What /proc tells of this process: descriptors that may pin memory, names of threads. No allocation; blocking file reads, so not for handlers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +8,8 @@ namespace lunar::sys {
 
 // "/proc/self/task/<main thread>/fd": the program's table (a service thread's own table is another one).
 const char* program_fd_directory(char* buffer, size_t size);
+// Whether a thread of this process has a name that begins so.
+bool has_thread_named(const char* prefix);
 // Number of entries where the kernel tells it cheaply (st_size, 6.2+), else a value that changes at every call.
 uint64_t directory_size(const char* path);
 // Whether a descriptor is io_uring, AIO, RDMA, or a file opened with O_DIRECT. Our own are not counted.

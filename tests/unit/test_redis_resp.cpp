@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "adapters/gate/command_keys.h"
+#include "adapters/gate/key_slot.h"
 #include "adapters/gate/resp.h"
 #include "tests/catch.hpp"
 
@@ -153,4 +154,15 @@ TEST_CASE("the keys of commands") {
   CHECK(keys_of({"GET"}).empty());
   CHECK(keys_of({"CONFIG", "GET", "x"}) == Words{"(unknown)"});
   CHECK(keys_of({"NOSUCHCOMMANDNOSUCHCOMMANDNOSUCH"}) == Words{"(unknown)"});
+}
+
+TEST_CASE("the cluster slot of a key is that of its tag") {
+  auto slot = [](const std::string& key) { return key_slot({key.data(), key.size()}); };
+  CHECK(slot("123456789") == (0x31C3 & 16383));   // CRC-16/XMODEM's check value
+  CHECK(slot("") == 0);
+  CHECK(slot("{user1000}.following") == slot("user1000"));
+  CHECK(slot("foo{bar}{zap}") == slot("bar"));
+  CHECK(slot("foo{{bar}}zap") == slot("{bar"));
+  CHECK(slot("foo{}{bar}") != slot("bar"));       // an empty tag is none
+  CHECK(slot("foo{bar") != slot("bar"));
 }
