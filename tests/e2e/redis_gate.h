@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the input gate share: a server started by hand, and a socket that sends bytes as it is told to.
+// What the tests that compare two servers share: a server started by hand, and a socket that sends bytes as it is told to.
 // Threading: one thread an object.
 #pragma once
 #include <arpa/inet.h>
@@ -18,7 +18,7 @@
 
 namespace e2e {
 
-constexpr int kSocketPatienceMs = 60000;
+inline int g_socket_patience_s = 60;
 
 [[noreturn]] inline void give_up(const std::string& why) { throw std::runtime_error(why); }
 
@@ -53,7 +53,7 @@ class Wire {
   void send_all(const std::string& text) {
     for (size_t at = 0; at < text.size();) {
       pollfd p{fd_, static_cast<short>(POLLOUT | POLLIN), 0};
-      if (poll(&p, 1, kSocketPatienceMs) <= 0) give_up("a server took nothing for a minute");
+      if (poll(&p, 1, g_socket_patience_s * 1000) <= 0) give_up(fmt::format("a server took nothing for {} s", g_socket_patience_s));
       if (p.revents & POLLIN) (void)take();   // so that neither side waits for the other
       ssize_t n = send(fd_, text.data() + at, text.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (n < 0 && errno != EAGAIN) give_up(fmt::format("send: {}", strerror(errno)));
@@ -64,7 +64,7 @@ class Wire {
   std::string receive_until(const std::string& end) {
     while (in_.size() < end.size() || in_.compare(in_.size() - end.size(), end.size(), end) != 0) {
       pollfd p{fd_, POLLIN, 0};
-      if (poll(&p, 1, kSocketPatienceMs) <= 0) give_up(fmt::format("no answer for a minute, waiting for '{}' after {} bytes", end, in_.size()));
+      if (poll(&p, 1, g_socket_patience_s * 1000) <= 0) give_up(fmt::format("no answer for {} s, waiting for '{}' after {} bytes", g_socket_patience_s, end, in_.size()));
       if (!take()) {
         ended_ = true;
         break;
@@ -95,8 +95,9 @@ inline std::string resp(const Words& words) {
 
 class Server {
  public:
-  // `wrapper`: what starts it ("lunar run ... --"), or nothing.
-  Server(const std::string& directory, const std::string& name, int port, const Words& further, const Words& wrapper = {}) : port_(port) {
+  // `wrapper`: what starts it ("lunar run ... --"), or nothing. `environment`: variables beside ours, "NAME=value".
+  Server(const std::string& directory, const std::string& name, int port, const Words& further, const Words& wrapper = {},
+         Words environment = {}) : port_(port) {
     Words words = wrapper;
     words.insert(words.end(), {redis_server(), "--port", std::to_string(port), "--save", "", "--appendonly", "no", "--dir", directory,
                 "--databases", "4", "--enable-debug-command", "yes", "--hash-max-listpack-entries", "32"});
@@ -111,6 +112,7 @@ class Server {
       std::vector<char*> arguments;
       for (auto& w : words) arguments.push_back(w.data());
       arguments.push_back(nullptr);
+      for (auto& variable : environment) putenv(variable.data());
       execv(arguments[0], arguments.data());
       _exit(127);
     }
