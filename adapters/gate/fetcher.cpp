@@ -75,7 +75,16 @@ void Fetcher::flush() {
   if (submitted_ == 0) return;
   const int wanted = submitted_ >= 16 ? 2 : 1;
   submitted_ = 0;
+  leave_this_cpu();
   if (resting_.load(std::memory_order_seq_cst) != 0) sys::futex_wake(&pending_, wanted, false);
+}
+
+void Fetcher::leave_this_cpu() {
+  const int cpu = sys::current_cpu();
+  if (cpu == left_cpu_) return;
+  left_cpu_ = cpu;
+  for (auto& thread : threads_)
+    if (const int id = thread.load(std::memory_order_relaxed); id != 0) (void)sys::set_affinity_but(id, cpu);
 }
 
 Request* Fetcher::take_done() {
@@ -122,6 +131,10 @@ void Fetcher::finish(Request* first) {
 
 void Fetcher::serve() {
   lunar_range ranges[kBatchRanges + kRangesMax];
+  for (auto& thread : threads_) {
+    int none = 0;
+    if (thread.compare_exchange_strong(none, sys::thread_id())) break;
+  }
   for (;;) {
     unsigned expected = 0;
     Request* batch = take_batch(&expected);

@@ -4,6 +4,8 @@
 //
 //   main ── submit ──► waiting ── thread: prefetch a batch ──► done ── take_done ──► main
 //
+// The threads keep off the main thread's CPU, where they would push it aside for a tick or more (waking is what puts them there).
+//
 // Requests are made on demand from base/arena and kept; there are at most kRequestsMax.
 //
 // Threading: submit, take_done, spare and recycle on the main thread; the rest by the service threads. Nothing waits but they.
@@ -45,6 +47,7 @@ class Fetcher {
   void serve();
   Request* take_batch(unsigned* ranges);
   void finish(Request* first);
+  void leave_this_cpu();
 
   int event_fd_ = -1;
   Request* spare_ = nullptr;
@@ -53,6 +56,8 @@ class Fetcher {
   Request* waiting_ = nullptr;
   Request* last_ = nullptr;
   Request* done_ = nullptr;
+  std::atomic<int> threads_[kThreadsMax] = {};   // ids of those that run; 0: none
+  int left_cpu_ = -1;               // main thread only, as is submitted_
   unsigned submitted_ = 0;          // since the last wake-up, main thread only
   alignas(64) std::atomic<uint32_t> pending_{0};    // futex: requests in waiting_
   std::atomic<uint32_t> resting_{0};                // threads asleep

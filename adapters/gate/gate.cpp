@@ -13,6 +13,7 @@
 #include "gate_inside.h"
 #include "pager/pager.h"
 #include "program_got.h"
+#include "save_ahead.h"
 #include "sys/file.h"
 
 namespace lunar::redis {
@@ -232,10 +233,12 @@ int hook_close(int fd) {
   return g.close(fd);
 }
 
-// A child of a server that runs has no fetcher, and serves no clients. One that was forked before is the server itself (daemonize).
+// A child of a server that runs has no fetcher, and serves no clients: it saves. One that was forked before is the server itself
+// (daemonize).
 void enter_child() {
-  if (g_gate.epoll >= 0) g_gate.state.store(GateState::kOff, std::memory_order_relaxed);
-  else pager_watch_thread(sys::thread_id());
+  if (g_gate.epoll < 0) return pager_watch_thread(sys::thread_id());
+  g_gate.state.store(GateState::kOff, std::memory_order_relaxed);
+  if (g_gate.fetching) save_ahead_start(g_gate.layout);
 }
 
 template <class F>

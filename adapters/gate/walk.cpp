@@ -8,30 +8,19 @@
 #include "pager/evictor.h"
 #include "pager/pager.h"
 #include "pager/region.h"
+#include "walk_steps.h"
 
 namespace lunar::redis {
 namespace {
 
 constexpr unsigned kChainMax = 64;   // a longer chain of colliding keys is left to the server
 
-enum Encoding : unsigned {
-  kRaw = 0, kInt = 1, kHashTable = 2, kZiplist = 5, kIntset = 6, kSkiplist = 7, kEmbedded = 8, kQuicklist = 9, kStream = 10, kListpack = 11,
+// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd, or 2), an entry without value (4).
+struct Marked {
+  uintptr_t raw;
+  bool is_key() const { return (raw & 3) != 0; }
+  uintptr_t address() const { return (raw & 1) != 0 ? raw : raw & ~uintptr_t{7}; }
 };
-
-struct QuicklistNodeView {
-  QuicklistNodeView *previous, *next;
-  const char* entry;
-  uint64_t bytes;
-};
-struct QuicklistView {
-  QuicklistNodeView *head, *tail;
-};
-struct ZsetView {
-  void* members;   // DictView or TableView
-  const void* skiplist;
-};
-constexpr unsigned kSortedSet = 3, kHash = 4;   // types
-constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 
 void mark_used(AtomicPageWord& word, PageWord seen) {
   if (seen.heat() >= kHeatFault || seen.state() != PageState::kResident) return;
@@ -53,43 +42,28 @@ bool resident(const void* address, size_t bytes) {
   return true;
 }
 
-struct Walk {
-  const ServerLayout& layout;
-  Missing* missing;
-  bool complete = true;
+}  // namespace
 
-  // The bytes can be read now; else they are noted.
-  bool have(const void* address, size_t bytes) {
-    if (resident(address, bytes)) return true;
-    missing->add(address, bytes);
-    complete = false;
-    return false;
-  }
-  bool have_text(const char* text) {
-    if (!have(text - 1, 1)) return false;
-    const unsigned header = sds_header(static_cast<uint8_t>(text[-1]));
-    if (header == 0 || !have(text - header, header)) return false;
-    uint64_t length = sds_length(text);
-    return have(text - header, header + (length < kValueBytesMax ? length : kValueBytesMax) + 1);
-  }
-  bool chain(EntryView* entry, Slice key, EntryView** found);
-  EntryView* find(DictView* dict, Slice key);
-  const char* key_inside(const ObjectView* object);
-  const void* find(TableView* table, Slice key, bool objects);
-  const void* look_up(const void* store, Slice key);
-  void value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key);
-  void members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type);
-  void list_end(QuicklistNodeView* node);
-};
+const AtomicPageWord* page_word_of(const void* address) {
+  const Region* region = region_find(address);
+  return region == nullptr ? nullptr : &region->words[static_cast<uint64_t>(static_cast<const char*>(address) - region->base) / page_bytes()];
+}
 
-// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd, or 2), an entry without value (4).
-struct Marked {
-  uintptr_t raw;
-  bool is_key() const { return (raw & 3) != 0; }
-  uintptr_t address() const { return (raw & 1) != 0 ? raw : raw & ~uintptr_t{7}; }
-};
+bool Walk::have(const void* address, size_t bytes) {
+  if (resident(address, bytes)) return true;
+  complete = false;
+  if (passed_over == nullptr || !passed_over->has(page_word_of(address))) missing->add(address, bytes);
+  return false;
+}
 
-// Follows a chain of entries. True: all of it that a search reads is resident.
+bool Walk::have_text(const char* text) {
+  if (!have(text - 1, 1)) return false;
+  const unsigned header = sds_header(static_cast<uint8_t>(text[-1]));
+  if (header == 0 || !have(text - header, header)) return false;
+  uint64_t length = sds_length(text);
+  return have(text - header, header + (length < kValueBytesMax ? length : kValueBytesMax) + 1);
+}
+
 bool Walk::chain(EntryView* entry, Slice key, EntryView** found) {
   for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
     const Marked marked{reinterpret_cast<uintptr_t>(entry)};
@@ -107,7 +81,6 @@ bool Walk::chain(EntryView* entry, Slice key, EntryView** found) {
   return true;
 }
 
-// nullptr: not there, or not known yet (then complete is false).
 EntryView* Walk::find(DictView* dict, Slice key) {
   if (dict == nullptr || !have(dict, sizeof *dict) || dict->used[0] + dict->used[1] == 0) return nullptr;
   const uint64_t hash = layout.hash(key);
@@ -119,7 +92,6 @@ EntryView* Walk::find(DictView* dict, Slice key) {
   return found;
 }
 
-// The key inside of an object; nullptr: it has none, or it is missing.
 const char* Walk::key_inside(const ObjectView* object) {
   if (!have(object, sizeof *object) || !object->has_key()) return nullptr;
   const uint8_t* header = key_header(object);
@@ -128,7 +100,6 @@ const char* Walk::key_inside(const ObjectView* object) {
   return have_text(key) ? key : nullptr;
 }
 
-// The entry of `key`: an object, or a string.
 const void* Walk::find(TableView* table, Slice key, bool objects) {
   if (!have(table, sizeof *table)) return nullptr;
   const uint64_t hash = layout.hash(key);
@@ -155,7 +126,6 @@ const void* Walk::find(TableView* table, Slice key, bool objects) {
   return nullptr;
 }
 
-// What `store` (keys or expiries of a database) has for `key`: of keys an object. nullptr: nothing, or not known yet.
 const void* Walk::look_up(const void* store, Slice key) {
   const unsigned slot = layout.has_slots() ? key_slot(key) : 0;
   if (layout.keyspace() == Keyspace::kTables) {
@@ -193,31 +163,37 @@ void Walk::list_end(QuicklistNodeView* node) {
   (void)have(node->entry, node->bytes == 0 ? 1 : node->bytes < kValueBytesMax ? node->bytes : kValueBytesMax);
 }
 
-void Walk::value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key) {
-  const char* at = object->pointer;
-  if (at == nullptr) return;
-  switch (object->encoding()) {
+bool Walk::compact(const ObjectView& object) {
+  const char* at = object.pointer;
+  switch (object.encoding()) {
     case kRaw:
-    case kEmbedded: (void)have_text(at); break;
+    case kEmbedded: (void)have_text(at); return true;
     case kListpack:
     case kZiplist: {
       uint32_t bytes;
-      if (!have(at, sizeof bytes)) return;
+      if (!have(at, sizeof bytes)) return true;
       memcpy(&bytes, at, sizeof bytes);
       (void)have(at, bytes == 0 ? 1 : bytes < kValueBytesMax ? bytes : kValueBytesMax);
-      break;
+      return true;
     }
     case kIntset: {
       uint32_t header[2];
-      if (!have(at, sizeof header)) return;
+      if (!have(at, sizeof header)) return true;
       memcpy(header, at, sizeof header);
       const uint64_t bytes = sizeof header + uint64_t{header[0]} * header[1];
       (void)have(at, bytes < kValueBytesMax ? bytes : kValueBytesMax);
-      break;
+      return true;
     }
+    default: return false;
+  }
+}
+
+void Walk::value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key) {
+  const char* at = object->pointer;
+  if (at == nullptr || compact(*object)) return;
+  switch (object->encoding()) {
     case kHashTable: {
-      if (have(at, layout.keyspace() == Keyspace::kTables ? sizeof(TableView) : sizeof(DictView)) && first_key)
-        members_of(const_cast<char*>(at), command, keys, object->type());
+      if (have(at, sizeof(DictView)) && first_key) members_of(const_cast<char*>(at), command, keys, object->type());
       break;
     }
     case kSkiplist: {
@@ -237,8 +213,6 @@ void Walk::value_of(const ObjectView* object, const Command& command, const Comm
     default: break;
   }
 }
-
-}  // namespace
 
 void Missing::add(const void* address, size_t bytes) {
   if (!full()) range[count++] = {address, bytes};

@@ -25,6 +25,7 @@ constexpr unsigned kDelayLookEvery = 16; // faults between looks at how long it 
 constexpr uint64_t kStarvedNs = 20000;   // waited longer than this a fault: others want the CPU
 constexpr int64_t kStarvedMostNs = 2000000;   // and this much beyond it in all: they go on wanting it
 constexpr uint64_t kNoFollowMinNs = 50000000, kNoFollowMaxNs = 1000000000;
+constexpr uint64_t kOftenGapNs = 300000, kRareGapNs = 1000000, kGapMaxNs = 16000000;   // mean time between faults: follow below, leave above
 constexpr unsigned kBusyRounds = 4;      // rounds with several messages before a handler stops following
 constexpr int64_t kParkedWaitNs = 50000;
 constexpr uint64_t kStuckNs = 10000000000;   // nothing parked could be answered for so long: a word in the log
@@ -61,6 +62,7 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
   watching_ = retrying_ = stuck_said_ = lost_ = idle_class_ = false;
   stuck_since_ = no_follow_until_ = no_follow_ns_ = 0;
   starved_ns_ = 0;
+  gap_ns_ = kGapMaxNs;
   busy_rounds_ = 0;
   mailbox_lock_.unlock();   // a forked child's parent may have held it
   round_.store(0);
@@ -356,6 +358,7 @@ void Handler::keep_evictor_off(int cpu) {
 // One thread faulting: be where it is. Several, or much in flight: be a normal thread.
 void Handler::follow(int thread_id, unsigned load) {
   if (!can_follow_ || thread_id == 0) return;
+  if (!faults_often()) return;
   if (load > 2 || (thread_id != followed_tid_ && followed_tid_ != 0)) {
     if (++busy_rounds_ >= kBusyRounds) unfollow();
     followed_tid_ = thread_id;
@@ -383,6 +386,18 @@ void Handler::follow(int thread_id, unsigned load) {
     idle_class_ = true;
     mark_delay();
   }
+}
+
+// Following saves 20 us a fault and risks a tick or more of starvation: it pays while faults come one upon the other. A thread that
+// faults now and then is better served by one that the scheduler treats as its equal.
+bool Handler::faults_often() {
+  const uint64_t now = sys::now_ns();
+  const uint64_t gap = now - last_fault_ns_ < kGapMaxNs ? now - last_fault_ns_ : kGapMaxNs;
+  last_fault_ns_ = now;
+  gap_ns_ = gap_ns_ - gap_ns_ / 8 + gap / 8;
+  if (idle_class_ ? gap_ns_ <= kRareGapNs : gap_ns_ <= kOftenGapNs) return true;
+  if (idle_class_) unfollow();
+  return false;
 }
 
 void Handler::mark_delay() {

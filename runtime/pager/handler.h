@@ -50,6 +50,7 @@ struct Handler {
   void retry_parked();
   void follow(int thread_id, unsigned messages);
   void mark_delay();
+  bool faults_often();
   bool starved();
   void keep_evictor_off(int cpu);
   void call_helpers(unsigned load);
@@ -92,6 +93,7 @@ struct Handler {
   int delay_tid_ = 0;
   int64_t starved_ns_ = 0;           // waited beyond what is fair, a leaky sum
   uint64_t waited_ = 0, followed_ran_ = 0;   // at the last look, nanoseconds
+  uint64_t last_fault_ns_ = 0, gap_ns_ = 0;  // mean time between faults
   uint64_t no_follow_until_ = 0, no_follow_ns_ = 0;
   bool can_follow_ = false;          // the first of its node does, where SCHED_IDLE can be left again
   bool idle_class_ = false;

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// See save_ahead.h.
+#include "save_ahead.h"
+
+#include "base/units.h"
+#include "lunar/lunar.h"
+#include "pager/pager.h"
+#include "sys/thread.h"
+#include "walk_steps.h"
+
+namespace lunar::redis {
+namespace {
+
+constexpr unsigned kGroup = 256;         // buckets
+constexpr unsigned kRoundsMax = 24;
+constexpr unsigned kMarkersMax = PassedOver::kMax / 2;
+constexpr unsigned kBigMax = 64;         // large objects of a group that are gone through
+constexpr unsigned kChainMax = 64;
+constexpr unsigned kListNodesMax = 256;  // of a list, looked at in one round
+constexpr uint64_t kLookNs = 300000, kLookSlowlyNs = 5000000, kLookSlowlyAfterNs = 1000000000;
+
+enum class Holds { kObjects, kFields, kScores, kKeyedObjects };   // what the values of a dictionary are; what a table has
+
+// What was brought in, and how far the saver is.
+class Lead {
+ public:
+  void start(uint64_t pages_max) { max_ = pages_max; }
+  const PassedOver& passed_over() const { return markers_; }
+  void brought_in(uint64_t pages) { total_ += pages; }
+  // Everything brought in before is used up when the saver gets here. False: this page cannot be a marker, or there are enough.
+  bool mark(const void* address) {
+    const AtomicPageWord* word = page_word_of(address);
+    const PageWord seen = word->load(std::memory_order_relaxed);
+    if (markers_.count == kMarkersMax || seen.state() != PageState::kEvicted) return false;
+    before_[markers_.count] = seen.raw;
+    at_[markers_.count] = total_;
+    markers_.word[markers_.count++] = word;
+    return true;
+  }
+  // Waits until there may be more.
+  void wait() {
+    const uint64_t since = sys::now_ns();
+    for (;;) {
+      look();
+      if (markers_.count == 0 || (total_ - reached_ < max_ && markers_.count < kMarkersMax)) return;
+      sys::sleep_ns(sys::now_ns() - since < kLookSlowlyAfterNs ? kLookNs : kLookSlowlyNs);
+    }
+  }
+
+ private:
+  void look() {
+    unsigned last = 0;
+    for (unsigned i = 0; i < markers_.count; ++i) {
+      if (markers_.word[i]->load(std::memory_order_relaxed).raw == before_[i]) continue;   // evicted anew, it has another time
+      reached_ = at_[i];
+      last = i + 1;
+    }
+    if (last == 0) return;
+    markers_.count -= last;
+    for (unsigned i = 0; i < markers_.count; ++i) {
+      markers_.word[i] = markers_.word[i + last];
+      before_[i] = before_[i + last];
+      at_[i] = at_[i + last];
+    }
+  }
+
+  PassedOver markers_;
+  uint64_t before_[kMarkersMax] = {}, at_[kMarkersMax] = {};
+  uint64_t total_ = 0, reached_ = 0, max_ = 0;
+};
+
+struct Big {
+  DictView* dict;
+  Holds holds;
+};
+
+struct SaveAhead {
+  const ServerLayout* layout = nullptr;
+  Lead lead;
+  Missing missing{};
+
+  void databases();
+  void database(const DatabaseView& database);
+  void dictionary(DictView* dict, Holds holds, const DatabaseView* database);
+  void buckets(const char* first, uint64_t count, Holds holds, const DatabaseView* database);
+  void group(const char* first, unsigned count, Holds holds, const DatabaseView* database);
+  void note_big(EntryView* const* first, unsigned count, Big* big, unsigned* big_count);
+  bool bucket(const char* slot, Holds holds, const DatabaseView* database, bool* at_value);
+  void entries(Walk& walk, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value);
+  void keyed_objects(Walk& walk, const BucketView* bucket, const DatabaseView& database, bool* at_value);
+  void object(Walk& walk, const ObjectView* object);
+  void list(Walk& walk, QuicklistNodeView* node);
+  void fetch();
+};
+
+constinit SaveAhead g_ahead;
+
+void SaveAhead::fetch() {
+  if (missing.count == 0) return;
+  (void)pager_prefetch(missing.range, missing.count);
+  for (unsigned i = 0; i < missing.count; ++i) lead.brought_in(missing.range[i].bytes / page_bytes() + 1);
+  missing.count = 0;
+}
+
+void SaveAhead::list(Walk& walk, QuicklistNodeView* node) {
+  for (unsigned n = 0; node != nullptr && n < kListNodesMax && !missing.full(); ++n) {
+    walk.list_end(node);
+    if (!walk.have(node, sizeof *node)) return;
+    node = node->next;
+  }
+}
+
+void SaveAhead::object(Walk& walk, const ObjectView* object) {
+  const char* at = object->pointer;
+  if (at == nullptr || walk.compact(*object)) return;
+  if (object->encoding() == kHashTable) {
+    (void)walk.have(at, sizeof(DictView));
+  } else if (object->encoding() == kSkiplist) {
+    const auto* zset = reinterpret_cast<const ZsetView*>(at);
+    if (walk.have(zset, sizeof *zset) && walk.have(zset->skiplist, kSkiplistBytes)) (void)walk.have(zset->members, sizeof(DictView));
+  } else if (object->encoding() == kQuicklist) {
+    const auto* quicklist = reinterpret_cast<const QuicklistView*>(at);
+    if (walk.have(quicklist, 40)) list(walk, quicklist->head);
+  } else if (object->encoding() == kStream) {
+    (void)walk.have(at, kStreamBytes);
+  }
+}
+
+void SaveAhead::entries(Walk& walk, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value) {
+  if (!walk.have(slot, sizeof *slot)) return;
+  unsigned n = 0;
+  for (EntryView* entry = *slot; entry != nullptr && n < kChainMax && !missing.full(); ++n, entry = entry->next) {
+    if (!walk.have(entry, sizeof *entry)) break;
+    if (walk.have_text(entry->key) && database != nullptr) (void)walk.look_up(database->expires, {entry->key, sds_length(entry->key)});
+    const char* value = static_cast<const char*>(entry->value);
+    if (value == nullptr) continue;
+    const unsigned at = missing.count;
+    if (holds == Holds::kFields) (void)walk.have_text(value);
+    if (holds == Holds::kScores) (void)walk.have(value - 8, 40);   // the skip list's node: its member, score and links
+    if (holds == Holds::kObjects && walk.have(value, sizeof(ObjectView))) {
+      object(walk, reinterpret_cast<const ObjectView*>(value));
+      *at_value = missing.count > at;
+    }
+  }
+}
+
+void SaveAhead::keyed_objects(Walk& walk, const BucketView* bucket, const DatabaseView& database, bool* at_value) {
+  for (unsigned n = 0; bucket != nullptr && n < kChainMax && !missing.full(); ++n) {
+    if (!walk.have(bucket, sizeof *bucket)) return;
+    const bool more = (bucket->marks & 1) != 0;
+    for (unsigned i = 0; i < (more ? 6u : 7u) && !missing.full(); ++i) {
+      if ((bucket->marks >> (i + 1) & 1) == 0) continue;
+      const auto* at = static_cast<const ObjectView*>(bucket->entries[i]);
+      const char* key = walk.key_inside(at);
+      if (key == nullptr) continue;
+      if (at->has_expiry()) (void)walk.look_up(database.expires, {key, sds_length(key)});
+      const unsigned before = missing.count;
+      object(walk, at);
+      *at_value = missing.count > before;
+    }
+    bucket = more ? static_cast<const BucketView*>(bucket->entries[6]) : nullptr;
+  }
+}
+
+// Notes what is missing. True: nothing that is to be fetched. *at_value: the last of it belongs to a value.
+bool SaveAhead::bucket(const char* slot, Holds holds, const DatabaseView* database, bool* at_value) {
+  const unsigned before = missing.count;
+  Walk walk{*layout, &missing, true, &lead.passed_over()};
+  if (holds == Holds::kKeyedObjects) keyed_objects(walk, reinterpret_cast<const BucketView*>(slot), *database, at_value);
+  else entries(walk, reinterpret_cast<EntryView* const*>(slot), holds, database, at_value);
+  return missing.count == before;
+}
+
+constexpr size_t stride(Holds holds) { return holds == Holds::kKeyedObjects ? sizeof(BucketView) : sizeof(EntryView*); }
+
+void SaveAhead::group(const char* first, unsigned count, Holds holds, const DatabaseView* database) {
+  uint64_t done[kGroup / 64] = {};
+  bool marked = false;
+  for (unsigned round = 0, left = count; round < kRoundsMax && left != 0; ++round) {
+    for (unsigned i = 0; i < count; ++i) {
+      if ((done[i / 64] >> (i % 64) & 1) != 0) continue;
+      bool at_value = false;
+      if (bucket(first + i * stride(holds), holds, database, &at_value)) {
+        done[i / 64] |= uint64_t{1} << (i % 64);
+        --left;
+      } else if (at_value && !marked && missing.count != 0) {
+        marked = lead.mark(missing.range[missing.count - 1].address);
+        if (marked) --missing.count;
+      }
+      if (missing.full()) fetch();
+    }
+    fetch();
+  }
+}
+
+// Large objects of a group whose members are known: hashes and sets of 7.0, sorted sets of 8.0 too.
+void SaveAhead::note_big(EntryView* const* first, unsigned count, Big* big, unsigned* big_count) {
+  for (unsigned i = 0; i < count && *big_count < kBigMax; ++i) {
+    Missing ignored;
+    ignored.count = 0;
+    Walk walk{*layout, &ignored};
+    if (!walk.have(first + i, sizeof *first)) continue;
+    for (EntryView* entry = first[i]; entry != nullptr && walk.have(entry, sizeof *entry) && *big_count < kBigMax; entry = entry->next) {
+      const auto* object = static_cast<const ObjectView*>(entry->value);
+      if (object == nullptr || !walk.have(object, sizeof *object) || object->pointer == nullptr) continue;
+      if (object->encoding() == kHashTable && layout->keyspace() == Keyspace::kDict)
+        big[(*big_count)++] = {reinterpret_cast<DictView*>(const_cast<char*>(object->pointer)), Holds::kFields};
+      if (object->encoding() == kSkiplist && walk.have(object->pointer, sizeof(ZsetView)))
+        big[(*big_count)++] = {static_cast<DictView*>(reinterpret_cast<const ZsetView*>(object->pointer)->members), Holds::kScores};
+    }
+  }
+}
+
+void SaveAhead::buckets(const char* first, uint64_t count, Holds holds, const DatabaseView* database) {
+  Big big[kBigMax];
+  for (uint64_t at = 0; at < count; at += kGroup) {
+    lead.wait();
+    const char* start = first + at * stride(holds);
+    const auto n = static_cast<unsigned>(count - at < kGroup ? count - at : kGroup);
+    group(start, n, holds, database);
+    unsigned big_count = 0;
+    if (holds == Holds::kObjects) note_big(reinterpret_cast<EntryView* const*>(start), n, big, &big_count);
+    for (unsigned i = 0; i < big_count; ++i) dictionary(big[i].dict, big[i].holds, nullptr);
+  }
+}
+
+void SaveAhead::dictionary(DictView* dict, Holds holds, const DatabaseView* database) {
+  for (int t = 0; t < 2 && dict->table[t] != nullptr; ++t)
+    buckets(reinterpret_cast<const char*>(dict->table[t]), uint64_t{1} << dict->exponent[t], holds, database);
+}
+
+void SaveAhead::database(const DatabaseView& database) {
+  if (database.keys == nullptr) return;
+  if (layout->keyspace() == Keyspace::kDict) return dictionary(static_cast<DictView*>(database.keys), Holds::kObjects, &database);
+  if (layout->keyspace() == Keyspace::kDicts) {
+    const auto* store = static_cast<const DictStoreView*>(database.keys);
+    for (int64_t i = 0; i < store->count; ++i)
+      if (store->dicts[i] != nullptr) dictionary(store->dicts[i], Holds::kObjects, &database);
+    return;
+  }
+  const auto* store = static_cast<const TableStoreView*>(database.keys);
+  for (int i = 0; i < store->count; ++i)
+    for (int t = 0; t < 2 && store->tables[i] != nullptr; ++t)
+      if (const TableView* table = store->tables[i]; table->table[t] != nullptr)
+        buckets(reinterpret_cast<const char*>(table->table[t]), uint64_t{1} << table->exponent[t], Holds::kKeyedObjects, &database);
+}
+
+void SaveAhead::databases() {
+  lunar_stats stats{};
+  stats.struct_size = sizeof stats;
+  (void)lunar_get_stats(&stats);
+  const uint64_t pages = stats.dram_budget_bytes / page_bytes() / 64;
+  lead.start(pages < 256 ? 256 : pages > 2048 ? 2048 : pages);
+  for (int i = 0; const DatabaseView* one = layout->database(i); ++i) database(*one);
+}
+
+void run(void*) { g_ahead.databases(); }
+
+}  // namespace
+
+void save_ahead_start(const ServerLayout& layout) {
+  if (!pager_armed()) return;
+  g_ahead.layout = &layout;
+  pthread_t thread;
+  sys::ThreadSpec spec;
+  spec.name = "lunar-ahead";
+  spec.run = run;
+  spec.program_files = true;
+  (void)sys::thread_start(spec, &thread);
+}
+
+}  // namespace lunar::redis

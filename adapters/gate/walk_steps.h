@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steps of a walk (walk.h), for those who walk other ways: whole buckets instead of one key (save_ahead.cpp).
+//
+// Threading: one walk a thread. Other threads may read the same structures, none may change them. Allocates nothing.
+#pragma once
+#include "pager/page_word.h"
+#include "walk.h"
+
+namespace lunar::redis {
+
+enum Encoding : unsigned {
+  kRaw = 0, kInt = 1, kHashTable = 2, kZiplist = 5, kIntset = 6, kSkiplist = 7, kEmbedded = 8, kQuicklist = 9, kStream = 10, kListpack = 11,
+};
+
+struct QuicklistNodeView {
+  QuicklistNodeView *previous, *next;
+  const char* entry;
+  uint64_t bytes;
+};
+struct QuicklistView {
+  QuicklistNodeView *head, *tail;
+};
+struct ZsetView {
+  void* members;   // DictView or TableView
+  const void* skiplist;
+};
+constexpr unsigned kSortedSet = 3, kHash = 4;   // types
+constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
+
+// Page table entry of an address in a region, else nullptr.
+const AtomicPageWord* page_word_of(const void* address);
+
+// Pages that are to stay where they are.
+struct PassedOver {
+  static constexpr unsigned kMax = 64;
+  unsigned count = 0;
+  const AtomicPageWord* word[kMax] = {};
+  bool has(const AtomicPageWord* one) const {
+    for (unsigned i = 0; i < count; ++i)
+      if (word[i] == one) return true;
+    return false;
+  }
+};
+
+struct Walk {
+  const ServerLayout& layout;
+  Missing* missing;
+  bool complete = true;
+  const PassedOver* passed_over = nullptr;   // not noted when they are missing
+
+  // The bytes can be read now; else they are noted.
+  bool have(const void* address, size_t bytes);
+  bool have_text(const char* text);
+  // Follows a chain of entries to `key`. True: all of it that a search reads is resident.
+  bool chain(EntryView* entry, Slice key, EntryView** found);
+  // nullptr: not there, or not known yet (then complete is false).
+  EntryView* find(DictView* dict, Slice key);
+  // The entry of `key` in a table: an object, or a string. nullptr likewise.
+  const void* find(TableView* table, Slice key, bool objects);
+  // The key inside of an object. nullptr: it has none, or it is missing.
+  const char* key_inside(const ObjectView* object);
+  // What `store` (keys or expiries of a database) has for `key`: of keys an object. nullptr likewise.
+  const void* look_up(const void* store, Slice key);
+  // All of a value that is one string, listpack or set of integers. False: it is something else.
+  bool compact(const ObjectView& object);
+  void value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key);
+  void members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type);
+  void list_end(QuicklistNodeView* node);
+};
+
+}  // namespace lunar::redis
