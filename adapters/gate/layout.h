@@ -86,7 +86,7 @@ struct FileEventView {
   void* data;
 };
 struct ClientView;   // read by offsets
-static_assert(sizeof(DictView) == 56 && offsetof(DictView, exponent) == 50);
+static_assert(sizeof(DictView) == 56 && sizeof(TableView) == 56 && offsetof(DictView, exponent) == 50);
 static_assert(offsetof(DictStoreView, type) == 8 && offsetof(DictStoreView, dicts) == 144 && offsetof(DictStoreView, bits) == 160);
 static_assert(sizeof(BucketView) == 64 && offsetof(TableView, exponent) == 48 && offsetof(TableStoreView, bits) == 28);
 static_assert(sizeof(ObjectView) == 16 && sizeof(FileEventView) == 32);

@@ -15,10 +15,11 @@ constexpr unsigned kGroup = 256;         // buckets
 constexpr unsigned kRoundsMax = 24;
 constexpr unsigned kMarkersMax = PassedOver::kMax / 2;
 constexpr unsigned kBigMax = 64;         // large objects of a group that are gone through
+constexpr unsigned kChainMax = 64;
 constexpr unsigned kListNodesMax = 256;  // of a list, looked at in one round
 constexpr uint64_t kLookNs = 300000, kLookSlowlyNs = 5000000, kLookSlowlyAfterNs = 1000000000;
 
-enum class Holds { kObjects, kFields, kScores };   // what the values of a dictionary are
+enum class Holds { kObjects, kFields, kScores, kKeyedObjects };   // what the values of a dictionary are; what a table has
 
 // What was brought in, and how far the saver is.
 class Lead {
@@ -79,9 +80,14 @@ struct SaveAhead {
   Missing missing{};
 
   void databases();
+  void database(const DatabaseView& database);
   void dictionary(DictView* dict, Holds holds, const DatabaseView* database);
-  void group(EntryView** first, unsigned count, Holds holds, const DatabaseView* database, Big* big, unsigned* big_count);
-  bool bucket(EntryView** slot, Holds holds, const DatabaseView* database, bool* at_value);
+  void buckets(const char* first, uint64_t count, Holds holds, const DatabaseView* database);
+  void group(const char* first, unsigned count, Holds holds, const DatabaseView* database);
+  void note_big(EntryView* const* first, unsigned count, Big* big, unsigned* big_count);
+  bool bucket(const char* slot, Holds holds, const DatabaseView* database, bool* at_value);
+  void entries(Walk& walk, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value);
+  void keyed_objects(Walk& walk, const BucketView* bucket, const DatabaseView& database, bool* at_value);
   void object(Walk& walk, const ObjectView* object);
   void list(Walk& walk, QuicklistNodeView* node);
   void fetch();
@@ -120,17 +126,10 @@ void SaveAhead::object(Walk& walk, const ObjectView* object) {
   }
 }
 
-// Notes what is missing. True: nothing that is to be fetched. *at_value: the last of it belongs to a value.
-bool SaveAhead::bucket(EntryView** slot, Holds holds, const DatabaseView* database, bool* at_value) {
-  const unsigned before = missing.count;
-  Walk walk{*layout, &missing, true, &lead.passed_over()};
-  if (!walk.have(slot, sizeof *slot)) return missing.count == before;
+void SaveAhead::entries(Walk& walk, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value) {
+  if (!walk.have(slot, sizeof *slot)) return;
   unsigned n = 0;
-  for (EntryView* entry = *slot; entry != nullptr && n < 64 && !missing.full(); ++n, entry = entry->next) {
-    if (const Marked marked{reinterpret_cast<uintptr_t>(entry)}; marked.is_key() || marked.has_no_value()) {   // of a set
-      if (marked.is_key()) (void)walk.have_text(reinterpret_cast<const char*>(marked.address()));
-      break;
-    }
+  for (EntryView* entry = *slot; entry != nullptr && n < kChainMax && !missing.full(); ++n, entry = entry->next) {
     if (!walk.have(entry, sizeof *entry)) break;
     if (walk.have_text(entry->key) && database != nullptr) (void)walk.look_up(database->expires, {entry->key, sds_length(entry->key)});
     const char* value = static_cast<const char*>(entry->value);
@@ -143,17 +142,45 @@ bool SaveAhead::bucket(EntryView** slot, Holds holds, const DatabaseView* databa
       *at_value = missing.count > at;
     }
   }
+}
+
+void SaveAhead::keyed_objects(Walk& walk, const BucketView* bucket, const DatabaseView& database, bool* at_value) {
+  for (unsigned n = 0; bucket != nullptr && n < kChainMax && !missing.full(); ++n) {
+    if (!walk.have(bucket, sizeof *bucket)) return;
+    const bool more = (bucket->marks & 1) != 0;
+    for (unsigned i = 0; i < (more ? 6u : 7u) && !missing.full(); ++i) {
+      if ((bucket->marks >> (i + 1) & 1) == 0) continue;
+      const auto* at = static_cast<const ObjectView*>(bucket->entries[i]);
+      const char* key = walk.key_inside(at);
+      if (key == nullptr) continue;
+      if (at->has_expiry()) (void)walk.look_up(database.expires, {key, sds_length(key)});
+      const unsigned before = missing.count;
+      object(walk, at);
+      *at_value = missing.count > before;
+    }
+    bucket = more ? static_cast<const BucketView*>(bucket->entries[6]) : nullptr;
+  }
+}
+
+// Notes what is missing. True: nothing that is to be fetched. *at_value: the last of it belongs to a value.
+bool SaveAhead::bucket(const char* slot, Holds holds, const DatabaseView* database, bool* at_value) {
+  const unsigned before = missing.count;
+  Walk walk{*layout, &missing, true, &lead.passed_over()};
+  if (holds == Holds::kKeyedObjects) keyed_objects(walk, reinterpret_cast<const BucketView*>(slot), *database, at_value);
+  else entries(walk, reinterpret_cast<EntryView* const*>(slot), holds, database, at_value);
   return missing.count == before;
 }
 
-void SaveAhead::group(EntryView** first, unsigned count, Holds holds, const DatabaseView* database, Big* big, unsigned* big_count) {
+constexpr size_t stride(Holds holds) { return holds == Holds::kKeyedObjects ? sizeof(BucketView) : sizeof(EntryView*); }
+
+void SaveAhead::group(const char* first, unsigned count, Holds holds, const DatabaseView* database) {
   uint64_t done[kGroup / 64] = {};
   bool marked = false;
   for (unsigned round = 0, left = count; round < kRoundsMax && left != 0; ++round) {
     for (unsigned i = 0; i < count; ++i) {
       if ((done[i / 64] >> (i % 64) & 1) != 0) continue;
       bool at_value = false;
-      if (bucket(first + i, holds, database, &at_value)) {
+      if (bucket(first + i * stride(holds), holds, database, &at_value)) {
         done[i / 64] |= uint64_t{1} << (i % 64);
         --left;
       } else if (at_value && !marked && missing.count != 0) {
@@ -164,7 +191,10 @@ void SaveAhead::group(EntryView** first, unsigned count, Holds holds, const Data
     }
     fetch();
   }
-  if (holds != Holds::kObjects) return;
+}
+
+// Large objects of a group whose members are known: hashes and sets of 7.0, sorted sets of 8.0 too.
+void SaveAhead::note_big(EntryView* const* first, unsigned count, Big* big, unsigned* big_count) {
   for (unsigned i = 0; i < count && *big_count < kBigMax; ++i) {
     Missing ignored;
     ignored.count = 0;
@@ -173,8 +203,7 @@ void SaveAhead::group(EntryView** first, unsigned count, Holds holds, const Data
     for (EntryView* entry = first[i]; entry != nullptr && walk.have(entry, sizeof *entry) && *big_count < kBigMax; entry = entry->next) {
       const auto* object = static_cast<const ObjectView*>(entry->value);
       if (object == nullptr || !walk.have(object, sizeof *object) || object->pointer == nullptr) continue;
-      const bool known = object->type() != kHash || layout->keyspace() == Keyspace::kDict;   // later ones keep fields in another form
-      if (object->encoding() == kHashTable && known)
+      if (object->encoding() == kHashTable && layout->keyspace() == Keyspace::kDict)
         big[(*big_count)++] = {reinterpret_cast<DictView*>(const_cast<char*>(object->pointer)), Holds::kFields};
       if (object->encoding() == kSkiplist && walk.have(object->pointer, sizeof(ZsetView)))
         big[(*big_count)++] = {static_cast<DictView*>(reinterpret_cast<const ZsetView*>(object->pointer)->members), Holds::kScores};
@@ -182,17 +211,38 @@ void SaveAhead::group(EntryView** first, unsigned count, Holds holds, const Data
   }
 }
 
-void SaveAhead::dictionary(DictView* dict, Holds holds, const DatabaseView* database) {
+void SaveAhead::buckets(const char* first, uint64_t count, Holds holds, const DatabaseView* database) {
   Big big[kBigMax];
-  for (int t = 0; t < 2 && dict->table[t] != nullptr; ++t) {
-    const uint64_t slots = uint64_t{1} << dict->exponent[t];
-    for (uint64_t at = 0; at < slots; at += kGroup) {
-      lead.wait();
-      unsigned big_count = 0;
-      group(dict->table[t] + at, static_cast<unsigned>(slots - at < kGroup ? slots - at : kGroup), holds, database, big, &big_count);
-      for (unsigned i = 0; i < big_count; ++i) dictionary(big[i].dict, big[i].holds, nullptr);
-    }
+  for (uint64_t at = 0; at < count; at += kGroup) {
+    lead.wait();
+    const char* start = first + at * stride(holds);
+    const auto n = static_cast<unsigned>(count - at < kGroup ? count - at : kGroup);
+    group(start, n, holds, database);
+    unsigned big_count = 0;
+    if (holds == Holds::kObjects) note_big(reinterpret_cast<EntryView* const*>(start), n, big, &big_count);
+    for (unsigned i = 0; i < big_count; ++i) dictionary(big[i].dict, big[i].holds, nullptr);
   }
+}
+
+void SaveAhead::dictionary(DictView* dict, Holds holds, const DatabaseView* database) {
+  for (int t = 0; t < 2 && dict->table[t] != nullptr; ++t)
+    buckets(reinterpret_cast<const char*>(dict->table[t]), uint64_t{1} << dict->exponent[t], holds, database);
+}
+
+void SaveAhead::database(const DatabaseView& database) {
+  if (database.keys == nullptr) return;
+  if (layout->keyspace() == Keyspace::kDict) return dictionary(static_cast<DictView*>(database.keys), Holds::kObjects, &database);
+  if (layout->keyspace() == Keyspace::kDicts) {
+    const auto* store = static_cast<const DictStoreView*>(database.keys);
+    for (int64_t i = 0; i < store->count; ++i)
+      if (store->dicts[i] != nullptr) dictionary(store->dicts[i], Holds::kObjects, &database);
+    return;
+  }
+  const auto* store = static_cast<const TableStoreView*>(database.keys);
+  for (int i = 0; i < store->count; ++i)
+    for (int t = 0; t < 2 && store->tables[i] != nullptr; ++t)
+      if (const TableView* table = store->tables[i]; table->table[t] != nullptr)
+        buckets(reinterpret_cast<const char*>(table->table[t]), uint64_t{1} << table->exponent[t], Holds::kKeyedObjects, &database);
 }
 
 void SaveAhead::databases() {
@@ -201,15 +251,7 @@ void SaveAhead::databases() {
   (void)lunar_get_stats(&stats);
   const uint64_t pages = stats.dram_budget_bytes / page_bytes() / 64;
   lead.start(pages < 256 ? 256 : pages > 2048 ? 2048 : pages);
-  for (int i = 0; const DatabaseView* database = layout->database(i); ++i) {
-    if (layout->keyspace() == Keyspace::kDict) {
-      dictionary(static_cast<DictView*>(database->keys), Holds::kObjects, database);
-      continue;
-    }
-    const auto* store = static_cast<const DictStoreView*>(database->keys);
-    for (int64_t d = 0; store->dicts != nullptr && d < store->count; ++d)
-      if (store->dicts[d] != nullptr) dictionary(store->dicts[d], Holds::kObjects, database);
-  }
+  for (int i = 0; const DatabaseView* one = layout->database(i); ++i) database(*one);
 }
 
 void run(void*) { g_ahead.databases(); }
@@ -217,7 +259,7 @@ void run(void*) { g_ahead.databases(); }
 }  // namespace
 
 void save_ahead_start(const ServerLayout& layout) {
-  if (!pager_armed() || layout.keyspace() == Keyspace::kTables) return;
+  if (!pager_armed()) return;
   g_ahead.layout = &layout;
   pthread_t thread;
   sys::ThreadSpec spec;

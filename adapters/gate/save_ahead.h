@@ -6,8 +6,7 @@
 //                      └─ one page of a value is left out: the *marker*. Once it is resident, the saver has come to this group.
 //
 // Not more than a part of the child's DRAM is brought in beyond the last marker that was reached. Members of large hashes, sets and
-// sorted sets are gone through in the same way; long lists as far as their nodes are known, streams not at all: those fault, and so does
-// all that Valkey saves (its tables are of another kind).
+// sorted sets are gone through in the same way where they are known (walk.cpp); long lists as far as their nodes are known, streams not at all: those fault.
 //
 // Threading: save_ahead_start in a forked child, by an atfork handler that runs after the pager's. The child's other threads read
 // the data, too; nothing changes it there. Allocates nothing.

@@ -15,6 +15,13 @@ namespace {
 
 constexpr unsigned kChainMax = 64;   // a longer chain of colliding keys is left to the server
 
+// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd, or 2), an entry without value (4).
+struct Marked {
+  uintptr_t raw;
+  bool is_key() const { return (raw & 3) != 0; }
+  uintptr_t address() const { return (raw & 1) != 0 ? raw : raw & ~uintptr_t{7}; }
+};
+
 void mark_used(AtomicPageWord& word, PageWord seen) {
   if (seen.heat() >= kHeatFault || seen.state() != PageState::kResident) return;
   (void)word.compare_exchange_strong(seen, seen.with_heat(kHeatFault), std::memory_order_relaxed);
@@ -60,7 +67,7 @@ bool Walk::have_text(const char* text) {
 bool Walk::chain(EntryView* entry, Slice key, EntryView** found) {
   for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
     const Marked marked{reinterpret_cast<uintptr_t>(entry)};
-    const bool no_value = marked.has_no_value();
+    const bool no_value = (marked.raw & 7) == 4;
     auto* at = reinterpret_cast<EntryView*>(marked.address());
     if (!marked.is_key() && !have(at, no_value ? 16 : sizeof *at)) return false;
     const char* its_key = marked.is_key() ? reinterpret_cast<const char*>(at) : at->key;
@@ -85,7 +92,6 @@ EntryView* Walk::find(DictView* dict, Slice key) {
   return found;
 }
 
-// The key inside of an object; nullptr: it has none, or it is missing.
 const char* Walk::key_inside(const ObjectView* object) {
   if (!have(object, sizeof *object) || !object->has_key()) return nullptr;
   const uint8_t* header = key_header(object);
@@ -94,7 +100,6 @@ const char* Walk::key_inside(const ObjectView* object) {
   return have_text(key) ? key : nullptr;
 }
 
-// The entry of `key`: an object, or a string.
 const void* Walk::find(TableView* table, Slice key, bool objects) {
   if (!have(table, sizeof *table)) return nullptr;
   const uint64_t hash = layout.hash(key);
@@ -121,7 +126,6 @@ const void* Walk::find(TableView* table, Slice key, bool objects) {
   return nullptr;
 }
 
-// What `store` (keys or expiries of a database) has for `key`: of keys an object. nullptr: nothing, or not known yet.
 const void* Walk::look_up(const void* store, Slice key) {
   const unsigned slot = layout.has_slots() ? key_slot(key) : 0;
   if (layout.keyspace() == Keyspace::kTables) {
@@ -189,8 +193,7 @@ void Walk::value_of(const ObjectView* object, const Command& command, const Comm
   if (at == nullptr || compact(*object)) return;
   switch (object->encoding()) {
     case kHashTable: {
-      if (have(at, layout.keyspace() == Keyspace::kTables ? sizeof(TableView) : sizeof(DictView)) && first_key)
-        members_of(const_cast<char*>(at), command, keys, object->type());
+      if (have(at, sizeof(DictView)) && first_key) members_of(const_cast<char*>(at), command, keys, object->type());
       break;
     }
     case kSkiplist: {

@@ -27,7 +27,6 @@ struct ZsetView {
 constexpr unsigned kSortedSet = 3, kHash = 4;   // types
 constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 
-
 // Page table entry of an address in a region, else nullptr.
 const AtomicPageWord* page_word_of(const void* address);
 
@@ -43,14 +42,6 @@ struct PassedOver {
   }
 };
 
-// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd, or 2), an entry without value (4).
-struct Marked {
-  uintptr_t raw;
-  bool is_key() const { return (raw & 3) != 0; }
-  bool has_no_value() const { return (raw & 7) == 4; }
-  uintptr_t address() const { return (raw & 1) != 0 ? raw : raw & ~uintptr_t{7}; }
-};
-
 struct Walk {
   const ServerLayout& layout;
   Missing* missing;
@@ -64,9 +55,12 @@ struct Walk {
   bool chain(EntryView* entry, Slice key, EntryView** found);
   // nullptr: not there, or not known yet (then complete is false).
   EntryView* find(DictView* dict, Slice key);
+  // The entry of `key` in a table: an object, or a string. nullptr likewise.
   const void* find(TableView* table, Slice key, bool objects);
-  const void* look_up(const void* store, Slice key);
+  // The key inside of an object. nullptr: it has none, or it is missing.
   const char* key_inside(const ObjectView* object);
+  // What `store` (keys or expiries of a database) has for `key`: of keys an object. nullptr likewise.
+  const void* look_up(const void* store, Slice key);
   // All of a value that is one string, listpack or set of integers. False: it is something else.
   bool compact(const ObjectView& object);
   void value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key);
