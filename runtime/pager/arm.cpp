@@ -270,6 +270,7 @@ int pager_create(const Options& options, ErrorText* why) {
   if (pager_armed()) return create_again(state, options, why);
   state.options = options;
   if (options.test_numa_nodes > 1) sys::pretend_nodes(static_cast<int>(options.test_numa_nodes));
+  (void)sys::numa_nodes();   // loads a library: now, not where the program allocates
   state.page_size = sys::page_bytes();
   state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));
   int rc = check_sizes(state, why);

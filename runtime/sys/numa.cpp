@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// NUMA topology as sysfs has it, read once before threads; node_of_cpu is a table look-up afterwards. Not by libnuma: a server that loads
-// modules with RTLD_DEEPBIND (Valkey) would give such a library another free than the malloc that libc uses.
+// NUMA topology by libnuma, read once before threads; node_of_cpu is a table look-up afterwards. libnuma is loaded where there is more than
+// one node, with dlopen: as a dependency of a module that a server loads with RTLD_DEEPBIND (Valkey) it would find another
+// free than the malloc that libc uses for it.
 #include "sys/numa.h"
 
+#include <dlfcn.h>
 #include <errno.h>
-#include <linux/mempolicy.h>
+#include <numa.h>
+#include <numaif.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/format.h"
+#include "base/host_guard.h"
+#include "base/log.h"
 #include "sys/file.h"
 
 namespace lunar::sys {
@@ -26,21 +29,32 @@ struct Topology {
 
 int g_pretend = 0;
 
-// Numbers of a list such as "0-3,8".
-template <class See>
-void each_of_list(const char* text, See see) {
-  auto number = [&] {
-    int value = 0;
-    for (; *text >= '0' && *text <= '9' && value < 100000; ++text) value = value * 10 + (*text - '0');
-    return value;
-  };
-  while (*text >= '0' && *text <= '9') {
-    const int first = number();
-    int last = first;
-    if (*text == '-') ++text, last = number();
-    for (int i = first; i <= last; ++i) see(i);
-    if (*text == ',') ++text;
-  }
+struct Libnuma {
+  decltype(&::numa_available) available;
+  decltype(&::numa_num_configured_cpus) configured_cpus;
+  decltype(&::numa_node_of_cpu) node_of_cpu;
+  decltype(&::mbind) bind;
+};
+constinit Libnuma g_libnuma{};
+
+template <class F>
+bool look_up(void* library, const char* name, F* out) {
+  *out = reinterpret_cast<F>(dlsym(library, name));
+  return *out != nullptr;
+}
+
+bool load_libnuma() {
+  char online[16];
+  const int n = read_text("/sys/devices/system/node/online", online, sizeof online);
+  if (n < 0 || (online[0] == '0' && (online[1] == '\n' || online[1] == '\0'))) return false;   // one node
+  HostGuard guard;   // dlopen and libnuma allocate
+  void* library = dlopen("libnuma.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library != nullptr && look_up(library, "numa_available", &g_libnuma.available) &&
+      look_up(library, "numa_num_configured_cpus", &g_libnuma.configured_cpus) &&
+      look_up(library, "numa_node_of_cpu", &g_libnuma.node_of_cpu) && look_up(library, "mbind", &g_libnuma.bind))
+    return g_libnuma.available() >= 0;
+  log_warning("NUMA: this host's nodes are treated as one, as libnuma.so.1 cannot be loaded; install libnuma1");
+  return false;
 }
 
 Topology read_topology() {
@@ -51,20 +65,21 @@ Topology read_topology() {
     for (int cpu = 0; cpu < kMaxCpus; ++cpu) topology.node_of[cpu] = static_cast<unsigned char>(cpu % topology.nodes);
     return topology;
   }
-  char nodes[4096];
-  if (read_text("/sys/devices/system/node/online", nodes, sizeof nodes) < 0) return topology;
+  if (!load_libnuma()) return topology;
+  HostGuard guard;
+  int dense[1024];
+  for (int& node : dense) node = -1;
   int count = 0;
-  each_of_list(nodes, [&](int node) {
-    char path[64], cpus[4096];
-    format_to(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
-    if (count == kMaxNodes || read_text(path, cpus, sizeof cpus) < 0) return;
-    bool any = false;
-    each_of_list(cpus, [&](int cpu) {
-      any = true;
-      if (cpu < kMaxCpus) topology.node_of[cpu] = static_cast<unsigned char>(count);
-    });
-    if (any) topology.kernel_node[count++] = node;
-  });
+  int cpus = g_libnuma.configured_cpus();
+  for (int cpu = 0; cpu < cpus && cpu < kMaxCpus; ++cpu) {
+    int node = g_libnuma.node_of_cpu(cpu);
+    if (node < 0 || node >= 1024) continue;
+    if (dense[node] < 0 && count < kMaxNodes) {
+      topology.kernel_node[count] = node;
+      dense[node] = count++;
+    }
+    topology.node_of[cpu] = static_cast<unsigned char>(dense[node] < 0 ? 0 : dense[node]);
+  }
   topology.nodes = count > 0 ? count : 1;
   return topology;
 }
@@ -86,7 +101,7 @@ void bind_to_node(void* address, size_t bytes, int node) {
   unsigned long mask[16] = {};
   int kernel_node = topology().kernel_node[node];
   mask[kernel_node / 64] = 1UL << (kernel_node % 64);
-  (void)syscall(SYS_mbind, address, bytes, MPOL_PREFERRED, mask, sizeof mask * 8, 0);
+  (void)g_libnuma.bind(address, bytes, MPOL_PREFERRED, mask, sizeof mask * 8, 0);
 }
 
 int set_affinity_node(int node) {

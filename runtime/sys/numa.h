@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NUMA topology. On a host without NUMA: one node, 0. Called at start-up only, except node_of_cpu.
+// NUMA topology, by libnuma. On a host without NUMA: one node, 0. Called at start-up only, except node_of_cpu.
 #pragma once
 #include <cstddef>
 
