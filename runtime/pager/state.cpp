@@ -156,11 +156,15 @@ int lun_open_own() {
   }
   Device* device = state.devices[generation];
   if (!device->growable()) {
-    // Half of a shared device for the first process, a quarter of what is left for a child: see runtime/README.md.
+    // Half of a shared device for the first process; for a child an eighth, or what it was promised and an eighth of that.
+    uint64_t piece_bytes = round_down(device->size_bytes() / kCarvePieces, 64 * state.page_size);
     unsigned pieces = generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
+    if (generation > 0 && piece_bytes > 0) {
+      uint64_t wanted = (static_cast<uint64_t>(promised + promised / 8) << state.page_shift) / piece_bytes + 1;
+      if (wanted > pieces) pieces = wanted < kCarvePieces ? static_cast<unsigned>(wanted) : kCarvePieces;
+    }
     int piece = state.account.carve(pieces);
     if (piece < 0) return piece;
-    uint64_t piece_bytes = round_down(device->size_bytes() / kCarvePieces, 64 * state.page_size);
     base = DeviceOffset(static_cast<uint64_t>(piece) * piece_bytes);
     if (bytes > pieces * piece_bytes) bytes = pieces * piece_bytes;
     reserve = 0;

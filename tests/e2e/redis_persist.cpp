@@ -44,7 +44,7 @@ ServerSetup in_group(ServerSetup setup) {
 class Writer {
  public:
   Writer(const Run& run, const ServerSetup& setup) : run_(run), server_(setup) {
-    server_.set_patience(kPatienceSeconds * 5);
+    server_.set_patience(kPatienceSeconds);
     fill(server_, 0, run_.keys, version_);
     change_all();   // how long it takes
   }
@@ -184,7 +184,7 @@ void sync_once(const Run& run, Writer& writer, bool diskless) {
   (void)master.command({"CONFIG", "SET", "repl-diskless-sync", diskless ? "yes" : "no"});
   RedisServer replica(run.tiered(how, "dump.rdb", diskless ? "--repl-diskless-load swapdb" : ""));
   replica.set_patience(kPatienceSeconds);
-  writer.set_delay(2 * writer.pass_seconds());
+  writer.set_delay(4 * writer.pass_seconds());   // one try only
   const std::string at_fork = digest(master);
   (void)replica.command({"REPLICAOF", "127.0.0.1", std::to_string(master.port())});
   wait_until("the fork of a full sync", [&] { return master.info("persistence", "rdb_bgsave_in_progress") == "1"; });
@@ -355,6 +355,7 @@ void within_group(const Run& run, const std::string& name, const CgroupPlace& pl
   require(watch.anonymous() + watch.kernel() <= run.cap + kGroupAboveCap, "{}: {:.1f} MiB cannot be reclaimed", name,
           mib(watch.anonymous() + watch.kernel()));
   g_group.reset();
+  std::filesystem::remove_all(run.scratch->file("tiered"));   // the next server starts without data
 }
 
 void dram(const Run& run) {

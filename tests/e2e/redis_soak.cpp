@@ -32,7 +32,7 @@ using namespace e2e;
 constexpr unsigned kClients = 24;
 constexpr double kChildrenSecondsMax = 180;   // more than LIFE_S, on a loaded machine
 constexpr uint64_t kLeastDram = 16 * kMiB;
-constexpr uint64_t kSimPerCap = 96;   // a process gets half of a sim: LUN, a child an eighth, and it may come to need all of its data
+constexpr uint64_t kSimPerCap = 32;   // a process gets half of a sim: LUN, a child of it what it may come to need
 
 struct Life {
   const char* name;
@@ -124,7 +124,7 @@ class Soak {
     try {
       const double start = now_s();
       RedisServer server(setup(life, name));
-      server.set_patience(kPatienceSeconds);
+      server.set_patience(kReplySecondsMax);
       fmt::print("{}: {}, loaded in {:.1f} s\n", name, life.name, now_s() - start);
       end_orphans();
       publish(&server, life.lossy);

@@ -17,6 +17,8 @@
 
 namespace e2e {
 
+constexpr int kReplySecondsMax = 120;
+
 // Where the server is, and what is known of it. Written by the test's main thread, but for failures.
 struct Board {
   std::mutex lock;
@@ -203,7 +205,7 @@ class SoakClient {
     void* raw = nullptr;
     if (redisGetReply(connection_, &raw) != REDIS_OK || raw == nullptr) {
       if (connection_->err == REDIS_ERR_IO && errno == EAGAIN)
-        board_.fail(fmt::format("a client has had no reply for {} s", kPatienceSeconds));
+        board_.fail(fmt::format("a client has had no reply for {} s", kReplySecondsMax));
       hang_up();
       return nullptr;
     }
@@ -290,7 +292,7 @@ class SoakClient {
       hang_up();
       return false;
     }
-    (void)redisSetTimeout(connection_, timeval{kPatienceSeconds, 0});
+    (void)redisSetTimeout(connection_, timeval{kReplySecondsMax, 0});
     send({"CONFIG", "GET", "dir"});
     const Reply r = receive();
     const bool ours = r && r->type == REDIS_REPLY_ARRAY && r->elements == 2 && plain_text(r->element[1]) == directory;
