@@ -11,7 +11,8 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kGroup = 256;         // buckets
+constexpr unsigned kGroup = 256;         // buckets of one key or so
+constexpr unsigned kTableGroup = 32;     // buckets of up to 7 keys
 constexpr unsigned kRoundsMax = 24;
 constexpr unsigned kMarkersMax = PassedOver::kMax / 2;
 constexpr unsigned kBigMax = 64;         // large objects of a group that are gone through
@@ -213,10 +214,11 @@ void SaveAhead::note_big(EntryView* const* first, unsigned count, Big* big, unsi
 
 void SaveAhead::buckets(const char* first, uint64_t count, Holds holds, const DatabaseView* database) {
   Big big[kBigMax];
-  for (uint64_t at = 0; at < count; at += kGroup) {
+  const unsigned step = holds == Holds::kKeyedObjects ? kTableGroup : kGroup;
+  for (uint64_t at = 0; at < count; at += step) {
     lead.wait();
     const char* start = first + at * stride(holds);
-    const auto n = static_cast<unsigned>(count - at < kGroup ? count - at : kGroup);
+    const auto n = static_cast<unsigned>(count - at < step ? count - at : step);
     group(start, n, holds, database);
     unsigned big_count = 0;
     if (holds == Holds::kObjects) note_big(reinterpret_cast<EntryView* const*>(start), n, big, &big_count);
