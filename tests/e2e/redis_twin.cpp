@@ -5,6 +5,8 @@
 //
 //   redis_twin MODULE FROZEN_CLOCK CAP_MIB COMMANDS [SEED [GATE]]     GATE yes or no; SEED or LUNAR_SEED= replays
 //
+// MODULE - compares two plain servers: what differs then is chance in this test.
+//
 // Eight clients send pipelines at once, each on keys of its own (MULTI, WATCH, scripts, functions, RESP2 and RESP3 among them);
 // scenes of several connections come between (blocking commands, WATCH, DUMP and RESTORE, SWAPDB, SCAN). The clock of both
 // stands still (frozen_clock.c) and is moved by the test, so that deadlines pass at the same command; expiry is lazy.
@@ -16,6 +18,8 @@
 // MIGRATE, CLUSTER, WAIT; FLUSHALL (nothing would be left); cut and inline input, endings (redis_gate).
 //
 // Threading: one thread. May not: leave files or processes behind.
+#include <malloc.h>
+
 #include "redis_twin_pair.h"
 
 namespace {
@@ -219,11 +223,13 @@ int main(int argc, char** argv) {
     fmt::print("skip: redis: there is no /usr/bin/redis-server\n");
     return 77;
   }
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);   // batches and replies of megabytes come from pages that are there
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   g_socket_patience_s = kPatienceSeconds;
   const char* given = argc > 5 ? argv[5] : getenv("LUNAR_SEED");
   const uint64_t seed = given != nullptr ? strtoull(given, nullptr, 10) : static_cast<uint64_t>(now_s() * 1e6);
   TwinSetup setup;
-  setup.module = std::filesystem::absolute(argv[1]);
+  if (strcmp(argv[1], "-") != 0) setup.module = std::filesystem::absolute(argv[1]);
   setup.clock_library = std::filesystem::absolute(argv[2]);
   setup.cap_mib = strtoull(argv[3], nullptr, 10);
   setup.gate = argc < 7 || strcmp(argv[6], "no") != 0;

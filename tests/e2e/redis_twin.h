@@ -54,7 +54,7 @@ extern const std::vector<Script> kScripts;
 std::string library(uint64_t version);   // for FUNCTION LOAD REPLACE: twin_put, twin_get, twin_move
 
 constexpr unsigned kClients = 8, kKeysEach = 560;   // keys a client and type
-constexpr char kTypes[] = "nsbplhtzxg";             // numbers, strings, bitmaps, HLL, lists, hashes, sets, zsets, streams, geo
+constexpr char kTypes[] = "nsbplhtzyxg";            // numbers, strings, bitmaps, HLL, lists, hashes, sets, zsets, zsets of one score, streams, geo
 
 // Random commands on the keys of one client. The seed decides all.
 class Commands {
@@ -87,6 +87,7 @@ class Commands {
   Step sets();
   Step sorted_sets();
   Step sorted_set_ranges();
+  Step lexical_ranges();
   Step streams();
   Step stream_groups();
   Step geo();

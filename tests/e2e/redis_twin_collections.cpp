@@ -53,6 +53,10 @@ Batch Commands::fill(const std::string& k, char type) {
       words = {"SADD", k};
       for (uint64_t i = 0; i < 2 * n; ++i) words.push_back(k.back() % 2 == 0 && !one_in(2000) ? member(k) : member(k) + text(bytes / 2));
       break;
+    case 'y':
+      words = {"ZADD", k};
+      for (uint64_t i = 0; i < n; ++i) words.insert(words.end(), {"0", fmt::format("f{}", i) + text(one_in(4) ? bytes : 0)});
+      break;
     case 'z':
       words = {"ZADD", k};
       for (uint64_t i = 0; i < n; ++i) words.insert(words.end(), {std::to_string(pick(100)), fmt::format("f{}", i) + (one_in(4) ? text(bytes) : "")});
@@ -174,15 +178,31 @@ Step Commands::sorted_set_ranges() {
   switch (pick(12)) {
     case 0: case 1: return {{"ZRANGE", k, number(-9, 9), number(-9, 30), "WITHSCORES"}};
     case 2: return {{"ZRANGE", k, low, high, "BYSCORE", "LIMIT", number(0, 3), number(-1, 9)}};
-    case 3: return {{"ZRANGE", k, "[f1", "(f3", "BYLEX"}};
+    case 3: return lexical_ranges();
     case 4: return {{"ZRANGE", k, high, low, "BYSCORE", "REV", "WITHSCORES"}};
     case 5: return {{"ZRANGEBYSCORE", k, low, high, "WITHSCORES", "LIMIT", "0", number(0, 9)}};
     case 6: return {{"ZREVRANGEBYSCORE", k, high, low}};
-    case 7: return {{one_of("ZRANGEBYLEX", "ZREVRANGEBYLEX", "ZLEXCOUNT"), k, "-", "[f2"}};
+    case 7: return lexical_ranges();
     case 8: return {{"ZCOUNT", k, low, high}};
     case 9: return {{"ZREMRANGEBYRANK", k, number(0, 3), number(0, 4)}};
     case 10: return {{"ZREMRANGEBYSCORE", k, low, low}};
     default: return {{"ZREVRANGE", k, "0", number(0, 9)}};
+  }
+}
+
+// Only where all scores are equal: in a skip list of several scores the answer follows its random levels.
+Step Commands::lexical_ranges() {
+  const std::string k = key('y'), low = one_in(3) ? "-" : fmt::format("{}{}", one_of("[", "("), member()), high = one_in(3) ? "+" : fmt::format("[{}", member());
+  switch (pick(9)) {
+    case 0: return {{"ZADD", k, "0", member(), "0", member() + text(2)}};
+    case 1: return {{"ZREM", k, member()}};
+    case 2: return {{"ZRANGE", k, low, high, "BYLEX", "LIMIT", number(0, 3), number(-1, 9)}};
+    case 3: return {{"ZRANGE", k, high, low, "BYLEX", "REV"}};
+    case 4: return {{"ZRANGEBYLEX", k, low, high}};
+    case 5: return {{"ZREVRANGEBYLEX", k, high, low}};
+    case 6: return {{"ZLEXCOUNT", k, low, high}};
+    case 7: return {{"ZREMRANGEBYLEX", k, low, low == "-" ? "[f1" : low}};
+    default: return {{"ZPOPMIN", k}};
   }
 }
 

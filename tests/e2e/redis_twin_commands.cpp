@@ -19,7 +19,7 @@ const std::vector<Script> kScripts = {
    "return {v, redis.call('LLEN', KEYS[3])}", 4, true},
   {"local r = redis.pcall('INCR', KEYS[1]) if type(r) == 'table' and r.err then return r.err end return r", 1, true},
   {"redis.call('SET', KEYS[1], ARGV[3]) redis.call('LPUSH', KEYS[1], 'x') return 1", 1, true},   // the SET stays
-  {"redis.call('ZADD', KEYS[5], math.random(1000), ARGV[2]) return redis.call('ZRANGE', KEYS[5], 0, 3, 'WITHSCORES')", 5, true},
+  {"math.randomseed(#ARGV[3]) redis.call('ZADD', KEYS[5], math.random(1000), ARGV[2]) return redis.call('ZRANGE', KEYS[5], 0, 3, 'WITHSCORES')", 5, true},
   {"redis.call('SET', KEYS[1], ARGV[3], 'PX', 4000) return redis.status_reply(redis.call('TYPE', KEYS[1]).ok)", 1, true},
   {"for i = 1, 20 do redis.call('RPUSH', KEYS[3], ARGV[3] .. i) end redis.call('LTRIM', KEYS[3], 0, 300) "
    "return redis.call('LINDEX', KEYS[3], -1)", 3, true},

@@ -26,7 +26,7 @@ class Clock {
 };
 
 struct TwinSetup {
-  std::string module, clock_library;
+  std::string module, clock_library;   // no module: both are plain
   uint64_t cap_mib = 16;
   bool gate = true;
 };

@@ -114,7 +114,7 @@ void functions(Twins& twins, Commands& commands) {
 }
 
 void described(Twins& twins, Commands& commands) {
-  const std::string one_client = fmt::format("c{}:{}:7*", commands.pick(kClients), kTypes[commands.pick(10)]);
+  const std::string one_client = fmt::format("c{}:{}:7*", commands.pick(kClients), kTypes[commands.pick(sizeof(kTypes) - 1)]);
   (void)twins.exchange({{{{"SELECT", kZero}}, {{"DBSIZE"}}, {{"KEYS", one_client}, Order::kUnordered}, {{"TIME"}}}});
 }
 
@@ -158,6 +158,7 @@ void load_scripts(Twins& twins, Commands& commands) {
 }
 
 void random_scene(Twins& twins, Commands& commands) {
+  for (unsigned c = 0; c < 4; ++c) twins.ask(c, {{"SELECT", kZero}});
   switch (commands.pick(20)) {
     case 0: case 1: case 2: return blocked(twins, commands);
     case 3: case 4: case 5: case 6: return watched(twins, commands);
