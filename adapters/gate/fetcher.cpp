@@ -7,6 +7,7 @@
 #include "base/arena.h"
 #include "pager/page_word.h"
 #include "pager/pager.h"
+#include "pager/state.h"
 #include "sys/file.h"
 
 namespace lunar::redis {
@@ -83,6 +84,7 @@ void Fetcher::leave_this_cpu() {
   const int cpu = sys::current_cpu();
   if (cpu == left_cpu_) return;
   left_cpu_ = cpu;
+  if (const int evictor = pager_state().evictor_tid.load(std::memory_order_relaxed); evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
   for (auto& thread : threads_)
     if (const int id = thread.load(std::memory_order_relaxed); id != 0) (void)sys::set_affinity_but(id, cpu);
 }
@@ -131,6 +133,7 @@ void Fetcher::finish(Request* first) {
 
 void Fetcher::serve() {
   lunar_range ranges[kBatchRanges + kRangesMax];
+  (void)sys::set_batch_policy();
   for (auto& thread : threads_) {
     int none = 0;
     if (thread.compare_exchange_strong(none, sys::thread_id())) break;

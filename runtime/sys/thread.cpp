@@ -147,6 +147,11 @@ int set_idle_policy(bool idle) {
   return sched_setscheduler(0, idle ? SCHED_IDLE : SCHED_OTHER, &parameter) == 0 ? 0 : -errno;
 }
 
+int set_batch_policy() {
+  sched_param parameter{};
+  return sched_setscheduler(0, SCHED_BATCH, &parameter) == 0 ? 0 : -errno;
+}
+
 int set_affinity(int cpu) {
   remember_allowed();
   cpu_set_t one;

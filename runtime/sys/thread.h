@@ -26,6 +26,7 @@ int thread_id();                                      // gettid
 // Whether a SCHED_IDLE thread of this process may become SCHED_OTHER again: RLIMIT_NICE must cover its nice value, or CAP_SYS_NICE.
 bool idle_policy_can_be_left();
 [[nodiscard]] int set_idle_policy(bool idle);         // SCHED_IDLE / SCHED_OTHER, calling thread
+[[nodiscard]] int set_batch_policy();                 // SCHED_BATCH, calling thread: takes nobody's CPU by waking up
 [[nodiscard]] int set_affinity(int cpu);              // calling thread onto one CPU; -1: back to all that were allowed
 [[nodiscard]] int set_affinity_but(int tid, int cpu); // a thread of this process: all CPUs that were allowed but this one (if it is not the only one)
 int current_cpu();
