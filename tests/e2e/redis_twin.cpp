@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The twin test of the Redis module: random commands over all types, the same to a tiered server at 1/8 of the DRAM its data wants
-// (or less) and to a plain one. Equal replies, equal DEBUG DIGEST at checkpoints, after BGSAVE and a restart, after AOF rewrites
-// and a replay, and on a tiered replica.
+// The twin test of the Redis module: random commands over all types, the same to a tiered server at 1/8 of the DRAM its data
+// wants (or less) and to a plain one. Equal replies, equal DEBUG DIGEST at checkpoints, after BGSAVE and a restart, after AOF
+// rewrites and a replay, and on a tiered replica.
 //
 //   redis_twin MODULE FROZEN_CLOCK CAP_MIB COMMANDS [SEED [GATE]]     GATE yes or no; SEED or LUNAR_SEED= replays
 //
@@ -13,9 +13,10 @@
 //
 // Compared as sets: SMEMBERS, SINTER, SUNION, SDIFF, SPOP, SRANDMEMBER, HGETALL, HKEYS, HVALS, HRANDFIELD, ZRANDMEMBER, KEYS, the
 // SCAN family, RESP3's sets and maps. By length and DIGEST-VALUE: DUMP of hashes and sets. Random picks ask for all elements.
-// Left out: RANDOMKEY and random picks of some elements (chance); OBJECT IDLETIME and FREQ (set by the server's timer); MEMORY, INFO,
-// CLIENT, SLOWLOG, LATENCY, COMMAND, CONFIG GET (they name the server, not the data); MONITOR, pub/sub (redis_gate has SUBSCRIBE);
-// MIGRATE, CLUSTER, WAIT; FLUSHALL (nothing would be left); cut and inline input, endings (redis_gate).
+// Left out: RANDOMKEY and random picks of some elements (chance), BYLEX on sets of several scores (follows random levels); OBJECT
+// IDLETIME and FREQ (set by the server's timer); MEMORY, INFO, CLIENT, SLOWLOG, LATENCY, COMMAND, CONFIG GET (they name the
+// server, not the data); MONITOR, pub/sub (redis_gate has SUBSCRIBE); MIGRATE, CLUSTER, WAIT; FLUSHALL (nothing would be left);
+// cut and inline input, endings (redis_gate).
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include <malloc.h>
@@ -107,7 +108,8 @@ void must_be(const std::string& what, const std::string& digest, const std::stri
 void wait_for_children(Run& run, const std::string& running, const std::string& status) {
   run.twins.wait_until_both(running, 0);
   for (Server* server : {&run.twins.tiered(), &run.twins.plain()})
-    if (server->ask({"INFO", "persistence"}).find(status + ":ok") == std::string::npos) give_up(status + " is not ok: " + server->log());
+    if (server->ask({"INFO", "persistence"}).find(status + ":ok") == std::string::npos)
+      give_up(status + " is not ok: " + server->log());
 }
 
 // What has expired and was not looked at would be dropped by a load, or not: it goes first.
@@ -147,7 +149,8 @@ void append_and_restart(Run& run, const std::string& preamble) {
   run.say("appended");
   run.twins.stop();
   run.twins.start({"--appendonly", "yes"});
-  must_be("after AOF rewrites and a replay", checkpoint(run, fmt::format("replayed from the AOF (preamble {})", preamble)), wanted);
+  const std::string replayed = checkpoint(run, fmt::format("replayed from the AOF (preamble {})", preamble));
+  must_be("after AOF rewrites and a replay", replayed, wanted);
   run.twins.tell({"CONFIG", "SET", "appendonly", "no"});
   census(run);
 }
@@ -162,7 +165,8 @@ void replicate(Run& run, const std::string& diskless_load) {
   run.twins.tell({"CONFIG", "SET", "rdbcompression", "yes"});
   (void)replica->ask({"REPLICAOF", "127.0.0.1", std::to_string(run.twins.tiered().port())});
   rounds(run, 20);
-  for (const double start = now_s(); replica->ask({"INFO", "replication"}).find("master_link_status:up") == std::string::npos; usleep(20'000))
+  auto linked = [&] { return replica->ask({"INFO", "replication"}).find("master_link_status:up") != std::string::npos; };
+  for (const double start = now_s(); !linked(); usleep(20'000))
     if (now_s() - start > kPatienceSeconds) give_up("the replica does not come up: " + replica->log());
   run.twins.tell({"CONFIG", "SET", "rdbcompression", "no"});
   rounds(run, 40);
@@ -219,10 +223,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (access("/usr/bin/redis-server", X_OK) != 0) {
-    fmt::print("skip: redis: there is no /usr/bin/redis-server\n");
-    return 77;
-  }
+  if (redis_missing()) return 77;
   mallopt(M_MMAP_THRESHOLD, 1 << 30);   // batches and replies of megabytes come from pages that are there
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   g_socket_patience_s = kPatienceSeconds;

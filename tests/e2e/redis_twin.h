@@ -54,7 +54,8 @@ extern const std::vector<Script> kScripts;
 std::string library(uint64_t version);   // for FUNCTION LOAD REPLACE: twin_put, twin_get, twin_move
 
 constexpr unsigned kClients = 8, kKeysEach = 560;   // keys a client and type
-constexpr char kTypes[] = "nsbplhtzyxg";            // numbers, strings, bitmaps, HLL, lists, hashes, sets, zsets, zsets of one score, streams, geo
+// Numbers, strings, bitmaps, HLL, lists, hashes, sets, sorted sets, those of one score, streams, geo.
+constexpr char kTypes[] = "nsbplhtzyxg";
 
 // Random commands on the keys of one client. The seed decides all.
 class Commands {

@@ -21,7 +21,8 @@ std::string Commands::score() {
 }
 
 std::string Commands::stream_id() {
-  return one_in(60) ? one_of("x", "0-0", "0", "-", "+", "$") : fmt::format("{}-{}", now_ms_ - static_cast<int64_t>(pick(40'000)), pick(4));
+  if (one_in(60)) return one_of("x", "0-0", "0", "-", "+", "$");
+  return fmt::format("{}-{}", now_ms_ - static_cast<int64_t>(pick(40'000)), pick(4));
 }
 
 std::string Commands::place(bool longitude) {
@@ -47,11 +48,13 @@ Batch Commands::fill(const std::string& k, char type) {
       break;
     case 'h':
       words = {"HSET", k};
-      for (uint64_t i = 0; i < n; ++i) words.insert(words.end(), {fmt::format("f{}", i), i == 1 ? std::to_string(pick(90)) : text(bytes)});
+      for (uint64_t i = 0; i < n; ++i)
+        words.insert(words.end(), {fmt::format("f{}", i), i == 1 ? std::to_string(pick(90)) : text(bytes)});
       break;
     case 't':
       words = {"SADD", k};
-      for (uint64_t i = 0; i < 2 * n; ++i) words.push_back(k.back() % 2 == 0 && !one_in(2000) ? member(k) : member(k) + text(bytes / 2));
+      for (uint64_t i = 0; i < 2 * n; ++i)
+        words.push_back(k.back() % 2 == 0 && !one_in(2000) ? member(k) : member(k) + text(bytes / 2));
       break;
     case 'y':
       words = {"ZADD", k};
@@ -59,11 +62,13 @@ Batch Commands::fill(const std::string& k, char type) {
       break;
     case 'z':
       words = {"ZADD", k};
-      for (uint64_t i = 0; i < n; ++i) words.insert(words.end(), {std::to_string(pick(100)), fmt::format("f{}", i) + (one_in(4) ? text(bytes) : "")});
+      for (uint64_t i = 0; i < n; ++i)
+        words.insert(words.end(), {std::to_string(pick(100)), fmt::format("f{}", i) + (one_in(4) ? text(bytes) : "")});
       break;
     case 'x': {
       Batch out{{{"DEL", k}}};
-      for (uint64_t i = 0; i < (large ? 40 : 6); ++i) out.push_back({{"XADD", k, fmt::format("1000-{}", i + 1), "a", text(pick(400)), "b", text(5)}});
+      for (uint64_t i = 0; i < (large ? 40 : 6); ++i)
+        out.push_back({{"XADD", k, fmt::format("1000-{}", i + 1), "a", text(pick(400)), "b", text(5)}});
       for (const char* group : {"g0", "g1"}) out.push_back({{"XGROUP", "CREATE", k, group, "0"}});
       return out;
     }
@@ -76,7 +81,8 @@ Batch Commands::fill(const std::string& k, char type) {
 }
 
 Step Commands::lists() {
-  const std::string k = key('l'), other = key('l'), value = text(one_in(30) ? 9000 : pick(250)), i = number(-12, 12), end = one_of("LEFT", "RIGHT");
+  const std::string k = key('l'), other = key('l'), value = text(one_in(30) ? 9000 : pick(250)), i = number(-12, 12);
+  const std::string end = one_of("LEFT", "RIGHT");
   switch (pick(22)) {
     case 0: case 1: return {{"RPUSH", k, value, number(0, 9), text(30)}};
     case 2: return {{"LPUSH", k, value, text(10)}};
@@ -164,7 +170,9 @@ Step Commands::sorted_sets() {
     case 13: return {{"ZRANDMEMBER", k, kAll}, Order::kUnordered};
     case 14: return {{"ZRANDMEMBER", k, kAll, "WITHSCORES"}, Order::kPairs};
     case 15: return {{"ZSCAN", k, "0", "COUNT", kAll}, Order::kScanPairs};
-    case 16: return {{one_of("ZUNIONSTORE", "ZINTERSTORE"), key('z'), "3", k, other, key('t'), "WEIGHTS", "2", "1", "-3", "AGGREGATE", one_of("SUM", "MIN", "MAX")}};
+    case 16:
+      return {{one_of("ZUNIONSTORE", "ZINTERSTORE"), key('z'), "3", k, other, key('t'), "WEIGHTS", "2", "1", "-3", "AGGREGATE",
+               one_of("SUM", "MIN", "MAX")}};
     case 17: return {{"ZDIFFSTORE", key('z'), "2", k, other}};
     case 18: return {{one_of("ZUNION", "ZINTER", "ZDIFF"), "2", k, one_in(2) ? other : key('t'), "WITHSCORES"}};
     case 19: return {{"ZINTERCARD", "2", k, other, "LIMIT", number(0, 9)}};
@@ -192,7 +200,8 @@ Step Commands::sorted_set_ranges() {
 
 // Only where all scores are equal: in a skip list of several scores the answer follows its random levels.
 Step Commands::lexical_ranges() {
-  const std::string k = key('y'), low = one_in(3) ? "-" : fmt::format("{}{}", one_of("[", "("), member()), high = one_in(3) ? "+" : fmt::format("[{}", member());
+  const std::string k = key('y'), low = one_in(3) ? "-" : fmt::format("{}{}", one_of("[", "("), member());
+  const std::string high = one_in(3) ? "+" : fmt::format("[{}", member());
   switch (pick(9)) {
     case 0: return {{"ZADD", k, "0", member(), "0", member() + text(2)}};
     case 1: return {{"ZREM", k, member()}};
@@ -226,13 +235,15 @@ Step Commands::streams() {
 }
 
 Step Commands::stream_groups() {
-  const std::string k = key('x'), group = one_of("g0", "g1", "g2"), consumer = one_of("ann", "bob"), id = fmt::format("1000-{}", 1 + pick(6)), idle = number(0, 3000);
+  const std::string k = key('x'), group = one_of("g0", "g1", "g2"), consumer = one_of("ann", "bob");
+  const std::string id = fmt::format("1000-{}", 1 + pick(6)), idle = number(0, 3000);
   switch (pick(16)) {
     case 0: return {{"XGROUP", "CREATE", k, group, one_of("0", "$", "1000-3"), "MKSTREAM"}};
     case 1: return {{"XGROUP", one_of("CREATECONSUMER", "DELCONSUMER"), k, group, consumer}};
     case 2: return {{"XGROUP", "SETID", k, group, id}};
     case 3: return {{"XGROUP", "DESTROY", k, "g2"}};
-    case 4: case 5: case 6: return {{"XREADGROUP", "GROUP", group, consumer, "COUNT", number(1, 3), "STREAMS", k, one_in(4) ? "0" : ">"}};
+    case 4: case 5: case 6:
+      return {{"XREADGROUP", "GROUP", group, consumer, "COUNT", number(1, 3), "STREAMS", k, one_in(4) ? "0" : ">"}};
     case 7: return {{"XREADGROUP", "GROUP", group, consumer, "NOACK", "STREAMS", k, ">"}};
     case 8: case 9: return {{"XACK", k, group, id, fmt::format("1000-{}", 1 + pick(6))}};
     case 10: return {{"XCLAIM", k, group, consumer, idle, id, "IDLE", "20", one_of("FORCE", "JUSTID")}};
@@ -252,9 +263,13 @@ Step Commands::geo() {
     case 3: return {{"GEOPOS", k, m, member(), "none"}};
     case 4: return {{"GEODIST", k, m, member(), one_of("m", "km", "mi", "yd")}};
     case 5: return {{"GEOHASH", k, m, member()}};
-    case 6: return {{"GEOSEARCH", k, "FROMLONLAT", place(true), place(false), "BYRADIUS", radius, "km", one_of("ASC", "DESC"), "COUNT", "7", "WITHCOORD", "WITHDIST"}};
+    case 6:
+      return {{"GEOSEARCH", k, "FROMLONLAT", place(true), place(false), "BYRADIUS", radius, "km", one_of("ASC", "DESC"), "COUNT",
+               "7", "WITHCOORD", "WITHDIST"}};
     case 7: return {{"GEOSEARCH", k, "FROMMEMBER", m, "BYBOX", radius, radius, "km", "WITHHASH"}};
-    case 8: return {{"GEOSEARCHSTORE", key('g'), k, "FROMLONLAT", place(true), place(false), "BYRADIUS", radius, "km", "COUNT", "9", "ANY"}};
+    case 8:
+      return {{"GEOSEARCHSTORE", key('g'), k, "FROMLONLAT", place(true), place(false), "BYRADIUS", radius, "km", "COUNT", "9",
+               "ANY"}};
     default: return {{"GEORADIUS_RO", k, place(true), place(false), radius, "km", "WITHDIST", "ASC"}};
   }
 }

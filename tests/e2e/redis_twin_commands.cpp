@@ -11,7 +11,8 @@ namespace e2e {
 const std::vector<Script> kScripts = {
   {"return redis.call('GET', KEYS[1])", 1, false},
   {"return redis.call('STRLEN', ARGV[1])", 1, false},   // a key that was not declared
-  {"local m = redis.call('SMEMBERS', KEYS[2]) table.sort(m) return {#m, m[1], m[#m], redis.call('SCARD', KEYS[2])}", 2, false},
+  {"local m = redis.call('SMEMBERS', KEYS[2]) table.sort(m) "
+   "return {#m, m[1], m[#m], redis.call('SCARD', KEYS[2])}", 2, false},
   {"return cjson.encode(redis.call('LRANGE', KEYS[3], -4, -1))", 3, false},
   {"local t = redis.call('TIME') return {t[1], t[2], redis.call('PTTL', KEYS[1])}", 1, false},
   {"local s = 0 for i, k in ipairs(KEYS) do s = s + (redis.call('EXISTS', k) * i) end return s", 5, false},
@@ -19,7 +20,8 @@ const std::vector<Script> kScripts = {
    "return {v, redis.call('LLEN', KEYS[3])}", 4, true},
   {"local r = redis.pcall('INCR', KEYS[1]) if type(r) == 'table' and r.err then return r.err end return r", 1, true},
   {"redis.call('SET', KEYS[1], ARGV[3]) redis.call('LPUSH', KEYS[1], 'x') return 1", 1, true},   // the SET stays
-  {"math.randomseed(#ARGV[3]) redis.call('ZADD', KEYS[5], math.random(1000), ARGV[2]) return redis.call('ZRANGE', KEYS[5], 0, 3, 'WITHSCORES')", 5, true},
+  {"math.randomseed(#ARGV[3]) redis.call('ZADD', KEYS[5], math.random(1000), ARGV[2]) "
+   "return redis.call('ZRANGE', KEYS[5], 0, 3, 'WITHSCORES')", 5, true},
   {"redis.call('SET', KEYS[1], ARGV[3], 'PX', 4000) return redis.status_reply(redis.call('TYPE', KEYS[1]).ok)", 1, true},
   {"for i = 1, 20 do redis.call('RPUSH', KEYS[3], ARGV[3] .. i) end redis.call('LTRIM', KEYS[3], 0, 300) "
    "return redis.call('LINDEX', KEYS[3], -1)", 3, true},
@@ -52,7 +54,8 @@ std::string Commands::key(char type) {
 }
 
 std::string Commands::number(int64_t low, int64_t high) {
-  if (one_in(60)) return one_of("9223372036854775807", "-9223372036854775808", "9223372036854775808", "abc", "", "1.5", "-1", "0", " 1");
+  if (one_in(60))
+    return one_of("9223372036854775807", "-9223372036854775808", "9223372036854775808", "abc", "", "1.5", "-1", "0", " 1");
   return std::to_string(low + static_cast<int64_t>(pick(static_cast<uint64_t>(high - low + 1))));
 }
 
@@ -160,7 +163,8 @@ Step Commands::keyspace() {
   const char type = kTypes[pick(sizeof(kTypes) - 1)];
   const bool table = type == 'h' || type == 't';
   const std::string k = key(type);
-  const std::string other = key(!table && one_in(12) ? "sbplzxg"[pick(7)] : type), db = one_in(40) ? "9" : std::to_string(pick(3));
+  const std::string other = key(!table && one_in(12) ? "sbplzxg"[pick(7)] : type);
+  const std::string db = one_in(40) ? "9" : std::to_string(pick(3));
   switch (pick(20)) {
     case 0: return {{"DEL", k, any_key()}};
     case 1: return {{"UNLINK", k}};

@@ -67,13 +67,14 @@ std::string canonical(const Tree& reply, Order order) {
   if (!aggregate && order == Order::kLength) return fmt::format("{}of {} bytes ", reply.type, reply.text.size());
   if (!aggregate) return fmt::format("{}{}:{} ", reply.type, reply.text.size(), reply.text);
   std::string out = fmt::format("{}{}[", reply.type, reply.items.size());
+  const Order scanned = order == Order::kScan ? Order::kUnordered : Order::kPairs;
   const bool pairs_inside = !reply.items.empty() && reply.items[0].type == '*';   // RESP3's pairs are arrays of two
   if (order == Order::kDeep) out += sorted(reply.items, reply.type == '%' ? 2 : 1, order);
   else if (reply.type == '%') out += sorted(reply.items, 2);
   else if (reply.type == '~' || order == Order::kUnordered) out += sorted(reply.items, 1);
   else if (order == Order::kPairs) out += sorted(reply.items, pairs_inside ? 1 : 2);
   else if ((order == Order::kScan || order == Order::kScanPairs) && reply.items.size() == 2)
-    out += canonical(reply.items[0], Order::kAsIs) + canonical(reply.items[1], order == Order::kScan ? Order::kUnordered : Order::kPairs);
+    out += canonical(reply.items[0], Order::kAsIs) + canonical(reply.items[1], scanned);
   else
     for (auto& item : reply.items) out += canonical(item, Order::kAsIs);
   return out + "]";
