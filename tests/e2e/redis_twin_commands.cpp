@@ -189,7 +189,7 @@ Step Commands::sorts() {
     case 0: return {{"SORT", key('t'), "ALPHA", "LIMIT", limit, count}};
     case 1: return {{"SORT", key('t'), "DESC"}};
     case 2: return {{"SORT", list, "ALPHA", "DESC"}};
-    case 3: return {{"SORT", list, "BY", numbers, "GET", "#", "GET", numbers, "ALPHA"}};
+    case 3: return {{"SORT", list, "BY", numbers, "GET", "#", "GET", numbers, "ALPHA"}, Order::kPairs};   // ties
     case 4: return {{"SORT", list, "BY", fmt::format("c{}:h:*->f1", client_), "LIMIT", limit, count}};
     case 5: return {{"SORT", key('z'), "BY", "nosort", "DESC", "LIMIT", limit, count}};
     case 6: return {{"SORT", key('t'), "ALPHA", "STORE", key('l')}};
