@@ -226,7 +226,7 @@ RedisTurn RedisBench::turn(RedisSide& side, const RedisWorkload& workload, doubl
   how.pipeline = options().pipeline;
   how.seconds = seconds;
   how.warm_seconds = 0.1 * seconds;
-  how.save_rate = options().save_rate;
+  how.rate = options().rate;
   how.seed = options().seed * 1000 + ++turns_;
   const RedisTurn result = side.run(workload, how);
   judge(side, workload.name, result);

@@ -52,10 +52,12 @@ Twins::Twins(const Scratch& scratch, const TwinSetup& setup, Commands& commands)
   commands_.set_time_ms(clock_.ms());
 }
 
-// DUMP's payloads are compared: compression leaves chance in them (LZF's table is not cleared). It is on while a child saves.
+// jemalloc's thread would spin while the clock stands still. DUMP's payloads are compared: compression leaves chance in them
+// (LZF's table is not cleared). It is on while a child saves.
 Words Twins::arguments_of(const std::string& name, bool tiered) const {
   Words words{"--dbfilename", name + ".rdb", "--appenddirname", name + ".aof", "--rdbcompression", "no",
-              "--repl-diskless-sync-delay", "0", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0"};
+              "--repl-diskless-sync-delay", "0", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0",
+              "--jemalloc-bg-thread", "no"};
   if (!tiered || setup_.module.empty()) return words;
   const Words module{"--loadmodule", setup_.module, "dram", fmt::format("{}mb", setup_.cap_mib), "size",
                      fmt::format("{}mb", setup_.cap_mib * 40), "lun", path_, "gate", setup_.gate ? "yes" : "no"};

@@ -76,7 +76,7 @@ def usable_host(err):
 def check_json(directory):
     plots = os.path.join(directory, "plots")
     child = start(["--json", "--systems", SYSTEMS, "--workloads", "get,hotcold,save,get-pipe-fits,hash-fits",
-                   "--save-rate", "200", *(["--plot", plots] if shutil.which("gnuplot") else [])], directory)
+                   "--rate", "200", *(["--plot", plots] if shutil.which("gnuplot") else [])], directory)
     out, err = finish(child, "bench")
     if not usable_host(err):
         return False

@@ -45,6 +45,7 @@ struct LoadGenerator::Connection {
   bool wants_write = false;      // EPOLLOUT is on
   std::vector<Request> batch;    // in order; `answered` of them are done
   size_t answered = 0;
+  uint64_t period_ns = 0;        // between its batches; 0: closed loop
   uint64_t sent_ns = 0;          // with a rate: when it was due
   bool idle = false;             // with a rate: waits until due_ns
   uint64_t due_ns = 0;
@@ -124,7 +125,7 @@ void LoadGenerator::send_batch(Connection& who, const LoadPlan& plan) {
   }
   if (who.batch.empty()) return;
   outstanding_ += who.batch.size();
-  who.sent_ns = period_ns_ > 0 ? who.due_ns : now_ns();
+  who.sent_ns = who.period_ns > 0 ? who.due_ns : now_ns();
   flush(who);
 }
 
@@ -162,8 +163,8 @@ void LoadGenerator::receive(Connection& who, const LoadPlan& plan, LoadCounts* c
     take(who, *reply, now, counts);
   }
   if (who.answered < who.batch.size()) return;
-  if (period_ns_ == 0) return send_batch(who, plan);
-  who.due_ns += period_ns_;
+  if (who.period_ns == 0) return send_batch(who, plan);
+  who.due_ns += who.period_ns;
   who.idle = true;
 }
 
@@ -184,7 +185,7 @@ uint64_t LoadGenerator::send_due(const LoadPlan& plan, uint64_t now) {
 void LoadGenerator::serve(const LoadPlan& plan, LoadCounts* counts) {
   epoll_event events[kEventsMax];
   uint64_t wait_ns = kWaitNs;
-  if (period_ns_ > 0) {
+  if (plan.rate > 0) {
     const uint64_t now = now_ns();
     wait_ns = send_due(plan, now) - now;
   }
@@ -206,10 +207,11 @@ LoadCounts LoadGenerator::run(const LoadPlan& plan) {
   replies_ = 0;
   const uint64_t begin = now_ns();
   uint64_t start = 0, cpu = 0, told = begin, moved = begin, moved_replies = 0;
-  period_ns_ = plan.rate > 0 ? ns_of(static_cast<double>(connections_.size()) / plan.rate) : 0;
+  const size_t paced = plan.rate <= 0 ? 0 : plan.first_group > 0 ? plan.first_group : connections_.size();
   for (auto& one : connections_) {
-    one->idle = period_ns_ > 0;
-    one->due_ns = begin + period_ns_ * one->index / connections_.size();
+    one->period_ns = one->index < paced ? ns_of(static_cast<double>(paced) / plan.rate) : 0;
+    one->idle = one->period_ns > 0;
+    one->due_ns = begin + (one->idle ? one->period_ns * one->index / paced : 0);
     if (!one->idle) send_batch(*one, plan);
   }
   for (;;) {
@@ -234,7 +236,7 @@ LoadCounts LoadGenerator::run(const LoadPlan& plan) {
     }
     const bool stopped = plan.is_over && plan.is_over();
     const bool late = plan.seconds > 0 && start != 0 && now >= start + ns_of(plan.seconds);
-    if (measuring_ && (stopped || late || (outstanding_ == 0 && period_ns_ == 0))) {
+    if (measuring_ && (stopped || late || (outstanding_ == 0 && plan.rate <= 0))) {
       counts.seconds = static_cast<double>(now - start) / 1e9;
       counts.cpu_s = static_cast<double>(clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu) / 1e9;
       if (plan.on_end) plan.on_end();

@@ -6,7 +6,7 @@
 // A closed loop: a connection sends when it has all its replies. Latency is from the write of a batch to the reading of
 // the reply, so it holds the time that replies wait for this thread when it is the busy side; its own CPU is measured,
 // so that this shows. With a rate, connections send by the clock, and latency is from the moment a request was due (a
-// stall counts for all the requests it held up).
+// stall counts for all the requests it held up). With groups, the rate is that of group 0, and group 1 a closed loop.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <array>
@@ -23,7 +23,7 @@ namespace lunar::tools {
 struct LoadPlan {
   unsigned connections = 50, pipeline = 1;
   unsigned first_group = 0;   // connections of group 0; the others are group 1. 0: all are group 0
-  double rate = 0;   // batches a second, of all connections together; 0: closed loop
+  double rate = 0;   // batches a second, of the connections of group 0 together; 0: closed loop
   double warm_seconds = 0;
   double seconds = 0;   // measured; 0: until is_over(), or until nothing is left to send
   // The next request of a connection; false: it has none any more.
@@ -70,7 +70,6 @@ class LoadGenerator {
   unsigned groups_first_ = 0;
   bool measuring_ = false, sending_ = false;
   size_t outstanding_ = 0;
-  uint64_t period_ns_ = 0;   // of a connection; 0: closed loop
   uint64_t replies_ = 0;
 };
 

@@ -30,7 +30,7 @@ struct Chart {
 };
 constexpr Chart kCharts[] = {
     {"redis-throughput", "Operations per second", "op/s", false, [](const RedisTurn& turn) { return turn.ops_per_s; }},
-    {"redis-p99", "99th percentile of latency (hotcold: of the hot clients)", "us, logarithmic", true,
+    {"redis-p99", "99th percentile of latency (hotcold, paced: of the hot clients)", "us, logarithmic", true,
      [](const RedisTurn& turn) { return turn.p99_ns / 1e3; }},
 };
 

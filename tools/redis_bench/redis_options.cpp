@@ -25,13 +25,14 @@ constexpr const char* kFooter =
     "  zipf     GET, zipfian 0.99                       zset     ZSCORE, ZRANGE of 10, 10% ZADD; sets of 160 members\n"
     "  hot      GET of a hot set (a 16th of --dram)     hotcold  half of the clients GET hot keys (their figures are\n"
     "  mixed    GET and 10% SET, uniform                         shown), the others cold ones\n"
-    "  save     BGSAVE while clients do as in mixed, --save-rate requests a second\n"
+    "  save     BGSAVE while clients do as in mixed,    paced    the same, hot clients send by the clock: --rate GETs\n"
+    "           --rate requests a second                         a second of them all, whatever the server is\n"
     "  (load    how the data got there: 16 requests at once; load-hash, load-zset, load-fits ...)\n"
     "Systems: lunar = redis-server with the Lunar module; run = under `lunar run`; swap = with kernel swap, or plain\n"
     "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar / swap and lunar / run,\n"
     "and (run_over_swap) run / swap. Clients are one thread: it takes one CPU; see srv%, gen%, cpu%.";
 
-const std::vector<std::string> kDefault{"get", "zipf", "hot", "mixed", "get-pipe", "hotcold", "save",
+const std::vector<std::string> kDefault{"get", "zipf", "hot", "mixed", "get-pipe", "hotcold", "paced", "save",
                                         "hash", "zset", "get-fits", "mixed-fits", "get-pipe-fits"};
 const std::vector<std::string> kQuick{"get", "zipf", "hotcold", "get-fits"};
 
@@ -96,7 +97,7 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
                       ->check(CLI::Range(0.05, 3600.0));
   auto* rounds = app.add_option("--rounds", options.rounds, "turns of each side; medians are quoted (default 3)")
                      ->check(CLI::Range(1, 100));
-  app.add_option("--save-rate", options.save_rate, "requests a second beside a save (default 2000)")
+  app.add_option("--rate", options.rate, "requests a second of clients that send by the clock: save, paced (default 2000)")
       ->check(CLI::Range(1.0, 1e6));
   app.add_option("--lun", options.lun,
                  "directory for LUNs, swap file and dumps (default /var/tmp), or Lunar's LUN: file, device, URI");

@@ -50,7 +50,7 @@ void write_options(JsonWriter& json, const RedisOptions& options) {
   json.close(']').key("systems").open('[');
   for (const std::string& system : options.systems) json.value(system);
   json.close(']').field("seconds", options.seconds).field("rounds", options.rounds);
-  json.field("save_rate", options.save_rate).field("lun", options.lun);
+  json.field("rate", options.rate).field("lun", options.lun);
   json.field("lunar_options", options.options).field("seed", options.seed).field("quick", options.quick).close('}');
 }
 

@@ -18,7 +18,7 @@ struct RedisWorkload {
   DataKind kind = DataKind::kStrings;
   bool pipelined = false, fits = false;
 };
-inline constexpr const char* kRedisBases[] = {"get", "zipf", "hot", "mixed", "hash", "zset", "hotcold", "save"};
+inline constexpr const char* kRedisBases[] = {"get", "zipf", "hot", "mixed", "hash", "zset", "hotcold", "paced", "save"};
 std::optional<RedisWorkload> parse_redis_workload(const std::string& name);
 // "load", "load-zset-fits": how a server's data got there.
 std::string load_workload_name(DataKind kind, bool fits);
@@ -27,20 +27,20 @@ struct RedisOptions {
   uint64_t dram_bytes = 0, data_bytes = 0, allowance_bytes = 0;
   size_t value_bytes = 1024;
   unsigned connections = 50, pipeline = 16, rounds = 3;
-  double seconds = 5, save_rate = 2000;
+  double seconds = 5, rate = 2000;
   std::vector<std::string> workloads, systems{"lunar", "run", "swap"};
   std::string lun = "/var/tmp", options, redis_server, module, plot;
   uint64_t seed = 1;
   bool json = false, quick = false, fits = false;
 };
 
-// cpu_s is the server's (all threads, and children it has reaped); of hotcold, latencies and operations are those of
-// the hot clients.
+// cpu_s is the server's (all threads, and children it has reaped); of hotcold and paced, latencies and operations are
+// those of the hot clients.
 struct RedisTurn : TurnResult {
   double generator_cpu_s = 0;                       // of the load generator's one thread
   double server_read_bytes = -1;                    // of the disk's, what the server had read; -1: not known
   double bgsave_s = 0, fork_us = 0;                 // save
-  double cold_ops_per_s = 0, cold_p99_ns = 0;       // hotcold: the clients that read cold keys
+  double cold_ops_per_s = 0, cold_p99_ns = 0;       // hotcold, paced: the clients that read cold keys
   std::string first_mismatch;
 };
 struct RedisTurnField {

@@ -231,7 +231,7 @@ std::function<bool(unsigned, Request*)> RedisSide::chooser(const RedisWorkload& 
   if (base == "hot") {
     return [=, this](unsigned, Request* request) { return *request = data_.read(hot(), *random), true; };
   }
-  if (base == "hotcold") {
+  if (base == "hotcold" || base == "paced") {
     return [=, this, first = setup_.connections / 2](unsigned connection, Request* request) {
       return *request = data_.read(connection < first ? hot() : uniform(), *random), true;
     };
@@ -255,7 +255,7 @@ double RedisSide::missed_reads(const RedisWorkload& workload, double draws, unsi
 }
 
 RedisTurn RedisSide::run(const RedisWorkload& workload, const Turn& how) {
-  const bool hotcold = workload.base == "hotcold", save = workload.base == "save";
+  const bool paced = workload.base == "paced", hotcold = paced || workload.base == "hotcold", save = workload.base == "save";
   if (hotcold || workload.base == "hot") warm_hot_keys();
   Random random(how.seed);
   RedisTurn turn;
@@ -265,8 +265,9 @@ RedisTurn RedisSide::run(const RedisWorkload& workload, const Turn& how) {
   plan.warm_seconds = how.warm_seconds;
   plan.next = chooser(workload, &random);
   if (hotcold) plan.first_group = setup_.connections / 2;
+  if (paced) plan.rate = how.rate;
   if (save) {
-    plan.rate = how.save_rate;   // the same work beside the save on every side
+    plan.rate = how.rate;   // the same work beside the save on every side
     // The turn lasts as long as the save; its flag exists from the start of the clock on.
     plan.on_start = [&] { saving = std::make_unique<Saving>(*server_); };
     plan.is_over = [&] { return saving && saving->done.load(std::memory_order_acquire); };

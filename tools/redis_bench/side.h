@@ -33,7 +33,7 @@ class RedisSide {
   };
   struct Turn {
     unsigned pipeline = 1;
-    double seconds = 1, warm_seconds = 0.1, save_rate = 2000;
+    double seconds = 1, warm_seconds = 0.1, rate = 2000;
     uint64_t seed = 1;
   };
   using Say = std::function<void(const std::string&)>;
