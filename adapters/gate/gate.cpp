@@ -9,6 +9,7 @@
 
 #include <utility>
 
+#include "base/host_guard.h"
 #include "base/log.h"
 #include "gate_inside.h"
 #include "pager/pager.h"
@@ -211,24 +212,53 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
   }
 }
 
+bool on_main_thread() { return pthread_equal(pthread_self(), g_gate.main_thread) != 0; }
+
 ssize_t hook_read(int fd, void* buffer, size_t bytes) {
   Gate& g = g_gate;
   if (g.epoll < 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff) return g.read(fd, buffer, bytes);
-  return pthread_equal(pthread_self(), g.main_thread) ? gate_input(fd, buffer, bytes) : gate_input_elsewhere(fd, buffer, bytes);
+  return on_main_thread() ? gate_input({fd, nullptr}, buffer, bytes) : gate_input_elsewhere({fd, nullptr}, buffer, bytes);
+}
+
+// OpenSSL's SSL_read, SSL_get_error and SSL_pending. A session to which the gate said "later" wants to read, and has nothing.
+int hook_tls_read(void* tls, void* buffer, int bytes) {
+  Gate& g = g_gate;
+  if (g.epoll < 0 || bytes <= 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff) return g.tls_read(tls, buffer, bytes);
+  const Source from{g.tls_descriptor(tls), tls};
+  const auto size = static_cast<size_t>(bytes);
+  if (!on_main_thread()) return static_cast<int>(gate_input_elsewhere(from, buffer, size));
+  const int got = static_cast<int>(gate_input(from, buffer, size));
+  g.tls_put_off = g.put_off ? tls : nullptr;
+  return got;
+}
+
+int hook_tls_error(const void* tls, int rc) {
+  constexpr int kWantRead = 2;   // SSL_ERROR_WANT_READ
+  Gate& g = g_gate;
+  if (tls == nullptr || tls != g.tls_put_off || !on_main_thread()) return g.tls_error(tls, rc);
+  g.tls_put_off = nullptr;
+  return kWantRead;
+}
+
+int hook_tls_pending(const void* tls) {
+  Gate& g = g_gate;
+  if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff && on_main_thread())
+    if (const Connection* c = g.connections.find(g.tls_descriptor(tls)); c != nullptr && c->state == Hold::kHeld) return 0;
+  return g.tls_pending(tls);
 }
 
 int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
   Gate& g = g_gate;
   const GateState state = g.state.load(std::memory_order_relaxed);
   if (state == GateState::kStarting) look_for_server(epoll, events, max);
-  if (!g.fetching || epoll != g.epoll || state == GateState::kOff || !pthread_equal(pthread_self(), g.main_thread))
+  if (!g.fetching || epoll != g.epoll || state == GateState::kOff || !on_main_thread())
     return g.epoll_wait(epoll, events, max, timeout_ms);
   return wait_for_events(epoll, events, max, timeout_ms);
 }
 
 int hook_close(int fd) {
   Gate& g = g_gate;
-  if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff && pthread_equal(pthread_self(), g.main_thread))
+  if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff && on_main_thread())
     if (Connection* c = g.connections.find(fd); c != nullptr) g.connections.drop(c);
   return g.close(fd);
 }
@@ -248,6 +278,18 @@ int redirect(const char* name, F hook, F* original, ErrorText* why) {
   *original = reinterpret_cast<F>(program_calls(name));
   if (*original == nullptr) return why->set(-ENOENT, "the server does not call %s of a shared library", name);
   return program_redirect(name, reinterpret_cast<void*>(hook), &before, why);
+}
+
+// A server that was built with TLS. The call that is put off comes last, the others hand through until then.
+int redirect_tls(ErrorText* why) {
+  Gate& g = g_gate;
+  HostGuard guard;
+  if (program_calls("SSL_read") == nullptr) return 0;
+  g.tls_descriptor = reinterpret_cast<int (*)(const void*)>(dlsym(RTLD_DEFAULT, "SSL_get_fd"));
+  if (g.tls_descriptor == nullptr) return why->set(-ENOENT, "the server's OpenSSL has no SSL_get_fd");
+  int rc = redirect("SSL_get_error", hook_tls_error, &g.tls_error, why);
+  if (rc == 0) rc = redirect("SSL_pending", hook_tls_pending, &g.tls_pending, why);
+  return rc == 0 ? redirect("SSL_read", hook_tls_read, &g.tls_read, why) : rc;
 }
 
 }  // namespace
@@ -285,6 +327,7 @@ int gate_start(const GateOptions& options, ErrorText* why) {
   if (int rc = pthread_atfork(nullptr, nullptr, enter_child); rc != 0) return why->set(-rc, "no fork handler");
   int rc = redirect("read", hook_read, &g.read, why);
   if (rc == 0) rc = redirect("close", hook_close, &g.close, why);
+  if (rc == 0) rc = redirect_tls(why);
   if (rc == 0) rc = redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
   if (rc < 0) return rc;   // a hook without the others hands through
   g.state.store(GateState::kStarting);

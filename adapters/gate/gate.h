@@ -7,9 +7,9 @@
 //   epoll_wait()  ◄── pages are in: the descriptor counts as readable again, read() hands the bytes over
 //
 // To the server the client was merely slower to send. Calls of the main program are redirected (program_got.h): read,
-// epoll_wait, close. Held for at most `hold_ms_max` and kRoundsMax rounds, then passed as it is: the command faults, and is right.
+// epoll_wait, close, and OpenSSL's SSL_read (with SSL_get_error and SSL_pending, so that the session agrees). Held for at most `hold_ms_max` and kRoundsMax rounds, then passed as it is: the command faults, and is right.
 //
-// Passed at once, without look-up: everything but plain sockets of clients (TLS, replication links, pipes, files), input that
+// Passed at once, without look-up: everything but sockets of clients (replication links, pipes, files), input that
 // the server has part of already, commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
 // server's layout is not known (one line in the log), and for good once threads of the server read for it (io-threads-do-reads).
 //

@@ -2,6 +2,7 @@
 // What the server's read() gets: see gate.h. A read goes straight into the server's buffer and is judged there; only what must
 // wait is copied.
 #include <errno.h>
+#include <limits.h>
 
 #include <cstring>
 
@@ -66,6 +67,7 @@ Verdict judge(const ClientView& client, const char* data, size_t bytes, bool ful
 }
 
 ssize_t again() {
+  gate().put_off = true;
   errno = EAGAIN;
   return -1;
 }
@@ -126,8 +128,7 @@ const ClientView* judged_client(int fd, const void* buffer) {
 }
 
 // Bytes that were kept come first.
-ssize_t input_from(Connection* c, void* buffer, size_t bytes) {
-  Gate& g = gate();
+ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
   if (c->state == Hold::kHeld) return again();
   const int fd = c->fd;
   auto* text = static_cast<char*>(buffer);
@@ -135,7 +136,7 @@ ssize_t input_from(Connection* c, void* buffer, size_t bytes) {
   memcpy(text, c->first(), kept);
   size_t n = kept;
   if (c->state == Hold::kPartial && kept == c->size() && kept < bytes) {
-    const ssize_t got = g.read(fd, text + kept, bytes - kept);
+    const ssize_t got = from.read(text + kept, bytes - kept);
     if (got <= 0) return got;   // the end: half a command is nothing to the server
     n += static_cast<size_t>(got);
   }
@@ -155,13 +156,21 @@ ssize_t input_from(Connection* c, void* buffer, size_t bytes) {
 
 }  // namespace
 
-ssize_t gate_input(int fd, void* buffer, size_t bytes) {
+ssize_t Source::read(void* buffer, size_t bytes) const {
+  const Gate& g = gate();
+  if (tls == nullptr) return g.read(fd, buffer, bytes);
+  return g.tls_read(tls, buffer, bytes > INT_MAX ? INT_MAX : static_cast<int>(bytes));
+}
+
+ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
-  if (bytes == 0) return g.read(fd, buffer, bytes);
+  const int fd = from.fd;
+  g.put_off = false;
+  if (bytes == 0) return from.read(buffer, bytes);
   if (g.state.load(std::memory_order_relaxed) == GateState::kStarting) look_at_keys(fd);
-  if (Connection* c = g.connections.find(fd); c != nullptr) return input_from(c, buffer, bytes);
+  if (Connection* c = g.connections.find(fd); c != nullptr) return input_from(c, from, buffer, bytes);
   const ClientView* client = counters().evictions.get() != 0 ? judged_client(fd, buffer) : nullptr;
-  const ssize_t got = g.read(fd, buffer, bytes);
+  const ssize_t got = from.read(buffer, bytes);
   if (client == nullptr || got <= 0) return got;
   Missing missing;
   const auto n = static_cast<size_t>(got);
@@ -170,12 +179,12 @@ ssize_t gate_input(int fd, void* buffer, size_t bytes) {
 }
 
 // A thread of the server that reads for it. The gate opens for good; bytes that are here already go first.
-ssize_t gate_input_elsewhere(int fd, void* buffer, size_t bytes) {
+ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
-  if (!g.layout.io_threads_reading()) return g.read(fd, buffer, bytes);
+  if (!g.layout.io_threads_reading()) return from.read(buffer, bytes);
   g.threads_read.store(true, std::memory_order_release);
-  Connection* c = g.connections.find(fd);
-  if (c == nullptr || c->size() == 0) return g.read(fd, buffer, bytes);
+  Connection* c = g.connections.find(from.fd);
+  if (c == nullptr || c->size() == 0) return from.read(buffer, bytes);
   if (c->state == Hold::kHeld) return again();
   const size_t kept = c->size() < bytes ? c->size() : bytes;
   memcpy(buffer, c->first(), kept);

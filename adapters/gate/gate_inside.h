@@ -19,6 +19,13 @@ constexpr size_t kPartialMax = 32 * 1024;    // a command that needs more is pas
 constexpr size_t kHoldBytesMax = 1 << 20;    // more than that is not kept from the server
 constexpr unsigned kLookAhead = 256;         // commands behind a cold one that are looked at too
 
+// Where input comes from: a socket, or the TLS session on it. read() is what the program called before the gate.
+struct Source {
+  int fd;
+  void* tls;   // SSL*, or nullptr
+  ssize_t read(void* buffer, size_t bytes) const;
+};
+
 struct GateWork {
   Counter commands, held, rounds, ranges, timeouts, unknown, overflows;   // as in GateCounters
 };
@@ -37,18 +44,25 @@ struct Gate {
   uint64_t longest_hold_ns = 0;
   int epoll = -1;
 
+  bool put_off = false;                      // the last gate_input() ended in an EAGAIN of ours
+  void* tls_put_off = nullptr;               // the session to whose last SSL_read that happened
+
   // What the program called before.
   ssize_t (*read)(int, void*, size_t) = nullptr;
   int (*epoll_wait)(int, epoll_event*, int, int) = nullptr;
   int (*close)(int) = nullptr;
+  int (*tls_read)(void*, void*, int) = nullptr;
+  int (*tls_error)(const void*, int) = nullptr;
+  int (*tls_pending)(const void*) = nullptr;
+  int (*tls_descriptor)(const void*) = nullptr;
 
   bool watching() const { return state.load(std::memory_order_relaxed) == GateState::kWatching; }
 };
 Gate& gate();
 
-// read() for a descriptor: the main thread's, and that of the server's other threads.
-ssize_t gate_input(int fd, void* buffer, size_t bytes);
-ssize_t gate_input_elsewhere(int fd, void* buffer, size_t bytes);
+// read(), or SSL_read(): the main thread's, and that of the server's other threads.
+ssize_t gate_input(Source from, void* buffer, size_t bytes);
+ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes);
 // The server's data is known, but its keys have not been checked yet: while a client's input is read they may be looked at.
 void look_at_keys(int fd);
 

@@ -95,9 +95,11 @@ bool ServerLayout::find_symbols(ErrorText* why) {
   shape_ = exports("kvstoreKeysHashtableType") ? &kValkey8 : exports("kvstoreCreate") ? &kRedis8 : &kRedis7;
   if (!symbol("server", &server_, why) || !symbol("readQueryFromClient", &read_query_, why)) return false;
   if (shape_ == &kRedis7) {
-    if (!symbol("CT_Socket", &socket_type_, why)) return false;
-  } else if (!symbol("connectionTypeTcp", &find_socket_type_, why)) {
-    return false;
+    if (!symbol("CT_Socket", &types_[0], why)) return false;
+    types_[1] = dlsym(RTLD_DEFAULT, "CT_TLS");
+  } else {
+    if (!symbol("connectionTypeTcp", &find_types_[0], why)) return false;
+    find_types_[1] = reinterpret_cast<SocketType>(dlsym(RTLD_DEFAULT, "connectionTypeTls"));
   }
   io_threads_op_ = reinterpret_cast<const volatile int*>(dlsym(RTLD_DEFAULT, "io_threads_op"));
   if (shape_ == &kValkey8)
@@ -147,9 +149,11 @@ int ServerLayout::find_data(int epoll, const void* events, int events_max, Error
     return (void)why->set(-ENOTSUP, "its event loop is not where it should be"), -1;
   if (its_epoll != epoll) return 0;   // somebody else's
   if (api != events || size != events_max) return (void)why->set(-ENOTSUP, "its event loop looks different"), -1;
-  if (find_socket_type_ != nullptr) socket_type_ = find_socket_type_();
-  if (socket_type_ == nullptr || !peek(static_cast<const char*>(socket_type_) + shape_->type_handler, &socket_handler_))
-    return (void)why->set(-ENOTSUP, "its sockets look different"), -1;
+  for (int t = 0; t < 2; ++t) {
+    if (find_types_[t] != nullptr) types_[t] = find_types_[t]();
+    if (types_[t] == nullptr ? t == 0 : !peek(static_cast<const char*>(types_[t]) + shape_->type_handler, &handlers_[t]))
+      return (void)why->set(-ENOTSUP, "its sockets look different"), -1;
+  }
   databases_ = base;
   database_count_ = count;
   loop_ = loop;
@@ -267,9 +271,9 @@ int ServerLayout::event_mask(int fd) const {
 const ClientView* ServerLayout::client_of(int fd) const {
   if ((event_mask(fd) & 1) == 0) return nullptr;
   const FileEventView& event = at<const FileEventView*>(*loop_, shape_->loop_events)[fd];
-  if (event.read_handler != socket_handler_ || event.data == nullptr) return nullptr;
+  if (event.data == nullptr || (event.read_handler != handlers_[0] && event.read_handler != handlers_[1])) return nullptr;
   const void* connection = event.data;
-  if (at<const void*>(connection, 0) != socket_type_ || at<int32_t>(connection, shape_->connection_fd) != fd ||
+  if (at<const void*>(connection, 0) != types_[event.read_handler == handlers_[0] ? 0 : 1] || at<int32_t>(connection, shape_->connection_fd) != fd ||
       at<const void*>(connection, shape_->connection_reader) != read_query_)
     return nullptr;
   const auto* client = at<const ClientView*>(connection, shape_->connection_client);
@@ -285,7 +289,7 @@ bool ServerLayout::strange_client(int fd) const {
   if ((event_mask(fd) & 1) == 0) return false;
   const void* words[12];
   const void* connection = at<const FileEventView*>(*loop_, shape_->loop_events)[fd].data;
-  if (!peek(connection, &words) || words[0] != socket_type_) return false;
+  if (!peek(connection, &words) || words[0] != types_[0]) return false;
   bool reads_queries = false;
   for (const void* word : words) reads_queries |= word == read_query_;
   if (!reads_queries) return false;   // a replication link

@@ -122,7 +122,7 @@ class ServerLayout {
   Keyspace keyspace() const { return shape_->keyspace; }
   // What the event loop waits for: 1 readable, 2 writable.
   int event_mask(int fd) const;
-  // The client whose plain socket this is; nullptr: something else, a replication link, or a client of another transport.
+  // The client whose socket this is, plain or under TLS; nullptr: something else, a replication link, or another transport's.
   const ClientView* client_of(int fd) const;
   // A client on a plain socket that client_of does not know: laid out in another way.
   bool strange_client(int fd) const;
@@ -157,9 +157,10 @@ class ServerLayout {
   const Shape* shape_ = nullptr;
   const char* server_ = nullptr;
   const void* database_type_ = nullptr;
-  const void* socket_type_ = nullptr;
-  SocketType find_socket_type_ = nullptr;
-  void* socket_handler_ = nullptr;
+  // Of connections: [0] plain sockets, [1] TLS (nullptr: the server was built without).
+  const void* types_[2] = {};
+  SocketType find_types_[2] = {};
+  const void* handlers_[2] = {};
   void* read_query_ = nullptr;
   const volatile int* io_threads_op_ = nullptr;
   Hash hash_ = nullptr;
