@@ -18,7 +18,7 @@ struct Verdict {
 };
 
 // One command of a client on `*database`. True: nothing is missing for it.
-bool look_up(const Command& command, int* database, Missing* missing) {
+bool look_up(const Command& command, int* database, bool first_look, Missing* missing) {
   Gate& g = gate();
   if (command.kept == 0) return true;
   g.work.commands.add();
@@ -33,12 +33,12 @@ bool look_up(const Command& command, int* database, Missing* missing) {
     return true;
   }
   const DatabaseView* where = g.layout.database(*database);
-  return where == nullptr || walk_command(g.layout, *where, *keys, command, missing);
+  return where == nullptr || walk_command(g.layout, *where, *keys, command, first_look, missing);
 }
 
 // Looks at whole commands from the start. `full`: the server's buffer has no room for more, so what begins here cannot be completed.
-// `late`: the first command has waited enough.
-Verdict judge(const ClientView& client, const char* data, size_t bytes, bool full, bool late, Missing* missing) {
+// `first_look`: nothing of it has been held; `late`: the first command has waited enough.
+Verdict judge(const ClientView& client, const char* data, size_t bytes, bool full, bool first_look, bool late, Missing* missing) {
   Gate& g = gate();
   Verdict verdict;
   int database = g.layout.database_of(client);
@@ -52,7 +52,7 @@ Verdict judge(const ClientView& client, const char* data, size_t bytes, bool ful
     }
     const bool first = at == 0;
     at += g.command.bytes;
-    if (!look_up(g.command, &database, missing)) {
+    if (!look_up(g.command, &database, first_look, missing)) {
       if (first && late) {
         g.work.timeouts.add();
         missing->count = 0;
@@ -143,7 +143,7 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
   Missing missing;
   Verdict verdict{n, false};
   const bool late = c->state == Hold::kReady && (c->late || c->rounds >= kRoundsMax);
-  if (const ClientView* client = judged_client(fd, buffer); client != nullptr) verdict = judge(*client, text, n, n == bytes, late, &missing);
+  if (const ClientView* client = judged_client(fd, buffer); client != nullptr) verdict = judge(*client, text, n, n == bytes, c->state == Hold::kPartial, late, &missing);
   if (kept == c->size()) return keep(c, fd, text, n, verdict, missing);
   // The server asked for less than there is: what it does not take stays where it is, and is looked at when its turn comes.
   if (verdict.good == 0 && verdict.cold && hold(c, missing, false)) return again();
@@ -174,7 +174,7 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   if (client == nullptr || got <= 0) return got;
   Missing missing;
   const auto n = static_cast<size_t>(got);
-  const Verdict verdict = judge(*client, static_cast<char*>(buffer), n, n == bytes, false, &missing);
+  const Verdict verdict = judge(*client, static_cast<char*>(buffer), n, n == bytes, true, false, &missing);
   return verdict.good == n ? got : keep(nullptr, fd, static_cast<char*>(buffer), n, verdict, missing);
 }
 

@@ -22,27 +22,41 @@ struct Marked {
   uintptr_t address() const { return (raw & 1) != 0 ? raw : raw & ~uintptr_t{7}; }
 };
 
-void mark_used(AtomicPageWord& word, PageWord seen) {
-  if (seen.heat() >= kHeatFault || seen.state() != PageState::kResident) return;
-  (void)word.compare_exchange_strong(seen, seen.with_heat(kHeatFault), std::memory_order_relaxed);
+void warm(AtomicPageWord& word, unsigned heat) {
+  PageWord seen = word.load(std::memory_order_relaxed);
+  if (seen.heat() >= heat || seen.state() != PageState::kResident) return;
+  (void)word.compare_exchange_strong(seen, seen.with_heat(heat), std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void Walk::note_use(AtomicPageWord& word) {
+  for (unsigned i = 0; i < used_count; ++i)
+    if (used[i] == &word) return;
+  if (used_count < kUsedMax) used[used_count++] = &word;
+  warm(word, kHeatFault);
+}
+
+void Walk::count_uses() {
+  for (unsigned i = 0; i < used_count; ++i) {
+    const unsigned heat = used[i]->load(std::memory_order_relaxed).heat();
+    if (heat < PageWord::kHeatMax) warm(*used[i], heat + 1);
+  }
 }
 
 // Whether touching the bytes needs no I/O. Pages outside regions count as resident, as do those never written.
-bool resident(const void* address, size_t bytes) {
+bool Walk::resident(const void* address, size_t bytes) {
   const Region* region = region_find(address);
   if (region == nullptr) return true;
   const size_t page = page_bytes();
   const auto start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base);
   for (uint64_t p = start / page; p <= (start + bytes - 1) / page && p < region->pages; ++p) {
-    const PageWord seen = region->words[p].load(std::memory_order_relaxed);
-    const PageState state = seen.state();
+    const PageState state = region->words[p].load(std::memory_order_relaxed).state();
     if (state == PageState::kEvicted || state == PageState::kInFrame || state == PageState::kBusy) return false;
-    mark_used(region->words[p], seen);
+    if (state == PageState::kResident) note_use(region->words[p]);
   }
   return true;
 }
-
-}  // namespace
 
 const AtomicPageWord* page_word_of(const void* address) {
   const Region* region = region_find(address);
@@ -219,7 +233,7 @@ void Missing::add(const void* address, size_t bytes) {
 }
 
 bool walk_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys, const Command& command,
-                  Missing* missing) {
+                  bool first_look, Missing* missing) {
   Walk walk{layout, missing};
   unsigned nth = 0;
   for_each_key(keys, command, [&](unsigned argument) {
@@ -234,6 +248,7 @@ bool walk_command(const ServerLayout& layout, const DatabaseView& database, cons
     if (object == nullptr) return;
     if (walk.have(object, sizeof *object) && keys.wants == Wants::kValue) walk.value_of(object, command, keys, first);
   });
+  if (walk.complete && first_look) walk.count_uses();
   return walk.complete;
 }
 

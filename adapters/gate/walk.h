@@ -3,8 +3,9 @@
 // and what is missing for the step is noted instead of read. With the missing pages in, the next walk gets one step further:
 // table slot, entry, key, object, value.
 //
-// A page may be evicted between the question and the use: then it is an ordinary fault. Pages that a walk relies on are marked
-// as used (the one place where the pager learns of a hit), so the clock hand takes them later.
+// A page may be evicted between the question and the use: then it is an ordinary fault. The gate is the one place where the pager
+// learns of a hit: pages that a walk relies on are passed over once by the clock hand, and those of a command for which nothing was
+// missing at the first look are one degree hotter, so that heat counts how often a page was of use since the hand came by.
 //
 // Threading: the server's main thread only, while it reads a client's input: nothing changes meanwhile (while it waits in
 // epoll_wait, threads of other modules may change keys). Allocates nothing.
@@ -26,7 +27,8 @@ struct Missing {
 };
 
 // What is missing for `command` on the keys of `database`; adds to *missing. True: nothing, all that was to be looked at is resident.
+// first_look: it has not been held.
 [[nodiscard]] bool walk_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys,
-                                const Command& command, Missing* missing);
+                                const Command& command, bool first_look, Missing* missing);
 
 }  // namespace lunar::redis

@@ -47,6 +47,13 @@ struct Walk {
   Missing* missing;
   bool complete = true;
   const PassedOver* passed_over = nullptr;   // not noted when they are missing
+  static constexpr unsigned kUsedMax = 32;
+  AtomicPageWord* used[kUsedMax];            // pages that were there, each once (the first of them)
+  unsigned used_count = 0;
+
+  bool resident(const void* address, size_t bytes);
+  void note_use(AtomicPageWord& word);
+  void count_uses();
 
   // The bytes can be read now; else they are noted.
   bool have(const void* address, size_t bytes);

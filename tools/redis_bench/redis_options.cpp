@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <sstream>
 
 #include "bench/size_option.h"
@@ -25,8 +26,8 @@ constexpr const char* kFooter =
     "  zipf     GET, zipfian 0.99                       zset     ZSCORE, ZRANGE of 10, 10% ZADD; sets of 160 members\n"
     "  hot      GET of a hot set (a 16th of --dram)     hotcold  half of the clients GET hot keys (their figures are\n"
     "  mixed    GET and 10% SET, uniform                         shown), the others cold ones\n"
-    "  save     BGSAVE while clients do as in mixed,    paced    the same, hot clients send by the clock: --rate GETs\n"
-    "           --rate requests a second                         a second of them all, whatever the server is\n"
+    "  save     BGSAVE while clients do as in mixed,    paced    the same, hot clients send by the clock, --rate\n"
+    "           --rate requests a second                         GETs a second, of a 256th of --dram\n"
     "  (load    how the data got there: 16 requests at once; load-hash, load-zset, load-fits ...)\n"
     "Systems: lunar = redis-server with the Lunar module; run = under `lunar run`; swap = with kernel swap, or plain\n"
     "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar / swap and lunar / run,\n"
@@ -73,6 +74,7 @@ void finish(RedisOptions& options, const std::string& dram, const std::string& d
   if (!options.module.empty() && access(options.module.c_str(), R_OK) != 0) {
     throw CLI::ValidationError("--module", options.module + " cannot be read");
   }
+  if (!options.module.empty()) options.module = std::filesystem::absolute(options.module);   // the server runs elsewhere
 }
 
 void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {

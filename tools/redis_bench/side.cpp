@@ -26,6 +26,7 @@ namespace lunar::tools {
 namespace {
 constexpr unsigned kWritePercent = 10;       // of mixed, hash, zset and save
 constexpr uint64_t kHotShareOfDram = 16;     // hot keys hold a 16th of --dram, scattered over all keys
+constexpr uint64_t kPacedShareOfDram = 256;  // of paced: few, so that at its rate each is asked for more often than a cold one
 constexpr double kPageBytes = 4096;          // the least a miss reads, whatever the page size here
 constexpr double kSaveSecondsMax = 900;
 
@@ -196,19 +197,20 @@ RedisTurn RedisSide::load(const Say& say) {
   return turn;
 }
 
-uint64_t RedisSide::hot_keys() const {
-  return std::clamp<uint64_t>(setup_.dram_bytes / kHotShareOfDram / data_.key_bytes(), 1, data_.keys());
+uint64_t RedisSide::hot_keys(const RedisWorkload& workload) const {
+  const uint64_t share = workload.base == "paced" ? kPacedShareOfDram : kHotShareOfDram;
+  return std::clamp<uint64_t>(setup_.dram_bytes / share / data_.key_bytes(), 1, data_.keys());
 }
-uint64_t RedisSide::hot_key(uint64_t index) const { return index * (data_.keys() / hot_keys()); }
+uint64_t RedisSide::hot_key(uint64_t index, uint64_t count) const { return index * (data_.keys() / count); }
 
-void RedisSide::warm_hot_keys() {
+void RedisSide::warm_hot_keys(uint64_t count) {
   uint64_t next = 0;
   Random random(1);
   LoadPlan plan;
   plan.pipeline = 4;
   plan.next = [&](unsigned, Request* request) {
-    if (next == hot_keys()) return false;
-    *request = data_.read(hot_key(next++), random);
+    if (next == count) return false;
+    *request = data_.read(hot_key(next++, count), random);
     return true;
   };
   RedisTurn ignored;
@@ -218,7 +220,7 @@ void RedisSide::warm_hot_keys() {
 std::function<bool(unsigned, Request*)> RedisSide::chooser(const RedisWorkload& workload, Random* random) {
   const auto uniform = [this, random] { return random->below(data_.keys()); };
   const std::string& base = workload.base;
-  const auto hot = [this, random, count = hot_keys()] { return hot_key(random->below(count)); };
+  const auto hot = [this, random, count = hot_keys(workload)] { return hot_key(random->below(count), count); };
   if (base == "get") {
     return [=, this](unsigned, Request* request) { return *request = data_.read(uniform(), *random), true; };
   }
@@ -256,7 +258,7 @@ double RedisSide::missed_reads(const RedisWorkload& workload, double draws, unsi
 
 RedisTurn RedisSide::run(const RedisWorkload& workload, const Turn& how) {
   const bool paced = workload.base == "paced", hotcold = paced || workload.base == "hotcold", save = workload.base == "save";
-  if (hotcold || workload.base == "hot") warm_hot_keys();
+  if (hotcold || workload.base == "hot") warm_hot_keys(hot_keys(workload));
   Random random(how.seed);
   RedisTurn turn;
   std::unique_ptr<Saving> saving;

@@ -59,9 +59,9 @@ class RedisSide {
   Counters count() const;
   LoadCounts drive(LoadPlan plan, RedisTurn* turn);
   std::function<bool(unsigned, Request*)> chooser(const RedisWorkload& workload, Random* random);
-  uint64_t hot_keys() const;
-  uint64_t hot_key(uint64_t index) const;
-  void warm_hot_keys();
+  uint64_t hot_keys(const RedisWorkload& workload) const;
+  uint64_t hot_key(uint64_t index, uint64_t count) const;
+  void warm_hot_keys(uint64_t count);
   double missed_reads(const RedisWorkload& workload, double draws, unsigned outstanding);
   [[noreturn]] void lost(const std::string& why);
 
