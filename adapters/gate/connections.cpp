@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See connections.h. Buffers are private mappings; small ones stay with their entry when it is reused.
+// See connections.h. Buffers are private mappings; small ones stay with their entry when it is reused, while there are not many.
 #include "connections.h"
 
 #include <cstring>
@@ -9,7 +9,8 @@
 namespace lunar::redis {
 namespace {
 
-constexpr size_t kBufferBytes = 64 * 1024;   // smallest, and the largest that is kept
+constexpr size_t kBufferBytes = 16 * 1024;   // the server's usual read; smallest, and the largest that is kept
+constexpr size_t kSpareMax = 4 << 20;        // buffers are kept while no more than this is mapped
 
 }  // namespace
 
@@ -27,8 +28,25 @@ void ConnectionList::remove(Connection* c) {
 }
 
 bool Connections::start() {
-  if (table_ == nullptr) table_ = static_cast<Connection**>(map_private(sizeof(Connection*) * kDescriptorsMax, ForkPolicy::kInherit));
+  if (closed_ == nullptr) closed_ = static_cast<std::atomic<bool>*>(map_private(kDescriptorsMax, ForkPolicy::kInherit));
+  if (table_ == nullptr && closed_ != nullptr)
+    table_ = static_cast<Connection**>(map_private(sizeof(Connection*) * kDescriptorsMax, ForkPolicy::kInherit));
   return table_ != nullptr;
+}
+
+Connection* Connections::find(int fd) {
+  if (!known(fd) || table_[fd] == nullptr) return nullptr;
+  if (!closed_[fd].load(std::memory_order_acquire)) return table_[fd];
+  drop(table_[fd]);
+  return nullptr;
+}
+
+void Connections::unmap(Connection* c) {
+  if (c->data == nullptr) return;
+  unmap_private(c->data, c->capacity);
+  mapped_ -= c->capacity;
+  c->data = nullptr;
+  c->capacity = 0;
 }
 
 Connection* Connections::add(int fd) {
@@ -43,8 +61,8 @@ Connection* Connections::add(int fd) {
   c->data = data;
   c->capacity = capacity;
   c->fd = fd;
-  c->generation = ++generation_;
   lists_[0].append(c);
+  closed_[fd].store(false, std::memory_order_relaxed);
   table_[fd] = c;
   return c;
 }
@@ -52,11 +70,7 @@ Connection* Connections::add(int fd) {
 void Connections::drop(Connection* c) {
   table_[c->fd] = nullptr;
   lists_[static_cast<int>(c->state)].remove(c);
-  if (c->capacity > kBufferBytes) {
-    unmap_private(c->data, c->capacity);
-    c->data = nullptr;
-    c->capacity = 0;
-  }
+  if (c->capacity > kBufferBytes || mapped_ > kSpareMax) unmap(c);
   c->next = spare_;
   spare_ = c;
 }
@@ -64,9 +78,11 @@ void Connections::drop(Connection* c) {
 bool Connections::fill(Connection* c, const char* data, size_t bytes) {
   if (bytes > c->capacity) {
     const size_t capacity = (bytes + kBufferBytes - 1) / kBufferBytes * kBufferBytes;
+    if (mapped_ - c->capacity + capacity > kMappedMax) return false;
     auto* larger = static_cast<char*>(map_private(capacity, ForkPolicy::kInherit));
     if (larger == nullptr) return false;
-    if (c->data != nullptr) unmap_private(c->data, c->capacity);
+    unmap(c);
+    mapped_ += capacity;
     c->data = larger;
     c->capacity = capacity;
   }

@@ -6,8 +6,9 @@
 //   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`
 //   kReady     the pages are in, or have been waited for long enough (`late`): the server is to read
 //
-// Threading: the main thread; take() alone may be called for a kPartial or kReady connection by a thread of the server that
-// reads in its place (the main thread does not touch that connection meanwhile).
+// Threading: the main thread. A thread of the server or of a module that reads or closes in its place may take bytes out of an
+// entry (the main thread does not touch that connection meanwhile), and notes that it closed a descriptor: the entry is dropped
+// when the main thread next looks for it.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -20,10 +21,10 @@ enum class Hold : uint8_t { kPartial, kHeld, kReady };
 struct Connection {
   int fd = -1;
   Hold state = Hold::kPartial;
-  bool parked = false;        // masked in epoll
+  bool parked = false, taken_out = false;   // masked in epoll; not in it: the other side has hung up
   bool late = false;
   unsigned rounds = 0;
-  uint64_t generation = 0;    // of this use of the entry
+  uint64_t hold = 0;          // number of its last hold: what a request of an earlier one brings in does not end it
   uint64_t since_ns = 0, deadline_ns = 0;   // of the first command's hold
   uint64_t seen = 0;          // round of epoll_wait that has it in its result
   char* data = nullptr;       // bytes [begin, end) of `capacity`
@@ -42,12 +43,17 @@ struct ConnectionList {
 class Connections {
  public:
   static constexpr int kDescriptorsMax = 1 << 20;
+  static constexpr size_t kMappedMax = 32 << 20;   // of all buffers
 
   [[nodiscard]] bool start();   // false: no memory
-  Connection* find(int fd) const { return fd >= 0 && fd < kDescriptorsMax && table_ != nullptr ? table_[fd] : nullptr; }
+  Connection* find(int fd);     // main thread
+  Connection* find_elsewhere(int fd) const { return known(fd) && !closed_[fd].load(std::memory_order_acquire) ? table_[fd] : nullptr; }
+  void note_closed(int fd) {    // before the descriptor is closed
+    if (known(fd)) closed_[fd].store(true, std::memory_order_release);
+  }
   Connection* add(int fd);      // nullptr: no memory. kPartial, empty. pre: none for fd
   void drop(Connection* c);
-  // Bytes become `bytes` of `data`, which may not lie in it. False: no memory; nothing changed.
+  // Bytes become `bytes` of `data`, which may not lie in it. False: no memory, or kMappedMax is reached; nothing changed.
   [[nodiscard]] bool fill(Connection* c, const char* data, size_t bytes);
   void enter(Connection* c, Hold state);
 
@@ -55,10 +61,14 @@ class Connections {
   ConnectionList& ready() { return lists_[2]; }
 
  private:
+  bool known(int fd) const { return fd >= 0 && fd < kDescriptorsMax && table_ != nullptr; }
+  void unmap(Connection* c);
+
   ConnectionList lists_[3];
   Connection** table_ = nullptr;
+  std::atomic<bool>* closed_ = nullptr;   // by another thread, since an entry was made
   Connection* spare_ = nullptr;
-  uint64_t generation_ = 0;
+  size_t mapped_ = 0;
 };
 
 }  // namespace lunar::redis

@@ -84,15 +84,17 @@ void release(Connection* c, bool late) {
 }
 
 void unpark(Connection* c) {
-  if (!c->parked) return;
-  c->parked = false;
+  if (!c->parked && !c->taken_out) return;
   const int mask = g_gate.layout.event_mask(c->fd);
-  if (mask != 0) (void)sys::epoll_set(g_gate.epoll, c->fd, (mask & 1 ? EPOLLIN : 0u) | (mask & 2 ? EPOLLOUT : 0u), false);
+  if (mask != 0) (void)sys::epoll_set(g_gate.epoll, c->fd, (mask & 1 ? EPOLLIN : 0u) | (mask & 2 ? EPOLLOUT : 0u), c->taken_out);
+  c->parked = c->taken_out = false;
 }
 
-void park(Connection* c) {
+// Its events are not told while it is held. A hang-up cannot be masked: the descriptor is taken out.
+void park(Connection* c, bool hung_up) {
   const int mask = g_gate.layout.event_mask(c->fd);
-  c->parked = sys::epoll_set(g_gate.epoll, c->fd, mask & 2 ? EPOLLOUT : 0u, false) == 0;
+  if (!hung_up) c->parked = sys::epoll_set(g_gate.epoll, c->fd, mask & 2 ? EPOLLOUT : 0u, false) == 0;
+  else c->taken_out = sys::epoll_remove(g_gate.epoll, c->fd) == 0;
 }
 
 void take_what_is_done() {
@@ -100,18 +102,33 @@ void take_what_is_done() {
   for (Request* r = g.fetcher.take_done(); r != nullptr;) {
     Request* next = r->next;
     Connection* c = g.connections.find(r->fd);
-    if (c != nullptr && c->generation == r->generation && c->state == Hold::kHeld) release(c, false);
+    if (c != nullptr && c->hold == r->hold && c->state == Hold::kHeld) release(c, false);
     g.fetcher.recycle(r);
     r = next;
   }
 }
 
+// Wakes the fetchers; the time of what was held since the last wait begins.
+void begin_fetching(uint64_t now) {
+  Gate& g = g_gate;
+  g.fetcher.flush();
+  const uint64_t deadline = now + uint64_t{g.options.hold_ms_max} * 1000000;
+  for (Connection* c = g.connections.held().tail; c != nullptr && c->hold > g.holds_begun; c = c->previous) {
+    if (c->deadline_ns == UINT64_MAX) c->deadline_ns = deadline;
+    if (c->deadline_ns < g.first_deadline_ns) g.first_deadline_ns = c->deadline_ns;
+  }
+  g.holds_begun = g.holds;
+}
+
 void let_go_of_late_ones(uint64_t now) {
   Gate& g = g_gate;
   const bool all = !g.watching();
-  while (Connection* c = g.connections.held().head) {
-    if (!all && c->deadline_ns > now) break;
-    release(c, true);
+  if (!all && now < g.first_deadline_ns) return;
+  g.first_deadline_ns = UINT64_MAX;
+  for (Connection *c = g.connections.held().head, *next; c != nullptr; c = next) {
+    next = c->next;
+    if (all || c->deadline_ns <= now) release(c, true);
+    else if (c->deadline_ns < g.first_deadline_ns) g.first_deadline_ns = c->deadline_ns;
   }
 }
 
@@ -122,9 +139,8 @@ int time_to_sleep(int timeout_ms, uint64_t now) {
   Gate& g = g_gate;
   for (Connection* c = g.connections.ready().head; c != nullptr; c = c->next)
     if (server_wants(c)) return 0;
-  Connection* first = g.connections.held().head;
-  if (first == nullptr) return timeout_ms;
-  const uint64_t left = first->deadline_ns > now ? (first->deadline_ns - now + 999999) / 1000000 : 0;
+  if (g.connections.held().head == nullptr) return timeout_ms;
+  const uint64_t left = g.first_deadline_ns > now ? (g.first_deadline_ns - now + 999999) / 1000000 : 0;
   return timeout_ms < 0 || static_cast<uint64_t>(timeout_ms) > left ? static_cast<int>(left) : timeout_ms;
 }
 
@@ -141,13 +157,9 @@ int sift(epoll_event* events, int n, bool* woken) {
     }
     Connection* c = g.connections.find(event.data.fd);
     if (c != nullptr && c->state == Hold::kHeld && (event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
-      if ((event.events & (EPOLLHUP | EPOLLERR)) != 0) {   // cannot be masked; nobody waits for the answer any more
-        release(c, true);
-      } else {
-        event.events &= ~static_cast<uint32_t>(EPOLLIN);
-        park(c);
-        if (event.events == 0) continue;
-      }
+      park(c, (event.events & (EPOLLHUP | EPOLLERR)) != 0);
+      event.events &= ~static_cast<uint32_t>(EPOLLIN | EPOLLHUP | EPOLLERR);
+      if (event.events == 0) continue;
     }
     events[left++] = event;
   }
@@ -191,8 +203,8 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
   for (int left = timeout_ms;;) {
     take_what_is_done();
     uint64_t now = g.connections.held().head != nullptr ? sys::now_ns() : started;
+    begin_fetching(now);
     let_go_of_late_ones(now);
-    g.fetcher.flush();
     int sleep = time_to_sleep(left, now);
     if (sleep != 0 && g.fetcher.begin_sleep()) sleep = 0;
     int n = g.epoll_wait(epoll, events, max, sleep);
@@ -212,6 +224,16 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
   }
 }
 
+// A module's thread that has the server's lock: our descriptor is none of its events.
+int wait_elsewhere(int epoll, epoll_event* events, int max, int timeout_ms) {
+  Gate& g = g_gate;
+  const int n = g.epoll_wait(epoll, events, max, timeout_ms);
+  int left = 0;
+  for (int i = 0; i < n; ++i)
+    if (events[i].data.fd != g.fetcher.event_fd()) events[left++] = events[i];
+  return n < 0 ? n : left;
+}
+
 bool on_main_thread() { return pthread_equal(pthread_self(), g_gate.main_thread) != 0; }
 
 ssize_t hook_read(int fd, void* buffer, size_t bytes) {
@@ -226,9 +248,10 @@ int hook_tls_read(void* tls, void* buffer, int bytes) {
   if (g.epoll < 0 || bytes <= 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff) return g.tls_read(tls, buffer, bytes);
   const Source from{g.tls_descriptor(tls), tls};
   const auto size = static_cast<size_t>(bytes);
-  if (!on_main_thread()) return static_cast<int>(gate_input_elsewhere(from, buffer, size));
-  const int got = static_cast<int>(gate_input(from, buffer, size));
-  g.tls_put_off = g.put_off ? tls : nullptr;
+  const bool here = on_main_thread();
+  const int got = static_cast<int>(here ? gate_input(from, buffer, size) : gate_input_elsewhere(from, buffer, size));
+  if (got > 0) errno = 0;   // the server looks at it first, and SSL_read leaves it so
+  if (here) g.tls_put_off = g.put_off ? tls : nullptr;
   return got;
 }
 
@@ -251,15 +274,17 @@ int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
   Gate& g = g_gate;
   const GateState state = g.state.load(std::memory_order_relaxed);
   if (state == GateState::kStarting) look_for_server(epoll, events, max);
-  if (!g.fetching || epoll != g.epoll || state == GateState::kOff || !on_main_thread())
-    return g.epoll_wait(epoll, events, max, timeout_ms);
+  if (!g.fetching || epoll != g.epoll || state == GateState::kOff) return g.epoll_wait(epoll, events, max, timeout_ms);
+  if (!on_main_thread()) return wait_elsewhere(epoll, events, max, timeout_ms);
   return wait_for_events(epoll, events, max, timeout_ms);
 }
 
 int hook_close(int fd) {
   Gate& g = g_gate;
-  if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff && on_main_thread())
-    if (Connection* c = g.connections.find(fd); c != nullptr) g.connections.drop(c);
+  if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff) {
+    if (!on_main_thread()) g.connections.note_closed(fd);
+    else if (Connection* c = g.connections.find(fd); c != nullptr) g.connections.drop(c);
+  }
   return g.close(fd);
 }
 

@@ -78,7 +78,7 @@ bool hold(Connection* c, const Missing& missing, bool anew) {
   Request* request = g.fetcher.spare();
   if (request == nullptr) return false;
   request->fd = c->fd;
-  request->generation = c->generation;
+  request->hold = c->hold = ++g.holds;
   request->pages = missing;
   g.work.rounds.add();
   g.work.ranges.add(missing.count);
@@ -88,9 +88,10 @@ bool hold(Connection* c, const Missing& missing, bool anew) {
     c->rounds = 0;
     c->late = false;
     c->since_ns = sys::now_ns();
-    c->deadline_ns = c->since_ns + uint64_t{g.options.hold_ms_max} * 1000000;
+    c->deadline_ns = UINT64_MAX;   // its time begins when the fetchers are woken: gate.cpp
   }
   ++c->rounds;
+  if (c->deadline_ns < g.first_deadline_ns) g.first_deadline_ns = c->deadline_ns;
   g.connections.enter(c, Hold::kHeld);
   return true;
 }
@@ -178,14 +179,17 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   return verdict.good == n ? got : keep(nullptr, fd, static_cast<char*>(buffer), n, verdict, missing);
 }
 
-// A thread of the server that reads for it. The gate opens for good; bytes that are here already go first.
+// A thread of the server that reads for it: the gate opens for good. Or a module's that handles events while it has the server's
+// lock. Bytes that are here already go first, also those of a TLS session that waits: to put that off is for the main thread only.
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
-  if (!g.layout.io_threads_reading()) return from.read(buffer, bytes);
-  g.threads_read.store(true, std::memory_order_release);
-  Connection* c = g.connections.find(from.fd);
+  if (g.layout.io_threads_reading()) g.threads_read.store(true, std::memory_order_release);
+  Connection* c = g.connections.find_elsewhere(from.fd);
   if (c == nullptr || c->size() == 0) return from.read(buffer, bytes);
-  if (c->state == Hold::kHeld) return again();
+  if (c->state == Hold::kHeld && from.tls == nullptr) {
+    errno = EAGAIN;
+    return -1;
+  }
   const size_t kept = c->size() < bytes ? c->size() : bytes;
   memcpy(buffer, c->first(), kept);
   c->begin += kept;   // an empty entry is dropped by the main thread

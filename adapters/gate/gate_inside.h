@@ -42,6 +42,8 @@ struct Gate {
   Command command;                           // the one being looked at (too large for a stack)
   pthread_t main_thread{};
   uint64_t longest_hold_ns = 0;
+  uint64_t holds = 0, holds_begun = 0;       // numbers: of the last one, of the last whose time has begun
+  uint64_t first_deadline_ns = UINT64_MAX;   // no hold ends before
   int epoll = -1;
 
   bool put_off = false;                      // the last gate_input() ended in an EAGAIN of ours

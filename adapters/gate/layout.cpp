@@ -20,10 +20,10 @@ constexpr unsigned kDatabasesMax = 1u << 16;
 constexpr uint64_t kSlotsScanned = 65536;
 constexpr unsigned kKeysChecked = 8;
 
-//                             database  loop    type  connection  client
-constexpr Shape kRedis7 = {Keyspace::kDict,   40, 80, 16, 48, 0,  56, 24, 48, 8, 16, 32, 48, 148, 152};
-constexpr Shape kRedis8 = {Keyspace::kDicts,  56, 80, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176};
-constexpr Shape kValkey8 = {Keyspace::kTables, 48, 72, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64};
+//                                    database  loop     type  connection  client
+constexpr Shape kRedis7 = {Keyspace::kDict,   40, 80, 4, 16, 48, 0,  56, 24, 48, 8, 16, 32, 48, 148, 152};
+constexpr Shape kRedis8 = {Keyspace::kDicts,  56, 80, 16, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176};
+constexpr Shape kValkey8 = {Keyspace::kTables, 48, 72, 4, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64};
 
 template <class T>
 bool peek(const void* from, T* to) {
@@ -169,7 +169,7 @@ int ServerLayout::check_object(const ObjectView* at, ErrorText* why) const {
   ObjectView object;
   uint64_t length = 0;
   const bool tables = keyspace() == Keyspace::kTables;
-  if (!peek(at, &object) || object.type() > 6 || object.encoding() > 11 || (tables ? object.references >> 2 : object.references) == 0)
+  if (!peek(at, &object) || object.type() > 6 || object.encoding() > (keyspace() == Keyspace::kDicts ? 12u : 11u) || (tables ? object.references >> 2 : object.references) == 0)
     return why->set(-ENOTSUP, "its objects look different"), -1;
   const bool text = object.type() == 0 && object.encoding() != 1;
   if (text && ((object.encoding() != 0 && object.encoding() != 8) || !peek_sds(object.pointer, &length)))
@@ -265,7 +265,7 @@ bool ServerLayout::io_threads_may_read() const { return keyspace() != Keyspace::
 
 int ServerLayout::event_mask(int fd) const {
   const char* loop = *loop_;
-  return fd >= 0 && fd < at<int32_t>(loop, 4) ? at<const FileEventView*>(loop, shape_->loop_events)[fd].mask : 0;
+  return fd >= 0 && fd < at<int32_t>(loop, shape_->loop_size) ? at<const FileEventView*>(loop, shape_->loop_events)[fd].mask : 0;
 }
 
 const ClientView* ServerLayout::client_of(int fd) const {

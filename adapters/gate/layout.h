@@ -95,7 +95,7 @@ static_assert(sizeof(ObjectView) == 16 && sizeof(FileEventView) == 32);
 struct Shape {
   Keyspace keyspace;
   uint16_t database_id, database_bytes;
-  uint16_t loop_events, loop_api;                                       // (the size of `events` is at 4)
+  uint16_t loop_size, loop_events, loop_api;                            // (the most there may be is at 4)
   uint16_t type_handler;                                                // of a connection type
   uint16_t connection_fd, connection_client, connection_reader;
   uint16_t client_flags, client_connection, client_database, client_buffer, client_left, client_bulk;   // flags: 1, 2: replication

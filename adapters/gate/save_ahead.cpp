@@ -19,6 +19,7 @@ constexpr unsigned kBigMax = 64;         // large objects of a group that are go
 constexpr unsigned kChainMax = 64;
 constexpr unsigned kListNodesMax = 256;  // of a list, looked at in one round
 constexpr uint64_t kLookNs = 300000, kLookSlowlyNs = 5000000, kLookSlowlyAfterNs = 1000000000;
+constexpr uint64_t kPatienceNs = 4000000000;   // for the saver to get to a marker
 
 enum class Holds { kObjects, kFields, kScores, kKeyedObjects };   // what the values of a dictionary are; what a table has
 
@@ -38,12 +39,17 @@ class Lead {
     markers_.word[markers_.count++] = word;
     return true;
   }
-  // Waits until there may be more.
+  // Waits until there may be more. A saver that got ahead has left its markers behind, and they may be evicted again: they are given up.
   void wait() {
     const uint64_t since = sys::now_ns();
     for (;;) {
       look();
       if (markers_.count == 0 || (total_ - reached_ < max_ && markers_.count < kMarkersMax)) return;
+      if (sys::now_ns() - since > kPatienceNs) {
+        reached_ = total_;
+        markers_.count = 0;
+        return;
+      }
       sys::sleep_ns(sys::now_ns() - since < kLookSlowlyAfterNs ? kLookNs : kLookSlowlyNs);
     }
   }
@@ -127,12 +133,17 @@ void SaveAhead::object(Walk& walk, const ObjectView* object) {
   }
 }
 
+// The key is resident as far as have_text() looks; of a child that does other things than save, it may be no text any more.
+void look_up_expiry(Walk& walk, const DatabaseView& database, const char* key) {
+  if (const uint64_t bytes = sds_length(key); bytes <= kValueBytesMax) (void)walk.look_up(database.expires, {key, bytes});
+}
+
 void SaveAhead::entries(Walk& walk, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value) {
   if (!walk.have(slot, sizeof *slot)) return;
   unsigned n = 0;
   for (EntryView* entry = *slot; entry != nullptr && n < kChainMax && !missing.full(); ++n, entry = entry->next) {
     if (!walk.have(entry, sizeof *entry)) break;
-    if (walk.have_text(entry->key) && database != nullptr) (void)walk.look_up(database->expires, {entry->key, sds_length(entry->key)});
+    if (walk.have_text(entry->key) && database != nullptr) look_up_expiry(walk, *database, entry->key);
     const char* value = static_cast<const char*>(entry->value);
     if (value == nullptr) continue;
     const unsigned at = missing.count;
@@ -154,7 +165,7 @@ void SaveAhead::keyed_objects(Walk& walk, const BucketView* bucket, const Databa
       const auto* at = static_cast<const ObjectView*>(bucket->entries[i]);
       const char* key = walk.key_inside(at);
       if (key == nullptr) continue;
-      if (at->has_expiry()) (void)walk.look_up(database.expires, {key, sds_length(key)});
+      if (at->has_expiry()) look_up_expiry(walk, database, key);
       const unsigned before = missing.count;
       object(walk, at);
       *at_value = missing.count > before;

@@ -180,8 +180,10 @@ void Walk::list_end(QuicklistNodeView* node) {
 bool Walk::compact(const ObjectView& object) {
   const char* at = object.pointer;
   switch (object.encoding()) {
-    case kRaw:
-    case kEmbedded: (void)have_text(at); return true;
+    case kRaw:   // of a module's types, too: what they point to is not known
+    case kEmbedded:
+      if (object.type() == kString) (void)have_text(at);
+      return true;
     case kListpack:
     case kZiplist: {
       uint32_t bytes;

@@ -24,7 +24,7 @@ struct ZsetView {
   void* members;   // DictView or TableView
   const void* skiplist;
 };
-constexpr unsigned kSortedSet = 3, kHash = 4;   // types
+constexpr unsigned kString = 0, kSortedSet = 3, kHash = 4;   // types
 constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 
 // Page table entry of an address in a region, else nullptr.

@@ -320,6 +320,8 @@ int epoll_set(int epoll, int fd, uint32_t events, bool add) {
   return static_cast<int>(result(syscall(SYS_epoll_ctl, epoll, add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event)));
 }
 
+int epoll_remove(int epoll, int fd) { return static_cast<int>(result(syscall(SYS_epoll_ctl, epoll, EPOLL_CTL_DEL, fd, nullptr))); }
+
 int poll_readable(const int* fds, unsigned count, int64_t timeout_ns, uint64_t* ready_mask) {
   if (count > 64) return -EINVAL;
   pollfd entries[64];

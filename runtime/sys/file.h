@@ -58,6 +58,7 @@ void close_all_but(const int* keep, unsigned count);
 void eventfd_signal(int fd);
 void eventfd_clear(int fd);
 [[nodiscard]] int epoll_set(int epoll, int fd, uint32_t events, bool add);      // EPOLL_CTL_ADD or _MOD; its data is the number
+[[nodiscard]] int epoll_remove(int epoll, int fd);
 [[nodiscard]] int poll_readable(const int* fds, unsigned count, int64_t timeout_ns, uint64_t* ready_mask);
 
 }  // namespace lunar::sys

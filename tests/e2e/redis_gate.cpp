@@ -14,7 +14,7 @@
 //   endings     half-closed, closed and reset in mid-hold, CLIENT KILL, descriptors used again
 //   pressure    a client that sends thousands of large reads and does not listen for a while
 //
-// At the end DEBUG DIGEST is equal, no descriptor has leaked, and the gate must have held clients a thousand times: otherwise
+// At the end DEBUG DIGEST is equal, no socket has leaked, and the gate must have held clients a thousand times: otherwise
 // nothing was tested. LUNAR_SEED= replays. Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
 
@@ -304,7 +304,7 @@ int run(const Setup& setup) {
   };
   fill(t);
   phase("fill");
-  const size_t descriptors = tiered.descriptors();
+  const size_t sockets = tiered.sockets();
   pipelines(t, rounds);
   phase("pipelines");
   blocking(t, rounds / 10);
@@ -317,8 +317,8 @@ int run(const Setup& setup) {
   phase("pipelines");
   const std::string digest = tiered.ask({"DEBUG", "DIGEST"});
   require(digest == plain.ask({"DEBUG", "DIGEST"}), "the data differs: DEBUG DIGEST {}", digest);
-  for (int i = 0; i < 50 && tiered.descriptors() > descriptors; ++i) usleep(100000);
-  require(tiered.descriptors() <= descriptors, "descriptors leaked: {} were {}", tiered.descriptors(), descriptors);
+  for (int i = 0; i < 50 && tiered.sockets() > sockets; ++i) usleep(100000);
+  require(tiered.sockets() <= sockets, "sockets leaked: {} were {}", tiered.sockets(), sockets);
   check_work(tiered, setup);
   if (g_failures != 0) fmt::print("the tiered server's log:\n{}\n", tiered.log());
   fmt::print("{}\n", g_failures == 0 ? "PASS" : "FAILED");

@@ -154,9 +154,12 @@ class Server {
     const size_t at = text.find("\n" + key + ":");
     return at == std::string::npos ? 0 : strtoull(text.c_str() + at + key.size() + 2, nullptr, 10);
   }
-  size_t descriptors() const {
+  // Of its descriptors; the pager opens a ring for a thread that first reads from a LUN.
+  size_t sockets() const {
     size_t n = 0;
-    for (auto& entry : std::filesystem::directory_iterator(fmt::format("/proc/{}/fd", pid_))) n += !entry.path().empty();
+    std::error_code gone;
+    for (auto& entry : std::filesystem::directory_iterator(fmt::format("/proc/{}/fd", pid_)))
+      n += std::filesystem::read_symlink(entry.path(), gone).string().starts_with("socket:");
     return n;
   }
 
