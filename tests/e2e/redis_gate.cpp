@@ -2,7 +2,7 @@
 // The input gate against a plain server: the same bytes, cut at the same places, sent to both on many connections; the replies
 // must be the same bytes. The data set is several times the budget, so that commands are held all the time.
 //
-//   redis_gate module|run|both MODULE LUNAR CAP_MIB ROUNDS
+//   redis_gate module|run|both MODULE LUNAR KILLER_MODULE CAP_MIB ROUNDS
 //
 //   module      the module's gate
 //   run         that of the preload library: `lunar run -- redis-server`
@@ -12,6 +12,7 @@
 //               bytes cut anywhere
 //   blocking    commands behind a BLPOP; SUBSCRIBE
 //   endings     half-closed, closed and reset in mid-hold, CLIENT KILL, descriptors used again
+//   heirs       clients that a module's thread ends in mid-hold; whoever gets their descriptor next gets nothing of theirs
 //   pressure    a client that sends thousands of large reads and does not listen for a while
 //
 // At the end DEBUG DIGEST is equal, no socket has leaked, and the gate must have held clients a thousand times: otherwise
@@ -251,15 +252,40 @@ void fill(Twins& t) {
   }
 }
 
+// A client with commands that are held is ended by another thread of the server; the next one has its descriptor.
+void heirs(Twins& t, unsigned rounds) {
+  Wire control(t.tiered.port());
+  for (unsigned i = 0; i < rounds && g_failures == 0; ++i) {
+    Wire victim(t.tiered.port());
+    victim.send_all(resp({"CLIENT", "ID"}));
+    std::string id = victim.receive_until("\r\n");
+    id = id.substr(1, id.size() - 3);
+    std::string reads;
+    for (unsigned k = 0; k < 20; ++k) reads += resp({"GET", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach))});
+    victim.send_all(reads);
+    control.send_all(resp({"KILLER.LATER", id}));
+    if (const std::string reply = control.receive_until("\r\n"); reply != "+OK\r\n") give_up("KILLER.LATER: " + reply);
+    (void)victim.receive_to_the_end();
+    Wire heir(t.tiered.port());
+    const std::string word = fmt::format("heir {}", i);
+    heir.send_all(resp({"PING", word}));
+    const std::string reply = heir.receive_until(word + "\r\n"), wanted = fmt::format("${}\r\n{}\r\n", word.size(), word);
+    require(reply == wanted, "heir {} got {} bytes: {}", i, reply.size(), reply.substr(0, 60));
+  }
+}
+
 struct Setup {
-  std::string how, module, lunar;
+  std::string how, module, lunar, killer;
   uint64_t cap_mib = 0;
   unsigned rounds = 0;
   bool has_module() const { return how != "run"; }
   Words arguments(const std::string& directory) const {
-    if (how == "run") return {};
-    if (how == "both") return {"--loadmodule", module};
-    return {"--loadmodule", module, "dram", fmt::format("{}mb", cap_mib), "size", fmt::format("{}mb", cap_mib * 40), "lun", directory};
+    Words words{"--loadmodule", killer};
+    if (how == "run") return words;
+    words.insert(words.end(), {"--loadmodule", module});
+    if (how == "module")
+      words.insert(words.end(), {"dram", fmt::format("{}mb", cap_mib), "size", fmt::format("{}mb", cap_mib * 40), "lun", directory});
+    return words;
   }
   Words wrapper(const std::string& directory) const {
     if (how == "module") return {};
@@ -311,6 +337,8 @@ int run(const Setup& setup) {
   phase("blocking");
   endings(t, rounds / 10);
   phase("endings");
+  heirs(t, rounds / 2);
+  phase("heirs");
   pressure(t);
   phase("pressure");
   pipelines(t, rounds / 4);
@@ -328,12 +356,12 @@ int run(const Setup& setup) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 6) return 2;
+  if (argc != 7) return 2;
   setvbuf(stdout, nullptr, _IOLBF, 0);
   if (redis_missing()) return 77;
   try {
-    return run({argv[1], std::filesystem::absolute(argv[2]), std::filesystem::absolute(argv[3]), strtoull(argv[4], nullptr, 10),
-                static_cast<unsigned>(strtoul(argv[5], nullptr, 10))});
+    return run({argv[1], std::filesystem::absolute(argv[2]), std::filesystem::absolute(argv[3]), std::filesystem::absolute(argv[4]),
+                strtoull(argv[5], nullptr, 10), static_cast<unsigned>(strtoul(argv[6], nullptr, 10))});
   } catch (const std::exception& failure) {
     fmt::print("FAIL: {}\n", failure.what());
     return 1;
