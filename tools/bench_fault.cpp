@@ -34,8 +34,6 @@ namespace lunar::tools {
 namespace {
 
 constexpr uint64_t kMiBytes = 1 << 20;
-constexpr size_t kLunHeaderBytes = 1 << 20;       // zeros at the start of a LUN file that may be taken
-constexpr uint64_t kLunOverheadBytes = 4 << 20;   // header and rounding, above what is asked for as LUN space
 
 class FaultBench {
  public:
@@ -105,7 +103,7 @@ void FaultBench::start_lunar() {
     line = "file " + lun;
     progress_.say(fmt::format("writing {} MiB of LUN in {}", lun_bytes_ / kMiBytes, directory_));
     leftovers_->record(line);
-    write_whole_file(lun, lun_bytes_ + kLunOverheadBytes, kLunHeaderBytes, 0x1a, check_interrupted);
+    write_lun_file(lun, lun_bytes_);
   }
   const auto tidy = [&] {   // open in the child by now: nothing stays whatever happens
     if (line.empty()) return;

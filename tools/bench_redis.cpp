@@ -34,8 +34,6 @@ namespace lunar::tools {
 namespace {
 
 constexpr uint64_t kMiBytes = 1 << 20;
-constexpr size_t kLunHeaderBytes = 1 << 20;       // zeros at the start of a LUN file that may be taken
-constexpr uint64_t kLunOverheadBytes = 4 << 20;   // header and rounding, above what is asked for as LUN space
 
 class RedisBench {
  public:
@@ -134,7 +132,7 @@ std::string RedisBench::prepare_lun(const std::string& system) {
   progress_.say(fmt::format("writing {} MiB of LUN in {}", lun_file_bytes_ / kMiBytes, directory_));
   recorded_.push_back("file " + path);
   leftovers_->record(recorded_.back());
-  write_whole_file(path, lun_file_bytes_ + kLunOverheadBytes, kLunHeaderBytes, 0x1a, check_interrupted);
+  write_lun_file(path, lun_file_bytes_);
   return path;
 }
 

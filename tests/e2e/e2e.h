@@ -3,7 +3,10 @@
 // `lunar run --stats` leaves in standard error.
 // Threading: one thread. May not be used by code that ships.
 #pragma once
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -45,12 +48,15 @@ inline bool redis_missing() {
 }
 
 // A directory of this run, gone with it. On a disk: no LUN lies on a memory file system.
+// A directory that goes with the test. One that was killed leaves it: the next test that makes one takes it away.
 struct Scratch {
   std::string path;
   Scratch() {
-    const char* parent = getenv("TMPDIR");
-    path = std::string(parent != nullptr && *parent != 0 ? parent : "/var/tmp") + "/lunar-e2e-XXXXXX";
-    if (mkdtemp(path.data()) == nullptr) {
+    const char* given = getenv("TMPDIR");
+    const std::string parent = given != nullptr && *given != 0 ? given : "/var/tmp";
+    sweep(parent);
+    path = parent + "/lunar-e2e-XXXXXX";
+    if (mkdtemp(path.data()) == nullptr || !lock(path, &lock_)) {
       fmt::print(stderr, "{}: {}\n", path, strerror(errno));
       exit(1);
     }
@@ -58,8 +64,29 @@ struct Scratch {
   ~Scratch() {
     std::error_code ignored;
     std::filesystem::remove_all(path, ignored);
+    close(lock_);
   }
   std::string file(const std::string& name) const { return path + "/" + name; }
+
+ private:
+  // A test that lives has its directory locked (close-on-exec: its servers do not).
+  static bool lock(const std::string& directory, int* fd) {
+    *fd = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return *fd >= 0 && flock(*fd, LOCK_EX | LOCK_NB) == 0;
+  }
+  static void sweep(const std::string& parent) {
+    std::error_code ignored;
+    for (auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
+      struct stat status {};
+      const std::string old = entry.path();
+      if (old.find("/lunar-e2e-") == std::string::npos || stat(old.c_str(), &status) != 0) continue;
+      if (status.st_uid != geteuid() || time(nullptr) - status.st_mtime < 60) continue;
+      int fd = -1;
+      if (lock(old, &fd)) std::filesystem::remove_all(old, ignored);
+      if (fd >= 0) close(fd);
+    }
+  }
+  int lock_ = -1;
 };
 
 inline std::string text_of(const std::string& path) {

@@ -178,7 +178,7 @@ def main():
     seed = int(os.environ.get("LUNAR_SEED", time.time()))
     print(f"LUNAR_SEED={seed}")
     port, tls_port = free_port(), free_port()
-    with tempfile.TemporaryDirectory(prefix="lunar-e2e-", dir="/var/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="lunar-tls-", dir="/var/tmp") as directory:
         server, log = start(directory, os.path.abspath(sys.argv[1]), port, tls_port)
         try:
             clients = [Client(number, tls_port, seed) for number in range(CLIENTS)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See bench_host.h. Only looks, but for the sweep of what a killed run left.
+// See bench_host.h. The check only looks, but for the sweep of what a killed run left.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "bench/bench_host.h"
 
@@ -9,6 +9,8 @@
 
 #include <stdexcept>
 
+#include "bench/swap_file.h"
+#include "support/process.h"
 #include "support/procfs.h"
 
 namespace lunar::tools {
@@ -57,6 +59,11 @@ BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
     host.cgroup = place;
   }
   return host;
+}
+
+void write_lun_file(const std::string& path, uint64_t bytes) {
+  constexpr size_t kHeaderBytes = 1 << 20;   // zeros: a file that may be taken
+  write_whole_file(path, bytes + kLunOverheadBytes, kHeaderBytes, 0x1a, check_interrupted);
 }
 
 }   // namespace lunar::tools

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bench asks of the machine before it sets anything up, and what it must skip there.
+// What a bench asks of the machine before it sets anything up, what it must skip there, and the LUN file of a side.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <map>
@@ -21,5 +21,9 @@ struct BenchHost {
 };
 // pre: the BenchLock is held. Throws std::runtime_error when the bench cannot run at all.
 BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes);
+
+constexpr uint64_t kLunOverheadBytes = 4 << 20;   // of a LUN file: header and rounding, above what is asked for as LUN space
+// A new file of that and `bytes`, written whole: holes are not read from the disk. Throws std::runtime_error, Interrupted.
+void write_lun_file(const std::string& path, uint64_t bytes);
 
 }   // namespace lunar::tools
