@@ -30,7 +30,9 @@ void blocked(Twins& twins, Commands& commands) {
   const unsigned waiters = 2 + static_cast<unsigned>(commands.pick(2));
   std::vector<Batch> batches;
   for (unsigned w = 0; w < waiters; ++w) {
-    batches.push_back({{forms[form]}, {{"GET", client_key(commands, 's')}}});   // the GET stays behind it
+    const std::string behind = client_key(commands, 's');   // may run before the clock moves, or after
+    twins.ask(0, {{"PERSIST", behind}});
+    batches.push_back({{forms[form]}, {{"GET", behind}}});
     twins.send(kClients + w, batches.back());
     twins.wait_until_both("blocked_clients", w + 1);
   }
