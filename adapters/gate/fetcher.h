@@ -21,7 +21,7 @@ namespace lunar::redis {
 struct Request {
   Request* next = nullptr;
   int fd = -1;
-  uint64_t hold = 0;   // of the connection: the number may be somebody else's when the pages are in
+  uint64_t hold = 0;   // the connection's when it was made: ended when the pages are in, or the descriptor somebody else's
   Missing pages;
 };
 

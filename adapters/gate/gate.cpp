@@ -214,7 +214,6 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
     n = sift(events, n, &woken);
     take_what_is_done();
     n = add_ready(events, n, max);
-    g.fetcher.flush();
     if (n != 0 || left == 0) return n;
     if (timeout_ms >= 0) {
       const auto passed = static_cast<int64_t>((sys::now_ns() - started) / 1000000);

@@ -91,7 +91,6 @@ bool hold(Connection* c, const Missing& missing, bool anew) {
     c->deadline_ns = UINT64_MAX;   // its time begins when the fetchers are woken: gate.cpp
   }
   ++c->rounds;
-  if (c->deadline_ns < g.first_deadline_ns) g.first_deadline_ns = c->deadline_ns;
   g.connections.enter(c, Hold::kHeld);
   return true;
 }

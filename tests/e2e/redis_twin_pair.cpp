@@ -20,15 +20,8 @@ std::vector<Tree> parse_all(const std::string& bytes, size_t count) {
   return replies;
 }
 
-// One line; a server that loads refuses most commands.
-std::string line_from(const Server& server, const Words& words) {
-  Wire wire(server.port());
-  wire.send_all(resp(words));
-  return wire.receive_until("\r\n");
-}
-
 void wait_until_loaded(const Server& server) {
-  for (const double start = now_s(); line_from(server, {"PING"}) != "+PONG\r\n";) {
+  for (const double start = now_s(); server.ask({"PING"}) != "+PONG\r\n";) {
     if (now_s() - start > kWaitSecondsMax) give_up("a server does not finish loading: " + server.log());
     usleep(50'000);
   }
@@ -71,7 +64,7 @@ std::unique_ptr<Server> Twins::another(const std::string& name, const Words& fur
   const Words environment{"LD_PRELOAD=" + setup_.clock_library, "FROZEN_CLOCK=" + path_ + "/clock", "LC_ALL=C"};
   auto server = std::make_unique<Server>(path_, name, free_port(), words, Words{}, environment);
   // What has expired goes when it is looked at: at the same command in both.
-  if (line_from(*server, {"DEBUG", "SET-ACTIVE-EXPIRE", "0"}) != "+OK\r\n") give_up("DEBUG is refused");
+  if (server->ask({"DEBUG", "SET-ACTIVE-EXPIRE", "0"}) != "+OK\r\n") give_up("DEBUG is refused");
   wait_until_loaded(*server);
   return server;
 }

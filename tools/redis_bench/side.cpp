@@ -267,9 +267,8 @@ RedisTurn RedisSide::run(const RedisWorkload& workload, const Turn& how) {
   plan.warm_seconds = how.warm_seconds;
   plan.next = chooser(workload, &random);
   if (hotcold) plan.first_group = setup_.connections / 2;
-  if (paced) plan.rate = how.rate;
+  if (paced || save) plan.rate = how.rate;   // the same work on every side
   if (save) {
-    plan.rate = how.rate;   // the same work beside the save on every side
     // The turn lasts as long as the save; its flag exists from the start of the clock on.
     plan.on_start = [&] { saving = std::make_unique<Saving>(*server_); };
     plan.is_over = [&] { return saving && saving->done.load(std::memory_order_acquire); };
