@@ -75,10 +75,7 @@ int check_lun(PagerState& state, ErrorText* why) {
       rc = why->set(-ENOSPC, "lun: %s has room for %s only, less than the DRAM budget; free some space or name another place (--lun)",
                     state.options.lun, format_size(device->size_bytes()).text);
   }
-  if (rc < 0) {
-    device_close(device);
-    state.devices[0] = nullptr;
-  }
+  if (rc < 0) close_device(state, 0);
   return rc;
 }
 
@@ -124,11 +121,11 @@ void keeper_thread(void*) {
   state.keeper_tid.store(sys::thread_id());
   // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and nobody waits
   // for an end of file that a pager thread holds back.
-  int keep[kLunGenerations + kHandlersMax + 8];
+  int keep[kLunGenerations * kDeviceFdsMax + kHandlersMax + 8];
   unsigned n = 0;
   keep[n++] = state.uffd;
   for (Device* device : state.devices)
-    if (device != nullptr && device->fd() >= 0) keep[n++] = device->fd();
+    for (unsigned i = 0; device != nullptr && i < device->fd_count(); ++i) keep[n++] = device->fd(i);
   state.evictor->add_descriptors(keep, &n);
   for (unsigned i = 0; i < state.handler_count; ++i)
     if (state.handlers[i]->mailbox_descriptor() >= 0) keep[n++] = state.handlers[i]->mailbox_descriptor();
@@ -283,9 +280,7 @@ int pager_create(const Options& options, ErrorText* why) {
     sys::close_file(fd);
     rc = check_lun(state, why);
     if (rc < 0) return rc;
-    if (state.devices[0]->fd() >= 0) sys::note_own_descriptor(state.devices[0]->fd(), false);
-    device_close(state.devices[0]);
-    state.devices[0] = nullptr;
+    close_device(state, 0);
   }
   if (options.stats_file != nullptr && options.stats_file[0] != 0) {
     rc = stats_file_open(options.stats_file);

@@ -11,6 +11,7 @@ namespace lunar {
 
 // Opens the LUN option's device as that of `generation`. 0 or -errno with *why.
 [[nodiscard]] int open_device(PagerState& state, unsigned generation, const DeviceOptions& options, ErrorText* why);
+void close_device(PagerState& state, unsigned generation);   // nullptr from then on; fine when it is already
 // A fresh userfaultfd into state.uffd. 0 or -errno with *why.
 [[nodiscard]] int open_uffd(PagerState& state, ErrorText* why);
 
@@ -20,7 +21,7 @@ namespace lunar {
 // Around fork: descriptors of the LUNs that the child will find in its copy of the program's table. Those that the program has
 // closed are fetched from the service threads' table.
 struct ForkDescriptors {
-  int reopened[kLunGenerations];   // -1: the one in place is good
+  int reopened[kLunGenerations][kDeviceFdsMax];   // -1: the one in place is good
 };
 [[nodiscard]] int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out);
 void fork_descriptors_parent(const ForkDescriptors& descriptors);

@@ -47,7 +47,7 @@ struct PagerState {
   struct DeviceId {
     uint64_t dev = 0, ino = 0;
   };
-  DeviceId device_ids[kLunGenerations] = {};
+  DeviceId device_ids[kLunGenerations][kDeviceFdsMax] = {};
   unsigned generation = 0;
   std::atomic<bool> lun_ready{false};      // ours is open (a forked child opens its own at its first dirty eviction)
   sys::Mutex lun_open_lock;

@@ -7,22 +7,25 @@
 #include "superpipe/device.h"
 #include "superpipe/file_device.h"
 #include "superpipe/sim_device.h"
+#include "sys/file.h"
 
 namespace lunar {
+
+const char* device_schemes() { return "file, nvme, pmem, capi, sim"; }
 
 int device_open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   *out = nullptr;
   if (!uri || !*uri) return why->set(-EINVAL, "LUN: empty name; give a directory on a disk (--lun /var/tmp)");
-  if (!options.scratch) return why->set(-ENOTSUP, "LUN %s: only scratch LUNs can be opened so far", uri);
-  if (strncmp(uri, "sim:", 4) == 0) return SimDevice::open(uri, options, out, why);
-  const char* path = strncmp(uri, "file:", 5) == 0 ? uri + 5 : uri;
-  return FileDevice::open(uri, path, options, out, why);
-}
-
-void device_close(Device* device) {
-  if (!device) return;
-  if (strcmp(device->kind(), "sim") == 0) static_cast<SimDevice*>(device)->close();
-  else static_cast<FileDevice*>(device)->close();
+  const char* colon = strchr(uri, ':');
+  const char* slash = strchr(uri, '/');
+  if (!colon || (slash && slash < colon)) return FileDevice::open(uri, uri, options, out, why);
+  const auto scheme = static_cast<size_t>(colon - uri);
+  const auto is = [&](const char* name) { return strlen(name) == scheme && strncmp(uri, name, scheme) == 0; };
+  if (is("file")) return FileDevice::open(uri, colon + 1, options, out, why);
+  if (is("sim")) return SimDevice::open(uri, options, out, why);
+  struct stat status;
+  if (sys::path_status(uri, &status) == 0) return FileDevice::open(uri, uri, options, out, why);   // a file of that name
+  return why->set(-EINVAL, "LUN %s: unknown scheme '%.*s'; known: %s", uri, static_cast<int>(scheme), uri, device_schemes());
 }
 
 }  // namespace lunar

@@ -8,11 +8,15 @@
 //     └──┬─────▲──┘           └──┬─────▲──┘
 //        ▼     │                 ▼     │
 //     ┌────────────────────────────────────┐
-//     │ Device (file:, sim:, ...)          │     opened once, shared by all contexts
+//     │ Device (file:, nvme:, pmem:, ...)  │     opened once, shared by all contexts
 //     └────────────────────────────────────┘
 //
 // A thread *attaches* a Context to a Device, submits Commands and reaps Responses. A Context belongs to the thread that
-// attached it and is used by no other. A Device is immutable after open and may be used by any thread.
+// attached it and is used by no other; one that was attached as `shared` may be used by any thread, by one at a time (the
+// caller locks), while others sleep in await(). A Device is immutable after open and may be used by any thread; transfer()
+// is the blocking way, without a context and without a lock.
+//
+// Devices stack: those of lun/ (virtual LUNs, stripes, mirrors, paths) are Devices over Devices.
 //
 // Waiting: `wait` first spins for about the device's usual latency (a moving average a context keeps), then sleeps.
 //
@@ -51,6 +55,19 @@ struct ContextOptions {
   size_t buffer_bytes = 0;       //   inside it avoids per-I/O page pinning. Optional; not owned
   bool spin = true;              // wait() spins before it sleeps
   bool sqpoll = false;
+  bool shared = false;           // several threads will use it: see Context::await. Costs some: no deferred task work
+};
+
+// What a device can do, probed at open. Shown by `lunar doctor` and `lunar lun info`.
+struct Capabilities {
+  bool discard = false;          // kDiscard is carried out; what was discarded reads as zeros (else it is -EOPNOTSUPP)
+  bool window = false;           // ContextOptions::buffer is registered once, where RLIMIT_MEMLOCK allows
+  bool sqpoll = false;           // a kernel thread may poll the command ring
+  bool iopoll = false;           // completions are polled for, without an interrupt
+  bool polled = false;           // wait() never sleeps for I/O: a copy is the I/O (pmem, sim)
+  bool persistent = true;        // contents outlive the last close
+  uint64_t transfer_bytes_max = 16u << 20;   // of one command
+  uint32_t memory_align = 512;   // of buffer addresses, bytes
 };
 
 class Context {
@@ -71,6 +88,10 @@ class Context {
   virtual unsigned in_flight() const = 0;
   // Usual latency of a page read, nanoseconds, moving average; 0 before the first.
   virtual uint64_t usual_latency_ns() const = 0;
+  // For shared contexts: sleeps until reap() may find a response, or timeout_ns passed (< 0: no limit). Touches nothing that
+  // submit and reap use, so it needs no lock: other threads may submit and reap meanwhile. Spurious returns happen; with
+  // nothing in flight it may return at once. 0 or -errno (-ETIME: the timeout, -EINTR).
+  [[nodiscard]] virtual int await(int64_t timeout_ns) = 0;
 };
 
 class Device {
@@ -86,28 +107,50 @@ class Device {
   virtual void release(DeviceOffset offset, uint64_t length) = 0;
   virtual uint64_t size_bytes() const = 0;              // what it can hold at most (a file that may grow: see growable)
   virtual bool growable() const = 0;                    // a file made by us: size_bytes() is the free space at open
+  // One command carried out here and now: bytes moved (0 for kDiscard and kFlush), or -errno. `tag` is ignored. Any thread, any
+  // number at once; no lock of Lunar's is held while the device works. May block.
+  [[nodiscard]] virtual int64_t transfer(const Command& command) = 0;
   virtual uint32_t io_align() const = 0;                // 512 or 4096
+  virtual Capabilities capabilities() const = 0;
   virtual const char* name() const = 0;                 // the URI as given, for messages
-  virtual const char* kind() const = 0;                 // "file", "block", "sim"
-  virtual int fd() const = 0;                           // -1 when it has none. For fork: see reopen()
-  // A forked child, or a thread whose descriptor table is its own, calls this with a valid descriptor of the same file.
-  virtual void reopen(int fd) = 0;
+  virtual const char* kind() const = 0;                 // "file", "block", "nvme", "pmem", "capi", "sim", "virtual", "stripe", ...
+  // The descriptors it works by (a stripe has one a member), for fork and for threads with a descriptor table of their own:
+  // reopen() is called with a valid descriptor of the same open file in place of number i. 0 for a device that has none.
+  virtual unsigned fd_count() const = 0;
+  virtual int fd(unsigned i) const = 0;
+  virtual void reopen(unsigned i, int fd) = 0;
+  // `fd` is a new open file description of number i's file (a forked child's, whose program had closed the inherited one): makes
+  // it hold what keeps the device alive (the owner's lock of a virtual LUN). 0 or -errno.
+  [[nodiscard]] virtual int hold(unsigned /*i*/, int /*fd*/) { return 0; }
+  // Releases everything; the object is gone. pre: no context attached. Called through device_close().
+  virtual void close() = 0;
 };
+constexpr unsigned kDeviceFdsMax = 16;
 
 struct DeviceOptions {
   uint64_t want_bytes = 0;       // what the caller intends to use; 0: whatever is there
-  bool scratch = true;           // contents may be thrown away at open. A file or block device that holds data (file
-                                 //   system, partition table, swap, mount, unknown non-zero header) is refused
+  bool scratch = true;           // contents may be thrown away at open: a file or block device that holds data (file system,
+                                 //   partition table, swap, mount, unknown non-zero header) is refused, ours is exclusive.
+                                 // false: *raw*. The medium as it is, offset 0 is its first byte, nothing is looked at, written
+                                 //   or locked; the layer above knows what it holds. Shared by as many processes as like.
+  bool read_only = false;        // raw only
   bool sqpoll = false;
 };
 
-// Opens `uri`:
-//   PATH or file:PATH   regular file (must exist; empty, all-zero header, or a former Lunar scratch LUN) or block device
+// Opens `uri`. SCHEME:PATH may be followed by settings, ",key=value"; a bare PATH may not.
+//   PATH or file:PATH[,iopoll=auto|on|off][,sqpoll=auto|on|off]   regular file (must exist; empty, all-zero header, or a former Lunar scratch LUN) or block device
 //   DIR                 an unlinked file is made in it (O_TMPFILE, else mkstemp+unlink); refused on tmpfs/ramfs
 //   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,torn=P][,misdirect=P][,corrupt=P]   memory; P: one
 //                       in P I/Os
+//   nvme:/dev/ngXnY      whole namespace, by NVMe commands through io_uring; no block layer
+//   pmem:PATH[,delegate=auto|on|off]   mapped: /dev/pmemN, /dev/daxX.Y, or a file on a memory or DAX file system
+//   capi:/dev/sgN        IBM's own libcflsh_block, where there is one
 // O_DIRECT is required (no silent buffered I/O). Returns 0, or -errno with *why filled (one line: what, where, how to mend).
 [[nodiscard]] int device_open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
-void device_close(Device* device);   // pre: no context attached
+inline void device_close(Device* device) {   // pre: no context attached. nullptr is fine
+  if (device) device->close();
+}
+// The schemes device_open knows, for messages: "file, nvme, pmem, capi, sim".
+const char* device_schemes();
 
 }  // namespace lunar

@@ -83,7 +83,8 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   device->sqpoll_ = options.sqpoll;
 
   int result;
-  if (S_ISDIR(status.st_mode)) result = device->open_directory(path, options, why);
+  if (!options.scratch) result = device->open_raw(path, status, options, why);
+  else if (S_ISDIR(status.st_mode)) result = device->open_directory(path, options, why);
   else if (S_ISREG(status.st_mode)) result = device->open_regular(path, options, why);
   else if (S_ISBLK(status.st_mode)) result = device->open_block(path, status.st_rdev, options, why);
   else return why->set(-EINVAL, "LUN %s: neither a directory, a regular file nor a block device; "
@@ -122,6 +123,41 @@ int FileDevice::check_size(uint64_t want_bytes, ErrorText* why) const {
                   format_size(size_bytes_).text, growable_ ? "free" : "large", format_size(want_bytes).text);
 }
 
+// The medium as it is. On a file of a memory file system too: who asks for it knows what it is.
+int FileDevice::open_raw(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why) {
+  block_ = S_ISBLK(status.st_mode);
+  if (!block_ && !S_ISREG(status.st_mode))
+    return why->set(-EINVAL, "LUN %s: neither a regular file nor a block device; give one of these", path);
+  char who[256];
+  if (block_ && !options.read_only && block_in_use(status.st_rdev, who, sizeof who))
+    return why->set(-EBUSY, "LUN %s: the block device is %s; give one that nobody uses", path, who);
+  const int opened = sys::open_file(path, (options.read_only ? O_RDONLY : O_RDWR) | O_DIRECT);
+  if (opened < 0) return explain_open(opened, path, options.read_only ? "open it" : "open it for writing", why);
+  reopen(0, opened);
+  uint32_t align = 0;
+  int err = sys::direct_io_align(opened, &align);
+  if (err < 0) return explain_open(err, path, "use direct I/O", why);
+  if (align > 4096) return why->set(-ENOTSUP, "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; "
+                                    "give another LUN", path, align);
+  io_align_ = align <= 512 ? 512 : 4096;
+  if (block_) {
+    err = sys::block_device_size(opened, &size_bytes_);
+    if (err < 0) return explain_open(err, path, "ask its size", why);
+  } else {
+    size_bytes_ = round_down(static_cast<uint64_t>(status.st_size), io_align_);
+  }
+  return check_size(options.want_bytes, why);
+}
+
+Capabilities FileDevice::capabilities() const {
+  Capabilities out;
+  out.discard = true;
+  out.window = true;
+  out.persistent = !growable_;
+  out.memory_align = io_align_;
+  return out;
+}
+
 int FileDevice::open_directory(const char* path, const DeviceOptions& options, ErrorText* why) {
   // Ask the directory before a file is made: memory file systems may not know O_DIRECT, and the reason would be lost.
   const int directory = sys::open_file(path, O_RDONLY | O_DIRECTORY);
@@ -135,7 +171,7 @@ int FileDevice::open_directory(const char* path, const DeviceOptions& options, E
   }
   const int opened = sys::open_unlinked(path, O_RDWR | O_DIRECT);
   if (opened < 0) return explain_open(opened, path, "make a file in it", why);
-  reopen(opened);
+  reopen(0, opened);
   uint64_t free_bytes = 0;
   int err = check_medium(path, &free_bytes, why);
   if (err < 0) return err;
@@ -153,7 +189,7 @@ int FileDevice::open_directory(const char* path, const DeviceOptions& options, E
 int FileDevice::open_regular(const char* path, const DeviceOptions& options, ErrorText* why) {
   const int opened = sys::open_file(path, O_RDWR | O_DIRECT);
   if (opened < 0) return explain_open(opened, path, "open it for writing", why);
-  reopen(opened);
+  reopen(0, opened);
   uint64_t free_bytes = 0;
   int err = check_medium(path, &free_bytes, why);
   if (err < 0) return err;
@@ -213,7 +249,7 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
     return why->set(opened, "LUN %s: the block device is in use (a partition mounted, or another LUN); "
                     "give one that nobody uses", path);
   if (opened < 0) return explain_open(opened, path, "open it for writing", why);
-  reopen(opened);
+  reopen(0, opened);
   block_ = true;
   uint64_t bytes = 0;
   uint32_t align = 0;
@@ -248,7 +284,7 @@ void FileDevice::close() {
   // Only the header stays, so that the next open finds a LUN of ours and the disk gets its space back.
   if (cut_at_close_) (void)sys::set_file_size(fd(), sizeof(ScratchHeader));
   sys::close_file(fd());
-  reopen(-1);
+  reopen(0, -1);
 }
 
 int FileDevice::attach(const ContextOptions& options, Context** out) {

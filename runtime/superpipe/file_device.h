@@ -6,7 +6,10 @@
 #pragma once
 #include <atomic>
 
+#include <sys/stat.h>
+
 #include "superpipe/device.h"
+#include "superpipe/sync_context.h"
 
 namespace lunar {
 
@@ -15,21 +18,25 @@ class FileDevice final : public Device {
   // `path` may carry the "file:" prefix in `uri`, which is only kept for messages.
   [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
                                 ErrorText* why);
-  void close();
-
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
   uint64_t size_bytes() const override { return size_bytes_; }
   bool growable() const override { return growable_; }
+  [[nodiscard]] int64_t transfer(const Command& command) override { return transfer_on(fd(), data_offset_, command); }
   uint32_t io_align() const override { return io_align_; }
+  Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return block_ ? "block" : "file"; }
-  int fd() const override { return fd_.load(std::memory_order_relaxed); }
-  void reopen(int fd) override { fd_.store(fd, std::memory_order_relaxed); }
+  unsigned fd_count() const override { return 1; }
+  int fd(unsigned) const override { return fd(); }
+  void reopen(unsigned, int fd) override { fd_.store(fd, std::memory_order_relaxed); }
+  void close() override;
 
  private:
+  int fd() const { return fd_.load(std::memory_order_relaxed); }
+  int open_raw(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why);
   int open_directory(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why);

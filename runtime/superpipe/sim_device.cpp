@@ -56,6 +56,7 @@ class SimContext final : public OwnedContext {
   int watch(int fd, uint64_t tag) override { return watches_.add(fd, tag); }
   unsigned in_flight() const override { return count_; }
   uint64_t usual_latency_ns() const override { return latency_.ns(); }
+  int await(int64_t timeout_ns) override;
   void release() override;
 
  private:
@@ -67,13 +68,11 @@ class SimContext final : public OwnedContext {
   };
   SimContext() = default;
   unsigned deliver(Response* out, unsigned max);
-  int64_t carry_out(const Pending& pending);
-  int64_t read(const Command& command, uint64_t io);
-  int64_t write(const Command& command, uint64_t io);
 
   SimDevice* device_ = nullptr;
   Pending* pending_ = nullptr;   // ring of depth_; one latency for all: the order of submission is that of due times
   unsigned depth_ = 0, first_ = 0, count_ = 0;
+  std::atomic<uint64_t> next_due_ns_{0};   // of the oldest that is pending; 0: none. For await, which runs beside the others
   WatchSet watches_;
   LatencyAverage latency_;
   size_t mapping_bytes_ = 0;
@@ -105,26 +104,27 @@ int SimContext::submit(const Command* commands, unsigned n) {
     pending_[(first_ + count_) % depth_] = {now + device_->faults().latency_us * 1000, now, device_->next_io(),
                                             commands[taken]};
   }
+  if (count_) next_due_ns_.store(pending_[first_].due_ns, std::memory_order_release);
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
 }
 
-int64_t SimContext::read(const Command& command, uint64_t io) {
-  device_->counters().reads.fetch_add(1, std::memory_order_relaxed);
-  if (strikes(device_->faults(), device_->faults().read_error, io, Fault::kReadError)) {
-    device_->counters().read_errors.fetch_add(1, std::memory_order_relaxed);
+int64_t sim_read(SimDevice* device, const Command& command, uint64_t io) {
+  device->counters().reads.fetch_add(1, std::memory_order_relaxed);
+  if (strikes(device->faults(), device->faults().read_error, io, Fault::kReadError)) {
+    device->counters().read_errors.fetch_add(1, std::memory_order_relaxed);
     return -EIO;
   }
-  const uint64_t at = command.offset.value, size = device_->size_bytes();
+  const uint64_t at = command.offset.value, size = device->size_bytes();
   uint64_t left = at < size ? size - at : 0, done = 0;
   for (uint32_t i = 0; i < command.iov_count && left; ++i) {
     const uint64_t bytes = command.iov[i].iov_len < left ? command.iov[i].iov_len : left;
-    memcpy(command.iov[i].iov_base, device_->memory() + at + done, bytes);
+    memcpy(command.iov[i].iov_base, device->memory() + at + done, bytes);
     done += bytes;
     left -= bytes;
   }
-  if (done && strikes(device_->faults(), device_->faults().corrupt, io, Fault::kCorrupt)) {
-    device_->counters().corrupted.fetch_add(1, std::memory_order_relaxed);
-    uint64_t bit = chance(device_->faults().seed, io, Fault::kPlace) % (done * 8);
+  if (done && strikes(device->faults(), device->faults().corrupt, io, Fault::kCorrupt)) {
+    device->counters().corrupted.fetch_add(1, std::memory_order_relaxed);
+    uint64_t bit = chance(device->faults().seed, io, Fault::kPlace) % (done * 8);
     uint32_t part = 0;
     while (bit >= command.iov[part].iov_len * 8) bit -= command.iov[part++].iov_len * 8;
     static_cast<uint8_t*>(command.iov[part].iov_base)[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
@@ -132,11 +132,11 @@ int64_t SimContext::read(const Command& command, uint64_t io) {
   return static_cast<int64_t>(done);
 }
 
-int64_t SimContext::write(const Command& command, uint64_t io) {
-  SimCounters& counters = device_->counters();
-  const SimFaults& faults = device_->faults();
+int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
+  SimCounters& counters = device->counters();
+  const SimFaults& faults = device->faults();
   counters.writes.fetch_add(1, std::memory_order_relaxed);
-  const uint64_t bytes = bytes_of(command), size = device_->size_bytes();
+  const uint64_t bytes = bytes_of(command), size = device->size_bytes();
   uint64_t at = command.offset.value, lands = bytes;
   if (at > size || bytes > size - at) return -ENOSPC;
   const uint64_t place = chance(faults.seed, io, Fault::kPlace);
@@ -158,22 +158,21 @@ int64_t SimContext::write(const Command& command, uint64_t io) {
   }
   for (uint32_t i = 0; i < command.iov_count && lands; ++i) {
     const uint64_t part = command.iov[i].iov_len < lands ? command.iov[i].iov_len : lands;
-    memcpy(device_->memory() + at, command.iov[i].iov_base, part);
+    memcpy(device->memory() + at, command.iov[i].iov_base, part);
     at += part;
     lands -= part;
   }
   return static_cast<int64_t>(bytes);
 }
 
-int64_t SimContext::carry_out(const Pending& pending) {
-  const Command& command = pending.command;
-  const uint64_t at = command.offset.value, size = device_->size_bytes();
+int64_t carry_out(SimDevice* device, const Command& command, uint64_t io) {
+  const uint64_t at = command.offset.value, size = device->size_bytes();
   switch (command.op) {
-    case Op::kRead: return read(command, pending.io);
-    case Op::kWrite: return write(command, pending.io);
+    case Op::kRead: return sim_read(device, command, io);
+    case Op::kWrite: return sim_write(device, command, io);
     case Op::kDiscard:
       if (at > size || command.length > size - at) return -EINVAL;
-      memset(device_->memory() + at, 0, command.length);
+      memset(device->memory() + at, 0, command.length);
       return 0;
     case Op::kFlush: return 0;
   }
@@ -186,11 +185,20 @@ unsigned SimContext::deliver(Response* out, unsigned max) {
   unsigned taken = 0;
   for (; taken < max && count_ && pending_[first_].due_ns <= now; ++taken, --count_) {
     const Pending& pending = pending_[first_];
-    out[taken] = {pending.command.tag, carry_out(pending)};
+    out[taken] = {pending.command.tag, carry_out(device_, pending.command, pending.io)};
     if (pending.command.op == Op::kRead) latency_.add(now - pending.start_ns);
     first_ = (first_ + 1) % depth_;
   }
+  next_due_ns_.store(count_ ? pending_[first_].due_ns : 0, std::memory_order_release);
   return taken;
+}
+
+int SimContext::await(int64_t timeout_ns) {
+  const uint64_t due = next_due_ns_.load(std::memory_order_acquire), now = sys::now_ns();
+  if (due <= now) return 0;   // there already, or nothing to wait for
+  const bool in_time = timeout_ns < 0 || due - now <= static_cast<uint64_t>(timeout_ns);
+  sys::sleep_ns(in_time ? due - now : static_cast<uint64_t>(timeout_ns));
+  return in_time ? 0 : -ETIME;
 }
 
 int SimContext::reap(Response* out, unsigned max) {
@@ -291,6 +299,20 @@ void SimDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
   unmap_private(memory_, size_bytes_);
   memory_ = nullptr;
+}
+
+int64_t SimDevice::transfer(const Command& command) {
+  if (faults_.latency_us) sys::sleep_ns(faults_.latency_us * 1000);
+  return carry_out(this, command, next_io());
+}
+
+Capabilities SimDevice::capabilities() const {
+  Capabilities out;
+  out.discard = true;
+  out.polled = true;
+  out.persistent = false;
+  out.memory_align = 1;
+  return out;
 }
 
 int SimDevice::attach(const ContextOptions& options, Context** out) {

@@ -31,19 +31,21 @@ struct SimCounters {
 class SimDevice final : public Device {
  public:
   [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
-  void close();
-
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset, uint64_t) override {}
   uint64_t size_bytes() const override { return size_bytes_; }
   bool growable() const override { return false; }
+  [[nodiscard]] int64_t transfer(const Command& command) override;
   uint32_t io_align() const override { return 512; }
+  Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return "sim"; }
-  int fd() const override { return -1; }
-  void reopen(int) override {}
+  unsigned fd_count() const override { return 0; }
+  int fd(unsigned) const override { return -1; }
+  void reopen(unsigned, int) override {}
+  void close() override;
 
   char* memory() const { return memory_; }
   const SimFaults& faults() const { return faults_; }

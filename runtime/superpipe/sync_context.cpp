@@ -58,21 +58,15 @@ int SyncContext::create(const std::atomic<int>* fd, uint64_t data_offset, const 
 
 void SyncContext::release() { unmap_private(this, mapping_bytes_); }
 
-int64_t SyncContext::carry_out(const Command& command) {
-  const int fd = fd_->load(std::memory_order_relaxed);
-  const uint64_t at = data_offset_ + command.offset.value;
+int64_t transfer_on(int fd, uint64_t data_offset, const Command& command) {
+  const uint64_t at = data_offset + command.offset.value;
   const auto parts = static_cast<int>(command.iov_count);
   int64_t result = -EINVAL;
   do {
     switch (command.op) {
-      case Op::kRead: {
-        const uint64_t start = sys::now_ns();
-        result = sys::readv_at(fd, command.iov, parts, at);
-        latency_.add(sys::now_ns() - start);
-        break;
-      }
+      case Op::kRead: result = sys::readv_at(fd, command.iov, parts, at); break;
       case Op::kWrite: result = sys::writev_at(fd, command.iov, parts, at); break;
-      case Op::kDiscard: result = sys::punch_hole(fd, at, command.length); break;
+      case Op::kDiscard: result = sys::punch_hole(fd, at, command.length); break;   // of a block device too: zeros are promised
       case Op::kFlush: result = sys::sync_data(fd); break;
     }
   } while (result == -EINTR);
@@ -82,7 +76,9 @@ int64_t SyncContext::carry_out(const Command& command) {
 int SyncContext::submit(const Command* commands, unsigned n) {
   unsigned taken = 0;
   for (; taken < n && count_ < depth_; ++taken) {
-    const int64_t result = carry_out(commands[taken]);
+    const uint64_t start = commands[taken].op == Op::kRead ? sys::now_ns() : 0;
+    const int64_t result = transfer_on(fd_->load(std::memory_order_relaxed), data_offset_, commands[taken]);
+    if (start) latency_.add(sys::now_ns() - start);
     done_[(first_ + count_) % depth_] = {commands[taken].tag, result};
     ++count_;
   }

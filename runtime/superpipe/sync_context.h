@@ -22,11 +22,11 @@ class SyncContext final : public OwnedContext {
   [[nodiscard]] int watch(int fd, uint64_t tag) override { return watches_.add(fd, tag); }
   unsigned in_flight() const override { return count_; }
   uint64_t usual_latency_ns() const override { return latency_.ns(); }
+  [[nodiscard]] int await(int64_t) override { return 0; }   // nothing is ever on its way
   void release() override;
 
  private:
   SyncContext() = default;
-  int64_t carry_out(const Command& command);
 
   const std::atomic<int>* fd_ = nullptr;
   uint64_t data_offset_ = 0;
@@ -38,6 +38,10 @@ class SyncContext final : public OwnedContext {
   unsigned count_ = 0;
   size_t mapping_bytes_ = 0;
 };
+
+// Carries `command` out on `fd` by blocking system calls; data_offset is added to its offset.
+// Bytes moved (0 for kDiscard and kFlush) or -errno. Any thread.
+[[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, const Command& command);
 
 // Asks the watched descriptors (waiting up to timeout_ns) and turns the ready ones into responses: 0..max, or -errno.
 [[nodiscard]] int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeout_ns);

@@ -53,7 +53,7 @@ int UringContext::create(int fd, uint64_t data_offset, const ContextOptions& opt
   // The completion ring is twice as large: commands and watches together never overflow it.
   unsigned entries = 8;
   while (entries < options.depth) entries *= 2;
-  int status = context->ring_.init(entries, options.sqpoll);
+  int status = context->ring_.init(entries, options.sqpoll, options.shared);
   if (status == 0) {
     status = context->ring_.register_files(&fd, 1);
     if (status < 0) context->ring_.destroy();

@@ -26,6 +26,7 @@ class UringContext final : public OwnedContext {
   [[nodiscard]] int watch(int fd, uint64_t tag) override { return watches_.add(fd, tag); }
   unsigned in_flight() const override { return in_flight_; }
   uint64_t usual_latency_ns() const override { return latency_.ns(); }
+  [[nodiscard]] int await(int64_t timeout_ns) override { return ring_.await(timeout_ns); }
   void release() override;
 
   bool window_registered() const { return window_ != nullptr; }

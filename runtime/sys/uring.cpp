@@ -19,6 +19,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <poll.h>
+#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -54,7 +55,7 @@ bool is_ring(int fd) {
 
 }  // namespace
 
-int Uring::init(unsigned entries, bool sqpoll) {
+int Uring::init(unsigned entries, bool sqpoll, bool shared) {
   constexpr unsigned kDeferred = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
                                  IORING_SETUP_SUBMIT_ALL;
   constexpr unsigned kCooperative = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
@@ -62,6 +63,8 @@ int Uring::init(unsigned entries, bool sqpoll) {
   int status = -EINVAL;
   for (unsigned flags : attempts) {
     if ((flags & IORING_SETUP_SQPOLL) && !sqpoll) continue;
+    // Completions must not wait for the thread that submitted: it may compute, or be gone.
+    if (shared && (flags == kDeferred || flags == kCooperative)) continue;
     status = try_init(&ring_, entries, flags);
     if (status == 0) break;
   }
@@ -71,7 +74,7 @@ int Uring::init(unsigned entries, bool sqpoll) {
   // in a way that liburing cannot mark: fork is refused there by the layer above, not here.
   (void)io_uring_ring_dontfork(&ring_);
   // Best effort: 5.18 and newer, and at most 16 rings a thread. Without it the descriptor is used as it is.
-  (void)io_uring_register_ring_fd(&ring_);
+  if (!shared) (void)io_uring_register_ring_fd(&ring_);
   ready_ = true;
   if (in_program_files()) note_own_descriptor(descriptor_ = ring_.ring_fd, true);
   return 0;
@@ -185,6 +188,17 @@ int Uring::submit_and_wait(int64_t timeout_ns) {
     io_uring_cqe* cqe = nullptr;
     status = io_uring_submit_and_wait_timeout(&ring_, &cqe, 1, &time, nullptr);
   }
+  return status < 0 ? status : 0;
+}
+
+int Uring::await(int64_t timeout_ns) {
+  io_uring_getevents_arg argument = {};
+  __kernel_timespec time = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+  argument.sigmask_sz = _NSIG / 8;
+  if (timeout_ns >= 0) argument.ts = reinterpret_cast<uintptr_t>(&time);
+  const int status = io_uring_enter2(static_cast<unsigned>(ring_.enter_ring_fd), 0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG |
+                                     (ring_.int_flags & 1 ? IORING_ENTER_REGISTERED_RING : 0u),
+                                     reinterpret_cast<sigset_t*>(&argument), sizeof argument);
   return status < 0 ? status : 0;
 }
 

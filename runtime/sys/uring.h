@@ -17,8 +17,9 @@ struct Cqe {
 class Uring {
  public:
   // Tries SINGLE_ISSUER|DEFER_TASKRUN (or SQPOLL when asked), then plainer rings. The ring's memory is MADV_DONTFORK.
-  // -errno of the last attempt (-ENOSYS/-EPERM: the host refuses io_uring).
-  [[nodiscard]] int init(unsigned entries, bool sqpoll);
+  // shared: any thread may use it, one at a time (await() beside): a plain ring. -errno of the last attempt (-ENOSYS/-EPERM: the
+  // host refuses io_uring).
+  [[nodiscard]] int init(unsigned entries, bool sqpoll, bool shared = false);
   void destroy();
   [[nodiscard]] int register_files(const int* fds, unsigned count);
   [[nodiscard]] int register_buffers(const iovec* iov, unsigned count);
@@ -38,6 +39,9 @@ class Uring {
   [[nodiscard]] int submit();                           // count or -errno
   // Submits what is queued and waits for at least one completion or the timeout (< 0: none). 0, -ETIME, -EINTR, ...
   [[nodiscard]] int submit_and_wait(int64_t timeout_ns);
+  // Sleeps until a completion is there or the timeout; leaves the rings alone, so it may run beside other calls when the ring
+  // is shared. 0 or -errno (-ETIME, -EINTR).
+  [[nodiscard]] int await(int64_t timeout_ns);
   // Takes completions; runs deferred task work first when `drive` (a system call).
   unsigned reap(Cqe* out, unsigned max, bool drive);
 

@@ -9,7 +9,8 @@ what they test. Three exceptions, on purpose:
     so through libc symbols that Lunar itself interposes. Those wrappers are thin and call nothing back but base/.
   - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program, so they may include
     what heap/ may. Both carry adapters/gate, which sees the pager and below.
-  - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/.
+  - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/; and they
+    administer and measure devices (`lunar lun`, `lunar bench superpipe`), so superpipe/ and lun/ too.
 Also: only runtime/sys makes the system calls it owns; every source opens with its licence; no file is too long; nothing
 names a developer's own directories.
 """
@@ -38,7 +39,7 @@ ALLOWED = {
     "gate": LOWER | PUBLIC | {"stats", "pager", "gate"},
     "preload": LOWER | PUBLIC | {"stats", "pager", "heap", "gate", "preload"},
     "redis": LOWER | PUBLIC | {"stats", "pager", "heap", "gate", "redis"},
-    "tools": LOWER | PUBLIC | {"stats", "tools"},
+    "tools": LOWER | PUBLIC | {"stats", "superpipe", "lun", "tools"},
     "examples": PUBLIC | {"examples"},
 }
 BASE_MAY_USE = {"sys/mem.h", "sys/file.h", "sys/thread.h"}

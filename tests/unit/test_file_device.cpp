@@ -125,10 +125,10 @@ TEST_CASE("a directory gives an unlinked, reserved, growable LUN and leaves noth
   CHECK(device->size_bytes() > kMiB);
   round_trip(device, 'd');
   struct stat status;
-  REQUIRE(fstat(device->fd(), &status) == 0);
+  REQUIRE(fstat(device->fd(0), &status) == 0);
   CHECK(status.st_nlink == 0);
   CHECK(status.st_blocks * 512 >= static_cast<blkcnt_t>(kMiB));   // not sparse
-  CHECK((fcntl(device->fd(), F_GETFL) & O_DIRECT) != 0);
+  CHECK((fcntl(device->fd(0), F_GETFL) & O_DIRECT) != 0);
   CHECK(rmdir(directory.path.c_str()) == 0);   // empty all along
   device_close(device);
 }
@@ -265,10 +265,10 @@ TEST_CASE("one file is one owner's at a time, and its children's") {
 TEST_CASE("the descriptor can be replaced by one of the same file") {
   Directory directory;
   Device* device = opened(directory.path);
-  const int old = device->fd(), other = dup(old);
-  device->reopen(other);
+  const int old = device->fd(0), other = dup(old);
+  device->reopen(0, other);
   close(old);
-  CHECK(device->fd() == other);
+  CHECK(device->fd(0) == other);
   round_trip(device, 'r');
   device_close(device);
   CHECK(fcntl(other, F_GETFD) < 0);

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The front doors of lun/: what a person wrote becomes a Device.
+//
+//   raw URI        what device_open takes, or several of them as one:
+//     stripe:URI;URI[;...]   RAID 0 in chunks of 64 KiB, 2 to 8 members
+//     mirror:URI;URI[;...]   every member has everything, 2 to 4 members: reads fail over, a member that came back is resynced
+//     paths:URI;URI[;...]    several ways to one and the same device, 2 to 8: I/O fails over to the next
+//   Stripe and mirror members carry a label (member_label.h) that says of what they are which part: a wrong order, a foreign
+//   or a stale member is seen, never used. `format` applies to labels too. Members may be files, block devices, nvme:, pmem:,
+//   sim:, and paths:; a mirror may consist of stripes when they stand in parentheses: mirror:(stripe:A;B);(stripe:C;D).
+//   LUN URI        raw URI, optionally followed by #NAME: that named virtual LUN of it
+//
+// Threading: any, blocking. Not for the fault path.
+#pragma once
+#include "lun/physical_lun.h"
+#include "lun/virtual_lun.h"
+#include "superpipe/device.h"
+
+namespace lunar {
+
+// Opens a raw URI. options.scratch must be false. format: for labels of composite devices. 0 or -errno with *why.
+[[nodiscard]] int raw_open(const char* uri, const DeviceOptions& options, Format format, Device** out, ErrorText* why);
+
+// Opens a LUN URI as a physical LUN (a #NAME is an error here).
+[[nodiscard]] int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* why);
+
+// Opens a LUN URI for pages that nobody needs after their owner: what `--lun` means.
+//   DIR                                  an unlinked file in it, as device_open makes it
+//   a file that is empty or was one      the file, for this process alone, growing
+//   a formatted device                   a new scratch LUN on it, shared with other processes
+//   a blank device or blank file         formatted first, then the same
+//   URI#NAME                             the named LUN, exclusively; its head must be zeros or a former heap's
+//   stripe:, mirror:, paths:             over all of these; a DIR may be a member
+// Several LUN URIs separated by spaces are a stripe of what each of them gives.
+[[nodiscard]] int scratch_open(const char* uris, const DeviceOptions& options, Device** out, ErrorText* why);
+
+// One path of a paths: device (or the one path of any other), for `lunar lun paths`.
+struct PathInfo {
+  char name[64] = {};          // of the device it reaches
+  char connection[128] = {};   // the member's URI
+  const char* status = "";     // "Enabled", "Failed", "Missing" (AIX's lspath words)
+  bool primary = false;
+  uint64_t ios = 0, errors = 0, failovers = 0;
+};
+// Fills up to `max`; returns how many. A mirror's and stripe's members are listed likewise (status "Enabled", "Stale", "Failed").
+[[nodiscard]] int device_paths(Device* device, PathInfo* out, unsigned max);
+
+}  // namespace lunar

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// On-media format of a physical LUN, version 1. Little-endian.
+//
+//   0            4 KiB ...                              data_offset                            backup_offset
+//   │ Superblock │ front image A │ front image B │ ...  │ extent 0 │ extent 1 │ ... │ pad     │ back A │ back B │ Superblock │
+//   └────────────┴───────────────┴───────────────┴──────┴──────────┴──────────┴─────┴─────────┴────────┴────────┴────────────┘
+//
+// Superblock: the geometry, written at format and never changed. A second copy in the last 4 KiB of the device.
+// Image: all that changes (which LUNs there are, which extent is whose) as one piece: header, entry table, extent table, with a
+// sequence number and one checksum over everything. A change makes a new image (sequence N + 1) and writes it to slot
+// (N + 1) % 2 in front, flush, then to the same slot in the back, flush; only then it is acknowledged.
+//
+// Why every crash leaves it whole: at most one of the four slots is being written at any moment, a torn one fails its checksum,
+// and the other three hold N (twice) and N - 1, or N + 1 once and N: the highest valid sequence is the answer, and never less
+// than what was acknowledged. One damaged slot is mended from the others. Two damaged ones cannot come from a crash:
+// refused (-EBADMSG), as the newest change might be among them.
+//
+// Format writes: images, flush, primary superblock, flush, backup superblock, flush. So a blank head means that nothing was there
+// (or somebody erased it, then the backup is there: refused).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace lunar::media {
+
+constexpr char kSuperMagic[16] = "LunarPhysLUN\r\n\x1a";
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kBlockBytes = 4096;
+
+struct Superblock {
+  char magic[16];
+  uint32_t version;
+  uint32_t header_bytes;         // sizeof(Superblock)
+  uint8_t uuid[16];              // of this physical LUN
+  uint64_t device_bytes;         // when it was formatted; the device may not be smaller
+  uint64_t extent_bytes;         // power of two, 1 MiB or more (64 KiB or more on devices below 64 MiB)
+  uint64_t extent_count;
+  uint64_t image_bytes;          // of one slot, multiple of 4096
+  uint64_t front_offset;         // of front image A; B follows
+  uint64_t data_offset;          // of extent 0; multiple of extent_bytes or 1 MiB
+  uint64_t back_offset;          // of back image A; B follows
+  uint64_t created_s;
+  uint32_t entry_count;          // slots of the entry table
+  uint32_t reserved0;
+  uint8_t reserved[4096 - 120];
+  uint64_t checksum;             // XXH3 of the bytes before it
+};
+static_assert(sizeof(Superblock) == 4096);
+static_assert(offsetof(Superblock, uuid) == 24 && offsetof(Superblock, device_bytes) == 40);
+static_assert(offsetof(Superblock, reserved) == 112 && offsetof(Superblock, checksum) == 4088);
+
+struct ImageHeader {
+  char magic[8];                 // "LunImage"
+  uint32_t version;
+  uint32_t header_bytes;         // sizeof(ImageHeader)
+  uint8_t uuid[16];              // of the physical LUN: an image of a former format is not ours
+  uint64_t sequence;             // 1 at format
+  uint64_t body_bytes;           // entry table and extent table
+  uint64_t body_checksum;        // XXH3 of them
+  uint8_t reserved[64];
+  uint64_t checksum;             // XXH3 of the header before it
+};
+static_assert(sizeof(ImageHeader) == 128);
+
+enum EntryFlags : uint32_t { kEntryUsed = 1, kEntryScratch = 2 };
+
+struct LunEntry {
+  uint32_t flags;                // EntryFlags; 0: free, then all else is 0
+  uint32_t cipher_id;
+  char name[32];                 // NUL-terminated, zero-filled; empty: scratch
+  uint8_t uuid[16];
+  uint64_t size_bytes;           // <= extents * extent_bytes
+  uint64_t extents;              // how many of the extent table are its
+  uint64_t created_s;
+  uint8_t key_check[16];         // of the cipher: what a wrong key is seen by
+  uint8_t reserved[32];
+};
+static_assert(sizeof(LunEntry) == 128);
+
+// Extent table: one a physical extent.
+struct ExtentOwner {
+  uint32_t lun;                  // entry index + 1; 0: free
+  uint32_t position;             // which of that LUN's extents it is
+};
+static_assert(sizeof(ExtentOwner) == 8);
+
+}  // namespace lunar::media

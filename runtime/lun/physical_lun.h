@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// PhysicalLun: a device that carries Lunar's format: virtual LUNs, carved out of it in extents, by many processes at once.
+// The on-media layout and why a crash between any two writes leaves it whole: physical_format.h.
+//
+// Locks (F_OFD_SETLK byte ranges on the raw device's own descriptor, beyond any data; sim devices, which no other process
+// sees, keep them in memory):
+//   the metadata byte     exclusive while somebody changes the metadata; whoever takes it reads the newest image first
+//   one byte a LUN entry  shared, held by every owner for as long as it has the LUN open. Who can take it exclusively knows
+//                         that nobody has: so a scratch LUN whose owners were killed is found and freed by the next
+//                         change, and resize to less or removal of a LUN in use is refused
+// Threading: calls may come from any thread (a lock inside). All block; not for the fault path.
+#pragma once
+#include <cstdint>
+
+#include "base/error.h"
+#include "superpipe/device.h"
+
+namespace lunar {
+
+constexpr size_t kLunNameBytes = 32;        // with its NUL; [A-Za-z0-9._-], not empty, not starting with '-' or '.'
+constexpr unsigned kVirtualLunsMax = 1024;  // of one physical LUN, scratch ones included
+
+struct VirtualLunInfo {
+  unsigned index = 0;                 // of its entry
+  char name[kLunNameBytes] = {};      // "" : scratch
+  uint8_t uuid[16] = {};
+  uint64_t size_bytes = 0;
+  uint64_t extents = 0;
+  uint64_t created_s = 0;             // seconds since 1970
+  uint32_t cipher_id = 0;             // 0: none
+  bool in_use = false;                // somebody has it open
+};
+
+struct PhysicalLunInfo {
+  uint8_t uuid[16] = {};
+  uint32_t version = 0;
+  uint64_t device_bytes = 0;
+  uint64_t usable_bytes = 0;          // in extents
+  uint64_t free_bytes = 0;
+  uint64_t extent_bytes = 0;
+  uint64_t sequence = 0;              // of the newest metadata image
+  unsigned luns = 0;                  // scratch ones included
+  bool repaired = false;              // a copy was found damaged at open and written again
+};
+
+enum class Format : uint8_t {
+  kNever,          // -ENODEV (blank), -EEXIST (foreign) when it does not carry the format
+  kIfBlank,        // formats a device whose header (64 KiB) is zeros and that libblkid knows nothing on; else as kNever
+  kForce,          // whatever it holds goes (in use is still -EBUSY)
+};
+
+// One finding of check(): `fatal` means that data may be lost or owned twice.
+struct CheckReport {
+  unsigned problems = 0, repaired = 0;
+  uint64_t extents_free = 0, extents_used = 0, extents_lost = 0, extents_double = 0;
+  void (*line)(void* argument, const char* text) = nullptr;   // one line a finding; may be null
+  void* argument = nullptr;
+};
+
+class PhysicalLun {
+ public:
+  static constexpr uint64_t kBytesMin = 4 * 1024 * 1024;
+
+  // Takes `raw` (opened with scratch=false) over in any case: closed with the LUN, or at once on failure. 0 or -errno with
+  // *why: -ENODEV blank, -EEXIST holds something else, -EPROTONOSUPPORT version, -EBADMSG damaged beyond its copies, -ENOSPC
+  // too small, -EROFS.
+  [[nodiscard]] static int open(Device* raw, Format format, PhysicalLun** out, ErrorText* why);
+  virtual void close() = 0;
+
+  [[nodiscard]] virtual int info(PhysicalLunInfo* out) = 0;
+  // Up to `max` entries that are in use, by index from `first`; returns how many.
+  [[nodiscard]] virtual int list(VirtualLunInfo* out, unsigned max, unsigned first) = 0;
+  // Removes a named LUN. -ENOENT, -EBUSY.
+  [[nodiscard]] virtual int remove(const char* name, ErrorText* why) = 0;
+  // Whole-structure check. repair: writes damaged copies again, frees what dead owners left. 0 or -errno when it could not look.
+  [[nodiscard]] virtual int check(bool repair, CheckReport* report) = 0;
+  virtual Device* device() = 0;
+
+ protected:
+  virtual ~PhysicalLun() = default;
+};
+
+// What the head of a raw device holds: kEmpty (zeros), kOurs (a scratch LUN of the plain kind), kForeign, or one of these.
+enum class Holds : uint8_t { kBlank, kPhysicalLun, kMember, kScratch, kForeign };
+// Looks at the head only; for a device that answers reads. `what` gets a word for people ("ext4", "a Lunar stripe member 1 of 2").
+[[nodiscard]] int device_holds(Device* raw, Holds* out, char* what, size_t size);
+
+}  // namespace lunar
