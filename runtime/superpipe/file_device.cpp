@@ -75,7 +75,7 @@ int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device**
   char path[4096];
   int err = settings_parse(uri, uri + strlen("file:"), specs, 2, path, sizeof path, why);
   Device* device = nullptr;
-  if (err == 0) err = open(uri, path, options, &device, why);
+  if (err == 0) err = FileDevice::open(uri, path, options, &device, why);
   if (err < 0) return err;
   err = static_cast<FileDevice*>(device)->choose_polling(iopoll, sqpoll, why);
   if (err < 0) device->close();

@@ -216,6 +216,14 @@ bool Uring::queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t len
   return true;
 }
 
+bool Uring::queue_nop(uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (!sqe) return false;
+  io_uring_prep_nop(sqe);
+  sqe->user_data = user;
+  return true;
+}
+
 bool Uring::queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index, uint64_t user) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;

@@ -45,6 +45,7 @@ class Uring {
   bool queue_poll_in(int fd, uint64_t user);            // one-shot
   bool queue_fsync(int fd, bool fixed_file, uint64_t user);
   bool queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, uint64_t user);   // fallocate punch
+  bool queue_nop(uint64_t user);                        // completes with 0
   bool queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index, uint64_t user);   // a large ring
 
   [[nodiscard]] int submit();                           // count or -errno
