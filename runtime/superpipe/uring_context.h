@@ -23,6 +23,8 @@ class UringContext final : public OwnedContext {
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
   [[nodiscard]] int reap(Response* out, unsigned max) override;
   [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) override;
+  [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
+                             unsigned least, int64_t timeout_ns) override;
   [[nodiscard]] int watch(int fd, uint64_t tag) override { return watches_.add(fd, tag); }
   unsigned in_flight() const override { return in_flight_; }
   uint64_t usual_latency_ns() const override { return latency_.ns(); }
@@ -38,6 +40,7 @@ class UringContext final : public OwnedContext {
   };
   UringContext() = default;
   bool queue(const Command& command, uint32_t index);
+  unsigned queue_all(const Command* commands, unsigned n);
   void arm_watches();
   bool flush();
   unsigned take(Response* out, unsigned max, bool drive);

@@ -179,14 +179,14 @@ bool Uring::queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t len
 
 int Uring::submit() { return io_uring_submit(&ring_); }
 
-int Uring::submit_and_wait(int64_t timeout_ns) {
+int Uring::submit_and_wait(int64_t timeout_ns, unsigned least) {
   int status;
   if (timeout_ns < 0) {
-    status = io_uring_submit_and_wait(&ring_, 1);
+    status = io_uring_submit_and_wait(&ring_, least);
   } else {
     __kernel_timespec time = {timeout_ns / 1000000000, timeout_ns % 1000000000};
     io_uring_cqe* cqe = nullptr;
-    status = io_uring_submit_and_wait_timeout(&ring_, &cqe, 1, &time, nullptr);
+    status = io_uring_submit_and_wait_timeout(&ring_, &cqe, least, &time, nullptr);
   }
   return status < 0 ? status : 0;
 }

@@ -37,8 +37,9 @@ class Uring {
   bool queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, uint64_t user);   // fallocate punch
 
   [[nodiscard]] int submit();                           // count or -errno
-  // Submits what is queued and waits for at least one completion or the timeout (< 0: none). 0, -ETIME, -EINTR, ...
-  [[nodiscard]] int submit_and_wait(int64_t timeout_ns);
+  // Submits what is queued and waits for at least `least` completions or the timeout (< 0: none): one system call, one wake-up.
+  // 0, -ETIME, -EINTR, ...
+  [[nodiscard]] int submit_and_wait(int64_t timeout_ns, unsigned least = 1);
   // Sleeps until a completion is there or the timeout; leaves the rings alone, so it may run beside other calls when the ring
   // is shared. 0 or -errno (-ETIME, -EINTR).
   [[nodiscard]] int await(int64_t timeout_ns);
