@@ -10,10 +10,11 @@
 
 #include "base/arena.h"
 #include "base/format.h"
+#include "base/log.h"
+#include "lun/medium.h"
 #include "lun/member_label.h"
+#include "lun/path_device.h"
 #include "lun/stripe_device.h"
-#include "superpipe/sim_device.h"
-#include "sys/file.h"
 
 namespace lunar {
 namespace {
@@ -76,23 +77,6 @@ int split(const char* uri, const Scheme& scheme, Members* out, ErrorText* why) {
 
 int open_at(const char* uri, const DeviceOptions& options, Format format, unsigned level, Device** out, ErrorText* why);
 
-bool is_sim(Device* device) { return strcmp(device->kind(), "sim") == 0; }
-
-// Whether they share a file, a device node or a simulated memory.
-bool same_medium(Device* a, Device* b) {
-  if (is_sim(a) && is_sim(b)) return static_cast<SimDevice*>(a)->memory() == static_cast<SimDevice*>(b)->memory();
-  for (unsigned i = 0; i < a->fd_count(); ++i) {
-    for (unsigned j = 0; j < b->fd_count(); ++j) {
-      struct stat one, other;
-      if (sys::file_status(a->fd(i), &one) < 0 || sys::file_status(b->fd(j), &other) < 0) continue;
-      if (one.st_dev == other.st_dev && one.st_ino == other.st_ino) return true;
-      const bool nodes = (one.st_mode & S_IFMT) == (other.st_mode & S_IFMT) && !S_ISREG(one.st_mode);
-      if (nodes && one.st_rdev == other.st_rdev) return true;
-    }
-  }
-  return false;
-}
-
 void close_all(MemberSet* set) {
   for (Device*& device : set->device) {
     device_close(device);
@@ -103,6 +87,12 @@ void close_all(MemberSet* set) {
 bool may_contain(Kind outer, const Scheme* inner) {
   if (!inner || inner->kind == Kind::kPaths) return outer != Kind::kPaths || !inner;
   return outer == Kind::kMirror && inner->kind == Kind::kStripe;
+}
+
+// A device that is gone, where others may stand in for it. What is there and wrong is refused.
+bool may_be_missing(const Scheme& scheme, int status) {
+  return scheme.kind != Kind::kStripe && (status == -ENOENT || status == -ENXIO || status == -ENODEV || status == -EIO ||
+                                          status == -ENOTDIR || status == -ETIMEDOUT);
 }
 
 int open_members(const char* uri, const Scheme& scheme, const Members& members, const DeviceOptions& options, Format format,
@@ -117,12 +107,17 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
       return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a mirror may consist of stripes, both of paths", uri,
                       inner->prefix, scheme.prefix);
     const int status = open_at(members.uri[i], each, format, level + 1, &set->device[i], why);
+    if (status < 0 && may_be_missing(scheme, status)) {
+      log_warning("%s; %s goes on without it", why->text, scheme.prefix);
+      set->device[i] = nullptr;
+      continue;
+    }
     if (status < 0) return status;
     for (unsigned j = 0; j < i && scheme.kind != Kind::kPaths; ++j) {
-      if (same_medium(set->device[i], set->device[j]))
+      if (set->device[j] && same_medium(set->device[i], set->device[j]))
         return why->set(-EINVAL, "LUN %s: %s is there twice; give different devices", uri, members.uri[i]);
     }
-    fds += set->device[i]->fd_count();
+    fds += set->device[i] ? set->device[i]->fd_count() : 0;
   }
   if (fds > kDeviceFdsMax) return why->set(-E2BIG, "LUN %s: %u devices in all, %u is the limit", uri, fds, kDeviceFdsMax);
   return 0;
@@ -140,6 +135,8 @@ int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& o
     status = label_assemble(uri, &set, format, why);
     if (status == 0)
       return StripeDevice::create(uri, set.device, set.count, kMemberDataOffset, set.label[0].data_bytes, out, why);
+  } else if (status == 0 && scheme.kind == Kind::kPaths) {
+    return PathDevice::create(uri, set.device, members.uri, set.count, format != Format::kNever && !options.read_only, out, why);
   } else if (status == 0) {
     status = why->set(-ENOTSUP, "LUN %s: %s is not there yet", uri, scheme.prefix);
   }
@@ -167,6 +164,34 @@ int open_at(const char* uri, const DeviceOptions& options, Format format, unsign
 int raw_open(const char* uri, const DeviceOptions& options, Format format, Device** out, ErrorText* why) {
   LUNAR_CHECK(!options.scratch, "raw_open is for raw devices");
   return open_at(uri, options, format, 0, out, why);
+}
+
+int device_paths(Device* device, PathInfo* out, unsigned max) {
+  if (max == 0) return 0;
+  const char* kind = device->kind();
+  if (strcmp(kind, "paths") == 0) {
+    auto* paths = static_cast<PathDevice*>(device);
+    unsigned n = 0;
+    for (; n < paths->member_count() && n < max; ++n) {
+      out[n] = {};
+      paths->describe(n, &out[n]);
+    }
+    return static_cast<int>(n);
+  }
+  if (strcmp(kind, "stripe") == 0) {
+    auto* stripe = static_cast<FanDevice*>(device);
+    int n = 0;
+    for (unsigned i = 0; i < stripe->member_count(); ++i) n += device_paths(stripe->member(i), out + n, max - static_cast<unsigned>(n));
+    return n;
+  }
+  out[0] = {};
+  const char* slash = strrchr(device->name(), '/');
+  const char* base = slash ? slash + 1 : device->name();
+  format_to(out[0].name, sizeof out[0].name, "%.*s", static_cast<int>(strcspn(base, ",")), base);
+  format_to(out[0].connection, sizeof out[0].connection, "%s", device->name());
+  out[0].status = "Enabled";
+  out[0].primary = true;
+  return 1;
 }
 
 }  // namespace lunar

@@ -21,13 +21,14 @@ constexpr int64_t kBlockedNs = 50'000;        // a blocked parent is asked for a
 constexpr uint64_t kSpinFirstNs = 60'000, kSpinMaxNs = 200'000;
 constexpr unsigned kSpinInFlightMax = 4;
 constexpr unsigned kBatch = 32;
+constexpr size_t kProbeBytes = 4096;
 
 }  // namespace
 
 int FanContext::create(FanDevice* device, const ContextOptions& options, FanContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const unsigned members = device->member_count(), depth = options.depth;
-  const unsigned children = depth * members + 16, blocks = 16 + (depth / 2 < 240 ? depth / 2 : 240);
+  const unsigned children = depth * members + 16 + members, blocks = 16 + (depth / 2 < 240 ? depth / 2 : 240);
   size_t bytes = round_up(sizeof(FanContext), 64);
   const auto place = [&bytes](size_t size) {
     const size_t at = bytes;
@@ -38,6 +39,8 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
   const size_t free_parent_at = place(depth * sizeof(uint32_t)), free_child_at = place(children * sizeof(uint32_t));
   const size_t blocked_at = place(depth * sizeof(uint32_t)), free_block_at = place(blocks * sizeof(uint16_t));
   const size_t done_at = place(depth * sizeof(Response)), blocks_at = place(blocks * kFanVectorMax * sizeof(iovec));
+  bytes = round_up(bytes, kProbeBytes);
+  const size_t probe_at = place(kProbeBytes);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) FanContext;
@@ -56,6 +59,8 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
   context->free_block_ = reinterpret_cast<uint16_t*>(memory + free_block_at);
   context->done_ = reinterpret_cast<Response*>(memory + done_at);
   context->blocks_ = reinterpret_cast<iovec*>(memory + blocks_at);
+  context->probe_page_ = memory + probe_at;
+  context->probe_part_ = {context->probe_page_, kProbeBytes};
   for (unsigned i = 0; i < depth; ++i) context->free_parent_[i] = depth - 1 - i;
   for (unsigned i = 0; i < children; ++i) context->free_child_[i] = children - 1 - i;
   for (unsigned i = 0; i < blocks; ++i) context->free_block_[i] = static_cast<uint16_t>(blocks - 1 - i);
@@ -129,6 +134,21 @@ void FanContext::resend(FanChild* child, unsigned member) {
   enqueue(static_cast<uint32_t>(child - children_));
 }
 
+void FanContext::probe(unsigned member) {
+  if ((probing_ >> member & 1) || !lower_[member] || free_children_ == 0) return;
+  probing_ |= 1u << member;
+  const uint32_t index = free_child_[--free_children_];
+  FanChild& child = children_[index];
+  child.command = {};
+  child.command.iov = &probe_part_;   // several may write to it at once: nobody looks at what it holds
+  child.command.iov_count = 1;
+  child.command.tag = index;
+  child.parent = kNone;
+  child.member = static_cast<uint16_t>(member);
+  child.block = 0;
+  enqueue(index);
+}
+
 void FanContext::enqueue(uint32_t index) {
   Queue& queue = queue_[children_[index].member];
   children_[index].next = kNone;
@@ -139,6 +159,12 @@ void FanContext::enqueue(uint32_t index) {
 
 void FanContext::end_child(uint32_t index, int64_t result) {
   FanChild& child = children_[index];
+  if (child.parent == kNone) {
+    probing_ &= ~(1u << child.member);
+    free_child_[free_children_++] = index;
+    device_->probed(child.member, result);
+    return;
+  }
   FanParent& parent = parents_[child.parent];
   if (device_->child_done(this, &parent, &child, result)) return;   // sent again
   if (child.block) free_block_[free_blocks_++] = static_cast<uint16_t>(child.block - 1);

@@ -78,6 +78,7 @@ class FanDevice : public Device {
   virtual bool child_done(FanContext* context, FanParent* parent, FanChild* child, int64_t result) = 0;
   // All children ended: sets parent->result.
   virtual void finish(FanContext* context, FanParent* parent) = 0;
+  virtual void probed(unsigned /*member*/, int64_t /*result*/) {}
   // A context comes or goes.
   virtual int attached(FanContext*) { return 0; }
   virtual void detaching(FanContext*) {}
@@ -117,6 +118,8 @@ class FanContext final : public OwnedContext {
   // One more entry of a child's own vector. pre: room() for a block a child, fewer than kFanVectorMax entries.
   void append(FanChild* child, void* base, size_t bytes);
   void resend(FanChild* child, unsigned member);
+  // Reads the first page of a member beside the caller's commands; FanDevice::probed hears of it. No-op while one is under way.
+  void probe(unsigned member);
   uint32_t number() const { return number_; }
   void set_number(uint32_t number) { number_ = number; }
 
@@ -160,6 +163,9 @@ class FanContext final : public OwnedContext {
   int64_t watch_result_[WatchSet::kMax] = {};
   uint32_t watch_fired_ = 0;
   bool spin_ = true;
+  uint32_t probing_ = 0;                    // bit a member
+  char* probe_page_ = nullptr;
+  iovec probe_part_{};
   uint32_t number_ = 0;
   size_t mapping_bytes_ = 0;
 };
