@@ -16,8 +16,6 @@
 namespace lunar {
 namespace {
 
-constexpr int kBusyTries = 50;                        // a killed owner's ring holds its file for some milliseconds
-constexpr uint64_t kBusyPauseNs = 20'000'000;
 constexpr uint64_t kDrainMaxNs = 5'000'000'000, kDrainPauseNs = 50'000;
 constexpr uint64_t kAheadPart = 16;                   // a scratch LUN grows by a sixteenth of its size at least
 constexpr uint64_t kCheckBlock = UINT64_MAX / 4096;   // never a block of data
