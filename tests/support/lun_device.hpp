@@ -31,6 +31,7 @@ class MemoryDevice final : public lunar::Device {
   using Shape = MemoryShape;
   MemoryDevice(char* memory, uint64_t bytes, Shape shape = {}) : memory_(memory), bytes_(bytes), shape_(shape) {}
   std::vector<MediumEvent>* record = nullptr;
+  std::vector<MediumEvent>* undo = nullptr;   // what was there before each write and discard
   int64_t fail_after = -1;     // so many writes and flushes succeed, then they end with -EIO
   bool closed = false;
 
@@ -84,6 +85,8 @@ inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
     return -EIO;
   }
   uint64_t place = at;
+  if (undo && (command.op == lunar::Op::kWrite || command.op == lunar::Op::kDiscard))
+    undo->push_back({MediumEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0});
   switch (command.op) {
     case lunar::Op::kRead:
       for (uint32_t i = 0; i < command.iov_count; place += command.iov[i++].iov_len)
