@@ -202,6 +202,9 @@ def foreign(directory):
     path = blank(directory, "late.img", 16)
     patch(path, 40000, b"somebody's")
     kinds.append((path, None))
+    path = blank(directory, "scratch.img", 16)
+    patch(path, 0, b"LunarScratchLUN\0")
+    kinds.append((path, "lunar-scratch"))
     for path, word in kinds:
         base = ["create", f"{path}#x", "--size", "1m"]
         refused(base, ["--erase="] + ([word] if word else []), [path])
@@ -343,6 +346,39 @@ def damage(directory):
     done("check", path)
 
 
+def erased_head(directory):
+    """The head is gone, the copy at the end is not: nothing formats over it unasked, and a repair brings it back."""
+    path = formatted(directory, "head.img")
+    patch(path, 0, bytes(4096))   # what follows is there: not blank, but nothing anybody knows
+    refused(["create", f"{path}#x", "--size", "1m", "--format"], ["unknown data"], [path])
+    check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased block")
+    done("check", path)
+    patch(path, 0, bytes(65536))
+    refused(["list", path], ["lunar lun check"], [path], code=3)
+    refused(["create", f"{path}#x", "--size", "1m"], ["--format"], [path])
+    refused(["create", f"{path}#x", "--size", "1m", "--format"], ["--erase=lunar", "check"], [path])
+    refused(["check", path], [path], [path], code=3)
+    check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased head")
+    check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["first"], "the LUN came back")
+    done("check", path)
+    patch(path, 0, bytes(65536))
+    done("create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes")
+    check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["x"], "erased by name")
+
+
+def at_once(directory):
+    """Eight of them, of whom the first formats."""
+    path = blank(directory, "many.img", 64)
+    many = [subprocess.Popen([LUNAR, "lun", "create", f"{path}#lun{i}", "--size", "1m", "--format"], stdin=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for i in range(8)]
+    for child in many:
+        _, err = child.communicate(timeout=LIMIT_S)
+        check(child.returncode == 0, f"one of eight: {err}")
+    names = {lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]}
+    check(names == {f"lun{i}" for i in range(8)}, f"eight at once: {names}")
+    check(as_json("check", path)["verdict"] == "clean", "check after eight at once")
+
+
 def composite(directory):
     paths = [blank(directory, f"part{i}.img", 32) for i in range(2)]
     uri = "stripe:" + ";".join(paths)
@@ -365,6 +401,18 @@ def composite(directory):
             [fresh, foreign_part])
 
 
+def mounted(directory, device):
+    place = os.path.join(directory, "mnt")
+    os.makedirs(place, exist_ok=True)
+    if subprocess.run(["mount", "-o", "ro", device, place], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        return   # many containers forbid it
+    try:
+        refused(["create", f"{device}#x", "--size", "1m", "--erase=ext4", "--yes"], ["mounted on " + place], [device])
+        check(as_json("info", device)["holds"] == "ext4", "info of a mounted device")
+    finally:
+        subprocess.run(["umount", place], check=False)
+
+
 def loop_device(directory):
     backing = blank(directory, "loop.img", 64)
     attached = subprocess.run(["losetup", "-f", "--show", backing], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -374,9 +422,7 @@ def loop_device(directory):
         return
     device = attached.stdout.strip()
     try:
-        with contextlib.suppress(OSError):
-            os.sync()
-        refused(["create", f"{backing}#x", "--size", "1m", "--erase=ext4", "--yes"], [], [device])
+        refused(["create", f"{backing}#x", "--size", "1m", "--format"], ["in use", device], [backing])
         check(as_json("create", f"{device}#x", "--size", "2m", "--format")["formatted"] is True, f"create on {device}")
         found = as_json("list")["devices"]
         check(any(d["device"] == device for d in found), f"list does not find {device}: {found}")
@@ -385,6 +431,8 @@ def loop_device(directory):
         done("check", device)
         if made_by("mkfs.ext4", "-q", "-F", device):
             refused(["create", f"{device}#x", "--size", "1m", "--format", "--yes"], ["ext4"], [device])
+            refused(["create", f"{backing}#x", "--size", "1m", "--erase=ext4", "--yes"], ["in use", device], [backing])
+            mounted(directory, device)
     finally:
         subprocess.run(["losetup", "-d", device], check=False)
     path = formatted(directory, "readonly.img")
@@ -401,7 +449,8 @@ def main():
     os.chmod(directory, 0o755)
     wanted = sys.argv[3:]
     try:
-        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, life, damage, composite, loop_device):
+        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, life, damage, erased_head, at_once, composite,
+                     loop_device):
             if wanted and case.__name__ not in wanted:
                 continue
             before = len(problems)

@@ -102,6 +102,15 @@ int refuse_foreign(const LunLine& line, const LunName& name, const Found& found)
                                   shell_word(line.size).c_str(), word.c_str()));
 }
 
+int refuse_in_use(const LunLine& line, const LunName& name, bool locks) {
+  for (const std::string& leaf : leaves_of(name.device)) {
+    std::string who;
+    if (path_in_use(path_of_leaf(leaf), locks, &who))
+      return lun_refuse(line, text_of("%s is in use (%s); nothing is formatted while it is", leaf.c_str(), who.c_str()));
+  }
+  return 0;
+}
+
 // Whether, and how, the device is to be formatted. 0 or an exit code.
 int decide_format(const LunLine& line, const LunName& name, const Found& found, Format* out) {
   *out = Format::kNever;
@@ -111,8 +120,9 @@ int decide_format(const LunLine& line, const LunName& name, const Found& found, 
     if (line.erase_given)
       return lun_refuse(line, text_of("%s is blank, there is no %s to erase; --format formats it", name.device.c_str(), line.erase.c_str()));
     *out = Format::kIfBlank;
-    int code = 0;
-    if (line.format) return 0;
+    // Locked it may be: by somebody who formats it too, and is waited for.
+    int code = refuse_in_use(line, name, false);
+    if (code != 0 || line.format) return code;
     if (!at_terminal())
       return lun_refuse(line, text_of("%s is blank; to format it, add --format", name.device.c_str()));
     LunLine ask = line;
@@ -121,11 +131,7 @@ int decide_format(const LunLine& line, const LunName& name, const Found& found, 
                ? 0 : code;
   }
   if (!by_name && (!line.erase_given || line.erase != erase_word(found))) return refuse_foreign(line, name, found);
-  for (const std::string& leaf : leaves_of(name.device)) {
-    std::string who;
-    if (path_in_use(path_of_leaf(leaf), &who))
-      return lun_refuse(line, text_of("%s is in use (%s); nothing is erased while it is", leaf.c_str(), who.c_str()));
-  }
+  if (const int code = refuse_in_use(line, name, true); code != 0) return code;
   int code = 0;
   *out = Format::kForce;
   return lun_consent(line, text_of("%s holds %s, which is gone for good", found.where.c_str(),

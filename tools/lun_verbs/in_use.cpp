@@ -74,7 +74,7 @@ bool locked(const std::string& path) {
 
 }   // namespace
 
-bool path_in_use(const std::string& path, std::string* who) {
+bool path_in_use(const std::string& path, bool locks, std::string* who) {
   struct stat status;
   if (path.empty() || stat(path.c_str(), &status) != 0) return false;
   if (S_ISBLK(status.st_mode) && block_busy(path, status, who)) return true;
@@ -82,7 +82,7 @@ bool path_in_use(const std::string& path, std::string* who) {
     const std::string loop = loop_device_of(status);
     if (!loop.empty()) return *who = "the file of /dev/" + loop, true;
   }
-  if ((S_ISBLK(status.st_mode) || S_ISREG(status.st_mode)) && locked(path)) return *who = "locked by another process", true;
+  if (locks && (S_ISBLK(status.st_mode) || S_ISREG(status.st_mode)) && locked(path)) return *who = "locked by another process", true;
   return false;
 }
 

@@ -6,8 +6,8 @@
 
 namespace lunar::tools {
 
-// True with a few words in *who: mounted, swap, part of another device, a loop device's file, locked by a process.
-bool path_in_use(const std::string& path, std::string* who);
+// True with a few words in *who: mounted, swap, part of another device, a loop device's file; `locks`: or locked by a process.
+bool path_in_use(const std::string& path, bool locks, std::string* who);
 // What the device hangs on, as lspath's parent: the controller ("nvme0", "virtio3"), a loop device's file, or the disk that a
 // file lies on. "-" when that cannot be told.
 std::string parent_of(const std::string& path);
