@@ -83,6 +83,11 @@ class Context {
   // As reap, but waits until at least one response is there or timeout_ns passed (< 0: no limit). Returns 0..max, or
   // -EINTR. With nothing in flight and nothing watched it returns 0 at once.
   [[nodiscard]] virtual int wait(Response* out, unsigned max, int64_t timeout_ns) = 0;
+  // submit() and wait() in one, for whoever keeps many in flight and counts CPU more than the latency of one: waits until
+  // `least` responses are there (or all that are on their way, when those are fewer), where the device can by one system
+  // call and one wake-up. *taken: how many commands were taken, also when nothing came back. Returns 0..max, or -errno as wait().
+  [[nodiscard]] virtual int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
+                                     unsigned least, int64_t timeout_ns);
   // Also report when `fd` (O_NONBLOCK) becomes readable: one Response{tag, poll events} through reap/wait, then the
   // watch is over and must be set again. So that one wait serves faults and completions. A context may watch 4 fds.
   [[nodiscard]] virtual int watch(int fd, uint64_t tag) = 0;

@@ -85,7 +85,8 @@ void RingContext::release() {
   unmap_private(this, mapping_bytes_);
 }
 
-int RingContext::submit(const Command* commands, unsigned n) {
+// Queues what there is room for; the kernel does not know of it yet.
+unsigned RingContext::queue_all(const Command* commands, unsigned n) {
   arm_watches();
   unsigned taken = 0;
   uint64_t now = 0;
@@ -98,6 +99,11 @@ int RingContext::submit(const Command* commands, unsigned n) {
     flights_[index] = {command.tag, sample ? now : 0};
     ++in_flight_;
   }
+  return taken;
+}
+
+int RingContext::submit(const Command* commands, unsigned n) {
+  const unsigned taken = queue_all(commands, n);
   // What the kernel does not take now (-EAGAIN, -EBUSY) stays queued; reap and wait hand it over again.
   (void)flush();
   await_batch_.store(batch_now(), std::memory_order_relaxed);
@@ -279,6 +285,33 @@ int RingContext::await(int64_t timeout_ns) {
     if (timeout_ns > 0) timeout_ns -= kHoldMinNs;
   }
   return ring_.await(timeout_ns);
+}
+
+int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
+                          int64_t timeout_ns) {
+  *taken = queue_all(commands, n);
+  if (least > max) least = max;
+  if (least <= 1 || timeout_ns == 0 || polled_in_flight_) {   // the first one counts: wait() knows when to spin for it
+    (void)flush();
+    return max ? wait(out, max, timeout_ns) : 0;
+  }
+  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  unsigned got = take(out, max, false);
+  while (got < least && (in_flight_ || watches_.used)) {
+    int64_t left = timeout_ns;
+    if (timeout_ns > 0) {
+      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
+      left = passed < timeout_ns ? timeout_ns - passed : 0;
+    }
+    const unsigned coming = in_flight_ ? in_flight_ : 1;
+    const int status = ring_.submit_and_wait(left, least - got < coming ? least - got : coming);
+    got += take(out + got, max - got, true);
+    if (status == -ETIME || left == 0) break;
+    if (status < 0 && status != -EAGAIN && status != -EBUSY) return got ? static_cast<int>(got) : status;
+    if (status < 0) sys::yield_cpu();
+  }
+  if (ring_.queued()) (void)flush();
+  return static_cast<int>(got);
 }
 
 }  // namespace lunar

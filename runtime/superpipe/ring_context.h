@@ -26,6 +26,8 @@ class RingContext : public OwnedContext {
   [[nodiscard]] int submit(const Command* commands, unsigned n) final;
   [[nodiscard]] int reap(Response* out, unsigned max) final;
   [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) final;
+  [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
+                             int64_t timeout_ns) final;
   [[nodiscard]] int watch(int fd, uint64_t tag) final {
     poll_more_ = false;
     return watches_.add(fd, tag);
@@ -72,6 +74,7 @@ class RingContext : public OwnedContext {
     uint64_t tag;
     uint64_t start_ns;   // 0: not a sample of read latency
   };
+  unsigned queue_all(const Command* commands, unsigned n);
   void arm_watches();
   bool flush();
   unsigned take(Response* out, unsigned max, bool drive);
