@@ -109,7 +109,12 @@ TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
   run_refused({"--dram", "64m", "--lun", "tape:x"}, {"--lun", "'tape'", "sim:SIZE"});
   run_refused({"--dram", "64m", "--lun", "sim:lots"}, {"--lun", "'lots'"});
   run_refused({"--dram", "64m", "--lun", "sim:32m"}, {"--lun", "32 MiB", "64 MiB"});
-  run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", "/tmp"}, {"--lun", "striping"});
+  run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", "/no/such"}, {"--lun", "/no/such"});
+  run_refused({"--dram", "64m", "--lun", "sim:1g", "--lun", "sim:16m"}, {"--lun", "sim:1g sim:16m", "32 MiB", "64 MiB"});
+  run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", ""}, {"--lun", "empty"});
+  run_refused({"--dram", "64m", "--lun", "/var/my tmp"}, {"--lun", "'/var/my tmp'", "blank", "ln -s"});
+  run_refused({"--dram", "64m", "--lun", "stripe:/var/tmp;/no/such"}, {"--lun", "/no/such"});
+  run_refused({"--dram", "64m", "--lun", "nvme:/dev/no-such"}, {"--lun", "/dev/no-such"});
   TempDir dir;
   std::string file = dir.write("lun", "precious");
   run_refused({"--dram", "64m", "--size", "800t", "--lun", file}, {"--size", file});
@@ -236,6 +241,14 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   CHECK(preload.find("/liblunar-preload.so") != std::string::npos);
   CHECK(account >= 700);
   CHECK(bytes == 4 << 20);
+}
+
+TEST_CASE("run refuses a LUN in a working directory whose name has a blank") {
+  TempDir dir;
+  std::string inner = dir.path + "/in ner";
+  REQUIRE(run({"/bin/mkdir", inner}).code == 0);
+  dir.write("in ner/a", "");
+  run_refused({"--dram", "64m", "--lun", "a"}, {"--lun", "blank"}, {{}, inner, false});
 }
 
 TEST_CASE("only the process that was asked for prints its table; its small helpers do not") {
