@@ -39,6 +39,10 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   auto* size_given = app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
   app.add_option("--depths", options.depths, "operations in flight, as 1,16,128")->delimiter(',')->check(CLI::Range(1, 4096));
   app.add_option("--threads", options.threads, "of legacy and buffered (default 16)")->check(CLI::Range(1, 1024));
+  app.add_option("--batch", options.batch,
+                 "operations handed over and waited for at once, by lunar, libaio and fio (default: a quarter of the depth, at "
+                 "most 32)")
+      ->check(CLI::Range(1, 4096));
   app.add_option("--workloads", options.workloads, "of read,mixed (70% reads),write (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(workloads));

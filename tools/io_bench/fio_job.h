@@ -12,7 +12,7 @@ namespace lunar::tools {
 
 class Medium;
 
-// The command: registered file and buffers, batches as ours (batch_of), no map of what was read already, JSON out.
+// The command: registered file and buffers, batches as ours, no map of what was read already, JSON out.
 std::vector<std::string> fio_command(const std::string& fio, const std::string& path, uint64_t offset, uint64_t bytes,
                                      size_t unit_bytes, const IoOrder& order);
 std::string command_text(const std::vector<std::string>& words);

@@ -16,9 +16,9 @@ std::vector<std::string> fio_command(const std::string& fio, const std::string& 
                                  fmt::format("--size={}", bytes), fmt::format("--bs={}", unit_bytes), "--direct=1",
                                  "--ioengine=io_uring", "--registerfiles=1", "--fixedbufs=1", "--thread",
                                  fmt::format("--iodepth={}", order.depth)};
-  if (const unsigned batch = batch_of(order.depth); batch > 1) {
+  if (order.batch > 1) {
     for (const char* name : {"submit", "complete_min", "complete_max"}) {
-      words.push_back(fmt::format("--iodepth_batch_{}={}", name, batch));
+      words.push_back(fmt::format("--iodepth_batch_{}={}", name, order.batch));
     }
   }
   words.push_back(order.read_percent == 100 ? "--rw=randread" : order.read_percent == 0 ? "--rw=randwrite" : "--rw=randrw");

@@ -62,7 +62,7 @@ void write_options(JsonWriter& json, const IoReport& report) {
   json.close(']').key("workloads").open('[');
   for (const std::string& workload : options.workloads) json.value(workload);
   json.close(']').field("threads", options.threads).field("seconds", options.seconds).field("rounds", options.rounds);
-  json.field("lun", options.lun).field("device_kind", report.device_kind).field("seed", options.seed);
+  json.field("batch", options.batch).field("lun", options.lun).field("device_kind", report.device_kind).field("seed", options.seed);
   json.field("quick", options.quick).key("fio_commands").open('[');
   for (const std::string& command : report.fio_commands) json.value(command);
   json.close(']').close('}');

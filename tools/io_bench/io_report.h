@@ -18,6 +18,7 @@ struct IoOptions : CommonOptions {
   std::vector<std::string> workloads{"read", "mixed", "write"};
   std::vector<std::string> systems;
   unsigned threads = 16;                   // of the blocking sides
+  unsigned batch = 0;                      // 0: batch_of(depth)
 };
 
 struct IoResult {

@@ -19,6 +19,7 @@ struct IoOrder {
   std::string system;
   unsigned read_percent = 100;
   unsigned depth = 1;     // in flight at once; of a blocking side the number of its threads
+  unsigned batch = 1;     // of an asynchronous side: handed over and waited for at once
   double seconds = 1, warm_seconds = 0.1;
   uint64_t seed = 1;
 };

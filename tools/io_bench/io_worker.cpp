@@ -112,7 +112,7 @@ void work_async(Turn& turn, Worker& worker) {
     uint64_t unit = 0, start = 0;
     bool write = false;
   };
-  const unsigned depth = turn.order.depth, batch = batch_of(depth);
+  const unsigned depth = turn.order.depth;
   const size_t unit_bytes = turn.stamps().unit_bytes();
   const NoiseBuffer buffers(depth * unit_bytes, worker.random.next());
   const auto engine = make_engine(turn.order.system, {&turn.medium, &buffers, depth, unit_bytes});
@@ -135,7 +135,7 @@ void work_async(Turn& turn, Worker& worker) {
     }
     const auto in_flight = depth - static_cast<unsigned>(free.size());
     if (in_flight == 0) return;
-    const int got = engine->exchange(ops.data(), n, done.data(), std::min(batch, in_flight));
+    const int got = engine->exchange(ops.data(), n, done.data(), std::min(turn.order.batch, in_flight));
     if (got < 0) throw std::runtime_error(fmt::format("{}: {}", turn.order.system, strerror(-got)));
     now = now_ns();
     for (int i = 0; i < got; ++i) {

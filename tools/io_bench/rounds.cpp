@@ -60,14 +60,22 @@ void IoRounds::refill(size_t unit_bytes) {
   stamped_ = true;
 }
 
-IoTurn IoRounds::turn(const IoSide& side, double seconds, double warm_seconds) {
+IoOrder IoRounds::order_of(const IoSide& side) const {
+  const IoOptions& options = report_.options;
   IoOrder order;
   order.system = side.system;
   order.read_percent = side.read_percent;
   order.depth = side.threads > 1 ? side.threads : side.depth;
-  order.seconds = seconds;
-  order.warm_seconds = warm_seconds;
-  order.seed = report_.options.seed + ++turns_;
+  order.batch = options.batch ? std::min(options.batch, order.depth) : batch_of(order.depth);
+  order.seconds = options.seconds;
+  order.warm_seconds = 0.1 * options.seconds;
+  order.seed = options.seed;
+  return order;
+}
+
+IoTurn IoRounds::turn(const IoSide& side) {
+  IoOrder order = order_of(side);
+  order.seed += ++turns_;
   const bool fio = side.system == "fio";
   if (!fio && !stamped_) refill(medium_->stamps().unit_bytes());
   progress_.say(fmt::format("{} {} qd{} x{}: {} ...", progress_.count(), side.workload, side.depth, side.threads, side.system));
@@ -96,7 +104,7 @@ void IoRounds::measure(const std::vector<IoSide>& sides) {
     for (size_t i = 0; i < sides.size(); ++i) {
       if (report_.skipped.count(sides[i].system)) continue;
       try {
-        turns[i].push_back(turn(sides[i], options.seconds, 0.1 * options.seconds));
+        turns[i].push_back(turn(sides[i]));
       } catch (const std::runtime_error& error) {
         report_.skipped[sides[i].system] = error.what();
         report_.failures.push_back(fmt::format("{}: {}", sides[i].system, error.what()));
@@ -111,13 +119,8 @@ void IoRounds::measure(const std::vector<IoSide>& sides) {
     result.unit_bytes = medium_->stamps().unit_bytes();
     report_.results.push_back(result);
     if (sides[i].system != "fio") continue;
-    IoOrder order;
-    order.read_percent = sides[i].read_percent;
-    order.depth = sides[i].depth;
-    order.seconds = options.seconds;
-    order.warm_seconds = 0.1 * options.seconds;
-    report_.fio_commands.push_back(command_text(
-        fio_command(fio_, medium_->path(), medium_->path_offset(), medium_->bytes(), medium_->stamps().unit_bytes(), order)));
+    report_.fio_commands.push_back(command_text(fio_command(fio_, medium_->path(), medium_->path_offset(), medium_->bytes(),
+                                                            medium_->stamps().unit_bytes(), order_of(sides[i]))));
   }
 }
 

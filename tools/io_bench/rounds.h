@@ -36,7 +36,8 @@ class IoRounds {
   ~IoRounds();
 
  private:
-  IoTurn turn(const IoSide& side, double seconds, double warm_seconds);
+  IoOrder order_of(const IoSide& side) const;
+  IoTurn turn(const IoSide& side);
   IoReport& report_;
   BenchHost host_;
   std::string fio_;
