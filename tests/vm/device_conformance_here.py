@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs device_conformance on what any host has: a file, sim:, capi: over a stand-in for IBM's library, and as root a loop device.
-`device_conformance_here.py PROGRAM FAKE_CBLK FAKE_CBLK_WITH_OUR_MARKER`."""
+`device_conformance_here.py PROGRAM FAKE_CBLK FAKE_CBLK_WITH_OUR_MARKER [SETTINGS]`: with SETTINGS, only a file with these."""
 import os
 import shutil
 import subprocess
@@ -41,14 +41,16 @@ def loop_device(path):
 
 
 def main():
-    program, fake, marked = (os.path.abspath(path) for path in sys.argv[1:])
+    program, fake, marked = (os.path.abspath(path) for path in sys.argv[1:4])
     with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
         disk = os.path.join(folder, "disk")
         with open(disk, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
         if not check_refusals(program, disk, fake, marked):
             return 1
-        uris = ["sim:64m,latency_us=5", disk, f"file:{disk},iopoll=auto,sqpoll=auto", f"capi:{disk},lib={fake}"]
+        uris = ["sim:64m,latency_us=5", disk, f"capi:{disk},lib={fake}"]
+        if len(sys.argv) > 4:
+            return run(program, f"file:{disk}{sys.argv[4]}")
         loop = loop_device(disk)
         if loop:
             uris.append(loop)
