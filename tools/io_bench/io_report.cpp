@@ -38,6 +38,8 @@ void put_ratios(const std::string& stem, const IoTurn& us, const IoTurn& them, s
   put("p99", us.p99_ns, them.p99_ns);
   put("p999", us.p999_ns, them.p999_ns);
   put("cpu", us.cpu_us_per_op, them.cpu_us_per_op);
+  const auto own = [](const IoTurn& turn) { return turn.ops > 0 ? turn.cpu_s / turn.ops : 0; };
+  put("process_cpu", own(us), own(them));   // without interrupts and kernel threads, but blind to what others do
   put("kiops_per_cpu", us.kiops_per_cpu, them.kiops_per_cpu);
   put("kiops_per_cpu_kernel", us.kiops_per_cpu_kernel, them.kiops_per_cpu_kernel);
   put("kiops_per_cpu_kernel_ticks", us.kiops_per_cpu_kernel_ticks, them.kiops_per_cpu_kernel_ticks);
