@@ -355,6 +355,12 @@ TEST_CASE("polled contexts: flush, discard and watches go by the plain ring; a w
   CHECK(one(context, discard) == 0);
   CHECK(one(context, command_of(Op::kFlush, 0, nullptr, 0, 2)) == 0);
   const iovec part = {pages.base, kPage};
+  // What the kernel may split goes by the plain ring, also where polling does not work.
+  const iovec two[] = {{pages.page(1), kPage}, {pages.page(0), kPage}};
+  CHECK(one(context, command_of(Op::kRead, 0, two, 2, 6)) == 2 * kPage);
+  Pages large(32);
+  const iovec whole = {large.base, large.bytes};
+  CHECK(one(context, command_of(Op::kRead, 0, &whole, 1, 7)) == static_cast<int64_t>(large.bytes));
   // Never sent where it would not come back.
   if (polls != -ETIME) CHECK(one(context, command_of(Op::kRead, 0, &part, 1, 3)) == (polls == 0 ? int64_t{kPage} : polls));
   int ends[2];
