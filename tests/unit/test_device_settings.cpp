@@ -244,6 +244,21 @@ TEST_CASE("file capabilities are those of the host, and iopoll=on and sqpoll=on 
   device_close(device);
 }
 
+TEST_CASE("a read-only block device is refused by that name, and can be read") {
+  if (geteuid() != 0) LUNAR_SKIP("root", "loop devices need root");
+  Directory directory;
+  const std::string disk = directory.disk("disk", 4 * kMiB), told = directory.path + "/name";
+  std::string loop;
+  if (system(("losetup -r -f --show " + disk + " >" + told + " 2>/dev/null").c_str()) == 0) std::ifstream(told) >> loop;
+  if (loop.empty()) LUNAR_SKIP("loop", "no loop device to be had");
+  CHECK(has(refused(loop, raw(), -EROFS), "read-only"));
+  CHECK(has(refused(loop, {}, -EROFS), "read-only"));
+  Device* device = opened(loop, raw(true));
+  CHECK_FALSE(device->capabilities().discard);
+  device_close(device);
+  CHECK(system(("losetup -d " + loop).c_str()) == 0);
+}
+
 TEST_CASE("shared contexts: threads submit and reap in turn and sleep in await") {
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
