@@ -22,4 +22,10 @@ int64_t block_queue_value(uint64_t rdev, const char* attribute) {
   return -ENOENT;
 }
 
+bool block_read_only(uint64_t rdev) {
+  char path[96], text[8];
+  format_to(path, sizeof path, "/sys/dev/block/%u:%u/ro", major(rdev), minor(rdev));
+  return sys::read_text(path, text, sizeof text) > 0 && text[0] == '1';
+}
+
 }  // namespace lunar

@@ -10,4 +10,7 @@ namespace lunar {
 // devices, an older kernel).
 [[nodiscard]] int64_t block_queue_value(uint64_t rdev, const char* attribute);
 
+// Whether the device may not be written at all (write-protected, or made so by blockdev --setro, losetup -r).
+bool block_read_only(uint64_t rdev);
+
 }  // namespace lunar

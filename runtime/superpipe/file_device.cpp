@@ -67,6 +67,10 @@ int explain_open(int err, const char* path, const char* what, ErrorText* why) {
   }
 }
 
+int refuse_read_only(const char* path, ErrorText* why) {
+  return why->set(-EROFS, "LUN %s: the block device is read-only; make it writable (blockdev --setrw %s) or give another one", path, path);
+}
+
 }  // namespace
 
 int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
@@ -149,6 +153,7 @@ int FileDevice::open_raw(const char* path, const struct stat& status, const Devi
   char who[256];
   if (block_ && !options.read_only && block_in_use(status.st_rdev, who, sizeof who))
     return why->set(-EBUSY, "LUN %s: the block device is %s; give one that nobody uses", path, who);
+  if (block_ && !options.read_only && block_read_only(status.st_rdev)) return refuse_read_only(path, why);
   const int opened = sys::open_file(path, (options.read_only ? O_RDONLY : O_RDWR) | O_DIRECT);
   if (opened < 0) return explain_open(opened, path, options.read_only ? "open it" : "open it for writing", why);
   reopen(0, opened);
@@ -318,6 +323,7 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
   char who[256];
   if (block_in_use(rdev, who, sizeof who))
     return why->set(-EBUSY, "LUN %s: the block device is %s; give one that nobody uses", path, who);
+  if (block_read_only(rdev)) return refuse_read_only(path, why);
   // O_EXCL on a block device: nobody else may claim it (mount, swapon, another LUN) while we have it.
   int opened = sys::open_file(path, O_RDWR | O_DIRECT | O_EXCL);
   for (int i = 0; i < kBusyRetries && opened == -EBUSY; ++i) {

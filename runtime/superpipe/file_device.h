@@ -5,9 +5,9 @@
 //
 // Settings (only with the scheme: file:PATH,key=value), neither used unless asked for:
 //   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while there is work
-//   iopoll   completions are polled for, without an interrupt: a context's wait() spends its CPU. Only where one polled read
-//            came back at open (virtio disks and NVMe without poll queues never deliver one). Not for contexts that are
-//            shared, nor from a context's first watch() on: those sleep
+//   iopoll   completions of single buffers up to 64 KiB are polled for, without an interrupt: wait() spends its CPU. Only where
+//            one polled read came back at open (virtio disks and NVMe without poll queues never deliver one). Not for
+//            contexts that are shared, nor from a context's first watch() on: those sleep
 //   auto: where the host can; on: or the open fails; off (as unset): never
 // What was discarded is a hole of the file, or zeros by WRITE ZEROES of the block device.
 // A command's result is the count the kernel moved: a read across the end of the file is short, and nobody asks again.

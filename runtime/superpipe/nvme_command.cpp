@@ -75,6 +75,7 @@ int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeom
 
 int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command& command) {
   if (command.op == Op::kFlush) return 0;
+  if (geometry.read_only && command.op != Op::kRead) return -EBADF;
   if (command.op == Op::kDiscard && !geometry.write_zeroes) return -EOPNOTSUPP;
   const uint64_t mask = (uint64_t{1} << geometry.block_shift) - 1, size = (geometry.blocks << geometry.block_shift) - data_offset;
   const uint64_t bytes = bytes_of(command), at = command.offset.value;

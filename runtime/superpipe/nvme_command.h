@@ -18,6 +18,7 @@ struct NvmeGeometry {
   bool write_zeroes = false;               // kDiscard is carried out
   bool deallocate_zeroed = false;          // WRITE ZEROES may give the blocks back (DEAC)
   bool deallocate = false;                 // DATASET MANAGEMENT
+  bool read_only = false;                  // as it was opened: root's commands are not stopped by the kernel
 };
 
 // From Identify Namespace and Identify Controller data (4096 bytes each), as the NVMe specification lays them out. 0, or
@@ -33,7 +34,7 @@ struct NvmeProgress {
 };
 
 // 0 when `command` may be sent; a result it has without the device: -errno (-EINVAL crooked, -ENOSPC a write beyond the
-// end), or kNothingToRead.
+// end, -EBADF opened read-only), or kNothingToRead.
 constexpr int kNothingToRead = 1;
 [[nodiscard]] int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command& command);
 // The piece at `progress` (whose `piece` is set). pre: nvme_check gave 0 and the command is not finished.

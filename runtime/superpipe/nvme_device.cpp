@@ -18,6 +18,7 @@
 #include "superpipe/signature.h"
 #include "superpipe/sync_context.h"
 #include "sys/file.h"
+#include "sys/thread.h"
 #include "sys/uring.h"
 
 namespace lunar {
@@ -28,6 +29,8 @@ constexpr uint8_t kOpcodeDatasetManagement = 0x09;
 constexpr uint32_t kDeallocate = 4;                   // attribute bit, command dword 11
 constexpr uint64_t kDeallocateBytesMax = kGiB;        // of one range: within every controller's limits
 constexpr size_t kProbePage = 64 * 1024;
+constexpr int kBusyRetries = 50;                      // a former owner's ring lets the file go some milliseconds late
+constexpr uint64_t kBusyRetryNs = 20'000'000;
 
 // "nvme0n1", also of a partition's name "nvme0n1p2": "0n1" with its end. Null when it is no such name.
 const char* namespace_of_block(const char* path, size_t* length) {
@@ -98,6 +101,7 @@ int NvmeDevice::open_path(const char* path, const DeviceOptions& options, ErrorT
   err = sys::nvme_namespace_id(opened);
   if (err <= 0) return refuse_other(path, status, why);
   geometry_.nsid = static_cast<uint32_t>(err);
+  geometry_.read_only = !writable;
   err = identify(path, why);
   if (err == 0) err = find_block_device(path, status.st_rdev, writable, why);
   if (err < 0) return err;
@@ -151,6 +155,10 @@ int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable
 // As on a block device: an empty namespace, or one that was a scratch LUN, alone.
 int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
   int err = sys::lock_ofd(fd(0), true, false);
+  for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
+    sys::sleep_ns(kBusyRetryNs);
+    err = sys::lock_ofd(fd(0), true, false);
+  }
   if (err == -EAGAIN || err == -EACCES)
     return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN", path);
   if (err < 0) return why->set(err, "LUN %s: cannot lock it: %s", path, errno_name(err));
@@ -231,7 +239,7 @@ int NvmeDevice::reserve(DeviceOffset offset, uint64_t length) {
 }
 
 void NvmeDevice::release(DeviceOffset offset, uint64_t length) {
-  if (!geometry_.deallocate) return;
+  if (!geometry_.deallocate || geometry_.read_only) return;
   const uint64_t block = uint64_t{1} << geometry_.block_shift;
   uint64_t at = round_up(data_offset_ + offset.value, block);
   const uint64_t end = round_down(data_offset_ + offset.value + length, block);
@@ -255,7 +263,7 @@ void NvmeDevice::release(DeviceOffset offset, uint64_t length) {
 
 Capabilities NvmeDevice::capabilities() const {
   Capabilities out;
-  out.discard = geometry_.write_zeroes;
+  out.discard = geometry_.write_zeroes && !geometry_.read_only;
   out.sqpoll = sys::uring_probe_sqpoll() == 0;
   out.memory_align = 4;   // a dword; vectors of less than whole pages are copied by the kernel
   if (void* page = map_private(kProbePage, ForkPolicy::kDontFork)) {

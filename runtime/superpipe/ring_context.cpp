@@ -70,7 +70,9 @@ int RingContext::start(char* memory, size_t head, int fd, const ContextOptions& 
     const iovec window = {options.buffer,
                           options.buffer_bytes < kWindowMaxBytes ? options.buffer_bytes : kWindowMaxBytes};
     // Where RLIMIT_MEMLOCK says no, pages are pinned per I/O.
-    if ((poll_more_ ? polled_ : ring_).register_buffers(&window, 1) == 0) {
+    polled_window_ = poll_more_ && polled_.register_buffers(&window, 1) == 0;
+    plain_window_ = ring_.register_buffers(&window, 1) == 0;
+    if (polled_window_ || plain_window_) {
       window_ = static_cast<const char*>(window.iov_base);
       window_bytes_ = window.iov_len;
     }

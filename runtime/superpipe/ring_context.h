@@ -7,8 +7,8 @@
 //
 // A derived context says how a command becomes an entry of the ring (queue) and what a completion means (finish).
 //
-// Polled I/O (IOPOLL): a second ring beside the plain one carries reads and writes; discard, flush and watches, which such a
-// ring cannot carry, go by the plain one. wait() then asks instead of sleeping. The first watch() ends it: from then on
+// Polled I/O (IOPOLL): a second ring beside the plain one carries small reads and writes; large ones (which the kernel splits: such
+// halves were seen never to come back), discard, flush and watches, which such a ring cannot carry, go by the plain one. wait() then asks instead of sleeping. The first watch() ends it: from then on
 // everything goes by the plain ring, as a sleep must serve both.
 //
 // Threading: the thread that attached; or, attached as shared, one at a time with await() beside. submit, reap, wait, watch
@@ -68,6 +68,8 @@ class RingContext : public OwnedContext {
   sys::Uring polled_;               // reads and writes, when the device is polled
   bool poll_more_ = false;          // new reads and writes go to polled_
   unsigned polled_in_flight_ = 0;   // counted up by queue
+  bool plain_window_ = false;       // the window is registered with ring_,
+  bool polled_window_ = false;      //   with polled_
 
  private:
   struct Flight {

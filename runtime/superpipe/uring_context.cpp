@@ -10,6 +10,12 @@
 #include "base/arena.h"
 
 namespace lunar {
+namespace {
+
+// Polled: what a disk takes as one request. Beyond it little is gained either.
+constexpr size_t kPollBytesMax = 64 * 1024;
+
+}  // namespace
 
 int UringContext::create(int fd, uint64_t data_offset, const ContextOptions& options, OwnedContext** out, bool iopoll) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
@@ -33,21 +39,25 @@ bool UringContext::queue(const Command& command, uint32_t index) {
     case Op::kRead:
     case Op::kWrite: {
       const bool read = command.op == Op::kRead;
-      // The window is registered with the ring that reads and writes went to at first.
-      sys::Uring& ring = poll_more_ ? polled_ : ring_;
-      bool fixed = window_registered() && (poll_more_ || !polled_.ready());
+      const bool poll = poll_more_ && command.iov_count == 1 && command.iov->iov_len <= kPollBytesMax;
+      sys::Uring& ring = poll ? polled_ : ring_;
+      bool fixed = poll ? polled_window_ : plain_window_;
+      bool queued;
       if (command.iov_count == 1) {
         void* buffer = command.iov->iov_base;
         const auto bytes = static_cast<unsigned>(command.iov->iov_len);
         const int window = fixed && in_window(*command.iov) ? 0 : -1;
-        return counted(read ? ring.queue_read(0, true, buffer, bytes, at, window, index)
-                            : ring.queue_write(0, true, buffer, bytes, at, window, index));
+        queued = read ? ring.queue_read(0, true, buffer, bytes, at, window, index)
+                      : ring.queue_write(0, true, buffer, bytes, at, window, index);
+      } else {
+        fixed = fixed && ring.fixed_vectors();
+        for (uint32_t i = 0; fixed && i < command.iov_count; ++i) fixed = in_window(command.iov[i]);
+        const int window = fixed ? 0 : -1;
+        queued = read ? ring.queue_readv(0, true, command.iov, command.iov_count, at, window, index)
+                      : ring.queue_writev(0, true, command.iov, command.iov_count, at, window, index);
       }
-      fixed = fixed && ring.fixed_vectors();
-      for (uint32_t i = 0; fixed && i < command.iov_count; ++i) fixed = in_window(command.iov[i]);
-      const int window = fixed ? 0 : -1;
-      return counted(read ? ring.queue_readv(0, true, command.iov, command.iov_count, at, window, index)
-                          : ring.queue_writev(0, true, command.iov, command.iov_count, at, window, index));
+      polled_in_flight_ += queued && poll;
+      return queued;
     }
     case Op::kDiscard: return ring_.queue_discard(0, true, at, command.length, index);
     case Op::kFlush: return ring_.queue_fsync(0, true, index);

@@ -18,11 +18,6 @@ class UringContext final : public RingContext {
   UringContext() = default;
   bool queue(const Command& command, uint32_t index) override;
 
-  bool counted(bool queued) {
-    polled_in_flight_ += queued && poll_more_;
-    return queued;
-  }
-
   uint64_t data_offset_ = 0;
 };
 

@@ -244,6 +244,21 @@ TEST_CASE("file capabilities are those of the host, and iopoll=on and sqpoll=on 
   device_close(device);
 }
 
+TEST_CASE("a read-only block device is refused by that name, and can be read") {
+  if (geteuid() != 0) LUNAR_SKIP("root", "loop devices need root");
+  Directory directory;
+  const std::string disk = directory.disk("disk", 4 * kMiB), told = directory.path + "/name";
+  std::string loop;
+  if (system(("losetup -r -f --show " + disk + " >" + told + " 2>/dev/null").c_str()) == 0) std::ifstream(told) >> loop;
+  if (loop.empty()) LUNAR_SKIP("loop", "no loop device to be had");
+  CHECK(has(refused(loop, raw(), -EROFS), "read-only"));
+  CHECK(has(refused(loop, {}, -EROFS), "read-only"));
+  Device* device = opened(loop, raw(true));
+  CHECK_FALSE(device->capabilities().discard);
+  device_close(device);
+  CHECK(system(("losetup -d " + loop).c_str()) == 0);
+}
+
 TEST_CASE("shared contexts: threads submit and reap in turn and sleep in await") {
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
@@ -355,6 +370,12 @@ TEST_CASE("polled contexts: flush, discard and watches go by the plain ring; a w
   CHECK(one(context, discard) == 0);
   CHECK(one(context, command_of(Op::kFlush, 0, nullptr, 0, 2)) == 0);
   const iovec part = {pages.base, kPage};
+  // What the kernel may split goes by the plain ring, also where polling does not work.
+  const iovec two[] = {{pages.page(1), kPage}, {pages.page(0), kPage}};
+  CHECK(one(context, command_of(Op::kRead, 0, two, 2, 6)) == 2 * kPage);
+  Pages large(32);
+  const iovec whole = {large.base, large.bytes};
+  CHECK(one(context, command_of(Op::kRead, 0, &whole, 1, 7)) == static_cast<int64_t>(large.bytes));
   // Never sent where it would not come back.
   if (polls != -ETIME) CHECK(one(context, command_of(Op::kRead, 0, &part, 1, 3)) == (polls == 0 ? int64_t{kPage} : polls));
   int ends[2];

@@ -104,6 +104,9 @@ TEST_CASE("nvme: what the namespace cannot do is answered without it") {
   CHECK(nvme_check(geometry, 0, command) == -EOPNOTSUPP);
   geometry.write_zeroes = true;
   CHECK(nvme_check(geometry, 0, command) == 0);
+  geometry.read_only = true;
+  CHECK(nvme_check(geometry, 0, command) == -EBADF);
+  geometry.read_only = false;
   command.length = 101 * 4096;
   CHECK(nvme_check(geometry, 0, command) == -EINVAL);
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether a device behaves as superpipe/device.h says, whatever it is:
 //
-//   device_conformance URI [--keep]     OVERWRITES the first 24 MiB of URI (and its last blocks). --keep: only opens and shows it
+//   device_conformance URI [--keep|--scratch]    OVERWRITES the first 24 MiB of URI (and its last blocks). --keep: only opens and
+//                                                shows it; --scratch: opens it as a scratch LUN, twice (refused when it holds data)
 //
 // A line a part, then `ok`; or `FAIL`, the first thing that was wrong, and 1. LUNAR_SEED=N replays. 2: the arguments, or the device
 // could not be opened. Run by hand and in virtual machines (tests/vm) on hardware that a test host seldom has; on files, loop
@@ -97,7 +98,8 @@ struct Way {
     int got;
     do got = context->wait(&response, 1, 30'000'000'000);
     while (got == -EINTR);
-    EXPECT(got == 1, "wait gave %d within 30 s", got);
+    EXPECT(got == 1, "wait gave %d within 30 s, for %s at %llu of %u parts, the first of %zu bytes", got, command.op == Op::kRead ? "a read" : "another",
+           static_cast<unsigned long long>(command.offset.value), command.iov_count, command.iov ? command.iov->iov_len : 0);
     EXPECT(response.tag == command.tag, "a response with another tag");
     return response.result;
   }
@@ -122,14 +124,16 @@ struct Attached {
     const int status = of->attach(options, &context);
     EXPECT(status == 0, "attach gave %s", errno_name(status));
   }
-  ~Attached() { device->detach(context); }
+  ~Attached() {
+    if (context) device->detach(context);
+  }
   Attached(const Attached&) = delete;
   Attached& operator=(const Attached&) = delete;
 };
 
-Device* open_device(const std::string& uri, bool read_only = false) {
+Device* open_device(const std::string& uri, bool read_only = false, bool scratch = false) {
   DeviceOptions options;
-  options.scratch = false;
+  options.scratch = scratch;
   options.read_only = read_only;
   Device* device = nullptr;
   ErrorText why;
@@ -458,6 +462,25 @@ void read_only(const std::string& uri) {
   device_close(device);
 }
 
+void scratch_use(const std::string& uri) {
+  for (int i = 0; i < 2; ++i) {   // the second time it carries our header
+    Device* device = open_device(uri, false, true);
+    show(device);
+    EXPECT(device->size_bytes() >= kMiB && device->reserve(DeviceOffset{0}, kMiB) == 0, "no space");
+    Memory memory(2 * kPage);
+    Attached attached(device);
+    for (const Way& way : {Way{device, attached.context}, Way{device, nullptr}}) {
+      fill(memory.base, kPage, 12);
+      way.write(0, memory.base, kPage);
+      way.read(0, memory.base + kPage, kPage);
+      EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0, "a page came back different");
+    }
+    device->detach(attached.context);
+    device_close(device);
+    attached.context = nullptr;
+  }
+}
+
 template <class Function>
 void part(const char* name, Function run) {
   part_name = name;
@@ -518,15 +541,18 @@ void all_parts(const std::string& uri) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2 || argc > 3 || (argc == 3 && strcmp(argv[2], "--keep") != 0)) {
-    fprintf(stderr, "usage: device_conformance URI [--keep]    (without --keep URI IS OVERWRITTEN)\n");
+  const bool keep = argc == 3 && strcmp(argv[2], "--keep") == 0, scratch = argc == 3 && strcmp(argv[2], "--scratch") == 0;
+  if (argc < 2 || argc > 3 || (argc == 3 && !keep && !scratch)) {
+    fprintf(stderr, "usage: device_conformance URI [--keep|--scratch]    (without --keep URI IS OVERWRITTEN)\n");
     return 2;
   }
   const char* given = getenv("LUNAR_SEED");
   const uint64_t seed = given ? strtoull(given, nullptr, 0) : std::random_device{}();
   printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(seed));
   random_numbers.seed(seed);
-  if (argc == 3) {
+  if (scratch) {
+    scratch_use(argv[1]);
+  } else if (keep) {
     Device* device = open_device(argv[1]);
     show(device);
     device_close(device);

@@ -11,9 +11,9 @@ import tempfile
 DISK_BYTES = 64 << 20
 
 
-def run(program, uri):
+def run(program, uri, *options):
     print(f"== {uri}", flush=True)
-    return subprocess.run([program, uri], timeout=50, check=False).returncode
+    return subprocess.run([program, uri, *options], timeout=50, check=False).returncode
 
 
 def check_refusals(program, disk, fake, marked):
@@ -55,9 +55,10 @@ def main():
         if loop:
             uris.append(loop)
         try:
-            for uri in uris:
-                if run(program, uri) != 0:
-                    return 1
+            for options in (["--scratch"], []):   # scratch use first: it wants a disk that holds nothing
+                for uri in uris:
+                    if run(program, uri, *options) != 0:
+                        return 1
         finally:
             if loop:
                 subprocess.run(["losetup", "-d", loop], timeout=20, check=False)
