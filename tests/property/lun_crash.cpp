@@ -209,6 +209,9 @@ void History::operation() {
 }
 
 void History::make(unsigned operations) {
+  // What former owners left, where no signature is looked for.
+  memset(medium_.data() + 64 * kKiB, 0xdd, kBytes - 64 * kKiB);
+  copy_ = medium_;
   Step nothing;
   nothing.formatted = false;
   acknowledge(nothing);

@@ -254,8 +254,7 @@ TEST_CASE("physical: valid checksums over nonsense are refused") {
   make(medium, "b", 100 * kKiB);
   const std::vector<char> sound = medium.memory;
   const Geometry g = medium.geometry();
-  uint8_t uuid[16];
-  memcpy(uuid, medium.super().uuid, 16);
+  const LunIdentity identity(medium.super());
   std::vector<uint64_t> room(g.image_bytes / 8);
   const auto judge = [&](auto&& change) {
     medium.memory = sound;
@@ -267,7 +266,7 @@ TEST_CASE("physical: valid checksums over nonsense are refused") {
     memcpy(room.data(), newest, g.image_bytes);
     MetadataImage image{reinterpret_cast<char*>(room.data()), &g};
     change(image);
-    image_seal(image, uuid);
+    image_seal(image, identity);
     const unsigned place = image.header().sequence % 2;
     memcpy(medium.slot(place), room.data(), g.image_bytes);
     memcpy(medium.slot(place + 2), room.data(), g.image_bytes);
