@@ -368,7 +368,7 @@ uint64_t History::crash_everywhere(unsigned variants) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  unsigned histories = 12, variants = 3;
+  unsigned histories = 60, variants = 3;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
     (option == "--histories" ? histories : variants) = static_cast<unsigned>(atoi(argv[i + 1]));
