@@ -161,8 +161,10 @@ int PhysicalLunImpl::zero_slack(unsigned index, uint64_t to_bytes) {
 }
 
 bool PhysicalLunImpl::is_quick(uint64_t count, bool zeroed) const {
-  const uint64_t bytes = count * geometry().extent_bytes;
-  return !zeroed || bytes <= (raw_->capabilities().discard ? kQuickDiscardBytes : kQuickWriteBytes);
+  if (!zeroed || count == 0) return true;
+  const uint64_t bytes = count * geometry().extent_bytes, sixteenth = geometry().extent_count * geometry().extent_bytes / 16;
+  if (raw_->capabilities().discard) return bytes <= kQuickDiscardBytes;
+  return bytes <= (kQuickWriteBytes < sixteenth ? kQuickWriteBytes : sixteenth);
 }
 
 void PhysicalLunImpl::publish(OwnedLun* lun) {

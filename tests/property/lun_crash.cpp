@@ -58,7 +58,7 @@ bool holds(const char* sector, uint64_t stamp, uint64_t block, unsigned index) {
 
 class History {
  public:
-  explicit History(uint64_t seed) : random_(seed), medium_(kBytes), copy_(kBytes), block_(static_cast<char*>(aligned_alloc(4096, kBlock))) {}
+  explicit History(uint64_t seed) : random_(seed), discard_(seed % 3 != 0), medium_(kBytes), copy_(kBytes), block_(static_cast<char*>(aligned_alloc(4096, kBlock))) {}
   ~History() {
     for (MemoryDevice* raw : raws_) delete raw;
     free(block_);
@@ -82,6 +82,7 @@ class History {
   void crash_at(size_t event, unsigned variant);
 
   uint64_t random_;
+  bool discard_;                          // a device without: zeros are written, also for what is set aside
   std::vector<char> medium_, copy_;       // as it went; as a crash left it
   std::vector<MediumEvent> events_;
   std::vector<Step> steps_;
@@ -95,7 +96,7 @@ class History {
 };
 
 PhysicalLun* History::open(char* memory, Format format, std::vector<MediumEvent>* record, std::vector<MediumEvent>* undo) {
-  auto* raw = new MemoryDevice(memory, kBytes);
+  auto* raw = new MemoryDevice(memory, kBytes, {discard_, 1 * kMiB, "memory:"});
   raws_.push_back(raw);
   raw->record = record;
   raw->undo = undo;
