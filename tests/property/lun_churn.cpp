@@ -6,7 +6,7 @@
 // A block says of which LUN it is, and where in it: a foreign stamp is an extent owned twice, zeros where a stamp was are one lost. What
 // a named LUN grows by must be zeros. At the end the metadata must check clean, the scratch LUNs of the dead be gone, and those of
 // living daemons be there and right.
-//   lun_churn [--seconds N] [--processes N]; LUNAR_SEED= replays the choices (not the timing).
+//   lun_churn [--seconds N] [--processes N] [--path DEVICE]; what DEVICE holds is overwritten; LUNAR_SEED= replays the choices (not the timing).
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -213,6 +213,7 @@ PhysicalLun* look(const char* when) {
   ErrorText why;
   if (open_physical(path.c_str(), Format::kNever, &lun, &why) < 0) {
     printf("FAILED: %s: %s\n", when, why.text);
+    if (path.compare(0, 2, "./") == 0) unlink(path.c_str());
     exit(1);
   }
   PhysicalLunInfo info;
@@ -268,7 +269,11 @@ int judge() {
 
 int main(int argc, char** argv) {
   unsigned seconds = 5, processes = 16;
-  for (int i = 1; i + 1 < argc; i += 2) (std::string(argv[i]) == "--seconds" ? seconds : processes) = static_cast<unsigned>(atoi(argv[i + 1]));
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string option = argv[i];
+    if (option == "--path") path = argv[i + 1];
+    else (option == "--seconds" ? seconds : processes) = static_cast<unsigned>(atoi(argv[i + 1]));
+  }
   const char* given = getenv("LUNAR_SEED");
   const uint64_t seed = given ? strtoull(given, nullptr, 0) : sys::now_ns();
   printf("seed %llu (LUNAR_SEED= replays)\n", static_cast<unsigned long long>(seed));
@@ -278,10 +283,11 @@ int main(int argc, char** argv) {
   shared = new (mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared;
   block = static_cast<char*>(aligned_alloc(4096, kBlock));
   LunFile file(kBytes);
-  path = file.path;
+  const bool given_path = !path.empty();
+  if (!given_path) path = file.path;
   PhysicalLun* lun = nullptr;
   ErrorText why;
-  if (open_physical(path.c_str(), Format::kIfBlank, &lun, &why) < 0) {
+  if (open_physical(path.c_str(), given_path ? Format::kForce : Format::kIfBlank, &lun, &why) < 0) {
     printf("FAILED: %s\n", why.text);
     return 1;
   }
