@@ -244,6 +244,31 @@ TEST_CASE("virtual: a scratch LUN lives as long as any forked owner") {
   close(ready[0]);
 }
 
+TEST_CASE("virtual: a forked child that closes it takes nothing away") {
+  LunFile file(kBytes);
+  VirtualLun* lun = must(file.path, {});
+  REQUIRE(lun->reserve(DeviceOffset{0}, kMiB) == 0);
+  Buffer buffer(4096);
+  memset(buffer.at, 0x17, 4096);
+  REQUIRE(io(lun, Op::kWrite, 0, buffer.at, 4096) == 4096);
+  const pid_t child = fork();
+  if (child == 0) {
+    lun->close();
+    VirtualLun* other = nullptr;
+    ErrorText why;
+    _exit(open_virtual(file.path.c_str(), {}, &other, &why) < 0 || other->reserve(DeviceOffset{0}, 15 * kMiB) != -ENOSPC);
+  }
+  int how = 0;
+  REQUIRE(waitpid(child, &how, 0) == child);
+  CHECK(how == 0);
+  VirtualLunInfo list[4];
+  CHECK(lun->physical().list(list, 4, 0) == 2);   // the child's own is dead, and free for who needs it
+  CHECK(lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0);
+  CHECK(io(lun, Op::kRead, 0, buffer.at, 4096) == 4096);
+  CHECK(buffer.at[4095] == 0x17);
+  lun->close();
+}
+
 TEST_CASE("virtual: hold makes another description an owner") {
   LunFile file(kBytes);
   VirtualLun* lun = must(file.path, {});
