@@ -22,6 +22,10 @@ constexpr char kUnknownData[] = "unknown data";        // device_holds(): foreig
 constexpr int kBusyTries = 25;
 constexpr uint64_t kBusyPauseNs = 10'000'000;
 
+inline uint64_t extents_for(uint64_t bytes, const Geometry& geometry) {
+  return bytes / geometry.extent_bytes + (bytes % geometry.extent_bytes != 0);
+}
+
 // A virtual LUN as its owner keeps it.
 struct OwnedLun {
   unsigned index = kNoEntry;

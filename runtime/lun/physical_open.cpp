@@ -130,6 +130,9 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
     if (status < 0) return status;
     const uint64_t at = geometry().backup_offset();
     status = backup.read(raw_, at);
+    if (status == 0 && superblock_look(*backup.get()) == SuperState::kValid && memcmp(backup.get()->uuid, head.get()->uuid, 16) == 0 &&
+        backup.get()->checksum != head.get()->checksum)
+      return explain_damage(-EBADMSG, raw_->name(), "two superblocks that differ", why);
     if ((status == 0 && memcmp(backup.get(), head.get(), kSuperBytes) != 0) || status == -EIO) {
       status = restore_super(*head.get(), at);
       repaired_ = true;
@@ -210,7 +213,7 @@ int PhysicalLunImpl::take_geometry(const Superblock& super, ErrorText* why) {
                     format_size(raw_->size_bytes()).text, format_size(super.device_bytes).text);
   if (status < 0) return explain_damage(status, raw_->name(), "a superblock that makes no sense", why);
   store_.release();
-  status = store_.prepare(raw_, geometry, super.uuid);
+  status = store_.prepare(raw_, geometry, LunIdentity(super));
   if (status == 0 && !order_) {
     order_bytes_ = round_up(geometry.extent_count * sizeof(uint32_t), 4096);
     order_ = static_cast<uint32_t*>(map_private(order_bytes_, ForkPolicy::kInherit));

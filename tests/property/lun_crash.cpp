@@ -58,7 +58,7 @@ bool holds(const char* sector, uint64_t stamp, uint64_t block, unsigned index) {
 
 class History {
  public:
-  explicit History(uint64_t seed) : random_(seed), medium_(kBytes), copy_(kBytes), block_(static_cast<char*>(aligned_alloc(4096, kBlock))) {}
+  explicit History(uint64_t seed) : random_(seed), discard_(seed % 3 != 0), medium_(kBytes), copy_(kBytes), block_(static_cast<char*>(aligned_alloc(4096, kBlock))) {}
   ~History() {
     for (MemoryDevice* raw : raws_) delete raw;
     free(block_);
@@ -82,6 +82,7 @@ class History {
   void crash_at(size_t event, unsigned variant);
 
   uint64_t random_;
+  bool discard_;                          // a device without: zeros are written, also for what is set aside
   std::vector<char> medium_, copy_;       // as it went; as a crash left it
   std::vector<MediumEvent> events_;
   std::vector<Step> steps_;
@@ -95,7 +96,7 @@ class History {
 };
 
 PhysicalLun* History::open(char* memory, Format format, std::vector<MediumEvent>* record, std::vector<MediumEvent>* undo) {
-  auto* raw = new MemoryDevice(memory, kBytes);
+  auto* raw = new MemoryDevice(memory, kBytes, {discard_, 1 * kMiB, "memory:"});
   raws_.push_back(raw);
   raw->record = record;
   raw->undo = undo;
@@ -209,6 +210,9 @@ void History::operation() {
 }
 
 void History::make(unsigned operations) {
+  // What former owners left, where no signature is looked for.
+  memset(medium_.data() + 64 * kKiB, 0xdd, kBytes - 64 * kKiB);
+  copy_ = medium_;
   Step nothing;
   nothing.formatted = false;
   acknowledge(nothing);
@@ -365,7 +369,7 @@ uint64_t History::crash_everywhere(unsigned variants) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  unsigned histories = 12, variants = 3;
+  unsigned histories = 60, variants = 3;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
     (option == "--histories" ? histories : variants) = static_cast<unsigned>(atoi(argv[i + 1]));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The physical LUN: what it opens, formats and refuses, and what it survives.
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,9 +9,11 @@
 #include <thread>
 #include <vector>
 
+#include "lun/lun_locks.h"
 #include "lun/metadata_image.h"
 #include "lun/physical_lun.h"
 #include "lun/virtual_lun.h"
+#include "sys/thread.h"
 #include "tests/catch.hpp"
 #include "tests/support/lun_device.hpp"
 
@@ -254,8 +257,7 @@ TEST_CASE("physical: valid checksums over nonsense are refused") {
   make(medium, "b", 100 * kKiB);
   const std::vector<char> sound = medium.memory;
   const Geometry g = medium.geometry();
-  uint8_t uuid[16];
-  memcpy(uuid, medium.super().uuid, 16);
+  const LunIdentity identity(medium.super());
   std::vector<uint64_t> room(g.image_bytes / 8);
   const auto judge = [&](auto&& change) {
     medium.memory = sound;
@@ -267,7 +269,7 @@ TEST_CASE("physical: valid checksums over nonsense are refused") {
     memcpy(room.data(), newest, g.image_bytes);
     MetadataImage image{reinterpret_cast<char*>(room.data()), &g};
     change(image);
-    image_seal(image, uuid);
+    image_seal(image, identity);
     const unsigned place = image.header().sequence % 2;
     memcpy(medium.slot(place), room.data(), g.image_bytes);
     memcpy(medium.slot(place + 2), room.data(), g.image_bytes);
@@ -355,6 +357,44 @@ TEST_CASE("physical: in a file, formatting what others have open is refused") {
   PhysicalLun* three = file.open(Format::kForce);
   REQUIRE(three);
   three->close();
+}
+
+TEST_CASE("physical: the metadata lock goes with its holder, not with a child forked meanwhile") {
+  TempFile file;
+  file.open(Format::kIfBlank)->close();
+  DeviceOptions options;
+  options.scratch = false;
+  ErrorText why;
+  int ready[2];
+  REQUIRE(pipe(ready) == 0);
+  const pid_t holder = fork();
+  if (holder == 0) {
+    Device* raw = nullptr;
+    LunLocks locks;
+    if (device_open(file.path.c_str(), options, &raw, &why) < 0) _exit(1);
+    locks.init(raw);
+    if (locks.lock_metadata(&why) < 0) _exit(1);
+    if (fork() == 0) {
+      char byte = 'c';
+      (void)!write(ready[1], &byte, 1);
+      usleep(2'000'000);
+      _exit(0);
+    }
+    pause();
+  }
+  char byte = 0;
+  REQUIRE(read(ready[0], &byte, 1) == 1);
+  kill(holder, SIGKILL);
+  int how = 0;
+  REQUIRE(waitpid(holder, &how, 0) == holder);
+  CHECK(WIFSIGNALED(how));
+  const uint64_t start = sys::now_ns();
+  PhysicalLun* lun = file.open(Format::kNever);
+  REQUIRE(lun);
+  CHECK(sys::now_ns() - start < 1'000'000'000);
+  lun->close();
+  close(ready[0]);
+  close(ready[1]);
 }
 
 TEST_CASE("physical: a file opened for reading is refused") {
