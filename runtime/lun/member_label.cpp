@@ -4,7 +4,6 @@
 #include "lun/member_label.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <time.h>
 
@@ -35,9 +34,8 @@ int64_t move(Device* device, Op op, uint64_t at, void* buffer, size_t bytes) {
   command.offset = DeviceOffset{at};
   command.iov = &part;
   command.iov_count = 1;
-  int64_t n;
-  do n = device->transfer(command);
-  while (n == -EINTR);
+  int64_t n = device->transfer(command);
+  for (unsigned tries = 1; n < 0 && tries < 3; ++tries) n = device->transfer(command);
   return n < 0 || static_cast<uint64_t>(n) == bytes ? n : -EIO;
 }
 
@@ -131,7 +129,7 @@ int format_all(const char* uri, MemberSet* set, ErrorText* why) {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   fresh.created_s = static_cast<uint64_t>(now.tv_sec);
-  int status = random_bytes(fresh.set_uuid, sizeof fresh.set_uuid);
+  int status = sys::random_bytes(fresh.set_uuid, sizeof fresh.set_uuid);
   if (status < 0) return why->set(status, "LUN %s: cannot make a uuid: %s", uri, errno_text(status));
   // A mirror's members differ in what they held: all but the first are stale until they are copied to.
   if (set->type == SetType::kMirror)
@@ -172,14 +170,6 @@ int check_member(const char* uri, const MemberSet& set, unsigned i, const Member
 }
 
 }  // namespace
-
-int random_bytes(void* out, size_t bytes) {
-  const int fd = sys::open_file("/dev/urandom", O_RDONLY);
-  if (fd < 0) return fd;
-  const int64_t n = sys::read_some(fd, out, bytes);
-  sys::close_file(fd);
-  return n < 0 ? static_cast<int>(n) : static_cast<size_t>(n) == bytes ? 0 : -EIO;
-}
 
 int label_parse(const void* bytes, MemberLabel* out) {
   memcpy(out, bytes, sizeof *out);
