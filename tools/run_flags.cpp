@@ -53,6 +53,25 @@ std::string unknown_flag(const std::string& name) {
   return text_of("unknown flag %s; `lunar run --help` lists those there are", name.c_str());
 }
 
+// Several --lun are a stripe: one value, its parts apart by blanks. So a path with a blank cannot be one of them.
+int add_flag(const RunFlag& flag, RunLine* out, std::string* why) {
+  const bool lun = strcmp(option_info(flag.option).name, "lun") == 0;
+  if (lun && flag.value.find_first_of(" \t\n") != std::string::npos) {
+    *why = text_of("%s: '%s' has a blank in it, which divides LUNs; give each its own --lun, and a path with a blank a link "
+                   "without one (ln -s)", flag.spelled.c_str(), flag.value.c_str());
+    return -EINVAL;
+  }
+  for (RunFlag& before : out->flags) {
+    if (!lun || before.option != flag.option) continue;
+    if (flag.value.empty() || before.value.empty())
+      return *why = text_of("%s: an empty word among several LUNs; give a path or URI", flag.spelled.c_str()), -EINVAL;
+    before.value += " " + flag.value;
+    return 0;
+  }
+  out->flags.push_back(flag);
+  return 0;
+}
+
 }   // namespace
 
 int parse_run_line(int argc, char** argv, RunLine* out, std::string* why) {
@@ -90,7 +109,7 @@ int parse_run_line(int argc, char** argv, RunLine* out, std::string* why) {
       *why = text_of("%s needs a value: %s %s", name.c_str(), name.c_str(), info.value_name);
       return -EINVAL;
     }
-    out->flags.push_back(flag);
+    if (add_flag(flag, out, why) < 0) return -EINVAL;
   }
   for (; at < argc; ++at) out->command.push_back(argv[at]);
   if (out->command.empty()) {
@@ -153,7 +172,8 @@ std::string run_help() {
       "not found.\n\n"
       "Examples:\n"
       "  lunar run --dram 1g -- redis-server --port 6379\n"
-      "  lunar run --dram 256m --lun /mnt/flash --stats -- sort big.txt\n";
+      "  lunar run --dram 256m --lun /mnt/flash --stats -- sort big.txt\n"
+      "  lunar run --lun /dev/nvme1n1#cache --lun /dev/nvme2n1#cache -- COMMAND    (two LUNs: a stripe)\n";
   return out;
 }
 

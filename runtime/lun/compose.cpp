@@ -16,6 +16,7 @@
 #include "lun/mirror_device.h"
 #include "lun/path_device.h"
 #include "lun/stripe_device.h"
+#include "sys/file.h"
 
 namespace lunar {
 namespace {
@@ -171,6 +172,18 @@ int open_at(const char* uri, const DeviceOptions& options, Format format, unsign
 int raw_open(const char* uri, const DeviceOptions& options, Format format, Device** out, ErrorText* why) {
   LUNAR_CHECK(!options.scratch, "raw_open is for raw devices");
   return open_at(uri, options, format, 0, out, why);
+}
+
+int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* why) {
+  *out = nullptr;
+  struct stat status;
+  if (uri && strchr(uri, '#') && sys::path_status(uri, &status) != 0)   // (a file may have one in its name)
+    return why->set(-EINVAL, "LUN %s: names a virtual LUN; give the device alone, without #NAME", uri);
+  DeviceOptions options;
+  options.scratch = false;
+  Device* raw = nullptr;
+  const int err = raw_open(uri, options, format, &raw, why);
+  return err < 0 ? err : PhysicalLun::open(raw, format, out, why);
 }
 
 int device_paths(Device* device, PathInfo* out, unsigned max) {
