@@ -15,6 +15,7 @@
 #include "base/arena.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "lun/fan_out.h"
 #include "lun/mirror_state.h"
 #include "sys/file.h"
 #include "sys/mem.h"
@@ -54,6 +55,17 @@ void set_up(MirrorShared* shared, const uint8_t* uuid, uint64_t session) {
   pthread_mutex_init(&shared->states_lock, &attributes);
   pthread_mutex_init(&shared->copy_lock, &attributes);
   pthread_mutexattr_destroy(&attributes);
+}
+
+// Whether no other process can have it.
+bool only_sim(Device* device) {
+  if (strcmp(device->kind(), "sim") == 0) return true;
+  if (strcmp(device->kind(), "stripe") != 0 && strcmp(device->kind(), "paths") != 0) return false;
+  const auto* several = static_cast<FanDevice*>(device);
+  for (unsigned i = 0; i < several->member_count(); ++i) {
+    if (several->member(i) && !only_sim(several->member(i))) return false;
+  }
+  return true;
 }
 
 int explain_lock(int status, const char* uri, ErrorText* why) {
@@ -252,7 +264,11 @@ int MirrorState::open(const char* uri, MemberSet* set, uint32_t missing, Format 
   local_ = true;
   for (unsigned i = 0; i < count_; ++i) {
     device_[i] = set->device[i];
-    if (device_[i] && device_[i]->fd_count()) local_ = false;
+    if (!device_[i]) continue;
+    if (device_[i]->fd_count()) local_ = false;
+    else if (!only_sim(device_[i]))
+      return why->set(-ENOTSUP, "LUN %s: member %s has no descriptor to lock, so nobody can tell who else uses it; give another kind", uri,
+                      device_[i]->name());
   }
   const sys::Locked<sys::Mutex> locked(local_lock);   // opens of one process, one at a time
   int status = read_only ? 0 : lock_all(true);

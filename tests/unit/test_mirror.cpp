@@ -3,6 +3,8 @@
 // crashes, resync beside writers, several processes.
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -441,4 +443,134 @@ TEST_CASE("mirror: another process never reads a member that an acknowledged wri
   device_close(device);
   for (const std::string& path : paths) unlink(path.c_str());
   for (int fd : {to_child[0], to_parent[0], to_parent[1]}) close(fd);
+}
+
+namespace {
+
+constexpr unsigned kWriters = 3;
+constexpr uint64_t kWriterPages = 128;
+
+// What writers promise, in memory they share with the test.
+struct Promises {
+  std::atomic<uint64_t> issued[kWriters][kWriterPages], acknowledged[kWriters][kWriterPages];
+};
+
+// Writes versions to its pages, eight at a time, until it is killed.
+[[noreturn]] void write_for_ever(const std::string& uri, unsigned writer, Promises* promises) {
+  Device* device = nullptr;
+  ErrorText why;
+  if (raw_open(uri.c_str(), raw(), Format::kNever, &device, &why) < 0) _exit(2);
+  mirror(device).set_probe_interval(5'000'000);
+  Context* context = nullptr;
+  ContextOptions options;
+  options.depth = 8;
+  if (device->attach(options, &context) < 0) _exit(3);
+  auto* pages = static_cast<char*>(aligned_alloc(4096, 8 * kPage));
+  std::mt19937_64 random(seed() + writer);
+  iovec parts[8];
+  uint64_t page_of[8], version_of[8];
+  for (unsigned slot = 0; slot < 8; ++slot) page_of[slot] = UINT64_MAX;
+  for (unsigned flying = 0;;) {
+    for (unsigned slot = 0; slot < 8; ++slot) {
+      if (page_of[slot] != UINT64_MAX) continue;
+      const uint64_t page = random() % (kWriterPages / 8) * 8 + slot;   // a slot's pages are its own
+      page_of[slot] = page;
+      version_of[slot] = promises->issued[writer][page] + 1;
+      promises->issued[writer][page] = version_of[slot];
+      parts[slot] = {pages + slot * kPage, kPage};
+      for (size_t i = 0; i < kPage / 8; ++i) memcpy(pages + slot * kPage + i * 8, &version_of[slot], 8);
+      Command command;
+      command.op = Op::kWrite;
+      command.offset = DeviceOffset{(writer * kWriterPages + page) * kPage};
+      command.iov = &parts[slot];
+      command.iov_count = 1;
+      command.tag = slot;
+      if (context->submit(&command, 1) != 1) _exit(4);
+      ++flying;
+    }
+    Response out[8];
+    const int n = context->wait(out, 8, -1);
+    for (int i = 0; i < n; ++i) {
+      if (out[i].result != kPage) _exit(5);
+      promises->acknowledged[writer][page_of[out[i].tag]] = version_of[out[i].tag];
+      page_of[out[i].tag] = UINT64_MAX;
+      --flying;
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("mirror: processes that are killed while they write and copy lose nothing that was acknowledged") {
+  const char* given = getenv("LUNAR_TEST_DIR");
+  const char* slow = getenv("LUNAR_MIRROR_SECONDS");
+  std::string paths[2], uri = "mirror:";
+  for (unsigned i = 0; i < 2; ++i) {
+    paths[i] = std::string(given ? given : "/var/tmp") + "/lunar-mirror-" + std::to_string(getpid()) + "-k" + std::to_string(i);
+    const int fd = sys::open_file(paths[i].c_str(), O_RDWR | O_CREAT, 0600);
+    REQUIRE(fd >= 0);
+    REQUIRE(sys::allocate_space(fd, 0, 3 * kMiB) == 0);
+    sys::close_file(fd);
+    uri += (i ? ";" : "") + paths[i];
+  }
+  auto* promises = static_cast<Promises*>(mmap(nullptr, sizeof(Promises), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  REQUIRE(promises != MAP_FAILED);
+  const unsigned rounds = slow ? static_cast<unsigned>(strtoul(slow, nullptr, 0)) / 4 : 1;
+  std::mt19937_64 random(seed());
+  for (unsigned round = 0; round < rounds; ++round) {
+    Device* device = open(uri, round ? Format::kNever : Format::kIfBlank);
+    device_close(device);
+    std::vector<pid_t> children;
+    for (unsigned w = 0; w < kWriters; ++w) {
+      const pid_t child = fork();
+      if (child == 0) write_for_ever(uri, w, promises);
+      children.push_back(child);
+    }
+    device = open_mirror(uri, Format::kNever, 5'000'000);
+    const int read_only[2] = {sys::open_file(paths[0].c_str(), O_RDONLY | O_DIRECT), sys::open_file(paths[1].c_str(), O_RDONLY | O_DIRECT)};
+    Page page;
+    memset(page.at, 'p', kPage);
+    for (unsigned w = 0; w < kWriters; ++w) {
+      if (w == 0) CHECK(mirror(device).wait_in_sync(60 * kSecond) == 0);
+      unsigned out = static_cast<unsigned>(random() % 2);
+      if (status(device, 1 - out) != "Enabled") out = 1 - out;   // one has to stay
+      const int good = device->fd(out);
+      device->reopen(out, read_only[out]);   // fails its next write here, which makes it stale for all
+      CHECK(io(device, Op::kWrite, kWriters * kWriterPages + w, page.at) == kPage);
+      device->reopen(out, good);
+      sys::sleep_ns(10'000'000 + random() % 60'000'000);
+      kill(children[w], SIGKILL);   // one after the other, in the middle of writes or copying
+      int how = 0;
+      REQUIRE(waitpid(children[w], &how, 0) == children[w]);
+      CHECK(WIFSIGNALED(how));   // did not end by itself: no I/O failed
+    }
+    CHECK(mirror(device).wait_in_sync(60 * kSecond) == 0);
+    for (const int fd : read_only) sys::close_file(fd);
+    device_close(device);
+    device = open(uri, Format::kNever);   // writers died in writes: their last ones may differ till they are copied
+    CHECK(mirror(device).wait_in_sync(60 * kSecond) == 0);
+    unsigned wrong = 0, differ = 0;
+    for (uint64_t p = 0; p < kWriters * kWriterPages; ++p) {
+      uint64_t versions[2] = {};
+      for (unsigned m = 0; m < 2; ++m) {
+        const iovec part = {page.at, kPage};
+        Command command;
+        command.offset = DeviceOffset{kMemberDataOffset + p * kPage};
+        command.iov = &part;
+        command.iov_count = 1;
+        REQUIRE(member(device, m)->transfer(command) == kPage);
+        memcpy(&versions[m], page.at, 8);
+        wrong += memcmp(page.at, page.at + kPage - 8, 8) != 0;
+      }
+      const uint64_t least = promises->acknowledged[p / kWriterPages][p % kWriterPages];
+      const uint64_t most = promises->issued[p / kWriterPages][p % kWriterPages];
+      wrong += versions[0] < least || versions[0] > most;
+      differ += versions[0] != versions[1];
+    }
+    CHECK(wrong == 0);
+    CHECK(differ == 0);
+    device_close(device);
+  }
+  munmap(promises, sizeof(Promises));
+  for (const std::string& path : paths) unlink(path.c_str());
 }
