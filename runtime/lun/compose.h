@@ -4,6 +4,8 @@
 //   raw URI        what device_open takes, or several of them as one:
 //     stripe:URI;URI[;...]   RAID 0 in chunks of 64 KiB, 2 to 8 members
 //     mirror:URI;URI[;...]   every member has everything, 2 to 4 members: reads fail over, a member that came back is resynced
+//       The word `missing` in place of a mirror's member says that it is lost; one that cannot be opened is refused otherwise,
+//       unless the labels say that it is stale (it may have what the others have not)
 //     paths:URI;URI[;...]    several ways to one and the same device, 2 to 8: I/O fails over to the next
 //   Stripe and mirror members carry a label (member_label.h) that says of what they are which part: a wrong order, a foreign
 //   or a stale member is seen, never used. `format` applies to labels too. Members may be files, block devices, nvme:, pmem:,
