@@ -285,6 +285,22 @@ def in_use(directory):
     done("remove", f"{path}#first", "--yes")
 
 
+def scratch(directory):
+    """A scratch LUN shows while its owner lives, and is gone after kill -9."""
+    path = formatted(directory, "owner.img")
+    with subprocess.Popen([HOLDER, path, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        check(holder.stdout.readline() == "open\n", "the holder did not make a LUN")
+        luns = as_json("list", path)["devices"][0]["virtual_luns"]
+        own = [lun for lun in luns if lun["scratch"]]
+        check(len(luns) == 2 and len(own) == 1 and own[0]["in_use"] and own[0]["name"] == "", f"list with a scratch LUN: {luns}")
+        check("(scratch)" in done("list", path), "list: (scratch)")
+        check(as_json("check", path)["verdict"] == "clean", "check with a scratch LUN")
+        refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [path])
+        holder.kill()
+    check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["first"], "list after kill -9")
+    check(as_json("check", path)["verdict"] == "clean", "check after kill -9")
+
+
 # ---- what is done --------------------------------------------------------------------------------------------------
 
 def life(directory):
@@ -449,8 +465,8 @@ def main():
     os.chmod(directory, 0o755)
     wanted = sys.argv[3:]
     try:
-        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, life, damage, erased_head, at_once, composite,
-                     loop_device):
+        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, scratch, life, damage, erased_head, at_once,
+                     composite, loop_device):
             if wanted and case.__name__ not in wanted:
                 continue
             before = len(problems)
