@@ -2,7 +2,7 @@
 // The LUN of `lunar run`, looked at before a program starts: see run_checks.h. `--lun` is what lun/compose.h calls a list for
 // scratch_open: directories, files, devices, URIs, named virtual LUNs; several are a stripe, as large as the smallest times
 // their number. Each refusal is one line: what, where, what to do.
-// Threading: one thread. Writes nothing. May not be used by runtime/ (it allocates).
+// Threading: one thread. Writes nothing but in open_lun. May not be used by runtime/ (it allocates).
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -291,6 +291,23 @@ bool check_lun(const Options& options, const OriginOf& origin_of, std::string* w
   if (least.bytes == UINT64_MAX) return true;
   least.bytes *= luns.size();
   return check_space(options, origin_of, options.lun, least, why);
+}
+
+bool open_lun(const Options& options, const OriginOf& origin_of, std::string* why) {
+  bool known = true;
+  for (const std::string& lun : luns_of_list(options.lun)) {
+    struct stat status;
+    known &= has_prefix(lun, "sim:") || (stat(lun.c_str(), &status) == 0 && S_ISDIR(status.st_mode));
+  }
+  if (known) return true;
+  DeviceOptions wanted;
+  wanted.want_bytes = options.size;
+  Device* device = nullptr;
+  ErrorText text;
+  if (scratch_open(options.lun, wanted, &device, &text) < 0) return refuse(why, origin_of("lun") + ": " + text.text);
+  const Room room = {device->size_bytes(), device->growable() ? "free" : "in all"};
+  device_close(device);
+  return check_space(options, origin_of, options.lun, room, why);
 }
 
 }   // namespace lunar::tools

@@ -29,8 +29,8 @@ namespace lunar {
 //   a file that is empty or was one      the file, for this process alone, growing
 //   a formatted device                   a new scratch LUN on it, shared with other processes
 //   a blank device or blank file         formatted first, then the same
-//   URI#NAME                             the named LUN, exclusively; its head must be zeros or a former heap's
-//   stripe:, mirror:, paths:             over all of these; a DIR may be a member
+//   URI#NAME                             the named LUN, exclusively; its head must be zeros or a former heap's (-EEXIST)
+//   stripe:, mirror:, paths:             a blank or formatted one, likewise
 // Several LUN URIs separated by spaces are a stripe of what each of them gives.
 [[nodiscard]] int scratch_open(const char* uris, const DeviceOptions& options, Device** out, ErrorText* why);
 

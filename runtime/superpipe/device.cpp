@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "superpipe/capi_device.h"
 #include "superpipe/device.h"
 #include "superpipe/file_device.h"
 #include "superpipe/nvme_device.h"
@@ -46,6 +47,7 @@ int device_open(const char* uri, const DeviceOptions& options, Device** out, Err
   const auto scheme = static_cast<size_t>(colon - uri);
   const auto is = [&](const char* name) { return strlen(name) == scheme && strncmp(uri, name, scheme) == 0; };
   if (is("file")) return FileDevice::open_uri(uri, options, out, why);
+  if (is("capi")) return CapiDevice::open(uri, options, out, why);
   if (is("nvme")) return NvmeDevice::open(uri, options, out, why);
   if (is("sim")) return SimDevice::open(uri, options, out, why);
   struct stat status;

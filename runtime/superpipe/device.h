@@ -149,9 +149,9 @@ struct DeviceOptions {
 //   DIR                 an unlinked file is made in it (O_TMPFILE, else mkstemp+unlink); refused on tmpfs/ramfs
 //   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,torn=P][,misdirect=P][,corrupt=P][,name=X]
 //                       memory; P: one in P I/Os; X: several may share it
-//   nvme:/dev/ngXnY      whole namespace, by NVMe commands through io_uring; no block layer
+//   nvme:/dev/ngXnY[,sqpoll=auto|on|off]   whole namespace, by NVMe commands through io_uring; no block layer
 //   pmem:PATH[,delegate=auto|on|off]   mapped: /dev/pmemN, /dev/daxX.Y, or a file on a memory or DAX file system
-//   capi:/dev/sgN        IBM's own libcflsh_block, where there is one
+//   capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]   IBM's own library, where there is one
 // O_DIRECT is required (no silent buffered I/O). Returns 0, or -errno with *why filled (one line: what, where, how to mend).
 [[nodiscard]] int device_open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
 inline void device_close(Device* device) {   // pre: no context attached. nullptr is fine

@@ -328,7 +328,8 @@ TEST_CASE("doctor names every subject, and exits as the host deserves") {
   CHECK((table.code == 0) == (json.out.find("\"can_run\":true") != std::string::npos));
   for (const char* subject :
        {"kernel", "userfaultfd", "io_uring", "process_madvise", "privileges", "memlock limit", "pipe pages",
-        "memory cgroup", "overcommit", "huge pages", "swap", "NUMA", "LUN", "free block devices", "preload library"}) {
+        "memory cgroup", "overcommit", "huge pages", "swap", "NUMA", "LUN", "free block devices", "registered window", "polled I/O",
+        "NVMe passthrough", "persistent memory", "CAPI library", "preload library"}) {
     INFO(subject);
     CHECK(table.out.find(subject) != std::string::npos);
     CHECK(json.out.find("\"name\":\"" + std::string(subject) + "\"") != std::string::npos);

@@ -185,6 +185,11 @@ TEST_CASE("device uri: an unknown scheme names the known ones, bad settings name
   CHECK(has(refused("file:" + std::string(5000, 'x'), raw(), -ENAMETOOLONG), "too long"));
 }
 
+TEST_CASE("device uri: capi without hardware says what is missing") {
+  CHECK(has(refused("capi:/dev/sg99", raw(), -ENODEV), "IBM's libcflsh_block"));
+  CHECK(has(refused("capi:/dev/sg99,lib=block.so", raw(), -ENODEV), "absolute path"));
+}
+
 TEST_CASE("device uri: a file whose name looks like a setting is opened by its name") {
   Directory directory;
   const std::string odd = directory.disk("disk,iopoll=on", kMiB);
