@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cstring>
 #include <sstream>
@@ -54,7 +53,9 @@ std::string scheme_of(const std::string& lun) {
 
 bool is_composite(const std::string& scheme) { return scheme == "stripe" || scheme == "mirror" || scheme == "paths"; }
 
+// A path with a blank in it that is there is one LUN (as scratch_open has it).
 std::vector<std::string> luns_of_list(const std::string& list) {
+  if (!list.empty() && access(list.c_str(), F_OK) == 0) return {list};
   std::istringstream in(list);
   std::vector<std::string> out;
   for (std::string word; in >> word;) out.push_back(word);
@@ -280,7 +281,9 @@ bool check_lun(const Options& options, const OriginOf& origin_of, std::string* w
   }
   Room least;
   for (const std::string& lun : luns) {
-    if (absolute_uri(lun).find_first_of(" \t\n") != std::string::npos) {
+    const std::string absolute = absolute_uri(lun);
+    const bool alone = luns.size() == 1 && access(absolute.c_str(), F_OK) == 0;
+    if (absolute.find_first_of(" \t\n") != std::string::npos && !alone) {
       return refuse(why, text_of("%s: the working directory of %s has a blank in its name, which divides LUNs; go elsewhere",
                                  look.origin().c_str(), lun.c_str()));
     }

@@ -248,7 +248,10 @@ TEST_CASE("run refuses a LUN in a working directory whose name has a blank") {
   std::string inner = dir.path + "/in ner";
   REQUIRE(run({"/bin/mkdir", inner}).code == 0);
   dir.write("in ner/a", "");
-  run_refused({"--dram", "64m", "--lun", "a"}, {"--lun", "blank"}, {{}, inner, false});
+  run_refused({"--dram", "64m", "--lun", "file:a"}, {"--lun", "blank"}, {{}, inner, false});
+  run_refused({"--dram", "64m", "--lun", "a", "--lun", dir.path}, {"--lun", "blank"}, {{}, inner, false});
+  run_refused({"--dram", "64m", "--lun", inner + "/a", "--lun", dir.path}, {"--lun", inner + "/a", "blank"});
+  run_refused({"--dram", "64m", "--size", "800t", "--lun", inner + "/a"}, {"--size", inner + "/a"});   // alone it may
 }
 
 TEST_CASE("only the process that was asked for prints its table; its small helpers do not") {
