@@ -166,6 +166,15 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
   return open_at(uri, options, format, 0, out, why);
 }
 
+int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* why) {
+  *out = nullptr;
+  DeviceOptions options;
+  options.scratch = false;
+  Device* raw = nullptr;
+  const int status = raw_open(uri, options, format, &raw, why);
+  return status < 0 ? status : PhysicalLun::open(raw, format, out, why);
+}
+
 int device_paths(Device* device, PathInfo* out, unsigned max) {
   if (max == 0) return 0;
   const char* kind = device->kind();

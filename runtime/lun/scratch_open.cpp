@@ -6,6 +6,7 @@
 // data behind it.
 // Threading: any, blocking. May not be used on the fault path.
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
 
