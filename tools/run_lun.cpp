@@ -193,12 +193,17 @@ bool check_named(const Look& look, const LunName& name, Room* room, std::string*
   if (physical_at(name.device, Format::kNever, &physical, &text) < 0)
     return refuse(why, text_of("%s: %s", look.origin().c_str(), text.text));
   const std::vector<VirtualLunInfo> luns = luns_of(physical);
-  physical->close();
   const std::string whole = name.device + "#" + name.name;
+  bool there = false, used = false;
   for (const VirtualLunInfo& lun : luns) {
     if (name.name != lun.name) continue;
+    there = true;
+    used = stays_in_use(physical, lun);
     *room = {lun.size_bytes, "in all"};
-    if (!lun.in_use) return true;
+  }
+  physical->close();
+  if (there && !used) return true;
+  if (there) {
     return refuse(why, text_of("%s: %s is in use by another process; wait for it, or give another LUN", look.origin().c_str(),
                                whole.c_str()));
   }

@@ -243,6 +243,17 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   CHECK(bytes == 4 << 20);
 }
 
+TEST_CASE("several LUNs reach the command as one list of absolute paths") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
+  TempDir dir;
+  dir.write("a", "");
+  dir.write("b", "");
+  Ended ended = lunar_command({"run", "--dram=64m", "--lun", "a", "--lun=file:b", "--", "/bin/sh", "-c",
+                               "echo \"$LUNAR_LUN\""}, {{}, dir.path, false});
+  INFO(ended.err);
+  CHECK(trimmed(ended.out) == dir.path + "/a file:" + dir.path + "/b");
+}
+
 TEST_CASE("run refuses a LUN in a working directory whose name has a blank") {
   TempDir dir;
   std::string inner = dir.path + "/in ner";
