@@ -53,7 +53,7 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
                            "a rough answer within a minute");
   app.footer(kFooter);
   app.parse(argc, argv);
-  common.settle({0.4, 1});
+  common.settle({0.6, 1});
   options.size_bytes = size_option("--size", size_given->count() ? size : options.quick ? "256m" : "1g");
   if (options.size_bytes < (16 << 20)) throw CLI::ValidationError("--size", "at least 16m");
   std::sort(options.depths.begin(), options.depths.end());

@@ -68,7 +68,7 @@ int claim_named(const char* uri, VirtualLun* lun, Device** out, ErrorText* why) 
     status = why->set(-ENOSPC, "LUN %s: %s is too small for a heap; lunar lun resize it", uri, format_size(lun->size_bytes()).text);
   } else if (status == 0) {
     status = raw_io(lun, Op::kRead, 0, head, kScratchProbeBytes);
-    if (status == 0 && signature_judge(head, kScratchProbeBytes, nullptr) == Contents::kForeign)
+    if (status == 0 && signature_of(head, kScratchProbeBytes, nullptr) == Contents::kForeign)
       status = why->set(-EEXIST, "LUN %s: holds data that is not a former heap's; give another one, or remove and create it again", uri);
     else if (status == 0) {
       signature_make(reinterpret_cast<ScratchHeader*>(head), 0);

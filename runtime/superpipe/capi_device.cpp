@@ -86,7 +86,7 @@ int CapiDevice::take_as_scratch(const char* path, ErrorText* why) {
   command.iov = &part;
   command.iov_count = 1;
   int64_t moved = size_bytes_ > kScratchDataOffset ? transfer(command) : -ENOSPC;
-  const bool foreign = moved > 0 && signature_judge(head, static_cast<size_t>(moved), nullptr) == Contents::kForeign;
+  const bool foreign = moved > 0 && signature_of(head, static_cast<size_t>(moved), nullptr) == Contents::kForeign;
   if (moved > 0 && !foreign) {
     signature_make(reinterpret_cast<ScratchHeader*>(head), 0);
     part.iov_len = sizeof(ScratchHeader);

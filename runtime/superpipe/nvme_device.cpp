@@ -161,7 +161,7 @@ int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
   command.iov = &whole;
   command.iov_count = 1;
   int64_t moved = size_bytes_ > kScratchDataOffset ? transfer(command) : -ENOSPC;
-  const Contents contents = moved > 0 ? signature_judge(head, static_cast<size_t>(moved), nullptr) : Contents::kForeign;
+  const Contents contents = moved > 0 ? signature_of(head, static_cast<size_t>(moved), nullptr) : Contents::kForeign;
   char what[64];
   int known = 0;
   if (moved > 0 && contents != Contents::kForeign && *block_path_)

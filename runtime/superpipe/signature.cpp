@@ -126,20 +126,7 @@ struct Blkid {
 
 }  // namespace
 
-int signature_read(int fd, Contents* contents, uint64_t* flags) {
-  auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
-  if (!head) return -ENOMEM;
-  const int64_t got = read_head(fd, head);
-  if (got < 0) {
-    unmap_private(head, kScratchProbeBytes);
-    return static_cast<int>(got);
-  }
-  *contents = signature_judge(head, static_cast<size_t>(got), flags);
-  unmap_private(head, kScratchProbeBytes);
-  return 0;
-}
-
-Contents signature_judge(const void* head, size_t bytes, uint64_t* flags) {
+Contents signature_of(const void* head, size_t bytes, uint64_t* flags) {
   const auto* text = static_cast<const char*>(head);
   if (all_zero(text, bytes)) return Contents::kEmpty;
   if (!is_ours(text, bytes)) return Contents::kForeign;
@@ -155,6 +142,19 @@ void signature_make(ScratchHeader* header, uint64_t flags) {
   header->data_offset = kScratchDataOffset;
   header->flags = flags;
   header->checksum = checksum_of(*header);
+}
+
+int signature_read(int fd, Contents* contents, uint64_t* flags) {
+  auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
+  if (!head) return -ENOMEM;
+  const int64_t got = read_head(fd, head);
+  if (got < 0) {
+    unmap_private(head, kScratchProbeBytes);
+    return static_cast<int>(got);
+  }
+  *contents = signature_of(head, static_cast<size_t>(got), flags);
+  unmap_private(head, kScratchProbeBytes);
+  return 0;
 }
 
 int signature_write(int fd, uint64_t flags) {

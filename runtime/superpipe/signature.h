@@ -44,7 +44,7 @@ enum class Contents : uint8_t { kEmpty, kOurs, kForeign };
 [[nodiscard]] int signature_write(int fd, uint64_t flags);
 // The same for devices that are not read by descriptor: judges a head that was read (kScratchProbeBytes, or all there is); fills
 // the header to be written at offset 0.
-Contents signature_judge(const void* head, size_t bytes, uint64_t* flags);
+Contents signature_of(const void* head, size_t bytes, uint64_t* flags);
 void signature_make(ScratchHeader* header, uint64_t flags);
 
 // Who uses block device `rdev`, or a partition of it, now (mounted, swap, device-mapper or RAID on top)? True with a short description in

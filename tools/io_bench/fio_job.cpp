@@ -27,7 +27,7 @@ namespace {
 
 constexpr double kStartSeconds = 0.3;   // until fio is surely under way
 constexpr double kEndSeconds = 0.05;
-constexpr double kWindowSecondsMin = 0.05;
+constexpr double kWindowSecondsMin = 0.2;   // /proc/stat counts hundredths
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -120,7 +120,13 @@ std::map<std::string, std::map<std::string, double>> io_ratios(const IoReport& r
     if (!us) continue;
     const std::string stem = blocking(them.system) ? fmt::format("{}_t{}_", them.workload, them.threads)
                                                    : fmt::format("{}_qd{}_", them.workload, them.depth);
-    put_ratios(stem, us->median, them.median, &all[them.system]);
+    std::map<std::string, double>& ratios = all[them.system];
+    put_ratios(stem, us->median, them.median, &ratios);
+    // Without interrupts and kernel threads, but blind to what others do. (fio's would hold its start and end.)
+    const auto own = [](const IoTurn& turn) { return turn.ops > 0 ? turn.cpu_s / turn.ops : 0; };
+    if (them.system != "fio" && own(us->median) > 0 && own(them.median) > 0) {
+      ratios[stem + "process_cpu"] = own(us->median) / own(them.median);
+    }
   }
   if (const auto window = all.find("perio"); window != all.end() && !report.options.depths.empty()) {
     const auto [low, high] = std::minmax_element(report.options.depths.begin(), report.options.depths.end());
