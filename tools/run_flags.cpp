@@ -5,6 +5,7 @@
 #include "run_flags.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include <cctype>
 #include <cstring>
@@ -53,22 +54,26 @@ std::string unknown_flag(const std::string& name) {
   return text_of("unknown flag %s; `lunar run --help` lists those there are", name.c_str());
 }
 
-// Several --lun are a stripe: one value, its parts apart by blanks. So a path with a blank cannot be one of them.
+bool has_blank(const std::string& text) { return text.find_first_of(" \t\n") != std::string::npos; }
+
+// Several --lun are a stripe: one value, its parts apart by blanks. So a path with a blank can be given, but alone.
 int add_flag(const RunFlag& flag, RunLine* out, std::string* why) {
-  const bool lun = strcmp(option_info(flag.option).name, "lun") == 0;
-  if (lun && flag.value.find_first_of(" \t\n") != std::string::npos) {
-    *why = text_of("%s: '%s' has a blank in it, which divides LUNs; give each its own --lun, and a path with a blank a link "
-                   "without one (ln -s)", flag.spelled.c_str(), flag.value.c_str());
+  RunFlag* before = nullptr;
+  for (RunFlag& other : out->flags) {
+    if (other.option == flag.option && strcmp(option_info(flag.option).name, "lun") == 0) before = &other;
+  }
+  const bool lun = before || strcmp(option_info(flag.option).name, "lun") == 0;
+  const bool path = lun && access(flag.value.c_str(), F_OK) == 0;
+  const std::string& odd = before && has_blank(before->value) && access(before->value.c_str(), F_OK) == 0 ? before->value : flag.value;
+  if (lun && has_blank(odd) && (before || !path)) {
+    *why = text_of("%s: '%s' has a blank in it, which divides LUNs; give each its own --lun, and a path with a blank by a link "
+                   "without one (ln -s)", flag.spelled.c_str(), odd.c_str());
     return -EINVAL;
   }
-  for (RunFlag& before : out->flags) {
-    if (!lun || before.option != flag.option) continue;
-    if (flag.value.empty() || before.value.empty())
-      return *why = text_of("%s: an empty word among several LUNs; give a path or URI", flag.spelled.c_str()), -EINVAL;
-    before.value += " " + flag.value;
-    return 0;
-  }
-  out->flags.push_back(flag);
+  if (!before) return out->flags.push_back(flag), 0;
+  if (flag.value.empty() || before->value.empty())
+    return *why = text_of("%s: an empty word among several LUNs; give a path or URI", flag.spelled.c_str()), -EINVAL;
+  before->value += " " + flag.value;
   return 0;
 }
 

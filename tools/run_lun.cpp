@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cstring>
 #include <sstream>
@@ -54,7 +53,9 @@ std::string scheme_of(const std::string& lun) {
 
 bool is_composite(const std::string& scheme) { return scheme == "stripe" || scheme == "mirror" || scheme == "paths"; }
 
+// A path with a blank in it that is there is one LUN (as scratch_open has it).
 std::vector<std::string> luns_of_list(const std::string& list) {
+  if (!list.empty() && access(list.c_str(), F_OK) == 0) return {list};
   std::istringstream in(list);
   std::vector<std::string> out;
   for (std::string word; in >> word;) out.push_back(word);
@@ -192,12 +193,17 @@ bool check_named(const Look& look, const LunName& name, Room* room, std::string*
   if (physical_at(name.device, Format::kNever, &physical, &text) < 0)
     return refuse(why, text_of("%s: %s", look.origin().c_str(), text.text));
   const std::vector<VirtualLunInfo> luns = luns_of(physical);
-  physical->close();
   const std::string whole = name.device + "#" + name.name;
+  bool there = false, used = false;
   for (const VirtualLunInfo& lun : luns) {
     if (name.name != lun.name) continue;
+    there = true;
+    used = stays_in_use(physical, lun);
     *room = {lun.size_bytes, "in all"};
-    if (!lun.in_use) return true;
+  }
+  physical->close();
+  if (there && !used) return true;
+  if (there) {
     return refuse(why, text_of("%s: %s is in use by another process; wait for it, or give another LUN", look.origin().c_str(),
                                whole.c_str()));
   }
@@ -280,7 +286,9 @@ bool check_lun(const Options& options, const OriginOf& origin_of, std::string* w
   }
   Room least;
   for (const std::string& lun : luns) {
-    if (absolute_uri(lun).find_first_of(" \t\n") != std::string::npos) {
+    const std::string absolute = absolute_uri(lun);
+    const bool alone = luns.size() == 1 && access(absolute.c_str(), F_OK) == 0;
+    if (absolute.find_first_of(" \t\n") != std::string::npos && !alone) {
       return refuse(why, text_of("%s: the working directory of %s has a blank in its name, which divides LUNs; go elsewhere",
                                  look.origin().c_str(), lun.c_str()));
     }

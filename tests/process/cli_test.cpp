@@ -243,12 +243,26 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   CHECK(bytes == 4 << 20);
 }
 
+TEST_CASE("several LUNs reach the command as one list of absolute paths") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
+  TempDir dir;
+  dir.write("a", "");
+  dir.write("b", "");
+  Ended ended = lunar_command({"run", "--dram=64m", "--lun", "a", "--lun=file:b", "--", "/bin/sh", "-c",
+                               "echo \"$LUNAR_LUN\""}, {{}, dir.path, false});
+  INFO(ended.err);
+  CHECK(trimmed(ended.out) == dir.path + "/a file:" + dir.path + "/b");
+}
+
 TEST_CASE("run refuses a LUN in a working directory whose name has a blank") {
   TempDir dir;
   std::string inner = dir.path + "/in ner";
   REQUIRE(run({"/bin/mkdir", inner}).code == 0);
   dir.write("in ner/a", "");
-  run_refused({"--dram", "64m", "--lun", "a"}, {"--lun", "blank"}, {{}, inner, false});
+  run_refused({"--dram", "64m", "--lun", "file:a"}, {"--lun", "blank"}, {{}, inner, false});
+  run_refused({"--dram", "64m", "--lun", "a", "--lun", dir.path}, {"--lun", "blank"}, {{}, inner, false});
+  run_refused({"--dram", "64m", "--lun", inner + "/a", "--lun", dir.path}, {"--lun", inner + "/a", "blank"});
+  run_refused({"--dram", "64m", "--size", "800t", "--lun", inner + "/a"}, {"--size", inner + "/a"});   // alone it may
 }
 
 TEST_CASE("only the process that was asked for prints its table; its small helpers do not") {

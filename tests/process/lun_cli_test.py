@@ -285,6 +285,22 @@ def in_use(directory):
     done("remove", f"{path}#first", "--yes")
 
 
+def scratch(directory):
+    """A scratch LUN shows while its owner lives, and is gone after kill -9."""
+    path = formatted(directory, "owner.img")
+    with subprocess.Popen([HOLDER, path, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        check(holder.stdout.readline() == "open\n", "the holder did not make a LUN")
+        luns = as_json("list", path)["devices"][0]["virtual_luns"]
+        own = [lun for lun in luns if lun["scratch"]]
+        check(len(luns) == 2 and len(own) == 1 and own[0]["in_use"] and own[0]["name"] == "", f"list with a scratch LUN: {luns}")
+        check("(scratch)" in done("list", path), "list: (scratch)")
+        check(as_json("check", path)["verdict"] == "clean", "check with a scratch LUN")
+        refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [path])
+        holder.kill()
+    check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["first"], "list after kill -9")
+    check(as_json("check", path)["verdict"] == "clean", "check after kill -9")
+
+
 # ---- what is done --------------------------------------------------------------------------------------------------
 
 def life(directory):
@@ -413,6 +429,40 @@ def mounted(directory, device):
         subprocess.run(["umount", place], check=False)
 
 
+HEAP = """
+import json, os, subprocess, sys
+pages = [os.urandom(64) * 64 for _ in range(6 * 1024)]
+sums = [hash(page) for page in pages]
+plain = {name: value for name, value in os.environ.items() if not name.startswith(("LUNAR_", "LD_PRELOAD"))}
+seen = subprocess.run([sys.argv[1], "lun", "list", *sys.argv[2:], "--json"], env=plain, stdout=subprocess.PIPE, check=True).stdout
+busy = subprocess.run([sys.argv[1], "run", "--dram", "16m", "--lun", sys.argv[2] + "#heap", "true"], env=plain, stderr=subprocess.PIPE)
+print(json.dumps({"whole": sums == [hash(page) for page in pages], "seen": json.loads(seen), "code": busy.returncode, "line": busy.stderr.decode()}))
+"""
+
+
+def heap(directory):
+    """`lunar run` on a named LUN of one device and a scratch LUN of another: a stripe, with a heap of twice the DRAM."""
+    devices = [formatted(directory, "heap0.img", 128), formatted(directory, "heap1.img", 128)]
+    done("create", f"{devices[0]}#heap", "--size", "80m")
+    result = subprocess.run([LUNAR, "run", "--dram", "16m", "--size", "128m", "--lun", f"{devices[0]}#heap", "--lun", devices[1], "--",
+                             sys.executable, "-c", HEAP, LUNAR, *devices], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, timeout=2 * LIMIT_S, check=False)
+    if "userfaultfd" in result.stderr:
+        skips.append("skip: userfaultfd: nothing can be started")
+        return
+    if not check(result.returncode == 0, f"lunar run on two LUNs: {result.returncode} {result.stderr}"):
+        return
+    told = json.loads(result.stdout)
+    check(told["whole"] is True, "the heap came back changed")
+    shown = {lun["name"]: lun["in_use"] for device in told["seen"]["devices"] for lun in device["virtual_luns"]}
+    check(shown == {"first": False, "heap": True, "": True}, f"LUNs while it runs: {told['seen']}")
+    check(told["code"] == 125 and "in use" in told["line"], f"a second one on the same LUN: {told}")
+    shown = {lun["name"]: lun["in_use"] for device in as_json("list", *devices)["devices"] for lun in device["virtual_luns"]}
+    check(shown == {"first": False, "heap": False}, f"LUNs afterwards: {shown}")
+    for device in devices:
+        check(as_json("check", device)["verdict"] == "clean", f"check of {device}")
+
+
 def loop_device(directory):
     backing = blank(directory, "loop.img", 64)
     attached = subprocess.run(["losetup", "-f", "--show", backing], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -449,8 +499,8 @@ def main():
     os.chmod(directory, 0o755)
     wanted = sys.argv[3:]
     try:
-        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, life, damage, erased_head, at_once, composite,
-                     loop_device):
+        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, scratch, life, damage, erased_head, at_once,
+                     composite, heap, loop_device):
             if wanted and case.__name__ not in wanted:
                 continue
             before = len(problems)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lun_holder DEVICE NAME: has a named virtual LUN open until its standard input ends. For lun_cli_test.py.
+// lun_holder DEVICE NAME: has a virtual LUN open until its standard input ends; an empty NAME makes a scratch one. For lun_cli_test.py.
 // Threading: one thread.
 #include <cstdio>
 
@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   VirtualLun* lun = nullptr;
   VirtualOptions options;
   options.name = argv[2];
+  if (!*argv[2]) options.size_bytes = 2 << 20;
   DeviceOptions as_it_is;
   as_it_is.scratch = false;
   Device* raw = nullptr;

@@ -76,6 +76,7 @@ int lun_resize(const LunLine& line) {
   if (const int code = open_physical(line, name.device, &physical); code != 0) return code;
   VirtualLunInfo found;
   if (const int code = find_lun(line, name, physical, &found); code != 0) return physical->close(), code;
+  if (line.words[1][0] != '+') (void)stays_in_use(physical, found);   // shrinking is refused in use
   VirtualLun* lun = nullptr;
   if (const int code = open_virtual(line, name, physical, &lun); code != 0) return code;
   const int code = resize_open(line, name, lun);
@@ -90,7 +91,7 @@ int lun_remove(const LunLine& line) {
   if (const int code = open_physical(line, name.device, &physical); code != 0) return code;
   VirtualLunInfo found;
   int code = find_lun(line, name, physical, &found);
-  if (code == 0 && found.in_use)
+  if (code == 0 && stays_in_use(physical, found))
     code = lun_refuse(line, text_of("%s#%s is in use; end what has it open first (`fuser %s` may name it)", name.device.c_str(),
                                     name.name.c_str(), shell_word(path_of_leaf(leaves_of(name.device)[0])).c_str()));
   if (code == 0)

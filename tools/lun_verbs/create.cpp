@@ -11,6 +11,7 @@
 //
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
+#include <unistd.h>
 
 #include <cctype>
 #include <cstdio>
@@ -88,6 +89,23 @@ int look(const LunLine& line, const std::string& device, Found* out) {
   }
   if (to_look.size() > 1) out->bytes = bytes_together(device, out->bytes, to_look.size());
   return 0;
+}
+
+// A device that somebody formats just now looks like nothing anybody knows: only what stays so, unlocked, is judged.
+int look_twice(const LunLine& line, const std::string& device, Found* out) {
+  constexpr int kTries = 100;
+  constexpr useconds_t kPauseUs = 50'000;
+  bool seen = false;
+  for (int i = 0;; ++i) {
+    *out = {};
+    const int code = look(line, device, out);
+    if (code != 0 || out->holds != Holds::kForeign || i == kTries) return code;
+    bool locked = false;
+    for (const std::string& leaf : leaves_of(device)) locked |= path_locked(path_of_leaf(leaf));
+    if (!locked && seen) return code;
+    seen = !locked;
+    if (locked) usleep(kPauseUs);
+  }
 }
 
 int refuse_foreign(const LunLine& line, const LunName& name, const Found& found) {
@@ -208,7 +226,7 @@ int lun_create(const LunLine& line) {
   if (const int code = take_lun(line, line.words[0], true, &name); code != 0) return code;
   if (const int code = wanted_size(line, &bytes); code != 0) return code;
   Found found;
-  if (const int code = look(line, name.device, &found); code != 0) return code;
+  if (const int code = look_twice(line, name.device, &found); code != 0) return code;
   Format format = Format::kNever;
   if (const int code = decide_format(line, name, found, &format); code != 0) return code;
   if (const int code = fits_when_formatted(line, name, found, format, bytes); code != 0) return code;

@@ -61,7 +61,9 @@ bool block_busy(const std::string& path, const struct stat& status, std::string*
   return *who = "mounted, swap, or part of another device", true;
 }
 
-bool locked(const std::string& path) {
+}   // namespace
+
+bool path_locked(const std::string& path) {
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return false;
   struct flock lock {};
@@ -72,8 +74,6 @@ bool locked(const std::string& path) {
   return asked && lock.l_type != F_UNLCK;
 }
 
-}   // namespace
-
 bool path_in_use(const std::string& path, bool locks, std::string* who) {
   struct stat status;
   if (path.empty() || stat(path.c_str(), &status) != 0) return false;
@@ -82,7 +82,7 @@ bool path_in_use(const std::string& path, bool locks, std::string* who) {
     const std::string loop = loop_device_of(status);
     if (!loop.empty()) return *who = "the file of /dev/" + loop, true;
   }
-  if (locks && (S_ISBLK(status.st_mode) || S_ISREG(status.st_mode)) && locked(path)) return *who = "locked by another process", true;
+  if (locks && (S_ISBLK(status.st_mode) || S_ISREG(status.st_mode)) && path_locked(path)) return *who = "locked by another process", true;
   return false;
 }
 

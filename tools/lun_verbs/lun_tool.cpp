@@ -214,6 +214,17 @@ std::vector<VirtualLunInfo> luns_of(PhysicalLun* physical) {
   }
 }
 
+bool stays_in_use(PhysicalLun* physical, const VirtualLunInfo& lun) {
+  constexpr int kTries = 25;
+  constexpr useconds_t kPauseUs = 20'000;
+  VirtualLunInfo now = lun;
+  for (int i = 0; now.in_use && i < kTries; ++i) {
+    usleep(kPauseUs);
+    if (physical->list(&now, 1, lun.index) != 1 || now.index != lun.index) return false;
+  }
+  return now.in_use;
+}
+
 int find_lun(const LunLine& line, const LunName& name, PhysicalLun* physical, VirtualLunInfo* out) {
   std::vector<std::string> known;
   for (const VirtualLunInfo& lun : luns_of(physical)) {

@@ -81,6 +81,8 @@ int physical_at(const std::string& device, Format format, PhysicalLun** out, Err
 int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out, Format format = Format::kNever);   // 0 or an exit code
 // Finds the LUN's entry. 0 or an exit code (kLunRefused with the names that there are).
 int find_lun(const LunLine& line, const LunName& name, PhysicalLun* physical, VirtualLunInfo* out);
+// Whether it is in use, also half a second later: an owner's ring outlives the owner by some milliseconds.
+bool stays_in_use(PhysicalLun* physical, const VirtualLunInfo& lun);
 std::vector<VirtualLunInfo> luns_of(PhysicalLun* physical);
 
 // ---- showing
