@@ -2,6 +2,7 @@
 // io_uring, by liburing. One Uring belongs to one thread (SINGLE_ISSUER). No allocation after init; fault-path safe.
 #pragma once
 #include <liburing.h>
+#include <sys/types.h>
 #include <sys/uio.h>
 
 #include <cstdint>
@@ -20,7 +21,7 @@ class Uring {
   // shared: any thread may use it, one at a time (await() beside): a plain ring. -errno of the last attempt (-ENOSYS/-EPERM: the
   // host refuses io_uring).
   [[nodiscard]] int init(unsigned entries, bool sqpoll, bool shared = false);
-  void destroy();
+  void destroy();                // in a forked child: closes the inherited descriptor, no more
   [[nodiscard]] int register_files(const int* fds, unsigned count);
   [[nodiscard]] int register_buffers(const iovec* iov, unsigned count);
 
@@ -55,6 +56,7 @@ class Uring {
   int descriptor_ = -1;          // of the ring, when it lies in the program's table (sys/proc.h: not the program's own)
   int64_t pinned_bytes_ = 0;     // registered buffers
   bool deferred_ = false;
+  pid_t owner_pid_ = 0;
 };
 
 // Whether this host lets us make a ring; 0 or -errno.

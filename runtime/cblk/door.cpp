@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// The door to lun/: see door.h.
+// Threading: any, blocking.
+#include "cblk/door.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include <initializer_list>
+
+#include "base/format.h"
+
+namespace lunar::cblk {
+namespace {
+
+// Length of the scheme that `text` begins with, or 0.
+size_t scheme_length(const char* text) {
+  for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "sim:", "stripe:", "mirror:", "paths:"}) {
+    const size_t length = strlen(scheme);
+    if (strncmp(text, scheme, length) == 0) return length;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int split_devices(const char* path, char (*out)[kPathBytes], unsigned max) {
+  unsigned count = 0;
+  for (const char* at = path;; ++at) {
+    const char* from = at;
+    size_t length;
+    if (*at == '(') {
+      int depth = 0;
+      do {
+        if (*at == '(') ++depth;
+        else if (*at == ')') --depth;
+        else if (!*at) return -EINVAL;
+        ++at;
+      } while (depth);
+      ++from;
+      length = static_cast<size_t>(at - from) - 1;
+    } else {
+      at += scheme_length(at);
+      at += strcspn(at, ":");
+      length = static_cast<size_t>(at - from);
+    }
+    if (length == 0 || length == scheme_length(from) || count == max) return -EINVAL;
+    if (length >= kPathBytes) return -ENAMETOOLONG;
+    memcpy(out[count], from, length);
+    out[count++][length] = '\0';
+    if (!*at) return static_cast<int>(count);
+    if (*at != ':') return -EINVAL;
+  }
+}
+
+int paths_uri(const char* path, char* out, size_t size) {
+  static thread_local char names[kDevicesMax][kPathBytes];
+  const int count = split_devices(path, names, kDevicesMax);
+  if (count < 0) return count;
+  size_t length = count == 1 ? 0 : format_to(out, size, "paths:");
+  for (int i = 0; i < count; ++i) {
+    if (length + strlen(names[i]) + 2 > size) return -ENAMETOOLONG;
+    length += format_to(out + length, size - length, i ? ";%s" : "%s", names[i]);
+  }
+  return 0;
+}
+
+int open_whole(const char* path, bool read_only, bool forced, Device** out, ErrorText* why) {
+  DeviceOptions options;
+  options.scratch = false;
+  options.read_only = read_only;
+  return device_open(path, options, out, why);
+}
+
+int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
+  return why->set(-ENOTSUP, "LUN %s: no virtual LUNs in this build", path);
+}
+
+Ways ways_to(Device* device) { return {}; }
+
+}  // namespace lunar::cblk
