@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <map>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +46,25 @@ inline bool redis_missing() {
   if (access(redis_server().c_str(), X_OK) == 0) return false;
   fmt::print("skip: redis-server: {} is not there\n", redis_server());
   return true;
+}
+
+// main() of a test with a redis-server, around its body (an exit code): 77 and a `skip:` line where there is no server, or no
+// right to userfaultfd; one line of what went wrong.
+template <class Body>
+int guarded(Body body) {
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (redis_missing()) return 77;
+  try {
+    return body();
+  } catch (const Skip& missing) {
+    fmt::print("skip: {}: {}\n", missing.capability, missing.reason);
+    return 77;
+  } catch (const std::exception& error) {
+    const bool refused = strstr(error.what(), "userfaultfd") != nullptr && access("/dev/userfaultfd", R_OK | W_OK) != 0 &&
+                         geteuid() != 0;
+    fmt::print("{}{}\n", refused ? "skip: userfaultfd: " : "FAIL: ", error.what());
+    return refused ? 77 : 1;
+  }
 }
 
 // A directory of this run, gone with it. On a disk: no LUN lies on a memory file system.
@@ -102,6 +122,16 @@ inline double now_s() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+constexpr double kWaitSecondsMax = 900;   // a save of 1 GiB beside its writer, on a loaded machine
+
+template <class Done>
+void wait_until(const std::string& what, Done done) {
+  for (const double start = now_s(); !done();) {
+    if (now_s() - start > kWaitSecondsMax) throw std::runtime_error(what + " does not come");
+    usleep(20'000);
+  }
 }
 
 inline double mib(uint64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(kMiB); }

@@ -136,17 +136,8 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: redis_fork LUNAR CAP_MIB VALUES_MIB\n");
     return 2;
   }
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (redis_missing()) return 77;
-  const Scratch scratch;
-  const Run run{argv[1], strtoull(argv[2], nullptr, 10) * kMiB, strtoull(argv[3], nullptr, 10) * kMiB / kKeyBytes,
-                &scratch};
-  try {
-    return test(run);
-  } catch (const std::runtime_error& error) {
-    const bool refused = strstr(error.what(), "userfaultfd") != nullptr &&
-                         access("/dev/userfaultfd", R_OK | W_OK) != 0 && geteuid() != 0;
-    fmt::print("{}{}\n", refused ? "skip: userfaultfd: " : "FAIL: ", error.what());
-    return refused ? 77 : 1;
-  }
+  return guarded([&] {
+    const Scratch scratch;
+    return test({argv[1], strtoull(argv[2], nullptr, 10) * kMiB, strtoull(argv[3], nullptr, 10) * kMiB / kKeyBytes, &scratch});
+  });
 }

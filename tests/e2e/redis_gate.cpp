@@ -357,13 +357,8 @@ int run(const Setup& setup) {
 
 int main(int argc, char** argv) {
   if (argc != 7) return 2;
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (redis_missing()) return 77;
-  try {
+  return guarded([&] {
     return run({argv[1], std::filesystem::absolute(argv[2]), std::filesystem::absolute(argv[3]), std::filesystem::absolute(argv[4]),
                 strtoull(argv[5], nullptr, 10), static_cast<unsigned>(strtoul(argv[6], nullptr, 10))});
-  } catch (const std::exception& failure) {
-    fmt::print("FAIL: {}\n", failure.what());
-    return 1;
-  }
+  });
 }

@@ -185,12 +185,7 @@ int run(const std::string& module, uint64_t cap_mib, double seconds, unsigned tu
 
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (redis_missing()) return 77;
-  try {
+  return guarded([&] {
     return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10), strtod(argv[3], nullptr), static_cast<unsigned>(strtoul(argv[4], nullptr, 10)));
-  } catch (const std::exception& failure) {
-    fmt::print("FAIL: {}\n", failure.what());
-    return 1;
-  }
+  });
 }

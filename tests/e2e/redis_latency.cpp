@@ -73,12 +73,5 @@ int run(const std::string& module) {
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (redis_missing()) return 77;
-  try {
-    return run(std::filesystem::absolute(argv[1]));
-  } catch (const std::exception& failure) {
-    fmt::print("FAIL: {}\n", failure.what());
-    return 1;
-  }
+  return guarded([&] { return run(std::filesystem::absolute(argv[1])); });
 }

@@ -22,7 +22,6 @@ using lunar::tools::RedisServer;
 using lunar::tools::ServerSetup;
 
 constexpr int kPatienceSeconds = 900;   // DEBUG DIGEST of 1 GiB
-constexpr double kWaitSecondsMax = 900;   // a save of 1 GiB beside its writer, on a loaded machine
 
 struct Run {
   std::string module;
@@ -77,14 +76,6 @@ inline void must_be(const std::string& what, const std::string& got, const std::
   require(got == wanted, "{}: digest {}, not {}", what, got, wanted);
 }
 
-template <class Done>
-void wait_until(const std::string& what, Done done) {
-  for (const double start = now_s(); !done();) {
-    if (now_s() - start > kWaitSecondsMax) throw std::runtime_error(what + " does not come");
-    usleep(20'000);
-  }
-}
-
 inline void wait_for_child(RedisServer& server, const std::string& running, const std::string& status) {
   wait_until("the end of " + running, [&] { return server.info("persistence", running) == "0"; });
   const std::string state = server.info("persistence", status);
@@ -109,25 +100,12 @@ inline void follow(RedisServer& replica, const RedisServer& master) {
 // main() of a test: MODULE SCENARIO CAP_MIB VALUES_MIB... Skips where there is no server, or no right to userfaultfd.
 template <class Test>
 int run_test(char** argv, Test test) {
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (access(redis_server().c_str(), X_OK) != 0) {
-    fmt::print("skip: redis-server: {} is not there\n", redis_server());
-    return 77;
-  }
-  const Scratch scratch;
-  const Run run{std::filesystem::absolute(argv[1]), strtoull(argv[3], nullptr, 10) * kMiB,
-                strtoull(argv[4], nullptr, 10) * kMiB / kKeyBytes, &scratch};
-  try {
+  return guarded([&] {
+    const Scratch scratch;
+    const Run run{std::filesystem::absolute(argv[1]), strtoull(argv[3], nullptr, 10) * kMiB,
+                  strtoull(argv[4], nullptr, 10) * kMiB / kKeyBytes, &scratch};
     return test(argv[2], run);
-  } catch (const Skip& missing) {
-    fmt::print("skip: {}: {}\n", missing.capability, missing.reason);
-    return 77;
-  } catch (const std::runtime_error& error) {
-    const bool refused = strstr(error.what(), "userfaultfd") != nullptr && access("/dev/userfaultfd", R_OK | W_OK) != 0 &&
-                         geteuid() != 0;
-    fmt::print("{}{}\n", refused ? "skip: userfaultfd: " : "FAIL: ", error.what());
-    return refused ? 77 : 1;
-  }
+  });
 }
 
 }   // namespace e2e

@@ -225,8 +225,6 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: redis_twin MODULE FROZEN_CLOCK CAP_MIB COMMANDS [SEED [GATE]]\n");
     return 2;
   }
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (redis_missing()) return 77;
   mallopt(M_MMAP_THRESHOLD, 1 << 30);   // batches and replies of megabytes come from pages that are there
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   g_socket_patience_s = kPatienceSeconds;
@@ -237,11 +235,8 @@ int main(int argc, char** argv) {
   setup.clock_library = std::filesystem::absolute(argv[2]);
   setup.cap_mib = strtoull(argv[3], nullptr, 10);
   setup.gate = argc < 7 || strcmp(argv[6], "no") != 0;
-  fmt::print("LUNAR_SEED={}\n", seed);
-  try {
+  return guarded([&] {
+    fmt::print("LUNAR_SEED={}\n", seed);
     return test(setup, strtoull(argv[4], nullptr, 10), seed);
-  } catch (const std::exception& failure) {
-    fmt::print("FAIL: {}\n", failure.what());
-    return 1;
-  }
+  });
 }

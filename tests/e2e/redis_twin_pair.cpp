@@ -8,7 +8,6 @@ namespace e2e {
 namespace {
 
 const std::string kEnd = "$5\r\n<end>\r\n";
-constexpr double kWaitSecondsMax = 300;
 constexpr int64_t kStart_us = 1'700'000'000'000'000;
 
 std::vector<Tree> parse_all(const std::string& bytes, size_t count) {
@@ -21,10 +20,7 @@ std::vector<Tree> parse_all(const std::string& bytes, size_t count) {
 }
 
 void wait_until_loaded(const Server& server) {
-  for (const double start = now_s(); server.ask({"PING"}) != "+PONG\r\n";) {
-    if (now_s() - start > kWaitSecondsMax) give_up("a server does not finish loading: " + server.log());
-    usleep(50'000);
-  }
+  wait_until("the end of a server's loading", [&] { return server.ask({"PING"}) == "+PONG\r\n"; });
 }
 
 }   // namespace
@@ -192,10 +188,7 @@ std::string Twins::digest() {
 
 void Twins::wait_until_both(const std::string& field, uint64_t value) {
   for (auto& server : servers_)
-    for (const double start = now_s(); server->info(field) != value;) {
-      if (now_s() - start > kWaitSecondsMax) give_up(fmt::format("{} stays {}, not {}", field, server->info(field), value));
-      usleep(10'000);
-    }
+    wait_until(fmt::format("{} of {}", field, value), [&] { return server->info(field) == value; });
 }
 
 void Twins::set_ms(int64_t now) {
