@@ -140,8 +140,8 @@ struct DeviceOptions {
 // Opens `uri`. SCHEME:PATH may be followed by settings, ",key=value"; a bare PATH may not.
 //   PATH or file:PATH[,iopoll=auto|on|off][,sqpoll=auto|on|off]   regular file (must exist; empty, all-zero header, or a former Lunar scratch LUN) or block device
 //   DIR                 an unlinked file is made in it (O_TMPFILE, else mkstemp+unlink); refused on tmpfs/ramfs
-//   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,torn=P][,misdirect=P][,corrupt=P]   memory; P: one
-//                       in P I/Os
+//   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,torn=P][,misdirect=P][,corrupt=P][,name=X]
+//                       memory; P: one in P I/Os; X: several may share it
 //   nvme:/dev/ngXnY      whole namespace, by NVMe commands through io_uring; no block layer
 //   pmem:PATH[,delegate=auto|on|off]   mapped: /dev/pmemN, /dev/daxX.Y, or a file on a memory or DAX file system
 //   capi:/dev/sgN        IBM's own libcflsh_block, where there is one

@@ -166,6 +166,11 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
 }
 
 int64_t carry_out(SimDevice* device, const Command& command, uint64_t io) {
+  const bool read = command.op == Op::kRead;
+  if (device->failing(read)) {
+    (read ? device->counters().read_errors : device->counters().write_errors).fetch_add(1, std::memory_order_relaxed);
+    return -EIO;
+  }
   const uint64_t at = command.offset.value, size = device->size_bytes();
   switch (command.op) {
     case Op::kRead: return sim_read(device, command, io);
@@ -236,6 +241,35 @@ int SimContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   }
 }
 
+// The memories that have names.
+struct NamedMemory {
+  NamedMemory* next;
+  char* memory;
+  uint64_t bytes;
+  char name[40];
+};
+sys::Mutex names_lock;
+NamedMemory* names = nullptr;
+
+// Of that name: there already, or made. nullptr: no memory, or it has another size (*other).
+char* named_memory(const char* name, uint64_t bytes, uint64_t* other) {
+  const sys::Locked<sys::Mutex> locked(names_lock);
+  for (NamedMemory* one = names; one; one = one->next) {
+    if (strcmp(one->name, name) != 0) continue;
+    *other = one->bytes == bytes ? 0 : one->bytes;
+    return *other ? nullptr : one->memory;
+  }
+  auto* fresh = arena_new<NamedMemory>();
+  if (!fresh) return nullptr;
+  fresh->memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!fresh->memory) return nullptr;
+  fresh->bytes = bytes;
+  strcpy(fresh->name, name);
+  fresh->next = names;
+  names = fresh;
+  return fresh->memory;
+}
+
 // "key=value" settings after the size.
 int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t length, ErrorText* why) {
   struct Setting {
@@ -255,7 +289,7 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
     return why->set(-EINVAL, "LUN %s: %s needs a whole number", uri, setting.name);
   }
   return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, torn, "
-                  "misdirect, corrupt", uri, static_cast<int>(length), text);
+                  "misdirect, corrupt, name", uri, static_cast<int>(length), text);
 }
 
 }  // namespace
@@ -269,8 +303,16 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   if (parse_size(size_text, &size) < 0 || size < kPageBytes)
     return why->set(-EINVAL, "LUN %s: '%s' is not a size of 4k or more; write sim:SIZE[,key=value]...", uri, size_text);
   SimFaults faults;
+  char shared[sizeof NamedMemory::name] = {};
   for (text += length; *text == ','; text += length) {
     length = strcspn(++text, ",");
+    if (strncmp(text, "name=", 5) == 0) {
+      if (length == 5 || length - 5 >= sizeof shared)
+        return why->set(-EINVAL, "LUN %s: name needs 1 to %zu letters", uri, sizeof shared - 1);
+      memset(shared, 0, sizeof shared);
+      memcpy(shared, text + 5, length - 5);
+      continue;
+    }
     const int err = parse_setting(&faults, uri, text, length, why);
     if (err < 0) return err;
   }
@@ -281,14 +323,17 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   const size_t name_bytes = strlen(uri) + 1;
   auto* device = arena_new<SimDevice>();
   auto* name = static_cast<char*>(arena_alloc(name_bytes, 8));
-  auto* memory = static_cast<char*>(map_private(size, ForkPolicy::kInherit));
+  uint64_t other = 0;
+  auto* memory = *shared ? named_memory(shared, size, &other) : static_cast<char*>(map_private(size, ForkPolicy::kInherit));
+  if (other) return why->set(-EINVAL, "LUN %s: that name is of a memory of %s", uri, format_size(other).text);
   if (!device || !name || !memory) {
-    if (memory) unmap_private(memory, size);
+    if (memory && !*shared) unmap_private(memory, size);
     return why->set(-ENOMEM, "LUN %s: out of memory; give a smaller size", uri);
   }
   memcpy(name, uri, name_bytes);
   device->name_ = name;
   device->memory_ = memory;
+  device->named_ = *shared != 0;
   device->size_bytes_ = size;
   device->faults_ = faults;
   *out = device;
@@ -297,7 +342,7 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
 
 void SimDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
-  unmap_private(memory_, size_bytes_);
+  if (!named_) unmap_private(memory_, size_bytes_);
   memory_ = nullptr;
 }
 

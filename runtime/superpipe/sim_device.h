@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device of memory that misbehaves on request: sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P]
-// [,torn=P][,misdirect=P][,corrupt=P], P = one in P I/Os (0: never).
+// [,torn=P][,misdirect=P][,corrupt=P][,name=X], P = one in P I/Os (0: never). Devices of one name share one memory, for as long
+// as the process lives: several paths to one medium, or a medium that outlives its device. All of one name are of one size.
 //
 //   read_error, write_error   the command ends with -EIO; a failed write leaves the medium as it was
 //   torn                      only the first sectors (512 bytes) of a write land; success is reported
@@ -50,6 +51,12 @@ class SimDevice final : public Device {
   char* memory() const { return memory_; }
   const SimFaults& faults() const { return faults_; }
   SimCounters& counters() { return counters_; }
+  // From now on all reads, all writes (and discards, flushes) end with -EIO. Any thread.
+  void set_failing(bool reads, bool writes) {
+    failing_reads_.store(reads, std::memory_order_relaxed);
+    failing_writes_.store(writes, std::memory_order_relaxed);
+  }
+  bool failing(bool read) const { return (read ? failing_reads_ : failing_writes_).load(std::memory_order_relaxed); }
   uint64_t next_io() { return next_io_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -60,6 +67,8 @@ class SimDevice final : public Device {
   SimCounters counters_;
   std::atomic<uint64_t> next_io_{0};
   std::atomic<int> contexts_{0};
+  std::atomic<bool> failing_reads_{false}, failing_writes_{false};
+  bool named_ = false;
 };
 
 }  // namespace lunar

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// The front doors: see compose.h.
+//
+// A composite URI is taken apart at ';' outside of parentheses; a member in parentheses is a raw URI of its own.
+// Threading: any, blocking. Allocates from the arena. Not for the fault path.
+#include "lun/compose.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "lun/medium.h"
+#include "lun/member_label.h"
+#include "lun/path_device.h"
+#include "lun/stripe_device.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kDepthMax = 3;   // mirror over stripe over paths
+constexpr size_t kUriBytesMax = 4096;
+
+enum class Kind : uint8_t { kPlain, kStripe, kMirror, kPaths };
+struct Scheme {
+  const char* prefix;
+  Kind kind;
+  unsigned members_max;
+};
+constexpr Scheme kSchemes[] = {{"stripe:", Kind::kStripe, 8}, {"mirror:", Kind::kMirror, 4}, {"paths:", Kind::kPaths, 8}};
+
+const Scheme* scheme_of(const char* uri) {
+  for (const Scheme& scheme : kSchemes) {
+    if (strncmp(uri, scheme.prefix, strlen(scheme.prefix)) == 0) return &scheme;
+  }
+  return nullptr;
+}
+
+// Member URIs of a composite one, without their parentheses: slices of a copy in the arena.
+struct Members {
+  unsigned count = 0;
+  char* uri[kFanMembersMax] = {};
+};
+
+int split(const char* uri, const Scheme& scheme, Members* out, ErrorText* why) {
+  const char* text = uri + strlen(scheme.prefix);
+  const size_t length = strlen(text);
+  if (length > kUriBytesMax) return why->set(-ENAMETOOLONG, "LUN: the URI is longer than %zu bytes", kUriBytesMax);
+  auto* copy = static_cast<char*>(arena_alloc(length + 1, 8));
+  if (!copy) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
+  memcpy(copy, text, length + 1);
+  int depth = 0;
+  char* start = copy;
+  for (char* at = copy;; ++at) {
+    if (*at == '(') ++depth;
+    if (*at == ')' && --depth < 0) break;
+    if (*at && (*at != ';' || depth > 0)) continue;
+    const bool end = *at == 0;
+    *at = 0;
+    if (out->count == scheme.members_max)
+      return why->set(-EINVAL, "LUN %s: more than %u members", uri, scheme.members_max);
+    char* last = at - 1;
+    if (at > start && *start == '(' && *last == ')') {
+      *last = 0;
+      ++start;
+    }
+    if (*start == 0) return why->set(-EINVAL, "LUN %s: an empty member; write %sURI;URI", uri, scheme.prefix);
+    out->uri[out->count++] = start;
+    start = at + 1;
+    if (end) break;
+  }
+  if (depth != 0) return why->set(-EINVAL, "LUN %s: parentheses do not match", uri);
+  if (out->count < 2) return why->set(-EINVAL, "LUN %s: one member; write %sURI;URI", uri, scheme.prefix);
+  return 0;
+}
+
+int open_at(const char* uri, const DeviceOptions& options, Format format, unsigned level, Device** out, ErrorText* why);
+
+void close_all(MemberSet* set) {
+  for (Device*& device : set->device) {
+    device_close(device);
+    device = nullptr;
+  }
+}
+
+bool may_contain(Kind outer, const Scheme* inner) {
+  if (!inner || inner->kind == Kind::kPaths) return outer != Kind::kPaths || !inner;
+  return outer == Kind::kMirror && inner->kind == Kind::kStripe;
+}
+
+// A device that is gone, where others may stand in for it. What is there and wrong is refused.
+bool may_be_missing(const Scheme& scheme, int status) {
+  return scheme.kind != Kind::kStripe && (status == -ENOENT || status == -ENXIO || status == -ENODEV || status == -EIO ||
+                                          status == -ENOTDIR || status == -ETIMEDOUT);
+}
+
+int open_members(const char* uri, const Scheme& scheme, const Members& members, const DeviceOptions& options, Format format,
+                 unsigned level, MemberSet* set, ErrorText* why) {
+  DeviceOptions each = options;
+  each.want_bytes = 0;
+  set->count = members.count;
+  unsigned fds = 0;
+  for (unsigned i = 0; i < members.count; ++i) {
+    const Scheme* inner = scheme_of(members.uri[i]);
+    if (!may_contain(scheme.kind, inner))
+      return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a mirror may consist of stripes, both of paths", uri,
+                      inner->prefix, scheme.prefix);
+    const int status = open_at(members.uri[i], each, format, level + 1, &set->device[i], why);
+    if (status < 0 && may_be_missing(scheme, status)) {
+      log_warning("%s; %s goes on without it", why->text, scheme.prefix);
+      set->device[i] = nullptr;
+      continue;
+    }
+    if (status < 0) return status;
+    for (unsigned j = 0; j < i && scheme.kind != Kind::kPaths; ++j) {
+      if (set->device[j] && same_medium(set->device[i], set->device[j]))
+        return why->set(-EINVAL, "LUN %s: %s is there twice; give different devices", uri, members.uri[i]);
+    }
+    fds += set->device[i] ? set->device[i]->fd_count() : 0;
+  }
+  if (fds > kDeviceFdsMax) return why->set(-E2BIG, "LUN %s: %u devices in all, %u is the limit", uri, fds, kDeviceFdsMax);
+  return 0;
+}
+
+int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& options, Format format, unsigned level,
+                   Device** out, ErrorText* why) {
+  Members members;
+  int status = split(uri, scheme, &members, why);
+  if (status < 0) return status;
+  MemberSet set;
+  status = open_members(uri, scheme, members, options, format, level, &set, why);
+  if (status == 0 && scheme.kind == Kind::kStripe) {
+    set.type = SetType::kStripe;
+    status = label_assemble(uri, &set, format, why);
+    if (status == 0)
+      return StripeDevice::create(uri, set.device, set.count, kMemberDataOffset, set.label[0].data_bytes, out, why);
+  } else if (status == 0 && scheme.kind == Kind::kPaths) {
+    return PathDevice::create(uri, set.device, members.uri, set.count, format != Format::kNever && !options.read_only, out, why);
+  } else if (status == 0) {
+    status = why->set(-ENOTSUP, "LUN %s: %s is not there yet", uri, scheme.prefix);
+  }
+  close_all(&set);
+  return status;
+}
+
+int open_at(const char* uri, const DeviceOptions& options, Format format, unsigned level, Device** out, ErrorText* why) {
+  *out = nullptr;
+  if (!uri || !*uri) return why->set(-EINVAL, "LUN: empty name; give a device or a file");
+  const Scheme* scheme = scheme_of(uri);
+  if (!scheme) return device_open(uri, options, out, why);
+  if (level >= kDepthMax) return why->set(-EINVAL, "LUN %s: nested too deep", uri);
+  const int status = open_composite(uri, *scheme, options, format, level, out, why);
+  if (status < 0) return status;
+  if ((*out)->size_bytes() >= options.want_bytes) return 0;
+  const SizeText large = format_size((*out)->size_bytes());
+  device_close(*out);
+  *out = nullptr;
+  return why->set(-ENOSPC, "LUN %s: %s large, %s wanted; give larger members", uri, large.text, format_size(options.want_bytes).text);
+}
+
+}  // namespace
+
+int raw_open(const char* uri, const DeviceOptions& options, Format format, Device** out, ErrorText* why) {
+  LUNAR_CHECK(!options.scratch, "raw_open is for raw devices");
+  return open_at(uri, options, format, 0, out, why);
+}
+
+int device_paths(Device* device, PathInfo* out, unsigned max) {
+  if (max == 0) return 0;
+  const char* kind = device->kind();
+  if (strcmp(kind, "paths") == 0) {
+    auto* paths = static_cast<PathDevice*>(device);
+    unsigned n = 0;
+    for (; n < paths->member_count() && n < max; ++n) {
+      out[n] = {};
+      paths->describe(n, &out[n]);
+    }
+    return static_cast<int>(n);
+  }
+  if (strcmp(kind, "stripe") == 0) {
+    auto* stripe = static_cast<FanDevice*>(device);
+    int n = 0;
+    for (unsigned i = 0; i < stripe->member_count(); ++i) n += device_paths(stripe->member(i), out + n, max - static_cast<unsigned>(n));
+    return n;
+  }
+  out[0] = {};
+  const char* slash = strrchr(device->name(), '/');
+  const char* base = slash ? slash + 1 : device->name();
+  format_to(out[0].name, sizeof out[0].name, "%.*s", static_cast<int>(strcspn(base, ",")), base);
+  format_to(out[0].connection, sizeof out[0].connection, "%s", device->name());
+  out[0].status = "Enabled";
+  out[0].primary = true;
+  return 1;
+}
+
+}  // namespace lunar

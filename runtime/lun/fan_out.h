@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stripes, mirrors and paths share: a device over several, and a context over several lower contexts.
+//
+//    submit(parent) ──► device.start: children ──► queue of member 0 ──► lower context 0 ──┐
+//                                              ├─► queue of member 1 ──► lower context 1 ──┤
+//                                              └─► ...                                     │
+//    response ◄── done ring ◄── the last child of a parent ◄── device.child_done ◄─────────┘
+//
+// A parent is one command of the caller, a child what one member is asked for it. All of them, and the vectors of children that
+// need their own, come from pools made at attach. A parent that must wait (a mirror's region is being copied) stays *blocked* and
+// is started again by later calls.
+//
+// Waiting. One lower context with work: its own wait(), to the end. Several: all are asked in turn for about the usual latency,
+// then each is slept on for at most kTurnNs, in turn; so a completion is seen at most (members - 1) * kTurnNs late, and only
+// when another member had nothing to deliver meanwhile. Watches live in the first lower context, which is in every turn.
+//
+// Threading: a context is its owner's; a device is immutable after open but for what its kind says.
+// May not (submit, reap, wait, watch): allocate, take a lock of the host, use stdio.
+#pragma once
+#include <atomic>
+
+#include "superpipe/context_base.h"
+#include "superpipe/device.h"
+
+namespace lunar {
+
+constexpr unsigned kFanMembersMax = 8;
+constexpr uint32_t kFanVectorMax = 256;        // entries of one command
+constexpr uint64_t kFanCommandMax = 16u << 20; // bytes of one command
+
+struct FanParent {
+  Command command;
+  uint64_t bytes = 0;          // of a read or write
+  int64_t result = 0;
+  uint32_t left = 0;           // children not done
+  uint32_t tried = 0;          // bit a member: the device's own notes
+  uint32_t good = 0, bad = 0;
+  uint32_t note = 0;
+  bool held = false;
+};
+
+struct FanChild {
+  static constexpr uint32_t kInline = 4;
+  Command command;
+  uint64_t bytes = 0;          // what a read or write should move
+  uint32_t parent = 0, next = 0;
+  uint16_t member = 0;
+  uint16_t block = 0;          // + 1: of the vector pool; 0: inline or the caller's
+  iovec inline_[kInline];
+};
+
+class FanContext;
+
+class FanDevice : public Device {
+ public:
+  [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
+  void detach(Context* context) override;
+  uint64_t size_bytes() const override { return size_bytes_; }
+  bool growable() const override { return false; }
+  uint32_t io_align() const override { return io_align_; }
+  Capabilities capabilities() const override;
+  const char* name() const override { return name_; }
+  unsigned fd_count() const override;
+  int fd(unsigned i) const override;
+  void reopen(unsigned i, int fd) override;
+  [[nodiscard]] int hold(unsigned i, int fd) override;
+  void close() override;
+
+  unsigned member_count() const { return count_; }
+  Device* member(unsigned i) const { return member_[i]; }
+
+ protected:
+  friend class FanContext;
+  // Makes the children of `parent` by FanContext::add. 0; -EAGAIN: a pool is short (add was not called); -EBUSY: blocked, ask
+  // again later; else the parent's result.
+  [[nodiscard]] virtual int start(FanContext* context, FanParent* parent) = 0;
+  // A child ended. It may be sent again (FanContext::resend), then true.
+  virtual bool child_done(FanContext* context, FanParent* parent, FanChild* child, int64_t result) = 0;
+  // All children ended: sets parent->result.
+  virtual void finish(FanContext* context, FanParent* parent) = 0;
+  virtual void probed(unsigned /*member*/, int64_t /*result*/) {}
+  // A context comes or goes.
+  virtual int attached(FanContext*) { return 0; }
+  virtual void detaching(FanContext*) {}
+
+  // Takes the members over; name is copied. 0 or -errno.
+  [[nodiscard]] int adopt(const char* name, Device* const* members, unsigned count);
+  // 0, or -EINVAL for what lies outside or is not aligned.
+  [[nodiscard]] int check(const Command& command, uint64_t* bytes) const;
+  // Which member and which of its descriptors number i is.
+  Device* descriptor(unsigned i, unsigned* inner) const;
+
+  Device* member_[kFanMembersMax] = {};   // nullptr: missing
+  unsigned count_ = 0;
+  const char* name_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  uint32_t io_align_ = 512;
+  std::atomic<int> contexts_{0};
+};
+
+class FanContext final : public OwnedContext {
+ public:
+  [[nodiscard]] static int create(FanDevice* device, const ContextOptions& options, FanContext** out);
+
+  [[nodiscard]] int submit(const Command* commands, unsigned n) override;
+  [[nodiscard]] int reap(Response* out, unsigned max) override;
+  [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) override;
+  [[nodiscard]] int watch(int fd, uint64_t tag) override;
+  unsigned in_flight() const override { return in_flight_; }
+  uint64_t usual_latency_ns() const override;
+  [[nodiscard]] int await(int64_t timeout_ns) override;
+  void release() override;
+
+  // For devices. Whether so many children and vectors can be had now.
+  bool room(unsigned children, unsigned blocks) const { return children <= free_children_ && blocks <= free_blocks_; }
+  // A child of `parent` for `member`, with the command as given (its tag is set here). nullptr never happens after room().
+  FanChild* add(FanParent* parent, unsigned member, const Command& command, uint64_t bytes);
+  // One more entry of a child's own vector. pre: room() for a block a child, fewer than kFanVectorMax entries.
+  void append(FanChild* child, void* base, size_t bytes);
+  void resend(FanChild* child, unsigned member);
+  // Reads the first page of a member beside the caller's commands; FanDevice::probed hears of it. No-op while one is under way.
+  void probe(unsigned member);
+  uint32_t number() const { return number_; }
+  void set_number(uint32_t number) { number_ = number; }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  struct Queue {
+    uint32_t first = kNone, last = kNone;
+  };
+  FanContext() = default;
+  void enqueue(uint32_t child);
+  bool begin(uint32_t parent);
+  void retry_blocked();
+  void end_child(uint32_t child, int64_t result);
+  void end_parent(uint32_t parent);
+  bool flush_member(unsigned member);
+  void flush();
+  void take(const Response* responses, int n);
+  void pump();
+  int give(Response* out, unsigned max);
+  unsigned busy(unsigned* list) const;
+  void note_busy();
+  bool spin(const unsigned* list, unsigned n, int64_t timeout_ns);
+
+  FanDevice* device_ = nullptr;
+  Context* lower_[kFanMembersMax] = {};
+  Device* lower_device_[kFanMembersMax] = {};
+  Queue queue_[kFanMembersMax];
+  std::atomic<uint32_t> busy_mask_{0};      // members with I/O in flight: for await, which runs beside the others
+  std::atomic<uint32_t> await_turn_{0};
+  unsigned members_ = 0, watcher_ = 0, turn_ = 0;
+  FanParent* parents_ = nullptr;
+  FanChild* children_ = nullptr;
+  iovec* blocks_ = nullptr;
+  uint32_t *free_parent_ = nullptr, *free_child_ = nullptr, *blocked_ = nullptr;
+  uint16_t* free_block_ = nullptr;
+  Response* done_ = nullptr;                // ring of depth_
+  unsigned depth_ = 0, free_parents_ = 0, free_children_ = 0, free_blocks_ = 0, blocked_count_ = 0;
+  unsigned done_first_ = 0, done_count_ = 0;
+  unsigned in_flight_ = 0;
+  WatchSet watches_;                        // as the lower context has them; free again when the response was given
+  int64_t watch_result_[WatchSet::kMax] = {};
+  uint32_t watch_fired_ = 0;
+  bool spin_ = true;
+  uint32_t probing_ = 0;                    // bit a member
+  char* probe_page_ = nullptr;
+  iovec probe_part_{};
+  uint32_t number_ = 0;
+  size_t mapping_bytes_ = 0;
+};
+
+}  // namespace lunar

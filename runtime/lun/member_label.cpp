@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Labels of members: see member_label.h.
+// Threading: blocking, one thread a set. Allocates through map_private. Not for the fault path.
+#include "lun/member_label.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/arena.h"
+#include "base/format.h"
+#include "base/units.h"
+#include "lun/stripe_device.h"
+#include "superpipe/signature.h"
+#include "sys/file.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace lunar {
+namespace {
+
+constexpr char kMagic[16] = "LunarMember";
+constexpr uint64_t kProbeBytes = 64 * kKiB;   // what must be zeros in a blank device
+
+uint64_t checksum_of(const MemberLabel& label) { return XXH3_64bits(&label, offsetof(MemberLabel, checksum)); }
+
+const char* type_word(uint32_t type) { return type == static_cast<uint32_t>(SetType::kMirror) ? "mirror" : "stripe"; }
+
+int64_t move(Device* device, Op op, uint64_t at, void* buffer, size_t bytes) {
+  const iovec part = {buffer, bytes};
+  Command command;
+  command.op = op;
+  command.offset = DeviceOffset{at};
+  command.iov = &part;
+  command.iov_count = 1;
+  int64_t n;
+  do n = device->transfer(command);
+  while (n == -EINTR);
+  return n < 0 || static_cast<uint64_t>(n) == bytes ? n : -EIO;
+}
+
+// A page-aligned buffer for the time of a call.
+struct Scratch {
+  char* base;
+  size_t bytes;
+  explicit Scratch(size_t size) : base(static_cast<char*>(map_private(size, ForkPolicy::kDontFork))), bytes(size) {}
+  ~Scratch() {
+    if (base) unmap_private(base, bytes);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+};
+
+// 1: blank, 0: it holds something (`what`), -errno. The one place that decides it.
+int member_blank(Device* device, char* what, size_t size) {
+  const uint64_t bytes = device->size_bytes() < kProbeBytes ? round_down(device->size_bytes(), 4096) : kProbeBytes;
+  Scratch head(kProbeBytes);
+  if (!head.base) return -ENOMEM;
+  const int64_t n = move(device, Op::kRead, 0, head.base, bytes);
+  if (n < 0) return static_cast<int>(n);
+  for (uint64_t i = 0; i < bytes; ++i) {
+    if (head.base[i] == 0) continue;
+    format_to(what, size, "data in its first 64 KiB");
+    return 0;
+  }
+  if (strcmp(device->kind(), "block") == 0) {
+    const char* path = strncmp(device->name(), "file:", 5) == 0 ? device->name() + 5 : device->name();
+    char clean[256];
+    format_to(clean, sizeof clean, "%.*s", static_cast<int>(strcspn(path, ",")), path);
+    const int known = block_signature(clean, false, what, size);
+    if (known == 1) return 0;
+    if (known < 0) return known;
+  }
+  return 1;
+}
+
+int read_all(const char* uri, MemberSet* set, Format format, unsigned* blank, ErrorText* why) {
+  for (unsigned i = 0; i < set->count; ++i) {
+    if (!set->device[i]) continue;
+    Device* device = set->device[i];
+    const int status = label_read(device, &set->label[i]);
+    if (status == 0 || format == Format::kForce) continue;
+    char what[64] = "";
+    if (status == -ENODEV) {
+      const int is_blank = member_blank(device, what, sizeof what);
+      if (is_blank < 0)
+        return why->set(is_blank, "LUN %s: cannot look at member %s: %s", uri, device->name(), errno_text(is_blank));
+      if (is_blank == 1) {
+        ++*blank;
+        continue;
+      }
+      return why->set(-EEXIST, "LUN %s: member %s holds %s; erase it, or have it formatted by force", uri, device->name(), what);
+    }
+    if (status == -EPROTONOSUPPORT)
+      return why->set(status, "LUN %s: member %s has a label of another version; use the Lunar that wrote it", uri, device->name());
+    if (status == -EBADMSG)
+      return why->set(status, "LUN %s: both labels of member %s are damaged; leave it out, or have the set formatted by force", uri,
+                      device->name());
+    if (set->type == SetType::kMirror) {   // as good as missing
+      device_close(device);
+      set->device[i] = nullptr;
+      continue;
+    }
+    return why->set(status, "LUN %s: cannot read member %s: %s", uri, device->name(), errno_text(status));
+  }
+  return 0;
+}
+
+int format_all(const char* uri, MemberSet* set, ErrorText* why) {
+  uint64_t smallest = UINT64_MAX;
+  for (unsigned i = 0; i < set->count; ++i) {
+    if (!set->device[i]) return why->set(-ENXIO, "LUN %s: to format it, all members must be there; member %u is not", uri, i);
+    const uint64_t bytes = set->device[i]->size_bytes();
+    if (bytes < kMemberDataOffset + kStripeChunkBytes)
+      return why->set(-ENOSPC, "LUN %s: member %s is too small (%s); give 2 MiB or more", uri, set->device[i]->name(),
+                      format_size(bytes).text);
+    if (bytes < smallest) smallest = bytes;
+  }
+  MemberLabel fresh = {};
+  memcpy(fresh.magic, kMagic, sizeof kMagic);
+  fresh.version = kLabelVersion;
+  fresh.header_bytes = sizeof(MemberLabel);
+  fresh.type = static_cast<uint32_t>(set->type);
+  fresh.count = set->count;
+  fresh.chunk_bytes = set->type == SetType::kStripe ? kStripeChunkBytes : 0;
+  fresh.data_offset = kMemberDataOffset;
+  fresh.data_bytes = round_down(smallest - kMemberDataOffset, kStripeChunkBytes);
+  fresh.events = 1;
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  fresh.created_s = static_cast<uint64_t>(now.tv_sec);
+  int status = random_bytes(fresh.set_uuid, sizeof fresh.set_uuid);
+  if (status < 0) return why->set(status, "LUN %s: cannot make a uuid: %s", uri, errno_text(status));
+  // A mirror's members differ in what they held: all but the first are stale until they are copied to.
+  if (set->type == SetType::kMirror)
+    for (unsigned i = 1; i < set->count; ++i) fresh.states[i] = static_cast<uint8_t>(MemberState::kStale);
+  for (unsigned i = 0; i < set->count && status == 0; ++i) {
+    set->label[i] = fresh;
+    set->label[i].index = i;
+    Scratch zeros(kProbeBytes);
+    status = zeros.base ? 0 : -ENOMEM;
+    // What else the head held must not be found there again by others.
+    if (status == 0) status = static_cast<int>(move(set->device[i], Op::kWrite, 0, zeros.base, kProbeBytes) < 0 ? -EIO : 0);
+    if (status == 0) status = label_write(set->device[i], &set->label[i]);
+    if (status < 0)
+      return why->set(status, "LUN %s: cannot write the label of member %s: %s", uri, set->device[i]->name(), errno_text(status));
+  }
+  return 0;
+}
+
+int check_member(const char* uri, const MemberSet& set, unsigned i, const MemberLabel& first, ErrorText* why) {
+  const MemberLabel& label = set.label[i];
+  const char* name = set.device[i]->name();
+  if (label.type != static_cast<uint32_t>(set.type))
+    return why->set(-EEXIST, "LUN %s: member %s belongs to a %s; write %s:", uri, name, type_word(label.type), type_word(label.type));
+  if (memcmp(label.set_uuid, first.set_uuid, sizeof label.set_uuid) != 0)
+    return why->set(-EEXIST, "LUN %s: member %s belongs to another set; give the members of one", uri, name);
+  if (label.count != set.count)
+    return why->set(-EINVAL, "LUN %s: member %s is one of %u members, %u are given; give all of them", uri, name, label.count,
+                    set.count);
+  if (label.index != i)
+    return why->set(-EINVAL, "LUN %s: member %s is number %u of the set and stands at place %u; give them in order", uri, name,
+                    label.index + 1, i + 1);
+  if (label.data_bytes != first.data_bytes || label.chunk_bytes != first.chunk_bytes)
+    return why->set(-EBADMSG, "LUN %s: the label of member %s contradicts the others; check the members", uri, name);
+  if (set.device[i]->size_bytes() < label.data_offset + label.data_bytes)
+    return why->set(-ENOSPC, "LUN %s: member %s is smaller than when it was formatted (%s, %s needed)", uri, name,
+                    format_size(set.device[i]->size_bytes()).text, format_size(label.data_offset + label.data_bytes).text);
+  return 0;
+}
+
+}  // namespace
+
+int random_bytes(void* out, size_t bytes) {
+  const int fd = sys::open_file("/dev/urandom", O_RDONLY);
+  if (fd < 0) return fd;
+  const int64_t n = sys::read_some(fd, out, bytes);
+  sys::close_file(fd);
+  return n < 0 ? static_cast<int>(n) : static_cast<size_t>(n) == bytes ? 0 : -EIO;
+}
+
+int label_parse(const void* bytes, MemberLabel* out) {
+  memcpy(out, bytes, sizeof *out);
+  if (memcmp(out->magic, kMagic, sizeof kMagic) != 0) return -ENODEV;
+  if (out->checksum != checksum_of(*out)) return -EBADMSG;
+  if (out->version != kLabelVersion) return -EPROTONOSUPPORT;
+  const bool stripe = out->type == static_cast<uint32_t>(SetType::kStripe);
+  const bool mirror = out->type == static_cast<uint32_t>(SetType::kMirror);
+  if (out->header_bytes != sizeof *out || (!stripe && !mirror) || out->count < 2 || out->count > kLabelMembersMax ||
+      out->index >= out->count || out->data_offset != kMemberDataOffset || out->data_bytes == 0 ||
+      out->data_bytes % kStripeChunkBytes != 0 || out->data_bytes > UINT64_MAX / 2 / kLabelMembersMax || out->events == 0 ||
+      out->dirty > 1 || out->chunk_bytes != (stripe ? kStripeChunkBytes : 0))
+    return -EBADMSG;
+  for (uint8_t state : out->states) {
+    if (state > static_cast<uint8_t>(MemberState::kUnsure) || (stripe && state != 0)) return -EBADMSG;
+  }
+  return 0;
+}
+
+int label_read(Device* device, MemberLabel* out) {
+  constexpr size_t kBytes = 16 * kKiB;
+  if (device->size_bytes() < kBytes) return -ENODEV;
+  Scratch head(kBytes);
+  if (!head.base) return -ENOMEM;
+  int64_t n = move(device, Op::kRead, 0, head.base, kBytes);
+  if (n < 0) return static_cast<int>(n);
+  MemberLabel other;
+  const int a = label_parse(head.base + kLabelCopyOffset[0], out);
+  const int b = label_parse(head.base + kLabelCopyOffset[1], &other);
+  if (b == 0 && (a != 0 || other.events > out->events)) *out = other;
+  if (a == 0 || b == 0) return 0;
+  if (a == -EPROTONOSUPPORT || b == -EPROTONOSUPPORT) return -EPROTONOSUPPORT;
+  return a == -EBADMSG || b == -EBADMSG ? -EBADMSG : -ENODEV;
+}
+
+int label_write(Device* device, MemberLabel* label) {
+  Scratch page(sizeof(MemberLabel));
+  if (!page.base) return -ENOMEM;
+  label->checksum = checksum_of(*label);
+  memcpy(page.base, label, sizeof *label);
+  Command flush;
+  flush.op = Op::kFlush;
+  for (uint64_t at : kLabelCopyOffset) {
+    const int64_t n = move(device, Op::kWrite, at, page.base, sizeof(MemberLabel));
+    if (n < 0) return static_cast<int>(n);
+    const int64_t flushed = device->transfer(flush);
+    if (flushed < 0) return static_cast<int>(flushed);
+  }
+  return 0;
+}
+
+int label_assemble(const char* uri, MemberSet* set, Format format, ErrorText* why) {
+  unsigned blank = 0, present = 0;
+  int status = read_all(uri, set, format, &blank, why);
+  if (status < 0) return status;
+  for (unsigned i = 0; i < set->count; ++i) present += set->device[i] != nullptr;
+  if (present == 0) return why->set(-ENXIO, "LUN %s: no member can be read", uri);
+  if (format == Format::kForce) return format_all(uri, set, why);
+  if (blank) {
+    const char* example = "";
+    for (unsigned i = 0; i < set->count; ++i)
+      if (set->device[i] && set->label[i].events == 0) example = set->device[i]->name();
+    if (blank == set->count && format == Format::kIfBlank) return format_all(uri, set, why);
+    if (blank == present) return why->set(-ENODEV, "LUN %s: the members are blank; have them formatted first", uri);
+    return why->set(-EINVAL, "LUN %s: member %s is blank and others are not; give the members of one set", uri, example);
+  }
+  unsigned first = 0;
+  while (!set->device[first]) ++first;
+  for (unsigned i = first; i < set->count; ++i) {
+    if (!set->device[i]) continue;
+    status = check_member(uri, *set, i, set->label[first], why);
+    if (status < 0) return status;
+    if (set->label[i].events > set->label[set->newest].events || !set->device[set->newest]) set->newest = i;
+  }
+  return 0;
+}
+
+}  // namespace lunar

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stripe: RAID 0 over 2 to 8 devices. Chunk c lies on member c % N at c / N * chunk, so what one command wants of a member is
+// always one piece there: a large one goes to all members at once, as one command each (two where its vector is longer than 256).
+//
+//   offset   0     64k    128k   192k   256k
+//            │ c0  │ c1   │ c2   │ c3   │ ...       members: 0: c0 c2 ..   1: c1 c3 ..
+//
+// Over members with labels (data at kMemberDataOffset of each), or over scratch devices (none, data at 0).
+// Threading: as every device.
+#pragma once
+#include "base/error.h"
+#include "lun/fan_out.h"
+
+namespace lunar {
+
+constexpr uint64_t kStripeChunkBytes = 64 * kKiB;
+
+class StripeDevice final : public FanDevice {
+ public:
+  // Takes the members over: closed with the stripe, or at once on failure. member_bytes: of each, from data_offset on; rounded
+  // down to chunks. 0 or -errno.
+  [[nodiscard]] static int create(const char* name, Device* const* members, unsigned count, uint64_t data_offset,
+                                  uint64_t member_bytes, Device** out, ErrorText* why);
+  [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
+  void release(DeviceOffset offset, uint64_t length) override;
+  bool growable() const override { return growable_; }
+  [[nodiscard]] int64_t transfer(const Command& command) override;
+  const char* kind() const override { return "stripe"; }
+
+ private:
+  [[nodiscard]] int start(FanContext* context, FanParent* parent) override;
+  bool child_done(FanContext* context, FanParent* parent, FanChild* child, int64_t result) override;
+  void finish(FanContext* context, FanParent* parent) override;
+  void start_large(FanContext* context, FanParent* parent);
+  // What [offset, offset + length) is on a member: one piece (length 0: none).
+  void piece_of(unsigned member, uint64_t offset, uint64_t length, uint64_t* at, uint64_t* bytes) const;
+
+  uint64_t data_offset_ = 0;
+  bool growable_ = false;
+};
+
+}  // namespace lunar

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several paths to one device: what is taken for one, failover under load, probing, counters.
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "composite.hpp"
+#include "lun/path_device.h"
+#include "sys/file.h"
+#include "sys/thread.h"
+
+using namespace lunar;
+using namespace composite;
+
+namespace {
+
+std::vector<PathInfo> paths_of(Device* device) {
+  std::vector<PathInfo> out(8);
+  const int n = device_paths(device, out.data(), 8);
+  REQUIRE(n >= 1);
+  out.resize(static_cast<size_t>(n));
+  return out;
+}
+
+int64_t page_io(Device* device, Op op, uint64_t page, void* buffer) {
+  const iovec part = {buffer, kPage};
+  Command command;
+  command.op = op;
+  command.offset = DeviceOffset{page * kPage};
+  command.iov = &part;
+  command.iov_count = 1;
+  return device->transfer(command);
+}
+
+}  // namespace
+
+TEST_CASE("paths: only what is one device is taken for one") {
+  int error = 0;
+  CHECK(refusal("paths:sim:4m;sim:4m", &error).find("blank") != std::string::npos);
+  CHECK(error == -ENODATA);
+  CHECK(refusal("paths:sim:4m;sim:4m", &error, Format::kIfBlank).find("different devices") != std::string::npos);
+  CHECK(refusal("paths:sim:4m;sim:8m", &error).find("different sizes") != std::string::npos);
+  const std::string a = named("4m", fresh());
+  Device* device = open("paths:" + a + ";" + a + ",seed=2", Format::kNever);
+  CHECK(device->size_bytes() == 4 * kMiB);
+  CHECK(sim(member(device, 0)).memory()[0] == 0);
+  device_close(device);
+}
+
+TEST_CASE("paths: files by their inode; one that is gone is Missing") {
+  const char* given = getenv("LUNAR_TEST_DIR");
+  const std::string path = std::string(given ? given : "/var/tmp") + "/lunar-paths-" + std::to_string(getpid());
+  const int fd = sys::open_file(path.c_str(), O_RDWR | O_CREAT, 0600);
+  REQUIRE(fd >= 0);
+  REQUIRE(sys::allocate_space(fd, 0, kMiB) == 0);
+  sys::close_file(fd);
+  const std::string other = path + "-link";
+  REQUIRE(link(path.c_str(), other.c_str()) == 0);
+  Device* device = open("paths:" + path + ";" + other, Format::kNever);
+  CHECK(paths_of(device).size() == 2);
+  CHECK(device->fd_count() == 2);
+  device_close(device);
+  unlink(other.c_str());
+  device = open("paths:" + path + ";" + other, Format::kNever);
+  auto list = paths_of(device);
+  CHECK(std::string(list[0].status) == "Enabled");
+  CHECK(list[0].primary);
+  CHECK(list[0].connection == path);
+  CHECK(std::string(list[1].status) == "Missing");
+  unlink(path.c_str());
+  struct Page {
+    void* at = aligned_alloc(4096, 4096);
+    ~Page() { free(at); }
+  } page;
+  memset(page.at, 'x', 4096);
+  CHECK(page_io(device, Op::kWrite, 1, page.at) == 4096);
+  device_close(device);
+  int error = 0;
+  (void)refusal("paths:" + path + ";" + other, &error);
+  CHECK(error == -ENXIO);
+}
+
+TEST_CASE("paths: an error of the medium is returned and marks no path; a failed path is left and used again") {
+  const std::string a = named("4m", fresh());
+  Device* device = open("paths:" + a + ";" + a, Format::kNever);
+  static_cast<PathDevice*>(device)->set_probe_interval(20'000'000);
+  SimDevice &one = sim(member(device, 0)), &two = sim(member(device, 1));
+  std::vector<char> page(kPage, 'a');
+  one.set_failing(true, true);
+  two.set_failing(true, true);
+  CHECK(page_io(device, Op::kWrite, 0, page.data()) == -EIO);
+  auto list = paths_of(device);
+  CHECK(std::string(list[0].status) == "Enabled");
+  CHECK(std::string(list[1].status) == "Enabled");
+  two.set_failing(false, false);
+  CHECK(page_io(device, Op::kWrite, 0, page.data()) == kPage);
+  list = paths_of(device);
+  CHECK(std::string(list[0].status) == "Failed");
+  CHECK_FALSE(list[0].primary);
+  CHECK(list[1].primary);
+  CHECK(list[0].failovers == 2);
+  CHECK(list[0].errors == 2);
+  CHECK(list[1].errors == 1);
+  const uint64_t before = two.counters().writes;
+  CHECK(page_io(device, Op::kWrite, 0, page.data()) == kPage);
+  CHECK(two.counters().writes == before + 1);
+  // Through a context: the probe runs beside, and finds it well again.
+  one.set_failing(false, false);
+  sys::sleep_ns(30'000'000);
+  Context* context = nullptr;
+  REQUIRE(device->attach({}, &context) == 0);
+  const iovec part = {page.data(), kPage};
+  Command command;
+  command.iov = &part;
+  command.iov_count = 1;
+  Response response;
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(context->submit(&command, 1) == 1);
+    REQUIRE(context->wait(&response, 1, -1) == 1);
+    CHECK(response.result == kPage);
+  }
+  device->detach(context);
+  list = paths_of(device);
+  CHECK(std::string(list[0].status) == "Enabled");
+  CHECK(list[0].primary);
+  command.offset = DeviceOffset{4 * kMiB};
+  CHECK(device->transfer(command) == -EINVAL);
+  device_close(device);
+}
+
+TEST_CASE("paths: no I/O fails under load while one path works") {
+  constexpr unsigned kThreads = 3;
+  const std::string a = named("12m", fresh());
+  Device* device = open("paths:" + a + ",latency_us=20;" + a + ",latency_us=30;" + a, Format::kNever);
+  static_cast<PathDevice*>(device)->set_probe_interval(5'000'000);
+  std::atomic<bool> stop{false};
+  std::atomic<unsigned> runs[kThreads] = {};
+  std::atomic<unsigned> errors{0}, wrong{0}, bad{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      Exerciser exerciser(device, t * 4 * kMiB, 4 * kMiB, seed() + t);
+      exerciser.clear();
+      while (!stop) {
+        exerciser.run(100, 40);
+        ++runs[t];
+      }
+      if (!exerciser.verify()) ++bad;
+      errors += exerciser.errors;
+      wrong += exerciser.wrong;
+    });
+  }
+  std::mt19937_64 random(seed());
+  for (int round = 0; round < 25; ++round) {   // at least one works at any time
+    const unsigned well = static_cast<unsigned>(random() % 3);
+    sim(member(device, well)).set_failing(false, false);
+    // Every command that met the old failures is done before new ones come.
+    for (std::atomic<unsigned>& one : runs) {
+      const unsigned before = one;
+      for (int i = 0; i < 20000 && one < before + 2; ++i) sys::sleep_ns(1'000'000);
+    }
+    for (unsigned p = 0; p < 3; ++p)
+      if (p != well) sim(member(device, p)).set_failing(random() % 2, random() % 2);
+    sys::sleep_ns(20'000'000);
+  }
+  for (unsigned p = 0; p < 3; ++p) sim(member(device, p)).set_failing(false, false);
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(errors == 0);
+  CHECK(wrong == 0);
+  CHECK(bad == 0);
+  uint64_t failovers = 0, seen = 0, counted = 0;
+  for (const PathInfo& path : paths_of(device)) {
+    failovers += path.failovers;
+    counted += path.errors;
+  }
+  for (unsigned p = 0; p < 3; ++p) {
+    const SimCounters& counters = sim(member(device, p)).counters();
+    seen += counters.read_errors + counters.write_errors;
+  }
+  CHECK(failovers > 0);
+  CHECK(counted == seen);
+  device_close(device);
+}

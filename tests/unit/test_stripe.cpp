@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stripes and member labels: content against a model, order and belonging of members, torn labels, mutated labels.
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include "composite.hpp"
+#include "lun/member_label.h"
+#include "lun/stripe_device.h"
+#include "sys/file.h"
+
+using namespace lunar;
+using namespace composite;
+
+TEST_CASE("stripe: random commands of all sizes come back as the model says") {
+  for (unsigned count : {2u, 3u, 8u}) {
+    std::string uri = "stripe:";
+    for (unsigned i = 0; i < count; ++i) uri += (i ? ";" : "") + named("4m", fresh()) + ",latency_us=" + std::to_string(i * 7);
+    Device* device = open(uri);
+    CHECK(device->size_bytes() == count * 3 * kMiB);
+    {
+      Exerciser exerciser(device, 0, device->size_bytes(), seed() + count);
+      exerciser.run(1500, 3);
+      exerciser.run(400, 300);
+      CHECK(exerciser.errors == 0);
+      CHECK(exerciser.wrong == 0);
+      CHECK(exerciser.verify());
+    }
+    device_close(device);
+    device = open(uri, Format::kNever);   // it is still that stripe
+    device_close(device);
+  }
+}
+
+TEST_CASE("stripe: a chunk lies where RAID 0 puts it, and large commands go to all members at once") {
+  Device* device = open("stripe:sim:4m;sim:4m");
+  std::vector<char> data(4 * kStripeChunkBytes);
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>('a' + i / kStripeChunkBytes);
+  const iovec part = {data.data(), data.size()};
+  Command command;
+  command.op = Op::kWrite;
+  command.iov = &part;
+  command.iov_count = 1;
+  Context* context = nullptr;
+  REQUIRE(device->attach({}, &context) == 0);
+  const uint64_t before = sim(member(device, 0)).counters().writes;
+  REQUIRE(context->submit(&command, 1) == 1);
+  CHECK(context->in_flight() == 1);
+  Response response;
+  REQUIRE(context->wait(&response, 1, -1) == 1);
+  CHECK(response.result == static_cast<int64_t>(data.size()));
+  CHECK(context->in_flight() == 0);
+  for (unsigned m = 0; m < 2; ++m) {
+    const char* at = sim(member(device, m)).memory() + kMemberDataOffset;
+    CHECK(at[0] == static_cast<char>('a' + m));
+    CHECK(at[kStripeChunkBytes] == static_cast<char>('c' + m));
+  }
+  CHECK(sim(member(device, 0)).counters().writes == before + 1);   // both chunks in one
+  command.offset = DeviceOffset{device->size_bytes()};
+  REQUIRE(context->submit(&command, 1) == 1);
+  REQUIRE(context->wait(&response, 1, -1) == 1);
+  CHECK(response.result == -EINVAL);
+  device->detach(context);
+  device_close(device);
+}
+
+TEST_CASE("stripe: a failed member fails the commands that touch it, and only these") {
+  Device* device = open("stripe:sim:4m;sim:4m");
+  sim(member(device, 1)).set_failing(true, true);
+  std::vector<char> data(2 * kStripeChunkBytes);
+  iovec part = {data.data(), kPage};
+  Command command;
+  command.iov = &part;
+  command.iov_count = 1;
+  CHECK(device->transfer(command) == static_cast<int64_t>(kPage));
+  command.offset = DeviceOffset{kStripeChunkBytes};
+  CHECK(device->transfer(command) == -EIO);
+  Context* context = nullptr;
+  REQUIRE(device->attach({}, &context) == 0);
+  part.iov_len = data.size();
+  command.offset = DeviceOffset{0};
+  REQUIRE(context->submit(&command, 1) == 1);
+  Response response;
+  REQUIRE(context->wait(&response, 1, -1) == 1);
+  CHECK(response.result == -EIO);
+  device->detach(context);
+  device_close(device);
+}
+
+TEST_CASE("stripe: on files, watches and completions come through one wait; several threads share a context") {
+  const char* given = getenv("LUNAR_TEST_DIR");
+  const std::string directory = given ? given : "/var/tmp";
+  std::string uri = "stripe:", paths[2];
+  for (unsigned i = 0; i < 2; ++i) {
+    paths[i] = directory + "/lunar-stripe-" + std::to_string(getpid()) + "-" + std::to_string(i);
+    const int fd = sys::open_file(paths[i].c_str(), O_RDWR | O_CREAT, 0600);
+    REQUIRE(fd >= 0);
+    REQUIRE(sys::allocate_space(fd, 0, 5 * kMiB) == 0);
+    sys::close_file(fd);
+    uri += (i ? ";" : "") + paths[i];
+  }
+  Device* device = open(uri);
+  for (const std::string& path : paths) unlink(path.c_str());
+  CHECK(device->fd_count() == 2);
+  CHECK(device->size_bytes() == 8 * kMiB);
+  {
+    struct Aligned {
+      char* base = static_cast<char*>(aligned_alloc(4096, 512 * kKiB));
+      ~Aligned() { free(base); }
+    } buffer;
+    memset(buffer.base, 'q', 512 * kKiB);
+    Context* context = nullptr;
+    REQUIRE(device->attach({}, &context) == 0);
+    int pipe_fds[2];
+    REQUIRE(pipe2(pipe_fds, O_NONBLOCK | O_CLOEXEC) == 0);
+    REQUIRE(context->watch(pipe_fds[0], 77) == 0);
+    Response response;
+    CHECK(context->wait(&response, 1, 1'000'000) == 0);
+    const iovec part = {buffer.base, 512 * kKiB};
+    Command command;
+    command.op = Op::kWrite;
+    command.iov = &part;
+    command.iov_count = 1;
+    command.tag = 5;
+    REQUIRE(context->submit(&command, 1) == 1);
+    REQUIRE(context->wait(&response, 1, -1) == 1);
+    CHECK(response.tag == 5);
+    CHECK(response.result == static_cast<int64_t>(512 * kKiB));
+    REQUIRE(write(pipe_fds[1], "x", 1) == 1);
+    REQUIRE(context->wait(&response, 1, -1) == 1);
+    CHECK(response.tag == 77);
+    CHECK((response.result & POLLIN) != 0);
+    CHECK(context->wait(&response, 1, -1) == 0);   // nothing in flight, nothing watched
+    memset(buffer.base, 0, 512 * kKiB);
+    command.op = Op::kRead;
+    REQUIRE(context->submit(&command, 1) == 1);
+    REQUIRE(context->wait(&response, 1, -1) == 1);
+    CHECK(buffer.base[300 * kKiB] == 'q');
+    device->detach(context);
+    ContextOptions options;
+    options.shared = true;
+    REQUIRE(device->attach(options, &context) == 0);
+    REQUIRE(context->submit(&command, 1) == 1);
+    for (int i = 0; i < 10000 && context->reap(&response, 1) == 0; ++i) {
+      const int status = context->await(50'000'000);
+      CHECK((status == 0 || status == -EINTR || status == -ETIME));
+    }
+    CHECK(context->in_flight() == 0);
+    device->detach(context);
+    close(pipe_fds[0]);
+    close(pipe_fds[1]);
+  }
+  device_close(device);
+}
+
+TEST_CASE("labels: wrong order, count, set, kind and size are named, and nothing is written") {
+  const std::string a = named("4m", fresh()), b = named("4m", fresh()), c = named("4m", fresh()), d = named("4m", fresh());
+  device_close(open("stripe:" + a + ";" + b));
+  device_close(open("stripe:" + c + ";" + d));
+  int error = 0;
+  CHECK(refusal("stripe:" + b + ";" + a, &error).find("number 2") != std::string::npos);
+  CHECK(error == -EINVAL);
+  CHECK(refusal("stripe:" + a + ";" + d, &error).find("another set") != std::string::npos);
+  CHECK(error == -EEXIST);
+  CHECK(refusal("stripe:" + a + ";" + a, &error).find("twice") != std::string::npos);
+  CHECK(refusal("stripe:" + a + ";" + b + ";" + c, &error).find("of 2 members") != std::string::npos);
+  CHECK(refusal("stripe:" + a + ";" + named("4m", fresh()), &error, Format::kIfBlank).find("blank") != std::string::npos);
+  CHECK(error == -EINVAL);
+  const std::string e = named("4m", fresh()), f = named("4m", fresh());
+  CHECK(refusal("stripe:" + e + ";" + f, &error).find("blank") != std::string::npos);
+  CHECK(error == -ENODEV);
+  ErrorText why;
+  Device* device = nullptr;
+  REQUIRE(device_open(e.c_str(), raw(), &device, &why) == 0);
+  strcpy(sim(device).memory() + 5000, "somebody's data");
+  CHECK(refusal("stripe:" + e + ";" + f, &error, Format::kIfBlank).find("data") != std::string::npos);
+  CHECK(error == -EEXIST);
+  CHECK(sim(device).memory()[0] == 0);
+  device_close(device);
+  device_close(open("stripe:" + e + ";" + f, Format::kForce));
+  device_close(open("stripe:" + e + ";" + f, Format::kNever));
+  CHECK(refusal("stripe:" + a, &error).find("one member") != std::string::npos);
+  CHECK(refusal("stripe:(" + a + ";" + b, &error).find("parentheses") != std::string::npos);
+  CHECK(refusal("stripe:;" + b, &error).find("empty member") != std::string::npos);
+  CHECK(refusal("stripe:(stripe:" + a + ";" + b + ");" + c, &error).find("cannot be a member") != std::string::npos);
+  CHECK(refusal("warp:1;2", &error).find("unknown scheme") != std::string::npos);
+}
+
+TEST_CASE("labels: of any prefix of the writes of an update, torn anywhere, one label is sound and not older") {
+  MemberLabel label;
+  const std::string a = named("4m", fresh()), b = named("4m", fresh());
+  Device* device = open("stripe:" + a + ";" + b);
+  Device* one = member(device, 0);
+  char* memory = sim(one).memory();
+  REQUIRE(label_read(one, &label) == 0);
+  const uint64_t before = label.events;
+  std::vector<char> old(memory, memory + 16 * kKiB);
+  label.events = before + 1;
+  REQUIRE(label_write(one, &label) == 0);
+  const std::vector<char> fresh_head(memory, memory + 16 * kKiB);
+  for (unsigned copy = 0; copy < 2; ++copy) {
+    for (size_t sectors = 0; sectors <= 8; ++sectors) {   // of this copy; the one before is whole, the one after untouched
+      memcpy(memory, old.data(), old.size());
+      if (copy == 1) memcpy(memory, fresh_head.data(), 4096);
+      memcpy(memory + kLabelCopyOffset[copy], fresh_head.data() + kLabelCopyOffset[copy], sectors * 512);
+      REQUIRE(label_read(one, &label) == 0);
+      CHECK(label.events >= before);
+      if (copy == 1 || sectors == 8) CHECK(label.events == before + 1);
+    }
+  }
+  device_close(device);
+}
+
+TEST_CASE("labels: no mutated image is accepted as anything but what was written") {
+  Device* device = open("stripe:sim:4m;sim:4m");
+  MemberLabel good, out;
+  REQUIRE(label_read(member(device, 1), &good) == 0);
+  device_close(device);
+  std::mt19937_64 random(seed());
+  unsigned accepted = 0;
+  for (int i = 0; i < 30000; ++i) {
+    MemberLabel image = good;
+    auto* bytes = reinterpret_cast<unsigned char*>(&image);
+    const int changes = 1 + static_cast<int>(random() % 4);
+    for (int c = 0; c < changes; ++c) bytes[random() % (random() % 2 ? 128 : sizeof image)] ^= static_cast<unsigned char>(1 + random() % 255);
+    if (label_parse(&image, &out) == 0 && memcmp(&image, &good, sizeof good) != 0) ++accepted;
+  }
+  CHECK(accepted == 0);
+}
