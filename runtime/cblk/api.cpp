@@ -157,9 +157,17 @@ CBLK_API int cblk_aunmap(chunk_id_t id, void* buf, cflash_offset_t lba, size_t n
 CBLK_API int cblk_aresult(chunk_id_t id, int* tag, uint64_t* status, int flags) {
   Use chunk(id);
   if (!chunk || !tag) return answer(-EINVAL, "aresult", id);
-  const int64_t blocks = chunk->result(tag, flags);
+  const int64_t blocks = chunk->result(tag, flags, chunk->result_deadline());
   if (status) *status = blocks > 0 ? static_cast<uint64_t>(blocks) : 0;
   return answer(blocks, "aresult", id);
+}
+
+CBLK_API int cblk_listio(chunk_id_t id, cblk_io_t* issue_list[], int nissue, cblk_io_t* pending[], int npending,
+                         cblk_io_t* wait[], int nwait, cblk_io_t* completion[], int* ncompletion, uint64_t timeout_us,
+                         int flags) {
+  Use chunk(id);
+  return answer(chunk ? chunk->list(issue_list, nissue, pending, npending, wait, nwait, completion, ncompletion, timeout_us, flags)
+                      : -EINVAL, "listio", id);
 }
 
 CBLK_API int cblk_clone_after_fork(chunk_id_t id, int mode, int) {

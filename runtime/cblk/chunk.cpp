@@ -71,45 +71,68 @@ int Chunk::open(const Options& options, Chunk** out) {
   return status;
 }
 
+int Chunk::open_one(const char* path, Device** out, ErrorText* why) {
+  if (flags_ & CBLK_OPN_VIRT_LUN) {
+    VirtualLun* lun = nullptr;
+    const int status = open_virtual(path, &lun, why);
+    if (status == 0) *out = virtual_[virtual_count_++] = lun;
+    return status;
+  }
+  int status = open_whole(path, access_ == O_RDONLY, (flags_ & CBLK_OPN_FORCED_RESERVE) != 0, out, why);
+  if (status == 0) status = take_reservation(*out);
+  if (status < 0 && *out) {
+    device_close(*out);
+    *out = nullptr;
+  }
+  return status;
+}
+
+int Chunk::open_raid0(const char* path, ErrorText* why) {
+  auto* names = static_cast<char(*)[kPathBytes]>(map_private(kDevicesMax * kPathBytes, ForkPolicy::kInherit));
+  if (!names) return -ENOMEM;
+  Device* devices[kDevicesMax] = {};
+  const int count = split_devices(path, names, kDevicesMax);
+  int status = count == 1 ? -EINVAL : count;
+  for (int i = 0; i < count && status >= 0; ++i) status = open_one(names[i], &devices[i], why);
+  if (status >= 0) {
+    status = stripe_blocks(path, devices, static_cast<unsigned>(count), &device_, why);   // takes them over
+    device_count_ = static_cast<unsigned>(count);
+  } else {
+    for (Device* device : devices) device_close(device);
+  }
+  unmap_private(names, kDevicesMax * kPathBytes);
+  return status;
+}
+
 int Chunk::open_device(const Options& options) {
   ErrorText why;
-  const bool forced = (flags_ & CBLK_OPN_FORCED_RESERVE) != 0;
+  int status = 0;
   char* uri = nullptr;
-  const char* path = options.path;
-  if (flags_ & CBLK_OPN_MPIO_FO) {
+  if (options.raid0) {
+    status = open_raid0(options.path, &why);
+  } else if (flags_ & CBLK_OPN_MPIO_FO) {
     uri = static_cast<char*>(map_private(kDevicesMax * kPathBytes, ForkPolicy::kInherit));
-    if (!uri) return -ENOMEM;
-    const int cut = paths_uri(options.path, uri, kDevicesMax * kPathBytes);
-    path = uri;
-    if (cut < 0) {
-      unmap_private(uri, kDevicesMax * kPathBytes);
-      return cut;
-    }
-  }
-  int status;
-  if (flags_ & CBLK_OPN_VIRT_LUN) {
-    status = open_virtual(path, &virtual_, &why);
-    if (status == 0) device_ = virtual_;
+    status = uri ? paths_uri(options.path, uri, kDevicesMax * kPathBytes) : -ENOMEM;
+    if (status == 0) status = open_one(uri, &device_, &why);
+    if (uri) unmap_private(uri, kDevicesMax * kPathBytes);
   } else {
-    status = open_whole(path, access_ == O_RDONLY, forced, &device_, &why);
-    if (status == 0) status = take_reservation();
+    status = open_one(options.path, &device_, &why);
   }
   if (status < 0 && why.text[0]) trace("%s", why.text);
-  if (uri) unmap_private(uri, kDevicesMax * kPathBytes);
   return status;
 }
 
 // Every physical chunk holds one byte of the device's file shared, a reserving one exclusively: through this library, and against
 // a `lunar run` that uses the file. Where the file takes no lock (a character device of an old kernel), there is none.
-int Chunk::take_reservation() {
-  if (device_->fd_count() == 0) return 0;
+int Chunk::take_reservation(Device* device) {
+  if (device->fd_count() == 0) return 0;
   const bool exclusive = (flags_ & (CBLK_OPN_RESERVE | CBLK_OPN_FORCED_RESERVE)) != 0 && access_ != O_RDONLY;
   struct flock lock = {};
   lock.l_type = exclusive ? F_WRLCK : F_RDLCK;
   lock.l_whence = SEEK_SET;
   lock.l_start = kReservationByte;
   lock.l_len = 1;
-  const long status = sys::control_file(device_->fd(0), F_OFD_SETLK, &lock);
+  const long status = sys::control_file(device->fd(0), F_OFD_SETLK, &lock);
   const bool taken = status == -EAGAIN || status == -EACCES;
   return taken && !(flags_ & CBLK_OPN_FORCED_RESERVE) ? -EBUSY : 0;
 }
@@ -118,14 +141,16 @@ void Chunk::find_limits(const Environment& environment) {
   const Capabilities capabilities = device_->capabilities();
   can_unmap_ = capabilities.discard;
   buffer_align_ = capabilities.memory_align ? capabilities.memory_align : 1;
-  if (virtual_) {
+  if (virtual_count_) {
     transfer_blocks_max_ = 1;
-    lun_blocks_ = virtual_->physical().device()->size_bytes() / kBlockBytes;
+    for (unsigned i = 0; i < virtual_count_; ++i) lun_blocks_ += virtual_[i]->physical().device()->size_bytes() / kBlockBytes;
     return;
   }
   lun_blocks_ = device_->size_bytes() / kBlockBytes;
   const uint64_t carries = capabilities.transfer_bytes_max / kBlockBytes;
   if (carries && carries < transfer_blocks_max_) transfer_blocks_max_ = carries;
+  // Each member of a RAID 0 takes a vector of 256 pieces.
+  if (device_count_ > 1 && transfer_blocks_max_ > 256 * device_count_) transfer_blocks_max_ = 256 * device_count_;
   if (environment.transfer_blocks_max && environment.transfer_blocks_max < transfer_blocks_max_)
     transfer_blocks_max_ = environment.transfer_blocks_max;
   if (environment.size_blocks && environment.size_blocks < lun_blocks_) lun_blocks_ = environment.size_blocks;
@@ -149,36 +174,47 @@ void Chunk::destroy() {
   unmap_private(this, mapping_bytes_);
 }
 
-int Chunk::close(int flags) {
-  const uint64_t deadline = sys::now_ns() + kCloseWaitNs;
+// No new commands; true when none is under way any more. False (deadline, or another thread closes): see reopen().
+bool Chunk::drain(uint64_t deadline_ns) {
   lock_.lock();
-  if (closing_) {   // another thread is at it
-    unlock();
-    return -EINVAL;
-  }
   closing_ = true;
   signal_all(Waiter::kFree);
   Waiter waiter;
   waiter.kind = Waiter::kIdle;
-  int status = wait_until(&waiter, deadline, [this] { return in_ring_ == 0 && backlog_count_ == 0; });
+  const int status = wait_until(&waiter, deadline_ns, [this] { return in_ring_ == 0 && backlog_count_ == 0; });
   unlock();
-  if (status == 0) status = table_shut(this, 1, deadline);
-  if (status < 0) {
-    lock_.lock();
-    closing_ = false;
-    unlock();
+  return status == 0;
+}
+
+void Chunk::reopen() {
+  lock_.lock();
+  closing_ = false;
+  unlock();
+}
+
+int Chunk::close(int flags) {
+  const uint64_t deadline = sys::now_ns() + kCloseWaitNs;
+  if (being_closed_.exchange(true)) return -EINVAL;   // another thread is at it
+  if (!drain(deadline) || table_shut(this, 1, deadline) < 0) {
+    reopen();
+    being_closed_.store(false);
     trace("close %d: busy", id);
     return -EBUSY;
   }
+  end(flags);
+  return 0;
+}
+
+// pre: drained and shut; nobody but the caller uses it. The object is gone.
+void Chunk::end(int flags) {
   registry_remove(this);
   stop_completer();
-  const bool scrubs = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_ && !inherited_.load(std::memory_order_relaxed);
+  const bool scrubs = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_count_ && !inherited_.load(std::memory_order_relaxed);
   if (scrubs) (void)scrub(0, size_blocks());
   trace("close %d", id);
   Slot* const place = slot;
   destroy();
   place->word.fetch_sub(1, std::memory_order_release);   // the closer's own use
-  return 0;
 }
 
 // Overwrites [from, to) with zeros. 0 or -errno.
@@ -206,12 +242,32 @@ int Chunk::scrub(uint64_t from, uint64_t to) {
   return status < 0 ? static_cast<int>(status) : 0;
 }
 
+// All virtual LUNs of the chunk, or none of them.
+int Chunk::resize(uint64_t blocks, ErrorText* why) {
+  const uint64_t bytes = (blocks + virtual_count_ - 1) / virtual_count_ * kBlockBytes;
+  const uint64_t before = virtual_[0]->used_bytes();
+  int status = 0;
+  for (unsigned i = 0; i < virtual_count_ && status == 0; ++i) {
+    status = virtual_[i]->set_size(bytes, why);
+    ErrorText ignored;
+    for (unsigned j = i; status < 0 && j-- > 0;) (void)virtual_[j]->set_size(before, &ignored);
+  }
+  return status;
+}
+
 int Chunk::set_size(uint64_t blocks, int flags) {
-  if (!virtual_ || inherited_.load(std::memory_order_relaxed)) return -EINVAL;
+  if (!virtual_count_ || inherited_.load(std::memory_order_relaxed)) return -EINVAL;
   sys::Locked guard(resize_);
   const uint64_t now = size_blocks();
   ErrorText why;
-  if (blocks == UINT64_MAX) blocks = now + virtual_->remaining_bytes() / kBlockBytes;
+  if (blocks == UINT64_MAX) {
+    uint64_t least = kForever;
+    for (unsigned i = 0; i < virtual_count_; ++i) {
+      const uint64_t remains = (virtual_[i]->used_bytes() + virtual_[i]->remaining_bytes()) / kBlockBytes;
+      if (remains < least) least = remains;
+    }
+    blocks = least * virtual_count_;
+  }
   if (blocks > kForever / kBlockBytes) return -ENOMEM;
   if (blocks < now) {
     size_blocks_.exchange(blocks);   // no new I/O beyond; then none may be under way
@@ -227,7 +283,7 @@ int Chunk::set_size(uint64_t blocks, int flags) {
     }
     if (cache_.active()) cache_.begin_write(blocks, now - blocks), cache_.end_write(blocks, now - blocks);
   }
-  const int status = virtual_->set_size(blocks * kBlockBytes, &why);
+  const int status = resize(blocks, &why);
   size_blocks_.store(status < 0 ? now : blocks);
   trace("set_size %d %llu: %d %s", id, static_cast<unsigned long long>(blocks), status, status < 0 ? why.text : "");
   return status == -ENOSPC ? -ENOMEM : status;
@@ -254,7 +310,7 @@ int Chunk::clone_after_fork(int mode) {
   const bool busy = inherited ? active_at_fork_ : !forked_ && (in_ring_ + backlog_count_ != 0 || fetchable_ != 0);
   int status = busy ? -EBUSY : 0;
   if (!busy && inherited) {
-    status = virtual_->refresh();
+    for (unsigned i = 0; i < virtual_count_ && status == 0; ++i) status = virtual_[i]->refresh();
     if (status == 0) access_ = access;
     if (status == 0) inherited_.store(false, std::memory_order_relaxed);
   }

@@ -10,8 +10,8 @@
 // whose command is done; a leader that leaves names another. While there is a leader nobody else harvests: else its own
 // completion could be taken from under it, and it would sleep on.
 //
-// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult; those with a status of the caller's, and parts
-// of a group's command, go from active to free.
+// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult; those with a status of the caller's go from
+// active to free.
 //
 // Files: chunk.cpp open and close; commands.cpp the table; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; sync.cpp;
 // listio.cpp; fork.cpp.
@@ -23,6 +23,7 @@
 #include "cblk/bounce.h"
 #include "cblk/cache.h"
 #include "cblk/counters.h"
+#include "cblk/door.h"
 #include "cblk/environment.h"
 #include "cblk/table.h"
 #include "lun/virtual_lun.h"
@@ -38,8 +39,6 @@ constexpr uint64_t kFreeCommandWaitNs = 5'000'000'000;
 constexpr uint64_t kForever = UINT64_MAX;              // a deadline
 constexpr uint32_t kNone = UINT32_MAX;                 // no command
 
-class Assembly;   // a group's command whose parts are commands of chunks (raid0.h)
-
 // One I/O as the caller asked for it.
 struct Io {
   Op op = Op::kRead;
@@ -50,10 +49,6 @@ struct Io {
   bool has_user_tag = false;
   bool wait_for_command = false;
   cblk_arw_status_t* status = nullptr;   // to be filled in the background
-  // A part of an assembly: the blocks lie scattered, at these places. Live until the part is done.
-  Assembly* assembly = nullptr;
-  const iovec* scattered = nullptr;
-  uint32_t scattered_count = 0;
   // Made by prepare().
   Bounce bounce;
   bool cached_write = false;
@@ -69,12 +64,6 @@ inline cblk_status_type_t get_status(cblk_arw_status_t* status) {
   return std::atomic_ref<cblk_status_type_t>(status->status).load(std::memory_order_acquire);
 }
 void fill_status(cblk_arw_status_t* status, int64_t blocks);   // blocks or -errno
-
-// Which command, in which of its lives.
-struct Ticket {
-  uint32_t index = kNone;
-  uint32_t life = 0;
-};
 
 struct Entry {
   enum State : uint8_t { kFree, kActive, kDone };
@@ -107,42 +96,47 @@ struct Waiter {
 class Chunk final : public Handle {
  public:
   struct Options {
-    const char* path = nullptr;
+    const char* path = nullptr;     // or d1:d2:.. of a RAID 0
     int requests = 0;
     int mode = 0;
     int flags = 0;
     Kind kind = Kind::kChunk;
+    bool raid0 = false;
     std::atomic<uint64_t>* sequence = nullptr;   // the group's
   };
   // 0 or -errno. The chunk is in the table.
   [[nodiscard]] static int open(const Options& options, Chunk** out);
   // Ends it (close of cblk_close): 0, or -EBUSY and it lives on. On 0 the object is gone. pre: the caller uses it.
   [[nodiscard]] int close(int flags);
+  // Its steps, for groups.
+  bool drain(uint64_t deadline_ns);
+  void reopen();
+  void end(int flags);
 
   [[nodiscard]] int set_size(uint64_t blocks, int flags);
   uint64_t size_blocks() const { return size_blocks_.load(std::memory_order_acquire); }
   uint64_t lun_blocks() const { return lun_blocks_; }
   uint64_t transfer_blocks_max() const { return transfer_blocks_max_; }
-  bool is_virtual() const { return virtual_ != nullptr; }
+  bool is_virtual() const { return virtual_count_ != 0; }
+  unsigned device_count() const { return device_count_; }
   void stats(chunk_stats_t* out);
   void attributes(chunk_attrs_t* out);
   [[nodiscard]] int clone_after_fork(int mode);
 
   // Blocks moved, or -errno.
   [[nodiscard]] int64_t transfer(Io* io);
-  // 0: issued (*tag set unless it is the caller's); > 0 done already; -errno. ticket may be null.
-  [[nodiscard]] int64_t issue(Io* io, int* tag, Ticket* ticket = nullptr);
-  // > 0 blocks; 0 not done; -errno.
-  [[nodiscard]] int64_t result(int* tag, int flags);
+  // 0: issued (*tag set unless it is the caller's); > 0 done already; -errno.
+  [[nodiscard]] int64_t issue(Io* io, int* tag);
+  // > 0 blocks; 0 not done; -errno. Blocking: until the deadline, then -ETIMEDOUT.
+  [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns);
+  uint64_t result_deadline() const;         // by CFLSH_BLK_TIMEOUT
   [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
                          cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags);
 
-  // For groups.
-  uint64_t oldest_done();                        // its sequence; kForever when nothing is done. Harvests
+  // For groups and lists.
+  uint64_t oldest_done(bool harvests);           // its sequence; kForever when nothing is done
   uint64_t oldest_active();                      // kForever: none can be fetched
   [[nodiscard]] int await_any(uint64_t deadline_ns);     // until something may be done; 0, -ETIMEDOUT, -ENOENT
-  // Until that life of that command is over or done. 0, -ETIMEDOUT.
-  [[nodiscard]] int await_ticket(const Ticket& ticket, uint64_t deadline_ns);
   void harvest();                                // takes what is there
   [[nodiscard]] int check(const Io& io) const;   // 0 or -EINVAL, -EPROTONOSUPPORT
   uint64_t timeout_ns() const { return timeout_ns_; }
@@ -156,7 +150,10 @@ class Chunk final : public Handle {
   explicit Chunk(Kind kind) : Handle(kind) {}
   // chunk.cpp
   int open_device(const Options& options);
-  int take_reservation();
+  int open_one(const char* path, Device** out, ErrorText* why);
+  int open_raid0(const char* path, ErrorText* why);
+  int resize(uint64_t blocks, ErrorText* why);
+  int take_reservation(Device* device);
   void find_limits(const Environment& environment);
   void destroy();
   int attach();
@@ -198,8 +195,7 @@ class Chunk final : public Handle {
   void unlock();                    // and wakes who was signalled, and names a leader where one is wanted
   // result.cpp; lock held
   int64_t fetch(uint32_t index, int* tag);
-  int64_t next_result(int* tag, int flags);
-  uint64_t result_deadline() const;
+  int64_t next_result(int* tag, int flags, uint64_t deadline_ns);
   // sync.cpp
   int64_t move(const Io& io);
   int64_t move_bounced(const Io& io);
@@ -207,8 +203,10 @@ class Chunk final : public Handle {
   friend class ListRun;
 
   Device* device_ = nullptr;
-  VirtualLun* virtual_ = nullptr;   // device_, when it is one
+  VirtualLun* virtual_[kDevicesMax] = {};   // device_, when it is one, or what it is a stripe of
+  unsigned virtual_count_ = 0;
   Context* context_ = nullptr;      // attached by the first asynchronous command
+  unsigned device_count_ = 1;       // of a RAID 0
   int access_ = 0;                  // O_RDONLY, O_WRONLY, O_RDWR
   int flags_ = 0;
   bool can_unmap_ = false;
@@ -216,6 +214,7 @@ class Chunk final : public Handle {
   uint64_t lun_blocks_ = 0;
   uint64_t transfer_blocks_max_ = kTransferBlocksMax;
   std::atomic<uint64_t> size_blocks_{0};
+  std::atomic<bool> being_closed_{false};
   std::atomic<bool> inherited_{false};     // virtual, in a child that has not cloned it
   bool active_at_fork_ = false;
   bool forked_ = false;             // in a child: nothing of before is its own
@@ -241,8 +240,7 @@ class Chunk final : public Handle {
   uint32_t hash_mask_ = 0;
   uint32_t in_ring_ = 0;            // handed to the context, not yet finished
   uint32_t fetchable_ = 0, done_ = 0;
-  uint32_t self_freeing_ = 0;       // active commands that nobody fetches
-  std::atomic<uint32_t> background_{0};        // of these, with a status of the caller's; the completer looks without the lock
+  std::atomic<uint32_t> background_{0};        // active commands that nobody fetches; the completer looks without the lock
   bool leader_ = false;             // somebody harvests or sleeps in the ring
   bool appointed_ = false;          // somebody was woken to become it
   bool closing_ = false;

@@ -22,7 +22,7 @@ void Chunk::reset_commands() {
   }
   for (uint32_t i = 0; i <= hash_mask_; ++i) hash_[i] = kNone;
   backlog_first_ = backlog_last_ = oldest_ = newest_ = kNone;
-  backlog_count_ = in_ring_ = fetchable_ = done_ = self_freeing_ = 0;
+  backlog_count_ = in_ring_ = fetchable_ = done_ = 0;
   background_.store(0, std::memory_order_relaxed);
 }
 

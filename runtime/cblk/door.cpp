@@ -9,9 +9,13 @@
 #include <initializer_list>
 
 #include "base/format.h"
+#include "lun/compose.h"
+#include "lun/stripe_device.h"
 
 namespace lunar::cblk {
 namespace {
+
+constexpr uint64_t kBlock = 4096;
 
 // Length of the scheme that `text` begins with, or 0.
 size_t scheme_length(const char* text) {
@@ -69,13 +73,32 @@ int open_whole(const char* path, bool read_only, bool forced, Device** out, Erro
   DeviceOptions options;
   options.scratch = false;
   options.read_only = read_only;
-  return device_open(path, options, out, why);
+  // Blank members of a stripe or mirror get their labels; they are asked for by name.
+  return raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
 }
 
 int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
   return why->set(-ENOTSUP, "LUN %s: no virtual LUNs in this build", path);
 }
 
-Ways ways_to(Device* device) { return {}; }
+int stripe_blocks(const char* name, Device* const* devices, unsigned count, Device** out, ErrorText* why) {
+  uint64_t least = UINT64_MAX;
+  for (unsigned i = 0; i < count; ++i) {
+    if (devices[i]->size_bytes() < least) least = devices[i]->size_bytes();
+  }
+  return StripeDevice::create(name, devices, count, 0, least, out, why, kBlock);
+}
+
+Ways ways_to(Device* device) {
+  PathInfo paths[kDevicesMax];
+  const int count = device_paths(device, paths, kDevicesMax);
+  Ways out;
+  if (count > 0 && strcmp(device->kind(), "paths") == 0) out.count = static_cast<unsigned>(count);
+  for (int i = 0; i < count; ++i) {
+    out.fail_overs += paths[i].failovers;
+    if (paths[i].primary) out.primary = static_cast<unsigned>(i);
+  }
+  return out;
+}
 
 }  // namespace lunar::cblk

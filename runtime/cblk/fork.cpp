@@ -53,11 +53,12 @@ void Chunk::after_fork_in_child() {
   bounces_.forget_in_child();
   cache_.forget_in_child();
   new (&counters_) Counters;
+  being_closed_.store(false, std::memory_order_relaxed);
   leader_ = appointed_ = closing_ = false;
   for (Waiter*& waiter : waiting_) waiter = nullptr;
   to_wake_count_ = 0;
   completer_state_ = Completer::kNone;
-  if (virtual_) inherited_.store(true, std::memory_order_relaxed);
+  if (virtual_count_) inherited_.store(true, std::memory_order_relaxed);
 }
 
 }  // namespace lunar::cblk

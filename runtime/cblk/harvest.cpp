@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "cblk/assembly.h"
 #include "cblk/chunk.h"
 
 namespace lunar::cblk {
@@ -23,13 +22,7 @@ void Chunk::copy_out(const Response& response) {
   Io& io = entries_[response.tag].io;
   if (response.result <= 0) return;
   const auto bytes = static_cast<size_t>(response.result);
-  if (io.bounce.memory && !io.scattered) {
-    memcpy(io.buffer, io.bounce.memory, bytes);
-  } else if (io.bounce.memory) {
-    size_t at = 0;
-    for (uint32_t i = 0; i < io.scattered_count && at < bytes; at += io.scattered[i++].iov_len)
-      memcpy(io.scattered[i].iov_base, io.bounce.memory + at, io.scattered[i].iov_len);
-  }
+  if (io.bounce.memory) memcpy(io.buffer, io.bounce.memory, bytes);
   if (io.stamped && bytes == io.blocks * kBlockBytes) cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, io.buffer, io.stamps);
 }
 
@@ -82,12 +75,7 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
   bounces_.give(&io.bounce);
   count(io, blocks);
   entry.left_status = io.status != nullptr;
-  if (io.assembly) {
-    --self_freeing_;
-    io.assembly->part_done(blocks);
-    give_free(index);
-  } else if (io.status) {
-    --self_freeing_;
+  if (io.status) {
     background_.fetch_sub(1, std::memory_order_relaxed);
     fill_status(io.status, blocks);
     give_free(index);

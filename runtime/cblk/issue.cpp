@@ -20,7 +20,7 @@ constexpr unsigned kBatch = 32;
 
 int Chunk::check(const Io& io) const {
   if (inherited_.load(std::memory_order_relaxed)) return -EINVAL;
-  if (!io.buffer && !io.scattered) return -EINVAL;
+  if (!io.buffer) return -EINVAL;
   const bool read = io.op == Op::kRead;
   if (access_ == (read ? O_WRONLY : O_RDONLY)) return -EINVAL;
   const uint64_t size = size_blocks();
@@ -47,16 +47,10 @@ int64_t Chunk::prepare(Io* io) {
     io->stamped = io->blocks <= Cache::kFillBlocksMax;
     if (io->stamped) cache_.begin_read(block, io->blocks, io->stamps);
   }
-  const bool aligned = reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ == 0;
-  if (aligned) return 0;   // scattered parts too: all are as aligned as the first
+  if (reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ == 0) return 0;
   const int status = bounces_.take(bytes, &io->bounce);
-  if (status < 0) return status;
-  if (io->op != Op::kWrite) return 0;
-  if (!io->scattered) memcpy(io->bounce.memory, io->buffer, bytes);
-  size_t at = 0;
-  for (uint32_t i = 0; i < io->scattered_count; at += io->scattered[i++].iov_len)
-    memcpy(io->bounce.memory + at, io->scattered[i].iov_base, io->scattered[i].iov_len);
-  return 0;
+  if (status == 0 && io->op == Op::kWrite) memcpy(io->bounce.memory, io->buffer, bytes);
+  return status;
 }
 
 void Chunk::drop(Io* io) { bounces_.give(&io->bounce); }
@@ -100,9 +94,8 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   entry.sequence = sequence_->fetch_add(1, std::memory_order_relaxed);
   entry.state.store(Entry::kActive, std::memory_order_relaxed);
   (io->op == Op::kRead ? counters_.act_areads : counters_.act_awrites).enter();
-  if (io->assembly || io->status) ++self_freeing_;
-  else enter_fetchable(index);
   if (io->status) background_.fetch_add(1, std::memory_order_relaxed);
+  else enter_fetchable(index);
   *out = index;
   if (io->blocks == 0) {   // nothing to move: ends as a completion of zero length does
     ++in_ring_;
@@ -125,11 +118,10 @@ void Chunk::push_backlog() {
     unsigned n = 0;
     for (; n < kBatch && index != kNone && in_ring_ + n < depth_; index = entries_[index].next, ++n) {
       const Entry& entry = entries_[index];
-      const bool scattered = entry.io.scattered && !entry.io.bounce.memory;
       batch[n].op = entry.io.op;
       batch[n].offset = DeviceOffset{static_cast<uint64_t>(entry.io.lba) * kBlockBytes};
-      batch[n].iov = scattered ? entry.io.scattered : &entry.part;
-      batch[n].iov_count = scattered ? entry.io.scattered_count : 1;
+      batch[n].iov = &entry.part;
+      batch[n].iov_count = 1;
       batch[n].length = entry.part.iov_len;
       batch[n].tag = index;
     }
@@ -152,15 +144,14 @@ void Chunk::push_backlog() {
   }
 }
 
-int64_t Chunk::issue(Io* io, int* tag, Ticket* ticket) {
+int64_t Chunk::issue(Io* io, int* tag) {
   if (const int64_t answered = prepare(io); answered != 0) return answered;
   if (io->status) set_status(io->status, CBLK_ARW_STATUS_PENDING);
   lock_.lock();
   uint32_t index = kNone;
   const int64_t status = admit(io, &index);
   if (status == 0) {
-    if (ticket) *ticket = {index, entries_[index].life};
-    if (tag && !io->has_user_tag) *tag = static_cast<int>(index);
+    if (!io->has_user_tag) *tag = static_cast<int>(index);
     push_backlog();
   }
   unlock();

@@ -18,13 +18,13 @@ int64_t Chunk::fetch(uint32_t index, int* tag) {
   return result;
 }
 
-int64_t Chunk::next_result(int* tag, int flags) {
+int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
   if (fetchable_ == 0) return -ENOENT;
   int status = 0;
   if (flags & CBLK_ARESULT_BLOCKING) {
     Waiter waiter;
     waiter.kind = Waiter::kAny;
-    status = wait_until(&waiter, result_deadline(), [this] { return done_ != 0 || fetchable_ == 0; });
+    status = wait_until(&waiter, deadline_ns, [this] { return done_ != 0 || fetchable_ == 0; });
     if (done_ > 1) signal_one(Waiter::kAny);   // a completion that this thread does not take must not be lost to it
   } else if (done_ == 0 && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
     (void)reap();
@@ -35,13 +35,12 @@ int64_t Chunk::next_result(int* tag, int flags) {
   return status;
 }
 
-int64_t Chunk::result(int* tag, int flags) {
+int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns) {
   if (inherited_.load(std::memory_order_relaxed)) return -EINVAL;
-  sys::Mutex& lock = lock_;
-  lock.lock();
+  lock_.lock();
   int64_t result;
   if (flags & CBLK_ARESULT_NEXT_TAG) {
-    result = next_result(tag, flags);
+    result = next_result(tag, flags, deadline_ns);
   } else {
     bool left_status = false;
     const uint32_t index = find_tag(*tag, (flags & CBLK_ARESULT_USER_TAG) != 0, &left_status);
@@ -57,7 +56,7 @@ int64_t Chunk::result(int* tag, int flags) {
         Waiter waiter;
         waiter.kind = Waiter::kCommand;
         waiter.index = index;
-        result = wait_until(&waiter, result_deadline(), over);
+        result = wait_until(&waiter, deadline_ns, over);
       } else if (!over() && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
         while (!over() && reap()) {}
       }
@@ -77,9 +76,9 @@ void Chunk::harvest() {
   unlock();
 }
 
-uint64_t Chunk::oldest_done() {
+uint64_t Chunk::oldest_done(bool harvests) {
   lock_.lock();
-  if (fetchable_ && !leader_) (void)reap();
+  if (harvests && fetchable_ && !leader_) (void)reap();
   const uint32_t index = done_ ? oldest(Entry::kDone) : kNone;
   const uint64_t sequence = index == kNone ? kForever : entries_[index].sequence;
   unlock();
@@ -99,19 +98,6 @@ int Chunk::await_any(uint64_t deadline_ns) {
   waiter.kind = Waiter::kAny;
   int status = wait_until(&waiter, deadline_ns, [this] { return done_ != 0 || fetchable_ == 0; });
   if (fetchable_ == 0) status = -ENOENT;
-  unlock();
-  return status;
-}
-
-int Chunk::await_ticket(const Ticket& ticket, uint64_t deadline_ns) {
-  lock_.lock();
-  Entry& entry = entries_[ticket.index];
-  Waiter waiter;
-  waiter.kind = Waiter::kCommand;
-  waiter.index = ticket.index;
-  const int status = wait_until(&waiter, deadline_ns, [&] {
-    return entry.life != ticket.life || entry.state.load(std::memory_order_relaxed) == Entry::kDone;
-  });
   unlock();
   return status;
 }

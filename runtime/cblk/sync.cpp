@@ -14,8 +14,8 @@ int64_t Chunk::move(const Io& io) {
   ::lunar::Command command;
   command.op = io.op;
   command.offset = DeviceOffset{static_cast<uint64_t>(io.lba) * kBlockBytes};
-  command.iov = io.scattered ? io.scattered : &part;
-  command.iov_count = io.scattered ? io.scattered_count : 1;
+  command.iov = &part;
+  command.iov_count = 1;
   command.length = part.iov_len;
   return device_->transfer(command);
 }
@@ -60,7 +60,7 @@ int64_t Chunk::transfer(Io* io) {
   if (io->blocks == 0) return 0;
   const auto block = static_cast<uint64_t>(io->lba);
   bool fill = false;
-  if (cache_.active() && !io->scattered) {
+  if (cache_.active()) {
     if (read && cache_.read(block, io->blocks, io->buffer)) {
       add(counters_.cache_hits);
       add(counters_.reads);
@@ -71,10 +71,10 @@ int64_t Chunk::transfer(Io* io) {
     if (fill) cache_.begin_read(block, io->blocks, io->stamps);
     else if (!read) cache_.begin_write(block, io->blocks);
   }
-  const bool bounced = io->op != Op::kDiscard && !io->scattered && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ != 0;
+  const bool bounced = io->op != Op::kDiscard && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ != 0;
   const int64_t bytes = bounced ? move_bounced(*io) : move(*io);
   if (fill && bytes == static_cast<int64_t>(io->blocks * kBlockBytes)) cache_.fill(block, io->blocks, io->buffer, io->stamps);
-  if (cache_.active() && !read && !io->scattered) cache_.end_write(block, io->blocks);
+  if (cache_.active() && !read) cache_.end_write(block, io->blocks);
 
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (io->op == Op::kDiscard && bytes == 0) blocks = static_cast<int64_t>(io->blocks);

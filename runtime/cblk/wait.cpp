@@ -56,7 +56,7 @@ void Chunk::signal_waiters_of(uint32_t index) {
 
 // A command to come free is waited for in the ring only where one comes free by itself: another thread's fetching does not wake
 // a leader.
-bool Chunk::may_lead(Waiter::Kind kind) const { return kind != Waiter::kFree || self_freeing_ != 0; }
+bool Chunk::may_lead(Waiter::Kind kind) const { return kind != Waiter::kFree || background_.load(std::memory_order_relaxed) != 0; }
 
 void Chunk::unlock() {
   if (!leader_ && !appointed_ && in_ring_ + backlog_count_ != 0) {
