@@ -7,16 +7,22 @@
 //
 // Superblock: the geometry, written at format and never changed. A second copy in the last 4 KiB of the device.
 // Image: all that changes (which LUNs there are, which extent is whose) as one piece: header, entry table, extent table, with a
-// sequence number and one checksum over everything. A change makes a new image (sequence N + 1) and writes it to slot
-// (N + 1) % 2 in front, flush, then to the same slot in the back, flush; only then it is acknowledged.
+// sequence number, one checksum over everything, and the checksum of the image before it. A change makes a new image (sequence
+// N + 1) and writes it to slot (N + 1) % 2 in front, flush, then to the same slot in the back, flush; only then it is acknowledged.
 //
-// Why every crash leaves it whole: at most one of the four slots is being written at any moment, a torn one fails its checksum,
-// and the other three hold N (twice) and N - 1, or N + 1 once and N: the highest valid sequence is the answer, and never less
-// than what was acknowledged. One damaged slot is mended from the others. Two damaged ones cannot come from a crash:
-// refused (-EBADMSG), as the newest change might be among them.
+// At rest all four slots are *in form*: N twice, N - 1 twice. Why every crash leaves it whole: at most one slot is being written
+// at any moment, so at most one is out of form (torn, or still N - 1 where N + 1 is due); the other three hold N (twice) and
+// N - 1, or N + 1 once, N twice: the highest valid sequence is the answer, and never less than what was acknowledged. Whoever
+// takes the metadata lock puts the one slot in form again (flush first: what he read may not be on the medium yet) before
+// he writes anything else. Two out of form cannot come from a crash: refused (-EBADMSG), as the newest change might be among
+// them. So are two copies of one sequence that differ, and an image that does not name its predecessor: nothing of ours
+// writes these. A valid checksum over nonsense (image_sound()) counts as damage.
 //
-// Format writes: images, flush, primary superblock, flush, backup superblock, flush. So a blank head means that nothing was there
-// (or somebody erased it, then the backup is there: refused).
+// An image may become visible before it is acknowledged; so whatever must hold for it (zeros in extents given to somebody) is
+// written and flushed before it, and what is freed is discarded only after it.
+//
+// Format writes: zeros over what was there when that was to go, images 1 and 2 (both empty), flush, primary superblock, flush,
+// backup superblock, flush. So a blank head means that nothing was there (or somebody erased it, then the backup is there: refused).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +43,7 @@ struct Superblock {
   uint64_t extent_count;
   uint64_t image_bytes;          // of one slot, multiple of 4096
   uint64_t front_offset;         // of front image A; B follows
-  uint64_t data_offset;          // of extent 0; multiple of extent_bytes or 1 MiB
+  uint64_t data_offset;          // of extent 0; multiple of 64 KiB, of 1 MiB where extents are larger
   uint64_t back_offset;          // of back image A; B follows
   uint64_t created_s;
   uint32_t entry_count;          // slots of the entry table
@@ -54,13 +60,16 @@ struct ImageHeader {
   uint32_t version;
   uint32_t header_bytes;         // sizeof(ImageHeader)
   uint8_t uuid[16];              // of the physical LUN: an image of a former format is not ours
-  uint64_t sequence;             // 1 at format
+  uint64_t sequence;             // 1 and 2 at format; its parity is its slot
   uint64_t body_bytes;           // entry table and extent table
   uint64_t body_checksum;        // XXH3 of them
-  uint8_t reserved[64];
+  uint64_t previous;             // `checksum` of the image before it (of image 1: 0)
+  uint8_t reserved[56];
   uint64_t checksum;             // XXH3 of the header before it
 };
 static_assert(sizeof(ImageHeader) == 128);
+static_assert(offsetof(ImageHeader, sequence) == 32 && offsetof(ImageHeader, previous) == 56 && offsetof(ImageHeader, checksum) == 120);
+constexpr char kImageMagic[8] = {'L', 'u', 'n', 'I', 'm', 'a', 'g', 'e'};
 
 enum EntryFlags : uint32_t { kEntryUsed = 1, kEntryScratch = 2 };
 
@@ -76,6 +85,7 @@ struct LunEntry {
   uint8_t reserved[32];
 };
 static_assert(sizeof(LunEntry) == 128);
+static_assert(offsetof(LunEntry, uuid) == 40 && offsetof(LunEntry, size_bytes) == 56 && offsetof(LunEntry, key_check) == 80);
 
 // Extent table: one a physical extent.
 struct ExtentOwner {

@@ -47,7 +47,8 @@ enum class Format : uint8_t {
   kNever,          // -ENODEV (blank), -EEXIST (foreign) when it does not carry the format
   kIfBlank,        // formats a device whose header (64 KiB) is zeros and that libblkid knows nothing on; else as kNever
   kForce,          // whatever it holds goes (in use is still -EBUSY)
-};
+  kRepair,         // as kNever, but a head that was erased or overwritten by nothing known is restored from the copy at the end,
+};                 //   and metadata from two sound slots where these prove to be the newest
 
 // One finding of check(): `fatal` means that data may be lost or owned twice.
 struct CheckReport {

@@ -37,6 +37,8 @@ struct VirtualOptions {
   bool create = false;               // a named one that is not there is made; one that is there is -EEXIST
   bool exclusive = true;             // named: nobody else may have it open (-EBUSY). Scratch ones are always exclusive
   uint64_t size_bytes = 0;           // of a new one
+  bool zeroed = true;                // new extents read as zeros: discarded where the device promises that, else written. false:
+                                     //   they hold what a former owner left, for who never reads what he did not write
   uint32_t cipher_id = 0;            // of a new one
   const BlockTransform* transform = nullptr;   // not owned; outlives the LUN
 };
@@ -46,7 +48,8 @@ class VirtualLun : public Device {
   // Takes `physical` over in any case: closed with the LUN, or at once on failure.
   [[nodiscard]] static int open(PhysicalLun* physical, const VirtualOptions& options, VirtualLun** out, ErrorText* why);
 
-  // Grows (new extents read as zeros where the device can discard) or shrinks (the tail is gone). Atomic, durable at return.
+  // Sets the size, rounded up to 4096. Grows (see VirtualOptions::zeroed) or shrinks (the tail is gone; waits up to 5 s for commands
+  // in flight, else -EBUSY). Atomic, durable at return. A forked child that shares the LUN must not be using the tail.
   // -ENOSPC: size beyond what remains (nothing changed); -EBUSY: shrinking while others have it open.
   [[nodiscard]] virtual int set_size(uint64_t bytes, ErrorText* why) = 0;
   virtual uint64_t used_bytes() const = 0;          // the size as last set (or reserved)

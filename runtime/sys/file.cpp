@@ -250,6 +250,39 @@ int lock_ofd(int fd, bool exclusive, bool wait) {
   return static_cast<int>(result(syscall(SYS_fcntl, fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock)));
 }
 
+int lock_range(int fd, RangeLock kind, uint64_t offset, uint64_t length) {
+  struct flock lock = {};
+  lock.l_type = kind == RangeLock::kNone ? F_UNLCK : kind == RangeLock::kShared ? F_RDLCK : F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(offset);
+  lock.l_len = static_cast<off_t>(length);
+  const int status = static_cast<int>(result(syscall(SYS_fcntl, fd, F_OFD_SETLK, &lock)));
+  return status == -EACCES ? -EAGAIN : status;
+}
+
+int range_locked(int fd, uint64_t offset, uint64_t length) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(offset);
+  lock.l_len = static_cast<off_t>(length);
+  const int status = static_cast<int>(result(syscall(SYS_fcntl, fd, F_OFD_GETLK, &lock)));
+  return status < 0 ? status : lock.l_type != F_UNLCK;
+}
+
+int open_again(int fd) {
+  const long flags = result(syscall(SYS_fcntl, fd, F_GETFL));
+  if (flags < 0) return static_cast<int>(flags);
+  char path[48];
+  format_to(path, sizeof path, "/proc/thread-self/fd/%d", fd);   // a service thread has a table of its own
+  return open_file(path, static_cast<int>(flags & (O_ACCMODE | O_DIRECT)));
+}
+
+int random_bytes(void* out, size_t bytes) {
+  const long n = result(syscall(SYS_getrandom, out, bytes, 0));
+  return n == static_cast<long>(bytes) ? 0 : n < 0 ? static_cast<int>(n) : -EIO;
+}
+
 int file_status(int fd, struct stat* out) { return fstat(fd, out) != 0 ? -errno : 0; }
 
 int path_status(const char* path, struct stat* out) { return stat(path, out) != 0 ? -errno : 0; }

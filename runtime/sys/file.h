@@ -43,6 +43,15 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int sync_data(int fd);                                             // fdatasync
 [[nodiscard]] int set_file_size(int fd, uint64_t bytes);                         // ftruncate
 [[nodiscard]] int lock_ofd(int fd, bool exclusive, bool wait);                   // F_OFD_SETLK on the whole file
+// Byte ranges of a file, owned by the open file description (F_OFD_SETLK): forked children share them, and they end with the
+// last descriptor of it. kExclusive needs a descriptor open for writing. Never waits: -EAGAIN.
+enum class RangeLock { kNone, kShared, kExclusive };
+[[nodiscard]] int lock_range(int fd, RangeLock kind, uint64_t offset, uint64_t length);
+// Whether another description holds what an exclusive lock would run into: 1, 0, or -errno.
+[[nodiscard]] int range_locked(int fd, uint64_t offset, uint64_t length);
+// The same file by a new open file description, with the same access mode. O_CLOEXEC. Needs /proc.
+[[nodiscard]] int open_again(int fd);
+[[nodiscard]] int random_bytes(void* out, size_t bytes);                         // up to 256
 [[nodiscard]] int file_status(int fd, struct stat* out);
 [[nodiscard]] int path_status(const char* path, struct stat* out);
 [[nodiscard]] int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes);   // statfs

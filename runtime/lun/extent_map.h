@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// ExtentMap: where a virtual LUN's bytes lie on its base device, and who is using them right now.
+//
+// Readers (the data path) enter a *phase*, look at the limit, translate, do their I/O and leave. Growing appends to the
+// map and raises the limit. Shrinking lowers the limit, then waits until everybody has left who entered before (both phases
+// in turn, so that one who read the phase long ago is waited for too): only then may the extents become another's.
+//
+// Threading: enter, leave, limit, run: any thread, lock-free. The rest: one at a time.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+namespace lunar {
+
+// How many are inside, by phase. One a context, and a few for callers of transfer().
+struct alignas(64) PhaseCount {
+  std::atomic<uint32_t> inside[2] = {};
+};
+
+class ExtentMap {
+ public:
+  static constexpr unsigned kSharedCounts = 8;
+
+  void init(std::atomic<uint32_t>* map, uint64_t data_offset, uint64_t extent_bytes) {
+    map_ = map;
+    data_offset_ = data_offset;
+    extent_bytes_ = extent_bytes;
+    shift_ = static_cast<unsigned>(__builtin_ctzll(extent_bytes));
+  }
+  // The phase to leave() with.
+  unsigned enter(PhaseCount* count) const {
+    const unsigned phase = phase_.load(std::memory_order_relaxed) & 1;
+    count->inside[phase].fetch_add(1, std::memory_order_seq_cst);   // before limit() is read
+    return phase;
+  }
+  static void leave(PhaseCount* count, unsigned phase) { count->inside[phase].fetch_sub(1, std::memory_order_release); }
+  uint64_t limit() const { return limit_.load(std::memory_order_seq_cst); }
+  void set_limit(uint64_t bytes) { limit_.store(bytes, std::memory_order_seq_cst); }
+  unsigned flip() { return phase_.fetch_add(1, std::memory_order_seq_cst) & 1; }   // the phase that ended
+
+  // Base offset of `offset`, and how many bytes (up to `want`) lie there in one piece. Pre: offset + want <= limit().
+  uint64_t run(uint64_t offset, uint64_t want, uint64_t* length) const {
+    uint64_t position = offset >> shift_;
+    const uint64_t within = offset & (extent_bytes_ - 1);
+    uint32_t extent = map_[position].load(std::memory_order_relaxed);
+    const uint64_t base = data_offset_ + (uint64_t{extent} << shift_) + within;
+    uint64_t have = extent_bytes_ - within;
+    while (have < want) {
+      const uint32_t next = map_[++position].load(std::memory_order_relaxed);
+      if (next != extent + 1) break;
+      extent = next;
+      have += extent_bytes_;
+    }
+    *length = have < want ? have : want;
+    return base;
+  }
+  std::atomic<uint32_t>* places() const { return map_; }
+
+ private:
+  std::atomic<uint32_t>* map_ = nullptr;
+  uint64_t data_offset_ = 0, extent_bytes_ = 1;
+  unsigned shift_ = 0;
+  std::atomic<uint64_t> limit_{0};
+  std::atomic<unsigned> phase_{0};
+};
+
+}  // namespace lunar

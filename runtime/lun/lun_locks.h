@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who may do what with a physical LUN: byte-range locks on the raw device, far beyond any data.
+//
+//   2^62 + 0           metadata    exclusive, on a description of its own that lives as long as the lock
+//          + 1         presence    shared by everybody who has it open; formatting takes it exclusively
+//          + 64 + 2i   owner       shared by the owners of LUN i, on the device's own description: forked children inherit it,
+//          + 65 + 2i   exclusive   shared too, by owners who want to be the only ones. Both are tested, never taken exclusively
+//
+// All decisions (test, then take) are made under the metadata lock. That one must not be shared with forked children, else
+// parent and child would both have it: so each time the file is opened again for it, which also suits threads with a
+// descriptor table of their own. A child forked meanwhile closes its copy (an atfork handler); the lock itself is dropped by
+// an explicit unlock, for every copy.
+//
+// A device without a descriptor (sim:) is seen by no other process and by no other PhysicalLun: every lock succeeds.
+// Where /proc is missing or the file may not be opened again, the metadata lock is taken on the device's own description; forked
+// children may then not change anything (-EACCES).
+// Threading: the caller locks.
+#pragma once
+#include "superpipe/device.h"
+
+namespace lunar {
+
+class LunLocks {
+ public:
+  void init(Device* device);
+  // Waits up to 10 s. 0, -EBUSY, -EROFS (opened for reading only), -errno; all but 0 with *why.
+  [[nodiscard]] int lock_metadata(ErrorText* why);
+  void unlock_metadata();
+  // 0; -EBUSY when somebody formats it, or has it as a scratch LUN of the plain kind.
+  [[nodiscard]] int enter();
+  // Whether nobody else is there. Pre: metadata lock held.
+  [[nodiscard]] int alone();
+  [[nodiscard]] int own(unsigned index, bool exclusive);
+  void disown(unsigned index);
+  // Whether others (not this description) own LUN `index`, or do so exclusively: 1, 0, or -errno.
+  [[nodiscard]] int owned(unsigned index);
+  [[nodiscard]] int owned_exclusively(unsigned index);
+  // Whether anybody at all does, this description too. Pre: metadata lock held. (Where it has no description of its own, as owned().)
+  [[nodiscard]] int owned_by_any(unsigned index);
+  // `fd`, another description of the same file, becomes an owner too.
+  [[nodiscard]] static int hold(int fd, unsigned index, bool exclusive);
+  // Ends this process' part in everything it owns, unless a forked child has it too: the device goes on with a new
+  // description. 0 or -errno (nothing changed).
+  [[nodiscard]] int renew();
+
+ private:
+  int fd() const { return device_->fd(0); }
+  bool none() const { return device_->fd_count() == 0; }
+  Device* device_ = nullptr;
+  int metadata_fd_ = -1;      // while it is held
+  bool own_file_ = false;     // metadata_fd_ is a description of its own
+  int opener_ = 0;            // pid
+};
+
+}  // namespace lunar

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening, formatting and closing a physical LUN: see physical_lun.h and physical_format.h.
+//
+// Idea: refuse on doubt. Only a valid superblock of ours opens; only zeros that libblkid knows nothing about are formatted
+// unless forced; a head that was lost is restored from the copy at the end when somebody asks for it by name (kRepair), or when what is
+// there still carries our magic.
+// Threading: open-time code, any thread. May not be used on the fault path.
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <bit>
+#include <new>
+
+#include "base/arena.h"
+#include "lun/physical_impl.h"
+#include "sys/file.h"
+
+
+namespace lunar {
+namespace {
+
+using media::Superblock;
+
+constexpr size_t kSuperBytes = sizeof(Superblock);
+
+uint64_t end_of(Device* raw) { return round_down(raw->size_bytes(), media::kBlockBytes); }
+
+// A block of memory that suits any device's alignment.
+class Block {
+ public:
+  Block() : super_(static_cast<Superblock*>(map_private(kSuperBytes, ForkPolicy::kDontFork))) {}
+  ~Block() {
+    if (super_) unmap_private(super_, kSuperBytes);
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  Superblock* get() const { return super_; }
+  int read(Device* raw, uint64_t offset) { return super_ ? raw_io(raw, Op::kRead, offset, super_, kSuperBytes) : -ENOMEM; }
+  int write(Device* raw, uint64_t offset) {
+    const int status = super_ ? raw_io(raw, Op::kWrite, offset, super_, kSuperBytes) : -ENOMEM;
+    return status < 0 ? status : raw_flush(raw);
+  }
+
+ private:
+  Superblock* super_;
+};
+
+int explain_damage(int err, const char* name, const char* what, ErrorText* why) {
+  if (err == -EBADMSG)
+    return why->set(err, "LUN %s: its metadata is damaged beyond its copies (%s); nothing was changed. `lunar lun check --repair` restores what "
+                    "can be proven; else recreate it", name, *what ? what : "no image is sound");
+  return why->set(err, "LUN %s: cannot read or mend its metadata: %s (%s); see the kernel log for the device", name, errno_text(err), errno_name(err));
+}
+
+}  // namespace
+
+int PhysicalLun::open(Device* raw, Format format, PhysicalLun** out, ErrorText* why) {
+  PhysicalLunImpl* lun = nullptr;
+  const int status = PhysicalLunImpl::make(raw, format, &lun, why);
+  *out = lun;
+  return status;
+}
+
+int PhysicalLunImpl::make(Device* raw, Format format, PhysicalLunImpl** out, ErrorText* why) {
+  *out = nullptr;
+  void* memory = map_private(sizeof(PhysicalLunImpl), ForkPolicy::kInherit);
+  if (!memory) {
+    raw->close();
+    return why->set(-ENOMEM, "LUN: out of memory");
+  }
+  auto* lun = new (memory) PhysicalLunImpl;
+  lun->mapping_bytes_ = sizeof(PhysicalLunImpl);
+  lun->raw_ = raw;
+  lun->pid_.store(getpid());
+  lun->locks_.init(raw);
+  int status;
+  if (raw->size_bytes() < kBytesMin) {
+    status = why->set(-ENOSPC, "LUN %s: %s is too small for virtual LUNs; give a device or file of %s or more", raw->name(),
+                      format_size(raw->size_bytes()).text, format_size(kBytesMin).text);
+  } else {
+    status = lun->locks_.lock_metadata(why);
+    if (status == 0) {
+      status = lun->open_locked(format, why);
+      lun->locks_.unlock_metadata();
+    }
+  }
+  if (status < 0) lun->close();
+  else *out = lun;
+  return status;
+}
+
+void PhysicalLunImpl::close() {
+  store_.release();
+  if (order_) unmap_private(order_, order_bytes_);
+  raw_->close();
+  unmap_private(this, mapping_bytes_);
+}
+
+int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
+  int status = locks_.enter();
+  if (status == -EBUSY)
+    return why->set(status, "LUN %s: another process has it as a whole; wait for it, or give another one", raw_->name());
+  if (status < 0) return why->set(status, "LUN %s: cannot be locked (%s)", raw_->name(), errno_name(status));
+  if (format == Format::kForce) {
+    status = locks_.alone();
+    if (status == 0) return why->set(-EBUSY, "LUN %s: in use by another process; end it before formatting", raw_->name());
+    return status < 0 ? why->set(status, "LUN %s: its locks cannot be read (%s)", raw_->name(), errno_name(status)) : format_now(why);
+  }
+  Block head, backup;
+  status = head.read(raw_, 0);
+  if (status < 0) return explain_damage(status, raw_->name(), "", why);
+  const SuperState state = superblock_look(*head.get());
+  if (state == SuperState::kVersion)
+    return why->set(-EPROTONOSUPPORT, "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it", raw_->name(),
+                    head.get()->version, media::kVersion);
+  bool formatted = false;
+  if (state == SuperState::kValid) {
+    status = take_geometry(*head.get(), why);
+    if (status < 0) return status;
+    const uint64_t at = geometry().backup_offset();
+    status = backup.read(raw_, at);
+    if ((status == 0 && memcmp(backup.get(), head.get(), kSuperBytes) != 0) || status == -EIO) {
+      status = restore_super(*head.get(), at);
+      repaired_ = true;
+    }
+    if (status < 0) return explain_damage(status, raw_->name(), "", why);
+  } else {
+    status = open_without_head(format, state, *head.get(), why);
+    if (status < 0) return status;
+    formatted = status == 1;
+  }
+  if (formatted) return 0;
+  SlotReport report;
+  status = store_.load(format == Format::kRepair ? Mend::kProven : Mend::kOne, &report);
+  if (status < 0) return explain_damage(status, raw_->name(), report.what, why);
+  repaired_ |= report.mended != 0;
+  (void)reclaim();
+  return 0;
+}
+
+// The primary superblock is not valid. 0: restored; 1: formatted; -errno.
+int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Superblock& super, ErrorText* why) {
+  Block backup;
+  Geometry ignored;
+  const int read = backup.read(raw_, end_of(raw_) - kSuperBytes);
+  if (read < 0 && read != -EIO) return explain_damage(read, raw_->name(), "", why);
+  const bool there = read == 0 && superblock_look(*backup.get()) == SuperState::kValid &&
+                     superblock_geometry(*backup.get(), raw_->size_bytes(), &ignored) == 0;
+  if (state == SuperState::kDamaged || (there && format == Format::kRepair)) {
+    if (!there && super.version != media::kVersion)
+      return why->set(-EPROTONOSUPPORT, "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it", raw_->name(),
+                      super.version, media::kVersion);
+    if (!there) return explain_damage(-EBADMSG, raw_->name(), "both superblocks", why);
+    if (state == SuperState::kForeign) {
+      Holds holds = Holds::kForeign;
+      char what[64];
+      const int status = device_holds(raw_, &holds, what, sizeof what);
+      if (status < 0) return explain_damage(status, raw_->name(), "", why);
+      if (holds != Holds::kForeign || strcmp(what, "unknown data") != 0) return refuse_contents(format, true, why);
+    }
+    int status = take_geometry(*backup.get(), why);
+    if (status < 0) return status;
+    // The images must be there too, or this copy is of a former life.
+    SlotReport report;
+    status = store_.load(Mend::kNo, &report);
+    if (status < 0 && std::popcount(report.bad) > 2) return explain_damage(status, raw_->name(), report.what, why);
+    repaired_ = true;
+    status = restore_super(*backup.get(), 0);
+    return status < 0 ? explain_damage(status, raw_->name(), "", why) : 0;
+  }
+  const int status = refuse_contents(format, there, why);
+  if (status < 0) return status;
+  const int made = format_now(why);
+  return made < 0 ? made : 1;
+}
+
+// 0 when it may be formatted. Pre: no valid superblock in front.
+int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why) {
+  const char* name = raw_->name();
+  Holds holds = Holds::kForeign;
+  char what[64] = "";
+  const int status = device_holds(raw_, &holds, what, sizeof what);
+  if (status < 0) return why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", name, errno_text(status), errno_name(status));
+  if (holds == Holds::kBlank && backup)
+    return why->set(-EBADMSG, "LUN %s: its head was erased, but its end says that it carries virtual LUNs; `lunar lun check --repair %s` "
+                    "restores it, formatting by name (--format) erases them", name, name);
+  if (holds == Holds::kBlank && format == Format::kIfBlank) return 0;
+  if (holds == Holds::kBlank)
+    return why->set(-ENODEV, "LUN %s: carries no virtual LUNs; `lunar lun create` formats it", name);
+  return why->set(-EEXIST, "LUN %s: holds %s; nothing was changed. If that may go, erase it (wipefs -a, or truncate -s 0 and "
+                  "truncate -s SIZE of a file), or format it by name", name, what);
+}
+
+int PhysicalLunImpl::take_geometry(const Superblock& super, ErrorText* why) {
+  Geometry geometry;
+  int status = superblock_geometry(super, raw_->size_bytes(), &geometry);
+  if (status == -ENOSPC)
+    return why->set(status, "LUN %s: %s, but it was %s when it was formatted; give the device its size back", raw_->name(),
+                    format_size(raw_->size_bytes()).text, format_size(super.device_bytes).text);
+  if (status < 0) return explain_damage(status, raw_->name(), "a superblock that makes no sense", why);
+  store_.release();
+  status = store_.prepare(raw_, geometry, super.uuid);
+  if (status == 0 && !order_) {
+    order_bytes_ = round_up(geometry.extent_count * sizeof(uint32_t), 4096);
+    order_ = static_cast<uint32_t*>(map_private(order_bytes_, ForkPolicy::kInherit));
+    if (!order_) status = -ENOMEM;
+  }
+  created_s_ = super.created_s;
+  return status < 0 ? why->set(status, "LUN %s: out of memory", raw_->name()) : 0;
+}
+
+int PhysicalLunImpl::restore_super(const Superblock& from, uint64_t offset) {
+  Block block;
+  if (!block.get()) return -ENOMEM;
+  memcpy(block.get(), &from, kSuperBytes);
+  return block.write(raw_, offset);
+}
+
+int PhysicalLunImpl::format_now(ErrorText* why) {
+  Geometry geometry;
+  uint8_t uuid[16];
+  int status = geometry_for(raw_->size_bytes(), &geometry);
+  if (status == 0) status = sys::random_bytes(uuid, sizeof uuid);
+  if (status < 0) return why->set(status, "LUN %s: cannot be formatted (%s)", raw_->name(), errno_name(status));
+  Superblock super;
+  superblock_make(geometry, uuid, static_cast<uint64_t>(time(nullptr)), &super);
+  status = take_geometry(super, why);
+  if (status < 0) return status;
+  // Zeros also where signatures of other kinds lie. What a file system has not given us yet must be ours now.
+  const uint64_t tail = raw_->size_bytes() - geometry.back_offset;
+  status = raw_->reserve(DeviceOffset{0}, geometry.data_offset);
+  if (status == 0) status = raw_->reserve(DeviceOffset{geometry.back_offset}, tail);
+  if (status == 0) status = raw_zero(raw_, 0, geometry.data_offset);
+  if (status == 0) status = raw_zero(raw_, geometry.back_offset, tail);
+  if (status == 0) status = raw_flush(raw_);
+  if (status == 0) status = store_.format();
+  if (status == 0) status = restore_super(super, 0);
+  if (status == 0) status = restore_super(super, geometry.backup_offset());
+  return status < 0 ? why->set(status, "LUN %s: cannot be formatted: %s (%s)", raw_->name(), errno_text(status), errno_name(status)) : 0;
+}
+
+}  // namespace lunar
