@@ -6,6 +6,7 @@
 
 #include "superpipe/device.h"
 #include "superpipe/file_device.h"
+#include "superpipe/pmem_device.h"
 #include "superpipe/sim_device.h"
 #include "sys/file.h"
 
@@ -22,6 +23,7 @@ int device_open(const char* uri, const DeviceOptions& options, Device** out, Err
   const auto scheme = static_cast<size_t>(colon - uri);
   const auto is = [&](const char* name) { return strlen(name) == scheme && strncmp(uri, name, scheme) == 0; };
   if (is("file")) return FileDevice::open(uri, colon + 1, options, out, why);
+  if (is("pmem")) return PmemDevice::open(uri, colon + 1, options, out, why);
   if (is("sim")) return SimDevice::open(uri, options, out, why);
   struct stat status;
   if (sys::path_status(uri, &status) == 0) return FileDevice::open(uri, uri, options, out, why);   // a file of that name

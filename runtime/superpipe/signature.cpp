@@ -126,6 +126,24 @@ struct Blkid {
 
 }  // namespace
 
+Contents signature_of(const void* head, size_t bytes, uint64_t* flags) {
+  const auto* text = static_cast<const char*>(head);
+  if (all_zero(text, bytes)) return Contents::kEmpty;
+  if (!is_ours(text, bytes)) return Contents::kForeign;
+  if (flags) *flags = static_cast<const ScratchHeader*>(head)->flags;
+  return Contents::kOurs;
+}
+
+void signature_make(ScratchHeader* header, uint64_t flags) {
+  memset(header, 0, sizeof *header);
+  memcpy(header->magic, kMagic, sizeof kMagic);
+  header->version = kVersion;
+  header->header_bytes = sizeof(ScratchHeader);
+  header->data_offset = kScratchDataOffset;
+  header->flags = flags;
+  header->checksum = checksum_of(*header);
+}
+
 int signature_read(int fd, Contents* contents, uint64_t* flags) {
   auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
   if (!head) return -ENOMEM;
@@ -134,11 +152,7 @@ int signature_read(int fd, Contents* contents, uint64_t* flags) {
     unmap_private(head, kScratchProbeBytes);
     return static_cast<int>(got);
   }
-  const auto bytes = static_cast<size_t>(got);
-  *contents = Contents::kForeign;
-  if (all_zero(head, bytes)) *contents = Contents::kEmpty;
-  else if (is_ours(head, bytes)) *contents = Contents::kOurs;
-  if (*contents == Contents::kOurs && flags) *flags = reinterpret_cast<const ScratchHeader*>(head)->flags;
+  *contents = signature_of(head, static_cast<size_t>(got), flags);
   unmap_private(head, kScratchProbeBytes);
   return 0;
 }
@@ -146,12 +160,7 @@ int signature_read(int fd, Contents* contents, uint64_t* flags) {
 int signature_write(int fd, uint64_t flags) {
   auto* header = static_cast<ScratchHeader*>(map_private(sizeof(ScratchHeader), ForkPolicy::kDontFork));
   if (!header) return -ENOMEM;
-  memcpy(header->magic, kMagic, sizeof kMagic);
-  header->version = kVersion;
-  header->header_bytes = sizeof(ScratchHeader);
-  header->data_offset = kScratchDataOffset;
-  header->flags = flags;
-  header->checksum = checksum_of(*header);
+  signature_make(header, flags);
   int64_t n;
   do n = sys::write_at(fd, header, sizeof(ScratchHeader), 0);
   while (n == -EINTR);

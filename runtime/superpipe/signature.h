@@ -43,6 +43,11 @@ enum class Contents : uint8_t { kEmpty, kOurs, kForeign };
 // Makes it ours. 0 or -errno.
 [[nodiscard]] int signature_write(int fd, uint64_t flags);
 
+// The same for a mapped medium: what its first `bytes` (kScratchProbeBytes, fewer on a small file) say, and the header to copy to
+// offset 0.
+Contents signature_of(const void* head, size_t bytes, uint64_t* flags);
+void signature_make(ScratchHeader* header, uint64_t flags);
+
 // Who uses block device `rdev` now (mounted, swap, device-mapper or RAID on top)? True with a short description in
 // `who`, e.g. "mounted on /data".
 bool block_in_use(uint64_t rdev, char* who, size_t size);

@@ -239,6 +239,9 @@ int punch_hole(int fd, uint64_t offset, uint64_t length) {
       result(syscall(SYS_fallocate, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length)));
 }
 
+int64_t next_hole(int fd, uint64_t offset) { return result(syscall(SYS_lseek, fd, offset, SEEK_HOLE)); }
+int64_t next_data(int fd, uint64_t offset) { return result(syscall(SYS_lseek, fd, offset, SEEK_DATA)); }
+
 int sync_data(int fd) { return static_cast<int>(result(syscall(SYS_fdatasync, fd))); }
 
 int set_file_size(int fd, uint64_t bytes) { return static_cast<int>(result(syscall(SYS_ftruncate, fd, bytes))); }

@@ -40,6 +40,8 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int first_entry(const char* directory, char* name, size_t size);
 [[nodiscard]] int allocate_space(int fd, uint64_t offset, uint64_t length);      // fallocate, extends the file
 [[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);
+[[nodiscard]] int64_t next_hole(int fd, uint64_t offset);                        // SEEK_HOLE, SEEK_DATA: -ENXIO beyond the end
+[[nodiscard]] int64_t next_data(int fd, uint64_t offset);
 [[nodiscard]] int sync_data(int fd);                                             // fdatasync
 [[nodiscard]] int set_file_size(int fd, uint64_t bytes);                         // ftruncate
 [[nodiscard]] int lock_ofd(int fd, bool exclusive, bool wait);                   // F_OFD_SETLK on the whole file

@@ -83,6 +83,12 @@ int unmap(void* address, size_t bytes) { return result_of(syscall(SYS_munmap, ad
 int protect(void* address, size_t bytes, int prot) { return result_of(syscall(SYS_mprotect, address, bytes, prot)); }
 int advise(void* address, size_t bytes, int advice) { return result_of(syscall(SYS_madvise, address, bytes, advice)); }
 
+
+int sync_range(void* address, size_t bytes) {
+  const size_t ahead = reinterpret_cast<uintptr_t>(address) % page_bytes();
+  return result_of(syscall(SYS_msync, static_cast<char*>(address) - ahead, bytes + ahead, MS_SYNC));
+}
+
 int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address, void** out) {
   long rc = syscall(SYS_mremap, old_address, old_bytes, new_bytes, flags, new_address);
   if (rc == -1) return -errno;

@@ -19,6 +19,9 @@ size_t page_bytes();   // sysconf(_SC_PAGESIZE), cached
 [[nodiscard]] int advise(void* address, size_t bytes, int advice);
 [[nodiscard]] int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address, void** out);
 
+// msync: [address, address + bytes) of a file mapping is on its medium when it returns. Pages are rounded outward.
+[[nodiscard]] int sync_range(void* address, size_t bytes);
+
 // process_madvise on this process: whole vector in one call where the kernel can (6.13+ for DONTNEED), else one madvise a
 // run of adjacent entries. Returns bytes advised (a prefix of the vector), or -errno when none were.
 [[nodiscard]] int64_t advise_vector(const iovec* ranges, unsigned count, int advice);

@@ -111,6 +111,27 @@ void thread_join(pthread_t thread) {
   pthread_join(thread, nullptr);
 }
 
+void thread_end(pthread_t thread) {
+  HostGuard guard;
+  pthread_attr_t attributes;
+  void* stack = nullptr;
+  size_t bytes = 0;
+  if (pthread_getattr_np(thread, &attributes) == 0) {
+    if (pthread_attr_getstack(&attributes, &stack, &bytes) != 0) stack = nullptr;
+    pthread_attr_destroy(&attributes);
+  }
+  pthread_join(thread, nullptr);
+  if (stack) unmap_private(stack, bytes);
+}
+
+void allow_fault_signals() {
+  sigset_t faults;
+  sigemptyset(&faults);
+  sigaddset(&faults, SIGSEGV);
+  sigaddset(&faults, SIGBUS);
+  pthread_sigmask(SIG_UNBLOCK, &faults, nullptr);
+}
+
 bool in_service_thread() { return t_service; }
 bool in_program_files() { return !t_own_files; }
 

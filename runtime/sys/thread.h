@@ -19,6 +19,8 @@ struct ThreadSpec {
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
 void thread_join(pthread_t thread);
+void thread_end(pthread_t thread);                    // joins, and gives back the stack that thread_start mapped
+void allow_fault_signals();                           // calling service thread: SIGSEGV and SIGBUS go to the program's handlers
 
 bool in_service_thread();                             // started by thread_start
 bool in_program_files();                              // uses the program's descriptor table

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Delegate threads: they carry out work that a caller hands over so that its call can return at once (AIX's
+// aio_delegateiotodriverkth). One pool a device.
+//
+//      submit                   pool                          delegate threads (at most 4, or one a CPU)
+//   ┌──────────┐  offer()   ┌──────────────────────┐  take   ┌───────────────────────────┐
+//   │ client A │ ─────────► │ A ► B ► ... (a ring) │ ──────► │ run_one(), run_one(), ... │
+//   └────▲─────┘            └──────────────────────┘         └───────────────────────────┘
+//        │ run_one(): whoever waits for its own client helps
+//
+// A client is a queue from which any thread takes one piece at a time. The pool knows only which clients have something to
+// do; it gives them turns. Threads start with the first need, sleep on a futex when idle, and end with the pool.
+//
+// Wake-ups are never lost: who offers publishes its work, counts `event` up, then looks for sleepers; who is about to sleep
+// makes itself known, reads `event`, then looks for work. All of these are sequentially consistent.
+//
+// Fork: what the threads share lies in memory that the kernel wipes in a child, which so finds a pool that was never started. The
+// epoch tells a client of the parent's (its pieces in work at fork are nobody's) from one of the child's.
+//
+// Threading: any thread. offer() allocates nothing and holds the pool's own spin lock for instructions; start() makes threads.
+#pragma once
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "sys/thread.h"
+
+namespace lunar {
+
+class DelegatePool;
+
+class DelegateClient {
+ public:
+  // Carries out one piece: false when there was none. Any thread.
+  virtual bool run_one() = 0;
+  // Whether a piece waits that nobody has taken.
+  virtual bool has_work() const = 0;
+
+ protected:
+  ~DelegateClient() = default;
+
+ private:
+  friend class DelegatePool;
+  DelegateClient* next_ = nullptr;          // in the ring; under the pool's lock
+  bool queued_ = false;
+  std::atomic<uint32_t> visitors_{0};       // delegates that may touch this object
+};
+
+class DelegatePool {
+ public:
+  static constexpr unsigned kThreadsMax = 4;
+
+  [[nodiscard]] int create();               // no threads yet. 0 or -ENOMEM
+  void destroy();                           // pre: no client is left. Ends the threads
+  // Makes sure that threads run: 0, or -errno when none could be made. Blocking, allocates: not for the fault path.
+  [[nodiscard]] int start();
+  bool started() const { return state_->epoch.load(std::memory_order_acquire) != 0; }
+  uint32_t epoch() const { return state_->epoch.load(std::memory_order_acquire); }   // 0: not started in this process
+  // `client` has work. pre: started().
+  void offer(DelegateClient* client);
+  // No delegate touches `client` after it returns. pre: it has no work.
+  void leave(DelegateClient* client);
+  unsigned threads() const { return state_->thread_count; }
+
+ private:
+  struct State {                            // a page of its own, zeros in a forked child
+    alignas(64) sys::SpinLock lock;
+    DelegateClient* first = nullptr;
+    DelegateClient* last = nullptr;
+    alignas(64) std::atomic<uint32_t> event{0};
+    std::atomic<uint32_t> idle{0};
+    std::atomic<uint32_t> epoch{0};
+    std::atomic<uint32_t> stopping{0};
+    sys::Mutex starting;
+    uint32_t thread_count = 0;
+    pthread_t threads[kThreadsMax] = {};
+  };
+  static_assert(sizeof(State) <= 4096);
+  static void thread_main(void* state);
+  static DelegateClient* take(State* state);
+  static void push(State* state, DelegateClient* client);
+  static DelegateClient* pop(State* state);
+
+  State* state_ = nullptr;
+  std::atomic<uint32_t> epochs_{0};         // inherited by a child: its pool gets a number of its own
+};
+
+}  // namespace lunar
