@@ -74,11 +74,29 @@ int open_whole(const char* path, bool read_only, bool forced, Device** out, Erro
   options.scratch = false;
   options.read_only = read_only;
   // Blank members of a stripe or mirror get their labels; they are asked for by name.
-  return raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
+  int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
+  if (status < 0 || forced) return status;
+  Holds holds = Holds::kForeign;
+  char what[64];
+  status = device_holds(*out, &holds, what, sizeof what);
+  if (status == 0 && (holds == Holds::kPhysicalLun || holds == Holds::kMember))
+    status = why->set(-EBUSY, "LUN %s: carries %s; open a virtual LUN on it, or force it (CBLK_OPN_FORCED_RESERVE)", path, what);
+  if (status < 0) {
+    device_close(*out);
+    *out = nullptr;
+  }
+  return status;
 }
 
 int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
-  return why->set(-ENOTSUP, "LUN %s: no virtual LUNs in this build", path);
+  DeviceOptions options;
+  options.scratch = false;
+  Device* raw = nullptr;
+  PhysicalLun* physical = nullptr;
+  int status = raw_open(path, options, Format::kIfBlank, &raw, why);
+  if (status == 0) status = PhysicalLun::open(raw, Format::kIfBlank, &physical, why);    // takes what it is given over
+  if (status == 0) status = VirtualLun::open(physical, VirtualOptions{}, out, why);
+  return status;
 }
 
 int stripe_blocks(const char* name, Device* const* devices, unsigned count, Device** out, ErrorText* why) {
