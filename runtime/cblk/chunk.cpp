@@ -23,6 +23,8 @@ namespace {
 
 constexpr uint32_t kRingDepthMax = 4096;
 constexpr off_t kReservationByte = INT64_MAX - 4096;   // of the device's file: beyond any data, for locks
+constexpr int kReserveRetries = 10;
+constexpr uint64_t kReserveRetryNs = 10'000'000;
 constexpr uint64_t kScrubBlocks = 4096;
 
 }  // namespace
@@ -132,9 +134,13 @@ int Chunk::take_reservation(Device* device) {
   lock.l_whence = SEEK_SET;
   lock.l_start = kReservationByte;
   lock.l_len = 1;
-  const long status = sys::control_file(device->fd(0), F_OFD_SETLK, &lock);
-  const bool taken = status == -EAGAIN || status == -EACCES;
-  return taken && !(flags_ & CBLK_OPN_FORCED_RESERVE) ? -EBUSY : 0;
+  const bool forced = (flags_ & CBLK_OPN_FORCED_RESERVE) != 0;
+  for (int i = 0;; ++i) {
+    const long status = sys::control_file(device->fd(0), F_OFD_SETLK, &lock);
+    if ((status != -EAGAIN && status != -EACCES) || forced) return 0;
+    if (i == kReserveRetries) return -EBUSY;
+    sys::sleep_ns(kReserveRetryNs);   // the ring of a chunk that was closed holds the file some milliseconds longer
+  }
 }
 
 void Chunk::find_limits(const Environment& environment) {

@@ -93,6 +93,8 @@ void Uring::destroy() {
     return;
   }
   if (is_ring(ring_.ring_fd)) {
+    // The kernel ends a ring some milliseconds later, in the background; its files, and the locks on them, go now.
+    (void)io_uring_unregister_files(&ring_);
     io_uring_queue_exit(&ring_);
     return;
   }
