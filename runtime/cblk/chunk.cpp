@@ -16,15 +16,11 @@
 #include "cblk/door.h"
 #include "cblk/fork.h"
 #include "cblk/wait.h"
-#include "sys/file.h"
 
 namespace lunar::cblk {
 namespace {
 
 constexpr uint32_t kRingDepthMax = 4096;
-constexpr off_t kReservationByte = INT64_MAX - 4096;   // of the device's file: beyond any data, for locks
-constexpr int kReserveRetries = 10;
-constexpr uint64_t kReserveRetryNs = 10'000'000;
 constexpr uint64_t kScrubBlocks = 4096;
 
 }  // namespace
@@ -80,13 +76,8 @@ int Chunk::open_one(const char* path, Device** out, ErrorText* why) {
     if (status == 0) *out = virtual_[virtual_count_++] = lun;
     return status;
   }
-  int status = open_whole(path, access_ == O_RDONLY, (flags_ & CBLK_OPN_FORCED_RESERVE) != 0, out, why);
-  if (status == 0) status = take_reservation(*out);
-  if (status < 0 && *out) {
-    device_close(*out);
-    *out = nullptr;
-  }
-  return status;
+  const bool forced = (flags_ & CBLK_OPN_FORCED_RESERVE) != 0;
+  return open_whole(path, access_ == O_RDONLY, forced || (flags_ & CBLK_OPN_RESERVE) != 0, forced, out, why);
 }
 
 int Chunk::open_raid0(const char* path, ErrorText* why) {
@@ -122,25 +113,6 @@ int Chunk::open_device(const Options& options) {
   }
   if (status < 0 && why.text[0]) trace("%s", why.text);
   return status;
-}
-
-// Every physical chunk holds one byte of the device's file shared, a reserving one exclusively: through this library, and against
-// a `lunar run` that uses the file. Where the file takes no lock (a character device of an old kernel), there is none.
-int Chunk::take_reservation(Device* device) {
-  if (device->fd_count() == 0) return 0;
-  const bool exclusive = (flags_ & (CBLK_OPN_RESERVE | CBLK_OPN_FORCED_RESERVE)) != 0 && access_ != O_RDONLY;
-  struct flock lock = {};
-  lock.l_type = exclusive ? F_WRLCK : F_RDLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = kReservationByte;
-  lock.l_len = 1;
-  const bool forced = (flags_ & CBLK_OPN_FORCED_RESERVE) != 0;
-  for (int i = 0;; ++i) {
-    const long status = sys::control_file(device->fd(0), F_OFD_SETLK, &lock);
-    if ((status != -EAGAIN && status != -EACCES) || forced) return 0;
-    if (i == kReserveRetries) return -EBUSY;
-    sys::sleep_ns(kReserveRetryNs);   // the ring of a chunk that was closed holds the file some milliseconds longer
-  }
 }
 
 void Chunk::find_limits(const Environment& environment) {

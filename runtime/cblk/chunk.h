@@ -153,7 +153,6 @@ class Chunk final : public Handle {
   int open_one(const char* path, Device** out, ErrorText* why);
   int open_raid0(const char* path, ErrorText* why);
   int resize(uint64_t blocks, ErrorText* why);
-  int take_reservation(Device* device);
   void find_limits(const Environment& environment);
   void destroy();
   int attach();
@@ -254,6 +253,7 @@ class Chunk final : public Handle {
   std::atomic<uint32_t> completer_word_{0};    // bumped when it has work
   std::atomic<bool> completer_sleeps_{false};
   pthread_t completer_thread_{};
+  sys::ThreadStack completer_stack_;
 };
 
 }  // namespace lunar::cblk

@@ -4,6 +4,7 @@
 #include "cblk/door.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 
 #include <initializer_list>
@@ -11,11 +12,16 @@
 #include "base/format.h"
 #include "lun/compose.h"
 #include "lun/stripe_device.h"
+#include "sys/file.h"
+#include "sys/thread.h"
 
 namespace lunar::cblk {
 namespace {
 
 constexpr uint64_t kBlock = 4096;
+constexpr off_t kLockedByte = INT64_MAX - 4096;   // of the device's file: beyond any data
+constexpr int kLockRetries = 10;
+constexpr uint64_t kLockRetryNs = 10'000'000;
 
 // Length of the scheme that `text` begins with, or 0.
 size_t scheme_length(const char* text) {
@@ -24,6 +30,22 @@ size_t scheme_length(const char* text) {
     if (strncmp(text, scheme, length) == 0) return length;
   }
   return 0;
+}
+
+// Locks the byte, or lets it go. 0, also where the file takes no locks; -EBUSY.
+int lock_whole(Device* device, int type) {
+  if (device->fd_count() == 0) return 0;
+  struct flock lock = {};
+  lock.l_type = static_cast<short>(type);
+  lock.l_whence = SEEK_SET;
+  lock.l_start = kLockedByte;
+  lock.l_len = 1;
+  for (int i = 0;; ++i) {
+    const long status = sys::control_file(device->fd(0), F_OFD_SETLK, &lock);
+    if (status != -EAGAIN && status != -EACCES) return 0;
+    if (i == kLockRetries) return -EBUSY;
+    sys::sleep_ns(kLockRetryNs);   // the ring of a chunk that was closed may hold the file some milliseconds longer
+  }
 }
 
 }  // namespace
@@ -69,16 +91,20 @@ int paths_uri(const char* path, char* out, size_t size) {
   return 0;
 }
 
-int open_whole(const char* path, bool read_only, bool forced, Device** out, ErrorText* why) {
+int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why) {
   DeviceOptions options;
   options.scratch = false;
   options.read_only = read_only;
   // Blank members of a stripe or mirror get their labels; they are asked for by name.
   int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
-  if (status < 0 || forced) return status;
+  if (status < 0) return status;
+  status = lock_whole(*out, reserve && !read_only ? F_WRLCK : F_RDLCK);
+  if (forced) return 0;
+  if (status < 0) (void)why->set(status, "LUN %s: reserved or in use by another one; wait for it, or force it (CBLK_OPN_FORCED_RESERVE)", path);
   Holds holds = Holds::kForeign;
   char what[64];
-  status = device_holds(*out, &holds, what, sizeof what);
+  // After the lock: who formats it holds that.
+  if (status == 0) status = device_holds(*out, &holds, what, sizeof what);
   if (status == 0 && (holds == Holds::kPhysicalLun || holds == Holds::kMember))
     status = why->set(-EBUSY, "LUN %s: carries %s; open a virtual LUN on it, or force it (CBLK_OPN_FORCED_RESERVE)", path, what);
   if (status < 0) {
@@ -92,11 +118,22 @@ int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
   DeviceOptions options;
   options.scratch = false;
   Device* raw = nullptr;
-  PhysicalLun* physical = nullptr;
   int status = raw_open(path, options, Format::kIfBlank, &raw, why);
-  if (status == 0) status = PhysicalLun::open(raw, Format::kIfBlank, &physical, why);    // takes what it is given over
-  if (status == 0) status = VirtualLun::open(physical, VirtualOptions{}, out, why);
-  return status;
+  if (status < 0) return status;
+  Holds holds = Holds::kForeign;
+  char what[64];
+  status = device_holds(raw, &holds, what, sizeof what);
+  const bool blank = status == 0 && holds == Holds::kBlank;
+  if (blank) status = lock_whole(raw, F_WRLCK);
+  if (status < 0) {
+    device_close(raw);
+    return why->set(status, "LUN %s: blank, but in use as a whole; wait for who has it open", path);
+  }
+  PhysicalLun* physical = nullptr;
+  status = PhysicalLun::open(raw, Format::kIfBlank, &physical, why);    // takes what it is given over
+  if (status < 0) return status;
+  if (blank) (void)lock_whole(raw, F_UNLCK);
+  return VirtualLun::open(physical, VirtualOptions{}, out, why);
 }
 
 int stripe_blocks(const char* name, Device* const* devices, unsigned count, Device** out, ErrorText* why) {

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include "base/arena.h"
 #include "cblk/wait.h"
 
 namespace lunar::cblk {
@@ -145,7 +146,10 @@ void Chunk::push_backlog() {
 }
 
 int64_t Chunk::issue(Io* io, int* tag) {
-  if (const int64_t answered = prepare(io); answered != 0) return answered;
+  if (const int64_t answered = prepare(io); answered != 0) {
+    if (answered > 0 && io->status) fill_status(io->status, answered);
+    return answered;
+  }
   if (io->status) set_status(io->status, CBLK_ARW_STATUS_PENDING);
   lock_.lock();
   uint32_t index = kNone;
@@ -170,6 +174,7 @@ int Chunk::start_completer() {
   spec.run = [](void* chunk) { static_cast<Chunk*>(chunk)->completer(); };
   spec.argument = this;
   spec.program_files = true;
+  spec.stack = &completer_stack_;
   const int status = sys::thread_start(spec, &completer_thread_);
   if (status < 0) {
     add(counters_.threads_failed);
@@ -213,6 +218,7 @@ void Chunk::stop_completer() {
   completer_word_.fetch_add(1, std::memory_order_release);
   sys::futex_wake(&completer_word_, 1, false);
   sys::thread_join(completer_thread_);
+  unmap_private(completer_stack_.memory, completer_stack_.bytes);
   completer_state_ = Completer::kNone;
 }
 

@@ -102,8 +102,9 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
     unmap_private(stack, stack_size);
     return rc;
   }
+  if (spec.stack) *spec.stack = {stack, stack_size};
   while ((rc = start->started.load(std::memory_order_acquire)) == 0) yield_cpu();
-  return rc < 0 ? rc : 0;   // the stack of a thread that ends stays mapped: service threads live as long as the pager
+  return rc < 0 ? rc : 0;   // the stack of a thread that ends stays mapped, unless its owner unmaps it
 }
 
 void thread_join(pthread_t thread) {

@@ -23,6 +23,9 @@ CASE(the_cache_answers_and_stays_true) {
   REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1);   // > 0: done already, nothing to fetch
   REQUIRE(hits() == 2);
   REFUSES(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_NEXT_TAG), ENOENT);
+  cblk_arw_status_t status = {};
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 1);   // who polls the status sees it too
+  REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && status.blocks_transferred == 1);
   // Each way to write takes the old content out.
   stamp(buffer, 20, 1, 2);
   REQUIRE(cblk_write(id, buffer, 20, 1, 0) == 1);

@@ -182,6 +182,16 @@ CASE(a_virtual_open_formats_nothing_but_zeros) {
   REQUIRE(cblk_close(again, 0) == 0);
 }
 
+CASE(a_blank_device_in_use_as_a_whole_is_not_formatted) {
+  if (!survives()) return;
+  const std::string path = device(kBlocks);
+  const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
+  REQUIRE(id != NULL_CHUNK_ID);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EBUSY);
+  REQUIRE(cblk_close(id, 0) == 0);
+  REQUIRE(cblk_close(open_virtual(path), 0) == 0);
+}
+
 // A fault of the original: the limit set for physical chunks reached virtual ones too.
 CASE(max_xfer_is_of_physical_chunks_only) {
   Environment limit("CFLSH_BLK_MAX_XFER", "16");
