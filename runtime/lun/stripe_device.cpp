@@ -11,19 +11,20 @@
 namespace lunar {
 
 int StripeDevice::create(const char* name, Device* const* members, unsigned count, uint64_t data_offset,
-                         uint64_t member_bytes, Device** out, ErrorText* why) {
+                         uint64_t member_bytes, Device** out, ErrorText* why, uint64_t chunk_bytes) {
   auto* device = arena_new<StripeDevice>();
-  const uint64_t each = round_down(member_bytes, kStripeChunkBytes);
+  const uint64_t each = round_down(member_bytes, chunk_bytes);
   int status = device ? device->adopt(name, members, count) : -ENOMEM;
   if (status < 0) (void)why->set(status, "LUN %s: out of memory", name);
   else if (each == 0)
     status = why->set(-ENOSPC, "LUN %s: the smallest member has no room for a chunk of %s; give larger ones", name,
-                      format_size(kStripeChunkBytes).text);
+                      format_size(chunk_bytes).text);
   if (status < 0) {
     for (unsigned i = 0; i < count; ++i) device_close(members[i]);
     return status;
   }
   device->data_offset_ = data_offset;
+  device->chunk_bytes_ = chunk_bytes;
   device->size_bytes_ = each * count;
   device->growable_ = true;
   for (unsigned i = 0; i < count; ++i) device->growable_ &= members[i]->growable();
@@ -34,9 +35,9 @@ int StripeDevice::create(const char* name, Device* const* members, unsigned coun
 void StripeDevice::piece_of(unsigned member, uint64_t offset, uint64_t length, uint64_t* at, uint64_t* bytes) const {
   // Bytes of [0, x) that are the member's.
   const auto before = [&](uint64_t x) {
-    const uint64_t row = kStripeChunkBytes * count_, whole = x / row * kStripeChunkBytes, rest = x % row;
-    const uint64_t first = member * kStripeChunkBytes;
-    return whole + (rest <= first ? 0 : rest - first < kStripeChunkBytes ? rest - first : kStripeChunkBytes);
+    const uint64_t row = chunk_bytes_ * count_, whole = x / row * chunk_bytes_, rest = x % row;
+    const uint64_t first = member * chunk_bytes_;
+    return whole + (rest <= first ? 0 : rest - first < chunk_bytes_ ? rest - first : chunk_bytes_);
   };
   const uint64_t from = before(offset), to = before(offset + length);
   *at = data_offset_ + from;
@@ -63,11 +64,11 @@ int StripeDevice::start(FanContext* context, FanParent* parent) {
     return 0;
   }
   if (bytes == 0) return 0;
-  const uint64_t chunk = at / kStripeChunkBytes, last = (at + bytes - 1) / kStripeChunkBytes;
+  const uint64_t chunk = at / chunk_bytes_, last = (at + bytes - 1) / chunk_bytes_;
   if (chunk == last) {   // the usual case: the caller's own vector will do
     if (!context->room(1, 0)) return -EAGAIN;
     Command child = command;
-    child.offset = DeviceOffset{data_offset_ + chunk / count_ * kStripeChunkBytes + at % kStripeChunkBytes};
+    child.offset = DeviceOffset{data_offset_ + chunk / count_ * chunk_bytes_ + at % chunk_bytes_};
     context->add(parent, static_cast<unsigned>(chunk % count_), child, bytes);
     return 0;
   }
@@ -85,13 +86,13 @@ void StripeDevice::start_large(FanContext* context, FanParent* parent) {
   for (uint32_t i = 0; i < command.iov_count; ++i) {
     auto* base = static_cast<char*>(command.iov[i].iov_base);
     for (size_t left = command.iov[i].iov_len; left;) {
-      const uint64_t chunk = at / kStripeChunkBytes, within = at % kStripeChunkBytes;
-      const size_t part = left < kStripeChunkBytes - within ? left : kStripeChunkBytes - within;
+      const uint64_t chunk = at / chunk_bytes_, within = at % chunk_bytes_;
+      const size_t part = left < chunk_bytes_ - within ? left : chunk_bytes_ - within;
       const auto member = static_cast<unsigned>(chunk % count_);
       FanChild*& child = open[member];
       if (!child || child->command.iov_count == kFanVectorMax) {
         Command next = command;
-        next.offset = DeviceOffset{data_offset_ + chunk / count_ * kStripeChunkBytes + within};
+        next.offset = DeviceOffset{data_offset_ + chunk / count_ * chunk_bytes_ + within};
         next.iov = nullptr;
         next.iov_count = 0;
         child = context->add(parent, member, next, 0);
@@ -138,11 +139,11 @@ int64_t StripeDevice::transfer(const Command& command) {
   uint32_t entry = 0;
   size_t used = 0;   // of the entry
   for (uint64_t left = bytes; left;) {   // a chunk's worth of the vector at a time
-    const uint64_t chunk = at / kStripeChunkBytes, within = at % kStripeChunkBytes;
+    const uint64_t chunk = at / chunk_bytes_, within = at % chunk_bytes_;
     iovec parts[16];
     uint32_t n = 0;
     uint64_t sum = 0;
-    const uint64_t room = left < kStripeChunkBytes - within ? left : kStripeChunkBytes - within;
+    const uint64_t room = left < chunk_bytes_ - within ? left : chunk_bytes_ - within;
     while (n < 16 && sum < room) {
       const iovec& from = command.iov[entry];
       const size_t part = from.iov_len - used < room - sum ? from.iov_len - used : room - sum;
@@ -155,7 +156,7 @@ int64_t StripeDevice::transfer(const Command& command) {
       }
     }
     Command child = command;
-    child.offset = DeviceOffset{data_offset_ + chunk / count_ * kStripeChunkBytes + within};
+    child.offset = DeviceOffset{data_offset_ + chunk / count_ * chunk_bytes_ + within};
     child.iov = parts;
     child.iov_count = n;
     const int64_t one = member_[chunk % count_]->transfer(child);

@@ -18,9 +18,10 @@ constexpr uint64_t kStripeChunkBytes = 64 * kKiB;
 class StripeDevice final : public FanDevice {
  public:
   // Takes the members over: closed with the stripe, or at once on failure. member_bytes: of each, from data_offset on; rounded
-  // down to chunks. 0 or -errno.
+  // down to chunks. chunk_bytes: a multiple of 4096 (the block library's RAID 0 has 4096). 0 or -errno.
   [[nodiscard]] static int create(const char* name, Device* const* members, unsigned count, uint64_t data_offset,
-                                  uint64_t member_bytes, Device** out, ErrorText* why);
+                                  uint64_t member_bytes, Device** out, ErrorText* why,
+                                  uint64_t chunk_bytes = kStripeChunkBytes);
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
   bool growable() const override { return growable_; }
@@ -36,6 +37,7 @@ class StripeDevice final : public FanDevice {
   void piece_of(unsigned member, uint64_t offset, uint64_t length, uint64_t* at, uint64_t* bytes) const;
 
   uint64_t data_offset_ = 0;
+  uint64_t chunk_bytes_ = kStripeChunkBytes;
   bool growable_ = false;
 };
 

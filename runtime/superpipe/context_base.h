@@ -4,6 +4,7 @@
 // Threading: a context's owner only. May not allocate.
 #pragma once
 #include <errno.h>
+#include <unistd.h>
 
 #include <cstdint>
 
@@ -11,7 +12,8 @@
 
 namespace lunar {
 
-// A context that lives in a mapping of its own. release() drains what is in flight and unmaps it: no use after it.
+// A context that lives in a mapping of its own. release() drains what is in flight and unmaps it: no use after it. In a forked
+// child it only forgets: what is in flight is the parent's.
 class OwnedContext : public Context {
  public:
   virtual void release() = 0;
@@ -19,12 +21,16 @@ class OwnedContext : public Context {
  protected:
   // Takes what is left, until nothing is in flight.
   void drain() {
+    if (getpid() != owner_pid_) return;
     Response dropped[16];
     while (in_flight() != 0) {
       const int n = wait(dropped, 16, -1);
       if (n < 0 && n != -EINTR) return;   // the ring itself is broken: ending it cancels what is left
     }
   }
+
+ private:
+  const pid_t owner_pid_ = getpid();
 };
 
 struct WatchSet {

@@ -103,7 +103,7 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
     return rc;
   }
   while ((rc = start->started.load(std::memory_order_acquire)) == 0) yield_cpu();
-  return rc < 0 ? rc : 0;   // the stack of a thread that ends stays mapped: service threads live as long as the pager
+  return rc < 0 ? rc : 0;   // the stack of a thread that ends stays mapped, unless it is joined by thread_end
 }
 
 void thread_join(pthread_t thread) {

@@ -105,6 +105,7 @@ int Uring::init(const UringSetup& setup) {
   // Best effort: 5.18 and newer, and at most 16 rings a thread. Without it the descriptor is used as it is.
   if (!setup.shared) (void)io_uring_register_ring_fd(&ring_);
   ready_ = true;
+  owner_pid_ = getpid();
   if (in_program_files()) note_own_descriptor(descriptor_ = ring_.ring_fd, true);
   return 0;
 }
@@ -116,7 +117,13 @@ void Uring::destroy() {
   descriptor_ = -1;
   note_own_pinned(-pinned_bytes_);
   pinned_bytes_ = 0;
+  if (getpid() != owner_pid_) {   // in a forked child: its memory is not mapped there, and may be something else by now
+    if (is_ring(ring_.ring_fd)) close(ring_.ring_fd);
+    return;
+  }
   if (is_ring(ring_.ring_fd)) {
+    // The kernel ends a ring some milliseconds later, in the background; its files, and the locks on them, go now.
+    (void)io_uring_unregister_files(&ring_);
     io_uring_queue_exit(&ring_);
     return;
   }

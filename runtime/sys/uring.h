@@ -2,6 +2,7 @@
 // io_uring, by liburing. One Uring belongs to one thread (SINGLE_ISSUER). No allocation after init; fault-path safe.
 #pragma once
 #include <liburing.h>
+#include <sys/types.h>
 #include <sys/uio.h>
 
 #include <cstdint>
@@ -29,7 +30,7 @@ class Uring {
   // Tries SINGLE_ISSUER|DEFER_TASKRUN (or SQPOLL when asked), then plainer rings. The ring's memory is MADV_DONTFORK.
   // -errno of the last attempt (-ENOSYS/-EPERM: the host refuses io_uring).
   [[nodiscard]] int init(const UringSetup& setup);
-  void destroy();
+  void destroy();                // in a forked child: closes the inherited descriptor, no more
   [[nodiscard]] int register_files(const int* fds, unsigned count);
   [[nodiscard]] int register_buffers(const iovec* iov, unsigned count);
 
@@ -72,6 +73,7 @@ class Uring {
   int64_t pinned_bytes_ = 0;     // registered buffers
   bool deferred_ = false;
   bool fixed_vectors_ = false;
+  pid_t owner_pid_ = 0;
 };
 
 // Whether this host lets us make a ring; 0 or -errno.

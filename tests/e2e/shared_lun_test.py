@@ -51,7 +51,7 @@ def scratch_luns(lun):
     result = lunar("list", "--json", lun)
     if result.returncode != 0:
         raise SystemExit(f"FAIL: `lunar lun list --json {lun}`: {result.stdout}")
-    return [entry for entry in json.loads(result.stdout)["devices"][0]["luns"] if entry["scratch"] and entry["in_use"]]
+    return [entry for entry in json.loads(result.stdout)["devices"][0]["virtual_luns"] if entry["scratch"] and entry["in_use"]]
 
 
 def together(directory):

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The read cache: see cache.h.
+// Threading: any; one set's spin lock at a time, held for a copy of one block at most. May not: call the kernel after open.
+#include "cblk/cache.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include <new>
+
+#include "base/arena.h"
+#include "base/units.h"
+
+namespace lunar::cblk {
+namespace {
+
+constexpr size_t kBlockBytes = 4096;
+constexpr uint64_t kBlocksMax = uint64_t{1} << 28;   // 1 TiB: beyond it somebody mistook the unit
+
+}  // namespace
+
+int Cache::open(uint64_t blocks) {
+  if (blocks == 0) return 0;
+  if (blocks > kBlocksMax) return -ENOMEM;
+  count_ = (blocks + kWays - 1) / kWays;
+  const size_t head = round_up(count_ * sizeof(Set), kBlockBytes);
+  mapping_bytes_ = head + count_ * kWays * kBlockBytes;
+  auto* memory = static_cast<char*>(map_private(mapping_bytes_, ForkPolicy::kInherit));   // zeros: empty sets
+  if (!memory) return -ENOMEM;
+  sets_ = reinterpret_cast<Set*>(memory);
+  for (uint64_t i = 0; i < count_; ++i) new (&sets_[i]) Set;
+  data_ = memory + head;
+  return 0;
+}
+
+void Cache::close() {
+  if (sets_) unmap_private(sets_, mapping_bytes_);
+  sets_ = nullptr;
+}
+
+Cache::Set& Cache::set_of(uint64_t block, char** ways) {
+  const uint64_t index = (block * 0x9e3779b97f4a7c15u >> 32) * count_ >> 32;
+  *ways = data_ + index * kWays * kBlockBytes;
+  return sets_[index];
+}
+
+bool Cache::read(uint64_t block, size_t count, char* to) {
+  if (count > kFillBlocksMax) return false;
+  for (size_t i = 0; i < count; ++i) {
+    char* ways;
+    Set& set = set_of(block + i, &ways);
+    sys::Locked guard(set.lock);
+    unsigned way = 0;
+    while (way < kWays && set.blocks[way] != block + i + 1) ++way;
+    if (way == kWays) return false;
+    memcpy(to + i * kBlockBytes, ways + way * kBlockBytes, kBlockBytes);
+  }
+  return true;
+}
+
+void Cache::begin_read(uint64_t block, size_t count, uint64_t* stamps) {
+  for (size_t i = 0; i < count && i < kFillBlocksMax; ++i) {
+    char* ways;
+    Set& set = set_of(block + i, &ways);
+    sys::Locked guard(set.lock);
+    stamps[i] = set.begun == set.ended ? set.begun : kNever;
+  }
+}
+
+void Cache::fill(uint64_t block, size_t count, const char* from, const uint64_t* stamps) {
+  if (count > kFillBlocksMax) return;
+  for (size_t i = 0; i < count; ++i) {
+    char* ways;
+    Set& set = set_of(block + i, &ways);
+    sys::Locked guard(set.lock);
+    if (stamps[i] == kNever || set.begun != stamps[i]) continue;
+    unsigned way = 0;
+    while (way < kWays && set.blocks[way] != block + i + 1) ++way;
+    if (way == kWays) {
+      way = set.next;
+      set.next = static_cast<uint8_t>((way + 1) % kWays);
+    }
+    set.blocks[way] = block + i + 1;
+    memcpy(ways + way * kBlockBytes, from + i * kBlockBytes, kBlockBytes);
+  }
+}
+
+void Cache::begin_write(uint64_t block, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    char* ways;
+    Set& set = set_of(block + i, &ways);
+    sys::Locked guard(set.lock);
+    ++set.begun;
+    for (uint64_t& held : set.blocks) {
+      if (held == block + i + 1) held = 0;
+    }
+  }
+}
+
+void Cache::end_write(uint64_t block, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    char* ways;
+    Set& set = set_of(block + i, &ways);
+    sys::Locked guard(set.lock);
+    ++set.ended;
+  }
+}
+
+void Cache::forget_in_child() {
+  for (uint64_t i = 0; i < count_; ++i) {
+    sets_[i].lock.unlock();
+    sets_[i].ended = sets_[i].begun;
+    for (uint64_t& held : sets_[i].blocks) held = 0;   // a writer of the parent may have been at work
+  }
+}
+
+}  // namespace lunar::cblk

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The read cache of a chunk (CFLSH_BLK_CACHE_SIZE): blocks lately read, write-through.
+//
+//   set = hash(block) ──► { lock, writers begun / ended, 4 ways: block number, 4096 bytes }
+//
+// What keeps it true: a write names its blocks *before* it goes to the device (they leave the cache) and once more after. A
+// read that missed may fill a set only when no write was under way in that set when the read began and none began since.
+// Threading: any; a short spin lock a set. Allocates at open only.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "sys/thread.h"
+
+namespace lunar::cblk {
+
+class Cache {
+ public:
+  static constexpr unsigned kFillBlocksMax = 8;   // a longer read goes past the cache: it would sweep it out
+
+  [[nodiscard]] int open(uint64_t blocks);        // 0: no cache; 0 or -ENOMEM
+  void close();
+  bool active() const { return sets_ != nullptr; }
+
+  // All of them or none: true when `to` is filled.
+  bool read(uint64_t block, size_t count, char* to);
+  // What a read that missed must remember, for fill(). `stamps` has room for kFillBlocksMax.
+  void begin_read(uint64_t block, size_t count, uint64_t* stamps);
+  void fill(uint64_t block, size_t count, const char* from, const uint64_t* stamps);
+  void begin_write(uint64_t block, size_t count);
+  void end_write(uint64_t block, size_t count);
+  void forget_in_child();                         // writes and locks of the parent's threads
+
+ private:
+  static constexpr unsigned kWays = 4;
+  static constexpr uint64_t kNever = UINT64_MAX;  // a stamp that fills nothing
+  struct Set {
+    sys::SpinLock lock;
+    uint8_t next = 0;               // way to be replaced
+    uint64_t begun = 0, ended = 0;  // writes
+    uint64_t blocks[kWays] = {};    // block number + 1; 0: empty
+  };
+  Set& set_of(uint64_t block, char** ways);
+
+  Set* sets_ = nullptr;
+  char* data_ = nullptr;            // kWays blocks a set
+  uint64_t count_ = 0;              // of sets
+  size_t mapping_bytes_ = 0;
+};
+
+}  // namespace lunar::cblk

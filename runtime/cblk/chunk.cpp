@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening, sizing, describing and closing a chunk: see chunk.h.
+//
+// Memory: one mapping holds the chunk, its commands and the chains of user tags; the pages of commands that are never used are
+// never touched.
+// Threading: any; all of this may block and allocate.
+#include "cblk/chunk.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include <new>
+
+#include "base/arena.h"
+#include "cblk/door.h"
+#include "cblk/fork.h"
+#include "cblk/wait.h"
+
+namespace lunar::cblk {
+namespace {
+
+constexpr uint32_t kRingDepthMax = 4096;
+constexpr uint64_t kScrubBlocks = 4096;
+
+}  // namespace
+
+int Chunk::open(const Options& options, Chunk** out) {
+  if (!options.path || !*options.path || (options.mode & O_ACCMODE) == O_ACCMODE) return -EINVAL;
+  if (options.requests > kRequestsMax) return -ENOMEM;
+  if (const int status = fork_handlers_install(); status < 0) return status;
+  trace_open();
+  const auto count = static_cast<uint32_t>(options.requests <= 0 ? kRequestsDefault : options.requests);
+  uint32_t chains = 16;
+  while (chains < count) chains *= 2;
+  const size_t entries_at = round_up(sizeof(Chunk), 64), hash_at = entries_at + round_up(count * sizeof(Entry), 64);
+  const size_t bytes = hash_at + chains * sizeof(uint32_t);
+  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!memory) return -ENOMEM;
+  auto* chunk = new (memory) Chunk(options.kind);
+  chunk->mapping_bytes_ = bytes;
+  chunk->entries_ = reinterpret_cast<Entry*>(memory + entries_at);
+  chunk->entry_count_ = count;
+  chunk->depth_ = count < kRingDepthMax ? count : kRingDepthMax;
+  chunk->hash_ = reinterpret_cast<uint32_t*>(memory + hash_at);
+  chunk->hash_mask_ = chains - 1;
+  for (uint32_t i = 0; i < count; ++i) new (&chunk->entries_[i]) Entry;
+  chunk->reset_commands();
+  chunk->sequence_ = options.sequence ? options.sequence : &chunk->own_sequence_;
+  chunk->access_ = options.mode & O_ACCMODE;
+  chunk->flags_ = options.flags;
+
+  const Environment environment = read_environment();
+  chunk->timeout_ns_ = environment.timeout_s < kForever / 4'000'000'000 ? environment.timeout_s * 1'000'000'000 : 0;
+  chunk->lun_id_ = environment.lun_id;
+  int status = chunk->open_device(options);
+  if (status == 0) {
+    chunk->find_limits(environment);
+    status = chunk->bounces_.open();
+  }
+  // Chunks of a group lie on one LUN, or hold every n-th block of one: a cache each would tell of the others' past.
+  if (status == 0 && options.kind == Kind::kChunk) status = chunk->cache_.open(environment.cache_blocks);
+  if (status == 0) status = chunk->attach();
+  if (status == 0) status = table_add(chunk);
+  if (status < 0) chunk->destroy();
+  else *out = chunk;
+  trace("open %s lun %llu mode %d flags %#x requests %u: %d", options.path, static_cast<unsigned long long>(environment.lun_id),
+        options.mode, static_cast<unsigned>(options.flags), count, status < 0 ? status : chunk->id);
+  return status;
+}
+
+int Chunk::open_one(const char* path, Device** out, ErrorText* why) {
+  if (flags_ & CBLK_OPN_VIRT_LUN) {
+    VirtualLun* lun = nullptr;
+    const int status = open_virtual(path, &lun, why);
+    if (status == 0) *out = virtual_[virtual_count_++] = lun;
+    return status;
+  }
+  const bool forced = (flags_ & CBLK_OPN_FORCED_RESERVE) != 0;
+  return open_whole(path, access_ == O_RDONLY, forced || (flags_ & CBLK_OPN_RESERVE) != 0, forced, out, why);
+}
+
+int Chunk::open_raid0(const char* path, ErrorText* why) {
+  auto* names = static_cast<char(*)[kPathBytes]>(map_private(kDevicesMax * kPathBytes, ForkPolicy::kInherit));
+  if (!names) return -ENOMEM;
+  Device* devices[kDevicesMax] = {};
+  const int count = split_devices(path, names, kDevicesMax);
+  int status = count == 1 ? -EINVAL : count;
+  for (int i = 0; i < count && status >= 0; ++i) status = open_one(names[i], &devices[i], why);
+  if (status >= 0) {
+    status = stripe_blocks(path, devices, static_cast<unsigned>(count), &device_, why);   // takes them over
+    device_count_ = static_cast<unsigned>(count);
+  } else {
+    for (Device* device : devices) device_close(device);
+  }
+  unmap_private(names, kDevicesMax * kPathBytes);
+  return status;
+}
+
+int Chunk::open_device(const Options& options) {
+  ErrorText why;
+  int status = 0;
+  char* uri = nullptr;
+  if (options.raid0) {
+    status = open_raid0(options.path, &why);
+  } else if (flags_ & CBLK_OPN_MPIO_FO) {
+    uri = static_cast<char*>(map_private(kDevicesMax * kPathBytes, ForkPolicy::kInherit));
+    status = uri ? paths_uri(options.path, uri, kDevicesMax * kPathBytes) : -ENOMEM;
+    if (status == 0) status = open_one(uri, &device_, &why);
+    if (uri) unmap_private(uri, kDevicesMax * kPathBytes);
+  } else {
+    status = open_one(options.path, &device_, &why);
+  }
+  if (status < 0 && why.text[0]) trace("%s", why.text);
+  return status;
+}
+
+void Chunk::find_limits(const Environment& environment) {
+  const Capabilities capabilities = device_->capabilities();
+  can_unmap_ = capabilities.discard;
+  buffer_align_ = capabilities.memory_align ? capabilities.memory_align : 1;
+  if (virtual_count_) {
+    transfer_blocks_max_ = 1;
+    for (unsigned i = 0; i < virtual_count_; ++i) lun_blocks_ += virtual_[i]->physical().device()->size_bytes() / kBlockBytes;
+    return;
+  }
+  lun_blocks_ = device_->size_bytes() / kBlockBytes;
+  const uint64_t carries = capabilities.transfer_bytes_max / kBlockBytes;
+  if (carries && carries < transfer_blocks_max_) transfer_blocks_max_ = carries;
+  // Each member of a RAID 0 takes a vector of 256 pieces.
+  if (device_count_ > 1 && transfer_blocks_max_ > 256 * device_count_) transfer_blocks_max_ = 256 * device_count_;
+  if (environment.transfer_blocks_max && environment.transfer_blocks_max < transfer_blocks_max_)
+    transfer_blocks_max_ = environment.transfer_blocks_max;
+  if (environment.size_blocks && environment.size_blocks < lun_blocks_) lun_blocks_ = environment.size_blocks;
+  size_blocks_.store(lun_blocks_, std::memory_order_relaxed);
+}
+
+int Chunk::attach() {
+  ContextOptions options;
+  options.depth = depth_;
+  options.spin = false;
+  options.shared = true;
+  return device_->attach(options, &context_);
+}
+
+// pre: nobody uses it any more.
+void Chunk::destroy() {
+  if (context_) device_->detach(context_);
+  if (device_) device_close(device_);
+  cache_.close();
+  bounces_.close();
+  unmap_private(this, mapping_bytes_);
+}
+
+// No new commands; true when none is under way any more. False (deadline, or another thread closes): see reopen().
+bool Chunk::drain(uint64_t deadline_ns) {
+  lock_.lock();
+  closing_ = true;
+  signal_all(Waiter::kFree);
+  Waiter waiter;
+  waiter.kind = Waiter::kIdle;
+  const int status = wait_until(&waiter, deadline_ns, [this] { return in_ring_ == 0 && backlog_count_ == 0; });
+  unlock();
+  return status == 0;
+}
+
+void Chunk::reopen() {
+  lock_.lock();
+  closing_ = false;
+  unlock();
+}
+
+int Chunk::close(int flags) {
+  const uint64_t deadline = sys::now_ns() + kCloseWaitNs;
+  if (being_closed_.exchange(true)) return -EINVAL;   // another thread is at it
+  if (!drain(deadline) || table_shut(this, 1, deadline) < 0) {
+    reopen();
+    being_closed_.store(false);
+    trace("close %d: busy", id);
+    return -EBUSY;
+  }
+  end(flags);
+  return 0;
+}
+
+// pre: drained and shut; nobody but the caller uses it. The object is gone.
+void Chunk::end(int flags) {
+  registry_remove(this);
+  stop_completer();
+  const bool scrubs = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_count_ && !inherited_.load(std::memory_order_relaxed);
+  if (scrubs) (void)scrub(0, size_blocks());
+  trace("close %d", id);
+  Slot* const place = slot;
+  destroy();
+  place->word.fetch_sub(1, std::memory_order_release);   // the closer's own use
+}
+
+// Overwrites [from, to) with zeros. 0 or -errno.
+int Chunk::scrub(uint64_t from, uint64_t to) {
+  constexpr size_t kBytes = kScrubBlocks * kBlockBytes;
+  char* zeros = nullptr;
+  int64_t status = 0;
+  for (uint64_t at = from; at < to && status >= 0; at += kScrubBlocks) {
+    const uint64_t blocks = to - at < kScrubBlocks ? to - at : kScrubBlocks;
+    ::lunar::Command command;
+    command.op = Op::kDiscard;
+    command.offset = DeviceOffset{at * kBlockBytes};
+    command.length = blocks * kBlockBytes;
+    status = can_unmap_ ? device_->transfer(command) : -EOPNOTSUPP;
+    if (status >= 0) continue;
+    if (!zeros) zeros = static_cast<char*>(map_private(kBytes, ForkPolicy::kInherit));
+    if (!zeros) return -ENOMEM;
+    const iovec part = {zeros, command.length};
+    command.op = Op::kWrite;
+    command.iov = &part;
+    command.iov_count = 1;
+    status = device_->transfer(command);
+  }
+  if (zeros) unmap_private(zeros, kBytes);
+  return status < 0 ? static_cast<int>(status) : 0;
+}
+
+// All virtual LUNs of the chunk, or none of them.
+int Chunk::resize(uint64_t blocks, ErrorText* why) {
+  const uint64_t bytes = (blocks + virtual_count_ - 1) / virtual_count_ * kBlockBytes;
+  const uint64_t before = virtual_[0]->used_bytes();
+  int status = 0;
+  for (unsigned i = 0; i < virtual_count_ && status == 0; ++i) {
+    status = virtual_[i]->set_size(bytes, why);
+    ErrorText ignored;
+    for (unsigned j = i; status < 0 && j-- > 0;) (void)virtual_[j]->set_size(before, &ignored);
+  }
+  return status;
+}
+
+int Chunk::set_size(uint64_t blocks, int flags) {
+  if (!virtual_count_ || inherited_.load(std::memory_order_relaxed)) return -EINVAL;
+  sys::Locked guard(resize_);
+  const uint64_t now = size_blocks();
+  ErrorText why;
+  if (blocks == UINT64_MAX) {
+    uint64_t least = kForever;
+    for (unsigned i = 0; i < virtual_count_; ++i) {
+      const uint64_t remains = (virtual_[i]->used_bytes() + virtual_[i]->remaining_bytes()) / kBlockBytes;
+      if (remains < least) least = remains;
+    }
+    blocks = least * virtual_count_;
+  }
+  if (blocks > kForever / kBlockBytes) return -ENOMEM;
+  if (blocks < now) {
+    size_blocks_.exchange(blocks);   // no new I/O beyond; then none may be under way
+    if (!quiet()) {
+      size_blocks_.store(now);
+      return -EBUSY;
+    }
+    if ((flags | flags_) & CBLK_SCRUB_DATA_FLG) {
+      if (const int status = scrub(blocks, now); status < 0) {
+        size_blocks_.store(now);
+        return status;
+      }
+    }
+    if (cache_.active()) cache_.begin_write(blocks, now - blocks), cache_.end_write(blocks, now - blocks);
+  }
+  const int status = resize(blocks, &why);
+  size_blocks_.store(status < 0 ? now : blocks);
+  trace("set_size %d %llu: %d %s", id, static_cast<unsigned long long>(blocks), status, status < 0 ? why.text : "");
+  return status == -ENOSPC ? -ENOMEM : status;
+}
+
+// Waits a while for blocking I/O to end; asynchronous commands are the caller's to fetch first.
+bool Chunk::quiet() {
+  for (const uint64_t end = sys::now_ns() + kCloseWaitNs; sys::now_ns() < end; sys::sleep_ns(kRetryNs)) {
+    lock_.lock();
+    while (!leader_ && reap()) {}
+    const bool idle = in_ring_ == 0 && backlog_count_ == 0;
+    unlock();
+    if (!idle) return false;
+    if (counters_.act_reads.now.load() == 0 && counters_.act_writes.now.load() == 0) return true;
+  }
+  return false;
+}
+
+int Chunk::clone_after_fork(int mode) {
+  const int access = mode & O_ACCMODE;
+  if (access == O_ACCMODE || (access != access_ && access_ != O_RDWR)) return -EINVAL;
+  lock_.lock();
+  const bool inherited = inherited_.load(std::memory_order_relaxed);
+  const bool busy = inherited ? active_at_fork_ : !forked_ && (in_ring_ + backlog_count_ != 0 || fetchable_ != 0);
+  int status = busy ? -EBUSY : 0;
+  if (!busy && inherited) {
+    for (unsigned i = 0; i < virtual_count_ && status == 0; ++i) status = virtual_[i]->refresh();
+    if (status == 0) access_ = access;
+    if (status == 0) inherited_.store(false, std::memory_order_relaxed);
+  }
+  unlock();
+  return status;
+}
+
+}  // namespace lunar::cblk

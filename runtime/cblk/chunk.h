@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// A chunk: a device that a program opened through the block library.
+//
+//   cblk_read  ───────────────────────────────────────────────► Device::transfer     on the caller's thread, no lock
+//   cblk_aread ─► command table ─► backlog ─► Context (ring) ─┐
+//   cblk_aresult ◄─ done ◄──────── harvest ◄──────────────────┘                       under the chunk's lock, which nobody
+//                                                                                     sleeps with
+// Waiting (wait.cpp): who needs a completion takes what the ring has. If that does not help, one of those that wait, the
+// *leader*, sleeps in the ring, without the lock; the others sleep on a word of their own each. Who harvests wakes exactly those
+// whose command is done; a leader that leaves names another. While there is a leader nobody else harvests: else its own
+// completion could be taken from under it, and it would sleep on.
+//
+// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult; those with a status of the caller's go from
+// active to free.
+//
+// Files: chunk.cpp open and close; commands.cpp the table; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; sync.cpp;
+// listio.cpp; fork.cpp.
+// Threading: public calls from any thread unless they say otherwise. Data path: no allocation.
+#pragma once
+#include <sys/uio.h>
+
+#include "capiblock.h"
+#include "cblk/bounce.h"
+#include "cblk/cache.h"
+#include "cblk/counters.h"
+#include "cblk/door.h"
+#include "cblk/environment.h"
+#include "cblk/table.h"
+#include "lun/virtual_lun.h"
+#include "superpipe/device.h"
+
+namespace lunar::cblk {
+
+constexpr uint64_t kBlockBytes = CAPI_FLASH_BLOCK_SIZE;
+constexpr int kRequestsDefault = 64, kRequestsMax = 8192;
+constexpr uint64_t kTransferBlocksMax = 4096;          // of a physical chunk; a virtual one moves 1
+constexpr uint64_t kCloseWaitNs = 5'000'000'000;
+constexpr uint64_t kFreeCommandWaitNs = 5'000'000'000;
+constexpr uint64_t kForever = UINT64_MAX;              // a deadline
+constexpr uint32_t kNone = UINT32_MAX;                 // no command
+
+// One I/O as the caller asked for it.
+struct Io {
+  Op op = Op::kRead;
+  char* buffer = nullptr;
+  int64_t lba = 0;
+  size_t blocks = 0;
+  int user_tag = 0;
+  bool has_user_tag = false;
+  bool wait_for_command = false;
+  cblk_arw_status_t* status = nullptr;   // to be filled in the background
+  // Made by prepare().
+  Bounce bounce;
+  bool cached_write = false;
+  uint64_t stamps[Cache::kFillBlocksMax] = {};
+  bool stamped = false;
+};
+
+// The status last: who reads it with acquire order may read the rest.
+inline void set_status(cblk_arw_status_t* status, cblk_status_type_t value) {
+  std::atomic_ref<cblk_status_type_t>(status->status).store(value, std::memory_order_release);
+}
+inline cblk_status_type_t get_status(cblk_arw_status_t* status) {
+  return std::atomic_ref<cblk_status_type_t>(status->status).load(std::memory_order_acquire);
+}
+void fill_status(cblk_arw_status_t* status, int64_t blocks);   // blocks or -errno
+
+struct Entry {
+  enum State : uint8_t { kFree, kActive, kDone };
+  std::atomic<uint8_t> state{kFree};
+  bool left_status = false;         // its last life ended in a status of the caller's: ENOMSG
+  uint32_t life = 0;
+  uint32_t next = kNone;            // free stack or backlog
+  uint32_t newer = kNone, older = kNone;   // fetchable commands in the order of issue
+  uint32_t same_hash = kNone;       // user tags
+  iovec part{};
+  uint64_t sequence = 0;
+  int64_t result = 0;               // blocks or -errno
+  struct Waiter* waiters = nullptr; // for this one
+  Io io;
+};
+
+// A thread that sleeps until somebody changed something. Lives on its stack.
+struct Waiter {
+  enum Kind : uint8_t { kCommand, kAny, kFree, kIdle };
+  Kind kind = kAny;
+  uint32_t index = kNone;           // kCommand: which
+  bool listed = false;
+  bool appointed = false;           // woken to become the leader
+  std::atomic<uint32_t> signal{0};
+  Waiter* next = nullptr;           // among those of its kind
+  Waiter* previous = nullptr;
+  Waiter* same_command = nullptr;
+};
+
+class Chunk final : public Handle {
+ public:
+  struct Options {
+    const char* path = nullptr;     // or d1:d2:.. of a RAID 0
+    int requests = 0;
+    int mode = 0;
+    int flags = 0;
+    Kind kind = Kind::kChunk;
+    bool raid0 = false;
+    std::atomic<uint64_t>* sequence = nullptr;   // the group's
+  };
+  // 0 or -errno. The chunk is in the table.
+  [[nodiscard]] static int open(const Options& options, Chunk** out);
+  // Ends it (close of cblk_close): 0, or -EBUSY and it lives on. On 0 the object is gone. pre: the caller uses it.
+  [[nodiscard]] int close(int flags);
+  // Its steps, for groups.
+  bool drain(uint64_t deadline_ns);
+  void reopen();
+  void end(int flags);
+
+  [[nodiscard]] int set_size(uint64_t blocks, int flags);
+  uint64_t size_blocks() const { return size_blocks_.load(std::memory_order_acquire); }
+  uint64_t lun_blocks() const { return lun_blocks_; }
+  uint64_t transfer_blocks_max() const { return transfer_blocks_max_; }
+  bool is_virtual() const { return virtual_count_ != 0; }
+  unsigned device_count() const { return device_count_; }
+  void stats(chunk_stats_t* out);
+  void attributes(chunk_attrs_t* out);
+  [[nodiscard]] int clone_after_fork(int mode);
+
+  // Blocks moved, or -errno.
+  [[nodiscard]] int64_t transfer(Io* io);
+  // 0: issued (*tag set unless it is the caller's); > 0 done already; -errno.
+  [[nodiscard]] int64_t issue(Io* io, int* tag);
+  // > 0 blocks; 0 not done; -errno. Blocking: until the deadline, then -ETIMEDOUT.
+  [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns);
+  uint64_t result_deadline() const;         // by CFLSH_BLK_TIMEOUT
+  [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
+                         cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags);
+
+  // For groups and lists.
+  uint64_t oldest_done(bool harvests);           // its sequence; kForever when nothing is done
+  uint64_t oldest_active();                      // kForever: none can be fetched
+  [[nodiscard]] int await_any(uint64_t deadline_ns);     // until something may be done; 0, -ETIMEDOUT, -ENOENT
+  void harvest();                                // takes what is there
+  [[nodiscard]] int check(const Io& io) const;   // 0 or -EINVAL, -EPROTONOSUPPORT
+  uint64_t timeout_ns() const { return timeout_ns_; }
+
+  // fork.cpp; pre of all three: the registry's lock is held.
+  void before_fork() { lock_.lock(); }
+  void after_fork_in_parent() { lock_.unlock(); }
+  void after_fork_in_child();
+
+ private:
+  explicit Chunk(Kind kind) : Handle(kind) {}
+  // chunk.cpp
+  int open_device(const Options& options);
+  int open_one(const char* path, Device** out, ErrorText* why);
+  int open_raid0(const char* path, ErrorText* why);
+  int resize(uint64_t blocks, ErrorText* why);
+  void find_limits(const Environment& environment);
+  void destroy();
+  int attach();
+  int scrub(uint64_t from, uint64_t to);
+  bool quiet();
+  // commands.cpp; pre: the lock is held
+  uint32_t take_free();
+  void give_free(uint32_t index);
+  void enter_fetchable(uint32_t index);
+  void leave_fetchable(uint32_t index);
+  uint32_t find_tag(int tag, bool user, bool* left_status) const;
+  uint32_t oldest(Entry::State state) const;
+  void reset_commands();
+  // issue.cpp
+  int64_t prepare(Io* io);
+  void drop(Io* io);
+  int64_t admit(Io* io, uint32_t* index);   // lock held
+  void push_backlog();              // lock held
+  int start_completer();            // lock held
+  void wake_completer();
+  void stop_completer();
+  void completer();
+  // harvest.cpp; lock held
+  bool reap();
+  void finish(uint32_t index, int64_t bytes);
+  void copy_out(const Response& response);   // without the lock
+  void count(const Io& io, int64_t blocks);
+  // wait.cpp; lock held
+  template <class Done>
+  int wait_until(Waiter* waiter, uint64_t deadline_ns, Done done);
+  void enlist(Waiter* waiter);
+  void delist(Waiter* waiter);
+  void signal(Waiter* waiter);
+  void signal_one(Waiter::Kind kind);
+  void signal_all(Waiter::Kind kind);
+  void signal_waiters_of(uint32_t index);
+  bool may_lead(Waiter::Kind kind) const;
+  void sleep(Waiter* waiter, int64_t left_ns);
+  void unlock();                    // and wakes who was signalled, and names a leader where one is wanted
+  // result.cpp; lock held
+  int64_t fetch(uint32_t index, int* tag);
+  int64_t next_result(int* tag, int flags, uint64_t deadline_ns);
+  // sync.cpp
+  int64_t move(const Io& io);
+  int64_t move_bounced(const Io& io);
+  // listio.cpp
+  friend class ListRun;
+
+  Device* device_ = nullptr;
+  VirtualLun* virtual_[kDevicesMax] = {};   // device_, when it is one, or what it is a stripe of
+  unsigned virtual_count_ = 0;
+  Context* context_ = nullptr;      // attached by the first asynchronous command
+  unsigned device_count_ = 1;       // of a RAID 0
+  int access_ = 0;                  // O_RDONLY, O_WRONLY, O_RDWR
+  int flags_ = 0;
+  bool can_unmap_ = false;
+  uint32_t buffer_align_ = 1;
+  uint64_t lun_blocks_ = 0;
+  uint64_t transfer_blocks_max_ = kTransferBlocksMax;
+  std::atomic<uint64_t> size_blocks_{0};
+  std::atomic<bool> being_closed_{false};
+  std::atomic<bool> inherited_{false};     // virtual, in a child that has not cloned it
+  bool active_at_fork_ = false;
+  bool forked_ = false;             // in a child: nothing of before is its own
+  sys::Mutex resize_;
+  uint64_t timeout_ns_ = 0;         // CFLSH_BLK_TIMEOUT; 0: none
+  uint64_t lun_id_ = 0;
+  size_t mapping_bytes_ = 0;
+  std::atomic<uint64_t>* sequence_ = nullptr;   // next number of an issue
+  std::atomic<uint64_t> own_sequence_{0};
+  BouncePool bounces_;
+  Cache cache_;
+  Counters counters_;
+
+  // The asynchronous side. Under lock_ but for what says otherwise.
+  alignas(64) sys::Mutex lock_;
+  Entry* entries_ = nullptr;
+  uint32_t entry_count_ = 0;
+  uint32_t depth_ = 0;              // of the ring
+  uint32_t free_ = kNone;
+  uint32_t backlog_first_ = kNone, backlog_last_ = kNone, backlog_count_ = 0;
+  uint32_t oldest_ = kNone, newest_ = kNone;   // fetchable
+  uint32_t* hash_ = nullptr;        // user tags: hash_mask_ + 1 chains
+  uint32_t hash_mask_ = 0;
+  uint32_t in_ring_ = 0;            // handed to the context, not yet finished
+  uint32_t fetchable_ = 0, done_ = 0;
+  std::atomic<uint32_t> background_{0};        // active commands that nobody fetches; the completer looks without the lock
+  bool leader_ = false;             // somebody harvests or sleeps in the ring
+  bool appointed_ = false;          // somebody was woken to become it
+  bool closing_ = false;
+  Waiter* waiting_[4] = {};         // by kind
+  std::atomic<uint32_t>* to_wake_[64] = {};    // signalled: woken at unlock
+  unsigned to_wake_count_ = 0;
+
+  enum class Completer : uint8_t { kNone, kRuns, kFailed };
+  Completer completer_state_ = Completer::kNone;
+  std::atomic<bool> completer_stop_{false};
+  std::atomic<uint32_t> completer_word_{0};    // bumped when it has work
+  std::atomic<bool> completer_sleeps_{false};
+  pthread_t completer_thread_{};
+};
+
+}  // namespace lunar::cblk

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// The door to lun/: see door.h.
+// Threading: any, blocking.
+#include "cblk/door.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include <initializer_list>
+
+#include "base/format.h"
+#include "lun/compose.h"
+#include "lun/stripe_device.h"
+#include "sys/file.h"
+#include "sys/thread.h"
+
+namespace lunar::cblk {
+namespace {
+
+constexpr uint64_t kBlock = 4096;
+constexpr off_t kLockedByte = INT64_MAX - 4096;   // of the device's file: beyond any data
+constexpr int kLockRetries = 10;
+constexpr uint64_t kLockRetryNs = 10'000'000;
+
+// Length of the scheme that `text` begins with, or 0.
+size_t scheme_length(const char* text) {
+  for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "sim:", "stripe:", "mirror:", "paths:"}) {
+    const size_t length = strlen(scheme);
+    if (strncmp(text, scheme, length) == 0) return length;
+  }
+  return 0;
+}
+
+// Locks the byte, or lets it go. 0, also where the file takes no locks; -EBUSY.
+int lock_whole(Device* device, int type) {
+  if (device->fd_count() == 0) return 0;
+  struct flock lock = {};
+  lock.l_type = static_cast<short>(type);
+  lock.l_whence = SEEK_SET;
+  lock.l_start = kLockedByte;
+  lock.l_len = 1;
+  for (int i = 0;; ++i) {
+    const long status = sys::control_file(device->fd(0), F_OFD_SETLK, &lock);
+    if (status != -EAGAIN && status != -EACCES) return 0;
+    if (i == kLockRetries) return -EBUSY;
+    sys::sleep_ns(kLockRetryNs);   // the ring of a chunk that was closed may hold the file some milliseconds longer
+  }
+}
+
+}  // namespace
+
+int split_devices(const char* path, char (*out)[kPathBytes], unsigned max) {
+  unsigned count = 0;
+  for (const char* at = path;; ++at) {
+    const char* from = at;
+    size_t length;
+    if (*at == '(') {
+      int depth = 0;
+      do {
+        if (*at == '(') ++depth;
+        else if (*at == ')') --depth;
+        else if (!*at) return -EINVAL;
+        ++at;
+      } while (depth);
+      ++from;
+      length = static_cast<size_t>(at - from) - 1;
+    } else {
+      at += scheme_length(at);
+      at += strcspn(at, ":");
+      length = static_cast<size_t>(at - from);
+    }
+    if (length == 0 || length == scheme_length(from) || count == max) return -EINVAL;
+    if (length >= kPathBytes) return -ENAMETOOLONG;
+    memcpy(out[count], from, length);
+    out[count++][length] = '\0';
+    if (!*at) return static_cast<int>(count);
+    if (*at != ':') return -EINVAL;
+  }
+}
+
+int paths_uri(const char* path, char* out, size_t size) {
+  static thread_local char names[kDevicesMax][kPathBytes];
+  const int count = split_devices(path, names, kDevicesMax);
+  if (count < 0) return count;
+  size_t length = count == 1 ? 0 : format_to(out, size, "paths:");
+  for (int i = 0; i < count; ++i) {
+    if (length + strlen(names[i]) + 2 > size) return -ENAMETOOLONG;
+    length += format_to(out + length, size - length, i ? ";%s" : "%s", names[i]);
+  }
+  return 0;
+}
+
+int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why) {
+  DeviceOptions options;
+  options.scratch = false;
+  options.read_only = read_only;
+  // Blank members of a stripe or mirror get their labels; they are asked for by name.
+  int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
+  if (status < 0) return status;
+  status = lock_whole(*out, reserve && !read_only ? F_WRLCK : F_RDLCK);
+  if (forced) return 0;
+  if (status < 0) (void)why->set(status, "LUN %s: reserved or in use by another one; wait for it, or force it (CBLK_OPN_FORCED_RESERVE)", path);
+  Holds holds = Holds::kForeign;
+  char what[64];
+  // After the lock: who formats it holds that.
+  if (status == 0) status = device_holds(*out, &holds, what, sizeof what);
+  if (status == 0 && (holds == Holds::kPhysicalLun || holds == Holds::kMember))
+    status = why->set(-EBUSY, "LUN %s: carries %s; open a virtual LUN on it, or force it (CBLK_OPN_FORCED_RESERVE)", path, what);
+  if (status < 0) {
+    device_close(*out);
+    *out = nullptr;
+  }
+  return status;
+}
+
+int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
+  DeviceOptions options;
+  options.scratch = false;
+  Device* raw = nullptr;
+  int status = raw_open(path, options, Format::kIfBlank, &raw, why);
+  if (status < 0) return status;
+  Holds holds = Holds::kForeign;
+  char what[64];
+  status = device_holds(raw, &holds, what, sizeof what);
+  const bool blank = status == 0 && holds == Holds::kBlank;
+  if (blank) status = lock_whole(raw, F_WRLCK);
+  if (status < 0) {
+    device_close(raw);
+    return why->set(status, "LUN %s: blank, but in use as a whole; wait for who has it open", path);
+  }
+  PhysicalLun* physical = nullptr;
+  status = PhysicalLun::open(raw, Format::kIfBlank, &physical, why);    // takes what it is given over
+  if (status < 0) return status;
+  if (blank) (void)lock_whole(raw, F_UNLCK);
+  return VirtualLun::open(physical, VirtualOptions{}, out, why);
+}
+
+int stripe_blocks(const char* name, Device* const* devices, unsigned count, Device** out, ErrorText* why) {
+  uint64_t least = UINT64_MAX;
+  for (unsigned i = 0; i < count; ++i) {
+    if (devices[i]->size_bytes() < least) least = devices[i]->size_bytes();
+  }
+  return StripeDevice::create(name, devices, count, 0, least, out, why, kBlock);
+}
+
+Ways ways_to(Device* device) {
+  PathInfo paths[kDevicesMax];
+  const int count = device_paths(device, paths, kDevicesMax);
+  Ways out;
+  if (count > 0 && strcmp(device->kind(), "paths") == 0) out.count = static_cast<unsigned>(count);
+  for (int i = 0; i < count; ++i) {
+    out.fail_overs += paths[i].failovers;
+    if (paths[i].primary) out.primary = static_cast<unsigned>(i);
+  }
+  return out;
+}
+
+}  // namespace lunar::cblk

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The door between the block library and lun/: what a program names becomes a Device.
+// Threading: any, blocking. Not for the data path.
+#pragma once
+#include <cstddef>
+
+#include "lun/virtual_lun.h"
+#include "superpipe/device.h"
+
+namespace lunar::cblk {
+
+constexpr unsigned kDevicesMax = 8;      // of a RAID 0 or of paths
+constexpr size_t kPathBytes = 4096;
+
+// The whole device. Each that has it open holds one byte of its file locked, shared or (reserve) exclusively; so does `lunar run`
+// with a file. What cannot be locked, carries Lunar's own format, or is a member of a stripe or mirror, is -EBUSY unless forced.
+[[nodiscard]] int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why);
+// A new virtual LUN of size 0 on it, which ends with its last owner. A blank device is formatted first, if
+// nobody has it open as a whole.
+[[nodiscard]] int open_virtual(const char* path, VirtualLun** out, ErrorText* why);
+// d1:d2:.. as "paths:d1;d2;..", for CBLK_OPN_MPIO_FO. 0, -EINVAL, -ENAMETOOLONG.
+[[nodiscard]] int paths_uri(const char* path, char* out, size_t size);
+
+// One device whose block b is block b / count of device b % count; its size is count times that of the smallest. Takes the
+// devices over: closed with it, or at once on failure.
+[[nodiscard]] int stripe_blocks(const char* name, Device* const* devices, unsigned count, Device** out, ErrorText* why);
+
+// Ways to the device, fail-overs so far, and which way is the primary one.
+struct Ways {
+  unsigned count = 1;
+  unsigned primary = 0;
+  uint64_t fail_overs = 0;
+};
+Ways ways_to(Device* device);
+
+// Cuts d1:d2:.. at its colons; a device may be
+//   a path without a colon           /dev/sdb
+//   SCHEME:REST, REST without one    file:/data/x   sim:64m   pmem:/dev/pmem0
+//   either of these in parentheses, and then with colons: (paths:file:/a;file:/b)
+// Copies each into out[i] (without its parentheses). How many, or -EINVAL (none, more than `max`, one of them empty, a parenthesis
+// that does not close), -ENAMETOOLONG.
+[[nodiscard]] int split_devices(const char* path, char (*out)[kPathBytes], unsigned max);
+
+}  // namespace lunar::cblk

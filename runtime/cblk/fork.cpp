@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chunks across fork: see fork.h.
+// Threading: the forking thread. May not, in the child: allocate, wait.
+#include "cblk/fork.h"
+
+#include <pthread.h>
+
+#include <new>
+
+#include "cblk/chunk.h"
+
+namespace lunar::cblk {
+namespace {
+
+template <class Do>
+void for_chunks(Do what) {
+  for (Handle* handle = registry_first(); handle; handle = handle->next) {
+    if (handle->kind != Kind::kGroup) what(static_cast<Chunk*>(handle));
+  }
+}
+
+void before() {
+  registry_lock().lock();
+  for_chunks([](Chunk* chunk) { chunk->before_fork(); });
+}
+
+void in_parent() {
+  for_chunks([](Chunk* chunk) { chunk->after_fork_in_parent(); });
+  registry_lock().unlock();
+}
+
+void in_child() {
+  registry_lock().reset_in_child();
+  table_forget_users();
+  for_chunks([](Chunk* chunk) { chunk->after_fork_in_child(); });
+}
+
+}  // namespace
+
+int fork_handlers_install() {
+  static const int status = -pthread_atfork(before, in_parent, in_child);
+  return status;
+}
+
+void Chunk::after_fork_in_child() {
+  lock_.reset_in_child();
+  resize_.reset_in_child();
+  active_at_fork_ = in_ring_ + backlog_count_ + fetchable_ != 0;
+  forked_ = true;
+  if (context_) device_->detach(context_);   // in a child: forgets it, the commands in it are the parent's
+  context_ = nullptr;
+  reset_commands();
+  bounces_.forget_in_child();
+  cache_.forget_in_child();
+  new (&counters_) Counters;
+  being_closed_.store(false, std::memory_order_relaxed);
+  leader_ = appointed_ = closing_ = false;
+  for (Waiter*& waiter : waiting_) waiter = nullptr;
+  to_wake_count_ = 0;
+  completer_state_ = Completer::kNone;
+  if (virtual_count_) inherited_.store(true, std::memory_order_relaxed);
+}
+
+}  // namespace lunar::cblk

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the ring to the caller: completions of a chunk.
+//
+// Idea: what must be copied (a bounced read, a block for the cache) is copied without the lock, by the one who harvests: nobody
+// else does meanwhile, as he counts as the leader.
+// Threading: under the chunk's lock but for copy_out. May not: allocate.
+#include <errno.h>
+#include <string.h>
+
+#include "cblk/chunk.h"
+
+namespace lunar::cblk {
+namespace {
+
+constexpr unsigned kBatch = 64;
+
+bool needs_copy(const Io& io) { return io.op == Op::kRead && (io.bounce.memory || io.stamped); }
+
+}  // namespace
+
+void Chunk::copy_out(const Response& response) {
+  Io& io = entries_[response.tag].io;
+  if (response.result <= 0) return;
+  const auto bytes = static_cast<size_t>(response.result);
+  if (io.bounce.memory) memcpy(io.buffer, io.bounce.memory, bytes);
+  if (io.stamped && bytes == io.blocks * kBlockBytes) cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, io.buffer, io.stamps);
+}
+
+// Takes what the ring has. False: nothing. pre: no leader.
+bool Chunk::reap() {
+  if (backlog_count_) push_backlog();
+  if (in_ring_ == 0) return false;
+  Response responses[kBatch];
+  const int n = context_->reap(responses, kBatch);
+  if (n <= 0) return false;
+  bool copies = false;
+  for (int i = 0; i < n; ++i) copies |= needs_copy(entries_[responses[i].tag].io);
+  if (copies) {
+    leader_ = true;
+    unlock();
+    for (int i = 0; i < n; ++i) {
+      if (needs_copy(entries_[responses[i].tag].io)) copy_out(responses[i]);
+    }
+    lock_.lock();
+    leader_ = false;
+  }
+  for (int i = 0; i < n; ++i) finish(static_cast<uint32_t>(responses[i].tag), responses[i].result);
+  if (backlog_count_) push_backlog();
+  return true;
+}
+
+void Chunk::count(const Io& io, int64_t blocks) {
+  if (blocks < 0) add(counters_.errors);
+  if (io.op == Op::kRead) {
+    counters_.act_areads.leave();
+    add(counters_.areads);
+    if (blocks > 0) add(counters_.blocks_read, static_cast<uint64_t>(blocks));
+  } else {
+    counters_.act_awrites.leave();
+    add(counters_.awrites);
+    if (blocks > 0 && io.op == Op::kWrite) add(counters_.blocks_written, static_cast<uint64_t>(blocks));
+  }
+}
+
+// A command that left the ring.
+void Chunk::finish(uint32_t index, int64_t bytes) {
+  Entry& entry = entries_[index];
+  Io& io = entry.io;
+  --in_ring_;
+  int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
+  if (bytes == 0 && io.op == Op::kDiscard) blocks = static_cast<int64_t>(io.blocks);
+  if (bytes == -EOPNOTSUPP && io.op == Op::kDiscard) blocks = -EPROTONOSUPPORT;
+  if (blocks == 0) blocks = -EIO;   // 0 would say that it is not done
+  if (io.cached_write) cache_.end_write(static_cast<uint64_t>(io.lba), io.blocks);
+  bounces_.give(&io.bounce);
+  count(io, blocks);
+  entry.left_status = io.status != nullptr;
+  if (io.status) {
+    background_.fetch_sub(1, std::memory_order_relaxed);
+    fill_status(io.status, blocks);
+    give_free(index);
+  } else {
+    entry.result = blocks;
+    entry.state.store(Entry::kDone, std::memory_order_release);
+    ++done_;
+    if (entry.waiters) signal_waiters_of(index);
+    else signal_one(Waiter::kAny);
+  }
+  if ((in_ring_ == 0 && backlog_count_ == 0) || background_.load(std::memory_order_relaxed) == 0) signal_all(Waiter::kIdle);
+}
+
+void fill_status(cblk_arw_status_t* status, int64_t blocks) {
+  status->blocks_transferred = blocks < 0 ? 0 : static_cast<size_t>(blocks);
+  status->fail_errno = blocks < 0 ? static_cast<int>(-blocks) : 0;
+  set_status(status, blocks < 0 ? CBLK_ARW_STATUS_FAIL : CBLK_ARW_STATUS_SUCCESS);
+}
+
+}  // namespace lunar::cblk

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fetching results: cblk_aresult, and what groups and lists ask of a chunk.
+// Threading: any. Allocates nothing.
+#include "cblk/wait.h"
+
+namespace lunar::cblk {
+
+uint64_t Chunk::result_deadline() const { return timeout_ns_ ? sys::now_ns() + timeout_ns_ : kForever; }
+
+int64_t Chunk::fetch(uint32_t index, int* tag) {
+  Entry& entry = entries_[index];
+  const int64_t result = entry.result;
+  *tag = entry.io.has_user_tag ? entry.io.user_tag : static_cast<int>(index);
+  leave_fetchable(index);
+  --done_;
+  give_free(index);
+  if (fetchable_ == 0) signal_all(Waiter::kAny);   // there is nothing left to wait for: ENOENT
+  return result;
+}
+
+int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
+  if (fetchable_ == 0) return -ENOENT;
+  int status = 0;
+  if (flags & CBLK_ARESULT_BLOCKING) {
+    Waiter waiter;
+    waiter.kind = Waiter::kAny;
+    status = wait_until(&waiter, deadline_ns, [this] { return done_ != 0 || fetchable_ == 0; });
+    if (done_ > 1) signal_one(Waiter::kAny);   // a completion that this thread does not take must not be lost to it
+  } else if (done_ == 0 && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
+    (void)reap();
+  }
+  if (done_ != 0) return fetch(oldest(Entry::kDone), tag);
+  if (fetchable_ == 0) return -ENOENT;
+  *tag = -1;
+  return status;
+}
+
+int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns) {
+  if (inherited_.load(std::memory_order_relaxed)) return -EINVAL;
+  lock_.lock();
+  int64_t result;
+  if (flags & CBLK_ARESULT_NEXT_TAG) {
+    result = next_result(tag, flags, deadline_ns);
+  } else {
+    bool left_status = false;
+    const uint32_t index = find_tag(*tag, (flags & CBLK_ARESULT_USER_TAG) != 0, &left_status);
+    if (index == kNone) {
+      result = left_status ? -ENOMSG : -EINVAL;
+    } else {
+      Entry& entry = entries_[index];
+      const uint32_t life = entry.life;
+      const bool with_status = entry.io.status != nullptr;
+      const auto over = [&] { return entry.life != life || entry.state.load(std::memory_order_relaxed) == Entry::kDone; };
+      result = 0;
+      if (flags & CBLK_ARESULT_BLOCKING) {
+        Waiter waiter;
+        waiter.kind = Waiter::kCommand;
+        waiter.index = index;
+        result = wait_until(&waiter, deadline_ns, over);
+      } else if (!over() && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
+        while (!over() && reap()) {}
+      }
+      if (entry.life != life) result = with_status ? -ENOMSG : -EINVAL;   // else another thread fetched it
+      else if (over()) result = fetch(index, tag);
+    }
+  }
+  unlock();
+  if (result == 0) add(counters_.nothing_done);
+  if (result == -ETIMEDOUT) add(counters_.timeouts);
+  return result;
+}
+
+void Chunk::harvest() {
+  lock_.lock();
+  while (!leader_ && reap()) {}
+  unlock();
+}
+
+uint64_t Chunk::oldest_done(bool harvests) {
+  lock_.lock();
+  if (harvests && fetchable_ && !leader_) (void)reap();
+  const uint32_t index = done_ ? oldest(Entry::kDone) : kNone;
+  const uint64_t sequence = index == kNone ? kForever : entries_[index].sequence;
+  unlock();
+  return sequence;
+}
+
+uint64_t Chunk::oldest_active() {
+  lock_.lock();
+  const uint64_t sequence = oldest_ == kNone ? kForever : entries_[oldest_].sequence;
+  unlock();
+  return sequence;
+}
+
+int Chunk::await_any(uint64_t deadline_ns) {
+  lock_.lock();
+  Waiter waiter;
+  waiter.kind = Waiter::kAny;
+  int status = wait_until(&waiter, deadline_ns, [this] { return done_ != 0 || fetchable_ == 0; });
+  if (fetchable_ == 0) status = -ENOENT;
+  unlock();
+  return status;
+}
+
+}  // namespace lunar::cblk

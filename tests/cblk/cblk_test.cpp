@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// The runner and the devices of the block library's tests: see cblk_test.hpp.
+#include "cblk_test.hpp"
+
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <linux/loop.h>
+
+#include <atomic>
+
+namespace cblk_test {
+namespace {
+
+Case* cases = nullptr;
+const char* running = "-";
+std::string kind_name, directory;
+bool everything = false;
+pid_t main_process;
+std::vector<std::string> files;
+std::vector<std::string> loops;
+
+// Written, not only reserved: a first write would have to convert the extent, under a lock of the file.
+void make_file(const std::string& path, size_t bytes) {
+  static char zeros[1 << 20];
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  bool good = fd >= 0;
+  for (size_t at = 0; good && at < bytes; at += sizeof zeros) {
+    const size_t part = bytes - at < sizeof zeros ? bytes - at : sizeof zeros;
+    good = write(fd, zeros, part) == static_cast<ssize_t>(part);
+  }
+  if (!good || fdatasync(fd) != 0) {
+    fprintf(stderr, "%s: %s\n", path.c_str(), strerror(errno));
+    give_up();
+  }
+  close(fd);
+}
+
+void detach_loop(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return;
+  ioctl(fd, LOOP_CLR_FD, 0);
+  close(fd);
+}
+
+// "" when this host has no loop devices for us.
+std::string attach_loop(const std::string& file) {
+  const int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
+  if (control < 0) return "";
+  std::string path;
+  for (int i = 0; i < 50 && path.empty(); ++i) {
+    const int number = ioctl(control, LOOP_CTL_GET_FREE, 0);
+    if (number < 0) break;
+    const std::string name = "/dev/loop" + std::to_string(number);
+    const int loop = open(name.c_str(), O_RDWR | O_CLOEXEC), backing = open(file.c_str(), O_RDWR | O_CLOEXEC);
+    if (loop >= 0 && backing >= 0) {
+      loop_config config = {};
+      config.fd = static_cast<unsigned>(backing);
+      config.block_size = 4096;
+      if (ioctl(loop, LOOP_CONFIGURE, &config) == 0) path = name;
+      else if (errno != EBUSY) i = 50;
+    }
+    if (loop >= 0) close(loop);
+    if (backing >= 0) close(backing);
+    if (loop < 0) break;
+  }
+  close(control);
+  if (!path.empty()) loops.push_back(path);
+  return path;
+}
+
+void clean_up() {
+  if (getpid() != main_process) return;
+  for (const std::string& loop : loops) detach_loop(loop);
+  for (const std::string& file : files) unlink(file.c_str());
+  if (!directory.empty()) rmdir(directory.c_str());
+  loops.clear();
+  files.clear();
+}
+
+[[noreturn]] void skip(const char* capability, const char* reason) {
+  printf("skip: %s: %s\n", capability, reason);
+  fflush(stdout);
+  clean_up();
+  _exit(77);
+}
+
+std::string make_directory(const char* in) {
+  std::string path = std::string(in) + "/lunar-cblk-XXXXXX";
+  if (!mkdtemp(path.data())) {
+    fprintf(stderr, "%s: %s\n", path.c_str(), strerror(errno));
+    _exit(1);
+  }
+  return path;
+}
+
+}  // namespace
+
+Case::Case(const char* n, void (*r)(), bool h) : name(n), run(r), heavy(h), next(cases) { cases = this; }
+const char* current_case() { return running; }
+const std::string& kind() { return kind_name; }
+bool survives() { return kind_name != "sim"; }
+bool full_strength() { return everything; }
+
+void give_up() {
+  fflush(nullptr);
+  clean_up();
+  _exit(1);
+}
+
+std::string device(size_t blocks, int number) {
+  if (kind_name == "sim") return "sim:" + std::to_string(blocks * kBlock);
+  const std::string file = directory + "/lun" + std::to_string(number) + "-" + std::to_string(blocks);
+  bool known = false;
+  for (const std::string& one : files) known |= one == file;
+  if (kind_name != "block") {
+    make_file(file, blocks * kBlock);
+    if (!known) files.push_back(file);
+    return kind_name == "pmem" ? "pmem:" + file : file;
+  }
+  static std::vector<std::pair<std::string, std::string>> attached;
+  for (const auto& [name, loop] : attached) {
+    if (name != file) continue;
+    Buffer zeros(256);   // the same device again: with nothing on it
+    memset(zeros, 0, 256 * kBlock);
+    const int fd = open(loop.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
+    for (size_t at = 0; at < blocks; at += 256) {
+      const size_t bytes = (blocks - at < 256 ? blocks - at : 256) * kBlock;
+      REQUIRE(pwrite(fd, zeros, bytes, static_cast<off_t>(at * kBlock)) == static_cast<ssize_t>(bytes));
+    }
+    close(fd);
+    return loop;
+  }
+  make_file(file, blocks * kBlock);
+  files.push_back(file);
+  const std::string loop = attach_loop(file);
+  if (loop.empty()) skip("loop", "no loop device can be set up here");
+  attached.emplace_back(file, loop);
+  return loop;
+}
+
+chunk_id_t open_physical(size_t blocks, int requests, int flags, int mode) {
+  const std::string path = device(blocks);
+  const chunk_id_t id = cblk_open(path.c_str(), requests, mode, 0, flags);
+  REQUIRE(id != NULL_CHUNK_ID);
+  return id;
+}
+
+chunk_id_t open_sim(const char* settings, int requests, int flags, int mode) {
+  const chunk_id_t id = cblk_open((std::string("sim:16m,") + settings).c_str(), requests, mode, 0, flags);
+  REQUIRE(id != NULL_CHUNK_ID);
+  return id;
+}
+
+Buffer::Buffer(size_t blocks, size_t skew) : skew_(skew) {
+  memory_ = static_cast<char*>(aligned_alloc(kBlock, (blocks + (skew ? 1 : 0)) * kBlock));
+  REQUIRE(memory_);
+  memset(memory_, 0x5a, (blocks + (skew ? 1 : 0)) * kBlock);
+}
+
+void stamp(char* block, uint64_t lba, uint64_t version) {
+  uint64_t words[kBlock / 8];
+  uint64_t x = lba * 0x9e3779b97f4a7c15 ^ version * 0xbf58476d1ce4e5b9;
+  words[0] = lba;
+  words[1] = version;
+  for (size_t i = 2; i < kBlock / 8; ++i) words[i] = x += 0x94d049bb133111eb;
+  memcpy(block, words, kBlock);
+}
+
+bool is_stamped(const char* block, uint64_t lba, uint64_t version) {
+  char wanted[kBlock];
+  stamp(wanted, lba, version);
+  return memcmp(block, wanted, kBlock) == 0;
+}
+
+bool is_zero(const Buffer& buffer, size_t n) {
+  for (size_t i = 0; i < n * kBlock; ++i) {
+    if (buffer.data()[i] != 0) return false;
+  }
+  return true;
+}
+
+double seconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+cblk_status_type_t status_of(cblk_arw_status_t& status) {
+  return std::atomic_ref<cblk_status_type_t>(status.status).load(std::memory_order_acquire);
+}
+
+void await_status(cblk_arw_status_t& status) {
+  const double end = seconds() + 60;
+  while (status_of(status) == CBLK_ARW_STATUS_PENDING) {
+    REQUIRE(seconds() < end);
+    usleep(100);
+  }
+}
+
+uint64_t seed() {
+  static const uint64_t value = [] {
+    const char* given = getenv("LUNAR_SEED");
+    const uint64_t s = given ? strtoull(given, nullptr, 0) : static_cast<uint64_t>(seconds() * 1e6) * 2654435761u % 1000000007;
+    printf("seed %llu\n", static_cast<unsigned long long>(s));
+    return s;
+  }();
+  return value;
+}
+
+void in_child(void (*what)(void*), void* argument) {
+  fflush(nullptr);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    alarm(60);
+    what(argument);
+    fflush(nullptr);
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+}  // namespace cblk_test
+
+int main(int argc, char** argv) {
+  main_process = getpid();
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (argc < 2) {
+    fprintf(stderr, "usage: %s file|block|sim|pmem [--all] [CASE...]\n", argv[0]);
+    return 2;
+  }
+  for (const char* name : {"CFLSH_BLK_MAX_XFER", "CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_TIMEOUT", "CFLSH_BLK_TRACE", "CFLSH_BLK_SIZE"})
+    unsetenv(name);
+  kind_name = argv[1];
+  std::vector<std::string> wanted;
+  for (int i = 2; i < argc; ++i) {
+    if (strcmp(argv[i], "--all") == 0) everything = true;
+    else wanted.push_back(argv[i]);
+  }
+  if (kind_name == "pmem") directory = make_directory("/dev/shm");
+  else if (kind_name != "sim") directory = make_directory("/var/tmp");
+  Case* ordered = nullptr;   // as in the source
+  for (Case* one = cases; one;) {
+    Case* next = one->next;
+    one->next = ordered;
+    ordered = one;
+    one = next;
+  }
+  int ran = 0;
+  for (Case* one = ordered; one; one = one->next) {
+    bool named = false;
+    for (const std::string& name : wanted) named |= name == one->name;
+    if (wanted.empty() ? one->heavy && !everything : !named) continue;
+    running = one->name;
+    const double start = seconds();
+    one->run();
+    printf("ok %-40s %6.0f ms\n", one->name, (seconds() - start) * 1e3);
+    ++ran;
+  }
+  clean_up();
+  printf("%d cases on %s\n", ran, kind_name.c_str());
+  return ran == 0 ? 1 : 0;
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of the block library share: cases that register themselves, checks that say where, and the devices they run
+// on. The library is seen through its public header only.
+//
+//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: all that are not `heavy`; --all: all
+//
+// Threading: cases run one after the other on the main thread; REQUIRE may be used by any.
+#pragma once
+#include <capiblock.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+namespace cblk_test {
+
+constexpr size_t kBlock = 4096;
+
+[[noreturn]] void give_up();
+#define REQUIRE(condition)                                                                                        \
+  do {                                                                                                            \
+    if (!(condition)) {                                                                                           \
+      const int kept_errno = errno;                                                                               \
+      fprintf(stderr, "%s:%d: case %s: not so: %s (errno %d %s)\n", __FILE__, __LINE__, cblk_test::current_case(), \
+              #condition, kept_errno, strerror(kept_errno));                                                      \
+      cblk_test::give_up();                                                                                       \
+    }                                                                                                             \
+  } while (0)
+// The call fails with -1 and that errno.
+#define REFUSES(call, wanted)                                                                                     \
+  do {                                                                                                            \
+    errno = 0;                                                                                                    \
+    const long long refused_result = (call);                                                                      \
+    const int refused_errno = errno;                                                                              \
+    if (refused_result != -1 || refused_errno != (wanted)) {                                                      \
+      fprintf(stderr, "%s:%d: case %s: %s gave %lld, errno %d (%s); wanted -1 and %s\n", __FILE__, __LINE__,      \
+              cblk_test::current_case(), #call, refused_result, refused_errno, strerror(refused_errno), #wanted); \
+      cblk_test::give_up();                                                                                       \
+    }                                                                                                             \
+  } while (0)
+
+struct Case {
+  const char* name;
+  void (*run)();
+  bool heavy;
+  Case* next;
+  Case(const char* n, void (*r)(), bool h);
+};
+#define CASE(name)                                                       \
+  static void case_##name();                                             \
+  static cblk_test::Case registered_##name(#name, case_##name, false);   \
+  static void case_##name()
+#define HEAVY_CASE(name)                                                 \
+  static void case_##name();                                             \
+  static cblk_test::Case registered_##name(#name, case_##name, true);    \
+  static void case_##name()
+const char* current_case();
+
+// ---- devices ----
+const std::string& kind();                 // "file", ...
+bool survives();                           // contents outlive a close, and other processes see them
+bool full_strength();                      // --all
+// A fresh device of so many blocks, zeros; gone when the test ends. `number`: several at one time.
+std::string device(size_t blocks, int number = 0);
+constexpr size_t kBlocks = 4096;           // 16 MiB: what cases take unless they need otherwise
+chunk_id_t open_physical(size_t blocks = kBlocks, int requests = 0, int flags = 0, int mode = O_RDWR);
+// A sim: device with settings, for what real ones do not do on demand.
+chunk_id_t open_sim(const char* settings, int requests = 0, int flags = 0, int mode = O_RDWR);
+
+// ---- buffers ----
+class Buffer {
+ public:
+  explicit Buffer(size_t blocks, size_t skew = 0);   // skew: bytes off 4096
+  ~Buffer() { free(memory_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  char* data() const { return memory_ + skew_; }
+  char* block(size_t i) const { return data() + i * kBlock; }
+  operator void*() const { return data(); }
+
+ private:
+  char* memory_;
+  size_t skew_;
+};
+// Content of a block that says where and when it was written.
+void stamp(char* block, uint64_t lba, uint64_t version);
+bool is_stamped(const char* block, uint64_t lba, uint64_t version);
+inline void stamp(const Buffer& buffer, uint64_t lba, size_t n, uint64_t version) {
+  for (size_t i = 0; i < n; ++i) stamp(buffer.block(i), lba + i, version);
+}
+inline bool is_stamped(const Buffer& buffer, uint64_t lba, size_t n, uint64_t version) {
+  for (size_t i = 0; i < n; ++i) {
+    if (!is_stamped(buffer.block(i), lba + i, version)) return false;
+  }
+  return true;
+}
+bool is_zero(const Buffer& buffer, size_t n);
+
+double seconds();
+cblk_status_type_t status_of(cblk_arw_status_t& status);   // acquire
+// Until the background has filled it, 10 s at most.
+void await_status(cblk_arw_status_t& status);
+uint64_t seed();
+class Random {
+ public:
+  explicit Random(uint64_t s) : state_(s * 0x9e3779b97f4a7c15 + 1) {}
+  uint64_t next() {
+    state_ ^= state_ << 13;
+    state_ ^= state_ >> 7;
+    state_ ^= state_ << 17;
+    return state_ * 0x2545f4914f6cdd1d >> 8;
+  }
+  uint64_t below(uint64_t n) { return next() % n; }
+
+ private:
+  uint64_t state_;
+};
+// Runs `what` in a forked child; it must end well.
+void in_child(void (*what)(void*), void* argument);
+// An environment variable for as long as it lives.
+class Environment {
+ public:
+  Environment(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Environment() { unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+}  // namespace cblk_test
+using namespace cblk_test;

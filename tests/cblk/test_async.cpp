@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// Asynchronous commands: tags, results, statuses, limits.
+#include <dirent.h>
+
+#include <thread>
+
+#include "cblk_test.hpp"
+
+namespace {
+
+constexpr int kNext = CBLK_ARESULT_NEXT_TAG, kBlocking = CBLK_ARESULT_BLOCKING, kUserTag = CBLK_ARESULT_USER_TAG;
+
+}  // namespace
+
+CASE(a_result_is_fetched_once) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(4);
+  int tag = -1;
+  uint64_t status = 99;
+  stamp(buffer, 5, 4, 1);
+  REQUIRE(cblk_awrite(id, buffer, 5, 4, &tag, nullptr, 0) == 0);
+  REQUIRE(tag >= 0 && tag < 64);
+  REQUIRE(cblk_aresult(id, &tag, &status, kBlocking) == 4);
+  REQUIRE(status == 4);
+  REFUSES(cblk_aresult(id, &tag, &status, 0), EINVAL);
+  memset(buffer, 0, 4 * kBlock);
+  REQUIRE(cblk_aread(id, buffer, 5, 4, &tag, nullptr, 0) == 0);
+  int rc;
+  while ((rc = cblk_aresult(id, &tag, nullptr, 0)) == 0) {}   // polling
+  REQUIRE(rc == 4);
+  REQUIRE(is_stamped(buffer, 5, 4, 1));
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(unknown_tags_are_EINVAL) {
+  const chunk_id_t id = open_physical(kBlocks, 4);
+  for (int tag : {-1, 0, 3, 4, 1000000, -1000}) {
+    REFUSES(cblk_aresult(id, &tag, nullptr, 0), EINVAL);
+    REFUSES(cblk_aresult(id, &tag, nullptr, kBlocking), EINVAL);
+    REFUSES(cblk_aresult(id, &tag, nullptr, kUserTag), EINVAL);
+  }
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(next_tag) {
+  if (kind() != "sim") return;   // its latencies are chosen
+  const chunk_id_t id = open_sim("latency_us=30000");
+  Buffer buffer(8);
+  int tag = 12;
+  uint64_t status;
+  REFUSES(cblk_aresult(id, &tag, &status, kNext), ENOENT);   // nothing active
+  REFUSES(cblk_aresult(id, &tag, &status, kNext | kBlocking), ENOENT);
+  int tags[8];
+  for (int i = 0; i < 8; ++i) REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
+  tag = 12;
+  REQUIRE(cblk_aresult(id, &tag, &status, kNext) == 0);      // nothing done
+  REQUIRE(tag == -1);
+  for (int i = 0; i < 8; ++i) {
+    REQUIRE(cblk_aresult(id, &tag, &status, kNext | kBlocking) == 1);
+    REQUIRE(tag == tags[i]);                                 // the oldest first
+  }
+  REFUSES(cblk_aresult(id, &tag, &status, kNext), ENOENT);
+  chunk_stats_t stats;
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
+  REQUIRE(stats.num_aresult_no_cmplt >= 1);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(no_harvest_looks_but_does_not_ask) {
+  if (kind() != "sim") return;   // its latencies are chosen
+  const chunk_id_t id = open_sim("latency_us=1000");
+  Buffer buffer(1);
+  int tag, any = 0;
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+  usleep(5000);
+  REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_NO_HARVEST) == 0);
+  REQUIRE(cblk_aresult(id, &any, nullptr, kNext | CBLK_ARESULT_NO_HARVEST) == 0);
+  REQUIRE(cblk_aresult(id, &tag, nullptr, 0) == 1);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(user_tags) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(8);
+  for (int i = 0; i < 8; ++i) {
+    int tag = -1000 + 7 * i;
+    REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tag, nullptr, CBLK_ARW_USER_TAG_FLAG) == 0);
+    REQUIRE(tag == -1000 + 7 * i);
+  }
+  int index = 0;
+  REFUSES(cblk_aresult(id, &index, nullptr, 0), EINVAL);   // it has a name of the caller's
+  for (int i = 7; i >= 0; --i) {
+    int tag = -1000 + 7 * i;
+    REQUIRE(cblk_aresult(id, &tag, nullptr, kUserTag | kBlocking) == 1);
+    REFUSES(cblk_aresult(id, &tag, nullptr, kUserTag), EINVAL);
+  }
+  int tag = 77777;
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, CBLK_ARW_USER_TAG_FLAG) == 0);
+  tag = 0;
+  REQUIRE(cblk_aresult(id, &tag, nullptr, kNext | kBlocking) == 1);
+  REQUIRE(tag == 77777);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(commands_run_out) {
+  if (kind() != "sim") return;   // its latencies are chosen
+  const chunk_id_t id = open_sim("latency_us=20000", 4);
+  Buffer buffer(8);
+  int tags[5];
+  for (int i = 0; i < 4; ++i) REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
+  REFUSES(cblk_aread(id, buffer.block(4), 4, 1, &tags[4], nullptr, 0), EWOULDBLOCK);
+  chunk_stats_t stats;
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
+  REQUIRE(stats.num_no_cmds_free == 1 && stats.num_no_cmds_free_fail == 1 && stats.num_act_areads == 4);
+  // Another thread fetches one: who waits gets its place.
+  std::thread fetcher([&] {
+    usleep(50000);
+    REQUIRE(cblk_aresult(id, &tags[2], nullptr, kBlocking) == 1);
+  });
+  REQUIRE(cblk_aread(id, buffer.block(4), 4, 1, &tags[4], nullptr, CBLK_ARW_WAIT_CMD_FLAGS) == 0);
+  fetcher.join();
+  for (int i : {0, 1, 3, 4}) REQUIRE(cblk_aresult(id, &tags[i], nullptr, kBlocking) == 1);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(waiting_for_a_command_ends_in_EBUSY) {
+  if (kind() != "sim") return;   // nothing of the device's
+  Environment timeout("CFLSH_BLK_TIMEOUT", "1");
+  const chunk_id_t id = open_physical(kBlocks, 1);
+  Buffer buffer(2);
+  int tag, other;
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+  const double start = seconds();
+  REFUSES(cblk_aread(id, buffer.block(1), 0, 1, &other, nullptr, CBLK_ARW_WAIT_CMD_FLAGS), EBUSY);
+  REQUIRE(seconds() - start > 0.8);
+  REQUIRE(cblk_aresult(id, &tag, nullptr, kBlocking) == 1);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(blocking_aresult_may_time_out) {
+  if (kind() != "sim") return;   // its latencies are chosen
+  Environment timeout("CFLSH_BLK_TIMEOUT", "1");
+  const chunk_id_t id = open_sim("latency_us=1200000");
+  Buffer buffer(1);
+  int tag, any;
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+  REFUSES(cblk_aresult(id, &any, nullptr, kNext | kBlocking), ETIMEDOUT);
+  chunk_stats_t stats;
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
+  REQUIRE(stats.num_timeouts == 1);
+  REQUIRE(cblk_aresult(id, &tag, nullptr, kBlocking) == 1);   // it was not lost
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(status_is_filled_in_the_background) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(16);
+  cblk_arw_status_t status[16];
+  int tag = -1;
+  stamp(buffer, 40, 16, 3);
+  for (int i = 0; i < 16; ++i) {
+    memset(&status[i], 0xff, sizeof status[i]);
+    REQUIRE(cblk_awrite(id, buffer.block(i), 40 + i, 1, &tag, &status[i], CBLK_ARW_USER_STATUS_FLAG) == 0);
+  }
+  for (cblk_arw_status_t& one : status) {
+    await_status(one);
+    REQUIRE(one.status == CBLK_ARW_STATUS_SUCCESS && one.blocks_transferred == 1 && one.fail_errno == 0);
+  }
+  REFUSES(cblk_aresult(id, &tag, nullptr, 0), ENOMSG);
+  REFUSES(cblk_aresult(id, &tag, nullptr, kNext), ENOENT);
+  // With a tag of the caller's too.
+  int mine = 4242;
+  REQUIRE(cblk_aread(id, buffer, 40, 16, &mine, &status[0], CBLK_ARW_USER_STATUS_FLAG | CBLK_ARW_USER_TAG_FLAG) == 0);
+  await_status(status[0]);
+  REQUIRE(status[0].blocks_transferred == 16 && is_stamped(buffer, 40, 16, 3));
+  REFUSES(cblk_aresult(id, &mine, nullptr, kUserTag), ENOMSG);
+  // Its place is free again without anybody fetching anything.
+  for (int i = 0; i < 1000; ++i) {
+    REQUIRE(cblk_aread(id, buffer, 40, 1, &tag, &status[i % 16], CBLK_ARW_USER_STATUS_FLAG | CBLK_ARW_WAIT_CMD_FLAGS) == 0);
+    if (i % 16 == 15) {
+      for (cblk_arw_status_t& one : status) await_status(one);
+    }
+  }
+  for (cblk_arw_status_t& one : status) await_status(one);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(chunks_without_threads_fill_no_status) {
+  const chunk_id_t id = open_physical(kBlocks, 0, CBLK_OPN_NO_INTRP_THREADS);
+  Buffer buffer(1);
+  cblk_arw_status_t status;
+  int tag;
+  REFUSES(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG), EINVAL);
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+  REQUIRE(cblk_aresult(id, &tag, nullptr, kBlocking) == 1);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+namespace {
+
+// CPU nanoseconds of the library's threads, and how many there are.
+unsigned long long completer_cpu(int* threads) {
+  unsigned long long sum = 0;
+  *threads = 0;
+  DIR* tasks = opendir("/proc/self/task");
+  while (const dirent* entry = readdir(tasks)) {
+    if (entry->d_name[0] == '.') continue;
+    char path[400], name[32] = {};
+    snprintf(path, sizeof path, "/proc/self/task/%s/comm", entry->d_name);
+    FILE* file = fopen(path, "r");
+    if (!file) continue;
+    const bool ours = fgets(name, sizeof name, file) && strncmp(name, "lunar-cblk", 10) == 0;
+    fclose(file);
+    if (!ours) continue;
+    ++*threads;
+    snprintf(path, sizeof path, "/proc/self/task/%s/schedstat", entry->d_name);
+    file = fopen(path, "r");
+    unsigned long long ran = 0;
+    if (file && fscanf(file, "%llu", &ran) == 1) sum += ran;
+    if (file) fclose(file);
+  }
+  closedir(tasks);
+  return sum;
+}
+
+}  // namespace
+
+CASE(the_completer_starts_late_and_sleeps_when_idle) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(1);
+  int tag, threads;
+  (void)completer_cpu(&threads);
+  REQUIRE(threads == 0);
+  for (int i = 0; i < 100; ++i) REQUIRE(cblk_read(id, buffer, 0, 1, 0) == 1);
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+  REQUIRE(cblk_aresult(id, &tag, nullptr, kBlocking) == 1);
+  (void)completer_cpu(&threads);
+  REQUIRE(threads == 0);
+  cblk_arw_status_t status;
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
+  await_status(status);
+  usleep(20000);
+  const unsigned long long before = completer_cpu(&threads);
+  REQUIRE(threads == 1);
+  usleep(400000);
+  const unsigned long long idle = completer_cpu(&threads) - before;
+  REQUIRE(idle < 1000000);   // below 1 ms of CPU in 400 ms
+  // It does not run beside a command that takes its time, either.
+  const chunk_id_t slow = open_sim("latency_us=400000");
+  REQUIRE(cblk_aread(slow, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
+  usleep(50000);
+  const unsigned long long busy = completer_cpu(&threads);
+  REQUIRE(threads == 2);
+  usleep(250000);
+  REQUIRE(completer_cpu(&threads) - busy < 2000000);
+  await_status(status);
+  REQUIRE(cblk_close(slow, 0) == 0);
+  REQUIRE(cblk_close(id, 0) == 0);
+  usleep(10000);
+  (void)completer_cpu(&threads);
+  REQUIRE(threads == 0);
+}
+
+CASE(max_requests_of_8192) {
+  const chunk_id_t id = open_physical(kBlocks, 8192);
+  Buffer buffer(1);
+  static int tags[8192];
+  for (int& tag : tags) REQUIRE(cblk_aread(id, buffer, 3, 1, &tag, nullptr, 0) == 0);
+  int extra;
+  REFUSES(cblk_aread(id, buffer, 3, 1, &extra, nullptr, 0), EWOULDBLOCK);
+  for (int& tag : tags) REQUIRE(cblk_aresult(id, &tag, nullptr, kBlocking) == 1);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(unfetched_results_do_not_hold_a_close_up) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(4);
+  int tag;
+  for (int i = 0; i < 4; ++i) REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tag, nullptr, 0) == 0);
+  const double start = seconds();
+  REQUIRE(cblk_close(id, 0) == 0);
+  REQUIRE(seconds() - start < 4);
+}
+
+// Two threads that wait for one tag: one gets the result, the other is told that there is none any more.
+CASE(two_waiters_for_one_tag) {
+  if (kind() != "sim") return;   // its latencies are chosen
+  const chunk_id_t id = open_sim("latency_us=50000");
+  Buffer buffer(1);
+  int tag, results[2], errors[2];
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+  std::thread threads[2];
+  for (int i = 0; i < 2; ++i) {
+    threads[i] = std::thread([&, i] {
+      int mine = tag;
+      results[i] = cblk_aresult(id, &mine, nullptr, kBlocking);
+      errors[i] = errno;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(results[0] + results[1] == 0);   // 1 and -1
+  REQUIRE(errors[results[0] == -1 ? 0 : 1] == EINVAL);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(waiters_for_any_end_with_ENOENT_when_all_is_fetched) {
+  if (kind() != "sim") return;   // its latencies are chosen
+  const chunk_id_t id = open_sim("latency_us=50000");
+  Buffer buffer(1);
+  int tag;
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+  int got[3], errors[3];
+  std::thread threads[3];
+  for (int i = 0; i < 3; ++i) {
+    threads[i] = std::thread([&, i] {
+      int any;
+      got[i] = cblk_aresult(id, &any, nullptr, kNext | kBlocking);
+      errors[i] = errno;
+    });
+  }
+  int ones = 0;
+  for (std::thread& thread : threads) thread.join();
+  for (int i = 0; i < 3; ++i) {
+    ones += got[i] == 1;
+    REQUIRE(got[i] == 1 || errors[i] == ENOENT);
+  }
+  REQUIRE(ones == 1);
+  REQUIRE(cblk_close(id, 0) == 0);
+}

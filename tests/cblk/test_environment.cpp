@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Environment variables: the cache, the trace, the size; and what a call costs.
+#include <thread>
+
+#include "cblk_test.hpp"
+
+CASE(the_cache_answers_and_stays_true) {
+  Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
+  const chunk_id_t id = open_physical();
+  Buffer buffer(8);
+  chunk_stats_t stats;
+  const auto hits = [&] {
+    REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
+    return stats.num_cache_hits;
+  };
+  stamp(buffer, 20, 8, 1);
+  REQUIRE(cblk_write(id, buffer, 20, 8, 0) == 8);
+  REQUIRE(cblk_read(id, buffer, 20, 1, 0) == 1);
+  REQUIRE(hits() == 0);
+  REQUIRE(cblk_read(id, buffer, 20, 1, 0) == 1);
+  REQUIRE(hits() == 1 && is_stamped(buffer, 20, 1, 1));
+  int tag = 0;
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1);   // > 0: done already, nothing to fetch
+  REQUIRE(hits() == 2);
+  REFUSES(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_NEXT_TAG), ENOENT);
+  cblk_arw_status_t status = {};
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 1);   // who polls the status sees it too
+  REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && status.blocks_transferred == 1);
+  // Each way to write takes the old content out.
+  stamp(buffer, 20, 1, 2);
+  REQUIRE(cblk_write(id, buffer, 20, 1, 0) == 1);
+  REQUIRE(cblk_read(id, buffer, 20, 1, 0) == 1 && is_stamped(buffer, 20, 1, 2));
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1);
+  stamp(buffer, 20, 1, 3);
+  REQUIRE(cblk_awrite(id, buffer, 20, 1, &tag, nullptr, 0) == 0);
+  REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 0);   // a miss
+  REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1 && is_stamped(buffer, 20, 1, 3));
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1 && is_stamped(buffer, 20, 1, 3));   // filled by the last one
+  chunk_attrs_t attrs;
+  REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0);
+  if (attrs.flags1 & CFLSH_ATTR_UNMAP) {
+    REQUIRE(cblk_unmap(id, buffer, 20, 1, 0) == 1);
+    REQUIRE(cblk_read(id, buffer, 20, 1, 0) == 1 && is_zero(buffer, 1));
+  }
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(a_cache_of_one_chunk_only) {
+  Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
+  const std::string path = device(kBlocks);
+  const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  Buffer block(1);
+  chunk_stats_t stats;
+  for (uint64_t version = 1; version < 10 && survives(); ++version) {   // its chunks would tell of each other's past
+    stamp(block, 3, 1, version);
+    REQUIRE(cblk_cg_write(group, block, 3, 1, 0) == 1);
+    for (int i = 0; i < 4; ++i) REQUIRE(cblk_cg_read(group, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
+  }
+  REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0 && stats.num_cache_hits == 0);
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+// The original needs 640 us for a read that is in its cache: a thread spins on the lock. Bounds are wide: other things run too.
+CASE(a_cached_read_takes_no_time) {
+  Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
+  const chunk_id_t id = open_physical();
+  Buffer block(1);
+  cblk_arw_status_t status;
+  int tag;
+  REQUIRE(cblk_aread(id, block, 1, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);   // so that there is a background thread
+  await_status(status);
+  REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
+  double best = 1;
+  for (int round = 0; round < 20; ++round) {
+    const double start = seconds();
+    for (int i = 0; i < 1000; ++i) REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
+    if ((seconds() - start) / 1000 < best) best = (seconds() - start) / 1000;
+  }
+  printf("cached read: %.0f ns\n", best * 1e9);
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  REQUIRE(best < 100e-6);
+#else
+  REQUIRE(best < 5e-6);
+#endif
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+// The original serialises all I/O of a file under one lock.
+CASE(blocking_reads_of_one_chunk_run_beside_each_other) {
+  if (kind() != "sim") return;
+  const chunk_id_t id = open_sim("latency_us=50000");
+  const double start = seconds();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([id] {
+      Buffer block(1);
+      for (int i = 0; i < 2; ++i) REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(seconds() - start < 0.6);   // one after the other: 0.8
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(the_size_can_be_limited) {
+  Environment size("CFLSH_BLK_SIZE", "100");
+  const chunk_id_t id = open_physical();
+  size_t blocks = 0;
+  Buffer block(1);
+  REQUIRE(cblk_get_size(id, &blocks, 0) == 0 && blocks == 100);
+  REFUSES(cblk_read(id, block, 100, 1, 0), EINVAL);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(odd_values_are_as_good_as_none) {
+  Environment a("CFLSH_BLK_MAX_XFER", "-3"), b("CFLSH_BLK_CACHE_SIZE", "many"), c("CFLSH_BLK_SIZE", "12x"), d("CFLSH_BLK_TIMEOUT", "");
+  const chunk_id_t id = open_physical();
+  chunk_attrs_t attrs;
+  size_t blocks = 0;
+  REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0 && attrs.max_transfer_size == 4096);
+  REQUIRE(cblk_get_size(id, &blocks, 0) == 0 && blocks == kBlocks);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(a_trace_names_what_failed) {
+  static std::string path;
+  path = "/tmp/lunar-cblk-trace-" + std::to_string(getpid());
+  in_child([](void*) {   // the trace is opened once a process
+    Environment trace("CFLSH_BLK_TRACE", path.c_str()), lun("CFLSH_BLK_LUN_ID", "17");
+    const chunk_id_t id = cblk_open("sim:1m", 0, O_RDWR, 0, 0);
+    Buffer block(1);
+    REFUSES(cblk_read(id, block, 99999, 1, 0), EINVAL);
+    REQUIRE(cblk_close(id, 0) == 0);
+    FILE* file = fopen(path.c_str(), "r");
+    REQUIRE(file);
+    char text[2000] = {};
+    REQUIRE(fread(text, 1, sizeof text - 1, file) > 0);
+    fclose(file);
+    unlink(path.c_str());
+    REQUIRE(strstr(text, "open sim:1m lun 17") && strstr(text, "read") && strstr(text, "close"));
+  }, nullptr);
+}

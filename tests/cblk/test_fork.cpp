@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chunks in forked children.
+#include <dirent.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <thread>
+
+#include "cblk_test.hpp"
+
+namespace {
+
+chunk_id_t id;
+Buffer* buffer;
+
+int descriptors() {
+  int n = 0;
+  DIR* directory = opendir("/proc/self/fd");
+  while (readdir(directory)) ++n;
+  closedir(directory);
+  return n;
+}
+
+void round_trip(uint64_t lba, uint64_t version) {
+  int tag;
+  stamp(*buffer, lba, 4, version);
+  REQUIRE(cblk_awrite(id, *buffer, static_cast<cflash_offset_t>(lba), 4, &tag, nullptr, 0) == 0);
+  REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 4);
+  memset(*buffer, 0, 4 * kBlock);
+  REQUIRE(cblk_read(id, *buffer, static_cast<cflash_offset_t>(lba), 4, 0) == 4);
+  REQUIRE(is_stamped(*buffer, lba, 4, version));
+  memset(*buffer, 0, 4 * kBlock);
+  cblk_arw_status_t status;
+  REQUIRE(cblk_aread(id, *buffer, static_cast<cflash_offset_t>(lba), 4, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
+  await_status(status);
+  REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && is_stamped(*buffer, lba, 4, version));
+}
+
+}  // namespace
+
+CASE(a_physical_chunk_works_on_in_a_child) {
+  id = open_physical();
+  buffer = new Buffer(4);
+  round_trip(100, 1);
+  in_child([](void*) {
+    if (survives()) {
+      REQUIRE(cblk_read(id, *buffer, 100, 4, 0) == 4);
+      REQUIRE(is_stamped(*buffer, 100, 4, 1));
+    }
+    round_trip(200, 2);
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);   // nothing to do
+    in_child([](void*) { round_trip(300, 3); }, nullptr);
+    REQUIRE(cblk_close(id, 0) == 0);
+    REFUSES(cblk_close(id, 0), EINVAL);
+  }, nullptr);
+  round_trip(400, 4);
+  if (survives()) {
+    REQUIRE(cblk_read(id, *buffer, 300, 4, 0) == 4);
+    REQUIRE(is_stamped(*buffer, 300, 4, 3));
+  }
+  REQUIRE(cblk_close(id, 0) == 0);
+  delete buffer;
+}
+
+// What was under way is the parent's: it gets it, the child does not.
+CASE(commands_under_way_stay_with_the_parent) {
+  id = open_sim("latency_us=100000");
+  buffer = new Buffer(8);
+  int tags[8];
+  for (int i = 0; i < 8; ++i) REQUIRE(cblk_aread(id, buffer->block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
+  in_child([](void*) {
+    int tag = 0;
+    REFUSES(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_NEXT_TAG), ENOENT);
+    REQUIRE(cblk_aread(id, *buffer, 0, 1, &tag, nullptr, 0) == 0);
+    REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+    REQUIRE(cblk_close(id, 0) == 0);
+  }, nullptr);
+  for (int& tag : tags) REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_close(id, 0) == 0);
+  delete buffer;
+}
+
+// A ring that a child inherits must be closed there, or the parent's lives as long as the child.
+CASE(a_child_keeps_no_ring_of_its_parent) {
+  if (kind() != "file") return;
+  id = open_physical();
+  static int before;
+  before = descriptors();
+  in_child([](void*) { REQUIRE(descriptors() == before - 1); }, nullptr);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(fork_among_busy_threads) {
+  id = open_physical();
+  static std::atomic<bool> stop;
+  stop = false;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      Buffer mine(1);
+      while (!stop) {
+        int tag;
+        stamp(mine, static_cast<uint64_t>(t), 1, 1);
+        REQUIRE(cblk_awrite(id, mine, t, 1, &tag, nullptr, 0) == 0);
+        REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+        REQUIRE(cblk_read(id, mine, t, 1, 0) == 1);
+      }
+    });
+  }
+  for (int i = 0; i < 20; ++i) {
+    buffer = new Buffer(4);
+    in_child([](void*) { round_trip(1000, 5); }, nullptr);
+    delete buffer;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(a_virtual_chunk_must_be_cloned) {
+  const std::string path = device(kBlocks);
+  id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+  REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 600, 0) == 0);
+  buffer = new Buffer(1);
+  stamp(*buffer, 11, 1, 1);
+  REQUIRE(cblk_write(id, *buffer, 11, 1, 0) == 1);
+  in_child([](void*) {
+    int tag = 0;
+    REFUSES(cblk_read(id, *buffer, 11, 1, 0), EINVAL);
+    REFUSES(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0), EINVAL);
+    REFUSES(cblk_aresult(id, &tag, nullptr, 0), EINVAL);
+    REFUSES(cblk_set_size(id, 700, 0), EINVAL);
+    REFUSES(cblk_clone_after_fork(id, O_ACCMODE, 0), EINVAL);
+    REQUIRE(cblk_clone_after_fork(id, O_RDONLY, 0) == 0);
+    memset(*buffer, 0, kBlock);
+    REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1);
+    REQUIRE(is_stamped(*buffer, 11, 1, 1));
+    REFUSES(cblk_write(id, *buffer, 11, 1, 0), EINVAL);   // asked for less than the parent has
+    REFUSES(cblk_clone_after_fork(id, O_RDWR, 0), EINVAL);   // and cannot have it back
+    REQUIRE(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0) == 0);
+    REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+    REQUIRE(cblk_close(id, 0) == 0);
+  }, nullptr);
+  in_child([](void*) {
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+    stamp(*buffer, 12, 1, 2);
+    REQUIRE(cblk_write(id, *buffer, 12, 1, 0) == 1);
+  }, nullptr);
+  REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1 && is_stamped(*buffer, 11, 1, 1));   // the children's end took nothing away
+  if (survives()) REQUIRE(cblk_read(id, *buffer, 12, 1, 0) == 1 && is_stamped(*buffer, 12, 1, 2));
+  REQUIRE(cblk_close(id, 0) == 0);
+  delete buffer;
+}
+
+CASE(clone_is_EBUSY_with_active_commands) {
+  if (kind() != "sim") return;
+  id = cblk_open("sim:16m,latency_us=50000", 0, O_RDONLY, 0, CBLK_OPN_VIRT_LUN);
+  REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 100, 0) == 0);
+  buffer = new Buffer(1);
+  int tag;
+  REQUIRE(cblk_aread(id, *buffer, 0, 1, &tag, nullptr, 0) == 0);
+  REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY);
+  in_child([](void*) { REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY); }, nullptr);
+  REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+  REFUSES(cblk_clone_after_fork(id, O_RDWR, 0), EINVAL);   // more than it was opened with
+  REQUIRE(cblk_close(id, 0) == 0);
+  delete buffer;
+}
+
+// The parent may end first: the LUN is the child's then.
+CASE(a_clone_outlives_its_parent) {
+  if (!survives()) return;
+  static std::string path;
+  static int ends[2];
+  path = device(kBlocks);
+  REQUIRE(pipe(ends) == 0);
+  in_child([](void*) {
+    const chunk_id_t mine = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+    REQUIRE(mine != NULL_CHUNK_ID && cblk_set_size(mine, 300, 0) == 0);
+    Buffer block(1);
+    stamp(block, 5, 1, 1);
+    REQUIRE(cblk_write(mine, block, 5, 1, 0) == 1);
+    if (fork() == 0) {
+      alarm(60);
+      REQUIRE(cblk_clone_after_fork(mine, O_RDWR, 0) == 0);
+      char wait;
+      REQUIRE(read(ends[0], &wait, 1) == 1);
+      memset(block, 0, kBlock);
+      char answer = cblk_read(mine, block, 5, 1, 0) == 1 && is_stamped(block, 5, 1, 1) ? 'y' : 'n';
+      REQUIRE(write(ends[1], &answer, 1) == 1);
+      _exit(0);
+    }
+    REQUIRE(cblk_close(mine, 0) == 0);
+  }, nullptr);
+  // Another owner takes what it can get, and writes all over it.
+  const chunk_id_t other = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+  REQUIRE(cblk_set_size(other, static_cast<size_t>(-1), 0) == 0);
+  size_t size;
+  REQUIRE(cblk_get_size(other, &size, 0) == 0);
+  Buffer block(1);
+  for (size_t i = 0; i < size; ++i) REQUIRE(cblk_write(other, block, static_cast<cflash_offset_t>(i), 1, 0) == 1);
+  REQUIRE(write(ends[1], "g", 1) == 1);
+  usleep(200000);
+  char answer = 0;
+  REQUIRE(read(ends[0], &answer, 1) == 1);
+  REQUIRE(answer == 'y');
+  REQUIRE(cblk_close(other, 0) == 0);
+  close(ends[0]);
+  close(ends[1]);
+}

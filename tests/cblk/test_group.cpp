@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups, RAID 0, paths, reservations.
+#include <set>
+
+#include "cblk_test.hpp"
+
+CASE(cg_open_says_what_is_wrong) {
+  const std::string path = device(kBlocks);
+  REFUSES(cblk_cg_open(nullptr, 0, O_RDWR, 2, 0, CBLK_GROUP_ID), EINVAL);
+  REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 0, 0, CBLK_GROUP_ID), EINVAL);
+  REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID | CBLK_GROUP_RAID0), EINVAL);
+  REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID | CBLK_OPN_VIRT_LUN), EINVAL);
+  REFUSES(cblk_cg_open(path.c_str(), 8193, O_RDWR, 2, 0, CBLK_GROUP_ID), ENOMEM);
+  REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), EINVAL);   // one device
+  REFUSES(cblk_cg_open((path + "::" + path).c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), EINVAL);
+  REFUSES(cblk_cg_open((path + ":/nowhere/at/all").c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), ENOENT);
+  REFUSES(cblk_cg_open(("(" + path + ":" + path).c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), EINVAL);
+  const std::string nine = "sim:1m:sim:1m:sim:1m:sim:1m:sim:1m:sim:1m:sim:1m:sim:1m:sim:1m";
+  REFUSES(cblk_cg_open(nine.c_str(), 0, O_RDWR, 9, 0, CBLK_GROUP_RAID0), EINVAL);
+}
+
+CASE(a_group_is_one_lun_for_several_chunks) {
+  if (!survives()) return;   // sim: each open has a memory of its own
+  const std::string path = device(kBlocks);
+  const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 8, O_RDWR, 4, 0, CBLK_GROUP_ID);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  REQUIRE(cblk_cg_get_num_chunks(group, 0) == 4);
+  size_t size = 0;
+  REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == kBlocks);
+  REQUIRE(cblk_cg_get_lun_size(group, &size, 0) == 0 && size == kBlocks);
+  REFUSES(cblk_cg_set_size(group, 1, 0), EINVAL);
+  chunk_attrs_t attrs;
+  REQUIRE(cblk_cg_get_attrs(group, &attrs, 0) == 0 && attrs.block_size == 4096);
+  Buffer buffer(16);
+  stamp(buffer, 0, 16, 1);
+  for (int i = 0; i < 16; ++i) REQUIRE(cblk_cg_write(group, buffer.block(i), i, 1, 0) == 1);
+  memset(buffer, 0, 16 * kBlock);
+  for (int i = 0; i < 16; ++i) REQUIRE(cblk_cg_read(group, buffer.block(i), i, 1, 0) == 1);
+  REQUIRE(is_stamped(buffer, 0, 16, 1));
+  // In turns.
+  std::set<chunk_id_t> chunks;
+  cflsh_cg_tag_t tags[8];
+  for (int i = 0; i < 8; ++i) {
+    REQUIRE(cblk_cg_awrite(group, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
+    chunks.insert(tags[i].id);
+  }
+  REQUIRE(chunks.size() == 4);
+  chunk_stats_t stats;
+  for (const chunk_id_t id : chunks) {
+    REFUSES(cblk_close(id, 0), EINVAL);   // the group's
+    REFUSES(cblk_read(id, buffer, 0, 1, 0), EINVAL);
+    REFUSES(cblk_cg_close(id, 0), EINVAL);
+  }
+  REFUSES(cblk_read(group, buffer, 0, 1, 0), EINVAL);
+  for (int i = 7; i >= 0; --i) REQUIRE(cblk_cg_aresult(group, &tags[i], nullptr, CBLK_ARESULT_BLOCKING) == 1);
+  REFUSES(cblk_cg_aresult(group, &tags[0], nullptr, 0), EINVAL);
+  cflsh_cg_tag_t foreign = {12345678, 0};
+  REFUSES(cblk_cg_aresult(group, &foreign, nullptr, 0), EINVAL);
+  REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0);
+  REQUIRE(stats.num_reads == 16 && stats.num_writes == 16 && stats.num_awrites == 8);
+  // Status in the background, tags of the caller's.
+  cblk_arw_status_t status[4];
+  cflsh_cg_tag_t tag = {0, 0};
+  for (cblk_arw_status_t& one : status) REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, &one, CBLK_ARW_USER_STATUS_FLAG) == 0);
+  for (cblk_arw_status_t& one : status) await_status(one);
+  tag.tag = 555;
+  REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, nullptr, CBLK_ARW_USER_TAG_FLAG) == 0);
+  REQUIRE(cblk_cg_aresult(group, &tag, nullptr, CBLK_ARESULT_USER_TAG | CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_cg_clone_after_fork(group, O_RDWR, 0) == 0);
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+  REFUSES(cblk_cg_close(group, 0), EINVAL);
+  REFUSES(cblk_cg_get_num_chunks(group, 0), EINVAL);
+}
+
+CASE(a_groups_next_tag_is_the_oldest) {
+  if (kind() != "sim") return;
+  const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=20000", 8, O_RDWR, 3, 0, CBLK_GROUP_ID);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  Buffer buffer(9);
+  cflsh_cg_tag_t tags[9], tag;
+  uint64_t status;
+  REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG), ENOENT);
+  for (int i = 0; i < 9; ++i) REQUIRE(cblk_cg_aread(group, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
+  REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG) == 0 && tag.tag == -1);
+  REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+  usleep(30000);   // all are done by now
+  for (int i = 1; i < 9; ++i) {
+    REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+    REQUIRE(tag.id == tags[i].id && tag.tag == tags[i].tag);
+  }
+  REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), ENOENT);
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+CASE(raid0_puts_block_b_on_device_b_mod_n) {
+  for (const int n : {2, 3, 8}) {
+    if (n == 8 && kind() == "block") continue;   // enough loop devices for one test
+    std::string path;
+    std::vector<std::string> devices;
+    for (int i = 0; i < n; ++i) {
+      devices.push_back(device(i == 1 ? 80 : 100, i));   // the smallest counts
+      path += (i ? ":" : "") + devices.back();
+    }
+    const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 0, O_RDWR, n, 0, CBLK_GROUP_RAID0);
+    REQUIRE(group != NULL_CHUNK_CG_ID);
+    REQUIRE(cblk_cg_get_num_chunks(group, 0) == n);
+    size_t size = 0;
+    REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == static_cast<size_t>(80 * n));
+    Buffer out(size), in(size);
+    stamp(out, 0, size, 3);
+    for (size_t at = 0, run = 1; at < size; at += run, run = run % 29 + 1) {
+      if (run > size - at) run = size - at;
+      REQUIRE(cblk_cg_write(group, out.block(at), static_cast<cflash_offset_t>(at), run, 0) == static_cast<int>(run));
+    }
+    REQUIRE(cblk_cg_read(group, in, 0, size, 0) == static_cast<int>(size));
+    REQUIRE(is_stamped(in, 0, size, 3));
+    cflsh_cg_tag_t tag;
+    memset(in, 0, size * kBlock);
+    REQUIRE(cblk_cg_aread(group, in, 5, 70, &tag, nullptr, 0) == 0);
+    REQUIRE(cblk_cg_aresult(group, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 70);
+    REQUIRE(is_stamped(in, 5, 70, 3));
+    stamp(out, 7, 50, 4);
+    REQUIRE(cblk_cg_awrite(group, out, 7, 50, &tag, nullptr, 0) == 0);
+    REQUIRE(cblk_cg_aresult(group, &tag, nullptr, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 50);
+    Buffer skewed(60, 5);
+    REQUIRE(cblk_cg_read(group, skewed, 0, 60, 0) == 60);
+    REQUIRE(is_stamped(skewed.block(0), 0, 3) && is_stamped(skewed.block(7), 7, 4) && is_stamped(skewed.block(57), 57, 3));
+    REFUSES(cblk_cg_read(group, in, static_cast<cflash_offset_t>(size), 1, 0), EINVAL);
+    REQUIRE(cblk_cg_close(group, 0) == 0);
+    if (!survives()) continue;
+    for (int d = 0; d < n; ++d) {   // where each block went
+      const chunk_id_t one = cblk_open(devices[d].c_str(), 0, O_RDONLY, 0, 0);
+      REQUIRE(one != NULL_CHUNK_ID);
+      for (int b = 0; b < 80; ++b) {
+        const uint64_t lba = static_cast<uint64_t>(b * n + d);
+        REQUIRE(cblk_read(one, in, b, 1, 0) == 1);
+        REQUIRE(is_stamped(in.data(), lba, lba >= 7 && lba < 57 ? 4 : 3));
+      }
+      REQUIRE(cblk_close(one, 0) == 0);
+    }
+  }
+}
+
+CASE(raid0_takes_uris_apart) {
+  if (kind() != "sim") return;
+  const chunk_cg_id_t group = cblk_cg_open("sim:1m:(sim:2m,latency_us=10):sim:1m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  size_t size = 0;
+  REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 3 * 256);
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+CASE(raid0_moves_as_much_as_it_says) {
+  if (kind() != "sim") return;
+  const chunk_cg_id_t group = cblk_cg_open("sim:16m:sim:16m", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
+  chunk_attrs_t attrs;
+  REQUIRE(cblk_cg_get_attrs(group, &attrs, 0) == 0);
+  const size_t most = attrs.max_transfer_size;
+  REQUIRE(most >= 256);
+  Buffer out(most + 1), in(most + 1);
+  stamp(out, 3, most, 1);
+  REQUIRE(cblk_cg_write(group, out, 3, most, 0) == static_cast<int>(most));
+  cflsh_cg_tag_t tag;
+  REQUIRE(cblk_cg_aread(group, in, 3, most, &tag, nullptr, 0) == 0);
+  REQUIRE(cblk_cg_aresult(group, &tag, nullptr, CBLK_ARESULT_BLOCKING) == static_cast<int>(most));
+  REQUIRE(is_stamped(in, 3, most, 1));
+  REFUSES(cblk_cg_read(group, in, 0, most + 1, 0), EINVAL);
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+CASE(several_paths_to_one_device) {
+  if (kind() == "sim" || kind() == "pmem") return;
+  const std::string path = device(kBlocks);
+  const chunk_id_t id = cblk_open((path + ":" + path).c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);
+  REQUIRE(id != NULL_CHUNK_ID);
+  chunk_stats_t stats;
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_paths == 2 && stats.num_path_fail_overs == 0);
+  Buffer buffer(4);
+  stamp(buffer, 9, 4, 1);
+  int tag;
+  REQUIRE(cblk_write(id, buffer, 9, 4, 0) == 4);
+  memset(buffer, 0, 4 * kBlock);
+  REQUIRE(cblk_aread(id, buffer, 9, 4, &tag, nullptr, 0) == 0);
+  REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 4);
+  REQUIRE(is_stamped(buffer, 9, 4, 1));
+  REQUIRE(cblk_close(id, 0) == 0);
+  const chunk_id_t one = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);   // a single path will do
+  REQUIRE(one != NULL_CHUNK_ID);
+  REQUIRE(cblk_close(one, 0) == 0);
+}
+
+CASE(a_reservation_keeps_others_out) {
+  if (kind() == "sim") return;
+  const std::string path = device(kBlocks);
+  const chunk_id_t first = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_RESERVE);
+  REQUIRE(first != NULL_CHUNK_ID);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, 0), EBUSY);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDONLY, 0, 0), EBUSY);
+  const chunk_id_t forced = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_FORCED_RESERVE);
+  REQUIRE(forced != NULL_CHUNK_ID);
+  REQUIRE(cblk_close(forced, 0) == 0);
+  REQUIRE(cblk_close(first, 0) == 0);
+  const chunk_id_t plain = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_SHARE_CTXT | CBLK_OPN_GROUP);
+  REQUIRE(plain != NULL_CHUNK_ID);
+  const chunk_id_t beside = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
+  REQUIRE(beside != NULL_CHUNK_ID);
+  REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_RESERVE), EBUSY);
+  REQUIRE(cblk_close(beside, 0) == 0);
+  REQUIRE(cblk_close(plain, 0) == 0);
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// cblk_listio.
+#include "cblk_test.hpp"
+
+namespace {
+
+struct List {
+  explicit List(size_t n) : ios(n), pointers(n) {
+    for (size_t i = 0; i < n; ++i) {
+      memset(&ios[i], 0, sizeof ios[i]);
+      pointers[i] = &ios[i];
+    }
+  }
+  cblk_io_t& operator[](size_t i) { return ios[i]; }
+  cblk_io_t** data() { return pointers.data(); }
+  int size() const { return static_cast<int>(ios.size()); }
+  void fill(uint8_t type, const Buffer& buffer, size_t lba, size_t blocks) {
+    for (size_t i = 0; i < ios.size(); ++i) {
+      ios[i].request_type = type;
+      ios[i].buf = buffer.block(i * blocks);
+      ios[i].lba = static_cast<cflash_offset_t>(lba + i * blocks);
+      ios[i].nblocks = blocks;
+    }
+  }
+  std::vector<cblk_io_t> ios;
+  std::vector<cblk_io_t*> pointers;
+};
+
+// Pending I/Os until all of them came out as completions.
+void finish(chunk_id_t id, cblk_io_t** pending, int n) {
+  std::vector<cblk_io_t*> out(static_cast<size_t>(n));
+  const double end = seconds() + 10;
+  for (int left = n; left;) {
+    int done = n;
+    REQUIRE(cblk_listio(id, nullptr, 0, pending, n, nullptr, 0, out.data(), &done, 0, 0) == 0);
+    left = n - done;
+    REQUIRE(seconds() < end);
+  }
+}
+
+}  // namespace
+
+CASE(a_list_that_is_waited_for) {
+  const chunk_id_t id = open_physical();
+  Buffer out(256), in(256);
+  List list(32);
+  stamp(out, 64, 256, 1);
+  list.fill(CBLK_IO_TYPE_WRITE, out, 64, 8);
+  REQUIRE(cblk_listio(id, list.data(), 32, nullptr, 0, list.data(), 32, nullptr, nullptr, 0, 0) == 0);
+  for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS && io.stat.blocks_transferred == 8);
+  list.fill(CBLK_IO_TYPE_READ, in, 64, 8);
+  int n = 0;
+  REQUIRE(cblk_listio(id, list.data(), 32, nullptr, 0, list.data(), 32, nullptr, &n, 5000000, 0) == 0);
+  REQUIRE(n == 0);
+  REQUIRE(is_stamped(in, 64, 256, 1));
+  chunk_attrs_t attrs;
+  REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0);
+  if (attrs.flags1 & CFLSH_ATTR_UNMAP) {
+    list.fill(CBLK_IO_TYPE_UNMAP, in, 64, 8);
+    REQUIRE(cblk_listio(id, list.data(), 32, nullptr, 0, list.data(), 32, nullptr, nullptr, 0, 0) == 0);
+    REQUIRE(cblk_read(id, in, 64, 256, 0) == 256);
+    REQUIRE(is_zero(in, 256));
+  }
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+// The pointers of the list, not copies of its entries one behind the other.
+CASE(completions_are_pointers_to_the_ios) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(16);
+  List list(16);
+  list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
+  cblk_io_t* out[20];
+  cblk_io_t* const guard = reinterpret_cast<cblk_io_t*>(uintptr_t{0x5a5a});
+  for (cblk_io_t*& one : out) one = guard;
+  int n = 18;
+  cblk_io_t* wait[2] = {&list[3], &list[9]};
+  REQUIRE(cblk_listio(id, list.data(), 16, nullptr, 0, wait, 2, out, &n, 0, 0) == 0);
+  REQUIRE(list[3].stat.status == CBLK_ARW_STATUS_SUCCESS && list[9].stat.status == CBLK_ARW_STATUS_SUCCESS);
+  REQUIRE(n <= 14);
+  for (int i = 0; i < n; ++i) {
+    REQUIRE(out[i] >= &list[0] && out[i] <= &list[15] && out[i] != wait[0] && out[i] != wait[1]);
+    REQUIRE(out[i]->stat.status == CBLK_ARW_STATUS_SUCCESS);
+  }
+  for (int i = n; i < 18; ++i) REQUIRE(out[i] == nullptr);
+  REQUIRE(out[18] == guard && out[19] == guard);
+  finish(id, list.data(), 16);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(pending_ios_come_out_later) {
+  if (kind() != "sim") return;   // its latency is chosen
+  const chunk_id_t id = open_sim("latency_us=30000");
+  Buffer buffer(8);
+  List list(8);
+  list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
+  cblk_io_t* out[8];
+  int n = 8;
+  REQUIRE(cblk_listio(id, list.data(), 8, nullptr, 0, nullptr, 0, out, &n, 0, 0) == 0);
+  REQUIRE(n == 0);   // returns at once
+  for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_PENDING);
+  finish(id, list.data(), 8);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(the_lists_must_have_room) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(8);
+  List list(4), more(2);
+  list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
+  more.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
+  cblk_io_t* out[8];
+  int n = 3;
+  REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, nullptr, 0, out, &n, 0, 0), EINVAL);
+  n = 1;
+  REFUSES(cblk_listio(id, list.data(), 4, more.data(), 2, list.data(), 4, out, &n, 0, 0), EINVAL);
+  REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, nullptr, 0, nullptr, nullptr, 0, 0), EINVAL);
+  REFUSES(cblk_listio(id, nullptr, 4, nullptr, 0, list.data(), 4, nullptr, nullptr, 0, 0), EINVAL);
+  REFUSES(cblk_listio(id, list.data(), -1, nullptr, 0, list.data(), 4, nullptr, nullptr, 0, 0), EINVAL);
+  cblk_io_t* holes[2] = {&list[0], nullptr};
+  n = 8;
+  REFUSES(cblk_listio(id, holes, 2, nullptr, 0, nullptr, 0, out, &n, 0, 0), EINVAL);
+  list[1].flags = CBLK_IO_USER_STATUS;
+  n = 8;
+  REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, list.data(), 4, out, &n, 0, 0), EINVAL);   // waits for a status of its own
+  int tag = 0;
+  REFUSES(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_NEXT_TAG), ENOENT);   // nothing of all that was issued
+  n = 0;
+  REQUIRE(cblk_listio(id, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, &n, 0, 0) == 0);   // nothing to do
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(bad_ios_are_told_in_their_status) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(8);
+  List list(6);
+  list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
+  list[1].lba = -1;
+  list[2].request_type = 9;
+  list[3].buf = nullptr;
+  list[4].lba = kBlocks;
+  cblk_io_t* out[6];
+  int n = 6;
+  REQUIRE(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, out, &n, 0, 0) == 0);
+  for (int i : {1, 2, 3, 4}) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_INVALID && list[i].stat.fail_errno == EINVAL);
+  for (int i : {0, 5}) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(a_list_with_user_tags_and_statuses) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(12);
+  List list(12);
+  list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
+  for (int i = 0; i < 12; ++i) {
+    if (i % 3 == 0) list[i].flags = CBLK_IO_USER_STATUS;
+    if (i % 3 == 1) list[i].flags = CBLK_IO_USER_TAG | CBLK_IO_PRIORITY_REQ;
+    list[i].tag = 900 + i;
+  }
+  cblk_io_t* out[12];
+  int n = 12;
+  REQUIRE(cblk_listio(id, list.data(), 12, nullptr, 0, nullptr, 0, out, &n, 0, 0) == 0);
+  finish(id, list.data(), 12);
+  for (int i = 0; i < 12; ++i) {
+    REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS && list[i].stat.blocks_transferred == 1);
+    if (i % 3 == 1) REQUIRE(list[i].tag == 900 + i);
+  }
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(a_list_times_out) {
+  if (kind() != "sim") return;   // its latency is chosen
+  const chunk_id_t id = open_sim("latency_us=200000");
+  Buffer buffer(4);
+  List list(4);
+  list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
+  const double start = seconds();
+  REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, list.data(), 4, nullptr, nullptr, 50000, 0), ETIMEDOUT);
+  REQUIRE(seconds() - start > 0.04 && seconds() - start < 0.19);
+  // They go on; now without a limit.
+  REQUIRE(cblk_listio(id, nullptr, 0, list.data(), 4, list.data(), 4, nullptr, nullptr, 0, 0) == 0);
+  for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(a_list_longer_than_the_commands) {
+  const chunk_id_t id = open_physical(kBlocks, 10);
+  Buffer buffer(100);
+  List list(100);
+  list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
+  REQUIRE(cblk_listio(id, list.data(), 100, nullptr, 0, list.data(), 100, nullptr, nullptr, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
+  for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
+  for (cblk_io_t& io : list.ios) io.flags = CBLK_IO_USER_STATUS;
+  cblk_io_t* out[100];
+  int n = 100;
+  REQUIRE(cblk_listio(id, list.data(), 100, nullptr, 0, nullptr, 0, out, &n, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
+  finish(id, list.data(), 100);
+  for (cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
+  // Without the flag those that find no command are told so.
+  const chunk_id_t slow = open_sim("latency_us=20000", 10);
+  for (cblk_io_t& io : list.ios) io.flags = 0;
+  REQUIRE(cblk_listio(slow, list.data(), 100, nullptr, 0, list.data(), 100, nullptr, nullptr, 0, 0) == 0);
+  for (int i = 0; i < 100; ++i) {
+    if (i < 10) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
+    else REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_INVALID && list[i].stat.fail_errno == EWOULDBLOCK);
+  }
+  REQUIRE(cblk_close(slow, 0) == 0);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
