@@ -76,7 +76,7 @@ class Exerciser {
     ContextOptions options;
     options.depth = kDepth;
     options.shared = shared;
-    REQUIRE(device->attach(options, &context_) == 0);
+    if (device->attach(options, &context_) != 0) abort();   // in threads: Catch's macros are for one
     slots_.resize(kDepth);
   }
   ~Exerciser() { device_->detach(context_); }
@@ -91,7 +91,7 @@ class Exerciser {
       command.offset = DeviceOffset{first_ + at};
       command.iov = &part;
       command.iov_count = 1;
-      REQUIRE(device_->transfer(command) == static_cast<int64_t>(zeros.size()));
+      if (device_->transfer(command) != static_cast<int64_t>(zeros.size())) ++errors;
     }
   }
   // `count` commands; largest: pages of one. Counts failures in `errors` (their ranges are then read again to learn).
