@@ -10,6 +10,7 @@ import os
 import pty
 import select
 import shutil
+import signal
 import stat
 import struct
 import subprocess
@@ -281,7 +282,7 @@ def in_use(directory):
         done("remove", f"{path}#second", "--yes")
         holder.stdin.close()
         holder.wait(LIMIT_S)
-    check(as_json("list", path)["devices"][0]["virtual_luns"][0]["in_use"] is False, "list: no longer in_use")
+    settled([path], {"first": False}, "after their owner's end")
     done("remove", f"{path}#first", "--yes")
 
 
@@ -297,7 +298,7 @@ def scratch(directory):
         check(as_json("check", path)["verdict"] == "clean", "check with a scratch LUN")
         refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [path])
         holder.kill()
-    check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["first"], "list after kill -9")
+    settled([path], {"first": False}, "after kill -9")
     check(as_json("check", path)["verdict"] == "clean", "check after kill -9")
 
 
@@ -429,6 +430,17 @@ def mounted(directory, device):
         subprocess.run(["umount", place], check=False)
 
 
+def settled(devices, expected, what):
+    """Which LUNs there are and which of them are in use, once the kernel has torn down what their owners left."""
+    end = time.monotonic() + 10
+    while True:
+        shown = {lun["name"]: lun["in_use"] for device in as_json("list", *devices)["devices"] for lun in device["virtual_luns"]}
+        if shown == expected or time.monotonic() > end:
+            check(shown == expected, f"LUNs {what}: {shown}")
+            return
+        time.sleep(0.05)
+
+
 HEAP = """
 import json, os, subprocess, sys
 pages = [os.urandom(64) * 64 for _ in range(6 * 1024)]
@@ -457,8 +469,7 @@ def heap(directory):
     shown = {lun["name"]: lun["in_use"] for device in told["seen"]["devices"] for lun in device["virtual_luns"]}
     check(shown == {"first": False, "heap": True, "": True}, f"LUNs while it runs: {told['seen']}")
     check(told["code"] == 125 and "in use" in told["line"], f"a second one on the same LUN: {told}")
-    shown = {lun["name"]: lun["in_use"] for device in as_json("list", *devices)["devices"] for lun in device["virtual_luns"]}
-    check(shown == {"first": False, "heap": False}, f"LUNs afterwards: {shown}")
+    settled(devices, {"first": False, "heap": False}, "after the run")
     for device in devices:
         check(as_json("check", device)["verdict"] == "clean", f"check of {device}")
 
@@ -495,6 +506,7 @@ def loop_device(directory):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))   # what was set up is taken down
     directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
     os.chmod(directory, 0o755)
     wanted = sys.argv[3:]
@@ -503,12 +515,12 @@ def main():
                      composite, heap, loop_device):
             if wanted and case.__name__ not in wanted:
                 continue
-            before = len(problems)
+            before, began = len(problems), time.monotonic()
             try:
                 case(directory)
             except (OSError, KeyError, IndexError, TypeError, subprocess.SubprocessError) as error:
                 problems.append(f"{case.__name__}: {type(error).__name__}: {error}")
-            print(f"{'ok' if len(problems) == before else 'FAIL'} {case.__name__}")
+            print(f"{'ok' if len(problems) == before else 'FAIL'} {case.__name__}, {time.monotonic() - began:.1f} s")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     for line in skips + problems:
