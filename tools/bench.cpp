@@ -7,6 +7,8 @@
 
 #include "bench/fault_bench.h"
 #include "bench/fault_child.h"
+#include "bench/lio_bench.h"
+#include "io_bench/io_bench.h"
 #include "redis_bench/redis_bench.h"
 #include "subcommands.h"
 
@@ -15,8 +17,11 @@ namespace lunar::tools {
 namespace {
 constexpr const char* kHelp =
     "Usage: lunar bench NAME [--json] [--quick] ...\n"
-    "  fault    page faults: Lunar beside kernel swap on the same disk, under the same memory limit\n"
-    "  redis    redis-server with Lunar (the module; `lunar run`) beside redis-server with kernel swap, likewise\n"
+    "  fault      page faults: Lunar beside kernel swap on the same disk, under the same memory limit\n"
+    "  redis      redis-server with Lunar (the module; `lunar run`) beside redis-server with kernel swap, likewise\n"
+    "  superpipe  random block I/O: a superpipe context beside blocking threads, Linux AIO and fio\n"
+    "  lio        lists of I/Os on pmem: handed to delegate threads, beside one after the other and lio_listio\n"
+    "  window     block I/O with buffers registered once beside buffers mapped for each I/O\n"
     "`lunar bench NAME --help` lists the options. Swap and memory limits need root (sudo).\n";
 }   // namespace
 
@@ -24,6 +29,9 @@ int cmd_bench(int argc, char** argv) {
   const std::string_view name = argc > 1 ? argv[1] : "";
   if (name == "fault") return fault_bench_main(argc - 1, argv + 1);
   if (name == "redis") return redis_bench_main(argc - 1, argv + 1);
+  if (name == "superpipe") return superpipe_bench_main(argc - 1, argv + 1);
+  if (name == "window") return window_bench_main(argc - 1, argv + 1);
+  if (name == "lio") return lio_bench_main(argc - 1, argv + 1);
   if (name == "child") return fault_child_main(argc - 1, argv + 1);   // for the benches themselves
   if (name == "--help" || name == "-h") {
     fmt::print("{}", kHelp);
@@ -32,7 +40,7 @@ int cmd_bench(int argc, char** argv) {
   if (name.empty())
     fmt::print(stderr, "{}", kHelp);
   else
-    fmt::print(stderr, "lunar: bench: no bench named '{}' (there are: fault, redis)\n", name);
+    fmt::print(stderr, "lunar: bench: no bench named '{}' (there are: fault, redis, superpipe, lio, window)\n", name);
   return kExitUsage;
 }
 

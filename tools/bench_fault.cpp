@@ -15,12 +15,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <memory>
 #include <stdexcept>
 
 #include "bench/bench_host.h"
+#include "bench/bench_main.h"
 #include "bench/contestant.h"
 #include "bench/fault_report.h"
 #include "bench/leftovers.h"
@@ -249,24 +249,14 @@ void parse(CLI::App& app, FaultOptions& options, int argc, char** argv) {
   app.add_option("--systems", options.systems, "of lunar,swap (default: both)")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "swap"}));
-  auto* seconds = app.add_option("--seconds", options.seconds, "length of one measurement (default 5)")
-                      ->check(CLI::Range(0.05, 3600.0));
-  auto* rounds = app.add_option("--rounds", options.rounds, "turns of each side; medians are quoted (default 3)")
-                     ->check(CLI::Range(1, 100));
   app.add_option("--writes", options.write_percent, "share of touches that write, percent (default 30)")
       ->check(CLI::Range(0, 100));
-  app.add_option("--lun", options.lun,
-                 "directory for LUN and swap file (default /var/tmp), or Lunar's LUN: file, device, URI");
   app.add_option("--options", options.options, "options of Lunar's side, NAME=VALUE,... (default fault=message)");
-  app.add_option("--seed", options.seed, "of data and touches (default 1)");
-  app.add_flag("--quick", options.quick, "a rough answer within a minute");
-  app.add_flag("--json", options.json, "print one JSON object instead of the table");
+  const CommonFlags common(app, options, "directory for LUN and swap file (default /var/tmp), or Lunar's LUN: file, device, URI",
+                           "a rough answer within a minute");
   app.parse(argc, argv);
-  if (options.quick) {
-    if (dram_option->count() == 0) dram = "128m";
-    if (seconds->count() == 0) options.seconds = 0.5;
-    if (rounds->count() == 0) options.rounds = 2;
-  }
+  common.settle({0.5, 2});
+  if (options.quick && dram_option->count() == 0) dram = "128m";
   options.dram_bytes = size_option("--dram", dram.empty() ? "512m" : dram);
   options.data_bytes = data.empty() ? 4 * options.dram_bytes : size_option("--data", data);
   options.allowance_bytes = size_option("--allowance", allowance);
@@ -285,23 +275,8 @@ int fault_bench_main(int argc, char** argv) {
   try {
     parse(app, options, argc, argv);
   } catch (const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 2; }
-  catch_interrupts();
-  try {
-    const bool json = options.json;
-    const BenchLock lock;
-    const FaultReport report = FaultBench(std::move(options)).run();
-    fmt::print("{}{}", json ? report_json(report) : report_table(report), json ? "\n" : "");
-    if (json) {
-      for (const std::string& failure : report.failures) fmt::print(stderr, "lunar: bench fault: {}\n", failure);
-    }
-    return report.failures.empty() ? 0 : 1;
-  } catch (const Interrupted&) {
-    fmt::print(stderr, "lunar: bench fault: interrupted; what was set up is removed\n");
-    return 130;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "lunar: bench fault: {}\n", error.what());
-    return 1;
-  }
+  const bool json = options.json;
+  return bench_main("fault", json, [&] { return FaultBench(std::move(options)).run(); });
 }
 
 }   // namespace lunar::tools

@@ -14,12 +14,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <stdexcept>
 
 #include "bench/bench_host.h"
+#include "bench/bench_main.h"
 #include "bench/progress.h"
 #include "bench/report_parts.h"
 #include "bench/swap_file.h"
@@ -347,31 +347,16 @@ RedisReport RedisBench::run() {
 int redis_bench_main(int argc, char** argv) {
   RedisOptions options;
   if (const std::optional<int> code = parse_redis_options(argc, argv, &options)) return *code;
-  catch_interrupts();
-  try {
-    const bool json = options.json;
-    const std::string plot = options.plot;
+  const bool json = options.json;
+  const std::string plot = options.plot;
+  const auto measure = [&] {
     if (const std::string why = plot.empty() ? "" : plot_obstacle(plot); !why.empty()) throw std::runtime_error(why);
-    RedisReport report;
-    {
-      const BenchLock lock;
-      report = RedisBench(std::move(options)).run();
-    }
-    fmt::print("{}{}", json ? report_json(report) : report_table(report), json ? "\n" : "");
-    if (json) {
-      for (const std::string& failure : report.failures) fmt::print(stderr, "lunar: bench redis: {}\n", failure);
-    }
-    if (!plot.empty()) {
-      for (const std::string& file : draw_plots(report, plot)) fmt::print(stderr, "lunar: bench redis: {}\n", file);
-    }
-    return report.failures.empty() ? 0 : 1;
-  } catch (const Interrupted&) {
-    fmt::print(stderr, "lunar: bench redis: interrupted; what was set up is removed\n");
-    return 130;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "lunar: bench redis: {}\n", error.what());
-    return 1;
-  }
+    return RedisBench(std::move(options)).run();
+  };
+  return bench_main("redis", json, measure, [&](const RedisReport& report) {
+    if (plot.empty()) return;
+    for (const std::string& file : draw_plots(report, plot)) fmt::print(stderr, "lunar: bench redis: {}\n", file);
+  });
 }
 
 }   // namespace lunar::tools

@@ -345,24 +345,15 @@ Finding check_preload() {
 
 std::vector<Finding> examine_host(const Options& options) {
   MemoryState memory = probe_memory();
-  return {check_kernel(),
-          check_userfaultfd(),
-          check_userfaultfd_rights(),
-          check_io_uring(),
-          check_discard_vector(),
-          check_privileges(),
-          check_memlock(),
-          check_pipe_pages(),
-          check_open_files(),
-          check_memory(memory),
-          check_cgroup(memory),
-          check_overcommit(),
-          check_thp(),
-          check_swap(),
-          check_numa(),
-          check_lun_place(options, memory),
-          check_block_devices(),
-          check_preload()};
+  std::vector<Finding> all = {
+      check_kernel(),       check_userfaultfd(),    check_userfaultfd_rights(),       check_io_uring(),
+      check_discard_vector(), check_privileges(),   check_memlock(),                  check_pipe_pages(),
+      check_open_files(),   check_memory(memory),   check_cgroup(memory),             check_overcommit(),
+      check_thp(),          check_swap(),           check_numa(),                     check_lun_place(options, memory),
+      check_block_devices()};
+  for (Finding& finding : examine_devices()) all.push_back(std::move(finding));
+  all.push_back(check_preload());
+  return all;
 }
 
 }   // namespace lunar::tools

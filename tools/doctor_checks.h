@@ -27,5 +27,7 @@ struct Finding {
 };
 
 std::vector<Finding> examine_host(const Options& options);
+// What LUNs can be, and how their I/O can go: a part of examine_host (doctor_devices.cpp).
+std::vector<Finding> examine_devices();
 
 }  // namespace lunar::tools

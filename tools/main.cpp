@@ -13,6 +13,7 @@ namespace lunar::tools {
 const Subcommand kSubcommands[] = {
     {"run", "run a command with its heap extended onto a LUN", cmd_run},
     {"doctor", "what this host offers, what is missing, and the command that mends it", cmd_doctor},
+    {"lun", "create, list, resize, remove and check virtual LUNs", cmd_lun},
 #ifdef LUNAR_HAVE_BENCH
     {"bench", "measure Lunar beside what one would use instead", cmd_bench},
 #endif

@@ -15,7 +15,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <utility>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -56,12 +55,8 @@ std::string origin_of(const RunLine& line, const Options& before_flags, const ch
 }
 
 bool apply_flags(const RunLine& line, Options* options, std::string* why) {
-  bool lun_given = false;
   for (const RunFlag& flag : line.flags) {
     const OptionInfo& info = option_info(flag.option);
-    if (strcmp(info.name, "lun") == 0 && std::exchange(lun_given, true)) {
-      return *why = "--lun: more than one LUN would need striping, which this version does not have; give one", false;
-    }
     ErrorText text;
     if (options_set(options, info.name, flag.value.c_str(), flag.spelled.c_str(), &text) < 0)
       return *why = text.text, false;
@@ -165,6 +160,7 @@ int cmd_run(int argc, char** argv) {
   }
   Program program;
   if (int code = find_program(line.command[0], &program, &why); code != 0) return complain(code, why);
+  if (!open_lun(options, origin, &why)) return complain(kExitOwnFailure, why);
   export_options(line, options);
   if (!export_preload(&why) || !export_account(&why)) return complain(kExitOwnFailure, why);
   return execute(program, line.command);

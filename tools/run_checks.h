@@ -19,10 +19,15 @@ using OriginOf = std::function<std::string(const char* option)>;
 
 // Fills options->dram when nobody set it (a quarter of what is available). true, or false with one line in *why.
 bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why);
+// Every LUN of the list (see scratch_open), and the room of all together.
 bool check_lun(const Options& options, const OriginOf& origin_of, std::string* why);
+// Last, as it is the one check that may change something: opens what `--lun` names as the program will (a blank device gets
+// its format here) and lets go of it again. Directories and sim: were looked at by check_lun already.
+bool open_lun(const Options& options, const OriginOf& origin_of, std::string* why);
 bool check_fault_mode(const Options& options, const OriginOf& origin_of, std::string* why);
 
-// A LUN argument with its path made absolute (programs change directory): "x" -> "/cwd/x", "file:x" -> "file:/cwd/x".
+// A list of LUNs with its paths made absolute (programs change directory): "x" -> "/cwd/x", "file:x" -> "file:/cwd/x",
+// "stripe:x;y" -> "stripe:/cwd/x;/cwd/y".
 std::string absolute_lun(const std::string& lun);
 std::string absolute_path(const std::string& path);
 

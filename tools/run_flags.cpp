@@ -5,6 +5,7 @@
 #include "run_flags.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include <cctype>
 #include <cstring>
@@ -53,6 +54,29 @@ std::string unknown_flag(const std::string& name) {
   return text_of("unknown flag %s; `lunar run --help` lists those there are", name.c_str());
 }
 
+bool has_blank(const std::string& text) { return text.find_first_of(" \t\n") != std::string::npos; }
+
+// Several --lun are a stripe: one value, its parts apart by blanks. So a path with a blank can be given, but alone.
+int add_flag(const RunFlag& flag, RunLine* out, std::string* why) {
+  RunFlag* before = nullptr;
+  for (RunFlag& other : out->flags) {
+    if (other.option == flag.option && strcmp(option_info(flag.option).name, "lun") == 0) before = &other;
+  }
+  const bool lun = before || strcmp(option_info(flag.option).name, "lun") == 0;
+  const bool path = lun && access(flag.value.c_str(), F_OK) == 0;
+  const std::string& odd = before && has_blank(before->value) && access(before->value.c_str(), F_OK) == 0 ? before->value : flag.value;
+  if (lun && has_blank(odd) && (before || !path)) {
+    *why = text_of("%s: '%s' has a blank in it, which divides LUNs; give each its own --lun, and a path with a blank by a link "
+                   "without one (ln -s)", flag.spelled.c_str(), odd.c_str());
+    return -EINVAL;
+  }
+  if (!before) return out->flags.push_back(flag), 0;
+  if (flag.value.empty() || before->value.empty())
+    return *why = text_of("%s: an empty word among several LUNs; give a path or URI", flag.spelled.c_str()), -EINVAL;
+  before->value += " " + flag.value;
+  return 0;
+}
+
 }   // namespace
 
 int parse_run_line(int argc, char** argv, RunLine* out, std::string* why) {
@@ -90,7 +114,7 @@ int parse_run_line(int argc, char** argv, RunLine* out, std::string* why) {
       *why = text_of("%s needs a value: %s %s", name.c_str(), name.c_str(), info.value_name);
       return -EINVAL;
     }
-    out->flags.push_back(flag);
+    if (add_flag(flag, out, why) < 0) return -EINVAL;
   }
   for (; at < argc; ++at) out->command.push_back(argv[at]);
   if (out->command.empty()) {
@@ -153,7 +177,8 @@ std::string run_help() {
       "not found.\n\n"
       "Examples:\n"
       "  lunar run --dram 1g -- redis-server --port 6379\n"
-      "  lunar run --dram 256m --lun /mnt/flash --stats -- sort big.txt\n";
+      "  lunar run --dram 256m --lun /mnt/flash --stats -- sort big.txt\n"
+      "  lunar run --lun /dev/nvme1n1#cache --lun /dev/nvme2n1#cache -- COMMAND    (two LUNs: a stripe)\n";
   return out;
 }
 

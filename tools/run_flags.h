@@ -17,7 +17,7 @@ struct RunFlag {
 
 struct RunLine {
   bool help = false;
-  std::vector<RunFlag> flags;      // in the order given
+  std::vector<RunFlag> flags;      // in the order given; all --lun in one
   std::vector<char*> command;      // argv of the program, without the closing nullptr
 };
 

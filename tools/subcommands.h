@@ -8,6 +8,7 @@ namespace lunar::tools {
 
 int cmd_run(int argc, char** argv);      // run.cpp; comes back only with a failure
 int cmd_doctor(int argc, char** argv);   // doctor.cpp
+int cmd_lun(int argc, char** argv);      // lun.cpp
 int cmd_bench(int argc, char** argv);    // bench.cpp
 int cmd_help(int argc, char** argv);     // help.cpp
 

@@ -253,7 +253,6 @@ class Chunk final : public Handle {
   std::atomic<uint32_t> completer_word_{0};    // bumped when it has work
   std::atomic<bool> completer_sleeps_{false};
   pthread_t completer_thread_{};
-  sys::ThreadStack completer_stack_;
 };
 
 }  // namespace lunar::cblk

@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <string.h>
 
-#include "base/arena.h"
 #include "cblk/wait.h"
 
 namespace lunar::cblk {
@@ -174,7 +173,6 @@ int Chunk::start_completer() {
   spec.run = [](void* chunk) { static_cast<Chunk*>(chunk)->completer(); };
   spec.argument = this;
   spec.program_files = true;
-  spec.stack = &completer_stack_;
   const int status = sys::thread_start(spec, &completer_thread_);
   if (status < 0) {
     add(counters_.threads_failed);
@@ -217,8 +215,7 @@ void Chunk::stop_completer() {
   completer_stop_.store(true, std::memory_order_release);
   completer_word_.fetch_add(1, std::memory_order_release);
   sys::futex_wake(&completer_word_, 1, false);
-  sys::thread_join(completer_thread_);
-  unmap_private(completer_stack_.memory, completer_stack_.bytes);
+  sys::thread_end(completer_thread_);
   completer_state_ = Completer::kNone;
 }
 

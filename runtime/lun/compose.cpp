@@ -13,8 +13,10 @@
 #include "base/log.h"
 #include "lun/medium.h"
 #include "lun/member_label.h"
+#include "lun/mirror_device.h"
 #include "lun/path_device.h"
 #include "lun/stripe_device.h"
+#include "sys/file.h"
 
 namespace lunar {
 namespace {
@@ -96,12 +98,16 @@ bool may_be_missing(const Scheme& scheme, int status) {
 }
 
 int open_members(const char* uri, const Scheme& scheme, const Members& members, const DeviceOptions& options, Format format,
-                 unsigned level, MemberSet* set, ErrorText* why) {
+                 unsigned level, MemberSet* set, uint32_t* missing, ErrorText* why) {
   DeviceOptions each = options;
   each.want_bytes = 0;
   set->count = members.count;
   unsigned fds = 0;
   for (unsigned i = 0; i < members.count; ++i) {
+    if (scheme.kind == Kind::kMirror && strcmp(members.uri[i], "missing") == 0) {
+      *missing |= 1u << i;
+      continue;
+    }
     const Scheme* inner = scheme_of(members.uri[i]);
     if (!may_contain(scheme.kind, inner))
       return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a mirror may consist of stripes, both of paths", uri,
@@ -129,7 +135,8 @@ int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& o
   int status = split(uri, scheme, &members, why);
   if (status < 0) return status;
   MemberSet set;
-  status = open_members(uri, scheme, members, options, format, level, &set, why);
+  uint32_t missing = 0;
+  status = open_members(uri, scheme, members, options, format, level, &set, &missing, why);
   if (status == 0 && scheme.kind == Kind::kStripe) {
     set.type = SetType::kStripe;
     status = label_assemble(uri, &set, format, why);
@@ -138,7 +145,8 @@ int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& o
   } else if (status == 0 && scheme.kind == Kind::kPaths) {
     return PathDevice::create(uri, set.device, members.uri, set.count, format != Format::kNever && !options.read_only, out, why);
   } else if (status == 0) {
-    status = why->set(-ENOTSUP, "LUN %s: %s is not there yet", uri, scheme.prefix);
+    set.type = SetType::kMirror;
+    return MirrorDevice::open(uri, &set, members.uri, missing, format, options.read_only, out, why);
   }
   close_all(&set);
   return status;
@@ -166,6 +174,18 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
   return open_at(uri, options, format, 0, out, why);
 }
 
+int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* why) {
+  *out = nullptr;
+  struct stat status;
+  if (uri && strchr(uri, '#') && sys::path_status(uri, &status) != 0)   // (a file may have one in its name)
+    return why->set(-EINVAL, "LUN %s: names a virtual LUN; give the device alone, without #NAME", uri);
+  DeviceOptions options;
+  options.scratch = false;
+  Device* raw = nullptr;
+  const int err = raw_open(uri, options, format, &raw, why);
+  return err < 0 ? err : PhysicalLun::open(raw, format, out, why);
+}
+
 int device_paths(Device* device, PathInfo* out, unsigned max) {
   if (max == 0) return 0;
   const char* kind = device->kind();
@@ -175,6 +195,15 @@ int device_paths(Device* device, PathInfo* out, unsigned max) {
     for (; n < paths->member_count() && n < max; ++n) {
       out[n] = {};
       paths->describe(n, &out[n]);
+    }
+    return static_cast<int>(n);
+  }
+  if (strcmp(kind, "mirror") == 0) {
+    auto* mirror = static_cast<MirrorDevice*>(device);
+    unsigned n = 0;
+    for (; n < mirror->member_count() && n < max; ++n) {
+      out[n] = {};
+      mirror->describe(n, &out[n]);
     }
     return static_cast<int>(n);
   }

@@ -4,6 +4,8 @@
 //   raw URI        what device_open takes, or several of them as one:
 //     stripe:URI;URI[;...]   RAID 0 in chunks of 64 KiB, 2 to 8 members
 //     mirror:URI;URI[;...]   every member has everything, 2 to 4 members: reads fail over, a member that came back is resynced
+//       The word `missing` in place of a mirror's member says that it is lost; one that cannot be opened is refused otherwise,
+//       unless the labels say that it is stale (it may have what the others have not)
 //     paths:URI;URI[;...]    several ways to one and the same device, 2 to 8: I/O fails over to the next
 //   Stripe and mirror members carry a label (member_label.h) that says of what they are which part: a wrong order, a foreign
 //   or a stale member is seen, never used. `format` applies to labels too. Members may be files, block devices, nvme:, pmem:,
@@ -29,8 +31,8 @@ namespace lunar {
 //   a file that is empty or was one      the file, for this process alone, growing
 //   a formatted device                   a new scratch LUN on it, shared with other processes
 //   a blank device or blank file         formatted first, then the same
-//   URI#NAME                             the named LUN, exclusively; its head must be zeros or a former heap's
-//   stripe:, mirror:, paths:             over all of these; a DIR may be a member
+//   URI#NAME                             the named LUN, exclusively; its head must be zeros or a former heap's (-EEXIST)
+//   stripe:, mirror:, paths:             a blank or formatted one, likewise
 // Several LUN URIs separated by spaces are a stripe of what each of them gives.
 [[nodiscard]] int scratch_open(const char* uris, const DeviceOptions& options, Device** out, ErrorText* why);
 

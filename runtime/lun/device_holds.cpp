@@ -33,7 +33,7 @@ Holds look(const char* head, size_t bytes, char* what, size_t size) {
     return Holds::kScratch;
   }
   if (!bytes_are_zero(head, bytes)) {
-    format_to(what, size, "unknown data");
+    format_to(what, size, "%s", kUnknownData);
     return Holds::kForeign;
   }
   format_to(what, size, "nothing");

@@ -35,7 +35,7 @@ struct FanParent {
   uint32_t left = 0;           // children not done
   uint32_t tried = 0;          // bit a member: the device's own notes
   uint32_t good = 0, bad = 0;
-  uint32_t note = 0;
+  uint64_t since_ns = 0;       // blocked since
   bool held = false;
 };
 

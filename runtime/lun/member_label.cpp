@@ -4,15 +4,12 @@
 #include "lun/member_label.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/arena.h"
-#include "base/format.h"
 #include "base/units.h"
 #include "lun/stripe_device.h"
-#include "superpipe/signature.h"
 #include "sys/file.h"
 
 #define XXH_INLINE_ALL
@@ -22,7 +19,7 @@ namespace lunar {
 namespace {
 
 constexpr char kMagic[16] = "LunarMember";
-constexpr uint64_t kProbeBytes = 64 * kKiB;   // what must be zeros in a blank device
+constexpr uint64_t kProbeBytes = 64 * kKiB;   // of a head, or a tail
 
 uint64_t checksum_of(const MemberLabel& label) { return XXH3_64bits(&label, offsetof(MemberLabel, checksum)); }
 
@@ -35,9 +32,8 @@ int64_t move(Device* device, Op op, uint64_t at, void* buffer, size_t bytes) {
   command.offset = DeviceOffset{at};
   command.iov = &part;
   command.iov_count = 1;
-  int64_t n;
-  do n = device->transfer(command);
-  while (n == -EINTR);
+  int64_t n = device->transfer(command);
+  for (unsigned tries = 1; n < 0 && tries < 3; ++tries) n = device->transfer(command);
   return n < 0 || static_cast<uint64_t>(n) == bytes ? n : -EIO;
 }
 
@@ -55,25 +51,9 @@ struct Scratch {
 
 // 1: blank, 0: it holds something (`what`), -errno. The one place that decides it.
 int member_blank(Device* device, char* what, size_t size) {
-  const uint64_t bytes = device->size_bytes() < kProbeBytes ? round_down(device->size_bytes(), 4096) : kProbeBytes;
-  Scratch head(kProbeBytes);
-  if (!head.base) return -ENOMEM;
-  const int64_t n = move(device, Op::kRead, 0, head.base, bytes);
-  if (n < 0) return static_cast<int>(n);
-  for (uint64_t i = 0; i < bytes; ++i) {
-    if (head.base[i] == 0) continue;
-    format_to(what, size, "data in its first 64 KiB");
-    return 0;
-  }
-  if (strcmp(device->kind(), "block") == 0) {
-    const char* path = strncmp(device->name(), "file:", 5) == 0 ? device->name() + 5 : device->name();
-    char clean[256];
-    format_to(clean, sizeof clean, "%.*s", static_cast<int>(strcspn(path, ",")), path);
-    const int known = block_signature(clean, false, what, size);
-    if (known == 1) return 0;
-    if (known < 0) return known;
-  }
-  return 1;
+  Holds holds = Holds::kForeign;
+  const int status = device_holds(device, &holds, what, size);
+  return status < 0 ? status : holds == Holds::kBlank;
 }
 
 int read_all(const char* uri, MemberSet* set, Format format, unsigned* blank, ErrorText* why) {
@@ -131,7 +111,7 @@ int format_all(const char* uri, MemberSet* set, ErrorText* why) {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   fresh.created_s = static_cast<uint64_t>(now.tv_sec);
-  int status = random_bytes(fresh.set_uuid, sizeof fresh.set_uuid);
+  int status = sys::random_bytes(fresh.set_uuid, sizeof fresh.set_uuid);
   if (status < 0) return why->set(status, "LUN %s: cannot make a uuid: %s", uri, errno_text(status));
   // A mirror's members differ in what they held: all but the first are stale until they are copied to.
   if (set->type == SetType::kMirror)
@@ -141,8 +121,11 @@ int format_all(const char* uri, MemberSet* set, ErrorText* why) {
     set->label[i].index = i;
     Scratch zeros(kProbeBytes);
     status = zeros.base ? 0 : -ENOMEM;
-    // What else the head held must not be found there again by others.
-    if (status == 0) status = static_cast<int>(move(set->device[i], Op::kWrite, 0, zeros.base, kProbeBytes) < 0 ? -EIO : 0);
+    // What the head held must not be found there again by others, nor a former format's head and tail in the set's data.
+    const uint64_t zeroed[] = {0, kMemberDataOffset, kMemberDataOffset + fresh.data_bytes - kProbeBytes};
+    for (uint64_t at : zeroed) {
+      if (status == 0 && move(set->device[i], Op::kWrite, at, zeros.base, kProbeBytes) < 0) status = -EIO;
+    }
     if (status == 0) status = label_write(set->device[i], &set->label[i]);
     if (status < 0)
       return why->set(status, "LUN %s: cannot write the label of member %s: %s", uri, set->device[i]->name(), errno_text(status));
@@ -172,14 +155,6 @@ int check_member(const char* uri, const MemberSet& set, unsigned i, const Member
 }
 
 }  // namespace
-
-int random_bytes(void* out, size_t bytes) {
-  const int fd = sys::open_file("/dev/urandom", O_RDONLY);
-  if (fd < 0) return fd;
-  const int64_t n = sys::read_some(fd, out, bytes);
-  sys::close_file(fd);
-  return n < 0 ? static_cast<int>(n) : static_cast<size_t>(n) == bytes ? 0 : -EIO;
-}
 
 int label_parse(const void* bytes, MemberLabel* out) {
   memcpy(out, bytes, sizeof *out);

@@ -77,7 +77,4 @@ struct MemberSet {
 // names the member.
 [[nodiscard]] int label_assemble(const char* uri, MemberSet* set, Format format, ErrorText* why);
 
-// Random bytes for uuids and sessions. 0 or -errno.
-[[nodiscard]] int random_bytes(void* out, size_t bytes);
-
 }  // namespace lunar

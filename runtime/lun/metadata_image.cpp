@@ -144,23 +144,27 @@ int superblock_geometry(const Superblock& super, uint64_t device_bytes, Geometry
   return device_bytes < g.device_bytes ? -ENOSPC : 0;
 }
 
-void image_seal(const MetadataImage& image, const uint8_t uuid[16]) {
+LunIdentity::LunIdentity(const Superblock& super) : checksum(super.checksum) { memcpy(uuid, super.uuid, sizeof uuid); }
+
+void image_seal(const MetadataImage& image, const LunIdentity& identity) {
   ImageHeader& header = image.header();
   memcpy(header.magic, kImageMagic, sizeof header.magic);
   header.version = kVersion;
   header.header_bytes = sizeof header;
-  memcpy(header.uuid, uuid, sizeof header.uuid);
+  memcpy(header.uuid, identity.uuid, sizeof header.uuid);
+  header.super_checksum = identity.checksum;
   header.body_bytes = image.body_bytes();
   header.body_checksum = XXH3_64bits(image.entries(), image.body_bytes());
   memset(header.reserved, 0, sizeof header.reserved);
   header.checksum = checksum_of(header);
 }
 
-bool image_intact(const MetadataImage& image, const uint8_t uuid[16]) {
+bool image_intact(const MetadataImage& image, const LunIdentity& identity) {
   const ImageHeader& header = image.header();
   if (memcmp(header.magic, kImageMagic, sizeof header.magic) != 0 || header.checksum != checksum_of(header)) return false;
   const uint64_t used = sizeof header + image.body_bytes();
-  return header.version == kVersion && header.header_bytes == sizeof header && memcmp(header.uuid, uuid, 16) == 0 &&
+  return header.version == kVersion && header.header_bytes == sizeof header && memcmp(header.uuid, identity.uuid, 16) == 0 &&
+         header.super_checksum == identity.checksum &&
          header.sequence != 0 && header.body_bytes == image.body_bytes() && bytes_are_zero(header.reserved, sizeof header.reserved) &&
          bytes_are_zero(image.base + used, image.geometry->image_bytes - used) &&
          header.body_checksum == XXH3_64bits(image.entries(), image.body_bytes());

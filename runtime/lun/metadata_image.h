@@ -15,6 +15,14 @@ namespace lunar {
 constexpr unsigned kExtentsMax = 65536;
 constexpr unsigned kEntriesMax = 1024;
 
+// Which superblock images belong to.
+struct LunIdentity {
+  uint8_t uuid[16] = {};
+  uint64_t checksum = 0;
+  LunIdentity() = default;
+  explicit LunIdentity(const media::Superblock& super);
+};
+
 struct Geometry {
   uint64_t device_bytes = 0;
   uint64_t extent_bytes = 0, extent_count = 0;
@@ -64,9 +72,9 @@ struct SoundScratch {
 };
 
 // Header and checksums of an image whose sequence and `previous` are set.
-void image_seal(const MetadataImage& image, const uint8_t uuid[16]);
+void image_seal(const MetadataImage& image, const LunIdentity& identity);
 // Whether header and checksums are right.
-bool image_intact(const MetadataImage& image, const uint8_t uuid[16]);
+bool image_intact(const MetadataImage& image, const LunIdentity& identity);
 // Whether what it says is possible: every owner in range and used, the positions of each LUN 0..n-1 once each, names legal and
 // unique, sizes within extents, reserved bytes zero, flags known. `what` gets the first fault.
 bool image_sound(const MetadataImage& image, SoundScratch* scratch, const char** what);

@@ -61,13 +61,13 @@ int raw_zero(Device* raw, uint64_t offset, uint64_t bytes) {
   return status;
 }
 
-int MetadataStore::prepare(Device* raw, const Geometry& geometry, const uint8_t uuid[16]) {
+int MetadataStore::prepare(Device* raw, const Geometry& geometry, const LunIdentity& identity) {
   const size_t images = 5 * geometry.image_bytes, bytes = images + round_up(sizeof(SoundScratch), 4096);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   raw_ = raw;
   geometry_ = geometry;
-  memcpy(uuid_, uuid, sizeof uuid_);
+  identity_ = identity;
   slots_ = memory;
   image_ = {memory + 4 * geometry.image_bytes, &geometry_};
   scratch_ = reinterpret_cast<SoundScratch*>(memory + images);
@@ -107,7 +107,7 @@ int MetadataStore::judge(unsigned* newest, unsigned* bad, const char** what) {
     // The same bytes as the front one, which was judged: nothing more to say.
     const bool same = i >= 2 && valid[i - 2] && memcmp(slot(i - 2).base, image.base, geometry_.image_bytes) == 0;
     const char* fault = "a checksum is wrong";
-    valid[i] = same || (image_intact(image, uuid_) && image_sound(image, scratch_, &fault));
+    valid[i] = same || (image_intact(image, identity_) && image_sound(image, scratch_, &fault));
     if (valid[i] && image.header().sequence % 2 != i % 2) {
       valid[i] = false;
       fault = "an image in the wrong slot";
@@ -182,7 +182,7 @@ int MetadataStore::commit() {
   const uint64_t next = header.sequence + 1;
   header.previous = header.checksum;
   header.sequence = next;
-  image_seal(image_, uuid_);
+  image_seal(image_, identity_);
   const unsigned place = next % 2;
   const char* what = "";
   LUNAR_CHECK(image_sound(image_, scratch_, &what), "metadata that is about to be written");
@@ -200,7 +200,7 @@ int MetadataStore::format() {
   for (uint64_t sequence = 1; sequence <= 2; ++sequence) {
     image_.header().previous = image_.header().checksum;
     image_.header().sequence = sequence;
-    image_seal(image_, uuid_);
+    image_seal(image_, identity_);
     for (unsigned side = 0; side < 4; side += 2) {
       const int status = raw_io(raw_, Op::kWrite, geometry_.slot_offset(static_cast<unsigned>(sequence % 2) + side), image_.base, geometry_.image_bytes);
       if (status < 0) return status;

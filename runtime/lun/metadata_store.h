@@ -24,7 +24,7 @@ struct SlotReport {
 
 class MetadataStore {
  public:
-  [[nodiscard]] int prepare(Device* raw, const Geometry& geometry, const uint8_t uuid[16]);   // 0, -ENOMEM
+  [[nodiscard]] int prepare(Device* raw, const Geometry& geometry, const LunIdentity& identity);   // 0, -ENOMEM
   void release();
   // Reads all, decides, mends; image() is the newest then. 0; -EBADMSG; -EIO and the like from the device.
   [[nodiscard]] int load(Mend mend, SlotReport* report);
@@ -36,7 +36,7 @@ class MetadataStore {
   const MetadataImage& image() const { return image_; }
   uint64_t sequence() const { return image_.header().sequence; }
   const Geometry& geometry() const { return geometry_; }
-  const uint8_t* uuid() const { return uuid_; }
+  const uint8_t* uuid() const { return identity_.uuid; }
 
  private:
   MetadataImage slot(unsigned i) const { return {slots_ + i * geometry_.image_bytes, &geometry_}; }
@@ -46,7 +46,7 @@ class MetadataStore {
 
   Device* raw_ = nullptr;
   Geometry geometry_;
-  uint8_t uuid_[16] = {};
+  LunIdentity identity_;
   char* slots_ = nullptr;        // four images as read
   MetadataImage image_;
   SoundScratch* scratch_ = nullptr;

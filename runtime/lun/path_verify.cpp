@@ -60,7 +60,7 @@ int same_content(Device* a, Device* b, bool may_write, char* head, char* other) 
   if (memcmp(head, other, bytes) != 0) return 0;
   if (!all_zero(head, bytes)) return 1;
   if (!may_write) return -ENODATA;
-  int status = random_bytes(head, 4096);
+  int status = sys::random_bytes(head, 4096);
   if (status < 0) return status;
   n = move(a, Op::kWrite, head, 4096);
   if (n >= 0) n = move(b, Op::kRead, other, 4096);

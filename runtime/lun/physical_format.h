@@ -64,7 +64,8 @@ struct ImageHeader {
   uint64_t body_bytes;           // entry table and extent table
   uint64_t body_checksum;        // XXH3 of them
   uint64_t previous;             // `checksum` of the image before it (of image 1: 0)
-  uint8_t reserved[56];
+  uint64_t super_checksum;       // of the superblock it was written under: no other geometry fits it
+  uint8_t reserved[48];
   uint64_t checksum;             // XXH3 of the header before it
 };
 static_assert(sizeof(ImageHeader) == 128);

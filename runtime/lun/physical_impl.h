@@ -17,6 +17,14 @@
 namespace lunar {
 
 constexpr unsigned kNoEntry = UINT32_MAX;
+constexpr char kUnknownData[] = "unknown data";        // device_holds(): foreign, and nobody knows what
+// A killed owner's ring holds its file for some milliseconds after the process is gone: what looks busy is asked again.
+constexpr int kBusyTries = 25;
+constexpr uint64_t kBusyPauseNs = 10'000'000;
+
+inline uint64_t extents_for(uint64_t bytes, const Geometry& geometry) {
+  return bytes / geometry.extent_bytes + (bytes % geometry.extent_bytes != 0);
+}
 
 // A virtual LUN as its owner keeps it.
 struct OwnedLun {
@@ -64,6 +72,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   class Session;
   friend class Session;
 
+  int enter(ErrorText* why);
   int open_locked(Format format, ErrorText* why);
   int open_without_head(Format format, SuperState state, const media::Superblock& super, ErrorText* why);
   int format_now(ErrorText* why);

@@ -80,7 +80,8 @@ int PhysicalLunImpl::make(Device* raw, Format format, PhysicalLunImpl** out, Err
     status = why->set(-ENOSPC, "LUN %s: %s is too small for virtual LUNs; give a device or file of %s or more", raw->name(),
                       format_size(raw->size_bytes()).text, format_size(kBytesMin).text);
   } else {
-    status = lun->locks_.lock_metadata(why);
+    status = lun->enter(why);
+    if (status == 0) status = lun->locks_.lock_metadata(why);
     if (status == 0) {
       status = lun->open_locked(format, why);
       lun->locks_.unlock_metadata();
@@ -98,11 +99,19 @@ void PhysicalLunImpl::close() {
   unmap_private(this, mapping_bytes_);
 }
 
-int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
+int PhysicalLunImpl::enter(ErrorText* why) {
   int status = locks_.enter();
+  for (int i = 0; i < kBusyTries && status == -EBUSY; ++i) {
+    sys::sleep_ns(kBusyPauseNs);
+    status = locks_.enter();
+  }
   if (status == -EBUSY)
     return why->set(status, "LUN %s: another process has it as a whole; wait for it, or give another one", raw_->name());
-  if (status < 0) return why->set(status, "LUN %s: cannot be locked (%s)", raw_->name(), errno_name(status));
+  return status < 0 ? why->set(status, "LUN %s: cannot be locked (%s)", raw_->name(), errno_name(status)) : 0;
+}
+
+int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
+  int status;
   if (format == Format::kForce) {
     status = locks_.alone();
     if (status == 0) return why->set(-EBUSY, "LUN %s: in use by another process; end it before formatting", raw_->name());
@@ -121,6 +130,9 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
     if (status < 0) return status;
     const uint64_t at = geometry().backup_offset();
     status = backup.read(raw_, at);
+    if (status == 0 && superblock_look(*backup.get()) == SuperState::kValid && memcmp(backup.get()->uuid, head.get()->uuid, 16) == 0 &&
+        backup.get()->checksum != head.get()->checksum)
+      return explain_damage(-EBADMSG, raw_->name(), "two superblocks that differ", why);
     if ((status == 0 && memcmp(backup.get(), head.get(), kSuperBytes) != 0) || status == -EIO) {
       status = restore_super(*head.get(), at);
       repaired_ = true;
@@ -158,7 +170,7 @@ int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Su
       char what[64];
       const int status = device_holds(raw_, &holds, what, sizeof what);
       if (status < 0) return explain_damage(status, raw_->name(), "", why);
-      if (holds != Holds::kForeign || strcmp(what, "unknown data") != 0) return refuse_contents(format, true, why);
+      if (holds != Holds::kForeign || strcmp(what, kUnknownData) != 0) return refuse_contents(format, true, why);
     }
     int status = take_geometry(*backup.get(), why);
     if (status < 0) return status;
@@ -183,8 +195,8 @@ int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why)
   char what[64] = "";
   const int status = device_holds(raw_, &holds, what, sizeof what);
   if (status < 0) return why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", name, errno_text(status), errno_name(status));
-  if (holds == Holds::kBlank && backup)
-    return why->set(-EBADMSG, "LUN %s: its head was erased, but its end says that it carries virtual LUNs; `lunar lun check --repair %s` "
+  if (backup && (holds == Holds::kBlank || strcmp(what, kUnknownData) == 0))
+    return why->set(-EBADMSG, "LUN %s: its head was erased or overwritten, but its end says that it carries virtual LUNs; `lunar lun check --repair %s` "
                     "restores it, formatting by name (--format) erases them", name, name);
   if (holds == Holds::kBlank && format == Format::kIfBlank) return 0;
   if (holds == Holds::kBlank)
@@ -201,7 +213,7 @@ int PhysicalLunImpl::take_geometry(const Superblock& super, ErrorText* why) {
                     format_size(raw_->size_bytes()).text, format_size(super.device_bytes).text);
   if (status < 0) return explain_damage(status, raw_->name(), "a superblock that makes no sense", why);
   store_.release();
-  status = store_.prepare(raw_, geometry, super.uuid);
+  status = store_.prepare(raw_, geometry, LunIdentity(super));
   if (status == 0 && !order_) {
     order_bytes_ = round_up(geometry.extent_count * sizeof(uint32_t), 4096);
     order_ = static_cast<uint32_t*>(map_private(order_bytes_, ForkPolicy::kInherit));

@@ -17,8 +17,8 @@ class VirtualLunImpl final : public VirtualLun {
   void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
-  uint64_t size_bytes() const override { return lun_.scratch ? most_ : map_.limit(); }
-  bool growable() const override { return lun_.scratch; }
+  uint64_t size_bytes() const override { return scratch_ ? most_ : map_.limit(); }
+  bool growable() const override { return scratch_; }
   [[nodiscard]] int64_t transfer(const Command& command) override;
   uint32_t io_align() const override { return transform_ ? 4096 : base_->io_align(); }
   Capabilities capabilities() const override;
@@ -34,7 +34,7 @@ class VirtualLunImpl final : public VirtualLun {
   uint64_t used_bytes() const override { return map_.limit(); }
   uint64_t remaining_bytes() override;
   [[nodiscard]] int refresh() override;
-  const VirtualLunInfo& info() const override { return lun_.info; }
+  const VirtualLunInfo& info() const override { return info_; }
   PhysicalLun& physical() override { return *physical_; }
 
  private:
@@ -54,7 +54,9 @@ class VirtualLunImpl final : public VirtualLun {
   PhysicalLunImpl* physical_ = nullptr;
   Device* base_ = nullptr;
   const BlockTransform* transform_ = nullptr;
-  OwnedLun lun_;
+  OwnedLun lun_;                   // under sizes_, but for what never changes
+  VirtualLunInfo info_;
+  bool scratch_ = false;
   ExtentMap map_;
   PhaseCount shared_[ExtentMap::kSharedCounts];
   sys::Mutex sizes_, list_;

@@ -16,8 +16,6 @@
 namespace lunar {
 namespace {
 
-constexpr int kBusyTries = 50;                        // a killed owner's ring holds its file for some milliseconds
-constexpr uint64_t kBusyPauseNs = 20'000'000;
 constexpr uint64_t kDrainMaxNs = 5'000'000'000, kDrainPauseNs = 50'000;
 constexpr uint64_t kAheadPart = 16;                   // a scratch LUN grows by a sixteenth of its size at least
 constexpr uint64_t kCheckBlock = UINT64_MAX / 4096;   // never a block of data
@@ -110,6 +108,8 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
   }
   if (status < 0) return status;
   most_ = lun_.limit_bytes;
+  scratch_ = lun_.scratch;
+  info_ = lun_.info;
   map_.set_limit(lun_.size_bytes);
   return 0;
 }
@@ -138,7 +138,7 @@ int VirtualLunImpl::check_cipher(const uint8_t key_check[16], ErrorText* why) {
 
 void VirtualLunImpl::close() {
   LUNAR_CHECK(context_count_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
-  if (lun_.scratch) physical_->abandon(lun_);
+  if (scratch_) physical_->abandon(lun_);
   physical_->close();
   unmap_private(this, places_bytes_);
 }
@@ -225,7 +225,7 @@ int VirtualLunImpl::reserve(DeviceOffset offset, uint64_t length) {
     if (need > asked_) asked_ = need;
     return 0;
   }
-  if (!lun_.scratch || need > uint64_t{1} << 60) return -ENOSPC;
+  if (!scratch_ || need > uint64_t{1} << 60) return -ENOSPC;
   const uint64_t extent = physical_->geometry().extent_bytes;
   const uint64_t exact = round_up(need, extent), step = map_.limit() + round_up(map_.limit() / kAheadPart, extent);
   ErrorText unsaid;
@@ -243,7 +243,7 @@ void VirtualLunImpl::release(DeviceOffset offset, uint64_t length) {
     if (offset.value >= limit || length == 0) return;
     if (length > limit - offset.value) length = limit - offset.value;
     ErrorText unsaid;
-    if (lun_.scratch && offset.value + length >= asked_ && shrink(round_up(offset.value, 4096), &unsaid) == 0) {
+    if (scratch_ && offset.value + length >= asked_ && shrink(round_up(offset.value, 4096), &unsaid) == 0) {
       asked_ = map_.limit();
       return;
     }
@@ -261,7 +261,7 @@ Capabilities VirtualLunImpl::capabilities() const {
   Capabilities out = base_->capabilities();
   const uint64_t most = transform_ ? VirtualContext::kBounceBytes : 16 * kMiB;
   if (out.transfer_bytes_max > most) out.transfer_bytes_max = most;
-  out.persistent &= !lun_.scratch;
+  out.persistent &= !scratch_;
   return out;
 }
 

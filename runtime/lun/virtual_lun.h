@@ -56,7 +56,7 @@ class VirtualLun : public Device {
   virtual uint64_t remaining_bytes() = 0;           // what set_size could add now. Blocks
   // Another process may have grown it: takes that over. 0 or -errno.
   [[nodiscard]] virtual int refresh() = 0;
-  virtual const VirtualLunInfo& info() const = 0;
+  virtual const VirtualLunInfo& info() const = 0;   // as it was opened; see used_bytes() for the size
   virtual PhysicalLun& physical() = 0;
 };
 

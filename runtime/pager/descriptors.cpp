@@ -6,6 +6,7 @@
 #include <fcntl.h>
 
 #include "base/format.h"
+#include "lun/compose.h"
 #include "sys/file.h"
 #include "sys/proc.h"
 
@@ -30,7 +31,7 @@ unsigned own_descriptors(const PagerState& state, unsigned generation) {
 
 int open_device(PagerState& state, unsigned generation, const DeviceOptions& options, ErrorText* why) {
   Device* device = nullptr;
-  int rc = device_open(state.options.lun, options, &device, why);
+  int rc = scratch_open(state.options.lun, options, &device, why);
   if (rc < 0) return rc;
   for (unsigned i = 0; i < device->fd_count(); ++i) {
     device->reopen(i, sys::move_high(device->fd(i)));

@@ -18,7 +18,7 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kTurnPieces = 64;   // that a delegate takes from one client before it looks at the others
+constexpr unsigned kTurns = 16;   // that a delegate takes at one client before it looks at the others
 
 }  // namespace
 
@@ -131,7 +131,7 @@ void DelegatePool::thread_main(void* argument) {
   sys::allow_fault_signals();      // a copy that faults is the program's to see, as if it had copied itself
   while (!state->stopping.load()) {
     if (DelegateClient* client = take(state)) {
-      for (unsigned i = 0; i < kTurnPieces && client->run_one(); ++i) {}
+      for (unsigned i = 0; i < kTurns && client->run_some(true); ++i) {}
       client->visitors_.fetch_sub(1, std::memory_order_release);
       continue;
     }

@@ -4,11 +4,11 @@
 //
 //      submit                   pool                          delegate threads (at most 4, or one a CPU)
 //   ┌──────────┐  offer()   ┌──────────────────────┐  take   ┌───────────────────────────┐
-//   │ client A │ ─────────► │ A ► B ► ... (a ring) │ ──────► │ run_one(), run_one(), ... │
+//   │ client A │ ─────────► │ A ► B ► ... (a ring) │ ──────► │ run_some(), run_some(),  │
 //   └────▲─────┘            └──────────────────────┘         └───────────────────────────┘
-//        │ run_one(): whoever waits for its own client helps
+//        │ run_some(): whoever waits for its own client helps
 //
-// A client is a queue from which any thread takes one piece at a time. The pool knows only which clients have something to
+// A client is a queue from which any thread takes pieces. The pool knows only which clients have something to
 // do; it gives them turns. Threads start with the first need, sleep on a futex when idle, and end with the pool.
 //
 // Wake-ups are never lost: who offers publishes its work, counts `event` up, then looks for sleepers; who is about to sleep
@@ -32,8 +32,8 @@ class DelegatePool;
 
 class DelegateClient {
  public:
-  // Carries out one piece: false when there was none. Any thread.
-  virtual bool run_one() = 0;
+  // Carries out some pieces: false when there were none. Any thread; `foreign`: by a delegate, not by one who waits.
+  virtual bool run_some(bool foreign) = 0;
   // Whether a piece waits that nobody has taken.
   virtual bool has_work() const = 0;
 

@@ -55,6 +55,8 @@ struct ContextOptions {
   size_t buffer_bytes = 0;       //   inside it avoids per-I/O page pinning. Optional; not owned
   bool spin = true;              // wait() spins before it sleeps
   bool sqpoll = false;
+  unsigned batch = 1;            // > 1: a sleep may last till so many responses (at most a quarter of those in flight) are
+                                 //   there, a millisecond or two longer than for the first. For deep queues: fewer system calls
   bool shared = false;           // several threads will use it: see Context::await. Costs some: no deferred task work
 };
 
@@ -81,6 +83,11 @@ class Context {
   // As reap, but waits until at least one response is there or timeout_ns passed (< 0: no limit). Returns 0..max, or
   // -EINTR. With nothing in flight and nothing watched it returns 0 at once.
   [[nodiscard]] virtual int wait(Response* out, unsigned max, int64_t timeout_ns) = 0;
+  // submit() and wait() in one, for whoever keeps many in flight and counts CPU more than the latency of one: waits until
+  // `least` responses are there (or all that are on their way, when those are fewer), where the device can by one system
+  // call and one wake-up. *taken: how many commands were taken, also when nothing came back. Returns 0..max, or -errno as wait().
+  [[nodiscard]] virtual int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
+                                     unsigned least, int64_t timeout_ns);
   // Also report when `fd` (O_NONBLOCK) becomes readable: one Response{tag, poll events} through reap/wait, then the
   // watch is over and must be set again. So that one wait serves faults and completions. A context may watch 4 fds.
   [[nodiscard]] virtual int watch(int fd, uint64_t tag) = 0;
@@ -142,9 +149,9 @@ struct DeviceOptions {
 //   DIR                 an unlinked file is made in it (O_TMPFILE, else mkstemp+unlink); refused on tmpfs/ramfs
 //   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,torn=P][,misdirect=P][,corrupt=P][,name=X]
 //                       memory; P: one in P I/Os; X: several may share it
-//   nvme:/dev/ngXnY      whole namespace, by NVMe commands through io_uring; no block layer
+//   nvme:/dev/ngXnY[,sqpoll=auto|on|off]   whole namespace, by NVMe commands through io_uring; no block layer
 //   pmem:PATH[,delegate=auto|on|off]   mapped: /dev/pmemN, /dev/daxX.Y, or a file on a memory or DAX file system
-//   capi:/dev/sgN        IBM's own libcflsh_block, where there is one
+//   capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]   IBM's own library, where there is one
 // O_DIRECT is required (no silent buffered I/O). Returns 0, or -errno with *why filled (one line: what, where, how to mend).
 [[nodiscard]] int device_open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
 inline void device_close(Device* device) {   // pre: no context attached. nullptr is fine

@@ -14,6 +14,7 @@
 
 #include "base/arena.h"
 #include "base/log.h"
+#include "superpipe/block_queue.h"
 #include "superpipe/signature.h"
 #include "superpipe/sync_context.h"
 #include "superpipe/uring_context.h"
@@ -28,6 +29,8 @@ namespace {
 constexpr int kBusyRetries = 50;
 constexpr uint64_t kBusyRetryNs = 20'000'000;
 
+constexpr size_t kProbePage = 64 * 1024;              // a page of any kernel
+constexpr int64_t kPollProbeNs = 20'000'000;          // a disk that polls answers within a millisecond
 constexpr uint64_t kProbeBytes = kMiB;   // reserved at open to see whether the file system can reserve at all
 
 const char* memory_file_system(uint64_t magic) {
@@ -64,7 +67,25 @@ int explain_open(int err, const char* path, const char* what, ErrorText* why) {
   }
 }
 
+int refuse_read_only(const char* path, ErrorText* why) {
+  return why->set(-EROFS, "LUN %s: the block device is read-only; make it writable (blockdev --setrw %s) or give another one", path, path);
+}
+
 }  // namespace
+
+int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
+  Choice iopoll = Choice::kUnset, sqpoll = Choice::kUnset;
+  const SettingSpec specs[] = {{"iopoll", &iopoll, nullptr, 0}, {"sqpoll", &sqpoll, nullptr, 0}};
+  char path[4096];
+  int err = settings_parse(uri, uri + strlen("file:"), specs, 2, path, sizeof path, why);
+  Device* device = nullptr;
+  if (err == 0) err = FileDevice::open(uri, path, options, &device, why);
+  if (err < 0) return err;
+  err = static_cast<FileDevice*>(device)->choose_polling(iopoll, sqpoll, why);
+  if (err < 0) device->close();
+  else *out = device;
+  return err;
+}
 
 int FileDevice::open(const char* uri, const char* path, const DeviceOptions& options, Device** out, ErrorText* why) {
   struct stat status;
@@ -81,6 +102,7 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   memcpy(name, uri, length);
   device->name_ = name;
   device->sqpoll_ = options.sqpoll;
+  device->read_only_ = options.read_only;
 
   int result;
   if (!options.scratch) result = device->open_raw(path, status, options, why);
@@ -131,6 +153,7 @@ int FileDevice::open_raw(const char* path, const struct stat& status, const Devi
   char who[256];
   if (block_ && !options.read_only && block_in_use(status.st_rdev, who, sizeof who))
     return why->set(-EBUSY, "LUN %s: the block device is %s; give one that nobody uses", path, who);
+  if (block_ && !options.read_only && block_read_only(status.st_rdev)) return refuse_read_only(path, why);
   const int opened = sys::open_file(path, (options.read_only ? O_RDONLY : O_RDWR) | O_DIRECT);
   if (opened < 0) return explain_open(opened, path, options.read_only ? "open it" : "open it for writing", why);
   reopen(0, opened);
@@ -149,10 +172,71 @@ int FileDevice::open_raw(const char* path, const struct stat& status, const Devi
   return check_size(options.want_bytes, why);
 }
 
+int FileDevice::choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why) {
+  if (sqpoll == Choice::kOff) sqpoll_ = false;
+  if (sqpoll == Choice::kOn || sqpoll == Choice::kAuto) {
+    const int err = sys::uring_probe_sqpoll();
+    if (err < 0 && sqpoll == Choice::kOn)
+      return why->set(err, "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
+                      "later, or write sqpoll=auto", name_, errno_name(err), errno_text(err));
+    sqpoll_ = err == 0;
+  }
+  if (iopoll == Choice::kOn || iopoll == Choice::kAuto) {
+    const int err = probe_iopoll();
+    if (err < 0 && iopoll == Choice::kOn)
+      return why->set(err, "LUN %s: iopoll=on: a polled read does not come back (%s: %s); give the disk's driver poll queues "
+                      "(boot with nvme.poll_queues=4), or write iopoll=auto", name_, errno_name(err), errno_text(err));
+    iopoll_ = err == 0;
+  }
+  return 0;
+}
+
+// Whether the disk completes polled reads. sysfs is asked first: without poll queues the read may never come back, and its
+// abandoned ring would stay in the kernel.
+int FileDevice::probe_iopoll() const {
+  struct stat status;
+  int err = sys::file_status(fd(), &status);
+  if (err < 0) return err;
+  const int64_t queues = block_queue_value(block_ ? status.st_rdev : status.st_dev, "io_poll");
+  if (queues <= 0) return -EOPNOTSUPP;
+  if (!block_ && status.st_size < static_cast<off_t>(io_align_)) return -ENODATA;   // nothing to read
+  void* page = map_private(kProbePage, ForkPolicy::kDontFork);
+  if (!page) return -ENOMEM;
+  err = sys::uring_probe_iopoll(fd(), page, io_align_, kPollProbeNs);
+  unmap_private(page, kProbePage);
+  return err;
+}
+
+// Asked without a trace: a hole far beyond the end of a file changes nothing.
+bool FileDevice::can_discard() const {
+  struct stat status;
+  if (read_only_ || sys::file_status(fd(), &status) < 0) return false;
+  if (block_) return block_queue_value(status.st_rdev, "write_zeroes_max_bytes") > 0;
+  const uint64_t end = round_up(static_cast<uint64_t>(status.st_size), 4096);
+  int err = sys::punch_hole(fd(), end + (uint64_t{1} << 40), 4096);
+  if (err == -EFBIG) err = sys::punch_hole(fd(), end + (uint64_t{1} << 30), 4096);
+  return err == 0;
+}
+
+// Probed when first asked for: who only opens a LUN does not pay for it. What depends on limits (RLIMIT_MEMLOCK) is as it was
+// then.
 Capabilities FileDevice::capabilities() const {
+  enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kSqpoll = 8, kIopoll = 16 };
+  uint32_t bits = probed_.load(std::memory_order_relaxed);
+  if (!(bits & kKnown)) {
+    bits = kKnown | (can_discard() ? kDiscard : 0u) | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u) |
+           (iopoll_ || probe_iopoll() == 0 ? kIopoll : 0u);
+    if (void* page = map_private(kProbePage, ForkPolicy::kDontFork)) {
+      if (sys::uring_probe_window(page, kProbePage) == 0) bits |= kWindow;
+      unmap_private(page, kProbePage);
+    }
+    probed_.store(bits, std::memory_order_relaxed);
+  }
   Capabilities out;
-  out.discard = true;
-  out.window = true;
+  out.discard = (bits & kDiscard) != 0;
+  out.window = (bits & kWindow) != 0;
+  out.sqpoll = (bits & kSqpoll) != 0;
+  out.iopoll = (bits & kIopoll) != 0;
   out.persistent = !growable_;
   out.memory_align = io_align_;
   return out;
@@ -239,6 +323,7 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
   char who[256];
   if (block_in_use(rdev, who, sizeof who))
     return why->set(-EBUSY, "LUN %s: the block device is %s; give one that nobody uses", path, who);
+  if (block_read_only(rdev)) return refuse_read_only(path, why);
   // O_EXCL on a block device: nobody else may claim it (mount, swapon, another LUN) while we have it.
   int opened = sys::open_file(path, O_RDWR | O_DIRECT | O_EXCL);
   for (int i = 0; i < kBusyRetries && opened == -EBUSY; ++i) {
@@ -291,7 +376,7 @@ int FileDevice::attach(const ContextOptions& options, Context** out) {
   ContextOptions wanted = options;
   wanted.sqpoll |= sqpoll_;
   OwnedContext* context = nullptr;
-  int status = UringContext::create(fd(), data_offset_, wanted, &context);
+  int status = UringContext::create(fd(), data_offset_, wanted, &context, iopoll_);
   if (status == -EINVAL) return status;
   if (status < 0) {
     if (!told_.exchange(true, std::memory_order_relaxed))

@@ -2,6 +2,15 @@
 // A device on a file of the host: an unlinked file made in a directory, a regular file given by path, or a block
 // device.
 // All with O_DIRECT; contexts are io_uring rings, or synchronous ones where the host refuses io_uring.
+//
+// Settings (only with the scheme: file:PATH,key=value), neither used unless asked for:
+//   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while there is work
+//   iopoll   completions of single buffers up to 64 KiB are polled for, without an interrupt: wait() spends its CPU. Only where
+//            one polled read came back at open (virtio disks and NVMe without poll queues never deliver one). Not for
+//            contexts that are shared, nor from a context's first watch() on: those sleep
+//   auto: where the host can; on: or the open fails; off (as unset): never
+// What was discarded is a hole of the file, or zeros by WRITE ZEROES of the block device.
+// A command's result is the count the kernel moved: a read across the end of the file is short, and nobody asks again.
 // Threading: immutable after open but for the descriptor (reopen), which is atomic.
 #pragma once
 #include <atomic>
@@ -9,6 +18,7 @@
 #include <sys/stat.h>
 
 #include "superpipe/device.h"
+#include "superpipe/settings.h"
 #include "superpipe/sync_context.h"
 
 namespace lunar {
@@ -18,6 +28,8 @@ class FileDevice final : public Device {
   // `path` may carry the "file:" prefix in `uri`, which is only kept for messages.
   [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
                                 ErrorText* why);
+  // "file:PATH[,iopoll=auto|on|off][,sqpoll=auto|on|off]"
+  [[nodiscard]] static int open_uri(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
@@ -42,6 +54,9 @@ class FileDevice final : public Device {
   int open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why);
   int check_medium(const char* path, uint64_t* free_bytes, ErrorText* why);
   int check_size(uint64_t want_bytes, ErrorText* why) const;
+  int choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why);
+  int probe_iopoll() const;
+  bool can_discard() const;
 
   std::atomic<int> fd_{-1};
   const char* name_ = nullptr;
@@ -52,6 +67,9 @@ class FileDevice final : public Device {
   bool growable_ = false;
   bool cut_at_close_ = false;       // a path that was empty when it came to us
   bool sqpoll_ = false;
+  bool iopoll_ = false;
+  bool read_only_ = false;
+  mutable std::atomic<uint32_t> probed_{0};   // capabilities(), once asked: see there
   std::atomic<bool> told_{false};   // the io_uring fall-back was logged
   std::atomic<int> contexts_{0};
 };

@@ -20,6 +20,8 @@ namespace {
 
 constexpr unsigned kDepthMax = 4096;
 constexpr uint64_t kSpinNs = 20'000;            // a copy that others have begun is usually done within it
+constexpr uint64_t kClaimBytes = 256 * kKiB;    // that one thread takes at once, if the list is long
+constexpr uint32_t kClaimMax = 8;
 constexpr int64_t kWatchPollNs = 100'000;       // between looks at the stack, when descriptors are watched too
 constexpr unsigned kSampleVectorMax = 16;       // longer reads say little about a page's latency
 
@@ -66,10 +68,10 @@ void PmemContext::release() {
   unmap_private(this, mapping_bytes_);
 }
 
-void PmemContext::perform(Slot* slot) {
+void PmemContext::perform(Slot* slot, bool foreign) {
   const bool sample = slot->command.op == Op::kRead && slot->command.iov_count <= kSampleVectorMax;
   const uint64_t start = sample ? sys::now_ns() : 0;
-  slot->result = device_->transfer(slot->command);
+  slot->result = device_->carry_out(slot->command, foreign);
   slot->took_ns = sample && slot->result > 0 ? sys::now_ns() - start : 0;
 }
 
@@ -91,6 +93,9 @@ int PmemContext::submit(const Command* commands, unsigned n) {
     uint64_t tail = tail_.load(std::memory_order_relaxed);
     for (unsigned i = 0; i < n; ++i, ++tail)
       cells_[tail & mask_].store(static_cast<uint16_t>(take_slot(commands[i])), std::memory_order_relaxed);
+    const uint64_t each = bytes / n;
+    claim_max_.store(each <= kClaimBytes / kClaimMax ? kClaimMax : each >= kClaimBytes ? 1 : static_cast<uint32_t>(kClaimBytes / each),
+                     std::memory_order_relaxed);
     tail_.store(tail, std::memory_order_release);
     DelegatePool& pool = device_->pool();
     epoch_ = pool.epoch();
@@ -100,7 +105,7 @@ int PmemContext::submit(const Command* commands, unsigned n) {
   }
   for (unsigned i = 0; i < n; ++i) {
     const uint32_t index = take_slot(commands[i]);
-    perform(&slots_[index]);
+    perform(&slots_[index], false);
     append_ready(index);
   }
   if (shared_) {
@@ -110,20 +115,30 @@ int PmemContext::submit(const Command* commands, unsigned n) {
   return static_cast<int>(n);
 }
 
-bool PmemContext::run_one() {
-  uint64_t head = head_.load(std::memory_order_acquire);
-  uint32_t index;
+// Neighbours are taken together: their buffers usually are neighbours too, and two CPUs that copy into neighbouring ones by turns
+// hinder each other (427 us against 327 for 256 x 32 KiB). Towards the end of the list the shares get small.
+bool PmemContext::run_some(bool foreign) {
+  uint64_t head = head_.load(std::memory_order_acquire), take;
+  uint16_t mine[kClaimMax];
   do {
-    if (head >= tail_.load(std::memory_order_acquire)) return false;
-    index = cells_[head & mask_].load(std::memory_order_relaxed);
-  } while (!head_.compare_exchange_weak(head, head + 1, std::memory_order_acq_rel, std::memory_order_acquire));
-  Slot* slot = &slots_[index];
-  perform(slot);
+    const uint64_t tail = tail_.load(std::memory_order_acquire);
+    if (head >= tail) return false;
+    const uint64_t share = (tail - head) / 8, most = claim_max_.load(std::memory_order_relaxed);
+    take = share < 1 ? 1 : share < most ? share : most;
+    for (uint64_t i = 0; i < take; ++i) mine[i] = cells_[(head + i) & mask_].load(std::memory_order_relaxed);
+  } while (!head_.compare_exchange_weak(head, head + take, std::memory_order_acq_rel, std::memory_order_acquire));
+  for (uint64_t i = 0; i < take; ++i) {
+    perform(&slots_[mine[i]], foreign);
+    finish(mine[i]);
+  }
+  return true;
+}
+
+void PmemContext::finish(uint32_t index) {
   uint32_t top = done_top_.load(std::memory_order_relaxed);
-  do slot->next = top;
+  do slots_[index].next = top;
   while (!done_top_.compare_exchange_weak(top, index + 1, std::memory_order_seq_cst, std::memory_order_relaxed));
   wake_sleepers();
-  return true;
 }
 
 void PmemContext::wake_sleepers() {
@@ -223,7 +238,7 @@ int PmemContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
     const int taken = reap(out, max);
     if (taken != 0 || timeout_ns == 0) return taken;
     if (in_flight() == 0 && watches_.used == 0) return 0;
-    if (run_one()) continue;
+    if (run_some(false)) continue;
     // What is left was begun by others.
     int64_t left = timeout_ns;
     if (timeout_ns > 0) {
@@ -247,7 +262,7 @@ int PmemContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
 }
 
 int PmemContext::await(int64_t timeout_ns) {
-  if (may_reap() || in_flight_.load() == 0 || run_one()) return 0;
+  if (may_reap() || in_flight_.load() == 0 || run_some(false)) return 0;
   if (timeout_ns == 0) return -ETIME;
   if (timeout_ns < 0 || static_cast<uint64_t>(timeout_ns) > kSpinNs) {
     if (spin()) return 0;

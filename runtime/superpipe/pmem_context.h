@@ -7,7 +7,7 @@
 //   done_top_  slots that were done: a stack to which anybody adds and from which the owner takes all at once
 //
 // wait() and await() help: they take what nobody has taken yet, and sleep only for copies that others have begun.
-// Threading: as every context; run_one, has_work and await from any thread. May not: allocate after create.
+// Threading: as every context; run_some, has_work and await from any thread. May not: allocate after create.
 #pragma once
 #include <atomic>
 
@@ -31,7 +31,7 @@ class PmemContext final : public OwnedContext, public DelegateClient {
   [[nodiscard]] int await(int64_t timeout_ns) override;
   void release() override;
 
-  bool run_one() override;
+  bool run_some(bool foreign) override;
   bool has_work() const override {
     return head_.load(std::memory_order_relaxed) < tail_.load(std::memory_order_acquire);
   }
@@ -45,7 +45,8 @@ class PmemContext final : public OwnedContext, public DelegateClient {
     uint32_t next;       // on the stack, in the list
   };
   PmemContext() = default;
-  void perform(Slot* slot);
+  void perform(Slot* slot, bool foreign);
+  void finish(uint32_t index);
   uint32_t take_slot(const Command& command);
   void append_ready(uint32_t index);
   void collect();
@@ -70,6 +71,7 @@ class PmemContext final : public OwnedContext, public DelegateClient {
   std::atomic<uint32_t> in_flight_{0};         // written by the owner
   std::atomic<uint32_t> ready_count_{0};       // likewise
   // Everybody's.
+  std::atomic<uint32_t> claim_max_{1};         // commands to be taken at once: about kClaimBytes
   alignas(64) std::atomic<uint64_t> tail_{0};
   alignas(64) std::atomic<uint64_t> head_{0};
   alignas(64) std::atomic<uint32_t> done_top_{0};   // index + 1

@@ -87,34 +87,44 @@ void fence() {
 #endif
 }
 
-void copy_through(Flush method, void* to, const void* from, size_t bytes) {
 #if defined(__x86_64__)
-  auto* out = static_cast<char*>(to);
-  const auto* in = static_cast<const char*>(from);
-  const size_t ahead = (kLine - reinterpret_cast<uintptr_t>(out) % kLine) % kLine;
-  if (bytes < ahead + kLine) {
-    memcpy(out, in, bytes);
-    flush_lines(method, out, bytes);
-    return;
-  }
-  if (ahead) {
-    memcpy(out, in, ahead);
-    flush_lines(method, out, ahead);
-    out += ahead, in += ahead, bytes -= ahead;
-  }
-  for (; bytes >= kLine; out += kLine, in += kLine, bytes -= kLine) {
+namespace {
+
+// Copies the whole lines of [to, to + bytes) by non-temporal stores and hands the ragged ends to `edge`.
+template <class Edge>
+void stream_lines(char* to, const char* from, size_t bytes, Edge edge) {
+  const size_t ahead = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
+  if (bytes < ahead + kLine) return edge(to, from, bytes);
+  if (ahead) edge(to, from, ahead);
+  to += ahead, from += ahead, bytes -= ahead;
+  for (; bytes >= kLine; to += kLine, from += kLine, bytes -= kLine) {
     __m128i part[4];
-    for (int i = 0; i < 4; ++i) part[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in) + i);
-    for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(out) + i, part[i]);
+    for (int i = 0; i < 4; ++i) part[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
+    for (int i = 0; i < 4; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, part[i]);
   }
-  if (bytes) {
-    memcpy(out, in, bytes);
-    flush_lines(method, out, bytes);
-  }
+  if (bytes) edge(to, from, bytes);
+}
+
+}  // namespace
+
+void copy_through(Flush method, void* to, const void* from, size_t bytes) {
+  stream_lines(static_cast<char*>(to), static_cast<const char*>(from), bytes, [method](char* out, const char* in, size_t n) {
+    memcpy(out, in, n);
+    flush_lines(method, out, n);
+  });
+}
+
+void copy_past_cache(void* to, const void* from, size_t bytes) {
+  stream_lines(static_cast<char*>(to), static_cast<const char*>(from), bytes,
+               [](char* out, const char* in, size_t n) { memcpy(out, in, n); });
+}
 #else
+void copy_through(Flush method, void* to, const void* from, size_t bytes) {
   memcpy(to, from, bytes);
   flush_lines(method, to, bytes);
-#endif
 }
+
+void copy_past_cache(void* to, const void* from, size_t bytes) { memcpy(to, from, bytes); }
+#endif
 
 }  // namespace lunar::pmem

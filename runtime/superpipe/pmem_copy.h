@@ -27,4 +27,7 @@ void fence();
 // memcpy whose bytes are on the medium after the next fence().
 void copy_through(Flush method, void* to, const void* from, size_t bytes);
 
+// memcpy that leaves the destination out of this CPU's cache, where the architecture can: complete, for others too, after fence().
+void copy_past_cache(void* to, const void* from, size_t bytes);
+
 }  // namespace lunar::pmem

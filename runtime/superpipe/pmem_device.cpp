@@ -23,6 +23,10 @@
 namespace lunar {
 namespace {
 
+// From here on copies pass by the cache: into the medium, which is large and cold (8 MiB in 32 KiB pieces: 355 us, 590 by memcpy), and
+// by a delegate into the caller's memory, whose lines lie in the caller's cache (two CPUs: 355 us, 390-550 by memcpy).
+constexpr uint64_t kStreamMin = 4096;
+
 int advise_whole(char* address, uint64_t bytes, int advice) {
   int err;
   do err = sys::advise(address, bytes, advice);
@@ -98,12 +102,12 @@ int PmemDevice::prepare(uint64_t at, uint64_t bytes, bool write) {
 
 // After stores to [at, at + bytes) of the mapping: on the medium when it returns.
 int PmemDevice::settle(uint64_t at, uint64_t bytes) {
-  if (sync_ == Sync::kLines) pmem::fence();
+  pmem::fence();
   if (sync_ == Sync::kMsync) return sys::sync_range(map_ + at, bytes);
   return 0;
 }
 
-int64_t PmemDevice::read(const Command& command) {
+int64_t PmemDevice::read(const Command& command, bool foreign) {
   const uint64_t at = command.offset.value;
   uint64_t bytes = 0, done = 0;
   for (uint32_t i = 0; i < command.iov_count; ++i) bytes += command.iov[i].iov_len;
@@ -113,9 +117,11 @@ int64_t PmemDevice::read(const Command& command) {
   if (const int err = prepare(data_offset_ + at, bytes, false); err < 0) return err;
   for (uint32_t i = 0; done < bytes; ++i) {
     const uint64_t part = command.iov[i].iov_len < bytes - done ? command.iov[i].iov_len : bytes - done;
-    memcpy(command.iov[i].iov_base, data_ + at + done, part);
+    if (foreign && part >= kStreamMin) pmem::copy_past_cache(command.iov[i].iov_base, data_ + at + done, part);
+    else memcpy(command.iov[i].iov_base, data_ + at + done, part);
     done += part;
   }
+  if (foreign) pmem::fence();
   return static_cast<int64_t>(bytes);
 }
 
@@ -132,6 +138,7 @@ int64_t PmemDevice::write(const Command& command) {
     const iovec& part = command.iov[i];
     if (part.iov_len == 0) continue;
     if (sync_ == Sync::kLines) pmem::copy_through(flush_, to, part.iov_base, part.iov_len);
+    else if (part.iov_len >= kStreamMin) pmem::copy_past_cache(to, part.iov_base, part.iov_len);
     else memcpy(to, part.iov_base, part.iov_len);
     to += part.iov_len;
   }
@@ -167,9 +174,9 @@ int PmemDevice::discard(uint64_t at, uint64_t length) {
   return err < 0 ? err : zero(last, end - last);
 }
 
-int64_t PmemDevice::transfer(const Command& command) {
+int64_t PmemDevice::carry_out(const Command& command, bool foreign) {
   switch (command.op) {
-    case Op::kRead: return read(command);
+    case Op::kRead: return read(command, foreign);
     case Op::kWrite: return write(command);
     case Op::kDiscard: return discard(command.offset.value, command.length);
     case Op::kFlush:

@@ -169,10 +169,11 @@ int signature_write(int fd, uint64_t flags) {
   return n == static_cast<int64_t>(sizeof(ScratchHeader)) ? 0 : -EIO;
 }
 
-bool block_in_use(uint64_t rdev, char* who, size_t size) {
-  const unsigned major_number = major(rdev), minor_number = minor(rdev);
+namespace {
+
+bool block_itself_in_use(unsigned major_number, unsigned minor_number, char* who, size_t size) {
   if (mounted_at(major_number, minor_number, who, size)) return true;
-  if (used_as_swap(rdev)) {
+  if (used_as_swap(makedev(major_number, minor_number))) {
     format_to(who, size, "swap space (swapoff it first)");
     return true;
   }
@@ -180,6 +181,48 @@ bool block_in_use(uint64_t rdev, char* who, size_t size) {
   format_to(path, sizeof path, "/sys/dev/block/%u:%u/holders", major_number, minor_number);
   if (sys::first_entry(path, holder, sizeof holder) > 0) {
     format_to(who, size, "held by %s (device-mapper or RAID)", holder);
+    return true;
+  }
+  return false;
+}
+
+// Value of KEY in a sysfs uevent file, into `out`. False when there is none.
+bool uevent_value(const char* path, const char* key, char* out, size_t size) {
+  char text[1024];
+  if (sys::read_text(path, text, sizeof text) <= 0) return false;
+  const size_t length = strlen(key);
+  for (const char* line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : nullptr) {
+    if (strncmp(line, key, length) != 0 || line[length] != '=') continue;
+    const char* value = line + length + 1;
+    format_to(out, size, "%.*s", static_cast<int>(strcspn(value, "\n")), value);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool device_node_name(bool block, uint64_t rdev, char* name, size_t size) {
+  char path[96];
+  format_to(path, sizeof path, "/sys/dev/%s/%u:%u/uevent", block ? "block" : "char", major(rdev), minor(rdev));
+  return uevent_value(path, "DEVNAME", name, size);
+}
+
+bool block_in_use(uint64_t rdev, char* who, size_t size) {
+  const unsigned major_number = major(rdev), minor_number = minor(rdev);
+  if (block_itself_in_use(major_number, minor_number, who, size)) return true;
+  // A disk's partitions are folders in its own that begin with its name.
+  char disk[64], folder[96], part[64];
+  if (!device_node_name(true, rdev, disk, sizeof disk)) return false;
+  format_to(folder, sizeof folder, "/sys/dev/block/%u:%u", major_number, minor_number);
+  for (unsigned n = 0; sys::nth_entry(folder, disk, n, part, sizeof part) > 0; ++n) {
+    char path[192], numbers[32], reason[192], *rest = nullptr;
+    format_to(path, sizeof path, "%s/%s/dev", folder, part);
+    if (sys::read_text(path, numbers, sizeof numbers) <= 0) continue;
+    const auto part_major = static_cast<unsigned>(strtoul(numbers, &rest, 10));
+    if (*rest != ':') continue;
+    if (!block_itself_in_use(part_major, static_cast<unsigned>(strtoul(rest + 1, nullptr, 10)), reason, sizeof reason)) continue;
+    format_to(who, size, "in use by its partition %s: %s", part, reason);
     return true;
   }
   return false;

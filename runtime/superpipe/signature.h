@@ -42,15 +42,16 @@ enum class Contents : uint8_t { kEmpty, kOurs, kForeign };
 [[nodiscard]] int signature_read(int fd, Contents* contents, uint64_t* flags);
 // Makes it ours. 0 or -errno.
 [[nodiscard]] int signature_write(int fd, uint64_t flags);
-
-// The same for a mapped medium: what its first `bytes` (kScratchProbeBytes, fewer on a small file) say, and the header to copy to
-// offset 0.
+// The same for devices that are not read by descriptor: judges a head that was read (kScratchProbeBytes, or all there is); fills
+// the header to be written at offset 0.
 Contents signature_of(const void* head, size_t bytes, uint64_t* flags);
 void signature_make(ScratchHeader* header, uint64_t flags);
 
-// Who uses block device `rdev` now (mounted, swap, device-mapper or RAID on top)? True with a short description in
+// Who uses block device `rdev`, or a partition of it, now (mounted, swap, device-mapper or RAID on top)? True with a short description in
 // `who`, e.g. "mounted on /data".
 bool block_in_use(uint64_t rdev, char* who, size_t size);
+// Name under /dev of a device ("nvme0n1", "ng0n1"), as the kernel calls it. False when sysfs does not tell.
+bool device_node_name(bool block, uint64_t rdev, char* name, size_t size);
 // What libblkid finds on it ("ext4", "gpt"): 1 with `what` filled, 0 nothing, -errno when it could not be asked
 // (-ENOSYS: no libblkid on this host). only_head: look at the first MiB alone (the rest is ours).
 [[nodiscard]] int block_signature(const char* path, bool only_head, char* what, size_t size);

@@ -56,6 +56,12 @@ int SyncContext::create(const std::atomic<int>* fd, uint64_t data_offset, const 
   return 0;
 }
 
+int SyncContext::create(Device* device, const ContextOptions& options, OwnedContext** out) {
+  const int status = create(nullptr, 0, options, out);
+  if (status == 0) static_cast<SyncContext*>(*out)->device_ = device;
+  return status;
+}
+
 void SyncContext::release() { unmap_private(this, mapping_bytes_); }
 
 int64_t transfer_on(int fd, uint64_t data_offset, const Command& command) {
@@ -77,7 +83,8 @@ int SyncContext::submit(const Command* commands, unsigned n) {
   unsigned taken = 0;
   for (; taken < n && count_ < depth_; ++taken) {
     const uint64_t start = commands[taken].op == Op::kRead ? sys::now_ns() : 0;
-    const int64_t result = transfer_on(fd_->load(std::memory_order_relaxed), data_offset_, commands[taken]);
+    const int64_t result = device_ ? device_->transfer(commands[taken])
+                                   : transfer_on(fd_->load(std::memory_order_relaxed), data_offset_, commands[taken]);
     if (start) latency_.add(sys::now_ns() - start);
     done_[(first_ + count_) % depth_] = {commands[taken].tag, result};
     ++count_;

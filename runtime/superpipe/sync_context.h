@@ -15,6 +15,8 @@ class SyncContext final : public OwnedContext {
   // fd: where the device keeps its descriptor (it may be replaced by reopen). 0 or -errno.
   [[nodiscard]] static int create(const std::atomic<int>* fd, uint64_t data_offset, const ContextOptions& options,
                                   OwnedContext** out);
+  // The same over any device, by its transfer().
+  [[nodiscard]] static int create(Device* device, const ContextOptions& options, OwnedContext** out);
 
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
   [[nodiscard]] int reap(Response* out, unsigned max) override;
@@ -29,6 +31,7 @@ class SyncContext final : public OwnedContext {
   SyncContext() = default;
 
   const std::atomic<int>* fd_ = nullptr;
+  Device* device_ = nullptr;     // in place of fd_
   uint64_t data_offset_ = 0;
   WatchSet watches_;
   LatencyAverage latency_;

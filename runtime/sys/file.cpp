@@ -226,6 +226,16 @@ int first_entry(const char* directory, char* name, size_t size) {
   return status < 0 ? status : found;
 }
 
+int nth_entry(const char* directory, const char* prefix, unsigned n, char* name, size_t size) {
+  int found = 0;
+  const int status = for_each_entry(directory, [&](int, const char* entry) {
+    if (strncmp(entry, prefix, strlen(prefix)) != 0 || n-- != 0) return true;
+    found = static_cast<int>(format_to(name, size, "%s", entry));
+    return false;
+  });
+  return status < 0 ? status : found;
+}
+
 int allocate_space(int fd, uint64_t offset, uint64_t length) {
   for (int attempt = 0; attempt < 1000; ++attempt) {   // a timer signal may interrupt each try; progress is kept
     if (syscall(SYS_fallocate, fd, 0, offset, length) == 0) return 0;

@@ -38,6 +38,8 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int read_text(const char* path, char* buffer, size_t size);
 // Name of some entry of a directory (dot files skipped): its length, 0 when the directory is empty, or -errno.
 [[nodiscard]] int first_entry(const char* directory, char* name, size_t size);
+// Name of the n-th entry (from 0) that begins with `prefix`: its length, 0 when there are not so many, or -errno.
+[[nodiscard]] int nth_entry(const char* directory, const char* prefix, unsigned n, char* name, size_t size);
 [[nodiscard]] int allocate_space(int fd, uint64_t offset, uint64_t length);      // fallocate, extends the file
 [[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);
 [[nodiscard]] int64_t next_hole(int fd, uint64_t offset);                        // SEEK_HOLE, SEEK_DATA: -ENXIO beyond the end

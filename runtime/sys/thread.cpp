@@ -102,9 +102,8 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
     unmap_private(stack, stack_size);
     return rc;
   }
-  if (spec.stack) *spec.stack = {stack, stack_size};
   while ((rc = start->started.load(std::memory_order_acquire)) == 0) yield_cpu();
-  return rc < 0 ? rc : 0;   // the stack of a thread that ends stays mapped, unless its owner unmaps it
+  return rc < 0 ? rc : 0;   // the stack of a thread that ends stays mapped, unless it is joined by thread_end
 }
 
 void thread_join(pthread_t thread) {

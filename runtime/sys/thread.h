@@ -11,17 +11,12 @@ namespace lunar::sys {
 
 // Service thread: all signals blocked, stack from base/arena (never tiered), HostGuard for life, named `name` (15 chars).
 // unshare_files: gets a descriptor table of its own (KERNEL: a close() in the program must not close the pager's).
-struct ThreadStack {
-  void* memory = nullptr;
-  size_t bytes = 0;
-};
 struct ThreadSpec {
   const char* name = "lunar";
   void (*run)(void* argument) = nullptr;
   void* argument = nullptr;
   bool unshare_files = false;
   bool program_files = false;   // stays in the program's descriptor table (else started by a thread that has one of its own)
-  ThreadStack* stack = nullptr;   // told here: who joins the thread may unmap it (unmap_private). Else it stays mapped
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
 void thread_join(pthread_t thread);

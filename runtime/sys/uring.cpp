@@ -12,6 +12,7 @@
 // (liburing issues its system calls itself).
 #include "sys/uring.h"
 
+#include "sys/nvme.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
 
@@ -21,7 +22,11 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#include <atomic>
 
 #include "base/format.h"
 
@@ -34,6 +39,10 @@ constexpr unsigned kSqpollIdleMs = 50;
 #ifndef IORING_SETUP_DEFER_TASKRUN
 #define IORING_SETUP_DEFER_TASKRUN (1U << 13)
 #endif
+#ifndef IORING_URING_CMD_FIXED
+#define IORING_URING_CMD_FIXED (1U << 0)
+#endif
+constexpr uint8_t kOpReadvFixed = 60, kOpWritevFixed = 61;   // 6.15
 
 int try_init(io_uring* ring, unsigned entries, unsigned flags) {
   io_uring_params params = {};
@@ -46,6 +55,21 @@ void set_file(io_uring_sqe* sqe, bool fixed_file) {
   if (fixed_file) sqe->flags |= IOSQE_FIXED_FILE;
 }
 
+// Whether the kernel of `ring` knows operation `op`; asked once a process.
+bool knows_fixed_vectors(io_uring* ring) {
+  static std::atomic<int> known{-1};
+  int answer = known.load(std::memory_order_relaxed);
+  if (answer < 0) {
+    constexpr unsigned kOps = 64;
+    alignas(io_uring_probe) char memory[sizeof(io_uring_probe) + kOps * sizeof(io_uring_probe_op)] = {};
+    auto* probe = reinterpret_cast<io_uring_probe*>(memory);
+    answer = io_uring_register_probe(ring, probe, kOps) == 0 && probe->ops_len > kOpWritevFixed &&
+             (probe->ops[kOpReadvFixed].flags & IO_URING_OP_SUPPORTED) && (probe->ops[kOpWritevFixed].flags & IO_URING_OP_SUPPORTED);
+    known.store(answer, std::memory_order_relaxed);
+  }
+  return answer != 0;
+}
+
 // The program may have closed our number and opened something else under it: that one is not ours to close.
 bool is_ring(int fd) {
   char path[64], target[64] = {};
@@ -55,17 +79,18 @@ bool is_ring(int fd) {
 
 }  // namespace
 
-int Uring::init(unsigned entries, bool sqpoll, bool shared) {
+int Uring::init(const UringSetup& setup) {
   constexpr unsigned kDeferred = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
                                  IORING_SETUP_SUBMIT_ALL;
   constexpr unsigned kCooperative = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
   const unsigned attempts[] = {IORING_SETUP_SQPOLL, kDeferred, kCooperative, 0};
+  const unsigned must = (setup.iopoll ? IORING_SETUP_IOPOLL : 0u) | (setup.large ? IORING_SETUP_SQE128 | IORING_SETUP_CQE32 : 0u);
   int status = -EINVAL;
   for (unsigned flags : attempts) {
-    if ((flags & IORING_SETUP_SQPOLL) && !sqpoll) continue;
+    if ((flags & IORING_SETUP_SQPOLL) && !setup.sqpoll) continue;
     // Completions must not wait for the thread that submitted: it may compute, or be gone.
-    if (shared && (flags == kDeferred || flags == kCooperative)) continue;
-    status = try_init(&ring_, entries, flags);
+    if (setup.shared && (flags == kDeferred || flags == kCooperative)) continue;
+    status = try_init(&ring_, setup.entries, flags | must);
     if (status == 0) break;
   }
   if (status < 0) return status;
@@ -73,8 +98,12 @@ int Uring::init(unsigned entries, bool sqpoll, bool shared) {
   // A child that inherited the ring would submit into its parent's queue. Kernels without the feature map the rings
   // in a way that liburing cannot mark: fork is refused there by the layer above, not here.
   (void)io_uring_ring_dontfork(&ring_);
+  if (setup.large) {   // liburing 2.3 marks half of the larger entries
+    (void)syscall(SYS_madvise, ring_.sq.sqes, ring_.sq.ring_entries * 2 * sizeof(io_uring_sqe), MADV_DONTFORK);
+  }
+  fixed_vectors_ = knows_fixed_vectors(&ring_);
   // Best effort: 5.18 and newer, and at most 16 rings a thread. Without it the descriptor is used as it is.
-  if (!shared) (void)io_uring_register_ring_fd(&ring_);
+  if (!setup.shared) (void)io_uring_register_ring_fd(&ring_);
   ready_ = true;
   owner_pid_ = getpid();
   if (in_program_files()) note_own_descriptor(descriptor_ = ring_.ring_fd, true);
@@ -117,19 +146,29 @@ int Uring::register_buffers(const iovec* iov, unsigned count) {
   return status;
 }
 
-bool Uring::queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, uint64_t user) {
+bool Uring::queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index,
+                        uint64_t user) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   io_uring_prep_readv(sqe, fd, iov, count, offset);
+  if (buffer_index >= 0) {
+    sqe->opcode = kOpReadvFixed;
+    sqe->buf_index = static_cast<uint16_t>(buffer_index);
+  }
   set_file(sqe, fixed_file);
   sqe->user_data = user;
   return true;
 }
 
-bool Uring::queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, uint64_t user) {
+bool Uring::queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index,
+                         uint64_t user) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   io_uring_prep_writev(sqe, fd, iov, count, offset);
+  if (buffer_index >= 0) {
+    sqe->opcode = kOpWritevFixed;
+    sqe->buf_index = static_cast<uint16_t>(buffer_index);
+  }
   set_file(sqe, fixed_file);
   sqe->user_data = user;
   return true;
@@ -184,26 +223,48 @@ bool Uring::queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t len
   return true;
 }
 
+bool Uring::queue_nop(uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (!sqe) return false;
+  io_uring_prep_nop(sqe);
+  sqe->user_data = user;
+  return true;
+}
+
+bool Uring::queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index, uint64_t user) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (!sqe) return false;
+  io_uring_prep_rw(IORING_OP_URING_CMD, sqe, fd, nullptr, 0, 0);
+  if (buffer_index >= 0) {
+    sqe->uring_cmd_flags = IORING_URING_CMD_FIXED;
+    sqe->buf_index = static_cast<uint16_t>(buffer_index);
+  }
+  nvme_ring_command(command, &sqe->cmd_op, sqe->cmd);
+  set_file(sqe, fixed_file);
+  sqe->user_data = user;
+  return true;
+}
+
 int Uring::submit() { return io_uring_submit(&ring_); }
 
-int Uring::submit_and_wait(int64_t timeout_ns) {
+int Uring::submit_and_wait(int64_t timeout_ns, unsigned count) {
   int status;
   if (timeout_ns < 0) {
-    status = io_uring_submit_and_wait(&ring_, 1);
+    status = io_uring_submit_and_wait(&ring_, count);
   } else {
     __kernel_timespec time = {timeout_ns / 1000000000, timeout_ns % 1000000000};
     io_uring_cqe* cqe = nullptr;
-    status = io_uring_submit_and_wait_timeout(&ring_, &cqe, 1, &time, nullptr);
+    status = io_uring_submit_and_wait_timeout(&ring_, &cqe, count, &time, nullptr);
   }
   return status < 0 ? status : 0;
 }
 
-int Uring::await(int64_t timeout_ns) {
+int Uring::await(int64_t timeout_ns, unsigned count) {
   io_uring_getevents_arg argument = {};
   __kernel_timespec time = {timeout_ns / 1000000000, timeout_ns % 1000000000};
   argument.sigmask_sz = _NSIG / 8;
   if (timeout_ns >= 0) argument.ts = reinterpret_cast<uintptr_t>(&time);
-  const int status = io_uring_enter2(static_cast<unsigned>(ring_.enter_ring_fd), 0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG |
+  const int status = io_uring_enter2(static_cast<unsigned>(ring_.enter_ring_fd), 0, count, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG |
                                      (ring_.int_flags & 1 ? IORING_ENTER_REGISTERED_RING : 0u),
                                      reinterpret_cast<sigset_t*>(&argument), sizeof argument);
   return status < 0 ? status : 0;
@@ -223,7 +284,8 @@ unsigned Uring::reap(Cqe* out, unsigned max, bool drive) {
     if (seen) io_uring_cq_advance(&ring_, seen);
     if (taken || !drive || round) break;
     const unsigned flags = __atomic_load_n(ring_.sq.kflags, __ATOMIC_RELAXED);
-    if (!(flags & (IORING_SQ_CQ_OVERFLOW | IORING_SQ_TASKRUN))) break;
+    // A ring that polls finds completions only when it is asked.
+    if (!(flags & (IORING_SQ_CQ_OVERFLOW | IORING_SQ_TASKRUN)) && !iopoll()) break;
     (void)io_uring_get_events(&ring_);
   }
   return taken;
@@ -233,6 +295,45 @@ int uring_probe() {
   io_uring ring = {};
   const int status = try_init(&ring, 2, 0);
   if (status == 0) io_uring_queue_exit(&ring);
+  return status;
+}
+
+int uring_probe_sqpoll() {
+  io_uring ring = {};
+  const int status = try_init(&ring, 2, IORING_SETUP_SQPOLL);
+  if (status == 0) io_uring_queue_exit(&ring);
+  return status;
+}
+
+int uring_probe_window(void* buffer, size_t bytes) {
+  io_uring ring = {};
+  int status = try_init(&ring, 2, 0);
+  if (status < 0) return status;
+  const iovec part = {buffer, bytes};
+  note_own_pinned(static_cast<int64_t>(bytes));
+  status = io_uring_register_buffers(&ring, &part, 1);
+  io_uring_queue_exit(&ring);
+  note_own_pinned(-static_cast<int64_t>(bytes));
+  return status;
+}
+
+int uring_probe_iopoll(int fd, void* buffer, unsigned bytes, int64_t timeout_ns) {
+  io_uring ring = {};
+  int status = try_init(&ring, 2, IORING_SETUP_IOPOLL);
+  if (status < 0) return status;
+  io_uring_prep_read(io_uring_get_sqe(&ring), fd, buffer, bytes, 0);
+  status = io_uring_submit(&ring);
+  const uint64_t end = now_ns() + static_cast<uint64_t>(timeout_ns);
+  while (status >= 0) {
+    io_uring_cqe* cqe = nullptr;
+    (void)io_uring_get_events(&ring);   // looks once, never waits
+    if (io_uring_peek_cqe(&ring, &cqe) == 0) {
+      status = cqe->res == static_cast<int>(bytes) ? 0 : cqe->res < 0 ? cqe->res : -EIO;
+      break;
+    }
+    if (now_ns() > end) status = -ETIME;
+  }
+  io_uring_queue_exit(&ring);
   return status;
 }
 

@@ -109,7 +109,12 @@ TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
   run_refused({"--dram", "64m", "--lun", "tape:x"}, {"--lun", "'tape'", "sim:SIZE"});
   run_refused({"--dram", "64m", "--lun", "sim:lots"}, {"--lun", "'lots'"});
   run_refused({"--dram", "64m", "--lun", "sim:32m"}, {"--lun", "32 MiB", "64 MiB"});
-  run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", "/tmp"}, {"--lun", "striping"});
+  run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", "/no/such"}, {"--lun", "/no/such"});
+  run_refused({"--dram", "64m", "--lun", "sim:1g", "--lun", "sim:16m"}, {"--lun", "sim:1g sim:16m", "32 MiB", "64 MiB"});
+  run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", ""}, {"--lun", "empty"});
+  run_refused({"--dram", "64m", "--lun", "/var/my tmp"}, {"--lun", "'/var/my tmp'", "blank", "ln -s"});
+  run_refused({"--dram", "64m", "--lun", "stripe:/var/tmp;/no/such"}, {"--lun", "/no/such"});
+  run_refused({"--dram", "64m", "--lun", "nvme:/dev/no-such"}, {"--lun", "/dev/no-such"});
   TempDir dir;
   std::string file = dir.write("lun", "precious");
   run_refused({"--dram", "64m", "--size", "800t", "--lun", file}, {"--size", file});
@@ -238,6 +243,28 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   CHECK(bytes == 4 << 20);
 }
 
+TEST_CASE("several LUNs reach the command as one list of absolute paths") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
+  TempDir dir;
+  dir.write("a", "");
+  dir.write("b", "");
+  Ended ended = lunar_command({"run", "--dram=64m", "--lun", "a", "--lun=file:b", "--", "/bin/sh", "-c",
+                               "echo \"$LUNAR_LUN\""}, {{}, dir.path, false});
+  INFO(ended.err);
+  CHECK(trimmed(ended.out) == dir.path + "/a file:" + dir.path + "/b");
+}
+
+TEST_CASE("run refuses a LUN in a working directory whose name has a blank") {
+  TempDir dir;
+  std::string inner = dir.path + "/in ner";
+  REQUIRE(run({"/bin/mkdir", inner}).code == 0);
+  dir.write("in ner/a", "");
+  run_refused({"--dram", "64m", "--lun", "file:a"}, {"--lun", "blank"}, {{}, inner, false});
+  run_refused({"--dram", "64m", "--lun", "a", "--lun", dir.path}, {"--lun", "blank"}, {{}, inner, false});
+  run_refused({"--dram", "64m", "--lun", inner + "/a", "--lun", dir.path}, {"--lun", inner + "/a", "blank"});
+  run_refused({"--dram", "64m", "--size", "800t", "--lun", inner + "/a"}, {"--size", inner + "/a"});   // alone it may
+}
+
 TEST_CASE("only the process that was asked for prints its table; its small helpers do not") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
   Ended ended =
@@ -315,7 +342,8 @@ TEST_CASE("doctor names every subject, and exits as the host deserves") {
   CHECK((table.code == 0) == (json.out.find("\"can_run\":true") != std::string::npos));
   for (const char* subject :
        {"kernel", "userfaultfd", "io_uring", "process_madvise", "privileges", "memlock limit", "pipe pages",
-        "memory cgroup", "overcommit", "huge pages", "swap", "NUMA", "LUN", "free block devices", "preload library"}) {
+        "memory cgroup", "overcommit", "huge pages", "swap", "NUMA", "LUN", "free block devices", "registered window", "polled I/O",
+        "NVMe passthrough", "persistent memory", "CAPI library", "preload library"}) {
     INFO(subject);
     CHECK(table.out.find(subject) != std::string::npos);
     CHECK(json.out.find("\"name\":\"" + std::string(subject) + "\"") != std::string::npos);

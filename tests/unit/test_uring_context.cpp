@@ -193,6 +193,55 @@ TEST_CASE("contexts: wait returns at once without work, and on time without comp
   }
 }
 
+TEST_CASE("contexts: exchange submits and waits for a batch, for all when fewer are on their way, and not past its time") {
+  for (bool ring : kinds()) {
+    File file(ring);
+    Pages pages(64);
+    ContextOptions options;
+    options.depth = 12;
+    OwnedContext* context = file.attach(options);
+    REQUIRE(context);
+    iovec parts[64];
+    Command commands[64];
+    for (size_t i = 0; i < 64; ++i) {
+      parts[i] = {pages.page(i), kPage};
+      commands[i] = command_of(i % 2 ? Op::kRead : Op::kWrite, i, &parts[i], 1, 100 + i);
+    }
+    std::multiset<uint64_t> tags;
+    Response done[64];
+    unsigned next = 0;
+    while (tags.size() < 64) {
+      unsigned taken = 99;
+      const unsigned left = 64 - static_cast<unsigned>(tags.size());
+      const int got = context->exchange(commands + next, 64 - next, &taken, done, 64, 5, -1);
+      REQUIRE(taken <= 12);
+      REQUIRE(got >= static_cast<int>(left < 5 ? left : 5));
+      next += taken;
+      for (int i = 0; i < got; ++i) {
+        CHECK(done[i].result == kPage);
+        tags.insert(done[i].tag);
+      }
+    }
+    CHECK(context->in_flight() == 0);
+    CHECK(std::set<uint64_t>(tags.begin(), tags.end()).size() == 64);
+    unsigned taken = 99;
+    CHECK(context->exchange(nullptr, 0, &taken, done, 64, 5, -1) == 0);   // nothing on its way: at once
+    CHECK(taken == 0);
+    int ends[2];
+    REQUIRE(pipe2(ends, O_NONBLOCK) == 0);
+    REQUIRE(context->watch(ends[0], 7) == 0);
+    const uint64_t start = sys::now_ns();
+    CHECK(context->exchange(nullptr, 0, &taken, done, 64, 5, 20'000'000) == 0);
+    CHECK(sys::now_ns() - start >= 19'000'000);
+    REQUIRE(write(ends[1], "x", 1) == 1);
+    CHECK(context->exchange(commands, 1, &taken, done, 64, 2, 2'000'000'000) == 2);   // the watch is one of them
+    CHECK(taken == 1);
+    close(ends[0]);
+    close(ends[1]);
+    context->release();
+  }
+}
+
 TEST_CASE("contexts: a watch fires once, through wait and through reap, and four fit") {
   for (bool ring : kinds()) {
     File file(ring);

@@ -6,22 +6,19 @@
 #include <string>
 #include <vector>
 
+#include "bench/common_options.h"
 #include "bench/report_parts.h"
 #include "bench/turn.h"
 
 namespace lunar::tools {
 
-struct FaultOptions {
+struct FaultOptions : CommonOptions {
   uint64_t dram_bytes = 0, data_bytes = 0, allowance_bytes = 0;
   std::vector<unsigned> threads{1, 16};
   std::vector<std::string> workloads;
   std::vector<std::string> systems{"lunar", "swap"};
-  double seconds = 5;
-  unsigned rounds = 3, write_percent = 30;
-  std::string lun = "/var/tmp";
+  unsigned write_percent = 30;
   std::string options = "fault=message";
-  uint64_t seed = 1;
-  bool json = false, quick = false, no_disk_check = false;
 };
 
 struct FaultResult {

@@ -95,29 +95,20 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
   app.add_option("--systems", options.systems, "of lunar,run,swap (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "run", "swap"}));
-  auto* seconds = app.add_option("--seconds", options.seconds, "length of one measurement (default 5)")
-                      ->check(CLI::Range(0.05, 3600.0));
-  auto* rounds = app.add_option("--rounds", options.rounds, "turns of each side; medians are quoted (default 3)")
-                     ->check(CLI::Range(1, 100));
   app.add_option("--rate", options.rate, "requests a second of clients that send by the clock: save, paced (default 2000)")
       ->check(CLI::Range(1.0, 1e6));
-  app.add_option("--lun", options.lun,
-                 "directory for LUNs, swap file and dumps (default /var/tmp), or Lunar's LUN: file, device, URI");
   app.add_option("--options", options.options, "options of Lunar's sides, NAME=VALUE,...");
   app.add_option("--redis-server", options.redis_server, "the server (default: the first in PATH)");
   app.add_option("--module", options.module, "the Lunar module (default: liblunar-redis.so of this Lunar)");
-  app.add_option("--seed", options.seed, "of data and requests (default 1)");
   app.add_option("--plot", options.plot, "draw throughput and p99 as SVG and PNG in this directory (needs gnuplot)");
-  app.add_flag("--quick", options.quick, "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
-  app.add_flag("--json", options.json, "print one JSON object instead of the table");
+  const CommonFlags common(app, options,
+                           "directory for LUNs, swap file and dumps (default /var/tmp), or Lunar's LUN: file, device, URI",
+                           "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
   app.footer(kFooter);
   app.parse(argc, argv);
   if (dram_option->count() == 0) dram = options.quick ? "64m" : "256m";
-  if (options.quick) {
-    if (workloads->count() == 0) options.workloads = kQuick;
-    if (seconds->count() == 0) options.seconds = 1;
-    if (rounds->count() == 0) options.rounds = 1;
-  }
+  common.settle({1, 1});
+  if (options.quick && workloads->count() == 0) options.workloads = kQuick;
   finish(options, dram, data, allowance, value_size);
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/common_options.h"
 #include "bench/turn.h"
 #include "redis_bench/dataset.h"
 
@@ -23,15 +24,14 @@ std::optional<RedisWorkload> parse_redis_workload(const std::string& name);
 // "load", "load-zset-fits": how a server's data got there.
 std::string load_workload_name(DataKind kind, bool fits);
 
-struct RedisOptions {
+struct RedisOptions : CommonOptions {
   uint64_t dram_bytes = 0, data_bytes = 0, allowance_bytes = 0;
   size_t value_bytes = 1024;
-  unsigned connections = 50, pipeline = 16, rounds = 3;
-  double seconds = 5, rate = 2000;
+  unsigned connections = 50, pipeline = 16;
+  double rate = 2000;
   std::vector<std::string> workloads, systems{"lunar", "run", "swap"};
-  std::string lun = "/var/tmp", options, redis_server, module, plot;
-  uint64_t seed = 1;
-  bool json = false, quick = false, fits = false;
+  std::string options, redis_server, module, plot;
+  bool fits = false;
 };
 
 // cpu_s is the server's (all threads, and children it has reaped); of hotcold and paced, latencies and operations are

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// scratch_open: what `--lun` means. See compose.h.
+//
+// Idea: what other processes may share gets (or has) the format, and a scratch LUN on it; what is made for one process tree alone (a
+// file in a directory, an empty file, sim:) is the device itself. A named LUN looks like a file that was given: a header of its own,
+// data behind it.
+// Threading: any, blocking. May not be used on the fault path.
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/arena.h"
+#include "lun/compose.h"
+#include "lun/physical_impl.h"
+#include "lun/stripe_device.h"
+#include "superpipe/signature.h"
+#include "sys/file.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kLunsMax = 8;
+
+bool is_there(const char* path, struct stat* status) { return sys::path_status(path, status) == 0; }
+
+// What device_open carries alone: a directory, sim:, a file that is empty or was given to one process tree before.
+bool stands_alone(const char* uri) {
+  if (strncmp(uri, "sim:", 4) == 0) return true;
+  struct stat status;
+  const char* path = !is_there(uri, &status) && strncmp(uri, "file:", 5) == 0 ? uri + 5 : uri;
+  if (!is_there(path, &status)) return strchr(uri, ':') == nullptr;   // no such file: its line
+  if (S_ISDIR(status.st_mode)) return true;
+  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) return true;   // its refusal
+  if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) <= kScratchDataOffset) return true;
+  const int fd = sys::open_file(path, O_RDONLY);
+  Contents contents = Contents::kForeign;
+  uint64_t flags = 0;
+  const bool read = fd >= 0 && signature_read(fd, &contents, &flags) == 0;
+  if (fd >= 0) sys::close_file(fd);
+  return read && contents == Contents::kOurs;
+}
+
+int check_room(Device* device, const char* uri, uint64_t want_bytes, ErrorText* why) {
+  if (device->size_bytes() >= want_bytes) return 0;
+  return why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; lower --size, or give another LUN", uri, format_size(device->size_bytes()).text,
+                  device->growable() ? "free" : "large", format_size(want_bytes).text);
+}
+
+// A scratch LUN on a device that carries the format, or gets it.
+int open_shared(const char* uri, Device** out, ErrorText* why) {
+  PhysicalLun* physical = nullptr;
+  int status = physical_open(uri, Format::kIfBlank, &physical, why);
+  if (status < 0) return status;
+  VirtualOptions options;
+  options.zeroed = false;   // the pager reads only what it wrote
+  VirtualLun* lun = nullptr;
+  status = VirtualLun::open(physical, options, &lun, why);
+  *out = lun;
+  return status;
+}
+
+// The LUN's head becomes a scratch header, its data lie behind: the next one to open it knows that nobody needs them.
+int claim_named(const char* uri, VirtualLun* lun, Device** out, ErrorText* why) {
+  auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
+  int status = head ? 0 : -ENOMEM;
+  if (status == 0 && lun->size_bytes() < 2 * kScratchDataOffset) {
+    status = why->set(-ENOSPC, "LUN %s: %s is too small for a heap; lunar lun resize it", uri, format_size(lun->size_bytes()).text);
+  } else if (status == 0) {
+    status = raw_io(lun, Op::kRead, 0, head, kScratchProbeBytes);
+    if (status == 0 && signature_of(head, kScratchProbeBytes, nullptr) == Contents::kForeign)
+      status = why->set(-EEXIST, "LUN %s: holds data that is not a former heap's; give another one, or remove and create it again", uri);
+    else if (status == 0) {
+      signature_make(reinterpret_cast<ScratchHeader*>(head), 0);
+      status = raw_io(lun, Op::kWrite, 0, head, sizeof(ScratchHeader));
+    }
+    if (status < 0 && why->text[0] == 0) (void)why->set(status, "LUN %s: its head cannot be read and written: %s; check the device", uri, errno_text(status));
+  }
+  if (head) unmap_private(head, kScratchProbeBytes);
+  Device* member = lun;
+  if (status == 0)   // a stripe of one: the same device, further in
+    return StripeDevice::create(uri, &member, 1, kScratchDataOffset, lun->size_bytes() - kScratchDataOffset, out, why);
+  device_close(lun);
+  return status;
+}
+
+int open_named(const char* uri, const char* name, Device** out, ErrorText* why) {
+  char base[4096];
+  const auto length = static_cast<size_t>(name - 1 - uri);
+  if (length >= sizeof base) return why->set(-ENAMETOOLONG, "LUN: the name is longer than %zu bytes", sizeof base);
+  memcpy(base, uri, length);
+  base[length] = 0;
+  PhysicalLun* physical = nullptr;
+  int status = physical_open(base, Format::kNever, &physical, why);
+  if (status < 0) return status;
+  VirtualOptions options;
+  options.name = name;
+  VirtualLun* lun = nullptr;
+  status = VirtualLun::open(physical, options, &lun, why);
+  return status < 0 ? status : claim_named(uri, lun, out, why);
+}
+
+int open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
+  struct stat unused;
+  const char* hash = strrchr(uri, '#');
+  if (hash && is_there(uri, &unused)) hash = nullptr;   // a file of that very name
+  if (!hash && stands_alone(uri)) return device_open(uri, options, out, why);
+  const int status = hash ? open_named(uri, hash + 1, out, why) : open_shared(uri, out, why);
+  if (status < 0) return status;
+  const int room = check_room(*out, uri, options.want_bytes, why);
+  if (room == 0) return 0;
+  device_close(*out);
+  *out = nullptr;
+  return room;
+}
+
+}  // namespace
+
+int scratch_open(const char* uris, const DeviceOptions& options, Device** out, ErrorText* why) {
+  *out = nullptr;
+  if (!uris || !*uris) return device_open(uris, options, out, why);
+  // A path with a blank in it that is there is one LUN.
+  struct stat unused;
+  if (!strchr(uris, ' ') || is_there(uris, &unused)) return open_one(uris, options, out, why);
+
+  const size_t length = strlen(uris);
+  auto* copy = static_cast<char*>(arena_alloc(length + 1, 8));
+  if (!copy) return why->set(-ENOMEM, "LUN: out of memory");
+  memcpy(copy, uris, length + 1);
+  char* words[kLunsMax];
+  unsigned count = 0;
+  char* rest = nullptr;
+  for (char* word = strtok_r(copy, " ", &rest); word; word = strtok_r(nullptr, " ", &rest)) {
+    if (count == kLunsMax) return why->set(-E2BIG, "LUN: more than %u of them; a stripe has so many at most", kLunsMax);
+    words[count++] = word;
+  }
+  if (count == 1) return open_one(words[0], options, out, why);
+  DeviceOptions each = options;
+  each.want_bytes = (options.want_bytes + count - 1) / count;
+  Device* members[kLunsMax];
+  uint64_t least = UINT64_MAX;
+  unsigned opened = 0;
+  int status = 0;
+  for (; opened < count; ++opened) {
+    status = open_one(words[opened], each, &members[opened], why);
+    if (status < 0) break;
+    if (members[opened]->size_bytes() < least) least = members[opened]->size_bytes();
+  }
+  if (status == 0) return StripeDevice::create(uris, members, count, 0, least, out, why);
+  while (opened > 0) device_close(members[--opened]);
+  return status;
+}
+
+}  // namespace lunar

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// A disk behind IBM's CAPI Flash adapter, by IBM's own library: capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]. A context is a
+// chunk of its own, its commands are cblk_aread and cblk_awrite; transfer() goes by the device's chunk. Where hardware or library
+// are missing, open says so (-ENODEV).
+//
+// Blocks of 4096 bytes. No descriptors, so no reopen: a forked child attaches chunks of its own. No discard: unmapped blocks are not
+// promised to read as zeros (release() unmaps). The medium has no volatile cache: a flush has nothing to do. The library may
+// allocate and lock as it likes: not for the fault path. Raw only: nothing is known of what such a disk holds, so scratch use is
+// refused unless its head is zeros or a former scratch LUN's.
+// Threading: immutable after open.
+#pragma once
+#include <atomic>
+
+#include "superpipe/capi_library.h"
+#include "superpipe/device.h"
+
+namespace lunar {
+
+class CapiDevice final : public Device {
+ public:
+  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
+  void detach(Context* context) override;
+  [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
+  void release(DeviceOffset offset, uint64_t length) override;
+  uint64_t size_bytes() const override { return size_bytes_; }
+  bool growable() const override { return false; }
+  [[nodiscard]] int64_t transfer(const Command& command) override;
+  uint32_t io_align() const override { return 4096; }
+  Capabilities capabilities() const override;
+  const char* name() const override { return name_; }
+  const char* kind() const override { return "capi"; }
+  unsigned fd_count() const override { return 0; }
+  int fd(unsigned) const override { return -1; }
+  void reopen(unsigned, int) override {}
+  void close() override;
+
+  const CapiLibrary& library() const { return library_; }
+  // 0; -errno, or 1: a read that begins beyond the end.
+  int check(const Command& command) const;
+  size_t blocks_max() const { return blocks_max_; }
+  uint64_t first_block() const { return data_offset_ / 4096; }
+
+ private:
+  int take_as_scratch(const char* path, ErrorText* why);
+
+  CapiLibrary library_;
+  const char* name_ = nullptr;
+  const char* path_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  uint64_t data_offset_ = 0;
+  size_t blocks_max_ = 0;          // of one command
+  int chunk_ = CapiLibrary::kNull;
+  bool read_only_ = false;
+  bool unmap_ = false;
+  std::atomic<int> contexts_{0};
+};
+
+}  // namespace lunar

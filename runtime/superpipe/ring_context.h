@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// What contexts on io_uring have in common: one ring a thread, the device's file registered with it, the way they wait.
+//
+//   submit ──► SQ ring ──► io_uring_enter (one a call) ──► device
+//                                                            │ completion, as deferred task work
+//   reap / wait ◄── CQ ring ◄── io_uring_enter only when the shared flag says that work waits
+//
+// A derived context says how a command becomes an entry of the ring (queue) and what a completion means (finish).
+//
+// Polled I/O (IOPOLL): a second ring beside the plain one carries small reads and writes; large ones (which the kernel splits: such
+// halves were seen never to come back), discard, flush and watches, which such a ring cannot carry, go by the plain one. wait() then asks instead of sleeping. The first watch() ends it: from then on
+// everything goes by the plain ring, as a sleep must serve both.
+//
+// Threading: the thread that attached; or, attached as shared, one at a time with await() beside. submit, reap, wait, watch
+// do not allocate.
+#pragma once
+#include <atomic>
+
+#include "superpipe/context_base.h"
+#include "sys/uring.h"
+
+namespace lunar {
+
+class RingContext : public OwnedContext {
+ public:
+  [[nodiscard]] int submit(const Command* commands, unsigned n) final;
+  [[nodiscard]] int reap(Response* out, unsigned max) final;
+  [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) final;
+  [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
+                             int64_t timeout_ns) final;
+  [[nodiscard]] int watch(int fd, uint64_t tag) final {
+    poll_more_ = false;
+    return watches_.add(fd, tag);
+  }
+  unsigned in_flight() const final { return in_flight_; }
+  uint64_t usual_latency_ns() const final { return latency_.ns(); }
+  [[nodiscard]] int await(int64_t timeout_ns) final;
+  void release() final;
+
+  bool window_registered() const { return window_ != nullptr; }
+  bool polls() const { return poll_more_; }
+
+ protected:
+  static constexpr unsigned kDepthMax = 4096;
+
+  RingContext() = default;
+  // Bytes of the mapping that a derived context of `head` bytes lives in.
+  static size_t mapping_bytes(size_t head, unsigned depth) { return head + depth * (sizeof(Flight) + sizeof(uint16_t)); }
+  // Sets up everything that lies in this class, in `memory` (zeros) where the derived object is and mapping_bytes(head, depth)
+  // follow. large: a ring for NVMe commands. iopoll: reads and writes are polled for. 0 or -errno (nothing is left then, but
+  // the memory).
+  [[nodiscard]] int start(char* memory, size_t head, int fd, const ContextOptions& options, bool large, bool iopoll);
+
+  // Puts the command that is flight `index` into a ring. False when the ring is full.
+  virtual bool queue(const Command& command, uint32_t index) = 0;
+  // A completion of flight `index`: its response's result in *result; or false when the command goes on (put into a ring again).
+  virtual bool finish(uint32_t /*index*/, int32_t completed, int64_t* result) {
+    *result = completed;
+    return true;
+  }
+  bool in_window(const iovec& part) const {
+    const auto offset = reinterpret_cast<uintptr_t>(part.iov_base) - reinterpret_cast<uintptr_t>(window_);
+    return offset < window_bytes_ && part.iov_len <= window_bytes_ - offset;
+  }
+  void drop_window() { window_bytes_ = 0; }
+
+  sys::Uring ring_;
+  sys::Uring polled_;               // reads and writes, when the device is polled
+  bool poll_more_ = false;          // new reads and writes go to polled_
+  unsigned polled_in_flight_ = 0;   // counted up by queue
+  bool plain_window_ = false;       // the window is registered with ring_,
+  bool polled_window_ = false;      //   with polled_
+
+ private:
+  struct Flight {
+    uint64_t tag;
+    uint64_t start_ns;   // 0: not a sample of read latency
+  };
+  unsigned queue_all(const Command* commands, unsigned n);
+  void arm_watches();
+  bool flush();
+  unsigned take(Response* out, unsigned max, bool drive);
+  unsigned take_from(sys::Uring* ring, Response* out, unsigned max, bool drive);
+  unsigned spin(Response* out, unsigned max, int64_t timeout_ns);
+  int wait_polled(Response* out, unsigned max, int64_t timeout_ns);
+  unsigned batch_now() const;
+  int64_t hold_ns() const;
+
+  WatchSet watches_;
+  LatencyAverage latency_;
+  Flight* flights_ = nullptr;       // by index; the index travels as the ring's user data
+  uint16_t* free_ = nullptr;        // stack of free indices, free_[0 .. depth_ - in_flight_)
+  unsigned depth_ = 0;
+  unsigned in_flight_ = 0;
+  unsigned batch_ = 1;
+  std::atomic<unsigned> await_batch_{1};   // batch_now(), for await
+  const char* window_ = nullptr;
+  size_t window_bytes_ = 0;
+  size_t mapping_bytes_ = 0;
+  int cpus_ = 1;
+  bool spin_ = true;
+  bool shared_ = false;
+  unsigned spin_skip_ = 0;          // waits that go to sleep at once, because a spin was preempted
+  unsigned spin_penalty_ = 8;       // how many the next preempted spin costs
+};
+
+}  // namespace lunar

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`shared_lun_test.py LUNAR STAMPED`: processes that share one formatted LUN (a file), stripes and a mirror. Each checks every page of its own.
+Some are killed: their space is taken back, that of the living is not; a daemon that forked twice and closed everything keeps its own.
+At the end the LUN checks clean and is empty."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+LUNAR, STAMPED = map(os.path.abspath, sys.argv[1:3])
+LIMIT_S = 100
+MIB = 1 << 20
+
+
+def file_of(directory, name, mib):
+    path = os.path.join(directory, name)
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, mib * MIB)
+    return path
+
+
+def start(luns, seed, mib, passes, *further, size=None):
+    flags = [word for lun in luns for word in ("--lun", lun)]
+    return subprocess.Popen([LUNAR, "run", "--dram", "16m", "--size", size or f"{3 * mib}m", *flags, "--", STAMPED, str(seed), str(mib),
+                             str(passes), *further], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def sound(child, what):
+    output = child.communicate(timeout=LIMIT_S)[0]
+    if child.returncode != 0 or "sound" not in output:
+        raise SystemExit(f"FAIL: {what}: exit code {child.returncode}: {output}")
+
+
+def lunar(*words):
+    return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=LIMIT_S, check=False)
+
+
+def check_clean(lun):
+    result = lunar("check", lun)
+    if result.returncode != 0:
+        raise SystemExit(f"FAIL: `lunar lun check {lun}` exits {result.returncode}: {result.stdout}")
+
+
+def scratch_luns(lun):
+    result = lunar("list", "--json", lun)
+    if result.returncode != 0:
+        raise SystemExit(f"FAIL: `lunar lun list --json {lun}`: {result.stdout}")
+    return [entry for entry in json.loads(result.stdout)["devices"][0]["luns"] if entry["scratch"] and entry["in_use"]]
+
+
+def together(directory):
+    """Three at a time on a LUN that has room for them only if the killed one's space comes back."""
+    lun = file_of(directory, "shared", 512)
+    victim = start([lun], 1, 64, 10000)
+    if victim.stdout.readline() != "filled\n":
+        raise SystemExit(f"FAIL: the first process: {victim.communicate()[0]}")
+    others = [start([lun], seed, 48, 2) for seed in (2, 3)]
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    victim.stdout.close()
+    for child in others:
+        sound(child, "beside a killed one")
+    sound(start([lun], 4, 96, 1), "in the space of the killed one")
+    check_clean(lun)
+    if left := scratch_luns(lun):
+        raise SystemExit(f"FAIL: scratch LUNs are left: {left}")
+
+
+def daemon(directory):
+    lun = file_of(directory, "daemon", 768)
+    report = os.path.join(directory, "report")
+    parent = start([lun], 5, 48, 4, report, size="192m")
+    parent.wait(timeout=LIMIT_S)
+    parent.stdout.close()
+    end = time.monotonic() + LIMIT_S
+    while not os.path.exists(report):
+        sound(start([lun], 6, 32, 1), "beside a daemon")   # takes what nobody owns
+        if time.monotonic() > end:
+            raise SystemExit("FAIL: the daemon does not report")
+    with open(report, encoding="utf-8") as file:
+        if (line := file.read()) != "sound\n":
+            raise SystemExit(f"FAIL: the daemon: {line}")
+    check_clean(lun)
+
+
+def composed(directory):
+    first, second, third = (file_of(directory, name, 192) for name in ("a", "b", "c"))
+    sound(start([first, second], 7, 48, 1), "on a stripe of two --lun")
+    sound(start([f"stripe:{third};{file_of(directory, 'd', 192)}"], 8, 48, 1), "on a labelled stripe")
+    sound(start([f"mirror:{file_of(directory, 'e', 192)};{file_of(directory, 'f', 192)}"], 9, 48, 1), "on a mirror")
+    created = lunar("create", f"{first}#cold", "--size", "144m", "--yes")
+    if created.returncode != 0:
+        raise SystemExit(f"FAIL: create: {created.stdout}")
+    sound(start([f"{first}#cold"], 10, 32, 1, size="64m"), "on a named LUN")
+    check_clean(first)
+
+
+def main():
+    directory = tempfile.mkdtemp(prefix="lunar-shared-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+    try:
+        for test in (together, daemon, composed):
+            began = time.monotonic()
+            test(directory)
+            print(f"{test.__name__} in {time.monotonic() - began:.1f} s")
+    finally:
+        shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`bench_io_test.py LUNAR`: `lunar bench superpipe` and `lunar bench window` from outside, at tiny sizes. Their JSON keeps the
+contract, what they cannot do is named or refused, somebody's data is left alone, and nothing of theirs is left behind."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+LUNAR = sys.argv[1]
+LIMIT_S = 120
+TINY = ["--size", "16m", "--seconds", "SECONDS", "--rounds", "1", "--json"]
+NUMBERS = ["threads", "depth", "unit_bytes", "ops_per_s", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "cpu_s", "machine_cpu_s",
+           "kernel_cpu_s", "kiops_per_cpu", "kiops_per_cpu_kernel", "must_read_bytes", "disk_read_bytes", "mismatches", "spread",
+           "noisy_rounds"]
+problems = []
+
+
+def check(held, what):
+    if not held:
+        problems.append(what)
+
+
+def bench(name, words, seconds="0.1"):
+    """(exit code, report or None, standard error)"""
+    words = [seconds if word == "SECONDS" else word for word in words]
+    done = subprocess.run([LUNAR, "bench", name, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, timeout=LIMIT_S, check=False)
+    if "another bench runs" in done.stderr:
+        print("skip: memory: another bench runs on this machine")
+        sys.exit(77)
+    try:
+        return done.returncode, json.loads(done.stdout), done.stderr
+    except ValueError:
+        return done.returncode, None, done.stderr
+
+
+def check_report(name, code, report, err, directory):
+    check(code == 0 and report is not None, f"{name}: exit code {code}: {err[-2000:]}")
+    if not report:
+        return {}
+    check(report["bench"] == name and report["host"]["cpus"] > 0, f"{name}: bench or host is missing")
+    check(report["options"]["size_bytes"] == 16 << 20, f"{name}: options do not hold what was asked for")
+    check(report["failures"] == [], f"{name}: {report['failures']}")
+    for row in report["results"]:
+        what = f"{name}: {row['system']} {row['workload']} qd{row['depth']}"
+        for number in NUMBERS:
+            check(isinstance(row.get(number), (int, float)), f"{what}: {number} is no number")
+        check(row["ops_per_s"] > 0 and row["mismatches"] == 0, f"{what}: {row}")
+        check(row["p50_ns"] <= row["p99_ns"] <= row["p999_ns"], f"{what}: percentiles out of order")
+        if row["system"] not in ("fio", "buffered") and row["disk_read_bytes"] >= 0:
+            check(row["must_read_bytes"] + row["must_write_bytes"] > 0 or row["ops"] < 512, f"{what}: nothing had to be moved")
+    check(os.listdir(directory) == [], f"{name} left behind: {os.listdir(directory)}")
+    return {(row["system"], row["workload"], row["depth"]): row for row in report["results"]}
+
+
+def check_superpipe(directory):
+    code, report, err = bench("superpipe", [*TINY, "--depths", "1,32", "--threads", "4", "--lun", directory], seconds="0.05")
+    rows = check_report("superpipe", code, report, err, directory)
+    if not rows:
+        return
+    skipped, ratios = report["skipped"], report["ratios"]
+    for workload in ("read", "mixed", "write"):
+        for depth in (1, 32):
+            check(("lunar", workload, depth) in rows, f"lunar {workload} at depth {depth} is missing")
+        for system, depth in (("legacy", 1), ("buffered", 1), ("libaio", 32), ("fio", 32)):
+            measured = (system, workload, depth) in rows
+            check(measured != (system in skipped), f"{system} {workload}: neither or both of measured and skipped")
+    for key in ("kiops_per_cpu", "kiops_per_cpu_kernel", "ops", "mean", "cpu"):
+        check(f"read_t4_{key}" in ratios["legacy"], f"legacy: no read_t4_{key}: {sorted(ratios['legacy'])}")
+        check(f"write_qd32_{key}" in ratios["libaio"], f"libaio: no write_qd32_{key}")
+    ours, theirs = rows["lunar", "read", 32], rows["legacy", "read", 1]
+    check(abs(ratios["legacy"]["read_t4_kiops_per_cpu"] - ours["kiops_per_cpu"] / theirs["kiops_per_cpu"]) < 0.01, "ratio is not the quotient")
+    if "fio" not in skipped:
+        check("read_qd1_mean" in ratios["fio"] and "read_qd32_ops" in ratios["fio"], f"fio: {sorted(ratios['fio'])}")
+        check(any("--iodepth=32 " in line and "--registerfiles=1" in line for line in report["options"]["fio_commands"]),
+              f"fio's command is not told: {report['options']['fio_commands']}")
+
+
+def check_window(directory):
+    code, report, err = bench("window", [*TINY, "--depths", "1,8", "--workloads", "read", "--lun", directory])
+    if check_report("window", code, report, err, directory):
+        ratios = report["ratios"]["perio"]
+        for key in ("window_ops", "window_mean", "window_cpu", "read4k_qd8_ops", "read64k_qd8_ops", "read64k_qd1_mean"):
+            check(key in ratios, f"window: no {key}: {sorted(ratios)}")
+
+
+def check_refusals(directory):
+    for words, part in ((["--workloads", "put"], "put"), (["--size", "1m"], "--size"), (["--depths", "0"], "--depths"),
+                        (["--lun", directory + "/none"], "there is no such file"), (["--lun", "disk:x"], "known: file")):
+        for name in ("superpipe", "window"):
+            code, report, err = bench(name, words)
+            check(code in (1, 2) and report is None and part in err, f"{name} {words}: {code}: {err}")
+    mine = os.path.join(directory, "mine")
+    with open(mine, "wb") as file:
+        file.write(b"somebody's data" * 2_000_000)
+    before = os.stat(mine)
+    code, _, err = bench("superpipe", [*TINY, "--lun", mine])
+    with open(mine, "rb") as file:
+        check(code == 1 and "not Lunar's" in err and file.read() == b"somebody's data" * 2_000_000, f"foreign data: {code}: {err}")
+    check(os.stat(mine).st_mtime_ns == before.st_mtime_ns, "a foreign file was written to")
+    os.unlink(mine)
+    # A device that only Lunar reaches: the others are named, and the rest is measured.
+    code, report, err = bench("superpipe", [*TINY, "--depths", "4", "--systems", "lunar", "--workloads", "read", "--lun", "sim:24m"])
+    check(code == 0 and report and "disk_bytes" in report["skipped"] and "legacy" in report["skipped"], f"sim: {code}: {err}")
+
+
+def check_interrupted(directory):
+    child = subprocess.Popen([LUNAR, "bench", "superpipe", "--size", "16m", "--seconds", "30", "--lun", directory],
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    for line in child.stderr:
+        if line.startswith("["):
+            break
+    time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    try:
+        _, err = child.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        problems.append("SIGINT: not done within 20 s")
+        return
+    check(child.returncode == 130 and "interrupted" in err, f"SIGINT: {child.returncode}: {err}")
+    check(os.listdir(directory) == [], f"SIGINT left behind: {os.listdir(directory)}")
+
+
+def main():
+    directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
+    try:
+        check_refusals(directory)
+        check_superpipe(directory)
+        check_window(directory)
+        check_interrupted(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
+
+
+sys.exit(main())

@@ -1,0 +1,520 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`lun_cli_test.py LUNAR HOLDER`: `lunar lun` from outside, on files and a loop device. Every refusal is one line, exits as documented
+and leaves the device byte by byte as it was; what is done shows in `list`, `info` and `check`, and every --json is JSON. HOLDER (lun_holder.cpp)
+has a LUN open."""
+import contextlib
+import hashlib
+import json
+import os
+import pty
+import select
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+LUNAR, HOLDER = map(os.path.abspath, sys.argv[1:3])
+MIB = 1 << 20
+LIMIT_S = 60
+problems = []
+skips = []
+
+
+def check(held, what):
+    if not held:
+        problems.append(what)
+    return held
+
+
+def run(*words, environment=None, as_nobody=False):
+    extra = {"user": 65534, "group": 65534, "extra_groups": []} if as_nobody else {}
+    return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          timeout=LIMIT_S, check=False, env=environment, **extra)
+
+
+def done(*words, code=0):
+    """Does what it is told; its output."""
+    result = run(*words)
+    check(result.returncode == code, f"{' '.join(words)}: exit {result.returncode}, not {code}: {result.stderr}{result.stdout}")
+    return result.stdout
+
+
+def as_json(*words, code=0):
+    out = done(*words, "--json", code=code)
+    try:
+        return json.loads(out)
+    except ValueError as error:
+        check(False, f"{' '.join(words)} --json: no JSON: {error}: {out!r}")
+        return {}
+
+
+def digest(path):
+    whole = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(MIB):
+            whole.update(chunk)
+    return whole.hexdigest()
+
+
+def refused(words, parts, devices=(), code=2, as_nobody=False):
+    """One line with all of `parts` in it; the devices are what they were."""
+    before = [digest(d) for d in devices]
+    result = run(*words, as_nobody=as_nobody)
+    what = f"{' '.join(words)}: {result.stderr!r}"
+    check(result.returncode == code, f"{what}: exit {result.returncode}, not {code}")
+    check(result.stdout == "" and result.stderr.count("\n") == 1, f"{what}: not one line (and {result.stdout!r})")
+    check(result.stderr.startswith("lunar lun"), what)
+    for part in parts:
+        check(part in result.stderr, f"{what}: lacks {part!r}")
+    check([digest(d) for d in devices] == before, f"{what}: the device was changed")
+
+
+def at_terminal(answer, *words):
+    """The same with a terminal that answers the first question: exit code and all that was shown."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(LUNAR, [LUNAR, "lun", *words])
+    shown, answered, end = b"", False, time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        if not select.select([terminal], [], [], 1)[0]:
+            continue
+        try:
+            got = os.read(terminal, 4096)
+        except OSError:
+            break
+        if not got:
+            break
+        shown += got
+        if not answered and b"[y/N]" in shown:
+            os.write(terminal, answer.encode() + b"\n")
+            answered = True
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    return code, shown.decode(), answered
+
+
+def blank(directory, name, mib):
+    path = os.path.join(directory, name)
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, int(mib * MIB))
+    return path
+
+
+def formatted(directory, name, mib=16):
+    path = blank(directory, name, mib)
+    done("create", f"{path}#first", "--size", "4m", "--format")
+    return path
+
+
+def made_by(*command):
+    """Runs mkfs and its like; False where there is none."""
+    tool = shutil.which(command[0], path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if tool is None:
+        return False
+    subprocess.run([tool, *command[1:]], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT_S)
+    return True
+
+
+def patch(path, offset, data):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def superblock(path):
+    """The few fields of the format that are needed here (physical_format.h)."""
+    with open(path, "rb") as file:
+        head = file.read(4096)
+    names = ["device_bytes", "extent_bytes", "extent_count", "image_bytes", "front_offset", "data_offset", "back_offset"]
+    return dict(zip(names, struct.unpack_from("<7Q", head, 40)))
+
+
+def images(path):
+    """Offsets of the four copies of the metadata."""
+    s = superblock(path)
+    return [s["front_offset"], s["front_offset"] + s["image_bytes"], s["back_offset"], s["back_offset"] + s["image_bytes"]]
+
+
+# ---- wrong use -----------------------------------------------------------------------------------------------------
+
+def wrong_words(directory):
+    path = formatted(directory, "words.img")
+    refused(["crate"], ["crate", "did you mean create?"])
+    refused(["--jsno"], ["--jsno"])
+    refused(["lst", path], ["did you mean list?"], [path])
+    refused(["list", path, "--jsom"], ["--jsom", "did you mean --json?"], [path])
+    refused(["create", f"{path}#x", "--sze", "1m"], ["--sze", "did you mean --size?"], [path])
+    refused(["create", f"{path}#x", "--size"], ["--size needs a value"], [path])
+    refused(["create", f"{path}#x"], ["no size", "--size"], [path])
+    refused(["create", path, "--size", "1m"], [path, "#NAME"], [path])
+    refused(["create"], ["too few words"])
+    refused(["list", path, "--yes"], ["--yes"], [path])
+    refused(["info", path, path], ["one word too many"], [path])
+    refused(["check", f"{path}#first"], ["#first", "the device alone"], [path])
+    refused(["check", path, "--repair=yes"], ["--repair takes no value"], [path])
+    for name in (".hidden", "-dash", "a b", "x" * 32, "ä", ""):
+        refused(["create", f"{path}#{name}", "--size", "1m"], ["no name for a LUN"] if name else [], [path])
+    for size in ("lots", "-5m", "0", "5q", "99999999999999t"):
+        refused(["create", f"{path}#x", f"--size={size}"], ["--size"], [path])
+        if size not in ("-5m",):
+            refused(["resize", f"{path}#first", size], [], [path])
+    refused(["remove", f"{path}#frist", "--yes"], ["'frist'", "did you mean 'first'?"], [path])
+    refused(["resize", f"{path}#zzzzzzzz", "5m"], ["'zzzzzzzz'", "lunar lun list"], [path])
+    refused(["create", f"{path}#first", "--size", "1m"], ["first"], [path])   # it is there already
+    for verb in ("create", "list", "info", "resize", "remove", "check", "paths"):
+        out = done(verb, "--help")
+        check("Usage: lunar lun " + verb in out and "--json" in out, f"{verb} --help: {out}")
+    check("Exit code" in done("--help"), "lunar lun --help: no exit codes")
+
+
+def no_such_device(directory):
+    refused(["list", directory + "/none"], [directory + "/none"])
+    refused(["create", directory + "/none#x", "--size", "1m", "--format"], [directory + "/none"])
+    check(not os.path.exists(directory + "/none"), "create made a file")
+    refused(["create", "tape:/dev/st0#x", "--size", "1m", "--format"], ["tape", "file", "nvme", "pmem", "capi", "sim"])
+    refused(["list", "tape:/dev/st0"], ["tape", "nvme"])
+    refused(["info", "/dev/null"], ["/dev/null"])
+    refused(["check", directory], [directory])
+
+
+# ---- what must not be touched --------------------------------------------------------------------------------------
+
+def foreign(directory):
+    """Each kind of thing that a device can hold is named, kept, and erased only under its own name."""
+    kinds = []
+    path = blank(directory, "ext4.img", 16)
+    if made_by("mkfs.ext4", "-q", "-F", path):
+        kinds.append((path, "ext4"))
+    path = blank(directory, "swap.img", 16)
+    if made_by("mkswap", path):
+        kinds.append((path, "swap"))
+    path = blank(directory, "dos.img", 16)
+    patch(path, 446, struct.pack("<B3sB3sII", 0, b"\0\2\0", 0x83, b"\0\2\0", 2048, 16384))   # one partition
+    patch(path, 510, b"\x55\xaa")
+    kinds.append((path, "dos"))
+    path = blank(directory, "data.img", 16)
+    patch(path, 0, b"dear diary\n" * 100)
+    kinds.append((path, None))
+    path = blank(directory, "late.img", 16)
+    patch(path, 40000, b"somebody's")
+    kinds.append((path, None))
+    path = blank(directory, "scratch.img", 16)
+    patch(path, 0, b"LunarScratchLUN\0")
+    kinds.append((path, "lunar-scratch"))
+    for path, word in kinds:
+        base = ["create", f"{path}#x", "--size", "1m"]
+        refused(base, ["--erase="] + ([word] if word else []), [path])
+        refused([*base, "--format"], ["--erase="], [path])
+        refused([*base, "--format", "--yes"], ["--erase="], [path])
+        refused([*base, "--erase=ntfs", "--yes"], ["ntfs", "--erase="], [path])
+        named = run(*base).stderr.split("--erase=")[1].split()[0]
+        check(word is None or named == word, f"{path}: --erase={named}")
+        refused([*base, f"--erase={named}"], ["--yes"], [path])   # nobody to ask
+        refused(["list", path], [], [path])
+        refused(["check", path], [], [path])
+        refused(["remove", f"{path}#x", "--yes"], [], [path])
+        check(as_json("info", path).get("formatted") is False, f"info {path}")
+    for path, word in kinds:
+        named = run("create", f"{path}#x", "--size", "1m").stderr.split("--erase=")[1].split()[0]
+        code, shown, answered = at_terminal("n", "create", f"{path}#x", "--size", "1m", f"--erase={named}")
+        check(code == 2 and answered, f"{path}: a no at the terminal: {code} {shown}")
+        out = as_json("create", f"{path}#x", "--size", "1m", f"--erase={named}", "--yes")
+        check(out.get("formatted") is True and out["created"]["name"] == "x", f"{path}: {out}")
+        done("check", path)
+
+
+def unsuitable(directory):
+    small = blank(directory, "small.img", 1)
+    refused(["create", f"{small}#x", "--size", "64k", "--format"], [small], [small])
+    empty = blank(directory, "blank.img", 64)
+    refused(["create", f"{empty}#x", "--size", "1m"], ["blank", "--format"], [empty])
+    refused(["create", f"{empty}#x", "--size", "1m", "--yes"], ["--format"], [empty])
+    refused(["create", f"{empty}#x", "--size", "1m", "--erase=ext4", "--yes"], ["blank", "--format"], [empty])
+    refused(["create", f"{empty}#x", "--size", "65m", "--format"], ["--size"], [empty])
+    refused(["create", f"{empty}#x", "--size", "64m", "--format"], ["--size"], [empty])
+    refused(["list", empty], [empty], [empty])
+    refused(["check", empty, "--repair", "--yes"], [empty], [empty])
+    # Another version of the format: both superblocks say so.
+    path = formatted(directory, "version.img")
+    end = os.path.getsize(path) - 4096
+    for offset in (16, end + 16):
+        patch(path, offset, struct.pack("<I", 99))
+    refused(["list", path], [path, "version"], [path])
+    refused(["create", f"{path}#x", "--size", "1m", "--format"], [path, "version"], [path])
+    refused(["check", path, "--repair", "--yes"], [path, "version"], [path])
+
+
+def no_rights(directory):
+    if os.geteuid() != 0:
+        skips.append("skip: root: needs another user to become")
+        return
+    if subprocess.run(["/usr/bin/test", "-x", LUNAR], user=65534, group=65534, extra_groups=[], check=False).returncode != 0:
+        skips.append("skip: reachable: nobody cannot reach the binary")
+        return
+    path = formatted(directory, "rights.img")
+    os.chmod(path, 0o600)
+    for words in (["list", path], ["create", f"{path}#x", "--size", "1m"], ["check", path]):
+        refused(words, [path, "permission"], [path], as_nobody=True)
+    node = os.path.join(directory, "ng0n1")
+    with contextlib.suppress(PermissionError):   # some containers allow no device nodes
+        os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(241, 0))
+        for words in (["list", f"nvme:{node}"], ["create", f"nvme:{node}#x", "--size", "1m", "--format"]):
+            refused(words, [node, "setfacl"], as_nobody=True)
+    os.chmod(path, 0o644)   # may be read, not written
+    refused(["create", f"{path}#x", "--size", "1m"], [path], [path], as_nobody=True)
+    refused(["remove", f"{path}#first", "--yes"], [path], [path], as_nobody=True)
+
+
+def in_use(directory):
+    path = formatted(directory, "used.img")
+    with subprocess.Popen([HOLDER, path, "first"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        check(holder.stdout.readline() == "open\n", "the holder did not open the LUN")
+        refused(["remove", f"{path}#first", "--yes"], ["in use"], [path])
+        refused(["resize", f"{path}#first", "-1m", "--yes"], [], [path])
+        refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [path])
+        check(as_json("list", path)["devices"][0]["virtual_luns"][0]["in_use"] is True, "list: in_use")
+        done("create", f"{path}#second", "--size", "1m")   # others may go on
+        done("remove", f"{path}#second", "--yes")
+        holder.stdin.close()
+        holder.wait(LIMIT_S)
+    check(as_json("list", path)["devices"][0]["virtual_luns"][0]["in_use"] is False, "list: no longer in_use")
+    done("remove", f"{path}#first", "--yes")
+
+
+def scratch(directory):
+    """A scratch LUN shows while its owner lives, and is gone after kill -9."""
+    path = formatted(directory, "owner.img")
+    with subprocess.Popen([HOLDER, path, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        check(holder.stdout.readline() == "open\n", "the holder did not make a LUN")
+        luns = as_json("list", path)["devices"][0]["virtual_luns"]
+        own = [lun for lun in luns if lun["scratch"]]
+        check(len(luns) == 2 and len(own) == 1 and own[0]["in_use"] and own[0]["name"] == "", f"list with a scratch LUN: {luns}")
+        check("(scratch)" in done("list", path), "list: (scratch)")
+        check(as_json("check", path)["verdict"] == "clean", "check with a scratch LUN")
+        refused(["create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [path])
+        holder.kill()
+    check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["first"], "list after kill -9")
+    check(as_json("check", path)["verdict"] == "clean", "check after kill -9")
+
+
+# ---- what is done --------------------------------------------------------------------------------------------------
+
+def life(directory):
+    path = blank(directory, "life.img", 64)
+    out = as_json("create", f"{path}#one", "--size", "5m", "--format")
+    check(out["formatted"] is True and out["created"]["size_bytes"] == 5 * MIB and out["luns"] == 1, f"create: {out}")
+    out = as_json("create", f"{path}#two", "--size", "1.5m")
+    check(out["formatted"] is False and out["created"]["size_bytes"] == 3 * MIB // 2 and out["luns"] == 2, f"create: {out}")
+    for name, words in {"shrink": ["resize", f"{path}#one", "-1m"], "remove": ["remove", f"{path}#one"],
+                        "repair": ["check", path, "--repair"]}.items():
+        refused(words, ["--yes"], [path])
+        code, shown, answered = at_terminal("", *words)
+        check(code == 2 and answered, f"{name}: Enter at the terminal: {code} {shown}")
+    out = as_json("resize", f"{path}#one", "+3m")
+    check(out["before_bytes"] == 5 * MIB and out["size_bytes"] == 8 * MIB, f"resize: {out}")
+    check(as_json("resize", f"{path}#one", "-2m", "--yes")["size_bytes"] == 6 * MIB, "resize -2m")
+    check(as_json("resize", f"{path}#one", "4m", "--yes")["size_bytes"] == 4 * MIB, "resize 4m")
+    refused(["resize", f"{path}#one", "64m"], [], [path])
+    refused(["resize", f"{path}#one", "-4m", "--yes"], ["remove"], [path])
+    refused(["create", f"{path}#three", "--size", "63m"], ["63 MiB"], [path])
+    grown = as_json("resize", f"{path}#one", "max")
+    check(grown["remaining_bytes"] == 0 and grown["size_bytes"] > 32 * MIB, f"resize max: {grown}")
+    refused(["create", f"{path}#three", "--size", "max"], [], [path])
+    device = as_json("list", path)["devices"][0]
+    check({lun["name"] for lun in device["virtual_luns"]} == {"one", "two"} and device["free_bytes"] == 0, f"list: {device}")
+    table = done("list", path)
+    check("one" in table and "two" in table and "2 LUNs on 1 device" in table and "created" in table, f"list: {table}")
+    info = as_json("info", path)
+    check(info["formatted"] and info["raw"]["kind"] == "file" and info["uuid"] == device["uuid"], f"info: {info}")
+    check(as_json("info", f"{path}#two")["lun"]["size_bytes"] == 3 * MIB // 2, "info #two")
+    for word in (path, "extents", "uuid", "discard", "window", "iopoll", "sqpoll"):
+        check(word in done("info", path), f"info: lacks {word}")
+    code, shown, answered = at_terminal("y", "remove", f"{path}#one")
+    check(code == 0 and answered, f"remove at the terminal: {code} {shown}")
+    check(as_json("remove", f"{path}#two", "--yes")["removed"] == "two", "remove --json")
+    check(as_json("list", path)["devices"][0]["virtual_luns"] == [], "list of none")
+    verdict = as_json("check", path)
+    check(verdict["verdict"] == "clean" and verdict["extents_used"] == 0, f"check: {verdict}")
+    code, shown, answered = at_terminal("y", "create", f"{blank(directory, 'asked.img', 16)}#x", "--size", "1m")
+    check(code == 0 and answered, f"create on a blank device at the terminal: {code} {shown}")
+
+
+def damage(directory):
+    """One damaged copy is mended, two are not used."""
+    path = formatted(directory, "damage.img")
+    done("create", f"{path}#second", "--size", "1m")
+    patch(path, images(path)[1] + 200, b"\xff" * 16)
+    verdict = as_json("check", path, code=1)
+    check(verdict.get("verdict") in ("mended", "needs repair"), f"check of one damaged copy: {verdict}")
+    run("check", path, "--repair", "--yes")
+    check(as_json("check", path)["verdict"] == "clean", "check after the repair")
+    names = {lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]}
+    check(names == {"first", "second"}, f"LUNs after the repair: {names}")
+    for offset in images(path):
+        patch(path, offset + 200, b"\xff" * 16)
+    for words in (["list", path], ["check", path], ["check", path, "--repair", "--yes"], ["create", f"{path}#x", "--size", "1m"]):
+        refused(words, [path], [path], code=3)
+    as_json("create", f"{path}#new", "--size", "1m", "--erase=lunar", "--yes")   # said by name
+    done("check", path)
+
+
+def erased_head(directory):
+    """The head is gone, the copy at the end is not: nothing formats over it unasked, and a repair brings it back."""
+    path = formatted(directory, "head.img")
+    patch(path, 0, bytes(4096))   # what follows is there: not blank, but nothing anybody knows
+    refused(["create", f"{path}#x", "--size", "1m", "--format"], ["unknown data"], [path])
+    check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased block")
+    done("check", path)
+    patch(path, 0, bytes(65536))
+    refused(["list", path], ["lunar lun check"], [path], code=3)
+    refused(["create", f"{path}#x", "--size", "1m"], ["--format"], [path])
+    refused(["create", f"{path}#x", "--size", "1m", "--format"], ["--erase=lunar", "check"], [path])
+    refused(["check", path], [path], [path], code=3)
+    check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of an erased head")
+    check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["first"], "the LUN came back")
+    done("check", path)
+    patch(path, 0, bytes(65536))
+    done("create", f"{path}#x", "--size", "1m", "--erase=lunar", "--yes")
+    check([lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]] == ["x"], "erased by name")
+
+
+def at_once(directory):
+    """Eight of them, of whom the first formats."""
+    path = blank(directory, "many.img", 64)
+    many = [subprocess.Popen([LUNAR, "lun", "create", f"{path}#lun{i}", "--size", "1m", "--format"], stdin=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for i in range(8)]
+    for child in many:
+        _, err = child.communicate(timeout=LIMIT_S)
+        check(child.returncode == 0, f"one of eight: {err}")
+    names = {lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]}
+    check(names == {f"lun{i}" for i in range(8)}, f"eight at once: {names}")
+    check(as_json("check", path)["verdict"] == "clean", "check after eight at once")
+
+
+def composite(directory):
+    paths = [blank(directory, f"part{i}.img", 32) for i in range(2)]
+    uri = "stripe:" + ";".join(paths)
+    refused(["create", f"{uri}#x", "--size", "1m"], ["--format"], paths)
+    out = as_json("create", f"{uri}#x", "--size", "40m", "--format")
+    check(out["formatted"] is True, f"create on a stripe: {out}")
+    members = as_json("info", uri)["raw"]["members"]
+    check(len(members) == 2 and all(m["status"] == "Enabled" for m in members), f"members: {members}")
+    rows = as_json("paths", uri)["paths"]
+    check([row["connection"] for row in rows] == paths, f"paths: {rows}")
+    check("Enabled" in done("paths", uri) and "connection" in done("paths", uri), "paths: table")
+    check(len(as_json("paths", paths[0])["paths"]) == 1, "paths of a plain file")
+    done("check", uri)
+    refused(["create", f"{paths[0]}#y", "--size", "1m", "--format", "--yes"], ["--erase="], paths)   # a member alone
+    refused(["list", "stripe:" + ";".join(reversed(paths))], [], paths)
+    foreign_part = blank(directory, "part.ext4", 32)
+    patch(foreign_part, 0, b"somebody's")
+    fresh = blank(directory, "part2.img", 16)
+    refused(["create", f"stripe:{fresh};{foreign_part}#x", "--size", "1m", "--format", "--yes"], [foreign_part, "--erase="],
+            [fresh, foreign_part])
+
+
+def mounted(directory, device):
+    place = os.path.join(directory, "mnt")
+    os.makedirs(place, exist_ok=True)
+    if subprocess.run(["mount", "-o", "ro", device, place], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        return   # many containers forbid it
+    try:
+        refused(["create", f"{device}#x", "--size", "1m", "--erase=ext4", "--yes"], ["mounted on " + place], [device])
+        check(as_json("info", device)["holds"] == "ext4", "info of a mounted device")
+    finally:
+        subprocess.run(["umount", place], check=False)
+
+
+HEAP = """
+import json, os, subprocess, sys
+pages = [os.urandom(64) * 64 for _ in range(6 * 1024)]
+sums = [hash(page) for page in pages]
+plain = {name: value for name, value in os.environ.items() if not name.startswith(("LUNAR_", "LD_PRELOAD"))}
+seen = subprocess.run([sys.argv[1], "lun", "list", *sys.argv[2:], "--json"], env=plain, stdout=subprocess.PIPE, check=True).stdout
+busy = subprocess.run([sys.argv[1], "run", "--dram", "16m", "--lun", sys.argv[2] + "#heap", "true"], env=plain, stderr=subprocess.PIPE)
+print(json.dumps({"whole": sums == [hash(page) for page in pages], "seen": json.loads(seen), "code": busy.returncode, "line": busy.stderr.decode()}))
+"""
+
+
+def heap(directory):
+    """`lunar run` on a named LUN of one device and a scratch LUN of another: a stripe, with a heap of twice the DRAM."""
+    devices = [formatted(directory, "heap0.img", 128), formatted(directory, "heap1.img", 128)]
+    done("create", f"{devices[0]}#heap", "--size", "80m")
+    result = subprocess.run([LUNAR, "run", "--dram", "16m", "--size", "128m", "--lun", f"{devices[0]}#heap", "--lun", devices[1], "--",
+                             sys.executable, "-c", HEAP, LUNAR, *devices], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, timeout=2 * LIMIT_S, check=False)
+    if "userfaultfd" in result.stderr:
+        skips.append("skip: userfaultfd: nothing can be started")
+        return
+    if not check(result.returncode == 0, f"lunar run on two LUNs: {result.returncode} {result.stderr}"):
+        return
+    told = json.loads(result.stdout)
+    check(told["whole"] is True, "the heap came back changed")
+    shown = {lun["name"]: lun["in_use"] for device in told["seen"]["devices"] for lun in device["virtual_luns"]}
+    check(shown == {"first": False, "heap": True, "": True}, f"LUNs while it runs: {told['seen']}")
+    check(told["code"] == 125 and "in use" in told["line"], f"a second one on the same LUN: {told}")
+    shown = {lun["name"]: lun["in_use"] for device in as_json("list", *devices)["devices"] for lun in device["virtual_luns"]}
+    check(shown == {"first": False, "heap": False}, f"LUNs afterwards: {shown}")
+    for device in devices:
+        check(as_json("check", device)["verdict"] == "clean", f"check of {device}")
+
+
+def loop_device(directory):
+    backing = blank(directory, "loop.img", 64)
+    attached = subprocess.run(["losetup", "-f", "--show", backing], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              check=False) if shutil.which("losetup") else None
+    if attached is None or attached.returncode != 0:
+        skips.append("skip: loop: no loop device can be had")
+        return
+    device = attached.stdout.strip()
+    try:
+        refused(["create", f"{backing}#x", "--size", "1m", "--format"], ["in use", device], [backing])
+        check(as_json("create", f"{device}#x", "--size", "2m", "--format")["formatted"] is True, f"create on {device}")
+        found = as_json("list")["devices"]
+        check(any(d["device"] == device for d in found), f"list does not find {device}: {found}")
+        check(as_json("info", device)["raw"]["kind"] == "block", "info: kind")
+        check(as_json("paths", device)["paths"][0]["parent"] == backing, "paths: a loop device hangs on its file")
+        done("check", device)
+        if made_by("mkfs.ext4", "-q", "-F", device):
+            refused(["create", f"{device}#x", "--size", "1m", "--format", "--yes"], ["ext4"], [device])
+            refused(["create", f"{backing}#x", "--size", "1m", "--erase=ext4", "--yes"], ["in use", device], [backing])
+            mounted(directory, device)
+    finally:
+        subprocess.run(["losetup", "-d", device], check=False)
+    path = formatted(directory, "readonly.img")
+    device = subprocess.run(["losetup", "-f", "-r", "--show", path], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    try:
+        refused(["create", f"{device}#x", "--size", "1m"], [device], [device])
+        refused(["remove", f"{device}#first", "--yes"], [device], [device])
+    finally:
+        subprocess.run(["losetup", "-d", device], check=False)
+
+
+def main():
+    directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
+    os.chmod(directory, 0o755)
+    wanted = sys.argv[3:]
+    try:
+        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, scratch, life, damage, erased_head, at_once,
+                     composite, heap, loop_device):
+            if wanted and case.__name__ not in wanted:
+                continue
+            before = len(problems)
+            try:
+                case(directory)
+            except (OSError, KeyError, IndexError, TypeError, subprocess.SubprocessError) as error:
+                problems.append(f"{case.__name__}: {type(error).__name__}: {error}")
+            print(f"{'ok' if len(problems) == before else 'FAIL'} {case.__name__}")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    for line in skips + problems:
+        print(line)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every crash leaves the metadata whole. Random histories of changes to a physical LUN are recorded write by write; then the
+// medium is put together as a crash could have left it, and opened:
+//
+//   torn     all writes up to one, that one only in part: some of its 512-byte sectors, a prefix or any
+//   lost     of what was written since the last flush only some, each perhaps torn (a device's cache keeps no order)
+//   twice    a crash in the recovery from a crash
+//
+// It must open, check clean, and be the state that was acknowledged last, or the one that was being made: whole, with the
+// content that was flushed, and zeros where a LUN grew.
+//   lun_crash [--histories N] [--variants N]; LUNAR_SEED= replays.
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lun/metadata_image.h"
+#include "lun/virtual_lun.h"
+#include "tests/support/lun_device.hpp"
+#include "tests/support/lun_file.hpp"
+
+using namespace lunar;
+using namespace lunar_test;
+
+namespace {
+
+constexpr uint64_t kBytes = 4 * kMiB, kBlock = 4096, kSector = 512, kExtent = 64 * kKiB;
+using Kind = MediumEvent::Kind;
+
+using Blocks = std::vector<uint64_t>;             // a LUN: what each block holds; 0: zeros
+using State = std::map<std::string, Blocks>;      // the named LUNs
+
+struct Step {
+  State after;
+  bool formatted = true;
+  std::string data_lun;                           // a write of data was under way: sectors of this block may be old or new
+  uint64_t data_block = 0;
+};
+
+[[noreturn]] void fail(const char* what, const std::string& detail) {
+  printf("FAILED: %s: %s\n", what, detail.c_str());
+  fflush(stdout);
+  abort();
+}
+
+void fill(char* sector, uint64_t stamp, uint64_t block, unsigned index) {
+  uint64_t words[kSector / 8];
+  for (uint64_t i = 0; i < kSector / 8; ++i) words[i] = stamp == 0 ? 0 : stamp * 0x9e3779b97f4a7c15 ^ block << 20 ^ index << 8 ^ i;
+  memcpy(sector, words, kSector);
+}
+
+bool holds(const char* sector, uint64_t stamp, uint64_t block, unsigned index) {
+  char expected[kSector];
+  fill(expected, stamp, block, index);
+  return memcmp(sector, expected, kSector) == 0;
+}
+
+class History {
+ public:
+  explicit History(uint64_t seed) : random_(seed), discard_(seed % 3 != 0), medium_(kBytes), copy_(kBytes), block_(static_cast<char*>(aligned_alloc(4096, kBlock))) {}
+  ~History() {
+    for (MemoryDevice* raw : raws_) delete raw;
+    free(block_);
+  }
+  void make(unsigned operations);
+  uint64_t crash_everywhere(unsigned variants);
+
+ private:
+  uint64_t below(uint64_t n) { return next_random(&random_) % n; }
+  PhysicalLun* open(char* memory, Format format, std::vector<MediumEvent>* record, std::vector<MediumEvent>* undo = nullptr);
+  VirtualLun* open_lun(const std::string& name, bool create, uint64_t bytes, bool zeroed);
+  void acknowledge(Step step);
+  void operation();
+  void write_data(const std::string& name);
+  void scratch();
+  void judge(size_t acknowledged, bool data_too);
+  bool matches(const State& state, const std::vector<VirtualLunInfo>& list) const;
+  void judge_data(const Step& step, const State& before);
+  void apply(const MediumEvent& event, unsigned how, std::vector<MediumEvent>* undo);
+  void roll_back(std::vector<MediumEvent>* undo);
+  void crash_at(size_t event, unsigned variant);
+
+  uint64_t random_;
+  bool discard_;                          // a device without: zeros are written, also for what is set aside
+  std::vector<char> medium_, copy_;       // as it went; as a crash left it
+  std::vector<MediumEvent> events_;
+  std::vector<Step> steps_;
+  size_t flushed_ = 0;                    // events before this are in copy_
+  uint64_t stamp_ = 0, images_ = 0;
+  std::string where_, said_;
+  int last_ = 0;
+  std::vector<MemoryDevice*> raws_;
+  std::vector<MediumEvent>*undo_ = nullptr, *recovery_ = nullptr;
+  char* block_;
+};
+
+PhysicalLun* History::open(char* memory, Format format, std::vector<MediumEvent>* record, std::vector<MediumEvent>* undo) {
+  auto* raw = new MemoryDevice(memory, kBytes, {discard_, 1 * kMiB, "memory:"});
+  raws_.push_back(raw);
+  raw->record = record;
+  raw->undo = undo;
+  PhysicalLun* lun = nullptr;
+  ErrorText why;
+  last_ = PhysicalLun::open(raw, format, &lun, &why);
+  if (last_ < 0) said_ = why.text;
+  return lun;
+}
+
+VirtualLun* History::open_lun(const std::string& name, bool create, uint64_t bytes, bool zeroed) {
+  PhysicalLun* physical = open(medium_.data(), Format::kIfBlank, &events_);
+  if (!physical) fail("open", said_);
+  VirtualOptions options;
+  options.name = name.c_str();
+  options.create = create;
+  options.size_bytes = bytes;
+  options.zeroed = zeroed;
+  VirtualLun* lun = nullptr;
+  ErrorText why;
+  const int status = VirtualLun::open(physical, options, &lun, &why);
+  if (status < 0 && status != -ENOSPC) fail("open LUN", why.text);
+  return lun;
+}
+
+void History::acknowledge(Step step) {
+  events_.push_back({Kind::kMark, 0, 0, {}, static_cast<unsigned>(steps_.size())});
+  steps_.push_back(std::move(step));
+}
+
+void History::write_data(const std::string& name) {
+  Step step = steps_.back();
+  step.data_lun.clear();
+  Blocks& blocks = step.after[name];
+  if (blocks.empty()) return;
+  const uint64_t block = below(blocks.size());
+  const uint64_t stamp = ++stamp_;
+  for (unsigned i = 0; i < kBlock / kSector; ++i) fill(block_ + i * kSector, stamp, block, i);
+  VirtualLun* lun = open_lun(name, false, 0, true);
+  const iovec part = {block_, kBlock};
+  Command command;
+  command.op = Op::kWrite;
+  command.offset = DeviceOffset{block * kBlock};
+  command.iov = &part;
+  command.iov_count = 1;
+  if (lun->transfer(command) != static_cast<int64_t>(kBlock)) fail("write", name);
+  command.op = Op::kFlush;
+  if (lun->transfer(command) != 0) fail("flush", name);
+  lun->close();
+  blocks[block] = stamp;
+  step.data_lun = name;
+  step.data_block = block;
+  acknowledge(step);
+}
+
+// A LUN without a name that writes over what others had, and sometimes is left behind as by kill -9.
+void History::scratch() {
+  Step step = steps_.back();
+  step.data_lun.clear();
+  VirtualLun* lun = open_lun("", false, 0, below(2) == 0);
+  if (lun->reserve(DeviceOffset{0}, (1 + below(8)) * kExtent) == 0) {
+    memset(block_, 0xee, kBlock);
+    for (uint64_t at = 0; at < lun->used_bytes(); at += 7 * kBlock) {
+      const iovec part = {block_, kBlock};
+      Command command;
+      command.op = Op::kWrite;
+      command.offset = DeviceOffset{at};
+      command.iov = &part;
+      command.iov_count = 1;
+      if (lun->transfer(command) != static_cast<int64_t>(kBlock)) fail("write", "scratch");
+    }
+    if (below(3) == 0) lun->release(DeviceOffset{0}, lun->used_bytes());
+  }
+  if (below(2)) lun->physical().close();   // no word of farewell (its own memory stays: a few of them a history)
+  else lun->close();
+  acknowledge(step);
+}
+
+void History::operation() {
+  const char* const names[] = {"a", "b", "c", "d", "e"};
+  const std::string name = names[below(5)];
+  Step step = steps_.back();
+  step.data_lun.clear();
+  const bool there = step.after.count(name) != 0;
+  const uint64_t blocks = below(3) ? below(60) : below(5) * (kExtent / kBlock);
+  const uint64_t choice = below(10);
+  if (choice == 0) return scratch();
+  if (!there) {
+    VirtualLun* lun = open_lun(name, true, blocks * kBlock, true);
+    if (lun) {
+      lun->close();
+      step.after[name] = Blocks(blocks);
+    }
+  } else if (choice < 4) {
+    return write_data(name);
+  } else if (choice < 6) {
+    PhysicalLun* physical = open(medium_.data(), Format::kIfBlank, &events_);
+    ErrorText why;
+    if (!physical || physical->remove(name.c_str(), &why) < 0) fail("remove", why.text);
+    physical->close();
+    step.after.erase(name);
+  } else {
+    VirtualLun* lun = open_lun(name, false, 0, true);
+    ErrorText why;
+    const int status = lun->set_size(blocks * kBlock, &why);
+    if (status < 0 && status != -ENOSPC) fail("resize", why.text);
+    if (status == 0) step.after[name].resize(blocks);
+    lun->close();
+  }
+  acknowledge(step);
+}
+
+void History::make(unsigned operations) {
+  // What former owners left, where no signature is looked for.
+  memset(medium_.data() + 64 * kKiB, 0xdd, kBytes - 64 * kKiB);
+  copy_ = medium_;
+  Step nothing;
+  nothing.formatted = false;
+  acknowledge(nothing);
+  PhysicalLun* lun = open(medium_.data(), Format::kIfBlank, &events_);
+  if (!lun) fail("format", said_);
+  lun->close();
+  acknowledge({});
+  for (unsigned i = 0; i < operations; ++i) operation();
+}
+
+// How: 0 all of it, 1 a prefix, 2 any sectors.
+void History::apply(const MediumEvent& event, unsigned how, std::vector<MediumEvent>* undo) {
+  if (event.kind != Kind::kWrite && event.kind != Kind::kDiscard) return;
+  if (undo)
+    undo->push_back({Kind::kWrite, event.offset, event.length,
+                     std::vector<char>(copy_.begin() + static_cast<long>(event.offset), copy_.begin() + static_cast<long>(event.offset + event.length)), 0});
+  const uint64_t sectors = event.length / kSector, prefix = how == 1 ? below(sectors + 1) : sectors;
+  for (uint64_t i = 0; i < prefix; ++i) {
+    if (how == 2 && below(2)) continue;
+    char* at = copy_.data() + event.offset + i * kSector;
+    if (event.kind == Kind::kWrite) memcpy(at, event.bytes.data() + i * kSector, kSector);
+    else memset(at, 0, kSector);
+  }
+}
+
+void History::roll_back(std::vector<MediumEvent>* undo) {
+  for (; !undo->empty(); undo->pop_back()) memcpy(copy_.data() + undo->back().offset, undo->back().bytes.data(), undo->back().length);
+}
+
+bool History::matches(const State& state, const std::vector<VirtualLunInfo>& list) const {
+  if (list.size() != state.size()) return false;
+  for (const VirtualLunInfo& info : list) {
+    const auto found = state.find(info.name);
+    if (found == state.end() || found->second.size() * kBlock != info.size_bytes) return false;
+  }
+  return true;
+}
+
+// What each LUN reads as. before: the state that was acknowledged, where a write of data may have come through or not.
+void History::judge_data(const Step& step, const State& before) {
+  for (const auto& [name, blocks] : step.after) {
+    if (blocks.empty()) continue;
+    PhysicalLun* physical = open(copy_.data(), Format::kNever, nullptr, undo_);
+    VirtualOptions options;
+    options.name = name.c_str();
+    VirtualLun* lun = nullptr;
+    ErrorText why;
+    if (!physical || VirtualLun::open(physical, options, &lun, &why) < 0) fail("open after a crash", where_ + why.text);
+    for (uint64_t block = 0; block < blocks.size(); ++block) {
+      const iovec part = {block_, kBlock};
+      Command command;
+      command.offset = DeviceOffset{block * kBlock};
+      command.iov = &part;
+      command.iov_count = 1;
+      if (lun->transfer(command) != static_cast<int64_t>(kBlock)) fail("read after a crash", where_ + name);
+      const bool open_question = step.data_lun == name && step.data_block == block;
+      const auto old = before.find(name);
+      for (unsigned i = 0; i < kBlock / kSector; ++i) {
+        const char* sector = block_ + i * kSector;
+        if (holds(sector, blocks[block], block, i)) continue;
+        if (open_question && old != before.end() && holds(sector, old->second[block], block, i)) continue;
+        fail("content", where_ + "LUN " + name + " block " + std::to_string(block) + " sector " + std::to_string(i));
+      }
+    }
+    lun->close();
+  }
+}
+
+void History::judge(size_t acknowledged, bool data_too) {
+  ++images_;
+  const Step& done = steps_[acknowledged];
+  const bool more = acknowledged + 1 < steps_.size();
+  PhysicalLun* lun = open(copy_.data(), Format::kNever, recovery_, undo_);
+  if (!lun) {
+    // Before the primary superblock stands there is nothing: blank, or half-written images behind a blank head.
+    if (!done.formatted && (last_ == -ENODEV || last_ == -EEXIST || last_ == -EBADMSG)) return;
+    fail("does not open", where_ + said_);
+  }
+  PhysicalLunInfo info;
+  if (lun->info(&info) < 0) fail("info", where_);
+  std::vector<VirtualLunInfo> list(16);
+  list.resize(static_cast<size_t>(lun->list(list.data(), 16, 0)));
+  CheckReport report;
+  if (lun->check(false, &report) < 0 || report.problems != report.repaired || report.extents_lost || report.extents_double) fail("check", where_);
+  lun->close();
+  const Step* is = nullptr;
+  // The newer first: where both look the same, content tells (a write under way may be there or not).
+  if (more && matches(steps_[acknowledged + 1].after, list)) is = &steps_[acknowledged + 1];
+  const bool old_too = matches(done.after, list);
+  if (!is && !old_too) fail("neither what was acknowledged nor what was being made", where_);
+  if (is && old_too && is->data_lun.empty()) is = nullptr;
+  Step as_acknowledged = done;
+  as_acknowledged.data_lun.clear();
+  if (data_too) judge_data(is ? *is : as_acknowledged, done.after);
+  lun = open(copy_.data(), Format::kNever, nullptr, undo_);
+  CheckReport again;
+  if (!lun || lun->check(false, &again) < 0 || again.problems) fail("not clean after recovery", where_);
+  lun->close();
+}
+
+void History::crash_at(size_t event, unsigned variant) {
+  std::vector<MediumEvent> undo, recovery;
+  undo_ = &undo;
+  recovery_ = nullptr;
+  size_t acknowledged = 0;
+  for (size_t i = 0; i < event; ++i) {
+    if (events_[i].kind == Kind::kMark) acknowledged = events_[i].mark;
+  }
+  where_ = "event " + std::to_string(event) + " of " + std::to_string(events_.size()) + ", variant " + std::to_string(variant) + ", after step " +
+           std::to_string(acknowledged) + ": ";
+  const bool lost = variant % 2 == 1;
+  for (size_t i = flushed_; i <= event; ++i) {
+    if (lost) {
+      if (below(2)) apply(events_[i], static_cast<unsigned>(below(3)), &undo);
+    } else {
+      apply(events_[i], i < event ? 0 : variant == 0 ? 1 : 2, &undo);
+    }
+  }
+  const bool twice = below(6) == 0;
+  if (twice) {
+    std::vector<MediumEvent> second;
+    recovery_ = &recovery;
+    undo_ = &second;
+    judge(acknowledged, false);
+    roll_back(&second);
+    recovery_ = nullptr;
+    undo_ = &undo;
+    if (!recovery.empty()) {
+      const size_t until = below(recovery.size());
+      for (size_t i = 0; i < until; ++i) apply(recovery[i], 0, &undo);
+      apply(recovery[until], 2, &undo);
+    }
+  }
+  judge(acknowledged, below(3) == 0);
+  roll_back(&undo);
+  for (MemoryDevice* raw : raws_) delete raw;
+  raws_.clear();
+}
+
+uint64_t History::crash_everywhere(unsigned variants) {
+  for (MemoryDevice* raw : raws_) delete raw;
+  raws_.clear();
+  for (size_t i = 0; i < events_.size(); ++i) {
+    const Kind kind = events_[i].kind;
+    if (kind == Kind::kWrite || kind == Kind::kDiscard) {
+      for (unsigned variant = 0; variant < variants; ++variant) crash_at(i, variant);
+    }
+    if (kind != Kind::kFlush) continue;
+    for (; flushed_ < i; ++flushed_) apply(events_[flushed_], 0, nullptr);
+  }
+  return images_;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  unsigned histories = 60, variants = 3;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string option = argv[i];
+    (option == "--histories" ? histories : variants) = static_cast<unsigned>(atoi(argv[i + 1]));
+  }
+  const char* given = getenv("LUNAR_SEED");
+  const uint64_t seed = given ? strtoull(given, nullptr, 0) : 1;
+  printf("seed %llu (LUNAR_SEED= replays)\n", static_cast<unsigned long long>(seed));
+  fflush(stdout);
+  uint64_t images = 0;
+  for (unsigned i = 0; i < histories; ++i) {
+    History history(seed * 1000003 + i);
+    history.make(14);
+    images += history.crash_everywhere(variants);
+    if (i % 100 == 99) {
+      printf("%u histories, %llu images\n", i + 1, static_cast<unsigned long long>(images));
+      fflush(stdout);
+    }
+  }
+  printf("%u histories, %llu crash images opened: whole\n", histories, static_cast<unsigned long long>(images));
+  return 0;
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Metadata that rotted, was mixed up or forged is never believed. Sound images of a physical LUN, some as a crash left them, are changed at
+// random and opened:
+//
+//   bits, runs of bytes, sectors and blocks swapped or copied, also from other moments of the same LUN's life
+//   fields of superblocks, headers, entries and the extent table, with every checksum made right again
+//   devices that shrank or grew
+//
+// Each is refused, with a line, or opens as exactly what was acknowledged (mended: byte for byte). Where whole slots of other moments
+// were put in, another acknowledged moment may result (image N + 1 in one slot is what a crash leaves); nobody could tell. Not tried for
+// the same reason: forging an image whose second copy is not sound, or both copies alike.
+//   lun_fuzz [--count N] [--first N]; LUNAR_SEED= replays; a failing image is number N of its seed.
+#include <signal.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/format.h"
+#include "lun/metadata_image.h"
+#include "lun/virtual_lun.h"
+#include "tests/support/lun_device.hpp"
+#include "tests/support/lun_file.hpp"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+using namespace lunar;
+using namespace lunar_test;
+
+namespace {
+
+constexpr uint64_t kBytes = 4 * kMiB, kSector = 512;
+
+struct Base {
+  std::vector<char> front, back;                     // what is in use of both ends
+  std::vector<std::pair<std::vector<char>, std::vector<char>>> accepted;   // ends that an opened one may have
+};
+
+uint64_t random_state;
+uint64_t below(uint64_t n) { return next_random(&random_state) % n; }
+
+Geometry geometry;
+uint64_t front_bytes, back_bytes;
+std::vector<char> medium(kBytes);
+std::vector<Base> bases;
+volatile uint64_t image_number;
+bool other_moments;   // what is of another moment was put in
+bool forged;
+
+[[noreturn]] void fail(const char* what) {
+  printf("FAILED: image %llu: %s\n", static_cast<unsigned long long>(image_number), what);
+  fflush(stdout);
+  abort();
+}
+
+void hung(int) {
+  char text[96];
+  const size_t length = format_to(text, sizeof text, "FAILED: image %lu or one of the 255 before it hangs\n", static_cast<unsigned long>(image_number));
+  (void)!write(1, text, length);
+  abort();
+}
+
+int open_medium(uint64_t bytes, Format format, PhysicalLun** out, ErrorText* why) {
+  alignas(MemoryDevice) static char place[sizeof(MemoryDevice)];
+  return PhysicalLun::open(new (place) MemoryDevice(medium.data(), bytes), format, out, why);
+}
+
+std::pair<std::vector<char>, std::vector<char>> ends() {
+  return {std::vector<char>(medium.begin(), medium.begin() + static_cast<long>(front_bytes)),
+          std::vector<char>(medium.end() - static_cast<long>(back_bytes), medium.end())};
+}
+
+void load(const std::pair<std::vector<char>, std::vector<char>>& from) {
+  memcpy(medium.data(), from.first.data(), front_bytes);
+  memcpy(medium.data() + kBytes - back_bytes, from.second.data(), back_bytes);
+}
+
+char* slot(unsigned i) { return medium.data() + geometry.slot_offset(i); }
+
+PhysicalLun* must_open() {
+  PhysicalLun* lun = nullptr;
+  ErrorText why;
+  if (open_medium(kBytes, Format::kIfBlank, &lun, &why) < 0) fail(why.text);
+  return lun;
+}
+
+void change(unsigned step) {
+  static const char* const names[] = {"a", "bb", "c.c", "database-1", "e_e"};
+  VirtualOptions options;
+  options.name = names[step % 5];
+  ErrorText why;
+  options.create = true;
+  options.size_bytes = below(9) * 48 * kKiB;
+  VirtualLun* lun = nullptr;
+  const int status = VirtualLun::open(must_open(), options, &lun, &why);
+  if (status == 0) {
+    lun->close();
+    return;
+  }
+  PhysicalLun* physical = must_open();
+  if (below(2) && physical->remove(options.name, &why) == 0) return physical->close();
+  options.create = false;
+  if (VirtualLun::open(physical, options, &lun, &why) < 0) fail(why.text);
+  if (lun->set_size(below(9) * 48 * kKiB, &why) < 0) fail(why.text);
+  lun->close();
+}
+
+// States of one life, at rest and in the middle of a change.
+void make_bases() {
+  must_open()->close();
+  if (superblock_geometry(*reinterpret_cast<const media::Superblock*>(medium.data()), kBytes, &geometry) < 0) fail("geometry");
+  front_bytes = geometry.front_offset + 2 * geometry.image_bytes;
+  back_bytes = kBytes - geometry.back_offset;
+  for (unsigned i = 0; i < 12; ++i) {
+    const auto before = ends();
+    change(i);
+    const auto after = ends();
+    bases.push_back({after.first, after.second, {after}});
+    if (i % 3 == 0) bases.push_back({after.first, before.second, {before, after}});   // the back is still to be written
+  }
+}
+
+uint64_t place() {   // somewhere in what is in use
+  const uint64_t at = below(front_bytes + back_bytes);
+  return at < front_bytes ? at : kBytes - back_bytes + (at - front_bytes);
+}
+
+uint64_t room_at(uint64_t at) { return at < front_bytes ? front_bytes - at : kBytes - at; }
+
+void seal_header(media::ImageHeader* header) { header->checksum = XXH3_64bits(header, offsetof(media::ImageHeader, checksum)); }
+
+uint64_t odd_value(uint64_t now) {
+  switch (below(8)) {
+    case 0: return 0;
+    case 1: return now + 1;
+    case 2: return now - 1;
+    case 3: return now + 2;
+    case 4: return now * 2;
+    case 5: return ~uint64_t{0};
+    case 6: return uint64_t{1} << below(64);
+    default: return next_random(&random_state);
+  }
+}
+
+template <class T>
+void put_odd(T* field) {
+  *field = static_cast<T>(odd_value(*field));
+}
+
+void forge_super() {
+  auto* super = reinterpret_cast<media::Superblock*>(medium.data() + (below(2) ? 0 : geometry.backup_offset()));
+  uint64_t* const fields[] = {&super->device_bytes, &super->extent_bytes, &super->extent_count, &super->image_bytes, &super->front_offset,
+                              &super->data_offset, &super->back_offset, &super->created_s};
+  switch (below(6)) {
+    case 0: put_odd(&super->version); break;
+    case 1: put_odd(&super->entry_count); break;
+    case 2: super->uuid[below(16)] ^= static_cast<uint8_t>(1 + below(255)); break;
+    case 3: super->data_offset += (below(9) - 4) * 64 * kKiB; break;
+    case 4: super->reserved[below(sizeof super->reserved)] = 1; break;
+    default: put_odd(fields[below(8)]);
+  }
+  super->checksum = XXH3_64bits(super, offsetof(media::Superblock, checksum));
+  if (below(3) == 0) memcpy(medium.data() + geometry.backup_offset(), super, sizeof *super);
+}
+
+// One copy of one image says something else, with right checksums.
+void forge_image() {
+  MetadataImage image{slot(static_cast<unsigned>(below(4))), &geometry};
+  media::LunEntry& entry = image.entries()[below(below(2) ? 6 : geometry.entry_count)];
+  media::ExtentOwner& one = image.extents()[below(geometry.extent_count)];
+  media::ExtentOwner& two = image.extents()[below(geometry.extent_count)];
+  media::ImageHeader& header = image.header();
+  switch (below(14)) {
+    case 0: put_odd(&entry.size_bytes); break;
+    case 1: put_odd(&entry.extents); break;
+    case 2: put_odd(&entry.flags); break;
+    case 3: entry.name[below(32)] = static_cast<char>(below(256)); break;
+    case 4: put_odd(&one.lun); break;
+    case 5: put_odd(&one.position); break;
+    case 6: std::swap(one, two); break;
+    case 7: one = two; break;
+    case 8: entry = image.entries()[below(6)]; break;
+    case 9: put_odd(&header.sequence); break;
+    case 10: put_odd(&header.body_bytes); break;
+    case 11: put_odd(&header.previous); break;
+    case 12: header.sequence += 2; break;
+    default: put_odd(&header.version); break;
+  }
+  header.body_checksum = XXH3_64bits(image.entries(), image.body_bytes());
+  seal_header(&header);
+}
+
+void mutate(bool may_forge) {
+  const uint64_t at = place(), other = place();
+  uint64_t choice = below(10);
+  if (choice == 9 && !may_forge) choice = 8;
+  other_moments |= choice == 5 || choice == 6;
+  forged |= choice == 9;
+  switch (choice) {
+    case 0:
+    case 1: medium[at] ^= static_cast<char>(1 << below(8)); break;
+    case 2: {
+      uint64_t length = 1 + below(700);
+      if (length > room_at(at)) length = room_at(at);
+      for (uint64_t i = 0; i < length; ++i) medium[at + i] = static_cast<char>(next_random(&random_state));
+      break;
+    }
+    case 3:
+    case 4: {   // sectors or blocks change places, or one is copied
+      const uint64_t unit = below(2) ? kSector : 4096, from = at / unit * unit, to = other / unit * unit;
+      std::vector<char> keep(medium.begin() + static_cast<long>(to), medium.begin() + static_cast<long>(to + unit));
+      memmove(medium.data() + to, medium.data() + from, unit);
+      if (below(2)) memcpy(medium.data() + from, keep.data(), unit);
+      break;
+    }
+    case 5: {   // a sector of another moment
+      const Base& source = bases[below(bases.size())];
+      const uint64_t from = at / kSector * kSector;
+      memcpy(medium.data() + from, from < front_bytes ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)), kSector);
+      break;
+    }
+    case 6: {   // a slot of another moment
+      const Base& source = bases[below(bases.size())];
+      const auto i = static_cast<unsigned>(below(4));
+      const uint64_t from = geometry.slot_offset(i);
+      memcpy(slot(i), i < 2 ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)), geometry.image_bytes);
+      break;
+    }
+    case 7: memset(medium.data() + at, 0, room_at(at) < 9000 ? room_at(at) : below(9000)); break;
+    case 8: forge_super(); break;
+    default: forge_image(); break;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  uint64_t count = 20000, first = 0;
+  for (int i = 1; i + 1 < argc; i += 2) (std::string(argv[i]) == "--count" ? count : first) = strtoull(argv[i + 1], nullptr, 0);
+  const char* given = getenv("LUNAR_SEED");
+  const uint64_t seed = given ? strtoull(given, nullptr, 0) : 1;
+  printf("seed %llu (LUNAR_SEED= replays)\n", static_cast<unsigned long long>(seed));
+  fflush(stdout);
+  random_state = seed;
+  make_bases();
+  signal(SIGALRM, hung);
+  signal(SIGPROF, hung);
+  uint64_t opened = 0, mended = 0;
+  std::map<int, uint64_t> refused;
+  for (uint64_t n = first; n < first + count; ++n) {
+    image_number = n;
+    random_state = seed * 0x2545f4914f6cdd1d + n;
+    if (n % 256 == 0) {   // by CPU time, as the machine may be busy; by the clock for what blocks
+      const itimerval cpu = {{0, 0}, {20, 0}};
+      setitimer(ITIMER_PROF, &cpu, nullptr);
+      alarm(300);
+    }
+    const Base& base = bases[below(bases.size())];
+    load({base.front, base.back});
+    other_moments = forged = false;
+    const uint64_t mutations = 1 + below(3);
+    for (uint64_t left = mutations; left; --left) {
+      const bool first_one = left == mutations;
+      mutate(first_one && base.accepted.size() == 1);
+      if (forged) break;
+    }
+    uint64_t bytes = kBytes;
+    if (below(50) == 0) bytes = below(2) ? kBytes - kSector * below(100) : kBytes - 4096 * below(900);
+    const Format format = below(8) == 0 ? Format::kRepair : below(3) == 0 ? Format::kIfBlank : Format::kNever;
+    PhysicalLun* lun = nullptr;
+    ErrorText why;
+    const int status = open_medium(bytes, format, &lun, &why);
+    if (status < 0) {
+      if (lun || !why.text[0] || strchr(why.text, '\n')) fail("refused without one line");
+      ++refused[status];
+      continue;
+    }
+    ++opened;
+    const auto now = ends();
+    bool right = false;
+    for (const auto& accepted : base.accepted) right |= now == accepted;
+    if (!right && other_moments) {
+      for (const Base& moment : bases) {
+        for (const auto& accepted : moment.accepted) right |= now == accepted;
+      }
+    }
+    if (!right) fail("opened as something that was not acknowledged");
+    PhysicalLunInfo info;
+    if (lun->info(&info) < 0) fail("info");
+    mended += info.repaired;
+    CheckReport report;
+    if (lun->check(false, &report) < 0 || report.problems != report.repaired) fail("check");
+    lun->close();
+  }
+  printf("%llu images: %llu opened as they were (%llu mended)", static_cast<unsigned long long>(count), static_cast<unsigned long long>(opened),
+         static_cast<unsigned long long>(mended));
+  for (const auto& [status, times] : refused) printf(", %llu %s", static_cast<unsigned long long>(times), errno_name(status));
+  printf("\n");
+  return 0;
+}

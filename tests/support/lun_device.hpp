@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// MemoryDevice: a raw Device over memory that outlives it, so that one medium can be opened again and again; it may record what
+// is written, refuse to discard, fail. For the tests of lun/.
+// Threading: transfer from any thread while nothing records.
+#pragma once
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "superpipe/device.h"
+#include "superpipe/sim_device.h"
+
+namespace lunar_test {
+
+struct MediumEvent {
+  enum class Kind : uint8_t { kWrite, kDiscard, kFlush, kMark } kind;
+  uint64_t offset = 0, length = 0;
+  std::vector<char> bytes;     // of a write
+  unsigned mark = 0;           // kMark: what the test noted
+};
+
+struct MemoryShape {
+  bool discard = true;
+  uint64_t transfer_bytes_max = 16u << 20;
+  const char* name = "memory:";
+};
+
+class MemoryDevice final : public lunar::Device {
+ public:
+  using Shape = MemoryShape;
+  MemoryDevice(char* memory, uint64_t bytes, Shape shape = {}) : memory_(memory), bytes_(bytes), shape_(shape) {}
+  std::vector<MediumEvent>* record = nullptr;
+  std::vector<MediumEvent>* undo = nullptr;   // what was there before each write and discard
+  int64_t fail_after = -1;     // so many writes and flushes succeed, then they end with -EIO
+  bool closed = false;
+
+  int attach(const lunar::ContextOptions&, lunar::Context**) override { return -EOPNOTSUPP; }
+  void detach(lunar::Context*) override {}
+  int reserve(lunar::DeviceOffset offset, uint64_t length) override {
+    return offset.value > bytes_ || length > bytes_ - offset.value ? -ENOSPC : 0;
+  }
+  void release(lunar::DeviceOffset offset, uint64_t length) override {
+    lunar::Command command;
+    command.op = lunar::Op::kDiscard;
+    command.offset = offset;
+    command.length = length;
+    (void)transfer(command);
+  }
+  uint64_t size_bytes() const override { return bytes_; }
+  bool growable() const override { return false; }
+  int64_t transfer(const lunar::Command& command) override;
+  uint32_t io_align() const override { return 512; }
+  lunar::Capabilities capabilities() const override {
+    lunar::Capabilities out;
+    out.discard = shape_.discard;
+    out.transfer_bytes_max = shape_.transfer_bytes_max;
+    return out;
+  }
+  const char* name() const override { return shape_.name; }
+  const char* kind() const override { return "memory"; }
+  unsigned fd_count() const override { return 0; }
+  int fd(unsigned) const override { return -1; }
+  void reopen(unsigned, int) override {}
+  void close() override { closed = true; }
+
+ private:
+  char* memory_;
+  uint64_t bytes_;
+  Shape shape_;
+};
+
+inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
+  const uint64_t at = command.offset.value;
+  uint64_t length = command.length;
+  if (command.op == lunar::Op::kRead || command.op == lunar::Op::kWrite) {
+    length = 0;
+    for (uint32_t i = 0; i < command.iov_count; ++i) length += command.iov[i].iov_len;
+    if (length > shape_.transfer_bytes_max) return -EINVAL;
+  }
+  if (command.op != lunar::Op::kFlush && (at % 512 || length % 512 || at > bytes_ || length > bytes_ - at)) return -EINVAL;
+  if (command.op == lunar::Op::kDiscard && !shape_.discard) return -EOPNOTSUPP;
+  if (command.op != lunar::Op::kRead && fail_after >= 0 && fail_after-- == 0) {
+    fail_after = 0;
+    return -EIO;
+  }
+  uint64_t place = at;
+  if (undo && (command.op == lunar::Op::kWrite || command.op == lunar::Op::kDiscard))
+    undo->push_back({MediumEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0});
+  switch (command.op) {
+    case lunar::Op::kRead:
+      for (uint32_t i = 0; i < command.iov_count; place += command.iov[i++].iov_len)
+        memcpy(command.iov[i].iov_base, memory_ + place, command.iov[i].iov_len);
+      return static_cast<int64_t>(length);
+    case lunar::Op::kWrite:
+      for (uint32_t i = 0; i < command.iov_count; place += command.iov[i++].iov_len)
+        memcpy(memory_ + place, command.iov[i].iov_base, command.iov[i].iov_len);
+      if (record) record->push_back({MediumEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0});
+      return static_cast<int64_t>(length);
+    case lunar::Op::kDiscard:
+      memset(memory_ + at, 0, length);
+      if (record) record->push_back({MediumEvent::Kind::kDiscard, at, length, {}, 0});
+      return 0;
+    case lunar::Op::kFlush:
+      if (record) record->push_back({MediumEvent::Kind::kFlush, 0, 0, {}, 0});
+      return 0;
+  }
+  return -EINVAL;
+}
+
+}  // namespace lunar_test

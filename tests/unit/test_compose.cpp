@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Physical and virtual LUNs over stripes, mirrors and paths.
+#include <errno.h>
+
+#include "composite.hpp"
+#include "lun/mirror_device.h"
+
+using namespace lunar;
+using namespace composite;
+
+TEST_CASE("compose: virtual LUNs lie on a stripe, a mirror and paths as on any device, and are there again") {
+  const auto name = [] { return named("16m", fresh()); };
+  const std::string twice = name();
+  for (const std::string& uri : {"stripe:" + name() + ";" + name(), "mirror:" + name() + ";" + name(), "paths:" + twice + ";" + twice + ",seed=2",
+                                 "mirror:(stripe:" + name() + ";" + name() + ");(stripe:" + name() + ";" + name() + ")"}) {
+    INFO(uri);
+    ErrorText why;
+    std::vector<char> page(kPage, 'v');
+    for (int round = 0; round < 2; ++round) {
+      PhysicalLun* physical = nullptr;
+      const int opened = physical_open(uri.c_str(), round ? Format::kNever : Format::kIfBlank, &physical, &why);
+      INFO(why.text);
+      REQUIRE(opened == 0);
+      VirtualOptions options;
+      options.name = "one";
+      options.create = round == 0;
+      options.size_bytes = 2 * kMiB;
+      VirtualLun* lun = nullptr;
+      REQUIRE(VirtualLun::open(physical, options, &lun, &why) == 0);
+      const iovec part = {page.data(), kPage};
+      Command command;
+      command.op = round ? Op::kRead : Op::kWrite;
+      command.offset = DeviceOffset{kMiB};
+      command.iov = &part;
+      command.iov_count = 1;
+      if (round) page.assign(kPage, 0);
+      CHECK(lun->transfer(command) == kPage);
+      CHECK(page[17] == 'v');
+      if (round) {
+        Exerciser exerciser(lun, 0, 2 * kMiB, seed());
+        exerciser.clear();
+        exerciser.run(200, 40);
+        CHECK(exerciser.errors == 0);
+        CHECK(exerciser.wrong == 0);
+        CHECK(exerciser.verify());
+      }
+      device_close(lun);
+    }
+  }
+}
+
+TEST_CASE("compose: physical_open refuses a #NAME, and what is there already is not formatted") {
+  ErrorText why;
+  PhysicalLun* physical = nullptr;
+  CHECK(physical_open("sim:16m#one", Format::kIfBlank, &physical, &why) == -EINVAL);
+  CHECK(std::string(why.text).find("#NAME") != std::string::npos);
+  const std::string a = named("16m", fresh()), b = named("16m", fresh());
+  CHECK(physical_open(("stripe:" + a + ";" + b).c_str(), Format::kNever, &physical, &why) == -ENODEV);
+  device_close(open("stripe:" + a + ";" + b));
+  CHECK(physical_open(a.c_str(), Format::kIfBlank, &physical, &why) < 0);   // a member is nobody else's
+  CHECK(physical == nullptr);
+}

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+// Devices by URI: settings, capabilities as the host has them, refusals in one line; contexts shared by threads, polled ones,
+// vectors in the window, batches.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "superpipe/device.h"
+#include "superpipe/uring_context.h"
+#include "sys/file.h"
+#include "sys/thread.h"
+#include "tests/catch.hpp"
+
+using namespace lunar;
+
+namespace {
+
+constexpr size_t kPage = 4096;
+
+struct Directory {
+  std::string path;
+  Directory() {
+    const char* given = getenv("LUNAR_TEST_DIR");
+    path = std::string(given ? given : "/var/tmp") + "/lunar-test-XXXXXX";
+    REQUIRE(mkdtemp(path.data()) != nullptr);
+  }
+  ~Directory() { (void)!system(("rm -rf " + path).c_str()); }
+  std::string disk(const char* name, size_t bytes) const {
+    const std::string full = path + "/" + name;
+    const int fd = open(full.c_str(), O_RDWR | O_CREAT, 0600);
+    REQUIRE(fd >= 0);
+    REQUIRE(posix_fallocate(fd, 0, static_cast<off_t>(bytes)) == 0);
+    close(fd);
+    return full;
+  }
+};
+
+struct Pages {
+  char* base;
+  size_t bytes;
+  explicit Pages(size_t count) : bytes(count * kPage) {
+    base = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  }
+  ~Pages() { munmap(base, bytes); }
+  char* page(size_t n) const { return base + n * kPage; }
+};
+
+DeviceOptions raw(bool read_only = false) {
+  DeviceOptions options;
+  options.scratch = false;
+  options.read_only = read_only;
+  return options;
+}
+
+std::string refused(const std::string& uri, const DeviceOptions& options, int expected = 0) {
+  Device* device = nullptr;
+  ErrorText why;
+  const int status = device_open(uri.c_str(), options, &device, &why);
+  INFO(uri << ": " << why.text);
+  CHECK(status < 0);
+  if (expected) CHECK(status == expected);
+  CHECK(device == nullptr);
+  const std::string text = why.text;
+  CHECK(text.find('\n') == std::string::npos);
+  return text;
+}
+
+bool has(const std::string& text, const char* part) {
+  INFO(text);
+  return text.find(part) != std::string::npos;
+}
+
+Device* opened(const std::string& uri, const DeviceOptions& options = raw()) {
+  Device* device = nullptr;
+  ErrorText why;
+  const int status = device_open(uri.c_str(), options, &device, &why);
+  INFO(why.text);
+  REQUIRE(status == 0);
+  return device;
+}
+
+Command command_of(Op op, uint64_t page, const iovec* parts, uint32_t count, uint64_t tag) {
+  Command command;
+  command.op = op;
+  command.offset = DeviceOffset{page * kPage};
+  command.iov = parts;
+  command.iov_count = count;
+  command.tag = tag;
+  return command;
+}
+
+int64_t one(Context* context, const Command& command) {
+  if (context->submit(&command, 1) != 1) return -1000;
+  Response response;
+  if (context->wait(&response, 1, -1) != 1) return -1001;
+  return response.tag == command.tag ? response.result : -1002;
+}
+
+void round_trip(Device* device, const ContextOptions& options = {}) {
+  Context* context = nullptr;
+  REQUIRE(device->attach(options, &context) == 0);
+  Pages pages(2);
+  memset(pages.page(0), 'r', kPage);
+  const iovec out = {pages.page(0), kPage}, in = {pages.page(1), kPage};
+  CHECK(one(context, command_of(Op::kWrite, 3, &out, 1, 1)) == kPage);
+  CHECK(one(context, command_of(Op::kFlush, 0, nullptr, 0, 2)) == 0);
+  CHECK(one(context, command_of(Op::kRead, 3, &in, 1, 3)) == kPage);
+  CHECK(memcmp(pages.page(0), pages.page(1), kPage) == 0);
+  device->detach(context);
+}
+
+// Threads that share one context: the lock around submit and reap, await outside. Each writes pages of its own and reads them
+// back; a response may be reaped by another thread.
+void share(Device* device, unsigned batch) {
+  constexpr unsigned kThreads = 6, kRounds = 150;
+  ContextOptions options;
+  options.shared = true;
+  options.batch = batch;
+  options.depth = 8;
+  Context* context = nullptr;
+  std::thread([&] { REQUIRE(device->attach(options, &context) == 0); }).join();   // by a thread that is gone when it is used
+  std::mutex mutex;
+  std::atomic<int64_t> done[kThreads] = {};
+  std::atomic<unsigned> wrong{0};
+  std::vector<std::thread> threads;
+  const uint64_t deadline = sys::now_ns() + 30'000'000'000;
+  for (unsigned t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      Pages pages(2);
+      for (unsigned round = 0; round < kRounds; ++round) {
+        for (Op op : {Op::kWrite, Op::kRead}) {
+          char* page = pages.page(op == Op::kRead);
+          if (op == Op::kWrite) memset(page, static_cast<int>(t * 31 + round), kPage);
+          const iovec part = {page, kPage};
+          const Command command = command_of(op, t * 7 + round % 7, &part, 1, t);
+          done[t] = -2000;
+          bool submitted = false;
+          while (!submitted || done[t] == -2000) {
+            if (sys::now_ns() > deadline) {
+              ++wrong;
+              return;
+            }
+            {
+              const std::lock_guard<std::mutex> lock(mutex);
+              if (!submitted) submitted = context->submit(&command, 1) == 1;
+              Response responses[8];
+              const int n = context->reap(responses, 8);
+              for (int i = 0; i < n; ++i) done[responses[i].tag] = responses[i].result;
+            }
+            if (done[t] == -2000) (void)context->await(2'000'000);
+          }
+          wrong += done[t] != static_cast<int64_t>(kPage);
+        }
+        wrong += memcmp(pages.page(0), pages.page(1), kPage) != 0;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(context->in_flight() == 0);
+  device->detach(context);
+}
+
+}  // namespace
+
+TEST_CASE("device uri: an unknown scheme names the known ones, bad settings name theirs") {
+  Directory directory;
+  const std::string disk = directory.disk("disk", kMiB);
+  CHECK(has(refused("floppy:/dev/fd0", raw(), -EINVAL), "known: file, nvme, pmem, capi, sim"));
+  CHECK(has(refused("file:" + disk + ",speed=on", raw(), -EINVAL), "known: iopoll, sqpoll"));
+  CHECK(has(refused("file:" + disk + ",iopoll=perhaps", raw(), -EINVAL), "auto, on or off"));
+  CHECK(has(refused("file:" + disk + "x", raw(), -ENOENT), "no such file"));
+  CHECK(has(refused(disk + ",sqpoll=on", raw(), -ENOENT), "no such file"));   // a bare path has no settings
+  CHECK(has(refused("file:" + std::string(5000, 'x'), raw(), -ENAMETOOLONG), "too long"));
+}
+
+TEST_CASE("device uri: capi without hardware says what is missing") {
+  CHECK(has(refused("capi:/dev/sg99", raw(), -ENODEV), "IBM's libcflsh_block"));
+  CHECK(has(refused("capi:/dev/sg99,lib=block.so", raw(), -ENODEV), "absolute path"));
+}
+
+TEST_CASE("device uri: a file whose name looks like a setting is opened by its name") {
+  Directory directory;
+  const std::string odd = directory.disk("disk,iopoll=on", kMiB);
+  Device* device = opened("file:" + odd);
+  CHECK(device->size_bytes() == kMiB);
+  round_trip(device);
+  device_close(device);
+  device = opened(odd);
+  device_close(device);
+}
+
+TEST_CASE("device uri: auto settings never fail, and what they choose works") {
+  Directory directory;
+  const std::string disk = directory.disk("disk", kMiB);
+  for (const char* settings : {",iopoll=auto,sqpoll=auto", ",iopoll=off,sqpoll=off", ",sqpoll=auto", ""}) {
+    INFO(settings);
+    Device* device = opened("file:" + disk + settings);
+    round_trip(device);
+    device_close(device);
+  }
+}
+
+TEST_CASE("file capabilities are those of the host, and iopoll=on and sqpoll=on hold or say why not") {
+  Directory directory;
+  const std::string disk = directory.disk("disk", kMiB);
+  Device* device = opened(disk);
+  const Capabilities can = device->capabilities();
+  CHECK(can.persistent);
+  CHECK(can.discard);   // ext4, xfs, btrfs, tmpfs
+  struct stat status;
+  REQUIRE(stat(disk.c_str(), &status) == 0);
+  CHECK(status.st_size == kMiB);
+  CHECK(static_cast<uint64_t>(status.st_blocks) * 512 >= kMiB);   // the probe made no hole
+  device_close(device);
+  for (const char* name : {"sqpoll", "iopoll"}) {
+    const bool offered = strcmp(name, "sqpoll") == 0 ? can.sqpoll : can.iopoll;
+    const std::string uri = "file:" + disk + "," + name + "=on";
+    if (offered) {
+      device = opened(uri);
+      round_trip(device);
+      device_close(device);
+    } else {
+      CHECK(has(refused(uri, raw()), (std::string(name) + "=on").c_str()));
+    }
+  }
+  device = opened(disk, raw(true));
+  CHECK_FALSE(device->capabilities().discard);   // read-only
+  Pages pages(1);
+  const iovec part = {pages.base, kPage};
+  CHECK(device->transfer(command_of(Op::kRead, 0, &part, 1, 0)) == kPage);
+  CHECK(device->transfer(command_of(Op::kWrite, 0, &part, 1, 0)) == -EBADF);
+  device_close(device);
+}
+
+TEST_CASE("a read-only block device is refused by that name, and can be read") {
+  if (geteuid() != 0) LUNAR_SKIP("root", "loop devices need root");
+  Directory directory;
+  const std::string disk = directory.disk("disk", 4 * kMiB), told = directory.path + "/name";
+  std::string loop;
+  if (system(("losetup -r -f --show " + disk + " >" + told + " 2>/dev/null").c_str()) == 0) std::ifstream(told) >> loop;
+  if (loop.empty()) LUNAR_SKIP("loop", "no loop device to be had");
+  CHECK(has(refused(loop, raw(), -EROFS), "read-only"));
+  CHECK(has(refused(loop, {}, -EROFS), "read-only"));
+  Device* device = opened(loop, raw(true));
+  CHECK_FALSE(device->capabilities().discard);
+  device_close(device);
+  CHECK(system(("losetup -d " + loop).c_str()) == 0);
+}
+
+TEST_CASE("shared contexts: threads submit and reap in turn and sleep in await") {
+  Directory directory;
+  const std::string disk = directory.disk("disk", kMiB);
+  for (const std::string& uri : {disk, "file:" + disk + ",sqpoll=auto", std::string("sim:1m,latency_us=30")}) {
+    for (unsigned batch : {1u, 4u}) {
+      INFO(uri << " batch " << batch);
+      Device* device = opened(uri);
+      share(device, batch);
+      device_close(device);
+    }
+  }
+}
+
+TEST_CASE("uring contexts: batches bring every response, also with few in flight and with a watch") {
+  if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
+  Directory directory;
+  Device* device = opened(directory.disk("disk", kMiB));
+  ContextOptions options;
+  options.batch = 32;
+  round_trip(device, options);
+  Context* context = nullptr;
+  REQUIRE(device->attach(options, &context) == 0);
+  Pages pages(128);
+  iovec parts[128];
+  Command commands[128];
+  for (unsigned i = 0; i < 128; ++i) {
+    parts[i] = {pages.page(i), kPage};
+    commands[i] = command_of(Op::kRead, i, &parts[i], 1, i);
+  }
+  for (int round = 0; round < 20; ++round) {
+    REQUIRE(context->submit(commands, 128) == 128);
+    unsigned got = 0;
+    while (got < 128) {
+      Response responses[64];
+      const int n = context->wait(responses, 64, round % 2 ? -1 : 50'000);
+      REQUIRE(n >= 0);
+      for (int i = 0; i < n; ++i) CHECK(responses[i].result == kPage);
+      got += static_cast<unsigned>(n);
+    }
+  }
+  int ends[2];
+  REQUIRE(pipe2(ends, O_NONBLOCK) == 0);
+  REQUIRE(context->watch(ends[0], 500) == 0);
+  REQUIRE(context->submit(commands, 128) == 128);
+  REQUIRE(write(ends[1], "x", 1) == 1);
+  bool seen = false;
+  for (unsigned got = 0; got < 129;) {
+    Response responses[64];
+    const int n = context->wait(responses, 64, -1);
+    REQUIRE(n > 0);
+    for (int i = 0; i < n; ++i) seen |= responses[i].tag == 500;
+    got += static_cast<unsigned>(n);
+  }
+  CHECK(seen);
+  close(ends[0]);
+  close(ends[1]);
+  device->detach(context);
+  device_close(device);
+}
+
+TEST_CASE("rings: a vector in a registered buffer is taken where the kernel says so, one outside is refused") {
+  sys::Uring ring;
+  if (ring.init({}) < 0) LUNAR_SKIP("io_uring", "refused on this host");
+  if (!ring.fixed_vectors()) {   // before Linux 6.15
+    ring.destroy();
+    return;
+  }
+  Directory directory;
+  const int fd = sys::open_file(directory.disk("disk", kMiB).c_str(), O_RDWR | O_DIRECT);
+  REQUIRE(fd >= 0);
+  Pages window(8), other(1);
+  const iovec whole = {window.base, window.bytes};
+  REQUIRE(ring.register_buffers(&whole, 1) == 0);
+  const iovec good[] = {{window.page(5), kPage}, {window.page(1), kPage}}, bad[] = {{window.page(5), kPage}, {other.base, kPage}};
+  memset(window.page(5), 'x', kPage);
+  memset(window.page(1), 'y', kPage);
+  const auto run = [&](bool read, const iovec* parts) {
+    CHECK((read ? ring.queue_readv(fd, false, parts, 2, 0, 0, 7) : ring.queue_writev(fd, false, parts, 2, 0, 0, 7)));
+    CHECK(ring.submit_and_wait(5'000'000'000) == 0);
+    sys::Cqe done;
+    return ring.reap(&done, 1, true) == 1 ? done.result : -1000;
+  };
+  CHECK(run(false, good) == 2 * kPage);
+  memset(window.base, 0, window.bytes);
+  CHECK(run(true, good) == 2 * kPage);
+  CHECK(*window.page(5) == 'x');
+  CHECK(*window.page(1) == 'y');
+  CHECK(run(true, bad) == -EFAULT);
+  ring.destroy();
+  sys::close_file(fd);
+}
+
+TEST_CASE("polled contexts: flush, discard and watches go by the plain ring; a watch ends the polling") {
+  if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
+  Directory directory;
+  const int fd = sys::open_file(directory.disk("disk", kMiB).c_str(), O_RDWR | O_DIRECT);
+  REQUIRE(fd >= 0);
+  Pages pages(2);
+  const int polls = sys::uring_probe_iopoll(fd, pages.base, kPage, 50'000'000);
+  OwnedContext* context = nullptr;
+  ContextOptions options;
+  options.buffer = pages.base;
+  options.buffer_bytes = pages.bytes;
+  REQUIRE(UringContext::create(fd, 0, options, &context, true) == 0);
+  auto* ring = static_cast<UringContext*>(context);
+  CHECK(ring->polls());
+  Command discard = command_of(Op::kDiscard, 1, nullptr, 0, 1);
+  discard.length = kPage;
+  CHECK(one(context, discard) == 0);
+  CHECK(one(context, command_of(Op::kFlush, 0, nullptr, 0, 2)) == 0);
+  const iovec part = {pages.base, kPage};
+  // What the kernel may split goes by the plain ring, also where polling does not work.
+  const iovec two[] = {{pages.page(1), kPage}, {pages.page(0), kPage}};
+  CHECK(one(context, command_of(Op::kRead, 0, two, 2, 6)) == 2 * kPage);
+  Pages large(32);
+  const iovec whole = {large.base, large.bytes};
+  CHECK(one(context, command_of(Op::kRead, 0, &whole, 1, 7)) == static_cast<int64_t>(large.bytes));
+  // Never sent where it would not come back.
+  if (polls != -ETIME) CHECK(one(context, command_of(Op::kRead, 0, &part, 1, 3)) == (polls == 0 ? int64_t{kPage} : polls));
+  int ends[2];
+  REQUIRE(pipe2(ends, O_NONBLOCK) == 0);
+  REQUIRE(context->watch(ends[0], 9) == 0);
+  CHECK_FALSE(ring->polls());
+  CHECK(one(context, command_of(Op::kRead, 0, &part, 1, 4)) == kPage);
+  REQUIRE(write(ends[1], "x", 1) == 1);
+  Response response;
+  CHECK(context->wait(&response, 1, -1) == 1);
+  CHECK(response.tag == 9);
+  context->release();
+  options.shared = true;   // await must be able to sleep
+  REQUIRE(UringContext::create(fd, 0, options, &context, true) == 0);
+  CHECK_FALSE(static_cast<UringContext*>(context)->polls());
+  context->release();
+  close(ends[0]);
+  close(ends[1]);
+  sys::close_file(fd);
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// Virtual LUNs: life and death, and size.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sys/thread.h"
+#include "tests/support/lun_device.hpp"
+#include "tests/support/virtual_lun.hpp"
+
+using namespace lunar;
+using namespace lunar_test;
+
+TEST_CASE("virtual: a named LUN keeps its content and its size") {
+  LunFile file(kBytes);
+  VirtualLun* lun = must(file.path, named("db", 300 * kKiB));
+  CHECK(lun->size_bytes() == 300 * kKiB);
+  CHECK(lun->used_bytes() == 300 * kKiB);
+  CHECK_FALSE(lun->growable());
+  CHECK(std::string(lun->kind()) == "virtual");
+  CHECK(std::string(lun->info().name) == "db");
+  CHECK(lun->reserve(DeviceOffset{0}, 300 * kKiB) == 0);
+  CHECK(lun->reserve(DeviceOffset{0}, 301 * kKiB) == -ENOSPC);
+  CHECK(zeros(lun, 0, 300 * kKiB));
+  Buffer buffer(300 * kKiB);
+  memset(buffer.at, 0x5a, buffer.bytes);
+  CHECK(io(lun, Op::kWrite, 0, buffer.at, buffer.bytes) == 300 * 1024);
+  CHECK(io(lun, Op::kWrite, 4096, buffer.at, buffer.bytes) == -EINVAL);
+  CHECK(io(lun, Op::kRead, 300 * kKiB, buffer.at, 4096) == -EINVAL);
+  CHECK(io(lun, Op::kRead, UINT64_MAX - 4095, buffer.at, 4096) == -EINVAL);
+  CHECK(refused(file.path, named("db", 0), "exists") == -EEXIST);
+  lun->close();
+  lun = must(file.path, named("db", 0, false));
+  memset(buffer.at, 0, buffer.bytes);
+  CHECK(io(lun, Op::kRead, 0, buffer.at, buffer.bytes) == 300 * 1024);
+  CHECK(std::string(buffer.at, buffer.bytes) == std::string(buffer.bytes, 0x5a));
+  lun->close();
+  CHECK(refused(file.path, named("nobody", 0, false), "lunar lun list") == -ENOENT);
+  CHECK(refused(file.path, named("a/b"), "no name") == -EINVAL);
+  CHECK(refused(file.path, named("big", kTiB), "remain") == -ENOSPC);
+  CHECK(refused(file.path, named("big", UINT64_MAX), "more than") == -ENOSPC);
+}
+
+TEST_CASE("virtual: exclusive and shared owners keep each other out") {
+  LunFile file(kBytes);
+  must(file.path, named("x", kExtent))->close();
+  VirtualOptions shared = named("x", 0, false), alone = shared;
+  shared.exclusive = false;
+  VirtualLun* one = must(file.path, shared);
+  VirtualLun* two = must(file.path, shared);
+  CHECK(refused(file.path, alone, "in use") == -EBUSY);
+  ErrorText why;
+  CHECK(two->set_size(3 * kExtent, &why) == 0);
+  CHECK(one->used_bytes() == kExtent);
+  CHECK(one->refresh() == 0);
+  CHECK(one->used_bytes() == 3 * kExtent);
+  CHECK(one->set_size(0, &why) == -EBUSY);
+  CHECK(one->physical().remove("x", &why) == -EBUSY);
+  two->close();
+  CHECK(one->physical().remove("x", &why) == -EBUSY);
+  CHECK(one->set_size(kExtent, &why) == 0);
+  one->close();
+  one = must(file.path, alone);
+  CHECK(refused(file.path, shared, "exclusively") == -EBUSY);
+  one->close();
+}
+
+TEST_CASE("virtual: a scratch LUN grows as it is asked to and goes with its owner") {
+  LunFile file(kBytes);
+  VirtualLun* lun = must(file.path, {});
+  CHECK(lun->growable());
+  const uint64_t most = lun->size_bytes();
+  CHECK(most > 14 * kMiB);
+  CHECK(lun->used_bytes() == 0);
+  CHECK(lun->reserve(DeviceOffset{0}, kMiB) == 0);
+  CHECK(lun->used_bytes() >= kMiB);
+  CHECK(lun->reserve(DeviceOffset{kMiB}, kMiB) == 0);
+  Buffer buffer(kMiB);
+  CHECK(io(lun, Op::kWrite, kMiB, buffer.at, buffer.bytes) == 1024 * 1024);
+  CHECK(lun->reserve(DeviceOffset{0}, most) == 0);
+  CHECK(lun->reserve(DeviceOffset{0}, most + 1) == -ENOSPC);
+  CHECK(lun->size_bytes() == most);
+  PhysicalLun* watcher = nullptr;
+  ErrorText why;
+  REQUIRE(open_physical(file.path.c_str(), Format::kNever, &watcher, &why) == 0);
+  PhysicalLunInfo info;
+  CHECK(watcher->info(&info) == 0);
+  CHECK(info.free_bytes == 0);
+  VirtualLunInfo list[4];
+  CHECK(watcher->list(list, 4, 0) == 1);
+  CHECK(list[0].in_use);
+  CHECK(list[0].name[0] == 0);
+  lun->release(DeviceOffset{2 * kMiB}, most - 2 * kMiB);
+  CHECK(lun->used_bytes() == 2 * kMiB);
+  lun->close();
+  CHECK(watcher->list(list, 4, 0) == 0);
+  CHECK(watcher->info(&info) == 0);
+  CHECK(info.free_bytes == info.usable_bytes);
+  watcher->close();
+}
+
+TEST_CASE("virtual: a small reserve after a large one is had without a change") {
+  LunFile file(64 * kMiB);
+  VirtualLun* lun = must(file.path, {});
+  PhysicalLunInfo before, after;
+  CHECK(lun->reserve(DeviceOffset{0}, 32 * kMiB) == 0);
+  CHECK(lun->physical().info(&before) == 0);
+  for (unsigned i = 0; i < 4; ++i) CHECK(lun->reserve(DeviceOffset{(32 + i / 2) * kMiB}, kMiB / 2) == 0);
+  CHECK(lun->physical().info(&after) == 0);
+  CHECK(after.sequence - before.sequence == 1);
+  lun->close();
+}
+
+TEST_CASE("virtual: what a former owner wrote is never read through a zeroed LUN") {
+  for (bool discard : {true, false}) {
+    const uint64_t bytes = 80 * kMiB;   // without discard more than what is written at once: extents are set aside
+    std::vector<char> medium(bytes);
+    const auto open = [&](const VirtualOptions& options) {
+      ErrorText why;
+      PhysicalLun* physical = nullptr;
+      REQUIRE(PhysicalLun::open(new MemoryDevice(medium.data(), bytes, {discard, 128 * kKiB, "m"}), Format::kIfBlank, &physical, &why) == 0);
+      VirtualLun* lun = nullptr;
+      const int status = VirtualLun::open(physical, options, &lun, &why);
+      INFO(why.text);
+      REQUIRE(status == 0);
+      return lun;
+    };
+    VirtualLun* lun = open({});
+    PhysicalLunInfo info;
+    REQUIRE(lun->physical().info(&info) == 0);
+    lun->close();
+    memset(medium.data() + 2 * kMiB, 0x77, bytes - 4 * kMiB);
+    lun = open(named("all", info.usable_bytes));
+    CHECK(zeros(lun, 0, info.usable_bytes));
+    // Growing again over what it had itself, in the middle of an extent.
+    ErrorText why;
+    Buffer buffer(128 * kKiB);
+    memset(buffer.at, 1, buffer.bytes);
+    REQUIRE(lun->set_size(20 * kKiB, &why) == 0);
+    REQUIRE(lun->set_size(8 * kMiB, &why) == 0);
+    for (unsigned i = 0; i < 64; ++i) REQUIRE(io(lun, Op::kWrite, i * buffer.bytes, buffer.at, buffer.bytes) > 0);
+    REQUIRE(lun->set_size(20 * kKiB, &why) == 0);
+    REQUIRE(lun->set_size(24 * kKiB, &why) == 0);
+    CHECK(zeros(lun, 20 * kKiB, 4096));
+    REQUIRE(lun->set_size(60 * kMiB, &why) == 0);
+    CHECK(zeros(lun, 20 * kKiB, 60 * kMiB - 20 * kKiB));
+    CHECK_FALSE(zeros(lun, 16 * kKiB, 4096));
+    CHECK(lun->physical().info(&info) == 0);
+    CHECK(info.luns == 1);
+    CheckReport report;
+    CHECK(lun->physical().check(false, &report) == 0);
+    CHECK(report.problems == 0);
+    lun->close();
+  }
+}
+
+TEST_CASE("virtual: sizes are atomic, and running out changes nothing") {
+  LunFile file(kBytes);
+  VirtualLun* lun = must(file.path, named("x"));
+  ErrorText why;
+  const uint64_t room = lun->remaining_bytes();
+  CHECK(lun->set_size(room + 4096, &why) == -ENOSPC);
+  CHECK(strstr(why.text, "remain"));
+  CHECK(lun->used_bytes() == 0);
+  CHECK(lun->set_size(5000, &why) == 0);
+  CHECK(lun->used_bytes() == 8192);
+  CHECK(lun->remaining_bytes() == room - 8192);
+  CHECK(lun->set_size(room, &why) == 0);
+  CHECK(lun->remaining_bytes() == 0);
+  CHECK(refused(file.path, named("y", 4096), "remain") == -ENOSPC);
+  CHECK(lun->set_size(0, &why) == 0);
+  CHECK(lun->remaining_bytes() == room);
+  lun->close();
+}
+
+TEST_CASE("virtual: a scratch LUN lives as long as any forked owner") {
+  LunFile file(kBytes);
+  int ready[2], go[2];
+  REQUIRE(pipe(ready) == 0);
+  REQUIRE(pipe(go) == 0);
+  const pid_t owner = fork();
+  REQUIRE(owner >= 0);
+  if (owner == 0) {   // makes the LUN, forks a daemon twice, is killed
+    VirtualLun* lun = nullptr;
+    ErrorText why;
+    if (open_virtual(file.path.c_str(), {}, &lun, &why) < 0 || lun->reserve(DeviceOffset{0}, kMiB) < 0) _exit(1);
+    static char stamp[4096] __attribute__((aligned(4096)));
+    memset(stamp, 0x42, sizeof stamp);
+    if (io(lun, Op::kWrite, 0, stamp, 4096) != 4096) _exit(1);
+    if (fork() == 0) {
+      if (fork() == 0) {
+        close(ready[0]);
+        close(go[1]);
+        char byte = 'd';
+        if (write(ready[1], &byte, 1) != 1) _exit(1);
+        if (read(go[0], &byte, 1) != 1) _exit(1);
+        // Goes on with it: reads, grows.
+        memset(stamp, 0, sizeof stamp);
+        byte = io(lun, Op::kRead, 0, stamp, 4096) == 4096 && stamp[100] == 0x42 && lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0 &&
+                       io(lun, Op::kWrite, kMiB, stamp, 4096) == 4096
+                   ? 'y'
+                   : 'n';
+        if (write(ready[1], &byte, 1) != 1) _exit(1);
+        if (read(go[0], &byte, 1) < 0) _exit(1);
+        _exit(0);
+      }
+      _exit(0);
+    }
+    pause();
+    _exit(0);
+  }
+  close(ready[1]);
+  close(go[0]);
+  char byte = 0;
+  REQUIRE(read(ready[0], &byte, 1) == 1);
+  kill(owner, SIGKILL);
+  REQUIRE(waitpid(owner, nullptr, 0) == owner);
+  PhysicalLun* watcher = nullptr;
+  ErrorText why;
+  REQUIRE(open_physical(file.path.c_str(), Format::kNever, &watcher, &why) == 0);
+  PhysicalLunInfo info;
+  CHECK(watcher->info(&info) == 0);
+  CHECK(info.luns == 1);
+  REQUIRE(write(go[1], "g", 1) == 1);
+  REQUIRE(read(ready[0], &byte, 1) == 1);
+  CHECK(byte == 'y');
+  CHECK(watcher->info(&info) == 0);
+  CHECK(info.usable_bytes - info.free_bytes >= 2 * kMiB);
+  close(go[1]);   // ends the daemon
+  CHECK(read(ready[0], &byte, 1) == 0);
+  for (int i = 0; i < 200 && info.luns; ++i) {
+    sys::sleep_ns(5'000'000);
+    CHECK(watcher->info(&info) == 0);
+  }
+  CHECK(info.luns == 0);
+  CHECK(info.free_bytes == info.usable_bytes);
+  watcher->close();
+  close(ready[0]);
+}
+
+TEST_CASE("virtual: a forked child that closes it takes nothing away") {
+  LunFile file(kBytes);
+  VirtualLun* lun = must(file.path, {});
+  REQUIRE(lun->reserve(DeviceOffset{0}, kMiB) == 0);
+  Buffer buffer(4096);
+  memset(buffer.at, 0x17, 4096);
+  REQUIRE(io(lun, Op::kWrite, 0, buffer.at, 4096) == 4096);
+  const pid_t child = fork();
+  if (child == 0) {
+    lun->close();
+    VirtualLun* other = nullptr;
+    ErrorText why;
+    _exit(open_virtual(file.path.c_str(), {}, &other, &why) < 0 || other->reserve(DeviceOffset{0}, 15 * kMiB) != -ENOSPC);
+  }
+  int how = 0;
+  REQUIRE(waitpid(child, &how, 0) == child);
+  CHECK(how == 0);
+  VirtualLunInfo list[4];
+  CHECK(lun->physical().list(list, 4, 0) == 2);   // the child's own is dead, and free for who needs it
+  CHECK(lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0);
+  CHECK(io(lun, Op::kRead, 0, buffer.at, 4096) == 4096);
+  CHECK(buffer.at[4095] == 0x17);
+  lun->close();
+}
+
+TEST_CASE("virtual: hold makes another description an owner") {
+  LunFile file(kBytes);
+  VirtualLun* lun = must(file.path, {});
+  REQUIRE(lun->reserve(DeviceOffset{0}, kMiB) == 0);
+  const int fd = open(file.path.c_str(), O_RDWR);
+  REQUIRE(lun->hold(0, fd) == 0);
+  lun->close();
+  PhysicalLun* watcher = nullptr;
+  ErrorText why;
+  REQUIRE(open_physical(file.path.c_str(), Format::kNever, &watcher, &why) == 0);
+  VirtualLunInfo list[2];
+  CHECK(watcher->list(list, 2, 0) == 1);
+  PhysicalLunInfo info;
+  CHECK(watcher->info(&info) == 0);
+  CHECK(info.luns == 1);
+  close(fd);
+  CHECK(watcher->info(&info) == 0);
+  CHECK(info.luns == 0);
+  watcher->close();
+}
+
+TEST_CASE("virtual: many threads, each with an opening of its own, on one file") {
+  LunFile file(kBytes);
+  must(file.path, named("first"))->close();
+  std::atomic<int> failed{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      ErrorText why;
+      for (unsigned i = 0; i < 6; ++i) {
+        const std::string name = "t" + std::to_string(t);
+        VirtualLun* lun = nullptr;
+        if (open_virtual(file.path.c_str(), named(name.c_str(), (1 + i) * kExtent), &lun, &why) < 0) {
+          ++failed;
+          continue;
+        }
+        if (lun->set_size((2 + i) * kExtent, &why) < 0 || lun->set_size(kExtent, &why) < 0) ++failed;
+        lun->close();
+        PhysicalLun* physical = nullptr;
+        if (open_physical(file.path.c_str(), Format::kNever, &physical, &why) < 0 || physical->remove(name.c_str(), &why) < 0) ++failed;
+        if (physical) physical->close();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(failed == 0);
+  PhysicalLun* watcher = nullptr;
+  ErrorText why;
+  REQUIRE(open_physical(file.path.c_str(), Format::kNever, &watcher, &why) == 0);
+  CheckReport report;
+  CHECK(watcher->check(false, &report) == 0);
+  CHECK(report.problems == 0);
+  VirtualLunInfo list[4];
+  CHECK(watcher->list(list, 4, 0) == 1);
+  watcher->close();
+}

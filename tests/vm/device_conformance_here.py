@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs device_conformance on what any host has: a file, sim:, capi: over a stand-in for IBM's library, and as root a loop device.
+`device_conformance_here.py PROGRAM FAKE_CBLK FAKE_CBLK_WITH_OUR_MARKER [SETTINGS]`: with SETTINGS, only a file with these."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+DISK_BYTES = 64 << 20
+
+
+def run(program, uri, *options):
+    print(f"== {uri}", flush=True)
+    return subprocess.run([program, uri, *options], timeout=50, check=False).returncode
+
+
+def check_refusals(program, disk, fake, marked):
+    """capi: without IBM's library, or with Lunar's own in its place: one line that says so."""
+    for uri, words in ((f"capi:{disk},lib={marked}", "Lunar's own, not IBM's"),
+                       (f"capi:{disk},lib={marked}x", "there is no library"),
+                       (f"capi:{disk},lib={program}", "cannot be used"),
+                       (f"capi:{disk},lib=fake.so", "not an absolute path"),
+                       (f"capi:{disk},library={fake}", "known: lib"),
+                       (f"capi:{disk}x,lib={fake}", "CAPI disks are /dev/sgN")):
+        ended = subprocess.run([program, uri, "--keep"], capture_output=True, text=True, timeout=20, check=False)
+        told = [line for line in ended.stdout.splitlines() if line.startswith("cannot open: ")]
+        if ended.returncode != 2 or len(told) != 1 or words not in told[0]:
+            print(f"FAIL {uri}: no line with `{words}`, but {ended.returncode}:\n{ended.stdout}{ended.stderr}")
+            return False
+    return True
+
+
+def loop_device(path):
+    """A loop device on `path` with direct I/O, or None."""
+    if os.geteuid() != 0 or not shutil.which("losetup"):
+        return None
+    made = subprocess.run(["losetup", "--show", "--direct-io=on", "-f", path], capture_output=True, text=True, timeout=20, check=False)
+    return made.stdout.strip() if made.returncode == 0 else None
+
+
+def main():
+    program, fake, marked = (os.path.abspath(path) for path in sys.argv[1:4])
+    with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
+        disk = os.path.join(folder, "disk")
+        with open(disk, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
+        if not check_refusals(program, disk, fake, marked):
+            return 1
+        uris = ["sim:64m,latency_us=5", disk, f"capi:{disk},lib={fake}"]
+        if len(sys.argv) > 4:
+            return run(program, f"file:{disk}{sys.argv[4]}")
+        loop = loop_device(disk)
+        if loop:
+            uris.append(loop)
+        try:
+            for options in (["--scratch"], []):   # scratch use first: it wants a disk that holds nothing
+                for uri in uris:
+                    if run(program, uri, *options) != 0:
+                        return 1
+        finally:
+            if loop:
+                subprocess.run(["losetup", "-d", loop], timeout=20, check=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// See io_report.h. No measuring here.
+// Threading: plain data. May not be used by runtime/ (it allocates).
+#include "io_bench/io_report.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "bench/fault_report.h"
+#include "bench/report_parts.h"
+#include "support/json_writer.h"
+
+namespace lunar::tools {
+
+namespace {
+
+bool blocking(const std::string& system) { return system == "legacy" || system == "buffered"; }
+
+// Lunar's row that a baseline's row is compared with.
+const IoResult* counterpart(const IoReport& report, const IoResult& baseline) {
+  const IoResult* found = nullptr;
+  for (const IoResult& one : report.results) {
+    if (one.system != "lunar" || one.workload != baseline.workload) continue;
+    if (blocking(baseline.system) ? !found || one.depth > found->depth : one.depth == baseline.depth) found = &one;
+  }
+  return found;
+}
+
+void put_ratios(const std::string& stem, const IoTurn& us, const IoTurn& them, std::map<std::string, double>* ratios) {
+  const auto put = [&](const char* quantity, double ours, double theirs) {
+    if (ours > 0 && theirs > 0) (*ratios)[stem + quantity] = ours / theirs;
+  };
+  put("ops", us.ops_per_s, them.ops_per_s);
+  put("mean", us.mean_ns, them.mean_ns);
+  put("p50", us.p50_ns, them.p50_ns);
+  put("p99", us.p99_ns, them.p99_ns);
+  put("p999", us.p999_ns, them.p999_ns);
+  put("cpu", us.cpu_us_per_op, them.cpu_us_per_op);
+  put("kiops_per_cpu", us.kiops_per_cpu, them.kiops_per_cpu);
+  put("kiops_per_cpu_kernel", us.kiops_per_cpu_kernel, them.kiops_per_cpu_kernel);
+  put("kiops_per_cpu_kernel_ticks", us.kiops_per_cpu_kernel_ticks, them.kiops_per_cpu_kernel_ticks);
+}
+
+// The names of the contract, for 4 KiB reads.
+void put_window_ratios(std::map<std::string, double>* ratios, unsigned shallow, unsigned deep) {
+  const auto name = [&](const char* as, unsigned depth, const char* quantity) {
+    const auto found = ratios->find(fmt::format("read4k_qd{}_{}", depth, quantity));
+    if (found != ratios->end()) (*ratios)[as] = found->second;
+  };
+  name("window_mean", shallow, "mean");
+  name("window_ops", deep, "ops");
+  name("window_cpu", deep, "cpu");
+  name("window_kiops_per_cpu", deep, "kiops_per_cpu");
+}
+
+void write_options(JsonWriter& json, const IoReport& report) {
+  const IoOptions& options = report.options;
+  json.key("options").open('{').field("size_bytes", options.size_bytes).key("depths").open('[');
+  for (const unsigned depth : options.depths) json.value(depth);
+  json.close(']').key("workloads").open('[');
+  for (const std::string& workload : options.workloads) json.value(workload);
+  json.close(']').field("threads", options.threads).field("seconds", options.seconds).field("rounds", options.rounds);
+  json.field("batch", options.batch).field("lun", options.lun).field("device_kind", report.device_kind).field("seed", options.seed);
+  json.field("quick", options.quick).key("fio_commands").open('[');
+  for (const std::string& command : report.fio_commands) json.value(command);
+  json.close(']').close('}');
+}
+
+double spread_of(const std::vector<IoTurn>& turns, double IoTurn::*quantity, double middle) {
+  const auto [low, high] = std::minmax_element(
+      turns.begin(), turns.end(), [&](const IoTurn& a, const IoTurn& b) { return a.*quantity < b.*quantity; });
+  return middle > 0 ? ((*high).*quantity - (*low).*quantity) / middle : 0;
+}
+
+}   // namespace
+
+bool noisy_turn(const IoTurn& turn, long cpus) {
+  return turn.other_user_cpu_s > kNoisyShare * turn.seconds * static_cast<double>(cpus);
+}
+
+std::vector<IoTurn> quietest_turns(std::vector<IoTurn> turns, size_t count) {
+  const auto disturbed = [](const IoTurn& turn) { return turn.seconds > 0 ? turn.other_user_cpu_s / turn.seconds : 0; };
+  std::stable_sort(turns.begin(), turns.end(),
+                   [&](const IoTurn& a, const IoTurn& b) { return disturbed(a) < disturbed(b); });
+  if (turns.size() > count) turns.resize(count);
+  return turns;
+}
+
+IoTurn median_of(const std::vector<IoTurn>& turns) {
+  IoTurn result;
+  static_cast<TurnResult&>(result) = median_of(std::vector<TurnResult>(turns.begin(), turns.end()));
+  for (const IoTurnField& field : kIoTurnFields) {
+    std::vector<double> values;
+    for (const IoTurn& turn : turns) values.push_back(turn.*field.member);
+    result.*field.member = values.empty() ? 0 : median(values);
+  }
+  return result;
+}
+
+IoResult io_result(const std::string& system, const std::string& workload, const std::vector<IoTurn>& turns) {
+  IoResult result;
+  result.system = system;
+  result.workload = workload;
+  result.rounds = static_cast<unsigned>(turns.size());
+  const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+  for (const IoTurn& turn : turns) result.noisy += noisy_turn(turn, cpus) ? 1 : 0;
+  result.median = median_of(turns);
+  if (turns.empty()) return result;
+  result.spread = spread_of(turns, static_cast<double IoTurn::*>(&TurnResult::ops_per_s), result.median.ops_per_s);
+  result.cpu_spread = spread_of(turns, &IoTurn::kiops_per_cpu, result.median.kiops_per_cpu);
+  return result;
+}
+
+std::map<std::string, std::map<std::string, double>> io_ratios(const IoReport& report) {
+  std::map<std::string, std::map<std::string, double>> all;
+  for (const IoResult& them : report.results) {
+    const IoResult* us = them.system == "lunar" ? nullptr : counterpart(report, them);
+    if (!us) continue;
+    const std::string stem = blocking(them.system) ? fmt::format("{}_t{}_", them.workload, them.threads)
+                                                   : fmt::format("{}_qd{}_", them.workload, them.depth);
+    std::map<std::string, double>& ratios = all[them.system];
+    put_ratios(stem, us->median, them.median, &ratios);
+    // Without interrupts and kernel threads, but blind to what others do. (fio's would hold its start and end.)
+    const auto own = [](const IoTurn& turn) { return turn.ops > 0 ? turn.cpu_s / turn.ops : 0; };
+    if (them.system != "fio" && own(us->median) > 0 && own(them.median) > 0) {
+      ratios[stem + "process_cpu"] = own(us->median) / own(them.median);
+    }
+  }
+  if (const auto window = all.find("perio"); window != all.end() && !report.options.depths.empty()) {
+    const auto [low, high] = std::minmax_element(report.options.depths.begin(), report.options.depths.end());
+    put_window_ratios(&window->second, *low, *high);
+  }
+  return all;
+}
+
+std::string report_json(const IoReport& report) {
+  JsonWriter json;
+  json.open('{').field("bench", report.options.bench);
+  write_host(json);
+  write_options(json, report);
+  json.key("results").open('[');
+  for (const IoResult& one : report.results) {
+    json.open('{').field("system", one.system).field("workload", one.workload).field("threads", one.threads);
+    json.field("depth", one.depth).field("unit_bytes", one.unit_bytes);
+    for (const TurnField& field : kTurnFields) json.field(field.name, one.median.*field.member);
+    for (const IoTurnField& field : kIoTurnFields) json.field(field.name, one.median.*field.member);
+    json.field("spread", one.spread).field("cpu_spread", one.cpu_spread);
+    json.field("rounds", one.rounds).field("noisy_rounds", one.noisy).close('}');
+  }
+  json.close(']').key("ratios").open('{');
+  for (const auto& [baseline, ratios] : io_ratios(report)) {
+    json.key(baseline).open('{');
+    for (const auto& [key, value] : ratios) json.field(key, value);
+    json.close('}');
+  }
+  json.close('}');
+  write_end(json, report.skipped, {}, report.failures);
+  return json.text();
+}
+
+std::string report_table(const IoReport& report) {
+  std::string out = fmt::format("{:<9} {:<8} {:>3} {:>4} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "workload",
+                                "system", "thr", "qd", "IOPS", "mean", "p50", "p99", "p99.9", "KIOPS/cpu", "in kernel", "spread");
+  unsigned noisy = 0;
+  for (const IoResult& one : report.results) {
+    const IoTurn& turn = one.median;
+    noisy += one.noisy;
+    out += fmt::format("{:<9} {:<8} {:>3} {:>4} {:>8.0f} {:>9} {:>9} {:>9} {:>9} {:>9.1f} {:>9.1f} {:>5.0f}%\n", one.workload,
+                       one.system, one.threads, one.depth, turn.ops_per_s, duration_text(turn.mean_ns),
+                       duration_text(turn.p50_ns), duration_text(turn.p99_ns), duration_text(turn.p999_ns),
+                       turn.kiops_per_cpu, turn.kiops_per_cpu_kernel, 100 * one.spread);
+  }
+  for (const IoResult& one : report.results) {
+    const IoResult* us = one.system == "lunar" ? nullptr : counterpart(report, one);
+    if (!us) continue;
+    std::map<std::string, double> ratios;
+    put_ratios("", us->median, one.median, &ratios);
+    out += fmt::format("lunar/{:<8} {:<9} qd{} to {}: {:.2f}x IOPS, {:.2f}x mean", one.system, one.workload, us->depth,
+                       blocking(one.system) ? fmt::format("{} threads", one.threads) : fmt::format("qd{}", one.depth),
+                       ratios["ops"], ratios["mean"]);
+    if (ratios.count("kiops_per_cpu")) {
+      out += fmt::format(", {:.2f}x IOPS/CPU ({:.2f}x in the kernel)", ratios["kiops_per_cpu"], ratios["kiops_per_cpu_kernel"]);
+    }
+    out += '\n';
+  }
+  for (const std::string& command : report.fio_commands) out += fmt::format("fio: {}\n", command);
+  if (noisy > 0) out += fmt::format("noise: others used the CPUs during {} of the turns that count\n", noisy);
+  for (const auto& [what, reason] : report.skipped) out += fmt::format("skipped: {}: {}\n", what, reason);
+  for (const std::string& failure : report.failures) out += fmt::format("FAILED: {}\n", failure);
+  return out;
+}
+
+}   // namespace lunar::tools
