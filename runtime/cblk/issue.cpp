@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <string.h>
 
-#include "base/arena.h"
 #include "cblk/wait.h"
 
 namespace lunar::cblk {

@@ -11,6 +11,11 @@
 
 #include <atomic>
 
+#ifdef __SANITIZE_THREAD__
+// Forked children of a program with threads start threads of their own here.
+extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+#endif
+
 namespace cblk_test {
 namespace {
 

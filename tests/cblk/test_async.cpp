@@ -123,7 +123,7 @@ CASE(commands_run_out) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(waiting_for_a_command_ends_in_EBUSY) {
+HEAVY_CASE(waiting_for_a_command_ends_in_EBUSY) {
   if (kind() != "sim") return;   // nothing of the device's
   Environment timeout("CFLSH_BLK_TIMEOUT", "1");
   const chunk_id_t id = open_physical(kBlocks, 1);
@@ -226,6 +226,7 @@ unsigned long long completer_cpu(int* threads) {
 }  // namespace
 
 CASE(the_completer_starts_late_and_sleeps_when_idle) {
+  if (kind() != "sim" && kind() != "file" && !full_strength()) return;
   const chunk_id_t id = open_physical();
   Buffer buffer(1);
   int tag, threads;

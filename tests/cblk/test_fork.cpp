@@ -154,7 +154,7 @@ CASE(a_virtual_chunk_must_be_cloned) {
 
 CASE(clone_is_EBUSY_with_active_commands) {
   if (kind() != "sim") return;
-  id = cblk_open("sim:16m,latency_us=50000", 0, O_RDONLY, 0, CBLK_OPN_VIRT_LUN);
+  id = cblk_open("sim:16m,latency_us=15000", 0, O_RDONLY, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 100, 0) == 0);
   buffer = new Buffer(1);
   int tag;
