@@ -71,6 +71,17 @@ int refuse_read_only(const char* path, ErrorText* why) {
   return why->set(-EROFS, "LUN %s: the block device is read-only; make it writable (blockdev --setrw %s) or give another one", path, path);
 }
 
+// Memory file systems may not know O_DIRECT (tmpfs before 6.6): whoever opens with it would not learn the reason.
+int refuse_memory(const char* path, int flags, ErrorText* why) {
+  const int fd = sys::open_file(path, O_RDONLY | flags);
+  if (fd < 0) return 0;   // the opener will say why
+  uint64_t magic = 0;
+  const int asked = sys::file_system_type(fd, &magic, nullptr);
+  sys::close_file(fd);
+  const char* memory = asked == 0 ? memory_file_system(magic) : nullptr;
+  return memory ? why->set(-ENOTSUP, "LUN %s: lies on %s, which is memory itself; give a directory on a disk (--lun /var/tmp)", path, memory) : 0;
+}
+
 }  // namespace
 
 int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
@@ -243,21 +254,13 @@ Capabilities FileDevice::capabilities() const {
 }
 
 int FileDevice::open_directory(const char* path, const DeviceOptions& options, ErrorText* why) {
-  // Ask the directory before a file is made: memory file systems may not know O_DIRECT, and the reason would be lost.
-  const int directory = sys::open_file(path, O_RDONLY | O_DIRECTORY);
-  if (directory >= 0) {
-    uint64_t magic = 0;
-    const int asked = sys::file_system_type(directory, &magic, nullptr);
-    sys::close_file(directory);
-    const char* memory = asked == 0 ? memory_file_system(magic) : nullptr;
-    if (memory) return why->set(-ENOTSUP, "LUN %s: lies on %s, which is memory itself; "
-                                "give a directory on a disk (--lun /var/tmp)", path, memory);
-  }
+  int err = refuse_memory(path, O_DIRECTORY, why);   // before a file is made
+  if (err < 0) return err;
   const int opened = sys::open_unlinked(path, O_RDWR | O_DIRECT);
   if (opened < 0) return explain_open(opened, path, "make a file in it", why);
   reopen(0, opened);
   uint64_t free_bytes = 0;
-  int err = check_medium(path, &free_bytes, why);
+  err = check_medium(path, &free_bytes, why);
   if (err < 0) return err;
   growable_ = true;
   size_bytes_ = free_bytes;
@@ -271,11 +274,13 @@ int FileDevice::open_directory(const char* path, const DeviceOptions& options, E
 }
 
 int FileDevice::open_regular(const char* path, const DeviceOptions& options, ErrorText* why) {
+  int err = refuse_memory(path, 0, why);
+  if (err < 0) return err;
   const int opened = sys::open_file(path, O_RDWR | O_DIRECT);
   if (opened < 0) return explain_open(opened, path, "open it for writing", why);
   reopen(0, opened);
   uint64_t free_bytes = 0;
-  int err = check_medium(path, &free_bytes, why);
+  err = check_medium(path, &free_bytes, why);
   if (err < 0) return err;
   // The lock lies on the open file description: children that fork share it, and it ends with the last of them.
   err = sys::lock_ofd(opened, true, false);
