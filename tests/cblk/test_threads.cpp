@@ -191,6 +191,56 @@ CASE(issuers_and_fetchers) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
+// A's command ends first, so A stops harvesting; B, who slept behind it, must take over.
+CASE(the_next_waiter_takes_over) {
+  if (kind() != "sim") return;
+  Environment limit("CFLSH_BLK_TIMEOUT", "2");   // instead of a hang
+  const chunk_id_t id = open_sim("latency_us=100000", 64);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([id, t] {
+      Buffer buffer(1);
+      int tag;
+      usleep(static_cast<useconds_t>(t) * 25000);
+      const double start = seconds();
+      REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+      REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+      REQUIRE(seconds() - start < 1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+// Readers fill the cache with what they read while the block is being written: what is old must not stay.
+CASE(the_cache_never_tells_of_the_past) {
+  Environment cache("CFLSH_BLK_CACHE_SIZE", "4");
+  const chunk_id_t id = open_physical();
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> readers;
+  for (int t = 0; t < 3; ++t) {
+    readers.emplace_back([id, t, &stop] {
+      Buffer block(1);
+      while (!stop) {
+        int tag;
+        if (t == 0) REQUIRE(cblk_read(id, block, 3, 1, 0) == 1);
+        else if (cblk_aread(id, block, 3, 1, &tag, nullptr, 0) == 0) REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+      }
+    });
+  }
+  Buffer block(1);
+  for (uint64_t version = 1; version <= static_cast<uint64_t>(operations(kind() == "sim" || kind() == "pmem" ? 100000 : 6000)); ++version) {
+    int tag;
+    stamp(block, 3, 1, version);
+    if (version % 2) REQUIRE(cblk_write(id, block, 3, 1, 0) == 1);
+    else REQUIRE(cblk_awrite(id, block, 3, 1, &tag, nullptr, 0) == 0 && cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+    for (int i = 0; i < 2; ++i) REQUIRE(cblk_read(id, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
+  }
+  stop = true;
+  for (std::thread& reader : readers) reader.join();
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
 // The waiting threads must not wake each other for nothing: with N of them on slow commands, few turns of the CPU are needed.
 CASE(waiters_sleep) {
   if (kind() != "sim") return;
