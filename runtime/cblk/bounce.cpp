@@ -32,6 +32,7 @@ int BouncePool::take(size_t bytes, Bounce* out) {
   }
   auto* memory = static_cast<char*>(map_private(round_up(bytes, kPieceBytes), ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
+  (void)taken_.load(std::memory_order_acquire);   // see give()
   *out = {memory, bytes, -1};
   return 0;
 }
@@ -39,7 +40,8 @@ int BouncePool::take(size_t bytes, Bounce* out) {
 void BouncePool::give(Bounce* bounce) {
   if (!bounce->memory) return;
   if (bounce->piece >= 0) taken_.fetch_and(~(1u << bounce->piece), std::memory_order_release);
-  else unmap_private(bounce->memory, round_up(bounce->bytes, kPieceBytes));
+  else taken_.fetch_or(0, std::memory_order_release);   // the kernel orders this use before the next of the address; TSan cannot know
+  if (bounce->piece < 0) unmap_private(bounce->memory, round_up(bounce->bytes, kPieceBytes));
   *bounce = {};
 }
 

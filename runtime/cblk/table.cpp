@@ -69,7 +69,8 @@ Handle* table_acquire(int id, Kind kind) {
   if (id <= 0) return nullptr;
   Slot* slot = slot_of(static_cast<uint32_t>(id));
   if (!slot) return nullptr;
-  if (!(slot->word.load(std::memory_order_relaxed) & Slot::kOpen)) return nullptr;
+  // Acquire: who is told that it is closed may take it that its commands are done with his buffers.
+  if (!(slot->word.load(std::memory_order_acquire) & Slot::kOpen)) return nullptr;
   const uint32_t word = slot->word.fetch_add(1, std::memory_order_acquire);
   Handle* handle = nullptr;
   if (word & Slot::kOpen) {
@@ -78,7 +79,7 @@ Handle* table_acquire(int id, Kind kind) {
     table_release(handle);
     return nullptr;
   }
-  const uint32_t before = slot->word.fetch_sub(1, std::memory_order_release);
+  const uint32_t before = slot->word.fetch_sub(1, std::memory_order_release);   // closed in this moment
   if (before & Slot::kDraining) sys::futex_wake(&slot->word, 1, false);
   return nullptr;
 }

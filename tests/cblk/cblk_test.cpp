@@ -25,7 +25,7 @@ std::string kind_name, directory;
 bool everything = false;
 pid_t main_process;
 std::vector<std::string> files;
-std::vector<std::string> loops;
+std::vector<int> loops;   // held open: a loop device ends with its last opener, also when the test is killed
 
 // Written, not only reserved: a first write would have to convert the extent, under a lock of the file.
 void make_file(const std::string& path, size_t bytes) {
@@ -43,13 +43,6 @@ void make_file(const std::string& path, size_t bytes) {
   close(fd);
 }
 
-void detach_loop(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) return;
-  ioctl(fd, LOOP_CLR_FD, 0);
-  close(fd);
-}
-
 // "" when this host has no loop devices for us.
 std::string attach_loop(const std::string& file) {
   const int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
@@ -64,21 +57,22 @@ std::string attach_loop(const std::string& file) {
       loop_config config = {};
       config.fd = static_cast<unsigned>(backing);
       config.block_size = 4096;
+      config.info.lo_flags = LO_FLAGS_AUTOCLEAR;
       if (ioctl(loop, LOOP_CONFIGURE, &config) == 0) path = name;
       else if (errno != EBUSY) i = 50;
     }
-    if (loop >= 0) close(loop);
+    if (!path.empty()) loops.push_back(loop);
+    else if (loop >= 0) close(loop);
     if (backing >= 0) close(backing);
     if (loop < 0) break;
   }
   close(control);
-  if (!path.empty()) loops.push_back(path);
   return path;
 }
 
 void clean_up() {
   if (getpid() != main_process) return;
-  for (const std::string& loop : loops) detach_loop(loop);
+  for (const int loop : loops) close(loop);
   for (const std::string& file : files) unlink(file.c_str());
   if (!directory.empty()) rmdir(directory.c_str());
   loops.clear();
