@@ -30,6 +30,7 @@ bool path_error(int64_t result) {
     case ENOTCONN:
     case EBADF:
     case EBADE:        // BLK_STS_NEXUS
+    case ENOSPC:       // a write to a disk that was taken away: its size is 0 now. The range was checked before
       return true;
     default: return false;
   }
