@@ -14,69 +14,75 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "superpipe/device.h"
+#include "capiblock.h"
 
 namespace lunar::tools {
 
 namespace {
 
-class LunarList final : public LioSide {
+class CblkList final : public LioSide {
  public:
-  LunarList(const char* system, const std::string& path, const std::string& delegate, unsigned depth) : system_(system) {
-    DeviceOptions options;
-    options.scratch = false;
-    ErrorText why;
-    if (device_open(fmt::format("pmem:{},delegate={}", path, delegate).c_str(), options, &device_, &why) < 0)
-      throw std::runtime_error(why.text);
-    ContextOptions context;
-    context.depth = depth;
-    if (const int err = device_->attach(context, &context_); err < 0) {
-      device_close(device_);
-      throw std::runtime_error(fmt::format("no context on {}: {}", path, errno_text(err)));
-    }
-    responses_.resize(depth);
+  CblkList(const char* system, const std::string& path, const std::string& delegate, unsigned depth) : system_(system) {
+    chunk_ = cblk_open(fmt::format("pmem:{},delegate={}", path, delegate).c_str(), static_cast<int>(depth), O_RDWR, 0, 0);
+    if (chunk_ == NULL_CHUNK_ID) throw std::runtime_error(fmt::format("cblk_open of {}: {}", path, strerror(errno)));
   }
-  ~LunarList() override {
-    device_->detach(context_);
-    device_close(device_);
-  }
-  LunarList(const LunarList&) = delete;
-  LunarList& operator=(const LunarList&) = delete;
+  ~CblkList() override { (void)cblk_close(chunk_, 0); }
+  CblkList(const CblkList&) = delete;
+  CblkList& operator=(const CblkList&) = delete;
 
   const char* system() const override { return system_; }
   void start(const std::vector<ListIo>& list, bool write) override {
-    parts_.resize(list.size());
-    commands_.resize(list.size());
-    for (size_t i = 0; i < list.size(); ++i) {
-      parts_[i] = {list[i].buffer, list[i].bytes};
-      Command& command = commands_[i];
-      command.op = write ? Op::kWrite : Op::kRead;
-      command.offset = DeviceOffset{list[i].offset};
-      command.iov = &parts_[i];
-      command.iov_count = 1;
-      command.tag = i;
-    }
-    const auto n = static_cast<unsigned>(list.size());
-    if (context_->submit(commands_.data(), n) != static_cast<int>(n)) throw std::runtime_error("the list was not taken whole");
+    prepare(list, write);
+    auto room = static_cast<int>(list.size());
+    done_.resize(list.size());
+    if (cblk_listio(chunk_, issue_.data(), room, nullptr, 0, nullptr, 0, done_.data(), &room, 0, 0) < 0) fail();
   }
   void finish() override {
-    while (context_->in_flight() > 0) {
-      const int n = context_->wait(responses_.data(), static_cast<unsigned>(responses_.size()), -1);
-      for (int i = 0; i < n; ++i) {
-        const Response& response = responses_[static_cast<size_t>(i)];
-        if (response.result != static_cast<int64_t>(parts_[response.tag].iov_len))
-          throw std::runtime_error(fmt::format("an I/O of {} bytes ended with {}", parts_[response.tag].iov_len, response.result));
-      }
+    std::vector<cblk_io_t*>& left = done_;
+    left.clear();
+    for (cblk_io_t& io : ios_) {
+      if (io.stat.status == CBLK_ARW_STATUS_PENDING) left.push_back(&io);
     }
+    int room = 0;
+    const auto n = static_cast<int>(left.size());
+    if (n > 0 && cblk_listio(chunk_, nullptr, 0, left.data(), n, left.data(), n, nullptr, &room, 0, 0) < 0) fail();
+    check();
+  }
+  void run(const std::vector<ListIo>& list, bool write) override {
+    prepare(list, write);
+    const auto n = static_cast<int>(list.size());
+    int room = 0;
+    if (cblk_listio(chunk_, issue_.data(), n, nullptr, 0, issue_.data(), n, nullptr, &room, 0, 0) < 0) fail();
+    check();
   }
 
  private:
+  static constexpr size_t kBlock = 4096;
+  [[noreturn]] static void fail() { throw std::runtime_error(fmt::format("cblk_listio: {}", strerror(errno))); }
+  void prepare(const std::vector<ListIo>& list, bool write) {
+    ios_.assign(list.size(), cblk_io_t{});
+    issue_.resize(list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      cblk_io_t& io = ios_[i];
+      io.request_type = write ? CBLK_IO_TYPE_WRITE : CBLK_IO_TYPE_READ;
+      io.buf = list[i].buffer;
+      io.lba = static_cast<cflash_offset_t>(list[i].offset / kBlock);
+      io.nblocks = list[i].bytes / kBlock;
+      issue_[i] = &io;
+    }
+  }
+  void check() const {
+    for (const cblk_io_t& io : ios_) {
+      if (io.stat.status != CBLK_ARW_STATUS_SUCCESS || io.stat.blocks_transferred != io.nblocks)
+        throw std::runtime_error(fmt::format("an I/O of {} blocks: status {}, {} blocks, errno {}", io.nblocks,
+                                             static_cast<int>(io.stat.status), io.stat.blocks_transferred, io.stat.fail_errno));
+    }
+  }
+
   const char* system_;
-  Device* device_ = nullptr;
-  Context* context_ = nullptr;
-  std::vector<iovec> parts_;
-  std::vector<Command> commands_;
-  std::vector<Response> responses_;
+  chunk_id_t chunk_ = NULL_CHUNK_ID;
+  std::vector<cblk_io_t> ios_;
+  std::vector<cblk_io_t*> issue_, done_;
 };
 
 // An interrupted lio_listio(LIO_WAIT) leaves pointers into its stack behind, by which the library's threads then crash: signals
@@ -151,7 +157,7 @@ class GlibcList final : public LioSide {
 }   // namespace
 
 std::unique_ptr<LioSide> make_lunar_side(const char* system, const std::string& path, const std::string& delegate, unsigned depth) {
-  return std::make_unique<LunarList>(system, path, delegate, depth);
+  return std::make_unique<CblkList>(system, path, delegate, depth);
 }
 
 std::unique_ptr<LioSide> make_listio_side(const std::string& path) { return std::make_unique<GlibcList>(path); }

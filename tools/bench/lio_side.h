@@ -2,8 +2,7 @@
 // The contestants of `lunar bench lio`: one interface for "start this list of I/Os" and "wait until all of it is done", so
 // that the bench treats all alike.
 //
-// This is the seam for the block library: LunarList drives a superpipe context; when cblk_listio is to be measured, it is
-// the one class to replace (start() = cblk_listio with no wait list, finish() = cblk_listio with a wait list).
+// Lunar's are lists of the block library: start() is cblk_listio without a wait list, finish() with one, run() both in one call.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstddef>
@@ -35,7 +34,7 @@ class LioSide {
   }
 };
 
-// Lunar on pmem:PATH,delegate=SETTING (raw: the medium as it is). Throws std::runtime_error with the reason.
+// cblk_listio on pmem:PATH,delegate=SETTING (a physical open: the medium as it is). Throws std::runtime_error with the reason.
 std::unique_ptr<LioSide> make_lunar_side(const char* system, const std::string& path, const std::string& delegate, unsigned depth);
 // lio_listio of the C library on a descriptor of the same file, LIO_WAIT or LIO_NOWAIT.
 std::unique_ptr<LioSide> make_listio_side(const std::string& path);
