@@ -11,7 +11,7 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr int kRun = 256;
+constexpr int kRun = 64;
 
 bool background(const cblk_io_t* io) { return (io->flags & CBLK_IO_USER_STATUS) != 0; }
 

@@ -55,8 +55,6 @@ struct ContextOptions {
   size_t buffer_bytes = 0;       //   inside it avoids per-I/O page pinning. Optional; not owned
   bool spin = true;              // wait() spins before it sleeps
   bool sqpoll = false;
-  unsigned batch = 1;            // > 1: a sleep may last till so many responses (at most a quarter of those in flight) are
-                                 //   there, a millisecond or two longer than for the first. For deep queues: fewer system calls
   bool shared = false;           // several threads will use it: see Context::await. Costs some: no deferred task work
 };
 

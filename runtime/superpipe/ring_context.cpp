@@ -7,8 +7,7 @@
 //   a slow device     the next completion is not near
 //   a CPU others want the spinner is preempted when its completion comes (seen as a gap in its clock): sleep for a while
 //   as many spinners as CPUs
-// Who asked for batches (ContextOptions::batch) sleeps till a quarter of what is in flight is done, for about one usual
-// latency: one system call then brings many completions.
+// Who counts CPU more than the latency of one completion calls exchange: one system call then brings many.
 // May not: allocate after start, take a lock.
 #include "superpipe/ring_context.h"
 
@@ -28,7 +27,6 @@ constexpr uint64_t kPreemptedNs = 300'000;        // a gap no interrupt makes
 constexpr unsigned kSpinSkipMin = 8, kSpinSkipMax = 512;
 constexpr size_t kWindowMaxBytes = kGiB;          // io_uring's limit for one registered buffer
 constexpr unsigned kSampleVectorMax = 16;         // longer reads say little about a page's latency
-constexpr int64_t kHoldMinNs = 100'000, kHoldMaxNs = 2'000'000;
 
 std::atomic<int> spinners{0};
 
@@ -47,7 +45,6 @@ int RingContext::start(char* memory, size_t head, int fd, const ContextOptions& 
   depth_ = options.depth;
   spin_ = options.spin;
   shared_ = options.shared;
-  batch_ = options.batch ? options.batch : 1;
   cpus_ = sys::cpu_count();
   flights_ = reinterpret_cast<Flight*>(memory + head);
   free_ = reinterpret_cast<uint16_t*>(memory + head + options.depth * sizeof(Flight));
@@ -108,7 +105,6 @@ int RingContext::submit(const Command* commands, unsigned n) {
   const unsigned taken = queue_all(commands, n);
   // What the kernel does not take now (-EAGAIN, -EBUSY) stays queued; reap and wait hand it over again.
   (void)flush();
-  await_batch_.store(batch_now(), std::memory_order_relaxed);
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
 }
 
@@ -133,17 +129,6 @@ bool RingContext::flush() {
     }
   }
   return some;
-}
-
-unsigned RingContext::batch_now() const {
-  const unsigned part = in_flight_ / 4;
-  if (batch_ <= 1 || part <= 1 || watches_.used) return 1;
-  return part < batch_ ? part : batch_;
-}
-
-int64_t RingContext::hold_ns() const {
-  const auto usual = static_cast<int64_t>(latency_.ns());
-  return usual < kHoldMinNs ? kHoldMinNs : usual < kHoldMaxNs ? usual : kHoldMaxNs;
 }
 
 unsigned RingContext::take_from(sys::Uring* ring, Response* out, unsigned max, bool drive) {
@@ -185,7 +170,6 @@ unsigned RingContext::take_from(sys::Uring* ring, Response* out, unsigned max, b
 unsigned RingContext::take(Response* out, unsigned max, bool drive) {
   unsigned taken = polled_in_flight_ ? take_from(&polled_, out, max, drive) : 0;
   if (taken < max) taken += take_from(&ring_, out + taken, max - taken, drive && taken == 0);
-  if (taken) await_batch_.store(batch_now(), std::memory_order_relaxed);
   return taken;
 }
 
@@ -242,8 +226,7 @@ int RingContext::wait_polled(Response* out, unsigned max, int64_t timeout_ns) {
 
 int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   if (max == 0) return 0;
-  unsigned batch = batch_now();
-  unsigned taken = batch <= 1 || ring_.completed() >= batch || poll_more_ ? take(out, max, true) : 0;
+  unsigned taken = take(out, max, true);
   if (taken) return static_cast<int>(taken);
   if (in_flight_ == 0 && watches_.used == 0) return 0;
   arm_watches();
@@ -254,7 +237,7 @@ int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   // Also after a watch has ended it, till the last polled one is in.
   if (polled_in_flight_) return wait_polled(out, max, timeout_ns);
   const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
-  if (spin_ && in_flight_ && batch <= 1) {
+  if (spin_ && in_flight_) {
     (void)flush();
     taken = spin(out, max, timeout_ns);
     if (taken) return static_cast<int>(taken);
@@ -265,28 +248,15 @@ int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
       const auto passed = static_cast<int64_t>(sys::now_ns() - start);
       left = passed < timeout_ns ? timeout_ns - passed : 0;
     }
-    const bool hold = batch > 1 && (left < 0 || left > hold_ns());
-    const int status = ring_.submit_and_wait(hold ? hold_ns() : left, hold ? batch : 1);
+    const int status = ring_.submit_and_wait(left);
     taken = take(out, max, true);
     if (taken) return static_cast<int>(taken);
     if (in_flight_ == 0 && watches_.used == 0) return 0;
-    batch = 1;
-    if (hold) continue;
     if (status == -ETIME || left == 0) return 0;
     // -EAGAIN, -EBUSY: the kernel is short of something for a moment. Anything else would come back for ever.
     if (status < 0 && status != -EAGAIN && status != -EBUSY) return status;
     if (status < 0) sys::yield_cpu();
   }
-}
-
-int RingContext::await(int64_t timeout_ns) {
-  const unsigned batch = await_batch_.load(std::memory_order_relaxed);
-  if (batch > 1 && (timeout_ns < 0 || timeout_ns > kHoldMinNs)) {
-    const int status = ring_.await(kHoldMinNs, batch);
-    if (status != -ETIME) return status;
-    if (timeout_ns > 0) timeout_ns -= kHoldMinNs;
-  }
-  return ring_.await(timeout_ns);
 }
 
 int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,

@@ -34,7 +34,7 @@ class RingContext : public OwnedContext {
   }
   unsigned in_flight() const final { return in_flight_; }
   uint64_t usual_latency_ns() const final { return latency_.ns(); }
-  [[nodiscard]] int await(int64_t timeout_ns) final;
+  [[nodiscard]] int await(int64_t timeout_ns) final { return ring_.await(timeout_ns); }
   void release() final;
 
   bool window_registered() const { return window_ != nullptr; }
@@ -83,8 +83,6 @@ class RingContext : public OwnedContext {
   unsigned take_from(sys::Uring* ring, Response* out, unsigned max, bool drive);
   unsigned spin(Response* out, unsigned max, int64_t timeout_ns);
   int wait_polled(Response* out, unsigned max, int64_t timeout_ns);
-  unsigned batch_now() const;
-  int64_t hold_ns() const;
 
   WatchSet watches_;
   LatencyAverage latency_;
@@ -92,8 +90,6 @@ class RingContext : public OwnedContext {
   uint16_t* free_ = nullptr;        // stack of free indices, free_[0 .. depth_ - in_flight_)
   unsigned depth_ = 0;
   unsigned in_flight_ = 0;
-  unsigned batch_ = 1;
-  std::atomic<unsigned> await_batch_{1};   // batch_now(), for await
   const char* window_ = nullptr;
   size_t window_bytes_ = 0;
   size_t mapping_bytes_ = 0;

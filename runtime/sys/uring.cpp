@@ -259,12 +259,12 @@ int Uring::submit_and_wait(int64_t timeout_ns, unsigned count) {
   return status < 0 ? status : 0;
 }
 
-int Uring::await(int64_t timeout_ns, unsigned count) {
+int Uring::await(int64_t timeout_ns) {
   io_uring_getevents_arg argument = {};
   __kernel_timespec time = {timeout_ns / 1000000000, timeout_ns % 1000000000};
   argument.sigmask_sz = _NSIG / 8;
   if (timeout_ns >= 0) argument.ts = reinterpret_cast<uintptr_t>(&time);
-  const int status = io_uring_enter2(static_cast<unsigned>(ring_.enter_ring_fd), 0, count, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG |
+  const int status = io_uring_enter2(static_cast<unsigned>(ring_.enter_ring_fd), 0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG |
                                      (ring_.int_flags & 1 ? IORING_ENTER_REGISTERED_RING : 0u),
                                      reinterpret_cast<sigset_t*>(&argument), sizeof argument);
   return status < 0 ? status : 0;

@@ -52,14 +52,13 @@ class Uring {
   [[nodiscard]] int submit();                           // count or -errno
   // Submits what is queued and waits for at least `count` completions or the timeout (< 0: none). 0, -ETIME, -EINTR, ...
   [[nodiscard]] int submit_and_wait(int64_t timeout_ns, unsigned count = 1);
-  // Sleeps until `count` completions are there or the timeout; leaves the rings alone, so it may run beside other calls when
+  // Sleeps until a completion is there or the timeout; leaves the rings alone, so it may run beside other calls when
   // the ring is shared. 0 or -errno (-ETIME, -EINTR).
-  [[nodiscard]] int await(int64_t timeout_ns, unsigned count = 1);
+  [[nodiscard]] int await(int64_t timeout_ns);
   // Takes completions; runs deferred task work first when `drive` (a system call).
   unsigned reap(Cqe* out, unsigned max, bool drive);
 
   unsigned queued() const { return ready_ ? io_uring_sq_ready(&ring_) : 0; }   // not yet taken by the kernel
-  unsigned completed() const { return io_uring_cq_ready(&ring_); }             // posted and not yet reaped
   bool deferred() const { return deferred_; }
   bool sqpoll() const { return (ring_.flags & IORING_SETUP_SQPOLL) != 0; }
   bool iopoll() const { return (ring_.flags & IORING_SETUP_IOPOLL) != 0; }

@@ -370,11 +370,10 @@ void watches(Device* device) {
 }
 
 // Threads on one shared context: the lock around submit and reap, await outside.
-void shared_context(Device* device, unsigned batch) {
+void shared_context(Device* device) {
   constexpr unsigned kThreads = 6, kRounds = 60;
   ContextOptions options;
   options.shared = true;
-  options.batch = batch;
   options.depth = 16;
   Attached attached(device, options);
   Context* context = attached.context;
@@ -527,12 +526,10 @@ void all_parts(const std::string& uri) {
   }
   options.spin = true;
   part("random work", [&] { random_work(device, options, 16); });
-  options.batch = 32;
-  part("random work, 128 at a time, in batches", [&] { random_work(device, options, 128); });
+  part("random work, 128 at a time", [&] { random_work(device, options, 128); });
   part("a full ring", [&] { full_ring(device); });
   part("watches", [&] { watches(device); });
-  part("a shared context", [&] { shared_context(device, 1); });
-  part("a shared context, in batches", [&] { shared_context(device, 4); });
+  part("a shared context", [&] { shared_context(device); });
   part("descriptors and fork", [&] { descriptors(device); });
   device_close(device);
   if (uri.compare(0, 4, "sim:") != 0) part("read-only", [&] { read_only(uri); });
