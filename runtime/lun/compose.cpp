@@ -174,6 +174,33 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
   return open_at(uri, options, format, 0, out, why);
 }
 
+namespace {
+
+// Locks lie on the first path's node, so every process must have the same one there: all paths present, in the order of their
+// device numbers (files reached twice are one node).
+int paths_in_order(Device* raw, ErrorText* why) {
+  if (strcmp(raw->kind(), "paths") != 0) return 0;
+  PathInfo paths[8];
+  const int count = device_paths(raw, paths, 8);
+  for (int i = 0; i < count; ++i) {
+    if (strcmp(paths[i].status, "Missing") == 0)
+      return why->set(-ENXIO, "LUN %s: path %s is missing; virtual LUNs are locked by the first path, so bring it back, or leave "
+                      "it out in every process", raw->name(), paths[i].connection);
+  }
+  uint64_t before = 0;
+  for (unsigned i = 0; i < raw->fd_count(); ++i) {
+    struct stat status;
+    if (sys::file_status(raw->fd(i), &status) < 0) continue;
+    if (status.st_rdev < before)
+      return why->set(-EINVAL, "LUN %s: virtual LUNs are locked by the first path; write the paths in the order of their device "
+                      "numbers (ls -l)", raw->name());
+    before = status.st_rdev;
+  }
+  return 0;
+}
+
+}  // namespace
+
 int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* why) {
   *out = nullptr;
   struct stat status;
@@ -183,7 +210,11 @@ int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* 
   options.scratch = false;
   Device* raw = nullptr;
   const int err = raw_open(uri, options, format, &raw, why);
-  return err < 0 ? err : PhysicalLun::open(raw, format, out, why);
+  if (err < 0) return err;
+  const int order = paths_in_order(raw, why);
+  if (order == 0) return PhysicalLun::open(raw, format, out, why);
+  device_close(raw);
+  return order;
 }
 
 int device_paths(Device* device, PathInfo* out, unsigned max) {

@@ -178,6 +178,7 @@ int MetadataStore::load(Mend mend, SlotReport* report) {
 }
 
 int MetadataStore::commit() {
+  if (!loaded_) return -EIO;   // what an earlier failure left unread is no ground for a change
   media::ImageHeader& header = image_.header();
   const uint64_t next = header.sequence + 1;
   header.previous = header.checksum;

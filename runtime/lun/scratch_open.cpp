@@ -16,11 +16,15 @@
 #include "lun/stripe_device.h"
 #include "superpipe/signature.h"
 #include "sys/file.h"
+#include "sys/thread.h"
 
 namespace lunar {
 namespace {
 
 constexpr unsigned kLunsMax = 8;
+constexpr uint64_t kNamedBytesMin = 66 * kMiB;   // cut into 256 pieces of whole segments for the processes of a tree
+constexpr int kFullRetries = 25;
+constexpr uint64_t kFullRetryNs = 20'000'000;
 
 bool is_there(const char* path, struct stat* status) { return sys::path_status(path, status) == 0; }
 
@@ -64,8 +68,9 @@ int open_shared(const char* uri, Device** out, ErrorText* why) {
 int claim_named(const char* uri, VirtualLun* lun, Device** out, ErrorText* why) {
   auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
   int status = head ? 0 : -ENOMEM;
-  if (status == 0 && lun->size_bytes() < 2 * kScratchDataOffset) {
-    status = why->set(-ENOSPC, "LUN %s: %s is too small for a heap; lunar lun resize it", uri, format_size(lun->size_bytes()).text);
+  if (status == 0 && lun->size_bytes() < kNamedBytesMin) {
+    status = why->set(-ENOSPC, "LUN %s: %s is too small for a heap, which wants %s; lunar lun resize it", uri,
+                      format_size(lun->size_bytes()).text, format_size(kNamedBytesMin).text);
   } else if (status == 0) {
     status = raw_io(lun, Op::kRead, 0, head, kScratchProbeBytes);
     if (status == 0 && signature_of(head, kScratchProbeBytes, nullptr) == Contents::kForeign)
@@ -100,18 +105,26 @@ int open_named(const char* uri, const char* name, Device** out, ErrorText* why) 
   return status < 0 ? status : claim_named(uri, lun, out, why);
 }
 
-int open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
+int try_open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   struct stat unused;
   const char* hash = strrchr(uri, '#');
   if (hash && is_there(uri, &unused)) hash = nullptr;   // a file of that very name
   if (!hash && stands_alone(uri)) return device_open(uri, options, out, why);
   const int status = hash ? open_named(uri, hash + 1, out, why) : open_shared(uri, out, why);
   if (status < 0) return status;
-  const int room = check_room(*out, uri, options.want_bytes, why);
-  if (room == 0) return 0;
-  device_close(*out);
-  *out = nullptr;
-  return room;
+  return check_room(*out, uri, options.want_bytes, why);
+}
+
+// The locks of a process that has just ended go some milliseconds later, and its space with them: asked again for so long.
+int open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
+  for (int tries = 0;; ++tries) {
+    const int status = try_open_one(uri, options, out, why);
+    if (status == 0) return 0;
+    if (*out) device_close(*out);
+    *out = nullptr;
+    if (status != -ENOSPC || tries == kFullRetries || stands_alone(uri)) return status;
+    sys::sleep_ns(kFullRetryNs);
+  }
 }
 
 }  // namespace
@@ -134,6 +147,7 @@ int scratch_open(const char* uris, const DeviceOptions& options, Device** out, E
     if (count == kLunsMax) return why->set(-E2BIG, "LUN: more than %u of them; a stripe has so many at most", kLunsMax);
     words[count++] = word;
   }
+  if (count == 0) return why->set(-EINVAL, "LUN: empty name; give a directory on a disk (--lun /var/tmp)");
   if (count == 1) return open_one(words[0], options, out, why);
   DeviceOptions each = options;
   each.want_bytes = (options.want_bytes + count - 1) / count;

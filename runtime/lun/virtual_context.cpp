@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
 constexpr unsigned kDepthMax = 4096, kVectorsMax = 256;
+constexpr int64_t kStalledNs = 100'000;   // how long await sleeps while pieces wait for room in the base
 constexpr uint32_t kSliceRoom = 2 * kVectorsMax + 2;   // of a cut: a command of 16 MiB over extents of 64 KiB
 
 constexpr uint64_t low_bits(unsigned n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
@@ -198,6 +199,7 @@ int VirtualContext::submit(const Command* commands, unsigned n) {
     ++taken;
   }
   hand_on();
+  stalled_.store(pumping_ != 0, std::memory_order_relaxed);
   if (taken || n == 0) return static_cast<int>(taken);
   return status < 0 ? status : -EAGAIN;
 }
@@ -316,6 +318,7 @@ int VirtualContext::reap(Response* out, unsigned max) {
     if (pumping_) pump();
     if (static_cast<unsigned>(n) < room) break;
   }
+  stalled_.store(pumping_ != 0, std::memory_order_relaxed);
   return static_cast<int>(taken);
 }
 
@@ -360,6 +363,12 @@ int VirtualContext::watch(int fd, uint64_t tag) {
   return 0;
 }
 
-int VirtualContext::await(int64_t timeout_ns) { return ready_count_.load(std::memory_order_acquire) ? 0 : base_->await(timeout_ns); }
+// Pieces that wait for room in the base have no completion of their own: the caller must come back and hand them over.
+int VirtualContext::await(int64_t timeout_ns) {
+  if (ready_count_.load(std::memory_order_acquire)) return 0;
+  if (!stalled_.load(std::memory_order_relaxed)) return base_->await(timeout_ns);
+  const int status = base_->await(timeout_ns < 0 || timeout_ns > kStalledNs ? kStalledNs : timeout_ns);
+  return status == -ETIME && timeout_ns != 0 ? 0 : status;
+}
 
 }  // namespace lunar

@@ -85,6 +85,7 @@ class VirtualContext final : public OwnedContext {
   uint64_t free_cuts_ = 0, free_bounces_ = 0, pumping_ = 0;   // a bit each; pumping_: cuts with pieces to come
   unsigned depth_ = 0, in_flight_ = 0, ready_first_ = 0;
   std::atomic<unsigned> ready_count_{0};
+  std::atomic<bool> stalled_{false};   // pumping_ is not empty: for await
   struct Watch {
     uint64_t tag = 0;
     int fd = -1;

@@ -27,18 +27,45 @@ unsigned own_descriptors(const PagerState& state, unsigned generation) {
   return device->fd_count();
 }
 
+// A new description of number i's file, by the service threads' table.
+int fetch_from_keeper(const PagerState& state, unsigned generation, unsigned i) {
+  char path[64];
+  format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.keeper_tid.load(), state.devices[generation]->fd(i));
+  return sys::open_file(path, state.device_ids[generation][i].flags);
+}
+
 }  // namespace
+
+void descriptors_put_back(PagerState& state) {
+  const unsigned generation = state.generation;
+  for (unsigned i = 0; state.keeper_tid.load() != 0 && i < own_descriptors(state, generation); ++i) {
+    const int number = state.devices[generation]->fd(i);
+    if (is_device(state, generation, i, number) || sys::control_file(number, F_GETFD, nullptr) != -EBADF) continue;
+    const int fetched = fetch_from_keeper(state, generation, i);
+    if (fetched < 0) continue;
+    // The lowest free number from there on: its own, unless the program was faster.
+    const auto put = static_cast<int>(sys::control_file(fetched, F_DUPFD_CLOEXEC, reinterpret_cast<void*>(static_cast<intptr_t>(number))));
+    if (put >= 0 && put != number) sys::close_file(put);
+    sys::close_file(fetched);
+  }
+}
 
 int open_device(PagerState& state, unsigned generation, const DeviceOptions& options, ErrorText* why) {
   Device* device = nullptr;
   int rc = scratch_open(state.options.lun, options, &device, why);
   if (rc < 0) return rc;
+  if (device->fd_count() > kDeviceFdsMax) {
+    const unsigned count = device->fd_count();
+    device_close(device);
+    return why->set(-E2BIG, "LUN %s: %u devices in all, %u is the limit", state.options.lun, count, kDeviceFdsMax);
+  }
   for (unsigned i = 0; i < device->fd_count(); ++i) {
     device->reopen(i, sys::move_high(device->fd(i)));
     sys::note_own_descriptor(device->fd(i), true);
     struct stat status {};
     (void)!sys::file_status(device->fd(i), &status);
-    state.device_ids[generation][i] = {status.st_dev, status.st_ino};
+    const long flags = sys::control_file(device->fd(i), F_GETFL, nullptr);
+    state.device_ids[generation][i] = {status.st_dev, status.st_ino, flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
   }
   state.devices[generation] = device;
   return 0;
@@ -74,9 +101,7 @@ int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
     Device* device = state.devices[generation];
     for (unsigned i = 0; i < own_descriptors(state, generation); ++i) {
       if (is_device(state, generation, i, device->fd(i))) continue;
-      char path[64];
-      format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.keeper_tid.load(), device->fd(i));
-      int fd = sys::open_file(path, O_RDWR | O_DIRECT);
+      int fd = fetch_from_keeper(state, generation, i);
       if (fd < 0) return fd;
       fd = sys::move_high(fd);
       sys::note_own_descriptor(fd, true);

@@ -15,6 +15,10 @@ void close_device(PagerState& state, unsigned generation);   // nullptr from the
 // A fresh userfaultfd into state.uffd. 0 or -errno with *why.
 [[nodiscard]] int open_uffd(PagerState& state, ErrorText* why);
 
+// The program has closed descriptors of its LUN, and something must be asked of the device in its table (to grow): puts them back under
+// their numbers where these are free. Best effort; blocking.
+void descriptors_put_back(PagerState& state);
+
 // Whether the program's table still holds the userfaultfd and the LUNs: the doors cannot work without.
 [[nodiscard]] bool descriptors_in_place(const PagerState& state);
 

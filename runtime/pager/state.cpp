@@ -108,7 +108,10 @@ int space_charge(uint64_t pages, bool may_block) {
   if (!state.lun_ready.load(std::memory_order_acquire)) return 0;   // a child's own LUN takes it over when it opens
   ScratchLun& lun = state.luns[state.generation];
   int rc = lun.charge_fast(pages);
-  if (rc == -EAGAIN && may_block) rc = lun.charge(pages);
+  if (rc == -EAGAIN && may_block) {
+    if (sys::in_program_files()) descriptors_put_back(state);
+    rc = lun.charge(pages);
+  }
   if (rc < 0) state.account.lun_give(bytes);
   return rc;
 }
@@ -169,7 +172,11 @@ int lun_open_own() {
     if (bytes > pieces * piece_bytes) bytes = pieces * piece_bytes;
     reserve = 0;
   }
-  int rc = state.luns[generation].open(device, base, bytes + reserve * state.page_size, static_cast<uint32_t>(state.page_size));
+  // A child's part of the tree's space may lie elsewhere: what there is now is enough if what it was promised fits.
+  const uint64_t held = reserve * state.page_size;
+  if (generation > 0 && device->growable() && bytes + held > device->size_bytes() && device->size_bytes() > held)
+    bytes = round_down(device->size_bytes() - held, 64 * state.page_size);
+  int rc = state.luns[generation].open(device, base, bytes + held, static_cast<uint32_t>(state.page_size));
   if (rc == 0) rc = state.luns[generation].charge(static_cast<uint64_t>(promised));
   if (rc < 0) {
     state.luns[generation].close();   // tried again later

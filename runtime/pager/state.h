@@ -46,6 +46,7 @@ struct PagerState {
   Device* devices[kLunGenerations] = {};
   struct DeviceId {
     uint64_t dev = 0, ino = 0;
+    int flags = 0;   // it was opened with
   };
   DeviceId device_ids[kLunGenerations][kDeviceFdsMax] = {};
   unsigned generation = 0;

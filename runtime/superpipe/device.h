@@ -108,7 +108,7 @@ class Device {
   // Makes sure that [offset, offset+length) is backed by real space (fallocate on a file; nothing on a block device).
   // Blocking; not for the fault path. -ENOSPC when the file system is full.
   [[nodiscard]] virtual int reserve(DeviceOffset offset, uint64_t length) = 0;
-  // Gives space back (hole punch / BLKDISCARD). Best effort; blocking.
+  // Gives space back (hole punch / BLKDISCARD; a raw file keeps what it was given). Best effort; blocking.
   virtual void release(DeviceOffset offset, uint64_t length) = 0;
   virtual uint64_t size_bytes() const = 0;              // what it can hold at most (a file that may grow: see growable)
   virtual bool growable() const = 0;                    // a file made by us: size_bytes() is the free space at open

@@ -159,6 +159,7 @@ int FileDevice::check_size(uint64_t want_bytes, ErrorText* why) const {
 // The medium as it is. On a file of a memory file system too: who asks for it knows what it is.
 int FileDevice::open_raw(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why) {
   block_ = S_ISBLK(status.st_mode);
+  raw_ = true;
   if (!block_ && !S_ISREG(status.st_mode))
     return why->set(-EINVAL, "LUN %s: neither a regular file nor a block device; give one of these", path);
   char who[256];
@@ -410,6 +411,7 @@ int FileDevice::reserve(DeviceOffset offset, uint64_t length) {
 
 void FileDevice::release(DeviceOffset offset, uint64_t length) {
   if (block_) (void)sys::block_discard(fd(), data_offset_ + offset.value, length);
+  else if (raw_) return;   // its owner gave that space: in a sparse file, what is reserved could be taken by others
   else (void)sys::punch_hole(fd(), data_offset_ + offset.value, length);
 }
 

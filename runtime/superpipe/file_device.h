@@ -64,6 +64,7 @@ class FileDevice final : public Device {
   uint64_t data_offset_ = 0;
   uint32_t io_align_ = 4096;
   bool block_ = false;
+  bool raw_ = false;
   bool growable_ = false;
   bool cut_at_close_ = false;       // a path that was empty when it came to us
   bool sqpoll_ = false;

@@ -25,6 +25,7 @@ constexpr uint64_t kSpinMaxNs = 200'000;
 constexpr unsigned kSpinInFlightMax = 4;
 constexpr uint64_t kPreemptedNs = 300'000;        // a gap no interrupt makes
 constexpr unsigned kSpinSkipMin = 8, kSpinSkipMax = 512;
+constexpr int64_t kUnsentNs = 100'000;            // how long await sleeps while the kernel would not take something
 constexpr size_t kWindowMaxBytes = kGiB;          // io_uring's limit for one registered buffer
 constexpr unsigned kSampleVectorMax = 16;         // longer reads say little about a page's latency
 
@@ -105,6 +106,7 @@ int RingContext::submit(const Command* commands, unsigned n) {
   const unsigned taken = queue_all(commands, n);
   // What the kernel does not take now (-EAGAIN, -EBUSY) stays queued; reap and wait hand it over again.
   (void)flush();
+  note_unsent();
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
 }
 
@@ -176,7 +178,15 @@ unsigned RingContext::take(Response* out, unsigned max, bool drive) {
 int RingContext::reap(Response* out, unsigned max) {
   if (watches_.wanted) arm_watches();
   if (ring_.queued() || polled_.queued()) (void)flush();
+  note_unsent();
   return static_cast<int>(take(out, max, true));
+}
+
+// What the kernel did not take has no completion to wake an await: its caller must come and hand it over again.
+int RingContext::await(int64_t timeout_ns) {
+  if (!unsent_.load(std::memory_order_relaxed)) return ring_.await(timeout_ns);
+  const int status = ring_.await(timeout_ns < 0 || timeout_ns > kUnsentNs ? kUnsentNs : timeout_ns);
+  return status == -ETIME && timeout_ns != 0 ? 0 : status;
 }
 
 unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {

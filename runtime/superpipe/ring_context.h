@@ -34,7 +34,7 @@ class RingContext : public OwnedContext {
   }
   unsigned in_flight() const final { return in_flight_; }
   uint64_t usual_latency_ns() const final { return latency_.ns(); }
-  [[nodiscard]] int await(int64_t timeout_ns) final { return ring_.await(timeout_ns); }
+  [[nodiscard]] int await(int64_t timeout_ns) final;
   void release() final;
 
   bool window_registered() const { return window_ != nullptr; }
@@ -79,6 +79,7 @@ class RingContext : public OwnedContext {
   unsigned queue_all(const Command* commands, unsigned n);
   void arm_watches();
   bool flush();
+  void note_unsent() { unsent_.store(ring_.queued() || polled_.queued(), std::memory_order_relaxed); }
   unsigned take(Response* out, unsigned max, bool drive);
   unsigned take_from(sys::Uring* ring, Response* out, unsigned max, bool drive);
   unsigned spin(Response* out, unsigned max, int64_t timeout_ns);
@@ -88,6 +89,7 @@ class RingContext : public OwnedContext {
   LatencyAverage latency_;
   Flight* flights_ = nullptr;       // by index; the index travels as the ring's user data
   uint16_t* free_ = nullptr;        // stack of free indices, free_[0 .. depth_ - in_flight_)
+  std::atomic<bool> unsent_{false};   // for await, which looks at nothing else
   unsigned depth_ = 0;
   unsigned in_flight_ = 0;
   const char* window_ = nullptr;

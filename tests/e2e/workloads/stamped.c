@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Memory whose every page says whose it is: SEED MIB PASSES [REPORT]. Each pass checks all pages and writes every third anew. Prints (or
- * writes to REPORT) "sound" or what is wrong. With REPORT the work is done by a daemon: forked twice, its descriptors closed, its
- * ancestors gone. Threading: one thread. */
+ * writes to REPORT) "sound" or what is wrong. With REPORT the work is done by a daemon: forked twice, all its descriptors closed, its
+ * ancestors gone; a third of the memory is allocated after that. Threading: one thread. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -44,7 +44,7 @@ static int become_daemon(void) {
   if (fork() != 0) _exit(0);
   if (setsid() < 0) return -1;
   if (fork() != 0) _exit(0);
-  for (int fd = 0; fd < 1024; ++fd) close(fd);
+  if (close_range(0, ~0u, 0) != 0) return -1;
   return open("/dev/null", O_RDWR) == 0 && dup(0) == 1 && dup(0) == 2 ? 0 : -1;
 }
 
@@ -52,16 +52,23 @@ int main(int argc, char **argv) {
   if (argc < 4) return 2;
   const uint64_t seed = strtoull(argv[1], NULL, 10), pages = strtoull(argv[2], NULL, 10) * 256, passes = strtoull(argv[3], NULL, 10);
   const char *report = argc > 4 ? argv[4] : NULL;
-  char *memory = malloc(pages * kPage);
+  const uint64_t first = report != NULL ? pages / 3 * 2 : pages;
+  char *memory = malloc(first * kPage);
   unsigned char *versions = calloc(pages, 1);
   if (memory == NULL || versions == NULL) return say(report, "no memory"), 1;
-  for (uint64_t p = 0; p < pages; ++p) write_page((uint64_t *)(memory + p * kPage), seed, p, 0);
-  if (report != NULL && become_daemon() != 0) return 3;
+  for (uint64_t p = 0; p < first; ++p) write_page((uint64_t *)(memory + p * kPage), seed, p, 0);
+  char *further = memory;
+  if (report != NULL) {
+    if (become_daemon() != 0) return 3;
+    further = malloc((pages - first) * kPage);
+    if (further == NULL) return say(report, "no memory after all descriptors were closed"), 1;
+    for (uint64_t p = first; p < pages; ++p) write_page((uint64_t *)(further + (p - first) * kPage), seed, p, 0);
+  }
   if (report == NULL) say(NULL, "filled");
   for (uint64_t pass = 0; pass < passes; ++pass) {
     for (uint64_t i = 0; i < pages; ++i) {
       const uint64_t p = (i * 7919 + pass) % pages;
-      uint64_t *at = (uint64_t *)(memory + p * kPage);
+      uint64_t *at = (uint64_t *)(p < first ? memory + p * kPage : further + (p - first) * kPage);
       if (!page_holds(at, seed, p, versions[p])) {
         char line[128];
         snprintf(line, sizeof line, "page %llu of seed %llu is wrong in pass %llu", (unsigned long long)p, (unsigned long long)seed,
