@@ -89,7 +89,7 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
 
 void FanContext::release() {
   drain();
-  device_->detaching(this);
+  if (mine()) device_->detaching(this);   // a forked child has nothing of the parent's to give back
   for (unsigned i = 0; i < members_; ++i) {
     if (lower_[i]) lower_device_[i]->detach(lower_[i]);
   }

@@ -26,6 +26,12 @@ Command on_member(const Command& command) {
   return out;
 }
 
+// Nothing was done to the medium.
+bool refusal(int64_t error) { return error == -EINVAL || error == -EOPNOTSUPP || error == -EROFS || error == -EBADF; }
+
+alignas(4096) constexpr char kZeros[64 * kKiB] = {};
+constexpr uint32_t kZeroParts = 16;   // 1 MiB a write
+
 }  // namespace
 
 int MirrorDevice::open(const char* name, MemberSet* set, const char* const* uris, uint32_t missing, Format format, bool read_only,
@@ -119,6 +125,7 @@ int MirrorDevice::start(FanContext* context, FanParent* parent) {
   if (!context->room(count_, 0)) return -EAGAIN;
   MirrorShared& shared = state_.shared();
   if (command.op == Op::kRead) {
+    if (parent->bytes == 0) return 0;
     const unsigned member = reader(0);
     if (member == count_) return -EIO;
     shared.member[member].ios.fetch_add(1, std::memory_order_relaxed);
@@ -128,6 +135,7 @@ int MirrorDevice::start(FanContext* context, FanParent* parent) {
   if (read_only_) return command.op == Op::kFlush ? 0 : -EROFS;
   if (command.op == Op::kDiscard && !discard_) return -EOPNOTSUPP;
   if (command.op != Op::kFlush) {
+    if (parent->bytes == 0) return 0;
     if (!state_.begin_write(static_cast<int>(context->number()), command.offset.value, parent->bytes)) {
       const uint64_t now = sys::now_ns();
       if (parent->since_ns == 0) parent->since_ns = now;
@@ -168,31 +176,71 @@ bool MirrorDevice::child_done(FanContext* context, FanParent* parent, FanChild* 
     context->resend(child, next);
     return true;
   }
-  if (good) {
-    parent->good |= bit;
-  } else {
-    parent->bad |= bit;
-    parent->result = result < 0 ? result : -EIO;
-  }
+  Outcome outcome = {parent->good, parent->bad, parent->tried, parent->result};   // `tried` has those that refused
+  outcome.add(bit, good, result);
+  parent->good = outcome.good;
+  parent->bad = outcome.bad;
+  parent->tried = outcome.refused;
+  parent->result = outcome.error;
   return false;
 }
 
+void MirrorDevice::Outcome::add(uint32_t bit, bool took, int64_t result) {
+  if (took) {
+    good |= bit;
+    return;
+  }
+  const int64_t one = result < 0 ? result : -EIO;
+  bad |= bit;
+  if (refusal(one)) refused |= bit;
+  if (error == 0 || !refusal(one)) error = one;
+}
+
+// What a member that cannot discard does instead. Blocks.
+bool MirrorDevice::write_zeros(unsigned member, uint64_t offset, uint64_t length) {
+  iovec parts[kZeroParts];
+  for (uint64_t done = 0; done < length;) {
+    Command command;
+    command.op = Op::kWrite;
+    command.offset = DeviceOffset{kMemberDataOffset + offset + done};
+    command.iov = parts;
+    uint64_t bytes = 0;
+    for (uint64_t left; command.iov_count < kZeroParts && (left = length - done - bytes) != 0; ++command.iov_count) {
+      const uint64_t part = left < sizeof kZeros ? left : sizeof kZeros;
+      parts[command.iov_count] = {const_cast<char*>(kZeros), part};
+      bytes += part;
+    }
+    if (!member_[member] || member_[member]->transfer(command) != static_cast<int64_t>(bytes)) return false;
+    done += bytes;
+  }
+  return true;
+}
+
 // The answer to a write or flush that all have answered. Blocks when one failed.
-int64_t MirrorDevice::settle_write(uint32_t good, uint32_t bad, int64_t bytes, int64_t error) {
+int64_t MirrorDevice::settle_write(const Command& command, uint64_t length, Outcome outcome) {
+  auto [good, bad, refused, error] = outcome;
+  const int64_t bytes = is_data(command.op) ? static_cast<int64_t>(length) : 0;
+  for (unsigned i = 0; command.op == Op::kDiscard && good && i < count_; ++i) {
+    const uint32_t bit = 1u << i;
+    if (!(refused & bit) || !write_zeros(i, command.offset.value, length)) continue;
+    good |= bit;
+    bad &= ~bit;
+  }
   if (bad == 0 && good) return bytes;
   if (good && state_.fail(bad, good) == 0) return bytes;
   // Nobody in sync has it: an error, and from now on what the preferred one holds there is what counts.
   const unsigned preferred = reader(0);
   const uint32_t others = (good | bad) & ~(1u << preferred);
-  if (preferred < count_ && others && (good || error == -EIO)) (void)state_.fail(others, 1u << preferred);
+  if (preferred < count_ && others && (good || !refusal(error))) (void)state_.fail(others, 1u << preferred);
+  if (command.op == Op::kDiscard && good == 0 && refusal(error)) return -EOPNOTSUPP;
   return error ? error : -EIO;
 }
 
 void MirrorDevice::finish(FanContext* context, FanParent* parent) {
   const Command& command = parent->command;
   if (command.op == Op::kRead) return;
-  if (read_only_) return;
-  parent->result = settle_write(parent->good, parent->bad, is_data(command.op) ? static_cast<int64_t>(parent->bytes) : 0, parent->result);
+  if (read_only_ || (command.op != Op::kFlush && parent->bytes == 0)) return;
+  parent->result = settle_write(command, parent->bytes, {parent->good, parent->bad, parent->tried, parent->result});
   if (parent->held) state_.end_write(static_cast<int>(context->number()), command.offset.value, parent->bytes);
   parent->held = false;
 }
@@ -246,21 +294,16 @@ int64_t MirrorDevice::write_now(const Command& command, uint64_t bytes) {
   }
   MirrorShared& shared = state_.shared();
   const uint32_t targets = writable();
-  uint32_t good = 0, bad = 0;
-  int64_t error = 0;
+  Outcome outcome;
   for (unsigned i = 0; i < count_; ++i) {
     if (!(targets >> i & 1)) continue;
     shared.member[i].ios.fetch_add(1, std::memory_order_relaxed);
     const int64_t one = member_[i] ? member_[i]->transfer(on_member(command)) : -ENXIO;
-    if (one >= 0 && (!is_data(command.op) || static_cast<uint64_t>(one) == bytes)) {
-      good |= 1u << i;
-      continue;
-    }
-    bad |= 1u << i;
-    error = one < 0 ? one : -EIO;
-    shared.member[i].errors.fetch_add(1, std::memory_order_relaxed);
+    const bool good = one >= 0 && (!is_data(command.op) || static_cast<uint64_t>(one) == bytes);
+    outcome.add(1u << i, good, one);
+    if (!good) shared.member[i].errors.fetch_add(1, std::memory_order_relaxed);
   }
-  const int64_t result = settle_write(good, bad, is_data(command.op) ? static_cast<int64_t>(bytes) : 0, error);
+  const int64_t result = settle_write(command, bytes, outcome);
   if (slot >= 0) state_.end_write(slot, command.offset.value, bytes);
   return result;
 }
@@ -269,9 +312,10 @@ int64_t MirrorDevice::transfer(const Command& command) {
   uint64_t bytes = 0;
   const int status = check(command, &bytes);
   if (status < 0) return status;
-  if (command.op == Op::kRead) return read_now(command, bytes);
+  if (command.op == Op::kRead) return bytes ? read_now(command, bytes) : 0;
   if (read_only_) return command.op == Op::kFlush ? 0 : -EROFS;
   if (command.op == Op::kDiscard && !discard_) return -EOPNOTSUPP;
+  if (command.op != Op::kFlush && bytes == 0) return 0;
   return write_now(command, bytes);
 }
 

@@ -10,8 +10,12 @@
 //           region by region while I/O goes on, compared, and in sync again. Copying takes at most half of the time while there
 //           is other I/O, and holds up writes to 1/64 of the device for one region (256 KiB) at a time
 //
-// Where no member in sync takes a write, the error is the caller's, and the copy that counts afterwards is the preferred one's.
+// Where no member in sync takes a write, the error is the caller's, and the copy that counts afterwards is the preferred one's
+// (the others are out, unless all refused before they touched the medium). A discard that some members refuse is written there as
+// zeros; one that all refuse is -EOPNOTSUPP. What moves nothing is done at once.
 // A mirror just formatted copies its first member to the others.
+//
+// Opened read-only it is for a short look: mirror_state.h, known limits.
 //
 // Threading: as every device. After an I/O error the thread that reaps it writes labels (blocking). The service thread belongs
 // to the process that opened the mirror; forked children rely on it, or on another process'.
@@ -54,7 +58,13 @@ class MirrorDevice final : public FanDevice {
 
   uint32_t writable() const;                              // bit a member that writes go to
   unsigned reader(uint32_t tried) const;                  // count_: none left
-  int64_t settle_write(uint32_t good, uint32_t bad, int64_t bytes, int64_t error);
+  struct Outcome {
+    uint32_t good = 0, bad = 0, refused = 0;              // bit a member; refused: of the bad ones
+    int64_t error = 0;                                    // of a bad one, of those that did not refuse if there is one
+    void add(uint32_t bit, bool took, int64_t result);
+  };
+  int64_t settle_write(const Command& command, uint64_t bytes, Outcome outcome);
+  bool write_zeros(unsigned member, uint64_t offset, uint64_t length);
   int64_t read_now(const Command& command, uint64_t bytes);
   int64_t write_now(const Command& command, uint64_t bytes);
   int transfer_slot();

@@ -105,8 +105,10 @@ int MirrorDevice::copy_region(unsigned member, uint64_t offset, bool force, bool
   return status < 0 ? static_cast<int>(status) : 0;
 }
 
+// Commands so far; those that only ever wait for the copier too, else a large write would not find a moment without a lock.
 uint64_t MirrorDevice::foreground() const {
   uint64_t out = 0;
+  for (const MirrorSlot& slot : const_cast<MirrorState&>(state_).shared().slot) out += slot.blocked.load(std::memory_order_relaxed);
   for (unsigned i = 0; i < count_; ++i)
     out += const_cast<MirrorState&>(state_).shared().member[i].ios.load(std::memory_order_relaxed);
   return out;

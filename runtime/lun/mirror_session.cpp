@@ -32,7 +32,7 @@ constexpr char kMagic[8] = {'L', 'u', 'n', 'M', 'i', 'r', 'r', '1'};
 struct LocalSession {
   LocalSession* next;
   MirrorShared* shared;
-  unsigned users;   // 0: to be used again
+  unsigned users, readers;   // both 0: to be used again
   uint8_t uuid[16];
 };
 sys::Mutex local_lock;
@@ -294,7 +294,7 @@ int MirrorState::open(const char* uri, MemberSet* set, uint32_t missing, Format 
   if (status == 0 && local_) {
     for (LocalSession* one = local_sessions; one; one = one->next) {
       if (one->users && memcmp(one->uuid, set->label[any_].set_uuid, sizeof one->uuid) == 0) mine = one;
-      if (!one->users) empty = one;
+      if (!one->users && !one->readers) empty = one;
     }
     if (mine) {
       shared_ = mine->shared;
@@ -313,6 +313,9 @@ int MirrorState::open(const char* uri, MemberSet* set, uint32_t missing, Format 
       memcpy(mine->uuid, set->label[any_].set_uuid, sizeof mine->uuid);
     }
     ++mine->users;
+  } else if (status == 0 && mine) {
+    joined_ = true;
+    ++mine->readers;
   }
   if (!read_only) unlock_gate();
   return status;
@@ -327,6 +330,8 @@ bool MirrorState::leave() {
     path_of(shared_->session, path, sizeof path);
     (void)unlink(path);
     (void)sys::unmap(shared_, sizeof(MirrorShared));
+  } else if (local_ && !read_only_) {
+    leave_local();
   } else {
     unmap_private(shared_, sizeof(MirrorShared));
   }
@@ -334,11 +339,24 @@ bool MirrorState::leave() {
   return true;
 }
 
+// pre: counted out already. Readers that joined keep the memory.
+void MirrorState::leave_local() {
+  for (const LocalSession* one = local_sessions; one; one = one->next) {
+    if (one->shared == shared_ && (one->users || one->readers)) return;
+  }
+  unmap_private(shared_, sizeof(MirrorShared));
+}
+
 void MirrorState::close() {
   const sys::Locked<sys::Mutex> locked(local_lock);
   if (!shared_) return;
   if (read_only_) {
-    if (!borrowed_) (void)leave();
+    if (joined_) {
+      LocalSession* mine = local_sessions;
+      while (mine->shared != shared_ || !mine->readers) mine = mine->next;
+      --mine->readers;
+      leave_local();
+    } else if (!borrowed_) (void)leave();
     else (void)sys::unmap(shared_, sizeof(MirrorShared));
     shared_ = nullptr;
     return;

@@ -33,6 +33,12 @@
 // differ between the members; the labels then stay `dirty` at the last close, and the next open copies everything. A copier that
 // dies leaves its lock, a robust mutex, to the next, which unlocks the bucket.
 //
+// Known limits. Who opens it read-only while nobody writes has states of his own: of writers that come later, and of a member that
+// fails them, he learns nothing, and may read there what an acknowledged write missed. So a read-only open is for a look (lunar
+// lun info, list), not for staying; who stays opens it for writing. And a forked child that goes on with what it inherited counts
+// from its first attach, or its first write by transfer(): until then the parent's last close takes itself for the last and says
+// all is clean. A child that is to outlive the parent's close attaches before it.
+//
 // Threading: begin_write, end_write, states and the counters are lock-free and fit for the data path. The rest blocks.
 #pragma once
 #include <pthread.h>
@@ -59,7 +65,7 @@ enum class CopyState : uint8_t {
 struct MirrorSlot {
   std::atomic<uint64_t> owner;      // pid << 32 | start time (low bits); 0: free
   std::atomic<uint32_t> name_space; // of pids; 0: not written yet
-  uint32_t reserved;
+  std::atomic<uint32_t> blocked;    // counts: begin_write had to wait for the copier
   std::atomic<uint16_t> writes[kMirrorBuckets];
 };
 struct MirrorShared {
@@ -150,6 +156,7 @@ class MirrorState {
   int alone();
   void unlock_gate();
   bool leave();
+  void leave_local();
   int write_labels(uint32_t states, uint32_t required, uint32_t* failed, bool dirty);
   void store_states(uint32_t states);
   bool drained(unsigned bucket, uint64_t end, uint64_t* looked, const std::atomic<bool>* stop);
@@ -162,6 +169,7 @@ class MirrorState {
   bool local_ = false;        // no member has a descriptor: plain memory, found by the set's uuid
   bool read_only_ = false;
   bool borrowed_ = false;     // read-only, with the memory of those who write
+  bool joined_ = false;       // read-only and local, with theirs
   int pid_ = 0;
 };
 

@@ -3,6 +3,7 @@
 // Threading: begin_write and end_write are lock-free, for the data path; the copier's calls block.
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -21,16 +22,21 @@ constexpr uint64_t kDeadGraceNs = 1'000'000'000;
 constexpr uint64_t kWindowMinNs = 5'000'000, kWindowMaxNs = 160'000'000;
 constexpr uint64_t kLookAfterNs = 200'000'000;   // a writer that takes so long may be dead
 
-// Start time of a process, in the kernel's ticks (low bits, never 0); 0 when there is none.
+// Start time of a process, in the kernel's ticks (low bits, never 0); 0 when there is none, or only what its parent has not waited
+// for (a zombie whose other threads are gone too).
 uint32_t start_time(uint32_t pid) {
   char path[48], text[1024];
   format_to(path, sizeof path, "/proc/%u/stat", pid);
   if (sys::read_text(path, text, sizeof text) <= 0) return 0;
   const char* at = strrchr(text, ')');   // the name may hold anything
+  char state = 0;
+  long threads = 0;
   for (int field = 2; at && field < 22; ++field) {
     at = strchr(at + 1, ' ');
+    if (at && field == 2) state = at[1];
+    if (at && field == 19) threads = strtol(at + 1, nullptr, 10);
   }
-  if (!at) return 0;
+  if (!at || ((state == 'Z' || state == 'X') && threads <= 1)) return 0;
   uint64_t value = 0;
   for (++at; *at >= '0' && *at <= '9'; ++at) value = value * 10 + static_cast<uint64_t>(*at - '0');
   return static_cast<uint32_t>(value) | 1u;
@@ -87,8 +93,10 @@ int MirrorState::claim_slot() {
 
 void MirrorState::free_slot(int index) {
   MirrorSlot& slot = shared_->slot[index];
+  uint64_t owner = slot.owner.load(std::memory_order_acquire);
+  if (owner >> 32 != static_cast<uint64_t>(getpid())) return;   // somebody else's by now, or the parent's
   slot.name_space.store(0, std::memory_order_release);
-  slot.owner.store(0, std::memory_order_release);
+  (void)slot.owner.compare_exchange_strong(owner, 0, std::memory_order_acq_rel);
 }
 
 bool MirrorState::begin_write(int index, uint64_t offset, uint64_t length) {
@@ -98,10 +106,14 @@ bool MirrorState::begin_write(int index, uint64_t offset, uint64_t length) {
     const int32_t locked = shared_->locked.load(std::memory_order_seq_cst);
     return locked < 0 || (static_cast<unsigned>(locked) + kMirrorBuckets - range.first) % kMirrorBuckets >= range.count;
   };
-  if (!passable()) return false;   // so that those who ask again and again are not seen as writers
+  if (!passable()) {   // so that those who ask again and again are not seen as writers
+    slot.blocked.fetch_add(1, std::memory_order_relaxed);
+    return false;
+  }
   for (unsigned i = 0; i < range.count; ++i) slot.writes[(range.first + i) % kMirrorBuckets].fetch_add(1, std::memory_order_seq_cst);
   if (passable()) return true;
   end_write(index, offset, length);
+  slot.blocked.fetch_add(1, std::memory_order_relaxed);
   return false;
 }
 

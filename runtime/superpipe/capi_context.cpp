@@ -36,7 +36,7 @@ int CapiContext::create(CapiDevice* device, int chunk, const ContextOptions& opt
 
 void CapiContext::release() {
   drain();
-  (void)device_->library().close(chunk_, 0);
+  if (mine()) (void)device_->library().close(chunk_, 0);   // a forked child's copy of it is the parent's
   unmap_private(this, mapping_bytes_);
 }
 

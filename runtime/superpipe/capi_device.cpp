@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/arena.h"
 #include "base/host_guard.h"
@@ -21,6 +22,8 @@ constexpr uint64_t kBlockBytes = 4096;
 constexpr size_t kBlocksMax = 4096;          // 16 MiB
 constexpr int kNoThreads = 4;                // CBLK_OPN_NO_INTRP_THREADS: we ask for results ourselves
 constexpr int kOwnRequests = 64;             // of the device's own chunk
+
+uint64_t held_by_this_process(int chunk) { return static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(chunk); }
 
 }  // namespace
 
@@ -53,16 +56,17 @@ int CapiDevice::open(const char* uri, const DeviceOptions& options, Device** out
   const HostGuard guard;   // the library allocates: from DRAM
   if (ibm.init) (void)ibm.init(nullptr, 0);
   errno = 0;
-  device->chunk_ = ibm.open(path, kOwnRequests, device->read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
-  if (device->chunk_ == CapiLibrary::kNull)
+  const int chunk = ibm.open(path, kOwnRequests, device->read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
+  if (chunk == CapiLibrary::kNull)
     return why->set(errno ? -errno : -ENODEV, "LUN %s: IBM's library cannot open it (%s); it must be a disk behind a CAPI adapter, "
                     "and yours to open (cxlfd, cxlfstatus)", uri, errno_name(errno ? errno : ENODEV));
+  device->chunk_.store(held_by_this_process(chunk), std::memory_order_release);
   size_t blocks = 0;
   CapiAttributes attributes = {};
-  if (ibm.get_lun_size(device->chunk_, &blocks, 0) != 0) {
+  if (ibm.get_lun_size(chunk, &blocks, 0) != 0) {
     err = why->set(errno ? -errno : -EIO, "LUN %s: IBM's library does not tell its size (%s)", uri, errno_name(errno));
   } else {
-    if (ibm.get_attrs && ibm.get_attrs(device->chunk_, &attributes, 0) == 0) {
+    if (ibm.get_attrs && ibm.get_attrs(chunk, &attributes, 0) == 0) {
       device->blocks_max_ = attributes.max_transfer_size < kBlocksMax ? attributes.max_transfer_size : kBlocksMax;
       device->unmap_ = ibm.unmap && (attributes.flags1 & CapiLibrary::kUnmap);
     }
@@ -73,7 +77,7 @@ int CapiDevice::open(const char* uri, const DeviceOptions& options, Device** out
       err = why->set(-ENOSPC, "LUN %s: %s large, %s wanted; lower --size, or give another LUN", uri,
                      format_size(device->size_bytes_).text, format_size(options.want_bytes).text);
   }
-  if (err < 0) (void)ibm.close(device->chunk_, 0);
+  if (err < 0) (void)ibm.close(chunk, 0);
   else *out = device;
   return err;
 }
@@ -104,8 +108,21 @@ int CapiDevice::take_as_scratch(const char* path, ErrorText* why) {
 
 void CapiDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
-  (void)library_.close(chunk_, 0);
-  chunk_ = CapiLibrary::kNull;
+  const uint64_t held = chunk_.exchange(0, std::memory_order_acq_rel);
+  if (held >> 32 == static_cast<uint64_t>(getpid())) (void)library_.close(static_cast<int>(held), 0);
+}
+
+int CapiDevice::chunk() {
+  for (;;) {
+    uint64_t held = chunk_.load(std::memory_order_acquire);
+    if (held >> 32 == static_cast<uint64_t>(getpid())) return static_cast<int>(held);
+    const HostGuard guard;
+    errno = 0;
+    const int own = library_.open(path_, kOwnRequests, read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
+    if (own == CapiLibrary::kNull) return own;
+    if (chunk_.compare_exchange_strong(held, held_by_this_process(own), std::memory_order_acq_rel)) return own;
+    (void)library_.close(own, 0);
+  }
 }
 
 int CapiDevice::check(const Command& command) const {
@@ -127,6 +144,8 @@ int CapiDevice::check(const Command& command) const {
 int64_t CapiDevice::transfer(const Command& command) {
   const int status = check(command);
   if (status != 0 || command.op == Op::kFlush) return status > 0 ? 0 : status;
+  const int own = chunk();
+  if (own == CapiLibrary::kNull) return errno ? -errno : -ENODEV;
   const auto move = command.op == Op::kRead ? library_.read : library_.write;
   uint64_t done = 0;
   for (uint32_t i = 0; i < command.iov_count; ++i) {
@@ -134,7 +153,7 @@ int64_t CapiDevice::transfer(const Command& command) {
       const size_t left = (command.iov[i].iov_len - at) / kBlockBytes, blocks = left < blocks_max_ ? left : blocks_max_;
       const auto block = static_cast<off_t>(first_block() + (command.offset.value + done) / kBlockBytes);
       errno = 0;
-      const int moved = move(chunk_, static_cast<char*>(command.iov[i].iov_base) + at, block, blocks, 0);
+      const int moved = move(own, static_cast<char*>(command.iov[i].iov_base) + at, block, blocks, 0);
       if (moved < 0) return errno ? -errno : -EIO;
       done += static_cast<uint64_t>(moved) * kBlockBytes;
       at += static_cast<uint64_t>(moved) * kBlockBytes;
@@ -173,11 +192,13 @@ void CapiDevice::release(DeviceOffset offset, uint64_t length) {
   uint64_t at = round_up(offset.value, kBlockBytes);
   const uint64_t end = round_down(offset.value + length, kBlockBytes);
   if (!unmap_ || end > size_bytes_) return;
+  const int own = chunk();
+  if (own == CapiLibrary::kNull) return;
   // unmap takes a block of zeros that says what such blocks should hold.
   void* zeros = map_private(kBlockBytes, ForkPolicy::kDontFork);
   while (zeros && at < end) {
     const size_t left = (end - at) / kBlockBytes, blocks = left < blocks_max_ ? left : blocks_max_;
-    if (library_.unmap(chunk_, zeros, static_cast<off_t>(first_block() + at / kBlockBytes), blocks, 0) <= 0) break;
+    if (library_.unmap(own, zeros, static_cast<off_t>(first_block() + at / kBlockBytes), blocks, 0) <= 0) break;
     at += blocks * kBlockBytes;
   }
   if (zeros) unmap_private(zeros, kBlockBytes);

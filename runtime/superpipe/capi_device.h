@@ -3,7 +3,8 @@
 // chunk of its own, its commands are cblk_aread and cblk_awrite; transfer() goes by the device's chunk. Where hardware or library
 // are missing, open says so (-ENODEV).
 //
-// Blocks of 4096 bytes. No descriptors, so no reopen: a forked child attaches chunks of its own. No discard: unmapped blocks are not
+// Blocks of 4096 bytes. No descriptors, so no reopen: a forked child attaches chunks of its own, and opens
+// one for its transfers with the first. No discard: unmapped blocks are not
 // promised to read as zeros (release() unmaps). The medium has no volatile cache: a flush has nothing to do. The library may
 // allocate and lock as it likes: not for the fault path. Raw only: nothing is known of what such a disk holds, so scratch use is
 // refused unless its head is zeros or a former scratch LUN's.
@@ -43,6 +44,7 @@ class CapiDevice final : public Device {
 
  private:
   int take_as_scratch(const char* path, ErrorText* why);
+  int chunk();                     // for transfers of this process; kNull with errno set
 
   CapiLibrary library_;
   const char* name_ = nullptr;
@@ -50,7 +52,7 @@ class CapiDevice final : public Device {
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
   size_t blocks_max_ = 0;          // of one command
-  int chunk_ = CapiLibrary::kNull;
+  std::atomic<uint64_t> chunk_{0}; // pid << 32 | chunk of the device's own; a forked child takes another
   bool read_only_ = false;
   bool unmap_ = false;
   std::atomic<int> contexts_{0};

@@ -19,9 +19,11 @@ class OwnedContext : public Context {
   virtual void release() = 0;
 
  protected:
+  // False in a forked child.
+  bool mine() const { return getpid() == owner_pid_; }
   // Takes what is left, until nothing is in flight.
   void drain() {
-    if (getpid() != owner_pid_) return;
+    if (!mine()) return;
     Response dropped[16];
     while (in_flight() != 0) {
       const int n = wait(dropped, 16, -1);

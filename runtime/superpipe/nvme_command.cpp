@@ -100,7 +100,9 @@ void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Comman
   switch (command.op) {
     case Op::kFlush: out->opcode = kFlush; return;
     case Op::kDiscard: {
-      const uint64_t left = command.length - progress->done, most = kBlocksMax << geometry.block_shift;
+      const uint64_t left = command.length - progress->done, limit = kBlocksMax << geometry.block_shift;
+      const uint64_t taken = geometry.zeroes_bytes_max ? geometry.zeroes_bytes_max : geometry.piece_bytes_max;
+      const uint64_t most = round_down(taken < limit ? taken : limit, uint64_t{1} << geometry.block_shift);
       out->opcode = kWriteZeroes;
       out->cdw12 = geometry.deallocate_zeroed ? kDeallocateBit : 0;
       progress->piece = left < most ? left : most;

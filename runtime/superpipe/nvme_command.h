@@ -15,6 +15,7 @@ struct NvmeGeometry {
   uint64_t blocks = 0;
   uint32_t piece_bytes_max = 128 * 1024;   // of one NVMe command; a multiple of 4096
   uint32_t piece_parts_max = 32;           // buffers of one command
+  uint64_t zeroes_bytes_max = 0;           // of one WRITE ZEROES; 0: not known, piece_bytes_max is safe
   bool write_zeroes = false;               // kDiscard is carried out
   bool deallocate_zeroed = false;          // WRITE ZEROES may give the blocks back (DEAC)
   bool deallocate = false;                 // DATASET MANAGEMENT

@@ -147,6 +147,10 @@ int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable
   if (segments > 2 && (static_cast<uint64_t>(segments) - 1) * 4096 < most) most = (static_cast<uint64_t>(segments) - 1) * 4096;
   geometry_.piece_bytes_max = static_cast<uint32_t>(round_down(most, 4096));
   if (segments > 2 && segments - 1 < geometry_.piece_parts_max) geometry_.piece_parts_max = static_cast<uint32_t>(segments - 1);
+  if (const int64_t zeroes = block_queue_value(block, "write_zeroes_max_bytes"); zeroes >= 0) {
+    geometry_.zeroes_bytes_max = static_cast<uint64_t>(zeroes);
+    if (zeroes >> geometry_.block_shift == 0) geometry_.write_zeroes = false;
+  }
   if (writable && block_in_use(block, who, sizeof who))
     return why->set(-EBUSY, "LUN %s: the same namespace, as block device %s, is %s; give one that nobody uses", path, block_path_, who);
   return 0;

@@ -140,6 +140,73 @@ TEST_CASE("mirror: a write that a member fails is on the other's label before it
   device_close(device);
 }
 
+namespace {
+
+int64_t discard(Device* device, Context* context, uint64_t page, uint64_t pages) {
+  Command command;
+  command.op = Op::kDiscard;
+  command.offset = DeviceOffset{page * kPage};
+  command.length = pages * kPage;
+  if (!context) return device->transfer(command);
+  Response response{};
+  REQUIRE(context->submit(&command, 1) == 1);
+  REQUIRE(context->wait(&response, 1, 10'000'000'000) == 1);
+  return response.result;
+}
+
+}  // namespace
+
+TEST_CASE("mirror: a discard that one member refuses is zeros there; one that all refuse, and an empty command, fail nobody") {
+  Device* device = open_mirror("mirror:sim:8m;sim:8m", Format::kIfBlank, 100 * kSecond);
+  REQUIRE(mirror(device).wait_in_sync(20 * kSecond) == 0);
+  Context* context = nullptr;
+  REQUIRE(device->attach({}, &context) == 0);
+  std::vector<char> data(5 * kMiB, 'x');
+  for (Context* way : {static_cast<Context*>(nullptr), context}) {
+    for (uint64_t at = 0; at < data.size(); at += kMiB) REQUIRE(io(device, Op::kWrite, at / kPage, data.data() + at, kMiB) == kMiB);
+    for (unsigned refusing : {0u, 1u}) {
+      sim(member(device, refusing)).set_refusing_discard(true);
+      CHECK(discard(device, way, refusing * 600 + 1, 599) == 0);
+      sim(member(device, refusing)).set_refusing_discard(false);
+    }
+    CHECK(equal(device, 0, 1));
+    for (uint64_t page : {1, 599, 601, 1199}) CHECK(data_of(device, 0)[page * kPage + 77] == 0);
+    for (uint64_t page : {0, 600, 1200}) CHECK(data_of(device, 1)[page * kPage + 77] == 'x');
+    for (unsigned i = 0; i < 2; ++i) sim(member(device, i)).set_refusing_discard(true);
+    CHECK(discard(device, way, 0, 1) == -EOPNOTSUPP);
+    CHECK(data_of(device, 0)[0] == 'x');
+    for (unsigned i = 0; i < 2; ++i) sim(member(device, i)).set_refusing_discard(false);
+    CHECK(discard(device, way, 3, 0) == 0);
+    for (unsigned i = 0; i < 2; ++i) CHECK(status(device, i) == "Enabled");
+  }
+  CHECK(io(device, Op::kWrite, 0, data.data(), 0) == 0);
+  CHECK(io(device, Op::kRead, 0, data.data(), 0) == 0);
+  device->detach(context);
+  device_close(device);
+}
+
+TEST_CASE("mirror: who reads beside the writers of one process takes nothing from them, nor they from him") {
+  const std::string uri = "mirror:" + named("2m", fresh()) + ";" + named("2m", fresh());
+  Page page;
+  memset(page.at, 'w', kPage);
+  for (bool reader_first : {true, false}) {
+    Device *writer = open_mirror(uri), *reader = nullptr;
+    DeviceOptions look = raw();
+    look.read_only = true;
+    ErrorText why;
+    REQUIRE(raw_open(uri.c_str(), look, Format::kNever, &reader, &why) == 0);
+    CHECK(io(writer, Op::kWrite, 3, page.at) == kPage);
+    device_close(reader_first ? reader : writer);
+    if (reader_first) CHECK(io(writer, Op::kWrite, 3, page.at) == kPage);
+    else CHECK(io(reader, Op::kRead, 3, page.at) == kPage);
+    device_close(reader_first ? writer : reader);
+    CHECK(page.at[kPage - 1] == 'w');
+    Device* again = open_mirror(uri, Format::kNever);
+    CHECK(status(again, 1) == "Enabled");   // it was closed clean
+    device_close(again);
+  }
+}
+
 TEST_CASE("mirror: what cannot be read is read from the other, and written again where it was") {
   Device* device = open_mirror("mirror:sim:4m,read_error=5,seed=7;sim:4m");
   REQUIRE(mirror(device).wait_in_sync(20 * kSecond) == 0);
@@ -415,6 +482,24 @@ TEST_CASE("mirror: another process never reads a member that an acknowledged wri
   memset(page.at, '1', kPage);
   CHECK(io(device, Op::kWrite, 1, page.at) == kPage);
   CHECK(ask() == '1');
+  // A forked child that lets an inherited context go leaves its slot to the parent.
+  Context* context = nullptr;
+  REQUIRE(device->attach({}, &context) == 0);
+  const auto slots = [&] {
+    unsigned out = 0;
+    for (const MirrorSlot& slot : mirror(device).state().shared().slot) out += slot.owner.load() >> 32 == static_cast<uint64_t>(getpid());
+    return out;
+  };
+  const unsigned held = slots();
+  const pid_t heir = fork();
+  if (heir == 0) {
+    device->detach(context);
+    _exit(0);
+  }
+  REQUIRE(waitpid(heir, nullptr, 0) == heir);
+  CHECK(slots() == held);
+  device->detach(context);
+  CHECK(slots() == held - 1);
   // Here, and only here, the preferred member refuses writes from now on.
   const int good = device->fd(0), read_only = sys::open_file(paths[0].c_str(), O_RDONLY | O_DIRECT);
   REQUIRE(read_only >= 0);

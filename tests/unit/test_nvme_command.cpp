@@ -126,6 +126,8 @@ TEST_CASE("nvme: pieces cover a command once, in order, within the limits") {
     geometry.piece_parts_max = 1 + random() % 64;
     geometry.write_zeroes = true;
     geometry.deallocate_zeroed = random() % 2;
+    geometry.zeroes_bytes_max = random() % 2 ? 0 : 4096 + random() % (16 << 20);
+    const uint64_t zeroes_max = geometry.zeroes_bytes_max ? geometry.zeroes_bytes_max : geometry.piece_bytes_max;
     const uint64_t block = uint64_t{1} << geometry.block_shift, data_offset = random() % 2 ? kMiB : 0;
     Command command;
     command.op = static_cast<Op>(random() % 3);
@@ -150,7 +152,7 @@ TEST_CASE("nvme: pieces cover a command once, in order, within the limits") {
       const uint64_t count = (piece.cdw12 & 0xffff) + 1;
       right &= (uint64_t{piece.cdw11} << 32 | piece.cdw10) == next && count * block == progress.piece && piece.nsid == 7;
       if (command.op == Op::kDiscard) {
-        right &= piece.opcode == 8 && (piece.cdw12 >> 25 & 1) == geometry.deallocate_zeroed && !piece.data;
+        right &= progress.piece <= zeroes_max && piece.opcode == 8 && (piece.cdw12 >> 25 & 1) == geometry.deallocate_zeroed && !piece.data;
       } else {
         right &= piece.opcode == (command.op == Op::kRead ? 2 : 1) && progress.piece <= geometry.piece_bytes_max;
         const auto* vector = static_cast<const iovec*>(piece.data);
