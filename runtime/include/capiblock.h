@@ -233,7 +233,7 @@ int cblk_aunmap(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks
 
 /* Fetches a result: of *tag, or with CBLK_ARESULT_NEXT_TAG of the oldest that is done. Return > 0: done, that many blocks
  * (also in *status), and the tag is free; 0: not done (*tag is -1 with NEXT_TAG); -1: the command failed with this errno (EIO
- * also for one of 0 blocks), or EINVAL no such tag, ENOENT nothing active (NEXT_TAG), ENOMSG its status went to the
+ * also for one of 0 blocks, and where the device says what follows here), or EINVAL no such tag, ENOENT nothing active (NEXT_TAG), ENOMSG its status went to the
  * caller's structure, ETIMEDOUT not done within CFLSH_BLK_TIMEOUT seconds (BLOCKING; the command lives on). status may be
  * NULL. */
 int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
