@@ -187,9 +187,10 @@ int Chunk::close(int flags) {
 void Chunk::end(int flags) {
   registry_remove(this);
   stop_completer();
-  const bool scrubs = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_count_ && !inherited_.load(std::memory_order_relaxed);
-  if (scrubs) (void)scrub(0, size_blocks());
-  trace("close %d", id);
+  const bool asked = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_count_;
+  const bool shared = shared_by_fork_.load(std::memory_order_relaxed);   // the data may be in use yet
+  if (asked && !shared) (void)scrub(0, size_blocks());
+  trace("close %d%s", id, asked && shared ? ": not scrubbed, a fork shared it" : "");
   Slot* const place = slot;
   destroy();
   place->word.fetch_sub(1, std::memory_order_release);   // the closer's own use

@@ -143,7 +143,10 @@ class Chunk final : public Handle {
 
   // fork.cpp; pre of all three: the registry's lock is held.
   void before_fork() { lock_.lock(); }
-  void after_fork_in_parent() { lock_.unlock(); }
+  void after_fork_in_parent() {
+    shared_by_fork_.store(virtual_count_ != 0, std::memory_order_relaxed);
+    lock_.unlock();
+  }
   void after_fork_in_child();
 
  private:
@@ -215,6 +218,7 @@ class Chunk final : public Handle {
   std::atomic<uint64_t> size_blocks_{0};
   std::atomic<bool> being_closed_{false};
   std::atomic<bool> inherited_{false};     // virtual, in a child that has not cloned it
+  std::atomic<bool> shared_by_fork_{false};   // virtual, and another process may use it: for good, as nobody tells of his end
   bool active_at_fork_ = false;
   bool forked_ = false;             // in a child: nothing of before is its own
   sys::Mutex resize_;

@@ -200,7 +200,8 @@ int cblk_term(void *arg, uint64_t flags);
 chunk_id_t cblk_open(const char *path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags);
 
 /* Closes it; a virtual LUN is gone. Waits up to 5 s for commands that are under way, then EBUSY (the chunk stays open).
- * Results that nobody fetched are dropped. flags: 0 or CBLK_SCRUB_DATA_FLG. EINVAL: also when it is closed already. */
+ * Results that nobody fetched are dropped. flags: 0 or CBLK_SCRUB_DATA_FLG; a virtual LUN that was open at a fork is not
+ * scrubbed, by none of both sides: the other may still use it. EINVAL: also when it is closed already. */
 int cblk_close(chunk_id_t chunk, int flags);
 
 /* Blocks of the LUN that the chunk lies on / of the chunk. A virtual chunk has 0 until cblk_set_size. */
