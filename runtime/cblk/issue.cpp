@@ -176,7 +176,7 @@ int Chunk::start_completer() {
   const int status = sys::thread_start(spec, &completer_thread_);
   if (status < 0) {
     add(counters_.threads_failed);
-    return -EAGAIN;
+    return -ENOMEM;   // EAGAIN would say that no command is free
   }
   add(counters_.threads_started);
   completer_state_ = Completer::kRuns;
@@ -190,6 +190,7 @@ void Chunk::wake_completer() {
 
 // Sleeps on its word while no command has a status to fill, and otherwise waits as every other thread does.
 void Chunk::completer() {
+  sys::allow_fault_signals();   // statuses and what is copied out are the program's memory: a fault there is the program's to see
   for (;;) {
     const uint32_t word = completer_word_.load(std::memory_order_acquire);
     if (completer_stop_.load(std::memory_order_acquire)) return;

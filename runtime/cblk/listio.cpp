@@ -105,7 +105,7 @@ void ListRun::admit(cblk_io_t** list, int n) {
     }
     uint32_t index = kNone;
     const int64_t status = chunk_.admit(&ios[i], &index);
-    if (status == -EWOULDBLOCK && waits_) {
+    if (status == -EWOULDBLOCK && waits_ && !ios[i].wait_for_command) {
       chunk_.push_backlog();
       chunk_.unlock();
       if (background_work) chunk_.wake_completer();
