@@ -156,6 +156,7 @@ class Chunk final : public Handle {
   int open_one(const char* path, Device** out, ErrorText* why);
   int open_raid0(const char* path, ErrorText* why);
   int resize(uint64_t blocks, ErrorText* why);
+  uint64_t found_blocks() const;
   void find_limits(const Environment& environment);
   void destroy();
   int attach();
