@@ -48,6 +48,7 @@ struct Io {
   int user_tag = 0;
   bool has_user_tag = false;
   bool wait_for_command = false;
+  uint64_t wait_deadline_ns = UINT64_MAX;   // for that: it waits as long as usual, but not beyond
   cblk_arw_status_t* status = nullptr;   // to be filled in the background
   // Made by prepare().
   Bounce bounce;

@@ -7,12 +7,10 @@
 #include <errno.h>
 #include <string.h>
 
-#include "cblk/chunk.h"
+#include "cblk/wait.h"
 
 namespace lunar::cblk {
 namespace {
-
-constexpr unsigned kBatch = 64;
 
 // What result() and its callers say themselves, of a command that lives on or is none, may not come from the device: they would
 // take a command that was fetched for one that was not.
@@ -36,8 +34,8 @@ void Chunk::copy_out(const Response& response) {
 bool Chunk::reap() {
   if (backlog_count_) push_backlog();
   if (in_ring_ == 0) return false;
-  Response responses[kBatch];
-  const int n = context_->reap(responses, kBatch);
+  Response responses[kHarvestBatch];
+  const int n = context_->reap(responses, kHarvestBatch);
   if (n <= 0) return false;
   bool copies = false;
   for (int i = 0; i < n; ++i) copies |= needs_copy(entries_[responses[i].tag].io);

@@ -73,7 +73,8 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
     if (io->wait_for_command) {
       Waiter waiter;
       waiter.kind = Waiter::kFree;
-      (void)wait_until(&waiter, sys::now_ns() + (timeout_ns_ ? timeout_ns_ : kFreeCommandWaitNs),
+      const uint64_t usual = sys::now_ns() + (timeout_ns_ ? timeout_ns_ : kFreeCommandWaitNs);
+      (void)wait_until(&waiter, usual < io->wait_deadline_ns ? usual : io->wait_deadline_ns,
                        [this] { return free_ != kNone || closing_; });
       if (closing_) return -EINVAL;
       index = take_free();

@@ -243,7 +243,8 @@ int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
  *   pending      issued by an earlier call; looked at again
  *   completion   room for *ncompletion pointers: filled with those of issue and pending that are done and not in `wait`, the
  *                rest set to NULL. *ncompletion becomes their number
- *   timeout_us   for the waiting; 0: no limit
+ *   timeout_us   for the waiting, also that for free commands (CBLK_LISTIO_WAIT_ISSUE_CMD; what finds none in time is told
+ *                EBUSY in its stat); 0: no limit
  * Every I/O's own result is in its stat. Returns 0, or -1: EINVAL bad lists (nothing issued): a NULL entry, an I/O to wait for
  * with CBLK_IO_USER_STATUS, nwait + *ncompletion < nissue + npending; ETIMEDOUT (what is done by then is reported). */
 int cblk_listio(chunk_id_t chunk, cblk_io_t *issue[], int nissue, cblk_io_t *pending[], int npending, cblk_io_t *wait[],
