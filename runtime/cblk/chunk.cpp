@@ -187,9 +187,10 @@ int Chunk::close(int flags) {
 void Chunk::end(int flags) {
   registry_remove(this);
   stop_completer();
-  const bool scrubs = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_count_ && !inherited_.load(std::memory_order_relaxed);
-  if (scrubs) (void)scrub(0, size_blocks());
-  trace("close %d", id);
+  const bool asked = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_count_;
+  const bool shared = shared_by_fork_.load(std::memory_order_relaxed);   // the data may be in use yet
+  if (asked && !shared) (void)scrub(0, size_blocks());
+  trace("close %d%s", id, asked && shared ? ": not scrubbed, a fork shared it" : "");
   Slot* const place = slot;
   destroy();
   place->word.fetch_sub(1, std::memory_order_release);   // the closer's own use
@@ -233,6 +234,17 @@ int Chunk::resize(uint64_t blocks, ErrorText* why) {
   return status;
 }
 
+// What the virtual LUNs hold now. A size that was rounded up over the members of a RAID 0 stands.
+uint64_t Chunk::found_blocks() const {
+  uint64_t least = kForever;
+  for (unsigned i = 0; i < virtual_count_; ++i) {
+    const uint64_t blocks = virtual_[i]->used_bytes() / kBlockBytes;
+    if (blocks < least) least = blocks;
+  }
+  const uint64_t known = size_blocks();
+  return (known + virtual_count_ - 1) / virtual_count_ == least ? known : least * virtual_count_;
+}
+
 int Chunk::set_size(uint64_t blocks, int flags) {
   if (!virtual_count_ || inherited_.load(std::memory_order_relaxed)) return -EINVAL;
   sys::Locked guard(resize_);
@@ -253,13 +265,13 @@ int Chunk::set_size(uint64_t blocks, int flags) {
       size_blocks_.store(now);
       return -EBUSY;
     }
-    if ((flags | flags_) & CBLK_SCRUB_DATA_FLG) {
+    if (cache_.active()) cache_.begin_write(blocks, now - blocks), cache_.end_write(blocks, now - blocks);
+    if ((flags | flags_) & CBLK_SCRUB_DATA_FLG) {   // before: afterwards it may be another's
       if (const int status = scrub(blocks, now); status < 0) {
         size_blocks_.store(now);
         return status;
       }
     }
-    if (cache_.active()) cache_.begin_write(blocks, now - blocks), cache_.end_write(blocks, now - blocks);
   }
   const int status = resize(blocks, &why);
   size_blocks_.store(status < 0 ? now : blocks);
@@ -289,6 +301,7 @@ int Chunk::clone_after_fork(int mode) {
   int status = busy ? -EBUSY : 0;
   if (!busy && inherited) {
     for (unsigned i = 0; i < virtual_count_ && status == 0; ++i) status = virtual_[i]->refresh();
+    if (status == 0) size_blocks_.store(found_blocks(), std::memory_order_release);   // another sharer may have resized it
     if (status == 0) access_ = access;
     if (status == 0) inherited_.store(false, std::memory_order_relaxed);
   }

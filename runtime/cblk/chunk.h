@@ -48,6 +48,7 @@ struct Io {
   int user_tag = 0;
   bool has_user_tag = false;
   bool wait_for_command = false;
+  uint64_t wait_deadline_ns = UINT64_MAX;   // for that: it waits as long as usual, but not beyond
   cblk_arw_status_t* status = nullptr;   // to be filled in the background
   // Made by prepare().
   Bounce bounce;
@@ -143,7 +144,10 @@ class Chunk final : public Handle {
 
   // fork.cpp; pre of all three: the registry's lock is held.
   void before_fork() { lock_.lock(); }
-  void after_fork_in_parent() { lock_.unlock(); }
+  void after_fork_in_parent() {
+    shared_by_fork_.store(virtual_count_ != 0, std::memory_order_relaxed);
+    lock_.unlock();
+  }
   void after_fork_in_child();
 
  private:
@@ -153,6 +157,7 @@ class Chunk final : public Handle {
   int open_one(const char* path, Device** out, ErrorText* why);
   int open_raid0(const char* path, ErrorText* why);
   int resize(uint64_t blocks, ErrorText* why);
+  uint64_t found_blocks() const;
   void find_limits(const Environment& environment);
   void destroy();
   int attach();
@@ -215,6 +220,7 @@ class Chunk final : public Handle {
   std::atomic<uint64_t> size_blocks_{0};
   std::atomic<bool> being_closed_{false};
   std::atomic<bool> inherited_{false};     // virtual, in a child that has not cloned it
+  std::atomic<bool> shared_by_fork_{false};   // virtual, and another process may use it: for good, as nobody tells of his end
   bool active_at_fork_ = false;
   bool forked_ = false;             // in a child: nothing of before is its own
   sys::Mutex resize_;

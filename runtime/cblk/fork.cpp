@@ -7,7 +7,7 @@
 
 #include <new>
 
-#include "cblk/chunk.h"
+#include "cblk/group.h"
 
 namespace lunar::cblk {
 namespace {
@@ -33,6 +33,9 @@ void in_child() {
   registry_lock().reset_in_child();
   table_forget_users();
   for_chunks([](Chunk* chunk) { chunk->after_fork_in_child(); });
+  for (Handle* handle = registry_first(); handle; handle = handle->next) {
+    if (handle->kind == Kind::kGroup) static_cast<Group*>(handle)->after_fork_in_child();
+  }
 }
 
 }  // namespace
@@ -58,6 +61,7 @@ void Chunk::after_fork_in_child() {
   for (Waiter*& waiter : waiting_) waiter = nullptr;
   to_wake_count_ = 0;
   completer_state_ = Completer::kNone;
+  shared_by_fork_.store(virtual_count_ != 0, std::memory_order_relaxed);
   if (virtual_count_) inherited_.store(true, std::memory_order_relaxed);
 }
 

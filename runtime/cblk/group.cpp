@@ -57,14 +57,15 @@ void Group::destroy() {
 
 int Group::close(int flags) {
   if (closing_.exchange(true)) return -EINVAL;
+  const uint64_t deadline = sys::now_ns() + kCloseWaitNs;
   for (unsigned i = 0; i < count_; ++i) {   // first ask, so that a busy group stays whole
-    if (!chunk_[i]->drain(sys::now_ns() + (i == 0 ? kCloseWaitNs : 0))) {
+    if (!chunk_[i]->drain(deadline)) {
       for (unsigned j = 0; j <= i; ++j) chunk_[j]->reopen();
       closing_.store(false);
       return -EBUSY;
     }
   }
-  if (table_shut(this, 1, sys::now_ns() + kCloseWaitNs) < 0) {
+  if (table_shut(this, 1, deadline) < 0) {
     for (unsigned j = 0; j < count_; ++j) chunk_[j]->reopen();
     closing_.store(false);
     return -EBUSY;

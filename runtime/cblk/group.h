@@ -21,6 +21,7 @@ class Group final : public Handle {
   int chunks() const { return raid0_ ? static_cast<int>(chunk_[0]->device_count()) : static_cast<int>(count_); }
   void stats(chunk_stats_t* out);
   [[nodiscard]] int clone_after_fork(int mode);
+  void after_fork_in_child() { closing_.store(false, std::memory_order_relaxed); }   // a closing thread was the parent's
   // As Chunk::result with CBLK_ARESULT_NEXT_TAG, over all of them, the oldest first.
   [[nodiscard]] int64_t next_result(cflsh_cg_tag_t* tag, int flags);
 

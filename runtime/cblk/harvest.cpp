@@ -7,12 +7,16 @@
 #include <errno.h>
 #include <string.h>
 
-#include "cblk/chunk.h"
+#include "cblk/wait.h"
 
 namespace lunar::cblk {
 namespace {
 
-constexpr unsigned kBatch = 64;
+// What result() and its callers say themselves, of a command that lives on or is none, may not come from the device: they would
+// take a command that was fetched for one that was not.
+bool reserved(int64_t error) {
+  return error == -EINVAL || error == -ETIMEDOUT || error == -ENOMSG || error == -ENOENT || error == -EAGAIN;
+}
 
 bool needs_copy(const Io& io) { return io.op == Op::kRead && (io.bounce.memory || io.stamped); }
 
@@ -30,8 +34,8 @@ void Chunk::copy_out(const Response& response) {
 bool Chunk::reap() {
   if (backlog_count_) push_backlog();
   if (in_ring_ == 0) return false;
-  Response responses[kBatch];
-  const int n = context_->reap(responses, kBatch);
+  Response responses[kHarvestBatch];
+  const int n = context_->reap(responses, kHarvestBatch);
   if (n <= 0) return false;
   bool copies = false;
   for (int i = 0; i < n; ++i) copies |= needs_copy(entries_[responses[i].tag].io);
@@ -70,7 +74,7 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (bytes == 0 && io.op == Op::kDiscard) blocks = static_cast<int64_t>(io.blocks);
   if (bytes == -EOPNOTSUPP && io.op == Op::kDiscard) blocks = -EPROTONOSUPPORT;
-  if (blocks == 0) blocks = -EIO;   // 0 would say that it is not done
+  if (blocks == 0 || reserved(blocks)) blocks = -EIO;   // 0 would say that it is not done
   if (io.cached_write) cache_.end_write(static_cast<uint64_t>(io.lba), io.blocks);
   bounces_.give(&io.bounce);
   count(io, blocks);

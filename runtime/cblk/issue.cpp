@@ -73,7 +73,8 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
     if (io->wait_for_command) {
       Waiter waiter;
       waiter.kind = Waiter::kFree;
-      (void)wait_until(&waiter, sys::now_ns() + (timeout_ns_ ? timeout_ns_ : kFreeCommandWaitNs),
+      const uint64_t usual = sys::now_ns() + (timeout_ns_ ? timeout_ns_ : kFreeCommandWaitNs);
+      (void)wait_until(&waiter, usual < io->wait_deadline_ns ? usual : io->wait_deadline_ns,
                        [this] { return free_ != kNone || closing_; });
       if (closing_) return -EINVAL;
       index = take_free();
@@ -176,7 +177,7 @@ int Chunk::start_completer() {
   const int status = sys::thread_start(spec, &completer_thread_);
   if (status < 0) {
     add(counters_.threads_failed);
-    return -EAGAIN;
+    return -ENOMEM;   // EAGAIN would say that no command is free
   }
   add(counters_.threads_started);
   completer_state_ = Completer::kRuns;
@@ -190,6 +191,7 @@ void Chunk::wake_completer() {
 
 // Sleeps on its word while no command has a status to fill, and otherwise waits as every other thread does.
 void Chunk::completer() {
+  sys::allow_fault_signals();   // statuses and what is copied out are the program's memory: a fault there is the program's to see
   for (;;) {
     const uint32_t word = completer_word_.load(std::memory_order_acquire);
     if (completer_stop_.load(std::memory_order_acquire)) return;

@@ -41,10 +41,11 @@ bool valid(cblk_io_t* const* list, int n) {
 
 class ListRun {
  public:
-  ListRun(Chunk& chunk, int flags) : chunk_(chunk), waits_((flags & CBLK_LISTIO_WAIT_ISSUE_CMD) != 0) {}
+  ListRun(Chunk& chunk, int flags, uint64_t deadline_ns)
+      : chunk_(chunk), waits_((flags & CBLK_LISTIO_WAIT_ISSUE_CMD) != 0), deadline_ns_(deadline_ns) {}
   void issue(cblk_io_t** list, int n);
-  // Whether it is done; by then, if it is not known yet.
-  bool look(cblk_io_t* io, int flags, uint64_t deadline_ns);
+  // Whether it is done; by the deadline, if it is not known yet and the flags say that it blocks.
+  bool look(cblk_io_t* io, int flags);
 
  private:
   bool translate(cblk_io_t* entry, Io* io);
@@ -53,6 +54,7 @@ class ListRun {
 
   Chunk& chunk_;
   const bool waits_;
+  const uint64_t deadline_ns_;
   cblk_io_t** issued_ = nullptr;   // the whole list, and how far it is issued
   int issued_count_ = 0;
   int oldest_ = 0;                 // of issued_, that may not be done
@@ -74,12 +76,13 @@ bool ListRun::translate(cblk_io_t* entry, Io* io) {
   return true;
 }
 
-// Waits for one of the list's own commands that can be fetched, so that its place is free. False: there is none.
+// Waits for one of the list's own commands that can be fetched, so that its place is free. False: there is none, or none
+// in time.
 bool ListRun::make_room() {
   for (; oldest_ < issued_count_; ++oldest_) {
     cblk_io_t* io = issued_[oldest_];
     if (background(io) || get_status(&io->stat) != CBLK_ARW_STATUS_PENDING) continue;
-    return look(io, CBLK_ARESULT_BLOCKING, kForever);
+    return look(io, CBLK_ARESULT_BLOCKING);
   }
   return false;
 }
@@ -105,11 +108,14 @@ void ListRun::admit(cblk_io_t** list, int n) {
     }
     uint32_t index = kNone;
     const int64_t status = chunk_.admit(&ios[i], &index);
-    if (status == -EWOULDBLOCK && waits_) {
+    if (status == -EWOULDBLOCK && waits_ && !ios[i].wait_for_command) {
       chunk_.push_backlog();
       chunk_.unlock();
       if (background_work) chunk_.wake_completer();
-      if (!make_room()) ios[i].wait_for_command = true;   // the places are others'
+      if (!make_room()) {   // the places are others'
+        ios[i].wait_for_command = true;
+        ios[i].wait_deadline_ns = deadline_ns_;
+      }
       chunk_.lock_.lock();
       continue;
     }
@@ -133,11 +139,11 @@ void ListRun::issue(cblk_io_t** list, int n) {
   for (int i = 0; i < n; i += kRun) admit(list + i, n - i < kRun ? n - i : kRun);
 }
 
-bool ListRun::look(cblk_io_t* io, int flags, uint64_t deadline_ns) {
+bool ListRun::look(cblk_io_t* io, int flags) {
   if (get_status(&io->stat) != CBLK_ARW_STATUS_PENDING) return true;
   if (background(io)) return false;
   int tag = io->tag;
-  const int64_t result = chunk_.result(&tag, flags | (io->flags & CBLK_IO_USER_TAG ? CBLK_ARESULT_USER_TAG : 0), deadline_ns);
+  const int64_t result = chunk_.result(&tag, flags | (io->flags & CBLK_IO_USER_TAG ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_);
   if (result == 0 || result == -ETIMEDOUT) return false;
   if (result == -EINVAL || result == -ENOMSG) refuse(io, -EINVAL);   // no such command
   else fill_status(&io->stat, result);
@@ -154,19 +160,20 @@ int Chunk::list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings
   }
   const bool limited = timeout_us != 0 && timeout_us < kForever / 2000;
   const uint64_t deadline = limited ? sys::now_ns() + timeout_us * 1000 : kForever;
-  ListRun run(*this, flags);
+  ListRun run(*this, flags, deadline);
   run.issue(issue, issues);
   int status = 0;
   for (int i = 0; i < waits && status == 0; ++i) {
-    if (!run.look(wait[i], CBLK_ARESULT_BLOCKING, deadline)) status = -ETIMEDOUT;
+    if (!run.look(wait[i], CBLK_ARESULT_BLOCKING)) status = -ETIMEDOUT;
   }
   harvest();
+  for (int i = 0; i < waits && status < 0; ++i) (void)run.look(wait[i], CBLK_ARESULT_NO_HARVEST);   // what is done is told
   int done = 0;
   for (int l = 0; l < 2; ++l) {
     cblk_io_t** from = l == 0 ? issue : pending;
     const int n = l == 0 ? issues : pendings;
     for (int i = 0; i < n; ++i) {
-      const bool over = run.look(from[i], CBLK_ARESULT_NO_HARVEST, kForever);
+      const bool over = run.look(from[i], CBLK_ARESULT_NO_HARVEST);
       if (!over || done == room || listed(wait, waits, from[i], i)) continue;
       completion[done++] = from[i];
     }

@@ -8,24 +8,33 @@
 namespace lunar::cblk {
 
 constexpr uint64_t kRetryNs = 50'000;
+constexpr unsigned kHarvestBatch = 64;   // completions that one reap takes at most
 
-// Until done() says so: 0, or -ETIMEDOUT. done() is asked under the lock. pre and post: the lock is held.
+// Until done() says so: 0, or -ETIMEDOUT, after a look at what the ring has by then. Others' completions that keep coming do not
+// hold it up. done() is asked under the lock. pre and post: the lock is held.
 template <class Done>
 int Chunk::wait_until(Waiter* waiter, uint64_t deadline_ns, Done done) {
   bool expired = false;
+  uint32_t turns = 0;   // of harvesting, after the deadline
   for (;;) {
     if (done()) return 0;
-    if (!leader_ && reap()) continue;
+    const bool reaped = !leader_ && reap();
     if (done()) return 0;
-    if (expired) return -ETIMEDOUT;
+    if (expired) {
+      if (!reaped || turns-- == 0) return -ETIMEDOUT;
+      continue;
+    }
     int64_t left = -1;
     if (deadline_ns != kForever) {
       const uint64_t now = sys::now_ns();
       expired = now >= deadline_ns;
-      if (expired) continue;
+      if (expired) {
+        turns = in_ring_ / kHarvestBatch;
+        continue;
+      }
       left = static_cast<int64_t>(deadline_ns - now);
     }
-    sleep(waiter, left);
+    if (!reaped) sleep(waiter, left);
   }
 }
 

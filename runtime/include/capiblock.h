@@ -200,7 +200,8 @@ int cblk_term(void *arg, uint64_t flags);
 chunk_id_t cblk_open(const char *path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags);
 
 /* Closes it; a virtual LUN is gone. Waits up to 5 s for commands that are under way, then EBUSY (the chunk stays open).
- * Results that nobody fetched are dropped. flags: 0 or CBLK_SCRUB_DATA_FLG. EINVAL: also when it is closed already. */
+ * Results that nobody fetched are dropped. flags: 0 or CBLK_SCRUB_DATA_FLG; a virtual LUN that was open at a fork is not
+ * scrubbed, by none of both sides: the other may still use it. EINVAL: also when it is closed already. */
 int cblk_close(chunk_id_t chunk, int flags);
 
 /* Blocks of the LUN that the chunk lies on / of the chunk. A virtual chunk has 0 until cblk_set_size. */
@@ -209,7 +210,7 @@ int cblk_get_size(chunk_id_t chunk, size_t *nblocks, int flags);
 
 /* Resizes a virtual chunk: growing keeps what is there, shrinking drops the tail. (size_t)-1: all that remains of the device.
  * Blocks. flags: 0 or CBLK_SCRUB_DATA_FLG. EINVAL: a physical chunk; ENOMEM: more than remains (nothing is changed);
- * EBUSY: shrinking with I/O under way. */
+ * EBUSY: shrinking with I/O under way. Scrubbing comes first: where shrinking then fails, the size stays, the tail is zeros. */
 int cblk_set_size(chunk_id_t chunk, size_t nblocks, int flags);
 
 int cblk_get_stats(chunk_id_t chunk, chunk_stats_t *stats, int flags);
@@ -233,7 +234,7 @@ int cblk_aunmap(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks
 
 /* Fetches a result: of *tag, or with CBLK_ARESULT_NEXT_TAG of the oldest that is done. Return > 0: done, that many blocks
  * (also in *status), and the tag is free; 0: not done (*tag is -1 with NEXT_TAG); -1: the command failed with this errno (EIO
- * also for one of 0 blocks), or EINVAL no such tag, ENOENT nothing active (NEXT_TAG), ENOMSG its status went to the
+ * also for one of 0 blocks, and where the device says what follows here), or EINVAL no such tag, ENOENT nothing active (NEXT_TAG), ENOMSG its status went to the
  * caller's structure, ETIMEDOUT not done within CFLSH_BLK_TIMEOUT seconds (BLOCKING; the command lives on). status may be
  * NULL. */
 int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
@@ -242,7 +243,8 @@ int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
  *   pending      issued by an earlier call; looked at again
  *   completion   room for *ncompletion pointers: filled with those of issue and pending that are done and not in `wait`, the
  *                rest set to NULL. *ncompletion becomes their number
- *   timeout_us   for the waiting; 0: no limit
+ *   timeout_us   for the waiting, also that for free commands (CBLK_LISTIO_WAIT_ISSUE_CMD; what finds none in time is told
+ *                EBUSY in its stat); 0: no limit
  * Every I/O's own result is in its stat. Returns 0, or -1: EINVAL bad lists (nothing issued): a NULL entry, an I/O to wait for
  * with CBLK_IO_USER_STATUS, nwait + *ncompletion < nissue + npending; ETIMEDOUT (what is done by then is reported). */
 int cblk_listio(chunk_id_t chunk, cblk_io_t *issue[], int nissue, cblk_io_t *pending[], int npending, cblk_io_t *wait[],

@@ -46,6 +46,7 @@ class VirtualLunImpl final : public VirtualLun {
   int grow(uint64_t bytes, ErrorText* why);
   int shrink(uint64_t bytes, ErrorText* why);
   bool drained();
+  void know_process();             // before each lock of sizes_ or list_ that may be a child's first
   int64_t transfer_pieces(const Command& command, const iovec* iov, uint32_t iov_count, uint64_t offset, uint64_t length);
   int64_t transfer_encrypted(const Command& command, uint64_t length);
 

@@ -26,6 +26,7 @@ int VirtualLunImpl::attach(const ContextOptions& options, Context** out) {
   VirtualContext* context = nullptr;
   const int status = VirtualContext::create(base_, &map_, transform_, options, &context);
   if (status < 0) return status;
+  know_process();
   list_.lock();
   context->next = contexts_;
   contexts_ = context;
@@ -38,6 +39,7 @@ int VirtualLunImpl::attach(const ContextOptions& options, Context** out) {
 void VirtualLunImpl::detach(Context* context) {
   auto* mine = static_cast<VirtualContext*>(context);
   mine->settle_all();
+  know_process();
   list_.lock();
   VirtualContext** link = &contexts_;
   while (*link && *link != mine) link = &(*link)->next;

@@ -22,15 +22,10 @@ constexpr uint64_t kCheckBlock = UINT64_MAX / 4096;   // never a block of data
 
 }  // namespace
 
-// A forked child may find it held by a thread that it does not have.
 class VirtualLunImpl::SizeLock {
  public:
   explicit SizeLock(VirtualLunImpl* lun) : lock_(lun->sizes_) {
-    const int pid = getpid();
-    if (lun->pid_.exchange(pid) != pid) {
-      lun->sizes_.reset_in_child();
-      lun->list_.reset_in_child();
-    }
+    lun->know_process();
     lock_.lock();
   }
   ~SizeLock() { lock_.unlock(); }
@@ -40,6 +35,14 @@ class VirtualLunImpl::SizeLock {
  private:
   sys::Mutex& lock_;
 };
+
+// A forked child may find the locks held by a thread that it does not have.
+void VirtualLunImpl::know_process() {
+  const int pid = getpid();
+  if (pid_.exchange(pid) == pid) return;
+  sizes_.reset_in_child();
+  list_.reset_in_child();
+}
 
 int VirtualLun::open(PhysicalLun* physical, const VirtualOptions& options, VirtualLun** out, ErrorText* why) {
   VirtualLunImpl* lun = nullptr;

@@ -152,6 +152,68 @@ CASE(a_virtual_chunk_must_be_cloned) {
   delete buffer;
 }
 
+CASE(a_clone_has_the_size_that_another_gave_it) {
+  if (!survives()) return;
+  id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+  REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 40, 0) == 0);
+  static int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    alarm(60);
+    char go;
+    size_t size = 0;
+    Buffer block(1);
+    REQUIRE(read(ends[0], &go, 1) == 1);
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+    REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 90);
+    REQUIRE(cblk_read(id, block, 89, 1, 0) == 1);
+    _exit(0);
+  }
+  REQUIRE(cblk_set_size(id, 90, 0) == 0 && write(ends[1], "g", 1) == 1);
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+  close(ends[0]);
+  close(ends[1]);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+// Nobody scrubs what the other side of a fork may still use.
+CASE(a_shared_virtual_chunk_is_not_scrubbed) {
+  if (!survives()) return;
+  id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN | CBLK_OPN_SCRUB_DATA);
+  REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 40, 0) == 0);
+  buffer = new Buffer(1);
+  stamp(*buffer, 11, 1, 1);
+  REQUIRE(cblk_write(id, *buffer, 11, 1, 0) == 1);
+  in_child([](void*) {
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+    REQUIRE(cblk_close(id, CBLK_SCRUB_DATA_FLG) == 0);
+  }, nullptr);
+  REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1 && is_stamped(*buffer, 11, 1, 1));
+  static int ends[2], answers[2];
+  REQUIRE(pipe(ends) == 0 && pipe(answers) == 0);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    alarm(60);
+    char go;
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+    REQUIRE(read(ends[0], &go, 1) == 1);
+    const bool kept = cblk_read(id, *buffer, 11, 1, 0) == 1 && is_stamped(*buffer, 11, 1, 1);
+    REQUIRE(write(answers[1], kept ? "y" : "n", 1) == 1);
+    _exit(0);
+  }
+  REQUIRE(cblk_close(id, 0) == 0);
+  char answer = 0;
+  REQUIRE(write(ends[1], "g", 1) == 1 && read(answers[0], &answer, 1) == 1);
+  REQUIRE(waitpid(child, nullptr, 0) == child);
+  REQUIRE(answer == 'y');
+  for (int fd : {ends[0], ends[1], answers[0], answers[1]}) close(fd);
+  delete buffer;
+}
+
 CASE(clone_is_EBUSY_with_active_commands) {
   if (kind() != "sim") return;
   id = cblk_open("sim:16m,latency_us=15000", 0, O_RDONLY, 0, CBLK_OPN_VIRT_LUN);

@@ -183,6 +183,44 @@ CASE(a_list_times_out) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
+// Whatever is done when the time is over is told, not only what stands before the first that is not.
+CASE(a_list_that_times_out_tells_what_is_done) {
+  if (kind() != "sim") return;
+  const chunk_id_t id = open_sim("latency_us=200000");
+  Buffer buffer(4);
+  List first(1), list(3), later(1);
+  first.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
+  list.fill(CBLK_IO_TYPE_READ, buffer, 1, 1);
+  cblk_io_t* out[1];
+  int n = 1;
+  REQUIRE(cblk_listio(id, first.data(), 1, nullptr, 0, nullptr, 0, out, &n, 0, 0) == 0);
+  usleep(150000);
+  later.fill(CBLK_IO_TYPE_READ, buffer, 2, 1);
+  cblk_io_t* wait[2] = {&later[0], &first[0]};
+  REFUSES(cblk_listio(id, later.data(), 1, nullptr, 0, wait, 2, nullptr, nullptr, 100000, 0), ETIMEDOUT);
+  REQUIRE(later[0].stat.status == CBLK_ARW_STATUS_PENDING);
+  REQUIRE(first[0].stat.status == CBLK_ARW_STATUS_SUCCESS);
+  REQUIRE(cblk_listio(id, nullptr, 0, later.data(), 1, later.data(), 1, nullptr, nullptr, 0, 0) == 0);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+CASE(a_list_waits_for_room_no_longer_than_it_may) {
+  if (kind() != "sim") return;
+  const chunk_id_t id = open_sim("latency_us=300000", 2);
+  Buffer buffer(6);
+  List list(6);
+  list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
+  const double start = seconds();
+  REFUSES(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, nullptr, 50000, CBLK_LISTIO_WAIT_ISSUE_CMD), ETIMEDOUT);
+  REQUIRE(seconds() - start < 0.29);
+  for (int i = 0; i < 6; ++i) {
+    if (i < 2) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_PENDING);
+    else REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_INVALID && list[i].stat.fail_errno == EBUSY);
+  }
+  REQUIRE(cblk_listio(id, nullptr, 0, list.data(), 2, list.data(), 2, nullptr, nullptr, 0, 0) == 0);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
 CASE(a_list_longer_than_the_commands) {
   const chunk_id_t id = open_physical(kBlocks, 10);
   Buffer buffer(100);
