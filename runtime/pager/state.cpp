@@ -172,9 +172,10 @@ int lun_open_own() {
     if (bytes > pieces * piece_bytes) bytes = pieces * piece_bytes;
     reserve = 0;
   }
-  // A child's part of the tree's space may lie elsewhere: what there is now is enough if what it was promised fits.
+  // The reserve comes out of the size where the device has no more than that; and a child's part of the tree's space may lie elsewhere:
+  // what there is now is enough if what was promised fits.
   const uint64_t held = reserve * state.page_size;
-  if (generation > 0 && device->growable() && bytes + held > device->size_bytes() && device->size_bytes() > held)
+  if (device->growable() && bytes + held > device->size_bytes() && device->size_bytes() > held)
     bytes = round_down(device->size_bytes() - held, 64 * state.page_size);
   int rc = state.luns[generation].open(device, base, bytes + held, static_cast<uint32_t>(state.page_size));
   if (rc == 0) rc = state.luns[generation].charge(static_cast<uint64_t>(promised));
