@@ -190,7 +190,7 @@ bool check_named(const Look& look, const LunName& name, Room* room, std::string*
   }
   PhysicalLun* physical = nullptr;
   ErrorText text;
-  if (physical_at(name.device, Format::kNever, &physical, &text) < 0)
+  if (physical_open(name.device.c_str(), Format::kNever, &physical, &text) < 0)
     return refuse(why, text_of("%s: %s", look.origin().c_str(), text.text));
   const std::vector<VirtualLunInfo> luns = luns_of(physical);
   const std::string whole = name.device + "#" + name.name;

@@ -174,10 +174,6 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
   return open_at(uri, options, format, 0, out, why);
 }
 
-namespace {
-
-// Locks lie on the first path's node, so every process must have the same one there: all paths present, in the order of their
-// device numbers (files reached twice are one node).
 int paths_in_order(Device* raw, ErrorText* why) {
   if (strcmp(raw->kind(), "paths") != 0) return 0;
   PathInfo paths[8];
@@ -199,7 +195,12 @@ int paths_in_order(Device* raw, ErrorText* why) {
   return 0;
 }
 
-}  // namespace
+void path_named(PathInfo* out, const char* uri) {
+  const char* slash = strrchr(uri, '/');
+  const char* base = slash ? slash + 1 : uri;
+  format_to(out->name, sizeof out->name, "%.*s", static_cast<int>(strcspn(base, ",")), base);
+  format_to(out->connection, sizeof out->connection, "%s", uri);
+}
 
 int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* why) {
   *out = nullptr;
@@ -210,11 +211,7 @@ int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* 
   options.scratch = false;
   Device* raw = nullptr;
   const int err = raw_open(uri, options, format, &raw, why);
-  if (err < 0) return err;
-  const int order = paths_in_order(raw, why);
-  if (order == 0) return PhysicalLun::open(raw, format, out, why);
-  device_close(raw);
-  return order;
+  return err < 0 ? err : PhysicalLun::open(raw, format, out, why);
 }
 
 int device_paths(Device* device, PathInfo* out, unsigned max) {
@@ -245,10 +242,7 @@ int device_paths(Device* device, PathInfo* out, unsigned max) {
     return n;
   }
   out[0] = {};
-  const char* slash = strrchr(device->name(), '/');
-  const char* base = slash ? slash + 1 : device->name();
-  format_to(out[0].name, sizeof out[0].name, "%.*s", static_cast<int>(strcspn(base, ",")), base);
-  format_to(out[0].connection, sizeof out[0].connection, "%s", device->name());
+  path_named(&out[0], device->name());
   out[0].status = "Enabled";
   out[0].primary = true;
   return 1;

@@ -46,5 +46,10 @@ struct PathInfo {
 };
 // Fills up to `max`; returns how many. A mirror's and stripe's members are listed likewise (status "Enabled", "Stale", "Failed").
 [[nodiscard]] int device_paths(Device* device, PathInfo* out, unsigned max);
+void path_named(PathInfo* out, const char* uri);   // name and connection of the member that `uri` names
+
+// Locks of a physical LUN lie on the first path's node, so every process must have the same one there: 0 when all paths are present and
+// in the order of their device numbers (files reached twice are one node), or raw is no paths: device; else -errno with *why.
+[[nodiscard]] int paths_in_order(Device* raw, ErrorText* why);
 
 }  // namespace lunar

@@ -351,10 +351,7 @@ void MirrorDevice::describe(unsigned member, PathInfo* out) const {
   out->ios = one.ios.load(std::memory_order_relaxed);
   out->errors = one.errors.load(std::memory_order_relaxed);
   out->failovers = one.failovers.load(std::memory_order_relaxed);
-  const char* slash = strrchr(uri_[member], '/');
-  const char* base = slash ? slash + 1 : uri_[member];
-  format_to(out->name, sizeof out->name, "%.*s", static_cast<int>(strcspn(base, ",")), base);
-  format_to(out->connection, sizeof out->connection, "%s", uri_[member]);
+  path_named(out, uri_[member]);
 }
 
 }  // namespace lunar

@@ -188,10 +188,7 @@ void PathDevice::describe(unsigned path, PathInfo* out) const {
   out->ios = one.ios.load(std::memory_order_relaxed);
   out->errors = one.errors.load(std::memory_order_relaxed);
   out->failovers = one.failovers.load(std::memory_order_relaxed);
-  const char* slash = strrchr(uri_[path], '/');
-  const char* base = slash ? slash + 1 : uri_[path];
-  format_to(out->name, sizeof out->name, "%.*s", static_cast<int>(strcspn(base, ",")), base);
-  format_to(out->connection, sizeof out->connection, "%s", uri_[path]);
+  path_named(out, uri_[path]);
 }
 
 }  // namespace lunar

@@ -14,6 +14,7 @@
 #include <new>
 
 #include "base/arena.h"
+#include "lun/compose.h"
 #include "lun/physical_impl.h"
 #include "sys/file.h"
 
@@ -57,6 +58,11 @@ int explain_damage(int err, const char* name, const char* what, ErrorText* why) 
 }  // namespace
 
 int PhysicalLun::open(Device* raw, Format format, PhysicalLun** out, ErrorText* why) {
+  *out = nullptr;
+  if (const int order = paths_in_order(raw, why); order < 0) {
+    raw->close();
+    return order;
+  }
   PhysicalLunImpl* lun = nullptr;
   const int status = PhysicalLunImpl::make(raw, format, &lun, why);
   *out = lun;

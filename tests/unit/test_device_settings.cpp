@@ -262,12 +262,10 @@ TEST_CASE("shared contexts: threads submit and reap in turn and sleep in await")
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
   for (const std::string& uri : {disk, "file:" + disk + ",sqpoll=auto", std::string("sim:1m,latency_us=30")}) {
-    {
-      INFO(uri);
-      Device* device = opened(uri);
-      share(device);
-      device_close(device);
-    }
+    INFO(uri);
+    Device* device = opened(uri);
+    share(device);
+    device_close(device);
   }
 }
 

@@ -232,7 +232,7 @@ int lun_create(const LunLine& line) {
   if (const int code = fits_when_formatted(line, name, found, format, bytes); code != 0) return code;
   PhysicalLun* physical = nullptr;
   ErrorText why;
-  const int error = physical_at(name.device, format, &physical, &why);
+  const int error = physical_open(name.device.c_str(), format, &physical, &why);
   if (error == -EBADMSG && format == Format::kIfBlank) {
     return lun_refuse(line, text_of("%s: its head was erased, but its end says that it carries virtual LUNs; `lunar lun check %s --repair` "
                                     "restores it; if they may go: --erase=lunar", name.device.c_str(), shell_word(name.device).c_str()));

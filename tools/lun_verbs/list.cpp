@@ -128,7 +128,7 @@ int lun_list(const LunLine& line) {
       if (!carries_format(device, &passed)) continue;
       PhysicalLun* physical = nullptr;
       ErrorText why;
-      const int error = physical_at(device, Format::kNever, &physical, &why);
+      const int error = physical_open(device.c_str(), Format::kNever, &physical, &why);
       if (error < 0) lun_refuse(line, why.text);
       else take(physical, device, &all);
     }

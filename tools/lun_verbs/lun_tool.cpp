@@ -187,17 +187,9 @@ std::string path_of_leaf(const std::string& leaf) {
 
 // ---- opening
 
-int physical_at(const std::string& device, Format format, PhysicalLun** out, ErrorText* why) {
-  DeviceOptions options;
-  options.scratch = false;
-  Device* raw = nullptr;
-  const int error = raw_open(device.c_str(), options, format, &raw, why);
-  return error < 0 ? error : PhysicalLun::open(raw, format, out, why);
-}
-
 int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out, Format format) {
   ErrorText why;
-  const int error = physical_at(device, format, out, &why);
+  const int error = physical_open(device.c_str(), format, out, &why);
   return error < 0 ? lun_failed(line, error, why) : 0;
 }
 

@@ -77,7 +77,6 @@ std::string path_of_leaf(const std::string& leaf);
 
 // ---- opening
 
-int physical_at(const std::string& device, Format format, PhysicalLun** out, ErrorText* why);   // 0 or -errno
 int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out, Format format = Format::kNever);   // 0 or an exit code
 // Finds the LUN's entry. 0 or an exit code (kLunRefused with the names that there are).
 int find_lun(const LunLine& line, const LunName& name, PhysicalLun* physical, VirtualLunInfo* out);
