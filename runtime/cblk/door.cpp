@@ -12,6 +12,7 @@
 #include "base/format.h"
 #include "lun/compose.h"
 #include "lun/stripe_device.h"
+#include "superpipe/scratch_lock.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 
@@ -100,6 +101,7 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
   if (status < 0) return status;
   status = lock_whole(*out, reserve && !read_only ? F_WRLCK : F_RDLCK);
   if (forced) return 0;
+  if (status == 0 && (*out)->fd_count() && scratch_locked((*out)->fd(0)) == 1) status = -EBUSY;
   if (status < 0) (void)why->set(status, "LUN %s: reserved or in use by another one; wait for it, or force it (CBLK_OPN_FORCED_RESERVE)", path);
   Holds holds = Holds::kForeign;
   char what[64];

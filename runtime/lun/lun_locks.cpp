@@ -10,6 +10,7 @@
 #include <atomic>
 
 #include "base/host_guard.h"
+#include "superpipe/scratch_lock.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 
@@ -109,7 +110,11 @@ void LunLocks::unlock_metadata() {
 
 int LunLocks::enter() {
   if (none()) return 0;
-  const int status = sys::lock_range(fd(), sys::RangeLock::kShared, kPresence, 1);
+  int status = sys::lock_range(fd(), sys::RangeLock::kShared, kPresence, 1);
+  if (status == 0 && (status = scratch_locked(fd())) != 0) {   // which is held shared
+    (void)sys::lock_range(fd(), sys::RangeLock::kNone, kPresence, 1);
+    return status < 0 ? status : -EBUSY;
+  }
   return status == -EAGAIN ? -EBUSY : status;
 }
 

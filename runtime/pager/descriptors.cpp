@@ -46,6 +46,8 @@ void descriptors_put_back(PagerState& state) {
     // The lowest free number from there on: its own, unless the program was faster.
     const auto put = static_cast<int>(sys::control_file(fetched, F_DUPFD_CLOEXEC, reinterpret_cast<void*>(static_cast<intptr_t>(number))));
     if (put >= 0 && put != number) sys::close_file(put);
+    // A child will inherit this one, and may outlive the service threads that hold the first.
+    if (put == number && state.devices[generation]->hold(i, put) < 0) sys::close_file(put);
     sys::close_file(fetched);
   }
 }

@@ -272,6 +272,7 @@ int pager_fork_check() {
   int rc = bytes > state.account.lun_free() ? -ENOMEM : 0;
   if (rc == 0 && state.lun_ready.load()) {
     // Reserves the space on the device here, where waiting for the file system harms nobody.
+    if (sys::in_program_files()) descriptors_put_back(state);
     rc = state.luns[state.generation].charge(pages);
     if (rc == 0) state.luns[state.generation].uncharge(pages);
   }

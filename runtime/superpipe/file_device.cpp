@@ -274,6 +274,14 @@ int FileDevice::open_directory(const char* path, const DeviceOptions& options, E
   return err < 0 ? explain_open(err, path, "reserve space", why) : 0;
 }
 
+int FileDevice::take_lock(const char* path, ErrorText* why) {
+  const int err = scratch_lock(fd());
+  locked_ = err == 0;
+  if (err == -EBUSY)
+    return why->set(err, "LUN %s: in use by another process; wait for it, or give another LUN (--lun DIR)", path);
+  return err < 0 ? explain_open(err, path, "lock it", why) : 0;
+}
+
 int FileDevice::open_regular(const char* path, const DeviceOptions& options, ErrorText* why) {
   int err = refuse_memory(path, 0, why);
   if (err < 0) return err;
@@ -283,15 +291,8 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   uint64_t free_bytes = 0;
   err = check_medium(path, &free_bytes, why);
   if (err < 0) return err;
-  // The lock lies on the open file description: children that fork share it, and it ends with the last of them.
-  err = sys::lock_ofd(opened, true, false);
-  for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
-    sys::sleep_ns(kBusyRetryNs);
-    err = sys::lock_ofd(opened, true, false);
-  }
-  if (err == -EAGAIN || err == -EACCES)
-    return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN (--lun DIR)", path);
-  if (err < 0) return explain_open(err, path, "lock it", why);
+  err = take_lock(path, why);
+  if (err < 0) return err;
   Contents contents = Contents::kForeign;
   uint64_t flags = 0;
   err = signature_read(opened, &contents, &flags);
@@ -342,9 +343,12 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
   if (opened < 0) return explain_open(opened, path, "open it for writing", why);
   reopen(0, opened);
   block_ = true;
+  // O_EXCL ends with this description, which a child's program may have closed: among ourselves the lock goes on.
+  int err = take_lock(path, why);
+  if (err < 0) return err;
   uint64_t bytes = 0;
   uint32_t align = 0;
-  int err = sys::block_device_size(opened, &bytes);
+  err = sys::block_device_size(opened, &bytes);
   if (err == 0) err = sys::direct_io_align(opened, &align);
   if (err < 0) return explain_open(err, path, "ask its size", why);
   io_align_ = align <= 512 ? 512 : 4096;
@@ -402,7 +406,7 @@ void FileDevice::detach(Context* context) {
 }
 
 int FileDevice::reserve(DeviceOffset offset, uint64_t length) {
-  if (block_ || !growable_) {
+  if (!growable()) {
     if (offset.value > size_bytes_ || length > size_bytes_ - offset.value) return -ENOSPC;
     if (block_) return 0;
   }

@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 
 #include "superpipe/device.h"
+#include "superpipe/scratch_lock.h"
 #include "superpipe/settings.h"
 #include "superpipe/sync_context.h"
 
@@ -35,7 +36,7 @@ class FileDevice final : public Device {
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
   uint64_t size_bytes() const override { return size_bytes_; }
-  bool growable() const override { return growable_; }
+  bool growable() const override { return growable_ && !cut_at_close_; }   // a file given by path is one for a whole tree
   [[nodiscard]] int64_t transfer(const Command& command) override { return transfer_on(fd(), data_offset_, command); }
   uint32_t io_align() const override { return io_align_; }
   Capabilities capabilities() const override;
@@ -44,6 +45,7 @@ class FileDevice final : public Device {
   unsigned fd_count() const override { return 1; }
   int fd(unsigned) const override { return fd(); }
   void reopen(unsigned, int fd) override { fd_.store(fd, std::memory_order_relaxed); }
+  [[nodiscard]] int hold(unsigned, int fd) override { return locked_ ? scratch_hold(fd) : 0; }
   void close() override;
 
  private:
@@ -52,6 +54,7 @@ class FileDevice final : public Device {
   int open_directory(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why);
+  int take_lock(const char* path, ErrorText* why);
   int check_medium(const char* path, uint64_t* free_bytes, ErrorText* why);
   int check_size(uint64_t want_bytes, ErrorText* why) const;
   int choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why);
@@ -65,6 +68,7 @@ class FileDevice final : public Device {
   uint32_t io_align_ = 4096;
   bool block_ = false;
   bool raw_ = false;
+  bool locked_ = false;             // by scratch_lock
   bool growable_ = false;
   bool cut_at_close_ = false;       // a path that was empty when it came to us
   bool sqpoll_ = false;

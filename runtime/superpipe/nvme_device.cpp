@@ -29,8 +29,6 @@ constexpr uint8_t kOpcodeDatasetManagement = 0x09;
 constexpr uint32_t kDeallocate = 4;                   // attribute bit, command dword 11
 constexpr uint64_t kDeallocateBytesMax = kGiB;        // of one range: within every controller's limits
 constexpr size_t kProbePage = 64 * 1024;
-constexpr int kBusyRetries = 50;                      // a former owner's ring lets the file go some milliseconds late
-constexpr uint64_t kBusyRetryNs = 20'000'000;
 
 // "nvme0n1", also of a partition's name "nvme0n1p2": "0n1" with its end. Null when it is no such name.
 const char* namespace_of_block(const char* path, size_t* length) {
@@ -158,13 +156,10 @@ int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable
 
 // As on a block device: an empty namespace, or one that was a scratch LUN, alone.
 int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
-  int err = sys::lock_ofd(fd(0), true, false);
-  for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
-    sys::sleep_ns(kBusyRetryNs);
-    err = sys::lock_ofd(fd(0), true, false);
-  }
-  if (err == -EAGAIN || err == -EACCES)
-    return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN", path);
+  const int err = scratch_lock(fd(0));
+  locked_ = err == 0;
+  if (err == -EBUSY)
+    return why->set(err, "LUN %s: in use by another process; wait for it, or give another LUN", path);
   if (err < 0) return why->set(err, "LUN %s: cannot lock it: %s", path, errno_name(err));
   auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
   if (!head) return why->set(-ENOMEM, "LUN %s: out of memory", path);

@@ -16,6 +16,7 @@
 
 #include "superpipe/device.h"
 #include "superpipe/nvme_command.h"
+#include "superpipe/scratch_lock.h"
 #include "superpipe/settings.h"
 
 struct stat;
@@ -39,6 +40,7 @@ class NvmeDevice final : public Device {
   unsigned fd_count() const override { return 1; }
   int fd(unsigned) const override { return fd_.load(std::memory_order_relaxed); }
   void reopen(unsigned, int fd) override { fd_.store(fd, std::memory_order_relaxed); }
+  [[nodiscard]] int hold(unsigned, int fd) override { return locked_ ? scratch_hold(fd) : 0; }
   void close() override;
 
   const NvmeGeometry& geometry() const { return geometry_; }
@@ -56,6 +58,7 @@ class NvmeDevice final : public Device {
   NvmeGeometry geometry_;
   char block_path_[64] = {};        // of the same namespace, "" when there is none
   bool sqpoll_ = false;
+  bool locked_ = false;             // by scratch_lock
   std::atomic<bool> told_{false};   // the fall-back was logged
   std::atomic<int> contexts_{0};
 };

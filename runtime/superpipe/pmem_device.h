@@ -26,6 +26,7 @@
 #include "superpipe/delegate.h"
 #include "superpipe/device.h"
 #include "superpipe/pmem_copy.h"
+#include "superpipe/scratch_lock.h"
 
 namespace lunar {
 
@@ -53,6 +54,7 @@ class PmemDevice final : public Device {
   unsigned fd_count() const override { return 1; }
   int fd(unsigned) const override { return fd(); }
   void reopen(unsigned, int fd) override { fd_.store(fd, std::memory_order_relaxed); }
+  [[nodiscard]] int hold(unsigned, int fd) override { return locked_ ? scratch_hold(fd) : 0; }
   void close() override;
 
   // Whether a submit call of so many bytes goes to delegates, which are started at need where that is allowed: not by threads
@@ -114,6 +116,7 @@ class PmemDevice final : public Device {
   Delegate delegate_ = Delegate::kAuto;
   bool read_only_ = false;
   bool regular_ = false;
+  bool locked_ = false;                       // by scratch_lock
   bool growable_ = false;
   bool cut_at_close_ = false;
   DelegatePool pool_;

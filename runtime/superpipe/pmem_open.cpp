@@ -135,15 +135,11 @@ int PmemDevice::open_medium(const char* path, const DeviceOptions& options, bool
   if (opened == -EBUSY) return why->set(opened, "LUN pmem:%s: in use; give one that nobody uses", path);
   if (opened < 0) return explain(opened, path, read_only_ ? "open it" : "open it for writing", why);
   reopen(0, opened);
-  if (!options.scratch || block) return 0;
-  // On the open file description: children that fork share it, and it ends with the last of them.
-  int err = sys::lock_ofd(opened, true, false);
-  for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
-    sys::sleep_ns(kBusyRetryNs);
-    err = sys::lock_ofd(opened, true, false);
-  }
-  if (err == -EAGAIN || err == -EACCES)
-    return why->set(-EBUSY, "LUN pmem:%s: in use by another process; wait for it, or give another file", path);
+  if (!options.scratch) return 0;
+  const int err = scratch_lock(opened);   // O_EXCL of a block device ends with this description
+  locked_ = err == 0;
+  if (err == -EBUSY)
+    return why->set(err, "LUN pmem:%s: in use by another process; wait for it, or give another file", path);
   return err < 0 ? explain(err, path, "lock it", why) : 0;
 }
 

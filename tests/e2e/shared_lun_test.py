@@ -92,6 +92,31 @@ def daemon(directory):
     check_clean(lun)
 
 
+def plain(directory):
+    """An empty file is one tree's: its processes share it, and nobody else has it while one of them lives, be it a daemon that closed everything."""
+    lun = os.path.join(directory, "plain")
+    open(lun, "wb").close()
+    report = os.path.join(directory, "report-plain")
+    parent = start([lun], 11, 32, 2, report, size="256m")
+    parent.wait(timeout=LIMIT_S)
+    parent.stdout.close()
+    end, refused = time.monotonic() + LIMIT_S, 0
+    while not os.path.exists(report):
+        stranger = start([lun], 12, 16, 1)
+        output = stranger.communicate(timeout=LIMIT_S)[0]
+        if stranger.returncode == 125 and "in use" in output:
+            refused += 1
+        elif not os.path.exists(report):
+            raise SystemExit(f"FAIL: a stranger took the LUN of a living daemon: exit code {stranger.returncode}: {output}")
+        if time.monotonic() > end:
+            raise SystemExit("FAIL: the daemon on a plain file does not report")
+    with open(report, encoding="utf-8") as file:
+        if (line := file.read()) != "sound\n":
+            raise SystemExit(f"FAIL: the daemon on a plain file: {line}")
+    if not refused:
+        raise SystemExit("FAIL: the daemon was done before anybody could be refused; give it more passes")
+
+
 def composed(directory):
     first, second, third = (file_of(directory, name, 192) for name in ("a", "b", "c"))
     sound(start([first, second], 7, 48, 1), "on a stripe of two --lun")
@@ -107,7 +132,7 @@ def composed(directory):
 def main():
     directory = tempfile.mkdtemp(prefix="lunar-shared-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     try:
-        for test in (together, daemon, composed):
+        for test in (together, daemon, plain, composed):
             began = time.monotonic()
             test(directory)
             print(f"{test.__name__} in {time.monotonic() - began:.1f} s")

@@ -15,8 +15,11 @@
 #include <string>
 #include <vector>
 
+#include "lun/compose.h"
 #include "superpipe/device.h"
+#include "superpipe/scratch_lock.h"
 #include "superpipe/signature.h"
+#include "sys/file.h"
 #include "tests/catch.hpp"
 
 using namespace lunar;
@@ -200,7 +203,7 @@ TEST_CASE("an empty file grows, and is cut again by its next owner") {
   Directory directory;
   const std::string path = directory.file("lun");
   Device* device = opened("file:" + path);
-  CHECK(device->growable());
+  CHECK_FALSE(device->growable());   // by others of its tree: it is theirs too
   round_trip(device, 'e');
   struct stat status;
   REQUIRE(stat(path.c_str(), &status) == 0);
@@ -211,7 +214,7 @@ TEST_CASE("an empty file grows, and is cut again by its next owner") {
   // An owner that was killed leaves its space: the next open takes it back.
   REQUIRE(truncate(path.c_str(), 64 * kMiB) == 0);
   device = opened(path);
-  CHECK(device->growable());
+  CHECK_FALSE(device->growable());   // by others of its tree: it is theirs too
   REQUIRE(stat(path.c_str(), &status) == 0);
   CHECK(status.st_size == 4096);
   round_trip(device, 'f');
@@ -262,6 +265,46 @@ TEST_CASE("one file is one owner's at a time, and its children's") {
   device_close(opened(path));
 }
 
+// A child whose program had closed the inherited descriptor gets a description of its own, which hold() makes an owner.
+TEST_CASE("another description of the file keeps the lock when the first is gone, against every kind of stranger") {
+  Directory directory;
+  const std::string path = directory.file("lun", "", 8 << 20);
+  Device* device = opened(path);
+  const auto refused_by_all = [&] {
+    CHECK(has(refused(path), "in use"));
+    for (const Format format : {Format::kIfBlank, Format::kForce}) {
+      PhysicalLun* physical = nullptr;
+      ErrorText why;
+      CHECK(physical_open(path.c_str(), format, &physical, &why) == -EBUSY);
+      CHECK(has(why.text, "as a whole"));
+    }
+  };
+  refused_by_all();
+  const int heir = sys::open_again(device->fd(0));
+  REQUIRE(heir >= 0);
+  REQUIRE(device->hold(0, heir) == 0);
+  device_close(device);
+  refused_by_all();
+  close(heir);
+  device_close(opened(path));
+}
+
+TEST_CASE("what cannot be taken alone is not a scratch LUN, and whoever shares a part of it sees one") {
+  Directory directory;
+  const std::string path = directory.file("lun", "", 8 << 20);
+  const int stranger = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  REQUIRE(sys::lock_range(stranger, sys::RangeLock::kShared, uint64_t{1} << 62, 1) == 0);
+  CHECK(scratch_locked(stranger) == 0);
+  CHECK(has(refused(path), "in use"));
+  REQUIRE(sys::lock_range(stranger, sys::RangeLock::kNone, 0, 0) == 0);
+  Device* device = opened(path);
+  REQUIRE(sys::lock_range(stranger, sys::RangeLock::kShared, uint64_t{1} << 62, 1) == 0);   // nothing keeps it from that
+  CHECK(scratch_locked(stranger) == 1);
+  CHECK(scratch_hold(stranger) == 0);
+  close(stranger);
+  device_close(device);
+}
+
 TEST_CASE("the descriptor can be replaced by one of the same file") {
   Directory directory;
   Device* device = opened(directory.path);
@@ -289,7 +332,11 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
     CHECK(device->reserve(DeviceOffset{0}, 32 * kMiB) == -ENOSPC);
     round_trip(device, 'b');
     CHECK(has(refused(loop.name), "in use"));
+    const int heir = sys::open_again(device->fd(0));
+    CHECK(device->hold(0, heir) == 0);
     device_close(device);
+    CHECK(has(refused(loop.name), "in use"));
+    close(heir);
   }
   REQUIRE(system(("mkfs.ext4 -q -F " + loop.name + " >/dev/null 2>&1").c_str()) == 0);
   const std::string before = contents_of(file);
