@@ -16,6 +16,7 @@
 #include "lun/fan_out.h"
 #include "lun/mirror_memory.h"
 #include "lun/mirror_state.h"
+#include "superpipe/device_files.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
@@ -64,18 +65,28 @@ uint64_t former_session(const MemberLabel& label) {
 
 }  // namespace
 
+// On everything that the member's locks lie on, or on nothing.
+int MirrorState::gate_member(unsigned i, sys::RangeLock kind) {
+  int status = 0;
+  for (unsigned f = 0; f < gate_files_[i] && status == 0; ++f) status = sys::lock_range(gate_fd_[i][f], kind, kGateByte, 1);
+  for (unsigned f = 0; f < gate_files_[i] && status < 0; ++f) (void)sys::lock_range(gate_fd_[i][f], sys::RangeLock::kNone, kGateByte, 1);
+  return status;
+}
+
 // The gate of every member, in order. again: by descriptions of its own, as forked children share the devices'.
 int MirrorState::lock_gate(bool shared, bool again) {
   const uint64_t end = sys::now_ns() + kGateWaitNs;
   const sys::RangeLock kind = shared ? sys::RangeLock::kShared : sys::RangeLock::kExclusive;
   for (unsigned i = 0; i < count_; ++i) {
-    gate_fd_[i] = -1;
-    if (!device_[i] || device_[i]->fd_count() == 0) continue;
-    const int fresh = again ? sys::open_again(device_[i]->fd(0)) : -1;
-    gate_own_[i] = fresh >= 0;
-    gate_fd_[i] = fresh >= 0 ? fresh : device_[i]->fd(0);
+    const unsigned files = device_[i] ? device_[i]->lock_count() : 0;
+    gate_files_[i] = files < kGateFiles ? files : kGateFiles;
+    for (unsigned f = 0; f < gate_files_[i]; ++f) {
+      const int fresh = again ? sys::open_again(device_[i]->fd(f)) : -1;
+      gate_own_[i][f] = fresh >= 0;
+      gate_fd_[i][f] = fresh >= 0 ? fresh : device_[i]->fd(f);
+    }
     int status;
-    while ((status = sys::lock_range(gate_fd_[i], kind, kGateByte, 1)) == -EAGAIN) {
+    while ((status = gate_member(i, kind)) == -EAGAIN) {
       if (sys::now_ns() > end) {
         status = -EBUSY;
         break;
@@ -83,7 +94,7 @@ int MirrorState::lock_gate(bool shared, bool again) {
       sys::sleep_ns(kGatePauseNs);
     }
     if (status < 0) {
-      for (unsigned rest = i + 1; rest < count_; ++rest) gate_fd_[rest] = -1;
+      for (unsigned rest = i + 1; rest < count_; ++rest) gate_files_[rest] = 0;
       unlock_gate();
       return status;
     }
@@ -93,10 +104,11 @@ int MirrorState::lock_gate(bool shared, bool again) {
 
 void MirrorState::unlock_gate() {
   for (unsigned i = 0; i < count_; ++i) {
-    if (gate_fd_[i] < 0 || !device_[i]) continue;   // a member that was closed meanwhile took its lock along
-    (void)sys::lock_range(gate_fd_[i], sys::RangeLock::kNone, kGateByte, 1);
-    if (gate_own_[i]) sys::close_file(gate_fd_[i]);
-    gate_fd_[i] = -1;
+    for (unsigned f = 0; f < gate_files_[i] && device_[i]; ++f) {   // a member that was closed meanwhile took its lock along
+      (void)sys::lock_range(gate_fd_[i][f], sys::RangeLock::kNone, kGateByte, 1);
+      if (gate_own_[i][f]) sys::close_file(gate_fd_[i][f]);
+    }
+    gate_files_[i] = 0;
   }
 }
 
@@ -106,10 +118,9 @@ int MirrorState::alone() {
   int out = 1;
   for (unsigned i = 0; i < count_ && out >= 0; ++i) {
     if (!device_[i] || device_[i]->fd_count() == 0) continue;
-    const int fd = device_[i]->fd(0);
-    int status = sys::range_locked(fd, kOpenByte, 1);
+    int status = device_locked(device_[i], kOpenByte, 1);
     if (status == 1) out = 0;
-    if (status >= 0 && !read_only_) status = sys::lock_range(fd, sys::RangeLock::kShared, kOpenByte, 1);
+    if (status >= 0 && !read_only_) status = device_lock(device_[i], sys::RangeLock::kShared, kOpenByte, 1);
     if (status < 0) out = status;
   }
   return out;
@@ -394,7 +405,7 @@ void MirrorState::close() {
     const bool gate = lock_gate(false, true) == 0;
     const bool last = leave(gate);
     for (unsigned i = 0; i < count_ && last && gate; ++i) {   // rings that are being ended keep the description
-      if (device_[i] && device_[i]->fd_count()) (void)sys::lock_range(device_[i]->fd(0), sys::RangeLock::kNone, kOpenByte, 1);
+      if (device_[i] && device_[i]->fd_count()) (void)device_lock(device_[i], sys::RangeLock::kNone, kOpenByte, 1);
     }
     if (gate) unlock_gate();
   }

@@ -52,6 +52,7 @@
 #include <atomic>
 
 #include "lun/member_label.h"
+#include "sys/file.h"
 
 namespace lunar {
 
@@ -165,6 +166,7 @@ class MirrorState {
   int join_session(const char* uri, MemberSet* set, ErrorText* why);
   int make_memory(const char* uri, const MemberLabel& label, uint64_t* session, bool* joined, ErrorText* why);
   int lock_gate(bool shared, bool again);
+  int gate_member(unsigned i, sys::RangeLock kind);
   void unlock_gate();
   int alone();
   bool leave(bool settle);
@@ -183,8 +185,10 @@ class MirrorState {
   bool read_only_ = false;
   bool plain_ = false;        // read-only, and no memory to share
   bool seen_only_ = false;    // read-only, and the memory is another user's
-  int gate_fd_[kMirrorMembersMax] = {};       // while the gate is held; -1: none
-  bool gate_own_[kMirrorMembersMax] = {};     // that is a description of its own
+  static constexpr unsigned kGateFiles = 2;   // of a member: its node and its lock file
+  unsigned gate_files_[kMirrorMembersMax] = {};
+  int gate_fd_[kMirrorMembersMax][kGateFiles] = {};     // while the gate is held
+  bool gate_own_[kMirrorMembersMax][kGateFiles] = {};   // that is a description of its own
   MirrorCounters own_counters_[kMirrorMembersMax] = {};
 };
 

@@ -15,8 +15,8 @@
 #include <atomic>
 
 #include "superpipe/device.h"
+#include "superpipe/device_files.h"
 #include "superpipe/nvme_command.h"
-#include "superpipe/scratch_lock.h"
 #include "superpipe/settings.h"
 
 struct stat;
@@ -37,10 +37,11 @@ class NvmeDevice final : public Device {
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return "nvme"; }
-  unsigned fd_count() const override { return 1; }
-  int fd(unsigned) const override { return fd_.load(std::memory_order_relaxed); }
-  void reopen(unsigned, int fd) override { fd_.store(fd, std::memory_order_relaxed); }
-  [[nodiscard]] int hold(unsigned, int fd) override { return locked_ ? scratch_hold(fd) : 0; }
+  unsigned fd_count() const override { return files_.count(); }
+  int fd(unsigned i) const override { return files_.fd(i); }
+  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
+  unsigned lock_count() const override { return files_.count(); }
+  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
   void close() override;
 
   const NvmeGeometry& geometry() const { return geometry_; }
@@ -51,14 +52,13 @@ class NvmeDevice final : public Device {
   int find_block_device(const char* path, uint64_t rdev, bool writable, ErrorText* why);
   int take_as_scratch(const char* path, ErrorText* why);
 
-  std::atomic<int> fd_{-1};
+  DeviceFiles files_;
   const char* name_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
   NvmeGeometry geometry_;
   char block_path_[64] = {};        // of the same namespace, "" when there is none
   bool sqpoll_ = false;
-  bool locked_ = false;             // by scratch_lock
   std::atomic<bool> told_{false};   // the fall-back was logged
   std::atomic<int> contexts_{0};
 };

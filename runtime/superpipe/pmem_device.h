@@ -25,8 +25,8 @@
 
 #include "superpipe/delegate.h"
 #include "superpipe/device.h"
+#include "superpipe/device_files.h"
 #include "superpipe/pmem_copy.h"
-#include "superpipe/scratch_lock.h"
 
 namespace lunar {
 
@@ -51,10 +51,11 @@ class PmemDevice final : public Device {
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return "pmem"; }
-  unsigned fd_count() const override { return 1; }
-  int fd(unsigned) const override { return fd(); }
-  void reopen(unsigned, int fd) override { fd_.store(fd, std::memory_order_relaxed); }
-  [[nodiscard]] int hold(unsigned, int fd) override { return locked_ ? scratch_hold(fd) : 0; }
+  unsigned fd_count() const override { return files_.count(); }
+  int fd(unsigned i) const override { return files_.fd(i); }
+  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
+  unsigned lock_count() const override { return files_.count(); }
+  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
   void close() override;
 
   // Whether a submit call of so many bytes goes to delegates, which are started at need where that is allowed: not by threads
@@ -69,7 +70,7 @@ class PmemDevice final : public Device {
 
  private:
   enum class Sync : uint8_t { kNone, kLines, kMsync };
-  int fd() const { return fd_.load(std::memory_order_relaxed); }
+  int fd() const { return files_.file(); }
 
   // pmem_open.cpp
   int parse_settings(const char* uri, const char* path, char* clean, size_t size, ErrorText* why);
@@ -99,7 +100,7 @@ class PmemDevice final : public Device {
   void set_backed(uint64_t chunk) { backed_[chunk / 64].fetch_or(uint64_t{1} << chunk % 64, std::memory_order_relaxed); }
   void clear_backed(uint64_t chunk) { backed_[chunk / 64].fetch_and(~(uint64_t{1} << chunk % 64), std::memory_order_relaxed); }
 
-  std::atomic<int> fd_{-1};
+  DeviceFiles files_;
   const char* name_ = nullptr;
   char* map_ = nullptr;                       // the medium from its first byte
   uint64_t map_bytes_ = 0;                    // whole pages
@@ -116,7 +117,6 @@ class PmemDevice final : public Device {
   Delegate delegate_ = Delegate::kAuto;
   bool read_only_ = false;
   bool regular_ = false;
-  bool locked_ = false;                       // by scratch_lock
   bool growable_ = false;
   bool cut_at_close_ = false;
   DelegatePool pool_;

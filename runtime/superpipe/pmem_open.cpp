@@ -135,11 +135,12 @@ int PmemDevice::open_medium(const char* path, const DeviceOptions& options, bool
   if (opened == -EBUSY) return why->set(opened, "LUN pmem:%s: in use; give one that nobody uses", path);
   if (opened < 0) return explain(opened, path, read_only_ ? "open it" : "open it for writing", why);
   reopen(0, opened);
-  if (!options.scratch) return 0;
-  const int err = scratch_lock(opened);   // O_EXCL of a block device ends with this description
-  locked_ = err == 0;
-  if (err == -EBUSY)
-    return why->set(err, "LUN pmem:%s: in use by another process; wait for it, or give another file", path);
+  int err = files_.open_lock(path, why);
+  if (!options.scratch || err < 0) return err;
+  // On the open file description: children that fork share it, and it ends with the last of them.
+  err = files_.lock_whole();
+  if (err == -EAGAIN)
+    return why->set(-EBUSY, "LUN pmem:%s: in use by another process; wait for it, or give another file", path);
   return err < 0 ? explain(err, path, "lock it", why) : 0;
 }
 
@@ -320,10 +321,9 @@ void PmemDevice::abandon() {
   pool_.destroy();
   if (map_) (void)sys::unmap(map_, map_bytes_);
   if (backed_) unmap_private(backed_, backed_bytes_);
-  if (fd() >= 0) sys::close_file(fd());
+  files_.close();
   map_ = data_ = nullptr;
   backed_ = nullptr;
-  reopen(0, -1);
 }
 
 }  // namespace lunar

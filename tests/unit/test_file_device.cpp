@@ -17,12 +17,15 @@
 
 #include "lun/compose.h"
 #include "superpipe/device.h"
-#include "superpipe/scratch_lock.h"
+#include "superpipe/device_files.h"
 #include "superpipe/signature.h"
 #include "sys/file.h"
 #include "tests/catch.hpp"
+#include "tests/support/loop.hpp"
 
 using namespace lunar;
+using lunar_test::Loop;
+using lunar_test::output_of;
 
 namespace {
 
@@ -100,22 +103,6 @@ void round_trip(Device* device, char fill) {
   free(page);
   device->detach(context);
 }
-
-std::string output_of(const std::string& command) {
-  FILE* pipe = popen(command.c_str(), "r");
-  char line[256] = {};
-  if (pipe && fgets(line, sizeof line, pipe)) line[strcspn(line, "\n")] = '\0';
-  return pipe && pclose(pipe) == 0 ? line : "";
-}
-
-// A loop device on a file; empty name when the host has none to give.
-struct Loop {
-  std::string name;
-  explicit Loop(const std::string& file) : name(output_of("losetup -f --show " + file + " 2>/dev/null")) {}
-  ~Loop() {
-    if (!name.empty()) (void)!system(("losetup -d " + name).c_str());
-  }
-};
 
 }  // namespace
 
@@ -292,16 +279,21 @@ TEST_CASE("another description of the file keeps the lock when the first is gone
 TEST_CASE("what cannot be taken alone is not a scratch LUN, and whoever shares a part of it sees one") {
   Directory directory;
   const std::string path = directory.file("lun", "", 8 << 20);
-  const int stranger = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  REQUIRE(sys::lock_range(stranger, sys::RangeLock::kShared, uint64_t{1} << 62, 1) == 0);
-  CHECK(scratch_locked(stranger) == 0);
+  Device* stranger = nullptr;
+  DeviceOptions raw;
+  raw.scratch = false;
+  ErrorText why;
+  REQUIRE(device_open(path.c_str(), raw, &stranger, &why) == 0);
+  constexpr uint64_t kByte = uint64_t{1} << 62;
+  REQUIRE(device_lock(stranger, sys::RangeLock::kShared, kByte, 1) == 0);
+  CHECK(device_held_whole(stranger) == 0);
   CHECK(has(refused(path), "in use"));
-  REQUIRE(sys::lock_range(stranger, sys::RangeLock::kNone, 0, 0) == 0);
+  REQUIRE(device_lock(stranger, sys::RangeLock::kNone, 0, 0) == 0);
   Device* device = opened(path);
-  REQUIRE(sys::lock_range(stranger, sys::RangeLock::kShared, uint64_t{1} << 62, 1) == 0);   // nothing keeps it from that
-  CHECK(scratch_locked(stranger) == 1);
-  CHECK(scratch_hold(stranger) == 0);
-  close(stranger);
+  REQUIRE(device_lock(stranger, sys::RangeLock::kShared, kByte, 1) == 0);   // nothing keeps it from that
+  CHECK(device_held_whole(stranger) == 1);
+  CHECK(stranger->hold(0, stranger->fd(0)) == 0);                           // raw: nothing to hold
+  device_close(stranger);
   device_close(device);
 }
 

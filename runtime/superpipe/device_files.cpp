@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lock files of device nodes: see device_files.h.
+// Threading: at open, one thread, blocking. Not for the fault path.
+#include "superpipe/device_files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/format.h"
+#include "base/log.h"
+#include "superpipe/device.h"
+#include "superpipe/signature.h"
+#include "sys/file.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+constexpr char kDirectory[] = "/dev/shm/", kNamespace[] = "lunar-namespace-", kNode[] = "lunar-node-";
+constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;      // anybody may put names into /dev/shm
+constexpr int kMakeTries = 8;
+constexpr uint64_t kMakePauseNs = 2'000'000;
+// A former owner's ring is torn down by the kernel some milliseconds after its process is gone, and holds the files till
+// then: a LUN that looks busy is asked again for so long before it is refused.
+constexpr int kBusyRetries = 50;
+constexpr uint64_t kBusyRetryNs = 20'000'000;
+
+// "0n1" with its end in "ng0n1", "nvme0n1", "nvme0n1p2" (and "p2"). False when it is no such name.
+bool namespace_numbers(const char* name, int* length, const char** numbers, const char** partition) {
+  if (strncmp(name, "nvme", 4) == 0) *numbers = name + 4;
+  else if (strncmp(name, "ng", 2) == 0) *numbers = name + 2;
+  else return false;
+  const size_t controller = strspn(*numbers, "0123456789");
+  if (controller == 0 || (*numbers)[controller] != 'n') return false;
+  const size_t number = strspn(*numbers + controller + 1, "0123456789");
+  *length = static_cast<int>(controller + 1 + number);
+  *partition = *numbers + *length;
+  return number > 0 && (**partition == 'p' || **partition == 0);
+}
+
+// The part of the name behind kNamespace, by the kernel's word for the namespace of that node. False when it is none.
+bool namespace_key(const struct stat& node, char* out, size_t size) {
+  char name[64], path[128], nqn[300], nsid[24];
+  const char *numbers, *partition;
+  int length;
+  if (!device_node_name(S_ISBLK(node.st_mode), node.st_rdev, name, sizeof name)) return false;
+  if (!namespace_numbers(name, &length, &numbers, &partition)) return false;
+  format_to(path, sizeof path, "/sys/class/block/nvme%.*s/nsid", length, numbers);
+  if (sys::read_text(path, nsid, sizeof nsid) <= 0) return false;
+  format_to(path, sizeof path, "/sys/class/block/nvme%.*s/device/subsysnqn", length, numbers);
+  const int bytes = sys::read_text(path, nqn, sizeof nqn);
+  if (bytes <= 0) return false;
+  const uint64_t hash = XXH3_64bits(nqn, strcspn(nqn, "\n"));
+  format_to(out, size, "%08x%08x-%lu%s", static_cast<unsigned>(hash >> 32), static_cast<unsigned>(hash), strtoul(nsid, nullptr, 10), partition);
+  return true;
+}
+
+void lock_path(const struct stat& node, char* out, size_t size) {
+  char key[64];
+  if (namespace_key(node, key, sizeof key)) format_to(out, size, "%s%s%s", kDirectory, kNamespace, key);
+  else format_to(out, size, "%s%s%c%u:%u", kDirectory, kNode, S_ISBLK(node.st_mode) ? 'b' : 'c', major(node.st_rdev), minor(node.st_rdev));
+}
+
+// As the node: who may open that may lock it. Only root can give files away; a member of the node's group can give it that group.
+void copy_rights(int fd, const struct stat& node, bool acl, mode_t before) {
+  if (sys::set_owner(fd, node.st_uid, node.st_gid) < 0) (void)sys::set_owner(fd, static_cast<uid_t>(-1), node.st_gid);
+  sys::set_mode(fd, acl ? 0666 : (before | node.st_mode) & 0666);   // another node may have given more
+}
+
+// Opened as it is, or made. Without O_CREAT first: the kernel refuses that for a file of another user in a sticky directory.
+int open_or_make(const char* path, int access, const struct stat& node, bool acl) {
+  int fd = -ENOENT;
+  for (int tries = 0; tries < kMakeTries; ++tries) {
+    fd = sys::open_file(path, access | kNoTricks);
+    if (fd == -EACCES) sys::sleep_ns(kMakePauseNs);     // its maker is just giving it its rights
+    if (fd != -ENOENT && fd != -EACCES) return fd;
+    if (fd == -EACCES) continue;
+    fd = sys::open_file(path, O_RDWR | O_CREAT | O_EXCL | kNoTricks, 0600);
+    if (fd == -EEXIST) continue;
+    if (fd < 0) return fd;
+    copy_rights(fd, node, acl, 0);
+    if (access == O_RDWR) return fd;
+    sys::close_file(fd);
+  }
+  return fd;
+}
+
+}  // namespace
+
+int open_lock_file(const struct stat& node) {
+  char path[128];
+  lock_path(node, path, sizeof path);
+  return sys::open_file(path, O_RDONLY | kNoTricks);
+}
+
+int DeviceFiles::open_lock(const char* path, ErrorText* why) {
+  struct stat node, lock;
+  int err = sys::file_status(file(), &node);
+  if (err < 0) return why->set(err, "LUN %s: cannot look at it: %s", path, errno_text(err));
+  if (!S_ISBLK(node.st_mode) && !S_ISCHR(node.st_mode)) return 0;
+  char lock_file[128];
+  lock_path(node, lock_file, sizeof lock_file);
+  const long flags = sys::control_file(file(), F_GETFL, nullptr);
+  const bool acl = sys::has_acl(file());
+  const int fd = open_or_make(lock_file, flags >= 0 && (flags & O_ACCMODE) == O_RDONLY ? O_RDONLY : O_RDWR, node, acl);
+  if (fd == -ENOENT || fd == -EROFS || fd == -ENOTDIR) {
+    log_warning("LUN %s: no %s for its lock file (%s); who reaches the device by another node is not seen", path, kDirectory, errno_name(fd));
+    return 0;
+  }
+  if (fd < 0)
+    return why->set(fd, "LUN %s: its lock file %s cannot be opened: %s (%s); when nobody uses the device, remove that file", path, lock_file,
+                    errno_text(fd), errno_name(fd));
+  err = sys::file_status(fd, &lock);
+  const bool known = err == 0 && S_ISREG(lock.st_mode) &&
+                     (lock.st_uid == 0 || lock.st_uid == geteuid() || lock.st_uid == node.st_uid || lock.st_gid == node.st_gid);
+  if (!known) {
+    sys::close_file(fd);
+    return why->set(-EPERM, "LUN %s: its lock file %s was put there by somebody else (user %u); remove it", path, lock_file,
+                    err == 0 ? static_cast<unsigned>(lock.st_uid) : 0);
+  }
+  if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, acl, lock.st_mode);   // they may have changed, or its maker was killed
+  set(1, fd);
+  return 0;
+}
+
+int DeviceFiles::lock_whole() {
+  int err = 0;
+  for (int i = 0; i <= kBusyRetries; ++i) {
+    err = 0;
+    for (unsigned n = 0; n < count() && err == 0; ++n) err = sys::lock_range(fd(n), sys::RangeLock::kExclusive, 0, 0);
+    for (unsigned n = 0; n < count() && err == 0; ++n) err = sys::lock_range(fd(n), sys::RangeLock::kShared, 0, 0);
+    whole_ = err == 0;
+    if (err != -EAGAIN) return err;
+    for (unsigned n = 0; n < count(); ++n) (void)sys::lock_range(fd(n), sys::RangeLock::kNone, 0, 0);
+    if (i < kBusyRetries) sys::sleep_ns(kBusyRetryNs);
+  }
+  return -EAGAIN;
+}
+
+int DeviceFiles::hold(unsigned i, int fd) const {
+  if (!whole_ || i >= count()) return 0;
+  const int status = sys::lock_range(fd, sys::RangeLock::kShared, 0, 0);
+  return status == -EAGAIN ? -EBUSY : status;
+}
+
+void DeviceFiles::close() {
+  for (const unsigned i : {1u, 0u}) {
+    if (fd(i) >= 0) sys::close_file(fd(i));
+    set(i, -1);
+  }
+}
+
+bool locks_know_medium(int fd) {
+  char path[160];
+  if (sys::descriptor_path(fd, path, sizeof path) < 0) return false;
+  const char* name = strrchr(path, '/');
+  return name && strncmp(name + 1, kNamespace, strlen(kNamespace)) == 0;
+}
+
+int device_lock(const Device* device, sys::RangeLock kind, uint64_t offset, uint64_t length) {
+  const unsigned count = device->lock_count();
+  for (unsigned i = 0; i < count; ++i) {
+    const int status = sys::lock_range(device->fd(i), kind, offset, length);
+    if (status == 0) continue;
+    for (unsigned j = 0; j < i && kind != sys::RangeLock::kNone; ++j) (void)sys::lock_range(device->fd(j), sys::RangeLock::kNone, offset, length);
+    return status;
+  }
+  return 0;
+}
+
+int device_locked(const Device* device, uint64_t offset, uint64_t length) {
+  for (unsigned i = 0; i < device->lock_count(); ++i) {
+    const int locked = sys::range_locked(device->fd(i), offset, length);
+    if (locked != 0) return locked;
+  }
+  return 0;
+}
+
+int device_held_whole(const Device* device) { return device_locked(device, 0, 1); }
+
+}  // namespace lunar
