@@ -15,11 +15,6 @@
 #include "superpipe/sync_context.h"
 #include "sys/thread.h"
 
-#if defined(__SANITIZE_THREAD__)
-extern "C" void __tsan_read_range(void* address, unsigned long bytes);
-extern "C" void __tsan_write_range(void* address, unsigned long bytes);
-#endif
-
 namespace lunar {
 namespace {
 
@@ -113,29 +108,6 @@ int SimContext::submit(const Command* commands, unsigned n) {
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
 }
 
-// Commands that overlap are no race, as on a disk: each word is as one of them left it. ThreadSanitizer is told so: it sees the
-// caller's memory, not the medium.
-#if defined(__SANITIZE_THREAD__)
-__attribute__((no_sanitize_thread, noinline)) void move_words(void* to, const void* from, uint64_t bytes) {
-  auto* out = static_cast<volatile uint64_t*>(to);
-  auto* in = static_cast<const volatile uint64_t*>(from);
-  for (uint64_t i = 0; i < bytes / sizeof *out; ++i) out[i] = in ? in[i] : 0;
-}
-void from_medium(void* to, const void* medium, uint64_t bytes) {
-  __tsan_write_range(to, bytes);
-  move_words(to, medium, bytes);
-}
-void to_medium(void* medium, const void* from, uint64_t bytes) {
-  __tsan_read_range(const_cast<void*>(from), bytes);
-  move_words(medium, from, bytes);
-}
-void clear_medium(void* medium, uint64_t bytes) { move_words(medium, nullptr, bytes); }
-#else
-void from_medium(void* to, const void* medium, uint64_t bytes) { memcpy(to, medium, bytes); }
-void to_medium(void* medium, const void* from, uint64_t bytes) { memcpy(medium, from, bytes); }
-void clear_medium(void* medium, uint64_t bytes) { memset(medium, 0, bytes); }
-#endif
-
 int64_t sim_read(SimDevice* device, const Command& command, uint64_t io) {
   device->counters().reads.fetch_add(1, std::memory_order_relaxed);
   if (strikes(device->faults(), device->faults().read_error, io, Fault::kReadError)) {
@@ -146,7 +118,7 @@ int64_t sim_read(SimDevice* device, const Command& command, uint64_t io) {
   uint64_t left = at < size ? size - at : 0, done = 0;
   for (uint32_t i = 0; i < command.iov_count && left; ++i) {
     const uint64_t bytes = command.iov[i].iov_len < left ? command.iov[i].iov_len : left;
-    from_medium(command.iov[i].iov_base, device->memory() + at + done, bytes);
+    memcpy(command.iov[i].iov_base, device->memory() + at + done, bytes);
     done += bytes;
     left -= bytes;
   }
@@ -186,7 +158,7 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
   }
   for (uint32_t i = 0; i < command.iov_count && lands; ++i) {
     const uint64_t part = command.iov[i].iov_len < lands ? command.iov[i].iov_len : lands;
-    to_medium(device->memory() + at, command.iov[i].iov_base, part);
+    memcpy(device->memory() + at, command.iov[i].iov_base, part);
     at += part;
     lands -= part;
   }
@@ -206,7 +178,7 @@ int64_t carry_out(SimDevice* device, const Command& command, uint64_t io) {
     case Op::kDiscard:
       if (device->refusing_discard()) return -EOPNOTSUPP;
       if (at > size || command.length > size - at) return -EINVAL;
-      clear_medium(device->memory() + at, command.length);
+      memset(device->memory() + at, 0, command.length);
       return 0;
     case Op::kFlush: return 0;
   }

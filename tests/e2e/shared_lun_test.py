@@ -97,7 +97,7 @@ def plain(directory):
     lun = os.path.join(directory, "plain")
     open(lun, "wb").close()
     report = os.path.join(directory, "report-plain")
-    parent = start([lun], 11, 32, 2, report, size="256m")
+    parent = start([lun], 11, 24, 1, report, size="192m")
     parent.wait(timeout=LIMIT_S)
     parent.stdout.close()
     end, refused = time.monotonic() + LIMIT_S, 0
