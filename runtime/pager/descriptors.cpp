@@ -37,7 +37,8 @@ int fetch_from_keeper(const PagerState& state, unsigned generation, unsigned i) 
 }  // namespace
 
 void descriptors_put_back(PagerState& state) {
-  const unsigned generation = state.generation;
+  unsigned generation = state.generation;
+  while (generation > 0 && state.devices[generation] == state.devices[generation - 1]) --generation;   // whose device we share
   for (unsigned i = 0; state.keeper_tid.load() != 0 && i < own_descriptors(state, generation); ++i) {
     const int number = state.devices[generation]->fd(i);
     if (is_device(state, generation, i, number) || sys::control_file(number, F_GETFD, nullptr) != -EBADF) continue;

@@ -93,11 +93,12 @@ def daemon(directory):
 
 
 def plain(directory):
-    """An empty file is one tree's: its processes share it, and nobody else has it while one of them lives, be it a daemon that closed everything."""
+    """An empty file is one tree's: its processes share it, and nobody else has it while one of them lives, be it a daemon that closed everything
+    before it forked."""
     lun = os.path.join(directory, "plain")
     open(lun, "wb").close()
     report = os.path.join(directory, "report-plain")
-    parent = start([lun], 11, 24, 1, report, size="192m")
+    parent = start([lun], 11, 24, 4, report, "close-first", size="192m")
     parent.wait(timeout=LIMIT_S)
     parent.stdout.close()
     end, refused = time.monotonic() + LIMIT_S, 0
