@@ -28,19 +28,11 @@ const IoResult* counterpart(const IoReport& report, const IoResult& baseline) {
   return found;
 }
 
-void put_ratios(const std::string& stem, const IoTurn& us, const IoTurn& them, std::map<std::string, double>* ratios) {
-  const auto put = [&](const char* quantity, double ours, double theirs) {
-    if (ours > 0 && theirs > 0) (*ratios)[stem + quantity] = ours / theirs;
-  };
-  put("ops", us.ops_per_s, them.ops_per_s);
-  put("mean", us.mean_ns, them.mean_ns);
-  put("p50", us.p50_ns, them.p50_ns);
-  put("p99", us.p99_ns, them.p99_ns);
-  put("p999", us.p999_ns, them.p999_ns);
-  put("cpu", us.cpu_us_per_op, them.cpu_us_per_op);
-  put("kiops_per_cpu", us.kiops_per_cpu, them.kiops_per_cpu);
-  put("kiops_per_cpu_kernel", us.kiops_per_cpu_kernel, them.kiops_per_cpu_kernel);
-  put("kiops_per_cpu_kernel_ticks", us.kiops_per_cpu_kernel_ticks, them.kiops_per_cpu_kernel_ticks);
+void put_ratios(const std::string& stem, const IoTurn& us, const IoTurn& them, Ratios* ratios) {
+  put_turn_ratios(ratios, stem, us, them);
+  put_ratio(ratios, stem + "kiops_per_cpu", us.kiops_per_cpu, them.kiops_per_cpu);
+  put_ratio(ratios, stem + "kiops_per_cpu_kernel", us.kiops_per_cpu_kernel, them.kiops_per_cpu_kernel);
+  put_ratio(ratios, stem + "kiops_per_cpu_kernel_ticks", us.kiops_per_cpu_kernel_ticks, them.kiops_per_cpu_kernel_ticks);
 }
 
 // The names of the contract, for 4 KiB reads.
@@ -88,16 +80,7 @@ std::vector<IoTurn> quietest_turns(std::vector<IoTurn> turns, size_t count) {
   return turns;
 }
 
-IoTurn median_of(const std::vector<IoTurn>& turns) {
-  IoTurn result;
-  static_cast<TurnResult&>(result) = median_of(std::vector<TurnResult>(turns.begin(), turns.end()));
-  for (const IoTurnField& field : kIoTurnFields) {
-    std::vector<double> values;
-    for (const IoTurn& turn : turns) values.push_back(turn.*field.member);
-    result.*field.member = values.empty() ? 0 : median(values);
-  }
-  return result;
-}
+IoTurn median_of(const std::vector<IoTurn>& turns) { return median_of(turns, kIoTurnFields); }
 
 IoResult io_result(const std::string& system, const std::string& workload, const std::vector<IoTurn>& turns) {
   IoResult result;
@@ -149,13 +132,8 @@ std::string report_json(const IoReport& report) {
     json.field("spread", one.spread).field("cpu_spread", one.cpu_spread);
     json.field("rounds", one.rounds).field("noisy_rounds", one.noisy).close('}');
   }
-  json.close(']').key("ratios").open('{');
-  for (const auto& [baseline, ratios] : io_ratios(report)) {
-    json.key(baseline).open('{');
-    for (const auto& [key, value] : ratios) json.field(key, value);
-    json.close('}');
-  }
-  json.close('}');
+  json.close(']');
+  write_ratios(json, io_ratios(report));
   write_end(json, report.skipped, {}, report.failures);
   return json.text();
 }
@@ -187,9 +165,7 @@ std::string report_table(const IoReport& report) {
   }
   for (const std::string& command : report.fio_commands) out += fmt::format("fio: {}\n", command);
   if (noisy > 0) out += fmt::format("noise: others used the CPUs during {} of the turns that count\n", noisy);
-  for (const auto& [what, reason] : report.skipped) out += fmt::format("skipped: {}: {}\n", what, reason);
-  for (const std::string& failure : report.failures) out += fmt::format("FAILED: {}\n", failure);
-  return out;
+  return out + end_lines(report.skipped, report.failures);
 }
 
 }   // namespace lunar::tools
