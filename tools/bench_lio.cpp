@@ -343,6 +343,9 @@ void parse(CLI::App& app, LioOptions& options, int argc, char** argv) {
   app.add_option("--seed", options.seed, "of data and places (default 1)");
   app.add_flag("--quick", options.quick, "a rough answer within a minute");
   app.add_flag("--json", options.json, "print one JSON object instead of the table");
+  app.footer("lunar: cblk_listio on pmem: with delegate threads; sync: the same without; lio_listio: the C library's, on the same file.\n"
+             "Ratios in the JSON are lunar's value by the other's: lio_wait_ops, lio_wait_mean, lio_wait_cpu (a list that is waited for),\n"
+             "lio_nowait_return (the time until the call returns, of one that is not; sync does all of it in the call); lio_write_...: of writes.");
   app.parse(argc, argv);
   if (options.quick && rounds->count() == 0) options.rounds = 9;
   options.io_bytes = size_option("--io", io.empty() ? "32k" : io);

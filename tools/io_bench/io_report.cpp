@@ -60,6 +60,12 @@ void write_options(JsonWriter& json, const IoReport& report) {
   json.close(']').close('}');
 }
 
+void write_cblk(JsonWriter& json, const CblkCost& cblk) {
+  json.key("cblk_read").open('{').field("beside", cblk.raw).field("raw_p50_ns", cblk.raw_p50_ns).field("cblk_p50_ns", cblk.cblk_p50_ns);
+  json.field("over_p50_ns", cblk.over_p50_ns).field("over_mean_ns", cblk.over_mean_ns).field("over_least_ns", cblk.over_least_ns);
+  json.field("over_most_ns", cblk.over_most_ns).field("reads", cblk.reads).field("rounds", cblk.rounds).close('}');
+}
+
 double spread_of(const std::vector<IoTurn>& turns, double IoTurn::*quantity, double middle) {
   const auto [low, high] = std::minmax_element(
       turns.begin(), turns.end(), [&](const IoTurn& a, const IoTurn& b) { return a.*quantity < b.*quantity; });
@@ -111,6 +117,10 @@ std::map<std::string, std::map<std::string, double>> io_ratios(const IoReport& r
       ratios[stem + "process_cpu"] = own(us->median) / own(them.median);
     }
   }
+  if (!report.cblk.raw.empty()) {
+    all["raw"]["cblk_read_us_over"] = report.cblk.over_p50_ns / 1e3;
+    all["raw"]["cblk_read_us_over_mean"] = report.cblk.over_mean_ns / 1e3;
+  }
   if (const auto window = all.find("perio"); window != all.end() && !report.options.depths.empty()) {
     const auto [low, high] = std::minmax_element(report.options.depths.begin(), report.options.depths.end());
     put_window_ratios(&window->second, *low, *high);
@@ -133,6 +143,7 @@ std::string report_json(const IoReport& report) {
     json.field("rounds", one.rounds).field("noisy_rounds", one.noisy).close('}');
   }
   json.close(']');
+  if (!report.cblk.raw.empty()) write_cblk(json, report.cblk);
   write_ratios(json, io_ratios(report));
   write_end(json, report.skipped, {}, report.failures);
   return json.text();
@@ -162,6 +173,12 @@ std::string report_table(const IoReport& report) {
       out += fmt::format(", {:.2f}x IOPS/CPU ({:.2f}x in the kernel)", ratios["kiops_per_cpu"], ratios["kiops_per_cpu_kernel"]);
     }
     out += '\n';
+  }
+  if (const CblkCost& cblk = report.cblk; !cblk.raw.empty()) {
+    out += fmt::format("cblk_read beside {}: {} and {}, {:+.2f} us at p50 ({:+.2f} to {:+.2f} in {} rounds), {:+.2f} us of the means; "
+                       "{} reads each\n",
+                       cblk.raw, duration_text(cblk.cblk_p50_ns), duration_text(cblk.raw_p50_ns), cblk.over_p50_ns / 1e3,
+                       cblk.over_least_ns / 1e3, cblk.over_most_ns / 1e3, cblk.rounds, cblk.over_mean_ns / 1e3, cblk.reads);
   }
   for (const std::string& command : report.fio_commands) out += fmt::format("fio: {}\n", command);
   if (noisy > 0) out += fmt::format("noise: others used the CPUs during {} of the turns that count\n", noisy);
