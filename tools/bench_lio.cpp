@@ -15,7 +15,6 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -38,6 +37,7 @@
 #include "bench/size_option.h"
 #include "superpipe/device.h"
 #include "superpipe/signature.h"
+#include "support/clock.h"
 #include "support/process.h"
 #include "support/procfs.h"
 
@@ -48,12 +48,6 @@ namespace {
 constexpr uint64_t kMiBytes = 1 << 20;
 constexpr uint64_t kFileBytes = 1024 * kMiBytes, kQuickFileBytes = 256 * kMiBytes;
 constexpr size_t kCheckStride = 64;   // words: one in 512 bytes is compared
-
-uint64_t clock_ns(clockid_t clock) {
-  timespec t{};
-  clock_gettime(clock, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
-}
 
 struct Turn {
   double ops_per_s = 0, mean_ns = 0, return_ns = 0, cpu_us = 0;

@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 
 #include "bench/report_parts.h"
 #include "io_bench/cblk_chunk.h"
+#include "support/clock.h"
 
 namespace lunar::tools {
 
@@ -22,12 +22,6 @@ namespace {
 
 constexpr unsigned kBurst = 8;   // reads of one side before it is the other's turn
 constexpr unsigned kWarm = 200;
-
-uint64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
-}
 
 // The medium without the library.
 class RawReader {

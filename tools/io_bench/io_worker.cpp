@@ -19,6 +19,7 @@
 #include "bench/histogram.h"
 #include "io_bench/cpu_time.h"
 #include "io_bench/io_engine.h"
+#include "support/clock.h"
 #include "support/process.h"
 #include "support/procfs.h"
 
@@ -27,18 +28,6 @@ namespace lunar::tools {
 namespace {
 
 enum Phase : int { kWarm, kMeasure, kStop };
-
-uint64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
-}
-
-double own_cpu_seconds() {
-  timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
-}
 
 struct Counters {
   uint64_t ns = 0;
@@ -51,7 +40,7 @@ Counters count(const std::string& disk_stat) {
   Counters counters;
   counters.disk = read_disk(disk_stat);
   counters.user = process_user_seconds(getpid());
-  counters.cpu = own_cpu_seconds();
+  counters.cpu = static_cast<double>(clock_ns(CLOCK_PROCESS_CPUTIME_ID)) / 1e9;
   counters.machine = read_cpu_times();
   counters.ns = now_ns();
   return counters;
