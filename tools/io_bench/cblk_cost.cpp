@@ -21,7 +21,7 @@ namespace lunar::tools {
 namespace {
 
 constexpr unsigned kBurst = 8;   // reads of one side before it is the other's turn
-constexpr unsigned kWarm = 200;
+constexpr unsigned kWarm = 200, kRoundsMin = 5;
 
 // The medium without the library.
 class RawReader {
@@ -103,7 +103,8 @@ CblkCost measure_cblk_cost(const Medium& medium, const IoOptions& options, const
   };
   for (unsigned i = 0; i < kWarm; ++i) burst(i % 2 != 0, nullptr);
   std::vector<double> raw_p50, cblk_p50, over, over_mean;
-  for (unsigned round = 0; round < options.rounds; ++round) {
+  cost.rounds = std::max(options.rounds, kRoundsMin);
+  for (unsigned round = 0; round < cost.rounds; ++round) {
     Side sides[2];
     const uint64_t end = now_ns() + static_cast<uint64_t>(options.seconds * 1e9);
     for (unsigned turn = round; now_ns() < end || sides[0].ns.empty() || sides[1].ns.empty(); ++turn) {
@@ -116,7 +117,6 @@ CblkCost measure_cblk_cost(const Medium& medium, const IoOptions& options, const
     over_mean.push_back(sides[1].mean() - sides[0].mean());
     cost.reads += sides[1].ns.size();
   }
-  cost.rounds = options.rounds;
   cost.raw_p50_ns = median(raw_p50);
   cost.cblk_p50_ns = median(cblk_p50);
   cost.over_p50_ns = median(over);

@@ -10,7 +10,7 @@
 
 namespace lunar::tools {
 
-// options.rounds rounds of options.seconds each; medians over the rounds of what each round's reads give. Beside it stands a
+// options.rounds rounds (5 at least) of options.seconds each; medians over the rounds of what each round's reads give. Beside it stands a
 // pread with O_DIRECT, or on persistent memory a copy out of a mapping. `pause` may throw. Throws std::runtime_error.
 CblkCost measure_cblk_cost(const Medium& medium, const IoOptions& options, const std::function<void()>& pause);
 
