@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -20,12 +19,16 @@
 #include "sys/file.h"
 #include "sys/thread.h"
 #include "tests/catch.hpp"
+#include "tests/support/device_io.hpp"
 
 using namespace lunar;
 
 namespace {
 
-constexpr size_t kPage = 4096;
+using lunar_test::command_of;
+using lunar_test::kPage;
+using lunar_test::one;
+using lunar_test::Pages;
 constexpr size_t kFileBytes = 8 * kMiB;
 
 const char* scratch_directory() {
@@ -50,33 +53,6 @@ struct File {
     return status == 0 ? context : nullptr;
   }
 };
-
-struct Pages {
-  char* base;
-  size_t bytes;
-  explicit Pages(size_t count) : bytes(count * kPage) {
-    base = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  }
-  ~Pages() { munmap(base, bytes); }
-  char* page(size_t n) const { return base + n * kPage; }
-};
-
-Command command_of(Op op, uint64_t page, const iovec* parts, uint32_t count, uint64_t tag) {
-  Command command;
-  command.op = op;
-  command.offset = DeviceOffset{page * kPage};
-  command.iov = parts;
-  command.iov_count = count;
-  command.tag = tag;
-  return command;
-}
-
-int64_t one(Context* context, const Command& command) {
-  if (context->submit(&command, 1) != 1) return -1000;
-  Response response;
-  if (context->wait(&response, 1, -1) != 1) return -1001;
-  return response.tag == command.tag ? response.result : -1002;
-}
 
 std::vector<bool> kinds() {
   if (sys::uring_probe() < 0) {
