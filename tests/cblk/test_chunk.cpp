@@ -301,6 +301,7 @@ CASE(a_devices_errno_is_not_mistaken_for_the_librarys) {
     REQUIRE(id != NULL_CHUNK_ID);
     Buffer buffer(2);
     int tag;
+    REFUSES(cblk_write(id, buffer, 0, 1, 0), told);
     for (const int flags : {CBLK_ARESULT_BLOCKING, CBLK_ARESULT_BLOCKING | CBLK_ARESULT_NEXT_TAG}) {
       REQUIRE(cblk_awrite(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
       REFUSES(cblk_aresult(id, &tag, nullptr, flags), told);
