@@ -41,7 +41,7 @@ int lock_whole(Device* device, int type) {
   lock.l_start = kLockedByte;
   lock.l_len = 1;
   for (int i = 0;; ++i) {
-    const long status = sys::control_file(device->fd(0), F_OFD_SETLK, &lock);
+    const long status = sys::control_file(device->fd(device->lock_number()), F_OFD_SETLK, &lock);
     if (status != -EAGAIN && status != -EACCES) return 0;
     if (i == kLockRetries) return -EBUSY;
     sys::sleep_ns(kLockRetryNs);   // the ring of a chunk that was closed may hold the file some milliseconds longer

@@ -16,6 +16,7 @@
 #include "lun/mirror_device.h"
 #include "lun/path_device.h"
 #include "lun/stripe_device.h"
+#include "superpipe/device_files.h"
 #include "sys/file.h"
 
 namespace lunar {
@@ -125,7 +126,7 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
     }
     fds += set->device[i] ? set->device[i]->fd_count() : 0;
   }
-  if (fds > kDeviceFdsMax) return why->set(-E2BIG, "LUN %s: %u devices in all, %u is the limit", uri, fds, kDeviceFdsMax);
+  if (fds > kDeviceFdsMax) return why->set(-E2BIG, "LUN %s: %u descriptors (two a device node), %u is the limit; give fewer devices", uri, fds, kDeviceFdsMax);
   return 0;
 }
 
@@ -176,6 +177,7 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
 
 int paths_in_order(Device* raw, ErrorText* why) {
   if (strcmp(raw->kind(), "paths") != 0) return 0;
+  if (raw->fd_count() == 0 || locks_know_medium(raw->fd(raw->lock_number()))) return 0;
   PathInfo paths[8];
   const int count = device_paths(raw, paths, 8);
   for (int i = 0; i < count; ++i) {
@@ -186,7 +188,7 @@ int paths_in_order(Device* raw, ErrorText* why) {
   uint64_t before = 0;
   for (unsigned i = 0; i < raw->fd_count(); ++i) {
     struct stat status;
-    if (sys::file_status(raw->fd(i), &status) < 0) continue;
+    if (sys::file_status(raw->fd(i), &status) < 0 || S_ISREG(status.st_mode)) continue;
     if (status.st_rdev < before)
       return why->set(-EINVAL, "LUN %s: virtual LUNs are locked by the first path; write the paths in the order of their device "
                       "numbers (ls -l)", raw->name());

@@ -103,6 +103,13 @@ Device* FanDevice::descriptor(unsigned i, unsigned* inner) const {
   return nullptr;
 }
 
+unsigned FanDevice::lock_number() const {
+  for (unsigned m = 0; m < count_; ++m) {
+    if (member_[m] && member_[m]->fd_count()) return member_[m]->lock_number();
+  }
+  return 0;
+}
+
 int FanDevice::fd(unsigned i) const {
   unsigned inner = 0;
   Device* device = descriptor(i, &inner);

@@ -122,7 +122,8 @@ int LunLocks::alone() {
 int LunLocks::own(unsigned index, bool exclusive) { return none() ? 0 : hold(fd(), index, exclusive); }
 
 int LunLocks::hold(int fd, unsigned index, bool exclusive) {
-  const int status = sys::lock_range(fd, sys::RangeLock::kShared, owner_byte(index), exclusive ? 2 : 1);
+  int status = sys::lock_range(fd, sys::RangeLock::kShared, kPresence, 1);
+  if (status == 0) status = sys::lock_range(fd, sys::RangeLock::kShared, owner_byte(index), exclusive ? 2 : 1);
   return status == -EAGAIN ? -EBUSY : status;
 }
 
@@ -147,7 +148,7 @@ int LunLocks::renew() {
     sys::close_file(fresh);
     return status;
   }
-  device_->reopen(0, fresh);
+  device_->reopen(device_->lock_number(), fresh);
   sys::close_file(old);
   return 0;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may do what with a physical LUN: byte-range locks on the raw device, far beyond any data.
+// Who may do what with a physical LUN: byte-range locks on the raw device's file, far beyond any data, or on its lock file, where it is
+// a node (superpipe/device_files.h; of a stripe, a mirror and paths the first member's).
 //
 //   2^62 + 0           metadata    exclusive, on a description of its own that lives as long as the lock
 //          + 1         presence    shared by everybody who has it open; formatting takes it exclusively
@@ -37,14 +38,14 @@ class LunLocks {
   [[nodiscard]] int owned_exclusively(unsigned index);
   // Whether anybody at all does, this description too. Pre: metadata lock held. (Where it has no description of its own, as owned().)
   [[nodiscard]] int owned_by_any(unsigned index);
-  // `fd`, another description of the same file, becomes an owner too.
+  // `fd`, another description of the same file, becomes an owner too, and is there.
   [[nodiscard]] static int hold(int fd, unsigned index, bool exclusive);
   // Ends this process' part in everything it owns, unless a forked child has it too: the device goes on with a new
   // description. 0 or -errno (nothing changed).
   [[nodiscard]] int renew();
 
  private:
-  int fd() const { return device_->fd(0); }
+  int fd() const { return device_->fd(device_->lock_number()); }
   bool none() const { return device_->fd_count() == 0; }
   Device* device_ = nullptr;
   int metadata_fd_ = -1;      // while it is held

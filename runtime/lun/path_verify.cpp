@@ -25,7 +25,7 @@ int same_wwid(Device* a, Device* b) {
   Device* const devices[2] = {a, b};
   for (unsigned i = 0; i < 2; ++i) {
     struct stat status;
-    if (devices[i]->fd_count() != 1 || sys::file_status(devices[i]->fd(0), &status) < 0 || !S_ISBLK(status.st_mode)) return -1;
+    if (devices[i]->fd_count() == 0 || sys::file_status(devices[i]->fd(0), &status) < 0 || !S_ISBLK(status.st_mode)) return -1;
     char path[96];
     format_to(path, sizeof path, "/sys/dev/block/%u:%u/wwid", major(status.st_rdev), minor(status.st_rdev));
     int n = sys::read_text(path, text[i], sizeof text[i]);

@@ -57,7 +57,7 @@ int open_device(PagerState& state, unsigned generation, const DeviceOptions& opt
   if (device->fd_count() > kDeviceFdsMax) {
     const unsigned count = device->fd_count();
     device_close(device);
-    return why->set(-E2BIG, "LUN %s: %u devices in all, %u is the limit", state.options.lun, count, kDeviceFdsMax);
+    return why->set(-E2BIG, "LUN %s: %u descriptors (two a device node), %u is the limit; give fewer devices", state.options.lun, count, kDeviceFdsMax);
   }
   for (unsigned i = 0; i < device->fd_count(); ++i) {
     device->reopen(i, sys::move_high(device->fd(i)));

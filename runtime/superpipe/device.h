@@ -56,6 +56,7 @@ struct ContextOptions {
   bool spin = true;              // wait() spins before it sleeps
   bool sqpoll = false;
   bool shared = false;           // several threads will use it: see Context::await. Costs some: no deferred task work
+  int keep_fd = -1;              // a file that stays open until the last I/O ended, also after a kill: one that locks lie on
 };
 
 // What a device can do, probed at open. Shown by `lunar doctor` and `lunar lun info`.
@@ -119,25 +120,27 @@ class Device {
   virtual Capabilities capabilities() const = 0;
   virtual const char* name() const = 0;                 // the URI as given, for messages
   virtual const char* kind() const = 0;                 // "file", "block", "nvme", "pmem", "capi", "sim", "virtual", "stripe", ...
-  // The descriptors it works by (a stripe has one a member), for fork and for threads with a descriptor table of their own:
+  // The descriptors it works by (a stripe has those of its members), for fork and for threads with a descriptor table of their own:
   // reopen() is called with a valid descriptor of the same open file in place of number i. 0 for a device that has none.
   virtual unsigned fd_count() const = 0;
   virtual int fd(unsigned i) const = 0;
   virtual void reopen(unsigned i, int fd) = 0;
+  // The number of the descriptor that locks lie on: of a node, its lock file (device_files.h). Pre: fd_count() > 0.
+  virtual unsigned lock_number() const { return 0; }
   // `fd` is a new open file description of number i's file (a forked child's, whose program had closed the inherited one): makes
   // it hold what keeps the device alive (the owner's lock of a virtual LUN). 0 or -errno.
   [[nodiscard]] virtual int hold(unsigned /*i*/, int /*fd*/) { return 0; }
   // Releases everything; the object is gone. pre: no context attached. Called through device_close().
   virtual void close() = 0;
 };
-constexpr unsigned kDeviceFdsMax = 16;
+constexpr unsigned kDeviceFdsMax = 32;     // of one device: two a node, one a file
 
 struct DeviceOptions {
   uint64_t want_bytes = 0;       // what the caller intends to use; 0: whatever is there
   bool scratch = true;           // contents may be thrown away at open: a file or block device that holds data (file system,
                                  //   partition table, swap, mount, unknown non-zero header) is refused, ours is exclusive.
-                                 // false: *raw*. The medium as it is, offset 0 is its first byte, nothing is looked at, written
-                                 //   or locked; the layer above knows what it holds. Shared by as many processes as like.
+                                 // false: *raw*. The medium as it is, offset 0 is its first byte, nothing of it is looked at,
+                                 //   written or locked; the layer above knows what it holds. Shared by as many processes as like.
   bool read_only = false;        // raw only
   bool sqpoll = false;
 };

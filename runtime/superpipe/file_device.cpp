@@ -123,7 +123,7 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   else return why->set(-EINVAL, "LUN %s: neither a directory, a regular file nor a block device; "
                        "give one of these", path);
   if (result < 0) {
-    if (device->fd() >= 0) sys::close_file(device->fd());
+    device->files_.close();
     return result;
   }
   *out = device;
@@ -169,8 +169,10 @@ int FileDevice::open_raw(const char* path, const struct stat& status, const Devi
   const int opened = sys::open_file(path, (options.read_only ? O_RDONLY : O_RDWR) | O_DIRECT);
   if (opened < 0) return explain_open(opened, path, options.read_only ? "open it" : "open it for writing", why);
   reopen(0, opened);
+  int err = files_.open_lock(path, why);
+  if (err < 0) return err;
   uint32_t align = 0;
-  int err = sys::direct_io_align(opened, &align);
+  err = sys::direct_io_align(opened, &align);
   if (err < 0) return explain_open(err, path, "use direct I/O", why);
   if (align > 4096) return why->set(-ENOTSUP, "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; "
                                     "give another LUN", path, align);
@@ -274,6 +276,18 @@ int FileDevice::open_directory(const char* path, const DeviceOptions& options, E
   return err < 0 ? explain_open(err, path, "reserve space", why) : 0;
 }
 
+// The lock lies on the open file description: children that fork share it, and it ends with the last of them.
+int FileDevice::lock_whole(const char* path, ErrorText* why) {
+  int err = sys::lock_ofd(files_.locks(), true, false);
+  for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
+    sys::sleep_ns(kBusyRetryNs);
+    err = sys::lock_ofd(files_.locks(), true, false);
+  }
+  if (err == -EAGAIN || err == -EACCES)
+    return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN (--lun DIR)", path);
+  return err < 0 ? explain_open(err, path, "lock it", why) : 0;
+}
+
 int FileDevice::open_regular(const char* path, const DeviceOptions& options, ErrorText* why) {
   int err = refuse_memory(path, 0, why);
   if (err < 0) return err;
@@ -283,15 +297,8 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   uint64_t free_bytes = 0;
   err = check_medium(path, &free_bytes, why);
   if (err < 0) return err;
-  // The lock lies on the open file description: children that fork share it, and it ends with the last of them.
-  err = sys::lock_ofd(opened, true, false);
-  for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
-    sys::sleep_ns(kBusyRetryNs);
-    err = sys::lock_ofd(opened, true, false);
-  }
-  if (err == -EAGAIN || err == -EACCES)
-    return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN (--lun DIR)", path);
-  if (err < 0) return explain_open(err, path, "lock it", why);
+  err = lock_whole(path, why);
+  if (err < 0) return err;
   Contents contents = Contents::kForeign;
   uint64_t flags = 0;
   err = signature_read(opened, &contents, &flags);
@@ -342,9 +349,12 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
   if (opened < 0) return explain_open(opened, path, "open it for writing", why);
   reopen(0, opened);
   block_ = true;
+  int err = files_.open_lock(path, why);
+  if (err == 0) err = lock_whole(path, why);   // for who comes by another driver: nvme:, pmem:
+  if (err < 0) return err;
   uint64_t bytes = 0;
   uint32_t align = 0;
-  int err = sys::block_device_size(opened, &bytes);
+  err = sys::block_device_size(opened, &bytes);
   if (err == 0) err = sys::direct_io_align(opened, &align);
   if (err < 0) return explain_open(err, path, "ask its size", why);
   io_align_ = align <= 512 ? 512 : 4096;
@@ -374,13 +384,13 @@ void FileDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
   // Only the header stays, so that the next open finds a LUN of ours and the disk gets its space back.
   if (cut_at_close_) (void)sys::set_file_size(fd(), sizeof(ScratchHeader));
-  sys::close_file(fd());
-  reopen(0, -1);
+  files_.close();
 }
 
 int FileDevice::attach(const ContextOptions& options, Context** out) {
   ContextOptions wanted = options;
   wanted.sqpoll |= sqpoll_;
+  if (wanted.keep_fd < 0) wanted.keep_fd = files_.locks();
   OwnedContext* context = nullptr;
   int status = UringContext::create(fd(), data_offset_, wanted, &context, iopoll_);
   if (status == -EINVAL) return status;
@@ -388,7 +398,7 @@ int FileDevice::attach(const ContextOptions& options, Context** out) {
     if (!told_.exchange(true, std::memory_order_relaxed))
       log_warning("LUN %s: io_uring is not available here (%s): reads and writes one by one, slower; allow it (sysctl "
                   "kernel.io_uring_disabled=0, or the container's seccomp profile)", name_, errno_name(status));
-    status = SyncContext::create(&fd_, data_offset_, wanted, &context);
+    status = SyncContext::create(files_.file_number(), data_offset_, wanted, &context);
   }
   if (status < 0) return status;
   contexts_.fetch_add(1, std::memory_order_relaxed);

@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 
 #include "superpipe/device.h"
+#include "superpipe/device_files.h"
 #include "superpipe/settings.h"
 #include "superpipe/sync_context.h"
 
@@ -41,24 +42,26 @@ class FileDevice final : public Device {
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return block_ ? "block" : "file"; }
-  unsigned fd_count() const override { return 1; }
-  int fd(unsigned) const override { return fd(); }
-  void reopen(unsigned, int fd) override { fd_.store(fd, std::memory_order_relaxed); }
+  unsigned fd_count() const override { return files_.count(); }
+  int fd(unsigned i) const override { return files_.fd(i); }
+  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
+  unsigned lock_number() const override { return files_.lock_number(); }
   void close() override;
 
  private:
-  int fd() const { return fd_.load(std::memory_order_relaxed); }
+  int fd() const { return files_.file(); }
   int open_raw(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why);
   int open_directory(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why);
+  int lock_whole(const char* path, ErrorText* why);
   int check_medium(const char* path, uint64_t* free_bytes, ErrorText* why);
   int check_size(uint64_t want_bytes, ErrorText* why) const;
   int choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why);
   int probe_iopoll() const;
   bool can_discard() const;
 
-  std::atomic<int> fd_{-1};
+  DeviceFiles files_;
   const char* name_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;

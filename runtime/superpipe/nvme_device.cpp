@@ -78,7 +78,7 @@ int NvmeDevice::open(const char* uri, const DeviceOptions& options, Device** out
   device->sqpoll_ = sqpoll == Choice::kUnset ? options.sqpoll : sqpoll != Choice::kOff;
   err = device->open_path(path, options, why);
   if (err < 0) {
-    if (device->fd(0) >= 0) sys::close_file(device->fd(0));
+    device->files_.close();
     return err;
   }
   *out = device;
@@ -104,6 +104,7 @@ int NvmeDevice::open_path(const char* path, const DeviceOptions& options, ErrorT
   geometry_.read_only = !writable;
   err = identify(path, why);
   if (err == 0) err = find_block_device(path, status.st_rdev, writable, why);
+  if (err == 0) err = files_.open_lock(path, why);
   if (err < 0) return err;
   size_bytes_ = geometry_.blocks << geometry_.block_shift;
   if (options.scratch) err = take_as_scratch(path, why);
@@ -158,10 +159,10 @@ int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable
 
 // As on a block device: an empty namespace, or one that was a scratch LUN, alone.
 int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
-  int err = sys::lock_ofd(fd(0), true, false);
+  int err = sys::lock_ofd(files_.locks(), true, false);
   for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
     sys::sleep_ns(kBusyRetryNs);
-    err = sys::lock_ofd(fd(0), true, false);
+    err = sys::lock_ofd(files_.locks(), true, false);
   }
   if (err == -EAGAIN || err == -EACCES)
     return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN", path);
@@ -198,13 +199,13 @@ int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
 
 void NvmeDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
-  sys::close_file(fd(0));
-  reopen(0, -1);
+  files_.close();
 }
 
 int NvmeDevice::attach(const ContextOptions& options, Context** out) {
   ContextOptions wanted = options;
   wanted.sqpoll |= sqpoll_;
+  if (wanted.keep_fd < 0) wanted.keep_fd = files_.locks();
   OwnedContext* context = nullptr;
   int status = NvmeContext::create(fd(0), &geometry_, data_offset_, name_, wanted, &context);
   if (status == -ERANGE) return -EINVAL;

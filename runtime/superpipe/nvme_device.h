@@ -15,6 +15,7 @@
 #include <atomic>
 
 #include "superpipe/device.h"
+#include "superpipe/device_files.h"
 #include "superpipe/nvme_command.h"
 #include "superpipe/settings.h"
 
@@ -36,9 +37,10 @@ class NvmeDevice final : public Device {
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return "nvme"; }
-  unsigned fd_count() const override { return 1; }
-  int fd(unsigned) const override { return fd_.load(std::memory_order_relaxed); }
-  void reopen(unsigned, int fd) override { fd_.store(fd, std::memory_order_relaxed); }
+  unsigned fd_count() const override { return files_.count(); }
+  int fd(unsigned i) const override { return files_.fd(i); }
+  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
+  unsigned lock_number() const override { return files_.lock_number(); }
   void close() override;
 
   const NvmeGeometry& geometry() const { return geometry_; }
@@ -49,7 +51,7 @@ class NvmeDevice final : public Device {
   int find_block_device(const char* path, uint64_t rdev, bool writable, ErrorText* why);
   int take_as_scratch(const char* path, ErrorText* why);
 
-  std::atomic<int> fd_{-1};
+  DeviceFiles files_;
   const char* name_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;

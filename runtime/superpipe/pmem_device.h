@@ -25,6 +25,7 @@
 
 #include "superpipe/delegate.h"
 #include "superpipe/device.h"
+#include "superpipe/device_files.h"
 #include "superpipe/pmem_copy.h"
 
 namespace lunar {
@@ -50,9 +51,10 @@ class PmemDevice final : public Device {
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return "pmem"; }
-  unsigned fd_count() const override { return 1; }
-  int fd(unsigned) const override { return fd(); }
-  void reopen(unsigned, int fd) override { fd_.store(fd, std::memory_order_relaxed); }
+  unsigned fd_count() const override { return files_.count(); }
+  int fd(unsigned i) const override { return files_.fd(i); }
+  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
+  unsigned lock_number() const override { return files_.lock_number(); }
   void close() override;
 
   // Whether a submit call of so many bytes goes to delegates, which are started at need where that is allowed: not by threads
@@ -67,7 +69,7 @@ class PmemDevice final : public Device {
 
  private:
   enum class Sync : uint8_t { kNone, kLines, kMsync };
-  int fd() const { return fd_.load(std::memory_order_relaxed); }
+  int fd() const { return files_.file(); }
 
   // pmem_open.cpp
   int parse_settings(const char* uri, const char* path, char* clean, size_t size, ErrorText* why);
@@ -97,7 +99,7 @@ class PmemDevice final : public Device {
   void set_backed(uint64_t chunk) { backed_[chunk / 64].fetch_or(uint64_t{1} << chunk % 64, std::memory_order_relaxed); }
   void clear_backed(uint64_t chunk) { backed_[chunk / 64].fetch_and(~(uint64_t{1} << chunk % 64), std::memory_order_relaxed); }
 
-  std::atomic<int> fd_{-1};
+  DeviceFiles files_;
   const char* name_ = nullptr;
   char* map_ = nullptr;                       // the medium from its first byte
   uint64_t map_bytes_ = 0;                    // whole pages

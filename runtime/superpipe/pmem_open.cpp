@@ -135,12 +135,13 @@ int PmemDevice::open_medium(const char* path, const DeviceOptions& options, bool
   if (opened == -EBUSY) return why->set(opened, "LUN pmem:%s: in use; give one that nobody uses", path);
   if (opened < 0) return explain(opened, path, read_only_ ? "open it" : "open it for writing", why);
   reopen(0, opened);
-  if (!options.scratch || block) return 0;
+  int err = files_.open_lock(path, why);
+  if (!options.scratch || err < 0) return err;
   // On the open file description: children that fork share it, and it ends with the last of them.
-  int err = sys::lock_ofd(opened, true, false);
+  err = sys::lock_ofd(files_.locks(), true, false);
   for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
     sys::sleep_ns(kBusyRetryNs);
-    err = sys::lock_ofd(opened, true, false);
+    err = sys::lock_ofd(files_.locks(), true, false);
   }
   if (err == -EAGAIN || err == -EACCES)
     return why->set(-EBUSY, "LUN pmem:%s: in use by another process; wait for it, or give another file", path);
@@ -324,10 +325,9 @@ void PmemDevice::abandon() {
   pool_.destroy();
   if (map_) (void)sys::unmap(map_, map_bytes_);
   if (backed_) unmap_private(backed_, backed_bytes_);
-  if (fd() >= 0) sys::close_file(fd());
+  files_.close();
   map_ = data_ = nullptr;
   backed_ = nullptr;
-  reopen(0, -1);
 }
 
 }  // namespace lunar

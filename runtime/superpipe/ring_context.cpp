@@ -31,10 +31,12 @@ constexpr unsigned kSampleVectorMax = 16;         // longer reads say little abo
 
 std::atomic<int> spinners{0};
 
-int open_ring(sys::Uring* ring, int fd, const sys::UringSetup& setup) {
+// A killed process' ring lives on until its I/O has ended, and with it the files it knows: keep_fd is not let go before.
+int open_ring(sys::Uring* ring, int fd, int keep_fd, const sys::UringSetup& setup) {
   int status = ring->init(setup);
   if (status < 0) return status;
-  status = ring->register_files(&fd, 1);
+  const int files[] = {fd, keep_fd};
+  status = ring->register_files(files, keep_fd >= 0 && keep_fd != fd ? 2 : 1);
   if (status < 0) ring->destroy();
   return status;
 }
@@ -57,12 +59,12 @@ int RingContext::start(char* memory, size_t head, int fd, const ContextOptions& 
   setup.sqpoll = options.sqpoll;
   setup.shared = options.shared;
   setup.large = large;
-  int status = open_ring(&ring_, fd, setup);
+  int status = open_ring(&ring_, fd, options.keep_fd, setup);
   if (status < 0) return status;
   if (iopoll && !options.shared) {
     setup.sqpoll = false;
     setup.iopoll = true;
-    poll_more_ = open_ring(&polled_, fd, setup) == 0;   // without it the plain ring carries everything
+    poll_more_ = open_ring(&polled_, fd, options.keep_fd, setup) == 0;   // without it the plain ring carries everything
   }
   if (options.buffer && options.buffer_bytes) {
     const iovec window = {options.buffer,

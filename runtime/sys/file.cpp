@@ -283,6 +283,16 @@ int range_locked(int fd, uint64_t offset, uint64_t length) {
   return status < 0 ? status : lock.l_type != F_UNLCK;
 }
 
+int descriptor_path(int fd, char* path, size_t size) {
+  char link[48];
+  format_to(link, sizeof link, "/proc/thread-self/fd/%d", fd);
+  const int length = static_cast<int>(result(syscall(SYS_readlinkat, AT_FDCWD, link, path, size - 1)));
+  path[length < 0 ? 0 : length] = 0;
+  return length;
+}
+
+void set_mode(int fd, mode_t mode) { (void)syscall(SYS_fchmod, fd, mode); }
+
 int open_again(int fd) {
   const long flags = result(syscall(SYS_fcntl, fd, F_GETFL));
   if (flags < 0) return static_cast<int>(flags);

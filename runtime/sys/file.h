@@ -57,6 +57,9 @@ enum class RangeLock { kNone, kShared, kExclusive };
 [[nodiscard]] int open_again(int fd);
 [[nodiscard]] int random_bytes(void* out, size_t bytes);                         // up to 256
 [[nodiscard]] int file_status(int fd, struct stat* out);
+void set_mode(int fd, mode_t mode);                                              // fchmod, as far as one may
+// Where the file lies, as /proc says: its length, or -errno.
+[[nodiscard]] int descriptor_path(int fd, char* path, size_t size);
 [[nodiscard]] int path_status(const char* path, struct stat* out);
 [[nodiscard]] int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes);   // statfs
 // 0 when the file's blocks have places on a medium (FIEMAP), -EOPNOTSUPP on file systems that live in memory.

@@ -18,8 +18,11 @@
 #include "superpipe/device.h"
 #include "superpipe/signature.h"
 #include "tests/catch.hpp"
+#include "tests/support/loop.hpp"
 
 using namespace lunar;
+using lunar_test::Loop;
+using lunar_test::output_of;
 
 namespace {
 
@@ -97,22 +100,6 @@ void round_trip(Device* device, char fill) {
   free(page);
   device->detach(context);
 }
-
-std::string output_of(const std::string& command) {
-  FILE* pipe = popen(command.c_str(), "r");
-  char line[256] = {};
-  if (pipe && fgets(line, sizeof line, pipe)) line[strcspn(line, "\n")] = '\0';
-  return pipe && pclose(pipe) == 0 ? line : "";
-}
-
-// A loop device on a file; empty name when the host has none to give.
-struct Loop {
-  std::string name;
-  explicit Loop(const std::string& file) : name(output_of("losetup -f --show " + file + " 2>/dev/null")) {}
-  ~Loop() {
-    if (!name.empty()) (void)!system(("losetup -d " + name).c_str());
-  }
-};
 
 }  // namespace
 

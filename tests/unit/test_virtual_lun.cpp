@@ -2,6 +2,8 @@
 // Virtual LUNs: life and death, and size.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "sys/thread.h"
+#include "tests/support/loop.hpp"
 #include "tests/support/lun_device.hpp"
 #include "tests/support/virtual_lun.hpp"
 
@@ -288,6 +291,54 @@ TEST_CASE("virtual: hold makes another description an owner") {
   CHECK(watcher->info(&info) == 0);
   CHECK(info.luns == 0);
   watcher->close();
+}
+
+TEST_CASE("virtual: two nodes of one device are one device") {
+  if (geteuid() != 0) LUNAR_SKIP("root", "loop devices and mknod need root");
+  LunFile file(kBytes);
+  Loop loop(file.path);
+  if (loop.name.empty()) LUNAR_SKIP("loop", "no loop device to be had");
+  struct stat status;
+  REQUIRE(stat(loop.name.c_str(), &status) == 0);
+  const std::string second = file.path + ".node";
+  if (mknod(second.c_str(), S_IFBLK | 0600, status.st_rdev) != 0) LUNAR_SKIP("root", "no mknod here");
+
+  ErrorText why;
+  VirtualLun* lun = must(loop.name, named("db", 4 * kMiB));
+  PhysicalLun* other = nullptr;
+  CHECK(open_physical(second.c_str(), Format::kForce, &other, &why) == -EBUSY);
+  REQUIRE(open_physical(second.c_str(), Format::kNever, &other, &why) == 0);
+  CHECK(other->remove("db", &why) == -EBUSY);
+  VirtualLunInfo seen;
+  REQUIRE(other->list(&seen, 1, 0) == 1);
+  CHECK(seen.in_use);
+  // A scratch LUN made by the one is not dead to the other.
+  VirtualLun* scratch = must(loop.name, named("", 2 * kMiB));
+  REQUIRE(other->list(&seen, 1, 1) == 1);
+  CHECK(seen.in_use);
+  PhysicalLunInfo info;
+  REQUIRE(other->info(&info) == 0);
+  CHECK(info.luns == 2);
+  scratch->close();
+  lun->close();
+  CHECK(other->remove("db", &why) == 0);
+  other->close();
+
+  // As a whole, too: whoever has it as a scratch LUN of the plain kind has it alone.
+  REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=1M count=16 conv=fsync status=none").c_str()) == 0);
+  Device* whole = nullptr;
+  REQUIRE(device_open(loop.name.c_str(), {}, &whole, &why) == 0);
+  CHECK(open_physical(second.c_str(), Format::kForce, &other, &why) == -EBUSY);
+  INFO(why.text);
+  device_close(whole);
+  // The lock file is anybody's who may open the device.
+  char path[64];
+  snprintf(path, sizeof path, "/dev/shm/lunar-node-b%u:%u", major(status.st_rdev), minor(status.st_rdev));
+  struct stat lock;
+  REQUIRE(stat(path, &lock) == 0);
+  CHECK((lock.st_mode & 0777) == 0666);
+  CHECK(lock.st_size == 0);
+  CHECK(unlink(second.c_str()) == 0);
 }
 
 TEST_CASE("virtual: many threads, each with an opening of its own, on one file") {
