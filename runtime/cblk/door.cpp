@@ -4,7 +4,6 @@
 #include "cblk/door.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 
 #include <initializer_list>
@@ -12,6 +11,7 @@
 #include "base/format.h"
 #include "lun/compose.h"
 #include "lun/stripe_device.h"
+#include "superpipe/device_files.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 
@@ -19,7 +19,7 @@ namespace lunar::cblk {
 namespace {
 
 constexpr uint64_t kBlock = 4096;
-constexpr off_t kLockedByte = INT64_MAX - 4096;   // of the device's file: beyond any data
+constexpr uint64_t kLockedByte = INT64_MAX - 4096;   // of the device's file: beyond any data
 constexpr int kLockRetries = 10;
 constexpr uint64_t kLockRetryNs = 10'000'000;
 
@@ -33,16 +33,9 @@ size_t scheme_length(const char* text) {
 }
 
 // Locks the byte, or lets it go. 0, also where the file takes no locks; -EBUSY.
-int lock_whole(Device* device, int type) {
-  if (device->fd_count() == 0) return 0;
-  struct flock lock = {};
-  lock.l_type = static_cast<short>(type);
-  lock.l_whence = SEEK_SET;
-  lock.l_start = kLockedByte;
-  lock.l_len = 1;
+int lock_whole(Device* device, sys::RangeLock kind) {
   for (int i = 0;; ++i) {
-    const long status = sys::control_file(device->fd(device->lock_number()), F_OFD_SETLK, &lock);
-    if (status != -EAGAIN && status != -EACCES) return 0;
+    if (device_lock(device, kind, kLockedByte, 1) != -EAGAIN) return 0;
     if (i == kLockRetries) return -EBUSY;
     sys::sleep_ns(kLockRetryNs);   // the ring of a chunk that was closed may hold the file some milliseconds longer
   }
@@ -98,7 +91,7 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
   // Blank members of a stripe or mirror get their labels; they are asked for by name.
   int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
   if (status < 0) return status;
-  status = lock_whole(*out, reserve && !read_only ? F_WRLCK : F_RDLCK);
+  status = lock_whole(*out, reserve && !read_only ? sys::RangeLock::kExclusive : sys::RangeLock::kShared);
   if (forced) return 0;
   if (status < 0) (void)why->set(status, "LUN %s: reserved or in use by another one; wait for it, or force it (CBLK_OPN_FORCED_RESERVE)", path);
   Holds holds = Holds::kForeign;
@@ -124,7 +117,7 @@ int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
   char what[64];
   status = device_holds(raw, &holds, what, sizeof what);
   const bool blank = status == 0 && holds == Holds::kBlank;
-  if (blank) status = lock_whole(raw, F_WRLCK);
+  if (blank) status = lock_whole(raw, sys::RangeLock::kExclusive);
   if (status < 0) {
     device_close(raw);
     return why->set(status, "LUN %s: blank, but in use as a whole; wait for who has it open", path);
@@ -132,7 +125,7 @@ int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
   PhysicalLun* physical = nullptr;
   status = PhysicalLun::open(raw, Format::kIfBlank, &physical, why);    // takes what it is given over
   if (status < 0) return status;
-  if (blank) (void)lock_whole(raw, F_UNLCK);
+  if (blank) (void)lock_whole(raw, sys::RangeLock::kNone);
   return VirtualLun::open(physical, VirtualOptions{}, out, why);
 }
 

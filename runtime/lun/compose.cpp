@@ -175,20 +175,44 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
   return open_at(uri, options, format, 0, out, why);
 }
 
+namespace {
+
+// Whether all of these devices have the same locks, whichever is the first.
+bool same_locks(Device* const* devices, unsigned count) {
+  struct stat first {}, other;
+  for (unsigned i = 0; i < count; ++i) {
+    struct stat* status = i == 0 ? &first : &other;
+    if (sys::file_status(devices[i]->fd(devices[i]->lock_count() - 1), status) < 0) return false;
+    if (i > 0 && (other.st_dev != first.st_dev || other.st_ino != first.st_ino)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 int paths_in_order(Device* raw, ErrorText* why) {
   if (strcmp(raw->kind(), "paths") != 0) return 0;
-  if (raw->fd_count() == 0 || locks_know_medium(raw->fd(raw->lock_number()))) return 0;
-  PathInfo paths[8];
-  const int count = device_paths(raw, paths, 8);
-  for (int i = 0; i < count; ++i) {
-    if (strcmp(paths[i].status, "Missing") == 0)
-      return why->set(-ENXIO, "LUN %s: path %s is missing; virtual LUNs are locked by the first path, so bring it back, or leave "
-                      "it out in every process", raw->name(), paths[i].connection);
+  auto* paths = static_cast<PathDevice*>(raw);
+  Device* devices[kFanMembersMax];
+  const char* missing = nullptr;
+  PathInfo one;
+  unsigned count = 0;
+  for (unsigned i = 0; i < paths->member_count(); ++i) {
+    Device* device = paths->member(i);
+    if (device && device->lock_count()) devices[count++] = device;
+    if (device) continue;
+    paths->describe(i, &one);
+    missing = one.connection;
   }
+  if (count == 0) return 0;
+  if (same_locks(devices, count) && (!missing || locks_know_medium(raw->fd(raw->lock_count() - 1)))) return 0;
+  if (missing)
+    return why->set(-ENXIO, "LUN %s: path %s is missing; virtual LUNs are locked by the first path, so bring it back, or leave "
+                    "it out in every process", raw->name(), missing);
   uint64_t before = 0;
-  for (unsigned i = 0; i < raw->fd_count(); ++i) {
+  for (unsigned i = 0; i < count; ++i) {
     struct stat status;
-    if (sys::file_status(raw->fd(i), &status) < 0 || S_ISREG(status.st_mode)) continue;
+    if (sys::file_status(devices[i]->fd(0), &status) < 0) continue;
     if (status.st_rdev < before)
       return why->set(-EINVAL, "LUN %s: virtual LUNs are locked by the first path; write the paths in the order of their device "
                       "numbers (ls -l)", raw->name());

@@ -48,8 +48,7 @@ struct PathInfo {
 [[nodiscard]] int device_paths(Device* device, PathInfo* out, unsigned max);
 void path_named(PathInfo* out, const char* uri);   // name and connection of the member that `uri` names
 
-// Locks of a physical LUN are the first path's. Where they are not those of the medium whatever the path (files and NVMe namespaces:
-// superpipe/device_files.h), every process must have the same path there: 0 when all are present and in the order of their device numbers,
+// Locks of a physical LUN are the first path's. Where not all paths have the same (superpipe/device_files.h), every process must have the same path there: 0 when all are present and in the order of their device numbers,
 // or raw is no paths: device; else -errno with *why.
 [[nodiscard]] int paths_in_order(Device* raw, ErrorText* why);
 

@@ -103,9 +103,9 @@ Device* FanDevice::descriptor(unsigned i, unsigned* inner) const {
   return nullptr;
 }
 
-unsigned FanDevice::lock_number() const {
+unsigned FanDevice::lock_count() const {
   for (unsigned m = 0; m < count_; ++m) {
-    if (member_[m] && member_[m]->fd_count()) return member_[m]->lock_number();
+    if (member_[m] && member_[m]->fd_count()) return member_[m]->lock_count();
   }
   return 0;
 }

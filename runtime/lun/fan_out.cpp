@@ -64,12 +64,14 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
   for (unsigned i = 0; i < depth; ++i) context->free_parent_[i] = depth - 1 - i;
   for (unsigned i = 0; i < children; ++i) context->free_child_[i] = children - 1 - i;
   for (unsigned i = 0; i < blocks; ++i) context->free_block_[i] = static_cast<uint16_t>(blocks - 1 - i);
+  ContextOptions each = options;
+  if (device->lock_count()) each.keep_fd = device->fd(device->lock_count() - 1);   // the first member's locks, until all have ended
   int status = 0;
   bool some = false;
   for (unsigned i = 0; i < members && status == 0; ++i) {
     Device* member = device->member(i);
     if (!member) continue;
-    status = member->attach(options, &context->lower_[i]);
+    status = member->attach(each, &context->lower_[i]);
     if (status < 0) context->lower_[i] = nullptr;
     context->lower_device_[i] = member;
     if (!some) context->watcher_ = i;

@@ -63,7 +63,7 @@ class FanDevice : public Device {
   unsigned fd_count() const override;
   int fd(unsigned i) const override;
   void reopen(unsigned i, int fd) override;
-  unsigned lock_number() const override;   // the first member's
+  unsigned lock_count() const override;   // the first member's
   [[nodiscard]] int hold(unsigned i, int fd) override;
   void close() override;
 

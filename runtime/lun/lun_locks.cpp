@@ -10,6 +10,7 @@
 #include <atomic>
 
 #include "base/host_guard.h"
+#include "superpipe/device_files.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 
@@ -62,33 +63,60 @@ void LunLocks::init(Device* device) {
   opener_ = getpid();
 }
 
+// New descriptions of everything the locks lie on.
+int LunLocks::open_metadata() {
+  metadata_count_ = 0;
+  own_files_ = true;
+  for (unsigned i = 0; i < device_->lock_count() && i < kFilesMax; ++i) {
+    const int fd = sys::open_again(device_->fd(i));
+    if (fd < 0) {
+      close_metadata();
+      return fd;
+    }
+    metadata_fd_[metadata_count_++] = sys::move_high(fd);
+    note_held(metadata_fd_[i]);
+  }
+  return 0;
+}
+
+void LunLocks::close_metadata() {
+  for (; metadata_count_ > 0; --metadata_count_) {
+    if (!own_files_) continue;
+    forget_held(metadata_fd_[metadata_count_ - 1]);
+    sys::close_file(metadata_fd_[metadata_count_ - 1]);
+  }
+  own_files_ = false;
+}
+
+int LunLocks::range_metadata(sys::RangeLock kind) {
+  for (unsigned i = 0; i < metadata_count_; ++i) {
+    const int status = sys::lock_range(metadata_fd_[i], kind, kMetadata, 1);
+    if (status == 0) continue;
+    if (i > 0 && kind != sys::RangeLock::kNone) (void)sys::lock_range(metadata_fd_[0], sys::RangeLock::kNone, kMetadata, 1);
+    return status;
+  }
+  return 0;
+}
+
 int LunLocks::lock_metadata(ErrorText* why) {
   if (none()) return 0;
-  metadata_fd_ = sys::open_again(fd());
-  own_file_ = metadata_fd_ >= 0;
-  if (own_file_) {
-    metadata_fd_ = sys::move_high(metadata_fd_);
-    note_held(metadata_fd_);
-  } else if (getpid() != opener_) {
-    return why->set(-EACCES, "LUN %s: a forked child can change it only where /proc/self/fd can be opened (%s)", device_->name(),
-                    errno_name(metadata_fd_));
-  } else {
-    metadata_fd_ = fd();
+  if (const int opened = open_metadata(); opened < 0) {
+    if (getpid() != opener_)
+      return why->set(-EACCES, "LUN %s: a forked child can change it only where /proc/self/fd can be opened (%s)", device_->name(),
+                      errno_name(opened));
+    for (; metadata_count_ < device_->lock_count() && metadata_count_ < kFilesMax; ++metadata_count_)
+      metadata_fd_[metadata_count_] = device_->fd(metadata_count_);
   }
   const uint64_t start = sys::now_ns();
   uint64_t pause = kPauseMinNs;
   int status;
-  while ((status = sys::lock_range(metadata_fd_, sys::RangeLock::kExclusive, kMetadata, 1)) == -EAGAIN || status == -EINTR) {
+  while ((status = range_metadata(sys::RangeLock::kExclusive)) == -EAGAIN || status == -EINTR) {
     if (sys::now_ns() - start > kWaitMaxNs) break;
     sys::sleep_ns(pause);
     pause = pause * 2 < kPauseMaxNs ? pause * 2 : kPauseMaxNs;
   }
   if (status == 0) return 0;
-  if (own_file_) {
-    forget_held(metadata_fd_);
-    sys::close_file(metadata_fd_);
-  }
-  metadata_fd_ = -1;
+  close_metadata();
   if (status == -EAGAIN || status == -EINTR)
     return why->set(-EBUSY, "LUN %s: another process has been changing its metadata for 10 s; see who (lsof, /proc/locks), try again",
                     device_->name());
@@ -98,28 +126,26 @@ int LunLocks::lock_metadata(ErrorText* why) {
 }
 
 void LunLocks::unlock_metadata() {
-  if (metadata_fd_ < 0) return;
-  (void)sys::lock_range(metadata_fd_, sys::RangeLock::kNone, kMetadata, 1);
-  if (own_file_) {
-    forget_held(metadata_fd_);
-    sys::close_file(metadata_fd_);
-  }
-  metadata_fd_ = -1;
+  if (metadata_count_ == 0) return;
+  (void)range_metadata(sys::RangeLock::kNone);
+  close_metadata();
 }
 
 int LunLocks::enter() {
-  if (none()) return 0;
-  const int status = sys::lock_range(fd(), sys::RangeLock::kShared, kPresence, 1);
+  const int status = device_lock(device_, sys::RangeLock::kShared, kPresence, 1);
   return status == -EAGAIN ? -EBUSY : status;
 }
 
 int LunLocks::alone() {
   if (none()) return 1;
-  const int others = sys::range_locked(fd(), kPresence, 1);
+  const int others = device_locked(device_, kPresence, 1);
   return others < 0 ? others : !others;
 }
 
-int LunLocks::own(unsigned index, bool exclusive) { return none() ? 0 : hold(fd(), index, exclusive); }
+int LunLocks::own(unsigned index, bool exclusive) {
+  const int status = device_lock(device_, sys::RangeLock::kShared, owner_byte(index), exclusive ? 2 : 1);
+  return status == -EAGAIN ? -EBUSY : status;
+}
 
 int LunLocks::hold(int fd, unsigned index, bool exclusive) {
   int status = sys::lock_range(fd, sys::RangeLock::kShared, kPresence, 1);
@@ -127,30 +153,39 @@ int LunLocks::hold(int fd, unsigned index, bool exclusive) {
   return status == -EAGAIN ? -EBUSY : status;
 }
 
-void LunLocks::disown(unsigned index) {
-  if (!none()) (void)sys::lock_range(fd(), sys::RangeLock::kNone, owner_byte(index), 2);
-}
+void LunLocks::disown(unsigned index) { (void)device_lock(device_, sys::RangeLock::kNone, owner_byte(index), 2); }
 
-int LunLocks::owned(unsigned index) { return none() ? 0 : sys::range_locked(fd(), owner_byte(index), 1); }
+int LunLocks::owned(unsigned index) { return device_locked(device_, owner_byte(index), 1); }
+int LunLocks::owned_exclusively(unsigned index) { return device_locked(device_, exclusive_byte(index), 1); }
+
 int LunLocks::owned_by_any(unsigned index) {
-  return own_file_ && metadata_fd_ >= 0 ? sys::range_locked(metadata_fd_, owner_byte(index), 1) : owned(index);
+  if (!own_files_ || metadata_count_ == 0) return owned(index);
+  for (unsigned i = 0; i < metadata_count_; ++i) {
+    const int locked = sys::range_locked(metadata_fd_[i], owner_byte(index), 1);
+    if (locked != 0) return locked;
+  }
+  return 0;
 }
-int LunLocks::owned_exclusively(unsigned index) { return none() ? 0 : sys::range_locked(fd(), exclusive_byte(index), 1); }
 
 int LunLocks::renew() {
-  if (none()) return 0;
-  const int old = fd();
-  int fresh = sys::open_again(old);
-  if (fresh < 0) return fresh;
-  fresh = sys::move_high(fresh);
-  const int status = sys::lock_range(fresh, sys::RangeLock::kShared, kPresence, 1);
-  if (status < 0) {
-    sys::close_file(fresh);
-    return status;
+  int fresh[kFilesMax];
+  unsigned count = 0;
+  int status = 0;
+  for (; count < device_->lock_count() && count < kFilesMax && status == 0; ++count) {
+    fresh[count] = sys::open_again(device_->fd(count));
+    if (fresh[count] < 0) {
+      status = fresh[count];
+      break;
+    }
+    fresh[count] = sys::move_high(fresh[count]);
+    status = sys::lock_range(fresh[count], sys::RangeLock::kShared, kPresence, 1);
   }
-  device_->reopen(device_->lock_number(), fresh);
-  sys::close_file(old);
-  return 0;
+  for (unsigned i = 0; i < count; ++i) {
+    const int old = device_->fd(i);
+    if (status == 0) device_->reopen(i, fresh[i]);
+    sys::close_file(status == 0 ? old : fresh[i]);
+  }
+  return status;
 }
 
 }  // namespace lunar

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may do what with a physical LUN: byte-range locks on the raw device's file, far beyond any data, or on its lock file, where it is
-// a node (superpipe/device_files.h; of a stripe, a mirror and paths the first member's).
+// Who may do what with a physical LUN: byte-range locks far beyond any data, on the raw device's file; of a node on that and on its lock
+// file (superpipe/device_files.h); of a stripe, a mirror and paths on the first member's.
 //
 //   2^62 + 0           metadata    exclusive, on a description of its own that lives as long as the lock
-//          + 1         presence    shared by everybody who has it open; formatting takes it exclusively
+//          + 1         presence    shared by everybody who has it open: who wants to format asks whether others do
 //          + 64 + 2i   owner       shared by the owners of LUN i, on the device's own description: forked children inherit it,
 //          + 65 + 2i   exclusive   shared too, by owners who want to be the only ones. Both are tested, never taken exclusively
 //
 // All decisions (test, then take) are made under the metadata lock. That one must not be shared with forked children, else
-// parent and child would both have it: so each time the file is opened again for it, which also suits threads with a
+// parent and child would both have it: so each time the files are opened again for it, which also suits threads with a
 // descriptor table of their own. A child forked meanwhile closes its copy (an atfork handler); the lock itself is dropped by
 // an explicit unlock, for every copy.
 //
@@ -18,6 +18,7 @@
 // Threading: the caller locks.
 #pragma once
 #include "superpipe/device.h"
+#include "sys/file.h"
 
 namespace lunar {
 
@@ -38,19 +39,23 @@ class LunLocks {
   [[nodiscard]] int owned_exclusively(unsigned index);
   // Whether anybody at all does, this description too. Pre: metadata lock held. (Where it has no description of its own, as owned().)
   [[nodiscard]] int owned_by_any(unsigned index);
-  // `fd`, another description of the same file, becomes an owner too, and is there.
+  // `fd`, another description of one of the files, becomes an owner too, and is there.
   [[nodiscard]] static int hold(int fd, unsigned index, bool exclusive);
-  // Ends this process' part in everything it owns, unless a forked child has it too: the device goes on with a new
-  // description. 0 or -errno (nothing changed).
+  // Ends this process' part in everything it owns, unless a forked child has it too: the device goes on with new
+  // descriptions. 0 or -errno (nothing changed).
   [[nodiscard]] int renew();
 
  private:
-  int fd() const { return device_->fd(device_->lock_number()); }
-  bool none() const { return device_->fd_count() == 0; }
+  static constexpr unsigned kFilesMax = 2;
+  bool none() const { return device_->lock_count() == 0; }
+  int open_metadata();
+  int range_metadata(sys::RangeLock kind);
+  void close_metadata();
   Device* device_ = nullptr;
-  int metadata_fd_ = -1;      // while it is held
-  bool own_file_ = false;     // metadata_fd_ is a description of its own
-  int opener_ = 0;            // pid
+  int metadata_fd_[kFilesMax] = {-1, -1};   // while it is held
+  unsigned metadata_count_ = 0;
+  bool own_files_ = false;                  // these are descriptions of their own
+  int opener_ = 0;                          // pid
 };
 
 }  // namespace lunar

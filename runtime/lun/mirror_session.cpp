@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "lun/fan_out.h"
 #include "lun/mirror_state.h"
+#include "superpipe/device_files.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
@@ -68,8 +69,6 @@ bool only_sim(Device* device) {
   return true;
 }
 
-int lock_fd(const Device* device) { return device->fd(device->lock_number()); }
-
 int explain_lock(int status, const char* uri, ErrorText* why) {
   if (status == -EBUSY) return why->set(status, "LUN %s: somebody has been opening or closing it for 10 s; try again", uri);
   return why->set(status, "LUN %s: cannot lock its members: %s", uri, errno_text(status));
@@ -83,7 +82,7 @@ int MirrorState::lock_all(bool wait) {
   for (unsigned i = 0; i < count_; ++i) {
     if (!device_[i] || device_[i]->fd_count() == 0) continue;
     int status;
-    while ((status = sys::lock_range(lock_fd(device_[i]), sys::RangeLock::kExclusive, kGateByte, 1)) == -EAGAIN) {
+    while ((status = device_lock(device_[i], sys::RangeLock::kExclusive, kGateByte, 1)) == -EAGAIN) {
       if (!wait || sys::now_ns() > end) {
         status = -EBUSY;
         break;
@@ -100,7 +99,7 @@ int MirrorState::lock_all(bool wait) {
 
 void MirrorState::unlock_gate() {
   for (unsigned i = 0; i < count_; ++i) {
-    if (device_[i] && device_[i]->fd_count()) (void)sys::lock_range(lock_fd(device_[i]), sys::RangeLock::kNone, kGateByte, 1);
+    if (device_[i] && device_[i]->fd_count()) (void)device_lock(device_[i], sys::RangeLock::kNone, kGateByte, 1);
   }
 }
 
@@ -109,13 +108,13 @@ int MirrorState::alone() {
   int out = 1;
   for (unsigned i = 0; i < count_ && out >= 0; ++i) {
     if (!device_[i] || device_[i]->fd_count() == 0) continue;
-    const int status = sys::lock_range(lock_fd(device_[i]), sys::RangeLock::kExclusive, kOpenByte, 1);
+    const int status = device_lock(device_[i], sys::RangeLock::kExclusive, kOpenByte, 1);
     if (status == -EAGAIN) out = 0;
     else if (status < 0) out = status;
   }
   for (unsigned i = 0; i < count_; ++i) {
     if (!device_[i] || device_[i]->fd_count() == 0) continue;
-    const int status = sys::lock_range(lock_fd(device_[i]), sys::RangeLock::kShared, kOpenByte, 1);
+    const int status = device_lock(device_[i], sys::RangeLock::kShared, kOpenByte, 1);
     if (status < 0 && out >= 0) out = status;
   }
   return out;
@@ -391,7 +390,7 @@ void MirrorState::close() {
     if (clean) (void)write_labels(states, 0, &failed, false);
     (void)leave();
     for (unsigned i = 0; i < count_; ++i) {
-      if (device_[i] && device_[i]->fd_count()) (void)sys::lock_range(lock_fd(device_[i]), sys::RangeLock::kNone, kOpenByte, 1);
+      if (device_[i] && device_[i]->fd_count()) (void)device_lock(device_[i], sys::RangeLock::kNone, kOpenByte, 1);
     }
   } else if (!local_) {
     (void)sys::unmap(shared_, sizeof(MirrorShared));

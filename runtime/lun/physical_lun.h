@@ -2,7 +2,7 @@
 // PhysicalLun: a device that carries Lunar's format: virtual LUNs, carved out of it in extents, by many processes at once.
 // The on-media layout and why a crash between any two writes leaves it whole: physical_format.h.
 //
-// Locks (F_OFD_SETLK byte ranges of the raw device's file, beyond any data: lun_locks.h; a sim device, which nobody else can
+// Locks (F_OFD_SETLK byte ranges of the raw device's file, and a node's lock file: lun_locks.h; a sim device, which nobody else can
 // see, needs none):
 //   the metadata byte     exclusive while somebody changes the metadata; whoever takes it reads the newest image first
 //   one byte a LUN entry  shared, held by every owner for as long as it has the LUN open. Who can take it exclusively knows

@@ -59,7 +59,6 @@ int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* t
   for (unsigned i = 0; i < cuts; ++i) context->cuts_[i].slices = reinterpret_cast<iovec*>(memory + slices) + i * kSliceRoom;
   ContextOptions wanted = options;
   wanted.depth = depth + cuts < kDepthMax ? depth + cuts : kDepthMax;
-  if (base->fd_count()) wanted.keep_fd = base->fd(base->lock_number());   // the LUN is owned until the last I/O has ended, on every member
   const int status = base->attach(wanted, &context->base_);
   if (status < 0) unmap_private(memory, bytes);
   else *out = context;

@@ -27,7 +27,7 @@ class VirtualLunImpl final : public VirtualLun {
   unsigned fd_count() const override { return base_->fd_count(); }
   int fd(unsigned i) const override { return base_->fd(i); }
   void reopen(unsigned i, int fd) override { base_->reopen(i, fd); }
-  unsigned lock_number() const override { return base_->lock_number(); }
+  unsigned lock_count() const override { return base_->lock_count(); }
   [[nodiscard]] int hold(unsigned i, int fd) override;
   void close() override;
 

@@ -148,7 +148,7 @@ void VirtualLunImpl::close() {
 
 int VirtualLunImpl::hold(unsigned i, int fd) {
   const int status = base_->hold(i, fd);
-  return status < 0 || i != base_->lock_number() ? status : physical_->hold(fd, lun_);
+  return status < 0 || i >= base_->lock_count() ? status : physical_->hold(fd, lun_);
 }
 
 // Pre: sizes_ held.

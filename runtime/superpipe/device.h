@@ -56,7 +56,7 @@ struct ContextOptions {
   bool spin = true;              // wait() spins before it sleeps
   bool sqpoll = false;
   bool shared = false;           // several threads will use it: see Context::await. Costs some: no deferred task work
-  int keep_fd = -1;              // a file that stays open until the last I/O ended, also after a kill: one that locks lie on
+  int keep_fd = -1;              // a file more that stays open until the last I/O ended, also after a kill: one that locks lie on
 };
 
 // What a device can do, probed at open. Shown by `lunar doctor` and `lunar lun info`.
@@ -125,8 +125,8 @@ class Device {
   virtual unsigned fd_count() const = 0;
   virtual int fd(unsigned i) const = 0;
   virtual void reopen(unsigned i, int fd) = 0;
-  // The number of the descriptor that locks lie on: of a node, its lock file (device_files.h). Pre: fd_count() > 0.
-  virtual unsigned lock_number() const { return 0; }
+  // Locks lie on descriptors 0 .. lock_count()-1: on both of a node and its lock file (device_files.h: device_lock).
+  virtual unsigned lock_count() const { return fd_count() ? 1 : 0; }
   // `fd` is a new open file description of number i's file (a forked child's, whose program had closed the inherited one): makes
   // it hold what keeps the device alive (the owner's lock of a virtual LUN). 0 or -errno.
   [[nodiscard]] virtual int hold(unsigned /*i*/, int /*fd*/) { return 0; }

@@ -9,19 +9,29 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <unistd.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "base/format.h"
 #include "base/log.h"
+#include "superpipe/device.h"
 #include "superpipe/signature.h"
 #include "sys/file.h"
+#include "sys/thread.h"
 
 namespace lunar {
 namespace {
 
 constexpr char kDirectory[] = "/dev/shm/", kNamespace[] = "lunar-namespace-", kNode[] = "lunar-node-";
+constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;      // anybody may put names into /dev/shm
+constexpr int kMakeTries = 8;
+constexpr uint64_t kMakePauseNs = 2'000'000;
+// A former owner's ring is torn down by the kernel some milliseconds after its process is gone, and holds the files till
+// then: a LUN that looks busy is asked again for so long before it is refused.
+constexpr int kBusyRetries = 50;
+constexpr uint64_t kBusyRetryNs = 20'000'000;
 
 // "0n1" with its end in "ng0n1", "nvme0n1", "nvme0n1p2" (and "p2"). False when it is no such name.
 bool namespace_numbers(const char* name, int* length, const char** numbers, const char** partition) {
@@ -59,23 +69,37 @@ void lock_path(const struct stat& node, char* out, size_t size) {
   else format_to(out, size, "%s%s%c%u:%u", kDirectory, kNode, S_ISBLK(node.st_mode) ? 'b' : 'c', major(node.st_rdev), minor(node.st_rdev));
 }
 
+// As the node: who may open that may lock it. Only root can give files away; a member of the node's group can give it that group.
+void copy_rights(int fd, const struct stat& node, bool acl, mode_t before) {
+  if (sys::set_owner(fd, node.st_uid, node.st_gid) < 0) (void)sys::set_owner(fd, static_cast<uid_t>(-1), node.st_gid);
+  sys::set_mode(fd, acl ? 0666 : (before | node.st_mode) & 0666);   // another node may have given more
+}
+
 // Opened as it is, or made. Without O_CREAT first: the kernel refuses that for a file of another user in a sticky directory.
-int open_or_make(const char* path, int access) {
-  constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;   // anybody may put names into /dev/shm
-  for (int tries = 0; tries < 3; ++tries) {
-    int fd = sys::open_file(path, access | kNoTricks);
-    if (fd != -ENOENT) return fd;
-    fd = sys::open_file(path, O_RDWR | O_CREAT | O_EXCL | kNoTricks, 0666);
+int open_or_make(const char* path, int access, const struct stat& node, bool acl) {
+  int fd = -ENOENT;
+  for (int tries = 0; tries < kMakeTries; ++tries) {
+    fd = sys::open_file(path, access | kNoTricks);
+    if (fd == -EACCES) sys::sleep_ns(kMakePauseNs);     // its maker is just giving it its rights
+    if (fd != -ENOENT && fd != -EACCES) return fd;
+    if (fd == -EACCES) continue;
+    fd = sys::open_file(path, O_RDWR | O_CREAT | O_EXCL | kNoTricks, 0600);
     if (fd == -EEXIST) continue;
     if (fd < 0) return fd;
-    sys::set_mode(fd, 0666);                            // whatever the umask
+    copy_rights(fd, node, acl, 0);
     if (access == O_RDWR) return fd;
     sys::close_file(fd);
   }
-  return -ENOENT;
+  return fd;
 }
 
 }  // namespace
+
+int open_lock_file(const struct stat& node) {
+  char path[128];
+  lock_path(node, path, sizeof path);
+  return sys::open_file(path, O_RDONLY | kNoTricks);
+}
 
 int DeviceFiles::open_lock(const char* path, ErrorText* why) {
   struct stat node, lock;
@@ -85,22 +109,37 @@ int DeviceFiles::open_lock(const char* path, ErrorText* why) {
   char lock_file[128];
   lock_path(node, lock_file, sizeof lock_file);
   const long flags = sys::control_file(file(), F_GETFL, nullptr);
-  int fd = open_or_make(lock_file, flags >= 0 && (flags & O_ACCMODE) == O_RDONLY ? O_RDONLY : O_RDWR);
+  const bool acl = sys::has_acl(file());
+  const int fd = open_or_make(lock_file, flags >= 0 && (flags & O_ACCMODE) == O_RDONLY ? O_RDONLY : O_RDWR, node, acl);
   if (fd == -ENOENT || fd == -EROFS || fd == -ENOTDIR) {
     log_warning("LUN %s: no %s for its lock file (%s); who reaches the device by another node is not seen", path, kDirectory, errno_name(fd));
-    fd = sys::open_again(file());
-    lock = node;
-  } else if (fd >= 0 && (err = sys::file_status(fd, &lock)) == 0 && !S_ISREG(lock.st_mode)) {
-    err = -EEXIST;
-  }
-  if (fd >= 0 && err == 0) {
-    set(1, fd);
     return 0;
   }
-  if (fd >= 0) sys::close_file(fd);
-  else err = fd;
-  return why->set(err, "LUN %s: its lock file %s cannot be opened: %s (%s); when nobody uses the device, remove that file", path, lock_file,
-                  errno_text(err), errno_name(err));
+  if (fd < 0)
+    return why->set(fd, "LUN %s: its lock file %s cannot be opened: %s (%s); when nobody uses the device, remove that file", path, lock_file,
+                    errno_text(fd), errno_name(fd));
+  err = sys::file_status(fd, &lock);
+  const bool known = err == 0 && S_ISREG(lock.st_mode) &&
+                     (lock.st_uid == 0 || lock.st_uid == geteuid() || lock.st_uid == node.st_uid || lock.st_gid == node.st_gid);
+  if (!known) {
+    sys::close_file(fd);
+    return why->set(-EPERM, "LUN %s: its lock file %s was put there by somebody else (user %u); remove it", path, lock_file,
+                    err == 0 ? static_cast<unsigned>(lock.st_uid) : 0);
+  }
+  if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, acl, lock.st_mode);   // they may have changed, or its maker was killed
+  set(1, fd);
+  return 0;
+}
+
+int DeviceFiles::lock_whole() {
+  int err = 0;
+  for (int i = 0; i <= kBusyRetries; ++i) {
+    err = sys::lock_ofd(fd(0), true, false);
+    if (err == 0 && lock_file() >= 0) err = sys::lock_ofd(lock_file(), true, false);
+    if (err != -EAGAIN && err != -EACCES) return err;
+    if (i < kBusyRetries) sys::sleep_ns(kBusyRetryNs);
+  }
+  return -EAGAIN;
 }
 
 void DeviceFiles::close() {
@@ -111,11 +150,29 @@ void DeviceFiles::close() {
 }
 
 bool locks_know_medium(int fd) {
-  struct stat status;
-  if (sys::file_status(fd, &status) < 0 || !S_ISREG(status.st_mode)) return false;
-  char path[160], node[64];
-  format_to(node, sizeof node, "%s%s", kDirectory, kNode);
-  return sys::descriptor_path(fd, path, sizeof path) < 0 || strncmp(path, node, strlen(node)) != 0;
+  char path[160];
+  if (sys::descriptor_path(fd, path, sizeof path) < 0) return false;
+  const char* name = strrchr(path, '/');
+  return name && strncmp(name + 1, kNamespace, strlen(kNamespace)) == 0;
+}
+
+int device_lock(const Device* device, sys::RangeLock kind, uint64_t offset, uint64_t length) {
+  const unsigned count = device->lock_count();
+  for (unsigned i = 0; i < count; ++i) {
+    const int status = sys::lock_range(device->fd(i), kind, offset, length);
+    if (status == 0) continue;
+    for (unsigned j = 0; j < i && kind != sys::RangeLock::kNone; ++j) (void)sys::lock_range(device->fd(j), sys::RangeLock::kNone, offset, length);
+    return status;
+  }
+  return 0;
+}
+
+int device_locked(const Device* device, uint64_t offset, uint64_t length) {
+  for (unsigned i = 0; i < device->lock_count(); ++i) {
+    const int locked = sys::range_locked(device->fd(i), offset, length);
+    if (locked != 0) return locked;
+  }
+  return 0;
 }
 
 }  // namespace lunar

@@ -1,44 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
-// The descriptors of a device: number 0 its file or node, and where that is a node, number 1 its *lock file*.
+// The descriptors of a device: number 0 its file or node, and where that is a node, number 1 its *lock file*. Locks (F_OFD_SETLK byte
+// ranges) lie on all of them, so whoever shares either sees them.
 //
-// Why a lock file: locks (F_OFD_SETLK) lie on inodes, and one medium has several nodes: /dev/ng0n1 and /dev/nvme0n1, the second
-// controller's /dev/ng1n1, what mknod or a container made. So the locks of nodes lie on an empty file of /dev/shm that is named
-// after the medium:
+// Why a lock file: locks lie on inodes, and one medium has several nodes: /dev/ng0n1 and /dev/nvme0n1, the second controller's
+// /dev/ng1n1, what mknod or a container made. So there is an empty file in /dev/shm that is named after the medium:
 //
-//   lunar-namespace-HASH-NSID[pPART]   an NVMe namespace by its subsystem's name (subsysnqn), whatever node or controller
+//   lunar-namespace-HASH-NSID[pPART]   an NVMe namespace by its subsystem's name (subsysnqn), whatever node or controller. (Private
+//                                      namespaces that share a number, which only controllers without namespace management have, are taken for one)
 //   lunar-node-bMAJOR:MINOR, -cM:M     any other node, by its device number
 //
-// It is made with mode 0666 (whoever may open the node must be able to lock it; it holds nothing), and stays until the host is booted
-// again: removing it while somebody has it would part its users. Not seen by each other: containers with a /dev/shm of their own,
-// and other disks than NVMe by two numbers (sda, sdb of one disk: give dm-multipath's node).
-// Where there is no /dev/shm the locks lie on the node.
+// It has the owner, group and mode of the node by which it was made (0666 where that has an ACL): who may open the device may lock it. A file
+// of anybody else's is refused. It holds nothing and stays until the host is booted again; where it is removed while somebody has
+// it, or there is no /dev/shm, the locks of the node itself remain.
+// Not seen by each other: two nodes in containers with a /dev/shm of their own each, and other disks than NVMe by two numbers (sda and
+// sdb of one disk: give dm-multipath's node).
 // Threading: opened and closed by one thread; the numbers are atomic.
 #pragma once
 #include <atomic>
+#include <cstdint>
 
 #include "base/error.h"
+#include "sys/file.h"
 
 namespace lunar {
 
+class Device;
+
 class DeviceFiles {
  public:
-  int file() const { return fd_[0].load(std::memory_order_relaxed); }
+  DeviceFiles() = default;
+  DeviceFiles(int file) { set(0, file); }   // implicit: a plain file's
+  int file() const { return fd(0); }
   const std::atomic<int>* file_number() const { return &fd_[0]; }   // for whoever must follow set()
-  int locks() const { return fd(lock_number()); }       // the descriptor that locks are taken on
   unsigned count() const { return fd(1) >= 0 ? 2 : 1; }
-  unsigned lock_number() const { return count() - 1; }
+  int lock_file() const { return fd(1); }               // -1: none
   int fd(unsigned i) const { return fd_[i].load(std::memory_order_relaxed); }
   void set(unsigned i, int fd) { fd_[i].store(fd, std::memory_order_relaxed); }
   // Opens the lock file of a node; a regular file needs none. Pre: file() is open. 0 or -errno with *why.
   [[nodiscard]] int open_lock(const char* path, ErrorText* why);
+  // The whole device for this owner alone, asked again for a second. 0, -EAGAIN, -errno.
+  [[nodiscard]] int lock_whole();
   void close();   // fine when nothing is open
 
  private:
   std::atomic<int> fd_[2] = {-1, -1};
 };
 
-// Whether the locks of `fd`, a device's number lock_number(), are those of the medium by whatever node: a regular file, or a
-// lock file of an NVMe namespace.
+// The lock file of a node, as it is, for asking: a descriptor, -ENOENT when it was never made (so nobody has a lock), or -errno.
+[[nodiscard]] int open_lock_file(const struct stat& node);
+// Whether `fd` is the lock file of a medium that is known by whatever node (an NVMe namespace).
 bool locks_know_medium(int fd);
+
+// A lock on everything that locks of `device` lie on, or on nothing: 0, -EAGAIN, -errno. None are needed where it has no descriptor.
+// kShared after kExclusive downgrades; what could not be made exclusive is not held any more.
+[[nodiscard]] int device_lock(const Device* device, sys::RangeLock kind, uint64_t offset, uint64_t length);
+// Whether another description holds what an exclusive lock would run into: 1, 0, or -errno.
+[[nodiscard]] int device_locked(const Device* device, uint64_t offset, uint64_t length);
 
 }  // namespace lunar

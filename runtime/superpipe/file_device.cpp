@@ -278,12 +278,8 @@ int FileDevice::open_directory(const char* path, const DeviceOptions& options, E
 
 // The lock lies on the open file description: children that fork share it, and it ends with the last of them.
 int FileDevice::lock_whole(const char* path, ErrorText* why) {
-  int err = sys::lock_ofd(files_.locks(), true, false);
-  for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
-    sys::sleep_ns(kBusyRetryNs);
-    err = sys::lock_ofd(files_.locks(), true, false);
-  }
-  if (err == -EAGAIN || err == -EACCES)
+  const int err = files_.lock_whole();
+  if (err == -EAGAIN)
     return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN (--lun DIR)", path);
   return err < 0 ? explain_open(err, path, "lock it", why) : 0;
 }
@@ -390,9 +386,8 @@ void FileDevice::close() {
 int FileDevice::attach(const ContextOptions& options, Context** out) {
   ContextOptions wanted = options;
   wanted.sqpoll |= sqpoll_;
-  if (wanted.keep_fd < 0) wanted.keep_fd = files_.locks();
   OwnedContext* context = nullptr;
-  int status = UringContext::create(fd(), data_offset_, wanted, &context, iopoll_);
+  int status = UringContext::create(files_, data_offset_, wanted, &context, iopoll_);
   if (status == -EINVAL) return status;
   if (status < 0) {
     if (!told_.exchange(true, std::memory_order_relaxed))

@@ -11,7 +11,7 @@
 
 namespace lunar {
 
-int NvmeContext::create(int fd, const NvmeGeometry* geometry, uint64_t data_offset, const char* name,
+int NvmeContext::create(const DeviceFiles& files, const NvmeGeometry* geometry, uint64_t data_offset, const char* name,
                         const ContextOptions& options, OwnedContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -ERANGE;
   const size_t object = round_up(sizeof(NvmeContext), 64);
@@ -23,7 +23,7 @@ int NvmeContext::create(int fd, const NvmeGeometry* geometry, uint64_t data_offs
   context->name_ = name;
   context->data_offset_ = data_offset;
   context->pieces_ = reinterpret_cast<Piece*>(memory + object);
-  const int status = context->start(memory, head, fd, options, true, false);
+  const int status = context->start(memory, head, files, options, true, false);
   if (status < 0) {
     unmap_private(memory, bytes);
     return status;

@@ -11,7 +11,7 @@ namespace lunar {
 class NvmeContext final : public RingContext {
  public:
   // geometry, name: the device's; they outlive the context. 0 or -errno (-EINVAL, -ENOSYS: rings do not carry such commands).
-  [[nodiscard]] static int create(int fd, const NvmeGeometry* geometry, uint64_t data_offset, const char* name,
+  [[nodiscard]] static int create(const DeviceFiles& files, const NvmeGeometry* geometry, uint64_t data_offset, const char* name,
                                   const ContextOptions& options, OwnedContext** out);
 
  private:

@@ -29,8 +29,6 @@ constexpr uint8_t kOpcodeDatasetManagement = 0x09;
 constexpr uint32_t kDeallocate = 4;                   // attribute bit, command dword 11
 constexpr uint64_t kDeallocateBytesMax = kGiB;        // of one range: within every controller's limits
 constexpr size_t kProbePage = 64 * 1024;
-constexpr int kBusyRetries = 50;                      // a former owner's ring lets the file go some milliseconds late
-constexpr uint64_t kBusyRetryNs = 20'000'000;
 
 // "nvme0n1", also of a partition's name "nvme0n1p2": "0n1" with its end. Null when it is no such name.
 const char* namespace_of_block(const char* path, size_t* length) {
@@ -159,12 +157,8 @@ int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable
 
 // As on a block device: an empty namespace, or one that was a scratch LUN, alone.
 int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
-  int err = sys::lock_ofd(files_.locks(), true, false);
-  for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
-    sys::sleep_ns(kBusyRetryNs);
-    err = sys::lock_ofd(files_.locks(), true, false);
-  }
-  if (err == -EAGAIN || err == -EACCES)
+  const int err = files_.lock_whole();
+  if (err == -EAGAIN)
     return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN", path);
   if (err < 0) return why->set(err, "LUN %s: cannot lock it: %s", path, errno_name(err));
   auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
@@ -205,9 +199,8 @@ void NvmeDevice::close() {
 int NvmeDevice::attach(const ContextOptions& options, Context** out) {
   ContextOptions wanted = options;
   wanted.sqpoll |= sqpoll_;
-  if (wanted.keep_fd < 0) wanted.keep_fd = files_.locks();
   OwnedContext* context = nullptr;
-  int status = NvmeContext::create(fd(0), &geometry_, data_offset_, name_, wanted, &context);
+  int status = NvmeContext::create(files_, &geometry_, data_offset_, name_, wanted, &context);
   if (status == -ERANGE) return -EINVAL;
   if (status < 0) {
     if (!told_.exchange(true, std::memory_order_relaxed))

@@ -40,7 +40,7 @@ class NvmeDevice final : public Device {
   unsigned fd_count() const override { return files_.count(); }
   int fd(unsigned i) const override { return files_.fd(i); }
   void reopen(unsigned i, int fd) override { files_.set(i, fd); }
-  unsigned lock_number() const override { return files_.lock_number(); }
+  unsigned lock_count() const override { return files_.count(); }
   void close() override;
 
   const NvmeGeometry& geometry() const { return geometry_; }

@@ -54,7 +54,7 @@ class PmemDevice final : public Device {
   unsigned fd_count() const override { return files_.count(); }
   int fd(unsigned i) const override { return files_.fd(i); }
   void reopen(unsigned i, int fd) override { files_.set(i, fd); }
-  unsigned lock_number() const override { return files_.lock_number(); }
+  unsigned lock_count() const override { return files_.count(); }
   void close() override;
 
   // Whether a submit call of so many bytes goes to delegates, which are started at need where that is allowed: not by threads

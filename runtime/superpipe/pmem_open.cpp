@@ -138,12 +138,8 @@ int PmemDevice::open_medium(const char* path, const DeviceOptions& options, bool
   int err = files_.open_lock(path, why);
   if (!options.scratch || err < 0) return err;
   // On the open file description: children that fork share it, and it ends with the last of them.
-  err = sys::lock_ofd(files_.locks(), true, false);
-  for (int i = 0; i < kBusyRetries && (err == -EAGAIN || err == -EACCES); ++i) {
-    sys::sleep_ns(kBusyRetryNs);
-    err = sys::lock_ofd(files_.locks(), true, false);
-  }
-  if (err == -EAGAIN || err == -EACCES)
+  err = files_.lock_whole();
+  if (err == -EAGAIN)
     return why->set(-EBUSY, "LUN pmem:%s: in use by another process; wait for it, or give another file", path);
   return err < 0 ? explain(err, path, "lock it", why) : 0;
 }

@@ -31,19 +31,22 @@ constexpr unsigned kSampleVectorMax = 16;         // longer reads say little abo
 
 std::atomic<int> spinners{0};
 
-// A killed process' ring lives on until its I/O has ended, and with it the files it knows: keep_fd is not let go before.
-int open_ring(sys::Uring* ring, int fd, int keep_fd, const sys::UringSetup& setup) {
+// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks lie on are not let go before.
+int open_ring(sys::Uring* ring, const DeviceFiles& files, int keep_fd, const sys::UringSetup& setup) {
   int status = ring->init(setup);
   if (status < 0) return status;
-  const int files[] = {fd, keep_fd};
-  status = ring->register_files(files, keep_fd >= 0 && keep_fd != fd ? 2 : 1);
+  int fds[3] = {files.file()};
+  unsigned count = 1;
+  if (files.lock_file() >= 0) fds[count++] = files.lock_file();
+  if (keep_fd >= 0) fds[count++] = keep_fd;
+  status = ring->register_files(fds, count);
   if (status < 0) ring->destroy();
   return status;
 }
 
 }  // namespace
 
-int RingContext::start(char* memory, size_t head, int fd, const ContextOptions& options, bool large, bool iopoll) {
+int RingContext::start(char* memory, size_t head, const DeviceFiles& files, const ContextOptions& options, bool large, bool iopoll) {
   mapping_bytes_ = mapping_bytes(head, options.depth);
   depth_ = options.depth;
   spin_ = options.spin;
@@ -59,12 +62,12 @@ int RingContext::start(char* memory, size_t head, int fd, const ContextOptions& 
   setup.sqpoll = options.sqpoll;
   setup.shared = options.shared;
   setup.large = large;
-  int status = open_ring(&ring_, fd, options.keep_fd, setup);
+  int status = open_ring(&ring_, files, options.keep_fd, setup);
   if (status < 0) return status;
   if (iopoll && !options.shared) {
     setup.sqpoll = false;
     setup.iopoll = true;
-    poll_more_ = open_ring(&polled_, fd, options.keep_fd, setup) == 0;   // without it the plain ring carries everything
+    poll_more_ = open_ring(&polled_, files, options.keep_fd, setup) == 0;   // without it the plain ring carries everything
   }
   if (options.buffer && options.buffer_bytes) {
     const iovec window = {options.buffer,

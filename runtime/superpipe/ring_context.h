@@ -17,6 +17,7 @@
 #include <atomic>
 
 #include "superpipe/context_base.h"
+#include "superpipe/device_files.h"
 #include "sys/uring.h"
 
 namespace lunar {
@@ -49,7 +50,7 @@ class RingContext : public OwnedContext {
   // Sets up everything that lies in this class, in `memory` (zeros) where the derived object is and mapping_bytes(head, depth)
   // follow. large: a ring for NVMe commands. iopoll: reads and writes are polled for. 0 or -errno (nothing is left then, but
   // the memory).
-  [[nodiscard]] int start(char* memory, size_t head, int fd, const ContextOptions& options, bool large, bool iopoll);
+  [[nodiscard]] int start(char* memory, size_t head, const DeviceFiles& files, const ContextOptions& options, bool large, bool iopoll);
 
   // Puts the command that is flight `index` into a ring. False when the ring is full.
   virtual bool queue(const Command& command, uint32_t index) = 0;

@@ -17,14 +17,14 @@ constexpr size_t kPollBytesMax = 64 * 1024;
 
 }  // namespace
 
-int UringContext::create(int fd, uint64_t data_offset, const ContextOptions& options, OwnedContext** out, bool iopoll) {
+int UringContext::create(const DeviceFiles& files, uint64_t data_offset, const ContextOptions& options, OwnedContext** out, bool iopoll) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const size_t head = round_up(sizeof(UringContext), 64), bytes = mapping_bytes(head, options.depth);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) UringContext;
   context->data_offset_ = data_offset;
-  const int status = context->start(memory, head, fd, options, false, iopoll);
+  const int status = context->start(memory, head, files, options, false, iopoll);
   if (status < 0) {
     unmap_private(memory, bytes);
     return status;

@@ -11,7 +11,7 @@ class UringContext final : public RingContext {
  public:
   // fd: the device's file, O_DIRECT. data_offset: where the device's offset 0 lies in it. iopoll: the device was probed to
   // complete polled I/O (not for shared contexts: await could not sleep). 0 or -errno.
-  [[nodiscard]] static int create(int fd, uint64_t data_offset, const ContextOptions& options, OwnedContext** out,
+  [[nodiscard]] static int create(const DeviceFiles& files, uint64_t data_offset, const ContextOptions& options, OwnedContext** out,
                                   bool iopoll = false);
 
  private:

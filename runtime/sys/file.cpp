@@ -292,6 +292,8 @@ int descriptor_path(int fd, char* path, size_t size) {
 }
 
 void set_mode(int fd, mode_t mode) { (void)syscall(SYS_fchmod, fd, mode); }
+int set_owner(int fd, uid_t user, gid_t group) { return static_cast<int>(result(syscall(SYS_fchown, fd, user, group))); }
+bool has_acl(int fd) { return syscall(SYS_fgetxattr, fd, "system.posix_acl_access", nullptr, 0) > 0; }
 
 int open_again(int fd) {
   const long flags = result(syscall(SYS_fcntl, fd, F_GETFL));

@@ -58,6 +58,8 @@ enum class RangeLock { kNone, kShared, kExclusive };
 [[nodiscard]] int random_bytes(void* out, size_t bytes);                         // up to 256
 [[nodiscard]] int file_status(int fd, struct stat* out);
 void set_mode(int fd, mode_t mode);                                              // fchmod, as far as one may
+[[nodiscard]] int set_owner(int fd, uid_t user, gid_t group);                    // fchown
+bool has_acl(int fd);                                                            // rights beyond those of its mode
 // Where the file lies, as /proc says: its length, or -errno.
 [[nodiscard]] int descriptor_path(int fd, char* path, size_t size);
 [[nodiscard]] int path_status(const char* path, struct stat* out);

@@ -489,6 +489,18 @@ def loop_device(directory):
         check(any(d["device"] == device for d in found), f"list does not find {device}: {found}")
         check(as_json("info", device)["raw"]["kind"] == "block", "info: kind")
         check(as_json("paths", device)["paths"][0]["parent"] == backing, "paths: a loop device hangs on its file")
+        second = os.path.join(directory, "second-node")
+        with contextlib.suppress(PermissionError):   # two nodes of one device are one device
+            os.mknod(second, 0o600 | stat.S_IFBLK, os.stat(device).st_rdev)
+            done("create", f"{device}#held", "--size", "1m", "--format")
+            with subprocess.Popen([HOLDER, device, "held"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+                check(holder.stdout.readline() == "open\n", "the holder did not open the LUN")
+                refused(["remove", f"{second}#held", "--yes"], ["in use"], [device])
+                refused(["create", f"{second}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [device])
+                holder.stdin.close()
+                holder.wait(LIMIT_S)
+            settled([device], {"x": False, "held": False}, "after their owner's end")
+            done("remove", f"{second}#held", "--yes")
         done("check", device)
         if made_by("mkfs.ext4", "-q", "-F", device):
             refused(["create", f"{device}#x", "--size", "1m", "--format", "--yes"], ["ext4"], [device])

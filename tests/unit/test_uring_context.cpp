@@ -55,7 +55,7 @@ struct File {
   OwnedContext* attach(const ContextOptions& options = {}) const {
     OwnedContext* context = nullptr;
     const int status =
-        ring ? UringContext::create(fd, 0, options, &context) : SyncContext::create(&fd, 0, options, &context);
+        ring ? UringContext::create(fd.load(), 0, options, &context) : SyncContext::create(&fd, 0, options, &context);
     return status == 0 ? context : nullptr;
   }
 };

@@ -331,13 +331,19 @@ TEST_CASE("virtual: two nodes of one device are one device") {
   CHECK(open_physical(second.c_str(), Format::kForce, &other, &why) == -EBUSY);
   INFO(why.text);
   device_close(whole);
-  // The lock file is anybody's who may open the device.
+  // Who may open the device may lock it.
   char path[64];
   snprintf(path, sizeof path, "/dev/shm/lunar-node-b%u:%u", major(status.st_rdev), minor(status.st_rdev));
   struct stat lock;
   REQUIRE(stat(path, &lock) == 0);
-  CHECK((lock.st_mode & 0777) == 0666);
+  CHECK((lock.st_mode & 0777) == (status.st_mode & 0666));
+  CHECK(lock.st_gid == status.st_gid);
   CHECK(lock.st_size == 0);
+  // Somebody else's is refused.
+  REQUIRE(chown(path, 65534, 65534) == 0);
+  CHECK(open_physical(loop.name.c_str(), Format::kNever, &other, &why) == -EPERM);
+  CHECK(strstr(why.text, "somebody else"));
+  CHECK(chown(path, status.st_uid, status.st_gid) == 0);
   CHECK(unlink(second.c_str()) == 0);
 }
 

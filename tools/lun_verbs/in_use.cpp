@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "superpipe/device_files.h"
 #include "superpipe/signature.h"
 #include "support/text_file.h"
 #include "text.h"
@@ -61,17 +62,26 @@ bool block_busy(const std::string& path, const struct stat& status, std::string*
   return *who = "mounted, swap, or part of another device", true;
 }
 
-}   // namespace
-
-bool path_locked(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) return false;
+bool locked_by_others(int fd) {
   struct flock lock {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
-  const bool asked = fcntl(fd, F_OFD_GETLK, &lock) == 0;
-  close(fd);
-  return asked && lock.l_type != F_UNLCK;
+  return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+}   // namespace
+
+bool path_locked(const std::string& path) {
+  struct stat status;
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  bool locked = fd >= 0 && locked_by_others(fd);
+  if (fd >= 0 && fstat(fd, &status) == 0 && !S_ISREG(status.st_mode)) {
+    const int lock_file = open_lock_file(status);
+    locked |= lock_file >= 0 && locked_by_others(lock_file);
+    if (lock_file >= 0) close(lock_file);
+  }
+  if (fd >= 0) close(fd);
+  return locked;
 }
 
 bool path_in_use(const std::string& path, bool locks, std::string* who) {
@@ -82,7 +92,7 @@ bool path_in_use(const std::string& path, bool locks, std::string* who) {
     const std::string loop = loop_device_of(status);
     if (!loop.empty()) return *who = "the file of /dev/" + loop, true;
   }
-  if (locks && (S_ISBLK(status.st_mode) || S_ISREG(status.st_mode)) && path_locked(path)) return *who = "locked by another process", true;
+  if (locks && (S_ISBLK(status.st_mode) || S_ISCHR(status.st_mode) || S_ISREG(status.st_mode)) && path_locked(path)) return *who = "locked by another process", true;
   return false;
 }
 
