@@ -14,7 +14,7 @@
 namespace lunar {
 
 [[nodiscard]] bool pins_possible();   // evictor: before each batch
-void pins_note();
+void pins_note(const char* sign);     // `sign`: what shows it, for the log; stays readable
 void pins_say_stopped();              // logs once that eviction stopped (no UFFDIO_MOVE on this kernel)
 
 }  // namespace lunar

@@ -17,6 +17,7 @@
 #include "superpipe/sync_context.h"
 #include "superpipe/uring_context.h"
 #include "sys/file.h"
+#include "sys/proc.h"
 #include "sys/thread.h"
 #include "tests/catch.hpp"
 #include "tests/support/device_io.hpp"
@@ -34,6 +35,14 @@ constexpr size_t kFileBytes = 8 * kMiB;
 const char* scratch_directory() {
   const char* given = getenv("LUNAR_TEST_DIR");
   return given ? given : "/var/tmp";
+}
+
+// Whether the kernel counts more pinned memory of this process than it should.
+bool pins_unaccounted() {
+  char text[4096];
+  if (sys::read_text("/proc/self/status", text, sizeof text) < 0) return true;
+  const char* line = strstr(text, "VmPin:");
+  return !line || strtoull(line + 6, nullptr, 10) * 1024 > sys::own_pinned_bytes();
 }
 
 // A file, and contexts of one kind on it.
@@ -345,4 +354,29 @@ TEST_CASE("uring contexts learn the usual latency and come and go without end") 
     CHECK(context->usual_latency_ns() > 0);
     context->release();
   }
+}
+
+TEST_CASE("uring: the kernel never counts more registered memory than is known to be ours") {
+  Pages pages(64);
+  if (sys::uring_probe() < 0 || sys::uring_probe_window(pages.base, pages.bytes) < 0)
+    LUNAR_SKIP("io_uring", "refused on this host, or no memory may be registered");
+  File file(true);
+  const uint64_t before = sys::own_pinned_bytes();
+  ContextOptions options;
+  options.buffer = pages.base;
+  options.buffer_bytes = pages.bytes;
+  const iovec part = {pages.base, kPage};
+  unsigned unaccounted = 0;
+  for (int i = 0; i < 40; ++i) {
+    unaccounted += sys::uring_probe_window(pages.base, kPage) < 0 || pins_unaccounted();
+    OwnedContext* context = file.attach(options);
+    REQUIRE(context);
+    CHECK(one(context, command_of(Op::kRead, 0, &part, 1, 1)) == kPage);
+    CHECK(sys::own_pinned_bytes() == before + pages.bytes);
+    unaccounted += pins_unaccounted();
+    context->release();
+    unaccounted += pins_unaccounted();
+  }
+  CHECK(unaccounted == 0);
+  CHECK(sys::own_pinned_bytes() == before);
 }
