@@ -74,7 +74,7 @@ bool pins_possible() {
   uint64_t count = sys::directory_size(sys::program_fd_directory(path, sizeof path));
   if (!found && now >= g_next_scan_ns && (count != g_fd_count || now >= g_full_scan_ns)) {
     const sys::Pinning shown = table_shows_pinning();
-    // A ring of ours that came into being meanwhile is not a sign; one that does so again and again is believed.
+    // A ring of ours that came into being meanwhile is not a sign: what is seen then holds for this batch. Again and again, it is believed.
     g_unsure = shown == sys::Pinning::kUnsure ? g_unsure + 1 : 0;
     found = shown == sys::Pinning::kYes || g_unsure > kUnsureMax;
     g_fd_count = g_unsure > 0 ? UINT64_MAX : count;
@@ -83,7 +83,7 @@ bool pins_possible() {
     g_full_scan_ns = now + 100000000 + cost * 100;
   }
   if (found) pins_note(g_seen);
-  return found;
+  return found || g_unsure > 0;
 }
 
 void pins_note(const char* sign) {
