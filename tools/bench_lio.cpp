@@ -15,7 +15,6 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -38,6 +37,7 @@
 #include "bench/size_option.h"
 #include "superpipe/device.h"
 #include "superpipe/signature.h"
+#include "support/clock.h"
 #include "support/process.h"
 #include "support/procfs.h"
 
@@ -48,12 +48,6 @@ namespace {
 constexpr uint64_t kMiBytes = 1 << 20;
 constexpr uint64_t kFileBytes = 1024 * kMiBytes, kQuickFileBytes = 256 * kMiBytes;
 constexpr size_t kCheckStride = 64;   // words: one in 512 bytes is compared
-
-uint64_t clock_ns(clockid_t clock) {
-  timespec t{};
-  clock_gettime(clock, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
-}
 
 struct Turn {
   double ops_per_s = 0, mean_ns = 0, return_ns = 0, cpu_us = 0;
@@ -343,6 +337,9 @@ void parse(CLI::App& app, LioOptions& options, int argc, char** argv) {
   app.add_option("--seed", options.seed, "of data and places (default 1)");
   app.add_flag("--quick", options.quick, "a rough answer within a minute");
   app.add_flag("--json", options.json, "print one JSON object instead of the table");
+  app.footer("lunar: cblk_listio on pmem: with delegate threads; sync: the same without; lio_listio: the C library's, on the same file.\n"
+             "Ratios in the JSON are lunar's value by the other's: lio_wait_ops, lio_wait_mean, lio_wait_cpu (a list that is waited for),\n"
+             "lio_nowait_return (the time until the call returns, of one that is not; sync does all of it in the call); lio_write_...: of writes.");
   app.parse(argc, argv);
   if (options.quick && rounds->count() == 0) options.rounds = 9;
   options.io_bytes = size_option("--io", io.empty() ? "32k" : io);

@@ -3,6 +3,8 @@
 // without Lunar, on one file or block device that was written whole.
 //
 //   lunar      a context: registered file and window, commands handed over and responses taken in batches
+//   cblk       the block library's calls on the same place: cblk_read and cblk_write at depth 1, aread, awrite and aresult deeper
+//   raw        one thread with one blocking pread or pwrite, O_DIRECT: what cblk_read is measured against (io_bench/cblk_cost.h)
 //   legacy     threads with one blocking pread or pwrite each, O_DIRECT          buffered   the same through the page cache
 //   libaio     Linux AIO in the same batches                                     fio        its io_uring engine: the limit
 //
@@ -12,6 +14,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "bench/bench_main.h"
 #include "bench/size_option.h"
@@ -22,12 +25,17 @@ namespace lunar::tools {
 
 namespace {
 
-const std::vector<std::string> kSystems{"lunar", "legacy", "buffered", "libaio", "fio"};
+const std::vector<std::string> kSystems{"lunar", "cblk", "raw", "legacy", "buffered", "libaio", "fio"};
 
 constexpr const char* kFooter =
+    "lunar: a superpipe context; cblk: libcflsh_block (cblk_read and cblk_write at depth 1, cblk_aread, cblk_awrite and\n"
+    "cblk_aresult deeper); raw: one thread with a blocking pread or pwrite, O_DIRECT; legacy: --threads of them; buffered: those\n"
+    "through the page cache; libaio: Linux AIO; fio: its io_uring engine. Each read of ours is checked.\n"
     "KIOPS/cpu: thousand operations for a second of CPU, machine-wide, user and kernel, from what was not idle. Ratios in the\n"
-    "JSON are Lunar's value by the baseline's: WORKLOAD_qdDEPTH_QUANTITY beside libaio and fio at the same depth,\n"
-    "WORKLOAD_tTHREADS_QUANTITY beside the blocking threads, with Lunar at the greatest depth.";
+    "JSON are Lunar's value by the baseline's: WORKLOAD_qdDEPTH_QUANTITY beside cblk, raw, libaio and fio at the same\n"
+    "depth, WORKLOAD_tTHREADS_QUANTITY beside the blocking threads, with Lunar at the greatest depth. raw.cblk_read_us_over: what a\n"
+    "blocking, uncached cblk_read takes longer than the same read without the library (pread with O_DIRECT; on pmem: a copy from\n"
+    "the mapped medium), in microseconds, by the p50 of reads that alternate; cblk_read_us_over_mean: by the mean.";
 
 void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   std::string size;
@@ -37,7 +45,7 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   options.systems = kSystems;
   const std::vector<std::string> workloads = options.workloads;
   auto* size_given = app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
-  app.add_option("--depths", options.depths, "operations in flight, as 1,16,128")->delimiter(',')->check(CLI::Range(1, 4096));
+  app.add_option("--depths", options.depths, "operations in flight (default 1,16,128)")->delimiter(',')->check(CLI::Range(1, 4096));
   app.add_option("--threads", options.threads, "of legacy and buffered (default 16)")->check(CLI::Range(1, 1024));
   app.add_option("--batch", options.batch,
                  "operations handed over and waited for at once, by lunar, libaio and fio (default: a quarter of the depth, at "
@@ -46,7 +54,7 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   app.add_option("--workloads", options.workloads, "of read,mixed (70% reads),write (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(workloads));
-  app.add_option("--systems", options.systems, "of lunar,legacy,buffered,libaio,fio (default: all)")
+  app.add_option("--systems", options.systems, "of lunar,cblk,raw,legacy,buffered,libaio,fio (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(kSystems));
   const CommonFlags common(app, options, "directory for the file (default /var/tmp), or file, block device, URI: it is written",
@@ -68,6 +76,8 @@ std::vector<IoSide> sides_of(const IoRounds& rounds, const IoOptions& options, c
     if (rounds.wants(system)) sides.push_back({system, workload.name, workload.read_percent, threads, at_depth});
   };
   add("lunar", 1, depth);
+  if (depth == 1) add("raw", 1, 1);
+  if (deepest || workload.read_percent == 100) add("cblk", 1, depth);
   if (deepest) {
     add("legacy", options.threads, 1);
     add("libaio", 1, depth);
@@ -84,7 +94,7 @@ IoReport measure(IoOptions options) {
     const auto& wanted = report.options.systems;
     if (std::find(wanted.begin(), wanted.end(), system) == wanted.end()) report.skipped[system] = "not asked for (--systems)";
   }
-  report.skipped["cblk"] = "libcflsh_block is not part of this bench yet";
+  for (const char* name : {"CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_MAX_XFER", "CFLSH_BLK_SIZE", "CFLSH_BLK_TIMEOUT"}) unsetenv(name);
   IoRounds rounds(report, 4096);
   const IoOptions& settled = report.options;
   std::vector<std::vector<IoSide>> groups;
@@ -96,6 +106,7 @@ IoReport measure(IoOptions options) {
     }
   }
   for (const auto& sides : groups) rounds.measure(sides);
+  if (rounds.wants("cblk") && (rounds.wants("raw") || report.device_kind == "pmem")) rounds.measure_cblk();
   rounds.verify();
   return report;
 }
@@ -103,7 +114,7 @@ IoReport measure(IoOptions options) {
 }   // namespace
 
 int superpipe_bench_main(int argc, char** argv) {
-  CLI::App app{"random block I/O through the superpipe, beside blocking threads, Linux AIO and fio", "lunar bench superpipe"};
+  CLI::App app{"random block I/O through the superpipe and the block library, beside blocking threads, Linux AIO and fio", "lunar bench superpipe"};
   IoOptions options;
   try {
     parse(app, options, argc, argv);

@@ -32,11 +32,12 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   options.systems = {"lunar", "perio"};
   const std::vector<std::string> workloads = options.workloads;
   auto* size_given = app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
-  app.add_option("--depths", options.depths, "operations in flight, as 1,32")->delimiter(',')->check(CLI::Range(1, 4096));
+  app.add_option("--depths", options.depths, "operations in flight (default 1,32)")->delimiter(',')->check(CLI::Range(1, 4096));
   app.add_option("--workloads", options.workloads, "of read,write (default: both)")->delimiter(',')->check(CLI::IsMember(workloads));
   const CommonFlags common(app, options, "directory for the file (default /var/tmp), or file, block device, URI: it is written",
                            "a rough answer within a minute");
-  app.footer("Ratios in the JSON (\"perio\") are with the window by without: WORKLOAD_qdDEPTH_QUANTITY, and window_ops and window_cpu "
+  app.footer("lunar: a superpipe context whose buffers are its registered window; perio: the same context without a window.\n"
+             "Ratios in the JSON (\"perio\") are with the window by without: WORKLOAD_qdDEPTH_QUANTITY, and window_ops and window_cpu "
              "(4 KiB reads,\ndeepest), window_mean (4 KiB reads, least depth).");
   app.parse(argc, argv);
   common.settle({0.5, 2});

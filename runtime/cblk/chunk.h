@@ -17,6 +17,7 @@
 // listio.cpp; fork.cpp.
 // Threading: public calls from any thread unless they say otherwise. Data path: no allocation.
 #pragma once
+#include <errno.h>
 #include <sys/uio.h>
 
 #include "capiblock.h"
@@ -58,6 +59,11 @@ struct Io {
 };
 
 // The status last: who reads it with acquire order may read the rest.
+// What the library says itself, of arguments and of commands that live on or are none, may not come from the device: callers would
+// take a command that was fetched for one that was not. Such errors of a device are EIO.
+inline bool is_our_answer(int64_t error) {
+  return error == -EINVAL || error == -ETIMEDOUT || error == -ENOMSG || error == -ENOENT || error == -EAGAIN;
+}
 inline void set_status(cblk_arw_status_t* status, cblk_status_type_t value) {
   std::atomic_ref<cblk_status_type_t>(status->status).store(value, std::memory_order_release);
 }

@@ -12,12 +12,6 @@
 namespace lunar::cblk {
 namespace {
 
-// What result() and its callers say themselves, of a command that lives on or is none, may not come from the device: they would
-// take a command that was fetched for one that was not.
-bool reserved(int64_t error) {
-  return error == -EINVAL || error == -ETIMEDOUT || error == -ENOMSG || error == -ENOENT || error == -EAGAIN;
-}
-
 bool needs_copy(const Io& io) { return io.op == Op::kRead && (io.bounce.memory || io.stamped); }
 
 }  // namespace
@@ -74,7 +68,7 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (bytes == 0 && io.op == Op::kDiscard) blocks = static_cast<int64_t>(io.blocks);
   if (bytes == -EOPNOTSUPP && io.op == Op::kDiscard) blocks = -EPROTONOSUPPORT;
-  if (blocks == 0 || reserved(blocks)) blocks = -EIO;   // 0 would say that it is not done
+  if (blocks == 0 || is_our_answer(blocks)) blocks = -EIO;   // 0 would say that it is not done
   if (io.cached_write) cache_.end_write(static_cast<uint64_t>(io.lba), io.blocks);
   bounces_.give(&io.bounce);
   count(io, blocks);

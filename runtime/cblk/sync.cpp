@@ -79,7 +79,7 @@ int64_t Chunk::transfer(Io* io) {
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (io->op == Op::kDiscard && bytes == 0) blocks = static_cast<int64_t>(io->blocks);
   if (io->op == Op::kDiscard && bytes == -EOPNOTSUPP) blocks = -EPROTONOSUPPORT;
-  if (blocks == 0) blocks = -EIO;   // the medium ends before its size
+  if (blocks == 0 || is_our_answer(blocks)) blocks = -EIO;   // 0: the medium ends before its size
   if (blocks < 0) {
     add(counters_.errors);
     return blocks;

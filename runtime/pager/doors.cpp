@@ -474,7 +474,7 @@ bool pager_hold_evictions() {
 void pager_let_evictions() { pager_state().evictor->let_batches(); }
 
 void pager_note_pinning() {
-  pins_note();
+  pins_note("it says so, or opens with O_DIRECT");
   if (pager_armed()) pager_state().evictor->wait_for_batch();
 }
 

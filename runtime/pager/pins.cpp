@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "pager/state.h"
 #include "sys/file.h"
@@ -15,23 +16,46 @@ namespace lunar {
 namespace {
 
 std::atomic<bool> g_stopped_said{false};
+std::atomic<const char*> g_sign{nullptr};   // what showed it first
+char g_seen[96];                            // the evictor's
+constexpr unsigned kUnsureMax = 16;
+unsigned g_unsure = 0;                      // looks in a row that could not tell
 uint64_t g_fd_count = UINT64_MAX, g_next_scan_ns = 0, g_next_status_ns = 0, g_full_scan_ns = 0;
 
 // The program's descriptor table is that of its main thread; ours (the evictor's) is another one.
-bool table_shows_pinning() {
+sys::Pinning table_shows_pinning() {
   char path[64];
-  return sys::descriptors_may_pin(sys::program_fd_directory(path, sizeof path));
+  int which = -1;
+  const sys::Pinning shown = sys::descriptors_may_pin(sys::program_fd_directory(path, sizeof path), &which);
+  if (shown != sys::Pinning::kNo) format_to(g_seen, sizeof g_seen, "descriptor %d", which);
+  return shown;
 }
 
-bool pinned_memory() {
+// -1: cannot tell.
+int64_t kernel_says_pinned() {
   char text[4096];
-  if (sys::read_text("/proc/self/status", text, sizeof text) < 0) return false;
+  if (sys::read_text("/proc/self/status", text, sizeof text) < 0) return -1;
   const char* line = strstr(text, "VmPin:");
-  if (line == nullptr) return false;
+  if (line == nullptr) return -1;
   for (line += 6; *line == ' ' || *line == '\t'; ++line) {}
-  uint64_t kilobytes = 0;
-  for (; *line >= '0' && *line <= '9'; ++line) kilobytes = kilobytes * 10 + static_cast<uint64_t>(*line - '0');
-  return kilobytes * 1024 > sys::own_pinned_bytes();
+  int64_t kilobytes = 0;
+  for (; *line >= '0' && *line <= '9'; ++line) kilobytes = kilobytes * 10 + (*line - '0');
+  return kilobytes * 1024;
+}
+
+// Threads of ours may register and let go between the two figures, so a difference must be seen in several looks.
+bool pinned_memory() {
+  int64_t pinned = 0, own = 0;
+  for (int look = 0; look < 3; ++look) {
+    own = static_cast<int64_t>(sys::own_pinned_bytes());
+    pinned = kernel_says_pinned();
+    const auto after = static_cast<int64_t>(sys::own_pinned_bytes());
+    if (after > own) own = after;
+    if (pinned <= own) return false;
+  }
+  format_to(g_seen, sizeof g_seen, "VmPin %lld KiB, of which %lld KiB are Lunar's", static_cast<long long>(pinned / 1024),
+            static_cast<long long>(own / 1024));
+  return true;
 }
 
 }  // namespace
@@ -49,24 +73,29 @@ bool pins_possible() {
   char path[64];
   uint64_t count = sys::directory_size(sys::program_fd_directory(path, sizeof path));
   if (!found && now >= g_next_scan_ns && (count != g_fd_count || now >= g_full_scan_ns)) {
-    found = table_shows_pinning();
-    g_fd_count = count;
+    const sys::Pinning shown = table_shows_pinning();
+    // A ring of ours that came into being meanwhile is not a sign: what is seen then holds for this batch. Again and again, it is believed.
+    g_unsure = shown == sys::Pinning::kUnsure ? g_unsure + 1 : 0;
+    found = shown == sys::Pinning::kYes || g_unsure > kUnsureMax;
+    g_fd_count = g_unsure > 0 ? UINT64_MAX : count;
     uint64_t cost = sys::now_ns() - now;
     g_next_scan_ns = now + cost * 100;
     g_full_scan_ns = now + 100000000 + cost * 100;
   }
-  if (found) pins_note();
-  return found;
+  if (found) pins_note(g_seen);
+  return found || g_unsure > 0;
 }
 
-void pins_note() {
-  if (!pager_state().may_pin.exchange(true)) log_info("this process may pin pages for devices: evicting by UFFDIO_MOVE from now on");
+void pins_note(const char* sign) {
+  const char* none = nullptr;
+  g_sign.compare_exchange_strong(none, sign);
+  if (!pager_state().may_pin.exchange(true)) log_info("this process may pin pages for devices (%s): evicting by UFFDIO_MOVE from now on", sign);
 }
 
 void pins_say_stopped() {
   if (!g_stopped_said.exchange(true))
-    log_warning("this process may pin pages for devices and this kernel has no UFFDIO_MOVE (6.8): eviction stops, the DRAM budget "
-                "cannot grow; do without io_uring, AIO or O_DIRECT, or use a newer kernel");
+    log_warning("this process may pin pages for devices (%s) and this kernel has no UFFDIO_MOVE (6.8): eviction stops, the DRAM "
+                "budget cannot grow; do without io_uring, AIO or O_DIRECT, or use a newer kernel", g_sign.load());
 }
 
 }  // namespace lunar

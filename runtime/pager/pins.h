@@ -4,7 +4,8 @@
 // A page pinned for DMA that gather-evict drops is lost to the device: it writes the old physical page. So once a process
 // may pin, pages are taken by UFFDIO_MOVE, whose EBUSY means "pinned: keep". Signs, all sticky: registered buffers (VmPin
 // of /proc/self/status), a descriptor of io_uring, AIO's ring, RDMA, or a file opened with O_DIRECT; the program's own word
-// (lunar_note_pinning, interposed io_uring/AIO set-up calls).
+// (lunar_note_pinning, interposed io_uring/AIO set-up calls). A look that overlaps with a ring of Lunar's own coming or going cannot tell: it
+// counts as a sign for one batch, and is repeated.
 //
 // Cost: the descriptor table is looked at again when its size changed (stat of /proc/self/fd, 1 us a batch), at most 1 %
 // of the time for large tables; VmPin at most every 2 ms.
@@ -14,7 +15,7 @@
 namespace lunar {
 
 [[nodiscard]] bool pins_possible();   // evictor: before each batch
-void pins_note();
+void pins_note(const char* sign);     // `sign`: what shows it, for the log; stays readable
 void pins_say_stopped();              // logs once that eviction stopped (no UFFDIO_MOVE on this kernel)
 
 }  // namespace lunar

@@ -259,15 +259,23 @@ void NvmeDevice::release(DeviceOffset offset, uint64_t length) {
   }
 }
 
+// Probed when first asked for, as FileDevice does it.
 Capabilities NvmeDevice::capabilities() const {
+  enum : uint32_t { kKnown = 1, kWindow = 2, kSqpoll = 4 };
+  uint32_t bits = probed_.load(std::memory_order_relaxed);
+  if (!(bits & kKnown)) {
+    bits = kKnown | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u);
+    if (void* page = map_private(kProbePage, ForkPolicy::kDontFork)) {
+      if (sys::uring_probe_window(page, kProbePage) == 0) bits |= kWindow;
+      unmap_private(page, kProbePage);
+    }
+    probed_.store(bits, std::memory_order_relaxed);
+  }
   Capabilities out;
   out.discard = geometry_.write_zeroes && !geometry_.read_only;
-  out.sqpoll = sys::uring_probe_sqpoll() == 0;
+  out.window = (bits & kWindow) != 0;
+  out.sqpoll = (bits & kSqpoll) != 0;
   out.memory_align = 4;   // a dword; vectors of less than whole pages are copied by the kernel
-  if (void* page = map_private(kProbePage, ForkPolicy::kDontFork)) {
-    out.window = sys::uring_probe_window(page, kProbePage) == 0;
-    unmap_private(page, kProbePage);
-  }
   return out;
 }
 

@@ -61,6 +61,7 @@ class NvmeDevice final : public Device {
   bool sqpoll_ = false;
   std::atomic<bool> told_{false};   // the fall-back was logged
   std::atomic<int> contexts_{0};
+  mutable std::atomic<uint32_t> probed_{0};   // capabilities(), once asked: see there
 };
 
 }  // namespace lunar

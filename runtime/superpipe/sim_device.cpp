@@ -112,7 +112,7 @@ int64_t sim_read(SimDevice* device, const Command& command, uint64_t io) {
   device->counters().reads.fetch_add(1, std::memory_order_relaxed);
   if (strikes(device->faults(), device->faults().read_error, io, Fault::kReadError)) {
     device->counters().read_errors.fetch_add(1, std::memory_order_relaxed);
-    return -EIO;
+    return -static_cast<int64_t>(device->faults().error);
   }
   const uint64_t at = command.offset.value, size = device->size_bytes();
   uint64_t left = at < size ? size - at : 0, done = 0;
@@ -142,7 +142,7 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
   const uint64_t place = chance(faults.seed, io, Fault::kPlace);
   if (strikes(faults, faults.write_error, io, Fault::kWriteError)) {
     counters.write_errors.fetch_add(1, std::memory_order_relaxed);
-    return -EIO;
+    return -static_cast<int64_t>(faults.error);
   }
   if (bytes >= kSectorBytes && strikes(faults, faults.torn, io, Fault::kTorn)) {
     counters.torn.fetch_add(1, std::memory_order_relaxed);
@@ -279,18 +279,20 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
   } const settings[] = {{"seed", &faults->seed},           {"latency_us", &faults->latency_us},
                         {"read_error", &faults->read_error}, {"write_error", &faults->write_error},
                         {"torn", &faults->torn},           {"misdirect", &faults->misdirect},
-                        {"corrupt", &faults->corrupt}};
+                        {"corrupt", &faults->corrupt},     {"errno", &faults->error}};
   for (const Setting& setting : settings) {
     const size_t name = strlen(setting.name);
     if (length <= name + 1 || strncmp(text, setting.name, name) != 0 || text[name] != '=') continue;
     char* end = nullptr;
     errno = 0;
     *setting.value = strtoull(text + name + 1, &end, 10);
-    if (errno == 0 && end == text + length && text[name + 1] != '-') return 0;
+    const bool whole = errno == 0 && end == text + length && text[name + 1] != '-';
+    if (whole && (faults->error == 0 || faults->error > 4095)) return why->set(-EINVAL, "LUN %s: errno is 1 to 4095", uri);
+    if (whole) return 0;
     return why->set(-EINVAL, "LUN %s: %s needs a whole number", uri, setting.name);
   }
   return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, torn, "
-                  "misdirect, corrupt, name", uri, static_cast<int>(length), text);
+                  "misdirect, corrupt, errno, name", uri, static_cast<int>(length), text);
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device of memory that misbehaves on request: sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P]
-// [,torn=P][,misdirect=P][,corrupt=P][,name=X], P = one in P I/Os (0: never). Devices of one name share one memory, for as long
-// as the process lives: several paths to one medium, or a medium that outlives its device. All of one name are of one size.
+// [,torn=P][,misdirect=P][,corrupt=P][,errno=N][,name=X], P = one in P I/Os (0: never). Devices of one name share one memory,
+// for as long as the process lives: several paths to one medium, or a medium that outlives its device. All of one name are of
+// one size.
 //
-//   read_error, write_error   the command ends with -EIO; a failed write leaves the medium as it was
+//   read_error, write_error   the command ends with -errno (a number; EIO unless given); a failed write leaves the medium as it was
 //   torn                      only the first sectors (512 bytes) of a write land; success is reported
 //   misdirect                 a write lands at another page; its own place keeps what it held; success is reported
 //   corrupt                   a read delivers one flipped bit; the medium is sound
@@ -22,6 +23,7 @@ struct SimFaults {
   uint64_t seed = 1;
   uint64_t latency_us = 0;
   uint64_t read_error = 0, write_error = 0, torn = 0, misdirect = 0, corrupt = 0;
+  uint64_t error = 5;   // that read_error and write_error end with: EIO
 };
 
 struct SimCounters {

@@ -19,6 +19,7 @@ namespace {
 
 std::atomic<uint64_t> g_own[65536 / 64];
 std::atomic<int64_t> g_pinned{0};
+std::atomic<uint32_t> g_making{0}, g_made{0};   // descriptors begun, and done with
 
 bool own_descriptor(int fd) {
   return fd >= 0 && fd < 65536 && (g_own[fd / 64].load(std::memory_order_relaxed) >> (fd % 64) & 1);
@@ -93,9 +94,18 @@ uint64_t directory_size(const char* path) {
   return static_cast<uint64_t>(status.st_size);
 }
 
-bool descriptors_may_pin(const char* fd_directory) {
-  return any_numbered(fd_directory, [&](const char* name, int fd) { return !own_descriptor(fd) && one_may_pin(fd_directory, name); });
+Pinning descriptors_may_pin(const char* fd_directory, int* which) {
+  const uint32_t made = g_made.load(std::memory_order_acquire);
+  const bool found = any_numbered(fd_directory, [&](const char* name, int fd) {
+    *which = fd;
+    return !own_descriptor(fd) && one_may_pin(fd_directory, name);
+  });
+  if (!found) return Pinning::kNo;
+  return g_making.load(std::memory_order_acquire) == made ? Pinning::kYes : Pinning::kUnsure;
 }
+
+MakingDescriptor::MakingDescriptor() { g_making.fetch_add(1, std::memory_order_acq_rel); }
+MakingDescriptor::~MakingDescriptor() { g_made.fetch_add(1, std::memory_order_acq_rel); }
 
 bool has_thread_named(const char* prefix) {
   return any_numbered("/proc/self/task", [&](const char* name, int) {

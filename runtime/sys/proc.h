@@ -12,8 +12,18 @@ const char* program_fd_directory(char* buffer, size_t size);
 bool has_thread_named(const char* prefix);
 // Number of entries where the kernel tells it cheaply (st_size, 6.2+), else a value that changes at every call.
 uint64_t directory_size(const char* path);
-// Whether a descriptor is io_uring, AIO, RDMA, or a file opened with O_DIRECT. Our own are not counted.
-bool descriptors_may_pin(const char* fd_directory);
+// Whether a descriptor is io_uring, AIO, RDMA, or a file opened with O_DIRECT; sets *which. Our own are not counted; where one of
+// them was just being made or closed, so that it may be the one found: kUnsure.
+enum class Pinning : uint8_t { kNo, kYes, kUnsure };
+Pinning descriptors_may_pin(const char* fd_directory, int* which);
+// Lives from before a descriptor of ours is made till it is noted, or from before it is struck out till it is closed.
+class MakingDescriptor {
+ public:
+  MakingDescriptor();
+  ~MakingDescriptor();
+  MakingDescriptor(const MakingDescriptor&) = delete;
+  MakingDescriptor& operator=(const MakingDescriptor&) = delete;
+};
 // Descriptors of ours in the program's table, and bytes we registered with the kernel: not to be taken for the program's.
 void note_own_descriptor(int fd, bool add);
 void note_own_pinned(int64_t bytes);

@@ -85,6 +85,7 @@ int Uring::init(const UringSetup& setup) {
   constexpr unsigned kCooperative = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
   const unsigned attempts[] = {IORING_SETUP_SQPOLL, kDeferred, kCooperative, 0};
   const unsigned must = (setup.iopoll ? IORING_SETUP_IOPOLL : 0u) | (setup.large ? IORING_SETUP_SQE128 | IORING_SETUP_CQE32 : 0u);
+  const MakingDescriptor making;
   int status = -EINVAL;
   for (unsigned flags : attempts) {
     if ((flags & IORING_SETUP_SQPOLL) && !setup.sqpoll) continue;
@@ -112,16 +113,18 @@ int Uring::init(const UringSetup& setup) {
 
 void Uring::destroy() {
   if (!ready_) return;
+  const MakingDescriptor ending;
   ready_ = false;
   if (descriptor_ >= 0) note_own_descriptor(descriptor_, false);
   descriptor_ = -1;
-  note_own_pinned(-pinned_bytes_);
-  pinned_bytes_ = 0;
   if (getpid() != owner_pid_) {   // in a forked child: its memory is not mapped there, and may be something else by now
+    note_own_pinned(-pinned_bytes_);
+    pinned_bytes_ = 0;
     if (is_ring(ring_.ring_fd)) close(ring_.ring_fd);
     return;
   }
   if (is_ring(ring_.ring_fd)) {
+    unregister_buffers();
     // The kernel ends a ring some milliseconds later, in the background; its files, and the locks on them, go now.
     (void)io_uring_unregister_files(&ring_);
     io_uring_queue_exit(&ring_);
@@ -144,6 +147,14 @@ int Uring::register_buffers(const iovec* iov, unsigned count) {
   if (status < 0) note_own_pinned(-bytes);
   else pinned_bytes_ += bytes;
   return status;
+}
+
+// Now, and not by the kernel after the ring's end: till then VmPin shows pages that nobody owns up to, and the evictor takes
+// them for the program's (pager/pins.h). Where that fails they stay counted as ours.
+void Uring::unregister_buffers() {
+  if (pinned_bytes_ == 0 || io_uring_unregister_buffers(&ring_) < 0) return;
+  note_own_pinned(-pinned_bytes_);
+  pinned_bytes_ = 0;
 }
 
 bool Uring::queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index,
@@ -292,6 +303,7 @@ unsigned Uring::reap(Cqe* out, unsigned max, bool drive) {
 }
 
 int uring_probe() {
+  const MakingDescriptor making;
   io_uring ring = {};
   const int status = try_init(&ring, 2, 0);
   if (status == 0) io_uring_queue_exit(&ring);
@@ -299,6 +311,7 @@ int uring_probe() {
 }
 
 int uring_probe_sqpoll() {
+  const MakingDescriptor making;
   io_uring ring = {};
   const int status = try_init(&ring, 2, IORING_SETUP_SQPOLL);
   if (status == 0) io_uring_queue_exit(&ring);
@@ -306,18 +319,21 @@ int uring_probe_sqpoll() {
 }
 
 int uring_probe_window(void* buffer, size_t bytes) {
+  const MakingDescriptor making;
   io_uring ring = {};
   int status = try_init(&ring, 2, 0);
   if (status < 0) return status;
   const iovec part = {buffer, bytes};
   note_own_pinned(static_cast<int64_t>(bytes));
   status = io_uring_register_buffers(&ring, &part, 1);
+  const int given_back = status < 0 ? 0 : io_uring_unregister_buffers(&ring);   // see Uring::unregister_buffers
   io_uring_queue_exit(&ring);
-  note_own_pinned(-static_cast<int64_t>(bytes));
+  if (given_back == 0) note_own_pinned(-static_cast<int64_t>(bytes));
   return status;
 }
 
 int uring_probe_iopoll(int fd, void* buffer, unsigned bytes, int64_t timeout_ns) {
+  const MakingDescriptor making;
   io_uring ring = {};
   int status = try_init(&ring, 2, IORING_SETUP_IOPOLL);
   if (status < 0) return status;

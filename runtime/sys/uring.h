@@ -66,6 +66,8 @@ class Uring {
   bool ready() const { return ready_; }
 
  private:
+  void unregister_buffers();
+
   io_uring ring_{};
   bool ready_ = false;
   int descriptor_ = -1;          // of the ring, when it lies in the program's table (sys/proc.h: not the program's own)

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <linux/fs.h>
 #include <linux/loop.h>
 
 #include <atomic>
@@ -70,6 +71,53 @@ std::string attach_loop(const std::string& file) {
   return path;
 }
 
+// What kind nvme was given: namespaces that it may overwrite, one for each size and number that the cases ask for.
+struct Namespace {
+  std::string uri, block_device;
+  size_t blocks;
+  int number = -1;   // that took it
+};
+std::vector<Namespace> namespaces;
+
+void take_namespaces(const char* list) {   // /dev/ng0n3,/dev/ng0n4,...
+  for (const char* at = list; *at;) {
+    const std::string path(at, strcspn(at, ","));
+    at += path.size() + (at[path.size()] == ',' ? 1 : 0);
+    unsigned controller, number;
+    unsigned long long sectors = 0;
+    if (sscanf(path.c_str(), "/dev/ng%un%u", &controller, &number) == 2) {
+      const std::string name = "nvme" + std::to_string(controller) + "n" + std::to_string(number);
+      if (FILE* file = fopen(("/sys/class/block/" + name + "/size").c_str(), "r")) {
+        if (fscanf(file, "%llu", &sectors) != 1) sectors = 0;
+        fclose(file);
+      }
+      namespaces.push_back({"nvme:" + path, "/dev/" + name, sectors * 512 / kBlock});
+    }
+    if (sectors == 0) {
+      fprintf(stderr, "%s: not a namespace of a size\n", path.c_str());
+      _exit(2);
+    }
+  }
+}
+
+std::string fresh_namespace(size_t blocks, int number) {
+  Namespace* found = nullptr;
+  for (Namespace& one : namespaces)
+    if (one.blocks == blocks && one.number == number) found = &one;
+  for (Namespace& one : namespaces)
+    if (!found && one.blocks == blocks && one.number < 0) found = &one;
+  if (!found) {
+    fprintf(stderr, "case %s: no namespace is left of %zu blocks\n", running, blocks);
+    give_up();
+  }
+  found->number = number;
+  const int fd = open(found->block_device.c_str(), O_RDWR | O_CLOEXEC);
+  uint64_t range[2] = {0, blocks * kBlock};
+  REQUIRE(fd >= 0 && ioctl(fd, BLKZEROOUT, range) == 0);
+  close(fd);
+  return found->uri;
+}
+
 void clean_up() {
   if (getpid() != main_process) return;
   for (const int loop : loops) close(loop);
@@ -111,6 +159,7 @@ void give_up() {
 
 std::string device(size_t blocks, int number) {
   if (kind_name == "sim") return "sim:" + std::to_string(blocks * kBlock);
+  if (kind_name == "nvme") return fresh_namespace(blocks, number);
   const std::string file = directory + "/lun" + std::to_string(number) + "-" + std::to_string(blocks);
   bool known = false;
   for (const std::string& one : files) known |= one == file;
@@ -230,12 +279,16 @@ int main(int argc, char** argv) {
   main_process = getpid();
   setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc < 2) {
-    fprintf(stderr, "usage: %s file|block|sim|pmem [--all] [CASE...]\n", argv[0]);
+    fprintf(stderr, "usage: %s file|block|sim|pmem|nvme=NAMESPACE,... [--all] [CASE...]\n", argv[0]);
     return 2;
   }
   for (const char* name : {"CFLSH_BLK_MAX_XFER", "CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_TIMEOUT", "CFLSH_BLK_TRACE", "CFLSH_BLK_SIZE"})
     unsetenv(name);
   kind_name = argv[1];
+  if (kind_name.compare(0, 5, "nvme=") == 0) {
+    take_namespaces(argv[1] + 5);
+    kind_name = "nvme";
+  }
   std::vector<std::string> wanted;
   for (int i = 2; i < argc; ++i) {
     if (strcmp(argv[i], "--all") == 0) everything = true;

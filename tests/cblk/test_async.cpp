@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asynchronous commands: tags, results, statuses, limits.
 #include <dirent.h>
+#include <sys/resource.h>
 
 #include <thread>
 
@@ -261,6 +262,62 @@ CASE(the_completer_starts_late_and_sleeps_when_idle) {
   (void)completer_cpu(&threads);
   REQUIRE(threads == 0);
 }
+
+// EAGAIN, which the system says, would mean that no command is free.
+CASE(no_thread_for_the_background_is_ENOMEM) {
+  if (kind() != "sim") return;
+  in_child([](void*) {
+    const rlimit none = {0, 0};
+    if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)) {
+      printf("skipped: this user's threads cannot be limited\n");
+      return;
+    }
+    const chunk_id_t id = open_sim("seed=1", 4);
+    Buffer buffer(2);
+    int tag;
+    cblk_arw_status_t status = {};
+    for (int i = 0; i < 6; ++i) REFUSES(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG), ENOMEM);
+    cblk_io_t io = {};
+    cblk_io_t *list = &io, *out;
+    io.request_type = CBLK_IO_TYPE_READ;
+    io.flags = CBLK_IO_USER_STATUS;
+    io.buf = buffer;
+    io.nblocks = 1;
+    int n = 1;
+    REQUIRE(cblk_listio(id, &list, 1, nullptr, 0, nullptr, 0, &out, &n, 0, 0) == 0);
+    REQUIRE(io.stat.status != CBLK_ARW_STATUS_PENDING && io.stat.fail_errno == ENOMEM);
+    for (int i = 0; i < 4; ++i) REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);   // none was lost
+    for (int i = 0; i < 4; ++i) REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+    chunk_stats_t stats;
+    REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_failed_threads >= 1 && stats.num_active_threads == 0);
+    REQUIRE(cblk_close(id, 0) == 0);
+  }, nullptr);
+}
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)   // they keep memory of their own for each thread
+CASE(a_closed_chunk_leaves_no_memory_behind) {
+  if (kind() != "sim") return;
+  const auto mapped_pages = [] {
+    unsigned long pages = 0;
+    FILE* file = fopen("/proc/self/statm", "r");
+    REQUIRE(file && fscanf(file, "%lu", &pages) == 1);
+    fclose(file);
+    return pages;
+  };
+  Buffer buffer(1);
+  unsigned long before = 0;
+  for (int i = 0; i < 30; ++i) {
+    if (i == 10) before = mapped_pages();
+    const chunk_id_t id = open_sim("seed=1");
+    int tag;
+    cblk_arw_status_t status = {};
+    REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);   // so that there was a thread
+    await_status(status);
+    REQUIRE(cblk_close(id, 0) == 0);
+  }
+  REQUIRE(mapped_pages() < before + 40);   // its stack, or any of its tables, for each: more
+}
+#endif
 
 CASE(max_requests_of_8192) {
   const chunk_id_t id = open_physical(kBlocks, 8192);

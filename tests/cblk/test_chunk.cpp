@@ -291,6 +291,47 @@ CASE(device_errors_reach_the_caller) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
+// What also says that a command lives on, or is none, does not come from a device: nobody would fetch such a command's end.
+CASE(a_devices_errno_is_not_mistaken_for_the_librarys) {
+  if (kind() != "sim") return;
+  for (const int wrong : {EINVAL, ETIMEDOUT, ENOMSG, ENOENT, EAGAIN, ENOSPC, ENODEV}) {
+    const int told = wrong == ENOSPC || wrong == ENODEV ? wrong : EIO;   // others pass
+    const std::string uri = "sim:1m,write_error=1,errno=" + std::to_string(wrong);
+    const chunk_id_t id = cblk_open(uri.c_str(), 4, O_RDWR, 0, 0);
+    REQUIRE(id != NULL_CHUNK_ID);
+    Buffer buffer(2);
+    int tag;
+    REFUSES(cblk_write(id, buffer, 0, 1, 0), told);
+    for (const int flags : {CBLK_ARESULT_BLOCKING, CBLK_ARESULT_BLOCKING | CBLK_ARESULT_NEXT_TAG}) {
+      REQUIRE(cblk_awrite(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
+      REFUSES(cblk_aresult(id, &tag, nullptr, flags), told);
+      REFUSES(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_NEXT_TAG), ENOENT);   // its place is free
+    }
+    cblk_arw_status_t status = {};
+    REQUIRE(cblk_awrite(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
+    await_status(status);
+    REQUIRE(status.status == CBLK_ARW_STATUS_FAIL && status.fail_errno == told);
+    cblk_io_t io[2] = {};
+    cblk_io_t* list[2] = {&io[0], &io[1]};
+    for (cblk_io_t& one : io) {
+      one.request_type = CBLK_IO_TYPE_WRITE;
+      one.buf = buffer;
+      one.nblocks = 1;
+    }
+    REQUIRE(cblk_listio(id, list, 2, nullptr, 0, list, 2, nullptr, nullptr, 2000000, 0) == 0);
+    for (const cblk_io_t& one : io) REQUIRE(one.stat.status == CBLK_ARW_STATUS_FAIL && one.stat.fail_errno == told);
+    REFUSES(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_NEXT_TAG), ENOENT);
+    REQUIRE(cblk_close(id, 0) == 0);
+    const chunk_cg_id_t group = cblk_cg_open(uri.c_str(), 4, O_RDWR, 2, 0, CBLK_GROUP_ID);
+    REQUIRE(group != NULL_CHUNK_CG_ID);
+    cflsh_cg_tag_t of_group;
+    for (int i = 0; i < 2; ++i) REQUIRE(cblk_cg_awrite(group, buffer.block(static_cast<size_t>(i)), i, 1, &of_group, nullptr, 0) == 0);
+    for (int i = 0; i < 2; ++i) REFUSES(cblk_cg_aresult(group, &of_group, nullptr, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), told);
+    REFUSES(cblk_cg_aresult(group, &of_group, nullptr, CBLK_ARESULT_NEXT_TAG), ENOENT);
+    REQUIRE(cblk_cg_close(group, 0) == 0);
+  }
+}
+
 CASE(a_medium_shorter_than_its_size_is_EIO) {
   if (kind() != "file") return;
   const std::string path = device(64, 3);

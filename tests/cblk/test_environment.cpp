@@ -1,8 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 // Environment variables: the cache, the trace, the size; and what a call costs.
+#include <dirent.h>
+
 #include <thread>
 
 #include "cblk_test.hpp"
+
+namespace {
+
+// In place of the file at `path`, every descriptor of it reaches something that takes no I/O; and back.
+class Broken {
+ public:
+  explicit Broken(const std::string& path) {
+    const int full = open("/dev/full", O_RDWR | O_CLOEXEC);
+    REQUIRE(full >= 0);
+    DIR* directory = opendir("/proc/self/fd");
+    while (const dirent* entry = readdir(directory)) {
+      char name[300] = {};
+      if (readlinkat(dirfd(directory), entry->d_name, name, sizeof name - 1) > 0 && path == name) of_file_.push_back(atoi(entry->d_name));
+    }
+    closedir(directory);
+    for (const int fd : of_file_) {
+      kept_.push_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+      REQUIRE(dup2(full, fd) == fd);
+    }
+    close(full);
+    REQUIRE(!of_file_.empty());
+  }
+  ~Broken() {
+    for (size_t i = 0; i < kept_.size(); ++i) {
+      REQUIRE(dup2(kept_[i], of_file_[i]) == of_file_[i]);
+      close(kept_[i]);
+    }
+  }
+  Broken(const Broken&) = delete;
+  Broken& operator=(const Broken&) = delete;
+
+ private:
+  std::vector<int> of_file_, kept_;
+};
+
+}  // namespace
 
 CASE(the_cache_answers_and_stays_true) {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
@@ -60,6 +98,36 @@ CASE(a_cache_of_one_chunk_only) {
   }
   REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0 && stats.num_cache_hits == 0);
   REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+// What lies beyond the end is out of it at once, also where the scrub then fails: it may have reached any of the blocks.
+CASE(the_cache_forgets_the_tail_of_a_shrunk_chunk) {
+  Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
+  const std::string path = device(kBlocks);
+  const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+  REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 100, 0) == 0);
+  Buffer block(1);
+  chunk_stats_t stats;
+  const auto reads_hit = [&](int lba) {   // how many of two reads
+    REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
+    const uint64_t before = stats.num_cache_hits;
+    for (int i = 0; i < 2; ++i) REQUIRE(cblk_read(id, block, lba, 1, 0) == 1);
+    REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
+    return stats.num_cache_hits - before;
+  };
+  REQUIRE(reads_hit(90) == 1 && reads_hit(10) == 1);
+  REQUIRE(cblk_set_size(id, 50, 0) == 0 && cblk_set_size(id, 100, 0) == 0);
+  REQUIRE(reads_hit(90) == 1 && reads_hit(10) == 2);
+  if (kind() == "file") {
+    {
+      const Broken broken(path);
+      REQUIRE(cblk_set_size(id, 50, CBLK_SCRUB_DATA_FLG) == -1);
+    }
+    size_t size = 0;
+    REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 100);
+    REQUIRE(reads_hit(90) == 1 && reads_hit(10) == 2);
+  }
+  REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // The original needs 640 us for a read that is in its cache: a thread spins on the lock. Bounds are wide: other things run too.

@@ -179,6 +179,32 @@ CASE(a_clone_has_the_size_that_another_gave_it) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
+// Also a smaller one; and where nobody resized it, one that is no multiple of the RAID's members.
+CASE(a_clone_of_a_shrunk_chunk_and_of_a_raid0) {
+  if (!survives()) return;
+  id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+  REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 90, 0) == 0);
+  const std::string path = device(kBlocks, 1) + ":" + device(kBlocks, 2);
+  static chunk_cg_id_t group;
+  group = cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
+  REQUIRE(group != NULL_CHUNK_CG_ID && cblk_cg_set_size(group, 101, 0) == 0);
+  in_child([](void*) {
+    in_child([](void*) {
+      REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+      REQUIRE(cblk_set_size(id, 30, 0) == 0);
+    }, nullptr);
+    size_t size = 0;
+    Buffer block(1);
+    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+    REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 30);
+    REFUSES(cblk_read(id, block, 30, 1, 0), EINVAL);
+    REQUIRE(cblk_cg_clone_after_fork(group, O_RDWR, 0) == 0);
+    REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 101);
+  }, nullptr);
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
 // Nobody scrubs what the other side of a fork may still use.
 CASE(a_shared_virtual_chunk_is_not_scrubbed) {
   if (!survives()) return;

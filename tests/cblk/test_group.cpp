@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups, RAID 0, paths, reservations.
 #include <set>
+#include <thread>
 
 #include "cblk_test.hpp"
+
+namespace {
+
+constexpr int kAtOnce = CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE;   // opened without a look at what the (slow) device holds
+
+}  // namespace
 
 CASE(cg_open_says_what_is_wrong) {
   const std::string path = device(kBlocks);
@@ -92,9 +99,60 @@ CASE(a_groups_next_tag_is_the_oldest) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
+// The time of a close is for all of them, not for the first.
+CASE(a_group_closes_though_all_its_chunks_are_busy) {
+  if (kind() != "sim") return;
+  const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=60000", 4, O_RDWR, 4, 0, kAtOnce);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  Buffer buffer(4);
+  cflsh_cg_tag_t tag;
+  for (int i = 0; i < 4; ++i) {   // each ends after the one before it
+    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
+    usleep(15000);
+  }
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+HEAVY_CASE(a_busy_group_is_EBUSY_after_5_s_in_all) {
+  if (kind() != "sim") return;
+  const chunk_cg_id_t group = cblk_cg_open("sim:1m,latency_us=7000000", 4, O_RDWR, 4, 0, kAtOnce);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  Buffer buffer(4);
+  cflsh_cg_tag_t tags[4];
+  const double start = seconds();
+  for (int i = 0; i < 4; ++i) REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
+  REFUSES(cblk_cg_close(group, 0), EBUSY);
+  REQUIRE(seconds() - start > 4.5 && seconds() - start < 8);
+  for (cflsh_cg_tag_t& tag : tags) REQUIRE(cblk_cg_aresult(group, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);   // it is whole
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+// The closing thread is the parent's alone.
+CASE(a_group_in_the_middle_of_a_close_at_a_fork) {
+  if (kind() != "sim") return;
+  static chunk_cg_id_t group;
+  group = cblk_cg_open("sim:1m,latency_us=250000", 4, O_RDWR, 2, 0, kAtOnce);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  Buffer buffer(1);
+  cflsh_cg_tag_t tag;
+  REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, nullptr, 0) == 0);
+  std::thread closer([] { REQUIRE(cblk_cg_close(group, 0) == 0); });
+  do {
+    usleep(1000);
+    errno = 0;
+    (void)!cblk_cg_aread(group, buffer, 0, 1, &tag, nullptr, 0);
+  } while (errno != EINVAL);   // once the close has begun
+  in_child([](void*) {
+    REQUIRE(cblk_cg_close(group, 0) == 0);
+    REFUSES(cblk_cg_close(group, 0), EINVAL);
+  }, nullptr);
+  closer.join();
+  REFUSES(cblk_cg_close(group, 0), EINVAL);
+}
+
 CASE(raid0_puts_block_b_on_device_b_mod_n) {
   for (const int n : {2, 3, 8}) {
-    if (n == 8 && kind() == "block") continue;   // enough loop devices for one test
+    if (n == 8 && (kind() == "block" || kind() == "nvme")) continue;   // enough devices for one test
     std::string path;
     std::vector<std::string> devices;
     for (int i = 0; i < n; ++i) {

@@ -78,7 +78,7 @@ def together(directory):
 def daemon(directory):
     lun = file_of(directory, "daemon", 768)
     report = os.path.join(directory, "report")
-    parent = start([lun], 5, 48, 2, report, size="192m")
+    parent = start([lun], 5, 144, 1, report, size="448m")
     parent.wait(timeout=LIMIT_S)
     parent.stdout.close()
     end = time.monotonic() + LIMIT_S

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -122,7 +123,22 @@ class Harasser {
   std::thread thread_;
 };
 
-uint64_t read_registered(uint64_t seed) {
+// Reads go on, on a machine that has other work too, until the harasser has met what this is about: pinned pages, or a loss where
+// nothing protects.
+class Enough {
+ public:
+  explicit Enough(bool off) : off_(off) {}
+  bool operator()(uint64_t lost) const {
+    const bool met = off_ ? lost > 0 : lunar::counters().kept_pinned.get() > 100;
+    return met || std::chrono::steady_clock::now() - start_ > std::chrono::seconds(25);
+  }
+
+ private:
+  bool off_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+uint64_t read_registered(uint64_t seed, bool off) {
   constexpr unsigned kBuffers = 4, kReads = 600;
   char* base = static_cast<char*>(lunar_region_create(kBuffers * kBlock));
   REQUIRE_THAT(base != nullptr, "region");
@@ -139,7 +155,8 @@ uint64_t read_registered(uint64_t seed) {
   Random random(seed);
   uint64_t lost = 0;
   Harasser harasser(base, kBuffers * kBlock);
-  for (unsigned done = 0; done < kReads; done += kBuffers, ++g_progress) {
+  const Enough enough(off);
+  for (unsigned done = 0; done < kReads || !enough(lost); done += kBuffers, ++g_progress) {
     uint64_t offsets[kBuffers];
     for (unsigned i = 0; i < kBuffers; ++i) {
       offsets[i] = random.below(kFileBytes / kBlock) * kBlock;
@@ -161,20 +178,21 @@ uint64_t read_registered(uint64_t seed) {
   return lost;
 }
 
-uint64_t read_direct(uint64_t seed) {
+uint64_t read_direct(uint64_t seed, bool off) {
   constexpr unsigned kReaders = 4, kReads = 150;
   char* base = static_cast<char*>(lunar_region_create(kReaders * kBlock));
   REQUIRE_THAT(base != nullptr, "region");
   memset(base, 0x55, kReaders * kBlock);
   int fd = pattern_file(true);
   std::atomic<uint64_t> lost{0};
+  const Enough enough(off);
   Harasser harasser(base, kReaders * kBlock);
   std::vector<std::thread> readers;
   for (unsigned t = 0; t < kReaders; ++t)
     readers.emplace_back([&, t] {
       Random random(seed * 8 + t);
       char* into = base + t * kBlock;
-      for (unsigned i = 0; i < kReads; ++i, ++g_progress) {
+      for (unsigned i = 0; i < kReads || !enough(lost.load()); ++i, ++g_progress) {
         uint64_t offset = random.below(kFileBytes / kBlock) * kBlock;
         ssize_t n = pread(fd, into, kBlock, static_cast<off_t>(offset));
         REQUIRE_THAT(n == static_cast<ssize_t>(kBlock), "pread: %zd %s", n, strerror(errno));
@@ -198,7 +216,7 @@ int main(int argc, char** argv) {
   if (mode != "cow" && !off && !lunar::pager_state().features.move)
     tier::skip("uffd-move", "this kernel has no UFFDIO_MOVE (6.8): eviction stops where pages may be pinned");
   tier::Watchdog watchdog(g_progress, 60);
-  uint64_t lost = mode == "cow" ? count_under_forks(seed, off) : mode == "registered" ? read_registered(seed) : read_direct(seed);
+  uint64_t lost = mode == "cow" ? count_under_forks(seed, off) : mode == "registered" ? read_registered(seed, off) : read_direct(seed, off);
   auto& counted = lunar::counters();
   printf("%s: lost %llu; evictions %llu, kept as pinned %llu, made exclusive %llu\n", mode.c_str(), static_cast<unsigned long long>(lost),
          static_cast<unsigned long long>(counted.evictions.get()), static_cast<unsigned long long>(counted.kept_pinned.get()),

@@ -67,7 +67,7 @@ def check_superpipe(directory):
     for workload in ("read", "mixed", "write"):
         for depth in (1, 32):
             check(("lunar", workload, depth) in rows, f"lunar {workload} at depth {depth} is missing")
-        for system, depth in (("legacy", 1), ("buffered", 1), ("libaio", 32), ("fio", 32)):
+        for system, depth in (("legacy", 1), ("buffered", 1), ("libaio", 32), ("fio", 32), ("cblk", 32), ("raw", 1)):
             measured = (system, workload, depth) in rows
             check(measured != (system in skipped), f"{system} {workload}: neither or both of measured and skipped")
     for key in ("kiops_per_cpu", "kiops_per_cpu_kernel", "ops", "mean", "cpu"):
@@ -75,10 +75,35 @@ def check_superpipe(directory):
         check(f"write_qd32_{key}" in ratios["libaio"], f"libaio: no write_qd32_{key}")
     ours, theirs = rows["lunar", "read", 32], rows["legacy", "read", 1]
     check(abs(ratios["legacy"]["read_t4_kiops_per_cpu"] - ours["kiops_per_cpu"] / theirs["kiops_per_cpu"]) < 0.01, "ratio is not the quotient")
+    check(("cblk", "read", 1) in rows and "read_qd32_ops" in ratios.get("cblk", {}), f"cblk: {sorted(rows)}, {ratios.keys()}")
+    check("read_qd1_mean" in ratios["raw"], f"raw: {ratios['raw']}")
+    check_cblk_read(report, "pread, O_DIRECT")
     if "fio" not in skipped:
         check("read_qd1_mean" in ratios["fio"] and "read_qd32_ops" in ratios["fio"], f"fio: {sorted(ratios['fio'])}")
         check(any("--iodepth=32 " in line and "--registerfiles=1" in line for line in report["options"]["fio_commands"]),
               f"fio's command is not told: {report['options']['fio_commands']}")
+
+
+def check_cblk_read(report, beside):
+    cost = report.get("cblk_read", {})
+    check(cost.get("beside") == beside and cost["reads"] > 0 and cost["raw_p50_ns"] > 0, f"cblk_read: {cost}")
+    check(cost["over_least_ns"] <= cost["over_p50_ns"] <= cost["over_most_ns"], f"cblk_read: {cost}")
+    check(abs(report["ratios"]["raw"]["cblk_read_us_over"] - cost["over_p50_ns"] / 1e3) < 1e-3 * (1 + abs(cost["over_p50_ns"])), "cblk_read_us_over is something else")
+
+
+def check_mapped():
+    directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/dev/shm")
+    path = os.path.join(directory, "medium")
+    try:
+        with open(path, "wb") as file:
+            file.truncate(24 << 20)
+        code, report, err = bench("superpipe", [*TINY, "--depths", "1,4", "--workloads", "read,write", "--lun", "pmem:" + path])
+        check(code == 0 and report and report["failures"] == [], f"pmem: {code}: {err}")
+        if report and not problems:
+            check({row["system"] for row in report["results"]} == {"lunar", "cblk"} and "raw" in report["skipped"], "pmem: systems")
+            check_cblk_read(report, "a copy from the mapped medium")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def check_window(directory):
@@ -133,6 +158,7 @@ def main():
     try:
         check_refusals(directory)
         check_superpipe(directory)
+        check_mapped()
         check_window(directory)
         check_interrupted(directory)
     finally:

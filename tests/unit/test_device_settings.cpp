@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,12 +20,16 @@
 #include "sys/file.h"
 #include "sys/thread.h"
 #include "tests/catch.hpp"
+#include "tests/support/device_io.hpp"
 
 using namespace lunar;
 
 namespace {
 
-constexpr size_t kPage = 4096;
+using lunar_test::command_of;
+using lunar_test::kPage;
+using lunar_test::one;
+using lunar_test::Pages;
 
 struct Directory {
   std::string path;
@@ -44,16 +47,6 @@ struct Directory {
     close(fd);
     return full;
   }
-};
-
-struct Pages {
-  char* base;
-  size_t bytes;
-  explicit Pages(size_t count) : bytes(count * kPage) {
-    base = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  }
-  ~Pages() { munmap(base, bytes); }
-  char* page(size_t n) const { return base + n * kPage; }
 };
 
 DeviceOptions raw(bool read_only = false) {
@@ -88,23 +81,6 @@ Device* opened(const std::string& uri, const DeviceOptions& options = raw()) {
   INFO(why.text);
   REQUIRE(status == 0);
   return device;
-}
-
-Command command_of(Op op, uint64_t page, const iovec* parts, uint32_t count, uint64_t tag) {
-  Command command;
-  command.op = op;
-  command.offset = DeviceOffset{page * kPage};
-  command.iov = parts;
-  command.iov_count = count;
-  command.tag = tag;
-  return command;
-}
-
-int64_t one(Context* context, const Command& command) {
-  if (context->submit(&command, 1) != 1) return -1000;
-  Response response;
-  if (context->wait(&response, 1, -1) != 1) return -1001;
-  return response.tag == command.tag ? response.result : -1002;
 }
 
 void round_trip(Device* device, const ContextOptions& options = {}) {

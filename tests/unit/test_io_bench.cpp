@@ -178,9 +178,16 @@ TEST_CASE("block benches: ratios have the contract's keys") {
   CHECK(near(ratios["fio"]["read_qd1_mean"], 0.8));
   CHECK(near(ratios["libaio"]["read_qd128_ops"], 1));
   CHECK(ratios["legacy"].count("read_t16_p99") == 0);   // nothing measured, nothing claimed
+  CHECK(ratios.count("raw") == 0);
+  report.cblk.raw = "pread";
+  report.cblk.over_p50_ns = 1500;
+  report.cblk.over_mean_ns = -200;
+  CHECK(near(io_ratios(report)["raw"]["cblk_read_us_over"], 1.5));
+  CHECK(near(io_ratios(report)["raw"]["cblk_read_us_over_mean"], -0.2));
   const std::string json = report_json(report);
   const auto parsed = JsonValue::parse(json);
   REQUIRE(parsed);
+  CHECK(parsed->find({"cblk_read", "beside"})->text == "pread");
   CHECK(parsed->find({"bench"})->text == "superpipe");
   CHECK(parsed->find({"results"})->items.size() == 6);
   CHECK(std::fabs(parsed->number_at({"ratios", "legacy", "read_t16_kiops_per_cpu"}) - 6) < 1e-4);

@@ -82,6 +82,8 @@ TEST_CASE("sim: bad settings are named in one line") {
   CHECK(refused("sim:1m,colour=3").find("colour") != std::string::npos);
   CHECK(refused("sim:1m,seed=abc").find("seed") != std::string::npos);
   CHECK(refused("sim:1m,torn=-1").find("torn") != std::string::npos);
+  CHECK(refused("sim:1m,errno=0").find("errno is 1 to 4095") != std::string::npos);
+  CHECK(refused("sim:1m,errno=4096").find("errno is 1 to 4095") != std::string::npos);
   CHECK(refused("sim:1m,").find("unknown setting") != std::string::npos);
   CHECK(refused("sim:1m,colour=3").find('\n') == std::string::npos);
 }
@@ -106,6 +108,13 @@ TEST_CASE("sim: one in P reads and writes fail, and a failed write changes nothi
   CHECK(read_errors < 2300);
   CHECK(write_errors > 800);
   CHECK(write_errors < 1200);
+}
+
+TEST_CASE("sim: the error of failed I/O can be chosen") {
+  Sim sim("sim:1m,read_error=1,write_error=1,errno=110");
+  std::vector<char> page(kPage);
+  CHECK(sim.io(Op::kRead, 0, page.data()) == -ETIMEDOUT);
+  CHECK(sim.io(Op::kWrite, 0, page.data()) == -ETIMEDOUT);
 }
 
 TEST_CASE("sim: a run replays from its seed") {

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -18,19 +17,32 @@
 #include "superpipe/sync_context.h"
 #include "superpipe/uring_context.h"
 #include "sys/file.h"
+#include "sys/proc.h"
 #include "sys/thread.h"
 #include "tests/catch.hpp"
+#include "tests/support/device_io.hpp"
 
 using namespace lunar;
 
 namespace {
 
-constexpr size_t kPage = 4096;
+using lunar_test::command_of;
+using lunar_test::kPage;
+using lunar_test::one;
+using lunar_test::Pages;
 constexpr size_t kFileBytes = 8 * kMiB;
 
 const char* scratch_directory() {
   const char* given = getenv("LUNAR_TEST_DIR");
   return given ? given : "/var/tmp";
+}
+
+// Whether the kernel counts more pinned memory of this process than it should.
+bool pins_unaccounted() {
+  char text[4096];
+  if (sys::read_text("/proc/self/status", text, sizeof text) < 0) return true;
+  const char* line = strstr(text, "VmPin:");
+  return !line || strtoull(line + 6, nullptr, 10) * 1024 > sys::own_pinned_bytes();
 }
 
 // A file, and contexts of one kind on it.
@@ -50,33 +62,6 @@ struct File {
     return status == 0 ? context : nullptr;
   }
 };
-
-struct Pages {
-  char* base;
-  size_t bytes;
-  explicit Pages(size_t count) : bytes(count * kPage) {
-    base = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  }
-  ~Pages() { munmap(base, bytes); }
-  char* page(size_t n) const { return base + n * kPage; }
-};
-
-Command command_of(Op op, uint64_t page, const iovec* parts, uint32_t count, uint64_t tag) {
-  Command command;
-  command.op = op;
-  command.offset = DeviceOffset{page * kPage};
-  command.iov = parts;
-  command.iov_count = count;
-  command.tag = tag;
-  return command;
-}
-
-int64_t one(Context* context, const Command& command) {
-  if (context->submit(&command, 1) != 1) return -1000;
-  Response response;
-  if (context->wait(&response, 1, -1) != 1) return -1001;
-  return response.tag == command.tag ? response.result : -1002;
-}
 
 std::vector<bool> kinds() {
   if (sys::uring_probe() < 0) {
@@ -369,4 +354,29 @@ TEST_CASE("uring contexts learn the usual latency and come and go without end") 
     CHECK(context->usual_latency_ns() > 0);
     context->release();
   }
+}
+
+TEST_CASE("uring: the kernel never counts more registered memory than is known to be ours") {
+  Pages pages(64);
+  if (sys::uring_probe() < 0 || sys::uring_probe_window(pages.base, pages.bytes) < 0)
+    LUNAR_SKIP("io_uring", "refused on this host, or no memory may be registered");
+  File file(true);
+  const uint64_t before = sys::own_pinned_bytes();
+  ContextOptions options;
+  options.buffer = pages.base;
+  options.buffer_bytes = pages.bytes;
+  const iovec part = {pages.base, kPage};
+  unsigned unaccounted = 0;
+  for (int i = 0; i < 40; ++i) {
+    unaccounted += sys::uring_probe_window(pages.base, kPage) < 0 || pins_unaccounted();
+    OwnedContext* context = file.attach(options);
+    REQUIRE(context);
+    CHECK(one(context, command_of(Op::kRead, 0, &part, 1, 1)) == kPage);
+    CHECK(sys::own_pinned_bytes() == before + pages.bytes);
+    unaccounted += pins_unaccounted();
+    context->release();
+    unaccounted += pins_unaccounted();
+  }
+  CHECK(unaccounted == 0);
+  CHECK(sys::own_pinned_bytes() == before);
 }

@@ -28,6 +28,7 @@
 #include "bench/random.h"
 #include "bench/turn.h"
 #include "bench/walk.h"
+#include "support/clock.h"
 #include "support/procfs.h"
 
 namespace lunar::tools {
@@ -52,12 +53,6 @@ struct TurnOrder {
 };
 
 enum Phase : int { kWarm, kMeasure, kStop };
-
-uint64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
-}
 
 double process_cpu_seconds() {
   rusage usage{};

@@ -33,36 +33,18 @@ void write_options(JsonWriter& json, const FaultOptions& options) {
 }
 }   // namespace
 
-TurnResult median_of(const std::vector<TurnResult>& turns) {
-  TurnResult result;
-  for (const TurnField& field : kTurnFields) {
-    std::vector<double> values;
-    for (const TurnResult& turn : turns) values.push_back(turn.*field.member);
-    result.*field.member = values.empty() ? 0 : median(values);
-  }
-  return result;
-}
-
 std::map<std::string, double> ratios_against(const FaultReport& report, const std::string& baseline) {
   std::map<std::string, double> ratios;
-  const auto put = [&](const std::string& key, double ours, double theirs) {
-    if (theirs > 0) ratios[key] = ours / theirs;
-  };
   for (const FaultResult& ours : report.results) {
     if (ours.system != "lunar") continue;
     const std::string stem = fmt::format("{}_t{}_", ours.workload, ours.threads);
     if (const FaultResult* theirs = find(report, baseline, ours.workload, ours.threads)) {
-      put(stem + "ops", ours.median.ops_per_s, theirs->median.ops_per_s);
-      put(stem + "mean", ours.median.mean_ns, theirs->median.mean_ns);
-      put(stem + "p50", ours.median.p50_ns, theirs->median.p50_ns);
-      put(stem + "p99", ours.median.p99_ns, theirs->median.p99_ns);
-      put(stem + "p999", ours.median.p999_ns, theirs->median.p999_ns);
-      put(stem + "cpu", ours.median.cpu_us_per_op, theirs->median.cpu_us_per_op);
+      put_turn_ratios(&ratios, stem, ours.median, theirs->median);
     }
     if (ours.workload != "prefetch") continue;
     // Against a program that asks for nothing ahead.
     if (const FaultResult* theirs = find(report, baseline, "uniform", ours.threads)) {
-      put(stem + "ops_vs_uniform", ours.median.ops_per_s, theirs->median.ops_per_s);
+      put_ratio(&ratios, stem + "ops_vs_uniform", ours.median.ops_per_s, theirs->median.ops_per_s);
     }
   }
   return ratios;
@@ -81,14 +63,8 @@ std::string report_json(const FaultReport& report) {
     if (one.page_cluster >= 0) json.field("page_cluster", one.page_cluster);
     json.close('}');
   }
-  json.close(']').key("ratios").open('{');
-  const auto ratios = ratios_against(report, "swap");
-  if (!ratios.empty()) {
-    json.key("swap").open('{');
-    for (const auto& [key, value] : ratios) json.field(key, value);
-    json.close('}');
-  }
-  json.close('}');
+  json.close(']');
+  write_ratios(json, {{"swap", ratios_against(report, "swap")}});
   write_end(json, report.skipped, report.peak_bytes, report.failures);
   return json.text();
 }
@@ -104,8 +80,8 @@ std::string report_table(const FaultReport& report) {
     if (one.system == "lunar") {
       const std::string stem = fmt::format("{}_t{}_", one.workload, one.threads);
       if (const auto ops = ratios.find(stem + "ops"); ops != ratios.end()) {
-        note = fmt::format("{:.2f}x op/s, {:.2f}x p99, {:.2f}x cpu", ops->second, ratios.at(stem + "p99"),
-                           ratios.count(stem + "cpu") ? ratios.at(stem + "cpu") : 0.0);
+        const auto value = [&](const char* quantity) { return ratios.count(stem + quantity) ? ratios.at(stem + quantity) : 0.0; };
+        note = fmt::format("{:.2f}x op/s, {:.2f}x p99, {:.2f}x cpu", ops->second, value("p99"), value("cpu"));
       }
       if (const auto uniform = ratios.find(stem + "ops_vs_uniform"); uniform != ratios.end()) {
         note += fmt::format(", {:.2f}x of swap uniform", uniform->second);
@@ -118,9 +94,7 @@ std::string report_table(const FaultReport& report) {
                        duration_text(turn.p99_ns), duration_text(turn.p999_ns), turn.cpu_us_per_op,
                        std::max(0.0, turn.disk_read_bytes) / 1048576, note);
   }
-  for (const auto& [what, reason] : report.skipped) out += fmt::format("skipped: {}: {}\n", what, reason);
-  for (const std::string& failure : report.failures) out += fmt::format("FAILED: {}\n", failure);
-  return out;
+  return out + end_lines(report.skipped, report.failures);
 }
 
 }   // namespace lunar::tools

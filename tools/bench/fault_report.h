@@ -37,7 +37,6 @@ struct FaultReport {
   std::map<std::string, double> peak_bytes;     // of each system's memory cgroup
 };
 
-TurnResult median_of(const std::vector<TurnResult>& turns);
 // Lunar divided by `baseline`, keys WORKLOAD_tTHREADS_QUANTITY.
 std::map<std::string, double> ratios_against(const FaultReport& report, const std::string& baseline);
 std::string report_json(const FaultReport& report);

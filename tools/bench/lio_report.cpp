@@ -50,15 +50,8 @@ std::string lio_json(const LioReport& report) {
     json.field("mean_ns", one.mean_ns).field("p50_ns", one.p50_ns).field("p99_ns", one.p99_ns).field("return_ns", one.return_ns);
     json.field("return_p99_ns", one.return_p99_ns).field("cpu_us_per_list", one.cpu_us_per_list).field("spread", one.spread).close('}');
   }
-  json.close(']').key("ratios").open('{');
-  for (const char* baseline : {"sync", "lio_listio"}) {
-    const auto ratios = lio_ratios(report, baseline);
-    if (ratios.empty()) continue;
-    json.key(baseline).open('{');
-    for (const auto& [key, value] : ratios) json.field(key, value);
-    json.close('}');
-  }
-  json.close('}');
+  json.close(']');
+  write_ratios(json, {{"sync", lio_ratios(report, "sync")}, {"lio_listio", lio_ratios(report, "lio_listio")}});
   write_end(json, report.skipped, {}, report.failures);
   return json.text();
 }
@@ -75,9 +68,7 @@ std::string lio_table(const LioReport& report) {
   for (const char* baseline : {"sync", "lio_listio"}) {
     for (const auto& [key, value] : lio_ratios(report, baseline)) out += fmt::format("{}.{}: {:.3f}\n", baseline, key, value);
   }
-  for (const auto& [what, reason] : report.skipped) out += fmt::format("skipped: {}: {}\n", what, reason);
-  for (const std::string& failure : report.failures) out += fmt::format("FAILED: {}\n", failure);
-  return out;
+  return out + end_lines(report.skipped, report.failures);
 }
 
 }   // namespace lunar::tools

@@ -63,6 +63,47 @@ void write_end(JsonWriter& json, const std::map<std::string, std::string>& skipp
   json.close(']').close('}');
 }
 
+void write_ratios(JsonWriter& json, const std::map<std::string, Ratios>& of_baselines) {
+  json.key("ratios").open('{');
+  for (const auto& [baseline, ratios] : of_baselines) {
+    if (ratios.empty()) continue;
+    json.key(baseline).open('{');
+    for (const auto& [key, value] : ratios) json.field(key, value);
+    json.close('}');
+  }
+  json.close('}');
+}
+
+std::string end_lines(const std::map<std::string, std::string>& skipped, const std::vector<std::string>& failures) {
+  std::string out;
+  for (const auto& [what, reason] : skipped) out += fmt::format("skipped: {}: {}\n", what, reason);
+  for (const std::string& failure : failures) out += fmt::format("FAILED: {}\n", failure);
+  return out;
+}
+
+void put_ratio(Ratios* ratios, const std::string& key, double ours, double theirs) {
+  if (ours > 0 && theirs > 0) (*ratios)[key] = ours / theirs;
+}
+
+void put_turn_ratios(Ratios* ratios, const std::string& stem, const TurnResult& ours, const TurnResult& theirs) {
+  put_ratio(ratios, stem + "ops", ours.ops_per_s, theirs.ops_per_s);
+  put_ratio(ratios, stem + "mean", ours.mean_ns, theirs.mean_ns);
+  put_ratio(ratios, stem + "p50", ours.p50_ns, theirs.p50_ns);
+  put_ratio(ratios, stem + "p99", ours.p99_ns, theirs.p99_ns);
+  put_ratio(ratios, stem + "p999", ours.p999_ns, theirs.p999_ns);
+  put_ratio(ratios, stem + "cpu", ours.cpu_us_per_op, theirs.cpu_us_per_op);
+}
+
+TurnResult median_of(const std::vector<TurnResult>& turns) {
+  TurnResult result;
+  for (const TurnField& field : kTurnFields) {
+    std::vector<double> values;
+    for (const TurnResult& turn : turns) values.push_back(turn.*field.member);
+    result.*field.member = values.empty() ? 0 : median(values);
+  }
+  return result;
+}
+
 std::vector<std::string> turn_failures(const TurnResult& turn) {
   std::vector<std::string> failures;
   if (turn.mismatches > 0)

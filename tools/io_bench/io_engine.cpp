@@ -13,6 +13,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "io_bench/cblk_chunk.h"
+
 namespace lunar::tools {
 
 namespace {
@@ -110,12 +112,50 @@ class AioEngine final : public IoEngine {
   std::vector<io_event> events_;
 };
 
+class CblkEngine final : public IoEngine {
+ public:
+  explicit CblkEngine(const EngineSetup& setup)
+      : setup_(setup), chunk_(*setup.medium, setup.slots), slot_of_tag_(setup.slots) {}
+
+  int exchange(const IoOp* ops, unsigned n, IoDone* out, unsigned least) override {
+    if (setup_.slots == 1) {
+      if (n == 1) out[0] = {ops[0].slot, chunk_.transfer(ops[0].write, buffer(ops[0].slot), ops[0].offset, setup_.unit_bytes)};
+      return static_cast<int>(n);
+    }
+    for (unsigned i = 0; i < n; ++i) {
+      int tag = 0;
+      const int status = (ops[i].write ? cblk_awrite : cblk_aread)(chunk_.id(), buffer(ops[i].slot), chunk_.block_at(ops[i].offset),
+                                                                   setup_.unit_bytes / CblkChunk::kBlock, &tag, nullptr, 0);
+      if (status != 0) return status < 0 ? -errno : -EPROTO;   // done at once: only a cache could
+      slot_of_tag_[static_cast<unsigned>(tag)] = ops[i].slot;
+    }
+    int taken = 0;
+    for (bool more = true; more;) {
+      int tag = 0;
+      const bool must = static_cast<unsigned>(taken) < least;
+      const int blocks = cblk_aresult(chunk_.id(), &tag, nullptr, CBLK_ARESULT_NEXT_TAG | (must ? CBLK_ARESULT_BLOCKING : 0));
+      more = blocks != 0;
+      if (blocks < 0 && errno == ENOENT) more = false;   // all are fetched
+      else if (blocks < 0) return -errno;
+      if (more) out[taken++] = {slot_of_tag_[static_cast<unsigned>(tag)], blocks * static_cast<int64_t>(CblkChunk::kBlock)};
+    }
+    return taken;
+  }
+
+ private:
+  char* buffer(unsigned slot) const { return setup_.buffers->data() + slot * setup_.unit_bytes; }
+  EngineSetup setup_;
+  CblkChunk chunk_;
+  std::vector<unsigned> slot_of_tag_;
+};
+
 }   // namespace
 
 std::unique_ptr<IoEngine> make_engine(const std::string& system, const EngineSetup& setup) {
   if (system == "lunar") return std::make_unique<SuperpipeEngine>(setup, true);
   if (system == "perio") return std::make_unique<SuperpipeEngine>(setup, false);
   if (system == "libaio") return std::make_unique<AioEngine>(setup);
+  if (system == "cblk") return std::make_unique<CblkEngine>(setup);
   throw std::runtime_error("no engine is named " + system);
 }
 

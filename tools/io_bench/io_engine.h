@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The asynchronous sides of the block benches behind one face, so that all are driven by the same loop: a superpipe
-// context, Linux AIO. (A further one, libcflsh_block, would be another make_ function and a line in make_engine.)
+// context, Linux AIO, the calls of the block library.
 // Threading: an engine is used by the thread that made it. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
@@ -36,7 +36,8 @@ struct EngineSetup {
   unsigned slots = 1;
   size_t unit_bytes = 4096;
 };
-// "lunar" (buffers registered as the window), "perio" (the same without a window), "libaio". Throws std::runtime_error.
+// "lunar" (buffers registered as the window), "perio" (the same without a window), "libaio", "cblk" (cblk_read and cblk_write where there
+// is one slot, else cblk_aread, cblk_awrite and cblk_aresult). Throws std::runtime_error.
 std::unique_ptr<IoEngine> make_engine(const std::string& system, const EngineSetup& setup);
 
 }   // namespace lunar::tools

@@ -28,19 +28,11 @@ const IoResult* counterpart(const IoReport& report, const IoResult& baseline) {
   return found;
 }
 
-void put_ratios(const std::string& stem, const IoTurn& us, const IoTurn& them, std::map<std::string, double>* ratios) {
-  const auto put = [&](const char* quantity, double ours, double theirs) {
-    if (ours > 0 && theirs > 0) (*ratios)[stem + quantity] = ours / theirs;
-  };
-  put("ops", us.ops_per_s, them.ops_per_s);
-  put("mean", us.mean_ns, them.mean_ns);
-  put("p50", us.p50_ns, them.p50_ns);
-  put("p99", us.p99_ns, them.p99_ns);
-  put("p999", us.p999_ns, them.p999_ns);
-  put("cpu", us.cpu_us_per_op, them.cpu_us_per_op);
-  put("kiops_per_cpu", us.kiops_per_cpu, them.kiops_per_cpu);
-  put("kiops_per_cpu_kernel", us.kiops_per_cpu_kernel, them.kiops_per_cpu_kernel);
-  put("kiops_per_cpu_kernel_ticks", us.kiops_per_cpu_kernel_ticks, them.kiops_per_cpu_kernel_ticks);
+void put_ratios(const std::string& stem, const IoTurn& us, const IoTurn& them, Ratios* ratios) {
+  put_turn_ratios(ratios, stem, us, them);
+  put_ratio(ratios, stem + "kiops_per_cpu", us.kiops_per_cpu, them.kiops_per_cpu);
+  put_ratio(ratios, stem + "kiops_per_cpu_kernel", us.kiops_per_cpu_kernel, them.kiops_per_cpu_kernel);
+  put_ratio(ratios, stem + "kiops_per_cpu_kernel_ticks", us.kiops_per_cpu_kernel_ticks, them.kiops_per_cpu_kernel_ticks);
 }
 
 // The names of the contract, for 4 KiB reads.
@@ -68,6 +60,12 @@ void write_options(JsonWriter& json, const IoReport& report) {
   json.close(']').close('}');
 }
 
+void write_cblk(JsonWriter& json, const CblkCost& cblk) {
+  json.key("cblk_read").open('{').field("beside", cblk.raw).field("raw_p50_ns", cblk.raw_p50_ns).field("cblk_p50_ns", cblk.cblk_p50_ns);
+  json.field("over_p50_ns", cblk.over_p50_ns).field("over_mean_ns", cblk.over_mean_ns).field("over_least_ns", cblk.over_least_ns);
+  json.field("over_most_ns", cblk.over_most_ns).field("reads", cblk.reads).field("rounds", cblk.rounds).close('}');
+}
+
 double spread_of(const std::vector<IoTurn>& turns, double IoTurn::*quantity, double middle) {
   const auto [low, high] = std::minmax_element(
       turns.begin(), turns.end(), [&](const IoTurn& a, const IoTurn& b) { return a.*quantity < b.*quantity; });
@@ -88,16 +86,7 @@ std::vector<IoTurn> quietest_turns(std::vector<IoTurn> turns, size_t count) {
   return turns;
 }
 
-IoTurn median_of(const std::vector<IoTurn>& turns) {
-  IoTurn result;
-  static_cast<TurnResult&>(result) = median_of(std::vector<TurnResult>(turns.begin(), turns.end()));
-  for (const IoTurnField& field : kIoTurnFields) {
-    std::vector<double> values;
-    for (const IoTurn& turn : turns) values.push_back(turn.*field.member);
-    result.*field.member = values.empty() ? 0 : median(values);
-  }
-  return result;
-}
+IoTurn median_of(const std::vector<IoTurn>& turns) { return median_of(turns, kIoTurnFields); }
 
 IoResult io_result(const std::string& system, const std::string& workload, const std::vector<IoTurn>& turns) {
   IoResult result;
@@ -128,6 +117,10 @@ std::map<std::string, std::map<std::string, double>> io_ratios(const IoReport& r
       ratios[stem + "process_cpu"] = own(us->median) / own(them.median);
     }
   }
+  if (!report.cblk.raw.empty()) {
+    all["raw"]["cblk_read_us_over"] = report.cblk.over_p50_ns / 1e3;
+    all["raw"]["cblk_read_us_over_mean"] = report.cblk.over_mean_ns / 1e3;
+  }
   if (const auto window = all.find("perio"); window != all.end() && !report.options.depths.empty()) {
     const auto [low, high] = std::minmax_element(report.options.depths.begin(), report.options.depths.end());
     put_window_ratios(&window->second, *low, *high);
@@ -149,13 +142,9 @@ std::string report_json(const IoReport& report) {
     json.field("spread", one.spread).field("cpu_spread", one.cpu_spread);
     json.field("rounds", one.rounds).field("noisy_rounds", one.noisy).close('}');
   }
-  json.close(']').key("ratios").open('{');
-  for (const auto& [baseline, ratios] : io_ratios(report)) {
-    json.key(baseline).open('{');
-    for (const auto& [key, value] : ratios) json.field(key, value);
-    json.close('}');
-  }
-  json.close('}');
+  json.close(']');
+  if (!report.cblk.raw.empty()) write_cblk(json, report.cblk);
+  write_ratios(json, io_ratios(report));
   write_end(json, report.skipped, {}, report.failures);
   return json.text();
 }
@@ -185,11 +174,15 @@ std::string report_table(const IoReport& report) {
     }
     out += '\n';
   }
+  if (const CblkCost& cblk = report.cblk; !cblk.raw.empty()) {
+    out += fmt::format("cblk_read beside {}: {} and {}, {:+.2f} us at p50 ({:+.2f} to {:+.2f} in {} rounds), {:+.2f} us of the means; "
+                       "{} reads each\n",
+                       cblk.raw, duration_text(cblk.cblk_p50_ns), duration_text(cblk.raw_p50_ns), cblk.over_p50_ns / 1e3,
+                       cblk.over_least_ns / 1e3, cblk.over_most_ns / 1e3, cblk.rounds, cblk.over_mean_ns / 1e3, cblk.reads);
+  }
   for (const std::string& command : report.fio_commands) out += fmt::format("fio: {}\n", command);
   if (noisy > 0) out += fmt::format("noise: others used the CPUs during {} of the turns that count\n", noisy);
-  for (const auto& [what, reason] : report.skipped) out += fmt::format("skipped: {}: {}\n", what, reason);
-  for (const std::string& failure : report.failures) out += fmt::format("FAILED: {}\n", failure);
-  return out;
+  return out + end_lines(report.skipped, report.failures);
 }
 
 }   // namespace lunar::tools

@@ -31,8 +31,19 @@ struct IoResult {
   double cpu_spread = 0;                   // the same of kiops_per_cpu
 };
 
+// What cblk_read adds to a read of the device (cblk_cost.h): medians over rounds.
+struct CblkCost {
+  std::string raw;                         // what stands beside it; "": not measured
+  double raw_p50_ns = 0, cblk_p50_ns = 0;
+  double over_p50_ns = 0, over_mean_ns = 0;
+  double over_least_ns = 0, over_most_ns = 0;   // over_p50_ns of single rounds
+  uint64_t reads = 0;                      // of each side, in all
+  unsigned rounds = 0;
+};
+
 struct IoReport {
   IoOptions options;
+  CblkCost cblk;
   std::string device_kind;
   std::vector<IoResult> results;
   std::vector<std::string> fio_commands;
@@ -51,7 +62,8 @@ IoResult io_result(const std::string& system, const std::string& workload, const
 
 // Of each baseline: "lunar" divided by it. Against one that is measured at the same depth WORKLOAD_qdDEPTH_QUANTITY; against
 // blocking threads WORKLOAD_tTHREADS_QUANTITY, with Lunar's greatest depth; of the window bench WORKLOAD_qdDEPTH_QUANTITY and
-// the names of the contract (window_ops, window_cpu: greatest depth; window_mean: least).
+// the names of the contract (window_ops, window_cpu: greatest depth; window_mean: least). "raw" has two that are no quotients:
+// cblk_read_us_over (of the p50s) and cblk_read_us_over_mean, microseconds.
 std::map<std::string, std::map<std::string, double>> io_ratios(const IoReport& report);
 std::string report_json(const IoReport& report);
 std::string report_table(const IoReport& report);

@@ -19,6 +19,7 @@
 #include "bench/histogram.h"
 #include "io_bench/cpu_time.h"
 #include "io_bench/io_engine.h"
+#include "support/clock.h"
 #include "support/process.h"
 #include "support/procfs.h"
 
@@ -27,18 +28,6 @@ namespace lunar::tools {
 namespace {
 
 enum Phase : int { kWarm, kMeasure, kStop };
-
-uint64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
-}
-
-double own_cpu_seconds() {
-  timespec t;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
-}
 
 struct Counters {
   uint64_t ns = 0;
@@ -51,7 +40,7 @@ Counters count(const std::string& disk_stat) {
   Counters counters;
   counters.disk = read_disk(disk_stat);
   counters.user = process_user_seconds(getpid());
-  counters.cpu = own_cpu_seconds();
+  counters.cpu = static_cast<double>(clock_ns(CLOCK_PROCESS_CPUTIME_ID)) / 1e9;
   counters.machine = read_cpu_times();
   counters.ns = now_ns();
   return counters;
@@ -84,6 +73,7 @@ struct Turn {
   const Medium& medium;
   const IoOrder& order;
   std::atomic<int> phase{kWarm};
+  std::atomic<size_t> ready{0};   // workers that are set up, or have failed
   int fd = -1;   // of blocking sides
   BlockStamps& stamps() const { return medium.stamps(); }
   bool writes(Worker& worker) const { return worker.random.below(100) >= order.read_percent; }
@@ -92,6 +82,7 @@ struct Turn {
 void work_blocking(Turn& turn, Worker& worker) {
   const size_t unit_bytes = turn.stamps().unit_bytes();
   const NoiseBuffer buffer(unit_bytes, worker.random.next());
+  turn.ready.fetch_add(1);
   for (int phase; (phase = turn.phase.load(std::memory_order_acquire)) != kStop;) {
     worker.follow(phase);
     const uint64_t unit = turn.stamps().claim(worker.random);
@@ -121,6 +112,7 @@ void work_async(Turn& turn, Worker& worker) {
   for (unsigned i = 0; i < depth; ++i) free.push_back(depth - 1 - i);
   std::vector<IoOp> ops(depth);
   std::vector<IoDone> done(depth);
+  turn.ready.fetch_add(1);
   for (;;) {
     const int phase = turn.phase.load(std::memory_order_acquire);
     worker.follow(phase);
@@ -201,7 +193,7 @@ void finish_io_turn(IoTurn* turn) {
 }
 
 IoTurn run_io_turn(const Medium& medium, const IoOrder& order) {
-  const bool buffered = order.system == "buffered", blocking = buffered || order.system == "legacy";
+  const bool buffered = order.system == "buffered", blocking = buffered || order.system == "legacy" || order.system == "raw";
   Turn turn{medium, order};
   if (blocking) {
     turn.fd = open(medium.path().c_str(), O_RDWR | O_CLOEXEC | (buffered ? 0 : O_DIRECT));
@@ -221,9 +213,13 @@ IoTurn run_io_turn(const Medium& medium, const IoOrder& order) {
           work_blocking(turn, worker);
         else
           work_async(turn, worker);
-      } catch (const std::exception& error) { worker.error = error.what(); }
+      } catch (const std::exception& error) {
+        worker.error = error.what();
+        turn.ready.fetch_add(1);
+      }
     });
   }
+  while (turn.ready.load() < workers.size() && !interrupted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   sleep_watchfully(order.warm_seconds);
   const Counters before = count(medium.disk_stat());
   turn.phase.store(kMeasure, std::memory_order_release);
@@ -232,6 +228,8 @@ IoTurn run_io_turn(const Medium& medium, const IoOrder& order) {
   if (!buffered) after = count(medium.disk_stat());
   turn.phase.store(kStop, std::memory_order_release);
   for (std::thread& thread : threads) thread.join();
+  // Once more, now that all that is counted is done: work went on while the other counters were read.
+  if (!buffered) after.disk = read_disk(medium.disk_stat());
   if (buffered) {
     (void)fdatasync(turn.fd);
     after = count(medium.disk_stat());

@@ -7,9 +7,10 @@
 
 namespace lunar::tools {
 
-// System "lunar", "perio", "libaio": one thread, order.depth in flight. "legacy", "buffered": order.depth threads with one
+// System "lunar", "cblk", "perio", "libaio": one thread, order.depth in flight. "raw" (as legacy), "legacy", "buffered": order.depth threads with one
 // blocking pread or pwrite each, O_DIRECT or through the page cache (cold at the start; writes are synced before the clock
-// stops). Throws std::runtime_error, Interrupted.
+// stops). The clock starts when all are set
+// up. Throws std::runtime_error, Interrupted.
 IoTurn run_io_turn(const Medium& medium, const IoOrder& order);
 
 // Derived figures from ops, seconds and CPU seconds.

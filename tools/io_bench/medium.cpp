@@ -47,7 +47,7 @@ NoiseBuffer::~NoiseBuffer() { munmap(data_, bytes_); }
 
 Medium::Medium(const std::string& lun, uint64_t bytes, uint64_t seed, Leftovers& leftovers)
     : bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed), leftovers_(leftovers) {
-  std::string uri = lun;
+  std::string& uri = uri_ = lun;
   struct stat info {};
   try {
     if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
@@ -66,21 +66,24 @@ Medium::Medium(const std::string& lun, uint64_t bytes, uint64_t seed, Leftovers&
     if (const int status = device_->reserve(DeviceOffset{0}, bytes_); status < 0) {
       throw std::runtime_error(fmt::format("{}: space for {} MiB cannot be reserved: {}", uri, bytes_ >> 20, errno_text(status)));
     }
-    find_path(uri);
+    find_path();
   } catch (...) {
     close();
     throw;
   }
 }
 
-// Only a file or block device of the kernel's holds the same bytes at a path.
-void Medium::find_path(const std::string& lun) {
+// Only a file, block device or mapped file of the kernel's holds the same bytes at a path.
+void Medium::find_path() {
   const std::string kind = device_->kind();
-  if (kind != "file" && kind != "block") return;
-  path_ = lun.compare(0, 5, "file:") == 0 ? lun.substr(5, lun.find(',') - 5) : lun;
+  in_memory_ = kind == "pmem";
+  if (kind != "file" && kind != "block" && !in_memory_) return;
+  const bool scheme = uri_.compare(0, 5, "file:") == 0 || uri_.compare(0, 5, "pmem:") == 0;
+  path_ = scheme ? uri_.substr(5, uri_.find(',') - 5) : uri_;
   path_offset_ = kScratchDataOffset;
   struct stat info {};
   std::string ignored;
+  if (in_memory_) return;
   if (kind == "file")
     disk_stat_ = disk_stat_path(path_, &ignored);
   else if (stat(path_.c_str(), &info) == 0)

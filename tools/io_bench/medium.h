@@ -26,8 +26,10 @@ class Medium {
   Device& device() const { return *device_; }
   BlockStamps& stamps() const { return *stamps_; }
   uint64_t bytes() const { return bytes_; }
-  // For sides that are not Lunar: the path, and where in it the data lies. "" where there is no such path.
+  // For sides beside Lunar's device: the path, and where in it the data lies. "" where there is no such path.
   const std::string& path() const { return path_; }
+  const std::string& uri() const { return uri_; }
+  bool in_memory() const { return in_memory_; }   // pmem: what lies at the path is read and written by copies
   uint64_t path_offset() const { return path_offset_; }
   const std::string& disk_stat() const { return disk_stat_; }   // "": not known
   // Writes all of it, in units of `unit_bytes` from now on. `pause` may throw.
@@ -36,9 +38,10 @@ class Medium {
   uint64_t verify(const std::function<void()>& pause) const;
 
  private:
-  void find_path(const std::string& lun);
+  void find_path();
   void close();
-  std::string made_, path_, disk_stat_;
+  std::string made_, uri_, path_, disk_stat_;
+  bool in_memory_ = false;
   uint64_t bytes_, seed_, path_offset_ = 0;
   Leftovers& leftovers_;
   Device* device_ = nullptr;

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "bench/report_parts.h"
+#include "io_bench/cblk_cost.h"
 #include "io_bench/fio_job.h"
 #include "io_bench/io_worker.h"
 #include "support/process.h"
@@ -36,11 +37,12 @@ IoRounds::IoRounds(IoReport& report, size_t unit_bytes) : report_(report) {
   if (medium_->disk_stat().empty()) {
     report_.skipped["disk_bytes"] = "no block device of its own is known under it: bytes moved cannot be checked";
   }
-  if (medium_->path().empty()) {
-    for (const std::string& system : options.systems) {
-      if (system == "lunar" || system == "perio") continue;
+  for (const std::string& system : options.systems) {
+    if (system == "lunar" || system == "perio") continue;
+    if (medium_->path().empty())
       report_.skipped[system] = fmt::format("{} is reached by Lunar alone: give a file or block device", options.lun);
-    }
+    else if (medium_->in_memory() && system != "cblk")
+      report_.skipped[system] = "not on mapped memory, where a copy is the I/O: give a file or block device";
   }
   fio_ = find_in_path("fio");
   if (fio_.empty() && wants("fio")) report_.skipped["fio"] = "not installed: apt-get install fio";
@@ -122,6 +124,14 @@ void IoRounds::measure(const std::vector<IoSide>& sides) {
     report_.fio_commands.push_back(command_text(fio_command(fio_, medium_->path(), medium_->path_offset(), medium_->bytes(),
                                                             medium_->stamps().unit_bytes(), order_of(sides[i]))));
   }
+}
+
+void IoRounds::measure_cblk() {
+  if (!stamped_) refill(medium_->stamps().unit_bytes());
+  progress_.say("what cblk_read adds to a read of the device");
+  try {
+    report_.cblk = measure_cblk_cost(*medium_, report_.options, check_interrupted);
+  } catch (const std::runtime_error& error) { report_.failures.push_back(fmt::format("cblk_read: {}", error.what())); }
 }
 
 void IoRounds::verify() {

@@ -28,6 +28,8 @@ class IoRounds {
   void refill(size_t unit_bytes);
   // Measures all sides beside each other, and adds their rows.
   void measure(const std::vector<IoSide>& sides);
+  // What cblk_read costs over the device, into report.cblk. pre: not both sides of it are skipped.
+  void measure_cblk();
   // The medium is read whole and must hold what was last written.
   void verify();
   void expect(unsigned turns) { progress_.total += turns; }

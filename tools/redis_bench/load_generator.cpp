@@ -18,6 +18,7 @@
 #include <ctime>
 #include <stdexcept>
 
+#include "support/clock.h"
 #include "support/process.h"
 
 namespace lunar::tools {
@@ -27,12 +28,6 @@ constexpr size_t kBufferBytes = 256 << 10;
 constexpr int kEventsMax = 256;
 constexpr uint64_t kWaitNs = 100'000'000, kSilenceNsMax = 60'000'000'000, kProgressNs = 250'000'000;
 
-uint64_t clock_ns(clockid_t clock) {
-  timespec t;
-  clock_gettime(clock, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
-}
-uint64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }
 uint64_t ns_of(double seconds) { return static_cast<uint64_t>(seconds * 1e9); }
 }   // namespace
 

@@ -106,16 +106,7 @@ std::string load_workload_name(DataKind kind, bool fits) {
          (fits ? "-fits" : "");
 }
 
-RedisTurn median_of(const std::vector<RedisTurn>& turns) {
-  RedisTurn result;
-  static_cast<TurnResult&>(result) = median_of(std::vector<TurnResult>(turns.begin(), turns.end()));
-  for (const RedisTurnField& field : kRedisTurnFields) {
-    std::vector<double> values;
-    for (const RedisTurn& turn : turns) values.push_back(turn.*field.member);
-    result.*field.member = values.empty() ? 0 : median(values);
-  }
-  return result;
-}
+RedisTurn median_of(const std::vector<RedisTurn>& turns) { return median_of(turns, kRedisTurnFields); }
 
 std::map<std::string, double> ratios_of(const RedisReport& report, const std::string& ours,
                                         const std::string& baseline) {
@@ -124,18 +115,10 @@ std::map<std::string, double> ratios_of(const RedisReport& report, const std::st
     const RedisResult* other = one.system == ours ? find(report, baseline, one.workload) : nullptr;
     if (other == nullptr) continue;
     const std::string stem = fmt::format("{}_t{}_", one.workload, one.connections);
-    const auto put = [&](const char* quantity, double our_value, double their_value) {
-      if (our_value > 0 && their_value > 0) ratios[stem + quantity] = our_value / their_value;
-    };
     const RedisTurn &us = one.median, &them = other->median;
-    put("ops", us.ops_per_s, them.ops_per_s);
-    put("mean", us.mean_ns, them.mean_ns);
-    put("p50", us.p50_ns, them.p50_ns);
-    put("p99", us.p99_ns, them.p99_ns);
-    put("p999", us.p999_ns, them.p999_ns);
-    put("cpu", us.cpu_us_per_op, them.cpu_us_per_op);
-    put("time", us.bgsave_s, them.bgsave_s);
-    put("cold_ops", us.cold_ops_per_s, them.cold_ops_per_s);
+    put_turn_ratios(&ratios, stem, us, them);
+    put_ratio(&ratios, stem + "time", us.bgsave_s, them.bgsave_s);
+    put_ratio(&ratios, stem + "cold_ops", us.cold_ops_per_s, them.cold_ops_per_s);
   }
   return ratios;
 }
@@ -148,15 +131,10 @@ std::string report_json(const RedisReport& report) {
   write_options(json, report.options);
   json.key("results").open('[');
   for (const RedisResult& one : report.results) write_result(json, one);
-  json.close(']').key("ratios").open('{');
-  for (const Pair& pair : kPairs) {
-    const auto ratios = ratios_of(report, pair.ours, pair.baseline);
-    if (ratios.empty()) continue;
-    json.key(pair.name).open('{');
-    for (const auto& [key, value] : ratios) json.field(key, value);
-    json.close('}');
-  }
-  json.close('}');
+  json.close(']');
+  std::map<std::string, Ratios> of_baselines;
+  for (const Pair& pair : kPairs) of_baselines[pair.name] = ratios_of(report, pair.ours, pair.baseline);
+  write_ratios(json, of_baselines);
   write_end(json, report.skipped, report.peak_bytes, report.failures);
   return json.text();
 }
@@ -179,9 +157,7 @@ std::string report_table(const RedisReport& report) {
     out += fmt::format("memory peak: {}: {:.0f} MiB (limit {} MiB)\n", system, bytes / 1048576,
                        (report.options.dram_bytes + report.options.allowance_bytes) >> 20);
   }
-  for (const auto& [what, reason] : report.skipped) out += fmt::format("skipped: {}: {}\n", what, reason);
-  for (const std::string& failure : report.failures) out += fmt::format("FAILED: {}\n", failure);
-  return out;
+  return out + end_lines(report.skipped, report.failures);
 }
 
 }   // namespace lunar::tools

@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "support/clock.h"
 #include "support/process.h"
 #include "support/procfs.h"
 
@@ -30,11 +31,7 @@ constexpr uint64_t kPacedShareOfDram = 256;  // of paced: few, so that at its ra
 constexpr double kPageBytes = 4096;          // the least a miss reads, whatever the page size here
 constexpr double kSaveSecondsMax = 900;
 
-double now_seconds() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
-}
+double now_seconds() { return static_cast<double>(now_ns()) / 1e9; }
 }   // namespace
 
 // What the clock frames: read before and after.

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Single commands to a context, and pages to move: what the tests of devices and contexts share.
+// Threading: none; a context is its owner's.
+#pragma once
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "superpipe/device.h"
+
+namespace lunar_test {
+
+constexpr size_t kPage = 4096;
+
+struct Pages {
+  char* base;
+  size_t bytes;
+  explicit Pages(size_t count) : bytes(count * kPage) {
+    base = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  }
+  ~Pages() { munmap(base, bytes); }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  char* page(size_t n) const { return base + n * kPage; }
+};
+
+inline lunar::Command command_of(lunar::Op op, uint64_t page, const iovec* parts, uint32_t count, uint64_t tag) {
+  lunar::Command command;
+  command.op = op;
+  command.offset = lunar::DeviceOffset{page * kPage};
+  command.iov = parts;
+  command.iov_count = count;
+  command.tag = tag;
+  return command;
+}
+
+// Its result; below -999 what went wrong on the way.
+inline int64_t one(lunar::Context* context, const lunar::Command& command) {
+  if (context->submit(&command, 1) != 1) return -1000;
+  lunar::Response response;
+  if (context->wait(&response, 1, -1) != 1) return -1001;
+  return response.tag == command.tag ? response.result : -1002;
+}
+
+}  // namespace lunar_test
