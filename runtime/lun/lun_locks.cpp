@@ -132,7 +132,11 @@ void LunLocks::unlock_metadata() {
 }
 
 int LunLocks::enter() {
-  const int status = device_lock(device_, sys::RangeLock::kShared, kPresence, 1);
+  int status = device_lock(device_, sys::RangeLock::kShared, kPresence, 1);
+  if (status == 0 && (status = device_held_whole(device_)) != 0) {   // held shared
+    (void)device_lock(device_, sys::RangeLock::kNone, kPresence, 1);
+    return status < 0 ? status : -EBUSY;
+  }
   return status == -EAGAIN ? -EBUSY : status;
 }
 

@@ -123,12 +123,11 @@ int MirrorDevice::start(FanContext* context, FanParent* parent) {
   const int status = check(command, &parent->bytes);
   if (status < 0) return status;
   if (!context->room(count_, 0)) return -EAGAIN;
-  MirrorShared& shared = state_.shared();
   if (command.op == Op::kRead) {
     if (parent->bytes == 0) return 0;
     const unsigned member = reader(0);
     if (member == count_) return -EIO;
-    shared.member[member].ios.fetch_add(1, std::memory_order_relaxed);
+    state_.counters(member).ios.fetch_add(1, std::memory_order_relaxed);
     context->add(parent, member, on_member(command), parent->bytes);
     return 0;
   }
@@ -150,7 +149,7 @@ int MirrorDevice::start(FanContext* context, FanParent* parent) {
   const uint32_t targets = writable();   // read after begin_write: see mirror_state.h
   for (unsigned i = 0; i < count_; ++i) {
     if (!(targets >> i & 1)) continue;
-    shared.member[i].ios.fetch_add(1, std::memory_order_relaxed);
+    state_.counters(i).ios.fetch_add(1, std::memory_order_relaxed);
     context->add(parent, i, on_member(command), is_data(command.op) ? parent->bytes : 0);
   }
   return 0;
@@ -159,8 +158,7 @@ int MirrorDevice::start(FanContext* context, FanParent* parent) {
 bool MirrorDevice::child_done(FanContext* context, FanParent* parent, FanChild* child, int64_t result) {
   const uint32_t bit = 1u << child->member;
   const bool good = result >= 0 && static_cast<uint64_t>(result) >= child->bytes;
-  MirrorShared& shared = state_.shared();
-  if (!good) shared.member[child->member].errors.fetch_add(1, std::memory_order_relaxed);
+  if (!good) state_.counters(child->member).errors.fetch_add(1, std::memory_order_relaxed);
   if (parent->command.op == Op::kRead) {
     parent->tried |= bit;
     parent->result = result;
@@ -171,8 +169,8 @@ bool MirrorDevice::child_done(FanContext* context, FanParent* parent, FanChild* 
     parent->bad |= bit;
     const unsigned next = reader(parent->tried);
     if (next == count_) return false;
-    shared.member[child->member].failovers.fetch_add(1, std::memory_order_relaxed);
-    shared.member[next].ios.fetch_add(1, std::memory_order_relaxed);
+    state_.counters(child->member).failovers.fetch_add(1, std::memory_order_relaxed);
+    state_.counters(next).ios.fetch_add(1, std::memory_order_relaxed);
     context->resend(child, next);
     return true;
   }
@@ -261,18 +259,17 @@ int MirrorDevice::transfer_slot() {
 }
 
 int64_t MirrorDevice::read_now(const Command& command, uint64_t bytes) {
-  MirrorShared& shared = state_.shared();
   uint32_t tried = 0;
   int64_t result = -EIO;
   for (unsigned member; (member = reader(tried)) < count_; tried |= 1u << member) {
-    shared.member[member].ios.fetch_add(1, std::memory_order_relaxed);
-    if (tried) shared.member[__builtin_ctz(tried)].failovers.fetch_add(1, std::memory_order_relaxed);
+    state_.counters(member).ios.fetch_add(1, std::memory_order_relaxed);
+    if (tried) state_.counters(__builtin_ctz(tried)).failovers.fetch_add(1, std::memory_order_relaxed);
     result = member_[member]->transfer(on_member(command));
     if (result >= 0 && static_cast<uint64_t>(result) == bytes) {
       if (tried) want_repair(tried, command.offset.value, bytes);
       return result;
     }
-    shared.member[member].errors.fetch_add(1, std::memory_order_relaxed);
+    state_.counters(member).errors.fetch_add(1, std::memory_order_relaxed);
   }
   return result;
 }
@@ -292,16 +289,15 @@ int64_t MirrorDevice::write_now(const Command& command, uint64_t bytes) {
       sys::sleep_ns(kBlockedNs);
     }
   }
-  MirrorShared& shared = state_.shared();
   const uint32_t targets = writable();
   Outcome outcome;
   for (unsigned i = 0; i < count_; ++i) {
     if (!(targets >> i & 1)) continue;
-    shared.member[i].ios.fetch_add(1, std::memory_order_relaxed);
+    state_.counters(i).ios.fetch_add(1, std::memory_order_relaxed);
     const int64_t one = member_[i] ? member_[i]->transfer(on_member(command)) : -ENXIO;
     const bool good = one >= 0 && (!is_data(command.op) || static_cast<uint64_t>(one) == bytes);
     outcome.add(1u << i, good, one);
-    if (!good) shared.member[i].errors.fetch_add(1, std::memory_order_relaxed);
+    if (!good) state_.counters(i).errors.fetch_add(1, std::memory_order_relaxed);
   }
   const int64_t result = settle_write(command, bytes, outcome);
   if (slot >= 0) state_.end_write(slot, command.offset.value, bytes);
@@ -340,7 +336,7 @@ void MirrorDevice::release(DeviceOffset offset, uint64_t length) {
 }
 
 void MirrorDevice::describe(unsigned member, PathInfo* out) const {
-  const auto& one = const_cast<MirrorState&>(state_).shared().member[member];
+  const MirrorCounters& one = const_cast<MirrorState&>(state_).counters(member);
   switch (state_.state(member)) {
     case CopyState::kInSync: out->status = "Enabled"; break;
     case CopyState::kStale:

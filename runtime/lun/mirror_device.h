@@ -15,7 +15,7 @@
 // zeros; one that all refuse is -EOPNOTSUPP. What moves nothing is done at once.
 // A mirror just formatted copies its first member to the others.
 //
-// Opened read-only it is for a short look: mirror_state.h, known limits.
+// Opened read-only it follows those who write, and mends nothing.
 //
 // Threading: as every device. After an I/O error the thread that reaps it writes labels (blocking). The service thread belongs
 // to the process that opened the mirror; forked children rely on it, or on another process'.

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process joins and leaves a mirror: see mirror_state.h.
 //
-// Idea: the gate is held from before the labels are read until the session is there. The first one decides what the members hold,
-// by the labels alone; everybody else takes over what the session's memory says.
+// Idea: the gate is held from before the labels are read until the session is there, and shared by those who only read. The first one
+// decides what the members hold, by the labels alone; everybody else takes over what the session's memory says. Memory that readers
+// have kept is taken on by the next who writes, so that they see what he finds out.
 // Threading: open and close on one thread at a time a mirror; blocking. Not for the fault path.
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <new>
 
 #include "base/arena.h"
-#include "base/format.h"
 #include "base/log.h"
 #include "lun/fan_out.h"
+#include "lun/mirror_memory.h"
 #include "lun/mirror_state.h"
 #include "superpipe/device_files.h"
 #include "sys/file.h"
@@ -27,7 +26,9 @@ namespace {
 
 constexpr uint64_t kGateByte = (uint64_t{1} << 62) + (uint64_t{1} << 40), kOpenByte = kGateByte + 1;
 constexpr uint64_t kGateWaitNs = 10'000'000'000, kGatePauseNs = 2'000'000;
-constexpr char kMagic[8] = {'L', 'u', 'n', 'M', 'i', 'r', 'r', '1'};
+// A process that has ended holds its members some milliseconds more (the kernel ends its rings in the background).
+constexpr unsigned kEndingTries = 50;
+constexpr uint64_t kEndingPauseNs = 20'000'000;
 
 // Sessions of mirrors without descriptors, which this process alone has.
 struct LocalSession {
@@ -38,25 +39,6 @@ struct LocalSession {
 };
 sys::Mutex local_lock;
 LocalSession* local_sessions = nullptr;
-
-void path_of(uint64_t session, char* path, size_t size) {
-  format_to(path, size, "/dev/shm/lunar-mirror-%08x%08x", static_cast<unsigned>(session >> 32), static_cast<unsigned>(session));
-}
-
-void set_up(MirrorShared* shared, const uint8_t* uuid, uint64_t session) {
-  memcpy(shared->magic, kMagic, sizeof kMagic);
-  shared->bytes = sizeof(MirrorShared);
-  memcpy(shared->uuid, uuid, sizeof shared->uuid);
-  shared->session = session;
-  shared->locked.store(-1, std::memory_order_relaxed);
-  pthread_mutexattr_t attributes;
-  pthread_mutexattr_init(&attributes);
-  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  pthread_mutex_init(&shared->states_lock, &attributes);
-  pthread_mutex_init(&shared->copy_lock, &attributes);
-  pthread_mutexattr_destroy(&attributes);
-}
 
 // Whether no other process can have it.
 bool only_sim(Device* device) {
@@ -74,22 +56,45 @@ int explain_lock(int status, const char* uri, ErrorText* why) {
   return why->set(status, "LUN %s: cannot lock its members: %s", uri, errno_text(status));
 }
 
+// The session whose memory readers may have kept.
+uint64_t former_session(const MemberLabel& label) {
+  uint64_t out = label.session;
+  if (out == 0) memcpy(&out, label.set_uuid, sizeof out);
+  return out ? out : 1;
+}
+
 }  // namespace
 
-// The gate of every member, in order.
-int MirrorState::lock_all(bool wait) {
+// On everything that the member's locks lie on, or on nothing.
+int MirrorState::gate_member(unsigned i, sys::RangeLock kind) {
+  int status = 0;
+  for (unsigned f = 0; f < gate_files_[i] && status == 0; ++f) status = sys::lock_range(gate_fd_[i][f], kind, kGateByte, 1);
+  for (unsigned f = 0; f < gate_files_[i] && status < 0; ++f) (void)sys::lock_range(gate_fd_[i][f], sys::RangeLock::kNone, kGateByte, 1);
+  return status;
+}
+
+// The gate of every member, in order. again: by descriptions of its own, as forked children share the devices'.
+int MirrorState::lock_gate(bool shared, bool again) {
   const uint64_t end = sys::now_ns() + kGateWaitNs;
+  const sys::RangeLock kind = shared ? sys::RangeLock::kShared : sys::RangeLock::kExclusive;
   for (unsigned i = 0; i < count_; ++i) {
-    if (!device_[i] || device_[i]->fd_count() == 0) continue;
+    const unsigned files = device_[i] ? device_[i]->lock_count() : 0;
+    gate_files_[i] = files < kGateFiles ? files : kGateFiles;
+    for (unsigned f = 0; f < gate_files_[i]; ++f) {
+      const int fresh = again ? sys::open_again(device_[i]->fd(f)) : -1;
+      gate_own_[i][f] = fresh >= 0;
+      gate_fd_[i][f] = fresh >= 0 ? fresh : device_[i]->fd(f);
+    }
     int status;
-    while ((status = device_lock(device_[i], sys::RangeLock::kExclusive, kGateByte, 1)) == -EAGAIN) {
-      if (!wait || sys::now_ns() > end) {
+    while ((status = gate_member(i, kind)) == -EAGAIN) {
+      if (sys::now_ns() > end) {
         status = -EBUSY;
         break;
       }
       sys::sleep_ns(kGatePauseNs);
     }
     if (status < 0) {
+      for (unsigned rest = i + 1; rest < count_; ++rest) gate_files_[rest] = 0;
       unlock_gate();
       return status;
     }
@@ -99,23 +104,24 @@ int MirrorState::lock_all(bool wait) {
 
 void MirrorState::unlock_gate() {
   for (unsigned i = 0; i < count_; ++i) {
-    if (device_[i] && device_[i]->fd_count()) (void)device_lock(device_[i], sys::RangeLock::kNone, kGateByte, 1);
+    for (unsigned f = 0; f < gate_files_[i] && device_[i]; ++f) {   // a member that was closed meanwhile took its lock along
+      (void)sys::lock_range(gate_fd_[i][f], sys::RangeLock::kNone, kGateByte, 1);
+      if (gate_own_[i][f]) sys::close_file(gate_fd_[i][f]);
+    }
+    gate_files_[i] = 0;
   }
 }
 
-// 1: nobody else has it open (and nobody else can say so while the gate is held); 0, -errno. Leaves the open byte shared.
+// 1: nobody else has it open for writing (and nobody else can say so while the gate is held); 0, -errno. Who writes shares the open
+// byte afterwards.
 int MirrorState::alone() {
   int out = 1;
   for (unsigned i = 0; i < count_ && out >= 0; ++i) {
     if (!device_[i] || device_[i]->fd_count() == 0) continue;
-    const int status = device_lock(device_[i], sys::RangeLock::kExclusive, kOpenByte, 1);
-    if (status == -EAGAIN) out = 0;
-    else if (status < 0) out = status;
-  }
-  for (unsigned i = 0; i < count_; ++i) {
-    if (!device_[i] || device_[i]->fd_count() == 0) continue;
-    const int status = device_lock(device_[i], sys::RangeLock::kShared, kOpenByte, 1);
-    if (status < 0 && out >= 0) out = status;
+    int status = device_locked(device_[i], kOpenByte, 1);
+    if (status == 1) out = 0;
+    if (status >= 0 && !read_only_) status = device_lock(device_[i], sys::RangeLock::kShared, kOpenByte, 1);
+    if (status < 0) out = status;
   }
   return out;
 }
@@ -159,59 +165,57 @@ int MirrorState::decide(const char* uri, const MemberSet& set, uint32_t missing,
   return 0;
 }
 
-int MirrorState::map_session(const char* uri, uint64_t session, bool create, ErrorText* why) {
-  char path[64];
-  path_of(session, path, sizeof path);
-  const int fd = sys::open_file(path, create ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, 0600);
-  if (fd == -EACCES) return why->set(fd, "LUN %s: processes of another user have it open", uri);
-  if (fd == -ENOENT && !create)
-    return why->set(-EBUSY, "LUN %s: open in processes with another /dev/shm (a container?), or by one that is just closing; share "
-                    "/dev/shm with them", uri);
-  if (fd < 0) return why->set(fd, "LUN %s: cannot %s %s: %s", uri, create ? "make" : "open", path, errno_text(fd));
-  int status = create ? sys::allocate_space(fd, 0, round_up(sizeof(MirrorShared), 4096)) : 0;
-  void* memory = nullptr;
-  if (status == 0) status = sys::map(nullptr, sizeof(MirrorShared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0, &memory);
-  sys::close_file(fd);
-  if (status < 0) {
-    if (create) (void)unlink(path);
-    return why->set(status, "LUN %s: cannot map %s: %s", uri, path, errno_text(status));
+// The memory of a new session, or what readers have kept of the former one: shared_. *joined: it is to be taken as it is.
+int MirrorState::make_memory(const char* uri, const MemberLabel& label, uint64_t* session, bool* joined, ErrorText* why) {
+  *session = former_session(label);
+  SessionFile file;
+  int status = file.open(*session, read_only_);
+  if (status == -EBUSY) return explain_lock(status, uri, why);
+  bool keep = status == 0 && file.used() && (read_only_ || !file.written());
+  if (status == 0 && !read_only_ && file.read_only() && file.used())
+    return why->set(-EACCES, "LUN %s: processes of another user have it open for reading; end them, or work as that user", uri);
+  if (keep) {
+    MirrorShared* memory = nullptr;
+    keep = file.look(&memory) == 0 && session_sound(memory, label.set_uuid);
+    if (memory) (void)sys::unmap(memory, sizeof(MirrorShared));
   }
-  shared_ = static_cast<MirrorShared*>(memory);
-  return 0;
+  if (!keep && !read_only_) {
+    if (status == 0) file.remove();   // its users are gone
+    *session = 0;
+    while (*session == 0) {
+      status = sys::random_bytes(session, sizeof *session);
+      if (status < 0) return why->set(status, "LUN %s: no random number: %s", uri, errno_text(status));
+    }
+    status = file.open(*session, true);
+  }
+  if (status == 0 && !keep) status = file.read_only() ? -EACCES : file.clear();
+  if (status == 0) status = file.map(!read_only_, &shared_);
+  if (status < 0 && !keep) file.remove();
+  *joined = keep && read_only_;
+  seen_only_ = file.read_only();
+  if (status == 0 || !read_only_)
+    return status == 0 ? 0 : why->set(status, "LUN %s: cannot make the memory its processes share in /dev/shm: %s", uri, errno_text(status));
+  log_warning("LUN %s: cannot use /dev/shm (%s): what those who write find out later will not be known here", uri, errno_name(status));
+  shared_ = static_cast<MirrorShared*>(map_private(sizeof(MirrorShared), ForkPolicy::kInherit));
+  plain_ = true;
+  seen_only_ = false;
+  return shared_ ? 0 : why->set(-ENOMEM, "LUN %s: out of memory", uri);
 }
 
-int MirrorState::begin_session(const char* uri, MemberSet* set, uint32_t missing, ErrorText* why) {
+// The first one: what the labels say becomes what the memory says, and the labels name the session.
+int MirrorState::begin_session(const char* uri, const MemberSet& set, uint32_t missing, ErrorText* why) {
+  const MemberLabel& label = set.label[set.newest];
   uint32_t states = 0;
-  bool dirty = false;
-  int status = decide(uri, *set, missing, &states, &dirty, why);
+  bool dirty = false, joined = false;
+  int status = decide(uri, set, missing, &states, &dirty, why);
   if (status < 0) return status;
-  uint64_t session = 0;
-  while (session == 0) {
-    status = sys::random_bytes(&session, sizeof session);
-    if (status < 0) return why->set(status, "LUN %s: no random number: %s", uri, errno_text(status));
-  }
-  if (const uint64_t former = set->label[set->newest].session; former && !local_ && !read_only_) {   // its users are gone
-    char path[64];
-    path_of(former, path, sizeof path);
-    (void)unlink(path);
-  }
-  // Who only reads must know what those who write find out.
-  if (ErrorText ignored; read_only_ && dirty && !local_ && map_session(uri, set->label[set->newest].session, false, &ignored) == 0) {
-    borrowed_ = true;
-    if (memcmp(shared_->magic, kMagic, sizeof kMagic) == 0 && shared_->bytes == sizeof(MirrorShared)) return 0;
-    return why->set(-EBADMSG, "LUN %s: the memory its processes share is not what this version makes", uri);
-  }
-  if (local_ || read_only_) {
-    shared_ = static_cast<MirrorShared*>(map_private(sizeof(MirrorShared), ForkPolicy::kInherit));
-    if (!shared_) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
-  } else {
-    status = map_session(uri, session, true, why);
-    if (status < 0) return status;
-  }
-  set_up(shared_, set->label[set->newest].set_uuid, session);
+  uint64_t session = former_session(label);
+  if (!local_) status = make_memory(uri, label, &session, &joined, why);
+  if (status < 0 || joined) return status;
+  session_set_up(shared_, label.set_uuid, session);
   for (unsigned i = 0; i < count_; ++i) shared_->present |= device_[i] ? 1u << i : 0;
-  shared_->events.store(set->label[set->newest].events, std::memory_order_relaxed);
-  for (unsigned i = 0; i < count_; ++i) {   // an unsure copy is not used by readers only: without a copier it stays out
+  shared_->events.store(label.events, std::memory_order_relaxed);
+  for (unsigned i = 0; i < count_; ++i) {   // readers only: without a copier it stays out
     if (read_only_ && (states >> i * 8 & 0xff) == static_cast<uint32_t>(CopyState::kStale))
       states |= static_cast<uint32_t>(CopyState::kFailed) << i * 8;
   }
@@ -219,7 +223,7 @@ int MirrorState::begin_session(const char* uri, MemberSet* set, uint32_t missing
     uint32_t failed = 0;
     if (write_labels(states, mask_of(states, CopyState::kInSync), &failed, true) == 0) break;
     if ((mask_of(states, CopyState::kInSync) & ~failed) == 0) {
-      leave();
+      if (!local_) (void)leave(false);
       return why->set(-EIO, "LUN %s: no member takes a new label; look at the devices", uri);
     }
     for (unsigned i = 0; i < count_; ++i) {
@@ -232,17 +236,24 @@ int MirrorState::begin_session(const char* uri, MemberSet* set, uint32_t missing
   return 0;
 }
 
+// Others have it open. -EAGAIN: nobody is in the session that the labels name.
 int MirrorState::join_session(const char* uri, MemberSet* set, ErrorText* why) {
+  const MemberLabel& label = set->label[set->newest];
   if (!local_) {
-    const int status = map_session(uri, set->label[set->newest].session, false, why);
-    if (status < 0) return status;
+    SessionFile file;
+    int status = file.open(former_session(label), false);
+    if (status == -ENOENT || (status == 0 && !file.written())) return -EAGAIN;
+    if (status == -EACCES || (status == 0 && file.read_only() && !read_only_))
+      return why->set(-EACCES, "LUN %s: processes of another user have it open", uri);
+    if (status == 0) status = file.map(!read_only_, &shared_);
+    seen_only_ = file.read_only();
+    if (status == -EBUSY) return explain_lock(status, uri, why);
+    if (status < 0) return why->set(status, "LUN %s: cannot map the memory its processes share: %s", uri, errno_text(status));
   }
   int status = 0;
-  const MemberLabel& label = set->label[set->newest];
-  if (memcmp(shared_->magic, kMagic, sizeof kMagic) != 0 || shared_->bytes != sizeof(MirrorShared) ||
-      memcmp(shared_->uuid, label.set_uuid, sizeof label.set_uuid) != 0 || !shared_->ready.load(std::memory_order_acquire))
+  if (!session_sound(shared_, label.set_uuid))
     status = why->set(-EBADMSG, "LUN %s: the memory its processes share is not what this version makes; close it everywhere first", uri);
-  for (unsigned i = 0; i < count_ && status == 0; ++i) {
+  for (unsigned i = 0; i < count_ && status == 0 && !read_only_; ++i) {
     const bool theirs = shared_->present >> i & 1;
     if (theirs && !device_[i])
       status = why->set(-ENXIO, "LUN %s: member %u cannot be opened here, and others have it open with that member", uri, i + 1);
@@ -251,17 +262,80 @@ int MirrorState::join_session(const char* uri, MemberSet* set, ErrorText* why) {
     device_close(device_[i]);
     device_[i] = set->device[i] = nullptr;
   }
-  if (status < 0 && !local_) {
-    (void)sys::unmap(shared_, sizeof(MirrorShared));
-    shared_ = nullptr;
-  }
+  if (status < 0 && !local_) (void)leave(false);
   return status;
+}
+
+int MirrorState::take_labels(const char* uri, MemberSet* set, Format format, ErrorText* why) {
+  const int status = label_assemble(uri, set, format, why);
+  for (unsigned i = 0; i < count_; ++i) {   // those whose labels could not be read were closed
+    device_[i] = set->device[i];
+    label_[i] = set->label[i];
+  }
+  any_ = set->newest;
+  return status;
+}
+
+// pre: the gate is held
+int MirrorState::open_shared(const char* uri, MemberSet* set, uint32_t missing, Format format, ErrorText* why) {
+  int first = alone();
+  if (first == 0 && format == Format::kForce)
+    return why->set(-EBUSY, "LUN %s: in use; close it everywhere before it is formatted", uri);
+  for (unsigned tries = 0;; ++tries) {
+    if (first < 0) return explain_lock(first, uri, why);
+    int status = take_labels(uri, set, tries ? Format::kNever : format, why);
+    if (status < 0) return status;
+    if (first) return begin_session(uri, *set, missing, why);
+    status = join_session(uri, set, why);
+    if (status != -EAGAIN) return status;
+    if (tries == kEndingTries)
+      return why->set(-EBUSY, "LUN %s: open in processes with another /dev/shm (a container?); share /dev/shm with them", uri);
+    sys::sleep_ns(kEndingPauseNs);
+    first = alone();
+  }
+}
+
+int MirrorState::open_local(const char* uri, MemberSet* set, uint32_t missing, Format format, ErrorText* why) {
+  LocalSession *mine = nullptr, *empty = nullptr;
+  if (format == Format::kForce) {
+    for (LocalSession* one = local_sessions; one; one = one->next) {
+      MemberLabel label;
+      if (one->users && device_[0] && label_read(device_[0], &label) == 0 && memcmp(one->uuid, label.set_uuid, 16) == 0)
+        return why->set(-EBUSY, "LUN %s: in use; close it everywhere before it is formatted", uri);
+    }
+  }
+  int status = take_labels(uri, set, format, why);
+  if (status < 0) return status;
+  for (LocalSession* one = local_sessions; one; one = one->next) {
+    const bool used = one->users || one->readers;
+    if (used && memcmp(one->uuid, set->label[any_].set_uuid, sizeof one->uuid) == 0) mine = one;
+    if (!used) empty = one;
+  }
+  if (mine) {
+    shared_ = mine->shared;
+  } else {
+    if (!empty && (empty = arena_new<LocalSession>()) != nullptr) empty->next = local_sessions, local_sessions = empty;
+    if (empty) shared_ = static_cast<MirrorShared*>(map_private(sizeof(MirrorShared), ForkPolicy::kInherit));
+    if (!shared_) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
+  }
+  status = mine && (mine->users || read_only_) ? join_session(uri, set, why) : begin_session(uri, *set, missing, why);
+  if (status < 0) {
+    if (!mine) unmap_private(shared_, sizeof(MirrorShared));
+    shared_ = nullptr;
+    return status;
+  }
+  if (!mine) {
+    mine = empty;
+    mine->shared = shared_;
+    memcpy(mine->uuid, set->label[any_].set_uuid, sizeof mine->uuid);
+  }
+  ++(read_only_ ? mine->readers : mine->users);
+  return 0;
 }
 
 int MirrorState::open(const char* uri, MemberSet* set, uint32_t missing, Format format, bool read_only, ErrorText* why) {
   count_ = set->count;
   read_only_ = read_only;
-  pid_ = static_cast<int>(getpid());
   local_ = true;
   for (unsigned i = 0; i < count_; ++i) {
     device_[i] = set->device[i];
@@ -272,131 +346,70 @@ int MirrorState::open(const char* uri, MemberSet* set, uint32_t missing, Format 
                       device_[i]->name());
   }
   const sys::Locked<sys::Mutex> locked(local_lock);   // opens of one process, one at a time
-  int status = read_only ? 0 : lock_all(true);
+  int status = lock_gate(read_only_, false);
   if (status < 0) return explain_lock(status, uri, why);
-  int first = local_ || read_only ? 1 : alone();
-  if (first < 0) status = explain_lock(first, uri, why);
-  if (status == 0 && first == 0 && format == Format::kForce)
-    status = why->set(-EBUSY, "LUN %s: in use; close it everywhere before it is formatted", uri);
-  if (status == 0 && local_ && format == Format::kForce) {
-    for (LocalSession* one = local_sessions; one && status == 0; one = one->next) {
-      MemberLabel label;
-      if (one->users && device_[0] && label_read(device_[0], &label) == 0 && memcmp(one->uuid, label.set_uuid, 16) == 0)
-        status = why->set(-EBUSY, "LUN %s: in use; close it everywhere before it is formatted", uri);
-    }
-  }
-  if (status == 0) status = label_assemble(uri, set, format, why);
-  for (unsigned i = 0; i < count_; ++i) {   // those whose labels could not be read were closed
-    device_[i] = set->device[i];
-    label_[i] = set->label[i];
-  }
-  any_ = set->newest;
-  LocalSession *mine = nullptr, *empty = nullptr;
-  if (status == 0 && local_) {
-    for (LocalSession* one = local_sessions; one; one = one->next) {
-      if (one->users && memcmp(one->uuid, set->label[any_].set_uuid, sizeof one->uuid) == 0) mine = one;
-      if (!one->users && !one->readers) empty = one;
-    }
-    if (mine) {
-      shared_ = mine->shared;
-      first = 0;
-    } else if (!empty && !read_only) {
-      empty = arena_new<LocalSession>();
-      if (!empty) status = why->set(-ENOMEM, "LUN %s: out of memory", uri);
-      else empty->next = local_sessions, local_sessions = empty;
-    }
-  }
-  if (status == 0) status = first ? begin_session(uri, set, missing, why) : join_session(uri, set, why);
-  if (status == 0 && local_ && !read_only) {
-    if (!mine) {
-      mine = empty;
-      mine->shared = shared_;
-      memcpy(mine->uuid, set->label[any_].set_uuid, sizeof mine->uuid);
-    }
-    ++mine->users;
-  } else if (status == 0 && mine) {
-    joined_ = true;
-    ++mine->readers;
-  }
-  if (!read_only) unlock_gate();
+  status = local_ ? open_local(uri, set, missing, format, why) : open_shared(uri, set, missing, format, why);
+  unlock_gate();
   return status;
 }
 
 int MirrorState::hold(int fd) { return sys::lock_range(fd, sys::RangeLock::kShared, kOpenByte, 1); }
 
-// The session's memory is let go; the last one removes it. True when this was the last.
-bool MirrorState::leave() {
-  if (!local_ && !read_only_) {
-    char path[64];
-    path_of(shared_->session, path, sizeof path);
-    (void)unlink(path);
-    (void)sys::unmap(shared_, sizeof(MirrorShared));
-  } else if (local_ && !read_only_) {
-    leave_local();
-  } else {
-    unmap_private(shared_, sizeof(MirrorShared));
+// The last writer: all is clean, unless writes were cut off. pre: the gate is held.
+void MirrorState::settle_labels() {
+  bool clean = shared_->unclean.load(std::memory_order_seq_cst) == 0;
+  for (const MirrorSlot& slot : shared_->slot)
+    for (const std::atomic<uint16_t>& writes : slot.writes) clean &= writes.load(std::memory_order_seq_cst) == 0;
+  const uint32_t states = shared_->states.load(std::memory_order_seq_cst);
+  uint32_t failed = 0;
+  Command flush;
+  flush.op = Op::kFlush;
+  for (unsigned i = 0; i < count_; ++i) {
+    if (device_[i] && (mask_of(states, CopyState::kInSync) >> i & 1)) clean &= device_[i]->transfer(flush) >= 0;
   }
-  shared_ = nullptr;
-  return true;
+  if (clean) (void)write_labels(states, 0, &failed, false);
 }
 
-// pre: counted out already. Readers that joined keep the memory.
-void MirrorState::leave_local() {
-  for (const LocalSession* one = local_sessions; one; one = one->next) {
-    if (one->shared == shared_ && (one->users || one->readers)) return;
-  }
-  unmap_private(shared_, sizeof(MirrorShared));
+// Ends this process' part in the session's memory; the last one removes it. settle: the last who writes does what is to be done then.
+// True when this was the last one.
+bool MirrorState::leave(bool settle) {
+  SessionFile file;
+  MirrorShared* memory = nullptr;
+  int status = file.open(shared_->session, false);
+  if (status == 0) status = file.look(&memory);
+  (void)sys::unmap(shared_, sizeof(MirrorShared));   // from here on nobody but others is in it: a forked child, too
+  shared_ = memory;
+  const bool last = status == 0 && !file.written();
+  if (last && settle) settle_labels();
+  if (status == 0 && !file.used()) file.remove();
+  if (memory) (void)sys::unmap(memory, sizeof(MirrorShared));
+  shared_ = nullptr;
+  return last;
+}
+
+void MirrorState::close_local() {
+  LocalSession* mine = local_sessions;
+  while (mine->shared != shared_ || !(read_only_ ? mine->readers : mine->users)) mine = mine->next;
+  --(read_only_ ? mine->readers : mine->users);
+  if (!read_only_ && mine->users == 0) settle_labels();
+  if (mine->users == 0 && mine->readers == 0) unmap_private(shared_, sizeof(MirrorShared));
 }
 
 void MirrorState::close() {
   const sys::Locked<sys::Mutex> locked(local_lock);
   if (!shared_) return;
-  if (read_only_) {
-    if (joined_) {
-      LocalSession* mine = local_sessions;
-      while (mine->shared != shared_ || !mine->readers) mine = mine->next;
-      --mine->readers;
-      leave_local();
-    } else if (!borrowed_) (void)leave();
-    else (void)sys::unmap(shared_, sizeof(MirrorShared));
-    shared_ = nullptr;
-    return;
-  }
-  bool last = static_cast<int>(getpid()) == pid_;   // a forked child shares its parent's locks: it cannot tell
-  bool gate = false;
-  if (local_) {
-    LocalSession* mine = local_sessions;
-    while (mine->shared != shared_ || !mine->users) mine = mine->next;
-    last = --mine->users == 0;
-  } else if (last) {
-    gate = lock_all(true) == 0;
-    last = gate && alone() == 1;
-    for (const MirrorSlot& slot : shared_->slot) {   // children that go on with what they inherited
-      const uint64_t owner = slot.owner.load(std::memory_order_acquire);
-      if (owner && static_cast<int>(owner >> 32) != pid_) last = false;
-    }
-  }
-  if (last) {
-    bool clean = shared_->unclean.load(std::memory_order_seq_cst) == 0;
-    for (const MirrorSlot& slot : shared_->slot)
-      for (const std::atomic<uint16_t>& writes : slot.writes) clean &= writes.load(std::memory_order_seq_cst) == 0;
-    const uint32_t states = shared_->states.load(std::memory_order_seq_cst);
-    uint32_t failed = 0;
-    Command flush;
-    flush.op = Op::kFlush;
-    for (unsigned i = 0; i < count_; ++i) {
-      if (device_[i] && (mask_of(states, CopyState::kInSync) >> i & 1)) clean &= device_[i]->transfer(flush) >= 0;
-    }
-    if (clean) (void)write_labels(states, 0, &failed, false);
-    (void)leave();
-    for (unsigned i = 0; i < count_; ++i) {
+  if (local_) close_local();
+  else if (plain_) unmap_private(shared_, sizeof(MirrorShared));
+  else if (read_only_) (void)leave(false);
+  else {
+    const bool gate = lock_gate(false, true) == 0;
+    const bool last = leave(gate);
+    for (unsigned i = 0; i < count_ && last && gate; ++i) {   // rings that are being ended keep the description
       if (device_[i] && device_[i]->fd_count()) (void)device_lock(device_[i], sys::RangeLock::kNone, kOpenByte, 1);
     }
-  } else if (!local_) {
-    (void)sys::unmap(shared_, sizeof(MirrorShared));
+    if (gate) unlock_gate();
   }
   shared_ = nullptr;
-  if (gate) unlock_gate();
 }
 
 }  // namespace lunar

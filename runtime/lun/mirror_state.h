@@ -2,12 +2,20 @@
 // What all processes that have one mirror open know of it together: which member holds what, which region is being copied.
 //
 // It lies in a file of /dev/shm that all of them map (in plain memory for mirrors of sim: members, which one process has). The
-// first opener makes it under a random *session* number and writes that number into the labels; whoever comes later must find the
-// file of the session the labels name, or is refused: so no two processes ever work by different states (another /dev/shm, as in
-// a container, is refused too). Who is first is told by OFD locks on every member:
+// first who writes makes it under a random *session* number and writes that number into the labels; whoever comes later must find
+// the file of the session the labels name, or is refused: so no two processes ever work by different states (another /dev/shm, as
+// in a container, is refused too). Who is first is told by OFD locks on every member:
 //
-//   2^62 + 2^40      gate    exclusive, while somebody opens or closes
-//            + 1     open    shared by everybody who has it open: who can take it exclusively is alone
+//   2^62 + 2^40      gate    exclusive, while somebody opens or closes; shared, while somebody opens it for reading only
+//            + 1     open    shared by everybody who has it open for writing
+//
+// Who is last is told by locks that go with the mapping of the file (mirror_memory.h): the last who writes flushes the members and
+// says on the labels that all is clean, the last of all removes the file. A forked child takes part by the memory it inherits, used
+// or not; one that ends without closing leaves the labels dirty, if it was the last.
+//
+// Who opens it read-only takes part as well, but for what makes a writer: he reads `states`, so he follows those who write. Where
+// nobody writes he makes the file himself, under the number of the former session; the next who writes finds it in use and goes on
+// with it in place of a new one.
 //
 // Why no process ever reads what missed an acknowledged write. Let A's write fail on member m.
 //   - Before A acknowledges, fail() has (1) written "m is stale" to the labels of all members that stay, durable, and (2) stored it
@@ -33,11 +41,9 @@
 // differ between the members; the labels then stay `dirty` at the last close, and the next open copies everything. A copier that
 // dies leaves its lock, a robust mutex, to the next, which unlocks the bucket.
 //
-// Known limits. Who opens it read-only while nobody writes has states of his own: of writers that come later, and of a member that
-// fails them, he learns nothing, and may read there what an acknowledged write missed. So a read-only open is for a look (lunar
-// lun info, list), not for staying; who stays opens it for writing. And a forked child that goes on with what it inherited counts
-// from its first attach, or its first write by transfer(): until then the parent's last close takes itself for the last and says
-// all is clean. A child that is to outlive the parent's close attaches before it.
+// Known limits. A reader who can use no file in /dev/shm (a warning says so) knows what the labels said when he opened it. One who is
+// in the memory of a set that is then formatted by force does not notice. While a reader of another user has it open, only that user and root
+// may open it for writing.
 //
 // Threading: begin_write, end_write, states and the counters are lock-free and fit for the data path. The rest blocks.
 #pragma once
@@ -46,6 +52,7 @@
 #include <atomic>
 
 #include "lun/member_label.h"
+#include "sys/file.h"
 
 namespace lunar {
 
@@ -61,15 +68,18 @@ enum class CopyState : uint8_t {
   kFailed,   // neither read nor written; stale on the labels
 };
 
-// Shared memory layout, version 1. Zeros are its beginning.
+// Shared memory layout, version 2. Zeros are its beginning.
 struct MirrorSlot {
   std::atomic<uint64_t> owner;      // pid << 32 | start time (low bits); 0: free
   std::atomic<uint32_t> name_space; // of pids; 0: not written yet
   std::atomic<uint32_t> blocked;    // counts: begin_write had to wait for the copier
   std::atomic<uint16_t> writes[kMirrorBuckets];
 };
+struct MirrorCounters {
+  std::atomic<uint64_t> ios, errors, failovers, reserved;
+};
 struct MirrorShared {
-  char magic[8];                    // "LunMirr1"
+  char magic[8];                    // "LunMirr2"
   uint32_t bytes;                   // sizeof(MirrorShared)
   std::atomic<uint32_t> ready;
   uint8_t uuid[16];
@@ -84,9 +94,7 @@ struct MirrorShared {
   std::atomic<uint64_t> resyncs, repairs;
   std::atomic<uint32_t> unclean;    // a writer died in a write
   std::atomic<uint32_t> ahead;      // bit a member that labels may call in sync already, while `states` does not
-  struct {
-    std::atomic<uint64_t> ios, errors, failovers, reserved;
-  } member[kMirrorMembersMax];
+  MirrorCounters member[kMirrorMembersMax];
   pthread_mutex_t states_lock;      // robust: changes of states and labels
   pthread_mutex_t copy_lock;        // robust: the one who copies
   alignas(64) MirrorSlot slot[kMirrorSlots];
@@ -100,13 +108,15 @@ class MirrorState {
   // Takes part in the set (its members stay the caller's): reads the labels (formatting as told), decides what each holds. Members
   // that the others do not have are closed and nulled. `missing`: bit a member that the URI says is lost. 0 or -errno.
   [[nodiscard]] int open(const char* uri, MemberSet* set, uint32_t missing, Format format, bool read_only, ErrorText* why);
-  // The last one out clears the dirty flag.
+  // The last one who writes clears the dirty flag. By a forked child too.
   void close();
   // `fd`, another open file description of a member's file, keeps the mirror open too. 0 or -errno.
   [[nodiscard]] static int hold(int fd);
 
   uint64_t data_bytes() const { return label_[any_].data_bytes; }
   MirrorShared& shared() { return *shared_; }
+  // Of all processes; of this one alone, where another user's memory may only be read.
+  MirrorCounters& counters(unsigned member) { return seen_only_ ? own_counters_[member] : shared_->member[member]; }
   CopyState state(unsigned member) const {
     return static_cast<CopyState>(shared_->states.load(std::memory_order_seq_cst) >> member * 8 & 0xff);
   }
@@ -149,14 +159,19 @@ class MirrorState {
 
  private:
   int decide(const char* uri, const MemberSet& set, uint32_t missing, uint32_t* states, bool* dirty, ErrorText* why);
-  int begin_session(const char* uri, MemberSet* set, uint32_t missing, ErrorText* why);
+  int open_shared(const char* uri, MemberSet* set, uint32_t missing, Format format, ErrorText* why);
+  int open_local(const char* uri, MemberSet* set, uint32_t missing, Format format, ErrorText* why);
+  int take_labels(const char* uri, MemberSet* set, Format format, ErrorText* why);
+  int begin_session(const char* uri, const MemberSet& set, uint32_t missing, ErrorText* why);
   int join_session(const char* uri, MemberSet* set, ErrorText* why);
-  int map_session(const char* uri, uint64_t session, bool create, ErrorText* why);
-  int lock_all(bool wait);
-  int alone();
+  int make_memory(const char* uri, const MemberLabel& label, uint64_t* session, bool* joined, ErrorText* why);
+  int lock_gate(bool shared, bool again);
+  int gate_member(unsigned i, sys::RangeLock kind);
   void unlock_gate();
-  bool leave();
-  void leave_local();
+  int alone();
+  bool leave(bool settle);
+  void settle_labels();
+  void close_local();
   int write_labels(uint32_t states, uint32_t required, uint32_t* failed, bool dirty);
   void store_states(uint32_t states);
   bool drained(unsigned bucket, uint64_t end, uint64_t* looked, const std::atomic<bool>* stop);
@@ -168,9 +183,13 @@ class MirrorState {
   MirrorShared* shared_ = nullptr;
   bool local_ = false;        // no member has a descriptor: plain memory, found by the set's uuid
   bool read_only_ = false;
-  bool borrowed_ = false;     // read-only, with the memory of those who write
-  bool joined_ = false;       // read-only and local, with theirs
-  int pid_ = 0;
+  bool plain_ = false;        // read-only, and no memory to share
+  bool seen_only_ = false;    // read-only, and the memory is another user's
+  static constexpr unsigned kGateFiles = 2;   // of a member: its node and its lock file
+  unsigned gate_files_[kMirrorMembersMax] = {};
+  int gate_fd_[kMirrorMembersMax][kGateFiles] = {};     // while the gate is held
+  bool gate_own_[kMirrorMembersMax][kGateFiles] = {};   // that is a description of its own
+  MirrorCounters own_counters_[kMirrorMembersMax] = {};
 };
 
 }  // namespace lunar

@@ -87,6 +87,7 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       m.weight.store(weight);
       m.parent.store(parent_plus_one);
       m.fork_epoch.store(fork_epoch);
+      m.elder.store(parent_plus_one);
       uint32_t high = shared_->member_high.load();
       while (high < i + 1 && !shared_->member_high.compare_exchange_weak(high, i + 1)) {}
       unlock();
@@ -207,13 +208,23 @@ void Account::bury(unsigned index) {
   AccountMember& m = shared_->members[index];
   shared_->used_pages.fetch_sub(m.pages.exchange(0), std::memory_order_acq_rel);
   shared_->lun_used_bytes.fetch_sub(m.lun_bytes.exchange(0), std::memory_order_acq_rel);
+  // Its descendants still read what it had written: one of them takes its pieces over, for all.
+  uint32_t heir = 0;
+  const uint32_t high = shared_->member_high.load();
+  for (unsigned i = 0; i < high; ++i) {
+    AccountMember& one = shared_->members[i];
+    if (i == index || one.state.load(std::memory_order_acquire) == 0 || one.elder.load() != index + 1) continue;
+    one.elder.store(heir ? heir : m.elder.load());
+    if (heir == 0) heir = i + 1;
+  }
   for (auto& owner : shared_->carve_owner) {
     uint16_t dead = static_cast<uint16_t>(index + 1);
-    owner.compare_exchange_strong(dead, 0);
+    owner.compare_exchange_strong(dead, static_cast<uint16_t>(heir));
   }
   pthread_mutex_consistent(&m.alive);
   pthread_mutex_unlock(&m.alive);
   m.parent.store(0);
+  m.elder.store(0);
   m.state.store(0, std::memory_order_release);
 }
 

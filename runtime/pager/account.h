@@ -34,6 +34,7 @@ struct AccountMember {
   std::atomic<uint32_t> weight;           // share of the budget, 1..8 (a forked child: 1, others: 8)
   std::atomic<uint32_t> parent;           // member index + 1; 0: none
   std::atomic<uint32_t> fork_epoch;       // the parent's fork epoch that made it
+  std::atomic<uint32_t> elder;            // member index + 1 of the living one that has the pieces it inherited; 0: none
   std::atomic<uint64_t> created_ns;
 };
 

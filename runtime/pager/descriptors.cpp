@@ -37,7 +37,8 @@ int fetch_from_keeper(const PagerState& state, unsigned generation, unsigned i) 
 }  // namespace
 
 void descriptors_put_back(PagerState& state) {
-  const unsigned generation = state.generation;
+  unsigned generation = state.generation;
+  while (generation > 0 && state.devices[generation] == state.devices[generation - 1]) --generation;   // whose device we share
   for (unsigned i = 0; state.keeper_tid.load() != 0 && i < own_descriptors(state, generation); ++i) {
     const int number = state.devices[generation]->fd(i);
     if (is_device(state, generation, i, number) || sys::control_file(number, F_GETFD, nullptr) != -EBADF) continue;
@@ -46,6 +47,8 @@ void descriptors_put_back(PagerState& state) {
     // The lowest free number from there on: its own, unless the program was faster.
     const auto put = static_cast<int>(sys::control_file(fetched, F_DUPFD_CLOEXEC, reinterpret_cast<void*>(static_cast<intptr_t>(number))));
     if (put >= 0 && put != number) sys::close_file(put);
+    // A child will inherit this one, and may outlive the service threads that hold the first.
+    if (put == number && state.devices[generation]->hold(i, put) < 0) sys::close_file(put);
     sys::close_file(fetched);
   }
 }

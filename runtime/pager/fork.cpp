@@ -192,8 +192,10 @@ int child_restart(PagerState& state, ErrorText* why) {
   set_inheritable(state, false);
   // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing is
   // reserved on it yet. When it cannot be had now, the evictor tries again.)
-  const Device* inherited = state.devices[state.generation - 1];
-  if (inherited != nullptr && inherited->growable()) {
+  Device* inherited = state.devices[state.generation - 1];
+  if (inherited != nullptr && !inherited->growable()) {
+    state.devices[state.generation] = inherited;   // known to a child of ours too, should it fork before it needs its piece
+  } else if (inherited != nullptr) {
     DeviceOptions options;
     options.sqpoll = state.options.sqpoll;
     ErrorText later;
@@ -272,6 +274,7 @@ int pager_fork_check() {
   int rc = bytes > state.account.lun_free() ? -ENOMEM : 0;
   if (rc == 0 && state.lun_ready.load()) {
     // Reserves the space on the device here, where waiting for the file system harms nobody.
+    if (sys::in_program_files()) descriptors_put_back(state);
     rc = state.luns[state.generation].charge(pages);
     if (rc == 0) state.luns[state.generation].uncharge(pages);
   }

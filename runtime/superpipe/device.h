@@ -112,7 +112,7 @@ class Device {
   // Gives space back (hole punch / BLKDISCARD; a raw file keeps what it was given). Best effort; blocking.
   virtual void release(DeviceOffset offset, uint64_t length) = 0;
   virtual uint64_t size_bytes() const = 0;              // what it can hold at most (a file that may grow: see growable)
-  virtual bool growable() const = 0;                    // a file made by us: size_bytes() is the free space at open
+  virtual bool growable() const = 0;                    // made for one process, others make their own: size_bytes() is the free space at open
   // One command carried out here and now: bytes moved (0 for kDiscard and kFlush), or -errno. `tag` is ignored. Any thread, any
   // number at once; no lock of Lunar's is held while the device works. May block.
   [[nodiscard]] virtual int64_t transfer(const Command& command) = 0;

@@ -134,12 +134,21 @@ int DeviceFiles::open_lock(const char* path, ErrorText* why) {
 int DeviceFiles::lock_whole() {
   int err = 0;
   for (int i = 0; i <= kBusyRetries; ++i) {
-    err = sys::lock_ofd(fd(0), true, false);
-    if (err == 0 && lock_file() >= 0) err = sys::lock_ofd(lock_file(), true, false);
-    if (err != -EAGAIN && err != -EACCES) return err;
+    err = 0;
+    for (unsigned n = 0; n < count() && err == 0; ++n) err = sys::lock_range(fd(n), sys::RangeLock::kExclusive, 0, 0);
+    for (unsigned n = 0; n < count() && err == 0; ++n) err = sys::lock_range(fd(n), sys::RangeLock::kShared, 0, 0);
+    whole_ = err == 0;
+    if (err != -EAGAIN) return err;
+    for (unsigned n = 0; n < count(); ++n) (void)sys::lock_range(fd(n), sys::RangeLock::kNone, 0, 0);
     if (i < kBusyRetries) sys::sleep_ns(kBusyRetryNs);
   }
   return -EAGAIN;
+}
+
+int DeviceFiles::hold(unsigned i, int fd) const {
+  if (!whole_ || i >= count()) return 0;
+  const int status = sys::lock_range(fd, sys::RangeLock::kShared, 0, 0);
+  return status == -EAGAIN ? -EBUSY : status;
 }
 
 void DeviceFiles::close() {
@@ -174,5 +183,7 @@ int device_locked(const Device* device, uint64_t offset, uint64_t length) {
   }
   return 0;
 }
+
+int device_held_whole(const Device* device) { return device_locked(device, 0, 1); }
 
 }  // namespace lunar

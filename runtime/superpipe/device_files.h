@@ -38,12 +38,18 @@ class DeviceFiles {
   void set(unsigned i, int fd) { fd_[i].store(fd, std::memory_order_relaxed); }
   // Opens the lock file of a node; a regular file needs none. Pre: file() is open. 0 or -errno with *why.
   [[nodiscard]] int open_lock(const char* path, ErrorText* why);
-  // The whole device for this owner alone, asked again for a second. 0, -EAGAIN, -errno.
+  // The whole device for this process and its children, asked again for a second: taken exclusively, which no other holder of any part
+  // lets pass, then turned into a shared lock in one step, so that another description of the same tree may hold it beside
+  // (hold). Strangers, who ask for all of it exclusively, are refused while one holder is left; who takes only a byte, shared, asks
+  // device_held_whole() after that. It lies on the descriptions: children that fork share it. 0, -EAGAIN, -errno.
   [[nodiscard]] int lock_whole();
+  // Device::hold: `fd` is another description of number i. Holds the whole too, if this does. 0, -EBUSY (a stranger has it), -errno.
+  [[nodiscard]] int hold(unsigned i, int fd) const;
   void close();   // fine when nothing is open
 
  private:
   std::atomic<int> fd_[2] = {-1, -1};
+  bool whole_ = false;
 };
 
 // The lock file of a node, as it is, for asking: a descriptor, -ENOENT when it was never made (so nobody has a lock), or -errno.
@@ -56,5 +62,7 @@ bool locks_know_medium(int fd);
 [[nodiscard]] int device_lock(const Device* device, sys::RangeLock kind, uint64_t offset, uint64_t length);
 // Whether another description holds what an exclusive lock would run into: 1, 0, or -errno.
 [[nodiscard]] int device_locked(const Device* device, uint64_t offset, uint64_t length);
+// Whether another description holds it as a whole, by the first byte, which nobody locks alone: 1, 0, or -errno.
+[[nodiscard]] int device_held_whole(const Device* device);
 
 }  // namespace lunar

@@ -407,7 +407,7 @@ void FileDevice::detach(Context* context) {
 }
 
 int FileDevice::reserve(DeviceOffset offset, uint64_t length) {
-  if (block_ || !growable_) {
+  if (!growable()) {
     if (offset.value > size_bytes_ || length > size_bytes_ - offset.value) return -ENOSPC;
     if (block_) return 0;
   }

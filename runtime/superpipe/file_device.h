@@ -36,7 +36,7 @@ class FileDevice final : public Device {
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
   uint64_t size_bytes() const override { return size_bytes_; }
-  bool growable() const override { return growable_; }
+  bool growable() const override { return growable_ && !cut_at_close_; }   // a file given by path is one for a whole tree
   [[nodiscard]] int64_t transfer(const Command& command) override { return transfer_on(fd(), data_offset_, command); }
   uint32_t io_align() const override { return io_align_; }
   Capabilities capabilities() const override;
@@ -46,6 +46,7 @@ class FileDevice final : public Device {
   int fd(unsigned i) const override { return files_.fd(i); }
   void reopen(unsigned i, int fd) override { files_.set(i, fd); }
   unsigned lock_count() const override { return files_.count(); }
+  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
   void close() override;
 
  private:

@@ -55,6 +55,7 @@ class PmemDevice final : public Device {
   int fd(unsigned i) const override { return files_.fd(i); }
   void reopen(unsigned i, int fd) override { files_.set(i, fd); }
   unsigned lock_count() const override { return files_.count(); }
+  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
   void close() override;
 
   // Whether a submit call of so many bytes goes to delegates, which are started at need where that is allowed: not by threads

@@ -55,13 +55,13 @@ class SimDevice final : public Device {
   SimCounters& counters() { return counters_; }
   // From now on all reads, all writes (and discards, flushes) end with -EIO. Any thread.
   void set_failing(bool reads, bool writes) {
-    failing_reads_.store(reads, std::memory_order_relaxed);
-    failing_writes_.store(writes, std::memory_order_relaxed);
+    failing_reads_.store(reads, std::memory_order_release);
+    failing_writes_.store(writes, std::memory_order_release);
   }
   // From now on all discards end with -EOPNOTSUPP. Any thread.
   void set_refusing_discard(bool refusing) { refusing_discard_.store(refusing, std::memory_order_relaxed); }
   bool refusing_discard() const { return refusing_discard_.load(std::memory_order_relaxed); }
-  bool failing(bool read) const { return (read ? failing_reads_ : failing_writes_).load(std::memory_order_relaxed); }
+  bool failing(bool read) const { return (read ? failing_reads_ : failing_writes_).load(std::memory_order_acquire); }
   uint64_t next_io() { return next_io_.fetch_add(1, std::memory_order_relaxed); }
 
  private:

@@ -256,13 +256,6 @@ int sync_data(int fd) { return static_cast<int>(result(syscall(SYS_fdatasync, fd
 
 int set_file_size(int fd, uint64_t bytes) { return static_cast<int>(result(syscall(SYS_ftruncate, fd, bytes))); }
 
-int lock_ofd(int fd, bool exclusive, bool wait) {
-  struct flock lock = {};
-  lock.l_type = exclusive ? F_WRLCK : F_RDLCK;
-  lock.l_whence = SEEK_SET;
-  return static_cast<int>(result(syscall(SYS_fcntl, fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock)));
-}
-
 int lock_range(int fd, RangeLock kind, uint64_t offset, uint64_t length) {
   struct flock lock = {};
   lock.l_type = kind == RangeLock::kNone ? F_UNLCK : kind == RangeLock::kShared ? F_RDLCK : F_WRLCK;

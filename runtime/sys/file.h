@@ -46,7 +46,6 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int64_t next_data(int fd, uint64_t offset);
 [[nodiscard]] int sync_data(int fd);                                             // fdatasync
 [[nodiscard]] int set_file_size(int fd, uint64_t bytes);                         // ftruncate
-[[nodiscard]] int lock_ofd(int fd, bool exclusive, bool wait);                   // F_OFD_SETLK on the whole file
 // Byte ranges of a file, owned by the open file description (F_OFD_SETLK): forked children share them, and they end with the
 // last descriptor of it. kExclusive needs a descriptor open for writing. Never waits: -EAGAIN.
 enum class RangeLock { kNone, kShared, kExclusive };

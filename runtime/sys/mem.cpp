@@ -69,7 +69,10 @@ size_t page_bytes() {
 }
 
 int map(void* hint, size_t bytes, int prot, int flags, int fd, int64_t offset, void** out) {
-#ifdef SYS_mmap
+#if defined(__SANITIZE_THREAD__)
+  // ThreadSanitizer follows libc's names alone: past them it takes what a former mapping of the address held for races.
+  long rc = reinterpret_cast<long>(mmap(hint, bytes, prot, flags, fd, offset));
+#elif defined(SYS_mmap)
   long rc = syscall(SYS_mmap, hint, bytes, prot, flags, fd, offset);
 #else
   long rc = syscall(SYS_mmap2, hint, bytes, prot, flags, fd, offset / 4096);
@@ -79,7 +82,11 @@ int map(void* hint, size_t bytes, int prot, int flags, int fd, int64_t offset, v
   return 0;
 }
 
+#if defined(__SANITIZE_THREAD__)
+int unmap(void* address, size_t bytes) { return result_of(munmap(address, bytes)); }
+#else
 int unmap(void* address, size_t bytes) { return result_of(syscall(SYS_munmap, address, bytes)); }
+#endif
 int protect(void* address, size_t bytes, int prot) { return result_of(syscall(SYS_mprotect, address, bytes, prot)); }
 int advise(void* address, size_t bytes, int advice) { return result_of(syscall(SYS_madvise, address, bytes, advice)); }
 

@@ -92,6 +92,24 @@ def daemon(directory):
     check_clean(lun)
 
 
+def plain(directory):
+    """An empty file is one tree's: its processes share it, be it a daemon that closed everything before it forked."""
+    lun = os.path.join(directory, "plain")
+    open(lun, "wb").close()
+    report = os.path.join(directory, "report-plain")
+    parent = start([lun], 11, 24, 4, report, "close-first", size="192m")
+    parent.wait(timeout=LIMIT_S)
+    parent.stdout.close()
+    end = time.monotonic() + LIMIT_S
+    while not os.path.exists(report):
+        time.sleep(0.05)
+        if time.monotonic() > end:
+            raise SystemExit("FAIL: the daemon on a plain file does not report")
+    with open(report, encoding="utf-8") as file:
+        if (line := file.read()) != "sound\n":
+            raise SystemExit(f"FAIL: the daemon on a plain file: {line}")
+
+
 def composed(directory):
     first, second, third = (file_of(directory, name, 192) for name in ("a", "b", "c"))
     sound(start([first, second], 7, 48, 1), "on a stripe of two --lun")
@@ -107,7 +125,7 @@ def composed(directory):
 def main():
     directory = tempfile.mkdtemp(prefix="lunar-shared-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     try:
-        for test in (together, daemon, composed):
+        for test in (together, daemon, plain, composed):
             began = time.monotonic()
             test(directory)
             print(f"{test.__name__} in {time.monotonic() - began:.1f} s")

@@ -15,8 +15,11 @@
 #include <string>
 #include <vector>
 
+#include "lun/compose.h"
 #include "superpipe/device.h"
+#include "superpipe/device_files.h"
 #include "superpipe/signature.h"
+#include "sys/file.h"
 #include "tests/catch.hpp"
 #include "tests/support/loop.hpp"
 
@@ -187,7 +190,7 @@ TEST_CASE("an empty file grows, and is cut again by its next owner") {
   Directory directory;
   const std::string path = directory.file("lun");
   Device* device = opened("file:" + path);
-  CHECK(device->growable());
+  CHECK_FALSE(device->growable());   // by others of its tree: it is theirs too
   round_trip(device, 'e');
   struct stat status;
   REQUIRE(stat(path.c_str(), &status) == 0);
@@ -198,7 +201,7 @@ TEST_CASE("an empty file grows, and is cut again by its next owner") {
   // An owner that was killed leaves its space: the next open takes it back.
   REQUIRE(truncate(path.c_str(), 64 * kMiB) == 0);
   device = opened(path);
-  CHECK(device->growable());
+  CHECK_FALSE(device->growable());   // by others of its tree: it is theirs too
   REQUIRE(stat(path.c_str(), &status) == 0);
   CHECK(status.st_size == 4096);
   round_trip(device, 'f');
@@ -249,6 +252,48 @@ TEST_CASE("one file is one owner's at a time, and its children's") {
   device_close(opened(path));
 }
 
+// A child whose program had closed the inherited descriptor gets a description of its own, which hold() makes an owner.
+TEST_CASE("another description of the file keeps the lock when the first is gone, against every kind of stranger") {
+  Directory directory;
+  const std::string path = directory.file("lun", "", 8 << 20);
+  Device* device = opened(path);
+  const auto refused_by_all = [&] {
+    CHECK(has(refused(path), "in use"));
+    PhysicalLun* physical = nullptr;
+    ErrorText why;
+    CHECK(physical_open(path.c_str(), Format::kForce, &physical, &why) == -EBUSY);
+    CHECK(has(why.text, "as a whole"));
+  };
+  const int heir = sys::open_again(device->fd(0));
+  REQUIRE(heir >= 0);
+  REQUIRE(device->hold(0, heir) == 0);
+  device_close(device);
+  refused_by_all();
+  close(heir);
+  device_close(opened(path));
+}
+
+TEST_CASE("what cannot be taken alone is not a scratch LUN, and whoever shares a part of it sees one") {
+  Directory directory;
+  const std::string path = directory.file("lun", "", 8 << 20);
+  Device* stranger = nullptr;
+  DeviceOptions raw;
+  raw.scratch = false;
+  ErrorText why;
+  REQUIRE(device_open(path.c_str(), raw, &stranger, &why) == 0);
+  constexpr uint64_t kByte = uint64_t{1} << 62;
+  REQUIRE(device_lock(stranger, sys::RangeLock::kShared, kByte, 1) == 0);
+  CHECK(device_held_whole(stranger) == 0);
+  CHECK(has(refused(path), "in use"));
+  REQUIRE(device_lock(stranger, sys::RangeLock::kNone, 0, 0) == 0);
+  Device* device = opened(path);
+  REQUIRE(device_lock(stranger, sys::RangeLock::kShared, kByte, 1) == 0);   // nothing keeps it from that
+  CHECK(device_held_whole(stranger) == 1);
+  CHECK(stranger->hold(0, stranger->fd(0)) == 0);                           // raw: nothing to hold
+  device_close(stranger);
+  device_close(device);
+}
+
 TEST_CASE("the descriptor can be replaced by one of the same file") {
   Directory directory;
   Device* device = opened(directory.path);
@@ -276,7 +321,11 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
     CHECK(device->reserve(DeviceOffset{0}, 32 * kMiB) == -ENOSPC);
     round_trip(device, 'b');
     CHECK(has(refused(loop.name), "in use"));
+    const int heir = sys::open_again(device->fd(0));
+    CHECK(device->hold(0, heir) == 0);
     device_close(device);
+    CHECK(has(refused(loop.name), "in use"));
+    close(heir);
   }
   REQUIRE(system(("mkfs.ext4 -q -F " + loop.name + " >/dev/null 2>&1").c_str()) == 0);
   const std::string before = contents_of(file);

@@ -191,6 +191,7 @@ TEST_CASE("mirror: who reads beside the writers of one process takes nothing fro
   memset(page.at, 'w', kPage);
   for (bool reader_first : {true, false}) {
     Device *writer = open_mirror(uri), *reader = nullptr;
+    REQUIRE(mirror(writer).wait_in_sync(20 * kSecond) == 0);
     DeviceOptions look = raw();
     look.read_only = true;
     ErrorText why;

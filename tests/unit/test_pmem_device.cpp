@@ -23,6 +23,7 @@
 #include "base/host_guard.h"
 #include "superpipe/pmem_device.h"
 #include "superpipe/signature.h"
+#include "sys/file.h"
 #include "tests/catch.hpp"
 
 using namespace lunar;
@@ -253,8 +254,16 @@ TEST_CASE("pmem: a blank file becomes a scratch LUN, one owner at a time, and gr
     CHECK(lun->reserve(DeviceOffset{lun->size_bytes()}, 4096) == -ENOSPC);
   }
   CHECK(file.size() == sizeof(ScratchHeader));
-  const Opened again = opened("pmem:" + file.path, true);
-  CHECK(again->growable());
+  int heir = -1;
+  {
+    const Opened again = opened("pmem:" + file.path, true);
+    CHECK(again->growable());
+    heir = sys::open_again(again->fd(0));
+    CHECK(again->hold(0, heir) == 0);
+  }
+  CHECK(has(refused("pmem:" + file.path), "in use"));   // by the description that a child would have
+  close(heir);
+  const Opened after = opened("pmem:" + file.path, true);
 }
 
 TEST_CASE("pmem: a file of fixed size keeps it, and a raw one is not touched by opening") {

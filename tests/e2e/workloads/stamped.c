@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Memory whose every page says whose it is: SEED MIB PASSES [REPORT]. Each pass checks all pages and writes every third anew. Prints (or
+ * Memory whose every page says whose it is: SEED MIB PASSES [REPORT [close-first]]. Each pass checks all pages and writes every third anew. Prints (or
  * writes to REPORT) "sound" or what is wrong. With REPORT the work is done by a daemon: forked twice, all its descriptors closed, its
  * ancestors gone; it writes what it inherited anew, so that it has a LUN of its own, and only then allocates three quarters of
- * the memory, piece by piece: its LUN grows, without a descriptor. Threading: one thread. */
+ * the memory, piece by piece: its LUN grows, without a descriptor. close-first: the descriptors are closed before the
+ * forks. Threading: one thread. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -41,7 +42,8 @@ static void say(const char *report, const char *line) {
   if (file == NULL || fprintf(file, "%s\n", line) < 0 || fclose(file) != 0 || rename(name, report) != 0) _exit(3);
 }
 
-static int become_daemon(void) {
+static int become_daemon(int close_first) {
+  if (close_first && close_range(0, ~0u, 0) != 0) return -1;
   if (fork() != 0) _exit(0);
   if (setsid() < 0) return -1;
   if (fork() != 0) _exit(0);
@@ -60,7 +62,7 @@ int main(int argc, char **argv) {
   for (uint64_t p = 0; p < first; ++p) write_page((uint64_t *)(memory + p * kPage), seed, p, 0);
   char *further[kPieces] = {NULL};
   if (report != NULL) {
-    if (become_daemon() != 0) return 3;
+    if (become_daemon(argc > 5) != 0) return 3;
     for (uint64_t p = 0; p < first; ++p) {
       if (!page_holds((uint64_t *)(memory + p * kPage), seed, p, 0)) return say(report, "an inherited page is wrong"), 1;
       write_page((uint64_t *)(memory + p * kPage), seed, p, ++versions[p]);
