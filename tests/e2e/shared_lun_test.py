@@ -93,21 +93,29 @@ def daemon(directory):
 
 
 def plain(directory):
-    """An empty file is one tree's: its processes share it, be it a daemon that closed everything before it forked."""
+    """An empty file is one tree's: its processes share it, and nobody else has it while one of them lives, be it a daemon that closed everything
+    before it forked."""
     lun = os.path.join(directory, "plain")
     open(lun, "wb").close()
     report = os.path.join(directory, "report-plain")
-    parent = start([lun], 11, 24, 4, report, "close-first", size="192m")
+    parent = start([lun], 11, 64, 2, report, "close-first", size="512m")   # enough that the LUN is open before the forks
     parent.wait(timeout=LIMIT_S)
     parent.stdout.close()
-    end = time.monotonic() + LIMIT_S
+    end, refused = time.monotonic() + LIMIT_S, 0
     while not os.path.exists(report):
-        time.sleep(0.05)
+        stranger = start([lun], 12, 16, 1)
+        output = stranger.communicate(timeout=LIMIT_S)[0]
+        if stranger.returncode == 125 and "in use" in output:
+            refused += 1
+        elif not os.path.exists(report):
+            raise SystemExit(f"FAIL: a stranger took the LUN of a living daemon: exit code {stranger.returncode}: {output}")
         if time.monotonic() > end:
             raise SystemExit("FAIL: the daemon on a plain file does not report")
     with open(report, encoding="utf-8") as file:
         if (line := file.read()) != "sound\n":
             raise SystemExit(f"FAIL: the daemon on a plain file: {line}")
+    if not refused:
+        raise SystemExit("FAIL: the daemon was done before anybody could be refused; give it more passes")
 
 
 def composed(directory):
