@@ -93,9 +93,11 @@ void pins_note(const char* sign) {
 }
 
 void pins_say_stopped() {
+  const char* sign = g_sign.load();
+  if (sign == nullptr) return;   // a look that could not tell: for this batch only
   if (!g_stopped_said.exchange(true))
     log_warning("this process may pin pages for devices (%s) and this kernel has no UFFDIO_MOVE (6.8): eviction stops, the DRAM "
-                "budget cannot grow; do without io_uring, AIO or O_DIRECT, or use a newer kernel", g_sign.load());
+                "budget cannot grow; do without io_uring, AIO or O_DIRECT, or use a newer kernel", sign);
 }
 
 }  // namespace lunar
