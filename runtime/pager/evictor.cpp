@@ -350,7 +350,7 @@ unsigned Evictor::evict_batch() {
   counters().batches.add();
   bool by_move = pins_possible();
   if (by_move && !state.features.move && !state.options.test_no_pin_rule) {
-    if (state.may_pin.load(std::memory_order_relaxed)) pins_say_stopped();
+    pins_say_stopped();
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);
     return 0;
   }
