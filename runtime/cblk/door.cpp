@@ -93,7 +93,7 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
   if (status < 0) return status;
   status = lock_whole(*out, reserve && !read_only ? sys::RangeLock::kExclusive : sys::RangeLock::kShared);
   if (forced) return 0;
-  if (status == 0 && device_held_whole(*out) == 1) status = -EBUSY;
+  if (status == 0 && device_held_whole(*out) != 0) status = -EBUSY;
   if (status < 0) (void)why->set(status, "LUN %s: reserved or in use by another one; wait for it, or force it (CBLK_OPN_FORCED_RESERVE)", path);
   Holds holds = Holds::kForeign;
   char what[64];

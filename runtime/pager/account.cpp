@@ -208,19 +208,21 @@ void Account::bury(unsigned index) {
   AccountMember& m = shared_->members[index];
   shared_->used_pages.fetch_sub(m.pages.exchange(0), std::memory_order_acq_rel);
   shared_->lun_used_bytes.fetch_sub(m.lun_bytes.exchange(0), std::memory_order_acq_rel);
-  // Its descendants still read what it had written: one of them takes its pieces over, for all.
+  // Its descendants still read what it had written: one of them takes its pieces over, for all. Whoever buries may be killed at
+  // any line, and another does all of it again: the heir is unlinked last.
   uint32_t heir = 0;
   const uint32_t high = shared_->member_high.load();
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& one = shared_->members[i];
     if (i == index || one.state.load(std::memory_order_acquire) == 0 || one.elder.load() != index + 1) continue;
-    one.elder.store(heir ? heir : m.elder.load());
     if (heir == 0) heir = i + 1;
+    else one.elder.store(heir);
   }
   for (auto& owner : shared_->carve_owner) {
     uint16_t dead = static_cast<uint16_t>(index + 1);
     owner.compare_exchange_strong(dead, static_cast<uint16_t>(heir));
   }
+  if (heir) shared_->members[heir - 1].elder.store(m.elder.load());
   pthread_mutex_consistent(&m.alive);
   pthread_mutex_unlock(&m.alive);
   m.parent.store(0);
@@ -272,6 +274,12 @@ int Account::carve(unsigned pieces) {
   }
   unlock();
   return found;
+}
+
+void Account::uncarve(int first, unsigned pieces) {
+  lock();
+  for (unsigned i = 0; i < pieces; ++i) shared_->carve_owner[static_cast<unsigned>(first) + i].store(0);
+  unlock();
 }
 
 void Account::dump(int fd) const {

@@ -105,6 +105,7 @@ class Account {
   }
   // Pieces of a device shared by the tree: takes `pieces` adjacent ones, first index or -ENOSPC.
   [[nodiscard]] int carve(unsigned pieces);
+  void uncarve(int first, unsigned pieces);   // gives back what carve() took, unused
 
   void dump(int fd) const;
 

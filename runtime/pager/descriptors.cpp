@@ -128,11 +128,17 @@ void fork_descriptors_parent(const ForkDescriptors& descriptors) {
 }
 
 void fork_descriptors_child(PagerState& state, const ForkDescriptors& descriptors) {
-  for (unsigned generation = 0; generation < kLunGenerations; ++generation)
-    for (unsigned i = 0; i < kDeviceFdsMax; ++i)
-      if (descriptors.reopened[generation][i] >= 0) state.devices[generation]->reopen(i, descriptors.reopened[generation][i]);
+  // First: where the program had closed the userfaultfd, a LUN may have its number now.
   sys::note_own_descriptor(state.uffd, false);
   if (sys::is_userfaultfd(state.uffd)) sys::close_file(state.uffd);
+  for (unsigned generation = 0; generation < kLunGenerations; ++generation) {
+    for (unsigned i = 0; i < kDeviceFdsMax; ++i) {
+      const int fd = descriptors.reopened[generation][i];
+      if (fd < 0) continue;
+      state.devices[generation]->reopen(i, fd);
+      sys::note_own_descriptor(fd, true);
+    }
+  }
 }
 
 }  // namespace lunar

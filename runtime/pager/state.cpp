@@ -158,15 +158,17 @@ int lun_open_own() {
     }
   }
   Device* device = state.devices[generation];
+  int piece = -1;
+  unsigned pieces = 0;
   if (!device->growable()) {
     // Half of a shared device for the first process; for a child an eighth, or what it was promised and an eighth of that.
     uint64_t piece_bytes = round_down(device->size_bytes() / kCarvePieces, 64 * state.page_size);
-    unsigned pieces = generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
+    pieces = generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
     if (generation > 0 && piece_bytes > 0) {
       uint64_t wanted = (static_cast<uint64_t>(promised + promised / 8) << state.page_shift) / piece_bytes + 1;
       if (wanted > pieces) pieces = wanted < kCarvePieces ? static_cast<unsigned>(wanted) : kCarvePieces;
     }
-    int piece = state.account.carve(pieces);
+    piece = state.account.carve(pieces);
     if (piece < 0) return piece;
     base = DeviceOffset(static_cast<uint64_t>(piece) * piece_bytes);
     if (bytes > pieces * piece_bytes) bytes = pieces * piece_bytes;
@@ -181,6 +183,7 @@ int lun_open_own() {
   if (rc == 0) rc = state.luns[generation].charge(static_cast<uint64_t>(promised));
   if (rc < 0) {
     state.luns[generation].close();   // tried again later
+    if (piece >= 0) state.account.uncarve(piece, pieces);
     return rc;
   }
   state.lun_ready.store(true, std::memory_order_release);
