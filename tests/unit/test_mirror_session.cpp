@@ -6,11 +6,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <fstream>
+
 #include "composite.hpp"
 #include "lun/member_label.h"
 #include "lun/mirror_device.h"
 #include "lun/mirror_memory.h"
 #include "sys/file.h"
+#include "sys/mem.h"
 
 using namespace lunar;
 using namespace composite;
@@ -96,6 +99,14 @@ std::string session_file(uint64_t session) {
 std::string session_file(Device* device) { return session_file(mirror(device).state().shared().session); }
 
 bool is_there(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
+bool is_mapped(const std::string& path) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(path) != std::string::npos && line.find("deleted") == std::string::npos) return true;
+  }
+  return false;
+}
 
 char first_of(Device* device, uint64_t page) {
   Page in;
@@ -340,8 +351,8 @@ TEST_CASE("mirror: several who only read open and close it at once: all by one m
       Device* mine = nullptr;
       ErrorText why;
       if (try_open(files.uri, true, &mine, &why) != 0) _exit(2);
-      struct stat file;
-      if (stat(session.c_str(), &file) != 0) _exit(3);   // a mirror of its own
+      if (!is_there(session)) _exit(3);   // a mirror of its own
+      if (!is_mapped(session)) _exit(5);
       for (unsigned looks = 0; looks < 200; ++looks) {
         if (mirror(mine).state().states() != 0) _exit(4);   // all in sync
       }
@@ -355,6 +366,29 @@ TEST_CASE("mirror: several who only read open and close it at once: all by one m
     CHECK(how == 0);
   }
   CHECK_FALSE(is_there(session));
+}
+
+TEST_CASE("mirror: who only reads leaves a memory that is in use as it is, and goes on without it when it is not to be used") {
+  Files files;
+  const uint64_t session = closed_label(files.paths[0]).session;
+  SessionFile file{SessionRights()};
+  REQUIRE(file.open(session, true) == 0);
+  REQUIRE(file.clear() == 0);
+  MirrorShared* memory = nullptr;
+  REQUIRE(file.map(false, &memory) == 0);
+  memory->events.store(77);
+  file.close();   // in use, and never made ready
+  Device* reader = open_reader(files.uri);
+  struct stat status;
+  REQUIRE(stat(session_file(session).c_str(), &status) == 0);
+  REQUIRE(static_cast<size_t>(status.st_size) >= sizeof(MirrorShared));
+  CHECK(memory->events.load() == 77);
+  device_close(reader);
+  CHECK(is_there(session_file(session)));
+  CHECK(memory->ready.load() == 0);
+  CHECK(sys::unmap(memory, sizeof(MirrorShared)) == 0);
+  Device* device = open_mirror(files.uri, Format::kNever);   // and nobody has it now
+  device_close(device);
 }
 
 TEST_CASE("mirror: who changed the user meanwhile closes it clean all the same") {
