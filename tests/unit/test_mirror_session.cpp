@@ -412,6 +412,54 @@ TEST_CASE("mirror: who changed the user meanwhile closes it clean all the same")
   unlink(session_file(label.session).c_str());   // nobody cannot
 }
 
+TEST_CASE("mirror: who may not write to the members leaves no memory for those who may; beside one who writes he follows") {
+  if (geteuid() != 0) return;
+  Files files;
+  for (const std::string& path : files.paths) REQUIRE(chmod(path.c_str(), 0644) == 0);
+  const auto look = [&](char) -> char {
+    Device* reader = nullptr;
+    ErrorText why;
+    if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) return 's';
+    if (try_open(files.uri, true, &reader, &why) != 0) return 'e';
+    const char out = is_mapped("/dev/shm/lunar-mirror-") ? 'm' : 'p';
+    device_close(reader);
+    return out;
+  };
+  const Child child(look);
+  CHECK(child.hear() == 'r');
+  CHECK(child.ask('l') == 'p');
+  CHECK_FALSE(is_there(session_file(closed_label(files.paths[0]).session)));
+  Device* device = open_mirror(files.uri, Format::kNever);
+  CHECK(child.ask('l') == 'm');
+  const std::string session = session_file(device);
+  device_close(device);
+  CHECK_FALSE(is_there(session));
+  CHECK(child.end(false) == 0);
+}
+
+TEST_CASE("mirror: closed under another root directory it stays dirty, and is copied at the next open") {
+  if (geteuid() != 0) return;
+  Files files;
+  const Child child([&](char) -> char {
+    Device* device = nullptr;
+    ErrorText why;
+    if (try_open(files.uri, false, &device, &why) != 0) return 'e';
+    if (chroot("/var") != 0) return 's';
+    device_close(device);
+    return 'c';
+  });
+  CHECK(child.hear() == 'r');
+  CHECK(child.ask('c') == 'c');
+  CHECK(child.end(false) == 0);
+  const MemberLabel label = closed_label(files.paths[0]);
+  CHECK(label.dirty == 1);
+  Device* device = open_mirror(files.uri, Format::kNever);
+  CHECK(mirror(device).wait_in_sync(20 * kSecond) == 0);
+  device_close(device);
+  CHECK(closed_label(files.paths[0]).dirty == 0);
+  CHECK_FALSE(is_there(session_file(label.session)));
+}
+
 TEST_CASE("mirror: its shared memory has the rights of the members") {
   Files files;   // 0600
   for (const mode_t mode : {0600, 0640}) {
