@@ -4,12 +4,9 @@
 #include "lun/lun_locks.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <unistd.h>
 
-#include <atomic>
-
-#include "base/host_guard.h"
+#include "lun/held_locks.h"
 #include "superpipe/device_files.h"
 #include "sys/file.h"
 #include "sys/thread.h"
@@ -24,37 +21,6 @@ constexpr uint64_t kPauseMinNs = 50'000, kPauseMaxNs = 4'000'000;
 
 constexpr uint64_t owner_byte(unsigned index) { return kOwners + 2 * uint64_t{index}; }
 constexpr uint64_t exclusive_byte(unsigned index) { return owner_byte(index) + 1; }
-
-// Descriptors with a metadata lock, for children forked while it is held. Only those of the program's own descriptor table,
-// which is the one a child gets.
-std::atomic<int> held_here[8];   // descriptor + 1; 0: free
-
-void close_copies_in_child() {
-  for (std::atomic<int>& held : held_here) {
-    const int fd = held.exchange(0) - 1;
-    if (fd >= 0) sys::close_file(fd);
-  }
-}
-
-void note_held(int fd) {
-  static std::atomic<bool> registered{false};
-  if (!sys::in_program_files()) return;
-  if (!registered.exchange(true)) {
-    const HostGuard guard;
-    (void)pthread_atfork(nullptr, nullptr, close_copies_in_child);
-  }
-  for (std::atomic<int>& held : held_here) {
-    int none = 0;
-    if (held.compare_exchange_strong(none, fd + 1)) return;
-  }
-}
-
-void forget_held(int fd) {
-  for (std::atomic<int>& held : held_here) {
-    int mine = fd + 1;
-    if (held.compare_exchange_strong(mine, 0)) return;
-  }
-}
 
 }  // namespace
 

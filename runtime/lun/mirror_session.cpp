@@ -14,6 +14,7 @@
 #include "base/arena.h"
 #include "base/log.h"
 #include "lun/fan_out.h"
+#include "lun/held_locks.h"
 #include "lun/mirror_memory.h"
 #include "lun/mirror_state.h"
 #include "superpipe/device_files.h"
@@ -24,7 +25,7 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kGateByte = (uint64_t{1} << 62) + (uint64_t{1} << 40), kOpenByte = kGateByte + 1;
+constexpr uint64_t kGateByte = (uint64_t{1} << 62) + (uint64_t{1} << 40), kOpenByte = kGateByte + 1, kReadByte = kGateByte + 2;
 constexpr uint64_t kGateWaitNs = 10'000'000'000, kGatePauseNs = 2'000'000;
 // A process that has ended holds its members some milliseconds more (the kernel ends its rings in the background).
 constexpr unsigned kEndingTries = 50;
@@ -56,6 +57,13 @@ int explain_lock(int status, const char* uri, ErrorText* why) {
   return why->set(status, "LUN %s: cannot lock its members: %s", uri, errno_text(status));
 }
 
+int explain_strange(uint64_t session, const char* uri, ErrorText* why) {
+  char path[64];
+  session_path(session, path, sizeof path);
+  return why->set(-EPERM, "LUN %s: %s was put there by somebody who may not write to its members, or is no plain file; remove it when nobody "
+                  "uses the mirror", uri, path);
+}
+
 // The session whose memory readers may have kept.
 uint64_t former_session(const MemberLabel& label) {
   uint64_t out = label.session;
@@ -83,6 +91,7 @@ int MirrorState::lock_gate(bool shared, bool again) {
     for (unsigned f = 0; f < gate_files_[i]; ++f) {
       const int fresh = again ? sys::open_again(device_[i]->fd(f)) : -1;
       gate_own_[i][f] = fresh >= 0;
+      if (fresh >= 0) note_held(fresh);
       gate_fd_[i][f] = fresh >= 0 ? fresh : device_[i]->fd(f);
     }
     int status;
@@ -106,7 +115,9 @@ void MirrorState::unlock_gate() {
   for (unsigned i = 0; i < count_; ++i) {
     for (unsigned f = 0; f < gate_files_[i] && device_[i]; ++f) {   // a member that was closed meanwhile took its lock along
       (void)sys::lock_range(gate_fd_[i][f], sys::RangeLock::kNone, kGateByte, 1);
-      if (gate_own_[i][f]) sys::close_file(gate_fd_[i][f]);
+      if (!gate_own_[i][f]) continue;
+      forget_held(gate_fd_[i][f]);
+      sys::close_file(gate_fd_[i][f]);
     }
     gate_files_[i] = 0;
   }
@@ -123,6 +134,13 @@ int MirrorState::alone() {
     if (status >= 0 && !read_only_) status = device_lock(device_[i], sys::RangeLock::kShared, kOpenByte, 1);
     if (status < 0) out = status;
   }
+  return out;
+}
+
+// Whether somebody reads it who follows those who write. Where that cannot be said, no.
+bool MirrorState::followed() {
+  bool out = false;
+  for (unsigned i = 0; i < count_ && !out; ++i) out = device_[i] && device_[i]->fd_count() && device_locked(device_[i], kReadByte, 1) == 1;
   return out;
 }
 
@@ -165,52 +183,67 @@ int MirrorState::decide(const char* uri, const MemberSet& set, uint32_t missing,
   return 0;
 }
 
-// The memory of a new session, or what readers have kept of the former one: shared_. *joined: it is to be taken as it is.
-int MirrorState::make_memory(const char* uri, const MemberLabel& label, uint64_t* session, bool* joined, ErrorText* why) {
-  *session = former_session(label);
-  SessionFile file;
-  int status = file.open(*session, read_only_);
-  if (status == -EBUSY) return explain_lock(status, uri, why);
-  bool keep = status == 0 && file.used() && (read_only_ || !file.written());
-  if (status == 0 && !read_only_ && file.read_only() && file.used())
-    return why->set(-EACCES, "LUN %s: processes of another user have it open for reading; end them, or work as that user", uri);
-  if (keep) {
-    MirrorShared* memory = nullptr;
-    keep = file.look(&memory) == 0 && session_sound(memory, label.set_uuid);
-    if (memory) (void)sys::unmap(memory, sizeof(MirrorShared));
-  }
-  if (!keep && !read_only_) {
-    if (status == 0) file.remove();   // its users are gone
-    *session = 0;
-    while (*session == 0) {
-      status = sys::random_bytes(session, sizeof *session);
-      if (status < 0) return why->set(status, "LUN %s: no random number: %s", uri, errno_text(status));
-    }
-    status = file.open(*session, true);
-  }
-  if (status == 0 && !keep) status = file.read_only() ? -EACCES : file.clear();
-  if (status == 0) status = file.map(!read_only_, &shared_);
-  if (status < 0 && !keep) file.remove();
-  *joined = keep && read_only_;
-  seen_only_ = file.read_only();
-  if (status == 0 || !read_only_)
-    return status == 0 ? 0 : why->set(status, "LUN %s: cannot make the memory its processes share in /dev/shm: %s", uri, errno_text(status));
-  log_warning("LUN %s: cannot use /dev/shm (%s): what those who write find out later will not be known here", uri, errno_name(status));
+// Where nothing can be shared: for a reader, who was warned.
+int MirrorState::make_plain(const char* uri, int reason, ErrorText* why) {
+  log_warning("LUN %s: cannot use /dev/shm (%s): what those who write find out later will not be known here", uri, errno_name(reason));
   shared_ = static_cast<MirrorShared*>(map_private(sizeof(MirrorShared), ForkPolicy::kInherit));
   plain_ = true;
   seen_only_ = false;
   return shared_ ? 0 : why->set(-ENOMEM, "LUN %s: out of memory", uri);
 }
 
+// The memory of a new session, or what readers have kept of the former one: shared_. *file keeps others out until it is set up.
+// *joined: it is to be taken as it is. anew: whoever reads is let be. -EAGAIN: readers are there, and their memory is not.
+int MirrorState::make_memory(const char* uri, const MemberLabel& label, bool anew, SessionFile* file, uint64_t* session, bool* joined,
+                             ErrorText* why) {
+  *session = former_session(label);
+  int status = file->open(*session, read_only_);
+  if (status == -EBUSY) return explain_lock(status, uri, why);
+  if (status == -EPERM) return explain_strange(*session, uri, why);
+  const bool used = status == 0 && file->used();
+  bool keep = used && (read_only_ || !file->written()), made = false;
+  if (!read_only_ && used && file->read_only())
+    return why->set(-EACCES, "LUN %s: processes of another user have it open for reading; end them, or work as that user", uri);
+  if (keep) {
+    MirrorShared* memory = nullptr;
+    keep = file->look(&memory) == 0 && session_sound(memory, label.set_uuid);
+    if (memory) (void)sys::unmap(memory, sizeof(MirrorShared));
+  }
+  if (!keep && !read_only_) {
+    if (!anew && followed()) return -EAGAIN;
+    file->remove();   // its users are gone
+    *session = 0;
+    while (*session == 0) {
+      status = sys::random_bytes(session, sizeof *session);
+      if (status < 0) return why->set(status, "LUN %s: no random number: %s", uri, errno_text(status));
+    }
+    status = file->open(*session, true);
+  }
+  if (status == 0 && !keep) {
+    if (read_only_ && used) status = -EBADMSG;   // not what this version makes: left to those who use it
+    else if (file->read_only()) status = -EACCES;
+    else made = true, status = file->clear();
+    if (status == 0 && read_only_ && !file->known_to_all()) status = -EACCES;   // those who write would refuse it
+  }
+  if (status == 0) status = file->map(!read_only_, &shared_);
+  if (status < 0 && made) file->remove();
+  *joined = status == 0 && keep && read_only_;
+  seen_only_ = file->read_only();
+  if (status == 0) return 0;
+  if (read_only_) return make_plain(uri, status, why);
+  return why->set(status, "LUN %s: cannot make the memory its processes share in /dev/shm: %s", uri, errno_text(status));
+}
+
 // The first one: what the labels say becomes what the memory says, and the labels name the session.
-int MirrorState::begin_session(const char* uri, const MemberSet& set, uint32_t missing, ErrorText* why) {
+int MirrorState::begin_session(const char* uri, const MemberSet& set, uint32_t missing, bool anew, ErrorText* why) {
   const MemberLabel& label = set.label[set.newest];
   uint32_t states = 0;
   bool dirty = false, joined = false;
   int status = decide(uri, set, missing, &states, &dirty, why);
   if (status < 0) return status;
   uint64_t session = former_session(label);
-  if (!local_) status = make_memory(uri, label, &session, &joined, why);
+  SessionFile file(rights_);   // nobody else looks at the memory before it is ready
+  if (!local_) status = make_memory(uri, label, anew, &file, &session, &joined, why);
   if (status < 0 || joined) return status;
   session_set_up(shared_, label.set_uuid, session);
   for (unsigned i = 0; i < count_; ++i) shared_->present |= device_[i] ? 1u << i : 0;
@@ -223,6 +256,7 @@ int MirrorState::begin_session(const char* uri, const MemberSet& set, uint32_t m
     uint32_t failed = 0;
     if (write_labels(states, mask_of(states, CopyState::kInSync), &failed, true) == 0) break;
     if ((mask_of(states, CopyState::kInSync) & ~failed) == 0) {
+      file.close();
       if (!local_) (void)leave(false);
       return why->set(-EIO, "LUN %s: no member takes a new label; look at the devices", uri);
     }
@@ -240,8 +274,9 @@ int MirrorState::begin_session(const char* uri, const MemberSet& set, uint32_t m
 int MirrorState::join_session(const char* uri, MemberSet* set, ErrorText* why) {
   const MemberLabel& label = set->label[set->newest];
   if (!local_) {
-    SessionFile file;
+    SessionFile file(rights_);
     int status = file.open(former_session(label), false);
+    if (status == -EPERM) return explain_strange(former_session(label), uri, why);
     if (status == -ENOENT || (status == 0 && !file.written())) return -EAGAIN;
     if (status == -EACCES || (status == 0 && file.read_only() && !read_only_))
       return why->set(-EACCES, "LUN %s: processes of another user have it open", uri);
@@ -285,9 +320,14 @@ int MirrorState::open_shared(const char* uri, MemberSet* set, uint32_t missing, 
     if (first < 0) return explain_lock(first, uri, why);
     int status = take_labels(uri, set, tries ? Format::kNever : format, why);
     if (status < 0) return status;
-    if (first) return begin_session(uri, *set, missing, why);
-    status = join_session(uri, set, why);
+    status = first ? begin_session(uri, *set, missing, format == Format::kForce, why) : join_session(uri, set, why);
+    for (unsigned i = 0; i < count_ && status == 0 && read_only_ && !plain_; ++i) {
+      if (device_[i] && device_[i]->fd_count()) (void)device_lock(device_[i], sys::RangeLock::kShared, kReadByte, 1);
+    }
     if (status != -EAGAIN) return status;
+    if (tries == kEndingTries && first)
+      return why->set(-EBUSY, "LUN %s: open for reading in processes with another /dev/shm (a container?), or of another user; share "
+                      "/dev/shm with them, or end them", uri);
     if (tries == kEndingTries)
       return why->set(-EBUSY, "LUN %s: open in processes with another /dev/shm (a container?); share /dev/shm with them", uri);
     sys::sleep_ns(kEndingPauseNs);
@@ -318,7 +358,7 @@ int MirrorState::open_local(const char* uri, MemberSet* set, uint32_t missing, F
     if (empty) shared_ = static_cast<MirrorShared*>(map_private(sizeof(MirrorShared), ForkPolicy::kInherit));
     if (!shared_) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
   }
-  status = mine && (mine->users || read_only_) ? join_session(uri, set, why) : begin_session(uri, *set, missing, why);
+  status = mine && (mine->users || read_only_) ? join_session(uri, set, why) : begin_session(uri, *set, missing, true, why);
   if (status < 0) {
     if (!mine) unmap_private(shared_, sizeof(MirrorShared));
     shared_ = nullptr;
@@ -340,8 +380,10 @@ int MirrorState::open(const char* uri, MemberSet* set, uint32_t missing, Format 
   for (unsigned i = 0; i < count_; ++i) {
     device_[i] = set->device[i];
     if (!device_[i]) continue;
-    if (device_[i]->fd_count()) local_ = false;
-    else if (!only_sim(device_[i]))
+    if (device_[i]->fd_count()) {
+      if (local_) rights_ = session_rights(device_[i]->fd(0));
+      local_ = false;
+    } else if (!only_sim(device_[i]))
       return why->set(-ENOTSUP, "LUN %s: member %s has no descriptor to lock, so nobody can tell who else uses it; give another kind", uri,
                       device_[i]->name());
   }
@@ -371,20 +413,23 @@ void MirrorState::settle_labels() {
 }
 
 // Ends this process' part in the session's memory; the last one removes it. settle: the last who writes does what is to be done then.
-// True when this was the last one.
+// True when this was the last one who writes; of one who reads, the last of all.
 bool MirrorState::leave(bool settle) {
-  SessionFile file;
+  SessionFile file(rights_);
   MirrorShared* memory = nullptr;
   int status = file.open(shared_->session, false);
   if (status == 0) status = file.look(&memory);
   (void)sys::unmap(shared_, sizeof(MirrorShared));   // from here on nobody but others is in it: a forked child, too
   shared_ = memory;
-  const bool last = status == 0 && !file.written();
-  if (last && settle) settle_labels();
-  if (status == 0 && !file.used()) file.remove();
+  const bool used = status < 0 || file.used(), written = status < 0 || file.written();
+  if (status < 0 && settle)   // a user, a root directory or a mount namespace that is not the one of the open
+    log_warning("mirror of %s: cannot look for who else has it open, in /dev/shm (%s): it is not marked clean, the next open copies its members",
+                device_[any_] ? device_[any_]->name() : "?", errno_name(status));
+  if (!written && settle) settle_labels();
+  if (!used) file.remove();
   if (memory) (void)sys::unmap(memory, sizeof(MirrorShared));
   shared_ = nullptr;
-  return last;
+  return read_only_ ? !used : !written;
 }
 
 void MirrorState::close_local() {
@@ -400,12 +445,11 @@ void MirrorState::close() {
   if (!shared_) return;
   if (local_) close_local();
   else if (plain_) unmap_private(shared_, sizeof(MirrorShared));
-  else if (read_only_) (void)leave(false);
   else {
-    const bool gate = lock_gate(false, true) == 0;
+    const bool gate = !read_only_ && lock_gate(false, true) == 0;
     const bool last = leave(gate);
-    for (unsigned i = 0; i < count_ && last && gate; ++i) {   // rings that are being ended keep the description
-      if (device_[i] && device_[i]->fd_count()) (void)device_lock(device_[i], sys::RangeLock::kNone, kOpenByte, 1);
+    for (unsigned i = 0; i < count_ && last && (gate || read_only_); ++i) {   // rings that are being ended keep the description
+      if (device_[i] && device_[i]->fd_count()) (void)device_lock(device_[i], sys::RangeLock::kNone, read_only_ ? kReadByte : kOpenByte, 1);
     }
     if (gate) unlock_gate();
   }

@@ -8,6 +8,7 @@
 //
 //   2^62 + 2^40      gate    exclusive, while somebody opens or closes; shared, while somebody opens it for reading only
 //            + 1     open    shared by everybody who has it open for writing
+//            + 2     read    shared by everybody who follows those who write, reading only
 //
 // Who is last is told by locks that go with the mapping of the file (mirror_memory.h): the last who writes flushes the members and
 // says on the labels that all is clean, the last of all removes the file. A forked child takes part by the memory it inherits, used
@@ -15,7 +16,7 @@
 //
 // Who opens it read-only takes part as well, but for what makes a writer: he reads `states`, so he follows those who write. Where
 // nobody writes he makes the file himself, under the number of the former session; the next who writes finds it in use and goes on
-// with it in place of a new one.
+// with it in place of a new one. (Who writes and finds the read byte locked, but no file in use, is refused.)
 //
 // Why no process ever reads what missed an acknowledged write. Let A's write fail on member m.
 //   - Before A acknowledges, fail() has (1) written "m is stale" to the labels of all members that stay, durable, and (2) stored it
@@ -41,8 +42,9 @@
 // differ between the members; the labels then stay `dirty` at the last close, and the next open copies everything. A copier that
 // dies leaves its lock, a robust mutex, to the next, which unlocks the bucket.
 //
-// Known limits. A reader who can use no file in /dev/shm (a warning says so) knows what the labels said when he opened it. One who is
-// in the memory of a set that is then formatted by force does not notice. While a reader of another user has it open, only that user and root
+// Known limits. A reader who can use no file in /dev/shm (a warning says so) knows what the labels said when he opened it; so does one
+// whose file those who write would not trust (mirror_memory.h), where nobody writes at that time. One who is in the memory of a set that is then
+// formatted by force does not notice; nor does one with another /dev/shm where a reader with the writer's is there, too. While a reader of another user has it open, only that user and root
 // may open it for writing.
 //
 // Threading: begin_write, end_write, states and the counters are lock-free and fit for the data path. The rest blocks.
@@ -52,6 +54,7 @@
 #include <atomic>
 
 #include "lun/member_label.h"
+#include "lun/mirror_memory.h"
 #include "sys/file.h"
 
 namespace lunar {
@@ -162,13 +165,15 @@ class MirrorState {
   int open_shared(const char* uri, MemberSet* set, uint32_t missing, Format format, ErrorText* why);
   int open_local(const char* uri, MemberSet* set, uint32_t missing, Format format, ErrorText* why);
   int take_labels(const char* uri, MemberSet* set, Format format, ErrorText* why);
-  int begin_session(const char* uri, const MemberSet& set, uint32_t missing, ErrorText* why);
+  int begin_session(const char* uri, const MemberSet& set, uint32_t missing, bool anew, ErrorText* why);
   int join_session(const char* uri, MemberSet* set, ErrorText* why);
-  int make_memory(const char* uri, const MemberLabel& label, uint64_t* session, bool* joined, ErrorText* why);
+  int make_memory(const char* uri, const MemberLabel& label, bool anew, SessionFile* file, uint64_t* session, bool* joined, ErrorText* why);
+  int make_plain(const char* uri, int reason, ErrorText* why);
   int lock_gate(bool shared, bool again);
   int gate_member(unsigned i, sys::RangeLock kind);
   void unlock_gate();
   int alone();
+  bool followed();
   bool leave(bool settle);
   void settle_labels();
   void close_local();
@@ -181,6 +186,7 @@ class MirrorState {
   MemberLabel label_[kMirrorMembersMax] = {};
   unsigned count_ = 0, any_ = 0;
   MirrorShared* shared_ = nullptr;
+  SessionRights rights_;
   bool local_ = false;        // no member has a descriptor: plain memory, found by the set's uuid
   bool read_only_ = false;
   bool plain_ = false;        // read-only, and no memory to share

@@ -2,13 +2,18 @@
 // Who takes part in a mirror: forked children, killed ones, those who only read; and who is the last.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <fstream>
 
 #include "composite.hpp"
 #include "lun/member_label.h"
 #include "lun/mirror_device.h"
+#include "lun/mirror_memory.h"
 #include "sys/file.h"
+#include "sys/mem.h"
 
 using namespace lunar;
 using namespace composite;
@@ -86,14 +91,22 @@ struct Files {
   };
 };
 
-std::string session_file(Device* device) {
+std::string session_file(uint64_t session) {
   char path[64];
-  const uint64_t session = mirror(device).state().shared().session;
-  snprintf(path, sizeof path, "/dev/shm/lunar-mirror-%08x%08x", static_cast<unsigned>(session >> 32), static_cast<unsigned>(session));
+  session_path(session, path, sizeof path);
   return path;
 }
+std::string session_file(Device* device) { return session_file(mirror(device).state().shared().session); }
 
 bool is_there(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
+bool is_mapped(const std::string& path) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(path) != std::string::npos && line.find("deleted") == std::string::npos) return true;
+  }
+  return false;
+}
 
 char first_of(Device* device, uint64_t page) {
   Page in;
@@ -106,15 +119,36 @@ void fill(Device* device, uint64_t page, char with) {
   CHECK(io(device, Op::kWrite, page, out.at) == kPage);
 }
 
+int try_open(const std::string& uri, bool read_only, Device** device, ErrorText* why) {
+  DeviceOptions options = raw();
+  options.read_only = read_only;
+  return raw_open(uri.c_str(), options, Format::kNever, device, why);
+}
+
 Device* open_reader(const std::string& uri) {
   Device* device = nullptr;
-  DeviceOptions look = raw();
-  look.read_only = true;
   ErrorText why;
-  const int status = raw_open(uri.c_str(), look, Format::kNever, &device, &why);
+  const int status = try_open(uri, true, &device, &why);
   INFO(why.text);
   REQUIRE(status == 0);
   return device;
+}
+
+void check_refused(const std::string& uri, bool read_only, int expected, const std::string& says) {
+  Device* device = nullptr;
+  ErrorText why;
+  CHECK(try_open(uri, read_only, &device, &why) == expected);
+  INFO(why.text);
+  CHECK(std::string(why.text).find(says) != std::string::npos);
+  if (device) device_close(device);
+}
+
+MemberLabel closed_label(const std::string& path) {
+  MemberLabel out;
+  Device* member = open(path, Format::kNever);
+  CHECK(label_read(member, &out) == 0);
+  device_close(member);
+  return out;
 }
 
 // A child that says 'r' when it is ready, then does as it is told until it is told to end (by a byte 'q', or by being killed).
@@ -301,4 +335,214 @@ TEST_CASE("mirror: who reads only follows later writers of the same process") {
   device_close(device);
   CHECK(first_of(reader, 1) == 'n');
   device_close(reader);
+}
+
+TEST_CASE("mirror: several who only read open and close it at once: all by one memory, which nobody empties under another") {
+  Files files;
+  Device* device = open_mirror(files.uri, Format::kNever);
+  fill(device, 1, 'd');
+  device_close(device);
+  const std::string session = session_file(closed_label(files.paths[0]).session);
+  pid_t readers[3];
+  for (pid_t& reader : readers) {
+    reader = fork();
+    if (reader != 0) continue;
+    for (unsigned round = 0; round < 120; ++round) {
+      Device* mine = nullptr;
+      ErrorText why;
+      if (try_open(files.uri, true, &mine, &why) != 0) _exit(2);
+      if (!is_there(session)) _exit(3);   // a mirror of its own
+      if (!is_mapped(session)) _exit(5);
+      for (unsigned looks = 0; looks < 200; ++looks) {
+        if (mirror(mine).state().states() != 0) _exit(4);   // all in sync
+      }
+      device_close(mine);
+    }
+    _exit(0);
+  }
+  for (pid_t reader : readers) {
+    int how = 0;
+    waitpid(reader, &how, 0);
+    CHECK(how == 0);
+  }
+  CHECK_FALSE(is_there(session));
+}
+
+TEST_CASE("mirror: who only reads leaves a memory that is in use as it is, and goes on without it when it is not to be used") {
+  Files files;
+  const uint64_t session = closed_label(files.paths[0]).session;
+  SessionFile file{SessionRights()};
+  REQUIRE(file.open(session, true) == 0);
+  REQUIRE(file.clear() == 0);
+  MirrorShared* memory = nullptr;
+  REQUIRE(file.map(false, &memory) == 0);
+  memory->events.store(77);
+  file.close();   // in use, and never made ready
+  Device* reader = open_reader(files.uri);
+  struct stat status;
+  REQUIRE(stat(session_file(session).c_str(), &status) == 0);
+  REQUIRE(static_cast<size_t>(status.st_size) >= sizeof(MirrorShared));
+  CHECK(memory->events.load() == 77);
+  device_close(reader);
+  CHECK(is_there(session_file(session)));
+  CHECK(memory->ready.load() == 0);
+  CHECK(sys::unmap(memory, sizeof(MirrorShared)) == 0);
+  Device* device = open_mirror(files.uri, Format::kNever);   // and nobody has it now
+  device_close(device);
+}
+
+TEST_CASE("mirror: who changed the user meanwhile closes it clean all the same") {
+  if (geteuid() != 0) return;
+  Files files;
+  for (const std::string& path : files.paths) REQUIRE(chmod(path.c_str(), 0644) == 0);
+  const Child child([&](char) -> char {
+    Device* device = nullptr;
+    ErrorText why;
+    if (try_open(files.uri, false, &device, &why) != 0) return 'e';
+    fill(device, 1, 'u');
+    if (setgid(65534) != 0 || setuid(65534) != 0) return 's';
+    device_close(device);
+    return 'c';
+  });
+  CHECK(child.hear() == 'r');
+  CHECK(child.ask('c') == 'c');
+  CHECK(child.end(false) == 0);
+  const MemberLabel label = closed_label(files.paths[0]);
+  CHECK(label.dirty == 0);
+  unlink(session_file(label.session).c_str());   // nobody cannot
+}
+
+TEST_CASE("mirror: who may not write to the members leaves no memory for those who may; beside one who writes he follows") {
+  if (geteuid() != 0) return;
+  Files files;
+  for (const std::string& path : files.paths) REQUIRE(chmod(path.c_str(), 0644) == 0);
+  const auto look = [&](char) -> char {
+    Device* reader = nullptr;
+    ErrorText why;
+    if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) return 's';
+    if (try_open(files.uri, true, &reader, &why) != 0) return 'e';
+    const char out = is_mapped("/dev/shm/lunar-mirror-") ? 'm' : 'p';
+    device_close(reader);
+    return out;
+  };
+  const Child child(look);
+  CHECK(child.hear() == 'r');
+  CHECK(child.ask('l') == 'p');
+  CHECK_FALSE(is_there(session_file(closed_label(files.paths[0]).session)));
+  Device* device = open_mirror(files.uri, Format::kNever);
+  CHECK(child.ask('l') == 'm');
+  const std::string session = session_file(device);
+  device_close(device);
+  CHECK_FALSE(is_there(session));
+  CHECK(child.end(false) == 0);
+}
+
+TEST_CASE("mirror: closed under another root directory it stays dirty, and is copied at the next open") {
+  if (geteuid() != 0) return;
+  Files files;
+  const Child child([&](char) -> char {
+    Device* device = nullptr;
+    ErrorText why;
+    if (try_open(files.uri, false, &device, &why) != 0) return 'e';
+    if (chroot("/var") != 0) return 's';
+    device_close(device);
+    return 'c';
+  });
+  CHECK(child.hear() == 'r');
+  CHECK(child.ask('c') == 'c');
+  CHECK(child.end(false) == 0);
+  const MemberLabel label = closed_label(files.paths[0]);
+  CHECK(label.dirty == 1);
+  Device* device = open_mirror(files.uri, Format::kNever);
+  CHECK(mirror(device).wait_in_sync(20 * kSecond) == 0);
+  device_close(device);
+  CHECK(closed_label(files.paths[0]).dirty == 0);
+  CHECK_FALSE(is_there(session_file(label.session)));
+}
+
+TEST_CASE("mirror: its shared memory has the rights of the members") {
+  Files files;   // 0600
+  for (const mode_t mode : {0600, 0640}) {
+    for (const std::string& path : files.paths) REQUIRE(chmod(path.c_str(), mode) == 0);
+    for (const bool read_only : {false, true}) {
+      Device* device = read_only ? open_reader(files.uri) : open_mirror(files.uri, Format::kNever);
+      struct stat file;
+      REQUIRE(stat(session_file(device).c_str(), &file) == 0);
+      CHECK((file.st_mode & 07777) == mode);
+      device_close(device);
+    }
+  }
+}
+
+TEST_CASE("mirror: what somebody else put in the place of its shared memory is refused by name") {
+  Files files;
+  const std::string path = session_file(closed_label(files.paths[0]).session);
+  SECTION("a FIFO") { REQUIRE(mkfifo(path.c_str(), 0666) == 0); }
+  SECTION("a link") { REQUIRE(symlink(files.paths[0].c_str(), path.c_str()) == 0); }
+  SECTION("a file of another user, of the right content") {
+    if (geteuid() != 0) return;
+    Device* reader = open_reader(files.uri);
+    REQUIRE(session_file(reader) == path);
+    REQUIRE(chown(path.c_str(), 65534, 65534) == 0);
+    check_refused(files.uri, false, -EPERM, path);
+    check_refused(files.uri, true, -EPERM, path);
+    REQUIRE(chown(path.c_str(), 0, 0) == 0);
+    device_close(reader);
+    const int fd = sys::open_file(path.c_str(), O_RDWR | O_CREAT, 0666);
+    REQUIRE(fd >= 0);
+    sys::close_file(fd);
+    REQUIRE(chown(path.c_str(), 65534, 65534) == 0);
+  }
+  check_refused(files.uri, false, -EPERM, path);
+  check_refused(files.uri, true, -EPERM, path);
+  REQUIRE(unlink(path.c_str()) == 0);
+  Device* device = open_mirror(files.uri, Format::kNever);
+  device_close(device);
+}
+
+TEST_CASE("mirror: nobody writes beside one who reads by a memory that is not here any more") {
+  Files files;
+  Device* reader = open_reader(files.uri);
+  const std::string path = session_file(reader);
+  REQUIRE(rename(path.c_str(), (path + ".away").c_str()) == 0);   // as in a container with another /dev/shm
+  check_refused(files.uri, false, -EBUSY, "/dev/shm");
+  REQUIRE(rename((path + ".away").c_str(), path.c_str()) == 0);
+  Device* device = open_mirror(files.uri, Format::kNever);
+  CHECK(session_file(device) == path);
+  device_close(device);
+  REQUIRE(unlink(path.c_str()) == 0);
+  device_close(reader);
+  device = open_mirror(files.uri, Format::kNever);
+  device_close(device);
+}
+
+TEST_CASE("mirror: a child forked while its memory is opened does not keep it locked when its parent is killed") {
+  const uint64_t session = 0x6c6f636b00000000 + static_cast<uint64_t>(getpid());
+  int answer[2];
+  REQUIRE(pipe(answer) == 0);
+  const pid_t parent = fork();
+  if (parent == 0) {
+    SessionFile file{SessionRights()};
+    if (file.open(session, true) != 0 || file.clear() != 0) _exit(2);
+    MirrorShared* memory = nullptr;
+    if (file.look(&memory) != 0) _exit(3);
+    const pid_t child = fork();
+    if (child == 0) {
+      pause();
+      _exit(0);
+    }
+    if (write(answer[1], &child, sizeof child) != sizeof child) _exit(4);
+    kill(getpid(), SIGKILL);
+  }
+  pid_t child = 0;
+  REQUIRE(read(answer[0], &child, sizeof child) == sizeof child);
+  waitpid(parent, nullptr, 0);
+  SessionFile file{SessionRights()};
+  const int status = file.open(session, false);   // -EBUSY after 10 s
+  CHECK(status == 0);
+  if (status == 0) CHECK_FALSE(file.used());
+  unlink(session_file(session).c_str());
+  kill(child, SIGKILL);   // an orphan: init waits for it
+  close(answer[0]);
+  close(answer[1]);
 }
