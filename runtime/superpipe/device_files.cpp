@@ -152,7 +152,7 @@ int DeviceFiles::hold(unsigned i, int fd) const {
 }
 
 void DeviceFiles::close() {
-  for (const unsigned i : {1u, 0u}) {
+  for (unsigned i = count(); i-- > 0;) {
     if (fd(i) >= 0) sys::close_file(fd(i));
     set(i, -1);
   }
