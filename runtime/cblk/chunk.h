@@ -144,6 +144,11 @@ class Chunk final : public Handle {
   uint64_t oldest_done(bool harvests);           // its sequence; kForever when nothing is done
   uint64_t oldest_active();                      // kForever: none can be fetched
   [[nodiscard]] int await_any(uint64_t deadline_ns);     // until something may be done; 0, -ETIMEDOUT, -ENOENT
+  // Whether command `tag` was not done a moment ago: without the lock, for lists that ask for many.
+  bool under_way(int tag) const {
+    return static_cast<uint32_t>(tag) < entry_count_ && !inherited_.load(std::memory_order_relaxed) &&
+           entries_[tag].state.load(std::memory_order_relaxed) == Entry::kActive;
+  }
   void harvest();                                // takes what is there
   [[nodiscard]] int check(const Io& io) const;   // 0 or -EINVAL, -EPROTONOSUPPORT
   uint64_t timeout_ns() const { return timeout_ns_; }
