@@ -33,7 +33,7 @@ void LunLocks::init(Device* device) {
 int LunLocks::open_metadata() {
   metadata_count_ = 0;
   own_files_ = true;
-  for (unsigned i = 0; i < device_->lock_count() && i < kFilesMax; ++i) {
+  for (unsigned i = 0; i < device_->lock_count(); ++i) {
     const int fd = sys::open_again(device_->fd(i));
     if (fd < 0) {
       close_metadata();
@@ -54,29 +54,19 @@ void LunLocks::close_metadata() {
   own_files_ = false;
 }
 
-int LunLocks::range_metadata(sys::RangeLock kind) {
-  for (unsigned i = 0; i < metadata_count_; ++i) {
-    const int status = sys::lock_range(metadata_fd_[i], kind, kMetadata, 1);
-    if (status == 0) continue;
-    if (i > 0 && kind != sys::RangeLock::kNone) (void)sys::lock_range(metadata_fd_[0], sys::RangeLock::kNone, kMetadata, 1);
-    return status;
-  }
-  return 0;
-}
-
 int LunLocks::lock_metadata(ErrorText* why) {
   if (none()) return 0;
   if (const int opened = open_metadata(); opened < 0) {
     if (getpid() != opener_)
       return why->set(-EACCES, "LUN %s: a forked child can change it only where /proc/self/fd can be opened (%s)", device_->name(),
                       errno_name(opened));
-    for (; metadata_count_ < device_->lock_count() && metadata_count_ < kFilesMax; ++metadata_count_)
+    for (; metadata_count_ < device_->lock_count(); ++metadata_count_)
       metadata_fd_[metadata_count_] = device_->fd(metadata_count_);
   }
   const uint64_t start = sys::now_ns();
   uint64_t pause = kPauseMinNs;
   int status;
-  while ((status = range_metadata(sys::RangeLock::kExclusive)) == -EAGAIN || status == -EINTR) {
+  while ((status = files_lock(metadata_fd_, metadata_count_, sys::RangeLock::kExclusive, kMetadata, 1)) == -EAGAIN || status == -EINTR) {
     if (sys::now_ns() - start > kWaitMaxNs) break;
     sys::sleep_ns(pause);
     pause = pause * 2 < kPauseMaxNs ? pause * 2 : kPauseMaxNs;
@@ -93,7 +83,7 @@ int LunLocks::lock_metadata(ErrorText* why) {
 
 void LunLocks::unlock_metadata() {
   if (metadata_count_ == 0) return;
-  (void)range_metadata(sys::RangeLock::kNone);
+  (void)files_lock(metadata_fd_, metadata_count_, sys::RangeLock::kNone, kMetadata, 1);
   close_metadata();
 }
 
@@ -130,18 +120,14 @@ int LunLocks::owned_exclusively(unsigned index) { return device_locked(device_, 
 
 int LunLocks::owned_by_any(unsigned index) {
   if (!own_files_ || metadata_count_ == 0) return owned(index);
-  for (unsigned i = 0; i < metadata_count_; ++i) {
-    const int locked = sys::range_locked(metadata_fd_[i], owner_byte(index), 1);
-    if (locked != 0) return locked;
-  }
-  return 0;
+  return files_locked(metadata_fd_, metadata_count_, owner_byte(index), 1);
 }
 
 int LunLocks::renew() {
-  int fresh[kFilesMax];
+  int fresh[kLockFilesMax];
   unsigned count = 0;
   int status = 0;
-  for (; count < device_->lock_count() && count < kFilesMax && status == 0; ++count) {
+  for (; count < device_->lock_count() && status == 0; ++count) {
     fresh[count] = sys::open_again(device_->fd(count));
     if (fresh[count] < 0) {
       status = fresh[count];

@@ -18,6 +18,7 @@
 // Threading: the caller locks.
 #pragma once
 #include "superpipe/device.h"
+#include "superpipe/device_files.h"
 #include "sys/file.h"
 
 namespace lunar {
@@ -46,13 +47,11 @@ class LunLocks {
   [[nodiscard]] int renew();
 
  private:
-  static constexpr unsigned kFilesMax = 2;
   bool none() const { return device_->lock_count() == 0; }
   int open_metadata();
-  int range_metadata(sys::RangeLock kind);
   void close_metadata();
   Device* device_ = nullptr;
-  int metadata_fd_[kFilesMax] = {-1, -1};   // while it is held
+  int metadata_fd_[kLockFilesMax] = {-1, -1};   // while it is held
   unsigned metadata_count_ = 0;
   bool own_files_ = false;                  // these are descriptions of their own
   int opener_ = 0;                          // pid

@@ -73,21 +73,12 @@ uint64_t former_session(const MemberLabel& label) {
 
 }  // namespace
 
-// On everything that the member's locks lie on, or on nothing.
-int MirrorState::gate_member(unsigned i, sys::RangeLock kind) {
-  int status = 0;
-  for (unsigned f = 0; f < gate_files_[i] && status == 0; ++f) status = sys::lock_range(gate_fd_[i][f], kind, kGateByte, 1);
-  for (unsigned f = 0; f < gate_files_[i] && status < 0; ++f) (void)sys::lock_range(gate_fd_[i][f], sys::RangeLock::kNone, kGateByte, 1);
-  return status;
-}
-
 // The gate of every member, in order. again: by descriptions of its own, as forked children share the devices'.
 int MirrorState::lock_gate(bool shared, bool again) {
   const uint64_t end = sys::now_ns() + kGateWaitNs;
   const sys::RangeLock kind = shared ? sys::RangeLock::kShared : sys::RangeLock::kExclusive;
   for (unsigned i = 0; i < count_; ++i) {
-    const unsigned files = device_[i] ? device_[i]->lock_count() : 0;
-    gate_files_[i] = files < kGateFiles ? files : kGateFiles;
+    gate_files_[i] = device_[i] ? device_[i]->lock_count() : 0;
     for (unsigned f = 0; f < gate_files_[i]; ++f) {
       const int fresh = again ? sys::open_again(device_[i]->fd(f)) : -1;
       gate_own_[i][f] = fresh >= 0;
@@ -95,7 +86,7 @@ int MirrorState::lock_gate(bool shared, bool again) {
       gate_fd_[i][f] = fresh >= 0 ? fresh : device_[i]->fd(f);
     }
     int status;
-    while ((status = gate_member(i, kind)) == -EAGAIN) {
+    while ((status = files_lock(gate_fd_[i], gate_files_[i], kind, kGateByte, 1)) == -EAGAIN) {
       if (sys::now_ns() > end) {
         status = -EBUSY;
         break;

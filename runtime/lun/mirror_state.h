@@ -55,7 +55,7 @@
 
 #include "lun/member_label.h"
 #include "lun/mirror_memory.h"
-#include "sys/file.h"
+#include "superpipe/device_files.h"
 
 namespace lunar {
 
@@ -170,7 +170,6 @@ class MirrorState {
   int make_memory(const char* uri, const MemberLabel& label, bool anew, SessionFile* file, uint64_t* session, bool* joined, ErrorText* why);
   int make_plain(const char* uri, int reason, ErrorText* why);
   int lock_gate(bool shared, bool again);
-  int gate_member(unsigned i, sys::RangeLock kind);
   void unlock_gate();
   int alone();
   bool followed();
@@ -191,10 +190,9 @@ class MirrorState {
   bool read_only_ = false;
   bool plain_ = false;        // read-only, and no memory to share
   bool seen_only_ = false;    // read-only, and the memory is another user's
-  static constexpr unsigned kGateFiles = 2;   // of a member: its node and its lock file
   unsigned gate_files_[kMirrorMembersMax] = {};
-  int gate_fd_[kMirrorMembersMax][kGateFiles] = {};     // while the gate is held
-  bool gate_own_[kMirrorMembersMax][kGateFiles] = {};   // that is a description of its own
+  int gate_fd_[kMirrorMembersMax][kLockFilesMax] = {};     // while the gate is held
+  bool gate_own_[kMirrorMembersMax][kLockFilesMax] = {};   // that is a description of its own
   MirrorCounters own_counters_[kMirrorMembersMax] = {};
 };
 

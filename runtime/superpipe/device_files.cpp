@@ -93,6 +93,12 @@ int open_or_make(const char* path, int access, const struct stat& node, bool acl
   return fd;
 }
 
+unsigned lock_files_of(const Device* device, int fds[kLockFilesMax]) {
+  const unsigned count = device->lock_count();
+  for (unsigned i = 0; i < count; ++i) fds[i] = device->fd(i);
+  return count;
+}
+
 }  // namespace
 
 int open_lock_file(const struct stat& node) {
@@ -165,23 +171,32 @@ bool locks_know_medium(int fd) {
   return name && strncmp(name + 1, kNamespace, strlen(kNamespace)) == 0;
 }
 
-int device_lock(const Device* device, sys::RangeLock kind, uint64_t offset, uint64_t length) {
-  const unsigned count = device->lock_count();
+int files_lock(const int* fds, unsigned count, sys::RangeLock kind, uint64_t offset, uint64_t length) {
   for (unsigned i = 0; i < count; ++i) {
-    const int status = sys::lock_range(device->fd(i), kind, offset, length);
+    const int status = sys::lock_range(fds[i], kind, offset, length);
     if (status == 0) continue;
-    for (unsigned j = 0; j < i && kind != sys::RangeLock::kNone; ++j) (void)sys::lock_range(device->fd(j), sys::RangeLock::kNone, offset, length);
+    for (unsigned j = 0; j < i && kind != sys::RangeLock::kNone; ++j) (void)sys::lock_range(fds[j], sys::RangeLock::kNone, offset, length);
     return status;
   }
   return 0;
 }
 
-int device_locked(const Device* device, uint64_t offset, uint64_t length) {
-  for (unsigned i = 0; i < device->lock_count(); ++i) {
-    const int locked = sys::range_locked(device->fd(i), offset, length);
+int files_locked(const int* fds, unsigned count, uint64_t offset, uint64_t length) {
+  for (unsigned i = 0; i < count; ++i) {
+    const int locked = sys::range_locked(fds[i], offset, length);
     if (locked != 0) return locked;
   }
   return 0;
+}
+
+int device_lock(const Device* device, sys::RangeLock kind, uint64_t offset, uint64_t length) {
+  int fds[kLockFilesMax];
+  return files_lock(fds, lock_files_of(device, fds), kind, offset, length);
+}
+
+int device_locked(const Device* device, uint64_t offset, uint64_t length) {
+  int fds[kLockFilesMax];
+  return files_locked(fds, lock_files_of(device, fds), offset, length);
 }
 
 int device_held_whole(const Device* device) { return device_locked(device, 0, 1); }

@@ -57,10 +57,15 @@ class DeviceFiles {
 // Whether `fd` is the lock file of a medium that is known by whatever node (an NVMe namespace).
 bool locks_know_medium(int fd);
 
-// A lock on everything that locks of `device` lie on, or on nothing: 0, -EAGAIN, -errno. None are needed where it has no descriptor.
+// A lock on all of these files, or on none: 0, -EAGAIN, -errno.
+[[nodiscard]] int files_lock(const int* fds, unsigned count, sys::RangeLock kind, uint64_t offset, uint64_t length);
+// Whether another description holds, on any of them, what an exclusive lock would run into: 1, 0, or -errno.
+[[nodiscard]] int files_locked(const int* fds, unsigned count, uint64_t offset, uint64_t length);
+
+constexpr unsigned kLockFilesMax = 2;   // of one device: Device::lock_count()
+// The same on everything that locks of `device` lie on. None are needed where it has no descriptor.
 // kShared after kExclusive downgrades; what could not be made exclusive is not held any more.
 [[nodiscard]] int device_lock(const Device* device, sys::RangeLock kind, uint64_t offset, uint64_t length);
-// Whether another description holds what an exclusive lock would run into: 1, 0, or -errno.
 [[nodiscard]] int device_locked(const Device* device, uint64_t offset, uint64_t length);
 // Whether another description holds it as a whole, by the first byte, which nobody locks alone: 1, 0, or -errno.
 [[nodiscard]] int device_held_whole(const Device* device);

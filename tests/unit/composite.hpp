@@ -68,6 +68,17 @@ inline std::string fresh() {
 }
 inline std::string named(const std::string& size, const std::string& name) { return "sim:" + size + ",name=" + name; }
 
+// One blocking command of whole pages.
+inline int64_t io(Device* device, Op op, uint64_t page, void* buffer, size_t bytes = kPage) {
+  const iovec part = {buffer, bytes};
+  Command command;
+  command.op = op;
+  command.offset = DeviceOffset{page * kPage};
+  command.iov = &part;
+  command.iov_count = 1;
+  return device->transfer(command);
+}
+
 // Random commands on [first, first + bytes) of a device through one context, checked against a model. One thread each.
 class Exerciser {
  public:

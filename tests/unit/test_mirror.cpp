@@ -10,9 +10,7 @@
 
 #include <thread>
 
-#include "composite.hpp"
-#include "lun/member_label.h"
-#include "lun/mirror_device.h"
+#include "mirrors.hpp"
 #include "sys/file.h"
 #include "sys/thread.h"
 
@@ -21,42 +19,10 @@ using namespace composite;
 
 namespace {
 
-constexpr uint64_t kSecond = 1'000'000'000;
-
-MirrorDevice& mirror(Device* device) { return *static_cast<MirrorDevice*>(device); }
-
-Device* open_mirror(const std::string& uri, Format format = Format::kIfBlank, uint64_t probe_ns = 20'000'000) {
-  Device* device = open(uri, format);
-  mirror(device).set_probe_interval(probe_ns);
-  return device;
-}
-
-int64_t io(Device* device, Op op, uint64_t page, void* buffer, size_t bytes = kPage) {
-  const iovec part = {buffer, bytes};
-  Command command;
-  command.op = op;
-  command.offset = DeviceOffset{page * kPage};
-  command.iov = &part;
-  command.iov_count = 1;
-  return device->transfer(command);
-}
-
 char* data_of(Device* device, unsigned i) { return sim(member(device, i)).memory() + kMemberDataOffset; }
 
 bool equal(Device* device, unsigned a, unsigned b) {
   return memcmp(data_of(device, a), data_of(device, b), device->size_bytes()) == 0;
-}
-
-std::string status(Device* device, unsigned i) {
-  PathInfo out[4];
-  REQUIRE(device_paths(device, out, 4) > static_cast<int>(i));
-  return out[i].status;
-}
-
-MemberLabel label_of(Device* device, unsigned i) {
-  MemberLabel out;
-  REQUIRE(label_read(member(device, i), &out) == 0);
-  return out;
 }
 
 // The memory of a sim: device by its name, as somebody else's device.

@@ -8,10 +8,8 @@
 
 #include <fstream>
 
-#include "composite.hpp"
-#include "lun/member_label.h"
-#include "lun/mirror_device.h"
 #include "lun/mirror_memory.h"
+#include "mirrors.hpp"
 #include "sys/file.h"
 #include "sys/mem.h"
 
@@ -19,38 +17,6 @@ using namespace lunar;
 using namespace composite;
 
 namespace {
-
-constexpr uint64_t kSecond = 1'000'000'000;
-
-MirrorDevice& mirror(Device* device) { return *static_cast<MirrorDevice*>(device); }
-
-Device* open_mirror(const std::string& uri, Format format = Format::kIfBlank, uint64_t probe_ns = 20'000'000) {
-  Device* device = open(uri, format);
-  mirror(device).set_probe_interval(probe_ns);
-  return device;
-}
-
-int64_t io(Device* device, Op op, uint64_t page, void* buffer, size_t bytes = kPage) {
-  const iovec part = {buffer, bytes};
-  Command command;
-  command.op = op;
-  command.offset = DeviceOffset{page * kPage};
-  command.iov = &part;
-  command.iov_count = 1;
-  return device->transfer(command);
-}
-
-std::string status(Device* device, unsigned i) {
-  PathInfo out[4];
-  REQUIRE(device_paths(device, out, 4) > static_cast<int>(i));
-  return out[i].status;
-}
-
-MemberLabel label_of(Device* device, unsigned i) {
-  MemberLabel out;
-  REQUIRE(label_read(member(device, i), &out) == 0);
-  return out;
-}
 
 struct Page {
   char* at = static_cast<char*>(aligned_alloc(4096, 4096));
@@ -186,6 +152,14 @@ struct Child {
   }
 };
 
+bool marked_clean(const std::string& path) {
+  MemberLabel label;
+  Device* member = open(path, Format::kNever);
+  CHECK(label_read(member, &label) == 0);
+  device_close(member);
+  return label.dirty == 0;
+}
+
 }  // namespace
 
 TEST_CASE("mirror: a child that was killed while it did nothing is not waited for: closed clean, nothing left") {
@@ -246,11 +220,7 @@ TEST_CASE("mirror: it stays open while a forked child has it, used or not; the c
   CHECK(first_of(device, 1) == 'f');
   CHECK(mirror(device).wait_in_sync(20 * kSecond) == 0);
   device_close(device);
-  MemberLabel label;
-  Device* member = open(files.paths[0], Format::kNever);
-  CHECK(label_read(member, &label) == 0);
-  CHECK(label.dirty == 0);
-  device_close(member);
+  CHECK(marked_clean(files.paths[0]));
 }
 
 TEST_CASE("mirror: of parent and child who close at the same time, exactly one is the last") {
@@ -314,11 +284,7 @@ TEST_CASE("mirror: who reads only follows those who write, whoever came first, a
   CHECK(first_of(reader, 1) == expected - 1);
   device_close(reader);
   CHECK_FALSE(is_there(session));
-  MemberLabel label;
-  Device* member = open(files.paths[0], Format::kNever);
-  CHECK(label_read(member, &label) == 0);
-  CHECK(label.dirty == 0);
-  device_close(member);
+  CHECK(marked_clean(files.paths[0]));
 }
 
 TEST_CASE("mirror: who reads only follows later writers of the same process") {

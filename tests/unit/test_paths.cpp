@@ -24,16 +24,6 @@ std::vector<PathInfo> paths_of(Device* device) {
   return out;
 }
 
-int64_t page_io(Device* device, Op op, uint64_t page, void* buffer) {
-  const iovec part = {buffer, kPage};
-  Command command;
-  command.op = op;
-  command.offset = DeviceOffset{page * kPage};
-  command.iov = &part;
-  command.iov_count = 1;
-  return device->transfer(command);
-}
-
 }  // namespace
 
 TEST_CASE("paths: only what is one device is taken for one") {
@@ -75,7 +65,7 @@ TEST_CASE("paths: files by their inode; one that is gone is Missing") {
     ~Page() { free(at); }
   } page;
   memset(page.at, 'x', 4096);
-  CHECK(page_io(device, Op::kWrite, 1, page.at) == 4096);
+  CHECK(io(device, Op::kWrite, 1, page.at) == 4096);
   device_close(device);
   int error = 0;
   (void)refusal("paths:" + path + ";" + other, &error);
@@ -90,12 +80,12 @@ TEST_CASE("paths: an error of the medium is returned and marks no path; a failed
   std::vector<char> page(kPage, 'a');
   one.set_failing(true, true);
   two.set_failing(true, true);
-  CHECK(page_io(device, Op::kWrite, 0, page.data()) == -EIO);
+  CHECK(io(device, Op::kWrite, 0, page.data()) == -EIO);
   auto list = paths_of(device);
   CHECK(std::string(list[0].status) == "Enabled");
   CHECK(std::string(list[1].status) == "Enabled");
   two.set_failing(false, false);
-  CHECK(page_io(device, Op::kWrite, 0, page.data()) == kPage);
+  CHECK(io(device, Op::kWrite, 0, page.data()) == kPage);
   list = paths_of(device);
   CHECK(std::string(list[0].status) == "Failed");
   CHECK_FALSE(list[0].primary);
@@ -104,7 +94,7 @@ TEST_CASE("paths: an error of the medium is returned and marks no path; a failed
   CHECK(list[0].errors == 2);
   CHECK(list[1].errors == 1);
   const uint64_t before = two.counters().writes;
-  CHECK(page_io(device, Op::kWrite, 0, page.data()) == kPage);
+  CHECK(io(device, Op::kWrite, 0, page.data()) == kPage);
   CHECK(two.counters().writes == before + 1);
   // Through a context: the probe runs beside, and finds it well again.
   one.set_failing(false, false);
