@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of composite devices share: opening, and random I/O through a context against a model in memory.
 #pragma once
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -11,6 +14,7 @@
 #include "lun/compose.h"
 #include "lun/fan_out.h"
 #include "superpipe/sim_device.h"
+#include "sys/file.h"
 #include "tests/catch.hpp"
 
 namespace composite {
@@ -67,6 +71,28 @@ inline std::string fresh() {
   return "t" + std::to_string(++count);
 }
 inline std::string named(const std::string& size, const std::string& name) { return "sim:" + size + ",name=" + name; }
+
+// Two files with space, and the URI of a device of them: "stripe:", "mirror:". Gone at the end, or at forget().
+struct MemberFiles {
+  std::string paths[2], uri;
+  MemberFiles(const std::string& scheme, uint64_t bytes) : uri(scheme) {
+    const char* given = getenv("LUNAR_TEST_DIR");
+    for (unsigned i = 0; i < 2; ++i) {
+      paths[i] = std::string(given ? given : "/var/tmp") + "/lunar-members-" + std::to_string(getpid()) + "-" + fresh();
+      const int fd = sys::open_file(paths[i].c_str(), O_RDWR | O_CREAT, 0600);
+      REQUIRE(fd >= 0);
+      REQUIRE(sys::allocate_space(fd, 0, bytes) == 0);
+      sys::close_file(fd);
+      uri += (i ? ";" : "") + paths[i];
+    }
+  }
+  ~MemberFiles() { forget(); }
+  MemberFiles(const MemberFiles&) = delete;
+  MemberFiles& operator=(const MemberFiles&) = delete;
+  void forget() const {
+    for (const std::string& path : paths) unlink(path.c_str());
+  }
+};
 
 // One blocking command of whole pages.
 inline int64_t io(Device* device, Op op, uint64_t page, void* buffer, size_t bytes = kPage) {

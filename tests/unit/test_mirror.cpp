@@ -404,16 +404,8 @@ TEST_CASE("mirror: label writes torn at a crash leave one that opens with every 
 }
 
 TEST_CASE("mirror: another process never reads a member that an acknowledged write missed") {
-  const char* given = getenv("LUNAR_TEST_DIR");
-  std::string paths[2], uri = "mirror:";
-  for (unsigned i = 0; i < 2; ++i) {
-    paths[i] = std::string(given ? given : "/var/tmp") + "/lunar-mirror-" + std::to_string(getpid()) + "-" + std::to_string(i);
-    const int fd = sys::open_file(paths[i].c_str(), O_RDWR | O_CREAT, 0600);
-    REQUIRE(fd >= 0);
-    REQUIRE(sys::allocate_space(fd, 0, 3 * kMiB) == 0);
-    sys::close_file(fd);
-    uri += (i ? ";" : "") + paths[i];
-  }
+  const MemberFiles files("mirror:", 3 * kMiB);
+  const std::string& uri = files.uri;
   device_close(open(uri));
   int to_child[2], to_parent[2];
   REQUIRE(pipe(to_child) == 0);
@@ -468,7 +460,7 @@ TEST_CASE("mirror: another process never reads a member that an acknowledged wri
   device->detach(context);
   CHECK(slots() == held - 1);
   // Here, and only here, the preferred member refuses writes from now on.
-  const int good = device->fd(0), read_only = sys::open_file(paths[0].c_str(), O_RDONLY | O_DIRECT);
+  const int good = device->fd(0), read_only = sys::open_file(files.paths[0].c_str(), O_RDONLY | O_DIRECT);
   REQUIRE(read_only >= 0);
   device->reopen(0, read_only);
   memset(page.at, '2', kPage);
@@ -493,7 +485,6 @@ TEST_CASE("mirror: another process never reads a member that an acknowledged wri
   (void)refusal(uri, &error, Format::kForce);
   CHECK(error == -EBUSY);
   device_close(device);
-  for (const std::string& path : paths) unlink(path.c_str());
   for (int fd : {to_child[0], to_parent[0], to_parent[1]}) close(fd);
 }
 
@@ -554,17 +545,9 @@ struct Promises {
 }  // namespace
 
 TEST_CASE("mirror: processes that are killed while they write and copy lose nothing that was acknowledged") {
-  const char* given = getenv("LUNAR_TEST_DIR");
   const char* slow = getenv("LUNAR_MIRROR_SECONDS");
-  std::string paths[2], uri = "mirror:";
-  for (unsigned i = 0; i < 2; ++i) {
-    paths[i] = std::string(given ? given : "/var/tmp") + "/lunar-mirror-" + std::to_string(getpid()) + "-k" + std::to_string(i);
-    const int fd = sys::open_file(paths[i].c_str(), O_RDWR | O_CREAT, 0600);
-    REQUIRE(fd >= 0);
-    REQUIRE(sys::allocate_space(fd, 0, 3 * kMiB) == 0);
-    sys::close_file(fd);
-    uri += (i ? ";" : "") + paths[i];
-  }
+  const MemberFiles files("mirror:", 3 * kMiB);
+  const std::string& uri = files.uri;
   auto* promises = static_cast<Promises*>(mmap(nullptr, sizeof(Promises), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   REQUIRE(promises != MAP_FAILED);
   const unsigned rounds = slow ? static_cast<unsigned>(strtoul(slow, nullptr, 0)) / 4 : 1;
@@ -579,7 +562,7 @@ TEST_CASE("mirror: processes that are killed while they write and copy lose noth
       children.push_back(child);
     }
     device = open_mirror(uri, Format::kNever, 5'000'000);
-    const int read_only[2] = {sys::open_file(paths[0].c_str(), O_RDONLY | O_DIRECT), sys::open_file(paths[1].c_str(), O_RDONLY | O_DIRECT)};
+    const int read_only[2] = {sys::open_file(files.paths[0].c_str(), O_RDONLY | O_DIRECT), sys::open_file(files.paths[1].c_str(), O_RDONLY | O_DIRECT)};
     Page page;
     memset(page.at, 'p', kPage);
     for (unsigned w = 0; w < kWriters; ++w) {
@@ -624,5 +607,4 @@ TEST_CASE("mirror: processes that are killed while they write and copy lose noth
     device_close(device);
   }
   munmap(promises, sizeof(Promises));
-  for (const std::string& path : paths) unlink(path.c_str());
 }

@@ -24,24 +24,11 @@ struct Page {
 };
 
 // Two files, and a mirror of them.
-struct Files {
-  std::string paths[2], uri = "mirror:";
-  Files() {
-    const char* given = getenv("LUNAR_TEST_DIR");
-    for (unsigned i = 0; i < 2; ++i) {
-      paths[i] = std::string(given ? given : "/var/tmp") + "/lunar-mirror-" + std::to_string(getpid()) + "-f" + std::to_string(i);
-      const int fd = sys::open_file(paths[i].c_str(), O_RDWR | O_CREAT, 0600);
-      REQUIRE(fd >= 0);
-      REQUIRE(sys::allocate_space(fd, 0, 3 * kMiB) == 0);
-      sys::close_file(fd);
-      uri += (i ? ";" : "") + paths[i];
-    }
+struct Files : MemberFiles {
+  Files() : MemberFiles("mirror:", 3 * kMiB) {
     Device* device = open(uri);
     REQUIRE(mirror(device).wait_in_sync(20 * kSecond) == 0);
     device_close(device);
-  }
-  ~Files() {
-    for (const std::string& path : paths) unlink(path.c_str());
   }
   // The first member refuses writes while this lives, by the descriptor of one device.
   struct Refusal {
@@ -109,14 +96,6 @@ void check_refused(const std::string& uri, bool read_only, int expected, const s
   if (device) device_close(device);
 }
 
-MemberLabel closed_label(const std::string& path) {
-  MemberLabel out;
-  Device* member = open(path, Format::kNever);
-  CHECK(label_read(member, &out) == 0);
-  device_close(member);
-  return out;
-}
-
 // A child that says 'r' when it is ready, then does as it is told until it is told to end (by a byte 'q', or by being killed).
 struct Child {
   pid_t pid;
@@ -152,12 +131,12 @@ struct Child {
   }
 };
 
-bool marked_clean(const std::string& path) {
-  MemberLabel label;
+MemberLabel closed_label(const std::string& path) {
+  MemberLabel out;
   Device* member = open(path, Format::kNever);
-  CHECK(label_read(member, &label) == 0);
+  CHECK(label_read(member, &out) == 0);
   device_close(member);
-  return label.dirty == 0;
+  return out;
 }
 
 }  // namespace
@@ -220,7 +199,7 @@ TEST_CASE("mirror: it stays open while a forked child has it, used or not; the c
   CHECK(first_of(device, 1) == 'f');
   CHECK(mirror(device).wait_in_sync(20 * kSecond) == 0);
   device_close(device);
-  CHECK(marked_clean(files.paths[0]));
+  CHECK(closed_label(files.paths[0]).dirty == 0);
 }
 
 TEST_CASE("mirror: of parent and child who close at the same time, exactly one is the last") {
@@ -284,7 +263,7 @@ TEST_CASE("mirror: who reads only follows those who write, whoever came first, a
   CHECK(first_of(reader, 1) == expected - 1);
   device_close(reader);
   CHECK_FALSE(is_there(session));
-  CHECK(marked_clean(files.paths[0]));
+  CHECK(closed_label(files.paths[0]).dirty == 0);
 }
 
 TEST_CASE("mirror: who reads only follows later writers of the same process") {

@@ -89,19 +89,9 @@ TEST_CASE("stripe: a failed member fails the commands that touch it, and only th
 }
 
 TEST_CASE("stripe: on files, watches and completions come through one wait; several threads share a context") {
-  const char* given = getenv("LUNAR_TEST_DIR");
-  const std::string directory = given ? given : "/var/tmp";
-  std::string uri = "stripe:", paths[2];
-  for (unsigned i = 0; i < 2; ++i) {
-    paths[i] = directory + "/lunar-stripe-" + std::to_string(getpid()) + "-" + std::to_string(i);
-    const int fd = sys::open_file(paths[i].c_str(), O_RDWR | O_CREAT, 0600);
-    REQUIRE(fd >= 0);
-    REQUIRE(sys::allocate_space(fd, 0, 5 * kMiB) == 0);
-    sys::close_file(fd);
-    uri += (i ? ";" : "") + paths[i];
-  }
-  Device* device = open(uri);
-  for (const std::string& path : paths) unlink(path.c_str());
+  const MemberFiles files("stripe:", 5 * kMiB);
+  Device* device = open(files.uri);
+  files.forget();
   CHECK(device->fd_count() == 2);
   CHECK(device->size_bytes() == 8 * kMiB);
   {
