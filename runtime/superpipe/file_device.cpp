@@ -240,10 +240,7 @@ Capabilities FileDevice::capabilities() const {
   if (!(bits & kKnown)) {
     bits = kKnown | (can_discard() ? kDiscard : 0u) | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u) |
            (iopoll_ || probe_iopoll() == 0 ? kIopoll : 0u);
-    if (void* page = map_private(kProbePage, ForkPolicy::kDontFork)) {
-      if (sys::uring_probe_window(page, kProbePage) == 0) bits |= kWindow;
-      unmap_private(page, kProbePage);
-    }
+    if (window_can_be_registered()) bits |= kWindow;
     probed_.store(bits, std::memory_order_relaxed);
   }
   Capabilities out;

@@ -28,7 +28,6 @@ constexpr size_t kIdentifyBytes = 4096;
 constexpr uint8_t kOpcodeDatasetManagement = 0x09;
 constexpr uint32_t kDeallocate = 4;                   // attribute bit, command dword 11
 constexpr uint64_t kDeallocateBytesMax = kGiB;        // of one range: within every controller's limits
-constexpr size_t kProbePage = 64 * 1024;
 
 // "nvme0n1", also of a partition's name "nvme0n1p2": "0n1" with its end. Null when it is no such name.
 const char* namespace_of_block(const char* path, size_t* length) {
@@ -264,11 +263,7 @@ Capabilities NvmeDevice::capabilities() const {
   enum : uint32_t { kKnown = 1, kWindow = 2, kSqpoll = 4 };
   uint32_t bits = probed_.load(std::memory_order_relaxed);
   if (!(bits & kKnown)) {
-    bits = kKnown | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u);
-    if (void* page = map_private(kProbePage, ForkPolicy::kDontFork)) {
-      if (sys::uring_probe_window(page, kProbePage) == 0) bits |= kWindow;
-      unmap_private(page, kProbePage);
-    }
+    bits = kKnown | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u) | (window_can_be_registered() ? kWindow : 0u);
     probed_.store(bits, std::memory_order_relaxed);
   }
   Capabilities out;

@@ -46,6 +46,14 @@ int open_ring(sys::Uring* ring, const DeviceFiles& files, int keep_fd, const sys
 
 }  // namespace
 
+bool window_can_be_registered() {
+  constexpr size_t kProbePage = 64 * kKiB;   // a page of any kernel
+  void* page = map_private(kProbePage, ForkPolicy::kDontFork);
+  const bool can = page && sys::uring_probe_window(page, kProbePage) == 0;
+  if (page) unmap_private(page, kProbePage);
+  return can;
+}
+
 int RingContext::start(char* memory, size_t head, const DeviceFiles& files, const ContextOptions& options, bool large, bool iopoll) {
   mapping_bytes_ = mapping_bytes(head, options.depth);
   depth_ = options.depth;

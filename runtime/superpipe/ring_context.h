@@ -22,6 +22,9 @@
 
 namespace lunar {
 
+// Whether the host lets a window be registered with a ring (RLIMIT_MEMLOCK), as of now. Blocking; for probes at open.
+[[nodiscard]] bool window_can_be_registered();
+
 class RingContext : public OwnedContext {
  public:
   [[nodiscard]] int submit(const Command* commands, unsigned n) final;
