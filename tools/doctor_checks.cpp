@@ -26,6 +26,7 @@
 #include "host.h"
 #include "run_checks.h"
 #include "support/text_file.h"
+#include "sys/kernel.h"
 #include "text.h"
 
 namespace lunar::tools {
@@ -66,21 +67,15 @@ std::string chosen(const std::string& text) {
 Finding check_kernel() {
   utsname name{};
   uname(&name);
-  int major = 0, minor = 0;
-  sscanf(name.release, "%d.%d", &major, &minor);
   Finding finding{"kernel", Health::kOk,
                   text_of("%s %s, pages of %s", name.release, name.machine,
                           size_text(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))).c_str()),
                   "", ""};
-  auto older = [&](int a, int b) { return major < a || (major == a && minor < b); };
-  if (older(4, 14)) {
+  ErrorText why;
+  if (sys::kernel_check(&why) < 0) {
     finding.health = Health::kFail;
-    finding.lack = "userfaultfd here cannot name the thread that faults";
-    finding.remedy = "boot a kernel of 5.19 or later";
-  } else if (older(5, 19)) {
-    finding.health = Health::kWarn;
-    finding.lack = "each page needs one more system call to be evicted";
-    finding.remedy = "boot a kernel of 5.19 or later";
+    finding.lack = why.text;
+    finding.remedy = "boot a kernel of 5.19 or later, without a system call filter on vmsplice and madvise";
   }
   return finding;
 }

@@ -49,8 +49,7 @@ std::string origin_of(const RunLine& line, const Options& before_flags, const ch
   options_defaults(&defaults);
   bool by_file = strcmp(name, "dram") == 0   ? before_flags.dram != defaults.dram
                  : strcmp(name, "size") == 0 ? before_flags.size != defaults.size
-                 : strcmp(name, "lun") == 0  ? strcmp(before_flags.lun, defaults.lun) != 0
-                                             : strcmp(before_flags.fault, defaults.fault) != 0;
+                                             : strcmp(before_flags.lun, defaults.lun) != 0;
   return text_of(by_file ? "config file, %s" : "default --%s", name);
 }
 
@@ -155,7 +154,7 @@ int cmd_run(int argc, char** argv) {
   if (!apply_flags(line, &options, &why)) return complain(kExitOwnFailure, why);
   OriginOf origin = [&](const char* name) { return origin_of(line, before_flags, name); };
   if (!check_sizes(&options, origin, &why) || !check_lun(options, origin, &why) ||
-      !check_fault_mode(options, origin, &why)) {
+      !check_kernel_calls(&why)) {
     return complain(kExitOwnFailure, why);
   }
   Program program;

@@ -3,10 +3,9 @@
 // Threading: one thread. Changes nothing on the host. May not be used by runtime/ (it allocates).
 #include "run_checks.h"
 
-#include <cstring>
-
 #include "base/error.h"
 #include "host.h"
+#include "sys/kernel.h"
 #include "text.h"
 
 namespace lunar::tools {
@@ -49,12 +48,9 @@ bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why) 
   return true;
 }
 
-bool check_fault_mode(const Options& options, const OriginOf& origin_of, std::string* why) {
-  if (strcmp(options.fault, "inline") == 0) {
-    return refuse(why, text_of("%s: inline cannot serve system calls on evicted memory, so the preload does not offer "
-                               "it; use auto or message",
-                               origin_of("fault").c_str()));
-  }
+bool check_kernel_calls(std::string* why) {
+  ErrorText text;
+  if (sys::kernel_check(&text) < 0) return refuse(why, text.text);
   UffdState state = probe_userfaultfd();
   if (state.error == 0) return true;
   return refuse(why, text_of("%s; to mend it: %s", userfaultfd_lack(state).c_str(), userfaultfd_remedy(state).c_str()));

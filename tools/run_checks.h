@@ -24,7 +24,7 @@ bool check_lun(const Options& options, const OriginOf& origin_of, std::string* w
 // Last, as it is the one check that may change something: opens what `--lun` names as the program will (a blank device gets
 // its format here) and lets go of it again. Directories and sim: were looked at by check_lun already.
 bool open_lun(const Options& options, const OriginOf& origin_of, std::string* why);
-bool check_fault_mode(const Options& options, const OriginOf& origin_of, std::string* why);
+bool check_kernel_calls(std::string* why);
 
 // A list of LUNs with its paths made absolute (programs change directory): "x" -> "/cwd/x", "file:x" -> "file:/cwd/x",
 // "stripe:x;y" -> "stripe:/cwd/x;/cwd/y".

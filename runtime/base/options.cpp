@@ -11,6 +11,7 @@
 #include "base/arena.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/test_switches.h"
 #include "base/units.h"
 #include "sys/file.h"
 
@@ -19,7 +20,8 @@ namespace {
 
 struct Row {
   OptionInfo info;
-  size_t offset;
+  size_t offset;                // in Options
+  bool is_switch = false;       // in TestSwitches
 };
 
 constexpr Row kTable[] = {
@@ -37,6 +39,15 @@ constexpr Row kTable[] = {
 #undef LUNAR_OPTION_STRING
 #undef LUNAR_OPTION_CHOICE
 #undef LUNAR_ROW
+#ifdef LUNAR_TEST_SWITCHES
+#define LUNAR_SWITCH_ROW(type, name, value, def, help) {{"test_" #name, OptionType::type, value, def, help, false, true}, offsetof(TestSwitches, name), true},
+#define LUNAR_SWITCH_BOOL(name, help) LUNAR_SWITCH_ROW(kBool, name, "yes|no", "no", help)
+#define LUNAR_SWITCH_UNSIGNED(name, value, help) LUNAR_SWITCH_ROW(kUnsigned, name, value, "0", help)
+#include "base/test_switches.def"
+#undef LUNAR_SWITCH_BOOL
+#undef LUNAR_SWITCH_UNSIGNED
+#undef LUNAR_SWITCH_ROW
+#endif
 };
 constexpr size_t kCount = sizeof kTable / sizeof kTable[0];
 constexpr size_t kNameBytes = 64;
@@ -163,6 +174,9 @@ int parse_bounded(const char* value_name, const char* text, const char* origin, 
 
 template <class T>
 T& member(Options* options, const Row& row) {
+#ifdef LUNAR_TEST_SWITCHES
+  if (row.is_switch) return *reinterpret_cast<T*>(reinterpret_cast<char*>(&test_switches) + row.offset);
+#endif
   return *reinterpret_cast<T*>(reinterpret_cast<char*>(options) + row.offset);
 }
 
@@ -302,6 +316,10 @@ int load_config(Options* options, const char* const* environment, ErrorText* why
 }
 
 }   // namespace
+
+#ifdef LUNAR_TEST_SWITCHES
+TestSwitches test_switches;
+#endif
 
 size_t option_count() { return kCount; }
 const OptionInfo& option_info(size_t index) { return kTable[index].info; }

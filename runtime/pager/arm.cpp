@@ -13,6 +13,7 @@
 #include "base/format.h"
 #include "base/host_guard.h"
 #include "base/log.h"
+#include "base/test_switches.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/fork.h"
@@ -21,6 +22,7 @@
 #include "pager/state.h"
 #include "stats/export.h"
 #include "sys/file.h"
+#include "sys/kernel.h"
 #include "sys/numa.h"
 #include "sys/proc.h"
 
@@ -266,14 +268,17 @@ int pager_create(const Options& options, ErrorText* why) {
   HostGuard guard;
   if (pager_armed()) return create_again(state, options, why);
   state.options = options;
-  if (options.test_numa_nodes > 1) sys::pretend_nodes(static_cast<int>(options.test_numa_nodes));
+  if (test_switches.numa_nodes > 1) sys::pretend_nodes(static_cast<int>(test_switches.numa_nodes));
   (void)sys::numa_nodes();   // loads a library: now, not where the program allocates
   state.page_size = sys::page_bytes();
   state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));
   int rc = check_sizes(state, why);
   if (rc < 0) return rc;
+  rc = page_hash_key_make();
+  if (rc < 0) return why->set(rc, "pager: no random numbers can be had (getrandom: %s)", errno_text(rc));
   bool vouched = options.account != nullptr && options.account[0] != 0 && state.lun_bytes != 0;   // `lunar run` has looked
   if (!vouched) {
+    if (rc = sys::kernel_check(why); rc < 0) return rc;
     sys::UffdFeatures features;
     int fd = sys::uffd_open(&features, why);
     if (fd < 0) return fd;
@@ -342,6 +347,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   if (rc < 0) return rc;
   region->base = static_cast<char*>(base);
   (void)sys::advise(base, bytes, MADV_NOHUGEPAGE);
+  (void)sys::advise(base, bytes, MADV_UNMERGEABLE);   // see Evictor::forbid_merging
   region->words = static_cast<AtomicPageWord*>(map_private(region->pages * sizeof(PageWord), ForkPolicy::kInherit));
   region->hashes = static_cast<uint64_t*>(map_private(region->pages * sizeof(uint64_t), ForkPolicy::kInherit));
   region->chunk_resident = static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));

@@ -184,6 +184,7 @@ PageWord seize(Region& region, uint64_t page) {
 
 // Frees what an evicted or framed page holds on the LUN.
 void drop_content(PageWord was) {
+  if (was.state() == PageState::kInFrame || was.state() == PageState::kEvicted) count_evicted(-1);
   if (was.state() == PageState::kInFrame) {
     FramePool& frames = pager_state().evictor->frames();
     Slot slot = kNoSlot;
@@ -416,9 +417,7 @@ static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
     count_resident(dst, PageIndex(d), 1);
     moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch());   // no fork goes on beside a mutator
   } else if (was.state() == PageState::kInFrame) {
-    Frame& frame = state.evictor->frames().at(was.index());
-    frame.region.store(&dst, std::memory_order_relaxed);
-    frame.page.store(d, std::memory_order_relaxed);
+    state.evictor->frames().at(was.index()).word.store(&target, std::memory_order_release);
   }
   if (was.state() == PageState::kPoisoned) (void)sys::advise(src.address_of(PageIndex(s)), state.page_size, MADV_DONTNEED);   // its mark
   if (was.charged()) {

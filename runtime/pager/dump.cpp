@@ -69,7 +69,7 @@ namespace {
 
 // What a walk over all page words finds.
 struct Tally {
-  int64_t resident = 0;
+  int64_t resident = 0, evicted = 0;
   uint64_t slots = 0;
   bool good = true;
 
@@ -94,6 +94,7 @@ void Tally::walk(PagerState& state, Region& region) {
       PageState s = word.state();
       const char* page = base + k * state.page_size;
       if (s == PageState::kResident) ++in_chunk;
+      if (s == PageState::kEvicted || s == PageState::kInFrame) ++evicted;
       check(s != PageState::kBusy, "a busy page", page, static_cast<int64_t>(word.previous()), -1);
       if (s != PageState::kPoisoned && s != PageState::kGone)
         check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page, present[k], static_cast<int64_t>(s));
@@ -118,6 +119,7 @@ bool pager_validate() {
   Tally tally;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) tally.walk(state, *state.regions.sorted[i].load());
   tally.check(tally.resident == counters().resident.load(), "resident pages", nullptr, counters().resident.load(), tally.resident);
+  tally.check(tally.evicted == counters().evicted.load(), "evicted pages", nullptr, counters().evicted.load(), tally.evicted);
   if (state.lun_ready.load()) {
     const ScratchLun& lun = state.luns[state.generation];
     tally.check(lun.validate(), "the LUN's bitmap", nullptr, 0, 0);

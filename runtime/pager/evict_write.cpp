@@ -73,9 +73,9 @@ void Evictor::decide(Victim& victim) {
     return;
   }
   uint64_t hash = page_hash(content);
+  count_evicted(1);
   Frame& frame = frames_.at(victim.frame);
-  frame.region.store(victim.region, std::memory_order_relaxed);
-  frame.page.store(victim.page.value, std::memory_order_relaxed);
+  frame.word.store(&word, std::memory_order_release);
   frame.attempts = 0;
   PageWord next = was.with_state(PageState::kInFrame).with_index(victim.frame).with_epoch(state.eviction_time.load(std::memory_order_relaxed));
   if (was.has_slot() && victim.region->hashes[victim.page.value] == hash) {
@@ -253,26 +253,29 @@ void Evictor::rewrite_failed() {
       submit_run(&ids[i], 1, run);
       continue;
     }
-    Region* region = frame.region.load();
-    PageIndex page(frame.page.load());
-    PageWord seen = region->words[page.value].load(std::memory_order_acquire);
+    AtomicPageWord& word = *frame.word.load(std::memory_order_acquire);
+    PageWord seen = word.load(std::memory_order_acquire);
     bool taken = seen.state() == PageState::kInFrame && seen.index() == ids[i] && state.account.take(1, 0);
-    if (!taken || !page_lock(region->words[page.value], seen)) {
+    if (!taken || !page_lock(word, seen)) {
       if (taken) state.account.give(1);
       failed_[failed_count_++] = ids[i];   // busy, or no DRAM to go back to: it stays in its frame for now
       frame.attempts = 2;
       continue;
     }
+    PageIndex page(0);
+    Region* region = state.regions.find_word(&word, &page);   // it stays: the page is ours
+    LUNAR_CHECK(region != nullptr, "a frame's page is in no region");
     uint16_t epoch = exclusive_epoch();
     int64_t rc = sys::uffd_copy(state.uffd, region->address_of(page), frames_.memory(ids[i]), state.page_size);
     if (rc != static_cast<int64_t>(state.page_size)) {
       state.account.give(1);
-      if (page_unlock(region->words[page.value], seen)) (void)sys::uffd_wake(state.uffd, region->address_of(page), state.page_size);
+      if (page_unlock(word, seen)) (void)sys::uffd_wake(state.uffd, region->address_of(page), state.page_size);
       failed_[failed_count_++] = ids[i];
       continue;
     }
     count_resident(*region, page, 1);
-    if (page_unlock(region->words[page.value], resident_word(seen, kNoSlot, state.generation, kHeatHot, epoch)))
+    count_evicted(-1);
+    if (page_unlock(word, resident_word(seen, kNoSlot, state.generation, kHeatHot, epoch)))
       (void)sys::uffd_wake(state.uffd, region->address_of(page), state.page_size);
     frames_.put_free(ids[i]);
   }

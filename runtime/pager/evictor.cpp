@@ -10,9 +10,11 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/test_switches.h"
 #include "pager/pins.h"
 #include "pager/state.h"
 #include "sys/file.h"
+#include "sys/kernel.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -215,15 +217,28 @@ unsigned Evictor::choose_range(unsigned want) {
 
 // ---- 2 exclusive --------------------------------------------------------------------------------------------------------
 
+// Equal pages that the kernel merges (KSM) become copy-on-write behind our back, between any two of our calls: tiered ranges are
+// taken out of it. New ones are from the start (region_create, whatever the process has inherited); prctl(PR_SET_MEMORY_MERGE) puts
+// all memory in anew, so it is looked at before each batch. Leaving it also makes what is merged exclusive again.
+void Evictor::forbid_merging() {
+  auto& state = pager_state();
+  const bool seen = sys::memory_merging();
+  for (uint32_t i = 0; seen && !merging_seen_ && i < state.regions.count.load(std::memory_order_acquire); ++i) {
+    Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
+    if (region != nullptr) (void)sys::advise(region->base, region->pages << state.page_shift, MADV_UNMERGEABLE);
+  }
+  merging_seen_ = seen;
+}
+
 void Evictor::make_exclusive() {
   auto& state = pager_state();
   uint16_t epoch = static_cast<uint16_t>(state.fork_epoch.load(std::memory_order_acquire));
-  if (state.options.test_no_cow_remedy) return;
+  if (test_switches.no_cow_remedy) return;
   iovec stale[kBatchPages];
   unsigned index_of[kBatchPages];
   unsigned n = 0;
   for (unsigned i = 0; i < victim_count_; ++i) {
-    if (victims_[i].word.epoch() == epoch) continue;
+    if (still_exclusive(victims_[i].word.epoch(), epoch)) continue;
     stale[n] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
     index_of[n++] = i;
   }
@@ -284,7 +299,7 @@ unsigned Evictor::gather() {
     gathered += rc;
   }
   unsigned in_pipe = static_cast<unsigned>(static_cast<uint64_t>(gathered) / state.page_size);
-  if (state.options.test_evict_delay_us != 0) sys::sleep_ns(state.options.test_evict_delay_us * 1000);
+  if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   unsigned dropped = 0;
   if (in_pipe != 0) {
     int64_t rc = sys::advise_vector(pages, in_pipe, MADV_DONTNEED);
@@ -348,8 +363,9 @@ unsigned Evictor::evict_chosen() {
 unsigned Evictor::evict_batch() {
   auto& state = pager_state();
   counters().batches.add();
+  forbid_merging();
   bool by_move = pins_possible();
-  if (by_move && !state.features.move && !state.options.test_no_pin_rule) {
+  if (by_move && !state.features.move && !test_switches.no_pin_rule) {
     pins_say_stopped();
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);
     return 0;

@@ -89,6 +89,7 @@ class Evictor {
   unsigned evict_chosen();
   unsigned evict_batch();
   bool make_room(unsigned frames_needed);
+  void forbid_merging();
   void make_exclusive();
   void close_gaps();
   unsigned gather();
@@ -125,6 +126,7 @@ class Evictor {
   uint32_t free_ops_[kWriteOps];
   unsigned free_op_count_ = 0;
   bool lun_full_said_ = false;
+  bool merging_seen_ = false;
   uint64_t short_since_ = 0;        // DRAM has been short since then while others were above their share
 
   int64_t since_tick_ = 0;          // pages evicted since eviction_time went on

@@ -69,6 +69,27 @@ uint64_t committed_pages(PagerState& state) {
   return pages;
 }
 
+// The two steps of a fork take the count from `now` to `next`. Marks in the half of values that it enters are of the last time round,
+// 16,384 forks ago and more: those pages become "not known to be exclusive". Eviction is at rest. A page that is busy now is in the
+// hands of somebody who will give it a mark of today, or none.
+void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
+  if (same_epoch_half(now, next)) return;
+  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
+    Region* region = state.regions.sorted[r].load();
+    const uint64_t end = region->table_pages.load();
+    for (uint64_t page = 0; page < end; ++page) {
+      if (page % kChunkPages == 0 && region->chunk_resident[page / kChunkPages].load(std::memory_order_relaxed) <= 0) {
+        page += kChunkPages - 1;
+        continue;
+      }
+      AtomicPageWord& word = region->words[page];
+      PageWord seen = word.load(std::memory_order_acquire);
+      while (seen.state() == PageState::kResident && same_epoch_half(seen.epoch(), next) &&
+             !word.compare_exchange_weak(seen, seen.with_epoch(kEpochUnknown), std::memory_order_acq_rel)) {}
+    }
+  }
+}
+
 void prepare() {
   auto& state = pager_state();
   state.fork_lock.lock();
@@ -87,6 +108,8 @@ void prepare() {
   touch_files();             // what was evicted again meanwhile
   state.regions.lock.lock();
   state.lun_open_lock.lock();
+  const uint32_t before = state.fork_epoch.load(std::memory_order_acquire);
+  retire_epochs(state, static_cast<uint16_t>(before), static_cast<uint16_t>(before + 2));
   uint32_t epoch = state.fork_epoch.fetch_add(1, std::memory_order_acq_rel) + 1;
   g_fork.member = state.account.reserve_child(epoch);
   g_fork.refusal = g_fork.member < 0 ? g_fork.member : state.generation + 1 >= kLunGenerations ? -EAGAIN : deferred_slots_prepare();
@@ -164,15 +187,18 @@ int64_t settle_words(PagerState& state) {
       if (int rc = sys::present_pages(region->address_of(PageIndex(at)), n, present); rc < 0)
         fatal("fork: the child cannot tell which pages it has (/proc/self/pagemap: %s)", errno_name(rc));
       int32_t in_chunk = 0;
+      int64_t evicted = 0;
       for (uint64_t i = 0; i < n; ++i) {
         PageWord next = settled_word(state, *region, at + i, present[i] != 0);
         if (next.state() == PageState::kResident) ++in_chunk;
+        if (next.state() == PageState::kEvicted) ++evicted;
         if (next.charged()) ++charged;
         if (next.raw != region->words[at + i].load(std::memory_order_relaxed).raw)   // spares the table a copy-on-write
           region->words[at + i].store(next, std::memory_order_relaxed);
       }
       region->chunk_resident[at / kChunkPages].store(in_chunk, std::memory_order_relaxed);
       resident += in_chunk;
+      count_evicted(evicted);
     }
     if ((region->flags & kRegionChargeOnTouch) != 0) region->committed_pages.store(charged);   // as its words say
   }
@@ -216,6 +242,7 @@ void child() {
   if (g_fork.refusal < 0) fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));
   state.account.adopt(static_cast<unsigned>(g_fork.member));
   state.arm_lock.reset_in_child();   // another thread of the parent's may have held it
+  counters().evicted.store(0);
   int64_t resident = settle_words(state);
   // A generation of its own: what ancestors wrote is read-only.
   ++state.generation;

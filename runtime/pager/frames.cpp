@@ -53,12 +53,11 @@ bool FramePool::reclaim_oldest() {
       put_free(id);
       return true;
     }
-    Region* region = frame.region.load(std::memory_order_relaxed);
-    uint64_t page = frame.page.load(std::memory_order_relaxed);
-    PageWord word = region->words[page].load(std::memory_order_acquire);
+    AtomicPageWord& place = *frame.word.load(std::memory_order_acquire);
+    PageWord word = place.load(std::memory_order_acquire);
     if (word.state() == PageState::kInFrame && word.index() == id) {
       PageWord next = word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun).with_heat(0);
-      if (region->words[page].compare_exchange_strong(word, next, std::memory_order_acq_rel)) {
+      if (place.compare_exchange_strong(word, next, std::memory_order_acq_rel)) {
         put_free(id);
         return true;
       }

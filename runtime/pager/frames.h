@@ -15,15 +15,14 @@
 #include <cstdint>
 
 #include "base/units.h"
-#include "pager/region.h"
+#include "pager/page_word.h"
 
 namespace lunar {
 
 enum class FrameState : uint32_t { kFree, kCaptured, kWriting, kClean, kReleased, kAbandoned };
 
 struct Frame {
-  std::atomic<Region*> region{nullptr};
-  std::atomic<uint64_t> page{0};
+  std::atomic<AtomicPageWord*> word{nullptr};   // of its page: one value, as the page may be moved (mremap) while others look
   Slot slot{kNoSlot};
   uint8_t lun = 0;
   uint8_t attempts = 0;

@@ -309,7 +309,8 @@ void Handler::check_resident(Region& region, PageIndex page) {
         uncharge_touched(region, seen);
         seen = seen.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false);
       }
-      (void)page_unlock(word, seen);
+      // As not known to be exclusive: fork takes marks away that are too old, and passes over a page in our hands.
+      (void)page_unlock(word, seen.with_epoch(kEpochUnknown));
     }
   }
   (void)sys::uffd_wake(state.uffd, address, state.page_size);

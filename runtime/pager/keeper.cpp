@@ -87,7 +87,8 @@ void pager_stats(lunar_stats* out) {
   int64_t resident = c.resident.load(std::memory_order_relaxed);
   out->resident_bytes = static_cast<uint64_t>(resident > 0 ? resident : 0) << state.page_shift;
   out->resident_peak_bytes = static_cast<uint64_t>(state.resident_peak.load(std::memory_order_relaxed)) << state.page_shift;
-  out->evicted_bytes = out->lun_used_bytes;
+  int64_t evicted = c.evicted.load(std::memory_order_relaxed);
+  out->evicted_bytes = static_cast<uint64_t>(evicted > 0 ? evicted : 0) << state.page_shift;
   out->pinned_bytes = static_cast<uint64_t>(state.pinned_pages.load(std::memory_order_relaxed)) << state.page_shift;
   out->faults = c.faults;
   out->zero_fills = c.zero_fills;

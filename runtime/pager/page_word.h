@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state of one page is one atomic 64-bit word.
 //
-//   bit  0..2   state                          16..31  epoch: kResident: of forks, when the page was known to be exclusive
+//   bit  0..2   state                          16..31  epoch: kResident: of forks, when the page was known to be exclusive; 0: not known
 //        3..5   state before kBusy                            kInFrame, kEvicted: eviction time (PagerState::eviction_time)
 //        6      waiter                         32..63  index: kResident: slot of an identical copy, or kNoSlot
 //        7      pinned                                        kEvicted:  slot
@@ -82,6 +82,12 @@ struct PageWord {
 };
 static_assert(sizeof(PageWord) == 8);
 static_assert(std::atomic<PageWord>::is_always_lock_free);
+
+// The low bits of the count of forks (two a fork) mark pages as exclusive, so a mark is good until the count comes round to it again.
+// Before the count enters a half of its values, the marks left there from the last time round are taken away (fork.cpp).
+constexpr uint16_t kEpochUnknown = 0;
+constexpr bool still_exclusive(uint16_t mark, uint16_t now) { return mark == now && mark != kEpochUnknown; }
+constexpr bool same_epoch_half(uint16_t a, uint16_t b) { return (a ^ b) < 0x8000; }
 
 using AtomicPageWord = std::atomic<PageWord>;
 

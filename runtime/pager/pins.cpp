@@ -8,6 +8,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/test_switches.h"
 #include "pager/state.h"
 #include "sys/file.h"
 #include "sys/proc.h"
@@ -62,7 +63,7 @@ bool pinned_memory() {
 
 bool pins_possible() {
   auto& state = pager_state();
-  if (state.options.test_no_pin_rule) return false;
+  if (test_switches.no_pin_rule) return false;
   if (state.may_pin.load(std::memory_order_acquire)) return true;
   uint64_t now = sys::now_ns();
   bool found = false;

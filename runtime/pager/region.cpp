@@ -47,6 +47,16 @@ Region* RegionTable::find(const void* address) const {
   }
 }
 
+Region* RegionTable::find_word(const AtomicPageWord* word, PageIndex* page) const {
+  for (uint32_t i = 0; i < count.load(std::memory_order_acquire); ++i) {
+    Region* region = sorted[i].load(std::memory_order_acquire);
+    if (region == nullptr || word < region->words || word >= region->words + region->pages) continue;
+    *page = PageIndex(static_cast<uint64_t>(word - region->words));
+    return region;
+  }
+  return nullptr;
+}
+
 int region_register(const Region& region, int uffd, char* from, uint64_t bytes) {
   int rc = sys::uffd_register(uffd, from, bytes);
   if (rc != -EINVAL || (region.flags & (kRegionStrict | kRegionChargeOnTouch)) == 0) return rc;

@@ -51,6 +51,8 @@ struct RegionTable {
   sys::Mutex lock;                         // writers
 
   Region* find(const void* address) const;
+  // The region that a page word is of, and which page. pre: no region can go meanwhile (the evictor is at work). Looks at all of them.
+  Region* find_word(const AtomicPageWord* word, PageIndex* page) const;
   [[nodiscard]] int insert(Region* region);
   void remove(Region* region);
 };

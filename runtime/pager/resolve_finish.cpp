@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/test_switches.h"
 #include "pager/evictor.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
@@ -27,7 +28,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
   uint64_t bad = 0;
   if (result != static_cast<int64_t>(op.count * state.page_size)) {
     bad = op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
-  } else if (!state.options.test_no_hash_check) {
+  } else if (!test_switches.no_hash_check) {
     for (unsigned i = 0; i < op.count; ++i)
       if (page_hash(window_ + (op.window + i) * state.page_size) != op.region->hashes[op.first + i]) bad |= uint64_t{1} << i;
   }
@@ -89,6 +90,7 @@ void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
   PageIndex page(op.first + index);
   void* address = op.region->address_of(page);
   state.account.give(1);
+  if (next_state != PageState::kEvicted) count_evicted(-1);
   if (next_state == PageState::kPoisoned && state.features.poison) (void)sys::uffd_poison(state.uffd, address, state.page_size);
   AtomicPageWord& word = op.region->words[page.value];
   bool waiter = page_unlock(word, word.load(std::memory_order_relaxed).with_state(next_state));
@@ -111,11 +113,13 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
     if (rc > 0) {
       unsigned filled = static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size);
       for (unsigned i = 0; i < filled; ++i) unlock_installed(op, at + i, false, epoch);
+      count_evicted(-static_cast<int64_t>(filled));
       done += filled;
     } else if (rc == -EAGAIN || rc == -ENOMEM) {
       sys::yield_cpu();
     } else if (rc == -EEXIST) {
       unlock_installed(op, at, true, shared_epoch());
+      count_evicted(-1);
       ++done;
     } else {
       give_back(op, at, rc == -ENOENT || rc == -EFAULT || rc == -ESRCH ? PageState::kGone : PageState::kEvicted);

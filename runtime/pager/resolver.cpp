@@ -127,6 +127,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   bool there = rc == -EEXIST;
   if (rc != static_cast<int64_t>(state.page_size) && !there) {
     bool gone = is_gone(rc);
+    if (gone) count_evicted(-1);
     state.account.give(1);
     if (page_unlock(word, gone ? seen.with_state(PageState::kGone) : seen)) (void)sys::uffd_wake(state.uffd, address, state.page_size);
     return gone ? Outcome::kGone : Outcome::kNoRoom;
@@ -139,6 +140,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
     slot = kNoSlot;   // what is there may differ from the slot
   }
   count_resident(region, page, 1);
+  count_evicted(-1);
   counters().second_chances.add();
   bool waiter = page_unlock(word, resident_word(seen, slot, lun, kHeatSecondChance, there ? shared_epoch() : epoch));
   if (waiter || there) (void)sys::uffd_wake(state.uffd, address, state.page_size);

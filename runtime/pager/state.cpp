@@ -30,6 +30,10 @@ struct DeferredQueue {
 };
 constinit DeferredQueue g_deferred;
 
+alignas(64) constinit unsigned char g_hash_key[192] = {};   // XXH3's own length of a secret
+constinit bool g_hash_key_made = false;
+static_assert(sizeof g_hash_key >= XXH3_SECRET_SIZE_MIN);
+
 bool defer_slot(Slot slot, uint32_t epoch) {
   sys::Locked<sys::SpinLock> hold(g_deferred.lock);
   if (g_deferred.entries == nullptr || !(g_deferred.shared[slot.value / 64] >> slot.value % 64 & 1)) return false;
@@ -208,7 +212,16 @@ MutatorScope::~MutatorScope() {
   if (entered_) pager_state().mutators.fetch_sub(1, std::memory_order_release);
 }
 
-uint64_t page_hash(const void* content) { return XXH3_64bits(content, pager_state().page_size); }
+int page_hash_key_make() {
+  if (g_hash_key_made) return 0;
+  int rc = sys::random_bytes(g_hash_key, sizeof g_hash_key);
+  g_hash_key_made = rc == 0;
+  return rc;
+}
+
+uint64_t page_hash(const void* content) { return XXH3_64bits_withSecret(content, pager_state().page_size, g_hash_key, sizeof g_hash_key); }
+
+void count_evicted(int64_t delta) { counters().evicted.fetch_add(delta, std::memory_order_relaxed); }
 
 bool page_is_zero(const void* content) {
   auto* words = static_cast<const uint64_t*>(content);

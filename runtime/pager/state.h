@@ -121,6 +121,9 @@ class MutatorScope {
 };
 
 // Hash of a page's content; also tells an all-zero page.
+// The hash is keyed by random bytes of this process, which forked children inherit with the page table: whoever chooses contents
+// cannot make two of them look equal. (XXH3 with a secret of full length: no cryptographic hash.)
+[[nodiscard]] int page_hash_key_make();   // once a process, before the first hash. 0 or -errno
 uint64_t page_hash(const void* content);
 bool page_is_zero(const void* content);
 
@@ -128,13 +131,16 @@ bool page_is_zero(const void* content);
 void table_reach(Region& region, uint64_t first, uint64_t end);
 int64_t table_dram_pages(const Region& region);   // what it costs now
 
+// Pages whose content is in a frame or on the LUN only. By whoever moves a page in or out of these two states.
+void count_evicted(int64_t delta);
+
 // Bookkeeping of installed pages. pre: the DRAM was taken before.
 void count_resident(Region& region, PageIndex page, int delta);
 
 // The fork epoch a page may be marked with. Taken *before* the page is installed: whoever installs may be preempted, and a page that
 // was installed before a fork is shared after it. `there`: somebody else's page was found in place, which may be shared now.
 inline uint16_t exclusive_epoch() { return static_cast<uint16_t>(pager_state().fork_epoch.load(std::memory_order_seq_cst)); }
-inline uint16_t shared_epoch() { return static_cast<uint16_t>(exclusive_epoch() - 1); }
+inline uint16_t shared_epoch() { return kEpochUnknown; }
 
 // The word of a page that was installed. heat: see policy in evictor.h.
 inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat, uint16_t epoch) {

@@ -22,7 +22,7 @@ struct Counters {
   // written by the evictor
   alignas(64) Counter evictions;
   Counter evicted_clean, evicted_zero, written_bytes, write_errors, kept_pinned, made_exclusive, batches;
-  alignas(64) std::atomic<int64_t> resident{0};
+  alignas(64) std::atomic<int64_t> resident{0}, evicted{0};   // pages, now
   Counter forks;
 };
 

@@ -218,7 +218,7 @@ TEST_CASE("data that fits does fit, whatever the value size") {
 
 TEST_CASE("options of Lunar's sides come as pairs") {
   using Pairs = std::vector<std::pair<std::string, std::string>>;
-  CHECK(lunar_options("fault=message,stats_file=/x=y") == Pairs{{"fault", "message"}, {"stats-file", "/x=y"}});
+  CHECK(lunar_options("follow=no,stats_file=/x=y") == Pairs{{"follow", "no"}, {"stats-file", "/x=y"}});
   CHECK(lunar_options("").empty());
 }
 

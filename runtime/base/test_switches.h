@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Switches for tests. Each takes one protection away, or hides something of the kernel, so that a test can be seen to fail without
+// the protection, or to pass without the kernel's help. Set as options named test_NAME (lunar_config.options).
+//
+// They exist only in the runtime that the tests link (LUNAR_TEST_SWITCHES, see runtime/meson.build). In what ships each is a
+// constant, no option has its name, and the branches behind it are compiled out. The few sources that read a switch are compiled
+// twice: list a new one in `switched_sources` of its meson.build. May not be read in a header: objects of both kinds are linked together.
+#pragma once
+#include <cstdint>
+
+namespace lunar {
+
+struct TestSwitches {
+#define LUNAR_SWITCH_BOOL(name, help) bool name = false;
+#define LUNAR_SWITCH_UNSIGNED(name, value, help) uint64_t name = 0;
+#include "base/test_switches.def"
+#undef LUNAR_SWITCH_BOOL
+#undef LUNAR_SWITCH_UNSIGNED
+};
+
+#ifdef LUNAR_TEST_SWITCHES
+extern TestSwitches test_switches;
+#else
+inline constexpr TestSwitches test_switches{};
+#endif
+
+}  // namespace lunar

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrity CASE: facts that the pager's promises stand on.
+//
+//   hash_key       the hash of a page's content differs between processes, and is the parent's in a forked child
+//   evicted_bytes  lunar_stats says what is evicted now: not slots in use, which copies of resident pages hold too
+//   ksm            a process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it) loses no write, as tiered
+//                  pages are never merged
+//   ksm_later      the same, switched on when the tier is at work
+//   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <string>
+#include <vector>
+
+#include "pager/state.h"
+#include "tests/support/tier.hpp"
+
+#ifndef PR_SET_MEMORY_MERGE   // 6.4
+#define PR_SET_MEMORY_MERGE 67
+#endif
+
+namespace {
+
+using tier::kMega;
+
+std::atomic<uint64_t> g_progress{0};
+
+char* new_region(uint64_t bytes) {
+  char* base = static_cast<char*>(lunar_region_create(bytes));
+  REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
+  return base;
+}
+
+// ---- hash_key -------------------------------------------------------------------------------------------------------------
+
+uint64_t hash_of_a_known_page() {
+  std::vector<char> page(lunar_page_bytes());
+  tier::stamp_write(page.data(), page.size(), 1, 1);
+  return lunar::page_hash(page.data());
+}
+
+template <class Body>
+uint64_t answer_of_child(Body body) {
+  int ends[2];
+  REQUIRE_THAT(pipe(ends) == 0, "pipe");
+  pid_t child = fork();
+  REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
+  if (child == 0) {
+    uint64_t answer = body();
+    _exit(write(ends[1], &answer, sizeof answer) == sizeof answer ? 0 : 1);
+  }
+  close(ends[1]);
+  uint64_t answer = 0;
+  int status = 0;
+  REQUIRE_THAT(read(ends[0], &answer, sizeof answer) == sizeof answer, "the child gave no answer");
+  close(ends[0]);
+  waitpid(child, &status, 0);
+  REQUIRE_THAT(status == 0, "child: status %x", static_cast<unsigned>(status));
+  return answer;
+}
+
+void hash_key() {
+  auto with_a_tier = [] {
+    tier::start_tier(32 * kMega, 64 * kMega);
+    uint64_t own = hash_of_a_known_page();
+    REQUIRE_THAT(answer_of_child(hash_of_a_known_page) == own, "a forked child hashes in another way");
+    return own;
+  };
+  uint64_t first = answer_of_child(with_a_tier), second = answer_of_child(with_a_tier);
+  REQUIRE_THAT(first != second, "two processes hash the same content to %llx: it can be foreseen", static_cast<unsigned long long>(first));
+}
+
+// ---- evicted_bytes --------------------------------------------------------------------------------------------------------
+
+void evicted_bytes() {
+  constexpr uint64_t kBytes = 8 * kMega;
+  tier::start_tier(64 * kMega, 256 * kMega);
+  size_t page = lunar_page_bytes();
+  char* base = new_region(kBytes);
+  auto is = [&](uint64_t bytes, const char* when) {
+    uint64_t said = tier::stats().evicted_bytes;
+    for (int i = 0; said != bytes && i < 100; ++i, said = tier::stats().evicted_bytes) usleep(10000);   // a page may still be in a handler's hands
+    REQUIRE_THAT(said == bytes, "%s: evicted_bytes %llu, not %llu", when, static_cast<unsigned long long>(said), static_cast<unsigned long long>(bytes));
+  };
+  for (uint64_t i = 0; i < kBytes / page; ++i) tier::stamp_write(base + i * page, page, i, 1);
+  is(0, "all resident");
+  REQUIRE_THAT(lunar_evict(base, kBytes) >= 0, "evict");
+  is(kBytes, "all evicted");
+  REQUIRE_THAT(lunar_touch(base, kBytes / 2) == 0, "touch");
+  is(kBytes / 2, "half of it back, clean");   // what came back keeps its slot
+  REQUIRE_THAT(lunar_discard(base + kBytes / 2, kBytes / 4) == 0, "discard");
+  is(kBytes / 4, "a quarter discarded");
+  REQUIRE_THAT(answer_of_child([] { return tier::stats().evicted_bytes; }) == kBytes / 4, "a child's figure differs");
+  for (uint64_t i = 0; i < kBytes / page; ++i)
+    REQUIRE_THAT(i >= kBytes / page / 2 && i < kBytes / page / 4 * 3 ? tier::stamp_holds(base + i * page, page, i, 0) : tier::stamp_holds(base + i * page, page, i, 1),
+                 "page %llu is wrong", static_cast<unsigned long long>(i));
+  is(0, "all read");
+  memset(base, 0, kBytes);
+  REQUIRE_THAT(lunar_evict(base, kBytes) >= 0, "evict");
+  is(0, "zeros are kept nowhere");
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
+// ---- ksm ------------------------------------------------------------------------------------------------------------------
+
+// A setting of ksmd, put back at the end.
+class KsmSetting {
+ public:
+  KsmSetting(const char* name, const char* value) : path_(std::string("/sys/kernel/mm/ksm/") + name) {
+    FILE* file = fopen(path_.c_str(), "r");
+    if (file == nullptr) tier::skip("ksm", "this kernel has no /sys/kernel/mm/ksm");
+    if (fgets(before_, sizeof before_, file) == nullptr) before_[0] = '\0';
+    fclose(file);
+    if (!put(value)) tier::skip("ksm", "this user may not start ksmd");
+  }
+  ~KsmSetting() { (void)put(before_); }
+
+ private:
+  bool put(const char* value) const {
+    FILE* file = fopen(path_.c_str(), "w");
+    if (file == nullptr) return false;
+    bool good = fputs(value, file) >= 0;
+    return fclose(file) == 0 && good;
+  }
+  std::string path_;
+  char before_[32] = {};
+};
+
+// KiB of the map at `address` that the kernel has merged; -1: it does not say (before 6.8).
+long merged_kib(const void* address) {
+  FILE* file = fopen("/proc/self/smaps", "r");
+  REQUIRE_THAT(file != nullptr, "smaps");
+  char line[512];
+  bool here = false;
+  long kib = -1;
+  while (fgets(line, sizeof line, file) != nullptr) {
+    unsigned long start, end;
+    if (sscanf(line, "%lx-%lx ", &start, &end) == 2) here = reinterpret_cast<unsigned long>(address) >= start && reinterpret_cast<unsigned long>(address) < end;
+    if (here && sscanf(line, "KSM: %ld", &kib) == 1) break;
+  }
+  fclose(file);
+  return kib;
+}
+
+long full_scans() {
+  long n = 0;
+  FILE* file = fopen("/sys/kernel/mm/ksm/full_scans", "r");
+  if (file == nullptr || fscanf(file, "%ld", &n) != 1) n = 0;
+  if (file != nullptr) fclose(file);
+  return n;
+}
+
+// Writers count in pages of equal content while these are evicted and ksmd is at work. What was lost.
+uint64_t count_beside_ksmd(char* base, uint64_t pages) {
+  size_t page = lunar_page_bytes();
+  constexpr unsigned kWriters = 2;
+  constexpr uint64_t kWindow = 64;
+  std::vector<std::atomic<uint64_t>> model(pages * kWriters);
+  std::atomic<uint64_t> hand{0};
+  std::atomic<bool> stop{false};
+  auto word = [&](uint64_t i, unsigned t) { return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page) + t * 16; };
+  std::vector<uint64_t> began;
+  for (unsigned t = 0; t < kWriters; ++t) began.push_back(word(0, t)->load());
+  std::vector<std::thread> writers;
+  for (unsigned t = 0; t < kWriters; ++t)
+    writers.emplace_back([&, t] {
+      tier::Random random(t);
+      while (!stop.load(std::memory_order_relaxed)) {
+        uint64_t i = hand.load(std::memory_order_relaxed) + random.below(kWindow);
+        word(i, t)->fetch_add(1);
+        model[i * kWriters + t].fetch_add(1);
+      }
+    });
+  for (uint64_t at = 0; at + kWindow <= pages; at += kWindow, ++g_progress) {
+    hand.store(at);
+    REQUIRE_THAT(lunar_evict(base + at * page, kWindow * page) >= 0, "evict");
+  }
+  stop.store(true);
+  for (std::thread& writer : writers) writer.join();
+  uint64_t lost = 0;
+  for (uint64_t i = 0; i < pages; ++i)
+    for (unsigned t = 0; t < kWriters; ++t) lost += model[i * kWriters + t].load() - (word(i, t)->load() - began[t]);
+  return lost;
+}
+
+void ksm_in_this_process(bool later) {
+  constexpr uint64_t kBytes = 8 * kMega;
+  if (!later && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) tier::skip("ksm", "no PR_SET_MEMORY_MERGE (6.4)");
+  tier::start_tier(32 * kMega, 256 * kMega, nullptr, "test_evict_delay_us=300");
+  size_t page = lunar_page_bytes();
+  char* base = new_region(kBytes);
+  char* witness = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  REQUIRE_THAT(witness != MAP_FAILED, "mmap");
+  for (uint64_t at = 0; at < kBytes; at += page) {
+    tier::stamp_write(base + at, page, 1, 1);
+    tier::stamp_write(witness + at, page, 1, 1);
+  }
+  if (later) {
+    if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) tier::skip("ksm", "no PR_SET_MEMORY_MERGE (6.4)");
+    REQUIRE_THAT(lunar_evict(base, page) == 1 && base[0] != 0, "evict");   // its next batch is when the pager sees it
+  }
+  if (merged_kib(witness) < 0) tier::skip("ksm", "smaps of this kernel does not tell what is merged (6.8)");
+  double end = tier::seconds() + 60;
+  while (merged_kib(witness) < static_cast<long>(kBytes / 1024 / 2)) {
+    if (tier::seconds() > end) tier::skip("ksm", "ksmd has not come to merge anything for 60 s");
+    usleep(50000);
+    ++g_progress;
+  }
+  // Whatever is mergeable has been looked at twice by then.
+  for (long until = full_scans() + 3; full_scans() < until && tier::seconds() < end; ++g_progress) usleep(50000);
+  long merged = merged_kib(base);
+  uint64_t lost = count_beside_ksmd(base, kBytes / page);
+  printf("ksm: %ld KiB of plain memory merged, %ld KiB of the tier; writes lost %llu\n", merged_kib(witness), merged, static_cast<unsigned long long>(lost));
+  fflush(stdout);
+  REQUIRE_THAT(lost == 0, "writes were lost");
+  REQUIRE_THAT(merged == 0, "tiered pages were merged");
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
+// The settings are put back however the process with the tier ends.
+int ksm(bool later) {
+  KsmSetting pages_to_scan("pages_to_scan", "20000"), pause("sleep_millisecs", "1"), run("run", "1");
+  pid_t child = fork();
+  REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
+  if (child == 0) {
+    tier::Watchdog watchdog(g_progress, 70);
+    ksm_in_this_process(later);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+// ---- old_kernel -----------------------------------------------------------------------------------------------------------
+
+void old_kernel() {
+  lunar_config config{};
+  config.struct_size = sizeof config;
+  config.options = "test_old_kernel=yes";
+  REQUIRE_THAT(lunar_init(&config) == -EOPNOTSUPP, "an old kernel is accepted");
+  REQUIRE_THAT(strstr(lunar_error(), "5.19") != nullptr && strchr(lunar_error(), '\n') == nullptr, "it says: %s", lunar_error());
+  config.options = "test_old_kernel=no";
+  REQUIRE_THAT(lunar_init(&config) == 0 || strncmp(lunar_error(), "kernel", 6) != 0, "this kernel is refused: %s", lunar_error());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string name = argc > 1 ? argv[1] : "";
+  int code = 0;
+  if (name == "hash_key") hash_key();
+  else if (name == "evicted_bytes") evicted_bytes();
+  else if (name == "ksm") code = ksm(false);
+  else if (name == "ksm_later") code = ksm(true);
+  else if (name == "old_kernel") old_kernel();
+  else REQUIRE_THAT(false, "usage: integrity hash_key|evicted_bytes|ksm|ksm_later|old_kernel");
+  fflush(nullptr);
+  _exit(code);
+}
