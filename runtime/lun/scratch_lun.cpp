@@ -162,6 +162,13 @@ void ScratchLun::close() {
   device_ = nullptr;
 }
 
+void ScratchLun::forget() {
+  if (!impl_) return;
+  unmap_private(impl_, impl_->mapping_bytes);
+  impl_ = nullptr;
+  device_ = nullptr;
+}
+
 uint64_t ScratchLun::capacity_slots() const {
   const uint64_t held = uint64_t{impl_->cleaning} + impl_->retired.load(std::memory_order_relaxed);
   return held < impl_->total ? impl_->total - held : 0;

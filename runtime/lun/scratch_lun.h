@@ -38,6 +38,7 @@ class ScratchLun {
   // 0; -EINVAL when smaller than 64 slots + reserve; -ENOMEM.
   [[nodiscard]] int open(Device* device, DeviceOffset base, uint64_t capacity_bytes, uint32_t page_bytes);
   void close();
+  void forget();                            // in a forked child, of an ancestor's: what lies there is not ours to give back
 
   uint64_t capacity_slots() const;          // that may be charged
   uint64_t charged_slots() const;

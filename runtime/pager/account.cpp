@@ -15,15 +15,28 @@
 namespace lunar {
 namespace {
 
-// No such process, or a zombie (its parent may be waiting for us rather than for it).
+// No such process, or a zombie (its parent may be waiting for us rather than for it). One whose main thread alone has ended
+// looks like a zombie, with threads.
 bool process_is_gone(int pid) {
-  char path[32], text[256];
+  char path[32], text[512];
   format_to(path, sizeof path, "/proc/%d/stat", pid);
   if (sys::read_text(path, text, sizeof text) < 0) return true;
   const char* p = strrchr(text, ')');
-  return p != nullptr && p[1] == ' ' && (p[2] == 'Z' || p[2] == 'X');
+  if (p == nullptr || p[1] != ' ' || (p[2] != 'Z' && p[2] != 'X')) return false;
+  for (int field = 2; field < 20 && p != nullptr; ++field) p = strchr(p + 1, ' ');   // num_threads
+  return p == nullptr || (p[1] == '1' && p[2] == ' ') || p[1] == '0';
 }
 
+void make_robust_mutex(pthread_mutex_t* mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+}
+
+constexpr uint64_t kAdoptWithinNs = 30000000000;
 constexpr uint64_t kMagic = 0x31544e43434e4c55ull;   // "ULNCCNT1"
 
 }  // namespace
@@ -38,6 +51,7 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
   if (shared_->ready.compare_exchange_strong(fresh, 1)) {
     shared_->magic = kMagic;
     shared_->bytes = sizeof(AccountShared);
+    make_robust_mutex(&shared_->lock);
     shared_->cap_pages.store(static_cast<int64_t>(cap_pages));
     shared_->lun_cap_bytes.store(static_cast<int64_t>(lun_cap_bytes));
     shared_->ready.store(2, std::memory_order_release);
@@ -52,35 +66,23 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
 }
 
 void Account::lock() {
-  // Keyed by pid + 1, so that a member that died inside can be told apart and its lock broken.
-  uint32_t mine = static_cast<uint32_t>(getpid());
-  for (int i = 0;; ++i) {
-    uint32_t free = 0;
-    if (shared_->lock.compare_exchange_strong(free, mine, std::memory_order_acquire)) return;
-    if (i > 1000 && free != 0 && free != mine) {
-      if (process_is_gone(static_cast<int>(free)) && shared_->lock.compare_exchange_strong(free, mine, std::memory_order_acquire)) return;
-    }
-    i < 100 ? sys::cpu_relax() : sys::sleep_ns(20000);
-  }
+  if (pthread_mutex_lock(&shared_->lock) == EOWNERDEAD) pthread_mutex_consistent(&shared_->lock);
+  if (uint32_t burial = shared_->burial.load(std::memory_order_acquire); burial != 0) bury((burial >> 2) - 1);   // it was killed meanwhile
 }
 
-void Account::unlock() { shared_->lock.store(0, std::memory_order_release); }
+void Account::unlock() { pthread_mutex_unlock(&shared_->lock); }
 
-int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid) {
+int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     lock();   // a sweep may not look at a member that still shows whom it was before
     for (unsigned i = 0; i < kMembersMax; ++i) {
       AccountMember& m = shared_->members[i];
-      uint32_t free = 0;
-      if (!m.state.compare_exchange_strong(free, 1)) continue;
-      pthread_mutexattr_t attributes;
-      pthread_mutexattr_init(&attributes);
-      pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-      pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-      pthread_mutex_init(&m.alive, &attributes);
-      pthread_mutexattr_destroy(&attributes);
+      if (m.state.load() != 0) continue;
+      make_robust_mutex(&m.alive);
+      const uint64_t now = sys::now_ns(), before = m.created_ns.load();
+      *ticket = now > before ? now : before + 1;
       m.pid.store(pid);
-      m.created_ns.store(sys::now_ns());
+      m.created_ns.store(*ticket);
       m.pages.store(0);
       m.fixed.store(0);
       m.lun_bytes.store(0);
@@ -88,8 +90,9 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       m.parent.store(parent_plus_one);
       m.fork_epoch.store(fork_epoch);
       m.elder.store(parent_plus_one);
+      m.state.store(1, std::memory_order_release);
       uint32_t high = shared_->member_high.load();
-      while (high < i + 1 && !shared_->member_high.compare_exchange_weak(high, i + 1)) {}
+      if (high < i + 1) shared_->member_high.store(i + 1);
       unlock();
       return static_cast<int>(i);
     }
@@ -101,17 +104,25 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
 }
 
 int Account::join() {
-  int index = reserve(8, 0, 0, getpid());
+  uint64_t ticket;
+  int index = reserve(8, 0, 0, getpid(), &ticket);
   if (index < 0) return index;
   member_ = static_cast<unsigned>(index);
   return 0;
 }
 
-int Account::reserve_child(uint32_t fork_epoch) { return reserve(1, member_ + 1, fork_epoch, 0); }
+int Account::reserve_child(uint32_t fork_epoch, uint64_t* ticket) { return reserve(1, member_ + 1, fork_epoch, 0, ticket); }
 
-void Account::adopt(unsigned index) {
-  member_ = index;
-  me().pid.store(getpid());
+int Account::adopt(unsigned index, uint64_t ticket) {
+  lock();
+  AccountMember& m = shared_->members[index];
+  const bool ours = m.state.load() == 1 && m.created_ns.load() == ticket;
+  if (ours) {
+    member_ = index;
+    m.pid.store(getpid());
+  }
+  unlock();
+  return ours ? 0 : -ESRCH;
 }
 
 void Account::hold_alive() {
@@ -120,9 +131,9 @@ void Account::hold_alive() {
 }
 
 bool Account::take(int64_t pages, int64_t keep_free) {
-  int64_t before = shared_->used_pages.fetch_add(pages, std::memory_order_acq_rel);
+  int64_t before = shared_->used_pages.add(pages);
   if (before + pages > shared_->cap_pages.load(std::memory_order_relaxed) - keep_free) {
-    shared_->used_pages.fetch_sub(pages, std::memory_order_acq_rel);
+    shared_->used_pages.add(-pages);
     return false;
   }
   me().pages.fetch_add(pages, std::memory_order_relaxed);
@@ -130,7 +141,7 @@ bool Account::take(int64_t pages, int64_t keep_free) {
 }
 
 void Account::take_always(int64_t pages) {
-  shared_->used_pages.fetch_add(pages, std::memory_order_acq_rel);
+  shared_->used_pages.add(pages);
   me().pages.fetch_add(pages, std::memory_order_relaxed);
 }
 
@@ -146,8 +157,9 @@ void Account::give_fixed(int64_t pages) {
 
 void Account::give(int64_t pages) {
   if (pages == 0) return;
-  shared_->used_pages.fetch_sub(pages, std::memory_order_acq_rel);
-  me().pages.fetch_sub(pages, std::memory_order_relaxed);
+  // Our own part first: killed in between, the tree has fewer pages than it could have, not more.
+  me().pages.fetch_sub(pages, std::memory_order_release);
+  shared_->used_pages.add(-pages);
 }
 
 int64_t Account::fixed_total() const {
@@ -189,9 +201,9 @@ void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
 }
 
 int Account::lun_take(int64_t bytes) {
-  int64_t before = shared_->lun_used_bytes.fetch_add(bytes, std::memory_order_acq_rel);
+  int64_t before = shared_->lun_used_bytes.add(bytes);
   if (before + bytes > shared_->lun_cap_bytes.load(std::memory_order_relaxed)) {
-    shared_->lun_used_bytes.fetch_sub(bytes, std::memory_order_acq_rel);
+    shared_->lun_used_bytes.add(-bytes);
     return -ENOMEM;
   }
   me().lun_bytes.fetch_add(bytes, std::memory_order_relaxed);
@@ -199,17 +211,48 @@ int Account::lun_take(int64_t bytes) {
 }
 
 void Account::lun_give(int64_t bytes) {
-  shared_->lun_used_bytes.fetch_sub(bytes, std::memory_order_acq_rel);
-  me().lun_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+  me().lun_bytes.fetch_sub(bytes, std::memory_order_release);
+  shared_->lun_used_bytes.add(-bytes);
 }
 
-// pre: the account's lock is held, and the member's mutex (its owner is dead).
+// pre: the account's lock is held.
+bool Account::is_dead(AccountMember& m) {
+  if (m.state.load(std::memory_order_acquire) == 1) {
+    const int pid = m.pid.load();
+    if (pid == 0 ? sys::now_ns() - m.created_ns.load() <= kAdoptWithinNs : !process_is_gone(pid)) return false;
+    return pthread_mutex_trylock(&m.alive) != EBUSY;   // its housekeeper has just come to hold it
+  }
+  const int rc = pthread_mutex_trylock(&m.alive);
+  if (rc == 0) pthread_mutex_unlock(&m.alive);   // cannot be: its owner never unlocks
+  return rc == EOWNERDEAD;
+}
+
+// The children of a dead member read what it could read: its parent, if it has one, keeps that for them now. The epoch first: it
+// counts for the new parent only.
+void Account::hand_up_children(unsigned index) {
+  const AccountMember& dead = shared_->members[index];
+  const uint32_t high = shared_->member_high.load();
+  for (unsigned i = 0; i < high; ++i) {
+    AccountMember& one = shared_->members[i];
+    if (i == index || one.state.load(std::memory_order_acquire) == 0 || one.parent.load() != index + 1) continue;
+    one.fork_epoch.store(dead.fork_epoch.load());
+    one.parent.store(dead.parent.load());
+  }
+}
+
+// pre: the account's lock is held. Whoever buries may be killed at any line, and the next who holds the lock does all of it again.
 void Account::bury(unsigned index) {
   AccountMember& m = shared_->members[index];
-  shared_->used_pages.fetch_sub(m.pages.exchange(0), std::memory_order_acq_rel);
-  shared_->lun_used_bytes.fetch_sub(m.lun_bytes.exchange(0), std::memory_order_acq_rel);
-  // Its descendants still read what it had written: one of them takes its pieces over, for all. Whoever buries may be killed at
-  // any line, and another does all of it again: the heir is unlinked last.
+  uint32_t burial = shared_->burial.load();
+  if (burial == 0) {
+    burial = (index + 1) << 2 | shared_->used_pages.mark() << 1 | shared_->lun_used_bytes.mark();
+    shared_->burial.store(burial, std::memory_order_release);
+  } else {
+    (void)pthread_mutex_trylock(&m.alive);   // it was held by the one that was killed
+  }
+  shared_->used_pages.subtract_once(m.pages.load(), burial >> 1 & 1);
+  shared_->lun_used_bytes.subtract_once(m.lun_bytes.load(), burial & 1);
+  // Its descendants still read what it had written: one of them takes its pieces over, for all. The heir is unlinked last.
   uint32_t heir = 0;
   const uint32_t high = shared_->member_high.load();
   for (unsigned i = 0; i < high; ++i) {
@@ -223,11 +266,14 @@ void Account::bury(unsigned index) {
     owner.compare_exchange_strong(dead, static_cast<uint16_t>(heir));
   }
   if (heir) shared_->members[heir - 1].elder.store(m.elder.load());
+  hand_up_children(index);
   pthread_mutex_consistent(&m.alive);
   pthread_mutex_unlock(&m.alive);
+  for (auto* held : {&m.pages, &m.fixed, &m.lun_bytes}) held->store(0);
   m.parent.store(0);
   m.elder.store(0);
   m.state.store(0, std::memory_order_release);
+  shared_->burial.store(0, std::memory_order_release);
 }
 
 void Account::sweep(uint32_t* oldest_child) {
@@ -236,28 +282,25 @@ void Account::sweep(uint32_t* oldest_child) {
   uint32_t high = shared_->member_high.load();
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& m = shared_->members[i];
-    if (m.state.load(std::memory_order_acquire) == 0 || i == member_) continue;
-    bool dead = false;
-    if (m.state.load(std::memory_order_acquire) == 2) {
-      int rc = pthread_mutex_trylock(&m.alive);
-      if (rc == EOWNERDEAD) dead = true;
-      if (rc == 0) pthread_mutex_unlock(&m.alive);   // between its steps; cannot be: the owner never unlocks
-    } else {
-      int pid = m.pid.load();
-      bool lost = pid == 0 ? sys::now_ns() - m.created_ns.load() > 30000000000u : process_is_gone(pid);
-      if (lost) {
-        pthread_mutex_lock(&m.alive);
-        dead = true;
-      }
-    }
-    if (dead) {
-      bury(i);
-    } else if (m.parent.load() == member_ + 1) {
-      uint32_t epoch = m.fork_epoch.load();
-      if (*oldest_child == 0 || epoch < *oldest_child) *oldest_child = epoch;
-    }
+    if (m.state.load(std::memory_order_acquire) != 0 && i != member_ && is_dead(m)) bury(i);
+  }
+  // When all burials are done: they hand children up.
+  for (unsigned i = 0; i < high; ++i) {
+    const AccountMember& m = shared_->members[i];
+    if (m.state.load(std::memory_order_acquire) == 0 || m.parent.load() != member_ + 1) continue;
+    uint32_t epoch = m.fork_epoch.load();
+    if (*oldest_child == 0 || epoch < *oldest_child) *oldest_child = epoch;
   }
   unlock();
+}
+
+bool Account::child_lives(uint32_t fork_epoch) const {
+  const uint32_t high = shared_->member_high.load();
+  for (unsigned i = 0; i < high; ++i) {
+    const AccountMember& m = shared_->members[i];
+    if (m.state.load(std::memory_order_acquire) != 0 && m.parent.load() == member_ + 1 && m.fork_epoch.load() == fork_epoch) return true;
+  }
+  return false;
 }
 
 int Account::carve(unsigned pieces) {
@@ -285,7 +328,7 @@ void Account::uncarve(int first, unsigned pieces) {
 void Account::dump(int fd) const {
   char line[160];
   size_t n = format_to(line, sizeof line, "account: cap %ld pages, used %ld, own %ld, lun %ld of %ld bytes\n",
-                       cap_pages(), shared_->used_pages.load(), own_pages(), shared_->lun_used_bytes.load(), lun_cap());
+                       cap_pages(), shared_->used_pages.value(), own_pages(), shared_->lun_used_bytes.value(), lun_cap());
   (void)sys::write_to_program(fd, line, n);
 }
 

@@ -7,9 +7,12 @@
 // (That moment may put `used` above the cap on paper; nothing more can be taken until eviction has brought it back.)
 //
 // Life of a member is proven by a robust, process-shared mutex that a service thread holds: when the process ends or
-// execs, the kernel marks it, and any other member returns what it had. No pid, no descriptor.
+// execs, the kernel marks it, and any other member *buries* it: returns what it had, and hands its children up. A child of a
+// dead member reads what that one could read, so it becomes a child of the dead one's parent, at the dead one's fork epoch.
 //
-// Threading: take/give are a few atomic operations. sweep and join take the account's spin lock.
+// Threading: take/give are a few atomic operations. sweep, join, adopt and carve take the account's lock, a robust mutex: who
+// holds it may be killed, or exec, at any instruction. `burial` tells the next holder which burial was under way, and a burial
+// may be done again from its start.
 // Layout: shared between processes of one build of the library only (magic and size are checked).
 #pragma once
 #include <pthread.h>
@@ -23,6 +26,23 @@ namespace lunar {
 
 constexpr unsigned kMembersMax = 1024;
 constexpr unsigned kCarvePieces = 256;
+
+// A sum that all members change, and from which a burial subtracts exactly once although it may be done again: the lowest bit
+// changes in the same step, so that it tells whether the subtraction was made.
+class SharedSum {
+ public:
+  int64_t value() const { return raw_.load(std::memory_order_relaxed) >> 1; }
+  int64_t add(int64_t n) { return raw_.fetch_add(n * 2, std::memory_order_acq_rel) >> 1; }   // returns what it was
+  uint32_t mark() const { return static_cast<uint32_t>(raw_.load(std::memory_order_relaxed) & 1); }
+  // Nothing when the mark is not `mark` any more. pre: the account's lock is held.
+  void subtract_once(int64_t n, uint32_t mark) {
+    int64_t seen = raw_.load(std::memory_order_relaxed);
+    while ((seen & 1) == mark && !raw_.compare_exchange_weak(seen, (seen - n * 2) ^ 1, std::memory_order_acq_rel)) {}
+  }
+
+ private:
+  std::atomic<int64_t> raw_;
+};
 
 struct AccountMember {
   pthread_mutex_t alive;                  // robust, shared; held by a service thread of the member
@@ -43,13 +63,14 @@ struct AccountShared {
   uint32_t bytes;                         // sizeof(AccountShared): the version
   std::atomic<uint32_t> ready;            // 0 fresh, 1 being set up, 2 ready
   std::atomic<int64_t> cap_pages;
-  std::atomic<int64_t> used_pages;
+  SharedSum used_pages;
   std::atomic<int64_t> lun_cap_bytes;
-  std::atomic<int64_t> lun_used_bytes;
+  SharedSum lun_used_bytes;
   std::atomic<uint32_t> pressure;         // futex: bumped when DRAM runs low
   std::atomic<uint32_t> sleepers;         // evictors that wait on it
-  std::atomic<uint32_t> lock;
+  std::atomic<uint32_t> burial;           // (member index + 1) << 2 | marks of the two sums at its start; 0: none under way
   std::atomic<uint32_t> member_high;      // members ever used
+  pthread_mutex_t lock;                   // robust, shared
   std::atomic<uint16_t> carve_owner[kCarvePieces];   // shared device: member index + 1 by piece
   AccountMember members[kMembersMax];
 };
@@ -62,9 +83,10 @@ class Account {
   // Becomes a member. The process' housekeeper must then hold_alive().
   [[nodiscard]] int join();
   // Before a fork: a member for the child to come, index or -errno; the child adopts it. A fork that failed leaves one
-  // that nobody adopts; it is buried after 30 s.
-  [[nodiscard]] int reserve_child(uint32_t fork_epoch);
-  void adopt(unsigned index);
+  // that nobody adopts; it is buried after 30 s. *ticket: what the child shows for it.
+  [[nodiscard]] int reserve_child(uint32_t fork_epoch, uint64_t* ticket);
+  // -ESRCH: it was buried (the child has stood still for so long).
+  [[nodiscard]] int adopt(unsigned index, uint64_t ticket);
   void hold_alive();                      // by a service thread that lives as long as the process
   unsigned member() const { return member_; }
 
@@ -75,7 +97,7 @@ class Account {
   void give_fixed(int64_t pages);
   void give(int64_t pages);
   int64_t free_pages() const {
-    return shared_->cap_pages.load(std::memory_order_relaxed) - shared_->used_pages.load(std::memory_order_relaxed);
+    return shared_->cap_pages.load(std::memory_order_relaxed) - shared_->used_pages.value();
   }
   int64_t cap_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed); }
   // What eviction cannot give back (frames, windows, tables), of all members together.
@@ -93,16 +115,14 @@ class Account {
   // LUN space promised to this member.
   [[nodiscard]] int lun_take(int64_t bytes);
   void lun_give(int64_t bytes);
-  int64_t lun_free() const { return shared_->lun_cap_bytes.load() - shared_->lun_used_bytes.load(); }
+  int64_t lun_free() const { return shared_->lun_cap_bytes.load() - shared_->lun_used_bytes.value(); }
   int64_t lun_cap() const { return shared_->lun_cap_bytes.load(); }
 
   // Returns what dead members held. Lowest fork epoch of a live child of ours goes to *oldest_child (0: none).
   void sweep(uint32_t* oldest_child);
-  // Whether the child reserved at that fork epoch is still there (as of the last sweep).
-  bool child_lives(unsigned index, uint32_t fork_epoch) const {
-    const AccountMember& m = shared_->members[index];
-    return m.state.load() != 0 && m.parent.load() == member_ + 1 && m.fork_epoch.load() == fork_epoch;
-  }
+  // Whether the child reserved at that fork epoch, or a descendant that was handed up to us in its place, is still there (as of
+  // the last sweep).
+  bool child_lives(uint32_t fork_epoch) const;
   // Pieces of a device shared by the tree: takes `pieces` adjacent ones, first index or -ENOSPC.
   [[nodiscard]] int carve(unsigned pieces);
   void uncarve(int first, unsigned pieces);   // gives back what carve() took, unused
@@ -113,8 +133,10 @@ class Account {
   AccountMember& me() const { return shared_->members[member_]; }
   void lock();
   void unlock();
-  int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid);
+  int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket);
+  bool is_dead(AccountMember& member);
   void bury(unsigned index);
+  void hand_up_children(unsigned index);
 
   AccountShared* shared_ = nullptr;
   unsigned member_ = 0;

@@ -110,7 +110,7 @@ int adopt_present(PagerState& state, Region& region) {
       PageWord seen = word.load();
       if (seen.state() != PageState::kEmpty || !page_lock(word, seen)) continue;
       count_resident(region, PageIndex(at + i), 1);
-      (void)page_unlock(word, resident_word(seen, kNoSlot, state.generation, kHeatFault, shared_epoch()));   // it may have forked
+      (void)page_unlock(word, resident_word(seen, kNoSlot, state.own_lun, kHeatFault, shared_epoch()));   // it may have forked
       ++found;
     }
   }
@@ -123,7 +123,7 @@ void keeper_thread(void*) {
   state.keeper_tid.store(sys::thread_id());
   // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and nobody waits
   // for an end of file that a pager thread holds back.
-  int keep[kLunGenerations * kDeviceFdsMax + kHandlersMax + 8];
+  int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 8];
   unsigned n = 0;
   keep[n++] = state.uffd;
   for (Device* device : state.devices)
@@ -321,7 +321,7 @@ int pager_arm(ErrorText* why) {
     else if ((rc = pager_start_threads(why)) < 0) state.account.lun_give(static_cast<int64_t>(promised));
     if (rc < 0) {   // what is committed until the next attempt must be charged then
       state.lun_ready.store(false);
-      state.luns[state.generation].close();
+      state.luns[state.own_lun].close();
     }
   }
   if (rc < 0) return rc;

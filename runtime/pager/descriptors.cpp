@@ -13,47 +13,52 @@
 namespace lunar {
 namespace {
 
-// Whether descriptor `fd` of the calling thread's table is still the file that generation's device has as number i.
-bool is_device(const PagerState& state, unsigned generation, unsigned i, int fd) {
+// Whether descriptor `fd` of the calling thread's table is still the file that the device of number `lun` has as its i-th.
+bool is_device(const PagerState& state, unsigned lun, unsigned i, int fd) {
   struct stat now;
-  const auto& id = state.device_ids[generation][i];
+  const auto& id = state.device_ids[lun][i];
   return sys::file_status(fd, &now) == 0 && now.st_dev == id.dev && now.st_ino == id.ino;
 }
 
-// How many descriptors of its own that generation's device has: none when it shares its parent's device.
-unsigned own_descriptors(const PagerState& state, unsigned generation) {
-  Device* device = state.devices[generation];
-  if (device == nullptr || (generation != 0 && device == state.devices[generation - 1])) return 0;
-  return device->fd_count();
+// The lowest number that is the same device: the one that counts where all descriptors are walked.
+unsigned first_with_device(const PagerState& state, unsigned lun) {
+  unsigned first = 0;
+  while (state.devices[first] != state.devices[lun]) ++first;
+  return first;
 }
 
-// A new description of number i's file, by the service threads' table.
-int fetch_from_keeper(const PagerState& state, unsigned generation, unsigned i) {
+// How many descriptors of its own that number's device has: none where a lower one is the same device.
+unsigned own_descriptors(const PagerState& state, unsigned lun) {
+  Device* device = state.devices[lun];
+  return device == nullptr || first_with_device(state, lun) != lun ? 0 : device->fd_count();
+}
+
+// A new description of its i-th file, by the service threads' table.
+int fetch_from_keeper(const PagerState& state, unsigned lun, unsigned i) {
   char path[64];
-  format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.keeper_tid.load(), state.devices[generation]->fd(i));
-  return sys::open_file(path, state.device_ids[generation][i].flags);
+  format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.keeper_tid.load(), state.devices[lun]->fd(i));
+  return sys::open_file(path, state.device_ids[lun][i].flags);
 }
 
 }  // namespace
 
 void descriptors_put_back(PagerState& state) {
-  unsigned generation = state.generation;
-  while (generation > 0 && state.devices[generation] == state.devices[generation - 1]) --generation;   // whose device we share
-  for (unsigned i = 0; state.keeper_tid.load() != 0 && i < own_descriptors(state, generation); ++i) {
-    const int number = state.devices[generation]->fd(i);
-    if (is_device(state, generation, i, number) || sys::control_file(number, F_GETFD, nullptr) != -EBADF) continue;
-    const int fetched = fetch_from_keeper(state, generation, i);
+  const unsigned lun = first_with_device(state, state.own_lun);
+  for (unsigned i = 0; state.keeper_tid.load() != 0 && i < own_descriptors(state, lun); ++i) {
+    const int number = state.devices[lun]->fd(i);
+    if (is_device(state, lun, i, number) || sys::control_file(number, F_GETFD, nullptr) != -EBADF) continue;
+    const int fetched = fetch_from_keeper(state, lun, i);
     if (fetched < 0) continue;
     // The lowest free number from there on: its own, unless the program was faster.
     const auto put = static_cast<int>(sys::control_file(fetched, F_DUPFD_CLOEXEC, reinterpret_cast<void*>(static_cast<intptr_t>(number))));
     if (put >= 0 && put != number) sys::close_file(put);
     // A child will inherit this one, and may outlive the service threads that hold the first.
-    if (put == number && state.devices[generation]->hold(i, put) < 0) sys::close_file(put);
+    if (put == number && state.devices[lun]->hold(i, put) < 0) sys::close_file(put);
     sys::close_file(fetched);
   }
 }
 
-int open_device(PagerState& state, unsigned generation, const DeviceOptions& options, ErrorText* why) {
+int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, ErrorText* why) {
   Device* device = nullptr;
   int rc = scratch_open(state.options.lun, options, &device, why);
   if (rc < 0) return rc;
@@ -68,18 +73,35 @@ int open_device(PagerState& state, unsigned generation, const DeviceOptions& opt
     struct stat status {};
     (void)!sys::file_status(device->fd(i), &status);
     const long flags = sys::control_file(device->fd(i), F_GETFL, nullptr);
-    state.device_ids[generation][i] = {status.st_dev, status.st_ino, flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
+    state.device_ids[lun][i] = {status.st_dev, status.st_ino, flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
   }
-  state.devices[generation] = device;
+  state.devices[lun] = device;
   return 0;
 }
 
-void close_device(PagerState& state, unsigned generation) {
-  Device* device = state.devices[generation];
+void close_device(PagerState& state, unsigned lun) {
+  Device* device = state.devices[lun];
   if (device == nullptr) return;
   for (unsigned i = 0; i < device->fd_count(); ++i) sys::note_own_descriptor(device->fd(i), false);
   device_close(device);
-  state.devices[generation] = nullptr;
+  state.devices[lun] = nullptr;
+}
+
+void share_device(PagerState& state, unsigned lun, unsigned with) {
+  state.devices[lun] = state.devices[with];
+  for (unsigned i = 0; i < kDeviceFdsMax; ++i) state.device_ids[lun][i] = state.device_ids[with][i];
+}
+
+void forget_device(PagerState& state, unsigned lun) {
+  Device* device = state.devices[lun];
+  unsigned same = 0;
+  for (const Device* one : state.devices) same += one == device;
+  for (unsigned i = 0; device != nullptr && same == 1 && i < device->fd_count(); ++i) {
+    if (!is_device(state, lun, i, device->fd(i))) continue;   // the program has closed it, and may have another there now
+    sys::note_own_descriptor(device->fd(i), false);
+    sys::close_file(device->fd(i));
+  }
+  state.devices[lun] = nullptr;
 }
 
 int open_uffd(PagerState& state, ErrorText* why) {
@@ -91,25 +113,25 @@ int open_uffd(PagerState& state, ErrorText* why) {
 }
 
 bool descriptors_in_place(const PagerState& state) {
-  for (unsigned generation = 0; generation <= state.generation; ++generation)
-    for (unsigned i = 0; i < own_descriptors(state, generation); ++i)
-      if (!is_device(state, generation, i, state.devices[generation]->fd(i))) return false;
+  for (unsigned lun = 0; lun < kLunIds; ++lun)
+    for (unsigned i = 0; i < own_descriptors(state, lun); ++i)
+      if (!is_device(state, lun, i, state.devices[lun]->fd(i))) return false;
   return sys::is_userfaultfd(state.uffd);
 }
 
 int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
   for (auto& of_generation : out->reopened)
     for (int& fd : of_generation) fd = -1;
-  for (unsigned generation = 0; generation <= state.generation; ++generation) {
-    Device* device = state.devices[generation];
-    for (unsigned i = 0; i < own_descriptors(state, generation); ++i) {
-      if (is_device(state, generation, i, device->fd(i))) continue;
-      int fd = fetch_from_keeper(state, generation, i);
+  for (unsigned lun = 0; lun < kLunIds; ++lun) {
+    Device* device = state.devices[lun];
+    for (unsigned i = 0; i < own_descriptors(state, lun); ++i) {
+      if (is_device(state, lun, i, device->fd(i))) continue;
+      int fd = fetch_from_keeper(state, lun, i);
       if (fd < 0) return fd;
       fd = sys::move_high(fd);
       sys::note_own_descriptor(fd, true);
-      out->reopened[generation][i] = fd;
-      if (!is_device(state, generation, i, fd)) return -EBADF;
+      out->reopened[lun][i] = fd;
+      if (!is_device(state, lun, i, fd)) return -EBADF;
       // A description of its own: the parent may be gone before the child.
       if (int rc = device->hold(i, fd); rc < 0) return rc;
     }
@@ -131,11 +153,11 @@ void fork_descriptors_child(PagerState& state, const ForkDescriptors& descriptor
   // First: where the program had closed the userfaultfd, a LUN may have its number now.
   sys::note_own_descriptor(state.uffd, false);
   if (sys::is_userfaultfd(state.uffd)) sys::close_file(state.uffd);
-  for (unsigned generation = 0; generation < kLunGenerations; ++generation) {
+  for (unsigned lun = 0; lun < kLunIds; ++lun) {
     for (unsigned i = 0; i < kDeviceFdsMax; ++i) {
-      const int fd = descriptors.reopened[generation][i];
+      const int fd = descriptors.reopened[lun][i];
       if (fd < 0) continue;
-      state.devices[generation]->reopen(i, fd);
+      state.devices[lun]->reopen(i, fd);
       sys::note_own_descriptor(fd, true);
     }
   }

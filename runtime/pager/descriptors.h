@@ -9,9 +9,12 @@
 
 namespace lunar {
 
-// Opens the LUN option's device as that of `generation`. 0 or -errno with *why.
-[[nodiscard]] int open_device(PagerState& state, unsigned generation, const DeviceOptions& options, ErrorText* why);
-void close_device(PagerState& state, unsigned generation);   // nullptr from then on; fine when it is already
+// Opens the LUN option's device as number `lun`. 0 or -errno with *why.
+[[nodiscard]] int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, ErrorText* why);
+void close_device(PagerState& state, unsigned lun);   // nullptr from then on; fine when it is already
+void share_device(PagerState& state, unsigned lun, unsigned with);   // number `lun` is the same device as `with`
+// In a forked child, of an ancestor's: closes its descriptors, unless another number is the same device. What it holds stays.
+void forget_device(PagerState& state, unsigned lun);
 // A fresh userfaultfd into state.uffd. 0 or -errno with *why.
 [[nodiscard]] int open_uffd(PagerState& state, ErrorText* why);
 
@@ -25,7 +28,7 @@ void descriptors_put_back(PagerState& state);
 // Around fork: descriptors of the LUNs that the child will find in its copy of the program's table. Those that the program has
 // closed are fetched from the service threads' table.
 struct ForkDescriptors {
-  int reopened[kLunGenerations][kDeviceFdsMax];   // -1: the one in place is good
+  int reopened[kLunIds][kDeviceFdsMax];   // -1: the one in place is good
 };
 [[nodiscard]] int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out);
 void fork_descriptors_parent(const ForkDescriptors& descriptors);

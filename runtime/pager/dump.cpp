@@ -98,10 +98,10 @@ void Tally::walk(PagerState& state, Region& region) {
       check(s != PageState::kBusy, "a busy page", page, static_cast<int64_t>(word.previous()), -1);
       if (s != PageState::kPoisoned && s != PageState::kGone)
         check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page, present[k], static_cast<int64_t>(s));
-      if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.generation) ++slots;
+      if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.own_lun) ++slots;
       if (s == PageState::kInFrame) {
         const Frame& frame = state.evictor->frames().at(word.index());
-        if (frame.lun == state.generation && frame.slot != kNoSlot) ++slots;
+        if (frame.lun == state.own_lun && frame.slot != kNoSlot) ++slots;
       }
     }
     check(in_chunk == region.chunk_resident[at / kChunkPages].load(), "resident in a chunk", base,
@@ -121,7 +121,7 @@ bool pager_validate() {
   tally.check(tally.resident == counters().resident.load(), "resident pages", nullptr, counters().resident.load(), tally.resident);
   tally.check(tally.evicted == counters().evicted.load(), "evicted pages", nullptr, counters().evicted.load(), tally.evicted);
   if (state.lun_ready.load()) {
-    const ScratchLun& lun = state.luns[state.generation];
+    const ScratchLun& lun = state.luns[state.own_lun];
     tally.check(lun.validate(), "the LUN's bitmap", nullptr, 0, 0);
     if (state.oldest_child.load() == 0 && deferred_slot_count() == 0)
       tally.check(tally.slots == lun.used_slots(), "slots in use", nullptr, static_cast<int64_t>(lun.used_slots()), static_cast<int64_t>(tally.slots));

@@ -88,7 +88,7 @@ void Evictor::decide(Victim& victim) {
     if (was.has_slot()) slot_release(was.lun(), was.slot());
     victim.region->hashes[victim.page.value] = hash;
     frame.slot = kNoSlot;
-    frame.lun = static_cast<uint8_t>(state.generation);
+    frame.lun = static_cast<uint8_t>(state.own_lun);
     frame.state.store(FrameState::kWriting, std::memory_order_release);
     dirty_[dirty_count_++] = victim.frame;
   }
@@ -121,7 +121,7 @@ bool Evictor::attach_context() {
   ContextOptions options;
   options.depth = kWriteOps;
   options.spin = false;
-  if (rc == 0) rc = state.devices[state.generation]->attach(options, &context_);
+  if (rc == 0) rc = state.devices[state.own_lun]->attach(options, &context_);
   if (rc < 0) {
     context_ = nullptr;
     fatal("evictor: the LUN cannot be opened for writing (%s %s); cold pages have nowhere to go", errno_name(rc), errno_text(rc));
@@ -133,7 +133,7 @@ void Evictor::write_out() {
   auto& state = pager_state();
   if (dirty_count_ == 0) return;
   if (!attach_context()) return;
-  ScratchLun& lun = state.luns[state.generation];
+  ScratchLun& lun = state.luns[state.own_lun];
   unsigned done = 0;
   while (done < dirty_count_) {
     SlotRun runs[16];
@@ -167,7 +167,7 @@ void Evictor::submit_run(const uint32_t* ids, unsigned count, SlotRun run) {
   }
   op.command = {};
   op.command.op = Op::kWrite;
-  op.command.offset = state.luns[state.generation].offset_of(run.first);
+  op.command.offset = state.luns[state.own_lun].offset_of(run.first);
   op.command.iov = op.iov;
   op.command.iov_count = count;
   op.command.tag = index;
@@ -200,7 +200,7 @@ void Evictor::finish_write(const Response& response) {
   } else {
     counters().write_errors.add();
     log_warning("write of %u pages at slot %u of %s failed (%s); trying other slots", op.count, op.first.value,
-                state.devices[state.generation]->name(), response.result < 0 ? errno_name(static_cast<int>(response.result)) : "short write");
+                state.devices[state.own_lun]->name(), response.result < 0 ? errno_name(static_cast<int>(response.result)) : "short write");
   }
   unsigned count = op.count;
   uint32_t ids[kBatchPages];
@@ -211,7 +211,7 @@ void Evictor::finish_write(const Response& response) {
 
 void Evictor::finish_frame(uint32_t id, bool ok) {
   auto& state = pager_state();
-  ScratchLun& lun = state.luns[state.generation];
+  ScratchLun& lun = state.luns[state.own_lun];
   Frame& frame = frames_.at(id);
   if (ok) {
     FrameState writing = FrameState::kWriting;
@@ -249,7 +249,7 @@ void Evictor::rewrite_failed() {
       continue;
     }
     SlotRun run;
-    if (frame.attempts++ < 3 && state.luns[state.generation].alloc(1, &run, 1) == 1) {
+    if (frame.attempts++ < 3 && state.luns[state.own_lun].alloc(1, &run, 1) == 1) {
       submit_run(&ids[i], 1, run);
       continue;
     }
@@ -275,7 +275,7 @@ void Evictor::rewrite_failed() {
     }
     count_resident(*region, page, 1);
     count_evicted(-1);
-    if (page_unlock(word, resident_word(seen, kNoSlot, state.generation, kHeatHot, epoch)))
+    if (page_unlock(word, resident_word(seen, kNoSlot, state.own_lun, kHeatHot, epoch)))
       (void)sys::uffd_wake(state.uffd, region->address_of(page), state.page_size);
     frames_.put_free(ids[i]);
   }

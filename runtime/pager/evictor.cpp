@@ -30,6 +30,8 @@ constexpr uint64_t kOthersMayEvictNs = 20000000;
 int Evictor::open(uint32_t frame_count) {
   auto& state = pager_state();
   holds_.store(0);   // a forked child has none of the threads that held
+  unmap_private(ops_, kWriteOps * sizeof(WriteOp));   // its parent's
+  for (uint32_t* ids : {failed_, retrying_}) unmap_private(ids, frames_.count() * sizeof(uint32_t));
   int rc = frames_.open(frame_count, state.page_size, -1);
   if (rc < 0) return rc;
   size_t pipe_bytes = kBatchPages * state.page_size;

@@ -39,6 +39,8 @@ namespace {
 struct ForkInHand {
   bool engaged = false;      // prepare ran on an armed pager
   int member = -1;
+  uint64_t ticket = 0;       // for the member
+  int lun = -1;              // the child's number for its LUN
   int refusal = 0;
   ForkDescriptors descriptors;
 };
@@ -90,6 +92,24 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
   }
 }
 
+// What the child can reach stays on our LUN while we write new copies beside it. 0 or -errno.
+int hold_slots(PagerState& state, uint32_t epoch) {
+  PagerState::ForkHold* place = nullptr;
+  ScratchLun& lun = state.luns[state.own_lun];
+  for (auto& hold : state.fork_holds) {
+    if (hold.epoch != 0 && !state.account.child_lives(hold.epoch)) {
+      lun.uncharge(hold.slots);
+      hold = {};
+    }
+    if (hold.epoch == 0 && place == nullptr) place = &hold;
+  }
+  if (place == nullptr) return -EAGAIN;
+  const uint64_t slots = committed_pages(state);
+  const int rc = lun.charge(slots);
+  if (rc == 0) *place = {epoch, slots};
+  return rc;
+}
+
 void prepare() {
   auto& state = pager_state();
   state.fork_lock.lock();
@@ -100,6 +120,7 @@ void prepare() {
     state.arm_lock.unlock();
   }
   g_fork.engaged = true;
+  g_fork.lun = lun_id_for_child();
   state.forking.store(true, std::memory_order_seq_cst);
   while (state.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
   touch_files();             // while there is eviction to make room
@@ -111,20 +132,11 @@ void prepare() {
   const uint32_t before = state.fork_epoch.load(std::memory_order_acquire);
   retire_epochs(state, static_cast<uint16_t>(before), static_cast<uint16_t>(before + 2));
   uint32_t epoch = state.fork_epoch.fetch_add(1, std::memory_order_acq_rel) + 1;
-  g_fork.member = state.account.reserve_child(epoch);
-  g_fork.refusal = g_fork.member < 0 ? g_fork.member : state.generation + 1 >= kLunGenerations ? -EAGAIN : deferred_slots_prepare();
+  g_fork.member = state.account.reserve_child(epoch, &g_fork.ticket);
+  g_fork.refusal = g_fork.member < 0 ? g_fork.member : g_fork.lun < 0 ? g_fork.lun : deferred_slots_prepare();
   int found = fork_descriptors_prepare(state, &g_fork.descriptors);
   if (g_fork.refusal == 0) g_fork.refusal = found;
-  if (g_fork.refusal == 0 && state.lun_ready.load()) {
-    // What the child can reach stays on our LUN while we write new copies beside it.
-    uint64_t slots = committed_pages(state);
-    g_fork.refusal = state.luns[state.generation].charge(slots);
-    if (g_fork.refusal == 0) {
-      auto& hold = state.fork_holds[g_fork.member];
-      if (hold.epoch != 0) state.luns[state.generation].uncharge(hold.slots);   // of a child that others have buried
-      hold = {epoch, slots};
-    }
-  }
+  if (g_fork.refusal == 0 && state.lun_ready.load()) g_fork.refusal = hold_slots(state, epoch);
   uint32_t none = 0;
   state.oldest_child.compare_exchange_strong(none, epoch);
   set_inheritable(state, true);
@@ -169,14 +181,15 @@ PageWord settled_word(PagerState& state, const Region& region, uint64_t page, bo
       if (frame.slot == kNoSlot) fatal("fork: page %p had no slot when the process forked", static_cast<void*>(region.address_of(PageIndex(page))));
       return word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
     }
-    default: return word;
+    default: return word.with_slot(kNoSlot);   // lost: nothing will be read there, and the number of its LUN may get another meaning
   }
 }
 
-// Settles all words, counts resident pages anew. Returns how many there are.
+// Settles all words, counts resident pages anew, and notes on which LUNs pages lie. Returns how many are resident.
 int64_t settle_words(PagerState& state) {
   int64_t resident = 0;
   uint8_t present[kChunkPages];
+  state.luns_referred = 0;
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
     Region* region = state.regions.sorted[r].load();
     region->grow_lock.reset_in_child();
@@ -192,6 +205,7 @@ int64_t settle_words(PagerState& state) {
         PageWord next = settled_word(state, *region, at + i, present[i] != 0);
         if (next.state() == PageState::kResident) ++in_chunk;
         if (next.state() == PageState::kEvicted) ++evicted;
+        if ((next.state() == PageState::kResident || next.state() == PageState::kEvicted) && next.has_slot()) state.luns_referred |= 1u << next.lun();
         if (next.charged()) ++charged;
         if (next.raw != region->words[at + i].load(std::memory_order_relaxed).raw)   // spares the table a copy-on-write
           region->words[at + i].store(next, std::memory_order_relaxed);
@@ -209,6 +223,7 @@ int child_restart(PagerState& state, ErrorText* why) {
   thread_resolver_forget();
   sys::advise_vector_forget();
   fork_descriptors_child(state, g_fork.descriptors);
+  lun_ids_forget_unused();
   if (int rc = open_uffd(state, why); rc < 0) return rc;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
     Region* region = state.regions.sorted[i].load();
@@ -218,16 +233,25 @@ int child_restart(PagerState& state, ErrorText* why) {
   set_inheritable(state, false);
   // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing is
   // reserved on it yet. When it cannot be had now, the evictor tries again.)
-  Device* inherited = state.devices[state.generation - 1];
+  Device* inherited = state.devices[state.parent_lun];
   if (inherited != nullptr && !inherited->growable()) {
-    state.devices[state.generation] = inherited;   // known to a child of ours too, should it fork before it needs its piece
+    share_device(state, state.own_lun, state.parent_lun);   // known to a child of ours too, should it fork before it needs its piece
   } else if (inherited != nullptr) {
     DeviceOptions options;
     options.sqpoll = state.options.sqpoll;
     ErrorText later;
-    if (open_device(state, state.generation, options, &later) < 0) state.devices[state.generation] = nullptr;
+    if (open_device(state, state.own_lun, options, &later) < 0) state.devices[state.own_lun] = nullptr;
   }
   return pager_start_threads(why);
+}
+
+// The dead count until somebody sweeps.
+bool lun_take_or_sweep(PagerState& state, uint64_t pages) {
+  const auto bytes = static_cast<int64_t>(pages << state.page_shift);
+  if (state.account.lun_take(bytes) == 0) return true;
+  uint32_t ignored;
+  state.account.sweep(&ignored);
+  return state.account.lun_take(bytes) == 0;
 }
 
 void child() {
@@ -240,14 +264,16 @@ void child() {
   HostGuard guard;
   host_fork_bootstrap.store(true);   // until the keeper has made its threads
   if (g_fork.refusal < 0) fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));
-  state.account.adopt(static_cast<unsigned>(g_fork.member));
+  if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
+    fatal("fork: the child stood still for too long before it began; its place in the account, and its memory with it, is given up");
   state.arm_lock.reset_in_child();   // another thread of the parent's may have held it
   counters().evicted.store(0);
   int64_t resident = settle_words(state);
-  // A generation of its own: what ancestors wrote is read-only.
+  // A LUN of its own: what ancestors wrote is read-only.
   ++state.generation;
+  state.parent_lun = state.own_lun;
+  state.own_lun = static_cast<unsigned>(g_fork.lun);
   state.lun_ready.store(false);
-  state.devices[state.generation] = nullptr;
   state.oldest_child.store(0);
   deferred_slots_forget();
   state.fork_epoch.fetch_add(1);
@@ -261,7 +287,7 @@ void child() {
     tables += static_cast<uint64_t>(table_dram_pages(*state.regions.sorted[i].load()));
   state.account.take_always(resident);
   state.account.take_fixed(static_cast<int64_t>(tables));
-  if (state.account.lun_take(static_cast<int64_t>(committed << state.page_shift)) < 0)
+  if (!lun_take_or_sweep(state, committed))
     fatal("fork: LUN space for the child's memory (%s) is not to be had; give a larger --size", format_size(committed << state.page_shift).text);
   state.lun_open_lock.unlock();
   state.regions.lock.unlock();
@@ -298,12 +324,16 @@ int pager_fork_check() {
     return -ENOMEM;
   }
   int64_t bytes = static_cast<int64_t>(pages << state.page_shift);
+  if (bytes > state.account.lun_free()) {
+    uint32_t ignored;
+    state.account.sweep(&ignored);   // the dead count until somebody does
+  }
   int rc = bytes > state.account.lun_free() ? -ENOMEM : 0;
   if (rc == 0 && state.lun_ready.load()) {
     // Reserves the space on the device here, where waiting for the file system harms nobody.
     if (sys::in_program_files()) descriptors_put_back(state);
-    rc = state.luns[state.generation].charge(pages);
-    if (rc == 0) state.luns[state.generation].uncharge(pages);
+    rc = state.luns[state.own_lun].charge(pages);
+    if (rc == 0) state.luns[state.own_lun].uncharge(pages);
   }
   if (rc < 0) {
     int64_t left = state.account.lun_free();
@@ -311,7 +341,8 @@ int pager_fork_check() {
                 format_size(static_cast<uint64_t>(bytes)).text, format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text);
     return rc;
   }
-  return state.generation + 1 >= kLunGenerations ? -EAGAIN : 0;
+  sys::Locked<sys::Mutex> forks(state.fork_lock);
+  return lun_id_for_child() < 0 ? -EAGAIN : 0;
 }
 
 }  // namespace lunar

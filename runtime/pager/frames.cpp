@@ -10,6 +10,9 @@
 namespace lunar {
 
 int FramePool::open(uint32_t count, size_t page_size, int node) {
+  unmap_private(frames_, count_ * sizeof(Frame));   // a forked child has its parent's
+  unmap_private(free_, count_ * sizeof(uint32_t));
+  unmap_private(clean_, count_ * sizeof(uint32_t));
   page_size_ = page_size;
   count_ = count;
   memory_ = static_cast<char*>(map_private(window_bytes(), ForkPolicy::kDontFork));

@@ -26,14 +26,13 @@ void grow_ahead(PagerState& state) {
   if (!on_touch || !state.lun_ready.load()) return;
   // Reserving happens in charge(): take a step and give it back, so that charge_fast finds reserved space.
   uint64_t step = (64 * kMiB) >> state.page_shift;
-  if (state.luns[state.generation].charge(step) == 0) state.luns[state.generation].uncharge(step);
+  if (state.luns[state.own_lun].charge(step) == 0) state.luns[state.own_lun].uncharge(step);
 }
 
 void release_holds(PagerState& state) {
-  for (unsigned i = 0; i < kMembersMax; ++i) {
-    auto& hold = state.fork_holds[i];
-    if (hold.epoch == 0 || state.account.child_lives(i, hold.epoch)) continue;
-    state.luns[state.generation].uncharge(hold.slots);
+  for (auto& hold : state.fork_holds) {
+    if (hold.epoch == 0 || state.account.child_lives(hold.epoch)) continue;
+    state.luns[state.own_lun].uncharge(hold.slots);
     hold = {};
   }
 }
@@ -80,7 +79,7 @@ void pager_stats(lunar_stats* out) {
     out->dram_budget_bytes = static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift;
     out->dram_used_bytes = static_cast<uint64_t>(state.account.own_pages()) << state.page_shift;
     if (state.lun_ready.load()) {
-      uint64_t used = state.luns[state.generation].used_slots() << state.page_shift;
+      uint64_t used = state.luns[state.own_lun].used_slots() << state.page_shift;
       out->lun_used_bytes = used;
     }
   }

@@ -7,7 +7,7 @@
 //        7      pinned                                        kEvicted:  slot
 //        8..10  heat                                          kInFrame:  frame
 //        11     charged on touch                              kBusy:     as in the state before
-//        12..15 LUN the slot lies on (0 = the root process', +1 a generation of fork)
+//        12..15 LUN the slot lies on (PagerState::luns)
 //
 //                    ┌──────────── discard ───────────────┐
 //                    ▼                                    │

@@ -54,7 +54,7 @@ int Resolver::open(const ResolverOptions& options) {
 void Resolver::close() {
   auto& state = pager_state();
   while (ops_in_flight_ != 0) (void)progress(true, 1000000);
-  for (unsigned i = 0; i < kLunGenerations; ++i)
+  for (unsigned i = 0; i < kLunIds; ++i)
     if (contexts_[i] != nullptr) state.devices[i]->detach(contexts_[i]);
   unmap_private(window_, window_pages_ * state.page_size);
   state.account.give_fixed(window_pages_);
@@ -76,7 +76,7 @@ Context* Resolver::context_for(unsigned lun) {
 
 bool Resolver::attach_own() {
   auto& state = pager_state();
-  watch_lun_ = state.lun_ready.load(std::memory_order_acquire) || state.generation == 0 ? state.generation : state.generation - 1;
+  watch_lun_ = state.lun_ready.load(std::memory_order_acquire) || state.generation == 0 ? state.own_lun : state.parent_lun;
   return context_for(watch_lun_) != nullptr;
 }
 
@@ -220,7 +220,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
       } else {
         count_resident(region, at, 1);
         if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
-        (void)page_unlock(word, resident_word(busy, kNoSlot, state.generation, kHeatFault, there ? shared_epoch() : epoch).with_charged(on_touch));
+        (void)page_unlock(word, resident_word(busy, kNoSlot, state.own_lun, kHeatFault, there ? shared_epoch() : epoch).with_charged(on_touch));
       }
     }
     if (there || gone) (void)sys::uffd_wake(state.uffd, address, state.page_size);
@@ -360,11 +360,11 @@ int Resolver::progress(bool wait, int64_t timeout_ns) {
   if (!wait) return reap_all();
   // One ring to wait on is the rule; a forked child may read from several LUNs, and then looks at them in turn.
   unsigned active = 0;
-  for (unsigned i = 0; i < kLunGenerations; ++i)
+  for (unsigned i = 0; i < kLunIds; ++i)
     if (contexts_[i] != nullptr && (contexts_[i]->in_flight() != 0 || (watching_ && i == watch_lun_))) ++active;
   if (active > 1 && (timeout_ns < 0 || timeout_ns > 20000)) timeout_ns = 20000;
   int total = 0;
-  for (unsigned i = 0; i < kLunGenerations; ++i) {
+  for (unsigned i = 0; i < kLunIds; ++i) {
     Context* context = contexts_[i];
     if (context == nullptr || (context->in_flight() == 0 && !(watching_ && i == watch_lun_))) continue;
     Response responses[32];

@@ -52,7 +52,7 @@ PagerState& pager_state() {
 int deferred_slots_prepare() {
   auto& state = pager_state();
   if (!state.lun_ready.load()) return 0;
-  const ScratchLun& lun = state.luns[state.generation];
+  const ScratchLun& lun = state.luns[state.own_lun];
   sys::Locked<sys::SpinLock> hold(g_deferred.lock);
   if (g_deferred.entries == nullptr) {
     g_deferred.capacity = uint64_t{lun.bitmap_words()} * 64;
@@ -78,7 +78,7 @@ void deferred_slots_forget() {
 
 void slot_release(unsigned lun, Slot slot) {
   auto& state = pager_state();
-  if (slot == kNoSlot || lun != state.generation) return;
+  if (slot == kNoSlot || lun != state.own_lun) return;
   if (state.oldest_child.load(std::memory_order_acquire) != 0 &&
       defer_slot(slot, state.fork_epoch.load(std::memory_order_acquire)))
     return;
@@ -99,7 +99,7 @@ void deferred_slots_release() {
       g_deferred.head = (g_deferred.head + 1) % g_deferred.capacity;
       --g_deferred.count;
     }
-    state.luns[state.generation].release(slot);
+    state.luns[state.own_lun].release(slot);
   }
 }
 
@@ -110,7 +110,7 @@ int space_charge(uint64_t pages, bool may_block) {
   int64_t bytes = static_cast<int64_t>(pages << state.page_shift);
   if (state.account.lun_take(bytes) < 0) return -ENOMEM;
   if (!state.lun_ready.load(std::memory_order_acquire)) return 0;   // a child's own LUN takes it over when it opens
-  ScratchLun& lun = state.luns[state.generation];
+  ScratchLun& lun = state.luns[state.own_lun];
   int rc = lun.charge_fast(pages);
   if (rc == -EAGAIN && may_block) {
     if (sys::in_program_files()) descriptors_put_back(state);
@@ -123,7 +123,7 @@ int space_charge(uint64_t pages, bool may_block) {
 void space_uncharge(uint64_t pages) {
   auto& state = pager_state();
   if (pages == 0) return;
-  if (state.lun_ready.load(std::memory_order_acquire)) state.luns[state.generation].uncharge(pages);
+  if (state.lun_ready.load(std::memory_order_acquire)) state.luns[state.own_lun].uncharge(pages);
   state.account.lun_give(static_cast<int64_t>(pages << state.page_shift));
 }
 
@@ -138,37 +138,37 @@ int lun_open_own() {
   if (state.lun_ready.load(std::memory_order_acquire)) return 0;
   sys::Locked<sys::Mutex> hold(state.lun_open_lock);
   if (state.lun_ready.load(std::memory_order_acquire)) return 0;
-  unsigned generation = state.generation;
+  const unsigned own = state.own_lun;
   int64_t promised = 0;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
     promised += static_cast<int64_t>(state.regions.sorted[i].load()->committed_pages.load());
   uint64_t reserve = ScratchLun::kCleaningReserve;
-  uint64_t bytes = generation == 0 ? state.lun_bytes : static_cast<uint64_t>(state.account.lun_cap());
+  uint64_t bytes = state.generation == 0 ? state.lun_bytes : static_cast<uint64_t>(state.account.lun_cap());
   ErrorText why;
   DeviceOffset base{};
-  if (state.devices[generation] == nullptr) {
-    Device* parent = generation > 0 ? state.devices[generation - 1] : nullptr;
+  if (state.devices[own] == nullptr) {
+    Device* parent = state.generation > 0 ? state.devices[state.parent_lun] : nullptr;
     if (parent != nullptr && !parent->growable()) {
-      state.devices[generation] = parent;   // one device for the tree: a piece of it each
+      share_device(state, own, state.parent_lun);   // one device for the tree: a piece of it each
     } else {
       DeviceOptions options;
       options.want_bytes = 0;
       options.sqpoll = state.options.sqpoll;
-      int rc = open_device(state, generation, options, &why);
+      int rc = open_device(state, own, options, &why);
       if (rc < 0) {
         log_error("%s", why.text);
         return rc;
       }
     }
   }
-  Device* device = state.devices[generation];
+  Device* device = state.devices[own];
   int piece = -1;
   unsigned pieces = 0;
   if (!device->growable()) {
     // Half of a shared device for the first process; for a child an eighth, or what it was promised and an eighth of that.
     uint64_t piece_bytes = round_down(device->size_bytes() / kCarvePieces, 64 * state.page_size);
-    pieces = generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
-    if (generation > 0 && piece_bytes > 0) {
+    pieces = state.generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
+    if (state.generation > 0 && piece_bytes > 0) {
       uint64_t wanted = (static_cast<uint64_t>(promised + promised / 8) << state.page_shift) / piece_bytes + 1;
       if (wanted > pieces) pieces = wanted < kCarvePieces ? static_cast<unsigned>(wanted) : kCarvePieces;
     }
@@ -183,10 +183,10 @@ int lun_open_own() {
   const uint64_t held = reserve * state.page_size;
   if (device->growable() && bytes + held > device->size_bytes() && device->size_bytes() > held)
     bytes = round_down(device->size_bytes() - held, 64 * state.page_size);
-  int rc = state.luns[generation].open(device, base, bytes + held, static_cast<uint32_t>(state.page_size));
-  if (rc == 0) rc = state.luns[generation].charge(static_cast<uint64_t>(promised));
+  int rc = state.luns[own].open(device, base, bytes + held, static_cast<uint32_t>(state.page_size));
+  if (rc == 0) rc = state.luns[own].charge(static_cast<uint64_t>(promised));
   if (rc < 0) {
-    state.luns[generation].close();   // tried again later
+    state.luns[own].close();   // tried again later
     if (piece >= 0) state.account.uncarve(piece, pieces);
     return rc;
   }

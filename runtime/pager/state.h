@@ -23,7 +23,7 @@ namespace lunar {
 class Evictor;
 struct Handler;
 
-constexpr unsigned kLunGenerations = 16;   // LUN id field of a page word
+constexpr unsigned kLunIds = 16;           // of the LUN field of a page word
 constexpr unsigned kHandlersMax = 64;
 constexpr int64_t kKeepFreePages = 32;     // DRAM that only evictors' own faults may take
 
@@ -41,15 +41,18 @@ struct PagerState {
   Account account;
   RegionTable regions;
 
-  // LUNs by generation: ours is luns[generation]; lower ones belong to ancestors and are only read.
-  ScratchLun luns[kLunGenerations];
-  Device* devices[kLunGenerations] = {};
+  // LUNs by the number that page words have for them: ours is luns[own_lun]; the others are ancestors' and only read. A number is
+  // free for a forked child when no page refers to it (lun_ids.cpp).
+  ScratchLun luns[kLunIds];
+  Device* devices[kLunIds] = {};
   struct DeviceId {
     uint64_t dev = 0, ino = 0;
     int flags = 0;   // it was opened with
   };
-  DeviceId device_ids[kLunGenerations][kDeviceFdsMax] = {};
-  unsigned generation = 0;
+  DeviceId device_ids[kLunIds][kDeviceFdsMax] = {};
+  unsigned own_lun = 0, parent_lun = 0;
+  uint32_t luns_referred = 0;              // a bit a number: pages referred to it when this process began (less by now, if anything)
+  unsigned generation = 0;                 // forks since the pager was created
   std::atomic<bool> lun_ready{false};      // ours is open (a forked child opens its own at its first dirty eviction)
   sys::Mutex lun_open_lock;
 
@@ -72,7 +75,8 @@ struct PagerState {
   pthread_t keeper{};                      // the housekeeping thread
   std::atomic<int> keeper_tid{0}, evictor_tid{0};
 
-  // LUN slots promised for what children may still read, by account member: given back when that child is gone.
+  // LUN slots promised for what children may still read: given back when the child of that fork, and what was handed up in its
+  // place, is gone.
   struct ForkHold {
     uint32_t epoch = 0;      // 0: none
     uint64_t slots = 0;
@@ -102,6 +106,12 @@ void deferred_slots_release();             // by the housekeeper
 uint64_t deferred_slot_count();
 [[nodiscard]] int deferred_slots_prepare();  // before a fork
 void deferred_slots_forget();               // in the child
+
+// lun_ids.cpp: a number for the LUN of a child to come. Frees one if none is free, by taking the pages of the LUN that has the fewest
+// into DRAM: before a fork, while there is eviction. -EAGAIN: none can be had.
+[[nodiscard]] int lun_id_for_child();
+// In the child: forgets the LUNs that no page of its refers to; their descriptors are closed.
+void lun_ids_forget_unused();
 
 // A forked child opens a LUN of its own when it first needs to write. 0 or -errno. May block; not for handlers.
 [[nodiscard]] int lun_open_own();

@@ -353,6 +353,72 @@ void generations() {
   pages.check_all("ancestor");
 }
 
+// A daemon's double fork: the child between goes, and what its child reads still lies in its grandparent's LUN. The grandparent
+// rewrites all of it meanwhile, so that slots given up would be used again.
+void double_fork_keeps_its_pages() {
+  start();
+  Pages pages(kMemory);
+  pages.spread();
+  int go[2], done[2];
+  REQUIRE_THAT(pipe2(go, O_CLOEXEC) == 0 && pipe2(done, O_CLOEXEC) == 0, "pipe");
+  expect_exit(fork_child([&] {
+    (void)fork_child([&] {
+      char byte;
+      close(go[1]);
+      REQUIRE_THAT(read(go[0], &byte, 1) == 1, "the grandparent is gone");
+      pages.check_all("grandchild, its parent gone");
+      REQUIRE_THAT(tier::validate(), "grandchild's page table");
+      REQUIRE_THAT(write(done[1], "d", 1) == 1, "pipe");
+    });
+  }), "the child between");
+  usleep(300000);   // the housekeepers bury it
+  for (uint32_t version = 10; version < 13; ++version)
+    for (uint64_t i = 0; i < pages.count; ++i) pages.write(i, version);
+  pages.check_all("grandparent");
+  REQUIRE_THAT(write(go[1], "g", 1) == 1, "pipe");
+  close(done[1]);
+  char byte;
+  REQUIRE_THAT(read(done[0], &byte, 1) == 1, "the grandchild has ended early");
+  pages.check_all("grandparent, at the end");
+}
+
+// Each generation reads all, writes a part, forks the next and goes: more generations than a page word can tell apart, with pages
+// left of all of them.
+void hundred_generations() {
+  start();
+  Pages pages(kMemory / 2);
+  pages.spread();
+  int done[2];
+  REQUIRE_THAT(pipe2(done, O_CLOEXEC) == 0, "pipe");
+  pid_t pid = 0;
+  for (unsigned depth = 1; depth <= 100; ++depth) {
+    fflush(nullptr);
+    pid = fork();
+    REQUIRE_THAT(pid >= 0, "fork at depth %u: %s", depth, strerror(errno));
+    if (pid != 0) {
+      if (depth == 1) break;
+      _exit(0);
+    }
+    set_limit(100);
+    for (uint64_t i = depth; i < pages.count; i += 100) pages.write(i, 100 + depth);
+    Random random(g_seed + depth);
+    for (int k = 0; k < 200; ++k) pages.check(random.below(pages.count), "descendant");
+    REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict");
+  }
+  if (pid == 0) {
+    pages.check_all("the last descendant");
+    REQUIRE_THAT(tier::validate(), "the last descendant's page table");
+    REQUIRE_THAT(open_descriptors() < 100, "the last descendant has %u descriptors", open_descriptors());
+    REQUIRE_THAT(write(done[1], "d", 1) == 1, "pipe");
+    _exit(0);
+  }
+  expect_exit(pid, "the first descendant");
+  close(done[1]);
+  char byte;
+  REQUIRE_THAT(read(done[0], &byte, 1) == 1, "a descendant has ended early");
+  pages.check_all("ancestor");
+}
+
 // A child made behind the pager's back has no such memory: it must die rather than read zeros.
 void raw_fork_dies() {
   start();
@@ -417,7 +483,7 @@ struct Case {
 #define CASE(name) {#name, name}
 const Case kCases[] = {CASE(child_sees_the_parents_content), CASE(child_discards_and_allocates), CASE(sleeping_child_keeps_its_version),
                        CASE(killed_child_gives_everything_back), CASE(fifty_forks_leave_nothing_behind), CASE(fork_among_writers),
-                       CASE(generations), CASE(raw_fork_dies), CASE(spawn_is_served)};
+                       CASE(generations), CASE(double_fork_keeps_its_pages), CASE(hundred_generations), CASE(raw_fork_dies), CASE(spawn_is_served)};
 
 }  // namespace
 

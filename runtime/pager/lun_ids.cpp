@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The numbers that page words have for LUNs. A word has room for 16; a chain of forks may be longer than that.
+//
+// Idea: what counts is not how many ancestors there were but on whose LUNs pages still lie. A child counts them once, when it walks
+// all words anyway; LUNs without a page are forgotten, and their numbers are free. Where all numbers are in use, the LUN with the
+// fewest pages is given up before the fork: they come into DRAM, lose their slots there, and go to our own LUN at their next
+// eviction, as any page that was written.
+//
+// Threading: the forking thread, under fork_lock; the child. May wait for page faults and the device, not on the fault path.
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "pager/descriptors.h"
+#include "pager/evictor.h"
+#include "pager/state.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kNoLun = kLunIds;
+constexpr unsigned kRoundsMax = 1000;
+
+// The LUN that a page's content lies on, of a word that is not busy: kNoLun when on none.
+unsigned lun_of(PagerState& state, PageWord seen) {
+  switch (seen.state()) {
+    case PageState::kResident:
+    case PageState::kEvicted: return seen.has_slot() ? seen.lun() : kNoLun;
+    case PageState::kInFrame: return state.evictor->frames().at(seen.index()).lun;   // the frame may have been reused: see settled()
+    default: return kNoLun;
+  }
+}
+
+// The word and its LUN, together and at rest.
+PageWord settled(PagerState& state, AtomicPageWord& word, unsigned* lun) {
+  for (unsigned spins = 0;; ++spins) {
+    PageWord seen = word.load(std::memory_order_acquire);
+    if (seen.state() != PageState::kBusy) {
+      *lun = lun_of(state, seen);
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (word.load(std::memory_order_acquire).raw == seen.raw) return seen;
+    }
+    spins < 100 ? sys::cpu_relax() : sys::sleep_ns(20000);
+  }
+}
+
+template <class F>
+int for_chunks(PagerState& state, F visit) {
+  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
+    Region* region = state.regions.sorted[r].load();
+    const uint64_t end = region->table_pages.load();
+    for (uint64_t at = 0; at < end; at += kChunkPages) {
+      if (region->chunk_used[at / kChunkPages].load(std::memory_order_relaxed) == 0) continue;
+      if (int rc = visit(*region, at, end - at < kChunkPages ? end : at + kChunkPages); rc < 0) return rc;
+    }
+  }
+  return 0;
+}
+
+void count_pages(PagerState& state, uint64_t (&pages)[kLunIds + 1]) {
+  (void)for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) {
+    for (uint64_t p = first; p < end; ++p) {
+      unsigned lun;
+      (void)settled(state, region.words[p], &lun);
+      ++pages[lun];
+    }
+    return 0;
+  });
+}
+
+// Pages [first, end) that lie on `lun` come into DRAM and lose their slots. An eviction may be faster: again, then.
+int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, unsigned lun) {
+  for (unsigned round = 0; round < kRoundsMax; ++round) {
+    bool left = false;
+    for (uint64_t p = first; p < end;) {
+      uint64_t next = p;
+      for (unsigned on = lun; next < end; ++next) {
+        PageWord seen = settled(state, region.words[next], &on);
+        if (on != lun) break;
+        if (seen.state() == PageState::kResident && region.words[next].compare_exchange_strong(seen, seen.with_slot(kNoSlot))) break;
+      }
+      if (next == p) {
+        ++p;
+        continue;
+      }
+      left = true;
+      if (int rc = sys::advise(region.address_of(PageIndex(p)), (next - p) << state.page_shift, MADV_POPULATE_READ); rc < 0 && rc != -EAGAIN) return rc;
+      p = next;
+    }
+    if (!left) return 0;
+  }
+  return -EAGAIN;
+}
+
+}  // namespace
+
+int lun_id_for_child() {
+  auto& state = pager_state();
+  const auto free_number = [&state] {
+    for (unsigned id = 0; id < kLunIds; ++id)
+      if (id != state.own_lun && (state.luns_referred >> id & 1) == 0) return static_cast<int>(id);
+    return -EAGAIN;
+  };
+  if (int id = free_number(); id >= 0) return id;
+  uint64_t pages[kLunIds + 1] = {};
+  count_pages(state, pages);
+  state.luns_referred = 0;
+  for (unsigned id = 0; id < kLunIds; ++id) state.luns_referred |= static_cast<uint32_t>(pages[id] != 0) << id;
+  int rc = -EAGAIN;
+  for (uint32_t tried = 1u << state.own_lun; free_number() < 0;) {
+    unsigned fewest = kNoLun;
+    for (unsigned id = 0; id < kLunIds; ++id)
+      if ((tried >> id & 1) == 0 && (fewest == kNoLun || pages[id] < pages[fewest])) fewest = id;
+    if (fewest == kNoLun) {
+      log_warning("fork refused: this process has pages on the LUNs of %u ancestors, and none of these can be emptied (%s)", kLunIds - 1, errno_name(rc));
+      return -EAGAIN;
+    }
+    tried |= 1u << fewest;
+    rc = for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) { return take_off(state, region, first, end, fewest); });
+    if (rc == 0) state.luns_referred &= ~(1u << fewest);
+  }
+  return free_number();
+}
+
+void lun_ids_forget_unused() {
+  auto& state = pager_state();
+  for (unsigned id = 0; id < kLunIds; ++id) {
+    if ((state.luns_referred >> id & 1) != 0 || (state.generation != 0 && id == state.parent_lun)) continue;
+    forget_device(state, id);
+    state.luns[id].forget();
+  }
+}
+
+}  // namespace lunar
