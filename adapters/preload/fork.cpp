@@ -29,7 +29,10 @@ int guarded_fork(Call fork_call) {
   int pid = fork_call();
   int saved = errno;
   maps_unlock_after_fork();
-  if (pid == 0) stats_enter_child();
+  if (pid == 0) {
+    threads_enter_child();
+    stats_enter_child();
+  }
   errno = saved;
   return pid;
 }

@@ -78,6 +78,8 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   if (environ == nullptr) environ = environment;   // libc's initialiser, which sets it, has not run yet
   look_up(g_real.fork, "fork");
   look_up(g_real.daemon, "daemon");
+  look_up(g_real.pthread_create, "pthread_create");
+  look_up(g_real.thrd_create, "thrd_create");
   look_up(g_real.exit_now, "_exit");
   look_up(g_real.open, "open");
   look_up(g_real.open64, "open64");
@@ -93,6 +95,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   if (start_tier(g_options, &why) < 0) refuse(why);
   g_phase.store(Phase::kGuarded, std::memory_order_release);
   if (heap_create(HeapMode::kProcess, &why) < 0) refuse(why);
+  threads_prepare();
   stats_prepare();
   server_gate_start();
   g_phase.store(Phase::kReady, std::memory_order_release);

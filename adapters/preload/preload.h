@@ -5,7 +5,9 @@
 // no exceptions; no lock of its own may be held while one of the program's could be taken; errno is as the real calls leave
 // it; whatever is not ours goes to the kernel or to jemalloc unchanged.
 #pragma once
+#include <pthread.h>
 #include <sys/types.h>
+#include <threads.h>
 
 #include <atomic>
 #include <cstddef>
@@ -38,6 +40,8 @@ struct RealCalls {
   int (*openat64)(int, const char*, int, ...) = nullptr;
   int (*fcntl)(int, int, ...) = nullptr;
   int (*fcntl64)(int, int, ...) = nullptr;
+  int (*pthread_create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = nullptr;
+  int (*thrd_create)(thrd_t*, thrd_start_t, void*) = nullptr;
   void (*exit_now)(int) __attribute__((noreturn)) = nullptr;   // _exit
 };
 extern constinit RealCalls g_real;
@@ -47,6 +51,10 @@ bool caller_is_runtime(const void* return_address);
 
 // server_gate.cpp
 void server_gate_start();             // at start, when the tier is there; nothing unless the program is a redis-server
+
+// thread_family.cpp
+void threads_prepare();               // at start: the main thread is counted too
+void threads_enter_child();           // in a forked child, which has one thread
 
 // exit_stats.cpp
 void stats_prepare();                 // at start: keeps standard error reachable (programs close it before they end)

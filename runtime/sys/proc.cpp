@@ -3,6 +3,7 @@
 #include "sys/proc.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -113,6 +114,22 @@ bool has_thread_named(const char* prefix) {
     format_to(path, sizeof path, "/proc/self/task/%s/comm", name);
     return read_text(path, text, sizeof text) > 0 && strncmp(text, prefix, strlen(prefix)) == 0;
   });
+}
+
+int other_live_threads() {
+  const int self = static_cast<int>(syscall(SYS_gettid));
+  int seen = 0, live = 0;
+  (void)any_numbered("/proc/self/task", [&](const char* name, int thread) {
+    ++seen;
+    if (thread == self) return false;
+    char path[64], text[256];
+    format_to(path, sizeof path, "/proc/self/task/%s/stat", name);
+    if (read_text(path, text, sizeof text) <= 0) return false;
+    const char* state = strrchr(text, ')');
+    if (state == nullptr || state[1] != ' ' || (state[2] != 'Z' && state[2] != 'X')) ++live;
+    return false;
+  });
+  return seen == 0 ? -ENOENT : live;
 }
 
 void note_own_descriptor(int fd, bool add) {

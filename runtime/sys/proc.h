@@ -10,6 +10,8 @@ namespace lunar::sys {
 const char* program_fd_directory(char* buffer, size_t size);
 // Whether a thread of this process has a name that begins so.
 bool has_thread_named(const char* prefix);
+// Threads of this process besides the calling one that have not ended (a main thread that has is a zombie); -errno without /proc.
+int other_live_threads();
 // Number of entries where the kernel tells it cheaply (st_size, 6.2+), else a value that changes at every call.
 uint64_t directory_size(const char* path);
 // Whether a descriptor is io_uring, AIO, RDMA, or a file opened with O_DIRECT; sets *which. Our own are not counted; where one of

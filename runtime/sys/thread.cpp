@@ -53,6 +53,18 @@ struct ThreadStart {
 };
 
 thread_local bool t_service __attribute__((tls_model("initial-exec"))) = false;
+// How many there are, of which process: a forked child has none of its parent's.
+struct ServiceThreads {
+  int32_t pid, count;
+};
+std::atomic<ServiceThreads> g_service_threads{};
+
+void count_service_thread(int more) {
+  const auto pid = static_cast<int32_t>(getpid());
+  ServiceThreads seen = g_service_threads.load(std::memory_order_relaxed);
+  while (!g_service_threads.compare_exchange_weak(seen, {pid, (seen.pid == pid ? seen.count : 0) + more}, std::memory_order_acq_rel)) {}
+}
+
 thread_local bool t_own_files __attribute__((tls_model("initial-exec"))) = false;
 cpu_set_t g_allowed;
 std::atomic<bool> g_allowed_known{false};
@@ -73,8 +85,11 @@ void* thread_main(void* argument) {
   prctl(PR_SET_NAME, spec.name, 0, 0, 0);
   int rc = 1;
   if (spec.unshare_files && syscall(SYS_unshare, CLONE_FILES) != 0) rc = -errno;
+  if (rc == 1) count_service_thread(1);
   start->started.store(rc, std::memory_order_release);
-  if (rc == 1) spec.run(spec.argument);
+  if (rc != 1) return nullptr;
+  spec.run(spec.argument);
+  count_service_thread(-1);
   return nullptr;
 }
 
@@ -133,6 +148,12 @@ void allow_fault_signals() {
 }
 
 bool in_service_thread() { return t_service; }
+
+int service_threads() {
+  const ServiceThreads now = g_service_threads.load(std::memory_order_acquire);
+  return now.pid == static_cast<int32_t>(getpid()) ? now.count : 0;
+}
+
 bool in_program_files() { return !t_own_files; }
 
 int thread_id() { return static_cast<int>(syscall(SYS_gettid)); }

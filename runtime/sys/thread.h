@@ -24,6 +24,7 @@ void thread_end(pthread_t thread);                    // joins, and gives back t
 void allow_fault_signals();                           // calling service thread: SIGSEGV and SIGBUS go to the program's handlers
 
 bool in_service_thread();                             // started by thread_start
+int service_threads();                                // how many this process has
 bool in_program_files();                              // uses the program's descriptor table
 int thread_id();                                      // gettid
 // Whether a SCHED_IDLE thread of this process may become SCHED_OTHER again: RLIMIT_NICE must cover its nice value, or CAP_SYS_NICE.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads under the preload: churn of short-lived threads, memory freed by another thread than made it, forks in between,
 // and a LUN that runs full: ENOMEM for the program, which goes on.
+#include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #include <atomic>
@@ -120,7 +122,70 @@ void full() {
   free(again);
 }
 
+// A process ends with its last thread, whichever that is, and runs its exit handlers: also with service threads beside it.
+void* sleep_then_end(void*) {
+  usleep(50000);
+  return nullptr;
+}
+
+void* wait_for_main(void* main_thread) {
+  pthread_join(*static_cast<pthread_t*>(main_thread), nullptr);
+  pthread_exit(nullptr);
+}
+
+int leave_main_first() {
+  static pthread_t main_thread = pthread_self();
+  pthread_t thread;
+  if (pthread_create(&thread, nullptr, wait_for_main, &main_thread) != 0) return 2;
+  pthread_exit(nullptr);
+}
+
+int leave_main_last() {
+  pthread_t thread;
+  if (pthread_create(&thread, nullptr, sleep_then_end, nullptr) != 0) return 2;
+  pthread_detach(thread);
+  usleep(100000);
+  pthread_exit(nullptr);
+}
+
+void* fork_from_thread(void*) {
+  const pid_t child = fork();
+  if (child == 0) return nullptr;   // the only thread of the child
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  _exit(WIFEXITED(status) && WEXITSTATUS(status) == 42 ? 42 : 1);
+}
+
+int leave_in_forked_child() {
+  pthread_t thread;
+  if (pthread_create(&thread, nullptr, fork_from_thread, nullptr) != 0) return 2;
+  pause();
+  return 1;
+}
+
+void ends_with_its_last_thread() {
+  void* block = malloc(24 << 20);
+  CHECK(block != nullptr);
+  fill(block, 24 << 20, 59);
+  for (int (*leave)() : {leave_main_first, leave_main_last, leave_in_forked_child}) {
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      CHECK(holds(block, 24 << 20, 59));   // it has a tier of its own now
+      atexit([] { _exit(42); });
+      _exit(leave());
+    }
+    int status = 0;
+    pid_t ended = 0;
+    for (int i = 0; i < 600 && (ended = waitpid(child, &status, WNOHANG)) == 0; ++i) usleep(100000);
+    if (ended == 0) kill(child, SIGKILL);
+    CHECK(ended == child && WIFEXITED(status) && WEXITSTATUS(status) == 42);
+  }
+  free(block);
+}
+
 int body() {
+  ends_with_its_last_thread();
   churn();
   forks_between();
   full();

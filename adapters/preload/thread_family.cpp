@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// pthread_create and thrd_create, to see the program's last thread end. libc ends a process with exit(0) when its last thread leaves
+// by pthread_exit or returns; with service threads beside it that thread is not the last in libc's count, and the process would stay
+// for good. So the threads of the program are counted here, and the last one calls exit(0) where libc would have.
+//
+// A thread ends in the last round of its key destructors, after those of the program. Threads made past libc (clone) are not counted,
+// so the kernel's list of threads is asked as well before the process is ended.
+// Threading: any thread. Allocates like the program itself (one small block a thread).
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <threads.h>
+
+#include "pager/pager.h"
+#include "preload.h"
+#include "sys/proc.h"
+#include "sys/thread.h"
+
+namespace lunar::preload {
+namespace {
+
+constinit std::atomic<int> g_threads{1};
+constinit std::atomic<bool> g_key_made{false};
+pthread_key_t g_key;
+
+constexpr intptr_t kRounds = PTHREAD_DESTRUCTOR_ITERATIONS;   // a destructor that sets its key again runs in the next round
+constexpr unsigned kLooks = 40;
+
+// Threads that were counted may still be on their way out. Looks for about a second; whoever stays then was never counted.
+bool only_service_threads_left() {
+  for (unsigned look = 0; look < kLooks; ++look) {
+    const int others = sys::other_live_threads();
+    if (others < 0 || others <= sys::service_threads()) return true;
+    sys::sleep_ns(look < 8 ? 1000000 : 30000000);
+  }
+  return false;
+}
+
+void thread_ends(void* value) {
+  const auto rounds = reinterpret_cast<intptr_t>(value);
+  if (rounds > 1 && pthread_setspecific(g_key, reinterpret_cast<void*>(rounds - 1)) == 0) return;
+  if (g_threads.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (sys::service_threads() != 0 && only_service_threads_left()) exit(0);
+}
+
+void mark_thread() {
+  if (g_key_made.load(std::memory_order_acquire)) (void)pthread_setspecific(g_key, reinterpret_cast<void*>(kRounds));
+}
+
+struct Start {
+  void* (*routine)(void*);
+  int (*c11_routine)(void*);
+  void* argument;
+};
+
+Start take(void* argument) {
+  const Start start = *static_cast<Start*>(argument);
+  free(argument);
+  mark_thread();
+  return start;
+}
+
+void* begin_thread(void* argument) {
+  const Start start = take(argument);
+  return start.routine(start.argument);
+}
+
+int begin_c11_thread(void* argument) {
+  const Start start = take(argument);
+  return start.c11_routine(start.argument);
+}
+
+// Counts the thread that `create` makes; `failed` is what stands for no memory.
+template <class Create>
+int counted(const Start& like, int failed, Create create) {
+  auto* start = static_cast<Start*>(malloc(sizeof(Start)));
+  if (start == nullptr) return failed;
+  *start = like;
+  g_threads.fetch_add(1, std::memory_order_acq_rel);
+  const int rc = create(start);
+  if (rc != 0) {
+    g_threads.fetch_sub(1, std::memory_order_acq_rel);
+    free(start);
+  }
+  return rc;
+}
+
+}  // namespace
+
+void threads_prepare() {
+  if (pthread_key_create(&g_key, thread_ends) != 0) return;
+  g_key_made.store(true, std::memory_order_release);
+  mark_thread();
+}
+
+void threads_enter_child() {
+  g_threads.store(1, std::memory_order_relaxed);
+  mark_thread();
+}
+
+}  // namespace lunar::preload
+
+using namespace lunar;
+using namespace lunar::preload;
+
+LUNAR_EXPORT int pthread_create(pthread_t* out, const pthread_attr_t* attributes, void* (*routine)(void*), void* argument) noexcept {
+  if (g_real.pthread_create == nullptr) return EAGAIN;   // before our constructor: libc has no threads to give yet
+  if (!serves_tiered()) return g_real.pthread_create(out, attributes, routine, argument);
+  return counted({routine, nullptr, argument}, EAGAIN, [=](Start* start) { return g_real.pthread_create(out, attributes, begin_thread, start); });
+}
+
+LUNAR_EXPORT int thrd_create(thrd_t* out, thrd_start_t routine, void* argument) noexcept {
+  if (g_real.thrd_create == nullptr) return thrd_error;
+  if (!serves_tiered()) return g_real.thrd_create(out, routine, argument);
+  return counted({nullptr, routine, argument}, thrd_nomem, [=](Start* start) { return g_real.thrd_create(out, begin_c11_thread, start); });
+}
