@@ -77,6 +77,13 @@ def kernel_at_least(major, minor):
     return (int(version[1]), int(version[2])) >= (major, minor)
 
 
+def has_bubblewrap():
+    """bwrap is there, and may make namespaces: in a chroot it may not."""
+    command = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "true"]
+    return shutil.which("bwrap") is not None and subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
 # Word of a skip -> whether this host has it, so that the test should have run.
 EXPECTED = {
     "userfaultfd": has_userfaultfd,
@@ -98,6 +105,8 @@ EXPECTED = {
     "gcc": lambda: True,
     "perl": lambda: True,
     "python3": lambda: True,
+    "bubblewrap": has_bubblewrap,
+    "userfaultfd-device": lambda: os.path.exists("/dev/userfaultfd"),
     "gdb": lambda: shutil.which("gdb") is not None,
 }
 
@@ -362,23 +371,32 @@ def sanitizer_environment(arguments):
 
 
 def introspect(what, directory):
-    return json.loads(subprocess.run(["meson", "introspect", what, directory], check=True, stdout=subprocess.PIPE,
-                                     stdin=subprocess.DEVNULL).stdout)
+    """What `meson introspect --WHAT` prints: read from the build directory, so that a machine without meson runs tests too."""
+    with open(os.path.join(directory, "meson-info", f"intro-{what}.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def slowness():
+    """How many times slower than usual this machine is (TEST_TIMEOUT_SCALE): time limits are multiplied by it."""
+    text = os.environ.get("TEST_TIMEOUT_SCALE", "1")
+    if not re.fullmatch(r"[1-9]\d{0,3}", text):
+        sys.exit(f"tools/test: TEST_TIMEOUT_SCALE={text} is no whole number from 1 to 9999")
+    return int(text)
 
 
 def targets_of(tests, directory):
     """Ninja's names of what these tests run."""
     wanted = {identity for test in tests for identity in test.depends}
     return sorted(os.path.relpath(target["filename"][0], directory)
-                  for target in introspect("--targets", directory) if target["id"] in wanted)
+                  for target in introspect("targets", directory) if target["id"] in wanted)
 
 
 def main():
     arguments = parse_arguments()
     os.environ["PATH"] = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"   # losetup, mkfs: not in a user's
     directory = os.path.abspath(arguments.directory)
-    multiplier = 4 if arguments.asan or arguments.tsan else 1
-    tests = select([Test(entry, directory, multiplier) for entry in introspect("--tests", directory)], arguments)
+    multiplier = slowness() * (4 if arguments.asan or arguments.tsan else 1)
+    tests = select([Test(entry, directory, multiplier) for entry in introspect("tests", directory)], arguments)
     if arguments.targets:
         print("\n".join(targets_of(tests, directory)))
         return 0

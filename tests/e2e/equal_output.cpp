@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/slowness.hpp"
 #include "e2e.h"
 
 namespace {
@@ -152,7 +153,7 @@ Ended run(const Words& words, const std::string& input, const std::string& outpu
   const double start = now_s();
   g_child = fork();
   if (g_child == 0) child_main(words, input, output, errors);
-  alarm(limit_s);
+  alarm(tier::scaled(limit_s));
   Ended ended;
   rusage usage{};
   while (wait4(g_child, &ended.status, 0, &usage) < 0 && errno == EINTR) {}

@@ -37,7 +37,7 @@ void on_alarm(int) {
 
 void set_limit(unsigned seconds) {
   signal(SIGALRM, on_alarm);
-  alarm(seconds);
+  alarm(tier::scaled(seconds));
 }
 
 // A region whose pages carry a version each; the model is plain memory, which fork copies.

@@ -25,6 +25,7 @@
 #include "lun/virtual_lun.h"
 #include "tests/support/lun_device.hpp"
 #include "tests/support/lun_file.hpp"
+#include "tests/support/slowness.hpp"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -256,9 +257,9 @@ int main(int argc, char** argv) {
     image_number = n;
     random_state = seed * 0x2545f4914f6cdd1d + n;
     if (n % 256 == 0) {   // by CPU time, as the machine may be busy; by the clock for what blocks
-      const itimerval cpu = {{0, 0}, {20, 0}};
+      const itimerval cpu = {{0, 0}, {tier::scaled(20), 0}};
       setitimer(ITIMER_PROF, &cpu, nullptr);
-      alarm(300);
+      alarm(tier::scaled(300));
     }
     const Base& base = bases[below(bases.size())];
     load({base.front, base.back});

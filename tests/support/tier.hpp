@@ -18,6 +18,7 @@
 
 #include "lunar/lunar.h"
 #include "pager/pager.h"
+#include "tests/support/slowness.hpp"
 
 namespace tier {
 
@@ -134,8 +135,8 @@ inline bool stamp_holds(const void* at, size_t bytes, uint64_t key, uint64_t ver
 // Ends the test with a dump when `progress` has not moved for `limit_s`.
 class Watchdog {
  public:
-  Watchdog(const std::atomic<uint64_t>& progress, int limit_s)
-      : thread_([this, &progress, limit_s] {
+  Watchdog(const std::atomic<uint64_t>& progress, int seconds)
+      : thread_([this, &progress, limit_s = static_cast<int>(scaled(static_cast<unsigned>(seconds)))] {
           uint64_t last = progress.load();
           for (int still = 0; !stop_.load();) {
             usleep(100000);

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests in virtual machines share (redis_service, devices): the options, the base system of this host's Debian release, the disk
+# What the tests in virtual machines share (redis_service, devices, kernels): the options, the base system of this host's Debian release, the disk
 # image, and a bounded boot by qemu whose second serial line is the result. Sourced by bash, by a script in tests/vm whose header is its help.
 #   vm_arguments "$@"          options and what is needed; sets root, build, directory (of this run, gone at the end)
 #   vm_built FILE...           these files below build/, all of Lunar built when one is not there
 #   vm_guest                   a copy of the base system to put things into; sets guest
 #   vm_libraries FILE...       the guest gets the shared libraries that these want and it does not have
 #   vm_disk SIZE               makes the disk out of it
+#   vm_kernel_of RELEASE       the guest gets the kernel that this release of Debian has today; sets vm_kernel, which vm_boot then boots
 #   vm_boot MINUTES APPEND [QEMU-ARGUMENT]...   boots from the disk, shows the result; 0 when its last line is PASS
 # The guest is a q35 machine with two CPUs in two NUMA nodes of $memory_mib / 2; /dev/ttyS0 is its console, /dev/ttyS1 its result.
 vm_name=$(basename "$0")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$root/build
-vm_parent=/var/tmp vm_base='' vm_accelerator=tcg,thread=multi vm_machine='' directory='' guest=''
+vm_parent=/var/tmp vm_base='' vm_accelerator=tcg,thread=multi vm_machine='' vm_kernel='' directory='' guest=''
 # Of all the tests here, so that one --image serves them.
 vm_packages=systemd-sysv,dbus,udev,kmod,procps,redis-server,libhiredis-dev,libnuma1,liburing2,linux-image-amd64,initramfs-tools,zstd
 # shellcheck source=tools/debian_root.sh
@@ -84,6 +85,37 @@ vm_libraries() {
   ldconfig -r "$guest"
 }
 
+# The package alone, by apt with lists of its own: the guest's own release may be another. With --image it is fetched once.
+vm_kernel_of() {
+  local release=$1 cache=$vm_base.kernels mirror archive version apt
+  mirror=$(host_mirror)
+  mkdir -p "$cache/$release/lists/partial" "$cache/$release/archives/partial"
+  cache=$(realpath "$cache/$release")
+  : >>"$cache/status"
+  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian} $release main" >"$cache/sources.list"
+  apt=(-o "Dir::State=$cache" -o "Dir::State::lists=$cache/lists" -o "Dir::State::status=$cache/status" -o "Dir::Cache=$cache"
+    -o "Dir::Etc::sourcelist=$cache/sources.list" -o Dir::Etc::sourceparts=/dev/null -o APT::Sandbox::User=root)
+  archive=$(compgen -G "$cache/linux-image-*.deb" | tail -n 1) || {
+    apt-get "${apt[@]}" -qq update && version=$(apt-cache "${apt[@]}" depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9][^ ]*\)$/\1/p') &&
+      (cd "$cache" && apt-get "${apt[@]}" -qq download "$version") >"$directory/log" 2>&1 || { tail -n 20 "$directory/log" >&2; return 1; }
+    archive=$(compgen -G "$cache/linux-image-*.deb" | tail -n 1)
+  }
+  rm -rf "$guest"/boot/* "$guest"/lib/modules/*
+  dpkg-deb -x "$archive" "$directory/kernel"
+  cp -a "$directory/kernel/boot" "$guest/"
+  # 13 has everything in usr, and packages say so.
+  mkdir -p "$guest/lib/modules"
+  cp -a "$directory"/kernel/{,usr/}lib/modules/* "$guest/lib/modules/" 2>/dev/null || true
+  rm -rf "$directory/kernel"
+  vm_kernel=$(compgen -G "$guest/boot/vmlinuz-*")
+  version=${vm_kernel#*/vmlinuz-}
+  { chroot "$guest" depmod "$version" && chroot "$guest" update-initramfs -c -k "$version"; } >"$directory/log" 2>&1 ||
+    { tail -n 20 "$directory/log" >&2; return 1; }
+  rm -rf "$directory/boot"
+  cp -a "$guest/boot" "$directory/boot"   # the guest may be gone when it boots
+  vm_kernel=$directory/boot/vmlinuz-$version
+}
+
 vm_disk() {
   rm -f "$directory/disk"
   mkfs.ext4 -q -F -d "$guest" "$directory/disk" "$1" >/dev/null
@@ -92,10 +124,10 @@ vm_disk() {
 vm_boot() {
   local minutes=$1 append=$2 half=$((memory_mib / 2)) kernel waited shown
   shift 2
-  kernel=$(compgen -G "$guest/boot/vmlinuz-*" | tail -n 1)
+  kernel=${vm_kernel:-$(compgen -G "$guest/boot/vmlinuz-*" | tail -n 1)}
   : >"$directory/console"
   : >"$directory/result"
-  qemu-system-x86_64 -M q35 -accel "$vm_accelerator" -cpu max -smp 2,sockets=2 -m "$memory_mib" -nodefaults -display none -no-reboot \
+  nice -n 19 qemu-system-x86_64 -M q35 -accel "$vm_accelerator" -cpu max -smp 2,sockets=2 -m "$memory_mib" -nodefaults -display none -no-reboot \
     -object memory-backend-ram,id=m0,size=${half}M -object memory-backend-ram,id=m1,size=${half}M \
     -numa node,nodeid=0,cpus=0,memdev=m0 -numa node,nodeid=1,cpus=1,memdev=m1 \
     -drive "file=$directory/disk,format=raw,if=virtio,cache=unsafe,discard=unmap" -serial "file:$directory/console" -serial "file:$directory/result" \

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Time limits inside of tests, on machines that are slower than usual (emulated): multiplied by TEST_TIMEOUT_SCALE, as those of
+// tools/run_tests.py are. For limits only: what a test measures, it measures unscaled.
+// Threading: any. May not: be used by code that ships.
+#pragma once
+#include <stdlib.h>
+
+namespace tier {
+
+inline unsigned scaled(unsigned seconds) {
+  const char* scale = getenv("TEST_TIMEOUT_SCALE");
+  const int times = scale ? atoi(scale) : 1;
+  return seconds * static_cast<unsigned>(times < 1 ? 1 : times);
+}
+
+}  // namespace tier
