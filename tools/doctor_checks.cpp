@@ -115,15 +115,20 @@ Finding check_io_uring() {
                   "each read and write is a system call that waits; one at a time a thread", ""};
   finding.remedy =
       sysctl == "1" || sysctl == "2" ? "`sudo sysctl -w kernel.io_uring_disabled=0`"
-      : rc == -ENOMEM
-          ? "`sudo prlimit --memlock=unlimited --pid $$`"
-          : "start the container with `--security-opt seccomp=unconfined`, or boot a kernel with CONFIG_IO_URING";
+      : rc == -ENOMEM                ? memlock_remedy()
+      : rc == -EPERM || probe_container().inside()
+          ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows io_uring_setup, io_uring_enter "
+            "and io_uring_register"
+          : "boot a kernel with CONFIG_IO_URING";
   return finding;
 }
 
 Finding check_discard_vector() {
-  if (probe_discard_vector())
-    return {"process_madvise", Health::kOk, "DONTNEED on this process, a whole batch a call", "", ""};
+  const int rc = probe_discard_vector();
+  if (rc == 0) return {"process_madvise", Health::kOk, "DONTNEED on this process, a whole batch a call", "", ""};
+  if (rc == -EPERM)
+    return {"process_madvise", Health::kWarn, "refused (EPERM)", "one madvise a run of pages",
+            "start the container with `--cap-add SYS_PTRACE` (engines' filters allow process_madvise then)"};
   return {"process_madvise", Health::kInfo,
           "no DONTNEED on this process (kernels before 6.13): one madvise a run of pages", "", ""};
 }
@@ -144,6 +149,13 @@ Finding check_privileges() {
   return {"privileges", Health::kInfo, value, "", ""};
 }
 
+// In a container most lacks are mended by who starts it; which flag mends which stands with each.
+Finding check_container() {
+  const ContainerState state = probe_container();
+  if (!state.inside()) return {"container", Health::kInfo, state.filtered ? "none; a system call filter is on" : "none", "", ""};
+  return {"container", Health::kInfo, state.engine + (state.filtered ? ", a system call filter is on" : ", no system call filter"), "", ""};
+}
+
 Finding check_memlock() {
   rlimit limit{};
   getrlimit(RLIMIT_MEMLOCK, &limit);
@@ -154,9 +166,7 @@ Finding check_memlock() {
   constexpr uint64_t kEnough = 64 * kMiB;
   if (limit.rlim_cur >= kEnough) return {"memlock limit", Health::kOk, value, "", ""};
   return {"memlock limit", Health::kWarn, value,
-          "I/O buffers cannot all be registered, so that each I/O pins its pages",
-          "`sudo prlimit --memlock=unlimited --pid $$` (for good: a line `* - memlock unlimited` in "
-          "/etc/security/limits.conf)"};
+          "I/O buffers cannot all be registered, so that each I/O pins its pages", memlock_remedy()};
 }
 
 Finding check_pipe_pages() {
@@ -342,7 +352,7 @@ std::vector<Finding> examine_host(const Options& options) {
   MemoryState memory = probe_memory();
   std::vector<Finding> all = {
       check_kernel(),       check_userfaultfd(),    check_userfaultfd_rights(),       check_io_uring(),
-      check_discard_vector(), check_privileges(),   check_memlock(),                  check_pipe_pages(),
+      check_discard_vector(), check_privileges(),   check_container(), check_memlock(),                  check_pipe_pages(),
       check_open_files(),   check_memory(memory),   check_cgroup(memory),             check_overcommit(),
       check_thp(),          check_swap(),           check_numa(),                     check_lun_place(options, memory),
       check_block_devices()};

@@ -57,7 +57,7 @@ Finding check_window() {
   if (status == 0) return {"registered window", Health::kOk, "available, " + most, "", ""};
   Finding finding{"registered window", Health::kWarn, text_of("refused (%s), %s", errno_name(status), most.c_str()),
                   "each I/O pins its own pages", ""};
-  finding.remedy = status == -ENOMEM ? "`sudo prlimit --memlock=unlimited --pid $$`" : "allow io_uring (see its line)";
+  finding.remedy = status == -ENOMEM ? memlock_remedy() : std::string("allow io_uring (see its line)");
   return finding;
 }
 

@@ -100,9 +100,14 @@ std::string userfaultfd_lack(const UffdState& state) {
 
 std::string userfaultfd_remedy(const UffdState& state) {
   if (state.error == 0) return "";
-  bool filtered = geteuid() == 0 || state.error == ENOSYS || state.sysctl == 1;
-  if (filtered)
-    return "start the container with `--device /dev/userfaultfd`, or with `--security-opt seccomp=unconfined`";
+  const bool in_container = probe_container().inside();
+  const bool filtered = geteuid() == 0 || state.error == ENOSYS || state.sysctl == 1;
+  // The node keeps the host's owner and mode in a container.
+  if (in_container && state.device_there && geteuid() != 0)
+    return "on the host `sudo chmod 666 /dev/userfaultfd`, or start the container with `--user root`";
+  // Without the filter the system call still wants CAP_SYS_PTRACE (or the sysctl).
+  if (in_container || filtered)
+    return "start the container with `--device /dev/userfaultfd`, or with `--security-opt seccomp=unconfined --cap-add SYS_PTRACE`";
   std::string command = "sudo sysctl -w vm.unprivileged_userfaultfd=1";
   if (state.device_there)
     command += "`, or for this user alone `sudo setfacl -m u:" + user_name() + ":rw /dev/userfaultfd";
@@ -119,20 +124,43 @@ int probe_io_uring() {
   return 0;
 }
 
-bool probe_discard_vector() {
+ContainerState probe_container() {
+  ContainerState state;
+  const char* said = getenv("container");   // podman, systemd-nspawn, lxc
+  if (access("/run/.containerenv", F_OK) == 0) state.engine = "podman";
+  else if (access("/.dockerenv", F_OK) == 0) state.engine = "docker";
+  else if (said != nullptr && *said != '\0') state.engine = "container";
+  if (getenv("KUBERNETES_SERVICE_HOST") != nullptr) state.engine = "kubernetes";
+  const std::string status = read_text("/proc/self/status").value_or("");
+  state.filtered = status.find("Seccomp:\t2") != std::string::npos;
+  // A virtual machine that was made of an image has the marks, too. Engines take the sysctls away, or filter.
+  struct statvfs sysctls{};
+  const bool bounded = state.filtered || (statvfs("/proc/sys", &sysctls) == 0 && (sysctls.f_flag & ST_RDONLY) != 0);
+  if (!bounded) state.engine.clear();
+  return state;
+}
+
+// A container's limits are its engine's to give.
+std::string memlock_remedy() {
+  if (probe_container().inside()) return "start the container with `--ulimit memlock=-1`, or with `--cap-add IPC_LOCK`";
+  return "`sudo prlimit --memlock=unlimited --pid $$` (for good: a line `* - memlock unlimited` in /etc/security/limits.conf)";
+}
+
+int probe_discard_vector() {
   size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* memory = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return false;
+  if (memory == MAP_FAILED) return -errno;
   iovec range{memory, page};
   // PIDFD_SELF_THREAD and PIDFD_SELF_THREAD_GROUP (6.14), else a descriptor of our own (6.13 takes it for any advice).
   int own = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
-  bool works = false;
+  int result = -EINVAL;
   for (int pidfd : {-10000, -10001, own}) {
-    works |= syscall(SYS_process_madvise, pidfd, &range, 1UL, MADV_DONTNEED, 0U) == static_cast<long>(page);
+    if (result == 0) break;
+    result = syscall(SYS_process_madvise, pidfd, &range, 1UL, MADV_DONTNEED, 0U) == static_cast<long>(page) ? 0 : -errno;
   }
   if (own >= 0) close(own);
   munmap(memory, page);
-  return works;
+  return result;
 }
 
 // ---- memory ------------------------------------------------------------------------------------------------------

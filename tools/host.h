@@ -20,8 +20,18 @@ UffdState probe_userfaultfd();
 std::string userfaultfd_lack(const UffdState& state);
 std::string userfaultfd_remedy(const UffdState& state);
 
+// Whether this process is in a container, by the marks that engines leave and what they take away. Their remedies are flags of the engine's `run`.
+struct ContainerState {
+  std::string engine;           // "docker", "podman", "kubernetes", ... or "container"; "" outside
+  bool filtered = false;        // a system call filter (seccomp) is on; also of systemd's units
+  bool inside() const { return !engine.empty(); }
+};
+ContainerState probe_container();
+std::string memlock_remedy();             // for RLIMIT_MEMLOCK
+
 int probe_io_uring();                     // 0 or -errno
-bool probe_discard_vector();              // process_madvise(DONTNEED) on this process (6.13+)
+// process_madvise(DONTNEED) on this process (6.13+): 0 or -errno (-EPERM: a filter).
+int probe_discard_vector();
 
 struct MemoryState {
   uint64_t total_bytes = 0, available_bytes = 0;      // of the machine

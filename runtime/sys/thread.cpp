@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/close_range.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
@@ -76,6 +77,17 @@ void remember_allowed() {
   g_allowed_known.store(true, std::memory_order_release);
 }
 
+// Containers refuse unshare() to who lacks CAP_SYS_ADMIN, whatever its flag. close_range() has the same on its way (5.9), and is allowed:
+// of a range that holds no descriptor it leaves nothing but the table of our own.
+int own_descriptor_table() {
+  if (syscall(SYS_unshare, CLONE_FILES) == 0) return 0;
+  const int refused = -errno;
+#ifdef SYS_close_range
+  if (syscall(SYS_close_range, UINT_MAX, UINT_MAX, CLOSE_RANGE_UNSHARE) == 0) return 0;
+#endif
+  return refused;
+}
+
 void* thread_main(void* argument) {
   auto* start = static_cast<ThreadStart*>(argument);
   host_guard_depth = 1;   // for life
@@ -84,7 +96,9 @@ void* thread_main(void* argument) {
   t_own_files = !spec.program_files;
   prctl(PR_SET_NAME, spec.name, 0, 0, 0);
   int rc = 1;
-  if (spec.unshare_files && syscall(SYS_unshare, CLONE_FILES) != 0) rc = -errno;
+  if (spec.unshare_files) {
+    if (const int own = own_descriptor_table(); own < 0) rc = own;
+  }
   if (rc == 1) count_service_thread(1);
   start->started.store(rc, std::memory_order_release);
   if (rc != 1) return nullptr;

@@ -56,6 +56,10 @@ int explain_refusal(int error, ErrorText* why) {
     return why->set(error, "userfaultfd: this kernel (or container) has no userfaultfd system call; run on a kernel with "
                            "CONFIG_USERFAULTFD, or pass the device in: docker run --device /dev/userfaultfd");
   }
+  if (getuid() == 0) {
+    return why->set(error, "userfaultfd: not permitted, even to root (a container's system call filter?); pass the device in: "
+                           "docker run --device /dev/userfaultfd");
+  }
   return why->set(error, "userfaultfd: not permitted for this user; as root run `sysctl -w vm.unprivileged_userfaultfd=1`, "
                          "or give access to the device node with `setfacl -m u:%u:rw /dev/userfaultfd`",
                   static_cast<unsigned>(getuid()));
