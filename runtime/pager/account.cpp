@@ -130,9 +130,32 @@ void Account::hold_alive() {
   me().state.store(2, std::memory_order_release);
 }
 
+// What is there, at most. Whoever takes or unshares counts first and looks then: of two at once, one sees the other. Both counts are of one
+// moment, or a fork's pages, or what was given back, would seem not to be there.
+int64_t Account::there() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (;;) {
+    int64_t shared = shared_->shared_pages.load(std::memory_order_seq_cst);
+    int64_t used = shared_->used_pages.value();
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (shared_->shared_pages.load(std::memory_order_seq_cst) == shared) return used - shared;
+    sys::cpu_relax();
+  }
+}
+
+// By `pages`, but not below 0. Returns by how many.
+int64_t Account::lower_shared(int64_t pages) {
+  int64_t now = shared_->shared_pages.load(std::memory_order_seq_cst), by;
+  do {
+    by = now < pages ? now : pages;
+    if (by <= 0) return 0;
+  } while (!shared_->shared_pages.compare_exchange_weak(now, now - by, std::memory_order_seq_cst));
+  return by;
+}
+
 bool Account::take(int64_t pages, int64_t keep_free) {
-  int64_t before = shared_->used_pages.add(pages);
-  if (before + pages > shared_->cap_pages.load(std::memory_order_relaxed) - keep_free) {
+  shared_->used_pages.add(pages);
+  if (!fits(keep_free)) {
     shared_->used_pages.add(-pages);
     return false;
   }
@@ -144,6 +167,24 @@ void Account::take_always(int64_t pages) {
   shared_->used_pages.add(pages);
   me().pages.fetch_add(pages, std::memory_order_relaxed);
 }
+
+bool Account::take_for_child(unsigned index, int64_t pages, int64_t keep_free, bool can_share) {
+  // In its name from now on: it may outlive us by the time it could do that itself.
+  shared_->used_pages.add(pages);
+  shared_->members[index].pages.fetch_add(pages, std::memory_order_relaxed);
+  if (fits(keep_free)) return true;
+  if (can_share) shared_->shared_pages.fetch_add(pages, std::memory_order_seq_cst);
+  return false;
+}
+
+bool Account::unshare(int64_t pages, int64_t keep_free) {
+  int64_t by = lower_shared(pages);
+  if (fits(keep_free)) return true;
+  shared_->shared_pages.fetch_add(by, std::memory_order_seq_cst);
+  return false;
+}
+
+void Account::unshare_always(int64_t pages) { (void)lower_shared(pages); }
 
 void Account::take_fixed(int64_t pages) {
   take_always(pages);
@@ -160,6 +201,11 @@ void Account::give(int64_t pages) {
   // Our own part first: killed in between, the tree has fewer pages than it could have, not more.
   me().pages.fetch_sub(pages, std::memory_order_release);
   shared_->used_pages.add(-pages);
+}
+
+void Account::give_maybe_shared(int64_t pages) {
+  (void)lower_shared(pages);
+  give(pages);
 }
 
 int64_t Account::fixed_total() const {
@@ -250,6 +296,7 @@ void Account::bury(unsigned index) {
   } else {
     (void)pthread_mutex_trylock(&m.alive);   // it was held by the one that was killed
   }
+  (void)lower_shared(m.pages.load() - m.fixed.load());   // of what it had, its relatives may have the same
   shared_->used_pages.subtract_once(m.pages.load(), burial >> 1 & 1);
   shared_->lun_used_bytes.subtract_once(m.lun_bytes.load(), burial & 1);
   // Its descendants still read what it had written: one of them takes its pieces over, for all. The heir is unlinked last.
@@ -327,8 +374,8 @@ void Account::uncarve(int first, unsigned pieces) {
 
 void Account::dump(int fd) const {
   char line[160];
-  size_t n = format_to(line, sizeof line, "account: cap %ld pages, used %ld, own %ld, lun %ld of %ld bytes\n",
-                       cap_pages(), shared_->used_pages.value(), own_pages(), shared_->lun_used_bytes.value(), lun_cap());
+  size_t n = format_to(line, sizeof line, "account: cap %ld pages, used %ld, shared %ld, own %ld, lun %ld of %ld bytes\n",
+                       cap_pages(), shared_->used_pages.value(), shared_pages(), own_pages(), shared_->lun_used_bytes.value(), lun_cap());
   (void)sys::write_to_program(fd, line, n);
 }
 

@@ -2,9 +2,11 @@
 // Account: the DRAM budget and the LUN space of a process tree, in memory shared by its processes.
 //
 // Every page of DRAM the pager uses (resident, frames, windows, tables, pipes) is taken from the account before it is used
-// and given back after it is free: `used <= cap` holds at every moment, in every process. A forked child's inherited
-// pages are charged to it in full at fork, as if they were copies: copy-on-write can then never pass what is charged.
-// (That moment may put `used` above the cap on paper; nothing more can be taken until eviction has brought it back.)
+// and given back after it is free. What a forked child inherits is charged to it as well, as if it were a copy. Where there is
+// room for that, copy-on-write needs no further thought. Where there is not, the pages are write-protected in both processes
+// (cow_gate.h) and counted as *shared*: charged twice and there once. `used - shared <= cap` holds at every moment, in every
+// process: a write that would copy such a page waits until unshare() has room for the copy.
+// A page that goes and may be shared still lowers `shared`, not what is free: `used - shared` is never less than what is there.
 //
 // Life of a member is proven by a robust, process-shared mutex that a service thread holds: when the process ends or
 // execs, the kernel marks it, and any other member *buries* it: returns what it had, and hands its children up. A child of a
@@ -73,6 +75,7 @@ struct AccountShared {
   pthread_mutex_t lock;                   // robust, shared
   std::atomic<uint16_t> carve_owner[kCarvePieces];   // shared device: member index + 1 by piece
   AccountMember members[kMembersMax];
+  std::atomic<int64_t> shared_pages;      // charged to several members and there once
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint16_t>::is_always_lock_free);
 
@@ -92,13 +95,18 @@ class Account {
 
   // DRAM. take: false when it would leave fewer than `keep_free` pages.
   bool take(int64_t pages, int64_t keep_free);
-  void take_always(int64_t pages);        // fork only: may pass the cap on paper
+  void take_always(int64_t pages);        // may pass the cap: what is there already
+  // Before a fork: what the child inherits, charged to it. True: all of it can be copied at any time. False: it is counted as shared.
+  bool take_for_child(unsigned index, int64_t pages, int64_t keep_free, bool can_share);
+  // Shared pages are about to be copied. False: no room for that now.
+  bool unshare(int64_t pages, int64_t keep_free);
+  void unshare_always(int64_t pages);
+  int64_t shared_pages() const { return shared_->shared_pages.load(std::memory_order_relaxed); }
   void take_fixed(int64_t pages);         // frames, windows, tables: always
   void give_fixed(int64_t pages);
   void give(int64_t pages);
-  int64_t free_pages() const {
-    return shared_->cap_pages.load(std::memory_order_relaxed) - shared_->used_pages.value();
-  }
+  void give_maybe_shared(int64_t pages);  // they may still be there for a relative
+  int64_t free_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed) - there(); }
   int64_t cap_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed); }
   // What eviction cannot give back (frames, windows, tables), of all members together.
   int64_t fixed_total() const;
@@ -137,6 +145,9 @@ class Account {
   bool is_dead(AccountMember& member);
   void bury(unsigned index);
   void hand_up_children(unsigned index);
+  int64_t there() const;
+  bool fits(int64_t keep_free) const { return free_pages() >= keep_free; }
+  int64_t lower_shared(int64_t pages);
 
   AccountShared* shared_ = nullptr;
   unsigned member_ = 0;

@@ -357,7 +357,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
     sys::Locked<sys::Mutex> hold(state.arm_lock);
     if (rc == 0 && state.armed.load()) {
       (void)sys::advise(base, bytes, MADV_DONTFORK);
-      rc = sys::uffd_register(state.uffd, base, bytes);
+      rc = sys::uffd_register(state.uffd, base, bytes, state.features.write_protect);
     }
     if (rc == 0) rc = state.regions.insert(region);
   }

@@ -217,8 +217,13 @@ void drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* 
   // Locked in memory (mlock): page by page, zeroing what must stay.
   for (uint64_t p = first; p < end; ++p)
     if (present_state(was[p - first]) && sys::advise(region.address_of(PageIndex(p)), state.page_size, MADV_DONTNEED) == -EINVAL &&
-        was[p - first].state() == PageState::kResident)
+        was[p - first].state() == PageState::kResident) {
+      if (state.gate_used.load()) {   // we hold the page: no handler could let us write it
+        state.account.unshare_always(1);
+        (void)sys::uffd_protect(state.uffd, region.address_of(PageIndex(p)), state.page_size, false);
+      }
       __builtin_memset(region.address_of(PageIndex(p)), 0, state.page_size);
+    }
 }
 
 void discard_chunk(Region& region, uint64_t first, uint64_t end) {
@@ -226,13 +231,13 @@ void discard_chunk(Region& region, uint64_t first, uint64_t end) {
   PageWord was[kChunkPages];
   for (uint64_t p = first; p < end; ++p) was[p - first] = seize(region, p);
   drop_present(region, first, end, was);
-  int64_t resident = 0;
+  int64_t resident = 0, maybe_shared = 0;
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first];
     if (w.state() == PageState::kEmpty || w.state() == PageState::kGone) continue;
     if (w.state() == PageState::kResident) {
       count_resident(region, PageIndex(p), -1);
-      ++resident;
+      ++(still_exclusive(w.epoch(), exclusive_epoch()) ? resident : maybe_shared);
     }
     drop_content(w);
     uncharge_touched(region, w);
@@ -241,6 +246,7 @@ void discard_chunk(Region& region, uint64_t first, uint64_t end) {
       (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(p)), state.page_size);
   }
   state.account.give(resident);
+  state.account.give_maybe_shared(maybe_shared);
 }
 
 }  // namespace
@@ -410,9 +416,10 @@ static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
   PageWord moved = was;
   if (was.state() == PageState::kResident) {
     int64_t rc;
-    while ((rc = sys::uffd_copy(state.uffd, dst.address_of(PageIndex(d)), src.address_of(PageIndex(s)), state.page_size)) == -EAGAIN) sys::yield_cpu();
+    while ((rc = install_pages(dst.address_of(PageIndex(d)), src.address_of(PageIndex(s)), state.page_size)) == -EAGAIN) sys::yield_cpu();
     if (rc != static_cast<int64_t>(state.page_size)) fatal("move: page %p could not be copied (%s)", static_cast<void*>(src.address_of(PageIndex(s))), errno_name(static_cast<int>(rc)));
     (void)sys::advise(src.address_of(PageIndex(s)), state.page_size, MADV_DONTNEED);
+    if (!still_exclusive(was.epoch(), exclusive_epoch())) state.account.unshare_always(1);   // a relative may have the old one still
     count_resident(src, PageIndex(s), -1);
     count_resident(dst, PageIndex(d), 1);
     moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch());   // no fork goes on beside a mutator

@@ -32,13 +32,14 @@ bool Evictor::make_room(unsigned frames_needed) {
 void Evictor::settle() {
   auto& state = pager_state();
   dirty_count_ = 0;
-  int64_t dropped = 0;
+  int64_t dropped = 0, maybe_shared = 0;
   bool first_kept = true;
   for (unsigned i = 0; i < victim_count_; ++i) {
     Victim& victim = victims_[i];
     if (victim.dropped) {
       count_resident(*victim.region, victim.page, -1);
       ++dropped;
+      maybe_shared += victim.maybe_shared;
       continue;
     }
     frames_.put_free(victim.frame);
@@ -51,7 +52,8 @@ void Evictor::settle() {
   int64_t tick = state.account.own_pages() / kTicksPerBudget;
   if (tick < 1) tick = 1;
   for (since_tick_ += dropped; since_tick_ >= tick; since_tick_ -= tick) state.eviction_time.fetch_add(1, std::memory_order_relaxed);
-  state.account.give(dropped);
+  state.account.give_maybe_shared(maybe_shared);
+  state.account.give(dropped - maybe_shared);
   for (unsigned i = 0; i < victim_count_; ++i)
     if (victims_[i].region != nullptr) decide(victims_[i]);
   write_out();
@@ -101,7 +103,7 @@ bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
   if (!state.account.take(1, 0)) return false;
   void* address = victim.region->address_of(victim.page);
   uint16_t epoch = exclusive_epoch();
-  int64_t rc = sys::uffd_copy(state.uffd, address, frames_.memory(victim.frame), state.page_size);
+  int64_t rc = install_pages(address, frames_.memory(victim.frame), state.page_size);
   if (rc != static_cast<int64_t>(state.page_size)) {
     state.account.give(1);
     return false;
@@ -266,7 +268,7 @@ void Evictor::rewrite_failed() {
     Region* region = state.regions.find_word(&word, &page);   // it stays: the page is ours
     LUNAR_CHECK(region != nullptr, "a frame's page is in no region");
     uint16_t epoch = exclusive_epoch();
-    int64_t rc = sys::uffd_copy(state.uffd, region->address_of(page), frames_.memory(ids[i]), state.page_size);
+    int64_t rc = install_pages(region->address_of(page), frames_.memory(ids[i]), state.page_size);
     if (rc != static_cast<int64_t>(state.page_size)) {
       state.account.give(1);
       if (page_unlock(word, seen)) (void)sys::uffd_wake(state.uffd, region->address_of(page), state.page_size);

@@ -24,6 +24,7 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kOthersMayEvictNs = 20000000;
+constexpr uint64_t kRelativesMayEvictNs = 2000000;   // while pages are shared: only when all have let go of one, it is free
 
 }  // namespace
 
@@ -57,6 +58,7 @@ int Evictor::open(uint32_t frame_count) {
   pause_requests_.store(0);
   resting_.store(0);
   asleep_.store(false);
+  pagemap_ = -1;
   range_lock_.reset_in_child();
   range_region_.store(nullptr);
   failed_count_ = dirty_count_ = victim_count_ = 0;
@@ -89,7 +91,7 @@ bool Evictor::should_evict() {
   if (account.above_share()) return true;
   uint64_t now = sys::now_ns();
   if (short_since_ == 0) short_since_ = now;
-  return now - short_since_ > kOthersMayEvictNs;
+  return now - short_since_ > (account.shared_pages() != 0 ? kRelativesMayEvictNs : kOthersMayEvictNs);
 }
 
 void Evictor::kick() {
@@ -99,6 +101,7 @@ void Evictor::kick() {
 void Evictor::run() {
   auto& state = pager_state();
   state.evictor_tid.store(sys::thread_id());
+  pagemap_ = sys::open_pagemap();
   bool going = false;
   for (;;) {
     if (pause_requests_.load(std::memory_order_seq_cst) != 0) {
@@ -136,7 +139,7 @@ void Evictor::run() {
         asleep_.store(false);
         (void)reap(true);
       } else {
-        state.account.wait_pressure(seen, short_since_ != 0 ? 5000000 : 100000000);
+        state.account.wait_pressure(seen, short_since_ != 0 ? 2000000 : 100000000);
       }
     }
     asleep_.store(false, std::memory_order_release);
@@ -174,7 +177,7 @@ bool Evictor::try_victim(Region* region, PageIndex page, bool ignore_heat) {
     return false;
   }
   if (!page_lock(word, seen)) return false;
-  victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false};
+  victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false, false};
   return true;
 }
 
@@ -232,18 +235,34 @@ void Evictor::forbid_merging() {
   merging_seen_ = seen;
 }
 
-void Evictor::make_exclusive() {
+bool Evictor::look_at_stale(const unsigned* victims, unsigned count, sys::PageFacts* facts) const {
+  const void* pages[kBatchPages];
+  for (unsigned i = 0; i < count; ++i) pages[i] = victims_[victims[i]].region->address_of(victims_[victims[i]].page);
+  return pagemap_ >= 0 && sys::page_facts(pagemap_, pages, count, facts) == 0;
+}
+
+// Pages behind the copy-on-write gate stay as they are: nothing can write them before the drop, as who lifts the protection needs the
+// page's word. (UFFDIO_MOVE takes none that is shared: then they are copied first. A batch comes and goes at once.)
+void Evictor::make_exclusive(bool by_move) {
   auto& state = pager_state();
   uint16_t epoch = static_cast<uint16_t>(state.fork_epoch.load(std::memory_order_acquire));
   if (test_switches.no_cow_remedy) return;
   iovec stale[kBatchPages];
   unsigned index_of[kBatchPages];
   unsigned n = 0;
-  for (unsigned i = 0; i < victim_count_; ++i) {
-    if (still_exclusive(victims_[i].word.epoch(), epoch)) continue;
-    stale[n] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
-    index_of[n++] = i;
+  for (unsigned i = 0; i < victim_count_; ++i)
+    if (!still_exclusive(victims_[i].word.epoch(), epoch)) index_of[n++] = i;
+  if (n == 0) return;
+  sys::PageFacts facts[kBatchPages];
+  if (state.gate_used.load(std::memory_order_acquire) && look_at_stale(index_of, n, facts)) {
+    unsigned left = 0;
+    for (unsigned i = 0; i < n; ++i) {
+      if (facts[i].write_protected && !by_move) victims_[index_of[i]].maybe_shared = !facts[i].exclusive;
+      else index_of[left++] = index_of[i];
+    }
+    n = left;
   }
+  for (unsigned i = 0; i < n; ++i) stale[i] = {victims_[index_of[i]].region->address_of(victims_[index_of[i]].page), state.page_size};
   unsigned failed_at[kBatchPages];
   unsigned failed = 0;
   for (unsigned done = 0; done < n;) {
@@ -372,7 +391,7 @@ unsigned Evictor::evict_batch() {
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);
     return 0;
   }
-  make_exclusive();
+  make_exclusive(by_move);
   if (victim_count_ == 0 || !make_room(victim_count_)) {
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], 0);
     return 0;

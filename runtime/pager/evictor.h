@@ -21,6 +21,7 @@
 #include "pager/frames.h"
 #include "pager/region.h"
 #include "superpipe/device.h"
+#include "sys/mem.h"
 
 namespace lunar {
 
@@ -70,6 +71,7 @@ class Evictor {
     PageWord word;        // before busy
     uint32_t frame;
     bool dropped;
+    bool maybe_shared;    // a relative may have the page too: dropping it frees nothing
   };
   struct WriteOp {
     Command command;
@@ -90,7 +92,8 @@ class Evictor {
   unsigned evict_batch();
   bool make_room(unsigned frames_needed);
   void forbid_merging();
-  void make_exclusive();
+  void make_exclusive(bool by_move);
+  bool look_at_stale(const unsigned* victims, unsigned count, sys::PageFacts* facts) const;
   void close_gaps();
   unsigned gather();
   unsigned gather_by_move();
@@ -111,6 +114,7 @@ class Evictor {
   Context* context_ = nullptr;
   unsigned context_generation_ = 0;
   int pipe_[2] = {-1, -1};
+  int pagemap_ = -1;                // in the service threads' table; made by the thread
   unsigned batch_limit_ = kBatchPages;
   char* staging_ = nullptr;
   uint32_t low_water_ = 64, high_water_ = 128;

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/host_guard.h"
 #include "base/log.h"
+#include "pager/cow_gate.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
@@ -42,6 +43,8 @@ struct ForkInHand {
   uint64_t ticket = 0;       // for the member
   int lun = -1;              // the child's number for its LUN
   int refusal = 0;
+  int64_t charged = 0;       // to the child, for what it inherits
+  bool gate = false;         // there is no room to copy all of it
   ForkDescriptors descriptors;
 };
 ForkInHand g_fork;           // the forking thread's: fork_lock is held from prepare to parent/child
@@ -110,6 +113,20 @@ int hold_slots(PagerState& state, uint32_t epoch) {
   return rc;
 }
 
+// The child is charged for what it inherits, in its own name: its parent may be gone before it can do that itself.
+void charge_child(PagerState& state) {
+  g_fork.charged = counters().resident.load();
+  if (state.account.take_for_child(static_cast<unsigned>(g_fork.member), g_fork.charged, state.evictor->low_water(), state.features.write_protect) ||
+      !state.features.write_protect)
+    return;
+  g_fork.gate = true;
+  // What handlers bring in from now on is protected too; what they have in hand is there before the walk.
+  state.gate_used.store(true);
+  state.gate_closing.store(true, std::memory_order_seq_cst);
+  for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
+  gate_close(state);
+}
+
 void prepare() {
   auto& state = pager_state();
   state.fork_lock.lock();
@@ -125,6 +142,7 @@ void prepare() {
   while (state.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
   touch_files();             // while there is eviction to make room
   state.forking_tid.store(sys::thread_id());
+  state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
   touch_files();             // what was evicted again meanwhile
   state.regions.lock.lock();
@@ -137,6 +155,7 @@ void prepare() {
   int found = fork_descriptors_prepare(state, &g_fork.descriptors);
   if (g_fork.refusal == 0) g_fork.refusal = found;
   if (g_fork.refusal == 0 && state.lun_ready.load()) g_fork.refusal = hold_slots(state, epoch);
+  if (g_fork.member >= 0) charge_child(state);
   uint32_t none = 0;
   state.oldest_child.compare_exchange_strong(none, epoch);
   set_inheritable(state, true);
@@ -144,6 +163,7 @@ void prepare() {
 
 void release_parent(PagerState& state) {
   set_inheritable(state, false);
+  state.gate_closing.store(false);
   state.lun_open_lock.unlock();
   state.regions.lock.unlock();
   state.evictor->resume();
@@ -230,6 +250,9 @@ int child_restart(PagerState& state, ErrorText* why) {
     int rc = region_register(*region, state.uffd, region->base, region->pages << state.page_shift);
     if (rc < 0) return why->set(rc, "fork: a region cannot be registered in the child (%s)", errno_name(rc));
   }
+  state.gate_closing.store(false);
+  state.gate_used.store(g_fork.gate);
+  if (g_fork.gate) gate_close(state);   // a fork keeps no protection
   set_inheritable(state, false);
   // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing is
   // reserved on it yet. When it cannot be had now, the evictor tries again.)
@@ -285,7 +308,8 @@ void child() {
   uint64_t tables = 0, committed = committed_pages(state);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
     tables += static_cast<uint64_t>(table_dram_pages(*state.regions.sorted[i].load()));
-  state.account.take_always(resident);
+  if (resident > g_fork.charged) state.account.take_always(resident - g_fork.charged);
+  else state.account.give_maybe_shared(g_fork.charged - resident);
   state.account.take_fixed(static_cast<int64_t>(tables));
   if (!lun_take_or_sweep(state, committed))
     fatal("fork: LUN space for the child's memory (%s) is not to be had; give a larger --size", format_size(committed << state.page_shift).text);

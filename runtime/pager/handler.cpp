@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "pager/cow_gate.h"
 #include "pager/evictor.h"
 #include "pager/state.h"
 #include "sys/file.h"
@@ -28,6 +29,7 @@ constexpr uint64_t kNoFollowMinNs = 50000000, kNoFollowMaxNs = 1000000000;
 constexpr uint64_t kOftenGapNs = 300000, kRareGapNs = 1000000, kGapMaxNs = 16000000;   // mean time between faults: follow below, leave above
 constexpr unsigned kBusyRounds = 4;      // rounds with several messages before a handler stops following
 constexpr int64_t kParkedWaitNs = 50000;
+constexpr uint64_t kForkMaxNs = 50000000;    // a fork that takes longer waits for a thread that waits for us
 constexpr uint64_t kStuckNs = 10000000000;   // nothing parked could be answered for so long: a word in the log
 constexpr uint64_t kTagMessages = 0, kTagMailbox = 1;
 
@@ -59,6 +61,7 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
   if (parked_ == nullptr) parked_ = static_cast<sys::UffdMessage*>(map_private(kParkedMax * sizeof(sys::UffdMessage), ForkPolicy::kInherit));
   if (parked_ == nullptr) return -ENOMEM;
   parked_count_ = 0;
+  pagemap_ = -1;
   watching_ = retrying_ = stuck_said_ = lost_ = idle_class_ = false;
   stuck_since_ = no_follow_until_ = no_follow_ns_ = 0;
   starved_ns_ = 0;
@@ -84,6 +87,7 @@ void Handler::run() {
   auto& state = pager_state();
   tid_.store(sys::thread_id(), std::memory_order_relaxed);
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN can be had");
+  pagemap_ = sys::open_pagemap();
   if (mailbox_event_ >= 0) (void)sys::set_affinity_node(node_);
   can_follow_ = state.options.follow && !helper_ && sys::idle_policy_can_be_left();
   for (;;) {
@@ -231,6 +235,10 @@ void Handler::answer(const sys::UffdMessage& message) {
   }
   PageIndex page = region->page_of(address);
   PageWord seen = region->words[page.value].load(std::memory_order_acquire);
+  if (message.write_protected) {
+    answer_protected(*region, page, message);
+    return;
+  }
   switch (seen.state()) {
     case PageState::kResident: check_resident(*region, page); return;
     case PageState::kGone:   // only registered memory sends messages, so the page table and the kernel disagree
@@ -242,6 +250,27 @@ void Handler::answer(const sys::UffdMessage& message) {
       return;
     default: answer_evicted(*region, page, message);
   }
+}
+
+// A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared unprotected, but
+// for the forking thread itself, and for a thread whose lock it may be waiting for.
+void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message) {
+  auto& state = pager_state();
+  bool force = false;
+  if (state.forking.load(std::memory_order_seq_cst)) {
+    force = message.thread_id == state.forking_tid.load(std::memory_order_relaxed) || sys::now_ns() - state.forking_since_ns.load() > kForkMaxNs;
+    if (!force) {
+      park(message);
+      return;
+    }
+  }
+  switch (gate_lift(region, page, pagemap_, force)) {
+    case Lift::kLifted: counters().copies_let.add(); break;
+    case Lift::kBusy: return;
+    case Lift::kNoRoom: park(message); return;
+    case Lift::kNotThere: (void)sys::uffd_wake(state.uffd, region.address_of(page), state.page_size); return;
+  }
+  if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->kick();
 }
 
 void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message) {
@@ -287,7 +316,12 @@ void Handler::answer_evictor(const sys::UffdMessage& message) {
   auto& state = pager_state();
   alignas(64) static const char zeros[65536] = {};
   void* address = reinterpret_cast<void*>(message.address);
-  if (sys::uffd_copy(state.uffd, address, zeros, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+  if (message.write_protected) {   // it is making the page exclusive
+    state.account.unshare_always(1);
+    (void)sys::uffd_protect(state.uffd, address, state.page_size, false);
+    return;
+  }
+  if (install_pages(address, zeros, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
 }
 
 // A message for a page that is marked resident: late (another message of it was answered), or the program dropped the page

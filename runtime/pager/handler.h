@@ -43,6 +43,7 @@ struct Handler {
   void run();
   unsigned take_messages();
   void answer(const sys::UffdMessage& message);
+  void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);
   void answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message);
   void answer_evictor(const sys::UffdMessage& message);
   void check_resident(Region& region, PageIndex page);
@@ -65,6 +66,7 @@ struct Handler {
   unsigned parked_count_ = 0;
   bool retrying_ = false;
   unsigned retries_ = 0;
+  int pagemap_ = -1;                 // in the service threads' table; made by its thread
   uint64_t stuck_since_ = 0;         // 0: something parked was answered lately
   bool stuck_said_ = false;
   unsigned index_ = 0;

@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "pager/pager.h"
+#include "pager/state.h"
 #include "sys/mem.h"
 #include "sys/uffd.h"
 
@@ -58,7 +59,7 @@ Region* RegionTable::find_word(const AtomicPageWord* word, PageIndex* page) cons
 }
 
 int region_register(const Region& region, int uffd, char* from, uint64_t bytes) {
-  int rc = sys::uffd_register(uffd, from, bytes);
+  int rc = sys::uffd_register(uffd, from, bytes, pager_state().features.write_protect);
   if (rc != -EINVAL || (region.flags & (kRegionStrict | kRegionChargeOnTouch)) == 0) return rc;
   if (bytes == sys::page_bytes()) return 0;   // the program's own: a file or shared memory
   uint64_t half = round_up(bytes / 2, sys::page_bytes());

@@ -105,7 +105,7 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
     if (step > count - done) step = count - done;
     void* address = op.region->address_of(PageIndex(op.first + at));
     uint16_t epoch = exclusive_epoch();
-    int64_t rc = sys::uffd_copy(state.uffd, address, window_ + (op.window + at) * state.page_size, step * state.page_size);
+    int64_t rc = install_pages(address, window_ + (op.window + at) * state.page_size, step * state.page_size);
     if (rc == -ENOENT && step > 1) {   // the run crosses a protection boundary (mprotect): a copy may not
       step = 1;
       continue;

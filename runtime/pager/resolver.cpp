@@ -123,7 +123,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   void* address = region.address_of(page);
   uint16_t epoch = exclusive_epoch();
   int64_t rc;
-  while ((rc = sys::uffd_copy(state.uffd, address, frames.memory(id), state.page_size)) == -EAGAIN) sys::yield_cpu();
+  while ((rc = install_pages(address, frames.memory(id), state.page_size)) == -EAGAIN) sys::yield_cpu();
   bool there = rc == -EEXIST;
   if (rc != static_cast<int64_t>(state.page_size) && !there) {
     bool gone = is_gone(rc);
@@ -190,7 +190,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
   for (unsigned done = 0; done < locked;) {
     char* address = region.address_of(PageIndex(page.value + done));
     uint16_t epoch = exclusive_epoch();
-    int64_t rc = sys::uffd_copy(state.uffd, address, zero_run(), (locked - done) * state.page_size);
+    int64_t rc = install_pages(address, zero_run(), (locked - done) * state.page_size);
     if (rc == -EAGAIN) {
       sys::yield_cpu();
       continue;

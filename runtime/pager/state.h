@@ -66,6 +66,9 @@ struct PagerState {
   std::atomic<uint32_t> mutators{0};       // threads inside discard/move/pin; fork waits for 0
   std::atomic<bool> forking{false};
   std::atomic<int> forking_tid{0};         // its faults may take the last pages: nothing is evicted meanwhile
+  std::atomic<uint64_t> forking_since_ns{0};
+  std::atomic<bool> gate_closing{false};   // a fork goes on behind the copy-on-write gate: what is installed comes in protected
+  std::atomic<bool> gate_used{false};      // pages of this process may be protected
 
   Evictor* evictor = nullptr;
   Handler* handlers[kHandlersMax] = {};
@@ -151,6 +154,12 @@ void count_resident(Region& region, PageIndex page, int delta);
 // was installed before a fork is shared after it. `there`: somebody else's page was found in place, which may be shared now.
 inline uint16_t exclusive_epoch() { return static_cast<uint16_t>(pager_state().fork_epoch.load(std::memory_order_seq_cst)); }
 inline uint16_t shared_epoch() { return kEpochUnknown; }
+
+// UFFDIO_COPY into a region.
+inline int64_t install_pages(void* address, const void* content, size_t bytes) {
+  auto& state = pager_state();
+  return sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst));
+}
 
 // The word of a page that was installed. heat: see policy in evictor.h.
 inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat, uint16_t epoch) {

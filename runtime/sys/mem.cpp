@@ -162,6 +162,30 @@ int present_pages(const void* address, size_t pages, uint8_t* out) {
   return rc;
 }
 
+int open_pagemap() {
+  const long fd = syscall(SYS_openat, AT_FDCWD, "/proc/self/pagemap", O_RDONLY | O_CLOEXEC, 0);
+  return fd < 0 ? -errno : static_cast<int>(fd);
+}
+
+int page_facts(int pagemap, const void* const* pages, unsigned count, PageFacts* out) {
+  for (unsigned i = 0; i < count;) {
+    uint64_t entries[64];
+    const uint64_t first = reinterpret_cast<uintptr_t>(pages[i]) / page_bytes();
+    unsigned together = 1;   // of those that follow, in one read
+    auto number = [&](unsigned k) { return reinterpret_cast<uintptr_t>(pages[k]) / page_bytes(); };
+    while (i + together < count && number(i + together) > first && number(i + together) < first + 64) ++together;
+    const size_t want = (number(i + together - 1) - first + 1) * 8;
+    const long got = syscall(SYS_pread64, pagemap, entries, want, static_cast<long>(first * 8));
+    if (got != static_cast<long>(want)) return got < 0 ? -errno : -EIO;
+    for (unsigned k = i; k < i + together; ++k) {
+      const uint64_t entry = entries[number(k) - first];
+      out[k] = {(entry >> 62) != 0, (entry >> 56 & 1) != 0, (entry >> 57 & 1) != 0};
+    }
+    i += together;
+  }
+  return 0;
+}
+
 int peek(const void* from, void* to, size_t bytes) {
   const iovec here{to, bytes}, there{const_cast<void*>(from), bytes};
   const ssize_t n = process_vm_readv(getpid(), &here, 1, &there, 1, 0);

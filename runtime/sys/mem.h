@@ -33,6 +33,14 @@ void advise_vector_forget();                // in a forked child: a pidfd of the
 
 // Which of [address, address+pages) the kernel holds (DRAM or its own swap), from /proc/self/pagemap; a byte a page. Blocking.
 [[nodiscard]] int present_pages(const void* address, size_t pages, uint8_t* out);
+// What the kernel knows of single pages. pagemap: from open_pagemap (-errno), of the process that asks. 0 or -errno.
+struct PageFacts {
+  bool present;
+  bool exclusive;         // mapped by this process alone
+  bool write_protected;   // by userfaultfd
+};
+[[nodiscard]] int open_pagemap();
+[[nodiscard]] int page_facts(int pagemap, const void* const* pages, unsigned count, PageFacts* out);
 
 // Reads this process' own memory by a system call: -EFAULT where a plain read would be a fault without remedy.
 [[nodiscard]] int peek(const void* from, void* to, size_t bytes);

@@ -80,7 +80,7 @@ int uffd_open(UffdFeatures* features, ErrorText* why) {
     close_file(fd);
     return why->set(rc, "userfaultfd: the kernel refused the API handshake (%s)", errno_text(rc));
   }
-  uint64_t want = api.features & (UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
+  uint64_t want = api.features & (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
   features->sigbus = (api.features & UFFD_FEATURE_SIGBUS) != 0;
   close_file(fd);
   fd = open_raw(&via_device);
@@ -96,15 +96,17 @@ int uffd_open(UffdFeatures* features, ErrorText* why) {
   features->thread_id = (want & UFFD_FEATURE_THREAD_ID) != 0;
   features->poison = (want & UFFD_FEATURE_POISON) != 0;
   features->move = (want & UFFD_FEATURE_MOVE) != 0;
+  features->write_protect = (want & UFFD_FEATURE_PAGEFAULT_FLAG_WP) != 0;
   features->full_mode = true;
   features->via_device = via_device;
   return fd;
 }
 
-int uffd_register(int uffd, void* address, size_t bytes) {
+int uffd_register(int uffd, void* address, size_t bytes, bool write_protect) {
   uffdio_register arguments{};
   arguments.range = {reinterpret_cast<uintptr_t>(address), bytes};
   arguments.mode = UFFDIO_REGISTER_MODE_MISSING;
+  if (write_protect) arguments.mode |= UFFDIO_REGISTER_MODE_WP;
   return ioctl(uffd, UFFDIO_REGISTER, &arguments) == 0 ? 0 : -errno;
 }
 
@@ -122,19 +124,28 @@ int uffd_read(int uffd, UffdMessage* out, unsigned max) {
   for (unsigned i = 0; i < static_cast<unsigned>(got) / sizeof messages[0]; ++i) {
     if (messages[i].event != UFFD_EVENT_PAGEFAULT) continue;
     const auto& fault = messages[i].arg.pagefault;
-    out[n++] = {fault.address, static_cast<int32_t>(fault.feat.ptid), (fault.flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0};
+    out[n++] = {fault.address, static_cast<int32_t>(fault.feat.ptid), (fault.flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0,
+                (fault.flags & UFFD_PAGEFAULT_FLAG_WP) != 0};
   }
   return static_cast<int>(n);
 }
 
-int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes) {
+int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes, bool protect) {
   uffdio_copy arguments{};
+  arguments.mode = protect ? UFFDIO_COPY_MODE_WP : 0;
   arguments.dst = reinterpret_cast<uintptr_t>(dst);
   arguments.src = reinterpret_cast<uintptr_t>(src);
   arguments.len = bytes;
   if (ioctl(uffd, UFFDIO_COPY, &arguments) == 0) return static_cast<int64_t>(bytes);
   int rc = -errno;
   return arguments.copy > 0 ? arguments.copy : rc;
+}
+
+int uffd_protect(int uffd, void* address, size_t bytes, bool protect) {
+  uffdio_writeprotect arguments{};
+  arguments.range = {reinterpret_cast<uintptr_t>(address), bytes};
+  arguments.mode = protect ? UFFDIO_WRITEPROTECT_MODE_WP : 0;
+  return ioctl(uffd, UFFDIO_WRITEPROTECT, &arguments) == 0 ? 0 : -errno;
 }
 
 int uffd_wake(int uffd, void* address, size_t bytes) {

@@ -13,10 +13,12 @@ struct UffdMessage {
   uint64_t address;      // page-aligned
   int32_t thread_id;     // the faulting thread (0 when the kernel does not tell)
   bool write;
+  bool write_protected;  // the page is there, protected against writes (uffd_protect)
 };
 
 struct UffdFeatures {
   bool thread_id = false, move = false, poison = false, sigbus = false;
+  bool write_protect = false; // of anonymous memory (5.7; not every architecture)
   bool full_mode = false;     // kernel-mode faults too (not USER_MODE_ONLY)
   bool via_device = false;    // through /dev/userfaultfd
 };
@@ -24,13 +26,16 @@ struct UffdFeatures {
 // Opens a userfaultfd (O_CLOEXEC|O_NONBLOCK) that serves kernel-mode faults too: the system call, else /dev/userfaultfd.
 // Returns the descriptor, or -errno with *why (names the sysctl, the device node, and the command that mends it).
 [[nodiscard]] int uffd_open(UffdFeatures* features, ErrorText* why);
-[[nodiscard]] int uffd_register(int uffd, void* address, size_t bytes);       // missing mode
+[[nodiscard]] int uffd_register(int uffd, void* address, size_t bytes, bool write_protect = false);   // missing mode, and write-protect mode
 [[nodiscard]] int uffd_unregister(int uffd, void* address, size_t bytes);
 // Reads up to max messages without waiting: count, 0 when none, -errno.
 [[nodiscard]] int uffd_read(int uffd, UffdMessage* out, unsigned max);
 // Fills missing pages and wakes their waiters. Returns bytes filled from the start (may be short), or -errno when none:
 // -EEXIST: the first page is there already (nobody woken), -EAGAIN: address space is changing, try again.
-[[nodiscard]] int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes);
+// protect: the pages come in write-protected.
+[[nodiscard]] int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes, bool protect = false);
+// Protects what is present in the range against writes (a message each), or lifts that and wakes who waits. 0 or -errno; -EAGAIN: try again.
+[[nodiscard]] int uffd_protect(int uffd, void* address, size_t bytes, bool protect);
 [[nodiscard]] int uffd_wake(int uffd, void* address, size_t bytes);
 // Moves pages (6.8+): bytes moved from the start, or -errno when none (-EBUSY: pinned or shared, -ENOENT: a hole).
 [[nodiscard]] int64_t uffd_move(int uffd, void* dst, void* src, size_t bytes);

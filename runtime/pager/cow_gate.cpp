@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// The copy-on-write gate. See cow_gate.h.
+#include "pager/cow_gate.h"
+
+#include <errno.h>
+
+#include "pager/state.h"
+#include "sys/mem.h"
+#include "sys/uffd.h"
+
+namespace lunar {
+namespace {
+
+constexpr uint64_t kCloseChunks = 128;   // in one call at most: the address space is locked meanwhile
+constexpr unsigned kLiftMax = 64;        // pages lifted at once
+constexpr int64_t kLiftShare = 256;      // one page more for each so many that are free
+
+int protect(PagerState& state, void* address, size_t bytes, bool on) {
+  int rc;
+  while ((rc = sys::uffd_protect(state.uffd, address, bytes, on)) == -EAGAIN) sys::yield_cpu();
+  return rc;
+}
+
+// A range that crosses memory which is not ours (a file mapped in its middle) is done by halves.
+void close_pages(PagerState& state, char* from, uint64_t bytes) {
+  if (protect(state, from, bytes, true) == 0 || bytes <= state.page_size) return;
+  uint64_t half = round_up(bytes / 2, state.page_size);
+  close_pages(state, from, half);
+  close_pages(state, from + half, bytes - half);
+}
+
+void let_go(PagerState& state, Region& region, uint64_t page, PageWord word) {
+  if (page_unlock(region.words[page], word)) (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size);
+}
+
+// How many of them are mapped by a relative too.
+int64_t count_shared(const Region& region, uint64_t first, unsigned count, int pagemap) {
+  const void* pages[kLiftMax];
+  sys::PageFacts facts[kLiftMax];
+  for (unsigned i = 0; i < count; ++i) pages[i] = region.address_of(PageIndex(first + i));
+  if (pagemap < 0 || sys::page_facts(pagemap, pages, count, facts) < 0) return count;
+  int64_t shared = 0;
+  for (unsigned i = 0; i < count; ++i) shared += facts[i].write_protected && !facts[i].exclusive;
+  return shared;
+}
+
+}  // namespace
+
+void gate_close(PagerState& state) {
+  for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
+    Region* region = state.regions.sorted[r].load();
+    uint64_t chunks = (region->table_pages.load() + kChunkPages - 1) / kChunkPages;
+    auto used = [&](uint64_t chunk) { return region->chunk_resident[chunk].load(std::memory_order_relaxed) > 0; };
+    for (uint64_t chunk = 0; chunk < chunks;) {
+      uint64_t end = chunk;
+      while (end < chunks && end - chunk < kCloseChunks && used(end)) ++end;
+      if (end == chunk) {
+        ++chunk;
+        continue;
+      }
+      uint64_t last = end * kChunkPages < region->pages ? end * kChunkPages : region->pages;
+      close_pages(state, region->address_of(PageIndex(chunk * kChunkPages)), (last - chunk * kChunkPages) << state.page_shift);
+      chunk = end;
+    }
+  }
+}
+
+Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force) {
+  auto& state = pager_state();
+  AtomicPageWord& word = region.words[page.value];
+  PageWord was[kLiftMax];
+  for (;;) {
+    was[0] = word.load(std::memory_order_acquire);
+    if (was[0].state() == PageState::kBusy) {
+      if (was[0].waiter() || word.compare_exchange_strong(was[0], was[0].with_waiter(), std::memory_order_acq_rel)) return Lift::kBusy;
+      continue;
+    }
+    if (was[0].state() != PageState::kResident) return Lift::kNotThere;
+    if (page_lock(word, was[0])) break;
+  }
+  int64_t spare = state.account.free_pages() / kLiftShare;
+  unsigned want = force || spare < 1 ? 1 : spare > kLiftMax || state.account.shared_pages() == 0 ? kLiftMax : static_cast<unsigned>(spare);
+  unsigned count = 1;
+  for (; count < want && page.value + count < region.pages; ++count) {
+    was[count] = region.words[page.value + count].load(std::memory_order_acquire);
+    if (was[count].state() != PageState::kResident || !page_lock(region.words[page.value + count], was[count])) break;
+  }
+  bool room = false;
+  for (;;) {
+    int64_t shared = count_shared(region, page.value, count, pagemap);
+    if (force) state.account.unshare_always(shared);
+    // A page that only we have is written in place.
+    room = force || shared == 0 || state.account.unshare(shared, kKeepFreePages);
+    if (room || count == 1) break;
+    while (count > 1) {
+      --count;
+      let_go(state, region, page.value + count, was[count]);
+    }
+  }
+  // The protection goes before the words do: whoever evicts the page next finds it as it is.
+  if (room) {
+    char* address = region.address_of(page);
+    if (protect(state, address, count << state.page_shift, false) < 0)
+      for (unsigned i = 0; i < count; ++i) (void)protect(state, region.address_of(PageIndex(page.value + i)), state.page_size, false);
+  }
+  for (unsigned i = 0; i < count; ++i) let_go(state, region, page.value + i, was[i]);
+  return room ? Lift::kLifted : Lift::kNoRoom;
+}
+
+}  // namespace lunar

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// cap_member: what dram_cap_tree_test.py runs under a small budget. Every page written is read back: a word of the page tells which process
+// wrote it and when.
+//
+//   cap_member forks N MIB ROUNDS   fills MIB, forks N children one after the other; the parent rewrites everything at once, while the children
+//                                   are idle; then all of them do, ROUNDS times
+//   cap_member burst MIB            fills MIB, then doubles its heap at once, with two threads, as fast as it can
+//
+// Exit code 0: every page held what its process wrote.
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <thread>
+
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+uint64_t stamp(uint64_t writer, uint64_t page, uint64_t round) {
+  uint64_t x = (writer + 1) * 0x9E3779B97F4A7C15ull + page * 0xBF58476D1CE4E5B9ull + round * 0x94D049BB133111EBull;
+  return (x ^ (x >> 29)) | 1;
+}
+
+// The whole page, so that it neither compresses to zero nor equals another.
+void write_page(char* page, uint64_t value) {
+  auto* words = reinterpret_cast<uint64_t*>(page);
+  for (uint64_t i = 0; i < kPage / 8; i += 8) words[i] = value + i;
+}
+
+bool holds(const char* page, uint64_t value) {
+  auto* words = reinterpret_cast<const uint64_t*>(page);
+  for (uint64_t i = 0; i < kPage / 8; i += 8)
+    if (words[i] != value + i) return false;
+  return true;
+}
+
+void fill(char* base, uint64_t pages, uint64_t writer, uint64_t round) {
+  for (uint64_t p = 0; p < pages; ++p) write_page(base + p * kPage, stamp(writer, p, round));
+}
+
+void check(const char* base, uint64_t pages, uint64_t writer, uint64_t round) {
+  for (uint64_t p = 0; p < pages; ++p) {
+    if (holds(base + p * kPage, stamp(writer, p, round))) continue;
+    fprintf(stderr, "cap_member: process %llu, round %llu: page %llu does not hold what was written\n", static_cast<unsigned long long>(writer),
+            static_cast<unsigned long long>(round), static_cast<unsigned long long>(p));
+    _exit(1);
+  }
+}
+
+void rewrite(char* base, uint64_t pages, uint64_t writer, uint64_t rounds) {
+  for (uint64_t round = 1; round <= rounds; ++round) {
+    fill(base, pages, writer, round);
+    check(base, pages, writer, round);
+  }
+}
+
+char* take(uint64_t pages) {
+  auto* base = static_cast<char*>(aligned_alloc(kPage, pages * kPage));
+  if (base == nullptr) {
+    fprintf(stderr, "cap_member: no memory: %s\n", strerror(errno));
+    _exit(2);
+  }
+  return base;
+}
+
+int forks(uint64_t children, uint64_t pages, uint64_t rounds) {
+  char* base = take(pages);
+  fill(base, pages, 0, 0);
+  int ready[2];
+  if (pipe(ready) != 0) return 2;
+  for (uint64_t i = 1; i <= children; ++i) {
+    pid_t pid = fork();
+    if (pid < 0) {
+      fprintf(stderr, "cap_member: fork %llu: %s\n", static_cast<unsigned long long>(i), strerror(errno));
+      return 3;
+    }
+    if (pid == 0) {
+      close(ready[1]);
+      char byte;
+      while (read(ready[0], &byte, 1) < 0 && errno == EINTR) {}   // until all are there
+      check(base, pages, 0, 0);   // what the parent has overwritten meanwhile
+      rewrite(base, pages, i, rounds);
+      _exit(0);
+    }
+  }
+  fill(base, pages, 0, 7);
+  close(ready[1]);
+  check(base, pages, 0, 7);
+  rewrite(base, pages, 0, rounds);
+  int worst = 0;
+  for (uint64_t i = 0; i < children; ++i) {
+    int status = 0;
+    if (wait(&status) < 0) return 4;
+    if (status != 0) worst = WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
+  }
+  return worst;
+}
+
+int burst(uint64_t pages) {
+  char* first = take(pages);
+  fill(first, pages, 0, 0);
+  char* second = take(pages);
+  std::thread half([&] { fill(second + pages / 2 * kPage, pages - pages / 2, 1, 0); });
+  fill(second, pages / 2, 2, 0);
+  half.join();
+  check(first, pages, 0, 0);
+  check(second, pages / 2, 2, 0);
+  check(second + pages / 2 * kPage, pages - pages / 2, 1, 0);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  auto number = [&](int i) { return i < argc ? strtoull(argv[i], nullptr, 10) : 0; };
+  if (argc >= 5 && strcmp(argv[1], "forks") == 0) return forks(number(2), number(3) * (1 << 20) / kPage, number(4));
+  if (argc >= 3 && strcmp(argv[1], "burst") == 0) return burst(number(2) * (1 << 20) / kPage);
+  return 64;
+}

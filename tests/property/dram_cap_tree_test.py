@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`dram_cap_tree_test.py LUNAR CAP_MEMBER [--long]`: the DRAM budget holds for a whole process tree, by the kernel's count.
+
+Each tree runs in a memory cgroup of its own, whose anonymous memory is read every few 100 us. What is allowed beyond the budget is a slack
+(README, "What --dram covers"): SLACK_TREE, and for each process that was there at once SLACK_SERVICE (stacks, data of the libraries) and what
+the program has outside of the tier by itself (brk, maps below 1 MiB: SLACK_PROGRAM for a Python or a compiler). Trees: a process
+that forks 1, 4, 8 and 64 times with all members writing, make -j, a Python pool and a heap that doubles at once. A tree that never came near
+its budget proves nothing, and fails. Skipped (77) where no memory cgroup can be made."""
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+LUNAR, MEMBER = map(os.path.abspath, sys.argv[1:3])
+LONG = "--long" in sys.argv
+MIB = 1 << 20
+SLACK_TREE = 4 * MIB
+SLACK_SERVICE = MIB // 2
+SLACK_PROGRAM = 3 * MIB // 2
+LIMIT_S = 600 if LONG else 90
+PREFIX = "lunar-cap-test-"
+
+
+class Cgroup:
+    """A memory cgroup: version 1's own hierarchy, or version 2's with the memory controller."""
+
+    def __init__(self):
+        for root, version in (("/sys/fs/cgroup/memory", 1), ("/sys/fs/cgroup", 2)):
+            known = os.path.join(root, "memory.stat" if version == 1 else "cgroup.controllers")
+            if not os.path.exists(known) or (version == 2 and "memory" not in open(known).read().split()):
+                continue
+            try:
+                self.sweep(root)
+                self.path = os.path.join(root, PREFIX + str(os.getpid()))
+                os.mkdir(self.path)
+            except OSError as error:
+                self.refusal = f"{root}: {error.strerror}"
+                continue
+            self.key = b"\ntotal_rss " if version == 1 else b"anon "
+            self.procs = os.path.join(self.path, "cgroup.procs")
+            self.stat = os.open(os.path.join(self.path, "memory.stat"), os.O_RDONLY)
+            return
+        print("skip: memory-cgroup:", getattr(self, "refusal", "no memory controller is mounted"))
+        sys.exit(77)
+
+    @staticmethod
+    def sweep(root):
+        """What a killed run has left."""
+        for name in os.listdir(root):
+            if name.startswith(PREFIX) and not os.path.exists("/proc/" + name[len(PREFIX):]):
+                try:
+                    os.rmdir(os.path.join(root, name))
+                except OSError:
+                    pass
+
+    def anonymous(self):
+        text = b"\n" + os.pread(self.stat, 8192, 0)
+        at = text.index(self.key) + len(self.key)
+        return int(text[at:text.index(b"\n", at)])
+
+    def processes(self):
+        with open(self.procs) as file:
+            return [int(line) for line in file.read().split()]
+
+    def end(self):
+        for _ in range(100):
+            left = self.processes()
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            if not left:
+                break
+            time.sleep(0.05)
+        os.close(self.stat)
+        for _ in range(100):
+            try:
+                os.rmdir(self.path)
+                return
+            except OSError:
+                time.sleep(0.05)
+
+
+def watch(name, dram_mib, command, size="4g", near=0.7, outside=0):
+    """Runs the tree; returns False when it failed or its anonymous memory passed what is allowed."""
+    group = Cgroup()
+    began = time.time()
+    output = tempfile.TemporaryFile()
+    try:
+        child = subprocess.Popen(
+            [LUNAR, "run", "--dram", f"{dram_mib}m", "--size", size, "--", *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True, preexec_fn=lambda: open(group.procs, "w").write(str(os.getpid())))
+        peak = above = most = samples = worst = 0
+        cap = dram_mib * MIB
+        processes = 1
+        while child.poll() is None:
+            if samples % 32 == 0:
+                processes = len(group.processes())
+                most = max(most, processes)
+            anonymous = group.anonymous()
+            samples += 1
+            peak = max(peak, anonymous)
+            if anonymous - cap > above:
+                # Counted again: processes come and go between two counts.
+                processes = max(processes, len(group.processes()))
+                most = max(most, processes)
+                above = anonymous - cap
+            time.sleep(0.0002)   # the machine may have two processors
+            worst = max(worst, anonymous - cap - SLACK_TREE - most * (SLACK_SERVICE + outside))
+            if time.time() - began > LIMIT_S:
+                print(f"FAIL: {name}: not done after {LIMIT_S} s")
+                dump(output)
+                return False
+        text = f"{name}: budget {dram_mib} MiB, anonymous peak {peak / MIB:.1f} MiB, {most} processes, {samples} samples, {time.time() - began:.1f} s"
+        if child.returncode != 0:
+            print(f"FAIL: {text}: exit code {child.returncode}")
+            dump(output)
+            return False
+        if worst > 0:
+            print(f"FAIL: {text}: {worst / MIB:.1f} MiB above the budget and its slack")
+            return False
+        if peak < near * cap:
+            print(f"FAIL: {text}: the budget was hardly used, nothing was proven")
+            return False
+        print("ok:", text, flush=True)
+        return True
+    finally:
+        group.end()
+
+
+def dump(output):
+    output.seek(0)
+    print(output.read()[-4000:].decode(errors="replace"), flush=True)
+
+
+POOL = """
+import multiprocessing, sys
+def work(seed):
+    data = [bytes([seed %% 251 + 1]) * 4096 for _ in range(2000)]
+    mine = bytearray(base)
+    for at in range(0, len(mine), 4096): mine[at] = seed %% 256
+    return sum(len(d) for d in data) + len(mine)
+base = bytearray(16 << 20)
+for at in range(0, len(base), 4096): base[at] = 1
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        assert pool.map(work, range(%d)) == [2000 * 4096 + (16 << 20)] * %d
+"""
+
+MAKEFILE = "all: $(addsuffix .o,$(basename $(wildcard *.c)))\n%.o: %.c\n\t$(CC) -O2 -c -o $@ $<\n"
+
+
+def make_tree(directory, files):
+    for i in range(files):
+        with open(os.path.join(directory, f"f{i}.c"), "w") as file:
+            file.write("#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n")
+            for k in range(400):
+                file.write(f"int g{i}_{k}(int *a, int n) {{ int s = {k}; for (int i = 0; i < n; i++) s += a[i] * {k + 3} % (i + 1); "
+                           f"return s > {k} ? s : printf(\"%d\", s); }}\n")
+    with open(os.path.join(directory, "Makefile"), "w") as file:
+        file.write(MAKEFILE)
+    return ["make", "-s", "-j4", "-C", directory]
+
+
+def main():
+    good = True
+    turns = 6 if LONG else 1
+    for _ in range(turns):
+        for children, dram, mib in ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)):
+            good &= watch(f"{children} forks", dram, [MEMBER, "forks", str(children), str(mib), "6" if LONG else "1"], size="12g")
+        good &= watch("burst", 64, [MEMBER, "burst", "96"])
+        with tempfile.TemporaryDirectory() as directory:
+            script = os.path.join(directory, "pool.py")
+            with open(script, "w") as file:
+                file.write(POOL % ((64, 64) if LONG else (12, 12)))
+            good &= watch("python pool", 64, [sys.executable, script], outside=SLACK_PROGRAM)
+            good &= watch("make -j4", 64, make_tree(directory, 32 if LONG else 4), near=0.3, outside=SLACK_PROGRAM)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
