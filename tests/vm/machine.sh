@@ -100,20 +100,20 @@ vm_kernel_of() {
       (cd "$cache" && apt-get "${apt[@]}" -qq download "$version") >"$directory/log" 2>&1 || { tail -n 20 "$directory/log" >&2; return 1; }
     archive=$(compgen -G "$cache/linux-image-*.deb" | tail -n 1)
   }
-  rm -rf "$guest"/boot/* "$guest"/lib/modules/*
+  rm -rf "$directory/kernel"
   dpkg-deb -x "$archive" "$directory/kernel"
+  version=$(cd "$directory/kernel/boot" && compgen -G 'vmlinuz-*')
+  version=${version#vmlinuz-}
   cp -a "$directory/kernel/boot" "$guest/"
-  # 13 has everything in usr, and packages say so.
+  # The package of 13 says usr/lib.
   mkdir -p "$guest/lib/modules"
   cp -a "$directory"/kernel/{,usr/}lib/modules/* "$guest/lib/modules/" 2>/dev/null || true
   rm -rf "$directory/kernel"
-  vm_kernel=$(compgen -G "$guest/boot/vmlinuz-*")
-  version=${vm_kernel#*/vmlinuz-}
   { chroot "$guest" depmod "$version" && chroot "$guest" update-initramfs -c -k "$version"; } >"$directory/log" 2>&1 ||
     { tail -n 20 "$directory/log" >&2; return 1; }
-  rm -rf "$directory/boot"
-  cp -a "$guest/boot" "$directory/boot"   # the guest may be gone when it boots
-  vm_kernel=$directory/boot/vmlinuz-$version
+  vm_kernel=$directory/boot/vmlinuz-$version   # the guest may be gone when it boots
+  mkdir -p "$directory/boot"
+  cp "$guest"/boot/*"$version" "$directory/boot/"
 }
 
 vm_disk() {
