@@ -84,7 +84,7 @@ int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, 
     return 0;
   }
   if (!committed) return commit_piece(area, begin, end, prot);
-  int rc = pager_discard(begin, bytes);
+  int rc = pager_discard(begin, bytes, Discard::kMapping);
   if (rc == 0 && old->prot != prot) rc = sys::protect(begin, bytes, prot);
   if (rc == 0) g_table.set(begin, end, tiered(prot, true));
   return rc;
@@ -192,7 +192,7 @@ int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, ch
 
 void give_back(Area* area, char* begin, size_t bytes) {
   if ((area->flags & kRegionChargeOnTouch) == 0) return region_decommit(area->region, area->offset(begin), bytes, true);
-  (void)pager_discard(begin, bytes);
+  (void)pager_discard(begin, bytes, Discard::kMapping);
   (void)sys::protect(begin, bytes, PROT_NONE);
 }
 
@@ -313,7 +313,7 @@ int advise_tiered(char* address, size_t bytes, int advice) {
   switch (advice) {
     case MADV_DONTNEED:
     case MADV_FREE:
-      return pager_discard(address, bytes);
+      return pager_discard(address, bytes, Discard::kContents);
     case MADV_WILLNEED:
       return pager_prefetch(&range, 1);
     case MADV_POPULATE_READ:

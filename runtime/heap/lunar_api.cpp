@@ -263,7 +263,7 @@ int lunar_prefetch(const lunar_range* ranges, size_t count) noexcept {
 }
 
 int lunar_discard(void* address, size_t bytes) noexcept {
-  return region_find(address) == nullptr ? -EINVAL : pager_discard(address, bytes);
+  return region_find(address) == nullptr ? -EINVAL : pager_discard(address, bytes, Discard::kLocked);
 }
 
 int lunar_pin(const void* address, size_t bytes) noexcept {

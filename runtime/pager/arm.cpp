@@ -377,7 +377,7 @@ int region_destroy(Region* region) {
   auto& state = pager_state();
   if (region->committed_pages.load() != 0) return -EBUSY;
   // Outside of the scope: it takes scopes of its own, and a fork between the two would wait for us while we wait for it.
-  if (pager_armed()) (void)pager_discard(region->base, region->pages << state.page_shift);
+  if (pager_armed()) (void)pager_discard(region->base, region->pages << state.page_shift, Discard::kMapping);
   MutatorScope scope;
   // Nobody may hold a page of it any more: the evictor comes to rest, handlers finish what they have in hand.
   if (pager_armed()) state.evictor->pause();
@@ -454,7 +454,7 @@ static void uncommit(Region* region, size_t bytes) {
 }
 
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
-  (void)pager_discard(region->base + offset, bytes);
+  (void)pager_discard(region->base + offset, bytes, Discard::kMapping);
   if (protect) {
     sys::Locked<sys::Mutex> hold(region->grow_lock);
     region->has_holes.store(true);

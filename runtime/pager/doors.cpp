@@ -197,8 +197,9 @@ void drop_content(PageWord was) {
 
 bool present_state(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
 
-// Drops the pages of [first, end) that `was` says are present: those and no other, as anybody may fill an empty one meanwhile.
-void drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* was) {
+// Drops the pages of [first, end) that `was` says are present: those and no other, as anybody may fill an empty one meanwhile. What
+// cannot be dropped is marked in `stays`. 0, or the first error.
+int drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* was, Discard what, bool* stays) {
   auto& state = pager_state();
   iovec runs[kChunkPages / 2];
   unsigned n = 0;
@@ -213,40 +214,60 @@ void drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* 
       ++p;
     }
   }
-  if (n == 0 || sys::advise_vector(runs, n, MADV_DONTNEED) == bytes) return;
-  // Locked in memory (mlock): page by page, zeroing what must stay.
-  for (uint64_t p = first; p < end; ++p)
-    if (present_state(was[p - first]) && sys::advise(region.address_of(PageIndex(p)), state.page_size, MADV_DONTNEED) == -EINVAL &&
-        was[p - first].state() == PageState::kResident) {
-      if (state.gate_used.load()) {   // we hold the page: no handler could let us write it
-        state.account.unshare_always(1);
-        (void)sys::uffd_protect(state.uffd, region.address_of(PageIndex(p)), state.page_size, false);
-      }
-      __builtin_memset(region.address_of(PageIndex(p)), 0, state.page_size);
-    }
+  if (n == 0 || sys::advise_vector(runs, n, MADV_DONTNEED) == bytes) return 0;
+  // Something is locked in memory by a system call that we did not see, or sealed: page by page.
+  int rc = 0;
+  for (uint64_t p = first; p < end; ++p) {
+    if (!present_state(was[p - first])) continue;
+    void* address = region.address_of(PageIndex(p));
+    int one = what == Discard::kContents ? sys::advise(address, state.page_size, MADV_DONTNEED)
+                                         : sys::drop_locked(address, state.page_size, what == Discard::kMapping);
+    stays[p - first] = one < 0 && one != -ENOMEM;   // -ENOMEM: not mapped any more
+    if (stays[p - first] && rc == 0) rc = one;
+  }
+  return rc;
 }
 
-void discard_chunk(Region& region, uint64_t first, uint64_t end) {
+// Lets go of a page that was seized, as it was.
+void put_back(Region& region, uint64_t page, PageWord was) {
+  if (page_unlock(region.words[page], was)) (void)sys::uffd_wake(pager_state().uffd, region.address_of(PageIndex(page)), pager_state().page_size);
+}
+
+bool seized(PageWord was) { return was.state() != PageState::kEmpty && was.state() != PageState::kGone; }
+
+int discard_chunk(Region& region, uint64_t first, uint64_t end, Discard what) {
   auto& state = pager_state();
   PageWord was[kChunkPages];
-  for (uint64_t p = first; p < end; ++p) was[p - first] = seize(region, p);
-  drop_present(region, first, end, was);
+  bool stays[kChunkPages] = {};
+  int rc = 0;
+  for (uint64_t p = first; p < end; ++p) {
+    PageWord w = was[p - first] = seize(region, p);
+    if (what != Discard::kContents || !w.pinned()) continue;
+    if (seized(w)) put_back(region, p, w);
+    end = p;
+    rc = -EINVAL;
+  }
+  if (int left = drop_present(region, first, end, was, what, stays); left < 0) rc = left;
   int64_t resident = 0, maybe_shared = 0;
   for (uint64_t p = first; p < end; ++p) {
     PageWord w = was[p - first];
-    if (w.state() == PageState::kEmpty || w.state() == PageState::kGone) continue;
+    if (what == Discard::kMapping && w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.words[p]));
+    if (!seized(w)) continue;
+    if (stays[p - first]) {
+      put_back(region, p, w);
+      continue;
+    }
     if (w.state() == PageState::kResident) {
       count_resident(region, PageIndex(p), -1);
       ++(still_exclusive(w.epoch(), exclusive_epoch()) ? resident : maybe_shared);
     }
     drop_content(w);
     uncharge_touched(region, w);
-    if (w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.words[p]));
-    if (page_unlock(region.words[p], w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false)))
-      (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(p)), state.page_size);
+    put_back(region, p, w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
   }
   state.account.give(resident);
   state.account.give_maybe_shared(maybe_shared);
+  return rc;
 }
 
 }  // namespace
@@ -296,15 +317,19 @@ int pager_prefetch(const lunar_range* ranges, size_t count) { return pager_armed
 
 namespace {
 
-// The loop of the two discards. `wait`: for a fork in hand; else -EAGAIN, with what came before it discarded.
-int discard(void* address, size_t bytes, bool wait) {
+// The loop of the discards. `wait`: for a fork in hand; else -EAGAIN, with what came before it discarded.
+int discard(void* address, size_t bytes, Discard what, bool wait) {
   auto& state = pager_state();
   PageRange range;
   int rc = pages_of(address, bytes, true, &range);
   if (rc < 0) return rc;
   if (!pager_armed()) {
     sys::Locked<sys::Mutex> hold(state.arm_lock);
-    if (!pager_armed()) return sys::advise(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << state.page_shift, MADV_DONTNEED);
+    if (!pager_armed()) {
+      char* from = range.region->address_of(PageIndex(range.first));
+      uint64_t length = (range.end - range.first) << state.page_shift;
+      return what == Discard::kContents ? sys::advise(from, length, MADV_DONTNEED) : sys::drop_locked(from, length, what == Discard::kMapping);
+    }
   }
   uint64_t limit = range.region->table_pages.load(std::memory_order_acquire);
   if (range.end > limit) range.end = limit;
@@ -317,16 +342,18 @@ int discard(void* address, size_t bytes, bool wait) {
     }
     MutatorScope scope(wait);
     if (!scope.entered()) return -EAGAIN;
-    discard_chunk(*range.region, p, next);
+    int one = discard_chunk(*range.region, p, next, what);
+    if (one < 0 && what == Discard::kContents) return one;
+    if (one < 0 && rc == 0) rc = one;
     p = next;
   }
-  return 0;
+  return rc;
 }
 
 }  // namespace
 
-int pager_discard(void* address, size_t bytes) { return discard(address, bytes, true); }
-int pager_try_discard(void* address, size_t bytes) { return discard(address, bytes, false); }
+int pager_discard(void* address, size_t bytes, Discard what) { return discard(address, bytes, what, true); }
+int pager_try_discard(void* address, size_t bytes) { return discard(address, bytes, Discard::kMapping, false); }
 
 int pager_advise(const void* address, size_t bytes, lunar_advice advice) {
   PageRange range;
@@ -395,6 +422,13 @@ int64_t pager_evict(const void* address, size_t bytes) {
   return pager_armed() ? pager_state().evictor->evict_range(range.region, PageIndex(range.first), PageIndex(range.end)) : 0;
 }
 
+// A page whose content is elsewhere now.
+static void drop_moved(Region& region, uint64_t page) {
+  void* address = region.address_of(PageIndex(page));
+  int rc = sys::drop_locked(address, pager_state().page_size, true);
+  if (rc < 0) fatal("move: page %p cannot be dropped (%s); its old content would come back", address, errno_name(rc));
+}
+
 // Moves one page's content; both are ours (busy) or untouched. Returns 0 or -errno.
 static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
   auto& state = pager_state();
@@ -418,7 +452,7 @@ static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
     int64_t rc;
     while ((rc = install_pages(dst.address_of(PageIndex(d)), src.address_of(PageIndex(s)), state.page_size)) == -EAGAIN) sys::yield_cpu();
     if (rc != static_cast<int64_t>(state.page_size)) fatal("move: page %p could not be copied (%s)", static_cast<void*>(src.address_of(PageIndex(s))), errno_name(static_cast<int>(rc)));
-    (void)sys::advise(src.address_of(PageIndex(s)), state.page_size, MADV_DONTNEED);
+    drop_moved(src, s);
     if (!still_exclusive(was.epoch(), exclusive_epoch())) state.account.unshare_always(1);   // a relative may have the old one still
     count_resident(src, PageIndex(s), -1);
     count_resident(dst, PageIndex(d), 1);
@@ -426,7 +460,7 @@ static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
   } else if (was.state() == PageState::kInFrame) {
     state.evictor->frames().at(was.index()).word.store(&target, std::memory_order_release);
   }
-  if (was.state() == PageState::kPoisoned) (void)sys::advise(src.address_of(PageIndex(s)), state.page_size, MADV_DONTNEED);   // its mark
+  if (was.state() == PageState::kPoisoned) drop_moved(src, s);   // its mark
   if (was.charged()) {
     src.committed_pages.fetch_sub(1, std::memory_order_relaxed);
     dst.committed_pages.fetch_add(1, std::memory_order_relaxed);
@@ -444,7 +478,7 @@ int pager_move(void* dst, void* src, size_t bytes) {
   if (rc < 0) return rc;
   if (!pager_armed()) {
     __builtin_memcpy(dst, src, bytes);
-    return pager_discard(src, bytes);
+    return pager_discard(src, bytes, Discard::kMapping);
   }
   if (!descriptors_in_place(pager_state())) return -ENOMEM;
   table_reach(*to.region, to.first, to.end);

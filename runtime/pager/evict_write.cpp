@@ -33,7 +33,6 @@ void Evictor::settle() {
   auto& state = pager_state();
   dirty_count_ = 0;
   int64_t dropped = 0, maybe_shared = 0;
-  bool first_kept = true;
   for (unsigned i = 0; i < victim_count_; ++i) {
     Victim& victim = victims_[i];
     if (victim.dropped) {
@@ -43,10 +42,7 @@ void Evictor::settle() {
       continue;
     }
     frames_.put_free(victim.frame);
-    // The first one that could not be taken is the one that stopped the batch (pinned, locked): leave it for a while.
-    bool blame = first_kept || pager_state().may_pin.load(std::memory_order_relaxed);
-    keep(victim, blame ? kHeatHot : 0);
-    first_kept = false;
+    keep(victim, victim.stuck ? kHeatHot : 0);   // locked, pinned: left alone for a while
   }
   counters().evictions.add(static_cast<uint64_t>(dropped));
   int64_t tick = state.account.own_pages() / kTicksPerBudget;

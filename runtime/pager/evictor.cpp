@@ -46,9 +46,10 @@ int Evictor::open(uint32_t frame_count) {
   if (batch_limit_ == 0) return -ENOSPC;
   ops_ = static_cast<WriteOp*>(map_private(kWriteOps * sizeof(WriteOp), ForkPolicy::kInherit));
   staging_ = static_cast<char*>(map_private(kBatchPages * state.page_size, ForkPolicy::kDontFork));
+  unreadable_ = static_cast<char*>(map_private(kBatchPages * state.page_size, ForkPolicy::kDontFork));
   failed_ = static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
   retrying_ = static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
-  if (ops_ == nullptr || staging_ == nullptr || failed_ == nullptr || retrying_ == nullptr) return -ENOMEM;
+  if (ops_ == nullptr || staging_ == nullptr || unreadable_ == nullptr || failed_ == nullptr || retrying_ == nullptr) return -ENOMEM;
   (void)sys::advise(staging_, kBatchPages * state.page_size, MADV_NOHUGEPAGE);
   free_op_count_ = 0;
   for (unsigned i = 0; i < kWriteOps; ++i) free_ops_[free_op_count_++] = i;
@@ -177,7 +178,7 @@ bool Evictor::try_victim(Region* region, PageIndex page, bool ignore_heat) {
     return false;
   }
   if (!page_lock(word, seen)) return false;
-  victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false, false};
+  victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false, false, false};
   return true;
 }
 
@@ -307,37 +308,74 @@ void Evictor::keep(Victim& victim, unsigned heat) {
 // Fills victim.dropped; content of dropped victims is in their frames. Returns how many were dropped.
 unsigned Evictor::gather() {
   auto& state = pager_state();
-  iovec pages[kBatchPages], into[kBatchPages];
-  for (unsigned i = 0; i < victim_count_; ++i) {
-    pages[i] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
-    into[i] = {frames_.memory(victims_[i].frame), state.page_size};
+  iovec pages[kBatchPages], in_pipe[kBatchPages];
+  unsigned gathered[kBatchPages] = {}, unreadable[kBatchPages] = {};
+  unsigned gathered_count = 0, unreadable_count = 0;
+  for (unsigned i = 0; i < victim_count_; ++i) pages[i] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
+  for (unsigned next = 0; next < victim_count_;) {
+    int64_t rc = sys::splice_pages(pipe_[1], pages + next, victim_count_ - next);
+    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 0; n > 0; --n) {
+      in_pipe[gathered_count] = pages[next];
+      gathered[gathered_count++] = next++;
+    }
+    if (rc == -EFAULT) unreadable[unreadable_count++] = next++;
+    else if (rc <= 0) break;
   }
-  int64_t gathered = 0, want = static_cast<int64_t>(victim_count_ * state.page_size);
-  while (gathered < want) {
-    unsigned first = static_cast<unsigned>(static_cast<uint64_t>(gathered) / state.page_size);
-    int64_t rc = sys::splice_pages(pipe_[1], pages + first, victim_count_ - first);
-    if (rc <= 0) break;
-    gathered += rc;
-  }
-  unsigned in_pipe = static_cast<unsigned>(static_cast<uint64_t>(gathered) / state.page_size);
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
-  unsigned dropped = 0;
-  if (in_pipe != 0) {
-    int64_t rc = sys::advise_vector(pages, in_pipe, MADV_DONTNEED);
-    if (rc > 0) dropped = static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size);
+  bool gone[kBatchPages] = {};
+  unsigned dropped = sys::drop_pages(in_pipe, gathered_count, gone);
+  capture(gathered, gathered_count);
+  for (unsigned i = 0; i < gathered_count; ++i) {
+    victims_[gathered[i]].dropped = gone[i];
+    victims_[gathered[i]].stuck = !gone[i];
   }
-  // The content of every gathered page leaves the pipe, dropped or not.
-  for (int64_t taken = 0; taken < gathered;) {
-    unsigned first = static_cast<unsigned>(static_cast<uint64_t>(taken) / state.page_size);
-    size_t inside = static_cast<uint64_t>(taken) % state.page_size;
+  return dropped + take_unreadable(unreadable, unreadable_count);
+}
+
+// The content of every gathered page leaves the pipe, dropped or not.
+void Evictor::capture(const unsigned* which, unsigned count) {
+  const size_t page = pager_state().page_size;
+  iovec into[kBatchPages];
+  for (unsigned i = 0; i < count; ++i) into[i] = {frames_.memory(victims_[which[i]].frame), page};
+  const auto all = static_cast<int64_t>(count * page);
+  for (int64_t taken = 0; taken < all;) {
+    unsigned first = static_cast<unsigned>(static_cast<uint64_t>(taken) / page);
+    size_t inside = static_cast<uint64_t>(taken) % page;
     iovec saved = into[first];
     into[first] = {static_cast<char*>(saved.iov_base) + inside, saved.iov_len - inside};
-    int64_t rc = sys::readv_some(pipe_[0], into + first, static_cast<int>(in_pipe - first));
+    int64_t rc = sys::readv_some(pipe_[0], into + first, static_cast<int>(count - first));
     into[first] = saved;
-    if (rc <= 0) fatal("evictor: the pipe gave %ld of %ld gathered bytes (%ld); evicted pages would be lost", taken, gathered, rc);
+    if (rc <= 0) fatal("evictor: the pipe gave %ld of %ld gathered bytes (%ld); evicted pages would be lost", taken, all, rc);
     taken += rc;
   }
-  for (unsigned i = 0; i < victim_count_; ++i) victims_[i].dropped = i < dropped;
+}
+
+// Neighbours go together. Who makes a page readable in between finds it missing, as after any drop.
+unsigned Evictor::take_unreadable(const unsigned* which, unsigned count) {
+  const size_t page = pager_state().page_size;
+  unsigned dropped = 0;
+  for (unsigned i = 0; i < count;) {
+    Victim& first = victims_[which[i]];
+    unsigned n = 1;
+    while (i + n < count && victims_[which[i + n]].region == first.region && victims_[which[i + n]].page.value == first.page.value + n) ++n;
+    int rc = sys::take_mapping(first.region->address_of(first.page), unreadable_, n * page);
+    if (rc < 0 && n > 1) rc = sys::take_mapping(first.region->address_of(first.page), unreadable_, (n = 1) * page);   // more than one mapping
+    if (rc == 0 && (rc = sys::protect_without_key(unreadable_, n * page, PROT_READ)) < 0)
+      fatal("evictor: pages from %p on were taken out and cannot be read (%s); they would be lost", static_cast<void*>(first.region->address_of(first.page)), errno_name(rc));
+    for (unsigned k = 0; k < n; ++k) {
+      Victim& victim = victims_[which[i + k]];
+      if (rc == 0) __builtin_memcpy(frames_.memory(victim.frame), unreadable_ + k * page, page);
+      victim.dropped = rc == 0;
+      victim.stuck = rc < 0;
+    }
+    if (rc == 0) {
+      dropped += n;
+      void* again = nullptr;   // empty, and reserved for the next
+      (void)sys::map(unreadable_, n * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0, &again);
+      counters().evicted_unreadable.add(n);
+    }
+    i += n;
+  }
   return dropped;
 }
 
@@ -348,6 +386,7 @@ unsigned Evictor::gather_by_move() {
     char* at = staging_ + i * state.page_size;
     int64_t rc = sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size);
     victims_[i].dropped = rc == static_cast<int64_t>(state.page_size);
+    victims_[i].stuck = !victims_[i].dropped;
     if (!victims_[i].dropped) {
       if (rc == -EBUSY) counters().kept_pinned.add();
       continue;

@@ -4,7 +4,8 @@
 // Gather-evict, a batch of up to 64 victims:
 //   1 choose    the clock hand walks the page tables; a resident page with heat loses one, one without is taken (busy)
 //   2 exclusive pages that may be copy-on-write since a fork are made exclusive (one vectored MADV_POPULATE_WRITE)
-//   3 gather    vmsplice: the pipe holds references to the physical pages
+//   3 gather    vmsplice: the pipe holds references to the physical pages. Those that may not be read (PROT_NONE, a protection
+//               key) have their mapping moved to a place of ours instead (mremap), which is their 3 and 4
 //   4 drop      one vectored MADV_DONTNEED: nothing maps them any more, their content is final
 //   5 capture   read the pipe into frames
 //   6 decide    all zero: no slot. Same hash as its slot: no write. Else a slot each, written in runs
@@ -72,6 +73,7 @@ class Evictor {
     uint32_t frame;
     bool dropped;
     bool maybe_shared;    // a relative may have the page too: dropping it frees nothing
+    bool stuck;           // this page itself could not be taken (locked, pinned)
   };
   struct WriteOp {
     Command command;
@@ -97,6 +99,8 @@ class Evictor {
   void close_gaps();
   unsigned gather();
   unsigned gather_by_move();
+  void capture(const unsigned* which, unsigned count);
+  unsigned take_unreadable(const unsigned* which, unsigned count);
   void keep(Victim& victim, unsigned heat);
   void settle();
   void decide(Victim& victim);
@@ -117,6 +121,7 @@ class Evictor {
   int pagemap_ = -1;                // in the service threads' table; made by the thread
   unsigned batch_limit_ = kBatchPages;
   char* staging_ = nullptr;
+  char* unreadable_ = nullptr;      // where mappings of unreadable pages are moved to
   uint32_t low_water_ = 64, high_water_ = 128;
 
   Victim victims_[kBatchPages];

@@ -65,11 +65,16 @@ void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
 // excludes them (as madvise does not: it needs page-aligned addresses; adapters check alignment first).
 // touch: resident when it returns (unless evicted again since). prefetch: starts and finishes the reads at queue depth,
 //   up to what the budget holds; -EIO when a page is poisoned (others are still brought in).
-// discard: contents become zeros (MADV_DONTNEED semantics), LUN slots freed.
+// discard: contents become zeros, LUN slots are freed. An error other than -EINVAL for the range: what could not be dropped is as it was.
 [[nodiscard]] int pager_touch(const void* address, size_t bytes);
 [[nodiscard]] int pager_prefetch(const lunar_range* ranges, size_t count);
-[[nodiscard]] int pager_discard(void* address, size_t bytes);
-// As discard, but -EAGAIN while this process forks: for an allocator's hooks. They run with the allocator's locks held, and its own
+enum class Discard : uint8_t {
+  kContents,   // MADV_DONTNEED, MADV_FREE: -EINVAL from the first locked (pinned) page on, as the kernel has it
+  kLocked,     // MADV_DONTNEED_LOCKED: locked pages too; they stay locked
+  kMapping,    // the mapping ends, or another takes its place: locks go with it
+};
+[[nodiscard]] int pager_discard(void* address, size_t bytes, Discard what);
+// As discard (kMapping), but -EAGAIN while this process forks: for an allocator's hooks. They run with the allocator's locks held, and its own
 // fork handlers want these after ours have begun to keep discards out (unless ours are older than the allocator's).
 [[nodiscard]] int pager_try_discard(void* address, size_t bytes);
 // Hints: cold: evict soon; hot: keep longer; sequential: read ahead, drop behind; normal.

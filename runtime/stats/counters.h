@@ -22,7 +22,7 @@ struct Counters {
   Counter service_faults;   // by our own threads, the evictor not counted: must stay 0
   // written by the evictor
   alignas(64) Counter evictions;
-  Counter evicted_clean, evicted_zero, written_bytes, write_errors, kept_pinned, made_exclusive, batches;
+  Counter evicted_clean, evicted_zero, evicted_unreadable, written_bytes, write_errors, kept_pinned, made_exclusive, batches;
   alignas(64) std::atomic<int64_t> resident{0}, evicted{0};   // pages, now
   Counter forks;
 };

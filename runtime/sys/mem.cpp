@@ -18,6 +18,12 @@
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24
+#endif
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
 
 namespace lunar::sys {
 namespace {
@@ -133,7 +139,58 @@ bool advise_vector_is_native(int advice) {
 int64_t advise_vector(const iovec* ranges, unsigned count, int advice) {
   if (!advise_vector_is_native(advice)) return advise_runs(ranges, count, advice);
   long rc = syscall(SYS_process_madvise, g_self.load(std::memory_order_relaxed), ranges, static_cast<unsigned long>(count), advice, 0U);
+  // Refused as a whole: a seccomp filter installed since it was probed, or its descriptor is closed.
+  if (rc < 0 && (errno == EPERM || errno == EACCES || errno == ENOSYS || errno == EBADF || errno == ESRCH)) return advise_runs(ranges, count, advice);
   return rc < 0 ? -errno : rc;
+}
+
+namespace {
+
+// One page: a call that fails has dropped nothing. Of a page that is not mapped at all nothing is left either.
+bool drop_page(void* page) {
+  for (unsigned attempt = 0;; ++attempt) {
+    int rc = advise(page, page_bytes(), MADV_DONTNEED);
+    if (rc != -EAGAIN || attempt == 100) return rc == 0 || rc == -ENOMEM;
+  }
+}
+
+}  // namespace
+
+unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped) {
+  unsigned total = 0;
+  for (unsigned at = 0; at < count;) {
+    int64_t rc = advise_vector(pages + at, count - at, MADV_DONTNEED);
+    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / page_bytes()) : 0; n > 0; --n, ++total) dropped[at++] = true;
+    if (at == count) break;
+    dropped[at] = drop_page(pages[at].iov_base);
+    if (dropped[at++]) ++total;
+  }
+  return total;
+}
+
+int drop_locked(void* address, size_t bytes, bool unlock) {
+  int rc = advise(address, bytes, MADV_DONTNEED);
+  if (rc == -EINVAL) rc = advise(address, bytes, MADV_DONTNEED_LOCKED);
+  if (rc == -EINVAL && unlock && unlock_memory(address, bytes) == 0) rc = advise(address, bytes, MADV_DONTNEED);
+  return rc;
+}
+
+int take_mapping(void* from, void* to, size_t bytes) {
+  void* at = nullptr;
+  return remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to, &at);
+}
+
+int protect_with_key(void* address, size_t bytes, int prot, int key) {
+#ifdef SYS_pkey_mprotect
+  return result_of(syscall(SYS_pkey_mprotect, address, bytes, prot, key));
+#else
+  return key == -1 ? protect(address, bytes, prot) : -ENOSYS;
+#endif
+}
+
+int protect_without_key(void* address, size_t bytes, int prot) {
+  int rc = protect_with_key(address, bytes, prot, 0);
+  return rc == -EINVAL || rc == -ENOSYS ? protect(address, bytes, prot) : rc;   // there are no keys here
 }
 
 int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count) {

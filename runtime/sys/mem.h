@@ -24,9 +24,22 @@ size_t page_bytes();   // sysconf(_SC_PAGESIZE), cached
 
 // process_madvise on this process: whole vector in one call where the kernel can (6.13+ for DONTNEED), else one madvise a
 // run of adjacent entries. Returns bytes advised (a prefix of the vector), or -errno when none were.
+// Entries behind the prefix may be advised as well, and the one that failed in part.
 [[nodiscard]] int64_t advise_vector(const iovec* ranges, unsigned count, int advice);
 bool advise_vector_is_native(int advice);   // probed once a process
 void advise_vector_forget();                // in a forked child: a pidfd of the parent would advise the parent
+
+// Drops pages (MADV_DONTNEED), one an entry. dropped[i]: nothing maps it any more; else it is mapped as before (locked, sealed). One
+// call where nothing is in the way; what is, is got around page by page. Returns how many were dropped.
+unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
+// Drops what is there, also of locked memory; `unlock`: where the kernel cannot (before 5.18) the lock goes first. -errno: some may be left.
+[[nodiscard]] int drop_locked(void* address, size_t bytes, bool unlock);
+// Moves the mapping of pages to `to`, whatever was there; the range stays mapped, empty. As one step: what other threads wrote
+// before is moved, and they cannot write any more. All of them, or -errno and none.
+[[nodiscard]] int take_mapping(void* from, void* to, size_t bytes);
+// mprotect that also takes a protection key (pkeys(7)) away.
+[[nodiscard]] int protect_without_key(void* address, size_t bytes, int prot);
+[[nodiscard]] int protect_with_key(void* address, size_t bytes, int prot, int key);   // pkey_mprotect
 
 // Gathers pages by reference into a pipe (vmsplice without copying); returns bytes, or -errno.
 [[nodiscard]] int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count);
