@@ -191,6 +191,12 @@ void Account::take_fixed(int64_t pages) {
   me().fixed.fetch_add(pages, std::memory_order_relaxed);
 }
 
+bool Account::take_fixed_within(int64_t pages, int64_t keep_free) {
+  if (!take(pages, keep_free)) return false;
+  me().fixed.fetch_add(pages, std::memory_order_relaxed);
+  return true;
+}
+
 void Account::give_fixed(int64_t pages) {
   me().fixed.fetch_sub(pages, std::memory_order_relaxed);
   give(pages);

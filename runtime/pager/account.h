@@ -103,6 +103,8 @@ class Account {
   void unshare_always(int64_t pages);
   int64_t shared_pages() const { return shared_->shared_pages.load(std::memory_order_relaxed); }
   void take_fixed(int64_t pages);         // frames, windows, tables: always
+  // The same where the cap allows it.
+  [[nodiscard]] bool take_fixed_within(int64_t pages, int64_t keep_free);
   void give_fixed(int64_t pages);
   void give(int64_t pages);
   void give_maybe_shared(int64_t pages);  // they may still be there for a relative

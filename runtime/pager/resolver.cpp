@@ -33,8 +33,8 @@ int Resolver::open(const ResolverOptions& options) {
   auto& state = pager_state();
   options_ = options;
   window_pages_ = options.window_pages > 512 ? 512 : options.window_pages;
-  if (!options.required && state.account.free_pages() < window_pages_ + options.keep_free) return -ENOMEM;
-  state.account.take_fixed(window_pages_);
+  if (options.required) state.account.take_fixed(window_pages_);
+  else if (!state.account.take_fixed_within(window_pages_, options.keep_free)) return -ENOMEM;
   window_ = static_cast<char*>(map_private(window_pages_ * state.page_size, ForkPolicy::kDontFork));
   if (ops_ == nullptr) ops_ = static_cast<ReadOp*>(arena_alloc(kOpsMax * sizeof(ReadOp)));
   if (window_ == nullptr || ops_ == nullptr || zero_run() == nullptr) {
