@@ -13,6 +13,7 @@
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
+#include "pager/lost_page.h"
 #include "pager/pager.h"
 #include "pager/pins.h"
 #include "pager/resolver.h"
@@ -261,6 +262,7 @@ int discard_chunk(Region& region, uint64_t first, uint64_t end, Discard what) {
       count_resident(region, PageIndex(p), -1);
       ++(still_exclusive(w.epoch(), exclusive_epoch()) ? resident : maybe_shared);
     }
+    if (w.state() == PageState::kPoisoned) lost_page_clear(region, PageIndex(p));
     drop_content(w);
     uncharge_touched(region, w);
     put_back(region, p, w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
@@ -460,7 +462,7 @@ static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
   } else if (was.state() == PageState::kInFrame) {
     state.evictor->frames().at(was.index()).word.store(&target, std::memory_order_release);
   }
-  if (was.state() == PageState::kPoisoned) drop_moved(src, s);   // its mark
+  if (was.state() == PageState::kPoisoned) lost_page_clear(src, PageIndex(s));   // the new place is marked at its first fault
   if (was.charged()) {
     src.committed_pages.fetch_sub(1, std::memory_order_relaxed);
     dst.committed_pages.fetch_add(1, std::memory_order_relaxed);

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "pager/cow_gate.h"
 #include "pager/evictor.h"
+#include "pager/lost_page.h"
 #include "pager/state.h"
 #include "sys/file.h"
 #include "sys/numa.h"
@@ -244,9 +245,7 @@ void Handler::answer(const sys::UffdMessage& message) {
     case PageState::kGone:   // only registered memory sends messages, so the page table and the kernel disagree
       fatal("page %p was unmapped behind the pager's back (a raw munmap or mremap) and is used again; its content is lost", address);
     case PageState::kPoisoned:
-      if (!state.features.poison) fatal("page %p was lost to a read error and this kernel cannot poison it (UFFDIO_POISON, 6.6)", address);
-      (void)sys::uffd_poison(state.uffd, address, state.page_size);
-      (void)sys::uffd_wake(state.uffd, address, state.page_size);
+      mark_lost(*region, page, seen);
       return;
     default: answer_evicted(*region, page, message);
   }
@@ -271,6 +270,21 @@ void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMe
     case Lift::kNotThere: (void)sys::uffd_wake(state.uffd, region.address_of(page), state.page_size); return;
   }
   if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->kick();
+}
+
+// A lost page that is not marked yet: it was moved, or marking it was refused before.
+void Handler::mark_lost(Region& region, PageIndex page, PageWord seen) {
+  auto& state = pager_state();
+  void* address = region.address_of(page);
+  AtomicPageWord& word = region.words[page.value];
+  if (page_lock(word, seen)) {
+    const int rc = lost_page_mark(region, page);
+    // -EEXIST: it is marked, and this was a late message.
+    if (rc < 0 && rc != -EEXIST && rc != -EAGAIN)
+      fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address, errno_name(rc));
+    (void)page_unlock(word, seen);
+  }
+  (void)sys::uffd_wake(state.uffd, address, state.page_size);
 }
 
 void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message) {

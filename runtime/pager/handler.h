@@ -44,6 +44,7 @@ struct Handler {
   unsigned take_messages();
   void answer(const sys::UffdMessage& message);
   void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);
+  void mark_lost(Region& region, PageIndex page, PageWord seen);
   void answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message);
   void answer_evictor(const sys::UffdMessage& message);
   void check_resident(Region& region, PageIndex page);

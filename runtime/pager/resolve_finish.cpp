@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/test_switches.h"
 #include "pager/evictor.h"
+#include "pager/lost_page.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
 
@@ -91,7 +92,7 @@ void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
   void* address = op.region->address_of(page);
   state.account.give(1);
   if (next_state != PageState::kEvicted) count_evicted(-1);
-  if (next_state == PageState::kPoisoned && state.features.poison) (void)sys::uffd_poison(state.uffd, address, state.page_size);
+  if (next_state == PageState::kPoisoned) (void)lost_page_mark(*op.region, page);   // refused: at its next fault, by a handler
   AtomicPageWord& word = op.region->words[page.value];
   bool waiter = page_unlock(word, word.load(std::memory_order_relaxed).with_state(next_state));
   if (waiter || op.fault || next_state == PageState::kPoisoned) (void)sys::uffd_wake(state.uffd, address, state.page_size);

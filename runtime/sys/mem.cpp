@@ -193,6 +193,15 @@ int protect_without_key(void* address, size_t bytes, int prot) {
   return rc == -EINVAL || rc == -ENOSYS ? protect(address, bytes, prot) : rc;   // there are no keys here
 }
 
+int map_past_end(void* address, size_t bytes, int prot) {
+  int fd = static_cast<int>(syscall(SYS_memfd_create, "lunar-lost-page", MFD_CLOEXEC));
+  if (fd < 0) return -errno;
+  void* out = nullptr;
+  int rc = map(address, bytes, prot & ~PROT_EXEC, MAP_SHARED | MAP_FIXED, fd, 0, &out);
+  syscall(SYS_close, fd);
+  return rc;
+}
+
 int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count) {
   long rc = syscall(SYS_vmsplice, pipe_write_fd, ranges, static_cast<unsigned long>(count), 2U /* SPLICE_F_NONBLOCK */);
   return rc < 0 ? -errno : rc;

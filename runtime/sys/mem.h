@@ -40,6 +40,8 @@ unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
 // mprotect that also takes a protection key (pkeys(7)) away.
 [[nodiscard]] int protect_without_key(void* address, size_t bytes, int prot);
 [[nodiscard]] int protect_with_key(void* address, size_t bytes, int prot, int key);   // pkey_mprotect
+// Puts memory in the place of [address, address + bytes) that raises SIGBUS whenever it is touched: shared memory past its end.
+[[nodiscard]] int map_past_end(void* address, size_t bytes, int prot);
 
 // Gathers pages by reference into a pipe (vmsplice without copying); returns bytes, or -errno.
 [[nodiscard]] int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count);

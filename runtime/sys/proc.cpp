@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -81,7 +82,48 @@ bool any_numbered(const char* path, Is is) {
   return found;
 }
 
+uint64_t hexadecimal(const char** at) {
+  uint64_t value = 0;
+  for (;; ++*at) {
+    const char c = **at;
+    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (digit < 0) return value;
+    value = value * 16 + static_cast<unsigned>(digit);
+  }
+}
+
 }  // namespace
+
+int protection_of(const void* address) {
+  const int fd = open_file("/proc/self/maps", O_RDONLY);
+  if (fd < 0) return fd;
+  char line[80];   // as much of a line as counts: "start-end rwxp"
+  size_t length = 0;
+  int found = -ENOMEM;
+  for (bool more = true; more && found == -ENOMEM;) {
+    char text[1024];
+    const int64_t got = read_some(fd, text, sizeof text);
+    if (got <= 0) {
+      if (got < 0) found = static_cast<int>(got);
+      break;
+    }
+    for (int64_t i = 0; i < got && found == -ENOMEM && more; ++i) {
+      if (text[i] != '\n') {
+        if (length + 1 < sizeof line) line[length++] = text[i];
+        continue;
+      }
+      line[length] = '\0';
+      length = 0;
+      const char* at = line;
+      const uint64_t start = hexadecimal(&at), end = *at == '-' ? hexadecimal(&++at) : 0, wanted = reinterpret_cast<uintptr_t>(address);
+      more = wanted >= start;   // they come in order
+      if (more && wanted < end && at[0] == ' ')
+        found = (at[1] == 'r' ? PROT_READ : 0) | (at[2] == 'w' ? PROT_WRITE : 0) | (at[3] == 'x' ? PROT_EXEC : 0);
+    }
+  }
+  close_file(fd);
+  return found;
+}
 
 const char* program_fd_directory(char* buffer, size_t size) {
   format_to(buffer, size, "/proc/self/task/%d/fd", static_cast<int>(getpid()));

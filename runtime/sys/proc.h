@@ -6,6 +6,8 @@
 
 namespace lunar::sys {
 
+// PROT_* of the mapping that holds `address`, or -errno (-ENOMEM: nothing is mapped there). Reads /proc/self/maps up to there.
+[[nodiscard]] int protection_of(const void* address);
 // "/proc/self/task/<main thread>/fd": the program's table (a service thread's own table is another one).
 const char* program_fd_directory(char* buffer, size_t size);
 // Whether a thread of this process has a name that begins so.

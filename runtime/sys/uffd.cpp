@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/test_switches.h"
 #include "sys/file.h"
 
 // Kernel API newer than Debian 12's headers (6.1): values from the kernel's uapi.
@@ -80,6 +81,7 @@ int uffd_open(UffdFeatures* features, ErrorText* why) {
     close_file(fd);
     return why->set(rc, "userfaultfd: the kernel refused the API handshake (%s)", errno_text(rc));
   }
+  if (test_switches.no_uffd_poison) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_POISON);
   uint64_t want = api.features & (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
   features->sigbus = (api.features & UFFD_FEATURE_SIGBUS) != 0;
   close_file(fd);

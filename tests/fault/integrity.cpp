@@ -6,8 +6,12 @@
 //   ksm            a process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it) loses no write, as tiered
 //                  pages are never merged
 //   ksm_later      the same, switched on when the tier is at work
+//   lost_page      a page that cannot be read back is SIGBUS to whoever touches it, EFAULT or EHWPOISON to system calls, in children too,
+//                  and can be had again as zeros; lost_page_no_poison: on a kernel without UFFDIO_POISON
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
 #include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -235,6 +239,76 @@ int ksm(bool later) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
+// ---- lost_page --------------------------------------------------------------------------------------------------------------
+
+sigjmp_buf g_lost;
+void on_sigbus(int, siginfo_t*, void*) { siglongjmp(g_lost, 1); }
+
+bool is_lost(volatile char* page, bool store) {
+  if (sigsetjmp(g_lost, 1) != 0) return true;
+  if (store) page[0] = 1;
+  else (void)page[0];
+  return false;
+}
+
+// Its hash is turned, so what the LUN gives back does not match.
+void lose(char* page) {
+  int64_t evicted = 0;
+  for (int i = 0; i < 100 && (evicted = lunar_evict(page, lunar_page_bytes())) == 0; ++i) usleep(10000);
+  REQUIRE_THAT(evicted == 1 || lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kResident), "evict");
+  lunar::Region* region = lunar::region_find(page);
+  region->hashes[region->page_of(page).value] ^= 1;
+  // Out of its frame too, by evicting as much as there are frames.
+  for (int i = 0; lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kEvicted) && i < 8; ++i) {
+    static char* others = new_region(8 * kMega);
+    for (uint64_t at = 0; at < 8 * kMega; at += lunar_page_bytes()) tier::stamp_write(others + at, lunar_page_bytes(), at, static_cast<uint64_t>(i) + 2);
+    REQUIRE_THAT(lunar_evict(others, 8 * kMega) >= 0, "evict");
+  }
+  REQUIRE_THAT(lunar::pager_page_state(page) == static_cast<int>(lunar::PageState::kEvicted), "the page stays in its frame");
+}
+
+void check_neighbours(char* base, uint64_t pages, uint64_t but) {
+  for (uint64_t i = 0; i < pages; ++i)
+    REQUIRE_THAT(i == but || tier::stamp_holds(base + i * lunar_page_bytes(), lunar_page_bytes(), i, 1), "page %llu is wrong", static_cast<unsigned long long>(i));
+}
+
+void lost_page(bool no_poison) {
+  constexpr uint64_t kPages = 64, kLost = 5;
+  tier::start_tier(16 * kMega, 128 * kMega, nullptr, no_poison ? "log_file=/dev/null,test_no_uffd_poison=yes" : "log_file=/dev/null");
+  REQUIRE_THAT(!no_poison || !lunar::pager_state().features.poison, "UFFDIO_POISON is in use");
+  size_t page = lunar_page_bytes();
+  char* base = new_region(kPages * page);
+  char* lost = base + kLost * page;
+  struct sigaction action {};
+  action.sa_sigaction = on_sigbus;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGBUS, &action, nullptr);
+  for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
+  for (int round = 0; round < 3; ++round, ++g_progress) {
+    lose(lost);
+    if (round == 0) REQUIRE_THAT(lunar_touch(lost, page) == -EIO, "lunar_touch of a page that is lost");
+    REQUIRE_THAT(is_lost(lost, false) && is_lost(lost, true), "a lost page can be touched");
+    int ends[2];
+    REQUIRE_THAT(pipe(ends) == 0, "pipe");
+    REQUIRE_THAT(write(ends[1], lost, page) == -1 && (errno == EFAULT || errno == EHWPOISON), "write() of a lost page: %s", strerror(errno));
+    close(ends[0]);
+    close(ends[1]);
+    REQUIRE_THAT(answer_of_child([&] { return static_cast<uint64_t>(is_lost(lost, false)); }) == 1, "a child can touch it");
+    check_neighbours(base, kPages, kLost);
+    REQUIRE_THAT(lunar_discard(lost, page) == 0, "discard");
+    REQUIRE_THAT(!is_lost(lost, false) && tier::stamp_holds(lost, page, kLost, 0), "a discarded page is no zeros");
+    tier::stamp_write(lost, page, kLost, 1);
+    for (int i = 0; i < 100; ++i) {   // its handler may not have let go of it yet
+      REQUIRE_THAT(lunar_evict(base, kPages * page) >= 0, "evict");
+      if (lunar::pager_page_state(lost) != static_cast<int>(lunar::PageState::kResident)) break;
+      usleep(10000);
+    }
+    REQUIRE_THAT(lunar::pager_page_state(lost) != static_cast<int>(lunar::PageState::kResident), "it is not tiered any more");
+    check_neighbours(base, kPages, kPages);
+  }
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
 // ---- old_kernel -----------------------------------------------------------------------------------------------------------
 
 void old_kernel() {
@@ -256,8 +330,10 @@ int main(int argc, char** argv) {
   else if (name == "evicted_bytes") evicted_bytes();
   else if (name == "ksm") code = ksm(false);
   else if (name == "ksm_later") code = ksm(true);
+  else if (name == "lost_page") lost_page(false);
+  else if (name == "lost_page_no_poison") lost_page(true);
   else if (name == "old_kernel") old_kernel();
-  else REQUIRE_THAT(false, "usage: integrity hash_key|evicted_bytes|ksm|ksm_later|old_kernel");
+  else REQUIRE_THAT(false, "usage: integrity CASE");
   fflush(nullptr);
   _exit(code);
 }

@@ -6,7 +6,7 @@
 // discarded (zeros from then on) and goes on. `--protection-off` runs without the check of hashes, on a LUN that only
 // corrupts: the test then passes when wrong content is seen, so that the check is known to be what keeps it out.
 //
-// Options: --ios N (I/Os at least), --protection-off. LUNAR_SEED=N replays the device's faults and the threads' choices.
+// Options: --ios N (I/Os at least), --protection-off, --no-poison (as on a kernel without UFFDIO_POISON). LUNAR_SEED=N replays the device's faults and the threads' choices.
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -159,18 +159,20 @@ class Worker {
 
 int main(int argc, char** argv) {
   uint64_t ios = 1000000;
-  bool off = false;
+  bool off = false, no_poison = false;
   for (int i = 1; i < argc; ++i) {
     if (strcmp(argv[i], "--ios") == 0 && i + 1 < argc) ios = strtoull(argv[++i], nullptr, 0);
     else if (strcmp(argv[i], "--protection-off") == 0) off = true;
+    else if (strcmp(argv[i], "--no-poison") == 0) no_poison = true;
     else REQUIRE_THAT(false, "unknown option %s", argv[i]);
   }
   uint64_t seed = tier::announce_seed();
   // A sim: LUN is shared out by halves, so the process gets 256 MiB of it: room for the slots that failed writes retire.
   std::string uri = "sim:512m,seed=" + std::to_string(seed);
   uri += off ? ",corrupt=50" : ",read_error=150,write_error=300,torn=150,misdirect=150,corrupt=150";
-  tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(), off ? "log_file=/dev/null,test_no_hash_check=yes" : "log_file=/dev/null");
-  if (!lunar::pager_state().features.poison) tier::skip("uffd-poison", "this kernel cannot poison a page (UFFDIO_POISON, 6.6)");
+  tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(),
+                   off ? "log_file=/dev/null,test_no_hash_check=yes" : no_poison ? "log_file=/dev/null,test_no_uffd_poison=yes" : "log_file=/dev/null");
+  REQUIRE_THAT(!no_poison || !lunar::pager_state().features.poison, "UFFDIO_POISON is in use");
   g_page = lunar_page_bytes();
   g_pages = kMemory / g_page;
   g_locks = std::vector<std::atomic<uint32_t>>(g_pages);

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// See lost_page.h.
+#include "pager/lost_page.h"
+
+#include <sys/mman.h>
+
+#include "pager/state.h"
+#include "sys/proc.h"
+
+namespace lunar {
+
+int lost_page_mark(const Region& region, PageIndex page) {
+  auto& state = pager_state();
+  void* address = region.address_of(page);
+  if (state.features.poison) return sys::uffd_poison(state.uffd, address, state.page_size);
+  const int protection = sys::protection_of(address);
+  if (protection < 0) return protection;
+  return sys::map_past_end(address, state.page_size, protection);
+}
+
+void lost_page_clear(const Region& region, PageIndex page) {
+  auto& state = pager_state();
+  void* address = region.address_of(page);
+  if (state.features.poison) {
+    (void)sys::advise(address, state.page_size, MADV_DONTNEED);
+    return;
+  }
+  const int protection = sys::protection_of(address);
+  void* out = nullptr;
+  // A touch between the two calls finds memory that handlers then take over as it is. What cannot be registered (the program has closed our
+  // descriptor) is plain memory until it is unmapped.
+  if (sys::map(address, state.page_size, protection < 0 ? PROT_READ | PROT_WRITE : protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+               -1, 0, &out) < 0)
+    return;   // it goes on to raise SIGBUS
+  (void)sys::advise(address, state.page_size, MADV_NOHUGEPAGE);
+  (void)sys::advise(address, state.page_size, MADV_UNMERGEABLE);
+  (void)sys::advise(address, state.page_size, MADV_DONTFORK);
+  (void)sys::uffd_register(state.uffd, address, state.page_size, state.features.write_protect);
+}
+
+}  // namespace lunar

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// A page whose content cannot be read back (kPoisoned): every access is SIGBUS, EFAULT or EHWPOISON from system calls, until
+// it is discarded. By UFFDIO_POISON, or on kernels without it (before 6.6) by a mapping that lies past the end of its file, put in the
+// page's place.
+//
+// pre of all: the page is the caller's (busy). Rare: may read /proc and map memory; no allocation.
+#pragma once
+#include "pager/region.h"
+
+namespace lunar {
+
+// 0 or -errno: not marked (no descriptor or memory just now). The page is missing then, and a handler tries again at its next fault.
+[[nodiscard]] int lost_page_mark(const Region& region, PageIndex page);
+// The place is missing memory of the tier again.
+void lost_page_clear(const Region& region, PageIndex page);
+
+}  // namespace lunar
