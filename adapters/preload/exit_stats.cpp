@@ -37,7 +37,7 @@ constinit std::atomic<bool> g_printed{false};
 class Table {
  public:
   void text(const char* key, const char* value) {
-    length_ += format_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %s\n", key, value);
+    length_ += format_line_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %s\n", key, value);
   }
   void count(const char* key, uint64_t value) {
     length_ += format_to(buffer_ + length_, sizeof(buffer_) - length_, "lunar: stats: %s %llu\n", key,

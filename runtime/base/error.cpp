@@ -107,7 +107,7 @@ std::atomic<int> g_fatal_thread{0};
 int ErrorText::set(int err, const char* format, ...) {
   va_list args;
   va_start(args, format);
-  vformat_to(text, sizeof text, format, args);
+  vformat_line_to(text, sizeof text, format, args);
   va_end(args);
   return err;
 }
@@ -137,7 +137,7 @@ void fatal(const char* format, ...) {
   size_t length = format_to(line, sizeof line, "lunar: FATAL: ");
   va_list args;
   va_start(args, format);
-  length += vformat_to(line + length, sizeof line - 1 - length, format, args);
+  length += vformat_line_to(line + length, sizeof line - 1 - length, format, args);
   va_end(args);
   line[length++] = '\n';
   (void)!sys::write_to_program(2, line, length);

@@ -16,7 +16,7 @@ namespace lunar {
 // One line for a person. Filled by the function that fails; its reader prints it verbatim.
 struct ErrorText {
   char text[512] = {};
-  // Formats (see base/format.h for the directives) and returns `err`, so that a failing path is one statement:
+  // Formats (see base/format.h, format_line_to) and returns `err`, so that a failing path is one statement:
   //   return why->set(-ENOTSUP, "...: %s; do this", name);
   // Truncates silently at the end of the buffer.
   int set(int err, const char* format, ...) __attribute__((format(printf, 3, 4)));

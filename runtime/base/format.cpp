@@ -11,6 +11,7 @@ namespace {
 struct Sink {
   char* out;
   size_t room;   // bytes that may still be written, the NUL not counted
+  bool escape = false;   // in arguments, what is not printable
   size_t length = 0;
   void put(char c) {
     if (length < room) out[length++] = c;
@@ -80,12 +81,43 @@ void pad(Sink* sink, const Spec& spec, size_t used, char with) {
   for (size_t n = used; n < static_cast<size_t>(spec.width); ++n) sink->put(with);
 }
 
+// Length of the printable character that text begins with; 0: its first byte is none, or the beginning of none.
+size_t printable_length(const char* text, size_t length) {
+  const auto* byte = reinterpret_cast<const unsigned char*>(text);
+  const unsigned lead = byte[0];
+  if (lead < 0x80) return lead >= 0x20 && lead != 0x7f;
+  const size_t n = lead >= 0xf0 && lead <= 0xf4 ? 4 : lead >= 0xe0 && lead < 0xf0 ? 3 : lead >= 0xc2 && lead < 0xe0 ? 2 : 0;
+  if (n == 0 || n > length) return 0;
+  uint32_t code = lead & (0x7fu >> n);
+  for (size_t i = 1; i < n; ++i) {
+    if ((byte[i] & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte[i] & 0x3f);
+  }
+  constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool character = code >= kLeast[n] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+  const bool control = code < 0xa0 || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);   // C1; line ends, directions
+  return character && !control ? n : 0;
+}
+
+void put_escaped(Sink* sink, const char* text, size_t length) {
+  for (size_t i = 0; i < length;) {
+    size_t n = printable_length(text + i, length - i);
+    if (n == 0) {
+      const auto byte = static_cast<unsigned char>(text[i++]);
+      const char hex[] = {'\\', 'x', "0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+      for (char c : hex) sink->put(c);
+    }
+    for (; n > 0; --n) sink->put(text[i++]);
+  }
+}
+
 void put_text(Sink* sink, const Spec& spec, const char* text) {
   if (!text) text = "(null)";
   size_t length = 0;
   while ((spec.precision < 0 || length < static_cast<size_t>(spec.precision)) && text[length]) ++length;
   if (!spec.left) pad(sink, spec, length, ' ');
-  for (size_t i = 0; i < length; ++i) sink->put(text[i]);
+  if (sink->escape) put_escaped(sink, text, length);
+  else for (size_t i = 0; i < length; ++i) sink->put(text[i]);
   if (spec.left) pad(sink, spec, length, ' ');
 }
 
@@ -134,11 +166,10 @@ void put_directive(Sink* sink, const Spec& spec, va_list* args) {
   }
 }
 
-}   // namespace
-
-size_t vformat_to(char* out, size_t size, const char* format, va_list args) {
+size_t format_with(bool escape, char* out, size_t size, const char* format, va_list args) __attribute__((format(printf, 4, 0)));
+size_t format_with(bool escape, char* out, size_t size, const char* format, va_list args) {
   if (size == 0) return 0;
-  Sink sink{out, size - 1};
+  Sink sink{out, size - 1, escape};
   va_list rest;
   va_copy(rest, args);
   const char* p = format;
@@ -162,6 +193,19 @@ size_t vformat_to(char* out, size_t size, const char* format, va_list args) {
   va_end(rest);
   out[sink.length] = '\0';
   return sink.length;
+}
+
+}   // namespace
+
+size_t vformat_to(char* out, size_t size, const char* format, va_list args) { return format_with(false, out, size, format, args); }
+size_t vformat_line_to(char* out, size_t size, const char* format, va_list args) { return format_with(true, out, size, format, args); }
+
+size_t format_line_to(char* out, size_t size, const char* format, ...) {
+  va_list args;
+  va_start(args, format);
+  size_t length = vformat_line_to(out, size, format, args);
+  va_end(args);
+  return length;
 }
 
 size_t format_to(char* out, size_t size, const char* format, ...) {

@@ -28,7 +28,7 @@ __attribute__((format(printf, 2, 0))) void write_line(LogLevel level, const char
   int saved = errno;
   char line[1024];
   size_t length = format_to(line, sizeof line, "lunar: [%d] ", static_cast<int>(getpid()));
-  length += vformat_to(line + length, sizeof line - 1 - length, format, args);
+  length += vformat_line_to(line + length, sizeof line - 1 - length, format, args);
   line[length++] = '\n';
   int fd = g_fd.load(std::memory_order_relaxed);
   (void)!sys::write_to_program(fd < 0 ? 2 : fd, line, length);

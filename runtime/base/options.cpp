@@ -12,6 +12,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/test_switches.h"
+#include "base/trust.h"
 #include "base/units.h"
 #include "sys/file.h"
 
@@ -297,6 +298,14 @@ int read_whole(int fd, char* buffer, size_t size) {
 // A default config file need not be there, nor be readable by whom the program became.
 bool is_absence(int rc) { return rc == -ENOENT || rc == -ENOTDIR || rc == -EACCES; }
 
+// One that nobody named. Not trusted: said (once a tree: `lunar run` has done so), and as if it were not there.
+int load_found(Options* options, const char* const* environment, const char* path, ErrorText* why) {
+  const int rc = options_load_file(options, path, why);
+  if (rc != -EPERM) return rc;
+  if (find_variable(environment, "LUNAR_ACCOUNT") == nullptr) log_warning("%s; it is ignored", why->text);
+  return -ENOENT;
+}
+
 int load_config(Options* options, const char* const* environment, ErrorText* why) {
   const char* named = find_variable(environment, "LUNAR_CONFIG");
   if (named && *named) return options_load_file(options, named, why);
@@ -305,9 +314,9 @@ int load_config(Options* options, const char* const* environment, ErrorText* why
   if (home && *home) {
     char path[1024];
     format_to(path, sizeof path, "%s/.config/lunar.conf", home);
-    rc = options_load_file(options, path, why);
+    rc = load_found(options, environment, path, why);
   }
-  if (is_absence(rc)) rc = options_load_file(options, "/etc/lunar.conf", why);
+  if (is_absence(rc)) rc = load_found(options, environment, "/etc/lunar.conf", why);
   if (is_absence(rc)) {
     why->text[0] = '\0';
     return 0;
@@ -366,8 +375,13 @@ int options_set(Options* options, const char* name, const char* value, const cha
 }
 
 int options_load_file(Options* options, const char* path, ErrorText* why) {
-  int fd = sys::open_file(path, O_RDONLY);
+  int fd = sys::open_file(path, O_RDONLY | O_NONBLOCK);   // not to wait for the other end of a FIFO before it is looked at
   if (fd < 0) return why->set(fd, "config file %.300s: %s", path, errno_text(fd));
+  if (int rc = config_file_trusted(fd, path, why); rc < 0) {
+    sys::close_file(fd);
+    return rc;
+  }
+  (void)sys::control_file(fd, F_SETFL, nullptr);
   char* buffer = static_cast<char*>(map_private(kConfigBytesMax, ForkPolicy::kInherit));
   int rc = buffer ? read_whole(fd, buffer, kConfigBytesMax) : -ENOMEM;
   sys::close_file(fd);
@@ -410,6 +424,7 @@ int options_load_environment(Options* options, const char* const* environment, E
 
 int options_load(Options* options, const char* const* environment, ErrorText* why) {
   options_defaults(options);
+  if (!environment_trusted()) environment = nullptr;
   if (int rc = load_config(options, environment, why); rc < 0) return rc;
   return options_load_environment(options, environment, why);
 }

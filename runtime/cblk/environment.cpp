@@ -12,6 +12,7 @@
 #include <atomic>
 
 #include "base/format.h"
+#include "base/trust.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 
@@ -21,7 +22,7 @@ namespace {
 std::atomic<int> trace_fd{-1};
 
 uint64_t number_of(const char* name) {
-  const char* text = getenv(name);
+  const char* text = environment_value(name);
   if (!text || *text < '0' || *text > '9') return 0;
   char* end = nullptr;
   errno = 0;
@@ -44,7 +45,7 @@ Environment read_environment() {
 }
 
 void trace_open() {
-  const char* path = getenv("CFLSH_BLK_TRACE");
+  const char* path = environment_value("CFLSH_BLK_TRACE");
   if (!path || !*path || trace_active()) return;
   const int fd = sys::open_file(path, O_WRONLY | O_CREAT | O_APPEND, 0644);
   int none = -1;
@@ -62,7 +63,7 @@ void trace(const char* format, ...) {
                             static_cast<unsigned long long>(us % 1000000), static_cast<int>(getpid()));
   va_list args;
   va_start(args, format);
-  length += vformat_to(line + length, sizeof line - 1 - length, format, args);
+  length += vformat_line_to(line + length, sizeof line - 1 - length, format, args);
   va_end(args);
   line[length++] = '\n';
   (void)sys::write_some(fd, line, length);

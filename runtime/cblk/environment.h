@@ -8,7 +8,7 @@
 //   CFLSH_BLK_SIZE        blocks of a physical chunk at most: the rest of a larger device is left alone
 //   CFLSH_BLK_TRACE       a file that gets one line a call that opens, closes, sizes or fails
 //   CFLSH_BLK_LUN_ID      a number that names the LUN in those lines; nothing else
-// A value that is no number is as good as none.
+// A value that is no number is as good as none. In a setuid or setgid program all are as if not set (base/trust.h).
 // Threading: any (as getenv). Not for the data path.
 #pragma once
 #include <cstdint>

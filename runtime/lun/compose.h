@@ -33,6 +33,7 @@ namespace lunar {
 //   a blank device or blank file         formatted first, then the same
 //   URI#NAME                             the named LUN, exclusively; its head must be zeros or a former heap's (-EEXIST)
 //   stripe:, mirror:, paths:             a blank or formatted one, likewise
+// A regular file must give other users nothing: their rights are taken away (chmod o-rwx), or, where that is not ours to do, it is -EACCES.
 // Several LUN URIs separated by spaces are a stripe of what each of them gives.
 [[nodiscard]] int scratch_open(const char* uris, const DeviceOptions& options, Device** out, ErrorText* why);
 

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "base/arena.h"
+#include "base/log.h"
 #include "lun/compose.h"
 #include "lun/physical_impl.h"
 #include "lun/stripe_device.h"
@@ -105,13 +106,34 @@ int open_named(const char* uri, const char* name, Device** out, ErrorText* why) 
   return status < 0 ? status : claim_named(uri, lun, out, why);
 }
 
+// A file that holds a heap is nobody else's to read: rights of others are taken away, or it is refused. (The group's stay: that is
+// how several users share one. Nodes of devices have the rights that the administrator gave them.)
+int close_to_others(Device* device, const char* uri, ErrorText* why) {
+  bool after_node = false;
+  for (unsigned i = 0; i < device->fd_count(); ++i) {
+    struct stat status;
+    if (device->fd(i) < 0 || sys::file_status(device->fd(i), &status) < 0) continue;
+    const bool lock_file = after_node && status.st_size == 0;   // of the node before (superpipe/device_files.h)
+    after_node = S_ISBLK(status.st_mode) || S_ISCHR(status.st_mode);
+    if (lock_file || !S_ISREG(status.st_mode) || (status.st_mode & 07) == 0) continue;
+    const mode_t mode = status.st_mode & 07777;
+    sys::set_mode(device->fd(i), mode & ~mode_t{07});
+    if (sys::file_status(device->fd(i), &status) < 0 || (status.st_mode & 07) != 0)
+      return why->set(-EACCES, "LUN %s: every user may open it (mode %u%u%u of user %u), and a heap's content would lie there; chmod o-rwx it", uri,
+                      mode >> 6 & 7, mode >> 3 & 7, mode & 7, static_cast<unsigned>(status.st_uid));
+    log_info("LUN %s: taken away from others (it had mode %u%u%u)", uri, mode >> 6 & 7, mode >> 3 & 7, mode & 7);
+  }
+  return 0;
+}
+
 int try_open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   struct stat unused;
   const char* hash = strrchr(uri, '#');
   if (hash && is_there(uri, &unused)) hash = nullptr;   // a file of that very name
-  if (!hash && stands_alone(uri)) return device_open(uri, options, out, why);
-  const int status = hash ? open_named(uri, hash + 1, out, why) : open_shared(uri, out, why);
-  if (status < 0) return status;
+  const bool alone = !hash && stands_alone(uri);
+  int status = hash ? open_named(uri, hash + 1, out, why) : alone ? device_open(uri, options, out, why) : open_shared(uri, out, why);
+  if (status == 0) status = close_to_others(*out, uri, why);
+  if (status < 0 || alone) return status;
   return check_room(*out, uri, options.want_bytes, why);
 }
 

@@ -75,8 +75,8 @@ uint64_t committed_pages(PagerState& state) {
 }
 
 // The two steps of a fork take the count from `now` to `next`. Marks in the half of values that it enters are of the last time round,
-// 16,384 forks ago and more: those pages become "not known to be exclusive". Eviction is at rest. A page that is busy now is in the
-// hands of somebody who will give it a mark of today, or none.
+// 16,384 forks ago and more: those pages become "not known to be exclusive". Eviction is at rest. A page in a handler's hands that was
+// resident before is waited for (a few system calls, and they end without us): its word may be put back as it was.
 void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
   if (same_epoch_half(now, next)) return;
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
@@ -89,6 +89,8 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
       }
       AtomicPageWord& word = region->words[page];
       PageWord seen = word.load(std::memory_order_acquire);
+      for (; seen.state() == PageState::kBusy && seen.previous() == PageState::kResident; seen = word.load(std::memory_order_acquire))
+        sys::sleep_ns(10000);
       while (seen.state() == PageState::kResident && same_epoch_half(seen.epoch(), next) &&
              !word.compare_exchange_weak(seen, seen.with_epoch(kEpochUnknown), std::memory_order_acq_rel)) {}
     }

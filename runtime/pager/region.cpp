@@ -60,8 +60,10 @@ Region* RegionTable::find_word(const AtomicPageWord* word, PageIndex* page) cons
 
 int region_register(const Region& region, int uffd, char* from, uint64_t bytes) {
   int rc = sys::uffd_register(uffd, from, bytes, pager_state().features.write_protect);
-  if (rc != -EINVAL || (region.flags & (kRegionStrict | kRegionChargeOnTouch)) == 0) return rc;
-  if (bytes == sys::page_bytes()) return 0;   // the program's own: a file or shared memory
+  const bool of_maps = (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0;
+  if (rc != -EINVAL || (!of_maps && counters().poisoned == 0)) return rc;
+  // The program's own, a file or shared memory; or what stands for a lost page (lost_page.h).
+  if (bytes == sys::page_bytes()) return of_maps || region.words[region.page_of(from).value].load().settled() == PageState::kPoisoned ? 0 : rc;
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
   rc = region_register(region, uffd, from, half);
   return rc < 0 ? rc : region_register(region, uffd, from + half, bytes - half);
