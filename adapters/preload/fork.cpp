@@ -11,6 +11,7 @@
 
 #include "pager/pager.h"
 #include "preload.h"
+#include "sys/thread.h"
 #include "tiered_maps.h"
 
 namespace lunar::preload {
@@ -25,6 +26,7 @@ int guarded_fork(Call fork_call) {
     errno = ENOMEM;
     return -1;
   }
+  sys::SignalsHeld signals;   // a handler that forks would wait for this fork
   maps_lock_for_fork();
   int pid = fork_call();
   int saved = errno;

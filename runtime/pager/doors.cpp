@@ -2,7 +2,6 @@
 // The explicit doors: touch, prefetch, discard, advise, pin, evict, move. Run on the caller's thread, which must not be a
 // service thread; they wait for the device but never take a page fault on tiered memory themselves.
 #include <errno.h>
-#include <signal.h>
 #include <sys/mman.h>
 
 #include "base/arena.h"
@@ -26,23 +25,6 @@
 
 namespace lunar {
 namespace {
-
-// A thread that has reads in flight holds their pages, and only it can finish them: no signal handler may run meanwhile, as
-// it could touch such a page, or wait for a thread that does.
-class SignalsHeld {
- public:
-  SignalsHeld() { hold(); }
-  ~SignalsHeld() { let_go(); }
-  void hold() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  void let_go() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 thread_local Resolver* t_resolver __attribute__((tls_model("initial-exec"))) = nullptr;
 thread_local uint32_t t_generation __attribute__((tls_model("initial-exec"))) = 0;
@@ -84,7 +66,9 @@ int pages_of(const void* address, size_t bytes, bool inward, PageRange* out) {
 enum class Want { kRead, kTouch };
 
 // One pass over a range. *busy: a page was in another thread's hand. *left_out: no room, given up.
-int bring_in(Resolver& r, const PageRange& range, Want want, SignalsHeld& signals, bool* busy, unsigned* begun) {
+// A thread that has reads in flight holds their pages, and only it can finish them: no signal handler may run meanwhile, as it
+// could touch such a page, or wait for a thread that does.
+int bring_in(Resolver& r, const PageRange& range, Want want, sys::SignalsHeld& signals, bool* busy, unsigned* begun) {
   auto& state = pager_state();
   int rc = 0;
   unsigned waits = 0;
@@ -150,7 +134,7 @@ int bring_in_ranges(const lunar_range* ranges, size_t count, Want want) {
   if (r == nullptr) return error;
   int rc = 0;
   for (unsigned round = 0;; ++round) {
-    SignalsHeld signals;
+    sys::SignalsHeld signals;
     bool busy = false;
     unsigned begun = 0;
     for (size_t i = 0; i < count; ++i) {

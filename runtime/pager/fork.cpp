@@ -45,6 +45,7 @@ struct ForkInHand {
   int refusal = 0;
   int64_t charged = 0;       // to the child, for what it inherits
   bool gate = false;         // there is no room to copy all of it
+  sigset_t signals;          // blocked from prepare to parent/child: a handler that forks would wait for this fork
   ForkDescriptors descriptors;
 };
 ForkInHand g_fork;           // the forking thread's: fork_lock is held from prepare to parent/child
@@ -131,8 +132,11 @@ void charge_child(PagerState& state) {
 
 void prepare() {
   auto& state = pager_state();
+  sigset_t signals;
+  sys::hold_signals(&signals);
   state.fork_lock.lock();
   g_fork = {};
+  g_fork.signals = signals;
   if (!pager_armed()) {
     state.arm_lock.lock();
     if (!pager_armed()) return;   // arm_lock is held until parent/child: nobody arms meanwhile
@@ -175,6 +179,7 @@ void release_parent(PagerState& state) {
 
 void parent() {
   auto& state = pager_state();
+  const sigset_t signals = g_fork.signals;
   if (g_fork.engaged) {
     counters().forks.add();
     state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);   // what was installed up to now may be shared with the child
@@ -184,6 +189,7 @@ void parent() {
     state.arm_lock.unlock();
   }
   state.fork_lock.unlock();
+  sys::let_signals(signals);
 }
 
 // A page's state as the child must see it. The kernel copied words and pages at different moments, while handlers went on
@@ -282,8 +288,10 @@ bool lun_take_or_sweep(PagerState& state, uint64_t pages) {
 void child() {
   auto& state = pager_state();
   if (!g_fork.engaged) {
+    const sigset_t signals = g_fork.signals;
     state.arm_lock.unlock();
     state.fork_lock.unlock();
+    sys::let_signals(signals);
     return;
   }
   HostGuard guard;
@@ -321,7 +329,9 @@ void child() {
   if (int rc = child_restart(state, &why); rc < 0) fatal("%s", why.text);
   state.forking_tid.store(0);
   state.forking.store(false);
+  const sigset_t signals = g_fork.signals;
   state.fork_lock.unlock();
+  sys::let_signals(signals);
 }
 
 }  // namespace
@@ -338,6 +348,7 @@ int fork_handlers_install() {
 int pager_fork_check() {
   auto& state = pager_state();
   if (!pager_armed()) return 0;
+  sys::SignalsHeld signals;   // a handler's fork would wait for the locks taken here
   uint64_t pages = 0;
   {
     sys::Locked<sys::Mutex> hold(state.regions.lock);

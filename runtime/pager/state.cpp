@@ -204,7 +204,9 @@ MutatorScope::MutatorScope(bool wait) {
       entered_ = false;
       return;
     }
+    signals_.let_go();
     while (state.forking.load(std::memory_order_acquire)) sys::sleep_ns(20000);
+    signals_.hold();
   }
 }
 

@@ -121,6 +121,7 @@ void lun_ids_forget_unused();
 
 // The calling thread is about to change page mappings (discard, move): keeps fork out. Never held across a wait for I/O.
 // wait false: while a fork is in hand it is not entered (for who holds locks that the fork will ask for).
+// No signal handler runs inside: it might fork, and wait for the scope's end.
 class MutatorScope {
  public:
   explicit MutatorScope(bool wait = true);
@@ -130,6 +131,7 @@ class MutatorScope {
   bool entered() const { return entered_; }
 
  private:
+  sys::SignalsHeld signals_;
   bool entered_ = true;
 };
 

@@ -298,6 +298,15 @@ void futex_wake(std::atomic<uint32_t>* word, int count, bool shared) {
   syscall(SYS_futex, word, FUTEX_WAKE | (shared ? 0 : FUTEX_PRIVATE_FLAG), count, nullptr, nullptr, 0);
 }
 
+void hold_signals(sigset_t* before) {
+  sigset_t most;
+  sigfillset(&most);
+  for (int own : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS}) sigdelset(&most, own);   // blocked, they would kill
+  pthread_sigmask(SIG_BLOCK, &most, before);
+}
+
+void let_signals(const sigset_t& before) { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+
 void Mutex::lock() {
   uint32_t free = 0;
   if (state_.compare_exchange_strong(free, 1, std::memory_order_acquire)) return;

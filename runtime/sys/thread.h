@@ -2,6 +2,7 @@
 // Threads, futexes, clocks, scheduling. Nothing here allocates except thread_start (which holds a HostGuard).
 #pragma once
 #include <pthread.h>
+#include <signal.h>
 
 #include <atomic>
 #include <cstddef>
@@ -79,6 +80,23 @@ class Mutex {
   std::atomic<uint32_t> state_{0};   // 0 free, 1 held, 2 held with waiters
 };
 
+// While one is alive no signal handler runs on the calling thread, but for what its own instructions raise (SIGSEGV, SIGSYS, ...). A
+// handler may fork, and fork waits for what this thread holds.
+void hold_signals(sigset_t* before);
+void let_signals(const sigset_t& before);
+class SignalsHeld {
+ public:
+  SignalsHeld() { hold(); }
+  ~SignalsHeld() { let_go(); }
+  SignalsHeld(const SignalsHeld&) = delete;
+  SignalsHeld& operator=(const SignalsHeld&) = delete;
+  void hold() { hold_signals(&before_); }
+  void let_go() { let_signals(before_); }
+
+ private:
+  sigset_t before_;
+};
+
 template <class L>
 class Locked {
  public:
@@ -89,6 +107,20 @@ class Locked {
 
  private:
   L& lock_;
+};
+
+// A sleeping lock is held for long enough to be interrupted, and fork takes most of them.
+template <>
+class Locked<Mutex> {
+ public:
+  explicit Locked(Mutex& lock) : lock_(lock) { lock_.lock(); }
+  ~Locked() { lock_.unlock(); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  SignalsHeld signals_;   // first: held before the lock, let go after it
+  Mutex& lock_;
 };
 
 }  // namespace lunar::sys

@@ -11,6 +11,7 @@
 #include <spawn.h>
 #include <stdio.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 
 #include <string>
@@ -419,6 +420,48 @@ void hundred_generations() {
   pages.check_all("ancestor");
 }
 
+// A timer forks wherever the main thread happens to be, mostly inside the pager: in a discard, a commit, an eviction.
+volatile sig_atomic_t g_forks_in_handler = 0;
+
+void fork_in_handler(int) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(0);
+  int status = 0;
+  if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0) _exit(4);
+  g_forks_in_handler = g_forks_in_handler + 1;
+  const itimerval soon{{0, 0}, {0, 1000}};
+  setitimer(ITIMER_REAL, &soon, nullptr);
+}
+
+void signal_handler_forks() {
+  start();
+  std::atomic<uint64_t> progress{0};
+  tier::Watchdog watchdog(progress, 20);
+  Pages pages(kMemory / 4);
+  struct sigaction action {};
+  action.sa_handler = fork_in_handler;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGALRM, &action, nullptr);
+  const itimerval soon{{0, 0}, {0, 1000}};
+  setitimer(ITIMER_REAL, &soon, nullptr);
+  constexpr int kForks = 100;
+  for (uint64_t round = 0; g_forks_in_handler < kForks; ++round) {
+    const uint64_t first = round % 4 * (pages.count / 4), count = pages.count / 4;
+    REQUIRE_THAT(lunar_discard(pages.at(first), count * pages.page) == 0, "discard");
+    auto* more = static_cast<char*>(lunar_region_create(4 * tier::kMega));
+    REQUIRE_THAT(more != nullptr, "region");
+    for (uint64_t i = 0; i < 4 * tier::kMega; i += pages.page) more[i] = 1;
+    REQUIRE_THAT(lunar_evict(more, 4 * tier::kMega) >= 0, "evict");
+    REQUIRE_THAT(lunar_region_destroy(more, 4 * tier::kMega) == 0, "destroy");
+    for (uint64_t i = first; i < first + count; ++i) pages.write(i, 100 + static_cast<uint32_t>(round));
+    progress.fetch_add(1);
+  }
+  const itimerval never{};
+  setitimer(ITIMER_REAL, &never, nullptr);
+  pages.check_all("the one that forked");
+  REQUIRE_THAT(tier::validate(), "page table");
+}
+
 // A child made behind the pager's back has no such memory: it must die rather than read zeros.
 void raw_fork_dies() {
   start();
@@ -483,7 +526,8 @@ struct Case {
 #define CASE(name) {#name, name}
 const Case kCases[] = {CASE(child_sees_the_parents_content), CASE(child_discards_and_allocates), CASE(sleeping_child_keeps_its_version),
                        CASE(killed_child_gives_everything_back), CASE(fifty_forks_leave_nothing_behind), CASE(fork_among_writers),
-                       CASE(generations), CASE(double_fork_keeps_its_pages), CASE(hundred_generations), CASE(raw_fork_dies), CASE(spawn_is_served)};
+                       CASE(generations), CASE(double_fork_keeps_its_pages), CASE(hundred_generations),
+                       CASE(signal_handler_forks), CASE(raw_fork_dies), CASE(spawn_is_served)};
 
 }  // namespace
 
