@@ -77,6 +77,8 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   HostGuard guard;
   if (environ == nullptr) environ = environment;   // libc's initialiser, which sets it, has not run yet
   look_up(g_real.fork, "fork");
+  look_up(g_real.fork_alone, "_Fork");
+  look_up(g_real.clone, "clone");
   look_up(g_real.daemon, "daemon");
   look_up(g_real.pthread_create, "pthread_create");
   look_up(g_real.thrd_create, "thrd_create");

@@ -33,6 +33,8 @@ inline bool serves_tiered() { return __builtin_expect(ready() && !HostGuard::act
 // The libc functions under ours, looked up once in the constructor (dlsym is never used on an allocation path).
 struct RealCalls {
   pid_t (*fork)(void) = nullptr;
+  pid_t (*fork_alone)(void) = nullptr;   // _Fork
+  int (*clone)(int (*)(void*), void*, int, void*, ...) = nullptr;
   int (*daemon)(int, int) = nullptr;
   int (*open)(const char*, int, ...) = nullptr;
   int (*open64)(const char*, int, ...) = nullptr;

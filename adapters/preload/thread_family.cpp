@@ -5,12 +5,18 @@
 //
 // A thread ends in the last round of its key destructors, after those of the program. Threads made past libc (clone) are not counted,
 // so the kernel's list of threads is asked as well before the process is ended.
+//
+// The kernel reads the list of robust mutexes of a thread that ends, and clears its thread id, where page faults are refused: these
+// words are kept in DRAM (pager_keep_for_thread) until the thread is gone. The id lies in libc's block of a thread, on its stack; only
+// a stack that the program gave can be tiered, and is kept from the start. A mutex that is held can lie anywhere; the list is walked at the end.
 // Threading: any thread. Allocates like the program itself (one small block a thread).
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <threads.h>
+#include <unistd.h>
 
 #include "pager/pager.h"
 #include "preload.h"
@@ -37,9 +43,37 @@ bool only_service_threads_left() {
   return false;
 }
 
+constexpr size_t kThreadBlockBytes = 2304;   // glibc's struct pthread, 2.36
+constexpr unsigned kRobustMax = 2048;        // the kernel looks no further (ROBUST_LIST_LIMIT)
+
+void keep_thread_block() { pager_keep_for_thread(reinterpret_cast<const void*>(pthread_self()), kThreadBlockBytes); }
+
+// The held robust mutexes of this thread: link and futex word of each.
+void keep_robust_mutexes() {
+  struct Head {   // linux/futex.h: robust_list_head
+    void* first;
+    long futex_offset;
+    void* pending;
+  };
+  Head* head = nullptr;
+  size_t length = 0;
+  if (syscall(SYS_get_robust_list, 0, &head, &length) != 0 || head == nullptr) return;
+  pager_keep_for_thread(head, sizeof(Head));
+  const auto keep = [head](void* entry) {
+    char* link = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(entry) & ~uintptr_t{1});   // bit 0: priority inheritance
+    pager_keep_for_thread(link, sizeof(void*));
+    pager_keep_for_thread(link + head->futex_offset, sizeof(uint32_t));
+    return *reinterpret_cast<void**>(link);
+  };
+  void* entry = head->first;
+  for (unsigned i = 0; i < kRobustMax && entry != nullptr && entry != head; ++i) entry = keep(entry);
+  if (head->pending != nullptr) (void)keep(head->pending);
+}
+
 void thread_ends(void* value) {
   const auto rounds = reinterpret_cast<intptr_t>(value);
   if (rounds > 1 && pthread_setspecific(g_key, reinterpret_cast<void*>(rounds - 1)) == 0) return;
+  keep_robust_mutexes();
   if (g_threads.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (sys::service_threads() != 0 && only_service_threads_left()) exit(0);
 }
@@ -58,6 +92,7 @@ Start take(void* argument) {
   const Start start = *static_cast<Start*>(argument);
   free(argument);
   mark_thread();
+  keep_thread_block();
   return start;
 }
 

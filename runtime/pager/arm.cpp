@@ -293,6 +293,7 @@ int pager_create(const Options& options, ErrorText* why) {
   }
   rc = fork_handlers_install();
   if (rc < 0) return why->set(rc, "pager: fork handlers cannot be installed (%s)", errno_name(rc));
+  sys::note_memory_owner();
   set_fatal_hook([] { pager_dump(2); });
   state.created.store(true, std::memory_order_release);
   return 0;
@@ -310,6 +311,9 @@ uint64_t pager_lun_bytes() {
 int pager_arm(ErrorText* why) {
   auto& state = pager_state();
   if (state.armed.load(std::memory_order_acquire)) return 0;
+  if (sys::memory_is_parents())
+    return why->set(-EPERM, "pager: not started by process %d, which runs in its parent's memory (vfork, clone with CLONE_VM): its threads would "
+                    "end with it; memory is refused to it until the parent itself has grown so far", static_cast<int>(getpid()));
   HostGuard guard;
   sys::Locked<sys::Mutex> hold(state.arm_lock);
   if (state.armed.load(std::memory_order_acquire)) return 0;

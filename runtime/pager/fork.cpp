@@ -287,6 +287,7 @@ bool lun_take_or_sweep(PagerState& state, uint64_t pages) {
 
 void child() {
   auto& state = pager_state();
+  sys::note_memory_owner();
   if (!g_fork.engaged) {
     const sigset_t signals = g_fork.signals;
     state.arm_lock.unlock();
@@ -309,6 +310,7 @@ void child() {
   state.lun_ready.store(false);
   state.oldest_child.store(0);
   deferred_slots_forget();
+  kept_pages_enter_child();
   state.fork_epoch.fetch_add(1);
   counters().resident.store(resident);
   state.resident_peak.store(resident);
@@ -335,6 +337,10 @@ void child() {
 }
 
 }  // namespace
+
+void pager_fork_prepare() { prepare(); }
+void pager_fork_parent() { parent(); }
+void pager_fork_child() { child(); }
 
 int fork_handlers_install() {
   static bool installed = false;

@@ -104,6 +104,14 @@ int pager_page_state(const void* address);
 // fork: called by pthread_atfork handlers that the pager installs at arming. Exposed for adapters that wrap fork():
 // -ENOMEM when the LUN cannot promise what the child may come to need; 0 otherwise.
 [[nodiscard]] int pager_fork_check();
+// What these handlers do, for calls that make a child without running them (_Fork; clone without CLONE_VM). Around the call, on the
+// calling thread; a call that failed is a parent's.
+void pager_fork_prepare();
+void pager_fork_parent();
+void pager_fork_child();
+
+// What the kernel reads or writes when the calling thread ends: it stays in DRAM until that thread is gone.
+void pager_keep_for_thread(const void* address, size_t bytes);
 
 // Threads may pin pages (io_uring registered buffers, O_DIRECT, RDMA): from now on evict by MOVE. Sticky.
 // Around a change that makes memory of a region writable: eviction passes over pages that nothing can write, though they may be

@@ -13,8 +13,10 @@
 
 #include <atomic>
 
+#include "base/arena.h"
 #include "base/format.h"
 #include "sys/file.h"
+#include "sys/mem.h"
 
 namespace lunar::sys {
 namespace {
@@ -91,6 +93,8 @@ uint64_t hexadecimal(const char** at) {
     value = value * 16 + static_cast<unsigned>(digit);
   }
 }
+std::atomic<int> g_owner{0};
+std::atomic<uint32_t>* g_unforked = nullptr;   // zero in a forked child (MADV_WIPEONFORK)
 
 }  // namespace
 
@@ -172,6 +176,24 @@ int other_live_threads() {
     return false;
   });
   return seen == 0 ? -ENOENT : live;
+}
+
+bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }
+
+void note_memory_owner() {
+  if (g_unforked == nullptr) {
+    auto* page = static_cast<std::atomic<uint32_t>*>(map_private(page_bytes(), ForkPolicy::kInherit));
+    if (page != nullptr && advise(page, page_bytes(), MADV_WIPEONFORK) == 0) g_unforked = page;
+  }
+  if (g_unforked != nullptr) g_unforked->store(1, std::memory_order_relaxed);
+  g_owner.store(static_cast<int>(getpid()), std::memory_order_release);
+}
+
+bool memory_is_parents() {
+  if (getpid() == g_owner.load(std::memory_order_acquire)) return false;
+  if (g_unforked == nullptr || g_unforked->load(std::memory_order_relaxed) != 0) return true;
+  note_memory_owner();   // a copy: forked behind our back
+  return false;
 }
 
 void note_own_descriptor(int fd, bool add) {

@@ -14,6 +14,13 @@ const char* program_fd_directory(char* buffer, size_t size);
 bool has_thread_named(const char* prefix);
 // Threads of this process besides the calling one that have not ended (a main thread that has is a zombie); -errno without /proc.
 int other_live_threads();
+// Whether a thread of this process with that id is there.
+bool thread_lives(int thread_id);
+// The calling process is the one that this memory lives and ends with: at start, and in a forked child.
+void note_memory_owner();
+// The calling process only runs in its parent's memory (vfork, clone with CLONE_VM). What it starts there ends with it, and the memory
+// lives on. Not for processes that make such a child and end before it.
+bool memory_is_parents();
 // Number of entries where the kernel tells it cheaply (st_size, 6.2+), else a value that changes at every call.
 uint64_t directory_size(const char* path);
 // Whether a descriptor is io_uring, AIO, RDMA, or a file opened with O_DIRECT; sets *which. Our own are not counted; where one of

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Children made past fork(): by _Fork, clone, and syscall with each number that forks, each with evicted memory that it must see as it
+// was; and one that shares its parent's memory (clone with CLONE_VM) and makes the heap grow, which must not take the parent with it.
+#include <sched.h>
+#include <stdint.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "preload_test.h"
+
+extern "C" int64_t lunar_evict(const void*, size_t) __attribute__((weak));
+extern "C" pid_t _Fork(void) noexcept;
+
+namespace {
+
+constexpr size_t kMega = 1 << 20, kBytes = 64 * kMega;
+char* g_memory = nullptr;
+char* g_stack = nullptr;
+
+int child_body(void*) {
+  alarm(60);
+  CHECK(holds(g_memory, kBytes, 1));
+  fill(g_memory, kBytes / 2, 2);
+  CHECK(holds(g_memory, kBytes / 2, 2));
+  auto* more = static_cast<char*>(mmap(nullptr, 8 * kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(more != MAP_FAILED && tiered(more));
+  fill(more, 8 * kMega, 3);
+  CHECK(holds(more, 8 * kMega, 3) && holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)));
+  _exit(7);
+}
+
+long by_fork_alone() { return _Fork(); }
+long by_clone() { return clone(child_body, g_stack + kMega, SIGCHLD, nullptr); }
+long by_syscall_clone() { return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }
+#ifdef SYS_fork
+long by_syscall_fork() { return syscall(SYS_fork); }
+#endif
+long by_syscall_clone3() {
+  uint64_t arguments[11] = {};
+  arguments[4] = SIGCHLD;
+  return syscall(SYS_clone3, arguments, sizeof arguments);
+}
+
+struct Way {
+  const char* name;
+  long (*make)();
+};
+const Way kWays[] = {{"_Fork", by_fork_alone},
+                     {"clone", by_clone},
+                     {"syscall(SYS_clone)", by_syscall_clone},
+#ifdef SYS_fork
+                     {"syscall(SYS_fork)", by_syscall_fork},
+#endif
+                     {"syscall(SYS_clone3)", by_syscall_clone3}};
+
+void children_have_their_memory() {
+  for (const Way& way : kWays) {
+    fill(g_memory, kBytes, 1);
+    CHECK(lunar_evict(g_memory, kBytes / 4) >= 0);
+    const long pid = way.make();
+    if (pid == 0) child_body(nullptr);
+    CHECK(pid > 0);
+    fill(g_memory, kBytes, 4);
+    int status = 0;
+    CHECK(waitpid(static_cast<pid_t>(pid), &status, 0) == pid);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 7) {
+      fprintf(stderr, "%s: the child ended with status %x\n", way.name, status);
+      _exit(1);
+    }
+    CHECK(holds(g_memory, kBytes, 4));
+  }
+}
+
+// Grows the heap far past what a process may hold before the pager starts, in memory that is its parent's.
+int grow_in_parents_memory(void*) {
+  for (int i = 0; i < 96; ++i) {
+    void* block = mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) break;   // may be refused
+    fill(block, kMega, 5);
+  }
+  return 7;
+}
+
+void a_child_that_shares_memory_may_end() {
+  alarm(60);
+  const int pid = clone(grow_in_parents_memory, g_stack + kMega, CLONE_VM | SIGCHLD, nullptr);
+  CHECK(pid > 0);
+  int status = 0;
+  CHECK(waitpid(pid, &status, 0) == pid);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  g_memory = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(g_memory != MAP_FAILED && tiered(g_memory));
+  fill(g_memory, kBytes, 1);
+  CHECK(holds(g_memory, kBytes, 1));
+}
+
+int body() {
+  // Not tiered: a child begins on it before it is served.
+  g_stack = static_cast<char*>(mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0));
+  CHECK(g_stack != MAP_FAILED && !tiered(g_stack));
+  a_child_that_shares_memory_may_end();
+  alarm(200);
+  children_have_their_memory();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, body); }

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel does to memory when a thread ends, where that memory is evicted: it marks the robust mutexes that the thread held
+// (the next locker gets EOWNERDEAD), and clears the thread's id (pthread_join returns).
+#include <pthread.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "preload_test.h"
+
+extern "C" int64_t lunar_evict(const void*, size_t) __attribute__((weak));
+
+namespace {
+
+constexpr size_t kPage = 4096, kStack = 64 * 4096;
+constexpr unsigned kThreads = 16, kRounds = 12;
+
+struct alignas(kPage) Cell {
+  pthread_mutex_t mutex;
+  pthread_mutex_t second;
+};
+
+Cell* g_cells = nullptr;
+char* g_stacks = nullptr;
+std::atomic<bool> g_stop{false};
+std::atomic<unsigned> g_holding{0};
+std::atomic<bool> g_go{false};
+
+void* hold_and_end(void* argument) {
+  auto* cell = static_cast<Cell*>(argument);
+  CHECK(pthread_mutex_lock(&cell->mutex) == 0);
+  CHECK(pthread_mutex_lock(&g_cells[kThreads + (cell - g_cells)].second) == 0);   // on another page
+  g_holding.fetch_add(1);
+  while (!g_go.load()) usleep(100);
+  if ((cell - g_cells) % 2 == 0) pthread_exit(nullptr);
+  return nullptr;
+}
+
+timespec soon() {
+  timespec at;
+  clock_gettime(CLOCK_REALTIME, &at);
+  at.tv_sec += 20;
+  return at;
+}
+
+void make_robust(pthread_mutex_t* mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  CHECK(pthread_mutex_init(mutex, &attributes) == 0);
+  pthread_mutexattr_destroy(&attributes);
+}
+
+void expect_owner_dead(pthread_mutex_t* mutex) {
+  const timespec limit = soon();
+  const int rc = pthread_mutex_timedlock(mutex, &limit);
+  if (rc != EOWNERDEAD) fprintf(stderr, "a mutex whose owner has ended: %s\n", strerror(rc));
+  CHECK(rc == EOWNERDEAD);
+  CHECK(pthread_mutex_consistent(mutex) == 0 && pthread_mutex_unlock(mutex) == 0);
+}
+
+void one_round(bool own_stacks) {
+  pthread_t threads[kThreads];
+  g_holding.store(0);
+  g_go.store(false);
+  for (unsigned i = 0; i < kThreads; ++i) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    if (own_stacks) CHECK(pthread_attr_setstack(&attributes, g_stacks + i * kStack, kStack) == 0);
+    CHECK(pthread_create(&threads[i], &attributes, hold_and_end, &g_cells[i]) == 0);
+    pthread_attr_destroy(&attributes);
+  }
+  while (g_holding.load() != kThreads) usleep(100);
+  CHECK(lunar_evict(g_cells, 2 * kThreads * sizeof(Cell)) >= 0);
+  g_go.store(true);
+  for (unsigned i = 0; i < kThreads; ++i) {
+    const timespec limit = soon();
+    const int rc = pthread_timedjoin_np(threads[i], nullptr, &limit);
+    if (rc != 0) fprintf(stderr, "join of a thread that has ended: %s\n", strerror(rc));
+    CHECK(rc == 0);
+  }
+  for (unsigned i = 0; i < kThreads; ++i) {
+    expect_owner_dead(&g_cells[i].mutex);
+    expect_owner_dead(&g_cells[kThreads + i].second);
+  }
+}
+
+int body() {
+  alarm(200);
+  const size_t cells = 2 * kThreads * sizeof(Cell), filler = 48 << 20;
+  g_cells = static_cast<Cell*>(aligned_alloc(kPage, cells));
+  g_stacks = static_cast<char*>(aligned_alloc(kPage, kThreads * kStack));
+  auto* cold = static_cast<char*>(malloc(filler));
+  CHECK(g_cells != nullptr && g_stacks != nullptr && cold != nullptr && tiered(g_cells) && tiered(g_stacks));
+  fill(cold, filler, 1);
+  for (unsigned i = 0; i < 2 * kThreads; ++i) {
+    make_robust(&g_cells[i].mutex);
+    make_robust(&g_cells[i].second);
+  }
+  // Stacks and mutexes are evicted all the time.
+  std::thread evictor([&] {
+    while (!g_stop.load()) {
+      (void)lunar_evict(g_stacks, kThreads * kStack);
+      (void)lunar_evict(g_cells, cells);
+    }
+  });
+  for (unsigned round = 0; round < kRounds; ++round) one_round(round % 2 == 1);
+  g_stop.store(true);
+  evictor.join();
+  CHECK(holds(cold, filler, 1));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g"}, body); }
