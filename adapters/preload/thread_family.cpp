@@ -14,9 +14,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <threads.h>
-#include <unistd.h>
 
 #include "pager/pager.h"
 #include "preload.h"
@@ -50,15 +48,9 @@ void keep_thread_block() { pager_keep_for_thread(reinterpret_cast<const void*>(p
 
 // The held robust mutexes of this thread: link and futex word of each.
 void keep_robust_mutexes() {
-  struct Head {   // linux/futex.h: robust_list_head
-    void* first;
-    long futex_offset;
-    void* pending;
-  };
-  Head* head = nullptr;
-  size_t length = 0;
-  if (syscall(SYS_get_robust_list, 0, &head, &length) != 0 || head == nullptr) return;
-  pager_keep_for_thread(head, sizeof(Head));
+  const sys::RobustList* head = sys::robust_list();
+  if (head == nullptr) return;
+  pager_keep_for_thread(head, sizeof *head);
   const auto keep = [head](void* entry) {
     char* link = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(entry) & ~uintptr_t{1});   // bit 0: priority inheritance
     pager_keep_for_thread(link, sizeof(void*));
@@ -66,7 +58,7 @@ void keep_robust_mutexes() {
     return *reinterpret_cast<void**>(link);
   };
   void* entry = head->first;
-  for (unsigned i = 0; i < kRobustMax && entry != nullptr && entry != head; ++i) entry = keep(entry);
+  for (unsigned i = 0; i < kRobustMax && entry != nullptr && entry != static_cast<const void*>(head); ++i) entry = keep(entry);
   if (head->pending != nullptr) (void)keep(head->pending);
 }
 

@@ -170,6 +170,12 @@ int service_threads() {
 
 bool in_program_files() { return !t_own_files; }
 
+const RobustList* robust_list() {
+  const RobustList* list = nullptr;
+  size_t length = 0;
+  return syscall(SYS_get_robust_list, 0, &list, &length) == 0 ? list : nullptr;
+}
+
 int thread_id() { return static_cast<int>(syscall(SYS_gettid)); }
 
 namespace {

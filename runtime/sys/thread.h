@@ -28,6 +28,13 @@ bool in_service_thread();                             // started by thread_start
 int service_threads();                                // how many this process has
 bool in_program_files();                              // uses the program's descriptor table
 int thread_id();                                      // gettid
+// What the kernel walks when the calling thread ends (linux/futex.h: robust_list_head); nullptr: it has none.
+struct RobustList {
+  void* first;
+  long futex_offset;                                  // of a mutex' futex word from its link
+  void* pending;
+};
+const RobustList* robust_list();
 // Whether a SCHED_IDLE thread of this process may become SCHED_OTHER again: RLIMIT_NICE must cover its nice value, or CAP_SYS_NICE.
 bool idle_policy_can_be_left();
 [[nodiscard]] int set_idle_policy(bool idle);         // SCHED_IDLE / SCHED_OTHER, calling thread
