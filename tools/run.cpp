@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -120,7 +121,11 @@ bool export_account(std::string* why) {
   if (high < 0)
     return *why = text_of("no descriptor is left for the account: %s; raise `ulimit -n`", errno_text(errno)), false;
   close(low);
-  setenv("LUNAR_ACCOUNT", text_of("%d", high).c_str(), 1);
+  // By its inode too: a program that was started without it finds it at others of the tree.
+  struct stat status{};
+  if (fstat(high, &status) != 0) return *why = text_of("the account's descriptor: %s", errno_text(errno)), false;
+  setenv("LUNAR_ACCOUNT", text_of("%d:%llu:%llu", high, static_cast<unsigned long long>(status.st_dev),
+                                  static_cast<unsigned long long>(status.st_ino)).c_str(), 1);
   return true;
 }
 

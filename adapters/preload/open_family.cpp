@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdarg.h>
 
+#include "pager/account_find.h"
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/file.h"
@@ -47,6 +48,8 @@ int open_early(int directory, const char* path, int flags, mode_t mode) {
 
 using Fcntl = int (*)(int, int, ...);
 int fcntl_noted(Fcntl real, int fd, int command, void* argument) {
+  // Some set the flag on all that they do not know: what the programs started later need stays (close_family.cpp).
+  if (command == F_SETFD && (reinterpret_cast<intptr_t>(argument) & FD_CLOEXEC) != 0 && account_is(fd)) return 0;
   if (command == F_SETFL && (reinterpret_cast<intptr_t>(argument) & O_DIRECT) != 0 && reaches_a_device(fd)) note();
   if (__builtin_expect(real != nullptr, 1)) return real(fd, command, argument);
   long rc = sys::control_file(fd, command, argument);

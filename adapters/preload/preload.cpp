@@ -87,6 +87,9 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.open64, "open64");
   look_up(g_real.openat, "openat");
   look_up(g_real.openat64, "openat64");
+  look_up(g_real.close, "close");
+  look_up(g_real.dup2, "dup2");
+  look_up(g_real.dup3, "dup3");
   look_up(g_real.fcntl, "fcntl");
   look_up(g_real.fcntl64, "fcntl64");
   ErrorText why;

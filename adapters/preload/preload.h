@@ -44,6 +44,9 @@ struct RealCalls {
   int (*fcntl64)(int, int, ...) = nullptr;
   int (*pthread_create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = nullptr;
   int (*thrd_create)(thrd_t*, thrd_start_t, void*) = nullptr;
+  int (*close)(int) = nullptr;
+  int (*dup2)(int, int) = nullptr;
+  int (*dup3)(int, int, int) = nullptr;
   void (*exit_now)(int) __attribute__((noreturn)) = nullptr;   // _exit
 };
 extern constinit RealCalls g_real;

@@ -14,6 +14,7 @@
 #include "base/host_guard.h"
 #include "base/log.h"
 #include "base/test_switches.h"
+#include "pager/account_find.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/fork.h"
@@ -81,16 +82,10 @@ int check_lun(PagerState& state, ErrorText* why) {
   return rc;
 }
 
-int account_descriptor(const Options& options) {
+// -1: the process has an account of its own. Found again where a raw system call has closed it since the start.
+int account_descriptor(const Options& options, ErrorText* why) {
   if (options.account == nullptr || options.account[0] == 0) return -1;
-  int fd = 0;
-  for (const char* p = options.account; *p != 0; ++p) {
-    if (*p < '0' || *p > '9' || fd > 1000000) return -1;
-    fd = fd * 10 + (*p - '0');
-  }
-  struct stat status;
-  bool usable = sys::is_sealed_memory(fd) && sys::file_status(fd, &status) == 0 && static_cast<uint64_t>(status.st_size) >= sizeof(AccountShared);
-  return usable ? fd : -1;
+  return account_is(account_number()) ? account_number() : account_find(options.account, sizeof(AccountShared), why);
 }
 
 // Pages that were touched before arming are there already.
@@ -176,7 +171,9 @@ int arm_parts(PagerState& state, ErrorText* why) {
   static int joined_pid = 0;
   int rc = 0, pid = static_cast<int>(getpid());
   if (joined_pid != pid) {
-    rc = state.account.open(account_descriptor(state.options), state.dram_bytes >> state.page_shift, state.lun_bytes);
+    const int descriptor = account_descriptor(state.options, why);
+    if (descriptor < -1) return descriptor;
+    rc = state.account.open(descriptor, state.dram_bytes >> state.page_shift, state.lun_bytes);
     if (rc == 0) rc = state.account.join();
     if (rc < 0) return why->set(rc, "pager: the shared account cannot be joined (%s)", errno_name(rc));
     joined_pid = pid;
@@ -276,6 +273,7 @@ int pager_create(const Options& options, ErrorText* why) {
   if (rc < 0) return rc;
   rc = page_hash_key_make();
   if (rc < 0) return why->set(rc, "pager: no random numbers can be had (getrandom: %s)", errno_text(rc));
+  if (rc = account_descriptor(options, why); rc < -1) return rc;
   bool vouched = options.account != nullptr && options.account[0] != 0 && state.lun_bytes != 0;   // `lunar run` has looked
   if (!vouched) {
     if (rc = sys::kernel_check(why); rc < 0) return rc;

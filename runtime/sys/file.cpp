@@ -217,6 +217,13 @@ int read_text(const char* path, char* buffer, size_t size) {
   return status < 0 ? status : static_cast<int>(have);
 }
 
+int visit_entries(const char* directory, bool (*visit)(void* context, const char* name), void* context) {
+  return for_each_entry(directory, [&](int, const char* entry) { return visit(context, entry); });
+}
+
+int close_numbers(unsigned first, unsigned last, int flags) { return static_cast<int>(result(syscall(SYS_close_range, first, last, flags))); }
+int duplicate_to(int from, int to, int flags) { return static_cast<int>(result(syscall(SYS_dup3, from, to, flags))); }
+
 int first_entry(const char* directory, char* name, size_t size) {
   int found = 0;
   const int status = for_each_entry(directory, [&](int, const char* entry) {

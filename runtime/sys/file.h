@@ -40,6 +40,13 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int first_entry(const char* directory, char* name, size_t size);
 // Name of the n-th entry (from 0) that begins with `prefix`: its length, 0 when there are not so many, or -errno.
 [[nodiscard]] int nth_entry(const char* directory, const char* prefix, unsigned n, char* name, size_t size);
+[[nodiscard]] int visit_entries(const char* directory, bool (*visit)(void* context, const char* name), void* context);
+template <class Visit>   // bool(const char* name): false ends it
+[[nodiscard]] int each_entry(const char* directory, Visit visit) {
+  return visit_entries(directory, [](void* context, const char* name) { return (*static_cast<Visit*>(context))(name); }, &visit);
+}
+[[nodiscard]] int close_numbers(unsigned first, unsigned last, int flags);       // close_range
+[[nodiscard]] int duplicate_to(int from, int to, int flags);                     // dup3
 [[nodiscard]] int allocate_space(int fd, uint64_t offset, uint64_t length);      // fallocate, extends the file
 [[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);
 [[nodiscard]] int64_t next_hole(int fd, uint64_t offset);                        // SEEK_HOLE, SEEK_DATA: -ENXIO beyond the end

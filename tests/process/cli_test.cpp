@@ -216,7 +216,7 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   TempDir dir;
   std::string script =
       "echo $LUNAR_DRAM $LUNAR_LUN $LUNAR_MMAP $LUNAR_STATS_FILE; echo $LD_PRELOAD; echo $LUNAR_ACCOUNT; "
-      "stat -L -c %s /proc/self/fd/$LUNAR_ACCOUNT";
+      "stat -L -c %s /proc/self/fd/${LUNAR_ACCOUNT%%:*}";
   Ended ended = lunar_command(
       {"run", "--dram=64m", "--lun", "file:lun", "--no-mmap", "--stats-file", "live", "--", "/bin/sh", "-c", script},
       {{"LD_PRELOAD="}, dir.path, false});

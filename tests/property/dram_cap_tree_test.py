@@ -151,6 +151,59 @@ if __name__ == "__main__":
 MAKEFILE = "all: $(addsuffix .o,$(basename $(wildcard *.c)))\n%.o: %.c\n\t$(CC) -O2 -c -o $@ $<\n"
 
 
+# Children that descriptors are taken from before they start, as programs do it: each must still find the tree's account.
+CLOSERS = """
+import ctypes, os, subprocess, sys
+member, how = sys.argv[1:3]
+libc = ctypes.CDLL(None)
+def close_raw():
+    libc.syscall(436, 3, 0xffffffff, 0)   # close_range, past every library
+def close_each():
+    for fd in range(3, 1100): libc.close(fd)
+def set_cloexec():
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2: libc.fcntl(int(name), 2, 1)
+def dup_over():
+    for fd in (600, 700, 701): libc.dup2(1, fd)
+before = {"subprocess": None, "raw": close_raw, "closefrom": lambda: libc.closefrom(3), "each": close_each, "cloexec": set_cloexec,
+          "dup2": dup_over}[how]
+children = [subprocess.Popen([member, "burst", "20"], close_fds=how == "subprocess", preexec_fn=before) for _ in range(3)]
+sys.exit(max(child.wait() for child in children))
+"""
+
+# A daemon whose ancestors are gone and that has closed everything by raw system calls: nobody has the account any more.
+ORPHAN = """
+import ctypes, os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    root = os.getppid()
+    while os.getppid() == root: time.sleep(0.01)
+    ctypes.CDLL(None).syscall(436, 3, 0xffffffff, 0)
+    os.execv(sys.argv[1], [sys.argv[1], "burst", "96"])
+"""
+
+
+def orphan(directory):
+    """Refused with one line: no budget of its own, and not without one."""
+    script = os.path.join(directory, "orphan.py")
+    with open(script, "w") as file:
+        file.write(ORPHAN)
+    with tempfile.TemporaryFile() as output:
+        subprocess.run([LUNAR, "run", "--dram", "48m", "--", sys.executable, script, MEMBER], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                       timeout=60, check=True)
+        for _ in range(100):
+            output.seek(0)
+            text = output.read().decode()
+            if text:
+                break
+            time.sleep(0.1)
+    if text.count("\n") == 1 and "account of this tree's DRAM budget is not to be found" in text:
+        print("ok: a daemon without its tree's account is refused", flush=True)
+        return True
+    print(f"FAIL: a daemon without its tree's account: {text or 'not a word'}")
+    return False
+
+
 def make_tree(directory, files):
     for i in range(files):
         with open(os.path.join(directory, f"f{i}.c"), "w") as file:
@@ -175,6 +228,12 @@ def main():
             with open(script, "w") as file:
                 file.write(POOL % ((64, 64) if LONG else (12, 12)))
             good &= watch("python pool", 64, [sys.executable, script], outside=SLACK_PROGRAM)
+            script = os.path.join(directory, "closers.py")
+            with open(script, "w") as file:
+                file.write(CLOSERS)
+            for how in ("subprocess", "raw", "closefrom", "each", "cloexec", "dup2"):
+                good &= watch(f"descriptors: {how}", 48, [sys.executable, script, MEMBER, how], outside=SLACK_PROGRAM)
+            good &= orphan(directory)
             good &= watch("make -j4", 64, make_tree(directory, 32 if LONG else 4), near=0.3, outside=SLACK_PROGRAM)
     return 0 if good else 1
 

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds the memory of the tree's account. `lunar run` hands it down as an open descriptor and names it in LUNAR_ACCOUNT, as NUMBER:DEVICE:INODE
+// of a memfd. Programs close descriptors that they do not know (Python's subprocess, daemons). The preload library keeps libc's calls off this
+// one; who closes it by a raw system call is helped by others of the tree, which have it still: their /proc/PID/fd is searched.
+// A process that does not find it may not have a budget of its own: the tree would pass its cap.
+// Threading: at the start of a process, one thread. Allocates nothing.
+#pragma once
+#include "base/error.h"
+
+namespace lunar {
+
+// The descriptor, in the program's table and inherited by exec, or -errno with *why. text: the value of LUNAR_ACCOUNT.
+[[nodiscard]] int account_find(const char* text, size_t bytes, ErrorText* why);
+
+int account_number();   // -1: none
+
+// The calls that close descriptors pass over this number: true when it is the account's now.
+bool account_is(int fd);
+// The program wants this number for itself (dup2): the account's descriptor moves to another.
+void account_make_way(int fd);
+
+}  // namespace lunar
