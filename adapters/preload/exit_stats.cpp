@@ -87,6 +87,7 @@ void fill(Table* table) {
   table->bytes("committed_bytes", stats.committed_bytes);
   table->count("armed", pager_armed() ? 1 : 0);
   if (!pager_armed()) return;   // a small process: it never needed the tier
+  table->bytes("fixed_bytes", stats.fixed_bytes);
   table->bytes("evicted_bytes", stats.evictions * stats.page_bytes);
   table->count("evictions", stats.evictions);
   table->count("faults", stats.faults);

@@ -114,6 +114,7 @@ class Account {
   int64_t fixed_total() const;
   // The housekeeper holds this member's mutex: its end, also by exec, will be seen.
   bool held_alive() const { return me().state.load(std::memory_order_acquire) == 2; }
+  int64_t own_fixed() const { return me().fixed.load(std::memory_order_relaxed); }
   int64_t own_pages() const { return me().pages.load(std::memory_order_relaxed); }
   void set_cap(int64_t pages) { shared_->cap_pages.store(pages); }
   // Whether this member is at or above its weighted share of what can be evicted: it evicts when DRAM runs low.

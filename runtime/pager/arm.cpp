@@ -137,8 +137,9 @@ void keeper_thread(void*) {
   keeper_run();
 }
 
+// Room for writes in flight and a second chance. More of them would be a longer second chance at the cost of resident pages (README).
 uint32_t frame_count_for(int64_t cap) {
-  int64_t frames = cap / 16;
+  int64_t frames = cap / 64;
   if (frames < 160) frames = 160;
   if (frames > 16384) frames = 16384;
   return static_cast<uint32_t>(frames);
@@ -216,7 +217,7 @@ int pager_start_threads(ErrorText* why) {
   if (wanted * nodes > kHandlersMax) wanted = kHandlersMax / nodes;
   if (wanted == 0) wanted = 1;
   wanted *= nodes;   // handler i serves node i % nodes
-  unsigned window = cap / 64 < 64 ? 64 : cap / 64 > 256 ? 256 : static_cast<unsigned>(cap / 64);
+  unsigned window = cap / 256 < 64 ? 64 : cap / 256 > 128 ? 128 : static_cast<unsigned>(cap / 256);
   state.handler_count = 0;
   for (unsigned i = 0; i < wanted; ++i) {
     if (state.handlers[i] == nullptr) state.handlers[i] = arena_new<Handler>();

@@ -54,7 +54,7 @@ int Evictor::open(uint32_t frame_count) {
   free_op_count_ = 0;
   for (unsigned i = 0; i < kWriteOps; ++i) free_ops_[free_op_count_++] = i;
   int64_t cap = state.account.cap_pages();
-  low_water_ = static_cast<uint32_t>(cap / 32 < 48 ? 48 : cap / 32 > 1024 ? 1024 : cap / 32) + kKeepFreePages;
+  low_water_ = static_cast<uint32_t>(cap / 128 < 48 ? 48 : cap / 128 > 1024 ? 1024 : cap / 128) + kKeepFreePages;
   high_water_ = low_water_ + kBatchPages * 2;
   pause_requests_.store(0);
   resting_.store(0);

@@ -77,6 +77,7 @@ void pager_stats(lunar_stats* out) {
   out->lun_capacity_bytes = state.lun_bytes;
   if (pager_armed()) {
     out->dram_budget_bytes = static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift;
+    out->fixed_bytes = static_cast<uint64_t>(state.account.own_fixed() + state.evictor->low_water()) << state.page_shift;
     out->dram_used_bytes = static_cast<uint64_t>(state.account.own_pages()) << state.page_shift;
     if (state.lun_ready.load()) {
       uint64_t used = state.luns[state.own_lun].used_slots() << state.page_shift;

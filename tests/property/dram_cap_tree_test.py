@@ -204,6 +204,21 @@ def orphan(directory):
     return False
 
 
+def overhead():
+    """What of the budget cannot hold pages of the program, with four times as much data: below 5%."""
+    dram = 256 * MIB
+    with tempfile.TemporaryFile() as output:
+        subprocess.run([LUNAR, "run", "--dram", "256m", "--size", "2g", "--stats", "--", MEMBER, "burst", "512"], stdin=subprocess.DEVNULL, stdout=output,
+                       stderr=output, timeout=LIMIT_S, check=True)
+        output.seek(0)
+        stats = dict(line.split()[2:4] for line in output.read().decode().splitlines() if line.startswith("lunar: stats: "))
+    fixed, resident = int(stats["fixed_bytes"]), int(stats["peak_resident_bytes"])
+    text = f"overhead of 256 MiB: fixed {fixed / MIB:.1f} MiB ({100 * fixed / dram:.1f}%), resident peak {resident / MIB:.1f} MiB"
+    good = 0 < fixed < 0.05 * dram and resident > 0.95 * dram
+    print("ok:" if good else "FAIL:", text, flush=True)
+    return good
+
+
 def make_tree(directory, files):
     for i in range(files):
         with open(os.path.join(directory, f"f{i}.c"), "w") as file:
@@ -217,7 +232,7 @@ def make_tree(directory, files):
 
 
 def main():
-    good = True
+    good = overhead()
     turns = 6 if LONG else 1
     for _ in range(turns):
         for children, dram, mib in ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)):

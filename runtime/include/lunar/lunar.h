@@ -135,6 +135,7 @@ typedef struct lunar_stats {
   uint64_t poisoned;             /* pages given up */
   uint64_t budget_waits;         /* faults that had to wait for DRAM */
   uint64_t fork_count;
+  uint64_t fixed_bytes;          /* of the cap, what cannot hold tiered pages: frames, windows, tables, what is kept free */
 } lunar_stats;
 
 /* Fills *stats up to stats->struct_size. -EINVAL: not started or struct_size 0. */
