@@ -132,6 +132,14 @@ const char* errno_text(int err) {
   return "unknown error";
 }
 
+bool is_refusal(int64_t result) { return result == -EPERM || result == -EACCES || result == -ENOSYS; }
+
+void fatal_if_refused(int64_t result, const char* what) {
+  if (is_refusal(result))
+    fatal("the kernel refuses %s (%s) since the program has restricted its system calls (seccomp?); evicted pages would stay missing: "
+          "allow it in the filter, or run the program without Lunar", what, errno_name(static_cast<int>(result)));
+}
+
 void fatal(const char* format, ...) {
   char line[1024];
   size_t length = format_to(line, sizeof line, "lunar: FATAL: ");

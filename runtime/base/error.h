@@ -27,6 +27,11 @@ const char* errno_name(int err);
 // Short sentence for an errno value ("no space left on device"). Static storage; never allocates (strerror may).
 const char* errno_text(int err);
 
+// Whether a system call was refused as such (a seccomp filter, a security module), and not for what it was asked: waiting does not help.
+bool is_refusal(int64_t result);
+// Ends the process for a refusal that leaves the pager unable to go on; returns for any other result. `what`: the call.
+void fatal_if_refused(int64_t result, const char* what);
+
 // Corruption-class or cannot-go-on failure: writes `lunar: FATAL: <line>` to standard error in one write(2) and
 // abort()s. Never fails open. Usable on the fault path and in a forked child.
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));

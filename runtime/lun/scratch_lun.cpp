@@ -188,6 +188,11 @@ int ScratchLun::charge_fast(uint64_t slots) {
   return 0;
 }
 
+bool ScratchLun::runs_short() const {
+  const uint64_t taken = charged_slots() + impl_->cleaning + retired_slots(), have = impl_->reserved.load(std::memory_order_relaxed);
+  return have < impl_->total && taken + impl_->extent / 4 > have;
+}
+
 int ScratchLun::charge(uint64_t slots) {
   int status = charge_fast(slots);
   if (status != -EAGAIN) return status;

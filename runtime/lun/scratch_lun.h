@@ -48,6 +48,7 @@ class ScratchLun {
   [[nodiscard]] int charge(uint64_t slots);
   // As charge(), but only out of space that is reserved already: never blocks. -EAGAIN: call charge() elsewhere.
   [[nodiscard]] int charge_fast(uint64_t slots);
+  bool runs_short() const;                  // charge_fast will soon need a charge() from elsewhere
   void uncharge(uint64_t slots);
 
   // Takes up to `want` slots in at most max_runs runs (fills runs[], returns the number of runs; 0 = full).

@@ -207,6 +207,7 @@ void Account::give(int64_t pages) {
   // Our own part first: killed in between, the tree has fewer pages than it could have, not more.
   me().pages.fetch_sub(pages, std::memory_order_release);
   shared_->used_pages.add(-pages);
+  if (shared_->room_wanted.load(std::memory_order_seq_cst) != 0 && shared_->room_wanted.exchange(0) != 0) raise_pressure();
 }
 
 void Account::give_maybe_shared(int64_t pages) {
@@ -354,6 +355,26 @@ bool Account::child_lives(uint32_t fork_epoch) const {
     if (m.state.load(std::memory_order_acquire) != 0 && m.parent.load() == member_ + 1 && m.fork_epoch.load() == fork_epoch) return true;
   }
   return false;
+}
+
+// A robust mutex is a futex: the owner's thread id, and what the kernel sets when it ends. It wakes us only when the word says that somebody
+// waits, as pthread_mutex_lock's slow way would write.
+unsigned Account::child_words(sys::FutexWait* out, unsigned max, bool* unsure) {
+  constexpr uint32_t kWaiters = 0x80000000u, kOwnerDied = 0x40000000u, kOwner = 0x3fffffffu;   // linux/futex.h
+  unsigned n = 0;
+  *unsure = false;
+  const uint32_t high = shared_->member_high.load();
+  for (unsigned i = 0; i < high; ++i) {
+    AccountMember& m = shared_->members[i];
+    const uint32_t now = m.state.load(std::memory_order_acquire);
+    if (now == 0 || i == member_ || m.parent.load() != member_ + 1) continue;
+    auto* word = reinterpret_cast<std::atomic<uint32_t>*>(&m.alive.__data.__lock);
+    uint32_t seen = word->load(std::memory_order_acquire);
+    while ((seen & kOwner) != 0 && (seen & (kWaiters | kOwnerDied)) == 0 && !word->compare_exchange_weak(seen, seen | kWaiters)) {}
+    if (now != 2 || n == max || (seen & kOwnerDied) != 0 || (seen & kOwner) == 0) *unsure = true;
+    else out[n++] = {word, seen | kWaiters};
+  }
+  return n;
 }
 
 int Account::carve(unsigned pieces) {

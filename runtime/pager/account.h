@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "sys/thread.h"
 
 namespace lunar {
 
@@ -71,6 +72,7 @@ struct AccountShared {
   std::atomic<uint32_t> pressure;         // futex: bumped when DRAM runs low
   std::atomic<uint32_t> sleepers;         // evictors that wait on it
   std::atomic<uint32_t> burial;           // (member index + 1) << 2 | marks of the two sums at its start; 0: none under way
+  std::atomic<uint32_t> room_wanted;      // 1: some member has faults that wait for DRAM; whoever gives back clears it and raises the pressure
   std::atomic<uint32_t> member_high;      // members ever used
   pthread_mutex_t lock;                   // robust, shared
   std::atomic<uint16_t> carve_owner[kCarvePieces];   // shared device: member index + 1 by piece
@@ -120,7 +122,8 @@ class Account {
   // Whether this member is at or above its weighted share of what can be evicted: it evicts when DRAM runs low.
   bool above_share() const;
   void raise_pressure();                  // wakes sleeping evictors of all members
-  void wait_pressure(uint32_t seen, int64_t timeout_ns);
+  void wait_pressure(uint32_t seen, int64_t timeout_ns);   // -1: without end
+  void want_room() { shared_->room_wanted.store(1, std::memory_order_seq_cst); }   // the next give() wakes evictors
   uint32_t pressure() const { return shared_->pressure.load(std::memory_order_acquire); }
 
   // LUN space promised to this member.
@@ -134,6 +137,9 @@ class Account {
   // Whether the child reserved at that fork epoch, or a descendant that was handed up to us in its place, is still there (as of
   // the last sweep).
   bool child_lives(uint32_t fork_epoch) const;
+  // The futex words of living children, for sys::futex_wait_any: each changes when the child ends. `unsure`: some child cannot be waited for (it
+  // has just been made, or there are more than `max`). Returns how many.
+  unsigned child_words(sys::FutexWait* out, unsigned max, bool* unsure);
   // Pieces of a device shared by the tree: takes `pieces` adjacent ones, first index or -ENOSPC.
   [[nodiscard]] int carve(unsigned pieces);
   void uncarve(int first, unsigned pieces);   // gives back what carve() took, unused

@@ -50,6 +50,7 @@ void Evictor::settle() {
   for (since_tick_ += dropped; since_tick_ >= tick; since_tick_ -= tick) state.eviction_time.fetch_add(1, std::memory_order_relaxed);
   state.account.give_maybe_shared(maybe_shared);
   state.account.give(dropped - maybe_shared);
+  hand_over_room(false);
   for (unsigned i = 0; i < victim_count_; ++i)
     if (victims_[i].region != nullptr) decide(victims_[i]);
   write_out();
@@ -146,6 +147,7 @@ void Evictor::write_out() {
   for (; done < dirty_count_; ++done) {
     if (!lun_full_said_) log_warning("the LUN is full; pages stay in DRAM");
     lun_full_said_ = true;
+    keeper_wake(kKeeperSweep);   // children that held slots may be gone
     finish_frame(dirty_[done], false);
   }
   dirty_count_ = 0;
@@ -185,6 +187,7 @@ bool Evictor::reap(bool wait) {
   if (context_ == nullptr || context_->in_flight() == 0) return false;
   Response responses[32];
   int n = wait ? context_->wait(responses, 32, 2000000) : context_->reap(responses, 32);
+  if (n < 0) fatal_if_refused(n, "io_uring_enter");
   for (int i = 0; i < n; ++i) finish_write(responses[i]);
   return n > 0;
 }

@@ -25,12 +25,16 @@ namespace {
 
 constexpr uint64_t kOthersMayEvictNs = 20000000;
 constexpr uint64_t kRelativesMayEvictNs = 2000000;   // while pages are shared: only when all have let go of one, it is free
+constexpr uint64_t kSweepEveryNs = 50000000;   // while DRAM is short
+constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;   // between looks while nothing can be evicted
 
 }  // namespace
 
 int Evictor::open(uint32_t frame_count) {
   auto& state = pager_state();
   holds_.store(0);   // a forked child has none of the threads that held
+  state.keeper_word.store(kKeeperRuns);
+  state.room_wanted.store(false);
   unmap_private(ops_, kWriteOps * sizeof(WriteOp));   // its parent's
   for (uint32_t* ids : {failed_, retrying_}) unmap_private(ids, frames_.count() * sizeof(uint32_t));
   int rc = frames_.open(frame_count, state.page_size, -1);
@@ -72,7 +76,7 @@ int Evictor::start() {
   int rc = sys::uffd_register(state.uffd, staging_, kBatchPages * state.page_size);
   if (rc < 0) return rc;
   pthread_t thread;
-  return sys::thread_start({"lunar-evict", run_thread, this, false}, &thread);
+  return sys::thread_start({"lunar-evict", run_thread, this, false, false, &state.keeper_word}, &thread);
 }
 
 void Evictor::close_descriptors() const {
@@ -89,13 +93,21 @@ bool Evictor::should_evict() {
     short_since_ = 0;
     return false;
   }
-  if (account.above_share()) return true;
   uint64_t now = sys::now_ns();
-  if (short_since_ == 0) short_since_ = now;
+  if (now - swept_ns_ > kSweepEveryNs) {   // members may have died
+    swept_ns_ = now;
+    keeper_wake(kKeeperSweep);
+  }
+  if (account.above_share()) return true;
+  if (short_since_ == 0) {
+    short_since_ = now;
+    account.raise_pressure();   // of those above their share one may sleep
+  }
   return now - short_since_ > (account.shared_pages() != 0 ? kRelativesMayEvictNs : kOthersMayEvictNs);
 }
 
 void Evictor::kick() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);   // with run(): what was taken, then whether it sleeps
   if (asleep_.load(std::memory_order_acquire)) pager_state().account.raise_pressure();
 }
 
@@ -112,6 +124,8 @@ void Evictor::run() {
       resting_.store(0, std::memory_order_seq_cst);
       continue;   // another pause may have begun and seen us resting: look again
     }
+    const uint32_t seen = state.account.pressure();
+    hand_over_room(false);
     (void)reap(false);
     if (failed_count_ != 0) rewrite_failed();
     if (range_region_.load(std::memory_order_acquire) != nullptr) {
@@ -129,18 +143,23 @@ void Evictor::run() {
     int64_t free = state.account.free_pages();
     going = (going && free < static_cast<int64_t>(high_water_) && state.account.above_share()) || should_evict();
     if (going) {
-      if (choose_clock(batch_limit_) == 0 || evict_chosen() == 0) sys::sleep_ns(50000);   // nothing to be had just now
+      if (choose_clock(batch_limit_) != 0 && evict_chosen() != 0) {
+        nothing_ns_ = kNothingFirstNs;
+      } else if (pause_requests_.load() == 0) {   // nothing to be had just now: until somebody gives something back, or time has passed
+        state.account.wait_pressure(seen, nothing_ns_);
+        if (nothing_ns_ < kNothingMostNs) nothing_ns_ *= 2;
+      }
       continue;
     }
-    uint32_t seen = state.account.pressure();
     asleep_.store(true, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!should_evict() && range_region_.load() == nullptr && pause_requests_.load() == 0) {
       bool busy = context_ != nullptr && context_->in_flight() != 0;
       if (busy) {
         asleep_.store(false);
         (void)reap(true);
       } else {
-        state.account.wait_pressure(seen, short_since_ != 0 ? 2000000 : 100000000);
+        state.account.wait_pressure(seen, short_since_ != 0 || failed_count_ != 0 ? 2000000 : -1);
       }
     }
     asleep_.store(false, std::memory_order_release);
@@ -319,11 +338,13 @@ unsigned Evictor::gather() {
       gathered[gathered_count++] = next++;
     }
     if (rc == -EFAULT) unreadable[unreadable_count++] = next++;
-    else if (rc <= 0) break;
+    else if (is_refusal(rc)) splice_refused_ = true;   // by UFFDIO_MOVE from now on
+    if (rc <= 0 && rc != -EFAULT) break;
   }
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   bool gone[kBatchPages] = {};
   unsigned dropped = sys::drop_pages(in_pipe, gathered_count, gone);
+  if (dropped == 0 && gathered_count != 0) fatal_if_refused(sys::advise(staging_, state.page_size, MADV_DONTNEED), "madvise");
   capture(gathered, gathered_count);
   for (unsigned i = 0; i < gathered_count; ++i) {
     victims_[gathered[i]].dropped = gone[i];
@@ -394,7 +415,7 @@ unsigned Evictor::gather_by_move() {
     __builtin_memcpy(frames_.memory(victims_[i].frame), at, state.page_size);
     ++dropped;
   }
-  if (dropped != 0) (void)sys::advise(staging_, victim_count_ * state.page_size, MADV_DONTNEED);
+  if (dropped != 0) fatal_if_refused(sys::advise(staging_, victim_count_ * state.page_size, MADV_DONTNEED), "madvise");
   return dropped;
 }
 
@@ -423,8 +444,9 @@ unsigned Evictor::evict_chosen() {
 unsigned Evictor::evict_batch() {
   auto& state = pager_state();
   counters().batches.add();
+  if (splice_refused_ && !state.features.move) fatal_if_refused(-EPERM, "vmsplice");
   forbid_merging();
-  bool by_move = pins_possible();
+  bool by_move = pins_possible() || splice_refused_;
   if (by_move && !state.features.move && !test_switches.no_pin_rule) {
     pins_say_stopped();
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);

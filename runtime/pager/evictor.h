@@ -122,6 +122,7 @@ class Evictor {
   unsigned batch_limit_ = kBatchPages;
   char* staging_ = nullptr;
   char* unreadable_ = nullptr;      // where mappings of unreadable pages are moved to
+  bool splice_refused_ = false;     // vmsplice is not allowed (any more)
   uint32_t low_water_ = 64, high_water_ = 128;
 
   Victim victims_[kBatchPages];
@@ -136,6 +137,8 @@ class Evictor {
   unsigned free_op_count_ = 0;
   bool lun_full_said_ = false;
   bool merging_seen_ = false;
+  uint64_t swept_ns_ = 0;
+  int64_t nothing_ns_ = 50000;
   uint64_t short_since_ = 0;        // DRAM has been short since then while others were above their share
 
   int64_t since_tick_ = 0;          // pages evicted since eviction_time went on

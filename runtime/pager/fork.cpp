@@ -185,6 +185,7 @@ void parent() {
     state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);   // what was installed up to now may be shared with the child
     fork_descriptors_parent(g_fork.descriptors);
     release_parent(state);
+    keeper_wake(kKeeperSweep);   // it waits for this child's end, too, from now on
   } else {
     state.arm_lock.unlock();
   }
@@ -367,15 +368,16 @@ int pager_fork_check() {
     return -ENOMEM;
   }
   int64_t bytes = static_cast<int64_t>(pages << state.page_shift);
-  if (bytes > state.account.lun_free()) {
-    uint32_t ignored;
-    state.account.sweep(&ignored);   // the dead count until somebody does
-  }
+  if (bytes > state.account.lun_free()) wait_for_sweep();   // the dead count until somebody sweeps
   int rc = bytes > state.account.lun_free() ? -ENOMEM : 0;
   if (rc == 0 && state.lun_ready.load()) {
     // Reserves the space on the device here, where waiting for the file system harms nobody.
     if (sys::in_program_files()) descriptors_put_back(state);
     rc = state.luns[state.own_lun].charge(pages);
+    if (rc < 0) {   // what is held for children that are gone
+      wait_for_sweep();
+      rc = state.luns[state.own_lun].charge(pages);
+    }
     if (rc == 0) state.luns[state.own_lun].uncharge(pages);
   }
   if (rc < 0) {

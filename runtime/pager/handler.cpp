@@ -29,10 +29,10 @@ constexpr int64_t kStarvedMostNs = 2000000;   // and this much beyond it in all:
 constexpr uint64_t kNoFollowMinNs = 50000000, kNoFollowMaxNs = 1000000000;
 constexpr uint64_t kOftenGapNs = 300000, kRareGapNs = 1000000, kGapMaxNs = 16000000;   // mean time between faults: follow below, leave above
 constexpr unsigned kBusyRounds = 4;      // rounds with several messages before a handler stops following
-constexpr int64_t kParkedWaitNs = 50000;
+constexpr int64_t kParkedWaitNs = 5000000;   // parked faults are handed over; looked at anyway, as they may wait for something else
 constexpr uint64_t kForkMaxNs = 50000000;    // a fork that takes longer waits for a thread that waits for us
 constexpr uint64_t kStuckNs = 10000000000;   // nothing parked could be answered for so long: a word in the log
-constexpr uint64_t kTagMessages = 0, kTagMailbox = 1;
+constexpr uint64_t kTagMessages = 0, kTagMailbox = 1, kTagRoom = 2;
 
 bool is_service_thread(int tid) {
   auto& state = pager_state();
@@ -63,7 +63,9 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
   if (parked_ == nullptr) return -ENOMEM;
   parked_count_ = 0;
   pagemap_ = -1;
-  watching_ = retrying_ = stuck_said_ = lost_ = idle_class_ = false;
+  room_event_ = -1;
+  wants_room_.store(false);
+  watching_ = watching_room_ = retrying_ = stuck_said_ = lost_ = idle_class_ = false;
   stuck_since_ = no_follow_until_ = no_follow_ns_ = 0;
   starved_ns_ = 0;
   gap_ns_ = kGapMaxNs;
@@ -79,7 +81,7 @@ int Handler::start() {
   char name[16];
   format_to(name, sizeof name, "lunar-fault%u", index_);
   pthread_t thread;
-  return sys::thread_start({name, run_thread, this, false}, &thread);
+  return sys::thread_start({name, run_thread, this, false, false, &pager_state().keeper_word}, &thread);
 }
 
 void Handler::run_thread(void* self) { static_cast<Handler*>(self)->run(); }
@@ -89,6 +91,8 @@ void Handler::run() {
   tid_.store(sys::thread_id(), std::memory_order_relaxed);
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN can be had");
   pagemap_ = sys::open_pagemap();
+  room_event_ = sys::make_eventfd();   // in the service threads' table
+  if (room_event_ < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(room_event_));
   if (mailbox_event_ >= 0) (void)sys::set_affinity_node(node_);
   can_follow_ = state.options.follow && !helper_ && sys::idle_policy_can_be_left();
   for (;;) {
@@ -113,11 +117,20 @@ void Handler::run() {
     if (done == 0 && messages < kMessagesAtOnce) {
       // On its CPU we run only while the followed thread waits for us: nothing to do here means that it is elsewhere.
       if (resolver_.in_flight() == 0 && parked_count_ == 0) lost_ = true;
+      if (parked_count_ != 0) {
+        round_.fetch_add(1, std::memory_order_seq_cst);
+        wait_for_room();
+        round_.fetch_add(1, std::memory_order_release);
+      }
       (void)resolver_.progress(true, parked_count_ != 0 ? kParkedWaitNs : -1);
     }
     uint64_t came = resolver_.take_watched();
     if (came >> kTagMessages & 1) watching_ = false;
     if (came >> kTagMailbox & 1) watching_mailbox_ = false;
+    if (came >> kTagRoom & 1) {
+      watching_room_ = false;
+      sys::eventfd_clear(room_event_);
+    }
   }
 }
 
@@ -338,28 +351,22 @@ void Handler::answer_evictor(const sys::UffdMessage& message) {
   if (install_pages(address, zeros, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
 }
 
-// A message for a page that is marked resident: late (another message of it was answered), or the program dropped the page
-// behind our back; then it reads as zeros, as the kernel would have it.
+// A message for a page that is marked resident: late (another message of it was answered), or the program dropped the page by a raw
+// system call; then it reads as zeros, as the kernel would have it. A copy of zeros tells the two apart, as it fails on a page that is there.
 void Handler::check_resident(Region& region, PageIndex page) {
   auto& state = pager_state();
   counters().duplicates.add();
   void* address = region.address_of(page);
-  uint8_t present = 1;
-  if (sys::present_pages(address, 1, &present) == 0 && present == 0) {
-    AtomicPageWord& word = region.words[page.value];
-    PageWord seen = word.load(std::memory_order_acquire);
-    if (seen.state() == PageState::kResident && page_lock(word, seen)) {
-      // Looked at again under the lock: an eviction may have come and gone in between.
-      if (sys::present_pages(address, 1, &present) == 0 && present == 0) {
-        if (seen.has_slot()) slot_release(seen.lun(), seen.slot());
-        count_resident(region, page, -1);
-        state.account.give(1);
-        uncharge_touched(region, seen);
-        seen = seen.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false);
-      }
-      // As not known to be exclusive: fork takes marks away that are too old, and passes over a page in our hands.
-      (void)page_unlock(word, seen.with_epoch(kEpochUnknown));
+  AtomicPageWord& word = region.words[page.value];
+  PageWord seen = word.load(std::memory_order_acquire);
+  if (seen.state() == PageState::kResident && page_lock(word, seen)) {
+    const int64_t rc = sys::uffd_copy(state.uffd, address, zero_run(), state.page_size);
+    if (rc > 0) {   // it stays charged, and resident: with zeros
+      if (seen.has_slot()) slot_release(seen.lun(), seen.slot());
+      seen = seen.with_slot(kNoSlot);
     }
+    // As not known to be exclusive: fork takes marks away that are too old, and passes over a page in our hands.
+    (void)page_unlock(word, seen.with_epoch(kEpochUnknown));
   }
   (void)sys::uffd_wake(state.uffd, address, state.page_size);
 }
@@ -368,6 +375,23 @@ void Handler::park(const sys::UffdMessage& message) {
   if (!retrying_) counters().budget_waits.add();
   parked_[parked_count_++] = message;
   pager_state().evictor->kick();
+}
+
+// Whoever gives room back from now on wakes us; what was given back before is tried for once more.
+void Handler::wait_for_room() {
+  auto& state = pager_state();
+  if (!watching_room_) {
+    if (resolver_.watch(room_event_, kTagRoom) < 0) fatal("handler: cannot wait for room");
+    watching_room_ = true;
+  }
+  wants_room_.store(true, std::memory_order_seq_cst);
+  state.room_wanted.store(true, std::memory_order_seq_cst);
+  state.account.want_room();
+  retry_parked();
+}
+
+void Handler::room_came() {
+  if (wants_room_.exchange(false)) sys::eventfd_signal(room_event_);
 }
 
 void Handler::retry_parked() {
@@ -385,7 +409,7 @@ void Handler::retry_parked() {
     return;
   }
   // Nothing could be answered. The program stands still as long as that lasts: say so once.
-  if (++retries_ % 256 != 0 || stuck_said_) return;
+  if (++retries_ % 16 != 0 || stuck_said_) return;
   uint64_t now = sys::now_ns();
   if (stuck_since_ == 0) stuck_since_ = now;
   if (now - stuck_since_ < kStuckNs) return;

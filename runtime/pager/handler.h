@@ -33,6 +33,7 @@ struct Handler {
   int thread_id() const { return tid_.load(std::memory_order_relaxed); }
   int mailbox_descriptor() const { return mailbox_event_; }   // -1 with one node
   void post(const sys::UffdMessage& message);                 // by other handlers
+  void room_came();                                           // by service threads: try again what is parked
   void dump(int fd) const;
 
  private:
@@ -50,6 +51,7 @@ struct Handler {
   void check_resident(Region& region, PageIndex page);
   void park(const sys::UffdMessage& message);
   void retry_parked();
+  void wait_for_room();
   void follow(int thread_id, unsigned messages);
   void mark_delay();
   bool faults_often();
@@ -72,6 +74,10 @@ struct Handler {
   bool stuck_said_ = false;
   unsigned index_ = 0;
   bool watching_ = false;
+
+  int room_event_ = -1;              // room_came() signals it, when wants_room_ says so
+  bool watching_room_ = false;
+  std::atomic<bool> wants_room_{false};
 
   int node_ = 0;
   int mailbox_event_ = -1;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The housekeeper: a thread that wakes a few times a second for what must not burden faults or evictions: dead members of the
-// account, slots held for children that are gone, LUN space ahead of charge-on-touch memory, the live stats file.
+// The housekeeper: a thread for what must not burden faults or evictions: dead members of the account, slots held for children that are
+// gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us, the live stats file. It sleeps until it is asked
+// for something (keeper_wake), a child ends, or a service thread does, which is fatal. Only a stats file makes it look at the clock.
 #include <errno.h>
 
+#include "base/error.h"
+#include "base/format.h"
 #include "base/log.h"
 #include "pager/evictor.h"
 #include "pager/fork.h"
@@ -15,7 +18,9 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kPeriodNs = 50000000;
+constexpr int64_t kStatsPeriodNs = 1000000000;   // of the stats file
+constexpr int64_t kUnsureNs = 50000000;          // while a child is there whose end would not wake us
+constexpr int64_t kSweepWaitNs = 200000000;
 
 void grow_ahead(PagerState& state) {
   bool on_touch = false;
@@ -24,9 +29,11 @@ void grow_ahead(PagerState& state) {
     if (region != nullptr && (region->flags & kRegionChargeOnTouch) != 0 && region->table_pages.load() != 0) on_touch = true;
   }
   if (!on_touch || !state.lun_ready.load()) return;
-  // Reserving happens in charge(): take a step and give it back, so that charge_fast finds reserved space.
+  // Reserving happens in charge(): take a step and give it back, so that charge_fast finds reserved space. The last of it is less than a step.
+  ScratchLun& lun = state.luns[state.own_lun];
   uint64_t step = (64 * kMiB) >> state.page_shift;
-  if (state.luns[state.own_lun].charge(step) == 0) state.luns[state.own_lun].uncharge(step);
+  while (step != 0 && lun.charge(step) < 0) step /= 2;
+  if (step != 0) lun.uncharge(step);
 }
 
 void release_holds(PagerState& state) {
@@ -37,26 +44,81 @@ void release_holds(PagerState& state) {
   }
 }
 
+void sweep(PagerState& state) {
+  // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an older sweep.
+  if (!state.forking.load(std::memory_order_acquire)) {
+    uint32_t oldest = 0;
+    sys::Locked<sys::Mutex> hold(state.fork_lock);
+    state.account.sweep(&oldest);
+    state.oldest_child.store(oldest, std::memory_order_release);
+    release_holds(state);
+  }
+  deferred_slots_release();
+  state.sweeps.fetch_add(1, std::memory_order_release);
+  sys::futex_wake(&state.sweeps, INT32_MAX, false);
+  if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->kick();
+}
+
+// Until there is something to do, or it is time (stats file, or a child that cannot be waited for).
+void wait_for_work(PagerState& state) {
+  sys::FutexWait words[sys::kFutexWaitMax];
+  bool unsure = false;
+  words[0] = {&state.keeper_word, kKeeperRuns};
+  unsigned n = 1 + state.account.child_words(words + 1, sys::kFutexWaitMax - 1, &unsure);
+  int64_t timeout = state.options.stats_file != nullptr && state.options.stats_file[0] != 0 ? kStatsPeriodNs : -1;
+  if (unsure) timeout = kUnsureNs;
+  const int rc = sys::futex_wait_any(words, n, timeout);
+  if (rc == -ENOSYS || rc == -EPERM) (void)sys::futex_wait_any(words, 1, kUnsureNs);
+}
+
+[[noreturn]] void say_who_ended(PagerState& state) {
+  const char* name = "a service thread";
+  char path[48];
+  struct stat status;
+  format_to(path, sizeof path, "/proc/self/task/%d", state.evictor_tid.load());
+  if (sys::path_status(path, &status) == -ENOENT) name = "the evictor, a service thread,";
+  fatal("%s has ended; only the kernel can do that: a seccomp filter of the program kills threads for a system call that Lunar needs. "
+        "Allow it there, or run the program without Lunar (service thread has ended)", name);
+}
+
 }  // namespace
+
+void keeper_wake(uint32_t what) {
+  auto& state = pager_state();
+  if ((state.keeper_word.fetch_or(what, std::memory_order_seq_cst) & what) != what) sys::futex_wake(&state.keeper_word, 1, true);
+}
+
+void wait_for_sweep() {
+  auto& state = pager_state();
+  if (!pager_armed() || sys::in_service_thread()) return;
+  const uint32_t before = state.sweeps.load(std::memory_order_acquire);
+  keeper_wake(kKeeperSweep);
+  const uint64_t end = sys::now_ns() + static_cast<uint64_t>(kSweepWaitNs);
+  while (state.sweeps.load(std::memory_order_acquire) == before && sys::now_ns() < end) (void)sys::futex_wait(&state.sweeps, before, kSweepWaitNs / 4, false);
+}
+
+void hand_over_room(bool sure) {
+  auto& state = pager_state();
+  if (!state.room_wanted.load(std::memory_order_seq_cst)) return;
+  if (!sure && state.account.free_pages() <= kKeepFreePages) return;
+  state.room_wanted.store(false, std::memory_order_seq_cst);
+  for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->room_came();
+}
 
 void keeper_run() {
   auto& state = pager_state();
-  for (uint64_t round = 0;; ++round) {
-    // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an older sweep.
-    if (!state.forking.load(std::memory_order_acquire)) {
-      uint32_t oldest = 0;
-      sys::Locked<sys::Mutex> hold(state.fork_lock);
-      state.account.sweep(&oldest);
-      state.oldest_child.store(oldest, std::memory_order_release);
-      release_holds(state);
+  for (;;) {
+    const uint32_t asked = state.keeper_word.fetch_and(kKeeperRuns, std::memory_order_seq_cst);
+    if ((asked & kKeeperRuns) == 0) say_who_ended(state);
+    sweep(state);
+    if ((asked & kKeeperGrow) != 0) {
+      grow_ahead(state);
+      hand_over_room(true);
     }
-    deferred_slots_release();
-    grow_ahead(state);
     lunar_stats stats{};
     pager_stats(&stats);
     stats_file_write(stats);
-    if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->kick();
-    sys::sleep_ns(kPeriodNs);
+    wait_for_work(state);
   }
 }
 

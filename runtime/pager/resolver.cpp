@@ -17,10 +17,13 @@ namespace {
 constexpr unsigned kZeroPages = 128;
 constexpr unsigned kFillLeast = 32;      // pages filled at a first touch while DRAM is plenty
 
-// One read-only run of zeros for everybody: untouched private memory, so it costs no DRAM.
-const char* zero_run() {
-  static char* const zeros = static_cast<char*>(map_private(kZeroPages * sys::page_bytes(), ForkPolicy::kInherit));
-  return zeros;
+// Nothing could be charged for a while, in which the housekeeper has given back what dead members held.
+bool space_is_out() {
+  constexpr uint64_t kTryNs = 200000000;
+  static std::atomic<uint64_t> since{0}, last{0};
+  const uint64_t now = sys::now_ns();
+  if (now - last.exchange(now) > kTryNs) since.store(now);   // the first one, or the last was a while ago
+  return now - since.load() > kTryNs;
 }
 
 // What a copy answers when its place is not ours any more. Anything else (no memory just now, a descriptor that the program
@@ -28,6 +31,11 @@ const char* zero_run() {
 bool is_gone(int64_t rc) { return rc == -ENOENT || rc == -EFAULT || rc == -ESRCH; }
 
 }  // namespace
+
+const char* zero_run() {
+  static char* const zeros = static_cast<char*>(map_private(kZeroPages * sys::page_bytes(), ForkPolicy::kInherit));
+  return zeros;
+}
 
 int Resolver::open(const ResolverOptions& options) {
   auto& state = pager_state();
@@ -174,10 +182,11 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
     PageWord seen = word.load(std::memory_order_acquire);
     if (seen.state() != PageState::kEmpty) break;
     if (int rc = on_touch ? space_charge(1, false) : 0; rc < 0) {
-      if (rc == -ENOMEM && locked == 0)
+      keeper_wake(rc == -ENOMEM ? kKeeperSweep : kKeeperGrow);   // members may have died; more is reserved
+      if (rc == -ENOMEM && locked == 0 && space_is_out())
         fatal("LUN space is used up: page %p, of a map without reservation (MAP_NORESERVE), cannot be had; give a larger --size",
               static_cast<void*>(region.address_of(page)));
-      break;   // -EAGAIN: the housekeeper reserves more
+      break;
     }
     if (!page_lock(word, seen)) {
       if (on_touch) space_uncharge(1);
@@ -337,6 +346,7 @@ void Resolver::flush() {
 }
 
 bool Resolver::handle(const Response* responses, int count) {
+  if (count < 0) fatal_if_refused(count, "io_uring_enter");
   for (int i = 0; i < count; ++i) {
     if (responses[i].tag >> 63) watched_ |= uint64_t{1} << (responses[i].tag & 63);
     else finish(static_cast<unsigned>(responses[i].tag), responses[i].result);

@@ -29,6 +29,9 @@ struct ResolverOptions {
   int node = -1;                    // NUMA node of the window; -1: anywhere
 };
 
+// One read-only run of zero pages for everybody: untouched private memory, so it costs no DRAM.
+const char* zero_run();
+
 class Resolver {
  public:
   // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno.

@@ -108,7 +108,11 @@ uint64_t deferred_slot_count() { return g_deferred.count; }
 int space_charge(uint64_t pages, bool may_block) {
   auto& state = pager_state();
   int64_t bytes = static_cast<int64_t>(pages << state.page_shift);
-  if (state.account.lun_take(bytes) < 0) return -ENOMEM;
+  if (state.account.lun_take(bytes) < 0) {
+    if (!may_block) return -ENOMEM;
+    wait_for_sweep();
+    if (state.account.lun_take(bytes) < 0) return -ENOMEM;
+  }
   if (!state.lun_ready.load(std::memory_order_acquire)) return 0;   // a child's own LUN takes it over when it opens
   ScratchLun& lun = state.luns[state.own_lun];
   int rc = lun.charge_fast(pages);
@@ -116,6 +120,7 @@ int space_charge(uint64_t pages, bool may_block) {
     if (sys::in_program_files()) descriptors_put_back(state);
     rc = lun.charge(pages);
   }
+  if (!may_block && lun.runs_short()) keeper_wake(kKeeperGrow);
   if (rc < 0) state.account.lun_give(bytes);
   return rc;
 }

@@ -27,6 +27,9 @@ constexpr unsigned kLunIds = 16;           // of the LUN field of a page word
 constexpr unsigned kHandlersMax = 64;
 constexpr int64_t kKeepFreePages = 32;     // DRAM that only evictors' own faults may take
 
+// Bits of PagerState::keeper_word. The kernel stores 0 when a service thread ends, so that a word without kKeeperRuns tells that.
+constexpr uint32_t kKeeperRuns = 1, kKeeperSweep = 2, kKeeperGrow = 4, kKeeperUnmaps = 8;
+
 struct PagerState {
   Options options;
   std::atomic<bool> created{false};
@@ -77,6 +80,9 @@ struct PagerState {
   std::atomic<uint32_t> helpers_resting{0};
   pthread_t keeper{};                      // the housekeeping thread
   std::atomic<int> keeper_tid{0}, evictor_tid{0};
+  std::atomic<uint32_t> keeper_word{kKeeperRuns};   // what it is asked for; its shared futex
+  std::atomic<uint32_t> sweeps{0};                  // futex: of the account by the housekeeper, begun after they were asked for
+  std::atomic<bool> room_wanted{false};             // a handler has parked faults
 
   // LUN slots promised for what children may still read: given back when the child of that fork, and what was handed up in its
   // place, is gone.
@@ -102,6 +108,14 @@ void space_uncharge(uint64_t pages);
 
 // The page was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as committed.
 void uncharge_touched(Region& region, PageWord was);
+
+// Asks the housekeeper for something (bits above). Any thread; never waits.
+void keeper_wake(uint32_t what);
+// By program threads that are short of something: what dead members held is given back when it returns (or 200 ms have passed).
+void wait_for_sweep();
+// DRAM, or LUN space, was given back: handlers with parked faults try again. One load when there are none. By service threads.
+// `sure`: also where no DRAM is free (LUN space came).
+void hand_over_room(bool sure);
 
 // A slot is given up: at once, or when the children that may read it are gone. Slots of ancestors' LUNs are theirs.
 void slot_release(unsigned lun, Slot slot);

@@ -24,7 +24,15 @@
 #include <unistd.h>
 
 #include "base/format.h"
+#include "sys/proc.h"
 #include "sys/thread.h"
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
 
 namespace lunar::sys {
 namespace {
@@ -188,11 +196,31 @@ bool is_sealed_memory(int fd) {
   return seals >= 0 && (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) == (F_SEAL_SHRINK | F_SEAL_GROW);
 }
 
+namespace {
+
+// A copy of the program's descriptor in the calling service thread's own table, for a moment only: a copy that is kept would hide
+// from others that the program has closed it. Opening it again by its path is the way of kernels before 5.6, and fails for a socket
+// and for a file that the program's user may not open.
+int copy_of_program(int fd) {
+  constexpr int kPidfdThread = O_EXCL;   // 6.9: a thread that is not the process' first
+  const int tid = program_thread(true), pid = static_cast<int>(getpid());
+  const auto process = static_cast<int>(syscall(SYS_pidfd_open, tid, tid == pid ? 0 : kPidfdThread));
+  int copy = -EBADF;
+  if (process >= 0) {
+    copy = static_cast<int>(result(syscall(SYS_pidfd_getfd, process, fd, 0)));
+    close_file(process);
+  }
+  if (copy >= 0) return copy;
+  char path[64];
+  format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", tid, fd);
+  return open_file(path, O_WRONLY | O_APPEND);
+}
+
+}  // namespace
+
 int64_t write_to_program(int fd, const void* buffer, size_t bytes) {
   if (in_program_files()) return write_some(fd, buffer, bytes);
-  char path[48];
-  format_to(path, sizeof path, "/proc/%d/fd/%d", static_cast<int>(getpid()), fd);
-  int copy = open_file(path, O_WRONLY | O_APPEND);
+  const int copy = copy_of_program(fd);
   if (copy < 0) return copy;
   int64_t rc = write_some(copy, buffer, bytes);
   close_file(copy);

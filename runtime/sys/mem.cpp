@@ -12,6 +12,8 @@
 
 #include <atomic>
 
+#include "base/error.h"
+
 #ifndef SYS_process_madvise
 #define SYS_process_madvise 440
 #endif
@@ -30,9 +32,9 @@ namespace {
 
 int result_of(long rc) { return rc < 0 ? -errno : 0; }
 
-// "This process" for process_madvise: the sentinels of 6.15+ and 6.14 (PIDFD_SELF_THREAD_GROUP: nothing can close them), else
-// a pidfd of our own, high up and inherited by no exec. -1: not probed, -2: none works.
-constexpr int kPidfdSelf[] = {-10001, -20000};
+// "This process" for process_madvise: the calling thread (PIDFD_SELF_THREAD, 6.14: nothing can close it, and it lives, which the main thread
+// need not), else a pidfd of our own, high up and inherited by no exec. -1: not probed, -2: none works.
+constexpr int kPidfdSelf = -10000;
 std::atomic<int> g_self{-1};
 
 int open_pidfd() {
@@ -124,8 +126,7 @@ bool advise_vector_is_native(int advice) {
     known = 2;
     if (map(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0, &page) == 0) {
       int self = g_self.load(std::memory_order_relaxed);
-      for (int candidate : kPidfdSelf)
-        if (self == -1 && try_self(candidate, page, advice)) self = candidate;
+      if (self == -1 && try_self(kPidfdSelf, page, advice)) self = kPidfdSelf;
       if (self == -1) self = open_pidfd();
       g_self.store(self, std::memory_order_relaxed);
       if (self != -2 && try_self(self, page, advice)) known = 1;
@@ -139,9 +140,14 @@ bool advise_vector_is_native(int advice) {
 int64_t advise_vector(const iovec* ranges, unsigned count, int advice) {
   if (!advise_vector_is_native(advice)) return advise_runs(ranges, count, advice);
   long rc = syscall(SYS_process_madvise, g_self.load(std::memory_order_relaxed), ranges, static_cast<unsigned long>(count), advice, 0U);
-  // Refused as a whole: a seccomp filter installed since it was probed, or its descriptor is closed.
-  if (rc < 0 && (errno == EPERM || errno == EACCES || errno == ENOSYS || errno == EBADF || errno == ESRCH)) return advise_runs(ranges, count, advice);
-  return rc < 0 ? -errno : rc;
+  if (rc >= 0) return rc;
+  rc = -errno;
+  if (!is_refusal(rc) && rc != -ESRCH && rc != -EBADF) return rc;
+  // A filter that came after the probe, memory that may not be advised (mseal), or a pidfd of a main thread that has ended: the other
+  // call tells.
+  const int64_t done = advise_runs(ranges, count, advice);
+  if (done > 0) g_vector_support[advice & 31].store(2, std::memory_order_relaxed);
+  return done;
 }
 
 namespace {

@@ -17,6 +17,7 @@
 #include "base/format.h"
 #include "sys/file.h"
 #include "sys/mem.h"
+#include "sys/thread.h"
 
 namespace lunar::sys {
 namespace {
@@ -129,8 +130,41 @@ int protection_of(const void* address) {
   return found;
 }
 
+namespace {
+
+constexpr uint64_t kThreadLookNs = 10000000;
+std::atomic<uint64_t> g_program_thread{0};   // process id << 32 | thread id
+std::atomic<uint64_t> g_thread_looked_ns{0};
+
+// Not a zombie, as the main thread is after pthread_exit: its descriptor table is gone.
+bool not_a_zombie(int tid) {
+  char path[48], text[256];
+  format_to(path, sizeof path, "/proc/self/task/%d/stat", tid);
+  if (read_text(path, text, sizeof text) < 0) return false;
+  const char* p = strrchr(text, ')');
+  return p != nullptr && p[1] == ' ' && p[2] != 'Z' && p[2] != 'X';
+}
+
+}  // namespace
+
+int program_thread(bool fresh) {
+  const int pid = static_cast<int>(getpid());
+  const uint64_t known = g_program_thread.load(std::memory_order_relaxed), now = now_ns();
+  int tid = known >> 32 == static_cast<uint64_t>(pid) ? static_cast<int>(known & UINT32_MAX) : pid;
+  if (!fresh && known != 0 && now - g_thread_looked_ns.load(std::memory_order_relaxed) < kThreadLookNs) return tid;
+  if (!not_a_zombie(tid))
+    (void)any_numbered("/proc/self/task", [&](const char*, int one) {
+      if (has_own_files(one) || !not_a_zombie(one)) return false;
+      tid = one;
+      return true;
+    });
+  g_program_thread.store(static_cast<uint64_t>(pid) << 32 | static_cast<uint32_t>(tid), std::memory_order_relaxed);
+  g_thread_looked_ns.store(now, std::memory_order_relaxed);
+  return tid;
+}
+
 const char* program_fd_directory(char* buffer, size_t size) {
-  format_to(buffer, size, "/proc/self/task/%d/fd", static_cast<int>(getpid()));
+  format_to(buffer, size, "/proc/self/task/%d/fd", program_thread());
   return buffer;
 }
 

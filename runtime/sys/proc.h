@@ -8,7 +8,10 @@ namespace lunar::sys {
 
 // PROT_* of the mapping that holds `address`, or -errno (-ENOMEM: nothing is mapped there). Reads /proc/self/maps up to there.
 [[nodiscard]] int protection_of(const void* address);
-// "/proc/self/task/<main thread>/fd": the program's table (a service thread's own table is another one).
+// A living thread that uses the program's descriptor table: the main thread, or another one when that has ended (pthread_exit). Looks
+// again every 10 ms; `fresh`: now.
+int program_thread(bool fresh = false);
+// "/proc/self/task/<program_thread()>/fd": the program's table (a service thread's own table is another one).
 const char* program_fd_directory(char* buffer, size_t size);
 // Whether a thread of this process has a name that begins so.
 bool has_thread_named(const char* prefix);

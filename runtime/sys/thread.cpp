@@ -70,6 +70,22 @@ thread_local bool t_own_files __attribute__((tls_model("initial-exec"))) = false
 cpu_set_t g_allowed;
 std::atomic<bool> g_allowed_known{false};
 
+// Service threads whose descriptor table is not the program's: process id in the upper half (a forked child has none of its
+// parent's), thread id in the lower. They end with their process only, so entries are not taken back.
+constexpr unsigned kOwnFilesMax = 128;
+std::atomic<uint64_t> g_own_files[kOwnFilesMax];
+
+uint64_t own_files_entry(int tid) { return static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(tid); }
+
+void note_own_files() {
+  const uint64_t mine = own_files_entry(thread_id());
+  for (auto& entry : g_own_files) {
+    uint64_t seen = entry.load(std::memory_order_relaxed);
+    if (seen >> 32 == mine >> 32) continue;
+    if (entry.compare_exchange_strong(seen, mine)) return;
+  }
+}
+
 void remember_allowed() {
   if (g_allowed_known.load(std::memory_order_acquire)) return;
   CPU_ZERO(&g_allowed);
@@ -100,6 +116,8 @@ void* thread_main(void* argument) {
     if (const int own = own_descriptor_table(); own < 0) rc = own;
   }
   if (rc == 1) count_service_thread(1);
+  if (t_own_files) note_own_files();
+  if (spec.ended != nullptr) syscall(SYS_set_tid_address, spec.ended);
   start->started.store(rc, std::memory_order_release);
   if (rc != 1) return nullptr;
   spec.run(spec.argument);
@@ -174,6 +192,13 @@ const RobustList* robust_list() {
   const RobustList* list = nullptr;
   size_t length = 0;
   return syscall(SYS_get_robust_list, 0, &list, &length) == 0 ? list : nullptr;
+}
+
+bool has_own_files(int tid) {
+  const uint64_t wanted = own_files_entry(tid);
+  for (const auto& entry : g_own_files)
+    if (entry.load(std::memory_order_relaxed) == wanted) return true;
+  return false;
 }
 
 int thread_id() { return static_cast<int>(syscall(SYS_gettid)); }
@@ -297,6 +322,26 @@ int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t tim
   timespec t{static_cast<time_t>(timeout_ns / 1000000000), static_cast<long>(timeout_ns % 1000000000)};
   int operation = FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG);
   long rc = syscall(SYS_futex, word, operation, expected, timeout_ns < 0 ? nullptr : &t, nullptr, 0);
+  return rc < 0 ? -errno : 0;
+}
+
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449
+#endif
+
+int futex_wait_any(const FutexWait* words, unsigned count, int64_t timeout_ns) {
+  struct Waiter {   // struct futex_waitv
+    uint64_t value, address;
+    uint32_t flags, reserved;
+  };
+  constexpr uint32_t kSize32 = 2;
+  if (count == 1) return futex_wait(words[0].word, words[0].expected, timeout_ns, true);
+  if (count > kFutexWaitMax) return -EINVAL;
+  Waiter waiters[kFutexWaitMax];
+  for (unsigned i = 0; i < count; ++i) waiters[i] = {words[i].expected, reinterpret_cast<uintptr_t>(words[i].word), kSize32, 0};
+  const uint64_t end = now_ns() + static_cast<uint64_t>(timeout_ns < 0 ? 0 : timeout_ns);
+  timespec until{static_cast<time_t>(end / 1000000000u), static_cast<long>(end % 1000000000u)};
+  const long rc = syscall(SYS_futex_waitv, waiters, count, 0, timeout_ns < 0 ? nullptr : &until, CLOCK_MONOTONIC);
   return rc < 0 ? -errno : 0;
 }
 

@@ -18,6 +18,9 @@ struct ThreadSpec {
   void* argument = nullptr;
   bool unshare_files = false;
   bool program_files = false;   // stays in the program's descriptor table (else started by a thread that has one of its own)
+  // When the thread ends (a seccomp filter may kill it) while the process lives, the kernel stores 0 here and wakes one waiter of this
+  // word's shared futex.
+  std::atomic<uint32_t>* ended = nullptr;
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
 void thread_join(pthread_t thread);
@@ -27,6 +30,7 @@ void allow_fault_signals();                           // calling service thread:
 bool in_service_thread();                             // started by thread_start
 int service_threads();                                // how many this process has
 bool in_program_files();                              // uses the program's descriptor table
+bool has_own_files(int tid);                          // a service thread of this process with a descriptor table of its own
 int thread_id();                                      // gettid
 // What the kernel walks when the calling thread ends (linux/futex.h: robust_list_head); nullptr: it has none.
 struct RobustList {
@@ -60,6 +64,13 @@ void sleep_ns(uint64_t ns);
 // Futex on a 32-bit word. shared: the word lies in memory shared between processes.
 [[nodiscard]] int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns, bool shared);
 void futex_wake(std::atomic<uint32_t>* word, int count, bool shared);
+// Waits until one of several shared futexes is woken or is not what is expected. timeout_ns < 0: without end. -ENOSYS before 5.16.
+struct FutexWait {
+  const std::atomic<uint32_t>* word;
+  uint32_t expected;
+};
+constexpr unsigned kFutexWaitMax = 128;
+[[nodiscard]] int futex_wait_any(const FutexWait* words, unsigned count, int64_t timeout_ns);
 
 // Short spin lock for runtime-internal state (held for instructions, never across a fault, a system call or I/O).
 class SpinLock {

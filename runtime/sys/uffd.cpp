@@ -140,6 +140,7 @@ int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes, bool prote
   arguments.len = bytes;
   if (ioctl(uffd, UFFDIO_COPY, &arguments) == 0) return static_cast<int64_t>(bytes);
   int rc = -errno;
+  fatal_if_refused(rc, "ioctl(UFFDIO_COPY)");
   return arguments.copy > 0 ? arguments.copy : rc;
 }
 
@@ -152,13 +153,17 @@ int uffd_protect(int uffd, void* address, size_t bytes, bool protect) {
 
 int uffd_wake(int uffd, void* address, size_t bytes) {
   uffdio_range range{reinterpret_cast<uintptr_t>(address), bytes};
-  return ioctl(uffd, UFFDIO_WAKE, &range) == 0 ? 0 : -errno;
+  if (ioctl(uffd, UFFDIO_WAKE, &range) == 0) return 0;
+  const int rc = -errno;
+  fatal_if_refused(rc, "ioctl(UFFDIO_WAKE)");
+  return rc;
 }
 
 int64_t uffd_move(int uffd, void* dst, void* src, size_t bytes) {
   MoveArguments arguments{reinterpret_cast<uintptr_t>(dst), reinterpret_cast<uintptr_t>(src), bytes, 0, 0};
   if (ioctl(uffd, kIoctlMove, &arguments) == 0) return static_cast<int64_t>(bytes);
   int rc = -errno;
+  fatal_if_refused(rc, "ioctl(UFFDIO_MOVE)");
   return arguments.moved > 0 ? arguments.moved : rc;
 }
 

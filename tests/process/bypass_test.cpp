@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// bypass: what a program does past the preload library's calls, and what becomes of Lunar's own calls when the program restricts them.
+//
+//   bypass_test LIBRARY CASE    starts itself again under the preload library, collects its standard error through a socket or a pipe,
+//                               and judges how it ended. A process that does not end in time is a failure, with its states printed.
+//
+// Each case names what it expects: the same results as on plain memory, or one FATAL line and an abort; never a hang.
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include <csignal>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "preload_test.h"
+
+#ifndef SYS_process_madvise
+#define SYS_process_madvise 440
+#endif
+
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+constexpr size_t kHeap = 64 * kMiB;   // four times the budget
+
+char* map_private(size_t bytes, int flags = 0) {
+  auto* p = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0));
+  CHECK(p != MAP_FAILED);
+  return p;
+}
+
+// A tiered map with a content that does not fit into DRAM.
+char* filled_map() {
+  char* p = map_private(kHeap);
+  CHECK(tiered(p));
+  fill(p, kHeap, 7);
+  return p;
+}
+
+// ---- FATAL lines reach whoever has standard error --------------------------------------------------------------------
+
+// A map without reservation that outgrows the LUN ends by a line that a handler writes.
+int run_out_of_lun() {
+  char* p = map_private(4 * kHeap, MAP_NORESERVE);
+  for (size_t at = 0; at < 4 * kHeap; at += 4096) p[at] = 1;
+  return 3;
+}
+
+int after_rights_are_dropped() {
+  char* p = filled_map();   // armed while there are rights
+  CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+  CHECK(holds(p, kHeap, 7));
+  return run_out_of_lun();
+}
+
+void* other_thread(void* body) {
+  usleep(100000);   // the main thread is gone by then
+  _exit(reinterpret_cast<int (*)()>(body)());
+}
+
+// The descriptors are those of a thread that lives on when the main thread has ended.
+int by_other_thread(int (*body)()) {
+  pthread_t thread;
+  char* p = filled_map();
+  CHECK(p != nullptr && pthread_create(&thread, nullptr, other_thread, reinterpret_cast<void*>(body)) == 0);
+  pthread_exit(nullptr);
+}
+
+int without_main_thread() { return by_other_thread(run_out_of_lun); }
+
+int direct_io_is_seen() {
+  int fd = static_cast<int>(syscall(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
+  CHECK(fd >= 0);
+  char* p = filled_map();   // evicts
+  CHECK(holds(p, kHeap, 7));
+  return 0;
+}
+
+int pins_without_main_thread() { return by_other_thread(direct_io_is_seen); }
+
+// ---- filters ------------------------------------------------------------------------------------------------------------
+
+struct Denied {
+  long number;
+  bool userfaultfd_only;   // of ioctl: type 0xAA
+};
+
+// For all threads: the calls answer `action`.
+void deny(std::vector<Denied> calls, unsigned action) {
+  std::vector<sock_filter> code;
+  auto number_at = static_cast<unsigned>(offsetof(seccomp_data, nr)), second_at = static_cast<unsigned>(offsetof(seccomp_data, args) + 8);
+  for (const Denied& call : calls) {
+    code.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, number_at));
+    code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call.number), 0, static_cast<unsigned char>(call.userfaultfd_only ? 5 : 1)));
+    if (call.userfaultfd_only) {
+      code.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, second_at));
+      code.push_back(BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 8));
+      code.push_back(BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xff));
+      code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0xAA, 0, 1));
+    }
+    code.push_back(BPF_STMT(BPF_RET | BPF_K, action));
+  }
+  code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
+  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+  CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
+}
+
+// What is evicted comes back and what is written is evicted, with the calls denied. By system calls that are not.
+int use_memory_without(std::vector<Denied> calls, unsigned action) {
+  char* p = filled_map();
+  deny(std::move(calls), action);
+  CHECK(holds(p, kHeap, 7));
+  fill(p, kHeap, 8);
+  CHECK(holds(p, kHeap, 8));
+  char* q = map_private(kHeap);
+  CHECK(all_zero(q, kHeap));
+  fill(q, kHeap, 9);
+  CHECK(holds(q, kHeap, 9) && holds(p, kHeap, 8));
+  CHECK(madvise(p, kHeap, MADV_DONTNEED) == 0 && all_zero(p, kHeap));
+  return 0;
+}
+
+constexpr unsigned kRefuse = SECCOMP_RET_ERRNO | EPERM, kKill = SECCOMP_RET_KILL_THREAD;
+
+int no_vmsplice() { return use_memory_without({{SYS_vmsplice, false}}, kRefuse); }
+int no_process_madvise() { return use_memory_without({{SYS_process_madvise, false}}, kRefuse); }
+int no_madvise() { return use_memory_without({{SYS_madvise, false}}, kRefuse); }
+int no_madvise_at_all() { return use_memory_without({{SYS_madvise, false}, {SYS_process_madvise, false}}, kRefuse); }
+int no_ring() { return use_memory_without({{SYS_io_uring_enter, false}}, kRefuse); }
+int no_ioctl() { return use_memory_without({{SYS_ioctl, true}}, kRefuse); }
+int no_open() { return use_memory_without({{SYS_openat, false}, {SYS_open, false}}, kRefuse); }
+int killed_by_vmsplice() { return use_memory_without({{SYS_vmsplice, false}}, kKill); }
+int killed_by_ring() { return use_memory_without({{SYS_io_uring_enter, false}}, kKill); }
+int killed_by_ioctl() { return use_memory_without({{SYS_ioctl, true}}, kKill); }
+
+// ---- limits -------------------------------------------------------------------------------------------------------------
+
+// No address space is left for anything new: what is there goes on, a child is served or says why not.
+int no_address_space() {
+  char* p = filled_map();
+  char statm[64];
+  int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+  CHECK(fd >= 0 && read(fd, statm, sizeof statm) > 0);
+  close(fd);
+  rlim_t now = strtoul(statm, nullptr, 10) * static_cast<unsigned long>(sysconf(_SC_PAGESIZE));
+  rlimit limit{now, now};
+  CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+  CHECK(holds(p, kHeap, 7));
+  fill(p, kHeap, 8);
+  CHECK(holds(p, kHeap, 8));
+  pid_t child = fork();
+  if (child == 0) _exit(holds(p, kHeap, 8) ? 0 : 1);
+  int status = 0;
+  if (child > 0) {
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0) || (WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));   // the line is looked for outside
+    if (WIFSIGNALED(status)) fprintf(stderr, "the child stopped\n");
+  }
+  CHECK(holds(p, kHeap, 8));
+  return 0;
+}
+
+// ---- idle ---------------------------------------------------------------------------------------------------------------
+
+// How often the pager's threads have gone to sleep so far.
+unsigned long service_switches(unsigned* threads) {
+  unsigned long sum = 0;
+  *threads = 0;
+  DIR* directory = opendir("/proc/self/task");
+  CHECK(directory != nullptr);
+  while (dirent* entry = readdir(directory)) {
+    char path[300], text[4096] = {};
+    snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    const char* line = n > 0 && strncmp(text, "Name:\tlunar-", 12) == 0 ? strstr(text, "\nvoluntary_ctxt_switches:") : nullptr;
+    if (line == nullptr) continue;
+    sum += strtoul(line + 25, nullptr, 10);
+    ++*threads;
+  }
+  closedir(directory);
+  return sum;
+}
+
+// Three seconds in which the program does nothing.
+void stays_asleep(const char* who) {
+  usleep(1500000);   // what is under way comes to its end
+  unsigned threads = 0;
+  unsigned long before = service_switches(&threads);
+  CHECK(threads >= 3);
+  usleep(3000000);
+  unsigned long wakeups = service_switches(&threads) - before;
+  fprintf(stderr, "%s: %u threads, %lu wake-ups in 3 s\n", who, threads, wakeups);
+  CHECK(wakeups <= 6);
+}
+
+int idle() {
+  char* p = filled_map();
+  CHECK(holds(p, kHeap, 7));
+  stays_asleep("alone");
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    CHECK(holds(p, kHeap, 7));
+    stays_asleep("child");
+    _exit(0);
+  }
+  stays_asleep("parent");
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  return 0;
+}
+
+// ---- harness ------------------------------------------------------------------------------------------------------------
+
+enum class Ends { kWell, kFatal };
+enum class Errors { kSocket, kPipe };
+
+struct Case {
+  const char* name;
+  int (*body)();
+  Ends ends;
+  Errors errors;
+  const char* says;      // part of what standard error must hold; "": anything
+  const char* setting = "LUNAR_LOG=warning";
+  bool as_root = false;
+};
+
+constexpr Case kCases[] = {
+    {"stderr-socket", run_out_of_lun, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
+    {"stderr-rights", after_rights_are_dropped, Ends::kFatal, Errors::kPipe, "LUN space is used up", "LUNAR_LOG=warning", true},
+    {"stderr-main-gone", without_main_thread, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
+    {"pins-main-gone", pins_without_main_thread, Ends::kWell, Errors::kPipe, "may pin pages for devices", "LUNAR_LOG=info"},
+    {"seccomp-vmsplice", no_vmsplice, Ends::kWell, Errors::kPipe, ""},
+    {"seccomp-process-madvise", no_process_madvise, Ends::kWell, Errors::kPipe, ""},
+    {"seccomp-madvise", no_madvise, Ends::kWell, Errors::kPipe, ""},
+    {"seccomp-madvise-both", no_madvise_at_all, Ends::kFatal, Errors::kPipe, "refuses madvise (EPERM)"},
+    {"seccomp-ring", no_ring, Ends::kFatal, Errors::kPipe, "refuses io_uring_enter (EPERM)"},
+    {"seccomp-ioctl", no_ioctl, Ends::kFatal, Errors::kPipe, "(EPERM)"},
+    {"seccomp-open", no_open, Ends::kWell, Errors::kPipe, ""},
+    {"seccomp-kill-vmsplice", killed_by_vmsplice, Ends::kFatal, Errors::kPipe, "service thread has ended"},
+    {"seccomp-kill-ring", killed_by_ring, Ends::kFatal, Errors::kPipe, "service thread has ended"},
+    {"seccomp-kill-ioctl", killed_by_ioctl, Ends::kFatal, Errors::kPipe, "service thread has ended"},
+    {"idle", idle, Ends::kWell, Errors::kPipe, ""},
+    {"address-space", no_address_space, Ends::kWell, Errors::kPipe, ""},
+};
+
+constexpr int kTimeoutMs = 90000;
+
+[[noreturn]] void become(char** argv, const Case& which, int errors) {
+  dup2(errors, 2);
+  setenv("LD_PRELOAD", argv[1], 1);
+  setenv("BYPASS_TEST_INSIDE", "1", 1);
+  for (const char* setting : {"LUNAR_DRAM=16m", "LUNAR_SIZE=192m", which.setting}) putenv(const_cast<char*>(setting));
+  execv("/proc/self/exe", argv);
+  _exit(126);
+}
+
+// What the child writes until it has ended, or until the time is over: then it is stopped.
+std::string collect(int from, pid_t child, int* status) {
+  std::string text;
+  int left = getenv("BYPASS_TIMEOUT_MS") != nullptr ? atoi(getenv("BYPASS_TIMEOUT_MS")) : kTimeoutMs;
+  bool ended = false;
+  while (!ended && left > 0) {
+    pollfd one{from, POLLIN, 0};
+    char part[4096];
+    if (poll(&one, 1, 50) > 0) {
+      ssize_t n = read(from, part, sizeof part);
+      if (n > 0) text.append(part, static_cast<size_t>(n));
+      if (n <= 0) usleep(50000);
+    }
+    left -= 50;
+    ended = waitpid(child, status, WNOHANG) == child;
+  }
+  if (!ended) {
+    fprintf(stderr, "no end in time; what it has written:\n%s\n", text.c_str());
+    kill(child, SIGKILL);
+    waitpid(child, status, 0);
+    exit(1);
+  }
+  char rest[4096];
+  for (pollfd one{from, POLLIN, 0}; poll(&one, 1, 0) > 0;) {
+    ssize_t n = read(from, rest, sizeof rest);
+    if (n <= 0) break;
+    text.append(rest, static_cast<size_t>(n));
+  }
+  return text;
+}
+
+int judge(const Case& which, int status, const std::string& text) {
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 125) {
+    printf("skip: userfaultfd: the tier cannot start here: %s\n", text.c_str());
+    return 77;
+  }
+  bool as_expected = which.ends == Ends::kWell ? WIFEXITED(status) && WEXITSTATUS(status) == 0
+                                               : WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && text.find("lunar: FATAL: ") != std::string::npos;
+  bool said = text.find(which.says) != std::string::npos;
+  if (text.find("the child stopped") != std::string::npos && text.find("lunar: FATAL: ") == std::string::npos) said = false;
+  if (as_expected && said) return 0;
+  fprintf(stderr, "%s: status 0x%x, expected %s%s%s; it has written:\n%s\n", which.name, static_cast<unsigned>(status),
+          which.ends == Ends::kWell ? "a good end" : "a FATAL line and an abort", which.says[0] != 0 ? ", saying " : "", which.says, text.c_str());
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Case* which = nullptr;
+  for (const Case& one : kCases)
+    if (argc == 3 && strcmp(one.name, argv[2]) == 0) which = &one;
+  if (which == nullptr) {
+    fprintf(stderr, "usage: bypass_test LIBRARY CASE\n");
+    return 2;
+  }
+  if (getenv("BYPASS_TEST_INSIDE") != nullptr) return which->body();
+  if (which->as_root && geteuid() != 0) {
+    printf("skip: root: rights can be dropped by root only\n");
+    return 77;
+  }
+  int ends[2];
+  CHECK((which->errors == Errors::kSocket ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) : pipe2(ends, O_CLOEXEC)) == 0);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) become(argv, *which, ends[1]);
+  close(ends[1]);
+  int status = 0;
+  std::string text = collect(ends[0], child, &status);
+  return judge(*which, status, text);
+}
