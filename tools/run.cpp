@@ -129,6 +129,18 @@ bool export_account(std::string* why) {
   return true;
 }
 
+// Some programs of the tree start with fewer rights (setpriv, runuser): they get an open /dev/userfaultfd handed down. Without one
+// they have to have rights of their own.
+void export_uffd_device() {
+  const int low = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+  if (low < 0) return;
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const int high = limit.rlim_cur > kAccountDescriptor + 1 ? fcntl(low, F_DUPFD, kAccountDescriptor + 1) : fcntl(low, F_DUPFD, 3);
+  close(low);
+  if (high >= 0) setenv("LUNAR_UFFD_DEVICE", text_of("%d", high).c_str(), 1);
+}
+
 int execute(const Program& program, std::vector<char*> command) {
   command.push_back(nullptr);
   if (!program.shell) execv(program.path.c_str(), command.data());
@@ -167,6 +179,7 @@ int cmd_run(int argc, char** argv) {
   if (!open_lun(options, origin, &why)) return complain(kExitOwnFailure, why);
   export_options(line, options);
   if (!export_preload(&why) || !export_account(&why)) return complain(kExitOwnFailure, why);
+  export_uffd_device();
   return execute(program, line.command);
 }
 

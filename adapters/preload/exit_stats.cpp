@@ -86,7 +86,10 @@ void fill(Table* table) {
   table->bytes("peak_rss_bytes", peak_rss_bytes());
   table->bytes("committed_bytes", stats.committed_bytes);
   table->count("armed", pager_armed() ? 1 : 0);
-  if (!pager_armed()) return;   // a small process: it never needed the tier
+  if (!pager_armed()) {
+    table->text("activated", "no: the process tree did not come near its budget, all memory stayed plain");
+    return;
+  }
   table->bytes("fixed_bytes", stats.fixed_bytes);
   table->bytes("evicted_bytes", stats.evictions * stats.page_bytes);
   table->count("evictions", stats.evictions);

@@ -203,8 +203,7 @@ int commit_piece(Area* area, char* begin, char* end, int prot) {
   if ((area->flags & kRegionChargeOnTouch) != 0) {
     // Nothing is promised, so nothing would wake the pager either: its touches must be counted from the first on.
     ErrorText why;
-    if (!pager_armed() && pager_arm(&why) < 0) log_error("%s", why.text);
-    if (!pager_armed()) return -ENOMEM;
+    if (pager_arm(&why) < 0) return -ENOMEM;
     rc = sys::protect(begin, bytes, prot);
   } else {
     rc = region_commit(area->region, area->offset(begin), bytes) < 0 ? -ENOMEM : 0;
@@ -330,9 +329,10 @@ int advise_tiered(char* address, size_t bytes, int advice) {
     case MADV_NORMAL:
     case MADV_RANDOM:
       return pager_advise(address, bytes, LUNAR_NORMAL);
-    case MADV_HUGEPAGE:     // tiered memory has small pages: a hint that changes nothing
+    case MADV_HUGEPAGE:
     case MADV_NOHUGEPAGE:
     case MADV_COLLAPSE:
+      return pager_advise_huge(address, bytes, advice);
     case MADV_MERGEABLE:
     case MADV_UNMERGEABLE:
     case MADV_DODUMP:

@@ -15,16 +15,17 @@
 namespace lunar {
 namespace {
 
-// No such process, or a zombie (its parent may be waiting for us rather than for it). One whose main thread alone has ended
-// looks like a zombie, with threads.
-bool process_is_gone(int pid) {
+// A process as /proc shows it. One whose first thread alone has ended looks like a zombie, with threads.
+enum class Process { kGone, kFirstThreadGone, kThere };
+
+Process look_at(int pid) {
   char path[32], text[512];
   format_to(path, sizeof path, "/proc/%d/stat", pid);
-  if (sys::read_text(path, text, sizeof text) < 0) return true;
+  if (sys::read_text(path, text, sizeof text) < 0) return Process::kGone;
   const char* p = strrchr(text, ')');
-  if (p == nullptr || p[1] != ' ' || (p[2] != 'Z' && p[2] != 'X')) return false;
+  if (p == nullptr || p[1] != ' ' || (p[2] != 'Z' && p[2] != 'X')) return Process::kThere;
   for (int field = 2; field < 20 && p != nullptr; ++field) p = strchr(p + 1, ' ');   // num_threads
-  return p == nullptr || (p[1] == '1' && p[2] == ' ') || p[1] == '0';
+  return p == nullptr || (p[1] == '1' && p[2] == ' ') || p[1] == '0' ? Process::kGone : Process::kFirstThreadGone;
 }
 
 void make_robust_mutex(pthread_mutex_t* mutex) {
@@ -37,7 +38,7 @@ void make_robust_mutex(pthread_mutex_t* mutex) {
 }
 
 constexpr uint64_t kAdoptWithinNs = 30000000000;
-constexpr uint64_t kMagic = 0x31544e43434e4c55ull;   // "ULNCCNT1"
+constexpr uint64_t kMagic = 0x32544e43434e4c55ull;   // "ULNCCNT2"
 
 }  // namespace
 
@@ -79,6 +80,7 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       AccountMember& m = shared_->members[i];
       if (m.state.load() != 0) continue;
       make_robust_mutex(&m.alive);
+      make_robust_mutex(&m.starter);
       const uint64_t now = sys::now_ns(), before = m.created_ns.load();
       *ticket = now > before ? now : before + 1;
       m.pid.store(pid);
@@ -108,6 +110,7 @@ int Account::join() {
   int index = reserve(8, 0, 0, getpid(), &ticket);
   if (index < 0) return index;
   member_ = static_cast<unsigned>(index);
+  hold_starter();
   return 0;
 }
 
@@ -125,9 +128,52 @@ int Account::adopt(unsigned index, uint64_t ticket) {
   return ours ? 0 : -ESRCH;
 }
 
+void Account::hold_starter() {
+  pthread_mutex_lock(&me().starter);
+  me().state.store(kMemberPlain, std::memory_order_release);
+}
+
 void Account::hold_alive() {
   pthread_mutex_lock(&me().alive);
-  me().state.store(2, std::memory_order_release);
+  me().state.store(kMemberActive, std::memory_order_release);
+}
+
+bool Account::take_plain(int64_t pages, int64_t limit) {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    shared_->used_pages.add(pages);
+    if (there() <= limit) {
+      me().pages.fetch_add(pages, std::memory_order_relaxed);
+      me().fixed.fetch_add(pages, std::memory_order_relaxed);
+      return true;
+    }
+    shared_->used_pages.add(-pages);
+    uint32_t ignored;
+    if (attempt == 0) sweep(&ignored);
+  }
+  return false;
+}
+
+int Account::reserve_plain_child(int64_t limit, uint64_t* ticket) {
+  const int index = reserve(8, 0, 0, 0, ticket);
+  if (index < 0) return index;
+  AccountMember& child = shared_->members[index];
+  const int64_t pages = plain_pages();
+  shared_->used_pages.add(pages);
+  if (there() <= limit) {
+    child.pages.fetch_add(pages, std::memory_order_relaxed);
+    child.fixed.fetch_add(pages, std::memory_order_relaxed);
+    return index;
+  }
+  shared_->used_pages.add(-pages);
+  release_child(static_cast<unsigned>(index), *ticket);
+  return -ENOMEM;
+}
+
+void Account::release_child(unsigned index, uint64_t ticket) {
+  lock();
+  AccountMember& m = shared_->members[index];
+  if (m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() == 0 && pthread_mutex_trylock(&m.alive) == 0) bury(index);
+  unlock();
 }
 
 // What is there, at most. Whoever takes or unshares counts first and looks then: of two at once, one sees the other. Both counts are of one
@@ -272,8 +318,16 @@ void Account::lun_give(int64_t bytes) {
 bool Account::is_dead(AccountMember& m) {
   if (m.state.load(std::memory_order_acquire) == 1) {
     const int pid = m.pid.load();
-    if (pid == 0 ? sys::now_ns() - m.created_ns.load() <= kAdoptWithinNs : !process_is_gone(pid)) return false;
+    if (pid == 0 ? sys::now_ns() - m.created_ns.load() <= kAdoptWithinNs : look_at(pid) != Process::kGone) return false;
     return pthread_mutex_trylock(&m.alive) != EBUSY;   // its housekeeper has just come to hold it
+  }
+  if (m.state.load(std::memory_order_acquire) == kMemberPlain) {
+    // Its first thread is gone: and its process with it, or its program by exec, unless it has left other threads behind.
+    const int owner = pthread_mutex_trylock(&m.starter);
+    if (owner == EOWNERDEAD) pthread_mutex_consistent(&m.starter);
+    if (owner == 0 || owner == EOWNERDEAD) pthread_mutex_unlock(&m.starter);
+    else if (owner != ENOTRECOVERABLE) return false;
+    return look_at(m.pid.load()) != Process::kFirstThreadGone && pthread_mutex_trylock(&m.alive) != EBUSY;
   }
   const int rc = pthread_mutex_trylock(&m.alive);
   if (rc == 0) pthread_mutex_unlock(&m.alive);   // cannot be: its owner never unlocks

@@ -8,9 +8,13 @@
 // process: a write that would copy such a page waits until unshare() has room for the copy.
 // A page that goes and may be shared still lowers `shared`, not what is free: `used - shared` is never less than what is there.
 //
-// Life of a member is proven by a robust, process-shared mutex that a service thread holds: when the process ends or
-// execs, the kernel marks it, and any other member *buries* it: returns what it had, and hands its children up. A child of a
-// dead member reads what that one could read, so it becomes a child of the dead one's parent, at the dead one's fork epoch.
+// Life of a member is proven by a robust, process-shared mutex that a thread of it holds: when the process ends or execs, the kernel
+// marks it, and any other member *buries* it: returns what it had, and hands its children up. A child of a dead member reads what
+// that one could read, so it becomes a child of the dead one's parent, at the dead one's fork epoch. Once the member is active a
+// service thread holds `alive`. Before, there is none: its first thread holds `starter`, and as that one may end before its process
+// (pthread_exit in main), /proc is asked as well.
+//
+// Plain memory. A member that is not active cannot evict: all it has committed is charged as if it were resident, and as `fixed`.
 //
 // Threading: take/give are a few atomic operations. sweep, join, adopt and carve take the account's lock, a robust mutex: who
 // holds it may be killed, or exec, at any instruction. `burial` tells the next holder which burial was under way, and a burial
@@ -27,8 +31,15 @@
 
 namespace lunar {
 
-constexpr unsigned kMembersMax = 1024;
+constexpr unsigned kMembersMax = 4096;
 constexpr unsigned kCarvePieces = 256;
+
+enum MemberState : uint32_t {
+  kMemberFree = 0,
+  kMemberJoining = 1,
+  kMemberActive = 2,      // `alive` is held by a service thread
+  kMemberPlain = 3,       // `starter` is held by its first thread
+};
 
 // A sum that all members change, and from which a burial subtracts exactly once although it may be done again: the lowest bit
 // changes in the same step, so that it tells whether the subtraction was made.
@@ -49,7 +60,8 @@ class SharedSum {
 
 struct AccountMember {
   pthread_mutex_t alive;                  // robust, shared; held by a service thread of the member
-  std::atomic<uint32_t> state;            // 0 free, 1 joining, 2 live
+  pthread_mutex_t starter;                // robust, shared; held by the member's first thread
+  std::atomic<uint32_t> state;            // MemberState
   std::atomic<int32_t> pid;               // information only
   std::atomic<int64_t> pages;             // DRAM taken
   std::atomic<int64_t> fixed;             // of these what eviction cannot give back: frames, windows, tables
@@ -85,14 +97,25 @@ class Account {
  public:
   // fd >= 0: the tree's memfd (made by `lunar run`); -1: an account of our own. First one in sets the caps.
   [[nodiscard]] int open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes);
-  // Becomes a member. The process' housekeeper must then hold_alive().
+  // Becomes a member. The calling thread proves its life until the process' housekeeper can (hold_alive).
   [[nodiscard]] int join();
   // Before a fork: a member for the child to come, index or -errno; the child adopts it. A fork that failed leaves one
   // that nobody adopts; it is buried after 30 s. *ticket: what the child shows for it.
   [[nodiscard]] int reserve_child(uint32_t fork_epoch, uint64_t* ticket);
   // -ESRCH: it was buried (the child has stood still for so long).
   [[nodiscard]] int adopt(unsigned index, uint64_t ticket);
+  void hold_starter();                    // by the first thread of a member that is not active
   void hold_alive();                      // by a service thread that lives as long as the process
+
+  // Memory of a member that is not active. take_plain: false when the tree's use would pass `limit` pages, also after the dead have
+  // been swept. before_fork: a member for a child with as much as this one has; index or -errno (-ENOMEM: past the limit).
+  bool take_plain(int64_t pages, int64_t limit);
+  void give_plain(int64_t pages) { give_fixed(pages); }
+  int64_t plain_pages() const { return me().fixed.load(std::memory_order_relaxed); }
+  [[nodiscard]] int reserve_plain_child(int64_t limit, uint64_t* ticket);
+  void release_child(unsigned index, uint64_t ticket);   // reserved, and the fork failed
+  // Activation: what is plain can be evicted from now on (and back, when it failed).
+  void plain_to_evictable(int64_t pages) { me().fixed.fetch_sub(pages, std::memory_order_relaxed); }
   unsigned member() const { return member_; }
 
   // DRAM. take: false when it would leave fewer than `keep_free` pages.

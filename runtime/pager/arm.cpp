@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/test_switches.h"
 #include "pager/account_find.h"
+#include "pager/activation.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/fork.h"
@@ -88,31 +89,6 @@ int account_descriptor(const Options& options, ErrorText* why) {
   return account_is(account_number()) ? account_number() : account_find(options.account, sizeof(AccountShared), why);
 }
 
-// Pages that were touched before arming are there already.
-int adopt_present(PagerState& state, Region& region) {
-  uint64_t end = region.table_pages.load();
-  (void)sys::advise(region.base, region.pages << state.page_shift, MADV_DONTFORK);
-  if (int rc = region_register(region, state.uffd, region.base, region.pages << state.page_shift); rc < 0) return rc;
-  state.account.take_fixed(table_dram_pages(region));
-  uint8_t present[kChunkPages];
-  int64_t found = 0;
-  for (uint64_t at = 0; at < end; at += kChunkPages) {
-    uint64_t n = end - at < kChunkPages ? end - at : kChunkPages;
-    if (int rc = sys::present_pages(region.address_of(PageIndex(at)), n, present); rc < 0) return rc;
-    for (uint64_t i = 0; i < n; ++i) {
-      if (!present[i]) continue;
-      AtomicPageWord& word = region.words[at + i];
-      PageWord seen = word.load();
-      if (seen.state() != PageState::kEmpty || !page_lock(word, seen)) continue;
-      count_resident(region, PageIndex(at + i), 1);
-      (void)page_unlock(word, resident_word(seen, kNoSlot, state.own_lun, kHeatFault, shared_epoch()));   // it may have forked
-      ++found;
-    }
-  }
-  state.account.take_always(found);
-  return 0;
-}
-
 void keeper_thread(void*) {
   auto& state = pager_state();
   state.keeper_tid.store(sys::thread_id());
@@ -121,6 +97,7 @@ void keeper_thread(void*) {
   int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 8];
   unsigned n = 0;
   keep[n++] = state.uffd;
+  standby_descriptors(keep, &n);
   for (Device* device : state.devices)
     for (unsigned i = 0; device != nullptr && i < device->fd_count(); ++i) keep[n++] = device->fd(i);
   state.evictor->add_descriptors(keep, &n);
@@ -137,18 +114,7 @@ void keeper_thread(void*) {
   keeper_run();
 }
 
-// Room for writes in flight and a second chance. More of them would be a longer second chance at the cost of resident pages (README).
-uint32_t frame_count_for(int64_t cap) {
-  int64_t frames = cap / 64;
-  if (frames < 160) frames = 160;
-  if (frames > 16384) frames = 16384;
-  return static_cast<uint32_t>(frames);
-}
-
 }  // namespace
-
-// DRAM that must be free of frames, windows and tables for one more process to join: its own least, and room to work.
-constexpr int64_t kFixedRoom = 768;
 
 // The dead still count until somebody sweeps, and nobody may live to do it.
 bool pager_has_room(int64_t more) {
@@ -167,22 +133,23 @@ int check_room(PagerState& state, ErrorText* why) {
                   format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text);
 }
 
+int join_account(PagerState& state, ErrorText* why) {
+  if (state.member_pid.load() == getpid()) return 0;
+  const int descriptor = account_descriptor(state.options, why);
+  if (descriptor < -1) return descriptor;
+  int rc = state.account.open(descriptor, state.dram_bytes >> state.page_shift, pager_lun_bytes());
+  if (rc == 0) rc = state.account.join();
+  if (rc < 0) return why->set(rc, "pager: the shared account cannot be joined (%s)", errno_name(rc));
+  state.member_pid.store(getpid());
+  return 0;
+}
+
 int arm_parts(PagerState& state, ErrorText* why) {
-  // A failed attempt is made again at the next commit: with what it had, or members and descriptors would run out.
-  static int joined_pid = 0;
-  int rc = 0, pid = static_cast<int>(getpid());
-  if (joined_pid != pid) {
-    const int descriptor = account_descriptor(state.options, why);
-    if (descriptor < -1) return descriptor;
-    rc = state.account.open(descriptor, state.dram_bytes >> state.page_shift, state.lun_bytes);
-    if (rc == 0) rc = state.account.join();
-    if (rc < 0) return why->set(rc, "pager: the shared account cannot be joined (%s)", errno_name(rc));
-    joined_pid = pid;
-    state.uffd = -1;
-  }
-  if (rc = check_room(state, why); rc < 0) return rc;
+  int rc = check_room(state, why);
+  if (rc < 0) return rc;
   if (state.uffd < 0 || !sys::is_userfaultfd(state.uffd)) rc = open_uffd(state, why);
   if (rc < 0) return rc;
+  if (state.devices[0] != nullptr && !descriptors_in_place(state)) state.devices[0] = nullptr;   // the program has closed them
   if (state.lun_bytes == 0 || state.devices[0] == nullptr) {
     rc = check_lun(state, why);
     if (rc < 0) return rc;
@@ -217,7 +184,7 @@ int pager_start_threads(ErrorText* why) {
   if (wanted * nodes > kHandlersMax) wanted = kHandlersMax / nodes;
   if (wanted == 0) wanted = 1;
   wanted *= nodes;   // handler i serves node i % nodes
-  unsigned window = cap / 256 < 64 ? 64 : cap / 256 > 128 ? 128 : static_cast<unsigned>(cap / 256);
+  const unsigned window = window_pages_for(cap);
   state.handler_count = 0;
   for (unsigned i = 0; i < wanted; ++i) {
     if (state.handlers[i] == nullptr) state.handlers[i] = arena_new<Handler>();
@@ -240,6 +207,15 @@ int pager_start_threads(ErrorText* why) {
   for (unsigned i = 0; i < state.handler_count; ++i)
     if (state.handlers[i]->mailbox_descriptor() >= 0) sys::close_file(state.handlers[i]->mailbox_descriptor());
   return 0;
+}
+
+// Of a directory: an unlinked file in it, with nothing reserved. Other LUNs are opened when they are needed: that writes to them.
+void standby_lun(PagerState& state, bool child) {
+  struct stat status {};
+  if (state.options.lun == nullptr || sys::path_status(state.options.lun, &status) < 0 || !S_ISDIR(status.st_mode)) return;
+  if (child) close_device(state, 0);   // the parent's
+  ErrorText unused;
+  if (state.devices[0] == nullptr && check_lun(state, &unused) < 0) state.devices[0] = nullptr;
 }
 
 // After pager_destroy: the service threads and the LUN are still there and serve the new tier.
@@ -274,18 +250,20 @@ int pager_create(const Options& options, ErrorText* why) {
   if (rc < 0) return rc;
   rc = page_hash_key_make();
   if (rc < 0) return why->set(rc, "pager: no random numbers can be had (getrandom: %s)", errno_text(rc));
-  if (rc = account_descriptor(options, why); rc < -1) return rc;
-  bool vouched = options.account != nullptr && options.account[0] != 0 && state.lun_bytes != 0;   // `lunar run` has looked
+  standby_open(state, false);
+  // `lunar run` has looked for its tree: a program of it that has fewer rights, and stays small, needs none.
+  bool vouched = options.account != nullptr && options.account[0] != 0;
   if (!vouched) {
     if (rc = sys::kernel_check(why); rc < 0) return rc;
-    sys::UffdFeatures features;
-    int fd = sys::uffd_open(&features, why);
-    if (fd < 0) return fd;
-    sys::close_file(fd);
-    rc = check_lun(state, why);
+    if (state.uffd < 0) rc = open_uffd(state, why);
     if (rc < 0) return rc;
-    close_device(state, 0);
   }
+  if (state.devices[0] == nullptr && (!vouched || state.lun_bytes == 0)) {
+    rc = check_lun(state, why);
+    if (rc < 0 && !vouched) return rc;
+    if (rc == 0) close_device(state, 0);
+  }
+  if (rc = join_account(state, why); rc < 0) return rc;
   if (options.stats_file != nullptr && options.stats_file[0] != 0) {
     rc = stats_file_open(options.stats_file);
     if (rc < 0) return why->set(rc, "stats_file: %s cannot be written (%s)", options.stats_file, errno_text(rc));
@@ -316,6 +294,10 @@ int pager_arm(ErrorText* why) {
   HostGuard guard;
   sys::Locked<sys::Mutex> hold(state.arm_lock);
   if (state.armed.load(std::memory_order_acquire)) return 0;
+  if (sys::now_ns() < state.next_activation_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
+  // From here on what was plain can be evicted: it is no reason to refuse.
+  const int64_t plain = state.account.plain_pages();
+  state.account.plain_to_evictable(plain);
   int rc = arm_parts(state, why);
   if (rc == 0) {
     uint64_t promised = state.committed_before_arming.load();
@@ -327,15 +309,40 @@ int pager_arm(ErrorText* why) {
       state.luns[state.own_lun].close();
     }
   }
-  if (rc < 0) return rc;
+  if (rc < 0) {
+    state.account.plain_to_evictable(-plain);
+    activation_failure(state, *why);
+    return rc;
+  }
   sys::Locked<sys::Mutex> regions(state.regions.lock);
-  for (uint32_t i = 0; rc == 0 && i < state.regions.count.load(); ++i) rc = adopt_present(state, *state.regions.sorted[i].load());
-  if (rc < 0) return why->set(rc, "userfaultfd: regions cannot be registered (%s)", errno_name(rc));
+  int64_t found = 0;
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
+    const int64_t adopted = adopt_present(state, *state.regions.sorted[i].load());
+    // Its threads run and a part is registered: there is no way back to plain memory, and none on.
+    if (adopted < 0) fatal("activation: regions cannot be registered or looked at (%s)", errno_name(static_cast<int>(adopted)));
+    found += adopted;
+  }
+  // What was charged was all that is committed; what counts now is what is there. (Both are below the cap together: plain_limit.)
+  state.account.give(plain - found);
   state.armed.store(true, std::memory_order_release);
   return 0;
 }
 
 // ---- regions ------------------------------------------------------------------------------------------------------------
+
+// Address space on a chunk's boundary, so that a chunk can be a huge page. Small regions lie anywhere.
+static int reserve_aligned(size_t bytes, void** out) {
+  const size_t chunk = kChunkPages << pager_state().page_shift, spare = bytes >= chunk ? chunk : 0;
+  void* at = nullptr;
+  int rc = sys::map(nullptr, bytes + spare, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &at);
+  if (rc < 0) return rc;
+  auto* low = static_cast<char*>(at);
+  char* base = spare == 0 ? low : reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(low), chunk));
+  if (base > low) (void)sys::unmap(low, static_cast<size_t>(base - low));
+  if (char* end = low + bytes + spare; end > base + bytes) (void)sys::unmap(base + bytes, static_cast<size_t>(end - base - bytes));
+  *out = base;
+  return 0;
+}
 
 int region_create(size_t bytes, unsigned flags, Region** out) {
   auto& state = pager_state();
@@ -346,19 +353,22 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   region->flags = flags;
   uint64_t chunks = (region->pages + kChunkPages - 1) / kChunkPages;
   void* base = nullptr;
-  int rc = sys::map(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &base);
+  int rc = reserve_aligned(bytes, &base);
   if (rc < 0) return rc;
   region->base = static_cast<char*>(base);
-  (void)sys::advise(base, bytes, MADV_NOHUGEPAGE);
   (void)sys::advise(base, bytes, MADV_UNMERGEABLE);   // see Evictor::forbid_merging
   region->words = static_cast<AtomicPageWord*>(map_private(region->pages * sizeof(PageWord), ForkPolicy::kInherit));
   region->hashes = static_cast<uint64_t*>(map_private(region->pages * sizeof(uint64_t), ForkPolicy::kInherit));
   region->chunk_resident = static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
   region->chunk_used = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
-  rc = region->words == nullptr || region->hashes == nullptr || region->chunk_resident == nullptr || region->chunk_used == nullptr ? -ENOMEM : 0;
+  region->chunk_committed = static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
+  region->chunk_large = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
+  rc = region->words == nullptr || region->hashes == nullptr || region->chunk_resident == nullptr || region->chunk_used == nullptr ||
+       region->chunk_committed == nullptr || region->chunk_large == nullptr ? -ENOMEM : 0;
   {
     sys::Locked<sys::Mutex> hold(state.arm_lock);
     if (rc == 0 && state.armed.load()) {
+      (void)sys::advise(base, bytes, MADV_NOHUGEPAGE);
       (void)sys::advise(base, bytes, MADV_DONTFORK);
       rc = sys::uffd_register(state.uffd, base, bytes, state.features.write_protect);
     }
@@ -370,6 +380,8 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
     if (region->hashes != nullptr) unmap_private(region->hashes, region->pages * sizeof(uint64_t));
     if (region->chunk_resident != nullptr) unmap_private(region->chunk_resident, chunks * sizeof(int32_t));
     if (region->chunk_used != nullptr) unmap_private(region->chunk_used, chunks);
+    if (region->chunk_committed != nullptr) unmap_private(region->chunk_committed, chunks * sizeof(int32_t));
+    if (region->chunk_large != nullptr) unmap_private(region->chunk_large, chunks);
     return rc;
   }
   *out = region;
@@ -395,6 +407,8 @@ int region_destroy(Region* region) {
   unmap_private(region->hashes, region->pages * sizeof(uint64_t));
   unmap_private(region->chunk_resident, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
   unmap_private(region->chunk_used, (region->pages + kChunkPages - 1) / kChunkPages);
+  unmap_private(region->chunk_committed, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
+  unmap_private(region->chunk_large, (region->pages + kChunkPages - 1) / kChunkPages);
   return 0;   // the Region object itself stays in the arena: a late look-up may still read it
 }
 
@@ -423,20 +437,19 @@ int region_commit(Region* region, size_t offset, size_t bytes) {
   uint64_t pages = bytes >> state.page_shift;
   if (!pager_armed()) {
     sys::Locked<sys::Mutex> hold(state.arm_lock);
-    uint64_t before = state.committed_before_arming.load();
-    if (!pager_armed() && before + bytes <= state.options.arm_at) {
-      if (make_usable(region, offset, bytes) < 0) return -ENOMEM;
-      state.committed_before_arming.store(before + bytes);
+    const uint64_t first = offset >> state.page_shift, end = first + pages;
+    if (!pager_armed() && plain_commit(state, *region, first, end) == 0) {
+      if (make_usable(region, offset, bytes) < 0) {
+        plain_uncommit(state, *region, first, end);
+        return -ENOMEM;
+      }
       region->committed_pages.fetch_add(pages);
-      table_reach(*region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
+      table_reach(*region, first, end);
       return 0;
     }
   }
   ErrorText why;
-  if (pager_arm(&why) < 0) {
-    log_error("%s", why.text);
-    return -ENOMEM;
-  }
+  if (pager_arm(&why) < 0) return -ENOMEM;
   if (space_charge(pages, true) < 0) return -ENOMEM;
   if (make_usable(region, offset, bytes) < 0) {
     space_uncharge(pages);
@@ -447,13 +460,13 @@ int region_commit(Region* region, size_t offset, size_t bytes) {
   return 0;
 }
 
-static void uncommit(Region* region, size_t bytes) {
+static void uncommit(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
-  uint64_t pages = bytes >> state.page_shift;
+  uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift;
   region->committed_pages.fetch_sub(pages);
   sys::Locked<sys::Mutex> hold(state.arm_lock);   // not across arming
   if (pager_armed()) space_uncharge(pages);
-  else state.committed_before_arming.fetch_sub(bytes);
+  else plain_uncommit(state, *region, first, first + pages);
 }
 
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
@@ -463,12 +476,12 @@ void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) 
     region->has_holes.store(true);
     (void)sys::protect(region->base + offset, bytes, PROT_NONE);
   }
-  uncommit(region, bytes);
+  uncommit(region, offset, bytes);
 }
 
 int region_try_decommit(Region* region, size_t offset, size_t bytes) {
   if (pager_try_discard(region->base + offset, bytes) == -EAGAIN) return -EAGAIN;
-  uncommit(region, bytes);
+  uncommit(region, offset, bytes);
   return 0;
 }
 

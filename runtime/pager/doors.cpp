@@ -9,6 +9,7 @@
 #include "base/format.h"
 #include "base/host_guard.h"
 #include "base/log.h"
+#include "pager/activation.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
@@ -358,6 +359,16 @@ int pager_advise(const void* address, size_t bytes, lunar_advice advice) {
     if (seen.state() == PageState::kResident) word.compare_exchange_strong(seen, seen.with_heat(heat), std::memory_order_relaxed);
   }
   return 0;
+}
+
+int pager_advise_huge(void* address, size_t bytes, int advice) {
+  auto& state = pager_state();
+  Region* region = state.regions.find(address);
+  if (region == nullptr) return -EINVAL;
+  if (pager_armed()) return 0;
+  sys::Locked<sys::Mutex> hold(state.arm_lock);
+  if (pager_armed() || (advice != MADV_NOHUGEPAGE && !plain_allow_huge(state, *region))) return 0;
+  return sys::advise(address, bytes, advice);
 }
 
 int pager_pin(const void* address, size_t bytes) {

@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/test_switches.h"
+#include "pager/activation.h"
 #include "pager/pins.h"
 #include "pager/state.h"
 #include "sys/file.h"
@@ -451,6 +452,11 @@ unsigned Evictor::evict_batch() {
     pins_say_stopped();
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);
     return 0;
+  }
+  for (unsigned i = 0; i < victim_count_; ++i) {
+    Region& region = *victims_[i].region;
+    const uint64_t chunk = victims_[i].page.value / kChunkPages;
+    if (region.chunk_large[chunk].load(std::memory_order_relaxed) != 0) split_huge(state, region, chunk);
   }
   make_exclusive(by_move);
   if (victim_count_ == 0 || !make_room(victim_count_)) {

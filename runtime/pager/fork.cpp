@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/host_guard.h"
 #include "base/log.h"
+#include "pager/activation.h"
 #include "pager/cow_gate.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
@@ -139,7 +140,13 @@ void prepare() {
   g_fork.signals = signals;
   if (!pager_armed()) {
     state.arm_lock.lock();
-    if (!pager_armed()) return;   // arm_lock is held until parent/child: nobody arms meanwhile
+    if (!pager_armed()) {   // arm_lock is held until parent/child: nobody arms meanwhile
+      // Handlers of fork cannot refuse, pager_fork_check has: beyond the cap this is on paper, as with a process that is active.
+      g_fork.member = state.account.reserve_plain_child(state.account.cap_pages(), &g_fork.ticket);
+      if (g_fork.member == -ENOMEM) g_fork.member = state.account.reserve_plain_child(INT64_MAX / 4, &g_fork.ticket);
+      g_fork.refusal = g_fork.member < 0 ? g_fork.member : 0;
+      return;
+    }
     state.arm_lock.unlock();
   }
   g_fork.engaged = true;
@@ -289,18 +296,28 @@ bool lun_take_or_sweep(PagerState& state, uint64_t pages) {
 void child() {
   auto& state = pager_state();
   sys::note_memory_owner();
+  HostGuard guard;
   if (!g_fork.engaged) {
     const sigset_t signals = g_fork.signals;
+    if (g_fork.refusal < 0) fatal("fork: the child cannot be charged (%s)", errno_name(g_fork.refusal));
+    if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
+      fatal("fork: the child stood still for too long before it began; its place in the account is given up");
+    state.account.hold_starter();
+    state.member_pid.store(getpid());
+    state.activation_failed.store(false);
+    state.next_activation_ns.store(0);
+    standby_open(state, true);
     state.arm_lock.unlock();
     state.fork_lock.unlock();
     sys::let_signals(signals);
     return;
   }
-  HostGuard guard;
   host_fork_bootstrap.store(true);   // until the keeper has made its threads
   if (g_fork.refusal < 0) fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));
   if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
     fatal("fork: the child stood still for too long before it began; its place in the account, and its memory with it, is given up");
+  state.member_pid.store(getpid());
+  sys::note_own_descriptor(sys::keep_pagemap(), true);
   state.arm_lock.reset_in_child();   // another thread of the parent's may have held it
   counters().evicted.store(0);
   int64_t resident = settle_words(state);
@@ -354,7 +371,12 @@ int fork_handlers_install() {
 
 int pager_fork_check() {
   auto& state = pager_state();
-  if (!pager_armed()) return 0;
+  if (!pager_armed()) {
+    if (plain_may_fork(state)) return 0;
+    // Parent and child together would pass what the tree may hold plain: its pager makes room for the copies.
+    ErrorText why;
+    if (int rc = pager_arm(&why); rc < 0) return -ENOMEM;
+  }
   sys::SignalsHeld signals;   // a handler's fork would wait for the locks taken here
   uint64_t pages = 0;
   {

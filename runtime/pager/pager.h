@@ -4,8 +4,8 @@
 // One pager a process. Regions are created on it; pages of a region are resident or evicted; the pager's threads (or the
 // caller, through the explicit doors) resolve them. See runtime/README.md: life of a fault, life of an eviction, states.
 //
-// Arming. A pager that is created but not *armed* is only bookkeeping: regions are plain memory, no thread, no LUN, no
-// userfaultfd. It arms itself when more than `arm_at` bytes are committed, so that small processes cost nothing.
+// Activation (arming). A pager that is created but not *armed* is only bookkeeping: regions are plain memory, no thread, no page is
+// watched. It arms itself when the process tree nears its budget (activation.h), so that a program that fits costs nothing.
 //
 // Errors: 0 / -errno; -ENOMEM when the LUN's capacity (or the tree's shared --size) does not allow a commit.
 // Threads: every call may come from any thread, also concurrently, unless said otherwise. None may be called from a
@@ -79,6 +79,9 @@ enum class Discard : uint8_t {
 [[nodiscard]] int pager_try_discard(void* address, size_t bytes);
 // Hints: cold: evict soon; hot: keep longer; sequential: read ahead, drop behind; normal.
 [[nodiscard]] int pager_advise(const void* address, size_t bytes, lunar_advice advice);
+// MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE: the kernel's while the process is not active; afterwards pages are small, and these
+// hints change nothing.
+[[nodiscard]] int pager_advise_huge(void* address, size_t bytes, int advice);
 // pin: resident until unpin (counts do not nest). -ENOMEM when the pinned total would pass half of the budget.
 [[nodiscard]] int pager_pin(const void* address, size_t bytes);
 [[nodiscard]] int pager_unpin(const void* address, size_t bytes);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Region: a virtual range the pager owns, with its page table (one word and one hash a page).
 //
-//   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE, never huge pages, and
-//           MADV_DONTFORK except within fork(): a child made behind our back faults loudly instead of reading zeros)
+//   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the process is active no new huge
+//           pages, and MADV_DONTFORK except within fork(): a child made behind our back faults loudly instead of reading zeros).
+//           On a chunk's boundary, where a chunk is a huge page
 //   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them)
 //   chunk_resident ── resident pages per 512, so that the clock hand skips what is cold
 //
@@ -32,6 +33,9 @@ struct Region {
   std::atomic<uint64_t> table_pages{0};    // one past the last page ever used: where walks of the table may stop
   std::atomic<uint8_t>* chunk_used = nullptr;   // its part of the tables is counted against the budget
   std::atomic<uint64_t> chunks_used{0};
+  std::atomic<int32_t>* chunk_committed = nullptr;   // pages committed, while the process is not active
+  std::atomic<uint8_t>* chunk_large = nullptr;   // may hold a huge page: it was there before activation (activation.h)
+  std::atomic<bool> huge{false};           // the program has asked for huge pages here, while the process was not active
   std::atomic<uint64_t> committed_pages{0};
   std::atomic<bool> has_holes{false};      // some range below usable_pages was protected again
   sys::Mutex grow_lock;

@@ -40,6 +40,10 @@ struct PagerState {
   uint64_t dram_bytes = 0;
   uint64_t lun_bytes = 0;
   std::atomic<uint64_t> committed_before_arming{0};
+  bool thp_always = false;                 // huge pages come without being asked for (at start)
+  std::atomic<int> member_pid{0};          // the process that is the account's member
+  std::atomic<bool> activation_failed{false};   // and that was logged
+  std::atomic<uint64_t> next_activation_ns{0};  // not tried again before
 
   Account account;
   RegionTable regions;

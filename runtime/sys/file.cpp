@@ -23,6 +23,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "base/format.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
@@ -40,6 +42,17 @@ namespace {
 static_assert(sizeof(long) == 8, "offsets are passed to the kernel in one register");
 
 int64_t result(long r) { return r < 0 ? -errno : r; }
+
+constexpr char kProc[] = "/proc/";
+std::atomic<int> g_proc_directory{-1};
+
+// readlink below /proc, also from another root directory.
+ssize_t read_proc_link(const char* path, char* target, size_t size) {
+  const ssize_t n = readlink(path, target, size);
+  const int proc = g_proc_directory.load(std::memory_order_relaxed);
+  if (n >= 0 || errno != ENOENT || proc < 0) return n;
+  return readlinkat(proc, path + sizeof kProc - 1, target, size);
+}
 
 int create_unlinked(const char* directory, int flags) {
   char path[4096];
@@ -109,7 +122,23 @@ void close_listed(const int* keep, unsigned count) {
 }  // namespace
 
 int open_file(const char* path, int flags, mode_t mode) {
-  return static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode)));
+  const int fd = static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode)));
+  const int proc = g_proc_directory.load(std::memory_order_relaxed);
+  if (fd != -ENOENT || proc < 0 || strncmp(path, kProc, sizeof kProc - 1) != 0) return fd;
+  // Another root directory, and no /proc below it. (A number the program has taken for something else has no such entries.)
+  return static_cast<int>(result(syscall(SYS_openat, proc, path + sizeof kProc - 1, flags | O_CLOEXEC, mode)));
+}
+
+int proc_directory() { return g_proc_directory.load(std::memory_order_relaxed); }
+
+int keep_proc_directory() {
+  int fd = g_proc_directory.load(std::memory_order_relaxed);
+  if (fd >= 0) return fd;
+  fd = static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC, 0)));
+  if (fd < 0) return -1;
+  fd = move_high(fd);
+  g_proc_directory.store(fd, std::memory_order_relaxed);
+  return fd;
 }
 
 int open_at(int directory, const char* path, int flags, mode_t mode) {
@@ -185,7 +214,7 @@ int move_high(int fd) {
 bool is_userfaultfd(int fd) {
   char path[48], target[64];
   format_to(path, sizeof path, "/proc/self/fd/%d", fd);
-  const ssize_t n = readlink(path, target, sizeof target - 1);
+  const ssize_t n = read_proc_link(path, target, sizeof target - 1);
   if (n <= 0) return false;
   target[n] = 0;
   return strcmp(target, "anon_inode:[userfaultfd]") == 0;

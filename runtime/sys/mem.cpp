@@ -7,12 +7,14 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <atomic>
 
 #include "base/error.h"
+#include "sys/file.h"
 
 #ifndef SYS_process_madvise
 #define SYS_process_madvise 440
@@ -53,6 +55,33 @@ bool try_self(int self, void* page, int advice) {
 
 // 0 unknown, 1 native, 2 not, per advice; indexed by advice value (all are < 32).
 std::atomic<uint8_t> g_vector_support[32];
+
+// This process' pagemap, opened while that was allowed. The program may have closed it and taken its number for something else.
+struct Pagemap {
+  std::atomic<int> fd{-1};
+  std::atomic<int> pid{0};
+  std::atomic<uint64_t> device{0}, inode{0};
+};
+constinit Pagemap g_pagemap;
+
+bool is_kept_pagemap(int fd) {
+  struct stat status;
+  return file_status(fd, &status) == 0 && status.st_dev == g_pagemap.device.load() && status.st_ino == g_pagemap.inode.load();
+}
+
+int kept_pagemap() {
+  const int fd = g_pagemap.fd.load();
+  return fd >= 0 && g_pagemap.pid.load() == getpid() && is_kept_pagemap(fd) ? fd : -1;
+}
+
+// Where pagemap may not be opened (a process that has dropped root). mincore does not tell what the kernel has swapped out.
+int present_by_mincore(const void* address, size_t pages, uint8_t* out, int refusal) {
+  struct sysinfo host;
+  if (sysinfo(&host) != 0 || host.totalswap != 0) return refusal;
+  if (syscall(SYS_mincore, address, pages * page_bytes(), out) != 0) return -errno;
+  for (size_t i = 0; i < pages; ++i) out[i] &= 1;
+  return 0;
+}
 
 int64_t advise_runs(const iovec* ranges, unsigned count, int advice) {
   int64_t done = 0;
@@ -213,9 +242,28 @@ int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count) {
   return rc < 0 ? -errno : rc;
 }
 
+int keep_pagemap() {
+  const int before = g_pagemap.fd.load();
+  const bool inherited = before >= 0 && g_pagemap.pid.load() != getpid();
+  if (before >= 0 && !inherited && kept_pagemap() == before) return before;
+  if (inherited && is_kept_pagemap(before)) close_file(before);   // the parent's: it would tell of the parent's memory
+  g_pagemap.fd.store(-1);
+  int fd = open_file("/proc/self/pagemap", O_RDONLY);
+  if (fd < 0) return -1;
+  fd = move_high(fd);
+  struct stat status;
+  if (file_status(fd, &status) < 0) return -1;
+  g_pagemap.device.store(status.st_dev);
+  g_pagemap.inode.store(status.st_ino);
+  g_pagemap.pid.store(getpid());
+  g_pagemap.fd.store(fd);
+  return fd;
+}
+
 int present_pages(const void* address, size_t pages, uint8_t* out) {
-  int fd = static_cast<int>(syscall(SYS_openat, AT_FDCWD, "/proc/self/pagemap", O_RDONLY | O_CLOEXEC, 0));
-  if (fd < 0) return -errno;
+  const int kept = kept_pagemap();
+  const int fd = kept >= 0 ? kept : open_file("/proc/self/pagemap", O_RDONLY);
+  if (fd < 0) return present_by_mincore(address, pages, out, fd);
   uint64_t entries[512];
   uint64_t first = reinterpret_cast<uintptr_t>(address) / page_bytes();
   int rc = 0;
@@ -230,12 +278,14 @@ int present_pages(const void* address, size_t pages, uint8_t* out) {
     for (size_t i = 0; i < n; ++i) out[done + i] = (entries[i] >> 62) != 0;   // in DRAM, or in the kernel's own swap
     done += n;
   }
-  syscall(SYS_close, fd);
+  if (kept < 0) close_file(fd);
   return rc;
 }
 
 int open_pagemap() {
-  const long fd = syscall(SYS_openat, AT_FDCWD, "/proc/self/pagemap", O_RDONLY | O_CLOEXEC, 0);
+  const int kept = kept_pagemap();
+  if (kept < 0) return open_file("/proc/self/pagemap", O_RDONLY);
+  const long fd = syscall(SYS_fcntl, kept, F_DUPFD_CLOEXEC, 0L);
   return fd < 0 ? -errno : static_cast<int>(fd);
 }
 

@@ -47,6 +47,8 @@ unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
 [[nodiscard]] int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count);
 
 // Which of [address, address+pages) the kernel holds (DRAM or its own swap), from /proc/self/pagemap; a byte a page. Blocking.
+// keep_pagemap opens it for later, when rights or the root directory may have changed (a forked child again, for itself): its number, or -1.
+int keep_pagemap();
 [[nodiscard]] int present_pages(const void* address, size_t pages, uint8_t* out);
 // What the kernel knows of single pages. pagemap: from open_pagemap (-errno), of the process that asks. 0 or -errno.
 struct PageFacts {

@@ -38,10 +38,17 @@ struct DirectoryEntry {   // struct linux_dirent64
   char name[1];   // as long as it needs
 };
 
+// Below /proc, also from another root directory.
+ssize_t read_link(const char* path, char* target, size_t size) {
+  const ssize_t n = readlink(path, target, size);
+  const int proc = proc_directory();
+  return n >= 0 || proc < 0 ? n : readlinkat(proc, path + sizeof "/proc/" - 1, target, size);
+}
+
 bool one_may_pin(const char* directory, const char* name) {
   char path[96], target[128];
   format_to(path, sizeof path, "%s/%s", directory, name);
-  ssize_t n = readlink(path, target, sizeof target - 1);
+  ssize_t n = read_link(path, target, sizeof target - 1);
   if (n <= 0) return false;
   target[n] = 0;
   if (strncmp(target, "anon_inode:[io_uring]", 21) == 0) return true;
@@ -171,7 +178,9 @@ const char* program_fd_directory(char* buffer, size_t size) {
 uint64_t directory_size(const char* path) {
   static std::atomic<uint64_t> changing{1u << 30};
   struct stat status;
-  if (stat(path, &status) != 0 || status.st_size == 0) return changing.fetch_add(1);
+  const int proc = proc_directory();
+  const bool known = stat(path, &status) == 0 || (proc >= 0 && fstatat(proc, path + sizeof "/proc/" - 1, &status, 0) == 0);
+  if (!known || status.st_size == 0) return changing.fetch_add(1);
   return static_cast<uint64_t>(status.st_size);
 }
 

@@ -10,6 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "base/test_switches.h"
 #include "sys/file.h"
 
@@ -38,7 +40,30 @@ struct PoisonArguments {   // struct uffdio_poison
 constexpr unsigned long kIoctlMove = _IOWR(0xAA, 0x05, MoveArguments);
 constexpr unsigned long kIoctlPoison = _IOWR(0xAA, 0x08, PoisonArguments);
 
+std::atomic<int> g_device{-1};   // /dev/userfaultfd, kept
+std::atomic<uint64_t> g_device_number{0};
+
+bool is_device(int fd, uint64_t* number) {
+  struct stat status;
+  if (file_status(fd, &status) < 0 || !S_ISCHR(status.st_mode)) return false;
+  *number = status.st_rdev;
+  return true;
+}
+
+int kept_device() {
+  const int fd = g_device.load(std::memory_order_relaxed);
+  uint64_t number = 0;
+  return fd >= 0 && is_device(fd, &number) && number == g_device_number.load(std::memory_order_relaxed) ? fd : -1;
+}
+
+// The kept device comes first: rights may be gone, and a seccomp filter may end a process that makes the system call.
 int open_raw(bool* via_device) {
+  *via_device = true;
+  const int kept = kept_device();
+  if (kept >= 0) {
+    const int made = ioctl(kept, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
+    if (made >= 0) return made;
+  }
   *via_device = false;
   int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
   if (fd >= 0) return fd;
@@ -67,6 +92,20 @@ int explain_refusal(int error, ErrorText* why) {
 }
 
 }  // namespace
+
+int uffd_keep_device(int inherited) {
+  if (kept_device() >= 0) return kept_device();
+  uint64_t number = 0;
+  int fd = inherited;
+  if (fd < 0 || !is_device(fd, &number)) {
+    fd = open_file("/dev/userfaultfd", O_RDWR);
+    if (fd < 0 || !is_device(fd, &number)) return -1;
+    fd = move_high(fd);
+  }
+  g_device_number.store(number);
+  g_device.store(fd);
+  return fd;
+}
 
 int uffd_open(UffdFeatures* features, ErrorText* why) {
   *features = {};

@@ -66,7 +66,7 @@ TEST_CASE("defaults are those of the table") {
   CHECK(std::string(options.log) == "warning");
   CHECK(options.mmap);
   CHECK_FALSE(options.stats);
-  CHECK(options.arm_at == 8 * kMiB);
+  CHECK(options.arm_at == 0);
   CHECK(option_count() > 10);
 }
 

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plain memory, what is opened early, and the adoption of present pages. See activation.h.
+#include "pager/activation.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/format.h"
+#include "base/log.h"
+#include "pager/descriptors.h"
+#include "pager/evictor.h"
+#include "pager/pager.h"
+#include "sys/file.h"
+#include "sys/proc.h"
+
+#ifndef MADV_COLD
+#define MADV_COLD 20
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace lunar {
+namespace {
+
+constexpr int64_t kSmallPagesMax = 512;       // a process with less stays plain though the tree is full
+constexpr unsigned kSmallWaitMs = 50;         // for active processes to make room for it
+constexpr uint64_t kRetryNs = 100000000;
+
+bool huge_pages_always() {
+  char text[128];
+  if (sys::read_text("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof text) < 0) return false;
+  return strstr(text, "[always]") != nullptr;
+}
+
+int number_of(const char* text) {
+  if (text == nullptr || *text == 0) return -1;
+  int number = 0;
+  for (; *text != 0; ++text) {
+    if (*text < '0' || *text > '9' || number > 1000000) return -1;
+    number = number * 10 + (*text - '0');
+  }
+  return number;
+}
+
+uint64_t chunk_size(const Region& region, uint64_t chunk) {
+  const uint64_t left = region.pages - chunk * kChunkPages;
+  return left < kChunkPages ? left : kChunkPages;
+}
+
+// What is committed is what can be populated: in strict regions, where the rest is inaccessible, and without huge pages.
+bool charged_exactly(const PagerState& state, const Region& region) {
+  return (region.flags & kRegionStrict) != 0 || !(state.thp_always || region.huge.load(std::memory_order_relaxed));
+}
+
+// Counts [first, end) as committed (sign 1) or not any more (-1). By how many pages the charge changes.
+int64_t count_committed(const PagerState& state, Region& region, uint64_t first, uint64_t end, int sign) {
+  const bool exactly = charged_exactly(state, region);
+  int64_t change = 0;
+  for (uint64_t at = first; at < end;) {
+    const uint64_t chunk = at / kChunkPages;
+    const uint64_t next = (chunk + 1) * kChunkPages < end ? (chunk + 1) * kChunkPages : end;
+    const int32_t part = static_cast<int32_t>(next - at) * sign;
+    const int32_t before = region.chunk_committed[chunk].fetch_add(part, std::memory_order_relaxed);
+    if (exactly) change += part;
+    else if ((before == 0) != (before + part == 0)) change += sign * static_cast<int64_t>(chunk_size(region, chunk));
+    at = next;
+  }
+  return change;
+}
+
+bool may_stay_plain(PagerState& state, int64_t pages, uint64_t committed_bytes) {
+  Account& account = state.account;
+  const int64_t cap = account.cap_pages();
+  if (state.options.arm_at != 0)
+    return committed_bytes <= state.options.arm_at && account.take_plain(pages, cap - kKeepFreePages);
+  if (account.take_plain(pages, plain_limit(state))) return true;
+  int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
+  if (account.plain_pages() + pages > small) return false;
+  for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
+    if (account.take_plain(pages, cap - kKeepFreePages)) return true;
+    account.raise_pressure();
+    sys::sleep_ns(1000000);
+  }
+  return false;
+}
+
+}  // namespace
+
+void standby_open(PagerState& state, bool child) {
+  sys::MakingDescriptor making;
+  if (!child) {
+    sys::note_own_descriptor(sys::keep_proc_directory(), true);
+    state.thp_always = huge_pages_always();
+  }
+  sys::note_own_descriptor(sys::keep_pagemap(), true);
+  ErrorText unused;
+  const int device = sys::uffd_keep_device(number_of(state.options.uffd_device));
+  sys::note_own_descriptor(device, true);
+  if (state.uffd >= 0) {   // a parent's
+    if (sys::is_userfaultfd(state.uffd)) sys::close_file(state.uffd);
+    sys::note_own_descriptor(state.uffd, false);
+    state.uffd = -1;
+  }
+  if (device < 0 && open_uffd(state, &unused) < 0) state.uffd = -1;
+  standby_lun(state, child);
+}
+
+void standby_descriptors(int* out, unsigned* count) {
+  const int proc = sys::proc_directory(), pagemap = sys::keep_pagemap();
+  if (proc >= 0) out[(*count)++] = proc;
+  if (pagemap >= 0) out[(*count)++] = pagemap;
+}
+
+int64_t plain_limit(const PagerState& state) {
+  const int64_t cap = state.account.cap_pages();
+  const int64_t window = window_pages_for(cap);
+  const int64_t needed = kFixedRoom + frame_count_for(cap) + 2 * kBatchPages + 4 * window;
+  return cap - (needed > cap / 8 ? needed : cap / 8);
+}
+
+int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+  const uint64_t committed = state.committed_before_arming.load() + ((end - first) << state.page_shift);
+  const int64_t pages = count_committed(state, region, first, end, 1);
+  if (!may_stay_plain(state, pages, committed)) {
+    (void)count_committed(state, region, first, end, -1);
+    return -EAGAIN;
+  }
+  state.committed_before_arming.store(committed);
+  return 0;
+}
+
+void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+  state.committed_before_arming.fetch_sub((end - first) << state.page_shift);
+  state.account.give_plain(-count_committed(state, region, first, end, -1));
+}
+
+bool plain_allow_huge(PagerState& state, Region& region) {
+  if (charged_exactly(state, region) && (region.flags & kRegionStrict) == 0) {
+    int64_t more = 0;
+    for (uint64_t chunk = 0; chunk * kChunkPages < region.table_pages.load(); ++chunk) {
+      const int32_t committed = region.chunk_committed[chunk].load(std::memory_order_relaxed);
+      if (committed != 0) more += static_cast<int64_t>(chunk_size(region, chunk)) - committed;
+    }
+    if (!state.account.take_plain(more, plain_limit(state))) return false;
+    region.huge.store(true);
+  }
+  return true;
+}
+
+bool plain_may_fork(PagerState& state) {
+  const int64_t cap = state.account.cap_pages(), pages = state.account.plain_pages();
+  const int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
+  const int64_t limit = pages <= small || state.options.arm_at != 0 ? cap - kKeepFreePages : plain_limit(state);
+  for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
+    if (state.account.take_plain(pages, limit)) {
+      state.account.give_plain(pages);
+      return true;
+    }
+    if (pages > small) return false;
+    state.account.raise_pressure();
+    sys::sleep_ns(1000000);
+  }
+  return false;
+}
+
+int64_t adopt_present(PagerState& state, Region& region) {
+  const uint64_t bytes = region.pages << state.page_shift;
+  // No split of what is there: the flag concerns what is to come.
+  (void)sys::advise(region.base, bytes, MADV_NOHUGEPAGE);
+  (void)sys::advise(region.base, bytes, MADV_DONTFORK);
+  if (int rc = region_register(region, state.uffd, region.base, bytes); rc < 0) return rc;
+  state.account.take_fixed(table_dram_pages(region));
+  uint8_t present[kChunkPages];
+  int64_t found = 0;
+  const uint64_t chunks = (region.table_pages.load() + kChunkPages - 1) / kChunkPages;
+  for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
+    if (region.chunk_used[chunk].load(std::memory_order_relaxed) == 0) continue;
+    const uint64_t at = chunk * kChunkPages, n = chunk_size(region, chunk);   // a huge page reaches beyond what is committed
+    if (int rc = sys::present_pages(region.address_of(PageIndex(at)), n, present); rc < 0) return rc;
+    int in_chunk = 0;
+    for (uint64_t i = 0; i < n; ++i) {
+      if (present[i] == 0) continue;
+      AtomicPageWord& word = region.words[at + i];
+      PageWord seen = word.load(std::memory_order_relaxed);
+      if (seen.state() != PageState::kEmpty) continue;   // a handler was faster
+      // It may have forked, or be the kernel's zero page: made exclusive before it is evicted.
+      if (word.compare_exchange_strong(seen, resident_word(seen, kNoSlot, state.own_lun, kHeatFault, shared_epoch()), std::memory_order_acq_rel))
+        ++in_chunk;
+    }
+    if (in_chunk == 0) continue;
+    region.chunk_large[chunk].store(1, std::memory_order_release);
+    count_resident(region, PageIndex(at), in_chunk);
+    found += in_chunk;
+  }
+  uint64_t reached = chunks * kChunkPages < region.pages ? chunks * kChunkPages : region.pages, now = region.table_pages.load();
+  while (now < reached && !region.table_pages.compare_exchange_weak(now, reached)) {}
+  return found;
+}
+
+void split_huge(PagerState& state, Region& region, uint64_t chunk) {
+  const uint64_t first = chunk * kChunkPages, end = first + chunk_size(region, chunk);
+  // What a relative shares, or the kernel's huge zero page, cannot be split: copied to small pages of our own first. Behind the
+  // copy-on-write gate there is no room for copies; such pages count as shared when they are dropped, and this is tried again.
+  const bool gated = state.gate_used.load(std::memory_order_acquire);
+  if (!gated) region.chunk_large[chunk].store(0, std::memory_order_relaxed);
+  for (uint64_t p = first; !gated && p < end;) {
+    uint64_t from = p;
+    while (p < end && region.words[p].load(std::memory_order_acquire).settled() == PageState::kResident) ++p;
+    if (p > from) (void)sys::advise(region.address_of(PageIndex(from)), (p - from) << state.page_shift, MADV_POPULATE_WRITE);
+    else ++p;
+  }
+  // Advice for a part of a huge page splits it: to its end but for one page.
+  (void)sys::advise(region.address_of(PageIndex(first)), (end - first - 1) << state.page_shift, MADV_COLD);
+}
+
+void activation_failure(PagerState& state, const ErrorText& why) {
+  state.next_activation_ns.store(sys::now_ns() + kRetryNs);
+  if (!state.activation_failed.exchange(true)) log_error("%s", why.text);
+}
+
+// Room for writes in flight and a second chance. More of them would be a longer second chance at the cost of resident pages (README).
+uint32_t frame_count_for(int64_t cap) {
+  int64_t frames = cap / 64;
+  if (frames < 160) frames = 160;
+  if (frames > 16384) frames = 16384;
+  return static_cast<uint32_t>(frames);
+}
+
+unsigned window_pages_for(int64_t cap) { return cap / 256 < 64 ? 64 : cap / 256 > 128 ? 128 : static_cast<unsigned>(cap / 256); }
+
+}  // namespace lunar

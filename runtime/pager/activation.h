@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Activation: how a process gets from plain memory to tiered memory.
+//
+//   plain    regions are ordinary anonymous memory: no userfaultfd, no service thread, huge pages as the kernel gives them. What is
+//            committed is charged to the tree's account, as if all of it were resident
+//   active   the pager's threads run, regions are registered, every page has a state
+//
+// A process becomes active when a commit would take what the tree uses past 7/8 of the budget, less what its own frames and windows
+// need (`plain_limit`). Small processes stay plain beyond that, while active ones make room for them.
+//
+// Huge pages. Before activation a touch may populate a whole chunk (a huge page) where only a part of it is committed: in a heap
+// region, chunks are charged whole then. What is there at activation is adopted page by page; before the first page of such a chunk is
+// evicted the huge page is split, as dropping a part of it would free nothing.
+//
+// Threading: as each function says. Nothing here is for the fault path.
+#pragma once
+#include <cstdint>
+
+#include "base/error.h"
+#include "pager/state.h"
+
+namespace lunar {
+
+// What activation will need and may not get later, when the process has dropped rights, changed its root directory or installed a
+// seccomp filter: /proc, pagemap, /dev/userfaultfd (or a userfaultfd), a LUN file where the LUN is a directory. As far as it is to be
+// had: who needs it later judges. At start, and in a forked child that is not active (`child`), for itself.
+void standby_open(PagerState& state, bool child);
+void standby_lun(PagerState& state, bool child);
+// Descriptors of these that service threads need too.
+void standby_descriptors(int* out, unsigned* count);
+
+// The following while the process is not active. pre: arm_lock is held.
+// Charges a commit. 0, or -EAGAIN: the process must become active first.
+[[nodiscard]] int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end);
+void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end);
+// The program asks for huge pages (MADV_HUGEPAGE, MADV_COLLAPSE) in the region. False: they cannot be charged.
+[[nodiscard]] bool plain_allow_huge(PagerState& state, Region& region);
+// What the tree may use at most before this process becomes active, in pages.
+int64_t plain_limit(const PagerState& state);
+// Whether a child with as much memory as this process can be charged.
+bool plain_may_fork(PagerState& state);
+
+// While activating: registers the region, and takes over the pages that are present. Their number, or -errno.
+[[nodiscard]] int64_t adopt_present(PagerState& state, Region& region);
+
+// The evictor: pages of this chunk can be freed one by one afterwards. May fault (on pages that are discarded meanwhile).
+void split_huge(PagerState& state, Region& region, uint64_t chunk);
+
+// A failed activation: one log line a process, and no other attempt for a while.
+void activation_failure(PagerState& state, const ErrorText& why);
+
+uint32_t frame_count_for(int64_t cap);
+unsigned window_pages_for(int64_t cap);   // of a handler
+// DRAM that must be free of frames, windows and tables for one more process to become active: its own least, and room to work.
+constexpr int64_t kFixedRoom = 768;
+
+}  // namespace lunar

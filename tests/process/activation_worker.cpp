@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program of activation_test.py: `activation_worker STEP...`, one after the other. Every page it holds carries a stamp that is
+// checked before each line it prints, and at the end ("sound").
+//
+//   grow:MIB     mallocs 256 KiB blocks till it holds so many MiB; ENOMEM is printed, not fatal ("refused at N MiB")
+//   map:MIB      the same from one mmap, with MADV_HUGEPAGE
+//   say:WORD     prints it, and waits for a line on standard input
+//   setuid       becomes nobody, for good        chroot  into /var/empty-like directory of its own, and nobody
+//   seccomp      open, openat and userfaultfd are refused from now on (EPERM)
+//   fork:MIB     a child grows by so many MiB, overwrites half of what it inherited and checks all; its parent goes on meanwhile
+//   huge         fails unless AnonHugePages of this process is above 0
+//   stray        a second thread goes on, the first ends (pthread_exit)
+//   again:N      tries N further mallocs of 256 KiB that are expected to fail
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <vector>
+
+namespace {
+
+constexpr size_t kBlock = 256 << 10, kPage = 4096;
+
+struct Block {
+  unsigned char* at;
+  size_t bytes;
+  unsigned long seed;
+};
+std::vector<Block> g_blocks;
+unsigned long g_seed = 1;
+
+[[noreturn]] void fail(const char* what) {
+  printf("FAIL: %s (errno %d)\n", what, errno);
+  fflush(stdout);
+  _exit(1);
+}
+
+void write_block(Block& block, unsigned long seed) {
+  block.seed = seed;
+  for (size_t i = 0; i < block.bytes; i += kPage) {
+    *reinterpret_cast<unsigned long*>(block.at + i) = seed + i;
+    *reinterpret_cast<unsigned long*>(block.at + i + kPage - 8) = ~(seed + i);
+  }
+}
+
+void check_all(const char* when) {
+  for (const Block& block : g_blocks)
+    for (size_t i = 0; i < block.bytes; i += kPage)
+      if (*reinterpret_cast<unsigned long*>(block.at + i) != block.seed + i ||
+          *reinterpret_cast<unsigned long*>(block.at + i + kPage - 8) != ~(block.seed + i)) {
+        printf("page %zu of a block at %p (seed %lu) holds %lx ", i / kPage, static_cast<void*>(block.at), block.seed,
+               *reinterpret_cast<unsigned long*>(block.at + i));
+        fail(when);
+      }
+}
+
+void grow(size_t mib) {
+  for (size_t have = 0; have < mib << 20; have += kBlock) {
+    Block block{static_cast<unsigned char*>(malloc(kBlock)), kBlock, 0};
+    if (block.at == nullptr) {
+      printf("refused at %zu MiB\n", have >> 20);
+      return;
+    }
+    write_block(block, ++g_seed << 32);
+    g_blocks.push_back(block);
+  }
+}
+
+void map_huge(size_t mib) {
+  const size_t bytes = mib << 20;
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) fail("mmap");
+  (void)madvise(at, bytes, MADV_HUGEPAGE);
+  g_blocks.push_back({static_cast<unsigned char*>(at), bytes, 0});
+  write_block(g_blocks.back(), ++g_seed << 32);
+}
+
+void say(const char* word) {
+  check_all(word);
+  printf("%s\n", word);
+  fflush(stdout);
+  char line[16];
+  if (fgets(line, sizeof line, stdin) == nullptr) _exit(0);
+}
+
+void become_nobody() {
+  if (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0) fail("setuid");
+  if (setuid(0) == 0) fail("still root");
+}
+
+void change_root() {
+  char directory[] = "/var/tmp/activation-root-XXXXXX";
+  if (mkdtemp(directory) == nullptr || chroot(directory) != 0 || chdir("/") != 0) fail("chroot");
+}
+
+void install_filter() {
+  // Refuses what names a file, and the system call that activation could use.
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat, 3, 0),
+#ifdef SYS_open
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_open, 2, 0),
+#else
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat, 2, 0),
+#endif
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 1, 0),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+  };
+  sock_fprog filter{static_cast<unsigned short>(sizeof program / sizeof program[0]), program};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) fail("seccomp");
+  if (open("/dev/null", O_RDONLY) >= 0) fail("the filter lets open pass");
+}
+
+void fork_and_grow(size_t mib) {
+  fflush(stdout);
+  const pid_t child = fork();
+  if (child < 0) {
+    printf("fork refused\n");
+    return;
+  }
+  if (child == 0) {
+    g_seed += 1000;
+    for (size_t i = 0; i < g_blocks.size(); i += 2) write_block(g_blocks[i], ++g_seed << 32);
+    grow(mib);
+    check_all("in the child");
+    check_all("in the child, again");
+    fflush(stdout);
+    _exit(0);
+  }
+  for (size_t i = 1; i < g_blocks.size(); i += 2) write_block(g_blocks[i], ++g_seed << 32);
+  check_all("in the parent");
+  int status = 0;
+  if (waitpid(child, &status, 0) != child || status != 0) fail("the child");
+}
+
+void require_huge() {
+  FILE* file = fopen("/proc/self/smaps_rollup", "r");
+  char line[256];
+  unsigned long kib = 0;
+  while (file != nullptr && fgets(line, sizeof line, file) != nullptr) (void)sscanf(line, "AnonHugePages: %lu", &kib);
+  if (file != nullptr) fclose(file);
+  if (kib == 0) fail("no huge pages");
+}
+
+void again(size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    void* volatile block = malloc(kBlock);
+    if (block != nullptr) memset(block, 1, kBlock);   // kept: it is about refusals
+  }
+}
+
+int g_argc;
+char** g_argv;
+int g_at = 1;
+
+void steps() {
+  for (; g_at < g_argc; ++g_at) {
+    const char* step = g_argv[g_at];
+    const char* colon = strchr(step, ':');
+    const size_t length = colon != nullptr ? static_cast<size_t>(colon - step) : strlen(step);
+    const auto is = [&](const char* name) { return strlen(name) == length && strncmp(step, name, length) == 0; };
+    const char* value = colon != nullptr ? colon + 1 : "";
+    const size_t number = strtoul(value, nullptr, 10);
+    if (is("grow")) grow(number);
+    else if (is("map")) map_huge(number);
+    else if (is("say")) say(value);
+    else if (is("setuid")) become_nobody();
+    else if (is("chroot")) change_root();
+    else if (is("seccomp")) install_filter();
+    else if (is("fork")) fork_and_grow(number);
+    else if (is("huge")) require_huge();
+    else if (is("again")) again(number);
+    else fail(step);
+    if (!is("stray")) check_all(step);
+  }
+  check_all("the end");
+  printf("sound\n");
+  fflush(stdout);
+}
+
+void* steps_of_thread(void*) {
+  steps();
+  exit(0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  g_argc = argc;
+  g_argv = argv;
+  if (argc > 1 && strcmp(argv[1], "stray") == 0) {
+    ++g_at;
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, steps_of_thread, nullptr) != 0) fail("thread");
+    pthread_exit(nullptr);
+  }
+  steps();
+  return 0;
+}
