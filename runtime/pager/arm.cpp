@@ -105,8 +105,11 @@ void keeper_thread(void*) {
     if (state.handlers[i]->mailbox_descriptor() >= 0) keep[n++] = state.handlers[i]->mailbox_descriptor();
   sys::close_all_but(keep, n);
   state.account.hold_alive();
-  int rc = state.evictor->start();
+  // Handlers before all else that could evict or fault.
+  int rc = 0;
   for (unsigned i = 0; rc == 0 && i < state.handler_count; ++i) rc = state.handlers[i]->start();
+  while (rc == 0 && state.handlers_running.load(std::memory_order_acquire) < state.handler_count) sys::sleep_ns(5000);
+  if (rc == 0) rc = state.evictor->start();
   if (rc < 0) fatal("pager: service threads cannot be started (%s)", errno_name(rc));
   // The last thread is made, and none of ours allocates any more: only now may a forked child go without the early heap (its
   // other fork handlers, the allocator's among them, run beside this thread).
@@ -195,13 +198,14 @@ int pager_start_threads(ErrorText* why) {
   }
   // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
   host_fork_bootstrap.store(true);
+  state.handlers_running.store(0);
   rc = sys::thread_start({"lunar-keeper", keeper_thread, nullptr, true}, &state.keeper);
   if (rc < 0) {
     host_fork_bootstrap.store(false);
     return why->set(rc, "pager: service threads cannot be started (%s)", errno_name(rc));
   }
   // A child may exec at once: only from here on will its end be seen, and what it was charged given back.
-  while (!state.account.held_alive()) sys::yield_cpu();
+  while (!state.account.held_alive() || state.handlers_running.load(std::memory_order_acquire) < state.handler_count) sys::yield_cpu();
   // The keeper's table has them now; in the program's they would only be in the way.
   state.evictor->close_descriptors();
   for (unsigned i = 0; i < state.handler_count; ++i)

@@ -4,6 +4,7 @@
 #include "pager/fork.h"
 
 #include <errno.h>
+#include <locale.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -58,8 +59,10 @@ void set_inheritable(PagerState& state, bool yes) {
   }
 }
 
-// libc's fork touches every open FILE and its lock in the child before it runs our handler.
+// What libc touches before there is a handler in the child: every open FILE and its lock (fork itself), the tables of the locale
+// (a new thread, so our handlers themselves). Both may lie on the program's heap.
 void touch_files() {
+  (void)uselocale(uselocale(LC_GLOBAL_LOCALE));
   if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr || _IO_iter_file == nullptr) return;
   for (void* at = _IO_iter_begin(); at != _IO_iter_end(); at = _IO_iter_next(at)) {
     volatile char* file = reinterpret_cast<volatile char*>(_IO_iter_file(at));

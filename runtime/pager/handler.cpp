@@ -95,6 +95,7 @@ void Handler::run() {
   if (room_event_ < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(room_event_));
   if (mailbox_event_ >= 0) (void)sys::set_affinity_node(node_);
   can_follow_ = state.options.follow && !helper_ && sys::idle_policy_can_be_left();
+  state.handlers_running.fetch_add(1, std::memory_order_acq_rel);
   for (;;) {
     round_.fetch_add(1, std::memory_order_seq_cst);
     // While a watch is armed the queue was empty; its completion says when it is not.

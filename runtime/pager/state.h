@@ -80,6 +80,7 @@ struct PagerState {
   Evictor* evictor = nullptr;
   Handler* handlers[kHandlersMax] = {};
   unsigned handler_count = 0;
+  std::atomic<uint32_t> handlers_running{0};   // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
   std::atomic<uint32_t> helpers_called{0};   // futex: further handlers rest on it
   std::atomic<uint32_t> helpers_resting{0};
   pthread_t keeper{};                      // the housekeeping thread

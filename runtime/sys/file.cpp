@@ -50,7 +50,7 @@ std::atomic<int> g_proc_directory{-1};
 ssize_t read_proc_link(const char* path, char* target, size_t size) {
   const ssize_t n = readlink(path, target, size);
   const int proc = g_proc_directory.load(std::memory_order_relaxed);
-  if (n >= 0 || errno != ENOENT || proc < 0) return n;
+  if (n >= 0 || (errno != ENOENT && errno != EACCES) || proc < 0) return n;
   return readlinkat(proc, path + sizeof kProc - 1, target, size);
 }
 
@@ -124,7 +124,7 @@ void close_listed(const int* keep, unsigned count) {
 int open_file(const char* path, int flags, mode_t mode) {
   const int fd = static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode)));
   const int proc = g_proc_directory.load(std::memory_order_relaxed);
-  if (fd != -ENOENT || proc < 0 || strncmp(path, kProc, sizeof kProc - 1) != 0) return fd;
+  if ((fd != -ENOENT && fd != -EACCES) || proc < 0 || strncmp(path, kProc, sizeof kProc - 1) != 0) return fd;
   // Another root directory, and no /proc below it. (A number the program has taken for something else has no such entries.)
   return static_cast<int>(result(syscall(SYS_openat, proc, path + sizeof kProc - 1, flags | O_CLOEXEC, mode)));
 }
