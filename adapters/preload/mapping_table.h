@@ -22,8 +22,9 @@ struct Mapping {
   int prot = 0;                 // as mprotect takes it
   MappingKind kind = MappingKind::kTiered;
   bool committed = false;
+  int key = 0;                  // of pkey_mprotect
   bool alike(const Mapping& other) const {
-    return prot == other.prot && kind == other.kind && committed == other.committed;
+    return prot == other.prot && kind == other.kind && committed == other.committed && key == other.key;
   }
   size_t bytes() const { return static_cast<size_t>(end - begin); }
 };

@@ -6,8 +6,10 @@
 //
 // Threading: any thread, also under the loader's lock and in signal handlers. What does not touch an area takes no lock.
 #include <errno.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 
 #include "base/units.h"
 #include "heap/heap.h"
@@ -108,6 +110,17 @@ void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t o
   return MAP_FAILED;
 }
 
+// mprotect, and with a key pkey_mprotect (-1: none).
+int protect_range(void* address, size_t bytes, int prot, int key) {
+  size_t rounded = 0;
+  bool held = (prot & PROT_WRITE) != 0 && ready() && holds_tiered(static_cast<char*>(address), bytes) && pager_hold_evictions();
+  auto plain = [=](char* at, size_t n) { return key == -1 ? sys::protect(at, n, prot) : sys::protect_with_key(at, n, prot, key); };
+  int rc = touches_tier(address, bytes, &rounded) ? for_parts(address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot, key); }, plain)
+                                                  : plain(static_cast<char*>(address), bytes);
+  if (held) pager_let_evictions();
+  return rc;
+}
+
 // madvise on pages of the heap or of an API region. Those of a hole-free region need no table.
 int advise_range(void* address, size_t bytes, int advice) {
   size_t rounded = 0;
@@ -147,19 +160,32 @@ LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept {
   return answer(sys::unmap(address, bytes));
 }
 
-LUNAR_EXPORT int mprotect(void* address, size_t bytes, int prot) noexcept {
-  size_t rounded = 0;
-  bool held = (prot & PROT_WRITE) != 0 && ready() && holds_tiered(static_cast<char*>(address), bytes) && pager_hold_evictions();
-  int rc = touches_tier(address, bytes, &rounded)
-               ? for_parts(
-                     address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot); },
-                     [=](char* at, size_t n) { return sys::protect(at, n, prot); })
-               : sys::protect(address, bytes, prot);
-  if (held) pager_let_evictions();
-  return answer(rc);
+LUNAR_EXPORT int mprotect(void* address, size_t bytes, int prot) noexcept { return answer(protect_range(address, bytes, prot, -1)); }
+
+LUNAR_EXPORT int pkey_mprotect(void* address, size_t bytes, int prot, int key) noexcept {
+  return answer(protect_range(address, bytes, prot, key));
 }
 
 LUNAR_EXPORT int madvise(void* address, size_t bytes, int advice) noexcept { return answer(advise_range(address, bytes, advice)); }
+
+// libc's makes the system call by itself. DONTNEED is a hint there that changes nothing, since it must not lose contents.
+LUNAR_EXPORT int posix_madvise(void* address, size_t bytes, int advice) noexcept {
+  return advice == POSIX_MADV_DONTNEED ? 0 : -advise_range(address, bytes, advice);
+}
+
+LUNAR_EXPORT ssize_t process_madvise(int pidfd, const iovec* ranges, size_t count, int advice, unsigned flags) noexcept {
+  bool ours = false;
+  if (ready() && flags == 0 && count <= IOV_MAX && sys::pidfd_is_self(pidfd))
+    for (size_t i = 0; i < count && !ours; ++i) ours = holds_tiered(static_cast<char*>(ranges[i].iov_base), ranges[i].iov_len);
+  if (!ours) return sys::advise_process(pidfd, ranges, count, advice, flags);
+  ssize_t done = 0;
+  for (size_t i = 0; i < count; ++i) {
+    int rc = advise_range(ranges[i].iov_base, ranges[i].iov_len, advice);
+    if (rc < 0) return done != 0 ? done : answer(rc);
+    done += static_cast<ssize_t>(ranges[i].iov_len);
+  }
+  return done;
+}
 
 LUNAR_EXPORT void* mremap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, ...) noexcept {
   va_list args;

@@ -11,18 +11,6 @@
 #include "base/units.h"
 #include "sys/mem.h"
 
-#ifndef MADV_COLD
-#define MADV_COLD 20
-#define MADV_PAGEOUT 21
-#endif
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#define MADV_POPULATE_WRITE 23
-#endif
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
-#endif
-
 namespace lunar::preload {
 namespace {
 
@@ -65,8 +53,8 @@ char* place_in(Area& area, size_t bytes) {
   return place;
 }
 
-Mapping tiered(int prot, bool committed) { return {nullptr, nullptr, prot, MappingKind::kTiered, committed}; }
-Mapping alien(int prot) { return {nullptr, nullptr, prot, MappingKind::kAlien, false}; }
+Mapping tiered(int prot, bool committed) { return {nullptr, nullptr, prot, MappingKind::kTiered, committed, 0}; }
+Mapping alien(int prot) { return {nullptr, nullptr, prot, MappingKind::kAlien, false, 0}; }
 
 // MAP_FIXED of anonymous private memory over one piece.
 int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, int flags) {
@@ -78,14 +66,19 @@ int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, 
     return rc;
   }
   bool committed = old != nullptr && old->committed;
+  if (old != nullptr && (!committed || prot == PROT_NONE)) {
+    int rc = give_back(area, begin, bytes, *old);
+    g_table.set(begin, end, tiered(PROT_NONE, false));
+    if (rc < 0) return rc;
+    committed = false;
+  }
   if (prot == PROT_NONE) {
-    if (committed) give_back(area, begin, bytes);
     g_table.set(begin, end, tiered(prot, false));
     return 0;
   }
   if (!committed) return commit_piece(area, begin, end, prot);
   int rc = pager_discard(begin, bytes, Discard::kMapping);
-  if (rc == 0 && old->prot != prot) rc = sys::protect(begin, bytes, prot);
+  if (rc == 0) rc = old->key != 0 ? sys::protect_without_key(begin, bytes, prot) : old->prot != prot ? sys::protect(begin, bytes, prot) : 0;
   if (rc == 0) g_table.set(begin, end, tiered(prot, true));
   return rc;
 }
@@ -102,14 +95,6 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
   rc = sys::map(address, bytes, prot, flags | MAP_FIXED, fd, offset, &trial);
   if (rc == 0) g_table.set(address, address + bytes, alien(prot));
   return rc;
-}
-
-bool wholly_committed(char* begin, char* end) {
-  for (const Mapping* piece; begin < end;) {
-    begin = g_table.piece(begin, end, &piece);
-    if (piece == nullptr || piece->kind != MappingKind::kTiered || !piece->committed) return false;
-  }
-  return true;
 }
 
 }  // namespace
@@ -190,10 +175,17 @@ int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, ch
   return *place == nullptr ? -ENOTSUP : 0;
 }
 
-void give_back(Area* area, char* begin, size_t bytes) {
-  if ((area->flags & kRegionChargeOnTouch) == 0) return region_decommit(area->region, area->offset(begin), bytes, true);
-  (void)pager_discard(begin, bytes, Discard::kMapping);
-  (void)sys::protect(begin, bytes, PROT_NONE);
+// Always emptied: what was only reserved may have been made accessible behind our back (a raw mprotect).
+int give_back(Area* area, char* begin, size_t bytes, const Mapping& was) {
+  int rc = 0;
+  if (was.committed && (area->flags & kRegionChargeOnTouch) == 0) {
+    region_decommit(area->region, area->offset(begin), bytes, true);
+  } else {
+    rc = pager_discard(begin, bytes, Discard::kMapping);
+    (void)sys::protect(begin, bytes, PROT_NONE);
+  }
+  if (was.key != 0) (void)sys::protect_without_key(begin, bytes, PROT_NONE);
+  return rc;
 }
 
 // pre: the piece is free or not committed.
@@ -207,7 +199,7 @@ int commit_piece(Area* area, char* begin, char* end, int prot) {
     rc = sys::protect(begin, bytes, prot);
   } else {
     rc = region_commit(area->region, area->offset(begin), bytes) < 0 ? -ENOMEM : 0;
-    if (rc == 0 && prot != kReadWrite && (rc = sys::protect(begin, bytes, prot)) < 0) give_back(area, begin, bytes);
+    if (rc == 0 && prot != kReadWrite && (rc = sys::protect(begin, bytes, prot)) < 0) (void)give_back(area, begin, bytes, tiered(prot, true));
   }
   if (rc < 0) return rc;
   g_table.set(begin, end, tiered(prot, true));
@@ -265,14 +257,14 @@ int unmap_pieces(Area* area, char* begin, char* end) {
     char* stop = g_table.piece(begin, end, &piece);
     size_t bytes = static_cast<size_t>(stop - begin);
     if (piece != nullptr && piece->kind == MappingKind::kTiered) {
-      if (piece->committed) give_back(area, begin, bytes);
+      if (int rc = give_back(area, begin, bytes, *piece); rc < 0) return rc;
       g_table.erase(begin, stop);
     } else if (piece != nullptr && piece->kind == MappingKind::kAlien) {
       // Keep the kernel from putting anything here; the pager has no hold of it any more.
       void* at = nullptr;
       int rc = sys::map(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0, &at);
       if (rc < 0) return rc;
-      g_table.set(begin, stop, {nullptr, nullptr, PROT_NONE, MappingKind::kDead, false});
+      g_table.set(begin, stop, {nullptr, nullptr, PROT_NONE, MappingKind::kDead, false, 0});
     }
     begin = stop;
   }
@@ -284,7 +276,7 @@ int maps_unmap(char* address, size_t bytes) {
   return unmap_pieces(area_of(address), address, address + bytes);
 }
 
-int maps_protect(char* address, size_t bytes, int prot) {
+int maps_protect(char* address, size_t bytes, int prot, int key) {
   MapsLock hold;
   Area* area = area_of(address);
   char* end = address + bytes;
@@ -294,89 +286,19 @@ int maps_protect(char* address, size_t bytes, int prot) {
     char* stop = g_table.piece(address, end, &piece);
     Mapping now = *piece;
     int rc = 0;
+    size_t part = static_cast<size_t>(stop - address);
     if (now.kind == MappingKind::kTiered && !now.committed) {
       if (prot != PROT_NONE) rc = commit_piece(area, address, stop, prot);
-    } else if (now.prot != prot || now.kind == MappingKind::kAlien) {
-      rc = sys::protect(address, static_cast<size_t>(stop - address), prot);
-      now.prot = prot;
-      if (rc == 0) g_table.set(address, stop, now);
+      now.committed = prot != PROT_NONE;
     }
+    now.prot = prot;
+    if (key != -1) now.key = key;
+    if (rc == 0) rc = sys::protect_with_key(address, part, prot, key);
+    if (rc == 0) g_table.set(address, stop, now);
     if (rc < 0) return rc;
     address = stop;
   }
   return 0;
-}
-
-int advise_tiered(char* address, size_t bytes, int advice) {
-  lunar_range range{address, bytes};
-  switch (advice) {
-    case MADV_DONTNEED:
-    case MADV_FREE:
-      return pager_discard(address, bytes, Discard::kContents);
-    case MADV_WILLNEED:
-      return pager_prefetch(&range, 1);
-    case MADV_POPULATE_READ:
-    case MADV_POPULATE_WRITE:
-      return pager_touch(address, bytes);
-    case MADV_COLD:
-      return pager_advise(address, bytes, LUNAR_COLD);
-    case MADV_PAGEOUT: {
-      int64_t evicted = pager_evict(address, bytes);
-      return evicted < 0 ? static_cast<int>(evicted) : 0;
-    }
-    case MADV_SEQUENTIAL:
-      return pager_advise(address, bytes, LUNAR_SEQUENTIAL);
-    case MADV_NORMAL:
-    case MADV_RANDOM:
-      return pager_advise(address, bytes, LUNAR_NORMAL);
-    case MADV_HUGEPAGE:
-    case MADV_NOHUGEPAGE:
-    case MADV_COLLAPSE:
-      return pager_advise_huge(address, bytes, advice);
-    case MADV_MERGEABLE:
-    case MADV_UNMERGEABLE:
-    case MADV_DODUMP:
-    case MADV_DONTDUMP:
-    case MADV_DOFORK:       // a child sees tiered memory; keeping it away from one is not supported, and harmless
-    case MADV_DONTFORK:
-    case MADV_KEEPONFORK:
-      return 0;
-    case MADV_WIPEONFORK:   // a promise that would be broken
-      return -EINVAL;
-    default:
-      return sys::advise(address, bytes, advice);
-  }
-}
-
-int maps_advise(char* address, size_t bytes, int advice) {
-  char* end = address + bytes;
-  bool plain;
-  {
-    MapsLock hold;
-    plain = wholly_committed(address, end);
-  }
-  // Advice may wait for I/O: the lock is not held. Who unmaps the range meanwhile races with himself.
-  if (plain) return advise_tiered(address, bytes, advice);
-  int result = 0;
-  while (address < end) {
-    const Mapping* piece;
-    Mapping now;
-    char* stop;
-    {
-      MapsLock hold;
-      stop = g_table.piece(address, end, &piece);
-      if (piece != nullptr) now = *piece;
-    }
-    size_t part = static_cast<size_t>(stop - address);
-    int rc = 0;
-    if (piece == nullptr || now.kind == MappingKind::kDead) rc = -ENOMEM;   // a hole: reported, the rest is still advised
-    else if (now.kind == MappingKind::kAlien) rc = sys::advise(address, part, advice);
-    else if (now.committed) rc = advise_tiered(address, part, advice);
-    if (rc < 0 && rc != -ENOMEM) return rc;
-    if (rc < 0) result = rc;
-    address = stop;
-  }
-  return result;
 }
 
 }  // namespace lunar::preload

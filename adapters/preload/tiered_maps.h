@@ -44,12 +44,15 @@ char* area_boundary(char* address, char* end);
 // Each of these: the range lies in one area, page-aligned, not empty.
 [[nodiscard]] int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t offset);
 [[nodiscard]] int maps_unmap(char* address, size_t bytes);
-[[nodiscard]] int maps_protect(char* address, size_t bytes, int prot);
+[[nodiscard]] int maps_protect(char* address, size_t bytes, int prot, int key);   // key -1: none asked for (mprotect)
 [[nodiscard]] int maps_advise(char* address, size_t bytes, int advice);
 // pre: `old_address` lies in an area.
 [[nodiscard]] int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted, void** out);
-// madvise on tiered memory that needs no table (the heap's pages, and committed maps).
+// madvise on tiered memory that needs no table (the heap's pages, and committed maps). tiered_advice.cpp has the table of all advice.
 [[nodiscard]] int advise_tiered(char* address, size_t bytes, int advice);
+// mlock2 (flags as there) and munlock.
+[[nodiscard]] int maps_lock(char* address, size_t bytes, unsigned flags);
+[[nodiscard]] int maps_unlock(char* address, size_t bytes);
 
 // fork() holds the lock across the call, so that the child's copy is whole. By the forking thread, before and after.
 void maps_lock_for_fork();
@@ -73,7 +76,7 @@ MappingTable& maps_table();
 [[nodiscard]] int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, char** place);
 // Accessible, charged (or armed, where touches are charged), and in the table / inaccessible, empty, uncharged.
 [[nodiscard]] int commit_piece(Area* area, char* begin, char* end, int prot);
-void give_back(Area* area, char* begin, size_t bytes);
+[[nodiscard]] int give_back(Area* area, char* begin, size_t bytes, const Mapping& was);
 [[nodiscard]] int unmap_pieces(Area* area, char* begin, char* end);
 
 }  // namespace lunar::preload

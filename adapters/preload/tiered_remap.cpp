@@ -45,22 +45,24 @@ int check(const Request& request, size_t page) {
 
 // Makes [begin, begin+bytes) like `like`, empty. pre: free.
 int make_like(Area* area, char* begin, size_t bytes, const Mapping& like) {
-  if (like.committed) return commit_piece(area, begin, begin + bytes, like.prot);
-  maps_table().set(begin, begin + bytes, like);
-  return 0;
+  int rc = like.committed ? commit_piece(area, begin, begin + bytes, like.prot) : 0;
+  if (rc == 0 && like.key != 0 && (rc = sys::protect_with_key(begin, bytes, like.prot, like.key)) < 0) (void)give_back(area, begin, bytes, like);
+  if (rc < 0) maps_table().erase(begin, begin + bytes);
+  else maps_table().set(begin, begin + bytes, like);
+  return rc;
 }
 
-int move_contents(char* to, char* from, size_t bytes, int prot) {
-  // The kernel moves pages only between ranges of equal permissions.
+int move_contents(char* to, char* from, size_t bytes, const Mapping& like) {
+  const bool opened = like.prot != kReadWrite || like.key != 0;   // contents are copied: both must be accessible
   int rc = 0;
-  if (prot != kReadWrite) {
-    rc = sys::protect(from, bytes, kReadWrite);
-    if (rc == 0) rc = sys::protect(to, bytes, kReadWrite);
+  if (opened) {
+    rc = sys::protect_without_key(from, bytes, kReadWrite);
+    if (rc == 0) rc = sys::protect_without_key(to, bytes, kReadWrite);
   }
   if (rc == 0) rc = pager_move(to, from, bytes);
-  if (prot != kReadWrite) {
-    (void)sys::protect(from, bytes, prot);
-    (void)sys::protect(to, bytes, prot);
+  if (opened) {
+    for (char* place : {from, to})
+      (void)(like.key != 0 ? sys::protect_with_key(place, bytes, like.prot, like.key) : sys::protect(place, bytes, like.prot));
   }
   return rc;
 }
@@ -82,7 +84,7 @@ int move_map(const Request& request, void** out) {
   rc = make_like(area, place, request.new_bytes, request.old);
   size_t keep = request.old_bytes < request.new_bytes ? request.old_bytes : request.new_bytes;
   if (rc == 0 && request.old.committed) {
-    rc = move_contents(place, request.old_begin, keep, request.old.prot);
+    rc = move_contents(place, request.old_begin, keep, request.old);
     if (rc < 0) (void)unmap_pieces(area, place, place + request.new_bytes);
   }
   if (rc < 0) {

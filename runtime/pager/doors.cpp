@@ -17,11 +17,16 @@
 #include "pager/pager.h"
 #include "pager/pins.h"
 #include "pager/resolver.h"
+#include "pager/seize.h"
 #include "pager/state.h"
 #include "sys/file.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
+#endif
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
 #endif
 
 namespace lunar {
@@ -46,12 +51,8 @@ void resolver_end_of_thread(void* resolver) {
   if (g_pool.count < 256) g_pool.spare[g_pool.count++] = r;
 }
 
-struct PageRange {
-  Region* region;
-  uint64_t first, end;
-};
+}  // namespace
 
-// Whole pages touched by the range (outward) or inside it (inward).
 int pages_of(const void* address, size_t bytes, bool inward, PageRange* out) {
   auto& state = pager_state();
   Region* region = state.regions.find(address);
@@ -64,6 +65,8 @@ int pages_of(const void* address, size_t bytes, bool inward, PageRange* out) {
   return 0;
 }
 
+namespace {
+
 enum class Want { kRead, kTouch };
 
 // One pass over a range. *busy: a page was in another thread's hand. *left_out: no room, given up.
@@ -75,7 +78,7 @@ int bring_in(Resolver& r, const PageRange& range, Want want, sys::SignalsHeld& s
   unsigned waits = 0;
   for (uint64_t page = range.first; page < range.end;) {
     PageState there = range.region->words[page].load(std::memory_order_acquire).state();
-    if (there == PageState::kResident || (there == PageState::kEmpty && want == Want::kRead)) {
+    if (there == PageState::kResident || ((there == PageState::kEmpty || there == PageState::kGuard) && want == Want::kRead)) {
       ++page;
       continue;
     }
@@ -157,18 +160,17 @@ int bring_in_ranges(const lunar_range* ranges, size_t count, Want want) {
   }
 }
 
-// Takes a page for discarding or moving; waits for whoever has it in hand. kResident..kPoisoned, or kEmpty/kGone (not locked).
+}  // namespace
+
 PageWord seize(Region& region, uint64_t page) {
   AtomicPageWord& word = region.words[page];
   for (unsigned spins = 0;; ++spins) {
     PageWord seen = word.load(std::memory_order_acquire);
-    if (seen.state() == PageState::kEmpty || seen.state() == PageState::kGone) return seen;
-    if (seen.state() != PageState::kBusy && page_lock(word, seen)) return seen;
+    if (seen.state() != PageState::kBusy && (!seized(seen) || page_lock(word, seen))) return seen;
     spins < 100 ? sys::cpu_relax() : spins < 200 ? sys::yield_cpu() : sys::sleep_ns(10000);
   }
 }
 
-// Frees what an evicted or framed page holds on the LUN.
 void drop_content(PageWord was) {
   if (was.state() == PageState::kInFrame || was.state() == PageState::kEvicted) count_evicted(-1);
   if (was.state() == PageState::kInFrame) {
@@ -180,6 +182,12 @@ void drop_content(PageWord was) {
     slot_release(was.lun(), was.slot());
   }
 }
+
+void put_back(Region& region, uint64_t page, PageWord next) {
+  if (page_unlock(region.words[page], next)) (void)sys::uffd_wake(pager_state().uffd, region.address_of(PageIndex(page)), pager_state().page_size);
+}
+
+namespace {
 
 bool present_state(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
 
@@ -213,13 +221,6 @@ int drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* w
   }
   return rc;
 }
-
-// Lets go of a page that was seized, as it was.
-void put_back(Region& region, uint64_t page, PageWord was) {
-  if (page_unlock(region.words[page], was)) (void)sys::uffd_wake(pager_state().uffd, region.address_of(PageIndex(page)), pager_state().page_size);
-}
-
-bool seized(PageWord was) { return was.state() != PageState::kEmpty && was.state() != PageState::kGone; }
 
 int discard_chunk(Region& region, uint64_t first, uint64_t end, Discard what) {
   auto& state = pager_state();
@@ -304,11 +305,35 @@ int pager_prefetch(const lunar_range* ranges, size_t count) { return pager_armed
 
 namespace {
 
+int guard_range(const PageRange& range, bool install, bool wait) {
+  auto& state = pager_state();
+  for (uint64_t p = range.first; p < range.end;) {
+    uint64_t next = (p / kChunkPages + 1) * kChunkPages;
+    if (next > range.end) next = range.end;
+    int rc = 0;
+    bool before_arming = false;
+    if (!pager_armed()) {
+      sys::Locked<sys::Mutex> hold(state.arm_lock);
+      before_arming = !pager_armed();
+      if (before_arming) rc = guard_pages(*range.region, p, next, install);
+    }
+    if (!before_arming) {
+      MutatorScope scope(wait);
+      if (!scope.entered()) return -EAGAIN;
+      rc = guard_pages(*range.region, p, next, install);
+    }
+    if (rc < 0) return rc;
+    p = next;
+  }
+  return 0;
+}
+
 // The loop of the discards. `wait`: for a fork in hand; else -EAGAIN, with what came before it discarded.
 int discard(void* address, size_t bytes, Discard what, bool wait) {
   auto& state = pager_state();
   PageRange range;
   int rc = pages_of(address, bytes, true, &range);
+  if (rc == 0 && what == Discard::kMapping && range.region->has_guards.load(std::memory_order_acquire)) rc = guard_range(range, false, wait);
   if (rc < 0) return rc;
   if (!pager_armed()) {
     sys::Locked<sys::Mutex> hold(state.arm_lock);
@@ -339,6 +364,14 @@ int discard(void* address, size_t bytes, Discard what, bool wait) {
 
 }  // namespace
 
+int pager_guard(void* address, size_t bytes, bool install) {
+  PageRange range;
+  int rc = pages_of(address, bytes, true, &range);
+  if (rc < 0 || range.first == range.end) return rc;
+  if (install) range.region->has_guards.store(true, std::memory_order_release);
+  return install || range.region->has_guards.load(std::memory_order_acquire) ? guard_range(range, install, true) : 0;
+}
+
 int pager_discard(void* address, size_t bytes, Discard what) { return discard(address, bytes, what, true); }
 int pager_try_discard(void* address, size_t bytes) { return discard(address, bytes, Discard::kMapping, false); }
 
@@ -365,9 +398,10 @@ int pager_advise_huge(void* address, size_t bytes, int advice) {
   auto& state = pager_state();
   Region* region = state.regions.find(address);
   if (region == nullptr) return -EINVAL;
-  if (pager_armed()) return 0;
+  const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;   // the one that is no hint: there would be a huge page when it succeeds
+  if (pager_armed()) return refused;
   sys::Locked<sys::Mutex> hold(state.arm_lock);
-  if (pager_armed() || (advice != MADV_NOHUGEPAGE && !plain_allow_huge(state, *region))) return 0;
+  if (pager_armed() || (advice != MADV_NOHUGEPAGE && !plain_allow_huge(state, *region))) return refused;
   return sys::advise(address, bytes, advice);
 }
 
@@ -426,19 +460,26 @@ static void drop_moved(Region& region, uint64_t page) {
   if (rc < 0) fatal("move: page %p cannot be dropped (%s); its old content would come back", address, errno_name(rc));
 }
 
+static int move_guard(Region& dst, uint64_t d, Region& src, uint64_t s) {
+  dst.has_guards.store(true, std::memory_order_release);
+  int rc = guard_pages(dst, d, d + 1, true);
+  return rc < 0 ? rc : guard_pages(src, s, s + 1, false);
+}
+
 // Moves one page's content; both are ours (busy) or untouched. Returns 0 or -errno.
 static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
   auto& state = pager_state();
   Region &src = *from.region, &dst = *to.region;
   uint64_t s = from.first + i, d = to.first + i;
   PageWord was = seize(src, s);
-  if (was.state() == PageState::kEmpty || was.state() == PageState::kGone) return 0;
+  if (was.state() == PageState::kGuard) return move_guard(dst, d, src, s);
+  if (!seized(was)) return 0;
   AtomicPageWord& target = dst.words[d];
   for (;;) {
     PageWord there = target.load(std::memory_order_acquire);
     if (there.state() == PageState::kEmpty && page_lock(target, there)) break;
     if (there.state() != PageState::kEmpty && there.state() != PageState::kBusy) {
-      if (page_unlock(src.words[s], was)) (void)sys::uffd_wake(state.uffd, src.address_of(PageIndex(s)), state.page_size);
+      put_back(src, s, was);
       return -EEXIST;
     }
     sys::yield_cpu();
@@ -462,9 +503,8 @@ static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
     src.committed_pages.fetch_sub(1, std::memory_order_relaxed);
     dst.committed_pages.fetch_add(1, std::memory_order_relaxed);
   }
-  if (page_unlock(target, moved)) (void)sys::uffd_wake(state.uffd, dst.address_of(PageIndex(d)), state.page_size);
-  if (page_unlock(src.words[s], was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false)))
-    (void)sys::uffd_wake(state.uffd, src.address_of(PageIndex(s)), state.page_size);
+  put_back(dst, d, moved);
+  put_back(src, s, was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
   return 0;
 }
 
@@ -474,7 +514,12 @@ int pager_move(void* dst, void* src, size_t bytes) {
   if (rc == 0) rc = pages_of(src, bytes, true, &from);
   if (rc < 0) return rc;
   if (!pager_armed()) {
-    __builtin_memcpy(dst, src, bytes);
+    for (uint64_t i = 0; i < from.end - from.first; ++i) {
+      Region &there = *to.region, &here = *from.region;
+      if (here.words[from.first + i].load().state() == PageState::kGuard) rc = move_guard(there, to.first + i, here, from.first + i);
+      else __builtin_memcpy(there.address_of(PageIndex(to.first + i)), here.address_of(PageIndex(from.first + i)), sys::page_bytes());
+      if (rc < 0) return rc;
+    }
     return pager_discard(src, bytes, Discard::kMapping);
   }
   if (!descriptors_in_place(pager_state())) return -ENOMEM;

@@ -14,7 +14,7 @@
 namespace lunar {
 namespace {
 
-const char* const kStateNames[] = {"empty", "resident", "evicted", "in frame", "busy", "poisoned", "gone", "?"};
+const char* const kStateNames[] = {"empty", "resident", "evicted", "in frame", "busy", "poisoned", "gone", "guard"};
 
 void say(int fd, const char* text, size_t n) { (void)sys::write_to_program(fd, text, n); }
 
@@ -36,7 +36,7 @@ void dump_region(int fd, const Region& region) {
   size_t n = format_to(line, sizeof line, "region %p: %lu of %lu pages used, committed %lu:", static_cast<const void*>(region.base), end,
                        region.pages, region.committed_pages.load());
   say(fd, line, n);
-  for (unsigned s = 0; s < 7; ++s) {
+  for (unsigned s = 0; s < 8; ++s) {
     if (in_state[s] == 0) continue;
     n = format_to(line, sizeof line, " %s %lu", kStateNames[s], in_state[s]);
     say(fd, line, n);
@@ -96,7 +96,7 @@ void Tally::walk(PagerState& state, Region& region) {
       if (s == PageState::kResident) ++in_chunk;
       if (s == PageState::kEvicted || s == PageState::kInFrame) ++evicted;
       check(s != PageState::kBusy, "a busy page", page, static_cast<int64_t>(word.previous()), -1);
-      if (s != PageState::kPoisoned && s != PageState::kGone)
+      if (s != PageState::kPoisoned && s != PageState::kGone && s != PageState::kGuard)
         check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page, present[k], static_cast<int64_t>(s));
       if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.own_lun) ++slots;
       if (s == PageState::kInFrame) {

@@ -256,6 +256,9 @@ void Handler::answer(const sys::UffdMessage& message) {
   }
   switch (seen.state()) {
     case PageState::kResident: check_resident(*region, page); return;
+    case PageState::kGuard:   // became one when the thread had faulted already: the kernel's marker answers
+      (void)sys::uffd_wake(state.uffd, address, state.page_size);
+      return;
     case PageState::kGone:   // only registered memory sends messages, so the page table and the kernel disagree
       fatal("page %p was unmapped behind the pager's back (a raw munmap or mremap) and is used again; its content is lost", address);
     case PageState::kPoisoned:

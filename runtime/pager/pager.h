@@ -50,6 +50,8 @@ char* region_base(const Region* region);
 size_t region_size(const Region* region);
 // Region that holds `address`, or nullptr. Lock-free; callable anywhere.
 Region* region_find(const void* address);
+// The lowest address above `address`, at most `end`, where a region starts or ends.
+char* region_boundary(char* address, char* end);
 
 // Makes [offset, offset+bytes) usable (read/write, zero-filled, charged against the LUN). -ENOMEM: nothing changed.
 // pre: the range is not committed now.
@@ -74,6 +76,9 @@ enum class Discard : uint8_t {
   kMapping,    // the mapping ends, or another takes its place: locks go with it
 };
 [[nodiscard]] int pager_discard(void* address, size_t bytes, Discard what);
+// Guard pages (MADV_GUARD_INSTALL, MADV_GUARD_REMOVE): contents are gone, touching one is SIGSEGV until it is removed (then it reads as
+// zeros) or its mapping ends. -EINVAL: this kernel has none (before 6.13), or pages are locked; contents are then as they were.
+[[nodiscard]] int pager_guard(void* address, size_t bytes, bool install);
 // As discard (kMapping), but -EAGAIN while this process forks: for an allocator's hooks. They run with the allocator's locks held, and its own
 // fork handlers want these after ours have begun to keep discards out (unless ours are older than the allocator's).
 [[nodiscard]] int pager_try_discard(void* address, size_t bytes);
@@ -85,6 +90,7 @@ enum class Discard : uint8_t {
 // pin: resident until unpin (counts do not nest). -ENOMEM when the pinned total would pass half of the budget.
 [[nodiscard]] int pager_pin(const void* address, size_t bytes);
 [[nodiscard]] int pager_unpin(const void* address, size_t bytes);
+void pager_unpin_all();
 // Evict now: writes out and drops what is resident in the range (tests, cold hints). Returns pages evicted or -errno.
 [[nodiscard]] int64_t pager_evict(const void* address, size_t bytes);
 

@@ -37,6 +37,7 @@ struct Region {
   std::atomic<uint8_t>* chunk_large = nullptr;   // may hold a huge page: it was there before activation (activation.h)
   std::atomic<bool> huge{false};           // the program has asked for huge pages here, while the process was not active
   std::atomic<uint64_t> committed_pages{0};
+  std::atomic<bool> has_guards{false};     // there may be guard pages
   std::atomic<bool> has_holes{false};      // some range below usable_pages was protected again
   sys::Mutex grow_lock;
 

@@ -260,6 +260,7 @@ Outcome Resolver::begin(Region& region, PageIndex page, unsigned run, unsigned h
     switch (seen.state()) {
       case PageState::kResident: *taken = 1; return Outcome::kResident;
       case PageState::kPoisoned: return Outcome::kPoisoned;
+      case PageState::kGuard:
       case PageState::kGone: return Outcome::kGone;
       case PageState::kBusy:
         if (seen.waiter() || word.compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel)) return Outcome::kBusy;

@@ -7,7 +7,7 @@
 //                  kStarted   a read is in flight; progress() will install it
 //                  kBusy      another thread has it in hand (it will wake the waiters)
 //                  kNoRoom    no DRAM, window or ring left just now: try again after progress()
-//                  kPoisoned, kGone
+//                  kPoisoned, kGone (a guard page too)
 //
 // Threading: one thread's. Fault path: no allocation, no host lock, no tiered memory touched but through userfaultfd.
 #pragma once

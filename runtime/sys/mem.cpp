@@ -5,6 +5,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
@@ -14,6 +16,7 @@
 #include <atomic>
 
 #include "base/error.h"
+#include "base/format.h"
 #include "sys/file.h"
 
 #ifndef SYS_process_madvise
@@ -319,5 +322,20 @@ int lock_memory(const void* address, size_t bytes, unsigned flags) {
 }
 int unlock_memory(const void* address, size_t bytes) { return result_of(syscall(SYS_munlock, address, bytes)); }
 int lock_all(int flags) { return result_of(syscall(SYS_mlockall, flags)); }
+int unlock_all() { return result_of(syscall(SYS_munlockall)); }
+
+ssize_t advise_process(int pidfd, const iovec* ranges, size_t count, int advice, unsigned flags) {
+  return syscall(SYS_process_madvise, pidfd, ranges, count, advice, flags);
+}
+
+bool pidfd_is_self(int pidfd) {
+  constexpr int kSelfThread = -10000, kSelfGroup = -10001, kSelfOld = -20000;   // linux/pidfd.h, 6.14 and 6.15
+  if (pidfd == kSelfThread || pidfd == kSelfGroup || pidfd == kSelfOld) return true;
+  char path[48], text[512];
+  format_to(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
+  if (pidfd < 0 || read_text(path, text, sizeof text) < 0) return false;
+  const char* line = strstr(text, "\nPid:");
+  return line != nullptr && strtol(line + 5, nullptr, 10) == getpid();
+}
 
 }  // namespace lunar::sys

@@ -62,9 +62,15 @@ struct PageFacts {
 // Reads this process' own memory by a system call: -EFAULT where a plain read would be a fault without remedy.
 [[nodiscard]] int peek(const void* from, void* to, size_t bytes);
 
-// mlock2 (flags 0: mlock), munlock, mlockall.
+// mlock2 (flags 0: mlock), munlock, mlockall, munlockall.
 [[nodiscard]] int lock_memory(const void* address, size_t bytes, unsigned flags);
 [[nodiscard]] int unlock_memory(const void* address, size_t bytes);
 [[nodiscard]] int lock_all(int flags);
+[[nodiscard]] int unlock_all();
+
+// process_madvise as the program calls it: the count, or -1 and errno. Whether a descriptor (or one of the kernel's names) stands
+// for this process.
+ssize_t advise_process(int pidfd, const iovec* ranges, size_t count, int advice, unsigned flags);
+bool pidfd_is_self(int pidfd);
 
 }  // namespace lunar::sys

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Guard pages. The kernel's own markers do the work (SIGSEGV, inherited by fork); the page table knows them so that nothing is copied
+// over a marker: UFFDIO_COPY would replace it. Threading: any thread; see seize.h.
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "pager/pager.h"
+#include "pager/seize.h"
+#include "pager/state.h"
+
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#define MADV_GUARD_REMOVE 103
+#endif
+
+namespace lunar {
+namespace {
+
+// Every page but those that are gone, also the empty: a neighbour's first touch fills in runs.
+PageWord take_any(Region& region, uint64_t page) {
+  AtomicPageWord& word = region.words[page];
+  for (;;) {
+    PageWord seen = seize(region, page);
+    if (seized(seen) || seen.state() == PageState::kGone || page_lock(word, seen)) return seen;
+  }
+}
+
+// What a page becomes whose content is gone.
+PageWord empty_word(Region& region, uint64_t page, PageWord was, PageState next) {
+  if (was.state() == PageState::kResident && pager_armed()) {
+    count_resident(region, PageIndex(page), -1);
+    Account& account = pager_state().account;
+    still_exclusive(was.epoch(), exclusive_epoch()) ? account.give(1) : account.give_maybe_shared(1);
+  }
+  if (seized(was)) drop_content(was);
+  uncharge_touched(region, was);
+  return was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false);
+}
+
+}  // namespace
+
+int guard_pages(Region& region, uint64_t first, uint64_t end, bool install) {
+  auto& state = pager_state();
+  PageWord was[kChunkPages];
+  bool done[kChunkPages];
+  int rc = 0;
+  if (install) table_reach(region, first, end);
+  for (uint64_t p = first; p < end; ++p) {
+    was[p - first] = take_any(region, p);
+    if (install && was[p - first].pinned()) rc = -EINVAL;
+  }
+  if (rc == 0) {
+    const int advice = install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE;
+    rc = sys::advise(region.address_of(PageIndex(first)), (end - first) << state.page_shift, advice);
+    for (uint64_t p = first; p < end; ++p)   // what stopped it may have done so half way
+      done[p - first] = rc == 0 || sys::advise(region.address_of(PageIndex(p)), state.page_size, advice) == 0;
+  } else {
+    for (bool& one : done) one = false;
+  }
+  for (uint64_t p = first; p < end; ++p) {
+    PageWord w = was[p - first];
+    if (w.state() == PageState::kGone) continue;
+    PageWord next = w;
+    if (done[p - first] && install) next = empty_word(region, p, w, PageState::kGuard);
+    if (done[p - first] && !install && w.state() == PageState::kGuard) next = w.with_state(PageState::kEmpty);
+    put_back(region, p, next);
+  }
+  return rc;
+}
+
+void pager_unpin_all() {
+  auto& state = pager_state();
+  for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i) {
+    Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
+    if (region == nullptr || !pager_armed()) continue;
+    uint64_t end = region->table_pages.load(std::memory_order_acquire);
+    int64_t cleared = 0;
+    for (uint64_t p = 0; p < end; ++p) {
+      if (region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) == 0) p += kChunkPages - 1;   // p is the first of it
+      else if (region->words[p].load(std::memory_order_relaxed).pinned()) cleared += page_clear_pinned(region->words[p]);
+    }
+    state.pinned_pages.fetch_sub(cleared);
+  }
+}
+
+char* region_boundary(char* address, char* end) {
+  auto& state = pager_state();
+  for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i) {
+    Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
+    if (region == nullptr) continue;
+    char *base = region->base, *limit = base + (region->pages << state.page_shift);
+    if (base > address && base < end) end = base;
+    if (limit > address && limit < end) end = limit;
+  }
+  return end;
+}
+
+}  // namespace lunar

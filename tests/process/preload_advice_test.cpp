@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a program may do to its own memory by madvise, mprotect with and without protection keys, mlock and munmap, and what it must
+// see afterwards: on tiered maps and on the heap, before the pager is armed and after, next to plain memory where the kernel decides.
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+#include <csetjmp>
+#include <csignal>
+#include <cstdint>
+#include <string>
+
+#include "preload_test.h"
+
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#define MADV_GUARD_REMOVE 103
+#endif
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24
+#endif
+
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS;
+constexpr int kRw = PROT_READ | PROT_WRITE;
+size_t g_page;
+
+sigjmp_buf g_jump;
+void on_fault(int) { siglongjmp(g_jump, 1); }
+
+bool faults(volatile char* address, bool write = false) {
+  struct sigaction action {}, before {};
+  action.sa_handler = on_fault;
+  sigaction(SIGSEGV, &action, &before);
+  bool hit = sigsetjmp(g_jump, 1) != 0;
+  if (!hit) {
+    if (write) *address = 1;
+    else (void)*address;
+  }
+  sigaction(SIGSEGV, &before, nullptr);
+  return hit;
+}
+
+char* map(size_t bytes, int prot = kRw, int flags = kPrivate) {
+  auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, flags, -1, 0));
+  CHECK(p != MAP_FAILED && tiered(p));
+  return p;
+}
+
+// More than the budget goes through DRAM: what was there is evicted.
+void push_out() {
+  constexpr size_t kBytes = 96 * kMiB;
+  char* p = map(kBytes);
+  fill(p, kBytes, 99);
+  CHECK(munmap(p, kBytes) == 0);
+}
+
+// The next map of the size takes the place of the last one; nothing of what was there may show.
+void comes_back_empty(char* before, size_t bytes, int flags = kPrivate) {
+  char* p = map(bytes, kRw, flags);
+  CHECK(p <= before);   // the lowest free place
+  CHECK(all_zero(p, bytes) && !faults(p, true));
+  CHECK(munmap(p, bytes) == 0);
+}
+
+void unmapped_reservations_are_emptied() {
+  for (int flags : {kPrivate, kPrivate | MAP_NORESERVE}) {
+    char* p = map(4 * kMiB, PROT_NONE, flags);
+    CHECK(pkey_mprotect(p, 2 * kMiB, kRw, -1) == 0);
+    fill(p, 2 * kMiB, 3);
+    CHECK(holds(p, 2 * kMiB, 3) && faults(p + 3 * kMiB) && munmap(p, 4 * kMiB) == 0);
+    comes_back_empty(p, 4 * kMiB, flags);
+    p = map(4 * kMiB, PROT_NONE, flags);
+    CHECK(syscall(SYS_mprotect, p, 2 * kMiB, kRw) == 0);   // behind our back
+    fill(p, 2 * kMiB, 5);
+    CHECK(holds(p, 2 * kMiB, 5) && munmap(p, 4 * kMiB) == 0);
+    comes_back_empty(p, 4 * kMiB, flags);
+    p = map(4 * kMiB, PROT_NONE, flags);
+    CHECK(syscall(SYS_mprotect, p, 2 * kMiB, kRw) == 0);
+    fill(p, 2 * kMiB, 7);
+    CHECK(mmap(p, 2 * kMiB, kRw, flags | MAP_FIXED, -1, 0) == p && all_zero(p, 2 * kMiB) && munmap(p, 4 * kMiB) == 0);
+  }
+}
+
+void keys_protect_and_end_with_their_map() {
+  int key = pkey_alloc(0, 0);
+  if (key < 0) return;
+  char* p = map(4 * kMiB);
+  fill(p, 4 * kMiB, 11);
+  CHECK(pkey_mprotect(p + kMiB, kMiB, kRw, key) == 0);
+  CHECK(pkey_set(key, PKEY_DISABLE_ACCESS) == 0 && faults(p + kMiB) && !faults(p));
+  push_out();
+  CHECK(faults(p + kMiB) && pkey_set(key, 0) == 0 && holds(p, 4 * kMiB, 11));
+  CHECK(pkey_set(key, PKEY_DISABLE_ACCESS) == 0);
+  CHECK(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && faults(p + kMiB) && mprotect(p + kMiB, kMiB, kRw) == 0);   // mprotect keeps the key
+  char* wall = map(kMiB);
+  auto* moved = static_cast<char*>(mremap(p + kMiB, kMiB, 8 * kMiB, MREMAP_MAYMOVE));   // it goes along
+  CHECK(moved != MAP_FAILED && faults(moved) && faults(moved + 7 * kMiB) && pkey_set(key, 0) == 0);
+  CHECK(holds(moved, kMiB, 11, kMiB / sizeof(long)) && all_zero(moved + kMiB, 7 * kMiB) && pkey_set(key, PKEY_DISABLE_ACCESS) == 0);
+  CHECK(munmap(moved, 8 * kMiB) == 0 && munmap(p, 4 * kMiB) == 0 && munmap(wall, kMiB) == 0);
+  comes_back_empty(p, 4 * kMiB);
+  CHECK(pkey_set(key, 0) == 0 && pkey_free(key) == 0);
+}
+
+void advice_is_known_or_refused() {
+  char* p = map(4 * kMiB);
+  auto* heap = static_cast<char*>(aligned_alloc(g_page, 2 * kMiB));
+  for (char* at : {p, heap}) {
+    fill(at, 2 * kMiB, 13);
+    const int harmless[] = {0, 1, 2, 3, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20, 21, 22, 23};
+    for (int advice : harmless) CHECK(madvise(at, 2 * kMiB, advice) == 0 && holds(at, 2 * kMiB, 13));
+    for (int advice = -3; advice < 140; ++advice) {
+      bool known = advice >= 0 && (advice <= 4 || (advice >= 8 && advice <= 25) || (advice >= 100 && advice <= 103));
+      errno = 0;
+      if (!known) CHECK(madvise(at, 2 * kMiB, advice) == -1 && errno == EINVAL);
+    }
+    errno = 0;
+    CHECK(madvise(at, 2 * kMiB, 9) == -1 && errno == EINVAL);   // MADV_REMOVE: for files
+    CHECK(holds(at, 2 * kMiB, 13));
+  }
+  for (int advice : {4, 8, MADV_DONTNEED_LOCKED}) {
+    for (char* at : {p, heap}) {
+      fill(at, 2 * kMiB, 17);
+      push_out();   // evicted content comes from the LUN, not from the kernel
+      CHECK(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB) && holds(at + kMiB, kMiB, 17, kMiB / sizeof(long)));
+      fill(at, 2 * kMiB, 19);
+      CHECK(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB));
+    }
+  }
+  iovec self{p, kMiB};
+  fill(p, 2 * kMiB, 21);
+  push_out();
+  int pidfd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
+  CHECK(pidfd >= 0 && process_madvise(pidfd, &self, 1, MADV_DONTNEED, 0) == static_cast<ssize_t>(kMiB));
+  CHECK(all_zero(p, kMiB) && holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)));
+  close(pidfd);
+  CHECK(posix_madvise(p, 2 * kMiB, POSIX_MADV_DONTNEED) == 0 && posix_madvise(p + 1, kMiB, POSIX_MADV_RANDOM) == EINVAL);
+  CHECK(holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)) && munmap(p, 4 * kMiB) == 0);
+  free(heap);
+}
+
+bool kernel_has_guards() {
+  void* p = mmap(nullptr, g_page, kRw, kPrivate, -1, 0);
+  bool has = syscall(SYS_madvise, p, g_page, MADV_GUARD_INSTALL) == 0;
+  munmap(p, g_page);
+  return has;
+}
+
+// A guard page at every 16th page of the range. What is between them holds `seed`, or (0) is touched for the first time.
+void guard_every_16th(char* p, size_t bytes, unsigned long seed) {
+  size_t pages = bytes / g_page;
+  for (size_t i = 5; i < pages; i += 16) CHECK(madvise(p + i * g_page, g_page, MADV_GUARD_INSTALL) == 0);
+  for (size_t i = 0; i < pages; ++i) {
+    char* page = p + i * g_page;
+    if (i % 16 == 5) CHECK(faults(page) && faults(page, true) && faults(page + g_page - 1));
+    else if (seed != 0) CHECK(holds(page, g_page, seed, i * g_page / sizeof(long)));
+    else CHECK(all_zero(page, g_page));
+  }
+}
+
+void guard_pages(bool heap) {
+  if (!kernel_has_guards()) {
+    char* p = map(2 * kMiB);
+    fill(p, 2 * kMiB, 23);
+    errno = 0;
+    CHECK(madvise(p, kMiB, MADV_GUARD_INSTALL) == -1 && errno == EINVAL && holds(p, 2 * kMiB, 23) && munmap(p, 2 * kMiB) == 0);
+    return;
+  }
+  constexpr size_t kBytes = 4 * kMiB;
+  const size_t pages = kBytes / g_page;
+  char* p = heap ? static_cast<char*>(aligned_alloc(g_page, kBytes)) : map(kBytes);
+  CHECK(tiered(p));
+  if (!heap) guard_every_16th(p, kBytes, 0);   // filling at first touch leaves them out
+  if (!heap) CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
+  fill(p, kBytes, 29);
+  push_out();
+  guard_every_16th(p, kBytes, 29);
+  push_out();
+  for (size_t i = 5; i < pages; i += 16) CHECK(faults(p + i * g_page));
+  CHECK(madvise(p, kBytes, MADV_DONTNEED) == 0 && all_zero(p, 5 * g_page) && faults(p + 5 * g_page));   // they stay
+  CHECK(madvise(p, kBytes, MADV_WILLNEED) == 0 && faults(p + 5 * g_page));
+  errno = 0;
+  CHECK(madvise(p, kBytes, MADV_POPULATE_WRITE) == -1 && errno == EFAULT && faults(p + 5 * g_page));
+  pid_t child = fork();
+  if (child == 0) _exit(faults(p + 5 * g_page) && faults(p + 21 * g_page) && all_zero(p, 5 * g_page) && !faults(p + 6 * g_page, true) ? 0 : 1);
+  int status = 1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
+  fill(p, kBytes, 31);
+  CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && holds(p, kBytes, 31));   // nothing to remove: nothing lost
+  guard_every_16th(p, kBytes, 31);
+  if (heap) {
+    CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0);
+    free(p);
+    return;
+  }
+  char* wall = map(kMiB);   // so that it must move
+  auto* q = static_cast<char*>(mremap(p, kBytes, 2 * kBytes, MREMAP_MAYMOVE));
+  CHECK(q != MAP_FAILED);
+  for (size_t i = 0; i < pages; ++i) CHECK(i % 16 == 5 ? faults(q + i * g_page) : holds(q + i * g_page, g_page, 31, i * g_page / sizeof(long)));
+  CHECK(munmap(q, 2 * kBytes) == 0 && munmap(wall, kMiB) == 0);
+  comes_back_empty(q, 2 * kBytes);
+  comes_back_empty(p, kBytes);
+  p = map(kBytes, PROT_NONE);   // in a reservation
+  CHECK(madvise(p, g_page, MADV_GUARD_INSTALL) == 0 && mprotect(p, kBytes, kRw) == 0 && faults(p) && all_zero(p + g_page, kBytes - g_page));
+  CHECK(mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == p && all_zero(p, kBytes));
+  CHECK(munmap(p, kBytes) == 0);
+}
+
+unsigned long locked_kb() {
+  FILE* file = fopen("/proc/self/status", "r");
+  char line[256];
+  unsigned long kb = 0;
+  while (file != nullptr && fgets(line, sizeof line, file) != nullptr) sscanf(line, "VmLck: %lu", &kb);
+  if (file != nullptr) fclose(file);
+  return kb;
+}
+
+struct Stats {   // as lunar/lunar.h has it
+  size_t struct_size;
+  uint64_t words[40];
+};
+extern "C" int lunar_get_stats(void*) __attribute__((weak));
+uint64_t pinned_bytes() {
+  Stats stats{};
+  stats.struct_size = sizeof(size_t) + 10 * sizeof(uint64_t);
+  CHECK(lunar_get_stats(&stats) == 0);
+  return stats.words[9];
+}
+
+void locks() {
+  char* p = map(4 * kMiB);
+  auto* heap = static_cast<char*>(aligned_alloc(g_page, 2 * kMiB));
+  fill(p, 4 * kMiB, 37);
+  fill(heap, 2 * kMiB, 37);
+  CHECK(mlock(p + kMiB, kMiB) == 0 && mlock(heap, kMiB) == 0 && pinned_bytes() == 2 * kMiB && locked_kb() == 0);
+  push_out();
+  errno = 0;
+  CHECK(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);   // up to the lock
+  CHECK(all_zero(p, kMiB) && holds(p + kMiB, 3 * kMiB, 37, kMiB / sizeof(long)));
+  CHECK(madvise(p + kMiB, kMiB, MADV_DONTNEED_LOCKED) == 0 && all_zero(p + kMiB, kMiB) && pinned_bytes() == 2 * kMiB);
+  CHECK(munlockall() == 0 && pinned_bytes() == 0 && madvise(p, 4 * kMiB, MADV_DONTNEED) == 0 && all_zero(p, 4 * kMiB));
+  // Plain memory, tiered memory, plain memory again, in one call.
+  char* plain = p + 2 * kMiB;
+  int fd = memfd_create("plain", MFD_CLOEXEC);
+  CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(64 * 1024)) == 0);
+  CHECK(mmap(plain, 64 * 1024, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == plain);
+  CHECK(mlock(plain - 128 * 1024, 256 * 1024) == 0 && locked_kb() == 64 && pinned_bytes() == 192 * 1024);
+  CHECK(munlock(plain - 128 * 1024, 256 * 1024) == 0 && locked_kb() == 0 && pinned_bytes() == 0);
+  CHECK(mlock(plain, 128 * 1024) == 0 && locked_kb() == 64 && pinned_bytes() == 64 * 1024);   // begins in plain memory
+  CHECK(munlockall() == 0 && locked_kb() == 0 && pinned_bytes() == 0);
+  CHECK(mlock(p, g_page) == 0 && munmap(p, 4 * kMiB) == 0 && pinned_bytes() == 0);
+  errno = 0;
+  CHECK(mlock(p, g_page) == -1 && errno == ENOMEM);
+  p = map(2 * kMiB, PROT_NONE);
+  errno = 0;
+  CHECK(mlock(p, g_page) == -1 && errno == ENOMEM && munmap(p, 2 * kMiB) == 0);
+  close(fd);
+  free(heap);
+}
+
+// Not armed: small, and nothing may arm it but what comes last.
+void guard_pages_before_arming() {
+  if (!kernel_has_guards()) return;
+  char* p = map(2 * kMiB);
+  guard_every_16th(p, 2 * kMiB, 0);
+  CHECK(madvise(p, kMiB, MADV_DONTNEED) == 0 && faults(p + 5 * g_page) && madvise(p, kMiB, MADV_GUARD_REMOVE) == 0 && all_zero(p, kMiB));
+  CHECK(faults(p + kMiB + 5 * g_page) && munmap(p, 2 * kMiB) == 0);
+  comes_back_empty(p, 2 * kMiB);
+  p = map(2 * kMiB);
+  guard_every_16th(p, 2 * kMiB, 0);
+  push_out();   // armed now
+  for (size_t i = 0; i < 2 * kMiB / g_page; ++i) CHECK(faults(p + i * g_page) == (i % 16 == 5));
+  CHECK(munmap(p, 2 * kMiB) == 0);
+}
+
+struct Section {
+  const char* name;
+  void (*run)();
+};
+constexpr Section kSections[] = {
+    {"early-guards", guard_pages_before_arming},
+    {"reservations", unmapped_reservations_are_emptied},
+    {"keys", keys_protect_and_end_with_their_map},
+    {"advice", advice_is_known_or_refused},
+    {"guards", [] { guard_pages(false); }},
+    {"heap-guards", [] { guard_pages(true); }},
+    {"locks", locks},
+};
+const Section* g_section;
+
+int body() {
+  g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  g_section->run();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const Section& section : kSections)
+    if (argc == 3 && std::string(argv[2]) == section.name) g_section = &section;
+  if (g_section == nullptr) return 2;
+  const bool early = g_section == &kSections[0];
+  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", early ? "LUNAR_ARM_AT=64m" : "LUNAR_ARM_AT=1m"}, body);
+}
