@@ -25,6 +25,7 @@ enum class Effect : uint8_t {
   kNothing,        // a hint for what tiered memory does not have
   kUsual,          // LUNAR_NORMAL
   kReadAhead,      // LUNAR_SEQUENTIAL
+  kNoReadAhead,    // LUNAR_RANDOM
   kFetch,          // starts and finishes the reads, at queue depth
   kTouch,          // resident when it returns
   kDrop,           // zeros from now on; locked pages are refused
@@ -44,7 +45,7 @@ struct Rule {
 
 constexpr Rule kRules[] = {
     {kNormal, Effect::kUsual},
-    {kRandom, Effect::kUsual},
+    {kRandom, Effect::kNoReadAhead},
     {kSequential, Effect::kReadAhead},
     {kWillNeed, Effect::kFetch},
     {kDontNeed, Effect::kDrop},
@@ -120,6 +121,7 @@ int advise_tiered(char* address, size_t bytes, int advice) {
     case Effect::kNothing: return 0;
     case Effect::kUsual: return pager_advise(address, bytes, LUNAR_NORMAL);
     case Effect::kReadAhead: return pager_advise(address, bytes, LUNAR_SEQUENTIAL);
+    case Effect::kNoReadAhead: return pager_advise(address, bytes, LUNAR_RANDOM);
     case Effect::kFetch: return pager_prefetch(&range, 1);
     case Effect::kTouch: return pager_touch(address, bytes);
     case Effect::kDrop: return pager_discard(address, bytes, Discard::kContents);

@@ -365,9 +365,10 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   region->hashes = static_cast<uint64_t*>(map_private(region->pages * sizeof(uint64_t), ForkPolicy::kInherit));
   region->chunk_resident = static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
   region->chunk_used = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
+  region->patterns = static_cast<std::atomic<Access>*>(map_private(region->pattern_count(), ForkPolicy::kInherit));
   region->chunk_committed = static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
   region->chunk_large = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
-  rc = region->words == nullptr || region->hashes == nullptr || region->chunk_resident == nullptr || region->chunk_used == nullptr ||
+  rc = region->patterns == nullptr || region->words == nullptr || region->hashes == nullptr || region->chunk_resident == nullptr || region->chunk_used == nullptr ||
        region->chunk_committed == nullptr || region->chunk_large == nullptr ? -ENOMEM : 0;
   {
     sys::Locked<sys::Mutex> hold(state.arm_lock);
@@ -386,6 +387,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
     if (region->chunk_used != nullptr) unmap_private(region->chunk_used, chunks);
     if (region->chunk_committed != nullptr) unmap_private(region->chunk_committed, chunks * sizeof(int32_t));
     if (region->chunk_large != nullptr) unmap_private(region->chunk_large, chunks);
+    if (region->patterns != nullptr) unmap_private(region->patterns, region->pattern_count());
     return rc;
   }
   *out = region;
@@ -413,6 +415,7 @@ int region_destroy(Region* region) {
   unmap_private(region->chunk_used, (region->pages + kChunkPages - 1) / kChunkPages);
   unmap_private(region->chunk_committed, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
   unmap_private(region->chunk_large, (region->pages + kChunkPages - 1) / kChunkPages);
+  unmap_private(region->patterns, region->pattern_count());
   return 0;   // the Region object itself stays in the arena: a late look-up may still read it
 }
 

@@ -305,6 +305,19 @@ int pager_prefetch(const lunar_range* ranges, size_t count) { return pager_armed
 
 namespace {
 
+// A piece of which less than half is covered keeps its pattern.
+void set_pattern(const PageRange& range, Access access) {
+  Region& region = *range.region;
+  if (access != Access::kNormal) region.has_patterns.store(true, std::memory_order_relaxed);
+  if (!region.has_patterns.load(std::memory_order_relaxed)) return;
+  for (uint64_t p = range.first; p < range.end;) {
+    uint64_t piece = p / kPatternPages, begin = piece * kPatternPages, limit = begin + kPatternPages < region.pages ? begin + kPatternPages : region.pages;
+    uint64_t to = limit < range.end ? limit : range.end;
+    if (2 * (to - p) >= limit - begin) region.patterns[piece].store(access, std::memory_order_relaxed);
+    p = to;
+  }
+}
+
 int guard_range(const PageRange& range, bool install, bool wait) {
   auto& state = pager_state();
   for (uint64_t p = range.first; p < range.end;) {
@@ -333,6 +346,7 @@ int discard(void* address, size_t bytes, Discard what, bool wait) {
   auto& state = pager_state();
   PageRange range;
   int rc = pages_of(address, bytes, true, &range);
+  if (rc == 0 && what == Discard::kMapping) set_pattern(range, Access::kNormal);
   if (rc == 0 && what == Discard::kMapping && range.region->has_guards.load(std::memory_order_acquire)) rc = guard_range(range, false, wait);
   if (rc < 0) return rc;
   if (!pager_armed()) {
@@ -379,8 +393,11 @@ int pager_advise(const void* address, size_t bytes, lunar_advice advice) {
   PageRange range;
   int rc = pages_of(address, bytes, false, &range);
   if (rc < 0) return rc;
-  if (advice < LUNAR_NORMAL || advice > LUNAR_SEQUENTIAL) return -EINVAL;
-  if (!pager_armed()) return 0;
+  if (advice < LUNAR_NORMAL || advice > LUNAR_RANDOM) return -EINVAL;
+  if (advice == LUNAR_NORMAL) set_pattern(range, Access::kNormal);
+  if (advice == LUNAR_SEQUENTIAL) set_pattern(range, Access::kSequential);
+  if (advice == LUNAR_RANDOM) set_pattern(range, Access::kRandom);
+  if (!pager_armed() || advice == LUNAR_RANDOM) return 0;
   if (advice == LUNAR_COLD) {
     int64_t n = pager_evict(address, bytes);
     return n < 0 ? static_cast<int>(n) : 0;

@@ -13,6 +13,7 @@
 #include "base/test_switches.h"
 #include "pager/activation.h"
 #include "pager/pins.h"
+#include "pager/resolver.h"
 #include "pager/state.h"
 #include "sys/file.h"
 #include "sys/kernel.h"
@@ -67,6 +68,9 @@ int Evictor::open(uint32_t frame_count) {
   pagemap_ = -1;
   range_lock_.reset_in_child();
   range_region_.store(nullptr);
+  behind_lock_.unlock();   // a forked child's parent may have held it
+  for (Behind& one : behind_) one = {};
+  has_behind_.store(false);
   failed_count_ = dirty_count_ = victim_count_ = 0;
   context_ = nullptr;
   return 0;
@@ -144,7 +148,7 @@ void Evictor::run() {
     int64_t free = state.account.free_pages();
     going = (going && free < static_cast<int64_t>(high_water_) && state.account.above_share()) || should_evict();
     if (going) {
-      if (choose_clock(batch_limit_) != 0 && evict_chosen() != 0) {
+      if (choose(batch_limit_) != 0 && evict_chosen() != 0) {
         nothing_ns_ = kNothingFirstNs;
       } else if (pause_requests_.load() == 0) {   // nothing to be had just now: until somebody gives something back, or time has passed
         state.account.wait_pressure(seen, nothing_ns_);
@@ -200,6 +204,48 @@ bool Evictor::try_victim(Region* region, PageIndex page, bool ignore_heat) {
   if (!page_lock(word, seen)) return false;
   victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false, false, false};
   return true;
+}
+
+void Evictor::leave_behind(const Region& region, PageIndex page) {
+  constexpr uint64_t kLag = 8, kReach = kReadRunMax + kLag, kJoin = 256;   // pages: still in use, left since the fault before, one reader's
+  if (page.value <= kLag || region.access_of(PageIndex(page.value - kLag)) != Access::kSequential) return;
+  const uint64_t first = page.value > kReach ? page.value - kReach : 0, join = kJoin << pager_state().page_shift;
+  char *begin = region.address_of(PageIndex(first)), *end = region.address_of(PageIndex(page.value - kLag));
+  sys::Locked<sys::SpinLock> hold(behind_lock_);
+  has_behind_.store(true, std::memory_order_relaxed);
+  for (Behind& one : behind_) {
+    if (one.begin == one.end || begin < one.begin || begin > one.end + join) continue;
+    if (end > one.end) one.end = end;
+    return;
+  }
+  behind_[behind_next_++ % kBehindMax] = {begin, end};
+}
+
+void Evictor::choose_behind(unsigned want) {
+  auto& state = pager_state();
+  if (!has_behind_.load(std::memory_order_relaxed)) return;
+  while (victim_count_ < want) {
+    char* at = nullptr;
+    {
+      sys::Locked<sys::SpinLock> hold(behind_lock_);
+      for (unsigned i = 0; i < kBehindMax && at == nullptr; ++i) {
+        Behind& one = behind_[(behind_next_ + i) % kBehindMax];
+        if (one.begin == one.end) continue;
+        at = one.begin;
+        one.begin += state.page_size;
+      }
+      if (at == nullptr) has_behind_.store(false, std::memory_order_relaxed);
+    }
+    if (at == nullptr) return;
+    Region* region = state.regions.find(at);
+    if (region != nullptr && region->access_of(region->page_of(at)) == Access::kSequential) (void)try_victim(region, region->page_of(at), true);
+  }
+}
+
+unsigned Evictor::choose(unsigned want) {
+  victim_count_ = 0;
+  choose_behind(want);
+  return victim_count_ != 0 ? victim_count_ : choose_clock(want);
 }
 
 unsigned Evictor::choose_clock(unsigned want) {

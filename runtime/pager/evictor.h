@@ -13,7 +13,8 @@
 //
 // Policy: GCLOCK in address order, so that neighbours are evicted, written and later read together. The one sign of use there
 // is, is the next fault; so heat goes by how soon it came, in DRAMs-full evicted meanwhile (refault distance, as in Linux'
-// mm/workingset.c): within 1/4: 6, 1/2: 3, 1: 1, later: 0. From the frame: 4. First touch 1, read-ahead 0, LUNAR_HOT 7.
+// mm/workingset.c): within 1/4: 6, 1/2: 3, 1: 1, later: 0. From the frame: 4. First touch 1, read-ahead 0, LUNAR_HOT 7. Before the
+// clock come pages that a reader of a LUNAR_SEQUENTIAL range has left behind.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -48,6 +49,9 @@ class Evictor {
   void kick();                                 // DRAM is short: wake up. Cheap when awake
   bool asleep() const { return asleep_.load(std::memory_order_relaxed); }
   uint32_t low_water() const { return low_water_; }
+
+  // A sequential reader has come to `page` (LUNAR_SEQUENTIAL): when DRAM is short, what it has left behind goes first. Any thread; short.
+  void leave_behind(const Region& region, PageIndex page);
 
   // Returns when no batch is under way that began before the call.
   void wait_for_batch() const;
@@ -87,6 +91,8 @@ class Evictor {
   static void run_thread(void* self);
   void run();
   bool should_evict();
+  unsigned choose(unsigned want);
+  void choose_behind(unsigned want);
   unsigned choose_clock(unsigned want);
   unsigned choose_range(unsigned want);
   bool try_victim(Region* region, PageIndex page, bool ignore_heat);
@@ -144,6 +150,16 @@ class Evictor {
   int64_t since_tick_ = 0;          // pages evicted since eviction_time went on
   unsigned hand_region_ = 0;
   uint64_t hand_page_ = 0;
+
+  struct Behind {
+    char* begin;                    // not evicted yet, up to end
+    char* end;
+  };
+  static constexpr unsigned kBehindMax = 16;
+  sys::SpinLock behind_lock_;
+  Behind behind_[kBehindMax] = {};
+  unsigned behind_next_ = 0;        // the oldest: taken first, and replaced
+  std::atomic<bool> has_behind_{false};
 
   std::atomic<uint32_t> pause_requests_{0};
   std::atomic<uint32_t> resting_{0};

@@ -307,7 +307,10 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen) {
 void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message) {
   PageWord seen = region.words[page.value].load(std::memory_order_acquire);
   bool first_touch = seen.state() == PageState::kEmpty;
-  Ahead ahead = streams_.on_fault(message.thread_id, &region, page.value, first_touch);
+  const Access access = region.access_of(page);
+  const Ahead ahead = access == Access::kNormal ? streams_.on_fault(message.thread_id, &region, page.value, first_touch)
+                                                : Ahead{1, access == Access::kSequential ? kReadRunMax : 1};
+  if (access == Access::kSequential) pager_state().evictor->leave_behind(region, page);
   unsigned taken = 0;
   bool forking = message.thread_id != 0 && message.thread_id == pager_state().forking_tid.load(std::memory_order_relaxed);
   if (forking) resolver_.set_keep_free(0);

@@ -82,7 +82,7 @@ enum class Discard : uint8_t {
 // As discard (kMapping), but -EAGAIN while this process forks: for an allocator's hooks. They run with the allocator's locks held, and its own
 // fork handlers want these after ours have begun to keep discards out (unless ours are older than the allocator's).
 [[nodiscard]] int pager_try_discard(void* address, size_t bytes);
-// Hints: cold: evict soon; hot: keep longer; sequential: read ahead, drop behind; normal.
+// Hints: cold: evict now; hot: keep longer; sequential: read ahead, evict behind; random: do not read ahead; normal.
 [[nodiscard]] int pager_advise(const void* address, size_t bytes, lunar_advice advice);
 // MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE: the kernel's while the process is not active; afterwards pages are small, and these
 // hints change nothing.

@@ -21,6 +21,10 @@ namespace lunar {
 
 constexpr uint64_t kChunkPages = 512;
 constexpr unsigned kRegionsMax = 2048;
+constexpr uint64_t kPatternPages = 64;    // what one advice on the access pattern covers at least
+
+// How the program says that it goes through a range.
+enum class Access : uint8_t { kNormal, kRandom, kSequential };
 
 struct Region {
   char* base = nullptr;
@@ -37,6 +41,8 @@ struct Region {
   std::atomic<uint8_t>* chunk_large = nullptr;   // may hold a huge page: it was there before activation (activation.h)
   std::atomic<bool> huge{false};           // the program has asked for huge pages here, while the process was not active
   std::atomic<uint64_t> committed_pages{0};
+  std::atomic<Access>* patterns = nullptr;      // one a kPatternPages
+  std::atomic<bool> has_patterns{false};
   std::atomic<bool> has_guards{false};     // there may be guard pages
   std::atomic<bool> has_holes{false};      // some range below usable_pages was protected again
   sys::Mutex grow_lock;
@@ -44,6 +50,10 @@ struct Region {
   char* address_of(PageIndex page) const;
   PageIndex page_of(const void* address) const;
   bool holds(const void* address) const;
+  Access access_of(PageIndex page) const {
+    return has_patterns.load(std::memory_order_relaxed) ? patterns[page.value / kPatternPages].load(std::memory_order_relaxed) : Access::kNormal;
+  }
+  uint64_t pattern_count() const { return (pages + kPatternPages - 1) / kPatternPages; }
   void note_resident(PageIndex page, int delta) {
     chunk_resident[page.value / kChunkPages].fetch_add(delta, std::memory_order_relaxed);
   }

@@ -223,12 +223,15 @@ struct Stats {   // as lunar/lunar.h has it
   uint64_t words[40];
 };
 extern "C" int lunar_get_stats(void*) __attribute__((weak));
-uint64_t pinned_bytes() {
+uint64_t statistic(unsigned index) {
   Stats stats{};
-  stats.struct_size = sizeof(size_t) + 10 * sizeof(uint64_t);
+  stats.struct_size = sizeof(size_t) + 20 * sizeof(uint64_t);
   CHECK(lunar_get_stats(&stats) == 0);
-  return stats.words[9];
+  return stats.words[index];
 }
+uint64_t pinned_bytes() { return statistic(9); }
+uint64_t major_faults() { return statistic(12); }
+uint64_t prefetched() { return statistic(14); }
 
 void locks() {
   char* p = map(4 * kMiB);
@@ -261,6 +264,59 @@ void locks() {
   free(heap);
 }
 
+// Reads the first word of each page of the range.
+void read_pages(const char* p, size_t pages) {
+  for (size_t i = 0; i < pages; ++i) CHECK(*reinterpret_cast<const unsigned long*>(p + i * g_page) == stamp(41, i * g_page / sizeof(long)));
+}
+
+// One after the other, and still no page that was not asked for.
+void random_reads_nothing_ahead() {
+  constexpr size_t kBytes = 128 * kMiB, kRead = 8 * kMiB;
+  char* p = map(kBytes);
+  fill(p, kBytes, 41);
+  CHECK(madvise(p, 2 * kRead, MADV_PAGEOUT) == 0 && madvise(p, 2 * kRead, MADV_RANDOM) == 0);
+  uint64_t ahead = prefetched(), major = major_faults();
+  read_pages(p, kRead / g_page);
+  fprintf(stderr, "random: %lu pages, %lu reads, %lu read ahead\n", kRead / g_page, major_faults() - major, prefetched() - ahead);
+  CHECK(prefetched() == ahead && major_faults() - major > kRead / g_page * 9 / 10);
+  CHECK(madvise(p, kBytes, MADV_NORMAL) == 0 && madvise(p, 2 * kRead, MADV_PAGEOUT) == 0);
+  read_pages(p, kRead / g_page);
+  CHECK(prefetched() > ahead && holds(p, kBytes, 41) && munmap(p, kBytes) == 0);
+}
+
+// From the first page of a run on.
+void sequential_reads_ahead() {
+  constexpr size_t kBytes = 128 * kMiB, kPlaces = 64, kRun = 32;
+  char* p = map(kBytes);
+  fill(p, kBytes, 41);
+  CHECK(madvise(p, kBytes, MADV_PAGEOUT) == 0 && madvise(p, kBytes, MADV_SEQUENTIAL) == 0);
+  uint64_t major = major_faults();
+  for (size_t i = 0; i < kPlaces; ++i) {
+    const char* at = p + i * (kBytes / kPlaces);
+    for (size_t k = 0; k < kRun; ++k) CHECK(*reinterpret_cast<const unsigned long*>(at + k * g_page) == stamp(41, static_cast<size_t>(at - p + k * g_page) / sizeof(long)));
+  }
+  fprintf(stderr, "sequential: %lu runs of %lu pages, %lu reads\n", kPlaces, kRun, major_faults() - major);
+  CHECK(major_faults() - major < 2 * kPlaces && holds(p, kBytes, 41) && munmap(p, kBytes) == 0);
+}
+
+// What lies behind goes before what others have in DRAM.
+void sequential_evicts_behind() {
+  constexpr size_t kBytes = 64 * kMiB, kOthers = 10 * kMiB;
+  char* p = map(kBytes);
+  fill(p, kBytes, 41);
+  CHECK(madvise(p, kBytes, MADV_PAGEOUT) == 0 && madvise(p, kBytes, MADV_SEQUENTIAL) == 0);
+  char* others = map(kOthers);
+  fill(others, kOthers, 43);
+  for (int pass = 0; pass < 6; ++pass) read_pages(p, kBytes / g_page);   // each brings the clock's hand round once
+  static unsigned char present[kOthers / 4096];
+  CHECK(mincore(others, kOthers, present) == 0);
+  size_t stayed = 0;
+  for (size_t i = 0; i < kOthers / g_page; ++i) stayed += present[i] & 1;
+  fprintf(stderr, "behind: %lu of %lu pages of others stayed\n", stayed, kOthers / g_page);
+  CHECK(stayed > kOthers / g_page * 3 / 4);
+  CHECK(holds(p, kBytes, 41) && holds(others, kOthers, 43) && munmap(p, kBytes) == 0 && munmap(others, kOthers) == 0);
+}
+
 // Not armed: small, and nothing may arm it but what comes last.
 void guard_pages_before_arming() {
   if (!kernel_has_guards()) return;
@@ -288,6 +344,9 @@ constexpr Section kSections[] = {
     {"guards", [] { guard_pages(false); }},
     {"heap-guards", [] { guard_pages(true); }},
     {"locks", locks},
+    {"random", random_reads_nothing_ahead},
+    {"sequential", sequential_reads_ahead},
+    {"behind", sequential_evicts_behind},
 };
 const Section* g_section;
 

@@ -86,10 +86,12 @@ typedef enum lunar_advice {
   LUNAR_NORMAL = 0,
   LUNAR_COLD = 1,        /* will not be used soon: evict first */
   LUNAR_HOT = 2,         /* used often: evict last */
-  LUNAR_SEQUENTIAL = 3   /* read ahead; evict behind */
+  LUNAR_SEQUENTIAL = 3,  /* from low to high addresses: read ahead from the first fault on; when DRAM is short, evict what lies behind first */
+  LUNAR_RANDOM = 4       /* read nothing ahead */
 } lunar_advice;
 
-/* -EINVAL: not tiered memory. Partly covered pages are included. */
+/* -EINVAL: not tiered memory. Partly covered pages are included. COLD and HOT act on what is resident now. SEQUENTIAL and RANDOM hold until
+ * NORMAL takes them back, for pieces of 64 pages that are covered at least by half. */
 LUNAR_API int lunar_advise(const void *address, size_t bytes, lunar_advice advice) LUNAR_NOEXCEPT;
 /* Brings the range in, at queue depth; returns when it is resident. -EIO: a page could not be read (touching it is SIGBUS). */
 LUNAR_API int lunar_touch(const void *address, size_t bytes) LUNAR_NOEXCEPT;
