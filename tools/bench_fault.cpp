@@ -251,7 +251,7 @@ void parse(CLI::App& app, FaultOptions& options, int argc, char** argv) {
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "swap"}));
   app.add_option("--writes", options.write_percent, "share of touches that write, percent (default 30)")
       ->check(CLI::Range(0, 100));
-  app.add_option("--options", options.options, "options of Lunar's side, NAME=VALUE,... (default fault=message)");
+  app.add_option("--options", options.options, "options of Lunar's side, NAME=VALUE,...");
   const CommonFlags common(app, options, "directory for LUN and swap file (default /var/tmp), or Lunar's LUN: file, device, URI",
                            "a rough answer within a minute");
   app.parse(argc, argv);

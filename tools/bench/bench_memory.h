@@ -14,7 +14,7 @@ struct BenchMemoryOptions {
   uint64_t dram_bytes = 0;   // Lunar's budget; swap is bounded by its cgroup alone
   uint64_t lun_bytes = 0;
   std::string lun;
-  std::string options;   // further options of the table, "fault=message"
+  std::string options;   // further options of the table, "spin=no,follow=no"
 };
 
 class BenchMemory {

@@ -18,7 +18,7 @@ struct FaultOptions : CommonOptions {
   std::vector<std::string> workloads;
   std::vector<std::string> systems{"lunar", "swap"};
   unsigned write_percent = 30;
-  std::string options = "fault=message";
+  std::string options;
 };
 
 struct FaultResult {

@@ -14,7 +14,7 @@ namespace lunar::tools {
 
 // Nothing: *options is filled; else the exit code, and all is said.
 std::optional<int> parse_redis_options(int argc, char** argv, RedisOptions* options);
-// "fault=message,spin=no" in pairs; names with dashes, as flags and the module's arguments have them.
+// "spin=no,follow=no" in pairs; names with dashes, as flags and the module's arguments have them.
 std::vector<std::pair<std::string, std::string>> lunar_options(const std::string& text);
 // An upper bound for what a server takes for `data_bytes` of string values: size classes of the allocator, and the
 // key, its entry and its object beside each value.
