@@ -90,8 +90,12 @@ EXPECTED = {
     "io_uring": has_io_uring,
     "root": is_root,
     "cgroup": has_memory_cgroup,
+    "memory-cgroup": has_memory_cgroup,
+    "tmpfs": lambda: os.path.ismount("/dev/shm"),
+    "ptrace": lambda: False,         # refused in many containers
     "uffd-move": lambda: has_userfaultfd() and kernel_at_least(6, 8),
     "uffd-poison": lambda: has_userfaultfd() and kernel_at_least(6, 6),
+    "ksm": lambda: kernel_at_least(6, 4) and os.path.exists("/sys/kernel/mm/ksm/run"),   # PR_SET_MEMORY_MERGE
     "numa": lambda: numa_nodes() > 1,
     "sanitizer": lambda: False,      # does not work under ASan or TSan
     "block-device": lambda: False,   # nobody may expect a spare disk
