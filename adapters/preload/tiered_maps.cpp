@@ -25,6 +25,28 @@ constinit MappingTable g_table;
 constinit sys::Mutex g_lock;
 constinit thread_local bool t_forking = false;
 
+// The program unmapped, mapped over or moved a part of an area by a system call of its own. What is still ours is free again; what has been
+// taken by another map is that map's.
+void unmapped_past_us(void* address, size_t bytes, bool taken) {
+  char* begin = static_cast<char*>(address);
+  Area* area = area_of(begin);
+  if (area == nullptr) return;   // the heap
+  if (!taken) {
+    (void)maps_unmap(begin, bytes);
+    return;
+  }
+  MapsLock hold;
+  char* end = begin + bytes;
+  for (const Mapping* piece; begin < end;) {
+    if (g_table.reserve() < 0) return;
+    char* stop = g_table.piece(begin, end, &piece);
+    if (piece != nullptr && piece->kind == MappingKind::kTiered && piece->committed && (area->flags & kRegionChargeOnTouch) == 0)
+      region_forget(area->region, static_cast<size_t>(stop - begin));
+    g_table.set(begin, stop, {nullptr, nullptr, kReadWrite, MappingKind::kAlien, false});
+    begin = stop;
+  }
+}
+
 int add_area(size_t bytes, unsigned flags, Area** out) {
   unsigned count = g_area_count.load(std::memory_order_relaxed);
   if (count == kAreasMax || bytes > kMapBytesMax) return -ENOTSUP;
@@ -40,6 +62,7 @@ int add_area(size_t bytes, unsigned flags, Area** out) {
   area.flags = flags;
   area.first_gap = area.base;
   g_area_count.store(count + 1, std::memory_order_release);
+  pager_on_unmapped(unmapped_past_us);
   *out = &area;
   return 0;
 }
@@ -92,6 +115,7 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
   (void)sys::unmap(trial, bytes);
   rc = unmap_pieces(area, address, address + bytes);
   if (rc < 0) return rc;
+  pager_release_range(address, bytes);
   rc = sys::map(address, bytes, prot, flags | MAP_FIXED, fd, offset, &trial);
   if (rc == 0) g_table.set(address, address + bytes, alien(prot));
   return rc;
@@ -102,6 +126,7 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
 // ---- lock -----------------------------------------------------------------------------------------------------------
 
 MapsLock::MapsLock() {
+  if (!t_forking && !sys::in_service_thread()) pager_wait_for_unmaps();   // what was unmapped past us shows in the table
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &signals_);

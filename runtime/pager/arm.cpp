@@ -22,6 +22,7 @@
 #include "pager/handler.h"
 #include "pager/pager.h"
 #include "pager/state.h"
+#include "pager/unmapped.h"
 #include "stats/export.h"
 #include "sys/file.h"
 #include "sys/kernel.h"
@@ -408,7 +409,9 @@ int region_destroy(Region* region) {
     state.evictor->resume();
     for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
   }
+  pager_release_range(region->base, region->pages << state.page_shift);   // else the kernel would send an event
   (void)sys::unmap(region->base, region->pages << state.page_shift);
+  unmaps_forget(region);
   unmap_private(region->words, region->pages * sizeof(PageWord));
   unmap_private(region->hashes, region->pages * sizeof(uint64_t));
   unmap_private(region->chunk_resident, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
@@ -474,6 +477,13 @@ static void uncommit(Region* region, size_t offset, size_t bytes) {
   sys::Locked<sys::Mutex> hold(state.arm_lock);   // not across arming
   if (pager_armed()) space_uncharge(pages);
   else plain_uncommit(state, *region, first, first + pages);
+}
+
+void region_forget(Region* region, size_t bytes) { uncommit(region, bytes); }
+
+void pager_release_range(void* address, size_t bytes) {
+  auto& state = pager_state();
+  if (pager_armed() && sys::is_userfaultfd(state.uffd)) (void)sys::uffd_unregister(state.uffd, address, bytes);
 }
 
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {

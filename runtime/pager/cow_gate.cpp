@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "pager/handler.h"
 #include "pager/state.h"
 #include "sys/mem.h"
 #include "sys/uffd.h"
@@ -17,7 +18,7 @@ constexpr int64_t kLiftShare = 256;      // one page more for each so many that 
 
 int protect(PagerState& state, void* address, size_t bytes, bool on) {
   int rc;
-  while ((rc = sys::uffd_protect(state.uffd, address, bytes, on)) == -EAGAIN) sys::yield_cpu();
+  while ((rc = sys::uffd_protect(state.uffd, address, bytes, on)) == -EAGAIN) wait_out_stall();
   return rc;
 }
 

@@ -19,6 +19,7 @@
 #include "pager/resolver.h"
 #include "pager/seize.h"
 #include "pager/state.h"
+#include "pager/unmapped.h"
 #include "sys/file.h"
 
 #ifndef MADV_POPULATE_READ
@@ -259,6 +260,7 @@ int discard_chunk(Region& region, uint64_t first, uint64_t end, Discard what) {
 }
 
 }  // namespace
+
 
 Resolver* thread_resolver(int* error) {
   auto& state = pager_state();

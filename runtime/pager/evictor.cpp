@@ -15,6 +15,7 @@
 #include "pager/pins.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
+#include "pager/unmapped.h"
 #include "sys/file.h"
 #include "sys/kernel.h"
 
@@ -389,15 +390,17 @@ unsigned Evictor::gather() {
     if (rc <= 0 && rc != -EFAULT) break;
   }
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
+  // After the gathering: a page of somebody else may be there in place of ours.
+  const bool may_drop = !unmaps_pending();
   bool gone[kBatchPages] = {};
-  unsigned dropped = sys::drop_pages(in_pipe, gathered_count, gone);
-  if (dropped == 0 && gathered_count != 0) fatal_if_refused(sys::advise(staging_, state.page_size, MADV_DONTNEED), "madvise");
+  unsigned dropped = may_drop ? sys::drop_pages(in_pipe, gathered_count, gone) : 0;
+  if (may_drop && dropped == 0 && gathered_count != 0) fatal_if_refused(sys::advise(staging_, state.page_size, MADV_DONTNEED), "madvise");
   capture(gathered, gathered_count);
   for (unsigned i = 0; i < gathered_count; ++i) {
     victims_[gathered[i]].dropped = gone[i];
-    victims_[gathered[i]].stuck = !gone[i];
+    victims_[gathered[i]].stuck = may_drop && !gone[i];
   }
-  return dropped + take_unreadable(unreadable, unreadable_count);
+  return dropped + (may_drop ? take_unreadable(unreadable, unreadable_count) : 0);
 }
 
 // The content of every gathered page leaves the pipe, dropped or not.
@@ -450,7 +453,8 @@ unsigned Evictor::take_unreadable(const unsigned* which, unsigned count) {
 unsigned Evictor::gather_by_move() {
   auto& state = pager_state();
   unsigned dropped = 0;
-  for (unsigned i = 0; i < victim_count_; ++i) {
+  for (unsigned i = 0; i < victim_count_; ++i) victims_[i].dropped = false;
+  for (unsigned i = 0; i < victim_count_ && !unmaps_pending(); ++i) {
     char* at = staging_ + i * state.page_size;
     int64_t rc = sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size);
     victims_[i].dropped = rc == static_cast<int64_t>(state.page_size);

@@ -66,6 +66,9 @@ class Evictor {
   // Evicts what is resident in [first, end) of the region now. Waits. Pages evicted, or -errno.
   [[nodiscard]] int64_t evict_range(Region* region, PageIndex first, PageIndex end);
 
+  // Whether mappings of unreadable pages are moved to that address (by this thread: the kernel tells of it like of any mremap).
+  bool takes_to(uint64_t address) const { return address - reinterpret_cast<uintptr_t>(unreadable_) < kBatchPages * sys::page_bytes(); }
+
   FramePool& frames() { return frames_; }
   void dump(int fd) const;
 

@@ -21,6 +21,7 @@
 #include "pager/pager.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
+#include "pager/unmapped.h"
 #include "sys/file.h"
 #include "sys/proc.h"
 
@@ -335,7 +336,7 @@ void child() {
   state.fork_epoch.fetch_add(1);
   counters().resident.store(resident);
   state.resident_peak.store(resident);
-  state.mutators.store(0);
+  unmaps_enter_child();
   state.helpers_resting.store(0);
   for (auto& hold : state.fork_holds) hold = {};
   uint64_t tables = 0, committed = committed_pages(state);

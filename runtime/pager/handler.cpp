@@ -12,6 +12,7 @@
 #include "pager/evictor.h"
 #include "pager/lost_page.h"
 #include "pager/state.h"
+#include "pager/unmapped.h"
 #include "sys/file.h"
 #include "sys/numa.h"
 
@@ -33,6 +34,8 @@ constexpr int64_t kParkedWaitNs = 5000000;   // parked faults are handed over; l
 constexpr uint64_t kForkMaxNs = 50000000;    // a fork that takes longer waits for a thread that waits for us
 constexpr uint64_t kStuckNs = 10000000000;   // nothing parked could be answered for so long: a word in the log
 constexpr uint64_t kTagMessages = 0, kTagMailbox = 1, kTagRoom = 2;
+
+thread_local Handler* t_handler __attribute__((tls_model("initial-exec"))) = nullptr;
 
 bool is_service_thread(int tid) {
   auto& state = pager_state();
@@ -74,6 +77,7 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
   round_.store(0);
   followed_tid_ = delay_tid_ = 0;
   followed_cpu_ = -1;
+  late_count_ = 0;
   return resolver_.open({window_pages, kKeepFreePages, true, sys::numa_nodes() > 1 ? node : -1});
 }
 
@@ -89,6 +93,7 @@ void Handler::run_thread(void* self) { static_cast<Handler*>(self)->run(); }
 void Handler::run() {
   auto& state = pager_state();
   tid_.store(sys::thread_id(), std::memory_order_relaxed);
+  t_handler = this;
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN can be had");
   pagemap_ = sys::open_pagemap();
   room_event_ = sys::make_eventfd();   // in the service threads' table
@@ -99,7 +104,8 @@ void Handler::run() {
   for (;;) {
     round_.fetch_add(1, std::memory_order_seq_cst);
     // While a watch is armed the queue was empty; its completion says when it is not.
-    unsigned messages = watching_ ? 0 : take_messages();
+    unsigned messages = late_count_ == 0 ? 0 : take_late();
+    if (!watching_) messages += take_messages();
     if (mailbox_event_ >= 0 && !watching_mailbox_) messages += take_mailbox();
     if (parked_count_ != 0) retry_parked();
     unsigned load = messages + resolver_.in_flight() + parked_count_;
@@ -115,7 +121,7 @@ void Handler::run() {
     }
     int done = resolver_.progress(false, 0);
     round_.fetch_add(1, std::memory_order_release);
-    if (done == 0 && messages < kMessagesAtOnce) {
+    if (done == 0 && messages < kMessagesAtOnce && late_count_ == 0) {
       // On its CPU we run only while the followed thread waits for us: nothing to do here means that it is elsewhere.
       if (resolver_.in_flight() == 0 && parked_count_ == 0) lost_ = true;
       if (parked_count_ != 0) {
@@ -168,12 +174,45 @@ void Handler::wait_for_round() const {
   while ((seen & 1) != 0 && round_.load(std::memory_order_acquire) == seen) sys::sleep_ns(5000);
 }
 
+void Handler::note_event(const sys::UffdMessage& message) {
+  if (message.kind == sys::UffdMessage::Kind::kUnmap) unmapped_note(message.address, message.address + message.bytes);
+  if (message.kind == sys::UffdMessage::Kind::kRemap) moved_note(message.address, message.to, message.bytes);
+}
+
+// In the middle of an answer: a copy fails as long as an event is unread. Faults, which the kernel hands out first, are kept for later.
+void Handler::stalled() {
+  sys::UffdMessage messages[kMessagesAtOnce];
+  int n = sys::uffd_read(pager_state().uffd, messages, kMessagesAtOnce);
+  for (int i = 0; i < n; ++i) {
+    note_event(messages[i]);
+    if (messages[i].kind != sys::UffdMessage::Kind::kFault) continue;
+    if (late_count_ < kLateMax) late_[late_count_++] = messages[i];
+    else (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(messages[i].address), pager_state().page_size);   // it faults again
+  }
+  if (n <= 0) sys::yield_cpu();
+}
+
+void wait_out_stall() { t_handler != nullptr ? t_handler->stalled() : sys::yield_cpu(); }
+
+unsigned Handler::take_late() {
+  unsigned done = 0;
+  for (; done < late_count_; ++done) {   // more may come meanwhile
+    const sys::UffdMessage message = late_[done];
+    mailbox_event_ < 0 ? answer(message) : route(message);
+  }
+  late_count_ = 0;
+  counters().faults.add(done);
+  return done;
+}
+
 unsigned Handler::take_messages() {
   sys::UffdMessage messages[kMessagesAtOnce];
-  if (parked_count_ + kMessagesAtOnce + kMailboxMax > kParkedMax) return 0;   // they wait in the kernel's queue
+  if (parked_count_ + kMessagesAtOnce + kMailboxMax + kLateMax > kParkedMax) return 0;   // they wait in the kernel's queue
   int n = sys::uffd_read(pager_state().uffd, messages, kMessagesAtOnce);
   if (n < 0) fatal("handler: reading fault messages failed (%s): pages would stay missing", errno_name(n));
-  for (int i = 0; i < n; ++i) mailbox_event_ < 0 ? answer(messages[i]) : route(messages[i]);
+  for (int i = 0; i < n; ++i) note_event(messages[i]);   // first: what they tell is true of the faults as well
+  for (int i = 0; i < n; ++i)
+    if (messages[i].kind == sys::UffdMessage::Kind::kFault) mailbox_event_ < 0 ? answer(messages[i]) : route(messages[i]);
   if (n > 0) {
     counters().faults.add(static_cast<unsigned>(n));
     follow(messages[0].thread_id, static_cast<unsigned>(n) + resolver_.in_flight());
@@ -244,7 +283,10 @@ void Handler::answer(const sys::UffdMessage& message) {
     LUNAR_DCHECK(!"a thread of the pager touched tiered memory");
   }
   Region* region = state.regions.find(address);
-  if (region == nullptr) {   // its region went away meanwhile: the access is the kernel's to judge
+  if (region == nullptr || region->words[region->page_of(address).value].load(std::memory_order_acquire).state() == PageState::kGone) {
+    // Its region went away meanwhile, or a call past us grew or moved a map of ours: the access is the kernel's to judge.
+    if (being_moved_to(message.address)) return;
+    (void)sys::uffd_unregister(state.uffd, address, state.page_size);
     (void)sys::uffd_wake(state.uffd, address, state.page_size);
     return;
   }
@@ -259,8 +301,11 @@ void Handler::answer(const sys::UffdMessage& message) {
     case PageState::kGuard:   // became one when the thread had faulted already: the kernel's marker answers
       (void)sys::uffd_wake(state.uffd, address, state.page_size);
       return;
-    case PageState::kGone:   // only registered memory sends messages, so the page table and the kernel disagree
-      fatal("page %p was unmapped behind the pager's back (a raw munmap or mremap) and is used again; its content is lost", address);
+    case PageState::kGone:   // just now, or nobody tells
+      if (!state.features.unmap_events)
+        fatal("page %p was unmapped behind the pager's back (a raw munmap or mremap) and is used again; its content is lost", address);
+      (void)sys::uffd_wake(state.uffd, address, state.page_size);
+      return;
     case PageState::kPoisoned:
       mark_lost(*region, page, seen);
       return;
@@ -367,7 +412,7 @@ void Handler::check_resident(Region& region, PageIndex page) {
   AtomicPageWord& word = region.words[page.value];
   PageWord seen = word.load(std::memory_order_acquire);
   if (seen.state() == PageState::kResident && page_lock(word, seen)) {
-    const int64_t rc = sys::uffd_copy(state.uffd, address, zero_run(), state.page_size);
+    const int64_t rc = install_pages(address, zero_run(), state.page_size);
     if (rc > 0) {   // it stays charged, and resident: with zeros
       if (seen.has_slot()) slot_release(seen.lun(), seen.slot());
       seen = seen.with_slot(kNoSlot);

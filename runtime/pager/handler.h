@@ -33,6 +33,7 @@ struct Handler {
   int thread_id() const { return tid_.load(std::memory_order_relaxed); }
   int mailbox_descriptor() const { return mailbox_event_; }   // -1 with one node
   void post(const sys::UffdMessage& message);                 // by other handlers
+  void stalled();                                             // by its own thread, in the middle of an answer
   void room_came();                                           // by service threads: try again what is parked
   void dump(int fd) const;
 
@@ -43,6 +44,8 @@ struct Handler {
   static void run_thread(void* self);
   void run();
   unsigned take_messages();
+  void note_event(const sys::UffdMessage& message);
+  unsigned take_late();
   void answer(const sys::UffdMessage& message);
   void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);
   void mark_lost(Region& region, PageIndex page, PageWord seen);
@@ -61,12 +64,14 @@ struct Handler {
   void rest_when_calm(unsigned load);
   void unfollow();
 
-  static constexpr unsigned kParkedMax = 4096, kMailboxMax = 256;
+  static constexpr unsigned kParkedMax = 4096, kMailboxMax = 256, kLateMax = 256;
 
   Resolver resolver_;
   Streams streams_;
   sys::UffdMessage* parked_ = nullptr;
   unsigned parked_count_ = 0;
+  sys::UffdMessage late_[kLateMax];  // read in the middle of an answer
+  unsigned late_count_ = 0;
   bool retrying_ = false;
   unsigned retries_ = 0;
   int pagemap_ = -1;                 // in the service threads' table; made by its thread
@@ -110,5 +115,8 @@ struct Handler {
   std::atomic<int> tid_{0};
   std::atomic<uint64_t> round_{0};   // odd: looked something up and may still hold it
 };
+
+// The kernel answers EAGAIN to an operation on pages: a handler reads messages, as an unread event may be why; other threads give way.
+void wait_out_stall();
 
 }  // namespace lunar

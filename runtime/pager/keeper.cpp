@@ -12,6 +12,7 @@
 #include "pager/handler.h"
 #include "pager/pager.h"
 #include "pager/state.h"
+#include "pager/unmapped.h"
 #include "stats/export.h"
 #include "sys/file.h"
 
@@ -44,29 +45,30 @@ void release_holds(PagerState& state) {
   }
 }
 
-void sweep(PagerState& state) {
+// False: a fork is in hand, which may itself wait for this thread (unmapped.h).
+bool sweep(PagerState& state) {
   // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an older sweep.
-  if (!state.forking.load(std::memory_order_acquire)) {
-    uint32_t oldest = 0;
-    sys::Locked<sys::Mutex> hold(state.fork_lock);
-    state.account.sweep(&oldest);
-    state.oldest_child.store(oldest, std::memory_order_release);
-    release_holds(state);
-  }
+  if (state.forking.load(std::memory_order_acquire) || !state.fork_lock.try_lock()) return false;
+  uint32_t oldest = 0;
+  state.account.sweep(&oldest);
+  state.oldest_child.store(oldest, std::memory_order_release);
+  release_holds(state);
+  state.fork_lock.unlock();
   deferred_slots_release();
   state.sweeps.fetch_add(1, std::memory_order_release);
   sys::futex_wake(&state.sweeps, INT32_MAX, false);
   if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->kick();
+  return true;
 }
 
 // Until there is something to do, or it is time (stats file, or a child that cannot be waited for).
-void wait_for_work(PagerState& state) {
+void wait_for_work(PagerState& state, bool swept) {
   sys::FutexWait words[sys::kFutexWaitMax];
   bool unsure = false;
   words[0] = {&state.keeper_word, kKeeperRuns};
   unsigned n = 1 + state.account.child_words(words + 1, sys::kFutexWaitMax - 1, &unsure);
   int64_t timeout = state.options.stats_file != nullptr && state.options.stats_file[0] != 0 ? kStatsPeriodNs : -1;
-  if (unsure) timeout = kUnsureNs;
+  if (unsure || !swept) timeout = kUnsureNs;
   const int rc = sys::futex_wait_any(words, n, timeout);
   if (rc == -ENOSYS || rc == -EPERM) (void)sys::futex_wait_any(words, 1, kUnsureNs);
 }
@@ -110,7 +112,8 @@ void keeper_run() {
   for (;;) {
     const uint32_t asked = state.keeper_word.fetch_and(kKeeperRuns, std::memory_order_seq_cst);
     if ((asked & kKeeperRuns) == 0) say_who_ended(state);
-    sweep(state);
+    if (unmaps_pending()) unmaps_settle(state);
+    const bool swept = sweep(state);
     if ((asked & kKeeperGrow) != 0) {
       grow_ahead(state);
       hand_over_room(true);
@@ -118,7 +121,7 @@ void keeper_run() {
     lunar_stats stats{};
     pager_stats(&stats);
     stats_file_write(stats);
-    wait_for_work(state);
+    wait_for_work(state, swept);
   }
 }
 

@@ -63,6 +63,17 @@ void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
 // be gone).
 [[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
 
+// The program unmapped [address, +bytes) of a region by a system call of its own: the pager has given back what the pages held, and the
+// place is reserved again (as PROT_NONE), or `taken` by another map. Called by a service thread that holds nothing; may take locks.
+using UnmappedHook = void (*)(void* address, size_t bytes, bool taken);
+void pager_on_unmapped(UnmappedHook hook);
+// Returns when all that was unmapped so before has been told (or after a second). One load when there is nothing.
+void pager_wait_for_unmaps();
+// The range's LUN space is given back, its pages are not touched: they are not ours any more. pre: it was committed.
+void region_forget(Region* region, size_t bytes);
+// The range is about to be mapped over by a call of ours, and holds nothing: no longer the pager's.
+void pager_release_range(void* address, size_t bytes);
+
 // The doors. Ranges may be any bytes inside one region; pages partly covered: touch/prefetch/pin include them, discard
 // excludes them (as madvise does not: it needs page-aligned addresses; adapters check alignment first).
 // touch: resident when it returns (unless evicted again since). prefetch: starts and finishes the reads at queue depth,

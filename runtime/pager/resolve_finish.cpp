@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/test_switches.h"
 #include "pager/evictor.h"
+#include "pager/handler.h"
 #include "pager/lost_page.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
@@ -117,13 +118,13 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
       count_evicted(-static_cast<int64_t>(filled));
       done += filled;
     } else if (rc == -EAGAIN || rc == -ENOMEM) {
-      sys::yield_cpu();
+      wait_out_stall();
     } else if (rc == -EEXIST) {
       unlock_installed(op, at, true, shared_epoch());
       count_evicted(-1);
       ++done;
     } else {
-      give_back(op, at, rc == -ENOENT || rc == -EFAULT || rc == -ESRCH ? PageState::kGone : PageState::kEvicted);
+      give_back(op, at, PageState::kEvicted);   // unmapped or moved by a call past us, too: unmapped.h
       ++done;
     }
   }

@@ -7,6 +7,7 @@
 #include "base/arena.h"
 #include "base/error.h"
 #include "pager/evictor.h"
+#include "pager/handler.h"
 #include "pager/pager.h"
 #include "pager/state.h"
 #include "sys/numa.h"
@@ -26,7 +27,8 @@ bool space_is_out() {
   return now - since.load() > kTryNs;
 }
 
-// What a copy answers when its place is not ours any more. Anything else (no memory just now, a descriptor that the program
+// What a copy answers when its place is not ours any more: unmapped or moved, by a call past us. The page's state stays; the kernel's event
+// brings the end of it (unmapped.h). Anything else (no memory just now, a descriptor that the program
 // has closed) says nothing about the page.
 bool is_gone(int64_t rc) { return rc == -ENOENT || rc == -EFAULT || rc == -ESRCH; }
 
@@ -131,14 +133,13 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   void* address = region.address_of(page);
   uint16_t epoch = exclusive_epoch();
   int64_t rc;
-  while ((rc = install_pages(address, frames.memory(id), state.page_size)) == -EAGAIN) sys::yield_cpu();
+  while ((rc = install_pages(address, frames.memory(id), state.page_size)) == -EAGAIN) wait_out_stall();
   bool there = rc == -EEXIST;
   if (rc != static_cast<int64_t>(state.page_size) && !there) {
     bool gone = is_gone(rc);
-    if (gone) count_evicted(-1);
     state.account.give(1);
-    if (page_unlock(word, gone ? seen.with_state(PageState::kGone) : seen)) (void)sys::uffd_wake(state.uffd, address, state.page_size);
-    return gone ? Outcome::kGone : Outcome::kNoRoom;
+    if (page_unlock(word, seen) || gone) (void)sys::uffd_wake(state.uffd, address, state.page_size);   // gone: see unmapped.h
+    return Outcome::kNoRoom;
   }
   Slot slot = kNoSlot;
   unsigned lun = 0;
@@ -201,7 +202,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
     uint16_t epoch = exclusive_epoch();
     int64_t rc = install_pages(address, zero_run(), (locked - done) * state.page_size);
     if (rc == -EAGAIN) {
-      sys::yield_cpu();
+      wait_out_stall();
       continue;
     }
     bool refused = rc < 0 && rc != -EEXIST && !is_gone(rc);
@@ -225,7 +226,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
       if (gone) {
         state.account.give(1);
         if (on_touch) space_uncharge(1);
-        (void)page_unlock(word, busy.with_state(PageState::kGone));
+        (void)page_unlock(word, busy.with_state(PageState::kEmpty));
       } else {
         count_resident(region, at, 1);
         if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);

@@ -91,6 +91,10 @@ class SpinLock {
 class Mutex {
  public:
   void lock();
+  bool try_lock() {
+    uint32_t free = 0;
+    return state_.compare_exchange_strong(free, 1, std::memory_order_acquire);
+  }
   void unlock();
   void reset_in_child() { state_.store(0, std::memory_order_relaxed); }
 

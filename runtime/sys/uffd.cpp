@@ -121,7 +121,10 @@ int uffd_open(UffdFeatures* features, ErrorText* why) {
     return why->set(rc, "userfaultfd: the kernel refused the API handshake (%s)", errno_text(rc));
   }
   if (test_switches.no_uffd_poison) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_POISON);
-  uint64_t want = api.features & (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
+  // A page that cannot be poisoned is mapped over by a handler (pager/lost_page.h), which would wait for itself to read the event.
+  if ((api.features & UFFD_FEATURE_POISON) == 0) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP);
+  uint64_t want = api.features & (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP |
+                                  UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
   features->sigbus = (api.features & UFFD_FEATURE_SIGBUS) != 0;
   close_file(fd);
   fd = open_raw(&via_device);
@@ -136,6 +139,7 @@ int uffd_open(UffdFeatures* features, ErrorText* why) {
   }
   features->thread_id = (want & UFFD_FEATURE_THREAD_ID) != 0;
   features->poison = (want & UFFD_FEATURE_POISON) != 0;
+  features->unmap_events = (want & UFFD_FEATURE_EVENT_UNMAP) != 0;
   features->move = (want & UFFD_FEATURE_MOVE) != 0;
   features->write_protect = (want & UFFD_FEATURE_PAGEFAULT_FLAG_WP) != 0;
   features->full_mode = true;
@@ -163,6 +167,13 @@ int uffd_read(int uffd, UffdMessage* out, unsigned max) {
   if (got < 0) return errno == EAGAIN || errno == EINTR ? 0 : -errno;
   unsigned n = 0;
   for (unsigned i = 0; i < static_cast<unsigned>(got) / sizeof messages[0]; ++i) {
+    if (messages[i].event == UFFD_EVENT_UNMAP) {
+      const auto& range = messages[i].arg.remove;
+      out[n++] = {range.start, 0, false, false, UffdMessage::Kind::kUnmap, range.end - range.start, 0};
+    } else if (messages[i].event == UFFD_EVENT_REMAP) {
+      const auto& range = messages[i].arg.remap;
+      out[n++] = {range.from, 0, false, false, UffdMessage::Kind::kRemap, range.len, range.to};
+    }
     if (messages[i].event != UFFD_EVENT_PAGEFAULT) continue;
     const auto& fault = messages[i].arg.pagefault;
     out[n++] = {fault.address, static_cast<int32_t>(fault.feat.ptid), (fault.flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0,

@@ -14,11 +14,15 @@ struct UffdMessage {
   int32_t thread_id;     // the faulting thread (0 when the kernel does not tell)
   bool write;
   bool write_protected;  // the page is there, protected against writes (uffd_protect)
+  enum class Kind : uint8_t { kFault, kUnmap, kRemap } kind = Kind::kFault;
+  uint64_t bytes = 0;    // kUnmap, kRemap: of the range at `address`
+  uint64_t to = 0;       // kRemap: where it is now
 };
 
 struct UffdFeatures {
   bool thread_id = false, move = false, poison = false, sigbus = false;
   bool write_protect = false; // of anonymous memory (5.7; not every architecture)
+  bool unmap_events = false;  // UNMAP and REMAP (only where `poison` is, too)
   bool full_mode = false;     // kernel-mode faults too (not USER_MODE_ONLY)
   bool via_device = false;    // through /dev/userfaultfd
 };

@@ -225,6 +225,91 @@ int idle() {
   return 0;
 }
 
+// ---- raw calls on tiered memory ------------------------------------------------------------------------------------------
+
+// Content that was there before is never seen again, neighbours keep theirs, and the LUN space comes back.
+int raw_munmap() {
+  for (int round = 0; round < 12; ++round) {
+    char* p = filled_map();
+    CHECK(syscall(SYS_munmap, p + kHeap / 4, kHeap / 2) == 0);
+    CHECK(holds(p, kHeap / 4, 7) && holds(p + kHeap / 4 * 3, kHeap / 4, 7, kHeap / 4 * 3 / sizeof(long)));
+    char* q = map_private(kHeap / 2);
+    CHECK(all_zero(q, kHeap / 2));
+    fill(q, kHeap / 2, 8);
+    CHECK(holds(q, kHeap / 2, 8));
+    CHECK(munmap(q, kHeap / 2) == 0);
+    CHECK(syscall(SYS_munmap, p, kHeap / 4) == 0 && munmap(p + kHeap / 4 * 3, kHeap / 4) == 0);
+  }
+  return 0;   // 12 x 48 MiB have come and gone: the LUN has 192
+}
+
+// The kernel's own map takes the place at once: it is the program's plain memory, which no eviction may touch.
+int raw_map_over() {
+  char* p = filled_map();
+  for (int round = 0; round < 20; ++round) {
+    char* at = p + kMiB * static_cast<size_t>(round * 2);
+    CHECK(holds(at, kMiB, 7, kMiB * static_cast<size_t>(round * 2) / sizeof(long)));   // resident
+    CHECK(syscall(SYS_mmap, at, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == reinterpret_cast<long>(at));
+    CHECK(all_zero(at, kMiB));
+    fill(at, kMiB, 100ul + static_cast<unsigned>(round));
+    char* more = filled_map();   // evicts
+    CHECK(munmap(more, kHeap) == 0);
+  }
+  for (int round = 0; round < 20; ++round) {
+    size_t at = kMiB * static_cast<size_t>(round * 2);
+    CHECK(holds(p + at, kMiB, 100ul + static_cast<unsigned>(round)) && holds(p + at + kMiB, kMiB, 7, (at + kMiB) / sizeof(long)));
+  }
+  CHECK(munmap(p, kHeap) == 0);
+  char* q = filled_map();
+  CHECK(holds(q, kHeap, 7));
+  return 0;
+}
+
+int raw_mremap() {
+  char* p = filled_map();
+  long moved = syscall(SYS_mremap, p, kHeap / 2, kHeap / 2, MREMAP_MAYMOVE | MREMAP_FIXED, 0x600000000000ul);
+  CHECK(moved == 0x600000000000l);
+  auto* there = reinterpret_cast<char*>(moved);
+  CHECK(holds(there, kHeap / 2, 7));
+  CHECK(holds(p + kHeap / 2, kHeap / 2, 7, kHeap / 2 / sizeof(long)));
+  fill(there, kHeap / 2, 9);
+  char* q = filled_map();
+  CHECK(holds(q, kHeap, 7) && holds(there, kHeap / 2, 9));
+  return 0;
+}
+
+// Threads that fault all the time while others unmap: an unread event must not stop them.
+void* faulting(void* memory) {
+  auto* p = static_cast<char*>(memory);
+  for (int round = 0; round < 6; ++round) CHECK(holds(p, kHeap, 7));
+  return nullptr;
+}
+
+int raw_munmap_among_faults() {
+  char* p = filled_map();
+  pthread_t threads[2];
+  for (pthread_t& thread : threads) CHECK(pthread_create(&thread, nullptr, faulting, p) == 0);
+  for (int round = 0; round < 200; ++round) {
+    char* q = map_private(2 * kMiB);
+    fill(q, 2 * kMiB, 3);
+    CHECK(syscall(SYS_munmap, q, 2 * kMiB) == 0);
+  }
+  for (pthread_t thread : threads) CHECK(pthread_join(thread, nullptr) == 0);
+  return 0;
+}
+
+// What a raw MADV_DONTNEED drops of resident pages reads as zeros; a raw mprotect and a raw mlock change no content.
+int raw_advice() {
+  char* p = map_private(4 * kMiB);
+  fill(p, 4 * kMiB, 7);
+  CHECK(syscall(SYS_madvise, p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
+  CHECK(holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
+  CHECK(syscall(SYS_mprotect, p + kMiB, kMiB, PROT_READ) == 0 && syscall(SYS_mlock, p + 2 * kMiB, kMiB) == 0);
+  char* q = filled_map();
+  CHECK(holds(q, kHeap, 7) && holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
+  return 0;
+}
+
 // ---- harness ------------------------------------------------------------------------------------------------------------
 
 enum class Ends { kWell, kFatal };
@@ -255,6 +340,11 @@ constexpr Case kCases[] = {
     {"seccomp-kill-vmsplice", killed_by_vmsplice, Ends::kFatal, Errors::kPipe, "service thread has ended"},
     {"seccomp-kill-ring", killed_by_ring, Ends::kFatal, Errors::kPipe, "service thread has ended"},
     {"seccomp-kill-ioctl", killed_by_ioctl, Ends::kFatal, Errors::kPipe, "service thread has ended"},
+    {"raw-munmap", raw_munmap, Ends::kWell, Errors::kPipe, ""},
+    {"raw-map-over", raw_map_over, Ends::kWell, Errors::kPipe, ""},
+    {"raw-mremap", raw_mremap, Ends::kWell, Errors::kPipe, "moved by a raw mremap"},
+    {"raw-munmap-among-faults", raw_munmap_among_faults, Ends::kWell, Errors::kPipe, ""},
+    {"raw-advice", raw_advice, Ends::kWell, Errors::kPipe, ""},
     {"idle", idle, Ends::kWell, Errors::kPipe, ""},
     {"address-space", no_address_space, Ends::kWell, Errors::kPipe, ""},
 };

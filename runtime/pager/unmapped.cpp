@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// See unmapped.h. Threading: notes come from handlers; settling is the housekeeping thread's, and may wait for pages in other hands.
+#include "pager/unmapped.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "pager/evictor.h"
+#include "pager/pager.h"
+#include "pager/seize.h"
+#include "pager/state.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kNotesMax = 1024;
+
+struct Note {
+  Region* region = nullptr;
+  uint64_t first = 0, end = 0;   // pages
+  uint64_t moved_to = 0;         // 0: unmapped
+};
+
+struct Notes {
+  sys::SpinLock lock;              // over the queue
+  Note queue[kNotesMax] = {};           // ring, in the order of the events
+  unsigned head = 0, count = 0;
+  sys::Mutex settling;             // held while one is being settled
+  std::atomic<uint32_t> words{0};  // noted, words not yet settled
+  std::atomic<uint32_t> tables{0}; // noted, the map's owner not yet told
+  std::atomic<uint64_t> to_begin{0}, to_end{0};   // hull of the places that pages are being moved to
+};
+constinit Notes g_notes;
+constinit std::atomic<UnmappedHook> g_hook{nullptr};
+
+void push(const Note& note) {
+  auto& state = pager_state();
+  state.mutators.fetch_add(1, std::memory_order_seq_cst);   // a fork waits until it is settled
+  g_notes.words.fetch_add(1, std::memory_order_seq_cst);
+  g_notes.tables.fetch_add(1, std::memory_order_seq_cst);
+  {
+    sys::Locked<sys::SpinLock> hold(g_notes.lock);
+    LUNAR_CHECK(g_notes.count < kNotesMax, "more unmapped ranges of tiered memory than can be noted");
+    g_notes.queue[(g_notes.head + g_notes.count++) % kNotesMax] = note;
+  }
+  keeper_wake(kKeeperUnmaps);
+}
+
+bool pop(Note* note) {
+  sys::Locked<sys::SpinLock> hold(g_notes.lock);
+  if (g_notes.count == 0) return false;
+  *note = g_notes.queue[g_notes.head];
+  g_notes.head = (g_notes.head + 1) % kNotesMax;
+  --g_notes.count;
+  return true;
+}
+
+// The part of each region that lies in the range.
+template <class Use>
+void for_regions(uint64_t start, uint64_t end, Use use) {
+  auto& state = pager_state();
+  for (uint64_t at = start; at < end;) {
+    Region* region = state.regions.find(reinterpret_cast<void*>(at));
+    if (region == nullptr) {   // no region begins or ends within a gap of less than a page
+      at += state.page_size;
+      continue;
+    }
+    const uint64_t base = reinterpret_cast<uintptr_t>(region->base), limit = base + (region->pages << state.page_shift);
+    const uint64_t stop = end < limit ? end : limit;
+    use(region, (at - base) >> state.page_shift, (stop - base) >> state.page_shift, at);
+    at = stop;
+  }
+}
+
+// What a page that left has held; `next` is its state from now on.
+void let_go(Region& region, uint64_t page, PageState next) {
+  auto& state = pager_state();
+  AtomicPageWord& word = region.words[page];
+  PageWord was = seize(region, page);
+  if (!seized(was)) {
+    if (was.state() != next) word.compare_exchange_strong(was, was.with_state(next));
+    return;
+  }
+  if (was.state() == PageState::kResident) {
+    count_resident(region, PageIndex(page), -1);
+    still_exclusive(was.epoch(), exclusive_epoch()) ? state.account.give(1) : state.account.give_maybe_shared(1);
+  }
+  drop_content(was);
+  uncharge_touched(region, was);
+  if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
+  (void)page_unlock(word, was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false));
+}
+
+void let_go_all(Region& region, uint64_t first, uint64_t end, PageState next) {
+  const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
+  for (uint64_t page = first; page < end && page < limit; ++page) {
+    if (page % kChunkPages == 0 && region.chunk_used[page / kChunkPages].load(std::memory_order_acquire) == 0) {
+      page += kChunkPages - 1;
+      continue;
+    }
+    let_go(region, page, next);
+  }
+}
+
+// What became of a range, for the map's owner.
+struct Runs {
+  static constexpr unsigned kMost = 128;
+  struct Run {
+    uint64_t first, end;
+    bool taken;   // by somebody else's map
+  } runs[kMost];
+  unsigned count = 0;
+
+  void add(uint64_t first, uint64_t end, bool taken) {
+    Run* last = count != 0 ? &runs[count - 1] : nullptr;
+    if (last != nullptr && last->end == first && (last->taken == taken || count == kMost)) {
+      last->taken |= taken;   // too many: what is called taken is not used again, which wastes addresses only
+      last->end = end;
+    } else {
+      runs[count++] = {first, end, taken};
+    }
+  }
+};
+
+// Takes the place back, as far as nobody else has it: by halves.
+void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t end, Runs* out) {
+  char* begin = region.address_of(PageIndex(first));
+  const size_t bytes = (end - first) << state.page_shift;
+  void* at = nullptr;
+  int rc = sys::map(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0, &at);
+  if (rc == 0 && at != begin) {   // before 4.17 the flag is not known
+    (void)sys::unmap(at, bytes);
+    rc = -EEXIST;
+  }
+  if (rc == -EEXIST && end - first > 1) {
+    const uint64_t middle = first + (end - first) / 2;
+    settle_unmapped(state, region, first, middle, out);
+    settle_unmapped(state, region, middle, end, out);
+    return;
+  }
+  bool ours = rc == 0;
+  if (ours) {
+    (void)sys::advise(begin, bytes, MADV_NOHUGEPAGE);
+    (void)sys::advise(begin, bytes, MADV_UNMERGEABLE);
+    (void)sys::advise(begin, bytes, MADV_DONTFORK);
+    ours = sys::uffd_register(state.uffd, begin, bytes, state.features.write_protect) == 0;
+  }
+  let_go_all(region, first, end, ours ? PageState::kEmpty : PageState::kGone);
+  out->add(first, end, !ours);
+}
+
+// Content of an evicted page, verified. False: lost.
+bool read_page(PagerState& state, const Region& region, uint64_t page, PageWord was, char* into) {
+  iovec part{into, state.page_size};
+  Command command{Op::kRead, state.luns[was.lun()].offset_of(was.slot()), &part, 1, 0, 0};
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    if (state.devices[was.lun()]->transfer(command) == static_cast<int64_t>(state.page_size) && page_hash(into) == region.hashes[page]) return true;
+  }
+  return false;
+}
+
+void settle_moved(PagerState& state, Region& region, const Note& note) {
+  auto* buffer = static_cast<char*>(map_private(state.page_size, ForkPolicy::kDontFork));
+  if (buffer == nullptr) fatal("tiered memory was moved by a raw mremap and there is no memory to bring its evicted pages along");
+  const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
+  for (uint64_t page = note.first; page < note.end && page < limit; ++page) {
+    PageWord was = seize(region, page);
+    if (!seized(was)) continue;   // guard markers went along
+    char* to = reinterpret_cast<char*>(note.moved_to + ((page - note.first) << state.page_shift));
+    const char* content = nullptr;
+    if (was.state() == PageState::kInFrame) content = state.evictor->frames().memory(was.index());
+    if (was.state() == PageState::kEvicted && read_page(state, region, page, was, buffer)) content = buffer;
+    if (content != nullptr) {
+      while (sys::uffd_copy(state.uffd, to, content, state.page_size) == -EAGAIN) sys::yield_cpu();
+    } else if (was.state() == PageState::kEvicted) {
+      log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned", static_cast<void*>(to));
+      counters().poisoned.add();
+      if (sys::uffd_poison(state.uffd, to, state.page_size) < 0) fatal("page %p was lost and this kernel cannot poison it (UFFDIO_POISON, 6.6)", static_cast<void*>(to));
+    }
+    (void)page_unlock(region.words[page], was);
+    let_go(region, page, PageState::kEmpty);
+  }
+  unmap_private(buffer, state.page_size);
+  const uint64_t bytes = (note.end - note.first) << state.page_shift;
+  (void)sys::uffd_unregister(state.uffd, reinterpret_cast<void*>(note.moved_to), bytes);   // wakes who waits for a page there
+  LUNAR_LOG_LIMITED(log_warning, 4, "%llu KiB of tiered memory were moved by a raw mremap system call: they are plain memory from now on",
+                    static_cast<unsigned long long>(bytes / 1024));
+}
+
+}  // namespace
+
+void pager_on_unmapped(UnmappedHook hook) { g_hook.store(hook); }
+
+void pager_wait_for_unmaps() {
+  for (unsigned i = 0; g_notes.tables.load(std::memory_order_acquire) != 0 && i < 20000; ++i) sys::sleep_ns(50000);
+}
+
+void unmapped_note(uint64_t start, uint64_t end) {
+  for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) { push({region, first, last, 0}); });
+}
+
+void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
+  if (pager_state().evictor->takes_to(to)) return;   // our own: Evictor::take_unreadable
+  uint64_t begin = g_notes.to_begin.load(), limit = g_notes.to_end.load();
+  g_notes.to_begin.store(begin == 0 || to < begin ? to : begin);
+  g_notes.to_end.store(to + bytes > limit ? to + bytes : limit);
+  for_regions(from, from + bytes, [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({region, first, last, to + (at - from)}); });
+}
+
+bool being_moved_to(uint64_t address) {
+  return g_notes.words.load(std::memory_order_acquire) != 0 && address >= g_notes.to_begin.load() && address < g_notes.to_end.load();
+}
+
+bool unmaps_pending() { return g_notes.words.load(std::memory_order_seq_cst) != 0; }
+
+void unmaps_settle(PagerState& state) {
+  for (Note note;;) {
+    Runs runs;
+    {
+      sys::Locked<sys::Mutex> hold(g_notes.settling);
+      if (!pop(&note)) return;
+      while (state.forking.load(std::memory_order_acquire) && state.forking_tid.load() != 0) sys::sleep_ns(20000);
+      if (note.moved_to != 0) settle_moved(state, *note.region, note);
+      else settle_unmapped(state, *note.region, note.first, note.end, &runs);
+    }
+    if (g_notes.words.fetch_sub(1, std::memory_order_seq_cst) == 1) g_notes.to_begin.store(0), g_notes.to_end.store(0);
+    state.mutators.fetch_sub(1, std::memory_order_seq_cst);
+    // Without anything held: it takes locks of the map's owner.
+    UnmappedHook hook = g_hook.load();
+    for (unsigned i = 0; hook != nullptr && i < runs.count; ++i)
+      hook(note.region->address_of(PageIndex(runs.runs[i].first)), (runs.runs[i].end - runs.runs[i].first) << state.page_shift, runs.runs[i].taken);
+    g_notes.tables.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+void unmaps_forget(const Region* region) {
+  auto& state = pager_state();
+  sys::Locked<sys::Mutex> hold(g_notes.settling);
+  sys::Locked<sys::SpinLock> queue(g_notes.lock);
+  unsigned kept = 0;
+  for (unsigned i = 0; i < g_notes.count; ++i) {
+    const Note note = g_notes.queue[(g_notes.head + i) % kNotesMax];
+    if (note.region != region) {
+      g_notes.queue[(g_notes.head + kept++) % kNotesMax] = note;
+      continue;
+    }
+    g_notes.words.fetch_sub(1);
+    g_notes.tables.fetch_sub(1);
+    state.mutators.fetch_sub(1);
+  }
+  g_notes.count = kept;
+}
+
+// Notes that came while the fork was under way hold in the child as well: its housekeeping thread settles them.
+void unmaps_enter_child() {
+  g_notes.lock.unlock();
+  g_notes.settling.reset_in_child();
+  g_notes.words.store(g_notes.count);
+  g_notes.tables.store(g_notes.count);
+  pager_state().mutators.store(g_notes.count);
+}
+
+}  // namespace lunar

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Unmapped: ranges of tiered memory that the program unmapped, mapped over or moved by system calls of its own, past the preload library.
+//
+// The kernel tells by UNMAP and REMAP events of the userfaultfd, and holds the caller until a handler has read the event; until then every
+// UFFDIO_COPY answers EAGAIN. (EVENT_REMOVE stays off: our own MADV_DONTNEED would wait for it.) The handler only notes the range, by the
+// region that lies there at that moment, and the housekeeping thread settles it:
+//
+//   UNMAP  a PROT_NONE map takes the place, so that the kernel gives it to nobody else, and is registered; slots, DRAM and LUN space of its
+//          pages go back, their words become kEmpty. Where somebody has mapped already the words become kGone: not ours any more.
+//   REMAP  resident pages went along. What was evicted is brought to the new place, which is then plain memory, outside the tier.
+//
+// From the note to the end no page is dropped (unmaps_pending), as the place may hold memory of somebody else.
+#pragma once
+#include <cstdint>
+
+#include "pager/region.h"
+
+namespace lunar {
+
+struct PagerState;
+
+// By handlers, when they read an event. Never wait.
+void unmapped_note(uint64_t start, uint64_t end);
+void moved_note(uint64_t from, uint64_t to, uint64_t bytes);
+// A missing page there is being brought: who waits is woken at the end.
+[[nodiscard]] bool being_moved_to(uint64_t address);
+
+// By the evictor, before it drops pages.
+[[nodiscard]] bool unmaps_pending();
+// By the housekeeping thread.
+void unmaps_settle(PagerState& state);
+// The region's tables go away: nothing noted of it is left, or under way, when this returns. By program threads.
+void unmaps_forget(const Region* region);
+void unmaps_enter_child();
+
+}  // namespace lunar
