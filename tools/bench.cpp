@@ -7,6 +7,7 @@
 
 #include "bench/fault_bench.h"
 #include "bench/fault_child.h"
+#include "bench/fits_bench.h"
 #include "bench/lio_bench.h"
 #include "io_bench/io_bench.h"
 #include "redis_bench/redis_bench.h"
@@ -18,6 +19,7 @@ namespace {
 constexpr const char* kHelp =
     "Usage: lunar bench NAME [--json] [--quick] ...\n"
     "  fault      page faults: Lunar beside kernel swap on the same disk, under the same memory limit\n"
+    "  fits       programs whose data fits into DRAM: alone, with Lunar below its budget, and with the pager activated\n"
     "  redis      redis-server with Lunar (the module; `lunar run`) beside redis-server with kernel swap, likewise\n"
     "  superpipe  random block I/O: a superpipe context and the block library beside blocking threads, Linux AIO and fio\n"
     "  lio        lists of I/Os on pmem: handed to delegate threads, beside one after the other and lio_listio\n"
@@ -32,6 +34,8 @@ int cmd_bench(int argc, char** argv) {
   if (name == "superpipe") return superpipe_bench_main(argc - 1, argv + 1);
   if (name == "window") return window_bench_main(argc - 1, argv + 1);
   if (name == "lio") return lio_bench_main(argc - 1, argv + 1);
+  if (name == "fits") return fits_bench_main(argc - 1, argv + 1);
+  if (name == "fits-child") return fits_child_main(argc - 1, argv + 1);   // for the bench itself
   if (name == "child") return fault_child_main(argc - 1, argv + 1);   // for the benches themselves
   if (name == "--help" || name == "-h") {
     fmt::print("{}", kHelp);
@@ -40,7 +44,7 @@ int cmd_bench(int argc, char** argv) {
   if (name.empty())
     fmt::print(stderr, "{}", kHelp);
   else
-    fmt::print(stderr, "lunar: bench: no bench named '{}' (there are: fault, redis, superpipe, lio, window)\n", name);
+    fmt::print(stderr, "lunar: bench: no bench named '{}' (there are: fault, fits, redis, superpipe, lio, window)\n", name);
   return kExitUsage;
 }
 

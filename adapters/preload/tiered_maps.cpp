@@ -17,6 +17,7 @@ namespace {
 constexpr unsigned kAreasMax = 64;
 constexpr size_t kAreaBytesMin = 16 * kGiB;
 constexpr size_t kMapBytesMax = kTiB;          // reservations above (sanitizers, some VMs) are left to the kernel
+constexpr size_t kHugeBytes = 2 * kMiB;
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 constinit Area g_areas[kAreasMax];
@@ -41,7 +42,7 @@ void unmapped_past_us(void* address, size_t bytes, bool taken) {
     if (g_table.reserve() < 0) return;
     char* stop = g_table.piece(begin, end, &piece);
     if (piece != nullptr && piece->kind == MappingKind::kTiered && piece->committed && (area->flags & kRegionChargeOnTouch) == 0)
-      region_forget(area->region, static_cast<size_t>(stop - begin));
+      region_forget(area->region, area->offset(begin), static_cast<size_t>(stop - begin));
     g_table.set(begin, stop, {nullptr, nullptr, kReadWrite, MappingKind::kAlien, false});
     begin = stop;
   }
@@ -71,7 +72,12 @@ char* place_in(Area& area, size_t bytes) {
   char* gap = g_table.find_free(area.first_gap, area.limit, kMapBytesMin);
   if (gap == nullptr) return nullptr;
   area.first_gap = gap;
-  char* place = g_table.find_free(gap, area.limit, bytes);
+  char* place = nullptr;
+  if (bytes >= kHugeBytes) {   // where the kernel would put it: on a huge page's boundary
+    place = g_table.find_free(gap, area.limit, bytes + kHugeBytes - sys::page_bytes());
+    if (place != nullptr) return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(place), kHugeBytes));
+  }
+  place = g_table.find_free(gap, area.limit, bytes);
   if (place == gap && place != nullptr) area.first_gap = place + bytes;
   return place;
 }
@@ -208,6 +214,7 @@ int give_back(Area* area, char* begin, size_t bytes, const Mapping& was) {
   } else {
     rc = pager_discard(begin, bytes, Discard::kMapping);
     (void)sys::protect(begin, bytes, PROT_NONE);
+    if (was.committed) region_uncommit_on_touch(area->region, area->offset(begin), bytes);
   }
   if (was.key != 0) (void)sys::protect_without_key(begin, bytes, PROT_NONE);
   return rc;
@@ -218,10 +225,8 @@ int commit_piece(Area* area, char* begin, char* end, int prot) {
   size_t bytes = static_cast<size_t>(end - begin);
   int rc;
   if ((area->flags & kRegionChargeOnTouch) != 0) {
-    // Nothing is promised, so nothing would wake the pager either: its touches must be counted from the first on.
-    ErrorText why;
-    if (pager_arm(&why) < 0) return -ENOMEM;
-    rc = sys::protect(begin, bytes, prot);
+    if (region_commit_on_touch(area->region, area->offset(begin), bytes) < 0) return -ENOMEM;
+    if ((rc = sys::protect(begin, bytes, prot)) < 0) region_uncommit_on_touch(area->region, area->offset(begin), bytes);
   } else {
     rc = region_commit(area->region, area->offset(begin), bytes) < 0 ? -ENOMEM : 0;
     if (rc == 0 && prot != kReadWrite && (rc = sys::protect(begin, bytes, prot)) < 0) (void)give_back(area, begin, bytes, tiered(prot, true));

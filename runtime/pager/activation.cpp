@@ -7,6 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/format.h"
 #include "base/log.h"
 #include "pager/descriptors.h"
@@ -52,8 +54,10 @@ uint64_t chunk_size(const Region& region, uint64_t chunk) {
 
 // What is committed is what can be populated: in strict regions, where the rest is inaccessible, and without huge pages.
 bool charged_exactly(const PagerState& state, const Region& region) {
-  return (region.flags & kRegionStrict) != 0 || !(state.thp_always || region.huge.load(std::memory_order_relaxed));
+  return (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0 || !(state.thp_always || region.huge.load(std::memory_order_relaxed));
 }
+
+bool charged_on_touch(const Region& region) { return (region.flags & kRegionChargeOnTouch) != 0; }
 
 // Counts [first, end) as committed (sign 1) or not any more (-1). By how many pages the charge changes.
 int64_t count_committed(const PagerState& state, Region& region, uint64_t first, uint64_t end, int sign) {
@@ -128,17 +132,17 @@ int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end
     (void)count_committed(state, region, first, end, -1);
     return -EAGAIN;
   }
-  state.committed_before_arming.store(committed);
+  if (!charged_on_touch(region)) state.committed_before_arming.store(committed);   // LUN space is promised for that
   return 0;
 }
 
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  state.committed_before_arming.fetch_sub((end - first) << state.page_shift);
+  if (!charged_on_touch(region)) state.committed_before_arming.fetch_sub((end - first) << state.page_shift);
   state.account.give_plain(-count_committed(state, region, first, end, -1));
 }
 
 bool plain_allow_huge(PagerState& state, Region& region) {
-  if (charged_exactly(state, region) && (region.flags & kRegionStrict) == 0) {
+  if (charged_exactly(state, region) && (region.flags & (kRegionStrict | kRegionChargeOnTouch)) == 0) {
     int64_t more = 0;
     for (uint64_t chunk = 0; chunk * kChunkPages < region.table_pages.load(); ++chunk) {
       const int32_t committed = region.chunk_committed[chunk].load(std::memory_order_relaxed);
@@ -181,14 +185,22 @@ int64_t adopt_present(PagerState& state, Region& region) {
     const uint64_t at = chunk * kChunkPages, n = chunk_size(region, chunk);   // a huge page reaches beyond what is committed
     if (int rc = sys::present_pages(region.address_of(PageIndex(at)), n, present); rc < 0) return rc;
     int in_chunk = 0;
+    const bool on_touch = charged_on_touch(region);
+    const auto there = static_cast<uint64_t>(std::count_if(present, present + n, [](uint8_t one) { return one != 0; }));
+    if (on_touch && there != 0 && space_charge(there, true) < 0)
+      fatal("activation: LUN space for MAP_NORESERVE memory in use is not to be had; give a larger --size");
     for (uint64_t i = 0; i < n; ++i) {
       if (present[i] == 0) continue;
       AtomicPageWord& word = region.words[at + i];
       PageWord seen = word.load(std::memory_order_relaxed);
       if (seen.state() != PageState::kEmpty) continue;   // a handler was faster
       // It may have forked, or be the kernel's zero page: made exclusive before it is evicted.
-      if (word.compare_exchange_strong(seen, resident_word(seen, kNoSlot, state.own_lun, kHeatFault, shared_epoch()), std::memory_order_acq_rel))
-        ++in_chunk;
+      const PageWord next = resident_word(seen, kNoSlot, state.own_lun, kHeatFault, shared_epoch()).with_charged(on_touch);
+      if (word.compare_exchange_strong(seen, next, std::memory_order_acq_rel)) ++in_chunk;
+    }
+    if (on_touch) {
+      region.committed_pages.fetch_add(static_cast<uint64_t>(in_chunk));
+      space_uncharge(there - static_cast<uint64_t>(in_chunk));
     }
     if (in_chunk == 0) continue;
     region.chunk_large[chunk].store(1, std::memory_order_release);

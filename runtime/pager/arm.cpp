@@ -269,6 +269,7 @@ int pager_create(const Options& options, ErrorText* why) {
     if (rc == 0) close_device(state, 0);
   }
   if (rc = join_account(state, why); rc < 0) return rc;
+  if (!vouched) state.account.set_cap(static_cast<int64_t>(state.dram_bytes >> state.page_shift));   // an earlier attempt may have had another
   if (options.stats_file != nullptr && options.stats_file[0] != 0) {
     rc = stats_file_open(options.stats_file);
     if (rc < 0) return why->set(rc, "stats_file: %s cannot be written (%s)", options.stats_file, errno_text(rc));
@@ -479,11 +480,32 @@ static void uncommit(Region* region, size_t offset, size_t bytes) {
   else plain_uncommit(state, *region, first, first + pages);
 }
 
-void region_forget(Region* region, size_t bytes) { uncommit(region, bytes); }
+void region_forget(Region* region, size_t offset, size_t bytes) { uncommit(region, offset, bytes); }
 
 void pager_release_range(void* address, size_t bytes) {
   auto& state = pager_state();
   if (pager_armed() && sys::is_userfaultfd(state.uffd)) (void)sys::uffd_unregister(state.uffd, address, bytes);
+}
+
+int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
+  auto& state = pager_state();
+  const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
+  if (!pager_armed()) {
+    sys::Locked<sys::Mutex> hold(state.arm_lock);
+    if (!pager_armed() && plain_commit(state, *region, first, end) == 0) {
+      table_reach(*region, first, end);
+      return 0;
+    }
+  }
+  ErrorText why;
+  return pager_arm(&why);
+}
+
+void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
+  auto& state = pager_state();
+  if (pager_armed()) return;   // charged page by page
+  sys::Locked<sys::Mutex> hold(state.arm_lock);
+  if (!pager_armed()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
 }
 
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {

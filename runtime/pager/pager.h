@@ -59,6 +59,10 @@ char* region_boundary(char* address, char* end);
 // Gives it back: contents are gone, space uncharged, the range becomes PROT_NONE when `protect`, else reads as zeros if
 // touched again without commit (which is a caller's error). pre: committed.
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
+// The pair for kRegionChargeOnTouch, around the caller's mprotect: while the process is not active such memory is charged as a whole; if
+// there is no room for that, the process becomes active. pre (uncommit): discarded.
+[[nodiscard]] int region_commit_on_touch(Region* region, size_t offset, size_t bytes);
+void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes);
 // The same without `protect`, for an allocator's hook: never waits for a fork. -EAGAIN: the range stays committed (its contents may
 // be gone).
 [[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
@@ -70,7 +74,7 @@ void pager_on_unmapped(UnmappedHook hook);
 // Returns when all that was unmapped so before has been told (or after a second). One load when there is nothing.
 void pager_wait_for_unmaps();
 // The range's LUN space is given back, its pages are not touched: they are not ours any more. pre: it was committed.
-void region_forget(Region* region, size_t bytes);
+void region_forget(Region* region, size_t offset, size_t bytes);
 // The range is about to be mapped over by a call of ours, and holds nothing: no longer the pager's.
 void pager_release_range(void* address, size_t bytes);
 

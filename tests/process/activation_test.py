@@ -142,6 +142,7 @@ def huge():
         if "[never]" in file.read():
             skip("huge pages", "switched off")
     evicted(run("64m", "map:24", "huge", "grow:100", "map:40", "grow:20"), "huge pages")
+    evicted(run("64m", "grow:20", "advise", "huge", "grow:12", "fork:2", "grow:60"), "huge pages of the heap")
     evicted(run("64m", "map:24", "huge", "fork:20", "grow:100", "fork:8"), "huge pages and forks")
 
 
@@ -159,4 +160,28 @@ def plain():
         fail(f"no word of it:\n{result.stderr}")
 
 
-{"eight": eight, "rights": rights, "one-line": one_line, "huge": huge, "forks": forks, "plain": plain}[CASE]()
+def storm():
+    """Threads that write, discard, protect, move and unmap, and fork, while the process is activated."""
+    words = [os.path.join(os.path.dirname(WORKER), "activation_storm"), "3"]
+    activated = 0
+    seeds = [int(os.environ["LUNAR_SEED"])] if "LUNAR_SEED" in os.environ else [int.from_bytes(os.urandom(4), "little") for _ in range(4)]
+    for seed in seeds:
+        print(f"LUNAR_SEED={seed}", flush=True)
+        result = subprocess.run([LUNAR, "run", "--dram", "48m", "--size", "4g", "--stats", "--", *words, str(seed)], stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
+        if result.returncode != 0 or "sound" not in result.stdout:
+            fail(f"seed {seed}: exit code {result.returncode}\n{result.stdout}{result.stderr[-3000:]}")
+        activated += figure(result.stderr, "armed")
+    if not activated:
+        fail("no run was activated")
+
+
+def noreserve():
+    """MAP_NORESERVE memory is plain too while there is room, and counted by what is there afterwards."""
+    result = run("64m", "noreserve:24", "grow:8")
+    if figure(result.stderr, "armed") != 0:
+        fail(f"activated by 32 MiB of 64\n{result.stderr}")
+    evicted(run("64m", "noreserve:24", "grow:8", "noreserve:60", "grow:20", "fork:4"), "MAP_NORESERVE")
+
+
+{"storm": storm, "noreserve": noreserve, "eight": eight, "rights": rights, "one-line": one_line, "huge": huge, "forks": forks, "plain": plain}[CASE]()

@@ -3,7 +3,8 @@
 // checked before each line it prints, and at the end ("sound").
 //
 //   grow:MIB     mallocs 256 KiB blocks till it holds so many MiB; ENOMEM is printed, not fatal ("refused at N MiB")
-//   map:MIB      the same from one mmap, with MADV_HUGEPAGE
+//   map:MIB      the same from one mmap, with MADV_HUGEPAGE        noreserve:MIB   with MAP_NORESERVE, half of it used
+//   advise       MADV_HUGEPAGE and MADV_COLLAPSE on all that it holds
 //   say:WORD     prints it, and waits for a line on standard input
 //   setuid       becomes nobody, for good        chroot  into /var/empty-like directory of its own, and nobody
 //   seccomp      open, openat and userfaultfd are refused from now on (EPERM)
@@ -19,6 +20,7 @@
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,6 +89,25 @@ void map_huge(size_t mib) {
   (void)madvise(at, bytes, MADV_HUGEPAGE);
   g_blocks.push_back({static_cast<unsigned char*>(at), bytes, 0});
   write_block(g_blocks.back(), ++g_seed << 32);
+}
+
+void map_unreserved(size_t mib) {
+  const size_t bytes = mib << 20;
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) fail("mmap");
+  g_blocks.push_back({static_cast<unsigned char*>(at) + bytes / 4, bytes / 2, 0});
+  write_block(g_blocks.back(), ++g_seed << 32);
+}
+
+void advise() {
+  for (const Block& block : g_blocks) {
+    auto* first = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(block.at) + kPage - 1) / kPage * kPage);
+    (void)madvise(first, block.bytes - kPage, MADV_HUGEPAGE);
+  }
+  for (const Block& block : g_blocks) {
+    auto* first = reinterpret_cast<unsigned char*>(reinterpret_cast<uintptr_t>(block.at) >> 21 << 21);
+    (void)madvise(first, size_t{2} << 20, 25);   // MADV_COLLAPSE: what lies around the block, too
+  }
 }
 
 void say(const char* word) {
@@ -178,6 +199,8 @@ void steps() {
     const size_t number = strtoul(value, nullptr, 10);
     if (is("grow")) grow(number);
     else if (is("map")) map_huge(number);
+    else if (is("noreserve")) map_unreserved(number);
+    else if (is("advise")) advise();
     else if (is("say")) say(value);
     else if (is("setuid")) become_nobody();
     else if (is("chroot")) change_root();

@@ -91,6 +91,14 @@ bool Leftovers::undo(const std::string& line, std::string* said) {
     *said = fmt::format("vm.page-cluster set back to {}", value);
     return true;
   }
+  if (kind == "thp") {
+    std::istringstream words(what);
+    std::string value, boot;
+    words >> value >> boot;
+    if (boot == boot_id()) (void)write_text("/sys/kernel/mm/transparent_hugepage/enabled", value);
+    *said = fmt::format("transparent huge pages set back to {}", value);
+    return true;
+  }
   if (!is_ours(what)) return true;   // nothing a bench can have made: only forget it
   *said = fmt::format("{} {} removed", kind, what);
   if (kind == "cgroup") return MemoryCgroup::remove(what) == 0;
