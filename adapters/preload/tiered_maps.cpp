@@ -17,7 +17,7 @@ namespace {
 constexpr unsigned kAreasMax = 64;
 constexpr size_t kAreaBytesMin = 16 * kGiB;
 constexpr size_t kMapBytesMax = kTiB;          // reservations above (sanitizers, some VMs) are left to the kernel
-constexpr size_t kHugeBytes = 2 * kMiB;
+constexpr size_t kHugeBytes = 2 * kMiB, kAlignedBytesMin = 32 * kMiB;
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 constinit Area g_areas[kAreasMax];
@@ -73,7 +73,7 @@ char* place_in(Area& area, size_t bytes) {
   if (gap == nullptr) return nullptr;
   area.first_gap = gap;
   char* place = nullptr;
-  if (bytes >= kHugeBytes) {   // where the kernel would put it: on a huge page's boundary
+  if (bytes >= kAlignedBytesMin) {   // on a huge page's boundary, as the kernel would. Of smaller ones the holes would be too many
     place = g_table.find_free(gap, area.limit, bytes + kHugeBytes - sys::page_bytes());
     if (place != nullptr) return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(place), kHugeBytes));
   }

@@ -301,6 +301,7 @@ int pager_arm(ErrorText* why) {
   sys::Locked<sys::Mutex> hold(state.arm_lock);
   if (state.armed.load(std::memory_order_acquire)) return 0;
   if (sys::now_ns() < state.next_activation_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
+  const uint64_t began = sys::now_ns();
   // From here on what was plain can be evicted: it is no reason to refuse.
   const int64_t plain = state.account.plain_pages();
   state.account.plain_to_evictable(plain);
@@ -321,6 +322,7 @@ int pager_arm(ErrorText* why) {
     return rc;
   }
   sys::Locked<sys::Mutex> regions(state.regions.lock);
+  const uint64_t threads_run = sys::now_ns();
   int64_t found = 0;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
     const int64_t adopted = adopt_present(state, *state.regions.sorted[i].load());
@@ -331,6 +333,8 @@ int pager_arm(ErrorText* why) {
   // What was charged was all that is committed; what counts now is what is there. (Both are below the cap together: plain_limit.)
   state.account.give(plain - found);
   state.armed.store(true, std::memory_order_release);
+  log_info("activated: LUN and threads in %llu us, %s adopted in %llu us", static_cast<unsigned long long>((threads_run - began) / 1000),
+           format_size(static_cast<uint64_t>(found) << state.page_shift).text, static_cast<unsigned long long>((sys::now_ns() - threads_run) / 1000));
   return 0;
 }
 
