@@ -497,11 +497,13 @@ static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
   for (;;) {
     PageWord there = target.load(std::memory_order_acquire);
     if (there.state() == PageState::kEmpty && page_lock(target, there)) break;
-    if (there.state() != PageState::kEmpty && there.state() != PageState::kBusy) {
+    if (there.state() == PageState::kGone || there.state() == PageState::kGuard) {
       put_back(src, s, was);
       return -EEXIST;
     }
-    sys::yield_cpu();
+    // Nobody has touched it: a fault of a neighbour was answered with a run of zero pages that reached it.
+    if (there.state() != PageState::kBusy) (void)discard_chunk(dst, d, d + 1, Discard::kLocked);
+    else sys::yield_cpu();
   }
   dst.hashes[d] = src.hashes[s];
   PageWord moved = was;

@@ -100,14 +100,9 @@ void map_unreserved(size_t mib) {
 }
 
 void advise() {
-  for (const Block& block : g_blocks) {
-    auto* first = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(block.at) + kPage - 1) / kPage * kPage);
-    (void)madvise(first, block.bytes - kPage, MADV_HUGEPAGE);
-  }
-  for (const Block& block : g_blocks) {
-    auto* first = reinterpret_cast<unsigned char*>(reinterpret_cast<uintptr_t>(block.at) >> 21 << 21);
-    (void)madvise(first, size_t{2} << 20, 25);   // MADV_COLLAPSE: what lies around the block, too
-  }
+  for (const int advice : {MADV_HUGEPAGE, 25 /* MADV_COLLAPSE */})
+    for (const Block& block : g_blocks)   // the huge page that it begins in, with what else lies there
+      (void)madvise(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(block.at) >> 21 << 21), size_t{2} << 20, advice);
 }
 
 void say(const char* word) {
