@@ -33,7 +33,7 @@ constexpr uint64_t kAccountBytes = 4 * kMiB;
 constexpr int kAccountDescriptor = 700;   // out of the way of programs that count on small numbers
 
 int complain(int code, const std::string& line) {
-  fprintf(stderr, "lunar run: %s\n", line.c_str());
+  fprintf(stderr, "lunar run: %s\n", printable(line).c_str());
   return code;
 }
 

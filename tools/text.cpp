@@ -7,6 +7,8 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "base/format.h"
+
 namespace lunar::tools {
 
 std::string text_of(const char* format, ...) {
@@ -18,6 +20,12 @@ std::string text_of(const char* format, ...) {
   std::string out(length > 0 ? static_cast<size_t>(length) : 0, '\0');
   if (length > 0) vsnprintf(out.data(), out.size() + 1, format, again);
   va_end(again);
+  return out;
+}
+
+std::string printable(std::string_view text) {
+  std::string out(text.size() * 4 + 1, '\0');
+  out.resize(format_line_to(out.data(), out.size(), "%.*s", static_cast<int>(text.size()), text.data()));
   return out;
 }
 

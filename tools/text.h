@@ -11,6 +11,8 @@ namespace lunar::tools {
 
 // printf into a string.
 std::string text_of(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// For a terminal: what is no printable text (names of files and LUNs may hold anything) as \xNN.
+std::string printable(std::string_view text);
 // Appends `text` to *out, broken at blanks; lines after the first begin with `indent` blanks. `column`: the start.
 void append_wrapped(std::string* out, std::string_view text, size_t column, size_t indent, size_t width = 100);
 // The candidate nearest to `word` by edit distance, or "" when none is near.

@@ -102,6 +102,7 @@ TEST_CASE("run refuses unknown flags with the nearest name") {
 
 TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
   run_refused({"--dram", "64m", "--lun", "/var/tmp/no/such/place"}, {"--lun", "does not exist", "fallocate"});
+  run_refused({"--dram", "64m", "--lun", "/no/such\nplace\x1b[2J"}, {"--lun", "/no/such\\x0aplace\\x1b[2J"});   // one line, and no control characters
   run_refused({"--dram", "64m", "--lun", "/dev/null"}, {"--lun", "/dev/null", "neither"});
   run_refused({"--dram", "64m", "--lun", "/proc"}, {"--lun", "/proc"});
   run_refused({"--dram", "64m", "--lun", ""}, {"--lun", "empty"});

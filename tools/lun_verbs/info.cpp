@@ -29,7 +29,7 @@ void read_facts(Device* device, DeviceFacts* out) {
 
 const char* yes_no(bool what) { return what ? "yes" : "no"; }
 
-void row(const char* name, const std::string& value) { printf("%-16s%s\n", name, value.c_str()); }
+void row(const char* name, const std::string& value) { printf("%-16s%s\n", name, printable(value).c_str()); }
 
 void show_facts(const DeviceFacts& facts) {
   row("kind", facts.kind);

@@ -105,7 +105,7 @@ std::string as_table(const std::vector<Shown>& all) {
   size_t luns = 0;
   for (const Shown& shown : all) {
     for (const VirtualLunInfo& lun : shown.luns) {
-      table.add({shown.device, lun.name[0] ? lun.name : "(scratch)", size_text(lun.size_bytes),
+      table.add({shown.device, lun.name[0] ? printable(lun.name) : "(scratch)", size_text(lun.size_bytes),
                  std::to_string(lun.extents), lun.in_use ? "yes" : "no", time_text(lun.created_s)});
     }
     if (shown.luns.empty()) table.add({shown.device, "(none)", "", "", "", ""});

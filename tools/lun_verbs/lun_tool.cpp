@@ -99,7 +99,7 @@ int parse_lun_line(const LunVerb& verb, int argc, char** argv, LunLine* out) {
 
 int lun_refuse(const LunLine& line, const std::string& text, int code) {
   fflush(stdout);
-  fprintf(stderr, "lunar lun %s: %s\n", line.verb.c_str(), text.c_str());
+  fprintf(stderr, "lunar lun %s: %s\n", line.verb.c_str(), printable(text).c_str());
   return code;
 }
 
