@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kBytes = 4u << 20;
 constexpr size_t kHeader = 16;   // keeps the default alignment of malloc
-alignas(64) constinit char g_buffer[kBytes];
+alignas(64) __attribute__((section(".bss.early_heap"))) constinit char g_buffer[kBytes];   // not in the file (meson.build)
 constinit std::atomic<size_t> g_top{0};
 
 }  // namespace

@@ -11,7 +11,8 @@
 
 namespace lunar {
 
-enum class ForkPolicy : uint8_t { kInherit, kDontFork };   // kDontFork: the child must not see it (MADV_DONTFORK)
+// kDontFork: the child must not see it (MADV_DONTFORK). kWipe: zeros in a forked child (MADV_WIPEONFORK).
+enum class ForkPolicy : uint8_t { kInherit, kDontFork, kWipe };
 
 // `align`: a power of two (nullptr otherwise). Memory stays with the process; a forked child has a copy.
 void* arena_alloc(size_t bytes, size_t align = 64);

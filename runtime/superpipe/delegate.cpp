@@ -11,10 +11,6 @@
 #include "base/arena.h"
 #include "sys/mem.h"
 
-#ifndef MADV_WIPEONFORK
-#define MADV_WIPEONFORK 18
-#endif
-
 namespace lunar {
 namespace {
 
@@ -23,12 +19,8 @@ constexpr unsigned kTurns = 16;   // that a delegate takes at one client before 
 }  // namespace
 
 int DelegatePool::create() {
-  void* memory = map_private(sizeof(State), ForkPolicy::kInherit);
+  void* memory = map_private(sizeof(State), ForkPolicy::kWipe);
   if (!memory) return -ENOMEM;
-  if (const int err = sys::advise(memory, sys::page_bytes(), MADV_WIPEONFORK); err < 0) {
-    unmap_private(memory, sizeof(State));
-    return err;
-  }
   state_ = new (memory) State;
   return 0;
 }

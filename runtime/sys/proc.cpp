@@ -224,10 +224,7 @@ int other_live_threads() {
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }
 
 void note_memory_owner() {
-  if (g_unforked == nullptr) {
-    auto* page = static_cast<std::atomic<uint32_t>*>(map_private(page_bytes(), ForkPolicy::kInherit));
-    if (page != nullptr && advise(page, page_bytes(), MADV_WIPEONFORK) == 0) g_unforked = page;
-  }
+  if (g_unforked == nullptr) g_unforked = static_cast<std::atomic<uint32_t>*>(map_private(page_bytes(), ForkPolicy::kWipe));
   if (g_unforked != nullptr) g_unforked->store(1, std::memory_order_relaxed);
   g_owner.store(static_cast<int>(getpid()), std::memory_order_release);
 }
