@@ -31,9 +31,11 @@ enum class Effect : uint8_t {
   kDrop,           // zeros from now on; locked pages are refused
   kDropLocked,     // zeros from now on, locked or not
   kEvict,          // to the LUN now
-  kGuard,
+  kGuard,          // this and the following: also for what is only reserved
   kUnguard,
   kHuge,           // the kernel's while memory is plain; tiered memory has small pages
+  kWipe,           // a forked child finds zeros
+  kKeep,
   kKernel,         // the kernel's to do: it leaves contents alone
   kRefuse,         // what the kernel answers for memory like this, or a promise that would be broken: EINVAL
 };
@@ -59,8 +61,8 @@ constexpr Rule kRules[] = {
     {kNoHugePage, Effect::kHuge},
     {kDontDump, Effect::kKernel},
     {kDoDump, Effect::kKernel},
-    {kWipeOnFork, Effect::kRefuse},
-    {kKeepOnFork, Effect::kNothing},
+    {kWipeOnFork, Effect::kWipe},
+    {kKeepOnFork, Effect::kKeep},
     {kCold, Effect::kEvict},
     {kPageOut, Effect::kEvict},
     {kPopulateRead, Effect::kTouch},
@@ -133,6 +135,8 @@ int advise_tiered(char* address, size_t bytes, int advice) {
     case Effect::kGuard: return pager_guard(address, bytes, true);
     case Effect::kUnguard: return pager_guard(address, bytes, false);
     case Effect::kHuge: return pager_advise_huge(address, bytes, advice);
+    case Effect::kWipe: return pager_wipe_on_fork(address, bytes, true);
+    case Effect::kKeep: return pager_wipe_on_fork(address, bytes, false);
     case Effect::kKernel: return sys::advise(address, bytes, advice);
     case Effect::kRefuse: break;
   }
@@ -148,7 +152,7 @@ int maps_advise(char* address, size_t bytes, int advice) {
   if (plain) return advise_tiered(address, bytes, advice);
   const Rule* rule = rule_of(advice);
   // A reservation has nothing to advise on, but it can hold guard pages, and what the kernel keeps for a mapping.
-  bool reserved_too = rule != nullptr && (rule->effect == Effect::kGuard || rule->effect == Effect::kUnguard || rule->effect == Effect::kKernel || rule->effect == Effect::kRefuse);
+  bool reserved_too = rule != nullptr && rule->effect >= Effect::kGuard;
   return for_pieces(address, bytes, [=](const Mapping& now, char* at, size_t part) {
     if (now.kind == MappingKind::kAlien) return sys::advise(at, part, advice);
     return now.committed || reserved_too || rule == nullptr ? advise_tiered(at, part, advice) : 0;

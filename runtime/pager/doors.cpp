@@ -20,6 +20,7 @@
 #include "pager/seize.h"
 #include "pager/state.h"
 #include "pager/unmapped.h"
+#include "pager/wipe.h"
 #include "sys/file.h"
 
 #ifndef MADV_POPULATE_READ
@@ -349,6 +350,7 @@ int discard(void* address, size_t bytes, Discard what, bool wait) {
   PageRange range;
   int rc = pages_of(address, bytes, true, &range);
   if (rc == 0 && what == Discard::kMapping) set_pattern(range, Access::kNormal);
+  if (rc == 0 && what == Discard::kMapping && wait && wipe_any()) rc = pager_wipe_on_fork(address, bytes, false);
   if (rc == 0 && what == Discard::kMapping && range.region->has_guards.load(std::memory_order_acquire)) rc = guard_range(range, false, wait);
   if (rc < 0) return rc;
   if (!pager_armed()) {
@@ -386,6 +388,13 @@ int pager_guard(void* address, size_t bytes, bool install) {
   if (rc < 0 || range.first == range.end) return rc;
   if (install) range.region->has_guards.store(true, std::memory_order_release);
   return install || range.region->has_guards.load(std::memory_order_acquire) ? guard_range(range, install, true) : 0;
+}
+
+int pager_wipe_on_fork(void* address, size_t bytes, bool wipe) {
+  PageRange range;
+  int rc = pages_of(address, bytes, false, &range);
+  if (rc < 0 || (!wipe && !wipe_any())) return rc;
+  return wipe_set(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << pager_state().page_shift, wipe);
 }
 
 int pager_discard(void* address, size_t bytes, Discard what) { return discard(address, bytes, what, true); }
@@ -533,6 +542,7 @@ int pager_move(void* dst, void* src, size_t bytes) {
   PageRange to, from;
   int rc = pages_of(dst, bytes, true, &to);
   if (rc == 0) rc = pages_of(src, bytes, true, &from);
+  if (rc == 0 && wipe_any()) rc = wipe_move(static_cast<char*>(dst), static_cast<char*>(src), bytes);
   if (rc < 0) return rc;
   if (!pager_armed()) {
     for (uint64_t i = 0; i < from.end - from.first; ++i) {

@@ -22,6 +22,7 @@
 #include "pager/resolver.h"
 #include "pager/state.h"
 #include "pager/unmapped.h"
+#include "pager/wipe.h"
 #include "sys/file.h"
 #include "sys/proc.h"
 
@@ -230,6 +231,7 @@ int64_t settle_words(PagerState& state) {
   int64_t resident = 0;
   uint8_t present[kChunkPages];
   state.luns_referred = 0;
+  wipe_in_child();
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
     Region* region = state.regions.sorted[r].load();
     region->grow_lock.reset_in_child();
@@ -300,6 +302,7 @@ bool lun_take_or_sweep(PagerState& state, uint64_t pages) {
 void child() {
   auto& state = pager_state();
   sys::note_memory_owner();
+  wipe_reset_in_child();
   HostGuard guard;
   if (!g_fork.engaged) {
     const sigset_t signals = g_fork.signals;

@@ -94,6 +94,8 @@ enum class Discard : uint8_t {
 // Guard pages (MADV_GUARD_INSTALL, MADV_GUARD_REMOVE): contents are gone, touching one is SIGSEGV until it is removed (then it reads as
 // zeros) or its mapping ends. -EINVAL: this kernel has none (before 6.13), or pages are locked; contents are then as they were.
 [[nodiscard]] int pager_guard(void* address, size_t bytes, bool install);
+// MADV_WIPEONFORK, MADV_KEEPONFORK: a forked child finds zeros there. -ENOMEM: too many such ranges.
+[[nodiscard]] int pager_wipe_on_fork(void* address, size_t bytes, bool wipe);
 // As discard (kMapping), but -EAGAIN while this process forks: for an allocator's hooks. They run with the allocator's locks held, and its own
 // fork handlers want these after ours have begun to keep discards out (unless ours are older than the allocator's).
 [[nodiscard]] int pager_try_discard(void* address, size_t bytes);

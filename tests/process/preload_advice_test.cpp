@@ -264,6 +264,38 @@ void locks() {
   free(heap);
 }
 
+int child_says(bool (*check)(char*), char* p) {
+  pid_t child = fork();
+  if (child == 0) _exit(check(p) ? 0 : 1);
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child);
+  return status;
+}
+
+void wiped_on_fork(bool armed) {
+  char* p = map(4 * kMiB);
+  fill(p, 4 * kMiB, 47);
+  CHECK(madvise(p + kMiB, kMiB, MADV_WIPEONFORK) == 0 && holds(p, 4 * kMiB, 47));
+  if (armed) push_out();   // on the LUN, from where a child could get it
+  auto wiped = [](char* at) {
+    return all_zero(at + kMiB, kMiB) && holds(at, kMiB, 47) && holds(at + 2 * kMiB, 2 * kMiB, 47, 2 * kMiB / sizeof(long));
+  };
+  CHECK(child_says(wiped, p) == 0 && holds(p, 4 * kMiB, 47) && child_says(wiped, p) == 0);
+  // A grandchild too, of what the child has written there.
+  CHECK(child_says([](char* at) {
+          fill(at + kMiB, kMiB, 53);
+          return child_says([](char* there) { return all_zero(there + kMiB, kMiB); }, at) == 0 && holds(at + kMiB, kMiB, 53);
+        }, p) == 0);
+  char* wall = map(kMiB);   // it moves along
+  auto* q = static_cast<char*>(mremap(p, 4 * kMiB, 8 * kMiB, MREMAP_MAYMOVE));
+  CHECK(q != MAP_FAILED && child_says(wiped, q) == 0 && holds(q, 4 * kMiB, 47));
+  CHECK(madvise(q, 4 * kMiB, MADV_KEEPONFORK) == 0 && child_says([](char* at) { return holds(at, 4 * kMiB, 47); }, q) == 0);
+  CHECK(madvise(q, 4 * kMiB, MADV_WIPEONFORK) == 0 && munmap(q, 8 * kMiB) == 0 && munmap(wall, kMiB) == 0);
+  q = map(8 * kMiB);   // it ended with its map
+  fill(q, 8 * kMiB, 59);
+  CHECK(child_says([](char* at) { return holds(at, 8 * kMiB, 59); }, q) == 0 && munmap(q, 8 * kMiB) == 0);
+}
+
 // Reads the first word of each page of the range.
 void read_pages(const char* p, size_t pages) {
   for (size_t i = 0; i < pages; ++i) CHECK(*reinterpret_cast<const unsigned long*>(p + i * g_page) == stamp(41, i * g_page / sizeof(long)));
@@ -338,6 +370,8 @@ struct Section {
 };
 constexpr Section kSections[] = {
     {"early-guards", guard_pages_before_arming},
+    {"early-wipe", [] { wiped_on_fork(false); }},
+    {"wipe", [] { wiped_on_fork(true); }},
     {"reservations", unmapped_reservations_are_emptied},
     {"keys", keys_protect_and_end_with_their_map},
     {"advice", advice_is_known_or_refused},
@@ -362,6 +396,6 @@ int main(int argc, char** argv) {
   for (const Section& section : kSections)
     if (argc == 3 && std::string(argv[2]) == section.name) g_section = &section;
   if (g_section == nullptr) return 2;
-  const bool early = g_section == &kSections[0];
+  const bool early = std::string(g_section->name).starts_with("early");
   return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", early ? "LUNAR_ARM_AT=64m" : "LUNAR_ARM_AT=1m"}, body);
 }

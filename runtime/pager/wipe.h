@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// MADV_WIPEONFORK: ranges whose contents a forked child does not get. The kernel keeps them from the child's mappings; here is what
+// keeps its page table from bringing them back from the LUN.
+// Threading: a MutatorScope keeps forks out of a change. Few ranges: keys and seeds, a page or so each.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace lunar {
+
+struct Region;
+
+// Adds the range, or takes it out. -ENOMEM: too many. Not for who may not wait for a fork.
+[[nodiscard]] int wipe_set(char* begin, size_t bytes, bool wipe);
+bool wipe_any();   // there are any
+// What `from` is, `to` is from now on (mremap).
+[[nodiscard]] int wipe_move(char* to, char* from, size_t bytes);
+// In a forked child: another thread of the parent's may have been at work on the list.
+void wipe_reset_in_child();
+// In a forked child, before anything looks at page words: pages of these ranges are empty.
+void wipe_in_child();
+
+}  // namespace lunar
