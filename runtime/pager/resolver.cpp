@@ -16,7 +16,6 @@ namespace lunar {
 namespace {
 
 constexpr unsigned kZeroPages = 128;
-constexpr unsigned kFillLeast = 32;      // pages filled at a first touch while DRAM is plenty
 
 // Nothing could be charged for a while, in which the housekeeper has given back what dead members held.
 bool space_is_out() {
@@ -157,15 +156,20 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
 }
 
 // While a quarter of the budget is free: as much as is in use just before the page, so that memory which grows upwards is filled in
-// doubling runs whoever touches it, however many places grow at once.
+// doubling runs whoever touches it, however many places grow at once. Where there are holes, by how dense it is: what is touched here and
+// there, a page each, is filled as the kernel would.
 unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked) const {
   const Account& account = pager_state().account;
   if ((region.flags & kRegionChargeOnTouch) != 0 || account.free_pages() < account.cap_pages() / 4) return asked;
-  unsigned before = 0;
-  while (before < kZeroPages && before < page.value &&
-         region.words[page.value - before - 1].load(std::memory_order_relaxed).state() != PageState::kEmpty)
-    ++before;
-  unsigned run = before < kFillLeast ? kFillLeast : before;
+  const uint64_t first = page.value < kZeroPages ? 0 : page.value - kZeroPages;
+  unsigned used = 0, before = 0;
+  for (uint64_t at = page.value; at > first; --at) {
+    if (region.words[at - 1].load(std::memory_order_relaxed).state() == PageState::kEmpty) continue;
+    ++used;
+    if (before == page.value - at) ++before;
+  }
+  unsigned run = before == 0 ? 1 : before * 2;
+  if (used > before && used >= kZeroPages / 2) run = used / 2 > run ? used / 2 : run;
   return run > asked ? run : asked;
 }
 

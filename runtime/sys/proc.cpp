@@ -54,6 +54,9 @@ bool one_may_pin(const char* directory, const char* name) {
   if (strncmp(target, "anon_inode:[io_uring]", 21) == 0) return true;
   if (strncmp(target, "/dev/infiniband/", 16) == 0 || strncmp(target, "/dev/vfio/", 10) == 0) return true;
   if (strncmp(target, "/dev/nvidia", 11) == 0 || strcmp(target, "/dev/kfd") == 0) return true;
+  // SCSI generic, NVMe (ioctls), video capture: their drivers pin the buffers of a call, or map them for long, by an ioctl.
+  for (const char* node : {"/dev/sg", "/dev/bsg/", "/dev/nvme", "/dev/ng", "/dev/video"})
+    if (strncmp(target, node, strlen(node)) == 0) return true;
   if (target[0] != '/') return false;
   char text[256];
   char* slash = strstr(path, "/fd/");

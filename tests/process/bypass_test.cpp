@@ -173,6 +173,30 @@ int no_address_space() {
   return 0;
 }
 
+// ---- first touches ------------------------------------------------------------------------------------------------------
+
+size_t resident_pages(char* p, size_t bytes) {
+  std::vector<unsigned char> there(bytes / 4096);
+  CHECK(mincore(p, bytes, there.data()) == 0);
+  size_t n = 0;
+  for (unsigned char one : there) n += one & 1;
+  return n;
+}
+
+// A page here and there costs a page each; what is touched one after the other is filled ahead, by ever more.
+int sparse_touches() {
+  constexpr size_t kStep = 64 * 4096, kSparse = 16 * kMiB;
+  char* p = map_private(kSparse);
+  for (size_t at = 0; at < kSparse; at += kStep) p[at] = 1;
+  size_t sparse = resident_pages(p, kSparse);
+  char* q = map_private(kMiB);
+  for (size_t at = 0; at < 64 * 4096; at += 4096) q[at] = 1;
+  size_t dense = resident_pages(q, kMiB);
+  fprintf(stderr, "%zu pages touched far apart: %zu are filled; 64 in a row: %zu\n", kSparse / kStep, sparse, dense);
+  CHECK(sparse <= 2 * (kSparse / kStep) && dense > 64);
+  return 0;
+}
+
 // ---- idle ---------------------------------------------------------------------------------------------------------------
 
 // How often the pager's threads have gone to sleep so far.
@@ -345,6 +369,7 @@ constexpr Case kCases[] = {
     {"raw-mremap", raw_mremap, Ends::kWell, Errors::kPipe, "moved by a raw mremap"},
     {"raw-munmap-among-faults", raw_munmap_among_faults, Ends::kWell, Errors::kPipe, ""},
     {"raw-advice", raw_advice, Ends::kWell, Errors::kPipe, ""},
+    {"sparse-touches", sparse_touches, Ends::kWell, Errors::kPipe, "", "LUNAR_ARM_AT=1m"},
     {"idle", idle, Ends::kWell, Errors::kPipe, ""},
     {"address-space", no_address_space, Ends::kWell, Errors::kPipe, ""},
 };

@@ -2,10 +2,12 @@
 // sys/thread: whether SCHED_IDLE can be left again is told right, for whoever asks.
 #include "sys/thread.h"
 
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "sys/proc.h"
 #include "tests/catch.hpp"
 
 namespace {
@@ -45,4 +47,22 @@ TEST_CASE("leaving SCHED_IDLE is promised only to those who may") {
           rlimit limit{20, 20};
           return setrlimit(RLIMIT_NICE, &limit) == 0 && setpriority(PRIO_PROCESS, 0, -3) == 0 && setuid(65534) == 0;
         }) == kRight);
+}
+
+TEST_CASE("descriptors of drivers that pin buffers are told by their names") {
+  char directory[] = "/tmp/lunar-fd-XXXXXX";
+  REQUIRE(mkdtemp(directory) != nullptr);
+  const std::string link = std::string(directory) + "/64000";
+  for (const char* node : {"/dev/sg0", "/dev/bsg/0:0:0:0", "/dev/nvme0", "/dev/ng0n1", "/dev/video0", "/dev/infiniband/uverbs0"}) {
+    REQUIRE(symlink(node, link.c_str()) == 0);
+    int which = -1;
+    CHECK(lunar::sys::descriptors_may_pin(directory, &which) == lunar::sys::Pinning::kYes);
+    CHECK(which == 64000);
+    unlink(link.c_str());
+  }
+  int which = -1;
+  REQUIRE(symlink("/dev/null", link.c_str()) == 0);
+  CHECK(lunar::sys::descriptors_may_pin(directory, &which) == lunar::sys::Pinning::kNo);
+  unlink(link.c_str());
+  rmdir(directory);
 }
