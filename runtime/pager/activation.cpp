@@ -235,12 +235,14 @@ void activation_failure(PagerState& state, const ErrorText& why) {
 
 // Room for writes in flight and a second chance. More of them would be a longer second chance at the cost of resident pages (README).
 uint32_t frame_count_for(int64_t cap) {
-  int64_t frames = cap / 64;
+  int64_t frames = cap / 96;
+  const int64_t batches = cap / 16 < 8 * kBatchPages ? cap / 16 : 8 * kBatchPages;   // in a small budget too
+  if (frames < batches) frames = batches;
   if (frames < 160) frames = 160;
   if (frames > 16384) frames = 16384;
   return static_cast<uint32_t>(frames);
 }
 
-unsigned window_pages_for(int64_t cap) { return cap / 256 < 64 ? 64 : cap / 256 > 128 ? 128 : static_cast<unsigned>(cap / 256); }
+unsigned window_pages_for(int64_t cap) { return cap / 64 < 64 ? 64 : cap / 64 > 256 ? 256 : static_cast<unsigned>(cap / 64); }
 
 }  // namespace lunar

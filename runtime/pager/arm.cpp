@@ -193,7 +193,7 @@ int pager_start_threads(ErrorText* why) {
   for (unsigned i = 0; i < wanted; ++i) {
     if (state.handlers[i] == nullptr) state.handlers[i] = arena_new<Handler>();
     if (state.handlers[i] == nullptr) return why->set(-ENOMEM, "pager: out of memory");
-    rc = state.handlers[i]->open(i, window, static_cast<int>(i % nodes));
+    rc = state.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2, static_cast<int>(i % nodes));
     if (rc < 0) return why->set(rc, "pager: the DRAM budget of %s has no room for handlers; give more (--dram)", format_size(state.dram_bytes).text);
     ++state.handler_count;
   }

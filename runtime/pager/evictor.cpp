@@ -61,7 +61,10 @@ int Evictor::open(uint32_t frame_count) {
   free_op_count_ = 0;
   for (unsigned i = 0; i < kWriteOps; ++i) free_ops_[free_op_count_++] = i;
   int64_t cap = state.account.cap_pages();
-  low_water_ = static_cast<uint32_t>(cap / 128 < 48 ? 48 : cap / 128 > 1024 ? 1024 : cap / 128) + kKeepFreePages;
+  // Read-ahead and first touches come in runs of 64 pages and more: room for a few of them, in a small budget too.
+  int64_t low = cap / 32 < 8 * kBatchPages ? cap / 32 : 8 * kBatchPages;
+  if (low < cap / 128) low = cap / 128;
+  low_water_ = static_cast<uint32_t>(low < 48 ? 48 : low > 1024 ? 1024 : low) + kKeepFreePages;
   high_water_ = low_water_ + kBatchPages * 2;
   pause_requests_.store(0);
   resting_.store(0);
