@@ -82,7 +82,7 @@ class Cgroup:
                 time.sleep(0.05)
 
 
-def watch(name, dram_mib, command, size="4g", near=0.7, outside=0):
+def watch(name, dram_mib, command, size="4g", near=0.7, outside=0, environment=None):
     """Runs the tree; returns False when it failed or its anonymous memory passed what is allowed."""
     group = Cgroup()
     began = time.time()
@@ -90,7 +90,7 @@ def watch(name, dram_mib, command, size="4g", near=0.7, outside=0):
     try:
         child = subprocess.Popen(
             [LUNAR, "run", "--dram", f"{dram_mib}m", "--size", size, "--", *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True, preexec_fn=lambda: open(group.procs, "w").write(str(os.getpid())))
+            env={**os.environ, **(environment or {})}, start_new_session=True, preexec_fn=lambda: open(group.procs, "w").write(str(os.getpid())))
         peak = above = most = samples = worst = 0
         cap = dram_mib * MIB
         processes = 1
@@ -247,7 +247,9 @@ def main():
             with open(script, "w") as file:
                 file.write(CLOSERS)
             for how in ("subprocess", "raw", "closefrom", "each", "cloexec", "dup2"):
-                good &= watch(f"descriptors: {how}", 48, [sys.executable, script, MEMBER, how], outside=SLACK_PROGRAM)
+                # Memory from before activation comes on top while it is not charged from the first commit (runtime/README.md, Known limits).
+                good &= watch(f"descriptors: {how}", 48, [sys.executable, script, MEMBER, how], outside=SLACK_PROGRAM,
+                              environment={"LUNAR_ARM_AT": "512k"})
             good &= orphan(directory)
             good &= watch("make -j4", 64, make_tree(directory, 32 if LONG else 4), near=0.3, outside=SLACK_PROGRAM)
     return 0 if good else 1
