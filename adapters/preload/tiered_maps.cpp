@@ -123,7 +123,20 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
   if (rc < 0) return rc;
   pager_release_range(address, bytes);
   rc = sys::map(address, bytes, prot, flags | MAP_FIXED, fd, offset, &trial);
-  if (rc == 0) g_table.set(address, address + bytes, alien(prot));
+  if (rc < 0) return rc;
+  region_give_up(area->region, area->offset(address), bytes);
+  g_table.set(address, address + bytes, alien(prot));
+  return 0;
+}
+
+// Generated code, about to be executable: the kernel's from now on, as all code is.
+int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
+  size_t done = 0;
+  int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin), &done);
+  if (old.committed && (area->flags & kRegionChargeOnTouch) == 0) region_forget(area->region, area->offset(begin), done);
+  Mapping now = alien(old.prot);
+  now.key = old.key;
+  if (done != 0) g_table.set(begin, begin + done, now);
   return rc;
 }
 
@@ -267,7 +280,7 @@ int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t o
   }
 #endif
   constexpr int kOther = MAP_SHARED | MAP_HUGETLB | MAP_GROWSDOWN | MAP_STACK | MAP_LOCKED;
-  bool ours = (flags & MAP_ANONYMOUS) != 0 && (flags & kOther) == 0;
+  bool ours = (flags & MAP_ANONYMOUS) != 0 && (flags & kOther) == 0 && (prot & PROT_EXEC) == 0;
   if (!ours) return g_table.reserve() < 0 ? -ENOMEM : fix_alien(area, address, bytes, prot, flags, fd, offset);
   for (const Mapping* piece; address < end;) {
     if (g_table.reserve() < 0) return -ENOMEM;
@@ -317,7 +330,11 @@ int maps_protect(char* address, size_t bytes, int prot, int key) {
     Mapping now = *piece;
     int rc = 0;
     size_t part = static_cast<size_t>(stop - address);
-    if (now.kind == MappingKind::kTiered && !now.committed) {
+    if (now.kind == MappingKind::kTiered && (prot & PROT_EXEC) != 0) {
+      rc = make_alien(area, address, stop, now);
+      now.kind = MappingKind::kAlien;
+      now.committed = false;
+    } else if (now.kind == MappingKind::kTiered && !now.committed) {
       if (prot != PROT_NONE) rc = commit_piece(area, address, stop, prot);
       now.committed = prot != PROT_NONE;
     }

@@ -222,7 +222,7 @@ PageWord settled_word(PagerState& state, const Region& region, uint64_t page, bo
       if (frame.slot == kNoSlot) fatal("fork: page %p had no slot when the process forked", static_cast<void*>(region.address_of(PageIndex(page))));
       return word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
     }
-    default: return word.with_slot(kNoSlot);   // lost: nothing will be read there, and the number of its LUN may get another meaning
+    default: return word.handed_over() ? word : word.with_slot(kNoSlot);   // lost: nothing will be read there, and the number of its LUN may get another meaning
   }
 }
 

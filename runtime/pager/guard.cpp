@@ -14,9 +14,7 @@
 #endif
 
 namespace lunar {
-namespace {
 
-// Every page but those that are gone, also the empty: a neighbour's first touch fills in runs.
 PageWord take_any(Region& region, uint64_t page) {
   AtomicPageWord& word = region.words[page];
   for (;;) {
@@ -25,7 +23,6 @@ PageWord take_any(Region& region, uint64_t page) {
   }
 }
 
-// What a page becomes whose content is gone.
 PageWord empty_word(Region& region, uint64_t page, PageWord was, PageState next) {
   if (was.state() == PageState::kResident && pager_armed()) {
     count_resident(region, PageIndex(page), -1);
@@ -36,8 +33,6 @@ PageWord empty_word(Region& region, uint64_t page, PageWord was, PageState next)
   uncharge_touched(region, was);
   return was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false);
 }
-
-}  // namespace
 
 int guard_pages(Region& region, uint64_t first, uint64_t end, bool install) {
   auto& state = pager_state();

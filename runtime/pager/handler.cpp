@@ -302,7 +302,7 @@ void Handler::answer(const sys::UffdMessage& message) {
       (void)sys::uffd_wake(state.uffd, address, state.page_size);
       return;
     case PageState::kGone:   // just now, or nobody tells
-      if (!state.features.unmap_events)
+      if (!seen.handed_over() && !state.features.unmap_events)
         fatal("page %p was unmapped behind the pager's back (a raw munmap or mremap) and is used again; its content is lost", address);
       (void)sys::uffd_wake(state.uffd, address, state.page_size);
       return;

@@ -77,6 +77,10 @@ void pager_wait_for_unmaps();
 void region_forget(Region* region, size_t offset, size_t bytes);
 // The range is about to be mapped over by a call of ours, and holds nothing: no longer the pager's.
 void pager_release_range(void* address, size_t bytes);
+// Hands a range over to the kernel, contents and all: plain memory from now on, in DRAM and outside of the budget. *done: bytes that
+// were, also on error. Uncharge what was committed with region_forget. give_up: the kernel has it already (MAP_FIXED); it was discarded.
+[[nodiscard]] int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done);
+void region_give_up(Region* region, size_t offset, size_t bytes);
 
 // The doors. Ranges may be any bytes inside one region; pages partly covered: touch/prefetch/pin include them, discard
 // excludes them (as madvise does not: it needs page-aligned addresses; adapters check alignment first).

@@ -58,15 +58,31 @@ Region* RegionTable::find_word(const AtomicPageWord* word, PageIndex* page) cons
   return nullptr;
 }
 
-int region_register(const Region& region, int uffd, char* from, uint64_t bytes) {
+static int register_range(const Region& region, int uffd, char* from, uint64_t bytes) {
   int rc = sys::uffd_register(uffd, from, bytes, pager_state().features.write_protect);
   const bool of_maps = (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0;
   if (rc != -EINVAL || (!of_maps && counters().poisoned == 0)) return rc;
   // The program's own, a file or shared memory; or what stands for a lost page (lost_page.h).
   if (bytes == sys::page_bytes()) return of_maps || region.words[region.page_of(from).value].load().settled() == PageState::kPoisoned ? 0 : rc;
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
-  rc = region_register(region, uffd, from, half);
-  return rc < 0 ? rc : region_register(region, uffd, from + half, bytes - half);
+  rc = register_range(region, uffd, from, half);
+  return rc < 0 ? rc : register_range(region, uffd, from + half, bytes - half);
+}
+
+// Around what was handed over to the kernel.
+int region_register(const Region& region, int uffd, char* from, uint64_t bytes) {
+  if (!region.has_handed_over.load(std::memory_order_acquire)) return register_range(region, uffd, from, bytes);
+  const uint64_t page = sys::page_bytes(), end = region.page_of(from).value + bytes / page;
+  for (uint64_t p = region.page_of(from).value; p < end;) {
+    uint64_t table = region.table_pages.load(std::memory_order_acquire), stop = p;
+    auto theirs = [&](uint64_t at) { return at < table && region.words[at].load(std::memory_order_relaxed).handed_over(); };
+    while (stop < end && stop < table && !theirs(stop)) ++stop;
+    if (stop >= table) stop = end;
+    if (stop > p)
+      if (int rc = register_range(region, uffd, region.address_of(PageIndex(p)), (stop - p) * page); rc < 0) return rc;
+    for (p = stop; p < end && theirs(p); ++p) {}
+  }
+  return 0;
 }
 
 int RegionTable::insert(Region* region) {

@@ -44,6 +44,7 @@ struct Region {
   std::atomic<Access>* patterns = nullptr;      // one a kPatternPages
   std::atomic<bool> has_patterns{false};
   std::atomic<bool> has_guards{false};     // there may be guard pages
+  std::atomic<bool> has_handed_over{false};   // there may be pages that the kernel has
   std::atomic<bool> has_holes{false};      // some range below usable_pages was protected again
   sys::Mutex grow_lock;
 

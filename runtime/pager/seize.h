@@ -24,6 +24,10 @@ PageWord seize(Region& region, uint64_t page);
 inline bool seized(PageWord was) {
   return was.state() != PageState::kEmpty && was.state() != PageState::kGone && was.state() != PageState::kGuard;
 }
+// The same, and takes the empty and guard pages too (a neighbour's first touch fills in runs): only those that are gone are not locked.
+PageWord take_any(Region& region, uint64_t page);
+// The pager has no part in the page's content any more: what it had is freed and uncharged. Returns the word for put_back.
+PageWord empty_word(Region& region, uint64_t page, PageWord was, PageState next);
 // Lets go of a locked page, into `next`.
 void put_back(Region& region, uint64_t page, PageWord next);
 // Frees what an evicted, framed or resident page holds on the LUN.

@@ -264,6 +264,14 @@ void locks() {
   free(heap);
 }
 
+size_t present_pages(char* p, size_t bytes) {
+  static unsigned char present[(16 << 20) / 4096];
+  CHECK(mincore(p, bytes, present) == 0);
+  size_t n = 0;
+  for (size_t i = 0; i < bytes / g_page; ++i) n += present[i] & 1;
+  return n;
+}
+
 int child_says(bool (*check)(char*), char* p) {
   pid_t child = fork();
   if (child == 0) _exit(check(p) ? 0 : 1);
@@ -295,6 +303,54 @@ void wiped_on_fork(bool armed) {
   fill(q, 8 * kMiB, 59);
   CHECK(child_says([](char* at) { return holds(at, 8 * kMiB, 59); }, q) == 0 && munmap(q, 8 * kMiB) == 0);
 }
+
+#if defined(__x86_64__)
+void put_function(char* at, int answer) {
+  const unsigned char code[] = {0xb8, static_cast<unsigned char>(answer), 0, 0, 0, 0xc3};   // mov eax, answer; ret
+  memcpy(at, code, sizeof code);
+}
+int call(char* at) { return reinterpret_cast<int (*)()>(at)(); }
+
+// A reservation that a just-in-time compiler makes writable, then executable: code stays in DRAM, the rest is tiered.
+void generated_code(int flags) {
+  char* p = map(8 * kMiB, PROT_NONE, flags);
+  CHECK(mprotect(p, 4 * kMiB, kRw) == 0);
+  fill(p, 4 * kMiB, 61);
+  put_function(p + kMiB, 42);
+  push_out();
+  CHECK(present_pages(p, 4 * kMiB) < kMiB / g_page);
+  CHECK(mprotect(p + kMiB, kMiB, PROT_READ | PROT_EXEC) == 0);
+  push_out();
+  CHECK(present_pages(p + kMiB, kMiB) == kMiB / g_page && present_pages(p, kMiB) < kMiB / g_page / 2);
+  CHECK(call(p + kMiB) == 42 && holds(p + kMiB + g_page, kMiB - g_page, 61, (kMiB + g_page) / sizeof(long)) && holds(p, kMiB, 61));
+  CHECK(mprotect(p + kMiB, kMiB, kRw) == 0);   // more code is written
+  put_function(p + kMiB + g_page, 43);
+  CHECK(mprotect(p + kMiB, kMiB, PROT_READ | PROT_EXEC) == 0 && call(p + kMiB + g_page) == 43);
+  CHECK(mprotect(p + 5 * kMiB, kMiB, kRw | PROT_EXEC) == 0 && all_zero(p + 5 * kMiB, kMiB));   // was only reserved
+  put_function(p + 5 * kMiB, 44);
+  CHECK(mmap(p + 6 * kMiB, kMiB, kRw | PROT_EXEC, flags | MAP_FIXED, -1, 0) == p + 6 * kMiB);
+  put_function(p + 6 * kMiB, 45);
+  CHECK(call(p + 5 * kMiB) == 44 && call(p + 6 * kMiB) == 45);
+  fill(p + 5 * kMiB + g_page, kMiB - g_page, 67);
+  push_out();
+  CHECK(present_pages(p + 5 * kMiB, kMiB) == kMiB / g_page);
+  CHECK(child_says([](char* at) {
+          bool right = call(at + kMiB) == 42 && call(at + kMiB + g_page) == 43 && call(at + 5 * kMiB) == 44 && call(at + 6 * kMiB) == 45;
+          push_out();   // of the child's own budget
+          return right && all_zero(at + 6 * kMiB + g_page, kMiB - g_page) && holds(at, kMiB, 61) && present_pages(at + 5 * kMiB, kMiB) == kMiB / g_page &&
+                 holds(at + 5 * kMiB + g_page, kMiB - g_page, 67) && call(at + kMiB) == 42;
+        }, p) == 0);
+  CHECK(holds(p + 2 * kMiB, 2 * kMiB, 61, 2 * kMiB / sizeof(long)) && faults(p + 7 * kMiB));
+  CHECK(munmap(p, 8 * kMiB) == 0 && faults(p + kMiB) && faults(p + 5 * kMiB));
+  for (int i = 0; i < 4; ++i) {
+    char* q = map(8 * kMiB, kRw, flags);
+    CHECK(all_zero(q, 8 * kMiB) && !faults(q + kMiB, true));
+    if (i % 2) CHECK(munmap(q, 8 * kMiB) == 0);
+  }
+}
+#else
+void generated_code(int) {}
+#endif
 
 // Reads the first word of each page of the range.
 void read_pages(const char* p, size_t pages) {
@@ -378,6 +434,9 @@ constexpr Section kSections[] = {
     {"guards", [] { guard_pages(false); }},
     {"heap-guards", [] { guard_pages(true); }},
     {"locks", locks},
+    {"code", [] { generated_code(kPrivate); }},
+    {"code-noreserve", [] { generated_code(kPrivate | MAP_NORESERVE); }},
+    {"early-code", [] { generated_code(kPrivate); }},
     {"random", random_reads_nothing_ahead},
     {"sequential", sequential_reads_ahead},
     {"behind", sequential_evicts_behind},
