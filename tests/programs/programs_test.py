@@ -1,0 +1,375 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`programs_test.py LUNAR PROGRAM`: a real program twice, plain and under `lunar run` with less DRAM than it needs. What it
+reports and its exit code must be equal, and the tiered run must have evicted. `programs_test.py --list` names the programs.
+
+A program is a function that takes a `run` (plain or tiered) and returns what is compared: text or a dict of test outcomes."""
+import hashlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PYTHON = "/usr/bin/python3"   # Debian's: the test suite is of its version
+MIB = 1 << 20
+
+
+class Skip(Exception):
+    """The host lacks what the first word names."""
+
+
+class Run:
+    """One side. `start` gives a process whose output goes to files; what `lunar run --stats` said is read from them."""
+
+    def __init__(self, lunar, scratch, dram, size, limit_s=600):
+        self.lunar, self.scratch, self.dram, self.size, self.limit_s = lunar, scratch, dram, size, limit_s
+        self.tiered = lunar is not None
+        self.errors = os.path.join(scratch, "errors")
+        open(self.errors, "w", encoding="utf-8").close()
+
+    def words(self, command):
+        if not self.tiered:
+            return command
+        return [self.lunar, "run", "--dram", self.dram, "--size", self.size, "--lun", self.scratch, "--stats", "--", *command]
+
+    def start(self, command, **options):
+        options.setdefault("stdin", subprocess.DEVNULL)
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("stderr", open(self.errors, "a", encoding="utf-8"))
+        # The system's programs, not those of a virtual environment; everything of a run in its own directory.
+        environment = {**os.environ, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "TMPDIR": self.scratch, "LC_ALL": "C.UTF-8", **options.pop("env", {})}
+        return subprocess.Popen(self.words(command), text=True, errors="replace", env=environment, start_new_session=True, **options)
+
+    def output(self, command, **options):
+        """Exit code and standard output."""
+        child = self.start(command, **options)
+        try:
+            out = child.communicate(timeout=self.limit_s)[0]
+        except subprocess.TimeoutExpired:
+            end_session(child)
+            raise SystemExit(f"FAIL: {'tiered' if self.tiered else 'plain'}: {' '.join(command)} still runs after {self.limit_s} s: "
+                             f"{self.said()[-2000:]}") from None
+        return child.returncode, out
+
+    def said(self):
+        with open(self.errors, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def evictions(self):
+        return sum(map(int, re.findall(r"lunar: stats: evictions (\d+)", self.said())))
+
+    def complaints(self):
+        return [line for line in self.said().splitlines() if line.startswith("lunar:") and not line.startswith("lunar: stats:")]
+
+
+def end_session(child):
+    """The session of a program that must end now: stopped servers, too."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, sign)
+            child.wait(20)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+
+
+def need(path, word):
+    if not os.path.exists(path) and shutil.which(path) is None:
+        raise Skip(f"{word}: {path} is not installed")
+
+
+# ---- CPython's own tests -------------------------------------------------------------------------------------------
+
+def python_tests(name):
+    """Outcome by test. What depends on the time of day or on a random port has no place in it."""
+    def program(run):
+        where = f"/usr/lib/python3.{sys_minor()}/test/{name}"
+        need(where if os.path.isdir(where) else where + ".py", "python3-testsuite")
+        code, out = run.output([PYTHON, "-X", "faulthandler", f"{HERE}/python_tests.py", name], cwd=run.scratch)
+        verdicts = {}
+        pattern = re.compile(r"^(\w+) \(([\w.]+)\)(?:\n[^\n]*)? \.\.\. (?:[^\n]*\n(?:(?!\w+ \([\w.]+\))[^\n]*\n)*?)??[^\n]*?(ok|skipped|FAIL|ERROR|expected failure)\b",
+                             re.MULTILINE)
+        for test, where, verdict in pattern.findall(out):
+            verdicts[f"{where}:{test}"] = verdict
+        if len(verdicts) < 5:
+            raise SystemExit(f"FAIL: {name}: {len(verdicts)} tests seen, exit code {code}: {out[-3000:]} {run.said()[-1000:]}")
+        verdicts["exit code"] = str(code)
+        if code != 0:
+            print(f"{'tiered' if run.tiered else 'plain'}: exit code {code}")
+            print("\n".join(line for line in out.splitlines() if re.match(r"(FAIL|ERROR|Traceback|\w*Error)", line))[-3000:])
+        return verdicts
+    return program
+
+
+def sys_minor():
+    return subprocess.run([PYTHON, "-c", "import sys; print(sys.version_info.minor)"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+# ---- stress-ng -------------------------------------------------------------------------------------------------------
+
+def stress(name, *words):
+    """stress-ng checks its own memory: nothing it says may be a failure."""
+    def program(run):
+        need("stress-ng", "stress-ng")
+        code, out = run.output(["stress-ng", f"--{name}", "2", *words, "--verify", "--timeout", "15", "--temp-path", run.scratch, "--oomable"],
+                               stderr=subprocess.STDOUT)
+        with open(run.errors, "a", encoding="utf-8") as errors:   # --stats came on the same descriptor
+            errors.write(out)
+        failures = [line for line in out.splitlines() if re.search(r"\bfail(ed)?\b|corrupt|mismatch|error:", line) and "failed: 0" not in line]
+        return f"exit code {code}\n" + "\n".join(failures)
+    return program
+
+
+# ---- servers ---------------------------------------------------------------------------------------------------------
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def postgres(run):
+    """A cluster made and served by a root that became `postgres` (runuser): an index over 1.5 million rows sorted in memory."""
+    need("/usr/lib/postgresql", "postgresql")
+    if os.geteuid() != 0:
+        raise Skip("root: becomes the user postgres")
+    binaries = "/usr/lib/postgresql/" + max(os.listdir("/usr/lib/postgresql"), key=float) + "/bin"
+    place = os.path.join(run.scratch, "pg")
+    os.mkdir(place)
+    shutil.chown(place, "postgres", "postgres")
+    os.chmod(run.scratch, 0o755)
+    as_user = ["runuser", "-u", "postgres", "--"]
+    code, out = run.output([*as_user, f"{binaries}/initdb", "-D", f"{place}/data", "--auth=trust", "--no-sync"])
+    if code != 0:
+        return f"initdb: exit code {code}: {out} {run.said()}"
+    port = free_port()
+    server = run.start([*as_user, f"{binaries}/postgres", "-D", f"{place}/data", "-p", str(port), "-h", "127.0.0.1", "-k", place,
+                        "-c", "fsync=off", "-c", "max_parallel_maintenance_workers=0"])
+    psql = ["psql", "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", "-AtqX", "-v", "ON_ERROR_STOP=1"]
+
+    def ask(text):
+        return subprocess.run([*psql, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=run.limit_s, check=False)
+    try:
+        deadline = time.monotonic() + 60
+        while ask("select 1").returncode != 0:
+            if time.monotonic() > deadline or server.poll() is not None:
+                raise SystemExit(f"FAIL: postgres does not answer: {run.said()[-3000:]}")
+            time.sleep(0.2)
+        answers = []
+        for text in ("create table t as select i, md5(i::text) as m from generate_series(1, 700000) i",
+                     "set maintenance_work_mem = '512MB'; create index on t (m, i)",
+                     "set work_mem = '256MB'; select count(*), md5(string_agg(m, '' order by m)) from t where i % 3 = 0",
+                     "set enable_seqscan = off; select md5(string_agg(i::text, ',')) from (select i from t where m > 'f' order by m limit 50000) s"):
+            answer = ask(text)
+            answers.append(f"{answer.returncode} {answer.stdout}")
+    finally:
+        os.kill(session_member(server.pid, "postgres"), signal.SIGINT)
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:
+            end_session(server)
+    return "\n".join(answers) + f"\nexit code {server.returncode}"
+
+
+def session_member(session, name):
+    """The oldest process of that name in the session: a server behind runuser."""
+    for pid in sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+                head, _, tail = stat.read().rpartition(")")
+        except OSError:
+            continue
+        if head.partition("(")[2] == name and tail.split()[3] == str(session):
+            return pid
+    return session
+
+
+def memcached(run):
+    """Items of a size each, set and read back by one connection; the server has left root for `nobody` before it grows."""
+    need("memcached", "memcached")
+    if os.geteuid() != 0:
+        raise Skip("root: memcached -u nobody")
+    port = free_port()
+    server = run.start(["memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-m", "512", "-t", "2"])
+    digest, found = hashlib.sha256(), 0
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                link = socket.create_connection(("127.0.0.1", port), timeout=run.limit_s)
+                break
+            except OSError:
+                if time.monotonic() > deadline or server.poll() is not None:
+                    raise SystemExit(f"FAIL: memcached does not answer: {run.said()}") from None
+                time.sleep(0.1)
+        stream = link.makefile("rwb")
+        items = 30000
+
+        def value(i):
+            return hashlib.sha256(str(i).encode()).hexdigest().encode() * (40 + i % 31)
+        for i in range(items):
+            data = value(i)
+            stream.write(b"set k%d 0 0 %d\r\n%s\r\n" % (i, len(data), data))
+            if i % 100 == 99:
+                stream.flush()
+                for _ in range(100):
+                    line = stream.readline()
+                    if line != b"STORED\r\n":
+                        raise SystemExit(f"FAIL: memcached: set: {line!r}; {run.said()[-2000:]}")
+        for i in range(0, items, 3):
+            i = i * 7919 % items
+            stream.write(b"get k%d\r\n" % i)
+            stream.flush()
+            head = stream.readline()
+            if head == b"END\r\n":
+                continue
+            data = stream.read(int(head.split()[3]) + 2)[:-2]
+            stream.readline()
+            if data != value(i):
+                raise SystemExit(f"FAIL: memcached: item {i} is another one")
+            found += 1
+            digest.update(data)
+        with open(f"/proc/{session_member(server.pid, 'memcached')}/status", encoding="utf-8") as status:
+            user = re.search(r"Uid:\s+(\d+)", status.read())[1]
+    finally:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            end_session(server)
+    return f"{found} items {digest.hexdigest()} user {user} exit code {server.returncode}"
+
+
+# ---- runtimes with heaps of their own -----------------------------------------------------------------------------
+
+def java(run):
+    need("javac", "java")
+    code, out = run.output(["java", "-XX:+UseG1GC", "-Xms16m", "-Xmx320m", "-XX:TieredStopAtLevel=1", f"{HERE}/Heap.java"])
+    return f"exit code {code}\n{out}"
+
+
+def node(run):
+    need("node", "node")
+    code, out = run.output(["node", "--max-old-space-size=400", f"{HERE}/heap.js"])
+    return f"exit code {code}\n{out}"
+
+
+# ---- rights given up, roots changed, few descriptors ------------------------------------------------------------------
+
+GROW = f"{HERE}/grow.py"
+
+
+def growing(*before, root=True):
+    """A program that grows after it has given something up; words in front of it, or a word for it."""
+    def program(run):
+        if root and os.geteuid() != 0:
+            raise Skip("root: gives rights up")
+        os.chmod(run.scratch, 0o755)
+        words = [word for word in before if not word.startswith("--grow=")]
+        options = [word.removeprefix("--grow=") for word in before if word.startswith("--grow=")]
+        code, out = run.output([*words, PYTHON, GROW, *options], cwd="/")
+        return f"exit code {code}\n{out}"
+    return program
+
+
+def debugger(run):
+    """gdb prints memory that was evicted, after it has had it fetched (README, Limits)."""
+    need("gdb", "gdb")
+    child = run.start([PYTHON, GROW, "wait"])
+    try:
+        line = child.stdout.readline().split()
+        if not line or line[0] != "ready":
+            raise SystemExit(f"FAIL: {line} {run.said()}")
+        address, size = int(line[1], 0), int(line[2])
+        commands = ["set pagination off", "set confirm off"]
+        if run.tiered:
+            commands.append(f"call (int)lunar_touch((void*){address}, (unsigned long){size})")
+        commands.append(f"x/2s {address}")
+        arguments = [word for command in commands for word in ("-ex", command)]
+        seen = subprocess.run(["gdb", "-nx", "-batch", "-p", str(child.pid), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=120, check=False).stdout
+    finally:
+        child.send_signal(signal.SIGTERM)
+        child.wait(30)
+    return "\n".join(re.findall(r'"(marker[^"]*)"', seen)) or f"nothing: {seen[-2000:]}"
+
+
+# name: (program, DRAM, LUN)
+PROGRAMS = {
+    **{f"python-{name}": (python_tests(f"test_{name}"), "48m", "2g") for name in
+       ("subprocess", "multiprocessing_fork", "multiprocessing_spawn", "mmap", "signal", "threading", "socket")},
+    "stress-vm": (stress("vm", "--vm-bytes", "96m"), "32m", "2g"),
+    "stress-vm-rw": (stress("vm-rw", "--vm-rw-bytes", "32m"), "32m", "2g"),
+    "stress-mmap": (stress("mmap", "--mmap-bytes", "64m"), "32m", "2g"),
+    "stress-mremap": (stress("mremap", "--mremap-bytes", "32m"), "32m", "2g"),
+    "stress-madvise": (stress("madvise"), "32m", "2g"),
+    "stress-mlock": (stress("mlock"), "32m", "2g"),
+    "stress-fork": (stress("fork"), "32m", "2g"),
+    "stress-vfork": (stress("vfork"), "32m", "2g"),
+    "stress-clone": (stress("clone"), "32m", "2g"),
+    "stress-stack": (stress("stack"), "32m", "2g"),
+    "stress-brk": (stress("brk"), "32m", "2g"),
+    "stress-aio": (stress("aio"), "32m", "2g"),
+    "postgresql": (postgres, "32m", "4g"),
+    "memcached": (memcached, "32m", "2g"),
+    "java": (java, "64m", "2g"),
+    "node": (node, "48m", "2g"),
+    "setpriv": (growing("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"), "24m", "1g"),
+    "setuid": (growing("--grow=setuid"), "24m", "1g"),
+    "chroot": (growing("--grow=chroot"), "24m", "1g"),
+    "few-descriptors": (growing("prlimit", "--nofile=64", root=False), "24m", "1g"),
+    "gdb": (debugger, "24m", "1g"),
+}
+# Memory of these does not grow past any budget, or is not anonymous memory that Lunar tiers: the result is compared, evictions are not asked for.
+NO_EVICTIONS = {"stress-vfork", "stress-fork", "stress-clone", "stress-stack", "stress-brk", "stress-aio", "stress-mlock", "stress-madvise",
+                "stress-mremap", "stress-vm-rw"}
+# Outcomes that differ, each with its reason in README ("What does not work"): name -> tests.
+DIFFERENT = {}
+
+
+def compare(name, plain, tiered):
+    if isinstance(plain, dict):
+        known = DIFFERENT.get(name, set())
+        return [f"{test}: plain {plain.get(test)}, tiered {tiered.get(test)}" for test in sorted(plain.keys() | tiered.keys())
+                if plain.get(test) != tiered.get(test) and test not in known]
+    return [] if plain == tiered else [f"plain:  {plain[-2000:]}\ntiered: {tiered[-2000:]}"]
+
+
+def main():
+    if sys.argv[1:] == ["--list"]:
+        print("\n".join(PROGRAMS))
+        return 0
+    lunar, name = os.path.abspath(sys.argv[1]), sys.argv[2]
+    program, dram, size = PROGRAMS[name]
+    results = []
+    for side in (None, lunar):
+        scratch = tempfile.mkdtemp(prefix="lunar-programs-", dir="/var/tmp")
+        try:
+            run = Run(side, scratch, dram, size)
+            begun = time.monotonic()
+            results.append(program(run))
+            evictions, complaints = run.evictions(), run.complaints()
+            print(f"{'tiered' if side else 'plain'}: {time.monotonic() - begun:.1f} s, {evictions} evictions", flush=True)
+        except Skip as why:
+            print(f"skip: {why}")
+            return 77
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    for line in complaints[:10]:
+        print(f"said: {line}")
+    differences = compare(name, *results)
+    for line in differences:
+        print(f"FAIL: {line}")
+    if evictions == 0 and name not in NO_EVICTIONS:
+        print("FAIL: the tiered run evicted nothing")
+        return 1
+    return 1 if differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
