@@ -14,11 +14,14 @@
 #include <cstring>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "gate/gate.h"
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/file.h"
+#include "sys/proc.h"
+#include "untiered.h"
 
 namespace lunar::preload {
 namespace {
@@ -90,6 +93,13 @@ void fill(Table* table) {
     table->text("activated", "no: the process tree did not come near its budget, all memory stayed plain");
     return;
   }
+  UntieredMemory memory;
+  if (untiered_memory(&memory) == 0) {
+    char text[256];
+    untiered_describe(memory, text, sizeof text);
+    table->bytes("outside_bytes", memory.outside_bytes());
+    table->text("outside", text);
+  }
   table->bytes("fixed_bytes", stats.fixed_bytes);
   table->bytes("evicted_bytes", stats.evictions * stats.page_bytes);
   table->count("evictions", stats.evictions);
@@ -131,7 +141,20 @@ void stats_enter_child() {
   if (g_options.stats) g_pid.store(getpid(), std::memory_order_relaxed);
 }
 
+// The same for the log, where no table was asked for.
+void log_untiered() {
+  static constinit std::atomic<pid_t> said{0};
+  const pid_t pid = getpid();
+  if (!ready() || g_options.stats || log_level() < LogLevel::kInfo || !pager_armed() || sys::memory_is_parents() || said.exchange(pid) == pid) return;
+  UntieredMemory memory;
+  if (untiered_memory(&memory) < 0) return;
+  char text[256];
+  untiered_describe(memory, text, sizeof text);
+  log_info("%s", text);
+}
+
 void stats_print() {
+  log_untiered();
   if (!ready() || !g_options.stats || g_pid.load(std::memory_order_relaxed) != getpid() || !worth_printing()) return;
   if (g_printed.exchange(true)) return;
   Table table;

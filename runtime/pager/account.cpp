@@ -271,6 +271,15 @@ int64_t Account::fixed_total() const {
   return total;
 }
 
+bool Account::others_active() const {
+  const uint32_t high = shared_->member_high.load(std::memory_order_relaxed);
+  for (unsigned i = 0; i < high; ++i) {
+    const AccountMember& m = shared_->members[i];
+    if (i != member_ && m.state.load(std::memory_order_relaxed) != 0 && m.fixed.load(std::memory_order_relaxed) > 0) return true;
+  }
+  return false;
+}
+
 bool Account::above_share() const {
   uint32_t high = shared_->member_high.load(std::memory_order_relaxed);
   int64_t total = 0, weights = 0;

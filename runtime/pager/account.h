@@ -137,6 +137,7 @@ class Account {
   int64_t cap_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed); }
   // What eviction cannot give back (frames, windows, tables), of all members together.
   int64_t fixed_total() const;
+  bool others_active() const;   // some other member has such
   // The housekeeper holds this member's mutex: its end, also by exec, will be seen.
   bool held_alive() const { return me().state.load(std::memory_order_acquire) == 2; }
   int64_t own_fixed() const { return me().fixed.load(std::memory_order_relaxed); }

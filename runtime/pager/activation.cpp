@@ -157,7 +157,8 @@ bool plain_allow_huge(PagerState& state, Region& region) {
 bool plain_may_fork(PagerState& state) {
   const int64_t cap = state.account.cap_pages(), pages = state.account.plain_pages();
   const int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
-  const int64_t limit = pages <= small || state.options.arm_at != 0 ? cap - kKeepFreePages : plain_limit(state);
+  // Nothing can be evicted of a plain child that stands idle: a quarter of the budget is what a tree of them may hold.
+  const int64_t limit = pages <= small || state.options.arm_at != 0 ? cap - kKeepFreePages : cap / 4;
   for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
     if (state.account.take_plain(pages, limit)) {
       state.account.give_plain(pages);

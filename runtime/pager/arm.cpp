@@ -169,8 +169,9 @@ int arm_parts(PagerState& state, ErrorText* why) {
 
 int pager_start_threads(ErrorText* why) {
   auto& state = pager_state();
-  // A forked child gets an eighth: it usually saves or execs, and its parent goes on.
-  int64_t whole = state.account.cap_pages(), cap = whole / (state.generation == 0 ? 1 : 8);
+  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does whoever becomes active beside others.
+  const bool first = state.generation == 0 && !state.account.others_active();
+  int64_t whole = state.account.cap_pages(), cap = whole / (first ? 1 : 8);
   // What the tree's processes hold fixed must leave room to fault in, or all of them would wait for ever.
   if (int rc = check_room(state, why); rc < 0) return rc;
   int64_t room = whole - state.account.fixed_total();
@@ -183,7 +184,7 @@ int pager_start_threads(ErrorText* why) {
   int rc = state.evictor->open(frames);
   if (rc < 0) return why->set(rc, "pager: frames or pipe cannot be made (%s); see pipe-user-pages-soft", errno_name(rc));
   unsigned cpus = static_cast<unsigned>(sys::cpu_count());
-  unsigned wanted = state.options.handlers != 0 ? static_cast<unsigned>(state.options.handlers) : state.generation != 0 || room < whole / 2 ? 1 : cpus < 4 ? cpus : 4;
+  unsigned wanted = state.options.handlers != 0 ? static_cast<unsigned>(state.options.handlers) : !first || room < whole / 2 ? 1 : cpus < 4 ? cpus : 4;
   unsigned nodes = static_cast<unsigned>(sys::numa_nodes());
   if (wanted * nodes > kHandlersMax) wanted = kHandlersMax / nodes;
   if (wanted == 0) wanted = 1;

@@ -2,6 +2,7 @@
 // The `lunar` command from outside: every refusal is one line, exits as documented and touches nothing; what is started
 // keeps its pid, arguments, exit code and signals. LUNAR_BIN names another binary to test.
 // Threading: one thread; starts processes.
+#include <algorithm>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
@@ -231,7 +232,7 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   REQUIRE(ended.code == 0);
   std::istringstream words(ended.out);
   std::string dram, lun, mmap_too, stats, preload;
-  int account = 0;
+  std::string account;   // FD:DEV:INODE
   long bytes = 0;
   words >> dram >> lun >> mmap_too >> stats >> preload >> account >> bytes;
   CHECK(dram == "67108864");
@@ -239,7 +240,8 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   CHECK(mmap_too == "no");
   CHECK(stats == dir.path + "/live");
   CHECK(preload.find("/liblunar-preload.so") != std::string::npos);
-  CHECK(account >= 700);
+  CHECK(std::stoi(account) >= 700);
+  CHECK(std::count(account.begin(), account.end(), ':') == 2);
   CHECK(bytes == 4 << 20);
 }
 

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much anonymous memory in DRAM is outside the tier, and what it is: said once, when the process ends. From /proc/self/smaps, whose cost
+// is that of the page tables (milliseconds a GiB).
+//
+// Threading: whichever thread ends the process, also in a signal handler's _exit: allocates nothing, reads through a small buffer.
+#include "untiered.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include "base/format.h"
+#include "base/units.h"
+#include "pager/pager.h"
+#include "sys/file.h"
+#include "tiered_maps.h"
+
+namespace lunar::preload {
+namespace {
+
+constexpr unsigned kMappingsMax = 65536;   // of a process that has more, the first ones
+
+uint64_t number(const char** at, int base) {
+  uint64_t value = 0;
+  for (;; ++*at) {
+    const char c = **at;
+    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : 99;
+    if (digit >= base) return value;
+    value = value * static_cast<unsigned>(base) + static_cast<unsigned>(digit);
+  }
+}
+
+// Where the anonymous pages of a mapping count, by its first line in smaps: "start-end perms offset device inode   path".
+uint64_t* place_of(UntieredMemory* memory, const char* line) {
+  const char* at = line;
+  const uint64_t start = number(&at, 16), end = *at == '-' ? number(&++at, 16) : 0;
+  if (end <= start) return nullptr;
+  if (region_find(reinterpret_cast<void*>(start)) != nullptr) return &memory->tiered_bytes;
+  const char* path = strpbrk(at, "/[");
+  if (path == nullptr) return end - start < kMapBytesMin ? &memory->small_map_bytes : &memory->large_map_bytes;
+  if (strncmp(path, "[heap]", 6) == 0) return &memory->brk_bytes;
+  if (strncmp(path, "/dev/zero", 9) == 0) return nullptr;   // the runtime's own, part of the budget
+  return path[0] == '/' ? &memory->file_bytes : &memory->large_map_bytes;   // [stack], [anon:...]
+}
+
+}  // namespace
+
+int untiered_memory(UntieredMemory* out) {
+  *out = {};
+  const int fd = sys::open_file("/proc/self/smaps", O_RDONLY);
+  if (fd < 0) return fd;
+  char line[128], text[2048];
+  size_t length = 0;
+  uint64_t* place = nullptr;
+  unsigned mappings = 0;
+  int64_t got;
+  while (mappings < kMappingsMax && (got = sys::read_some(fd, text, sizeof text)) > 0) {
+    for (int64_t i = 0; i < got; ++i) {
+      if (text[i] != '\n') {
+        if (length + 1 < sizeof line) line[length++] = text[i];
+        continue;
+      }
+      line[length] = '\0';
+      length = 0;
+      if (strncmp(line, "Anonymous:", 10) == 0) {
+        const char* at = line + 10 + strspn(line + 10, " ");
+        if (place != nullptr) *place += number(&at, 10) * 1024;
+      } else if ((line[0] >= '0' && line[0] <= '9') || (line[0] >= 'a' && line[0] <= 'f')) {
+        place = place_of(out, line);
+        ++mappings;
+      }
+    }
+  }
+  sys::close_file(fd);
+  return mappings == 0 ? -EIO : 0;
+}
+
+void untiered_describe(const UntieredMemory& memory, char* out, size_t size) {
+  format_to(out, size, "%s of %s of anonymous memory in DRAM were outside the tier (brk %s, maps below 1 MiB %s, larger maps and stacks %s, data of files %s)",
+            format_size(memory.outside_bytes()).text, format_size(memory.outside_bytes() + memory.tiered_bytes).text, format_size(memory.brk_bytes).text,
+            format_size(memory.small_map_bytes).text, format_size(memory.large_map_bytes).text, format_size(memory.file_bytes).text);
+}
+
+}  // namespace lunar::preload
