@@ -65,7 +65,7 @@ LUNAR_EXPORT int munlock(const void* address, size_t bytes) noexcept {
 
 LUNAR_EXPORT int mlockall(int flags) noexcept {
   if (!pager_created()) return answer_of(sys::lock_all(flags));
-  log_warning("mlockall refused: it would keep all of the program in DRAM; run it without Lunar, or without locking its memory");
+  LUNAR_LOG_LIMITED(log_warning, 1, "mlockall refused: it would keep all of the program in DRAM; run it without Lunar, or without locking its memory");
   return answer_of(-ENOMEM);
 }
 

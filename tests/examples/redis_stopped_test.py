@@ -81,6 +81,7 @@ def refuse(command, directory):
 
 
 def main():
+    signal.signal(signal.SIGINT, signal.default_int_handler)   # a shell that runs this in the background ignores it, and so would the examples
     directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
     try:
         for command in (cluster(directory), replication()):

@@ -116,7 +116,7 @@ def stress(name, *words):
     """stress-ng checks its own memory: nothing it says may be a failure."""
     def program(run):
         need("stress-ng", "stress-ng")
-        code, out = run.output(["stress-ng", f"--{name}", "2", *words, "--verify", "--timeout", "15", "--temp-path", run.scratch, "--oomable"],
+        code, out = run.output(["stress-ng", f"--{name}", "2", *words, "--verify", "--timeout", "5", "--temp-path", run.scratch, "--oomable"],
                                stderr=subprocess.STDOUT)
         with open(run.errors, "a", encoding="utf-8") as errors:   # --stats came on the same descriptor
             errors.write(out)
@@ -142,7 +142,7 @@ def postgres(run):
     place = os.path.join(run.scratch, "pg")
     os.mkdir(place)
     shutil.chown(place, "postgres", "postgres")
-    os.chmod(run.scratch, 0o755)
+    os.chmod(run.scratch, 0o1777)
     as_user = ["runuser", "-u", "postgres", "--"]
     code, out = run.output([*as_user, f"{binaries}/initdb", "-D", f"{place}/data", "--auth=trust", "--no-sync"])
     if code != 0:
@@ -158,7 +158,7 @@ def postgres(run):
         deadline = time.monotonic() + 60
         while ask("select 1").returncode != 0:
             if time.monotonic() > deadline or server.poll() is not None:
-                raise SystemExit(f"FAIL: postgres does not answer: {run.said()[-3000:]}")
+                raise SystemExit(f"FAIL: postgres does not answer: {run.said()[-6000:]}")
             time.sleep(0.2)
         answers = []
         for text in ("create table t as select i, md5(i::text) as m from generate_series(1, 700000) i",
@@ -269,7 +269,7 @@ def growing(*before, root=True):
     def program(run):
         if root and os.geteuid() != 0:
             raise Skip("root: gives rights up")
-        os.chmod(run.scratch, 0o755)
+        os.chmod(run.scratch, 0o1777)
         words = [word for word in before if not word.startswith("--grow=")]
         options = [word.removeprefix("--grow=") for word in before if word.startswith("--grow=")]
         code, out = run.output([*words, PYTHON, GROW, *options], cwd="/")
@@ -315,7 +315,7 @@ PROGRAMS = {
     "stress-stack": (stress("stack"), "32m", "2g"),
     "stress-brk": (stress("brk"), "32m", "2g"),
     "stress-aio": (stress("aio"), "32m", "2g"),
-    "postgresql": (postgres, "32m", "4g"),
+    "postgresql": (postgres, "64m", "4g"),
     "memcached": (memcached, "32m", "2g"),
     "java": (java, "64m", "2g"),
     "node": (node, "48m", "2g"),
@@ -328,16 +328,20 @@ PROGRAMS = {
 # Memory of these does not grow past any budget, or is not anonymous memory that Lunar tiers: the result is compared, evictions are not asked for.
 NO_EVICTIONS = {"stress-vfork", "stress-fork", "stress-clone", "stress-stack", "stress-brk", "stress-aio", "stress-mlock", "stress-madvise",
                 "stress-mremap", "stress-vm-rw"}
-# Outcomes that differ, each with its reason in README ("What does not work"): name -> tests.
-DIFFERENT = {}
+# What does not work, as README says in "Real programs": what the tiered run must report then. When it works one day, this and README go.
+NOT_SERVED = {
+    "stress-vm-rw": r"vm-rw: mmap failed, errno=12",       # a clone(CLONE_VM) child makes the heap grow past the budget
+    "stress-mremap": r"mremap: mremap failed, errno=12",   # MREMAP_FIXED to a place outside the tier
+}
 
 
 def compare(name, plain, tiered):
+    if name in NOT_SERVED:
+        return [] if re.search(NOT_SERVED[name], tiered) and not re.search(NOT_SERVED[name], plain) else [f"not the known failure: {tiered[-2000:]}"]
     if isinstance(plain, dict):
-        known = DIFFERENT.get(name, set())
         return [f"{test}: plain {plain.get(test)}, tiered {tiered.get(test)}" for test in sorted(plain.keys() | tiered.keys())
-                if plain.get(test) != tiered.get(test) and test not in known]
-    return [] if plain == tiered else [f"plain:  {plain[-2000:]}\ntiered: {tiered[-2000:]}"]
+                if plain.get(test) != tiered.get(test)]
+    return [] if plain == tiered else [f"plain:  {plain[-2000:]}\ntiered: {tiered[-6000:]}"]
 
 
 def main():
