@@ -5,9 +5,10 @@
 //   below   `lunar run`: the tree stays below its budget, so all memory is plain
 //   armed   `lunar run`, and the pager is activated when the data is there (LUNAR_ARM_AT): huge pages are adopted, all stay resident
 //
-// Each with huge pages where the program asks for them (`madvise`) and everywhere (`always`). The three take turns, and the order
-// rotates; a ratio is that of one round (its elapsed time, or CPU time, by plain's of the same round), and its median is quoted with
-// the least and the most. A side that did not do what it is there for (armed: no activation, or pages were evicted; below: an
+// Each with huge pages where the program asks for them (`madvise`) and everywhere (`always`). Elapsed time: the three take turns, and
+// the order rotates. CPU time: the three run at once on one CPU, so that what the machine and its neighbours do to the clock and the
+// caches hits all alike (turns differ by 20% on a shared machine, this by 1%). A ratio is that of one round, and its median is quoted
+// with the least and the most. A side that did not do what it is there for (armed: no activation, or pages were evicted; below: an
 // activation) fails the run.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include "bench/fits_bench.h"
@@ -15,6 +16,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -195,34 +197,67 @@ struct Ended {
   std::string output, errors;
 };
 
-Ended run_to_end(std::vector<std::string> words, const std::string& directory) {
-  const std::string out = directory + "/out", err = directory + "/err";
+// While it lives, what is started runs on the first CPU this process may use.
+class OneCpu {
+ public:
+  OneCpu() {
+    (void)sched_getaffinity(0, sizeof(before_), &before_);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &before_)) continue;
+      CPU_SET(cpu, &one);
+      break;
+    }
+    (void)sched_setaffinity(0, sizeof(one), &one);
+  }
+  ~OneCpu() { (void)sched_setaffinity(0, sizeof(before_), &before_); }
+  OneCpu(const OneCpu&) = delete;
+  OneCpu& operator=(const OneCpu&) = delete;
+
+ private:
+  cpu_set_t before_;
+};
+
+struct Started {
+  pid_t pid = 0;
+  uint64_t at_ns = 0;
+  std::string name, out, err;
+};
+
+Started start_program(std::vector<std::string> words, const std::string& directory, const std::string& label = "") {
+  Started started{0, 0, words[0], directory + "/out" + label, directory + "/err" + label};
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&files, 1, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  posix_spawn_file_actions_addopen(&files, 2, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&files, 1, started.out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&files, 2, started.err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
-  const uint64_t start = now_ns();
-  pid_t pid = 0;
-  const int error = posix_spawnp(&pid, arguments[0], &files, nullptr, arguments.data(), environ);
+  started.at_ns = now_ns();
+  const int error = posix_spawnp(&started.pid, arguments[0], &files, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&files);
-  if (error != 0) throw std::runtime_error(fmt::format("{} cannot be started: {}", words[0], strerror(error)));
+  if (error != 0) throw std::runtime_error(fmt::format("{} cannot be started: {}", started.name, strerror(error)));
+  return started;
+}
+
+Ended end_of(const Started& started) {
   int status = 0;
   rusage used{};
-  while (wait4(pid, &status, 0, &used) < 0 && errno == EINTR) {}
+  while (wait4(started.pid, &status, 0, &used) < 0 && errno == EINTR) {}
   Ended ended;
-  ended.cost.elapsed_s = static_cast<double>(now_ns() - start) / 1e9;
+  ended.cost.elapsed_s = static_cast<double>(now_ns() - started.at_ns) / 1e9;
   const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6; };
   ended.cost.cpu_s = seconds(used.ru_utime) + seconds(used.ru_stime);
-  ended.output = read_text(out).value_or("");
-  ended.errors = read_text(err).value_or("");
+  ended.output = read_text(started.out).value_or("");
+  ended.errors = read_text(started.err).value_or("");
   check_interrupted();
-  if (status != 0) throw std::runtime_error(fmt::format("{} failed (status {}): {}", words[0], status, ended.errors));
+  if (status != 0) throw std::runtime_error(fmt::format("{} failed (status {}): {}", started.name, status, ended.errors));
   return ended;
 }
+
+Ended run_to_end(const std::vector<std::string>& words, const std::string& directory) { return end_of(start_program(words, directory)); }
 
 uint64_t figure(const std::string& stats, const std::string& key) {
   const std::string line = fmt::format("lunar: stats: {} ", key);
@@ -238,15 +273,18 @@ class FitsBench {
  private:
   std::vector<std::string> wrapper(const std::string& system, uint64_t activate_at_mib = 48) const;
   void check_side(const std::string& workload, const std::string& system, const std::string& stats);
-  void add(const std::string& workload, const std::string& system, Cost cost) { report_.workloads[workload].rounds[system].push_back(cost); }
-  void turn(const std::string& program, const std::string& mode, const std::string& system);
-  void chase_turn(const std::string& mode, const std::string& system);
-  void redis_turn(const std::string& mode, const std::string& system);
-  void program_turn(const std::string& program, const std::string& mode, const std::string& system);
-  void redis_step(RedisServer& server, const std::string& workload, const std::string& system, const std::string& test, unsigned requests);
+  void add(const std::string& workload, const std::string& system, double elapsed_s, double cpu_s) {
+    report_.workloads[workload].rounds[system].push_back({elapsed_s, cpu_s});
+  }
+  void program_round(const std::string& program, const std::string& mode, unsigned number);
+  void redis_round(const std::string& mode, unsigned number);
+  std::vector<std::string> command(const std::string& program, const std::string& system);
+  Cost cost_of(const std::string& program, const Ended& ended) const;
+  std::string python();
+  std::vector<std::string> redis_load(RedisServer& server, const std::string& test) const;
 
   FitsReport report_;
-  std::string self_, directory_;
+  std::string self_, directory_, python_;
   unsigned divisor_ = 1;   // --quick: so much less work
 };
 
@@ -265,44 +303,63 @@ void FitsBench::check_side(const std::string& workload, const std::string& syste
     report_.failures.push_back(fmt::format("{} {}: armed {}, {} evictions: not what was to be measured", workload, system, armed, evictions));
 }
 
-void FitsBench::chase_turn(const std::string& mode, const std::string& system) {
-  const uint64_t mib = 128 / divisor_;
-  std::vector<std::string> words = wrapper(system, mib + mib / 2);   // by the memory that comes behind the data
-  words.insert(words.end(), {self_, "bench", "fits-child", fmt::format("{}", mib), fmt::format("{}", 20'000'000 / divisor_)});
-  const Ended ended = run_to_end(words, directory_);
-  Cost cost;
-  if (sscanf(ended.output.c_str(), "%lf %lf", &cost.elapsed_s, &cost.cpu_s) != 2) throw std::runtime_error("chase: " + ended.errors);
-  add("chase_" + mode, system, cost);
-  check_side("chase_" + mode, system, ended.errors);
+std::vector<std::string> FitsBench::redis_load(RedisServer& server, const std::string& test) const {
+  return {find_in_path("redis-benchmark"), "-p", fmt::format("{}", server.port()), "-t", test, "-n", fmt::format("{}", 100'000 / divisor_),
+          "-r", "100000", "-d", "500", "-c", "16", "-P", "4", "--csv"};
 }
 
-void FitsBench::redis_step(RedisServer& server, const std::string& workload, const std::string& system, const std::string& test, unsigned requests) {
-  const double cpu = cpu_seconds_of(server.pid());
-  const Ended ended = run_to_end({find_in_path("redis-benchmark"), "-p", fmt::format("{}", server.port()), "-t", test, "-n",
-                                  fmt::format("{}", requests), "-r", "100000", "-d", "500", "-c", "16", "-P", "4", "--csv"}, directory_);
-  add(workload, system, {ended.cost.elapsed_s, cpu_seconds_of(server.pid()) - cpu});
+// The three servers live at once, on one CPU; they answer in turn (elapsed) and then all together (their CPU time).
+void FitsBench::redis_round(const std::string& mode, unsigned number) {
+  std::vector<std::unique_ptr<RedisServer>> servers;
+  for (const std::string& system : kSystems) {
+    ServerSetup setup;
+    setup.redis_server = find_in_path("redis-server");
+    setup.wrapper = wrapper(system);
+    setup.directory = directory_;
+    setup.name = "server-" + system;
+    setup.saves = false;
+    OneCpu one;
+    servers.push_back(std::make_unique<RedisServer>(setup));
+  }
+  const size_t count = kSystems.size();
+  for (const auto& [workload, test] : {std::pair{"fill", "set"}, std::pair{"set", "set"}, std::pair{"get", "get"}}) {
+    std::vector<double> elapsed(count, 0), cpu(count, 0);
+    const auto together = [&] {
+      std::vector<Started> loads;
+      for (size_t i = 0; i < count; ++i) cpu[i] -= cpu_seconds_of(servers[i]->pid());
+      for (size_t i = 0; i < count; ++i)
+        loads.push_back(start_program(redis_load(*servers[(i + number) % count], test), directory_, fmt::format("{}", i)));
+      for (const Started& load : loads) (void)end_of(load);
+      for (size_t i = 0; i < count; ++i) cpu[i] += cpu_seconds_of(servers[i]->pid());
+    };
+    together();   // first: fill is the first load
+    for (size_t i = 0; i < 2 * count; ++i) {
+      const size_t which = (i + i / count + number) % count;
+      elapsed[which] += run_to_end(redis_load(*servers[which], test), directory_).cost.elapsed_s;
+    }
+    together();
+    for (size_t i = 0; i < count; ++i) add(fmt::format("redis_{}_{}", workload, mode), kSystems[i], elapsed[i], cpu[i]);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    servers[i]->shut_down();
+    check_side("redis_" + mode, kSystems[i], read_text(fmt::format("{}/server-{}.err", directory_, kSystems[i])).value_or(""));
+  }
 }
 
-void FitsBench::redis_turn(const std::string& mode, const std::string& system) {
-  ServerSetup setup;
-  setup.redis_server = find_in_path("redis-server");
-  setup.wrapper = wrapper(system);
-  setup.directory = directory_;
-  setup.name = "server";
-  setup.saves = false;
-  RedisServer server(setup);
-  const unsigned requests = 400'000 / divisor_;
-  redis_step(server, "redis_fill_" + mode, system, "set", requests);
-  redis_step(server, "redis_set_" + mode, system, "set", requests);
-  redis_step(server, "redis_get_" + mode, system, "get", requests);
-  server.shut_down();
-  check_side("redis_" + mode, system, read_text(directory_ + "/server.err").value_or(""));
+// The interpreter itself: what is first on the PATH may be a script that starts a few dozen processes to find it (pyenv).
+std::string FitsBench::python() {
+  if (python_.empty()) python_ = run_to_end({find_in_path("python3"), "-c", "import sys; print(sys.executable, end='')"}, directory_).output;
+  return python_;
 }
 
-void FitsBench::program_turn(const std::string& program, const std::string& mode, const std::string& system) {
-  std::vector<std::string> words = wrapper(system);
-  if (program == "python") {
-    words.insert(words.end(), {find_in_path("python3"), "-c", fmt::format(
+std::vector<std::string> FitsBench::command(const std::string& program, const std::string& system) {
+  const uint64_t chase_mib = 128 / divisor_;
+  const std::string interpreter = program == "python" ? python() : "";   // before LUNAR_ARM_AT is set
+  std::vector<std::string> words = program == "chase" ? wrapper(system, chase_mib + chase_mib / 2) : wrapper(system);
+  if (program == "chase") {   // activated by the memory that comes behind the data
+    words.insert(words.end(), {self_, "bench", "fits-child", fmt::format("{}", chase_mib), fmt::format("{}", 20'000'000 / divisor_)});
+  } else if (program == "python") {
+    words.insert(words.end(), {interpreter, "-c", fmt::format(
         "d = {{i: str(i) * 3 for i in range({0})}}\n"
         "s = 0\n"
         "for k in range({0}): s += len(d[(k * 7919) % {0}])\n"
@@ -316,15 +373,41 @@ void FitsBench::program_turn(const std::string& program, const std::string& mode
         "SELECT sum(length(u.b)) FROM t, t AS u WHERE t.rowid % 7 = 0 AND u.rowid = t.a;",
         1'000'000 / divisor_)});
   }
-  const Ended ended = run_to_end(words, directory_);
-  add(program + "_" + mode, system, ended.cost);
-  check_side(program + "_" + mode, system, ended.errors);
+  return words;
 }
 
-void FitsBench::turn(const std::string& program, const std::string& mode, const std::string& system) {
-  if (program == "chase") chase_turn(mode, system);
-  else if (program == "redis") redis_turn(mode, system);
-  else program_turn(program, mode, system);
+// The chase times itself, its data being there; the others from their start to their end.
+Cost FitsBench::cost_of(const std::string& program, const Ended& ended) const {
+  if (program != "chase") return ended.cost;
+  Cost cost;
+  if (sscanf(ended.output.c_str(), "%lf %lf", &cost.elapsed_s, &cost.cpu_s) != 2) throw std::runtime_error("chase: " + ended.errors);
+  return cost;
+}
+
+void FitsBench::program_round(const std::string& program, const std::string& mode, unsigned number) {
+  const size_t count = kSystems.size();
+  const std::string workload = program + "_" + mode;
+  std::vector<double> elapsed(count), cpu(count);
+  for (size_t i = 0; i < count; ++i) {
+    const size_t which = (i + number) % count;
+    const Ended ended = run_to_end(command(program, kSystems[which]), directory_);
+    elapsed[which] = cost_of(program, ended).elapsed_s;
+    check_side(workload, kSystems[which], ended.errors);
+  }
+  std::vector<Started> started(count);
+  {
+    OneCpu one;
+    for (size_t i = 0; i < count; ++i) {
+      const size_t which = (i + number) % count;
+      started[which] = start_program(command(program, kSystems[which]), directory_, kSystems[which]);
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const Ended ended = end_of(started[i]);
+    cpu[i] = cost_of(program, ended).cpu_s;
+    check_side(workload, kSystems[i], ended.errors);
+  }
+  for (size_t i = 0; i < count; ++i) add(workload, kSystems[i], elapsed[i], cpu[i]);
 }
 
 FitsReport FitsBench::run() {
@@ -357,8 +440,8 @@ FitsReport FitsBench::run() {
         continue;
       }
       progress.say(fmt::format("{}, huge pages {}: {} rounds of three", program, mode, report_.options.rounds));
-      for (unsigned round = 0; round < report_.options.rounds; ++round)
-        for (size_t i = 0; i < kSystems.size(); ++i) turn(program, mode, kSystems[(i + round) % kSystems.size()]);
+      for (unsigned number = 0; number < report_.options.rounds; ++number)
+        program == "redis" ? redis_round(mode, number) : program_round(program, mode, number);
     }
   }
   std::filesystem::remove_all(directory_);

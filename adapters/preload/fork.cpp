@@ -61,13 +61,12 @@ bool copies_memory(unsigned long flags) { return (flags & (CLONE_VM | CLONE_FILE
 struct CloneStart {
   int (*function)(void*);
   void* argument;
-  sigset_t signals;
 };
 
 int begin_clone(void* argument) {
   const CloneStart start = *static_cast<CloneStart*>(argument);   // on the parent's stack, of which this is a copy
   enter_child(Handlers::kOurs);
-  sys::let_signals(start.signals);
+  sys::let_signals();   // held in clone(), which this stack knows nothing of
   return start.function(start.argument);
 }
 
@@ -168,8 +167,7 @@ LUNAR_EXPORT int clone(int (*function)(void*), void* stack, int flags, void* arg
   va_end(rest);
   if (!ready() || !copies_memory(static_cast<unsigned>(flags)) || function == nullptr)
     return g_real.clone(function, stack, flags, argument, parent_id, tls, child_id);
-  CloneStart start{function, argument, {}};
-  pthread_sigmask(SIG_SETMASK, nullptr, &start.signals);
+  CloneStart start{function, argument};
   return guarded_fork(Handlers::kOurs, [&] { return g_real.clone(begin_clone, stack, flags, &start, parent_id, tls, child_id); });
 }
 

@@ -35,9 +35,19 @@ __attribute__((noinline)) void* allocate_untiered(size_t alignment, size_t bytes
   return pointer;
 }
 
-size_t size_of(const void* pointer) {
-  return heap_owns(pointer) || !early_owns(pointer) ? heap_usable_size(pointer) : early_size(pointer);
+__attribute__((noinline)) void release_untiered(void* pointer) {
+  if (pointer == nullptr || early_owns(pointer) || allocator_is_locked()) return;
+  int saved = errno;
+  heap_free_dram(pointer);
+  errno = saved;
 }
+
+size_t size_of_untiered(const void* pointer) {
+  if (pointer == nullptr) return 0;
+  return early_owns(pointer) ? early_size(pointer) : heap_usable_size(pointer);
+}
+
+size_t size_of(const void* pointer) { return heap_usable_size_or(pointer, size_of_untiered); }
 
 // To wherever memory of this thread comes from now.
 void* move_block(void* pointer, size_t bytes) {
@@ -79,13 +89,7 @@ void* allocate(size_t alignment, size_t bytes, bool zero) {
   return zero ? heap_alloc_zeroed(bytes) : heap_alloc(bytes);
 }
 
-void release(void* pointer) {
-  if (pointer == nullptr) return;
-  int saved = errno;
-  if (heap_owns(pointer)) heap_free(pointer);
-  else if (!early_owns(pointer) && !allocator_is_locked()) heap_free_dram(pointer);
-  errno = saved;
-}
+void release(void* pointer) { heap_free_or(pointer, release_untiered); }
 
 }  // namespace lunar::preload
 
@@ -114,7 +118,7 @@ LUNAR_EXPORT void* reallocarray(void* pointer, size_t count, size_t size) noexce
   return lunar::preload::resize(pointer, bytes);
 }
 
-LUNAR_EXPORT void free(void* pointer) noexcept { release(pointer); }
+LUNAR_EXPORT void free(void* pointer) noexcept { lunar::heap_free_or(pointer, lunar::preload::release_untiered); }
 
 LUNAR_EXPORT int posix_memalign(void** out, size_t alignment, size_t bytes) noexcept {
   if (alignment < sizeof(void*) || (alignment & (alignment - 1)) != 0) return EINVAL;
@@ -155,6 +159,4 @@ LUNAR_EXPORT void* pvalloc(size_t bytes) noexcept {
   return allocate(page, rounded == 0 ? page : rounded, false);
 }
 
-LUNAR_EXPORT size_t malloc_usable_size(void* pointer) noexcept {
-  return pointer == nullptr ? 0 : lunar::preload::size_of(pointer);
-}
+LUNAR_EXPORT size_t malloc_usable_size(void* pointer) noexcept { return lunar::preload::size_of(pointer); }

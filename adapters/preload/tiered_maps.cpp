@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "sys/mem.h"
+#include "sys/thread.h"
 
 namespace lunar::preload {
 namespace {
@@ -146,15 +147,13 @@ int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
 
 MapsLock::MapsLock() {
   if (!t_forking && !sys::in_service_thread()) pager_wait_for_unmaps();   // what was unmapped past us shows in the table
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &signals_);
+  sys::hold_signals();
   if (!t_forking) g_lock.lock();
 }
 
 MapsLock::~MapsLock() {
   if (!t_forking) g_lock.unlock();
-  pthread_sigmask(SIG_SETMASK, &signals_, nullptr);
+  sys::let_signals();
 }
 
 void maps_lock_for_fork() {

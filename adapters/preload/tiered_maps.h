@@ -66,9 +66,6 @@ class MapsLock {
   ~MapsLock();
   MapsLock(const MapsLock&) = delete;
   MapsLock& operator=(const MapsLock&) = delete;
-
- private:
-  sigset_t signals_;
 };
 
 // All under MapsLock.

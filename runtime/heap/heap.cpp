@@ -149,13 +149,27 @@ bool hook_commit(extent_hooks_t*, void* address, size_t, size_t offset, size_t l
   return !commit_range(offset_in_region(address) + offset, length);
 }
 
+// free() leaves errno as it was, and these two are all it may reach that sets it.
+class KeepErrno {
+ public:
+  KeepErrno() : saved_(errno) {}
+  ~KeepErrno() { errno = saved_; }
+  KeepErrno(const KeepErrno&) = delete;
+  KeepErrno& operator=(const KeepErrno&) = delete;
+
+ private:
+  int saved_;
+};
+
 bool hook_decommit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
+  KeepErrno keep;
   if (region_try_decommit(g_heap.region, offset_in_region(address) + offset, length) < 0) return true;   // a fork: stays as it is
   g_heap.committed.fetch_sub(length, std::memory_order_relaxed);
   return false;
 }
 
 bool hook_purge_forced(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
+  KeepErrno keep;
   return pager_try_discard(static_cast<char*>(address) + offset, length) < 0;
 }
 
@@ -328,6 +342,10 @@ int heap_destroy() {
 
 // ---- malloc family --------------------------------------------------------------------------------------------------
 
+bool heap_owns(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(g_heap.base) < g_heap.bytes;
+}
+
 void* heap_alloc(size_t bytes) { return alloc_with(bytes == 0 ? 1 : bytes, thread_flags()); }
 
 void* heap_alloc_zeroed(size_t bytes) { return alloc_with(bytes == 0 ? 1 : bytes, thread_flags() | MALLOCX_ZERO); }
@@ -350,7 +368,9 @@ void* heap_resize(void* pointer, size_t bytes) {
   return moved;
 }
 
-void heap_free(void* pointer) {
+namespace {
+
+inline __attribute__((always_inline)) void free_tiered(void* pointer) {
   // A guarded thread must not fill its cache with tiered memory, nor be bound to a tiered arena.
   if (__builtin_expect(HostGuard::active(), 0)) return dallocx(pointer, MALLOCX_TCACHE_NONE);
   // dallocx takes the cache from the flags; the arena is the pointer's own.
@@ -358,11 +378,20 @@ void heap_free(void* pointer) {
   flags == 0 ? g_short.free(pointer) : dallocx(pointer, flags);
 }
 
-size_t heap_usable_size(const void* pointer) { return g_short.usable_size(const_cast<void*>(pointer)); }
+}  // namespace
 
-bool heap_owns(const void* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(g_heap.base) < g_heap.bytes;
+void heap_free(void* pointer) { free_tiered(pointer); }
+
+void heap_free_or(void* pointer, void (*other)(void*)) {
+  if (__builtin_expect(!heap_owns(pointer), 0)) return other(pointer);
+  free_tiered(pointer);
 }
+
+size_t heap_usable_size_or(const void* pointer, size_t (*other)(const void*)) {
+  return __builtin_expect(heap_owns(pointer), 1) ? g_short.usable_size(const_cast<void*>(pointer)) : other(pointer);
+}
+
+size_t heap_usable_size(const void* pointer) { return g_short.usable_size(const_cast<void*>(pointer)); }
 
 // ---- DRAM -----------------------------------------------------------------------------------------------------------
 

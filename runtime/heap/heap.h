@@ -33,8 +33,10 @@ void* heap_alloc(size_t bytes);
 void* heap_alloc_zeroed(size_t bytes);
 void* heap_alloc_aligned(size_t alignment, size_t bytes);   // pre: alignment is a power of two
 void* heap_resize(void* pointer, size_t bytes);             // pre: heap_owns(pointer)
-void heap_free(void* pointer);                              // pre: heap_owns(pointer)
+void heap_free(void* pointer);                              // pre: heap_owns(pointer). errno stays
+void heap_free_or(void* pointer, void (*other)(void*));     // heap_free if heap_owns(pointer), else other: one jump for free()
 size_t heap_usable_size(const void* pointer);
+size_t heap_usable_size_or(const void* pointer, size_t (*other)(const void*));   // likewise
 bool heap_owns(const void* pointer);        // lies in the heap's region. Lock-free, callable anywhere
 
 // From the DRAM arena (metadata, guarded threads): plain jemalloc, arena 0, no thread cache. Usable before heap_create.

@@ -49,7 +49,6 @@ struct ForkInHand {
   int refusal = 0;
   int64_t charged = 0;       // to the child, for what it inherits
   bool gate = false;         // there is no room to copy all of it
-  sigset_t signals;          // blocked from prepare to parent/child: a handler that forks would wait for this fork
   ForkDescriptors descriptors;
 };
 ForkInHand g_fork;           // the forking thread's: fork_lock is held from prepare to parent/child
@@ -138,11 +137,9 @@ void charge_child(PagerState& state) {
 
 void prepare() {
   auto& state = pager_state();
-  sigset_t signals;
-  sys::hold_signals(&signals);
+  sys::hold_signals();   // until parent/child: a handler that forks would wait for this fork
   state.fork_lock.lock();
   g_fork = {};
-  g_fork.signals = signals;
   if (!pager_armed()) {
     state.arm_lock.lock();
     if (!pager_armed()) {   // arm_lock is held until parent/child: nobody arms meanwhile
@@ -191,7 +188,6 @@ void release_parent(PagerState& state) {
 
 void parent() {
   auto& state = pager_state();
-  const sigset_t signals = g_fork.signals;
   if (g_fork.engaged) {
     counters().forks.add();
     state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);   // what was installed up to now may be shared with the child
@@ -202,7 +198,7 @@ void parent() {
     state.arm_lock.unlock();
   }
   state.fork_lock.unlock();
-  sys::let_signals(signals);
+  sys::let_signals();
 }
 
 // A page's state as the child must see it. The kernel copied words and pages at different moments, while handlers went on
@@ -305,7 +301,6 @@ void child() {
   wipe_reset_in_child();
   HostGuard guard;
   if (!g_fork.engaged) {
-    const sigset_t signals = g_fork.signals;
     if (g_fork.refusal < 0) fatal("fork: the child cannot be charged (%s)", errno_name(g_fork.refusal));
     if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
       fatal("fork: the child stood still for too long before it began; its place in the account is given up");
@@ -316,7 +311,7 @@ void child() {
     standby_open(state, true);
     state.arm_lock.unlock();
     state.fork_lock.unlock();
-    sys::let_signals(signals);
+    sys::let_signals();
     return;
   }
   host_fork_bootstrap.store(true);   // until the keeper has made its threads
@@ -356,9 +351,8 @@ void child() {
   if (int rc = child_restart(state, &why); rc < 0) fatal("%s", why.text);
   state.forking_tid.store(0);
   state.forking.store(false);
-  const sigset_t signals = g_fork.signals;
   state.fork_lock.unlock();
-  sys::let_signals(signals);
+  sys::let_signals();
 }
 
 }  // namespace

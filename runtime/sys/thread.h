@@ -2,7 +2,6 @@
 // Threads, futexes, clocks, scheduling. Nothing here allocates except thread_start (which holds a HostGuard).
 #pragma once
 #include <pthread.h>
-#include <signal.h>
 
 #include <atomic>
 #include <cstddef>
@@ -103,20 +102,18 @@ class Mutex {
 };
 
 // While one is alive no signal handler runs on the calling thread, but for what its own instructions raise (SIGSEGV, SIGSYS, ...). A
-// handler may fork, and fork waits for what this thread holds.
-void hold_signals(sigset_t* before);
-void let_signals(const sigset_t& before);
+// handler may fork, and fork waits for what this thread holds. They nest: the outermost alone costs system calls. A forked child
+// inherits the holds of the thread that forked.
+void hold_signals();
+void let_signals();
 class SignalsHeld {
  public:
-  SignalsHeld() { hold(); }
-  ~SignalsHeld() { let_go(); }
+  SignalsHeld() { hold_signals(); }
+  ~SignalsHeld() { let_signals(); }
   SignalsHeld(const SignalsHeld&) = delete;
   SignalsHeld& operator=(const SignalsHeld&) = delete;
-  void hold() { hold_signals(&before_); }
-  void let_go() { let_signals(before_); }
-
- private:
-  sigset_t before_;
+  void hold() { hold_signals(); }
+  void let_go() { let_signals(); }   // while this thread only waits
 };
 
 template <class L>

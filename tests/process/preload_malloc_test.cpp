@@ -55,6 +55,20 @@ void calloc_is_zero_when_recycled() {
   }
 }
 
+// glibc's free keeps errno since 2.33. Blocks that go back to the pager at once, and some of which the LUN must forget.
+void free_keeps_errno() {
+  for (size_t bytes : {size_t(24), size_t(100000), size_t(24) << 20}) {
+    void* p = malloc(bytes);
+    CHECK(p != nullptr);
+    memset(p, 1, bytes);
+    errno = EXDEV;
+    free(p);
+    CHECK(errno == EXDEV);
+  }
+  free(nullptr);
+  CHECK(errno == EXDEV && malloc_usable_size(nullptr) == 0);
+}
+
 void realloc_keeps_content() {
   size_t bytes = 64;
   void* p = malloc(bytes);
@@ -177,6 +191,7 @@ void shadowed_blocks() {
 int body() {
   alignments();
   calloc_is_zero_when_recycled();
+  free_keeps_errno();
   realloc_keeps_content();
   refusals();
   new_and_delete();
