@@ -113,12 +113,9 @@ void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t o
 // mprotect, and with a key pkey_mprotect (-1: none).
 int protect_range(void* address, size_t bytes, int prot, int key) {
   size_t rounded = 0;
-  bool held = (prot & PROT_WRITE) != 0 && ready() && holds_tiered(static_cast<char*>(address), bytes) && pager_hold_evictions();
   auto plain = [=](char* at, size_t n) { return key == -1 ? sys::protect(at, n, prot) : sys::protect_with_key(at, n, prot, key); };
-  int rc = touches_tier(address, bytes, &rounded) ? for_parts(address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot, key); }, plain)
-                                                  : plain(static_cast<char*>(address), bytes);
-  if (held) pager_let_evictions();
-  return rc;
+  return touches_tier(address, bytes, &rounded) ? for_parts(address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot, key); }, plain)
+                                                : plain(static_cast<char*>(address), bytes);
 }
 
 // madvise on pages of the heap or of an API region. Those of a hole-free region need no table.

@@ -577,15 +577,6 @@ int pager_set_dram(uint64_t bytes) {
   return state.account.free_pages() < 0 ? -EBUSY : 0;
 }
 
-bool pager_hold_evictions() {
-  auto& state = pager_state();
-  if (!pager_armed() || state.fork_epoch.load(std::memory_order_acquire) <= 1) return false;
-  state.evictor->hold_batches();
-  return true;
-}
-
-void pager_let_evictions() { pager_state().evictor->let_batches(); }
-
 void pager_note_pinning() {
   pins_note("it says so, or opens with O_DIRECT");
   if (pager_armed()) pager_state().evictor->wait_for_batch();

@@ -61,13 +61,13 @@ void Evictor::decide(Victim& victim) {
   AtomicPageWord& word = victim.region->words[victim.page.value];
   const char* content = frames_.memory(victim.frame);
   PageWord was = victim.word;
-  if (word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim, was)) return;
+  if (!victim.guard && word.load(std::memory_order_acquire).waiter() && install_for_waiter(victim, was)) return;
   if (page_is_zero(content)) {
     if (was.has_slot()) slot_release(was.lun(), was.slot());
     uncharge_touched(*victim.region, was);
     frames_.put_free(victim.frame);
     counters().evicted_zero.add();
-    PageWord next = was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false);
+    PageWord next = was.with_state(victim.guard ? PageState::kGuard : PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false);
     if (page_unlock(word, next)) (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
     return;
   }

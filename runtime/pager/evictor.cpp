@@ -22,6 +22,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#endif
 
 namespace lunar {
 namespace {
@@ -35,7 +38,6 @@ constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;   // betwee
 
 int Evictor::open(uint32_t frame_count) {
   auto& state = pager_state();
-  holds_.store(0);   // a forked child has none of the threads that held
   state.keeper_word.store(kKeeperRuns);
   state.room_wanted.store(false);
   unmap_private(ops_, kWriteOps * sizeof(WriteOp));   // its parent's
@@ -206,7 +208,7 @@ bool Evictor::try_victim(Region* region, PageIndex page, bool ignore_heat) {
     return false;
   }
   if (!page_lock(word, seen)) return false;
-  victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false, false, false};
+  victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false, false, false, false, false};
   return true;
 }
 
@@ -342,10 +344,10 @@ void Evictor::make_exclusive(bool by_move) {
       done += static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size);
       if (done >= n) break;
     }
-    // The entry at `done` could not be populated. Not writable (EFAULT, EINVAL): nothing can write it through this
-    // mapping, so there is nothing to lose (who makes it writable keeps batches off: pager_hold_evictions). Anything else: leave the page alone.
+    // The entry at `done` could not be populated. Not writable (EFAULT, EINVAL) just now: its mapping is taken. Anything else: leave the page alone.
     int one = sys::advise(stale[done].iov_base, state.page_size, MADV_POPULATE_WRITE);
-    if (one < 0 && one != -EFAULT && one != -EINVAL) failed_at[failed++] = index_of[done];
+    if (one == -EFAULT || one == -EINVAL) victims_[index_of[done]].unwritable = true;
+    else if (one < 0) failed_at[failed++] = index_of[done];
     ++done;
   }
   counters().made_exclusive.add(n - failed);
@@ -383,7 +385,9 @@ unsigned Evictor::gather() {
   unsigned gathered_count = 0, unreadable_count = 0;
   for (unsigned i = 0; i < victim_count_; ++i) pages[i] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
   for (unsigned next = 0; next < victim_count_;) {
-    int64_t rc = sys::splice_pages(pipe_[1], pages + next, victim_count_ - next);
+    unsigned stop = next;
+    while (stop < victim_count_ && !victims_[stop].unwritable) ++stop;
+    int64_t rc = stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
     for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 0; n > 0; --n) {
       in_pipe[gathered_count] = pages[next];
       gathered[gathered_count++] = next++;
@@ -438,7 +442,8 @@ unsigned Evictor::take_unreadable(const unsigned* which, unsigned count) {
       fatal("evictor: pages from %p on were taken out and cannot be read (%s); they would be lost", static_cast<void*>(first.region->address_of(first.page)), errno_name(rc));
     for (unsigned k = 0; k < n; ++k) {
       Victim& victim = victims_[which[i + k]];
-      if (rc == 0) __builtin_memcpy(frames_.memory(victim.frame), unreadable_ + k * page, page);
+      victim.guard = rc == 0 && sys::peek(unreadable_ + k * page, frames_.memory(victim.frame), page) < 0;
+      if (victim.guard) put_guard_back(victim);
       victim.dropped = rc == 0;
       victim.stuck = rc < 0;
     }
@@ -451,6 +456,15 @@ unsigned Evictor::take_unreadable(const unsigned* which, unsigned count) {
     i += n;
   }
   return dropped;
+}
+
+// The page was a marker (MADV_GUARD_INSTALL past us), which we have moved away: another one goes in its place.
+void Evictor::put_guard_back(Victim& victim) {
+  void* address = victim.region->address_of(victim.page);
+  victim.region->has_guards.store(true, std::memory_order_release);
+  __builtin_memset(frames_.memory(victim.frame), 0, pager_state().page_size);
+  if (int rc = sys::advise(address, pager_state().page_size, MADV_GUARD_INSTALL); rc < 0)
+    fatal("evictor: page %p cannot be read, and no guard page can be put there (%s)", address, errno_name(rc));
 }
 
 unsigned Evictor::gather_by_move() {
@@ -480,17 +494,10 @@ void Evictor::wait_for_batch() const {
   for (int i = 0; i < 2000 && (seen & 1) != 0 && batch_.load(std::memory_order_acquire) == seen; ++i) sys::sleep_ns(20000);
 }
 
-void Evictor::hold_batches() {
-  holds_.fetch_add(1, std::memory_order_seq_cst);
-  wait_for_batch();
-}
-
 unsigned Evictor::evict_chosen() {
   batch_.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);   // with wait_for_batch: one of the two sees the other
-  unsigned dropped = 0;
-  if (holds_.load(std::memory_order_seq_cst) == 0) dropped = evict_batch();
-  else for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], 0);
+  const unsigned dropped = evict_batch();
   batch_.fetch_add(1, std::memory_order_release);
   return dropped;
 }

@@ -5,7 +5,8 @@
 //   1 choose    the clock hand walks the page tables; a resident page with heat loses one, one without is taken (busy)
 //   2 exclusive pages that may be copy-on-write since a fork are made exclusive (one vectored MADV_POPULATE_WRITE)
 //   3 gather    vmsplice: the pipe holds references to the physical pages. Those that may not be read (PROT_NONE, a protection
-//               key) have their mapping moved to a place of ours instead (mremap), which is their 3 and 4
+//               key), and those of 2 that may not be written, have their mapping moved to a place of ours instead (mremap), which is
+//               their 3 and 4: whoever may write them again writes before that, or finds them missing
 //   4 drop      one vectored MADV_DONTNEED: nothing maps them any more, their content is final
 //   5 capture   read the pipe into frames
 //   6 decide    all zero: no slot. Same hash as its slot: no write. Else a slot each, written in runs
@@ -55,9 +56,6 @@ class Evictor {
 
   // Returns when no batch is under way that began before the call.
   void wait_for_batch() const;
-  // No batch runs from the return of the one to the call of the other. Short: an mprotect.
-  void hold_batches();
-  void let_batches() { holds_.fetch_sub(1, std::memory_order_release); }
 
   // Fork: no eviction runs and no write is in flight until resume(). Waits for the evictor to come to rest.
   void pause();
@@ -81,6 +79,8 @@ class Evictor {
     bool dropped;
     bool maybe_shared;    // a relative may have the page too: dropping it frees nothing
     bool stuck;           // this page itself could not be taken (locked, pinned)
+    bool unwritable;      // not known to be exclusive, and cannot be made so while it may not be written
+    bool guard;           // a guard page that the program made past us
   };
   struct WriteOp {
     Command command;
@@ -110,6 +110,7 @@ class Evictor {
   unsigned gather_by_move();
   void capture(const unsigned* which, unsigned count);
   unsigned take_unreadable(const unsigned* which, unsigned count);
+  void put_guard_back(Victim& victim);
   void keep(Victim& victim, unsigned heat);
   void settle();
   void decide(Victim& victim);
@@ -168,7 +169,6 @@ class Evictor {
   std::atomic<uint32_t> resting_{0};
   std::atomic<bool> asleep_{false};
   std::atomic<uint64_t> batch_{0};              // odd: one is under way
-  std::atomic<uint32_t> holds_{0};
 
   sys::Mutex range_lock_;                       // one range request at a time
   std::atomic<Region*> range_region_{nullptr};

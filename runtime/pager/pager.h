@@ -143,12 +143,8 @@ void pager_fork_child();
 // What the kernel reads or writes when the calling thread ends: it stays in DRAM until that thread is gone.
 void pager_keep_for_thread(const void* address, size_t bytes);
 
-// Threads may pin pages (io_uring registered buffers, O_DIRECT, RDMA): from now on evict by MOVE. Sticky.
-// Around a change that makes memory of a region writable: eviction passes over pages that nothing can write, though they may be
-// shared with a child (Evictor::make_exclusive), so no batch may be under way. False: the process never forked, nothing to hold.
-[[nodiscard]] bool pager_hold_evictions();
-void pager_let_evictions();
-// Devices may write into memory of this process from now on. Waits for the eviction batch under way.
+// Devices may write into memory of this process from now on (io_uring registered buffers, O_DIRECT, RDMA): it is evicted by MOVE. Sticky.
+// Waits for the eviction batch under way.
 void pager_note_pinning();
 
 }  // namespace lunar

@@ -4,6 +4,8 @@
 //   cow          children are forked while threads count in pages that are being evicted. A page shared by a fork is made
 //                exclusive first, or what is written between the gather and the drop lands in a copy and is lost
 //   epoch        the same, when the counter of forks comes round to the numbers that pages are marked with (32,768 forks)
+//   read-only    the same for pages that are read-only when they are gathered, and are made writable (by mprotect) and counted in before they
+//                are dropped
 //   registered   io_uring reads into registered buffers that are being evicted: pinned pages must stay where they are
 //   direct       large O_DIRECT reads into memory that is being evicted: the same for pins of the moment
 //
@@ -29,10 +31,20 @@ std::atomic<uint64_t> g_progress{0};
 
 // ---- cow ----------------------------------------------------------------------------------------------------------------
 
+// One page, made writable for this. mprotect is the kernel's own here.
+void count_in_read_only(std::atomic<uint64_t>* word, std::atomic<uint64_t>& model) {
+  void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(word) & ~(lunar_page_bytes() - 1));
+  REQUIRE_THAT(mprotect(page, lunar_page_bytes(), PROT_READ | PROT_WRITE) == 0, "mprotect");
+  word->fetch_add(1);
+  model.fetch_add(1);
+  REQUIRE_THAT(mprotect(page, lunar_page_bytes(), PROT_READ) == 0, "mprotect");
+}
+
 // come_round: the counter goes on as 32,767 forks would take it, so that the next fork ends at the number of the pages there are.
-uint64_t count_under_forks(uint64_t seed, bool off, bool come_round) {
+uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_only) {
   constexpr uint64_t kBytes = 16 * tier::kMega, kWindow = 64;
   constexpr unsigned kWriters = 2, kForks = 12;
+  const unsigned started = read_only ? 1 : kWriters;
   size_t page = lunar_page_bytes();
   uint64_t count = kBytes / page;
   char* base = static_cast<char*>(lunar_region_create(kBytes));
@@ -42,11 +54,17 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round) {
   std::atomic<bool> stop{false};
   auto word = [&](uint64_t i, unsigned t) { return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page) + t * 16; };
   std::vector<std::thread> writers;
-  for (unsigned t = 0; t < kWriters; ++t)
+  if (read_only) memset(base, 1, kBytes);   // there, and then read-only
+  if (read_only) REQUIRE_THAT(mprotect(base, kBytes, PROT_READ) == 0, "mprotect");
+  for (unsigned t = 0; t < started; ++t)
     writers.emplace_back([&, t] {
       Random random(seed * 8 + t);
       while (!stop.load(std::memory_order_relaxed)) {
         uint64_t i = hand.load(std::memory_order_relaxed) + random.below(kWindow);
+        if (read_only) {
+          count_in_read_only(word(i, t), model[i * kWriters + t]);
+          continue;
+        }
         word(i, t)->fetch_add(1);
         model[i * kWriters + t].fetch_add(1);
       }
@@ -70,7 +88,7 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round) {
   for (std::thread& writer : writers) writer.join();
   uint64_t lost = 0;
   for (uint64_t i = 0; i < count; ++i)
-    for (unsigned t = 0; t < kWriters; ++t) lost += model[i * kWriters + t].load() - word(i, t)->load();
+    for (unsigned t = 0; t < started; ++t) lost += model[i * kWriters + t].load() - (word(i, t)->load() - (read_only ? 0x0101010101010101 : 0));
   if (!off) REQUIRE_THAT(tier::validate(), "page table");
   return lost;
 }
@@ -209,10 +227,10 @@ uint64_t read_direct(uint64_t seed, bool off) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  REQUIRE_THAT(argc >= 2, "usage: protections cow|epoch|registered|direct [off]");
+  REQUIRE_THAT(argc >= 2, "usage: protections cow|epoch|read-only|registered|direct [off]");
   std::string mode = argv[1];
   bool off = argc > 2 && strcmp(argv[2], "off") == 0;
-  bool cow = mode == "cow" || mode == "epoch";
+  bool cow = mode == "cow" || mode == "epoch" || mode == "read-only";
   uint64_t seed = tier::announce_seed();
   std::string options = cow ? "test_evict_delay_us=300" : "test_evict_delay_us=100";
   if (off) options += cow ? ",test_no_cow_remedy=yes" : ",test_no_pin_rule=yes";
@@ -220,7 +238,7 @@ int main(int argc, char** argv) {
   if (!cow && !off && !lunar::pager_state().features.move)
     tier::skip("uffd-move", "this kernel has no UFFDIO_MOVE (6.8): eviction stops where pages may be pinned");
   tier::Watchdog watchdog(g_progress, 60);
-  uint64_t lost = cow ? count_under_forks(seed, off, mode == "epoch") : mode == "registered" ? read_registered(seed, off) : read_direct(seed, off);
+  uint64_t lost = cow ? count_under_forks(seed, off, mode == "epoch", mode == "read-only") : mode == "registered" ? read_registered(seed, off) : read_direct(seed, off);
   auto& counted = lunar::counters();
   printf("%s: lost %llu; evictions %llu, kept as pinned %llu, made exclusive %llu\n", mode.c_str(), static_cast<unsigned long long>(lost),
          static_cast<unsigned long long>(counted.evictions.get()), static_cast<unsigned long long>(counted.kept_pinned.get()),
