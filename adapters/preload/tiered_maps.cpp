@@ -28,16 +28,15 @@ constinit sys::Mutex g_lock;
 constinit thread_local bool t_forking = false;
 
 // The program unmapped, mapped over or moved a part of an area by a system call of its own. What is still ours is free again; what has been
-// taken by another map is that map's.
+// taken by another map is that map's. pre: the lock.
 void unmapped_past_us(void* address, size_t bytes, bool taken) {
   char* begin = static_cast<char*>(address);
   Area* area = area_of(begin);
   if (area == nullptr) return;   // the heap
   if (!taken) {
-    (void)maps_unmap(begin, bytes);
+    (void)unmap_pieces(area, begin, begin + bytes);
     return;
   }
-  MapsLock hold;
   char* end = begin + bytes;
   for (const Mapping* piece; begin < end;) {
     if (g_table.reserve() < 0) return;
@@ -48,6 +47,8 @@ void unmapped_past_us(void* address, size_t bytes, bool taken) {
     begin = stop;
   }
 }
+
+constexpr UnmappedOwner kOwner = {[] { return g_lock.try_lock(); }, [] { g_lock.unlock(); }, unmapped_past_us};
 
 int add_area(size_t bytes, unsigned flags, Area** out) {
   unsigned count = g_area_count.load(std::memory_order_relaxed);
@@ -64,7 +65,7 @@ int add_area(size_t bytes, unsigned flags, Area** out) {
   area.flags = flags;
   area.first_gap = area.base;
   g_area_count.store(count + 1, std::memory_order_release);
-  pager_on_unmapped(unmapped_past_us);
+  pager_on_unmapped(&kOwner);
   *out = &area;
   return 0;
 }
@@ -146,9 +147,10 @@ int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
 // ---- lock -----------------------------------------------------------------------------------------------------------
 
 MapsLock::MapsLock() {
-  if (!t_forking && !sys::in_service_thread()) pager_wait_for_unmaps();   // what was unmapped past us shows in the table
+  if (!t_forking && !sys::in_service_thread()) pager_wait_for_unmaps();
   sys::hold_signals();
   if (!t_forking) g_lock.lock();
+  if (!t_forking && !sys::in_service_thread()) pager_tell_unmaps();   // what was unmapped past us shows in the table
 }
 
 MapsLock::~MapsLock() {

@@ -154,9 +154,13 @@ void prepare() {
   g_fork.engaged = true;
   g_fork.lun = lun_id_for_child();
   state.forking.store(true, std::memory_order_seq_cst);
-  while (state.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
   touch_files();             // while there is eviction to make room
-  state.forking_tid.store(sys::thread_id());
+  // Once our id is there nothing more is settled of what was unmapped past us (unmapped.h); until then that may have begun.
+  do {
+    state.forking_tid.store(0, std::memory_order_seq_cst);
+    while (state.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
+    state.forking_tid.store(sys::thread_id(), std::memory_order_seq_cst);
+  } while (state.mutators.load(std::memory_order_seq_cst) != 0);
   state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
   touch_files();             // what was evicted again meanwhile

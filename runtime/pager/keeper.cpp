@@ -22,6 +22,7 @@ namespace {
 constexpr int64_t kStatsPeriodNs = 1000000000;   // of the stats file
 constexpr int64_t kUnsureNs = 50000000;          // while a child is there whose end would not wake us
 constexpr int64_t kSweepWaitNs = 200000000;
+constexpr int64_t kTellAgainNs = 200000;         // while the maps' owner is busy and has something to be told
 
 void grow_ahead(PagerState& state) {
   bool on_touch = false;
@@ -62,15 +63,16 @@ bool sweep(PagerState& state) {
 }
 
 // Until there is something to do, or it is time (stats file, or a child that cannot be waited for).
-void wait_for_work(PagerState& state, bool swept) {
+void wait_for_work(PagerState& state, bool swept, bool told) {
   sys::FutexWait words[sys::kFutexWaitMax];
   bool unsure = false;
   words[0] = {&state.keeper_word, kKeeperRuns};
   unsigned n = 1 + state.account.child_words(words + 1, sys::kFutexWaitMax - 1, &unsure);
   int64_t timeout = state.options.stats_file != nullptr && state.options.stats_file[0] != 0 ? kStatsPeriodNs : -1;
   if (unsure || !swept) timeout = kUnsureNs;
+  if (!told) timeout = kTellAgainNs;
   const int rc = sys::futex_wait_any(words, n, timeout);
-  if (rc == -ENOSYS || rc == -EPERM) (void)sys::futex_wait_any(words, 1, kUnsureNs);
+  if (rc == -ENOSYS || rc == -EPERM) (void)sys::futex_wait_any(words, 1, told ? kUnsureNs : kTellAgainNs);
 }
 
 [[noreturn]] void say_who_ended(PagerState& state) {
@@ -112,7 +114,7 @@ void keeper_run() {
   for (;;) {
     const uint32_t asked = state.keeper_word.fetch_and(kKeeperRuns, std::memory_order_seq_cst);
     if ((asked & kKeeperRuns) == 0) say_who_ended(state);
-    if (unmaps_pending()) unmaps_settle(state);
+    const bool told = unmaps_settle(state);
     const bool swept = sweep(state);
     if ((asked & kKeeperGrow) != 0) {
       grow_ahead(state);
@@ -121,7 +123,7 @@ void keeper_run() {
     lunar_stats stats{};
     pager_stats(&stats);
     stats_file_write(stats);
-    wait_for_work(state, swept);
+    wait_for_work(state, swept, told);
   }
 }
 

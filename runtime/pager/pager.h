@@ -68,11 +68,18 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes);
 [[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
 
 // The program unmapped [address, +bytes) of a region by a system call of its own: the pager has given back what the pages held, and the
-// place is reserved again (as PROT_NONE), or `taken` by another map. Called by a service thread that holds nothing; may take locks.
-using UnmappedHook = void (*)(void* address, size_t bytes, bool taken);
-void pager_on_unmapped(UnmappedHook hook);
-// Returns when all that was unmapped so before has been told (or after a second). One load when there is nothing.
+// place is reserved again (as PROT_NONE), or `taken` by another map. Who keeps a table of the maps is told, with the table's lock held: by a
+// service thread, which only tries for the lock (a fork may hold it and wait for that thread), or by pager_tell_unmaps.
+struct UnmappedOwner {
+  bool (*try_enter)();
+  void (*leave)();
+  void (*unmapped)(void* address, size_t bytes, bool taken);
+};
+void pager_on_unmapped(const UnmappedOwner* owner);
+// Returns when all that was unmapped so before can be told (or after a second). One load when there is nothing.
 void pager_wait_for_unmaps();
+// Tells it. pre: the lock of the table is held.
+void pager_tell_unmaps();
 // The range's LUN space is given back, its pages are not touched: they are not ours any more. pre: it was committed.
 void region_forget(Region* region, size_t offset, size_t bytes);
 // The range is about to be mapped over by a call of ours, and holds nothing: no longer the pager's.

@@ -20,7 +20,7 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kNotesMax = 1024;
+constexpr uint64_t kNotesMax = 1u << 18;   // what comes while the owner of the maps is busy (a long mremap); untouched, it costs nothing
 
 struct Note {
   Region* region = nullptr;
@@ -30,35 +30,42 @@ struct Note {
 
 struct Notes {
   sys::SpinLock lock;              // over the queue
-  Note queue[kNotesMax] = {};           // ring, in the order of the events
-  unsigned head = 0, count = 0;
+  Note queue[kNotesMax] = {};      // ring, in the order of the events
+  uint64_t told = 0, settled = 0, end = 0;   // how far: the maps' owner is told, the words are settled, noted
+  bool in_hand = false;            // the last one settled is still being settled
   sys::Mutex settling;             // held while one is being settled
   std::atomic<uint32_t> words{0};  // noted, words not yet settled
-  std::atomic<uint32_t> tables{0}; // noted, the map's owner not yet told
+  std::atomic<uint32_t> tables{0}; // noted, the maps' owner not yet told
   std::atomic<uint64_t> to_begin{0}, to_end{0};   // hull of the places that pages are being moved to
 };
 constinit Notes g_notes;
-constinit std::atomic<UnmappedHook> g_hook{nullptr};
+constinit std::atomic<const UnmappedOwner*> g_owner{nullptr};
+
+Note& note_at(uint64_t index) { return g_notes.queue[index % kNotesMax]; }
 
 void push(const Note& note) {
-  auto& state = pager_state();
-  state.mutators.fetch_add(1, std::memory_order_seq_cst);   // a fork waits until it is settled
-  g_notes.words.fetch_add(1, std::memory_order_seq_cst);
-  g_notes.tables.fetch_add(1, std::memory_order_seq_cst);
   {
     sys::Locked<sys::SpinLock> hold(g_notes.lock);
-    LUNAR_CHECK(g_notes.count < kNotesMax, "more unmapped ranges of tiered memory than can be noted");
-    g_notes.queue[(g_notes.head + g_notes.count++) % kNotesMax] = note;
+    Note* last = g_notes.end != g_notes.settled ? &note_at(g_notes.end - 1) : nullptr;
+    if (last != nullptr && last->region == note.region && last->end == note.first && last->moved_to == 0 && note.moved_to == 0) {
+      last->end = note.end;
+    } else {
+      pager_state().mutators.fetch_add(1, std::memory_order_seq_cst);   // a fork waits until it is settled
+      g_notes.words.fetch_add(1, std::memory_order_seq_cst);
+      g_notes.tables.fetch_add(1, std::memory_order_seq_cst);
+      LUNAR_CHECK(g_notes.end - g_notes.told < kNotesMax, "more unmapped ranges of tiered memory than can be noted");
+      note_at(g_notes.end++) = note;
+    }
   }
   keeper_wake(kKeeperUnmaps);
 }
 
-bool pop(Note* note) {
+// The next one to be settled.
+bool take_note(Note* note) {
   sys::Locked<sys::SpinLock> hold(g_notes.lock);
-  if (g_notes.count == 0) return false;
-  *note = g_notes.queue[g_notes.head];
-  g_notes.head = (g_notes.head + 1) % kNotesMax;
-  --g_notes.count;
+  if (g_notes.settled == g_notes.end) return false;
+  *note = note_at(g_notes.settled++);
+  g_notes.in_hand = true;
   return true;
 }
 
@@ -83,19 +90,19 @@ void for_regions(uint64_t start, uint64_t end, Use use) {
 void let_go(Region& region, uint64_t page, PageState next) {
   auto& state = pager_state();
   AtomicPageWord& word = region.words[page];
-  PageWord was = seize(region, page);
-  if (!seized(was)) {
-    if (was.state() != next) word.compare_exchange_strong(was, was.with_state(next));
+  PageWord was = take_any(region, page);
+  if (was.state() == PageState::kGone) {
+    word.compare_exchange_strong(was, was.with_state(next).with_slot(kNoSlot));
     return;
   }
   if (was.state() == PageState::kResident) {
     count_resident(region, PageIndex(page), -1);
     still_exclusive(was.epoch(), exclusive_epoch()) ? state.account.give(1) : state.account.give_maybe_shared(1);
   }
-  drop_content(was);
+  if (seized(was)) drop_content(was);
   uncharge_touched(region, was);
   if (was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
-  (void)page_unlock(word, was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false));
+  put_back(region, page, was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false));
 }
 
 void let_go_all(Region& region, uint64_t first, uint64_t end, PageState next) {
@@ -109,28 +116,8 @@ void let_go_all(Region& region, uint64_t first, uint64_t end, PageState next) {
   }
 }
 
-// What became of a range, for the map's owner.
-struct Runs {
-  static constexpr unsigned kMost = 128;
-  struct Run {
-    uint64_t first, end;
-    bool taken;   // by somebody else's map
-  } runs[kMost];
-  unsigned count = 0;
-
-  void add(uint64_t first, uint64_t end, bool taken) {
-    Run* last = count != 0 ? &runs[count - 1] : nullptr;
-    if (last != nullptr && last->end == first && (last->taken == taken || count == kMost)) {
-      last->taken |= taken;   // too many: what is called taken is not used again, which wastes addresses only
-      last->end = end;
-    } else {
-      runs[count++] = {first, end, taken};
-    }
-  }
-};
-
 // Takes the place back, as far as nobody else has it: by halves.
-void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t end, Runs* out) {
+void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   char* begin = region.address_of(PageIndex(first));
   const size_t bytes = (end - first) << state.page_shift;
   void* at = nullptr;
@@ -141,8 +128,8 @@ void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t
   }
   if (rc == -EEXIST && end - first > 1) {
     const uint64_t middle = first + (end - first) / 2;
-    settle_unmapped(state, region, first, middle, out);
-    settle_unmapped(state, region, middle, end, out);
+    settle_unmapped(state, region, first, middle);
+    settle_unmapped(state, region, middle, end);
     return;
   }
   bool ours = rc == 0;
@@ -152,8 +139,8 @@ void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t
     (void)sys::advise(begin, bytes, MADV_DONTFORK);
     ours = sys::uffd_register(state.uffd, begin, bytes, state.features.write_protect) == 0;
   }
+  if (!ours) table_reach(region, first, end);   // the words tell what the maps' owner will be told
   let_go_all(region, first, end, ours ? PageState::kEmpty : PageState::kGone);
-  out->add(first, end, !ours);
 }
 
 // Content of an evicted page, verified. False: lost.
@@ -196,10 +183,35 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
 
 }  // namespace
 
-void pager_on_unmapped(UnmappedHook hook) { g_hook.store(hook); }
+void pager_on_unmapped(const UnmappedOwner* owner) { g_owner.store(owner); }
 
 void pager_wait_for_unmaps() {
-  for (unsigned i = 0; g_notes.tables.load(std::memory_order_acquire) != 0 && i < 20000; ++i) sys::sleep_ns(50000);
+  for (unsigned i = 0; g_notes.words.load(std::memory_order_acquire) != 0 && i < 20000; ++i) sys::sleep_ns(50000);
+}
+
+void pager_tell_unmaps() {
+  if (g_notes.tables.load(std::memory_order_acquire) == 0) return;
+  const unsigned shift = pager_state().page_shift;
+  const UnmappedOwner* owner = g_owner.load();
+  for (;;) {
+    Note note;
+    {
+      sys::Locked<sys::SpinLock> hold(g_notes.lock);
+      if (g_notes.told == g_notes.settled - (g_notes.in_hand ? 1 : 0)) return;
+      note = note_at(g_notes.told);
+    }
+    const uint64_t limit = note.region->table_pages.load(std::memory_order_acquire);
+    const auto taken = [&](uint64_t page) { return page < limit && note.region->words[page].load(std::memory_order_relaxed).state() == PageState::kGone; };
+    for (uint64_t first = note.first, end; note.moved_to == 0 && owner != nullptr && first < note.end; first = end) {
+      const bool gone = taken(first);
+      if (first >= limit) end = note.end;
+      else for (end = first + 1; end < note.end && taken(end) == gone && end < limit; ++end) {}
+      owner->unmapped(note.region->address_of(PageIndex(first)), (end - first) << shift, gone);
+    }
+    sys::Locked<sys::SpinLock> hold(g_notes.lock);
+    ++g_notes.told;
+    g_notes.tables.fetch_sub(1, std::memory_order_release);
+  }
 }
 
 void unmapped_note(uint64_t start, uint64_t end) {
@@ -220,51 +232,62 @@ bool being_moved_to(uint64_t address) {
 
 bool unmaps_pending() { return g_notes.words.load(std::memory_order_seq_cst) != 0; }
 
-void unmaps_settle(PagerState& state) {
+bool unmaps_settle(PagerState& state) {
   for (Note note;;) {
-    Runs runs;
     {
       sys::Locked<sys::Mutex> hold(g_notes.settling);
-      if (!pop(&note)) return;
-      while (state.forking.load(std::memory_order_acquire) && state.forking_tid.load() != 0) sys::sleep_ns(20000);
+      // Not beside a fork. One that does not yet show its id looks again for notes when it does, and there is one.
+      if (g_notes.words.load(std::memory_order_seq_cst) == 0) break;
+      while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(20000);
+      if (!take_note(&note)) break;
       if (note.moved_to != 0) settle_moved(state, *note.region, note);
-      else settle_unmapped(state, *note.region, note.first, note.end, &runs);
+      else settle_unmapped(state, *note.region, note.first, note.end);
+      sys::Locked<sys::SpinLock> queue(g_notes.lock);
+      g_notes.in_hand = false;
     }
     if (g_notes.words.fetch_sub(1, std::memory_order_seq_cst) == 1) g_notes.to_begin.store(0), g_notes.to_end.store(0);
     state.mutators.fetch_sub(1, std::memory_order_seq_cst);
-    // Without anything held: it takes locks of the map's owner.
-    UnmappedHook hook = g_hook.load();
-    for (unsigned i = 0; hook != nullptr && i < runs.count; ++i)
-      hook(note.region->address_of(PageIndex(runs.runs[i].first)), (runs.runs[i].end - runs.runs[i].first) << state.page_shift, runs.runs[i].taken);
-    g_notes.tables.fetch_sub(1, std::memory_order_release);
   }
+  // Never waited for: who has the maps may wait for us to settle what comes next (a fork does).
+  if (g_notes.tables.load(std::memory_order_acquire) == 0) return true;
+  const UnmappedOwner* owner = g_owner.load();
+  if (owner != nullptr && !owner->try_enter()) return false;
+  pager_tell_unmaps();
+  if (owner != nullptr) owner->leave();
+  return true;
 }
 
 void unmaps_forget(const Region* region) {
   auto& state = pager_state();
   sys::Locked<sys::Mutex> hold(g_notes.settling);
   sys::Locked<sys::SpinLock> queue(g_notes.lock);
-  unsigned kept = 0;
-  for (unsigned i = 0; i < g_notes.count; ++i) {
-    const Note note = g_notes.queue[(g_notes.head + i) % kNotesMax];
+  uint64_t kept = g_notes.told, settled = 0;
+  const uint64_t all_settled = g_notes.settled;
+  for (uint64_t i = g_notes.told; i < g_notes.end; ++i) {
+    const Note note = note_at(i);
     if (note.region != region) {
-      g_notes.queue[(g_notes.head + kept++) % kNotesMax] = note;
+      settled += i < all_settled;
+      note_at(kept++) = note;
       continue;
     }
-    g_notes.words.fetch_sub(1);
     g_notes.tables.fetch_sub(1);
+    if (i < all_settled) continue;
+    g_notes.words.fetch_sub(1);
     state.mutators.fetch_sub(1);
   }
-  g_notes.count = kept;
+  g_notes.settled = g_notes.told + settled;
+  g_notes.end = kept;
 }
 
 // Notes that came while the fork was under way hold in the child as well: its housekeeping thread settles them.
 void unmaps_enter_child() {
   g_notes.lock.unlock();
   g_notes.settling.reset_in_child();
-  g_notes.words.store(g_notes.count);
-  g_notes.tables.store(g_notes.count);
-  pager_state().mutators.store(g_notes.count);
+  const auto words = static_cast<uint32_t>(g_notes.end - g_notes.settled);
+  g_notes.in_hand = false;
+  g_notes.words.store(words);
+  g_notes.tables.store(static_cast<uint32_t>(g_notes.end - g_notes.told));
+  pager_state().mutators.store(words);
 }
 
 }  // namespace lunar

@@ -27,8 +27,8 @@ void moved_note(uint64_t from, uint64_t to, uint64_t bytes);
 
 // By the evictor, before it drops pages.
 [[nodiscard]] bool unmaps_pending();
-// By the housekeeping thread.
-void unmaps_settle(PagerState& state);
+// By the housekeeping thread. False: the maps' owner is busy and could not be told; try again soon.
+[[nodiscard]] bool unmaps_settle(PagerState& state);
 // The region's tables go away: nothing noted of it is left, or under way, when this returns. By program threads.
 void unmaps_forget(const Region* region);
 void unmaps_enter_child();

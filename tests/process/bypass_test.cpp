@@ -322,6 +322,86 @@ int raw_munmap_among_faults() {
   return 0;
 }
 
+// Forks, whose children must find their memory, beside threads that unmap piece after piece: neither may wait for the other for good.
+void* unmapping(void* stop) {
+  constexpr size_t kPiece = kMiB / 16;
+  while (!__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED)) {
+    char* q = map_private(kMiB);
+    CHECK(all_zero(q, kMiB));
+    fill(q, kMiB, 3);
+    for (size_t at = 0; at < kMiB; at += 2 * kPiece) CHECK(syscall(SYS_munmap, q + at, kPiece) == 0);
+    for (size_t at = kPiece; at < kMiB; at += 2 * kPiece) CHECK(syscall(SYS_munmap, q + at, kPiece) == 0);
+  }
+  return nullptr;
+}
+
+int raw_munmap_among_forks() {
+  char* p = filled_map();
+  pthread_t threads[3];
+  bool stop = false;
+  for (pthread_t& thread : threads) CHECK(pthread_create(&thread, nullptr, unmapping, &stop) == 0);
+  for (int round = 0; round < 12; ++round) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      char* q = map_private(kMiB);
+      _exit(all_zero(q, kMiB) && holds(p, kHeap / 8, 7) ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  }
+  __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+  for (pthread_t thread : threads) CHECK(pthread_join(thread, nullptr) == 0);
+  CHECK(holds(p, kHeap, 7));
+  return 0;
+}
+
+// More ranges than anybody takes note of at once, while another thread keeps the table of maps busy.
+void* moving(void* stop) {
+  char* p = filled_map();
+  while (!__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED)) {
+    auto* q = static_cast<char*>(mremap(p, kHeap, kHeap, MREMAP_MAYMOVE | 4 /* MREMAP_DONTUNMAP */));
+    CHECK(q != MAP_FAILED && munmap(p, kHeap) == 0);
+    p = q;
+  }
+  CHECK(holds(p, kHeap, 7));
+  return nullptr;
+}
+
+int raw_munmap_many() {
+  char* p = map_private(kHeap);
+  bool stop = false;
+  pthread_t mover;
+  CHECK(pthread_create(&mover, nullptr, moving, &stop) == 0);
+  usleep(300000);
+  for (size_t at = 0; at < kHeap; at += 2 * 4096) CHECK(syscall(SYS_munmap, p + at, 4096) == 0);
+  __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+  CHECK(pthread_join(mover, nullptr) == 0);
+  char* q = filled_map();
+  CHECK(holds(q, kHeap, 7));
+  return 0;
+}
+
+// Guard pages that nobody was told of: as on plain memory, also when what is around them is evicted.
+int raw_guards() {
+  constexpr int kInstall = 102;
+  char* p = filled_map();
+  char* hot = p + kHeap - kMiB;
+  fill(hot, kMiB, 8);
+  if (syscall(SYS_madvise, hot + 4096, 2 * 4096, kInstall) != 0) {   // before 6.13
+    printf("skip: guard-pages: this kernel has none\n");
+    return 0;
+  }
+  char* q = filled_map();
+  CHECK(holds(q, kHeap, 7) && holds(hot, 4096, 8) && holds(hot + 3 * 4096, kMiB - 3 * 4096, 8, 3 * 4096 / sizeof(long)));
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) _exit(hot[4096]);
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+  return 0;
+}
+
 // What a raw MADV_DONTNEED drops of resident pages reads as zeros; a raw mprotect and a raw mlock change no content.
 int raw_advice() {
   char* p = map_private(4 * kMiB);
@@ -368,6 +448,9 @@ constexpr Case kCases[] = {
     {"raw-map-over", raw_map_over, Ends::kWell, Errors::kPipe, ""},
     {"raw-mremap", raw_mremap, Ends::kWell, Errors::kPipe, "moved by a raw mremap"},
     {"raw-munmap-among-faults", raw_munmap_among_faults, Ends::kWell, Errors::kPipe, ""},
+    {"raw-munmap-among-forks", raw_munmap_among_forks, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
+    {"raw-munmap-many", raw_munmap_many, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
+    {"raw-guards", raw_guards, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-advice", raw_advice, Ends::kWell, Errors::kPipe, ""},
     {"sparse-touches", sparse_touches, Ends::kWell, Errors::kPipe, "", "LUNAR_ARM_AT=1m"},
     {"idle", idle, Ends::kWell, Errors::kPipe, ""},
