@@ -133,6 +133,7 @@ void charge_child(PagerState& state) {
   state.gate_closing.store(true, std::memory_order_seq_cst);
   for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
   gate_close(state);
+  kept_pages_open(state);
 }
 
 void prepare() {

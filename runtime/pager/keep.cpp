@@ -4,13 +4,21 @@
 // pthread_join would wait for ever.
 //
 // Idea: the thread has its pages kept itself, by the pin bit of the page word. Who has it done later looks for threads that are gone.
+// Write faults are refused as well: kept pages stay outside the copy-on-write gate (cow_gate.h).
 // Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end the thread.
+#include <errno.h>
+#include <sys/mman.h>
+
 #include <atomic>
 
 #include "base/log.h"
 #include "pager/pager.h"
 #include "pager/state.h"
 #include "sys/proc.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace lunar {
 namespace {
@@ -20,6 +28,7 @@ constexpr unsigned kKeptMax = 1024, kLooksAtOnce = 16;
 struct Kept {
   int thread_id = 0;         // 0: free
   const void* page = nullptr;
+  bool pinned = false;       // by this: the pin goes with the last entry of the page
 };
 struct KeptPages {
   sys::SpinLock lock;
@@ -29,10 +38,19 @@ struct KeptPages {
 };
 constinit KeptPages g_kept;
 
-void let_go(const void* page) {
-  Region* region = region_find(page);
+// pre: the lock.
+void let_go(Kept& gone) {
+  const Kept was = gone;
+  gone = {};
+  if (!was.pinned) return;
+  for (Kept& other : g_kept.entries) {
+    if (other.thread_id == 0 || other.page != was.page) continue;
+    other.pinned = true;
+    return;
+  }
+  Region* region = region_find(was.page);
   if (region == nullptr) return;
-  pager_state().pinned_pages.fetch_sub(page_clear_pinned(region->words[region->page_of(page).value]));
+  pager_state().pinned_pages.fetch_sub(page_clear_pinned(region->words[region->page_of(was.page).value]));
 }
 
 // Some of the entries, the next ones at the next call. pre: the lock.
@@ -40,10 +58,7 @@ Kept* look_for_gone(unsigned looks) {
   Kept* free = nullptr;
   for (unsigned i = 0; i < looks; ++i) {
     Kept& entry = g_kept.entries[g_kept.next_look++ % kKeptMax];
-    if (entry.thread_id != 0 && !sys::thread_lives(entry.thread_id)) {
-      let_go(entry.page);
-      entry = {};
-    }
+    if (entry.thread_id != 0 && !sys::thread_lives(entry.thread_id)) let_go(entry);
     if (entry.thread_id == 0 && free == nullptr) free = &entry;
   }
   return free;
@@ -65,22 +80,48 @@ bool pin_and_touch(Region& region, PageIndex page) {
 
 }  // namespace
 
+namespace {
+
+void add(const void* page, bool ours) {
+  sys::Locked<sys::SpinLock> hold(g_kept.lock);
+  Kept* entry = look_for_gone(kLooksAtOnce);
+  if (entry == nullptr) entry = look_for_gone(kKeptMax);
+  if (entry != nullptr) {
+    *entry = {sys::thread_id(), page, ours};
+  } else if (!g_kept.full_said) {
+    g_kept.full_said = true;
+    log_warning("more than %u threads have their stacks in tiered memory; the ends of these stacks stay in DRAM", kKeptMax);
+  }
+}
+
+}  // namespace
+
 void pager_keep_for_thread(const void* address, size_t bytes) {
   Region* region = region_find(address);
   if (region == nullptr || bytes == 0) return;
   sys::SignalsHeld signals;
   const uint64_t first = region->page_of(address).value;
   for (uint64_t p = first; p < region->pages && region->address_of(PageIndex(p)) < static_cast<const char*>(address) + bytes; ++p) {
-    if (p >= region->table_pages.load() || !pin_and_touch(*region, PageIndex(p))) continue;
+    if (p >= region->table_pages.load()) continue;
+    void* page = region->address_of(PageIndex(p));
+    add(page, pin_and_touch(*region, PageIndex(p)));
+    // In the list first: a fork from now on leaves it open. (What is read-only the kernel will not write to.)
+    if (pager_state().gate_used.load(std::memory_order_acquire)) (void)sys::advise(page, pager_state().page_size, MADV_POPULATE_WRITE);
+  }
+}
+
+// Counted as copied: there is no asking for room later.
+void kept_pages_open(PagerState& state) {
+  const void* pages[kKeptMax];
+  unsigned count = 0;
+  {
     sys::Locked<sys::SpinLock> hold(g_kept.lock);
-    Kept* entry = look_for_gone(kLooksAtOnce);
-    if (entry == nullptr) entry = look_for_gone(kKeptMax);
-    if (entry != nullptr) {
-      *entry = {sys::thread_id(), region->address_of(PageIndex(p))};
-    } else if (!g_kept.full_said) {
-      g_kept.full_said = true;
-      log_warning("more than %u threads have their stacks in tiered memory; the ends of these stacks stay in DRAM", kKeptMax);
-    }
+    for (const Kept& entry : g_kept.entries)
+      if (entry.thread_id != 0) pages[count++] = entry.page;   // twice at times: the program pins pages too, so all count
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    while (sys::uffd_protect(state.uffd, const_cast<void*>(pages[i]), state.page_size, false) == -EAGAIN) sys::yield_cpu();
+    state.account.unshare_always(1);
   }
 }
 

@@ -129,6 +129,7 @@ uint64_t deferred_slot_count();
 [[nodiscard]] int deferred_slots_prepare();  // before a fork
 void deferred_slots_forget();               // in the child
 void kept_pages_enter_child();              // keep.cpp
+void kept_pages_open(PagerState& state);    // a fork, when it has closed the copy-on-write gate
 
 // lun_ids.cpp: a number for the LUN of a child to come. Frees one if none is free, by taking the pages of the LUN that has the fewest
 // into DRAM: before a fork, while there is eviction. -EAGAIN: none can be had.

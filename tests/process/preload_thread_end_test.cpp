@@ -88,6 +88,36 @@ void one_round(bool own_stacks) {
   }
 }
 
+// A fork has left the mutex' page shared with the child, and there is no room to copy all that is shared: the kernel must be able to write
+// there all the same when the owner ends.
+void behind_the_gate(char* cold, size_t cold_bytes) {
+  g_holding.store(0);
+  g_go.store(false);
+  pthread_t thread;
+  CHECK(pthread_create(&thread, nullptr, hold_and_end, &g_cells[0]) == 0);
+  while (g_holding.load() != 1) usleep(100);
+  for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);   // what is shared fills the budget
+  for (pthread_mutex_t* there : {&g_cells[0].second, &g_cells[kThreads].mutex}) CHECK(pthread_mutex_lock(there) == 0 && pthread_mutex_unlock(there) == 0);
+  int until[2];
+  CHECK(pipe(until) == 0);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    close(until[1]);
+    char end;
+    (void)!read(until[0], &end, 1);
+    _exit(0);
+  }
+  g_go.store(true);
+  const timespec limit = soon();
+  CHECK(pthread_timedjoin_np(thread, nullptr, &limit) == 0);
+  expect_owner_dead(&g_cells[0].mutex);
+  expect_owner_dead(&g_cells[kThreads].second);
+  close(until[0]);
+  close(until[1]);
+  CHECK(waitpid(child, nullptr, 0) == child);
+}
+
 int body() {
   alarm(200);
   const size_t cells = 2 * kThreads * sizeof(Cell), filler = 48 << 20;
@@ -110,6 +140,8 @@ int body() {
   for (unsigned round = 0; round < kRounds; ++round) one_round(round % 2 == 1);
   g_stop.store(true);
   evictor.join();
+  CHECK(holds(cold, filler, 1));
+  for (unsigned round = 0; round < 4; ++round) behind_the_gate(cold, filler);
   CHECK(holds(cold, filler, 1));
   return 0;
 }
