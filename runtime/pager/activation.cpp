@@ -14,6 +14,7 @@
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/pager.h"
+#include "pager/seize.h"
 #include "sys/file.h"
 #include "sys/proc.h"
 
@@ -219,11 +220,20 @@ void split_huge(PagerState& state, Region& region, uint64_t chunk) {
   // copy-on-write gate there is no room for copies; such pages count as shared when they are dropped, and this is tried again.
   const bool gated = state.gate_used.load(std::memory_order_acquire);
   if (!gated) region.chunk_large[chunk].store(0, std::memory_order_relaxed);
+  // In our hands meanwhile: a page that its owner discards between a look and the call would be put there by it, unknown to the page table.
   for (uint64_t p = first; !gated && p < end;) {
+    PageWord was[kChunkPages];
     uint64_t from = p;
-    while (p < end && region.words[p].load(std::memory_order_acquire).settled() == PageState::kResident) ++p;
-    if (p > from) (void)sys::advise(region.address_of(PageIndex(from)), (p - from) << state.page_shift, MADV_POPULATE_WRITE);
-    else ++p;
+    for (; p < end; ++p) {
+      was[p - from] = region.words[p].load(std::memory_order_acquire);
+      if (was[p - from].state() != PageState::kResident || !page_lock(region.words[p], was[p - from])) break;
+    }
+    if (p == from) {
+      ++p;
+      continue;
+    }
+    (void)sys::advise(region.address_of(PageIndex(from)), (p - from) << state.page_shift, MADV_POPULATE_WRITE);
+    for (uint64_t done = from; done < p; ++done) put_back(region, done, was[done - from]);
   }
   // Advice for a part of a huge page splits it: to its end but for one page.
   (void)sys::advise(region.address_of(PageIndex(first)), (end - first - 1) << state.page_shift, MADV_COLD);

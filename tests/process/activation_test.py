@@ -176,6 +176,12 @@ def storm():
         fail("no run was activated")
 
 
+def discards():
+    """Discards beside the first evictions of what was there before activation. The two meet in every tenth run or so."""
+    for _ in range(60):
+        evicted(run("24m", "discards:16"), "discards")
+
+
 def noreserve():
     """MAP_NORESERVE memory is plain too while there is room, and counted by what is there afterwards."""
     result = run("64m", "noreserve:24", "grow:8")
@@ -184,4 +190,4 @@ def noreserve():
     evicted(run("64m", "noreserve:24", "grow:8", "noreserve:60", "grow:20", "fork:4"), "MAP_NORESERVE")
 
 
-{"storm": storm, "noreserve": noreserve, "eight": eight, "rights": rights, "one-line": one_line, "huge": huge, "forks": forks, "plain": plain}[CASE]()
+{"storm": storm, "discards": discards, "noreserve": noreserve, "eight": eight, "rights": rights, "one-line": one_line, "huge": huge, "forks": forks, "plain": plain}[CASE]()

@@ -11,6 +11,7 @@
 //   fork:MIB     a child grows by so many MiB, overwrites half of what it inherited and checks all; its parent goes on meanwhile
 //   huge         fails unless AnonHugePages of this process is above 0
 //   stray        a second thread goes on, the first ends (pthread_exit)
+//   discards:MIB two threads discard pages here and there of so many MiB and use them again, while as much again and a half is grown
 //   again:N      tries N further mallocs of 256 KiB that are expected to fail
 #include <errno.h>
 #include <fcntl.h>
@@ -31,6 +32,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -184,6 +187,39 @@ int g_argc;
 char** g_argv;
 int g_at = 1;
 
+constexpr size_t kDiscarded = 8 * kPage;   // at once
+
+// What was discarded reads as zeros, whatever becomes of the rest of its huge page's place.
+void discard_until(std::atomic<bool>& stop, unsigned char* base, size_t bytes, unsigned seed) {
+  const unsigned which = seed;
+  while (!stop.load()) {
+    unsigned char* at = base + ((rand_r(&seed) % (bytes >> 21) * 2 + which) << 20);   // each thread has every second MiB
+    at += rand_r(&seed) % ((1 << 20) / kDiscarded) * kDiscarded;
+    if (madvise(at, kDiscarded, MADV_DONTNEED) != 0) fail("madvise");
+    for (size_t page = 0; page < kDiscarded; page += kPage) {
+      if (at[page] != 0) fail("a discarded page came back");
+      at[page] = 1;
+    }
+  }
+}
+
+void discards(size_t bytes) {
+  auto* base = static_cast<unsigned char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  if (base == MAP_FAILED) fail("mmap");
+  memset(base, 1, bytes);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 2; ++i) threads.emplace_back([=, &stop] { discard_until(stop, base, bytes, i); });
+  usleep(2000);
+  const size_t more = bytes + bytes / 2;
+  auto* other = static_cast<unsigned char*>(mmap(nullptr, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  if (other == MAP_FAILED) fail("mmap");
+  for (int round = 0; round < 2; ++round)
+    for (size_t at = 0; at < more; at += kPage) other[at] = 1;
+  stop.store(true);
+  for (std::thread& thread : threads) thread.join();
+}
+
 void steps() {
   for (; g_at < g_argc; ++g_at) {
     const char* step = g_argv[g_at];
@@ -202,6 +238,7 @@ void steps() {
     else if (is("seccomp")) install_filter();
     else if (is("fork")) fork_and_grow(number);
     else if (is("huge")) require_huge();
+    else if (is("discards")) discards(number << 20);
     else if (is("again")) again(number);
     else fail(step);
     if (!is("stray")) check_all(step);
