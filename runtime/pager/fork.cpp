@@ -144,6 +144,7 @@ void prepare() {
   if (!pager_armed()) {
     state.arm_lock.lock();
     if (!pager_armed()) {   // arm_lock is held until parent/child: nobody arms meanwhile
+      state.regions.lock.lock();
       // Handlers of fork cannot refuse, pager_fork_check has: beyond the cap this is on paper, as with a process that is active.
       g_fork.member = state.account.reserve_plain_child(state.account.cap_pages(), &g_fork.ticket);
       if (g_fork.member == -ENOMEM) g_fork.member = state.account.reserve_plain_child(INT64_MAX / 4, &g_fork.ticket);
@@ -182,7 +183,6 @@ void prepare() {
 }
 
 void release_parent(PagerState& state) {
-  set_inheritable(state, false);
   state.gate_closing.store(false);
   state.lun_open_lock.unlock();
   state.regions.lock.unlock();
@@ -195,11 +195,13 @@ void parent() {
   auto& state = pager_state();
   if (g_fork.engaged) {
     counters().forks.add();
+    set_inheritable(state, false);   // before the count: a fork past us would share what is marked with the new one
     state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);   // what was installed up to now may be shared with the child
     fork_descriptors_parent(g_fork.descriptors);
     release_parent(state);
     keeper_wake(kKeeperSweep);   // it waits for this child's end, too, from now on
   } else {
+    state.regions.lock.unlock();
     state.arm_lock.unlock();
   }
   state.fork_lock.unlock();
@@ -313,7 +315,12 @@ void child() {
     state.member_pid.store(getpid());
     state.activation_failed.store(false);
     state.next_activation_ns.store(0);
+    // What other threads of the parent's were in the midst of.
+    kept_pages_enter_child();
+    state.mutators.store(0);
+    for (uint32_t i = 0; i < state.regions.count.load(); ++i) state.regions.sorted[i].load()->grow_lock.reset_in_child();
     standby_open(state, true);
+    state.regions.lock.unlock();
     state.arm_lock.unlock();
     state.fork_lock.unlock();
     sys::let_signals();
