@@ -4,6 +4,7 @@
 #include "pager/fork.h"
 
 #include <errno.h>
+#include <langinfo.h>
 #include <locale.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -61,9 +62,11 @@ void set_inheritable(PagerState& state, bool yes) {
 }
 
 // What libc touches before there is a handler in the child: every open FILE and its lock (fork itself), the tables of the locale
-// (a new thread, so our handlers themselves). Both may lie on the program's heap.
+// (a new thread when it begins, so our handlers themselves). Both may lie on the program's heap.
 void touch_files() {
-  (void)uselocale(uselocale(LC_GLOBAL_LOCALE));
+  const locale_t own = uselocale(LC_GLOBAL_LOCALE);
+  for (const nl_item item : {_NL_CTYPE_CLASS, _NL_CTYPE_TOUPPER, _NL_CTYPE_TOLOWER}) (void)nl_langinfo(item);   // __ctype_init
+  (void)uselocale(own);
   if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr || _IO_iter_file == nullptr) return;
   for (void* at = _IO_iter_begin(); at != _IO_iter_end(); at = _IO_iter_next(at)) {
     volatile char* file = reinterpret_cast<volatile char*>(_IO_iter_file(at));

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Children made past fork(): by _Fork, clone, and syscall with each number that forks, each with evicted memory that it must see as it
 // was; and one that shares its parent's memory (clone with CLONE_VM) and makes the heap grow, which must not take the parent with it.
+#include <ctype.h>
+#include <locale.h>
 #include <sched.h>
 #include <stdint.h>
 #include <signal.h>
@@ -96,6 +98,27 @@ void a_child_that_shares_memory_may_end() {
   CHECK(holds(g_memory, kBytes, 1));
 }
 
+// libc's tables of the locale lie on the heap, and every thread reads them when it begins: those too that will serve the child's faults.
+void the_locale_is_evicted() {
+  if (setlocale(LC_CTYPE, "C.UTF-8") == nullptr) {
+    printf("no locale but C here: not tried\n");
+    return;
+  }
+  locale_t copy = duplocale(LC_GLOBAL_LOCALE);
+  CHECK(copy != nullptr && tiered(copy->__locales[LC_CTYPE]));
+  for (int round = 0; round < 3; ++round) {
+    CHECK(lunar_evict(copy->__locales[LC_CTYPE], 4096) >= 0);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) _exit(toupper('a') == 'A' && holds(g_memory, kBytes, 4) ? 7 : 1);
+    int status = 0, ended = 0;
+    for (int look = 0; look < 300 && (ended = waitpid(pid, &status, WNOHANG)) == 0; ++look) usleep(100000);
+    if (ended == 0) kill(pid, SIGKILL);
+    CHECK(ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  }
+  freelocale(copy);
+}
+
 int body() {
   // Not tiered: a child begins on it before it is served.
   g_stack = static_cast<char*>(mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0));
@@ -103,6 +126,7 @@ int body() {
   a_child_that_shares_memory_may_end();
   alarm(200);
   children_have_their_memory();
+  the_locale_is_evicted();
   return 0;
 }
 
