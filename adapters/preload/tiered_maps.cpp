@@ -109,7 +109,8 @@ int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, 
   }
   if (!committed) return commit_piece(area, begin, end, prot);
   int rc = pager_discard(begin, bytes, Discard::kMapping);
-  if (rc == 0) rc = old->key != 0 ? sys::protect_without_key(begin, bytes, prot) : old->prot != prot ? sys::protect(begin, bytes, prot) : 0;
+  // Whatever the table says: a raw mprotect may have changed it.
+  if (rc == 0) rc = old->key != 0 ? sys::protect_without_key(begin, bytes, prot) : sys::protect(begin, bytes, prot);
   if (rc == 0) g_table.set(begin, end, tiered(prot, true));
   return rc;
 }

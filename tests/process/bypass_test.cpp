@@ -411,6 +411,8 @@ int raw_advice() {
   CHECK(syscall(SYS_mprotect, p + kMiB, kMiB, PROT_READ) == 0 && syscall(SYS_mlock, p + 2 * kMiB, kMiB) == 0);
   char* q = filled_map();
   CHECK(holds(q, kHeap, 7) && holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
+  CHECK(mmap(p + kMiB, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + kMiB && all_zero(p + kMiB, kMiB));
+  p[kMiB] = 1;   // a map of its own may be written
   return 0;
 }
 
