@@ -116,8 +116,9 @@ void let_go_all(Region& region, uint64_t first, uint64_t end, PageState next) {
   }
 }
 
-// Takes the place back, as far as nobody else has it: by halves.
-void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+// Takes the place back, as far as nobody else has it: by halves. pre: its pages are let go. (A read that was under way would find memory to put
+// its page into else, old content for whoever has the place next.)
+void take_place(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   char* begin = region.address_of(PageIndex(first));
   const size_t bytes = (end - first) << state.page_shift;
   void* at = nullptr;
@@ -128,8 +129,8 @@ void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t
   }
   if (rc == -EEXIST && end - first > 1) {
     const uint64_t middle = first + (end - first) / 2;
-    settle_unmapped(state, region, first, middle);
-    settle_unmapped(state, region, middle, end);
+    take_place(state, region, first, middle);
+    take_place(state, region, middle, end);
     return;
   }
   bool ours = rc == 0;
@@ -139,8 +140,14 @@ void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t
     (void)sys::advise(begin, bytes, MADV_DONTFORK);
     ours = sys::uffd_register(state.uffd, begin, bytes, state.features.write_protect) == 0;
   }
-  if (!ours) table_reach(region, first, end);   // the words tell what the maps' owner will be told
-  let_go_all(region, first, end, ours ? PageState::kEmpty : PageState::kGone);
+  if (ours) return;
+  table_reach(region, first, end);   // the words tell what the maps' owner will be told
+  let_go_all(region, first, end, PageState::kGone);
+}
+
+void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+  let_go_all(region, first, end, PageState::kEmpty);
+  take_place(state, region, first, end);
 }
 
 // Content of an evicted page, verified. False: lost.

@@ -322,6 +322,35 @@ int raw_munmap_among_faults() {
   return 0;
 }
 
+// Pages that are being read ahead when their map goes have no place in the next one.
+char* g_wanted = nullptr;
+
+void* fetching(void* stop) {
+  while (!__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED))
+    if (char* q = __atomic_load_n(&g_wanted, __ATOMIC_ACQUIRE)) (void)madvise(q, 2 * kMiB, MADV_WILLNEED);   // it may be gone
+  return nullptr;
+}
+
+int raw_munmap_among_reads() {
+  char* other = filled_map();
+  pthread_t thread;
+  bool stop = false;
+  CHECK(pthread_create(&thread, nullptr, fetching, &stop) == 0);
+  for (unsigned round = 0; round < 300; ++round) {
+    char* q = map_private(2 * kMiB);
+    CHECK(all_zero(q, 2 * kMiB));
+    fill(q, 2 * kMiB, 3);
+    CHECK(madvise(q, 2 * kMiB, MADV_PAGEOUT) == 0);
+    __atomic_store_n(&g_wanted, q, __ATOMIC_RELEASE);
+    usleep(round % 8 * 200);
+    CHECK(syscall(SYS_munmap, q, 2 * kMiB) == 0);
+    __atomic_store_n(&g_wanted, nullptr, __ATOMIC_RELEASE);
+  }
+  __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+  CHECK(pthread_join(thread, nullptr) == 0 && holds(other, kHeap, 7));
+  return 0;
+}
+
 // Forks, whose children must find their memory, beside threads that unmap piece after piece: neither may wait for the other for good.
 void* unmapping(void* stop) {
   constexpr size_t kPiece = kMiB / 16;
@@ -450,6 +479,7 @@ constexpr Case kCases[] = {
     {"raw-map-over", raw_map_over, Ends::kWell, Errors::kPipe, ""},
     {"raw-mremap", raw_mremap, Ends::kWell, Errors::kPipe, "moved by a raw mremap"},
     {"raw-munmap-among-faults", raw_munmap_among_faults, Ends::kWell, Errors::kPipe, ""},
+    {"raw-munmap-among-reads", raw_munmap_among_reads, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-munmap-among-forks", raw_munmap_among_forks, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-munmap-many", raw_munmap_many, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-guards", raw_guards, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
