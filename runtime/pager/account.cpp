@@ -15,17 +15,31 @@
 namespace lunar {
 namespace {
 
-// A process as /proc shows it. One whose first thread alone has ended looks like a zombie, with threads.
-enum class Process { kGone, kFirstThreadGone, kThere };
+// A process as /proc shows it. kEnding: its first thread is on its way out, which it may be alone. kFirstThreadGone: that thread has ended, and
+// others are there still. kGone: its memory is gone, too.
+enum class Process { kGone, kEnding, kFirstThreadGone, kThere };
 
 Process look_at(int pid) {
+  constexpr uint64_t kExiting = 4, kKilled = 1u << 8;   // PF_EXITING; SIGKILL is pending: another thread has ended the process
   char path[32], text[512];
   format_to(path, sizeof path, "/proc/%d/stat", pid);
   if (sys::read_text(path, text, sizeof text) < 0) return Process::kGone;
   const char* p = strrchr(text, ')');
-  if (p == nullptr || p[1] != ' ' || (p[2] != 'Z' && p[2] != 'X')) return Process::kThere;
-  for (int field = 2; field < 20 && p != nullptr; ++field) p = strchr(p + 1, ' ');   // num_threads
-  return p == nullptr || (p[1] == '1' && p[2] == ' ') || p[1] == '0' ? Process::kGone : Process::kFirstThreadGone;
+  if (p == nullptr || p[1] != ' ') return Process::kThere;
+  const char state = p[2];
+  uint64_t flags = 0, threads = 0, signals = 0;   // fields 9, 20 and 31
+  for (int field = 3; field <= 31 && p != nullptr; ++field) {
+    p = strchr(p + 1, ' ');
+    uint64_t* out = field == 9 ? &flags : field == 20 ? &threads : field == 31 ? &signals : nullptr;
+    for (const char* digit = p; p != nullptr && out != nullptr && *++digit >= '0' && *digit <= '9';) *out = *out * 10 + static_cast<uint64_t>(*digit - '0');
+  }
+  if (state == 'Z' || state == 'X') return threads <= 1 ? Process::kGone : Process::kFirstThreadGone;
+  return (flags & kExiting) != 0 || (signals & kKilled) != 0 ? Process::kEnding : Process::kThere;
+}
+
+// Whether no thread that lives holds it. (The owner's id in the futex word; the kernel clears it when the owner ends.)
+bool no_owner(const pthread_mutex_t& mutex) {
+  return (reinterpret_cast<const std::atomic<uint32_t>*>(&mutex.__data.__lock)->load(std::memory_order_acquire) & 0x3fffffffu) == 0;
 }
 
 void make_robust_mutex(pthread_mutex_t* mutex) {
@@ -38,6 +52,8 @@ void make_robust_mutex(pthread_mutex_t* mutex) {
 }
 
 constexpr uint64_t kAdoptWithinNs = 30000000000;
+constexpr uint64_t kReplacedNs = 50000000;    // for the memory of a program that has called exec to be freed, where its successor does not join
+constexpr uint64_t kSettleNs = 100000000;     // that somebody who is short waits for a member that is ending
 constexpr uint64_t kMagic = 0x32544e43434e4c55ull;   // "ULNCCNT2"
 
 }  // namespace
@@ -88,6 +104,7 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       m.pages.store(0);
       m.fixed.store(0);
       m.lun_bytes.store(0);
+      m.replaced_ns.store(0);
       m.weight.store(weight);
       m.parent.store(parent_plus_one);
       m.fork_epoch.store(fork_epoch);
@@ -99,8 +116,7 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       return static_cast<int>(i);
     }
     unlock();
-    uint32_t ignored;
-    sweep(&ignored);
+    sweep_settled();
   }
   return -EAGAIN;
 }
@@ -147,8 +163,7 @@ bool Account::take_plain(int64_t pages, int64_t limit) {
       return true;
     }
     shared_->used_pages.add(-pages);
-    uint32_t ignored;
-    if (attempt == 0) sweep(&ignored);
+    if (attempt == 0) sweep_settled();
   }
   return false;
 }
@@ -323,24 +338,29 @@ void Account::lun_give(int64_t bytes) {
   shared_->lun_used_bytes.add(-bytes);
 }
 
-// pre: the account's lock is held.
-bool Account::is_dead(AccountMember& m) {
-  if (m.state.load(std::memory_order_acquire) == 1) {
-    const int pid = m.pid.load();
-    if (pid == 0 ? sys::now_ns() - m.created_ns.load() <= kAdoptWithinNs : look_at(pid) != Process::kGone) return false;
-    return pthread_mutex_trylock(&m.alive) != EBUSY;   // its housekeeper has just come to hold it
+// pre: the account's lock is held. Dead: its memory is gone. The kernel lets go of mutexes before it frees memory, in a process that ends and in
+// one that begins another program.
+Account::Life Account::life_of(AccountMember& m) {
+  const int pid = m.pid.load();
+  const uint32_t state = m.state.load(std::memory_order_acquire);
+  if (state == kMemberJoining)
+    return (pid == 0 ? sys::now_ns() - m.created_ns.load() <= kAdoptWithinNs : look_at(pid) != Process::kGone) ? Life::kAlive : Life::kDead;
+  if (!no_owner(state == kMemberPlain ? m.starter : m.alive)) return Life::kAlive;
+  switch (look_at(pid)) {
+    case Process::kGone: return Life::kDead;
+    case Process::kEnding: return Life::kEnding;
+    case Process::kFirstThreadGone: return state == kMemberPlain ? Life::kAlive : Life::kEnding;   // a plain one has left other threads behind
+    case Process::kThere: break;
   }
-  if (m.state.load(std::memory_order_acquire) == kMemberPlain) {
-    // Its first thread is gone: and its process with it, or its program by exec, unless it has left other threads behind.
-    const int owner = pthread_mutex_trylock(&m.starter);
-    if (owner == EOWNERDEAD) pthread_mutex_consistent(&m.starter);
-    if (owner == 0 || owner == EOWNERDEAD) pthread_mutex_unlock(&m.starter);
-    else if (owner != ENOTRECOVERABLE) return false;
-    return look_at(m.pid.load()) != Process::kFirstThreadGone && pthread_mutex_trylock(&m.alive) != EBUSY;
+  // Another program is in its place. Its old memory is gone when that one has joined, or by the time that freeing takes.
+  const uint32_t high = shared_->member_high.load();
+  for (unsigned i = 0; i < high; ++i) {
+    const AccountMember& one = shared_->members[i];
+    if (one.state.load(std::memory_order_acquire) != kMemberFree && one.pid.load() == pid && one.created_ns.load() > m.created_ns.load()) return Life::kDead;
   }
-  const int rc = pthread_mutex_trylock(&m.alive);
-  if (rc == 0) pthread_mutex_unlock(&m.alive);   // cannot be: its owner never unlocks
-  return rc == EOWNERDEAD;
+  const uint64_t now = sys::now_ns();
+  if (m.replaced_ns.load() == 0) m.replaced_ns.store(now);
+  return now - m.replaced_ns.load() < kReplacedNs ? Life::kEnding : Life::kDead;
 }
 
 // The children of a dead member read what it could read: its parent, if it has one, keeps that for them now. The epoch first: it
@@ -393,13 +413,18 @@ void Account::bury(unsigned index) {
   shared_->burial.store(0, std::memory_order_release);
 }
 
-void Account::sweep(uint32_t* oldest_child) {
+bool Account::sweep(uint32_t* oldest_child) {
   *oldest_child = 0;
+  bool settled = true;
   lock();
   uint32_t high = shared_->member_high.load();
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& m = shared_->members[i];
-    if (m.state.load(std::memory_order_acquire) != 0 && i != member_ && is_dead(m)) bury(i);
+    if (i == member_ || m.state.load(std::memory_order_acquire) == kMemberFree) continue;
+    const Life life = life_of(m);
+    if (life == Life::kEnding) settled = false;
+    // Not if its housekeeper has just come to hold it.
+    else if (life == Life::kDead && pthread_mutex_trylock(&m.alive) != EBUSY) bury(i);
   }
   // When all burials are done: they hand children up.
   for (unsigned i = 0; i < high; ++i) {
@@ -409,6 +434,13 @@ void Account::sweep(uint32_t* oldest_child) {
     if (*oldest_child == 0 || epoch < *oldest_child) *oldest_child = epoch;
   }
   unlock();
+  return settled;
+}
+
+void Account::sweep_settled() {
+  uint32_t ignored;
+  const uint64_t end = sys::now_ns() + kSettleNs;
+  while (!sweep(&ignored) && sys::now_ns() < end) sys::sleep_ns(1000000);
 }
 
 bool Account::child_lives(uint32_t fork_epoch) const {

@@ -9,10 +9,10 @@
 // A page that goes and may be shared still lowers `shared`, not what is free: `used - shared` is never less than what is there.
 //
 // Life of a member is proven by a robust, process-shared mutex that a thread of it holds: when the process ends or execs, the kernel
-// marks it, and any other member *buries* it: returns what it had, and hands its children up. A child of a dead member reads what
+// lets go of it, and any other member *buries* it: returns what it had, and hands its children up. A child of a dead member reads what
 // that one could read, so it becomes a child of the dead one's parent, at the dead one's fork epoch. Once the member is active a
-// service thread holds `alive`. Before, there is none: its first thread holds `starter`, and as that one may end before its process
-// (pthread_exit in main), /proc is asked as well.
+// service thread holds `alive`. Before, there is none: its first thread holds `starter`, which may end before its process (pthread_exit in
+// main). And the mutex is let go of before the memory is freed. So /proc is asked as well: a member is buried when its memory is gone.
 //
 // Plain memory. A member that is not active cannot evict: all it has committed is charged as if it were resident, and as `fixed`.
 //
@@ -71,6 +71,7 @@ struct AccountMember {
   std::atomic<uint32_t> fork_epoch;       // the parent's fork epoch that made it
   std::atomic<uint32_t> elder;            // member index + 1 of the living one that has the pieces it inherited; 0: none
   std::atomic<uint64_t> created_ns;
+  std::atomic<uint64_t> replaced_ns;      // when it was first seen that another program is in its place; 0: not yet
 };
 
 struct AccountShared {
@@ -156,8 +157,11 @@ class Account {
   int64_t lun_free() const { return shared_->lun_cap_bytes.load() - shared_->lun_used_bytes.value(); }
   int64_t lun_cap() const { return shared_->lun_cap_bytes.load(); }
 
-  // Returns what dead members held. Lowest fork epoch of a live child of ours goes to *oldest_child (0: none).
-  void sweep(uint32_t* oldest_child);
+  // Gives back what dead members held. Lowest fork epoch of a live child of ours goes to *oldest_child (0: none). False: some member is
+  // ending, and its memory may be there still.
+  bool sweep(uint32_t* oldest_child);
+  // The same by who is short: waits for members that are ending, a while.
+  void sweep_settled();
   // Whether the child reserved at that fork epoch, or a descendant that was handed up to us in its place, is still there (as of
   // the last sweep).
   bool child_lives(uint32_t fork_epoch) const;
@@ -175,7 +179,8 @@ class Account {
   void lock();
   void unlock();
   int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket);
-  bool is_dead(AccountMember& member);
+  enum class Life { kAlive, kEnding, kDead };
+  Life life_of(AccountMember& member);
   void bury(unsigned index);
   void hand_up_children(unsigned index);
   int64_t there() const;

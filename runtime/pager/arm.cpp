@@ -124,8 +124,7 @@ void keeper_thread(void*) {
 bool pager_has_room(int64_t more) {
   auto& account = pager_state().account;
   if (account.cap_pages() - account.fixed_total() - more >= kFixedRoom) return true;
-  uint32_t ignored;
-  account.sweep(&ignored);
+  account.sweep_settled();
   return account.cap_pages() - account.fixed_total() - more >= kFixedRoom;
 }
 

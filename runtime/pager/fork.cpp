@@ -300,8 +300,7 @@ int child_restart(PagerState& state, ErrorText* why) {
 bool lun_take_or_sweep(PagerState& state, uint64_t pages) {
   const auto bytes = static_cast<int64_t>(pages << state.page_shift);
   if (state.account.lun_take(bytes) == 0) return true;
-  uint32_t ignored;
-  state.account.sweep(&ignored);
+  state.account.sweep_settled();
   return state.account.lun_take(bytes) == 0;
 }
 

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int64_t kStatsPeriodNs = 1000000000;   // of the stats file
 constexpr int64_t kUnsureNs = 50000000;          // while a child is there whose end would not wake us
+constexpr int64_t kUnsettledNs = 2000000;        // while a member ends
 constexpr int64_t kSweepWaitNs = 200000000;
 constexpr int64_t kTellAgainNs = 200000;         // while the maps' owner is busy and has something to be told
 
@@ -46,33 +47,39 @@ void release_holds(PagerState& state) {
   }
 }
 
-// False: a fork is in hand, which may itself wait for this thread (unmapped.h).
-bool sweep(PagerState& state) {
+enum class Swept { kNot, kUnsettled, kSettled };
+
+// kNot: a fork is in hand, which may itself wait for this thread (unmapped.h). kUnsettled: the memory of a member that ends is being freed.
+Swept sweep(PagerState& state) {
   // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an older sweep.
-  if (state.forking.load(std::memory_order_acquire) || !state.fork_lock.try_lock()) return false;
+  if (state.forking.load(std::memory_order_acquire) || !state.fork_lock.try_lock()) return Swept::kNot;
   uint32_t oldest = 0;
-  state.account.sweep(&oldest);
+  const bool settled = state.account.sweep(&oldest);
   state.oldest_child.store(oldest, std::memory_order_release);
   release_holds(state);
   state.fork_lock.unlock();
   deferred_slots_release();
-  state.sweeps.fetch_add(1, std::memory_order_release);
-  sys::futex_wake(&state.sweeps, INT32_MAX, false);
+  if (settled) {
+    state.sweeps.fetch_add(1, std::memory_order_release);
+    sys::futex_wake(&state.sweeps, INT32_MAX, false);
+  }
   if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->kick();
-  return true;
+  return settled ? Swept::kSettled : Swept::kUnsettled;
 }
 
 // Until there is something to do, or it is time (stats file, or a child that cannot be waited for).
-void wait_for_work(PagerState& state, bool swept, bool told) {
+void wait_for_work(PagerState& state, Swept swept, bool told) {
   sys::FutexWait words[sys::kFutexWaitMax];
   bool unsure = false;
   words[0] = {&state.keeper_word, kKeeperRuns};
   unsigned n = 1 + state.account.child_words(words + 1, sys::kFutexWaitMax - 1, &unsure);
   int64_t timeout = state.options.stats_file != nullptr && state.options.stats_file[0] != 0 ? kStatsPeriodNs : -1;
-  if (unsure || !swept) timeout = kUnsureNs;
-  if (!told) timeout = kTellAgainNs;
+  int64_t again = kUnsureNs;   // where the children's words cannot be waited for
+  if (unsure || swept == Swept::kNot) timeout = kUnsureNs;
+  if (swept == Swept::kUnsettled) timeout = again = kUnsettledNs;
+  if (!told) timeout = again = kTellAgainNs;
   const int rc = sys::futex_wait_any(words, n, timeout);
-  if (rc == -ENOSYS || rc == -EPERM) (void)sys::futex_wait_any(words, 1, told ? kUnsureNs : kTellAgainNs);
+  if (rc == -ENOSYS || rc == -EPERM) (void)sys::futex_wait_any(words, 1, again);
 }
 
 [[noreturn]] void say_who_ended(PagerState& state) {
@@ -115,7 +122,7 @@ void keeper_run() {
     const uint32_t asked = state.keeper_word.fetch_and(kKeeperRuns, std::memory_order_seq_cst);
     if ((asked & kKeeperRuns) == 0) say_who_ended(state);
     const bool told = unmaps_settle(state);
-    const bool swept = sweep(state);
+    const Swept swept = sweep(state);
     if ((asked & kKeeperGrow) != 0) {
       grow_ahead(state);
       hand_over_room(true);

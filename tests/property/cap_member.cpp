@@ -4,10 +4,13 @@
 //
 //   cap_member forks N MIB ROUNDS   fills MIB, forks N children one after the other; the parent rewrites everything at once, while the children
 //                                   are idle; then all of them do, ROUNDS times
+//   cap_member ends MIB ROUNDS      fills MIB again and again, while another process that holds as much ends: by SIGKILL, exec or exit
 //   cap_member burst MIB            fills MIB, then doubles its heap at once, with two threads, as fast as it can
 //
 // Exit code 0: every page held what its process wrote.
 #include <errno.h>
+#include <signal.h>
+#include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,11 +118,56 @@ int burst(uint64_t pages) {
   return 0;
 }
 
+// The other process: holds its memory, says so, and ends so many milliseconds after it is told to.
+int hold(uint64_t pages, int told, int said, const char* how, unsigned ms) {
+  char* base = take(pages);
+  fill(base, pages, 0, 0);
+  char byte = 0;
+  if (write(said, "h", 1) != 1 || read(told, &byte, 1) != 1) return 5;
+  usleep(ms * 1000);
+  if (strcmp(how, "kill") == 0) kill(getpid(), SIGKILL);
+  if (strcmp(how, "exec") == 0) execl("/proc/self/exe", "cap_member", "nap", nullptr);
+  _exit(0);
+}
+
+int ends(uint64_t mib, uint64_t rounds) {
+  const char* const ways[] = {"kill", "exec", "exit"};
+  const uint64_t pages = mib * (1 << 20) / kPage;
+  for (uint64_t round = 0; round < rounds; ++round) {
+    int told[2], said[2];
+    if (pipe(told) != 0 || pipe(said) != 0) return 2;
+    char words[4][24];
+    const unsigned long long values[] = {mib, static_cast<unsigned long long>(told[0]), static_cast<unsigned long long>(said[1]), 1 + round * 13 % 50};
+    for (int i = 0; i < 4; ++i) snprintf(words[i], sizeof words[i], "%llu", values[i]);
+    char name[] = "cap_member", mode[] = "hold", how[8];
+    snprintf(how, sizeof how, "%s", ways[round % 3]);
+    char* const arguments[] = {name, mode, words[0], words[1], words[2], how, words[3], nullptr};
+    pid_t pid = 0;
+    if (posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, arguments, environ) != 0) return 3;
+    close(said[1]);
+    char byte;
+    if (read(said[0], &byte, 1) != 1) return 4;
+    char* base = take(pages);
+    if (write(told[1], "e", 1) != 1) return 5;
+    fill(base, pages, 1, round);
+    check(base, pages, 1, round);
+    free(base);
+    int status = 0;
+    if (waitpid(pid, &status, 0) != pid || (status != 0 && !WIFSIGNALED(status))) return 6;
+    for (int fd : {told[0], told[1], said[0]}) close(fd);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   auto number = [&](int i) { return i < argc ? strtoull(argv[i], nullptr, 10) : 0; };
   if (argc >= 5 && strcmp(argv[1], "forks") == 0) return forks(number(2), number(3) * (1 << 20) / kPage, number(4));
   if (argc >= 3 && strcmp(argv[1], "burst") == 0) return burst(number(2) * (1 << 20) / kPage);
+  if (argc >= 4 && strcmp(argv[1], "ends") == 0) return ends(number(2), number(3));
+  if (argc >= 7 && strcmp(argv[1], "hold") == 0)
+    return hold(number(2) * (1 << 20) / kPage, static_cast<int>(number(3)), static_cast<int>(number(4)), argv[5], static_cast<unsigned>(number(6)));
+  if (argc >= 2 && strcmp(argv[1], "nap") == 0) return usleep(100000);
   return 64;
 }

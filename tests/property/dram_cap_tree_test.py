@@ -5,7 +5,7 @@
 Each tree runs in a memory cgroup of its own, whose anonymous memory is read every few 100 us. What is allowed beyond the budget is a slack
 (README, "What --dram covers"): SLACK_TREE, and for each process that was there at once SLACK_SERVICE (stacks, data of the libraries) and what
 the program has outside of the tier by itself (brk, maps below 1 MiB: SLACK_PROGRAM for a Python or a compiler). Trees: a process
-that forks 1, 4, 8 and 64 times with all members writing, make -j, a Python pool and a heap that doubles at once. A tree that never came near
+that forks 1, 4, 8 and 64 times with all members writing, processes that end while others press, make -j, a Python pool and a heap that doubles at once. A tree that never came near
 its budget proves nothing, and fails. Skipped (77) where no memory cgroup can be made."""
 import os
 import signal
@@ -238,6 +238,7 @@ def main():
         for children, dram, mib in ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)):
             good &= watch(f"{children} forks", dram, [MEMBER, "forks", str(children), str(mib), "6" if LONG else "1"], size="12g")
         good &= watch("burst", 64, [MEMBER, "burst", "96"])
+        good &= watch("members end", 256, [MEMBER, "ends", "300", "36" if LONG else "9"])
         with tempfile.TemporaryDirectory() as directory:
             script = os.path.join(directory, "pool.py")
             with open(script, "w") as file:

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// account_life: a plain process whose first thread ends while others go on is alive, at every moment of that thread's end; and its charge
+// is given back when the process ends.
+//
+// Idea. The kernel marks a thread's robust mutexes first, closes its descriptors then, and makes it a zombie last. The first thread of the
+// member has a descriptor table of its own with thousands of files in it, so that the time between is long, and we sweep all the while.
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "pager/account.h"
+#include "tests/support/tier.hpp"
+
+namespace {
+
+using lunar::Account;
+
+constexpr int64_t kCap = 100000, kHeld = 1234;
+constexpr int kFiles = 20000;
+constexpr int kRounds = 20;
+
+int64_t taken(const Account& account) { return account.cap_pages() - account.free_pages(); }
+
+void* go_on(void* told) {
+  char byte;
+  (void)!read(*static_cast<int*>(told), &byte, 1);   // until we are told to end
+  _exit(0);
+}
+
+// The first thread ends, another one goes on.
+[[noreturn]] void member_main(Account& account, int told, int said) {
+  alarm(100);
+  REQUIRE_THAT(account.join() == 0 && account.take_plain(kHeld, kCap), "the member cannot join");
+  pthread_t other;
+  REQUIRE_THAT(pthread_create(&other, nullptr, go_on, &told) == 0, "pthread_create");
+  REQUIRE_THAT(unshare(CLONE_FILES) == 0, "unshare: %s", strerror(errno));
+  for (int i = 0; i < kFiles && open("/dev/null", O_RDONLY) >= 0; ++i) {}   // as many as the limit allows
+  REQUIRE_THAT(write(said, "g", 1) == 1, "pipe");
+  pthread_exit(nullptr);
+}
+
+bool first_thread_is_zombie(pid_t pid) {
+  char path[64], text[256] = "";
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  FILE* file = fopen(path, "r");
+  REQUIRE_THAT(file != nullptr, "%s: %s", path, strerror(errno));
+  REQUIRE_THAT(fgets(text, sizeof text, file) != nullptr, "%s is empty", path);
+  fclose(file);
+  const char* end = strrchr(text, ')');
+  return end != nullptr && end[2] == 'Z';
+}
+
+void round(Account& account) {
+  int told[2], said[2];
+  REQUIRE_THAT(pipe(told) == 0 && pipe(said) == 0, "pipe");
+  const pid_t pid = fork();
+  REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
+  if (pid == 0) {
+    close(told[1]);
+    member_main(account, told[0], said[1]);
+  }
+  close(told[0]);
+  close(said[1]);
+  char byte;
+  REQUIRE_THAT(read(said[0], &byte, 1) == 1, "the member said nothing");
+  uint32_t oldest;
+  for (bool zombie = false, last = false; !last; zombie = first_thread_is_zombie(pid)) {
+    last = zombie;   // once more after it
+    account.sweep(&oldest);
+    REQUIRE_THAT(taken(account) == kHeld, "a process that lives was buried: %lld pages are taken, should be %lld", static_cast<long long>(taken(account)),
+                 static_cast<long long>(kHeld));
+  }
+  close(told[1]);
+  int status = 0;
+  REQUIRE_THAT(waitpid(pid, &status, 0) == pid && status == 0, "the member ended with %d", status);
+  account.sweep(&oldest);
+  REQUIRE_THAT(taken(account) == 0, "%lld pages of a dead process are taken", static_cast<long long>(taken(account)));
+  close(said[0]);
+}
+
+}  // namespace
+
+int main() {
+  alarm(100);
+  rlimit files;
+  REQUIRE_THAT(getrlimit(RLIMIT_NOFILE, &files) == 0, "getrlimit");
+  files.rlim_cur = files.rlim_max;
+  (void)setrlimit(RLIMIT_NOFILE, &files);
+  Account account;
+  REQUIRE_THAT(account.open(-1, kCap, int64_t{1} << 40) == 0 && account.join() == 0, "account");
+  account.hold_alive();
+  for (int i = 0; i < kRounds; ++i) round(account);
+  return 0;
+}
