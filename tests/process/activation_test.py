@@ -108,8 +108,9 @@ def rights():
     """Who drops root, changes its root directory, or installs a filter before it grows is served."""
     if os.geteuid() != 0:
         skip("root", "rights can only be dropped by who has them")
-    for steps in (["setuid"], ["chroot"], ["chroot", "setuid"], ["seccomp"], ["grow:4", "setuid"]):
-        evicted(run("32m", *steps, "grow:64"), " ".join(steps))
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as root:
+        for steps in (["setuid"], [f"chroot:{root}"], [f"chroot:{root}", "setuid"], ["seccomp"], ["grow:4", "setuid"]):
+            evicted(run("32m", *steps, "grow:64"), " ".join(steps))
     evicted(run("32m", "grow:64", before=("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")), "setpriv")
     # A forked child grows after its parent has dropped root.
     evicted(run("48m", "setuid", "grow:4", "fork:64", "grow:64"), "setuid, then fork")
@@ -144,6 +145,11 @@ def huge():
     evicted(run("64m", "map:24", "huge", "grow:100", "map:40", "grow:20"), "huge pages")
     evicted(run("64m", "grow:20", "advise", "huge", "grow:12", "fork:2", "grow:60"), "huge pages of the heap")
     evicted(run("64m", "map:24", "huge", "fork:20", "grow:100", "fork:8"), "huge pages and forks")
+
+
+def small():
+    """Once activated, no memory of ours can become a huge page behind the account's back (where they are `always`)."""
+    evicted(run("64m", "grow:100", "small"), "small pages")
 
 
 def forks():
@@ -190,4 +196,4 @@ def noreserve():
     evicted(run("64m", "noreserve:24", "grow:8", "noreserve:60", "grow:20", "fork:4"), "MAP_NORESERVE")
 
 
-{"storm": storm, "discards": discards, "noreserve": noreserve, "eight": eight, "rights": rights, "one-line": one_line, "huge": huge, "forks": forks, "plain": plain}[CASE]()
+{"storm": storm, "discards": discards, "noreserve": noreserve, "eight": eight, "rights": rights, "one-line": one_line, "huge": huge, "small": small, "forks": forks, "plain": plain}[CASE]()

@@ -6,10 +6,11 @@
 //   map:MIB      the same from one mmap, with MADV_HUGEPAGE        noreserve:MIB   with MAP_NORESERVE, half of it used
 //   advise       MADV_HUGEPAGE and MADV_COLLAPSE on all that it holds
 //   say:WORD     prints it, and waits for a line on standard input
-//   setuid       becomes nobody, for good        chroot  into /var/empty-like directory of its own, and nobody
+//   setuid       becomes nobody, for good        chroot:DIR
 //   seccomp      open, openat and userfaultfd are refused from now on (EPERM)
 //   fork:MIB     a child grows by so many MiB, overwrites half of what it inherited and checks all; its parent goes on meanwhile
 //   huge         fails unless AnonHugePages of this process is above 0
+//   small        fails if the kernel could put a huge page anywhere but into the stack or brk's heap
 //   stray        a second thread goes on, the first ends (pthread_exit)
 //   discards:MIB two threads discard pages here and there of so many MiB and use them again, while as much again and a half is grown
 //   again:N      tries N further mallocs of 256 KiB that are expected to fail
@@ -121,9 +122,8 @@ void become_nobody() {
   if (setuid(0) == 0) fail("still root");
 }
 
-void change_root() {
-  char directory[] = "/var/tmp/activation-root-XXXXXX";
-  if (mkdtemp(directory) == nullptr || chroot(directory) != 0 || chdir("/") != 0) fail("chroot");
+void change_root(const char* directory) {
+  if (chroot(directory) != 0 || chdir("/") != 0) fail("chroot");
 }
 
 void install_filter() {
@@ -174,6 +174,28 @@ void require_huge() {
   while (file != nullptr && fgets(line, sizeof line, file) != nullptr) (void)sscanf(line, "AnonHugePages: %lu", &kib);
   if (file != nullptr) fclose(file);
   if (kib == 0) fail("no huge pages");
+}
+
+void require_small() {
+  constexpr unsigned long kHuge = 2 << 20;
+  FILE* file = fopen("/proc/self/smaps", "r");
+  if (file == nullptr) fail("smaps");
+  char line[512], map[512] = "";
+  unsigned long start = 0, end = 0, bad = 0;
+  bool counts = false;
+  while (fgets(line, sizeof line, file) != nullptr) {
+    char flags[8];
+    int path = 0;
+    if (sscanf(line, "%lx-%lx %7s %*x %*s %*u %n", &start, &end, flags, &path) == 3) {
+      counts = flags[1] == 'w' && flags[3] == 'p' && (line[path] == '\n' || line[path] == 0) && (start + kHuge - 1) / kHuge * kHuge + kHuge <= end;
+      strcpy(map, line);
+    } else if (counts && strncmp(line, "VmFlags:", 8) == 0 && strstr(line, " nh") == nullptr) {
+      printf("huge pages may come into %s", map);
+      ++bad;
+    }
+  }
+  fclose(file);
+  if (bad != 0) fail("memory outside of the budget may grow by huge pages");
 }
 
 void again(size_t count) {
@@ -234,11 +256,12 @@ void steps() {
     else if (is("advise")) advise();
     else if (is("say")) say(value);
     else if (is("setuid")) become_nobody();
-    else if (is("chroot")) change_root();
+    else if (is("chroot")) change_root(value);
     else if (is("seccomp")) install_filter();
     else if (is("fork")) fork_and_grow(number);
     else if (is("huge")) require_huge();
     else if (is("discards")) discards(number << 20);
+    else if (is("small")) require_small();
     else if (is("again")) again(number);
     else fail(step);
     if (!is("stray")) check_all(step);
