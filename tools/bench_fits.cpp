@@ -179,6 +179,35 @@ class HugePages {
   std::string before_, line_;
 };
 
+// What the runs write. Gone with this object; what a killed run has left, the next one sweeps.
+class WorkDirectory {
+ public:
+  explicit WorkDirectory(Leftovers* leftovers)
+      : leftovers_(leftovers), path_(fmt::format("/var/tmp/lunar-bench-{}", getpid())), line_("directory " + path_) {
+    leftovers_->record(line_);
+    if (mkdir(path_.c_str(), 0700) == 0) return;
+    const int error = errno;
+    leftovers_->forget(line_);
+    throw std::runtime_error(fmt::format("{} cannot be made: {}", path_, strerror(error)));
+  }
+  ~WorkDirectory() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+    if (error) return;
+    try {
+      leftovers_->forget(line_);
+    } catch (const std::exception&) {   // the next run finds nothing there
+    }
+  }
+  WorkDirectory(const WorkDirectory&) = delete;
+  WorkDirectory& operator=(const WorkDirectory&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  Leftovers* leftovers_;
+  std::string path_, line_;
+};
+
 // CPU time of a process that lives, all its threads, to the nanosecond (/proc/PID/task/TID/schedstat).
 double cpu_seconds_of(pid_t pid) {
   double total = 0;
@@ -413,10 +442,8 @@ void FitsBench::program_round(const std::string& program, const std::string& mod
 FitsReport FitsBench::run() {
   Leftovers leftovers;
   for (const std::string& swept : leftovers.sweep()) fmt::print(stderr, "lunar: bench: {}\n", swept);
-  directory_ = fmt::format("/var/tmp/lunar-bench-{}", getpid());
-  const std::string line = "directory " + directory_;
-  leftovers.record(line);
-  if (mkdir(directory_.c_str(), 0700) != 0) throw std::runtime_error(directory_ + " cannot be made");
+  const WorkDirectory work(&leftovers);
+  directory_ = work.path();
   self_ = std::filesystem::read_symlink("/proc/self/exe").string();
   if (report_.options.quick) divisor_ = 2;
   const std::map<std::string, std::vector<std::string>> needs{
@@ -444,8 +471,6 @@ FitsReport FitsBench::run() {
         program == "redis" ? redis_round(mode, number) : program_round(program, mode, number);
     }
   }
-  std::filesystem::remove_all(directory_);
-  leftovers.forget(line);
   return std::move(report_);
 }
 
