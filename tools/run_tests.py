@@ -65,11 +65,8 @@ def has_memory_cgroup():
         return False
 
 
-def numa_nodes():
-    try:
-        return len([n for n in os.listdir("/sys/devices/system/node") if re.fullmatch(r"node\d+", n)])
-    except OSError:
-        return 1
+def has_huge_pages():
+    return "[never]" not in read_file("/sys/kernel/mm/transparent_hugepage/enabled") and os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def kernel_at_least(major, minor):
@@ -89,16 +86,16 @@ EXPECTED = {
     "userfaultfd": has_userfaultfd,
     "io_uring": has_io_uring,
     "root": is_root,
-    "cgroup": has_memory_cgroup,
     "memory-cgroup": has_memory_cgroup,
     "tmpfs": lambda: os.path.ismount("/dev/shm"),
     "ptrace": lambda: False,         # refused in many containers
     "uffd-move": lambda: has_userfaultfd() and kernel_at_least(6, 8),
-    "uffd-poison": lambda: has_userfaultfd() and kernel_at_least(6, 6),
     "ksm": lambda: kernel_at_least(6, 4) and os.path.exists("/sys/kernel/mm/ksm/run"),   # PR_SET_MEMORY_MERGE
-    "numa": lambda: numa_nodes() > 1,
-    "sanitizer": lambda: False,      # does not work under ASan or TSan
-    "block-device": lambda: False,   # nobody may expect a spare disk
+    "huge-pages": has_huge_pages,
+    "seccomp": lambda: os.path.exists("/proc/sys/kernel/seccomp"),
+    "pkeys": lambda: " ospke " in read_file("/proc/cpuinfo"),
+    "memlock": is_root,
+    "setuid": lambda: False,         # a file system may be mounted nosuid
     "swap": lambda: False,           # swapon is refused in many containers, to root also
     "loop": lambda: is_root() and os.path.exists("/dev/loop-control"),
     "reachable": lambda: False,      # the build lies where other users cannot look, /root for one

@@ -141,7 +141,7 @@ def huge():
     """Huge pages that are there before activation are adopted and evicted."""
     with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:
         if "[never]" in file.read():
-            skip("huge pages", "switched off")
+            skip("huge-pages", "switched off")
     evicted(run("64m", "map:24", "huge", "grow:100", "map:40", "grow:20"), "huge pages")
     evicted(run("64m", "grow:20", "advise", "huge", "grow:12", "fork:2", "grow:60"), "huge pages of the heap")
     evicted(run("64m", "map:24", "huge", "fork:20", "grow:100", "fork:8"), "huge pages and forks")
