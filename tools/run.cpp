@@ -137,8 +137,10 @@ void export_uffd_device() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   const int high = limit.rlim_cur > kAccountDescriptor + 1 ? fcntl(low, F_DUPFD, kAccountDescriptor + 1) : fcntl(low, F_DUPFD, 3);
+  struct stat status{};
+  const bool known = fstat(low, &status) == 0;
   close(low);
-  if (high >= 0) setenv("LUNAR_UFFD_DEVICE", text_of("%d", high).c_str(), 1);
+  if (high >= 0 && known) setenv("LUNAR_UFFD_DEVICE", text_of("%d:%llu", high, static_cast<unsigned long long>(status.st_rdev)).c_str(), 1);
 }
 
 int execute(const Program& program, std::vector<char*> command) {

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// close's family and dup2's, for one descriptor: that of the tree's account, which the programs that this one will start need, and which the
-// program does not know. Programs that close all they do not know (Python's subprocess, daemons, GLib) pass over it; who wants its number
-// for a file of its own gets it, and it moves away. Whatever else is asked for goes through unchanged.
+// close's family and dup2's, for two descriptors that the program does not know: that of the tree's account, which the programs that this one
+// will start need, and that of /dev/userfaultfd, which this one may need when it has given up its rights, and they if they begin without.
+// Programs that close all they do not know (Python's subprocess, daemons, GLib) pass over them. Who wants such a number for a file of its own
+// gets it: the account moves away, the device is opened anew by who may. Whatever else is asked for goes through unchanged.
 // Threading: any thread, signal handlers and children of vfork included.
 #include <errno.h>
 #include <linux/close_range.h>
 #include <unistd.h>
 
+#include <utility>
+
 #include "pager/account_find.h"
 #include "preload.h"
 #include "sys/file.h"
+#include "sys/uffd.h"
 
 using namespace lunar;
 using namespace lunar::preload;
@@ -23,7 +27,16 @@ int answer(long rc) {
   return -1;
 }
 
-int close_some(unsigned first, unsigned last, int flags) { return first > last ? 0 : answer(sys::close_numbers(first, last, flags)); }
+bool is_ours(int fd) { return account_is(fd) || sys::uffd_device_is(fd); }
+
+// Ours in [first, last], in order: how many.
+unsigned ours_within(unsigned first, unsigned last, unsigned out[2]) {
+  unsigned n = 0;
+  for (const int fd : {account_number(), sys::uffd_device_number()})
+    if (fd >= 0 && static_cast<unsigned>(fd) >= first && static_cast<unsigned>(fd) <= last && is_ours(fd)) out[n++] = static_cast<unsigned>(fd);
+  if (n == 2 && out[0] > out[1]) std::swap(out[0], out[1]);
+  return n;
+}
 
 }  // namespace
 
@@ -34,17 +47,23 @@ LUNAR_EXPORT int lunar_dup2(int from, int to) __asm__("dup2");
 LUNAR_EXPORT int lunar_dup3(int from, int to, int flags) __asm__("dup3");
 
 int lunar_close(int fd) {
-  if (__builtin_expect(account_is(fd), 0)) return 0;
+  if (__builtin_expect(is_ours(fd), 0)) return 0;
   return g_real.close != nullptr ? g_real.close(fd) : answer(sys::close_file(fd));
 }
 
 int lunar_close_range(unsigned first, unsigned last, int flags) {
-  const int ours = account_number();
-  if (ours < 0 || first > last || static_cast<unsigned>(ours) < first || static_cast<unsigned>(ours) > last || !account_is(ours))
-    return answer(sys::close_numbers(first, last, flags));
-  const auto number = static_cast<unsigned>(ours);
-  if (number > first && close_some(first, number - 1, flags) < 0) return -1;
-  return close_some(number + 1, last, flags & ~static_cast<int>(CLOSE_RANGE_UNSHARE));
+  unsigned ours[2] = {0, 0};
+  const unsigned n = first > last ? 0 : ours_within(first, last, ours);
+  if (n == 0) return answer(sys::close_numbers(first, last, flags));
+  for (unsigned i = 0, from = first; i <= n; ++i) {   // the ranges before, between and behind ours
+    const unsigned end = i < n ? ours[i] : 0;
+    if (i < n ? from < end : from <= last) {
+      if (const long rc = sys::close_numbers(from, i < n ? end - 1 : last, flags); rc < 0) return answer(rc);
+      flags &= ~static_cast<int>(CLOSE_RANGE_UNSHARE);   // the table is its own now
+    }
+    from = end + 1;
+  }
+  return 0;
 }
 
 void lunar_closefrom(int first) {

@@ -38,16 +38,6 @@ bool huge_pages_always() {
   return strstr(text, "[always]") != nullptr;
 }
 
-int number_of(const char* text) {
-  if (text == nullptr || *text == 0) return -1;
-  int number = 0;
-  for (; *text != 0; ++text) {
-    if (*text < '0' || *text > '9' || number > 1000000) return -1;
-    number = number * 10 + (*text - '0');
-  }
-  return number;
-}
-
 uint64_t chunk_size(const Region& region, uint64_t chunk) {
   const uint64_t left = region.pages - chunk * kChunkPages;
   return left < kChunkPages ? left : kChunkPages;
@@ -102,7 +92,7 @@ void standby_open(PagerState& state, bool child) {
   }
   sys::note_own_descriptor(sys::keep_pagemap(), true);
   ErrorText unused;
-  const int device = sys::uffd_keep_device(number_of(state.options.uffd_device));
+  const int device = sys::uffd_keep_device(state.options.uffd_device);
   sys::note_own_descriptor(device, true);
   if (state.uffd >= 0) {   // a parent's
     if (sys::is_userfaultfd(state.uffd)) sys::close_file(state.uffd);

@@ -77,6 +77,20 @@ int open_raw(bool* via_device) {
   return fd >= 0 ? fd : first_error;
 }
 
+// "NUMBER:DEVICE": the number, or -1.
+int parse_inherited(const char* text, uint64_t* device) {
+  uint64_t fields[2] = {0, 0};
+  int at = 0;
+  for (const char* p = text; p != nullptr && *p != 0; ++p) {
+    if (*p == ':' && p != text && at == 0) ++at;
+    else if (*p < '0' || *p > '9' || fields[at] > UINT64_MAX / 100) return -1;
+    else fields[at] = fields[at] * 10 + static_cast<uint64_t>(*p - '0');
+  }
+  if (at == 0 || fields[0] > 1u << 20) return -1;
+  *device = fields[1];
+  return static_cast<int>(fields[0]);
+}
+
 int explain_refusal(int error, ErrorText* why) {
   if (error == -ENOSYS) {
     return why->set(error, "userfaultfd: this kernel (or container) has no userfaultfd system call; run on a kernel with "
@@ -93,11 +107,15 @@ int explain_refusal(int error, ErrorText* why) {
 
 }  // namespace
 
-int uffd_keep_device(int inherited) {
+int uffd_device_number() { return kept_device(); }
+
+bool uffd_device_is(int fd) { return fd >= 0 && fd == g_device.load(std::memory_order_relaxed) && fd == kept_device(); }
+
+int uffd_keep_device(const char* inherited) {
   if (kept_device() >= 0) return kept_device();
-  uint64_t number = 0;
-  int fd = inherited;
-  if (fd < 0 || !is_device(fd, &number)) {
+  uint64_t number = 0, named = 0;
+  int fd = parse_inherited(inherited, &named);
+  if (fd < 0 || !is_device(fd, &number) || number != named) {   // the program may have put another file there
     fd = open_file("/dev/userfaultfd", O_RDWR);
     if (fd < 0 || !is_device(fd, &number)) return -1;
     fd = move_high(fd);

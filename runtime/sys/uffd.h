@@ -27,9 +27,12 @@ struct UffdFeatures {
   bool via_device = false;    // through /dev/userfaultfd
 };
 
-// Keeps /dev/userfaultfd open, for uffd_open when rights are gone: `inherited` where that is it (`lunar run` hands one down), else
-// opened anew. Its number, or -1. Forked children inherit it.
-int uffd_keep_device(int inherited);
+// Keeps /dev/userfaultfd open, for uffd_open when rights are gone: what `inherited` names ("NUMBER:DEVICE", as `lunar run` hands one down)
+// where that is it, else opened anew. Its number, or -1. Forked children inherit it.
+int uffd_keep_device(const char* inherited);
+// The same later: whether a descriptor is that of the kept device, and its number (-1: none).
+bool uffd_device_is(int fd);
+int uffd_device_number();
 // Opens a userfaultfd (O_CLOEXEC|O_NONBLOCK) that serves kernel-mode faults too: the system call, else /dev/userfaultfd.
 // Returns the descriptor, or -errno with *why (names the sysctl, the device node, and the command that mends it).
 [[nodiscard]] int uffd_open(UffdFeatures* features, ErrorText* why);

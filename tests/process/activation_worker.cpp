@@ -10,6 +10,7 @@
 //   seccomp      open, openat and userfaultfd are refused from now on (EPERM)
 //   fork:MIB     a child grows by so many MiB, overwrites half of what it inherited and checks all; its parent goes on meanwhile
 //   huge         fails unless AnonHugePages of this process is above 0
+//   closeall     closes every descriptor but the first three, as daemons do (close_range, and one by one)
 //   small        fails if the kernel could put a huge page anywhere but into the stack or brk's heap
 //   stray        a second thread goes on, the first ends (pthread_exit)
 //   discards:MIB two threads discard pages here and there of so many MiB and use them again, while as much again and a half is grown
@@ -120,6 +121,11 @@ void say(const char* word) {
 void become_nobody() {
   if (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0) fail("setuid");
   if (setuid(0) == 0) fail("still root");
+}
+
+void close_all() {
+  if (close_range(3, ~0u, 0) != 0) fail("close_range");
+  for (int fd = 3; fd < 1100; ++fd) (void)close(fd);
 }
 
 void change_root(const char* directory) {
@@ -261,6 +267,7 @@ void steps() {
     else if (is("fork")) fork_and_grow(number);
     else if (is("huge")) require_huge();
     else if (is("discards")) discards(number << 20);
+    else if (is("closeall")) close_all();
     else if (is("small")) require_small();
     else if (is("again")) again(number);
     else fail(step);

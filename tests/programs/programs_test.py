@@ -337,7 +337,6 @@ NOT_SERVED = {
 # The same of single tests, by their last name; the exit code tells of them too.
 NOT_SERVED_TESTS = {
     "python-subprocess": {
-        "test_user",   # closes /dev/userfaultfd, becomes nobody, and grows
         "test_close_fds_when_max_fd_is_lowered", "test_pass_fds_redirected",   # list their descriptors, and find Lunar's
     },
 }
