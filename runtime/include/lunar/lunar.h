@@ -97,7 +97,7 @@ LUNAR_API int lunar_advise(const void *address, size_t bytes, lunar_advice advic
 LUNAR_API int lunar_touch(const void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* The same for scattered ranges, in one batch (64 and more pay best). What does not fit into the budget is left out. */
 LUNAR_API int lunar_prefetch(const lunar_range *ranges, size_t count) LUNAR_NOEXCEPT;
-/* Contents become zeros; DRAM and LUN space are freed. Only whole pages inside the range. */
+/* Contents become zeros; DRAM and LUN space are freed. Only whole pages inside the range. Pinned pages stay pinned. */
 LUNAR_API int lunar_discard(void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* Resident until unpinned. Pins do not nest. -ENOMEM: pins would pass half of the budget. */
 LUNAR_API int lunar_pin(const void *address, size_t bytes) LUNAR_NOEXCEPT;
