@@ -5,6 +5,7 @@
 //   cap_member forks N MIB ROUNDS   fills MIB, forks N children one after the other; the parent rewrites everything at once, while the children
 //                                   are idle; then all of them do, ROUNDS times
 //   cap_member ends MIB ROUNDS      fills MIB again and again, while another process that holds as much ends: by SIGKILL, exec or exit
+//   cap_member spawns N KIB         starts N programs that hold KIB each, for a second; who gets none ends
 //   cap_member burst MIB            fills MIB, then doubles its heap at once, with two threads, as fast as it can
 //
 // Exit code 0: every page held what its process wrote.
@@ -159,12 +160,36 @@ int ends(uint64_t mib, uint64_t rounds) {
   return 0;
 }
 
+int spawns(uint64_t children, const char* kib) {
+  char name[] = "cap_member", mode[] = "sit", size[24];
+  snprintf(size, sizeof size, "%s", kib);
+  char* const arguments[] = {name, mode, size, nullptr};
+  for (uint64_t i = 0; i < children; ++i) {
+    pid_t pid = 0;
+    if (posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, arguments, environ) != 0) return 3;
+  }
+  int status = 0;
+  for (uint64_t i = 0; i < children; ++i)
+    if (wait(&status) < 0 || (status != 0 && (!WIFEXITED(status) || WEXITSTATUS(status) != 2))) return 4;   // 2: no memory
+  return 0;
+}
+
+int sit(uint64_t pages) {
+  char* base = take(pages);
+  fill(base, pages, 3, 0);
+  usleep(1000000);
+  check(base, pages, 3, 0);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   auto number = [&](int i) { return i < argc ? strtoull(argv[i], nullptr, 10) : 0; };
   if (argc >= 5 && strcmp(argv[1], "forks") == 0) return forks(number(2), number(3) * (1 << 20) / kPage, number(4));
   if (argc >= 3 && strcmp(argv[1], "burst") == 0) return burst(number(2) * (1 << 20) / kPage);
+  if (argc >= 4 && strcmp(argv[1], "spawns") == 0) return spawns(number(2), argv[3]);
+  if (argc >= 3 && strcmp(argv[1], "sit") == 0) return sit(number(2) * 1024 / kPage);
   if (argc >= 4 && strcmp(argv[1], "ends") == 0) return ends(number(2), number(3));
   if (argc >= 7 && strcmp(argv[1], "hold") == 0)
     return hold(number(2) * (1 << 20) / kPage, static_cast<int>(number(3)), static_cast<int>(number(4)), argv[5], static_cast<unsigned>(number(6)));
