@@ -64,17 +64,6 @@ int output_descriptor() {
   return STDERR_FILENO;
 }
 
-// "VmHWM:   1234 kB" of /proc/self/status, in bytes; 0 when it is not there.
-uint64_t peak_rss_bytes() {
-  char text[4096];
-  if (sys::read_text("/proc/self/status", text, sizeof(text)) <= 0) return 0;
-  const char* line = strstr(text, "VmHWM:");
-  uint64_t kib = 0;
-  for (line = line != nullptr ? line + 6 : ""; *line == ' ' || *line == '\t'; ++line) {}
-  for (; *line >= '0' && *line <= '9'; ++line) kib = kib * 10 + static_cast<uint64_t>(*line - '0');
-  return kib * kKiB;
-}
-
 void fill(Table* table) {
   lunar_stats stats{};
   stats.struct_size = sizeof(stats);
@@ -86,7 +75,8 @@ void fill(Table* table) {
   table->count("pid", static_cast<uint64_t>(getpid()));
   table->bytes("cap_bytes", stats.dram_budget_bytes);
   table->bytes("peak_resident_bytes", stats.resident_peak_bytes);
-  table->bytes("peak_rss_bytes", peak_rss_bytes());
+  const int64_t peak_rss = sys::own_status_bytes("VmHWM");
+  table->bytes("peak_rss_bytes", peak_rss > 0 ? static_cast<uint64_t>(peak_rss) : 0);
   table->bytes("committed_bytes", stats.committed_bytes);
   table->count("armed", pager_armed() ? 1 : 0);
   if (!pager_armed()) {
@@ -101,7 +91,8 @@ void fill(Table* table) {
     table->text("outside", text);
   }
   table->bytes("fixed_bytes", stats.fixed_bytes);
-  table->bytes("evicted_bytes", stats.evictions * stats.page_bytes);
+  table->bytes("evicted_bytes", stats.evicted_bytes);
+  table->bytes("evictions_bytes", stats.evictions * stats.page_bytes);
   table->count("evictions", stats.evictions);
   table->count("faults", stats.faults);
   table->count("zero_fills", stats.zero_fills);

@@ -378,11 +378,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
        region->chunk_committed == nullptr || region->chunk_large == nullptr ? -ENOMEM : 0;
   {
     sys::Locked<sys::Mutex> hold(state.arm_lock);
-    if (rc == 0 && state.armed.load()) {
-      (void)sys::advise(base, bytes, MADV_NOHUGEPAGE);
-      (void)sys::advise(base, bytes, MADV_DONTFORK);
-      rc = sys::uffd_register(state.uffd, base, bytes, state.features.write_protect);
-    }
+    if (rc == 0 && state.armed.load()) rc = watch_fresh_range(state, base, bytes);
     if (rc == 0) rc = state.regions.insert(region);
   }
   if (rc < 0) {
@@ -475,7 +471,7 @@ int region_commit(Region* region, size_t offset, size_t bytes) {
   return 0;
 }
 
-static void uncommit(Region* region, size_t offset, size_t bytes) {
+void region_forget(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift;
   region->committed_pages.fetch_sub(pages);
@@ -483,8 +479,6 @@ static void uncommit(Region* region, size_t offset, size_t bytes) {
   if (pager_armed()) space_uncharge(pages);
   else plain_uncommit(state, *region, first, first + pages);
 }
-
-void region_forget(Region* region, size_t offset, size_t bytes) { uncommit(region, offset, bytes); }
 
 void pager_release_range(void* address, size_t bytes) {
   auto& state = pager_state();
@@ -519,12 +513,12 @@ void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) 
     region->has_holes.store(true);
     (void)sys::protect(region->base + offset, bytes, PROT_NONE);
   }
-  uncommit(region, offset, bytes);
+  region_forget(region, offset, bytes);
 }
 
 int region_try_decommit(Region* region, size_t offset, size_t bytes) {
   if (pager_try_discard(region->base + offset, bytes) == -EAGAIN) return -EAGAIN;
-  uncommit(region, offset, bytes);
+  region_forget(region, offset, bytes);
   return 0;
 }
 

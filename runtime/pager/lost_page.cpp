@@ -32,10 +32,7 @@ void lost_page_clear(const Region& region, PageIndex page) {
   if (sys::map(address, state.page_size, protection < 0 ? PROT_READ | PROT_WRITE : protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
                -1, 0, &out) < 0)
     return;   // it goes on to raise SIGBUS
-  (void)sys::advise(address, state.page_size, MADV_NOHUGEPAGE);
-  (void)sys::advise(address, state.page_size, MADV_UNMERGEABLE);
-  (void)sys::advise(address, state.page_size, MADV_DONTFORK);
-  (void)sys::uffd_register(state.uffd, address, state.page_size, state.features.write_protect);
+  (void)watch_fresh_range(state, address, state.page_size);
 }
 
 }  // namespace lunar

@@ -32,24 +32,12 @@ sys::Pinning table_shows_pinning() {
   return shown;
 }
 
-// -1: cannot tell.
-int64_t kernel_says_pinned() {
-  char text[4096];
-  if (sys::read_text("/proc/self/status", text, sizeof text) < 0) return -1;
-  const char* line = strstr(text, "VmPin:");
-  if (line == nullptr) return -1;
-  for (line += 6; *line == ' ' || *line == '\t'; ++line) {}
-  int64_t kilobytes = 0;
-  for (; *line >= '0' && *line <= '9'; ++line) kilobytes = kilobytes * 10 + (*line - '0');
-  return kilobytes * 1024;
-}
-
 // Threads of ours may register and let go between the two figures, so a difference must be seen in several looks.
 bool pinned_memory() {
   int64_t pinned = 0, own = 0;
   for (int look = 0; look < 3; ++look) {
     own = static_cast<int64_t>(sys::own_pinned_bytes());
-    pinned = kernel_says_pinned();
+    pinned = sys::own_status_bytes("VmPin");   // below 0: cannot tell
     const auto after = static_cast<int64_t>(sys::own_pinned_bytes());
     if (after > own) own = after;
     if (pinned <= own) return false;

@@ -5,6 +5,7 @@
 #define XXH_INLINE_ALL
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <xxhash.h>
 
 #include "base/arena.h"
@@ -12,7 +13,9 @@
 #include "base/log.h"
 #include "pager/descriptors.h"
 #include "sys/file.h"
+#include "sys/mem.h"
 #include "sys/proc.h"
+#include "sys/uffd.h"
 
 namespace lunar {
 namespace {
@@ -261,6 +264,11 @@ void count_resident(Region& region, PageIndex page, int delta) {
   region.note_resident(page, delta);
   int64_t now = counters().resident.fetch_add(delta, std::memory_order_relaxed) + delta;
   if (now > state.resident_peak.load(std::memory_order_relaxed)) state.resident_peak.store(now, std::memory_order_relaxed);
+}
+
+int watch_fresh_range(PagerState& state, void* address, size_t bytes) {
+  for (const int advice : {MADV_NOHUGEPAGE, MADV_UNMERGEABLE, MADV_DONTFORK}) (void)sys::advise(address, bytes, advice);
+  return sys::uffd_register(state.uffd, address, bytes, state.features.write_protect);
 }
 
 void pager_watch_thread(int thread_id) { pager_state().watched.thread_id.store(thread_id, std::memory_order_relaxed); }

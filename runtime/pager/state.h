@@ -122,6 +122,10 @@ void wait_for_sweep();
 // `sure`: also where no DRAM is free (LUN space came).
 void hand_over_room(bool sure);
 
+// A map just made in a region's place: without huge pages and merging, not for children that no fork handler of ours has seen, and registered.
+// 0 or -errno.
+[[nodiscard]] int watch_fresh_range(PagerState& state, void* address, size_t bytes);
+
 // A slot is given up: at once, or when the children that may read it are gone. Slots of ancestors' LUNs are theirs.
 void slot_release(unsigned lun, Slot slot);
 void deferred_slots_release();             // by the housekeeper

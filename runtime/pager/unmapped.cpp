@@ -133,14 +133,7 @@ void take_place(PagerState& state, Region& region, uint64_t first, uint64_t end)
     take_place(state, region, middle, end);
     return;
   }
-  bool ours = rc == 0;
-  if (ours) {
-    (void)sys::advise(begin, bytes, MADV_NOHUGEPAGE);
-    (void)sys::advise(begin, bytes, MADV_UNMERGEABLE);
-    (void)sys::advise(begin, bytes, MADV_DONTFORK);
-    ours = sys::uffd_register(state.uffd, begin, bytes, state.features.write_protect) == 0;
-  }
-  if (ours) return;
+  if (rc == 0 && watch_fresh_range(state, begin, bytes) == 0) return;
   table_reach(region, first, end);   // the words tell what the maps' owner will be told
   let_go_all(region, first, end, PageState::kGone);
 }

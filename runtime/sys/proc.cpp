@@ -211,17 +211,26 @@ bool has_thread_named(const char* prefix) {
 int other_live_threads() {
   const int self = static_cast<int>(syscall(SYS_gettid));
   int seen = 0, live = 0;
-  (void)any_numbered("/proc/self/task", [&](const char* name, int thread) {
+  (void)any_numbered("/proc/self/task", [&](const char*, int thread) {
     ++seen;
-    if (thread == self) return false;
-    char path[64], text[256];
-    format_to(path, sizeof path, "/proc/self/task/%s/stat", name);
-    if (read_text(path, text, sizeof text) <= 0) return false;
-    const char* state = strrchr(text, ')');
-    if (state == nullptr || state[1] != ' ' || (state[2] != 'Z' && state[2] != 'X')) ++live;
+    if (thread != self && not_a_zombie(thread)) ++live;
     return false;
   });
   return seen == 0 ? -ENOENT : live;
+}
+
+int64_t own_status_bytes(const char* key) {
+  char text[4096];
+  if (const int rc = read_text("/proc/self/status", text, sizeof text); rc < 0) return rc;
+  const size_t length = strlen(key);
+  const char* line = text;
+  while (line != nullptr && (strncmp(line, key, length) != 0 || line[length] != ':'))
+    if ((line = strchr(line, '\n')) != nullptr) ++line;
+  if (line == nullptr) return -ENOENT;
+  for (line += length + 1; *line == ' ' || *line == '\t'; ++line) {}
+  int64_t kib = 0;
+  for (; *line >= '0' && *line <= '9'; ++line) kib = kib * 10 + (*line - '0');
+  return kib * 1024;
 }
 
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }

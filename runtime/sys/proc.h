@@ -19,6 +19,8 @@ bool has_thread_named(const char* prefix);
 int other_live_threads();
 // Whether a thread of this process with that id is there.
 bool thread_lives(int thread_id);
+// A line of /proc/self/status that tells KiB (VmHWM, VmPin), in bytes, or -errno.
+[[nodiscard]] int64_t own_status_bytes(const char* key);
 // The calling process is the one that this memory lives and ends with: at start, and in a forked child.
 void note_memory_owner();
 // The calling process only runs in its parent's memory (vfork, clone with CLONE_VM). What it starts there ends with it, and the memory

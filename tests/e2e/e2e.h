@@ -177,7 +177,7 @@ inline std::map<std::string, Table> take_tables(std::string* text) {
 // What must be true of a process that lived above its budget: it evicted at least `factor` times the budget, and its
 // resident set never passed the cap + 64 MiB.
 inline void check_table(const Table& table, uint64_t cap, uint64_t factor) {
-  const uint64_t evicted = number(table, "evicted_bytes"), resident = number(table, "peak_resident_bytes"),
+  const uint64_t evicted = number(table, "evictions_bytes"), resident = number(table, "peak_resident_bytes"),
                  own_rss = number(table, "peak_rss_bytes");
   require(!table.empty(), "no `lunar: stats:` lines: it did not run under Lunar");
   require(number(table, "armed") == 1, "the pager was never armed: an untiered run");

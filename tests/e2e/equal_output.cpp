@@ -235,7 +235,7 @@ int compare(const std::string& lunar, const std::string& name, const Setup& setu
       "{:14} cap {:4.0f} MiB  needed {:6.1f}  peak RSS {:6.1f} (wait4 {:6.1f})  evicted {:7.1f} MiB  output {} bytes "
       "{}  plain {:.1f} s, tiered {:.1f} s\n",
       leaf(name), mib(cap), mib(plain.rss_bytes), mib(number(table, "peak_rss_bytes")), mib(tiered.rss_bytes),
-      mib(number(table, "evicted_bytes")), bytes, at < 0 ? "equal" : "DIFFERENT", plain.seconds, tiered.seconds);
+      mib(number(table, "evictions_bytes")), bytes, at < 0 ? "equal" : "DIFFERENT", plain.seconds, tiered.seconds);
   if (lunar == kUntiered) return g_failures > 0 ? 0 : 1;
   if (g_failures > 0)
     for (const auto& [key, value] : table) fmt::print("  {} {}\n", key, value);

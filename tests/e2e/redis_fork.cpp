@@ -85,7 +85,7 @@ void close_server(RedisServer& server, const Run& run, const std::string& name, 
   const Table table = table_of(run, name, server.pid());
   check_table(table, run.cap, evicted_factor);
   fmt::print("{:8} cap {:.0f} MiB  peak RSS {:.1f}  evicted {:.1f} MiB\n", name, mib(run.cap),
-             mib(number(table, "peak_rss_bytes")), mib(number(table, "evicted_bytes")));
+             mib(number(table, "peak_rss_bytes")), mib(number(table, "evictions_bytes")));
 }
 
 void first_server(const Run& run, std::string* digest_0, std::string* digest_1) {

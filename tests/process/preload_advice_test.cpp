@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a program may do to its own memory by madvise, mprotect with and without protection keys, mlock and munmap, and what it must
 // see afterwards: on tiered maps and on the heap, before the pager is armed and after, next to plain memory where the kernel decides.
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
-#include <csetjmp>
-#include <csignal>
 #include <cstdint>
 #include <string>
 
-#include "preload_test.h"
+#include "preload_faults.h"
 
 #ifndef MADV_GUARD_INSTALL
 #define MADV_GUARD_INSTALL 102
@@ -21,27 +18,6 @@
 #endif
 
 namespace {
-
-constexpr size_t kMiB = 1 << 20;
-constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS;
-constexpr int kRw = PROT_READ | PROT_WRITE;
-size_t g_page;
-
-sigjmp_buf g_jump;
-void on_fault(int) { siglongjmp(g_jump, 1); }
-
-bool faults(volatile char* address, bool write = false) {
-  struct sigaction action {}, before {};
-  action.sa_handler = on_fault;
-  sigaction(SIGSEGV, &action, &before);
-  bool hit = sigsetjmp(g_jump, 1) != 0;
-  if (!hit) {
-    if (write) *address = 1;
-    else (void)*address;
-  }
-  sigaction(SIGSEGV, &before, nullptr);
-  return hit;
-}
 
 char* map(size_t bytes, int prot = kRw, int flags = kPrivate) {
   auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, flags, -1, 0));

@@ -1,37 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // mmap, munmap, mremap, madvise, mprotect under the preload: the kernel's semantics, on tiered maps.
 #include <fcntl.h>
-#include <sys/mman.h>
 
-#include <csetjmp>
-#include <csignal>
 #include <cstdint>
 
-#include "preload_test.h"
+#include "preload_faults.h"
 
 namespace {
-
-constexpr size_t kMiB = 1 << 20;
-constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS;
-constexpr int kRw = PROT_READ | PROT_WRITE;
-size_t g_page;
-
-sigjmp_buf g_jump;
-void on_fault(int) { siglongjmp(g_jump, 1); }
-
-// Whether reading (or writing) the address raises SIGSEGV.
-bool faults(volatile char* address, bool write = false) {
-  struct sigaction action {}, before {};
-  action.sa_handler = on_fault;
-  sigaction(SIGSEGV, &action, &before);
-  bool hit = sigsetjmp(g_jump, 1) != 0;
-  if (!hit) {
-    if (write) *address = 1;
-    else (void)*address;
-  }
-  sigaction(SIGSEGV, &before, nullptr);
-  return hit;
-}
 
 char* map(size_t bytes, int prot = kRw, int flags = kPrivate) {
   auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, flags, -1, 0));
