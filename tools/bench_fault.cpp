@@ -28,6 +28,7 @@
 #include "bench/size_option.h"
 #include "bench/swap_file.h"
 #include "support/cgroup.h"
+#include "support/flags.h"
 
 namespace lunar::tools {
 
@@ -274,7 +275,7 @@ int fault_bench_main(int argc, char** argv) {
   FaultOptions options;
   try {
     parse(app, options, argc, argv);
-  } catch (const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 2; }
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
   const bool json = options.json;
   return bench_main("fault", json, [&] { return FaultBench(std::move(options)).run(); });
 }

@@ -38,6 +38,7 @@
 #include "bench/report_parts.h"
 #include "redis_demo/server.h"
 #include "support/clock.h"
+#include "support/flags.h"
 #include "support/procfs.h"
 #include "support/text_file.h"
 
@@ -519,7 +520,7 @@ int fits_bench_main(int argc, char** argv) {
   app.add_flag("--json", options.json, "print one JSON object instead of the table");
   try {
     app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 2; }
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
   if (options.quick && rounds->count() == 0) options.rounds = 3;
   return bench_main("fits", options.json, [&] { return FitsBench(options).run(); });
 }

@@ -38,6 +38,7 @@
 #include "superpipe/device.h"
 #include "superpipe/signature.h"
 #include "support/clock.h"
+#include "support/flags.h"
 #include "support/process.h"
 #include "support/procfs.h"
 
@@ -358,7 +359,7 @@ int lio_bench_main(int argc, char** argv) {
   LioOptions options;
   try {
     parse(app, options, argc, argv);
-  } catch (const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 2; }
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
   catch_interrupts();
   try {
     const bool json = options.json;

@@ -15,6 +15,7 @@
 #include "bench/size_option.h"
 #include "io_bench/io_bench.h"
 #include "io_bench/rounds.h"
+#include "support/flags.h"
 
 namespace lunar::tools {
 
@@ -77,7 +78,7 @@ int window_bench_main(int argc, char** argv) {
   IoOptions options;
   try {
     parse(app, options, argc, argv);
-  } catch (const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 2; }
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
   const bool json = options.json;
   return bench_main("window", json, [&] { return measure(std::move(options)); });
 }

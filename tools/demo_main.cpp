@@ -28,6 +28,7 @@
 #include "redis_demo/verdict.h"
 #include "redis_demo/watch.h"
 #include "support/cgroup.h"
+#include "support/flags.h"
 #include "support/process.h"
 #include "support/procfs.h"
 
@@ -329,7 +330,7 @@ int demo_main(int argc, char** argv) {
   DemoOptions options;
   try {
     parse(app, options, argc, argv);
-  } catch (const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 2; }
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
   catch_interrupts();
   const bool json = options.json;
   try {

@@ -336,6 +336,31 @@ TEST_CASE("unknown subcommands and flags name the nearest and exit 2") {
   CHECK(lunar_command({}).code == 2);
 }
 
+TEST_CASE("benches refuse bad flags in one line") {
+  struct Case {
+    std::vector<std::string> words;
+    std::string part;
+  };
+  for (const Case& one : std::vector<Case>{{{"fault", "--dram", "1"}, "at least 16m"},
+                                           {{"fault", "--threads", "0"}, "--threads"},
+                                           {{"fits", "--programs", "none"}, "none"},
+                                           {{"fits", "--rounds"}, "--rounds"},
+                                           {{"redis", "--frobnicate"}, "--frobnicate"},
+                                           {{"superpipe", "word"}, "word"},
+                                           {{"lio", "--lun", "/no/such"}, "--lun"},
+                                           {{"window", "--rounds", "x"}, "--rounds"}}) {
+    std::vector<std::string> words{"bench"};
+    words.insert(words.end(), one.words.begin(), one.words.end());
+    Ended ended = lunar_command(words);
+    INFO(ended.err);
+    CHECK(ended.code == 2);
+    CHECK(ended.out.empty());
+    CHECK(ended.err_lines() == 1);
+    CHECK(ended.says("lunar bench " + one.words[0]));
+    CHECK(ended.says(one.part));
+  }
+}
+
 TEST_CASE("doctor names every subject, and exits as the host deserves") {
   Ended table = lunar_command({"doctor"});
   Ended json = lunar_command({"doctor", "--json"});

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "bench/size_option.h"
+#include "support/flags.h"
 #include "support/process.h"
 
 namespace lunar::tools {
@@ -119,7 +120,7 @@ std::optional<int> parse_redis_options(int argc, char** argv, RedisOptions* opti
                "lunar bench redis"};
   try {
     parse(app, *options, argc, argv);
-  } catch (const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : 2; }
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
   return std::nullopt;
 }
 
