@@ -168,27 +168,19 @@ bool Account::take_plain(int64_t pages, int64_t limit) {
   return false;
 }
 
-int Account::reserve_plain_child(int64_t limit, uint64_t* ticket) {
+int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticket) {
   const int index = reserve(8, 0, 0, 0, ticket);
-  if (index < 0) return index;
-  AccountMember& child = shared_->members[index];
-  const int64_t pages = plain_pages();
-  shared_->used_pages.add(pages);
-  if (there() <= limit) {
-    child.pages.fetch_add(pages, std::memory_order_relaxed);
-    child.fixed.fetch_add(pages, std::memory_order_relaxed);
+  if (index < 0) {
+    give_plain(prepaid);
     return index;
   }
-  shared_->used_pages.add(-pages);
-  release_child(static_cast<unsigned>(index), *ticket);
-  return -ENOMEM;
-}
-
-void Account::release_child(unsigned index, uint64_t ticket) {
-  lock();
-  AccountMember& m = shared_->members[index];
-  if (m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() == 0 && pthread_mutex_trylock(&m.alive) == 0) bury(index);
-  unlock();
+  if (prepaid > pages) give_plain(prepaid - pages);
+  const int64_t moved = prepaid < pages ? prepaid : pages;
+  // Ours first: killed in between, the tree has fewer pages than it could have, not more.
+  for (auto* held : {&me().pages, &me().fixed}) held->fetch_sub(moved, std::memory_order_acq_rel);
+  if (pages > moved) shared_->used_pages.add(pages - moved);
+  for (auto* held : {&shared_->members[index].pages, &shared_->members[index].fixed}) held->fetch_add(pages, std::memory_order_acq_rel);
+  return index;
 }
 
 // What is there, at most. Whoever takes or unshares counts first and looks then: of two at once, one sees the other. Both counts are of one

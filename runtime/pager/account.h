@@ -109,12 +109,11 @@ class Account {
   void hold_alive();                      // by a service thread that lives as long as the process
 
   // Memory of a member that is not active. take_plain: false when the tree's use would pass `limit` pages, also after the dead have
-  // been swept. before_fork: a member for a child with as much as this one has; index or -errno (-ENOMEM: past the limit).
+  // been swept. reserve_plain_child: a member for a child with so much; `prepaid` of it is charged to this member until now. Index or -errno.
   bool take_plain(int64_t pages, int64_t limit);
   void give_plain(int64_t pages) { give_fixed(pages); }
   int64_t plain_pages() const { return me().fixed.load(std::memory_order_relaxed); }
-  [[nodiscard]] int reserve_plain_child(int64_t limit, uint64_t* ticket);
-  void release_child(unsigned index, uint64_t ticket);   // reserved, and the fork failed
+  [[nodiscard]] int reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticket);
   // Activation: what is plain can be evicted from now on (and back, when it failed).
   void plain_to_evictable(int64_t pages) { me().fixed.fetch_sub(pages, std::memory_order_relaxed); }
   unsigned member() const { return member_; }

@@ -66,8 +66,9 @@ int64_t count_committed(const PagerState& state, Region& region, uint64_t first,
   return change;
 }
 
-bool may_stay_plain(PagerState& state, int64_t pages, uint64_t committed_bytes) {
+bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
   Account& account = state.account;
+  const int64_t pages = own * (1 + state.plain_forks);   // children that are about to be forked have the same
   const int64_t cap = account.cap_pages();
   if (state.options.arm_at != 0)
     return committed_bytes <= state.options.arm_at && account.take_plain(pages, cap - kKeepFreePages);
@@ -123,6 +124,7 @@ int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end
     (void)count_committed(state, region, first, end, -1);
     return -EAGAIN;
   }
+  state.plain_fork_pages += pages * state.plain_forks;
   if (!charged_on_touch(region)) state.committed_before_arming.store(committed);   // LUN space is promised for that
   return 0;
 }
@@ -139,20 +141,22 @@ bool plain_allow_huge(PagerState& state, Region& region) {
       const int32_t committed = region.chunk_committed[chunk].load(std::memory_order_relaxed);
       if (committed != 0) more += static_cast<int64_t>(chunk_size(region, chunk)) - committed;
     }
-    if (!state.account.take_plain(more, plain_limit(state))) return false;
+    if (!state.account.take_plain(more * (1 + state.plain_forks), plain_limit(state))) return false;
+    state.plain_fork_pages += more * state.plain_forks;
     region.huge.store(true);
   }
   return true;
 }
 
-bool plain_may_fork(PagerState& state) {
-  const int64_t cap = state.account.cap_pages(), pages = state.account.plain_pages();
+bool plain_charge_fork(PagerState& state) {
+  const int64_t cap = state.account.cap_pages(), pages = state.account.plain_pages() - state.plain_fork_pages;
   const int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
   // Nothing can be evicted of a plain child that stands idle: a quarter of the budget is what a tree of them may hold.
   const int64_t limit = pages <= small || state.options.arm_at != 0 ? cap - kKeepFreePages : cap / 4;
   for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
     if (state.account.take_plain(pages, limit)) {
-      state.account.give_plain(pages);
+      ++state.plain_forks;
+      state.plain_fork_pages += pages;
       return true;
     }
     if (pages > small) return false;
@@ -160,6 +164,14 @@ bool plain_may_fork(PagerState& state) {
     sys::sleep_ns(1000000);
   }
   return false;
+}
+
+int plain_reserve_child(PagerState& state, uint64_t* ticket) {
+  const int64_t pages = state.account.plain_pages() - state.plain_fork_pages;
+  const int64_t prepaid = state.plain_forks == 0 ? 0 : state.plain_fork_pages / state.plain_forks;
+  if (state.plain_forks != 0) --state.plain_forks;
+  state.plain_fork_pages -= prepaid;
+  return state.account.reserve_plain_child(pages, prepaid, ticket);
 }
 
 int64_t adopt_present(PagerState& state, Region& region) {

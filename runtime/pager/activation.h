@@ -37,8 +37,11 @@ void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t 
 [[nodiscard]] bool plain_allow_huge(PagerState& state, Region& region);
 // What the tree may use at most before this process becomes active, in pages.
 int64_t plain_limit(const PagerState& state);
-// Whether a child with as much memory as this process can be charged.
-bool plain_may_fork(PagerState& state);
+// Before a fork: charges a child with as much memory as this process has, to this one, and what is committed until the fork's prepare handler
+// for both. False: that cannot be charged.
+bool plain_charge_fork(PagerState& state);
+// In the prepare handler: the child's member, which takes that over; or -errno. A fork that was not checked is charged beyond the cap.
+[[nodiscard]] int plain_reserve_child(PagerState& state, uint64_t* ticket);
 
 // While activating: registers the region, and takes over the pages that are present. Their number, or -errno.
 [[nodiscard]] int64_t adopt_present(PagerState& state, Region& region);

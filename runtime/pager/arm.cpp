@@ -332,6 +332,8 @@ int pager_arm(ErrorText* why) {
   }
   // What was charged was all that is committed; what counts now is what is there. (Both are below the cap together: plain_limit.)
   state.account.give(plain - found);
+  state.plain_forks = 0;   // their handlers find an active process
+  state.plain_fork_pages = 0;
   state.armed.store(true, std::memory_order_release);
   log_info("activated: LUN and threads in %llu us, %s adopted in %llu us", static_cast<unsigned long long>((threads_run - began) / 1000),
            format_size(static_cast<uint64_t>(found) << state.page_shift).text, static_cast<unsigned long long>((sys::now_ns() - threads_run) / 1000));

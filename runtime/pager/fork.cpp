@@ -148,9 +148,7 @@ void prepare() {
     state.arm_lock.lock();
     if (!pager_armed()) {   // arm_lock is held until parent/child: nobody arms meanwhile
       state.regions.lock.lock();
-      // Handlers of fork cannot refuse, pager_fork_check has: beyond the cap this is on paper, as with a process that is active.
-      g_fork.member = state.account.reserve_plain_child(state.account.cap_pages(), &g_fork.ticket);
-      if (g_fork.member == -ENOMEM) g_fork.member = state.account.reserve_plain_child(INT64_MAX / 4, &g_fork.ticket);
+      g_fork.member = plain_reserve_child(state, &g_fork.ticket);
       g_fork.refusal = g_fork.member < 0 ? g_fork.member : 0;
       return;
     }
@@ -315,6 +313,8 @@ void child() {
       fatal("fork: the child stood still for too long before it began; its place in the account is given up");
     state.account.hold_starter();
     state.member_pid.store(getpid());
+    state.plain_forks = 0;   // of the parent's other threads
+    state.plain_fork_pages = 0;
     state.activation_failed.store(false);
     state.next_activation_ns.store(0);
     // What other threads of the parent's were in the midst of.
@@ -387,7 +387,10 @@ int fork_handlers_install() {
 int pager_fork_check() {
   auto& state = pager_state();
   if (!pager_armed()) {
-    if (plain_may_fork(state)) return 0;
+    {
+      sys::Locked<sys::Mutex> hold(state.arm_lock);
+      if (!pager_armed() && plain_charge_fork(state)) return 0;
+    }
     // Parent and child together would pass what the tree may hold plain: its pager makes room for the copies.
     ErrorText why;
     if (int rc = pager_arm(&why); rc < 0) return -ENOMEM;

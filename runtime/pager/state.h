@@ -40,6 +40,9 @@ struct PagerState {
   uint64_t dram_bytes = 0;
   uint64_t lun_bytes = 0;
   std::atomic<uint64_t> committed_before_arming{0};
+  // Forks of a plain process between their check and their prepare handler, and what is charged to it already for their children. Under arm_lock.
+  int plain_forks = 0;
+  int64_t plain_fork_pages = 0;
   bool thp_always = false;                 // huge pages come without being asked for (at start)
   std::atomic<int> member_pid{0};          // the process that is the account's member
   std::atomic<bool> activation_failed{false};   // and that was logged

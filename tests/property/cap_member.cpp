@@ -6,10 +6,12 @@
 //                                   are idle; then all of them do, ROUNDS times
 //   cap_member ends MIB ROUNDS      fills MIB again and again, while another process that holds as much ends: by SIGKILL, exec or exit
 //   cap_member spawns N KIB         starts N programs that hold KIB each, for a second; who gets none ends
+//   cap_member late MIB             forks, and takes and fills MIB in a fork handler of its own; parent and child rewrite it at the same time
 //   cap_member burst MIB            fills MIB, then doubles its heap at once, with two threads, as fast as it can
 //
 // Exit code 0: every page held what its process wrote.
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdint.h>
@@ -160,6 +162,21 @@ int ends(uint64_t mib, uint64_t rounds) {
   return 0;
 }
 
+uint64_t g_late_pages = 0;
+char* g_late = nullptr;
+
+int late(uint64_t pages) {
+  g_late_pages = pages;
+  pthread_atfork([] { fill(g_late = take(g_late_pages), g_late_pages, 0, 0); }, nullptr, nullptr);
+  const pid_t pid = fork();
+  if (pid < 0) return 3;
+  check(g_late, pages, 0, 0);
+  rewrite(g_late, pages, pid == 0 ? 1 : 2, 3);
+  if (pid == 0) _exit(0);
+  int status = 0;
+  return wait(&status) != pid || status != 0 ? 4 : 0;
+}
+
 int spawns(uint64_t children, const char* kib) {
   char name[] = "cap_member", mode[] = "sit", size[24];
   snprintf(size, sizeof size, "%s", kib);
@@ -188,6 +205,7 @@ int main(int argc, char** argv) {
   auto number = [&](int i) { return i < argc ? strtoull(argv[i], nullptr, 10) : 0; };
   if (argc >= 5 && strcmp(argv[1], "forks") == 0) return forks(number(2), number(3) * (1 << 20) / kPage, number(4));
   if (argc >= 3 && strcmp(argv[1], "burst") == 0) return burst(number(2) * (1 << 20) / kPage);
+  if (argc >= 3 && strcmp(argv[1], "late") == 0) return late(number(2) * (1 << 20) / kPage);
   if (argc >= 4 && strcmp(argv[1], "spawns") == 0) return spawns(number(2), argv[3]);
   if (argc >= 3 && strcmp(argv[1], "sit") == 0) return sit(number(2) * 1024 / kPage);
   if (argc >= 4 && strcmp(argv[1], "ends") == 0) return ends(number(2), number(3));

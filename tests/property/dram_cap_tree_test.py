@@ -238,6 +238,7 @@ def main():
         for children, dram, mib in ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)):
             good &= watch(f"{children} forks", dram, [MEMBER, "forks", str(children), str(mib), "6" if LONG else "1"], size="12g")
         good &= watch("burst", 64, [MEMBER, "burst", "96"])
+        good &= watch("a fork handler that allocates", 64, [MEMBER, "late", "44"])
         good &= watch("spawns", 64, [MEMBER, "spawns", "60", "1900"], outside=SLACK_SERVICE)
         good &= watch("members end", 256, [MEMBER, "ends", "300", "36" if LONG else "9"])
         with tempfile.TemporaryDirectory() as directory:
