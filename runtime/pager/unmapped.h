@@ -5,8 +5,8 @@
 // UFFDIO_COPY answers EAGAIN. (EVENT_REMOVE stays off: our own MADV_DONTNEED would wait for it.) The handler only notes the range, by the
 // region that lies there at that moment, and the housekeeping thread settles it:
 //
-//   UNMAP  a PROT_NONE map takes the place, so that the kernel gives it to nobody else, and is registered; slots, DRAM and LUN space of its
-//          pages go back, their words become kEmpty. Where somebody has mapped already the words become kGone: not ours any more.
+//   UNMAP  slots, DRAM and LUN space of its pages go back, their words become kEmpty. Then a PROT_NONE map takes the place, so that the kernel
+//          gives it to nobody else, and is registered. Where somebody has mapped already the words become kGone: not ours any more.
 //   REMAP  resident pages went along. What was evicted is brought to the new place, which is then plain memory, outside the tier.
 //
 // From the note to the end no page is dropped (unmaps_pending), as the place may hold memory of somebody else.
