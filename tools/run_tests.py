@@ -92,6 +92,7 @@ EXPECTED = {
     "uffd-move": lambda: has_userfaultfd() and kernel_at_least(6, 8),
     "ksm": lambda: kernel_at_least(6, 4) and os.path.exists("/sys/kernel/mm/ksm/run"),   # PR_SET_MEMORY_MERGE
     "huge-pages": has_huge_pages,
+    "guard-pages": lambda: kernel_at_least(6, 13),
     "seccomp": lambda: os.path.exists("/proc/sys/kernel/seccomp"),
     "pkeys": lambda: " ospke " in read_file("/proc/cpuinfo"),
     "memlock": is_root,

@@ -70,11 +70,14 @@ def check_superpipe(directory):
         for system, depth in (("legacy", 1), ("buffered", 1), ("libaio", 32), ("fio", 32), ("cblk", 32), ("raw", 1)):
             measured = (system, workload, depth) in rows
             check(measured != (system in skipped), f"{system} {workload}: neither or both of measured and skipped")
-    for key in ("kiops_per_cpu", "kiops_per_cpu_kernel", "ops", "mean", "cpu"):
+    for key in ("kiops_per_cpu_kernel", "ops", "mean", "cpu"):
         check(f"read_t4_{key}" in ratios["legacy"], f"legacy: no read_t4_{key}: {sorted(ratios['legacy'])}")
         check(f"write_qd32_{key}" in ratios["libaio"], f"libaio: no write_qd32_{key}")
-    ours, theirs = rows["lunar", "read", 32], rows["legacy", "read", 1]
-    check(abs(ratios["legacy"]["read_t4_kiops_per_cpu"] - ours["kiops_per_cpu"] / theirs["kiops_per_cpu"]) < 0.01, "ratio is not the quotient")
+    # What the machine was not idle: in a turn this short nothing is left of it where a hypervisor took the CPU away meanwhile.
+    ours, theirs = rows["lunar", "read", 32]["kiops_per_cpu"], rows["legacy", "read", 1]["kiops_per_cpu"]
+    quotient = ratios["legacy"].get("read_t4_kiops_per_cpu")
+    check((quotient is not None) == (ours > 0 and theirs > 0), f"a ratio of {ours} to {theirs}: {quotient}")
+    check(quotient is None or abs(quotient - ours / theirs) < 0.01, "ratio is not the quotient")
     check(("cblk", "read", 1) in rows and "read_qd32_ops" in ratios.get("cblk", {}), f"cblk: {sorted(rows)}, {ratios.keys()}")
     check("read_qd1_mean" in ratios["raw"], f"raw: {ratios['raw']}")
     check_cblk_read(report, "pread, O_DIRECT")
