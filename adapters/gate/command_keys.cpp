@@ -18,7 +18,7 @@ constexpr CommandKeys all(const char* name, Wants wants) { return range(name, 1,
 constexpr CommandKeys counted(const char* name, int first, int extra = 0) {
   return {name, KeyForm::kCounted, static_cast<int8_t>(first), static_cast<int8_t>(extra), 1, Wants::kValue, 0, 0};
 }
-constexpr CommandKeys streams(const char* name) { return {name, KeyForm::kStreams, 1, 0, 1, Wants::kValue, 0, 0}; }
+constexpr CommandKeys streams(const char* name, int8_t from) { return {name, KeyForm::kStreams, from, 0, 1, Wants::kValue, 0, 0}; }
 
 constexpr Wants kObject = Wants::kObject, kValue = Wants::kValue;
 
@@ -72,8 +72,8 @@ constexpr CommandKeys kCommands[] = {
   // streams
   one("XADD", kValue), one("XLEN", kValue), one("XRANGE", kValue), one("XREVRANGE", kValue), one("XDEL", kValue),
   one("XTRIM", kValue), one("XACK", kValue), one("XCLAIM", kValue), one("XAUTOCLAIM", kValue), one("XPENDING", kValue),
-  one("XSETID", kValue), range("XGROUP", 2, 2, 1, kValue), range("XINFO", 2, 2, 1, kValue), streams("XREAD"),
-  streams("XREADGROUP"),
+  one("XSETID", kValue), range("XGROUP", 2, 2, 1, kValue), range("XINFO", 2, 2, 1, kValue), streams("XREAD", 1),
+  streams("XREADGROUP", 4),
   // scripts: the keys they name
   counted("EVAL", 2), counted("EVALSHA", 2), counted("EVAL_RO", 2), counted("EVALSHA_RO", 2), counted("FCALL", 2),
   counted("FCALL_RO", 2),

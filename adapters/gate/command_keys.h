@@ -17,7 +17,7 @@ namespace lunar::redis {
 enum class KeyForm : uint8_t {
   kRange,     // first, last (negative: from the end), step
   kCounted,   // argument `first` says how many keys follow it; `last`, if not 0, is one more key
-  kStreams,   // the first half of what follows the word STREAMS
+  kStreams,   // the first half of what follows the word STREAMS, which is looked for from argument `first` on
 };
 enum class Wants : uint8_t {
   kObject,   // the entry, the key and the object: the command writes, deletes or describes

@@ -10,7 +10,7 @@ namespace lunar::redis {
 namespace {
 
 constexpr size_t kBufferBytes = 16 * 1024;   // the server's usual read; smallest, and the largest that is kept
-constexpr size_t kSpareMax = 4 << 20;        // buffers are kept while no more than this is mapped
+constexpr size_t kSpareMax = 4 << 20;        // of buffers kept for later
 
 }  // namespace
 
@@ -44,16 +44,28 @@ Connection* Connections::find(int fd) {
 void Connections::unmap(Connection* c) {
   if (c->data == nullptr) return;
   unmap_private(c->data, c->capacity);
-  mapped_ -= c->capacity;
   c->data = nullptr;
   c->capacity = 0;
+}
+
+void Connections::count(Connection* c, Quota* quota, Quota* of_user) {
+  if (c->quota != nullptr) c->quota->used -= c->capacity;
+  if (c->of_user != nullptr) c->of_user->used -= c->capacity;
+  c->quota = quota;
+  c->of_user = of_user;
+  if (quota != nullptr) quota->used += c->capacity;
+  if (of_user != nullptr) of_user->used += c->capacity;
 }
 
 Connection* Connections::add(int fd) {
   if (fd < 0 || fd >= kDescriptorsMax) return nullptr;
   Connection* c = spare_;
-  if (c != nullptr) spare_ = c->next;
-  else c = arena_new<Connection>();
+  if (c != nullptr) {
+    spare_ = c->next;
+    spare_bytes_ -= c->capacity;
+  } else {
+    c = arena_new<Connection>();
+  }
   if (c == nullptr) return nullptr;
   char* data = c->data;
   const size_t capacity = c->capacity;
@@ -61,7 +73,8 @@ Connection* Connections::add(int fd) {
   c->data = data;
   c->capacity = capacity;
   c->fd = fd;
-  lists_[0].append(c);
+  c->list = &lists_[0];
+  c->list->append(c);
   closed_[fd].store(false, std::memory_order_relaxed);
   table_[fd] = c;
   return c;
@@ -69,33 +82,38 @@ Connection* Connections::add(int fd) {
 
 void Connections::drop(Connection* c) {
   table_[c->fd] = nullptr;
-  lists_[static_cast<int>(c->state)].remove(c);
-  if (c->capacity > kBufferBytes || mapped_ > kSpareMax) unmap(c);
+  c->list->remove(c);
+  count(c, nullptr, nullptr);
+  if (c->capacity > kBufferBytes || spare_bytes_ + c->capacity > kSpareMax) unmap(c);
+  spare_bytes_ += c->capacity;
   c->next = spare_;
   spare_ = c;
 }
 
-bool Connections::fill(Connection* c, const char* data, size_t bytes) {
-  if (bytes > c->capacity) {
-    const size_t capacity = (bytes + kBufferBytes - 1) / kBufferBytes * kBufferBytes;
-    if (mapped_ - c->capacity + capacity > kMappedMax) return false;
+bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quota, Quota* of_user) {
+  const size_t capacity = bytes > c->capacity ? (bytes + kBufferBytes - 1) / kBufferBytes * kBufferBytes : c->capacity;
+  auto room = [&](const Quota* in, const Quota* before) { return in == nullptr || in->used + capacity - (in == before ? c->capacity : 0) <= in->max; };
+  if (!room(quota, c->quota) || !room(of_user, c->of_user)) return false;
+  if (capacity > c->capacity) {
     auto* larger = static_cast<char*>(map_private(capacity, ForkPolicy::kInherit));
     if (larger == nullptr) return false;
+    count(c, nullptr, nullptr);
     unmap(c);
-    mapped_ += capacity;
     c->data = larger;
     c->capacity = capacity;
   }
+  count(c, quota, of_user);
   memcpy(c->data, data, bytes);
   c->begin = 0;
   c->end = bytes;
   return true;
 }
 
-void Connections::enter(Connection* c, Hold state) {
-  lists_[static_cast<int>(c->state)].remove(c);
+void Connections::enter(Connection* c, Hold state, ConnectionList* list) {
+  c->list->remove(c);
   c->state = state;
-  lists_[static_cast<int>(state)].append(c);
+  c->list = list;
+  list->append(c);
 }
 
 }  // namespace lunar::redis

@@ -2,9 +2,11 @@
 // Connections of which the gate keeps bytes. One that has none of its bytes here has no entry: a look-up by descriptor then
 // finds nothing.
 //
-//   kPartial   the start of a command; more is to come from the socket
-//   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`
+//   kPartial   the start of a command behind others that the server has; more is to come from the socket, until `deadline_ns`
+//   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`; or waits for its user's turn to ask for them
 //   kReady     the pages are in, or have been waited for long enough (`late`): the server is to read
+//
+// What is kept is bounded, the starts of commands and what is held apart from each other: neither can take the other's place.
 //
 // Threading: the main thread. A thread of the server or of a module that reads or closes in its place may take bytes out of an
 // entry (the main thread does not touch that connection meanwhile), and notes that it closed a descriptor: the entry is dropped
@@ -18,32 +20,42 @@ namespace lunar::redis {
 
 enum class Hold : uint8_t { kPartial, kHeld, kReady };
 
+constexpr uint64_t kPartialBytesMax = 8 << 20;   // of all buffers with the start of a command
+constexpr uint64_t kHeldBytesMax = 32 << 20;     // of all others; half of it a user
+
+struct Quota {
+  uint64_t used = 0, max = 0;
+};
+
+struct Connection;
+struct ConnectionList {
+  Connection *head = nullptr, *tail = nullptr;
+  void append(Connection* c);
+  void remove(Connection* c);
+};
+struct Share;
+
 struct Connection {
   int fd = -1;
   Hold state = Hold::kPartial;
   bool parked = false, taken_out = false;   // masked in epoll; not in it: the other side has hung up
-  bool late = false;
+  bool late = false, waited = false;         // waited: for its user's turn, the last time
   unsigned rounds = 0;
   uint64_t hold = 0;          // number of its last hold: what a request of an earlier one brings in does not end it
   uint64_t since_ns = 0, deadline_ns = 0;   // of the first command's hold
   uint64_t seen = 0;          // round of epoll_wait that has it in its result
   char* data = nullptr;       // bytes [begin, end) of `capacity`
   size_t begin = 0, end = 0, capacity = 0;
-  Connection *previous = nullptr, *next = nullptr;   // in the list of its state
+  Quota *quota = nullptr, *of_user = nullptr;        // where the capacity is counted
+  ConnectionList* list = nullptr;                    // that it is in: of its state, or of a share's clients that wait
+  Connection *previous = nullptr, *next = nullptr;
   size_t size() const { return end - begin; }
   const char* first() const { return data + begin; }
-};
-
-struct ConnectionList {
-  Connection *head = nullptr, *tail = nullptr;
-  void append(Connection* c);
-  void remove(Connection* c);
 };
 
 class Connections {
  public:
   static constexpr int kDescriptorsMax = 1 << 20;
-  static constexpr size_t kMappedMax = 32 << 20;   // of all buffers
 
   [[nodiscard]] bool start();   // false: no memory
   Connection* find(int fd);     // main thread
@@ -53,22 +65,29 @@ class Connections {
   }
   Connection* add(int fd);      // nullptr: no memory. kPartial, empty. pre: none for fd
   void drop(Connection* c);
-  // Bytes become `bytes` of `data`, which may not lie in it. False: no memory, or kMappedMax is reached; nothing changed.
-  [[nodiscard]] bool fill(Connection* c, const char* data, size_t bytes);
-  void enter(Connection* c, Hold state);
+  // Bytes become `bytes` of `data`, which may not lie in it; counted in `quota` and, if there is one, that of the user. False: no memory,
+  // or one of them is used up; nothing changed.
+  [[nodiscard]] bool fill(Connection* c, const char* data, size_t bytes, Quota* quota, Quota* of_user);
+  void enter(Connection* c, Hold state) { enter(c, state, &lists_[static_cast<int>(state)]); }
+  void enter(Connection* c, Hold state, ConnectionList* list);
 
+  Quota& partial_quota() { return quotas_[0]; }
+  Quota& held_quota() { return quotas_[1]; }
+  ConnectionList& partial() { return lists_[0]; }
   ConnectionList& held() { return lists_[1]; }    // by deadline
   ConnectionList& ready() { return lists_[2]; }
 
  private:
   bool known(int fd) const { return fd >= 0 && fd < kDescriptorsMax && table_ != nullptr; }
   void unmap(Connection* c);
+  static void count(Connection* c, Quota* quota, Quota* of_user);
 
+  Quota quotas_[2] = {{0, kPartialBytesMax}, {0, kHeldBytesMax}};
   ConnectionList lists_[3];
   Connection** table_ = nullptr;
   std::atomic<bool>* closed_ = nullptr;   // by another thread, since an entry was made
   Connection* spare_ = nullptr;
-  size_t mapped_ = 0;
+  size_t spare_bytes_ = 0;
 };
 
 }  // namespace lunar::redis

@@ -52,6 +52,7 @@ Request* Fetcher::spare() {
   Request* request = spare_;
   spare_ = request->next;
   request->next = nullptr;
+  request->share = nullptr;
   request->pages.count = 0;
   return request;
 }

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "sys/thread.h"
+#include "user_share.h"
 #include "walk.h"
 
 namespace lunar::redis {
@@ -21,6 +22,7 @@ namespace lunar::redis {
 struct Request {
   Request* next = nullptr;
   int fd = -1;
+  Share* share = nullptr;   // its user's, in which it counts
   uint64_t hold = 0;   // the connection's when it was made: ended when the pages are in, or the descriptor somebody else's
   Missing pages;
 };

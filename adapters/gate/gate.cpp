@@ -78,7 +78,7 @@ void look_for_server(int epoll, const epoll_event* events, int events_max) {
 // The pages are in, or the time is up: the server is to read, and what it reads is judged again.
 void release(Connection* c, bool late) {
   c->late = late;
-  const uint64_t held = sys::now_ns() - c->since_ns;
+  const uint64_t held = c->state == Hold::kHeld ? sys::now_ns() - c->since_ns : 0;
   if (held > g_gate.longest_hold_ns) g_gate.longest_hold_ns = held;
   g_gate.connections.enter(c, Hold::kReady);
 }
@@ -103,8 +103,29 @@ void take_what_is_done() {
     Request* next = r->next;
     Connection* c = g.connections.find(r->fd);
     if (c != nullptr && c->hold == r->hold && c->state == Hold::kHeld) release(c, false);
+    r->share->bytes -= r->pages.bytes;
+    --r->share->requests;
     g.fetcher.recycle(r);
     r = next;
+  }
+}
+
+// Clients of users that have less under way again, in order: what they wait for is looked at anew. A few more than there is room for
+// may come, and wait again.
+void give_turns() {
+  Gate& g = g_gate;
+  const uint64_t each = kClientBytesMin / 4, most = user_bytes_max();
+  for (Share** at = &g.shares.waiting(); *at != nullptr;) {
+    Share* share = *at;
+    uint64_t bytes = share->bytes;
+    unsigned requests = share->requests;
+    for (Connection* c; (c = share->waiting.head) != nullptr && bytes < most && requests < kUserRequestsMax; bytes += each, ++requests) release(c, false);
+    if (share->waiting.head != nullptr) {
+      at = &share->next_waiting;
+      continue;
+    }
+    *at = share->next_waiting;
+    share->listed = false;
   }
 }
 
@@ -120,9 +141,16 @@ void begin_fetching(uint64_t now) {
   g.holds_begun = g.holds;
 }
 
+// The first of a list that is ordered by deadline.
+void let_go_in_order(ConnectionList& list, bool all, uint64_t now) {
+  for (Connection* c; (c = list.head) != nullptr && (all || c->deadline_ns <= now);) release(c, true);
+}
+
 void let_go_of_late_ones(uint64_t now) {
   Gate& g = g_gate;
   const bool all = !g.watching();
+  let_go_in_order(g.connections.partial(), all, now);
+  for (Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting) let_go_in_order(share->waiting, all, now);
   if (!all && now < g.first_deadline_ns) return;
   g.first_deadline_ns = UINT64_MAX;
   for (Connection *c = g.connections.held().head, *next; c != nullptr; c = next) {
@@ -139,8 +167,12 @@ int time_to_sleep(int timeout_ms, uint64_t now) {
   Gate& g = g_gate;
   for (Connection* c = g.connections.ready().head; c != nullptr; c = c->next)
     if (server_wants(c)) return 0;
-  if (g.connections.held().head == nullptr) return timeout_ms;
-  const uint64_t left = g.first_deadline_ns > now ? (g.first_deadline_ns - now + 999999) / 1000000 : 0;
+  uint64_t first = g.connections.held().head != nullptr ? g.first_deadline_ns : UINT64_MAX;
+  auto sooner = [&](const Connection* c) { first = c != nullptr && c->deadline_ns < first ? c->deadline_ns : first; };
+  sooner(g.connections.partial().head);
+  for (const Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting) sooner(share->waiting.head);
+  if (first == UINT64_MAX) return timeout_ms;
+  const uint64_t left = first > now ? (first - now + 999999) / 1000000 : 0;
   return timeout_ms < 0 || static_cast<uint64_t>(timeout_ms) > left ? static_cast<int>(left) : timeout_ms;
 }
 
@@ -200,9 +232,11 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
     open_for_good("", why);
   }
   const uint64_t started = sys::now_ns();
-  for (int left = timeout_ms;;) {
+  int left = timeout_ms;
+  for (bool first = true;; first = false) {
     take_what_is_done();
-    uint64_t now = g.connections.held().head != nullptr ? sys::now_ns() : started;
+    give_turns();
+    const uint64_t now = first ? started : sys::now_ns();
     begin_fetching(now);
     let_go_of_late_ones(now);
     int sleep = time_to_sleep(left, now);
@@ -213,6 +247,7 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
     bool woken = false;
     n = sift(events, n, &woken);
     take_what_is_done();
+    give_turns();
     n = add_ready(events, n, max);
     if (n != 0 || left == 0) return n;
     if (timeout_ms >= 0) {
@@ -330,7 +365,8 @@ void look_at_keys(int fd) {
     return;
   }
   if (reads++ % kKeysLookedAtEvery != 0) return;
-  const int rc = g.layout.check_keys(&why);
+  int rc = g.layout.check_keys(&why);
+  if (rc > 0 && rights_check(&why) < 0) rc = -1;
   if (rc < 0) return open_for_good(kUnknownLayout, why);
   if (rc > 0 && !opened_for_io_threads() && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
 }
@@ -346,7 +382,7 @@ int gate_start(const GateOptions& options, ErrorText* why) {
   if (!pager_created()) return why->set(-ENOTSUP, "this library serves no tier here");
   pager_watch_thread(sys::thread_id());
   if (g.state.load() != GateState::kOff) return why->set(-EEXIST, "the input gate is there already");
-  if (!g.layout.find_symbols(why)) return -ENOENT;
+  if (!g.layout.find_symbols(why) || !rights_find_symbols(g.layout.keyspace() == Keyspace::kTables, why)) return -ENOENT;
   g.main_thread = pthread_self();
   if (int rc = pthread_atfork(nullptr, nullptr, enter_child); rc != 0) return why->set(-rc, "no fork handler");
   int rc = redirect("read", hook_read, &g.read, why);
@@ -384,6 +420,12 @@ GateCounters gate_counters() {
   now.timeouts = work.timeouts.get();
   now.unknown = work.unknown.get();
   now.overflows = work.overflows.get();
+  now.refused = work.refused.get();
+  now.partial_overflows = work.partial_overflows.get();
+  now.turns = work.turns.get();
+  now.cut = work.cut.get();
+  now.held_bytes = g_gate.connections.held_quota().used;
+  now.partial_bytes = g_gate.connections.partial_quota().used;
   return now;
 }
 

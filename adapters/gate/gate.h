@@ -9,6 +9,10 @@
 // To the server the client was merely slower to send. Calls of the main program are redirected (program_got.h): read,
 // epoll_wait, close, and OpenSSL's SSL_read (with SSL_get_error and SSL_pending, so that the session agrees). Held for at most `hold_ms_max` and kRoundsMax rounds, then passed as it is: the command faults, and is right.
 //
+// Nothing is looked up, fetched or held for a client that has not authenticated, or whose user may not run the command on its keys
+// (client_rights.h): neither the LUN, nor the budget, nor the time that a refusal takes tells it anything. What others may have under way or
+// held is bounded, a client and a user (user_share.h).
+//
 // Passed at once, without look-up: everything but sockets of clients (replication links, pipes, files), input that
 // the server has part of already, commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
 // server's layout is not known (one line in the log), and for good once threads of the server read for it (io-threads-do-reads).
@@ -48,7 +52,12 @@ struct GateCounters {
   uint64_t overlapped_reads = 0;   // pieces of memory asked for
   uint64_t timeouts = 0;           // passed cold: too long, or too many rounds
   uint64_t unknown = 0;            // commands without keys, or not in the table
-  uint64_t overflows = 0;          // passed cold: no memory to hold them, or too many held
+  uint64_t overflows = 0;          // passed cold: no memory to hold them, or too much held, in all or of one user
+  uint64_t refused = 0;            // not looked up: the client has not authenticated, or may not run the command on its keys
+  uint64_t partial_overflows = 0;  // starts of commands passed on: too many kept
+  uint64_t turns = 0;              // times that a client waited because its user had as much under way as one may
+  uint64_t cut = 0;                // requests cut short: as much as one client may ask for at once
+  uint64_t held_bytes = 0, partial_bytes = 0;   // buffers in use now
 };
 
 // The longest since they were last taken: a command's wait at the gate, and a fault of the main thread.
@@ -70,7 +79,7 @@ GateWorst gate_take_worst();   // also where the gate could not be started
 
 // The same calls, of whichever library's gate serves.
 struct GateCalls {
-  size_t struct_bytes = sizeof(GateCalls);   // another one: a library of another version
+  size_t struct_bytes = sizeof(GateCalls), counters_bytes = sizeof(GateCounters);   // others: a library of another version
   void (*set)(const GateOptions&) = gate_set;
   GateState (*state)() = gate_state;
   const char* (*reason)() = gate_reason;

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "gate_inside.h"
+#include "pager/state.h"
 #include "walk.h"
 
 namespace lunar::redis {
@@ -17,8 +18,8 @@ struct Verdict {
   bool cold = false;   // what follows waits for pages; else it is part of a command
 };
 
-// One command of a client on `*database`. True: nothing is missing for it.
-bool look_up(const Command& command, int* database, bool first_look, Missing* missing) {
+// One command of a client on `*database`. True: nothing is missing for it, or it is none of the client's business.
+bool look_up(const Command& command, int* database, Rights* rights, bool first_look, Missing* missing) {
   Gate& g = gate();
   if (command.kept == 0) return true;
   g.work.commands.add();
@@ -32,30 +33,47 @@ bool look_up(const Command& command, int* database, bool first_look, Missing* mi
     g.work.unknown.add();
     return true;
   }
+  if (!rights_allow(rights, *keys, command)) {
+    g.work.refused.add();
+    return true;
+  }
   const DatabaseView* where = g.layout.database(*database);
   return where == nullptr || walk_command(g.layout, *where, *keys, command, first_look, missing);
 }
 
 // Looks at whole commands from the start. `full`: the server's buffer has no room for more, so what begins here cannot be completed.
-// `first_look`: nothing of it has been held; `late`: the first command has waited enough.
-Verdict judge(const ClientView& client, const char* data, size_t bytes, bool full, bool first_look, bool late, Missing* missing) {
+// `first_look`: nothing of it has been held; `late`: the first command has waited enough. The start of a command is kept only behind
+// others: when it is all there is, the server's own rules for it (errors, idle clients) are to hold.
+Verdict judge(const ClientView& client, const char* data, size_t bytes, bool full, bool first_look, bool late, Missing* missing, Share** share) {
   Gate& g = gate();
   Verdict verdict;
+  Rights rights;
+  rights_of(g.layout, client, &rights);
+  if (rights.none()) {
+    g.work.refused.add();
+    verdict.good = bytes;
+    return verdict;
+  }
   int database = g.layout.database_of(client);
   unsigned behind = 0;
   for (size_t at = 0; at < bytes;) {
     const Parse parse = parse_command(data + at, bytes - at, &g.command);
     if (parse != Parse::kCommand) {
-      const bool leave = parse == Parse::kBad || g.command.bytes > kPartialMax || (full && at == 0);
+      const bool leave = parse == Parse::kBad || g.command.bytes > kPartialMax || at == 0;
       if (leave && !verdict.cold) verdict.good = bytes;
       break;
     }
     const bool first = at == 0;
     at += g.command.bytes;
-    if (!look_up(g.command, &database, first_look, missing)) {
+    if (g.command.kept != 0 && changes_rights(g.command)) {   // as whom the rest runs is not known yet
+      if (!verdict.cold) verdict.good = bytes;
+      break;
+    }
+    if (!look_up(g.command, &database, &rights, first_look, missing)) {
       if (first && late) {
         g.work.timeouts.add();
         missing->count = 0;
+        missing->bytes = 0;
       } else {
         verdict.cold = true;
       }
@@ -63,7 +81,22 @@ Verdict judge(const ClientView& client, const char* data, size_t bytes, bool ful
     if (!verdict.cold) verdict.good = at;
     else if (missing->full() || ++behind > kLookAhead) break;
   }
+  if (verdict.cold) {
+    if (missing->bytes >= missing->bytes_max) g.work.cut.add();
+    *share = g.shares.of(rights.user);
+  }
   return verdict;
+}
+
+uint64_t budget_bytes() {
+  const auto& state = pager_state();
+  return static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift;
+}
+
+// Of a client, under way at once; the last piece may pass it.
+uint64_t client_bytes_max() {
+  const uint64_t part = budget_bytes() / kClientPart;
+  return part < kClientBytesMin ? kClientBytesMin : part > kClientBytesMax ? kClientBytesMax : part;
 }
 
 ssize_t again() {
@@ -72,32 +105,51 @@ ssize_t again() {
   return -1;
 }
 
-// `c` waits for its pages. `anew`: for a command that has not waited yet. False: it cannot be held.
-bool hold(Connection* c, const Missing& missing, bool anew) {
+void ask_for(Connection* c, Request* request, const Missing& missing, Share* share) {
   Gate& g = gate();
-  Request* request = g.fetcher.spare();
-  if (request == nullptr) return false;
   request->fd = c->fd;
-  request->hold = c->hold = ++g.holds;
+  request->hold = c->hold;
   request->pages = missing;
+  request->share = share;
+  share->bytes += missing.bytes;
+  ++share->requests;
   g.work.rounds.add();
   g.work.ranges.add(missing.count);
   g.fetcher.submit(request);
+  ++c->rounds;
+}
+
+// `c` waits for its pages, or for its user's turn to ask for them. `anew`: for a command that has not waited yet. False: it cannot be held.
+bool hold(Connection* c, const Missing& missing, Share* share, bool anew) {
+  Gate& g = gate();
+  const bool turn = share->requests == 0 || (share->bytes + missing.bytes <= user_bytes_max() && share->requests < kUserRequestsMax);
+  Request* request = turn ? g.fetcher.spare() : nullptr;
+  if (turn && request == nullptr) return false;
+  const uint64_t now = anew || !turn ? sys::now_ns() : 0;
   if (anew) {
     g.work.held.add();
     c->rounds = 0;
     c->late = false;
-    c->since_ns = sys::now_ns();
-    c->deadline_ns = UINT64_MAX;   // its time begins when the fetchers are woken: gate.cpp
+    c->since_ns = now;
   }
-  ++c->rounds;
-  g.connections.enter(c, Hold::kHeld);
+  if (anew || c->waited) c->deadline_ns = UINT64_MAX;   // its time begins when the fetchers are woken: gate.cpp
+  c->waited = !turn;
+  c->hold = ++g.holds;
+  if (turn) {
+    ask_for(c, request, missing, share);
+    g.connections.enter(c, Hold::kHeld);
+    return true;
+  }
+  g.work.turns.add();
+  c->deadline_ns = now + kTurnNsMax;
+  g.shares.list(share);
+  g.connections.enter(c, Hold::kHeld, &share->waiting);
   return true;
 }
 
 // Keeps what the server does not get of the `n` bytes in its buffer. `c`: the connection's entry, all of whose bytes are in the
 // buffer, or nullptr. What read() returns.
-ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, Verdict verdict, const Missing& missing) {
+ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, Verdict verdict, const Missing& missing, Share* share) {
   Gate& g = gate();
   const size_t rest = n - verdict.good;
   if (rest == 0) {
@@ -107,11 +159,18 @@ ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, Verdict verdic
   const bool same = c != nullptr && verdict.good == 0 && n == c->size();   // nothing new has come, nothing goes
   const bool anew = verdict.good != 0 || c == nullptr || c->state == Hold::kPartial;
   if (c == nullptr) c = g.connections.add(fd);
-  bool kept = c != nullptr && rest <= kHoldBytesMax && (same || g.connections.fill(c, buffer + verdict.good, rest));
-  if (kept && verdict.cold) kept = hold(c, missing, anew);
-  else if (kept) g.connections.enter(c, Hold::kPartial);
+  bool kept = c != nullptr && rest <= kHoldBytesMax && (!verdict.cold || share != nullptr);
+  if (kept && !same)
+    kept = verdict.cold ? g.connections.fill(c, buffer + verdict.good, rest, &g.connections.held_quota(), &share->held)
+                        : g.connections.fill(c, buffer + verdict.good, rest, &g.connections.partial_quota(), nullptr);
+  if (kept && verdict.cold) {
+    kept = hold(c, missing, share, anew);
+  } else if (kept) {
+    c->deadline_ns = sys::now_ns() + kPartialNsMax;
+    g.connections.enter(c, Hold::kPartial);
+  }
   if (!kept) {
-    g.work.overflows.add();
+    (verdict.cold ? g.work.overflows : g.work.partial_overflows).add();
     if (c != nullptr) g.connections.drop(c);
     return static_cast<ssize_t>(n);
   }
@@ -141,12 +200,14 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
     n += static_cast<size_t>(got);
   }
   Missing missing;
+  missing.bytes_max = client_bytes_max();
+  Share* share = nullptr;
   Verdict verdict{n, false};
   const bool late = c->state == Hold::kReady && (c->late || c->rounds >= kRoundsMax);
-  if (const ClientView* client = judged_client(fd, buffer); client != nullptr) verdict = judge(*client, text, n, n == bytes, c->state == Hold::kPartial, late, &missing);
-  if (kept == c->size()) return keep(c, fd, text, n, verdict, missing);
+  if (const ClientView* client = judged_client(fd, buffer); client != nullptr) verdict = judge(*client, text, n, n == bytes, c->state == Hold::kPartial, late, &missing, &share);
+  if (kept == c->size()) return keep(c, fd, text, n, verdict, missing, share);
   // The server asked for less than there is: what it does not take stays where it is, and is looked at when its turn comes.
-  if (verdict.good == 0 && verdict.cold && hold(c, missing, false)) return again();
+  if (verdict.good == 0 && verdict.cold && share != nullptr && hold(c, missing, share, false)) return again();
   if (verdict.good == 0) verdict.good = n;
   c->begin += verdict.good;
   c->rounds = 0;
@@ -155,6 +216,8 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
 }
 
 }  // namespace
+
+uint64_t user_bytes_max() { return budget_bytes() / kUserPart; }
 
 ssize_t Source::read(void* buffer, size_t bytes) const {
   const Gate& g = gate();
@@ -173,9 +236,11 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   const ssize_t got = from.read(buffer, bytes);
   if (client == nullptr || got <= 0) return got;
   Missing missing;
+  missing.bytes_max = client_bytes_max();
+  Share* share = nullptr;
   const auto n = static_cast<size_t>(got);
-  const Verdict verdict = judge(*client, static_cast<char*>(buffer), n, n == bytes, true, false, &missing);
-  return verdict.good == n ? got : keep(nullptr, fd, static_cast<char*>(buffer), n, verdict, missing);
+  const Verdict verdict = judge(*client, static_cast<char*>(buffer), n, n == bytes, true, false, &missing, &share);
+  return verdict.good == n ? got : keep(nullptr, fd, static_cast<char*>(buffer), n, verdict, missing, share);
 }
 
 // A thread of the server that reads for it: the gate opens for good. Or a module's that handles events while it has the server's

@@ -4,6 +4,7 @@
 #pragma once
 #include <sys/types.h>
 
+#include "client_rights.h"
 #include "connections.h"
 #include "fetcher.h"
 #include "gate.h"
@@ -18,6 +19,11 @@ constexpr unsigned kRoundsMax = 24;          // slot, entry, key, object, value;
 constexpr size_t kPartialMax = 32 * 1024;    // a command that needs more is passed as it comes
 constexpr size_t kHoldBytesMax = 1 << 20;    // more than that is not kept from the server
 constexpr unsigned kLookAhead = 256;         // commands behind a cold one that are looked at too
+constexpr uint64_t kPartialNsMax = 20'000'000;     // the start of a command waits no longer for the rest
+constexpr uint64_t kTurnNsMax = 1'000'000'000;     // and a client for its user's turn
+// Parts of the DRAM budget that may be under way from the LUN for a user, and that one client asks for at once.
+constexpr uint64_t kUserPart = 4, kClientPart = 16, kClientBytesMin = 256 << 10, kClientBytesMax = 4 << 20;
+constexpr unsigned kUserRequestsMax = Fetcher::kRequestsMax / 2;
 
 // Where input comes from: a socket, or the TLS session on it. read() is what the program called before the gate.
 struct Source {
@@ -27,7 +33,7 @@ struct Source {
 };
 
 struct GateWork {
-  Counter commands, held, rounds, ranges, timeouts, unknown, overflows;   // as in GateCounters
+  Counter commands, held, rounds, ranges, timeouts, unknown, overflows, refused, partial_overflows, turns, cut;   // as in GateCounters
 };
 
 struct Gate {
@@ -38,6 +44,7 @@ struct Gate {
   ServerLayout layout;
   Connections connections;
   Fetcher fetcher;
+  Shares shares;
   GateWork work;
   Command command;                           // the one being looked at (too large for a stack)
   pthread_t main_thread{};
@@ -65,6 +72,8 @@ Gate& gate();
 // read(), or SSL_read(): the main thread's, and that of the server's other threads.
 ssize_t gate_input(Source from, void* buffer, size_t bytes);
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes);
+// Bytes that may be under way for a user.
+uint64_t user_bytes_max();
 // The server's data is known, but its keys have not been checked yet: while a client's input is read they may be looked at.
 void look_at_keys(int fd);
 

@@ -21,9 +21,9 @@ constexpr uint64_t kSlotsScanned = 65536;
 constexpr unsigned kKeysChecked = 8;
 
 //                                    database  loop     type  connection  client
-constexpr Shape kRedis7 = {Keyspace::kDict,   40, 80, 4, 16, 48, 0,  56, 24, 48, 8, 16, 32, 48, 148, 152};
-constexpr Shape kRedis8 = {Keyspace::kDicts,  56, 80, 16, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176};
-constexpr Shape kValkey8 = {Keyspace::kTables, 48, 72, 4, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64};
+constexpr Shape kRedis7 = {Keyspace::kDict,   40, 80, 4, 16, 48, 0,  56, 24, 48, 8, 16, 32, 48, 148, 152, 136};
+constexpr Shape kRedis8 = {Keyspace::kDicts,  56, 80, 16, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176, 160};
+constexpr Shape kValkey8 = {Keyspace::kTables, 48, 72, 4, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64, 432};
 
 template <class T>
 bool peek(const void* from, T* to) {

@@ -98,7 +98,7 @@ struct Shape {
   uint16_t loop_size, loop_events, loop_api;                            // (the most there may be is at 4)
   uint16_t type_handler;                                                // of a connection type
   uint16_t connection_fd, connection_client, connection_reader;
-  uint16_t client_flags, client_connection, client_database, client_buffer, client_left, client_bulk;   // flags: 1, 2: replication
+  uint16_t client_flags, client_connection, client_database, client_buffer, client_left, client_bulk, client_user;   // flags: 1, 2: replication
 };
 
 // Header bytes and length of an sds by its flag byte (the one before the text).
@@ -130,6 +130,8 @@ class ServerLayout {
   bool at_command_start(const ClientView& client) const;
   bool reads_into(const ClientView& client, const void* buffer) const;
   int database_of(const ClientView& client) const;
+  // As whom its commands run; not looked at here (client_rights.h).
+  const void* user_of(const ClientView& client) const { return at<const void*>(&client, shape_->client_user); }
   const DatabaseView* database(int index) const;
   bool has_slots() const { return slots_; }
   uint64_t hash(Slice key) const { return hash_(key.data, key.bytes); }

@@ -231,7 +231,10 @@ void Walk::value_of(const ObjectView* object, const Command& command, const Comm
 }
 
 void Missing::add(const void* address, size_t bytes) {
-  if (!full()) range[count++] = {address, bytes};
+  if (full()) return;
+  range[count++] = {address, bytes};
+  const uint64_t page = page_bytes(), first = reinterpret_cast<uintptr_t>(address) / page;
+  this->bytes += ((reinterpret_cast<uintptr_t>(address) + bytes - 1) / page - first + 1) * page;
 }
 
 bool walk_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys, const Command& command,

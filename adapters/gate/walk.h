@@ -21,8 +21,9 @@ constexpr size_t kValueBytesMax = 256 * 1024;    // of one value; the rest is le
 
 struct Missing {
   unsigned count = 0;
+  uint64_t bytes = 0, bytes_max = UINT64_MAX;   // full when they have been reached
   lunar_range range[kRangesMax];
-  bool full() const { return count == kRangesMax; }
+  bool full() const { return count == kRangesMax || bytes >= bytes_max; }
   void add(const void* address, size_t bytes);
 };
 

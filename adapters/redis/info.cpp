@@ -71,6 +71,12 @@ void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) 
   table.count("gate_timeouts", gate.timeouts);
   table.count("gate_unknown", gate.unknown);
   table.count("gate_overflows", gate.overflows);
+  table.count("gate_refused", gate.refused);
+  table.count("gate_partial_overflows", gate.partial_overflows);
+  table.count("gate_turns", gate.turns);
+  table.count("gate_cut", gate.cut);
+  table.count("gate_held_bytes", gate.held_bytes);
+  table.count("gate_partial_bytes", gate.partial_bytes);
   table.count("prefetched_pages", stats.prefetched);
   table.count("second_chances", stats.second_chances);
   // Of 100 key look-ups, how many met no read from the LUN. Saves and digests read too, so it is a lower bound.

@@ -14,7 +14,7 @@ struct Figure {
   double real;
   const char* text;
 };
-constexpr unsigned kFiguresMax = 48;
+constexpr unsigned kFiguresMax = 96;
 
 // Fills `out` and returns how many.
 unsigned figures(Figure* out);

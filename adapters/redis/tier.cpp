@@ -53,7 +53,7 @@ void tier_adopt() {
   (void)look_up_all(&g_tier);
   const GateCalls* (*gate)() = nullptr;
   if (look_up(gate, kGateCallsSymbol)) g_tier.gate = gate();
-  if (g_tier.gate != nullptr && g_tier.gate->struct_bytes != sizeof(GateCalls)) g_tier.gate = nullptr;
+  if (g_tier.gate != nullptr && (g_tier.gate->struct_bytes != sizeof(GateCalls) || g_tier.gate->counters_bytes != sizeof(GateCounters))) g_tier.gate = nullptr;
   g_tier.owner = TierOwner::kPreload;
 }
 

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the clients of one user have of the gate, so that none takes it from the others: bytes under way from the LUN, requests, and
+// input held back. Whoever has its full share of what is under way waits for its turn, in order; of what is held, the rest is passed.
+//
+// A share lives while anything is in it. The user is a name only, never looked at.
+//
+// Threading: the main thread. Memory from base/arena; as much as there were users with a share at one time.
+#pragma once
+#include "connections.h"
+
+namespace lunar::redis {
+
+struct Share {
+  const void* user = nullptr;
+  Share* next = nullptr;         // of the same bucket
+  uint64_t bytes = 0;            // under way
+  unsigned requests = 0;
+  Quota held{0, 0};              // input
+  ConnectionList waiting;        // for their turn to ask for pages
+  Share* next_waiting = nullptr; // has clients that wait
+  bool listed = false;
+  bool idle() const { return requests == 0 && held.used == 0 && !listed && waiting.head == nullptr; }
+};
+
+class Shares {
+ public:
+  Share* of(const void* user);   // nullptr: no memory
+  // Those with clients that wait, or had some.
+  Share*& waiting() { return waiting_; }
+  void list(Share* share) {
+    if (share->listed) return;
+    share->listed = true;
+    share->next_waiting = waiting_;
+    waiting_ = share;
+  }
+
+ private:
+  static constexpr size_t kBuckets = 1024;
+  Share* bucket_[kBuckets] = {};
+  Share* waiting_ = nullptr;
+};
+
+}  // namespace lunar::redis
