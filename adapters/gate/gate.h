@@ -13,8 +13,8 @@
 // (client_rights.h): neither the LUN, nor the budget, nor the time that a refusal takes tells it anything. What others may have under way or
 // held is bounded, a client and a user (user_share.h).
 //
-// Passed at once, without look-up: everything but sockets of clients (replication links, pipes, files), input that
-// the server has part of already, commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
+// Passed at once, without look-up: everything but sockets of clients (replication links, pipes, files), a command's start that is
+// all there is (the rest is judged with what the server has of it), commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
 // server's layout is not known (one line in the log), and for good once threads of the server read for it (io-threads-do-reads).
 //
 // Carried by the Redis module and by the preload library; where both are, the preload's serves and the module asks it (GateCalls).

@@ -13,6 +13,12 @@
 namespace lunar::redis {
 namespace {
 
+// A client whose input can be judged, and where the server is in it.
+struct Input {
+  const ClientView* client = nullptr;
+  Progress progress;
+};
+
 struct Verdict {
   size_t good = 0;     // bytes from the start that may go to the server
   bool cold = false;   // what follows waits for pages; else it is part of a command
@@ -41,35 +47,38 @@ bool look_up(const Command& command, int* database, Rights* rights, bool first_l
   return where == nullptr || walk_command(g.layout, *where, *keys, command, first_look, missing);
 }
 
-// Looks at whole commands from the start. `full`: the server's buffer has no room for more, so what begins here cannot be completed.
+// The command at `at` of `text`: the first one may have begun in what the server has.
+Parse parse_at(const Input& input, const char* text, size_t at, size_t bytes, Command* out) {
+  const Progress& progress = input.progress;
+  if (at != 0 || progress.left == 0) return parse_command(text + at, bytes - at, out);
+  const Parse parse = parse_rest(text, bytes, progress.taken, progress.left, progress.bulk, out);
+  return parse == Parse::kCommand && !gate().layout.arguments_taken(*input.client, progress, out) ? Parse::kBad : parse;
+}
+
+// Looks at the whole commands of `text`, what the server has of the first one included.
 // `first_look`: nothing of it has been held; `late`: the first command has waited enough. The start of a command is kept only behind
 // others: when it is all there is, the server's own rules for it (errors, idle clients) are to hold.
-Verdict judge(const ClientView& client, const char* data, size_t bytes, bool full, bool first_look, bool late, Missing* missing, Share** share) {
+Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool first_look, bool late, Rights* rights, Missing* missing) {
   Gate& g = gate();
   Verdict verdict;
-  Rights rights;
-  rights_of(g.layout, client, &rights);
-  if (rights.none()) {
-    g.work.refused.add();
-    verdict.good = bytes;
-    return verdict;
-  }
-  int database = g.layout.database_of(client);
+  int database = g.layout.database_of(*input.client);
   unsigned behind = 0;
   for (size_t at = 0; at < bytes;) {
-    const Parse parse = parse_command(data + at, bytes - at, &g.command);
-    if (parse != Parse::kCommand) {
-      const bool leave = parse == Parse::kBad || g.command.bytes > kPartialMax || at == 0;
+    const Parse parse = parse_at(input, text, at, bytes, &g.command);
+    const bool first = at == 0;
+    // What the server has is not a whole command, or it waits for something else than input.
+    const bool strange = parse == Parse::kCommand && first && g.command.bytes <= input.progress.bytes;
+    if (parse != Parse::kCommand || strange) {
+      const bool leave = parse == Parse::kBad || strange || g.command.bytes > kPartialMax || first;
       if (leave && !verdict.cold) verdict.good = bytes;
       break;
     }
-    const bool first = at == 0;
     at += g.command.bytes;
     if (g.command.kept != 0 && changes_rights(g.command)) {   // as whom the rest runs is not known yet
       if (!verdict.cold) verdict.good = bytes;
       break;
     }
-    if (!look_up(g.command, &database, &rights, first_look, missing)) {
+    if (!look_up(g.command, &database, rights, first_look, missing)) {
       if (first && late) {
         g.work.timeouts.add();
         missing->count = 0;
@@ -81,6 +90,21 @@ Verdict judge(const ClientView& client, const char* data, size_t bytes, bool ful
     if (!verdict.cold) verdict.good = at;
     else if (missing->full() || ++behind > kLookAhead) break;
   }
+  return verdict;
+}
+
+// Of the `n` bytes that come behind what the server has.
+Verdict judge(const Input& input, size_t n, bool first_look, bool late, Missing* missing, Share** share) {
+  Gate& g = gate();
+  Rights rights;
+  rights_of(g.layout, *input.client, &rights);
+  if (rights.none()) {
+    g.work.refused.add();
+    return {n, false};
+  }
+  const size_t there = input.progress.bytes;
+  Verdict verdict = judge_commands(input, input.progress.text, there + n, first_look, late, &rights, missing);
+  verdict.good = verdict.good < there ? 0 : verdict.good - there;
   if (verdict.cold) {
     if (missing->bytes >= missing->bytes_max) g.work.cut.add();
     *share = g.shares.of(rights.user);
@@ -177,13 +201,12 @@ ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, Verdict verdic
   return verdict.good != 0 ? static_cast<ssize_t>(verdict.good) : again();
 }
 
-// The client, when what it sends next can be judged.
-const ClientView* judged_client(int fd, const void* buffer) {
+// False: what the client sends next cannot be judged.
+bool may_judge(int fd, const void* buffer, Input* out) {
   Gate& g = gate();
-  if (!g.watching()) return nullptr;
-  const ClientView* client = g.layout.client_of(fd);
-  if (client == nullptr || !g.layout.reads_into(*client, buffer) || !g.layout.at_command_start(*client)) return nullptr;
-  return client;
+  if (!g.watching()) return false;
+  out->client = g.layout.client_of(fd);
+  return out->client != nullptr && g.layout.progress_of(*out->client, buffer, &out->progress);
 }
 
 // Bytes that were kept come first.
@@ -204,7 +227,8 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
   Share* share = nullptr;
   Verdict verdict{n, false};
   const bool late = c->state == Hold::kReady && (c->late || c->rounds >= kRoundsMax);
-  if (const ClientView* client = judged_client(fd, buffer); client != nullptr) verdict = judge(*client, text, n, n == bytes, c->state == Hold::kPartial, late, &missing, &share);
+  Input input;
+  if (may_judge(fd, buffer, &input)) verdict = judge(input, n, c->state == Hold::kPartial, late, &missing, &share);
   if (kept == c->size()) return keep(c, fd, text, n, verdict, missing, share);
   // The server asked for less than there is: what it does not take stays where it is, and is looked at when its turn comes.
   if (verdict.good == 0 && verdict.cold && share != nullptr && hold(c, missing, share, false)) return again();
@@ -232,14 +256,15 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   if (bytes == 0) return from.read(buffer, bytes);
   if (g.state.load(std::memory_order_relaxed) == GateState::kStarting) look_at_keys(fd);
   if (Connection* c = g.connections.find(fd); c != nullptr) return input_from(c, from, buffer, bytes);
-  const ClientView* client = counters().evictions.get() != 0 ? judged_client(fd, buffer) : nullptr;
+  Input input;
+  const bool judged = counters().evictions.get() != 0 && may_judge(fd, buffer, &input);
   const ssize_t got = from.read(buffer, bytes);
-  if (client == nullptr || got <= 0) return got;
+  if (!judged || got <= 0) return got;
   Missing missing;
   missing.bytes_max = client_bytes_max();
   Share* share = nullptr;
   const auto n = static_cast<size_t>(got);
-  const Verdict verdict = judge(*client, static_cast<char*>(buffer), n, n == bytes, true, false, &missing, &share);
+  const Verdict verdict = judge(input, n, true, false, &missing, &share);
   return verdict.good == n ? got : keep(nullptr, fd, static_cast<char*>(buffer), n, verdict, missing, share);
 }
 

@@ -19,11 +19,12 @@ constexpr unsigned kWordsScanned = 32;
 constexpr unsigned kDatabasesMax = 1u << 16;
 constexpr uint64_t kSlotsScanned = 65536;
 constexpr unsigned kKeysChecked = 8;
+constexpr unsigned kTakenMax = 16;   // arguments that the server has of a command, when it is looked at (each costs system calls)
 
 //                                    database  loop     type  connection  client
-constexpr Shape kRedis7 = {Keyspace::kDict,   40, 80, 4, 16, 48, 0,  56, 24, 48, 8, 16, 32, 48, 148, 152, 136};
-constexpr Shape kRedis8 = {Keyspace::kDicts,  56, 80, 16, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176, 160};
-constexpr Shape kValkey8 = {Keyspace::kTables, 48, 72, 4, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64, 432};
+constexpr Shape kRedis7 = {Keyspace::kDict,   40, 80, 4, 16, 48, 0,  56, 24, 48, 8, 16, 32, 48, 148, 152, 136, 72, 80};
+constexpr Shape kRedis8 = {Keyspace::kDicts,  56, 80, 16, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176, 160, 88, 96};
+constexpr Shape kValkey8 = {Keyspace::kTables, 48, 72, 4, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64, 432, 40, 32};
 
 template <class T>
 bool peek(const void* from, T* to) {
@@ -298,14 +299,24 @@ bool ServerLayout::strange_client(int fd) const {
   return reader != read_query_ || !peek(client + shape_->client_connection, &back) || back != connection;
 }
 
-bool ServerLayout::at_command_start(const ClientView& client) const {
-  const char* buffer = at<const char*>(&client, shape_->client_buffer);
-  return at<int32_t>(&client, shape_->client_left) == 0 && at<int64_t>(&client, shape_->client_bulk) == -1 &&
-         (buffer == nullptr || sds_length(buffer) == 0);
+bool ServerLayout::progress_of(const ClientView& client, const void* buffer, Progress* out) const {
+  const char* text = at<const char*>(&client, shape_->client_buffer);
+  const int32_t left = at<int32_t>(&client, shape_->client_left), taken = at<int32_t>(&client, shape_->client_argc);
+  if (text == nullptr || at<uint64_t>(&client, shape_->client_buffer + 8u) != 0 || left < 0) return false;   // behind the buffer: how much of it is used
+  *out = {text, sds_length(text), left == 0 ? 0u : static_cast<unsigned>(taken), static_cast<unsigned>(left), at<int64_t>(&client, shape_->client_bulk)};
+  return text + out->bytes == buffer && (left != 0 || out->bulk == -1) && out->bulk >= -1 && out->bulk <= static_cast<int64_t>(kBulkMax) &&
+         out->taken <= kTakenMax && out->left <= kArgumentsMax;
 }
 
-bool ServerLayout::reads_into(const ClientView& client, const void* buffer) const {
-  return at<const void*>(&client, shape_->client_buffer) == buffer;
+bool ServerLayout::arguments_taken(const ClientView& client, const Progress& progress, Command* out) const {
+  const auto* const* argument = at<const ObjectView* const*>(&client, shape_->client_argv);
+  for (unsigned i = 0; i < progress.taken; ++i) {
+    const ObjectView* object;
+    ErrorText why;
+    if (!peek(argument + i, &object) || check_object(object, &why) < 0 || object->type() != 0 || object->encoding() == 1) return false;
+    out->argument[i] = {object->pointer, sds_length(object->pointer)};
+  }
+  return true;
 }
 
 int ServerLayout::database_of(const ClientView& client) const {

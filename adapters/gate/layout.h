@@ -27,6 +27,16 @@
 
 namespace lunar::redis {
 
+// What a server has of a client's input before it reads more: `bytes` at `text` that it could not use yet, right before what it reads; it is
+// in a command of which it has taken `taken` arguments, `left` are to come (0: it has taken none, the text is a command's start), the next
+// one of `bulk` bytes (-1: not known).
+struct Progress {
+  const char* text = nullptr;
+  size_t bytes = 0;
+  unsigned taken = 0, left = 0;
+  int64_t bulk = -1;
+};
+
 // What the dictionaries of a database lead to.
 enum class Keyspace : uint8_t { kDict, kDicts, kTables };
 
@@ -98,7 +108,7 @@ struct Shape {
   uint16_t loop_size, loop_events, loop_api;                            // (the most there may be is at 4)
   uint16_t type_handler;                                                // of a connection type
   uint16_t connection_fd, connection_client, connection_reader;
-  uint16_t client_flags, client_connection, client_database, client_buffer, client_left, client_bulk, client_user;   // flags: 1, 2: replication
+  uint16_t client_flags, client_connection, client_database, client_buffer, client_left, client_bulk, client_user, client_argc, client_argv;   // flags: 1, 2: replication
 };
 
 // Header bytes and length of an sds by its flag byte (the one before the text).
@@ -126,9 +136,10 @@ class ServerLayout {
   const ClientView* client_of(int fd) const;
   // A client on a plain socket that client_of does not know: laid out in another way.
   bool strange_client(int fd) const;
-  // Its server side has consumed all input: what comes next is the start of a command.
-  bool at_command_start(const ClientView& client) const;
-  bool reads_into(const ClientView& client, const void* buffer) const;
+  // How far the server is with the client's input, which it is about to read into `buffer`. False: not known.
+  bool progress_of(const ClientView& client, const void* buffer, Progress* out) const;
+  // The arguments that the server has taken of the command that it is in. False: they are not what they should be.
+  bool arguments_taken(const ClientView& client, const Progress& progress, Command* out) const;
   int database_of(const ClientView& client) const;
   // As whom its commands run; not looked at here (client_rights.h).
   const void* user_of(const ClientView& client) const { return at<const void*>(&client, shape_->client_user); }

@@ -35,17 +35,15 @@ Parse more(Command* out, size_t needed) {
   return Parse::kMore;
 }
 
-Parse parse_multibulk(const char* data, size_t bytes, Command* out) {
-  uint64_t count = 0;
-  size_t at = 0;
-  Parse header = parse_header(data, bytes, '*', kArgumentsMax, &count, &at);
-  if (header != Parse::kCommand) return header == Parse::kMore ? more(out, bytes + 1) : header;
-  out->count = count;
+// `count` arguments from `at` on; the first of `bulk` bytes without a header, unless -1.
+Parse parse_arguments(const char* data, size_t bytes, size_t at, uint64_t count, int64_t bulk, Command* out) {
   for (uint64_t i = 0; i < count; ++i) {
-    uint64_t length = 0;
+    uint64_t length = static_cast<uint64_t>(bulk);
     size_t line = 0;
-    header = parse_header(data + at, bytes - at, '$', kBulkMax, &length, &line);
-    if (header != Parse::kCommand) return header == Parse::kMore ? more(out, bytes + 1) : header;
+    if (i != 0 || bulk < 0) {
+      const Parse header = parse_header(data + at, bytes - at, '$', kBulkMax, &length, &line);
+      if (header != Parse::kCommand) return header == Parse::kMore ? more(out, bytes + 1) : header;
+    }
     at += line;
     if (bytes - at < length + 2) return more(out, at + length + 2);
     if (out->kept < kArgumentsKept) out->argument[out->kept++] = {data + at, length};
@@ -53,6 +51,15 @@ Parse parse_multibulk(const char* data, size_t bytes, Command* out) {
   }
   out->bytes = at;
   return Parse::kCommand;
+}
+
+Parse parse_multibulk(const char* data, size_t bytes, Command* out) {
+  uint64_t count = 0;
+  size_t at = 0;
+  const Parse header = parse_header(data, bytes, '*', kArgumentsMax, &count, &at);
+  if (header != Parse::kCommand) return header == Parse::kMore ? more(out, bytes + 1) : header;
+  out->count = count;
+  return parse_arguments(data, bytes, at, count, -1, out);
 }
 
 bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
@@ -87,6 +94,13 @@ Parse parse_command(const char* data, size_t bytes, Command* out) {
   out->count = 0;
   out->kept = 0;
   return data[0] == '*' ? parse_multibulk(data, bytes, out) : parse_inline(data, bytes, out);
+}
+
+Parse parse_rest(const char* data, size_t bytes, unsigned taken, unsigned left, int64_t bulk, Command* out) {
+  out->bytes = 0;
+  out->count = uint64_t{taken} + left;
+  out->kept = taken;
+  return parse_arguments(data, bytes, 0, left, bulk, out);
 }
 
 }  // namespace lunar::redis

@@ -39,5 +39,8 @@ struct Command {
 
 // pre: bytes > 0
 [[nodiscard]] Parse parse_command(const char* data, size_t bytes, Command* out);
+// The rest of a command of which the first `taken` arguments, in out->argument already, are elsewhere: `left` follow, the first of them of
+// `bulk` bytes, or with its header (-1). Everything counted from here. pre: taken <= kArgumentsKept
+[[nodiscard]] Parse parse_rest(const char* data, size_t bytes, unsigned taken, unsigned left, int64_t bulk, Command* out);
 
 }  // namespace lunar::redis

@@ -7,6 +7,7 @@
 //   noperm      a user without the command, and one without the keys: NOPERM, and nothing is held, asked for or read
 //   noauth      a client that has not said who it is: NOAUTH, likewise
 //   elsewhere   keys that a command names where the server does not look for keys
+//   split       commands of which the server has the first half before the rest comes: held like whole ones
 //   one byte    2,100 connections that each sent the start of a command: the others' cold reads are held as before
 //   unfinished  half a command behind a whole one: the server's protocol error comes, and a slow sender is not idle
 //
@@ -128,6 +129,27 @@ void noauth(Scene& scene) {
   require(right >= kReads, "not authenticated: {} refusals of {}", right, kReads);
 }
 
+void split(Scene& scene) {
+  Wire wire = enter(scene, "all");
+  const Figures before = scene.figures();
+  constexpr unsigned kSplit = 300;
+  for (unsigned i = 0; i < kSplit; ++i) {
+    scene.next = (scene.next + 2 * 97) % kKeys;
+    const std::string command = resp({"GET", key_name(scene.next)}), behind = i % 2 == 0 ? "" : resp({"GET", key_name(scene.next + 1)});
+    const size_t cut = 1 + i % (command.size() - 1);
+    wire.send_all(command.substr(0, cut));
+    usleep(1000);
+    wire.send_all(command.substr(cut) + behind);
+    std::string replies;
+    while (!wire.ended() && std::count(replies.begin(), replies.end(), '\n') < (i % 2 == 0 ? 2 : 4)) replies += wire.receive_until("\r\n");
+    const std::string value(kValueBytes, static_cast<char>('a' + scene.next % 26)), next(kValueBytes, static_cast<char>('a' + (scene.next + 1) % 26));
+    if (replies != "$3000\r\n" + value + "\r\n" + (i % 2 == 0 ? "" : "$3000\r\n" + next + "\r\n")) give_up("a wrong value: " + replies.substr(0, 60));
+  }
+  const Figures did = scene.figures() - before;
+  require(did.held >= kSplit / 2, "of {} commands in two pieces {} were held", kSplit, did.held);
+  fmt::print("split: held {}, asked for {}\n", did.held, did.asked_for);
+}
+
 // A group may have any name, "STREAMS" too: what follows it is no key to the server.
 void elsewhere(Scene& scene) {
   Wire wire = enter(scene, "streamer");
@@ -199,6 +221,7 @@ int run(const std::string& module) {
   fill(scene);
   allowed(scene);
   noperm(scene);
+  split(scene);
   elsewhere(scene);
   noauth(scene);
   one_byte(scene);
