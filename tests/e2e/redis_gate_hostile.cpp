@@ -284,7 +284,7 @@ int run(const std::string& module, uint64_t dram_mib, double seconds, unsigned t
   setrlimit(RLIMIT_NOFILE, &files);
   if (files.rlim_cur < 6000) skip("descriptors", "no more than " + std::to_string(files.rlim_cur));
   Server server(scratch.path, "server", free_port(), {"--maxclients", "8000", "--loadmodule", module, "dram", fmt::format("{}mb", dram_mib), "lun",
-                "sim:2g,latency_us=200", "size", "2gb", "forks", "no"});
+                "sim:8g,latency_us=200", "size", "8gb", "forks", "no"});
   Scene scene{server, Wire(server.port()), dram_mib * 4 * 1024 * 3 / 4 / 500 * 500};
   scene.set({"ACL", "SETUSER", "honest", "on", ">pw", "~*", "+@all"});
   scene.set({"ACL", "SETUSER", "reader", "on", ">pw", "~public:*", "+get", "+ping"});

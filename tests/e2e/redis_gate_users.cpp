@@ -9,6 +9,8 @@
 //   elsewhere   keys that a command names where the server does not look for keys
 //   split       commands of which the server has the first half before the rest comes: held like whole ones
 //   one byte    2,100 connections that each sent the start of a command: the others' cold reads are held as before
+//   turns       clients of one user that want thirty times what one may have under way: they wait for their turn, none is passed cold,
+//               another user is held as before, and INFO tells
 //   unfinished  half a command behind a whole one: the server's protocol error comes, and a slow sender is not idle
 //
 // Threading: one thread. May not: leave files or processes behind.
@@ -27,7 +29,7 @@ const std::string kEnd = "$5\r\n<end>\r\n";
 std::string key_name(unsigned k) { return fmt::format("{}:{}", k % 2 == 0 ? "public" : "secret", k); }
 
 struct Figures {
-  uint64_t held = 0, asked_for = 0, read_bytes = 0, overflows = 0;
+  uint64_t held = 0, asked_for = 0, read_bytes = 0, overflows = 0, turns = 0;
 };
 
 struct Scene {
@@ -50,12 +52,13 @@ struct Scene {
   Figures figures() {
     admin.send_all(resp({"INFO", "everything"}) + resp({"ECHO", "<end>"}));
     const std::string text = admin.receive_until(kEnd);
-    return {figure(text, "gate_held"), figure(text, "overlapped_reads"), figure(text, "lun_read_bytes"), figure(text, "gate_overflows")};
+    return {figure(text, "gate_held"), figure(text, "overlapped_reads"), figure(text, "lun_read_bytes"), figure(text, "gate_overflows"),
+            text.find("\nlunar_gate_turns:") == std::string::npos ? 0 : figure(text, "gate_turns")};
   }
 };
 
 Figures operator-(const Figures& a, const Figures& b) {
-  return {a.held - b.held, a.asked_for - b.asked_for, a.read_bytes - b.read_bytes, a.overflows - b.overflows};
+  return {a.held - b.held, a.asked_for - b.asked_for, a.read_bytes - b.read_bytes, a.overflows - b.overflows, a.turns - b.turns};
 }
 
 void fill(Scene& scene) {
@@ -191,6 +194,30 @@ void one_byte(Scene& scene) {
   }
 }
 
+void turns(Scene& scene) {
+  constexpr unsigned kMany = 400, kEach = 50;
+  std::vector<Wire> many;
+  for (unsigned i = 0; i < kMany; ++i) many.push_back(enter(scene, "all"));
+  Wire other = enter(scene, "reader");
+  const Figures before = scene.figures();
+  for (Wire& one : many) {
+    Words words{"MGET"};
+    for (unsigned i = 0; i < kEach; ++i) words.push_back(key_name(scene.next = (scene.next + 97) % kKeys));
+    one.send_all(resp(words));
+  }
+  const unsigned right = read(scene, other, 0, "$3000\r\n");
+  for (Wire& one : many) {
+    size_t bytes = 0;
+    while (!one.ended() && bytes < 5 + kEach * (7 + kValueBytes + 2)) bytes += one.receive_until("\r\n").size();
+    if (one.ended()) give_up("MGET: closed");
+  }
+  const Figures did = scene.figures() - before;
+  require(did.turns >= kMany / 4 && did.overflows == 0, "{} clients of one user: {} times one waited for its turn, {} were passed cold", kMany, did.turns,
+          did.overflows);
+  require(right == kReads && did.held >= kMany + kReads / kBatch / 2, "beside them {} values of {}, held {}", right, kReads, did.held);
+  fmt::print("turns: {}, held {}, asked for {}, read {} bytes, passed cold {}\n", did.turns, did.held, did.asked_for, did.read_bytes, did.overflows);
+}
+
 void unfinished(Scene& scene) {
   g_socket_patience_s = 20;
   Wire stranger(scene.server.port());   // a stranger may send no large arguments: said as soon as one is announced
@@ -225,6 +252,7 @@ int run(const std::string& module) {
   elsewhere(scene);
   noauth(scene);
   one_byte(scene);
+  turns(scene);
   unfinished(scene);
   if (g_failures != 0) fmt::print("the log:\n{}\n", server.log());
   fmt::print("{}\n", g_failures == 0 ? "PASS" : "FAILED");

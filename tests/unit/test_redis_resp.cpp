@@ -166,3 +166,33 @@ TEST_CASE("the cluster slot of a key is that of its tag") {
   CHECK(slot("foo{}{bar}") != slot("bar"));       // an empty tag is none
   CHECK(slot("foo{bar") != slot("bar"));
 }
+
+TEST_CASE("the rest of a command is parsed wherever its first part ends") {
+  const Words words = {"SET", "key:1", std::string("\r\n$3\r\n\0x", 9), "", "PX"};
+  static Command command;
+  for (unsigned taken = 0; taken < words.size(); ++taken) {
+    const Words left(words.begin() + taken, words.end());
+    const std::string with_star = multibulk(left), headed = with_star.substr(with_star.find('\n') + 1);
+    for (const bool header : {true, false}) {   // the server has read the next argument's header, or not
+      const std::string text = header ? headed : headed.substr(headed.find('\n') + 1);
+      const int64_t bulk = header ? -1 : static_cast<int64_t>(left[0].size());
+      for (size_t cut = 0; cut < text.size(); ++cut) {
+        const std::vector<char> exact(text.begin(), text.begin() + static_cast<long>(cut));
+        REQUIRE(parse_rest(exact.data(), exact.size(), taken, static_cast<unsigned>(left.size()), bulk, &command) == Parse::kMore);
+        REQUIRE(command.bytes > cut);
+        REQUIRE(command.bytes <= text.size());
+      }
+      const std::string behind = text + "*1\r\n$4\r\nPING\r\n";
+      for (unsigned i = 0; i < taken; ++i) command.argument[i] = {words[i].data(), words[i].size()};
+      REQUIRE(parse_rest(behind.data(), behind.size(), taken, static_cast<unsigned>(left.size()), bulk, &command) == Parse::kCommand);
+      REQUIRE(command.bytes == text.size());
+      REQUIRE(command.count == words.size());
+      REQUIRE(words_of(command) == words);
+    }
+  }
+}
+
+TEST_CASE("a group may be called STREAMS") {
+  REQUIRE(keys_of({"XREADGROUP", "GROUP", "STREAMS", "secret", "STREAMS", "a", ">"}) == Words{"a"});
+  REQUIRE(keys_of({"XREAD", "COUNT", "2", "STREAMS", "a", "b", "0", "0"}) == Words{"a", "b"});
+}
