@@ -24,19 +24,15 @@ struct Verdict {
   bool cold = false;   // what follows waits for pages; else it is part of a command
 };
 
-// One command of a client on `*database`. True: nothing is missing for it, or it is none of the client's business.
-bool look_up(const Command& command, int* database, Rights* rights, bool first_look, Missing* missing) {
+// One command of a client on `*database`; `keys`: as the table has it, or nullptr. True: nothing is missing for it, or it is none of the client's business.
+bool look_up(const Command& command, const CommandKeys* keys, int* database, Rights* rights, bool first_look, Missing* missing) {
   Gate& g = gate();
   if (command.kept == 0) return true;
   g.work.commands.add();
-  if (command.kept == 2 && same_word(command.argument[0], "SELECT")) {
-    const int chosen = small_number(command.argument[1]);
-    if (chosen >= 0) *database = chosen;
-    return true;
-  }
-  const CommandKeys* keys = find_command_keys(command.argument[0]);
   if (keys == nullptr) {
-    g.work.unknown.add();
+    const int chosen = command.kept == 2 && same_word(command.argument[0], "SELECT") ? small_number(command.argument[1]) : -1;
+    if (chosen >= 0) *database = chosen;
+    else g.work.unknown.add();
     return true;
   }
   if (!rights_allow(rights, *keys, command)) {
@@ -74,11 +70,12 @@ Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool 
       break;
     }
     at += g.command.bytes;
-    if (g.command.kept != 0 && changes_rights(g.command)) {   // as whom the rest runs is not known yet
+    const CommandKeys* keys = g.command.kept == 0 ? nullptr : find_command_keys(g.command.argument[0]);
+    if (keys == nullptr && g.command.kept != 0 && changes_rights(g.command)) {   // as whom the rest runs is not known yet
       if (!verdict.cold) verdict.good = bytes;
       break;
     }
-    if (!look_up(g.command, &database, rights, first_look, missing)) {
+    if (!look_up(g.command, keys, &database, rights, first_look, missing)) {
       if (first && late) {
         g.work.timeouts.add();
         missing->count = 0;
