@@ -5,6 +5,7 @@
 #include "gate/gate.h"
 #include "memory_limit.h"
 #include "settings.h"
+#include "space.h"
 #include "tier.h"
 
 namespace lunar::redis {
@@ -32,7 +33,6 @@ struct ServerFigures {
 
 ServerFigures server_figures() {
   ServerFigures result;
-  if (g_api.GetServerInfo == nullptr || g_api.ServerInfoGetFieldUnsigned == nullptr || g_api.FreeServerInfo == nullptr) return result;
   ServerInfo* info = g_api.GetServerInfo(nullptr, "stats");
   if (info == nullptr) return result;
   int error = 0;
@@ -56,6 +56,13 @@ void add_memory(Table& table, const lunar_stats& stats) {
   table.count("pinned_bytes", stats.pinned_bytes);
   table.count("lun_size_bytes", stats.lun_capacity_bytes);
   table.count("lun_used_bytes", stats.lun_used_bytes);
+  const Space space = space_now(true);
+  table.text("space_state", memory_limit_state());
+  table.count("lun_free_bytes", space.free);
+  table.count("lun_forked_bytes", space.forked);
+  table.count("lun_holes_bytes", space.holes());
+  table.count("forks_refused_at_bytes", space.forks_refused_at());
+  table.count("maxmemory_follows_at_bytes", space.limit);
   table.count("maxmemory_ceiling_bytes", memory_limit_ceiling());
 }
 

@@ -2,81 +2,195 @@
 // See memory_limit.h.
 #include "memory_limit.h"
 
+#include <bit>
+
 #include "base/format.h"
 #include "base/units.h"
-#include "server_config.h"
+#include "server_limits.h"
 #include "settings.h"
+#include "space.h"
 #include "tier.h"
 
 namespace lunar::redis {
 namespace {
 
-bool g_scheduled = false;
-uint64_t g_last_set = 0;   // what we set; another value below the ceiling is the user's
-constexpr unsigned kCronLoopsBetween = 10;
+constexpr long long kPeriodMs = 100;
+constexpr unsigned kStepsOfMargin = 32;          // committed bytes between two looks
+constexpr uint64_t kStepLeast = 64 * kKiB;
+constexpr uint64_t kBulkLeast = 1 * kMiB;        // the server takes no less
+constexpr uint64_t kPerClient = 64 * kKiB;       // what an ordinary connection may have in any case
+constexpr unsigned kCommandsBetween = 16;        // looks at figures that are not ours to read in one load
 
-bool write_maxmemory(Context* context, uint64_t bytes) {
-  char digits[32];
-  format_to(digits, sizeof(digits), "%llu", static_cast<unsigned long long>(bytes));
-  Reply* reply = g_api.Call(context, "CONFIG", "ccc", "SET", "maxmemory", digits);
-  if (reply == nullptr) return false;
-  bool done = g_api.CallReplyType(reply) == kReplyString;
-  g_api.FreeCallReply(reply);
-  return done;
+enum class State : uint8_t { kOk, kLow, kHeld, kFull };
+const char* const kStateNames[] = {"ok", "low", "held", "full"};
+
+Context* g_context = nullptr;     // for the filter, which has none
+bool g_following = false, g_scheduled = false;
+uint64_t g_look_at = 0;           // committed bytes from which on the filter looks
+uint64_t g_purged_at = 0;         // committed bytes after the last purge
+State g_state = State::kOk;
+bool g_capped = false;            // the user was told that the own maxmemory is more than the LUN takes
+
+uint64_t ceiling_of(const Space& space) { return (settings().tier.forks ? space.capacity / 2 : space.capacity) / 8 * 7; }
+
+uint64_t step_of(const Space& space) {
+  const uint64_t step = (space.end - space.limit) / kStepsOfMargin;
+  return step < kStepLeast ? kStepLeast : step;
 }
 
-void enforce(Context* context, bool at_load) {
-  uint64_t now = 0, ceiling = memory_limit_ceiling();
-  if (ceiling == 0 || !server_config_number(context, "maxmemory", &now)) return;
-  bool raise = now == g_last_set && now < ceiling;   // it was ours, and there is room for more now
-  if (now != 0 && now <= ceiling && !raise) return;
-  if (!write_maxmemory(context, ceiling)) {
-    g_api.Log(context, "warning", "maxmemory cannot be set to %s: if data outgrows that, allocations may fail and the server stop; set it",
-              format_size(ceiling).text);
+// What maxmemory would be if nothing but the user and the size of the LUN counted.
+uint64_t base_of(const Space& space) {
+  const uint64_t own = limit_own(Limit::kData), ceiling = ceiling_of(space);
+  return own != 0 && own < ceiling ? own : ceiling;
+}
+
+uint64_t data_limit(const Space& space, uint64_t base) {
+  const uint64_t holds = limit_holds(Limit::kData) != 0 ? limit_holds(Limit::kData) : base, step = step_of(space);
+  uint64_t wanted = holds;
+  if (space.committed <= space.limit) {
+    wanted = space.counted + (space.limit - space.committed);
+    if (wanted > holds && wanted < holds + step) wanted = holds;
+  } else if (space.committed > space.edge) {
+    uint64_t excess = space.committed - space.edge + space.margin() / 8;
+    wanted = space.counted > excess + kMiB ? space.counted - excess : kMiB;
+    if (wanted > holds) wanted = holds;
+  }
+  return wanted + step > base ? base : wanted;
+}
+
+// Half a percent of the changes that would be made are: buffers come and go with every command.
+bool worth_it(uint64_t before, uint64_t after) { return before == 0 || after < before / 8 * 7 || after > before / 8 * 9; }
+
+void follow_clients(Context* context, const Space& space) {
+  if (!limit_known(Limit::kClients)) return;
+  const uint64_t own = limit_own(Limit::kClients), data = space.committed > space.clients ? space.committed - space.clients : 0;
+  uint64_t wanted = space.edge > data ? space.edge - data : 0;
+  const uint64_t least = space.margin() / 4 + kPerClient * space.connections;
+  if (wanted < least) wanted = least;
+  if (own != 0 && own < wanted) wanted = own;
+  if (worth_it(limit_holds(Limit::kClients), wanted)) (void)limit_set(context, Limit::kClients, wanted);
+}
+
+// A value is allocated as its length is read, and copied when it grows: old and new are there at once, for two clients.
+void follow_bulk(Context* context, const Space& space) {
+  if (!limit_known(Limit::kBulk)) return;
+  uint64_t wanted = space.capacity / 16 < space.free / 4 ? space.capacity / 16 : space.free / 4;
+  wanted = wanted < kBulkLeast ? kBulkLeast : std::bit_floor(wanted);
+  if (wanted > limit_own(Limit::kBulk)) wanted = limit_own(Limit::kBulk);
+  (void)limit_set(context, Limit::kBulk, wanted);
+}
+
+State state_of(const Space& space, uint64_t wanted, uint64_t base) {
+  if (space.committed > space.edge) return State::kFull;
+  if (wanted < base) return State::kHeld;
+  // Holes and buffers have taken half of what they may before maxmemory has to follow.
+  const uint64_t beside = space.committed > space.counted ? space.committed - space.counted : 0, most = ceiling_of(space);
+  return space.counted + beside > space.limit / 8 * 7 && beside > (most - base) + space.margin() / 4 ? State::kLow : State::kOk;
+}
+
+void tell(Context* context, const Space& space, State state, uint64_t wanted) {
+  if (state == g_state) return;
+  const bool worse = state > g_state;
+  g_state = state;
+  if (state == State::kOk) {
+    g_api.Log(context, "notice", "LUN space is no longer short: maxmemory is %s", format_size(wanted).text);
     return;
   }
-  g_last_set = ceiling;
+  if (!worse) return;
+  const char* then = settings().tier.forks ? "a fork would be refused" : "an allocation would fail";
+  const char* what = state == State::kLow ? "will soon be lowered" : state == State::kHeld ? "is lowered" : "is lowered further, writes are refused or keys evicted";
+  g_api.Log(context, "warning", "LUN space runs short: %s committed for %s of data (holes that other sizes left, buffers), at %s %s; maxmemory %s, to %s; "
+            "give a larger size", format_size(space.committed).text, format_size(space.counted).text, format_size(space.end).text, then, what,
+            format_size(wanted).text);
+}
+
+Space look() {
+  Space space = space_now(true);
+  if (space.committed <= space.limit / 16 * 15 || space.committed < g_purged_at + step_of(space)) return space;
+  space_purge();
+  space = space_now(true);
+  g_purged_at = space.committed;
+  return space;
+}
+
+void tell_capped(Context* context, const Space& space, bool at_load) {
+  const uint64_t own = limit_own(Limit::kData), ceiling = ceiling_of(space);
   const char* half = settings().tier.forks ? "half of a LUN of %s, so that a forked child fits, less an eighth" : "a LUN of %s less an eighth";
   char why[128];
-  format_to(why, sizeof(why), half, format_size(tier_stats().lun_capacity_bytes).text);
-  if (now == 0)
+  format_to(why, sizeof(why), half, format_size(space.capacity).text);
+  if (own == 0)
     g_api.Log(context, at_load ? "notice" : "warning", "maxmemory was 0 (no limit) and is %s now: %s", format_size(ceiling).text, why);
-  else if (raise)
-    g_api.Log(context, "notice", "maxmemory is %s now: %s", format_size(ceiling).text, why);
   else
     g_api.Log(context, "warning", "maxmemory %s is more than the LUN can take and is %s now: %s; give a larger size to raise it",
-              format_size(now).text, format_size(ceiling).text, why);
+              format_size(own).text, format_size(ceiling).text, why);
+}
+
+void follow(Context* context, bool at_load) {
+  if (g_following) return;
+  g_following = true;
+  limits_poll(context);
+  const Space space = look();
+  if (space.capacity != 0) {
+    const uint64_t own = limit_own(Limit::kData), base = base_of(space), wanted = data_limit(space, base);
+    const bool capped = own == 0 || own > base;
+    if (wanted != limit_holds(Limit::kData) && !limit_set(context, Limit::kData, wanted) && at_load)
+      g_api.Log(context, "warning", "maxmemory cannot be set to %s: if data outgrows that, allocations may fail and the server stop; set it",
+                format_size(base).text);
+    else if (capped && !g_capped)
+      tell_capped(context, space, at_load);
+    g_capped = capped;
+    follow_clients(context, space);
+    follow_bulk(context, space);
+    tell(context, space, state_of(space, wanted, base), wanted);
+    g_look_at = space.committed + step_of(space);
+  }
+  g_following = false;
+}
+
+void on_command(CommandFilterContext*) {
+  if (tier().owner != TierOwner::kModule) {
+    static unsigned commands = 0;
+    if (++commands % kCommandsBetween != 0) return;
+  }
+  if (__builtin_expect(space_committed_now() >= g_look_at, 0)) follow(g_context, false);
 }
 
 void on_timer(Context* context, void*) {
-  g_scheduled = false;
-  enforce(context, false);
+  follow(context, false);
+  (void)g_api.CreateTimer(context, kPeriodMs, on_timer, nullptr);
 }
 
-void on_cron(Context* context, Event, uint64_t, void*) {
-  static unsigned loops = 0;
-  if (++loops % kCronLoopsBetween == 0) enforce(context, false);
+void on_timer_once(Context* context, void*) {
+  g_scheduled = false;
+  follow(context, false);
+}
+
+void user_changed(Context* context) {
+  g_capped = false;
+  memory_limit_recheck(context);
 }
 
 }  // namespace
 
-uint64_t memory_limit_ceiling() {
-  uint64_t capacity = tier_stats().lun_capacity_bytes;
-  if (settings().tier.forks) capacity /= 2;
-  return capacity / 8 * 7;
-}
+uint64_t memory_limit_ceiling() { return ceiling_of(space_now(false)); }
+
+const char* memory_limit_state() { return kStateNames[static_cast<unsigned>(g_state)]; }
 
 void memory_limit_start(Context* context) {
-  enforce(context, true);
-  if (!server_config_watch(context, "maxmemory", memory_limit_recheck))
-    (void)g_api.SubscribeToServerEvent(context, kEventCronLoop, on_cron);   // a server that does not tell: look now and then
+  limits_start(context, user_changed);
+  follow(context, true);
+  g_context = g_api.GetDetachedThreadSafeContext(context);
+  constexpr int kNotOwnCalls = 1 << 0;
+  if (g_context == nullptr || g_api.RegisterCommandFilter(context, on_command, kNotOwnCalls) == nullptr)
+    g_api.Log(context, "warning", "this server takes no command filter: LUN space is looked at %lld times a second only", 1000 / kPeriodMs);
+  (void)g_api.CreateTimer(context, kPeriodMs, on_timer, nullptr);
 }
 
 void memory_limit_recheck(Context* context) {
   if (!tier().started() || g_scheduled) return;
   // Not inside the CONFIG SET that changed it.
   g_scheduled = true;
-  (void)g_api.CreateTimer(context, 1, on_timer, nullptr);
+  (void)g_api.CreateTimer(context, 1, on_timer_once, nullptr);
 }
 
 }  // namespace lunar::redis

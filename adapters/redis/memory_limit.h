@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// maxmemory, kept below what the LUN can hold: when malloc fails the server aborts, so its own OOM reply or eviction must
-// come first.
+// Keeps the server's limits below what the LUN can hold: when malloc fails the server aborts, and when a fork is refused it answers
+// MISCONF to every write, so its own OOM reply or eviction must come first.
 //
-// The ceiling is 7/8 of the LUN space that data may take. The eighth is for what maxmemory does not count: fragmentation, pages
-// that the allocator holds spare, buffers of replicas and of the append-only file. With `forks` on (the default) data may take half of the
-// LUN: a forked child is promised as much as its parent holds, or the fork is refused (runtime/README.md, Fork). With it off,
-// all of it, and BGSAVE, AOF rewrite and full sync fail when the LUN is more than half full.
+// maxmemory bounds what the server has allocated, the LUN is charged by what the allocator has committed (space.h). Between the two are
+// holes, and deleted values of one size leave holes that values of another size do not fit. So maxmemory follows the committed bytes:
+//
+//   committed < limit          maxmemory = what is counted now + what is left up to the limit, at most the ceiling
+//   limit .. edge              what is free is purged; maxmemory stays: values that fit holes may come
+//   above the edge             maxmemory goes below what is counted: eviction, or OOM replies, until it is left
+//
+// It is looked at before the command that comes after a few more committed bytes (a command filter), and ten times a second.
+// maxmemory-clients leaves client buffers what data leaves, and proto-max-bulk-len one value a part of what is free: a client
+// that goes beyond is refused by the server itself, before it allocates.
 //
 // Threading: the server's main thread.
 #pragma once
@@ -15,8 +21,11 @@
 
 namespace lunar::redis {
 
+// What maxmemory is at most: 7/8 of what data may take (`forks yes`: of half of the LUN, so that a child fits beside it).
 uint64_t memory_limit_ceiling();
-// At load: sets maxmemory when it is 0, lowers it with a warning when it is above the ceiling. Watches it from now on.
+const char* memory_limit_state();   // ok, low (maxmemory will soon be lowered), held (it is), full (above the edge)
+
+// At load: sets maxmemory when it is 0, lowers it with a warning when it is above the ceiling. Follows the LUN from now on.
 void memory_limit_start(Context* context);
 // Soon (from a timer, outside of the command at hand).
 void memory_limit_recheck(Context* context);

@@ -19,6 +19,8 @@ struct Reply;
 struct Command;
 struct InfoContext;
 struct ServerInfo;
+struct CommandFilter;
+struct CommandFilterContext;
 
 constexpr int kOk = 0, kError = 1, kApiVersion = 1;
 constexpr int kOpenRead = 1 << 0, kOpenNoTouch = 1 << 16;
@@ -41,6 +43,7 @@ using CommandFunction = int (*)(Context*, String**, int);
 using InfoFunction = void (*)(InfoContext*, int for_crash_report);
 using EventFunction = void (*)(Context*, Event, uint64_t subevent, void* data);
 using TimerFunction = void (*)(Context*, void* data);
+using FilterFunction = void (*)(CommandFilterContext*);
 using GetText = String* (*)(const char* name, void* data);
 using SetText = int (*)(const char* name, String* value, void* data, String** error);
 using GetNumber = long long (*)(const char* name, void* data);
@@ -149,9 +152,11 @@ static_assert(sizeof(void*) != 8 || (sizeof(CommandArgument) == 64 && sizeof(Key
   CALL(true, int, LoadConfigs, (Context*))                                                                                   \
   CALL(false, int, SetCommandACLCategories, (Command*, const char* categories))                                              \
   CALL(false, void, LatencyAddSample, (const char* event, long long milliseconds))                                           \
-  CALL(false, ServerInfo*, GetServerInfo, (Context*, const char* section))                                                   \
-  CALL(false, unsigned long long, ServerInfoGetFieldUnsigned, (ServerInfo*, const char* field, int* error))                  \
-  CALL(false, void, FreeServerInfo, (Context*, ServerInfo*))                                                                 \
+  CALL(true, ServerInfo*, GetServerInfo, (Context*, const char* section))                                                    \
+  CALL(true, unsigned long long, ServerInfoGetFieldUnsigned, (ServerInfo*, const char* field, int* error))                   \
+  CALL(true, void, FreeServerInfo, (Context*, ServerInfo*))                                                                  \
+  CALL(true, Context*, GetDetachedThreadSafeContext, (Context*))                                                             \
+  CALL(true, CommandFilter*, RegisterCommandFilter, (Context*, FilterFunction, int flags))                                   \
   CALL(false, int, GetServerVersion, ())
 
 struct Api {

@@ -13,7 +13,7 @@ namespace lunar::redis {
 [[nodiscard]] bool server_config_text(Context* context, const char* name, char* out, size_t size);
 [[nodiscard]] bool server_config_number(Context* context, const char* name, uint64_t* out);
 // `changed` is called inside of the CONFIG SET that changed `name`. At most kWatchesMax names. False: the server does not tell.
-constexpr unsigned kWatchesMax = 4;
+constexpr unsigned kWatchesMax = 16;
 [[nodiscard]] bool server_config_watch(Context* context, const char* name, void (*changed)(Context*));
 
 }  // namespace lunar::redis

@@ -13,6 +13,7 @@
 #include "base/format.h"
 #include "base/units.h"
 #include "memory_limit.h"
+#include "server_limits.h"
 #include "tier.h"
 
 namespace lunar::redis {
@@ -131,7 +132,7 @@ int settings_load(String** arguments, int count, ErrorText* why) {
 
 int settings_register(Context* context) {
   Options& now = settings().tier;
-  bool done =
+  bool done = limits_register(context) &&
       g_api.RegisterNumericConfig(context, "dram", static_cast<long long>(now.dram), kConfigMemory, 0, LLONG_MAX, get_dram, set_dram,
                                   nullptr, nullptr) == kOk &&
       g_api.RegisterStringConfig(context, "lun", now.lun, kConfigImmutable, get_lun, set_lun, nullptr, nullptr) == kOk &&

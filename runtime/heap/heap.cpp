@@ -423,6 +423,10 @@ void heap_step_in(unsigned arena) {
   if (arena != 0) (void)mallctl("thread.arena", nullptr, nullptr, &arena, sizeof(arena));
 }
 
+void heap_purge() {
+  if (heap_ready()) purge_arenas();
+}
+
 HeapHookBytes heap_hook_bytes() {
   return {g_heap.top.load(std::memory_order_relaxed), g_heap.committed.load(std::memory_order_relaxed)};
 }

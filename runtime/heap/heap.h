@@ -50,6 +50,9 @@ void heap_free_dram(void* pointer);
 unsigned heap_step_out();
 void heap_step_in(unsigned arena);
 
+// Gives back, DRAM and LUN space, what jemalloc holds committed and free: otherwise that takes it some seconds. Any thread; not under a HostGuard.
+void heap_purge();
+
 // What the extent hooks were asked for since heap_create, in bytes (tests: that jemalloc keeps no metadata in the region).
 struct HeapHookBytes {
   size_t reserved;    // address space handed out

@@ -134,6 +134,20 @@ void keeper_run() {
   }
 }
 
+// What the tree's account and our own LUN both still give: a child that lives holds its promise in the account, and in our LUN what it can
+// reach there.
+static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_stats* out) {
+  const int64_t used = state.account.lun_cap() - state.account.lun_free();
+  int64_t free = state.account.lun_free();
+  if (state.lun_ready.load()) {
+    const ScratchLun& lun = state.luns[state.own_lun];
+    const int64_t own = (static_cast<int64_t>(lun.capacity_slots()) - static_cast<int64_t>(lun.charged_slots())) * static_cast<int64_t>(state.page_size);
+    if (own < free) free = own;
+  }
+  out->lun_free_bytes = static_cast<uint64_t>(free > 0 ? free : 0);
+  out->lun_forked_bytes = used > static_cast<int64_t>(committed) ? static_cast<uint64_t>(used) - committed : 0;
+}
+
 void pager_stats(lunar_stats* out) {
   auto& state = pager_state();
   auto& c = counters();
@@ -157,6 +171,7 @@ void pager_stats(lunar_stats* out) {
       uint64_t used = state.luns[state.own_lun].used_slots() << state.page_shift;
       out->lun_used_bytes = used;
     }
+    lun_space_stats(state, committed, out);
   }
   int64_t resident = c.resident.load(std::memory_order_relaxed);
   out->resident_bytes = static_cast<uint64_t>(resident > 0 ? resident : 0) << state.page_shift;

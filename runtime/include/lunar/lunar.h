@@ -138,6 +138,8 @@ typedef struct lunar_stats {
   uint64_t budget_waits;         /* faults that had to wait for DRAM */
   uint64_t fork_count;
   uint64_t fixed_bytes;          /* of the cap, what cannot hold tiered pages: frames, windows, tables, what is kept free */
+  uint64_t lun_free_bytes;       /* LUN space that can still be promised to this process */
+  uint64_t lun_forked_bytes;     /* promised to the other processes of the tree: forked children */
 } lunar_stats;
 
 /* Fills *stats up to stats->struct_size. -EINVAL: not started or struct_size 0. */

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""redis_space_test MODULE SCENARIO: a server whose LUN is full of fragments, of buffers or of one large value answers OOM and goes on.
+
+The LUN is charged by what the allocator has committed, maxmemory bounds what the server has allocated: between the two lie the holes
+that deleted values of another size have left.
+
+  forks       1000-byte values, 7 of 8 deleted at random, refilled with other sizes: BGSAVE is never refused, no write gets MISCONF
+  no-forks    the same with `forks no`: every answer is OK or OOM, and the server lives
+  evict       the same with maxmemory-policy allkeys-random: the answers are OK
+  large       one value larger than what is left: SET, SETRANGE, APPEND, a reply that nobody reads, a script
+  rewrite     CONFIG REWRITE, then a start with a larger size: maxmemory follows; an own maxmemory stays
+"""
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
+PATIENCE_S = 60
+MIB = 1 << 20
+
+
+class Refused(Exception):
+    """An error reply."""
+
+
+class Client:
+    def __init__(self, port):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        self.input = self.socket.makefile("rb", 1 << 16)
+
+    def send(self, *commands):
+        parts = []
+        for command in commands:
+            words = [word if isinstance(word, bytes) else str(word).encode() for word in command]
+            parts.append(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words))
+        self.socket.sendall(b"".join(parts))
+
+    def receive(self):
+        line = self.input.readline()
+        if not line.endswith(b"\r\n"):
+            raise ConnectionError("closed")
+        kind, rest = line[:1], line[1:-2]
+        if kind == b"-":
+            return Refused(rest.decode())
+        if kind == b":":
+            return int(rest)
+        if kind == b"$":
+            return None if int(rest) < 0 else self.input.read(int(rest) + 2)[:-2]
+        if kind == b"*":
+            return [self.receive() for _ in range(max(0, int(rest)))]
+        return rest
+
+    def ask(self, *command):
+        self.send(command)
+        reply = self.receive()
+        if isinstance(reply, Refused):
+            raise RuntimeError(f"{command[:2]}: {reply}")
+        return reply
+
+    def info(self, section):
+        return dict(line.split(":", 1) for line in self.ask("INFO", section).decode().split("\r\n") if ":" in line)
+
+    def figure(self, name):
+        return int(self.info("lunar")["lunar_" + name])
+
+    def config(self, name):
+        return self.ask("CONFIG", "GET", name)[1].decode()
+
+
+class Server:
+    def __init__(self, directory, module, *further, size="96mb", forks="yes", config=None):
+        self.directory, self.log = directory, os.path.join(directory, "log")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [SERVER] + ([config] if config else []) + ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, *further,
+                   "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", directory, "size", size, "forks", forks]
+        self.out = open(self.log, "ab")
+        self.process = subprocess.Popen(command, stdout=self.out, stderr=self.out)
+        for _ in range(600):
+            if self.process.poll() is not None:
+                text = self.text()
+                if "userfaultfd" in text and os.geteuid() != 0:
+                    print("skip: userfaultfd: " + text.splitlines()[-1])
+                    sys.exit(77)
+                sys.exit(f"the server did not start:\n{text[-3000:]}")
+            try:
+                self.client()
+                return
+            except OSError:
+                time.sleep(0.05)
+        sys.exit("the server does not answer")
+
+    def client(self):
+        return Client(self.port)
+
+    def text(self):
+        return open(self.log, errors="replace").read()
+
+    def must_live(self, what):
+        if self.process.poll() is not None:
+            sys.exit(f"{what}: the server ended with {self.process.returncode}:\n{self.text()[-3000:]}")
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.out.close()
+
+
+SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
+NOISE = random.Random(SEED).randbytes(4 * MIB)
+
+
+def value(key, size):
+    at = key * 7919 % (len(NOISE) - 8192)
+    return NOISE[at:at + size]
+
+
+def store(server, client, prefix, first, count, size):
+    """SETs until the first OOM; how many were stored. Any other refusal ends the test."""
+    stored = 0
+    for batch in range(first, first + count, 100):
+        keys = range(batch, min(batch + 100, first + count))
+        try:
+            client.send(*[("SET", f"{prefix}:{key}", value(key, size)) for key in keys])
+            replies = [client.receive() for _ in keys]
+        except (OSError, ConnectionError):
+            time.sleep(0.5)
+            server.must_live(f"SET of {size} bytes")
+            raise
+        refused = [str(reply) for reply in replies if isinstance(reply, Refused)]
+        wrong = [text for text in refused if not text.startswith("OOM ")]
+        assert not wrong, f"{prefix}, {size} bytes: {wrong[0]}\n{space(client)}"
+        stored += len(replies) - len(refused)
+        if refused:
+            break
+    return stored
+
+
+def space(client):
+    memory, lunar = client.info("memory"), client.info("lunar")
+    names = ("committed_bytes", "lun_size_bytes", "maxmemory_ceiling_bytes", "lun_free_bytes", "lun_holes_bytes", "space_state")
+    return f"used {int(memory['used_memory']) / MIB:.1f} maxmemory {int(memory['maxmemory']) / MIB:.1f}; " + ", ".join(
+        f"{name} {int(lunar['lunar_' + name]) / MIB:.1f}" if lunar.get("lunar_" + name, "x").isdigit() else f"{name} {lunar.get('lunar_' + name)}"
+        for name in names)
+
+
+def drop_most(client, prefix, count, seed):
+    """7 of 8 keys at random; those that stay."""
+    keys = list(range(count))
+    random.Random(SEED + seed).shuffle(keys)
+    for at in range(0, count * 7 // 8, 200):
+        client.ask("UNLINK", *[f"{prefix}:{key}" for key in keys[at:min(at + 200, count * 7 // 8)]])
+    return keys[count * 7 // 8:]
+
+
+def save(server, client, when):
+    try:
+        client.ask("BGSAVE")
+    except RuntimeError as refused:
+        sys.exit(f"{when}: {refused}\n{space(client)}\n{server.text()[-2000:]}")
+    end = time.monotonic() + PATIENCE_S
+    while client.info("persistence")["rdb_bgsave_in_progress"] != "0":
+        assert time.monotonic() < end, f"{when}: BGSAVE does not end"
+        time.sleep(0.05)
+    assert client.info("persistence")["rdb_last_bgsave_status"] == "ok", f"{when}: BGSAVE failed:\n{server.text()[-2000:]}"
+
+
+ROUNDS = (2100, 700, 3500, 300, 5000)
+
+
+def fragmented(server, client, saves, evicts):
+    """Rounds of other sizes between what is left of those before. (Prefix, size, keys that must be there) of each."""
+    kept = []
+    for number, size in enumerate((1000,) + ROUNDS):
+        prefix, wanted = f"r{number}", (60 if evicts else 110) * MIB // size
+        stored = store(server, client, prefix, 0, wanted, size)
+        print(f"{size:5} bytes: {stored} of {wanted} stored; {space(client)}", flush=True)
+        assert stored > 0 or number > 0, "nothing could be stored"
+        if evicts:
+            assert stored == wanted, f"{stored} of {wanted} stored although keys may be evicted"
+        if saves:
+            save(server, client, f"after {size} bytes")
+            client.send(("SET", "after-save", "x"))
+            reply = client.receive()
+            assert not isinstance(reply, Refused) or str(reply).startswith("OOM "), reply
+        kept.append((prefix, size, drop_most(client, prefix, stored, number)))
+    if not evicts:
+        for prefix, size, keys in kept:
+            for key in random.Random(SEED).sample(keys, min(len(keys), 300)):
+                assert client.ask("GET", f"{prefix}:{key}") == value(key, size), f"{prefix}:{key} is not what was stored"
+    server.must_live("at the end")
+
+
+def forks(directory, module):
+    with_server(directory, module, lambda s: fragmented(s, s.client(), True, False), "--save", "3600 1")
+
+
+def no_forks(directory, module):
+    with_server(directory, module, lambda s: fragmented(s, s.client(), False, False), "--save", "", forks="no")
+
+
+def evict(directory, module):
+    with_server(directory, module, lambda s: fragmented(s, s.client(), True, True), "--save", "3600 1", "--maxmemory-policy", "allkeys-random")
+
+
+def refused(client, *command):
+    """The text of an error reply; "closed" when the server ended the connection; "" when it did as asked."""
+    try:
+        client.send(command)
+        reply = client.receive()
+    except (OSError, ConnectionError):
+        return "closed"
+    return str(reply) if isinstance(reply, Refused) else ""
+
+
+def large(directory, module):
+    """What is left is 10 MiB for each of these: none may end the server, all that was stored stays."""
+    with_server(directory, module, large_values, "--save", "", forks="no")
+
+
+def large_values(server):
+    client = server.client()
+    store(server, client, "fill", 0, 110 * MIB // 4000, 4000)
+    print(space(client), flush=True)
+    body = NOISE * 16
+    assert refused(server.client(), "SET", "one", body), "64 MiB were stored where 10 MiB are left"
+    server.must_live("SET of 64 MiB")
+    for command in (("SETRANGE", "two", 64 * MIB, "x"), ("SETBIT", "three", 8 * 64 * MIB, 1), ("APPEND", "four", body[:8 * MIB])):
+        assert refused(server.client(), *command), f"{command[0]} was done"
+        server.must_live(command[0])
+    clients = [server.client() for _ in range(40)]   # each has sent the head of a value, and waits
+    for each in clients:
+        each.socket.sendall(b"*3\r\n$3\r\nSET\r\n$4\r\nhead\r\n$%d\r\n" % MIB + body[:1000])
+    time.sleep(0.3)
+    server.must_live("40 heads of values")
+    for each in clients:
+        each.socket.close()
+    # Replies that nobody reads.
+    client.ask("UNLINK", *[f"fill:{key}" for key in range(600)])
+    time.sleep(0.3)
+    assert not refused(client, "SET", "big", body[:MIB // 2]), f"half a MiB does not fit into 2 MiB\n{space(client)}"
+    greedy = server.client()
+    greedy.socket.settimeout(2)
+    try:
+        greedy.send(*[("GET", "big")] * 400)
+    except OSError:
+        pass
+    time.sleep(1)
+    server.must_live("replies that nobody reads")
+    assert not refused(client, "GET", "big"), "an honest client was ended"
+    script = "for i = 1, 400 do redis.call('SET', 's:' .. i, string.rep('x', 100000)) end return 1"
+    refused(server.client(), "EVAL", script, 0)
+    server.must_live("a script")
+    refused(server.client(), "EVAL", "local t = {} for i = 1, 200 do t[i] = redis.call('GET', 'big') end return #t", 0)
+    server.must_live("a script's own memory")
+    refused(server.client(), "MGET", *["big"] * 100)
+    server.must_live("one reply of 50 MiB")
+    for key in range(600, 1000, 10):
+        assert client.ask("GET", f"fill:{key}") == value(key, 4000), f"fill:{key} is not what was stored"
+
+
+def rewrite(directory, module):
+    """Sentinel rewrites the configuration; what the module has derived must not come back as the user's own."""
+    config = os.path.join(directory, "redis.conf")
+
+    def life(size, test, change=None):
+        if change:
+            text = open(config).read()
+            assert re.search(change[0], text, re.M), f"no {change[0]} in:\n{text}"
+            open(config, "w").write(re.sub(change[0], change[1], text, flags=re.M))
+        server = Server(directory, module, "--save", "", size=size, config=config)
+        try:
+            client = server.client()
+            test(client)
+            client.ask("CONFIG", "REWRITE")
+        finally:
+            server.end()
+        text = open(config).read()     # the module's arguments are in the file now
+        open(config, "w").write("".join(line for line in text.splitlines(True) if not line.startswith(("loadmodule", "port", "bind", "dir"))))
+
+    def maxmemory(wanted, name="maxmemory"):
+        def test(client):
+            assert client.config(name) == str(wanted), f"{name} is {client.config(name)}, not {wanted}"
+        return test
+
+    def own(client):
+        client.ask("CONFIG", "SET", "maxmemory", 30 * MIB)
+
+    def own_clients(client):
+        client.ask("CONFIG", "SET", "maxmemory-clients", 5 * MIB)
+
+    open(config, "w").write("# written by the test\n")
+    life("96mb", maxmemory(42 * MIB))
+    life("192mb", maxmemory(84 * MIB))
+    life("128mb", maxmemory(56 * MIB))
+    life("16gb", maxmemory(512 * MIB, "proto-max-bulk-len"))
+    life("96mb", own)
+    life("192mb", maxmemory(30 * MIB))
+    life("48mb", maxmemory(21 * MIB))           # less than the user's own fits
+    life("192mb", maxmemory(30 * MIB))          # and now it does
+    life("192mb", maxmemory(20 * MIB), (r"^maxmemory .*$", "maxmemory 20mb"))   # an edit of the file counts
+    life("192mb", own_clients)
+    life("192mb", maxmemory(5 * MIB, "maxmemory-clients"))
+
+
+def with_server(directory, module, test, *further, **options):
+    server = Server(directory, module, *further, **options)
+    try:
+        test(server)
+    finally:
+        server.end()
+
+
+def main(module, scenario):
+    if not os.access(SERVER, os.X_OK):
+        print(f"skip: redis-server: {SERVER} is not there")
+        return 77
+    print(f"seed {SEED}")
+    directory = tempfile.mkdtemp(prefix="lunar-space-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+    start = time.monotonic()
+    try:
+        globals()[scenario.replace("-", "_")](directory, module)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    print(f"{scenario} as it should be, in {time.monotonic() - start:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3]))
