@@ -3,6 +3,7 @@
 #include "info.h"
 
 #include "gate/gate.h"
+#include "last_resort.h"
 #include "memory_limit.h"
 #include "settings.h"
 #include "space.h"
@@ -64,6 +65,9 @@ void add_memory(Table& table, const lunar_stats& stats) {
   table.count("forks_refused_at_bytes", space.forks_refused_at());
   table.count("maxmemory_follows_at_bytes", space.limit);
   table.count("maxmemory_ceiling_bytes", memory_limit_ceiling());
+  const LastResort resort = last_resort_counters();
+  table.count("last_resort_allocations", resort.allocations);
+  table.count("last_resort_children_ended", resort.children);
 }
 
 void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) {

@@ -6,6 +6,7 @@
 
 #include "base/format.h"
 #include "base/units.h"
+#include "last_resort.h"
 #include "server_limits.h"
 #include "settings.h"
 #include "space.h"
@@ -129,6 +130,7 @@ void follow(Context* context, bool at_load) {
   if (g_following) return;
   g_following = true;
   limits_poll(context);
+  last_resort_close();
   const Space space = look();
   if (space.capacity != 0) {
     const uint64_t own = limit_own(Limit::kData), base = base_of(space), wanted = data_limit(space, base);

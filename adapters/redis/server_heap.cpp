@@ -10,8 +10,9 @@
 #include <initializer_list>
 
 #include "heap/heap.h"
-#include "pager/pager.h"
 #include "gate/program_got.h"
+#include "last_resort.h"
+#include "pager/pager.h"
 
 namespace lunar::redis {
 namespace {
@@ -24,7 +25,15 @@ struct Original {
 };
 constinit Original g_original;
 
-void* tiered_malloc(size_t bytes) { return heap_alloc(bytes); }
+// While the LUN is full: its heap is not asked for each allocation again, unless there is no other place.
+bool full() { return __builtin_expect(last_resort_open(), 0); }
+
+void* tiered_malloc(size_t bytes) {
+  if (full())
+    if (void* pointer = last_resort_alloc(bytes, false)) return pointer;
+  void* pointer = heap_alloc(bytes);
+  return __builtin_expect(pointer != nullptr, 1) ? pointer : last_resort_alloc(bytes, false);
+}
 
 void* tiered_calloc(size_t count, size_t size) {
   size_t bytes;
@@ -32,14 +41,18 @@ void* tiered_calloc(size_t count, size_t size) {
     errno = ENOMEM;
     return nullptr;
   }
-  return heap_alloc_zeroed(bytes);
+  if (full())
+    if (void* pointer = last_resort_alloc(bytes, true)) return pointer;
+  void* pointer = heap_alloc_zeroed(bytes);
+  return __builtin_expect(pointer != nullptr, 1) ? pointer : last_resort_alloc(bytes, true);
 }
 
 // Memory from before the load moves to the tier when it is resized to another place.
 void* tiered_realloc(void* pointer, size_t bytes) {
-  if (pointer == nullptr) return heap_alloc(bytes);
+  if (pointer == nullptr) return tiered_malloc(bytes);
   if (bytes == 0) return g_original.resize(pointer, bytes);
-  return heap_resize(pointer, bytes);
+  void* moved = heap_resize(pointer, bytes);
+  return __builtin_expect(moved != nullptr, 1) ? moved : last_resort_resize(pointer, bytes);
 }
 
 // The heap's handlers run inside; what libc allocates there for the child's service threads must not be tiered.
@@ -52,6 +65,7 @@ pid_t guarded_fork() {
   pid_t pid = g_original.fork();
   int saved = errno;
   heap_step_in(arena);
+  if (pid >= 0) last_resort_forked(pid);
   errno = saved;
   return pid;
 }

@@ -42,6 +42,10 @@ class Client:
             parts.append(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words))
         self.socket.sendall(b"".join(parts))
 
+    def close(self):
+        self.input.close()
+        self.socket.close()
+
     def receive(self):
         line = self.input.readline()
         if not line.endswith(b"\r\n"):
@@ -181,7 +185,7 @@ def fragmented(server, client, saves, evicts):
     """Rounds of other sizes between what is left of those before. (Prefix, size, keys that must be there) of each."""
     kept = []
     for number, size in enumerate((1000,) + ROUNDS):
-        prefix, wanted = f"r{number}", (60 if evicts else 110) * MIB // size
+        prefix, wanted = f"r{number}", (110 if not evicts else 20 if number else 50) * MIB // size
         stored = store(server, client, prefix, 0, wanted, size)
         print(f"{size:5} bytes: {stored} of {wanted} stored; {space(client)}", flush=True)
         assert stored > 0 or number > 0, "nothing could be stored"
@@ -242,8 +246,9 @@ def large_values(server):
         each.socket.sendall(b"*3\r\n$3\r\nSET\r\n$4\r\nhead\r\n$%d\r\n" % MIB + body[:1000])
     time.sleep(0.3)
     server.must_live("40 heads of values")
+    assert client.figure("last_resort_allocations") > 0, "40 MiB fit where 10 MiB are left?"
     for each in clients:
-        each.socket.close()
+        each.close()
     # Replies that nobody reads.
     client.ask("UNLINK", *[f"fill:{key}" for key in range(600)])
     time.sleep(0.3)
@@ -264,6 +269,8 @@ def large_values(server):
     server.must_live("a script's own memory")
     refused(server.client(), "MGET", *["big"] * 100)
     server.must_live("one reply of 50 MiB")
+    peak = int(re.search(r"VmHWM:\s+(\d+)", open(f"/proc/{server.process.pid}/status").read())[1]) >> 10
+    assert peak <= 16 + 128, f"its resident set peaked at {peak} MiB, {16 + 128} is what SIZING.md says"
     for key in range(600, 1000, 10):
         assert client.ask("GET", f"fill:{key}") == value(key, 4000), f"fill:{key} is not what was stored"
 
@@ -316,6 +323,9 @@ def with_server(directory, module, test, *further, **options):
     server = Server(directory, module, *further, **options)
     try:
         test(server)
+    except Exception:
+        print(f"the server {'lives' if server.process.poll() is None else server.process.returncode}:\n{server.text()[-3000:]}")
+        raise
     finally:
         server.end()
 

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// See last_resort.h.
+#include "last_resort.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+
+#include "base/log.h"
+#include "base/units.h"
+#include "heap/heap.h"
+#include "sys/mem.h"
+#include "sys/thread.h"
+#include "tier.h"
+
+namespace lunar::redis {
+namespace {
+
+constexpr unsigned kRetries = 200;
+constexpr int64_t kRetryNs = 5000000;
+
+std::atomic<bool> g_open{false};
+std::atomic<pid_t> g_child{0};
+std::atomic<uint64_t> g_allocations{0}, g_bytes{0}, g_children{0};
+
+// Bytes of this process in DRAM. UINT64_MAX: it cannot be told.
+uint64_t resident_bytes() {
+  const int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return UINT64_MAX;
+  char text[128];
+  const ssize_t length = read(fd, text, sizeof(text) - 1);
+  close(fd);
+  if (length <= 0) return UINT64_MAX;
+  text[length] = '\0';
+  char* end = nullptr;
+  (void)strtoull(text, &end, 10);
+  return strtoull(end, nullptr, 10) * sys::page_bytes();
+}
+
+bool has_room(size_t bytes) {
+  const uint64_t resident = resident_bytes(), most = tier_stats().dram_budget_bytes + kResortBytes;
+  return resident < most && bytes < most - resident;
+}
+
+void* from_dram(size_t bytes, bool zero) {
+  if (!has_room(bytes)) return nullptr;
+  void* pointer = heap_alloc_dram(1, bytes, zero);
+  if (pointer == nullptr) return nullptr;
+  g_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  if (g_allocations.fetch_add(1, std::memory_order_relaxed) == 0)
+    log_warning("the LUN has no room for %s: taken from DRAM outside of the budget until clients are ended or keys freed; give a larger size",
+                format_size(bytes).text);
+  return pointer;
+}
+
+// It may have ended, and its number belong to another process, only after the server has waited for it.
+bool end_child() {
+  const pid_t child = g_child.exchange(0);
+  siginfo_t info{};
+  if (child == 0 || waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) < 0) return false;
+  log_error("the LUN is full: the forked child %d (a save, a rewrite or a sync) is ended so that the server can go on; give a larger size", static_cast<int>(child));
+  g_children.fetch_add(1, std::memory_order_relaxed);
+  return kill(child, SIGKILL) == 0;
+}
+
+// pre: the heap has refused.
+void* refused(size_t bytes, bool zero) {
+  const int saved = errno;
+  g_open.store(true, std::memory_order_relaxed);
+  void* pointer = from_dram(bytes, zero);
+  if (pointer == nullptr && end_child())
+    for (unsigned i = 0; i < kRetries && pointer == nullptr; ++i) {
+      sys::sleep_ns(kRetryNs);
+      pointer = zero ? heap_alloc_zeroed(bytes) : heap_alloc(bytes);
+    }
+  errno = pointer == nullptr ? ENOMEM : saved;
+  return pointer;
+}
+
+}  // namespace
+
+void* last_resort_alloc(size_t bytes, bool zero) { return refused(bytes, zero); }
+
+void* last_resort_resize(void* pointer, size_t bytes) {
+  void* moved = refused(bytes, false);
+  if (moved == nullptr) return nullptr;
+  const size_t had = heap_usable_size(pointer);
+  __builtin_memcpy(moved, pointer, had < bytes ? had : bytes);
+  heap_free(pointer);
+  return moved;
+}
+
+bool last_resort_open() { return g_open.load(std::memory_order_relaxed); }
+void last_resort_close() { g_open.store(false, std::memory_order_relaxed); }
+void last_resort_forked(pid_t child) { g_child.store(child); }
+
+LastResort last_resort_counters() { return {g_allocations.load(), g_bytes.load(), g_children.load()}; }
+
+}  // namespace lunar::redis
