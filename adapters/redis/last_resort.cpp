@@ -3,10 +3,8 @@
 #include "last_resort.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -14,6 +12,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "heap/heap.h"
+#include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
 #include "tier.h"
@@ -30,14 +29,8 @@ std::atomic<uint64_t> g_allocations{0}, g_bytes{0}, g_children{0};
 
 // Bytes of this process in DRAM. UINT64_MAX: it cannot be told.
 uint64_t resident_bytes() {
-  const int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return UINT64_MAX;
-  char text[128];
-  const ssize_t length = read(fd, text, sizeof(text) - 1);
-  close(fd);
-  if (length <= 0) return UINT64_MAX;
-  text[length] = '\0';
-  char* end = nullptr;
+  char text[128], *end = nullptr;
+  if (sys::read_text("/proc/self/statm", text, sizeof(text)) <= 0) return UINT64_MAX;
   (void)strtoull(text, &end, 10);
   return strtoull(end, nullptr, 10) * sys::page_bytes();
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "server_config.h"
+#include "server_cron.h"
 #include "tier.h"
 
 namespace lunar::redis {
@@ -18,7 +19,7 @@ void sample(const char* event, uint64_t ns) {
   if (g_threshold_ms != 0 && ns >= g_threshold_ms * kNsPerMs) g_api.LatencyAddSample(event, static_cast<long long>(ns / kNsPerMs));
 }
 
-void on_cron(Context*, Event, uint64_t, void*) {
+void on_cron(Context*) {
   if (tier().gate == nullptr) return;
   const GateWorst worst = tier().gate->take_worst();
   sample("lunar-fault", worst.fault_ns);
@@ -35,7 +36,7 @@ void latency_start(Context* context) {
   if (g_api.LatencyAddSample == nullptr) return;
   read_threshold(context);
   if (!server_config_watch(context, "latency-monitor-threshold", read_threshold)) return;
-  (void)g_api.SubscribeToServerEvent(context, kEventCronLoop, on_cron);
+  (void)server_cron_add(context, on_cron);
 }
 
 }  // namespace lunar::redis

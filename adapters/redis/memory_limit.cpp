@@ -7,6 +7,8 @@
 #include "base/format.h"
 #include "base/units.h"
 #include "last_resort.h"
+#include "script_guard.h"
+#include "server_cron.h"
 #include "server_limits.h"
 #include "settings.h"
 #include "space.h"
@@ -15,7 +17,6 @@
 namespace lunar::redis {
 namespace {
 
-constexpr long long kPeriodMs = 100;
 constexpr unsigned kStepsOfMargin = 32;          // committed bytes between two looks
 constexpr uint64_t kStepLeast = 64 * kKiB;
 constexpr uint64_t kBulkLeast = 1 * kMiB;        // the server takes no less
@@ -29,6 +30,7 @@ Context* g_context = nullptr;     // for the filter, which has none
 bool g_following = false, g_scheduled = false;
 uint64_t g_look_at = 0;           // committed bytes from which on the filter looks
 uint64_t g_purged_at = 0;         // committed bytes after the last purge
+bool g_nearly_full = false;       // the next allocations may find no room
 State g_state = State::kOk;
 bool g_capped = false;            // the user was told that the own maxmemory is more than the LUN takes
 
@@ -56,7 +58,8 @@ uint64_t data_limit(const Space& space, uint64_t base) {
     wanted = space.counted > excess + kMiB ? space.counted - excess : kMiB;
     if (wanted > holds) wanted = holds;
   }
-  return wanted + step > base ? base : wanted;
+  // Some holes there are always, and half of what is up to the edge may be theirs.
+  return wanted + space.margin() / 4 > base ? base : wanted;
 }
 
 // Half a percent of the changes that would be made are: buffers come and go with every command.
@@ -130,8 +133,10 @@ void follow(Context* context, bool at_load) {
   if (g_following) return;
   g_following = true;
   limits_poll(context);
+  const bool was_refused = last_resort_open();
   last_resort_close();
   const Space space = look();
+  g_nearly_full = space.capacity != 0 && (was_refused || space.free < space.margin() / 4);
   if (space.capacity != 0) {
     const uint64_t own = limit_own(Limit::kData), base = base_of(space), wanted = data_limit(space, base);
     const bool capped = own == 0 || own > base;
@@ -149,20 +154,18 @@ void follow(Context* context, bool at_load) {
   g_following = false;
 }
 
-void on_command(CommandFilterContext*) {
+void on_command(CommandFilterContext* command) {
   if (tier().owner != TierOwner::kModule) {
     static unsigned commands = 0;
     if (++commands % kCommandsBetween != 0) return;
   }
-  if (__builtin_expect(space_committed_now() >= g_look_at, 0)) follow(g_context, false);
+  if (__builtin_expect(space_committed_now() >= g_look_at || last_resort_open(), 0)) follow(g_context, false);
+  if (__builtin_expect(g_nearly_full, 0)) script_guard(g_context, command);
 }
+
+void on_cron(Context* context) { follow(context, false); }
 
 void on_timer(Context* context, void*) {
-  follow(context, false);
-  (void)g_api.CreateTimer(context, kPeriodMs, on_timer, nullptr);
-}
-
-void on_timer_once(Context* context, void*) {
   g_scheduled = false;
   follow(context, false);
 }
@@ -183,16 +186,17 @@ void memory_limit_start(Context* context) {
   follow(context, true);
   g_context = g_api.GetDetachedThreadSafeContext(context);
   constexpr int kNotOwnCalls = 1 << 0;
-  if (g_context == nullptr || g_api.RegisterCommandFilter(context, on_command, kNotOwnCalls) == nullptr)
-    g_api.Log(context, "warning", "this server takes no command filter: LUN space is looked at %lld times a second only", 1000 / kPeriodMs);
-  (void)g_api.CreateTimer(context, kPeriodMs, on_timer, nullptr);
+  const bool filter = g_context != nullptr && g_api.RegisterCommandFilter(context, on_command, kNotOwnCalls) != nullptr;
+  if (!server_cron_add(context, on_cron) || !filter)
+    g_api.Log(context, "warning", "this server lets modules look at %s only: maxmemory may follow the LUN too late", filter ? "commands" : "its cron");
+  script_guard_start(context);
 }
 
 void memory_limit_recheck(Context* context) {
   if (!tier().started() || g_scheduled) return;
   // Not inside the CONFIG SET that changed it.
   g_scheduled = true;
-  (void)g_api.CreateTimer(context, 1, on_timer_once, nullptr);
+  (void)g_api.CreateTimer(context, 1, on_timer, nullptr);
 }
 
 }  // namespace lunar::redis

@@ -157,6 +157,9 @@ static_assert(sizeof(void*) != 8 || (sizeof(CommandArgument) == 64 && sizeof(Key
   CALL(true, void, FreeServerInfo, (Context*, ServerInfo*))                                                                  \
   CALL(true, Context*, GetDetachedThreadSafeContext, (Context*))                                                             \
   CALL(true, CommandFilter*, RegisterCommandFilter, (Context*, FilterFunction, int flags))                                   \
+  CALL(true, const String*, CommandFilterArgGet, (CommandFilterContext*, int position))                                      \
+  CALL(true, int, CommandFilterArgReplace, (CommandFilterContext*, int position, String*))                                   \
+  CALL(true, int, GetContextFlags, (Context*))                                                                               \
   CALL(false, int, GetServerVersion, ())
 
 struct Api {

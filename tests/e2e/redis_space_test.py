@@ -275,6 +275,41 @@ def large_values(server):
         assert client.ask("GET", f"fill:{key}") == value(key, 4000), f"fill:{key} is not what was stored"
 
 
+def child(directory, module):
+    """The same while a save goes on that has taken its half."""
+    with_server(directory, module, beside_child, "--save", "3600 1", "--enable-debug-command", "yes")
+
+
+def beside_child(server):
+    client = server.client()
+    stored = store(server, client, "fill", 0, 24 * MIB // 4000, 4000)
+    client.ask("CONFIG", "SET", "rdb-key-save-delay", 1000)
+    client.ask("BGSAVE")
+    time.sleep(0.2)
+    assert client.figure("lun_forked_bytes") >= 24 * MIB, space(client)
+    script = "for i = 1, 2000 do redis.call('SET', 's:' .. i, string.rep('x', 100000)) end return 1"
+    answer = refused(client, "EVAL", script, 0)
+    assert "script" in answer, f"200 MB were written: {answer}"
+    assert not refused(client, "GET", "s:200"), "what it has written is not there"
+    print(f"a script of 200 MB: {answer}; {space(client)}")
+    heads = [server.client() for _ in range(60)]
+    for each in heads:
+        each.socket.sendall(b"*3\r\n$3\r\nSET\r\n$4\r\nhead\r\n$%d\r\n" % MIB + NOISE[:1000])
+    time.sleep(0.3)
+    server.must_live("60 heads of values")
+    for each in heads:
+        each.close()
+    client.ask("CONFIG", "SET", "rdb-key-save-delay", 0)
+    for key in range(200, stored, 50):
+        assert client.ask("GET", f"fill:{key}") == value(key, 4000), f"fill:{key} is not what was stored"
+    client.ask("UNLINK", *[f"s:{key}" for key in range(2001)])
+    end = time.monotonic() + PATIENCE_S
+    while client.info("persistence")["rdb_bgsave_in_progress"] != "0":
+        assert time.monotonic() < end, "BGSAVE does not end"
+        time.sleep(0.05)
+    save(server, client, "after all that")
+
+
 def rewrite(directory, module):
     """Sentinel rewrites the configuration; what the module has derived must not come back as the user's own."""
     config = os.path.join(directory, "redis.conf")

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is to be done at each of the server's cron loops (`hz`, ten times a second). A server takes one subscriber a module and event, and
+// refuses to ask a module that holds a timer whether it may be unloaded.
+// Threading: the server's main thread.
+#pragma once
+#include "module_abi.h"
+
+namespace lunar::redis {
+
+constexpr unsigned kCronMax = 4;
+// False: the server has no such event, or there are kCronMax already.
+[[nodiscard]] bool server_cron_add(Context* context, void (*function)(Context*));
+
+}  // namespace lunar::redis
