@@ -3,6 +3,7 @@
 #include "info.h"
 
 #include "gate/gate.h"
+#include "compaction.h"
 #include "last_resort.h"
 #include "memory_limit.h"
 #include "settings.h"
@@ -65,6 +66,10 @@ void add_memory(Table& table, const lunar_stats& stats) {
   table.count("forks_refused_at_bytes", space.forks_refused_at());
   table.count("maxmemory_follows_at_bytes", space.limit);
   table.count("maxmemory_ceiling_bytes", memory_limit_ceiling());
+  const CompactionCounters packed = compaction_counters();
+  table.count("packed_values", packed.values);
+  table.count("packed_bytes", packed.bytes);
+  table.count("packing_passes", packed.passes);
   const LastResort resort = last_resort_counters();
   table.count("last_resort_allocations", resort.allocations);
   table.count("last_resort_children_ended", resort.children);

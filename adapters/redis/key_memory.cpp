@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/units.h"
+#include "gate/layout.h"
 #include "gate/program_got.h"
 #include "sys/mem.h"
 #include "tier.h"
@@ -35,6 +36,7 @@ const char* const kEncodingNames[] = {"raw", "int", "hashtable", "zipmap", "link
 constexpr size_t kStringHeadMax = 17;   // an sds string's, before its first byte
 
 bool g_known = false;
+bool g_counts_from_one = false;             // references, as Redis does
 size_t (*g_usable_size)(void*) = nullptr;   // the server's malloc_usable_size
 
 void add(KeyMemory* memory, const void* address, size_t bytes) {
@@ -92,6 +94,7 @@ bool key_memory_check(Context* context) {
   // One reference; Valkey counts them above two bits for what follows the object.
   g_known = g_usable_size != nullptr && object->type == 0 && object->encoding == kRaw && (object->references == 1 || object->references == 1 << 2) &&
             object->value == g_api.StringPtrLen(value, &length) && length == sizeof(probe);
+  g_counts_from_one = object->references == 1;
   // Opened for reading, a key that is not there gives no handle; for writing it does, and creates nothing.
   constexpr int kOpenWrite = 1 << 1;
   Key* key = g_known ? g_api.OpenKey(context, name, kOpenRead | kOpenWrite) : nullptr;
@@ -104,6 +107,30 @@ bool key_memory_check(Context* context) {
 }
 
 bool key_memory_known() { return g_known; }
+
+bool key_memory_movable() { return g_known && g_counts_from_one; }
+
+KeyBlock* key_memory_block(const String* name, Key* key) {
+  const auto* open = reinterpret_cast<const OpenKey*>(key);
+  if (!key_memory_movable() || open->name != reinterpret_cast<const Object*>(name) || open->value == nullptr) return nullptr;
+  const Object& object = *open->value;
+  constexpr unsigned kString = 0;
+  const bool text = object.type == kString && object.encoding == kRaw;
+  const bool compact = object.type != kString && (object.encoding == kZipList || object.encoding == kIntSet || object.encoding == kListPack);
+  if (object.references != 1 || object.value == nullptr || !(text || compact)) return nullptr;
+  return reinterpret_cast<KeyBlock*>(open->value);
+}
+
+void* key_block_inside(const KeyBlock& block) { return reinterpret_cast<const Object&>(block).value; }
+
+size_t key_block_head(const KeyBlock& block) {
+  const auto& object = reinterpret_cast<const Object&>(block);
+  if (object.encoding != kRaw) return 0;
+  const unsigned head = sds_header(static_cast<const uint8_t*>(object.value)[-1]);
+  return head == 0 ? SIZE_MAX : head;
+}
+
+void key_block_set(KeyBlock& block, void* inside) { reinterpret_cast<Object&>(block).value = inside; }
 
 KeyMemory key_memory(Context* context, String* name) {
   KeyMemory memory;

@@ -32,4 +32,12 @@ KeyMemory key_memory(Context* context, String* name);
 // Pages of the tiered pieces: bytes they cover, and how many of these are in DRAM.
 void key_memory_resident(const KeyMemory& memory, uint64_t* bytes, uint64_t* resident);
 
+// A value that is one block, which its object alone points to: it may be moved (compaction.h).
+struct KeyBlock;
+bool key_memory_movable();                                 // the server lays objects out as Redis does
+KeyBlock* key_memory_block(const String* name, Key* key);  // an open key's. nullptr: its value is something else, or others use it too
+void* key_block_inside(const KeyBlock& block);             // some address in it; the value is not touched
+size_t key_block_head(const KeyBlock& block);              // how far that is behind its start: reads it. SIZE_MAX: no such block
+void key_block_set(KeyBlock& block, void* inside);         // where that address is now
+
 }  // namespace lunar::redis

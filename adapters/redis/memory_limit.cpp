@@ -6,6 +6,7 @@
 
 #include "base/format.h"
 #include "base/units.h"
+#include "compaction.h"
 #include "last_resort.h"
 #include "script_guard.h"
 #include "server_cron.h"
@@ -86,7 +87,7 @@ void follow_bulk(Context* context, const Space& space) {
 
 State state_of(const Space& space, uint64_t wanted, uint64_t base) {
   if (space.committed > space.edge) return State::kFull;
-  if (wanted < base) return State::kHeld;
+  if (wanted < base && space.committed > space.limit / 8 * 7) return State::kHeld;
   // Holes and buffers have taken half of what they may before maxmemory has to follow.
   const uint64_t beside = space.committed > space.counted ? space.committed - space.counted : 0, most = ceiling_of(space);
   return space.counted + beside > space.limit / 8 * 7 && beside > (most - base) + space.margin() / 4 ? State::kLow : State::kOk;
@@ -163,7 +164,17 @@ void on_command(CommandFilterContext* command) {
   if (__builtin_expect(g_nearly_full, 0)) script_guard(g_context, command);
 }
 
-void on_cron(Context* context) { follow(context, false); }
+void on_cron(Context* context) {
+  follow(context, false);
+  static bool packing = false;   // once begun, until there are few holes
+  packing |= g_state != State::kOk;
+  if (!packing) return;
+  const Space space = space_now(true);
+  packing = space.holes() > space.margin() / 2;
+  constexpr unsigned kSlices[] = {1, 1, 2, 4};
+  if (!packing || space.forked != 0) return;
+  if (compaction_run(context, space.holes(), kSlices[static_cast<unsigned>(g_state)])) space_purge();
+}
 
 void on_timer(Context* context, void*) {
   g_scheduled = false;

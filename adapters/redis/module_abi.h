@@ -19,6 +19,7 @@ struct Reply;
 struct Command;
 struct InfoContext;
 struct ServerInfo;
+struct ScanCursor;
 struct CommandFilter;
 struct CommandFilterContext;
 
@@ -43,6 +44,7 @@ using CommandFunction = int (*)(Context*, String**, int);
 using InfoFunction = void (*)(InfoContext*, int for_crash_report);
 using EventFunction = void (*)(Context*, Event, uint64_t subevent, void* data);
 using TimerFunction = void (*)(Context*, void* data);
+using ScanFunction = void (*)(Context*, String* name, Key*, void* data);
 using FilterFunction = void (*)(CommandFilterContext*);
 using GetText = String* (*)(const char* name, void* data);
 using SetText = int (*)(const char* name, String* value, void* data, String** error);
@@ -160,6 +162,10 @@ static_assert(sizeof(void*) != 8 || (sizeof(CommandArgument) == 64 && sizeof(Key
   CALL(true, const String*, CommandFilterArgGet, (CommandFilterContext*, int position))                                      \
   CALL(true, int, CommandFilterArgReplace, (CommandFilterContext*, int position, String*))                                   \
   CALL(true, int, GetContextFlags, (Context*))                                                                               \
+  CALL(true, int, SelectDb, (Context*, int database))                                                                        \
+  CALL(true, ScanCursor*, ScanCursorCreate, ())                                                                              \
+  CALL(true, void, ScanCursorRestart, (ScanCursor*))                                                                         \
+  CALL(true, int, Scan, (Context*, ScanCursor*, ScanFunction, void* data))                                                   \
   CALL(false, int, GetServerVersion, ())
 
 struct Api {

@@ -7,6 +7,8 @@ that deleted values of another size have left.
   forks       1000-byte values, 7 of 8 deleted at random, refilled with other sizes: BGSAVE is never refused, no write gets MISCONF
   no-forks    the same with `forks no`: every answer is OK or OOM, and the server lives
   evict       the same with maxmemory-policy allkeys-random: the answers are OK
+  pack        when space is short values are moved together: maxmemory comes back, and nothing changes
+  child       a script and many clients while a forked child holds its half
   large       one value larger than what is left: SET, SETRANGE, APPEND, a reply that nobody reads, a script
   rewrite     CONFIG REWRITE, then a start with a larger size: maxmemory follows; an own maxmemory stays
 """
@@ -210,6 +212,40 @@ def forks(directory, module):
 
 def no_forks(directory, module):
     with_server(directory, module, lambda s: fragmented(s, s.client(), False, False), "--save", "", forks="no")
+
+
+def pack(directory, module):
+    with_server(directory, module, pack_values, "--save", "", "--enable-debug-command", "yes")
+
+
+def pack_values(server):
+    client = server.client()
+    ceiling = client.figure("maxmemory_ceiling_bytes")
+    stored = store(server, client, "a", 0, 110 * MIB // 1000, 1000)
+    kept = [("a", 1000, drop_most(client, "a", stored, 0))]
+    for key in range(2000):
+        client.ask("RPUSH", f"list:{key}", *[value(key + part, 50) for part in range(12)])
+    client.ask("UNLINK", *[f"list:{key}" for key in range(2000) if key % 4])
+    stored = store(server, client, "b", 0, 110 * MIB // 2100, 2100)
+    kept.append(("b", 2100, drop_most(client, "b", stored, 1)))
+    # While values are moved, others come and go: until an OOM, and again.
+    before, start = client.ask("DEBUG", "DIGEST"), time.monotonic()
+    print(f"with holes: {space(client)}")
+    other, passes = 0, client.figure("packing_passes")
+    while client.figure("packing_passes") < passes + 3 and client.figure("lun_holes_bytes") > 6 * MIB:
+        assert time.monotonic() < start + PATIENCE_S, f"it is not packed: {space(client)}\n{server.text()[-2000:]}"
+        store(server, client, "other", other, 100, 1300)
+        other += 100
+        client.ask("UNLINK", *[f"other:{key}" for key in range(other - 100, other)])
+        time.sleep(0.02)
+    time.sleep(1)
+    print(f"packed in {time.monotonic() - start:.1f} s, {client.figure('packed_values')} values: {space(client)}")
+    assert client.figure("packed_values") > 1000, "nothing was moved"
+    assert client.ask("DEBUG", "DIGEST") == before, "the data changed"
+    assert int(client.config("maxmemory")) > ceiling * 9 // 10, f"maxmemory did not come back: {space(client)}"
+    for prefix, size, keys in kept:
+        for key in keys[::20]:
+            assert client.ask("GET", f"{prefix}:{key}") == value(key, size), f"{prefix}:{key} is not what was stored"
 
 
 def evict(directory, module):
