@@ -187,7 +187,7 @@ def fragmented(server, client, saves, evicts):
     """Rounds of other sizes between what is left of those before. (Prefix, size, keys that must be there) of each."""
     kept = []
     for number, size in enumerate((1000,) + ROUNDS):
-        prefix, wanted = f"r{number}", (110 if not evicts else 20 if number else 50) * MIB // size
+        prefix, wanted = f"r{number}", (110 if not evicts else 15 if number else 45) * MIB // size
         stored = store(server, client, prefix, 0, wanted, size)
         print(f"{size:5} bytes: {stored} of {wanted} stored; {space(client)}", flush=True)
         assert stored > 0 or number > 0, "nothing could be stored"
