@@ -63,7 +63,7 @@ uint64_t data_limit(const Space& space, uint64_t base) {
   return wanted + space.margin() / 4 > base ? base : wanted;
 }
 
-// Half a percent of the changes that would be made are: buffers come and go with every command.
+// Buffers come and go with every command: small differences are not followed.
 bool worth_it(uint64_t before, uint64_t after) { return before == 0 || after < before / 8 * 7 || after > before / 8 * 9; }
 
 void follow_clients(Context* context, const Space& space) {

@@ -58,10 +58,20 @@ int set_text(const char*, String* given, void*, String**) {
   return kOk;
 }
 
+// False: the server does not have it, or it is a percentage (of maxmemory), which is left to the user.
+bool read(Context* context, const char* name, uint64_t* out) {
+  char text[32];
+  if (!server_config_text(context, name, text, sizeof(text)) || text[0] == '\0' || strchr(text, '%') != nullptr) return false;
+  *out = strtoull(text, nullptr, 10);
+  return true;
+}
+
 // A value that is not ours is the user's.
 bool refresh(Context* context, Value& value) {
   uint64_t now = 0;
-  if (!value.known || !server_config_number(context, value.name, &now) || now == value.holds) return false;
+  const bool was_known = value.known;
+  value.known = read(context, value.name, &now);
+  if (!value.known || (was_known && now == value.holds)) return false;
   value.own = value.holds = now;
   return true;
 }
@@ -81,9 +91,9 @@ bool limits_register(Context* context) {
 void limits_start(Context* context, void (*changed)(Context*)) {
   g_told = true;
   for (Value& value : g_values) {
-    value.known = server_config_number(context, value.name, &value.holds);
+    value.known = read(context, value.name, &value.holds);
     value.own = value.was_written && value.written_holds == value.holds ? value.written_own : value.holds;
-    if (value.known && !server_config_watch(context, value.name, on_change)) g_told = false;
+    if (!server_config_watch(context, value.name, on_change)) g_told = false;
   }
   g_changed = changed;
 }

@@ -37,6 +37,7 @@ Space space_now(bool server) {
   space.free = stats.lun_free_bytes;
   space.forked = stats.lun_forked_bytes;
   space.capacity = space.committed + space.free + space.forked;
+  if (space.forked < kBlur) space.forked = 0;
   if (space.capacity + kBlur > stats.lun_capacity_bytes) space.capacity = stats.lun_capacity_bytes;
   const bool forks = settings().tier.forks;
   space.end = forks ? space.capacity / 2 : space.capacity;

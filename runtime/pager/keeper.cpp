@@ -135,17 +135,19 @@ void keeper_run() {
 }
 
 // What the tree's account and our own LUN both still give: a child that lives holds its promise in the account, and in our LUN what it can
-// reach there.
+// reach there. One is there before the other as it begins, and after it as it has ended.
 static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_stats* out) {
   const int64_t used = state.account.lun_cap() - state.account.lun_free();
-  int64_t free = state.account.lun_free();
+  int64_t free = state.account.lun_free(), forked = used - static_cast<int64_t>(committed);
   if (state.lun_ready.load()) {
     const ScratchLun& lun = state.luns[state.own_lun];
-    const int64_t own = (static_cast<int64_t>(lun.capacity_slots()) - static_cast<int64_t>(lun.charged_slots())) * static_cast<int64_t>(state.page_size);
+    const auto page = static_cast<int64_t>(state.page_size), charged = static_cast<int64_t>(lun.charged_slots()) * page;
+    const int64_t own = static_cast<int64_t>(lun.capacity_slots()) * page - charged, held = charged - static_cast<int64_t>(committed);
     if (own < free) free = own;
+    if (held > forked) forked = held;
   }
   out->lun_free_bytes = static_cast<uint64_t>(free > 0 ? free : 0);
-  out->lun_forked_bytes = used > static_cast<int64_t>(committed) ? static_cast<uint64_t>(used) - committed : 0;
+  out->lun_forked_bytes = static_cast<uint64_t>(forked > 0 ? forked : 0);
 }
 
 void pager_stats(lunar_stats* out) {

@@ -168,7 +168,8 @@ def drop_most(client, prefix, count, seed):
     return keys[count * 7 // 8:]
 
 
-def save(server, client, when):
+def save(server, client, when, maxmemory=None):
+    """`maxmemory`: what it must be all the time."""
     try:
         client.ask("BGSAVE")
     except RuntimeError as refused:
@@ -176,7 +177,8 @@ def save(server, client, when):
     end = time.monotonic() + PATIENCE_S
     while client.info("persistence")["rdb_bgsave_in_progress"] != "0":
         assert time.monotonic() < end, f"{when}: BGSAVE does not end"
-        time.sleep(0.05)
+        assert maxmemory in (None, client.config("maxmemory")), f"{when}: a child has lowered maxmemory: {space(client)}"
+        time.sleep(0.02)
     assert client.info("persistence")["rdb_last_bgsave_status"] == "ok", f"{when}: BGSAVE failed:\n{server.text()[-2000:]}"
 
 
@@ -194,7 +196,7 @@ def fragmented(server, client, saves, evicts):
         if evicts:
             assert stored == wanted, f"{stored} of {wanted} stored although keys may be evicted"
         if saves:
-            save(server, client, f"after {size} bytes")
+            save(server, client, f"after {size} bytes", client.config("maxmemory") if number == 0 else None)
             client.send(("SET", "after-save", "x"))
             reply = client.receive()
             assert not isinstance(reply, Refused) or str(reply).startswith("OOM "), reply
@@ -386,6 +388,7 @@ def rewrite(directory, module):
     life("48mb", maxmemory(21 * MIB))           # less than the user's own fits
     life("192mb", maxmemory(30 * MIB))          # and now it does
     life("192mb", maxmemory(20 * MIB), (r"^maxmemory .*$", "maxmemory 20mb"))   # an edit of the file counts
+    life("192mb", maxmemory("5%", "maxmemory-clients"), (r"^maxmemory-clients .*$", "maxmemory-clients 5%"))
     life("192mb", own_clients)
     life("192mb", maxmemory(5 * MIB, "maxmemory-clients"))
 
