@@ -13,6 +13,7 @@
 #include "server_limits.h"
 #include "settings.h"
 #include "space.h"
+#include "sys/thread.h"
 #include "tier.h"
 
 namespace lunar::redis {
@@ -22,6 +23,7 @@ constexpr unsigned kStepsOfMargin = 32;          // committed bytes between two 
 constexpr uint64_t kStepLeast = 64 * kKiB;
 constexpr uint64_t kBulkLeast = 1 * kMiB;        // the server takes no less
 constexpr uint64_t kPerClient = 64 * kKiB;       // what an ordinary connection may have in any case
+constexpr int64_t kTellAgainNs = 60000000000;
 constexpr unsigned kCommandsBetween = 16;        // looks at figures that are not ours to read in one load
 
 enum class State : uint8_t { kOk, kLow, kHeld, kFull };
@@ -30,7 +32,8 @@ const char* const kStateNames[] = {"ok", "low", "held", "full"};
 Context* g_context = nullptr;     // for the filter, which has none
 bool g_following = false, g_scheduled = false;
 uint64_t g_look_at = 0;           // committed bytes from which on the filter looks
-uint64_t g_purged_at = 0;         // committed bytes after the last purge
+uint64_t g_purged_at = 0;         // the fewest committed bytes since the last purge
+uint64_t g_used_then = 0;         // the most that was used since
 bool g_nearly_full = false;       // the next allocations may find no room
 State g_state = State::kOk;
 bool g_capped = false;            // the user was told that the own maxmemory is more than the LUN takes
@@ -93,28 +96,38 @@ State state_of(const Space& space, uint64_t wanted, uint64_t base) {
   return space.counted + beside > space.limit / 8 * 7 && beside > (most - base) + space.margin() / 4 ? State::kLow : State::kOk;
 }
 
+// A line when it gets worse, and when it is over; not again within a minute.
 void tell(Context* context, const Space& space, State state, uint64_t wanted) {
-  if (state == g_state) return;
-  const bool worse = state > g_state;
+  static State told = State::kOk;
+  static int64_t told_ns = 0;
   g_state = state;
-  if (state == State::kOk) {
+  const int64_t now = sys::now_ns();
+  if (state == told || (state < told && now < told_ns + kTellAgainNs)) return;
+  const bool worse = state > told;
+  told = state;
+  told_ns = now;
+  if (state == State::kOk)
     g_api.Log(context, "notice", "LUN space is no longer short: maxmemory is %s", format_size(wanted).text);
-    return;
-  }
   if (!worse) return;
-  const char* then = settings().tier.forks ? "a fork would be refused" : "an allocation would fail";
-  const char* what = state == State::kLow ? "will soon be lowered" : state == State::kHeld ? "is lowered" : "is lowered further, writes are refused or keys evicted";
-  g_api.Log(context, "warning", "LUN space runs short: %s committed for %s of data (holes that other sizes left, buffers), at %s %s; maxmemory %s, to %s; "
-            "give a larger size", format_size(space.committed).text, format_size(space.counted).text, format_size(space.end).text, then, what,
-            format_size(wanted).text);
+  const char* what = state == State::kLow    ? "maxmemory will soon be lowered"
+                     : state == State::kHeld ? "maxmemory is lowered"
+                                             : "maxmemory is lowered further, writes are refused or keys evicted";
+  g_api.Log(context, "warning", "LUN space runs short: %s committed for %s of data and buffers (the rest are holes), at %s %s; %s (%s now); "
+            "give a larger size", format_size(space.committed).text, format_size(space.counted).text, format_size(space.end).text,
+            settings().tier.forks ? "a fork would be refused" : "an allocation would fail", what, format_size(wanted).text);
 }
 
 Space look() {
   Space space = space_now(true);
-  if (space.committed <= space.limit / 16 * 15 || space.committed < g_purged_at + step_of(space)) return space;
+  const uint64_t step = step_of(space);
+  if (space.committed < g_purged_at) g_purged_at = space.committed;
+  if (space.used > g_used_then) g_used_then = space.used;
+  const bool grown = space.committed >= g_purged_at + step, freed = space.used + step <= g_used_then;
+  if (space.committed <= space.limit / 16 * 15 || !(grown || freed)) return space;
   space_purge();
   space = space_now(true);
   g_purged_at = space.committed;
+  g_used_then = space.used;
   return space;
 }
 

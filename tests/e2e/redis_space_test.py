@@ -205,6 +205,7 @@ def fragmented(server, client, saves, evicts):
         for prefix, size, keys in kept:
             for key in random.Random(SEED).sample(keys, min(len(keys), 300)):
                 assert client.ask("GET", f"{prefix}:{key}") == value(key, size), f"{prefix}:{key} is not what was stored"
+        assert "LUN space runs short" in server.text(), "the log says nothing"
     server.must_live("at the end")
 
 
