@@ -36,12 +36,12 @@ void enter_child(Handlers handlers) {
 template <class Call>
 int guarded_fork(Handlers handlers, Call fork_call) {
   if (!ready()) return fork_call();
+  sys::SignalsHeld signals;   // a handler that forks would wait for this fork, or take what was set aside for it
   int rc = pager_fork_check();
   if (rc < 0) {
     errno = ENOMEM;
     return -1;
   }
-  sys::SignalsHeld signals;   // a handler that forks would wait for this fork
   maps_lock_for_fork();
   if (handlers == Handlers::kOurs) pager_fork_prepare();
   int pid = fork_call();
@@ -51,6 +51,7 @@ int guarded_fork(Handlers handlers, Call fork_call) {
   } else {
     if (handlers == Handlers::kOurs) pager_fork_parent();
     maps_unlock_after_fork();
+    if (pid < 0) pager_fork_failed();
   }
   errno = saved;
   return pid;

@@ -13,6 +13,7 @@
 #include "gate/program_got.h"
 #include "last_resort.h"
 #include "pager/pager.h"
+#include "sys/thread.h"
 
 namespace lunar::redis {
 namespace {
@@ -58,6 +59,7 @@ void* tiered_realloc(void* pointer, size_t bytes) {
 // The heap's handlers run inside; what libc allocates there for the child's service threads must not be tiered.
 pid_t guarded_fork() {
   heap_purge();   // what is free counts as committed, and the child is promised as much
+  sys::SignalsHeld signals;   // a handler's fork would take what was set aside for this one
   if (pager_fork_check() < 0) {
     errno = ENOMEM;
     return -1;
@@ -67,6 +69,7 @@ pid_t guarded_fork() {
   int saved = errno;
   heap_step_in(arena);
   if (pid >= 0) last_resort_forked(pid);
+  if (pid < 0) pager_fork_failed();
   errno = saved;
   return pid;
 }

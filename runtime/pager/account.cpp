@@ -240,6 +240,9 @@ bool Account::unshare(int64_t pages, int64_t keep_free) {
 void Account::unshare_always(int64_t pages) { (void)lower_shared(pages); }
 
 void Account::take_fixed(int64_t pages) {
+  const int64_t had = pages < reserved_ ? pages : reserved_;
+  reserved_ -= had;
+  pages -= had;
   take_always(pages);
   me().fixed.fetch_add(pages, std::memory_order_relaxed);
 }
@@ -248,6 +251,42 @@ bool Account::take_fixed_within(int64_t pages, int64_t keep_free) {
   if (!take(pages, keep_free)) return false;
   me().fixed.fetch_add(pages, std::memory_order_relaxed);
   return true;
+}
+
+// Each asks with its own part counted: of two at once, one sees the other. Who is refused looks again, as both may have been.
+bool Account::reserve_fixed(int64_t pages, int64_t room) {
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    take_always(pages);
+    me().fixed.fetch_add(pages, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (cap_pages() - fixed_total() >= room) return true;
+    give_fixed(pages);
+    if (attempt == 0) sweep_settled();
+    else sys::sleep_ns(static_cast<uint64_t>(attempt * 100000 + static_cast<int>(member_ % 8) * 20000));
+  }
+  return false;
+}
+
+void Account::end_reserved() {
+  const int64_t left = reserved_;
+  reserved_ = 0;
+  if (left != 0) give_fixed(left);
+}
+
+void Account::hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes) {
+  AccountMember& child = shared_->members[index];
+  // Ours first: killed in between, the tree has less than it could have, not more.
+  for (auto* held : {&me().pages, &me().fixed}) held->fetch_sub(fixed_pages, std::memory_order_acq_rel);
+  me().lun_bytes.fetch_sub(lun_bytes, std::memory_order_acq_rel);
+  for (auto* held : {&child.pages, &child.fixed}) held->fetch_add(fixed_pages, std::memory_order_acq_rel);
+  child.lun_bytes.fetch_add(lun_bytes, std::memory_order_acq_rel);
+}
+
+void Account::release_child(unsigned index, uint64_t ticket) {
+  lock();
+  AccountMember& m = shared_->members[index];
+  if (m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() == 0 && pthread_mutex_trylock(&m.alive) == 0) bury(index);
+  unlock();
 }
 
 void Account::give_fixed(int64_t pages) {

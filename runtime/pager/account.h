@@ -130,6 +130,16 @@ class Account {
   void take_fixed(int64_t pages);         // frames, windows, tables: always
   // The same where the cap allows it.
   [[nodiscard]] bool take_fixed_within(int64_t pages, int64_t keep_free);
+  // Fixed pages ahead of their use, where `room` pages of the cap stay that are not fixed: also among several that ask at once. take_fixed takes
+  // of what was put down with use_reserved, until it is used up. May sleep.
+  [[nodiscard]] bool reserve_fixed(int64_t pages, int64_t room);
+  void use_reserved(int64_t pages) { reserved_ = pages; }
+  int64_t reserved() const { return reserved_; }
+  void end_reserved();                    // what is left of it is given back
+  // Fixed pages and LUN space of ours are the child's from now on.
+  void hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes);
+  // The fork failed: nobody will adopt it.
+  void release_child(unsigned index, uint64_t ticket);
   void give_fixed(int64_t pages);
   void give(int64_t pages);
   void give_maybe_shared(int64_t pages);  // they may still be there for a relative
@@ -188,6 +198,7 @@ class Account {
 
   AccountShared* shared_ = nullptr;
   unsigned member_ = 0;
+  int64_t reserved_ = 0;   // of our fixed pages, not used yet
 };
 
 }  // namespace lunar

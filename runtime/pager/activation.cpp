@@ -16,6 +16,7 @@
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "sys/file.h"
+#include "sys/numa.h"
 #include "sys/proc.h"
 
 #ifndef MADV_COLD
@@ -166,6 +167,13 @@ bool plain_charge_fork(PagerState& state) {
   return false;
 }
 
+void plain_uncharge_fork(PagerState& state) {
+  if (state.plain_forks == 0) return;
+  const int64_t part = state.plain_fork_pages / state.plain_forks--;
+  state.plain_fork_pages -= part;
+  state.account.give_plain(part);
+}
+
 int plain_reserve_child(PagerState& state, uint64_t* ticket) {
   const int64_t pages = state.account.plain_pages() - state.plain_fork_pages;
   const int64_t prepaid = state.plain_forks == 0 ? 0 : state.plain_fork_pages / state.plain_forks;
@@ -254,6 +262,19 @@ uint32_t frame_count_for(int64_t cap) {
   if (frames < 160) frames = 160;
   if (frames > 16384) frames = 16384;
   return static_cast<uint32_t>(frames);
+}
+
+int64_t OwnNeed::pages() const { return frames + 2 * kBatchPages + static_cast<int64_t>(handlers) * window; }
+
+OwnNeed own_need(const PagerState& state, bool first, int64_t room) {
+  const int64_t whole = state.account.cap_pages();
+  int64_t cap = whole / (first ? 1 : 8);
+  if (cap > room) cap = room;
+  const auto cpus = static_cast<unsigned>(sys::cpu_count()), nodes = static_cast<unsigned>(sys::numa_nodes());
+  unsigned handlers = state.options.handlers != 0 ? static_cast<unsigned>(state.options.handlers) : !first || room < whole / 2 ? 1 : cpus < 4 ? cpus : 4;
+  if (handlers * nodes > kHandlersMax) handlers = kHandlersMax / nodes;
+  if (handlers == 0) handlers = 1;
+  return {frame_count_for(cap), handlers * nodes, window_pages_for(cap)};
 }
 
 unsigned window_pages_for(int64_t cap) { return cap / 64 < 64 ? 64 : cap / 64 > 256 ? 256 : static_cast<unsigned>(cap / 64); }

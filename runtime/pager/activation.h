@@ -40,6 +40,8 @@ int64_t plain_limit(const PagerState& state);
 // Before a fork: charges a child with as much memory as this process has, to this one, and what is committed until the fork's prepare handler
 // for both. False: that cannot be charged.
 bool plain_charge_fork(PagerState& state);
+// It was not forked in the end.
+void plain_uncharge_fork(PagerState& state);
 // In the prepare handler: the child's member, which takes that over; or -errno. A fork that was not checked is charged beyond the cap.
 [[nodiscard]] int plain_reserve_child(PagerState& state, uint64_t* ticket);
 
@@ -54,7 +56,17 @@ void activation_failure(PagerState& state, const ErrorText& why);
 
 uint32_t frame_count_for(int64_t cap);
 unsigned window_pages_for(int64_t cap);   // of a handler
-// DRAM that must be free of frames, windows and tables for one more process to become active: its own least, and room to work.
-constexpr int64_t kFixedRoom = 768;
+// DRAM that must be free of frames, windows and tables when a process has become active, to work with; and before, with its own least.
+constexpr int64_t kWorkRoom = 416;
+constexpr int64_t kFixedRoom = kWorkRoom + 352;
+
+// What a process that becomes active takes for itself, but for its tables.
+struct OwnNeed {
+  uint32_t frames;
+  unsigned handlers, window;   // of the first handler of each node; others may have half
+  int64_t pages() const;
+};
+// first: alone in its tree. `room`: what of the cap is not fixed. A forked child, and a process beside others, needs an eighth of the first one's.
+OwnNeed own_need(const PagerState& state, bool first, int64_t room);
 
 }  // namespace lunar

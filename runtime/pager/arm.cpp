@@ -120,18 +120,16 @@ void keeper_thread(void*) {
 
 }  // namespace
 
-// The dead still count until somebody sweeps, and nobody may live to do it.
-bool pager_has_room(int64_t more) {
-  auto& account = pager_state().account;
-  if (account.cap_pages() - account.fixed_total() - more >= kFixedRoom) return true;
-  account.sweep_settled();
-  return account.cap_pages() - account.fixed_total() - more >= kFixedRoom;
-}
-
 namespace {
 
-int check_room(PagerState& state, ErrorText* why) {
-  if (pager_has_room(0)) return 0;
+// A first look, before anything is opened. The dead still count until somebody sweeps, and nobody may live to do it.
+bool has_room(PagerState& state) {
+  if (state.account.cap_pages() - state.account.fixed_total() >= kFixedRoom) return true;
+  state.account.sweep_settled();
+  return state.account.cap_pages() - state.account.fixed_total() >= kFixedRoom;
+}
+
+int no_room(const PagerState& state, ErrorText* why) {
   return why->set(-ENOMEM, "pager: the processes of this tree fill the DRAM budget of %s with what each needs for itself; give more (--dram)",
                   format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text);
 }
@@ -148,8 +146,8 @@ int join_account(PagerState& state, ErrorText* why) {
 }
 
 int arm_parts(PagerState& state, ErrorText* why) {
-  int rc = check_room(state, why);
-  if (rc < 0) return rc;
+  if (!has_room(state)) return no_room(state, why);
+  int rc = 0;
   if (state.uffd < 0 || !sys::is_userfaultfd(state.uffd)) rc = open_uffd(state, why);
   if (rc < 0) return rc;
   if (state.devices[0] != nullptr && !descriptors_in_place(state)) state.devices[0] = nullptr;   // the program has closed them
@@ -166,37 +164,24 @@ int arm_parts(PagerState& state, ErrorText* why) {
 
 }  // namespace
 
-int pager_start_threads(ErrorText* why) {
-  auto& state = pager_state();
-  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does whoever becomes active beside others.
-  const bool first = state.generation == 0 && !state.account.others_active();
-  int64_t whole = state.account.cap_pages(), cap = whole / (first ? 1 : 8);
-  // What the tree's processes hold fixed must leave room to fault in, or all of them would wait for ever.
-  if (int rc = check_room(state, why); rc < 0) return rc;
-  int64_t room = whole - state.account.fixed_total();
-  if (cap > room) cap = room;
-  uint32_t frames = frame_count_for(cap);
+// What has been reserved for it is used here.
+static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
   // Frames, the pipe and the staging area are DRAM like any other.
   if (state.evictor == nullptr) state.evictor = arena_new<Evictor>();
   if (state.evictor == nullptr) return why->set(-ENOMEM, "pager: out of memory");
-  state.account.take_fixed(frames + 2 * kBatchPages);
-  int rc = state.evictor->open(frames);
+  state.account.take_fixed(need.frames + 2 * kBatchPages);
+  int rc = state.evictor->open(need.frames);
   if (rc < 0) return why->set(rc, "pager: frames or pipe cannot be made (%s); see pipe-user-pages-soft", errno_name(rc));
-  unsigned cpus = static_cast<unsigned>(sys::cpu_count());
-  unsigned wanted = state.options.handlers != 0 ? static_cast<unsigned>(state.options.handlers) : !first || room < whole / 2 ? 1 : cpus < 4 ? cpus : 4;
-  unsigned nodes = static_cast<unsigned>(sys::numa_nodes());
-  if (wanted * nodes > kHandlersMax) wanted = kHandlersMax / nodes;
-  if (wanted == 0) wanted = 1;
-  wanted *= nodes;   // handler i serves node i % nodes
-  const unsigned window = window_pages_for(cap);
+  const unsigned window = need.window, nodes = static_cast<unsigned>(sys::numa_nodes());   // handler i serves node i % nodes
   state.handler_count = 0;
-  for (unsigned i = 0; i < wanted; ++i) {
+  for (unsigned i = 0; i < need.handlers; ++i) {
     if (state.handlers[i] == nullptr) state.handlers[i] = arena_new<Handler>();
     if (state.handlers[i] == nullptr) return why->set(-ENOMEM, "pager: out of memory");
     rc = state.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2, static_cast<int>(i % nodes));
     if (rc < 0) return why->set(rc, "pager: the DRAM budget of %s has no room for handlers; give more (--dram)", format_size(state.dram_bytes).text);
     ++state.handler_count;
   }
+  state.account.end_reserved();   // from here on others take, too
   // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
   host_fork_bootstrap.store(true);
   state.handlers_running.store(0);
@@ -212,6 +197,25 @@ int pager_start_threads(ErrorText* why) {
   for (unsigned i = 0; i < state.handler_count; ++i)
     if (state.handlers[i]->mailbox_descriptor() >= 0) sys::close_file(state.handlers[i]->mailbox_descriptor());
   return 0;
+}
+
+int pager_start_threads(ErrorText* why) {
+  auto& state = pager_state();
+  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does whoever becomes active beside others.
+  const bool first = state.generation == 0 && !state.account.others_active();
+  // What the tree's processes hold fixed must leave room to fault in, or all of them would wait for ever. (A fork has seen to that.)
+  const int64_t prepaid = state.account.reserved(), before = state.account.own_fixed();
+  const OwnNeed need = own_need(state, first, state.account.cap_pages() - state.account.fixed_total() + prepaid);
+  if (prepaid == 0) {
+    if (!state.account.reserve_fixed(need.pages(), kWorkRoom)) return no_room(state, why);
+    state.account.use_reserved(need.pages());
+  }
+  const int rc = start_threads(state, need, why);
+  if (rc < 0) {
+    state.account.end_reserved();
+    state.account.give_fixed(state.account.own_fixed() - before);
+  }
+  return rc;
 }
 
 // Of a directory: an unlinked file in it, with nothing reserved. Other LUNs are opened when they are needed: that writes to them.

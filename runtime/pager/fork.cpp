@@ -38,7 +38,6 @@ FILE* _IO_iter_file(void*) __attribute__((weak));
 namespace lunar {
 
 int pager_start_threads(ErrorText* why);
-bool pager_has_room(int64_t more);
 
 namespace {
 
@@ -49,10 +48,20 @@ struct ForkInHand {
   int lun = -1;              // the child's number for its LUN
   int refusal = 0;
   int64_t charged = 0;       // to the child, for what it inherits
+  int64_t fixed = 0, lun_bytes = 0;   // set aside for the child when the fork was checked
   bool gate = false;         // there is no room to copy all of it
   ForkDescriptors descriptors;
 };
 ForkInHand g_fork;           // the forking thread's: fork_lock is held from prepare to parent/child
+
+// What this thread's check of a fork has set aside: in our name until prepare gives it to the child's member.
+struct ForkChecked {
+  bool plain = false;        // charged as plain memory
+  int64_t fixed = 0, lun_bytes = 0;
+  int member = -1;           // prepare has taken it over
+  uint64_t ticket = 0;
+};
+constinit thread_local ForkChecked t_checked __attribute__((tls_model("initial-exec")));
 
 void set_inheritable(PagerState& state, bool yes) {
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
@@ -149,6 +158,7 @@ void prepare() {
     if (!pager_armed()) {   // arm_lock is held until parent/child: nobody arms meanwhile
       state.regions.lock.lock();
       g_fork.member = plain_reserve_child(state, &g_fork.ticket);
+      t_checked = {false, 0, 0, g_fork.member, g_fork.ticket};
       g_fork.refusal = g_fork.member < 0 ? g_fork.member : 0;
       return;
     }
@@ -177,7 +187,15 @@ void prepare() {
   int found = fork_descriptors_prepare(state, &g_fork.descriptors);
   if (g_fork.refusal == 0) g_fork.refusal = found;
   if (g_fork.refusal == 0 && state.lun_ready.load()) g_fork.refusal = hold_slots(state, epoch);
-  if (g_fork.member >= 0) charge_child(state);
+  if (g_fork.member >= 0) {
+    g_fork.fixed = t_checked.fixed;
+    g_fork.lun_bytes = t_checked.lun_bytes;
+    state.account.hand_to_child(static_cast<unsigned>(g_fork.member), g_fork.fixed, g_fork.lun_bytes);
+    t_checked = {false, 0, 0, g_fork.member, g_fork.ticket};
+    charge_child(state);
+  } else {
+    pager_fork_failed();
+  }
   uint32_t none = 0;
   state.oldest_child.compare_exchange_strong(none, epoch);
   set_inheritable(state, true);
@@ -295,8 +313,7 @@ int child_restart(PagerState& state, ErrorText* why) {
 }
 
 // The dead count until somebody sweeps.
-bool lun_take_or_sweep(PagerState& state, uint64_t pages) {
-  const auto bytes = static_cast<int64_t>(pages << state.page_shift);
+bool lun_take_or_sweep(PagerState& state, int64_t bytes) {
   if (state.account.lun_take(bytes) == 0) return true;
   state.account.sweep_settled();
   return state.account.lun_take(bytes) == 0;
@@ -304,6 +321,7 @@ bool lun_take_or_sweep(PagerState& state, uint64_t pages) {
 
 void child() {
   auto& state = pager_state();
+  t_checked = {};
   sys::note_memory_owner();
   wipe_reset_in_child();
   HostGuard guard;
@@ -356,8 +374,11 @@ void child() {
     tables += static_cast<uint64_t>(table_dram_pages(*state.regions.sorted[i].load()));
   if (resident > g_fork.charged) state.account.take_always(resident - g_fork.charged);
   else state.account.give_maybe_shared(g_fork.charged - resident);
+  state.account.use_reserved(g_fork.fixed);
   state.account.take_fixed(static_cast<int64_t>(tables));
-  if (!lun_take_or_sweep(state, committed))
+  const int64_t more = static_cast<int64_t>(committed << state.page_shift) - g_fork.lun_bytes;   // than it was when the fork was checked
+  if (more < 0) state.account.lun_give(-more);
+  else if (!lun_take_or_sweep(state, more))
     fatal("fork: LUN space for the child's memory (%s) is not to be had; give a larger --size", format_size(committed << state.page_shift).text);
   state.lun_open_lock.unlock();
   state.regions.lock.unlock();
@@ -384,12 +405,36 @@ int fork_handlers_install() {
   return -rc;
 }
 
+// Sets aside what a child needs of the tree's account: several processes may fork at the same moment.
+static int set_aside_for_child(PagerState& state, uint64_t pages) {
+  int64_t fixed = own_need(state, false, state.account.cap_pages()).pages();
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) fixed += table_dram_pages(*state.regions.sorted[i].load());
+  if (!state.account.reserve_fixed(fixed, kWorkRoom)) {
+    log_warning("fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; give more (--dram)");
+    return -ENOMEM;
+  }
+  const auto bytes = static_cast<int64_t>(pages << state.page_shift);
+  if (state.account.lun_take(bytes) < 0) {
+    wait_for_sweep();   // the dead count until somebody sweeps
+    if (state.account.lun_take(bytes) < 0) {
+      state.account.give_fixed(fixed);
+      return -ENOSPC;
+    }
+  }
+  t_checked = {false, fixed, bytes, -1, 0};
+  return 0;
+}
+
 int pager_fork_check() {
   auto& state = pager_state();
+  t_checked = {};
   if (!pager_armed()) {
     {
       sys::Locked<sys::Mutex> hold(state.arm_lock);
-      if (!pager_armed() && plain_charge_fork(state)) return 0;
+      if (!pager_armed() && plain_charge_fork(state)) {
+        t_checked.plain = true;
+        return 0;
+      }
     }
     // Parent and child together would pass what the tree may hold plain: its pager makes room for the copies.
     ErrorText why;
@@ -401,15 +446,8 @@ int pager_fork_check() {
     sys::Locked<sys::Mutex> hold(state.regions.lock);
     pages = committed_pages(state);
   }
-  int64_t tables = 0;
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i) tables += table_dram_pages(*state.regions.sorted[i].load());
-  if (!pager_has_room(tables)) {
-    log_warning("fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; give more (--dram)");
-    return -ENOMEM;
-  }
-  int64_t bytes = static_cast<int64_t>(pages << state.page_shift);
-  if (bytes > state.account.lun_free()) wait_for_sweep();   // the dead count until somebody sweeps
-  int rc = bytes > state.account.lun_free() ? -ENOMEM : 0;
+  int rc = set_aside_for_child(state, pages);
+  if (rc == -ENOMEM) return rc;
   if (rc == 0 && state.lun_ready.load()) {
     // Reserves the space on the device here, where waiting for the file system harms nobody.
     if (sys::in_program_files()) descriptors_put_back(state);
@@ -421,13 +459,33 @@ int pager_fork_check() {
     if (rc == 0) state.luns[state.own_lun].uncharge(pages);
   }
   if (rc < 0) {
-    int64_t left = state.account.lun_free();
+    int64_t left = state.account.lun_free() + t_checked.lun_bytes;
+    pager_fork_failed();
     log_warning("fork refused: the child may come to need %s of LUN space and %s is left; give a larger --size",
-                format_size(static_cast<uint64_t>(bytes)).text, format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text);
-    return rc;
+                format_size(pages << state.page_shift).text, format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text);
+    return -ENOMEM;
   }
-  sys::Locked<sys::Mutex> forks(state.fork_lock);
-  return lun_id_for_child() < 0 ? -EAGAIN : 0;
+  {
+    sys::Locked<sys::Mutex> forks(state.fork_lock);
+    rc = lun_id_for_child() < 0 ? -EAGAIN : 0;
+  }
+  if (rc < 0) pager_fork_failed();
+  return rc;
+}
+
+void pager_fork_failed() {
+  auto& state = pager_state();
+  const ForkChecked was = t_checked;
+  t_checked = {};
+  if (was.plain) {
+    sys::Locked<sys::Mutex> hold(state.arm_lock);
+    if (!pager_armed()) plain_uncharge_fork(state);   // else activation has
+  }
+  if (was.fixed != 0) state.account.give_fixed(was.fixed);
+  if (was.lun_bytes != 0) state.account.lun_give(was.lun_bytes);
+  if (was.member < 0) return;
+  state.account.release_child(static_cast<unsigned>(was.member), was.ticket);
+  if (pager_armed()) keeper_wake(kKeeperSweep);   // what was held for it
 }
 
 }  // namespace lunar

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several processes of a tree fork at the same moment in a budget that has room for one or two more: a fork is refused (ENOMEM, EAGAIN) or
+// its child lives and finds its memory. A fork that failed gives back what was set aside for it.
+//
+//   fork_room_test LIBRARY at-once | failed
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "preload_test.h"
+
+namespace {
+
+constexpr size_t kBytes = 24u << 20;
+constexpr int kForkers = 4, kForksEach = 6, kRounds = 12;
+
+char* g_memory;
+
+void take_memory() {
+  g_memory = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(g_memory != MAP_FAILED && tiered(g_memory));
+  fill(g_memory, kBytes, 1);
+}
+
+bool sees_memory() { return holds(g_memory + (kBytes / 2), 64 * 4096, 1, kBytes / 2 / sizeof(long)); }
+
+// A child that stays until `go` has an end of file.
+int fork_one_more(const int (&go)[2]) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  char byte;
+  close(go[1]);
+  (void)!read(go[0], &byte, 1);
+  _exit(sees_memory() ? 0 : 7);
+}
+
+// How a child ended; 0: well.
+int end_of(pid_t pid) {
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+  if (WIFSIGNALED(status)) fprintf(stderr, "process %d ended by signal %d\n", pid, WTERMSIG(status));
+  return status == 0 ? 0 : WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+// Forks at the same moment as the others, until it is refused; then ends with its children.
+int fork_with_others(pthread_barrier_t* together, pthread_barrier_t* done) {
+  int go[2];
+  CHECK(pipe(go) == 0);
+  pid_t children[kForksEach];
+  int count = 0, worst = 0;
+  (void)pthread_barrier_wait(together);
+  while (count < kForksEach) {
+    const pid_t pid = fork_one_more(go);
+    if (pid < 0) {
+      CHECK(errno == ENOMEM || errno == EAGAIN);
+      break;
+    }
+    if (pid > 0) children[count++] = pid;
+  }
+  (void)pthread_barrier_wait(done);
+  close(go[1]);
+  for (int i = 0; i < count; ++i) {
+    const int one = end_of(children[i]);
+    if (one != 0) worst = one;
+  }
+  return worst;
+}
+
+struct Shared {
+  pthread_barrier_t together, done;
+};
+
+int at_once() {
+  take_memory();
+  auto* shared = static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  CHECK(shared != MAP_FAILED);
+  pthread_barrierattr_t attributes;
+  pthread_barrierattr_init(&attributes);
+  pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  int refused = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    int go[2];
+    CHECK(pipe(go) == 0);
+    pid_t forkers[kForkers];
+    int count = 0;
+    // Only as many as there is room for take part.
+    for (; count < kForkers; ++count) {
+      const pid_t pid = forkers[count] = fork();
+      if (pid < 0) break;
+      if (pid != 0) continue;
+      close(go[1]);
+      char byte;
+      if (read(go[0], &byte, 1) != 1) _exit(0);
+      _exit(fork_with_others(&shared->together, &shared->done));
+    }
+    refused += count < kForkers;
+    CHECK(count >= 2);
+    pthread_barrier_init(&shared->together, &attributes, static_cast<unsigned>(count));
+    pthread_barrier_init(&shared->done, &attributes, static_cast<unsigned>(count));
+    for (int i = 0; i < count; ++i) CHECK(write(go[1], "g", 1) == 1);
+    close(go[1]);
+    close(go[0]);
+    int worst = 0;
+    for (int i = 0; i < count; ++i) {
+      const int one = end_of(forkers[i]);
+      if (one != 0) worst = one;
+    }
+    CHECK(worst == 0);
+  }
+  CHECK(sees_memory());
+  return 0;
+}
+
+// The kernel refuses the fork (RLIMIT_NPROC) after all was prepared: again and again, and what was set aside comes back.
+int failed() {
+  take_memory();
+  if (getuid() == 0) CHECK(setresuid(65534, 65534, 65534) == 0);
+  rlimit before{};
+  CHECK(getrlimit(RLIMIT_NPROC, &before) == 0);
+  const rlimit soft{0, before.rlim_max};
+  CHECK(setrlimit(RLIMIT_NPROC, &soft) == 0);
+  for (int i = 0; i < 40; ++i) CHECK(fork() < 0);
+  CHECK(setrlimit(RLIMIT_NPROC, &before) == 0);
+  const pid_t pid = fork();
+  CHECK(pid >= 0);
+  if (pid == 0) _exit(sees_memory() ? 0 : 7);
+  CHECK(end_of(pid) == 0);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const char* mode = argc > 2 ? argv[2] : "at-once";
+  static int (*const bodies[])() = {at_once, failed};
+  return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"}, bodies[strcmp(mode, "failed") == 0]);
+}
