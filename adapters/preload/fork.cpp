@@ -4,6 +4,7 @@
 // fork handlers (pthread_atfork) do the rest, also for forks that do not pass here; calls that run no handlers have them run here.
 // vfork, posix_spawn and clone(CLONE_VM) share our memory and need nothing. With CLONE_FILES and without CLONE_VM, which nobody
 // uses, a child would close its parent's descriptors: it goes to the kernel as it came, and is without its tiered memory.
+// Through syscall() goes process_vm_writev, too.
 //
 // Threading: any thread.
 #include <dlfcn.h>
@@ -12,6 +13,7 @@
 #include <sched.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "pager/pager.h"
@@ -129,6 +131,15 @@ bool forks(long number, const long (&a)[6]) {
   return false;
 }
 
+// process_vm_writev: see pager_write_elsewhere_begin.
+long write_elsewhere(const long (&a)[6]) {
+  sys::SignalsHeld signals;   // a handler that leaves by longjmp would never end it
+  pager_write_elsewhere_begin();
+  const long result = enter_kernel(SYS_process_vm_writev, a);
+  pager_write_elsewhere_end();
+  return as_libc(result);
+}
+
 }  // namespace
 }  // namespace lunar::preload
 
@@ -181,5 +192,13 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   va_end(rest);
   if (__builtin_expect(forks(number, a) && ready(), 0))
     return guarded_fork(Handlers::kOurs, [&] { return static_cast<int>(as_libc(enter_kernel(number, a))); });
+  if (__builtin_expect(number == SYS_process_vm_writev && ready(), 0)) return write_elsewhere(a);
   return as_libc(enter_kernel(number, a));
+}
+
+LUNAR_EXPORT ssize_t process_vm_writev(pid_t pid, const iovec* local, unsigned long locals, const iovec* remote, unsigned long remotes,
+                                       unsigned long flags) noexcept {
+  const long a[6] = {pid, reinterpret_cast<long>(local), static_cast<long>(locals), reinterpret_cast<long>(remote), static_cast<long>(remotes),
+                     static_cast<long>(flags)};
+  return ready() ? write_elsewhere(a) : as_libc(enter_kernel(SYS_process_vm_writev, a));
 }

@@ -105,6 +105,8 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       m.fixed.store(0);
       m.lun_bytes.store(0);
       m.replaced_ns.store(0);
+      m.writing_elsewhere.store(0);
+      m.batch.store(0);
       m.weight.store(weight);
       m.parent.store(parent_plus_one);
       m.fork_epoch.store(fork_epoch);
@@ -352,6 +354,29 @@ void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
   shared_->sleepers.fetch_add(1, std::memory_order_acq_rel);
   (void)sys::futex_wait(&shared_->pressure, seen, timeout_ns, true);
   shared_->sleepers.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+void Account::write_elsewhere_begin() {
+  me().writing_elsewhere.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);   // with someone_writes_elsewhere: one of the two sees the other
+  const uint32_t high = shared_->member_high.load(std::memory_order_acquire);
+  for (unsigned i = 0; i < high; ++i) {
+    const AccountMember& m = shared_->members[i];
+    const uint32_t seen = m.batch.load(std::memory_order_acquire);
+    // A member that was killed inside a batch has no pages any more.
+    for (int turn = 0; turn < 4000 && (seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen && m.state.load() == kMemberActive; ++turn)
+      sys::sleep_ns(20000);
+  }
+}
+
+bool Account::someone_writes_elsewhere() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const uint32_t high = shared_->member_high.load(std::memory_order_acquire);
+  for (unsigned i = 0; i < high; ++i) {
+    const AccountMember& m = shared_->members[i];
+    if (m.writing_elsewhere.load(std::memory_order_acquire) != 0 && m.state.load(std::memory_order_acquire) != kMemberFree) return true;
+  }
+  return false;
 }
 
 int Account::lun_take(int64_t bytes) {

@@ -72,6 +72,8 @@ struct AccountMember {
   std::atomic<uint32_t> elder;            // member index + 1 of the living one that has the pieces it inherited; 0: none
   std::atomic<uint64_t> created_ns;
   std::atomic<uint64_t> replaced_ns;      // when it was first seen that another program is in its place; 0: not yet
+  std::atomic<uint32_t> writing_elsewhere;   // threads of it that are writing into other processes (process_vm_writev)
+  std::atomic<uint32_t> batch;            // odd: it has an eviction batch under way
 };
 
 struct AccountShared {
@@ -159,6 +161,14 @@ class Account {
   void wait_pressure(uint32_t seen, int64_t timeout_ns);   // -1: without end
   void want_room() { shared_->room_wanted.store(1, std::memory_order_seq_cst); }   // the next give() wakes evictors
   uint32_t pressure() const { return shared_->pressure.load(std::memory_order_acquire); }
+
+  // The kernel pins pages of the target while process_vm_writev goes on: members evict by UFFDIO_MOVE meanwhile. begin waits for their
+  // batches under way (bounded).
+  void write_elsewhere_begin();
+  void write_elsewhere_end() { me().writing_elsewhere.fetch_sub(1, std::memory_order_release); }
+  bool someone_writes_elsewhere() const;  // inside a batch
+  void batch_begin() { me().batch.fetch_add(1, std::memory_order_seq_cst); }
+  void batch_end() { me().batch.fetch_add(1, std::memory_order_release); }
 
   // LUN space promised to this member.
   [[nodiscard]] int lun_take(int64_t bytes);

@@ -582,6 +582,9 @@ void pager_note_pinning() {
   if (pager_armed()) pager_state().evictor->wait_for_batch();
 }
 
+void pager_write_elsewhere_begin() { pager_state().account.write_elsewhere_begin(); }
+void pager_write_elsewhere_end() { pager_state().account.write_elsewhere_end(); }
+
 int pager_page_state(const void* address) {
   Region* region = region_find(address);
   return region == nullptr ? -1 : static_cast<int>(region->words[region->page_of(address).value].load().state());

@@ -495,10 +495,13 @@ void Evictor::wait_for_batch() const {
 }
 
 unsigned Evictor::evict_chosen() {
+  Account& account = pager_state().account;
+  account.batch_begin();
   batch_.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);   // with wait_for_batch: one of the two sees the other
   const unsigned dropped = evict_batch();
   batch_.fetch_add(1, std::memory_order_release);
+  account.batch_end();
   return dropped;
 }
 
@@ -507,7 +510,7 @@ unsigned Evictor::evict_batch() {
   counters().batches.add();
   if (splice_refused_ && !state.features.move) fatal_if_refused(-EPERM, "vmsplice");
   forbid_merging();
-  bool by_move = pins_possible() || splice_refused_;
+  bool by_move = pins_possible() || splice_refused_ || state.account.someone_writes_elsewhere();
   if (by_move && !state.features.move && !test_switches.no_pin_rule) {
     pins_say_stopped();
     for (unsigned i = 0; i < victim_count_; ++i) keep(victims_[i], kHeatHot);

@@ -155,5 +155,9 @@ void pager_keep_for_thread(const void* address, size_t bytes);
 // Devices may write into memory of this process from now on (io_uring registered buffers, O_DIRECT, RDMA): it is evicted by MOVE. Sticky.
 // Waits for the eviction batch under way.
 void pager_note_pinning();
+// Around process_vm_writev: the kernel pins pages of the other process before it copies. Any process of the tree may be the target. A relative
+// evicts by MOVE meanwhile. begin may sleep, end does not.
+void pager_write_elsewhere_begin();
+void pager_write_elsewhere_end();
 
 }  // namespace lunar
