@@ -195,13 +195,16 @@ bool Evictor::reap(bool wait) {
 void Evictor::finish_write(const Response& response) {
   auto& state = pager_state();
   WriteOp& op = ops_[response.tag];
-  bool ok = response.result == static_cast<int64_t>(op.count * state.page_size);
+  int64_t result = response.result;
+  // The kernel put it off and had no thread for it (RLIMIT_NPROC, io_uring's workers count): nothing is wrong with the slots.
+  if (result == -ECANCELED) result = state.devices[state.own_lun]->transfer(op.command);
+  bool ok = result == static_cast<int64_t>(op.count * state.page_size);
   if (ok) {
     counters().written_bytes.add(op.count * state.page_size);
   } else {
     counters().write_errors.add();
     log_warning("write of %u pages at slot %u of %s failed (%s); trying other slots", op.count, op.first.value,
-                state.devices[state.own_lun]->name(), response.result < 0 ? errno_name(static_cast<int>(response.result)) : "short write");
+                state.devices[state.own_lun]->name(), result < 0 ? errno_name(static_cast<int>(result)) : "short write");
   }
   unsigned count = op.count;
   uint32_t ids[kBatchPages];

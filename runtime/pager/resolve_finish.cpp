@@ -28,6 +28,10 @@ void Resolver::finish(unsigned op_index, int64_t result) {
   auto& state = pager_state();
   ReadOp& op = ops_[op_index];
   uint64_t bad = 0;
+  if (result == -ECANCELED) {   // put off by the kernel, which then had no thread for it (RLIMIT_NPROC)
+    const Command again{Op::kRead, state.luns[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
+    result = state.devices[op.lun]->transfer(again);
+  }
   if (result != static_cast<int64_t>(op.count * state.page_size)) {
     bad = op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
   } else if (!test_switches.no_hash_check) {
