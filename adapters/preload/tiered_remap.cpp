@@ -28,6 +28,7 @@ struct Request {
   int flags;
   char* wanted;       // MREMAP_FIXED
   Mapping old;        // what the whole old range is
+  bool locked;        // its end is: what is added will be, too
   char* old_end() const { return old_begin + old_bytes; }
 };
 
@@ -50,6 +51,13 @@ int make_like(Area* area, char* begin, size_t bytes, const Mapping& like) {
   if (rc < 0) maps_table().erase(begin, begin + bytes);
   else maps_table().set(begin, begin + bytes, like);
   return rc;
+}
+
+// What mremap adds to a locked map is locked. -EAGAIN: too much is.
+int lock_added(Area* area, char* begin, size_t bytes, const Request& request) {
+  if (!request.locked || !request.old.committed || bytes == 0 || pager_pin(begin, bytes) == 0) return 0;
+  (void)unmap_pieces(area, begin, begin + bytes);
+  return -EAGAIN;
 }
 
 int move_contents(char* to, char* from, size_t bytes, const Mapping& like) {
@@ -83,6 +91,7 @@ int move_map(const Request& request, void** out) {
   if (!maps_table().is_free(place, place + request.new_bytes)) return -ENOMEM;   // a dead part under MREMAP_FIXED
   rc = make_like(area, place, request.new_bytes, request.old);
   size_t keep = request.old_bytes < request.new_bytes ? request.old_bytes : request.new_bytes;
+  if (rc == 0 && (rc = lock_added(area, place + keep, request.new_bytes - keep, request)) < 0) (void)unmap_pieces(area, place, place + keep);
   if (rc == 0 && request.old.committed) {
     rc = move_contents(place, request.old_begin, keep, request.old);
     if (rc < 0) (void)unmap_pieces(area, place, place + request.new_bytes);
@@ -112,7 +121,7 @@ int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
   size_t page = sys::page_bytes();
   if (old_bytes > PTRDIFF_MAX - page || new_bytes > PTRDIFF_MAX - page) return -ENOMEM;
   MapsLock hold;
-  Request request{area_of(old_address), old_address, round_up(old_bytes, page), round_up(new_bytes, page), flags, wanted, {}};
+  Request request{area_of(old_address), old_address, round_up(old_bytes, page), round_up(new_bytes, page), flags, wanted, {}, false};
   int rc = check(request, page);
   if (rc < 0) return rc;
   MappingTable& table = maps_table();
@@ -122,6 +131,7 @@ int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
   char* stop = table.piece(old_address, request.old_end(), &piece);
   if (piece == nullptr || stop != request.old_end() || piece->kind == MappingKind::kDead) return -EFAULT;
   request.old = *piece;
+  request.locked = request.old.kind == MappingKind::kTiered && pager_pinned(request.old_end() - 1);
   if (request.old.kind == MappingKind::kAlien) return remap_alien(request, out);
   if ((flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0) return move_map(request, out);
   *out = old_address;
@@ -133,7 +143,7 @@ int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
   if (more <= static_cast<size_t>(request.area->limit - request.old_end()) &&
       table.is_free(request.old_end(), request.old_end() + more)) {
     rc = make_like(request.area, request.old_end(), more, request.old);
-    return rc < 0 ? -ENOMEM : 0;
+    return rc < 0 ? -ENOMEM : lock_added(request.area, request.old_end(), more, request);
   }
   return (flags & MREMAP_MAYMOVE) == 0 ? -ENOMEM : move_map(request, out);
 }

@@ -464,6 +464,11 @@ int pager_pin(const void* address, size_t bytes) {
   }
 }
 
+bool pager_pinned(const void* address) {
+  Region* region = region_find(address);
+  return region != nullptr && region->words[region->page_of(address).value].load(std::memory_order_acquire).pinned();
+}
+
 int pager_unpin(const void* address, size_t bytes) {
   PageRange range;
   int rc = pages_of(address, bytes, false, &range);
@@ -557,7 +562,12 @@ int pager_move(void* dst, void* src, size_t bytes) {
   table_reach(*to.region, to.first, to.end);
   for (uint64_t i = 0; i < from.end - from.first && rc == 0; ++i) {
     MutatorScope scope;
+    // A pin goes along: on the new place before its page is there, so that no eviction comes between.
+    AtomicPageWord &old_word = from.region->words[from.first + i], &new_word = to.region->words[to.first + i];
+    const bool pinned = old_word.load(std::memory_order_acquire).pinned();
+    if (pinned) pager_state().pinned_pages.fetch_add(1 - page_set_pinned(new_word));
     rc = move_page(to, from, i);
+    if (pinned) pager_state().pinned_pages.fetch_sub(page_clear_pinned(rc == 0 ? old_word : new_word));
   }
   return rc;
 }

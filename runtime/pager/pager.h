@@ -117,6 +117,7 @@ enum class Discard : uint8_t {
 [[nodiscard]] int pager_advise_huge(void* address, size_t bytes, int advice);
 // pin: resident until unpin (counts do not nest). -ENOMEM when the pinned total would pass half of the budget.
 [[nodiscard]] int pager_pin(const void* address, size_t bytes);
+bool pager_pinned(const void* address);   // its page
 [[nodiscard]] int pager_unpin(const void* address, size_t bytes);
 void pager_unpin_all();
 // Evict now: writes out and drops what is resident in the range (tests, cold hints). Returns pages evicted or -errno.

@@ -209,6 +209,14 @@ uint64_t pinned_bytes() { return statistic(9); }
 uint64_t major_faults() { return statistic(12); }
 uint64_t prefetched() { return statistic(14); }
 
+size_t present_pages(char* p, size_t bytes) {
+  static unsigned char present[(16 << 20) / 4096];
+  CHECK(mincore(p, bytes, present) == 0);
+  size_t n = 0;
+  for (size_t i = 0; i < bytes / g_page; ++i) n += present[i] & 1;
+  return n;
+}
+
 void locks() {
   char* p = map(4 * kMiB);
   auto* heap = static_cast<char*>(aligned_alloc(g_page, 2 * kMiB));
@@ -233,19 +241,21 @@ void locks() {
   CHECK(mlock(p, g_page) == 0 && munmap(p, 4 * kMiB) == 0 && pinned_bytes() == 0);
   errno = 0;
   CHECK(mlock(p, g_page) == -1 && errno == ENOMEM);
+  // mremap takes a lock along, and locks what it adds.
+  p = map(4 * kMiB);
+  fill(p, 4 * kMiB, 38);
+  CHECK(mlock(p + kMiB, kMiB) == 0);
+  auto* moved = static_cast<char*>(mremap(p + kMiB, kMiB, 2 * kMiB, MREMAP_MAYMOVE));
+  CHECK(moved != MAP_FAILED && moved != p + kMiB && pinned_bytes() == 2 * kMiB);
+  push_out();
+  CHECK(present_pages(moved, 2 * kMiB) == 2 * kMiB / g_page && holds(moved, kMiB, 38, kMiB / sizeof(long)) && all_zero(moved + kMiB, kMiB));
+  CHECK(mremap(moved, 2 * kMiB, 2 * kMiB + 64 * 1024, MREMAP_MAYMOVE) != MAP_FAILED && pinned_bytes() == 2 * kMiB + 64 * 1024);
+  CHECK(munlockall() == 0 && pinned_bytes() == 0 && munmap(p, kMiB) == 0 && munmap(p + 2 * kMiB, 2 * kMiB) == 0);
   p = map(2 * kMiB, PROT_NONE);
   errno = 0;
   CHECK(mlock(p, g_page) == -1 && errno == ENOMEM && munmap(p, 2 * kMiB) == 0);
   close(fd);
   free(heap);
-}
-
-size_t present_pages(char* p, size_t bytes) {
-  static unsigned char present[(16 << 20) / 4096];
-  CHECK(mincore(p, bytes, present) == 0);
-  size_t n = 0;
-  for (size_t i = 0; i < bytes / g_page; ++i) n += present[i] & 1;
-  return n;
 }
 
 int child_says(bool (*check)(char*), char* p) {
