@@ -282,10 +282,10 @@ void Handler::answer(const sys::UffdMessage& message) {
     counters().service_faults.add();
     LUNAR_DCHECK(!"a thread of the pager touched tiered memory");
   }
+  if (being_moved_to(message.address, 1)) return;   // whatever was there before
   Region* region = state.regions.find(address);
   if (region == nullptr || region->words[region->page_of(address).value].load(std::memory_order_acquire).state() == PageState::kGone) {
     // Its region went away meanwhile, or a call past us grew or moved a map of ours: the access is the kernel's to judge.
-    if (being_moved_to(message.address)) return;
     (void)sys::uffd_unregister(state.uffd, address, state.page_size);
     (void)sys::uffd_wake(state.uffd, address, state.page_size);
     return;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pager's one shared state, and the small helpers every part of it uses. One instance a process, in static memory.
 #pragma once
+#include <errno.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -185,9 +186,12 @@ void count_resident(Region& region, PageIndex page, int delta);
 inline uint16_t exclusive_epoch() { return static_cast<uint16_t>(pager_state().fork_epoch.load(std::memory_order_seq_cst)); }
 inline uint16_t shared_epoch() { return kEpochUnknown; }
 
-// UFFDIO_COPY into a region.
+bool being_moved_to(uint64_t address, uint64_t bytes);   // unmapped.h
+
+// UFFDIO_COPY into a region. -ENOENT also where a call past us has moved another map to: it is not ours to fill.
 inline int64_t install_pages(void* address, const void* content, size_t bytes) {
   auto& state = pager_state();
+  if (being_moved_to(reinterpret_cast<uintptr_t>(address), bytes)) return -ENOENT;
   return sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst));
 }
 

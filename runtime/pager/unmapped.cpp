@@ -153,19 +153,47 @@ bool read_page(PagerState& state, const Region& region, uint64_t page, PageWord 
   return false;
 }
 
+// A read for what the place held before, begun or asked for until the events were read, has put its page into the map that was moved there.
+// Nobody else has: faults there wait for us (being_moved_to). What came later would have a note of its own.
+void drop_stale(PagerState& state, char* at, size_t pages) {
+  uint8_t there[64];
+  for (size_t done = 0; done < pages; done += sizeof there) {
+    const size_t n = pages - done < sizeof there ? pages - done : sizeof there;
+    char* part = at + (done << state.page_shift);
+    if (sys::present_pages(part, n, there) < 0) continue;
+    for (size_t i = 0; i < n; ++i)
+      if (there[i] != 0) (void)sys::advise(part + (i << state.page_shift), state.page_size, MADV_DONTNEED);
+  }
+}
+
+void bring(PagerState& state, char* to, const char* content, bool over_tiered) {
+  for (;;) {
+    const int64_t rc = sys::uffd_copy(state.uffd, to, content, state.page_size);
+    if (rc == -EAGAIN) sys::yield_cpu();
+    else if (rc == -EEXIST && over_tiered) drop_stale(state, to, 1), over_tiered = false;
+    else return;
+  }
+}
+
 void settle_moved(PagerState& state, Region& region, const Note& note) {
   auto* buffer = static_cast<char*>(map_private(state.page_size, ForkPolicy::kDontFork));
   if (buffer == nullptr) fatal("tiered memory was moved by a raw mremap and there is no memory to bring its evicted pages along");
-  const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
-  for (uint64_t page = note.first; page < note.end && page < limit; ++page) {
+  const uint64_t table = region.table_pages.load(std::memory_order_acquire), limit = table < note.first ? note.first : table < note.end ? table : note.end;
+  const auto place_of = [&](uint64_t page) { return reinterpret_cast<char*>(note.moved_to + ((page - note.first) << state.page_shift)); };
+  const bool over_tiered = state.regions.find(place_of(note.first)) != nullptr || state.regions.find(place_of(note.end) - 1) != nullptr;
+  if (over_tiered) drop_stale(state, place_of(limit), note.end - limit);   // never touched
+  for (uint64_t page = note.first; page < limit; ++page) {
     PageWord was = seize(region, page);
-    if (!seized(was)) continue;   // guard markers went along
-    char* to = reinterpret_cast<char*>(note.moved_to + ((page - note.first) << state.page_shift));
+    char* to = place_of(page);
+    if (!seized(was)) {   // guard markers went along
+      if (over_tiered && was.state() == PageState::kEmpty) drop_stale(state, to, 1);
+      continue;
+    }
     const char* content = nullptr;
     if (was.state() == PageState::kInFrame) content = state.evictor->frames().memory(was.index());
     if (was.state() == PageState::kEvicted && read_page(state, region, page, was, buffer)) content = buffer;
     if (content != nullptr) {
-      while (sys::uffd_copy(state.uffd, to, content, state.page_size) == -EAGAIN) sys::yield_cpu();
+      bring(state, to, content, over_tiered);
     } else if (was.state() == PageState::kEvicted) {
       log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned", static_cast<void*>(to));
       counters().poisoned.add();
@@ -226,8 +254,15 @@ void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
   for_regions(from, from + bytes, [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({region, first, last, to + (at - from)}); });
 }
 
-bool being_moved_to(uint64_t address) {
-  return g_notes.words.load(std::memory_order_acquire) != 0 && address >= g_notes.to_begin.load() && address < g_notes.to_end.load();
+bool being_moved_to(uint64_t address, uint64_t bytes) {
+  if (g_notes.words.load(std::memory_order_acquire) == 0 || address + bytes <= g_notes.to_begin.load() || address >= g_notes.to_end.load()) return false;
+  const unsigned shift = pager_state().page_shift;
+  sys::Locked<sys::SpinLock> hold(g_notes.lock);
+  for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i) {
+    const Note& note = note_at(i);
+    if (note.moved_to != 0 && address < note.moved_to + ((note.end - note.first) << shift) && address + bytes > note.moved_to) return true;
+  }
+  return false;
 }
 
 bool unmaps_pending() { return g_notes.words.load(std::memory_order_seq_cst) != 0; }

@@ -23,7 +23,7 @@ struct PagerState;
 void unmapped_note(uint64_t start, uint64_t end);
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes);
 // A missing page there is being brought: who waits is woken at the end.
-[[nodiscard]] bool being_moved_to(uint64_t address);
+[[nodiscard]] bool being_moved_to(uint64_t address, uint64_t bytes);
 
 // By the evictor, before it drops pages.
 [[nodiscard]] bool unmaps_pending();
