@@ -238,8 +238,8 @@ void Evictor::finish_frame(uint32_t id, bool ok) {
   frames_.put_free(id);
 }
 
-// Frames whose write failed: another slot, then back to DRAM.
-void Evictor::rewrite_failed() {
+// Frames whose write failed: another slot, then back to DRAM. `must`: also beyond the budget.
+void Evictor::rewrite_failed(bool must) {
   auto& state = pager_state();
   unsigned n = failed_count_;
   uint32_t* ids = failed_;
@@ -253,13 +253,14 @@ void Evictor::rewrite_failed() {
       continue;
     }
     SlotRun run;
-    if (frame.attempts++ < 3 && state.luns[state.own_lun].alloc(1, &run, 1) == 1) {
+    if (!must && frame.attempts++ < 3 && state.luns[state.own_lun].alloc(1, &run, 1) == 1) {
       submit_run(&ids[i], 1, run);
       continue;
     }
     AtomicPageWord& word = *frame.word.load(std::memory_order_acquire);
     PageWord seen = word.load(std::memory_order_acquire);
-    bool taken = seen.state() == PageState::kInFrame && seen.index() == ids[i] && state.account.take(1, 0);
+    bool taken = seen.state() == PageState::kInFrame && seen.index() == ids[i] && (must || state.account.take(1, 0));
+    if (taken && must) state.account.take_always(1);
     if (!taken || !page_lock(word, seen)) {
       if (taken) state.account.give(1);
       failed_[failed_count_++] = ids[i];   // busy, or no DRAM to go back to: it stays in its frame for now
@@ -285,12 +286,16 @@ void Evictor::rewrite_failed() {
   }
 }
 
-// Every write has come back (fork, pause, evict_range).
-void Evictor::drain() {
+// Every write has come back (fork, pause, evict_range). `for_fork`: and no page is in a frame alone: a child has none of our frames. What has
+// found no slot after some rounds goes back to DRAM, whatever the budget says: at most as many pages as there are frames.
+void Evictor::drain(bool for_fork) {
+  constexpr int kTries = 16;
   for (int rounds = 0; rounds < 100000; ++rounds) {
-    if (failed_count_ != 0 && rounds < 16) rewrite_failed();
-    if (context_ == nullptr || context_->in_flight() == 0) break;
-    (void)reap(true);
+    if (failed_count_ != 0 && (rounds < kTries || for_fork)) rewrite_failed(rounds >= kTries);
+    const bool in_flight = context_ != nullptr && context_->in_flight() != 0;
+    if (!in_flight && (failed_count_ == 0 || !for_fork)) break;
+    if (in_flight) (void)reap(true);
+    else sys::yield_cpu();
   }
 }
 

@@ -129,7 +129,7 @@ void Evictor::run() {
   bool going = false;
   for (;;) {
     if (pause_requests_.load(std::memory_order_seq_cst) != 0) {
-      drain();
+      drain(true);
       resting_.store(1, std::memory_order_seq_cst);
       while (pause_requests_.load(std::memory_order_acquire) != 0) sys::sleep_ns(20000);
       resting_.store(0, std::memory_order_seq_cst);
@@ -144,7 +144,7 @@ void Evictor::run() {
       if (n != 0) {
         range_result_ += evict_chosen();
       } else {
-        drain();
+        drain(false);
         range_region_.store(nullptr, std::memory_order_relaxed);
         range_done_.fetch_add(1, std::memory_order_release);
         sys::futex_wake(&range_done_, INT32_MAX, false);

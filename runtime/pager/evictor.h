@@ -120,9 +120,9 @@ class Evictor {
   bool reap(bool wait);
   void finish_write(const Response& response);
   void finish_frame(uint32_t id, bool ok);
-  void rewrite_failed();
+  void rewrite_failed(bool must = false);
   bool attach_context();
-  void drain();
+  void drain(bool for_fork);
 
   FramePool frames_;
   Context* context_ = nullptr;

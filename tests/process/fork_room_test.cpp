@@ -3,6 +3,7 @@
 // its child lives and finds its memory. A fork that failed gives back what was set aside for it.
 //
 //   fork_room_test LIBRARY at-once | failed
+//   fork_room_test LIBRARY write-errors  every second write to the LUN fails: pages that have found no slot go to a forked child all the same
 //   fork_room_test LIBRARY no-process    the user may have no further process: the kernel cannot make a thread for I/O that it puts off, and
 //                                        cancels it. No page is lost, and no slot of the LUN is taken for broken.
 #include <pthread.h>
@@ -11,6 +12,9 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <atomic>
+#include <thread>
 
 #include "preload_test.h"
 
@@ -133,6 +137,24 @@ int failed() {
   return 0;
 }
 
+int write_errors() {
+  take_memory();
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (unsigned long turn = 0; !stop; ++turn)
+      for (size_t at = 0; at < kBytes / 2 && !stop; at += 4096) *reinterpret_cast<volatile unsigned long*>(g_memory + at) = turn;
+  });
+  for (int i = 0; i < 25; ++i) {
+    const pid_t pid = fork();
+    CHECK(pid >= 0 || errno == ENOMEM || errno == EAGAIN);
+    if (pid == 0) _exit(holds(g_memory + kBytes / 2, kBytes / 2, 1, kBytes / 2 / sizeof(long)) ? 0 : 7);
+    if (pid > 0) CHECK(end_of(pid) == 0);
+  }
+  stop = true;
+  writer.join();
+  return 0;
+}
+
 struct Stats {   // as lunar/lunar.h has it, up to write_errors
   size_t struct_size;
   unsigned long words[22];
@@ -162,6 +184,8 @@ int no_process() {
 
 int main(int argc, char** argv) {
   const char* mode = argc > 2 ? argv[2] : "at-once";
+  if (strcmp(mode, "write-errors") == 0)
+    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"}, write_errors);
   int (*const body)() = strcmp(mode, "failed") == 0 ? failed : strcmp(mode, "no-process") == 0 ? no_process : at_once;
   return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"}, body);
 }
