@@ -175,34 +175,109 @@ void bring(PagerState& state, char* to, const char* content, bool over_tiered) {
   }
 }
 
+// Evicted pages of a moved map, read many at a time. pre: seized; they are let go of here.
+class MovedReads {
+ public:
+  MovedReads(PagerState& state, Region& region, bool over_tiered) : state_(state), region_(region), over_tiered_(over_tiered) {
+    buffer_ = static_cast<char*>(map_private(kMost * state.page_size, ForkPolicy::kDontFork));
+  }
+  ~MovedReads() {
+    for (unsigned i = 0; i < kLunIds; ++i)
+      if (contexts_[i] != nullptr) state_.devices[i]->detach(contexts_[i]);
+    if (buffer_ != nullptr) unmap_private(buffer_, kMost * state_.page_size);
+  }
+  MovedReads(const MovedReads&) = delete;
+  MovedReads& operator=(const MovedReads&) = delete;
+  bool ready() const { return buffer_ != nullptr; }
+
+  void add(uint64_t page, PageWord was, char* to) {
+    parts_[count_] = {buffer_ + count_ * state_.page_size, state_.page_size};
+    pages_[count_++] = {page, was, to};
+    if (count_ == kMost) finish();
+  }
+
+  void finish() {
+    for (unsigned lun = 0; lun < kLunIds; ++lun) read_from(lun);
+    for (unsigned i = 0; i < count_; ++i) {
+      auto* content = static_cast<char*>(parts_[i].iov_base);
+      const Page& one = pages_[i];
+      if (page_hash(content) == region_.hashes[one.page] || read_page(state_, region_, one.page, one.was, content)) bring(state_, one.to, content, over_tiered_);
+      else poison(one.to);
+      put_back(region_, one.page, one.was);
+      let_go(region_, one.page, PageState::kEmpty);
+    }
+    count_ = 0;
+  }
+
+ private:
+  static constexpr unsigned kMost = 64;
+  struct Page {
+    uint64_t page;
+    PageWord was;
+    char* to;
+  };
+
+  // What does not come is read again, one by one.
+  void read_from(unsigned lun) {
+    Command commands[kMost];
+    unsigned n = 0;
+    for (unsigned i = 0; i < count_; ++i)
+      if (pages_[i].was.lun() == lun) commands[n++] = {Op::kRead, state_.luns[lun].offset_of(pages_[i].was.slot()), &parts_[i], 1, 0, i};
+    if (n == 0) return;
+    ContextOptions options;
+    options.depth = kMost;
+    options.spin = false;
+    if (contexts_[lun] == nullptr && state_.devices[lun]->attach(options, &contexts_[lun]) < 0) contexts_[lun] = nullptr;
+    if (contexts_[lun] == nullptr) return;
+    const int submitted = contexts_[lun]->submit(commands, n);
+    Response responses[kMost];
+    for (int left = submitted; left > 0;) {
+      const int got = contexts_[lun]->wait(responses, kMost, -1);
+      if (got < 0 && got != -EINTR) fatal_if_refused(got, "io_uring_enter");
+      if (got > 0) left -= got;
+      if (got == 0 && contexts_[lun]->in_flight() == 0) break;
+    }
+  }
+
+  static void poison(char* to) {
+    auto& state = pager_state();
+    log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned", static_cast<void*>(to));
+    counters().poisoned.add();
+    if (sys::uffd_poison(state.uffd, to, state.page_size) < 0) fatal("page %p was lost and this kernel cannot poison it (UFFDIO_POISON, 6.6)", static_cast<void*>(to));
+  }
+
+  PagerState& state_;
+  Region& region_;
+  const bool over_tiered_;
+  char* buffer_ = nullptr;
+  unsigned count_ = 0;
+  Page pages_[kMost];
+  iovec parts_[kMost];
+  Context* contexts_[kLunIds] = {};
+};
+
 void settle_moved(PagerState& state, Region& region, const Note& note) {
-  auto* buffer = static_cast<char*>(map_private(state.page_size, ForkPolicy::kDontFork));
-  if (buffer == nullptr) fatal("tiered memory was moved by a raw mremap and there is no memory to bring its evicted pages along");
   const uint64_t table = region.table_pages.load(std::memory_order_acquire), limit = table < note.first ? note.first : table < note.end ? table : note.end;
   const auto place_of = [&](uint64_t page) { return reinterpret_cast<char*>(note.moved_to + ((page - note.first) << state.page_shift)); };
   const bool over_tiered = state.regions.find(place_of(note.first)) != nullptr || state.regions.find(place_of(note.end) - 1) != nullptr;
   if (over_tiered) drop_stale(state, place_of(limit), note.end - limit);   // never touched
+  MovedReads reads(state, region, over_tiered);
+  if (!reads.ready()) fatal("tiered memory was moved by a raw mremap and there is no memory to bring its evicted pages along");
   for (uint64_t page = note.first; page < limit; ++page) {
-    PageWord was = seize(region, page);
-    char* to = place_of(page);
+    const PageWord was = seize(region, page);
     if (!seized(was)) {   // guard markers went along
-      if (over_tiered && was.state() == PageState::kEmpty) drop_stale(state, to, 1);
+      if (over_tiered && was.state() == PageState::kEmpty) drop_stale(state, place_of(page), 1);
       continue;
     }
-    const char* content = nullptr;
-    if (was.state() == PageState::kInFrame) content = state.evictor->frames().memory(was.index());
-    if (was.state() == PageState::kEvicted && read_page(state, region, page, was, buffer)) content = buffer;
-    if (content != nullptr) {
-      bring(state, to, content, over_tiered);
-    } else if (was.state() == PageState::kEvicted) {
-      log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned", static_cast<void*>(to));
-      counters().poisoned.add();
-      if (sys::uffd_poison(state.uffd, to, state.page_size) < 0) fatal("page %p was lost and this kernel cannot poison it (UFFDIO_POISON, 6.6)", static_cast<void*>(to));
+    if (was.state() == PageState::kEvicted) {
+      reads.add(page, was, place_of(page));
+      continue;
     }
-    (void)page_unlock(region.words[page], was);
+    if (was.state() == PageState::kInFrame) bring(state, place_of(page), state.evictor->frames().memory(was.index()), over_tiered);
+    put_back(region, page, was);
     let_go(region, page, PageState::kEmpty);
   }
-  unmap_private(buffer, state.page_size);
+  reads.finish();
   const uint64_t bytes = (note.end - note.first) << state.page_shift;
   (void)sys::uffd_unregister(state.uffd, reinterpret_cast<void*>(note.moved_to), bytes);   // wakes who waits for a page there
   LUNAR_LOG_LIMITED(log_warning, 4, "%llu KiB of tiered memory were moved by a raw mremap system call: they are plain memory from now on",
