@@ -6,12 +6,15 @@
 
 #include <atomic>
 
+#include "base/error.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/test_switches.h"
 #include "pager/state.h"
+#include "stats/counters.h"
 #include "sys/file.h"
 #include "sys/proc.h"
+#include "sys/thread.h"
 
 namespace lunar {
 namespace {
@@ -20,6 +23,8 @@ std::atomic<bool> g_stopped_said{false};
 std::atomic<const char*> g_sign{nullptr};   // what showed it first
 char g_seen[96];                            // the evictor's
 constexpr unsigned kUnsureMax = 16;
+constexpr uint64_t kStuckNs = 20000000000;
+uint64_t g_served = 0, g_stuck_since_ns = 0;   // eviction stopped, memory is waited for, and no page came since
 unsigned g_unsure = 0;                      // looks in a row that could not tell
 uint64_t g_fd_count = UINT64_MAX, g_next_scan_ns = 0, g_next_status_ns = 0, g_full_scan_ns = 0;
 
@@ -87,6 +92,15 @@ void pins_say_stopped() {
   if (!g_stopped_said.exchange(true))
     log_warning("this process may pin pages for devices (%s) and this kernel has no UFFDIO_MOVE (6.8): eviction stops, the DRAM "
                 "budget cannot grow; do without io_uring, AIO or O_DIRECT, or use a newer kernel", sign);
+  // What waits now waits for good, unless the program gives memory back: an end with a reason is better than none.
+  const uint64_t served = counters().zero_fills.get() + counters().major_faults.get(), now = sys::now_ns();
+  if (served != g_served || !pager_state().room_wanted.load()) {
+    g_served = served;
+    g_stuck_since_ns = now;
+  } else if (now - g_stuck_since_ns > kStuckNs) {
+    fatal("memory has been waited for for %u s: this process may pin pages for devices (%s), and this kernel has no UFFDIO_MOVE (6.8) to evict them "
+          "by; do without io_uring, AIO or O_DIRECT, give more (--dram), or use a newer kernel", static_cast<unsigned>(kStuckNs / 1000000000), sign);
+  }
 }
 
 }  // namespace lunar

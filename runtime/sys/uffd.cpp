@@ -139,6 +139,7 @@ int uffd_open(UffdFeatures* features, ErrorText* why) {
     return why->set(rc, "userfaultfd: the kernel refused the API handshake (%s)", errno_text(rc));
   }
   if (test_switches.no_uffd_poison) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_POISON);
+  if (test_switches.no_uffd_move) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_MOVE);
   // A page that cannot be poisoned is mapped over by a handler (pager/lost_page.h), which would wait for itself to read the event.
   if ((api.features & UFFD_FEATURE_POISON) == 0) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP);
   uint64_t want = api.features & (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP |

@@ -8,6 +8,7 @@
 //   ksm_later      the same, switched on when the tier is at work
 //   lost_page      a page that cannot be read back is SIGBUS to whoever touches it, EFAULT or EHWPOISON to system calls, in children too,
 //                  and can be had again as zeros; lost_page_no_poison: on a kernel without UFFDIO_POISON
+//   no_move        a program that pins pages on a kernel without UFFDIO_MOVE, and needs more than its budget, ends with a line, not never
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
 #include <fcntl.h>
 #include <setjmp.h>
@@ -309,6 +310,29 @@ void lost_page(bool no_poison) {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
+// ---- no_move --------------------------------------------------------------------------------------------------------------
+
+void no_move() {
+  char path[] = "/tmp/lunar-no-move-XXXXXX";
+  const int file = mkstemp(path);
+  REQUIRE_THAT(file >= 0, "%s", strerror(errno));
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(file, 2);
+    tier::start_tier(16 * kMega, 128 * kMega, nullptr, "test_no_uffd_move=yes");
+    lunar_note_pinning();
+    memset(new_region(32 * kMega), 1, 32 * kMega);
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE_THAT(waitpid(child, &status, 0) == child, "%s", strerror(errno));
+  char text[16384] = {};
+  REQUIRE_THAT(pread(file, text, sizeof text - 1, 0) > 0, "it says nothing");
+  unlink(path);
+  REQUIRE_THAT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x: %s", static_cast<unsigned>(status), text);
+  REQUIRE_THAT(strstr(text, "eviction stops") != nullptr && strstr(text, "memory has been waited for") != nullptr, "it says: %s", text);
+}
+
 // ---- old_kernel -----------------------------------------------------------------------------------------------------------
 
 void old_kernel() {
@@ -332,6 +356,7 @@ int main(int argc, char** argv) {
   else if (name == "ksm_later") code = ksm(true);
   else if (name == "lost_page") lost_page(false);
   else if (name == "lost_page_no_poison") lost_page(true);
+  else if (name == "no_move") no_move();
   else if (name == "old_kernel") old_kernel();
   else REQUIRE_THAT(false, "usage: integrity CASE");
   fflush(nullptr);
