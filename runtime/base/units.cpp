@@ -74,6 +74,21 @@ int parse_size(const char* text, uint64_t* bytes) {
   return 0;
 }
 
+const char* parse_digits(const char* p, uint64_t* out) {
+  if (*p < '0' || *p > '9') return nullptr;
+  for (*out = 0; *p >= '0' && *p <= '9'; ++p)
+    if (__builtin_mul_overflow(*out, 10, out) || __builtin_add_overflow(*out, static_cast<uint64_t>(*p - '0'), out)) return nullptr;
+  return p;
+}
+
+bool parse_numbers(const char* text, uint64_t* out, unsigned count) {
+  for (unsigned i = 0; i < count && text != nullptr; ++i) {
+    if (i > 0 && *text++ != ':') return false;
+    text = parse_digits(text, &out[i]);
+  }
+  return text != nullptr && *text == 0;
+}
+
 SizeText format_size(uint64_t bytes) {
   static const char* const kNames[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   unsigned shift = 0, index = 0;

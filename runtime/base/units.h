@@ -28,6 +28,12 @@ constexpr Slot kNoSlot{UINT32_MAX};
 // Returns 0; -EINVAL for anything else, -ERANGE above 2^63-1. `*bytes` is untouched on failure.
 [[nodiscard]] int parse_size(const char* text, uint64_t* bytes);
 
+// "700:1:2424164": exactly `count` decimal numbers, colons between them. False for anything else (also numbers above 2^64-1); then what
+// `out` holds is undefined. text: may be nullptr.
+[[nodiscard]] bool parse_numbers(const char* text, uint64_t* out, unsigned count);
+// One that begins at `p`: where it ends. nullptr: there is none, or it is above 2^64-1.
+[[nodiscard]] const char* parse_digits(const char* p, uint64_t* out);
+
 // "1.5 GiB", "512 B": at most 12 characters and a NUL. Returns `out`.
 struct SizeText { char text[16]; };
 SizeText format_size(uint64_t bytes);

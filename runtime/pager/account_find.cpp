@@ -10,6 +10,7 @@
 #include <atomic>
 
 #include "base/format.h"
+#include "base/units.h"
 #include "sys/file.h"
 
 namespace lunar {
@@ -23,22 +24,11 @@ Identity g_account;                         // as LUNAR_ACCOUNT says
 std::atomic<int> g_number{-1};              // where it is
 std::atomic<int> g_moved{-1};               // or here: a child of vfork moves its own, not its parent's
 
-const char* parse(const char* p, uint64_t* out) {
-  *out = 0;
-  if (*p < '0' || *p > '9') return nullptr;
-  for (; *p >= '0' && *p <= '9'; ++p) *out = *out * 10 + static_cast<uint64_t>(*p - '0');
-  return p;
-}
-
 bool parse_identity(const char* text, Identity* out) {
-  uint64_t number = 0;
-  const char* p = parse(text, &number);
-  if (p == nullptr || *p != ':' || number > 1u << 20) return false;
-  out->number = static_cast<int>(number);
-  p = parse(p + 1, &out->device);
-  if (p == nullptr || *p != ':') return false;
-  p = parse(p + 1, &out->inode);
-  return p != nullptr && *p == 0;
+  uint64_t fields[3];
+  if (!parse_numbers(text, fields, 3) || fields[0] > 1u << 20) return false;
+  *out = {static_cast<int>(fields[0]), fields[1], fields[2]};
+  return true;
 }
 
 bool same(const struct stat& status) { return status.st_ino == g_account.inode && status.st_dev == g_account.device; }
@@ -80,7 +70,7 @@ int parent_of(int pid) {
   if (sys::read_text(path, text, sizeof text) <= 0) return 0;
   const char* p = strrchr(text, ')');
   uint64_t parent = 0;
-  return p != nullptr && p[1] == ' ' && p[2] != 0 && p[3] == ' ' && parse(p + 4, &parent) != nullptr ? static_cast<int>(parent) : 0;
+  return p != nullptr && p[1] == ' ' && p[2] != 0 && p[3] == ' ' && parse_digits(p + 4, &parent) != nullptr ? static_cast<int>(parent) : 0;
 }
 
 // Ancestors first: one of them has it, as a rule. A daemon's are gone; then any process that lets us look.
@@ -92,8 +82,7 @@ int open_from_others() {
   int fd = -1;
   (void)sys::each_entry("/proc", [&](const char* name) {
     uint64_t pid = 0;
-    const char* end = parse(name, &pid);
-    if (end != nullptr && *end == 0) fd = open_from_process(static_cast<int>(pid));
+    if (parse_numbers(name, &pid, 1)) fd = open_from_process(static_cast<int>(pid));
     return fd < 0;
   });
   return fd;

@@ -15,6 +15,7 @@
 
 #include "base/arena.h"
 #include "base/format.h"
+#include "base/units.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
@@ -228,9 +229,9 @@ int64_t own_status_bytes(const char* key) {
     if ((line = strchr(line, '\n')) != nullptr) ++line;
   if (line == nullptr) return -ENOENT;
   for (line += length + 1; *line == ' ' || *line == '\t'; ++line) {}
-  int64_t kib = 0;
-  for (; *line >= '0' && *line <= '9'; ++line) kib = kib * 10 + (*line - '0');
-  return kib * 1024;
+  uint64_t kib = 0;
+  (void)parse_digits(line, &kib);
+  return static_cast<int64_t>(kib * kKiB);
 }
 
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }

@@ -13,6 +13,7 @@
 #include <atomic>
 
 #include "base/test_switches.h"
+#include "base/units.h"
 #include "sys/file.h"
 
 // Kernel API newer than Debian 12's headers (6.1): values from the kernel's uapi.
@@ -79,14 +80,8 @@ int open_raw(bool* via_device) {
 
 // "NUMBER:DEVICE": the number, or -1.
 int parse_inherited(const char* text, uint64_t* device) {
-  uint64_t fields[2] = {0, 0};
-  int at = 0;
-  for (const char* p = text; p != nullptr && *p != 0; ++p) {
-    if (*p == ':' && p != text && at == 0) ++at;
-    else if (*p < '0' || *p > '9' || fields[at] > UINT64_MAX / 100) return -1;
-    else fields[at] = fields[at] * 10 + static_cast<uint64_t>(*p - '0');
-  }
-  if (at == 0 || fields[0] > 1u << 20) return -1;
+  uint64_t fields[2];
+  if (!parse_numbers(text, fields, 2) || fields[0] > 1u << 20) return -1;
   *device = fields[1];
   return static_cast<int>(fields[0]);
 }

@@ -54,6 +54,15 @@ TEST_CASE("parse_size tells too large from malformed") {
   CHECK(refused("99999999999999999999999999999999999999999999999999") == -ERANGE);
 }
 
+TEST_CASE("parse_numbers takes so many numbers, and nothing else") {
+  uint64_t out[3];
+  CHECK((lunar::parse_numbers("700:1:18446744073709551615", out, 3) && out[0] == 700 && out[1] == 1 && out[2] == UINT64_MAX));
+  CHECK((lunar::parse_numbers("0", out, 1) && out[0] == 0));
+  for (const char* text : {"", "700", "700:1", "700:1:", ":1:2", "700::2", "700:1:2:3", "700:1:2 ", "-7:1:2", "700:1:18446744073709551616"})
+    CHECK_FALSE(lunar::parse_numbers(text, out, 3));
+  CHECK_FALSE(lunar::parse_numbers(nullptr, out, 1));
+}
+
 TEST_CASE("format_size rounds to a tenth and stays within 12 characters") {
   auto text = [](uint64_t bytes) { return std::string(format_size(bytes).text); };
   CHECK(text(0) == "0 B");
