@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/format.h"
+#include "base/units.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
@@ -31,7 +32,7 @@ Process look_at(int pid) {
   for (int field = 3; field <= 31 && p != nullptr; ++field) {
     p = strchr(p + 1, ' ');
     uint64_t* out = field == 9 ? &flags : field == 20 ? &threads : field == 31 ? &signals : nullptr;
-    for (const char* digit = p; p != nullptr && out != nullptr && *++digit >= '0' && *digit <= '9';) *out = *out * 10 + static_cast<uint64_t>(*digit - '0');
+    if (p != nullptr && out != nullptr) (void)parse_digits(p + 1, out);
   }
   if (state == 'Z' || state == 'X') return threads <= 1 ? Process::kGone : Process::kFirstThreadGone;
   return (flags & kExiting) != 0 || (signals & kKilled) != 0 ? Process::kEnding : Process::kThere;
@@ -178,10 +179,11 @@ int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticke
   }
   if (prepaid > pages) give_plain(prepaid - pages);
   const int64_t moved = prepaid < pages ? prepaid : pages;
-  // Ours first: killed in between, the tree has fewer pages than it could have, not more.
-  for (auto* held : {&me().pages, &me().fixed}) held->fetch_sub(moved, std::memory_order_acq_rel);
-  if (pages > moved) shared_->used_pages.add(pages - moved);
-  for (auto* held : {&shared_->members[index].pages, &shared_->members[index].fixed}) held->fetch_add(pages, std::memory_order_acq_rel);
+  hand_to_child(static_cast<unsigned>(index), moved, 0);
+  if (pages == moved) return index;
+  shared_->used_pages.add(pages - moved);
+  AccountMember& child = shared_->members[index];
+  for (auto* held : {&child.pages, &child.fixed}) held->fetch_add(pages - moved, std::memory_order_acq_rel);
   return index;
 }
 
@@ -356,17 +358,27 @@ void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
   shared_->sleepers.fetch_sub(1, std::memory_order_acq_rel);
 }
 
+namespace {
+
+// Bounded: the caller may be a signal handler on a thread that the evictor waits for. A member that was killed inside a batch has no pages any more.
+void wait_for_batch(const AccountMember& m, int turns) {
+  const uint32_t seen = m.batch.load(std::memory_order_acquire);
+  for (int turn = 0; turn < turns && (seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen && m.state.load() == kMemberActive; ++turn)
+    sys::sleep_ns(20000);
+}
+
+}  // namespace
+
+void Account::wait_for_own_batch() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  wait_for_batch(me(), 2000);
+}
+
 void Account::write_elsewhere_begin() {
   me().writing_elsewhere.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);   // with someone_writes_elsewhere: one of the two sees the other
   const uint32_t high = shared_->member_high.load(std::memory_order_acquire);
-  for (unsigned i = 0; i < high; ++i) {
-    const AccountMember& m = shared_->members[i];
-    const uint32_t seen = m.batch.load(std::memory_order_acquire);
-    // A member that was killed inside a batch has no pages any more.
-    for (int turn = 0; turn < 4000 && (seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen && m.state.load() == kMemberActive; ++turn)
-      sys::sleep_ns(20000);
-  }
+  for (unsigned i = 0; i < high; ++i) wait_for_batch(shared_->members[i], 4000);
 }
 
 bool Account::someone_writes_elsewhere() const {

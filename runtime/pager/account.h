@@ -167,7 +167,12 @@ class Account {
   void write_elsewhere_begin();
   void write_elsewhere_end() { me().writing_elsewhere.fetch_sub(1, std::memory_order_release); }
   bool someone_writes_elsewhere() const;  // inside a batch
-  void batch_begin() { me().batch.fetch_add(1, std::memory_order_seq_cst); }
+  // An eviction batch of this member; wait_for_own_batch returns when none is under way that began before the call (bounded).
+  void batch_begin() {
+    me().batch.fetch_add(1, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);   // with those who wait: one of the two sees the other
+  }
+  void wait_for_own_batch();
   void batch_end() { me().batch.fetch_add(1, std::memory_order_release); }
 
   // LUN space promised to this member.

@@ -589,7 +589,7 @@ int pager_set_dram(uint64_t bytes) {
 
 void pager_note_pinning() {
   pins_note("it says so, or opens with O_DIRECT");
-  if (pager_armed()) pager_state().evictor->wait_for_batch();
+  if (pager_armed()) pager_state().account.wait_for_own_batch();
 }
 
 void pager_write_elsewhere_begin() { pager_state().account.write_elsewhere_begin(); }

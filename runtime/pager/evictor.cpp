@@ -487,20 +487,10 @@ unsigned Evictor::gather_by_move() {
   return dropped;
 }
 
-void Evictor::wait_for_batch() const {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  uint64_t seen = batch_.load(std::memory_order_acquire);
-  // Bounded: the caller may be a signal handler on a thread that the evictor waits for.
-  for (int i = 0; i < 2000 && (seen & 1) != 0 && batch_.load(std::memory_order_acquire) == seen; ++i) sys::sleep_ns(20000);
-}
-
 unsigned Evictor::evict_chosen() {
   Account& account = pager_state().account;
   account.batch_begin();
-  batch_.fetch_add(1, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);   // with wait_for_batch: one of the two sees the other
   const unsigned dropped = evict_batch();
-  batch_.fetch_add(1, std::memory_order_release);
   account.batch_end();
   return dropped;
 }

@@ -54,9 +54,6 @@ class Evictor {
   // A sequential reader has come to `page` (LUNAR_SEQUENTIAL): when DRAM is short, what it has left behind goes first. Any thread; short.
   void leave_behind(const Region& region, PageIndex page);
 
-  // Returns when no batch is under way that began before the call.
-  void wait_for_batch() const;
-
   // Fork: no eviction runs and no write is in flight until resume(). Waits for the evictor to come to rest.
   void pause();
   void resume();
@@ -168,7 +165,6 @@ class Evictor {
   std::atomic<uint32_t> pause_requests_{0};
   std::atomic<uint32_t> resting_{0};
   std::atomic<bool> asleep_{false};
-  std::atomic<uint64_t> batch_{0};              // odd: one is under way
 
   sys::Mutex range_lock_;                       // one range request at a time
   std::atomic<Region*> range_region_{nullptr};
