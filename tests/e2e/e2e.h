@@ -145,6 +145,13 @@ void require(bool holds, fmt::format_string<Arguments...> text, Arguments&&... a
   fmt::print("FAIL: {}\n", fmt::format(text, std::forward<Arguments>(arguments)...));
 }
 
+// The last lines of a test, and its exit code: what the server logged, where something failed, and the verdict.
+inline int verdict(const std::string& log, const char* whose = "the log") {
+  if (g_failures != 0) fmt::print("{}:\n{}\n", whose, log);
+  fmt::print("{}\n", g_failures == 0 ? "PASS" : "FAILED");
+  return g_failures == 0 ? 0 : 1;
+}
+
 using Table = std::map<std::string, std::string>;
 
 inline uint64_t number(const Table& table, const std::string& key) {

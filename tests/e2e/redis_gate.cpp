@@ -348,9 +348,7 @@ int run(const Setup& setup) {
   for (int i = 0; i < 50 && tiered.sockets() > sockets; ++i) usleep(100000);
   require(tiered.sockets() <= sockets, "sockets leaked: {} were {}", tiered.sockets(), sockets);
   check_work(tiered, setup);
-  if (g_failures != 0) fmt::print("the tiered server's log:\n{}\n", tiered.log());
-  fmt::print("{}\n", g_failures == 0 ? "PASS" : "FAILED");
-  return g_failures == 0 ? 0 : 1;
+  return verdict(tiered.log(), "the tiered server's log");
 }
 
 }  // namespace

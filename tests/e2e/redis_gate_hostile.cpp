@@ -299,9 +299,7 @@ int run(const std::string& module, uint64_t dram_mib, double seconds, unsigned t
     if (ratio <= 1.5) break;
   }
   require(ratio <= 1.5, "p99 beside hostile clients is {:.2f} times that alone", ratio);
-  if (g_failures != 0) fmt::print("the log:\n{}\n", server.log().substr(0, 4000));
-  fmt::print("{}\n", g_failures == 0 ? "PASS" : "FAILED");
-  return g_failures == 0 ? 0 : 1;
+  return verdict(server.log().substr(0, 4000));
 }
 
 }  // namespace

@@ -23,52 +23,17 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
+from resp import Connection, Refused  # noqa: E402
+
 SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
 PATIENCE_S = 60
 MIB = 1 << 20
 
 
-class Refused(Exception):
-    """An error reply."""
-
-
-class Client:
+class Client(Connection):
     def __init__(self, port):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-        self.input = self.socket.makefile("rb", 1 << 16)
-
-    def send(self, *commands):
-        parts = []
-        for command in commands:
-            words = [word if isinstance(word, bytes) else str(word).encode() for word in command]
-            parts.append(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words))
-        self.socket.sendall(b"".join(parts))
-
-    def close(self):
-        self.input.close()
-        self.socket.close()
-
-    def receive(self):
-        line = self.input.readline()
-        if not line.endswith(b"\r\n"):
-            raise ConnectionError("closed")
-        kind, rest = line[:1], line[1:-2]
-        if kind == b"-":
-            return Refused(rest.decode())
-        if kind == b":":
-            return int(rest)
-        if kind == b"$":
-            return None if int(rest) < 0 else self.input.read(int(rest) + 2)[:-2]
-        if kind == b"*":
-            return [self.receive() for _ in range(max(0, int(rest)))]
-        return rest
-
-    def ask(self, *command):
-        self.send(command)
-        reply = self.receive()
-        if isinstance(reply, Refused):
-            raise RuntimeError(f"{command[:2]}: {reply}")
-        return reply
+        super().__init__(port, PATIENCE_S)
 
     def info(self, section):
         return dict(line.split(":", 1) for line in self.ask("INFO", section).decode().split("\r\n") if ":" in line)
@@ -136,7 +101,7 @@ def store(server, client, prefix, first, count, size):
     for batch in range(first, first + count, 100):
         keys = range(batch, min(batch + 100, first + count))
         try:
-            client.send(*[("SET", f"{prefix}:{key}", value(key, size)) for key in keys])
+            client.send([("SET", f"{prefix}:{key}", value(key, size)) for key in keys])
             replies = [client.receive() for _ in keys]
         except (OSError, ConnectionError):
             time.sleep(0.5)
@@ -197,7 +162,7 @@ def fragmented(server, client, saves, evicts):
             assert stored == wanted, f"{stored} of {wanted} stored although keys may be evicted"
         if saves:
             save(server, client, f"after {size} bytes", client.config("maxmemory") if number == 0 else None)
-            client.send(("SET", "after-save", "x"))
+            client.send([("SET", "after-save", "x")])
             reply = client.receive()
             assert not isinstance(reply, Refused) or str(reply).startswith("OOM "), reply
         kept.append((prefix, size, drop_most(client, prefix, stored, number)))
@@ -258,7 +223,7 @@ def evict(directory, module):
 def refused(client, *command):
     """The text of an error reply; "closed" when the server ended the connection; "" when it did as asked."""
     try:
-        client.send(command)
+        client.send([command])
         reply = client.receive()
     except (OSError, ConnectionError):
         return "closed"
@@ -295,7 +260,7 @@ def large_values(server):
     greedy = server.client()
     greedy.socket.settimeout(2)
     try:
-        greedy.send(*[("GET", "big")] * 400)
+        greedy.send([("GET", "big")] * 400)
     except OSError:
         pass
     time.sleep(1)
