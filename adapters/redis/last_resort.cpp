@@ -61,8 +61,9 @@ bool end_child() {
   return kill(child, SIGKILL) == 0;
 }
 
-// pre: the heap has refused.
-void* refused(size_t bytes, bool zero) {
+}  // namespace
+
+void* last_resort_alloc(size_t bytes, bool zero) {
   const int saved = errno;
   g_open.store(true, std::memory_order_relaxed);
   void* pointer = from_dram(bytes, zero);
@@ -75,12 +76,8 @@ void* refused(size_t bytes, bool zero) {
   return pointer;
 }
 
-}  // namespace
-
-void* last_resort_alloc(size_t bytes, bool zero) { return refused(bytes, zero); }
-
 void* last_resort_resize(void* pointer, size_t bytes) {
-  void* moved = refused(bytes, false);
+  void* moved = last_resort_alloc(bytes, false);
   if (moved == nullptr) return nullptr;
   const size_t had = heap_usable_size(pointer);
   __builtin_memcpy(moved, pointer, had < bytes ? had : bytes);
