@@ -59,10 +59,14 @@ def check_report(name, code, report, err, directory):
 
 
 def check_superpipe(directory):
-    code, report, err = bench("superpipe", [*TINY, "--depths", "1,32", "--threads", "4", "--lun", directory], seconds="0.05")
-    rows = check_report("superpipe", code, report, err, directory)
-    if not rows:
-        return
+    for seconds in ("0.05", "0.2", "0.5"):
+        code, report, err = bench("superpipe", [*TINY, "--depths", "1,32", "--threads", "4", "--lun", directory], seconds=seconds)
+        rows = check_report("superpipe", code, report, err, directory)
+        if not rows:
+            return
+        # CPU is what the machine was not idle: nothing is left of it in a short turn when a hypervisor took the CPU away. Then a longer one.
+        if all(row["kiops_per_cpu"] > 0 for row in rows.values()):
+            break
     skipped, ratios = report["skipped"], report["ratios"]
     for workload in ("read", "mixed", "write"):
         for depth in (1, 32):
@@ -70,14 +74,11 @@ def check_superpipe(directory):
         for system, depth in (("legacy", 1), ("buffered", 1), ("libaio", 32), ("fio", 32), ("cblk", 32), ("raw", 1)):
             measured = (system, workload, depth) in rows
             check(measured != (system in skipped), f"{system} {workload}: neither or both of measured and skipped")
-    for key in ("kiops_per_cpu_kernel", "ops", "mean", "cpu"):
+    for key in ("kiops_per_cpu", "kiops_per_cpu_kernel", "ops", "mean", "cpu"):
         check(f"read_t4_{key}" in ratios["legacy"], f"legacy: no read_t4_{key}: {sorted(ratios['legacy'])}")
         check(f"write_qd32_{key}" in ratios["libaio"], f"libaio: no write_qd32_{key}")
-    # What the machine was not idle: in a turn this short nothing is left of it where a hypervisor took the CPU away meanwhile.
-    ours, theirs = rows["lunar", "read", 32]["kiops_per_cpu"], rows["legacy", "read", 1]["kiops_per_cpu"]
-    quotient = ratios["legacy"].get("read_t4_kiops_per_cpu")
-    check((quotient is not None) == (ours > 0 and theirs > 0), f"a ratio of {ours} to {theirs}: {quotient}")
-    check(quotient is None or abs(quotient - ours / theirs) < 0.01, "ratio is not the quotient")
+    ours, theirs = rows["lunar", "read", 32], rows["legacy", "read", 1]
+    check(abs(ratios["legacy"]["read_t4_kiops_per_cpu"] - ours["kiops_per_cpu"] / theirs["kiops_per_cpu"]) < 0.01, "ratio is not the quotient")
     check(("cblk", "read", 1) in rows and "read_qd32_ops" in ratios.get("cblk", {}), f"cblk: {sorted(rows)}, {ratios.keys()}")
     check("read_qd1_mean" in ratios["raw"], f"raw: {ratios['raw']}")
     check_cblk_read(report, "pread, O_DIRECT")
