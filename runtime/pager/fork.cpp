@@ -367,6 +367,7 @@ void child() {
   counters().resident.store(resident);
   state.resident_peak.store(resident);
   unmaps_enter_child();
+  state.event_gate.enter_child();
   state.helpers_resting.store(0);
   for (auto& hold : state.fork_holds) hold = {};
   uint64_t tables = 0, committed = committed_pages(state);

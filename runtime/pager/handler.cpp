@@ -174,17 +174,25 @@ void Handler::wait_for_round() const {
   while ((seen & 1) != 0 && round_.load(std::memory_order_acquire) == seen) sys::sleep_ns(5000);
 }
 
-void Handler::note_event(const sys::UffdMessage& message) {
-  if (message.kind == sys::UffdMessage::Kind::kUnmap) unmapped_note(message.address, message.address + message.bytes);
-  if (message.kind == sys::UffdMessage::Kind::kRemap) moved_note(message.address, message.to, message.bytes);
+// Notes the events among them at once: what they tell is true of the faults as well.
+int Handler::read_messages(sys::UffdMessage* messages, unsigned max) {
+  auto& state = pager_state();
+  state.event_gate.begin_read(state.uffd);
+  const int n = sys::uffd_read(state.uffd, messages, max);
+  for (int i = 0; i < n; ++i) {
+    const sys::UffdMessage& message = messages[i];
+    if (message.kind == sys::UffdMessage::Kind::kUnmap) unmapped_note(message.address, message.address + message.bytes);
+    if (message.kind == sys::UffdMessage::Kind::kRemap) moved_note(message.address, message.to, message.bytes);
+  }
+  state.event_gate.end_read();
+  return n;
 }
 
 // In the middle of an answer: a copy fails as long as an event is unread. Faults, which the kernel hands out first, are kept for later.
 void Handler::stalled() {
   sys::UffdMessage messages[kMessagesAtOnce];
-  int n = sys::uffd_read(pager_state().uffd, messages, kMessagesAtOnce);
+  const int n = read_messages(messages, kMessagesAtOnce);
   for (int i = 0; i < n; ++i) {
-    note_event(messages[i]);
     if (messages[i].kind != sys::UffdMessage::Kind::kFault) continue;
     if (late_count_ < kLateMax) late_[late_count_++] = messages[i];
     else (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(messages[i].address), pager_state().page_size);   // it faults again
@@ -208,9 +216,8 @@ unsigned Handler::take_late() {
 unsigned Handler::take_messages() {
   sys::UffdMessage messages[kMessagesAtOnce];
   if (parked_count_ + kMessagesAtOnce + kMailboxMax + kLateMax > kParkedMax) return 0;   // they wait in the kernel's queue
-  int n = sys::uffd_read(pager_state().uffd, messages, kMessagesAtOnce);
+  const int n = read_messages(messages, kMessagesAtOnce);
   if (n < 0) fatal("handler: reading fault messages failed (%s): pages would stay missing", errno_name(n));
-  for (int i = 0; i < n; ++i) note_event(messages[i]);   // first: what they tell is true of the faults as well
   for (int i = 0; i < n; ++i)
     if (messages[i].kind == sys::UffdMessage::Kind::kFault) mailbox_event_ < 0 ? answer(messages[i]) : route(messages[i]);
   if (n > 0) {

@@ -44,7 +44,7 @@ struct Handler {
   static void run_thread(void* self);
   void run();
   unsigned take_messages();
-  void note_event(const sys::UffdMessage& message);
+  int read_messages(sys::UffdMessage* messages, unsigned max);
   unsigned take_late();
   void answer(const sys::UffdMessage& message);
   void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);

@@ -10,6 +10,7 @@
 #include "base/options.h"
 #include "lun/scratch_lun.h"
 #include "pager/account.h"
+#include "pager/event_gate.h"
 #include "pager/page_word.h"
 #include "pager/region.h"
 #include "pager/watched.h"
@@ -69,6 +70,7 @@ struct PagerState {
 
   int uffd = -1;                           // same number in the program's and in the service threads' tables
   sys::UffdFeatures features;
+  EventGate event_gate;                    // between installs and events
 
   std::atomic<uint32_t> fork_epoch{1};     // 1 before the first fork
   std::atomic<uint16_t> eviction_time{0};  // goes on by 1 with each 1/16 of what this process has in DRAM evicted; wraps
@@ -188,11 +190,16 @@ inline uint16_t shared_epoch() { return kEpochUnknown; }
 
 bool being_moved_to(uint64_t address, uint64_t bytes);   // unmapped.h
 
-// UFFDIO_COPY into a region. -ENOENT also where a call past us has moved another map to: it is not ours to fill.
+// UFFDIO_COPY into a region. -ENOENT also where a call past us has moved another map to: it is not ours to fill. -EAGAIN: try again.
 inline int64_t install_pages(void* address, const void* content, size_t bytes) {
   auto& state = pager_state();
-  if (being_moved_to(reinterpret_cast<uintptr_t>(address), bytes)) return -ENOENT;
-  return sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst));
+  const int shard = state.event_gate.enter();
+  if (shard < 0) return -EAGAIN;
+  int64_t rc = -ENOENT;
+  if (!being_moved_to(reinterpret_cast<uintptr_t>(address), bytes))
+    rc = sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst));
+  state.event_gate.leave(shard);
+  return rc;
 }
 
 // The word of a page that was installed. heat: see policy in evictor.h.

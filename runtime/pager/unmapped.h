@@ -3,7 +3,7 @@
 //
 // The kernel tells by UNMAP and REMAP events of the userfaultfd, and holds the caller until a handler has read the event; until then every
 // UFFDIO_COPY answers EAGAIN. (EVENT_REMOVE stays off: our own MADV_DONTNEED would wait for it.) The handler only notes the range, by the
-// region that lies there at that moment, and the housekeeping thread settles it:
+// region that lies there at that moment, and the housekeeping thread settles it (no page is installed meanwhile: event_gate.h):
 //
 //   UNMAP  slots, DRAM and LUN space of its pages go back, their words become kEmpty. Then a PROT_NONE map takes the place, so that the kernel
 //          gives it to nobody else, and is registered. Where somebody has mapped already the words become kGone: not ours any more.

@@ -196,6 +196,11 @@ int uffd_read(int uffd, UffdMessage* out, unsigned max) {
   return static_cast<int>(n);
 }
 
+bool uffd_event_unread(int uffd) {
+  uffdio_copy nothing{};   // of no bytes: EINVAL, but the kernel looks for events first
+  return ioctl(uffd, UFFDIO_COPY, &nothing) < 0 && errno == EAGAIN;
+}
+
 int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes, bool protect) {
   uffdio_copy arguments{};
   arguments.mode = protect ? UFFDIO_COPY_MODE_WP : 0;

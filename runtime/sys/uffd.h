@@ -40,6 +40,8 @@ int uffd_device_number();
 [[nodiscard]] int uffd_unregister(int uffd, void* address, size_t bytes);
 // Reads up to max messages without waiting: count, 0 when none, -errno.
 [[nodiscard]] int uffd_read(int uffd, UffdMessage* out, unsigned max);
+// An event waits to be read, or its caller is not told yet: copies are answered with EAGAIN.
+[[nodiscard]] bool uffd_event_unread(int uffd);
 // Fills missing pages and wakes their waiters. Returns bytes filled from the start (may be short), or -errno when none:
 // -EEXIST: the first page is there already (nobody woken), -EAGAIN: address space is changing, try again.
 // protect: the pages come in write-protected.

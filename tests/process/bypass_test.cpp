@@ -351,6 +351,30 @@ int raw_munmap_among_reads() {
   return 0;
 }
 
+// A map that is moved onto one whose pages are being read has its own content there.
+int raw_mremap_among_reads() {
+  char* other = filled_map();
+  pthread_t thread;
+  bool stop = false;
+  CHECK(pthread_create(&thread, nullptr, fetching, &stop) == 0);
+  for (int round = 0; round < 60; ++round) {
+    char *from = map_private(2 * kMiB), *onto = map_private(2 * kMiB);
+    fill(from, kMiB, 100 + static_cast<unsigned long>(round));   // the rest is empty
+    fill(onto, 2 * kMiB, 5);
+    CHECK(madvise(from, 2 * kMiB, MADV_PAGEOUT) == 0 && madvise(onto, 2 * kMiB, MADV_PAGEOUT) == 0);
+    __atomic_store_n(&g_wanted, onto, __ATOMIC_RELEASE);
+    usleep(static_cast<useconds_t>(round % 12) * 100);
+    CHECK(syscall(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) == reinterpret_cast<long>(onto));
+    __atomic_store_n(&g_wanted, nullptr, __ATOMIC_RELEASE);
+    CHECK(holds(onto, kMiB, 100 + static_cast<unsigned long>(round)));
+    CHECK(all_zero(onto + kMiB, kMiB));
+    CHECK(syscall(SYS_munmap, onto, 2 * kMiB) == 0);
+  }
+  __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+  CHECK(pthread_join(thread, nullptr) == 0 && holds(other, kHeap, 7));
+  return 0;
+}
+
 // Forks, whose children must find their memory, beside threads that unmap piece after piece: neither may wait for the other for good.
 void* unmapping(void* stop) {
   constexpr size_t kPiece = kMiB / 16;
@@ -480,6 +504,7 @@ constexpr Case kCases[] = {
     {"raw-mremap", raw_mremap, Ends::kWell, Errors::kPipe, "moved by a raw mremap"},
     {"raw-munmap-among-faults", raw_munmap_among_faults, Ends::kWell, Errors::kPipe, ""},
     {"raw-munmap-among-reads", raw_munmap_among_reads, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
+    {"raw-mremap-among-reads", raw_mremap_among_reads, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-munmap-among-forks", raw_munmap_among_forks, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-munmap-many", raw_munmap_many, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-guards", raw_guards, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},

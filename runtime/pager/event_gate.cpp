@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// See event_gate.h.
+#include "pager/event_gate.h"
+
+#include "sys/uffd.h"
+
+namespace lunar {
+
+bool EventGate::installing() const {
+  for (const Shard& shard : installs_)
+    if (shard.count.load(std::memory_order_seq_cst) != 0) return true;
+  return false;
+}
+
+void EventGate::begin_read(int uffd) {
+  readers_.fetch_add(1, std::memory_order_seq_cst);
+  // Nothing can be installed while an event is unread: who waits here delays none but the event.
+  while (installing() && sys::uffd_event_unread(uffd)) sys::yield_cpu();
+}
+
+void EventGate::enter_child() {
+  for (Shard& shard : installs_) shard.count.store(0, std::memory_order_relaxed);
+  readers_.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace lunar

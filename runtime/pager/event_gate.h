@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keeps two things apart: pages being installed, and events of the userfaultfd (unmapped.h) being read.
+//
+// A call that unmaps or moves tiered memory past us goes on once its event has been read, and from then on the kernel accepts UFFDIO_COPY
+// again. An install that found nothing noted for its place, and reaches the kernel only then, would put what the place held before into
+// memory that has been moved there. So what an install looks up stays true until the kernel has judged it: no event is read in between.
+//
+//   install   enter ─ look for a note ─ UFFDIO_COPY ─ leave        many at a time; a count a shard, nearly always of its own cache line
+//   read      begin ─ read ─ note what it tells ─ end              waits for installs under way if an event is there to be read
+//
+// A reader whose queue holds faults alone waits for nobody: a thread that lost its CPU in the middle of an install must not stop faults.
+//
+// Threading: any. Neither side allocates. Installs give up (EAGAIN) rather than wait for a reader that has lost its CPU.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "sys/thread.h"
+
+namespace lunar {
+
+class EventGate {
+ public:
+  // The shard entered, or -1: events are being read. Try again, as when the kernel answers EAGAIN.
+  [[nodiscard]] int enter() {
+    const int shard = static_cast<int>(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) >> 16) & (kShards - 1);   // a stack, a shard
+    for (unsigned spins = 0; spins < kSpinsMax; ++spins) {
+      installs_[shard].count.fetch_add(1, std::memory_order_seq_cst);
+      if (readers_.load(std::memory_order_seq_cst) == 0) return shard;
+      leave(shard);
+      while (readers_.load(std::memory_order_relaxed) != 0 && ++spins < kSpinsMax) sys::cpu_relax();
+    }
+    return -1;
+  }
+  void leave(int shard) { installs_[shard].count.fetch_sub(1, std::memory_order_release); }
+
+  // Around reading messages, until all events among them are noted.
+  void begin_read(int uffd);
+  void end_read() { readers_.fetch_sub(1, std::memory_order_release); }
+
+  // Of the threads inside, none is in the child.
+  void enter_child();
+
+ private:
+  static constexpr int kShards = 16;
+  static constexpr unsigned kSpinsMax = 400;   // some microseconds: a read takes one
+  bool installing() const;
+
+  struct alignas(64) Shard {
+    std::atomic<uint32_t> count{0};
+  };
+  Shard installs_[kShards];
+  alignas(64) std::atomic<uint32_t> readers_{0};
+};
+
+}  // namespace lunar
