@@ -99,7 +99,7 @@ bool ServerLayout::find_symbols(ErrorText* why) {
     if (!symbol("CT_Socket", &types_[0], why)) return false;
     types_[1] = dlsym(RTLD_DEFAULT, "CT_TLS");
   } else {
-    if (!symbol("connectionTypeTcp", &find_types_[0], why)) return false;
+    if (!symbol("connectionTypeTcp", &find_types_[0], why) || !symbol("connectionTypeUnix", &find_types_[2], why)) return false;
     find_types_[1] = reinterpret_cast<SocketType>(dlsym(RTLD_DEFAULT, "connectionTypeTls"));
   }
   io_threads_op_ = reinterpret_cast<const volatile int*>(dlsym(RTLD_DEFAULT, "io_threads_op"));
@@ -150,9 +150,10 @@ int ServerLayout::find_data(int epoll, const void* events, int events_max, Error
     return (void)why->set(-ENOTSUP, "its event loop is not where it should be"), -1;
   if (its_epoll != epoll) return 0;   // somebody else's
   if (api != events || size != events_max) return (void)why->set(-ENOTSUP, "its event loop looks different"), -1;
-  for (int t = 0; t < 2; ++t) {
+  for (int t = 0; t < kTransports; ++t) {
     if (find_types_[t] != nullptr) types_[t] = find_types_[t]();
-    if (types_[t] == nullptr ? t == 0 : !peek(static_cast<const char*>(types_[t]) + shape_->type_handler, &handlers_[t]))
+    const bool needed = t == 0 || (find_types_[t] != nullptr && t != kTls);
+    if (types_[t] == nullptr ? needed : !peek(static_cast<const char*>(types_[t]) + shape_->type_handler, &handlers_[t]))
       return (void)why->set(-ENOTSUP, "its sockets look different"), -1;
   }
   databases_ = base;
@@ -269,12 +270,19 @@ int ServerLayout::event_mask(int fd) const {
   return fd >= 0 && fd < at<int32_t>(loop, shape_->loop_size) ? at<const FileEventView*>(loop, shape_->loop_events)[fd].mask : 0;
 }
 
+int ServerLayout::transport_of(const void* handler, const void* type) const {
+  for (int t = 0; t < kTransports; ++t)
+    if (types_[t] != nullptr && type == types_[t] && handler == handlers_[t]) return t;
+  return -1;
+}
+
 const ClientView* ServerLayout::client_of(int fd) const {
   if ((event_mask(fd) & 1) == 0) return nullptr;
   const FileEventView& event = at<const FileEventView*>(*loop_, shape_->loop_events)[fd];
-  if (event.data == nullptr || (event.read_handler != handlers_[0] && event.read_handler != handlers_[1])) return nullptr;
+  const bool known = event.read_handler == handlers_[0] || event.read_handler == handlers_[1] || event.read_handler == handlers_[2];
+  if (event.data == nullptr || event.read_handler == nullptr || !known) return nullptr;   // its data is something else
   const void* connection = event.data;
-  if (at<const void*>(connection, 0) != types_[event.read_handler == handlers_[0] ? 0 : 1] || at<int32_t>(connection, shape_->connection_fd) != fd ||
+  if (transport_of(event.read_handler, at<const void*>(connection, 0)) < 0 || at<int32_t>(connection, shape_->connection_fd) != fd ||
       at<const void*>(connection, shape_->connection_reader) != read_query_)
     return nullptr;
   const auto* client = at<const ClientView*>(connection, shape_->connection_client);
@@ -290,7 +298,7 @@ bool ServerLayout::strange_client(int fd) const {
   if ((event_mask(fd) & 1) == 0) return false;
   const void* words[12];
   const void* connection = at<const FileEventView*>(*loop_, shape_->loop_events)[fd].data;
-  if (!peek(connection, &words) || words[0] != types_[0]) return false;
+  if (!peek(connection, &words) || words[0] == nullptr || (words[0] != types_[0] && words[0] != types_[2])) return false;
   bool reads_queries = false;
   for (const void* word : words) reads_queries |= word == read_query_;
   if (!reads_queries) return false;   // a replication link

@@ -134,7 +134,7 @@ class ServerLayout {
   int event_mask(int fd) const;
   // The client whose socket this is, plain or under TLS; nullptr: something else, a replication link, or another transport's.
   const ClientView* client_of(int fd) const;
-  // A client on a plain socket that client_of does not know: laid out in another way.
+  // A client on a plain or a unix socket that client_of does not know: laid out in another way.
   bool strange_client(int fd) const;
   // How far the server is with the client's input, which it is about to read into `buffer`. False: not known.
   bool progress_of(const ClientView& client, const void* buffer, Progress* out) const;
@@ -170,10 +170,12 @@ class ServerLayout {
   const Shape* shape_ = nullptr;
   const char* server_ = nullptr;
   const void* database_type_ = nullptr;
-  // Of connections: [0] plain sockets, [1] TLS (nullptr: the server was built without).
-  const void* types_[2] = {};
-  SocketType find_types_[2] = {};
-  const void* handlers_[2] = {};
+  // Of connections: [0] plain sockets, [1] TLS (nullptr: the server was built without), [2] unix sockets (7.0: as plain ones).
+  static constexpr int kTransports = 3, kTls = 1;
+  int transport_of(const void* handler, const void* type) const;   // -1: none of these
+  const void* types_[kTransports] = {};
+  SocketType find_types_[kTransports] = {};
+  const void* handlers_[kTransports] = {};
   void* read_query_ = nullptr;
   const volatile int* io_threads_op_ = nullptr;
   Hash hash_ = nullptr;
