@@ -18,6 +18,9 @@ constexpr CommandKeys all(const char* name, Wants wants) { return range(name, 1,
 constexpr CommandKeys counted(const char* name, int first, int extra = 0) {
   return {name, KeyForm::kCounted, static_cast<int8_t>(first), static_cast<int8_t>(extra), 1, Wants::kValue, 0, 0};
 }
+constexpr CommandKeys special(const char* name, KeyForm form, int8_t first, int8_t words_from = 0) {
+  return {name, form, first, words_from, 1, Wants::kValue, 0, 0};
+}
 constexpr CommandKeys streams(const char* name, int8_t from) { return {name, KeyForm::kStreams, from, 0, 1, Wants::kValue, 0, 0}; }
 
 constexpr Wants kObject = Wants::kObject, kValue = Wants::kValue;
@@ -31,13 +34,15 @@ constexpr CommandKeys kCommands[] = {
   range("MSET", 1, -1, 2, kObject), range("MSETNX", 1, -1, 2, kObject), range("LCS", 1, 2, 1, kValue),
   one("BITCOUNT", kValue), one("BITFIELD", kValue), one("BITFIELD_RO", kValue), one("BITPOS", kValue),
   range("BITOP", 2, -1, 1, kValue), one("GETBIT", kValue), one("SETBIT", kValue), one("PFADD", kValue),
-  all("PFCOUNT", kValue), all("PFMERGE", kValue),
+  all("PFCOUNT", kValue), all("PFMERGE", kValue), one("DELEX", kValue), one("DELIFEQ", kValue), one("DIGEST", kValue),
+  CommandKeys{"MSETEX", KeyForm::kCounted, 1, 0, 2, kObject, 0, 0},
   // any type
   all("DEL", kObject), all("UNLINK", kObject), all("EXISTS", kObject), all("TOUCH", kObject), all("WATCH", kObject),
   one("TYPE", kObject), one("TTL", kObject), one("PTTL", kObject), one("EXPIRETIME", kObject), one("PEXPIRETIME", kObject),
   one("EXPIRE", kObject), one("PEXPIRE", kObject), one("EXPIREAT", kObject), one("PEXPIREAT", kObject),
   one("PERSIST", kObject), one("MOVE", kObject), range("RENAME", 1, 2, 1, kObject), range("RENAMENX", 1, 2, 1, kObject),
-  range("COPY", 1, 2, 1, kValue), one("DUMP", kValue), one("RESTORE", kObject), one("SORT", kValue), one("SORT_RO", kValue),
+  range("COPY", 1, 2, 1, kValue), one("DUMP", kValue), one("RESTORE", kObject), one("RESTORE-ASKING", kObject),
+  special("SORT", KeyForm::kStored, 1, 2), one("SORT_RO", kValue), special("MIGRATE", KeyForm::kMigrated, 3),
   range("OBJECT", 2, 2, 1, kObject), range("MEMORY", 2, 2, 1, kValue),
   // lists
   one("LPUSH", kValue), one("RPUSH", kValue), one("LPUSHX", kValue), one("RPUSHX", kValue), one("LPOP", kValue),
@@ -50,6 +55,9 @@ constexpr CommandKeys kCommands[] = {
   one("HMGET", kValue, 2, 1), one("HDEL", kValue, 2, 1), one("HEXISTS", kValue, 2, 1), one("HSTRLEN", kValue, 2, 1),
   one("HINCRBY", kValue, 2, 2), one("HINCRBYFLOAT", kValue, 2, 2), one("HGETALL", kValue), one("HKEYS", kValue),
   one("HVALS", kValue), one("HLEN", kValue), one("HRANDFIELD", kValue), one("HSCAN", kValue),
+  one("HEXPIRE", kValue), one("HPEXPIRE", kValue), one("HEXPIREAT", kValue), one("HPEXPIREAT", kValue),
+  one("HEXPIRETIME", kValue), one("HPEXPIRETIME", kValue), one("HTTL", kValue), one("HPTTL", kValue), one("HPERSIST", kValue),
+  one("HGETDEL", kValue), one("HGETEX", kValue), one("HSETEX", kValue),
   // sets
   one("SADD", kValue, 2, 1), one("SREM", kValue, 2, 1), one("SISMEMBER", kValue, 2, 1), one("SMISMEMBER", kValue, 2, 1),
   one("SCARD", kValue), one("SMEMBERS", kValue), one("SPOP", kValue), one("SRANDMEMBER", kValue), one("SSCAN", kValue),
@@ -67,16 +75,22 @@ constexpr CommandKeys kCommands[] = {
   counted("ZINTERSTORE", 2, 1), counted("ZDIFFSTORE", 2, 1),
   // places
   one("GEOADD", kValue), one("GEODIST", kValue, 2, 1), one("GEOHASH", kValue, 2, 1), one("GEOPOS", kValue, 2, 1),
-  one("GEORADIUS", kValue), one("GEORADIUS_RO", kValue), one("GEORADIUSBYMEMBER", kValue), one("GEORADIUSBYMEMBER_RO", kValue),
+  special("GEORADIUS", KeyForm::kStored, 1, 6), one("GEORADIUS_RO", kValue), special("GEORADIUSBYMEMBER", KeyForm::kStored, 1, 5), one("GEORADIUSBYMEMBER_RO", kValue),
   one("GEOSEARCH", kValue), range("GEOSEARCHSTORE", 1, 2, 1, kValue),
   // streams
   one("XADD", kValue), one("XLEN", kValue), one("XRANGE", kValue), one("XREVRANGE", kValue), one("XDEL", kValue),
   one("XTRIM", kValue), one("XACK", kValue), one("XCLAIM", kValue), one("XAUTOCLAIM", kValue), one("XPENDING", kValue),
   one("XSETID", kValue), range("XGROUP", 2, 2, 1, kValue), range("XINFO", 2, 2, 1, kValue), streams("XREAD", 1),
-  streams("XREADGROUP", 4),
+  streams("XREADGROUP", 4), one("XACKDEL", kValue), one("XDELEX", kValue), one("XCFGSET", kValue),
   // scripts: the keys they name
   counted("EVAL", 2), counted("EVALSHA", 2), counted("EVAL_RO", 2), counted("EVALSHA_RO", 2), counted("FCALL", 2),
   counted("FCALL_RO", 2),
+  // sets of vectors: their elements are not known
+  one("VADD", kObject), one("VCARD", kObject), one("VDIM", kObject), one("VEMB", kObject), one("VGETATTR", kObject),
+  one("VINFO", kObject), one("VISMEMBER", kObject), one("VLINKS", kObject), one("VRANDMEMBER", kObject), one("VRANGE", kObject),
+  one("VREM", kObject), one("VSETATTR", kObject), one("VSIM", kObject),
+  // our own: what they say and do is about values' memory, which they do not read
+  range("LUNAR", 2, -1, 1, kObject),
 };
 
 constexpr char upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }

@@ -16,8 +16,10 @@ namespace lunar::redis {
 
 enum class KeyForm : uint8_t {
   kRange,     // first, last (negative: from the end), step
-  kCounted,   // argument `first` says how many keys follow it; `last`, if not 0, is one more key
+  kCounted,   // argument `first` says how many keys follow it, `step` apart; `last`, if not 0, is one more key
   kStreams,   // the first half of what follows the word STREAMS, which is looked for from argument `first` on
+  kStored,    // `first`, and what follows each word STORE or STOREDIST from argument `last` on
+  kMigrated,  // `first`; if that is empty, all that follows the word KEYS
 };
 enum class Wants : uint8_t {
   kObject,   // the entry, the key and the object: the command writes, deletes or describes
@@ -53,12 +55,22 @@ void for_each_key(const CommandKeys& keys, const Command& command, See see) {
     if (keys.first >= kept) return;
     if (keys.last != 0) see(static_cast<unsigned>(keys.last));
     int64_t n = small_number(command.argument[keys.first]);
-    for (int64_t i = keys.first + 1; n > 0 && i < kept; ++i, --n) see(static_cast<unsigned>(i));
-  } else {
+    for (int64_t i = keys.first + 1; n > 0 && i < kept; i += keys.step, --n) see(static_cast<unsigned>(i));
+  } else if (keys.form == KeyForm::kStreams) {
     int64_t i = keys.first;
     while (i < kept && !same_word(command.argument[i], "STREAMS")) ++i;
     int64_t n = (static_cast<int64_t>(command.count) - i - 1) / 2;
     for (++i; n > 0 && i < kept; ++i, --n) see(static_cast<unsigned>(i));
+  } else if (keys.form == KeyForm::kStored) {
+    if (keys.first < kept) see(static_cast<unsigned>(keys.first));
+    for (int64_t i = keys.last; i + 1 < kept; ++i)
+      if (same_word(command.argument[i], "STORE") || same_word(command.argument[i], "STOREDIST")) see(static_cast<unsigned>(++i));
+  } else if (keys.first < kept && command.argument[keys.first].bytes != 0) {
+    see(static_cast<unsigned>(keys.first));
+  } else {
+    int64_t i = keys.first;
+    while (i < kept && !same_word(command.argument[i], "KEYS")) ++i;
+    for (++i; i < kept; ++i) see(static_cast<unsigned>(i));
   }
 }
 
