@@ -165,7 +165,7 @@ TurnResult FaultBench::turn(Contestant& who, const std::string& workload, unsign
 
 void FaultBench::add_result(const Contestant& who, const std::string& workload, unsigned threads, int page_cluster,
                             const std::vector<TurnResult>& turns) {
-  FaultResult result{who.system(), workload, threads, page_cluster, median_of(turns), 0};
+  FaultResult result{who.system(), workload, threads, page_cluster, median_of(turns), 0, turns};
   double low = turns.front().ops_per_s, high = low;
   for (const TurnResult& one : turns) {
     low = std::min(low, one.ops_per_s);

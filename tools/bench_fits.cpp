@@ -75,26 +75,12 @@ struct FitsReport {
 
 // ---- report ----------------------------------------------------------------------------------------------------------
 
-std::vector<double> round_ratios(const Measured& measured, const std::string& system, double Cost::*quantity) {
-  std::vector<double> ratios;
-  const auto &ours = measured.rounds.at(system), &plain = measured.rounds.at("plain");
-  for (size_t i = 0; i < ours.size() && i < plain.size(); ++i)
-    if (plain[i].*quantity > 0) ratios.push_back(ours[i].*quantity / (plain[i].*quantity));
-  return ratios;
-}
-
 Ratios ratios_of(const FitsReport& report) {
   Ratios out;
   for (const auto& [workload, measured] : report.workloads) {
     for (const std::string system : {"below", "armed"}) {
-      for (const auto& [name, quantity] : {std::pair{"elapsed", &Cost::elapsed_s}, std::pair{"cpu", &Cost::cpu_s}}) {
-        const std::vector<double> ratios = round_ratios(measured, system, quantity);
-        if (ratios.empty()) continue;
-        const std::string key = fmt::format("{}_{}_{}", workload, system, name);
-        out[key] = median(ratios);
-        out[key + "_min"] = *std::min_element(ratios.begin(), ratios.end());
-        out[key + "_max"] = *std::max_element(ratios.begin(), ratios.end());
-      }
+      for (const auto& [name, quantity] : {std::pair{"elapsed", &Cost::elapsed_s}, std::pair{"cpu", &Cost::cpu_s}})
+        put_round_ratios(&out, fmt::format("{}_{}_{}", workload, system, name), measured.rounds.at(system), measured.rounds.at("plain"), quantity);
     }
   }
   return out;

@@ -50,11 +50,8 @@ constexpr uint64_t kMiBytes = 1 << 20;
 constexpr uint64_t kFileBytes = 1024 * kMiBytes, kQuickFileBytes = 256 * kMiBytes;
 constexpr size_t kCheckStride = 64;   // words: one in 512 bytes is compared
 
-struct Turn {
-  double ops_per_s = 0, mean_ns = 0, return_ns = 0, cpu_us = 0;
-};
 struct Tally {
-  std::vector<Turn> turns;
+  std::vector<LioTurn> turns;
   Histogram done, returned;
 };
 
@@ -76,7 +73,7 @@ class LioBench {
   void next_list();
   void make_write_data();
   void check(const LioSide& side, bool write);
-  Turn turn(LioSide& side, bool write, bool wait, Tally* tally);
+  LioTurn turn(LioSide& side, bool write, bool wait, Tally* tally);
   void run_workload(bool write, bool wait);
 
   LioReport report_;
@@ -229,8 +226,8 @@ void LioBench::check(const LioSide& side, bool write) {
     report_.failures.push_back(fmt::format("{} {}: {} of {} I/Os of a list moved wrong data", side.system(), write ? "write" : "read", wrong, list_.size()));
 }
 
-Turn LioBench::turn(LioSide& side, bool write, bool wait, Tally* tally) {
-  Turn turn;
+LioTurn LioBench::turn(LioSide& side, bool write, bool wait, Tally* tally) {
+  LioTurn turn;
   for (unsigned i = 0; i < options().lists; ++i) {
     check_interrupted();
     next_list();
@@ -275,22 +272,23 @@ void LioBench::run_workload(bool write, bool wait) {
     }
   }
   for (size_t i = 0; i < sides_.size(); ++i) {
-    const auto middle = [&](double Turn::*member) {
+    const auto middle = [&](double LioTurn::*member) {
       std::vector<double> values;
-      for (const Turn& one : tallies[i].turns) values.push_back(one.*member);
+      for (const LioTurn& one : tallies[i].turns) values.push_back(one.*member);
       return median(values);
     };
     const auto [low, high] = std::minmax_element(tallies[i].turns.begin(), tallies[i].turns.end(),
-                                                 [](const Turn& a, const Turn& b) { return a.ops_per_s < b.ops_per_s; });
+                                                 [](const LioTurn& a, const LioTurn& b) { return a.ops_per_s < b.ops_per_s; });
     LioResult result{sides_[i]->system(), workload};
-    result.ops_per_s = middle(&Turn::ops_per_s);
-    result.mean_ns = middle(&Turn::mean_ns);
-    result.return_ns = middle(&Turn::return_ns);
-    result.cpu_us_per_list = middle(&Turn::cpu_us);
+    result.ops_per_s = middle(&LioTurn::ops_per_s);
+    result.mean_ns = middle(&LioTurn::mean_ns);
+    result.return_ns = middle(&LioTurn::return_ns);
+    result.cpu_us_per_list = middle(&LioTurn::cpu_us);
     result.p50_ns = tallies[i].done.percentile(0.5);
     result.p99_ns = tallies[i].done.percentile(0.99);
     result.return_p99_ns = tallies[i].returned.percentile(0.99);
     result.spread = (high->ops_per_s - low->ops_per_s) / result.ops_per_s;
+    result.turns = tallies[i].turns;
     report_.results.push_back(result);
   }
 }

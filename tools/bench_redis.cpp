@@ -4,7 +4,7 @@
 //
 //   a stage is a kind of data and its size:   start all servers -> load all -> workloads, taking turns A B C A B C
 //
-// Medians are quoted. Files are written whole before any clock starts; swap runs at the better of vm.page-cluster 0 and
+// Medians are quoted; a ratio is the median of the rounds' ratios. Files are written whole before any clock starts; swap runs at the better of vm.page-cluster 0 and
 // 3 for each workload; every reply is checked; a turn whose disk did not move what the work needs fails the run. The
 // limit is --dram plus --allowance (code, buffers, page tables), for all; only swap's server may swap. What is set up
 // is undone at the end, on a signal, and by the next run after kill -9 (bench/leftovers.h).
@@ -241,6 +241,7 @@ void RedisBench::add_result(const std::string& system, const std::string& worklo
   result.rounds = static_cast<unsigned>(turns.size());
   result.page_cluster = page_cluster;
   result.median = median_of(turns);
+  result.turns = turns;
   double low = turns.front().ops_per_s, high = low;
   for (const RedisTurn& one : turns) {
     low = std::min(low, one.ops_per_s);

@@ -142,7 +142,7 @@ TEST_CASE("ratios divide Lunar by the baseline on the same quantity") {
     TurnResult turn;
     turn.ops_per_s = rate;
     turn.p99_ns = 1e9 / rate;
-    report.results.push_back({system, workload, 1, -1, turn, 0});
+    report.results.push_back({system, workload, 1, -1, turn, 0, {turn}});
   }
   const auto ratios = ratios_against(report, "swap");
   CHECK(ratios.at("uniform_t1_ops") == 1.5);
@@ -152,6 +152,20 @@ TEST_CASE("ratios divide Lunar by the baseline on the same quantity") {
   const std::string json = report_json(report);
   CHECK(json.find("\"ratios\":{\"swap\":{") != std::string::npos);
   CHECK(json.find("\"uniform_t1_ops\":1.5") != std::string::npos);
+}
+
+TEST_CASE("a ratio is the median of the rounds' ratios, not the ratio of medians") {
+  Ratios ratios;
+  put_round_ratios(&ratios, "ops", {10, 40, 30}, {10, 10, 20});   // medians: 30 and 10
+  CHECK(ratios.at("ops") == 1.5);
+  CHECK(ratios.at("ops_min") == 1);
+  CHECK(ratios.at("ops_max") == 4);
+  put_round_ratios(&ratios, "p99", {3, 0}, {2, 5});   // not measured in the second round
+  CHECK(ratios.at("p99") == 1.5);
+  put_round_ratios(&ratios, "none", {0}, {5});
+  CHECK(ratios.count("none") == 0);
+  CHECK(ratio_text(ratios, "ops") == "1.50x (1.00 to 4.00)");
+  CHECK(ratio_text(ratios, "none").empty());
 }
 
 TEST_CASE("medians are taken quantity by quantity") {

@@ -33,18 +33,18 @@ void write_options(JsonWriter& json, const FaultOptions& options) {
 }
 }   // namespace
 
-std::map<std::string, double> ratios_against(const FaultReport& report, const std::string& baseline) {
-  std::map<std::string, double> ratios;
+Ratios ratios_against(const FaultReport& report, const std::string& baseline) {
+  Ratios ratios;
   for (const FaultResult& ours : report.results) {
     if (ours.system != "lunar") continue;
     const std::string stem = fmt::format("{}_t{}_", ours.workload, ours.threads);
     if (const FaultResult* theirs = find(report, baseline, ours.workload, ours.threads)) {
-      put_turn_ratios(&ratios, stem, ours.median, theirs->median);
+      put_turn_ratios(&ratios, stem, ours.turns, theirs->turns);
     }
     if (ours.workload != "prefetch") continue;
     // Against a program that asks for nothing ahead.
     if (const FaultResult* theirs = find(report, baseline, "uniform", ours.threads)) {
-      put_ratio(&ratios, stem + "ops_vs_uniform", ours.median.ops_per_s, theirs->median.ops_per_s);
+      put_round_ratios(&ratios, stem + "ops_vs_uniform", ours.turns, theirs->turns, &TurnResult::ops_per_s);
     }
   }
   return ratios;
@@ -72,19 +72,15 @@ std::string report_json(const FaultReport& report) {
 std::string report_table(const FaultReport& report) {
   std::string out =
       fmt::format("{:<9} {:>3}  {:<6} {:>9} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9}  {}\n", "workload", "thr", "system",
-                  "op/s", "mean", "p50", "p99", "p99.9", "cpu us/op", "MiB read", "lunar/swap");
+                  "op/s", "mean", "p50", "p99", "p99.9", "cpu us/op", "MiB read", "lunar/swap: median of the rounds' ratios (least to most)");
   const auto ratios = ratios_against(report, "swap");
   for (const FaultResult& one : report.results) {
     const TurnResult& turn = one.median;
     std::string note;
     if (one.system == "lunar") {
       const std::string stem = fmt::format("{}_t{}_", one.workload, one.threads);
-      if (const auto ops = ratios.find(stem + "ops"); ops != ratios.end()) {
-        const auto value = [&](const char* quantity) { return ratios.count(stem + quantity) ? ratios.at(stem + quantity) : 0.0; };
-        note = fmt::format("{:.2f}x op/s, {:.2f}x p99, {:.2f}x cpu", ops->second, value("p99"), value("cpu"));
-      }
-      if (const auto uniform = ratios.find(stem + "ops_vs_uniform"); uniform != ratios.end()) {
-        note += fmt::format(", {:.2f}x of swap uniform", uniform->second);
+      for (const auto& [quantity, label] : {std::pair{"ops", "op/s"}, {"p99", "p99"}, {"cpu", "cpu"}, {"ops_vs_uniform", "of swap uniform"}}) {
+        if (const std::string text = ratio_text(ratios, stem + quantity); !text.empty()) note += fmt::format("{}{} {}", note.empty() ? "" : ", ", text, label);
       }
     } else if (one.page_cluster >= 0) {
       note = fmt::format("page-cluster {}", one.page_cluster);

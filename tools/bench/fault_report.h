@@ -27,6 +27,7 @@ struct FaultResult {
   int page_cluster = -1;   // swap's setting for this workload; -1: not swap
   TurnResult median;       // quantity by quantity over the rounds
   double spread = 0;       // (max - min) / median of ops_per_s
+  std::vector<TurnResult> turns;   // round by round
 };
 
 struct FaultReport {
@@ -37,8 +38,8 @@ struct FaultReport {
   std::map<std::string, double> peak_bytes;     // of each system's memory cgroup
 };
 
-// Lunar divided by `baseline`, keys WORKLOAD_tTHREADS_QUANTITY.
-std::map<std::string, double> ratios_against(const FaultReport& report, const std::string& baseline);
+// Lunar divided by `baseline`, keys WORKLOAD_tTHREADS_QUANTITY (put_round_ratios).
+Ratios ratios_against(const FaultReport& report, const std::string& baseline);
 std::string report_json(const FaultReport& report);
 std::string report_table(const FaultReport& report);
 

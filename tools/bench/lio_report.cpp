@@ -19,19 +19,19 @@ const LioResult* find(const LioReport& report, const std::string& system, const 
 }
 }   // namespace
 
-std::map<std::string, double> lio_ratios(const LioReport& report, const std::string& baseline) {
-  std::map<std::string, double> ratios;
+Ratios lio_ratios(const LioReport& report, const std::string& baseline) {
+  Ratios ratios;
   for (const std::string operation : {"read", "write"}) {
     const std::string stem = operation == "read" ? "lio_" : "lio_write_";
     const LioResult *ours = find(report, "lunar", operation + "_wait"), *theirs = find(report, baseline, operation + "_wait");
-    if (ours != nullptr && theirs != nullptr && theirs->ops_per_s > 0) {
-      ratios[stem + "wait_ops"] = ours->ops_per_s / theirs->ops_per_s;
-      ratios[stem + "wait_mean"] = ours->mean_ns / theirs->mean_ns;
-      ratios[stem + "wait_cpu"] = ours->cpu_us_per_list / theirs->cpu_us_per_list;
+    if (ours != nullptr && theirs != nullptr) {
+      put_round_ratios(&ratios, stem + "wait_ops", ours->turns, theirs->turns, &LioTurn::ops_per_s);
+      put_round_ratios(&ratios, stem + "wait_mean", ours->turns, theirs->turns, &LioTurn::mean_ns);
+      put_round_ratios(&ratios, stem + "wait_cpu", ours->turns, theirs->turns, &LioTurn::cpu_us);
     }
     ours = find(report, "lunar", operation + "_nowait");
     theirs = find(report, baseline, operation + "_nowait");
-    if (ours != nullptr && theirs != nullptr && theirs->return_ns > 0) ratios[stem + "nowait_return"] = ours->return_ns / theirs->return_ns;
+    if (ours != nullptr && theirs != nullptr) put_round_ratios(&ratios, stem + "nowait_return", ours->turns, theirs->turns, &LioTurn::return_ns);
   }
   return ratios;
 }
@@ -66,7 +66,7 @@ std::string lio_table(const LioReport& report) {
                        duration_text(one.cpu_us_per_list * 1000), one.spread * 100);
   }
   for (const char* baseline : {"sync", "lio_listio"}) {
-    for (const auto& [key, value] : lio_ratios(report, baseline)) out += fmt::format("{}.{}: {:.3f}\n", baseline, key, value);
+    for (const auto& [key, value] : lio_ratios(report, baseline)) out += fmt::format("{}.{}: {:.3f}\n", baseline, key, value);   // with _min and _max
   }
   return out + end_lines(report.skipped, report.failures);
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/report_parts.h"
+
 namespace lunar::tools {
 
 struct LioOptions {
@@ -22,6 +24,11 @@ struct LioOptions {
   bool quick = false, json = false;
 };
 
+// One turn of a side: means over its lists.
+struct LioTurn {
+  double ops_per_s = 0, mean_ns = 0, return_ns = 0, cpu_us = 0;
+};
+
 // Medians over the turns of one side; times of one list.
 struct LioResult {
   std::string system, workload;      // read_wait, read_nowait, write_wait, write_nowait
@@ -30,6 +37,7 @@ struct LioResult {
   double return_ns = 0, return_p99_ns = 0;      // from the call until it returned to its caller
   double cpu_us_per_list = 0;        // of the process, all its threads
   double spread = 0;                 // of the turns' rates: (max - min) / median
+  std::vector<LioTurn> turns;        // round by round
 };
 
 struct LioReport {
@@ -42,7 +50,7 @@ struct LioReport {
 
 // lio_wait_ops (reads), lio_write_wait_ops; lio_nowait_return, lio_write_nowait_return. Against sync the latter are Lunar's time
 // until the call returns, divided by the time the list takes one after the other.
-std::map<std::string, double> lio_ratios(const LioReport& report, const std::string& baseline);
+Ratios lio_ratios(const LioReport& report, const std::string& baseline);
 std::string lio_json(const LioReport& report);
 std::string lio_table(const LioReport& report);
 

@@ -81,17 +81,21 @@ std::string end_lines(const std::map<std::string, std::string>& skipped, const s
   return out;
 }
 
-void put_ratio(Ratios* ratios, const std::string& key, double ours, double theirs) {
-  if (ours > 0 && theirs > 0) (*ratios)[key] = ours / theirs;
+void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<double>& ours, const std::vector<double>& theirs) {
+  std::vector<double> quotients;
+  for (size_t i = 0; i < ours.size() && i < theirs.size(); ++i)
+    if (ours[i] > 0 && theirs[i] > 0) quotients.push_back(ours[i] / theirs[i]);
+  if (quotients.empty()) return;
+  (*ratios)[key] = median(quotients);
+  (*ratios)[key + "_min"] = *std::min_element(quotients.begin(), quotients.end());
+  (*ratios)[key + "_max"] = *std::max_element(quotients.begin(), quotients.end());
 }
 
-void put_turn_ratios(Ratios* ratios, const std::string& stem, const TurnResult& ours, const TurnResult& theirs) {
-  put_ratio(ratios, stem + "ops", ours.ops_per_s, theirs.ops_per_s);
-  put_ratio(ratios, stem + "mean", ours.mean_ns, theirs.mean_ns);
-  put_ratio(ratios, stem + "p50", ours.p50_ns, theirs.p50_ns);
-  put_ratio(ratios, stem + "p99", ours.p99_ns, theirs.p99_ns);
-  put_ratio(ratios, stem + "p999", ours.p999_ns, theirs.p999_ns);
-  put_ratio(ratios, stem + "cpu", ours.cpu_us_per_op, theirs.cpu_us_per_op);
+std::string ratio_text(const Ratios& ratios, const std::string& key) {
+  const auto found = ratios.find(key);
+  if (found == ratios.end()) return "";
+  const auto end = [&](const char* which) { return ratios.count(key + which) != 0 ? ratios.at(key + which) : found->second; };
+  return fmt::format("{:.2f}x ({:.2f} to {:.2f})", found->second, end("_min"), end("_max"));
 }
 
 TurnResult median_of(const std::vector<TurnResult>& turns) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the reports of all benches share: medians, ratios, the common objects of the JSON, times for people, and the rule by
+// What the reports of all benches share: medians, ratios of rounds, the common objects of the JSON, times for people, and the rule by
 // which a turn does not count.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
@@ -24,10 +24,30 @@ void write_ratios(JsonWriter& json, const std::map<std::string, Ratios>& of_base
 // The table's last lines: what was skipped, what failed.
 std::string end_lines(const std::map<std::string, std::string>& skipped, const std::vector<std::string>& failures);
 
-// ours / theirs, where both were measured.
-void put_ratio(Ratios* ratios, const std::string& key, double ours, double theirs);
+// The one estimator of all benches: ours / theirs of each round in which both were measured; the median of these as KEY, the least and the most
+// as KEY_min and KEY_max. (The quotient of two medians is a third figure, of no round.)
+void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<double>& ours, const std::vector<double>& theirs);
+template <class Turn, class Quantity>
+void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<Turn>& ours, const std::vector<Turn>& theirs, Quantity quantity) {
+  const auto values = [&](const std::vector<Turn>& turns) {
+    std::vector<double> out;
+    for (const Turn& turn : turns) out.push_back(turn.*quantity);
+    return out;
+  };
+  put_round_ratios(ratios, key, values(ours), values(theirs));
+}
+// "1.52x (1.49 to 1.60)" of what stands under `key`; "" where nothing does.
+std::string ratio_text(const Ratios& ratios, const std::string& key);
 // STEMops, mean, p50, p99, p999 and cpu.
-void put_turn_ratios(Ratios* ratios, const std::string& stem, const TurnResult& ours, const TurnResult& theirs);
+template <class Turn>
+void put_turn_ratios(Ratios* ratios, const std::string& stem, const std::vector<Turn>& ours, const std::vector<Turn>& theirs) {
+  put_round_ratios(ratios, stem + "ops", ours, theirs, &TurnResult::ops_per_s);
+  put_round_ratios(ratios, stem + "mean", ours, theirs, &TurnResult::mean_ns);
+  put_round_ratios(ratios, stem + "p50", ours, theirs, &TurnResult::p50_ns);
+  put_round_ratios(ratios, stem + "p99", ours, theirs, &TurnResult::p99_ns);
+  put_round_ratios(ratios, stem + "p999", ours, theirs, &TurnResult::p999_ns);
+  put_round_ratios(ratios, stem + "cpu", ours, theirs, &TurnResult::cpu_us_per_op);
+}
 
 // Quantity by quantity; zeros of no turns.
 TurnResult median_of(const std::vector<TurnResult>& turns);

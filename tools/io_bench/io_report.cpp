@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "bench/fault_report.h"
 #include "bench/report_parts.h"
@@ -28,18 +29,20 @@ const IoResult* counterpart(const IoReport& report, const IoResult& baseline) {
   return found;
 }
 
-void put_ratios(const std::string& stem, const IoTurn& us, const IoTurn& them, Ratios* ratios) {
+void put_ratios(const std::string& stem, const std::vector<IoTurn>& us, const std::vector<IoTurn>& them, Ratios* ratios) {
   put_turn_ratios(ratios, stem, us, them);
-  put_ratio(ratios, stem + "kiops_per_cpu", us.kiops_per_cpu, them.kiops_per_cpu);
-  put_ratio(ratios, stem + "kiops_per_cpu_kernel", us.kiops_per_cpu_kernel, them.kiops_per_cpu_kernel);
-  put_ratio(ratios, stem + "kiops_per_cpu_kernel_ticks", us.kiops_per_cpu_kernel_ticks, them.kiops_per_cpu_kernel_ticks);
+  put_round_ratios(ratios, stem + "kiops_per_cpu", us, them, &IoTurn::kiops_per_cpu);
+  put_round_ratios(ratios, stem + "kiops_per_cpu_kernel", us, them, &IoTurn::kiops_per_cpu_kernel);
+  put_round_ratios(ratios, stem + "kiops_per_cpu_kernel_ticks", us, them, &IoTurn::kiops_per_cpu_kernel_ticks);
 }
 
 // The names of the contract, for 4 KiB reads.
-void put_window_ratios(std::map<std::string, double>* ratios, unsigned shallow, unsigned deep) {
+void put_window_ratios(Ratios* ratios, unsigned shallow, unsigned deep) {
   const auto name = [&](const char* as, unsigned depth, const char* quantity) {
-    const auto found = ratios->find(fmt::format("read4k_qd{}_{}", depth, quantity));
-    if (found != ratios->end()) (*ratios)[as] = found->second;
+    for (const char* end : {"", "_min", "_max"}) {
+      const auto found = ratios->find(fmt::format("read4k_qd{}_{}{}", depth, quantity, end));
+      if (found != ratios->end()) (*ratios)[std::string(as) + end] = found->second;
+    }
   };
   name("window_mean", shallow, "mean");
   name("window_ops", deep, "ops");
@@ -78,12 +81,19 @@ bool noisy_turn(const IoTurn& turn, long cpus) {
   return turn.other_user_cpu_s > kNoisyShare * turn.seconds * static_cast<double>(cpus);
 }
 
-std::vector<IoTurn> quietest_turns(std::vector<IoTurn> turns, size_t count) {
-  const auto disturbed = [](const IoTurn& turn) { return turn.seconds > 0 ? turn.other_user_cpu_s / turn.seconds : 0; };
-  std::stable_sort(turns.begin(), turns.end(),
-                   [&](const IoTurn& a, const IoTurn& b) { return disturbed(a) < disturbed(b); });
-  if (turns.size() > count) turns.resize(count);
-  return turns;
+std::vector<size_t> quietest_rounds(const std::vector<std::vector<IoTurn>>& turns, size_t count) {
+  std::vector<double> disturbed;
+  for (const std::vector<IoTurn>& of_side : turns) {
+    if (of_side.size() > disturbed.size()) disturbed.resize(of_side.size());
+    for (size_t i = 0; i < of_side.size(); ++i)
+      if (of_side[i].seconds > 0) disturbed[i] = std::max(disturbed[i], of_side[i].other_user_cpu_s / of_side[i].seconds);
+  }
+  std::vector<size_t> rounds(disturbed.size());
+  std::iota(rounds.begin(), rounds.end(), size_t{0});
+  std::stable_sort(rounds.begin(), rounds.end(), [&](size_t a, size_t b) { return disturbed[a] < disturbed[b]; });
+  if (rounds.size() > count) rounds.resize(count);
+  std::sort(rounds.begin(), rounds.end());
+  return rounds;
 }
 
 IoTurn median_of(const std::vector<IoTurn>& turns) { return median_of(turns, kIoTurnFields); }
@@ -96,26 +106,29 @@ IoResult io_result(const std::string& system, const std::string& workload, const
   const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
   for (const IoTurn& turn : turns) result.noisy += noisy_turn(turn, cpus) ? 1 : 0;
   result.median = median_of(turns);
+  result.turns = turns;
   if (turns.empty()) return result;
   result.spread = spread_of(turns, static_cast<double IoTurn::*>(&TurnResult::ops_per_s), result.median.ops_per_s);
   result.cpu_spread = spread_of(turns, &IoTurn::kiops_per_cpu, result.median.kiops_per_cpu);
   return result;
 }
 
-std::map<std::string, std::map<std::string, double>> io_ratios(const IoReport& report) {
-  std::map<std::string, std::map<std::string, double>> all;
+std::map<std::string, Ratios> io_ratios(const IoReport& report) {
+  std::map<std::string, Ratios> all;
   for (const IoResult& them : report.results) {
     const IoResult* us = them.system == "lunar" ? nullptr : counterpart(report, them);
     if (!us) continue;
     const std::string stem = blocking(them.system) ? fmt::format("{}_t{}_", them.workload, them.threads)
                                                    : fmt::format("{}_qd{}_", them.workload, them.depth);
-    std::map<std::string, double>& ratios = all[them.system];
-    put_ratios(stem, us->median, them.median, &ratios);
+    Ratios& ratios = all[them.system];
+    put_ratios(stem, us->turns, them.turns, &ratios);
     // Without interrupts and kernel threads, but blind to what others do. (fio's would hold its start and end.)
-    const auto own = [](const IoTurn& turn) { return turn.ops > 0 ? turn.cpu_s / turn.ops : 0; };
-    if (them.system != "fio" && own(us->median) > 0 && own(them.median) > 0) {
-      ratios[stem + "process_cpu"] = own(us->median) / own(them.median);
-    }
+    const auto own = [](const std::vector<IoTurn>& turns) {
+      std::vector<double> out;
+      for (const IoTurn& turn : turns) out.push_back(turn.ops > 0 ? turn.cpu_s / turn.ops : 0);
+      return out;
+    };
+    if (them.system != "fio") put_round_ratios(&ratios, stem + "process_cpu", own(us->turns), own(them.turns));
   }
   if (!report.cblk.raw.empty()) {
     all["raw"]["cblk_read_us_over"] = report.cblk.over_p50_ns / 1e3;
@@ -164,14 +177,13 @@ std::string report_table(const IoReport& report) {
   for (const IoResult& one : report.results) {
     const IoResult* us = one.system == "lunar" ? nullptr : counterpart(report, one);
     if (!us) continue;
-    std::map<std::string, double> ratios;
-    put_ratios("", us->median, one.median, &ratios);
-    out += fmt::format("lunar/{:<8} {:<9} qd{} to {}: {:.2f}x IOPS, {:.2f}x mean", one.system, one.workload, us->depth,
+    Ratios ratios;
+    put_ratios("", us->turns, one.turns, &ratios);
+    out += fmt::format("lunar/{:<8} {:<9} qd{} to {}: {} IOPS, {} mean", one.system, one.workload, us->depth,
                        blocking(one.system) ? fmt::format("{} threads", one.threads) : fmt::format("qd{}", one.depth),
-                       ratios["ops"], ratios["mean"]);
-    if (ratios.count("kiops_per_cpu")) {
-      out += fmt::format(", {:.2f}x IOPS/CPU ({:.2f}x in the kernel)", ratios["kiops_per_cpu"], ratios["kiops_per_cpu_kernel"]);
-    }
+                       ratio_text(ratios, "ops"), ratio_text(ratios, "mean"));
+    if (ratios.count("kiops_per_cpu"))
+      out += fmt::format(", {} IOPS/CPU ({} in the kernel)", ratio_text(ratios, "kiops_per_cpu"), ratio_text(ratios, "kiops_per_cpu_kernel"));
     out += '\n';
   }
   if (const CblkCost& cblk = report.cblk; !cblk.raw.empty()) {

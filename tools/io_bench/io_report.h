@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/common_options.h"
+#include "bench/report_parts.h"
 #include "io_bench/io_turn.h"
 
 namespace lunar::tools {
@@ -25,10 +26,11 @@ struct IoResult {
   std::string system, workload;            // superpipe: "read"; window: "read4k", "write64k"
   unsigned threads = 1, depth = 1;
   size_t unit_bytes = 4096;
-  unsigned rounds = 0, noisy = 0;          // turns that count, and how many of them were disturbed (quietest_turns)
+  unsigned rounds = 0, noisy = 0;          // turns that count, and how many of them were disturbed (quietest_rounds)
   IoTurn median;                           // quantity by quantity over the rounds
   double spread = 0;                       // (max - min) / median of ops_per_s
   double cpu_spread = 0;                   // the same of kiops_per_cpu
+  std::vector<IoTurn> turns;               // that count, round by round
 };
 
 // What cblk_read adds to a read of the device (cblk_cost.h): medians over rounds.
@@ -54,8 +56,9 @@ struct IoReport {
 // A turn during which others had more than this share of all CPUs in user mode is noisy.
 constexpr double kNoisyShare = 0.03;
 bool noisy_turn(const IoTurn& turn, long cpus);
-// The `count` turns that were disturbed least, by what others used, never by what was measured.
-std::vector<IoTurn> quietest_turns(std::vector<IoTurn> turns, size_t count);
+// The `count` rounds of which the most disturbed turn of any side was disturbed least, by what others used, never by what was measured: their
+// numbers, in order. `turns`: of each side, round by round (of one that was lost, fewer).
+std::vector<size_t> quietest_rounds(const std::vector<std::vector<IoTurn>>& turns, size_t count);
 IoTurn median_of(const std::vector<IoTurn>& turns);
 // Medians and spreads of the turns of one side.
 IoResult io_result(const std::string& system, const std::string& workload, const std::vector<IoTurn>& turns);
@@ -64,7 +67,7 @@ IoResult io_result(const std::string& system, const std::string& workload, const
 // blocking threads WORKLOAD_tTHREADS_QUANTITY, with Lunar's greatest depth; of the window bench WORKLOAD_qdDEPTH_QUANTITY and
 // the names of the contract (window_ops, window_cpu: greatest depth; window_mean: least). "raw" has two that are no quotients:
 // cblk_read_us_over (of the p50s) and cblk_read_us_over_mean, microseconds.
-std::map<std::string, std::map<std::string, double>> io_ratios(const IoReport& report);
+std::map<std::string, Ratios> io_ratios(const IoReport& report);
 std::string report_json(const IoReport& report);
 std::string report_table(const IoReport& report);
 

@@ -96,9 +96,9 @@ void IoRounds::measure(const std::vector<IoSide>& sides) {
   const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
   for (unsigned round = 0; round < kNoisyFactor * options.rounds; ++round) {
     if (round >= options.rounds) {
+      const std::vector<size_t> best = quietest_rounds(turns, options.rounds);
       const bool disturbed = std::any_of(turns.begin(), turns.end(), [&](const std::vector<IoTurn>& of_side) {
-        const auto best = quietest_turns(of_side, options.rounds);
-        return std::any_of(best.begin(), best.end(), [&](const IoTurn& one) { return noisy_turn(one, cpus); });
+        return std::any_of(best.begin(), best.end(), [&](size_t i) { return i < of_side.size() && noisy_turn(of_side[i], cpus); });
       });
       if (!disturbed) break;
       expect(static_cast<unsigned>(sides.size()));
@@ -113,9 +113,13 @@ void IoRounds::measure(const std::vector<IoSide>& sides) {
       }
     }
   }
+  const std::vector<size_t> best = quietest_rounds(turns, options.rounds);
   for (size_t i = 0; i < sides.size(); ++i) {
-    if (turns[i].empty()) continue;
-    IoResult result = io_result(sides[i].system, sides[i].workload, quietest_turns(turns[i], options.rounds));
+    std::vector<IoTurn> counted;
+    for (const size_t one : best)
+      if (one < turns[i].size()) counted.push_back(turns[i][one]);
+    if (counted.empty()) continue;
+    IoResult result = io_result(sides[i].system, sides[i].workload, counted);
     result.threads = sides[i].threads;
     result.depth = sides[i].depth;
     result.unit_bytes = medium_->stamps().unit_bytes();

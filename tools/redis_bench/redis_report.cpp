@@ -69,13 +69,12 @@ std::string note_of(const RedisReport& report, const RedisResult& one) {
   if (one.page_cluster >= 0) note = fmt::format("page-cluster {}", one.page_cluster);
   const auto ratios = ratios_of(report, one.system, "swap");
   const auto put = [&](const char* quantity, const char* label) {
-    const auto found = ratios.find(fmt::format("{}_t{}_{}", one.workload, one.connections, quantity));
-    if (one.system != "swap" && found != ratios.end()) {
-      note += fmt::format("{}{:.2f}x {}", note.empty() ? "" : ", ", found->second, label);
-    }
+    const std::string text = ratio_text(ratios, fmt::format("{}_t{}_{}", one.workload, one.connections, quantity));
+    if (one.system != "swap" && !text.empty()) note += fmt::format("{}{} {}", note.empty() ? "" : ", ", text, label);
   };
   put("ops", "op/s");
   put("p99", "p99");
+  put("cpu", "cpu/op");
   put("time", "save time");
   const RedisTurn& turn = one.median;
   const auto add = [&](const std::string& text) { note += (note.empty() ? "" : ", ") + text; };
@@ -108,17 +107,15 @@ std::string load_workload_name(DataKind kind, bool fits) {
 
 RedisTurn median_of(const std::vector<RedisTurn>& turns) { return median_of(turns, kRedisTurnFields); }
 
-std::map<std::string, double> ratios_of(const RedisReport& report, const std::string& ours,
-                                        const std::string& baseline) {
-  std::map<std::string, double> ratios;
+Ratios ratios_of(const RedisReport& report, const std::string& ours, const std::string& baseline) {
+  Ratios ratios;
   for (const RedisResult& one : report.results) {
     const RedisResult* other = one.system == ours ? find(report, baseline, one.workload) : nullptr;
     if (other == nullptr) continue;
     const std::string stem = fmt::format("{}_t{}_", one.workload, one.connections);
-    const RedisTurn &us = one.median, &them = other->median;
-    put_turn_ratios(&ratios, stem, us, them);
-    put_ratio(&ratios, stem + "time", us.bgsave_s, them.bgsave_s);
-    put_ratio(&ratios, stem + "cold_ops", us.cold_ops_per_s, them.cold_ops_per_s);
+    put_turn_ratios(&ratios, stem, one.turns, other->turns);
+    put_round_ratios(&ratios, stem + "time", one.turns, other->turns, &RedisTurn::bgsave_s);
+    put_round_ratios(&ratios, stem + "cold_ops", one.turns, other->turns, &RedisTurn::cold_ops_per_s);
   }
   return ratios;
 }
@@ -140,17 +137,17 @@ std::string report_json(const RedisReport& report) {
 }
 
 std::string report_table(const RedisReport& report) {
-  std::string out = fmt::format("{:<13} {:>4} {:>4}  {:<6} {:>8} {:>9} {:>9} {:>9} {:>6} {:>6} {:>6} {:>8}  {}\n",
+  std::string out = fmt::format("{:<13} {:>4} {:>4}  {:<6} {:>8} {:>9} {:>9} {:>9} {:>6} {:>6} {:>6} {:>9} {:>8}  {}\n",
                                 "workload", "conn", "pipe", "system", "op/s", "p50", "p99", "p99.9", "srv%", "gen%",
-                                "cpu%", "MiB read", "beside swap");
+                                "cpu%", "cpu us/op", "MiB read", "beside swap: median of the rounds' ratios (least to most)");
   for (const RedisResult& one : report.results) {
     const RedisTurn& turn = one.median;
     const double percent = turn.seconds > 0 ? 100 / turn.seconds : 0;
-    out += fmt::format("{:<13} {:>4} {:>4}  {:<6} {:>8.0f} {:>9} {:>9} {:>9} {:>6.0f} {:>6.0f} {:>6.0f} {:>8.0f}  {}\n",
+    out += fmt::format("{:<13} {:>4} {:>4}  {:<6} {:>8.0f} {:>9} {:>9} {:>9} {:>6.0f} {:>6.0f} {:>6.0f} {:>9.1f} {:>8.0f}  {}\n",
                        one.workload, one.connections, one.pipeline, one.system, turn.ops_per_s,
                        duration_text(turn.p50_ns), duration_text(turn.p99_ns), duration_text(turn.p999_ns),
                        turn.cpu_s * percent, turn.generator_cpu_s * percent, turn.machine_cpu_s * percent,
-                       std::max(0.0, turn.server_read_bytes) / 1048576, note_of(report, one));
+                       turn.cpu_us_per_op, std::max(0.0, turn.server_read_bytes) / 1048576, note_of(report, one));
   }
   out += fmt::format("srv%, gen%, cpu%: CPU of server, load generator and machine, of one CPU; MiB read: by the server; {}\n", machine_note());
   for (const auto& [system, bytes] : report.peak_bytes) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench/common_options.h"
+#include "bench/report_parts.h"
 #include "bench/turn.h"
 #include "redis_bench/dataset.h"
 
@@ -59,6 +60,7 @@ struct RedisResult {
   int page_cluster = -1;   // swap's setting for this workload; -1: not swap
   RedisTurn median;        // quantity by quantity over the rounds
   double spread = 0;       // (max - min) / median of ops_per_s
+  std::vector<RedisTurn> turns;   // round by round
 };
 
 struct RedisReport {
@@ -71,8 +73,8 @@ struct RedisReport {
 };
 
 RedisTurn median_of(const std::vector<RedisTurn>& turns);
-// `ours` divided by `baseline`, keys WORKLOAD_tCONNECTIONS_QUANTITY.
-std::map<std::string, double> ratios_of(const RedisReport& report, const std::string& ours, const std::string& baseline);
+// `ours` divided by `baseline`, keys WORKLOAD_tCONNECTIONS_QUANTITY (put_round_ratios).
+Ratios ratios_of(const RedisReport& report, const std::string& ours, const std::string& baseline);
 std::string report_json(const RedisReport& report);
 std::string report_table(const RedisReport& report);
 
