@@ -83,6 +83,7 @@ Connection* Connections::add(int fd) {
 void Connections::drop(Connection* c) {
   table_[c->fd] = nullptr;
   c->list->remove(c);
+  if (c->state == Hold::kHeld) --held_now_;
   count(c, nullptr, nullptr);
   if (c->capacity > kBufferBytes || spare_bytes_ + c->capacity > kSpareMax) unmap(c);
   spare_bytes_ += c->capacity;
@@ -111,6 +112,8 @@ bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quo
 
 void Connections::enter(Connection* c, Hold state, ConnectionList* list) {
   c->list->remove(c);
+  if (c->state == Hold::kHeld) --held_now_;
+  if (state == Hold::kHeld) ++held_now_;
   c->state = state;
   c->list = list;
   list->append(c);

@@ -70,6 +70,7 @@ class Connections {
   [[nodiscard]] bool fill(Connection* c, const char* data, size_t bytes, Quota* quota, Quota* of_user);
   void enter(Connection* c, Hold state) { enter(c, state, &lists_[static_cast<int>(state)]); }
   void enter(Connection* c, Hold state, ConnectionList* list);
+  uint64_t held_now() const { return held_now_; }
 
   Quota& partial_quota() { return quotas_[0]; }
   Quota& held_quota() { return quotas_[1]; }
@@ -88,6 +89,7 @@ class Connections {
   std::atomic<bool>* closed_ = nullptr;   // by another thread, since an entry was made
   Connection* spare_ = nullptr;
   size_t spare_bytes_ = 0;
+  uint64_t held_now_ = 0;   // connections in kHeld
 };
 
 }  // namespace lunar::redis

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "gate_inside.h"
 #include "pager/pager.h"
+#include "pager/watched.h"
 #include "program_got.h"
 #include "save_ahead.h"
 #include "sys/file.h"
@@ -304,9 +305,19 @@ int hook_tls_pending(const void* tls) {
   return g.tls_pending(tls);
 }
 
+// What the main thread has waited for pages since it last waited for events: as long everybody stood still.
+void note_stall() {
+  Gate& g = g_gate;
+  const uint64_t now = pager_watched().read_ns.load(std::memory_order_relaxed), stall = now - g.read_ns_before;
+  if (__builtin_expect(stall == 0, 1) || !on_main_thread()) return;
+  g.read_ns_before = now;
+  if (stall > g.longest_stall_ns) g.longest_stall_ns = stall;
+}
+
 int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
   Gate& g = g_gate;
   const GateState state = g.state.load(std::memory_order_relaxed);
+  note_stall();
   if (state == GateState::kStarting) look_for_server(epoll, events, max);
   if (!g.fetching || epoll != g.epoll || state == GateState::kOff) return g.epoll_wait(epoll, events, max, timeout_ms);
   if (!on_main_thread()) return wait_elsewhere(epoll, events, max, timeout_ms);
@@ -406,8 +417,11 @@ void gate_set(const GateOptions& options) {
 GateState gate_state() { return g_gate.state.load(std::memory_order_relaxed); }
 const char* gate_reason() { return g_gate.state.load() == GateState::kOpen ? (g_reason.text[0] != 0 ? g_reason.text : "switched off") : ""; }
 GateWorst gate_take_worst() {
-  return {std::exchange(g_gate.longest_hold_ns, 0), pager_take_longest_fault_ns()};
+  return {std::exchange(g_gate.longest_hold_ns, 0), pager_take_longest_fault_ns(), std::exchange(g_gate.longest_stall_ns, 0)};
 }
+const HoldTimes& gate_hold_times() { return g_gate.hold_times; }
+Prefixes& gate_prefixes() { return g_gate.prefixes; }
+const std::atomic<uint64_t>* gate_main_reads() { return &pager_watched().reads; }
 
 GateCounters gate_counters() {
   const GateWork& work = g_gate.work;
@@ -426,6 +440,11 @@ GateCounters gate_counters() {
   now.cut = work.cut.get();
   now.held_bytes = g_gate.connections.held_quota().used;
   now.partial_bytes = g_gate.connections.partial_quota().used;
+  now.seen = work.seen.get();
+  now.seen_cold = work.seen_cold.get();
+  now.held_now = g_gate.connections.held_now();
+  now.main_reads = pager_watched().reads.load(std::memory_order_relaxed);
+  now.main_read_ns = pager_watched().read_ns.load(std::memory_order_relaxed);
   return now;
 }
 

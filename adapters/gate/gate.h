@@ -23,10 +23,13 @@
 // for bytes that wait for them). A forked child has no gate. No allocation but base/arena, and what the
 // server's own checks allocate for a user with less than all rights (client_rights.h).
 #pragma once
+#include <atomic>
 #include <cstdint>
 
 #include "base/error.h"
 #include "base/options.h"
+#include "hold_times.h"
+#include "prefixes.h"
 
 namespace lunar::redis {
 
@@ -59,11 +62,15 @@ struct GateCounters {
   uint64_t turns = 0;              // times that a client waited because its user had as much under way as one may
   uint64_t cut = 0;                // requests cut short: as much as one client may ask for at once
   uint64_t held_bytes = 0, partial_bytes = 0;   // buffers in use now
+  uint64_t seen = 0, seen_cold = 0;   // commands with keys when they came (each once); of these, something was not in DRAM
+  uint64_t held_now = 0;              // clients
+  uint64_t main_reads = 0, main_read_ns = 0;   // faults of the main thread that waited for the LUN
 };
 
-// The longest since they were last taken: a command's wait at the gate, and a fault of the main thread.
+// The longest since they were last taken: a command's wait at the gate, a fault of the main thread, and all its faults together that were
+// answered by reads between two waits for events.
 struct GateWorst {
-  uint64_t hold_ns = 0, fault_ns = 0;
+  uint64_t hold_ns = 0, fault_ns = 0, stall_ns = 0;
 };
 
 // Redirects the calls; on the main thread, before the program waits for input: then the server's data is looked for. 0, or -errno
@@ -77,6 +84,9 @@ GateState gate_state();
 const char* gate_reason();   // why it is open, or ""
 GateCounters gate_counters();
 GateWorst gate_take_worst();   // also where the gate could not be started
+const HoldTimes& gate_hold_times();
+Prefixes& gate_prefixes();
+const std::atomic<uint64_t>* gate_main_reads();   // GateCounters::main_reads, for who looks often
 
 // The same calls, of whichever library's gate serves.
 struct GateCalls {
@@ -86,6 +96,9 @@ struct GateCalls {
   const char* (*reason)() = gate_reason;
   GateCounters (*counters)() = gate_counters;
   GateWorst (*take_worst)() = gate_take_worst;
+  const HoldTimes& (*hold_times)() = gate_hold_times;
+  Prefixes& (*prefixes)() = gate_prefixes;
+  const std::atomic<uint64_t>* (*main_reads)() = gate_main_reads;
 };
 // The preload library's: `extern "C" const GateCalls* lunar_gate_calls()`, nullptr when its gate was not started.
 constexpr const char* kGateCallsSymbol = "lunar_gate_calls";

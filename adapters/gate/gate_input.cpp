@@ -24,6 +24,18 @@ struct Verdict {
   bool cold = false;   // what follows waits for pages; else it is part of a command
 };
 
+// Commands that came in one read behind more cold ones than are looked at stay uncounted, whatever their keys.
+void note_first_look(const CommandKeys& keys, const Command& command, bool cold) {
+  Gate& g = gate();
+  unsigned key = 0;
+  if (keys.form == KeyForm::kRange) key = static_cast<unsigned>(keys.first);
+  else for_each_key(keys, command, [&](unsigned i) { key = key == 0 ? i : key; });
+  if (key == 0 || key >= command.kept) return;
+  g.work.seen.add();
+  if (cold) g.work.seen_cold.add();
+  g.prefixes.note(command.argument[key], cold);
+}
+
 // One command of a client on `*database`; `keys`: as the table has it, or nullptr. True: nothing is missing for it, or it is none of the client's business.
 bool look_up(const Command& command, const CommandKeys* keys, int* database, Rights* rights, bool first_look, Missing* missing) {
   Gate& g = gate();
@@ -40,7 +52,10 @@ bool look_up(const Command& command, const CommandKeys* keys, int* database, Rig
     return true;
   }
   const DatabaseView* where = g.layout.database(*database);
-  return where == nullptr || walk_command(g.layout, *where, *keys, command, first_look, missing);
+  if (where == nullptr) return true;
+  const bool there = walk_command(g.layout, *where, *keys, command, first_look, missing);
+  if (first_look) note_first_look(*keys, command, !there);
+  return there;
 }
 
 // The command at `at` of `text`: the first one may have begun in what the server has.
@@ -146,13 +161,14 @@ bool hold(Connection* c, const Missing& missing, Share* share, bool anew) {
   const bool turn = share->requests == 0 || (share->bytes + missing.bytes <= user_bytes_max() && share->requests < kUserRequestsMax);
   Request* request = turn ? g.fetcher.spare() : nullptr;
   if (turn && request == nullptr) return false;
-  const uint64_t now = anew || !turn ? sys::now_ns() : 0;
+  const bool begins = anew || c->since_ns == 0;
+  const uint64_t now = begins || !turn ? sys::now_ns() : 0;
   if (anew) {
     g.work.held.add();
     c->rounds = 0;
     c->late = false;
-    c->since_ns = now;
   }
+  if (begins) c->since_ns = now;
   if (anew || c->waited) c->deadline_ns = UINT64_MAX;   // its time begins when the fetchers are woken: gate.cpp
   c->waited = !turn;
   c->hold = ++g.holds;
@@ -223,9 +239,13 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
   missing.bytes_max = client_bytes_max();
   Share* share = nullptr;
   Verdict verdict{n, false};
-  const bool late = c->state == Hold::kReady && (c->late || c->rounds >= kRoundsMax);
+  const bool waited = c->state == Hold::kReady && c->since_ns != 0, late = c->state == Hold::kReady && (c->late || c->rounds >= kRoundsMax);
   Input input;
   if (may_judge(fd, buffer, &input)) verdict = judge(input, n, c->state == Hold::kPartial, late, &missing, &share);
+  if (waited && verdict.good != 0) {   // the hold is over
+    gate().hold_times.add(static_cast<uint64_t>(sys::now_ns()) - c->since_ns);
+    c->since_ns = 0;
+  }
   if (kept == c->size()) return keep(c, fd, text, n, verdict, missing, share);
   // The server asked for less than there is: what it does not take stays where it is, and is looked at when its turn comes.
   if (verdict.good == 0 && verdict.cold && share != nullptr && hold(c, missing, share, false)) return again();

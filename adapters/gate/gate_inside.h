@@ -33,7 +33,7 @@ struct Source {
 };
 
 struct GateWork {
-  Counter commands, held, rounds, ranges, timeouts, unknown, overflows, refused, partial_overflows, turns, cut;   // as in GateCounters
+  Counter commands, held, rounds, ranges, timeouts, unknown, overflows, refused, partial_overflows, turns, cut, seen, seen_cold;   // as in GateCounters
 };
 
 struct Gate {
@@ -49,6 +49,9 @@ struct Gate {
   Command command;                           // the one being looked at (too large for a stack)
   pthread_t main_thread{};
   uint64_t longest_hold_ns = 0;
+  uint64_t longest_stall_ns = 0, read_ns_before = 0;   // of the main thread, before it last waited for events
+  HoldTimes hold_times;
+  Prefixes prefixes;
   uint64_t holds = 0, holds_begun = 0;       // numbers: of the last one, of the last whose time has begun
   uint64_t first_deadline_ns = UINT64_MAX;   // no hold ends before
   int epoll = -1;

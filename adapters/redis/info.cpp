@@ -6,6 +6,7 @@
 #include "compaction.h"
 #include "last_resort.h"
 #include "memory_limit.h"
+#include "rates.h"
 #include "settings.h"
 #include "space.h"
 #include "tier.h"
@@ -29,20 +30,13 @@ class Table {
   unsigned count_ = 0;
 };
 
-struct ServerFigures {
-  uint64_t lookups = 0, input_bytes = 0;
-};
-
-ServerFigures server_figures() {
-  ServerFigures result;
+uint64_t input_bytes() {
   ServerInfo* info = g_api.GetServerInfo(nullptr, "stats");
-  if (info == nullptr) return result;
+  if (info == nullptr) return 0;
   int error = 0;
-  result.lookups = g_api.ServerInfoGetFieldUnsigned(info, "keyspace_hits", &error);
-  result.lookups += g_api.ServerInfoGetFieldUnsigned(info, "keyspace_misses", &error);
-  result.input_bytes = g_api.ServerInfoGetFieldUnsigned(info, "total_net_input_bytes", &error);
+  const uint64_t bytes = g_api.ServerInfoGetFieldUnsigned(info, "total_net_input_bytes", &error);
   g_api.FreeServerInfo(nullptr, info);
-  return result;
+  return bytes;
 }
 
 double part(uint64_t some, uint64_t all) { return all == 0 ? 0 : static_cast<double>(some) / static_cast<double>(all); }
@@ -53,7 +47,9 @@ void add_memory(Table& table, const lunar_stats& stats) {
   table.count("dram_used_bytes", stats.dram_used_bytes);
   table.count("resident_bytes", stats.resident_bytes);
   table.count("resident_peak_bytes", stats.resident_peak_bytes);
-  table.count("cold_bytes", stats.evicted_bytes < missing ? stats.evicted_bytes : missing);
+  const uint64_t cold = stats.evicted_bytes < missing ? stats.evicted_bytes : missing;
+  table.count("cold_bytes", cold);
+  table.real("dram_share_percent", stats.resident_bytes == 0 ? 100 : 100 * part(stats.resident_bytes, stats.resident_bytes + cold));
   table.count("committed_bytes", stats.committed_bytes);
   table.count("pinned_bytes", stats.pinned_bytes);
   table.count("lun_size_bytes", stats.lun_capacity_bytes);
@@ -62,6 +58,7 @@ void add_memory(Table& table, const lunar_stats& stats) {
   table.text("space_state", memory_limit_state());
   table.count("lun_free_bytes", space.free);
   table.count("lun_forked_bytes", space.forked);
+  table.count("lun_fork_reserve_bytes", space.fork_reserve());
   table.count("lun_holes_bytes", space.holes());
   table.count("forks_refused_at_bytes", space.forks_refused_at());
   table.count("maxmemory_follows_at_bytes", space.limit);
@@ -75,14 +72,32 @@ void add_memory(Table& table, const lunar_stats& stats) {
   table.count("last_resort_children_ended", resort.children);
 }
 
+void add_rates(Table& table) {
+  const Rates rates = rates_now();
+  table.real("hit_rate_percent", 100 * rates.warm);
+  table.real("cold_faults_per_second_1s", rates.cold_faults[0]);
+  table.real("cold_faults_per_second_10s", rates.cold_faults[1]);
+  table.real("cold_faults_per_second_60s", rates.cold_faults[2]);
+  table.real("main_cold_faults_per_second_1s", rates.main_reads[0]);
+  table.real("main_cold_faults_per_second_10s", rates.main_reads[1]);
+  table.real("main_cold_faults_per_second_60s", rates.main_reads[2]);
+  table.real("gate_reads_per_second_1s", rates.gate_reads[0]);
+  table.real("gate_reads_per_second_10s", rates.gate_reads[1]);
+  table.real("gate_reads_per_second_60s", rates.gate_reads[2]);
+  table.real("gate_hold_p99_ms", rates.hold_p99_ms);
+}
+
 void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) {
-  ServerFigures server = server_figures();
-  uint64_t cold_reads = stats.major_faults + gate.overlapped_reads;
   table.count("faults", stats.faults);
   table.count("cold_faults", stats.major_faults);
+  table.count("main_cold_faults", gate.main_reads);
+  table.count("main_cold_fault_ms", gate.main_read_ns / 1000000);
   table.count("overlapped_reads", gate.overlapped_reads);
   table.count("gate_commands", gate.commands);
+  table.count("gate_seen", gate.seen);
+  table.count("gate_seen_cold", gate.seen_cold);
   table.count("gate_held", gate.held);
+  table.count("gate_held_now", gate.held_now);
   table.count("gate_rounds", gate.rounds);
   table.count("gate_timeouts", gate.timeouts);
   table.count("gate_unknown", gate.unknown);
@@ -95,13 +110,11 @@ void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) 
   table.count("gate_partial_bytes", gate.partial_bytes);
   table.count("prefetched_pages", stats.prefetched);
   table.count("second_chances", stats.second_chances);
-  // Of 100 key look-ups, how many met no read from the LUN. Saves and digests read too, so it is a lower bound.
-  table.real("hit_rate_percent", server.lookups == 0 ? 100 : cold_reads >= server.lookups ? 0 : 100 * (1 - part(cold_reads, server.lookups)));
   table.count("evicted_pages", stats.evictions);
   table.count("evicted_clean_pages", stats.evicted_clean);
   table.count("lun_read_bytes", stats.lun_read_bytes);
   table.count("lun_written_bytes", stats.lun_written_bytes);
-  table.real("write_amplification", part(stats.lun_written_bytes, server.input_bytes));   // LUN bytes a byte that clients sent
+  table.real("write_amplification", part(stats.lun_written_bytes, input_bytes()));   // LUN bytes a byte that clients sent
   table.count("read_errors", stats.read_errors);
   table.count("write_errors", stats.write_errors);
   table.count("poisoned_pages", stats.poisoned);
@@ -144,6 +157,7 @@ unsigned figures(Figure* out) {
   table.text("gate", gate_state_name());
   if (const char* reason = tier().gate == nullptr ? "" : tier().gate->reason(); *reason != '\0') table.text("gate_reason", reason);
   add_memory(table, stats);
+  add_rates(table);
   add_work(table, stats, gate);
   return table.size();
 }

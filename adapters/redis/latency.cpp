@@ -23,6 +23,7 @@ void on_cron(Context*) {
   if (tier().gate == nullptr) return;
   const GateWorst worst = tier().gate->take_worst();
   sample("lunar-fault", worst.fault_ns);
+  sample("lunar-stall", worst.stall_ns);
   sample("lunar-hold", worst.hold_ns);
 }
 

@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "compaction.h"
 #include "last_resort.h"
+#include "rates.h"
 #include "script_guard.h"
 #include "server_cron.h"
 #include "server_limits.h"
@@ -169,6 +170,7 @@ void follow(Context* context, bool at_load) {
 }
 
 void on_command(CommandFilterContext* command) {
+  rates_on_command();
   if (tier().owner != TierOwner::kModule) {
     static unsigned commands = 0;
     if (++commands % kCommandsBetween != 0) return;

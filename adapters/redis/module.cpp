@@ -21,6 +21,7 @@
 #include "latency.h"
 #include "memory_limit.h"
 #include "module_abi.h"
+#include "rates.h"
 #include "server_config.h"
 #include "settings.h"
 #include "tier.h"
@@ -99,6 +100,7 @@ int load(Context* context, String** arguments, int count) {
   memory_limit_start(context);
   start_gate(context);
   latency_start(context);
+  rates_start(context);
   return kOk;
 }
 

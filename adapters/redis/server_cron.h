@@ -7,7 +7,7 @@
 
 namespace lunar::redis {
 
-constexpr unsigned kCronMax = 4;
+constexpr unsigned kCronMax = 8;
 // False: the server has no such event, or there are kCronMax already.
 [[nodiscard]] bool server_cron_add(Context* context, void (*function)(Context*));
 

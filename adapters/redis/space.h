@@ -30,6 +30,7 @@ struct Space {
 
   uint64_t margin() const { return end - limit; }
   uint64_t forks_refused_at() const { return capacity / 2; }   // when no child lives
+  uint64_t fork_reserve() const { return capacity > end + forked ? capacity - end - forked : 0; }   // kept free for a child: data may not grow into it
   uint64_t holes() const { return committed > used ? committed - used : 0; }
 };
 // `server` fills in used, counted and clients: some ten microseconds. capacity 0: no tier.

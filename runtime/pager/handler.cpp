@@ -372,7 +372,7 @@ void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMess
     park(message);
     return;
   }
-  if (outcome == Outcome::kResident) pager_state().watched.ends(region.address_of(page), pager_state().page_size);
+  if (outcome == Outcome::kResident) pager_state().watched.ends(pager_state().watched.take(region.address_of(page), pager_state().page_size), false);
   if (outcome == Outcome::kBusy) pager_state().watched.is_in_other_hands();
   if (outcome == Outcome::kPoisoned || outcome == Outcome::kGone) {
     answer(message);

@@ -21,6 +21,7 @@
 namespace lunar {
 
 struct Region;   // opaque here: a virtual range the pager owns
+struct WatchedThread;   // watched.h
 
 enum RegionFlags : unsigned {
   kRegionHeap = 0,
@@ -132,6 +133,7 @@ void pager_stats(lunar_stats* out);
 // Faults of this thread are timed from now on (0: of none), and the longest since the last call.
 void pager_watch_thread(int thread_id);
 uint64_t pager_take_longest_fault_ns();
+const WatchedThread& pager_watched();
 // Prints page states, threads and counters to `fd` (timeouts and fatal errors of tests). Takes no lock.
 void pager_dump(int fd);
 // Whole-structure check (quiesce first; test use). True when consistent.

@@ -38,6 +38,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     for (unsigned i = 0; i < op.count; ++i)
       if (page_hash(window_ + (op.window + i) * state.page_size) != op.region->hashes[op.first + i]) bad |= uint64_t{1} << i;
   }
+  const uint64_t since = op.fault && bad == 0 ? state.watched.take(op.region->address_of(PageIndex(op.first)), op.count * state.page_size) : 0;
   for (unsigned i = 0; i < op.count;) {
     if (bad >> i & 1) {
       ++i;
@@ -48,7 +49,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     install(op, i, n);
     i += n;
   }
-  if (op.fault) state.watched.ends(op.region->address_of(PageIndex(op.first)), op.count * state.page_size);
+  state.watched.ends(since, true);
   (op.fault ? counters().major_faults : counters().prefetched).add(op.fault ? 1 : op.count);
   if (op.fault && op.count > 1) counters().prefetched.add(op.count - 1u);
   counters().read_bytes.add(op.count * state.page_size);

@@ -272,6 +272,7 @@ int watch_fresh_range(PagerState& state, void* address, size_t bytes) {
 }
 
 void pager_watch_thread(int thread_id) { pager_state().watched.thread_id.store(thread_id, std::memory_order_relaxed); }
+const WatchedThread& pager_watched() { return pager_state().watched; }
 uint64_t pager_take_longest_fault_ns() { return pager_state().watched.longest_ns.exchange(0, std::memory_order_relaxed); }
 
 }  // namespace lunar

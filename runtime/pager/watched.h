@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times the faults of one thread (a server's main thread), the longest since it was last asked for. From the moment that a handler reads
-// the message to the page being there; faults that another thread's door ends are not counted.
+// Times the faults of one thread (a server's main thread): how many were answered by a read, how long they took, and the longest since
+// it was last asked for. From the moment that a handler reads the message to the page being there; faults that another thread's door ends
+// are not counted.
 // Threading: handlers write, anybody asks.
 #pragma once
 #include <atomic>
@@ -13,6 +14,7 @@ namespace lunar {
 struct WatchedThread {
   std::atomic<int> thread_id{0};   // 0: none
   std::atomic<uint64_t> address{0}, since_ns{0}, longest_ns{0};
+  std::atomic<uint64_t> reads{0}, read_ns{0};   // since the start
 
   // A thread sleeps until its fault is answered: it has one at a time.
   void begins(int of_thread, uint64_t at) {
@@ -20,11 +22,19 @@ struct WatchedThread {
     address.store(at, std::memory_order_relaxed);
     since_ns.store(sys::now_ns(), std::memory_order_relaxed);
   }
-  void ends(const void* first, uint64_t bytes) {
-    const uint64_t since = since_ns.load(std::memory_order_relaxed);
-    if (since == 0 || address.load(std::memory_order_relaxed) - reinterpret_cast<uint64_t>(first) >= bytes) return;
-    since_ns.store(0, std::memory_order_relaxed);
-    const uint64_t took = sys::now_ns() - since;
+  // Before the pages are put in place (then the thread's next fault may begin): when the fault on one of them began, or 0.
+  uint64_t take(const void* first, uint64_t bytes) {
+    if (since_ns.load(std::memory_order_relaxed) == 0 || address.load(std::memory_order_relaxed) - reinterpret_cast<uint64_t>(first) >= bytes) return 0;
+    return since_ns.exchange(0, std::memory_order_relaxed);
+  }
+  // After that. `since`: what take() gave.
+  void ends(uint64_t since, bool read) {
+    if (since == 0) return;
+    const uint64_t took = static_cast<uint64_t>(sys::now_ns()) - since;
+    if (read) {
+      read_ns.fetch_add(took, std::memory_order_relaxed);
+      reads.fetch_add(1, std::memory_order_relaxed);
+    }
     uint64_t longest = longest_ns.load(std::memory_order_relaxed);
     while (took > longest && !longest_ns.compare_exchange_weak(longest, took, std::memory_order_relaxed)) {}
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server's own latency monitor shows what cold data costs: `lunar-fault` when the main thread waited for a page, `lunar-hold` when
-// a client waited at the gate; only above latency-monitor-threshold, and nothing while that is 0. The LUN is one that takes its time.
+// The server's own latency monitor shows what cold data costs: `lunar-fault` when the main thread waited for a page, `lunar-stall` when it
+// waited for many in one turn, `lunar-hold` when a client waited at the gate; only above latency-monitor-threshold, and nothing while that is 0. The LUN is one that takes its time.
 //
 //   redis_latency MODULE
 //
@@ -55,6 +55,17 @@ int run(const std::string& module) {
   require(has(latest, "lunar-fault") && !has(latest, "lunar-hold"), "without the gate there is {}", latest);
   const std::string history = server.ask({"LATENCY", "HISTORY", "lunar-fault"});
   require(history.compare(0, 2, "*0") != 0, "no history of lunar-fault");
+  // One command, many pages: each is short.
+  (void)server.ask({"LATENCY", "RESET"});
+  set(server, "latency-monitor-threshold", "40");
+  Words many{"MGET"};
+  for (unsigned i = 0; i < 40; ++i) many.push_back(fmt::format("k{}", (70 + i * 131) % kKeys));
+  (void)server.ask(many);
+  usleep(400000);
+  latest = server.ask({"LATENCY", "LATEST"});
+  require(has(latest, "lunar-stall"), "40 cold keys of one command: there is {}; {} faults of the main thread, {} ms", latest,
+          server.info("lunar_main_cold_faults"), server.info("lunar_main_cold_fault_ms"));
+  set(server, "latency-monitor-threshold", "3");
   set(server, "lunar.gate", "yes");
   read(server, 40);
   latest = server.ask({"LATENCY", "LATEST"});

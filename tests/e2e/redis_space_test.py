@@ -46,13 +46,13 @@ class Client(Connection):
 
 
 class Server:
-    def __init__(self, directory, module, *further, size="96mb", forks="yes", config=None):
+    def __init__(self, directory, module, *further, size="96mb", forks="yes", config=None, lun=None):
         self.directory, self.log = directory, os.path.join(directory, "log")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         command = [SERVER] + ([config] if config else []) + ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, *further,
-                   "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", directory, "size", size, "forks", forks]
+                   "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", lun or directory, "size", size, "forks", forks]
         self.out = open(self.log, "ab")
         self.process = subprocess.Popen(command, stdout=self.out, stderr=self.out)
         for _ in range(600):

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which prefixes of keys are asked for, and which of them from cold memory: one command in kEvery that the gate looks up for the first time
+// is a sample. A prefix is the name up to and with its first ':', or up to its first digit, at most kBytes.
+//
+// The table keeps kWays prefixes a set, of which a new one takes the least used, once others have used that up: what is asked for often stays,
+// names without prefixes pass through. Nothing of the server's memory is touched for it.
+//
+// Threading: the server's main thread. Allocates nothing; some twenty nanoseconds a sample.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "resp.h"
+
+namespace lunar::redis {
+
+struct PrefixUse {
+  static constexpr size_t kBytes = 40;
+  uint32_t samples = 0, cold = 0;
+  uint8_t bytes = 0;
+  bool cut = false;   // the prefix is longer
+  char text[kBytes];
+};
+
+class Prefixes {
+ public:
+  static constexpr unsigned kEvery = 8, kSets = 64, kWays = 4, kMost = kSets * kWays;
+
+  // pre: called once a command.
+  void note(Slice key, bool cold) {
+    if (++commands_ % kEvery == 0) sample(key, cold);
+  }
+  void sample(Slice key, bool cold);
+  // Halves all counts: what is long past is forgotten.
+  void age();
+  // Of all samples that are not forgotten. Fills `out` (kMost).
+  unsigned copy(PrefixUse* out, uint64_t* samples) const;
+
+  static size_t prefix_of(Slice key);
+
+ private:
+  PrefixUse table_[kSets][kWays] = {};
+  uint64_t samples_ = 0;
+  unsigned commands_ = 0;
+};
+
+}  // namespace lunar::redis
