@@ -16,32 +16,33 @@ constexpr CommandKeys one(const char* name, Wants wants, int member = 0, int mem
 }
 constexpr CommandKeys all(const char* name, Wants wants) { return range(name, 1, -1, 1, wants); }
 constexpr CommandKeys counted(const char* name, int first, int extra = 0) {
-  return {name, KeyForm::kCounted, static_cast<int8_t>(first), static_cast<int8_t>(extra), 1, Wants::kValue, 0, 0};
+  return {name, KeyForm::kCounted, static_cast<int8_t>(first), static_cast<int8_t>(extra), 1, extra != 0 ? Wants::kStores : Wants::kValue, 0, 0};
 }
 constexpr CommandKeys special(const char* name, KeyForm form, int8_t first, int8_t words_from = 0) {
   return {name, form, first, words_from, 1, Wants::kValue, 0, 0};
 }
 constexpr CommandKeys streams(const char* name, int8_t from) { return {name, KeyForm::kStreams, from, 0, 1, Wants::kValue, 0, 0}; }
 
-constexpr Wants kObject = Wants::kObject, kValue = Wants::kValue;
+constexpr Wants kObject = Wants::kObject, kValue = Wants::kValue, kFreed = Wants::kFreed, kFreedLater = Wants::kFreedLater,
+                kMoves = Wants::kMoves, kStores = Wants::kStores, kDepends = Wants::kDepends;
 
 constexpr CommandKeys kCommands[] = {
   // strings
-  one("GET", kValue), one("SET", kObject), one("SETEX", kObject), one("PSETEX", kObject), one("SETNX", kObject),
+  one("GET", kValue), one("SET", kDepends), one("SETEX", kFreed), one("PSETEX", kFreed), one("SETNX", kObject),
   one("GETSET", kValue), one("GETDEL", kValue), one("GETEX", kValue), one("GETRANGE", kValue), one("SUBSTR", kValue),
   one("SETRANGE", kValue), one("APPEND", kValue), one("STRLEN", kValue), one("INCR", kValue), one("DECR", kValue),
   one("INCRBY", kValue), one("DECRBY", kValue), one("INCRBYFLOAT", kValue), all("MGET", kValue),
-  range("MSET", 1, -1, 2, kObject), range("MSETNX", 1, -1, 2, kObject), range("LCS", 1, 2, 1, kValue),
+  range("MSET", 1, -1, 2, kFreed), range("MSETNX", 1, -1, 2, kObject), range("LCS", 1, 2, 1, kValue),
   one("BITCOUNT", kValue), one("BITFIELD", kValue), one("BITFIELD_RO", kValue), one("BITPOS", kValue),
-  range("BITOP", 2, -1, 1, kValue), one("GETBIT", kValue), one("SETBIT", kValue), one("PFADD", kValue),
+  range("BITOP", 2, -1, 1, kStores), one("GETBIT", kValue), one("SETBIT", kValue), one("PFADD", kValue),
   all("PFCOUNT", kValue), all("PFMERGE", kValue), one("DELEX", kValue), one("DELIFEQ", kValue), one("DIGEST", kValue),
-  CommandKeys{"MSETEX", KeyForm::kCounted, 1, 0, 2, kObject, 0, 0},
+  CommandKeys{"MSETEX", KeyForm::kCounted, 1, 0, 2, kFreed, 0, 0},
   // any type
-  all("DEL", kObject), all("UNLINK", kObject), all("EXISTS", kObject), all("TOUCH", kObject), all("WATCH", kObject),
+  all("DEL", kFreed), all("UNLINK", kFreedLater), all("EXISTS", kObject), all("TOUCH", kObject), all("WATCH", kObject),
   one("TYPE", kObject), one("TTL", kObject), one("PTTL", kObject), one("EXPIRETIME", kObject), one("PEXPIRETIME", kObject),
-  one("EXPIRE", kObject), one("PEXPIRE", kObject), one("EXPIREAT", kObject), one("PEXPIREAT", kObject),
-  one("PERSIST", kObject), one("MOVE", kObject), range("RENAME", 1, 2, 1, kObject), range("RENAMENX", 1, 2, 1, kObject),
-  range("COPY", 1, 2, 1, kValue), one("DUMP", kValue), one("RESTORE", kObject), one("RESTORE-ASKING", kObject),
+  one("EXPIRE", kDepends), one("PEXPIRE", kDepends), one("EXPIREAT", kDepends), one("PEXPIREAT", kDepends),
+  one("PERSIST", kObject), one("MOVE", kObject), range("RENAME", 1, 2, 1, kMoves), range("RENAMENX", 1, 2, 1, kObject),
+  range("COPY", 1, 2, 1, kValue), one("DUMP", kValue), one("RESTORE", kDepends), one("RESTORE-ASKING", kDepends),
   special("SORT", KeyForm::kStored, 1, 2), one("SORT_RO", kValue), special("MIGRATE", KeyForm::kMigrated, 3),
   range("OBJECT", 2, 2, 1, kObject), range("MEMORY", 2, 2, 1, kValue),
   // lists
@@ -62,21 +63,21 @@ constexpr CommandKeys kCommands[] = {
   one("SADD", kValue, 2, 1), one("SREM", kValue, 2, 1), one("SISMEMBER", kValue, 2, 1), one("SMISMEMBER", kValue, 2, 1),
   one("SCARD", kValue), one("SMEMBERS", kValue), one("SPOP", kValue), one("SRANDMEMBER", kValue), one("SSCAN", kValue),
   range("SMOVE", 1, 2, 1, kValue), all("SINTER", kValue), all("SUNION", kValue), all("SDIFF", kValue),
-  all("SINTERSTORE", kValue), all("SUNIONSTORE", kValue), all("SDIFFSTORE", kValue), counted("SINTERCARD", 1),
+  all("SINTERSTORE", kStores), all("SUNIONSTORE", kStores), all("SDIFFSTORE", kStores), counted("SINTERCARD", 1),
   // sorted sets
   one("ZADD", kValue, 3, 2), one("ZINCRBY", kValue, 3, 2), one("ZSCORE", kValue, 2, 1), one("ZMSCORE", kValue, 2, 1),
   one("ZREM", kValue, 2, 1), one("ZRANK", kValue, 2, 2), one("ZREVRANK", kValue, 2, 2), one("ZCARD", kValue),
   one("ZCOUNT", kValue), one("ZLEXCOUNT", kValue), one("ZRANGE", kValue), one("ZREVRANGE", kValue),
   one("ZRANGEBYSCORE", kValue), one("ZREVRANGEBYSCORE", kValue), one("ZRANGEBYLEX", kValue), one("ZREVRANGEBYLEX", kValue),
   one("ZREMRANGEBYRANK", kValue), one("ZREMRANGEBYSCORE", kValue), one("ZREMRANGEBYLEX", kValue), one("ZPOPMIN", kValue),
-  one("ZPOPMAX", kValue), one("ZRANDMEMBER", kValue), one("ZSCAN", kValue), range("ZRANGESTORE", 1, 2, 1, kValue),
+  one("ZPOPMAX", kValue), one("ZRANDMEMBER", kValue), one("ZSCAN", kValue), range("ZRANGESTORE", 1, 2, 1, kStores),
   range("BZPOPMIN", 1, -2, 1, kValue), range("BZPOPMAX", 1, -2, 1, kValue), counted("ZMPOP", 1), counted("BZMPOP", 2),
   counted("ZUNION", 1), counted("ZINTER", 1), counted("ZDIFF", 1), counted("ZINTERCARD", 1), counted("ZUNIONSTORE", 2, 1),
   counted("ZINTERSTORE", 2, 1), counted("ZDIFFSTORE", 2, 1),
   // places
   one("GEOADD", kValue), one("GEODIST", kValue, 2, 1), one("GEOHASH", kValue, 2, 1), one("GEOPOS", kValue, 2, 1),
   special("GEORADIUS", KeyForm::kStored, 1, 6), one("GEORADIUS_RO", kValue), special("GEORADIUSBYMEMBER", KeyForm::kStored, 1, 5), one("GEORADIUSBYMEMBER_RO", kValue),
-  one("GEOSEARCH", kValue), range("GEOSEARCHSTORE", 1, 2, 1, kValue),
+  one("GEOSEARCH", kValue), range("GEOSEARCHSTORE", 1, 2, 1, kStores),
   // streams
   one("XADD", kValue), one("XLEN", kValue), one("XRANGE", kValue), one("XREVRANGE", kValue), one("XDEL", kValue),
   one("XTRIM", kValue), one("XACK", kValue), one("XCLAIM", kValue), one("XAUTOCLAIM", kValue), one("XPENDING", kValue),

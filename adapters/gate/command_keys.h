@@ -22,8 +22,13 @@ enum class KeyForm : uint8_t {
   kMigrated,  // `first`; if that is empty, all that follows the word KEYS
 };
 enum class Wants : uint8_t {
-  kObject,   // the entry, the key and the object: the command writes, deletes or describes
-  kValue,    // and the value's top level
+  kObject,       // the entry, the key and the object: the command describes
+  kValue,        // and the value's top level
+  kFreed,        // and what freeing the value reads: the command deletes or overwrites
+  kFreedLater,   // likewise, but large ones are freed by another thread
+  kMoves,        // of the first key its object, of the others what freeing reads
+  kStores,       // of the first key what freeing reads, of the others their values
+  kDepends,      // on the other arguments (walk_freed.cpp)
 };
 
 struct CommandKeys {

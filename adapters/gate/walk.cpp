@@ -8,7 +8,7 @@
 #include "pager/evictor.h"
 #include "pager/pager.h"
 #include "pager/region.h"
-#include "walk_steps.h"
+#include "walk_freed.h"
 
 namespace lunar::redis {
 namespace {
@@ -251,7 +251,10 @@ bool walk_command(const ServerLayout& layout, const DatabaseView& database, cons
     (void)walk.look_up(database.expires, key);
     const auto* object = static_cast<const ObjectView*>(walk.look_up(database.keys, key));
     if (object == nullptr) return;
-    if (walk.have(object, sizeof *object) && keys.wants == Wants::kValue) walk.value_of(object, command, keys, first);
+    if (!walk.have(object, sizeof *object)) return;
+    const Wants wants = wants_of_key(keys, command, first ? 0 : 1);
+    if (wants == Wants::kValue) walk.value_of(object, command, keys, first);
+    else if (wants != Wants::kObject) walk_freed(walk, *object, wants == Wants::kFreedLater);
   });
   if (walk.complete && first_look) walk.count_uses();
   return walk.complete;
