@@ -11,6 +11,7 @@
 
 #include "base/host_guard.h"
 #include "base/log.h"
+#include "foreground_save.h"
 #include "gate_inside.h"
 #include "pager/pager.h"
 #include "pager/watched.h"
@@ -341,6 +342,15 @@ void enter_child() {
   if (g_gate.fetching) save_ahead_start(g_gate.layout);
 }
 
+// Whether keys may be looked at by a thread of ours while the server itself does not change them. No client may have come yet.
+bool keys_known() {
+  Gate& g = g_gate;
+  const GateState state = g.state.load(std::memory_order_relaxed);
+  if (g.epoll < 0 || state == GateState::kOff || !pager_armed()) return false;
+  ErrorText why;
+  return g.fetching || (state == GateState::kStarting && g.layout.check_keys(&why) > 0);
+}
+
 template <class F>
 int redirect(const char* name, F hook, F* original, ErrorText* why) {
   void* before = nullptr;
@@ -401,6 +411,7 @@ int gate_start(const GateOptions& options, ErrorText* why) {
   if (rc == 0) rc = redirect_tls(why);
   if (rc == 0) rc = redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
   if (rc < 0) return rc;   // a hook without the others hands through
+  foreground_save_watch(g.layout, keys_known);
   g.state.store(GateState::kStarting);
   gate_set(options);
   return 0;

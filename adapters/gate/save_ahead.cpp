@@ -20,13 +20,35 @@ constexpr unsigned kChainMax = 64;
 constexpr unsigned kListNodesMax = 256;  // of a list, looked at in one round
 constexpr uint64_t kLookNs = 300000, kLookSlowlyNs = 5000000, kLookSlowlyAfterNs = 1000000000;
 constexpr uint64_t kPatienceNs = 4000000000;   // for the saver to get to a marker
+constexpr uint64_t kPaceNs = 20000, kPacePatienceNs = 1000000000;   // of the saver, for a marker to be set
 
 enum class Holds { kObjects, kFields, kScores, kKeyedObjects };   // what the values of a dictionary are; what a table has
+
+// The last marker, as the saver sees it: as long as its page is what it was, the saver is behind the reader.
+struct LastMarker {
+  std::atomic<const AtomicPageWord*> word{nullptr};
+  std::atomic<uint64_t> before{0};
+  bool ahead() const {
+    const AtomicPageWord* at = word.load(std::memory_order_acquire);
+    return at != nullptr && at->load(std::memory_order_relaxed).raw == before.load(std::memory_order_relaxed);
+  }
+  void set(const AtomicPageWord* at, uint64_t raw) {
+    word.store(nullptr, std::memory_order_relaxed);
+    before.store(raw, std::memory_order_release);
+    word.store(at, std::memory_order_release);
+  }
+};
 
 // What was brought in, and how far the saver is.
 class Lead {
  public:
-  void start(uint64_t pages_max) { max_ = pages_max; }
+  void start(uint64_t pages_max) {
+    markers_.count = 0;
+    total_ = reached_ = 0;
+    max_ = pages_max;
+  }
+  const LastMarker& last() const { return last_; }
+  void forget_last() { last_.set(nullptr, 0); }
   const PassedOver& passed_over() const { return markers_; }
   void brought_in(uint64_t pages) { total_ += pages; }
   // Everything brought in before is used up when the saver gets here. False: this page cannot be a marker, or there are enough.
@@ -37,14 +59,16 @@ class Lead {
     before_[markers_.count] = seen.raw;
     at_[markers_.count] = total_;
     markers_.word[markers_.count++] = word;
+    last_.set(word, seen.raw);
     return true;
   }
-  // Waits until there may be more. A saver that got ahead has left its markers behind, and they may be evicted again: they are given up.
-  void wait() {
+  // Waits until there may be more, or `stop`. A saver that got ahead has left its markers behind, and they may be evicted again: they are
+  // given up.
+  void wait(const std::atomic<bool>& stop) {
     const uint64_t since = sys::now_ns();
     for (;;) {
       look();
-      if (markers_.count == 0 || (total_ - reached_ < max_ && markers_.count < kMarkersMax)) return;
+      if (stop.load(std::memory_order_relaxed) || markers_.count == 0 || (total_ - reached_ < max_ && markers_.count < kMarkersMax)) return;
       if (sys::now_ns() - since > kPatienceNs) {
         reached_ = total_;
         markers_.count = 0;
@@ -72,6 +96,7 @@ class Lead {
   }
 
   PassedOver markers_;
+  LastMarker last_;
   uint64_t before_[kMarkersMax] = {}, at_[kMarkersMax] = {};
   uint64_t total_ = 0, reached_ = 0, max_ = 0;
 };
@@ -85,6 +110,11 @@ struct SaveAhead {
   const ServerLayout* layout = nullptr;
   Lead lead;
   Missing missing{};
+  std::atomic<bool> stop{false};
+  std::atomic<bool> reading{false};   // the saver keeps behind
+  bool running = false;               // a thread that save_ahead_stop joins
+  pthread_t thread{};
+  bool stopped() const { return stop.load(std::memory_order_relaxed); }
 
   void databases();
   void database(const DatabaseView& database);
@@ -110,7 +140,7 @@ void SaveAhead::fetch() {
 }
 
 void SaveAhead::list(Walk& walk, QuicklistNodeView* node) {
-  for (unsigned n = 0; node != nullptr && n < kListNodesMax && !missing.full(); ++n) {
+  for (unsigned n = 0; node != nullptr && n < kListNodesMax && !missing.full() && !stopped(); ++n) {
     walk.list_end(node);
     if (!walk.have(node, sizeof *node)) return;
     node = node->next;
@@ -177,7 +207,7 @@ void SaveAhead::keyed_objects(Walk& walk, const BucketView* bucket, const Databa
 // Notes what is missing. True: nothing that is to be fetched. *at_value: the last of it belongs to a value.
 bool SaveAhead::bucket(const char* slot, Holds holds, const DatabaseView* database, bool* at_value) {
   const unsigned before = missing.count;
-  Walk walk{*layout, &missing, true, &lead.passed_over()};
+  Walk walk{*layout, &missing, true, &lead.passed_over(), true};
   if (holds == Holds::kKeyedObjects) keyed_objects(walk, reinterpret_cast<const BucketView*>(slot), *database, at_value);
   else entries(walk, reinterpret_cast<EntryView* const*>(slot), holds, database, at_value);
   return missing.count == before;
@@ -189,7 +219,7 @@ void SaveAhead::group(const char* first, unsigned count, Holds holds, const Data
   uint64_t done[kGroup / 64] = {};
   bool marked = false;
   for (unsigned round = 0, left = count; round < kRoundsMax && left != 0; ++round) {
-    for (unsigned i = 0; i < count; ++i) {
+    for (unsigned i = 0; i < count && !stopped(); ++i) {
       if ((done[i / 64] >> (i % 64) & 1) != 0) continue;
       bool at_value = false;
       if (bucket(first + i * stride(holds), holds, database, &at_value)) {
@@ -201,6 +231,7 @@ void SaveAhead::group(const char* first, unsigned count, Holds holds, const Data
       }
       if (missing.full()) fetch();
     }
+    if (stopped()) return;
     fetch();
   }
 }
@@ -226,8 +257,8 @@ void SaveAhead::note_big(EntryView* const* first, unsigned count, Big* big, unsi
 void SaveAhead::buckets(const char* first, uint64_t count, Holds holds, const DatabaseView* database) {
   Big big[kBigMax];
   const unsigned step = holds == Holds::kKeyedObjects ? kTableGroup : kGroup;
-  for (uint64_t at = 0; at < count; at += step) {
-    lead.wait();
+  for (uint64_t at = 0; at < count && !stopped(); at += step) {
+    lead.wait(stop);
     const char* start = first + at * stride(holds);
     const auto n = static_cast<unsigned>(count - at < step ? count - at : step);
     group(start, n, holds, database);
@@ -264,22 +295,49 @@ void SaveAhead::databases() {
   (void)lunar_get_stats(&stats);
   const uint64_t pages = stats.dram_budget_bytes / page_bytes() / 64;
   lead.start(pages < 256 ? 256 : pages > 2048 ? 2048 : pages);
-  for (int i = 0; const DatabaseView* one = layout->database(i); ++i) database(*one);
+  for (int i = 0; const DatabaseView* one = stopped() ? nullptr : layout->database(i); ++i) database(*one);
 }
 
-void run(void*) { g_ahead.databases(); }
+void run(void*) {
+  g_ahead.databases();
+  g_ahead.reading.store(false, std::memory_order_release);
+}
 
 }  // namespace
 
 void save_ahead_start(const ServerLayout& layout) {
   if (!pager_armed()) return;
-  g_ahead.layout = &layout;
-  pthread_t thread;
+  SaveAhead& a = g_ahead;
+  a.layout = &layout;
+  a.missing.count = 0;
+  a.stop.store(false, std::memory_order_relaxed);
   sys::ThreadSpec spec;
   spec.name = "lunar-ahead";
   spec.run = run;
   spec.program_files = true;
-  (void)sys::thread_start(spec, &thread);
+  a.lead.forget_last();
+  a.reading.store(true, std::memory_order_relaxed);
+  a.running = sys::thread_start(spec, &a.thread) == 0;
+  if (!a.running) a.reading.store(false, std::memory_order_relaxed);
+}
+
+void save_ahead_keep_behind() {
+  SaveAhead& a = g_ahead;
+  if (!a.reading.load(std::memory_order_acquire) || a.lead.last().ahead()) return;
+  const uint64_t since = sys::now_ns();
+  while (a.reading.load(std::memory_order_acquire) && !a.lead.last().ahead()) {
+    if (sys::now_ns() - since > kPacePatienceNs) return a.reading.store(false, std::memory_order_relaxed);   // for good
+    sys::sleep_ns(kPaceNs);
+  }
+}
+
+void save_ahead_stop() {
+  SaveAhead& a = g_ahead;
+  if (!a.running) return;
+  a.stop.store(true, std::memory_order_relaxed);
+  a.reading.store(false, std::memory_order_relaxed);
+  sys::thread_end(a.thread);
+  a.running = false;
 }
 
 }  // namespace lunar::redis

@@ -1,21 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads ahead of a child that saves. BGSAVE, AOF rewrite and full sync go through all databases in the order of their tables,
-// which is no order of pages: a fault a key, one after the other. A thread in the child goes the same way ahead of it:
+// Reads ahead of who saves: a forked child (BGSAVE, AOF rewrite, full sync), or the server itself (foreground_save.h). It goes through all
+// databases in the order of their tables, which is no order of pages: a fault a key, one after the other. A thread goes the same way ahead of it:
 //
 //   group of buckets:  table ─► entries ─► keys, objects ─► values      what a round misses is fetched in batches at queue depth
 //                      └─ one page of a value is left out: the *marker*. Once it is resident, the saver has come to this group.
 //
-// Not more than a part of the child's DRAM is brought in beyond the last marker that was reached. Members of large hashes, sets and
+// Not more than a part of the DRAM is brought in beyond the last marker that was reached. Members of large hashes, sets and
 // sorted sets are gone through in the same way where they are known (walk.cpp); long lists as far as their nodes are known, streams not at all: those fault.
 //
-// Threading: save_ahead_start in a forked child, by an atfork handler that runs after the pager's. The child's other threads read
-// the data, too; nothing changes it there. Allocates nothing.
+// What is read here nothing may change meanwhile. Who saves holds the tables that it goes through still (a paused rehash), but looks expiries up on
+// the way, and each such look-up moves entries of a table that is being rehashed and may free it: a table of expiries is read only when it is
+// not being rehashed, which nothing begins during a save.
+//
+// Threading: save_ahead_start in a forked child, by an atfork handler that runs after the pager's; or on the server's main thread, which then
+// calls save_ahead_stop before it changes anything. Allocates nothing.
 #pragma once
 #include "layout.h"
 
 namespace lunar::redis {
 
-// Does nothing when there is no tier. A thread that cannot be had is no error: the child faults as it goes.
+// Does nothing when there is no tier. A thread that cannot be had is no error: who saves faults as it goes.
 void save_ahead_start(const ServerLayout& layout);
+// By who saves, now and then: waits while it is not behind the reader (a moment; a second at the most, once). A saver that got ahead is not
+// caught up with: what is read behind it pushes out what it needs.
+void save_ahead_keep_behind();
+// Waits until nothing is read any more: for the batch that is being fetched. Does nothing when nothing was started.
+void save_ahead_stop();
 
 }  // namespace lunar::redis

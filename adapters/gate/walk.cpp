@@ -96,7 +96,7 @@ bool Walk::chain(EntryView* entry, Slice key, EntryView** found) {
 }
 
 EntryView* Walk::find(DictView* dict, Slice key) {
-  if (dict == nullptr || !have(dict, sizeof *dict) || dict->used[0] + dict->used[1] == 0) return nullptr;
+  if (dict == nullptr || !have(dict, sizeof *dict) || unsettled(dict->rehash_index) || dict->used[0] + dict->used[1] == 0) return nullptr;
   const uint64_t hash = layout.hash(key);
   EntryView* found = nullptr;
   for (int t = 0; t < 2 && found == nullptr && dict->table[t] != nullptr; ++t) {
@@ -115,7 +115,7 @@ const char* Walk::key_inside(const ObjectView* object) {
 }
 
 const void* Walk::find(TableView* table, Slice key, bool objects) {
-  if (!have(table, sizeof *table)) return nullptr;
+  if (!have(table, sizeof *table) || unsettled(table->rehash_index)) return nullptr;
   const uint64_t hash = layout.hash(key);
   for (int t = 0; t < 2; ++t) {
     if (table->used[t] == 0) continue;

@@ -47,11 +47,14 @@ struct Walk {
   Missing* missing;
   bool complete = true;
   const PassedOver* passed_over = nullptr;   // not noted when they are missing
+  bool settled_only = false;                 // tables that are being rehashed are not looked at: somebody's search may be moving entries
   static constexpr unsigned kUsedMax = 32;
   AtomicPageWord* used[kUsedMax];            // pages that were there, each once (the first of them)
   unsigned used_count = 0;
 
   bool resident(const void* address, size_t bytes);
+  // Acquire: a rehash that has ended is seen with the table it left.
+  bool unsettled(const int64_t& rehash_index) const { return settled_only && __atomic_load_n(&rehash_index, __ATOMIC_ACQUIRE) != -1; }
   void note_use(AtomicPageWord& word);
   void count_uses();
 

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""redis_saving_test MODULE LUNAR module|run: a server that saves in the foreground (SAVE, DEBUG RELOAD, SHUTDOWN) is read ahead of.
+
+A quarter of the data fits in DRAM. What counts is how often the server itself waited for the LUN, a key: without reading ahead it
+is once or more. Keys have an expiry or none, and the table of expiries is being rehashed when one of the saves begins: what changes
+while the server saves is left alone. What was saved is compared with a plain server that loads it.
+"""
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
+from resp import Connection  # noqa: E402
+
+SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
+PATIENCE_S = 100
+KEYS = 52_000
+SIZE = 1000
+FAULTS_MAX = 0.08      # of the server's own, a key
+SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
+NOISE = random.Random(SEED).randbytes(1 << 20)
+
+
+class Server:
+    def __init__(self, directory, wrapper=(), further=()):
+        self.log = os.path.join(directory, "log")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [*wrapper, SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "",
+                   "--enable-debug-command", "yes", *further]
+        with open(self.log, "ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out)
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            if self.process.poll() is not None or time.monotonic() > until:
+                text = open(self.log, errors="replace").read()
+                self.end()
+                if "userfaultfd" in text and os.geteuid() != 0:
+                    print("skip: userfaultfd: " + text.splitlines()[-1])
+                    sys.exit(77)
+                sys.exit(f"the server did not start:\n{text[-3000:]}")
+            try:
+                self.client = Connection(self.port, PATIENCE_S)
+                if self.client.ask("PING") == b"PONG":
+                    return
+            except (OSError, RuntimeError):
+                pass
+            time.sleep(0.02)   # it loads
+
+    def info(self, section):
+        return dict(line.split(":", 1) for line in self.client.ask("INFO", section).decode().split("\r\n") if ":" in line)
+
+    def shut_down(self):
+        self.client.send([("SHUTDOWN", "SAVE")])
+        self.process.wait(PATIENCE_S)
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def fill(server, first, count, expiry):
+    for batch in range(first, first + count, 200):
+        keys = range(batch, min(batch + 200, first + count))
+        server.client.send([("SET", f"key:{key}", NOISE[key * 7919 % (len(NOISE) - SIZE):][:SIZE], *(("EX", "100000") if expiry else ())) for key in keys])
+        for _ in keys:
+            assert server.client.receive() == b"OK"
+
+
+def others(server):
+    """Values of the other kinds, large and small."""
+    words = []
+    for i in range(60):
+        words += [("RPUSH", f"list:{i}", *(NOISE[j * 311 + i:][:120] for j in range(80))),
+                  ("HSET", f"hash:{i}", *(part for j in range(200) for part in (f"field:{j}", NOISE[j * 97 + i:][:90]))),
+                  ("ZADD", f"zset:{i}", *(part for j in range(200) for part in (str(j * i), b"%d:" % j + NOISE[j * 53 + i:][:60].hex().encode()))),
+                  ("SADD", f"set:{i}", *(b"%d:" % j + NOISE[j * 71 + i:][:80].hex().encode() for j in range(150))),
+                  ("XADD", f"stream:{i}", "1-1", "field", NOISE[i * 1009:][:900])]
+    for word in words:
+        server.client.ask(*word)
+
+
+def faults_of(pid):
+    """Faults of the server's main thread: those that the kernel tells, for whatever page."""
+    text = open(f"/proc/{pid}/task/{pid}/stat").read().rpartition(")")[2].split()
+    return int(text[7]) + int(text[9])
+
+
+def saved(server, what, *words):
+    before, start = faults_of(server.process.pid), time.monotonic()
+    answer = server.client.ask(*words)
+    took, faults = time.monotonic() - start, faults_of(server.process.pid) - before
+    assert answer == b"OK", f"{what}: {answer!r}"
+    print(f"{what:24} {took:6.2f} s, {faults / KEYS:6.3f} faults a key")
+    return faults / KEYS, took
+
+
+def digest(server):
+    return server.client.ask("DEBUG", "DIGEST")
+
+
+def main(module, lunar, how):
+    random.seed(SEED)
+    print(f"seed {SEED}")
+    root = tempfile.mkdtemp(prefix="lunar-saving-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+    here, there = os.path.join(root, "tiered"), os.path.join(root, "plain")
+    os.mkdir(here), os.mkdir(there)
+    further = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", here, "size", "400mb") if how == "module" else ()
+    wrapper = (lunar, "run", "--dram=16m", "--size=400m", f"--lun={here}", "--") if how == "run" else ()
+    servers = []
+    try:
+        plain = Server(there)
+        servers.append(plain)
+        fill(plain, 0, KEYS, False)
+        _, plain_took = saved(plain, "plain SAVE", "SAVE")
+        plain.end()
+        os.unlink(os.path.join(there, "dump.rdb"))
+
+        tiered = Server(here, wrapper, further)
+        servers.append(tiered)
+        fill(tiered, 0, KEYS // 2, False)
+        fill(tiered, KEYS // 2, KEYS // 2, True)
+        others(tiered)
+        results = [saved(tiered, "SAVE", "SAVE")]
+        # 32,768 expiries and a few: the table is being rehashed as the save begins.
+        fill(tiered, KEYS, 32_769 - KEYS // 2, True)
+        results.append(saved(tiered, "SAVE while rehashing", "SAVE"))
+        results.append(saved(tiered, "DEBUG RELOAD", "DEBUG", "RELOAD"))
+        results.append(saved(tiered, "SAVE after it", "SAVE"))
+        tiered.client.ask("SET", "last", "one")
+        tiered.client.ask("SET", "last", "two")
+        last = digest(tiered)
+        start = time.monotonic()
+        tiered.shut_down()
+        print(f"{'SHUTDOWN SAVE':24} {time.monotonic() - start:6.2f} s")
+        assert tiered.process.returncode == 0, f"SHUTDOWN: {tiered.process.returncode}"
+        shutil.copy(os.path.join(here, "dump.rdb"), os.path.join(there, "dump.rdb"))
+        plain = Server(there)
+        servers.append(plain)
+        assert digest(plain) == last, "what was saved is not what there was"
+        ratio = results[0][1] / plain_took
+        print(f"plain {plain_took:.2f} s, ratio {ratio:.1f}")
+        for faults, _ in (*results[:2], results[3]):
+            assert faults <= FAULTS_MAX, f"{faults:.3f} faults of the server a key"
+    finally:
+        for server in servers:
+            server.end()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
