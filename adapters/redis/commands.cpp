@@ -17,6 +17,7 @@
 #include "key_memory.h"
 #include "sys/mem.h"
 #include "tier.h"
+#include "top.h"
 
 namespace lunar::redis {
 namespace {
@@ -214,6 +215,9 @@ int help_command(Context* context, String**, int) {
       "    Keep the memory that the keys' values have now in DRAM, within half of the budget.",
       "UNPIN [<key> ...]",
       "    Undo PIN; without keys, of all.",
+      "TOP [COUNT <count>]",
+      "    Prefixes of the keys that clients asked for lately, by how often ('hot'), and by how often something of the key was not",
+      "    in DRAM ('cold'): one in 8 of the commands that the gate looks up, counts are halved each minute.",
       "HELP",
       "    Print this help.",
   };
@@ -224,7 +228,7 @@ int help_command(Context* context, String**, int) {
 
 // ---- registration ---------------------------------------------------------------------------------------------------
 
-enum class Keys { kNone, kSome, kOptional };
+enum class Keys { kNone, kSome, kOptional, kNoneButArguments };
 
 struct Subcommand {
   const char* name;
@@ -245,6 +249,8 @@ const Subcommand kSubcommands[] = {
      "O(N) where N is the number of pages of the values."},
     {"unpin", unpin_command, "readonly admin", Keys::kOptional, "Undoes LUNAR PIN, of all keys when none is named.",
      "O(N) where N is the number of pages of the values."},
+    {"top", top_command, "readonly admin fast allow-stale allow-loading", Keys::kNoneButArguments, "Tells which prefixes of keys are asked for, and which are cold.",
+     "O(1)"},
     {"help", help_command, "readonly fast allow-stale allow-loading", Keys::kNone, "Returns helpful text about the subcommands.", "O(1)"},
 };
 
@@ -259,15 +265,17 @@ int describe(Command* command, const Subcommand& subcommand) {
   CommandArgument arguments[2] = {};
   arguments[0] = {"key", kArgumentKey, 0, nullptr, nullptr, nullptr,
                   kArgumentMultiple | (subcommand.keys == Keys::kOptional ? kArgumentOptional : 0), nullptr, nullptr};
-  bool keys = subcommand.keys != Keys::kNone;
+  bool keys = subcommand.keys == Keys::kSome || subcommand.keys == Keys::kOptional;
+  CommandArgument count[2] = {};
+  count[0] = {"count", kArgumentInteger, -1, "COUNT", nullptr, nullptr, kArgumentOptional, nullptr, nullptr};
   CommandInfo info{};
   info.version = &kVersion;
   info.summary = subcommand.summary;
   info.complexity = subcommand.complexity;
   info.since = "0.1.0";
-  info.arity = subcommand.keys == Keys::kSome ? -3 : subcommand.keys == Keys::kOptional ? -2 : 2;
+  info.arity = subcommand.keys == Keys::kSome ? -3 : subcommand.keys == Keys::kNone ? 2 : -2;
   info.key_specs = keys ? specs : nullptr;
-  info.arguments = keys ? arguments : nullptr;
+  info.arguments = keys ? arguments : subcommand.keys == Keys::kNoneButArguments ? count : nullptr;
   if (g_api.SetCommandInfo(command, &info) != kOk) return -EINVAL;
   // Redis 7.0 gives commands of modules no categories; later servers let them be set.
   if (g_api.SetCommandACLCategories == nullptr) return 0;
@@ -294,7 +302,7 @@ int commands_register(Context* context, ErrorText* why) {
   container.arity = -2;
   bool done = parent != nullptr && g_api.SetCommandInfo(parent, &container) == kOk;
   for (const Subcommand& subcommand : kSubcommands) {
-    bool keys = subcommand.keys != Keys::kNone;
+    bool keys = subcommand.keys == Keys::kSome || subcommand.keys == Keys::kOptional;
     done = done && g_api.CreateSubcommand(parent, subcommand.name, subcommand.function, subcommand.flags, keys ? 2 : 0, keys ? -1 : 0,
                                           keys ? 1 : 0) == kOk;
     char full[32];

@@ -138,6 +138,7 @@ static_assert(sizeof(void*) != 8 || (sizeof(CommandArgument) == 64 && sizeof(Key
   CALL(true, int, ReplyWithMap, (Context*, long count))                                                                      \
   CALL(true, int, ReplyWithArray, (Context*, long count))                                                                    \
   CALL(true, int, ReplyWithSimpleString, (Context*, const char* text))                                                       \
+  CALL(true, int, ReplyWithStringBuffer, (Context*, const char* text, size_t length))                                        \
   CALL(true, int, RegisterInfoFunc, (Context*, InfoFunction))                                                                \
   CALL(true, int, InfoAddSection, (InfoContext*, const char* name))                                                          \
   CALL(true, int, InfoAddFieldCString, (InfoContext*, const char* field, const char* value))                                 \

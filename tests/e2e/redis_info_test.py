@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 
-from redis_space_test import SEED, SERVER, value, with_server
+from redis_space_test import Refused, SEED, SERVER, value, with_server
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 KEYS, BYTES = 8000, 8000   # four times the budget
@@ -138,10 +138,61 @@ def ungated(directory, module):
 
 
 def top(directory, module):
+    pick = random.Random(SEED)
+
+    def refusal(client, *command):
+        client.send([command])
+        reply = client.receive()
+        return str(reply) if isinstance(reply, Refused) else ""
+
+    def table(rows):
+        found = {}
+        for row in rows:
+            row = dict(zip(row[::2], row[1::2]))
+            found[row[b"prefix"].decode()] = int(row[b"samples"]), float(row[b"share_percent"]), float(row[b"cold_percent"])
+        return found
+
     def test(server):
         client = server.client()
-        assert refused(client, "LUNAR", "TOP", "COUNT"), "COUNT without a number"
+        assert "looks no keys up" in refusal(client, "LUNAR", "TOP"), "there is nothing to tell before there is a key"
+        for key in range(50):
+            client.ask("SET", f"hot:{key}", value(key, 1000))
+            client.ask("SET", f"warm{key}", value(key, 1000))
         fill(client)
+        for turn in range(4000):
+            client.send([("GET", f"hot:{pick.randrange(50)}"), ("GET", f"hot:{pick.randrange(50)}"), ("STRLEN", f"warm{pick.randrange(50)}"),
+                         ("GET", f"k:{pick.randrange(KEYS)}")])
+            for _ in range(4):
+                client.receive()
+            if turn % 4 == 0:   # names without prefix come and go
+                client.ask("EXISTS", "".join(pick.choices("abcdefghij", k=12)))
+        reply = client.ask("LUNAR", "TOP", "COUNT", "3")
+        reply = dict(zip(reply[::2], reply[1::2]))
+        hot, cold = table(reply[b"hot"]), table(reply[b"cold"])
+        print(f"{reply[b'samples']} samples, hot {hot}, cold {cold}")
+        assert 0 < len(hot) <= 3 and 0 < len(cold) <= 3, "COUNT is not kept to"
+        assert reply[b"samples"] > 1000, "few samples"
+        assert list(cold)[0] == "k:" and cold["k:"][2] > 15, "the cold prefix is not told"
+        assert hot["hot:"][2] < 20 and 15 < hot["hot:"][1] < 60, "the hot prefix is not told"
+        assert "warm" in hot, "a prefix before digits is not told"
+        whole = client.ask("LUNAR", "TOP")
+        assert len(whole[3]) <= 10, "more than ten without COUNT"
+        start = time.monotonic()
+        for _ in range(200):
+            client.ask("LUNAR", "TOP", "COUNT", "1000000")
+        print(f"{(time.monotonic() - start) * 5:.2f} ms a call")
+        for words in (("COUNT",), ("COUNT", "0"), ("COUNT", "-1"), ("COUNT", "x"), ("COUNT", ""), ("SIZE", "3"), ("COUNT", "1", "2")):
+            assert "syntax" in refusal(client, "LUNAR", "TOP", *words), f"LUNAR TOP {words} is taken"
+        help_text = b"\n".join(client.ask("LUNAR", "HELP")).decode()
+        names = {line.split()[0] for line in help_text.split("\n")[1:] if not line.startswith(" ")}
+        docs = client.ask("COMMAND", "DOCS", "lunar")[1]
+        subcommands = dict(zip(docs[::2], docs[1::2]))[b"subcommands"][::2]
+        assert names == {name.decode().split("|")[1].upper() for name in subcommands}, f"LUNAR HELP tells of {sorted(names)}"
+        client.ask("ACL", "SETUSER", "reader", "on", ">x", "~*", "+@read", "-@dangerous", "+lunar|help")
+        reader = server.client()
+        reader.ask("AUTH", "reader", "x")
+        assert "NOPERM" in refusal(reader, "LUNAR", "TOP"), "a reader sees names of keys"
+        reader.ask("LUNAR", "HELP")
 
     with_server(directory, module, test, size="512mb")
 
