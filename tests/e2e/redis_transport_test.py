@@ -71,6 +71,46 @@ def unix(directory, module):
     with_server(directory, module, test, "--unixsocket", path, size="512mb")
 
 
+def refusal(client, *command):
+    """The error that a command gets, or an empty text."""
+    client.send([command])
+    reply = client.receive()
+    return str(reply) if isinstance(reply, Refused) else ""
+
+
+def config(directory, module):
+    def test(server):
+        client = server.client()
+        fill(client)
+        got = client.ask("CONFIG", "GET", "*")
+        settings = {name.decode(): text for name, text in zip(got[::2], got[1::2])}
+        ours = {name: text for name, text in settings.items() if name.startswith("lunar.")}
+        assert len(ours) >= 7, f"only {sorted(ours)}"
+        of_server = refusal(client, "CONFIG", "SET", "databases", settings["databases"])
+        assert "immutable" in of_server, f"the server's own immutable setting: '{of_server}'"
+        mutable = {}
+        for name, text in ours.items():
+            error = refusal(client, "CONFIG", "SET", name, text)
+            assert error == "" or error == of_server.replace("databases", name), f"CONFIG SET {name} {text}: {error}"
+            if error == "":
+                mutable[name] = text
+        assert {"lunar.dram", "lunar.forks", "lunar.gate", "lunar.gate-hold-ms"} <= set(mutable), f"only {sorted(mutable)} can be set"
+        # As tools do it: all that can be set, at once. What the server refuses of its own goes first.
+        for name, text in settings.items():
+            if name not in ours and refusal(client, "CONFIG", "SET", name, text) == "":
+                mutable[name] = text
+        error = refusal(client, "CONFIG", "SET", *[word for pair in mutable.items() for word in pair])
+        assert error == "", f"{len(mutable)} settings at once: {error}"
+        again = client.ask("CONFIG", "GET", "lunar.*")
+        assert dict(zip(again[::2], again[1::2])) == {name.encode(): text for name, text in ours.items()}, "a setting is another one now"
+        print(f"{len(mutable)} of {len(settings)} settings can be set to what they are, {len([n for n in mutable if n in ours])} of {len(ours)} of ours")
+        read(client, random.Random(SEED), 100, 10)
+        server.must_live("CONFIG SET of all that CONFIG GET said")
+
+    with_server(directory, module, test, size="512mb")
+    with_server(directory, module, test, size="512mb", forks="no")
+
+
 def main(module, scenario):
     if not os.access(SERVER, os.X_OK):
         print(f"skip: redis-server: {SERVER} is not there")
