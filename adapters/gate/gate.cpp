@@ -230,7 +230,7 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
   Gate& g = g_gate;
   if (g.watching() && g.threads_read.load(std::memory_order_acquire)) {
     ErrorText why;
-    (void)why.set(-ENOTSUP, "io-threads-do-reads is on");
+    (void)why.set(-ENOTSUP, "its io-threads read from clients");
     open_for_good("", why);
   }
   const uint64_t started = sys::now_ns();

@@ -289,7 +289,7 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
 // lock. Bytes that are here already go first, also those of a TLS session that waits: to put that off is for the main thread only.
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
-  if (g.layout.io_threads_reading()) g.threads_read.store(true, std::memory_order_release);
+  if (!g.threads_read.load(std::memory_order_relaxed) && g.layout.io_thread_reads()) g.threads_read.store(true, std::memory_order_release);
   Connection* c = g.connections.find_elsewhere(from.fd);
   if (c == nullptr || c->size() == 0) return from.read(buffer, bytes);
   if (c->state == Hold::kHeld && from.tls == nullptr) {

@@ -19,6 +19,7 @@ constexpr unsigned kWordsScanned = 32;
 constexpr unsigned kDatabasesMax = 1u << 16;
 constexpr uint64_t kSlotsScanned = 65536;
 constexpr unsigned kKeysChecked = 8;
+constexpr const char* kIoThread = "io_thd_";
 constexpr unsigned kTakenMax = 16;   // arguments that the server has of a command, when it is looked at (each costs system calls)
 
 //                                    database  loop     type  connection  client
@@ -263,7 +264,9 @@ int ServerLayout::check_keys(ErrorText* why) {
   return 0;
 }
 
-bool ServerLayout::io_threads_may_read() const { return keyspace() != Keyspace::kDict && sys::has_thread_named("io_thd_"); }
+bool ServerLayout::io_threads_may_read() const { return keyspace() != Keyspace::kDict && sys::has_thread_named(kIoThread); }
+
+bool ServerLayout::io_thread_reads() const { return (io_threads_op_ != nullptr && *io_threads_op_ == 1) || sys::this_thread_is_named(kIoThread); }
 
 int ServerLayout::event_mask(int fd) const {
   const char* loop = *loop_;

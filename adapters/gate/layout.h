@@ -146,9 +146,10 @@ class ServerLayout {
   const DatabaseView* database(int index) const;
   bool has_slots() const { return slots_; }
   uint64_t hash(Slice key) const { return hash_(key.data, key.bytes); }
-  // Whether threads of the server read from its clients now (7.0); whether it has threads that may (the others).
-  bool io_threads_reading() const { return io_threads_op_ != nullptr && *io_threads_op_ == 1; }
+  // Whether the server has threads that may read from its clients (not 7.0, where that is an option of its own); whether one of them, the
+  // calling thread, does: that counts, whenever it begins.
   bool io_threads_may_read() const;
+  bool io_thread_reads() const;
 
  private:
   template <class T>
@@ -177,7 +178,7 @@ class ServerLayout {
   SocketType find_types_[kTransports] = {};
   const void* handlers_[kTransports] = {};
   void* read_query_ = nullptr;
-  const volatile int* io_threads_op_ = nullptr;
+  const volatile int* io_threads_op_ = nullptr;   // 7.0
   Hash hash_ = nullptr;
   DictHash dict_hash_ = nullptr;
   DictFind dict_find_ = nullptr;

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -207,6 +208,11 @@ bool has_thread_named(const char* prefix) {
     format_to(path, sizeof path, "/proc/self/task/%s/comm", name);
     return read_text(path, text, sizeof text) > 0 && strncmp(text, prefix, strlen(prefix)) == 0;
   });
+}
+
+bool this_thread_is_named(const char* prefix) {
+  char name[16] = "";
+  return prctl(PR_GET_NAME, name) == 0 && strncmp(name, prefix, strlen(prefix)) == 0;
 }
 
 int other_live_threads() {

@@ -15,6 +15,8 @@ int program_thread(bool fresh = false);
 const char* program_fd_directory(char* buffer, size_t size);
 // Whether a thread of this process has a name that begins so.
 bool has_thread_named(const char* prefix);
+// Whether that of the calling thread does: one system call.
+bool this_thread_is_named(const char* prefix);
 // Threads of this process besides the calling one that have not ended (a main thread that has is a zombie); -errno without /proc.
 int other_live_threads();
 // Whether a thread of this process with that id is there.

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Redis module for the gate's test: KILLER.LATER id ends that client from a thread of its own, as modules with threads may. The
+// A Redis module for tests of the gate: KILLER.LATER id ends that client from a thread of its own, as modules with threads may;
+// KILLER.READ name lets a thread of that name read as the server's threads do. The
 // slice of the module ABI is declared here; the first word of a context is where its calls are found by name.
 // Threading: the thread has the server's lock while it calls. May not be used by code that ships.
+#include <dlfcn.h>
+#include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <thread>
 
@@ -25,12 +29,35 @@ int (*g_answer)(Context*, const char* text);
 int (*g_create)(Context*, const char* name, Function, const char* flags, int, int, int);
 void (*g_attributes)(Context*, const char* name, int version, int api);
 
+std::atomic<int> g_reads{0};
+
 void kill_client(const std::string& id) {
   Context* context = g_context(nullptr);
   g_lock(context);
   if (Reply* reply = g_call(context, "CLIENT", "ccc", "KILL", "ID", id.c_str()); reply != nullptr) g_free_reply(reply);
   g_unlock(context);
   g_free_context(context);
+}
+
+// The server's own syncRead() calls read() as its threads do that read for it.
+void read_as(const std::string& name) {
+  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+  const auto server_reads = reinterpret_cast<ssize_t (*)(int, char*, ssize_t, long long)>(dlsym(RTLD_DEFAULT, "syncRead"));
+  int ends[2];
+  char byte = 'x';
+  if (server_reads == nullptr || pipe(ends) != 0) return;
+  if (write(ends[1], &byte, 1) == 1 && server_reads(ends[0], &byte, 1, 1000) == 1) ++g_reads;
+  close(ends[0]);
+  close(ends[1]);
+}
+
+int read(Context* context, String** words, int count) {
+  if (count != 2) return g_answer(context, "which?");
+  size_t length = 0;
+  const char* text = g_text(words[1], &length);
+  const int before = g_reads;
+  std::thread(read_as, std::string(text, length)).join();
+  return g_answer(context, g_reads == before ? "NOT READ" : "OK");
 }
 
 int later(Context* context, String** words, int count) {
@@ -53,5 +80,6 @@ extern "C" __attribute__((visibility("default"))) int RedisModule_OnLoad(Context
       !found("RedisModule_CreateCommand", &g_create) || !found("RedisModule_SetModuleAttribs", &g_attributes))
     return 1;
   g_attributes(context, "killer", 1, 1);
+  if (g_create(context, "killer.read", read, "fast", 0, 0, 0) != 0) return 1;
   return g_create(context, "killer.later", later, "fast", 0, 0, 0);
 }

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""redis_transport_test MODULE SCENARIO: what the gate does for clients that come another way, and what the module does when it is loaded
+"""redis_transport_test MODULE SCENARIO [HELPER]: what the gate does for clients that come another way, and what the module does when it is loaded
 or unloaded in another order.
 
   unix        cold reads over a unix socket are held like those over TCP, beside which they run; each reply is checked
   modules     MODULE UNLOAD, MODULE LOAD after loads that failed at each stage: one line that says why, and a server that lives
+  threads     a thread of the server's own that reads (io-threads) opens the gate, whenever it begins to; HELPER: killer_module
   config      CONFIG GET lunar.*, then CONFIG SET of what it said: only what the server itself calls immutable is refused
 """
 import os
@@ -16,6 +17,8 @@ import time
 
 from redis_space_test import MIB, PATIENCE_S, SEED, SERVER, Client, Refused, Server, value, with_server
 
+# Redis 7.0 has to be told; Redis 8 and Valkey know no such option any more, or do so anyway.
+DO_READS = ["--io-threads-do-reads", "yes"]
 KEYS, BYTES = 16000, 4000   # four times the budget
 
 
@@ -111,7 +114,44 @@ def config(directory, module):
     with_server(directory, module, test, size="512mb", forks="no")
 
 
-def main(module, scenario):
+def threads(directory, module, helper):
+    """Only a thread of the server's own that reads for it opens the gate; other threads that read do not."""
+    def test(server):
+        client = server.client()
+        fill(client)
+        pick = random.Random(SEED)
+        read(client, pick, 300, 1)
+        for name, state in (("worker", "watching"), ("io_thd_7", "open")):
+            at_start = client.info("lunar")["lunar_gate"]
+            if at_start != "watching":
+                raise AssertionError(f"the gate is {at_start}")
+            assert client.ask("KILLER.READ", name) == b"OK", "nothing was read"
+            read(client, pick, 100, 10)
+            figures = client.info("lunar")
+            assert figures["lunar_gate"] == state, f"after a thread named {name} has read the gate is {figures['lunar_gate']}"
+            if state == "open":
+                assert "io-threads" in figures["lunar_gate_reason"], figures["lunar_gate_reason"]
+                assert server.text().count("input gate stays open") == 1, "not one line in the log"
+        read(client, pick, 300, 10)
+        server.must_live("reads by threads")
+
+    def on_from_the_start(server):
+        fill(server.client())
+        clients = [server.client() for _ in range(24)]
+        for _ in range(60):
+            for one in clients:
+                one.send([("GET", "k:1")] * 4)
+            for one in clients:
+                for _ in range(4):
+                    assert one.receive() == value(1, BYTES)
+        figures = server.client().info("lunar")
+        assert figures["lunar_gate"] == "open" and "io-threads" in figures["lunar_gate_reason"], figures["lunar_gate"]
+
+    with_server(directory, module, test, "--loadmodule", helper, size="512mb")
+    with_server(directory, module, on_from_the_start, "--io-threads", "3", *DO_READS, size="512mb")
+
+
+def main(module, scenario, *further):
     if not os.access(SERVER, os.X_OK):
         print(f"skip: redis-server: {SERVER} is not there")
         return 77
@@ -119,7 +159,7 @@ def main(module, scenario):
     directory = tempfile.mkdtemp(prefix="lunar-transport-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     start = time.monotonic()
     try:
-        globals()[scenario.replace("-", "_")](directory, os.path.abspath(module))
+        globals()[scenario.replace("-", "_")](directory, os.path.abspath(module), *map(os.path.abspath, further))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     print(f"{scenario} as it should be, in {time.monotonic() - start:.1f} s")
@@ -127,4 +167,4 @@ def main(module, scenario):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    sys.exit(main(*sys.argv[1:]))
