@@ -76,7 +76,8 @@ constexpr CommandKeys kCommands[] = {
   counted("ZINTERSTORE", 2, 1), counted("ZDIFFSTORE", 2, 1),
   // places
   one("GEOADD", kValue), one("GEODIST", kValue, 2, 1), one("GEOHASH", kValue, 2, 1), one("GEOPOS", kValue, 2, 1),
-  special("GEORADIUS", KeyForm::kStored, 1, 6), one("GEORADIUS_RO", kValue), special("GEORADIUSBYMEMBER", KeyForm::kStored, 1, 5), one("GEORADIUSBYMEMBER_RO", kValue),
+  special("GEORADIUS", KeyForm::kStored, 1, 6), one("GEORADIUS_RO", kValue), special("GEORADIUSBYMEMBER", KeyForm::kStored, 1, 5),
+  one("GEORADIUSBYMEMBER_RO", kValue),
   one("GEOSEARCH", kValue), range("GEOSEARCHSTORE", 1, 2, 1, kStores),
   // streams
   one("XADD", kValue), one("XLEN", kValue), one("XRANGE", kValue), one("XREVRANGE", kValue), one("XDEL", kValue),
@@ -94,6 +95,27 @@ constexpr CommandKeys kCommands[] = {
   range("LUNAR", 2, -1, 1, kObject),
 };
 
+// Which of them go beyond the top level of values.
+struct Reaching {
+  Reach reach;
+  const char* names;   // apart by a blank, each with one behind it
+};
+constexpr Reaching kReaching[] = {
+  {Reach::kAll, "GET GETEX GETSET GETDEL MGET LCS BITCOUNT BITPOS BITOP DUMP SORT SORT_RO MIGRATE HGETALL HKEYS HVALS SMEMBERS "
+                "SINTER SUNION SDIFF SINTERSTORE SUNIONSTORE SDIFFSTORE SINTERCARD ZUNION ZINTER ZDIFF ZINTERCARD ZUNIONSTORE "
+                "ZINTERSTORE ZDIFFSTORE GEORADIUS GEORADIUS_RO GEORADIUSBYMEMBER GEORADIUSBYMEMBER_RO GEOSEARCH GEOSEARCHSTORE "
+                "LPOS LREM LINSERT DIGEST "},
+  {Reach::kFirst, "COPY "},
+  {Reach::kIndexes, "LRANGE ZRANGE ZREVRANGE ZRANGESTORE "},
+  {Reach::kIndex, "LINDEX LSET "},
+  {Reach::kScores, "ZRANGEBYSCORE ZREVRANGEBYSCORE ZRANGEBYLEX ZREVRANGEBYLEX "},
+  {Reach::kScan, "HSCAN SSCAN ZSCAN "},
+  {Reach::kBytes, "GETRANGE SUBSTR "},
+  {Reach::kIds, "XRANGE "},
+  {Reach::kIdsBack, "XREVRANGE "},
+  {Reach::kSince, "XREAD "},
+};
+
 constexpr char upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
 
 constexpr size_t length_of(const char* text) {
@@ -107,6 +129,31 @@ constexpr uint32_t hash_of(const char* text, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) hash = (hash ^ static_cast<uint8_t>(upper(text[i]))) * 16777619u;
   return hash ^ hash >> 15;
 }
+
+// The table with the reach of each command. Names that it does not have are left over.
+struct Table {
+  std::array<CommandKeys, std::size(kCommands)> command;
+  unsigned left_over = 0;
+};
+constexpr Table kTable = [] {
+  Table table{std::to_array(kCommands)};
+  for (const Reaching& some : kReaching)
+    for (const char* name = some.names; *name != 0;) {
+      size_t bytes = 0;
+      while (name[bytes] != ' ') ++bytes;
+      CommandKeys* found = nullptr;
+      for (CommandKeys& one : table.command) {
+        size_t same = 0;
+        while (same < bytes && one.name[same] == name[same]) ++same;
+        if (same == bytes && one.name[bytes] == 0) found = &one;
+      }
+      if (found != nullptr) found->reach = some.reach;
+      else ++table.left_over;
+      name += bytes + 1;
+    }
+  return table;
+}();
+static_assert(kTable.left_over == 0);
 
 constexpr size_t kSlots = 1024;   // linear probing; 0: empty, else index + 1
 static_assert(std::size(kCommands) < 255);
@@ -142,7 +189,7 @@ int small_number(Slice text) {
 const CommandKeys* find_command_keys(Slice name) {
   if (name.bytes == 0 || name.bytes > 24) return nullptr;
   for (size_t at = hash_of(name.data, name.bytes) % kSlots; kIndex[at] != 0; at = (at + 1) % kSlots)
-    if (same_word(name, kCommands[kIndex[at] - 1].name)) return &kCommands[kIndex[at] - 1];
+    if (same_word(name, kTable.command[kIndex[at] - 1].name)) return &kTable.command[kIndex[at] - 1];
   return nullptr;
 }
 

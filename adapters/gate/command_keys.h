@@ -31,12 +31,28 @@ enum class Wants : uint8_t {
   kDepends,      // on the other arguments (walk_freed.cpp)
 };
 
+// How much of a value is sure to be read beyond its top level.
+enum class Reach : uint8_t {
+  kTop,
+  kAll,       // of each key's value everything
+  kFirst,     // of the first key's
+  kIndexes,   // list, sorted set: elements between the indexes in the two arguments behind the key
+  kIndex,     // list: the element of the index behind the key
+  kScores,    // sorted set: everything, when the two arguments behind the key are its ends; else nothing that can be told
+  kScan,      // buckets from the cursor behind the key on
+  kBytes,     // string: between the offsets in the two arguments behind the key
+  kIds,       // stream: between the ids in the two arguments behind the key
+  kIdsBack,   // the same, the last one first
+  kSince,     // stream: from the id on that belongs to the key
+};
+
 struct CommandKeys {
   const char* name;   // upper case
   KeyForm form;
   int8_t first, last, step;
   Wants wants;
   int8_t member, member_step;   // arguments that name members of a hash, set or sorted set at key `first`; 0: none
+  Reach reach = Reach::kTop;
 };
 
 // nullptr: unknown, or a command without keys.

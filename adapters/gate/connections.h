@@ -16,6 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "walk_cursor.h"
+
 namespace lunar::redis {
 
 enum class Hold : uint8_t { kPartial, kHeld, kReady };
@@ -41,6 +43,7 @@ struct Connection {
   bool parked = false, taken_out = false;   // masked in epoll; not in it: the other side has hung up
   bool late = false, waited = false;         // waited: for its user's turn, the last time
   unsigned rounds = 0;
+  WalkCursor cursor;          // of the first command, between its rounds
   uint64_t hold = 0;          // number of its last hold: what a request of an earlier one brings in does not end it
   uint64_t since_ns = 0, deadline_ns = 0;   // of the first command's hold
   uint64_t seen = 0;          // round of epoll_wait that has it in its result

@@ -17,6 +17,7 @@
 #include "pager/watched.h"
 #include "program_got.h"
 #include "save_ahead.h"
+#include "stream_walk.h"
 #include "sys/file.h"
 
 namespace lunar::redis {
@@ -388,6 +389,7 @@ void look_at_keys(int fd) {
   if (reads++ % kKeysLookedAtEvery != 0) return;
   int rc = g.layout.check_keys(&why);
   if (rc > 0 && rights_check(&why) < 0) rc = -1;
+  if (rc > 0) stream_walk_check();
   if (rc < 0) return open_for_good(kUnknownLayout, why);
   if (rc > 0 && !opened_for_io_threads() && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
 }

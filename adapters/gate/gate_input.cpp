@@ -36,8 +36,23 @@ void note_first_look(const CommandKeys& keys, const Command& command, bool cold)
   g.prefixes.note(command.argument[key], cold);
 }
 
+uint64_t budget_bytes() {
+  const auto& state = pager_state();
+  return static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift;
+}
+
+uint64_t part_of_budget(uint64_t part, uint64_t most) {
+  const uint64_t bytes = budget_bytes() / part;
+  return bytes < kClientBytesMin ? kClientBytesMin : bytes > most ? most : bytes;
+}
+
+// Of a client, under way at once; the last piece may pass it.
+uint64_t client_bytes_max() { return part_of_budget(kClientPart, kClientBytesMax); }
+uint64_t walk_bytes_max() { return part_of_budget(kWalkPart, kWalkBytesMax); }
+
 // One command of a client on `*database`; `keys`: as the table has it, or nullptr. True: nothing is missing for it, or it is none of the client's business.
-bool look_up(const Command& command, const CommandKeys* keys, int* database, Rights* rights, bool first_look, Missing* missing) {
+// cursor: as walk_command.
+bool look_up(const Command& command, const CommandKeys* keys, int* database, Rights* rights, bool first_look, WalkCursor* cursor, Missing* missing) {
   Gate& g = gate();
   if (command.kept == 0) return true;
   g.work.commands.add();
@@ -53,7 +68,7 @@ bool look_up(const Command& command, const CommandKeys* keys, int* database, Rig
   }
   const DatabaseView* where = g.layout.database(*database);
   if (where == nullptr) return true;
-  const bool there = walk_command(g.layout, *where, *keys, command, first_look, missing);
+  const bool there = walk_command(g.layout, *where, *keys, command, first_look, cursor, missing);
   if (first_look) note_first_look(*keys, command, !there);
   return there;
 }
@@ -90,7 +105,8 @@ Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool 
       if (!verdict.cold) verdict.good = bytes;
       break;
     }
-    if (!look_up(g.command, keys, &database, rights, first_look, missing)) {
+    if (!first && !verdict.cold) g.cursor = {.bytes_max = walk_bytes_max()};   // that before goes on
+    if (!look_up(g.command, keys, &database, rights, first_look, verdict.cold ? nullptr : &g.cursor, missing)) {
       if (first && late) {
         g.work.timeouts.add();
         missing->count = 0;
@@ -124,16 +140,6 @@ Verdict judge(const Input& input, size_t n, bool first_look, bool late, Missing*
   return verdict;
 }
 
-uint64_t budget_bytes() {
-  const auto& state = pager_state();
-  return static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift;
-}
-
-// Of a client, under way at once; the last piece may pass it.
-uint64_t client_bytes_max() {
-  const uint64_t part = budget_bytes() / kClientPart;
-  return part < kClientBytesMin ? kClientBytesMin : part > kClientBytesMax ? kClientBytesMax : part;
-}
 
 ssize_t again() {
   gate().put_off = true;
@@ -171,6 +177,7 @@ bool hold(Connection* c, const Missing& missing, Share* share, bool anew) {
   if (begins) c->since_ns = now;
   if (anew || c->waited) c->deadline_ns = UINT64_MAX;   // its time begins when the fetchers are woken: gate.cpp
   c->waited = !turn;
+  c->cursor = g.cursor;
   c->hold = ++g.holds;
   if (turn) {
     ask_for(c, request, missing, share);
@@ -239,7 +246,10 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
   missing.bytes_max = client_bytes_max();
   Share* share = nullptr;
   Verdict verdict{n, false};
-  const bool waited = c->state == Hold::kReady && c->since_ns != 0, late = c->state == Hold::kReady && (c->late || c->rounds >= kRoundsMax);
+  Gate& g = gate();
+  g.cursor = c->rounds != 0 ? c->cursor : WalkCursor{.bytes_max = walk_bytes_max()};
+  const bool waited = c->state == Hold::kReady && c->since_ns != 0;
+  const bool late = c->state == Hold::kReady && (c->late || c->rounds >= (g.cursor.begun() ? kWalkRoundsMax : kRoundsMax));
   Input input;
   if (may_judge(fd, buffer, &input)) verdict = judge(input, n, c->state == Hold::kPartial, late, &missing, &share);
   if (waited && verdict.good != 0) {   // the hold is over
@@ -279,6 +289,7 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   if (!judged || got <= 0) return got;
   Missing missing;
   missing.bytes_max = client_bytes_max();
+  g.cursor = {.bytes_max = walk_bytes_max()};
   Share* share = nullptr;
   const auto n = static_cast<size_t>(got);
   const Verdict verdict = judge(input, n, true, false, &missing, &share);

@@ -16,6 +16,7 @@ struct epoll_event;
 namespace lunar::redis {
 
 constexpr unsigned kRoundsMax = 24;          // slot, entry, key, object, value; chains and several keys take more
+constexpr unsigned kWalkRoundsMax = 1024;    // of a command that goes through whole values
 constexpr size_t kPartialMax = 32 * 1024;    // a command that needs more is passed as it comes
 constexpr size_t kHoldBytesMax = 1 << 20;    // more than that is not kept from the server
 constexpr unsigned kLookAhead = 256;         // commands behind a cold one that are looked at too
@@ -23,6 +24,8 @@ constexpr uint64_t kPartialNsMax = 20'000'000;     // the start of a command wai
 constexpr uint64_t kTurnNsMax = 1'000'000'000;     // and a client for its user's turn
 // Parts of the DRAM budget that may be under way from the LUN for a user, and that one client asks for at once.
 constexpr uint64_t kUserPart = 4, kClientPart = 16, kClientBytesMin = 256 << 10, kClientBytesMax = 4 << 20;
+// And for the values of one command in all, round after round: more would push each other out before the command runs.
+constexpr uint64_t kWalkPart = 4, kWalkBytesMax = 64 << 20;
 constexpr unsigned kUserRequestsMax = Fetcher::kRequestsMax / 2;
 
 // Where input comes from: a socket, or the TLS session on it. read() is what the program called before the gate.
@@ -47,6 +50,7 @@ struct Gate {
   Shares shares;
   GateWork work;
   Command command;                           // the one being looked at (too large for a stack)
+  WalkCursor cursor;                         // of the first cold command of the input being looked at
   pthread_t main_thread{};
   uint64_t longest_hold_ns = 0;
   uint64_t longest_stall_ns = 0, read_ns_before = 0;   // of the main thread, before it last waited for events

@@ -9,18 +9,13 @@
 #include "pager/pager.h"
 #include "pager/region.h"
 #include "walk_freed.h"
+#include "walk_steps.h"
+#include "walk_whole.h"
 
 namespace lunar::redis {
 namespace {
 
 constexpr unsigned kChainMax = 64;   // a longer chain of colliding keys is left to the server
-
-// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd, or 2), an entry without value (4).
-struct Marked {
-  uintptr_t raw;
-  bool is_key() const { return (raw & 3) != 0; }
-  uintptr_t address() const { return (raw & 1) != 0 ? raw : raw & ~uintptr_t{7}; }
-};
 
 void warm(AtomicPageWord& word, unsigned heat) {
   PageWord seen = word.load(std::memory_order_relaxed);
@@ -64,6 +59,21 @@ const AtomicPageWord* page_word_of(const void* address) {
 }
 
 bool Walk::have(const void* address, size_t bytes) {
+  if (seen != nullptr) {
+    const uintptr_t page = reinterpret_cast<uintptr_t>(address) / page_bytes();
+    if (page == (reinterpret_cast<uintptr_t>(address) + bytes - 1) / page_bytes()) {
+      uintptr_t& slot = seen->slot(page);
+      if (slot >> 1 == page) {
+        complete &= (slot & 1) != 0;
+        return (slot & 1) != 0;
+      }
+      slot = page << 1 | (resident(address, bytes) ? 1 : 0);
+      if ((slot & 1) != 0) return true;
+      complete = false;
+      missing->add(address, bytes);
+      return false;
+    }
+  }
   if (resident(address, bytes)) return true;
   complete = false;
   if (passed_over == nullptr || !passed_over->has(page_word_of(address))) missing->add(address, bytes);
@@ -238,23 +248,35 @@ void Missing::add(const void* address, size_t bytes) {
 }
 
 bool walk_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys, const Command& command,
-                  bool first_look, Missing* missing) {
+                  bool first_look, WalkCursor* cursor, Missing* missing) {
   Walk walk{layout, missing};
+  WalkCursor nowhere;
+  PagesSeen seen;
+  WholeWalk whole(walk, cursor == nullptr ? &nowhere : cursor);
+  const bool parts = cursor != nullptr && keys.reach != Reach::kTop;
+  if (parts) walk.seen = &seen;
   unsigned nth = 0;
   for_each_key(keys, command, [&](unsigned argument) {
-    const bool first = nth++ == 0;
+    const unsigned n = nth++;
     if (missing->full()) {
       walk.complete = false;
       return;
     }
+    const bool before = walk.complete;
+    walk.complete = true;
     const Slice key = command.argument[argument];
     (void)walk.look_up(database.expires, key);
     const auto* object = static_cast<const ObjectView*>(walk.look_up(database.keys, key));
-    if (object == nullptr) return;
-    if (!walk.have(object, sizeof *object)) return;
-    const Wants wants = wants_of_key(keys, command, first ? 0 : 1);
-    if (wants == Wants::kValue) walk.value_of(object, command, keys, first);
-    else if (wants != Wants::kObject) walk_freed(walk, *object, wants == Wants::kFreedLater);
+    const bool there = object != nullptr && walk.have(object, sizeof *object), known = walk.complete;
+    walk.complete &= before;
+    const Wants wants = wants_of_key(keys, command, n);
+    if (!there || wants != Wants::kValue) {
+      if (there && wants != Wants::kObject) walk_freed(walk, *object, wants == Wants::kFreedLater);
+      if (known) whole.pass(n);
+      return;
+    }
+    if (!parts || (n != 0 && keys.reach == Reach::kFirst) || !(whole.passed(n) || whole.turn_of(n))) walk.value_of(object, command, keys, n == 0);
+    else if (whole.turn_of(n)) whole.value(*object, command, keys, argument, n);
   });
   if (walk.complete && first_look) walk.count_uses();
   return walk.complete;

@@ -12,12 +12,13 @@
 #pragma once
 #include "command_keys.h"
 #include "layout.h"
+#include "walk_cursor.h"
 #include "lunar/lunar.h"
 
 namespace lunar::redis {
 
 constexpr unsigned kRangesMax = 64;              // missing pieces of one round
-constexpr size_t kValueBytesMax = 256 * 1024;    // of one value; the rest is left to faults
+constexpr size_t kValueBytesMax = 256 * 1024;    // of one value, where it is not walked as a whole; the rest is left to faults
 
 struct Missing {
   unsigned count = 0;
@@ -28,8 +29,9 @@ struct Missing {
 };
 
 // What is missing for `command` on the keys of `database`; adds to *missing. True: nothing, all that was to be looked at is resident.
-// first_look: it has not been held.
+// first_look: it has not been held. cursor: whole values are walked where the command reads them (walk_whole.h), from there on; nullptr:
+// their top level only. False, with nothing missing: it was enough for one look.
 [[nodiscard]] bool walk_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys,
-                                const Command& command, bool first_look, Missing* missing);
+                                const Command& command, bool first_look, WalkCursor* cursor, Missing* missing);
 
 }  // namespace lunar::redis

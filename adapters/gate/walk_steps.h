@@ -12,13 +12,32 @@ enum Encoding : unsigned {
   kRaw = 0, kInt = 1, kHashTable = 2, kZiplist = 5, kIntset = 6, kSkiplist = 7, kEmbedded = 8, kQuicklist = 9, kStream = 10, kListpack = 11,
 };
 
+// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd, or 2), an entry without value (4).
+struct Marked {
+  uintptr_t raw;
+  bool is_key() const { return (raw & 3) != 0; }
+  uintptr_t address() const { return (raw & 1) != 0 ? raw : raw & ~uintptr_t{7}; }
+};
+
 struct QuicklistNodeView {
   QuicklistNodeView *previous, *next;
   const char* entry;
   uint64_t bytes;
+  uint32_t marks;   // low half: elements
+  unsigned count() const { return marks & 0xffff; }
 };
 struct QuicklistView {
   QuicklistNodeView *head, *tail;
+  uint64_t count, nodes;
+};
+struct SkiplistNodeView {
+  const char* member;
+  double score;
+  const SkiplistNodeView *previous, *next;   // next: of the lowest level
+};
+struct SkiplistView {
+  const SkiplistNodeView *header, *tail;
+  uint64_t length;
 };
 struct ZsetView {
   void* members;   // DictView or TableView
@@ -42,12 +61,20 @@ struct PassedOver {
   }
 };
 
+// Pages that were looked at in this look, so that neighbours cost one look and are noted once.
+struct PagesSeen {
+  static constexpr unsigned kSlots = 256;
+  uintptr_t page[kSlots] = {};   // its number twice, and 1 if it is resident
+  uintptr_t& slot(uintptr_t number) { return page[number % kSlots]; }
+};
+
 struct Walk {
   const ServerLayout& layout;
   Missing* missing;
   bool complete = true;
   const PassedOver* passed_over = nullptr;   // not noted when they are missing
   bool settled_only = false;                 // tables that are being rehashed are not looked at: somebody's search may be moving entries
+  PagesSeen* seen = nullptr;                 // walk_whole.h
   static constexpr unsigned kUsedMax = 32;
   AtomicPageWord* used[kUsedMax];            // pages that were there, each once (the first of them)
   unsigned used_count = 0;

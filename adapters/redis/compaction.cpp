@@ -13,8 +13,8 @@ namespace lunar::redis {
 namespace {
 
 constexpr unsigned kBatch = 128;
-constexpr int64_t kScanNsMax = 2000000;      // keys may be cold, too
-constexpr int64_t kRestNs = 60000000000;     // after a pass that moved next to nothing
+constexpr uint64_t kScanNsMax = 2000000;      // keys may be cold, too
+constexpr uint64_t kRestNs = 60000000000;     // after a pass that moved next to nothing
 
 struct Pass {
   ScanCursor* cursor = nullptr;
@@ -22,7 +22,7 @@ struct Pass {
   uint64_t seen = 0, moved = 0;
 };
 Pass g_pass;
-int64_t g_rest_until_ns = 0;
+uint64_t g_rest_until_ns = 0;
 uint64_t g_rest_below = 0;                   // bytes of holes that are not worth another pass
 CompactionCounters g_counters{};
 KeyBlock* g_batch[kBatch];
@@ -36,7 +36,7 @@ void on_key(Context*, String* name, Key* key, void*) {
 
 // False: all of the keyspace has been gone through.
 bool collect(Context* context) {
-  const int64_t end = sys::now_ns() + kScanNsMax;
+  const uint64_t end = sys::now_ns() + kScanNsMax;
   while (g_count < kBatch && sys::now_ns() < end) {
     if (g_pass.cursor == nullptr) g_pass.cursor = g_api.ScanCursorCreate();
     if (g_api.SelectDb(context, g_pass.database) != kOk) return false;   // there are no more databases

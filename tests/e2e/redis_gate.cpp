@@ -47,7 +47,7 @@ Words random_command(Twins& t, unsigned client) {
   const uint64_t k = t.pick(kKeysEach);
   auto key = [&](const char* type) { return fmt::format("c{}:{}:{}", client, type, k); };
   const std::string member = fmt::format("m{}", t.pick(60)), number = std::to_string(t.pick(1000));
-  switch (t.pick(34)) {
+  switch (t.pick(46)) {
     case 0: case 1: case 2: case 3: case 4: return {"GET", key("s")};
     case 5: case 6: return {"SET", key("s"), t.text(t.pick(40) == 0 ? 100000 : 200 + t.pick(2000))};
     case 7: return {"APPEND", key("s"), t.text(20)};
@@ -75,6 +75,18 @@ Words random_command(Twins& t, unsigned client) {
     case 30: return {"EVAL", "return redis.call('GET', KEYS[1])", "1", key("s")};
     case 31: return {"SETRANGE", key("s"), "5", "abc"};
     case 32: return {"GETRANGE", key("s"), "0", "50"};
+    case 33: return {"LRANGE", key("l"), std::to_string(t.pick(9)), t.pick(2) ? "-1" : "6"};   // whole values, and parts of them
+    case 34: return {"LINDEX", key("l"), std::to_string(static_cast<int64_t>(t.pick(40)) - 20)};
+    case 35: return {"XRANGE", key("x"), t.pick(2) ? "-" : fmt::format("({}-1", t.pick(100000)), "+"};
+    case 36: return {"XREVRANGE", key("x"), "+", t.pick(2) ? "-" : fmt::format("{}", t.pick(100000)), "COUNT", std::to_string(1 + t.pick(9))};
+    case 37: return {"XREAD", "COUNT", std::to_string(1 + t.pick(30)), "STREAMS", key("x"), fmt::format("c{}:x:{}", client, t.pick(kKeysEach)), "0", std::to_string(t.pick(100000))};
+    case 38: return {"ZRANGE", key("z"), "0", "-1", "WITHSCORES"};
+    case 39: return {"ZREVRANGE", key("z"), std::to_string(t.pick(4)), std::to_string(t.pick(9))};
+    case 40: return {"ZRANGEBYSCORE", key("z"), "-inf", "+inf"};
+    case 41: return {"LPOS", key("l"), "none", "MAXLEN", "0"};
+    case 42: return {"SINTERCARD", "2", key("t"), fmt::format("c{}:t:{}", client, t.pick(kKeysEach))};
+    case 43: return {"RPUSH", key("l"), t.text(t.pick(30) == 0 ? 20000 : 3000)};
+    case 44: return {"ZADD", key("z"), number, t.text(70), "8", t.text(60)};
     default: return {"COPY", key("h"), fmt::format("c{}:h:{}", client, t.pick(kKeysEach)), "REPLACE"};
   }
 }

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// How far the walk through a command's values (walk_whole.h) is, between two looks at it: numbers, never addresses.
+#pragma once
+#include <cstdint>
+
+namespace lunar::redis {
+
+struct WalkCursor {
+  unsigned key = 0;                              // of the command's keys: those before are done
+  uint64_t at = 0;                               // buckets, list nodes, listpacks of its value that were resident
+  unsigned char id[16] = {};                     // stream: of the last of these
+  uint64_t bytes = 0, bytes_max = UINT64_MAX;    // asked for so far, for the command; where it ends
+  bool begun() const { return bytes != 0 || at != 0 || key != 0; }
+};
+
+}  // namespace lunar::redis

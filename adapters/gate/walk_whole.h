@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Walks through whole values, for commands that read them as a whole or tell which part they read (Reach in command_keys.h). Like walk.h,
+// it touches no page that is not resident, and notes what is missing.
+//
+//   string, listpack, integers   its pages, from where they are missing on
+//   hash, set, sorted set        the dictionary's buckets ─► entries ─► members, values, nodes of the skip list
+//   list                         nodes by their counts from the nearer end, then those of the range
+//   stream                       stream_walk.h
+//
+// One look is bounded (kUnitsMax: a few hundred microseconds; and what Missing takes); the next one goes on where the last one found
+// something missing. What it keeps between two looks is a WalkCursor: a number of buckets, nodes or pages, never an address. Each look
+// comes from the key down again, as other commands may have changed or freed anything meanwhile; a number that fits no more costs faults.
+// Known: on Redis 7.0 all of them; sorted sets and sets on Redis 8.0; sets on Valkey 8.1; lists and strings on each. Others: their top level.
+//
+// Threading: as walk.h. Allocates nothing.
+#pragma once
+#include "walk_steps.h"
+
+namespace lunar::redis {
+
+class WholeWalk {
+ public:
+  static constexpr unsigned kUnitsMax = 6000;   // of work in one look: a bucket, a page or a node one, an entry four
+
+  // pre: the walk's `seen` is set.
+  WholeWalk(Walk& walk, WalkCursor* cursor) : walk_(walk), missing_(*walk.missing), cursor_(*cursor), bytes_before_(walk.missing->bytes) {}
+
+  // What the command reads of the value of the key at `argument`, its `nth`. pre: the object is resident.
+  void value(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument, unsigned nth);
+  // Whether the walk is for this one: others are looked at later, or have been.
+  bool turn_of(unsigned nth) const { return nth == cursor_.key && cursor_.bytes < cursor_.bytes_max; }
+  bool passed(unsigned nth) const { return nth < cursor_.key; }
+  // There is nothing to walk of this one.
+  void pass(unsigned nth) {
+    if (nth == cursor_.key) ++cursor_.key;
+  }
+  bool work(unsigned units);   // false: enough for one look
+  bool enough() const { return units_ == 0 || missing_.full(); }
+  bool bytes(const char* at, uint64_t bytes);   // all of them can be read
+
+ private:
+  bool part(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument);
+  bool text(const char* text, uint64_t first = 0, uint64_t last = UINT64_MAX);
+  bool string(const ObjectView& object, const Command& command, Reach reach, unsigned argument);
+  bool chain(EntryView* entry, unsigned type);
+  bool dict(DictView* dict, unsigned type);
+  bool scanned(DictView* dict, const Command& command, unsigned argument, unsigned type);
+  bool table(TableView* table);
+  bool list(const QuicklistView* list, int64_t first, int64_t last);
+  bool sorted_set(const ZsetView* zset, const Command& command, Reach reach, unsigned argument);
+  bool nodes(const char* skiplist, uint64_t count, bool backward);
+
+  Walk& walk_;
+  Missing& missing_;
+  WalkCursor& cursor_;
+  uint64_t bytes_before_;
+  unsigned units_ = kUnitsMax;
+};
+
+}  // namespace lunar::redis
