@@ -289,9 +289,17 @@ int describe(Command* command, const Subcommand& subcommand) {
 
 unsigned commands_pinned_keys() { return g_pins.count; }
 
+bool commands_free(Context* context) {
+  Reply* reply = g_api.Call(context, "COMMAND", "cc", "INFO", "lunar");   // GetCommand gives those of the own module only
+  if (reply == nullptr) return true;
+  Reply* first = g_api.CallReplyLength(reply) == 1 ? g_api.CallReplyArrayElement(reply, 0) : nullptr;
+  const bool taken = first != nullptr && g_api.CallReplyType(first) == kReplyArray;
+  g_api.FreeCallReply(reply);
+  return !taken;
+}
+
 int commands_register(Context* context, ErrorText* why) {
-  if (g_api.CreateCommand(context, "lunar", nullptr, "readonly", 0, 0, 0) != kOk)
-    return why->set(-EEXIST, "a command LUNAR exists already; unload the module that has it");
+  if (g_api.CreateCommand(context, "lunar", nullptr, "readonly", 0, 0, 0) != kOk) return why->set(-EINVAL, "the server refuses the command LUNAR");
   Command* parent = g_api.GetCommand(context, "lunar");
   static const CommandInfoVersion kVersion{1, sizeof(HistoryEntry), sizeof(KeySpec), sizeof(CommandArgument)};
   CommandInfo container{};

@@ -7,7 +7,9 @@
 
 namespace lunar::redis {
 
-// Registers it. 0, or -EEXIST/-EINVAL with *why.
+// No other module has it.
+bool commands_free(Context* context);
+// Registers it. 0, or -EINVAL with *why.
 [[nodiscard]] int commands_register(Context* context, ErrorText* why);
 // Bytes of values that LUNAR PIN holds in DRAM.
 unsigned commands_pinned_keys();

@@ -90,10 +90,12 @@ int load(Context* context, String** arguments, int count) {
   }
   if (settings_load(arguments, count, &why) < 0) return refuse(context, why.text);
   if (settings_register(context) < 0) return kError;   // the server has said what was wrong
-  if (commands_register(context, &why) < 0) return refuse(context, why.text);
+  if (!commands_free(context)) return refuse(context, "a command LUNAR exists already; unload the module that has it");
   if (info_register(context) < 0) return refuse(context, "the server refuses a section of INFO");
   if (start_tier_of_server(context, &why) < 0) return refuse(context, why.text);
   g_loaded = true;
+  // Behind everything that may fail: Valkey 8.1 crashes when it takes commands with subcommands back from a module that was not loaded.
+  if (commands_register(context, &why) < 0) g_api.Log(context, "warning", "%s: the tier works, its commands do not", why.text);
   if (!key_memory_check(context))
     g_api.Log(context, "warning", "this server's layout of keys is not known: LUNAR MEMORY, HOT, COLD, PIN and PREFETCH will say so");
   announce(context);

@@ -155,6 +155,7 @@ class Account {
   int64_t own_fixed() const { return me().fixed.load(std::memory_order_relaxed); }
   int64_t own_pages() const { return me().pages.load(std::memory_order_relaxed); }
   void set_cap(int64_t pages) { shared_->cap_pages.store(pages); }
+  void set_lun_cap(int64_t bytes) { shared_->lun_cap_bytes.store(bytes); }
   // Whether this member is at or above its weighted share of what can be evicted: it evicts when DRAM runs low.
   bool above_share() const;
   void raise_pressure();                  // wakes sleeping evictors of all members

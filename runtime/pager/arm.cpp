@@ -250,6 +250,11 @@ int pager_create(const Options& options, ErrorText* why) {
   if (state.created.load(std::memory_order_acquire)) return why->set(-EEXIST, "pager: started already");
   HostGuard guard;
   if (pager_armed()) return create_again(state, options, why);
+  // Of an earlier attempt, with other options, nothing may be left (a module whose first load failed).
+  if (state.devices[0] != nullptr && descriptors_in_place(state)) close_device(state, 0);
+  state.devices[0] = nullptr;
+  state.next_activation_ns.store(0);
+  state.activation_failed.store(false);
   state.options = options;
   if (test_switches.numa_nodes > 1) sys::pretend_nodes(static_cast<int>(test_switches.numa_nodes));
   (void)sys::numa_nodes();   // loads a library: now, not where the program allocates
@@ -273,7 +278,10 @@ int pager_create(const Options& options, ErrorText* why) {
     if (rc == 0) close_device(state, 0);
   }
   if (rc = join_account(state, why); rc < 0) return rc;
-  if (!vouched) state.account.set_cap(static_cast<int64_t>(state.dram_bytes >> state.page_shift));   // an earlier attempt may have had another
+  if (!vouched) {   // an earlier attempt may have had others
+    state.account.set_cap(static_cast<int64_t>(state.dram_bytes >> state.page_shift));
+    state.account.set_lun_cap(static_cast<int64_t>(pager_lun_bytes()));
+  }
   if (options.stats_file != nullptr && options.stats_file[0] != 0) {
     rc = stats_file_open(options.stats_file);
     if (rc < 0) return why->set(rc, "stats_file: %s cannot be written (%s)", options.stats_file, errno_text(rc));
@@ -316,8 +324,7 @@ int pager_arm(ErrorText* why) {
     if (rc < 0) (void)why->set(rc, "lun: no room for what the program holds already (%s)", format_size(promised).text);
     else if ((rc = pager_start_threads(why)) < 0) state.account.lun_give(static_cast<int64_t>(promised));
     if (rc < 0) {   // what is committed until the next attempt must be charged then
-      state.lun_ready.store(false);
-      state.luns[state.own_lun].close();
+      lun_close_own();
     }
   }
   if (rc < 0) {

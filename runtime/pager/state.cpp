@@ -198,8 +198,18 @@ int lun_open_own() {
     if (piece >= 0) state.account.uncarve(piece, pieces);
     return rc;
   }
+  state.carved_first = piece;
+  state.carved_pieces = pieces;
   state.lun_ready.store(true, std::memory_order_release);
   return 0;
+}
+
+void lun_close_own() {
+  auto& state = pager_state();
+  state.lun_ready.store(false);
+  state.luns[state.own_lun].close();
+  if (state.carved_pieces != 0) state.account.uncarve(state.carved_first, state.carved_pieces);
+  state.carved_pieces = 0;
 }
 
 MutatorScope::MutatorScope(bool wait) {

@@ -63,6 +63,8 @@ struct PagerState {
   };
   DeviceId device_ids[kLunIds][kDeviceFdsMax] = {};
   unsigned own_lun = 0, parent_lun = 0;
+  int carved_first = -1;                   // of a shared device, for our LUN: pieces of the account's
+  unsigned carved_pieces = 0;
   uint32_t luns_referred = 0;              // a bit a number: pages referred to it when this process began (less by now, if anything)
   unsigned generation = 0;                 // forks since the pager was created
   std::atomic<bool> lun_ready{false};      // ours is open (a forked child opens its own at its first dirty eviction)
@@ -149,6 +151,7 @@ void lun_ids_forget_unused();
 
 // A forked child opens a LUN of its own when it first needs to write. 0 or -errno. May block; not for handlers.
 [[nodiscard]] int lun_open_own();
+void lun_close_own();   // nothing was written to it
 
 // The calling thread is about to change page mappings (discard, move): keeps fork out. Never held across a wait for I/O.
 // wait false: while a fork is in hand it is not entered (for who holds locks that the fork will ask for).

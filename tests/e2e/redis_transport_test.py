@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -149,6 +150,100 @@ def threads(directory, module, helper):
 
     with_server(directory, module, test, "--loadmodule", helper, size="512mb")
     with_server(directory, module, on_from_the_start, "--io-threads", "3", *DO_READS, size="512mb")
+
+
+class PlainServer(Server):
+    """A server that is to load the module later."""
+    def __init__(self, directory):   # pylint: disable=super-init-not-called
+        self.directory, self.log = directory, os.path.join(directory, "log")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.out = open(self.log, "ab")   # pylint: disable=consider-using-with
+        self.process = subprocess.Popen([SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "",   # pylint: disable=consider-using-with
+                                         "--enable-module-command", "yes"], stdout=self.out, stderr=self.out)
+        for _ in range(400):
+            try:
+                self.client()
+                return
+            except OSError:
+                time.sleep(0.05)
+        sys.exit("the server does not answer")
+
+
+FIGURES = ("lunar_dram_budget_bytes", "lunar_lun_size_bytes", "lunar_maxmemory_ceiling_bytes", "lunar_forks_refused_at_bytes")
+
+
+def modules(directory, module):
+    lun = os.path.join(directory, "lun")
+    with open(lun, "wb") as out:
+        out.truncate(700 * MIB)
+    good = ("dram", "24mb", "lun", directory, "size", "256mb"), ("dram", "16mb", "lun", lun, "forks", "no")
+    bad = [   # arguments, and what the line says; the later the stage, the more there is to take back
+        (("dram", "4xb"), "is not a size"),
+        (("dram", "16mb", "lun", os.path.join(directory, "not", "there")), "there is no such file"),
+        (("dram", "16mb", "lun", "/dev/null"), "neither a directory"),
+        (("dram", "64mb", "size", "32mb", "lun", directory), "smaller than the DRAM budget"),
+        (("dram", "16mb", "lun", lun, "handlers", "99999"), "give more (--dram)"),
+        (("dram", "16mb", "lun", directory, "handlers", "99999"), "give more (--dram)"),
+        (("dram", "16mb", "lun", "sim:160m", "handlers", "99999"), "give more (--dram)"),
+    ]
+
+    def load(client, arguments):
+        return refusal(client, "MODULE", "LOAD", module, *arguments)
+
+    def figures(client):
+        told = client.info("lunar")
+        return {name: int(told[name]) for name in FIGURES}
+
+    expected = []
+    for arguments in good:
+        server = PlainServer(directory)
+        try:
+            client = server.client()
+            assert load(client, arguments) == "", server.text()[-2000:]
+            expected.append(figures(client))
+        finally:
+            server.end()
+
+    for number, arguments in enumerate(good):
+        for order in range(0, len(bad), 2 + 2 * number):
+            server = PlainServer(directory)
+            try:
+                client = server.client()
+                for failing, text in bad[order:] + bad[:order]:
+                    seen = len(server.text())
+                    assert load(client, failing) != "", f"{failing} loads"
+                    server.must_live(f"MODULE LOAD {failing}")
+                    added = server.text()[seen:]
+                    assert text in added, f"MODULE LOAD {failing} says {added}"
+                assert client.ask("CONFIG", "GET", "lunar.*") == [], "settings are left of a load that failed"
+                assert "unknown command" in refusal(client, "LUNAR", "STATS").lower(), "a command is left of a load that failed"
+                assert load(client, arguments) == "", f"{arguments} after loads that failed:\n{server.text()[-2000:]}"
+                assert figures(client) == expected[number], f"{arguments} after loads that failed: {figures(client)} instead of {expected[number]}"
+                if order == 0:
+                    loaded_twice(server, client, module, arguments)
+            finally:
+                server.end()
+
+
+def loaded_twice(server, client, module, arguments):
+    seen = len(server.text())
+    assert refusal(client, "MODULE", "LOAD", module, *arguments) != "", "it loads twice"
+    assert refusal(client, "MODULE", "LOAD", module) != "", "it loads twice"
+    seen = len(server.text())
+    assert refusal(client, "MODULE", "UNLOAD", "lunar") != "", "it is unloaded"
+    assert "restart the server without the module" in server.text()[seen:], f"MODULE UNLOAD says {server.text()[seen:]}"
+    keys = list(range(6000))   # 24 MB
+    for first in range(0, len(keys), 200):
+        client.send([("SET", f"k:{key}", value(key, BYTES)) for key in keys[first:first + 200]])
+        for _ in range(200):
+            assert client.receive() == b"OK"
+    for key in keys:
+        assert client.ask("GET", f"k:{key}") == value(key, BYTES), f"k:{key} is not right"
+    assert int(client.info("lunar")["lunar_evicted_pages"]) > 0, "nothing was evicted"
+    assert refusal(client, "MODULE", "UNLOAD", "lunar") != "", "it is unloaded"
+    server.must_live("MODULE UNLOAD")
 
 
 def main(module, scenario, *further):
