@@ -14,8 +14,8 @@
 //     views give. Until there are keys, nothing is looked up.
 //   - a connection each time: descriptor, handlers and client must point at each other, and the client's buffer must be the one
 //     that read() is given.
-// What does not fit is left alone: the gate stays open. While a layout is checked, memory is read by a system call that fails on
-// a wild pointer.
+// Collections are looked at when a walk first meets them (collection_probe.h). What does not fit is left alone: the gate stays open.
+// While a layout is checked, memory is read by a system call that fails on a wild pointer.
 //
 // Threading: the server's main thread only. Allocates nothing.
 #pragma once

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "collection_probe.h"
 #include "key_slot.h"
 #include "pager/evictor.h"
 #include "pager/pager.h"
@@ -216,7 +217,7 @@ bool Walk::compact(const ObjectView& object) {
 
 void Walk::value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key) {
   const char* at = object->pointer;
-  if (at == nullptr || compact(*object)) return;
+  if (at == nullptr || compact(*object) || !collection_known(layout.keyspace(), *object)) return;
   switch (object->encoding()) {
     case kHashTable: {
       if (have(at, sizeof(DictView)) && first_key) members_of(const_cast<char*>(at), command, keys, object->type());

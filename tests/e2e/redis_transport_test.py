@@ -5,6 +5,7 @@ or unloaded in another order.
   unix        cold reads over a unix socket are held like those over TCP, beside which they run; each reply is checked
   modules     MODULE UNLOAD, MODULE LOAD after loads that failed at each stage: one line that says why, and a server that lives
   threads     a thread of the server's own that reads (io-threads) opens the gate, whenever it begins to; HELPER: killer_module
+  collections lists, hashes, sets, sorted sets and streams of this server are laid out as the gate has them
   config      CONFIG GET lunar.*, then CONFIG SET of what it said: only what the server itself calls immutable is refused
 """
 import os
@@ -244,6 +245,33 @@ def loaded_twice(server, client, module, arguments):
     assert int(client.info("lunar")["lunar_evicted_pages"]) > 0, "nothing was evicted"
     assert refusal(client, "MODULE", "UNLOAD", "lunar") != "", "it is unloaded"
     server.must_live("MODULE UNLOAD")
+
+
+def collections(directory, module):
+    def test(server):
+        client = server.client()
+        fill(client)
+        for i in range(60):
+            client.send([("RPUSH", f"l{i}", *[value(i + n, 300) for n in range(100)]), ("RPUSH", f"large{i}", value(i, 8000), value(i, 8000)),
+                         ("HSET", f"h{i}", *[word for n in range(600) for word in (f"f{n}", value(n, 20))]),
+                         ("SADD", f"s{i}", *[value(i + n, 20) for n in range(600)]),
+                         ("ZADD", f"z{i}", *[word for n in range(200) for word in (n, value(i + n, 50))]),
+                         *[("XADD", f"x{i}", "*", "a", value(n, 100)) for n in range(150)], ("XTRIM", f"x{i}", "MAXLEN", i % 3 * 70)])
+            for _ in range(156):
+                reply = client.receive()
+                assert not isinstance(reply, Refused), reply
+            read(client, random.Random(SEED + i), 60, 20)
+        before = client.figure("gate_held")
+        for i in range(60):
+            for words in (("LINDEX", f"l{i}", 0), ("LINDEX", f"large{i}", 1), ("HGET", f"h{i}", "f1"), ("SISMEMBER", f"s{i}", "x"),
+                          ("ZSCORE", f"z{i}", "x"), ("XLEN", f"x{i}")):
+                client.ask(*words)
+        assert client.figure("gate_held") > before + 60, f"{client.figure('gate_held') - before} of 360 commands were held"
+        text = server.text()
+        assert "looks no further" not in text and "stays open" not in text, text[-1000:]
+
+    with_server(directory, module, test, "--list-compress-depth", "1", size="512mb")
+    with_server(directory, module, test, size="512mb")
 
 
 def main(module, scenario, *further):
