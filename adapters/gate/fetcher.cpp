@@ -53,6 +53,7 @@ Request* Fetcher::spare() {
   spare_ = request->next;
   request->next = nullptr;
   request->share = nullptr;
+  request->ahead = nullptr;
   request->pages.count = 0;
   return request;
 }

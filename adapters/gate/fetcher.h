@@ -19,11 +19,14 @@
 
 namespace lunar::redis {
 
+struct AheadFetch;
+
 struct Request {
   Request* next = nullptr;
   int fd = -1;
   Share* share = nullptr;   // its user's, in which it counts
   uint64_t hold = 0;   // the connection's when it was made: ended when the pages are in, or the descriptor somebody else's
+  AheadFetch* ahead = nullptr;   // asked for by none of the clients (ahead.h)
   Missing pages;
 };
 

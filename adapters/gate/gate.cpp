@@ -9,6 +9,7 @@
 
 #include <utility>
 
+#include "ahead.h"
 #include "base/host_guard.h"
 #include "base/log.h"
 #include "foreground_save.h"
@@ -106,6 +107,7 @@ void take_what_is_done() {
     Request* next = r->next;
     Connection* c = g.connections.find(r->fd);
     if (c != nullptr && c->hold == r->hold && c->state == Hold::kHeld) release(c, false);
+    if (r->ahead != nullptr) ahead_fetched(r->ahead);
     r->share->bytes -= r->pages.bytes;
     --r->share->requests;
     g.fetcher.recycle(r);
@@ -242,7 +244,7 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
     const uint64_t now = first ? started : sys::now_ns();
     begin_fetching(now);
     let_go_of_late_ones(now);
-    int sleep = time_to_sleep(left, now);
+    int sleep = ahead_sleep(time_to_sleep(left, now), now);
     if (sleep != 0 && g.fetcher.begin_sleep()) sleep = 0;
     int n = g.epoll_wait(epoll, events, max, sleep);
     g.fetcher.end_sleep();
@@ -252,10 +254,11 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
     take_what_is_done();
     give_turns();
     n = add_ready(events, n, max);
-    if (n != 0 || left == 0) return n;
+    const uint64_t after = sys::now_ns();
+    if (n != 0 || left == 0 || ahead_due(after)) return ahead_add_event(events, n, max);
     if (timeout_ms >= 0) {
-      const auto passed = static_cast<int64_t>((sys::now_ns() - started) / 1000000);
-      if (passed >= timeout_ms) return 0;
+      const auto passed = static_cast<int64_t>((after - started) / 1000000);
+      if (passed >= timeout_ms) return ahead_add_event(events, 0, max);
       left = timeout_ms - static_cast<int>(passed);
     }
   }
@@ -391,7 +394,9 @@ void look_at_keys(int fd) {
   if (rc > 0 && rights_check(&why) < 0) rc = -1;
   if (rc > 0) stream_walk_check();
   if (rc < 0) return open_for_good(kUnknownLayout, why);
-  if (rc > 0 && !opened_for_io_threads() && start_fetching()) g.state.store(GateState::kWatching, std::memory_order_release);
+  if (rc <= 0 || opened_for_io_threads() || !start_fetching()) return;
+  g.state.store(GateState::kWatching, std::memory_order_release);
+  ahead_start();
 }
 
 GateOptions gate_options(const Options& options) {
@@ -451,6 +456,9 @@ GateCounters gate_counters() {
   now.partial_overflows = work.partial_overflows.get();
   now.turns = work.turns.get();
   now.cut = work.cut.get();
+  now.expired = ahead_counters().expired;
+  now.expired_cold = ahead_counters().expired_cold;
+  now.evictable = ahead_counters().evictable;
   now.held_bytes = g_gate.connections.held_quota().used;
   now.partial_bytes = g_gate.connections.partial_quota().used;
   now.seen = work.seen.get();

@@ -62,6 +62,8 @@ struct GateCounters {
   uint64_t partial_overflows = 0;  // starts of commands passed on: too many kept
   uint64_t turns = 0;              // times that a client waited because its user had as much under way as one may
   uint64_t cut = 0;                // requests cut short: as much as one client may ask for at once
+  uint64_t expired = 0, expired_cold = 0;       // keys that expired in turns of ours (ahead.h); not in yet after many rounds
+  uint64_t evictable = 0;                       // candidates of eviction that were fetched
   uint64_t held_bytes = 0, partial_bytes = 0;   // buffers in use now
   uint64_t seen = 0, seen_cold = 0;   // commands with keys when they came (each once); of these, something was not in DRAM
   uint64_t held_now = 0;              // clients

@@ -6,6 +6,8 @@
 
 #include <cstring>
 
+#include "ahead.h"
+#include "eviction.h"
 #include "gate_inside.h"
 #include "pager/state.h"
 #include "walk.h"
@@ -70,7 +72,7 @@ bool look_up(const Command& command, const CommandKeys* keys, int* database, Rig
   if (where == nullptr) return true;
   const bool there = walk_command(g.layout, *where, *keys, command, first_look, cursor, missing);
   if (first_look) note_first_look(*keys, command, !there);
-  return there;
+  return eviction_has_victim(command.bytes, missing) && there;
 }
 
 // The command at `at` of `text`: the first one may have begun in what the server has.
@@ -280,6 +282,7 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
   const int fd = from.fd;
   g.put_off = false;
+  ahead_of_commands();
   if (bytes == 0) return from.read(buffer, bytes);
   if (g.state.load(std::memory_order_relaxed) == GateState::kStarting) look_at_keys(fd);
   if (Connection* c = g.connections.find(fd); c != nullptr) return input_from(c, from, buffer, bytes);

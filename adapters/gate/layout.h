@@ -130,6 +130,7 @@ class ServerLayout {
   [[nodiscard]] int check_keys(ErrorText* why);
 
   Keyspace keyspace() const { return shape_->keyspace; }
+  void* event_loop() const { return const_cast<char*>(*loop_); }
   // What the event loop waits for: 1 readable, 2 writable.
   int event_mask(int fd) const;
   // The client whose socket this is, plain or under TLS; nullptr: something else, a replication link, or another transport's.

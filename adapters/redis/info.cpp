@@ -106,6 +106,9 @@ void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) 
   table.count("gate_partial_overflows", gate.partial_overflows);
   table.count("gate_turns", gate.turns);
   table.count("gate_cut", gate.cut);
+  table.count("gate_expired", gate.expired);
+  table.count("gate_expired_cold", gate.expired_cold);
+  table.count("gate_evictable", gate.evictable);
   table.count("gate_held_bytes", gate.held_bytes);
   table.count("gate_partial_bytes", gate.partial_bytes);
   table.count("prefetched_pages", stats.prefetched);

@@ -7,6 +7,8 @@
 //   writes        SET over cold strings, MSET, GETDEL, RENAME over them, DEL, UNLINK. What is to be there is there, byte by byte
 //   collections   DEL and UNLINK of them
 //   mixed         half GET, half SET
+//   expiry        all keys expire at the same time, while a client sends PING at a steady rate
+//   eviction      SET of new keys at maxmemory, under each policy that has an order
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
@@ -54,7 +56,7 @@ struct Load {
       }
       for (unsigned i = 0; i < used; ++i) {
         std::string part = wires[i].receive_until(kEnd);
-        require(part.ends_with(kEnd), "a reply is missing");
+        if (!part.ends_with(kEnd)) give_up(fmt::format("a reply is missing; the log:\n{}", server.log()));
         replies += part.substr(0, part.size() - kEnd.size());
       }
     }
@@ -73,7 +75,7 @@ struct Load {
 };
 
 std::unique_ptr<Server> start(const std::string& module, const Scratch& scratch, uint64_t cap_mib, Words further = {}) {
-  Words words{"--loadmodule", module, "dram", fmt::format("{}mb", cap_mib), "size", fmt::format("{}mb", cap_mib * 16), "lun", scratch.path,
+  Words words{"--loadmodule", module, "dram", fmt::format("{}mb", cap_mib), "size", fmt::format("{}mb", cap_mib * 12), "lun", scratch.path,
               "gate-hold-ms", "2000"};   // of a busy machine
   words.insert(words.end(), further.begin(), further.end());
   return std::make_unique<Server>(scratch.path, "writes", free_port(), words);
@@ -186,6 +188,94 @@ void mixed(Load& load, uint64_t count) {
   }
 }
 
+uint64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+double part(std::vector<uint64_t> all, double fraction) {
+  std::sort(all.begin(), all.end());
+  return all.empty() ? 0 : static_cast<double>(all[static_cast<size_t>(static_cast<double>(all.size() - 1) * fraction)]) / 1e6;
+}
+
+uint64_t size_of(const Server& server) { return strtoull(server.ask({"DBSIZE"}).c_str() + 1, nullptr, 10); }
+
+uint64_t wall_ms() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1000000;
+}
+
+uint64_t ping(Wire& wire, uint64_t due_ns) {
+  wire.send_all("PING\r\n");
+  (void)wire.receive_until("+PONG\r\n");
+  return now_ns() - due_ns;
+}
+
+// All keys are due at the same time. From then on PING at a steady rate, each measured from when it was to be sent, until they are gone; the
+// same to a plain server that is idle, which tells what the machine makes of it. A replica has to be told of each key.
+void expiry(Load& load, const Scratch& scratch, uint64_t count) {
+  const Server& server = load.server;
+  const Server idle(scratch.path, "idle", free_port(), {});
+  const Server replica(scratch.path, "replica", free_port(), {"--replicaof", "127.0.0.1", std::to_string(server.port())});
+  wait_until("the link of the replica", [&] { return replica.ask({"INFO", "replication"}).find("master_link_status:up") != std::string::npos; });
+  fill(load, count);
+  const uint64_t due_ms = wall_ms() + 1000 * (3 + count / 20000);
+  (void)load.run(count, [&](uint64_t k) { return Words{"PEXPIREAT", name_of(k), std::to_string(due_ms)}; });
+  require(size_of(server) == count && wall_ms() < due_ms, "keys are gone before their time, or it came too early");
+  while (wall_ms() < due_ms) usleep(1000);
+  const uint64_t faults = server.info("lunar_cold_faults"), begun = now_ns();
+  std::vector<uint64_t> pings, others;
+  Wire wire(server.port()), other(idle.port());
+  uint64_t left = count;
+  while (left != 0 && now_ns() - begun < 300'000'000'000) {
+    uint64_t next = now_ns();
+    for (unsigned i = 0; i < 200; ++i, next += 1'000'000) {
+      while (now_ns() < next) usleep(100);
+      pings.push_back(ping(wire, next));
+      const uint64_t then = now_ns();
+      others.push_back(ping(other, then));
+    }
+    left = size_of(server);
+  }
+  const double each = static_cast<double>(server.info("lunar_cold_faults") - faults) / static_cast<double>(count);
+  const double p50 = part(pings, 0.5), p99 = part(pings, 0.99), idle_p99 = part(others, 0.99);
+  fmt::print("{} keys expired in {:.1f} s, {:.3f} faults each; PING p50 {:.2f} ms, p99 {:.2f}, longest {:.2f}, of an idle server p99 {:.2f}, longest {:.2f}; "
+             "{} in turns, {} of these cold\n", count, static_cast<double>(now_ns() - begun) / 1e9, each, p50, p99, part(pings, 1), idle_p99, part(others, 1),
+             server.info("lunar_gate_expired"), server.info("lunar_gate_expired_cold"));
+  require(left == 0, "{} keys have not expired", left);
+  require(server.info("expired_keys") == count, "expired_keys is {}, {} keys there were", server.info("expired_keys"), count);
+  wait_until("the replica's last key", [&] { return size_of(replica) == 0; });
+  require(each <= kFaultsMax, "{:.3f} faults for a key that expires", each);
+  require(p50 <= 20, "p50 of PING is {:.2f} ms", p50);
+  if (idle_p99 > 0.5) fmt::print("the machine is too busy to judge the p99\n");
+  else require(p99 <= 2, "p99 of PING is {:.2f} ms", p99);
+}
+
+void eviction(Load& load, uint64_t count) {
+  for (const char* policy : {"allkeys-lru", "allkeys-lfu", "volatile-lru", "volatile-ttl"}) {
+    (void)load.server.ask({"CONFIG", "SET", "maxmemory-policy", policy});
+    (void)load.server.ask({"CONFIG", "SET", "maxmemory", "0"});
+    (void)load.server.ask({"FLUSHALL"});
+    const bool expires = policy[0] == 'v';
+    auto set = [&](uint64_t k, uint64_t version) {
+      Words words{"SET", name_of(k), value_of(k, version)};
+      if (expires) words.insert(words.end(), {"EX", std::to_string(100000 + k % 1000)});
+      return words;
+    };
+    (void)load.run(count, [&](uint64_t k) { return set(k, 0); });
+    const uint64_t used = load.server.info("used_memory"), evicted = load.server.info("evicted_keys");
+    require(load.server.ask({"CONFIG", "SET", "maxmemory", std::to_string(used + 64 * 1024)}).starts_with("+OK"), "maxmemory cannot be set");
+    load.measure(fmt::format("SET of new keys, {}", policy).c_str(), count / 3, kFaultsMax, [&](uint64_t i) { return set(count + i, 0); });
+    const uint64_t gone = load.server.info("evicted_keys") - evicted;
+    fmt::print("{} evicted, {} candidates, {} keys left\n", gone, load.server.info("lunar_gate_evictable"), size_of(load.server));
+    require(gone > count / 4, "{} keys were evicted", gone);
+    wait_until("the end of eviction", [&] { return size_of(load.server) + load.server.info("evicted_keys") - evicted == count + count / 3; });
+    require(load.server.info("used_memory") <= used + 512 * 1024, "used_memory is {}, maxmemory {}", load.server.info("used_memory"), used + 64 * 1024);
+  }
+}
+
 int run(const std::string& module, const std::string& scenario, uint64_t cap_mib) {
   Scratch scratch;
   const uint64_t keys = keys_for(cap_mib);
@@ -194,8 +284,11 @@ int run(const std::string& module, const std::string& scenario, uint64_t cap_mib
   if (scenario == "writes") strings(load, keys);
   else if (scenario == "collections") collections(load, cap_mib);
   else if (scenario == "mixed") mixed(load, keys);
+  else if (scenario == "expiry") expiry(load, scratch, keys);
+  else if (scenario == "eviction") eviction(load, keys);
   else return 2;
   fmt::print("held {}, rounds {}, timeouts {}\n", server->info("lunar_gate_held"), server->info("lunar_gate_rounds"), server->info("lunar_gate_timeouts"));
+  if (g_failures != 0) fmt::print("{}\n", server->log().substr(server->log().size() < 6000 ? 0 : server->log().size() - 6000));
   return g_failures == 0 ? 0 : 1;
 }
 

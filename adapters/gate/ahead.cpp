@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// See ahead.h.
+#include "ahead.h"
+
+#include <dlfcn.h>
+#include <sys/epoll.h>
+
+#include "base/host_guard.h"
+#include "base/log.h"
+#include "eviction.h"
+#include "expiry.h"
+#include "gate_inside.h"
+#include "sys/file.h"
+
+namespace lunar::redis {
+namespace {
+
+struct Ahead {
+  int fd = -1;                        // -1: not started
+  const int* blocked = nullptr;       // the server handles events inside of a command: no time for turns
+  bool wanted = false;                // there is work, or pages came in
+  uint64_t not_before = 0, looked = 0;
+  Share share;                        // what is under way counts here: for no client's user
+  AheadCounters counters;
+};
+
+constinit Ahead g_ahead;
+
+void turn(void*, int, void*, int) {
+  Ahead& a = g_ahead;
+  const uint64_t now = sys::now_ns();
+  a.looked = now;
+  a.wanted = false;
+  if (*a.blocked != 0 || counters().evictions.get() == 0) return;
+  ++a.counters.turns;
+  const bool more = expiry_turn(now);
+  const uint64_t end = sys::now_ns();
+  a.not_before = end + 2 * (end - now);
+  a.wanted = eviction_turn(end) || more;
+}
+
+}  // namespace
+
+void ahead_start() {
+  Ahead& a = g_ahead;
+  if (a.fd >= 0) return;
+  using Handler = void (*)(void*, int, void*, int);
+  int (*create)(void*, int, int, Handler, void*) = nullptr;
+  {
+    HostGuard guard;
+    create = reinterpret_cast<decltype(create)>(dlsym(RTLD_DEFAULT, "aeCreateFileEvent"));
+    a.blocked = static_cast<const int*>(dlsym(RTLD_DEFAULT, "ProcessingEventsWhileBlocked"));
+  }
+  if (create == nullptr || a.blocked == nullptr) return;
+  const bool expires = expiry_start(), evicts = eviction_start();
+  if (!expires && !evicts) return;
+  const int fd = sys::make_eventfd();
+  if (fd < 0) return;
+  if (create(gate().layout.event_loop(), fd, 1, turn, nullptr) != 0) return (void)gate().close(fd);
+  a.fd = fd;
+}
+
+bool ahead_due(uint64_t now) { return g_ahead.fd >= 0 && g_ahead.wanted && now >= g_ahead.not_before; }
+
+int ahead_sleep(int timeout_ms, uint64_t now) {
+  const Ahead& a = g_ahead;
+  if (a.fd < 0 || !a.wanted) return timeout_ms;
+  const uint64_t left = a.not_before > now ? (a.not_before - now + 999999) / 1000000 : 0;
+  return timeout_ms < 0 || static_cast<uint64_t>(timeout_ms) > left ? static_cast<int>(left) : timeout_ms;
+}
+
+int ahead_add_event(epoll_event* events, int n, int max) {
+  const Ahead& a = g_ahead;
+  if (a.fd < 0 || n >= max) return n;
+  const uint64_t now = sys::now_ns();
+  if (!ahead_due(now) && now < a.looked + kLookNs && !eviction_near()) return n;
+  events[n] = epoll_event{};
+  events[n].events = EPOLLIN;
+  events[n].data.fd = a.fd;
+  return n + 1;
+}
+
+void ahead_of_commands() {
+  if (g_ahead.fd >= 0) eviction_offer();
+}
+
+AheadCounters& ahead_counters() { return g_ahead.counters; }
+
+bool ahead_fetch(AheadFetch* fetch) {
+  Ahead& a = g_ahead;
+  Request* request = gate().fetcher.spare();
+  if (request == nullptr) return false;
+  request->fd = -1;
+  request->ahead = fetch;
+  request->pages = fetch->missing;
+  request->share = &a.share;
+  a.share.bytes += fetch->missing.bytes;
+  ++a.share.requests;
+  fetch->under_way = true;
+  gate().fetcher.submit(request);
+  return true;
+}
+
+void ahead_fetched(AheadFetch* fetch) {
+  fetch->under_way = false;
+  g_ahead.wanted = true;
+}
+
+}  // namespace lunar::redis

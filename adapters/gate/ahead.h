@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Work that the server does by itself, between clients' commands, on keys that are cold: active expiry (expiry.h) and eviction at maxmemory
+// (eviction.h). What it needs is fetched by the gate's threads first.
+//
+//   epoll_wait() returns ──► a file event of ours among its events ──► the server's loop calls turn(): data may be looked at, and changed
+//                                                                        │ what is missing ──► fetcher ──► the next turn
+//
+// The event's descriptor is never readable: the gate adds it to what epoll_wait gives, as it does with held clients. Idle, nobody is woken:
+// a turn goes along with a wake-up that the server has anyway, at most one in kLookNs.
+//
+// Redis 7.0 only, where what is called of the server is known: elsewhere, and where a symbol is missing, expiry and eviction read by faults.
+//
+// Threading: the server's main thread. Allocates nothing, but what the server's own functions do.
+#pragma once
+#include <cstdint>
+
+#include "walk.h"
+
+struct epoll_event;
+
+namespace lunar::redis {
+
+constexpr uint64_t kLookNs = 10'000'000;
+
+struct AheadCounters {
+  uint64_t expired = 0;        // keys that expired in a turn
+  uint64_t expired_cold = 0;   // of these: not in yet when their time was up
+  uint64_t evictable = 0;      // candidates of eviction that were fetched
+  uint64_t turns = 0;
+};
+
+// In a read, when the gate begins to watch.
+void ahead_start();
+// Milliseconds that may be slept.
+int ahead_sleep(int timeout_ms, uint64_t now);
+// Whether a turn is wanted now, without any event of the server's.
+bool ahead_due(uint64_t now);
+// The events with ours, when a turn is wanted. Returns their number.
+int ahead_add_event(epoll_event* events, int n, int max);
+// The server is about to run commands of a client: victims for what they may evict.
+void ahead_of_commands();
+AheadCounters& ahead_counters();
+
+// Pieces asked for on the server's own behalf; a turn follows when they are in. False: too many requests under way.
+struct AheadFetch {
+  Missing missing{};
+  bool under_way = false;
+};
+void ahead_fetched(AheadFetch* fetch);
+[[nodiscard]] bool ahead_fetch(AheadFetch* fetch);
+
+}  // namespace lunar::redis

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// See eviction.h.
+#include "eviction.h"
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <utility>
+
+#include "ahead.h"
+#include "base/host_guard.h"
+#include "gate_inside.h"
+#include "server_fields.h"
+#include "sys/mem.h"
+#include "walk_freed.h"
+
+namespace lunar::redis {
+namespace {
+
+// As the server has them.
+constexpr unsigned kPool = 16;
+constexpr size_t kCachedBytes = 255;
+struct PoolEntry {
+  uint64_t idle;       // or another measure: the larger the better
+  char* key;           // text in `cached`, or of its own
+  char* cached;
+  int32_t database;
+};
+static_assert(sizeof(PoolEntry) == 32);
+constexpr int kLru = 1, kLfu = 2, kAllKeys = 4, kVolatileTtl = 2 << 8;   // of a policy
+
+constexpr unsigned kBatches = 8, kBatch = 32;
+constexpr unsigned kRoundsOfBatch = 8, kFilledInTurn = 3;
+constexpr uint64_t kNearBytes = 4 << 20, kOverBytes = 256 << 10;   // below maxmemory: victims are made ready; commands need them
+constexpr size_t kGrowsBytes = 128;                                  // a shorter command hardly evicts
+constexpr uint64_t kFreshNs = 1'000'000'000;
+constexpr uint64_t kOffered = UINT64_MAX;   // the measure of a candidate that is ready
+
+struct Candidate {
+  int database = 0;
+  uint8_t bytes = 0;
+  char key[kCachedBytes] = {};
+  Slice slice() const { return {key, bytes}; }
+};
+
+struct Batch {
+  enum class State : uint8_t { kEmpty, kFetching, kReady } state = State::kEmpty;
+  unsigned count = 0, rounds = 0;
+  uint64_t chosen_ns = 0;
+  Candidate candidate[kBatch];
+  AheadFetch fetch;
+};
+
+struct Server {
+  int (*memory_state)(size_t*, size_t*, size_t*, float*) = nullptr;
+  void (*populate)(int, void*, void*, PoolEntry*) = nullptr;
+  void (*free_text)(char*) = nullptr;
+  const uint64_t* most = nullptr;
+  const int* policy = nullptr;
+  PoolEntry** pool = nullptr;
+};
+
+struct Eviction {
+  Server server;
+  PoolEntry own[kPool] = {};
+  Batch batch[kBatches];
+  bool near = false, over = false, usable = false;
+  unsigned next = 0;       // batch that is offered from
+  unsigned promised = 0;   // victims of commands that have been passed on since the last turn
+  bool asked = false;      // commands that grow were there since the last turn
+  uint64_t asked_ns = 0, offered_ns = 0;
+};
+
+constinit Eviction g_eviction;
+
+bool is_cached(const char* text) {
+  uint8_t header[3];   // used, allocated, kind
+  return text != nullptr && sys::peek(text - 3, header, sizeof header) == 0 && header[1] == kCachedBytes && (header[2] & 7) == 1;
+}
+
+bool is_pool(const void* pointer) {
+  PoolEntry entry[kPool];
+  // The first entry is looked at before the rest: most words point elsewhere.
+  if (sys::peek(pointer, entry, sizeof *entry) != 0 || !is_cached(entry->cached) || sys::peek(pointer, entry, sizeof entry) != 0) return false;
+  for (const PoolEntry& one : entry)
+    if (!is_cached(one.cached) || one.database < 0 || gate().layout.database(one.database) == nullptr) return false;
+  return true;
+}
+
+bool chooses_from_pool(int policy) { return (policy & (kLru | kLfu)) != 0 || policy == kVolatileTtl; }
+
+// Whether the next commands may evict, or will.
+void look_at_memory() {
+  Eviction& e = g_eviction;
+  const Server& server = e.server;
+  e.near = e.over = false;
+  if (*server.most == 0 || !chooses_from_pool(*server.policy)) return;
+  float level = 0;
+  (void)server.memory_state(nullptr, nullptr, nullptr, &level);
+  const double left = (1 - static_cast<double>(level)) * static_cast<double>(*server.most);
+  e.near = left < static_cast<double>(kNearBytes);
+  e.over = left < static_cast<double>(kOverBytes);
+}
+
+bool chosen_before(int database, Slice key) {
+  auto same = [&](int its_database, const char* text, size_t bytes) { return its_database == database && bytes == key.bytes && memcmp(text, key.data, bytes) == 0; };
+  for (const Batch& batch : g_eviction.batch)
+    for (unsigned i = 0; i < batch.count; ++i)
+      if (same(batch.candidate[i].database, batch.candidate[i].key, batch.candidate[i].bytes)) return true;
+  const PoolEntry* pool = *g_eviction.server.pool;
+  for (unsigned i = 0; i < kPool; ++i)
+    if (pool[i].key != nullptr && pool[i].idle == kOffered && same(pool[i].database, pool[i].key, sds_length(pool[i].key))) return true;
+  return false;
+}
+
+void forget(PoolEntry& entry) {
+  if (entry.key != entry.cached) g_eviction.server.free_text(entry.key);
+  entry.key = nullptr;
+  entry.idle = 0;
+}
+
+// The best of a sample, as the server would take it. False: there is none.
+bool choose(Candidate* out) {
+  Eviction& e = g_eviction;
+  const bool all_keys = (*e.server.policy & kAllKeys) != 0;
+  for (int i = 0; const DatabaseView* database = gate().layout.database(i); ++i) {
+    auto* from = static_cast<DictView*>(all_keys ? database->keys : database->expires);
+    if (from->used[0] + from->used[1] != 0) e.server.populate(i, from, database->keys, e.own);
+  }
+  for (unsigned k = kPool; k-- > 0;) {
+    PoolEntry& entry = e.own[k];
+    if (entry.key == nullptr) continue;
+    const Slice key{entry.key, sds_length(entry.key)};
+    const bool good = key.bytes <= kCachedBytes && !chosen_before(entry.database, key);
+    if (good) {
+      out->database = entry.database;
+      out->bytes = static_cast<uint8_t>(key.bytes);
+      memcpy(out->key, key.data, key.bytes);
+    }
+    forget(entry);
+    if (good) return true;
+  }
+  return false;
+}
+
+// Asks for what is missing, or the batch is ready.
+void look_at(Batch& batch) {
+  Gate& g = gate();
+  Missing& missing = batch.fetch.missing;
+  missing.count = 0;
+  missing.bytes = 0;
+  for (unsigned i = 0; i < batch.count && !missing.full(); ++i) {
+    const Candidate& one = batch.candidate[i];
+    const DatabaseView* database = g.layout.database(one.database);
+    Walk walk{g.layout, &missing};
+    (void)walk.look_up(database->expires, one.slice());
+    const auto* object = static_cast<const ObjectView*>(walk.look_up(database->keys, one.slice()));
+    if (object != nullptr && walk.have(object, sizeof *object)) walk_freed(walk, *object, false);
+    if (object == nullptr && walk.complete) batch.candidate[i--] = batch.candidate[--batch.count];   // gone
+  }
+  batch.state = Batch::State::kReady;
+  if (missing.count == 0 || batch.rounds++ >= kRoundsOfBatch || !ahead_fetch(&batch.fetch)) return;
+  batch.state = Batch::State::kFetching;
+}
+
+void fill(Batch& batch, uint64_t now) {
+  batch.count = batch.rounds = 0;
+  batch.chosen_ns = now;
+  for (unsigned tries = 0; tries < kBatch && batch.count < kBatch; ++tries)
+    if (choose(&batch.candidate[batch.count])) ++batch.count;
+  ahead_counters().evictable += batch.count;
+  if (batch.count != 0) look_at(batch);
+}
+
+// What was offered and not taken, at the end of the server's pool: by now it may be in use again.
+void withdraw() {
+  if (!g_eviction.usable) return;
+  PoolEntry* pool = *g_eviction.server.pool;
+  for (unsigned k = kPool; k-- > 0;)
+    if (pool[k].key != nullptr && pool[k].idle == kOffered) forget(pool[k]);
+}
+
+bool find_pool() {
+  Eviction& e = g_eviction;
+  if (e.usable) return true;
+  static bool looked = false;
+  if (std::exchange(looked, true)) return false;
+  HostGuard guard;
+  const auto make = reinterpret_cast<char* (*)(const void*, size_t)>(dlsym(RTLD_DEFAULT, "sdsnewlen"));
+  e.server.pool = reinterpret_cast<PoolEntry**>(program_pointer(is_pool));
+  if (make == nullptr || e.server.pool == nullptr) return false;
+  for (PoolEntry& entry : e.own)
+    if (entry.cached = make(nullptr, kCachedBytes); entry.cached == nullptr) return false;
+  return e.usable = true;
+}
+
+void take_fetched() {
+  for (Batch& batch : g_eviction.batch)
+    if (batch.state == Batch::State::kFetching && !batch.fetch.under_way) look_at(batch);
+}
+
+unsigned offered() {
+  const PoolEntry* pool = *g_eviction.server.pool;
+  unsigned n = 0;
+  for (unsigned i = 0; i < kPool; ++i) n += pool[i].key != nullptr && pool[i].idle == kOffered;
+  return n;
+}
+
+// At the end of the server's pool: the last that is free, or the worst one goes.
+void offer(const Candidate& candidate) {
+  PoolEntry* pool = *g_eviction.server.pool;
+  unsigned at = 0;
+  while (at < kPool && pool[at].key != nullptr) ++at;
+  if (at == kPool) {
+    forget(pool[0]);
+    char* cached = pool[0].cached;
+    memmove(pool, pool + 1, (kPool - 1) * sizeof *pool);
+    pool[--at].cached = cached;
+  }
+  PoolEntry& entry = pool[at];
+  memcpy(entry.cached, candidate.key, candidate.bytes);
+  entry.cached[candidate.bytes] = 0;
+  entry.cached[-3] = static_cast<char>(candidate.bytes);
+  entry.key = entry.cached;
+  entry.idle = kOffered;
+  entry.database = candidate.database;
+}
+
+}  // namespace
+
+bool eviction_start() {
+  if (gate().layout.keyspace() != Keyspace::kDict) return false;
+  Server& server = g_eviction.server;
+  HostGuard guard;
+  auto find = [](const char* name, auto* out) { return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr; };
+  if (!find("getMaxmemoryState", &server.memory_state) || !find("evictionPoolPopulate", &server.populate) || !find("sdsfree", &server.free_text) ||
+      dlsym(RTLD_DEFAULT, "propagatePendingCommands") == nullptr)
+    return false;
+  server.most = static_cast<const uint64_t*>(server_setting("maxmemory"));
+  server.policy = static_cast<const int*>(server_setting("maxmemory-policy"));
+  return server.most != nullptr && server.policy != nullptr;
+}
+
+bool eviction_near() { return g_eviction.near; }
+
+bool eviction_turn(uint64_t now) {
+  Eviction& e = g_eviction;
+  if (e.server.policy == nullptr) return false;
+  e.promised = 0;
+  if (std::exchange(e.asked, false)) e.asked_ns = now;
+  const bool was_near = e.near;
+  look_at_memory();
+  e.near = e.near && gate().watching() && find_pool();
+  e.over = e.over && e.near;
+  if (was_near && !e.near) withdraw();
+  if (!e.near) return false;
+  if (now > e.offered_ns + kFreshNs) {
+    withdraw();
+    e.offered_ns = now;
+  }
+  take_fetched();
+  unsigned filled = 0;
+  for (Batch& batch : e.batch) {
+    if (batch.fetch.under_way) continue;
+    if (batch.state == Batch::State::kReady && (batch.count == 0 || now > batch.chosen_ns + kFreshNs)) batch.state = Batch::State::kEmpty;
+    if (batch.state != Batch::State::kEmpty || now > e.asked_ns + kFreshNs) continue;
+    if (filled++ < kFilledInTurn) fill(batch, now);
+  }
+  eviction_offer();
+  return filled > kFilledInTurn;
+}
+
+void eviction_offer() {
+  Eviction& e = g_eviction;
+  if (!e.near) return;
+  take_fetched();
+  unsigned there = offered();
+  for (unsigned n = 0; n < kBatches && there < kPool; ++n, e.next = (e.next + 1) % kBatches) {
+    Batch& batch = e.batch[e.next];
+    for (; batch.state == Batch::State::kReady && batch.count != 0 && there < kPool; ++there) offer(batch.candidate[--batch.count]);
+    if (there == kPool) return;
+  }
+}
+
+bool eviction_has_victim(size_t bytes, Missing* missing) {
+  Eviction& e = g_eviction;
+  if (!e.near || bytes < kGrowsBytes) return true;
+  e.asked = true;
+  if (!e.over) return true;
+  unsigned ready = offered();
+  for (const Batch& batch : e.batch)
+    if (batch.state == Batch::State::kReady) ready += batch.count;
+  if (e.promised < ready) return ++e.promised, true;
+  const Batch* oldest = nullptr;
+  for (const Batch& batch : e.batch)
+    if (batch.state == Batch::State::kFetching && batch.fetch.under_way && (oldest == nullptr || batch.chosen_ns < oldest->chosen_ns)) oldest = &batch;
+  if (oldest == nullptr || missing->full()) return true;
+  const lunar_range& last = oldest->fetch.missing.range[oldest->fetch.missing.count - 1];
+  missing->add(last.address, last.bytes);
+  return false;
+}
+
+}  // namespace lunar::redis

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Eviction at maxmemory, of cold keys. The server evicts inside of a client's command: it samples a few keys into a pool of 16, ordered by how
+// little they are used, and frees the last of the pool; that reads the value's memory. Here candidates are sampled ahead by the server's own
+// function and policy, what freeing them reads is fetched, and they are put at the end of the server's pool, from where it takes them:
+//
+//   evictionPoolPopulate ──► batches of candidates ──► fetcher ──► ready ──► the server's pool, as its best 16 ──► the server evicts
+//
+// A client's command that will evict depends on its victims' memory as on its keys': while none is ready, it is held for one that is fetched.
+//
+// The server still decides whether, when and how many. A candidate is a few milliseconds old; one that is gone meanwhile is passed over by it.
+// Policies that choose at random (allkeys-random, volatile-random) have no pool: they are left to faults.
+//
+// Threading: as ahead.h. The server's pool is found by its shape (server_fields.h); where it is not, nothing is done.
+#pragma once
+#include <cstdint>
+
+#include "walk.h"
+
+namespace lunar::redis {
+
+bool eviction_start();
+bool eviction_turn(uint64_t now);
+// Used memory is close to maxmemory: turns are wanted as often as there may be.
+bool eviction_near();
+// Pre: the server may run commands next.
+void eviction_offer();
+// Whether there is a victim for a command of that many bytes; else adds to *missing what one waits for.
+bool eviction_has_victim(size_t bytes, Missing* missing);
+
+}  // namespace lunar::redis
