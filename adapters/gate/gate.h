@@ -14,6 +14,9 @@
 // (client_rights.h): neither the LUN, nor the budget, nor the time that a refusal takes tells it anything. What others may have under way or
 // held is bounded, a client and a user (user_share.h).
 //
+// What a command frees counts as what it reads: the old value of a SET, a deleted one (walk_freed.h), and at maxmemory the victims that it will
+// evict (eviction.h). Active expiry, which is no client's command, is done in turns on keys whose pages are in (expiry.h).
+//
 // Passed at once, without look-up: everything but sockets of clients (replication links, pipes, files), a command's start that is
 // all there is (the rest is judged with what the server has of it), commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
 // server's layout is not known (one line in the log), and for good once threads of the server read for it (io-threads-do-reads).

@@ -27,6 +27,7 @@ constexpr const char* kFooter =
     "  zipf     GET, zipfian 0.99                       zset     ZSCORE, ZRANGE of 10, 10% ZADD; sets of 160 members\n"
     "  hot      GET of a hot set (a 16th of --dram)     hotcold  half of the clients GET hot keys (their figures are\n"
     "  mixed    GET and 10% SET, uniform                         shown), the others cold ones\n"
+    "  half     GET and 50% SET, uniform                set      SET of uniformly random keys that are there\n"
     "  save     BGSAVE while clients do as in mixed,    paced    the same, hot clients send by the clock, --rate\n"
     "           --rate requests a second                         GETs a second, of a 256th of --dram\n"
     "  (load    how the data got there: 16 requests at once; load-hash, load-zset, load-fits ...)\n"
@@ -34,7 +35,7 @@ constexpr const char* kFooter =
     "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar / swap and lunar / run,\n"
     "and (run_over_swap) run / swap. Clients are one thread: it takes one CPU; see srv%, gen%, cpu%.";
 
-const std::vector<std::string> kDefault{"get", "zipf", "hot", "mixed", "get-pipe", "hotcold", "paced", "save",
+const std::vector<std::string> kDefault{"get", "zipf", "hot", "mixed", "half", "set", "get-pipe", "hotcold", "paced", "save",
                                         "hash", "zset", "get-fits", "mixed-fits", "get-pipe-fits"};
 const std::vector<std::string> kQuick{"get", "zipf", "hotcold", "get-fits"};
 

@@ -20,7 +20,7 @@ struct RedisWorkload {
   DataKind kind = DataKind::kStrings;
   bool pipelined = false, fits = false;
 };
-inline constexpr const char* kRedisBases[] = {"get", "zipf", "hot", "mixed", "hash", "zset", "hotcold", "paced", "save"};
+inline constexpr const char* kRedisBases[] = {"get", "zipf", "hot", "mixed", "half", "set", "hash", "zset", "hotcold", "paced", "save"};
 std::optional<RedisWorkload> parse_redis_workload(const std::string& name);
 // "load", "load-zset-fits": how a server's data got there.
 std::string load_workload_name(DataKind kind, bool fits);

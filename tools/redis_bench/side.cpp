@@ -235,9 +235,11 @@ std::function<bool(unsigned, Request*)> RedisSide::chooser(const RedisWorkload& 
       return *request = data_.read(connection < first ? hot() : uniform(), *random), true;
     };
   }
-  return [=, this](unsigned, Request* request) {   // mixed, hash, zset, save
-    const uint64_t key = uniform();
-    const bool write = random->below(100) < kWritePercent && !data_.writing(key);
+  const uint64_t writes = base == "set" ? 100 : base == "half" ? 50 : kWritePercent;
+  return [=, this](unsigned, Request* request) {   // mixed, half, set, hash, zset, save
+    uint64_t key = uniform();
+    while (base == "set" && data_.writing(key)) key = uniform();
+    const bool write = random->below(100) < writes && !data_.writing(key);
     return *request = write ? data_.write(key) : data_.read(key, *random), true;
   };
 }
