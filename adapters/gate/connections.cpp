@@ -110,6 +110,17 @@ bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quo
   return true;
 }
 
+bool Connections::reserve(Connection* c, size_t bytes) {
+  auto* data = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (data == nullptr) return false;
+  count(c, nullptr, nullptr);
+  unmap(c);
+  c->data = data;
+  c->capacity = bytes;
+  c->begin = c->end = 0;
+  return true;
+}
+
 void Connections::enter(Connection* c, Hold state, ConnectionList* list) {
   c->list->remove(c);
   if (c->state == Hold::kHeld) --held_now_;

@@ -42,6 +42,7 @@ struct Connection {
   Hold state = Hold::kPartial;
   bool parked = false, taken_out = false;   // masked in epoll; not in it: the other side has hung up
   bool late = false, waited = false;         // waited: for its user's turn, the last time
+  bool link = false;          // to the server's master: replica_link.h
   unsigned rounds = 0;
   WalkCursor cursor;          // of the first command, between its rounds
   uint64_t hold = 0;          // number of its last hold: what a request of an earlier one brings in does not end it
@@ -71,6 +72,8 @@ class Connections {
   // Bytes become `bytes` of `data`, which may not lie in it; counted in `quota` and, if there is one, that of the user. False: no memory,
   // or one of them is used up; nothing changed.
   [[nodiscard]] bool fill(Connection* c, const char* data, size_t bytes, Quota* quota, Quota* of_user);
+  // An empty buffer of `bytes` for it, counted nowhere. False: no memory.
+  [[nodiscard]] bool reserve(Connection* c, size_t bytes);
   void enter(Connection* c, Hold state) { enter(c, state, &lists_[static_cast<int>(state)]); }
   void enter(Connection* c, Hold state, ConnectionList* list);
   uint64_t held_now() const { return held_now_; }

@@ -17,6 +17,7 @@
 #include "pager/pager.h"
 #include "pager/watched.h"
 #include "program_got.h"
+#include "replica_link.h"
 #include "save_ahead.h"
 #include "stream_walk.h"
 #include "sys/file.h"
@@ -106,7 +107,7 @@ void take_what_is_done() {
   for (Request* r = g.fetcher.take_done(); r != nullptr;) {
     Request* next = r->next;
     Connection* c = g.connections.find(r->fd);
-    if (c != nullptr && c->hold == r->hold && c->state == Hold::kHeld) release(c, false);
+    if (c != nullptr && c->hold == r->hold && (!c->link || link_request_done(c)) && c->state == Hold::kHeld) release(c, false);
     if (r->ahead != nullptr) ahead_fetched(r->ahead);
     r->share->bytes -= r->pages.bytes;
     --r->share->requests;
@@ -155,6 +156,7 @@ void let_go_of_late_ones(uint64_t now) {
   Gate& g = g_gate;
   const bool all = !g.watching();
   let_go_in_order(g.connections.partial(), all, now);
+  if (Connection* link = link_waiting(); link != nullptr && (all || link->deadline_ns <= now)) release(link, true);
   for (Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting) let_go_in_order(share->waiting, all, now);
   if (!all && now < g.first_deadline_ns) return;
   g.first_deadline_ns = UINT64_MAX;
@@ -175,6 +177,7 @@ int time_to_sleep(int timeout_ms, uint64_t now) {
   uint64_t first = g.connections.held().head != nullptr ? g.first_deadline_ns : UINT64_MAX;
   auto sooner = [&](const Connection* c) { first = c != nullptr && c->deadline_ns < first ? c->deadline_ns : first; };
   sooner(g.connections.partial().head);
+  sooner(link_waiting());
   for (const Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting) sooner(share->waiting.head);
   if (first == UINT64_MAX) return timeout_ms;
   const uint64_t left = first > now ? (first - now + 999999) / 1000000 : 0;
@@ -385,11 +388,12 @@ void look_at_keys(int fd) {
   static unsigned reads = 0;
   if (!pager_armed()) return;
   ErrorText why;
-  if (g.layout.client_of(fd) == nullptr) {
+  const bool master = g.layout.master_of(fd) != nullptr;
+  if (!master && g.layout.client_of(fd) == nullptr) {
     if (g.layout.strange_client(fd)) open_for_good(kUnknownLayout, ((void)why.set(-ENOTSUP, "its clients look different"), why));
     return;
   }
-  if (reads++ % kKeysLookedAtEvery != 0) return;
+  if (reads++ % (master ? kKeysLookedAtEvery / 16 : kKeysLookedAtEvery) != 0) return;   // a stream's reads are large, and many commands
   int rc = g.layout.check_keys(&why);
   if (rc > 0 && rights_check(&why) < 0) rc = -1;
   if (rc > 0) stream_walk_check();

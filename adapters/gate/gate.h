@@ -17,7 +17,9 @@
 // What a command frees counts as what it reads: the old value of a SET, a deleted one (walk_freed.h), and at maxmemory the victims that it will
 // evict (eviction.h). Active expiry, which is no client's command, is done in turns on keys whose pages are in (expiry.h).
 //
-// Passed at once, without look-up: everything but sockets of clients (replication links, pipes, files), a command's start that is
+// A replica's link to its master is read ahead of: replica_link.h.
+//
+// Passed at once, without look-up: everything but sockets of clients (other replication links, pipes, files), a command's start that is
 // all there is (the rest is judged with what the server has of it), commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
 // server's layout is not known (one line in the log), and for good once threads of the server read for it (io-threads-do-reads).
 //

@@ -10,6 +10,7 @@
 #include "eviction.h"
 #include "gate_inside.h"
 #include "pager/state.h"
+#include "replica_link.h"
 #include "walk.h"
 
 namespace lunar::redis {
@@ -48,8 +49,6 @@ uint64_t part_of_budget(uint64_t part, uint64_t most) {
   return bytes < kClientBytesMin ? kClientBytesMin : bytes > most ? most : bytes;
 }
 
-// Of a client, under way at once; the last piece may pass it.
-uint64_t client_bytes_max() { return part_of_budget(kClientPart, kClientBytesMax); }
 uint64_t walk_bytes_max() { return part_of_budget(kWalkPart, kWalkBytesMax); }
 
 // One command of a client on `*database`; `keys`: as the table has it, or nullptr. True: nothing is missing for it, or it is none of the client's business.
@@ -270,6 +269,9 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
 
 }  // namespace
 
+// The last piece may pass it.
+uint64_t client_bytes_max() { return part_of_budget(kClientPart, kClientBytesMax); }
+
 uint64_t user_bytes_max() { return budget_bytes() / kUserPart; }
 
 ssize_t Source::read(void* buffer, size_t bytes) const {
@@ -285,10 +287,12 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   ahead_of_commands();
   if (bytes == 0) return from.read(buffer, bytes);
   if (g.state.load(std::memory_order_relaxed) == GateState::kStarting) look_at_keys(fd);
-  if (Connection* c = g.connections.find(fd); c != nullptr) return input_from(c, from, buffer, bytes);
+  if (Connection* c = g.connections.find(fd); c != nullptr) return c->link ? link_input(c, buffer, bytes) : input_from(c, from, buffer, bytes);
   Input input;
-  const bool judged = counters().evictions.get() != 0 && may_judge(fd, buffer, &input);
-  const ssize_t got = from.read(buffer, bytes);
+  const bool evicted = counters().evictions.get() != 0, judged = evicted && may_judge(fd, buffer, &input);
+  ssize_t got;
+  if (evicted && !judged && g.watching() && from.tls == nullptr && link_begin(fd, buffer, bytes, &got)) return got;
+  got = from.read(buffer, bytes);
   if (!judged || got <= 0) return got;
   Missing missing;
   missing.bytes_max = client_bytes_max();

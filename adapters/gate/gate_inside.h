@@ -79,8 +79,9 @@ Gate& gate();
 // read(), or SSL_read(): the main thread's, and that of the server's other threads.
 ssize_t gate_input(Source from, void* buffer, size_t bytes);
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes);
-// Bytes that may be under way for a user.
+// Bytes that may be under way for a user; that a client asks for at once.
 uint64_t user_bytes_max();
+uint64_t client_bytes_max();
 // The server's data is known, but its keys have not been checked yet: while a client's input is read they may be looked at.
 void look_at_keys(int fd);
 

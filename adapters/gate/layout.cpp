@@ -23,9 +23,9 @@ constexpr const char* kIoThread = "io_thd_";
 constexpr unsigned kTakenMax = 16;   // arguments that the server has of a command, when it is looked at (each costs system calls)
 
 //                                    database  loop     type  connection  client
-constexpr Shape kRedis7 = {Keyspace::kDict,   40, 80, 4, 16, 48, 0,  56, 24, 48, 8, 16, 32, 48, 148, 152, 136, 72, 80};
-constexpr Shape kRedis8 = {Keyspace::kDicts,  56, 80, 16, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176, 160, 88, 96};
-constexpr Shape kValkey8 = {Keyspace::kTables, 48, 72, 4, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64, 432, 40, 32};
+constexpr Shape kRedis7 = {Keyspace::kDict,   40, 80, 4, 16, 48, 0,  56, 24, 48, 8, 16, 32, 48, 148, 152, 136, 72, 80, 2};
+constexpr Shape kRedis8 = {Keyspace::kDicts,  56, 80, 16, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176, 160, 88, 96, 2};
+constexpr Shape kValkey8 = {Keyspace::kTables, 48, 72, 4, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64, 432, 40, 32, 1};
 
 template <class T>
 bool peek(const void* from, T* to) {
@@ -279,7 +279,7 @@ int ServerLayout::transport_of(const void* handler, const void* type) const {
   return -1;
 }
 
-const ClientView* ServerLayout::client_of(int fd) const {
+const ClientView* ServerLayout::client_of(int fd, uint64_t replication_flags) const {
   if ((event_mask(fd) & 1) == 0) return nullptr;
   const FileEventView& event = at<const FileEventView*>(*loop_, shape_->loop_events)[fd];
   const bool known = event.read_handler == handlers_[0] || event.read_handler == handlers_[1] || event.read_handler == handlers_[2];
@@ -290,7 +290,7 @@ const ClientView* ServerLayout::client_of(int fd) const {
     return nullptr;
   const auto* client = at<const ClientView*>(connection, shape_->connection_client);
   if (client == nullptr || at<const void*>(client, shape_->client_connection) != connection ||
-      (at<uint64_t>(client, shape_->client_flags) & 3) != 0)
+      (at<uint64_t>(client, shape_->client_flags) & 3) != replication_flags)
     return nullptr;
   const auto offset = static_cast<size_t>(at<const char*>(client, shape_->client_database) - databases_);
   if (offset >= size_t{database_count_} * shape_->database_bytes || offset % shape_->database_bytes != 0) return nullptr;
@@ -311,11 +311,21 @@ bool ServerLayout::strange_client(int fd) const {
 }
 
 bool ServerLayout::progress_of(const ClientView& client, const void* buffer, Progress* out) const {
+  return at<uint64_t>(&client, shape_->client_buffer + 8u) == 0 && progress_behind(client, 0, buffer, out);
+}
+
+bool ServerLayout::progress_of_master(const ClientView& master, const void* buffer, Progress* out) const {
+  return progress_behind(master, at<uint64_t>(&master, shape_->client_buffer + 8u), buffer, out);
+}
+
+// `used`: bytes at the start of its buffer that are done with.
+bool ServerLayout::progress_behind(const ClientView& client, uint64_t used, const void* buffer, Progress* out) const {
   const char* text = at<const char*>(&client, shape_->client_buffer);
   const int32_t left = at<int32_t>(&client, shape_->client_left), taken = at<int32_t>(&client, shape_->client_argc);
-  if (text == nullptr || at<uint64_t>(&client, shape_->client_buffer + 8u) != 0 || left < 0) return false;   // behind the buffer: how much of it is used
-  *out = {text, sds_length(text), left == 0 ? 0u : static_cast<unsigned>(taken), static_cast<unsigned>(left), at<int64_t>(&client, shape_->client_bulk)};
-  return text + out->bytes == buffer && (left != 0 || out->bulk == -1) && out->bulk >= -1 && out->bulk <= static_cast<int64_t>(kBulkMax) &&
+  if (text == nullptr || left < 0 || used > sds_length(text)) return false;
+  *out = {text + used, sds_length(text) - used, left == 0 ? 0u : static_cast<unsigned>(taken), static_cast<unsigned>(left),
+          at<int64_t>(&client, shape_->client_bulk)};
+  return out->text + out->bytes == buffer && (left != 0 || out->bulk == -1) && out->bulk >= -1 && out->bulk <= static_cast<int64_t>(kBulkMax) &&
          out->taken <= kTakenMax && out->left <= kArgumentsMax;
 }
 

@@ -109,6 +109,7 @@ struct Shape {
   uint16_t type_handler;                                                // of a connection type
   uint16_t connection_fd, connection_client, connection_reader;
   uint16_t client_flags, client_connection, client_database, client_buffer, client_left, client_bulk, client_user, client_argc, client_argv;   // flags: 1, 2: replication
+  uint16_t flag_of_master;                                              // of these two: the link to this server's master
 };
 
 // Header bytes and length of an sds by its flag byte (the one before the text).
@@ -134,11 +135,15 @@ class ServerLayout {
   // What the event loop waits for: 1 readable, 2 writable.
   int event_mask(int fd) const;
   // The client whose socket this is, plain or under TLS; nullptr: something else, a replication link, or another transport's.
-  const ClientView* client_of(int fd) const;
+  const ClientView* client_of(int fd) const { return client_of(fd, 0); }
+  // The link to this server's master, whose stream it executes. nullptr: not this descriptor, or a full sync goes on.
+  const ClientView* master_of(int fd) const { return client_of(fd, shape_->flag_of_master); }
   // A client on a plain or a unix socket that client_of does not know: laid out in another way.
   bool strange_client(int fd) const;
   // How far the server is with the client's input, which it is about to read into `buffer`. False: not known.
   bool progress_of(const ClientView& client, const void* buffer, Progress* out) const;
+  // The same of a master's link, whose buffer may begin with what has been executed.
+  bool progress_of_master(const ClientView& master, const void* buffer, Progress* out) const;
   // The arguments that the server has taken of the command that it is in. False: they are not what they should be.
   bool arguments_taken(const ClientView& client, const Progress& progress, Command* out) const;
   int database_of(const ClientView& client) const;
@@ -157,6 +162,8 @@ class ServerLayout {
   static const T& at(const void* base, unsigned offset) {
     return *reinterpret_cast<const T*>(static_cast<const char*>(base) + offset);
   }
+  const ClientView* client_of(int fd, uint64_t replication_flags) const;
+  bool progress_behind(const ClientView& client, uint64_t used, const void* buffer, Progress* out) const;
   bool holds_keys(const void* store) const;
   int check_dict(DictView* dict, const void* type, uint64_t index, ErrorText* why) const;
   int check_table(TableView* table, uint64_t index, ErrorText* why) const;

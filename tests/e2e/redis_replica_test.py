@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""redis_replica_test MODULE stream|faults: a tiered replica follows a tiered master, both with a quarter of the data in DRAM.
+
+  stream   uniform SETRANGE and SET from several clients: the replica has all of it soon after the master, and its main thread seldom
+           waited for the LUN itself; its own clients are answered meanwhile
+  faults   the same with links killed on either side, commands larger than what is read ahead, transactions, other databases, and kill -9 of
+           the replica and of the master: equal digests, and a partial resync where a plain server makes one
+"""
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
+from resp import Connection, Refused  # noqa: E402
+
+SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
+PATIENCE_S = 120
+STARTED = time.monotonic()
+KEYS = 60_000 if sys.argv[2:] == ["stream"] else 40_000
+SIZE = 1000
+FAULTS_MAX = 0.3       # of the replica's main thread, an operation
+SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
+NOISE = random.Random(SEED).randbytes(4 << 20)
+
+
+class Server:
+    def __init__(self, directory, module, *further, port=None):
+        os.makedirs(directory, exist_ok=True)
+        self.directory, self.module, self.further = directory, module, further
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = port or probe.getsockname()[1]
+        self.start()
+
+    def start(self):
+        log = os.path.join(self.directory, "log")
+        command = [SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory, "--save", "", "--enable-debug-command", "yes",
+                   "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "8mb", "--client-output-buffer-limit", "replica 0 0 0", *self.further]
+        if self.module:
+            command += ["--loadmodule", os.path.abspath(self.module), "dram", "16mb", "lun", self.directory, "size", "1gb"]
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out)
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            if self.process.poll() is not None or time.monotonic() > until:
+                text = open(log, errors="replace").read()
+                self.end()
+                if "userfaultfd" in text and os.geteuid() != 0:
+                    print("skip: userfaultfd: " + text.splitlines()[-1])
+                    sys.exit(77)
+                sys.exit(f"the server did not start:\n{text[-3000:]}")
+            try:
+                self.client = Connection(self.port, PATIENCE_S)
+                if self.client.ask("PING") == b"PONG":
+                    return
+            except (OSError, RuntimeError):
+                pass
+            time.sleep(0.02)
+
+    def info(self, section):
+        return dict(line.split(":", 1) for line in self.client.ask("INFO", section).decode().split("\r\n") if ":" in line)
+
+    def faults(self):
+        pid = self.process.pid
+        text = open(f"/proc/{pid}/task/{pid}/stat").read().rpartition(")")[2].split()
+        return int(text[7]) + int(text[9])
+
+    def cold_faults(self):
+        return int(self.info("lunar")["lunar_cold_faults"]) if self.module else 0
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def wait_until(what, true, patience=PATIENCE_S):
+    until = time.monotonic() + patience
+    while not true():
+        assert time.monotonic() < until, f"{what}: not in {patience} s"
+        time.sleep(0.02)
+
+
+def part(key, size):
+    at = key * 7919 % (len(NOISE) - size)
+    return NOISE[at:at + size]
+
+
+def fill(master):
+    for batch in range(0, KEYS, 200):
+        keys = range(batch, min(batch + 200, KEYS))
+        master.client.send([("SET", f"key:{key}", part(key, SIZE)) for key in keys])
+        for _ in keys:
+            assert master.client.receive() == b"OK"
+
+
+def linked(replica):
+    return replica.info("replication")["master_link_status"] == "up"
+
+
+def caught_up(master, replica):
+    """Both have the same offset, and the replica's own count of it is what its master was told."""
+    def same():
+        there, here = master.info("replication"), replica.info("replication")
+        return here["master_link_status"] == "up" and here.get("slave_repl_offset") == there["master_repl_offset"]
+    wait_until("the replica is behind", same)
+    assert master.client.ask("WAIT", "1", str(PATIENCE_S * 1000)) == 1
+
+
+class Writer(threading.Thread):
+    """Uniform writes, a pipeline at a time, on a connection of its own; kept up through a master that goes away."""
+
+    def __init__(self, port, number, operations, kinds, batch=64):
+        super().__init__()
+        self.port, self.random, self.left, self.kinds, self.batch = port, random.Random(SEED * 100 + number), operations, kinds, batch
+        self.failure, self.stop = None, False
+
+    def word(self):
+        key, kind = self.random.randrange(KEYS), self.random.choice(self.kinds)
+        if kind == "SETRANGE":
+            return ("SETRANGE", f"key:{key}", str(self.random.randrange(SIZE - 40)), part(self.random.randrange(1 << 20), 32))
+        if kind == "SET":
+            return ("SET", f"key:{key}", part(self.random.randrange(1 << 20), SIZE))
+        if kind == "HSET":
+            return ("HSET", f"hash:{key % 200}", f"field:{key % 300}", part(key, 100))
+        if kind == "BIG":
+            return ("SET", f"big:{key % 4}", part(key, self.random.choice([70_000, 300_000, 1_300_000])))
+        if kind == "MSET":
+            return ("MSET", *(w for i in range(40) for w in (f"key:{(key + i * 977) % KEYS}", part(key + i, 200))))
+        if kind == "DEL":
+            return ("DEL", f"key:{key}")
+        return ("APPEND", f"list:{key % 999}", part(key, 20))
+
+    def run(self):
+        try:
+            client = Connection(self.port, PATIENCE_S)
+            while self.left > 0 and not self.stop:
+                words = [self.word() for _ in range(min(self.batch, self.left))]
+                if "BIG" in self.kinds and self.random.randrange(4) == 0:
+                    words = [("SELECT", "3"), ("MULTI",), *words, ("EXEC",), ("SELECT", "0")]
+                client.send(words)
+                for _ in words:
+                    reply = client.receive()
+                    if isinstance(reply, Refused):
+                        raise RuntimeError(str(reply))
+                self.left -= self.batch
+            client.close()
+        except Exception as failure:   # looked at by the main thread
+            self.failure = failure
+
+
+def write(master, operations, kinds, clients=8):
+    writers = [Writer(master.port, i, operations // clients, kinds) for i in range(clients)]
+    for writer in writers:
+        writer.start()
+    return writers
+
+
+def joined(writers):
+    for writer in writers:
+        writer.join(PATIENCE_S)
+        assert not writer.is_alive(), "a writer does not end"
+        assert writer.failure is None, f"a writer: {writer.failure!r}"
+
+
+def say(what):
+    print(f"{time.monotonic() - STARTED:6.1f} s  {what}", flush=True)
+
+
+def equal(master, replica, what):
+    caught_up(master, replica)
+    say(what + ": caught up")
+    there, here = master.client.ask("DEBUG", "DIGEST"), replica.client.ask("DEBUG", "DIGEST")
+    assert there == here, f"{what}: the digests differ\n{open(os.path.join(replica.directory, 'log'), errors='replace').read()[-2000:]}"
+    say(what + ": equal")
+
+
+def stream(master, replica):
+    fill(master)
+    replica.client.ask("REPLICAOF", "127.0.0.1", str(master.port))
+    say("filled")
+    wait_until("the link", lambda: linked(replica))
+    say("linked")
+    caught_up(master, replica)
+    results = []
+    for kinds in (["SETRANGE"], ["SET"]):
+        operations = 40_000
+        faults, cold, start = replica.faults(), replica.cold_faults(), time.monotonic()
+        longest = 0
+        writers = write(master, operations, kinds)
+        while any(writer.is_alive() for writer in writers):
+            asked = time.monotonic()
+            assert replica.client.ask("PING") == b"PONG"
+            longest = max(longest, time.monotonic() - asked)
+            time.sleep(0.01)
+        joined(writers)
+        there = time.monotonic() - start
+        caught_up(master, replica)
+        here = time.monotonic() - start
+        faults, cold = (replica.faults() - faults) / operations, (replica.cold_faults() - cold) / operations
+        print(f"{kinds[0]:9} master {operations / there:7.0f} op/s, replica {operations / here:7.0f} op/s; {faults:.3f} faults of its main thread an operation, "
+              f"{cold:.3f} cold ones; PING {longest * 1000:.1f} ms at the most")
+        results.append((kinds[0], cold, faults))
+    equal(master, replica, "after the stream")
+    lunar = replica.info("lunar")
+    print({name: lunar["lunar_" + name] for name in ("gate_commands", "gate_held", "gate_rounds", "overlapped_reads", "gate_timeouts", "prefetched_pages")})
+    for kind, cold, _ in results:
+        assert cold <= FAULTS_MAX, f"{kind}: {cold:.3f} cold faults an operation"
+
+
+def faults(master, replica):
+    fill(master)
+    replica.client.ask("REPLICAOF", "127.0.0.1", str(master.port))
+    wait_until("the link", lambda: linked(replica))
+    kinds = ["SETRANGE"] * 20 + ["SET"] * 10 + ["HSET", "MSET", "DEL", "APPEND", "APPEND"] * 2 + ["BIG"]
+    partial = int(master.info("stats")["sync_partial_ok"])
+    writers = write(master, 9_600, kinds)
+    for i in range(6):
+        time.sleep(0.4)
+        if i % 2 == 0:
+            replica.client.ask("CLIENT", "KILL", "TYPE", "master")
+        else:
+            master.client.ask("CLIENT", "KILL", "TYPE", "replica")
+    joined(writers)
+    say("written")
+    wait_until("the link", lambda: linked(replica))
+    equal(master, replica, "links killed")
+    again = int(master.info("stats")["sync_partial_ok"]) - partial
+    print(f"{again} partial resyncs")
+    assert again >= 1, "no partial resync"
+
+    writers = write(master, 6_400, kinds)
+    time.sleep(0.5)
+    replica.kill()
+    replica.start()
+    replica.client.ask("REPLICAOF", "127.0.0.1", str(master.port))
+    joined(writers)
+    say("written")
+    wait_until("the link", lambda: linked(replica))
+    equal(master, replica, "replica killed")
+
+    master.client.ask("SAVE")
+    writers = write(master, 6_400, kinds)
+    time.sleep(0.5)
+    master.kill()
+    for writer in writers:
+        writer.join(PATIENCE_S)
+    master.start()
+    wait_until("the link", lambda: linked(replica))
+    writers = write(master, 3_200, kinds)
+    joined(writers)
+    say("written")
+    equal(master, replica, "master killed")
+    replica.client.ask("REPLICAOF", "NO", "ONE")
+    assert replica.client.ask("SET", "own", "one") == b"OK"
+
+
+def main(module, scenario):
+    print(f"seed {SEED}")
+    root = tempfile.mkdtemp(prefix="lunar-replica-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+    servers = []
+    try:
+        for name in ("master", "replica"):
+            servers.append(Server(os.path.join(root, name), "" if os.environ.get("LUNAR_PLAIN") else module))
+        {"stream": stream, "faults": faults}[scenario](*servers)
+    finally:
+        for server in servers:
+            server.end()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
