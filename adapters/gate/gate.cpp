@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ahead.h"
+#include "aof_ahead.h"
 #include "base/host_guard.h"
 #include "base/log.h"
 #include "foreground_save.h"
@@ -423,6 +424,7 @@ int gate_start(const GateOptions& options, ErrorText* why) {
   if (rc == 0) rc = redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
   if (rc < 0) return rc;   // a hook without the others hands through
   foreground_save_watch(g.layout, keys_known);
+  aof_ahead_watch(g.layout, keys_known);
   g.state.store(GateState::kStarting);
   gate_set(options);
   return 0;

@@ -28,6 +28,7 @@ struct Item {
 };
 
 struct Link {
+  int fd = -1;
   Item items[kWindowMax];
   unsigned first = 0, count = 0;    // items that the server has not been given
   size_t parsed = 0;                // bytes that are items, or have been
@@ -141,7 +142,7 @@ void begin_wave(Connection* c, uint64_t bytes_max) {
   Gate& g = gate();
   Link& l = g_link;
   Share* share = g.shares.of(&g_link);
-  Missing missing;
+  Missing missing{};
   c->hold = ++g.holds;
   uint64_t bytes = 0;
   bool more = true;
@@ -241,9 +242,10 @@ ssize_t link_input(Connection* c, void* buffer, size_t bytes) {
   }
   const size_t n = give(c, buffer, bytes);
   const bool over = n == 0 && l.count == 0 && (l.leave || l.ended);
+  const int fd = c->fd;
   settle(c);
   if (n != 0) return static_cast<ssize_t>(n);
-  if (over) return g.read(c->fd, buffer, bytes);
+  if (over) return g.read(fd, buffer, bytes);
   g.put_off = true;
   errno = EAGAIN;
   return -1;
@@ -254,6 +256,7 @@ bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got) {
   Link& l = g_link;
   const ClientView* master = g.layout.master_of(fd);
   Progress progress;
+  if (const Connection* other = l.fd >= 0 ? g.connections.find(l.fd) : nullptr; other != nullptr && other->link) return false;   // there is one
   if (master == nullptr || !g.layout.progress_of_master(*master, buffer, &progress)) return false;
   if (progress.bulk >= 0 && progress.bytes < static_cast<uint64_t>(progress.bulk) + 2 &&
       static_cast<uint64_t>(progress.bulk) + 2 - progress.bytes > kLeftBytesMax) {   // in a large argument: up to its end
@@ -268,6 +271,7 @@ bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got) {
     return false;
   }
   c->link = true;
+  l.fd = fd;
   l.first = l.count = 0;
   l.outstanding = 0;
   l.held = l.ended = l.leave = false;

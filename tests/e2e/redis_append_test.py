@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""redis_append_test MODULE LUNAR module|run: an append-only file loads at about the pace of a plain server.
+
+A plain server writes the file (a dump, or commands, first; then SETRANGE, SET, hashes, several databases over all of it); a tiered one, a
+quarter of whose data fits in DRAM, loads it. Its main thread waits for the LUN seldom, and the data is the same.
+"""
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
+from resp import Connection  # noqa: E402
+
+SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
+PATIENCE_S = 120
+KEYS, SIZE, WRITES = 56_000, 1000, 50_000
+FAULTS_MAX = 0.4       # of the main thread, a write over a key that is there
+SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
+RANDOM = random.Random(SEED)
+NOISE = RANDOM.randbytes(1 << 20)
+
+
+def noise(size):
+    at = RANDOM.randrange(len(NOISE) - size)
+    return NOISE[at:at + size]
+
+
+class Server:
+    def __init__(self, directory, wrapper=(), further=()):
+        self.log = os.path.join(directory, "log")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [*wrapper, SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "", "--appendonly", "yes",
+                   "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0", "--enable-debug-command", "yes", "--aof-timestamp-enabled", "yes", *further]
+        started = time.monotonic()
+        with open(self.log, "ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out)
+        while True:
+            if self.process.poll() is not None or time.monotonic() > started + PATIENCE_S:
+                text = open(self.log, errors="replace").read()
+                self.end()
+                if "userfaultfd" in text and os.geteuid() != 0:
+                    print("skip: userfaultfd: " + text.splitlines()[-1])
+                    sys.exit(77)
+                sys.exit(f"the server did not start:\n{text[-3000:]}")
+            try:
+                self.client = Connection(self.port, PATIENCE_S)
+                if self.client.ask("PING") == b"PONG":
+                    break
+            except (OSError, RuntimeError):
+                pass
+            time.sleep(0.02)
+        self.took = time.monotonic() - started
+
+    def faults(self):
+        """Of the main thread, since it started; those of memory that is new among them."""
+        pid = self.process.pid
+        text = open(f"/proc/{pid}/task/{pid}/stat").read().rpartition(")")[2].split()
+        return int(text[7]) + int(text[9])
+
+    def pipeline(self, words):
+        for at in range(0, len(words), 200):
+            self.client.send(words[at:at + 200])
+            for _ in words[at:at + 200]:
+                reply = self.client.receive()
+                assert not isinstance(reply, Exception), reply
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def make(directory, dump):
+    """An append-only file with its data, and their digest."""
+    os.makedirs(directory)
+    server = Server(directory)
+    server.pipeline([("SET", f"key:{key}", noise(SIZE)) for key in range(KEYS)])
+    if dump:
+        server.client.ask("BGREWRITEAOF")
+        while b"aof_rewrite_in_progress:1" in server.client.ask("INFO", "persistence") or b"aof_rewrite_scheduled:1" in server.client.ask("INFO", "persistence"):
+            time.sleep(0.1)
+    words = [("SELECT", "2"), *(("HSET", f"hash:{i}", *(part for j in range(20) for part in (f"field:{j}", noise(100)))) for i in range(500)), ("SELECT", "0")]
+    for i in range(WRITES):
+        key = f"key:{RANDOM.randrange(KEYS)}"
+        words.append(("SETRANGE", key, str(RANDOM.randrange(SIZE - 20)), noise(16)) if i % 4 else ("SET", key, noise(SIZE)))
+        if i % 5000 == 0:
+            words += [("SELECT", "2"), ("HSET", f"hash:{RANDOM.randrange(500)}", "field:3", noise(50)), ("MULTI",), ("DEL", f"hash:{RANDOM.randrange(500)}"), ("EXEC",),
+                      ("SELECT", "0"), ("SET", f"large:{i}", noise(900_000))]
+    server.pipeline(words)
+    digest = server.client.ask("DEBUG", "DIGEST")
+    server.client.send([("SHUTDOWN", "NOSAVE")])
+    server.process.wait(PATIENCE_S)
+    return digest
+
+
+def main(module, lunar, how):
+    print(f"seed {SEED}")
+    root = tempfile.mkdtemp(prefix="lunar-append-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+    servers, failures = [], []
+    further = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root, "size", "500mb") if how == "module" else ()
+    wrapper = (lunar, "run", "--dram=16m", "--size=500m", f"--lun={root}", "--") if how == "run" else ()
+    try:
+        for name in ("commands", "dump"):
+            here = os.path.join(root, name)
+            digest = make(here, name == "dump")
+            plain = Server(here)
+            servers.append(plain)
+            plain.end()
+            tiered = Server(here, wrapper, further)
+            servers.append(tiered)
+            faults = tiered.faults() / WRITES
+            now = tiered.client.ask("DEBUG", "DIGEST")
+            tiered.end()
+            print(f"{name:9} plain {plain.took:.2f} s, tiered {tiered.took:.2f} s ({tiered.took / plain.took:.2f}x); {faults:.3f} faults a later write", flush=True)
+            assert now == digest, f"{name}: the digests differ"
+            if faults > FAULTS_MAX:
+                failures.append(f"{name}: {faults:.3f} faults a later write")
+    finally:
+        for server in servers:
+            server.end()
+        shutil.rmtree(root, ignore_errors=True)
+    assert not failures, failures
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
