@@ -85,7 +85,7 @@ bool look_up(const Item& item, bool first, Missing* missing) {
   if (parse_command(l.buffer + item.begin, item.end - item.begin, &l.command) != Parse::kCommand || l.command.kept == 0) return true;
   const CommandKeys* keys = find_command_keys(l.command.argument[0]);
   const DatabaseView* where = l.layout->database(item.database);
-  return keys == nullptr || where == nullptr || walk_command(*l.layout, *where, *keys, l.command, first, missing);
+  return keys == nullptr || where == nullptr || walk_command(*l.layout, *where, *keys, l.command, first, nullptr, missing);
 }
 
 // Ranges for one call at the device's queue depth: each call waits for its last read.

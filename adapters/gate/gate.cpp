@@ -397,7 +397,10 @@ void look_at_keys(int fd) {
   if (reads++ % (master ? kKeysLookedAtEvery / 16 : kKeysLookedAtEvery) != 0) return;   // a stream's reads are large, and many commands
   int rc = g.layout.check_keys(&why);
   if (rc > 0 && rights_check(&why) < 0) rc = -1;
-  if (rc > 0) stream_walk_check();
+  if (rc > 0) {
+    stream_walk_check();
+    g.rehash.start(g.layout);
+  }
   if (rc < 0) return open_for_good(kUnknownLayout, why);
   if (rc <= 0 || opened_for_io_threads() || !start_fetching()) return;
   g.state.store(GateState::kWatching, std::memory_order_release);

@@ -23,6 +23,8 @@
 // all there is (the rest is judged with what the server has of it), commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
 // server's layout is not known (one line in the log), and for good once threads of the server read for it (io-threads-do-reads).
 //
+// Hash tables that the server doubles are moved here, as their entries come in (rehash_ahead.h).
+//
 // Carried by the Redis module and by the preload library; where both are, the preload's serves and the module asks it (GateCalls).
 //
 // Threading: installed once. Hooks do their work on the thread that runs the event loop; other threads go straight to libc (but

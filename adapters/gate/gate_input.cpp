@@ -287,6 +287,7 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   ahead_of_commands();
   if (bytes == 0) return from.read(buffer, bytes);
   if (g.state.load(std::memory_order_relaxed) == GateState::kStarting) look_at_keys(fd);
+  if (g.fetching) g.rehash.look(g.layout, g.watching(), &g.fetcher);
   if (Connection* c = g.connections.find(fd); c != nullptr) return c->link ? link_input(c, buffer, bytes) : input_from(c, from, buffer, bytes);
   Input input;
   const bool evicted = counters().evictions.get() != 0, judged = evicted && may_judge(fd, buffer, &input);

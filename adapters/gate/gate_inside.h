@@ -9,6 +9,7 @@
 #include "fetcher.h"
 #include "gate.h"
 #include "layout.h"
+#include "rehash_ahead.h"
 #include "stats/counters.h"
 
 struct epoll_event;
@@ -48,6 +49,7 @@ struct Gate {
   Connections connections;
   Fetcher fetcher;
   Shares shares;
+  RehashAhead rehash;
   GateWork work;
   Command command;                           // the one being looked at (too large for a stack)
   WalkCursor cursor;                         // of the first cold command of the input being looked at

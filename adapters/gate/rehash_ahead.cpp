@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// See rehash_ahead.h.
+#include "rehash_ahead.h"
+
+#include <dlfcn.h>
+
+#include "base/host_guard.h"
+#include "pager/pager.h"
+#include "sys/file.h"
+#include "walk_steps.h"
+
+namespace lunar::redis {
+namespace {
+
+constexpr uint64_t kWindow = 256;             // buckets looked at
+constexpr unsigned kMoved = 128;              // of them at most, a read
+constexpr unsigned kEmptyVisits = 10;         // that the server's function passes for each bucket it is to move
+constexpr unsigned kChainMax = 64;
+constexpr uint64_t kPauseNs = 20'000'000;     // when the server does not want to rehash: a child lives
+constexpr uint64_t kPatienceNs = 2'000'000'000;
+
+}  // namespace
+
+void RehashAhead::start(const ServerLayout& layout) {
+  HostGuard guard;
+  if (layout.keyspace() == Keyspace::kDict) rehash_ = reinterpret_cast<int (*)(DictView*, int)>(dlsym(RTLD_DEFAULT, "dictRehash"));
+}
+
+// False: it is somebody else's business.
+bool RehashAhead::pause(DictView* dict) {
+  unsigned i = 0;
+  while (i < held_count_ && held_[i] != dict) ++i;
+  if (i < held_count_ && dict->paused == 1) return true;
+  if (dict->paused != 0 || (i == held_count_ && held_count_ == kHeldMax)) return false;
+  dict->paused = 1;
+  if (i == held_count_) held_[held_count_++] = dict;
+  return true;
+}
+
+void RehashAhead::release(const ServerLayout& layout) {
+  for (int d = 0; const DatabaseView* database = layout.database(d); ++d)
+    for (void* store : {database->keys, database->expires}) {
+      auto* dict = static_cast<DictView*>(store);
+      for (unsigned i = 0; i < held_count_; ++i)
+        if (held_[i] == dict && dict->paused > 0) --dict->paused;
+    }
+  held_count_ = 0;
+}
+
+// How many of the next buckets that are not empty can be moved without a fault. *whole: nothing in the window is missing.
+unsigned RehashAhead::ready(const ServerLayout& layout, DictView* dict, bool* whole, Missing* missing) {
+  PagesSeen seen;
+  Walk walk{layout, missing};
+  walk.seen = &seen;
+  const uint64_t size = uint64_t{1} << dict->exponent[0], mask = (uint64_t{1} << dict->exponent[1]) - 1;
+  const auto first = static_cast<uint64_t>(dict->rehash_index);
+  unsigned buckets = 0;
+  for (uint64_t b = first; b < size && b < first + kWindow && !missing->full(); ++b) {
+    if (!walk.have(dict->table[0] + b, sizeof(void*))) continue;
+    EntryView* entry = dict->table[0][b];
+    if (entry != nullptr) {
+      (void)walk.have(dict->table[1] + (b & mask), sizeof(void*));
+      (void)walk.have(dict->table[1] + ((b + size) & mask), sizeof(void*));
+    }
+    const bool was_empty = entry == nullptr;
+    for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
+      if (!walk.have(entry, sizeof *entry)) break;
+      (void)walk.have_text(entry->key);
+      entry = entry->next;
+    }
+    if (walk.complete && !was_empty) ++buckets;
+  }
+  *whole = walk.complete;
+  return buckets;
+}
+
+void RehashAhead::move(DictView* dict, unsigned buckets, bool whole) {
+  const int64_t before = dict->rehash_index;
+  if (buckets != 0) (void)rehash_(dict, static_cast<int>(buckets < kMoved ? buckets : kMoved));
+  else if (whole)   // all empty: passed by tens, none of which goes beyond the window
+    for (uint64_t n = 0; n + kEmptyVisits <= kWindow && dict->rehash_index >= 0 && (n == 0 || dict->rehash_index != before); n += kEmptyVisits) (void)rehash_(dict, 1);
+  const uint64_t now = sys::now_ns();
+  if (dict->rehash_index != before) {
+    stuck_since_ns_ = 0;
+  } else if (buckets != 0 || whole) {
+    not_before_ns_ = now + kPauseNs;
+  } else if (stuck_since_ns_ == 0) {
+    stuck_since_ns_ = now;
+  } else if (now - stuck_since_ns_ > kPatienceNs) {
+    (void)rehash_(dict, 1);
+    stuck_since_ns_ = 0;
+  }
+}
+
+bool RehashAhead::look_at(const ServerLayout& layout, DictView* dict, Fetcher* fetcher) {
+  Missing missing;
+  Walk walk{layout, &missing};
+  if (dict == nullptr || !walk.have(dict, sizeof *dict) || !pause(dict) || dict->rehash_index < 0) return false;
+  // Keys are added faster than entries come in: chains must not grow long for it. The server would fault for a bucket a command.
+  const uint64_t room = uint64_t{1} << dict->exponent[1];
+  if (dict->used[0] + dict->used[1] > room + room / 4 && dict->exponent[1] > dict->exponent[0]) (void)rehash_(dict, kMoved);
+  if (dict->rehash_index < 0) return false;
+  if (share_.requests != 0 || (not_before_ns_ != 0 && sys::now_ns() < not_before_ns_)) return true;
+  not_before_ns_ = 0;
+  bool whole = false;
+  const unsigned buckets = ready(layout, dict, &whole, &missing);
+  move(dict, buckets, whole);
+  Request* request = missing.count != 0 ? fetcher->spare() : nullptr;
+  if (request == nullptr) return true;
+  request->fd = -1;
+  request->share = &share_;
+  request->pages = missing;
+  share_.bytes += missing.bytes;
+  ++share_.requests;
+  fetcher->submit(request);
+  return true;
+}
+
+// The database where something moves each time; the others in turn, and the first, which most servers have alone.
+void RehashAhead::look(const ServerLayout& layout, bool watching, Fetcher* fetcher) {
+  if (rehash_ == nullptr || (reads_++ % kEvery != 0 && moving_ < 0)) return;
+  if (!watching) {
+    if (held_count_ != 0) release(layout);
+    moving_ = -1;
+    return;
+  }
+  auto moves = [&](int index) {
+    const DatabaseView* database = layout.database(index);
+    if (database == nullptr) return false;
+    const bool keys = look_at(layout, static_cast<DictView*>(database->keys), fetcher);
+    return look_at(layout, static_cast<DictView*>(database->expires), fetcher) || keys;
+  };
+  const bool still = moving_ >= 0 && moves(moving_);
+  if (still && reads_ % kEvery != 0) return;
+  if (!still) moving_ = -1;
+  if (layout.database(++turn_) == nullptr) turn_ = 0;
+  for (const int index : {turn_, 0})
+    if (index != moving_ && moves(index) && moving_ < 0) moving_ = index;
+}
+
+}  // namespace lunar::redis
