@@ -20,7 +20,7 @@ namespace lunar::redis {
 
 class WholeWalk {
  public:
-  static constexpr unsigned kUnitsMax = 6000;   // of work in one look: a bucket, a page or a node one, an entry four
+  static constexpr unsigned kUnitsMax = 3000;   // of work in one look: a bucket, a page or a node one, an entry four
 
   // pre: the walk's `seen` is set.
   WholeWalk(Walk& walk, WalkCursor* cursor) : walk_(walk), missing_(*walk.missing), cursor_(*cursor), bytes_before_(walk.missing->bytes) {}
