@@ -68,7 +68,8 @@ int top_command(Context* context, String** words, int count) {
   static PrefixUse uses[Prefixes::kMost];
   uint64_t samples = 0;
   const unsigned known = tier().gate == nullptr ? 0 : tier().gate->prefixes().copy(uses, &samples);
-  if (!watching && samples == 0) return g_api.ReplyWithError(context, "ERR the input gate looks no keys up (INFO lunar: lunar_gate, lunar_gate_reason), so there are no samples");
+  if (!watching && samples == 0)
+    return g_api.ReplyWithError(context, "ERR the input gate looks no keys up (INFO lunar: lunar_gate, lunar_gate_reason), so there are no samples");
   g_api.ReplyWithMap(context, 3);
   g_api.ReplyWithSimpleString(context, "samples");
   g_api.ReplyWithLongLong(context, static_cast<long long>(samples));
