@@ -166,6 +166,7 @@ void prepare() {
   }
   g_fork.engaged = true;
   g_fork.lun = lun_id_for_child();
+  state.forking_since_ns.store(sys::now_ns());
   state.forking.store(true, std::memory_order_seq_cst);
   touch_files();             // while there is eviction to make room
   // Once our id is there nothing more is settled of what was unmapped past us (unmapped.h); until then that may have begun.

@@ -32,6 +32,8 @@ constexpr uint64_t kOftenGapNs = 300000, kRareGapNs = 1000000, kGapMaxNs = 16000
 constexpr unsigned kBusyRounds = 4;      // rounds with several messages before a handler stops following
 constexpr int64_t kParkedWaitNs = 5000000;   // parked faults are handed over; looked at anyway, as they may wait for something else
 constexpr uint64_t kForkMaxNs = 50000000;    // a fork that takes longer waits for a thread that waits for us
+constexpr uint64_t kForkStandsNs = 100000000;   // from then on it is believed to wait for a thread that waits for DRAM
+constexpr unsigned kPassMax = 16;            // faults that may then pass the budget in kParkedWaitNs
 constexpr uint64_t kStuckNs = 10000000000;   // nothing parked could be answered for so long: a word in the log
 constexpr uint64_t kTagMessages = 0, kTagMailbox = 1, kTagRoom = 2;
 
@@ -356,6 +358,18 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen) {
   (void)sys::uffd_wake(state.uffd, address, state.page_size);
 }
 
+// Nothing is evicted while a fork goes on, and the fork may wait for one of the faulting threads: for a lock, in a fork handler that runs
+// after ours. What the forking thread itself touches is a few pages; of the others a few a turn, so that in time whoever it is gets on.
+bool Handler::may_pass_budget(const sys::UffdMessage& message) {
+  auto& state = pager_state();
+  if (!state.forking.load(std::memory_order_seq_cst)) return false;
+  if (message.thread_id != 0 && message.thread_id == state.forking_tid.load(std::memory_order_relaxed)) return true;
+  const uint64_t now = sys::now_ns();
+  if (now - state.forking_since_ns.load() < kForkStandsNs) return false;
+  if (now - passed_since_ >= static_cast<uint64_t>(kParkedWaitNs)) passed_since_ = now, passed_ = 0;
+  return passed_++ < kPassMax;
+}
+
 void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message) {
   PageWord seen = region.words[page.value].load(std::memory_order_acquire);
   bool first_touch = seen.state() == PageState::kEmpty;
@@ -364,10 +378,12 @@ void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMess
                                                 : Ahead{1, access == Access::kSequential ? kReadRunMax : 1};
   if (access == Access::kSequential) pager_state().evictor->leave_behind(region, page);
   unsigned taken = 0;
-  bool forking = message.thread_id != 0 && message.thread_id == pager_state().forking_tid.load(std::memory_order_relaxed);
-  if (forking) resolver_.set_keep_free(0);
   Outcome outcome = resolver_.begin(region, page, ahead.stride == 1 ? ahead.window : 1, kHeatFault, true, &taken);
-  if (forking) resolver_.set_keep_free(kKeepFreePages);
+  if (outcome == Outcome::kNoRoom && may_pass_budget(message)) {
+    resolver_.set_keep_free(INT32_MIN);
+    outcome = resolver_.begin(region, page, 1, kHeatFault, true, &taken);
+    resolver_.set_keep_free(kKeepFreePages);
+  }
   if (outcome == Outcome::kNoRoom) {
     park(message);
     return;

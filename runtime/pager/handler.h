@@ -45,6 +45,7 @@ struct Handler {
   void run();
   unsigned take_messages();
   int read_messages(sys::UffdMessage* messages, unsigned max);
+  bool may_pass_budget(const sys::UffdMessage& message);
   unsigned take_late();
   void answer(const sys::UffdMessage& message);
   void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);
@@ -76,6 +77,8 @@ struct Handler {
   unsigned retries_ = 0;
   int pagemap_ = -1;                 // in the service threads' table; made by its thread
   uint64_t stuck_since_ = 0;         // 0: something parked was answered lately
+  uint64_t passed_since_ = 0;        // faults that passed the budget during a fork: since when they are counted
+  unsigned passed_ = 0;
   bool stuck_said_ = false;
   unsigned index_ = 0;
   bool watching_ = false;

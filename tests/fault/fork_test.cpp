@@ -14,7 +14,9 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pager/state.h"
@@ -519,6 +521,47 @@ void spawn_is_served() {
   }
 }
 
+// A prepare handler that was there before the pager's runs after it, when nothing is evicted any more: here it waits for a lock (jemalloc's
+// does), whose holder waits for DRAM.
+pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
+std::atomic<bool> g_forks{false};
+void take_lock() {
+  if (!g_forks.load()) return;
+  usleep(60000);   // until the others have used up what was left
+  pthread_mutex_lock(&g_lock);
+}
+void give_lock() {
+  if (g_forks.load()) pthread_mutex_unlock(&g_lock);
+}
+
+void lock_holder_waits_for_room() {
+  REQUIRE_THAT(pthread_atfork(take_lock, give_lock, give_lock) == 0, "pthread_atfork");
+  start();
+  set_limit(40);
+  Pages pages(kMemory);
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      Random random(g_seed + t);
+      while (!over.load()) {
+        if (t == 0) pthread_mutex_lock(&g_lock);
+        for (int k = 0; k < 8; ++k) pages.check(random.below(pages.count), "beside forks");
+        if (t == 0) pthread_mutex_unlock(&g_lock);
+      }
+    });
+  g_forks.store(true);
+  for (int round = 0; round < 8; ++round) {
+    const pid_t child = fork();
+    if (child == 0) _exit(0);
+    expect_exit(child, "child");
+  }
+  g_forks.store(false);
+  over.store(true);
+  for (std::thread& thread : threads) thread.join();
+  pages.check_all("parent");
+}
+
 struct Case {
   const char* name;
   void (*run)();
@@ -527,7 +570,8 @@ struct Case {
 const Case kCases[] = {CASE(child_sees_the_parents_content), CASE(child_discards_and_allocates), CASE(sleeping_child_keeps_its_version),
                        CASE(killed_child_gives_everything_back), CASE(fifty_forks_leave_nothing_behind), CASE(fork_among_writers),
                        CASE(generations), CASE(double_fork_keeps_its_pages), CASE(hundred_generations),
-                       CASE(signal_handler_forks), CASE(raw_fork_dies), CASE(spawn_is_served)};
+                       CASE(signal_handler_forks), CASE(raw_fork_dies), CASE(spawn_is_served),
+                       CASE(lock_holder_waits_for_room)};
 
 }  // namespace
 
