@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps two things apart: pages being installed, and events of the userfaultfd (unmapped.h) being read.
+// Keeps two things apart: pages being installed or dropped, and events of the userfaultfd (unmapped.h) being read.
 //
 // A call that unmaps or moves tiered memory past us goes on once its event has been read, and from then on the kernel accepts UFFDIO_COPY
 // again. An install that found nothing noted for its place, and reaches the kernel only then, would put what the place held before into
-// memory that has been moved there. So what an install looks up stays true until the kernel has judged it: no event is read in between.
+// memory that has been moved there; a drop would take what the program has written to a map of its own in our place. So what they look up stays
+// true until the kernel has done it: no event is read in between.
 //
-//   install   enter ─ look for a note ─ UFFDIO_COPY ─ leave        many at a time; a count a shard, nearly always of its own cache line
+//   install   enter ─ look for a note ─ UFFDIO_COPY, drop ─ leave  many at a time; a count a shard, nearly always of its own cache line
 //   read      begin ─ read ─ note what it tells ─ end              waits for installs under way if an event is there to be read
 //
 // A reader whose queue holds faults alone waits for nobody: a thread that lost its CPU in the middle of an install must not stop faults.

@@ -398,9 +398,12 @@ unsigned Evictor::gather() {
   }
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   // After the gathering: a page of somebody else may be there in place of ours.
-  const bool may_drop = !unmaps_pending();
+  const int shard = state.event_gate.enter();
+  const bool may_drop = shard >= 0 && !unmaps_pending();
+  if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   bool gone[kBatchPages] = {};
   unsigned dropped = may_drop ? sys::drop_pages(in_pipe, gathered_count, gone) : 0;
+  if (shard >= 0) state.event_gate.leave(shard);   // moves of our own (take_unreadable) bring events, and wait for them
   if (may_drop && dropped == 0 && gathered_count != 0) fatal_if_refused(sys::advise(staging_, state.page_size, MADV_DONTNEED), "madvise");
   capture(gathered, gathered_count);
   for (unsigned i = 0; i < gathered_count; ++i) {
@@ -471,9 +474,14 @@ unsigned Evictor::gather_by_move() {
   auto& state = pager_state();
   unsigned dropped = 0;
   for (unsigned i = 0; i < victim_count_; ++i) victims_[i].dropped = false;
-  for (unsigned i = 0; i < victim_count_ && !unmaps_pending(); ++i) {
+  for (unsigned i = 0; i < victim_count_; ++i) {
     char* at = staging_ + i * state.page_size;
-    int64_t rc = sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size);
+    const int shard = state.event_gate.enter();
+    if (shard < 0) break;
+    const bool may_take = !unmaps_pending();
+    const int64_t rc = may_take ? sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size) : -EAGAIN;
+    state.event_gate.leave(shard);
+    if (!may_take) break;
     victims_[i].dropped = rc == static_cast<int64_t>(state.page_size);
     victims_[i].stuck = !victims_[i].dropped;
     if (!victims_[i].dropped) {

@@ -9,7 +9,7 @@
 //          gives it to nobody else, and is registered. Where somebody has mapped already the words become kGone: not ours any more.
 //   REMAP  resident pages went along. What was evicted is brought to the new place, which is then plain memory, outside the tier.
 //
-// From the note to the end no page is dropped (unmaps_pending), as the place may hold memory of somebody else.
+// From the note to the end no page is dropped (unmaps_pending), as the place may hold memory of somebody else. Nor is an event read while one is.
 #pragma once
 #include <cstdint>
 

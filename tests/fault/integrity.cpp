@@ -15,9 +15,11 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pager/state.h"
@@ -191,6 +193,24 @@ uint64_t count_beside_ksmd(char* base, uint64_t pages) {
   return lost;
 }
 
+// The kernel's own map takes the place of pages that are being evicted: what is written there then stays.
+void map_over_beside_eviction() {
+  tier::start_tier(32 * kMega, 256 * kMega, nullptr, "test_evict_delay_us=300");
+  const size_t page = lunar_page_bytes();
+  constexpr uint64_t kPages = 64;
+  for (uint64_t round = 0; round < 100; ++round, ++g_progress) {
+    char* base = new_region(kPages * page);
+    for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
+    std::thread evicting([&] { (void)lunar_evict(base, kPages * page); });
+    usleep(static_cast<useconds_t>(round % 10 * 100));
+    void* over = reinterpret_cast<void*>(syscall(SYS_mmap, base, kPages * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+    REQUIRE_THAT(over == base, "mmap: %s", strerror(errno));
+    for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 2);
+    evicting.join();
+    for (uint64_t i = 0; i < kPages; ++i) REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, 2), "round %lu: page %lu lost its write", round, i);
+  }
+}
+
 void ksm_in_this_process(bool later) {
   constexpr uint64_t kBytes = 8 * kMega;
   if (!later && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) tier::skip("ksm", "no PR_SET_MEMORY_MERGE (6.4)");
@@ -358,6 +378,7 @@ int main(int argc, char** argv) {
   else if (name == "lost_page_no_poison") lost_page(true);
   else if (name == "no_move") no_move();
   else if (name == "old_kernel") old_kernel();
+  else if (name == "map_over_beside_eviction") map_over_beside_eviction();
   else REQUIRE_THAT(false, "usage: integrity CASE");
   fflush(nullptr);
   _exit(code);
