@@ -16,15 +16,6 @@ constexpr uint8_t kWrong = 0xff;
 constinit std::atomic<uint8_t> g_looks[kKinds] = {};
 
 // Behind what the views have of them.
-struct ListHead {
-  QuicklistView ends;
-  uint64_t elements, nodes;
-};
-struct ListNode {
-  QuicklistNodeView view;
-  uint16_t elements;
-  uint8_t encoding : 2, container : 2;   // 1: not compressed; 2: a listpack
-};
 struct Skiplist {
   const void *header, *tail;
   uint64_t length;
@@ -67,14 +58,14 @@ uint64_t members_of(Keyspace keyspace, const void* at) {
 }
 
 bool list_fits(const void* at) {
-  ListHead list;
-  ListNode first, last;
-  if (!peek(at, &list) || list.nodes == 0 || list.elements < list.nodes || !peek(list.ends.head, &first) || !peek(list.ends.tail, &last)) return false;
-  if (first.view.previous != nullptr || last.view.next != nullptr || (list.nodes == 1) != (list.ends.head == list.ends.tail)) return false;
-  if (first.elements == 0 || first.view.bytes == 0) return false;
+  QuicklistView list;
+  QuicklistNodeView first, last;
+  if (!peek(at, &list) || list.nodes == 0 || list.count < list.nodes || !peek(list.head, &first) || !peek(list.tail, &last)) return false;
+  if (first.previous != nullptr || last.next != nullptr || (list.nodes == 1) != (list.head == list.tail)) return false;
+  if (first.count() == 0 || first.bytes == 0) return false;
   uint32_t bytes = 0;   // the first word of a listpack
-  const bool plain = first.encoding == 1 && first.container == 2;
-  return !plain || (sys::peek(first.view.entry, &bytes, sizeof bytes) == 0 && bytes == first.view.bytes);
+  const unsigned encoding = first.marks >> 16 & 3, container = first.marks >> 18 & 3;   // 1: not compressed; 2: a listpack
+  return encoding != 1 || container != 2 || (sys::peek(first.entry, &bytes, sizeof bytes) == 0 && bytes == first.bytes);
 }
 
 bool sorted_set_fits(Keyspace keyspace, const void* at) {
