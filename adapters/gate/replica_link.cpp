@@ -186,6 +186,12 @@ size_t give(Connection* c, void* buffer, size_t bytes) {
   return n;
 }
 
+// Behind a window that the server has been given there is more than the start of a command: the socket may stay silent.
+bool more_to_judge(const Connection& c) {
+  const Link& l = g_link;
+  return l.parsed < c.end && parse_command(c.data + l.parsed, c.end - l.parsed, &gate().command) != Parse::kMore;
+}
+
 // What the entry waits for, after a read.
 void settle(Connection* c) {
   Gate& g = gate();
@@ -194,6 +200,7 @@ void settle(Connection* c) {
   if (l.count == 0) {   // the socket tells when there is more
     l.held = false;
     if (l.leave || (l.ended && c->size() == 0) || !g.watching()) g.connections.drop(c);
+    else if (more_to_judge(*c)) g.connections.enter(c, Hold::kReady);
     else g.connections.enter(c, Hold::kPartial, &l.list);
     return;
   }
