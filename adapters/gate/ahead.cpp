@@ -25,10 +25,16 @@ struct Ahead {
 };
 
 constinit Ahead g_ahead;
+constexpr uint64_t kRehashNs = 2'000'000;
 
+bool turn_due(uint64_t now) { return ahead_due(now) || now >= g_ahead.looked + kLookNs || eviction_near(); }
+
+// The last event of a round: commands have run.
 void turn(void*, int, void*, int) {
   Ahead& a = g_ahead;
+  if (*a.blocked == 0) (void)expiry_shut();
   const uint64_t now = sys::now_ns();
+  if (!turn_due(now)) return;
   a.looked = now;
   a.wanted = false;
   if (*a.blocked != 0 || counters().evictions.get() == 0) return;
@@ -37,6 +43,12 @@ void turn(void*, int, void*, int) {
   const uint64_t end = sys::now_ns();
   a.not_before = end + 2 * (end - now);
   a.wanted = eviction_turn(end) || more;
+  Gate& g = gate();
+  g.rehash.look(g.layout, ahead_works(), &g.fetcher);
+  if (g.rehash.moves() && !a.wanted) {   // also when no client sends anything
+    a.wanted = true;
+    if (a.not_before < end + kRehashNs) a.not_before = end + kRehashNs;
+  }
 }
 
 }  // namespace
@@ -60,6 +72,8 @@ void ahead_start() {
   a.fd = fd;
 }
 
+bool ahead_works() { return g_ahead.fd >= 0 && *g_ahead.blocked == 0 && gate().watching() && counters().evictions.get() != 0; }
+
 bool ahead_due(uint64_t now) { return g_ahead.fd >= 0 && g_ahead.wanted && now >= g_ahead.not_before; }
 
 int ahead_sleep(int timeout_ms, uint64_t now) {
@@ -73,11 +87,16 @@ int ahead_add_event(epoll_event* events, int n, int max) {
   const Ahead& a = g_ahead;
   if (a.fd < 0 || n >= max) return n;
   const uint64_t now = sys::now_ns();
-  if (!ahead_due(now) && now < a.looked + kLookNs && !eviction_near()) return n;
+  if (!turn_due(now) && !expiry_works()) return n;
   events[n] = epoll_event{};
   events[n].events = EPOLLIN;
   events[n].data.fd = a.fd;
   return n + 1;
+}
+
+void ahead_before_wait() {
+  expiry_open();
+  gate().rehash.lift(gate().layout);
 }
 
 void ahead_of_commands() {

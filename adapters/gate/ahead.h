@@ -31,10 +31,14 @@ struct AheadCounters {
 
 // In a read, when the gate begins to watch.
 void ahead_start();
+// Whether there may be turns: not while the server handles events inside of a command.
+bool ahead_works();
 // Milliseconds that may be slept.
 int ahead_sleep(int timeout_ms, uint64_t now);
 // Whether a turn is wanted now, without any event of the server's.
 bool ahead_due(uint64_t now);
+// Before the server waits for events: other threads may have its lock meanwhile, and its clients' commands come next.
+void ahead_before_wait();
 // The events with ours, when a turn is wanted. Returns their number.
 int ahead_add_event(epoll_event* events, int n, int max);
 // The server is about to run commands of a client: victims for what they may evict.

@@ -46,6 +46,7 @@ struct Server {
 struct Expiry {
   Server server;
   State state = State::kIdle;
+  bool off = false;          // the server's setting says no, and that is ours
   Window window[kWindows];
   int database = 0;
   bool busy = false;         // a window had much that was due: all of them are used
@@ -114,6 +115,7 @@ void expire_bucket(Window& window, const DatabaseView& database, uint64_t index,
       const bool in = is_in(&window.fetch.missing, database, *entry);
       if (!in && !all) continue;
       if (e.server.try_expire(&database, entry, e.now_ms) == 0) continue;
+      e.server.propagate();   // each by itself: the server's cycle makes no transaction of them
       ++window.expired;
       ahead_counters().expired += 1;
       if (!in) ahead_counters().expired_cold += 1;
@@ -233,7 +235,13 @@ void work() {
       more = true;
     }
   }
-  e.server.propagate();
+}
+
+// Keys that were looked at are left to the server.
+void stop() {
+  Expiry& e = g_expiry;
+  for (Window& window : e.window) window.used = false;
+  e.state = State::kIdle;
 }
 
 }  // namespace
@@ -255,26 +263,40 @@ bool expiry_start() {
   return true;
 }
 
-void expiry_release() {
+void expiry_open() {
   Expiry& e = g_expiry;
-  if (e.state == State::kIdle) return;
+  if (!e.off) return;
   *e.server.enabled = 1;
-  e.state = State::kIdle;
+  e.off = false;
 }
+
+bool expiry_shut() {
+  Expiry& e = g_expiry;
+  if (e.state == State::kIdle) return false;
+  if (*e.server.enabled != 1) {   // somebody's wish
+    if (!e.off) stop();
+    return e.off;
+  }
+  *e.server.enabled = 0;
+  return e.off = true;
+}
+
+bool expiry_works() { return g_expiry.state != State::kIdle; }
 
 bool expiry_turn(uint64_t now) {
   Expiry& e = g_expiry;
   if (e.server.enabled == nullptr) return false;
   if (!gate().watching() || e.server.is_master() == 0 || e.server.paused() != 0) {
-    for (Window& window : e.window) window.used = false;
-    expiry_release();
+    stop();
+    expiry_open();
     return false;
   }
   if (e.state == State::kIdle && *e.server.enabled != 1) return false;   // somebody's wish
   if (e.state == State::kResting && now < e.rest_until) return false;
   if (e.state != State::kActive) {
     if (!something_due()) {
-      expiry_release();
+      stop();
+      expiry_open();
       return false;
     }
     e.state = State::kActive;
@@ -282,7 +304,7 @@ bool expiry_turn(uint64_t now) {
     e.quiet = 0;
     e.empty_buckets = 0;
   }
-  *e.server.enabled = 0;
+  if (!expiry_shut()) return false;
   e.until = now + kTurnNs;
   e.now_ms = wall_ms();
   work();

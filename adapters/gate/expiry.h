@@ -10,7 +10,8 @@
 // server's. Same end: a table whose last window had at most a tenth that was due is left alone for a tenth of a second.
 // A turn takes kTurnNs, then clients get twice as long.
 //
-// Nothing happens on a replica, while clients are paused, and where DEBUG SET-ACTIVE-EXPIRE 0 was said before anything was due.
+// Nothing happens on a replica, while clients are paused, and where DEBUG SET-ACTIVE-EXPIRE 0 was said. So that this is seen, the server's
+// setting is off only where its cycle might run and no command does: from the end of a round of events to the next wait for events.
 //
 // Threading: as ahead.h.
 #pragma once
@@ -22,7 +23,11 @@ namespace lunar::redis {
 bool expiry_start();
 // Pre: in a turn. True: there is work that waits for nothing but its time.
 bool expiry_turn(uint64_t now);
-// The server's own cycle goes on.
-void expiry_release();
+// The server's setting is its own again: commands may come.
+void expiry_open();
+// No command will come before the next wait. True: the server's own cycle is off.
+bool expiry_shut();
+// Keys are due: its cycle is to be off.
+bool expiry_works();
 
 }  // namespace lunar::redis

@@ -250,7 +250,9 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
     let_go_of_late_ones(now);
     int sleep = ahead_sleep(time_to_sleep(left, now), now);
     if (sleep != 0 && g.fetcher.begin_sleep()) sleep = 0;
+    ahead_before_wait();
     int n = g.epoll_wait(epoll, events, max, sleep);
+    if (ahead_works()) g.rehash.pause_again(g.layout);
     g.fetcher.end_sleep();
     if (n < 0) return n;
     bool woken = false;

@@ -74,6 +74,16 @@ bool look_up(const Command& command, const CommandKeys* keys, int* database, Rig
   return eviction_has_victim(command.bytes, missing) && there;
 }
 
+// Scripts and transactions may add any number, as commands may that are not known here.
+bool adds_few_keys(const Command& command, const CommandKeys* keys) {
+  if (command.kept == 0) return true;
+  const Slice name = command.argument[0];
+  if (keys != nullptr) return command.kept == command.count && strncmp(keys->name, "EVAL", 4) != 0 && strncmp(keys->name, "FCALL", 5) != 0;
+  for (const char* known : {"PING", "ECHO", "SELECT", "INFO", "MULTI", "DBSIZE", "CLIENT", "CONFIG", "TIME", "PUBLISH", "SCAN", "RANDOMKEY", "HELLO", "COMMAND"})
+    if (same_word(name, known)) return true;
+  return false;
+}
+
 // The command at `at` of `text`: the first one may have begun in what the server has.
 Parse parse_at(const Input& input, const char* text, size_t at, size_t bytes, Command* out) {
   const Progress& progress = input.progress;
@@ -90,6 +100,7 @@ Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool 
   Verdict verdict;
   int database = g.layout.database_of(*input.client);
   unsigned behind = 0;
+  bool few = true;
   for (size_t at = 0; at < bytes;) {
     const Parse parse = parse_at(input, text, at, bytes, &g.command);
     const bool first = at == 0;
@@ -97,13 +108,19 @@ Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool 
     const bool strange = parse == Parse::kCommand && first && g.command.bytes <= input.progress.bytes;
     if (parse != Parse::kCommand || strange) {
       const bool leave = parse == Parse::kBad || strange || g.command.bytes > kPartialMax || first;
-      if (leave && !verdict.cold) verdict.good = bytes;
+      if (leave && !verdict.cold) {
+        verdict.good = bytes;
+        few = false;
+      }
       break;
     }
     at += g.command.bytes;
     const CommandKeys* keys = g.command.kept == 0 ? nullptr : find_command_keys(g.command.argument[0]);
     if (keys == nullptr && g.command.kept != 0 && changes_rights(g.command)) {   // as whom the rest runs is not known yet
-      if (!verdict.cold) verdict.good = bytes;
+      if (!verdict.cold) {
+        verdict.good = bytes;
+        few = false;
+      }
       break;
     }
     if (!first && !verdict.cold) g.cursor = {.bytes_max = walk_bytes_max()};   // that before goes on
@@ -116,9 +133,12 @@ Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool 
         verdict.cold = true;
       }
     }
-    if (!verdict.cold) verdict.good = at;
-    else if (missing->full() || ++behind > kLookAhead) break;
+    if (!verdict.cold) {
+      verdict.good = at;
+      few = few && adds_few_keys(g.command, keys);
+    } else if (missing->full() || ++behind > kLookAhead) break;
   }
+  g.few_keys = few;
   return verdict;
 }
 
@@ -215,6 +235,7 @@ ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, Verdict verdic
     g.connections.enter(c, Hold::kPartial);
   }
   if (!kept) {
+    g.few_keys = false;
     (verdict.cold ? g.work.overflows : g.work.partial_overflows).add();
     if (c != nullptr) g.connections.drop(c);
     return static_cast<ssize_t>(n);
@@ -260,7 +281,10 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
   if (kept == c->size()) return keep(c, fd, text, n, verdict, missing, share);
   // The server asked for less than there is: what it does not take stays where it is, and is looked at when its turn comes.
   if (verdict.good == 0 && verdict.cold && share != nullptr && hold(c, missing, share, false)) return again();
-  if (verdict.good == 0) verdict.good = n;
+  if (verdict.good == 0) {
+    verdict.good = n;
+    g.few_keys = false;
+  }
   c->begin += verdict.good;
   c->rounds = 0;
   c->late = false;
@@ -280,15 +304,23 @@ ssize_t Source::read(void* buffer, size_t bytes) const {
   return g.tls_read(tls, buffer, bytes > INT_MAX ? INT_MAX : static_cast<int>(bytes));
 }
 
-ssize_t gate_input(Source from, void* buffer, size_t bytes) {
+namespace {
+
+// A master's stream has what scripts did as a transaction.
+bool has_exec(const char* text, size_t bytes) { return memmem(text, bytes, "EXEC", 4) != nullptr || memmem(text, bytes, "exec", 4) != nullptr; }
+
+ssize_t input(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
   const int fd = from.fd;
-  g.put_off = false;
-  ahead_of_commands();
   if (bytes == 0) return from.read(buffer, bytes);
   if (g.state.load(std::memory_order_relaxed) == GateState::kStarting) look_at_keys(fd);
-  if (g.fetching) g.rehash.look(g.layout, g.watching(), &g.fetcher);
-  if (Connection* c = g.connections.find(fd); c != nullptr) return c->link ? link_input(c, buffer, bytes) : input_from(c, from, buffer, bytes);
+  if (g.fetching) g.rehash.look(g.layout, ahead_works(), &g.fetcher);
+  if (Connection* c = g.connections.find(fd); c != nullptr) {
+    if (!c->link) return input_from(c, from, buffer, bytes);
+    const ssize_t got = link_input(c, buffer, bytes);
+    g.few_keys = got > 0 && !has_exec(static_cast<const char*>(buffer), static_cast<size_t>(got));
+    return got;
+  }
   Input input;
   const bool evicted = counters().evictions.get() != 0, judged = evicted && may_judge(fd, buffer, &input);
   ssize_t got;
@@ -302,6 +334,18 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   const auto n = static_cast<size_t>(got);
   const Verdict verdict = judge(input, n, true, false, &missing, &share);
   return verdict.good == n ? got : keep(nullptr, fd, static_cast<char*>(buffer), n, verdict, missing, share);
+}
+
+}  // namespace
+
+ssize_t gate_input(Source from, void* buffer, size_t bytes) {
+  Gate& g = gate();
+  g.put_off = g.few_keys = false;
+  ahead_of_commands();
+  const ssize_t got = input(from, buffer, bytes);
+  // Files, too, are read, by the server's cron among others.
+  if (got > 0 && !g.few_keys && (g.layout.client_of(from.fd) != nullptr || g.layout.master_of(from.fd) != nullptr)) g.rehash.lift(g.layout);
+  return got;
 }
 
 // A thread of the server that reads for it: the gate opens for good. Or a module's that handles events while it has the server's

@@ -62,6 +62,7 @@ struct Gate {
   uint64_t first_deadline_ns = UINT64_MAX;   // no hold ends before
   int epoll = -1;
 
+  bool few_keys = false;                     // what the last gate_input() gives adds no more keys than it has arguments
   bool put_off = false;                      // the last gate_input() ended in an EAGAIN of ours
   void* tls_put_off = nullptr;               // the session to whose last SSL_read that happened
 

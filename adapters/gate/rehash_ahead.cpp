@@ -16,6 +16,9 @@ constexpr uint64_t kWindow = 256;             // buckets looked at
 constexpr unsigned kMoved = 128;              // of them at most, a read
 constexpr unsigned kEmptyVisits = 10;         // that the server's function passes for each bucket it is to move
 constexpr unsigned kChainMax = 64;
+constexpr int8_t kExponentMin = 12;           // of a table: what the server moves soon is left to it
+constexpr int8_t kExponentStays = 20;         // paused for all commands: as many keys take the longest of them seconds
+constexpr uint64_t kMovedForAdded = 4;
 constexpr uint64_t kPauseNs = 20'000'000;     // when the server does not want to rehash: a child lives
 constexpr uint64_t kPatienceNs = 2'000'000'000;
 
@@ -26,25 +29,59 @@ void RehashAhead::start(const ServerLayout& layout) {
   if (layout.keyspace() == Keyspace::kDict) rehash_ = reinterpret_cast<int (*)(DictView*, int)>(dlsym(RTLD_DEFAULT, "dictRehash"));
 }
 
-// False: it is somebody else's business.
-bool RehashAhead::pause(DictView* dict) {
+// Nullptr: it is somebody else's business, or too small to be worth it.
+RehashAhead::Held* RehashAhead::pause(int database, DictView* dict) {
   unsigned i = 0;
-  while (i < held_count_ && held_[i] != dict) ++i;
-  if (i < held_count_ && dict->paused == 1) return true;
-  if (dict->paused != 0 || (i == held_count_ && held_count_ == kHeldMax)) return false;
+  while (i < held_count_ && held_[i].dict != dict) ++i;
+  Held* held = i < held_count_ ? held_ + i : nullptr;
+  if (held != nullptr && held->up && dict->paused == 1) return held;
+  if (dict->paused != 0 || dict->exponent[0] < kExponentMin || (held == nullptr && held_count_ == kHeldMax)) return nullptr;
+  if (held == nullptr) held = held_ + held_count_++;
   dict->paused = 1;
-  if (i == held_count_) held_[held_count_++] = dict;
-  return true;
+  *held = {dict, database, true, dict->used[0] + dict->used[1]};
+  return held;
 }
 
-void RehashAhead::release(const ServerLayout& layout) {
-  for (int d = 0; const DatabaseView* database = layout.database(d); ++d)
-    for (void* store : {database->keys, database->expires}) {
-      auto* dict = static_cast<DictView*>(store);
-      for (unsigned i = 0; i < held_count_; ++i)
-        if (held_[i] == dict && dict->paused > 0) --dict->paused;
-    }
-  held_count_ = 0;
+// SWAPDB may have moved it, and another one may be at its address.
+bool RehashAhead::still_there(const ServerLayout& layout, Held* held) const {
+  auto is_at = [&](int index) {
+    const DatabaseView* database = layout.database(index);
+    return database != nullptr && (database->keys == held->dict || database->expires == held->dict);
+  };
+  if (is_at(held->database)) return true;
+  for (int d = 0; layout.database(d) != nullptr; ++d)
+    if (is_at(d)) return held->database = d, true;
+  return false;
+}
+
+void RehashAhead::forget_dead(const ServerLayout& layout) {
+  for (unsigned i = 0; i < held_count_;)
+    if (still_there(layout, held_ + i)) ++i;
+    else held_[i] = held_[--held_count_];
+}
+
+void RehashAhead::lift(const ServerLayout& layout, bool all) {
+  if ((lifted_ && !all) || held_count_ == 0) return;
+  lifted_ = true;
+  forget_dead(layout);
+  for (unsigned i = 0; i < held_count_; ++i) {
+    Held& held = held_[i];
+    if (held.dict->exponent[0] >= kExponentStays && !all) continue;
+    if (held.up && held.dict->paused > 0) --held.dict->paused;
+    held.up = false;
+  }
+}
+
+void RehashAhead::pause_again(const ServerLayout& layout) {
+  if (!lifted_) return;
+  lifted_ = false;
+  forget_dead(layout);
+  for (unsigned i = 0; i < held_count_; ++i) {
+    Held& held = held_[i];
+    if (held.up || held.dict->paused != 0 || held.dict->exponent[0] < kExponentMin) continue;
+    held.dict->paused = 1;
+    held.up = true;
+  }
 }
 
 // How many of the next buckets that are not empty can be moved without a fault. *whole: nothing in the window is missing.
@@ -92,13 +129,24 @@ void RehashAhead::move(DictView* dict, unsigned buckets, bool whole) {
   }
 }
 
-bool RehashAhead::look_at(const ServerLayout& layout, DictView* dict, Fetcher* fetcher) {
+// Keys are added faster than entries come in: chains must not grow long for it. The server would fault for a bucket a command.
+void RehashAhead::keep_pace(DictView* dict, Held* held) {
+  const uint64_t room = uint64_t{1} << dict->exponent[1], used = dict->used[0] + dict->used[1];
+  const uint64_t added = used > held->used ? used - held->used : 0, most = uint64_t{1} << dict->exponent[0];
+  held->used = used;
+  if (used <= room + room / 4 || dict->exponent[1] <= dict->exponent[0]) return;
+  const uint64_t buckets = added * kMovedForAdded < kMoved ? kMoved : added * kMovedForAdded;
+  (void)rehash_(dict, static_cast<int>(buckets < most ? buckets : most));
+}
+
+bool RehashAhead::look_at(const ServerLayout& layout, int database, DictView* dict, Fetcher* fetcher) {
   Missing missing;
   Walk walk{layout, &missing};
-  if (dict == nullptr || !walk.have(dict, sizeof *dict) || !pause(dict) || dict->rehash_index < 0) return false;
-  // Keys are added faster than entries come in: chains must not grow long for it. The server would fault for a bucket a command.
-  const uint64_t room = uint64_t{1} << dict->exponent[1];
-  if (dict->used[0] + dict->used[1] > room + room / 4 && dict->exponent[1] > dict->exponent[0]) (void)rehash_(dict, kMoved);
+  if (dict == nullptr || !walk.have(dict, sizeof *dict)) return false;
+  Held* held = pause(database, dict);
+  if (held == nullptr) return false;
+  if (dict->rehash_index < 0) return held->used = dict->used[0], false;
+  keep_pace(dict, held);
   if (dict->rehash_index < 0) return false;
   if (share_.requests != 0 || (not_before_ns_ != 0 && sys::now_ns() < not_before_ns_)) return true;
   not_before_ns_ = 0;
@@ -118,17 +166,22 @@ bool RehashAhead::look_at(const ServerLayout& layout, DictView* dict, Fetcher* f
 
 // The database where something moves each time; the others in turn, and the first, which most servers have alone.
 void RehashAhead::look(const ServerLayout& layout, bool watching, Fetcher* fetcher) {
-  if (rehash_ == nullptr || (reads_++ % kEvery != 0 && moving_ < 0)) return;
+  if (rehash_ == nullptr) return;
   if (!watching) {
-    if (held_count_ != 0) release(layout);
+    lift(layout, true);
+    held_count_ = 0;
+    lifted_ = false;
     moving_ = -1;
     return;
   }
+  pause_again(layout);
+  if (reads_++ % kEvery != 0 && moving_ < 0) return;
+  if (held_count_ == kHeldMax) forget_dead(layout);
   auto moves = [&](int index) {
     const DatabaseView* database = layout.database(index);
     if (database == nullptr) return false;
-    const bool keys = look_at(layout, static_cast<DictView*>(database->keys), fetcher);
-    return look_at(layout, static_cast<DictView*>(database->expires), fetcher) || keys;
+    const bool keys = look_at(layout, index, static_cast<DictView*>(database->keys), fetcher);
+    return look_at(layout, index, static_cast<DictView*>(database->expires), fetcher) || keys;
   };
   const bool still = moving_ >= 0 && moves(moving_);
   if (still && reads_ % kEvery != 0) return;

@@ -8,12 +8,15 @@
 //   inside read():  next buckets ─► those whose entries and keys are resident, up to the first that are not: dictRehash, the server's own
 //                                └► what is missing is fetched; no client waits for it
 //
-// A table moves as fast as its entries come in while clients send anything; until it has, look-ups search both tables, as always. The counter
-// is one higher all the time, so that a rehash which begins is paused before the next cron. FLUSHDB sets it to zero: it is set again.
+// A table moves as fast as its entries come in, at reads and in turns (ahead.h); until it has, look-ups search both tables, as always. The
+// counter is one higher while the server's cron and small commands run, so that a rehash which begins is paused before the next cron. It is
+// not, and the server moves a bucket a command as ever, where any number of keys may be added before we are asked again: for scripts, EXEC,
+// commands that are not known or were not looked at, while other threads may have the server's lock, and for small tables. Else a script that
+// adds a million keys would find them all in the chains of a table of a thousand slots. A table of 2^20 slots has room for that. FLUSHDB sets the counter to zero: it is set again.
 // Not ours to undo, when somebody else has it higher: then nothing is moved. A bucket that cannot be had (kPatienceNs) is moved with its faults,
-// and so are all when keys are added faster than they come in (a quarter more keys than the new table has slots).
+// and so are all when keys are added faster than they come in (a quarter more keys than the new table has slots): then more than were added.
 //
-// Threading: the main thread, inside read(). Allocates nothing.
+// Threading: the main thread, inside read(), around epoll_wait() and in turns. Allocates nothing.
 #pragma once
 #include "fetcher.h"
 #include "layout.h"
@@ -25,18 +28,31 @@ class RehashAhead {
   void start(const ServerLayout& layout);   // without effect where the server is laid out in another way
   // `watching`: else the server does it itself again. `fetcher`: what is missing is asked for.
   void look(const ServerLayout& layout, bool watching, Fetcher* fetcher);
+  // The server rehashes itself, until it is paused again. Not `all`: but for the largest tables.
+  void lift(const ServerLayout& layout, bool all = false);
+  void pause_again(const ServerLayout& layout);
+  bool moves() const { return moving_ >= 0; }
 
  private:
+  struct Held {
+    DictView* dict;     // never followed from here: it may be gone
+    int database;       // where it was last seen
+    bool up;            // its counter, by us
+    uint64_t used;      // keys, when it was last looked at
+  };
   static constexpr unsigned kHeldMax = 64, kEvery = 8;
-  bool pause(DictView* dict);
-  void release(const ServerLayout& layout);
-  bool look_at(const ServerLayout& layout, DictView* dict, Fetcher* fetcher);   // true: it moves
+  Held* pause(int database, DictView* dict);
+  bool still_there(const ServerLayout& layout, Held* held) const;
+  void forget_dead(const ServerLayout& layout);
+  void keep_pace(DictView* dict, Held* held);
+  bool look_at(const ServerLayout& layout, int database, DictView* dict, Fetcher* fetcher);   // true: it moves
   unsigned ready(const ServerLayout& layout, DictView* dict, bool* whole, Missing* missing);
   void move(DictView* dict, unsigned buckets, bool whole);
 
   int (*rehash_)(DictView*, int) = nullptr;
-  DictView* held_[kHeldMax] = {};   // paused by us; never followed from here
+  Held held_[kHeldMax] = {};
   unsigned held_count_ = 0, reads_ = 0;
+  bool lifted_ = false;
   int turn_ = 0;
   int moving_ = -1;                 // a database one of whose tables moves
   uint64_t not_before_ns_ = 0, stuck_since_ns_ = 0;

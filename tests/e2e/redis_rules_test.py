@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""redis_rules_test MODULE: what the gate does in the server's place keeps the server's rules (Redis 7.0).
+
+A plain server tells what they are. Counts decide: lengths of chains, words in the append-only file, keys that expired.
+"""
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
+from resp import Connection  # noqa: E402
+
+SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
+PATIENCE_S = 120
+COLD, SIZE = 36_000, 500        # keys that do not fit into DRAM: a table of 2^16 slots
+SCRIPT = "for i = 1, tonumber(ARGV[2]) do redis.call('SET', ARGV[1] .. i, 'x') end"
+SCRIPT_KEYS = 12_000
+CHAIN_MAX = 32                  # a plain server's are 8 to 10 keys; thousands when its table does not grow
+DUE, LATER = 4_000, 30_000
+
+FAILURES = []
+
+
+def require(good, what):
+    if not good:
+        print("FAILED: " + what)
+        FAILURES.append(what)
+
+
+class Server:
+    def __init__(self, root, name, *further):
+        self.directory = os.path.join(root, name)
+        os.makedirs(self.directory)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory, "--save", "", "--appendonly", "yes", "--appendfsync", "no",
+                   "--auto-aof-rewrite-percentage", "0", "--enable-debug-command", "yes", *further]
+        log = os.path.join(self.directory, "log")
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out)
+        began = time.monotonic()
+        while True:
+            if self.process.poll() is not None or time.monotonic() > began + PATIENCE_S:
+                text = open(log, errors="replace").read()
+                self.end()
+                if "userfaultfd" in text and os.geteuid() != 0:
+                    print("skip: userfaultfd: " + text.splitlines()[-1])
+                    sys.exit(77)
+                sys.exit(f"the server did not start:\n{text[-3000:]}")
+            try:
+                self.client = Connection(self.port, PATIENCE_S)
+                if self.client.ask("PING") == b"PONG":
+                    break
+            except (OSError, RuntimeError):
+                pass
+            time.sleep(0.02)
+        self.ask = self.client.ask
+
+    def pipeline(self, words):
+        for at in range(0, len(words), 200):
+            self.client.send(words[at:at + 200])
+            for _ in words[at:at + 200]:
+                reply = self.client.receive()
+                assert not isinstance(reply, Exception), reply
+
+    def info(self, name):
+        found = re.search(rb"^" + name.encode() + rb":(.*)\r$", self.ask("INFO", "everything"), re.M)
+        return found and found[1].decode()
+
+    def longest_chain(self, database):
+        return max(map(int, re.findall(rb"max chain length: (\d+)", self.ask("DEBUG", "HTSTATS", str(database)))), default=0)
+
+    def appended(self):
+        where = os.path.join(self.directory, "appendonlydir")
+        return b"".join(open(os.path.join(where, name), "rb").read() for name in os.listdir(where) if name.endswith("incr.aof"))
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def wait_for(what, done):
+    began = time.monotonic()
+    while not done():
+        if time.monotonic() > began + PATIENCE_S:
+            return require(False, "waited in vain for " + what)
+        time.sleep(0.05)
+
+
+def key_tables(server, name):
+    """One client's command adds many keys: the table has to grow meanwhile, whatever the gate does to its growth."""
+    for database in (5, 0):   # a table of a few slots, and a cold one that is large
+        server.ask("SELECT", str(database))
+        server.ask("SET", "first", "x")
+        for _ in range(40):
+            server.ask("EXISTS", "first")
+        server.ask("EVAL", SCRIPT, "0", "script:", str(SCRIPT_KEYS))
+        chain = server.longest_chain(database)
+        print(f"{name}: database {database}, chains of at most {chain} keys after a script")
+        require(chain <= CHAIN_MAX, f"{name}: {chain} keys in a chain of database {database} after a script")
+    server.ask("SELECT", "6")
+    server.ask("SET", "first", "x")
+    server.client.send([("EXISTS", "first")] * 40 + [("MULTI",)] + [("SET", f"queued:{i}", "x") for i in range(SCRIPT_KEYS)] + [("EXEC",)])
+    for _ in range(40 + SCRIPT_KEYS + 2):
+        server.client.receive()
+    require(server.longest_chain(6) <= CHAIN_MAX, f"{name}: {server.longest_chain(6)} keys in a chain after EXEC")
+    server.ask("SELECT", "0")
+
+
+def rehash_goes_on(server):
+    """Without a client, and when the gate is switched off in the midst of it."""
+    server.ask("SELECT", "7")
+    for gate in ("yes", "no"):
+        server.pipeline([("SET", f"double:{gate}:{i}", "x") for i in range(16385 if gate == "yes" else 16384)])
+        if gate == "no":
+            server.ask("CONFIG", "SET", "lunar.gate", "no")
+        time.sleep(1.0)
+        wait_for(f"the end of a rehash, gate {gate}", lambda: b"rehashing target" not in server.ask("DEBUG", "HTSTATS", "7"))
+    server.ask("CONFIG", "SET", "lunar.gate", "yes")
+    server.ask("SELECT", "0")
+
+
+def propagation(server, name):
+    """Each key that expires is one DEL, outside of any transaction."""
+    before = server.info("expired_keys")
+    server.pipeline([("SET", f"due:{i}", "x" * 300, "PX", "1500") for i in range(DUE)])
+    wait_for("the keys that are due", lambda: int(server.info("expired_keys")) == int(before) + DUE)
+    server.ask("SET", "last", "x")
+    text = server.appended()
+    text = text[text.index(b"due:0"):]
+    require(text.count(b"$3\r\nDEL\r\n") == DUE, f"{name}: {text.count(b'$3' + bytes([13, 10]) + b'DEL')} DEL in the append-only file, {DUE} keys expired")
+    require(b"MULTI" not in text, f"{name}: expired keys are deleted in {text.count(b'MULTI')} transactions")
+
+
+def wish(server, name):
+    """DEBUG SET-ACTIVE-EXPIRE 0 while keys are being expired."""
+    before = server.info("expired_keys")
+    server.pipeline([("SET", f"later:{i}", "x" * 100, "PX", "2000") for i in range(LATER)])
+    wait_for("the first keys that are due", lambda: server.info("expired_keys") != before)
+    server.ask("DEBUG", "SET-ACTIVE-EXPIRE", "0")
+    stopped = int(server.info("expired_keys"))
+    time.sleep(0.7)
+    further = int(server.info("expired_keys")) - stopped
+    print(f"{name}: {stopped - int(before)} keys expired before SET-ACTIVE-EXPIRE 0, {further} after it")
+    require(further == 0, f"{name}: {further} keys expired after DEBUG SET-ACTIVE-EXPIRE 0")
+    server.ask("DEBUG", "SET-ACTIVE-EXPIRE", "1")
+    wait_for("the rest of the keys", lambda: int(server.info("expired_keys")) == int(before) + LATER)
+
+
+def main(module):
+    root = tempfile.mkdtemp(prefix="lunar-rules-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+    servers = []
+    try:
+        tier = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root, "size", "400mb")
+        for name, further in (("plain", ()), ("tiered", tier)):
+            server = Server(root, name, *further)
+            servers.append(server)
+            server.pipeline([("SET", f"cold:{i}", "v" * SIZE) for i in range(COLD)])
+            if further:
+                require(server.info("lunar_gate") == "watching" and int(server.info("lunar_evicted_pages")) > 0, "the gate does not watch: nothing is tested")
+            key_tables(server, name)
+            propagation(server, name)
+            wish(server, name)
+        rehash_goes_on(servers[1])
+    finally:
+        for server in servers:
+            server.end()
+        shutil.rmtree(root, ignore_errors=True)
+    return 1 if FAILURES else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(2)
+    sys.exit(main(*sys.argv[1:]))
