@@ -298,6 +298,12 @@ void SaveAhead::databases() {
   for (int i = 0; const DatabaseView* one = stopped() ? nullptr : layout->database(i); ++i) database(*one);
 }
 
+bool anything_cold() {
+  lunar_stats stats{};
+  stats.struct_size = sizeof stats;
+  return lunar_get_stats(&stats) != 0 || stats.evicted_bytes != 0;
+}
+
 void run(void*) {
   g_ahead.databases();
   g_ahead.reading.store(false, std::memory_order_release);
@@ -306,7 +312,7 @@ void run(void*) {
 }  // namespace
 
 void save_ahead_start(const ServerLayout& layout) {
-  if (!pager_armed()) return;
+  if (!pager_armed() || !anything_cold()) return;   // else the saver would only wait for a reader that finds nothing
   SaveAhead& a = g_ahead;
   a.layout = &layout;
   a.missing.count = 0;

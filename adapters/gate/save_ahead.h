@@ -19,7 +19,7 @@
 
 namespace lunar::redis {
 
-// Does nothing when there is no tier. A thread that cannot be had is no error: who saves faults as it goes.
+// Does nothing when there is no tier, or nothing of it is cold. A thread that cannot be had is no error: who saves faults as it goes.
 void save_ahead_start(const ServerLayout& layout);
 // By who saves, now and then: waits while it is not behind the reader (a moment; a second at the most, once). A saver that got ahead is not
 // caught up with: what is read behind it pushes out what it needs.

@@ -23,6 +23,7 @@ PATIENCE_S = 100
 KEYS = 52_000
 SIZE = 1000
 FAULTS_MAX = 0.08      # of the server's own, a key
+SLEEPS_MAX = 120       # a plain server has 10 or so
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
 NOISE = random.Random(SEED).randbytes(1 << 20)
 
@@ -103,6 +104,21 @@ def saved(server, what, *words):
     return faults / KEYS, took
 
 
+def resident(server):
+    """Nothing is cold, nothing is read ahead: the server has nobody to wait for. (Sleeps are counted, as a busy machine changes the time.)"""
+    for _ in range(30):
+        server.client.send([("SET", f"small:{random.random()}", "value") for _ in range(1000)])
+        assert {server.client.receive() for _ in range(1000)} == {b"OK"}
+    assert server.info("lunar")["lunar_cold_bytes"] == "0", "something is cold already"
+    status = f"/proc/{server.process.pid}/status"
+    before = int(open(status).read().split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    assert server.client.ask("SAVE") == b"OK"
+    sleeps = int(open(status).read().split("\nvoluntary_ctxt_switches:")[1].split()[0]) - before
+    print(f"SAVE of what is resident: {sleeps} sleeps")
+    server.client.ask("FLUSHALL")
+    assert sleeps <= SLEEPS_MAX, f"{sleeps} sleeps in a save of what is resident"
+
+
 def digest(server):
     return server.client.ask("DEBUG", "DIGEST")
 
@@ -126,6 +142,8 @@ def main(module, lunar, how):
 
         tiered = Server(here, wrapper, further)
         servers.append(tiered)
+        if how == "module":
+            resident(tiered)
         fill(tiered, 0, KEYS // 2, False)
         fill(tiered, KEYS // 2, KEYS // 2, True)
         others(tiered)
