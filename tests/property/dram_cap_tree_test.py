@@ -236,12 +236,12 @@ def main():
     good = overhead()
     turns = 6 if LONG else 1
     for _ in range(turns):
-        for children, dram, mib in ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)):
+        for children, dram, mib in ((1, 128, 100), (4, 128, 100), (8, 128, 60), (64, 256, 24)) if LONG else ((1, 128, 100), (4, 128, 100), (64, 256, 24)):
             good &= watch(f"{children} forks", dram, [MEMBER, "forks", str(children), str(mib), "6" if LONG else "1"], size="12g")
         good &= watch("burst", 64, [MEMBER, "burst", "96"])
         good &= watch("a fork handler that allocates", 64, [MEMBER, "late", "44"])
         good &= watch("spawns", 64, [MEMBER, "spawns", "60", "1900"], outside=SLACK_SERVICE)
-        good &= watch("members end", 256, [MEMBER, "ends", "300", "36" if LONG else "9"])
+        good &= watch("members end", 256, [MEMBER, "ends", "300", "36" if LONG else "5"])
         with tempfile.TemporaryDirectory() as directory:
             script = os.path.join(directory, "pool.py")
             with open(script, "w") as file:
@@ -253,7 +253,7 @@ def main():
             for how in ("subprocess", "raw", "closefrom", "each", "cloexec", "dup2"):
                 good &= watch(f"descriptors: {how}", 48, [sys.executable, script, MEMBER, how], outside=SLACK_PROGRAM)
             good &= orphan(directory)
-            good &= watch("make -j4", 64, make_tree(directory, 32 if LONG else 4), near=0.3, outside=SLACK_PROGRAM)
+            good &= watch("make -j4", 64, make_tree(directory, 32 if LONG else 2), near=0.3, outside=SLACK_PROGRAM)
     return 0 if good else 1
 
 
