@@ -58,7 +58,7 @@ void move_to_front(Connection* c) {
   Link& l = g_link;
   memmove(l.items, l.items + l.first, l.count * sizeof(Item));
   l.first = 0;
-  if (kBufferBytes - c->end >= kRoomMin || c->begin == 0) return;
+  if (kBufferBytes - c->end >= kRoomMin || c->begin < kBufferBytes / 2) return;   // seldom: else most of it moves for each window
   const size_t by = c->begin;
   memmove(c->data, c->data + by, c->size());
   for (unsigned i = 0; i < l.count; ++i) {
