@@ -281,6 +281,12 @@ bool expiry_shut() {
   return e.off = true;
 }
 
+void expiry_leave() {
+  stop();
+  expiry_open();
+  g_expiry.server.enabled = nullptr;
+}
+
 bool expiry_works() { return g_expiry.state != State::kIdle; }
 
 bool expiry_turn(uint64_t now) {

@@ -8,6 +8,7 @@
 
 #include "ahead.h"
 #include "eviction.h"
+#include "expiry.h"
 #include "gate_inside.h"
 #include "pager/state.h"
 #include "replica_link.h"
@@ -123,6 +124,7 @@ Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool 
       }
       break;
     }
+    if (g.command.kept > 1 && same_word(g.command.argument[0], "DEBUG") && same_word(g.command.argument[1], "SET-ACTIVE-EXPIRE")) expiry_leave();
     if (!first && !verdict.cold) g.cursor = {.bytes_max = walk_bytes_max()};   // that before goes on
     if (!look_up(g.command, keys, &database, rights, first_look, verdict.cold ? nullptr : &g.cursor, missing)) {
       if (first && late) {

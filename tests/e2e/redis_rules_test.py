@@ -139,12 +139,19 @@ def propagation(server, name):
     require(b"MULTI" not in text, f"{name}: expired keys are deleted in {text.count(b'MULTI')} transactions")
 
 
-def wish(server, name):
-    """DEBUG SET-ACTIVE-EXPIRE 0 while keys are being expired."""
+def wish(server, name, behind_blocked):
+    """DEBUG SET-ACTIVE-EXPIRE 0 while keys are being expired, by itself or behind a command that blocks."""
+    blocked = Connection(server.port, PATIENCE_S)
     before = server.info("expired_keys")
     server.pipeline([("SET", f"later:{i}", "x" * 100, "PX", "2000") for i in range(LATER)])
     wait_for("the first keys that are due", lambda: server.info("expired_keys") != before)
-    server.ask("DEBUG", "SET-ACTIVE-EXPIRE", "0")
+    if behind_blocked:
+        blocked.send([("BLPOP", "list", "0"), ("DEBUG", "SET-ACTIVE-EXPIRE", "0")])
+        server.ask("RPUSH", "list", "x")
+        blocked.receive()
+        blocked.receive()
+    else:
+        server.ask("DEBUG", "SET-ACTIVE-EXPIRE", "0")
     stopped = int(server.info("expired_keys"))
     time.sleep(0.7)
     further = int(server.info("expired_keys")) - stopped
@@ -167,7 +174,8 @@ def main(module):
                 require(server.info("lunar_gate") == "watching" and int(server.info("lunar_evicted_pages")) > 0, "the gate does not watch: nothing is tested")
             key_tables(server, name)
             propagation(server, name)
-            wish(server, name)
+            wish(server, name, False)
+            wish(server, name, True)
         rehash_goes_on(servers[1])
     finally:
         for server in servers:
