@@ -36,6 +36,8 @@ enum class Reach : uint8_t {
   kTop,
   kAll,       // of each key's value everything
   kFirst,     // of the first key's
+  kSmallest,  // sets, sorted sets: of the smallest and of those not much larger; the server looks the smallest's members up in the others
+  kLikeFirst, // likewise, the first one's
   kIndexes,   // list, sorted set: elements between the indexes in the two arguments behind the key
   kIndex,     // list: the element of the index behind the key
   kScores,    // sorted set: everything, when the two arguments behind the key are its ends; else nothing that can be told
@@ -54,6 +56,10 @@ struct CommandKeys {
   int8_t member, member_step;   // arguments that name members of a hash, set or sorted set at key `first`; 0: none
   Reach reach = Reach::kTop;
 };
+
+constexpr bool reaches_all(Reach reach) {
+  return reach == Reach::kAll || reach == Reach::kFirst || reach == Reach::kSmallest || reach == Reach::kLikeFirst;
+}
 
 // nullptr: unknown, or a command without keys.
 const CommandKeys* find_command_keys(Slice name);

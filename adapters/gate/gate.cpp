@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 
@@ -122,11 +123,19 @@ void take_what_is_done() {
 void give_turns() {
   Gate& g = g_gate;
   const uint64_t each = kClientBytesMin / 4, most = user_bytes_max();
+  unsigned walks = g.connections.walked() < walks_bytes_max() ? UINT_MAX : g.connections.leader() == nullptr ? 1 : 0;
   for (Share** at = &g.shares.waiting(); *at != nullptr;) {
     Share* share = *at;
     uint64_t bytes = share->bytes;
     unsigned requests = share->requests;
-    for (Connection* c; (c = share->waiting.head) != nullptr && bytes < most && requests < kUserRequestsMax; bytes += each, ++requests) release(c, false);
+    for (Connection *c = share->waiting.head, *next; c != nullptr && bytes < most && requests < kUserRequestsMax; c = next) {
+      next = c->next;
+      if (c->cursor.far() && walks == 0) continue;
+      if (c->cursor.far()) --walks;
+      release(c, false);
+      bytes += each;
+      ++requests;
+    }
     if (share->waiting.head != nullptr) {
       at = &share->next_waiting;
       continue;
@@ -142,30 +151,38 @@ void begin_fetching(uint64_t now) {
   g.fetcher.flush();
   const uint64_t deadline = now + uint64_t{g.options.hold_ms_max} * 1000000;
   for (Connection* c = g.connections.held().tail; c != nullptr && c->hold > g.holds_begun; c = c->previous) {
-    if (c->deadline_ns == UINT64_MAX) c->deadline_ns = deadline;
+    if (c->until_ns == 0) c->until_ns = now + kWalkHolds * (deadline - now);
+    if (c->deadline_ns == UINT64_MAX) c->deadline_ns = c->cursor.far() ? c->until_ns : deadline;
     if (c->deadline_ns < g.first_deadline_ns) g.first_deadline_ns = c->deadline_ns;
   }
   g.holds_begun = g.holds;
 }
 
-// The first of a list that is ordered by deadline.
-void let_go_in_order(ConnectionList& list, bool all, uint64_t now) {
-  for (Connection* c; (c = list.head) != nullptr && (all || c->deadline_ns <= now);) release(c, true);
+// Those of a list whose time is up; of long walks, whose faults stop everybody, the first: *walks may go.
+void let_go(ConnectionList& list, bool all, uint64_t now, unsigned* walks) {
+  Gate& g = g_gate;
+  for (Connection *c = list.head, *next; c != nullptr; c = next) {
+    next = c->next;
+    const bool due = all || c->deadline_ns <= now, walk = c->cursor.far() && !all;
+    if (due && (!walk || *walks != 0)) {
+      if (walk) --*walks;
+      release(c, true);
+    } else if (c->deadline_ns < g.first_deadline_ns) {
+      g.first_deadline_ns = c->deadline_ns;
+    }
+  }
 }
 
 void let_go_of_late_ones(uint64_t now) {
   Gate& g = g_gate;
   const bool all = !g.watching();
-  let_go_in_order(g.connections.partial(), all, now);
+  for (Connection* c; (c = g.connections.partial().head) != nullptr && (all || c->deadline_ns <= now);) release(c, true);
   if (Connection* link = link_waiting(); link != nullptr && (all || link->deadline_ns <= now)) release(link, true);
-  for (Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting) let_go_in_order(share->waiting, all, now);
   if (!all && now < g.first_deadline_ns) return;
   g.first_deadline_ns = UINT64_MAX;
-  for (Connection *c = g.connections.held().head, *next; c != nullptr; c = next) {
-    next = c->next;
-    if (all || c->deadline_ns <= now) release(c, true);
-    else if (c->deadline_ns < g.first_deadline_ns) g.first_deadline_ns = c->deadline_ns;
-  }
+  unsigned walks = 1;
+  for (Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting) let_go(share->waiting, all, now, &walks);
+  let_go(g.connections.held(), all, now, &walks);
 }
 
 bool server_wants(const Connection* c) { return (g_gate.layout.event_mask(c->fd) & 1) != 0; }
@@ -175,11 +192,10 @@ int time_to_sleep(int timeout_ms, uint64_t now) {
   Gate& g = g_gate;
   for (Connection* c = g.connections.ready().head; c != nullptr; c = c->next)
     if (server_wants(c)) return 0;
-  uint64_t first = g.connections.held().head != nullptr ? g.first_deadline_ns : UINT64_MAX;
+  uint64_t first = g.connections.held_now() != 0 ? g.first_deadline_ns : UINT64_MAX;
   auto sooner = [&](const Connection* c) { first = c != nullptr && c->deadline_ns < first ? c->deadline_ns : first; };
   sooner(g.connections.partial().head);
   sooner(link_waiting());
-  for (const Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting) sooner(share->waiting.head);
   if (first == UINT64_MAX) return timeout_ms;
   const uint64_t left = first > now ? (first - now + 999999) / 1000000 : 0;
   return timeout_ms < 0 || static_cast<uint64_t>(timeout_ms) > left ? static_cast<int>(left) : timeout_ms;

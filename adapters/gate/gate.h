@@ -7,8 +7,15 @@
 //   epoll_wait()  ◄── pages are in: the descriptor counts as readable again, read() hands the bytes over
 //
 // To the server the client was merely slower to send. Calls of the main program are redirected (program_got.h): read,
-// epoll_wait, close, and OpenSSL's SSL_read (with SSL_get_error and SSL_pending, so that the session agrees). Held for at most `hold_ms_max` and kRoundsMax rounds (kWalkRoundsMax for one that reads whole values: walk_whole.h), then passed as it is: the
-// command faults, and is right.
+// epoll_wait, close, and OpenSSL's SSL_read (with SSL_get_error and SSL_pending, so that the session agrees). Held for at most
+// `hold_ms_max` and kRoundsMax rounds, then passed as it is: the command faults, and is right.
+//
+// One that goes through whole values (walk_whole.h), or many, is held for up to kWalkHolds times as long and kWalkRoundsMax rounds: passed
+// cold, it would stop everybody for hundreds of faults. What it may ask for is bounded (kWalkPart), and what all of these have brought in
+// (kWalksPart): beyond that one goes on, the others wait for their turn, together with what a user has under way. Of those whose time is up,
+// one is passed between two waits for events.
+//
+// A look takes kLookUnits of work. What comes behind in the same input, or is left of a value, is looked at after the other clients' turn.
 //
 // Nothing is looked up, fetched or held for a client that has not authenticated, or whose user may not run the command on its keys
 // (client_rights.h): neither the LUN, nor the budget, nor the time that a refusal takes tells it anything. What others may have under way or

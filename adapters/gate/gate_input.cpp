@@ -70,8 +70,12 @@ bool look_up(const Command& command, const CommandKeys* keys, int* database, Rig
   }
   const DatabaseView* where = g.layout.database(*database);
   if (where == nullptr) return true;
+  const uint64_t missed = missing->bytes;
   const bool there = walk_command(g.layout, *where, *keys, command, first_look, cursor, missing);
-  if (first_look) note_first_look(*keys, command, !there);
+  const bool cold = !there && (missing->bytes != missed || missing->full());
+  if (first_look) note_first_look(*keys, command, cold);
+  else if (cold && cursor != nullptr && !cursor->counted && cursor->idle != 0) g.work.seen_cold.add();   // what was looked at first was there
+  if (cold && cursor != nullptr) cursor->counted = true;
   return eviction_has_victim(command.bytes, missing) && there;
 }
 
@@ -125,7 +129,11 @@ Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool 
       break;
     }
     if (g.command.kept > 1 && same_word(g.command.argument[0], "DEBUG") && same_word(g.command.argument[1], "SET-ACTIVE-EXPIRE")) expiry_leave();
-    if (!first && !verdict.cold) g.cursor = {.bytes_max = walk_bytes_max()};   // that before goes on
+    if (!first && !verdict.cold) {   // that before goes on
+      verdict.cold = missing->units == 0;
+      g.cursor = {.bytes_max = walk_bytes_max(), .counted = verdict.cold};
+    }
+    if (!first && missing->units == 0) break;   // those before it were enough for one look
     if (!look_up(g.command, keys, &database, rights, first_look, verdict.cold ? nullptr : &g.cursor, missing)) {
       if (first && late) {
         g.work.timeouts.add();
@@ -184,10 +192,43 @@ void ask_for(Connection* c, Request* request, const Missing& missing, Share* sha
   ++c->rounds;
 }
 
+// One look was too short, and nothing is missing: the next one comes after the others' turn.
+bool look_again(Connection* c, bool anew) {
+  Gate& g = gate();
+  if (anew) {
+    g.work.held.add();
+    c->rounds = 0;
+    c->late = false;
+  }
+  if (anew || c->since_ns == 0) {
+    c->since_ns = sys::now_ns();
+    c->until_ns = c->since_ns + kWalkHolds * g.options.hold_ms_max * 1000000;
+  }
+  c->waited = false;
+  c->cursor = g.cursor;
+  ++c->cursor.idle;
+  ++c->rounds;
+  c->hold = ++g.holds;
+  g.connections.enter(c, Hold::kReady);
+  return true;
+}
+
+// Whether `c` may ask for more of its values.
+bool walk_may_go_on(Connection* c, uint64_t bytes) {
+  Connections& all = gate().connections;
+  if (all.leader() == c || all.walked() + bytes <= walks_bytes_max()) return true;
+  if (all.leader() != nullptr) return false;
+  all.leader() = c;
+  return true;
+}
+
 // `c` waits for its pages, or for its user's turn to ask for them. `anew`: for a command that has not waited yet. False: it cannot be held.
 bool hold(Connection* c, const Missing& missing, Share* share, bool anew) {
   Gate& g = gate();
-  const bool turn = share->requests == 0 || (share->bytes + missing.bytes <= user_bytes_max() && share->requests < kUserRequestsMax);
+  if (missing.count == 0) return look_again(c, anew);
+  if (anew) g.connections.end_walk(c);
+  const bool turn = (share->requests == 0 || (share->bytes + missing.bytes <= user_bytes_max() && share->requests < kUserRequestsMax)) &&
+                    (!g.cursor.far() || walk_may_go_on(c, missing.bytes));
   Request* request = turn ? g.fetcher.spare() : nullptr;
   if (turn && request == nullptr) return false;
   const bool begins = anew || c->since_ns == 0;
@@ -198,17 +239,24 @@ bool hold(Connection* c, const Missing& missing, Share* share, bool anew) {
     c->late = false;
   }
   if (begins) c->since_ns = now;
-  if (anew || c->waited) c->deadline_ns = UINT64_MAX;   // its time begins when the fetchers are woken: gate.cpp
+  if (begins || c->waited) c->until_ns = 0;
+  if (anew || c->waited || g.cursor.far()) c->deadline_ns = UINT64_MAX;   // its time begins when the fetchers are woken: gate.cpp
   c->waited = !turn;
   c->cursor = g.cursor;
   c->hold = ++g.holds;
   if (turn) {
+    if (g.cursor.far()) g.connections.count_walk(c, missing.bytes);
     ask_for(c, request, missing, share);
     g.connections.enter(c, Hold::kHeld);
     return true;
   }
   g.work.turns.add();
-  c->deadline_ns = now + kTurnNsMax;
+  c->deadline_ns = (g.cursor.far() ? c->since_ns : now) + kTurnNsMax;
+  if (g.cursor.far()) {   // what it had may be gone then
+    c->cursor.key = 0;
+    c->cursor.at = 0;
+  }
+  if (c->deadline_ns < g.first_deadline_ns) g.first_deadline_ns = c->deadline_ns;
   g.shares.list(share);
   g.connections.enter(c, Hold::kHeld, &share->waiting);
   return true;
@@ -253,6 +301,11 @@ bool may_judge(int fd, const void* buffer, Input* out) {
   return out->client != nullptr && g.layout.progress_of(*out->client, buffer, &out->progress);
 }
 
+bool enough_waited(const Connection& c) {
+  if (c.late || c.rounds >= (c.cursor.begun() ? kWalkRoundsMax : kRoundsMax) || c.cursor.idle > kIdleLooksMax) return true;
+  return c.cursor.idle != 0 && c.until_ns != 0 && static_cast<uint64_t>(sys::now_ns()) >= c.until_ns;
+}
+
 // Bytes that were kept come first.
 ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
   if (c->state == Hold::kHeld) return again();
@@ -268,17 +321,19 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
   }
   Missing missing;
   missing.bytes_max = client_bytes_max();
+  missing.units = kLookUnits;
   Share* share = nullptr;
   Verdict verdict{n, false};
   Gate& g = gate();
   g.cursor = c->rounds != 0 ? c->cursor : WalkCursor{.bytes_max = walk_bytes_max()};
   const bool waited = c->state == Hold::kReady && c->since_ns != 0;
-  const bool late = c->state == Hold::kReady && (c->late || c->rounds >= (g.cursor.begun() ? kWalkRoundsMax : kRoundsMax));
+  const bool late = c->state == Hold::kReady && enough_waited(*c);
   Input input;
   if (may_judge(fd, buffer, &input)) verdict = judge(input, n, c->state == Hold::kPartial, late, &missing, &share);
   if (waited && verdict.good != 0) {   // the hold is over
     gate().hold_times.add(static_cast<uint64_t>(sys::now_ns()) - c->since_ns);
     c->since_ns = 0;
+    g.connections.end_walk(c);
   }
   if (kept == c->size()) return keep(c, fd, text, n, verdict, missing, share);
   // The server asked for less than there is: what it does not take stays where it is, and is looked at when its turn comes.
@@ -297,6 +352,8 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
 
 // The last piece may pass it.
 uint64_t client_bytes_max() { return part_of_budget(kClientPart, kClientBytesMax); }
+
+uint64_t walks_bytes_max() { return budget_bytes() / kWalksPart; }
 
 uint64_t user_bytes_max() { return budget_bytes() / kUserPart; }
 
@@ -331,6 +388,7 @@ ssize_t input(Source from, void* buffer, size_t bytes) {
   if (!judged || got <= 0) return got;
   Missing missing;
   missing.bytes_max = client_bytes_max();
+  missing.units = kLookUnits;
   g.cursor = {.bytes_max = walk_bytes_max()};
   Share* share = nullptr;
   const auto n = static_cast<size_t>(got);

@@ -18,6 +18,8 @@ namespace lunar::redis {
 
 constexpr unsigned kRoundsMax = 24;          // slot, entry, key, object, value; chains and several keys take more
 constexpr unsigned kWalkRoundsMax = 1024;    // of a command that goes through whole values
+constexpr unsigned kIdleLooksMax = 128;      // of these, looks that found nothing missing and were too short: some 20 ms of the main thread
+constexpr uint64_t kWalkHolds = 10;          // it may wait so many times hold_ms_max
 constexpr size_t kPartialMax = 32 * 1024;    // a command that needs more is passed as it comes
 constexpr size_t kHoldBytesMax = 1 << 20;    // more than that is not kept from the server
 constexpr unsigned kLookAhead = 256;         // commands behind a cold one that are looked at too
@@ -25,8 +27,9 @@ constexpr uint64_t kPartialNsMax = 20'000'000;     // the start of a command wai
 constexpr uint64_t kTurnNsMax = 1'000'000'000;     // and a client for its user's turn
 // Parts of the DRAM budget that may be under way from the LUN for a user, and that one client asks for at once.
 constexpr uint64_t kUserPart = 4, kClientPart = 16, kClientBytesMin = 256 << 10, kClientBytesMax = 4 << 20;
-// And for the values of one command in all, round after round: more would push each other out before the command runs.
-constexpr uint64_t kWalkPart = 4, kWalkBytesMax = 64 << 20;
+// And for the values of one command in all, round after round: more would push each other out before the command runs. So would those of
+// many: beyond half of the budget only one of them goes on, the others wait for their turn.
+constexpr uint64_t kWalkPart = 4, kWalkBytesMax = 64 << 20, kWalksPart = 2;
 constexpr unsigned kUserRequestsMax = Fetcher::kRequestsMax / 2;
 
 // Where input comes from: a socket, or the TLS session on it. read() is what the program called before the gate.
@@ -85,6 +88,8 @@ ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes);
 // Bytes that may be under way for a user; that a client asks for at once.
 uint64_t user_bytes_max();
 uint64_t client_bytes_max();
+// That long walks may have asked for together, of commands that have not run.
+uint64_t walks_bytes_max();
 // The server's data is known, but its keys have not been checked yet: while a client's input is read they may be looked at.
 void look_at_keys(int fd);
 

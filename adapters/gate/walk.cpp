@@ -3,6 +3,7 @@
 #include "walk.h"
 
 #include <cstring>
+#include <utility>
 
 #include "collection_probe.h"
 #include "key_slot.h"
@@ -248,6 +249,41 @@ void Missing::add(const void* address, size_t bytes) {
   this->bytes += ((reinterpret_cast<uintptr_t>(address) + bytes - 1) / page - first + 1) * page;
 }
 
+namespace {
+
+// What freeing the value of key `nth` reads is there. Keys that were found so are not gone through again; all of one at least each look.
+bool freed_by(Walk& walk, const ObjectView& object, Wants wants, const WalkCursor* cursor, unsigned nth) {
+  if (cursor != nullptr && nth < cursor->key) return true;
+  const bool before = walk.complete, enough = cursor != nullptr && walk.missing->units == 0;
+  walk.complete = !enough;
+  if (!enough) walk_freed(walk, object, wants == Wants::kFreedLater);
+  const bool all = walk.complete;
+  walk.complete &= before;
+  return all;
+}
+
+// Elements that a value may have to be walked as a whole: UINT64_MAX, unless others of the command's keys bound it. False: not known yet.
+bool largest_whole(Walk& walk, WholeWalk& whole, const DatabaseView& database, const CommandKeys& keys, const Command& command, uint64_t* out) {
+  *out = UINT64_MAX;
+  if (keys.reach != Reach::kSmallest && keys.reach != Reach::kLikeFirst) return true;
+  unsigned nth = 0, sources = 0;
+  bool known = true;
+  for_each_key(keys, command, [&](unsigned argument) {
+    if (wants_of_key(keys, command, nth++) != Wants::kValue || (sources++ != 0 && keys.reach == Reach::kLikeFirst) || walk.missing->full()) return;
+    const bool before = std::exchange(walk.complete, true);
+    const auto* object = static_cast<const ObjectView*>(walk.look_up(database.keys, command.argument[argument]));
+    uint64_t count = 0;
+    if (object != nullptr && walk.have(object, sizeof *object)) (void)whole.elements(*object, &count);
+    known &= walk.complete;
+    walk.complete &= before;
+    if (count < *out) *out = count;
+  });
+  *out *= *out < UINT64_MAX / WholeWalk::kMuchLarger ? WholeWalk::kMuchLarger : 1;
+  return known && !walk.missing->full();
+}
+
+}  // namespace
+
 bool walk_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys, const Command& command,
                   bool first_look, WalkCursor* cursor, Missing* missing) {
   Walk walk{layout, missing};
@@ -257,6 +293,8 @@ bool walk_command(const ServerLayout& layout, const DatabaseView& database, cons
   const bool parts = cursor != nullptr && keys.reach != Reach::kTop;
   if (parts) walk.seen = &seen;
   unsigned nth = 0;
+  uint64_t largest = UINT64_MAX;
+  const bool sized = !parts || largest_whole(walk, whole, database, keys, command, &largest);
   for_each_key(keys, command, [&](unsigned argument) {
     const unsigned n = nth++;
     if (missing->full()) {
@@ -272,11 +310,17 @@ bool walk_command(const ServerLayout& layout, const DatabaseView& database, cons
     walk.complete &= before;
     const Wants wants = wants_of_key(keys, command, n);
     if (!there || wants != Wants::kValue) {
-      if (there && wants != Wants::kObject) walk_freed(walk, *object, wants == Wants::kFreedLater);
-      if (known) whole.pass(n);
+      const bool freed = !there || wants == Wants::kObject || freed_by(walk, *object, wants, cursor, n);
+      if (known && freed) whole.pass(n);
       return;
     }
-    if (!parts || (n != 0 && keys.reach == Reach::kFirst) || !(whole.passed(n) || whole.turn_of(n))) walk.value_of(object, command, keys, n == 0);
+    uint64_t count = 0;
+    if (parts && sized && largest != UINT64_MAX && whole.turn_of(n) && (!whole.elements(*object, &count) || count > largest)) {
+      walk.value_of(object, command, keys, n == 0);
+      if (walk.complete) whole.pass(n);
+      return;
+    }
+    if (!sized || !parts || (n != 0 && keys.reach == Reach::kFirst) || !(whole.passed(n) || whole.turn_of(n))) walk.value_of(object, command, keys, n == 0);
     else if (whole.turn_of(n)) whole.value(*object, command, keys, argument, n);
   });
   if (walk.complete && first_look) walk.count_uses();

@@ -18,14 +18,17 @@
 namespace lunar::redis {
 
 constexpr unsigned kRangesMax = 64;              // missing pieces of one round
+constexpr unsigned kLookUnits = 3000;            // of work in one look at a client's input: a bucket, a page or a node one, an entry four
 constexpr size_t kValueBytesMax = 256 * 1024;    // of one value, where it is not walked as a whole; the rest is left to faults
 
 struct Missing {
   unsigned count = 0;
   uint64_t bytes = 0, bytes_max = UINT64_MAX;   // full when they have been reached
+  unsigned units = UINT32_MAX;                  // of work that this look may still take, where that is bounded
   lunar_range range[kRangesMax];
   bool full() const { return count == kRangesMax || bytes >= bytes_max; }
   void add(const void* address, size_t bytes);
+  void work(unsigned n) { units = units > n ? units - n : 0; }
 };
 
 // What is missing for `command` on the keys of `database`; adds to *missing. True: nothing, all that was to be looked at is resident.

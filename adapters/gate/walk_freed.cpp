@@ -4,6 +4,7 @@
 
 #include <time.h>
 
+#include "collection_probe.h"
 #include "pager/pager.h"
 
 namespace lunar::redis {
@@ -90,6 +91,7 @@ void freed_dict(Walk& walk, const DictView* dict, Parts parts, bool later) {
   for (int t = 0; t < 2 && dict->table[t] != nullptr; ++t) {
     const uint64_t slots = uint64_t{1} << dict->exponent[t];
     if (slots > 16 * kFreedElementsMax) return;   // few left of many
+    walk.missing->work(static_cast<unsigned>(slots / 16 + 2 * dict->used[t]));
     if (!walk.have(dict->table[t], slots * sizeof(void*))) continue;
     for (uint64_t s = 0; s < slots && !walk.missing->full(); ++s)
       if (dict->table[t][s] != nullptr) freed_entries(walk, dict->table[t][s], parts);
@@ -115,7 +117,7 @@ Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth
 
 void walk_freed(Walk& walk, const ObjectView& object, bool later) {
   const char* at = object.pointer;
-  if (at == nullptr) return;
+  if (at == nullptr || !collection_known(walk.layout.keyspace(), object)) return;
   const bool dicts = walk.layout.keyspace() == Keyspace::kDict;   // what is in their collections is known
   switch (object.encoding()) {
     case kRaw:

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "collection_probe.h"
 #include "pager/pager.h"
 #include "pager/region.h"
 #include "stream_walk.h"
@@ -64,8 +65,8 @@ uint64_t reversed(uint64_t bits) {
 }  // namespace
 
 bool WholeWalk::work(unsigned units) {
-  units_ = units_ > units ? units_ - units : 0;
-  return units_ != 0;
+  missing_.work(units);
+  return missing_.units != 0;
 }
 
 // Of large ones whole runs are asked for.
@@ -96,7 +97,7 @@ bool WholeWalk::bytes(const char* at, uint64_t bytes) {
       continue;
     }
     all = walk_.complete = false;
-    if (++run * page >= kRunBytesMax || missing_.bytes + run * page >= missing_.bytes_max || units_ == 0) end_run(p + 1);
+    if (++run * page >= kRunBytesMax || missing_.bytes + run * page >= missing_.bytes_max || missing_.units == 0) end_run(p + 1);
   }
   end_run(p);
   return all;
@@ -267,7 +268,7 @@ bool WholeWalk::sorted_set(const ZsetView* zset, const Command& command, Reach r
   auto* members = static_cast<DictView*>(zset->members);
   const auto* list = static_cast<const SkiplistView*>(zset->skiplist);
   const auto length = static_cast<int64_t>(list->length);
-  bool all = reach == Reach::kAll || reach == Reach::kFirst;
+  bool all = reaches_all(reach);
   if (reach == Reach::kScan) return scanned(members, command, argument, kSortedSet);
   int64_t first = 0, last = 0;
   const unsigned behind = argument + 3;
@@ -287,7 +288,7 @@ bool WholeWalk::sorted_set(const ZsetView* zset, const Command& command, Reach r
 
 bool WholeWalk::part(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument) {
   const char* at = object.pointer;
-  const bool some = keys.reach == Reach::kAll || keys.reach == Reach::kFirst;
+  const bool some = reaches_all(keys.reach);
   switch (object.encoding()) {
     case kRaw:
       if (object.type() == kString) return string(object, command, keys.reach, argument);
@@ -326,14 +327,50 @@ bool WholeWalk::part(const ObjectView& object, const Command& command, const Com
   }
 }
 
+bool WholeWalk::elements(const ObjectView& object, uint64_t* out) {
+  const char* at = object.pointer;
+  *out = 0;
+  if (at == nullptr || !collection_known(walk_.layout.keyspace(), object)) return true;
+  switch (object.encoding()) {
+    case kListpack: {
+      uint16_t count;
+      if (!walk_.have(at, sizeof(uint32_t) + sizeof count)) return false;
+      memcpy(&count, at + sizeof(uint32_t), sizeof count);
+      *out = object.type() == kSortedSet ? count / 2 : count;
+      return true;
+    }
+    case kIntset: {
+      uint32_t header[2];
+      if (!walk_.have(at, sizeof header)) return false;
+      memcpy(header, at, sizeof header);
+      *out = header[1];
+      return true;
+    }
+    case kSkiplist: {
+      const auto* zset = reinterpret_cast<const ZsetView*>(at);
+      if (!walk_.have(zset, sizeof *zset) || !walk_.have(zset->skiplist, sizeof(SkiplistView))) return false;
+      *out = static_cast<const SkiplistView*>(zset->skiplist)->length;
+      return true;
+    }
+    case kHashTable: {
+      static_assert(sizeof(TableView) == sizeof(DictView));
+      if (!walk_.have(at, sizeof(DictView))) return false;
+      const uint64_t* used = walk_.layout.keyspace() == Keyspace::kTables ? reinterpret_cast<const TableView*>(at)->used : reinterpret_cast<const DictView*>(at)->used;
+      *out = used[0] + used[1];
+      return true;
+    }
+    default: return true;   // of another type: an error
+  }
+}
+
 void WholeWalk::value(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument, unsigned nth) {
   const unsigned asked = missing_.count;
   const uint64_t at = cursor_.at;
-  const bool complete = walk_.complete;
-  const bool all = object.pointer == nullptr || part(object, command, keys, argument);
+  const bool complete = walk_.complete, fresh = missing_.units == kLookUnits;
+  const bool all = object.pointer == nullptr || !collection_known(walk_.layout.keyspace(), object) || part(object, command, keys, argument);
   cursor_.bytes += missing_.bytes - bytes_before_;
   bytes_before_ = missing_.bytes;
-  if (all || (missing_.count == asked && !missing_.full() && cursor_.at == at)) {   // done; or one look is too short for it
+  if (all || (fresh && missing_.count == asked && !missing_.full() && cursor_.at == at)) {   // done; or one look is too short for it
     cursor_.key = nth + 1;
     cursor_.at = 0;
     if (missing_.count == asked) walk_.complete = complete;

@@ -7,7 +7,7 @@
 //   list                         nodes by their counts from the nearer end, then those of the range
 //   stream                       stream_walk.h
 //
-// One look is bounded (kUnitsMax: a few hundred microseconds; and what Missing takes); the next one goes on where the last one found
+// One look is bounded (kLookUnits, of all the commands looked at in it: a few hundred microseconds; and what Missing takes); the next one goes on where the last one found
 // something missing. What it keeps between two looks is a WalkCursor: a number of buckets, nodes or pages, never an address. Each look
 // comes from the key down again, as other commands may have changed or freed anything meanwhile; a number that fits no more costs faults.
 // Known: on Redis 7.0 all of them; sorted sets and sets on Redis 8.0; sets on Valkey 8.1; lists and strings on each. Others: their top level.
@@ -20,13 +20,13 @@ namespace lunar::redis {
 
 class WholeWalk {
  public:
-  static constexpr unsigned kUnitsMax = 3000;   // of work in one look: a bucket, a page or a node one, an entry four
-
   // pre: the walk's `seen` is set.
   WholeWalk(Walk& walk, WalkCursor* cursor) : walk_(walk), missing_(*walk.missing), cursor_(*cursor), bytes_before_(walk.missing->bytes) {}
 
   // What the command reads of the value of the key at `argument`, its `nth`. pre: the object is resident.
   void value(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument, unsigned nth);
+  // Of a set or sorted set. False: what tells is missing.
+  bool elements(const ObjectView& object, uint64_t* out);
   // Whether the walk is for this one: others are looked at later, or have been.
   bool turn_of(unsigned nth) const { return nth == cursor_.key && cursor_.bytes < cursor_.bytes_max; }
   bool passed(unsigned nth) const { return nth < cursor_.key; }
@@ -34,8 +34,9 @@ class WholeWalk {
   void pass(unsigned nth) {
     if (nth == cursor_.key) ++cursor_.key;
   }
+  static constexpr uint64_t kMuchLarger = 8;
   bool work(unsigned units);   // false: enough for one look
-  bool enough() const { return units_ == 0 || missing_.full(); }
+  bool enough() const { return missing_.units == 0 || missing_.full(); }
   bool bytes(const char* at, uint64_t bytes);   // all of them can be read
 
  private:
@@ -54,7 +55,6 @@ class WholeWalk {
   Missing& missing_;
   WalkCursor& cursor_;
   uint64_t bytes_before_;
-  unsigned units_ = kUnitsMax;
 };
 
 }  // namespace lunar::redis

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""redis_walks_test MODULE SCENARIO: what it costs that the gate goes through whole values.
+
+  hot     a large value whose memory is in DRAM is no cold one, and nothing is asked for; one look is short, whatever a command names
+  part    of sets that are compared, and of places around one, only what is read is asked for, not a quarter of the DRAM
+  slow    a walk that takes longer than gate-hold-ms goes on, and its command finds its pages: a LUN of 10 ms
+"""
+import os
+import shutil
+import sys
+import tempfile
+
+from redis_space_test import MIB, SEED, SERVER, value, with_server
+
+LATENCY_MS, HOLD_MS = 10, 50
+
+
+def ask_all(client, commands, batch=500):
+    for first in range(0, len(commands), batch):
+        part = commands[first:first + batch]
+        client.send(part)
+        for _ in part:
+            client.receive()
+
+
+def sweep(client, mib=20):
+    """Everything else leaves DRAM."""
+    ask_all(client, [("GET", f"other:{n}") for n in range(mib * 256)])
+
+
+def fill_others(client, mib=20):
+    ask_all(client, [("SET", f"other:{n}", value(n, 4000)) for n in range(mib * 256)])
+
+
+def hot(directory, module):
+    def test(server):
+        client = server.client()
+        fill_others(client)
+        ask_all(client, [("HSET", "h", f"f{n}", "v" * 20) for n in range(3000)] + [("SADD", "s", f"m{n}") for n in range(1000)])
+        wanted = client.ask("HGETALL", "h")
+        names = ("gate_seen", "gate_seen_cold", "overlapped_reads")
+        before = [client.figure(name) for name in names]
+        for _ in range(50):
+            assert client.ask("HGETALL", "h") == wanted, "HGETALL gives something else"
+        seen, cold, reads = (client.figure(name) - was for name, was in zip(names, before))
+        print(f"50 HGETALL of 3,000 hot fields: {seen} seen, {cold} of them cold, {reads} pieces asked for")
+        assert seen == 50 and cold <= 5 and reads <= 50, "what is in DRAM is told to be cold"
+
+        client.ask("SCARD", "s")
+        looks = client.figure("gate_commands")
+        client.ask("MULTI")
+        client.send([("DEL", *["s"] * 500)])
+        assert client.receive() == b"QUEUED"
+        client.ask("DISCARD")
+        looks = client.figure("gate_commands") - looks
+        print(f"DEL that names a set of 1,000 members 500 times: {looks} looks")
+        assert looks >= 50, "one look took it all, and nobody was served meanwhile"
+        assert client.ask("DEL", *["s"] * 500) == 1
+
+    with_server(directory, module, test, size="512mb")
+
+
+def part(directory, module):
+    def test(server):
+        client = server.client()
+        count = 40000
+        for first in range(0, count, 500):   # the parts of each lie among the others'
+            some = range(first, first + 500)
+            ask_all(client, [("SADD", "large", f"member:{n:06}" + "y" * 40) for n in some] + [("ZADD", "scores", str(n), f"member:{n:06}") for n in some] +
+                    [("GEOADD", "places", str(n * 7919 % 340 - 170 + n / count), str(n * 104729 % 160 - 80 + n / count), f"place:{n}") for n in some])
+        few = (5, 777, 1999)
+        ask_all(client, [("SADD", "small", f"member:{n:06}" + "y" * 40) for n in few] + [("ZADD", "few", "1", f"member:{n:06}") for n in few])
+        fill_others(client)
+        for words in (("SINTER", "small", "large"), ("SINTERCARD", "2", "large", "small"), ("SDIFF", "small", "large"), ("ZINTER", "2", "scores", "few"),
+                      ("SINTER", "none", "large"), ("SINTERSTORE", "to", "large", "small"), ("ZDIFF", "2", "few", "scores"),
+                      ("GEOSEARCH", "places", "FROMLONLAT", "10", "10", "BYRADIUS", "50", "km")):
+            sweep(client)
+            before = client.figure("lun_read_bytes")
+            reply = client.ask(*words)
+            read = client.figure("lun_read_bytes") - before
+            print(f"{' '.join(words)}: {read / 1024:.0f} KiB, {reply if isinstance(reply, int) else len(reply)}")
+            assert read < MIB, f"{words[0]}: {read / MIB:.1f} MiB were read from the LUN"
+            if words[0] == "SINTER":
+                assert len(reply) == (3 if words[1] == "small" else 0), f"{words}: {reply}"
+
+    with_server(directory, module, test, size="512mb")
+
+
+def slow(directory, module):
+    def test(server):
+        client = server.client()
+        keys = range(4)
+        for first in range(0, 2000, 100):
+            ask_all(client, [("HSET", f"h:{key}", f"field:{n}", value(key * 4000 + n, 100)) for key in keys for n in range(first, first + 100)])
+        fill_others(client)
+        client.ask("CONFIG", "SET", "lunar.gate-hold-ms", str(HOLD_MS))
+        faults = 0
+        for key in keys:
+            sweep(client)
+            before = client.figure("main_cold_faults")
+            reply = client.ask("HGETALL", f"h:{key}")
+            faults += client.figure("main_cold_faults") - before
+            fields = dict(zip(reply[::2], reply[1::2]))
+            assert len(fields) == 2000 and all(fields[b"field:%d" % n] == value(key * 4000 + n, 100) for n in range(2000)), "HGETALL gives something else"
+        print(f"{faults / len(keys):.1f} faults of the main thread a cold HGETALL")
+        assert faults / len(keys) < 20, "walks are given up after gate-hold-ms, and everybody waits"
+
+    with_server(directory, module, test, lun=f"sim:512m,latency_us={LATENCY_MS * 1000}", size="512mb")
+
+
+def main(module, scenario):
+    if not os.access(SERVER, os.X_OK):
+        print(f"skip: redis-server: {SERVER} is not there")
+        return 77
+    print(f"seed {SEED}")
+    directory = tempfile.mkdtemp(prefix="lunar-walks-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+    try:
+        globals()[scenario](directory, os.path.abspath(module))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    print(f"{scenario} as it should be")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3]))
