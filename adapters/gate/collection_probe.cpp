@@ -64,8 +64,8 @@ bool list_fits(const void* at) {
   if (first.previous != nullptr || last.next != nullptr || (list.nodes == 1) != (list.head == list.tail)) return false;
   if (first.count() == 0 || first.bytes == 0) return false;
   uint32_t bytes = 0;   // the first word of a listpack
-  const unsigned encoding = first.marks >> 16 & 3, container = first.marks >> 18 & 3;   // 1: not compressed; 2: a listpack
-  return encoding != 1 || container != 2 || (sys::peek(first.entry, &bytes, sizeof bytes) == 0 && bytes == first.bytes);
+  const bool plain = (first.marks >> 16 & 3) == 1 && (first.marks >> 18 & 3) == 2;   // not compressed; a listpack
+  return !plain || (sys::peek(first.entry, &bytes, sizeof bytes) == 0 && bytes == first.bytes);
 }
 
 bool sorted_set_fits(Keyspace keyspace, const void* at) {

@@ -269,7 +269,7 @@ bool WholeWalk::sorted_set(const ZsetView* zset, const Command& command, Reach r
   const auto* list = static_cast<const SkiplistView*>(zset->skiplist);
   const auto length = static_cast<int64_t>(list->length);
   bool all = reaches_all(reach);
-  if (reach == Reach::kScan) return scanned(members, command, argument, kSortedSet);
+  if (reach == Reach::kScan) return walk_.layout.keyspace() == Keyspace::kTables || scanned(members, command, argument, kSortedSet);
   int64_t first = 0, last = 0;
   const unsigned behind = argument + 3;
   const bool by_value = reach == Reach::kScores || has_word(command, behind, "BYSCORE") || has_word(command, behind, "BYLEX");

@@ -3,6 +3,7 @@
 
   hot     a large value whose memory is in DRAM is no cold one, and nothing is asked for; one look is short, whatever a command names
   part    of sets that are compared, and of places around one, only what is read is asked for, not a quarter of the DRAM
+  types   large values of each type, cold, are known to the gate and scanned (LUNAR_REDIS_SERVER: on another server)
   slow    a walk that takes longer than gate-hold-ms goes on, and its command finds its pages: a LUN of 10 ms
 """
 import os
@@ -82,6 +83,38 @@ def part(directory, module):
             assert read < MIB, f"{words[0]}: {read / MIB:.1f} MiB were read from the LUN"
             if words[0] == "SINTER":
                 assert len(reply) == (3 if words[1] == "small" else 0), f"{words}: {reply}"
+
+    with_server(directory, module, test, size="512mb")
+
+
+def types(directory, module):
+    def test(server):
+        client = server.client()
+        some = range(2000)
+        ask_all(client, [command for n in some for command in (
+            ("HSET", "h", f"f{n}", f"value {n}"), ("SADD", "s", f"member {n}"), ("ZADD", "z", str(n), f"member {n}"), ("RPUSH", "l", f"{n} " + "e" * 200),
+            ("XADD", "x", f"{n + 1}-1", "f", f"{n}"))])
+        fill_others(client)
+
+        def scan(name, key):
+            found, cursor = [], b"0"
+            while not found or cursor != b"0":
+                sweep(client, 1)
+                cursor, part_of = client.ask(name, key, cursor.decode(), "COUNT", "100")
+                found += part_of
+            return found
+
+        sweep(client)
+        assert len(set(scan("SSCAN", "s"))) == 2000 and len(dict(zip(*[iter(scan("ZSCAN", "z"))] * 2))) == 2000
+        assert len(dict(zip(*[iter(scan("HSCAN", "h"))] * 2))) == 2000
+        sweep(client)
+        assert client.ask("LPOP", "l").startswith(b"0 ") and len(client.ask("LRANGE", "l", "0", "-1")) == 1999 and client.ask("XLEN", "x") == 2000
+        assert len(client.ask("XRANGE", "x", "-", "+")) == 2000 and len(client.ask("ZRANGE", "z", "0", "-1")) == 2000 and len(client.ask("SMEMBERS", "s")) == 2000
+        for key in "hszlx":
+            assert client.ask("DEL", key) == 1
+        assert client.info("lunar")["lunar_gate"] == "watching"
+        server.must_live("scans")
+        assert "looks no further" not in server.text(), server.text()[-1000:]
 
     with_server(directory, module, test, size="512mb")
 
