@@ -6,7 +6,12 @@ Each tree runs in a memory cgroup of its own, whose anonymous memory is read eve
 (README, "What --dram covers"): SLACK_TREE, and for each process that was there at once SLACK_SERVICE (stacks, data of the libraries; twice that
 for one that exec began, which shares none of it) and what the program has outside of the tier by itself (brk, maps below 1 MiB: SLACK_PROGRAM for a Python or a compiler). Trees: a process
 that forks 1, 4, 8 and 64 times with all members writing, processes that end while others press, make -j, a Python pool and a heap that doubles at once. A tree that never came near
-its budget proves nothing, and fails. Skipped (77) where no memory cgroup can be made."""
+its budget proves nothing, and fails. Skipped (77) where no memory cgroup can be made.
+
+The kernel keeps its count of anonymous memory by processor, and a reader adds the processors up one after the other: where it has to wait in
+between, what was freed on the first one meanwhile is missing, and what was taken on the others is there. On a busy machine some reading in ten
+thousand shows ten MiB and more that never were, and the next one may show them again. The group's total is one counter, right at any moment,
+and a few MiB above what is anonymous: a reading that is above it is cut to it."""
 import os
 import signal
 import subprocess
@@ -43,6 +48,7 @@ class Cgroup:
             self.key = b"\ntotal_rss " if version == 1 else b"anon "
             self.procs = os.path.join(self.path, "cgroup.procs")
             self.stat = os.open(os.path.join(self.path, "memory.stat"), os.O_RDONLY)
+            self.total = os.open(os.path.join(self.path, "memory.usage_in_bytes" if version == 1 else "memory.current"), os.O_RDONLY)
             return
         print("skip: memory-cgroup:", getattr(self, "refusal", "no memory controller is mounted"))
         sys.exit(77)
@@ -58,9 +64,11 @@ class Cgroup:
                     pass
 
     def anonymous(self):
+        before = int(os.pread(self.total, 64, 0))
         text = b"\n" + os.pread(self.stat, 8192, 0)
+        after = int(os.pread(self.total, 64, 0))
         at = text.index(self.key) + len(self.key)
-        return int(text[at:text.index(b"\n", at)])
+        return min(int(text[at:text.index(b"\n", at)]), max(before, after))
 
     def processes(self):
         with open(self.procs) as file:
@@ -75,6 +83,7 @@ class Cgroup:
                 break
             time.sleep(0.05)
         os.close(self.stat)
+        os.close(self.total)
         for _ in range(100):
             try:
                 os.rmdir(self.path)
