@@ -7,16 +7,12 @@ quarter of whose data fits in DRAM, loads it. Its main thread waits for the LUN 
 import os
 import random
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
-from resp import Connection  # noqa: E402
+from redis_server import Server
 
-SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
 PATIENCE_S = 120
 KEYS, SIZE, WRITES = 56_000, 1000, 50_000
 FAULTS_MAX = 0.4       # of the main thread, a write over a key that is there
@@ -30,57 +26,14 @@ def noise(size):
     return NOISE[at:at + size]
 
 
-class Server:
-    def __init__(self, directory, wrapper=(), further=()):
-        self.log = os.path.join(directory, "log")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        command = [*wrapper, SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "", "--appendonly", "yes",
-                   "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0", "--enable-debug-command", "yes", "--aof-timestamp-enabled", "yes", *further]
-        started = time.monotonic()
-        with open(self.log, "ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out)
-        while True:
-            if self.process.poll() is not None or time.monotonic() > started + PATIENCE_S:
-                text = open(self.log, errors="replace").read()
-                self.end()
-                if "userfaultfd" in text and os.geteuid() != 0:
-                    print("skip: userfaultfd: " + text.splitlines()[-1])
-                    sys.exit(77)
-                sys.exit(f"the server did not start:\n{text[-3000:]}")
-            try:
-                self.client = Connection(self.port, PATIENCE_S)
-                if self.client.ask("PING") == b"PONG":
-                    break
-            except (OSError, RuntimeError):
-                pass
-            time.sleep(0.02)
-        self.took = time.monotonic() - started
-
-    def faults(self):
-        """Of the main thread, since it started; those of memory that is new among them."""
-        pid = self.process.pid
-        text = open(f"/proc/{pid}/task/{pid}/stat").read().rpartition(")")[2].split()
-        return int(text[7]) + int(text[9])
-
-    def pipeline(self, words):
-        for at in range(0, len(words), 200):
-            self.client.send(words[at:at + 200])
-            for _ in words[at:at + 200]:
-                reply = self.client.receive()
-                assert not isinstance(reply, Exception), reply
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+def appending(directory, words=(), wrapper=()):
+    return Server(directory, "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0", "--aof-timestamp-enabled", "yes", *words,
+                  wrapper=wrapper, patience_s=PATIENCE_S)
 
 
 def make(directory, dump):
     """An append-only file with its data, and their digest."""
-    os.makedirs(directory)
-    server = Server(directory)
+    server = appending(directory)
     server.pipeline([("SET", f"key:{key}", noise(SIZE)) for key in range(KEYS)])
     if dump:
         server.client.ask("BGREWRITEAOF")
@@ -110,13 +63,13 @@ def main(module, lunar, how):
         for name in ("commands", "dump"):
             here = os.path.join(root, name)
             digest = make(here, name == "dump")
-            plain = Server(here)
+            plain = appending(here)
             servers.append(plain)
             plain.end()
-            tiered = Server(here, wrapper, further)
+            tiered = appending(here, further, wrapper)
             servers.append(tiered)
             faults = tiered.faults() / WRITES
-            now = tiered.client.ask("DEBUG", "DIGEST")
+            now = tiered.digest()
             tiered.end()
             print(f"{name:9} plain {plain.took:.2f} s, tiered {tiered.took:.2f} s ({tiered.took / plain.took:.2f}x); {faults:.3f} faults a later write", flush=True)
             assert now == digest, f"{name}: the digests differ"

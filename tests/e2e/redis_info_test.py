@@ -9,13 +9,12 @@
 import os
 import random
 import re
-import shutil
 import sys
-import tempfile
 import threading
 import time
 
-from redis_space_test import Refused, SEED, SERVER, value, with_server
+from redis_server import run_scenario
+from redis_space_test import Refused, SEED, value, with_server
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 KEYS, BYTES = 8000, 8000   # four times the budget
@@ -197,19 +196,6 @@ def top(directory, module):
     with_server(directory, module, test, size="512mb")
 
 
-def main(module, scenario):
-    if not os.access(SERVER, os.X_OK):
-        print(f"skip: redis-server: {SERVER} is not there")
-        return 77
-    print(f"seed {SEED}")
-    directory = tempfile.mkdtemp(prefix="lunar-info-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    try:
-        globals()[scenario](directory, os.path.abspath(module))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    print(f"{scenario} as it should be")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    print(f"seed {SEED}")
+    sys.exit(run_scenario("info", globals(), sys.argv[2], sys.argv[1], *sys.argv[3:]))

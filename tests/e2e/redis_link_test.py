@@ -8,18 +8,17 @@ import os
 import random
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
-from resp import Connection  # noqa: E402
+from redis_server import Server, wait_until
+from resp import words_of
 
-SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
 PATIENCE_S = 60
 KEYS, SIZE = 20_000, 1000
+LATE = ("--repl-timeout", "600")
 MASTER_ID = "a" * 40
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
 RANDOM = random.Random(SEED)
@@ -31,59 +30,12 @@ def noise(size):
     return NOISE[at:at + size]
 
 
-def wait_until(what, true):
-    until = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < until, f"{what}: not in {PATIENCE_S} s"
-        time.sleep(0.02)
-
-
-class Server:
-    def __init__(self, directory, *further):
-        os.makedirs(directory)
-        self.log = os.path.join(directory, "log")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        command = [SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "", "--enable-debug-command", "yes",
-                   "--repl-timeout", "600", *further]
-        with open(self.log, "ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out)
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            if self.process.poll() is not None or time.monotonic() > until:
-                text = open(self.log, errors="replace").read()
-                self.end()
-                if "userfaultfd" in text and os.geteuid() != 0:
-                    print("skip: userfaultfd: " + text.splitlines()[-1])
-                    sys.exit(77)
-                sys.exit(f"the server did not start:\n{text[-3000:]}")
-            try:
-                self.client = Connection(self.port, PATIENCE_S)
-                if self.client.ask("PING") == b"PONG":
-                    return
-            except (OSError, RuntimeError):
-                pass
-            time.sleep(0.02)
-
-    def info(self, section):
-        return dict(line.split(":", 1) for line in self.client.ask("INFO", section).decode().split("\r\n") if ":" in line)
-
-    def offset(self):
-        return int(self.info("replication")["master_repl_offset"])
-
-    def digest(self):
-        return self.client.ask("DEBUG", "DIGEST")
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-
-
 def words(*arguments):
-    parts = [argument if isinstance(argument, bytes) else str(argument).encode() for argument in arguments]
-    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+    return words_of(arguments)
+
+
+def offset(replica):
+    return int(replica.info("replication")["master_repl_offset"])
 
 
 class Master:
@@ -94,7 +46,7 @@ class Master:
         self.listener = socket.create_server(("127.0.0.1", 0))
         replica.client.ask("REPLICAOF", "127.0.0.1", str(self.listener.getsockname()[1]))
         self.accept()
-        wait_until("the link", lambda: replica.info("replication")["master_link_status"] == "up")
+        wait_until("the link", lambda: replica.info("replication")["master_link_status"] == "up", PATIENCE_S)
 
     def accept(self):
         self.listener.settimeout(PATIENCE_S)
@@ -143,7 +95,7 @@ class Master:
         self.push(self.stream[self.asked[-1] - 1:])
 
     def caught_up(self, what):
-        wait_until(f"{what}: {self.replica.offset()} of {len(self.stream)}", lambda: self.replica.offset() == len(self.stream))
+        wait_until(f"{what}: {offset(self.replica)} of {len(self.stream)}", lambda: offset(self.replica) == len(self.stream), PATIENCE_S)
 
 
 def writes(count):
@@ -154,10 +106,10 @@ def writes(count):
 
 def begun(master, data):
     """A thread that sends, when the replica has executed some of it."""
-    before = master.replica.offset()
+    before = offset(master.replica)
     sender = threading.Thread(target=master.send, args=(data,))
     sender.start()
-    wait_until("a first command", lambda: master.replica.offset() > before)
+    wait_until("a first command", lambda: offset(master.replica) > before, PATIENCE_S)
     return sender
 
 
@@ -177,7 +129,7 @@ def main(module):
     root = tempfile.mkdtemp(prefix="lunar-link-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     servers = []
     try:
-        plain = Server(os.path.join(root, "plain"))
+        plain = Server(os.path.join(root, "plain"), *LATE, patience_s=PATIENCE_S)
         servers.append(plain)
         for batch in range(0, KEYS, 200):
             keys = range(batch, batch + 200)
@@ -188,7 +140,7 @@ def main(module):
         with open(os.path.join(root, "plain", "dump.rdb"), "rb") as file:
             dump = file.read()
         here = os.path.join(root, "tiered")
-        tiered = Server(here, "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", here, "size", "400mb")
+        tiered = Server(here, *LATE, "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", here, "size", "400mb", patience_s=PATIENCE_S)
         servers.append(tiered)
         masters = [Master(plain, dump), Master(tiered, dump)]
         both(masters, "bursts with silence behind", *(writes(count) for count in (1_000, 2_500, 2_500)))

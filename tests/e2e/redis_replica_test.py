@@ -9,18 +9,14 @@
 import os
 import random
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
-from resp import Connection, Refused  # noqa: E402
+from redis_server import Server, wait_until as wait
+from resp import Connection, Refused
 
-SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
 PATIENCE_S = 120
 STARTED = time.monotonic()
 KEYS = 60_000 if sys.argv[2:] == ["stream"] else 40_000
@@ -30,66 +26,21 @@ SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 
 NOISE = random.Random(SEED).randbytes(4 << 20)
 
 
-class Server:
-    def __init__(self, directory, module, *further, port=None):
-        os.makedirs(directory, exist_ok=True)
-        self.directory, self.module, self.further = directory, module, further
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = port or probe.getsockname()[1]
-        self.start()
+class Member(Server):
+    """Of a master and its replica, both tiered unless LUNAR_PLAIN is set."""
 
-    def start(self):
-        log = os.path.join(self.directory, "log")
-        command = [SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory, "--save", "", "--enable-debug-command", "yes",
-                   "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "8mb", "--client-output-buffer-limit", "replica 0 0 0", *self.further]
-        if self.module:
-            command += ["--loadmodule", os.path.abspath(self.module), "dram", "16mb", "lun", self.directory, "size", "1gb"]
-        with open(log, "ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out)
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            if self.process.poll() is not None or time.monotonic() > until:
-                text = open(log, errors="replace").read()
-                self.end()
-                if "userfaultfd" in text and os.geteuid() != 0:
-                    print("skip: userfaultfd: " + text.splitlines()[-1])
-                    sys.exit(77)
-                sys.exit(f"the server did not start:\n{text[-3000:]}")
-            try:
-                self.client = Connection(self.port, PATIENCE_S)
-                if self.client.ask("PING") == b"PONG":
-                    return
-            except (OSError, RuntimeError):
-                pass
-            time.sleep(0.02)
-
-    def info(self, section):
-        return dict(line.split(":", 1) for line in self.client.ask("INFO", section).decode().split("\r\n") if ":" in line)
-
-    def faults(self):
-        pid = self.process.pid
-        text = open(f"/proc/{pid}/task/{pid}/stat").read().rpartition(")")[2].split()
-        return int(text[7]) + int(text[9])
+    def __init__(self, directory, module):
+        self.module = module
+        tier = ["--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", directory, "size", "1gb"] if module else []
+        super().__init__(directory, "--repl-diskless-sync-delay", "0", "--repl-backlog-size", "8mb", "--client-output-buffer-limit", "replica 0 0 0", *tier,
+                         patience_s=PATIENCE_S)
 
     def cold_faults(self):
         return int(self.info("lunar")["lunar_cold_faults"]) if self.module else 0
 
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
 
-    def end(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-
-def wait_until(what, true, patience=PATIENCE_S):
-    until = time.monotonic() + patience
-    while not true():
-        assert time.monotonic() < until, f"{what}: not in {patience} s"
-        time.sleep(0.02)
+def wait_until(what, true):
+    wait(what, true, PATIENCE_S)
 
 
 def part(key, size):
@@ -181,8 +132,8 @@ def say(what):
 def equal(master, replica, what):
     caught_up(master, replica)
     say(what + ": caught up")
-    there, here = master.client.ask("DEBUG", "DIGEST"), replica.client.ask("DEBUG", "DIGEST")
-    assert there == here, f"{what}: the digests differ\n{open(os.path.join(replica.directory, 'log'), errors='replace').read()[-2000:]}"
+    there, here = master.digest(), replica.digest()
+    assert there == here, f"{what}: the digests differ\n{replica.text()[-2000:]}"
     say(what + ": equal")
 
 
@@ -272,7 +223,7 @@ def main(module, scenario):
     servers = []
     try:
         for name in ("master", "replica"):
-            servers.append(Server(os.path.join(root, name), "" if os.environ.get("LUNAR_PLAIN") else module))
+            servers.append(Member(os.path.join(root, name), "" if os.environ.get("LUNAR_PLAIN") else module))
         {"stream": stream, "faults": faults}[scenario](*servers)
     finally:
         for server in servers:

@@ -6,16 +6,13 @@ A plain server tells what they are. Counts decide: lengths of chains, words in t
 import os
 import re
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
-from resp import Connection  # noqa: E402
+from redis_server import Server
+from resp import Connection
 
-SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
 PATIENCE_S = 120
 COLD, SIZE = 36_000, 500        # keys that do not fit into DRAM: a table of 2^16 slots
 SCRIPT = "for i = 1, tonumber(ARGV[2]) do redis.call('SET', ARGV[1] .. i, 'x') end"
@@ -32,46 +29,14 @@ def require(good, what):
         FAILURES.append(what)
 
 
-class Server:
+class Judged(Server):
     def __init__(self, root, name, *further):
-        self.directory = os.path.join(root, name)
-        os.makedirs(self.directory)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        command = [SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory, "--save", "", "--appendonly", "yes", "--appendfsync", "no",
-                   "--auto-aof-rewrite-percentage", "0", "--enable-debug-command", "yes", *further]
-        log = os.path.join(self.directory, "log")
-        with open(log, "ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out)
-        began = time.monotonic()
-        while True:
-            if self.process.poll() is not None or time.monotonic() > began + PATIENCE_S:
-                text = open(log, errors="replace").read()
-                self.end()
-                if "userfaultfd" in text and os.geteuid() != 0:
-                    print("skip: userfaultfd: " + text.splitlines()[-1])
-                    sys.exit(77)
-                sys.exit(f"the server did not start:\n{text[-3000:]}")
-            try:
-                self.client = Connection(self.port, PATIENCE_S)
-                if self.client.ask("PING") == b"PONG":
-                    break
-            except (OSError, RuntimeError):
-                pass
-            time.sleep(0.02)
+        super().__init__(os.path.join(root, name), "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0", *further, patience_s=PATIENCE_S)
         self.ask = self.client.ask
 
-    def pipeline(self, words):
-        for at in range(0, len(words), 200):
-            self.client.send(words[at:at + 200])
-            for _ in words[at:at + 200]:
-                reply = self.client.receive()
-                assert not isinstance(reply, Exception), reply
-
-    def info(self, name):
-        found = re.search(rb"^" + name.encode() + rb":(.*)\r$", self.ask("INFO", "everything"), re.M)
-        return found and found[1].decode()
+    def line(self, name):
+        """Of INFO; None: it is not there."""
+        return self.info("everything").get(name)
 
     def longest_chain(self, database):
         return max(map(int, re.findall(rb"max chain length: (\d+)", self.ask("DEBUG", "HTSTATS", str(database)))), default=0)
@@ -79,11 +44,6 @@ class Server:
     def appended(self):
         where = os.path.join(self.directory, "appendonlydir")
         return b"".join(open(os.path.join(where, name), "rb").read() for name in os.listdir(where) if name.endswith("incr.aof"))
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
 
 
 def wait_for(what, done):
@@ -129,9 +89,9 @@ def rehash_goes_on(server):
 
 def propagation(server, name):
     """Each key that expires is one DEL, outside of any transaction."""
-    before = server.info("expired_keys")
+    before = server.line("expired_keys")
     server.pipeline([("SET", f"due:{i}", "x" * 300, "PX", "1500") for i in range(DUE)])
-    wait_for("the keys that are due", lambda: int(server.info("expired_keys")) == int(before) + DUE)
+    wait_for("the keys that are due", lambda: int(server.line("expired_keys")) == int(before) + DUE)
     server.ask("SET", "last", "x")
     text = server.appended()
     text = text[text.index(b"due:0"):]
@@ -142,9 +102,9 @@ def propagation(server, name):
 def wish(server, name, behind_blocked):
     """DEBUG SET-ACTIVE-EXPIRE 0 while keys are being expired, by itself or behind a command that blocks."""
     blocked = Connection(server.port, PATIENCE_S)
-    before = server.info("expired_keys")
+    before = server.line("expired_keys")
     server.pipeline([("SET", f"later:{i}", "x" * 100, "PX", "2000") for i in range(LATER)])
-    wait_for("the first keys that are due", lambda: server.info("expired_keys") != before)
+    wait_for("the first keys that are due", lambda: server.line("expired_keys") != before)
     if behind_blocked:
         blocked.send([("BLPOP", "list", "0"), ("DEBUG", "SET-ACTIVE-EXPIRE", "0")])
         server.ask("RPUSH", "list", "x")
@@ -152,13 +112,13 @@ def wish(server, name, behind_blocked):
         blocked.receive()
     else:
         server.ask("DEBUG", "SET-ACTIVE-EXPIRE", "0")
-    stopped = int(server.info("expired_keys"))
+    stopped = int(server.line("expired_keys"))
     time.sleep(0.7)
-    further = int(server.info("expired_keys")) - stopped
+    further = int(server.line("expired_keys")) - stopped
     print(f"{name}: {stopped - int(before)} keys expired before SET-ACTIVE-EXPIRE 0, {further} after it")
     require(further == 0, f"{name}: {further} keys expired after DEBUG SET-ACTIVE-EXPIRE 0")
     server.ask("DEBUG", "SET-ACTIVE-EXPIRE", "1")
-    wait_for("the rest of the keys", lambda: int(server.info("expired_keys")) == int(before) + LATER)
+    wait_for("the rest of the keys", lambda: int(server.line("expired_keys")) == int(before) + LATER)
 
 
 def main(module):
@@ -167,11 +127,11 @@ def main(module):
     try:
         tier = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root, "size", "400mb")
         for name, further in (("plain", ()), ("tiered", tier)):
-            server = Server(root, name, *further)
+            server = Judged(root, name, *further)
             servers.append(server)
             server.pipeline([("SET", f"cold:{i}", "v" * SIZE) for i in range(COLD)])
             if further:
-                require(server.info("lunar_gate") == "watching" and int(server.info("lunar_evicted_pages")) > 0, "the gate does not watch: nothing is tested")
+                require(server.line("lunar_gate") == "watching" and int(server.line("lunar_evicted_pages")) > 0, "the gate does not watch: nothing is tested")
             key_tables(server, name)
             propagation(server, name)
             wish(server, name, False)

@@ -8,17 +8,12 @@ while the server saves is left alone. What was saved is compared with a plain se
 import os
 import random
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
-from resp import Connection  # noqa: E402
+from redis_server import Server
 
-SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
 PATIENCE_S = 100
 KEYS = 52_000
 SIZE = 1000
@@ -26,46 +21,6 @@ FAULTS_MAX = 0.08      # of the server's own, a key
 SLEEPS_MAX = 120       # a plain server has 10 or so
 SEED = int(os.environ.get("LUNAR_SEED") or random.SystemRandom().randrange(1 << 30))
 NOISE = random.Random(SEED).randbytes(1 << 20)
-
-
-class Server:
-    def __init__(self, directory, wrapper=(), further=()):
-        self.log = os.path.join(directory, "log")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        command = [*wrapper, SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "",
-                   "--enable-debug-command", "yes", *further]
-        with open(self.log, "ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out)
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            if self.process.poll() is not None or time.monotonic() > until:
-                text = open(self.log, errors="replace").read()
-                self.end()
-                if "userfaultfd" in text and os.geteuid() != 0:
-                    print("skip: userfaultfd: " + text.splitlines()[-1])
-                    sys.exit(77)
-                sys.exit(f"the server did not start:\n{text[-3000:]}")
-            try:
-                self.client = Connection(self.port, PATIENCE_S)
-                if self.client.ask("PING") == b"PONG":
-                    return
-            except (OSError, RuntimeError):
-                pass
-            time.sleep(0.02)   # it loads
-
-    def info(self, section):
-        return dict(line.split(":", 1) for line in self.client.ask("INFO", section).decode().split("\r\n") if ":" in line)
-
-    def shut_down(self):
-        self.client.send([("SHUTDOWN", "SAVE")])
-        self.process.wait(PATIENCE_S)
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
 
 
 def fill(server, first, count, expiry):
@@ -89,16 +44,10 @@ def others(server):
         server.client.ask(*word)
 
 
-def faults_of(pid):
-    """Faults of the server's main thread: those that the kernel tells, for whatever page."""
-    text = open(f"/proc/{pid}/task/{pid}/stat").read().rpartition(")")[2].split()
-    return int(text[7]) + int(text[9])
-
-
 def saved(server, what, *words):
-    before, start = faults_of(server.process.pid), time.monotonic()
+    before, start = server.faults(), time.monotonic()
     answer = server.client.ask(*words)
-    took, faults = time.monotonic() - start, faults_of(server.process.pid) - before
+    took, faults = time.monotonic() - start, server.faults() - before
     assert answer == b"OK", f"{what}: {answer!r}"
     print(f"{what:24} {took:6.2f} s, {faults / KEYS:6.3f} faults a key")
     return faults / KEYS, took
@@ -119,10 +68,6 @@ def resident(server):
     assert sleeps <= SLEEPS_MAX, f"{sleeps} sleeps in a save of what is resident"
 
 
-def digest(server):
-    return server.client.ask("DEBUG", "DIGEST")
-
-
 def main(module, lunar, how):
     random.seed(SEED)
     print(f"seed {SEED}")
@@ -133,14 +78,14 @@ def main(module, lunar, how):
     wrapper = (lunar, "run", "--dram=16m", "--size=400m", f"--lun={here}", "--") if how == "run" else ()
     servers = []
     try:
-        plain = Server(there)
+        plain = Server(there, patience_s=PATIENCE_S)
         servers.append(plain)
         fill(plain, 0, KEYS, False)
         _, plain_took = saved(plain, "plain SAVE", "SAVE")
         plain.end()
         os.unlink(os.path.join(there, "dump.rdb"))
 
-        tiered = Server(here, wrapper, further)
+        tiered = Server(here, *further, wrapper=wrapper, patience_s=PATIENCE_S)
         servers.append(tiered)
         if how == "module":
             resident(tiered)
@@ -155,15 +100,16 @@ def main(module, lunar, how):
         results.append(saved(tiered, "SAVE after it", "SAVE"))
         tiered.client.ask("SET", "last", "one")
         tiered.client.ask("SET", "last", "two")
-        last = digest(tiered)
+        last = tiered.digest()
         start = time.monotonic()
-        tiered.shut_down()
+        tiered.client.send([("SHUTDOWN", "SAVE")])
+        tiered.process.wait(PATIENCE_S)
         print(f"{'SHUTDOWN SAVE':24} {time.monotonic() - start:6.2f} s")
         assert tiered.process.returncode == 0, f"SHUTDOWN: {tiered.process.returncode}"
         shutil.copy(os.path.join(here, "dump.rdb"), os.path.join(there, "dump.rdb"))
-        plain = Server(there)
+        plain = Server(there, patience_s=PATIENCE_S)
         servers.append(plain)
-        assert digest(plain) == last, "what was saved is not what there was"
+        assert plain.digest() == last, "what was saved is not what there was"
         ratio = results[0][1] / plain_took
         print(f"plain {plain_took:.2f} s, ratio {ratio:.1f}")
         for faults, _ in (*results[:2], results[3]):

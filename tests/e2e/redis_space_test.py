@@ -15,18 +15,15 @@ that deleted values of another size have left.
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/redis-cluster"))
-from resp import Connection, Refused  # noqa: E402
+from redis_server import SERVER, explain_start, free_port, run_scenario
+from resp import Connection, Refused
 
-SERVER = os.environ.get("LUNAR_REDIS_SERVER") or "/usr/bin/redis-server"
 PATIENCE_S = 60
 MIB = 1 << 20
 
@@ -48,20 +45,14 @@ class Client(Connection):
 class Server:
     def __init__(self, directory, module, *further, size="96mb", forks="yes", config=None, lun=None):
         self.directory, self.log = directory, os.path.join(directory, "log")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         command = [SERVER] + ([config] if config else []) + ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, *further,
                    "--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", lun or directory, "size", size, "forks", forks]
         self.out = open(self.log, "ab")
         self.process = subprocess.Popen(command, stdout=self.out, stderr=self.out)
         for _ in range(600):
             if self.process.poll() is not None:
-                text = self.text()
-                if "userfaultfd" in text and os.geteuid() != 0:
-                    print("skip: userfaultfd: " + text.splitlines()[-1])
-                    sys.exit(77)
-                sys.exit(f"the server did not start:\n{text[-3000:]}")
+                explain_start(self.text())
             try:
                 self.client()
                 return
@@ -375,20 +366,6 @@ def with_server(directory, module, test, *further, **options):
         server.end()
 
 
-def main(module, scenario):
-    if not os.access(SERVER, os.X_OK):
-        print(f"skip: redis-server: {SERVER} is not there")
-        return 77
-    print(f"seed {SEED}")
-    directory = tempfile.mkdtemp(prefix="lunar-space-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    start = time.monotonic()
-    try:
-        globals()[scenario.replace("-", "_")](directory, module)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    print(f"{scenario} as it should be, in {time.monotonic() - start:.1f} s")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    print(f"seed {SEED}")
+    sys.exit(run_scenario("space", globals(), sys.argv[2], sys.argv[1], *sys.argv[3:]))

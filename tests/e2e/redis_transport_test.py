@@ -10,13 +10,12 @@ or unloaded in another order.
 """
 import os
 import random
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 
+from redis_server import run_scenario
 from redis_space_test import MIB, PATIENCE_S, SEED, SERVER, Client, Refused, Server, value, with_server
 
 # Redis 7.0 has to be told; Redis 8 and Valkey know no such option any more, or do so anyway.
@@ -274,20 +273,6 @@ def collections(directory, module):
     with_server(directory, module, test, size="512mb")
 
 
-def main(module, scenario, *further):
-    if not os.access(SERVER, os.X_OK):
-        print(f"skip: redis-server: {SERVER} is not there")
-        return 77
-    print(f"seed {SEED}")
-    directory = tempfile.mkdtemp(prefix="lunar-transport-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    start = time.monotonic()
-    try:
-        globals()[scenario.replace("-", "_")](directory, os.path.abspath(module), *map(os.path.abspath, further))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    print(f"{scenario} as it should be, in {time.monotonic() - start:.1f} s")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    print(f"seed {SEED}")
+    sys.exit(run_scenario("transport", globals(), sys.argv[2], sys.argv[1], *sys.argv[3:]))

@@ -6,12 +6,10 @@
   types   large values of each type, cold, are known to the gate and scanned (LUNAR_REDIS_SERVER: on another server)
   slow    a walk that takes longer than gate-hold-ms goes on, and its command finds its pages: a LUN of 40 ms
 """
-import os
-import shutil
 import sys
-import tempfile
 
-from redis_space_test import MIB, SEED, SERVER, value, with_server
+from redis_server import run_scenario
+from redis_space_test import MIB, SEED, value, with_server
 
 LATENCY_MS, HOLD_MS = 40, 250
 
@@ -144,19 +142,6 @@ def slow(directory, module):
     with_server(directory, module, test, lun=f"sim:512m,latency_us={LATENCY_MS * 1000}", size="512mb")
 
 
-def main(module, scenario):
-    if not os.access(SERVER, os.X_OK):
-        print(f"skip: redis-server: {SERVER} is not there")
-        return 77
-    print(f"seed {SEED}")
-    directory = tempfile.mkdtemp(prefix="lunar-walks-", dir=os.environ.get("TMPDIR", "/var/tmp"))
-    try:
-        globals()[scenario](directory, os.path.abspath(module))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    print(f"{scenario} as it should be")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    print(f"seed {SEED}")
+    sys.exit(run_scenario("walks", globals(), sys.argv[2], sys.argv[1], *sys.argv[3:]))
