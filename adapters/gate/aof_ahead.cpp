@@ -92,9 +92,8 @@ bool look_up(const Item& item, bool first, Missing* missing) {
 void fetch(Missing* missing, bool all) {
   Loading& l = g_loading;
   for (unsigned i = 0; i < missing->count; ++i) l.ranges[l.range_count++] = missing->range[i];
-  missing->count = 0;
   l.asked += missing->bytes;
-  missing->bytes = 0;
+  missing->clear();
   if (l.range_count == 0 || (!all && l.range_count + kRangesMax <= kBatchRanges)) return;
   (void)pager_prefetch(l.ranges, l.range_count);
   l.range_count = 0;

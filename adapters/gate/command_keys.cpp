@@ -186,6 +186,24 @@ int small_number(Slice text) {
   return number;
 }
 
+bool signed_number(Slice text, int64_t* out) {
+  const bool minus = text.bytes != 0 && text.data[0] == '-';
+  int64_t number = 0;
+  if (text.bytes <= (minus ? 1u : 0u) || text.bytes > 18) return false;
+  for (size_t i = minus ? 1 : 0; i < text.bytes; ++i) {
+    if (text.data[i] < '0' || text.data[i] > '9') return false;
+    number = number * 10 + (text.data[i] - '0');
+  }
+  *out = minus ? -number : number;
+  return true;
+}
+
+bool has_word(const Command& command, unsigned from, unsigned end, const char* upper_case) {
+  for (unsigned i = from; i < command.kept && i < end; ++i)
+    if (same_word(command.argument[i], upper_case)) return true;
+  return false;
+}
+
 const CommandKeys* find_command_keys(Slice name) {
   if (name.bytes == 0 || name.bytes > 24) return nullptr;
   for (size_t at = hash_of(name.data, name.bytes) % kSlots; kIndex[at] != 0; at = (at + 1) % kSlots)

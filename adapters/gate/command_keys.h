@@ -70,7 +70,11 @@ void for_each_key(const CommandKeys& keys, const Command& command, See see);
 
 // "17" -> 17; -1: not a small number.
 int small_number(Slice text);
+// "-17" -> -17. False: not a number of up to 18 characters.
+bool signed_number(Slice text, int64_t* out);
 bool same_word(Slice text, const char* upper_case);
+// Whether one of the arguments [from, end) that are kept is that word.
+bool has_word(const Command& command, unsigned from, unsigned end, const char* upper_case);
 
 template <class See>
 void for_each_key(const CommandKeys& keys, const Command& command, See see) {

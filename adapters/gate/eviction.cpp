@@ -147,8 +147,7 @@ bool choose(Candidate* out) {
 void look_at(Batch& batch) {
   Gate& g = gate();
   Missing& missing = batch.fetch.missing;
-  missing.count = 0;
-  missing.bytes = 0;
+  missing.clear();
   for (unsigned i = 0; i < batch.count && !missing.full(); ++i) {
     const Candidate& one = batch.candidate[i];
     const DatabaseView* database = g.layout.database(one.database);

@@ -21,7 +21,6 @@ constexpr uint64_t kTurnNs = 300'000, kRestNs = 100'000'000;
 constexpr uint64_t kBucketsInTurn = 1 << 14;
 constexpr uint64_t kSampledMax = 40, kBucketsMax = 800;   // of a look: twice what the server's cycle begins with
 constexpr int64_t kHorizonMs = 150;            // more than the server's cycle is away
-constexpr unsigned kChainMax = 64;
 constexpr size_t kCursor = 56;                 // in a database of 7.0
 
 enum class State : uint8_t { kIdle, kActive, kResting };
@@ -150,8 +149,7 @@ void do_window(Window& window) {
   const DatabaseView& database = *gate().layout.database(window.database);
   const bool all = window.rounds >= kRoundsOfWindow;
   Missing& missing = window.fetch.missing;
-  missing.count = 0;
-  missing.bytes = 0;
+  missing.clear();
   window.sampled = 0;
   bool late = false;
   for (uint64_t i = window.first; i < window.end && !missing.full() && !late; ++i) {

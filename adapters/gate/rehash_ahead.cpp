@@ -15,7 +15,6 @@ namespace {
 constexpr uint64_t kWindow = 256;             // buckets looked at
 constexpr unsigned kMoved = 128;              // of them at most, a read
 constexpr unsigned kEmptyVisits = 10;         // that the server's function passes for each bucket it is to move
-constexpr unsigned kChainMax = 64;
 constexpr int8_t kExponentMin = 12;           // of a table: what the server moves soon is left to it
 constexpr int8_t kExponentStays = 20;         // paused for all commands: as many keys take the longest of them seconds
 constexpr uint64_t kMovedForAdded = 4;

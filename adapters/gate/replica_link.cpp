@@ -157,8 +157,7 @@ void begin_wave(Connection* c, uint64_t bytes_max) {
     ++item.rounds;
     if (!missing.full()) continue;
     more = ask(c, share, missing) && l.outstanding < kRequestsMax && (bytes += missing.bytes) < bytes_max;
-    missing.count = 0;
-    missing.bytes = 0;
+    missing.clear();
   }
   if (missing.count != 0) (void)ask(c, share, missing);
   if (l.outstanding != 0) g.fetcher.flush();

@@ -16,7 +16,6 @@ constexpr unsigned kTableGroup = 32;     // buckets of up to 7 keys
 constexpr unsigned kRoundsMax = 24;
 constexpr unsigned kMarkersMax = PassedOver::kMax / 2;
 constexpr unsigned kBigMax = 64;         // large objects of a group that are gone through
-constexpr unsigned kChainMax = 64;
 constexpr unsigned kListNodesMax = 256;  // of a list, looked at in one round
 constexpr uint64_t kLookNs = 300000, kLookSlowlyNs = 5000000, kLookSlowlyAfterNs = 1000000000;
 constexpr uint64_t kPatienceNs = 4000000000;   // for the saver to get to a marker

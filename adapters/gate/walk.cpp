@@ -17,7 +17,6 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kChainMax = 64;   // a longer chain of colliding keys is left to the server
 
 void warm(AtomicPageWord& word, unsigned heat) {
   PageWord seen = word.load(std::memory_order_relaxed);

@@ -28,6 +28,7 @@ struct Missing {
   lunar_range range[kRangesMax];
   bool full() const { return count == kRangesMax || bytes >= bytes_max; }
   void add(const void* address, size_t bytes);
+  void clear() { count = 0, bytes = 0, units = UINT32_MAX; }   // for the next look
   void work(unsigned n) { units = units > n ? units - n : 0; }
 };
 

@@ -13,31 +13,13 @@ namespace {
 constexpr uint64_t kFreedElementsMax = 1024;   // of a collection that is gone through
 constexpr uint64_t kFreedLaterFrom = 64;       // elements from which on another thread frees it (the server's own bound)
 constexpr unsigned kListNodesMax = 16;         // a chain: each may cost a round
-constexpr unsigned kChainMax = 64;
-
-// -1: not a number of up to 18 digits, a sign before it.
-int64_t number_of(Slice text) {
-  const bool negative = text.bytes != 0 && text.data[0] == '-';
-  if (text.bytes == negative || text.bytes > 18) return -1;
-  int64_t number = 0;
-  for (size_t i = negative; i < text.bytes; ++i) {
-    if (text.data[i] < '0' || text.data[i] > '9') return -1;
-    number = number * 10 + (text.data[i] - '0');
-  }
-  return negative ? -number : number;
-}
-
-bool has_word(const Command& command, unsigned from, const char* word) {
-  for (unsigned i = from; i < command.kept; ++i)
-    if (same_word(command.argument[i], word)) return true;
-  return false;
-}
 
 // EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT: whether the time has been.
 bool in_the_past(Slice name, Slice time) {
   const bool milliseconds = name.data[0] == 'P' || name.data[0] == 'p';
   const char last = name.data[name.bytes - 1];
-  const int64_t at = number_of(time);
+  int64_t at = -1;
+  (void)signed_number(time, &at);
   if (last != 't' && last != 'T') return at <= 0;
   timespec now{};
   (void)clock_gettime(CLOCK_REALTIME, &now);
@@ -48,9 +30,9 @@ Wants depending(const Command& command) {
   const Slice name = command.argument[0];
   if (same_word(name, "SET")) {
     if (command.kept <= 3) return Wants::kFreed;
-    return has_word(command, 3, "GET") ? Wants::kValue : has_word(command, 3, "NX") ? Wants::kObject : Wants::kFreed;
+    return has_word(command, 3, command.kept, "GET") ? Wants::kValue : has_word(command, 3, command.kept, "NX") ? Wants::kObject : Wants::kFreed;
   }
-  if (same_word(name, "RESTORE") || same_word(name, "RESTORE-ASKING")) return has_word(command, 4, "REPLACE") ? Wants::kFreed : Wants::kObject;
+  if (same_word(name, "RESTORE") || same_word(name, "RESTORE-ASKING")) return has_word(command, 4, command.kept, "REPLACE") ? Wants::kFreed : Wants::kObject;
   return command.kept > 2 && in_the_past(name, command.argument[2]) ? Wants::kFreed : Wants::kObject;
 }
 

@@ -46,6 +46,8 @@ struct ZsetView {
 constexpr unsigned kString = 0, kSortedSet = 3, kHash = 4;   // types
 constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 
+constexpr unsigned kChainMax = 64;   // entries; a longer chain of colliding keys is left to the server
+
 // Page table entry of an address in a region, else nullptr.
 const AtomicPageWord* page_word_of(const void* address);
 

@@ -12,23 +12,10 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kChainMax = 64;
 constexpr unsigned kNodesMax = 128;         // of a skip list, followed one by one
 constexpr uint64_t kWorthAll = 8;           // a part of a sorted set is walked as the whole of it when it is at least this part
 constexpr uint64_t kRunBytesMax = 256 << 10;
 constexpr uint64_t kScannedMax = 512;       // buckets of one SCAN command
-
-bool signed_number(Slice text, int64_t* out) {
-  const bool minus = text.bytes != 0 && text.data[0] == '-';
-  int64_t number = 0;
-  if (text.bytes <= (minus ? 1u : 0u) || text.bytes > 18) return false;
-  for (size_t i = minus ? 1 : 0; i < text.bytes; ++i) {
-    if (text.data[i] < '0' || text.data[i] > '9') return false;
-    number = number * 10 + (text.data[i] - '0');
-  }
-  *out = minus ? -number : number;
-  return true;
-}
 
 // Indexes of a range, negative ones from the end, become [first, last] of `count`. False: none.
 bool clip(int64_t* first, int64_t* last, int64_t count) {
@@ -42,12 +29,6 @@ bool clip(int64_t* first, int64_t* last, int64_t count) {
 bool indexes(const Command& command, unsigned at, bool only_one, int64_t* first, int64_t* last) {
   const unsigned second = only_one ? at : at + 1;
   return second < command.kept && signed_number(command.argument[at], first) && signed_number(command.argument[second], last);
-}
-
-bool has_word(const Command& command, unsigned from, const char* word) {
-  for (unsigned i = from; i < command.kept && i < from + 8; ++i)
-    if (same_word(command.argument[i], word)) return true;
-  return false;
 }
 
 bool is_end(Slice text) {
@@ -272,12 +253,12 @@ bool WholeWalk::sorted_set(const ZsetView* zset, const Command& command, Reach r
   if (reach == Reach::kScan) return walk_.layout.keyspace() == Keyspace::kTables || scanned(members, command, argument, kSortedSet);
   int64_t first = 0, last = 0;
   const unsigned behind = argument + 3;
-  const bool by_value = reach == Reach::kScores || has_word(command, behind, "BYSCORE") || has_word(command, behind, "BYLEX");
+  const bool by_value = reach == Reach::kScores || has_word(command, behind, behind + 8, "BYSCORE") || has_word(command, behind, behind + 8, "BYLEX");
   if (!all && by_value)
-    all = behind <= command.kept && is_end(command.argument[argument + 1]) && is_end(command.argument[argument + 2]) && !has_word(command, behind, "LIMIT");
+    all = behind <= command.kept && is_end(command.argument[argument + 1]) && is_end(command.argument[argument + 2]) && !has_word(command, behind, behind + 8, "LIMIT");
   else if (!all && indexes(command, argument + 1, false, &first, &last) && clip(&first, &last, length)) {
     all = static_cast<uint64_t>(last - first + 1) * kWorthAll >= static_cast<uint64_t>(length);
-    const bool backward = same_word(command.argument[0], "ZREVRANGE") || has_word(command, behind, "REV");
+    const bool backward = same_word(command.argument[0], "ZREVRANGE") || has_word(command, behind, behind + 8, "REV");
     if (!all && last < kNodesMax) return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(last + 1), backward);
     if (!all && length - first <= kNodesMax) return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(length - first), !backward);
   }
