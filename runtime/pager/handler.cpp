@@ -310,13 +310,11 @@ void Handler::answer(const sys::UffdMessage& message) {
     case PageState::kGuard:   // became one when the thread had faulted already: the kernel's marker answers
       (void)sys::uffd_wake(state.uffd, address, state.page_size);
       return;
-    case PageState::kGone:   // just now, or nobody tells
-      if (!seen.handed_over() && !state.features.unmap_events)
-        fatal("page %p was unmapped behind the pager's back (a raw munmap or mremap) and is used again; its content is lost", address);
+    case PageState::kGone:   // just now
       (void)sys::uffd_wake(state.uffd, address, state.page_size);
       return;
     case PageState::kPoisoned:
-      mark_lost(*region, page, seen);
+      mark_lost(*region, page, seen, message);
       return;
     default: answer_evicted(*region, page, message);
   }
@@ -344,12 +342,18 @@ void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMe
 }
 
 // A lost page that is not marked yet: it was moved, or marking it was refused before.
-void Handler::mark_lost(Region& region, PageIndex page, PageWord seen) {
+void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message) {
   auto& state = pager_state();
   void* address = region.address_of(page);
   AtomicPageWord& word = region.words[page.value];
   if (page_lock(word, seen)) {
     const int rc = lost_page_mark(region, page);
+    if (rc == -EINPROGRESS) {
+      if (message.thread_id != 0 && message.thread_id == state.forking_tid.load(std::memory_order_relaxed))   // maps change after the fork only
+        fatal("page %p was lost to a read error, and the thread that forks needs it", address);
+      (void)page_unlock(word, seen);
+      return;
+    }
     // -EEXIST: it is marked, and this was a late message.
     if (rc < 0 && rc != -EEXIST && rc != -EAGAIN)
       fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address, errno_name(rc));

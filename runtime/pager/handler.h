@@ -49,7 +49,7 @@ struct Handler {
   unsigned take_late();
   void answer(const sys::UffdMessage& message);
   void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);
-  void mark_lost(Region& region, PageIndex page, PageWord seen);
+  void mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message);
   void answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message);
   void answer_evictor(const sys::UffdMessage& message);
   void check_resident(Region& region, PageIndex page);

@@ -2,20 +2,20 @@
 // See lost_page.h.
 #include "pager/lost_page.h"
 
+#include <errno.h>
 #include <sys/mman.h>
 
 #include "pager/state.h"
+#include "pager/unmapped.h"
 #include "sys/proc.h"
 
 namespace lunar {
 
-int lost_page_mark(const Region& region, PageIndex page) {
+int lost_page_mark(Region& region, PageIndex page) {
   auto& state = pager_state();
-  void* address = region.address_of(page);
-  if (state.features.poison) return sys::uffd_poison(state.uffd, address, state.page_size);
-  const int protection = sys::protection_of(address);
-  if (protection < 0) return protection;
-  return sys::map_past_end(address, state.page_size, protection);
+  if (state.features.poison) return sys::uffd_poison(state.uffd, region.address_of(page), state.page_size);
+  lost_note(region, page);
+  return -EINPROGRESS;
 }
 
 void lost_page_clear(const Region& region, PageIndex page) {
@@ -27,6 +27,7 @@ void lost_page_clear(const Region& region, PageIndex page) {
   }
   const int protection = sys::protection_of(address);
   void* out = nullptr;
+  (void)sys::uffd_unregister(state.uffd, address, state.page_size);   // it may not be marked yet: to map over it is no event then
   // A touch between the two calls finds memory that handlers then take over as it is. What cannot be registered (the program has closed our
   // descriptor) is plain memory until it is unmapped.
   if (sys::map(address, state.page_size, protection < 0 ? PROT_READ | PROT_WRITE : protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,

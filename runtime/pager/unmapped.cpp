@@ -12,6 +12,7 @@
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state.h"
+#include "sys/proc.h"
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -23,9 +24,10 @@ namespace {
 constexpr uint64_t kNotesMax = 1u << 18;   // what comes while the owner of the maps is busy (a long mremap); untouched, it costs nothing
 
 struct Note {
+  enum class Kind : uint8_t { kUnmapped, kMoved, kLost } kind = Kind::kUnmapped;
   Region* region = nullptr;
   uint64_t first = 0, end = 0;   // pages
-  uint64_t moved_to = 0;         // 0: unmapped
+  uint64_t moved_to = 0;         // kMoved
 };
 
 struct Notes {
@@ -37,6 +39,7 @@ struct Notes {
   std::atomic<uint32_t> words{0};  // noted, words not yet settled
   std::atomic<uint32_t> tables{0}; // noted, the maps' owner not yet told
   std::atomic<uint64_t> to_begin{0}, to_end{0};   // hull of the places that pages are being moved to
+  std::atomic<uint64_t> marking{0};   // the page that we are mapping over ourselves
 };
 constinit Notes g_notes;
 constinit std::atomic<const UnmappedOwner*> g_owner{nullptr};
@@ -47,7 +50,8 @@ void push(const Note& note) {
   {
     sys::Locked<sys::SpinLock> hold(g_notes.lock);
     Note* last = g_notes.end != g_notes.settled ? &note_at(g_notes.end - 1) : nullptr;
-    if (last != nullptr && last->region == note.region && last->end == note.first && last->moved_to == 0 && note.moved_to == 0) {
+    const bool same_kind = last != nullptr && last->kind == note.kind && note.kind != Note::Kind::kMoved;
+    if (same_kind && last->region == note.region && last->end == note.first) {
       last->end = note.end;
     } else {
       pager_state().mutators.fetch_add(1, std::memory_order_seq_cst);   // a fork waits until it is settled
@@ -141,6 +145,35 @@ void take_place(PagerState& state, Region& region, uint64_t first, uint64_t end)
 void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   let_go_all(region, first, end, PageState::kEmpty);
   take_place(state, region, first, end);
+}
+
+// A mapping past the end of its file in the place of `to`. Brings an event of its own, which a handler reads; who has read it may not have
+// passed it on yet when the call returns.
+int map_lost_page(PagerState& state, void* to) {
+  const int protection = sys::protection_of(to);
+  if (protection < 0) return protection;
+  g_notes.marking.store(reinterpret_cast<uintptr_t>(to));
+  const int rc = sys::map_past_end(to, state.page_size, protection);
+  int shard;
+  while ((shard = state.event_gate.enter()) < 0) sys::yield_cpu();
+  state.event_gate.leave(shard);
+  g_notes.marking.store(0);
+  return rc;
+}
+
+// Who waits for a page is woken when its access raises SIGBUS.
+void settle_lost(PagerState& state, Region& region, uint64_t first, uint64_t end) {
+  for (uint64_t page = first; page < end; ++page) {
+    char* at = region.address_of(PageIndex(page));
+    const PageWord was = take_any(region, page);
+    if (was.state() == PageState::kGone) continue;
+    if (was.state() == PageState::kPoisoned) {   // else discarded, or unmapped
+      const int rc = map_lost_page(state, at);
+      if (rc < 0) fatal("page %p was lost to a read error, and cannot be made to say so (%s)", static_cast<void*>(at), errno_name(rc));
+    }
+    put_back(region, page, was);
+    (void)sys::uffd_wake(state.uffd, at, state.page_size);
+  }
 }
 
 // Content of an evicted page, verified. False: lost.
@@ -243,7 +276,8 @@ class MovedReads {
     auto& state = pager_state();
     log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned", static_cast<void*>(to));
     counters().poisoned.add();
-    if (sys::uffd_poison(state.uffd, to, state.page_size) < 0) fatal("page %p was lost and this kernel cannot poison it (UFFDIO_POISON, 6.6)", static_cast<void*>(to));
+    const int rc = state.features.poison ? sys::uffd_poison(state.uffd, to, state.page_size) : map_lost_page(state, to);
+    if (rc < 0) fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to), errno_name(rc));
   }
 
   PagerState& state_;
@@ -305,7 +339,7 @@ void pager_tell_unmaps() {
     }
     const uint64_t limit = note.region->table_pages.load(std::memory_order_acquire);
     const auto taken = [&](uint64_t page) { return page < limit && note.region->words[page].load(std::memory_order_relaxed).state() == PageState::kGone; };
-    for (uint64_t first = note.first, end; note.moved_to == 0 && owner != nullptr && first < note.end; first = end) {
+    for (uint64_t first = note.first, end; note.kind == Note::Kind::kUnmapped && owner != nullptr && first < note.end; first = end) {
       const bool gone = taken(first);
       if (first >= limit) end = note.end;
       else for (end = first + 1; end < note.end && taken(end) == gone && end < limit; ++end) {}
@@ -318,15 +352,18 @@ void pager_tell_unmaps() {
 }
 
 void unmapped_note(uint64_t start, uint64_t end) {
-  for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) { push({region, first, last, 0}); });
+  if (start == g_notes.marking.load() && end == start + pager_state().page_size) return;   // our own: map_lost_page
+  for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) { push({Note::Kind::kUnmapped, region, first, last}); });
 }
+
+void lost_note(Region& region, PageIndex page) { push({Note::Kind::kLost, &region, page.value, page.value + 1}); }
 
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
   if (pager_state().evictor->takes_to(to)) return;   // our own: Evictor::take_unreadable
   uint64_t begin = g_notes.to_begin.load(), limit = g_notes.to_end.load();
   g_notes.to_begin.store(begin == 0 || to < begin ? to : begin);
   g_notes.to_end.store(to + bytes > limit ? to + bytes : limit);
-  for_regions(from, from + bytes, [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({region, first, last, to + (at - from)}); });
+  for_regions(from, from + bytes, [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({Note::Kind::kMoved, region, first, last, to + (at - from)}); });
 }
 
 bool being_moved_to(uint64_t address, uint64_t bytes) {
@@ -335,7 +372,7 @@ bool being_moved_to(uint64_t address, uint64_t bytes) {
   sys::Locked<sys::SpinLock> hold(g_notes.lock);
   for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i) {
     const Note& note = note_at(i);
-    if (note.moved_to != 0 && address < note.moved_to + ((note.end - note.first) << shift) && address + bytes > note.moved_to) return true;
+    if (note.kind == Note::Kind::kMoved && address < note.moved_to + ((note.end - note.first) << shift) && address + bytes > note.moved_to) return true;
   }
   return false;
 }
@@ -350,8 +387,11 @@ bool unmaps_settle(PagerState& state) {
       if (g_notes.words.load(std::memory_order_seq_cst) == 0) break;
       while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(20000);
       if (!take_note(&note)) break;
-      if (note.moved_to != 0) settle_moved(state, *note.region, note);
-      else settle_unmapped(state, *note.region, note.first, note.end);
+      switch (note.kind) {
+        case Note::Kind::kUnmapped: settle_unmapped(state, *note.region, note.first, note.end); break;
+        case Note::Kind::kMoved: settle_moved(state, *note.region, note); break;
+        case Note::Kind::kLost: settle_lost(state, *note.region, note.first, note.end); break;
+      }
       sys::Locked<sys::SpinLock> queue(g_notes.lock);
       g_notes.in_hand = false;
     }

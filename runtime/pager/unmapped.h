@@ -8,6 +8,8 @@
 //   UNMAP  slots, DRAM and LUN space of its pages go back, their words become kEmpty. Then a PROT_NONE map takes the place, so that the kernel
 //          gives it to nobody else, and is registered. Where somebody has mapped already the words become kGone: not ours any more.
 //   REMAP  resident pages went along. What was evicted is brought to the new place, which is then plain memory, outside the tier.
+//   lost   a page that cannot be read back, on kernels without UFFDIO_POISON (lost_page.h): a handler may not map over it, as it would wait for
+//          the event of that itself.
 //
 // From the note to the end no page is dropped (unmaps_pending), as the place may hold memory of somebody else. Nor is an event read while one is.
 #pragma once
@@ -22,6 +24,7 @@ struct PagerState;
 // By handlers, when they read an event. Never wait.
 void unmapped_note(uint64_t start, uint64_t end);
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes);
+void lost_note(Region& region, PageIndex page);
 // A missing page there is being brought: who waits is woken at the end.
 [[nodiscard]] bool being_moved_to(uint64_t address, uint64_t bytes);
 

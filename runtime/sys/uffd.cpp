@@ -135,8 +135,6 @@ int uffd_open(UffdFeatures* features, ErrorText* why) {
   }
   if (test_switches.no_uffd_poison) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_POISON);
   if (test_switches.no_uffd_move) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_MOVE);
-  // A page that cannot be poisoned is mapped over by a handler (pager/lost_page.h), which would wait for itself to read the event.
-  if ((api.features & UFFD_FEATURE_POISON) == 0) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP);
   uint64_t want = api.features & (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP |
                                   UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
   features->sigbus = (api.features & UFFD_FEATURE_SIGBUS) != 0;
@@ -153,7 +151,6 @@ int uffd_open(UffdFeatures* features, ErrorText* why) {
   }
   features->thread_id = (want & UFFD_FEATURE_THREAD_ID) != 0;
   features->poison = (want & UFFD_FEATURE_POISON) != 0;
-  features->unmap_events = (want & UFFD_FEATURE_EVENT_UNMAP) != 0;
   features->move = (want & UFFD_FEATURE_MOVE) != 0;
   features->write_protect = (want & UFFD_FEATURE_PAGEFAULT_FLAG_WP) != 0;
   features->full_mode = true;

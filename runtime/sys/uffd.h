@@ -22,7 +22,6 @@ struct UffdMessage {
 struct UffdFeatures {
   bool thread_id = false, move = false, poison = false, sigbus = false;
   bool write_protect = false; // of anonymous memory (5.7; not every architecture)
-  bool unmap_events = false;  // UNMAP and REMAP (only where `poison` is, too)
   bool full_mode = false;     // kernel-mode faults too (not USER_MODE_ONLY)
   bool via_device = false;    // through /dev/userfaultfd
 };

@@ -9,6 +9,8 @@
 //   lost_page      a page that cannot be read back is SIGBUS to whoever touches it, EFAULT or EHWPOISON to system calls, in children too,
 //                  and can be had again as zeros; lost_page_no_poison: on a kernel without UFFDIO_POISON
 //   no_move        a program that pins pages on a kernel without UFFDIO_MOVE, and needs more than its budget, ends with a line, not never
+//   map_over_beside_eviction  what a program writes to a map that it has put in the place of pages that are being evicted stays;
+//                  map_over_no_poison: on a kernel without UFFDIO_POISON
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
 #include <fcntl.h>
 #include <setjmp.h>
@@ -194,8 +196,8 @@ uint64_t count_beside_ksmd(char* base, uint64_t pages) {
 }
 
 // The kernel's own map takes the place of pages that are being evicted: what is written there then stays.
-void map_over_beside_eviction() {
-  tier::start_tier(32 * kMega, 256 * kMega, nullptr, "test_evict_delay_us=300");
+void map_over_beside_eviction(bool no_poison) {
+  tier::start_tier(32 * kMega, 256 * kMega, nullptr, no_poison ? "test_evict_delay_us=300,test_no_uffd_poison=yes" : "test_evict_delay_us=300");
   const size_t page = lunar_page_bytes();
   constexpr uint64_t kPages = 64;
   for (uint64_t round = 0; round < 100; ++round, ++g_progress) {
@@ -378,7 +380,8 @@ int main(int argc, char** argv) {
   else if (name == "lost_page_no_poison") lost_page(true);
   else if (name == "no_move") no_move();
   else if (name == "old_kernel") old_kernel();
-  else if (name == "map_over_beside_eviction") map_over_beside_eviction();
+  else if (name == "map_over_beside_eviction") map_over_beside_eviction(false);
+  else if (name == "map_over_no_poison") map_over_beside_eviction(true);
   else REQUIRE_THAT(false, "usage: integrity CASE");
   fflush(nullptr);
   _exit(code);
