@@ -64,8 +64,8 @@ int Chunk::open(const Options& options, Chunk** out) {
   if (status == 0) status = table_add(chunk);
   if (status < 0) chunk->destroy();
   else *out = chunk;
-  trace("open %s lun %llu mode %d flags %#x requests %u: %d", options.path, static_cast<unsigned long long>(environment.lun_id),
-        options.mode, static_cast<unsigned>(options.flags), count, status < 0 ? status : chunk->id);
+  trace_at(status < 0 ? kTraceFailures : kTraceCalls, "open %s lun %llu mode %d flags 0x%x requests %u: %d", options.path,
+           static_cast<unsigned long long>(environment.lun_id), options.mode, static_cast<unsigned>(options.flags), count, status < 0 ? status : chunk->id);
   return status;
 }
 
@@ -190,7 +190,7 @@ void Chunk::end(int flags) {
   const bool asked = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_count_;
   const bool shared = shared_by_fork_.load(std::memory_order_relaxed);   // the data may be in use yet
   if (asked && !shared) (void)scrub(0, size_blocks());
-  trace("close %d%s", id, asked && shared ? ": not scrubbed, a fork shared it" : "");
+  trace_at(kTraceCalls, "close %d%s", id, asked && shared ? ": not scrubbed, a fork shared it" : "");
   Slot* const place = slot;
   destroy();
   place->word.fetch_sub(1, std::memory_order_release);   // the closer's own use
@@ -275,7 +275,8 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   }
   const int status = resize(blocks, &why);
   size_blocks_.store(status < 0 ? now : blocks);
-  trace("set_size %d %llu: %d %s", id, static_cast<unsigned long long>(blocks), status, status < 0 ? why.text : "");
+  trace_at(status < 0 ? kTraceFailures : kTraceCalls, "set_size %d %llu: %d %s", id, static_cast<unsigned long long>(blocks), status,
+           status < 0 ? why.text : "");
   return status == -ENOSPC ? -ENOMEM : status;
 }
 

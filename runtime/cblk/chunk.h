@@ -196,6 +196,7 @@ class Chunk final : public Handle {
   void finish(uint32_t index, int64_t bytes);
   void copy_out(const Response& response);   // without the lock
   void count(const Io& io, int64_t blocks);
+  Gauge& asynchronous(Op op) { return op == Op::kRead ? counters_.act_areads : counters_.act_awrites; }   // issued, not yet fetched
   // wait.cpp; lock held
   template <class Done>
   int wait_until(Waiter* waiter, uint64_t deadline_ns, Done done);

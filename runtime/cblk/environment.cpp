@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -20,6 +21,8 @@ namespace lunar::cblk {
 namespace {
 
 std::atomic<int> trace_fd{-1};
+std::atomic<int> trace_verbosity{kTraceCalls};
+std::atomic<pid_t> trace_pid{0};   // whose file it is, where each process has its own
 
 uint64_t number_of(const char* name) {
   const char* text = environment_value(name);
@@ -46,27 +49,54 @@ Environment read_environment() {
 
 void trace_open() {
   const char* path = environment_value("CFLSH_BLK_TRACE");
-  if (!path || !*path || trace_active()) return;
-  const int fd = sys::open_file(path, O_WRONLY | O_CREAT | O_APPEND, 0644);
-  int none = -1;
-  if (fd >= 0 && !trace_fd.compare_exchange_strong(none, fd)) sys::close_file(fd);
+  if (!path || !*path) return;
+  const pid_t pid = getpid(), owner = trace_pid.load(std::memory_order_relaxed);
+  int before = trace_fd.load(std::memory_order_relaxed);
+  if (before >= 0 && (owner == 0 || owner == pid)) return;
+  const bool own = environment_value("CFLSH_BLK_TRACE_PID") != nullptr;
+  const char* append = environment_value("CFLSH_BLK_TRC_APPEND");
+  const char* verbosity = environment_value("CFLSH_BLK_TRC_VERBOSITY");
+  char name[4096];
+  if (format_to(name, sizeof name, own ? "%s.%d" : "%s", path, static_cast<int>(pid)) == sizeof name - 1) return;   // cut: another file's name
+  const int fd = sys::open_file(name, O_WRONLY | O_CREAT | O_APPEND | (append && strcmp(append, "OFF") == 0 ? O_TRUNC : 0), 0644);
+  if (fd < 0) return;
+  trace_verbosity.store(verbosity && *verbosity ? static_cast<int>(number_of("CFLSH_BLK_TRC_VERBOSITY") & 0xff) : kTraceCalls,
+                        std::memory_order_relaxed);
+  // Where another thread was quicker, its file is the one. A parent's descriptor stays open: a line may just be going there.
+  if (trace_fd.compare_exchange_strong(before, fd)) trace_pid.store(own ? pid : 0, std::memory_order_relaxed);
+  else sys::close_file(fd);
 }
 
 bool trace_active() { return trace_fd.load(std::memory_order_relaxed) >= 0; }
 
-void trace(const char* format, ...) {
+namespace {
+
+void trace_line(int verbosity, const char* format, va_list args) {
   const int fd = trace_fd.load(std::memory_order_relaxed);
-  if (fd < 0) return;
+  if (fd < 0 || verbosity > trace_verbosity.load(std::memory_order_relaxed)) return;
   char line[512];
   const uint64_t us = sys::now_ns() / 1000;
   size_t length = format_to(line, sizeof line - 1, "%llu.%06llu [%d] ", static_cast<unsigned long long>(us / 1000000),
                             static_cast<unsigned long long>(us % 1000000), static_cast<int>(getpid()));
-  va_list args;
-  va_start(args, format);
   length += vformat_line_to(line + length, sizeof line - 1 - length, format, args);
-  va_end(args);
   line[length++] = '\n';
   (void)sys::write_some(fd, line, length);
+}
+
+}  // namespace
+
+void trace(const char* format, ...) {
+  va_list args;
+  va_start(args, format);
+  trace_line(kTraceFailures, format, args);
+  va_end(args);
+}
+
+void trace_at(int verbosity, const char* format, ...) {
+  va_list args;
+  va_start(args, format);
+  trace_line(verbosity, format, args);
+  va_end(args);
 }
 
 }  // namespace lunar::cblk

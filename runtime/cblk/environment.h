@@ -6,8 +6,13 @@
 //   CFLSH_BLK_TIMEOUT     seconds that a blocking cblk_aresult waits (default: no limit), and that a command waits for a free
 //                         one (default 5)
 //   CFLSH_BLK_SIZE        blocks of a physical chunk at most: the rest of a larger device is left alone
-//   CFLSH_BLK_TRACE       a file that gets one line a call that opens, closes, sizes or fails
+//   CFLSH_BLK_TRACE       a file that gets one line a call that opens, closes, sizes or fails; and for it
+//   CFLSH_BLK_TRC_VERBOSITY  0: nothing, 1: calls that fail, 2 or more (default): all of these
+//   CFLSH_BLK_TRC_APPEND     OFF: the file is emptied first
+//   CFLSH_BLK_TRACE_PID      set: the file is NAME.PID, one a process; a forked child begins its own at its first open
 //   CFLSH_BLK_LUN_ID      a number that names the LUN in those lines; nothing else
+// Without effect, as what they steer is not here: CFLSH_BLK_TRACE_TID (one file a thread), _TRC_SYSLOG, _PORT_SEL_MASK, _DUMP,
+// _DUMP_LEVEL, _SIGSEGV_DUMP, _SIGUSR1_DUMP, _NOTIFY_LOG_LEVEL.
 // A value that is no number is as good as none. In a setuid or setgid program all are as if not set (base/trust.h).
 // Threading: any (as getenv). Not for the data path.
 #pragma once
@@ -24,9 +29,11 @@ struct Environment {
 };
 Environment read_environment();
 
-// The trace file: opened at the first chunk's open that finds the variable set, once a process.
+// The trace file: opened, and its verbosity read, at the first chunk's open that finds the variable set, once a process.
+constexpr int kTraceFailures = 1, kTraceCalls = 2;   // verbosity from which on a line is written
 void trace_open();
 bool trace_active();
-void trace(const char* format, ...) __attribute__((format(printf, 1, 2)));
+void trace(const char* format, ...) __attribute__((format(printf, 1, 2)));   // a failure
+void trace_at(int verbosity, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 }  // namespace lunar::cblk

@@ -50,11 +50,9 @@ bool Chunk::reap() {
 void Chunk::count(const Io& io, int64_t blocks) {
   if (blocks < 0) add(counters_.errors);
   if (io.op == Op::kRead) {
-    counters_.act_areads.leave();
     add(counters_.areads);
     if (blocks > 0) add(counters_.blocks_read, static_cast<uint64_t>(blocks));
   } else {
-    counters_.act_awrites.leave();
     add(counters_.awrites);
     if (blocks > 0 && io.op == Op::kWrite) add(counters_.blocks_written, static_cast<uint64_t>(blocks));
   }
@@ -75,6 +73,7 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
   entry.left_status = io.status != nullptr;
   if (io.status) {
     background_.fetch_sub(1, std::memory_order_relaxed);
+    asynchronous(io.op).leave();   // before the status says so
     fill_status(io.status, blocks);
     give_free(index);
   } else {

@@ -94,7 +94,7 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   entry.left_status = false;
   entry.sequence = sequence_->fetch_add(1, std::memory_order_relaxed);
   entry.state.store(Entry::kActive, std::memory_order_relaxed);
-  (io->op == Op::kRead ? counters_.act_areads : counters_.act_awrites).enter();
+  asynchronous(io->op).enter();
   if (io->status) background_.fetch_add(1, std::memory_order_relaxed);
   else enter_fetchable(index);
   *out = index;

@@ -12,6 +12,7 @@ int64_t Chunk::fetch(uint32_t index, int* tag) {
   const int64_t result = entry.result;
   *tag = entry.io.has_user_tag ? entry.io.user_tag : static_cast<int>(index);
   leave_fetchable(index);
+  asynchronous(entry.io.op).leave();
   --done_;
   give_free(index);
   if (fetchable_ == 0) signal_all(Waiter::kAny);   // there is nothing left to wait for: ENOENT

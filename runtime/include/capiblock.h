@@ -128,7 +128,7 @@ typedef struct chunk_stats_s {
   uint64_t num_awrites;
   uint32_t num_act_reads; /* under way now */
   uint32_t num_act_writes;
-  uint32_t num_act_areads;
+  uint32_t num_act_areads; /* issued and not yet fetched (with a status of the caller's: not yet done) */
   uint32_t num_act_awrites;
   uint32_t max_num_act_writes; /* most at one time */
   uint32_t max_num_act_reads;

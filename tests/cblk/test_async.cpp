@@ -153,6 +153,34 @@ CASE(blocking_aresult_may_time_out) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
+// As in the original: a command is active until its result was fetched, not only until the device is done with it.
+CASE(a_command_counts_as_active_until_it_is_fetched) {
+  const chunk_id_t id = open_physical();
+  Buffer buffer(2);
+  int tags[2];
+  chunk_stats_t stats;
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tags[0], nullptr, 0) == 0);
+  REQUIRE(cblk_awrite(id, buffer.block(1), 1, 1, &tags[1], nullptr, 0) == 0);
+  REQUIRE(cblk_aresult(id, &tags[1], nullptr, kBlocking) == 1);
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 1 && stats.num_act_awrites == 0);
+  int n = 0;
+  cblk_io_t none = {}, *list[1] = {&none};   // harvests, fetches nothing
+  none.request_type = CBLK_IO_TYPE_READ;
+  none.buf = buffer;
+  none.nblocks = 1;
+  REQUIRE(cblk_listio(id, list, 1, nullptr, 0, list, 1, nullptr, &n, 0, 0) == 0);
+  usleep(50000);
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 1);
+  REQUIRE(cblk_aresult(id, &tags[0], nullptr, kBlocking) == 1);
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 0 && stats.max_num_act_areads >= 1);
+  // Nobody fetches one with a status: it ends by itself.
+  cblk_arw_status_t status;
+  REQUIRE(cblk_aread(id, buffer, 0, 1, &tags[0], &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
+  await_status(status);
+  REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 0);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
 CASE(status_is_filled_in_the_background) {
   const chunk_id_t id = open_physical();
   Buffer buffer(16);

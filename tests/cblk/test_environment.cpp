@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Environment variables: the cache, the trace, the size; and what a call costs.
 #include <dirent.h>
+#include <dlfcn.h>
+#include <sys/wait.h>
 
 #include <thread>
 
@@ -192,21 +194,107 @@ CASE(odd_values_are_as_good_as_none) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(a_trace_names_what_failed) {
-  static std::string path;
-  path = "/tmp/lunar-cblk-trace-" + std::to_string(getpid());
-  in_child([](void*) {   // the trace is opened once a process
-    Environment trace("CFLSH_BLK_TRACE", path.c_str()), lun("CFLSH_BLK_LUN_ID", "17");
-    const chunk_id_t id = cblk_open("sim:1m", 0, O_RDWR, 0, 0);
+namespace {
+
+std::string text_of(const std::string& path) {
+  std::string text;
+  FILE* file = fopen(path.c_str(), "r");
+  if (!file) return text;
+  char part[4096];
+  for (size_t n; (n = fread(part, 1, sizeof part, file)) > 0;) text.append(part, n);
+  fclose(file);
+  return text;
+}
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+std::string trace_path;
+// An open, a failed read and a close, in a process of its own: the trace is opened once a process.
+void traced(void (*before)()) {
+  trace_path = "/tmp/lunar-cblk-trace-" + std::to_string(getpid());
+  in_child([](void* prepare) {
+    Environment trace("CFLSH_BLK_TRACE", trace_path.c_str());
+    reinterpret_cast<void (*)()>(prepare)();
+    const chunk_id_t id = cblk_open("sim:1m", 0, O_RDWR, 0, CBLK_OPN_NO_INTRP_THREADS);
     Buffer block(1);
     REFUSES(cblk_read(id, block, 99999, 1, 0), EINVAL);
     REQUIRE(cblk_close(id, 0) == 0);
-    FILE* file = fopen(path.c_str(), "r");
-    REQUIRE(file);
-    char text[2000] = {};
-    REQUIRE(fread(text, 1, sizeof text - 1, file) > 0);
-    fclose(file);
+  }, reinterpret_cast<void*>(before));
+}
+
+}  // namespace
+
+CASE(a_trace_names_what_failed) {
+  traced([] { setenv("CFLSH_BLK_LUN_ID", "17", 1); });
+  const std::string text = text_of(trace_path);
+  unlink(trace_path.c_str());
+  REQUIRE(has(text, "open sim:1m lun 17 mode 2 flags 0x4 requests 64: "));   // a number for each word
+  REQUIRE(has(text, "read") && has(text, "close") && !has(text, "%"));
+}
+
+CASE(a_trace_is_as_verbose_as_asked) {
+  traced([] { setenv("CFLSH_BLK_TRC_VERBOSITY", "1", 1); });   // failures only
+  std::string text = text_of(trace_path);
+  REQUIRE(has(text, "read") && !has(text, "open") && !has(text, "close"));
+  traced([] { setenv("CFLSH_BLK_TRC_VERBOSITY", "0", 1); });   // nothing; appended to what was there
+  REQUIRE(text_of(trace_path) == text);
+  traced([] { setenv("CFLSH_BLK_TRC_APPEND", "OFF", 1); });
+  text = text_of(trace_path);
+  REQUIRE(has(text, "open"));
+  traced([] { setenv("CFLSH_BLK_TRC_APPEND", "OFF", 1); });
+  REQUIRE(text_of(trace_path).size() < text.size() * 3 / 2);   // it began anew
+  unlink(trace_path.c_str());
+}
+
+CASE(a_trace_may_be_one_a_process) {
+  trace_path = "/tmp/lunar-cblk-trace-" + std::to_string(getpid());
+  const auto run = [](void*) {
+    const chunk_id_t id = cblk_open("sim:1m", 0, O_RDWR, 0, 0);
+    REQUIRE(id != NULL_CHUNK_ID && cblk_close(id, 0) == 0);
+  };
+  static int pipes[2];
+  REQUIRE(pipe(pipes) == 0);
+  in_child([](void* what) {
+    Environment trace("CFLSH_BLK_TRACE", trace_path.c_str()), own("CFLSH_BLK_TRACE_PID", "1");
+    reinterpret_cast<void (*)(void*)>(what)(nullptr);
+    const pid_t parent = getpid(), child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      reinterpret_cast<void (*)(void*)>(what)(nullptr);
+      _exit(0);
+    }
+    int status = 1;
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+    const pid_t both[2] = {parent, child};
+    REQUIRE(write(pipes[1], both, sizeof both) == sizeof both);
+  }, reinterpret_cast<void*>(+run));
+  pid_t both[2];
+  REQUIRE(read(pipes[0], both, sizeof both) == sizeof both);
+  close(pipes[0]);
+  close(pipes[1]);
+  REQUIRE(access(trace_path.c_str(), F_OK) != 0);
+  for (const pid_t one : both) {
+    const std::string path = trace_path + "." + std::to_string(one), text = text_of(path);
     unlink(path.c_str());
-    REQUIRE(strstr(text, "open sim:1m lun 17") && strstr(text, "read") && strstr(text, "close"));
-  }, nullptr);
+    REQUIRE(has(text, "open sim:1m"));
+    REQUIRE(text.find("open") == text.rfind("open"));   // its own only
+  }
+}
+
+// IBM's daemon that watches error rates is not here: who asks for it is told so.
+CASE(the_symbols_of_the_watching_daemon_are_there) {
+  const auto symbol = [](const char* name) {
+    void* found = dlsym(RTLD_DEFAULT, name);
+    REQUIRE(found);
+    return found;
+  };
+  REQUIRE(reinterpret_cast<int (*)()>(symbol("cblk_eras_init"))() == 0);
+  void* handle = &handle;
+  chunk_stats_t stats;
+  char text[] = "1";
+  REFUSES(reinterpret_cast<int (*)(char*, void**)>(symbol("cblk_eras_register"))(text, &handle), ENOSYS);
+  REFUSES(reinterpret_cast<int (*)(void*)>(symbol("cblk_eras_unregister"))(handle), ENOSYS);
+  REFUSES(reinterpret_cast<int (*)(void*, int, char*, uint64_t)>(symbol("cblk_eras_set_trace"))(handle, 1, text, 0), ENOSYS);
+  REFUSES(reinterpret_cast<int (*)(void*, char*, uint64_t)>(symbol("cblk_eras_live_dump"))(handle, text, 0), ENOSYS);
+  REFUSES(reinterpret_cast<int (*)(void*, char*, chunk_stats_t*, uint64_t)>(symbol("cblk_eras_get_stat"))(handle, text, &stats, 0), ENOSYS);
+  REQUIRE(reinterpret_cast<int (*)()>(symbol("cblk_eras_term"))() == 0);
 }

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls by which IBM's tools talk to its daemon that watches error rates. There is no such daemon here: starting and ending
+// succeed, as every program does that which is linked with them; what would need it fails with ENOSYS.
+// Threading: any.
+#include <errno.h>
+
+#include "capiblock.h"
+
+#define CBLK_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+int not_here() {
+  errno = ENOSYS;
+  return -1;
+}
+
+}  // namespace
+
+CBLK_API int cblk_eras_init() { return 0; }
+CBLK_API int cblk_eras_term() { return 0; }
+CBLK_API int cblk_eras_register(char*, void**) { return not_here(); }
+CBLK_API int cblk_eras_unregister(void*) { return not_here(); }
+CBLK_API int cblk_eras_set_trace(void*, int, char*, uint64_t) { return not_here(); }
+CBLK_API int cblk_eras_live_dump(void*, char*, uint64_t) { return not_here(); }
+CBLK_API int cblk_eras_get_stat(void*, char*, chunk_stats_t*, uint64_t) { return not_here(); }
