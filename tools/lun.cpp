@@ -48,8 +48,8 @@ const LunVerb kVerbs[] = {
      1, 1, "--repair --yes", lun_check},
     {"paths", "the paths to a device, and how they fare",
      "Usage: lunar lun paths URI [--json]\n\n"
-     "One line a path of paths:, or a member of stripe: and mirror:, as AIX's lspath has it: name of the device, parent\n"
-     "(the adapter or file system it hangs on), connection, status (Enabled, Failed, Missing, Stale), and the I/Os, errors and\n"
+     "One line a path of paths:, or a member of stripe:, as AIX's lspath has it: name of the device, parent\n"
+     "(the adapter or file system it hangs on), connection, status (Enabled, Failed, Missing), and the I/Os, errors and\n"
      "failovers that opening it took.\n",
      1, 1, "", lun_paths},
 };
@@ -64,7 +64,7 @@ std::string lun_help() {
   out +=
       "\nA URI is a path (file or block device), or one of\n"
       "  file:PATH  nvme:/dev/ngXnY  pmem:PATH  capi:/dev/sgN   one device\n"
-      "  stripe:URI;URI  mirror:URI;URI  paths:URI;URI          several as one (quote it: the shell knows ; too)\n"
+      "  stripe:URI;URI  paths:URI;URI                          several as one (quote it: the shell knows ; too)\n"
       "`lunar lun VERB --help` tells more; each verb takes --json.\n\n"
       "Exit code: 0 done, 2 refused and nothing changed (wrong use, bad input, no consent), 3 the metadata is damaged,\n"
       "4 an I/O error or the like stopped it; `check` has 1 for what needs repair or was mended.\n\n"

@@ -51,7 +51,7 @@ std::string scheme_of(const std::string& lun) {
   return lun.substr(0, colon);
 }
 
-bool is_composite(const std::string& scheme) { return scheme == "stripe" || scheme == "mirror" || scheme == "paths"; }
+bool is_composite(const std::string& scheme) { return scheme == "stripe" || scheme == "paths"; }
 
 // A path with a blank in it that is there is one LUN (as scratch_open has it).
 std::vector<std::string> luns_of_list(const std::string& list) {
@@ -228,7 +228,7 @@ bool check_one(const Look& look, const std::string& lun, Room* room, std::string
     return true;
   }
   return refuse(why, text_of("%s: %s: there is no LUN kind '%s'; give a path, file:PATH, sim:SIZE, or one of nvme, pmem, capi, "
-                             "stripe, mirror, paths", look.origin().c_str(), lun.c_str(), scheme.c_str()));
+                             "stripe, paths", look.origin().c_str(), lun.c_str(), scheme.c_str()));
 }
 
 }   // namespace

@@ -25,7 +25,7 @@ constexpr uint64_t kLockRetryNs = 10'000'000;
 
 // Length of the scheme that `text` begins with, or 0.
 size_t scheme_length(const char* text) {
-  for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "sim:", "stripe:", "mirror:", "paths:"}) {
+  for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "sim:", "stripe:", "paths:"}) {
     const size_t length = strlen(scheme);
     if (strncmp(text, scheme, length) == 0) return length;
   }
@@ -88,7 +88,7 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
   DeviceOptions options;
   options.scratch = false;
   options.read_only = read_only;
-  // Blank members of a stripe or mirror get their labels; they are asked for by name.
+  // Blank members of a stripe get their labels; they are asked for by name.
   int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
   if (status < 0) return status;
   status = lock_whole(*out, reserve && !read_only ? sys::RangeLock::kExclusive : sys::RangeLock::kShared);

@@ -13,7 +13,7 @@ constexpr unsigned kDevicesMax = 8;      // of a RAID 0 or of paths
 constexpr size_t kPathBytes = 4096;
 
 // The whole device. Each that has it open holds one byte of its file locked, shared or (reserve) exclusively; so does `lunar run`
-// with a file. What cannot be locked, carries Lunar's own format, or is a member of a stripe or mirror, is -EBUSY unless forced.
+// with a file. What cannot be locked, carries Lunar's own format, or is a member of a stripe, is -EBUSY unless forced.
 [[nodiscard]] int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why);
 // A new virtual LUN of size 0 on it, which ends with its last owner. A blank device is formatted first, if
 // nobody has it open as a whole.

@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "lun/medium.h"
 #include "lun/member_label.h"
-#include "lun/mirror_device.h"
 #include "lun/path_device.h"
 #include "lun/stripe_device.h"
 #include "superpipe/device_files.h"
@@ -22,16 +21,15 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kDepthMax = 3;   // mirror over stripe over paths
+constexpr unsigned kDepthMax = 2;   // stripe over paths
 constexpr size_t kUriBytesMax = 4096;
 
-enum class Kind : uint8_t { kPlain, kStripe, kMirror, kPaths };
+enum class Kind : uint8_t { kStripe, kPaths };
 struct Scheme {
   const char* prefix;
   Kind kind;
-  unsigned members_max;
 };
-constexpr Scheme kSchemes[] = {{"stripe:", Kind::kStripe, 8}, {"mirror:", Kind::kMirror, 4}, {"paths:", Kind::kPaths, 8}};
+constexpr Scheme kSchemes[] = {{"stripe:", Kind::kStripe}, {"paths:", Kind::kPaths}};
 
 const Scheme* scheme_of(const char* uri) {
   for (const Scheme& scheme : kSchemes) {
@@ -61,8 +59,7 @@ int split(const char* uri, const Scheme& scheme, Members* out, ErrorText* why) {
     if (*at && (*at != ';' || depth > 0)) continue;
     const bool end = *at == 0;
     *at = 0;
-    if (out->count == scheme.members_max)
-      return why->set(-EINVAL, "LUN %s: more than %u members", uri, scheme.members_max);
+    if (out->count == kFanMembersMax) return why->set(-EINVAL, "LUN %s: more than %u members", uri, kFanMembersMax);
     char* last = at - 1;
     if (at > start && *start == '(' && *last == ')') {
       *last = 0;
@@ -87,32 +84,24 @@ void close_all(MemberSet* set) {
   }
 }
 
-bool may_contain(Kind outer, const Scheme* inner) {
-  if (!inner || inner->kind == Kind::kPaths) return outer != Kind::kPaths || !inner;
-  return outer == Kind::kMirror && inner->kind == Kind::kStripe;
-}
+bool may_contain(Kind outer, const Scheme* inner) { return !inner || (outer == Kind::kStripe && inner->kind == Kind::kPaths); }
 
 // A device that is gone, where others may stand in for it. What is there and wrong is refused.
 bool may_be_missing(const Scheme& scheme, int status) {
-  return scheme.kind != Kind::kStripe && (status == -ENOENT || status == -ENXIO || status == -ENODEV || status == -EIO ||
-                                          status == -ENOTDIR || status == -ETIMEDOUT);
+  return scheme.kind == Kind::kPaths && (status == -ENOENT || status == -ENXIO || status == -ENODEV || status == -EIO ||
+                                         status == -ENOTDIR || status == -ETIMEDOUT);
 }
 
 int open_members(const char* uri, const Scheme& scheme, const Members& members, const DeviceOptions& options, Format format,
-                 unsigned level, MemberSet* set, uint32_t* missing, ErrorText* why) {
+                 unsigned level, MemberSet* set, ErrorText* why) {
   DeviceOptions each = options;
   each.want_bytes = 0;
   set->count = members.count;
   unsigned fds = 0;
   for (unsigned i = 0; i < members.count; ++i) {
-    if (scheme.kind == Kind::kMirror && strcmp(members.uri[i], "missing") == 0) {
-      *missing |= 1u << i;
-      continue;
-    }
     const Scheme* inner = scheme_of(members.uri[i]);
     if (!may_contain(scheme.kind, inner))
-      return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a mirror may consist of stripes, both of paths", uri,
-                      inner->prefix, scheme.prefix);
+      return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a stripe may consist of paths", uri, inner->prefix, scheme.prefix);
     const int status = open_at(members.uri[i], each, format, level + 1, &set->device[i], why);
     if (status < 0 && may_be_missing(scheme, status)) {
       log_warning("%s; %s goes on without it", why->text, scheme.prefix);
@@ -136,18 +125,13 @@ int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& o
   int status = split(uri, scheme, &members, why);
   if (status < 0) return status;
   MemberSet set;
-  uint32_t missing = 0;
-  status = open_members(uri, scheme, members, options, format, level, &set, &missing, why);
+  status = open_members(uri, scheme, members, options, format, level, &set, why);
   if (status == 0 && scheme.kind == Kind::kStripe) {
-    set.type = SetType::kStripe;
     status = label_assemble(uri, &set, format, why);
     if (status == 0)
       return StripeDevice::create(uri, set.device, set.count, kMemberDataOffset, set.label[0].data_bytes, out, why);
-  } else if (status == 0 && scheme.kind == Kind::kPaths) {
-    return PathDevice::create(uri, set.device, members.uri, set.count, format != Format::kNever && !options.read_only, out, why);
   } else if (status == 0) {
-    set.type = SetType::kMirror;
-    return MirrorDevice::open(uri, &set, members.uri, missing, format, options.read_only, out, why);
+    return PathDevice::create(uri, set.device, members.uri, set.count, format != Format::kNever && !options.read_only, out, why);
   }
   close_all(&set);
   return status;
@@ -249,15 +233,6 @@ int device_paths(Device* device, PathInfo* out, unsigned max) {
     for (; n < paths->member_count() && n < max; ++n) {
       out[n] = {};
       paths->describe(n, &out[n]);
-    }
-    return static_cast<int>(n);
-  }
-  if (strcmp(kind, "mirror") == 0) {
-    auto* mirror = static_cast<MirrorDevice*>(device);
-    unsigned n = 0;
-    for (; n < mirror->member_count() && n < max; ++n) {
-      out[n] = {};
-      mirror->describe(n, &out[n]);
     }
     return static_cast<int>(n);
   }

@@ -3,13 +3,10 @@
 //
 //   raw URI        what device_open takes, or several of them as one:
 //     stripe:URI;URI[;...]   RAID 0 in chunks of 64 KiB, 2 to 8 members
-//     mirror:URI;URI[;...]   every member has everything, 2 to 4 members: reads fail over, a member that came back is resynced
-//       The word `missing` in place of a mirror's member says that it is lost; one that cannot be opened is refused otherwise,
-//       unless the labels say that it is stale (it may have what the others have not)
 //     paths:URI;URI[;...]    several ways to one and the same device, 2 to 8: I/O fails over to the next
-//   Stripe and mirror members carry a label (member_label.h) that says of what they are which part: a wrong order, a foreign
-//   or a stale member is seen, never used. `format` applies to labels too. Members may be files, block devices, nvme:, pmem:,
-//   sim:, and paths:; a mirror may consist of stripes when they stand in parentheses: mirror:(stripe:A;B);(stripe:C;D).
+//   Members of a stripe carry a label (member_label.h) that says of what they are which part: a wrong order or a foreign
+//   member is seen, never used. `format` applies to labels too. Members may be files, block devices, nvme:, pmem: and sim:, those of
+//   a stripe also paths: in parentheses: stripe:(paths:A;B);(paths:C;D).
 //   LUN URI        raw URI, optionally followed by #NAME: that named virtual LUN of it
 //
 // Threading: any, blocking. Not for the fault path.
@@ -32,7 +29,7 @@ namespace lunar {
 //   a formatted device                   a new scratch LUN on it, shared with other processes
 //   a blank device or blank file         formatted first, then the same
 //   URI#NAME                             the named LUN, exclusively; its head must be zeros or a former heap's (-EEXIST)
-//   stripe:, mirror:, paths:             a blank or formatted one, likewise
+//   stripe:, paths:                      a blank or formatted one, likewise
 // A regular file must give other users nothing: their rights are taken away (chmod o-rwx), or, where that is not ours to do, it is -EACCES.
 // Several LUN URIs separated by spaces are a stripe of what each of them gives.
 [[nodiscard]] int scratch_open(const char* uris, const DeviceOptions& options, Device** out, ErrorText* why);
@@ -45,7 +42,7 @@ struct PathInfo {
   bool primary = false;
   uint64_t ios = 0, errors = 0, failovers = 0;
 };
-// Fills up to `max`; returns how many. A mirror's and stripe's members are listed likewise (status "Enabled", "Stale", "Failed").
+// Fills up to `max`; returns how many. A stripe's members are listed likewise.
 [[nodiscard]] int device_paths(Device* device, PathInfo* out, unsigned max);
 void path_named(PathInfo* out, const char* uri);   // name and connection of the member that `uri` names
 

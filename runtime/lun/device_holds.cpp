@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "base/format.h"
+#include "lun/member_label.h"
 #include "lun/metadata_store.h"
 #include "lun/physical_impl.h"
 #include "superpipe/signature.h"
@@ -17,15 +18,16 @@ namespace {
 
 constexpr size_t kHeadBytes = 64 * 1024;
 constexpr char kScratchMagic[16] = "LunarScratchLUN";
-constexpr char kMemberMagic[] = "LunarMember";   // member_label.h
 
 Holds look(const char* head, size_t bytes, char* what, size_t size) {
   if (memcmp(head, media::kSuperMagic, sizeof media::kSuperMagic) == 0) {
     format_to(what, size, "virtual LUNs of Lunar");
     return Holds::kPhysicalLun;
   }
-  if (memcmp(head, kMemberMagic, sizeof kMemberMagic - 1) == 0) {
-    format_to(what, size, "a Lunar stripe or mirror member");
+  if (memcmp(head, kLabelMagic, sizeof kLabelMagic) == 0) {
+    MemberLabel label;
+    const int status = bytes < sizeof label ? -EBADMSG : label_parse(head, &label);
+    format_to(what, size, "a member of a %s of Lunar", status == -EOPNOTSUPP ? "former mirror" : "stripe");
     return Holds::kMember;
   }
   if (memcmp(head, kScratchMagic, sizeof kScratchMagic) == 0) {

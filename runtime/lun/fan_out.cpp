@@ -17,7 +17,7 @@ namespace {
 constexpr unsigned kDepthMax = 4096;
 constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
 constexpr int64_t kTurnNs = 100'000;
-constexpr int64_t kBlockedNs = 50'000;        // a blocked parent is asked for again
+constexpr uint64_t kShortNs = 50'000;         // the kernel was short of something: ask again
 constexpr uint64_t kSpinFirstNs = 60'000, kSpinMaxNs = 200'000;
 constexpr unsigned kSpinInFlightMax = 4;
 constexpr unsigned kBatch = 32;
@@ -37,7 +37,7 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
   };
   const size_t parents_at = place(depth * sizeof(FanParent)), children_at = place(children * sizeof(FanChild));
   const size_t free_parent_at = place(depth * sizeof(uint32_t)), free_child_at = place(children * sizeof(uint32_t));
-  const size_t blocked_at = place(depth * sizeof(uint32_t)), free_block_at = place(blocks * sizeof(uint16_t));
+  const size_t free_block_at = place(blocks * sizeof(uint16_t));
   const size_t done_at = place(depth * sizeof(Response)), blocks_at = place(blocks * kFanVectorMax * sizeof(iovec));
   bytes = round_up(bytes, kProbeBytes);
   const size_t probe_at = place(kProbeBytes);
@@ -55,7 +55,6 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
   context->children_ = reinterpret_cast<FanChild*>(memory + children_at);
   context->free_parent_ = reinterpret_cast<uint32_t*>(memory + free_parent_at);
   context->free_child_ = reinterpret_cast<uint32_t*>(memory + free_child_at);
-  context->blocked_ = reinterpret_cast<uint32_t*>(memory + blocked_at);
   context->free_block_ = reinterpret_cast<uint16_t*>(memory + free_block_at);
   context->done_ = reinterpret_cast<Response*>(memory + done_at);
   context->blocks_ = reinterpret_cast<iovec*>(memory + blocks_at);
@@ -77,7 +76,6 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
     if (!some) context->watcher_ = i;
     some = true;
   }
-  if (status == 0) status = device->attached(context);
   if (status < 0) {
     for (unsigned i = 0; i < members; ++i) {
       if (context->lower_[i]) context->lower_device_[i]->detach(context->lower_[i]);
@@ -91,7 +89,6 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
 
 void FanContext::release() {
   drain();
-  if (mine()) device_->detaching(this);   // a forked child has nothing of the parent's to give back
   for (unsigned i = 0; i < members_; ++i) {
     if (lower_[i]) lower_device_[i]->detach(lower_[i]);
   }
@@ -177,7 +174,6 @@ void FanContext::end_child(uint32_t index, int64_t result) {
 void FanContext::end_parent(uint32_t index) {
   FanParent& parent = parents_[index];
   device_->finish(this, &parent);
-  if (parent.left) return;   // there is more to do for it
   done_[(done_first_ + done_count_++) % depth_] = {parent.command.tag, parent.result};
   free_parent_[free_parents_++] = index;
 }
@@ -234,10 +230,6 @@ bool FanContext::begin(uint32_t index) {
   FanParent& parent = parents_[index];
   const int status = device_->start(this, &parent);
   if (status == -EAGAIN) return false;
-  if (status == -EBUSY) {
-    blocked_[blocked_count_++] = index;
-    return true;
-  }
   if (status < 0) {
     parent.result = status;
     done_[(done_first_ + done_count_++) % depth_] = {parent.command.tag, status};
@@ -246,15 +238,6 @@ bool FanContext::begin(uint32_t index) {
     end_parent(index);
   }
   return true;
-}
-
-void FanContext::retry_blocked() {
-  const unsigned n = blocked_count_;
-  blocked_count_ = 0;
-  for (unsigned i = 0; i < n; ++i) {   // begin() puts it back, at most where it was
-    const uint32_t index = blocked_[i];
-    if (!begin(index)) blocked_[blocked_count_++] = index;
-  }
 }
 
 int FanContext::submit(const Command* commands, unsigned n) {
@@ -287,7 +270,6 @@ void FanContext::take(const Response* responses, int n) {
 
 // Everything that can be done without waiting.
 void FanContext::pump() {
-  if (blocked_count_) retry_blocked();
   for (unsigned i = 0; i < members_; ++i) {
     if (!lower_[i] || (lower_[i]->in_flight() == 0 && (i != watcher_ || watches_.used == 0))) continue;
     Response responses[kBatch];
@@ -378,8 +360,8 @@ int FanContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
     }
     unsigned list[kFanMembersMax];
     const unsigned n = busy(list);
-    if (n == 0) {   // all are blocked, or wait for a kernel that is short of something
-      sys::sleep_ns(left >= 0 && left < kBlockedNs ? static_cast<uint64_t>(left) : kBlockedNs);
+    if (n == 0) {   // all wait for a kernel that is short of something
+      sys::sleep_ns(left >= 0 && static_cast<uint64_t>(left) < kShortNs ? static_cast<uint64_t>(left) : kShortNs);
       continue;
     }
     if (n > 1 && !spun) {
@@ -387,7 +369,6 @@ int FanContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
       if (spin(list, n, left)) continue;
     }
     int64_t turn = n == 1 ? -1 : kTurnNs;
-    if (blocked_count_) turn = kBlockedNs;
     for (unsigned i = 0; i < members_; ++i) {
       if (queue_[i].first != kNone && (turn < 0 || turn > kTurnNs)) turn = kTurnNs;
     }
@@ -404,10 +385,11 @@ int FanContext::await(int64_t timeout_ns) {
   const uint32_t mask = busy_mask_.load(std::memory_order_acquire);
   const bool short_wait = timeout_ns >= 0 && timeout_ns < kTurnNs;
   const int64_t turn = short_wait ? timeout_ns : kTurnNs;
-  if (mask == 0) {   // nothing, or all blocked
+  if (mask == 0) {   // nothing, or the kernel was short of something
     if (turn == 0) return -ETIME;
-    sys::sleep_ns(static_cast<uint64_t>(turn < kBlockedNs ? turn : kBlockedNs));
-    return turn <= kBlockedNs && short_wait ? -ETIME : 0;
+    const auto most = static_cast<uint64_t>(turn);
+    sys::sleep_ns(most < kShortNs ? most : kShortNs);
+    return most <= kShortNs && short_wait ? -ETIME : 0;
   }
   unsigned member = await_turn_.fetch_add(1, std::memory_order_relaxed) % members_;
   while (!(mask >> member & 1)) member = (member + 1) % members_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stripes, mirrors and paths share: a device over several, and a context over several lower contexts.
+// What stripes and paths share: a device over several, and a context over several lower contexts.
 //
 //    submit(parent) ──► device.start: children ──► queue of member 0 ──► lower context 0 ──┐
 //                                              ├─► queue of member 1 ──► lower context 1 ──┤
@@ -7,8 +7,7 @@
 //    response ◄── done ring ◄── the last child of a parent ◄── device.child_done ◄─────────┘
 //
 // A parent is one command of the caller, a child what one member is asked for it. All of them, and the vectors of children that
-// need their own, come from pools made at attach. A parent that must wait (a mirror's region is being copied) stays *blocked* and
-// is started again by later calls.
+// need their own, come from pools made at attach.
 //
 // Waiting. One lower context with work: its own wait(), to the end. Several: all are asked in turn for about the usual latency,
 // then each is slept on for at most kTurnNs, in turn; so a completion is seen at most (members - 1) * kTurnNs late, and only
@@ -33,10 +32,7 @@ struct FanParent {
   uint64_t bytes = 0;          // of a read or write
   int64_t result = 0;
   uint32_t left = 0;           // children not done
-  uint32_t tried = 0;          // bit a member: the device's own notes
-  uint32_t good = 0, bad = 0;
-  uint64_t since_ns = 0;       // blocked since
-  bool held = false;
+  uint32_t tried = 0, bad = 0; // bit a member: the device's own notes
 };
 
 struct FanChild {
@@ -72,17 +68,13 @@ class FanDevice : public Device {
 
  protected:
   friend class FanContext;
-  // Makes the children of `parent` by FanContext::add. 0; -EAGAIN: a pool is short (add was not called); -EBUSY: blocked, ask
-  // again later; else the parent's result.
+  // Makes the children of `parent` by FanContext::add. 0; -EAGAIN: a pool is short (add was not called); else the parent's result.
   [[nodiscard]] virtual int start(FanContext* context, FanParent* parent) = 0;
   // A child ended. It may be sent again (FanContext::resend), then true.
   virtual bool child_done(FanContext* context, FanParent* parent, FanChild* child, int64_t result) = 0;
   // All children ended: sets parent->result.
   virtual void finish(FanContext* context, FanParent* parent) = 0;
   virtual void probed(unsigned /*member*/, int64_t /*result*/) {}
-  // A context comes or goes.
-  virtual int attached(FanContext*) { return 0; }
-  virtual void detaching(FanContext*) {}
 
   // Takes the members over; name is copied. 0 or -errno.
   [[nodiscard]] int adopt(const char* name, Device* const* members, unsigned count);
@@ -121,8 +113,6 @@ class FanContext final : public OwnedContext {
   void resend(FanChild* child, unsigned member);
   // Reads the first page of a member beside the caller's commands; FanDevice::probed hears of it. No-op while one is under way.
   void probe(unsigned member);
-  uint32_t number() const { return number_; }
-  void set_number(uint32_t number) { number_ = number; }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -132,7 +122,6 @@ class FanContext final : public OwnedContext {
   FanContext() = default;
   void enqueue(uint32_t child);
   bool begin(uint32_t parent);
-  void retry_blocked();
   void end_child(uint32_t child, int64_t result);
   void end_parent(uint32_t parent);
   bool flush_member(unsigned member);
@@ -154,10 +143,10 @@ class FanContext final : public OwnedContext {
   FanParent* parents_ = nullptr;
   FanChild* children_ = nullptr;
   iovec* blocks_ = nullptr;
-  uint32_t *free_parent_ = nullptr, *free_child_ = nullptr, *blocked_ = nullptr;
+  uint32_t *free_parent_ = nullptr, *free_child_ = nullptr;
   uint16_t* free_block_ = nullptr;
   Response* done_ = nullptr;                // ring of depth_
-  unsigned depth_ = 0, free_parents_ = 0, free_children_ = 0, free_blocks_ = 0, blocked_count_ = 0;
+  unsigned depth_ = 0, free_parents_ = 0, free_children_ = 0, free_blocks_ = 0;
   unsigned done_first_ = 0, done_count_ = 0;
   unsigned in_flight_ = 0;
   WatchSet watches_;                        // as the lower context has them; free again when the response was given
@@ -167,7 +156,6 @@ class FanContext final : public OwnedContext {
   uint32_t probing_ = 0;                    // bit a member
   char* probe_page_ = nullptr;
   iovec probe_part_{};
-  uint32_t number_ = 0;
   size_t mapping_bytes_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who may do what with a physical LUN: byte-range locks far beyond any data, on the raw device's file; of a node on that and on its lock
-// file (superpipe/device_files.h); of a stripe, a mirror and paths on the first member's.
+// file (superpipe/device_files.h); of a stripe and paths on the first member's.
 //
 //   2^62 + 0           metadata    exclusive, on a description of its own that lives as long as the lock
 //          + 1         presence    shared by everybody who has it open: who wants to format asks whether others do

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <time.h>
 
+#include <initializer_list>
+
 #include "base/arena.h"
 #include "base/units.h"
 #include "lun/stripe_device.h"
@@ -18,12 +20,9 @@
 namespace lunar {
 namespace {
 
-constexpr char kMagic[16] = "LunarMember";
 constexpr uint64_t kProbeBytes = 64 * kKiB;   // of a head, or a tail
 
 uint64_t checksum_of(const MemberLabel& label) { return XXH3_64bits(&label, offsetof(MemberLabel, checksum)); }
-
-const char* type_word(uint32_t type) { return type == static_cast<uint32_t>(SetType::kMirror) ? "mirror" : "stripe"; }
 
 int64_t move(Device* device, Op op, uint64_t at, void* buffer, size_t bytes) {
   const iovec part = {buffer, bytes};
@@ -58,7 +57,6 @@ int member_blank(Device* device, char* what, size_t size) {
 
 int read_all(const char* uri, MemberSet* set, Format format, unsigned* blank, ErrorText* why) {
   for (unsigned i = 0; i < set->count; ++i) {
-    if (!set->device[i]) continue;
     Device* device = set->device[i];
     const int status = label_read(device, &set->label[i]);
     if (status == 0 || format == Format::kForce) continue;
@@ -76,13 +74,9 @@ int read_all(const char* uri, MemberSet* set, Format format, unsigned* blank, Er
     if (status == -EPROTONOSUPPORT)
       return why->set(status, "LUN %s: member %s has a label of another version; use the Lunar that wrote it", uri, device->name());
     if (status == -EBADMSG)
-      return why->set(status, "LUN %s: both labels of member %s are damaged; leave it out, or have the set formatted by force", uri,
+      return why->set(status, "LUN %s: both labels of member %s are damaged; have the set formatted by force, which loses what it holds", uri,
                       device->name());
-    if (set->type == SetType::kMirror) {   // as good as missing
-      device_close(device);
-      set->device[i] = nullptr;
-      continue;
-    }
+    if (status == -EOPNOTSUPP) return refuse_mirror(uri, device->name(), why);
     return why->set(status, "LUN %s: cannot read member %s: %s", uri, device->name(), errno_text(status));
   }
   return 0;
@@ -91,7 +85,6 @@ int read_all(const char* uri, MemberSet* set, Format format, unsigned* blank, Er
 int format_all(const char* uri, MemberSet* set, ErrorText* why) {
   uint64_t smallest = UINT64_MAX;
   for (unsigned i = 0; i < set->count; ++i) {
-    if (!set->device[i]) return why->set(-ENXIO, "LUN %s: to format it, all members must be there; member %u is not", uri, i);
     const uint64_t bytes = set->device[i]->size_bytes();
     if (bytes < kMemberDataOffset + kStripeChunkBytes)
       return why->set(-ENOSPC, "LUN %s: member %s is too small (%s); give 2 MiB or more", uri, set->device[i]->name(),
@@ -99,23 +92,20 @@ int format_all(const char* uri, MemberSet* set, ErrorText* why) {
     if (bytes < smallest) smallest = bytes;
   }
   MemberLabel fresh = {};
-  memcpy(fresh.magic, kMagic, sizeof kMagic);
+  memcpy(fresh.magic, kLabelMagic, sizeof kLabelMagic);
   fresh.version = kLabelVersion;
   fresh.header_bytes = sizeof(MemberLabel);
-  fresh.type = static_cast<uint32_t>(set->type);
+  fresh.type = static_cast<uint32_t>(SetType::kStripe);
   fresh.count = set->count;
-  fresh.chunk_bytes = set->type == SetType::kStripe ? kStripeChunkBytes : 0;
+  fresh.chunk_bytes = kStripeChunkBytes;
   fresh.data_offset = kMemberDataOffset;
   fresh.data_bytes = round_down(smallest - kMemberDataOffset, kStripeChunkBytes);
-  fresh.events = 1;
+  fresh.reserved1 = 1;
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   fresh.created_s = static_cast<uint64_t>(now.tv_sec);
   int status = sys::random_bytes(fresh.set_uuid, sizeof fresh.set_uuid);
   if (status < 0) return why->set(status, "LUN %s: cannot make a uuid: %s", uri, errno_text(status));
-  // A mirror's members differ in what they held: all but the first are stale until they are copied to.
-  if (set->type == SetType::kMirror)
-    for (unsigned i = 1; i < set->count; ++i) fresh.states[i] = static_cast<uint8_t>(MemberState::kStale);
   for (unsigned i = 0; i < set->count && status == 0; ++i) {
     set->label[i] = fresh;
     set->label[i].index = i;
@@ -136,8 +126,6 @@ int format_all(const char* uri, MemberSet* set, ErrorText* why) {
 int check_member(const char* uri, const MemberSet& set, unsigned i, const MemberLabel& first, ErrorText* why) {
   const MemberLabel& label = set.label[i];
   const char* name = set.device[i]->name();
-  if (label.type != static_cast<uint32_t>(set.type))
-    return why->set(-EEXIST, "LUN %s: member %s belongs to a %s; write %s:", uri, name, type_word(label.type), type_word(label.type));
   if (memcmp(label.set_uuid, first.set_uuid, sizeof label.set_uuid) != 0)
     return why->set(-EEXIST, "LUN %s: member %s belongs to another set; give the members of one", uri, name);
   if (label.count != set.count)
@@ -158,19 +146,15 @@ int check_member(const char* uri, const MemberSet& set, unsigned i, const Member
 
 int label_parse(const void* bytes, MemberLabel* out) {
   memcpy(out, bytes, sizeof *out);
-  if (memcmp(out->magic, kMagic, sizeof kMagic) != 0) return -ENODEV;
+  if (memcmp(out->magic, kLabelMagic, sizeof kLabelMagic) != 0) return -ENODEV;
   if (out->checksum != checksum_of(*out)) return -EBADMSG;
   if (out->version != kLabelVersion) return -EPROTONOSUPPORT;
-  const bool stripe = out->type == static_cast<uint32_t>(SetType::kStripe);
-  const bool mirror = out->type == static_cast<uint32_t>(SetType::kMirror);
-  if (out->header_bytes != sizeof *out || (!stripe && !mirror) || out->count < 2 || out->count > kLabelMembersMax ||
+  if (out->type == static_cast<uint32_t>(SetType::kFormerMirror)) return -EOPNOTSUPP;
+  if (out->header_bytes != sizeof *out || out->type != static_cast<uint32_t>(SetType::kStripe) || out->count < 2 || out->count > kLabelMembersMax ||
       out->index >= out->count || out->data_offset != kMemberDataOffset || out->data_bytes == 0 ||
-      out->data_bytes % kStripeChunkBytes != 0 || out->data_bytes > UINT64_MAX / 2 / kLabelMembersMax || out->events == 0 ||
-      out->dirty > 1 || out->chunk_bytes != (stripe ? kStripeChunkBytes : 0))
+      out->data_bytes % kStripeChunkBytes != 0 || out->data_bytes > UINT64_MAX / 2 / kLabelMembersMax ||
+      out->chunk_bytes != kStripeChunkBytes)
     return -EBADMSG;
-  for (uint8_t state : out->states) {
-    if (state > static_cast<uint8_t>(MemberState::kUnsure) || (stripe && state != 0)) return -EBADMSG;
-  }
   return 0;
 }
 
@@ -184,9 +168,14 @@ int label_read(Device* device, MemberLabel* out) {
   MemberLabel other;
   const int a = label_parse(head.base + kLabelCopyOffset[0], out);
   const int b = label_parse(head.base + kLabelCopyOffset[1], &other);
-  if (b == 0 && (a != 0 || other.events > out->events)) *out = other;
-  if (a == 0 || b == 0) return 0;
-  if (a == -EPROTONOSUPPORT || b == -EPROTONOSUPPORT) return -EPROTONOSUPPORT;
+  if (a == 0) return 0;
+  if (b == 0) {
+    *out = other;
+    return 0;
+  }
+  for (const int told : {-EPROTONOSUPPORT, -EOPNOTSUPP}) {
+    if (a == told || b == told) return told;
+  }
   return a == -EBADMSG || b == -EBADMSG ? -EBADMSG : -ENODEV;
 }
 
@@ -206,28 +195,27 @@ int label_write(Device* device, MemberLabel* label) {
   return 0;
 }
 
+int refuse_mirror(const char* uri, const char* member, ErrorText* why) {
+  return why->set(-EOPNOTSUPP, "LUN %s: %s is a member of a mirror, which Lunar has no longer: mirror with Linux md (mdadm) and give /dev/mdN. A member "
+                  "that was in sync has all data, from 1 MiB on (losetup -o 1M makes a device of them)", uri, member);
+}
+
 int label_assemble(const char* uri, MemberSet* set, Format format, ErrorText* why) {
-  unsigned blank = 0, present = 0;
+  unsigned blank = 0;
   int status = read_all(uri, set, format, &blank, why);
   if (status < 0) return status;
-  for (unsigned i = 0; i < set->count; ++i) present += set->device[i] != nullptr;
-  if (present == 0) return why->set(-ENXIO, "LUN %s: no member can be read", uri);
   if (format == Format::kForce) return format_all(uri, set, why);
   if (blank) {
     const char* example = "";
     for (unsigned i = 0; i < set->count; ++i)
-      if (set->device[i] && set->label[i].events == 0) example = set->device[i]->name();
+      if (set->label[i].version == 0) example = set->device[i]->name();
     if (blank == set->count && format == Format::kIfBlank) return format_all(uri, set, why);
-    if (blank == present) return why->set(-ENODEV, "LUN %s: the members are blank; have them formatted first", uri);
+    if (blank == set->count) return why->set(-ENODEV, "LUN %s: the members are blank; have them formatted first", uri);
     return why->set(-EINVAL, "LUN %s: member %s is blank and others are not; give the members of one set", uri, example);
   }
-  unsigned first = 0;
-  while (!set->device[first]) ++first;
-  for (unsigned i = first; i < set->count; ++i) {
-    if (!set->device[i]) continue;
-    status = check_member(uri, *set, i, set->label[first], why);
+  for (unsigned i = 0; i < set->count; ++i) {
+    status = check_member(uri, *set, i, set->label[0], why);
     if (status < 0) return status;
-    if (set->label[i].events > set->label[set->newest].events || !set->device[set->newest]) set->newest = i;
   }
   return 0;
 }

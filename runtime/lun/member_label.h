@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// On-media label of a member of a stripe or mirror, version 1. Little-endian.
+// On-media label of a member of a stripe, version 1. Little-endian.
 //
 //   0         4 KiB    8 KiB     12 KiB          1 MiB = data_offset
 //   │ label A │ -      │ label B │ -             │ data ...
 //
-// The two copies say the same. They are written one after the other with a flush between, so a crash tears at most one of them;
-// of two sound ones that with more `events` counts. What a member is called by its own label (index) must be where the URI
-// names it; which members hold everything (states) is told by the label with the most events of all members.
+// The two copies say the same. They are written one after the other with a flush between, so a crash tears at most one of them.
+// What a member is called by its own label (index) must be where the URI names it.
+//
+// Members of mirrors, which earlier versions had, carry the same label with another type: refused by a line that says what to do.
+// What only theirs used is reserved.
 //
 // Threading: blocking; by one thread at a time a set. Not for the fault path.
 #pragma once
@@ -22,59 +24,51 @@ namespace lunar {
 constexpr uint64_t kMemberDataOffset = 1024 * 1024;
 constexpr uint64_t kLabelCopyOffset[2] = {0, 8192};
 constexpr unsigned kLabelMembersMax = 8;
+constexpr char kLabelMagic[16] = "LunarMember";
 constexpr uint32_t kLabelVersion = 1;
 
-enum class SetType : uint32_t { kStripe = 1, kMirror = 2 };
-
-// Of a mirror's member. A stripe's are all kInSync.
-enum class MemberState : uint8_t {
-  kInSync = 0,   // has everything that was acknowledged
-  kStale = 1,    // missed something: never read
-  kUnsure = 2,   // has all that was acknowledged, but may differ from the others where writes were under way at a crash
-};
+enum class SetType : uint32_t { kStripe = 1, kFormerMirror = 2 };
 
 struct MemberLabel {
-  char magic[16];              // "LunarMember"
+  char magic[16];              // kLabelMagic
   uint32_t version;
   uint32_t header_bytes;       // sizeof(MemberLabel)
   uint8_t set_uuid[16];
   uint32_t type;               // SetType
   uint32_t index;              // of this member
   uint32_t count;              // members of the set
-  uint32_t dirty;              // 1: open, or not closed
-  uint64_t chunk_bytes;        // of a stripe; else 0
+  uint32_t reserved0;          // 0
+  uint64_t chunk_bytes;        // kStripeChunkBytes
   uint64_t data_offset;        // kMemberDataOffset
   uint64_t data_bytes;         // of a member, from data_offset
-  uint64_t events;             // counts changes of the states; 1 at format
-  uint64_t session;            // of the processes that have it open: which shared memory is theirs
+  uint64_t reserved1;          // 1: earlier versions refuse 0
+  uint64_t reserved2;          // 0
   uint64_t created_s;
-  uint8_t states[kLabelMembersMax];   // MemberState, by index
-  uint8_t reserved[4096 - 120];
+  uint8_t reserved[4096 - 112];   // 0
   uint64_t checksum;           // XXH3 of the bytes before it
 };
 static_assert(sizeof(MemberLabel) == 4096);
 static_assert(offsetof(MemberLabel, set_uuid) == 24 && offsetof(MemberLabel, type) == 40);
-static_assert(offsetof(MemberLabel, chunk_bytes) == 56 && offsetof(MemberLabel, events) == 80);
-static_assert(offsetof(MemberLabel, states) == 104 && offsetof(MemberLabel, checksum) == 4088);
+static_assert(offsetof(MemberLabel, chunk_bytes) == 56 && offsetof(MemberLabel, reserved1) == 80);
+static_assert(offsetof(MemberLabel, reserved) == 104 && offsetof(MemberLabel, checksum) == 4088);
 
 // Whether 4096 bytes are a sound label; nothing in them is trusted before. 0; -ENODEV: no label; -EPROTONOSUPPORT: another version;
-// -EBADMSG: a label, but damaged or with impossible fields.
+// -EOPNOTSUPP: of a mirror; -EBADMSG: a label, but damaged or with impossible fields.
 [[nodiscard]] int label_parse(const void* bytes, MemberLabel* out);
-// The better copy of a device. 0 or as label_parse (-EBADMSG only when neither is sound), or what reading gave.
+// The first sound copy of a device. 0 or as label_parse (-EBADMSG only when neither is sound), or what reading gave.
 [[nodiscard]] int label_read(Device* device, MemberLabel* out);
 // Seals it and writes both copies, durable at return. 0 or -errno.
 [[nodiscard]] int label_write(Device* device, MemberLabel* label);
 
 struct MemberSet {
-  SetType type = SetType::kStripe;
   unsigned count = 0;
-  Device* device[kLabelMembersMax] = {};      // nullptr: could not be opened
-  MemberLabel label[kLabelMembersMax] = {};   // as read; of missing ones all zeros
-  unsigned newest = 0;                        // whose label has the most events
+  Device* device[kLabelMembersMax] = {};
+  MemberLabel label[kLabelMembersMax] = {};   // as read
 };
 // Reads the labels of all members and checks that they are this set in this order; `format` as PhysicalLun::open takes it,
-// where nothing is written unless all members may be. Missing members are only accepted of mirrors. 0 or -errno with a line that
-// names the member.
+// where nothing is written unless all members may be. 0 or -errno with a line that names the member.
 [[nodiscard]] int label_assemble(const char* uri, MemberSet* set, Format format, ErrorText* why);
+// The refusal of a member of a mirror: -EOPNOTSUPP.
+int refuse_mirror(const char* uri, const char* member, ErrorText* why);
 
 }  // namespace lunar

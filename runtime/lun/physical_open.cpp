@@ -15,6 +15,7 @@
 
 #include "base/arena.h"
 #include "lun/compose.h"
+#include "lun/member_label.h"
 #include "lun/physical_impl.h"
 #include "sys/file.h"
 
@@ -204,6 +205,8 @@ int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why)
   if (backup && (holds == Holds::kBlank || strcmp(what, kUnknownData) == 0))
     return why->set(-EBADMSG, "LUN %s: its head was erased or overwritten, but its end says that it carries virtual LUNs; `lunar lun check --repair %s` "
                     "restores it, formatting by name (--format) erases them", name, name);
+  MemberLabel label;
+  if (holds == Holds::kMember && label_read(raw_, &label) == -EOPNOTSUPP) return refuse_mirror(name, "it", why);
   if (holds == Holds::kBlank && format == Format::kIfBlank) return 0;
   if (holds == Holds::kBlank)
     return why->set(-ENODEV, "LUN %s: carries no virtual LUNs; `lunar lun create` formats it", name);

@@ -16,7 +16,7 @@
 // caller locks), while others sleep in await(). A Device is immutable after open and may be used by any thread; transfer()
 // is the blocking way, without a context and without a lock.
 //
-// Devices stack: those of lun/ (virtual LUNs, stripes, mirrors, paths) are Devices over Devices.
+// Devices stack: those of lun/ (virtual LUNs, stripes, paths) are Devices over Devices.
 //
 // Waiting: `wait` first spins for about the device's usual latency (a moving average a context keeps), then sleeps.
 //

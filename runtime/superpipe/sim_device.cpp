@@ -176,7 +176,6 @@ int64_t carry_out(SimDevice* device, const Command& command, uint64_t io) {
     case Op::kRead: return sim_read(device, command, io);
     case Op::kWrite: return sim_write(device, command, io);
     case Op::kDiscard:
-      if (device->refusing_discard()) return -EOPNOTSUPP;
       if (at > size || command.length > size - at) return -EINVAL;
       memset(device->memory() + at, 0, command.length);
       return 0;

@@ -58,9 +58,6 @@ class SimDevice final : public Device {
     failing_reads_.store(reads, std::memory_order_release);
     failing_writes_.store(writes, std::memory_order_release);
   }
-  // From now on all discards end with -EOPNOTSUPP. Any thread.
-  void set_refusing_discard(bool refusing) { refusing_discard_.store(refusing, std::memory_order_relaxed); }
-  bool refusing_discard() const { return refusing_discard_.load(std::memory_order_relaxed); }
   bool failing(bool read) const { return (read ? failing_reads_ : failing_writes_).load(std::memory_order_acquire); }
   uint64_t next_io() { return next_io_.fetch_add(1, std::memory_order_relaxed); }
 
@@ -72,7 +69,7 @@ class SimDevice final : public Device {
   SimCounters counters_;
   std::atomic<uint64_t> next_io_{0};
   std::atomic<int> contexts_{0};
-  std::atomic<bool> failing_reads_{false}, failing_writes_{false}, refusing_discard_{false};
+  std::atomic<bool> failing_reads_{false}, failing_writes_{false};
   bool named_ = false;
 };
 

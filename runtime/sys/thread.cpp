@@ -153,11 +153,6 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
   return rc < 0 ? rc : 0;   // the stack of a thread that ends stays mapped, unless it is joined by thread_end
 }
 
-void thread_join(pthread_t thread) {
-  HostGuard guard;
-  pthread_join(thread, nullptr);
-}
-
 void thread_end(pthread_t thread) {
   HostGuard guard;
   pthread_attr_t attributes;

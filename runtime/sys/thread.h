@@ -22,7 +22,6 @@ struct ThreadSpec {
   std::atomic<uint32_t>* ended = nullptr;
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
-void thread_join(pthread_t thread);
 void thread_end(pthread_t thread);                    // joins, and gives back the stack that thread_start mapped
 void allow_fault_signals();                           // calling service thread: SIGSEGV and SIGBUS go to the program's handlers
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`shared_lun_test.py LUNAR STAMPED`: processes that share one formatted LUN (a file), stripes and a mirror. Each checks every page of its own.
+"""`shared_lun_test.py LUNAR STAMPED`: processes that share one formatted LUN (a file), and stripes. Each checks every page of its own.
 Some are killed: their space is taken back, that of the living is not; a daemon that forked twice and closed everything keeps its own.
 At the end the LUN checks clean and is empty."""
 import json
@@ -122,7 +122,6 @@ def composed(directory):
     first, second, third = (file_of(directory, name, 192) for name in ("a", "b", "c"))
     sound(start([first, second], 7, 48, 1), "on a stripe of two --lun")
     sound(start([f"stripe:{third};{file_of(directory, 'd', 192)}"], 8, 48, 1), "on a labelled stripe")
-    sound(start([f"mirror:{file_of(directory, 'e', 192)};{file_of(directory, 'f', 192)}"], 9, 48, 1), "on a mirror")
     created = lunar("create", f"{first}#cold", "--size", "144m", "--yes")
     if created.returncode != 0:
         raise SystemExit(f"FAIL: create: {created.stdout}")

@@ -72,7 +72,7 @@ inline std::string fresh() {
 }
 inline std::string named(const std::string& size, const std::string& name) { return "sim:" + size + ",name=" + name; }
 
-// Two files with space, and the URI of a device of them: "stripe:", "mirror:". Gone at the end, or at forget().
+// Two files with space, and the URI of a device of them. Gone at the end, or at forget().
 struct MemberFiles {
   std::string paths[2], uri;
   MemberFiles(const std::string& scheme, uint64_t bytes) : uri(scheme) {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Physical and virtual LUNs over stripes, mirrors and paths.
+// Physical and virtual LUNs over stripes and paths.
 #include <errno.h>
 
 #include "composite.hpp"
-#include "lun/mirror_device.h"
 
 using namespace lunar;
 using namespace composite;
 
-TEST_CASE("compose: virtual LUNs lie on a stripe, a mirror and paths as on any device, and are there again") {
+TEST_CASE("compose: virtual LUNs lie on a stripe, paths and a stripe of paths as on any device, and are there again") {
   const auto name = [] { return named("16m", fresh()); };
   const std::string twice = name();
-  for (const std::string& uri : {"stripe:" + name() + ";" + name(), "mirror:" + name() + ";" + name(), "paths:" + twice + ";" + twice + ",seed=2",
-                                 "mirror:(stripe:" + name() + ";" + name() + ");(stripe:" + name() + ";" + name() + ")"}) {
+  const std::string one = name(), other = name();
+  for (const std::string& uri : {"stripe:" + name() + ";" + name(), "paths:" + twice + ";" + twice + ",seed=2",
+                                 "stripe:(paths:" + one + ";" + one + ");(paths:" + other + ";" + other + ")"}) {
     INFO(uri);
     ErrorText why;
     std::vector<char> page(kPage, 'v');

@@ -50,7 +50,7 @@ std::vector<std::string> candidates() {
 // What was passed over when nobody named a device.
 struct Passed {
   std::vector<std::string> forbidden;   // this user may not look
-  unsigned members = 0;                 // parts of stripes and mirrors: only their URI makes sense of them
+  unsigned members = 0;                 // parts of stripes: only their URI makes sense of them
 };
 
 // Whether the head says that it is a physical LUN.
@@ -147,7 +147,7 @@ int lun_list(const LunLine& line) {
   if (all.empty()) puts("No device that carries Lunar's format was found.");
   else fputs(as_table(all).c_str(), stdout);
   if (passed.members)
-    printf("%u device%s of stripes or mirrors: lunar lun list stripe:URI;URI shows these\n", passed.members,
+    printf("%u device%s of stripes: lunar lun list stripe:URI;URI shows these\n", passed.members,
            passed.members == 1 ? " is a member" : "s are members");
   if (!passed.forbidden.empty()) {
     printf("Permission denied:");

@@ -166,7 +166,7 @@ std::vector<std::string> leaves_of(const std::string& uri) {
     if (c == '(' || c == ')') continue;
     if (c != ';') {
       leaf += c;
-      for (const char* scheme : {"stripe:", "mirror:", "paths:"}) {
+      for (const char* scheme : {"stripe:", "paths:"}) {
         if (leaf == scheme) leaf.clear();
       }
       continue;

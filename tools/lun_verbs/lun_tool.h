@@ -70,7 +70,7 @@ LunName split_lun(const std::string& uri);
 bool valid_lun_name(const std::string& name);
 // Splits, and refuses what has no #NAME (or has one, wanted = false). 0 or an exit code.
 int take_lun(const LunLine& line, const std::string& uri, bool wanted, LunName* out);
-// The devices a raw URI is made of: itself, or the members of stripe:, mirror:, paths:.
+// The devices a raw URI is made of: itself, or the members of stripe:, paths:.
 std::vector<std::string> leaves_of(const std::string& uri);
 // "file:/x,iopoll=on" -> "/x"; "" for sim:.
 std::string path_of_leaf(const std::string& leaf);

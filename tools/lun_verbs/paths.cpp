@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar lun paths: AIX's `lspath -F "name parent connection status"`, for paths:, and for the members of stripes and mirrors.
+// lunar lun paths: AIX's `lspath -F "name parent connection status"`, for paths:, and for the members of stripes.
 // Threading: one thread. Reads only. May not be used by runtime/ (it allocates).
 #include <cstdio>
 
