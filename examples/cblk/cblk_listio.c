@@ -53,13 +53,13 @@ static int write_all(chunk_id_t lun, unsigned char *data) {
 }
 
 static int read_all(chunk_id_t lun, unsigned char *data) {
-  cblk_io_t ios[COUNT], *list[COUNT], *done[COUNT];
-  int left = COUNT - WAITED, completed = left;
+  cblk_io_t ios[COUNT], *list[COUNT], copies[COUNT], *done[COUNT]; /* done: where completions are copied to */
+  int completed = COUNT - WAITED;
+  for (int i = 0; i < COUNT; ++i) done[i] = &copies[i];
   prepare(ios, list, data, CBLK_IO_TYPE_READ);
   if (cblk_listio(lun, list, COUNT, NULL, 0, list, WAITED, done, &completed, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) != 0)
     return fail("cblk_listio (reads)");
-  left -= completed;
-  while (left > 0) {
+  for (;;) {
     cblk_io_t *pending[COUNT], *first[1];
     int count = 0;
     for (int i = WAITED; i < COUNT; ++i) {
@@ -69,7 +69,6 @@ static int read_all(chunk_id_t lun, unsigned char *data) {
     first[0] = pending[0]; /* waits for the oldest, takes whatever else is done by then */
     completed = count;
     if (cblk_listio(lun, NULL, 0, pending, count, first, 1, done, &completed, 0, 0) != 0) return fail("cblk_listio (pending)");
-    left -= completed + 1;
   }
   return all_well(ios);
 }

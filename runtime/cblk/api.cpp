@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C calls on chunks: arguments in, errno out. What they do is chunk.h's business.
+// The C calls: arguments in, errno out. An id and a kind name a chunk or a group (Handle), which answers the call: a cblk_cg_ call is
+// on a group, and so is a plain one with a CBLK_GROUP_ flag.
 // Threading: any.
 #include <errno.h>
 #include <string.h>
 
-#include "cblk/chunk.h"
+#include "cblk/group.h"
 
 using namespace lunar;
 using namespace lunar::cblk;
@@ -21,23 +22,21 @@ namespace {
 
 class Use {
  public:
-  explicit Use(chunk_id_t id) : chunk_(static_cast<Chunk*>(table_acquire(id, Kind::kChunk))) {}
+  Use(int id, unsigned kinds) : handle_(table_acquire(id, kinds)) {}
   ~Use() {
-    if (chunk_) table_release(chunk_);
+    if (handle_) table_release(handle_);
   }
   Use(const Use&) = delete;
   Use& operator=(const Use&) = delete;
-  explicit operator bool() const { return chunk_ != nullptr; }
-  Chunk* operator->() const { return chunk_; }
-  Chunk* leave() {   // the use goes on without this object
-    Chunk* chunk = chunk_;
-    chunk_ = nullptr;
-    return chunk;
-  }
+  explicit operator bool() const { return handle_ != nullptr; }
+  Handle* operator->() const { return handle_; }
+  void leave() { handle_ = nullptr; }   // it is gone
 
  private:
-  Chunk* chunk_;
+  Handle* handle_;
 };
+
+Kind kind_of(int flags) { return flags & CBLK_GROUP_MASK ? kGroup : kChunk; }
 
 int answer(int64_t status, const char* call, int id) {
   if (status >= 0) return static_cast<int>(status);
@@ -46,32 +45,98 @@ int answer(int64_t status, const char* call, int id) {
   return -1;
 }
 
-int transfer(const char* call, Op op, chunk_id_t id, void* buffer, cflash_offset_t lba, size_t blocks) {
-  Use chunk(id);
-  if (!chunk) return answer(-EINVAL, call, id);
+Io make_io(Op op, void* buffer, cflash_offset_t lba, size_t blocks) {
   Io io;
   io.op = op;
   io.buffer = static_cast<char*>(buffer);
   io.lba = lba;
   io.blocks = blocks;
-  return answer(chunk->transfer(&io), call, id);
+  return io;
 }
 
-int issue(const char* call, Op op, chunk_id_t id, void* buffer, cflash_offset_t lba, size_t blocks, int* tag,
+int transfer(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offset_t lba, size_t blocks) {
+  Use handle(id, kind);
+  if (!handle) return answer(-EINVAL, call, id);
+  Io io = make_io(op, buffer, lba, blocks);
+  return answer(handle->transfer(&io), call, id);
+}
+
+int issue(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offset_t lba, size_t blocks, cflsh_cg_tag_t* tag,
           cblk_arw_status_t* status, int flags) {
-  Use chunk(id);
+  Use handle(id, kind);
   const bool with_status = (flags & CBLK_ARW_USER_STATUS_FLAG) != 0;
-  if (!chunk || !tag || (with_status && !status)) return answer(-EINVAL, call, id);
-  Io io;
-  io.op = op;
-  io.buffer = static_cast<char*>(buffer);
-  io.lba = lba;
-  io.blocks = blocks;
+  if (!handle || !tag || (with_status && !status)) return answer(-EINVAL, call, id);
+  Io io = make_io(op, buffer, lba, blocks);
   io.status = with_status ? status : nullptr;
   io.has_user_tag = (flags & CBLK_ARW_USER_TAG_FLAG) != 0;
-  io.user_tag = io.has_user_tag ? *tag : 0;
+  io.user_tag = io.has_user_tag ? tag->tag : 0;
   io.wait_for_command = (flags & CBLK_ARW_WAIT_CMD_FLAGS) != 0;
-  return answer(chunk->issue(&io, tag), call, id);
+  return answer(handle->issue(&io, tag), call, id);
+}
+
+// A chunk's: a tag alone would not say which chunk of a group.
+int issue(const char* call, Op op, chunk_id_t id, void* buffer, cflash_offset_t lba, size_t blocks, int* tag,
+          cblk_arw_status_t* status, int flags) {
+  if (!tag || (flags & CBLK_GROUP_MASK)) return answer(-EINVAL, call, id);
+  cflsh_cg_tag_t one = {id, *tag};
+  const int result = issue(call, op, kChunk, id, buffer, lba, blocks, &one, status, flags);
+  *tag = one.tag;
+  return result;
+}
+
+int result(const char* call, unsigned kinds, int id, cflsh_cg_tag_t* tag, uint64_t* status, int flags) {
+  Use handle(id, kinds);
+  if (!handle || !tag || !status) return answer(-EINVAL, call, id);
+  const int64_t blocks = handle->result(tag, flags);
+  *status = blocks > 0 ? static_cast<uint64_t>(blocks) : 0;
+  return answer(blocks, call, id);
+}
+
+int close(Kind kind, int id, int flags) {
+  Use handle(id, kind);
+  if (!handle) return answer(-EINVAL, "close", id);
+  const int status = handle->close(flags);
+  if (status == 0) handle.leave();
+  return answer(status, "close", id);
+}
+
+int get_lun_size(Kind kind, int id, size_t* nblocks) {
+  Use handle(id, kind);
+  if (!nblocks) return answer(-EINVAL, "get_lun_size", id);
+  if (!handle) return answer(kind == kGroup ? -ENODEV : -EINVAL, "get_lun_size", id);   // as IBM's does, in this call alone
+  *nblocks = handle->lun_blocks();
+  return 0;
+}
+
+int get_size(Kind kind, int id, size_t* nblocks) {
+  Use handle(id, kind);
+  if (!handle || !nblocks) return answer(-EINVAL, "get_size", id);
+  *nblocks = handle->size_blocks();
+  return 0;
+}
+
+int set_size(Kind kind, int id, size_t nblocks, int flags) {
+  Use handle(id, kind);
+  return answer(handle ? handle->set_size(nblocks, flags) : -EINVAL, "set_size", id);
+}
+
+int get_stats(Kind kind, int id, chunk_stats_t* stats) {
+  Use handle(id, kind);
+  if (!handle || !stats) return answer(-EINVAL, "get_stats", id);
+  handle->stats(stats);
+  return 0;
+}
+
+int get_attrs(Kind kind, int id, chunk_attrs_t* attrs) {
+  Use handle(id, kind);
+  if (!handle || !attrs) return answer(-EINVAL, "get_attrs", id);
+  handle->attributes(attrs);
+  return 0;
+}
+
+int clone_after_fork(Kind kind, int id, int mode) {
+  Use handle(id, kind);
+  return answer(handle ? handle->clone_after_fork(mode) : -EINVAL, "clone_after_fork", id);
 }
 
 }  // namespace
@@ -79,7 +144,21 @@ int issue(const char* call, Op op, chunk_id_t id, void* buffer, cflash_offset_t 
 CBLK_API int cblk_init(void*, uint64_t) { return 0; }
 CBLK_API int cblk_term(void*, uint64_t) { return 0; }
 
-CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, chunk_ext_arg_t, int flags) {
+// ---- open ----
+
+CBLK_API chunk_cg_id_t cblk_cg_open(const char* path, int max_num_requests, int mode, int num_chunks, chunk_ext_arg_t, int flags) {
+  Group* group = nullptr;
+  Chunk::Options options;
+  options.path = path;
+  options.requests = max_num_requests;
+  options.mode = mode;
+  options.flags = flags;
+  const int status = Group::open(options, num_chunks, &group);
+  return status < 0 ? answer(status, "open", 0) : group->id;
+}
+
+CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags) {
+  if (flags & CBLK_OPN_GROUP) return cblk_cg_open(path, max_num_requests, mode, static_cast<int>(ext), ext, flags & ~CBLK_OPN_GROUP);
   Chunk* chunk = nullptr;
   Chunk::Options options;
   options.path = path;
@@ -90,55 +169,29 @@ CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, 
   return status < 0 ? answer(status, "open", 0) : chunk->id;
 }
 
-CBLK_API int cblk_close(chunk_id_t id, int flags) {
-  Use chunk(id);
-  if (!chunk) return answer(-EINVAL, "close", id);
-  const int status = chunk->close(flags);
-  if (status == 0) (void)chunk.leave();   // it is gone
-  return answer(status, "close", id);
+CBLK_API int cblk_cg_get_num_chunks(chunk_cg_id_t id, int) {
+  Use group(id, kGroup);
+  return answer(group ? static_cast<Group*>(group.operator->())->chunks() : -EINVAL, "get_num_chunks", id);
 }
 
-CBLK_API int cblk_get_lun_size(chunk_id_t id, size_t* nblocks, int) {
-  Use chunk(id);
-  if (!chunk || !nblocks) return answer(-EINVAL, "get_lun_size", id);
-  *nblocks = chunk->lun_blocks();
-  return 0;
-}
+// ---- chunks, and groups with a flag ----
 
-CBLK_API int cblk_get_size(chunk_id_t id, size_t* nblocks, int) {
-  Use chunk(id);
-  if (!chunk || !nblocks) return answer(-EINVAL, "get_size", id);
-  *nblocks = chunk->size_blocks();
-  return 0;
-}
+CBLK_API int cblk_close(chunk_id_t id, int flags) { return close(kind_of(flags), id, flags); }
+CBLK_API int cblk_get_lun_size(chunk_id_t id, size_t* nblocks, int flags) { return get_lun_size(kind_of(flags), id, nblocks); }
+CBLK_API int cblk_get_size(chunk_id_t id, size_t* nblocks, int flags) { return get_size(kind_of(flags), id, nblocks); }
+CBLK_API int cblk_set_size(chunk_id_t id, size_t nblocks, int flags) { return set_size(kind_of(flags), id, nblocks, flags); }
+CBLK_API int cblk_get_stats(chunk_id_t id, chunk_stats_t* stats, int flags) { return get_stats(kind_of(flags), id, stats); }
+CBLK_API int cblk_get_attrs(chunk_id_t id, chunk_attrs_t* attrs, int flags) { return get_attrs(kind_of(flags), id, attrs); }
+CBLK_API int cblk_clone_after_fork(chunk_id_t id, int mode, int flags) { return clone_after_fork(kind_of(flags), id, mode); }
 
-CBLK_API int cblk_set_size(chunk_id_t id, size_t nblocks, int flags) {
-  Use chunk(id);
-  return answer(chunk ? chunk->set_size(nblocks, flags) : -EINVAL, "set_size", id);
+CBLK_API int cblk_read(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int flags) {
+  return transfer("read", Op::kRead, kind_of(flags), id, buf, lba, nblocks);
 }
-
-CBLK_API int cblk_get_stats(chunk_id_t id, chunk_stats_t* stats, int) {
-  Use chunk(id);
-  if (!chunk || !stats) return answer(-EINVAL, "get_stats", id);
-  chunk->stats(stats);
-  return 0;
+CBLK_API int cblk_write(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int flags) {
+  return transfer("write", Op::kWrite, kind_of(flags), id, buf, lba, nblocks);
 }
-
-CBLK_API int cblk_get_attrs(chunk_id_t id, chunk_attrs_t* attrs, int) {
-  Use chunk(id);
-  if (!chunk || !attrs) return answer(-EINVAL, "get_attrs", id);
-  chunk->attributes(attrs);
-  return 0;
-}
-
-CBLK_API int cblk_read(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int) {
-  return transfer("read", Op::kRead, id, buf, lba, nblocks);
-}
-CBLK_API int cblk_write(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int) {
-  return transfer("write", Op::kWrite, id, buf, lba, nblocks);
-}
-CBLK_API int cblk_unmap(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int) {
-  return transfer("unmap", Op::kDiscard, id, buf, lba, nblocks);
+CBLK_API int cblk_unmap(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int flags) {
+  return transfer("unmap", Op::kDiscard, kind_of(flags), id, buf, lba, nblocks);
 }
 
 CBLK_API int cblk_aread(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int* tag, cblk_arw_status_t* status,
@@ -155,22 +208,55 @@ CBLK_API int cblk_aunmap(chunk_id_t id, void* buf, cflash_offset_t lba, size_t n
 }
 
 CBLK_API int cblk_aresult(chunk_id_t id, int* tag, uint64_t* status, int flags) {
-  Use chunk(id);
-  if (!chunk || !tag) return answer(-EINVAL, "aresult", id);
-  const int64_t blocks = chunk->result(tag, flags, chunk->result_deadline());
-  if (status) *status = blocks > 0 ? static_cast<uint64_t>(blocks) : 0;
-  return answer(blocks, "aresult", id);
+  if (!tag || (flags & CBLK_GROUP_MASK)) return answer(-EINVAL, "aresult", id);
+  cflsh_cg_tag_t one = {id, *tag};
+  const int blocks = result("aresult", kChunk | kMember, id, &one, status, flags);
+  *tag = one.tag;
+  return blocks;
 }
 
 CBLK_API int cblk_listio(chunk_id_t id, cblk_io_t* issue_list[], int nissue, cblk_io_t* pending[], int npending,
                          cblk_io_t* wait[], int nwait, cblk_io_t* completion[], int* ncompletion, uint64_t timeout_us,
                          int flags) {
-  Use chunk(id);
-  return answer(chunk ? chunk->list(issue_list, nissue, pending, npending, wait, nwait, completion, ncompletion, timeout_us, flags)
-                      : -EINVAL, "listio", id);
+  Use handle(id, kChunk);
+  if (!handle) return answer(-EINVAL, "listio", id);
+  auto* chunk = static_cast<Chunk*>(handle.operator->());
+  return answer(chunk->list(issue_list, nissue, pending, npending, wait, nwait, completion, ncompletion, timeout_us, flags), "listio", id);
 }
 
-CBLK_API int cblk_clone_after_fork(chunk_id_t id, int mode, int) {
-  Use chunk(id);
-  return answer(chunk ? chunk->clone_after_fork(mode) : -EINVAL, "clone_after_fork", id);
+// ---- groups ----
+
+CBLK_API int cblk_cg_close(chunk_cg_id_t id, int flags) { return close(kGroup, id, flags); }
+CBLK_API int cblk_cg_get_lun_size(chunk_cg_id_t id, size_t* nblocks, int) { return get_lun_size(kGroup, id, nblocks); }
+CBLK_API int cblk_cg_get_size(chunk_cg_id_t id, size_t* nblocks, int) { return get_size(kGroup, id, nblocks); }
+CBLK_API int cblk_cg_set_size(chunk_cg_id_t id, size_t nblocks, int flags) { return set_size(kGroup, id, nblocks, flags); }
+CBLK_API int cblk_cg_get_stats(chunk_cg_id_t id, chunk_stats_t* stats, int) { return get_stats(kGroup, id, stats); }
+CBLK_API int cblk_cg_get_attrs(chunk_cg_id_t id, chunk_attrs_t* attrs, int) { return get_attrs(kGroup, id, attrs); }
+CBLK_API int cblk_cg_clone_after_fork(chunk_cg_id_t id, int mode, int) { return clone_after_fork(kGroup, id, mode); }
+
+CBLK_API int cblk_cg_read(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int) {
+  return transfer("cg_read", Op::kRead, kGroup, id, buf, lba, nblocks);
+}
+CBLK_API int cblk_cg_write(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int) {
+  return transfer("cg_write", Op::kWrite, kGroup, id, buf, lba, nblocks);
+}
+CBLK_API int cblk_cg_unmap(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int) {
+  return transfer("cg_unmap", Op::kDiscard, kGroup, id, buf, lba, nblocks);
+}
+
+CBLK_API int cblk_cg_aread(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, cflsh_cg_tag_t* tag,
+                           cblk_arw_status_t* status, int flags) {
+  return issue("cg_aread", Op::kRead, kGroup, id, buf, lba, nblocks, tag, status, flags);
+}
+CBLK_API int cblk_cg_awrite(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, cflsh_cg_tag_t* tag,
+                            cblk_arw_status_t* status, int flags) {
+  return issue("cg_awrite", Op::kWrite, kGroup, id, buf, lba, nblocks, tag, status, flags);
+}
+CBLK_API int cblk_cg_aunmap(chunk_cg_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, cflsh_cg_tag_t* tag,
+                            cblk_arw_status_t* status, int flags) {
+  return issue("cg_aunmap", Op::kDiscard, kGroup, id, buf, lba, nblocks, tag, status, flags);
+}
+
+CBLK_API int cblk_cg_aresult(chunk_cg_id_t id, cflsh_cg_tag_t* tag, uint64_t* status, int flags) {
+  return result("cg_aresult", kGroup, id, tag, status, flags);
 }

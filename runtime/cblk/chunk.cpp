@@ -27,6 +27,7 @@ constexpr uint64_t kScrubBlocks = 4096;
 
 int Chunk::open(const Options& options, Chunk** out) {
   if (!options.path || !*options.path || (options.mode & O_ACCMODE) == O_ACCMODE) return -EINVAL;
+  if ((options.flags & CBLK_OPN_MPIO_FO) && (options.flags & (CBLK_OPN_RESERVE | CBLK_OPN_FORCED_RESERVE))) return -EINVAL;
   if (options.requests > kRequestsMax) return -ENOMEM;
   if (const int status = fork_handlers_install(); status < 0) return status;
   trace_open();
@@ -58,7 +59,7 @@ int Chunk::open(const Options& options, Chunk** out) {
     chunk->find_limits(environment);
     status = chunk->bounces_.open();
   }
-  // Chunks of a group lie on one LUN, or hold every n-th block of one: a cache each would tell of the others' past.
+  // Chunks of a group may lie on one LUN: a cache each would tell of the others' past.
   if (status == 0 && options.kind == Kind::kChunk) status = chunk->cache_.open(environment.cache_blocks);
   if (status == 0) status = chunk->attach();
   if (status == 0) status = table_add(chunk);
@@ -73,37 +74,18 @@ int Chunk::open_one(const char* path, Device** out, ErrorText* why) {
   if (flags_ & CBLK_OPN_VIRT_LUN) {
     VirtualLun* lun = nullptr;
     const int status = open_virtual(path, &lun, why);
-    if (status == 0) *out = virtual_[virtual_count_++] = lun;
+    if (status == 0) *out = virtual_ = lun;
     return status;
   }
   const bool forced = (flags_ & CBLK_OPN_FORCED_RESERVE) != 0;
   return open_whole(path, access_ == O_RDONLY, forced || (flags_ & CBLK_OPN_RESERVE) != 0, forced, out, why);
 }
 
-int Chunk::open_raid0(const char* path, ErrorText* why) {
-  auto* names = static_cast<char(*)[kPathBytes]>(map_private(kDevicesMax * kPathBytes, ForkPolicy::kInherit));
-  if (!names) return -ENOMEM;
-  Device* devices[kDevicesMax] = {};
-  const int count = split_devices(path, names, kDevicesMax);
-  int status = count == 1 ? -EINVAL : count;
-  for (int i = 0; i < count && status >= 0; ++i) status = open_one(names[i], &devices[i], why);
-  if (status >= 0) {
-    status = stripe_blocks(path, devices, static_cast<unsigned>(count), &device_, why);   // takes them over
-    device_count_ = static_cast<unsigned>(count);
-  } else {
-    for (Device* device : devices) device_close(device);
-  }
-  unmap_private(names, kDevicesMax * kPathBytes);
-  return status;
-}
-
 int Chunk::open_device(const Options& options) {
   ErrorText why;
   int status = 0;
   char* uri = nullptr;
-  if (options.raid0) {
-    status = open_raid0(options.path, &why);
-  } else if (flags_ & CBLK_OPN_MPIO_FO) {
+  if (flags_ & CBLK_OPN_MPIO_FO) {
     uri = static_cast<char*>(map_private(kDevicesMax * kPathBytes, ForkPolicy::kInherit));
     status = uri ? paths_uri(options.path, uri, kDevicesMax * kPathBytes) : -ENOMEM;
     if (status == 0) status = open_one(uri, &device_, &why);
@@ -119,16 +101,14 @@ void Chunk::find_limits(const Environment& environment) {
   const Capabilities capabilities = device_->capabilities();
   can_unmap_ = capabilities.discard;
   buffer_align_ = capabilities.memory_align ? capabilities.memory_align : 1;
-  if (virtual_count_) {
+  if (virtual_) {
     transfer_blocks_max_ = 1;
-    for (unsigned i = 0; i < virtual_count_; ++i) lun_blocks_ += virtual_[i]->physical().device()->size_bytes() / kBlockBytes;
+    lun_blocks_ = virtual_->physical().device()->size_bytes() / kBlockBytes;
     return;
   }
   lun_blocks_ = device_->size_bytes() / kBlockBytes;
   const uint64_t carries = capabilities.transfer_bytes_max / kBlockBytes;
   if (carries && carries < transfer_blocks_max_) transfer_blocks_max_ = carries;
-  // Each member of a RAID 0 takes a vector of 256 pieces.
-  if (device_count_ > 1 && transfer_blocks_max_ > 256 * device_count_) transfer_blocks_max_ = 256 * device_count_;
   if (environment.transfer_blocks_max && environment.transfer_blocks_max < transfer_blocks_max_)
     transfer_blocks_max_ = environment.transfer_blocks_max;
   if (environment.size_blocks && environment.size_blocks < lun_blocks_) lun_blocks_ = environment.size_blocks;
@@ -152,14 +132,14 @@ void Chunk::destroy() {
   unmap_private(this, mapping_bytes_);
 }
 
-// No new commands; true when none is under way any more. False (deadline, or another thread closes): see reopen().
+// No new commands; true when none is under way any more and every result is fetched. False (deadline): see reopen().
 bool Chunk::drain(uint64_t deadline_ns) {
   lock_.lock();
   closing_ = true;
   signal_all(Waiter::kFree);
   Waiter waiter;
   waiter.kind = Waiter::kIdle;
-  const int status = wait_until(&waiter, deadline_ns, [this] { return in_ring_ == 0 && backlog_count_ == 0; });
+  const int status = wait_until(&waiter, deadline_ns, [this] { return in_ring_ == 0 && backlog_count_ == 0 && fetchable_ == 0; });
   unlock();
   return status == 0;
 }
@@ -187,7 +167,7 @@ int Chunk::close(int flags) {
 void Chunk::end(int flags) {
   registry_remove(this);
   stop_completer();
-  const bool asked = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_count_;
+  const bool asked = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_;
   const bool shared = shared_by_fork_.load(std::memory_order_relaxed);   // the data may be in use yet
   if (asked && !shared) (void)scrub(0, size_blocks());
   trace_at(kTraceCalls, "close %d%s", id, asked && shared ? ": not scrubbed, a fork shared it" : "");
@@ -221,44 +201,15 @@ int Chunk::scrub(uint64_t from, uint64_t to) {
   return status < 0 ? static_cast<int>(status) : 0;
 }
 
-// All virtual LUNs of the chunk, or none of them.
-int Chunk::resize(uint64_t blocks, ErrorText* why) {
-  const uint64_t bytes = (blocks + virtual_count_ - 1) / virtual_count_ * kBlockBytes;
-  const uint64_t before = virtual_[0]->used_bytes();
-  int status = 0;
-  for (unsigned i = 0; i < virtual_count_ && status == 0; ++i) {
-    status = virtual_[i]->set_size(bytes, why);
-    ErrorText ignored;
-    for (unsigned j = i; status < 0 && j-- > 0;) (void)virtual_[j]->set_size(before, &ignored);
-  }
-  return status;
-}
-
-// What the virtual LUNs hold now. A size that was rounded up over the members of a RAID 0 stands.
-uint64_t Chunk::found_blocks() const {
-  uint64_t least = kForever;
-  for (unsigned i = 0; i < virtual_count_; ++i) {
-    const uint64_t blocks = virtual_[i]->used_bytes() / kBlockBytes;
-    if (blocks < least) least = blocks;
-  }
-  const uint64_t known = size_blocks();
-  return (known + virtual_count_ - 1) / virtual_count_ == least ? known : least * virtual_count_;
-}
-
 int Chunk::set_size(uint64_t blocks, int flags) {
-  if (!virtual_count_ || inherited_.load(std::memory_order_relaxed)) return -EINVAL;
+  if (!virtual_ || inherited_.load(std::memory_order_relaxed)) return -EINVAL;
   sys::Locked guard(resize_);
   const uint64_t now = size_blocks();
   ErrorText why;
   if (blocks == UINT64_MAX) {
-    uint64_t least = kForever;
-    for (unsigned i = 0; i < virtual_count_; ++i) {
-      const uint64_t remains = (virtual_[i]->used_bytes() + virtual_[i]->remaining_bytes()) / kBlockBytes;
-      if (remains < least) least = remains;
-    }
-    blocks = least * virtual_count_;
+    blocks = (virtual_->used_bytes() + virtual_->remaining_bytes()) / kBlockBytes;
   }
-  if (blocks > kForever / kBlockBytes) return -ENOMEM;
+  if (blocks > lun_blocks_) return -EINVAL;
   if (blocks < now) {
     size_blocks_.exchange(blocks);   // no new I/O beyond; then none may be under way
     if (!quiet()) {
@@ -273,7 +224,7 @@ int Chunk::set_size(uint64_t blocks, int flags) {
       }
     }
   }
-  const int status = resize(blocks, &why);
+  const int status = virtual_->set_size(blocks * kBlockBytes, &why);
   size_blocks_.store(status < 0 ? now : blocks);
   trace_at(status < 0 ? kTraceFailures : kTraceCalls, "set_size %d %llu: %d %s", id, static_cast<unsigned long long>(blocks), status,
            status < 0 ? why.text : "");
@@ -301,10 +252,12 @@ int Chunk::clone_after_fork(int mode) {
   const bool busy = inherited ? active_at_fork_ : !forked_ && (in_ring_ + backlog_count_ != 0 || fetchable_ != 0);
   int status = busy ? -EBUSY : 0;
   if (!busy && inherited) {
-    for (unsigned i = 0; i < virtual_count_ && status == 0; ++i) status = virtual_[i]->refresh();
-    if (status == 0) size_blocks_.store(found_blocks(), std::memory_order_release);   // another sharer may have resized it
-    if (status == 0) access_ = access;
-    if (status == 0) inherited_.store(false, std::memory_order_relaxed);
+    status = virtual_->refresh();
+    if (status == 0) {
+      size_blocks_.store(virtual_->used_bytes() / kBlockBytes, std::memory_order_release);   // another sharer may have resized it
+      access_ = access;
+      inherited_.store(false, std::memory_order_relaxed);
+    }
   }
   unlock();
   return status;

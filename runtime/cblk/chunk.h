@@ -50,6 +50,8 @@ struct Io {
   bool has_user_tag = false;
   bool wait_for_command = false;
   uint64_t wait_deadline_ns = UINT64_MAX;   // for that: it waits as long as usual, but not beyond
+  const iovec* parts = nullptr;             // of a blocking read or write: where the blocks lie, instead of from `buffer` on
+  uint32_t part_count = 0;
   cblk_arw_status_t* status = nullptr;   // to be filled in the background
   // Made by prepare().
   Bounce bounce;
@@ -75,16 +77,20 @@ void fill_status(cblk_arw_status_t* status, int64_t blocks);   // blocks or -err
 struct Entry {
   enum State : uint8_t { kFree, kActive, kDone };
   std::atomic<uint8_t> state{kFree};
-  bool left_status = false;         // its last life ended in a status of the caller's: ENOMSG
   uint32_t life = 0;
   uint32_t next = kNone;            // free stack or backlog
-  uint32_t newer = kNone, older = kNone;   // fetchable commands in the order of issue
+  uint32_t newer = kNone, older = kNone;   // in a Line
   uint32_t same_hash = kNone;       // user tags
   iovec part{};
   uint64_t sequence = 0;
   int64_t result = 0;               // blocks or -errno
   struct Waiter* waiters = nullptr; // for this one
   Io io;
+};
+
+// Fetchable commands in the order of their issue: those under way, and those that are done.
+struct Line {
+  uint32_t oldest = kNone, newest = kNone;
 };
 
 // A thread that sleeps until somebody changed something. Lives on its stack.
@@ -103,38 +109,36 @@ struct Waiter {
 class Chunk final : public Handle {
  public:
   struct Options {
-    const char* path = nullptr;     // or d1:d2:.. of a RAID 0
+    const char* path = nullptr;
     int requests = 0;
     int mode = 0;
     int flags = 0;
     Kind kind = Kind::kChunk;
-    bool raid0 = false;
     std::atomic<uint64_t>* sequence = nullptr;   // the group's
   };
   // 0 or -errno. The chunk is in the table.
   [[nodiscard]] static int open(const Options& options, Chunk** out);
-  // Ends it (close of cblk_close): 0, or -EBUSY and it lives on. On 0 the object is gone. pre: the caller uses it.
-  [[nodiscard]] int close(int flags);
+  // -EBUSY: commands are under way, or results not fetched; it lives on.
+  [[nodiscard]] int close(int flags) override;
   // Its steps, for groups.
   bool drain(uint64_t deadline_ns);
   void reopen();
   void end(int flags);
 
-  [[nodiscard]] int set_size(uint64_t blocks, int flags);
-  uint64_t size_blocks() const { return size_blocks_.load(std::memory_order_acquire); }
-  uint64_t lun_blocks() const { return lun_blocks_; }
+  [[nodiscard]] int set_size(uint64_t blocks, int flags) override;
+  uint64_t size_blocks() const override { return size_blocks_.load(std::memory_order_acquire); }
+  uint64_t lun_blocks() const override { return lun_blocks_; }
   uint64_t transfer_blocks_max() const { return transfer_blocks_max_; }
-  bool is_virtual() const { return virtual_count_ != 0; }
-  unsigned device_count() const { return device_count_; }
-  void stats(chunk_stats_t* out);
-  void attributes(chunk_attrs_t* out);
-  [[nodiscard]] int clone_after_fork(int mode);
+  uint32_t buffer_align() const { return buffer_align_; }
+  bool is_virtual() const { return virtual_ != nullptr; }
+  void stats(chunk_stats_t* out) override;
+  void attributes(chunk_attrs_t* out) override;
+  [[nodiscard]] int clone_after_fork(int mode) override;
 
-  // Blocks moved, or -errno.
-  [[nodiscard]] int64_t transfer(Io* io);
-  // 0: issued (*tag set unless it is the caller's); > 0 done already; -errno.
-  [[nodiscard]] int64_t issue(Io* io, int* tag);
-  // > 0 blocks; 0 not done; -errno. Blocking: until the deadline, then -ETIMEDOUT.
+  [[nodiscard]] int64_t transfer(Io* io) override;
+  [[nodiscard]] int64_t issue(Io* io, cflsh_cg_tag_t* tag) override;
+  [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override { return result(&tag->tag, flags, result_deadline()); }
+  // The same, until the deadline, then -ETIMEDOUT.
   [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns);
   uint64_t result_deadline() const;         // by CFLSH_BLK_TIMEOUT
   [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
@@ -156,7 +160,7 @@ class Chunk final : public Handle {
   // fork.cpp; pre of all three: the registry's lock is held.
   void before_fork() { lock_.lock(); }
   void after_fork_in_parent() {
-    shared_by_fork_.store(virtual_count_ != 0, std::memory_order_relaxed);
+    shared_by_fork_.store(is_virtual(), std::memory_order_relaxed);
     lock_.unlock();
   }
   void after_fork_in_child();
@@ -166,9 +170,6 @@ class Chunk final : public Handle {
   // chunk.cpp
   int open_device(const Options& options);
   int open_one(const char* path, Device** out, ErrorText* why);
-  int open_raid0(const char* path, ErrorText* why);
-  int resize(uint64_t blocks, ErrorText* why);
-  uint64_t found_blocks() const;
   void find_limits(const Environment& environment);
   void destroy();
   int attach();
@@ -179,8 +180,10 @@ class Chunk final : public Handle {
   void give_free(uint32_t index);
   void enter_fetchable(uint32_t index);
   void leave_fetchable(uint32_t index);
-  uint32_t find_tag(int tag, bool user, bool* left_status) const;
-  uint32_t oldest(Entry::State state) const;
+  int find_tag(int tag, bool user, uint32_t* index) const;
+  void enter(Line* line, uint32_t index);
+  void leave(Line* line, uint32_t index);
+  void move_to_done(uint32_t index);
   void reset_commands();
   // issue.cpp
   int64_t prepare(Io* io);
@@ -219,10 +222,8 @@ class Chunk final : public Handle {
   friend class ListRun;
 
   Device* device_ = nullptr;
-  VirtualLun* virtual_[kDevicesMax] = {};   // device_, when it is one, or what it is a stripe of
-  unsigned virtual_count_ = 0;
+  VirtualLun* virtual_ = nullptr;   // device_, when it is one
   Context* context_ = nullptr;      // attached by the first asynchronous command
-  unsigned device_count_ = 1;       // of a RAID 0
   int access_ = 0;                  // O_RDONLY, O_WRONLY, O_RDWR
   int flags_ = 0;
   bool can_unmap_ = false;
@@ -252,7 +253,7 @@ class Chunk final : public Handle {
   uint32_t depth_ = 0;              // of the ring
   uint32_t free_ = kNone;
   uint32_t backlog_first_ = kNone, backlog_last_ = kNone, backlog_count_ = 0;
-  uint32_t oldest_ = kNone, newest_ = kNone;   // fetchable
+  Line active_line_, done_line_;    // fetchable
   uint32_t* hash_ = nullptr;        // user tags: hash_mask_ + 1 chains
   uint32_t hash_mask_ = 0;
   uint32_t in_ring_ = 0;            // handed to the context, not yet finished

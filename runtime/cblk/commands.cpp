@@ -21,7 +21,8 @@ void Chunk::reset_commands() {
     free_ = i;
   }
   for (uint32_t i = 0; i <= hash_mask_; ++i) hash_[i] = kNone;
-  backlog_first_ = backlog_last_ = oldest_ = newest_ = kNone;
+  backlog_first_ = backlog_last_ = kNone;
+  active_line_ = done_line_ = {};
   backlog_count_ = in_ring_ = fetchable_ = done_ = 0;
   background_.store(0, std::memory_order_relaxed);
 }
@@ -44,13 +45,25 @@ void Chunk::give_free(uint32_t index) {
   signal_one(Waiter::kFree);
 }
 
+void Chunk::enter(Line* line, uint32_t index) {
+  Entry& entry = entries_[index];
+  uint32_t older = line->newest;   // nearly always the right place
+  while (older != kNone && entries_[older].sequence > entry.sequence) older = entries_[older].older;
+  entry.older = older;
+  entry.newer = older == kNone ? line->oldest : entries_[older].newer;
+  (entry.older == kNone ? line->oldest : entries_[entry.older].newer) = index;
+  (entry.newer == kNone ? line->newest : entries_[entry.newer].older) = index;
+}
+
+void Chunk::leave(Line* line, uint32_t index) {
+  const Entry& entry = entries_[index];
+  (entry.older == kNone ? line->oldest : entries_[entry.older].newer) = entry.newer;
+  (entry.newer == kNone ? line->newest : entries_[entry.newer].older) = entry.older;
+}
+
 void Chunk::enter_fetchable(uint32_t index) {
   Entry& entry = entries_[index];
-  entry.newer = kNone;
-  entry.older = newest_;
-  if (newest_ != kNone) entries_[newest_].newer = index;
-  else oldest_ = index;
-  newest_ = index;
+  enter(&active_line_, index);
   ++fetchable_;
   if (!entry.io.has_user_tag) return;
   entry.same_hash = kNone;
@@ -59,12 +72,18 @@ void Chunk::enter_fetchable(uint32_t index) {
   *place = index;
 }
 
+void Chunk::move_to_done(uint32_t index) {
+  leave(&active_line_, index);
+  enter(&done_line_, index);
+  entries_[index].state.store(Entry::kDone, std::memory_order_release);
+  ++done_;
+}
+
+// pre: it is done.
 void Chunk::leave_fetchable(uint32_t index) {
   Entry& entry = entries_[index];
-  if (entry.older != kNone) entries_[entry.older].newer = entry.newer;
-  else oldest_ = entry.newer;
-  if (entry.newer != kNone) entries_[entry.newer].older = entry.older;
-  else newest_ = entry.older;
+  leave(&done_line_, index);
+  --done_;
   --fetchable_;
   if (!entry.io.has_user_tag) return;
   uint32_t* place = &hash_[hash_of(entry.io.user_tag) & hash_mask_];
@@ -72,33 +91,27 @@ void Chunk::leave_fetchable(uint32_t index) {
   *place = entry.same_hash;
 }
 
-uint32_t Chunk::oldest(Entry::State state) const {
-  for (uint32_t i = oldest_; i != kNone; i = entries_[i].newer) {
-    if (entries_[i].state.load(std::memory_order_relaxed) == state) return i;
-  }
-  return kNone;
-}
-
-// The command a tag means, or kNone; then *left_status: it was one whose status went to the caller's structure.
-uint32_t Chunk::find_tag(int tag, bool user, bool* left_status) const {
-  *left_status = false;
+// The command a tag means: 0; -ENOMSG: it is free; -EINVAL: no such tag.
+int Chunk::find_tag(int tag, bool user, uint32_t* index) const {
   if (!user) {
-    if (tag < 0 || static_cast<uint32_t>(tag) >= entry_count_) return kNone;
+    if (tag < 0 || static_cast<uint32_t>(tag) >= entry_count_) return -EINVAL;
     const Entry& entry = entries_[tag];
-    const bool free = entry.state.load(std::memory_order_relaxed) == Entry::kFree;
-    *left_status = free && entry.left_status && !entry.io.has_user_tag;
-    return free || entry.io.has_user_tag ? kNone : static_cast<uint32_t>(tag);
+    if (entry.state.load(std::memory_order_relaxed) == Entry::kFree) return -ENOMSG;
+    *index = static_cast<uint32_t>(tag);
+    return entry.io.has_user_tag ? -EINVAL : 0;
   }
   for (uint32_t i = hash_[hash_of(tag) & hash_mask_]; i != kNone; i = entries_[i].same_hash) {
-    if (entries_[i].io.user_tag == tag) return i;
+    if (entries_[i].io.user_tag != tag) continue;
+    *index = i;
+    return 0;
   }
   for (uint32_t i = 0; i < entry_count_; ++i) {   // an error, or one that is under way with a status: it may take its time
     const Entry& entry = entries_[i];
-    if (!entry.io.has_user_tag || entry.io.user_tag != tag) continue;
-    if (entry.state.load(std::memory_order_relaxed) != Entry::kFree) return i;
-    if (entry.left_status) *left_status = true;
+    if (!entry.io.has_user_tag || entry.io.user_tag != tag || entry.state.load(std::memory_order_relaxed) == Entry::kFree) continue;
+    *index = i;
+    return 0;
   }
-  return kNone;
+  return -EINVAL;
 }
 
 }  // namespace lunar::cblk

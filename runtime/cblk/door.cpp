@@ -10,7 +10,6 @@
 
 #include "base/format.h"
 #include "lun/compose.h"
-#include "lun/stripe_device.h"
 #include "superpipe/device_files.h"
 #include "sys/file.h"
 #include "sys/thread.h"
@@ -18,7 +17,6 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr uint64_t kBlock = 4096;
 constexpr uint64_t kLockedByte = INT64_MAX - 4096;   // of the device's file: beyond any data
 constexpr int kLockRetries = 10;
 constexpr uint64_t kLockRetryNs = 10'000'000;
@@ -128,14 +126,6 @@ int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
   if (status < 0) return status;
   if (blank) (void)lock_whole(raw, sys::RangeLock::kNone);
   return VirtualLun::open(physical, VirtualOptions{}, out, why);
-}
-
-int stripe_blocks(const char* name, Device* const* devices, unsigned count, Device** out, ErrorText* why) {
-  uint64_t least = UINT64_MAX;
-  for (unsigned i = 0; i < count; ++i) {
-    if (devices[i]->size_bytes() < least) least = devices[i]->size_bytes();
-  }
-  return StripeDevice::create(name, devices, count, 0, least, out, why, kBlock);
 }
 
 Ways ways_to(Device* device) {

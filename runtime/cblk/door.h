@@ -21,10 +21,6 @@ constexpr size_t kPathBytes = 4096;
 // d1:d2:.. as "paths:d1;d2;..", for CBLK_OPN_MPIO_FO. 0, -EINVAL, -ENAMETOOLONG.
 [[nodiscard]] int paths_uri(const char* path, char* out, size_t size);
 
-// One device whose block b is block b / count of device b % count; its size is count times that of the smallest. Takes the
-// devices over: closed with it, or at once on failure.
-[[nodiscard]] int stripe_blocks(const char* name, Device* const* devices, unsigned count, Device** out, ErrorText* why);
-
 // Ways to the device, fail-overs so far, and which way is the primary one.
 struct Ways {
   unsigned count = 1;

@@ -61,8 +61,8 @@ void Chunk::after_fork_in_child() {
   for (Waiter*& waiter : waiting_) waiter = nullptr;
   to_wake_count_ = 0;
   completer_state_ = Completer::kNone;
-  shared_by_fork_.store(virtual_count_ != 0, std::memory_order_relaxed);
-  if (virtual_count_) inherited_.store(true, std::memory_order_relaxed);
+  shared_by_fork_.store(is_virtual(), std::memory_order_relaxed);
+  if (is_virtual()) inherited_.store(true, std::memory_order_relaxed);
 }
 
 }  // namespace lunar::cblk

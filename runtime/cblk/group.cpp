@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups of chunks: see group.h.
-// Threading: any; open and close block.
+// Threading: any; open, close and set_size block.
 #include "cblk/group.h"
 
 #include <errno.h>
@@ -9,20 +9,34 @@
 #include <new>
 
 #include "base/arena.h"
+#include "base/trust.h"
 
 namespace lunar::cblk {
 namespace {
 
 constexpr uint64_t kTurnNs = 1'000'000;   // a completion of another chunk than the one that is slept on is seen so late at most
+constexpr uint32_t kPartsMax = 256;       // of one vector
+
+// RAID0, RAID0:*, RAID0:N stand for the devices that LUNAR_RAID0_DEVICES names, which must be N. Any other path names its own.
+int find_devices(const char* path, char (*names)[kPathBytes]) {
+  if (strncmp(path, "RAID0", 5) != 0 || (path[5] && path[5] != ':')) return split_devices(path, names, kDevicesMax);
+  const char* wanted = path[5] ? path + 6 : "*";
+  const char* devices = environment_value("LUNAR_RAID0_DEVICES");
+  const int count = devices && *devices ? split_devices(devices, names, kDevicesMax) : 0;
+  if (count == 0) return -ENODEV;
+  if (count < 0 || strcmp(wanted, "*") == 0) return count;
+  const bool is_count = wanted[0] >= '1' && wanted[0] <= '0' + static_cast<int>(kDevicesMax) && wanted[1] == '\0';
+  return is_count && wanted[0] - '0' == count ? count : -ENODEV;
+}
 
 }  // namespace
 
 int Group::open(const Chunk::Options& options, int chunks, Group** out) {
   const int kind = options.flags & CBLK_GROUP_MASK;
   const bool raid0 = kind == CBLK_GROUP_RAID0;
-  if (kind == CBLK_GROUP_MASK) return -EINVAL;
+  if (kind == CBLK_GROUP_MASK || chunks <= 0 || !options.path || !*options.path) return -EINVAL;
   // Chunks of a group hold the same; virtual LUNs, each on its own, would not.
-  if (!raid0 && (chunks <= 0 || (options.flags & CBLK_OPN_VIRT_LUN))) return -EINVAL;
+  if (!raid0 && (options.flags & CBLK_OPN_VIRT_LUN)) return -EINVAL;
   if (chunks > kGroupChunksMax) return -ENOMEM;
   void* memory = map_private(sizeof(Group), ForkPolicy::kInherit);
   if (!memory) return -ENOMEM;
@@ -30,13 +44,12 @@ int Group::open(const Chunk::Options& options, int chunks, Group** out) {
   group->raid0_ = raid0;
   Chunk::Options each = options;
   each.kind = Kind::kMember;
-  each.raid0 = raid0;
+  each.flags &= ~CBLK_GROUP_MASK;
   each.sequence = &group->sequence_;
-  // One reservation is the group's: its chunks would refuse each other.
-  int status = 0;
-  for (int i = 0; i < (raid0 ? 1 : chunks) && status == 0; ++i) {
-    status = Chunk::open(each, &group->chunk_[i]);
-    if (status == 0) ++group->count_;
+  int status = raid0 ? group->open_devices(each) : 0;
+  for (int i = 0; i < (raid0 ? 0 : chunks) && status == 0; ++i) {
+    status = group->open_chunk(each);
+    // One reservation is the group's: its chunks would refuse each other.
     if (each.flags & (CBLK_OPN_RESERVE | CBLK_OPN_FORCED_RESERVE)) each.flags |= CBLK_OPN_FORCED_RESERVE;
   }
   if (status == 0) status = table_add(group);
@@ -45,10 +58,28 @@ int Group::open(const Chunk::Options& options, int chunks, Group** out) {
   return status;
 }
 
+int Group::open_chunk(const Chunk::Options& options) {
+  const int status = Chunk::open(options, &chunk_[count_]);
+  if (status == 0) ++count_;
+  return status;
+}
+
+int Group::open_devices(Chunk::Options options) {
+  auto* names = static_cast<char(*)[kPathBytes]>(map_private(kDevicesMax * kPathBytes, ForkPolicy::kInherit));
+  if (!names) return -ENOMEM;
+  const int count = find_devices(options.path, names);
+  int status = count < 0 ? count : 0;
+  for (int i = 0; i < count && status == 0; ++i) {
+    options.path = names[i];
+    status = open_chunk(options);
+  }
+  unmap_private(names, kDevicesMax * kPathBytes);
+  return status;
+}
+
 // pre: nobody uses it.
 void Group::destroy() {
   for (unsigned i = 0; i < count_; ++i) {
-    if (!chunk_[i]) continue;
     Handle* used = table_acquire(chunk_[i]->id, Kind::kMember);
     if (used && chunk_[i]->close(0) < 0) table_release(used);   // nothing can be under way
   }
@@ -74,7 +105,7 @@ int Group::close(int flags) {
   Slot* const place = slot;
   for (unsigned i = 0; i < count_; ++i) {
     Handle* used = table_acquire(chunk_[i]->id, Kind::kMember);
-    if (used && table_shut(used, 1, kForever) == 0) chunk_[i]->end(flags);   // only ids that are mistaken for a chunk's come by
+    if (used && table_shut(used, 1, kForever) == 0) chunk_[i]->end(flags);   // who fetches by its id finds nothing
     chunk_[i] = nullptr;
   }
   unmap_private(this, sizeof(Group));
@@ -82,11 +113,113 @@ int Group::close(int flags) {
   return 0;
 }
 
-Chunk* Group::find(chunk_id_t id) {
+uint64_t Group::lun_blocks() const {
+  uint64_t least = kForever;
   for (unsigned i = 0; i < count_; ++i) {
-    if (chunk_[i]->id == id) return chunk_[i];
+    if (chunk_[i]->lun_blocks() < least) least = chunk_[i]->lun_blocks();
   }
-  return nullptr;
+  return raid0_ ? least * count_ : least;
+}
+
+uint64_t Group::size_blocks() const {
+  uint64_t least = kForever;
+  for (unsigned i = 0; i < count_; ++i) {
+    if (chunk_[i]->size_blocks() < least) least = chunk_[i]->size_blocks();
+  }
+  return raid0_ ? least * count_ : least;
+}
+
+// All of them or none.
+int Group::set_size(uint64_t blocks, int flags) {
+  if (!raid0_ || blocks == 0) return -EINVAL;
+  const uint64_t before = size_blocks() / count_;
+  const bool all = blocks == UINT64_MAX;
+  const uint64_t each = all ? blocks : blocks / count_ + (blocks % count_ != 0);
+  int status = 0;
+  for (unsigned i = 0; i < count_ && status == 0; ++i) {
+    status = chunk_[i]->set_size(each, flags);
+    for (unsigned j = i; status < 0 && j-- > 0;) (void)chunk_[j]->set_size(before, flags);
+  }
+  const uint64_t least = size_blocks() / count_;
+  for (unsigned i = 0; i < count_ && status == 0 && all; ++i) status = chunk_[i]->set_size(least, flags);
+  return status;
+}
+
+void Group::attributes(chunk_attrs_t* out) {
+  chunk_[0]->attributes(out);
+  for (unsigned i = 1; i < count_; ++i) {
+    chunk_attrs_t one;
+    chunk_[i]->attributes(&one);
+    out->flags1 &= one.flags1;
+    if (one.num_paths < out->num_paths) out->num_paths = one.num_paths;
+    if (one.max_transfer_size < out->max_transfer_size) out->max_transfer_size = one.max_transfer_size;
+  }
+}
+
+Chunk* Group::route(Io* io) {
+  if (!raid0_) return chunk_[turn_.fetch_add(1, std::memory_order_relaxed) % count_];
+  if (io->lba < 0 || static_cast<uint64_t>(io->lba) >= size_blocks()) return nullptr;   // a larger device's rest is nobody's
+  Chunk* chunk = chunk_[static_cast<uint64_t>(io->lba) % count_];
+  io->lba /= count_;
+  return chunk;
+}
+
+int64_t Group::transfer(Io* io) {
+  if (raid0_ && count_ > 1 && io->blocks > 1) return transfer_striped(*io);
+  Chunk* chunk = route(io);
+  return chunk ? chunk->transfer(io) : -EINVAL;
+}
+
+// All blocks, or -errno: some may have moved. Where the chunks cannot take the buffer as it is, block by block.
+int64_t Group::transfer_striped(const Io& io) {
+  chunk_attrs_t attrs;
+  attributes(&attrs);
+  const uint64_t size = size_blocks();
+  if (!io.buffer || io.lba < 0 || static_cast<uint64_t>(io.lba) >= size || io.blocks > size - static_cast<uint64_t>(io.lba) ||
+      io.blocks > attrs.max_transfer_size)
+    return -EINVAL;
+  const auto first = static_cast<uint64_t>(io.lba), blocks = static_cast<uint64_t>(io.blocks);
+  for (uint64_t start = 0; start < count_ && start < blocks; ++start) {
+    Chunk& chunk = *chunk_[(first + start) % count_];
+    const bool whole = io.op == Op::kDiscard, vector = reinterpret_cast<uintptr_t>(io.buffer) % chunk.buffer_align() == 0;
+    const uint64_t most = whole ? blocks : vector ? kPartsMax : 1;
+    for (uint64_t at = start; at < blocks;) {
+      iovec parts[kPartsMax];
+      Io piece;
+      piece.op = io.op;
+      piece.lba = static_cast<int64_t>((first + at) / count_);
+      piece.buffer = io.buffer + at * kBlockBytes;
+      for (; at < blocks && piece.blocks < most; at += count_, ++piece.blocks) {
+        if (!whole) parts[piece.blocks] = {io.buffer + at * kBlockBytes, kBlockBytes};
+      }
+      piece.parts = whole || !vector ? nullptr : parts;
+      piece.part_count = static_cast<uint32_t>(piece.blocks);
+      const int64_t moved = chunk.transfer(&piece);
+      if (moved < 0) return moved;
+      if (static_cast<size_t>(moved) != piece.blocks) return -EIO;
+    }
+  }
+  return static_cast<int64_t>(blocks);
+}
+
+int64_t Group::issue(Io* io, cflsh_cg_tag_t* tag) {
+  if (raid0_ && io->blocks > 1) return -EINVAL;   // the tag is one chunk's
+  Chunk* chunk = route(io);
+  return chunk ? chunk->issue(io, tag) : -EINVAL;
+}
+
+int64_t Group::result(cflsh_cg_tag_t* tag, int flags) {
+  if (flags & CBLK_ARESULT_NEXT_TAG) {
+    int64_t result = next_result(tag, flags);
+    if (result == -ETIMEDOUT) return -ETIME;
+    if (result != -ENOENT || (flags & CBLK_ARESULT_BLOCKING)) return result;
+    *tag = {NULL_CHUNK_ID, -1};
+    return 0;
+  }
+  for (unsigned i = 0; i < count_; ++i) {
+    if (chunk_[i]->id == tag->id) return chunk_[i]->result(tag, flags);
+  }
+  return -EINVAL;
 }
 
 int Group::clone_after_fork(int mode) {
@@ -99,7 +232,7 @@ int Group::clone_after_fork(int mode) {
 int64_t Group::next_result(cflsh_cg_tag_t* tag, int flags) {
   if (count_ == 1) {
     tag->id = chunk_[0]->id;
-    return chunk_[0]->result(&tag->tag, flags, chunk_[0]->result_deadline());
+    return chunk_[0]->result(tag, flags);
   }
   const uint64_t deadline = chunk_[0]->result_deadline();
   for (;;) {

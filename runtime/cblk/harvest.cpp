@@ -70,7 +70,6 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
   if (io.cached_write) cache_.end_write(static_cast<uint64_t>(io.lba), io.blocks);
   bounces_.give(&io.bounce);
   count(io, blocks);
-  entry.left_status = io.status != nullptr;
   if (io.status) {
     background_.fetch_sub(1, std::memory_order_relaxed);
     asynchronous(io.op).leave();   // before the status says so
@@ -78,8 +77,7 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
     give_free(index);
   } else {
     entry.result = blocks;
-    entry.state.store(Entry::kDone, std::memory_order_release);
-    ++done_;
+    move_to_done(index);
     if (entry.waiters) signal_waiters_of(index);
     else signal_one(Waiter::kAny);
   }

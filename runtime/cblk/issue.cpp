@@ -91,7 +91,6 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   }
   Entry& entry = entries_[index];
   entry.io = *io;
-  entry.left_status = false;
   entry.sequence = sequence_->fetch_add(1, std::memory_order_relaxed);
   entry.state.store(Entry::kActive, std::memory_order_relaxed);
   asynchronous(io->op).enter();
@@ -145,7 +144,7 @@ void Chunk::push_backlog() {
   }
 }
 
-int64_t Chunk::issue(Io* io, int* tag) {
+int64_t Chunk::issue(Io* io, cflsh_cg_tag_t* tag) {
   if (const int64_t answered = prepare(io); answered != 0) {
     if (answered > 0 && io->status) fill_status(io->status, answered);
     return answered;
@@ -155,7 +154,8 @@ int64_t Chunk::issue(Io* io, int* tag) {
   uint32_t index = kNone;
   const int64_t status = admit(io, &index);
   if (status == 0) {
-    if (!io->has_user_tag) *tag = static_cast<int>(index);
+    tag->id = id;
+    if (!io->has_user_tag) tag->tag = static_cast<int>(index);
     push_backlog();
   }
   unlock();

@@ -3,6 +3,10 @@
 //
 // Idea: the list is prepared and admitted in runs, each under one hold of the chunk's lock and handed to the ring in one go. What
 // is done is then asked for like any other result, one by one; the waiting is that of wait.cpp.
+//
+// Callers pass copies: an entry of `wait` stands for the I/O of `issue` or `pending` with the same buf, lba and nblocks (and, of
+// `pending`, tag). What becomes of the I/O is written into both. One that nobody waits for is written into the next structure of
+// `completion`, once, in the call that fetches its result.
 // Threading: any; a cblk_io_t belongs to one call at a time. Allocates nothing.
 #include <errno.h>
 
@@ -14,53 +18,9 @@ namespace {
 constexpr int kRun = 64;
 
 bool background(const cblk_io_t* io) { return (io->flags & CBLK_IO_USER_STATUS) != 0; }
+bool is_pending(cblk_io_t* io) { return get_status(&io->stat) == CBLK_ARW_STATUS_PENDING; }
 
-void refuse(cblk_io_t* io, int64_t error) {
-  io->stat.blocks_transferred = 0;
-  io->stat.fail_errno = static_cast<int>(-error);
-  set_status(&io->stat, CBLK_ARW_STATUS_INVALID);
-}
-
-bool listed(cblk_io_t* const* list, int n, const cblk_io_t* io, int hint) {
-  if (hint < n && list[hint] == io) return true;   // most lists name the same I/Os in the same order
-  for (int i = 0; i < n; ++i) {
-    if (list[i] == io) return true;
-  }
-  return false;
-}
-
-bool valid(cblk_io_t* const* list, int n) {
-  if (n < 0 || (n > 0 && !list)) return false;
-  for (int i = 0; i < n; ++i) {
-    if (!list[i]) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
-class ListRun {
- public:
-  ListRun(Chunk& chunk, int flags, uint64_t deadline_ns)
-      : chunk_(chunk), waits_((flags & CBLK_LISTIO_WAIT_ISSUE_CMD) != 0), deadline_ns_(deadline_ns) {}
-  void issue(cblk_io_t** list, int n);
-  // Whether it is done; by the deadline, if it is not known yet and the flags say that it blocks.
-  bool look(cblk_io_t* io, int flags);
-
- private:
-  bool translate(cblk_io_t* entry, Io* io);
-  void admit(cblk_io_t** list, int n);
-  bool make_room();
-
-  Chunk& chunk_;
-  const bool waits_;
-  const uint64_t deadline_ns_;
-  cblk_io_t** issued_ = nullptr;   // the whole list, and how far it is issued
-  int issued_count_ = 0;
-  int oldest_ = 0;                 // of issued_, that may not be done
-};
-
-bool ListRun::translate(cblk_io_t* entry, Io* io) {
+bool translate(const cblk_io_t* entry, Io* io) {
   switch (entry->request_type) {
     case CBLK_IO_TYPE_READ: io->op = Op::kRead; break;
     case CBLK_IO_TYPE_WRITE: io->op = Op::kWrite; break;
@@ -70,117 +30,221 @@ bool ListRun::translate(cblk_io_t* entry, Io* io) {
   io->buffer = static_cast<char*>(entry->buf);
   io->lba = entry->lba;
   io->blocks = entry->nblocks;
-  io->has_user_tag = (entry->flags & CBLK_IO_USER_TAG) != 0;
-  io->user_tag = entry->tag;
-  io->status = background(entry) ? &entry->stat : nullptr;
-  return true;
+  return entry->buf != nullptr;
+}
+
+// A list of the call's.
+struct List {
+  cblk_io_t** entries;
+  int count;
+  bool waits = false;
+  int cursor = 0;   // where the last search ended: most lists name the same I/Os in the same order
+
+  bool is_whole() const {
+    if (count < 0 || (count > 0 && !entries)) return false;
+    for (int i = 0; i < count; ++i) {
+      if (!entries[i]) return false;
+    }
+    return true;
+  }
+  // One that can never be an I/O is told so in its stat. False: there is such a one.
+  bool is_sound() const {
+    for (int i = 0; i < count; ++i) {
+      Io ignored;
+      if (translate(entries[i], &ignored) && !(waits && background(entries[i]))) continue;
+      entries[i]->stat.blocks_transferred = 0;
+      entries[i]->stat.fail_errno = EINVAL;
+      set_status(&entries[i]->stat, CBLK_ARW_STATUS_INVALID);
+      return false;
+    }
+    return true;
+  }
+  // The entry that stands for `io`, or nullptr.
+  cblk_io_t* find(const cblk_io_t* io, bool by_tag) {
+    for (int i = 0; i < count; ++i) {
+      const int at = cursor + i < count ? cursor + i : cursor + i - count;
+      cblk_io_t* one = entries[at];
+      const bool same = one->buf == io->buf && one->lba == io->lba && one->nblocks == io->nblocks && (!by_tag || one->tag == io->tag);
+      if (one != io && !same) continue;
+      cursor = at + 1 < count ? at + 1 : 0;
+      return one;
+    }
+    return nullptr;
+  }
+};
+
+void copy_state(cblk_io_t* to, cblk_io_t* from) {
+  if (to == from) return;
+  to->tag = from->tag;
+  const cblk_status_type_t status = get_status(&from->stat);
+  to->stat.blocks_transferred = from->stat.blocks_transferred;
+  to->stat.fail_errno = from->stat.fail_errno;
+  set_status(&to->stat, status);
+}
+
+}  // namespace
+
+class ListRun {
+ public:
+  ListRun(Chunk& chunk, int flags, uint64_t deadline_ns, List issue, List pending, List wait, List completion)
+      : chunk_(chunk), waits_((flags & CBLK_LISTIO_WAIT_ISSUE_CMD) != 0), deadline_ns_(deadline_ns), issue_(issue), pending_(pending),
+        wait_(wait), completion_(completion) {}
+  void issue();
+  void look_at_pending();
+  [[nodiscard]] int await();   // 0 or -ETIMEDOUT
+  int completions() const { return completions_; }
+
+ private:
+  void admit(cblk_io_t** list, int n);
+  void refuse(cblk_io_t* io, int64_t answer);
+  bool make_room();
+  bool look(cblk_io_t* io, int flags);
+  void settle(cblk_io_t* io, bool by_tag);
+  void look_at_waiting(cblk_io_t* io, int flags);
+
+  Chunk& chunk_;
+  const bool waits_;
+  const uint64_t deadline_ns_;
+  List issue_, pending_, wait_, completion_;
+  int completions_ = 0;
+  int issued_ = 0, oldest_ = 0;   // of issue_: how far it is issued, and from where on an entry may not be done
+};
+
+// Tells what became of an I/O of issue_ or pending_.
+void ListRun::settle(cblk_io_t* io, bool by_tag) {
+  if (cblk_io_t* waiting = wait_.find(io, by_tag)) {
+    copy_state(waiting, io);
+  } else if (completions_ < completion_.count) {
+    cblk_io_t* place = completion_.entries[completions_++];
+    if (place != io) *place = *io;
+  }
+}
+
+void ListRun::refuse(cblk_io_t* io, int64_t answer) {
+  fill_status(&io->stat, answer);
+  settle(io, false);
 }
 
 // Waits for one of the list's own commands that can be fetched, so that its place is free. False: there is none, or none
 // in time.
 bool ListRun::make_room() {
-  for (; oldest_ < issued_count_; ++oldest_) {
-    cblk_io_t* io = issued_[oldest_];
-    if (background(io) || get_status(&io->stat) != CBLK_ARW_STATUS_PENDING) continue;
-    return look(io, CBLK_ARESULT_BLOCKING);
+  for (; oldest_ < issued_; ++oldest_) {
+    cblk_io_t* io = issue_.entries[oldest_];
+    if (background(io) || !is_pending(io)) continue;
+    if (!look(io, CBLK_ARESULT_BLOCKING)) return false;
+    settle(io, false);
+    return true;
   }
   return false;
 }
 
 void ListRun::admit(cblk_io_t** list, int n) {
   Io ios[kRun];
-  bool ready[kRun];
+  int64_t answers[kRun];   // 0: it goes to the ring
   for (int i = 0; i < n; ++i) {
-    cblk_io_t* entry = list[i];
-    entry->stat = {};
-    int64_t answer = translate(entry, &ios[i]) ? chunk_.prepare(&ios[i]) : -EINVAL;
-    ready[i] = answer == 0;
-    if (answer < 0) refuse(entry, answer);
-    else if (answer > 0) fill_status(&entry->stat, answer);
+    list[i]->stat = {};
+    (void)translate(list[i], &ios[i]);
+    ios[i].has_user_tag = (list[i]->flags & CBLK_IO_USER_TAG) != 0;
+    ios[i].user_tag = list[i]->tag;
+    ios[i].status = background(list[i]) ? &list[i]->stat : nullptr;
+    answers[i] = chunk_.prepare(&ios[i]);
   }
   bool background_work = false;
   chunk_.lock_.lock();
   for (int i = 0; i < n;) {
-    if (!ready[i]) {
-      ++i;
-      ++issued_count_;
-      continue;
-    }
-    uint32_t index = kNone;
-    const int64_t status = chunk_.admit(&ios[i], &index);
-    if (status == -EWOULDBLOCK && waits_ && !ios[i].wait_for_command) {
-      chunk_.push_backlog();
-      chunk_.unlock();
-      if (background_work) chunk_.wake_completer();
-      if (!make_room()) {   // the places are others'
-        ios[i].wait_for_command = true;
-        ios[i].wait_deadline_ns = deadline_ns_;
+    if (answers[i] == 0) {
+      uint32_t index = kNone;
+      answers[i] = chunk_.admit(&ios[i], &index);
+      if (answers[i] == -EWOULDBLOCK && waits_ && !ios[i].wait_for_command) {
+        answers[i] = 0;
+        chunk_.push_backlog();
+        chunk_.unlock();
+        if (background_work) chunk_.wake_completer();
+        if (!make_room()) {   // the places are others'
+          ios[i].wait_for_command = true;
+          ios[i].wait_deadline_ns = deadline_ns_;
+        }
+        chunk_.lock_.lock();
+        continue;
       }
-      chunk_.lock_.lock();
-      continue;
-    }
-    if (status < 0) {
-      chunk_.drop(&ios[i]);
-      refuse(list[i], status);
-    } else {
-      if (!ios[i].has_user_tag) list[i]->tag = static_cast<int>(index);
-      background_work |= ios[i].status != nullptr;
+      if (answers[i] < 0) {
+        chunk_.drop(&ios[i]);
+      } else {
+        if (!ios[i].has_user_tag) list[i]->tag = static_cast<int>(index);
+        background_work |= ios[i].status != nullptr;
+      }
     }
     ++i;
-    ++issued_count_;
+    ++issued_;
   }
   chunk_.push_backlog();
   chunk_.unlock();
   if (background_work) chunk_.wake_completer();
+  for (int i = 0; i < n; ++i) {
+    if (answers[i] != 0) {
+      refuse(list[i], answers[i]);
+    } else if (!background(list[i])) {
+      if (cblk_io_t* waiting = wait_.find(list[i], false)) copy_state(waiting, list[i]);   // which learns its tag
+    }
+  }
 }
 
-void ListRun::issue(cblk_io_t** list, int n) {
-  issued_ = list;
-  for (int i = 0; i < n; i += kRun) admit(list + i, n - i < kRun ? n - i : kRun);
+void ListRun::issue() {
+  for (int i = 0; i < issue_.count; i += kRun) admit(issue_.entries + i, issue_.count - i < kRun ? issue_.count - i : kRun);
 }
 
+// Whether it is done, which its stat tells; by the deadline, if the flags say that it blocks.
 bool ListRun::look(cblk_io_t* io, int flags) {
-  if (get_status(&io->stat) != CBLK_ARW_STATUS_PENDING) return true;
-  if (background(io)) return false;
   int tag = io->tag;
   if ((flags & CBLK_ARESULT_NO_HARVEST) && !(io->flags & CBLK_IO_USER_TAG) && chunk_.under_way(tag)) return false;
   const int64_t result = chunk_.result(&tag, flags | (io->flags & CBLK_IO_USER_TAG ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_);
   if (result == 0 || result == -ETIMEDOUT) return false;
-  if (result == -EINVAL || result == -ENOMSG) refuse(io, -EINVAL);   // no such command
-  else fill_status(&io->stat, result);
+  fill_status(&io->stat, result);
   return true;
+}
+
+void ListRun::look_at_pending() {
+  if (pending_.count) chunk_.harvest();
+  for (int i = 0; i < pending_.count; ++i) {
+    cblk_io_t* io = pending_.entries[i];
+    if (!background(io) && is_pending(io) && look(io, CBLK_ARESULT_NO_HARVEST)) settle(io, true);
+  }
+}
+
+void ListRun::look_at_waiting(cblk_io_t* io, int flags) {
+  if (!is_pending(io) || !look(io, flags)) return;
+  cblk_io_t* source = issue_.find(io, true);
+  if (!source) source = pending_.find(io, true);
+  if (source) copy_state(source, io);
+}
+
+int ListRun::await() {
+  for (int i = 0; i < wait_.count; ++i) {
+    look_at_waiting(wait_.entries[i], CBLK_ARESULT_BLOCKING);
+    if (!is_pending(wait_.entries[i])) continue;
+    chunk_.harvest();
+    for (++i; i < wait_.count; ++i) look_at_waiting(wait_.entries[i], CBLK_ARESULT_NO_HARVEST);   // what is done is told
+    return -ETIMEDOUT;
+  }
+  return 0;
 }
 
 int Chunk::list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
                 cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags) {
-  const int room = completions ? *completions : 0;
-  if (!valid(issue, issues) || !valid(pending, pendings) || !valid(wait, waits) || room < 0 || (room > 0 && !completion)) return -EINVAL;
-  if (static_cast<int64_t>(waits) + room < static_cast<int64_t>(issues) + pendings) return -EINVAL;
-  for (int i = 0; i < waits; ++i) {
-    if (background(wait[i])) return -EINVAL;
-  }
+  if (!completions) return -EINVAL;
+  const List issue_list{issue, issues}, pending_list{pending, pendings}, wait_list{wait, waits, true};
+  const List completion_list{completion, *completions};
+  if (!issue_list.is_whole() || !pending_list.is_whole() || !wait_list.is_whole() || !completion_list.is_whole()) return -EINVAL;
+  if (issues == 0 && pendings == 0 && waits == 0) return -EINVAL;
+  if (static_cast<int64_t>(waits) + *completions < static_cast<int64_t>(issues) + pendings) return -EINVAL;
+  if (!issue_list.is_sound() || !pending_list.is_sound() || !wait_list.is_sound()) return -EINVAL;
   const bool limited = timeout_us != 0 && timeout_us < kForever / 2000;
   const uint64_t deadline = limited ? sys::now_ns() + timeout_us * 1000 : kForever;
-  ListRun run(*this, flags, deadline);
-  run.issue(issue, issues);
-  int status = 0;
-  for (int i = 0; i < waits && status == 0; ++i) {
-    if (!run.look(wait[i], CBLK_ARESULT_BLOCKING)) status = -ETIMEDOUT;
-  }
-  harvest();
-  for (int i = 0; i < waits && status < 0; ++i) (void)run.look(wait[i], CBLK_ARESULT_NO_HARVEST);   // what is done is told
-  int done = 0;
-  for (int l = 0; l < 2; ++l) {
-    cblk_io_t** from = l == 0 ? issue : pending;
-    const int n = l == 0 ? issues : pendings;
-    for (int i = 0; i < n; ++i) {
-      const bool over = run.look(from[i], CBLK_ARESULT_NO_HARVEST);
-      if (!over || done == room || listed(wait, waits, from[i], i)) continue;
-      completion[done++] = from[i];
-    }
-  }
-  for (int i = done; i < room; ++i) completion[i] = nullptr;
-  if (completions) *completions = done;
+  ListRun run(*this, flags, deadline, issue_list, pending_list, wait_list, completion_list);
+  run.issue();
+  run.look_at_pending();
+  const int status = run.await();
+  *completions = run.completions();
   return status;
 }
 

@@ -13,9 +13,11 @@ int64_t Chunk::fetch(uint32_t index, int* tag) {
   *tag = entry.io.has_user_tag ? entry.io.user_tag : static_cast<int>(index);
   leave_fetchable(index);
   asynchronous(entry.io.op).leave();
-  --done_;
   give_free(index);
-  if (fetchable_ == 0) signal_all(Waiter::kAny);   // there is nothing left to wait for: ENOENT
+  if (fetchable_ == 0) {
+    signal_all(Waiter::kAny);    // there is nothing left to wait for: ENOENT
+    signal_all(Waiter::kIdle);   // a close waits for this
+  }
   return result;
 }
 
@@ -30,7 +32,7 @@ int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
   } else if (done_ == 0 && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
     (void)reap();
   }
-  if (done_ != 0) return fetch(oldest(Entry::kDone), tag);
+  if (done_ != 0) return fetch(done_line_.oldest, tag);
   if (fetchable_ == 0) return -ENOENT;
   *tag = -1;
   return status;
@@ -43,16 +45,12 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns) {
   if (flags & CBLK_ARESULT_NEXT_TAG) {
     result = next_result(tag, flags, deadline_ns);
   } else {
-    bool left_status = false;
-    const uint32_t index = find_tag(*tag, (flags & CBLK_ARESULT_USER_TAG) != 0, &left_status);
-    if (index == kNone) {
-      result = left_status ? -ENOMSG : -EINVAL;
-    } else {
+    uint32_t index = kNone;
+    result = find_tag(*tag, (flags & CBLK_ARESULT_USER_TAG) != 0, &index);
+    if (result == 0) {
       Entry& entry = entries_[index];
       const uint32_t life = entry.life;
-      const bool with_status = entry.io.status != nullptr;
       const auto over = [&] { return entry.life != life || entry.state.load(std::memory_order_relaxed) == Entry::kDone; };
-      result = 0;
       if (flags & CBLK_ARESULT_BLOCKING) {
         Waiter waiter;
         waiter.kind = Waiter::kCommand;
@@ -61,7 +59,7 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns) {
       } else if (!over() && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
         while (!over() && reap()) {}
       }
-      if (entry.life != life) result = with_status ? -ENOMSG : -EINVAL;   // else another thread fetched it
+      if (entry.life != life) result = -ENOMSG;   // its status is filled, or another thread fetched it
       else if (over()) result = fetch(index, tag);
     }
   }
@@ -80,15 +78,14 @@ void Chunk::harvest() {
 uint64_t Chunk::oldest_done(bool harvests) {
   lock_.lock();
   if (harvests && fetchable_ && !leader_) (void)reap();
-  const uint32_t index = done_ ? oldest(Entry::kDone) : kNone;
-  const uint64_t sequence = index == kNone ? kForever : entries_[index].sequence;
+  const uint64_t sequence = done_ ? entries_[done_line_.oldest].sequence : kForever;
   unlock();
   return sequence;
 }
 
 uint64_t Chunk::oldest_active() {
   lock_.lock();
-  const uint64_t sequence = oldest_ == kNone ? kForever : entries_[oldest_].sequence;
+  const uint64_t sequence = active_line_.oldest == kNone ? kForever : entries_[active_line_.oldest].sequence;
   unlock();
   return sequence;
 }

@@ -14,8 +14,8 @@ int64_t Chunk::move(const Io& io) {
   ::lunar::Command command;
   command.op = io.op;
   command.offset = DeviceOffset{static_cast<uint64_t>(io.lba) * kBlockBytes};
-  command.iov = &part;
-  command.iov_count = 1;
+  command.iov = io.parts ? io.parts : &part;
+  command.iov_count = io.parts ? io.part_count : 1;
   command.length = part.iov_len;
   return device_->transfer(command);
 }

@@ -65,7 +65,7 @@ int table_add(Handle* handle) {
   return 0;
 }
 
-Handle* table_acquire(int id, Kind kind) {
+Handle* table_acquire(int id, unsigned kinds) {
   if (id <= 0) return nullptr;
   Slot* slot = slot_of(static_cast<uint32_t>(id));
   if (!slot) return nullptr;
@@ -75,7 +75,7 @@ Handle* table_acquire(int id, Kind kind) {
   Handle* handle = nullptr;
   if (word & Slot::kOpen) {
     handle = slot->handle.load(std::memory_order_relaxed);
-    if (handle->kind == kind) return handle;
+    if (handle->kind & kinds) return handle;
     table_release(handle);
     return nullptr;
   }

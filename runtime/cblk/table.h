@@ -10,15 +10,17 @@
 #include <atomic>
 #include <cstdint>
 
+#include "capiblock.h"
 #include "sys/thread.h"
 
 namespace lunar::cblk {
 
-enum class Kind : uint8_t { kChunk, kMember, kGroup };   // kMember: a chunk of a group, not for calls of its own
+enum Kind : uint8_t { kChunk = 1, kMember = 2, kGroup = 4 };   // kMember: a chunk of a group, which has only its results fetched
 
 struct Slot;
+struct Io;
 
-// What chunks and groups have in common: their place in the table and in the list that fork walks.
+// What chunks and groups have in common: the calls that both answer, their place in the table and in the list that fork walks.
 struct Handle {
   explicit Handle(Kind k) : kind(k) {}
   const Kind kind;
@@ -26,6 +28,23 @@ struct Handle {
   Slot* slot = nullptr;
   Handle* next = nullptr;        // registry
   Handle* previous = nullptr;
+
+  // 0, and the object is gone; or -errno. pre: the caller uses it.
+  [[nodiscard]] virtual int close(int flags) = 0;
+  virtual uint64_t lun_blocks() const = 0;
+  virtual uint64_t size_blocks() const = 0;
+  [[nodiscard]] virtual int set_size(uint64_t blocks, int flags) = 0;
+  virtual void stats(chunk_stats_t* out) = 0;
+  virtual void attributes(chunk_attrs_t* out) = 0;
+  [[nodiscard]] virtual int clone_after_fork(int mode) = 0;
+  [[nodiscard]] virtual int64_t transfer(Io* io) = 0;                       // blocks moved, or -errno
+  // 0: issued (*tag set; tag->tag unless it is the caller's); > 0 done already; -errno.
+  [[nodiscard]] virtual int64_t issue(Io* io, cflsh_cg_tag_t* tag) = 0;
+  // > 0 blocks; 0 not done; -errno. Blocking: as long as CFLSH_BLK_TIMEOUT says.
+  [[nodiscard]] virtual int64_t result(cflsh_cg_tag_t* tag, int flags) = 0;
+
+ protected:
+  ~Handle() = default;
 };
 
 struct Slot {
@@ -36,8 +55,8 @@ struct Slot {
 
 // Gives it an id (handle->id) that answers from now on. 0 or -ENOMEM. Allocates.
 [[nodiscard]] int table_add(Handle* handle);
-// The open object behind an id, in use until released; nullptr when there is none of that kind.
-Handle* table_acquire(int id, Kind kind);
+// The open object behind an id, in use until released; nullptr when there is none of those kinds (Kind, or'ed).
+Handle* table_acquire(int id, unsigned kinds);
 void table_release(Handle* handle);
 // Shuts the id: look-ups fail from now on. Then waits until its last user but `mine` let go: 0, or -EBUSY after the deadline (it
 // is open again). pre: one closer at a time.

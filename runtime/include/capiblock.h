@@ -34,7 +34,7 @@ extern "C" {
 typedef int chunk_id_t;           /* a chunk; > 0, never used again within a process */
 typedef int chunk_cg_id_t;        /* a group of chunks; > 0, never used again; not a chunk_id_t */
 typedef int chunk_r0_id_t;        /* a group that is a RAID 0 */
-typedef uint64_t chunk_ext_arg_t; /* reserved: pass 0 */
+typedef uint64_t chunk_ext_arg_t; /* chunks of a group, with CBLK_OPN_GROUP; else pass 0 */
 typedef off_t cflash_offset_t;    /* a block's number, from 0 */
 
 #define NULL_CHUNK_ID (-1)
@@ -50,12 +50,13 @@ typedef off_t cflash_offset_t;    /* a block's number, from 0 */
 #define CBLK_OPN_RESERVE 0x10        /* physical: nobody else may have it open through this library */
 #define CBLK_OPN_FORCED_RESERVE 0x20 /* physical: as RESERVE where possible; opens whoever has it, and a device that carries
                                         Lunar's own format too, which I/O may then destroy */
-#define CBLK_OPN_MPIO_FO 0x40        /* the path names several paths to one device (d1:d2..): I/O fails over */
-#define CBLK_OPN_GROUP 0x100         /* accepted; see cblk_cg_open */
+#define CBLK_OPN_MPIO_FO 0x40        /* the path names several paths to one device (d1:d2..): I/O fails over. Not with a reservation */
+#define CBLK_OPN_GROUP 0x100         /* cblk_open: a group of `ext` chunks; see cblk_cg_open */
 
 #define CBLK_GROUP_ID 0x100          /* cblk_cg_open: several chunks on one physical LUN, used in turns */
 #define CBLK_GROUP_RAID0 0x200       /* cblk_cg_open: one chunk a device, striped block by block */
-#define CBLK_GROUP_MASK 0x300
+#define CBLK_GROUP_MASK 0x300        /* either, in a call that is not of cblk_cg_: the id is a group's. cblk_aread, cblk_awrite,
+                                        cblk_aunmap and cblk_aresult refuse it: their tags are a chunk's */
 
 #define CBLK_ARW_WAIT_CMD_FLAGS 1    /* wait for a free command instead of EWOULDBLOCK */
 #define CBLK_ARW_USER_TAG_FLAG 2     /* *tag is the caller's own number */
@@ -80,8 +81,8 @@ typedef off_t cflash_offset_t;    /* a block's number, from 0 */
 typedef enum {
   CBLK_ARW_STATUS_PENDING = 0, /* under way */
   CBLK_ARW_STATUS_SUCCESS = 1, /* done; blocks_transferred is set */
-  CBLK_ARW_STATUS_INVALID = 2, /* refused: never started; fail_errno says why */
-  CBLK_ARW_STATUS_FAIL = 3     /* failed; fail_errno is set */
+  CBLK_ARW_STATUS_INVALID = 2, /* cblk_listio: this entry is why the call was refused; fail_errno is set */
+  CBLK_ARW_STATUS_FAIL = 3     /* failed, or refused before it started; fail_errno is set */
 } cblk_status_type_t;
 
 /* The result of a command. `status` changes last: read it first (with acquire order), then the rest. */
@@ -192,15 +193,15 @@ int cblk_term(void *arg, uint64_t flags);
  *   path              a regular file or a block device, or a URI: file:, nvme:, pmem:, capi:, sim:SIZE, stripe:, paths:
  *   max_num_requests  asynchronous commands that may exist at one time; <= 0: 64; at most 8192 (else ENOMEM)
  *   mode              O_RDONLY, O_WRONLY or O_RDWR
- *   ext               0
+ *   ext               0; with CBLK_OPN_GROUP the number of chunks
  *   flags             CBLK_OPN_...
  * A physical chunk refuses a device that carries Lunar's own format (EBUSY; see CBLK_OPN_FORCED_RESERVE). A virtual one
  * formats a device whose head is all zeros, and no other (EEXIST).
  * Returns the chunk, or NULL_CHUNK_ID: EINVAL, ENOENT, EACCES, EBUSY, EEXIST, ENOMEM, ENOSPC, EROFS, EMFILE, ... */
 chunk_id_t cblk_open(const char *path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags);
 
-/* Closes it; a virtual LUN is gone. Waits up to 5 s for commands that are under way, then EBUSY (the chunk stays open).
- * Results that nobody fetched are dropped. flags: 0 or CBLK_SCRUB_DATA_FLG; a virtual LUN that was open at a fork is not
+/* Closes it; a virtual LUN is gone. Waits up to 5 s until no command is under way and every result is fetched, then EBUSY (the
+ * chunk stays open). flags: 0 or CBLK_SCRUB_DATA_FLG; a virtual LUN that was open at a fork is not
  * scrubbed, by none of both sides: the other may still use it. EINVAL: also when it is closed already. */
 int cblk_close(chunk_id_t chunk, int flags);
 
@@ -209,8 +210,8 @@ int cblk_get_lun_size(chunk_id_t chunk, size_t *nblocks, int flags);
 int cblk_get_size(chunk_id_t chunk, size_t *nblocks, int flags);
 
 /* Resizes a virtual chunk: growing keeps what is there, shrinking drops the tail. (size_t)-1: all that remains of the device.
- * Blocks. flags: 0 or CBLK_SCRUB_DATA_FLG. EINVAL: a physical chunk; ENOMEM: more than remains (nothing is changed);
- * EBUSY: shrinking with I/O under way. Scrubbing comes first: where shrinking then fails, the size stays, the tail is zeros. */
+ * Blocks. flags: 0 or CBLK_SCRUB_DATA_FLG. EINVAL: a physical chunk, or more than the whole LUN has; ENOMEM: more
+ * than remains (nothing is changed); EBUSY: shrinking with I/O under way. Scrubbing comes first: where shrinking then fails, the size stays, the tail is zeros. */
 int cblk_set_size(chunk_id_t chunk, size_t nblocks, int flags);
 
 int cblk_get_stats(chunk_id_t chunk, chunk_stats_t *stats, int flags);
@@ -234,19 +235,23 @@ int cblk_aunmap(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks
 
 /* Fetches a result: of *tag, or with CBLK_ARESULT_NEXT_TAG of the oldest that is done. Return > 0: done, that many blocks
  * (also in *status), and the tag is free; 0: not done (*tag is -1 with NEXT_TAG); -1: the command failed with this errno (EIO
- * also for one of 0 blocks, and where the device says what follows here), or EINVAL no such tag, ENOENT nothing active (NEXT_TAG), ENOMSG its status went to the
- * caller's structure, ETIMEDOUT not done within CFLSH_BLK_TIMEOUT seconds (BLOCKING; the command lives on). status may be
- * NULL. */
+ * also for one of 0 blocks, and where the device says what follows here), or EINVAL no such tag, ENOMSG the tag is free (fetched
+ * before, or its status went to the caller's structure), ENOENT nothing active (NEXT_TAG), ETIMEDOUT not done within
+ * CFLSH_BLK_TIMEOUT seconds (BLOCKING; the command lives on). The id may be that of a group's tag. */
 int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
 
 /* Issues the I/Os of `issue`, then waits for those of `wait` (which are in `issue` or were issued before).
- *   pending      issued by an earlier call; looked at again
- *   completion   room for *ncompletion pointers: filled with those of issue and pending that are done and not in `wait`, the
- *                rest set to NULL. *ncompletion becomes their number
+ *   pending      issued by an earlier call; looked at again. Those that are not CBLK_ARW_STATUS_PENDING are passed over
+ *   wait         entries may be copies: one stands for the I/O of issue or pending with the same buf, lba and nblocks (of
+ *                pending, tag too). The I/Os of a list differ in these. stat and tag are set in both
+ *   completion   *ncompletion pointers to structures of the caller's. Those of pending that are done now, and those of issue that
+ *                were refused or answered at once, are copied there, from the first on, but for what is in `wait` and what has
+ *                CBLK_IO_USER_STATUS; *ncompletion becomes their number. What is done a little later is told by a later call
  *   timeout_us   for the waiting, also that for free commands (CBLK_LISTIO_WAIT_ISSUE_CMD; what finds none in time is told
  *                EBUSY in its stat); 0: no limit
- * Every I/O's own result is in its stat. Returns 0, or -1: EINVAL bad lists (nothing issued): a NULL entry, an I/O to wait for
- * with CBLK_IO_USER_STATUS, nwait + *ncompletion < nissue + npending; ETIMEDOUT (what is done by then is reported). */
+ * Every I/O's own result is in its stat: CBLK_ARW_STATUS_FAIL also for one that was refused. Returns 0, or -1: EINVAL bad lists
+ * (nothing issued): all of them empty, a NULL entry or ncompletion, an I/O without buf or of no known type, one to wait for with
+ * CBLK_IO_USER_STATUS (their stat is CBLK_ARW_STATUS_INVALID), nwait + *ncompletion < nissue + npending; ETIMEDOUT (what is done by then is reported). */
 int cblk_listio(chunk_id_t chunk, cblk_io_t *issue[], int nissue, cblk_io_t *pending[], int npending, cblk_io_t *wait[],
                 int nwait, cblk_io_t *completion[], int *ncompletion, uint64_t timeout_us, int flags);
 
@@ -256,9 +261,18 @@ int cblk_listio(chunk_id_t chunk, cblk_io_t *issue[], int nissue, cblk_io_t *pen
 int cblk_clone_after_fork(chunk_id_t chunk, int mode, int flags);
 
 /* ---- groups of chunks ----
- * CBLK_GROUP_ID: num_chunks chunks on one physical LUN; I/O goes to them in turns. CBLK_GROUP_RAID0: path is d1:d2:.. (2 to 8
- * devices; num_chunks is not looked at); block b is block b / n of device b % n; the size is n times that of the smallest.
- * How a path with URIs in it is cut: `man 3 cblk_cg_open`. The calls are those of a chunk. */
+ * CBLK_GROUP_ID: num_chunks chunks on one physical LUN; I/O goes to them in turns. CBLK_GROUP_RAID0: path is d1:d2:.. (1 to 8
+ * devices), or RAID0, RAID0:* or RAID0:N for those that LUNAR_RAID0_DEVICES names (N of them, else ENODEV); num_chunks must be above
+ * 0 and is not looked at otherwise; block b is block b / n of device b % n; the size is n times that of the smallest.
+ * max_num_requests is that of each chunk. How a path with URIs in it is cut: `man 3 cblk_cg_open`.
+ * The calls are those of a chunk, but:
+ *   cblk_cg_a*            of a RAID 0 move at most one block (EINVAL)
+ *   cblk_cg_aresult       with CBLK_ARESULT_NEXT_TAG: 0 and a tag of -1 when nothing is active (ENOENT with
+ *                         CBLK_ARESULT_BLOCKING), ETIME instead of ETIMEDOUT
+ *   cblk_cg_set_size      RAID 0 of virtual chunks only; not 0; rounded up to a multiple of the devices
+ *   cblk_cg_get_lun_size  ENODEV instead of EINVAL for an id that is no group's
+ * Other than in IBM's library: a blocking call of a RAID 0 may move many blocks, which lie as every block does (IBM's takes all from
+ * the first one's device), any path is cut at its colons, the cblk_cg_ calls need no flag, and the size counts the smallest device. */
 chunk_cg_id_t cblk_cg_open(const char *path, int max_num_requests, int mode, int num_chunks, chunk_ext_arg_t ext, int flags);
 int cblk_cg_close(chunk_cg_id_t group, int flags);
 int cblk_cg_get_num_chunks(chunk_cg_id_t group, int flags);

@@ -104,6 +104,12 @@ inline bool is_stamped(const Buffer& buffer, uint64_t lba, size_t n, uint64_t ve
 }
 bool is_zero(const Buffer& buffer, size_t n);
 
+// Where cblk_aresult may put a number of blocks that nobody looks at.
+inline uint64_t* ignored() {
+  thread_local uint64_t blocks;
+  return &blocks;
+}
+
 double seconds();
 cblk_status_type_t status_of(cblk_arw_status_t& status);   // acquire
 // Until the background has filled it, 10 s at most.

@@ -62,7 +62,7 @@ CASE(the_cache_answers_and_stays_true) {
   int tag = 0;
   REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1);   // > 0: done already, nothing to fetch
   REQUIRE(hits() == 2);
-  REFUSES(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_NEXT_TAG), ENOENT);
+  REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
   cblk_arw_status_t status = {};
   REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 1);   // who polls the status sees it too
   REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && status.blocks_transferred == 1);
@@ -73,9 +73,9 @@ CASE(the_cache_answers_and_stays_true) {
   REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1);
   stamp(buffer, 20, 1, 3);
   REQUIRE(cblk_awrite(id, buffer, 20, 1, &tag, nullptr, 0) == 0);
-  REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 0);   // a miss
-  REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1 && is_stamped(buffer, 20, 1, 3));
+  REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1 && is_stamped(buffer, 20, 1, 3));
   REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1 && is_stamped(buffer, 20, 1, 3));   // filled by the last one
   chunk_attrs_t attrs;
   REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0);

@@ -18,7 +18,6 @@ CASE(cg_open_says_what_is_wrong) {
   REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID | CBLK_GROUP_RAID0), EINVAL);
   REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID | CBLK_OPN_VIRT_LUN), EINVAL);
   REFUSES(cblk_cg_open(path.c_str(), 8193, O_RDWR, 2, 0, CBLK_GROUP_ID), ENOMEM);
-  REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), EINVAL);   // one device
   REFUSES(cblk_cg_open((path + "::" + path).c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), EINVAL);
   REFUSES(cblk_cg_open((path + ":/nowhere/at/all").c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), ENOENT);
   REFUSES(cblk_cg_open(("(" + path + ":" + path).c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0), EINVAL);
@@ -59,10 +58,10 @@ CASE(a_group_is_one_lun_for_several_chunks) {
     REFUSES(cblk_cg_close(id, 0), EINVAL);
   }
   REFUSES(cblk_read(group, buffer, 0, 1, 0), EINVAL);
-  for (int i = 7; i >= 0; --i) REQUIRE(cblk_cg_aresult(group, &tags[i], nullptr, CBLK_ARESULT_BLOCKING) == 1);
-  REFUSES(cblk_cg_aresult(group, &tags[0], nullptr, 0), EINVAL);
+  for (int i = 7; i >= 0; --i) REQUIRE(cblk_cg_aresult(group, &tags[i], ignored(), CBLK_ARESULT_BLOCKING) == 1);
+  REFUSES(cblk_cg_aresult(group, &tags[0], ignored(), 0), ENOMSG);
   cflsh_cg_tag_t foreign = {12345678, 0};
-  REFUSES(cblk_cg_aresult(group, &foreign, nullptr, 0), EINVAL);
+  REFUSES(cblk_cg_aresult(group, &foreign, ignored(), 0), EINVAL);
   REQUIRE(cblk_cg_get_stats(group, &stats, 0) == 0);
   REQUIRE(stats.num_reads == 16 && stats.num_writes == 16 && stats.num_awrites == 8);
   // Status in the background, tags of the caller's.
@@ -72,7 +71,7 @@ CASE(a_group_is_one_lun_for_several_chunks) {
   for (cblk_arw_status_t& one : status) await_status(one);
   tag.tag = 555;
   REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, nullptr, CBLK_ARW_USER_TAG_FLAG) == 0);
-  REQUIRE(cblk_cg_aresult(group, &tag, nullptr, CBLK_ARESULT_USER_TAG | CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_USER_TAG | CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_cg_clone_after_fork(group, O_RDWR, 0) == 0);
   REQUIRE(cblk_cg_close(group, 0) == 0);
   REFUSES(cblk_cg_close(group, 0), EINVAL);
@@ -86,7 +85,7 @@ CASE(a_groups_next_tag_is_the_oldest) {
   Buffer buffer(9);
   cflsh_cg_tag_t tags[9], tag;
   uint64_t status;
-  REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG), ENOENT);
+  REFUSES(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), ENOENT);
   for (int i = 0; i < 9; ++i) REQUIRE(cblk_cg_aread(group, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
   REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG) == 0 && tag.tag == -1);
   REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
@@ -106,11 +105,13 @@ CASE(a_group_closes_though_all_its_chunks_are_busy) {
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(4);
   cflsh_cg_tag_t tag;
+  cblk_arw_status_t status[4] = {};
   for (int i = 0; i < 4; ++i) {   // each ends after the one before it
-    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
+    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, &status[i], CBLK_ARW_USER_STATUS_FLAG) == 0);
     usleep(15000);
   }
   REQUIRE(cblk_cg_close(group, 0) == 0);
+  for (cblk_arw_status_t& one : status) REQUIRE(status_of(one) == CBLK_ARW_STATUS_SUCCESS);
 }
 
 HEAVY_CASE(a_busy_group_is_EBUSY_after_5_s_in_all) {
@@ -123,7 +124,7 @@ HEAVY_CASE(a_busy_group_is_EBUSY_after_5_s_in_all) {
   for (int i = 0; i < 4; ++i) REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
   REFUSES(cblk_cg_close(group, 0), EBUSY);
   REQUIRE(seconds() - start > 4.5 && seconds() - start < 8);
-  for (cflsh_cg_tag_t& tag : tags) REQUIRE(cblk_cg_aresult(group, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);   // it is whole
+  for (cflsh_cg_tag_t& tag : tags) REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);   // it is whole
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
@@ -135,12 +136,13 @@ CASE(a_group_in_the_middle_of_a_close_at_a_fork) {
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(1);
   cflsh_cg_tag_t tag;
-  REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, nullptr, 0) == 0);
+  cblk_arw_status_t status[2] = {};
+  REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, &status[0], CBLK_ARW_USER_STATUS_FLAG) == 0);
   std::thread closer([] { REQUIRE(cblk_cg_close(group, 0) == 0); });
   do {
     usleep(1000);
     errno = 0;
-    (void)!cblk_cg_aread(group, buffer, 0, 1, &tag, nullptr, 0);
+    (void)!cblk_cg_aread(group, buffer, 0, 1, &tag, &status[1], CBLK_ARW_USER_STATUS_FLAG);
   } while (errno != EINVAL);   // once the close has begun
   in_child([](void*) {
     REQUIRE(cblk_cg_close(group, 0) == 0);
@@ -172,14 +174,14 @@ CASE(raid0_puts_block_b_on_device_b_mod_n) {
     }
     REQUIRE(cblk_cg_read(group, in, 0, size, 0) == static_cast<int>(size));
     REQUIRE(is_stamped(in, 0, size, 3));
-    cflsh_cg_tag_t tag;
+    cflsh_cg_tag_t tags[40], tag;   // of a command a block
     memset(in, 0, size * kBlock);
-    REQUIRE(cblk_cg_aread(group, in, 5, 70, &tag, nullptr, 0) == 0);
-    REQUIRE(cblk_cg_aresult(group, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 70);
-    REQUIRE(is_stamped(in, 5, 70, 3));
+    for (int i = 0; i < 40; ++i) REQUIRE(cblk_cg_aread(group, in.block(static_cast<size_t>(i)), 5 + i, 1, &tags[i], nullptr, 0) == 0);
+    for (cflsh_cg_tag_t& one : tags) REQUIRE(cblk_cg_aresult(group, &one, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+    REQUIRE(is_stamped(in, 5, 40, 3));
     stamp(out, 7, 50, 4);
-    REQUIRE(cblk_cg_awrite(group, out, 7, 50, &tag, nullptr, 0) == 0);
-    REQUIRE(cblk_cg_aresult(group, &tag, nullptr, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 50);
+    for (int i = 0; i < 50; ++i) REQUIRE(cblk_cg_awrite(group, out.block(static_cast<size_t>(i)), 7 + i, 1, &tag, nullptr, 0) == 0);
+    for (int i = 0; i < 50; ++i) REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
     Buffer skewed(60, 5);
     REQUIRE(cblk_cg_read(group, skewed, 0, 60, 0) == 60);
     REQUIRE(is_stamped(skewed.block(0), 0, 3) && is_stamped(skewed.block(7), 7, 4) && is_stamped(skewed.block(57), 57, 3));
@@ -218,9 +220,7 @@ CASE(raid0_moves_as_much_as_it_says) {
   Buffer out(most + 1), in(most + 1);
   stamp(out, 3, most, 1);
   REQUIRE(cblk_cg_write(group, out, 3, most, 0) == static_cast<int>(most));
-  cflsh_cg_tag_t tag;
-  REQUIRE(cblk_cg_aread(group, in, 3, most, &tag, nullptr, 0) == 0);
-  REQUIRE(cblk_cg_aresult(group, &tag, nullptr, CBLK_ARESULT_BLOCKING) == static_cast<int>(most));
+  REQUIRE(cblk_cg_read(group, in, 3, most, 0) == static_cast<int>(most));
   REQUIRE(is_stamped(in, 3, most, 1));
   REFUSES(cblk_cg_read(group, in, 0, most + 1, 0), EINVAL);
   REQUIRE(cblk_cg_close(group, 0) == 0);
@@ -239,7 +239,7 @@ CASE(several_paths_to_one_device) {
   REQUIRE(cblk_write(id, buffer, 9, 4, 0) == 4);
   memset(buffer, 0, 4 * kBlock);
   REQUIRE(cblk_aread(id, buffer, 9, 4, &tag, nullptr, 0) == 0);
-  REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 4);
+  REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 4);
   REQUIRE(is_stamped(buffer, 9, 4, 1));
   REQUIRE(cblk_close(id, 0) == 0);
   const chunk_id_t one = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);   // a single path will do
@@ -258,7 +258,7 @@ CASE(a_reservation_keeps_others_out) {
   REQUIRE(forced != NULL_CHUNK_ID);
   REQUIRE(cblk_close(forced, 0) == 0);
   REQUIRE(cblk_close(first, 0) == 0);
-  const chunk_id_t plain = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_SHARE_CTXT | CBLK_OPN_GROUP);
+  const chunk_id_t plain = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_SHARE_CTXT);
   REQUIRE(plain != NULL_CHUNK_ID);
   const chunk_id_t beside = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
   REQUIRE(beside != NULL_CHUNK_ID);

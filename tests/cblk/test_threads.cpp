@@ -50,7 +50,7 @@ void work(const Worker& worker) {
         break;
       case 1: {
         const int rc = start(0);
-        if (rc == 0) REQUIRE(cblk_aresult(worker.id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == want);
+        if (rc == 0) REQUIRE(cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == want);
         else REQUIRE(rc == want);   // from the cache
         break;
       }
@@ -58,7 +58,7 @@ void work(const Worker& worker) {
         int rc = start(CBLK_ARW_USER_TAG_FLAG);
         REQUIRE(rc == 0 || rc == want);
         while (rc == 0) {
-          rc = cblk_aresult(worker.id, &tag, nullptr, CBLK_ARESULT_USER_TAG);
+          rc = cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_USER_TAG);
           if (rc == 0) usleep(50);   // a hundred spinning threads would leave nobody a CPU
         }
         REQUIRE(rc == want);
@@ -79,7 +79,8 @@ void work(const Worker& worker) {
         io.buf = buffer;
         io.lba = at;
         io.nblocks = n;
-        REQUIRE(cblk_listio(worker.id, &list, 1, nullptr, 0, &list, 1, nullptr, nullptr, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
+        int none = 0;
+        REQUIRE(cblk_listio(worker.id, &list, 1, nullptr, 0, &list, 1, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
         REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS && io.stat.blocks_transferred == n);
       }
     }
@@ -175,7 +176,7 @@ CASE(issuers_and_fetchers) {
     threads.emplace_back([&, t] {
       while (fetched < total) {
         int tag = -1;
-        const int rc = cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_NEXT_TAG | (t % 2 ? CBLK_ARESULT_BLOCKING : 0));
+        const int rc = cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | (t % 2 ? CBLK_ARESULT_BLOCKING : 0));
         if (rc == 1) {
           REQUIRE(tag >= 0 && tag < total && seen[static_cast<size_t>(tag)]++ == 0);
           ++fetched;
@@ -204,7 +205,7 @@ CASE(the_next_waiter_takes_over) {
       usleep(static_cast<useconds_t>(t) * 25000);
       const double start = seconds();
       REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
-      REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+      REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
       REQUIRE(seconds() - start < 1);
     });
   }
@@ -225,7 +226,7 @@ CASE(the_cache_never_tells_of_the_past) {
       while (!stop) {
         int tag;
         if (t == 0) REQUIRE(cblk_read(id, block, 3, 1, 0) == 1);
-        else if (cblk_aread(id, block, 3, 1, &tag, nullptr, 0) == 0) REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+        else if (cblk_aread(id, block, 3, 1, &tag, nullptr, 0) == 0) REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
       }
     });
   }
@@ -234,7 +235,7 @@ CASE(the_cache_never_tells_of_the_past) {
     int tag;
     stamp(block, 3, 1, version);
     if (version % 2) REQUIRE(cblk_write(id, block, 3, 1, 0) == 1);
-    else REQUIRE(cblk_awrite(id, block, 3, 1, &tag, nullptr, 0) == 0 && cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+    else REQUIRE(cblk_awrite(id, block, 3, 1, &tag, nullptr, 0) == 0 && cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
     for (int i = 0; i < 2; ++i) REQUIRE(cblk_read(id, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
   }
   stop = true;
@@ -254,7 +255,7 @@ CASE(waiters_sleep) {
       Buffer buffer(1);
       int tag;
       REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
-      REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+      REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -50,7 +50,7 @@ CASE(a_virtual_chunk_has_no_size_until_it_is_set) {
   chunk_attrs_t attrs;
   REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0 && attrs.max_transfer_size == 1);
   REQUIRE(cblk_aread(id, buffer, 7, 1, &tag, nullptr, 0) == 0);
-  REQUIRE(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(is_stamped(buffer, 7, 1, 1));
   REQUIRE(cblk_close(id, 0) == 0);
 }
@@ -98,8 +98,9 @@ CASE(all_that_remains_and_no_more) {
   const chunk_id_t id = open_virtual(path);
   REQUIRE(cblk_set_size(id, 40, 0) == 0);
   write_run(id, 0, 40, 1);
-  REFUSES(cblk_set_size(id, kBlocks * 2, 0), ENOMEM);
-  REFUSES(cblk_set_size(id, SIZE_MAX - 1, 0), ENOMEM);
+  REFUSES(cblk_set_size(id, kBlocks, 0), ENOMEM);   // less what the format takes
+  REFUSES(cblk_set_size(id, kBlocks + 1, 0), EINVAL);
+  REFUSES(cblk_set_size(id, SIZE_MAX - 1, 0), EINVAL);
   size_t size = 0;
   REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 40);   // nothing was changed
   REQUIRE(cblk_set_size(id, static_cast<size_t>(-1), 0) == 0);
@@ -227,7 +228,7 @@ CASE(a_raid0_of_virtual_luns) {
   Buffer block(1);
   REFUSES(cblk_cg_read(group, block, 0, 1, 0), EINVAL);
   REQUIRE(cblk_cg_set_size(group, 101, 0) == 0);
-  REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 101);
+  REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 102);   // whole stripes
   for (int i = 0; i < 101; ++i) {
     stamp(block, static_cast<uint64_t>(i), 1, 6);
     REQUIRE(cblk_cg_write(group, block, i, 1, 0) == 1);
@@ -237,7 +238,11 @@ CASE(a_raid0_of_virtual_luns) {
     REQUIRE(cblk_cg_read(group, block, i, 1, 0) == 1);
     REQUIRE(is_stamped(block, static_cast<uint64_t>(i), 1, 6));
   }
-  REFUSES(cblk_cg_set_size(group, kBlocks * 4, 0), ENOMEM);
+  REFUSES(cblk_cg_set_size(group, kBlocks * 2, 0), ENOMEM);
+  REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 900);   // all devices are as they were
+  REFUSES(cblk_cg_set_size(group, kBlocks * 4, 0), EINVAL);
+  REQUIRE(cblk_cg_set_size(group, static_cast<size_t>(-1), 0) == 0);
+  REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size > kBlocks && size % 2 == 0);
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 

@@ -35,10 +35,12 @@ class CblkList final : public LioSide {
     prepare(list, write);
     auto room = static_cast<int>(list.size());
     done_.resize(list.size());
-    if (cblk_listio(chunk_, issue_.data(), room, nullptr, 0, nullptr, 0, done_.data(), &room, 0, 0) < 0) fail();
+    places_.resize(list.size());
+    for (size_t i = 0; i < list.size(); ++i) places_[i] = &done_[i];
+    if (cblk_listio(chunk_, issue_.data(), room, nullptr, 0, nullptr, 0, places_.data(), &room, 0, 0) < 0) fail();
   }
   void finish() override {
-    std::vector<cblk_io_t*>& left = done_;
+    std::vector<cblk_io_t*>& left = places_;
     left.clear();
     for (cblk_io_t& io : ios_) {
       if (io.stat.status == CBLK_ARW_STATUS_PENDING) left.push_back(&io);
@@ -81,8 +83,8 @@ class CblkList final : public LioSide {
 
   const char* system_;
   chunk_id_t chunk_ = NULL_CHUNK_ID;
-  std::vector<cblk_io_t> ios_;
-  std::vector<cblk_io_t*> issue_, done_;
+  std::vector<cblk_io_t> ios_, done_;
+  std::vector<cblk_io_t*> issue_, places_;
 };
 
 // An interrupted lio_listio(LIO_WAIT) leaves pointers into its stack behind, by which the library's threads then crash: signals

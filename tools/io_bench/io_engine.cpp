@@ -133,7 +133,8 @@ class CblkEngine final : public IoEngine {
     for (bool more = true; more;) {
       int tag = 0;
       const bool must = static_cast<unsigned>(taken) < least;
-      const int blocks = cblk_aresult(chunk_.id(), &tag, nullptr, CBLK_ARESULT_NEXT_TAG | (must ? CBLK_ARESULT_BLOCKING : 0));
+      uint64_t moved = 0;
+      const int blocks = cblk_aresult(chunk_.id(), &tag, &moved, CBLK_ARESULT_NEXT_TAG | (must ? CBLK_ARESULT_BLOCKING : 0));
       more = blocks != 0;
       if (blocks < 0 && errno == ENOENT) more = false;   // all are fetched
       else if (blocks < 0) return -errno;
