@@ -35,6 +35,13 @@ class EventGate {
   }
   void leave(int shard) { installs_[shard].count.fetch_sub(1, std::memory_order_release); }
 
+  // What was read before is noted when this returns. Not by readers.
+  void wait_for_readers() {
+    int shard;
+    while ((shard = enter()) < 0) sys::yield_cpu();
+    leave(shard);
+  }
+
   // Around reading messages, until all events among them are noted.
   void begin_read(int uffd);
   void end_read() { readers_.fetch_sub(1, std::memory_order_release); }

@@ -55,10 +55,9 @@ int Evictor::open(uint32_t frame_count) {
   if (batch_limit_ == 0) return -ENOSPC;
   ops_ = static_cast<WriteOp*>(map_private(kWriteOps * sizeof(WriteOp), ForkPolicy::kInherit));
   staging_ = static_cast<char*>(map_private(kBatchPages * state.page_size, ForkPolicy::kDontFork));
-  unreadable_ = static_cast<char*>(map_private(kBatchPages * state.page_size, ForkPolicy::kDontFork));
   failed_ = static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
   retrying_ = static_cast<uint32_t*>(map_private(frame_count * sizeof(uint32_t), ForkPolicy::kInherit));
-  if (ops_ == nullptr || staging_ == nullptr || unreadable_ == nullptr || failed_ == nullptr || retrying_ == nullptr) return -ENOMEM;
+  if (ops_ == nullptr || staging_ == nullptr || failed_ == nullptr || retrying_ == nullptr) return -ENOMEM;
   (void)sys::advise(staging_, kBatchPages * state.page_size, MADV_NOHUGEPAGE);
   free_op_count_ = 0;
   for (unsigned i = 0; i < kWriteOps; ++i) free_ops_[free_op_count_++] = i;
@@ -431,6 +430,16 @@ void Evictor::capture(const unsigned* which, unsigned count) {
   }
 }
 
+// To wherever the kernel likes: one that is refused has unmapped the place it was to go to before 6.17, which another thread's map may then have.
+int Evictor::take_away(void* from, size_t bytes, char** there) {
+  void* to = nullptr;
+  own_move_begins(reinterpret_cast<uintptr_t>(from), bytes);
+  const int rc = sys::take_mapping(from, bytes, &to);
+  own_move_ends(rc == 0 ? reinterpret_cast<uintptr_t>(to) : 0);
+  *there = static_cast<char*>(to);
+  return rc;
+}
+
 // Neighbours go together. Who makes a page readable in between finds it missing, as after any drop.
 unsigned Evictor::take_unreadable(const unsigned* which, unsigned count) {
   const size_t page = pager_state().page_size;
@@ -439,21 +448,21 @@ unsigned Evictor::take_unreadable(const unsigned* which, unsigned count) {
     Victim& first = victims_[which[i]];
     unsigned n = 1;
     while (i + n < count && victims_[which[i + n]].region == first.region && victims_[which[i + n]].page.value == first.page.value + n) ++n;
-    int rc = sys::take_mapping(first.region->address_of(first.page), unreadable_, n * page);
-    if (rc < 0 && n > 1) rc = sys::take_mapping(first.region->address_of(first.page), unreadable_, (n = 1) * page);   // more than one mapping
-    if (rc == 0 && (rc = sys::protect_without_key(unreadable_, n * page, PROT_READ)) < 0)
+    char* there = nullptr;
+    int rc = take_away(first.region->address_of(first.page), n * page, &there);
+    if (rc < 0 && n > 1) rc = take_away(first.region->address_of(first.page), (n = 1) * page, &there);   // more than one mapping
+    if (rc == 0 && (rc = sys::protect_without_key(there, n * page, PROT_READ)) < 0)
       fatal("evictor: pages from %p on were taken out and cannot be read (%s); they would be lost", static_cast<void*>(first.region->address_of(first.page)), errno_name(rc));
     for (unsigned k = 0; k < n; ++k) {
       Victim& victim = victims_[which[i + k]];
-      victim.guard = rc == 0 && sys::peek(unreadable_ + k * page, frames_.memory(victim.frame), page) < 0;
+      victim.guard = rc == 0 && sys::peek(there + k * page, frames_.memory(victim.frame), page) < 0;
       if (victim.guard) put_guard_back(victim);
       victim.dropped = rc == 0;
       victim.stuck = rc < 0;
     }
     if (rc == 0) {
       dropped += n;
-      void* again = nullptr;   // empty, and reserved for the next
-      (void)sys::map(unreadable_, n * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0, &again);
+      (void)sys::unmap(there, n * page);
       counters().evicted_unreadable.add(n);
     }
     i += n;

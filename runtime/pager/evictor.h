@@ -61,9 +61,6 @@ class Evictor {
   // Evicts what is resident in [first, end) of the region now. Waits. Pages evicted, or -errno.
   [[nodiscard]] int64_t evict_range(Region* region, PageIndex first, PageIndex end);
 
-  // Whether mappings of unreadable pages are moved to that address (by this thread: the kernel tells of it like of any mremap).
-  bool takes_to(uint64_t address) const { return address - reinterpret_cast<uintptr_t>(unreadable_) < kBatchPages * sys::page_bytes(); }
-
   FramePool& frames() { return frames_; }
   void dump(int fd) const;
 
@@ -107,6 +104,7 @@ class Evictor {
   unsigned gather_by_move();
   void capture(const unsigned* which, unsigned count);
   unsigned take_unreadable(const unsigned* which, unsigned count);
+  static int take_away(void* from, size_t bytes, char** there);
   void put_guard_back(Victim& victim);
   void keep(Victim& victim, unsigned heat);
   void settle();
@@ -128,7 +126,6 @@ class Evictor {
   int pagemap_ = -1;                // in the service threads' table; made by the thread
   unsigned batch_limit_ = kBatchPages;
   char* staging_ = nullptr;
-  char* unreadable_ = nullptr;      // where mappings of unreadable pages are moved to
   bool splice_refused_ = false;     // vmsplice is not allowed (any more)
   uint32_t low_water_ = 64, high_water_ = 128;
 

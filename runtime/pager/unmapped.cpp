@@ -41,6 +41,16 @@ struct Notes {
   std::atomic<uint64_t> to_begin{0}, to_end{0};   // hull of the places that pages are being moved to
   std::atomic<uint64_t> marking{0};   // the page that we are mapping over ourselves
 };
+
+// Moves of [from, from + bytes) that were told of while the evictor takes it.
+struct OwnMove {
+  static constexpr unsigned kMost = 4;
+  sys::SpinLock lock;
+  uint64_t from = 0, bytes = 0;   // 0: none
+  uint64_t to[kMost] = {};
+  std::atomic<unsigned> told{0};
+};
+constinit OwnMove g_own_move;
 constinit Notes g_notes;
 constinit std::atomic<const UnmappedOwner*> g_owner{nullptr};
 
@@ -154,9 +164,7 @@ int map_lost_page(PagerState& state, void* to) {
   if (protection < 0) return protection;
   g_notes.marking.store(reinterpret_cast<uintptr_t>(to));
   const int rc = sys::map_past_end(to, state.page_size, protection);
-  int shard;
-  while ((shard = state.event_gate.enter()) < 0) sys::yield_cpu();
-  state.event_gate.leave(shard);
+  state.event_gate.wait_for_readers();
   g_notes.marking.store(0);
   return rc;
 }
@@ -358,8 +366,51 @@ void unmapped_note(uint64_t start, uint64_t end) {
 
 void lost_note(Region& region, PageIndex page) { push({Note::Kind::kLost, &region, page.value, page.value + 1}); }
 
+void own_move_begins(uint64_t from, uint64_t bytes) {
+  sys::Locked<sys::SpinLock> hold(g_own_move.lock);
+  g_own_move.from = from;
+  g_own_move.bytes = bytes;
+}
+
+void own_move_ends(uint64_t to) {
+  OwnMove& own = g_own_move;
+  pager_state().event_gate.wait_for_readers();
+  uint64_t others[OwnMove::kMost], from, bytes;
+  unsigned n = 0;
+  {
+    sys::Locked<sys::SpinLock> hold(own.lock);
+    for (unsigned i = 0; i < own.told.load(); ++i)
+      if (own.to[i] != to) others[n++] = own.to[i];
+    from = own.from;
+    bytes = own.bytes;
+    own.from = 0;
+  }
+  for (unsigned i = 0; i < n; ++i) moved_note(from, others[i], bytes);
+  own.told.store(0);   // noted before they are forgotten: being_moved_to
+}
+
+// Told of, and whose it is not known yet.
+static bool may_be_own(uint64_t from, uint64_t to, uint64_t bytes) {
+  OwnMove& own = g_own_move;
+  sys::Locked<sys::SpinLock> hold(own.lock);
+  const unsigned told = own.told.load();
+  if (from != own.from || bytes != own.bytes || told == OwnMove::kMost) return false;
+  own.to[told] = to;
+  own.told.store(told + 1);
+  return true;
+}
+
+static bool may_be_moved_to(uint64_t address, uint64_t bytes) {
+  OwnMove& own = g_own_move;
+  if (own.told.load() == 0) return false;
+  sys::Locked<sys::SpinLock> hold(own.lock);
+  for (unsigned i = 0; i < own.told.load(); ++i)
+    if (address < own.to[i] + own.bytes && address + bytes > own.to[i]) return true;
+  return false;
+}
+
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
-  if (pager_state().evictor->takes_to(to)) return;   // our own: Evictor::take_unreadable
+  if (may_be_own(from, to, bytes)) return;
   uint64_t begin = g_notes.to_begin.load(), limit = g_notes.to_end.load();
   g_notes.to_begin.store(begin == 0 || to < begin ? to : begin);
   g_notes.to_end.store(to + bytes > limit ? to + bytes : limit);
@@ -367,6 +418,7 @@ void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
 }
 
 bool being_moved_to(uint64_t address, uint64_t bytes) {
+  if (may_be_moved_to(address, bytes)) return true;
   if (g_notes.words.load(std::memory_order_acquire) == 0 || address + bytes <= g_notes.to_begin.load() || address >= g_notes.to_end.load()) return false;
   const unsigned shift = pager_state().page_shift;
   sys::Locked<sys::SpinLock> hold(g_notes.lock);
@@ -432,6 +484,9 @@ void unmaps_forget(const Region* region) {
 // Notes that came while the fork was under way hold in the child as well: its housekeeping thread settles them.
 void unmaps_enter_child() {
   g_notes.lock.unlock();
+  g_own_move.lock.unlock();
+  g_own_move.from = 0;
+  g_own_move.told.store(0);
   g_notes.settling.reset_in_child();
   const auto words = static_cast<uint32_t>(g_notes.end - g_notes.settled);
   g_notes.in_hand = false;

@@ -213,10 +213,7 @@ int drop_locked(void* address, size_t bytes, bool unlock) {
   return rc;
 }
 
-int take_mapping(void* from, void* to, size_t bytes) {
-  void* at = nullptr;
-  return remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to, &at);
-}
+int take_mapping(void* from, size_t bytes, void** to) { return remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr, to); }
 
 int protect_with_key(void* address, size_t bytes, int prot, int key) {
 #ifdef SYS_pkey_mprotect

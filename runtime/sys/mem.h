@@ -34,9 +34,9 @@ void advise_vector_forget();                // in a forked child: a pidfd of the
 unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
 // Drops what is there, also of locked memory; `unlock`: where the kernel cannot (before 5.18) the lock goes first. -errno: some may be left.
 [[nodiscard]] int drop_locked(void* address, size_t bytes, bool unlock);
-// Moves the mapping of pages to `to`, whatever was there; the range stays mapped, empty. As one step: what other threads wrote
+// Moves the mapping of pages to a place of the kernel's choice, `*to`; the range stays mapped, empty. As one step: what other threads wrote
 // before is moved, and they cannot write any more. All of them, or -errno and none.
-[[nodiscard]] int take_mapping(void* from, void* to, size_t bytes);
+[[nodiscard]] int take_mapping(void* from, size_t bytes, void** to);
 // mprotect that also takes a protection key (pkeys(7)) away.
 [[nodiscard]] int protect_without_key(void* address, size_t bytes, int prot);
 [[nodiscard]] int protect_with_key(void* address, size_t bytes, int prot, int key);   // pkey_mprotect
