@@ -5,44 +5,99 @@
 
 #include <errno.h>
 
+#include <bit>
+
 #include "base/arena.h"
 #include "base/units.h"
 
 namespace lunar::cblk {
+namespace {
 
-int BouncePool::open() {
-  memory_ = static_cast<char*>(map_private(kBytes, ForkPolicy::kInherit));
-  return memory_ ? 0 : -ENOMEM;
+constexpr size_t kSmallBytes = 4096;
+constexpr uint32_t kMiddleMost = 192;   // 12 MiB
+
+unsigned size_class(size_t bytes) { return bytes <= BouncePool::kMiddleBytes ? 0 : static_cast<unsigned>(std::bit_width((bytes - 1) / BouncePool::kMiddleBytes)); }
+size_t class_bytes(unsigned size) { return BouncePool::kMiddleBytes << size; }
+
+}  // namespace
+
+void BouncePool::open(uint32_t requests) {
+  small_ = static_cast<uint32_t>(round_up(requests, 64)) + 64;   // and blocking ones
+  middle_ = small_ < kMiddleMost ? small_ : kMiddleMost;
 }
 
 void BouncePool::close() {
-  if (memory_) unmap_private(memory_, kBytes);
-  memory_ = nullptr;
+  char* memory = memory_.load(std::memory_order_relaxed);
+  if (memory) unmap_private(memory, small_ * kSmallBytes + middle_ * kMiddleBytes);
+  memory_.store(nullptr, std::memory_order_relaxed);
+  for (unsigned i = 0; i < kSizes; ++i) {
+    if (char* spare = spare_[i].exchange(nullptr)) unmap_private(spare, class_bytes(i));
+  }
+}
+
+char* BouncePool::memory() {
+  char* known = memory_.load(std::memory_order_acquire);
+  if (known) return known;
+  const size_t bytes = small_ * kSmallBytes + middle_ * kMiddleBytes;
+  auto* fresh = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!fresh || memory_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
+  unmap_private(fresh, bytes);   // another thread was quicker
+  return known;
+}
+
+// A piece of [from, to), or -1.
+int32_t BouncePool::take_piece(uint32_t from, uint32_t to) {
+  for (uint32_t word = from / 64; word < to / 64; ++word) {
+    uint64_t taken = taken_[word].load(std::memory_order_relaxed);
+    while (~taken) {
+      const int bit = std::countr_one(taken);
+      if (taken_[word].compare_exchange_weak(taken, taken | uint64_t{1} << bit, std::memory_order_acquire))
+        return static_cast<int32_t>(word * 64) + bit;
+    }
+  }
+  return -1;
 }
 
 int BouncePool::take(size_t bytes, Bounce* out) {
-  if (bytes <= kPieceBytes) {
-    uint32_t taken = taken_.load(std::memory_order_relaxed);
-    while (static_cast<uint16_t>(~taken) != 0) {
-      const int piece = __builtin_ctz(~taken);
-      if (!taken_.compare_exchange_weak(taken, taken | 1u << piece, std::memory_order_acquire)) continue;
-      *out = {memory_ + static_cast<size_t>(piece) * kPieceBytes, bytes, piece};
+  const bool small = bytes <= kSmallBytes;
+  if (bytes <= kMiddleBytes) {
+    char* pool = memory();
+    if (!pool) return -ENOMEM;
+    const int32_t piece = small ? take_piece(0, small_) : take_piece(small_, small_ + middle_);
+    if (piece >= 0) {
+      const auto at = static_cast<size_t>(piece);
+      *out = {pool + (small ? at * kSmallBytes : small_ * kSmallBytes + (at - small_) * kMiddleBytes), static_cast<uint32_t>(bytes), piece};
       return 0;
     }
   }
-  auto* memory = static_cast<char*>(map_private(round_up(bytes, kPieceBytes), ForkPolicy::kInherit));
+  const unsigned size = size_class(bytes);
+  if (size >= kSizes) return -ENOMEM;
+  char* memory = spare_[size].exchange(nullptr, std::memory_order_acquire);
+  if (!memory) memory = static_cast<char*>(map_private(class_bytes(size), ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
-  (void)taken_.load(std::memory_order_acquire);   // see give()
-  *out = {memory, bytes, -1};
+  (void)taken_[0].load(std::memory_order_acquire);   // see give()
+  *out = {memory, static_cast<uint32_t>(bytes), -1};
   return 0;
 }
 
 void BouncePool::give(Bounce* bounce) {
   if (!bounce->memory) return;
-  if (bounce->piece >= 0) taken_.fetch_and(~(1u << bounce->piece), std::memory_order_release);
-  else taken_.fetch_or(0, std::memory_order_release);   // the kernel orders this use before the next of the address; TSan cannot know
-  if (bounce->piece < 0) unmap_private(bounce->memory, round_up(bounce->bytes, kPieceBytes));
+  if (bounce->piece >= 0) {
+    const auto piece = static_cast<uint32_t>(bounce->piece);
+    taken_[piece / 64].fetch_and(~(uint64_t{1} << piece % 64), std::memory_order_release);
+  } else {
+    const unsigned size = size_class(bounce->bytes);
+    char* none = nullptr;
+    if (!spare_[size].compare_exchange_strong(none, bounce->memory, std::memory_order_release, std::memory_order_relaxed)) {
+      taken_[0].fetch_or(0, std::memory_order_release);   // the kernel orders this use before the next of the address; TSan cannot know
+      unmap_private(bounce->memory, class_bytes(size));
+    }
+  }
   *bounce = {};
+}
+
+void BouncePool::forget_in_child() {
+  for (std::atomic<uint64_t>& word : taken_) word.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace lunar::cblk

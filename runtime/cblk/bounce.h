@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Aligned stand-ins for buffers that the device cannot take as they are.
+// Stand-ins for the callers' buffers: for I/O that may outlive its call (chunk.h: time limit), and for buffers that the device cannot
+// take as they are.
 //
-// Idea: most are a block or a few; those come from a few pieces that the chunk keeps (a bit a piece, taken by one atomic
-// operation; their memory is touched when first used). A larger one, or one too many, is a mapping of its own.
-// Threading: any. Takes no lock, allocates nothing but that mapping.
+// Idea: most are a block or a few; those come from pieces of two sizes that the chunk keeps (a bit a piece, taken by one atomic
+// operation; their memory is mapped when the first one is wanted and touched when first used). A larger one, or one too many, is a
+// mapping of its own, of a power of two; one of each size is kept for the next.
+// Threading: any. Takes no lock, allocates nothing but those mappings.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -13,26 +15,30 @@ namespace lunar::cblk {
 
 struct Bounce {
   char* memory = nullptr;   // nullptr: none
-  size_t bytes = 0;
-  int piece = -1;           // -1: a mapping
+  uint32_t bytes = 0;
+  int32_t piece = -1;       // -1: a mapping
 };
 
 class BouncePool {
  public:
-  static constexpr unsigned kPieces = 16;
-  static constexpr size_t kPieceBytes = 64 * 1024;
-  static constexpr size_t kBytes = kPieces * kPieceBytes;
+  static constexpr size_t kMiddleBytes = 64 * 1024;
 
-  [[nodiscard]] int open();            // 0 or -ENOMEM
+  void open(uint32_t requests);        // how many are likely to be in use at one time
   void close();                        // pre: all given back
-  // Page-aligned memory for `bytes`. 0 or -ENOMEM.
+  // Page-aligned memory for `bytes` (16 MiB at most). 0 or -ENOMEM.
   [[nodiscard]] int take(size_t bytes, Bounce* out);
   void give(Bounce* bounce);           // nothing to give is fine
-  void forget_in_child() { taken_.store(0, std::memory_order_relaxed); }
+  void forget_in_child();
 
  private:
-  char* memory_ = nullptr;
-  std::atomic<uint32_t> taken_{0};
+  static constexpr unsigned kWords = (8192 + 64) / 64, kSizes = 9;   // 64 KiB .. 16 MiB
+  int32_t take_piece(uint32_t from, uint32_t to);
+  char* memory();
+
+  std::atomic<char*> memory_{nullptr};   // small pieces of a block, then middle ones
+  uint32_t small_ = 0, middle_ = 0;      // pieces; multiples of 64
+  std::atomic<uint64_t> taken_[kWords + 4] = {};
+  std::atomic<char*> spare_[kSizes] = {};
 };
 
 }  // namespace lunar::cblk

@@ -52,16 +52,16 @@ int Chunk::open(const Options& options, Chunk** out) {
   chunk->flags_ = options.flags;
 
   const Environment environment = read_environment();
-  chunk->timeout_ns_ = environment.timeout_s < kForever / 4'000'000'000 ? environment.timeout_s * 1'000'000'000 : 0;
+  chunk->command_timeout_ns_ = environment.command_timeout_ns;
   chunk->lun_id_ = environment.lun_id;
   int status = chunk->open_device(options);
   if (status == 0) {
     chunk->find_limits(environment);
-    status = chunk->bounces_.open();
+    chunk->bounces_.open(count);
+    chunk->lanes_.open(chunk->device_, &chunk->bounces_, &chunk->cache_);
   }
   // Chunks of a group may lie on one LUN: a cache each would tell of the others' past.
   if (status == 0 && options.kind == Kind::kChunk) status = chunk->cache_.open(environment.cache_blocks);
-  if (status == 0) status = chunk->attach();
   if (status == 0) status = table_add(chunk);
   if (status < 0) chunk->destroy();
   else *out = chunk;
@@ -101,6 +101,7 @@ void Chunk::find_limits(const Environment& environment) {
   const Capabilities capabilities = device_->capabilities();
   can_unmap_ = capabilities.discard;
   buffer_align_ = capabilities.memory_align ? capabilities.memory_align : 1;
+  timeout_ns_ = capabilities.instant ? 0 : environment.io_timeout_ns;
   if (virtual_) {
     transfer_blocks_max_ = 1;
     lun_blocks_ = virtual_->physical().device()->size_bytes() / kBlockBytes;
@@ -125,6 +126,7 @@ int Chunk::attach() {
 
 // pre: nobody uses it any more.
 void Chunk::destroy() {
+  lanes_.close();
   if (context_) device_->detach(context_);
   if (device_) device_close(device_);
   cache_.close();
@@ -141,6 +143,10 @@ bool Chunk::drain(uint64_t deadline_ns) {
   waiter.kind = Waiter::kIdle;
   const int status = wait_until(&waiter, deadline_ns, [this] { return in_ring_ == 0 && backlog_count_ == 0 && fetchable_ == 0; });
   unlock();
+  while (lanes_.sweep() != 0) {
+    if (sys::now_ns() >= deadline_ns) return false;
+    sys::sleep_ns(kLostRetryNs);
+  }
   return status == 0;
 }
 
@@ -238,7 +244,7 @@ bool Chunk::quiet() {
     while (!leader_ && reap()) {}
     const bool idle = in_ring_ == 0 && backlog_count_ == 0;
     unlock();
-    if (!idle) return false;
+    if (!idle || lanes_.sweep() != 0) return false;
     if (counters_.act_reads.now.load() == 0 && counters_.act_writes.now.load() == 0) return true;
   }
   return false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A chunk: a device that a program opened through the block library.
 //
-//   cblk_read  ───────────────────────────────────────────────► Device::transfer     on the caller's thread, no lock
+//   cblk_read  ───────────────────────────────► lane (a ring a thread at it, lanes.h)   on the caller's thread, no lock
 //   cblk_aread ─► command table ─► backlog ─► Context (ring) ─┐
 //   cblk_aresult ◄─ done ◄──────── harvest ◄──────────────────┘                       under the chunk's lock, which nobody
 //                                                                                     sleeps with
@@ -13,11 +13,22 @@
 // A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult; those with a status of the caller's go from
 // active to free.
 //
+// Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT, but nobody can take it back from the device: it
+// is *lost*. So that it touches nothing of the caller's any more, every I/O under a limit moves through a buffer of ours
+// (bounce.h), copied into the caller's only by a call that reports success. What a lost one holds (its place in the table, or its
+// lane; its buffer) stays put aside until the device lets go of it. A lost write may yet land: writes and discards of the same
+// blocks wait for it, and set_size and close refuse (EBUSY). Without a limit, and on devices whose I/O is a copy
+// (Capabilities::instant), I/O goes by the caller's own buffer, a blocking one by Device::transfer.
+//
+// A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) held ─► free, when the ring delivers it. Who waits for it, polls it
+// or, with a status, the completer sees that it is late.
+//
 // Files: chunk.cpp open and close; commands.cpp the table; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; sync.cpp;
 // listio.cpp; fork.cpp.
 // Threading: public calls from any thread unless they say otherwise. Data path: no allocation.
 #pragma once
 #include <errno.h>
+#include <string.h>
 #include <sys/uio.h>
 
 #include "capiblock.h"
@@ -26,6 +37,7 @@
 #include "cblk/counters.h"
 #include "cblk/door.h"
 #include "cblk/environment.h"
+#include "cblk/lanes.h"
 #include "cblk/table.h"
 #include "lun/virtual_lun.h"
 #include "superpipe/device.h"
@@ -36,9 +48,21 @@ constexpr uint64_t kBlockBytes = CAPI_FLASH_BLOCK_SIZE;
 constexpr int kRequestsDefault = 64, kRequestsMax = 8192;
 constexpr uint64_t kTransferBlocksMax = 4096;          // of a physical chunk; a virtual one moves 1
 constexpr uint64_t kCloseWaitNs = 5'000'000'000;
-constexpr uint64_t kFreeCommandWaitNs = 5'000'000'000;
 constexpr uint64_t kForever = UINT64_MAX;              // a deadline
 constexpr uint32_t kNone = UINT32_MAX;                 // no command
+
+// What a read must remember for the cache. Most have nothing to, and pay nothing when they are copied.
+struct Stamps {
+  Stamps() {}
+  Stamps(const Stamps& other) { *this = other; }
+  Stamps& operator=(const Stamps& other) {
+    known = other.known;
+    if (known) memcpy(of, other.of, sizeof of);
+    return *this;
+  }
+  bool known = false;
+  uint64_t of[Cache::kFillBlocksMax];   // set where known
+};
 
 // One I/O as the caller asked for it.
 struct Io {
@@ -56,12 +80,11 @@ struct Io {
   // Made by prepare().
   Bounce bounce;
   bool cached_write = false;
-  uint64_t stamps[Cache::kFillBlocksMax] = {};
-  bool stamped = false;
+  Stamps stamps;
 };
 
 // The status last: who reads it with acquire order may read the rest.
-// What the library says itself, of arguments and of commands that live on or are none, may not come from the device: callers would
+// What the library says itself, of arguments, of time and of commands that are none, may not come from the device: callers would
 // take a command that was fetched for one that was not. Such errors of a device are EIO.
 inline bool is_our_answer(int64_t error) {
   return error == -EINVAL || error == -ETIMEDOUT || error == -ENOMSG || error == -ENOENT || error == -EAGAIN;
@@ -75,14 +98,17 @@ inline cblk_status_type_t get_status(cblk_arw_status_t* status) {
 void fill_status(cblk_arw_status_t* status, int64_t blocks);   // blocks or -errno
 
 struct Entry {
-  enum State : uint8_t { kFree, kActive, kDone };
+  enum State : uint8_t { kFree, kActive, kDone, kHeld };   // kHeld: over for the caller, not yet for the device
   std::atomic<uint8_t> state{kFree};
+  bool lost = false;                // its time ran out while the device had it
+  bool delivered = false;           // its completion is being copied out: too late to be late
   uint32_t life = 0;
   uint32_t next = kNone;            // free stack or backlog
   uint32_t newer = kNone, older = kNone;   // in a Line
   uint32_t same_hash = kNone;       // user tags
   iovec part{};
   uint64_t sequence = 0;
+  uint64_t deadline_ns = UINT64_MAX;
   int64_t result = 0;               // blocks or -errno
   struct Waiter* waiters = nullptr; // for this one
   Io io;
@@ -137,10 +163,9 @@ class Chunk final : public Handle {
 
   [[nodiscard]] int64_t transfer(Io* io) override;
   [[nodiscard]] int64_t issue(Io* io, cflsh_cg_tag_t* tag) override;
-  [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override { return result(&tag->tag, flags, result_deadline()); }
-  // The same, until the deadline, then -ETIMEDOUT.
+  [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override { return result(&tag->tag, flags, kForever); }
+  // > 0 blocks; 0 not done; -errno: it failed (-ETIMEDOUT: in time), or there is none. Blocking: until it is over, or the deadline.
   [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns);
-  uint64_t result_deadline() const;         // by CFLSH_BLK_TIMEOUT
   [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
                          cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags);
 
@@ -155,7 +180,6 @@ class Chunk final : public Handle {
   }
   void harvest();                                // takes what is there
   [[nodiscard]] int check(const Io& io) const;   // 0 or -EINVAL, -EPROTONOSUPPORT
-  uint64_t timeout_ns() const { return timeout_ns_; }
 
   // fork.cpp; pre of all three: the registry's lock is held.
   void before_fork() { lock_.lock(); }
@@ -197,6 +221,7 @@ class Chunk final : public Handle {
   // harvest.cpp; lock held
   bool reap();
   void finish(uint32_t index, int64_t bytes);
+  void report(uint32_t index, int64_t blocks);
   void copy_out(const Response& response);   // without the lock
   void count(const Io& io, int64_t blocks);
   Gauge& asynchronous(Op op) { return op == Op::kRead ? counters_.act_areads : counters_.act_awrites; }   // issued, not yet fetched
@@ -212,18 +237,28 @@ class Chunk final : public Handle {
   bool may_lead(Waiter::Kind kind) const;
   void sleep(Waiter* waiter, int64_t left_ns);
   void unlock();                    // and wakes who was signalled, and names a leader where one is wanted
+  // late.cpp; lock held
+  uint64_t deadline_of_a_new_one() const;
+  uint64_t poll_clock_ns() const;
+  bool expire(uint32_t index);
+  void expire_late(uint64_t now_ns);
+  uint64_t expire_late_background();
+  void end_lost(Entry& entry);
+  bool some_lost() const { return lost_.load(std::memory_order_relaxed) != 0 || lanes_.some_lost(); }
+  bool held_up(const Io& io);
+  int wait_for_lost(const Io& io, uint64_t deadline_ns);   // lock not held
   // result.cpp; lock held
   int64_t fetch(uint32_t index, int* tag);
   int64_t next_result(int* tag, int flags, uint64_t deadline_ns);
   // sync.cpp
-  int64_t move(const Io& io);
-  int64_t move_bounced(const Io& io);
+  int64_t move(const Io& io, char* buffer);
+  int64_t move_bounced(const Io& io, bool* lost);
   // listio.cpp
   friend class ListRun;
 
   Device* device_ = nullptr;
   VirtualLun* virtual_ = nullptr;   // device_, when it is one
-  Context* context_ = nullptr;      // attached by the first asynchronous command
+  Context* context_ = nullptr;      // attached by the first asynchronous command: who only opens pays for no ring
   int access_ = 0;                  // O_RDONLY, O_WRONLY, O_RDWR
   int flags_ = 0;
   bool can_unmap_ = false;
@@ -237,12 +272,14 @@ class Chunk final : public Handle {
   bool active_at_fork_ = false;
   bool forked_ = false;             // in a child: nothing of before is its own
   sys::Mutex resize_;
-  uint64_t timeout_ns_ = 0;         // CFLSH_BLK_TIMEOUT; 0: none
+  uint64_t timeout_ns_ = 0;         // of an I/O; 0: none, or the device needs none
+  uint64_t command_timeout_ns_ = 0; // for a free command
   uint64_t lun_id_ = 0;
   size_t mapping_bytes_ = 0;
   std::atomic<uint64_t>* sequence_ = nullptr;   // next number of an issue
   std::atomic<uint64_t> own_sequence_{0};
   BouncePool bounces_;
+  Lanes lanes_;
   Cache cache_;
   Counters counters_;
 
@@ -259,6 +296,8 @@ class Chunk final : public Handle {
   uint32_t in_ring_ = 0;            // handed to the context, not yet finished
   uint32_t fetchable_ = 0, done_ = 0;
   std::atomic<uint32_t> background_{0};        // active commands that nobody fetches; the completer looks without the lock
+  std::atomic<uint32_t> lost_{0};   // of in_ring_; looked at without the lock
+  bool held_up_ = false;            // the backlog waits for a lost write of a lane: nothing will wake who waits in the ring
   bool leader_ = false;             // somebody harvests or sleeps in the ring
   bool appointed_ = false;          // somebody was woken to become it
   bool closing_ = false;

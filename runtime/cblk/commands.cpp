@@ -15,6 +15,7 @@ void Chunk::reset_commands() {
   for (uint32_t i = entry_count_; i-- > 0;) {
     Entry& entry = entries_[i];
     entry.state.store(Entry::kFree, std::memory_order_relaxed);
+    entry.lost = entry.delivered = false;
     ++entry.life;
     entry.waiters = nullptr;
     entry.next = free_;
@@ -24,6 +25,8 @@ void Chunk::reset_commands() {
   backlog_first_ = backlog_last_ = kNone;
   active_line_ = done_line_ = {};
   backlog_count_ = in_ring_ = fetchable_ = done_ = 0;
+  lost_.store(0, std::memory_order_relaxed);
+  held_up_ = false;
   background_.store(0, std::memory_order_relaxed);
 }
 
@@ -35,9 +38,15 @@ uint32_t Chunk::take_free() {
   return index;
 }
 
+// A lost one's place comes free when the device lets go of it.
 void Chunk::give_free(uint32_t index) {
   Entry& entry = entries_[index];
-  entry.state.store(Entry::kFree, std::memory_order_release);
+  entry.state.store(entry.lost ? Entry::kHeld : Entry::kFree, std::memory_order_release);
+  if (entry.lost) {
+    ++entry.life;
+    signal_waiters_of(index);
+    return;
+  }
   ++entry.life;
   signal_waiters_of(index);
   entry.next = free_;
@@ -96,7 +105,8 @@ int Chunk::find_tag(int tag, bool user, uint32_t* index) const {
   if (!user) {
     if (tag < 0 || static_cast<uint32_t>(tag) >= entry_count_) return -EINVAL;
     const Entry& entry = entries_[tag];
-    if (entry.state.load(std::memory_order_relaxed) == Entry::kFree) return -ENOMSG;
+    const uint8_t state = entry.state.load(std::memory_order_relaxed);
+    if (state == Entry::kFree || state == Entry::kHeld) return -ENOMSG;
     *index = static_cast<uint32_t>(tag);
     return entry.io.has_user_tag ? -EINVAL : 0;
   }
@@ -107,7 +117,8 @@ int Chunk::find_tag(int tag, bool user, uint32_t* index) const {
   }
   for (uint32_t i = 0; i < entry_count_; ++i) {   // an error, or one that is under way with a status: it may take its time
     const Entry& entry = entries_[i];
-    if (!entry.io.has_user_tag || entry.io.user_tag != tag || entry.state.load(std::memory_order_relaxed) == Entry::kFree) continue;
+    const uint8_t state = entry.state.load(std::memory_order_relaxed);
+    if (!entry.io.has_user_tag || entry.io.user_tag != tag || state == Entry::kFree || state == Entry::kHeld) continue;
     *index = i;
     return 0;
   }

@@ -19,6 +19,13 @@ struct Gauge {
     while (n > seen && !most.compare_exchange_weak(seen, n, std::memory_order_relaxed)) {}
   }
   void leave() { now.fetch_sub(1, std::memory_order_release); }
+  // The same where a lock keeps others out: no locked instruction.
+  void enter_locked() {
+    const uint32_t n = now.load(std::memory_order_relaxed) + 1;
+    now.store(n, std::memory_order_relaxed);
+    if (n > most.load(std::memory_order_relaxed)) most.store(n, std::memory_order_relaxed);
+  }
+  void leave_locked() { now.store(now.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed); }
 };
 
 struct Counters {

@@ -40,7 +40,7 @@ void Chunk::stats(chunk_stats_t* out) {
   out->num_blocks_written = read(c.blocks_written);
   out->num_errors = read(c.errors);
   out->num_aresult_no_cmplt = read(c.nothing_done);
-  out->num_timeouts = read(c.timeouts);
+  out->num_timeouts = out->num_fail_timeouts = read(c.timeouts);
   out->num_no_cmds_free = read(c.none_free);
   out->num_no_cmd_room = read(c.no_room);
   out->num_no_cmds_free_fail = read(c.none_free_failed);

@@ -24,13 +24,29 @@ std::atomic<int> trace_fd{-1};
 std::atomic<int> trace_verbosity{kTraceCalls};
 std::atomic<pid_t> trace_pid{0};   // whose file it is, where each process has its own
 
-uint64_t number_of(const char* name) {
+constexpr uint64_t kIoTimeoutNs = 15'000'000'000, kCommandTimeoutNs = 5'000'000'000;
+
+// False when it is not set or no number.
+bool number_of(const char* name, uint64_t* value) {
   const char* text = environment_value(name);
-  if (!text || *text < '0' || *text > '9') return 0;
+  if (!text || *text < '0' || *text > '9') return false;
   char* end = nullptr;
   errno = 0;
-  const uint64_t value = strtoull(text, &end, 0);
-  return errno == 0 && *end == '\0' ? value : 0;
+  const uint64_t number = strtoull(text, &end, 0);
+  if (errno != 0 || *end != '\0') return false;
+  *value = number;
+  return true;
+}
+
+void read_timeouts(Environment* out) {
+  out->io_timeout_ns = kIoTimeoutNs;
+  out->command_timeout_ns = kCommandTimeoutNs;
+  uint64_t number = 0;
+  if (!number_of("CFLSH_BLK_TIMEOUT", &number)) return;
+  const char* units = environment_value("CFLSH_BLK_TIMEOUT_UNITS");
+  const uint64_t unit = units && strcmp(units, "MILLI") == 0 ? 1'000'000 : units && strcmp(units, "MICRO") == 0 ? 1'000 : 1'000'000'000;
+  out->io_timeout_ns = number <= INT64_MAX / unit / 4 ? number * unit : 0;   // what no clock will reach is no limit
+  if (out->io_timeout_ns) out->command_timeout_ns = out->io_timeout_ns;
 }
 
 }  // namespace
@@ -38,11 +54,11 @@ uint64_t number_of(const char* name) {
 Environment read_environment() {
   const int kept = errno;
   Environment out;
-  out.transfer_blocks_max = number_of("CFLSH_BLK_MAX_XFER");
-  out.cache_blocks = number_of("CFLSH_BLK_CACHE_SIZE");
-  out.timeout_s = number_of("CFLSH_BLK_TIMEOUT");
-  out.size_blocks = number_of("CFLSH_BLK_SIZE");
-  out.lun_id = number_of("CFLSH_BLK_LUN_ID");
+  (void)number_of("CFLSH_BLK_MAX_XFER", &out.transfer_blocks_max);
+  (void)number_of("CFLSH_BLK_CACHE_SIZE", &out.cache_blocks);
+  (void)number_of("CFLSH_BLK_SIZE", &out.size_blocks);
+  (void)number_of("CFLSH_BLK_LUN_ID", &out.lun_id);
+  read_timeouts(&out);
   errno = kept;
   return out;
 }
@@ -55,13 +71,13 @@ void trace_open() {
   if (before >= 0 && (owner == 0 || owner == pid)) return;
   const bool own = environment_value("CFLSH_BLK_TRACE_PID") != nullptr;
   const char* append = environment_value("CFLSH_BLK_TRC_APPEND");
-  const char* verbosity = environment_value("CFLSH_BLK_TRC_VERBOSITY");
+  uint64_t verbosity = kTraceCalls;
+  (void)number_of("CFLSH_BLK_TRC_VERBOSITY", &verbosity);
   char name[4096];
   if (format_to(name, sizeof name, own ? "%s.%d" : "%s", path, static_cast<int>(pid)) == sizeof name - 1) return;   // cut: another file's name
   const int fd = sys::open_file(name, O_WRONLY | O_CREAT | O_APPEND | (append && strcmp(append, "OFF") == 0 ? O_TRUNC : 0), 0644);
   if (fd < 0) return;
-  trace_verbosity.store(verbosity && *verbosity ? static_cast<int>(number_of("CFLSH_BLK_TRC_VERBOSITY") & 0xff) : kTraceCalls,
-                        std::memory_order_relaxed);
+  trace_verbosity.store(verbosity < kTraceCalls ? static_cast<int>(verbosity) : kTraceCalls, std::memory_order_relaxed);
   // Where another thread was quicker, its file is the one. A parent's descriptor stays open: a line may just be going there.
   if (trace_fd.compare_exchange_strong(before, fd)) trace_pid.store(own ? pid : 0, std::memory_order_relaxed);
   else sys::close_file(fd);

@@ -3,8 +3,9 @@
 //
 //   CFLSH_BLK_MAX_XFER    blocks of one transfer of a physical chunk at most (1..4096; never of a virtual one)
 //   CFLSH_BLK_CACHE_SIZE  blocks of a read cache a chunk (0: none). It knows of no other chunk's or process' writes
-//   CFLSH_BLK_TIMEOUT     seconds that a blocking cblk_aresult waits (default: no limit), and that a command waits for a free
-//                         one (default 5)
+//   CFLSH_BLK_TIMEOUT     how long an I/O may take (default 15 s; 0: no limit), and a command waits for a free one (default 5 s).
+//                         IBM's library tries for 5 s, three times; here the kernel tries again by itself, so it counts once
+//   CFLSH_BLK_TIMEOUT_UNITS  of that number: MILLI, MICRO; anything else: seconds
 //   CFLSH_BLK_SIZE        blocks of a physical chunk at most: the rest of a larger device is left alone
 //   CFLSH_BLK_TRACE       a file that gets one line a call that opens, closes, sizes or fails; and for it
 //   CFLSH_BLK_TRC_VERBOSITY  0: nothing, 1: calls that fail, 2 or more (default): all of these
@@ -21,9 +22,10 @@
 namespace lunar::cblk {
 
 struct Environment {
-  uint64_t transfer_blocks_max = 0;   // 0: not set, in all of these
+  uint64_t transfer_blocks_max = 0;   // 0: not set, but for the times
   uint64_t cache_blocks = 0;
-  uint64_t timeout_s = 0;
+  uint64_t io_timeout_ns = 0;         // 0: no limit
+  uint64_t command_timeout_ns = 0;    // for a free one
   uint64_t size_blocks = 0;
   uint64_t lun_id = 0;
 };

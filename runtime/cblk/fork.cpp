@@ -53,6 +53,7 @@ void Chunk::after_fork_in_child() {
   if (context_) device_->detach(context_);   // in a child: forgets it, the commands in it are the parent's
   context_ = nullptr;
   reset_commands();
+  lanes_.forget_in_child();
   bounces_.forget_in_child();
   cache_.forget_in_child();
   new (&counters_) Counters;

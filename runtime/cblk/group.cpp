@@ -234,7 +234,6 @@ int64_t Group::next_result(cflsh_cg_tag_t* tag, int flags) {
     tag->id = chunk_[0]->id;
     return chunk_[0]->result(tag, flags);
   }
-  const uint64_t deadline = chunk_[0]->result_deadline();
   for (;;) {
     unsigned done = kGroupChunksMax, active = kGroupChunksMax;
     uint64_t oldest_done = kForever, oldest_active = kForever;
@@ -255,10 +254,7 @@ int64_t Group::next_result(cflsh_cg_tag_t* tag, int flags) {
       *tag = {NULL_CHUNK_ID, -1};
       return 0;
     }
-    const uint64_t now = sys::now_ns();
-    if (now >= deadline) return -ETIMEDOUT;
-    const uint64_t turn = now + kTurnNs < deadline ? now + kTurnNs : deadline;
-    (void)chunk_[active]->await_any(turn);
+    (void)chunk_[active]->await_any(sys::now_ns() + kTurnNs);
   }
 }
 

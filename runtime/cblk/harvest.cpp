@@ -12,7 +12,7 @@
 namespace lunar::cblk {
 namespace {
 
-bool needs_copy(const Io& io) { return io.op == Op::kRead && (io.bounce.memory || io.stamped); }
+bool needs_copy(const Entry& entry) { return entry.io.op == Op::kRead && (entry.io.bounce.memory || entry.io.stamps.known) && !entry.lost; }
 
 }  // namespace
 
@@ -21,7 +21,7 @@ void Chunk::copy_out(const Response& response) {
   if (response.result <= 0) return;
   const auto bytes = static_cast<size_t>(response.result);
   if (io.bounce.memory) memcpy(io.buffer, io.bounce.memory, bytes);
-  if (io.stamped && bytes == io.blocks * kBlockBytes) cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, io.buffer, io.stamps);
+  if (io.stamps.known && bytes == io.blocks * kBlockBytes) cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, io.buffer, io.stamps.of);
 }
 
 // Takes what the ring has. False: nothing. pre: no leader.
@@ -32,12 +32,16 @@ bool Chunk::reap() {
   const int n = context_->reap(responses, kHarvestBatch);
   if (n <= 0) return false;
   bool copies = false;
-  for (int i = 0; i < n; ++i) copies |= needs_copy(entries_[responses[i].tag].io);
+  for (int i = 0; i < n; ++i) {
+    Entry& entry = entries_[responses[i].tag];
+    entry.delivered = !entry.lost;
+    copies |= needs_copy(entry);
+  }
   if (copies) {
     leader_ = true;
     unlock();
     for (int i = 0; i < n; ++i) {
-      if (needs_copy(entries_[responses[i].tag].io)) copy_out(responses[i]);
+      if (needs_copy(entries_[responses[i].tag])) copy_out(responses[i]);
     }
     lock_.lock();
     leader_ = false;
@@ -63,16 +67,30 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
   Entry& entry = entries_[index];
   Io& io = entry.io;
   --in_ring_;
+  entry.delivered = false;
+  if (entry.lost) {
+    end_lost(entry);
+    if (entry.state.load(std::memory_order_relaxed) == Entry::kHeld) give_free(index);
+    if (in_ring_ == 0 && backlog_count_ == 0) signal_all(Waiter::kIdle);
+    return;
+  }
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (bytes == 0 && io.op == Op::kDiscard) blocks = static_cast<int64_t>(io.blocks);
   if (bytes == -EOPNOTSUPP && io.op == Op::kDiscard) blocks = -EPROTONOSUPPORT;
   if (blocks == 0 || is_our_answer(blocks)) blocks = -EIO;   // 0 would say that it is not done
   if (io.cached_write) cache_.end_write(static_cast<uint64_t>(io.lba), io.blocks);
   bounces_.give(&io.bounce);
+  report(index, blocks);
+}
+
+// Its result, for who fetches it or into the caller's structure.
+void Chunk::report(uint32_t index, int64_t blocks) {
+  Entry& entry = entries_[index];
+  Io& io = entry.io;
   count(io, blocks);
   if (io.status) {
     background_.fetch_sub(1, std::memory_order_relaxed);
-    asynchronous(io.op).leave();   // before the status says so
+    asynchronous(io.op).leave_locked();   // before the status says so
     fill_status(io.status, blocks);
     give_free(index);
   } else {

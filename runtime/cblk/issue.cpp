@@ -44,10 +44,10 @@ int64_t Chunk::prepare(Io* io) {
       add(counters_.blocks_read, io->blocks);
       return static_cast<int64_t>(io->blocks);
     }
-    io->stamped = io->blocks <= Cache::kFillBlocksMax;
-    if (io->stamped) cache_.begin_read(block, io->blocks, io->stamps);
+    io->stamps.known = io->blocks <= Cache::kFillBlocksMax;
+    if (io->stamps.known) cache_.begin_read(block, io->blocks, io->stamps.of);
   }
-  if (reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ == 0) return 0;
+  if (timeout_ns_ == 0 && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ == 0) return 0;
   const int status = bounces_.take(bytes, &io->bounce);
   if (status == 0 && io->op == Op::kWrite) memcpy(io->bounce.memory, io->buffer, bytes);
   return status;
@@ -73,7 +73,7 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
     if (io->wait_for_command) {
       Waiter waiter;
       waiter.kind = Waiter::kFree;
-      const uint64_t usual = sys::now_ns() + (timeout_ns_ ? timeout_ns_ : kFreeCommandWaitNs);
+      const uint64_t usual = sys::now_ns() + command_timeout_ns_;
       (void)wait_until(&waiter, usual < io->wait_deadline_ns ? usual : io->wait_deadline_ns,
                        [this] { return free_ != kNone || closing_; });
       if (closing_) return -EINVAL;
@@ -91,9 +91,10 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   }
   Entry& entry = entries_[index];
   entry.io = *io;
+  entry.deadline_ns = deadline_of_a_new_one();
   entry.sequence = sequence_->fetch_add(1, std::memory_order_relaxed);
   entry.state.store(Entry::kActive, std::memory_order_relaxed);
-  asynchronous(io->op).enter();
+  asynchronous(io->op).enter_locked();
   if (io->status) background_.fetch_add(1, std::memory_order_relaxed);
   else enter_fetchable(index);
   *out = index;
@@ -112,12 +113,14 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
 }
 
 void Chunk::push_backlog() {
+  held_up_ = false;
   while (backlog_count_) {
     ::lunar::Command batch[kBatch];
     uint32_t index = backlog_first_;
     unsigned n = 0;
     for (; n < kBatch && index != kNone && in_ring_ + n < depth_; index = entries_[index].next, ++n) {
       const Entry& entry = entries_[index];
+      if (held_up(entry.io)) break;   // and what comes after it, as the device hangs anyway
       batch[n].op = entry.io.op;
       batch[n].offset = DeviceOffset{static_cast<uint64_t>(entry.io.lba) * kBlockBytes};
       batch[n].iov = &entry.part;
@@ -126,7 +129,7 @@ void Chunk::push_backlog() {
       batch[n].tag = index;
     }
     if (n == 0) {
-      add(counters_.no_room);
+      if (in_ring_ == depth_) add(counters_.no_room);
       return;
     }
     const int taken = context_->submit(batch, n);
@@ -204,7 +207,7 @@ void Chunk::completer() {
     lock_.lock();
     Waiter waiter;
     waiter.kind = Waiter::kIdle;
-    (void)wait_until(&waiter, kForever, [this] {
+    (void)wait_until(&waiter, expire_late_background(), [this] {
       return background_.load(std::memory_order_relaxed) == 0 || completer_stop_.load(std::memory_order_relaxed);
     });
     unlock();

@@ -198,7 +198,7 @@ bool ListRun::look(cblk_io_t* io, int flags) {
   int tag = io->tag;
   if ((flags & CBLK_ARESULT_NO_HARVEST) && !(io->flags & CBLK_IO_USER_TAG) && chunk_.under_way(tag)) return false;
   const int64_t result = chunk_.result(&tag, flags | (io->flags & CBLK_IO_USER_TAG ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_);
-  if (result == 0 || result == -ETIMEDOUT) return false;
+  if (result == 0) return false;
   fill_status(&io->stat, result);
   return true;
 }

@@ -5,14 +5,12 @@
 
 namespace lunar::cblk {
 
-uint64_t Chunk::result_deadline() const { return timeout_ns_ ? sys::now_ns() + timeout_ns_ : kForever; }
-
 int64_t Chunk::fetch(uint32_t index, int* tag) {
   Entry& entry = entries_[index];
   const int64_t result = entry.result;
   *tag = entry.io.has_user_tag ? entry.io.user_tag : static_cast<int>(index);
   leave_fetchable(index);
-  asynchronous(entry.io.op).leave();
+  asynchronous(entry.io.op).leave_locked();
   give_free(index);
   if (fetchable_ == 0) {
     signal_all(Waiter::kAny);    // there is nothing left to wait for: ENOENT
@@ -23,19 +21,25 @@ int64_t Chunk::fetch(uint32_t index, int* tag) {
 
 int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
   if (fetchable_ == 0) return -ENOENT;
-  int status = 0;
   if (flags & CBLK_ARESULT_BLOCKING) {
     Waiter waiter;
     waiter.kind = Waiter::kAny;
-    status = wait_until(&waiter, deadline_ns, [this] { return done_ != 0 || fetchable_ == 0; });
+    const auto over = [this] { return done_ != 0 || fetchable_ == 0; };
+    while (!over()) {   // the oldest is the first to be late
+      const Entry& oldest = entries_[active_line_.oldest];
+      const uint64_t late_at = oldest.delivered ? kForever : oldest.deadline_ns;
+      if (wait_until(&waiter, late_at < deadline_ns ? late_at : deadline_ns, over) == 0 || deadline_ns < late_at) break;
+      expire_late(sys::now_ns());
+    }
     if (done_ > 1) signal_one(Waiter::kAny);   // a completion that this thread does not take must not be lost to it
   } else if (done_ == 0 && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
     (void)reap();
+    if (done_ == 0) expire_late(poll_clock_ns());
   }
   if (done_ != 0) return fetch(done_line_.oldest, tag);
   if (fetchable_ == 0) return -ENOENT;
   *tag = -1;
-  return status;
+  return 0;
 }
 
 int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns) {
@@ -55,9 +59,14 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns) {
         Waiter waiter;
         waiter.kind = Waiter::kCommand;
         waiter.index = index;
-        result = wait_until(&waiter, deadline_ns, over);
-      } else if (!over() && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
-        while (!over() && reap()) {}
+        while (!over()) {
+          const uint64_t late_at = entry.delivered ? kForever : entry.deadline_ns;
+          if (wait_until(&waiter, late_at < deadline_ns ? late_at : deadline_ns, over) == 0 || deadline_ns < late_at) break;
+          (void)expire(index);
+        }
+      } else if (!over() && !(flags & CBLK_ARESULT_NO_HARVEST)) {
+        while (!leader_ && !over() && reap()) {}
+        if (!over() && poll_clock_ns() >= entry.deadline_ns) (void)expire(index);
       }
       if (entry.life != life) result = -ENOMSG;   // its status is filled, or another thread fetched it
       else if (over()) result = fetch(index, tag);
@@ -65,19 +74,20 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns) {
   }
   unlock();
   if (result == 0) add(counters_.nothing_done);
-  if (result == -ETIMEDOUT) add(counters_.timeouts);
   return result;
 }
 
 void Chunk::harvest() {
   lock_.lock();
   while (!leader_ && reap()) {}
+  expire_late(poll_clock_ns());
   unlock();
 }
 
 uint64_t Chunk::oldest_done(bool harvests) {
   lock_.lock();
   if (harvests && fetchable_ && !leader_) (void)reap();
+  if (harvests && fetchable_ && done_ == 0) expire_late(poll_clock_ns());
   const uint64_t sequence = done_ ? entries_[done_line_.oldest].sequence : kForever;
   unlock();
   return sequence;

@@ -1,16 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocking I/O of a chunk: on the caller's thread, with no lock and no ring.
-// Threading: any, any number at once. Allocates nothing (a bounce buffer may be a mapping).
+// Blocking I/O of a chunk: on the caller's thread, with no lock; by a lane where it has a time limit, else with no ring either.
+// Threading: any, any number at once. Allocates nothing (a bounce buffer may be a mapping, a lane more is attached).
 #include <errno.h>
 #include <string.h>
 
-#include "cblk/chunk.h"
+#include "cblk/wait.h"
 
 namespace lunar::cblk {
 
-// Bytes moved, or -errno.
-int64_t Chunk::move(const Io& io) {
-  iovec part = {io.buffer, io.blocks * kBlockBytes};
+namespace {
+
+// The first `bytes` of the caller's memory, wherever it lies, into a buffer of ours or out of it.
+void copy(const Io& io, char* ours, size_t bytes, bool out) {
+  const iovec whole = {io.buffer, bytes};
+  for (const iovec* part = io.parts ? io.parts : &whole; bytes; ++part) {
+    const size_t here = part->iov_len < bytes ? part->iov_len : bytes;
+    memcpy(out ? part->iov_base : ours, out ? ours : part->iov_base, here);
+    ours += here;
+    bytes -= here;
+  }
+}
+
+}  // namespace
+
+// Without a limit: bytes moved, or -errno.
+int64_t Chunk::move(const Io& io, char* buffer) {
+  iovec part = {buffer, io.blocks * kBlockBytes};
   ::lunar::Command command;
   command.op = io.op;
   command.offset = DeviceOffset{static_cast<uint64_t>(io.lba) * kBlockBytes};
@@ -20,30 +35,25 @@ int64_t Chunk::move(const Io& io) {
   return device_->transfer(command);
 }
 
-// In pieces through one aligned buffer.
-int64_t Chunk::move_bounced(const Io& io) {
-  constexpr size_t kPieceBlocks = BouncePool::kPieceBytes / kBlockBytes;
+// Through a buffer of ours.
+int64_t Chunk::move_bounced(const Io& io, bool* lost) {
   Bounce bounce;
-  Io piece = io;
-  int status = bounces_.take((io.blocks < kPieceBlocks ? io.blocks : kPieceBlocks) * kBlockBytes, &bounce);
-  if (status < 0) return status;
-  piece.buffer = bounce.memory;
-  int64_t moved = 0;
-  for (size_t done = 0; done < io.blocks; done += piece.blocks) {
-    piece.lba = io.lba + static_cast<int64_t>(done);
-    piece.blocks = io.blocks - done < kPieceBlocks ? io.blocks - done : kPieceBlocks;
-    char* place = io.buffer + done * kBlockBytes;
-    const size_t bytes = piece.blocks * kBlockBytes;
-    if (io.op == Op::kWrite) memcpy(piece.buffer, place, bytes);
-    const int64_t now = move(piece);
-    if (now > 0 && io.op == Op::kRead) memcpy(place, piece.buffer, static_cast<size_t>(now));
-    if (now <= 0) {
-      if (moved == 0) moved = now;   // what came before counts
-      break;
-    }
-    moved += now;
-    if (static_cast<size_t>(now) < bytes) break;
+  *lost = false;
+  const size_t bytes = io.blocks * kBlockBytes;
+  if (io.op != Op::kDiscard) {
+    if (const int status = bounces_.take(bytes, &bounce); status < 0) return status;
+    if (io.op == Op::kWrite) copy(io, bounce.memory, bytes, false);
   }
+  int64_t moved = -ETIMEDOUT;
+  if (timeout_ns_ == 0) {
+    moved = move(io, bounce.memory);
+  } else {
+    const uint64_t deadline = sys::now_ns() + timeout_ns_;
+    const Transfer transfer = {io.op, static_cast<uint64_t>(io.lba), io.blocks};
+    if (wait_for_lost(io, deadline) == 0) moved = lanes_.run(transfer, &bounce, timeout_ns_, deadline, lost);
+    if (moved == -ETIMEDOUT) add(counters_.timeouts);
+  }
+  if (io.op == Op::kRead && moved > 0) copy(io, bounce.memory, static_cast<size_t>(moved), true);
   bounces_.give(&bounce);
   return moved;
 }
@@ -68,18 +78,19 @@ int64_t Chunk::transfer(Io* io) {
       return static_cast<int64_t>(io->blocks);
     }
     fill = read && io->blocks <= Cache::kFillBlocksMax;
-    if (fill) cache_.begin_read(block, io->blocks, io->stamps);
+    if (fill) cache_.begin_read(block, io->blocks, io->stamps.of);
     else if (!read) cache_.begin_write(block, io->blocks);
   }
-  const bool bounced = io->op != Op::kDiscard && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ != 0;
-  const int64_t bytes = bounced ? move_bounced(*io) : move(*io);
-  if (fill && bytes == static_cast<int64_t>(io->blocks * kBlockBytes)) cache_.fill(block, io->blocks, io->buffer, io->stamps);
-  if (cache_.active() && !read) cache_.end_write(block, io->blocks);
+  const bool bounced = timeout_ns_ != 0 || (io->op != Op::kDiscard && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ != 0);
+  bool lost = false;
+  const int64_t bytes = bounced ? move_bounced(*io, &lost) : move(*io, io->buffer);
+  if (fill && bytes == static_cast<int64_t>(io->blocks * kBlockBytes)) cache_.fill(block, io->blocks, io->buffer, io->stamps.of);
+  if (cache_.active() && !read && !lost) cache_.end_write(block, io->blocks);
 
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (io->op == Op::kDiscard && bytes == 0) blocks = static_cast<int64_t>(io->blocks);
   if (io->op == Op::kDiscard && bytes == -EOPNOTSUPP) blocks = -EPROTONOSUPPORT;
-  if (blocks == 0 || is_our_answer(blocks)) blocks = -EIO;   // 0: the medium ends before its size
+  if (blocks == 0 || (is_our_answer(blocks) && !(bounced && blocks == -ETIMEDOUT))) blocks = -EIO;   // 0: the medium ends before its size
   if (blocks < 0) {
     add(counters_.errors);
     return blocks;

@@ -80,14 +80,16 @@ void Chunk::unlock() {
 void Chunk::sleep(Waiter* waiter, int64_t left_ns) {
   if (!leader_ && in_ring_ && may_lead(waiter->kind)) {
     leader_ = true;
+    if (held_up_ && (left_ns < 0 || left_ns > static_cast<int64_t>(kLostRetryNs))) left_ns = kLostRetryNs;
     unlock();
     const int status = context_->await(left_ns);
     if (status < 0 && status != -ETIME && status != -EINTR) sys::sleep_ns(kRetryNs);   // the ring is out of order: no storm
     lock_.lock();
     leader_ = false;
   } else if (!leader_ && backlog_count_ && !in_ring_) {   // the kernel is short of something; no completion will tell
+    const uint64_t nap = held_up_ ? kLostRetryNs : kRetryNs;
     unlock();
-    sys::sleep_ns(kRetryNs);
+    sys::sleep_ns(nap);
     lock_.lock();
   } else {
     enlist(waiter);

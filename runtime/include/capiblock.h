@@ -12,9 +12,15 @@
  *   results     I/O calls give the number of blocks moved
  *   threads     every call may be used from any thread, any number at once, also on one chunk. A chunk shares no lock with
  *               another one. The calls are not async-signal-safe and no cancellation points to rely on
+ *   time        an I/O that is not done within CFLSH_BLK_TIMEOUT (default 15 s; 0: no limit; see `man 3 cblk_open`) fails with
+ *               ETIMEDOUT. The device may carry it out later all the same, but nothing of the caller's is touched any more: data
+ *               move through a buffer of the library's and reach the caller's only in a call that succeeds; what a late write
+ *               writes is what the buffer held at the call, and a later write or unmap of the same blocks through the chunk waits
+ *               for it (and may itself fail with ETIMEDOUT for it). Until the device lets go of it, its command stays taken, a
+ *               shrinking cblk_set_size fails and cblk_close waits, both with EBUSY. Not bounded: opening, sizing, and I/O where
+ *               the kernel refuses io_uring. Devices that are memory (pmem:) need no limit
  *   ownership   buffers, tags and status structures stay the caller's. Of an asynchronous command they must live until its
- *               result was fetched (or its status filled). A buffer may have any alignment; one that the device cannot take
- *               is copied (multiples of 4096 never are)
+ *               result was fetched (or its status filled). A buffer may have any alignment
  *   fork        a chunk of a physical LUN works on in a forked child by itself; a virtual one after cblk_clone_after_fork().
  *               What was under way at fork() is the parent's
  */
@@ -140,8 +146,8 @@ typedef struct chunk_stats_s {
   uint64_t num_errors;           /* commands that failed */
   uint64_t num_aresult_no_cmplt; /* cblk_aresult found nothing done */
   uint64_t num_retries;
-  uint64_t num_timeouts;          /* waits that ended with ETIMEDOUT */
-  uint64_t num_fail_timeouts;
+  uint64_t num_timeouts;          /* I/Os that were not done in time: ETIMEDOUT */
+  uint64_t num_fail_timeouts;     /* the same */
   uint64_t num_no_cmds_free;      /* a command was wanted and none was free */
   uint64_t num_no_cmd_room;       /* the device's ring was full; the command waited in the library */
   uint64_t num_no_cmds_free_fail; /* ... and the call failed for it */
@@ -211,7 +217,7 @@ int cblk_get_size(chunk_id_t chunk, size_t *nblocks, int flags);
 
 /* Resizes a virtual chunk: growing keeps what is there, shrinking drops the tail. (size_t)-1: all that remains of the device.
  * Blocks. flags: 0 or CBLK_SCRUB_DATA_FLG. EINVAL: a physical chunk, or more than the whole LUN has; ENOMEM: more
- * than remains (nothing is changed); EBUSY: shrinking with I/O under way. Scrubbing comes first: where shrinking then fails, the size stays, the tail is zeros. */
+ * than remains (nothing is changed): the format of virtual LUNs takes some, 2 MiB of devices up to 16 GiB, so 1 GiB fits on 1026 MiB; EBUSY: shrinking with I/O under way. Scrubbing comes first: where shrinking then fails, the size stays, the tail is zeros. */
 int cblk_set_size(chunk_id_t chunk, size_t nblocks, int flags);
 
 int cblk_get_stats(chunk_id_t chunk, chunk_stats_t *stats, int flags);
@@ -236,8 +242,8 @@ int cblk_aunmap(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks
 /* Fetches a result: of *tag, or with CBLK_ARESULT_NEXT_TAG of the oldest that is done. Return > 0: done, that many blocks
  * (also in *status), and the tag is free; 0: not done (*tag is -1 with NEXT_TAG); -1: the command failed with this errno (EIO
  * also for one of 0 blocks, and where the device says what follows here), or EINVAL no such tag, ENOMSG the tag is free (fetched
- * before, or its status went to the caller's structure), ENOENT nothing active (NEXT_TAG), ETIMEDOUT not done within
- * CFLSH_BLK_TIMEOUT seconds (BLOCKING; the command lives on). The id may be that of a group's tag. */
+ * before, or its status went to the caller's structure), ENOENT nothing active (NEXT_TAG), ETIMEDOUT not done in time:
+ * the command is over and its tag free. The id may be that of a group's tag. */
 int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
 
 /* Issues the I/Os of `issue`, then waits for those of `wait` (which are in `issue` or were issued before).

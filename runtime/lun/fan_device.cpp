@@ -68,7 +68,7 @@ void FanDevice::close() {
 
 Capabilities FanDevice::capabilities() const {
   Capabilities out;
-  out.discard = out.window = out.sqpoll = out.iopoll = out.polled = true;
+  out.discard = out.window = out.sqpoll = out.iopoll = out.polled = out.instant = true;
   out.transfer_bytes_max = kFanCommandMax;
   for (unsigned i = 0; i < count_; ++i) {
     if (!member_[i]) continue;
@@ -78,6 +78,7 @@ Capabilities FanDevice::capabilities() const {
     out.sqpoll &= one.sqpoll;
     out.iopoll &= one.iopoll;
     out.polled &= one.polled;
+    out.instant &= one.instant;
     out.persistent &= one.persistent;
     if (one.transfer_bytes_max < out.transfer_bytes_max) out.transfer_bytes_max = one.transfer_bytes_max;
     if (one.memory_align > out.memory_align) out.memory_align = one.memory_align;

@@ -56,6 +56,7 @@ struct ContextOptions {
   bool spin = true;              // wait() spins before it sleeps
   bool sqpoll = false;
   bool shared = false;           // several threads will use it: see Context::await. Costs some: no deferred task work
+  bool in_turns = false;         //   (with shared) one after the other, and each waits for its own command: cheaper
   int keep_fd = -1;              // a file more that stays open until the last I/O ended, also after a kill: one that locks lie on
 };
 
@@ -65,6 +66,7 @@ struct Capabilities {
   bool window = false;           // ContextOptions::buffer is registered once, where RLIMIT_MEMLOCK allows
   bool sqpoll = false;           // a kernel thread may poll the command ring
   bool iopoll = false;           // completions are polled for, without an interrupt
+  bool instant = false;          // an I/O is a copy by the CPU and over when its call returns: it cannot hang (pmem)
   bool polled = false;           // wait() never sleeps for I/O: a copy is the I/O (pmem, sim)
   bool persistent = true;        // contents outlive the last close
   uint64_t transfer_bytes_max = 16u << 20;   // of one command
@@ -148,8 +150,8 @@ struct DeviceOptions {
 // Opens `uri`. SCHEME:PATH may be followed by settings, ",key=value"; a bare PATH may not.
 //   PATH or file:PATH[,iopoll=auto|on|off][,sqpoll=auto|on|off]   regular file (must exist; empty, all-zero header, or a former Lunar scratch LUN) or block device
 //   DIR                 an unlinked file is made in it (O_TMPFILE, else mkstemp+unlink); refused on tmpfs/ramfs
-//   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,torn=P][,misdirect=P][,corrupt=P][,name=X]
-//                       memory; P: one in P I/Os; X: several may share it
+//   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,torn=P][,misdirect=P][,corrupt=P][,stall=PAGE][,stall_us=N][,name=X]
+//                       memory; P: one in P I/Os; the first I/O at PAGE takes stall_us longer; X: several may share it
 //   nvme:/dev/ngXnY[,sqpoll=auto|on|off]   whole namespace, by NVMe commands through io_uring; no block layer
 //   pmem:PATH[,delegate=auto|on|off]   mapped: /dev/pmemN, /dev/daxX.Y, or a file on a memory or DAX file system
 //   capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]   IBM's own library, where there is one

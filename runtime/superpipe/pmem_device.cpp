@@ -39,7 +39,7 @@ int advise_whole(char* address, uint64_t bytes, int advice) {
 Capabilities PmemDevice::capabilities() const {
   Capabilities out;
   out.discard = !read_only_;
-  out.polled = true;
+  out.instant = out.polled = true;
   out.persistent = sync_ != Sync::kNone && !growable_;
   out.memory_align = 1;
   return out;

@@ -12,6 +12,7 @@
 #include "superpipe/ring_context.h"
 
 #include <errno.h>
+#include <sys/resource.h>
 
 #include "base/arena.h"
 #include "sys/thread.h"
@@ -46,11 +47,19 @@ int open_ring(sys::Uring* ring, const DeviceFiles& files, int keep_fd, const sys
 
 }  // namespace
 
+// Asked anew only where the limit changed since.
 bool window_can_be_registered() {
   constexpr size_t kProbePage = 64 * kKiB;   // a page of any kernel
+  static std::atomic<uint64_t> answer_for{0};   // the limit's hash and the answer; 0: never asked
+  rlimit limit = {};
+  (void)getrlimit(RLIMIT_MEMLOCK, &limit);
+  const uint64_t key = (limit.rlim_cur * 0x9e3779b97f4a7c15 | 3) - 1;
+  const uint64_t known = answer_for.load(std::memory_order_relaxed);
+  if ((known | 1) == (key | 1)) return (known & 1) != 0;
   void* page = map_private(kProbePage, ForkPolicy::kDontFork);
   const bool can = page && sys::uring_probe_window(page, kProbePage) == 0;
   if (page) unmap_private(page, kProbePage);
+  answer_for.store(key | (can ? 1 : 0), std::memory_order_relaxed);
   return can;
 }
 
@@ -69,6 +78,7 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles& files, cons
   while (setup.entries < options.depth + (large ? WatchSet::kMax : 0)) setup.entries *= 2;
   setup.sqpoll = options.sqpoll;
   setup.shared = options.shared;
+  setup.in_turns = options.in_turns;
   setup.large = large;
   int status = open_ring(&ring_, files, options.keep_fd, setup);
   if (status < 0) return status;
@@ -107,7 +117,7 @@ unsigned RingContext::queue_all(const Command* commands, unsigned n) {
     const Command& command = commands[taken];
     const uint32_t index = free_[depth_ - in_flight_ - 1];
     if (!queue(command, index) && (!flush() || !queue(command, index))) break;
-    const bool sample = command.op == Op::kRead && command.iov_count <= kSampleVectorMax;
+    const bool sample = !shared_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;   // for who spins
     if (sample && now == 0) now = sys::now_ns();
     flights_[index] = {command.tag, sample ? now : 0};
     ++in_flight_;
@@ -287,7 +297,8 @@ int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, 
   *taken = queue_all(commands, n);
   if (least > max) least = max;
   if (least <= 1 || timeout_ns == 0 || polled_in_flight_) {   // the first one counts: wait() knows when to spin for it
-    (void)flush();
+    const bool alone = !spin_ && *taken && in_flight_ == *taken && max;   // nothing else can come: wait() submits as it goes to sleep
+    if (!alone) (void)flush();
     return max ? wait(out, max, timeout_ns) : 0;
   }
   const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;

@@ -70,7 +70,7 @@ class SimContext final : public OwnedContext {
   unsigned deliver(Response* out, unsigned max);
 
   SimDevice* device_ = nullptr;
-  Pending* pending_ = nullptr;   // ring of depth_; one latency for all: the order of submission is that of due times
+  Pending* pending_ = nullptr;   // ring of depth_; delivered in the order of submission
   unsigned depth_ = 0, first_ = 0, count_ = 0;
   std::atomic<uint64_t> next_due_ns_{0};   // of the oldest that is pending; 0: none. For await, which runs beside the others
   WatchSet watches_;
@@ -101,8 +101,7 @@ int SimContext::submit(const Command* commands, unsigned n) {
   const uint64_t now = sys::now_ns();
   unsigned taken = 0;
   for (; taken < n && count_ < depth_; ++taken, ++count_) {
-    pending_[(first_ + count_) % depth_] = {now + device_->faults().latency_us * 1000, now, device_->next_io(),
-                                            commands[taken]};
+    pending_[(first_ + count_) % depth_] = {now + device_->latency_ns(commands[taken]), now, device_->next_io(), commands[taken]};
   }
   if (count_) next_due_ns_.store(pending_[first_].due_ns, std::memory_order_release);
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
@@ -276,6 +275,7 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
     const char* name;
     uint64_t* value;
   } const settings[] = {{"seed", &faults->seed},           {"latency_us", &faults->latency_us},
+                        {"stall", &faults->stall},         {"stall_us", &faults->stall_us},
                         {"read_error", &faults->read_error}, {"write_error", &faults->write_error},
                         {"torn", &faults->torn},           {"misdirect", &faults->misdirect},
                         {"corrupt", &faults->corrupt},     {"errno", &faults->error}};
@@ -291,7 +291,7 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
     return why->set(-EINVAL, "LUN %s: %s needs a whole number", uri, setting.name);
   }
   return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, torn, "
-                  "misdirect, corrupt, errno, name", uri, static_cast<int>(length), text);
+                  "misdirect, corrupt, stall, stall_us, errno, name", uri, static_cast<int>(length), text);
 }
 
 }  // namespace
@@ -349,7 +349,7 @@ void SimDevice::close() {
 }
 
 int64_t SimDevice::transfer(const Command& command) {
-  if (faults_.latency_us) sys::sleep_ns(faults_.latency_us * 1000);
+  if (const uint64_t latency = latency_ns(command)) sys::sleep_ns(latency);
   return carry_out(this, command, next_io());
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device of memory that misbehaves on request: sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P]
-// [,torn=P][,misdirect=P][,corrupt=P][,errno=N][,name=X], P = one in P I/Os (0: never). Devices of one name share one memory,
+// [,torn=P][,misdirect=P][,corrupt=P][,stall=PAGE][,stall_us=N][,errno=N][,name=X], P = one in P I/Os (0: never). Devices of one name share one memory,
 // for as long as the process lives: several paths to one medium, or a medium that outlives its device. All of one name are of
 // one size.
 //
@@ -8,6 +8,8 @@
 //   torn                      only the first sectors (512 bytes) of a write land; success is reported
 //   misdirect                 a write lands at another page; its own place keeps what it held; success is reported
 //   corrupt                   a read delivers one flipped bit; the medium is sound
+//   stall, stall_us           the first I/O that begins at page `stall` (4 KiB) takes stall_us longer; what its context got after it comes
+//                             after it
 //
 // What happens to I/O number n is a hash of (seed, n): a run with one thread replays. Data moves when a completion is
 // delivered, in order of its due time. Contexts share the memory and nothing else but the I/O number and counters.
@@ -22,6 +24,7 @@ namespace lunar {
 struct SimFaults {
   uint64_t seed = 1;
   uint64_t latency_us = 0;
+  uint64_t stall = 0, stall_us = 0;
   uint64_t read_error = 0, write_error = 0, torn = 0, misdirect = 0, corrupt = 0;
   uint64_t error = 5;   // that read_error and write_error end with: EIO
 };
@@ -59,6 +62,12 @@ class SimDevice final : public Device {
     failing_writes_.store(writes, std::memory_order_release);
   }
   bool failing(bool read) const { return (read ? failing_reads_ : failing_writes_).load(std::memory_order_acquire); }
+  // How long this I/O takes.
+  uint64_t latency_ns(const Command& command) {
+    const bool stalls = faults_.stall_us && command.offset.value == faults_.stall * 4096 && command.op != Op::kFlush &&
+                        !stalled_.exchange(true, std::memory_order_relaxed);
+    return (faults_.latency_us + (stalls ? faults_.stall_us : 0)) * 1000;
+  }
   uint64_t next_io() { return next_io_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -69,7 +78,7 @@ class SimDevice final : public Device {
   SimCounters counters_;
   std::atomic<uint64_t> next_io_{0};
   std::atomic<int> contexts_{0};
-  std::atomic<bool> failing_reads_{false}, failing_writes_{false};
+  std::atomic<bool> stalled_{false}, failing_reads_{false}, failing_writes_{false};
   bool named_ = false;
 };
 

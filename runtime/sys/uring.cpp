@@ -90,7 +90,7 @@ int Uring::init(const UringSetup& setup) {
   for (unsigned flags : attempts) {
     if ((flags & IORING_SETUP_SQPOLL) && !setup.sqpoll) continue;
     // Completions must not wait for the thread that submitted: it may compute, or be gone.
-    if (setup.shared && (flags == kDeferred || flags == kCooperative)) continue;
+    if (setup.shared && (flags == kDeferred || (flags == kCooperative && !setup.in_turns))) continue;
     status = try_init(&ring_, setup.entries, flags | must);
     if (status == 0) break;
   }
@@ -310,11 +310,16 @@ int uring_probe() {
   return status;
 }
 
+// Asked once a process: a ring and its kernel thread cost as much as the rest of an open.
 int uring_probe_sqpoll() {
+  static std::atomic<int> known{1};
+  int status = known.load(std::memory_order_relaxed);
+  if (status <= 0 && status != -EMFILE && status != -ENFILE && status != -ENOMEM) return status;
   const MakingDescriptor making;
   io_uring ring = {};
-  const int status = try_init(&ring, 2, IORING_SETUP_SQPOLL);
+  status = try_init(&ring, 2, IORING_SETUP_SQPOLL);
   if (status == 0) io_uring_queue_exit(&ring);
+  known.store(status, std::memory_order_relaxed);
   return status;
 }
 

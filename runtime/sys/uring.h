@@ -18,7 +18,8 @@ struct Cqe {
 struct UringSetup {
   unsigned entries = 8;
   bool sqpoll = false;   // a kernel thread takes what is queued; where the host refuses that, the ring is a plain one
-  bool shared = false;   // any thread may use it, one at a time (await() beside): a plain ring
+  bool shared = false;   // any thread may use it, one at a time (await() beside): a plain ring,
+  bool in_turns = false; //   or, where the one that submitted waits, one whose completions do not interrupt it
   bool iopoll = false;   // completions are polled for. Such a ring carries reads, writes and NVMe commands only
   bool large = false;    // 128-byte entries and 32-byte completions, for queue_nvme
 };

@@ -283,7 +283,7 @@ int main(int argc, char** argv) {
     fprintf(stderr, "usage: %s file|block|sim|pmem|nvme=NAMESPACE,... [--all] [CASE...]\n", argv[0]);
     return 2;
   }
-  for (const char* name : {"CFLSH_BLK_MAX_XFER", "CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_TIMEOUT", "CFLSH_BLK_TRACE", "CFLSH_BLK_SIZE"})
+  for (const char* name : {"CFLSH_BLK_MAX_XFER", "CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_TIMEOUT", "CFLSH_BLK_TIMEOUT_UNITS", "CFLSH_BLK_TRACE", "CFLSH_BLK_SIZE"})
     unsetenv(name);
   kind_name = argv[1];
   if (kind_name.compare(0, 5, "nvme=") == 0) {

@@ -139,21 +139,6 @@ HEAVY_CASE(waiting_for_a_command_ends_in_EBUSY) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-CASE(blocking_aresult_may_time_out) {
-  if (kind() != "sim") return;   // its latencies are chosen
-  Environment timeout("CFLSH_BLK_TIMEOUT", "1");
-  const chunk_id_t id = open_sim("latency_us=1200000");
-  Buffer buffer(1);
-  int tag, any;
-  REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
-  REFUSES(cblk_aresult(id, &any, ignored(), kNext | kBlocking), ETIMEDOUT);
-  chunk_stats_t stats;
-  REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
-  REQUIRE(stats.num_timeouts == 1);
-  REQUIRE(cblk_aresult(id, &tag, ignored(), kBlocking) == 1);   // it was not lost
-  REQUIRE(cblk_close(id, 0) == 0);
-}
-
 // As in the original: a command is active until its result was fetched, not only until the device is done with it.
 CASE(a_command_counts_as_active_until_it_is_fetched) {
   const chunk_id_t id = open_physical();

@@ -85,9 +85,14 @@ CASE(commands_under_way_stay_with_the_parent) {
 CASE(a_child_keeps_no_ring_of_its_parent) {
   if (kind() != "file") return;
   id = open_physical();
+  Buffer block(1);
+  int tag;
   static int before;
   before = descriptors();
-  in_child([](void*) { REQUIRE(descriptors() == before - 1); }, nullptr);
+  REQUIRE(cblk_aread(id, block, 0, 1, &tag, nullptr, 0) == 0 && cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
+  REQUIRE(descriptors() == before + 2);   // one for commands, one for blocking I/O
+  in_child([](void*) { REQUIRE(descriptors() == before); }, nullptr);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 

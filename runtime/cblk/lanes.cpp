@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lanes: see lanes.h.
+// Threading: any; a taken lane is its taker's alone, a lost one that of who holds the lock.
+#include "cblk/lanes.h"
+
+#include <errno.h>
+
+#include <bit>
+
+namespace lunar::cblk {
+namespace {
+
+constexpr uint64_t kBlockBytes = 4096;
+constexpr uint64_t kBrokenNs = 50'000;   // between two looks at a ring that is out of order
+
+uint64_t bit_of(unsigned index) { return uint64_t{1} << index; }
+
+}  // namespace
+
+void Lanes::open(Device* device, BouncePool* bounces, Cache* cache) {
+  device_ = device;
+  bounces_ = bounces;
+  cache_ = cache;
+}
+
+void Lanes::close() {
+  for (unsigned i = 0; i < count_; ++i) device_->detach(lane_[i].context);
+  count_ = 0;
+}
+
+int Lanes::take_free() {
+  uint64_t free = free_.load(std::memory_order_relaxed);
+  while (free) {
+    const int index = std::countr_zero(free);   // the lowest: its memory is warm
+    if (free_.compare_exchange_weak(free, free & ~bit_of(static_cast<unsigned>(index)), std::memory_order_seq_cst)) return index;
+  }
+  return -1;
+}
+
+int Lanes::attach_one() {
+  sys::Locked guard(lock_);
+  if (count_ == kMost) return -EAGAIN;
+  ContextOptions options;
+  options.depth = 1;
+  options.spin = false;
+  options.shared = options.in_turns = true;
+  const int status = device_->attach(options, &lane_[count_].context);
+  if (status < 0) return count_ ? -EAGAIN : status;   // no descriptor, no memory: there are others to wait for, or none
+  return static_cast<int>(count_++);
+}
+
+int Lanes::take(uint64_t deadline_ns, unsigned* out) {
+  int index = take_free();
+  if (index < 0) index = attach_one();
+  if (index < 0 && index != -EAGAIN) return index;
+  while (index < 0) {
+    waiting_.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t word = word_.load(std::memory_order_seq_cst);
+    index = take_free();
+    const uint64_t now = sys::now_ns();
+    if (index < 0 && now < deadline_ns) (void)sys::futex_wait(&word_, word, static_cast<int64_t>(deadline_ns - now), false);
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+    if (index < 0 && now >= deadline_ns) return -ETIMEDOUT;
+    if (index < 0) (void)sweep();
+  }
+  *out = static_cast<unsigned>(index);
+  return 0;
+}
+
+void Lanes::give(unsigned index) {
+  free_.fetch_or(bit_of(index), std::memory_order_seq_cst);
+  if (waiting_.load(std::memory_order_seq_cst) == 0) return;
+  word_.fetch_add(1, std::memory_order_seq_cst);
+  sys::futex_wake(&word_, 1, false);
+}
+
+void Lanes::put_aside(unsigned index, Bounce* bounce) {
+  sys::Locked guard(lock_);
+  lane_[index].bounce = *bounce;
+  *bounce = {};
+  lost_ |= bit_of(index);
+  lost_count_.fetch_add(1, std::memory_order_relaxed);
+}
+
+int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, uint64_t limit_ns, uint64_t deadline_ns, bool* lost) {
+  unsigned index = 0;
+  *lost = false;
+  if (const int status = take(deadline_ns, &index); status < 0) return status;
+  Lane& lane = lane_[index];
+  lane.transfer = transfer;
+  lane.part = {bounce->memory, transfer.blocks * kBlockBytes};
+  ::lunar::Command command;
+  command.op = transfer.op;
+  command.offset = DeviceOffset{transfer.block * kBlockBytes};
+  command.iov = &lane.part;
+  command.iov_count = 1;
+  command.length = lane.part.iov_len;
+  unsigned taken = 0;
+  Response response;
+  auto left = static_cast<int64_t>(limit_ns);
+  for (int got = 0;;) {
+    if (!taken) got = lane.context->exchange(&command, 1, &taken, &response, 1, 1, left);
+    else got = lane.context->wait(&response, 1, left);
+    if (got == 1) break;
+    const uint64_t now = sys::now_ns();
+    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY) {   // refused: never started
+      give(index);
+      return got;
+    }
+    if (left == 0 || now >= deadline_ns) {
+      *lost = taken != 0;   // else the kernel was short of something all the time, and nothing was started
+      if (*lost) put_aside(index, bounce);
+      else give(index);
+      return -ETIMEDOUT;
+    }
+    left = static_cast<int64_t>(deadline_ns - now);
+    if (got < 0 && got != -EINTR) sys::sleep_ns(kBrokenNs);
+  }
+  give(index);
+  return response.result == -ETIMEDOUT ? -EIO : response.result;   // the device's own
+}
+
+unsigned Lanes::sweep() {
+  if (!some_lost()) return 0;
+  sys::Locked guard(lock_);
+  for (unsigned index = 0; index < count_; ++index) {
+    Lane& lane = lane_[index];
+    Response response;
+    if (!(lost_ & bit_of(index)) || lane.context->reap(&response, 1) != 1) continue;
+    if (lane.transfer.op != Op::kRead && cache_->active()) cache_->end_write(lane.transfer.block, lane.transfer.blocks);
+    bounces_->give(&lane.bounce);
+    lost_ &= ~bit_of(index);
+    lost_count_.fetch_sub(1, std::memory_order_relaxed);
+    give(index);
+  }
+  return lost_count_.load(std::memory_order_relaxed);
+}
+
+bool Lanes::changes(uint64_t block, uint64_t blocks) {
+  if (sweep() == 0) return false;
+  sys::Locked guard(lock_);
+  for (unsigned index = 0; index < count_; ++index) {
+    const Transfer& lost = lane_[index].transfer;
+    if ((lost_ & bit_of(index)) && lost.op != Op::kRead && block < lost.block + lost.blocks && lost.block < block + blocks) return true;
+  }
+  return false;
+}
+
+void Lanes::forget_in_child() {
+  lock_.reset_in_child();
+  close();   // forgets them: what runs in them is the parent's
+  free_.store(0, std::memory_order_relaxed);
+  waiting_.store(0, std::memory_order_relaxed);
+  lost_count_.store(0, std::memory_order_relaxed);
+  lost_ = 0;
+  for (Lane& lane : lane_) lane.bounce = {};
+}
+
+}  // namespace lunar::cblk

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lanes: contexts for blocking I/O with an end. A thread that moves blocks takes one, has the device do it, and gives it back.
+//
+// Why: a thread inside a blocking system call on a device that hangs cannot be called back; one that waits for a ring can. And a
+// command that was handed to the device cannot be taken back: one that is late is *lost*. Its lane, with the buffer that the device
+// may still read or write, is put aside until the device lets go of it (sweep), and does nothing for anybody meanwhile.
+//
+// Lanes are attached when they are wanted, as many as threads are at it at one time, and kept.
+// Threading: any. Takes a lock only to attach and to put aside. run() allocates nothing once there are lanes enough.
+#pragma once
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "cblk/bounce.h"
+#include "cblk/cache.h"
+#include "superpipe/device.h"
+#include "sys/thread.h"
+
+namespace lunar::cblk {
+
+struct Transfer {
+  Op op = Op::kRead;
+  uint64_t block = 0;
+  uint64_t blocks = 0;
+};
+
+class Lanes {
+ public:
+  static constexpr unsigned kMost = 64;
+
+  // None is attached yet.
+  void open(Device* device, BouncePool* bounces, Cache* cache);
+  void close();                      // pre: nothing runs, none is lost
+  // Carries it out: bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data lie in `bounce`, which stays the
+  // caller's unless the command is *lost: then it is taken over, and of a write the cache is told when it ends.
+  // limit_ns: what is left till the deadline now.
+  [[nodiscard]] int64_t run(const Transfer& transfer, Bounce* bounce, uint64_t limit_ns, uint64_t deadline_ns, bool* lost);
+  // Lost commands that may have ended are let go. How many are left.
+  unsigned sweep();
+  bool some_lost() const { return lost_count_.load(std::memory_order_relaxed) != 0; }
+  bool changes(uint64_t block, uint64_t blocks);   // whether a lost write or discard may still change one of them
+  void forget_in_child();
+
+ private:
+  struct Lane {
+    Context* context = nullptr;
+    iovec part{};
+    Transfer transfer;
+    Bounce bounce;                   // lost: its memory
+  };
+  int take(uint64_t deadline_ns, unsigned* out);
+  int take_free();                   // or -1
+  int attach_one();                  // or -errno
+  void give(unsigned index);
+  void put_aside(unsigned index, Bounce* bounce);
+
+  Device* device_ = nullptr;
+  BouncePool* bounces_ = nullptr;
+  Cache* cache_ = nullptr;
+  std::atomic<uint64_t> free_{0};    // a bit a lane
+  std::atomic<uint32_t> waiting_{0}; // threads that wait for one,
+  std::atomic<uint32_t> word_{0};    //   on this, bumped when one comes free
+  std::atomic<uint32_t> lost_count_{0};
+  sys::Mutex lock_;                  // of what follows
+  unsigned count_ = 0;               // attached
+  uint64_t lost_ = 0;
+  Lane lane_[kMost];
+};
+
+}  // namespace lunar::cblk

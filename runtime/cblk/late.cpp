@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Commands whose time is over: see chunk.h, time limit.
+// Threading: under the chunk's lock, but for wait_for_lost. May not: touch a caller's buffer.
+#include <errno.h>
+#include <time.h>
+
+#include "cblk/wait.h"
+
+namespace lunar::cblk {
+namespace {
+
+constexpr uint64_t kCoarseNs = 10'000'000;        // what the coarse clock may lag behind
+constexpr uint64_t kCoarseFromNs = 1'000'000'000; // limits from which on that does not matter
+
+// A few nanoseconds where the other clock takes twenty: every command asks.
+uint64_t coarse_now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+}  // namespace
+
+uint64_t Chunk::deadline_of_a_new_one() const {
+  if (timeout_ns_ == 0) return kForever;
+  return timeout_ns_ < kCoarseFromNs ? sys::now_ns() + timeout_ns_ : coarse_now_ns() + kCoarseNs + timeout_ns_;
+}
+
+// For who polls. Who slept until a deadline asks the clock that it slept by.
+uint64_t Chunk::poll_clock_ns() const {
+  if (timeout_ns_ == 0) return 0;
+  return timeout_ns_ < kCoarseFromNs ? sys::now_ns() : coarse_now_ns();
+}
+
+// An active command fails with ETIMEDOUT. False: it is just being delivered.
+bool Chunk::expire(uint32_t index) {
+  Entry& entry = entries_[index];
+  if (entry.delivered || entry.state.load(std::memory_order_relaxed) != Entry::kActive) return false;
+  uint32_t* link = &backlog_first_;
+  uint32_t before = kNone;
+  while (*link != kNone && *link != index) {
+    before = *link;
+    link = &entries_[*link].next;
+  }
+  if (*link == index) {   // the device never saw it
+    *link = entry.next;
+    if (backlog_last_ == index) backlog_last_ = before;
+    --backlog_count_;
+    if (entry.io.cached_write) cache_.end_write(static_cast<uint64_t>(entry.io.lba), entry.io.blocks);
+    bounces_.give(&entry.io.bounce);
+  } else {
+    entry.lost = true;
+    lost_.fetch_add(1, std::memory_order_relaxed);
+  }
+  add(counters_.timeouts);
+  report(index, -ETIMEDOUT);
+  return true;
+}
+
+// Those of the fetchable ones that are late: the oldest, as all have one limit.
+void Chunk::expire_late(uint64_t now_ns) {
+  for (uint32_t i = active_line_.oldest, newer; i != kNone && now_ns >= entries_[i].deadline_ns; i = newer) {
+    newer = entries_[i].newer;
+    (void)expire(i);
+  }
+}
+
+// Those with a status of the caller's. When the next one may be late: no command of later has less time left.
+uint64_t Chunk::expire_late_background() {
+  uint64_t next = deadline_of_a_new_one();
+  if (next == kForever) return next;
+  const uint64_t now = sys::now_ns();
+  for (uint32_t i = 0; i < entry_count_; ++i) {
+    const Entry& entry = entries_[i];
+    if (entry.state.load(std::memory_order_relaxed) != Entry::kActive || !entry.io.status) continue;
+    if (now >= entry.deadline_ns) (void)expire(i);
+    else if (entry.deadline_ns < next) next = entry.deadline_ns;
+  }
+  return next;
+}
+
+// The device has let go of it.
+void Chunk::end_lost(Entry& entry) {
+  entry.lost = false;
+  lost_.fetch_sub(1, std::memory_order_relaxed);
+  if (entry.io.cached_write) cache_.end_write(static_cast<uint64_t>(entry.io.lba), entry.io.blocks);
+  bounces_.give(&entry.io.bounce);
+}
+
+// Whether a lost write or discard may still change what this one is to change.
+bool Chunk::held_up(const Io& io) {
+  if (io.op == Op::kRead || !some_lost()) return false;
+  const auto from = static_cast<uint64_t>(io.lba), to = from + io.blocks;
+  if (lanes_.changes(from, io.blocks)) return held_up_ = true;
+  for (uint32_t i = 0; lost_.load(std::memory_order_relaxed) && i < entry_count_; ++i) {
+    const Io& other = entries_[i].io;
+    if (entries_[i].lost && other.op != Op::kRead && from < static_cast<uint64_t>(other.lba) + other.blocks &&
+        static_cast<uint64_t>(other.lba) < to)
+      return true;
+  }
+  return false;
+}
+
+// For blocking I/O, which has no backlog. 0, or -ETIMEDOUT.
+int Chunk::wait_for_lost(const Io& io, uint64_t deadline_ns) {
+  if (io.op == Op::kRead || !some_lost()) return 0;
+  for (;;) {
+    lock_.lock();
+    while (!leader_ && reap()) {}
+    const bool held = held_up(io);
+    unlock();
+    if (!held) return 0;
+    if (sys::now_ns() >= deadline_ns) return -ETIMEDOUT;
+    sys::sleep_ns(kLostRetryNs);
+  }
+}
+
+}  // namespace lunar::cblk
