@@ -96,7 +96,7 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
   Holds holds = Holds::kForeign;
   char what[64];
   // After the lock: who formats it holds that.
-  if (status == 0) status = device_holds(*out, &holds, what, sizeof what);
+  if (status == 0) status = device_holds(*out, &holds, what, sizeof what, true);   // others' data are the caller's to open
   if (status == 0 && (holds == Holds::kPhysicalLun || holds == Holds::kMember))
     status = why->set(-EBUSY, "LUN %s: carries %s; open a virtual LUN on it, or force it (CBLK_OPN_FORCED_RESERVE)", path, what);
   if (status < 0) {

@@ -58,7 +58,7 @@ int device_path(Device* raw, char* path, size_t size) {
   return S_ISREG(status.st_mode) || S_ISBLK(status.st_mode) ? 0 : -ENOENT;
 }
 
-int device_holds(Device* raw, Holds* out, char* what, size_t size) {
+int device_holds(Device* raw, Holds* out, char* what, size_t size, bool only_ours) {
   const uint64_t held = raw->size_bytes() / 4096 * 4096;
   const size_t bytes = held < kHeadBytes ? static_cast<size_t>(held) : kHeadBytes;
   *out = Holds::kBlank;
@@ -70,6 +70,7 @@ int device_holds(Device* raw, Holds* out, char* what, size_t size) {
   if (status == 0) *out = look(static_cast<const char*>(head), bytes, what, size);
   unmap_private(head, kHeadBytes);
   if (status < 0 || (*out != Holds::kBlank && *out != Holds::kForeign)) return status;
+  if (only_ours) return 0;
   char path[4096], known[48];
   if (device_path(raw, path, sizeof path) < 0) return 0;
   const int found = block_signature(path, false, known, sizeof known);

@@ -84,6 +84,6 @@ class PhysicalLun {
 // What the head of a raw device holds: kEmpty (zeros), kOurs (a scratch LUN of the plain kind), kForeign, or one of these.
 enum class Holds : uint8_t { kBlank, kPhysicalLun, kMember, kScratch, kForeign };
 // Looks at the head only; for a device that answers reads. `what` gets a word for people ("ext4", "a member of a stripe of Lunar").
-[[nodiscard]] int device_holds(Device* raw, Holds* out, char* what, size_t size);
+[[nodiscard]] int device_holds(Device* raw, Holds* out, char* what, size_t size, bool only_ours = false);
 
 }  // namespace lunar
