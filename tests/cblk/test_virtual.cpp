@@ -274,3 +274,21 @@ CASE(two_processes_share_a_physical_lun) {
   REQUIRE(cblk_get_size(id, &size, 0) == 0 && size > kBlocks * 3 / 4);   // what the dead one had is free again
   REQUIRE(cblk_close(id, 0) == 0);
 }
+
+// What capiblock.h and the examples' README say of the space that the format takes.
+CASE(the_format_takes_two_megabytes) {
+  if (kind() != "file") return;
+  for (const size_t mebibytes : {66, 1026}) {
+    const std::string path = "/var/tmp/lunar-cblk-room-" + std::to_string(getpid());
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);   // sparse: only its size counts
+    REQUIRE(fd >= 0 && ftruncate(fd, static_cast<off_t>(mebibytes << 20)) == 0 && close(fd) == 0);
+    const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+    const size_t fits = (mebibytes - 2) << 8;
+    const bool more = id != NULL_CHUNK_ID && cblk_set_size(id, fits + 256, 0) == 0;
+    const int errno_of_more = errno, rest = cblk_set_size(id, fits, 0), errno_of_rest = errno;
+    (void)!cblk_close(id, 0);
+    unlink(path.c_str());
+    if (rest != 0 && errno_of_rest == ENOSPC) return;   // this disk is full
+    REQUIRE(!more && errno_of_more == ENOMEM && rest == 0);
+  }
+}
