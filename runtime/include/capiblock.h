@@ -224,7 +224,7 @@ int cblk_get_stats(chunk_id_t chunk, chunk_stats_t *stats, int flags);
 int cblk_get_attrs(chunk_id_t chunk, chunk_attrs_t *attrs, int flags);
 
 /* Moves nblocks (at most max_transfer_size; 1 on a virtual chunk) between buf and the chunk, here and now. cblk_unmap gives
- * blocks back: they read as zeros; buf is not looked at but must not be NULL. flags: 0.
+ * blocks back: they read as zeros (a file keeps its space); buf is not looked at but must not be NULL. flags: 0.
  * Return the blocks moved (0 for 0), or -1: EIO and what else the device says; cblk_unmap: EPROTONOSUPPORT where the
  * device cannot. */
 int cblk_read(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks, int flags);

@@ -33,6 +33,8 @@
 
 namespace lunar {
 
+// kDiscard: what it covers reads as zeros. A block device or namespace may give the space back; a file keeps it, so that what was reserved
+// stays reserved.
 enum class Op : uint8_t { kRead, kWrite, kDiscard, kFlush };
 
 struct Command {

@@ -9,7 +9,7 @@
 //            one polled read came back at open (virtio disks and NVMe without poll queues never deliver one). Not for
 //            contexts that are shared, nor from a context's first watch() on: those sleep
 //   auto: where the host can; on: or the open fails; off (as unset): never
-// What was discarded is a hole of the file, or zeros by WRITE ZEROES of the block device.
+// What was discarded is zeros in a file that keeps its space (FALLOC_FL_ZERO_RANGE), or WRITE ZEROES of the block device.
 // A command's result is the count the kernel moved: a read across the end of the file is short, and nobody asks again.
 // Threading: immutable after open but for the descriptor (reopen), which is atomic.
 #pragma once
@@ -37,7 +37,7 @@ class FileDevice final : public Device {
   void release(DeviceOffset offset, uint64_t length) override;
   uint64_t size_bytes() const override { return size_bytes_; }
   bool growable() const override { return growable_ && !cut_at_close_; }   // a file given by path is one for a whole tree
-  [[nodiscard]] int64_t transfer(const Command& command) override { return transfer_on(fd(), data_offset_, command); }
+  [[nodiscard]] int64_t transfer(const Command& command) override { return transfer_on(fd(), data_offset_, !block_, command); }
   uint32_t io_align() const override { return io_align_; }
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }

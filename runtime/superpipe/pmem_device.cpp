@@ -163,15 +163,11 @@ bool PmemDevice::punch(uint64_t at, uint64_t bytes) {
   return true;
 }
 
-// [at, at + length) of the device reads as zeros: whole chunks are punched, the edges stored.
+// [at, at + length) of the device reads as zeros, which are stored: what is backed stays so.
 int PmemDevice::discard(uint64_t at, uint64_t length) {
   if (read_only_) return -EROFS;
   if (at > size_bytes_ || length > size_bytes_ - at) return -EINVAL;
-  const uint64_t begin = data_offset_ + at, end = begin + length;
-  const uint64_t first = round_up(begin, chunk_bytes_), last = round_down(end, chunk_bytes_);
-  if (first >= last || !punch(first, last - first)) return zero(begin, length);
-  const int err = zero(begin, first - begin);
-  return err < 0 ? err : zero(last, end - last);
+  return zero(data_offset_ + at, length);
 }
 
 int64_t PmemDevice::carry_out(const Command& command, bool foreign) {
@@ -202,7 +198,7 @@ int PmemDevice::reserve(DeviceOffset offset, uint64_t length) {
 }
 
 void PmemDevice::release(DeviceOffset offset, uint64_t length) {
-  if (read_only_ || offset.value > size_bytes_ || length > size_bytes_ - offset.value) return;
+  if (raw_ || offset.value > size_bytes_ || length > size_bytes_ - offset.value) return;   // its owner gave that space
   const uint64_t begin = round_up(data_offset_ + offset.value, chunk_bytes_);
   const uint64_t end = round_down(data_offset_ + offset.value + length, chunk_bytes_);
   if (begin < end) (void)punch(begin, end - begin);

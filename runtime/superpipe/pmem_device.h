@@ -115,6 +115,7 @@ class PmemDevice final : public Device {
   Sync sync_ = Sync::kNone;
   pmem::Flush flush_ = pmem::Flush::kNone;
   Delegate delegate_ = Delegate::kAuto;
+  bool raw_ = false;
   bool read_only_ = false;
   bool regular_ = false;
   bool growable_ = false;

@@ -81,7 +81,8 @@ int PmemDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   char clean[4096];
   int err = device->parse_settings(uri, path, clean, sizeof clean, why);
   if (err < 0) return err;
-  device->read_only_ = options.read_only && !options.scratch;
+  device->raw_ = !options.scratch;
+  device->read_only_ = options.read_only && device->raw_;
 
   struct stat status;
   err = sys::path_status(clean, &status);

@@ -39,7 +39,7 @@ int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeou
   return static_cast<int>(taken);
 }
 
-int SyncContext::create(const std::atomic<int>* fd, uint64_t data_offset, const ContextOptions& options,
+int SyncContext::create(const std::atomic<int>* fd, uint64_t data_offset, bool keep, const ContextOptions& options,
                         OwnedContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const size_t head = round_up(sizeof(SyncContext), 64);
@@ -49,6 +49,7 @@ int SyncContext::create(const std::atomic<int>* fd, uint64_t data_offset, const 
   auto* context = new (memory) SyncContext;
   context->fd_ = fd;
   context->data_offset_ = data_offset;
+  context->keep_ = keep;
   context->depth_ = options.depth;
   context->done_ = reinterpret_cast<Response*>(memory + head);
   context->mapping_bytes_ = bytes;
@@ -57,14 +58,14 @@ int SyncContext::create(const std::atomic<int>* fd, uint64_t data_offset, const 
 }
 
 int SyncContext::create(Device* device, const ContextOptions& options, OwnedContext** out) {
-  const int status = create(nullptr, 0, options, out);
+  const int status = create(nullptr, 0, false, options, out);
   if (status == 0) static_cast<SyncContext*>(*out)->device_ = device;
   return status;
 }
 
 void SyncContext::release() { unmap_private(this, mapping_bytes_); }
 
-int64_t transfer_on(int fd, uint64_t data_offset, const Command& command) {
+int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command) {
   const uint64_t at = data_offset + command.offset.value;
   const auto parts = static_cast<int>(command.iov_count);
   int64_t result = -EINVAL;
@@ -72,7 +73,9 @@ int64_t transfer_on(int fd, uint64_t data_offset, const Command& command) {
     switch (command.op) {
       case Op::kRead: result = sys::readv_at(fd, command.iov, parts, at); break;
       case Op::kWrite: result = sys::writev_at(fd, command.iov, parts, at); break;
-      case Op::kDiscard: result = sys::punch_hole(fd, at, command.length); break;   // of a block device too: zeros are promised
+      case Op::kDiscard:   // zeros are promised, so a block device is punched too
+        result = keep ? sys::zero_range(fd, at, command.length) : sys::punch_hole(fd, at, command.length);
+        break;
       case Op::kFlush: result = sys::sync_data(fd); break;
     }
   } while (result == -EINTR);
@@ -84,7 +87,7 @@ int SyncContext::submit(const Command* commands, unsigned n) {
   for (; taken < n && count_ < depth_; ++taken) {
     const uint64_t start = commands[taken].op == Op::kRead ? sys::now_ns() : 0;
     const int64_t result = device_ ? device_->transfer(commands[taken])
-                                   : transfer_on(fd_->load(std::memory_order_relaxed), data_offset_, commands[taken]);
+                                   : transfer_on(fd_->load(std::memory_order_relaxed), data_offset_, keep_, commands[taken]);
     if (start) latency_.add(sys::now_ns() - start);
     done_[(first_ + count_) % depth_] = {commands[taken].tag, result};
     ++count_;

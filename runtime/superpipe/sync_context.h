@@ -12,8 +12,8 @@ namespace lunar {
 
 class SyncContext final : public OwnedContext {
  public:
-  // fd: where the device keeps its descriptor (it may be replaced by reopen). 0 or -errno.
-  [[nodiscard]] static int create(const std::atomic<int>* fd, uint64_t data_offset, const ContextOptions& options,
+  // fd: where the device keeps its descriptor (it may be replaced by reopen). keep: see transfer_on. 0 or -errno.
+  [[nodiscard]] static int create(const std::atomic<int>* fd, uint64_t data_offset, bool keep, const ContextOptions& options,
                                   OwnedContext** out);
   // The same over any device, by its transfer().
   [[nodiscard]] static int create(Device* device, const ContextOptions& options, OwnedContext** out);
@@ -33,6 +33,7 @@ class SyncContext final : public OwnedContext {
   const std::atomic<int>* fd_ = nullptr;
   Device* device_ = nullptr;     // in place of fd_
   uint64_t data_offset_ = 0;
+  bool keep_ = false;
   WatchSet watches_;
   LatencyAverage latency_;
   Response* done_ = nullptr;     // ring of depth_: first_ .. first_ + count_
@@ -44,7 +45,7 @@ class SyncContext final : public OwnedContext {
 
 // Carries `command` out on `fd` by blocking system calls; data_offset is added to its offset.
 // Bytes moved (0 for kDiscard and kFlush) or -errno. Any thread.
-[[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, const Command& command);
+[[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command);
 
 // Asks the watched descriptors (waiting up to timeout_ns) and turns the ready ones into responses: 0..max, or -errno.
 [[nodiscard]] int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeout_ns);

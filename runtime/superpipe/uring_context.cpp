@@ -17,13 +17,15 @@ constexpr size_t kPollBytesMax = 64 * 1024;
 
 }  // namespace
 
-int UringContext::create(const DeviceFiles& files, uint64_t data_offset, const ContextOptions& options, OwnedContext** out, bool iopoll) {
+int UringContext::create(const DeviceFiles& files, uint64_t data_offset, bool keep, const ContextOptions& options, OwnedContext** out,
+                         bool iopoll) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const size_t head = round_up(sizeof(UringContext), 64), bytes = mapping_bytes(head, options.depth);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) UringContext;
   context->data_offset_ = data_offset;
+  context->keep_ = keep;
   const int status = context->start(memory, head, files, options, false, iopoll);
   if (status < 0) {
     unmap_private(memory, bytes);
@@ -59,7 +61,7 @@ bool UringContext::queue(const Command& command, uint32_t index) {
       polled_in_flight_ += queued && poll;
       return queued;
     }
-    case Op::kDiscard: return ring_.queue_discard(0, true, at, command.length, index);
+    case Op::kDiscard: return ring_.queue_discard(0, true, at, command.length, keep_, index);
     case Op::kFlush: return ring_.queue_fsync(0, true, index);
   }
   return false;

@@ -9,9 +9,10 @@ namespace lunar {
 
 class UringContext final : public RingContext {
  public:
-  // fd: the device's file, O_DIRECT. data_offset: where the device's offset 0 lies in it. iopoll: the device was probed to
+  // fd: the device's file, O_DIRECT. data_offset: where the device's offset 0 lies in it. keep: a discard leaves
+  // the file its space. iopoll: the device was probed to
   // complete polled I/O (not for shared contexts: await could not sleep). 0 or -errno.
-  [[nodiscard]] static int create(const DeviceFiles& files, uint64_t data_offset, const ContextOptions& options, OwnedContext** out,
+  [[nodiscard]] static int create(const DeviceFiles& files, uint64_t data_offset, bool keep, const ContextOptions& options, OwnedContext** out,
                                   bool iopoll = false);
 
  private:
@@ -19,6 +20,7 @@ class UringContext final : public RingContext {
   bool queue(const Command& command, uint32_t index) override;
 
   uint64_t data_offset_ = 0;
+  bool keep_ = false;
 };
 
 }  // namespace lunar

@@ -313,6 +313,10 @@ int punch_hole(int fd, uint64_t offset, uint64_t length) {
       result(syscall(SYS_fallocate, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length)));
 }
 
+int zero_range(int fd, uint64_t offset, uint64_t length) {
+  return static_cast<int>(result(syscall(SYS_fallocate, fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, offset, length)));
+}
+
 int64_t next_hole(int fd, uint64_t offset) { return result(syscall(SYS_lseek, fd, offset, SEEK_HOLE)); }
 int64_t next_data(int fd, uint64_t offset) { return result(syscall(SYS_lseek, fd, offset, SEEK_DATA)); }
 

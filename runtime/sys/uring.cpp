@@ -224,11 +224,11 @@ bool Uring::queue_fsync(int fd, bool fixed_file, uint64_t user) {
   return true;
 }
 
-bool Uring::queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, uint64_t user) {
+bool Uring::queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, bool keep, uint64_t user) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   io_uring_prep_rw(IORING_OP_FALLOCATE, sqe, fd, reinterpret_cast<const void*>(length),
-                   FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset);   // 64-bit length travels in `addr`
+                   (keep ? FALLOC_FL_ZERO_RANGE : FALLOC_FL_PUNCH_HOLE) | FALLOC_FL_KEEP_SIZE, offset);   // 64-bit length travels in `addr`
   set_file(sqe, fixed_file);
   sqe->user_data = user;
   return true;

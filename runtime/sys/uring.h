@@ -46,7 +46,8 @@ class Uring {
                    uint64_t user);
   bool queue_poll_in(int fd, uint64_t user);            // one-shot
   bool queue_fsync(int fd, bool fixed_file, uint64_t user);
-  bool queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, uint64_t user);   // fallocate punch
+  // keep: a file's space stays (zero range); else it goes back (punch).
+  bool queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, bool keep, uint64_t user);
   bool queue_nop(uint64_t user);                        // completes with 0
   bool queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index, uint64_t user);   // a large ring
 

@@ -334,7 +334,7 @@ TEST_CASE("polled contexts: flush, discard and watches go by the plain ring; a w
   ContextOptions options;
   options.buffer = pages.base;
   options.buffer_bytes = pages.bytes;
-  REQUIRE(UringContext::create(fd, 0, options, &context, true) == 0);
+  REQUIRE(UringContext::create(fd, 0, true, options, &context, true) == 0);
   auto* ring = static_cast<UringContext*>(context);
   CHECK(ring->polls());
   Command discard = command_of(Op::kDiscard, 1, nullptr, 0, 1);
@@ -361,7 +361,7 @@ TEST_CASE("polled contexts: flush, discard and watches go by the plain ring; a w
   CHECK(response.tag == 9);
   context->release();
   options.shared = true;   // await must be able to sleep
-  REQUIRE(UringContext::create(fd, 0, options, &context, true) == 0);
+  REQUIRE(UringContext::create(fd, 0, true, options, &context, true) == 0);
   CHECK_FALSE(static_cast<UringContext*>(context)->polls());
   context->release();
   close(ends[0]);

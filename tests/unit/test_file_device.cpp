@@ -3,6 +3,9 @@
 // nothing.
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -344,4 +347,93 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
   REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=64k count=1 conv=fsync status=none").c_str()) == 0);
   REQUIRE(system(("printf junk | dd of=" + loop.name + " bs=1 seek=20000 conv=fsync status=none").c_str()) == 0);
   CHECK(has(refused(loop.name), "unknown data"));
+}
+
+TEST_CASE("file: a discard zeros, and the file keeps the space that was reserved, by each way; so does a virtual LUN's life") {
+  const Directory directory;
+  const std::string path = directory.file("reserved", "", 0);
+  constexpr uint64_t kBytes = 16 * kMiB;
+  const int made = sys::open_file(path.c_str(), O_RDWR);
+  REQUIRE(made >= 0);
+  REQUIRE(sys::allocate_space(made, 0, kBytes) == 0);
+  const auto blocks = [&] {
+    struct stat status;
+    REQUIRE(fsync(made) == 0);   // delayed allocation
+    REQUIRE(fstat(made, &status) == 0);
+    return static_cast<uint64_t>(status.st_blocks) * 512;
+  };
+  const uint64_t full = blocks();
+  REQUIRE(full >= kBytes);
+  DeviceOptions raw;
+  raw.scratch = false;
+  Device* device = nullptr;
+  ErrorText why;
+  REQUIRE(device_open(path.c_str(), raw, &device, &why) == 0);
+  if (!device->capabilities().discard) {
+    device_close(device);
+    close(made);
+    LUNAR_SKIP("zero range", "this file system has no FALLOC_FL_ZERO_RANGE");
+  }
+  struct fiemap beyond = {};
+  beyond.fm_start = kBytes;
+  beyond.fm_length = UINT64_MAX - kBytes;
+  if (ioctl(made, FS_IOC_FIEMAP, &beyond) == 0) CHECK(beyond.fm_mapped_extents == 0);   // asking leaves nothing behind
+  alignas(4096) static char page[4096];
+  const iovec part = {page, sizeof page};
+  Command write, discard, read;
+  write.op = Op::kWrite;
+  discard.op = Op::kDiscard;
+  discard.offset = DeviceOffset{kMiB};
+  discard.length = 6 * kMiB + 512;
+  write.iov = read.iov = &part;
+  write.iov_count = read.iov_count = 1;
+  for (const bool by_context : {false, true}) {
+    memset(page, 7, sizeof page);
+    for (uint64_t at = 0; at < kBytes; at += kMiB) {
+      write.offset = DeviceOffset{at};
+      REQUIRE(device->transfer(write) == 4096);
+    }
+    if (by_context) {
+      Context* context = nullptr;
+      REQUIRE(device->attach({}, &context) == 0);
+      REQUIRE(context->submit(&discard, 1) == 1);
+      Response response;
+      REQUIRE(context->wait(&response, 1, -1) == 1);
+      CHECK(response.result == 0);
+      device->detach(context);
+    } else {
+      CHECK(device->transfer(discard) == 0);
+    }
+    for (uint64_t at = 0; at < kBytes; at += kMiB) {
+      read.offset = DeviceOffset{at};
+      REQUIRE(device->transfer(read) == 4096);
+      const bool first = at >= kMiB && at <= 7 * kMiB, rest = first && at < 7 * kMiB;   // 512 bytes of the last page
+      CHECK((page[0] == (first ? 0 : 7) && page[511] == (first ? 0 : 7) && page[512] == (rest ? 0 : 7)));
+    }
+    CHECK(blocks() >= full);   // the file system's own records of extents count too
+  }
+  device_close(device);
+  for (int round = 0; round < 2; ++round) {   // formatted, carved with zeros, shrunk, removed, carved again
+    PhysicalLun* physical = nullptr;
+    REQUIRE(physical_open(path.c_str(), round ? Format::kNever : Format::kForce, &physical, &why) == 0);
+    VirtualOptions options;
+    options.name = "one";
+    options.create = true;
+    options.size_bytes = 8 * kMiB;
+    VirtualLun* lun = nullptr;
+    REQUIRE(VirtualLun::open(physical, options, &lun, &why) == 0);
+    CHECK(lun->set_size(4 * kMiB, &why) == 0);
+    CHECK(lun->set_size(8 * kMiB, &why) == 0);
+    Command all;
+    all.op = Op::kDiscard;
+    all.length = 8 * kMiB;
+    CHECK(lun->transfer(all) == 0);
+    device_close(lun);
+    CHECK(blocks() >= full);
+    REQUIRE(physical_open(path.c_str(), Format::kNever, &physical, &why) == 0);
+    CHECK(physical->remove("one", &why) == 0);
+    physical->close();
+    CHECK(blocks() >= full);
+  }
+  close(made);
 }

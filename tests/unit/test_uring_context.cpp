@@ -58,7 +58,7 @@ struct File {
   OwnedContext* attach(const ContextOptions& options = {}) const {
     OwnedContext* context = nullptr;
     const int status =
-        ring ? UringContext::create(fd.load(), 0, options, &context) : SyncContext::create(&fd, 0, options, &context);
+        ring ? UringContext::create(fd.load(), 0, true, options, &context) : SyncContext::create(&fd, 0, true, options, &context);
     return status == 0 ? context : nullptr;
   }
 };
