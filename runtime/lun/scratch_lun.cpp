@@ -21,6 +21,7 @@
 #include <new>
 
 #include "base/arena.h"
+#include "base/log.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -129,7 +130,11 @@ int ScratchLun::open(Device* device, DeviceOffset base, uint64_t capacity_bytes,
   if (impl_ || page_bytes < 4096 || !std::has_single_bit(page_bytes) || base.value % page_bytes != 0) return -EINVAL;
   if (base.value > device->size_bytes() || capacity_bytes > device->size_bytes() - base.value) return -ENOSPC;
   uint64_t slots = capacity_bytes / page_bytes;
-  if (slots > kSlotsMax) slots = kSlotsMax;
+  if (slots > kSlotsMax) {
+    log_warning("LUN %s: %s of its %s are used, which is what a process can number; the rest stays idle", device->name(),
+                format_size(kSlotsMax * page_bytes).text, format_size(capacity_bytes).text);
+    slots = kSlotsMax;
+  }
   slots = round_down(slots, kSlotsPerSegment);
   if (slots < 2 * kSlotsPerSegment) return -EINVAL;
 

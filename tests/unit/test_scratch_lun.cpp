@@ -2,6 +2,8 @@
 // The scratch LUN: charging, placement (log first, then the emptiest segments), retirement, and that no slot ever has
 // two owners, against a model and under threads. LUNAR_SEED=N replays a run.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -13,8 +15,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/log.h"
 #include "lun/scratch_lun.h"
 #include "tests/catch.hpp"
+#include "tests/support/lun_device.hpp"
 
 using namespace lunar;
 
@@ -270,4 +274,24 @@ TEST_CASE("property: threads never own the same slot, and all come back") {
   CHECK(scratch.lun.used_slots() == 0);
   CHECK(scratch.lun.charged_slots() == 1000);
   CHECK(scratch.lun.validate());
+}
+
+TEST_CASE("what a LUN has beyond 16 TiB is not used, and a line says so") {
+  for (const uint64_t bytes : {kTiB, 20 * kTiB}) {
+    lunar_test::MemoryDevice device(nullptr, bytes);   // no I/O reaches it
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    log_configure(LogLevel::kWarning, ends[1]);
+    ScratchLun lun;
+    CHECK(lun.open(&device, DeviceOffset{0}, bytes, 4096) == 0);
+    log_configure(LogLevel::kWarning, -1);
+    close(ends[1]);
+    char text[256] = {};
+    const ssize_t length = read(ends[0], text, sizeof text - 1);
+    close(ends[0]);
+    INFO(text);
+    if (bytes == kTiB) CHECK(length == 0);
+    else CHECK((strstr(text, "16.0 TiB of its 20 TiB are used") && strchr(text, '\n') == text + length - 1));
+    lun.close();
+  }
 }
