@@ -25,7 +25,7 @@ const LunVerb kVerbs[] = {
     {"list", "the LUNs of devices, or of all that can be found",
      "Usage: lunar lun list [URI...] [--json]\n\n"
      "One line a virtual LUN, then totals. Without a URI: of every block device and NVMe namespace in /dev that carries\n"
-     "the format and that this user may open.\n",
+     "the format and that this user may open. Writes nothing.\n",
      0, 1000, "", lun_list},
     {"info", "what a device is and can do, its format and members",
      "Usage: lunar lun info URI|URI#NAME [--json]\n\n"
@@ -42,8 +42,8 @@ const LunVerb kVerbs[] = {
      1, 1, "--yes", lun_remove},
     {"check", "examine a device's format, and mend it",
      "Usage: lunar lun check URI [--repair] [--yes] [--json]\n\n"
-     "Checks all copies of the metadata and who owns which extent. --repair writes damaged copies again and frees what\n"
-     "dead owners left; it asks, or needs --yes.\n\n"
+     "Checks all copies of the metadata and who owns which extent, and writes nothing. --repair writes damaged copies again\n"
+     "and frees what dead owners left; it asks, or needs --yes.\n\n"
      "Exit code: 0 clean, 1 needs repair or was mended, 3 damaged, 2 refused, 4 could not look.\n",
      1, 1, "--repair --yes", lun_check},
     {"paths", "the paths to a device, and how they fare",

@@ -56,6 +56,7 @@ constexpr ErrnoEntry kErrnos[] = {
     ENTRY(ENOSPC, "no space left on device"),
     ENTRY(ESPIPE, "illegal seek"),
     ENTRY(EROFS, "read-only file system"),
+    ENTRY(EMEDIUMTYPE, "wrong type of LUN"),
     ENTRY(EPIPE, "broken pipe"),
     ENTRY(ERANGE, "out of range"),
     ENTRY(EDEADLK, "deadlock avoided"),

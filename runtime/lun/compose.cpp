@@ -219,6 +219,7 @@ int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* 
     return why->set(-EINVAL, "LUN %s: names a virtual LUN; give the device alone, without #NAME", uri);
   DeviceOptions options;
   options.scratch = false;
+  options.read_only = only_looks(format);
   Device* raw = nullptr;
   const int err = raw_open(uri, options, format, &raw, why);
   return err < 0 ? err : PhysicalLun::open(raw, format, out, why);

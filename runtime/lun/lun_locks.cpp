@@ -54,7 +54,7 @@ void LunLocks::close_metadata() {
   own_files_ = false;
 }
 
-int LunLocks::lock_metadata(ErrorText* why) {
+int LunLocks::lock_metadata(bool shared, ErrorText* why) {
   if (none()) return 0;
   if (const int opened = open_metadata(); opened < 0) {
     if (getpid() != opener_)
@@ -66,7 +66,8 @@ int LunLocks::lock_metadata(ErrorText* why) {
   const uint64_t start = sys::now_ns();
   uint64_t pause = kPauseMinNs;
   int status;
-  while ((status = files_lock(metadata_fd_, metadata_count_, sys::RangeLock::kExclusive, kMetadata, 1)) == -EAGAIN || status == -EINTR) {
+  const sys::RangeLock kind = shared ? sys::RangeLock::kShared : sys::RangeLock::kExclusive;
+  while ((status = files_lock(metadata_fd_, metadata_count_, kind, kMetadata, 1)) == -EAGAIN || status == -EINTR) {
     if (sys::now_ns() - start > kWaitMaxNs) break;
     sys::sleep_ns(pause);
     pause = pause * 2 < kPauseMaxNs ? pause * 2 : kPauseMaxNs;

@@ -2,7 +2,7 @@
 // Who may do what with a physical LUN: byte-range locks far beyond any data, on the raw device's file; of a node on that and on its lock
 // file (superpipe/device_files.h); of a stripe and paths on the first member's.
 //
-//   2^62 + 0           metadata    exclusive, on a description of its own that lives as long as the lock
+//   2^62 + 0           metadata    exclusive (shared by who only looks), on a description of its own that lives as long as the lock
 //          + 1         presence    shared by everybody who has it open: who wants to format asks whether others do
 //          + 64 + 2i   owner       shared by the owners of LUN i, on the device's own description: forked children inherit it,
 //          + 65 + 2i   exclusive   shared too, by owners who want to be the only ones. Both are tested, never taken exclusively
@@ -26,8 +26,9 @@ namespace lunar {
 class LunLocks {
  public:
   void init(Device* device);
-  // Waits up to 10 s. 0, -EBUSY, -EROFS (opened for reading only), -errno; all but 0 with *why.
-  [[nodiscard]] int lock_metadata(ErrorText* why);
+  // Waits up to 10 s. shared: only to look; a device opened for reading will do. 0, -EBUSY, -EROFS (opened for reading only), -errno;
+  // all but 0 with *why.
+  [[nodiscard]] int lock_metadata(bool shared, ErrorText* why);
   void unlock_metadata();
   // 0; -EBUSY when somebody formats it, or has it as a scratch LUN of the plain kind.
   [[nodiscard]] int enter();

@@ -40,13 +40,18 @@ bool name_sound(const char (&name)[kLunNameBytes], bool scratch) {
 
 uint64_t name_hash(const char* name) { return XXH3_64bits(name, kLunNameBytes); }
 
-const char* entry_fault(const LunEntry& entry, const Geometry& geometry) {
+bool features_unknown(const ImageHeader& header) {
+  return (header.features_compatible & ~kFeaturesCompatible) || unknown_read_only(header) || unknown_incompatible(header);
+}
+
+// strict: all that is reserved is 0.
+const char* entry_fault(const LunEntry& entry, const Geometry& geometry, bool strict) {
   if (!(entry.flags & kEntryUsed)) {
     return bytes_are_zero(&entry, sizeof entry) ? nullptr : "a free entry that is not empty";
   }
-  if (entry.flags & ~uint32_t{kEntryUsed | kEntryScratch}) return "an entry with unknown flags";
+  if (strict && entry.flags & ~uint32_t{kEntryUsed | kEntryScratch}) return "an entry with unknown flags";
   if (!name_sound(entry.name, (entry.flags & kEntryScratch) != 0)) return "an entry with an impossible name";
-  if (!bytes_are_zero(entry.reserved, sizeof entry.reserved)) return "an entry with unknown content";
+  if (strict && !bytes_are_zero(entry.reserved, sizeof entry.reserved)) return "an entry with unknown content";
   if (entry.extents > geometry.extent_count) return "an entry with more extents than there are";
   if (entry.size_bytes > entry.extents * geometry.extent_bytes) return "an entry larger than its extents";
   return entry.size_bytes % kBlockBytes ? "an entry whose size is not whole blocks" : nullptr;
@@ -155,61 +160,95 @@ void image_seal(const MetadataImage& image, const LunIdentity& identity) {
   header.super_checksum = identity.checksum;
   header.body_bytes = image.body_bytes();
   header.body_checksum = XXH3_64bits(image.entries(), image.body_bytes());
-  memset(header.reserved, 0, sizeof header.reserved);
   header.checksum = checksum_of(header);
 }
 
-bool image_intact(const MetadataImage& image, const LunIdentity& identity) {
+uint64_t unknown_read_only(const ImageHeader& header) { return header.features_read_only & ~kFeaturesReadOnly; }
+uint64_t unknown_incompatible(const ImageHeader& header) { return header.features_incompatible & ~kFeaturesIncompatible; }
+
+bool image_header_intact(const MetadataImage& image, const LunIdentity& identity) {
   const ImageHeader& header = image.header();
-  if (memcmp(header.magic, kImageMagic, sizeof header.magic) != 0 || header.checksum != checksum_of(header)) return false;
-  const uint64_t used = sizeof header + image.body_bytes();
-  return header.version == kVersion && header.header_bytes == sizeof header && memcmp(header.uuid, identity.uuid, 16) == 0 &&
-         header.super_checksum == identity.checksum &&
-         header.sequence != 0 && header.body_bytes == image.body_bytes() && bytes_are_zero(header.reserved, sizeof header.reserved) &&
-         bytes_are_zero(image.base + used, image.geometry->image_bytes - used) &&
-         header.body_checksum == XXH3_64bits(image.entries(), image.body_bytes());
+  return memcmp(header.magic, kImageMagic, sizeof header.magic) == 0 && header.checksum == checksum_of(header) && header.version == kVersion &&
+         header.header_bytes == sizeof header && memcmp(header.uuid, identity.uuid, 16) == 0 && header.super_checksum == identity.checksum &&
+         header.sequence != 0;
 }
 
-bool image_sound(const MetadataImage& image, SoundScratch* scratch, const char** what) {
+bool image_intact(const MetadataImage& image, const LunIdentity& identity) {
+  if (!image_header_intact(image, identity)) return false;
+  const ImageHeader& header = image.header();
+  const uint64_t used = sizeof header + image.body_bytes();
+  if (unknown_incompatible(header) || header.body_bytes != image.body_bytes()) return false;
+  if (!features_unknown(header) && !(bytes_are_zero(header.reserved, sizeof header.reserved) &&
+                                     bytes_are_zero(image.base + used, image.geometry->image_bytes - used)))
+    return false;
+  return header.body_checksum == XXH3_64bits(image.entries(), image.body_bytes());
+}
+
+void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus* out) {
   const Geometry& geometry = *image.geometry;
   const LunEntry* entries = image.entries();
   const ExtentOwner* extents = image.extents();
-  const auto fault = [&](const char* text) {
-    *what = text;
-    return false;
+  const bool strict = !features_unknown(image.header());
+  *out = {};
+  const auto fault = [out](const char* text) {
+    if (!out->fault) out->fault = text;
   };
   memset(scratch->names, 0, sizeof scratch->names);
   uint64_t owned = 0;
   for (uint32_t i = 0; i < geometry.entry_count; ++i) {
     const LunEntry& entry = entries[i];
-    if (const char* text = entry_fault(entry, geometry)) return fault(text);
+    scratch->first[i] = UINT32_MAX;   // none of its places is believed
+    if (const char* text = entry_fault(entry, geometry, strict)) {
+      fault(text);
+      continue;
+    }
+    if (entry.extents > geometry.extent_count - owned) {
+      fault("more extents owned than there are");
+      continue;
+    }
+    if (!(entry.flags & kEntryUsed)) continue;
     scratch->first[i] = static_cast<uint32_t>(owned);
     owned += entry.extents;
-    if (owned > geometry.extent_count) return fault("more extents owned than there are");
     if (!entry.name[0]) continue;
     size_t at = name_hash(entry.name) % (2 * kEntriesMax);
     for (; scratch->names[at]; at = (at + 1) % (2 * kEntriesMax)) {
-      if (memcmp(entries[scratch->names[at] - 1].name, entry.name, kLunNameBytes) == 0) return fault("two LUNs of one name");
+      if (memcmp(entries[scratch->names[at] - 1].name, entry.name, kLunNameBytes) == 0) fault("two LUNs of one name");
     }
     scratch->names[at] = static_cast<uint16_t>(i + 1);
   }
   // Positions are ranked over all LUNs: each rank may occur once, and all of `owned` must.
   memset(scratch->seen, 0, (owned + 63) / 64 * 8);
-  uint64_t found = 0;
   for (uint32_t i = 0; i < geometry.extent_count; ++i) {
     const ExtentOwner owner = extents[i];
     if (owner.lun == 0) {
-      if (owner.position) return fault("a free extent with a position");
+      if (owner.position) fault("a free extent with a position");
+      ++out->free;
       continue;
     }
-    if (owner.lun > geometry.entry_count || !(entries[owner.lun - 1].flags & kEntryUsed)) return fault("an extent whose LUN does not exist");
-    if (owner.position >= entries[owner.lun - 1].extents) return fault("an extent beyond its LUN's end");
-    const uint32_t rank = scratch->first[owner.lun - 1] + owner.position;
-    if (scratch->seen[rank / 64] >> rank % 64 & 1) return fault("two extents at one place of a LUN");
+    const uint32_t first = owner.lun > geometry.entry_count ? UINT32_MAX : scratch->first[owner.lun - 1];
+    if (first == UINT32_MAX || owner.position >= entries[owner.lun - 1].extents) {
+      fault(first == UINT32_MAX ? "an extent whose LUN does not exist" : "an extent beyond its LUN's end");
+      ++out->lost;
+      continue;
+    }
+    const uint32_t rank = first + owner.position;
+    if (scratch->seen[rank / 64] >> rank % 64 & 1) {
+      fault("two extents at one place of a LUN");
+      ++out->twice;
+      continue;
+    }
     scratch->seen[rank / 64] |= uint64_t{1} << rank % 64;
-    ++found;
+    ++out->used;
   }
-  return found == owned || fault("a LUN with an extent missing");
+  out->missing = owned - out->used;
+  if (out->missing) fault("a LUN with an extent missing");
+}
+
+bool image_sound(const MetadataImage& image, SoundScratch* scratch, const char** what) {
+  ImageCensus census;
+  image_census(image, scratch, &census);
+  if (census.fault) *what = census.fault;
+  return !census.fault;
 }
 
 }  // namespace lunar

@@ -71,12 +71,29 @@ struct SoundScratch {
   uint16_t names[2 * kEntriesMax];
 };
 
-// Header and checksums of an image whose sequence and `previous` are set.
+// Feature bits that this version does not know.
+uint64_t unknown_read_only(const media::ImageHeader& header);
+uint64_t unknown_incompatible(const media::ImageHeader& header);
+
+// Header and checksums of an image whose sequence, `previous` and features are set.
 void image_seal(const MetadataImage& image, const LunIdentity& identity);
-// Whether header and checksums are right.
+// Whether it is an image of that superblock by a header with the right checksum; of the rest nothing is said.
+bool image_header_intact(const MetadataImage& image, const LunIdentity& identity);
+// Whether all of it has the right checksums, too. false where incompatible features are unknown.
 bool image_intact(const MetadataImage& image, const LunIdentity& identity);
+
+// What an intact image says of extents, also where that is impossible.
+struct ImageCensus {
+  uint64_t free = 0;
+  uint64_t used = 0;             // at their place of a LUN
+  uint64_t lost = 0;             // given to a LUN that does not exist, or beyond its end: neither free nor used
+  uint64_t twice = 0;            // at a place of a LUN that another one has already
+  uint64_t missing = 0;          // places of LUNs that no extent is at
+  const char* fault = nullptr;   // the first that makes it unsound
+};
+void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus* out);
 // Whether what it says is possible: every owner in range and used, the positions of each LUN 0..n-1 once each, names legal and
-// unique, sizes within extents, reserved bytes zero, flags known. `what` gets the first fault.
+// unique, sizes within extents; without unknown features reserved bytes zero and flags known. `what` gets the first fault.
 bool image_sound(const MetadataImage& image, SoundScratch* scratch, const char** what);
 
 // 1 to 31 of [A-Za-z0-9._-], not starting with '-' or '.'.

@@ -154,10 +154,16 @@ int MetadataStore::load(Mend mend, SlotReport* report) {
   unsigned newest = 0, bad = 0;
   int status = read_slots();
   if (status < 0) return status;
+  for (unsigned i = 0; i < 4; ++i) {   // any of them: an older image that cannot be judged could not be mended
+    if (image_header_intact(slot(i), identity_)) report->unknown |= unknown_incompatible(slot(i).header());
+  }
+  if (report->unknown) return -EPROTONOSUPPORT;
   status = judge(&newest, &bad, &report->what);
   report->bad = bad;
   report->mended = 0;
   if (status < 0) return status;
+  report->unknown = unknown_read_only(slot(newest).header());
+  if (report->unknown && mend != Mend::kNo) return -EROFS;
   // Two out of form: an acknowledged image is in both slots of its parity, so while one of each parity is sound, the newest
   // sound one is what was acknowledged last or newer.
   const unsigned bad_count = static_cast<unsigned>(std::popcount(bad));
@@ -175,6 +181,17 @@ int MetadataStore::load(Mend mend, SlotReport* report) {
   memcpy(image_.base, slot(newest).base, geometry_.image_bytes);
   loaded_ = true;
   return 0;
+}
+
+void MetadataStore::census(ImageCensus* out) {
+  *out = {};
+  uint64_t newest = 0;
+  if (loaded_) image_census(image_, scratch_, out);
+  for (unsigned i = 0; i < 4 && !loaded_; ++i) {
+    if (!image_intact(slot(i), identity_) || slot(i).header().sequence <= newest) continue;
+    newest = slot(i).header().sequence;
+    image_census(slot(i), scratch_, out);
+  }
 }
 
 int MetadataStore::commit() {

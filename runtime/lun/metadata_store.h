@@ -11,7 +11,7 @@
 namespace lunar {
 
 enum class Mend : uint8_t {
-  kNo,        // look only
+  kNo,        // look only; the others are for who may change it
   kOne,       // what a crash can leave
   kProven,    // also two slots out of form, where the others prove that nothing newer was acknowledged
 };
@@ -20,18 +20,21 @@ struct SlotReport {
   unsigned bad = 0;              // slots out of form, a bit each: 1, 2 front A, B; 4, 8 back A, B
   unsigned mended = 0;
   const char* what = "";         // of the first
+  uint64_t unknown = 0;          // feature bits that made it -EPROTONOSUPPORT or -EROFS
 };
 
 class MetadataStore {
  public:
   [[nodiscard]] int prepare(Device* raw, const Geometry& geometry, const LunIdentity& identity);   // 0, -ENOMEM
   void release();
-  // Reads all, decides, mends; image() is the newest then. 0; -EBADMSG; -EIO and the like from the device.
+  // Reads all, decides, mends; image() is the newest then. 0; -EBADMSG; -EPROTONOSUPPORT: unknown incompatible features; -EROFS: unknown
+  // read-only ones, and not Mend::kNo (nothing is written); -EIO and the like from the device.
   [[nodiscard]] int load(Mend mend, SlotReport* report);
   // Writes image(), as the caller changed it, as the next one. On failure the medium is looked at again: 0 when the change is there
   // after all; else -errno, and image() is what was before (or !loaded()).
   [[nodiscard]] int commit();
   bool loaded() const { return loaded_; }
+  void census(ImageCensus* out);   // of image(), or, where none was found sound, of the newest intact one as read (all 0: none is)
   [[nodiscard]] int format();                          // images 1 and 2
   const MetadataImage& image() const { return image_; }
   uint64_t sequence() const { return image_.header().sequence; }

@@ -21,6 +21,18 @@
 // An image may become visible before it is acknowledged; so whatever must hold for it (zeros in extents given to somebody) is
 // written and flushed before it, and what is freed is discarded only after it.
 //
+// What may change in this format. Each image carries three sets of *feature bits*: whoever begins to use something that this header
+// does not describe sets its bit in the same change. Who reads an image with a bit he does not know
+//   compatible    uses it, and keeps what he does not understand (reserved bytes, flags) of entries he leaves alone
+//   read-only     may look (list, info, check, read), and changes nothing, not even to mend it: -EROFS
+//   incompatible  refuses it: -EPROTONOSUPPORT
+// No bit is known yet. Without unknown bits all that is reserved is 0, and anything else is damage. Bits are of the image, not of the superblock,
+// as that never changes: a geometry that differs has another version there. Readers before feature bits take an image that has one
+// for damaged beyond its copies ("a checksum is wrong"), refuse it and change nothing, --repair included; images without are theirs, too.
+//
+// An entry's *type* says what lies in its extents. One that is not known is no damage: its LUN is listed, keeps its extents and may be
+// removed, and nothing else. Readers before types take an entry that has one for damage ("an entry with unknown content").
+//
 // Format writes: zeros over what was there when that was to go, images 1 and 2 (both empty), flush, primary superblock, flush,
 // backup superblock, flush. So a blank head means that nothing was there (or somebody erased it, then the backup is there: refused).
 #pragma once
@@ -65,12 +77,19 @@ struct ImageHeader {
   uint64_t body_checksum;        // XXH3 of them
   uint64_t previous;             // `checksum` of the image before it (of image 1: 0)
   uint64_t super_checksum;       // of the superblock it was written under: no other geometry fits it
-  uint8_t reserved[48];
+  uint64_t features_compatible;
+  uint64_t features_read_only;
+  uint64_t features_incompatible;
+  uint8_t reserved[24];
   uint64_t checksum;             // XXH3 of the header before it
 };
 static_assert(sizeof(ImageHeader) == 128);
-static_assert(offsetof(ImageHeader, sequence) == 32 && offsetof(ImageHeader, previous) == 56 && offsetof(ImageHeader, checksum) == 120);
+static_assert(offsetof(ImageHeader, sequence) == 32 && offsetof(ImageHeader, previous) == 56);
+static_assert(offsetof(ImageHeader, features_compatible) == 72 && offsetof(ImageHeader, checksum) == 120);
 constexpr char kImageMagic[8] = {'L', 'u', 'n', 'I', 'm', 'a', 'g', 'e'};
+
+// Those this version knows.
+constexpr uint64_t kFeaturesCompatible = 0, kFeaturesReadOnly = 0, kFeaturesIncompatible = 0;
 
 enum EntryFlags : uint32_t { kEntryUsed = 1, kEntryScratch = 2 };
 
@@ -83,9 +102,10 @@ struct LunEntry {
   uint64_t extents;              // how many of the extent table are its
   uint64_t created_s;
   uint8_t key_check[16];         // of the cipher: what a wrong key is seen by
-  uint8_t reserved[32];
+  uint32_t type;                 // LunType (physical_lun.h)
+  uint8_t reserved[28];
 };
-static_assert(sizeof(LunEntry) == 128);
+static_assert(sizeof(LunEntry) == 128 && offsetof(LunEntry, type) == 96);
 static_assert(offsetof(LunEntry, uuid) == 40 && offsetof(LunEntry, size_bytes) == 56 && offsetof(LunEntry, key_check) == 80);
 
 // Extent table: one a physical extent.

@@ -42,6 +42,7 @@ struct OwnedLun {
 
 struct NewLun {
   const char* name = "";
+  LunType type = LunType::kBlocks;
   uint64_t size_bytes = 0;
   uint32_t cipher_id = 0;
   uint8_t key_check[16] = {};
@@ -60,7 +61,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   const Geometry& geometry() const { return store_.geometry(); }
   // Each fills lun->size_bytes, extents, map and info on success.
   [[nodiscard]] int create(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
-  [[nodiscard]] int open_named(const char* name, OwnedLun* lun, uint8_t key_check[16], ErrorText* why);
+  [[nodiscard]] int open_named(const char* name, LunType type, OwnedLun* lun, uint8_t key_check[16], ErrorText* why);
   [[nodiscard]] int grow(uint64_t bytes, OwnedLun* lun, ErrorText* why);     // to `bytes` at least
   [[nodiscard]] int shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why);
   [[nodiscard]] int refresh(OwnedLun* lun);
@@ -74,9 +75,10 @@ class PhysicalLunImpl final : public PhysicalLun {
 
   int enter(ErrorText* why);
   int open_locked(Format format, ErrorText* why);
-  int open_without_head(Format format, SuperState state, const media::Superblock& super, ErrorText* why);
+  int open_without_head(Format format, SuperState state, const media::Superblock& super, const media::Superblock* backup, ErrorText* why);
   int format_now(ErrorText* why);
   int restore_super(const media::Superblock& from, uint64_t offset);
+  int damaged(const char* what, ErrorText* why);
   int take_geometry(const media::Superblock& super, ErrorText* why);
   int refuse_contents(Format format, bool backup, ErrorText* why);
 
@@ -106,7 +108,11 @@ class PhysicalLunImpl final : public PhysicalLun {
   int adopt_name(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
   int prepare_aside(const OwnedLun& aside, uint64_t count, bool zeroed);
   void describe(unsigned index, VirtualLunInfo* out);
+  uint64_t dead_extents();
+  Mend to_look() const { return looks_ ? Mend::kNo : Mend::kOne; }   // of a session that changes nothing
+  int explain(int err, const SlotReport& report, const char* advice, ErrorText* why);
   int check_super(bool repair, CheckReport* report);
+  void count_extents(CheckReport* report);
 
   Device* raw_ = nullptr;
   LunLocks locks_;
@@ -118,8 +124,11 @@ class PhysicalLunImpl final : public PhysicalLun {
   uint64_t created_s_ = 0;
   unsigned own_ = kNoEntry, aside_ = kNoEntry;          // what this object's owner has open: never dead
   bool repaired_ = false;
+  bool looks_ = false;                                  // Format::kLook: nothing may be written
+  unsigned damaged_ = 0;
 };
 
+// Under Mend::kNo nothing may be changed; any other is -EROFS where the LUN was opened to look.
 class PhysicalLunImpl::Session {
  public:
   Session(PhysicalLunImpl* lun, Mend mend, ErrorText* why);

@@ -20,14 +20,31 @@ PhysicalLunImpl::Session::Session(PhysicalLunImpl* lun, Mend mend, ErrorText* wh
   lun->mutex_.lock();
   ErrorText unsaid;
   if (!why) why = &unsaid;
-  status_ = lun->locks_.lock_metadata(why);
+  if (lun->looks_ && mend != Mend::kNo) {
+    status_ = why->set(-EROFS, "LUN %s: open for looking only", lun->raw_->name());
+    return;
+  }
+  status_ = lun->locks_.lock_metadata(lun->looks_, why);
   if (status_ < 0) return;
   status_ = lun->store_.load(mend, &report_);
   lun->repaired_ |= report_.mended != 0;
-  if (status_ == -EBADMSG)
-    why->set(status_, "LUN %s: its metadata is damaged beyond its copies (%s); stop using it", lun->raw_->name(), report_.what);
-  else if (status_ < 0)
-    why->set(status_, "LUN %s: cannot read or mend its metadata: %s (%s)", lun->raw_->name(), errno_text(status_), errno_name(status_));
+  if (status_ < 0) (void)lun->explain(status_, report_, "stop using it", why);
+}
+
+// What store_.load() gave.
+int PhysicalLunImpl::explain(int err, const SlotReport& report, const char* advice, ErrorText* why) {
+  const char* name = raw_->name();
+  if (err == -EPROTONOSUPPORT)
+    return why->set(err, "LUN %s: its metadata uses features 0x%lx that this Lunar does not know; use a newer one", name,
+                    static_cast<unsigned long>(report.unknown));
+  if (err == -EROFS)
+    return why->set(err, "LUN %s: its metadata uses features 0x%lx that this Lunar may only read; use a newer one (lun list, info and check "
+                    "work)", name, static_cast<unsigned long>(report.unknown));
+  if (err == -EBADMSG)
+    return why->set(err, "LUN %s: its metadata is damaged beyond its copies (%s); %s", name, *report.what ? report.what : "no image is sound",
+                    advice);
+  return why->set(err, "LUN %s: cannot read or mend its metadata: %s (%s); see the kernel log for the device", name, errno_text(err),
+                  errno_name(err));
 }
 
 PhysicalLunImpl::Session::~Session() {
@@ -40,6 +57,14 @@ unsigned PhysicalLunImpl::find(const char* name) {
     if (used(i) && entries()[i].name[0] && strncmp(entries()[i].name, name, kLunNameBytes) == 0) return i;
   }
   return kNoEntry;
+}
+
+uint64_t PhysicalLunImpl::dead_extents() {
+  uint64_t out = 0;
+  for (unsigned i = 0; i < geometry().entry_count; ++i) {
+    if (dead(i)) out += entries()[i].extents;
+  }
+  return out;
 }
 
 uint64_t PhysicalLunImpl::free_extents() {
@@ -58,32 +83,39 @@ void PhysicalLunImpl::describe(unsigned index, VirtualLunInfo* out) {
   out->extents = entry.extents;
   out->created_s = entry.created_s;
   out->cipher_id = entry.cipher_id;
+  out->type = static_cast<LunType>(entry.type);
   out->in_use = index == own_ || locks_.owned_by_any(index) != 0;   // unknown counts as in use
 }
 
 int PhysicalLunImpl::info(PhysicalLunInfo* out) {
-  Session session(this, Mend::kOne, nullptr);
-  if (session.status() < 0) return session.status();
-  (void)reclaim();
   *out = {};
   memcpy(out->uuid, store_.uuid(), sizeof out->uuid);
   out->version = media::kVersion;
   out->device_bytes = geometry().device_bytes;
   out->extent_bytes = geometry().extent_bytes;
   out->usable_bytes = geometry().extent_count * geometry().extent_bytes;
-  out->free_bytes = free_extents() * geometry().extent_bytes;
+  Session session(this, to_look(), nullptr);
+  if (session.status() < 0) return session.status();
+  if (!looks_) (void)reclaim();
+  if (!store_.loaded()) return -EIO;
+  out->free_bytes = (free_extents() + dead_extents()) * geometry().extent_bytes;
   out->sequence = store_.sequence();
-  for (unsigned i = 0; i < geometry().entry_count; ++i) out->luns += used(i);
+  for (unsigned i = 0; i < geometry().entry_count; ++i) out->luns += used(i) && !dead(i);
   out->repaired = repaired_;
-  return store_.loaded() ? 0 : -EIO;
+  out->damaged = damaged_;
+  const media::ImageHeader& header = store_.image().header();
+  out->features_compatible = header.features_compatible;
+  out->features_read_only = header.features_read_only;
+  out->features_incompatible = header.features_incompatible;
+  return 0;
 }
 
 int PhysicalLunImpl::list(VirtualLunInfo* out, unsigned max, unsigned first) {
-  Session session(this, Mend::kOne, nullptr);
+  Session session(this, to_look(), nullptr);
   if (session.status() < 0) return session.status();
   unsigned n = 0;
   for (unsigned i = first; i < geometry().entry_count && n < max; ++i) {
-    if (used(i)) describe(i, &out[n++]);
+    if (used(i) && !(looks_ && dead(i))) describe(i, &out[n++]);
   }
   return static_cast<int>(n);
 }
@@ -112,6 +144,7 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
     report->line(report->argument, text);
   };
   const char* const names[] = {"front A", "front B", "back A", "back B"};
+  if (repair && looks_) return -EROFS;
   ErrorText why;
   Session session(this, Mend::kNo, &why);
   const SlotReport seen = session.report();
@@ -123,9 +156,11 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
   if (session.status() == -EBADMSG) {
     report->problems += report->problems == 0;
     tell("fatal: %s", why.text);
+    count_extents(report);
     return 0;
   }
   if (session.status() < 0) return session.status();
+  if (repair && seen.unknown) return -EROFS;   // a newer one began to use that while this was open
   if (repaired_) {
     ++report->problems;
     ++report->repaired;
@@ -145,9 +180,18 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
     report->repaired += repair;
   }
   if (repair && !seen.bad) status = reclaim();
-  report->extents_free = free_extents();
-  report->extents_used = geometry().extent_count - report->extents_free;
+  count_extents(report);
   return status;
+}
+
+void PhysicalLunImpl::count_extents(CheckReport* report) {
+  ImageCensus census;
+  store_.census(&census);
+  report->extents_free = census.free;
+  report->extents_used = census.used;
+  report->extents_lost = census.lost;
+  report->extents_double = census.twice;
+  report->extents_missing = census.missing;
 }
 
 // The image in memory was found sound; this holds the two superblocks against what is used.

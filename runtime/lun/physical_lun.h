@@ -20,9 +20,16 @@ namespace lunar {
 constexpr size_t kLunNameBytes = 32;        // with its NUL; [A-Za-z0-9._-], not empty, not starting with '-' or '.'
 constexpr unsigned kVirtualLunsMax = 1024;  // of one physical LUN, scratch ones included
 
+// What lies in a virtual LUN. A later version may have more: such a LUN is listed and can be removed, but not opened.
+enum class LunType : uint32_t { kBlocks = 0, kKeyValue = 1 };
+constexpr const char* lun_type_text(LunType type) {
+  return type == LunType::kBlocks ? "a LUN of plain blocks" : type == LunType::kKeyValue ? "a key/value store" : "of a type not known here";
+}
+
 struct VirtualLunInfo {
   unsigned index = 0;                 // of its entry
   char name[kLunNameBytes] = {};      // "" : scratch
+  LunType type = LunType::kBlocks;
   uint8_t uuid[16] = {};
   uint64_t size_bytes = 0;
   uint64_t extents = 0;
@@ -41,6 +48,8 @@ struct PhysicalLunInfo {
   uint64_t sequence = 0;              // of the newest metadata image
   unsigned luns = 0;                  // scratch ones included
   bool repaired = false;              // a copy was found damaged at open and written again
+  unsigned damaged = 0;               // copies that were found damaged at open and left so (Format::kLook)
+  uint64_t features_compatible = 0, features_read_only = 0, features_incompatible = 0;   // bits: physical_format.h
 };
 
 enum class Format : uint8_t {
@@ -48,12 +57,21 @@ enum class Format : uint8_t {
   kIfBlank,        // formats a device whose header (64 KiB) is zeros and that libblkid knows nothing on; else as kNever
   kForce,          // whatever it holds goes (in use is still -EBUSY)
   kRepair,         // as kNever, but a head that was erased or overwritten by nothing known is restored from the copy at the end,
-};                 //   and metadata from two sound slots where these prove to be the newest
+                   //   and metadata from two sound slots where these prove to be the newest
+  kLook,           // as kNever, but nothing is ever written: damage that one copy mends is left, what would change anything is -EROFS,
+                   //   and dead scratch LUNs are not freed but left out. `raw` may be open for reading only
+  kCheck,          // as kLook, and what is damaged beyond its copies opens, for check() alone
+};
+constexpr bool only_looks(Format format) { return format == Format::kLook || format == Format::kCheck; }
 
-// One finding of check(): `fatal` means that data may be lost or owned twice.
+// Findings of check(): a line that begins with `fatal` means that data may be lost or owned twice.
 struct CheckReport {
   unsigned problems = 0, repaired = 0;
-  uint64_t extents_free = 0, extents_used = 0, extents_lost = 0, extents_double = 0;
+  // Of the newest image whose checksums are right, also where what it says is impossible.
+  uint64_t extents_free = 0, extents_used = 0;
+  uint64_t extents_lost = 0;      // given to a LUN that does not exist or is not so large: neither free nor used
+  uint64_t extents_double = 0;    // at a place of a LUN that another extent has already
+  uint64_t extents_missing = 0;   // places of LUNs without an extent
   void (*line)(void* argument, const char* text) = nullptr;   // one line a finding; may be null
   void* argument = nullptr;
 };
@@ -63,17 +81,18 @@ class PhysicalLun {
   static constexpr uint64_t kBytesMin = 4 * 1024 * 1024;
 
   // Takes `raw` (opened with scratch=false) over in any case: closed with the LUN, or at once on failure. 0 or -errno with
-  // *why: -ENODEV blank, -EEXIST holds something else, -EPROTONOSUPPORT version, -EBADMSG damaged beyond its copies, -ENOSPC
-  // too small, -EROFS.
+  // *why: -ENODEV blank, -EEXIST holds something else, -EPROTONOSUPPORT version or unknown features, -EBADMSG damaged beyond its copies,
+  // -ENOSPC too small, -EROFS (open for reading, or with features that this version may only read: kLook opens these).
   [[nodiscard]] static int open(Device* raw, Format format, PhysicalLun** out, ErrorText* why);
   virtual void close() = 0;
 
   [[nodiscard]] virtual int info(PhysicalLunInfo* out) = 0;
-  // Up to `max` entries that are in use, by index from `first`; returns how many.
+  // Up to `max` entries that are in use (of dead scratch LUNs: see kLook), by index from `first`; returns how many.
   [[nodiscard]] virtual int list(VirtualLunInfo* out, unsigned max, unsigned first) = 0;
   // Removes a named LUN. -ENOENT, -EBUSY.
   [[nodiscard]] virtual int remove(const char* name, ErrorText* why) = 0;
-  // Whole-structure check. repair: writes damaged copies again, frees what dead owners left. 0 or -errno when it could not look.
+  // Whole-structure check. repair: writes damaged copies again, frees what dead owners left (-EROFS by kLook). 0 or -errno when it could
+  // not look.
   [[nodiscard]] virtual int check(bool repair, CheckReport* report) = 0;
   virtual Device* device() = 0;
 

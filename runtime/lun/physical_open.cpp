@@ -49,12 +49,7 @@ class Block {
   Superblock* super_;
 };
 
-int explain_damage(int err, const char* name, const char* what, ErrorText* why) {
-  if (err == -EBADMSG)
-    return why->set(err, "LUN %s: its metadata is damaged beyond its copies (%s); nothing was changed. `lunar lun check --repair` restores what "
-                    "can be proven; else recreate it", name, *what ? what : "no image is sound");
-  return why->set(err, "LUN %s: cannot read or mend its metadata: %s (%s); see the kernel log for the device", name, errno_text(err), errno_name(err));
-}
+constexpr char kDamageAdvice[] = "nothing was changed. `lunar lun check --repair` restores what can be proven; else recreate it";
 
 }  // namespace
 
@@ -82,13 +77,14 @@ int PhysicalLunImpl::make(Device* raw, Format format, PhysicalLunImpl** out, Err
   lun->raw_ = raw;
   lun->pid_.store(getpid());
   lun->locks_.init(raw);
+  lun->looks_ = only_looks(format);
   int status;
   if (raw->size_bytes() < kBytesMin) {
     status = why->set(-ENOSPC, "LUN %s: %s is too small for virtual LUNs; give a device or file of %s or more", raw->name(),
                       format_size(raw->size_bytes()).text, format_size(kBytesMin).text);
   } else {
     status = lun->enter(why);
-    if (status == 0) status = lun->locks_.lock_metadata(why);
+    if (status == 0) status = lun->locks_.lock_metadata(lun->looks_, why);
     if (status == 0) {
       status = lun->open_locked(format, why);
       lun->locks_.unlock_metadata();
@@ -117,6 +113,12 @@ int PhysicalLunImpl::enter(ErrorText* why) {
   return status < 0 ? why->set(status, "LUN %s: cannot be locked (%s)", raw_->name(), errno_name(status)) : 0;
 }
 
+int PhysicalLunImpl::damaged(const char* what, ErrorText* why) {
+  SlotReport report;
+  report.what = what;
+  return explain(-EBADMSG, report, kDamageAdvice, why);
+}
+
 int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   int status;
   if (format == Format::kForce) {
@@ -126,12 +128,12 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   }
   Block head, backup;
   status = head.read(raw_, 0);
-  if (status < 0) return explain_damage(status, raw_->name(), "", why);
+  if (status < 0) return explain(status, {}, kDamageAdvice, why);
   const SuperState state = superblock_look(*head.get());
   if (state == SuperState::kVersion)
     return why->set(-EPROTONOSUPPORT, "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it", raw_->name(),
                     head.get()->version, media::kVersion);
-  bool formatted = false;
+  uint64_t mend_at = UINT64_MAX;   // which superblock is to be written again, once the images say that it may be
   if (state == SuperState::kValid) {
     status = take_geometry(*head.get(), why);
     if (status < 0) return status;
@@ -139,55 +141,48 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
     status = backup.read(raw_, at);
     if (status == 0 && superblock_look(*backup.get()) == SuperState::kValid && memcmp(backup.get()->uuid, head.get()->uuid, 16) == 0 &&
         backup.get()->checksum != head.get()->checksum)
-      return explain_damage(-EBADMSG, raw_->name(), "two superblocks that differ", why);
-    if ((status == 0 && memcmp(backup.get(), head.get(), kSuperBytes) != 0) || status == -EIO) {
-      status = restore_super(*head.get(), at);
-      repaired_ = true;
-    }
-    if (status < 0) return explain_damage(status, raw_->name(), "", why);
+      return damaged("two superblocks that differ", why);
+    if (status < 0 && status != -EIO) return explain(status, {}, kDamageAdvice, why);
+    if (status == -EIO || memcmp(backup.get(), head.get(), kSuperBytes) != 0) mend_at = at;
   } else {
-    status = open_without_head(format, state, *head.get(), why);
-    if (status < 0) return status;
-    formatted = status == 1;
+    const int read = backup.read(raw_, end_of(raw_) - kSuperBytes);
+    if (read < 0 && read != -EIO) return explain(read, {}, kDamageAdvice, why);
+    status = open_without_head(format, state, *head.get(), read == 0 ? backup.get() : nullptr, why);
+    if (status != 0) return status < 0 ? status : 0;
+    mend_at = 0;
   }
-  if (formatted) return 0;
   SlotReport report;
-  status = store_.load(format == Format::kRepair ? Mend::kProven : Mend::kOne, &report);
-  if (status < 0) return explain_damage(status, raw_->name(), report.what, why);
+  status = store_.load(format == Format::kRepair ? Mend::kProven : to_look(), &report);
+  if (status < 0 && !(status == -EBADMSG && format == Format::kCheck)) return explain(status, report, kDamageAdvice, why);
   repaired_ |= report.mended != 0;
+  if (looks_) damaged_ = static_cast<unsigned>(std::popcount(report.bad)) + (mend_at != UINT64_MAX);
+  if (looks_) return 0;
+  if (mend_at != UINT64_MAX) {
+    status = restore_super(mend_at == 0 ? *backup.get() : *head.get(), mend_at);
+    if (status < 0) return explain(status, {}, kDamageAdvice, why);
+    repaired_ = true;
+  }
   (void)reclaim();
   return 0;
 }
 
-// The primary superblock is not valid. 0: restored; 1: formatted; -errno.
-int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Superblock& super, ErrorText* why) {
-  Block backup;
+// The primary superblock is not valid; backup: that at the end, where it can be read. 0: that one is used; 1: formatted; -errno.
+int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Superblock& super, const Superblock* backup, ErrorText* why) {
   Geometry ignored;
-  const int read = backup.read(raw_, end_of(raw_) - kSuperBytes);
-  if (read < 0 && read != -EIO) return explain_damage(read, raw_->name(), "", why);
-  const bool there = read == 0 && superblock_look(*backup.get()) == SuperState::kValid &&
-                     superblock_geometry(*backup.get(), raw_->size_bytes(), &ignored) == 0;
+  const bool there = backup && superblock_look(*backup) == SuperState::kValid && superblock_geometry(*backup, raw_->size_bytes(), &ignored) == 0;
   if (state == SuperState::kDamaged || (there && format == Format::kRepair)) {
     if (!there && super.version != media::kVersion)
       return why->set(-EPROTONOSUPPORT, "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it", raw_->name(),
                       super.version, media::kVersion);
-    if (!there) return explain_damage(-EBADMSG, raw_->name(), "both superblocks", why);
+    if (!there) return damaged("both superblocks", why);
     if (state == SuperState::kForeign) {
       Holds holds = Holds::kForeign;
       char what[64];
       const int status = device_holds(raw_, &holds, what, sizeof what);
-      if (status < 0) return explain_damage(status, raw_->name(), "", why);
+      if (status < 0) return explain(status, {}, kDamageAdvice, why);
       if (holds != Holds::kForeign || strcmp(what, kUnknownData) != 0) return refuse_contents(format, true, why);
     }
-    int status = take_geometry(*backup.get(), why);
-    if (status < 0) return status;
-    // The images must be there too, or this copy is of a former life.
-    SlotReport report;
-    status = store_.load(Mend::kNo, &report);
-    if (status < 0 && std::popcount(report.bad) > 2) return explain_damage(status, raw_->name(), report.what, why);
-    repaired_ = true;
-    status = restore_super(*backup.get(), 0);
-    return status < 0 ? explain_damage(status, raw_->name(), "", why) : 0;
+    return take_geometry(*backup, why);
   }
   const int status = refuse_contents(format, there, why);
   if (status < 0) return status;
@@ -220,7 +215,7 @@ int PhysicalLunImpl::take_geometry(const Superblock& super, ErrorText* why) {
   if (status == -ENOSPC)
     return why->set(status, "LUN %s: %s, but it was %s when it was formatted; give the device its size back", raw_->name(),
                     format_size(raw_->size_bytes()).text, format_size(super.device_bytes).text);
-  if (status < 0) return explain_damage(status, raw_->name(), "a superblock that makes no sense", why);
+  if (status < 0) return damaged("a superblock that makes no sense", why);
   store_.release();
   status = store_.prepare(raw_, geometry, LunIdentity(super));
   if (status == 0 && !order_) {

@@ -113,6 +113,7 @@ unsigned PhysicalLunImpl::add_entry(bool scratch, const NewLun& wanted, uint64_t
   entry.size_bytes = size_bytes;
   entry.created_s = static_cast<uint64_t>(time(nullptr));
   entry.cipher_id = wanted.cipher_id;
+  entry.type = static_cast<uint32_t>(wanted.type);
   memcpy(entry.key_check, wanted.key_check, sizeof entry.key_check);
   return index;
 }
@@ -234,12 +235,15 @@ int PhysicalLunImpl::create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText
   return 0;
 }
 
-int PhysicalLunImpl::open_named(const char* name, OwnedLun* lun, uint8_t key_check[16], ErrorText* why) {
-  Session session(this, Mend::kOne, why);
+int PhysicalLunImpl::open_named(const char* name, LunType type, OwnedLun* lun, uint8_t key_check[16], ErrorText* why) {
+  Session session(this, to_look(), why);
   if (session.status() < 0) return session.status();
   const unsigned index = find(name);
   if (index == kNoEntry)
     return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`, or make it (lunar lun create)", raw_->name(), name);
+  if (entries()[index].type != static_cast<uint32_t>(type))
+    return why->set(-EMEDIUMTYPE, "LUN %s#%s: is %s, not %s; give another one", raw_->name(), name,
+                    lun_type_text(static_cast<LunType>(entries()[index].type)), lun_type_text(type));
   const int others = lun->exclusive ? locks_.owned(index) : locks_.owned_exclusively(index);
   if (others > 0)
     return why->set(-EBUSY, "LUN %s#%s: in use by another process%s; wait for it", raw_->name(), name, lun->exclusive ? "" : " exclusively");
@@ -306,7 +310,7 @@ int PhysicalLunImpl::shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
 }
 
 int PhysicalLunImpl::refresh(OwnedLun* lun) {
-  Session session(this, Mend::kOne, nullptr);
+  Session session(this, to_look(), nullptr);
   ErrorText why;
   int status = session.status();
   if (status == 0) status = ours(*lun, &why);
@@ -315,10 +319,10 @@ int PhysicalLunImpl::refresh(OwnedLun* lun) {
 }
 
 int PhysicalLunImpl::free_bytes(uint64_t* out) {
-  Session session(this, Mend::kOne, nullptr);
+  Session session(this, to_look(), nullptr);
   if (session.status() < 0) return session.status();
-  const int status = reclaim();
-  if (status == 0) *out = free_extents() * geometry().extent_bytes;
+  const int status = looks_ ? 0 : reclaim();
+  if (status == 0) *out = (free_extents() + dead_extents()) * geometry().extent_bytes;
   return status;
 }
 

@@ -100,6 +100,7 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
       return why->set(-ENOKEY, "LUN %s: cipher %u is asked for without its key", name_, options.cipher_id);
     NewLun wanted;
     wanted.name = options.name;
+    wanted.type = options.type;
     wanted.size_bytes = round_up(options.size_bytes, 4096);
     wanted.cipher_id = transform_ ? transform_->cipher_id() : 0;
     if (transform_) {
@@ -119,10 +120,10 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
 
 int VirtualLunImpl::open_existing(const VirtualOptions& options, ErrorText* why) {
   uint8_t key_check[16];
-  int status = physical_->open_named(options.name, &lun_, key_check, why);
+  int status = physical_->open_named(options.name, options.type, &lun_, key_check, why);
   for (int i = 0; i < kBusyTries && status == -EBUSY; ++i) {
     sys::sleep_ns(kBusyPauseNs);
-    status = physical_->open_named(options.name, &lun_, key_check, why);
+    status = physical_->open_named(options.name, options.type, &lun_, key_check, why);
   }
   if (status < 0) return status;
   if (lun_.info.cipher_id == 0 && !transform_) return 0;

@@ -34,6 +34,7 @@ class BlockTransform {
 
 struct VirtualOptions {
   const char* name = "";             // "": a scratch LUN is made. Else it must exist
+  LunType type = LunType::kBlocks;   // of a new one; one that is there must be of it (-EMEDIUMTYPE)
   bool create = false;               // a named one that is not there is made; one that is there is -EEXIST
   bool exclusive = true;             // named: nobody else may have it open (-EBUSY). Scratch ones are always exclusive
   uint64_t size_bytes = 0;           // of a new one
@@ -45,7 +46,8 @@ struct VirtualOptions {
 
 class VirtualLun : public Device {
  public:
-  // Takes `physical` over in any case: closed with the LUN, or at once on failure.
+  // Takes `physical` over in any case: closed with the LUN, or at once on failure. Where that was opened to look (Format::kLook), a named
+  // LUN can be read; all that would change anything fails (-EROFS, or what the device says of a write).
   [[nodiscard]] static int open(PhysicalLun* physical, const VirtualOptions& options, VirtualLun** out, ErrorText* why);
 
   // Sets the size, rounded up to 4096. Grows (see VirtualOptions::zeroed) or shrinks (the tail is gone; waits up to 5 s for commands

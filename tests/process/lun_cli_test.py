@@ -74,6 +74,14 @@ def refused(words, parts, devices=(), code=2, as_nobody=False):
     check([digest(d) for d in devices] == before, f"{what}: the device was changed")
 
 
+def untouched(device, *words, code=0):
+    """What --json of the verb tells; the device is what it was."""
+    before = digest(device)
+    out = done(*words, code=code)
+    check(digest(device) == before, f"{' '.join(words)}: the device was changed")
+    return json.loads(out) if "--json" in words and out else {}
+
+
 def at_terminal(answer, *words):
     """The same with a terminal that answers the first question: exit code and all that was shown."""
     pid, terminal = pty.fork()
@@ -350,17 +358,52 @@ def damage(directory):
     done("create", f"{path}#second", "--size", "1m")
     patch(path, images(path)[1] + 200, b"\xff" * 16)
     verdict = as_json("check", path, code=1)
-    check(verdict.get("verdict") in ("mended", "needs repair"), f"check of one damaged copy: {verdict}")
-    run("check", path, "--repair", "--yes")
+    check(verdict.get("verdict") == "needs repair" and verdict["problems"] == 1, f"check of one damaged copy: {verdict}")
+    check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of one damaged copy")
     check(as_json("check", path)["verdict"] == "clean", "check after the repair")
     names = {lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]}
     check(names == {"first", "second"}, f"LUNs after the repair: {names}")
     for offset in images(path):
         patch(path, offset + 200, b"\xff" * 16)
-    for words in (["list", path], ["check", path], ["check", path, "--repair", "--yes"], ["create", f"{path}#x", "--size", "1m"]):
+    for words in (["list", path], ["check", path, "--repair", "--yes"], ["create", f"{path}#x", "--size", "1m"]):
         refused(words, [path], [path], code=3)
+    check(untouched(path, "check", path, "--json", code=3)["verdict"] == "damaged", "check of a damaged device")
     as_json("create", f"{path}#new", "--size", "1m", "--erase=lunar", "--yes")   # said by name
     done("check", path)
+
+
+def looks(directory):
+    """list, info and check write nothing: not where a copy is damaged, and not where a killed owner's scratch LUN is left."""
+    path = formatted(directory, "looks.img", 32)
+    verbs = (["list", path], ["list", path, "--json"], ["info", path], ["info", path, "--json"], ["info", f"{path}#first"])
+    with subprocess.Popen([HOLDER, path, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        check(holder.stdout.readline() == "open\n", "the holder did not make a LUN")
+        holder.kill()
+    end = time.monotonic() + 10   # its ring outlives it a little
+    while any(lun["in_use"] for lun in untouched(path, "list", path, "--json")["devices"][0]["virtual_luns"]) and time.monotonic() < end:
+        time.sleep(0.05)
+    for words in verbs:
+        untouched(path, *words)
+    told = untouched(path, "list", path, "--json")["devices"][0]
+    check([lun["name"] for lun in told["virtual_luns"]] == ["first"], f"list with a dead scratch LUN: {told}")
+    check([lun.get("type") for lun in told["virtual_luns"]] == ["named"], f"types: {told}")
+    told = untouched(path, "check", path, "--json")
+    check(told["verdict"] == "clean" and any("owners are gone" in line for line in told["findings"]), f"check with a dead scratch LUN: {told}")
+    extents = told["extents_used"]
+    patch(path, images(path)[2] + 200, b"\xff" * 16)
+    for words in verbs:
+        untouched(path, *words)
+    check("damaged copy" in done("info", path), "info of a damaged copy")
+    told = untouched(path, "check", path, "--json", code=1)
+    check(told["verdict"] == "needs repair" and told["extents_used"] == extents, f"check of a damaged copy: {told}")
+    check(as_json("check", path, "--repair", "--yes", code=1)["verdict"] == "mended", "repair of a damaged copy")
+    told = as_json("check", path)
+    check(told["extents_used"] < extents and not told["findings"], f"the dead LUN was not freed: {told}")
+    os.chmod(path, 0o400)
+    patch(path, 40, b"\x01")   # the superblock
+    for words in verbs:
+        untouched(path, *words)
+    untouched(path, "check", path, code=1)
 
 
 def erased_head(directory):
@@ -523,7 +566,7 @@ def main():
     os.chmod(directory, 0o755)
     wanted = sys.argv[3:]
     try:
-        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, scratch, life, damage, erased_head, at_once,
+        for case in (wrong_words, no_such_device, foreign, unsuitable, no_rights, in_use, scratch, life, damage, looks, erased_head, at_once,
                      composite, heap, loop_device):
             if wanted and case.__name__ not in wanted:
                 continue

@@ -373,7 +373,7 @@ TEST_CASE("physical: the metadata lock goes with its holder, not with a child fo
     LunLocks locks;
     if (device_open(file.path.c_str(), options, &raw, &why) < 0) _exit(1);
     locks.init(raw);
-    if (locks.lock_metadata(&why) < 0) _exit(1);
+    if (locks.lock_metadata(false, &why) < 0) _exit(1);
     if (fork() == 0) {
       char byte = 'c';
       (void)!write(ready[1], &byte, 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar lun check: the format's whole-structure check, its findings a line each, and a verdict that scripts can read from
-// the exit code.
+// the exit code. Without --repair it writes nothing: the device is open for reading.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <cstdio>
 
@@ -35,7 +35,7 @@ void show(const LunLine& line, const std::string& device, const CheckReport& rep
     json.open('{').field("device", device).field("uuid", uuid_text(info.uuid)).field("verdict", std::string_view(verdict.word));
     json.field("problems", report.problems).field("repaired", report.repaired).field("mended_at_open", info.repaired);
     json.field("extents_free", report.extents_free).field("extents_used", report.extents_used);
-    json.field("extents_lost", report.extents_lost).field("extents_double", report.extents_double);
+    json.field("extents_lost", report.extents_lost).field("extents_double", report.extents_double).field("extents_missing", report.extents_missing);
     json.key("findings").open('[');
     for (const std::string& finding : findings) json.value(finding);
     json.close(']').close('}');
@@ -44,6 +44,10 @@ void show(const LunLine& line, const std::string& device, const CheckReport& rep
   }
   for (const std::string& finding : findings) printf("%s: %s\n", device.c_str(), finding.c_str());
   if (info.repaired) printf("%s: a damaged copy of the metadata was found at open and written again\n", device.c_str());
+  if (report.extents_lost + report.extents_double + report.extents_missing > 0)
+    printf("%s: %llu extents lost (of no LUN), %llu owned twice, %llu missing\n", device.c_str(),
+           static_cast<unsigned long long>(report.extents_lost), static_cast<unsigned long long>(report.extents_double),
+           static_cast<unsigned long long>(report.extents_missing));
   printf("%s: %s; %llu extents used, %llu free, %u LUN%s\n", device.c_str(), verdict.word,
          static_cast<unsigned long long>(report.extents_used), static_cast<unsigned long long>(report.extents_free),
          info.luns, info.luns == 1 ? "" : "s");
@@ -59,14 +63,14 @@ int lun_check(const LunLine& line) {
   int code = 0;
   if (line.repair && !lun_consent(line, text_of("damaged metadata of %s is written again", name.device.c_str()), &code)) return code;
   PhysicalLun* physical = nullptr;
-  if (code = open_physical(line, name.device, &physical, line.repair ? Format::kRepair : Format::kNever); code != 0) return code;
+  if (code = open_physical(line, name.device, &physical, line.repair ? Format::kRepair : Format::kCheck); code != 0) return code;
   std::vector<std::string> findings;
   CheckReport report;
   report.line = keep_line;
   report.argument = &findings;
   PhysicalLunInfo info;
-  int error = physical->info(&info);
-  if (error == 0) error = physical->check(line.repair, &report);
+  int error = physical->check(line.repair, &report);
+  if (error == 0 && physical->info(&info) < 0) info.luns = 0;   // damaged beyond its copies, as the findings say
   physical->close();
   if (error < 0) {
     ErrorText why;

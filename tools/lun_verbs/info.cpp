@@ -63,7 +63,10 @@ void json_facts(JsonWriter& json, const DeviceFacts& facts) {
 void show_format(const PhysicalLunInfo& info) {
   row("uuid", uuid_text(info.uuid));
   row("format", text_of("version %u, metadata image %llu%s", info.version, static_cast<unsigned long long>(info.sequence),
-                        info.repaired ? ", a damaged copy was written again" : ""));
+                        info.damaged ? ", a damaged copy (lunar lun check --repair)" : ""));
+  if (info.features_compatible | info.features_read_only | info.features_incompatible)
+    row("features", text_of("0x%llx compatible, 0x%llx read-only, 0x%llx incompatible", static_cast<unsigned long long>(info.features_compatible),
+                            static_cast<unsigned long long>(info.features_read_only), static_cast<unsigned long long>(info.features_incompatible)));
   row("extents", text_of("%llu of %s", static_cast<unsigned long long>(info.extent_bytes ? info.usable_bytes / info.extent_bytes : 0),
                          size_text(info.extent_bytes).c_str()));
   row("space", text_of("%s usable, %s free", size_text(info.usable_bytes).c_str(), size_text(info.free_bytes).c_str()));
@@ -72,6 +75,7 @@ void show_format(const PhysicalLunInfo& info) {
 
 void show_lun(const VirtualLunInfo& lun) {
   row("LUN", lun.name);
+  row("LUN type", type_word(lun));
   row("LUN uuid", uuid_text(lun.uuid));
   row("LUN size", text_of("%s in %llu extents", size_text(lun.size_bytes).c_str(), static_cast<unsigned long long>(lun.extents)));
   row("LUN in use", yes_no(lun.in_use));
@@ -79,11 +83,12 @@ void show_lun(const VirtualLunInfo& lun) {
   row("LUN cipher", lun.cipher_id ? text_of("%u", lun.cipher_id) : "none");
 }
 
-// A device without the format: what it can do, and what it holds.
-int info_of_raw(const LunLine& line, const std::string& device, const DeviceFacts& facts) {
+// A device without the format, or with one that this Lunar refuses: what it can do, and what it holds.
+int info_of_raw(const LunLine& line, const std::string& device, const DeviceFacts& facts, const char* refused = nullptr) {
   if (line.json) {
     JsonWriter json;
-    json.open('{').field("device", device).field("formatted", false).field("holds", facts.holds);
+    json.open('{').field("device", device).field("formatted", refused != nullptr).field("holds", facts.holds);
+    if (refused) json.field("refused", std::string_view(refused));
     json_facts(json, facts);
     json.close('}');
     print_json(json);
@@ -91,6 +96,7 @@ int info_of_raw(const LunLine& line, const std::string& device, const DeviceFact
   }
   row("device", device);
   row("holds", facts.holds);
+  if (refused) row("format", refused);
   show_facts(facts);
   return kLunDone;
 }
@@ -152,8 +158,14 @@ int lun_info(const LunLine& line) {
     return lun_refuse(line, text_of("%s holds no LUNs but %s", name.device.c_str(), facts.holds.c_str()));
   }
   PhysicalLun* physical = nullptr;
-  if (const int code = open_physical(line, name.device, &physical); code != 0) return code;
-  read_facts(physical->device(), &facts);   // opened for writing it may be able to do more
+  options.read_only = false;
+  if (raw_open(name.device.c_str(), options, Format::kNever, &raw, &why) == 0) {   // opened for writing it may be able to do more
+    read_facts(raw, &facts);
+    device_close(raw);
+  }
+  error = physical_open(name.device.c_str(), Format::kLook, &physical, &why);
+  if (error == -EPROTONOSUPPORT && name.name.empty()) return info_of_raw(line, name.device, facts, why.text);
+  if (error < 0) return lun_failed(line, error, why);
   const int code = info_of_physical(line, name, physical, facts);
   physical->close();
   return code;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar lun list: one line a virtual LUN. Without a URI it looks at what /dev has, reading heads only, and opens what
 // carries the format; one device that is seen twice (a namespace as block device and as ng) is shown once.
+// Writes nothing: devices are open for reading, what is damaged or dead stays as it is.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <dirent.h>
 #include <errno.h>
@@ -100,15 +101,15 @@ std::string as_json(const std::vector<Shown>& all, const Passed& passed) {
 }
 
 std::string as_table(const std::vector<Shown>& all) {
-  Table table({"device", "name", ">size", ">extents", "in use", "created"});
+  Table table({"device", "name", "type", ">size", ">extents", "in use", "created"});
   uint64_t usable = 0, free_bytes = 0;
   size_t luns = 0;
   for (const Shown& shown : all) {
     for (const VirtualLunInfo& lun : shown.luns) {
-      table.add({shown.device, lun.name[0] ? printable(lun.name) : "(scratch)", size_text(lun.size_bytes),
+      table.add({shown.device, lun.name[0] ? printable(lun.name) : "(scratch)", type_word(lun), size_text(lun.size_bytes),
                  std::to_string(lun.extents), lun.in_use ? "yes" : "no", time_text(lun.created_s)});
     }
-    if (shown.luns.empty()) table.add({shown.device, "(none)", "", "", "", ""});
+    if (shown.luns.empty()) table.add({shown.device, "(none)", "", "", "", "", ""});
     usable += shown.info.usable_bytes;
     free_bytes += shown.info.free_bytes;
     luns += shown.luns.size();
@@ -128,7 +129,7 @@ int lun_list(const LunLine& line) {
       if (!carries_format(device, &passed)) continue;
       PhysicalLun* physical = nullptr;
       ErrorText why;
-      const int error = physical_open(device.c_str(), Format::kNever, &physical, &why);
+      const int error = physical_open(device.c_str(), Format::kLook, &physical, &why);
       if (error < 0) lun_refuse(line, why.text);
       else take(physical, device, &all);
     }
@@ -137,7 +138,7 @@ int lun_list(const LunLine& line) {
     LunName name;
     PhysicalLun* physical = nullptr;
     if (const int code = take_lun(line, word, false, &name); code != 0) return code;
-    if (const int code = open_physical(line, name.device, &physical); code != 0) return code;
+    if (const int code = open_physical(line, name.device, &physical, Format::kLook); code != 0) return code;
     take(physical, name.device, &all);
   }
   if (line.json) {

@@ -247,10 +247,19 @@ std::string uuid_text(const uint8_t* uuid) {
   return out;
 }
 
+std::string type_word(const VirtualLunInfo& info) {
+  switch (info.type) {
+    case LunType::kBlocks: return info.name[0] ? "named" : "scratch";
+    case LunType::kKeyValue: return "key/value";
+  }
+  return text_of("type %u", static_cast<unsigned>(info.type));
+}
+
 void lun_json(JsonWriter& json, const VirtualLunInfo& info) {
   json.open('{')
       .field("name", std::string_view(info.name))
       .field("scratch", info.name[0] == '\0')
+      .field("type", type_word(info))
       .field("uuid", uuid_text(info.uuid))
       .field("size_bytes", info.size_bytes)
       .field("extents", info.extents)
@@ -270,7 +279,11 @@ void physical_fields(JsonWriter& json, const std::string& device, const Physical
       .field("extent_bytes", info.extent_bytes)
       .field("sequence", info.sequence)
       .field("luns", info.luns)
-      .field("repaired", info.repaired);
+      .field("repaired", info.repaired)
+      .field("damaged_copies", info.damaged)
+      .field("features_compatible", info.features_compatible)
+      .field("features_read_only", info.features_read_only)
+      .field("features_incompatible", info.features_incompatible);
 }
 
 void print_json(const JsonWriter& json) { printf("%s\n", json.text().c_str()); }

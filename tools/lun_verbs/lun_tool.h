@@ -89,6 +89,7 @@ std::vector<VirtualLunInfo> luns_of(PhysicalLun* physical);
 std::string size_text(uint64_t bytes);
 std::string time_text(uint64_t seconds);
 std::string uuid_text(const uint8_t* uuid);
+std::string type_word(const VirtualLunInfo& info);   // "scratch", "named", "key/value", "type 7"
 void lun_json(JsonWriter& json, const VirtualLunInfo& info);                                // one object
 void physical_fields(JsonWriter& json, const std::string& device, const PhysicalLunInfo& info);   // fields of an open one
 void print_json(const JsonWriter& json);

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+// The format and other versions of it: feature bits, types, images of the first version and what its readers make of ours; that looking
+// writes nothing; and what check() counts in images that cannot be.
+#include <errno.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "lun/metadata_image.h"
+#include "lun/physical_lun.h"
+#include "lun/virtual_lun.h"
+#include "old_lun_image.hpp"
+#include "tests/catch.hpp"
+#include "tests/support/lun_device.hpp"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+using namespace lunar;
+using lunar_test::MemoryDevice;
+
+namespace {
+
+constexpr Format kAll[] = {Format::kNever, Format::kIfBlank, Format::kRepair, Format::kLook, Format::kCheck};
+enum Bits { kCompatible, kReadOnly, kIncompatible };
+
+struct Medium {
+  std::vector<char> memory;
+  ErrorText why;
+  std::vector<lunar_test::MediumEvent> events;   // of the last open
+  explicit Medium(std::vector<char> bytes) : memory(std::move(bytes)) {}
+  // With two named LUNs, x (64 KiB) and y (128 KiB).
+  Medium() : memory(4 * kMiB) {
+    make("x", 64 * kKiB, Format::kIfBlank);
+    make("y", 128 * kKiB);
+  }
+  int open(Format format, PhysicalLun** out) {
+    why = {};
+    events.clear();
+    auto* raw = new MemoryDevice(memory.data(), memory.size());   // a few bytes a test
+    raw->record = &events;
+    return PhysicalLun::open(raw, format, out, &why);
+  }
+  int open(Format format) {
+    PhysicalLun* lun = nullptr;
+    const int status = open(format, &lun);
+    CHECK((lun != nullptr) == (status == 0));
+    if (lun) lun->close();
+    return status;
+  }
+  PhysicalLun* must(Format format) {
+    PhysicalLun* lun = nullptr;
+    const int status = open(format, &lun);
+    INFO(why.text);
+    REQUIRE(status == 0);
+    return lun;
+  }
+  int open(const VirtualOptions& options, VirtualLun** out, Format format = Format::kNever) {
+    return VirtualLun::open(must(format), options, out, &why);
+  }
+  int make(const char* name, uint64_t bytes, Format format = Format::kNever, LunType type = LunType::kBlocks) {
+    VirtualOptions options;
+    options.name = name;
+    options.create = true;
+    options.size_bytes = bytes;
+    options.type = type;
+    VirtualLun* lun = nullptr;
+    const int status = open(options, &lun, format);
+    if (lun) lun->close();
+    return status;
+  }
+  bool says(const char* text) const { return strstr(why.text, text) != nullptr; }
+  media::Superblock& super() { return *reinterpret_cast<media::Superblock*>(memory.data()); }
+  Geometry geometry() {
+    Geometry g;
+    REQUIRE(superblock_geometry(super(), memory.size(), &g) == 0);
+    return g;
+  }
+  char* slot(unsigned i) { return memory.data() + geometry().slot_offset(i); }
+  media::ImageHeader& header(unsigned i) { return *reinterpret_cast<media::ImageHeader*>(slot(i)); }
+  unsigned newest() { return header(0).sequence > header(1).sequence ? 0 : 1; }
+  // The newest image as change(image) makes it, in both its slots, with right checksums.
+  template <class Change>
+  void forge(Change change) {
+    const Geometry g = geometry();
+    const unsigned place = newest();
+    const MetadataImage image{slot(place), &g};
+    change(image);
+    image_seal(image, LunIdentity(super()));
+    memcpy(slot(place + 2), slot(place), g.image_bytes);
+  }
+  void set_feature(Bits which, uint64_t bits) {
+    forge([&](const MetadataImage& image) {
+      media::ImageHeader& h = image.header();
+      (which == kCompatible ? h.features_compatible : which == kReadOnly ? h.features_read_only : h.features_incompatible) = bits;
+    });
+  }
+  std::vector<std::string> names(Format format) {
+    PhysicalLun* lun = must(format);
+    VirtualLunInfo list[8];
+    const int n = lun->list(list, 8, 0);
+    lun->close();
+    std::vector<std::string> out;
+    for (int i = 0; i < n; ++i) out.push_back(list[i].name);
+    return out;
+  }
+  CheckReport check(Format format, std::string* lines = nullptr) {
+    PhysicalLun* lun = must(format);
+    CheckReport report;
+    std::string unused;
+    report.argument = lines ? lines : &unused;
+    report.line = [](void* to, const char* text) { *static_cast<std::string*>(to) += std::string(text) + "\n"; };
+    REQUIRE(lun->check(false, &report) == 0);
+    lun->close();
+    return report;
+  }
+};
+
+// How many of the four images a reader of the first version takes for whole: written anew from that version's rules.
+unsigned first_version_accepts(const std::vector<char>& medium) {
+  const auto word = [&](uint64_t at) {
+    uint64_t out;
+    memcpy(&out, medium.data() + at, 8);
+    return out;
+  };
+  const auto half = [&](uint64_t at) { return static_cast<uint32_t>(word(at)); };
+  const auto zero = [&](uint64_t from, uint64_t to) {
+    for (; from < to; ++from)
+      if (medium[from]) return false;
+    return true;
+  };
+  if (memcmp(medium.data(), "LunarPhysLUN\r\n\x1a", 16) != 0 || half(16) != 1 || half(20) != 4096) return 0;
+  if (word(4088) != XXH3_64bits(medium.data(), 4088) || !zero(108, 4088)) return 0;
+  const uint64_t image = word(64), entries = half(104), body = entries * 128 + word(56) * 8;
+  unsigned accepted = 0;
+  for (const uint64_t at : {word(72), word(72) + image, word(88), word(88) + image}) {
+    const char* start = medium.data() + at;
+    bool good = memcmp(start, "LunImage", 8) == 0 && half(at + 8) == 1 && half(at + 12) == 128 && memcmp(start + 16, medium.data() + 24, 16) == 0 &&
+                word(at + 120) == XXH3_64bits(start, 120) && word(at + 64) == word(4088) && zero(at + 72, at + 120) && word(at + 40) == body &&
+                word(at + 48) == XXH3_64bits(start + 128, body) && zero(at + 128 + body, at + image);
+    for (uint64_t i = 0, entry = at + 128; good && i < entries; ++i, entry += 128) good = (half(entry) & ~3u) == 0 && zero(entry + 96, entry + 128);
+    accepted += good;
+  }
+  return accepted;
+}
+
+}  // namespace
+
+TEST_CASE("format: an image of the first version opens, and is changed as that version would") {
+  Medium medium(lunar_test::old_image());
+  REQUIRE(first_version_accepts(medium.memory) == 4);
+  CHECK(medium.names(Format::kLook) == std::vector<std::string>{"alpha", "beta"});   // the scratch LUN's owner is gone
+  CHECK(medium.memory == lunar_test::old_image());
+  const CheckReport report = medium.check(Format::kCheck);
+  CHECK((report.problems == 0 && report.extents_used == 3 + 32));
+  PhysicalLun* lun = medium.must(Format::kNever);
+  PhysicalLunInfo info;
+  REQUIRE(lun->info(&info) == 0);
+  CHECK((info.luns == 2 && info.version == 1 && info.free_bytes == info.usable_bytes - 3 * info.extent_bytes));
+  CHECK((info.features_compatible | info.features_read_only | info.features_incompatible) == 0);
+  lun->close();
+  CHECK(medium.make("gamma", 100 * kKiB) == 0);
+  CHECK(first_version_accepts(medium.memory) == 4);
+}
+
+TEST_CASE("format: what uses no feature bit and no type is the first version's to read; what does, it takes for damaged") {
+  Medium medium;
+  CHECK(first_version_accepts(medium.memory) == 4);
+  for (const Bits which : {kCompatible, kReadOnly, kIncompatible}) {
+    Medium other;
+    other.set_feature(which, 1);
+    CHECK(first_version_accepts(other.memory) == 2);   // of two generations the older: no --repair of its goes back to that
+  }
+  REQUIRE(medium.make("kv", 64 * kKiB, Format::kNever, LunType::kKeyValue) == 0);
+  CHECK(first_version_accepts(medium.memory) == 2);
+  REQUIRE(medium.make("z", 64 * kKiB) == 0);
+  CHECK(first_version_accepts(medium.memory) == 0);
+}
+
+TEST_CASE("format: an unknown compatible feature is kept, with what belongs to it, while LUNs are made") {
+  Medium medium;
+  medium.forge([](const MetadataImage& image) {
+    image.header().features_compatible = 0x8000000000000001;
+    image.header().reserved[3] = 7;
+    image.entries()[0].flags |= 0x100;
+    image.entries()[0].reserved[5] = 9;
+  });
+  REQUIRE(medium.make("z", 64 * kKiB) == 0);
+  REQUIRE(medium.make("w", 64 * kKiB) == 0);
+  CHECK(medium.names(Format::kNever) == std::vector<std::string>{"x", "y", "z", "w"});
+  for (unsigned i = 0; i < 4; ++i) {
+    const Geometry g = medium.geometry();
+    const MetadataImage image{medium.slot(i), &g};
+    CHECK((image.header().features_compatible == 0x8000000000000001 && image.header().reserved[3] == 7));
+    CHECK((image.entries()[0].flags == (media::kEntryUsed | 0x100) && image.entries()[0].reserved[5] == 9));
+  }
+  PhysicalLun* lun = medium.must(Format::kLook);
+  PhysicalLunInfo info;
+  CHECK(lun->info(&info) == 0);
+  CHECK(info.features_compatible == 0x8000000000000001);
+  lun->close();
+}
+
+TEST_CASE("format: an unknown read-only feature lets look and read, and nothing be written, not even to mend") {
+  for (const bool torn : {false, true}) {
+    Medium medium;
+    medium.set_feature(kReadOnly, 0x20);
+    if (torn) medium.slot(medium.newest() + 2)[3000] ^= 1;
+    const std::vector<char> before = medium.memory;
+    for (const Format format : {Format::kNever, Format::kIfBlank, Format::kRepair}) {
+      CHECK(medium.open(format) == -EROFS);
+      CHECK(medium.says("features 0x20 that this Lunar may only read"));
+    }
+    CHECK(medium.names(Format::kLook) == std::vector<std::string>{"x", "y"});
+    CHECK(medium.check(Format::kCheck).problems == (torn ? 1 : 0));
+    PhysicalLun* physical = medium.must(Format::kLook);
+    PhysicalLunInfo info;
+    CHECK(physical->info(&info) == 0);
+    CHECK((info.features_read_only == 0x20 && info.luns == 2 && info.damaged == torn));
+    CHECK(physical->remove("x", &medium.why) == -EROFS);
+    CheckReport report;
+    CHECK(physical->check(true, &report) == -EROFS);
+    VirtualOptions options;
+    options.name = "y";
+    VirtualLun* lun = nullptr;
+    REQUIRE(VirtualLun::open(physical, options, &lun, &medium.why) == 0);
+    CHECK(lun->size_bytes() == 128 * kKiB);
+    CHECK(lun->set_size(256 * kKiB, &medium.why) == -EROFS);
+    CHECK(lun->set_size(64 * kKiB, &medium.why) == -EROFS);
+    lun->close();
+    options.create = true;
+    options.name = "z";
+    CHECK(medium.open(options, &lun, Format::kLook) == -EROFS);
+    CHECK(medium.open(VirtualOptions{}, &lun, Format::kLook) == -EROFS);
+    CHECK(medium.memory == before);
+  }
+}
+
+TEST_CASE("format: an unknown incompatible feature is refused by name, whatever is asked but formatting") {
+  Medium medium;
+  medium.set_feature(kIncompatible, 0x4000);
+  std::vector<char> before = medium.memory;
+  for (const bool whole : {false, true}) {   // first the newest of two generations, then all
+    if (whole) {
+      const Geometry g = medium.geometry();
+      const unsigned older = medium.newest() ^ 1;
+      const MetadataImage image{medium.slot(older), &g};
+      image.header().features_incompatible = 0x4000;
+      image_seal(image, LunIdentity(medium.super()));
+      memcpy(medium.slot(older + 2), medium.slot(older), g.image_bytes);
+      before = medium.memory;
+    }
+    for (const Format format : kAll) {
+      CHECK(medium.open(format) == -EPROTONOSUPPORT);
+      CHECK(medium.says("features 0x4000 that this Lunar does not know"));
+    }
+    CHECK(medium.memory == before);
+  }
+  CHECK(medium.open(Format::kForce) == 0);
+  CHECK(medium.open(Format::kNever) == 0);
+}
+
+TEST_CASE("format: who has it open changes nothing any more when a newer one begins to use what it does not know") {
+  for (const Bits which : {kReadOnly, kIncompatible}) {
+    Medium medium;
+    PhysicalLun* lun = medium.must(Format::kNever);
+    medium.set_feature(which, 2);
+    const std::vector<char> before = medium.memory;
+    CHECK(lun->remove("x", &medium.why) == (which == kReadOnly ? -EROFS : -EPROTONOSUPPORT));
+    CHECK(medium.says("features 0x2"));
+    CHECK(medium.memory == before);
+    lun->close();
+  }
+}
+
+TEST_CASE("format: a LUN is opened as the type it was made as; one of a later type is listed and removed") {
+  Medium medium;
+  REQUIRE(medium.make("kv", 64 * kKiB, Format::kNever, LunType::kKeyValue) == 0);
+  VirtualOptions options;
+  options.name = "kv";
+  VirtualLun* lun = nullptr;
+  CHECK(medium.open(options, &lun) == -EMEDIUMTYPE);
+  CHECK(medium.says("a key/value store, not a LUN of plain blocks"));
+  options.type = LunType::kKeyValue;
+  REQUIRE(medium.open(options, &lun) == 0);
+  CHECK(lun->info().type == LunType::kKeyValue);
+  lun->close();
+  options.name = "x";
+  CHECK(medium.open(options, &lun) == -EMEDIUMTYPE);
+  medium.forge([](const MetadataImage& image) { image.entries()[0].type = 77; });
+  options.type = LunType::kBlocks;
+  CHECK(medium.open(options, &lun) == -EMEDIUMTYPE);
+  CHECK(medium.says("of a type not known here"));
+  CHECK(medium.names(Format::kNever) == std::vector<std::string>{"x", "y", "kv"});
+  PhysicalLun* physical = medium.must(Format::kNever);
+  VirtualLunInfo list[4];
+  REQUIRE(physical->list(list, 4, 0) == 3);
+  CHECK((static_cast<uint32_t>(list[0].type) == 77 && list[2].type == LunType::kKeyValue && list[1].type == LunType::kBlocks));
+  CHECK(physical->remove("x", &medium.why) == 0);
+  physical->close();
+  CHECK(medium.check(Format::kNever).problems == 0);
+}
+
+TEST_CASE("format: looking writes nothing, at whatever damage and whatever the dead left") {
+  const Medium sound(lunar_test::old_image());   // with a dead scratch LUN
+  struct Damage {
+    const char* what;
+    unsigned problems;
+    bool listed;
+    void (*make)(Medium&);
+  };
+  const Damage damages[] = {
+      {"none", 0, true, [](Medium&) {}},
+      {"a torn image", 1, true, [](Medium& m) { m.slot(1)[5000] ^= 4; }},
+      {"an image that is one behind", 1, true, [](Medium& m) { memcpy(m.slot(m.newest() + 2), m.slot(m.newest() ^ 1), m.geometry().image_bytes); }},
+      {"the superblock", 1, true, [](Medium& m) { m.memory[100] ^= 1; }},
+      {"its copy", 1, true, [](Medium& m) { m.memory[m.memory.size() - 4000] ^= 1; }},
+      {"two images", 2, false, [](Medium& m) { m.slot(0)[200] ^= 1, m.slot(1)[200] ^= 1; }},
+      {"all images", 1, false, [](Medium& m) { for (unsigned i = 0; i < 4; ++i) m.slot(i)[200] ^= 1; }},
+  };
+  for (const Damage& damage : damages) {
+    INFO(damage.what);
+    Medium medium = sound;
+    damage.make(medium);
+    const std::vector<char> before = medium.memory;
+    CHECK(medium.open(Format::kLook) == (damage.listed ? 0 : -EBADMSG));
+    if (damage.listed) {
+      CHECK(medium.names(Format::kLook) == std::vector<std::string>{"alpha", "beta"});
+      PhysicalLun* lun = medium.must(Format::kLook);
+      PhysicalLunInfo info;
+      CHECK(lun->info(&info) == 0);
+      CHECK((info.luns == 2 && info.damaged == damage.problems && !info.repaired));
+      CHECK(info.free_bytes == info.usable_bytes - 3 * info.extent_bytes);
+      lun->close();
+    }
+    std::string lines;
+    const CheckReport report = medium.check(Format::kCheck, &lines);
+    INFO(lines);
+    CHECK((report.problems == damage.problems && report.repaired == 0));
+    CHECK((lines.find("fatal") != std::string::npos) == !damage.listed);
+    CHECK((lines.find("its owners are gone") != std::string::npos) == damage.listed);
+    CHECK(medium.events.empty());   // of the last: not a write, not a discard, not a flush
+    CHECK(medium.memory == before);
+  }
+}
+
+TEST_CASE("format: check counts the extents that are lost, owned twice and missing, in images whose checksums are right") {
+  struct Forgery {
+    const char* what;
+    uint64_t used, lost, twice, missing;
+    void (*make)(const MetadataImage&);
+  };
+  // x has extent 0, y extents 1 and 2.
+  const Forgery forgeries[] = {
+      {"none", 3, 0, 0, 0, [](const MetadataImage&) {}},
+      {"an extent of a LUN that is not there", 3, 1, 0, 0, [](const MetadataImage& i) { i.extents()[9] = {40, 0}; }},
+      {"extents of no entry", 3, 2, 0, 0, [](const MetadataImage& i) { i.extents()[9] = {UINT32_MAX, 0}, i.extents()[10] = {65, 1}; }},
+      {"extents beyond an end", 3, 2, 0, 0, [](const MetadataImage& i) { i.extents()[9] = {1, 1}, i.extents()[10] = {2, UINT32_MAX}; }},
+      {"an extent given twice", 3, 0, 1, 0, [](const MetadataImage& i) { i.extents()[9] = {2, 1}; }},
+      {"twice, and one missing", 2, 0, 1, 1, [](const MetadataImage& i) { i.extents()[2] = {2, 0}; }},
+      {"a missing one", 2, 0, 0, 1, [](const MetadataImage& i) { i.extents()[1] = {0, 0}; }},
+      {"an entry of more than there is", 1, 2, 0, 0, [](const MetadataImage& i) { i.entries()[1].extents = UINT64_MAX; }},
+      {"entries of more than there is together", 1, 2, 0, 0, [](const MetadataImage& i) { i.entries()[1].extents = i.geometry->extent_count; }},
+      {"a LUN that is gone", 2, 1, 0, 0, [](const MetadataImage& i) { memset(&i.entries()[0], 0, sizeof(media::LunEntry)); }},
+  };
+  for (const Forgery& forgery : forgeries) {
+    INFO(forgery.what);
+    Medium medium;
+    medium.forge(forgery.make);
+    const std::vector<char> before = medium.memory;
+    std::string lines;
+    const CheckReport report = medium.check(Format::kCheck, &lines);
+    INFO(lines);
+    const bool sound = forgery.lost + forgery.twice + forgery.missing == 0;
+    CHECK((lines.find("fatal") == std::string::npos) == sound);
+    CHECK(report.extents_used == forgery.used);
+    CHECK(report.extents_lost == forgery.lost);
+    CHECK(report.extents_double == forgery.twice);
+    CHECK(report.extents_missing == forgery.missing);
+    CHECK(report.extents_free + report.extents_used + report.extents_lost + report.extents_double == medium.geometry().extent_count);
+    CHECK(medium.open(Format::kNever) == (sound ? 0 : -EBADMSG));
+    CHECK(medium.memory == before);
+  }
+}
