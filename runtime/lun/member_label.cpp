@@ -197,7 +197,7 @@ int label_write(Device* device, MemberLabel* label) {
 
 int refuse_mirror(const char* uri, const char* member, ErrorText* why) {
   return why->set(-EOPNOTSUPP, "LUN %s: %s is a member of a mirror, which Lunar has no longer: mirror with Linux md (mdadm) and give "
-                  "/dev/mdN. A member that was in sync has all data, from 1 MiB on (losetup -o 1M makes a device of them)", uri, member);
+                  "/dev/mdN. A member that was in sync has all data, from 1 MiB on (losetup -r -o 1M makes a device of them)", uri, member);
 }
 
 int label_assemble(const char* uri, MemberSet* set, Format format, ErrorText* why) {
