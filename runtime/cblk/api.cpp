@@ -88,6 +88,8 @@ int result(const char* call, unsigned kinds, int id, cflsh_cg_tag_t* tag, uint64
   Use handle(id, kinds);
   if (!handle || !tag || !status) return answer(-EINVAL, call, id);
   const int64_t blocks = handle->result(tag, flags);
+  // A poller. What it asks for may want its CPU, and so may a hundred others that poll.
+  if (blocks == 0 && !(flags & CBLK_ARESULT_NO_HARVEST)) sys::yield_cpu();
   *status = blocks > 0 ? static_cast<uint64_t>(blocks) : 0;
   return answer(blocks, call, id);
 }
@@ -221,7 +223,9 @@ CBLK_API int cblk_listio(chunk_id_t id, cblk_io_t* issue_list[], int nissue, cbl
   Use handle(id, kChunk);
   if (!handle) return answer(-EINVAL, "listio", id);
   auto* chunk = static_cast<Chunk*>(handle.operator->());
-  return answer(chunk->list(issue_list, nissue, pending, npending, wait, nwait, completion, ncompletion, timeout_us, flags), "listio", id);
+  const int status = chunk->list(issue_list, nissue, pending, npending, wait, nwait, completion, ncompletion, timeout_us, flags);
+  if (status == 0 && nissue == 0 && nwait == 0 && *ncompletion == 0) sys::yield_cpu();   // as above
+  return answer(status, "listio", id);
 }
 
 // ---- groups ----

@@ -213,6 +213,7 @@ class Chunk final : public Handle {
   int64_t prepare(Io* io);
   void drop(Io* io);
   int64_t admit(Io* io, uint32_t* index);   // lock held
+  void await_free(uint64_t deadline_ns);    // lock held
   void push_backlog();              // lock held
   int start_completer();            // lock held
   void wake_completer();

@@ -15,6 +15,7 @@ namespace lunar::cblk {
 namespace {
 
 constexpr unsigned kBatch = 32;
+constexpr uint64_t kHeldWaitNs = 200'000'000;   // about as long as IBM's library waits
 
 }  // namespace
 
@@ -55,6 +56,20 @@ int64_t Chunk::prepare(Io* io) {
 
 void Chunk::drop(Io* io) { bounces_.give(&io->bounce); }
 
+// Until a command is free, the deadline, or there is little to wait for: commands come free when their results are fetched, and when
+// the device owes none and there was less than a round of them, those who could fetch are waiting here too. The lock is held.
+void Chunk::await_free(uint64_t deadline_ns) {
+  for (;;) {
+    const uint64_t turn = sys::now_ns() + kHeldWaitNs, before = sequence_->load(std::memory_order_relaxed);
+    Waiter waiter;
+    waiter.kind = Waiter::kFree;
+    const int status = wait_until(&waiter, turn < deadline_ns ? turn : deadline_ns, [this] { return free_ != kNone || closing_; });
+    if (status == 0 || turn >= deadline_ns) return;
+    const uint64_t issued = sequence_->load(std::memory_order_relaxed) - before;
+    if (in_ring_ + backlog_count_ == 0 && issued < entry_count_) return;
+  }
+}
+
 // Puts a prepared I/O into the backlog. 0 with *index, or -errno and the I/O is as it was.
 int64_t Chunk::admit(Io* io, uint32_t* out) {
   if (closing_ || static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;   // closed or shrunk meanwhile
@@ -71,11 +86,8 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   if (index == kNone) {
     add(counters_.none_free);
     if (io->wait_for_command) {
-      Waiter waiter;
-      waiter.kind = Waiter::kFree;
       const uint64_t usual = sys::now_ns() + command_timeout_ns_;
-      (void)wait_until(&waiter, usual < io->wait_deadline_ns ? usual : io->wait_deadline_ns,
-                       [this] { return free_ != kNone || closing_; });
+      await_free(usual < io->wait_deadline_ns ? usual : io->wait_deadline_ns);
       if (closing_) return -EINVAL;
       index = take_free();
       if (free_ != kNone) signal_one(Waiter::kFree);   // one more came free than was waited for

@@ -234,7 +234,8 @@ int cblk_unmap(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks,
 /* The same, started only. *tag is set (or taken, CBLK_ARW_USER_TAG_FLAG) for cblk_aresult; `status` is used with
  * CBLK_ARW_USER_STATUS_FLAG only. Return 0: issued; > 0: that many blocks are done already (from the cache), there is no
  * result to fetch; -1: EWOULDBLOCK no free command, EBUSY none became free in time (CBLK_ARW_WAIT_CMD_FLAGS;
- * CFLSH_BLK_TIMEOUT or 5 s). Allocate nothing. */
+ * CFLSH_BLK_TIMEOUT or 5 s; 0.2 s while no I/O is under way and hardly a result is fetched: those who could fetch wait too).
+ * Allocate nothing. */
 int cblk_aread(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks, int *tag, cblk_arw_status_t *status, int flags);
 int cblk_awrite(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks, int *tag, cblk_arw_status_t *status, int flags);
 int cblk_aunmap(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks, int *tag, cblk_arw_status_t *status, int flags);
