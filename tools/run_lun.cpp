@@ -125,13 +125,7 @@ bool check_regular(const Look& look, const std::string& path, const struct stat&
 
 bool check_block_device(const Look& look, const std::string& path, Room* room, std::string* why) {
   const std::string origin = look.origin();
-  // O_EXCL: the kernel answers EBUSY for what is mounted, swapped on, or in an array. Read-only: nothing is touched.
-  int fd = open(path.c_str(), O_RDONLY | O_EXCL | O_CLOEXEC);
-  if (fd < 0 && errno == EBUSY) {
-    return refuse(why,
-                  text_of("%s: %s is in use (mounted, swap, or part of another device); give a device that is free",
-                          origin.c_str(), path.c_str()));
-  }
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);   // who uses it is asked when it is opened as a LUN
   if (fd < 0)
     return refuse(why, text_of("%s: %s cannot be opened: %s", origin.c_str(), path.c_str(), errno_text(errno)));
   uint64_t bytes = 0;

@@ -10,16 +10,9 @@
 
 #include "base/format.h"
 #include "lun/compose.h"
-#include "superpipe/device_files.h"
-#include "sys/file.h"
-#include "sys/thread.h"
 
 namespace lunar::cblk {
 namespace {
-
-constexpr uint64_t kLockedByte = INT64_MAX - 4096;   // of the device's file: beyond any data
-constexpr int kLockRetries = 10;
-constexpr uint64_t kLockRetryNs = 10'000'000;
 
 // Length of the scheme that `text` begins with, or 0.
 size_t scheme_length(const char* text) {
@@ -28,15 +21,6 @@ size_t scheme_length(const char* text) {
     if (strncmp(text, scheme, length) == 0) return length;
   }
   return 0;
-}
-
-// Locks the byte, or lets it go. 0, also where the file takes no locks; -EBUSY.
-int lock_whole(Device* device, sys::RangeLock kind) {
-  for (int i = 0;; ++i) {
-    if (device_lock(device, kind, kLockedByte, 1) != -EAGAIN) return 0;
-    if (i == kLockRetries) return -EBUSY;
-    sys::sleep_ns(kLockRetryNs);   // the ring of a chunk that was closed may hold the file some milliseconds longer
-  }
 }
 
 }  // namespace
@@ -86,17 +70,13 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
   DeviceOptions options;
   options.scratch = false;
   options.read_only = read_only;
+  options.claim = forced ? Claim::kForced : reserve && !read_only ? Claim::kAlone : Claim::kWhole;
   // Blank members of a stripe get their labels; they are asked for by name.
   int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
-  if (status < 0) return status;
-  status = lock_whole(*out, reserve && !read_only ? sys::RangeLock::kExclusive : sys::RangeLock::kShared);
-  if (forced) return 0;
-  if (status == 0 && device_held_whole(*out) != 0) status = -EBUSY;
-  if (status < 0) (void)why->set(status, "LUN %s: reserved or in use by another one; wait for it, or force it (CBLK_OPN_FORCED_RESERVE)", path);
+  if (status < 0 || forced) return status;
   Holds holds = Holds::kForeign;
   char what[64];
-  // After the lock: who formats it holds that.
-  if (status == 0) status = device_holds(*out, &holds, what, sizeof what, true);   // others' data are the caller's to open
+  status = device_holds(*out, &holds, what, sizeof what, true);   // others' data are the caller's to open
   if (status == 0 && (holds == Holds::kPhysicalLun || holds == Holds::kMember))
     status = why->set(-EBUSY, "LUN %s: carries %s; open a virtual LUN on it, or force it (CBLK_OPN_FORCED_RESERVE)", path, what);
   if (status < 0) {
@@ -107,25 +87,9 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
 }
 
 int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
-  DeviceOptions options;
-  options.scratch = false;
-  Device* raw = nullptr;
-  int status = raw_open(path, options, Format::kIfBlank, &raw, why);
-  if (status < 0) return status;
-  Holds holds = Holds::kForeign;
-  char what[64];
-  status = device_holds(raw, &holds, what, sizeof what);
-  const bool blank = status == 0 && holds == Holds::kBlank;
-  if (blank) status = lock_whole(raw, sys::RangeLock::kExclusive);
-  if (status < 0) {
-    device_close(raw);
-    return why->set(status, "LUN %s: blank, but in use as a whole; wait for who has it open", path);
-  }
   PhysicalLun* physical = nullptr;
-  status = PhysicalLun::open(raw, Format::kIfBlank, &physical, why);    // takes what it is given over
-  if (status < 0) return status;
-  if (blank) (void)lock_whole(raw, sys::RangeLock::kNone);
-  return VirtualLun::open(physical, VirtualOptions{}, out, why);
+  const int status = physical_open(path, Format::kIfBlank, &physical, why);
+  return status < 0 ? status : VirtualLun::open(physical, VirtualOptions{}, out, why);   // takes what it is given over
 }
 
 Ways ways_to(Device* device) {

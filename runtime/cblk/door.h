@@ -12,11 +12,11 @@ namespace lunar::cblk {
 constexpr unsigned kDevicesMax = 8;      // of a RAID 0 or of paths
 constexpr size_t kPathBytes = 4096;
 
-// The whole device. Each that has it open holds one byte of its file locked, shared or (reserve) exclusively; so does `lunar run`
-// with a file. What cannot be locked, carries Lunar's own format, or is a member of a stripe, is -EBUSY unless forced.
+// The whole device, as kWhole, kAlone (reserve) or kForced (superpipe/ownership.h). What carries Lunar's own format, or is a member of a
+// stripe, is -EBUSY unless forced.
 [[nodiscard]] int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why);
-// A new virtual LUN of size 0 on it, which ends with its last owner. A blank device is formatted first, if
-// nobody has it open as a whole.
+// A new virtual LUN of size 0 on it, which ends with its last owner. A blank device is formatted first; who comes meanwhile waits (10 s at
+// most).
 [[nodiscard]] int open_virtual(const char* path, VirtualLun** out, ErrorText* why);
 // d1:d2:.. as "paths:d1;d2;..", for CBLK_OPN_MPIO_FO. 0, -EINVAL, -ENAMETOOLONG.
 [[nodiscard]] int paths_uri(const char* path, char* out, size_t size);

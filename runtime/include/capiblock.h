@@ -53,7 +53,7 @@ typedef off_t cflash_offset_t;    /* a block's number, from 0 */
 #define CBLK_OPN_VIRT_LUN 2          /* a virtual LUN on the device instead of the whole device */
 #define CBLK_OPN_NO_INTRP_THREADS 4  /* no background thread for this chunk: no CBLK_ARW_USER_STATUS_FLAG */
 #define CBLK_OPN_SHARE_CTXT 8        /* accepted; chunks always have rings of their own */
-#define CBLK_OPN_RESERVE 0x10        /* physical: nobody else may have it open through this library */
+#define CBLK_OPN_RESERVE 0x10        /* physical: nobody else may have it open, as a chunk or as a LUN of Lunar */
 #define CBLK_OPN_FORCED_RESERVE 0x20 /* physical: as RESERVE where possible; opens whoever has it, and a device that carries
                                         Lunar's own format too, which I/O may then destroy */
 #define CBLK_OPN_MPIO_FO 0x40        /* the path names several paths to one device (d1:d2..): I/O fails over. Not with a reservation */
@@ -201,6 +201,7 @@ int cblk_term(void *arg, uint64_t flags);
  *   mode              O_RDONLY, O_WRONLY or O_RDWR
  *   ext               0; with CBLK_OPN_GROUP the number of chunks
  *   flags             CBLK_OPN_...
+ * Physical chunks of any number of processes share a device, and so do virtual ones; the two kinds do not mix (EBUSY, after a second).
  * A physical chunk refuses a device that carries Lunar's own format (EBUSY; see CBLK_OPN_FORCED_RESERVE). A virtual one
  * formats a device whose head is all zeros, and no other (EEXIST).
  * Returns the chunk, or NULL_CHUNK_ID: EINVAL, ENOENT, EACCES, EBUSY, EEXIST, ENOMEM, ENOSPC, EROFS, EMFILE, ... */

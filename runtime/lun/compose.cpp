@@ -103,6 +103,8 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
     if (!may_contain(scheme.kind, inner))
       return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a stripe may consist of paths", uri, inner->prefix, scheme.prefix);
     const int status = open_at(members.uri[i], each, format, level + 1, &set->device[i], why);
+    // The paths are one device: who has the first alone has it.
+    if (status == 0 && scheme.kind == Kind::kPaths && (each.claim == Claim::kAlone || each.claim == Claim::kForced)) each.claim = Claim::kLook;
     if (status < 0 && may_be_missing(scheme, status)) {
       log_warning("%s; %s goes on without it", why->text, scheme.prefix);
       set->device[i] = nullptr;

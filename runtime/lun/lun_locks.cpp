@@ -14,8 +14,7 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kBase = uint64_t{1} << 62;
-constexpr uint64_t kMetadata = kBase, kPresence = kBase + 1, kOwners = kBase + 64;
+constexpr uint64_t kMetadata = owner_bytes::kFirstLunByte, kOwners = kMetadata + 64;
 constexpr uint64_t kWaitMaxNs = 10'000'000'000;
 constexpr uint64_t kPauseMinNs = 50'000, kPauseMaxNs = 4'000'000;
 
@@ -88,18 +87,9 @@ void LunLocks::unlock_metadata() {
   close_metadata();
 }
 
-int LunLocks::enter() {
-  int status = device_lock(device_, sys::RangeLock::kShared, kPresence, 1);
-  if (status == 0 && (status = device_held_whole(device_)) != 0) {   // held shared
-    (void)device_lock(device_, sys::RangeLock::kNone, kPresence, 1);
-    return status < 0 ? status : -EBUSY;
-  }
-  return status == -EAGAIN ? -EBUSY : status;
-}
-
 int LunLocks::alone() {
   if (none()) return 1;
-  const int others = device_locked(device_, kPresence, 1);
+  const int others = device_locked(device_, owner_bytes::kPartsByte, 1);
   return others < 0 ? others : !others;
 }
 
@@ -109,8 +99,7 @@ int LunLocks::own(unsigned index, bool exclusive) {
 }
 
 int LunLocks::hold(int fd, unsigned index, bool exclusive) {
-  int status = sys::lock_range(fd, sys::RangeLock::kShared, kPresence, 1);
-  if (status == 0) status = sys::lock_range(fd, sys::RangeLock::kShared, owner_byte(index), exclusive ? 2 : 1);
+  const int status = sys::lock_range(fd, sys::RangeLock::kShared, owner_byte(index), exclusive ? 2 : 1);
   return status == -EAGAIN ? -EBUSY : status;
 }
 
@@ -135,7 +124,7 @@ int LunLocks::renew() {
       break;
     }
     fresh[count] = sys::move_high(fresh[count]);
-    status = sys::lock_range(fresh[count], sys::RangeLock::kShared, kPresence, 1);
+    status = device_->hold(count, fresh[count]);
   }
   for (unsigned i = 0; i < count; ++i) {
     const int old = device_->fd(i);

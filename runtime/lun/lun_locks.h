@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may do what with a physical LUN: byte-range locks far beyond any data, on the raw device's file; of a node on that and on its lock
-// file (superpipe/device_files.h); of a stripe and paths on the first member's.
+// Who may do what with the virtual LUNs of a device that was opened for Claim::kParts: byte-range locks beyond those of superpipe/ownership.h, on
+// the same files; of a stripe and paths on the first member's.
 //
 //   2^62 + 0           metadata    exclusive (shared by who only looks), on a description of its own that lives as long as the lock
-//          + 1         presence    shared by everybody who has it open: who wants to format asks whether others do
+//          + 1         parts       ownership.h's: shared by everybody who has it open. Who wants to format by force asks whether others do
 //          + 64 + 2i   owner       shared by the owners of LUN i, on the device's own description: forked children inherit it,
 //          + 65 + 2i   exclusive   shared too, by owners who want to be the only ones. Both are tested, never taken exclusively
 //
@@ -30,8 +30,6 @@ class LunLocks {
   // all but 0 with *why.
   [[nodiscard]] int lock_metadata(bool shared, ErrorText* why);
   void unlock_metadata();
-  // 0; -EBUSY when somebody formats it, or has it as a scratch LUN of the plain kind.
-  [[nodiscard]] int enter();
   // Whether nobody else is there. Pre: metadata lock held.
   [[nodiscard]] int alone();
   [[nodiscard]] int own(unsigned index, bool exclusive);
@@ -41,7 +39,7 @@ class LunLocks {
   [[nodiscard]] int owned_exclusively(unsigned index);
   // Whether anybody at all does, this description too. Pre: metadata lock held. (Where it has no description of its own, as owned().)
   [[nodiscard]] int owned_by_any(unsigned index);
-  // `fd`, another description of one of the files, becomes an owner too, and is there.
+  // `fd`, another description of one of the files, becomes an owner too.
   [[nodiscard]] static int hold(int fd, unsigned index, bool exclusive);
   // Ends this process' part in everything it owns, unless a forked child has it too: the device goes on with new
   // descriptions. 0 or -errno (nothing changed).

@@ -73,7 +73,6 @@ class PhysicalLunImpl final : public PhysicalLun {
   class Session;
   friend class Session;
 
-  int enter(ErrorText* why);
   int open_locked(Format format, ErrorText* why);
   int open_without_head(Format format, SuperState state, const media::Superblock& super, const media::Superblock* backup, ErrorText* why);
   int format_now(ErrorText* why);

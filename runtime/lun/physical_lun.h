@@ -80,7 +80,7 @@ class PhysicalLun {
  public:
   static constexpr uint64_t kBytesMin = 4 * 1024 * 1024;
 
-  // Takes `raw` (opened with scratch=false) over in any case: closed with the LUN, or at once on failure. 0 or -errno with
+  // Takes `raw` (opened for Claim::kParts) over in any case: closed with the LUN, or at once on failure. 0 or -errno with
   // *why: -ENODEV blank, -EEXIST holds something else, -EPROTONOSUPPORT version or unknown features, -EBADMSG damaged beyond its copies,
   // -ENOSPC too small, -EROFS (open for reading, or with features that this version may only read: kLook opens these).
   [[nodiscard]] static int open(Device* raw, Format format, PhysicalLun** out, ErrorText* why);

@@ -83,8 +83,7 @@ int PhysicalLunImpl::make(Device* raw, Format format, PhysicalLunImpl** out, Err
     status = why->set(-ENOSPC, "LUN %s: %s is too small for virtual LUNs; give a device or file of %s or more", raw->name(),
                       format_size(raw->size_bytes()).text, format_size(kBytesMin).text);
   } else {
-    status = lun->enter(why);
-    if (status == 0) status = lun->locks_.lock_metadata(lun->looks_, why);
+    status = lun->locks_.lock_metadata(lun->looks_, why);
     if (status == 0) {
       status = lun->open_locked(format, why);
       lun->locks_.unlock_metadata();
@@ -100,17 +99,6 @@ void PhysicalLunImpl::close() {
   if (order_) unmap_private(order_, order_bytes_);
   raw_->close();
   unmap_private(this, mapping_bytes_);
-}
-
-int PhysicalLunImpl::enter(ErrorText* why) {
-  int status = locks_.enter();
-  for (int i = 0; i < kBusyTries && status == -EBUSY; ++i) {
-    sys::sleep_ns(kBusyPauseNs);
-    status = locks_.enter();
-  }
-  if (status == -EBUSY)
-    return why->set(status, "LUN %s: another process has it as a whole; wait for it, or give another one", raw_->name());
-  return status < 0 ? why->set(status, "LUN %s: cannot be locked (%s)", raw_->name(), errno_name(status)) : 0;
 }
 
 int PhysicalLunImpl::damaged(const char* what, ErrorText* why) {

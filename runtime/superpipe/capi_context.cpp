@@ -112,7 +112,7 @@ int CapiContext::submit(const Command* commands, unsigned n) {
     const int check = device_->check(commands[taken]);
     if (check != 0 || commands[taken].op == Op::kFlush) {
       flight.tag = kEnded;
-      flight.result = check > 0 ? 0 : check;
+      flight.result = check < 0 ? check : check > 0 ? 0 : device_->flush();
     } else {
       send(&flight);
     }

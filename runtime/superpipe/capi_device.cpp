@@ -14,6 +14,7 @@
 #include "superpipe/settings.h"
 #include "superpipe/signature.h"
 #include "sys/file.h"
+#include "sys/scsi.h"
 
 namespace lunar {
 namespace {
@@ -53,32 +54,52 @@ int CapiDevice::open(const char* uri, const DeviceOptions& options, Device** out
   err = ibm.load(uri, library, why);
   if (err < 0) return err;
 
+  err = device->open_node(uri, options, why);
+  if (err == 0) err = device->open_chunk(uri, options, why);
+  if (err < 0) device->files_.close();
+  else *out = device;
+  return err;
+}
+
+int CapiDevice::open_node(const char* uri, const DeviceOptions& options, ErrorText* why) {
+  const Claim claim = options.scratch ? Claim::kAlone : options.claim;
+  if (claim == Claim::kParts)
+    return why->set(-ENOTSUP, "LUN %s: carries no virtual LUNs: Lunar's locks do not reach a CAPI disk's other nodes; give it as a whole, to one "
+                    "program (lunar run --lun %s, or a physical chunk)", uri, uri);
+  const int node = sys::open_file(path_, (read_only_ ? O_RDONLY : O_RDWR) | O_NONBLOCK);
+  if (node < 0) return why->set(node, "LUN %s: cannot be opened: %s (%s); run as a user who may", uri, errno_text(node), errno_name(node));
+  files_.set(0, node);
+  return files_.claim(claim, read_only_, path_, why);
+}
+
+int CapiDevice::open_chunk(const char* uri, const DeviceOptions& options, ErrorText* why) {
+  const CapiLibrary& ibm = library_;
   const HostGuard guard;   // the library allocates: from DRAM
   if (ibm.init) (void)ibm.init(nullptr, 0);
   errno = 0;
-  const int chunk = ibm.open(path, kOwnRequests, device->read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
+  const int chunk = ibm.open(path_, kOwnRequests, read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
   if (chunk == CapiLibrary::kNull)
     return why->set(errno ? -errno : -ENODEV, "LUN %s: IBM's library cannot open it (%s); it must be a disk behind a CAPI adapter, "
                     "and yours to open (cxlfd, cxlfstatus)", uri, errno_name(errno ? errno : ENODEV));
-  device->chunk_.store(held_by_this_process(chunk), std::memory_order_release);
+  chunk_.store(held_by_this_process(chunk), std::memory_order_release);
   size_t blocks = 0;
   CapiAttributes attributes = {};
+  int err = 0;
   if (ibm.get_lun_size(chunk, &blocks, 0) != 0) {
     err = why->set(errno ? -errno : -EIO, "LUN %s: IBM's library does not tell its size (%s)", uri, errno_name(errno));
   } else {
     if (ibm.get_attrs && ibm.get_attrs(chunk, &attributes, 0) == 0) {
-      device->blocks_max_ = attributes.max_transfer_size < kBlocksMax ? attributes.max_transfer_size : kBlocksMax;
-      device->unmap_ = ibm.unmap && (attributes.flags1 & CapiLibrary::kUnmap);
+      blocks_max_ = attributes.max_transfer_size < kBlocksMax ? attributes.max_transfer_size : kBlocksMax;
+      unmap_ = ibm.unmap && (attributes.flags1 & CapiLibrary::kUnmap);
     }
-    if (device->blocks_max_ == 0) device->blocks_max_ = 1;
-    device->size_bytes_ = blocks * kBlockBytes;
-    if (options.scratch) err = device->take_as_scratch(path, why);
-    if (err == 0 && (device->size_bytes_ == 0 || options.want_bytes > device->size_bytes_))
-      err = why->set(-ENOSPC, "LUN %s: %s large, %s wanted; lower --size, or give another LUN", uri,
-                     format_size(device->size_bytes_).text, format_size(options.want_bytes).text);
+    if (blocks_max_ == 0) blocks_max_ = 1;
+    size_bytes_ = blocks * kBlockBytes;
+    if (options.scratch) err = take_as_scratch(path_, why);
+    if (err == 0 && (size_bytes_ == 0 || options.want_bytes > size_bytes_))
+      err = why->set(-ENOSPC, "LUN %s: %s large, %s wanted; lower --size, or give another LUN", uri, format_size(size_bytes_).text,
+                     format_size(options.want_bytes).text);
   }
   if (err < 0) (void)ibm.close(chunk, 0);
-  else *out = device;
   return err;
 }
 
@@ -110,6 +131,7 @@ void CapiDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
   const uint64_t held = chunk_.exchange(0, std::memory_order_acq_rel);
   if (held >> 32 == static_cast<uint64_t>(getpid())) (void)library_.close(static_cast<int>(held), 0);
+  files_.close();
 }
 
 int CapiDevice::chunk() {
@@ -141,9 +163,18 @@ int CapiDevice::check(const Command& command) const {
   return at >= size_bytes_ ? 1 : -EINVAL;
 }
 
+int CapiDevice::flush() const {
+  if (read_only_) return 0;
+  struct stat status;
+  const int err = sys::file_status(fd(0), &status);
+  if (err < 0) return err;
+  return S_ISCHR(status.st_mode) ? sys::scsi_synchronize_cache(fd(0)) : sys::sync_data(fd(0));
+}
+
 int64_t CapiDevice::transfer(const Command& command) {
   const int status = check(command);
-  if (status != 0 || command.op == Op::kFlush) return status > 0 ? 0 : status;
+  if (status != 0) return status > 0 ? 0 : status;
+  if (command.op == Op::kFlush) return flush();
   const int own = chunk();
   if (own == CapiLibrary::kNull) return errno ? -errno : -ENODEV;
   const auto move = command.op == Op::kRead ? library_.read : library_.write;

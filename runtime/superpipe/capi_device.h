@@ -3,17 +3,18 @@
 // chunk of its own, its commands are cblk_aread and cblk_awrite; transfer() goes by the device's chunk. Where hardware or library
 // are missing, open says so (-ENODEV).
 //
-// Blocks of 4096 bytes. No descriptors, so no reopen: a forked child attaches chunks of its own, and opens
-// one for its transfers with the first. No discard: unmapped blocks are not
-// promised to read as zeros (release() unmaps). The medium has no volatile cache: a flush has nothing to do. The library may
-// allocate and lock as it likes: not for the fault path. Raw only: nothing is known of what such a disk holds, so scratch use is
-// refused unless its head is zeros or a former scratch LUN's.
+// Blocks of 4096 bytes. A forked child attaches chunks of its own, and opens one for its transfers with the first. No discard: unmapped
+// blocks are not promised to read as zeros (release() unmaps). The library may allocate and lock as it likes: not for the fault path.
+// Scratch use is refused unless its head is zeros or a former scratch LUN's.
+// The node is opened here too: the locks of ownership.h lie on it, and a flush goes by it (SYNCHRONIZE CACHE; of a file that stands
+// in for the disk, fdatasync), as the library has none. No virtual LUNs (-ENOTSUP): one disk has a node a port, and locks on one are not seen by the other.
 // Threading: immutable after open.
 #pragma once
 #include <atomic>
 
 #include "superpipe/capi_library.h"
 #include "superpipe/device.h"
+#include "superpipe/device_files.h"
 
 namespace lunar {
 
@@ -31,22 +32,28 @@ class CapiDevice final : public Device {
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
   const char* kind() const override { return "capi"; }
-  unsigned fd_count() const override { return 0; }
-  int fd(unsigned) const override { return -1; }
-  void reopen(unsigned, int) override {}
+  unsigned fd_count() const override { return files_.count(); }
+  int fd(unsigned i) const override { return files_.fd(i); }
+  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
+  unsigned lock_count() const override { return files_.count(); }
+  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
   void close() override;
 
   const CapiLibrary& library() const { return library_; }
   // 0; -errno, or 1: a read that begins beyond the end.
   int check(const Command& command) const;
+  int flush() const;               // blocking. 0 or -errno
   size_t blocks_max() const { return blocks_max_; }
   uint64_t first_block() const { return data_offset_ / 4096; }
 
  private:
+  int open_node(const char* uri, const DeviceOptions& options, ErrorText* why);
+  int open_chunk(const char* uri, const DeviceOptions& options, ErrorText* why);
   int take_as_scratch(const char* path, ErrorText* why);
   int chunk();                     // for transfers of this process; kNull with errno set
 
   CapiLibrary library_;
+  DeviceFiles files_;
   const char* name_ = nullptr;
   const char* path_ = nullptr;
   uint64_t size_bytes_ = 0;

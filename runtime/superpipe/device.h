@@ -30,6 +30,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "superpipe/ownership.h"
 
 namespace lunar {
 
@@ -143,8 +144,9 @@ struct DeviceOptions {
   uint64_t want_bytes = 0;       // what the caller intends to use; 0: whatever is there
   bool scratch = true;           // contents may be thrown away at open: a file or block device that holds data (file system,
                                  //   partition table, swap, mount, unknown non-zero header) is refused, ours is exclusive.
-                                 // false: *raw*. The medium as it is, offset 0 is its first byte, nothing of it is looked at,
-                                 //   written or locked; the layer above knows what it holds. Shared by as many processes as like.
+                                 // false: *raw*. The medium as it is, offset 0 is its first byte, nothing of it is looked at or
+                                 //   written; the layer above knows what it holds. Who else may have it: `claim`.
+  Claim claim = Claim::kParts;   // raw only: what for (ownership.h). -EBUSY where that does not go with who has it
   bool read_only = false;        // raw only
   bool sqpoll = false;
 };

@@ -27,11 +27,8 @@ namespace {
 constexpr char kDirectory[] = "/dev/shm/", kNamespace[] = "lunar-namespace-", kNode[] = "lunar-node-";
 constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;      // anybody may put names into /dev/shm
 constexpr int kMakeTries = 8;
+constexpr size_t kAclBytesMax = 1024;   // of a node's ACL: 127 entries
 constexpr uint64_t kMakePauseNs = 2'000'000;
-// A former owner's ring is torn down by the kernel some milliseconds after its process is gone, and holds the files till
-// then: a LUN that looks busy is asked again for so long before it is refused.
-constexpr int kBusyRetries = 50;
-constexpr uint64_t kBusyRetryNs = 20'000'000;
 
 // "0n1" with its end in "ng0n1", "nvme0n1", "nvme0n1p2" (and "p2"). False when it is no such name.
 bool namespace_numbers(const char* name, int* length, const char** numbers, const char** partition) {
@@ -70,27 +67,79 @@ void lock_path(const struct stat& node, char* out, size_t size) {
 }
 
 // As the node: who may open that may lock it. Only root can give files away; a member of the node's group can give it that group.
-void copy_rights(int fd, const struct stat& node, bool acl, mode_t before) {
+void copy_rights(int fd, const struct stat& node, int device, mode_t before) {
   if (sys::set_owner(fd, node.st_uid, node.st_gid) < 0) (void)sys::set_owner(fd, static_cast<uid_t>(-1), node.st_gid);
-  sys::set_mode(fd, acl ? 0666 : (before | node.st_mode) & 0666);   // another node may have given more
+  sys::set_mode(fd, (before | node.st_mode) & 0666);   // another node may have given more
+  char acl[kAclBytesMax];
+  const int bytes = sys::get_acl(device, acl, sizeof acl);
+  if (bytes > 0) (void)sys::set_acl(fd, acl, static_cast<size_t>(bytes));   // without: its users are refused, nobody else gets in
 }
 
-// Opened as it is, or made. Without O_CREAT first: the kernel refuses that for a file of another user in a sticky directory.
-int open_or_make(const char* path, int access, const struct stat& node, bool acl) {
+// Whether the node's ACL gives that user reading and writing by name.
+bool acl_names(int device, uid_t user) {
+  constexpr uint16_t kUser = 0x02, kReadWrite = 06;   // POSIX_ACL_XATTR_VERSION 2: a header of 4 bytes, then {tag, perm, id}
+  struct Entry {
+    uint16_t tag, perm;
+    uint32_t id;
+  } entry;
+  char acl[kAclBytesMax];
+  const int bytes = sys::get_acl(device, acl, sizeof acl);
+  for (size_t at = 4; bytes > 0 && at + sizeof entry <= static_cast<size_t>(bytes); at += sizeof entry) {
+    memcpy(&entry, acl + at, sizeof entry);
+    if (entry.tag == kUser && entry.id == user && (entry.perm & kReadWrite) == kReadWrite) return true;
+  }
+  return false;
+}
+
+// A lock file made by somebody who may open the device.
+bool trusted(const struct stat& lock, const struct stat& node, int device) {
+  if (!S_ISREG(lock.st_mode)) return false;
+  if (lock.st_uid == 0 || lock.st_uid == geteuid() || lock.st_uid == node.st_uid) return true;
+  return (lock.st_gid == node.st_gid && (node.st_mode & 060) == 060) || acl_names(device, lock.st_uid);
+}
+
+// What lies there is not ours: root, to whom the directory belongs, moves it out of the way. 0: try again; -errno: it stays there.
+int move_aside(const char* path, const struct stat& judged) {
+  struct stat now;
+  const int err = sys::link_status(path, &now);
+  if (err < 0) return err == -ENOENT ? 0 : err;
+  if (now.st_ino != judged.st_ino || now.st_dev != judged.st_dev) return 0;
+  char aside[96];
+  format_to(aside, sizeof aside, "%slunar-refused-%llu", kDirectory, static_cast<unsigned long long>(sys::now_ns()));
+  return sys::rename_file(path, aside);
+}
+
+// Opened as it is, or made; what a stranger put there is replaced by root. Without O_CREAT first: the kernel refuses that for a file of
+// another user in a sticky directory. *lock: what it is, or what is in the way (-EPERM).
+int open_or_make(const char* path, int access, const struct stat& node, int device, struct stat* lock) {
   int fd = -ENOENT;
   for (int tries = 0; tries < kMakeTries; ++tries) {
     fd = sys::open_file(path, access | kNoTricks);
-    if (fd == -EACCES) sys::sleep_ns(kMakePauseNs);     // its maker is just giving it its rights
-    if (fd != -ENOENT && fd != -EACCES) return fd;
-    if (fd == -EACCES) continue;
-    fd = sys::open_file(path, O_RDWR | O_CREAT | O_EXCL | kNoTricks, 0600);
-    if (fd == -EEXIST) continue;
-    if (fd < 0) return fd;
-    copy_rights(fd, node, acl, 0);
-    if (access == O_RDWR) return fd;
-    sys::close_file(fd);
+    if (fd == -ENOENT) {
+      fd = sys::open_file(path, O_RDWR | O_CREAT | O_EXCL | kNoTricks, 0600);
+      if (fd >= 0) {
+        copy_rights(fd, node, device, 0);
+        sys::close_file(fd);
+      }
+      if (fd >= 0 || fd == -EEXIST) continue;
+      return fd;
+    }
+    if (sys::link_status(path, lock) < 0) *lock = {};
+    struct stat opened = {};
+    if (fd >= 0 && sys::file_status(fd, &opened) == 0 && opened.st_ino == lock->st_ino && opened.st_dev == lock->st_dev && trusted(opened, node, device))
+      return fd;
+    if (fd >= 0) sys::close_file(fd);
+    if (lock->st_nlink == 0 || (fd >= 0 && opened.st_ino != lock->st_ino)) continue;   // gone, or replaced in this moment
+    if (fd == -EACCES && trusted(*lock, node, device)) {
+      sys::sleep_ns(kMakePauseNs);     // its maker is just giving it its rights
+      continue;
+    }
+    if (fd < 0 && fd != -ELOOP && fd != -EISDIR && fd != -EACCES && fd != -ENXIO) return fd;
+    fd = -EPERM;
+    if (geteuid() != 0 || move_aside(path, *lock) < 0) return fd;
+    log_warning("%s was put there by user %u, and is replaced", path, static_cast<unsigned>(lock->st_uid));
   }
-  return fd;
+  return fd >= 0 ? -EAGAIN : fd;
 }
 
 unsigned lock_files_of(const Device* device, int fds[kLockFilesMax]) {
@@ -115,46 +164,20 @@ int DeviceFiles::open_lock(const char* path, ErrorText* why) {
   char lock_file[128];
   lock_path(node, lock_file, sizeof lock_file);
   const long flags = sys::control_file(file(), F_GETFL, nullptr);
-  const bool acl = sys::has_acl(file());
-  const int fd = open_or_make(lock_file, flags >= 0 && (flags & O_ACCMODE) == O_RDONLY ? O_RDONLY : O_RDWR, node, acl);
+  const int fd = open_or_make(lock_file, flags >= 0 && (flags & O_ACCMODE) == O_RDONLY ? O_RDONLY : O_RDWR, node, file(), &lock);
   if (fd == -ENOENT || fd == -EROFS || fd == -ENOTDIR) {
     log_warning("LUN %s: no %s for its lock file (%s); who reaches the device by another node is not seen", path, kDirectory, errno_name(fd));
     return 0;
   }
+  if (fd == -EPERM)
+    return why->set(fd, "LUN %s: its lock file %s was put there by user %u, who may not open the device; when nobody uses the "
+                    "device, have root remove that file", path, lock_file, static_cast<unsigned>(lock.st_uid));
   if (fd < 0)
     return why->set(fd, "LUN %s: its lock file %s cannot be opened: %s (%s); when nobody uses the device, remove that file", path, lock_file,
                     errno_text(fd), errno_name(fd));
-  err = sys::file_status(fd, &lock);
-  const bool known = err == 0 && S_ISREG(lock.st_mode) &&
-                     (lock.st_uid == 0 || lock.st_uid == geteuid() || lock.st_uid == node.st_uid || lock.st_gid == node.st_gid);
-  if (!known) {
-    sys::close_file(fd);
-    return why->set(-EPERM, "LUN %s: its lock file %s was put there by somebody else (user %u); remove it", path, lock_file,
-                    err == 0 ? static_cast<unsigned>(lock.st_uid) : 0);
-  }
-  if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, acl, lock.st_mode);   // they may have changed, or its maker was killed
+  if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, file(), lock.st_mode);   // they may have changed, or its maker was killed
   set(1, fd);
   return 0;
-}
-
-int DeviceFiles::lock_whole() {
-  int err = 0;
-  for (int i = 0; i <= kBusyRetries; ++i) {
-    err = 0;
-    for (unsigned n = 0; n < count() && err == 0; ++n) err = sys::lock_range(fd(n), sys::RangeLock::kExclusive, 0, 0);
-    for (unsigned n = 0; n < count() && err == 0; ++n) err = sys::lock_range(fd(n), sys::RangeLock::kShared, 0, 0);
-    whole_ = err == 0;
-    if (err != -EAGAIN) return err;
-    for (unsigned n = 0; n < count(); ++n) (void)sys::lock_range(fd(n), sys::RangeLock::kNone, 0, 0);
-    if (i < kBusyRetries) sys::sleep_ns(kBusyRetryNs);
-  }
-  return -EAGAIN;
-}
-
-int DeviceFiles::hold(unsigned i, int fd) const {
-  if (!whole_ || i >= count()) return 0;
-  const int status = sys::lock_range(fd, sys::RangeLock::kShared, 0, 0);
-  return status == -EAGAIN ? -EBUSY : status;
 }
 
 void DeviceFiles::close() {
@@ -198,7 +221,5 @@ int device_locked(const Device* device, uint64_t offset, uint64_t length) {
   int fds[kLockFilesMax];
   return files_locked(fds, lock_files_of(device, fds), offset, length);
 }
-
-int device_held_whole(const Device* device) { return device_locked(device, 0, 1); }
 
 }  // namespace lunar

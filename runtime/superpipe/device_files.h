@@ -9,9 +9,12 @@
 //                                      namespaces that share a number, which only controllers without namespace management have, are taken for one)
 //   lunar-node-bMAJOR:MINOR, -cM:M     any other node, by its device number
 //
-// It has the owner, group and mode of the node by which it was made (0666 where that has an ACL): who may open the device may lock it. A file
-// of anybody else's is refused. It holds nothing and stays until the host is booted again; where it is removed while somebody has
-// it, or there is no /dev/shm, the locks of the node itself remain.
+// It has the owner, group, mode and ACL of the node by which it was made: who may open the device may lock it, and nobody else. A file, link or
+// directory of a user who may not open the device is moved aside by root (/dev/shm is root's, and sticky); others are told to have that
+// done. It holds nothing and stays until the host is booted again; where it is removed while somebody has it, or there is no /dev/shm, the
+// locks of the node itself remain.
+// What is left to an attacker without rights to the device: to put the name there first, and so keep users other than root out until root came. Who
+// has the rights can lock the device, as it could overwrite it.
 // Not seen by each other: two nodes in containers with a /dev/shm of their own each, and other disks than NVMe by two numbers (sda and
 // sdb of one disk: give dm-multipath's node).
 // Threading: opened and closed by one thread; the numbers are atomic.
@@ -20,6 +23,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "superpipe/ownership.h"
 #include "sys/file.h"
 
 namespace lunar {
@@ -36,20 +40,24 @@ class DeviceFiles {
   int lock_file() const { return fd(1); }               // -1: none
   int fd(unsigned i) const { return fd_[i].load(std::memory_order_relaxed); }
   void set(unsigned i, int fd) { fd_[i].store(fd, std::memory_order_relaxed); }
-  // Opens the lock file of a node; a regular file needs none. Pre: file() is open. 0 or -errno with *why.
-  [[nodiscard]] int open_lock(const char* path, ErrorText* why);
-  // The whole device for this process and its children, asked again for a second: taken exclusively, which no other holder of any part
-  // lets pass, then turned into a shared lock in one step, so that another description of the same tree may hold it beside
-  // (hold). Strangers, who ask for all of it exclusively, are refused while one holder is left; who takes only a byte, shared, asks
-  // device_held_whole() after that. It lies on the descriptions: children that fork share it. 0, -EAGAIN, -errno.
-  [[nodiscard]] int lock_whole();
-  // Device::hold: `fd` is another description of number i. Holds the whole too, if this does. 0, -EBUSY (a stranger has it), -errno.
+  // Takes the device for `claim`, as ownership.h has it: opens the lock file of a node, locks, asks whether the system uses it and, of a block
+  // device, takes the kernel's claim. (read_only and kLook: no more than the locks, or nothing.) Waits up to a second. Pre: file() is open.
+  // 0, -EBUSY, -errno; all but 0 with *why. What it took goes with close().
+  [[nodiscard]] int claim(Claim claim, bool read_only, const char* path, ErrorText* why);
+  // Device::hold: `fd` is another description of number i. Holds what this was claimed for. 0, -EBUSY (a stranger has it), -errno.
   [[nodiscard]] int hold(unsigned i, int fd) const;
   void close();   // fine when nothing is open
 
  private:
+  int open_lock(const char* path, ErrorText* why);
+  int lock_claim(Claim claim);
+  int lock_alone();
+  int lock_beside(uint64_t own, uint64_t other);
+  int claim_from_kernel(const char* path, ErrorText* why);
+  int refuse(const char* path, ErrorText* why) const;
+
   std::atomic<int> fd_[2] = {-1, -1};
-  bool whole_ = false;
+  Claim claim_ = Claim::kLook;   // what it holds: never kForced
 };
 
 // The lock file of a node, as it is, for asking: a descriptor, -ENOENT when it was never made (so nobody has a lock), or -errno.
@@ -67,7 +75,4 @@ constexpr unsigned kLockFilesMax = 2;   // of one device: Device::lock_count()
 // kShared after kExclusive downgrades; what could not be made exclusive is not held any more.
 [[nodiscard]] int device_lock(const Device* device, sys::RangeLock kind, uint64_t offset, uint64_t length);
 [[nodiscard]] int device_locked(const Device* device, uint64_t offset, uint64_t length);
-// Whether another description holds it as a whole, by the first byte, which nobody locks alone: 1, 0, or -errno.
-[[nodiscard]] int device_held_whole(const Device* device);
-
 }  // namespace lunar

@@ -24,11 +24,6 @@
 namespace lunar {
 namespace {
 
-// A former owner's ring is torn down by the kernel some milliseconds after its process is gone, and holds the file till
-// then: a LUN that looks busy is asked again for so long before it is refused.
-constexpr int kBusyRetries = 50;
-constexpr uint64_t kBusyRetryNs = 20'000'000;
-
 constexpr size_t kProbePage = 64 * 1024;              // a page of any kernel
 constexpr int64_t kPollProbeNs = 20'000'000;          // a disk that polls answers within a millisecond
 constexpr uint64_t kProbeBytes = kMiB;   // reserved at open to see whether the file system can reserve at all
@@ -157,28 +152,29 @@ int FileDevice::check_size(uint64_t want_bytes, ErrorText* why) const {
 }
 
 // The medium as it is. On a file of a memory file system too: who asks for it knows what it is.
-int FileDevice::open_raw(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why) {
-  block_ = S_ISBLK(status.st_mode);
+int FileDevice::open_raw(const char* path, const struct stat& seen, const DeviceOptions& options, ErrorText* why) {
+  block_ = S_ISBLK(seen.st_mode);
   raw_ = true;
-  if (!block_ && !S_ISREG(status.st_mode))
+  if (!block_ && !S_ISREG(seen.st_mode))
     return why->set(-EINVAL, "LUN %s: neither a regular file nor a block device; give one of these", path);
-  char who[256];
-  if (block_ && !options.read_only && block_in_use(status.st_rdev, who, sizeof who))
-    return why->set(-EBUSY, "LUN %s: the block device is %s; give one that nobody uses", path, who);
-  if (block_ && !options.read_only && block_read_only(status.st_rdev)) return refuse_read_only(path, why);
+  if (block_ && !options.read_only && block_read_only(seen.st_rdev)) return refuse_read_only(path, why);
   const int opened = sys::open_file(path, (options.read_only ? O_RDONLY : O_RDWR) | O_DIRECT);
   if (opened < 0) return explain_open(opened, path, options.read_only ? "open it" : "open it for writing", why);
   reopen(0, opened);
-  int err = files_.open_lock(path, why);
+  struct stat status;
+  int err = sys::file_status(opened, &status);   // of what was opened: the path may be another's by now
+  if (err < 0) return explain_open(err, path, "look at it", why);
+  if (S_ISBLK(status.st_mode) != block_ || S_ISREG(status.st_mode) == block_) return why->set(-EBUSY, "LUN %s: replaced in this moment; try again", path);
+  err = files_.claim(options.claim, options.read_only, path, why);
   if (err < 0) return err;
   uint32_t align = 0;
-  err = sys::direct_io_align(opened, &align);
+  err = sys::direct_io_align(fd(), &align);
   if (err < 0) return explain_open(err, path, "use direct I/O", why);
   if (align > 4096) return why->set(-ENOTSUP, "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; "
                                     "give another LUN", path, align);
   io_align_ = align <= 512 ? 512 : 4096;
   if (block_) {
-    err = sys::block_device_size(opened, &size_bytes_);
+    err = sys::block_device_size(fd(), &size_bytes_);
     if (err < 0) return explain_open(err, path, "ask its size", why);
   } else {
     size_bytes_ = round_down(static_cast<uint64_t>(status.st_size), io_align_);
@@ -273,14 +269,6 @@ int FileDevice::open_directory(const char* path, const DeviceOptions& options, E
   return err < 0 ? explain_open(err, path, "reserve space", why) : 0;
 }
 
-// The lock lies on the open file description: children that fork share it, and it ends with the last of them.
-int FileDevice::lock_whole(const char* path, ErrorText* why) {
-  const int err = files_.lock_whole();
-  if (err == -EAGAIN)
-    return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN (--lun DIR)", path);
-  return err < 0 ? explain_open(err, path, "lock it", why) : 0;
-}
-
 int FileDevice::open_regular(const char* path, const DeviceOptions& options, ErrorText* why) {
   int err = refuse_memory(path, 0, why);
   if (err < 0) return err;
@@ -290,7 +278,7 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   uint64_t free_bytes = 0;
   err = check_medium(path, &free_bytes, why);
   if (err < 0) return err;
-  err = lock_whole(path, why);
+  err = files_.claim(Claim::kAlone, false, path, why);
   if (err < 0) return err;
   Contents contents = Contents::kForeign;
   uint64_t flags = 0;
@@ -302,6 +290,14 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   struct stat status;
   err = sys::file_status(opened, &status);
   if (err < 0) return explain_open(err, path, "look at it", why);
+  // What begins behind the head (btrfs, md): libblkid knows. An empty file holds nothing.
+  if (static_cast<uint64_t>(status.st_size) > kScratchDataOffset) {
+    char what[64];
+    const int known = block_signature(path, contents == Contents::kOurs, what, sizeof what);
+    if (known == 1)
+      return why->set(-EEXIST, "LUN %s: holds %s; give an empty file, or erase it (wipefs -a %s)", path, what, path);
+    if (known < 0 && known != -ENOSYS) return explain_open(known, path, "have libblkid look at it", why);
+  }
 
   data_offset_ = kScratchDataOffset;
   const auto file_bytes = static_cast<uint64_t>(status.st_size);
@@ -326,25 +322,14 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
 }
 
 int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why) {
-  char who[256];
-  if (block_in_use(rdev, who, sizeof who))
-    return why->set(-EBUSY, "LUN %s: the block device is %s; give one that nobody uses", path, who);
   if (block_read_only(rdev)) return refuse_read_only(path, why);
-  // O_EXCL on a block device: nobody else may claim it (mount, swapon, another LUN) while we have it.
-  int opened = sys::open_file(path, O_RDWR | O_DIRECT | O_EXCL);
-  for (int i = 0; i < kBusyRetries && opened == -EBUSY; ++i) {
-    sys::sleep_ns(kBusyRetryNs);
-    opened = sys::open_file(path, O_RDWR | O_DIRECT | O_EXCL);
-  }
-  if (opened == -EBUSY)
-    return why->set(opened, "LUN %s: the block device is in use (a partition mounted, or another LUN); "
-                    "give one that nobody uses", path);
-  if (opened < 0) return explain_open(opened, path, "open it for writing", why);
-  reopen(0, opened);
+  int err = sys::open_file(path, O_RDWR | O_DIRECT);
+  if (err < 0) return explain_open(err, path, "open it for writing", why);
+  reopen(0, err);
   block_ = true;
-  int err = files_.open_lock(path, why);
-  if (err == 0) err = lock_whole(path, why);   // for who comes by another driver: nvme:, pmem:
+  err = files_.claim(Claim::kAlone, false, path, why);
   if (err < 0) return err;
+  const int opened = fd();
   uint64_t bytes = 0;
   uint32_t align = 0;
   err = sys::block_device_size(opened, &bytes);
@@ -358,9 +343,10 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
   Contents contents = Contents::kForeign;
   err = signature_read(opened, &contents, nullptr);
   if (err < 0) return explain_open(err, path, "read its header", why);
-  const int known = block_signature(path, contents == Contents::kOurs, who, sizeof who);
+  char what[64];
+  const int known = block_signature(path, contents == Contents::kOurs, what, sizeof what);
   if (known == 1)
-    return why->set(-EEXIST, "LUN %s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, who, path);
+    return why->set(-EEXIST, "LUN %s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, what, path);
   if (known == -ENOSYS)
     return why->set(known, "LUN %s: libblkid.so.1 is missing, so nobody can tell what it holds; "
                     "install libblkid1", path);

@@ -99,9 +99,9 @@ int NvmeDevice::open_path(const char* path, const DeviceOptions& options, ErrorT
   if (err <= 0) return refuse_other(path, status, why);
   geometry_.nsid = static_cast<uint32_t>(err);
   geometry_.read_only = !writable;
-  err = identify(path, why);
+  err = files_.claim(options.scratch ? Claim::kAlone : options.claim, !writable, path, why);
+  if (err == 0) err = identify(path, why);
   if (err == 0) err = find_block_device(path, status.st_rdev, writable, why);
-  if (err == 0) err = files_.open_lock(path, why);
   if (err < 0) return err;
   size_bytes_ = geometry_.blocks << geometry_.block_shift;
   if (options.scratch) err = take_as_scratch(path, why);
@@ -154,12 +154,8 @@ int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable
   return 0;
 }
 
-// As on a block device: an empty namespace, or one that was a scratch LUN, alone.
+// As on a block device: an empty namespace, or one that was a scratch LUN.
 int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
-  const int err = files_.lock_whole();
-  if (err == -EAGAIN)
-    return why->set(-EBUSY, "LUN %s: in use by another process; wait for it, or give another LUN", path);
-  if (err < 0) return why->set(err, "LUN %s: cannot lock it: %s", path, errno_name(err));
   auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
   if (!head) return why->set(-ENOMEM, "LUN %s: out of memory", path);
   const iovec whole = {head, kScratchProbeBytes};

@@ -77,7 +77,7 @@ class PmemDevice final : public Device {
   int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_block(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why);
   int open_character(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why);
-  int open_medium(const char* path, const DeviceOptions& options, bool block, ErrorText* why);
+  int open_medium(const char* path, const DeviceOptions& options, ErrorText* why);
   int size_raw(const char* path, const struct stat& status, ErrorText* why);
   int size_scratch(const char* path, const struct stat& status, bool grown, uint64_t free_bytes, ErrorText* why);
   int map(const char* path, uint64_t bytes, bool memory, const DeviceOptions& options, ErrorText* why);

@@ -33,8 +33,6 @@
 namespace lunar {
 namespace {
 
-constexpr int kBusyRetries = 50;                 // a former owner's mappings may outlive its process by some milliseconds
-constexpr uint64_t kBusyRetryNs = 20'000'000;
 constexpr unsigned kExtentsMax = 65536;          // looked at for holes at open; what lies behind them is unknown
 constexpr uint64_t kGrowMin = 2 * kMiB;          // that a blank file must be able to become
 
@@ -125,24 +123,12 @@ int PmemDevice::parse_settings(const char* uri, const char* path, char* clean, s
   return 0;
 }
 
-// The descriptor, and with scratch the lock that says whose it is.
-int PmemDevice::open_medium(const char* path, const DeviceOptions& options, bool block, ErrorText* why) {
-  const int flags = (read_only_ ? O_RDONLY : O_RDWR) | (block && options.scratch ? O_EXCL : 0);
-  int opened = sys::open_file(path, flags);
-  for (int i = 0; i < kBusyRetries && opened == -EBUSY; ++i) {
-    sys::sleep_ns(kBusyRetryNs);
-    opened = sys::open_file(path, flags);
-  }
-  if (opened == -EBUSY) return why->set(opened, "LUN pmem:%s: in use; give one that nobody uses", path);
+// The descriptor, and what says whose it is.
+int PmemDevice::open_medium(const char* path, const DeviceOptions& options, ErrorText* why) {
+  const int opened = sys::open_file(path, read_only_ ? O_RDONLY : O_RDWR);
   if (opened < 0) return explain(opened, path, read_only_ ? "open it" : "open it for writing", why);
   reopen(0, opened);
-  int err = files_.open_lock(path, why);
-  if (!options.scratch || err < 0) return err;
-  // On the open file description: children that fork share it, and it ends with the last of them.
-  err = files_.lock_whole();
-  if (err == -EAGAIN)
-    return why->set(-EBUSY, "LUN pmem:%s: in use by another process; wait for it, or give another file", path);
-  return err < 0 ? explain(err, path, "lock it", why) : 0;
+  return files_.claim(options.scratch ? Claim::kAlone : options.claim, read_only_, path, why);
 }
 
 // Maps the medium and finds out how its writes become durable.
@@ -220,7 +206,7 @@ int PmemDevice::size_scratch(const char* path, const struct stat& status, bool g
 
 int PmemDevice::open_regular(const char* path, const DeviceOptions& options, ErrorText* why) {
   regular_ = true;
-  int err = open_medium(path, options, false, why);
+  int err = open_medium(path, options, why);
   if (err < 0) return err;
   struct stat status;
   uint64_t magic = 0, free_bytes = 0, flags = 0;
@@ -267,10 +253,7 @@ int PmemDevice::take_scratch(const char* path, ErrorText* why) {
 int PmemDevice::open_block(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why) {
   if (sysfs_number("block", status.st_rdev, "queue/dax") == 0 && sysfs_number("block", status.st_rdev, "../queue/dax") == 0)
     return why->set(-ENOTSUP, "LUN pmem:%s: a block device that is not memory; give file:%s", path, path);
-  char who[256];
-  if (!read_only_ && block_in_use(status.st_rdev, who, sizeof who))
-    return why->set(-EBUSY, "LUN pmem:%s: the block device is %s; give one that nobody uses", path, who);
-  int err = open_medium(path, options, true, why);
+  int err = open_medium(path, options, why);
   if (err < 0) return err;
   uint64_t bytes = 0;
   err = sys::block_device_size(fd(), &bytes);
@@ -285,9 +268,10 @@ int PmemDevice::open_block(const char* path, const struct stat& status, const De
   if (!options.scratch) return 0;
   size_bytes_ = round_down(bytes - kScratchDataOffset, 4096);
   const Contents contents = signature_of(map_, kScratchProbeBytes, nullptr);
-  const int known = block_signature(path, contents == Contents::kOurs, who, sizeof who);
+  char what[64];
+  const int known = block_signature(path, contents == Contents::kOurs, what, sizeof what);
   if (known == 1)
-    return why->set(-EEXIST, "LUN pmem:%s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, who, path);
+    return why->set(-EEXIST, "LUN pmem:%s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, what, path);
   if (known == -ENOSYS)
     return why->set(known, "LUN pmem:%s: libblkid.so.1 is missing, so nobody can tell what it holds; install libblkid1", path);
   if (known < 0) return explain(known, path, "have libblkid look at it", why);
@@ -298,7 +282,7 @@ int PmemDevice::open_character(const char* path, const struct stat& status, cons
   uint64_t bytes = sysfs_number("char", status.st_rdev, "size");
   const uint64_t align = sysfs_number("char", status.st_rdev, "align");
   if (bytes == 0) return why->set(-EINVAL, "LUN pmem:%s: not a DAX device; give /dev/daxX.Y", path);
-  int err = open_medium(path, options, false, why);
+  int err = open_medium(path, options, why);
   if (err < 0) return err;
   page_bytes_ = align > sys::page_bytes() ? align : sys::page_bytes();
   bytes = round_down(bytes, page_bytes_);

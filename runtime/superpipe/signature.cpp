@@ -83,16 +83,15 @@ bool mounted_at(unsigned major_number, unsigned minor_number, char* who, size_t 
   return found;
 }
 
-bool used_as_swap(uint64_t rdev) {
+bool used_as_swap(const struct stat& node) {
   char text[8192];
   if (sys::read_text("/proc/swaps", text, sizeof text) <= 0) return false;
   char *lines = nullptr, *words = nullptr;
   for (char* line = strtok_r(text, "\n", &lines); line; line = strtok_r(nullptr, "\n", &lines)) {
     const char* path = strtok_r(line, " \t", &words);
     struct stat status;
-    if (path && path[0] == '/' && sys::path_status(path, &status) == 0 && S_ISBLK(status.st_mode) &&
-        status.st_rdev == rdev)
-      return true;
+    if (!path || path[0] != '/' || sys::path_status(path, &status) != 0 || (status.st_mode & S_IFMT) != (node.st_mode & S_IFMT)) continue;
+    if (S_ISBLK(node.st_mode) ? status.st_rdev == node.st_rdev : status.st_dev == node.st_dev && status.st_ino == node.st_ino) return true;
   }
   return false;
 }
@@ -173,7 +172,10 @@ namespace {
 
 bool block_itself_in_use(unsigned major_number, unsigned minor_number, char* who, size_t size) {
   if (mounted_at(major_number, minor_number, who, size)) return true;
-  if (used_as_swap(makedev(major_number, minor_number))) {
+  struct stat node = {};
+  node.st_mode = S_IFBLK;
+  node.st_rdev = makedev(major_number, minor_number);
+  if (used_as_swap(node)) {
     format_to(who, size, "swap space (swapoff it first)");
     return true;
   }
@@ -184,6 +186,16 @@ bool block_itself_in_use(unsigned major_number, unsigned minor_number, char* who
     return true;
   }
   return false;
+}
+
+// The file of loop device NAME ("loop0", also of its partition "loop0p1"); false when it is none, or its file has no name any more.
+bool loop_file(const char* name, char* path, size_t size) {
+  char sysfs[96];
+  const int digits = static_cast<int>(strspn(name + strlen("loop"), "0123456789"));
+  format_to(sysfs, sizeof sysfs, "/sys/block/loop%.*s/loop/backing_file", digits, name + strlen("loop"));
+  if (sys::read_text(sysfs, path, size) <= 0) return false;
+  path[strcspn(path, "\n")] = '\0';
+  return true;
 }
 
 // Value of KEY in a sysfs uevent file, into `out`. False when there is none.
@@ -214,6 +226,16 @@ bool block_in_use(uint64_t rdev, char* who, size_t size) {
   // A disk's partitions are folders in its own that begin with its name.
   char disk[64], folder[96], part[64];
   if (!device_node_name(true, rdev, disk, sizeof disk)) return false;
+  char file[4096];
+  if (strncmp(disk, "loop", 4) == 0 && loop_file(disk, file, sizeof file)) {
+    const int fd = sys::open_file(file, O_RDONLY | O_NONBLOCK);
+    const bool locked = fd >= 0 && sys::range_locked(fd, 0, 0) == 1;
+    if (fd >= 0) sys::close_file(fd);
+    if (locked) {
+      format_to(who, size, "a loop device on %s, which is in use itself", file);
+      return true;
+    }
+  }
   format_to(folder, sizeof folder, "/sys/dev/block/%u:%u", major_number, minor_number);
   for (unsigned n = 0; sys::nth_entry(folder, disk, n, part, sizeof part) > 0; ++n) {
     char path[192], numbers[32], reason[192], *rest = nullptr;
@@ -226,6 +248,23 @@ bool block_in_use(uint64_t rdev, char* who, size_t size) {
     return true;
   }
   return false;
+}
+
+bool file_in_use(const struct stat& node, char* who, size_t size) {
+  if (used_as_swap(node)) {
+    format_to(who, size, "in use as swap space (swapoff it first)");
+    return true;
+  }
+  bool found = false;
+  (void)sys::each_entry("/sys/block", [&](const char* name) {
+    char file[4096];
+    struct stat status;
+    found = strncmp(name, "loop", 4) == 0 && loop_file(name, file, sizeof file) && sys::path_status(file, &status) == 0 &&
+            status.st_dev == node.st_dev && status.st_ino == node.st_ino;
+    if (found) format_to(who, size, "in use as that of /dev/%s (give that, or losetup -d it)", name);
+    return !found;
+  });
+  return found;
 }
 
 int block_signature(const char* path, bool only_head, char* what, size_t size) {

@@ -8,6 +8,8 @@
 // Regular files and block devices given by path start with this header; files made by us in a directory have none.
 // Threading: open-time code, any thread, blocking. Allocates through map_private and (in libblkid) under a HostGuard.
 #pragma once
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -49,7 +51,10 @@ void signature_make(ScratchHeader* header, uint64_t flags);
 
 // Who uses block device `rdev`, or a partition of it, now (mounted, swap, device-mapper or RAID on top)? True with a short description in
 // `who`, e.g. "mounted on /data".
+// Of a loop device also its file: locked by a process of ours.
 bool block_in_use(uint64_t rdev, char* who, size_t size);
+// The same of a regular file: swap space, or the file of a loop device.
+bool file_in_use(const struct stat& file, char* who, size_t size);
 // Name under /dev of a device ("nvme0n1", "ng0n1"), as the kernel calls it. False when sysfs does not tell.
 bool device_node_name(bool block, uint64_t rdev, char* name, size_t size);
 // What libblkid finds on it ("ext4", "gpt"): 1 with `what` filled, 0 nothing, -errno when it could not be asked

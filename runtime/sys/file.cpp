@@ -354,14 +354,19 @@ int descriptor_path(int fd, char* path, size_t size) {
 
 void set_mode(int fd, mode_t mode) { (void)syscall(SYS_fchmod, fd, mode); }
 int set_owner(int fd, uid_t user, gid_t group) { return static_cast<int>(result(syscall(SYS_fchown, fd, user, group))); }
-bool has_acl(int fd) { return syscall(SYS_fgetxattr, fd, "system.posix_acl_access", nullptr, 0) > 0; }
 
-int open_again(int fd) {
+constexpr char kAcl[] = "system.posix_acl_access";
+int get_acl(int fd, void* out, size_t size) { return static_cast<int>(result(syscall(SYS_fgetxattr, fd, kAcl, out, size))); }
+int set_acl(int fd, const void* acl, size_t bytes) { return static_cast<int>(result(syscall(SYS_fsetxattr, fd, kAcl, acl, bytes, 0))); }
+int rename_file(const char* from, const char* to) { return static_cast<int>(result(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0))); }
+int link_status(const char* path, struct stat* out) { return lstat(path, out) != 0 ? -errno : 0; }
+
+int open_again(int fd, int more) {
   const long flags = result(syscall(SYS_fcntl, fd, F_GETFL));
   if (flags < 0) return static_cast<int>(flags);
   char path[48];
   format_to(path, sizeof path, "/proc/thread-self/fd/%d", fd);   // a service thread has a table of its own
-  return open_file(path, static_cast<int>(flags & (O_ACCMODE | O_DIRECT)));
+  return open_file(path, static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) | more);
 }
 
 int random_bytes(void* out, size_t bytes) {

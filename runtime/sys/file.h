@@ -63,13 +63,17 @@ enum class RangeLock { kNone, kShared, kExclusive };
 [[nodiscard]] int lock_range(int fd, RangeLock kind, uint64_t offset, uint64_t length);
 // Whether another description holds what an exclusive lock would run into: 1, 0, or -errno.
 [[nodiscard]] int range_locked(int fd, uint64_t offset, uint64_t length);
-// The same file by a new open file description, with the same access mode. O_CLOEXEC. Needs /proc.
-[[nodiscard]] int open_again(int fd);
+// The same file by a new open file description, with the same access mode and `more` flags. O_CLOEXEC. Needs /proc.
+[[nodiscard]] int open_again(int fd, int more = 0);
 [[nodiscard]] int random_bytes(void* out, size_t bytes);                         // up to 256
 [[nodiscard]] int file_status(int fd, struct stat* out);
 void set_mode(int fd, mode_t mode);                                              // fchmod, as far as one may
 [[nodiscard]] int set_owner(int fd, uid_t user, gid_t group);                    // fchown
-bool has_acl(int fd);                                                            // rights beyond those of its mode
+// Rights beyond those of its mode, as the kernel keeps them (system.posix_acl_access): bytes, or -errno (-ENODATA: none).
+[[nodiscard]] int get_acl(int fd, void* out, size_t size);
+[[nodiscard]] int set_acl(int fd, const void* acl, size_t bytes);
+[[nodiscard]] int rename_file(const char* from, const char* to);
+[[nodiscard]] int link_status(const char* path, struct stat* out);               // lstat
 // Where the file lies, as /proc says: its length, or -errno.
 [[nodiscard]] int descriptor_path(int fd, char* path, size_t size);
 [[nodiscard]] int path_status(const char* path, struct stat* out);

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "lun/compose.h"
@@ -276,25 +277,46 @@ TEST_CASE("another description of the file keeps the lock when the first is gone
   device_close(opened(path));
 }
 
-TEST_CASE("what cannot be taken alone is not a scratch LUN, and whoever shares a part of it sees one") {
+TEST_CASE("what is used otherwise is not a scratch LUN, and says for what it is used") {
   Directory directory;
   const std::string path = directory.file("lun", "", 8 << 20);
-  Device* stranger = nullptr;
-  DeviceOptions raw;
-  raw.scratch = false;
+  const auto open_raw = [&](Claim claim, Device** out, ErrorText* why) {
+    DeviceOptions raw;
+    raw.scratch = false;
+    raw.claim = claim;
+    return device_open(path.c_str(), raw, out, why);
+  };
+  Device *first = nullptr, *second = nullptr;
   ErrorText why;
-  REQUIRE(device_open(path.c_str(), raw, &stranger, &why) == 0);
-  constexpr uint64_t kByte = uint64_t{1} << 62;
-  REQUIRE(device_lock(stranger, sys::RangeLock::kShared, kByte, 1) == 0);
-  CHECK(device_held_whole(stranger) == 0);
-  CHECK(has(refused(path), "in use"));
-  REQUIRE(device_lock(stranger, sys::RangeLock::kNone, 0, 0) == 0);
-  Device* device = opened(path);
-  REQUIRE(device_lock(stranger, sys::RangeLock::kShared, kByte, 1) == 0);   // nothing keeps it from that
-  CHECK(device_held_whole(stranger) == 1);
-  CHECK(stranger->hold(0, stranger->fd(0)) == 0);                           // raw: nothing to hold
-  device_close(stranger);
-  device_close(device);
+  for (const auto& [claim, other, words] : {std::tuple{Claim::kParts, Claim::kWhole, "virtual LUNs"}, std::tuple{Claim::kWhole, Claim::kParts, "cblk_open"}}) {
+    REQUIRE(open_raw(claim, &first, &why) == 0);
+    CHECK(has(refused(path), words));
+    CHECK(open_raw(other, &second, &why) == -EBUSY);
+    CHECK(has(why.text, words));
+    REQUIRE(open_raw(claim, &second, &why) == 0);
+    device_close(second);
+    REQUIRE(open_raw(Claim::kForced, &second, &why) == 0);   // asks nobody, and is seen
+    device_close(first);
+    CHECK(open_raw(Claim::kParts, &first, &why) == -EBUSY);
+    CHECK(has(why.text, "cblk_open"));
+    device_close(second);
+  }
+  Device* alone = opened(path);
+  CHECK(open_raw(Claim::kWhole, &first, &why) == -EBUSY);
+  CHECK(has(why.text, "alone"));
+  REQUIRE(open_raw(Claim::kLook, &first, &why) == 0);
+  CHECK(first->hold(0, first->fd(0)) == 0);   // nothing to hold
+  device_close(first);
+  device_close(alone);
+}
+
+TEST_CASE("a file is asked for signatures beyond its head, as devices are") {
+  Directory directory;
+  const std::string path = directory.file("disk", "", 8 << 20);
+  const int fd = open(path.c_str(), O_RDWR);
+  REQUIRE(pwrite(fd, "\x5e\xf1\xab\x2f", 4, 2 << 20) == 4);   // VMFS: two MiB of zeros, then this
+  close(fd);
+  CHECK(has(refused(path), "holds VMFS"));
 }
 
 TEST_CASE("the descriptor can be replaced by one of the same file") {

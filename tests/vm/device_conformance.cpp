@@ -134,6 +134,7 @@ struct Attached {
 Device* open_device(const std::string& uri, bool read_only = false, bool scratch = false) {
   DeviceOptions options;
   options.scratch = scratch;
+  options.claim = Claim::kWhole;
   options.read_only = read_only;
   Device* device = nullptr;
   ErrorText why;
@@ -427,6 +428,12 @@ void descriptors(Device* device) {
   }
   plain.read(0, memory.base + kPage, kPage);
   EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0, "a page came back different after reopen");
+  if (strcmp(device->kind(), "capi") == 0) {
+    const int node = device->fd(0);
+    device->reopen(0, -1);
+    EXPECT(plain.run(command_of(Op::kFlush, 0, nullptr, 0)) < 0, "a flush does not reach the node");
+    device->reopen(0, node);
+  }
   if (strcmp(device->kind(), "sim") == 0 || strcmp(device->kind(), "capi") == 0) return;   // memory of its own, or not IBM's way
   const pid_t child = fork();
   if (child == 0) {

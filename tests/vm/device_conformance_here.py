@@ -43,15 +43,16 @@ def loop_device(path):
 def main():
     program, fake, marked = (os.path.abspath(path) for path in sys.argv[1:4])
     with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
-        disk = os.path.join(folder, "disk")
-        with open(disk, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
+        disk, below = os.path.join(folder, "disk"), os.path.join(folder, "loop")
+        for path in (disk, below):   # a file that a loop device has is nobody else's
+            with open(path, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
         if not check_refusals(program, disk, fake, marked):
             return 1
         uris = ["sim:64m,latency_us=5", disk, f"capi:{disk},lib={fake}"]
         if len(sys.argv) > 4:
             return run(program, f"file:{disk}{sys.argv[4]}")
-        loop = loop_device(disk)
+        loop = loop_device(below)
         if loop:
             uris.append(loop)
         try:

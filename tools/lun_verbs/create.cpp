@@ -65,6 +65,7 @@ uint64_t bytes_together(const std::string& device, uint64_t sum, size_t leaves) 
 int look(const LunLine& line, const std::string& device, Found* out) {
   DeviceOptions options;
   options.scratch = false;
+  options.claim = Claim::kLook;
   Device* raw = nullptr;
   ErrorText why;
   int error = raw_open(device.c_str(), options, Format::kNever, &raw, &why);
@@ -101,7 +102,7 @@ int look_twice(const LunLine& line, const std::string& device, Found* out) {
     const int code = look(line, device, out);
     if (code != 0 || out->holds != Holds::kForeign || i == kTries) return code;
     bool locked = false;
-    for (const std::string& leaf : leaves_of(device)) locked |= path_locked(path_of_leaf(leaf));
+    for (const std::string& leaf : leaves_of(device)) locked |= path_being_changed(path_of_leaf(leaf));
     if (!locked && seen) return code;
     seen = !locked;
     if (locked) usleep(kPauseUs);
@@ -120,15 +121,6 @@ int refuse_foreign(const LunLine& line, const LunName& name, const Found& found)
                                   shell_word(line.size).c_str(), word.c_str()));
 }
 
-int refuse_in_use(const LunLine& line, const LunName& name, bool locks) {
-  for (const std::string& leaf : leaves_of(name.device)) {
-    std::string who;
-    if (path_in_use(path_of_leaf(leaf), locks, &who))
-      return lun_refuse(line, text_of("%s is in use (%s); nothing is formatted while it is", leaf.c_str(), who.c_str()));
-  }
-  return 0;
-}
-
 // Whether, and how, the device is to be formatted. 0 or an exit code.
 int decide_format(const LunLine& line, const LunName& name, const Found& found, Format* out) {
   *out = Format::kNever;
@@ -138,18 +130,16 @@ int decide_format(const LunLine& line, const LunName& name, const Found& found, 
     if (line.erase_given)
       return lun_refuse(line, text_of("%s is blank, there is no %s to erase; --format formats it", name.device.c_str(), line.erase.c_str()));
     *out = Format::kIfBlank;
-    // Locked it may be: by somebody who formats it too, and is waited for.
-    int code = refuse_in_use(line, name, false);
-    if (code != 0 || line.format) return code;
+    if (line.format) return 0;   // somebody who formats it too is waited for
     if (!at_terminal())
       return lun_refuse(line, text_of("%s is blank; to format it, add --format", name.device.c_str()));
     LunLine ask = line;
     ask.yes = false;
+    int code = 0;
     return lun_consent(ask, text_of("%s (%s) is blank and gets formatted", name.device.c_str(), size_text(found.bytes).c_str()), &code)
                ? 0 : code;
   }
   if (!by_name && (!line.erase_given || line.erase != erase_word(found))) return refuse_foreign(line, name, found);
-  if (const int code = refuse_in_use(line, name, true); code != 0) return code;
   int code = 0;
   *out = Format::kForce;
   return lun_consent(line, text_of("%s holds %s, which is gone for good", found.where.c_str(),

@@ -3,8 +3,6 @@
 // Threading: one thread. Changes nothing. May not be used by runtime/ (it allocates).
 #include "lun_verbs/in_use.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <sys/stat.h>
@@ -15,7 +13,6 @@
 #include <cstring>
 
 #include "superpipe/device_files.h"
-#include "superpipe/signature.h"
 #include "support/text_file.h"
 #include "text.h"
 
@@ -36,64 +33,28 @@ std::string last_part(const std::string& path) { return path.substr(path.rfind('
 
 std::string system_directory(dev_t device) { return text_of("/sys/dev/block/%u:%u", major(device), minor(device)); }
 
-// The loop device that has this file, or "".
-std::string loop_device_of(const struct stat& file) {
-  std::string found;
-  DIR* all = opendir("/sys/class/block");
-  if (!all) return found;
-  while (const dirent* entry = readdir(all)) {
-    if (strncmp(entry->d_name, "loop", 4) != 0) continue;
-    const std::string backing = first_line(text_of("/sys/class/block/%s/loop/backing_file", entry->d_name));
-    struct stat status;
-    if (!backing.empty() && stat(backing.c_str(), &status) == 0 && status.st_dev == file.st_dev && status.st_ino == file.st_ino)
-      found = entry->d_name;
-  }
-  closedir(all);
-  return found;
-}
-
-bool block_busy(const std::string& path, const struct stat& status, std::string* who) {
-  char text[256];
-  if (block_in_use(status.st_rdev, text, sizeof text)) return *who = text, true;
-  // O_EXCL: the kernel knows of mounted partitions too.
-  const int fd = open(path.c_str(), O_RDONLY | O_EXCL | O_CLOEXEC);
-  if (fd >= 0) close(fd);
-  if (fd >= 0 || errno != EBUSY) return false;
-  return *who = "mounted, swap, or part of another device", true;
-}
-
-bool locked_by_others(int fd) {
+bool metadata_locked(int fd) {
   struct flock lock {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(owner_bytes::kFirstLunByte);
+  lock.l_len = 1;
   return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 }   // namespace
 
-bool path_locked(const std::string& path) {
+bool path_being_changed(const std::string& path) {
   struct stat status;
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  bool locked = fd >= 0 && locked_by_others(fd);
+  bool locked = fd >= 0 && metadata_locked(fd);
   if (fd >= 0 && fstat(fd, &status) == 0 && !S_ISREG(status.st_mode)) {
     const int lock_file = open_lock_file(status);
-    locked |= lock_file >= 0 && locked_by_others(lock_file);
+    locked |= lock_file >= 0 && metadata_locked(lock_file);
     if (lock_file >= 0) close(lock_file);
   }
   if (fd >= 0) close(fd);
   return locked;
-}
-
-bool path_in_use(const std::string& path, bool locks, std::string* who) {
-  struct stat status;
-  if (path.empty() || stat(path.c_str(), &status) != 0) return false;
-  if (S_ISBLK(status.st_mode) && block_busy(path, status, who)) return true;
-  if (S_ISREG(status.st_mode)) {
-    const std::string loop = loop_device_of(status);
-    if (!loop.empty()) return *who = "the file of /dev/" + loop, true;
-  }
-  if (locks && (S_ISBLK(status.st_mode) || S_ISCHR(status.st_mode) || S_ISREG(status.st_mode)) && path_locked(path)) return *who = "locked by another process", true;
-  return false;
 }
 
 std::string parent_of(const std::string& path) {

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether somebody uses a device or file, asked before anything on it is erased; and what it hangs on.
+// Whether somebody changes a device or file just now; and what it hangs on. Who owns it is the runtime's to ask (superpipe/ownership.h).
 // Threading: free functions, one thread. Changes nothing. May not be used by runtime/ (it allocates).
 #pragma once
 #include <string>
 
 namespace lunar::tools {
 
-// True with a few words in *who: mounted, swap, part of another device, a loop device's file; `locks`: or locked by a process.
-bool path_in_use(const std::string& path, bool locks, std::string* who);
-// Whether a process has a lock on it: it is a LUN in use, or being formatted just now.
-bool path_locked(const std::string& path);
+// Whether a process changes its metadata, or formats it, just now.
+bool path_being_changed(const std::string& path);
 // What the device hangs on, as lspath's parent: the controller ("nvme0", "virtio3"), a loop device's file, or the disk that a
 // file lies on. "-" when that cannot be told.
 std::string parent_of(const std::string& path);

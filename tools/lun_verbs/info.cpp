@@ -140,6 +140,7 @@ int lun_info(const LunLine& line) {
   // Read-only first: a device that somebody has mounted, or that this user may only read, has facts too.
   DeviceOptions options;
   options.scratch = false;
+  options.claim = Claim::kLook;
   options.read_only = true;
   Device* raw = nullptr;
   ErrorText why;

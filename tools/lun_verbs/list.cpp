@@ -58,6 +58,7 @@ struct Passed {
 bool carries_format(const std::string& device, Passed* passed) {
   DeviceOptions options;
   options.scratch = false;
+  options.claim = Claim::kLook;
   options.read_only = true;
   Device* raw = nullptr;
   ErrorText why;

@@ -15,6 +15,7 @@ int lun_paths(const LunLine& line) {
   if (const int code = take_lun(line, line.words[0], false, &name); code != 0) return code;
   DeviceOptions options;
   options.scratch = false;
+  options.claim = Claim::kLook;
   options.read_only = true;
   Device* raw = nullptr;
   ErrorText why;

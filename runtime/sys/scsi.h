@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// A SCSI command through a node of the sg driver. Threading: any; blocks.
+#pragma once
+
+namespace lunar::sys {
+
+// What the disk has acknowledged is on its medium (SYNCHRONIZE CACHE, all of it). A disk that does not know the command has no volatile
+// cache. 0, -EIO when the disk reports an error, or -errno.
+[[nodiscard]] int scsi_synchronize_cache(int fd);
+
+}  // namespace lunar::sys

@@ -1,0 +1,346 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`ownership_test.py LUNAR PROBE FAKE_CBLK`: the one rule of who owns a device (runtime/superpipe/ownership.h), from outside. One process has a device in
+one way, another comes in each of the others: it shares by the rule below, or is refused by one line that names the device and says how to mend
+it, and changes no byte. Over files and, as root, loop devices; and over two names of one of either. PROBE is owner_probe.cpp, FAKE_CBLK
+stands in for IBM's library."""
+import concurrent.futures
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+
+LUNAR, PROBE, FAKE = map(os.path.abspath, sys.argv[1:4])
+SLOWNESS = float(os.environ.get("TEST_TIMEOUT_SCALE", "1"))
+LIMIT_S = 40 * SLOWNESS
+DISK_BYTES = 192 << 20   # sparse; two heaps of `lunar run`, and a named LUN
+HEAD_BYTES = 4 << 20
+AT_ONCE = 6
+# A program of `lunar run` has its LUN from when it grows.
+GROWS = "import sys\nheap = bytearray(b'x') * (40 << 20)\nprint('open', flush=True)\nsys.stdin.read()"
+problems = []
+
+
+# What a device is used for, by who has it.   "whole": with others of the kind; "alone": with nobody; "parts": virtual LUNs, with others
+USE = {"physical": "whole", "group": "whole", "reserve": "alone", "bench": "alone", "virtual": "parts", "named": "parts", "run": "parts",
+       "mounted": "system", "swap": "system"}
+# Who may come beside: all but these are refused. `info` only looks; a named LUN is its owner's alone.
+SHARES = {"whole": {"physical", "group", "readonly", "info"}, "alone": {"info"}, "parts": {"virtual", "run", "create", "info"},
+          "system": {"info", "readonly"}}
+SECONDS = ["physical", "readonly", "reserve", "group", "virtual", "named", "run", "bench", "create", "info", "mkfs", "swapon"]
+MENDS = ("give ", "end ", "wait", "--format", "virtual LUN", "force it", "umount", "swapoff", "install")
+
+
+def check(held, what):
+    if not held:
+        problems.append(what)
+        print(f"FAIL {what}", flush=True)
+    return held
+
+
+def tool(name):
+    return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+
+
+def system(*command):
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def head_of(path):
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
+
+
+class Holder:
+    """A process that has `path` open in one way."""
+
+    def __init__(self, use, path, wait=True):
+        environment = dict(os.environ, CFLSH_BLK_TRACE="/dev/stderr")
+        words = [PROBE, use, path]
+        if use == "run":
+            words = [LUNAR, "run", "--dram", "32m", "--lun", path, "--", sys.executable, "-S", "-c", GROWS]
+        self.use = use
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        if wait:
+            self.listen()
+
+    def listen(self):
+        self.said = self.process.stdout.readline().strip()
+        self.open = self.said == "open"
+
+    def end(self):
+        """What it says at last, and its lines of errors."""
+        out, errors = self.process.communicate(timeout=LIMIT_S)
+        lines = [line for line in errors.splitlines() if "LUN" in line or "lunar run" in line]
+        if not self.open and self.said.startswith("refused: LUN"):
+            lines.append(self.said)
+        return out.strip(), lines
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate(timeout=LIMIT_S)
+
+
+def come(use, path):
+    """Comes second: (whether it got in, its lines, what else it said)."""
+    if use == "create":
+        ended = system(LUNAR, "lun", "create", f"{path}#n{time.monotonic_ns()}", "--size", "2m", "--format")
+        return ended.returncode == 0, ended.stderr.splitlines(), ended.stdout
+    if use == "info":
+        ended = system(LUNAR, "lun", "info", path)
+        return ended.returncode == 0, ended.stderr.splitlines(), ended.stdout
+    if use == "mkfs":
+        ended = system(tool("mkfs.ext4"), "-q", path)
+        return ended.returncode == 0, ended.stderr.splitlines()[-1:], ended.stdout
+    if use == "swapon":
+        ended = system(tool("swapon"), path)
+        if ended.returncode == 0:
+            system(tool("swapoff"), path)
+        return ended.returncode == 0, ended.stderr.splitlines()[-1:], ended.stdout
+    holder = Holder(use, path)
+    last, lines = holder.end()
+    return holder.open, lines, f"{holder.said} {last}"
+
+
+def prepared(first, path):
+    """The device as `first` needs to find it; False where this host cannot."""
+    if first == "named":
+        return system(LUNAR, "lun", "create", f"{path}#owned", "--size", "8m", "--format").returncode == 0
+    if first == "mounted":
+        return bool(tool("mkfs.ext4")) and system(tool("mkfs.ext4"), "-q", path).returncode == 0
+    if first in ("swap", "physical with swap"):
+        return bool(tool("mkswap")) and system(tool("mkswap"), path).returncode == 0
+    return True
+
+
+class System:
+    """The kernel has it: mounted, or swap."""
+    open = True
+
+    def __init__(self, use, path, folder):
+        self.path, self.place = path, None
+        if use == "swap":
+            self.open = system(tool("swapon"), path).returncode == 0
+        else:
+            self.place = os.path.join(folder, "mount")
+            os.makedirs(self.place, exist_ok=True)
+            self.open = system(tool("mount"), path, self.place).returncode == 0
+
+    def end(self):
+        ended = system(tool("umount"), self.place) if self.place else system(tool("swapoff"), self.path)
+        check(ended.returncode == 0, f"{self.path}: {ended.stderr}")
+        return "", []
+
+
+def expectations(first, block):
+    """(second, shares) for all that may come."""
+    for second in SECONDS:
+        if second == "named" and first != "named":
+            continue
+        if second in ("mkfs", "swapon"):
+            if not block or not tool("mkfs.ext4" if second == "mkfs" else "swapon"):
+                continue   # Linux has no lock of a file that these ask for
+            yield second, False
+        else:
+            yield second, second in SHARES[USE[first]]
+
+
+def pair(folder, first, one, other, block, crossed=False):
+    """`first` has it as `one`; all others come to it as `other`. crossed: a file, and the loop device on it: nothing is shared."""
+    what = f"{first} has {os.path.basename(one)}, beside it {{}} of {os.path.basename(other)}"
+    if not check(prepared(first, one), f"{first}: {one} cannot be prepared"):
+        return
+    holder = System(first, one, folder) if USE[first] == "system" else Holder(first, one)
+    if not check(holder.open, f"{first} {one}: {getattr(holder, 'said', 'refused')}"):
+        return
+    for second, shares in expectations(first, block):
+        if crossed:
+            shares = second == "readonly" and USE[first] == "whole"
+        if second in ("mkfs", "swapon") and USE[first] == "system" or (crossed and second == "info"):
+            continue   # the kernel's own rule; `info` opens for writing what carries the format
+        before = head_of(one)
+        began = time.monotonic()
+        got, lines, said = come(second, other)
+        taken = time.monotonic() - began
+        name = what.format(second)
+        if shares:
+            check(got, f"{name}: refused: {lines} {said}")
+            continue
+        if not check(not got, f"{name}: got in ({said})"):
+            continue
+        check(taken < 10 * SLOWNESS, f"{name}: refused after {taken:.1f} s")
+        if second in ("mkfs", "swapon"):
+            continue   # not our words
+        check(len(lines) == 1 and os.path.basename(other) in lines[0] and any(mend in lines[0] for mend in MENDS), f"{name}: not one line that mends it: {lines} {said}")
+        if USE[first] != "parts":   # owners of parts change their metadata
+            check(head_of(one) == before, f"{name}: refused, but changed bytes")
+    last, _ = holder.end()
+    check("lost" not in last, f"{first} of {one}: lost what it had written")
+
+
+def new_file(folder, name):
+    path = os.path.join(folder, name)
+    with open(path, "wb") as file:
+        file.truncate(DISK_BYTES)
+    return path
+
+
+class Loops:
+    """Loop devices on files; `further` are nodes of mknod."""
+
+    def __init__(self):
+        self.devices = []
+        self.usable = os.geteuid() == 0 and tool("losetup") is not None
+
+    def on(self, path):
+        made = system("losetup", "-f", "--show", path)
+        if made.returncode != 0:
+            return None
+        self.devices.append(made.stdout.strip())
+        return self.devices[-1]
+
+    def end(self):
+        for device in self.devices:
+            system("losetup", "-d", device)
+
+
+def jobs_of_files(folder):
+    firsts = [first for first, use in USE.items() if use != "system" and first != "group"]
+    for first in firsts:
+        path = new_file(folder, f"{first}.img")
+        yield pair, (folder, first, path, path, False)
+    path = new_file(folder, "link.img")
+    os.link(path, os.path.join(folder, "hard.img"))
+    os.symlink(path, os.path.join(folder, "soft.img"))
+    yield pair, (folder, "physical", path, os.path.join(folder, "hard.img"), False)
+    path = new_file(folder, "link2.img")
+    os.symlink(path, os.path.join(folder, "soft2.img"))
+    yield pair, (folder, "run", os.path.join(folder, "soft2.img"), path, False)
+
+
+def jobs_of_loops(folder, loops):
+    for first in [*USE]:
+        if first == "group":
+            continue
+        part = os.path.join(folder, first)
+        os.makedirs(part)
+        device = loops.on(new_file(part, "disk.img"))
+        if device is None:
+            return
+        yield pair, (part, first, device, device, True)
+    for first in ("physical", "virtual"):
+        device = loops.on(new_file(folder, f"node-{first}.img"))
+        node = os.path.join(folder, f"node-{first}")
+        os.mknod(node, 0o600 | stat.S_IFBLK, os.stat(device).st_rdev)
+        yield pair, (folder, first, device, node, True)
+        path = new_file(folder, f"backing-{first}.img")
+        yield pair, (folder, first, loops.on(path), path, False, True)
+        path = new_file(folder, f"over-{first}.img")
+        yield loop_over, (folder, first, path, loops)
+
+
+def loop_over(folder, first, path, loops):
+    """A loop device is made on a file that somebody has."""
+    holder = Holder(first, path)
+    device = loops.on(path)
+    if check(holder.open and device is not None, f"{first} {path}: {holder.said}"):
+        for second in ("physical", "virtual", "create", "run", "bench"):
+            got, lines, said = come(second, device)
+            check(not got and len(lines) == 1, f"{first} has {path}, beside it {second} of the loop device on it: {lines} {said}")
+    last, _ = holder.end()
+    check("lost" not in last, f"{first} of {path}: lost what it had written")
+
+
+def killed_owners_leave_nothing(folder):
+    path = new_file(folder, "killed.img")
+    for use in ("reserve", "physical", "bench"):
+        holder = Holder(use, path)
+        check(holder.open, f"{use} after kill -9 of the last owner: {holder.said}")
+        holder.kill()
+        with open(path, "r+b") as file:
+            file.truncate(0)
+            file.truncate(DISK_BYTES)
+
+
+def forced_is_seen(folder):
+    """Who forced its way in is an owner for all who come after it."""
+    path = new_file(folder, "forced.img")
+    reserve, forced = Holder("reserve", path), Holder("forced", path)
+    check(reserve.open and forced.open, f"forced: {reserve.said}, {forced.said}")
+    reserve.end()
+    for second in ("create", "run", "virtual", "bench", "reserve"):
+        got, lines, said = come(second, path)
+        check(not got and len(lines) == 1, f"forced has it, beside it {second}: {lines} {said}")
+    last, _ = forced.end()
+    check("lost" not in last, "forced: lost what it had written")
+
+
+def twelve_at_once(folder):
+    """Who opens a blank device while another formats it waits for that."""
+    for round_number in range(4):
+        path = new_file(folder, f"twelve-{round_number}.img")
+        holders = [Holder("virtual", path, wait=False) for _ in range(12)]
+        for holder in holders:
+            holder.listen()
+        said = [holder.said for holder in holders]
+        check(all(holder.open for holder in holders), f"12 at once on a blank file: {said}")
+        for holder in holders:
+            holder.end()
+
+
+def capi(folder):
+    """The same rule behind IBM's library; no virtual LUNs there."""
+    path = new_file(folder, "capi.img")
+    uri = f"capi:{path},lib={FAKE}"
+    for first, others in (("physical", {"physical": True, "readonly": True, "reserve": False, "bench": False, "virtual": False, "run": False}),
+                          ("reserve", {"physical": False, "readonly": False, "reserve": False, "bench": False}),
+                          ("bench", {"physical": False, "bench": False, "run": False})):
+        holder = Holder(first, uri)
+        check(holder.open, f"{first} of {uri}: {holder.said}")
+        for second, shares in others.items():
+            got, lines, said = come(second, uri)
+            check(got == shares and (got or len(lines) == 1), f"{first} has {uri}, beside it {second}: {lines} {said}")
+        last, _ = holder.end()
+        check("lost" not in last, f"{first} of {uri}: lost what it had written")
+    got, lines, said = come("virtual", uri)
+    check(not got and len(lines) == 1, f"virtual of {uri}: {lines} {said}")
+
+
+def no_devices(folder):
+    """What is no device is refused by one line, at once."""
+    fifo, link, gone = (os.path.join(folder, name) for name in ("fifo", "dangling", "gone"))
+    os.mkfifo(fifo)
+    os.symlink(gone, link)
+    for use in ("physical", "virtual", "bench", "run", "create", "info"):
+        for path in (fifo, link, "/dev/null", folder):
+            if path == folder and use in ("bench", "run"):
+                continue   # a file is made in it
+            began = time.monotonic()
+            got, lines, said = come(use, path)
+            check(not got and len(lines) == 1, f"{use} of {path}: {lines} {said}")
+            check(time.monotonic() - began < 5 * SLOWNESS, f"{use} of {path}: not refused at once")
+
+
+def main():
+    loops = Loops()
+    with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
+        try:
+            jobs = [(no_devices, (folder,)), (killed_owners_leave_nothing, (folder,)), (forced_is_seen, (folder,)), (twelve_at_once, (folder,)), (capi, (folder,)), *jobs_of_files(folder)]
+            if loops.usable:
+                jobs += jobs_of_loops(folder, loops)
+            if not loops.devices:
+                print("files alone: loop devices need root and losetup")
+            with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+                for running in [pool.submit(job, *arguments) for job, arguments in jobs]:
+                    running.result()
+        finally:
+            loops.end()
+    print(f"{len(problems)} problems")
+    return 1 if problems else 0
+
+
+sys.exit(main())
