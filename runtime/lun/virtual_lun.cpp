@@ -18,6 +18,7 @@ namespace {
 
 constexpr uint64_t kDrainMaxNs = 5'000'000'000, kDrainPauseNs = 50'000;
 constexpr uint64_t kAheadPart = 16;                   // a scratch LUN grows by a sixteenth of its size at least
+constexpr size_t kSharedBytes = ExtentMap::kSharedCounts * sizeof(PhaseCount);
 constexpr uint64_t kCheckBlock = UINT64_MAX / 4096;   // never a block of data
 
 }  // namespace
@@ -57,7 +58,9 @@ int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& option
   const size_t head = round_up(sizeof(VirtualLunImpl), 4096);
   const size_t bytes = head + bounces + round_up(physical->geometry().extent_count * sizeof(std::atomic<uint32_t>), 4096);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
-  if (!memory) {
+  void* counts = memory ? map_private(kSharedBytes, ForkPolicy::kWipe) : nullptr;
+  if (!counts) {
+    if (memory) unmap_private(memory, bytes);
     physical->close();
     return why->set(-ENOMEM, "LUN: out of memory");
   }
@@ -68,6 +71,7 @@ int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& option
   lun->bounces_ = memory + head;
   lun->places_ = reinterpret_cast<std::atomic<uint32_t>*>(memory + head + bounces);
   lun->places_bytes_ = bytes;
+  lun->shared_ = static_cast<PhaseCount*>(counts);   // zeros are what they begin with
   lun->pid_.store(getpid());
   lun->lun_.map = lun->places_;
   const Geometry& geometry = physical->geometry();
@@ -75,6 +79,7 @@ int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& option
   const int status = lun->start(options, why);
   if (status < 0) {
     physical->close();
+    unmap_private(counts, kSharedBytes);
     unmap_private(memory, bytes);
     return status;
   }
@@ -144,6 +149,7 @@ void VirtualLunImpl::close() {
   LUNAR_CHECK(context_count_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
   if (scratch_) physical_->abandon(lun_);
   physical_->close();
+  unmap_private(shared_, kSharedBytes);
   unmap_private(this, places_bytes_);
 }
 
@@ -166,10 +172,10 @@ bool VirtualLunImpl::drained() {
     const unsigned phase = map_.flip();
     for (;;) {
       uint64_t inside = 0;
-      for (const PhaseCount& count : shared_) inside += count.inside[phase].load(std::memory_order_seq_cst);
+      for (unsigned i = 0; i < ExtentMap::kSharedCounts; ++i) inside += shared_[i].inside[phase].load(std::memory_order_seq_cst);
       list_.lock();
       for (VirtualContext* context = contexts_; context; context = context->next)
-        inside += context->phases().inside[phase].load(std::memory_order_seq_cst);
+        inside += context->mine() ? context->phases().inside[phase].load(std::memory_order_seq_cst) : 0;   // a parent's commands are the parent's
       list_.unlock();
       if (inside == 0) break;
       if (sys::now_ns() - start > kDrainMaxNs) return false;

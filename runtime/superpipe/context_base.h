@@ -17,10 +17,10 @@ namespace lunar {
 class OwnedContext : public Context {
  public:
   virtual void release() = 0;
-
- protected:
   // False in a forked child.
   bool mine() const { return getpid() == owner_pid_; }
+
+ protected:
   // Takes what is left, until nothing is in flight.
   void drain() {
     if (!mine()) return;

@@ -274,6 +274,38 @@ TEST_CASE("virtual: a forked child that closes it takes nothing away") {
   lun->close();
 }
 
+// The counts of who is inside are copied by fork; those who were are not.
+TEST_CASE("virtual: a forked child shrinks it while threads of the parent are inside a read") {
+  VirtualLun* lun = must("sim:16m,latency_us=400000", {});
+  REQUIRE(lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0);
+  Buffer one(4096), two(4096);
+  Context* context = nullptr;
+  REQUIRE(lun->attach({}, &context) == 0);
+  const iovec part = {two.at, 4096};
+  Command command;
+  command.iov = &part;
+  command.iov_count = 1;
+  std::atomic<bool> inside{false};
+  std::thread reader([&] {
+    inside = true;
+    (void)io(lun, Op::kRead, 0, one.at, 4096);
+  });
+  while (!inside) sys::sleep_ns(1'000'000);
+  sys::sleep_ns(50'000'000);
+  REQUIRE(context->submit(&command, 1) == 1);
+  const pid_t child = fork();
+  if (child == 0) {
+    ErrorText why;
+    _exit(lun->set_size(kMiB, &why) == 0 ? 0 : 1);
+  }
+  int how = 0;
+  REQUIRE(waitpid(child, &how, 0) == child);
+  CHECK(how == 0);
+  reader.join();
+  lun->detach(context);
+  lun->close();
+}
+
 TEST_CASE("virtual: hold makes another description an owner") {
   LunFile file(kBytes);
   VirtualLun* lun = must(file.path, {});
