@@ -81,6 +81,13 @@ def has_bubblewrap():
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
+def zeroes_ranges():
+    """Whether tests' files lie on ext4, xfs, btrfs or f2fs (runtime/superpipe/file_device.cpp: can_discard)."""
+    directory = os.environ.get("LUNAR_TEST_DIR", "/var/tmp")
+    kind = subprocess.run(["stat", "-f", "-c", "%t", directory], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    return kind in ("ef53", "58465342", "9123683e", "f2f52010")
+
+
 # Word of a skip -> whether this host has it, so that the test should have run.
 EXPECTED = {
     "userfaultfd": has_userfaultfd,
@@ -104,6 +111,7 @@ EXPECTED = {
     "reachable": lambda: False,      # the build lies where other users cannot look, /root for one
     "memory": lambda: False,         # the machine is too small
     "disk-space": lambda: False,
+    "zero-range": zeroes_ranges,
     "redis-server": lambda: True,    # tools/deps installs these
     "sqlite3": lambda: True,
     "gcc": lambda: True,

@@ -394,7 +394,7 @@ TEST_CASE("file: a discard zeros, and the file keeps the space that was reserved
   if (!device->capabilities().discard) {
     device_close(device);
     close(made);
-    LUNAR_SKIP("zero range", "this file system has no FALLOC_FL_ZERO_RANGE");
+    LUNAR_SKIP("zero-range", "this file system has no FALLOC_FL_ZERO_RANGE");
   }
   struct fiemap beyond = {};
   beyond.fm_start = kBytes;
