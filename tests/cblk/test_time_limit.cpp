@@ -104,7 +104,7 @@ CASE(commands_of_a_list_end_in_time) {
   const Limit limit("300");
   const chunk_id_t id = open_sim("latency_us=1000000", 8);
   Buffer buffers(2);
-  cblk_io_t ios[2] = {}, *both[2] = {&ios[0], &ios[1]}, *done[2];
+  cblk_io_t ios[2] = {}, *both[2] = {&ios[0], &ios[1]}, ended = {}, *done[1] = {&ended};
   for (int i = 0; i < 2; ++i) {
     ios[i].request_type = CBLK_IO_TYPE_READ;
     ios[i].buf = buffers.block(i);
@@ -121,7 +121,7 @@ CASE(commands_of_a_list_end_in_time) {
     n = 1;
     REQUIRE(cblk_listio(id, nullptr, 0, &both[1], 1, nullptr, 0, done, &n, 0, 0) == 0);
   }
-  REQUIRE(ios[1].stat.status == CBLK_ARW_STATUS_FAIL && ios[1].stat.fail_errno == ETIMEDOUT);
+  REQUIRE(ended.stat.status == CBLK_ARW_STATUS_FAIL && ended.stat.fail_errno == ETIMEDOUT);
   watch.until(1.1);
   REQUIRE(untouched(buffers, 2) && cblk_close(id, 0) == 0);
 }
@@ -206,7 +206,7 @@ CASE(a_virtual_chunk_with_a_late_write_does_not_shrink) {
 CASE(a_stripe_with_one_member_that_hangs_ends_in_time) {
   if (kind() != "sim") return;
   const Limit limit("200");
-  const chunk_cg_id_t group = cblk_cg_open("(sim:4m):(sim:4m,stall=777,stall_us=1000000)", 0, O_RDWR, 0, 0, CBLK_GROUP_RAID0);
+  const chunk_cg_id_t group = cblk_cg_open("(sim:4m):(sim:4m,stall=777,stall_us=1000000)", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(8);
   const Watch watch;
