@@ -9,6 +9,8 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include <new>
+
 #include "cblk/wait.h"
 
 namespace lunar::cblk {
@@ -127,18 +129,20 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
 void Chunk::push_backlog() {
   held_up_ = false;
   while (backlog_count_) {
-    ::lunar::Command batch[kBatch];
+    alignas(::lunar::Command) char memory[kBatch * sizeof(::lunar::Command)];   // made one by one: most often it is one
+    auto* batch = reinterpret_cast<::lunar::Command*>(memory);
     uint32_t index = backlog_first_;
     unsigned n = 0;
     for (; n < kBatch && index != kNone && in_ring_ + n < depth_; index = entries_[index].next, ++n) {
       const Entry& entry = entries_[index];
       if (held_up(entry.io)) break;   // and what comes after it, as the device hangs anyway
-      batch[n].op = entry.io.op;
-      batch[n].offset = DeviceOffset{static_cast<uint64_t>(entry.io.lba) * kBlockBytes};
-      batch[n].iov = &entry.part;
-      batch[n].iov_count = 1;
-      batch[n].length = entry.part.iov_len;
-      batch[n].tag = index;
+      auto& command = *new (&batch[n]) ::lunar::Command;
+      command.op = entry.io.op;
+      command.offset = DeviceOffset{static_cast<uint64_t>(entry.io.lba) * kBlockBytes};
+      command.iov = &entry.part;
+      command.iov_count = 1;
+      command.length = entry.part.iov_len;
+      command.tag = index;
     }
     if (n == 0) {
       if (in_ring_ == depth_) add(counters_.no_room);
