@@ -255,15 +255,24 @@ bool file_in_use(const struct stat& node, char* who, size_t size) {
     format_to(who, size, "in use as swap space (swapoff it first)");
     return true;
   }
+  // Loop devices without a file have no size, and are not listed there. Lines: major minor blocks name.
+  constexpr size_t kBytes = 256 * 1024;
+  auto* text = static_cast<char*>(map_private(kBytes, ForkPolicy::kDontFork));
+  if (!text) return false;
   bool found = false;
-  (void)sys::each_entry("/sys/block", [&](const char* name) {
-    char file[4096];
-    struct stat status;
-    found = strncmp(name, "loop", 4) == 0 && loop_file(name, file, sizeof file) && sys::path_status(file, &status) == 0 &&
-            status.st_dev == node.st_dev && status.st_ino == node.st_ino;
-    if (found) format_to(who, size, "in use as that of /dev/%s (give that, or losetup -d it)", name);
-    return !found;
-  });
+  if (sys::read_text("/proc/partitions", text, kBytes) > 0) {
+    char* lines = nullptr;
+    for (char* line = strtok_r(text, "\n", &lines); line && !found; line = strtok_r(nullptr, "\n", &lines)) {
+      const char* blank = strrchr(line, ' ');
+      char file[4096];
+      struct stat status;
+      if (!blank || strncmp(blank + 1, "loop", 4) != 0) continue;
+      found = loop_file(blank + 1, file, sizeof file) && sys::path_status(file, &status) == 0 && status.st_dev == node.st_dev &&
+              status.st_ino == node.st_ino;
+      if (found) format_to(who, size, "in use as that of /dev/%s (give that, or losetup -d it)", blank + 1);
+    }
+  }
+  unmap_private(text, kBytes);
   return found;
 }
 
