@@ -35,12 +35,14 @@ class EventGate {
   }
   void leave(int shard) { installs_[shard].count.fetch_sub(1, std::memory_order_release); }
 
-  // What was read before is noted when this returns. Not by readers.
-  void wait_for_readers() {
+  // The same by who is no reader: waits for them.
+  [[nodiscard]] int enter_waiting() {
     int shard;
     while ((shard = enter()) < 0) sys::yield_cpu();
-    leave(shard);
+    return shard;
   }
+  // What was read before is noted when this returns. Not by readers.
+  void wait_for_readers() { leave(enter_waiting()); }
 
   // Around reading messages, until all events among them are noted.
   void begin_read(int uffd);

@@ -139,9 +139,14 @@ void Evictor::run() {
     (void)reap(false);
     if (failed_count_ != 0) rewrite_failed();
     if (range_region_.load(std::memory_order_acquire) != nullptr) {
-      unsigned n = choose_range(batch_limit_);
-      if (n != 0) {
-        range_result_ += evict_chosen();
+      const uint64_t first = range_first_;
+      if (choose_range(batch_limit_) != 0) {
+        const unsigned dropped = evict_chosen();
+        range_result_ += dropped;
+        if (dropped == 0 && unmaps_pending() && pause_requests_.load() == 0) {   // soon: what waits for us is a fork alone
+          range_first_ = first;
+          sys::sleep_ns(50000);
+        }
       } else {
         drain(false);
         range_region_.store(nullptr, std::memory_order_relaxed);
@@ -397,12 +402,12 @@ unsigned Evictor::gather() {
   }
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   // After the gathering: a page of somebody else may be there in place of ours.
-  const int shard = state.event_gate.enter();
-  const bool may_drop = shard >= 0 && !unmaps_pending();
+  const int shard = state.event_gate.enter_waiting();
+  const bool may_drop = !unmaps_pending();
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   bool gone[kBatchPages] = {};
   unsigned dropped = may_drop ? sys::drop_pages(in_pipe, gathered_count, gone) : 0;
-  if (shard >= 0) state.event_gate.leave(shard);   // moves of our own (take_unreadable) bring events, and wait for them
+  state.event_gate.leave(shard);   // moves of our own (take_unreadable) bring events, and wait for them
   if (may_drop && dropped == 0 && gathered_count != 0) fatal_if_refused(sys::advise(staging_, state.page_size, MADV_DONTNEED), "madvise");
   capture(gathered, gathered_count);
   for (unsigned i = 0; i < gathered_count; ++i) {
@@ -485,8 +490,7 @@ unsigned Evictor::gather_by_move() {
   for (unsigned i = 0; i < victim_count_; ++i) victims_[i].dropped = false;
   for (unsigned i = 0; i < victim_count_; ++i) {
     char* at = staging_ + i * state.page_size;
-    const int shard = state.event_gate.enter();
-    if (shard < 0) break;
+    const int shard = state.event_gate.enter_waiting();
     const bool may_take = !unmaps_pending();
     const int64_t rc = may_take ? sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size) : -EAGAIN;
     state.event_gate.leave(shard);
