@@ -301,6 +301,16 @@ int cblk_cg_aunmap(chunk_cg_id_t group, void *buf, cflash_offset_t lba, size_t n
 int cblk_cg_aresult(chunk_cg_id_t group, cflsh_cg_tag_t *tag, uint64_t *status, int flags);
 int cblk_cg_clone_after_fork(chunk_cg_id_t group, int mode, int flags);
 
+/* IBM's daemon that watches error rates, which is not here (IBM declares these in a header of the daemon's): init and term give 0, the
+   others -1 with ENOSYS. Any thread. */
+int cblk_eras_init(void);
+int cblk_eras_term(void);
+int cblk_eras_register(char *device, void **handle);
+int cblk_eras_unregister(void *handle);
+int cblk_eras_set_trace(void *handle, int verbosity, char *file, uint64_t flags);
+int cblk_eras_live_dump(void *handle, char *reason, uint64_t flags);
+int cblk_eras_get_stat(void *handle, char *disk, chunk_stats_t *stats, uint64_t flags);
+
 #if defined(__LP64__)
 #if defined(__cplusplus) && __cplusplus >= 201103L
 #define LUNAR_CBLK_ASSERT(condition) static_assert(condition, #condition)

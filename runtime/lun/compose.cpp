@@ -222,6 +222,7 @@ int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* 
   DeviceOptions options;
   options.scratch = false;
   options.read_only = only_looks(format);
+  if (options.read_only) options.claim = Claim::kLook;
   Device* raw = nullptr;
   const int err = raw_open(uri, options, format, &raw, why);
   return err < 0 ? err : PhysicalLun::open(raw, format, out, why);

@@ -18,7 +18,7 @@ constexpr uint64_t kStripeChunkBytes = 64 * kKiB;
 class StripeDevice final : public FanDevice {
  public:
   // Takes the members over: closed with the stripe, or at once on failure. member_bytes: of each, from data_offset on; rounded
-  // down to chunks. chunk_bytes: a multiple of 4096 (the block library's RAID 0 has 4096). 0 or -errno.
+  // down to chunks. chunk_bytes: a multiple of 4096. 0 or -errno.
   [[nodiscard]] static int create(const char* name, Device* const* members, unsigned count, uint64_t data_offset,
                                   uint64_t member_bytes, Device** out, ErrorText* why,
                                   uint64_t chunk_bytes = kStripeChunkBytes);
