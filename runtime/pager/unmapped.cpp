@@ -38,16 +38,18 @@ struct Notes {
   sys::Mutex settling;             // held while one is being settled
   std::atomic<uint32_t> words{0};  // noted, words not yet settled
   std::atomic<uint32_t> tables{0}; // noted, the maps' owner not yet told
-  std::atomic<uint64_t> to_begin{0}, to_end{0};   // hull of the places that pages are being moved to
+  std::atomic<uint64_t> to_begin{0}, to_end{0};   // hull of the places that pages are being moved to; changed under the lock
   std::atomic<uint64_t> marking{0};   // the page that we are mapping over ourselves
 };
 
-// Moves of [from, from + bytes) that were told of while the evictor takes it.
+// Moves of [from, from + bytes) that were told of while the evictor takes it, and unmaps of it, which come after a move of the program's.
 struct OwnMove {
   static constexpr unsigned kMost = 4;
-  sys::SpinLock lock;
+  sys::SpinLock lock;             // before that of the notes
   uint64_t from = 0, bytes = 0;   // 0: none
   uint64_t to[kMost] = {};
+  uint64_t unmapped[kMost][2] = {};   // start, end
+  unsigned unmaps = 0;
   std::atomic<unsigned> told{0};
 };
 constinit OwnMove g_own_move;
@@ -59,6 +61,11 @@ Note& note_at(uint64_t index) { return g_notes.queue[index % kNotesMax]; }
 void push(const Note& note) {
   {
     sys::Locked<sys::SpinLock> hold(g_notes.lock);
+    if (note.kind == Note::Kind::kMoved) {
+      const uint64_t to = note.moved_to, stop = to + ((note.end - note.first) << pager_state().page_shift), begin = g_notes.to_begin.load();
+      if (begin == 0 || to < begin) g_notes.to_begin.store(to);
+      if (stop > g_notes.to_end.load()) g_notes.to_end.store(stop);
+    }
     Note* last = g_notes.end != g_notes.settled ? &note_at(g_notes.end - 1) : nullptr;
     const bool same_kind = last != nullptr && last->kind == note.kind && note.kind != Note::Kind::kMoved;
     if (same_kind && last->region == note.region && last->end == note.first) {
@@ -98,6 +105,15 @@ void for_regions(uint64_t start, uint64_t end, Use use) {
     use(region, (at - base) >> state.page_shift, (stop - base) >> state.page_shift, at);
     at = stop;
   }
+}
+
+void push_unmapped(uint64_t start, uint64_t end) {
+  for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) { push({Note::Kind::kUnmapped, region, first, last}); });
+}
+
+void push_moved(uint64_t from, uint64_t to, uint64_t bytes) {
+  for_regions(from, from + bytes,
+              [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({Note::Kind::kMoved, region, first, last, to + (at - from)}); });
 }
 
 // What a page that left has held; `next` is its state from now on.
@@ -169,15 +185,26 @@ int map_lost_page(PagerState& state, void* to) {
   return rc;
 }
 
+// Whether the place is the tier's yet: not unmapped, nor another map's, nor marked already. The kernel looks at the place first, then at what
+// it is to copy, which cannot be read.
+bool is_watched(PagerState& state, void* at) {
+  void* unreadable = nullptr;
+  if (sys::map(nullptr, state.page_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &unreadable) < 0) return true;
+  int64_t rc;
+  while ((rc = sys::uffd_copy(state.uffd, at, unreadable, state.page_size)) == -EAGAIN) sys::yield_cpu();   // an event has not been read
+  (void)sys::unmap(unreadable, state.page_size);
+  return rc == -EFAULT;
+}
+
 // Who waits for a page is woken when its access raises SIGBUS.
 void settle_lost(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   for (uint64_t page = first; page < end; ++page) {
     char* at = region.address_of(PageIndex(page));
     const PageWord was = take_any(region, page);
     if (was.state() == PageState::kGone) continue;
-    if (was.state() == PageState::kPoisoned) {   // else discarded, or unmapped
+    if (was.state() == PageState::kPoisoned && is_watched(state, at)) {   // else discarded, or unmapped
       const int rc = map_lost_page(state, at);
-      if (rc < 0) fatal("page %p was lost to a read error, and cannot be made to say so (%s)", static_cast<void*>(at), errno_name(rc));
+      if (rc < 0 && is_watched(state, at)) fatal("page %p was lost to a read error, and cannot be made to say so (%s)", static_cast<void*>(at), errno_name(rc));
     }
     put_back(region, page, was);
     (void)sys::uffd_wake(state.uffd, at, state.page_size);
@@ -243,11 +270,26 @@ class MovedReads {
       auto* content = static_cast<char*>(parts_[i].iov_base);
       const Page& one = pages_[i];
       if (page_hash(content) == region_.hashes[one.page] || read_page(state_, region_, one.page, one.was, content)) bring(state_, one.to, content, over_tiered_);
-      else poison(one.to);
+      else {
+        log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned", static_cast<void*>(one.to));
+        counters().poisoned.add();
+        poison(one.to);
+      }
       put_back(region_, one.page, one.was);
       let_go(region_, one.page, PageState::kEmpty);
     }
     count_ = 0;
+  }
+
+  // Once more does no harm.
+  static void poison(char* to) {
+    auto& state = pager_state();
+    int rc = 0;
+    do {
+      if (rc == -EAGAIN) sys::yield_cpu();   // an event has not been read
+      rc = state.features.poison ? sys::uffd_poison(state.uffd, to, state.page_size) : is_watched(state, to) ? map_lost_page(state, to) : 0;
+    } while (rc == -EAGAIN);
+    if (rc < 0 && rc != -EEXIST && rc != -ENOENT) fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to), errno_name(rc));
   }
 
  private:
@@ -280,14 +322,6 @@ class MovedReads {
     }
   }
 
-  static void poison(char* to) {
-    auto& state = pager_state();
-    log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned", static_cast<void*>(to));
-    counters().poisoned.add();
-    const int rc = state.features.poison ? sys::uffd_poison(state.uffd, to, state.page_size) : map_lost_page(state, to);
-    if (rc < 0) fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to), errno_name(rc));
-  }
-
   PagerState& state_;
   Region& region_;
   const bool over_tiered_;
@@ -315,6 +349,7 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
       reads.add(page, was, place_of(page));
       continue;
     }
+    if (was.state() == PageState::kPoisoned) MovedReads::poison(place_of(page));   // it may not be marked yet
     if (was.state() == PageState::kInFrame) bring(state, place_of(page), state.evictor->frames().memory(was.index()), over_tiered);
     put_back(region, page, was);
     let_go(region, page, PageState::kEmpty);
@@ -361,7 +396,14 @@ void pager_tell_unmaps() {
 
 void unmapped_note(uint64_t start, uint64_t end) {
   if (start == g_notes.marking.load() && end == start + pager_state().page_size) return;   // our own: map_lost_page
-  for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) { push({Note::Kind::kUnmapped, region, first, last}); });
+  OwnMove& own = g_own_move;
+  sys::Locked<sys::SpinLock> hold(own.lock);
+  if (own.from != 0 && start < own.from + own.bytes && end > own.from && own.unmaps < OwnMove::kMost) {
+    own.unmapped[own.unmaps][0] = start;
+    own.unmapped[own.unmaps++][1] = end;
+    return;
+  }
+  push_unmapped(start, end);
 }
 
 void lost_note(Region& region, PageIndex page) { push({Note::Kind::kLost, &region, page.value, page.value + 1}); }
@@ -375,17 +417,12 @@ void own_move_begins(uint64_t from, uint64_t bytes) {
 void own_move_ends(uint64_t to) {
   OwnMove& own = g_own_move;
   pager_state().event_gate.wait_for_readers();
-  uint64_t others[OwnMove::kMost], from, bytes;
-  unsigned n = 0;
-  {
-    sys::Locked<sys::SpinLock> hold(own.lock);
-    for (unsigned i = 0; i < own.told.load(); ++i)
-      if (own.to[i] != to) others[n++] = own.to[i];
-    from = own.from;
-    bytes = own.bytes;
-    own.from = 0;
-  }
-  for (unsigned i = 0; i < n; ++i) moved_note(from, others[i], bytes);
+  // One step for handlers: what comes next is noted behind these. An unmap that was settled first would drop what a move is to bring along.
+  sys::Locked<sys::SpinLock> hold(own.lock);
+  for (unsigned i = 0; i < own.told.load(); ++i)
+    if (own.to[i] != to) push_moved(own.from, own.to[i], own.bytes);
+  for (unsigned i = 0; i < own.unmaps; ++i) push_unmapped(own.unmapped[i][0], own.unmapped[i][1]);
+  own.from = own.unmaps = 0;
   own.told.store(0);   // noted before they are forgotten: being_moved_to
 }
 
@@ -410,11 +447,7 @@ static bool may_be_moved_to(uint64_t address, uint64_t bytes) {
 }
 
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
-  if (may_be_own(from, to, bytes)) return;
-  uint64_t begin = g_notes.to_begin.load(), limit = g_notes.to_end.load();
-  g_notes.to_begin.store(begin == 0 || to < begin ? to : begin);
-  g_notes.to_end.store(to + bytes > limit ? to + bytes : limit);
-  for_regions(from, from + bytes, [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({Note::Kind::kMoved, region, first, last, to + (at - from)}); });
+  if (!may_be_own(from, to, bytes)) push_moved(from, to, bytes);
 }
 
 bool being_moved_to(uint64_t address, uint64_t bytes) {
@@ -446,8 +479,9 @@ bool unmaps_settle(PagerState& state) {
       }
       sys::Locked<sys::SpinLock> queue(g_notes.lock);
       g_notes.in_hand = false;
+      if (g_notes.settled == g_notes.end) g_notes.to_begin.store(0), g_notes.to_end.store(0);
     }
-    if (g_notes.words.fetch_sub(1, std::memory_order_seq_cst) == 1) g_notes.to_begin.store(0), g_notes.to_end.store(0);
+    g_notes.words.fetch_sub(1, std::memory_order_seq_cst);
     state.mutators.fetch_sub(1, std::memory_order_seq_cst);
   }
   // Never waited for: who has the maps may wait for us to settle what comes next (a fork does).
@@ -485,7 +519,7 @@ void unmaps_forget(const Region* region) {
 void unmaps_enter_child() {
   g_notes.lock.unlock();
   g_own_move.lock.unlock();
-  g_own_move.from = 0;
+  g_own_move.from = g_own_move.unmaps = 0;
   g_own_move.told.store(0);
   g_notes.settling.reset_in_child();
   const auto words = static_cast<uint32_t>(g_notes.end - g_notes.settled);

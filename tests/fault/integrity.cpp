@@ -11,6 +11,7 @@
 //   no_move        a program that pins pages on a kernel without UFFDIO_MOVE, and needs more than its budget, ends with a line, not never
 //   map_over_beside_eviction  what a program writes to a map that it has put in the place of pages that are being evicted stays;
 //                  map_over_no_poison: on a kernel without UFFDIO_POISON
+//   moved_beside_eviction  and what a raw mremap takes along while these pages are being evicted
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
 #include <fcntl.h>
 #include <setjmp.h>
@@ -213,6 +214,33 @@ void map_over_beside_eviction(bool no_poison) {
   }
 }
 
+// What a raw mremap takes along while just these pages, which cannot be read, are being evicted is whole at the new place.
+void moved_beside_eviction() {
+  tier::start_tier(16 * kMega, 256 * kMega, nullptr, "log_file=/dev/null");
+  const size_t page = lunar_page_bytes();
+  constexpr uint64_t kPages = 16;
+  const size_t bytes = kPages * page;
+  char* const places = static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  tier::Random random(tier::announce_seed());
+  unsigned moves = 0;
+  for (uint64_t round = 0; round < 1000; ++round, ++g_progress) {
+    char* base = new_region(bytes);
+    for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, round);
+    REQUIRE_THAT(syscall(SYS_mprotect, base, bytes, PROT_NONE) == 0, "mprotect");
+    std::thread evicting([&] { (void)lunar_evict(base, bytes); });
+    usleep(static_cast<useconds_t>(random.below(400)));
+    void* moved = reinterpret_cast<void*>(syscall(SYS_mremap, base, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, places));
+    REQUIRE_THAT(moved == places || errno == EFAULT, "mremap: %s", strerror(errno));
+    evicting.join();
+    if (moved != places) continue;   // it lies in two mappings just now: the kernel moves none of them
+    ++moves;
+    REQUIRE_THAT(syscall(SYS_mprotect, places, bytes, PROT_READ | PROT_WRITE) == 0, "mprotect");
+    for (uint64_t i = 0; i < kPages; ++i)
+      REQUIRE_THAT(tier::stamp_holds(places + i * page, page, i, round), "round %lu: page %lu is not what it was", round, i);
+  }
+  REQUIRE_THAT(moves > 20, "only %u moves", moves);
+}
+
 void ksm_in_this_process(bool later) {
   constexpr uint64_t kBytes = 8 * kMega;
   if (!later && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) tier::skip("ksm", "no PR_SET_MEMORY_MERGE (6.4)");
@@ -382,6 +410,7 @@ int main(int argc, char** argv) {
   else if (name == "old_kernel") old_kernel();
   else if (name == "map_over_beside_eviction") map_over_beside_eviction(false);
   else if (name == "map_over_no_poison") map_over_beside_eviction(true);
+  else if (name == "moved_beside_eviction") moved_beside_eviction();
   else REQUIRE_THAT(false, "usage: integrity CASE");
   fflush(nullptr);
   _exit(code);
