@@ -243,6 +243,7 @@ class Chunk final : public Handle {
   uint64_t poll_clock_ns() const;
   bool expire(uint32_t index);
   void expire_late(uint64_t now_ns);
+  void expire_if_overtaken();
   uint64_t expire_late_background();
   void end_lost(Entry& entry);
   bool some_lost() const { return lost_.load(std::memory_order_relaxed) != 0 || lanes_.some_lost(); }

@@ -82,7 +82,7 @@ void Lanes::put_aside(unsigned index, Bounce* bounce) {
   lost_count_.fetch_add(1, std::memory_order_relaxed);
 }
 
-int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, uint64_t limit_ns, uint64_t deadline_ns, bool* lost) {
+int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, uint64_t deadline_ns, bool* lost) {
   unsigned index = 0;
   *lost = false;
   if (const int status = take(deadline_ns, &index); status < 0) return status;
@@ -97,7 +97,8 @@ int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, uint64_t limit_ns, 
   command.length = lane.part.iov_len;
   unsigned taken = 0;
   Response response;
-  auto left = static_cast<int64_t>(limit_ns);
+  const uint64_t begun = sys::now_ns();   // waiting for a lane has taken its part
+  int64_t left = begun < deadline_ns ? static_cast<int64_t>(deadline_ns - begun) : 0;
   for (int got = 0;;) {
     if (!taken) got = lane.context->exchange(&command, 1, &taken, &response, 1, 1, left);
     else got = lane.context->wait(&response, 1, left);

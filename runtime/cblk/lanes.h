@@ -35,8 +35,7 @@ class Lanes {
   void close();                      // pre: nothing runs, none is lost
   // Carries it out: bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data lie in `bounce`, which stays the
   // caller's unless the command is *lost: then it is taken over, and of a write the cache is told when it ends.
-  // limit_ns: what is left till the deadline now.
-  [[nodiscard]] int64_t run(const Transfer& transfer, Bounce* bounce, uint64_t limit_ns, uint64_t deadline_ns, bool* lost);
+  [[nodiscard]] int64_t run(const Transfer& transfer, Bounce* bounce, uint64_t deadline_ns, bool* lost);
   // Lost commands that may have ended are let go. How many are left.
   unsigned sweep();
   bool some_lost() const { return lost_count_.load(std::memory_order_relaxed) != 0; }

@@ -174,6 +174,7 @@ void ListRun::admit(cblk_io_t** list, int n) {
         background_work |= ios[i].status != nullptr;
       }
     }
+    if (answers[i] != 0) fill_status(&list[i]->stat, answers[i]);   // make_room looks for those that can be fetched
     ++i;
     ++issued_;
   }

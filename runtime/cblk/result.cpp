@@ -19,6 +19,12 @@ int64_t Chunk::fetch(uint32_t index, int* tag) {
   return result;
 }
 
+// A late command is told of though others go on being done: they are looked at in the order in which they began.
+void Chunk::expire_if_overtaken() {
+  if (active_line_.oldest == kNone) return;
+  if (done_ == 0 || entries_[active_line_.oldest].sequence < entries_[done_line_.oldest].sequence) expire_late(poll_clock_ns());
+}
+
 int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
   if (fetchable_ == 0) return -ENOENT;
   if (flags & CBLK_ARESULT_BLOCKING) {
@@ -32,10 +38,10 @@ int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
       expire_late(sys::now_ns());
     }
     if (done_ > 1) signal_one(Waiter::kAny);   // a completion that this thread does not take must not be lost to it
-  } else if (done_ == 0 && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
-    (void)reap();
-    if (done_ == 0) expire_late(poll_clock_ns());
+  } else if (done_ == 0 && !(flags & CBLK_ARESULT_NO_HARVEST)) {
+    if (!leader_) (void)reap();
   }
+  if (!(flags & CBLK_ARESULT_NO_HARVEST)) expire_if_overtaken();
   if (done_ != 0) return fetch(done_line_.oldest, tag);
   if (fetchable_ == 0) return -ENOENT;
   *tag = -1;
@@ -87,7 +93,7 @@ void Chunk::harvest() {
 uint64_t Chunk::oldest_done(bool harvests) {
   lock_.lock();
   if (harvests && fetchable_ && !leader_) (void)reap();
-  if (harvests && fetchable_ && done_ == 0) expire_late(poll_clock_ns());
+  if (harvests) expire_if_overtaken();
   const uint64_t sequence = done_ ? entries_[done_line_.oldest].sequence : kForever;
   unlock();
   return sequence;

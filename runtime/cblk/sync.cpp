@@ -50,7 +50,7 @@ int64_t Chunk::move_bounced(const Io& io, bool* lost) {
   } else {
     const uint64_t deadline = sys::now_ns() + timeout_ns_;
     const Transfer transfer = {io.op, static_cast<uint64_t>(io.lba), io.blocks};
-    if (wait_for_lost(io, deadline) == 0) moved = lanes_.run(transfer, &bounce, timeout_ns_, deadline, lost);
+    if (wait_for_lost(io, deadline) == 0) moved = lanes_.run(transfer, &bounce, deadline, lost);
     if (moved == -ETIMEDOUT) add(counters_.timeouts);
   }
   if (io.op == Op::kRead && moved > 0) copy(io, bounce.memory, static_cast<size_t>(moved), true);

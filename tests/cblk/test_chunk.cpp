@@ -364,8 +364,11 @@ HEAVY_CASE(close_waits_5_s_for_active_commands_then_EBUSY) {
   const chunk_id_t soon = open_sim("latency_us=300000");
   REQUIRE(cblk_aread(soon, buffer, 0, 1, &tag, nullptr, 0) == 0);
   start = seconds();
+  std::thread fetcher([&] { (void)cblk_aresult(soon, &tag, ignored(), CBLK_ARESULT_BLOCKING); });
+  usleep(100000);
   REQUIRE(cblk_close(soon, 0) == 0);
   REQUIRE(seconds() - start > 0.2);
+  fetcher.join();
 }
 
 CASE(close_waits_for_blocking_io_too) {

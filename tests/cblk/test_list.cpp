@@ -233,6 +233,20 @@ CASE(a_list_waits_for_room_no_longer_than_it_may) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
+// An entry that was refused has no command: what its tag says is another's.
+CASE(a_refused_entry_of_a_list_takes_nobodys_result) {
+  const chunk_id_t id = open_physical(kBlocks, 2);
+  Buffer buffer(6);
+  List list(6);
+  list.fill(CBLK_IO_TYPE_WRITE, buffer, 0, 1);
+  list[0].lba = 1 << 30;
+  list[0].tag = 0;
+  REQUIRE(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
+  REQUIRE(list[0].stat.status == CBLK_ARW_STATUS_FAIL && list[0].stat.fail_errno == EINVAL);
+  for (int i = 1; i < 6; ++i) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
 CASE(a_list_longer_than_the_commands) {
   const chunk_id_t id = open_physical(kBlocks, 10);
   Buffer buffer(100);
