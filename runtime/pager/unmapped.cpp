@@ -173,6 +173,14 @@ void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t
   take_place(state, region, first, end);
 }
 
+// The kernel refuses to put pages anywhere while an event has not been read: until it has been.
+template <class Call>
+int64_t when_events_are_read(Call call) {
+  int64_t rc;
+  while ((rc = call()) == -EAGAIN) sys::yield_cpu();
+  return rc;
+}
+
 // A mapping past the end of its file in the place of `to`. Brings an event of its own, which a handler reads; who has read it may not have
 // passed it on yet when the call returns.
 int map_lost_page(PagerState& state, void* to) {
@@ -190,8 +198,7 @@ int map_lost_page(PagerState& state, void* to) {
 bool is_watched(PagerState& state, void* at) {
   void* unreadable = nullptr;
   if (sys::map(nullptr, state.page_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &unreadable) < 0) return true;
-  int64_t rc;
-  while ((rc = sys::uffd_copy(state.uffd, at, unreadable, state.page_size)) == -EAGAIN) sys::yield_cpu();   // an event has not been read
+  const int64_t rc = when_events_are_read([&] { return sys::uffd_copy(state.uffd, at, unreadable, state.page_size); });
   (void)sys::unmap(unreadable, state.page_size);
   return rc == -EFAULT;
 }
@@ -235,12 +242,10 @@ void drop_stale(PagerState& state, char* at, size_t pages) {
 }
 
 void bring(PagerState& state, char* to, const char* content, bool over_tiered) {
-  for (;;) {
-    const int64_t rc = sys::uffd_copy(state.uffd, to, content, state.page_size);
-    if (rc == -EAGAIN) sys::yield_cpu();
-    else if (rc == -EEXIST && over_tiered) drop_stale(state, to, 1), over_tiered = false;
-    else return;
-  }
+  const auto copy = [&] { return sys::uffd_copy(state.uffd, to, content, state.page_size); };
+  if (when_events_are_read(copy) != -EEXIST || !over_tiered) return;
+  drop_stale(state, to, 1);
+  (void)when_events_are_read(copy);
 }
 
 // Evicted pages of a moved map, read many at a time. pre: seized; they are let go of here.
@@ -284,11 +289,10 @@ class MovedReads {
   // Once more does no harm.
   static void poison(char* to) {
     auto& state = pager_state();
-    int rc = 0;
-    do {
-      if (rc == -EAGAIN) sys::yield_cpu();   // an event has not been read
-      rc = state.features.poison ? sys::uffd_poison(state.uffd, to, state.page_size) : is_watched(state, to) ? map_lost_page(state, to) : 0;
-    } while (rc == -EAGAIN);
+    const auto rc = static_cast<int>(when_events_are_read([&]() -> int64_t {
+      if (state.features.poison) return sys::uffd_poison(state.uffd, to, state.page_size);
+      return is_watched(state, to) ? map_lost_page(state, to) : 0;
+    }));
     if (rc < 0 && rc != -EEXIST && rc != -ENOENT) fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to), errno_name(rc));
   }
 
