@@ -141,6 +141,15 @@ int clone_after_fork(Kind kind, int id, int mode) {
   return answer(handle ? handle->clone_after_fork(mode) : -EINVAL, "clone_after_fork", id);
 }
 
+Chunk::Options options_of(const char* path, int requests, int mode, int flags) {
+  Chunk::Options options;
+  options.path = path;
+  options.requests = requests;
+  options.mode = mode;
+  options.flags = flags;
+  return options;
+}
+
 }  // namespace
 
 CBLK_API int cblk_init(void*, uint64_t) { return 0; }
@@ -150,24 +159,14 @@ CBLK_API int cblk_term(void*, uint64_t) { return 0; }
 
 CBLK_API chunk_cg_id_t cblk_cg_open(const char* path, int max_num_requests, int mode, int num_chunks, chunk_ext_arg_t, int flags) {
   Group* group = nullptr;
-  Chunk::Options options;
-  options.path = path;
-  options.requests = max_num_requests;
-  options.mode = mode;
-  options.flags = flags;
-  const int status = Group::open(options, num_chunks, &group);
+  const int status = Group::open(options_of(path, max_num_requests, mode, flags), num_chunks, &group);
   return status < 0 ? answer(status, "open", 0) : group->id;
 }
 
 CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags) {
   if (flags & CBLK_OPN_GROUP) return cblk_cg_open(path, max_num_requests, mode, static_cast<int>(ext), ext, flags & ~CBLK_OPN_GROUP);
   Chunk* chunk = nullptr;
-  Chunk::Options options;
-  options.path = path;
-  options.requests = max_num_requests;
-  options.mode = mode;
-  options.flags = flags;
-  const int status = Chunk::open(options, &chunk);
+  const int status = Chunk::open(options_of(path, max_num_requests, mode, flags), &chunk);
   return status < 0 ? answer(status, "open", 0) : chunk->id;
 }
 

@@ -38,8 +38,8 @@ int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
       expire_late(sys::now_ns());
     }
     if (done_ > 1) signal_one(Waiter::kAny);   // a completion that this thread does not take must not be lost to it
-  } else if (done_ == 0 && !(flags & CBLK_ARESULT_NO_HARVEST)) {
-    if (!leader_) (void)reap();
+  } else if (done_ == 0 && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
+    (void)reap();
   }
   if (!(flags & CBLK_ARESULT_NO_HARVEST)) expire_if_overtaken();
   if (done_ != 0) return fetch(done_line_.oldest, tag);
