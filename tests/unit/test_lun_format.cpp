@@ -10,9 +10,9 @@
 #include "lun/metadata_image.h"
 #include "lun/physical_lun.h"
 #include "lun/virtual_lun.h"
+#include "lun_in_memory.hpp"
 #include "old_lun_image.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/lun_device.hpp"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -25,37 +25,17 @@ namespace {
 constexpr Format kAll[] = {Format::kNever, Format::kIfBlank, Format::kRepair, Format::kLook, Format::kCheck};
 enum Bits { kCompatible, kReadOnly, kIncompatible };
 
-struct Medium {
-  std::vector<char> memory;
-  ErrorText why;
+struct Medium : lunar_test::LunInMemory {
   std::vector<lunar_test::MediumEvent> events;   // of the last open
-  explicit Medium(std::vector<char> bytes) : memory(std::move(bytes)) {}
+  explicit Medium(std::vector<char> bytes) : LunInMemory(std::move(bytes)) { record = &events; }
   // With two named LUNs, x (64 KiB) and y (128 KiB).
-  Medium() : memory(4 * kMiB) {
+  Medium() : Medium(std::vector<char>(4 * kMiB)) {
     make("x", 64 * kKiB, Format::kIfBlank);
     make("y", 128 * kKiB);
   }
-  int open(Format format, PhysicalLun** out) {
-    why = {};
-    events.clear();
-    auto* raw = new MemoryDevice(memory.data(), memory.size());   // a few bytes a test
-    raw->record = &events;
-    return PhysicalLun::open(raw, format, out, &why);
-  }
-  int open(Format format) {
-    PhysicalLun* lun = nullptr;
-    const int status = open(format, &lun);
-    CHECK((lun != nullptr) == (status == 0));
-    if (lun) lun->close();
-    return status;
-  }
-  PhysicalLun* must(Format format) {
-    PhysicalLun* lun = nullptr;
-    const int status = open(format, &lun);
-    INFO(why.text);
-    REQUIRE(status == 0);
-    return lun;
-  }
+  Medium(const Medium&) = delete;
+  Medium& operator=(const Medium&) = delete;
+  using LunInMemory::open;
   int open(const VirtualOptions& options, VirtualLun** out, Format format = Format::kNever) {
     return VirtualLun::open(must(format), options, out, &why);
   }
@@ -70,14 +50,6 @@ struct Medium {
     if (lun) lun->close();
     return status;
   }
-  bool says(const char* text) const { return strstr(why.text, text) != nullptr; }
-  media::Superblock& super() { return *reinterpret_cast<media::Superblock*>(memory.data()); }
-  Geometry geometry() {
-    Geometry g;
-    REQUIRE(superblock_geometry(super(), memory.size(), &g) == 0);
-    return g;
-  }
-  char* slot(unsigned i) { return memory.data() + geometry().slot_offset(i); }
   media::ImageHeader& header(unsigned i) { return *reinterpret_cast<media::ImageHeader*>(slot(i)); }
   unsigned newest() { return header(0).sequence > header(1).sequence ? 0 : 1; }
   // The newest image as change(image) makes it, in both its slots, with right checksums.
@@ -321,7 +293,7 @@ TEST_CASE("format: looking writes nothing, at whatever damage and whatever the d
   };
   for (const Damage& damage : damages) {
     INFO(damage.what);
-    Medium medium = sound;
+    Medium medium(sound.memory);
     damage.make(medium);
     const std::vector<char> before = medium.memory;
     CHECK(medium.open(Format::kLook) == (damage.listed ? 0 : -EBADMSG));

@@ -14,8 +14,8 @@
 #include "lun/physical_lun.h"
 #include "lun/virtual_lun.h"
 #include "sys/thread.h"
+#include "lun_in_memory.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/lun_device.hpp"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -27,38 +27,9 @@ namespace {
 
 constexpr uint64_t kBytes = 8 * kMiB;
 
-struct Medium {
-  std::vector<char> memory;
-  ErrorText why;
-  explicit Medium(uint64_t bytes = kBytes) : memory(bytes) {}
-  MemoryDevice* raw(MemoryDevice::Shape shape = {}) { return new MemoryDevice(memory.data(), memory.size(), shape); }   // a few bytes a test
-  int open(Format format, PhysicalLun** out, MemoryDevice::Shape shape = {}) {
-    why = {};
-    return PhysicalLun::open(raw(shape), format, out, &why);
-  }
-  int open(Format format) {
-    PhysicalLun* lun = nullptr;
-    const int status = open(format, &lun);
-    CHECK((lun != nullptr) == (status == 0));
-    if (lun) lun->close();
-    return status;
-  }
-  PhysicalLun* must(Format format = Format::kNever) {
-    PhysicalLun* lun = nullptr;
-    const int status = open(format, &lun);
-    INFO(why.text);
-    REQUIRE(status == 0);
-    return lun;
-  }
-  bool says(const char* text) const { return strstr(why.text, text) != nullptr; }
-  media::Superblock& super() { return *reinterpret_cast<media::Superblock*>(memory.data()); }
+struct Medium : lunar_test::LunInMemory {
+  explicit Medium(uint64_t bytes = kBytes) : LunInMemory(bytes) {}
   media::Superblock& backup() { return *reinterpret_cast<media::Superblock*>(memory.data() + memory.size() - 4096); }
-  Geometry geometry() {
-    Geometry g;
-    CHECK(superblock_geometry(super(), memory.size(), &g) == 0);
-    return g;
-  }
-  char* slot(unsigned i) { return memory.data() + geometry().slot_offset(i); }
 };
 
 // A file of its own in the current directory's file system; unlinked at the end.
