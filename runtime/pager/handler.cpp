@@ -296,7 +296,6 @@ void Handler::answer(const sys::UffdMessage& message) {
   if (region == nullptr || region->words[region->page_of(address).value].load(std::memory_order_acquire).state() == PageState::kGone) {
     // Its region went away meanwhile, or a call past us grew or moved a map of ours: the access is the kernel's to judge.
     (void)sys::uffd_unregister(state.uffd, address, state.page_size);
-    (void)sys::uffd_wake(state.uffd, address, state.page_size);
     return;
   }
   PageIndex page = region->page_of(address);

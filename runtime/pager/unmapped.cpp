@@ -360,7 +360,7 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
   }
   reads.finish();
   const uint64_t bytes = (note.end - note.first) << state.page_shift;
-  (void)sys::uffd_unregister(state.uffd, reinterpret_cast<void*>(note.moved_to), bytes);   // wakes who waits for a page there
+  (void)sys::uffd_unregister(state.uffd, reinterpret_cast<void*>(note.moved_to), bytes);
   LUNAR_LOG_LIMITED(log_warning, 4, "%llu KiB of tiered memory were moved by a raw mremap system call: they are plain memory from now on",
                     static_cast<unsigned long long>(bytes / 1024));
 }

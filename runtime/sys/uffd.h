@@ -36,6 +36,7 @@ int uffd_device_number();
 // Returns the descriptor, or -errno with *why (names the sysctl, the device node, and the command that mends it).
 [[nodiscard]] int uffd_open(UffdFeatures* features, ErrorText* why);
 [[nodiscard]] int uffd_register(int uffd, void* address, size_t bytes, bool write_protect = false);   // missing mode, and write-protect mode
+// Wakes who waits for a page there.
 [[nodiscard]] int uffd_unregister(int uffd, void* address, size_t bytes);
 // Reads up to max messages without waiting: count, 0 when none, -errno.
 [[nodiscard]] int uffd_read(int uffd, UffdMessage* out, unsigned max);

@@ -375,6 +375,35 @@ int raw_mremap_among_reads() {
   return 0;
 }
 
+// Threads that touch the destination while its pages are brought along: none of them may sleep for good.
+void* touching(void* stop) {
+  unsigned long sum = 0;
+  for (size_t at = 0; !__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED); at = (at + 37 * 4096) % (2 * kMiB)) {
+    const char* q = __atomic_load_n(&g_wanted, __ATOMIC_ACQUIRE);
+    if (q != nullptr) sum += static_cast<unsigned char>(__atomic_load_n(q + at, __ATOMIC_RELAXED));
+  }
+  return reinterpret_cast<void*>(sum);
+}
+
+int raw_mremap_among_faults() {
+  char* other = filled_map();
+  pthread_t threads[3];
+  bool stop = false;
+  for (pthread_t& thread : threads) CHECK(pthread_create(&thread, nullptr, touching, &stop) == 0);
+  for (int round = 0; round < 80; ++round) {
+    char *from = map_private(2 * kMiB), *onto = map_private(2 * kMiB);
+    fill(from, kMiB, 7);   // the rest is empty
+    CHECK(madvise(from, 2 * kMiB, MADV_PAGEOUT) == 0);
+    CHECK(syscall(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) == reinterpret_cast<long>(onto));
+    __atomic_store_n(&g_wanted, onto, __ATOMIC_RELEASE);   // never unmapped: who has read it may touch it
+    CHECK(holds(onto, kMiB, 7) && all_zero(onto + kMiB, kMiB));
+  }
+  __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+  for (pthread_t thread : threads) CHECK(pthread_join(thread, nullptr) == 0);
+  CHECK(holds(other, kHeap, 7));
+  return 0;
+}
+
 // Forks, whose children must find their memory, beside threads that unmap piece after piece: neither may wait for the other for good.
 void* unmapping(void* stop) {
   constexpr size_t kPiece = kMiB / 16;
@@ -505,6 +534,7 @@ constexpr Case kCases[] = {
     {"raw-munmap-among-faults", raw_munmap_among_faults, Ends::kWell, Errors::kPipe, ""},
     {"raw-munmap-among-reads", raw_munmap_among_reads, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-mremap-among-reads", raw_mremap_among_reads, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
+    {"raw-mremap-among-faults", raw_mremap_among_faults, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-munmap-among-forks", raw_munmap_among_forks, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-munmap-many", raw_munmap_many, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-guards", raw_guards, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
