@@ -544,8 +544,6 @@ constexpr Case kCases[] = {
     {"address-space", no_address_space, Ends::kWell, Errors::kPipe, ""},
 };
 
-constexpr int kTimeoutMs = 90000;
-
 [[noreturn]] void become(char** argv, const Case& which, int errors) {
   dup2(errors, 2);
   setenv("LD_PRELOAD", argv[1], 1);
@@ -555,34 +553,21 @@ constexpr int kTimeoutMs = 90000;
   _exit(126);
 }
 
-// What the child writes until it has ended, or until the time is over: then it is stopped.
+// What the child writes until it has ended, passed on at once. Whoever runs the test bounds its time, and shows the stacks then.
 std::string collect(int from, pid_t child, int* status) {
   std::string text;
-  int left = getenv("BYPASS_TIMEOUT_MS") != nullptr ? atoi(getenv("BYPASS_TIMEOUT_MS")) : kTimeoutMs;
-  bool ended = false;
-  while (!ended && left > 0) {
-    pollfd one{from, POLLIN, 0};
+  const auto take = [&] {
     char part[4096];
-    if (poll(&one, 1, 50) > 0) {
-      ssize_t n = read(from, part, sizeof part);
-      if (n > 0) text.append(part, static_cast<size_t>(n));
-      if (n <= 0) usleep(50000);
-    }
-    left -= 50;
-    ended = waitpid(child, status, WNOHANG) == child;
+    const ssize_t n = read(from, part, sizeof part);
+    if (n > 0) text.append(part, static_cast<size_t>(n));
+    if (n > 0) (void)!write(2, part, static_cast<size_t>(n));
+    return n > 0;
+  };
+  for (bool ended = false; !ended; ended = waitpid(child, status, WNOHANG) == child) {
+    pollfd one{from, POLLIN, 0};
+    if (poll(&one, 1, 50) > 0 && !take()) usleep(50000);
   }
-  if (!ended) {
-    fprintf(stderr, "no end in time; what it has written:\n%s\n", text.c_str());
-    kill(child, SIGKILL);
-    waitpid(child, status, 0);
-    exit(1);
-  }
-  char rest[4096];
-  for (pollfd one{from, POLLIN, 0}; poll(&one, 1, 0) > 0;) {
-    ssize_t n = read(from, rest, sizeof rest);
-    if (n <= 0) break;
-    text.append(rest, static_cast<size_t>(n));
-  }
+  for (pollfd one{from, POLLIN, 0}; poll(&one, 1, 0) > 0 && take();) {}
   return text;
 }
 
@@ -596,8 +581,8 @@ int judge(const Case& which, int status, const std::string& text) {
   bool said = text.find(which.says) != std::string::npos;
   if (text.find("the child stopped") != std::string::npos && text.find("lunar: FATAL: ") == std::string::npos) said = false;
   if (as_expected && said) return 0;
-  fprintf(stderr, "%s: status 0x%x, expected %s%s%s; it has written:\n%s\n", which.name, static_cast<unsigned>(status),
-          which.ends == Ends::kWell ? "a good end" : "a FATAL line and an abort", which.says[0] != 0 ? ", saying " : "", which.says, text.c_str());
+  fprintf(stderr, "%s: status 0x%x, expected %s%s%s\n", which.name, static_cast<unsigned>(status),
+          which.ends == Ends::kWell ? "a good end" : "a FATAL line and an abort", which.says[0] != 0 ? ", saying " : "", which.says);
   return 1;
 }
 
