@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cleaning: how space that is dead becomes free. By liveness: the segment with the least that lives is emptied first.
+//
+// A writer that finds no free segment cleans, under one mutex; the others who need a segment wait for it, and readers notice nothing.
+// It cleans until more than the reserve is free. What it may cost: one segment moves at most 7/8 of itself, so a store whose
+// segments all live more than that is full.
+// Threading: as in store.h. Pre, of all but room_*: the cleaning mutex.
+#include <errno.h>
+
+#include "kv/store.h"
+
+namespace lunar::kv {
+namespace {
+
+// For readers to leave what is retired, or a writer to publish.
+void wait_a_little(unsigned round) {
+  round < 100 ? sys::yield_cpu() : sys::sleep_ns(50'000);
+}
+
+}  // namespace
+
+// Moves one record to the tail, if it lives. -EAGAIN: the tail has no room.
+int Store::move_record(const Record* record, Address from) {
+  const uint64_t hash = hash_of_record(record), units = record->units();
+  Shard& shard = shard_of(hash);
+  Held lock(shard.lock);
+  std::atomic<uint64_t>* place = shard.index.find_entry(hash, [&](Address address) { return address == from; });
+  if (!place) return 0;
+  Address to;
+  if (const int status = log_.allocate(units, true, &to); status < 0) return status;
+  memcpy(static_cast<void*>(log_.at(to)), record, units * kUnitBytes);
+  Index::replace(place, to);
+  log_.drop_live(from, units);
+  log_.published(to);
+  cleaned_.fetch_add(units * kUnitBytes, std::memory_order_relaxed);
+  return 0;
+}
+
+// Empties a sealed segment and retires it. -EAGAIN: not all of it could be moved, and it stays what it is.
+int Store::clean(uint64_t segment) {
+  for (unsigned round = 0; log_.filling(segment); ++round) wait_a_little(round);
+  const uint64_t begin = segment * log_.segment_bytes();
+  for (uint64_t at = segment == 0 ? kUnitBytes : 0, end = log_.used(segment); at < end && log_.live(segment) != 0;) {
+    const Address address{(begin + at) / kUnitBytes};
+    const Record* record = log_.at(address);
+    at += record->units() * kUnitBytes;
+    if (const int status = move_record(record, address); status < 0) return status;
+  }
+  log_.retire(segment, 1);
+  return 0;
+}
+
+int Store::room_for_segment() {
+  Held guard(cleaning_);
+  for (unsigned round = 0;;) {
+    const uint64_t free = log_.reclaim();
+    if (free > Log::kReserve) return 0;
+    uint64_t segment;
+    int status = -EAGAIN;
+    if (free > 1 || !log_.any_retired()) status = log_.victim(&segment);
+    if (status == 0) status = clean(segment);
+    if (status == 0) continue;
+    if (status == -ENOSPC && !log_.any_retired()) return status;
+    wait_a_little(round++);
+  }
+}
+
+// A window that is held back, by cleaning others first where what lives in it has no place yet.
+int Store::hold_window(uint64_t count, uint64_t* first) {
+  for (unsigned round = 0;;) {
+    log_.reclaim();
+    if (log_.hold_window(count, first) == 0) return 0;
+    uint64_t segment;
+    int status = log_.victim(&segment);
+    if (status == 0) status = clean(segment);
+    if (status == 0) continue;
+    if (status == -ENOSPC && !log_.any_retired()) return status;
+    wait_a_little(round++);
+  }
+}
+
+int Store::make_run(uint64_t count, uint64_t* first) {
+  if (count > log_.segments()) return -ENOSPC;
+  log_.seal_tail();
+  if (const int status = hold_window(count, first); status < 0) return status;
+  for (uint64_t i = *first; i < *first + count; ++i) {
+    if (log_.state(i) != SegmentState::kSealed) continue;
+    if (clean(i) < 0) {
+      log_.release_window();
+      return -ENOSPC;
+    }
+  }
+  for (unsigned round = 0; !log_.held(); ++round) {
+    wait_a_little(round);
+    log_.reclaim();
+  }
+  log_.take_held();
+  return 0;
+}
+
+int Store::room_for_run(uint64_t count, uint64_t* first) {
+  Held guard(cleaning_);
+  log_.reclaim();
+  if (log_.take_run(count, first) == 0) return 0;
+  return make_run(count, first);
+}
+
+}  // namespace lunar::kv

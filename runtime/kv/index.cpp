@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// The hash index of one shard: see index.h.
+// Threading: as there. May: map memory (growth). May not: block.
+#include "kv/index.h"
+
+#include <errno.h>
+
+#include "base/arena.h"
+#include "sys/thread.h"
+
+namespace lunar::kv {
+namespace {
+
+constexpr uint64_t kEntriesABucket10 = 56;   // tenths: a bucket more whenever there are more entries than that on average
+constexpr unsigned kOverflowBits = 4;
+
+}  // namespace
+
+void BucketArray::close() {
+  for (unsigned part = 0; part < kParts; ++part) {
+    if (Bucket* memory = parts_[part].exchange(nullptr)) unmap_private(memory, part_bytes(part));
+  }
+  if (budget_) budget_->give_back(count_ * sizeof(Bucket));
+  count_ = 0;
+}
+
+int BucketArray::grow(uint64_t count) {
+  if (count <= count_) return 0;
+  const uint64_t last = count - 1;
+  const unsigned parts = last >> bits_ ? 65 - static_cast<unsigned>(__builtin_clzll(last)) - bits_ : 1;
+  if (parts > kParts || !budget_->take((count - count_) * sizeof(Bucket))) return -ENOMEM;
+  for (unsigned part = 0; part < parts; ++part) {
+    if (parts_[part].load(std::memory_order_relaxed)) continue;
+    auto* memory = static_cast<Bucket*>(map_private(part_bytes(part), ForkPolicy::kInherit));   // zeros: empty
+    if (!memory) {
+      budget_->give_back((count - count_) * sizeof(Bucket));
+      return -ENOMEM;
+    }
+    parts_[part].store(memory, std::memory_order_release);
+  }
+  count_ = count;
+  return 0;
+}
+
+int Index::open(unsigned bits, Budget* budget) {
+  bits_ = bits;
+  primary_.open(bits, budget);
+  overflow_.open(kOverflowBits, budget);
+  shape_.store(uint64_t{bits} << 56, std::memory_order_relaxed);
+  return primary_.grow(uint64_t{1} << bits);
+}
+
+void Index::close() {
+  primary_.close();
+  overflow_.close();
+}
+
+void Index::pause() { sys::yield_cpu(); }
+
+int Index::insert(uint64_t hash, Address address) {
+  const uint64_t entry = tag_of(hash) << kAddressBits | address.value;
+  if (const int status = spare_overflow(1); status < 0) {
+    // None to be had: what is there may still have room.
+    for (Bucket* bucket = &primary_.at(bucket_of(hash_bits(hash), shape())); bucket; bucket = next(*bucket)) {
+      for (std::atomic<uint64_t>& place : bucket->entries) {
+        if (place.load(std::memory_order_relaxed) != 0) continue;
+        place.store(entry, std::memory_order_seq_cst);
+        entries_.store(entries() + 1, std::memory_order_relaxed);
+        return 0;
+      }
+    }
+    return status;
+  }
+  put(&primary_.at(bucket_of(hash_bits(hash), shape())), entry);
+  entries_.store(entries() + 1, std::memory_order_relaxed);
+  if (entries() * 10 > shape().buckets() * kEntriesABucket10) split();
+  return 0;
+}
+
+// Makes sure that `count` overflow buckets are there to be taken.
+int Index::spare_overflow(uint64_t count) {
+  while (spares_ < count) {
+    if (const int status = overflow_.grow(overflow_.count() + 1); status < 0) return status;
+    const uint64_t number = overflow_.count();   // + 1
+    overflow_.at(number - 1).link.store(spare_, std::memory_order_relaxed);
+    spare_ = number;
+    ++spares_;
+  }
+  return 0;
+}
+
+// Into the first gap of a chain, or behind it. Pre: a spare bucket.
+void Index::put(Bucket* bucket, uint64_t entry) {
+  for (;;) {
+    for (std::atomic<uint64_t>& place : bucket->entries) {
+      if (place.load(std::memory_order_relaxed) != 0) continue;
+      place.store(entry, std::memory_order_seq_cst);
+      return;
+    }
+    if (Bucket* more = next(*bucket)) {
+      bucket = more;
+      continue;
+    }
+    const uint64_t number = spare_;
+    Bucket& fresh = overflow_.at(number - 1);
+    spare_ = fresh.link.load(std::memory_order_relaxed);
+    --spares_;
+    fresh.link.store(0, std::memory_order_seq_cst);
+    fresh.entries[0].store(entry, std::memory_order_seq_cst);
+    bucket->link.store(number, std::memory_order_seq_cst);
+    return;
+  }
+}
+
+// Bucket `split` gives those of its entries to the new last one whose next bit is set. Not when there is no memory, and not when the
+// tag has no more bits to give: chains get longer then.
+void Index::split() {
+  const Shape before = shape();
+  const uint64_t to = before.buckets();
+  const unsigned bit = kAddressBits + before.level - bits_;
+  if (before.level - bits_ >= kGrowBits || primary_.grow(to + 1) < 0) return;
+  Bucket* from = &primary_.at(before.split);
+  uint64_t moving = 0;
+  for (Bucket* bucket = from; bucket; bucket = next(*bucket)) {
+    for (const std::atomic<uint64_t>& place : bucket->entries) moving += place.load(std::memory_order_relaxed) >> bit & 1;
+  }
+  if (spare_overflow(moving / Bucket::kEntries) < 0) return;
+
+  moves_.fetch_add(1, std::memory_order_seq_cst);
+  for (Bucket* bucket = from; bucket; bucket = next(*bucket)) {
+    for (std::atomic<uint64_t>& place : bucket->entries) {
+      const uint64_t entry = place.load(std::memory_order_relaxed);
+      if ((entry >> bit & 1) == 0) continue;
+      put(&primary_.at(to), entry);
+      place.store(0, std::memory_order_seq_cst);
+    }
+  }
+  close_gaps(from);
+  const bool round = before.split + 1 == uint64_t{1} << before.level;
+  const Shape after = round ? Shape{before.level + 1, 0} : Shape{before.level, before.split + 1};
+  shape_.store(uint64_t{after.level} << 56 | after.split, std::memory_order_seq_cst);
+  moves_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+// Moves what lies at the end of a chain into its gaps, and takes the buckets that are empty then out of it. Pre: moves_ is odd.
+void Index::close_gaps(Bucket* first) {
+  Bucket *to = first, *last = first;
+  unsigned at = 0;
+  for (Bucket* bucket = first; bucket; bucket = next(*bucket)) {
+    for (std::atomic<uint64_t>& place : bucket->entries) {
+      const uint64_t entry = place.load(std::memory_order_relaxed);
+      if (entry == 0) continue;
+      if (&to->entries[at] != &place) {
+        to->entries[at].store(entry, std::memory_order_seq_cst);
+        place.store(0, std::memory_order_seq_cst);
+      }
+      last = to;
+      if (++at == Bucket::kEntries) {
+        at = 0;
+        if (Bucket* more = next(*to)) to = more;
+      }
+    }
+  }
+  uint64_t link = last->link.exchange(0, std::memory_order_seq_cst);
+  while (link) {
+    Bucket& empty = overflow_.at(link - 1);
+    const uint64_t more = empty.link.exchange(spare_, std::memory_order_seq_cst);
+    spare_ = link;
+    ++spares_;
+    link = more;
+  }
+}
+
+uint64_t Index::collect(const Shape& from, uint64_t number, Address* out, uint64_t max) const {
+  const uint64_t low = number & ((uint64_t{1} << from.level) - 1);
+  const uint64_t step = low < from.split ? uint64_t{2} << from.level : uint64_t{1} << from.level;
+  for (;; pause()) {
+    const uint64_t moves = moves_.load(std::memory_order_seq_cst);
+    uint64_t found = 0;
+    for (uint64_t i = number, buckets = shape().buckets(); i < buckets; i += step) {
+      for (Bucket* bucket = &primary_.at(i); bucket; bucket = next(*bucket)) {
+        for (const std::atomic<uint64_t>& place : bucket->entries) {
+          const uint64_t entry = place.load(std::memory_order_seq_cst);
+          if (entry == 0) continue;
+          if (found < max) out[found] = address_of(entry);
+          ++found;
+        }
+      }
+    }
+    if ((moves & 1) == 0 && moves_.load(std::memory_order_seq_cst) == moves) return found;
+  }
+}
+
+bool Index::chain_is_right(uint64_t number, uint64_t* entries) const {
+  const Shape now = shape();
+  const uint64_t mask = (uint64_t{1} << bits_) - 1;
+  for (Bucket* bucket = &primary_.at(number); bucket; bucket = next(*bucket)) {
+    for (const std::atomic<uint64_t>& place : bucket->entries) {
+      const uint64_t entry = place.load(std::memory_order_relaxed);
+      if (entry == 0) continue;
+      ++*entries;
+      if (bucket_of(entry >> kAddressBits << bits_ | (number & mask), now) != number) return false;
+    }
+  }
+  return true;
+}
+
+bool Index::validate() const {
+  uint64_t found = 0;
+  for (uint64_t i = 0; i < shape().buckets(); ++i) {
+    if (!chain_is_right(i, &found)) return false;
+  }
+  return found == entries();
+}
+
+}  // namespace lunar::kv

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// The hash index of one shard: from the hash of a key to the addresses of records that may be its own.
+//
+//   entry   │ tag: 24 bits of the hash │ address: 40 bits │     8 bytes; 0: empty
+//   bucket  │ entry × 7 │ link │                              one cache line; link: an overflow bucket, for what does not fit
+//
+// It grows one bucket at a time (linear hashing): bucket `split` gives half its entries to the new last bucket, then split moves on;
+// after a round of 2^level splits there are twice as many. So no growth stops the shard for longer than a bucket takes, and the
+// number of entries a bucket stays what it is. To know which half, no key is read: the bits of the hash that later rounds want are
+// the tag's. They are of no use any more for telling keys apart within a bucket: kGrowBits of 24 may go.
+//
+//   buckets of a hash at (level, split):   low bits of  │ tag │ bits_ bits of the hash beyond the tag │
+//
+// Readers take no lock. What they find is true whenever they find it. A miss counts only when no entry was moved meanwhile: `moves`
+// is odd while a split is under way and another number after it, and then the reader looks again.
+// Threading: find, collect: any. Everything else: by who holds the shard's lock. Buckets are never given back before close, so that
+// a reader may look at one that has become another chain's: what it finds there, it compares with its key.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "base/error.h"
+#include "kv/budget.h"
+#include "kv/record.h"
+
+namespace lunar::kv {
+
+struct alignas(64) Bucket {
+  static constexpr unsigned kEntries = 7;
+  std::atomic<uint64_t> entries[kEntries];
+  std::atomic<uint64_t> link;      // number + 1 of an overflow bucket; 0: none
+};
+static_assert(sizeof(Bucket) == 64);
+
+// Buckets by number, at addresses that never change. Memory is mapped in parts, each as large as all before it, and charged a bucket.
+class BucketArray {
+ public:
+  void open(unsigned bits, Budget* budget) { bits_ = bits, budget_ = budget; }
+  void close();
+  // There are `count` buckets, the new ones empty. -ENOMEM (also when the budget is spent). Pre: the lock.
+  [[nodiscard]] int grow(uint64_t count);
+  uint64_t count() const { return count_; }
+  Bucket& at(uint64_t number) const {
+    const unsigned part = number >> bits_ ? 64 - static_cast<unsigned>(__builtin_clzll(number)) - bits_ : 0;
+    return parts_[part].load(std::memory_order_acquire)[part ? number - (uint64_t{1} << (bits_ + part - 1)) : number];
+  }
+
+ private:
+  static constexpr unsigned kParts = 20;
+  uint64_t part_bytes(unsigned part) const { return sizeof(Bucket) << (part ? bits_ + part - 1 : bits_); }
+  unsigned bits_ = 0;
+  uint64_t count_ = 0;
+  Budget* budget_ = nullptr;
+  std::atomic<Bucket*> parts_[kParts] = {};
+};
+
+class Index {
+ public:
+  static constexpr unsigned kTagBits = 24, kGrowBits = 16, kBitsMax = 24, kBitsMin = 4;
+  struct Shape {
+    unsigned level = 0;
+    uint64_t split = 0;
+    uint64_t buckets() const { return (uint64_t{1} << level) + split; }
+  };
+
+  // 2^bits buckets to begin with. 0 or -ENOMEM.
+  [[nodiscard]] int open(unsigned bits, Budget* budget);
+  void close();
+
+  // Calls match(Address) for what may be the key's until it returns true. Whether it did.
+  template <class Match>
+  bool find(uint64_t hash, Match match) const {
+    for (;;) {
+      const uint64_t moves = moves_.load(std::memory_order_seq_cst);
+      if (find_entry(hash, match)) return true;
+      if ((moves & 1) == 0 && moves_.load(std::memory_order_seq_cst) == moves) return false;
+      pause();
+    }
+  }
+  // The same for who holds the lock: the entry's place, or nullptr.
+  template <class Match>
+  std::atomic<uint64_t>* find_entry(uint64_t hash, Match match) const {
+    const uint64_t tag = tag_of(hash);
+    for (Bucket* bucket = &primary_.at(bucket_of(hash_bits(hash), shape())); bucket; bucket = next(*bucket)) {
+      for (std::atomic<uint64_t>& place : bucket->entries) {
+        const uint64_t entry = place.load(std::memory_order_seq_cst);
+        if (entry >> kAddressBits == tag && entry != 0 && match(address_of(entry))) return &place;
+      }
+    }
+    return nullptr;
+  }
+  static Address address_in(const std::atomic<uint64_t>& place) { return address_of(place.load(std::memory_order_relaxed)); }
+  static void replace(std::atomic<uint64_t>* place, Address address) {
+    const uint64_t tag = place->load(std::memory_order_relaxed) >> kAddressBits;
+    place->store(tag << kAddressBits | address.value, std::memory_order_seq_cst);
+  }
+  void erase(std::atomic<uint64_t>* place) {
+    place->store(0, std::memory_order_seq_cst);
+    entries_.store(entries() - 1, std::memory_order_relaxed);
+  }
+  // 0, or -ENOMEM: no bucket to be had.
+  [[nodiscard]] int insert(uint64_t hash, Address address);
+
+  // For walks. A class of a shape is what lay in one of its buckets then, wherever splits put it since.
+  Shape shape() const {
+    const uint64_t packed = shape_.load(std::memory_order_seq_cst);
+    return {static_cast<unsigned>(packed >> 56), packed & ((uint64_t{1} << 56) - 1)};
+  }
+  // Addresses of all entries of a class: up to `max` into `out`; returns how many there are (more than max: call again with more room).
+  uint64_t collect(const Shape& from, uint64_t number, Address* out, uint64_t max) const;
+  uint64_t entries() const { return entries_.load(std::memory_order_relaxed); }
+  uint64_t bytes() const { return (primary_.count() + overflow_.count()) * sizeof(Bucket); }
+  // Every entry lies where a reader looks for it, and their number is right. Pre: the lock. For tests.
+  bool validate() const;
+
+ private:
+  static uint64_t tag_of(uint64_t hash) { return hash & ((uint64_t{1} << kTagBits) - 1); }
+  static Address address_of(uint64_t entry) { return Address{entry & ((uint64_t{1} << kAddressBits) - 1)}; }
+  uint64_t hash_bits(uint64_t hash) const {
+    return tag_of(hash) << bits_ | (hash >> kTagBits & ((uint64_t{1} << bits_) - 1));
+  }
+  static uint64_t bucket_of(uint64_t bits, const Shape& shape) {
+    const uint64_t low = bits & ((uint64_t{1} << shape.level) - 1);
+    return low < shape.split ? bits & ((uint64_t{2} << shape.level) - 1) : low;
+  }
+  Bucket* next(const Bucket& bucket) const {
+    const uint64_t link = bucket.link.load(std::memory_order_seq_cst);
+    return link ? &overflow_.at(link - 1) : nullptr;
+  }
+  static void pause();
+  void split();
+  [[nodiscard]] int spare_overflow(uint64_t count);
+  void put(Bucket* bucket, uint64_t entry);
+  void close_gaps(Bucket* first);
+  bool chain_is_right(uint64_t number, uint64_t* entries) const;
+
+  unsigned bits_ = 0;
+  std::atomic<uint64_t> shape_{0};     // level << 56 | split
+  std::atomic<uint64_t> moves_{0};
+  std::atomic<uint64_t> entries_{0};
+  uint64_t spare_ = 0, spares_ = 0;    // overflow buckets that no chain has: number + 1 of the first, linked
+  BucketArray primary_, overflow_;
+};
+
+}  // namespace lunar::kv

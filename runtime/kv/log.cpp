@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// The log: see log.h.
+// Threading: as there. Locks are taken in the order mutex_, tail_lock_.
+#include "kv/log.h"
+
+#include <errno.h>
+
+#include <new>
+
+#include "base/arena.h"
+
+namespace lunar::kv {
+
+int Log::open(uint64_t bytes, Budget* budget, Epochs* epochs) {
+  if (bytes > kLogBytesMax) return -EINVAL;
+  segment_bits_ = 16;
+  while (segment_bytes() < kSegmentBytesMax && bytes >> (segment_bits_ + 1) >= 4 * kSegmentsMin) ++segment_bits_;
+  count_ = (bytes + segment_bytes() - 1) >> segment_bits_;
+  if (count_ < kSegmentsMin) count_ = kSegmentsMin;
+  budget_ = budget;
+  epochs_ = epochs;
+  if (!budget->take(count_ * (sizeof(Segment) + segment_bytes()))) return -ENOMEM;
+  segments_ = static_cast<Segment*>(map_private(count_ * sizeof(Segment), ForkPolicy::kInherit));
+  memory_ = static_cast<char*>(map_private(count_ << segment_bits_, ForkPolicy::kInherit));
+  if (!segments_ || !memory_) return -ENOMEM;
+  for (uint64_t i = 0; i < count_; ++i) new (&segments_[i]) Segment;
+  free_.store(count_, std::memory_order_relaxed);
+  tail_used_ = segment_bytes();
+  return 0;
+}
+
+void Log::close() {
+  if (memory_) unmap_private(memory_, count_ << segment_bits_);
+  if (segments_) unmap_private(segments_, count_ * sizeof(Segment));
+  memory_ = nullptr;
+  segments_ = nullptr;
+}
+
+int Log::allocate(uint64_t units, bool cleaning, Address* out) {
+  const uint64_t bytes = units * kUnitBytes;
+  for (;;) {
+    tail_lock_.lock();
+    if (tail_reserved_ && !cleaning) {
+      tail_lock_.unlock();
+      return -EAGAIN;
+    }
+    if (tail_used_ + bytes <= segment_bytes()) {
+      Segment& segment = segments_[tail_];
+      *out = Address{((tail_ << segment_bits_) + tail_used_) / kUnitBytes};
+      tail_used_ += bytes;
+      segment.used.store(static_cast<uint32_t>(tail_used_), std::memory_order_relaxed);
+      segment.live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed);
+      segment.filling.fetch_add(1, std::memory_order_relaxed);
+      tail_lock_.unlock();
+      return 0;
+    }
+    tail_lock_.unlock();
+    if (const int status = roll(cleaning); status < 0) return status;
+  }
+}
+
+// Makes a free segment the tail, unless another thread did so meanwhile.
+int Log::roll(bool cleaning) {
+  Held guard(mutex_);
+  {
+    sys::Locked tail(tail_lock_);
+    if (tail_used_ + inline_units_max() * kUnitBytes <= segment_bytes()) return 0;
+  }
+  uint64_t number;
+  if (!take_one(cleaning, &number)) return -EAGAIN;
+  sys::Locked tail(tail_lock_);
+  if (state(tail_) == SegmentState::kOpen) segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_release);
+  segments_[number].live.store(0, std::memory_order_relaxed);
+  segments_[number].state.store(SegmentState::kOpen, std::memory_order_release);
+  tail_ = number;
+  tail_reserved_ = cleaning && free_.load(std::memory_order_relaxed) < kReserve;
+  tail_used_ = number == 0 ? kUnitBytes : 0;   // address 0 is none
+  return 0;
+}
+
+void Log::seal_tail() {
+  Held guard(mutex_);
+  sys::Locked tail(tail_lock_);
+  if (state(tail_) != SegmentState::kOpen) return;
+  segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_release);
+  tail_used_ = segment_bytes();
+}
+
+// Pre: the mutex. Prefers what lies low and was used before.
+bool Log::take_one(bool cleaning, uint64_t* number) {
+  if (free_.load(std::memory_order_relaxed) <= (cleaning ? 0 : kReserve)) return false;
+  for (uint64_t i = 0; i < count_; ++i) {
+    const uint64_t at = (next_free_ + i) % count_;
+    if (state(at) != SegmentState::kFree) continue;
+    next_free_ = at + 1;
+    free_.fetch_sub(1, std::memory_order_relaxed);
+    *number = at;
+    return true;
+  }
+  return false;
+}
+
+int Log::take_run(uint64_t count, uint64_t* first) {
+  Held guard(mutex_);
+  if (free_.load(std::memory_order_relaxed) < count + kReserve) return -EAGAIN;
+  uint64_t length = 0;
+  for (uint64_t i = 0; i < count_ && length < count; ++i) {
+    length = state(i) == SegmentState::kFree ? length + 1 : 0;
+    *first = i + 1 - length;
+  }
+  if (length < count) return -EAGAIN;
+  for (uint64_t i = *first; i < *first + count; ++i) segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
+  free_.fetch_sub(count, std::memory_order_relaxed);
+  return 0;
+}
+
+void Log::retire(uint64_t first, uint64_t count) {
+  const uint64_t epoch = epochs_->retire();
+  Held guard(mutex_);
+  for (uint64_t i = first; i < first + count; ++i) {
+    Segment& segment = segments_[i];
+    segment.state.store(SegmentState::kRetired, std::memory_order_release);
+    segment.retired = epoch;
+    segment.next_retired = 0;
+    if (last_retired_) segments_[last_retired_ - 1].next_retired = i + 1;
+    else first_retired_ = i + 1;
+    last_retired_ = i + 1;
+  }
+  retired_.fetch_add(count, std::memory_order_relaxed);
+}
+
+uint64_t Log::reclaim() {
+  Held guard(mutex_);
+  uint64_t safe_epoch = 0;
+  while (first_retired_) {
+    const uint64_t number = first_retired_ - 1;
+    Segment& segment = segments_[number];
+    if (segment.retired > safe_epoch && !epochs_->safe(segment.retired)) break;
+    safe_epoch = segment.retired;
+    first_retired_ = segment.next_retired;
+    if (!first_retired_) last_retired_ = 0;
+    segment.used.store(0, std::memory_order_relaxed);
+    retired_.fetch_sub(1, std::memory_order_relaxed);
+    const bool held_back = number - window_ < window_count_;
+    segment.state.store(held_back ? SegmentState::kHeld : SegmentState::kFree, std::memory_order_release);
+    if (!held_back) free_.fetch_add(1, std::memory_order_relaxed);
+  }
+  if (free_.load(std::memory_order_relaxed) > kReserve) {
+    sys::Locked tail(tail_lock_);
+    tail_reserved_ = false;
+  }
+  return free_.load(std::memory_order_relaxed);
+}
+
+int Log::victim(uint64_t* number) {
+  Held guard(mutex_);
+  uint64_t best = segment_bytes() / kUnitBytes / 8 * 7 + 1;
+  bool soon = false;
+  for (uint64_t i = 0; i < count_; ++i) {
+    if (state(i) != SegmentState::kSealed || live(i) >= best) continue;
+    if (filling(i)) {
+      soon = true;
+      continue;
+    }
+    best = live(i);
+    *number = i;
+  }
+  if (best <= segment_bytes() / kUnitBytes / 8 * 7) return 0;
+  return soon ? -EAGAIN : -ENOSPC;
+}
+
+bool Log::window_may_go(uint64_t first, uint64_t count, uint64_t* live_units) const {
+  *live_units = 0;
+  for (uint64_t i = first; i < first + count; ++i) {
+    const SegmentState now = state(i);
+    if (now != SegmentState::kFree && now != SegmentState::kSealed) return false;
+    if (now == SegmentState::kSealed) *live_units += live(i);
+  }
+  return true;
+}
+
+int Log::hold_window(uint64_t count, uint64_t* first) {
+  Held guard(mutex_);
+  uint64_t best = UINT64_MAX;
+  for (uint64_t i = 0; i + count <= count_; ++i) {
+    uint64_t units;
+    if (window_may_go(i, count, &units) && units < best) best = units, *first = i;
+  }
+  if (best == UINT64_MAX) return -ENOSPC;
+  uint64_t inside = 0;
+  for (uint64_t i = *first; i < *first + count; ++i) inside += state(i) == SegmentState::kFree ? 1 : 0;
+  const uint64_t outside = free_.load(std::memory_order_relaxed) - inside;
+  // What lives there must find room elsewhere, a sixteenth of each segment being lost at its end, and leave the reserve.
+  const uint64_t wanted = best / (segment_bytes() / kUnitBytes / 16 * 15) + 1;
+  if (outside < wanted + kReserve) return -ENOSPC;
+  for (uint64_t i = *first; i < *first + count; ++i) {
+    if (state(i) == SegmentState::kFree) segments_[i].state.store(SegmentState::kHeld, std::memory_order_release);
+  }
+  free_.fetch_sub(inside, std::memory_order_relaxed);
+  window_ = *first;
+  window_count_ = count;
+  return 0;
+}
+
+bool Log::held() const {
+  for (uint64_t i = window_; i < window_ + window_count_; ++i) {
+    if (state(i) != SegmentState::kHeld) return false;
+  }
+  return true;
+}
+
+void Log::take_held() {
+  Held guard(mutex_);
+  for (uint64_t i = window_; i < window_ + window_count_; ++i) segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
+  window_count_ = 0;
+}
+
+void Log::release_window() {
+  Held guard(mutex_);
+  for (uint64_t i = window_; i < window_ + window_count_; ++i) {
+    if (state(i) != SegmentState::kHeld) continue;
+    segments_[i].state.store(SegmentState::kFree, std::memory_order_release);
+    free_.fetch_add(1, std::memory_order_relaxed);
+  }
+  window_count_ = 0;
+}
+
+}  // namespace lunar::kv

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// A record of the log: one key with its value, and the words by which everything in the store is addressed.
+//
+//   0        4           8            12             16                   16 + key, rounded up to 8
+//   │ version│ size, type│ key_bytes  │ value_bytes  │ key ...            │ value ...            │ pad to 16
+//
+// A record is written once and then published by the index. What may change afterwards, by the one thread that holds the lock of
+// its shard, is the value, when it fits: `version` is odd meanwhile, and a reader that saw it odd or changed reads again (a sequence
+// lock a record). Key and size never change.
+//
+// A pair that is larger than the log takes inline is of type kLarge: the record holds a LargePlace, and key and value lie, one
+// behind the other, in segments of their own.
+//
+// Threading: see above; value_copy_out may be used by any thread beside one value_overwrite. May not: allocate, block.
+#pragma once
+#include <string.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/units.h"
+
+namespace lunar::kv {
+
+constexpr uint64_t kUnitBytes = 16;                               // records begin and end at multiples of it
+using Address = StrongNumber<struct AddressTag, uint64_t>;        // of a record: units from the start of the log. 0: none
+constexpr unsigned kAddressBits = 40;                             // 16 TiB
+constexpr uint64_t kLogBytesMax = kUnitBytes << kAddressBits;
+constexpr uint64_t kPairBytesMax = 100 * kGiB;                    // of a key, and of a value
+
+struct Bytes {
+  const void* data = nullptr;
+  uint64_t size = 0;
+};
+
+enum class RecordType : uint32_t { kPair = 1, kLarge = 2 };
+
+struct Record {
+  uint32_t version;
+  uint32_t size_type;       // units << 2 | RecordType
+  uint32_t key_bytes;       // kLarge: sizeof(LargePlace) and 0
+  uint32_t value_bytes;
+
+  uint32_t units() const { return size_type >> 2; }
+  RecordType type() const { return static_cast<RecordType>(size_type & 3); }
+  const char* key() const { return reinterpret_cast<const char*>(this + 1); }
+  char* value() { return reinterpret_cast<char*>(this + 1) + round_up(key_bytes, 8); }
+  uint64_t value_room() const { return units() * kUnitBytes - sizeof(Record) - round_up(key_bytes, 8); }
+};
+static_assert(sizeof(Record) == 16);
+
+// Where a pair lies that is too large for the log: key, then (rounded up to 8) value, from the start of segment `first`.
+struct LargePlace {
+  uint64_t hash;
+  uint64_t key_bytes, value_bytes;
+  uint64_t first, count;    // segments
+};
+static_assert(sizeof(LargePlace) == 40);
+
+constexpr uint64_t record_units(uint64_t key_bytes, uint64_t value_bytes) {
+  return (sizeof(Record) + round_up(key_bytes, 8) + value_bytes + kUnitBytes - 1) / kUnitBytes;
+}
+
+inline uint32_t word32(const uint32_t& word, std::memory_order order) {
+  return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(word)).load(order);
+}
+inline uint64_t word64(const char* at, std::memory_order order) {
+  return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(const_cast<char*>(at))).load(order);
+}
+
+// Copies n bytes of a value from `offset` on, word by word: the copy may be of two versions, but each load is acquire, so that a
+// version read after it tells. Pre: offset + n within the record.
+inline void value_copy_words(const char* value, uint64_t offset, void* to, uint64_t n) {
+  auto* out = static_cast<char*>(to);
+  const char* at = value + round_down(offset, 8);
+  if (const uint64_t skip = offset % 8; skip && n) {
+    const uint64_t word = word64(at, std::memory_order_acquire), part = n < 8 - skip ? n : 8 - skip;
+    memcpy(out, reinterpret_cast<const char*>(&word) + skip, part);
+    at += 8, out += part, n -= part;
+  }
+  for (; n >= 8; at += 8, out += 8, n -= 8) {
+    const uint64_t word = word64(at, std::memory_order_acquire);
+    memcpy(out, &word, 8);
+  }
+  if (n) {
+    const uint64_t word = word64(at, std::memory_order_acquire);
+    memcpy(out, &word, n);
+  }
+}
+
+// Up to `bytes` of the value from `offset` on, of one version. Returns the length of the whole value.
+uint64_t value_copy_out(Record* record, uint64_t offset, void* to, uint64_t bytes);
+// Puts another value in its place. Pre: the lock of the record's shard; value.size <= value_room().
+void value_overwrite(Record* record, Bytes value);
+
+}  // namespace lunar::kv

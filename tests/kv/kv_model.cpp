@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine against a model: random operations on few and on many keys, in a log so small that it is cleaned all the time. Every result
+// and every byte is compared with a std::unordered_map; full is an answer, after which nothing may have changed.
+//   kv_model [--operations N]; LUNAR_SEED= replays.
+#include <errno.h>
+
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "tests/kv/kv_support.hpp"
+
+using namespace lunar;
+using namespace lunar::kv;
+using namespace kv_test;
+
+namespace {
+
+struct Kind {
+  const char* name;
+  uint64_t keys, log_bytes, value_max;
+  unsigned shards;
+};
+// The last two run full: what would live does not go in.
+constexpr Kind kKinds[] = {{"few keys", 64, 2 * kMiB, 300, 1},       {"many keys", 40'000, 4 * kMiB, 200, 8},
+                           {"large values", 24, 8 * kMiB, 300'000, 4}, {"full of small ones", 60'000, 3 * kMiB, 200, 4},
+                           {"full of large ones", 64, 4 * kMiB, 200'000, 2}};
+
+class Model {
+ public:
+  Model(const Kind& kind, uint64_t seed) : kind_(kind), random_(seed), buffer_(kind.value_max + 64, 0) {
+    StoreOptions options;
+    options.log_bytes = kind.log_bytes;
+    options.dram_bytes = kind.log_bytes + 8 * kMiB;
+    options.shards = kind.shards;
+    options.expected_keys = 16;   // grows
+    store_ = open_store(options);
+  }
+  ~Model() { store_->close(); }
+  void run(uint64_t operations);
+
+ private:
+  std::string key(uint64_t number);
+  void one();
+  void set(const std::string& key);
+  void get(const std::string& key);
+  void del(const std::string& key);
+  void any();
+  void walk();
+  void wrong(const char* what, int64_t got, int64_t wanted) {
+    fail(std::string(kind_.name) + ": " + what + " gave " + std::to_string(got) + ", wanted " + std::to_string(wanted));
+  }
+
+  const Kind& kind_;
+  Random random_;
+  Store* store_;
+  std::unordered_map<std::string, std::string> model_;
+  std::string buffer_, value_;
+  uint64_t version_ = 0, bytes_ = 0, full_ = 0;
+};
+
+// Of all lengths, 0 too, some of which share long beginnings.
+std::string Model::key(uint64_t number) {
+  if (number == 0) return "";
+  std::string text = std::to_string(number);
+  if (number % 7 == 0) text.insert(0, number % 91, 'k');
+  if (kind_.value_max > 100'000 && number % 11 == 3) text.insert(0, 70'000, 'K');   // a key that is large itself
+  return text;
+}
+
+void Model::set(const std::string& key) {
+  uint64_t length = random_.below(3) ? random_.below(kind_.value_max) : random_.below(32);
+  const auto found = model_.find(key);
+  if (found != model_.end() && random_.below(2)) length = found->second.size() + random_.below(9) - 4;   // in place, more or less
+  if (length > kind_.value_max) length = 0;
+  fill(&value_, mix(key.size()), ++version_, length);
+  const int status = store_->set(bytes_of(key), bytes_of(value_));
+  if (status == -ENOSPC) {
+    ++full_;
+    if (bytes_ < kind_.log_bytes / 4) wrong("set with three quarters free", status, 0);
+    return get(key);   // as it was
+  }
+  if (status != 0) wrong("set", status, 0);
+  bytes_ -= found != model_.end() ? found->second.size() + key.size() : 0;
+  bytes_ += key.size() + value_.size();
+  model_[key] = value_;
+}
+
+void Model::get(const std::string& key) {
+  const auto found = model_.find(key);
+  const uint64_t offset = random_.below(4) ? 0 : random_.below(kind_.value_max + 10);
+  const uint64_t bytes = random_.below(4) ? buffer_.size() : random_.below(buffer_.size());
+  memset(buffer_.data(), 0x5a, buffer_.size());
+  const int64_t length = store_->get(bytes_of(key), buffer_.data(), bytes, offset);
+  if (found == model_.end()) {
+    if (length != -ENOENT) wrong("get of no key", length, -ENOENT);
+    return;
+  }
+  const std::string& value = found->second;
+  if (length != static_cast<int64_t>(value.size())) wrong("get", length, static_cast<int64_t>(value.size()));
+  const uint64_t rest = offset < value.size() ? value.size() - offset : 0, part = rest < bytes ? rest : bytes;
+  if (part && memcmp(buffer_.data(), value.data() + offset, part) != 0) wrong("bytes of get", 0, 0);
+  for (uint64_t i = part; i < buffer_.size() && i < part + 64; ++i) {
+    if (buffer_[i] != 0x5a) wrong("get wrote behind what it had", static_cast<int64_t>(i), static_cast<int64_t>(part));
+  }
+}
+
+void Model::del(const std::string& key) {
+  const auto found = model_.find(key);
+  const int64_t wanted = found == model_.end() ? -ENOENT : static_cast<int64_t>(found->second.size());
+  if (const int64_t length = store_->del(bytes_of(key)); length != wanted) wrong("del", length, wanted);
+  if (found == model_.end()) return;
+  bytes_ -= key.size() + found->second.size();
+  model_.erase(found);
+}
+
+void Model::any() {
+  std::string found(80'000, 0);
+  const int64_t length = store_->random(found.data(), found.size());
+  if (length < 0 ? !model_.empty() || length != -ENOENT : model_.count(found.substr(0, static_cast<uint64_t>(length))) != 1)
+    wrong("random", length, static_cast<int64_t>(model_.size()));
+}
+
+void Model::walk() {
+  Walk* walk = nullptr;
+  if (Walk::open(store_, &walk) != 0) fail("walk");
+  std::set<std::string> seen;
+  std::string found(80'000, 0);
+  for (;;) {
+    const int64_t length = walk->next(found.data(), found.size());
+    if (length == -ENOENT) break;
+    if (length < 0) wrong("walk", length, 0);
+    const std::string key = found.substr(0, static_cast<uint64_t>(length));
+    if (model_.count(key) == 0 || !seen.insert(key).second) fail("walk gave a key twice, or one that is not there: " + key);
+  }
+  if (seen.size() != model_.size()) wrong("keys of a walk", static_cast<int64_t>(seen.size()), static_cast<int64_t>(model_.size()));
+  walk->close();
+}
+
+void Model::one() {
+  const std::string name = key(random_.below(kind_.keys));
+  const uint64_t choice = random_.below(100);
+  if (choice < 45) return set(name);
+  if (choice < 85) return get(name);
+  if (choice < 97) return del(name);
+  if (choice == 97) return any();
+  const auto found = model_.find(name);
+  const int64_t wanted = found == model_.end() ? -ENOENT : static_cast<int64_t>(found->second.size());
+  if (const int64_t length = store_->exists(bytes_of(name)); length != wanted) wrong("exists", length, wanted);
+}
+
+void Model::run(uint64_t operations) {
+  for (uint64_t i = 0; i < operations; ++i) {
+    one();
+    if (i % (operations / 4) == operations / 4 - 1) {
+      walk();
+      check_store(store_);
+    }
+  }
+  if (store_->count() != model_.size()) wrong("count", static_cast<int64_t>(store_->count()), static_cast<int64_t>(model_.size()));
+  if (store_->bytes_actual() != bytes_) wrong("bytes_actual", static_cast<int64_t>(store_->bytes_actual()), static_cast<int64_t>(bytes_));
+  for (const auto& [name, value] : model_) get(name);
+  printf("%-20s %8zu keys, %7llu KiB, full %llu times, cleaning moved %llu KiB, index %.1f bytes an entry\n", kind_.name, model_.size(),
+         static_cast<unsigned long long>(bytes_ / 1024), static_cast<unsigned long long>(full_),
+         static_cast<unsigned long long>(store_->cleaned_bytes() / 1024),
+         static_cast<double>(store_->index_bytes()) / static_cast<double>(model_.empty() ? 1 : model_.size()));
+  // What was deleted is room again.
+  while (!model_.empty()) del(std::string(model_.begin()->first));
+  if (store_->count() != 0 || store_->bytes_actual() != 0) fail("not empty after everything was deleted");
+  fill(&value_, 1, 1, kind_.value_max);
+  for (uint64_t i = 0; i * kind_.value_max < kind_.log_bytes / 2; ++i) {
+    const std::string name = "again" + std::to_string(i);
+    if (const int status = store_->set(bytes_of(name), bytes_of(value_)); status != 0) wrong("set after everything was deleted", status, 0);
+  }
+  check_store(store_);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t operations = argument(argc, argv, "--operations", 1'000'000), seed = seed_from_environment();
+  const uint64_t kinds = sizeof kKinds / sizeof *kKinds;
+  for (uint64_t i = 0; i < kinds; ++i) {
+    // Operations on large values cost a hundred times as much.
+    const uint64_t share = kKinds[i].value_max > 100'000 ? operations / 100 : operations * 98 / 100 / 3;
+    Model(kKinds[i], seed + i).run(share);
+  }
+  return 0;
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of the key/value engine share: contents that say whose and of which version they are, numbers by chance.
+// Threading: no state. May not: be used by code that ships.
+#pragma once
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <string>
+
+#include "kv/store.h"
+
+namespace kv_test {
+
+[[noreturn]] inline void fail(const std::string& what) {
+  printf("FAILED: %s\n", what.c_str());
+  fflush(stdout);
+  abort();
+}
+
+inline uint64_t mix(uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15 + 1) {}
+  uint64_t next() { return mix(state_ += 0x9e3779b97f4a7c15); }
+  uint64_t below(uint64_t n) { return next() % n; }
+
+ private:
+  uint64_t state_;
+};
+
+inline uint64_t seed_from_environment() {
+  const char* given = getenv("LUNAR_SEED");
+  const uint64_t seed = given ? strtoull(given, nullptr, 0) : lunar::sys::now_ns() % 1'000'000'007;
+  printf("seed %llu (LUNAR_SEED= replays)\n", static_cast<unsigned long long>(seed));
+  fflush(stdout);
+  return seed;
+}
+
+// Bytes that only this key in this version has.
+inline void fill(std::string* out, uint64_t key, uint64_t version, uint64_t length) {
+  out->resize(length);
+  uint64_t word = mix(key * 0x9e3779b97f4a7c15 ^ version);
+  for (uint64_t i = 0; i < length; i += 8) {
+    const uint64_t value = mix(word += 0x9e3779b97f4a7c15);
+    memcpy(out->data() + i, &value, length - i < 8 ? length - i : 8);
+  }
+}
+
+inline lunar::kv::Bytes bytes_of(const std::string& text) { return {text.data(), text.size()}; }
+
+inline lunar::kv::Store* open_store(const lunar::kv::StoreOptions& options) {
+  lunar::ErrorText why;
+  lunar::kv::Store* store = nullptr;
+  if (lunar::kv::Store::open(options, &store, &why) < 0) fail(why.text);
+  return store;
+}
+
+inline void check_store(lunar::kv::Store* store) {
+  lunar::ErrorText why;
+  if (store->validate(&why) < 0) fail(why.text);
+}
+
+// The number that follows NAME in the program's arguments.
+inline uint64_t argument(int argc, char** argv, const char* name, uint64_t otherwise) {
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (strcmp(argv[i], name) == 0) return strtoull(argv[i + 1], nullptr, 0);
+  }
+  return otherwise;
+}
+
+}  // namespace kv_test
