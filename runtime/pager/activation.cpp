@@ -92,7 +92,7 @@ void standby_open(PagerState& state, bool child) {
     sys::note_own_descriptor(sys::keep_proc_directory(), true);
     state.thp_always = huge_pages_always();
   }
-  sys::note_own_descriptor(sys::keep_pagemap(), true);
+  for (const sys::OwnFile file : {sys::OwnFile::kPagemap, sys::OwnFile::kMemory}) sys::note_own_descriptor(sys::keep_own_file(file), true);
   ErrorText unused;
   const int device = sys::uffd_keep_device(state.options.uffd_device);
   sys::note_own_descriptor(device, true);
@@ -106,9 +106,8 @@ void standby_open(PagerState& state, bool child) {
 }
 
 void standby_descriptors(int* out, unsigned* count) {
-  const int proc = sys::proc_directory(), pagemap = sys::keep_pagemap();
-  if (proc >= 0) out[(*count)++] = proc;
-  if (pagemap >= 0) out[(*count)++] = pagemap;
+  for (const int fd : {sys::proc_directory(), sys::keep_own_file(sys::OwnFile::kPagemap), sys::keep_own_file(sys::OwnFile::kMemory)})
+    if (fd >= 0) out[(*count)++] = fd;
 }
 
 int64_t plain_limit(const PagerState& state) {

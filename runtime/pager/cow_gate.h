@@ -20,7 +20,7 @@ void gate_close(PagerState& state);
 
 enum class Lift { kLifted, kBusy, kNoRoom, kNotThere };
 // Lets `page` be written, and some behind it as room allows. force: without asking for room. kBusy: marked as waited for.
-// pagemap: sys::open_pagemap, or negative: then every page counts as shared.
+// pagemap: sys::open_own_file, or negative: then every page counts as shared.
 Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force);
 
 }  // namespace lunar

@@ -22,9 +22,6 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
-#ifndef MADV_GUARD_INSTALL
-#define MADV_GUARD_INSTALL 102
-#endif
 
 namespace lunar {
 namespace {
@@ -33,6 +30,20 @@ constexpr uint64_t kOthersMayEvictNs = 20000000;
 constexpr uint64_t kRelativesMayEvictNs = 2000000;   // while pages are shared: only when all have let go of one, it is free
 constexpr uint64_t kSweepEveryNs = 50000000;   // while DRAM is short
 constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;   // between looks while nothing can be evicted
+
+// /proc/self/mem, where it reads what may not be read (a kernel may be told that it does not) and pages can be held still; or below 0.
+int open_unreadable(const PagerState& state) {
+  if (!state.features.write_protect) return -EOPNOTSUPP;
+  const int memory = sys::open_own_file(sys::OwnFile::kMemory);
+  void* page = nullptr;
+  char byte;
+  if (memory < 0 || sys::map(nullptr, state.page_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &page) < 0) return memory;
+  const int rc = sys::read_memory(memory, page, &byte, 1);
+  (void)sys::unmap(page, state.page_size);
+  if (rc == 0) return memory;
+  sys::close_file(memory);
+  return rc;
+}
 
 }  // namespace
 
@@ -70,7 +81,7 @@ int Evictor::open(uint32_t frame_count) {
   pause_requests_.store(0);
   resting_.store(0);
   asleep_.store(false);
-  pagemap_ = -1;
+  pagemap_ = memory_ = -1;
   range_lock_.reset_in_child();
   range_region_.store(nullptr);
   behind_lock_.unlock();   // a forked child's parent may have held it
@@ -124,7 +135,8 @@ void Evictor::kick() {
 void Evictor::run() {
   auto& state = pager_state();
   state.evictor_tid.store(sys::thread_id());
-  pagemap_ = sys::open_pagemap();
+  pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
+  memory_ = open_unreadable(state);
   bool going = false;
   for (;;) {
     if (pause_requests_.load(std::memory_order_seq_cst) != 0) {
@@ -143,7 +155,7 @@ void Evictor::run() {
       if (choose_range(batch_limit_) != 0) {
         const unsigned dropped = evict_chosen();
         range_result_ += dropped;
-        if (dropped == 0 && unmaps_pending() && pause_requests_.load() == 0) {   // soon: what waits for us is a fork alone
+        if (dropped == 0 && put_off_ && pause_requests_.load() == 0) {   // soon: what waits for us is a fork alone
           range_first_ = first;
           sys::sleep_ns(50000);
         }
@@ -212,7 +224,7 @@ bool Evictor::try_victim(Region* region, PageIndex page, bool ignore_heat) {
     return false;
   }
   if (!page_lock(word, seen)) return false;
-  victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false, false, false, false, false};
+  victims_[victim_count_++] = {region, page, seen, UINT32_MAX, false, false, false, false, false, false};
   return true;
 }
 
@@ -384,37 +396,41 @@ void Evictor::keep(Victim& victim, unsigned heat) {
 // Fills victim.dropped; content of dropped victims is in their frames. Returns how many were dropped.
 unsigned Evictor::gather() {
   auto& state = pager_state();
-  iovec pages[kBatchPages], in_pipe[kBatchPages];
-  unsigned gathered[kBatchPages] = {}, unreadable[kBatchPages] = {};
-  unsigned gathered_count = 0, unreadable_count = 0;
+  iovec pages[kBatchPages], drops[kBatchPages];
+  unsigned which[kBatchPages] = {}, unreadable[kBatchPages] = {};   // in the pipe, then held
+  unsigned in_pipe = 0, unreadable_count = 0;
   for (unsigned i = 0; i < victim_count_; ++i) pages[i] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
   for (unsigned next = 0; next < victim_count_;) {
     unsigned stop = next;
     while (stop < victim_count_ && !victims_[stop].unwritable) ++stop;
     int64_t rc = stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
-    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 0; n > 0; --n) {
-      in_pipe[gathered_count] = pages[next];
-      gathered[gathered_count++] = next++;
-    }
+    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 0; n > 0; --n) which[in_pipe++] = next++;
     if (rc == -EFAULT) unreadable[unreadable_count++] = next++;
     else if (is_refusal(rc)) splice_refused_ = true;   // by UFFDIO_MOVE from now on
     if (rc <= 0 && rc != -EFAULT) break;
   }
+  const unsigned count = in_pipe + hold_unreadable(unreadable, unreadable_count, which + in_pipe);
+  for (unsigned i = 0; i < count; ++i) drops[i] = pages[which[i]];
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   // After the gathering: a page of somebody else may be there in place of ours.
   const int shard = state.event_gate.enter_waiting();
-  const bool may_drop = !unmaps_pending();
+  const bool may_drop = !unmaps_pending() && !sys::uffd_event_unread(state.uffd);
+  put_off_ = !may_drop;
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   bool gone[kBatchPages] = {};
-  unsigned dropped = may_drop ? sys::drop_pages(in_pipe, gathered_count, gone) : 0;
-  state.event_gate.leave(shard);   // moves of our own (take_unreadable) bring events, and wait for them
-  if (may_drop && dropped == 0 && gathered_count != 0) fatal_if_refused(sys::advise(staging_, state.page_size, MADV_DONTNEED), "madvise");
-  capture(gathered, gathered_count);
-  for (unsigned i = 0; i < gathered_count; ++i) {
-    victims_[gathered[i]].dropped = gone[i];
-    victims_[gathered[i]].stuck = may_drop && !gone[i];
+  unsigned dropped = may_drop ? sys::drop_pages(drops, count, gone) : 0;
+  state.event_gate.leave(shard);
+  if (may_drop && dropped == 0 && count != 0) fatal_if_refused(sys::advise(staging_, state.page_size, MADV_DONTNEED), "madvise");
+  capture(which, in_pipe);
+  for (unsigned i = 0; i < count; ++i) {
+    Victim& victim = victims_[which[i]];
+    victim.dropped = gone[i];
+    victim.stuck = may_drop && !gone[i];
+    if (i >= in_pipe && gone[i]) counters().evicted_unreadable.add(1);
+    if (victim.held && !gone[i]) protect(victim, false);
+    if (victim.guard && !gone[i]) victim.guard = false;
   }
-  return dropped + (may_drop ? take_unreadable(unreadable, unreadable_count) : 0);
+  return dropped;
 }
 
 // The content of every gathered page leaves the pipe, dropped or not.
@@ -435,53 +451,45 @@ void Evictor::capture(const unsigned* which, unsigned count) {
   }
 }
 
-// To wherever the kernel likes: one that is refused has unmapped the place it was to go to before 6.17, which another thread's map may then have.
-int Evictor::take_away(void* from, size_t bytes, char** there) {
-  void* to = nullptr;
-  own_move_begins(reinterpret_cast<uintptr_t>(from), bytes);
-  const int rc = sys::take_mapping(from, bytes, &to);
-  own_move_ends(rc == 0 ? reinterpret_cast<uintptr_t>(to) : 0);
-  *there = static_cast<char*>(to);
-  return rc;
+// Against writes, or no more.
+bool Evictor::protect(const Victim& victim, bool on) {
+  auto& state = pager_state();
+  int rc;
+  while ((rc = sys::uffd_protect(state.uffd, victim.region->address_of(victim.page), state.page_size, on)) == -EAGAIN && !on) sys::yield_cpu();
+  return rc == 0;
 }
 
-// Neighbours go together. Who makes a page readable in between finds it missing, as after any drop.
-unsigned Evictor::take_unreadable(const unsigned* which, unsigned count) {
-  const size_t page = pager_state().page_size;
-  unsigned dropped = 0;
-  for (unsigned i = 0; i < count;) {
-    Victim& first = victims_[which[i]];
-    unsigned n = 1;
-    while (i + n < count && victims_[which[i + n]].region == first.region && victims_[which[i + n]].page.value == first.page.value + n) ++n;
-    char* there = nullptr;
-    int rc = take_away(first.region->address_of(first.page), n * page, &there);
-    if (rc < 0 && n > 1) rc = take_away(first.region->address_of(first.page), (n = 1) * page, &there);   // more than one mapping
-    if (rc == 0 && (rc = sys::protect_without_key(there, n * page, PROT_READ)) < 0)
-      fatal("evictor: pages from %p on were taken out and cannot be read (%s); they would be lost", static_cast<void*>(first.region->address_of(first.page)), errno_name(rc));
-    for (unsigned k = 0; k < n; ++k) {
-      Victim& victim = victims_[which[i + k]];
-      victim.guard = rc == 0 && sys::peek(there + k * page, frames_.memory(victim.frame), page) < 0;
-      if (victim.guard) put_guard_back(victim);
-      victim.dropped = rc == 0;
-      victim.stuck = rc < 0;
-    }
-    if (rc == 0) {
-      dropped += n;
-      (void)sys::unmap(there, n * page);
-      counters().evicted_unreadable.add(n);
-    }
-    i += n;
+// Copies what may not be read, or not be made exclusive, to its frames. Who makes a page writable in between meets the protection, and waits
+// until the page is dropped or kept. Returns how many may be dropped; `held` names them.
+unsigned Evictor::hold_unreadable(const unsigned* which, unsigned count, unsigned* held) {
+  const void* pages[kBatchPages];
+  sys::PageFacts before[kBatchPages], after[kBatchPages];
+  const auto look = [&](sys::PageFacts* facts) { return pagemap_ >= 0 && sys::page_facts(pagemap_, pages, count, facts) == 0; };
+  for (unsigned i = 0; i < count; ++i) {
+    pages[i] = victims_[which[i]].region->address_of(victims_[which[i]].page);
+    victims_[which[i]].stuck = true;
   }
-  return dropped;
-}
-
-// The page was a marker (MADV_GUARD_INSTALL past us), which we have moved away: another one goes in its place.
-void Evictor::put_guard_back(Victim& victim) {
-  void* address = victim.region->address_of(victim.page);
-  victim.region->has_guards.store(true, std::memory_order_release);
-  __builtin_memset(frames_.memory(victim.frame), 0, pager_state().page_size);
-  if (int rc = sys::advise(address, pager_state().page_size, MADV_GUARD_INSTALL); rc < 0)
-    fatal("evictor: page %p cannot be read, and no guard page can be put there (%s)", address, errno_name(rc));
+  if (count == 0 || memory_ < 0 || !look(before)) return 0;   // they stay in DRAM
+  bool read[kBatchPages];
+  for (unsigned i = 0; i < count; ++i) {
+    Victim& victim = victims_[which[i]];
+    victim.held = !before[i].write_protected && protect(victim, true);   // it may be behind the copy-on-write gate
+    read[i] = sys::read_memory(memory_, pages[i], frames_.memory(victim.frame), pager_state().page_size) == 0;
+  }
+  const bool seen = look(after);
+  unsigned found = 0;
+  for (unsigned i = 0; i < count; ++i) {
+    Victim& victim = victims_[which[i]];
+    if (seen && (!read[i] || after[i].write_protected)) {
+      if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, pager_state().page_size);
+      victim.guard = !read[i] && after[i].present;   // a marker that the program made past us (MADV_GUARD_INSTALL); else it has dropped the page
+      if (victim.guard) victim.region->has_guards.store(true, std::memory_order_release);
+      held[found++] = which[i];
+    } else if (victim.held) {
+      protect(victim, false);
+    }
+  }
+  return found;
 }
 
 unsigned Evictor::gather_by_move() {
@@ -494,7 +502,7 @@ unsigned Evictor::gather_by_move() {
     const bool may_take = !unmaps_pending();
     const int64_t rc = may_take ? sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size) : -EAGAIN;
     state.event_gate.leave(shard);
-    if (!may_take) break;
+    if ((put_off_ = !may_take)) break;
     victims_[i].dropped = rc == static_cast<int64_t>(state.page_size);
     victims_[i].stuck = !victims_[i].dropped;
     if (!victims_[i].dropped) {

@@ -5,8 +5,7 @@
 //   1 choose    the clock hand walks the page tables; a resident page with heat loses one, one without is taken (busy)
 //   2 exclusive pages that may be copy-on-write since a fork are made exclusive (one vectored MADV_POPULATE_WRITE)
 //   3 gather    vmsplice: the pipe holds references to the physical pages. Those that may not be read (PROT_NONE, a protection
-//               key), and those of 2 that may not be written, have their mapping moved to a place of ours instead (mremap), which is
-//               their 3 and 4: whoever may write them again writes before that, or finds them missing
+//               key), and those of 2 that may not be written, are write-protected by userfaultfd and copied (/proc/self/mem)
 //   4 drop      one vectored MADV_DONTNEED: nothing maps them any more, their content is final
 //   5 capture   read the pipe into frames
 //   6 decide    all zero: no slot. Same hash as its slot: no write. Else a slot each, written in runs
@@ -75,6 +74,7 @@ class Evictor {
     bool stuck;           // this page itself could not be taken (locked, pinned)
     bool unwritable;      // not known to be exclusive, and cannot be made so while it may not be written
     bool guard;           // a guard page that the program made past us
+    bool held;            // write-protected by us, and copied
   };
   struct WriteOp {
     Command command;
@@ -103,9 +103,8 @@ class Evictor {
   unsigned gather();
   unsigned gather_by_move();
   void capture(const unsigned* which, unsigned count);
-  unsigned take_unreadable(const unsigned* which, unsigned count);
-  static int take_away(void* from, size_t bytes, char** there);
-  void put_guard_back(Victim& victim);
+  unsigned hold_unreadable(const unsigned* which, unsigned count, unsigned* held);
+  static bool protect(const Victim& victim, bool on);
   void keep(Victim& victim, unsigned heat);
   void settle();
   void decide(Victim& victim);
@@ -123,9 +122,10 @@ class Evictor {
   Context* context_ = nullptr;
   unsigned context_generation_ = 0;
   int pipe_[2] = {-1, -1};
-  int pagemap_ = -1;                // in the service threads' table; made by the thread
+  int pagemap_ = -1, memory_ = -1;  // /proc/self, in the service threads' table; made by the thread
   unsigned batch_limit_ = kBatchPages;
   char* staging_ = nullptr;
+  bool put_off_ = false;            // the last batch: the place may be somebody else's by now (unmapped.h)
   bool splice_refused_ = false;     // vmsplice is not allowed (any more)
   uint32_t low_water_ = 64, high_water_ = 128;
 

@@ -97,7 +97,7 @@ void Handler::run() {
   tid_.store(sys::thread_id(), std::memory_order_relaxed);
   t_handler = this;
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN can be had");
-  pagemap_ = sys::open_pagemap();
+  pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
   room_event_ = sys::make_eventfd();   // in the service threads' table
   if (room_event_ < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(room_event_));
   if (mailbox_event_ >= 0) (void)sys::set_affinity_node(node_);

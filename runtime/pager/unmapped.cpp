@@ -42,17 +42,6 @@ struct Notes {
   std::atomic<uint64_t> marking{0};   // the page that we are mapping over ourselves
 };
 
-// Moves of [from, from + bytes) that were told of while the evictor takes it, and unmaps of it, which come after a move of the program's.
-struct OwnMove {
-  static constexpr unsigned kMost = 4;
-  sys::SpinLock lock;             // before that of the notes
-  uint64_t from = 0, bytes = 0;   // 0: none
-  uint64_t to[kMost] = {};
-  uint64_t unmapped[kMost][2] = {};   // start, end
-  unsigned unmaps = 0;
-  std::atomic<unsigned> told{0};
-};
-constinit OwnMove g_own_move;
 constinit Notes g_notes;
 constinit std::atomic<const UnmappedOwner*> g_owner{nullptr};
 
@@ -105,15 +94,6 @@ void for_regions(uint64_t start, uint64_t end, Use use) {
     use(region, (at - base) >> state.page_shift, (stop - base) >> state.page_shift, at);
     at = stop;
   }
-}
-
-void push_unmapped(uint64_t start, uint64_t end) {
-  for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) { push({Note::Kind::kUnmapped, region, first, last}); });
-}
-
-void push_moved(uint64_t from, uint64_t to, uint64_t bytes) {
-  for_regions(from, from + bytes,
-              [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({Note::Kind::kMoved, region, first, last, to + (at - from)}); });
 }
 
 // What a page that left has held; `next` is its state from now on.
@@ -400,62 +380,17 @@ void pager_tell_unmaps() {
 
 void unmapped_note(uint64_t start, uint64_t end) {
   if (start == g_notes.marking.load() && end == start + pager_state().page_size) return;   // our own: map_lost_page
-  OwnMove& own = g_own_move;
-  sys::Locked<sys::SpinLock> hold(own.lock);
-  if (own.from != 0 && start < own.from + own.bytes && end > own.from && own.unmaps < OwnMove::kMost) {
-    own.unmapped[own.unmaps][0] = start;
-    own.unmapped[own.unmaps++][1] = end;
-    return;
-  }
-  push_unmapped(start, end);
+  for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) { push({Note::Kind::kUnmapped, region, first, last}); });
 }
 
 void lost_note(Region& region, PageIndex page) { push({Note::Kind::kLost, &region, page.value, page.value + 1}); }
 
-void own_move_begins(uint64_t from, uint64_t bytes) {
-  sys::Locked<sys::SpinLock> hold(g_own_move.lock);
-  g_own_move.from = from;
-  g_own_move.bytes = bytes;
-}
-
-void own_move_ends(uint64_t to) {
-  OwnMove& own = g_own_move;
-  pager_state().event_gate.wait_for_readers();
-  // One step for handlers: what comes next is noted behind these. An unmap that was settled first would drop what a move is to bring along.
-  sys::Locked<sys::SpinLock> hold(own.lock);
-  for (unsigned i = 0; i < own.told.load(); ++i)
-    if (own.to[i] != to) push_moved(own.from, own.to[i], own.bytes);
-  for (unsigned i = 0; i < own.unmaps; ++i) push_unmapped(own.unmapped[i][0], own.unmapped[i][1]);
-  own.from = own.unmaps = 0;
-  own.told.store(0);   // noted before they are forgotten: being_moved_to
-}
-
-// Told of, and whose it is not known yet.
-static bool may_be_own(uint64_t from, uint64_t to, uint64_t bytes) {
-  OwnMove& own = g_own_move;
-  sys::Locked<sys::SpinLock> hold(own.lock);
-  const unsigned told = own.told.load();
-  if (from != own.from || bytes != own.bytes || told == OwnMove::kMost) return false;
-  own.to[told] = to;
-  own.told.store(told + 1);
-  return true;
-}
-
-static bool may_be_moved_to(uint64_t address, uint64_t bytes) {
-  OwnMove& own = g_own_move;
-  if (own.told.load() == 0) return false;
-  sys::Locked<sys::SpinLock> hold(own.lock);
-  for (unsigned i = 0; i < own.told.load(); ++i)
-    if (address < own.to[i] + own.bytes && address + bytes > own.to[i]) return true;
-  return false;
-}
-
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
-  if (!may_be_own(from, to, bytes)) push_moved(from, to, bytes);
+  for_regions(from, from + bytes,
+              [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({Note::Kind::kMoved, region, first, last, to + (at - from)}); });
 }
 
 bool being_moved_to(uint64_t address, uint64_t bytes) {
-  if (may_be_moved_to(address, bytes)) return true;
   if (g_notes.words.load(std::memory_order_acquire) == 0 || address + bytes <= g_notes.to_begin.load() || address >= g_notes.to_end.load()) return false;
   const unsigned shift = pager_state().page_shift;
   sys::Locked<sys::SpinLock> hold(g_notes.lock);
@@ -522,9 +457,6 @@ void unmaps_forget(const Region* region) {
 // Notes that came while the fork was under way hold in the child as well: its housekeeping thread settles them.
 void unmaps_enter_child() {
   g_notes.lock.unlock();
-  g_own_move.lock.unlock();
-  g_own_move.from = g_own_move.unmaps = 0;
-  g_own_move.told.store(0);
   g_notes.settling.reset_in_child();
   const auto words = static_cast<uint32_t>(g_notes.end - g_notes.settled);
   g_notes.in_hand = false;

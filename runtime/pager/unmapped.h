@@ -25,10 +25,6 @@ struct PagerState;
 void unmapped_note(uint64_t start, uint64_t end);
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes);
 void lost_note(Region& region, PageIndex page);
-// The evictor moves a range itself, to a place that it knows afterwards (`to`; 0: it could not): what else was told of the range meanwhile is the
-// program's. Neither is called by a handler.
-void own_move_begins(uint64_t from, uint64_t bytes);
-void own_move_ends(uint64_t to);
 // A missing page there is being brought: who waits is woken at the end.
 [[nodiscard]] bool being_moved_to(uint64_t address, uint64_t bytes);
 

@@ -28,9 +28,6 @@
 #ifndef MADV_DONTNEED_LOCKED
 #define MADV_DONTNEED_LOCKED 24
 #endif
-#ifndef MREMAP_DONTUNMAP
-#define MREMAP_DONTUNMAP 4
-#endif
 
 namespace lunar::sys {
 namespace {
@@ -59,22 +56,26 @@ bool try_self(int self, void* page, int advice) {
 // 0 unknown, 1 native, 2 not, per advice; indexed by advice value (all are < 32).
 std::atomic<uint8_t> g_vector_support[32];
 
-// This process' pagemap, opened while that was allowed. The program may have closed it and taken its number for something else.
-struct Pagemap {
+// Files of /proc/self, opened while that was allowed. The program may have closed one and taken its number for something else.
+struct KeptFile {
+  const char* path;
   std::atomic<int> fd{-1};
   std::atomic<int> pid{0};
   std::atomic<uint64_t> device{0}, inode{0};
 };
-constinit Pagemap g_pagemap;
+constinit KeptFile g_kept_files[] = {{"/proc/self/pagemap"}, {"/proc/self/mem"}};
 
-bool is_kept_pagemap(int fd) {
+KeptFile& kept_file(OwnFile which) { return g_kept_files[static_cast<unsigned>(which)]; }
+
+bool is_kept(const KeptFile& file, int fd) {
   struct stat status;
-  return file_status(fd, &status) == 0 && status.st_dev == g_pagemap.device.load() && status.st_ino == g_pagemap.inode.load();
+  return file_status(fd, &status) == 0 && status.st_dev == file.device.load() && status.st_ino == file.inode.load();
 }
 
-int kept_pagemap() {
-  const int fd = g_pagemap.fd.load();
-  return fd >= 0 && g_pagemap.pid.load() == getpid() && is_kept_pagemap(fd) ? fd : -1;
+int kept_number(OwnFile which) {
+  const KeptFile& file = kept_file(which);
+  const int fd = file.fd.load();
+  return fd >= 0 && file.pid.load() == getpid() && is_kept(file, fd) ? fd : -1;
 }
 
 // Where pagemap may not be opened (a process that has dropped root). mincore does not tell what the kernel has swapped out.
@@ -213,8 +214,6 @@ int drop_locked(void* address, size_t bytes, bool unlock) {
   return rc;
 }
 
-int take_mapping(void* from, size_t bytes, void** to) { return remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr, to); }
-
 int protect_with_key(void* address, size_t bytes, int prot, int key) {
 #ifdef SYS_pkey_mprotect
   return result_of(syscall(SYS_pkey_mprotect, address, bytes, prot, key));
@@ -242,26 +241,27 @@ int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count) {
   return rc < 0 ? -errno : rc;
 }
 
-int keep_pagemap() {
-  const int before = g_pagemap.fd.load();
-  const bool inherited = before >= 0 && g_pagemap.pid.load() != getpid();
-  if (before >= 0 && !inherited && kept_pagemap() == before) return before;
-  if (inherited && is_kept_pagemap(before)) close_file(before);   // the parent's: it would tell of the parent's memory
-  g_pagemap.fd.store(-1);
-  int fd = open_file("/proc/self/pagemap", O_RDONLY);
+int keep_own_file(OwnFile which) {
+  KeptFile& file = kept_file(which);
+  const int before = file.fd.load();
+  const bool inherited = before >= 0 && file.pid.load() != getpid();
+  if (before >= 0 && !inherited && kept_number(which) == before) return before;
+  if (inherited && is_kept(file, before)) close_file(before);   // the parent's: it would tell of the parent's memory
+  file.fd.store(-1);
+  int fd = open_file(file.path, O_RDONLY);
   if (fd < 0) return -1;
   fd = move_high(fd);
   struct stat status;
   if (file_status(fd, &status) < 0) return -1;
-  g_pagemap.device.store(status.st_dev);
-  g_pagemap.inode.store(status.st_ino);
-  g_pagemap.pid.store(getpid());
-  g_pagemap.fd.store(fd);
+  file.device.store(status.st_dev);
+  file.inode.store(status.st_ino);
+  file.pid.store(getpid());
+  file.fd.store(fd);
   return fd;
 }
 
 int present_pages(const void* address, size_t pages, uint8_t* out) {
-  const int kept = kept_pagemap();
+  const int kept = kept_number(OwnFile::kPagemap);
   const int fd = kept >= 0 ? kept : open_file("/proc/self/pagemap", O_RDONLY);
   if (fd < 0) return present_by_mincore(address, pages, out, fd);
   uint64_t entries[512];
@@ -282,11 +282,16 @@ int present_pages(const void* address, size_t pages, uint8_t* out) {
   return rc;
 }
 
-int open_pagemap() {
-  const int kept = kept_pagemap();
-  if (kept < 0) return open_file("/proc/self/pagemap", O_RDONLY);
+int open_own_file(OwnFile which) {
+  const int kept = kept_number(which);
+  if (kept < 0) return open_file(kept_file(which).path, O_RDONLY);
   const long fd = syscall(SYS_fcntl, kept, F_DUPFD_CLOEXEC, 0L);
   return fd < 0 ? -errno : static_cast<int>(fd);
+}
+
+int read_memory(int memory, const void* from, void* to, size_t bytes) {
+  const long n = syscall(SYS_pread64, memory, to, bytes, reinterpret_cast<long>(from));
+  return n < 0 ? -errno : static_cast<size_t>(n) == bytes ? 0 : -EIO;
 }
 
 int page_facts(int pagemap, const void* const* pages, unsigned count, PageFacts* out) {

@@ -34,9 +34,6 @@ void advise_vector_forget();                // in a forked child: a pidfd of the
 unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
 // Drops what is there, also of locked memory; `unlock`: where the kernel cannot (before 5.18) the lock goes first. -errno: some may be left.
 [[nodiscard]] int drop_locked(void* address, size_t bytes, bool unlock);
-// Moves the mapping of pages to a place of the kernel's choice, `*to`; the range stays mapped, empty. As one step: what other threads wrote
-// before is moved, and they cannot write any more. All of them, or -errno and none.
-[[nodiscard]] int take_mapping(void* from, size_t bytes, void** to);
 // mprotect that also takes a protection key (pkeys(7)) away.
 [[nodiscard]] int protect_without_key(void* address, size_t bytes, int prot);
 [[nodiscard]] int protect_with_key(void* address, size_t bytes, int prot, int key);   // pkey_mprotect
@@ -46,19 +43,25 @@ unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
 // Gathers pages by reference into a pipe (vmsplice without copying); returns bytes, or -errno.
 [[nodiscard]] int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count);
 
+// Files of /proc/self that tell of this process' memory. keep_own_file opens one for later, when rights or the root directory may have changed
+// (a forked child again, for itself): its number, or -1. open_own_file: one of the caller's own, or -errno.
+enum class OwnFile : uint8_t { kPagemap, kMemory };
+int keep_own_file(OwnFile which);
+[[nodiscard]] int open_own_file(OwnFile which);
+
 // Which of [address, address+pages) the kernel holds (DRAM or its own swap), from /proc/self/pagemap; a byte a page. Blocking.
-// keep_pagemap opens it for later, when rights or the root directory may have changed (a forked child again, for itself): its number, or -1.
-int keep_pagemap();
 [[nodiscard]] int present_pages(const void* address, size_t pages, uint8_t* out);
-// What the kernel knows of single pages. pagemap: from open_pagemap (-errno), of the process that asks. 0 or -errno.
+// What the kernel knows of single pages. pagemap: from open_own_file, of the process that asks. 0 or -errno.
 struct PageFacts {
   bool present;
   bool exclusive;         // mapped by this process alone
   bool write_protected;   // by userfaultfd
 };
-[[nodiscard]] int open_pagemap();
 [[nodiscard]] int page_facts(int pagemap, const void* const* pages, unsigned count, PageFacts* out);
 
+// Reads memory whatever its protection, where the kernel lets a process do that (memory: from open_own_file). 0, or -errno (-EIO: there is
+// none, or a guard page).
+[[nodiscard]] int read_memory(int memory, const void* from, void* to, size_t bytes);
 // Reads this process' own memory by a system call: -EFAULT where a plain read would be a fault without remedy.
 [[nodiscard]] int peek(const void* from, void* to, size_t bytes);
 

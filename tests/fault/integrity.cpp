@@ -11,6 +11,7 @@
 //   no_move        a program that pins pages on a kernel without UFFDIO_MOVE, and needs more than its budget, ends with a line, not never
 //   map_over_beside_eviction  what a program writes to a map that it has put in the place of pages that are being evicted stays;
 //                  map_over_no_poison: on a kernel without UFFDIO_POISON
+//   map_over_unreadable  and where every other page may not be read, so that it leaves in another way
 //   moved_beside_eviction  and what a raw mremap takes along while these pages are being evicted
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
 #include <fcntl.h>
@@ -197,13 +198,14 @@ uint64_t count_beside_ksmd(char* base, uint64_t pages) {
 }
 
 // The kernel's own map takes the place of pages that are being evicted: what is written there then stays.
-void map_over_beside_eviction(bool no_poison) {
+void map_over_beside_eviction(bool no_poison, bool unreadable) {
   tier::start_tier(32 * kMega, 256 * kMega, nullptr, no_poison ? "test_evict_delay_us=300,test_no_uffd_poison=yes" : "test_evict_delay_us=300");
   const size_t page = lunar_page_bytes();
   constexpr uint64_t kPages = 64;
   for (uint64_t round = 0; round < 100; ++round, ++g_progress) {
     char* base = new_region(kPages * page);
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
+    for (uint64_t i = 0; unreadable && i < kPages; i += 2) REQUIRE_THAT(mprotect(base + i * page, page, PROT_NONE) == 0, "mprotect");
     std::thread evicting([&] { (void)lunar_evict(base, kPages * page); });
     usleep(static_cast<useconds_t>(round % 10 * 100));
     void* over = reinterpret_cast<void*>(syscall(SYS_mmap, base, kPages * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
@@ -411,8 +413,9 @@ int main(int argc, char** argv) {
   else if (name == "lost_page_no_poison") lost_page(true);
   else if (name == "no_move") no_move();
   else if (name == "old_kernel") old_kernel();
-  else if (name == "map_over_beside_eviction") map_over_beside_eviction(false);
-  else if (name == "map_over_no_poison") map_over_beside_eviction(true);
+  else if (name == "map_over_beside_eviction") map_over_beside_eviction(false, false);
+  else if (name == "map_over_no_poison") map_over_beside_eviction(true, false);
+  else if (name == "map_over_unreadable") map_over_beside_eviction(false, true);
   else if (name == "moved_beside_eviction") moved_beside_eviction();
   else REQUIRE_THAT(false, "usage: integrity CASE");
   fflush(nullptr);

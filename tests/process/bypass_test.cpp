@@ -148,7 +148,15 @@ int killed_by_ioctl() { return use_memory_without({{SYS_ioctl, true}}, kKill); }
 
 // ---- limits -------------------------------------------------------------------------------------------------------------
 
-// No address space is left for anything new: what is there goes on, a child is served or says why not.
+size_t resident_pages(char* p, size_t bytes) {
+  std::vector<unsigned char> there(bytes / 4096);
+  CHECK(mincore(p, bytes, there.data()) == 0);
+  size_t n = 0;
+  for (unsigned char one : there) n += one & 1;
+  return n;
+}
+
+// No address space is left for anything new: what is there goes on, also what may not be read leaves DRAM, a child is served or says why not.
 int no_address_space() {
   char* p = filled_map();
   char statm[64];
@@ -159,6 +167,12 @@ int no_address_space() {
   rlimit limit{now, now};
   CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
   CHECK(holds(p, kHeap, 7));
+  constexpr size_t kHidden = 8 * kMiB;
+  CHECK(holds(p, kHidden, 7) && resident_pages(p, kHidden) > kHidden / 4096 / 2);
+  CHECK(mprotect(p, kHidden, PROT_NONE) == 0);
+  for (int turn = 0; turn < 4; ++turn) CHECK(holds(p + kHidden, kHeap - kHidden, 7, kHidden / sizeof(long)));
+  CHECK(resident_pages(p, kHidden) < kHidden / 4096 / 16);
+  CHECK(mprotect(p, kHidden, PROT_READ | PROT_WRITE) == 0 && holds(p, kHidden, 7));
   fill(p, kHeap, 8);
   CHECK(holds(p, kHeap, 8));
   pid_t child = fork();
@@ -174,14 +188,6 @@ int no_address_space() {
 }
 
 // ---- first touches ------------------------------------------------------------------------------------------------------
-
-size_t resident_pages(char* p, size_t bytes) {
-  std::vector<unsigned char> there(bytes / 4096);
-  CHECK(mincore(p, bytes, there.data()) == 0);
-  size_t n = 0;
-  for (unsigned char one : there) n += one & 1;
-  return n;
-}
 
 // A page here and there costs a page each; what is touched one after the other is filled ahead, by ever more.
 int sparse_touches() {
