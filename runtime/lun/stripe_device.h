@@ -26,12 +26,14 @@ class StripeDevice final : public FanDevice {
   void release(DeviceOffset offset, uint64_t length) override;
   bool growable() const override { return growable_; }
   [[nodiscard]] int64_t transfer(const Command& command) override;
+  Capabilities capabilities() const override;
   const char* kind() const override { return "stripe"; }
 
  private:
   [[nodiscard]] int start(FanContext* context, FanParent* parent) override;
   bool child_done(FanContext* context, FanParent* parent, FanChild* child, int64_t result) override;
   void finish(FanContext* context, FanParent* parent) override;
+  bool tears(const Command& command, uint64_t bytes) const;   // atomic is asked for across chunks
   void start_large(FanContext* context, FanParent* parent);
   // What [offset, offset + length) is on a member: one piece (length 0: none).
   void piece_of(unsigned member, uint64_t offset, uint64_t length, uint64_t* at, uint64_t* bytes) const;

@@ -75,7 +75,7 @@ uint16_t VirtualContext::open_flight(const Command& command, uint64_t length, un
   const uint16_t index = free_flights_[depth_ - in_flight_ - 1];
   ++in_flight_;
   flights_[index] = {command.tag, command.offset.value, length, 0, command.iov, command.iov_count, 0, kNone, kNone, command.op,
-                     static_cast<uint8_t>(phase), false};
+                     static_cast<uint8_t>(phase), false, command.fua};
   return index;
 }
 
@@ -119,6 +119,10 @@ VirtualContext::Start VirtualContext::start(const Command& command, uint64_t len
   uint64_t run = length;
   if (!flush) out->offset = DeviceOffset{map_->run(offset, length, &run)};
   const bool cut = run < length, bounce = transform_ && command.op == Op::kWrite;
+  if (cut && command.op == Op::kWrite && command.atomic) {   // its pieces would be torn from each other
+    ExtentMap::leave(&phases_, phase);
+    return Start::kOutside;
+  }
   if ((cut && !free_cuts_) || (bounce && !free_bounces_)) {
     ExtentMap::leave(&phases_, phase);
     return Start::kFull;
@@ -211,6 +215,7 @@ bool VirtualContext::next_piece(Cut& cut, Command* out) {
   uint64_t run = 0;
   out->op = flight.op;
   out->tag = cut.flight;
+  out->fua = flight.fua;
   out->offset = DeviceOffset{map_->run(flight.offset + cut.done, flight.length - cut.done, &run)};
   out->length = run;
   if (flight.op == Op::kDiscard) {

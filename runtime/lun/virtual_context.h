@@ -47,6 +47,7 @@ class VirtualContext final : public OwnedContext {
     Op op;
     uint8_t phase;
     bool finished;                    // no piece is to come
+    bool fua;
   };
   // How far a flight that is cut has come. One piece's slices at a time are handed on; they must live until it is done.
   struct Cut {

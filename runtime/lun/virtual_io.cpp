@@ -59,6 +59,7 @@ int64_t VirtualLunImpl::transfer_pieces(const Command& command, const iovec* iov
     piece.offset = DeviceOffset{map_.run(offset + done, length - done, &run)};
     piece.length = run;
     iovec slices[kVectorsMax];
+    if (run < length && command.op == Op::kWrite && command.atomic) return -EINVAL;   // its pieces would be torn from each other
     if (run == length) {
       piece.iov = iov;
       piece.iov_count = iov_count;
@@ -113,6 +114,7 @@ int64_t VirtualLunImpl::transfer(const Command& command) {
     if (!command.iov || command.iov_count == 0 || command.iov_count > kVectorsMax) return -EINVAL;
     length = vector_bytes(command.iov, command.iov_count);
     if (transform_ && !whole_blocks(command.iov, command.iov_count)) return -EINVAL;
+    if (transform_ && command.op == Op::kWrite && command.atomic && length > kBounceBytes) return -EINVAL;   // cut by the bounce memory
   }
   const uint64_t offset = command.offset.value;
   if (offset % io_align() || length % io_align()) return -EINVAL;

@@ -272,6 +272,9 @@ Capabilities VirtualLunImpl::capabilities() const {
   const uint64_t most = transform_ ? VirtualContext::kBounceBytes : 16 * kMiB;
   if (out.transfer_bytes_max > most) out.transfer_bytes_max = most;
   out.persistent &= !scratch_;
+  const Geometry& geometry = physical_->geometry();
+  out.atomic_write_bytes = atomic_within(atomic_within(out.atomic_write_bytes, geometry.extent_bytes), geometry.data_offset);
+  if (transform_) out.atomic_write_bytes = atomic_within(out.atomic_write_bytes, kBounceBytes);
   return out;
 }
 

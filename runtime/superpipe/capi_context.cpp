@@ -71,6 +71,8 @@ void CapiContext::advance(Flight* flight, int moved_blocks) {
   const bool finished = flight->part == flight->command.iov_count || static_cast<uint32_t>(moved_blocks) < flight->piece;
   flight->tag = finished ? kEnded : kUnsent;
   flight->result = static_cast<int64_t>(flight->done);
+  if (!finished || flight->command.op != Op::kWrite || !flight->command.fua) return;
+  if (const int err = device_->flush(); err < 0) flight->result = err;
 }
 
 // Asks the library for what is done, and sends what waits to be sent.

@@ -158,6 +158,7 @@ int CapiDevice::check(const Command& command) const {
   }
   const uint64_t at = command.offset.value;
   if (bytes == 0 || at % kBlockBytes) return -EINVAL;
+  if (command.op == Op::kWrite && command.atomic && !atomic_fits(command, kBlockBytes)) return -EINVAL;
   if (at <= size_bytes_ && bytes <= size_bytes_ - at) return 0;
   if (command.op == Op::kWrite) return -ENOSPC;
   return at >= size_bytes_ ? 1 : -EINVAL;
@@ -175,6 +176,13 @@ int64_t CapiDevice::transfer(const Command& command) {
   const int status = check(command);
   if (status != 0) return status > 0 ? 0 : status;
   if (command.op == Op::kFlush) return flush();
+  const int64_t moved = move_data(command);
+  if (moved < 0 || command.op != Op::kWrite || !command.fua) return moved;
+  const int flushed = flush();
+  return flushed < 0 ? flushed : moved;
+}
+
+int64_t CapiDevice::move_data(const Command& command) {
   const int own = chunk();
   if (own == CapiLibrary::kNull) return errno ? -errno : -ENODEV;
   const auto move = command.op == Op::kRead ? library_.read : library_.write;
@@ -237,6 +245,7 @@ void CapiDevice::release(DeviceOffset offset, uint64_t length) {
 
 Capabilities CapiDevice::capabilities() const {
   Capabilities out;
+  out.atomic_write_bytes = kBlockBytes;
   out.transfer_bytes_max = kBlocksMax * kBlockBytes;   // cut to what the library takes
   out.memory_align = 16;
   return out;

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <bit>
+
 #include "superpipe/capi_device.h"
 #include "superpipe/device.h"
 #include "superpipe/file_device.h"
@@ -35,6 +37,21 @@ int Context::exchange(const Command* commands, unsigned n, unsigned* taken, Resp
     got += static_cast<unsigned>(status);
   } while (got < least);
   return static_cast<int>(got);
+}
+
+const char* fua_text(Fua fua) {
+  switch (fua) {
+    case Fua::kFree: return "free";
+    case Fua::kWriteThrough: return "write-through";
+    case Fua::kFlush: return "flush";
+  }
+  return "";
+}
+
+bool atomic_fits(const Command& command, uint64_t atomic_write_bytes) {
+  if (command.iov_count != 1) return false;
+  const uint64_t bytes = command.iov->iov_len;
+  return std::has_single_bit(bytes) && bytes <= atomic_write_bytes && command.offset.value % bytes == 0;
 }
 
 const char* device_schemes() { return "file, nvme, pmem, capi, sim"; }

@@ -23,6 +23,7 @@
 // Fault path: submit, reap, wait, watch do not allocate, take no lock of the host, and use no stdio. open, attach and
 // reserve are not for the fault path.
 #pragma once
+#include <errno.h>
 #include <sys/uio.h>
 
 #include <cstddef>
@@ -34,8 +35,19 @@
 
 namespace lunar {
 
-// kDiscard: what it covers reads as zeros. A block device or namespace may give the space back; a file keeps it, so that what was reserved
-// stays reserved.
+// kDiscard: what it covers reads as zeros, on every device that has it (else -EOPNOTSUPP: Capabilities::discard), from its response on. It
+// is a write of zeros in all but cost: a block device or namespace may give the space back; a file or pmem: keeps it, so that what was
+// reserved stays reserved. Not atomic, and durable by a flush like a write. length: not 0.
+//
+// Order and durability. Commands in flight are unordered, also two of one context: B comes after A when it is submitted after A's response.
+// kFlush: every write and discard that completed before the flush was submitted, by whatever context or transfer() of this Device, is
+// durable when the flush completes. Completed: its caller has the response. Of those still in flight when it was submitted nothing is said: each may be durable,
+// or lost, or torn, also where its response comes before the flush's. A flush holds nothing back: what is submitted after it may
+// become durable before it. So "first A, then B", whatever happens: A, response, flush, response, B; or A with fua, response, B.
+// A stripe's flush is one of every member, and waits for all; one of paths goes by one of them, as they are one medium; a virtual LUN's is its device's.
+// A flush that fails makes nothing known: what was written since the last good one is to be written again, as a later flush that succeeds
+// need not cover it (Linux tells of a failed write-back once).
+// Durable: it survives a power loss of the host, as far as the device keeps what it says; and where Capabilities::persistent.
 enum class Op : uint8_t { kRead, kWrite, kDiscard, kFlush };
 
 struct Command {
@@ -45,6 +57,10 @@ struct Command {
   uint32_t iov_count = 0;        //   multiples of io_align(); at most 256 entries
   uint64_t length = 0;           // kDiscard: bytes
   uint64_t tag = 0;              // comes back in the response
+  bool fua = false;              // kWrite: durable when it completes, alone (force unit access). What it costs: Capabilities::fua. Else without meaning
+  bool atomic = false;           // kWrite: a power loss leaves all of it or nothing. For one buffer whose length is a power of two, at most
+                                 //   Capabilities::atomic_write_bytes, at a multiple of its length; else -EINVAL (-EOPNOTSUPP), and nothing
+                                 //   is written. Without it a write may be torn between any two logical blocks
 };
 
 struct Response {
@@ -63,6 +79,14 @@ struct ContextOptions {
   int keep_fd = -1;              // a file more that stays open until the last I/O ended, also after a kill: one that locks lie on
 };
 
+// What Command::fua costs beyond the write.
+enum class Fua : uint8_t {
+  kFree,           // nothing: every write is durable when it completes, as far as the device is durable at all (Capabilities::persistent)
+  kWriteThrough,   // this write passes the device's cache
+  kFlush,          // a flush of everything after it. For several writes: write them without, then flush once
+};
+const char* fua_text(Fua fua);   // "free", "write-through", "flush"
+
 // What a device can do, probed at open. Shown by `lunar doctor` and `lunar lun info`.
 struct Capabilities {
   bool discard = false;          // kDiscard is carried out; what was discarded reads as zeros (else it is -EOPNOTSUPP)
@@ -72,9 +96,19 @@ struct Capabilities {
   bool instant = false;          // an I/O is a copy by the CPU and over when its call returns: it cannot hang (pmem)
   bool polled = false;           // wait() never sleeps for I/O: a copy is the I/O (pmem, sim)
   bool persistent = true;        // contents outlive the last close
+  Fua fua = Fua::kFlush;
+  uint64_t atomic_write_bytes = 0;           // the most that Command::atomic can be: a power of two; 0: a write may be torn at any byte
   uint64_t transfer_bytes_max = 16u << 20;   // of one command
   uint32_t memory_align = 512;   // of buffer addresses, bytes
 };
+
+// Whether `atomic` is kept by a device that does not tear writes of up to so many bytes at multiples of their length (a power of two, or 0).
+[[nodiscard]] bool atomic_fits(const Command& command, uint64_t atomic_write_bytes);
+// The same promise seen from within: of a device that begins at, or is cut at multiples of, `step` bytes of the other. 0: it is neither.
+constexpr uint64_t atomic_within(uint64_t atomic_write_bytes, uint64_t step) {
+  const uint64_t most = step & (~step + 1);   // the largest power of two that divides it
+  return step == 0 || atomic_write_bytes < most ? atomic_write_bytes : most;
+}
 
 class Context {
  public:
@@ -154,8 +188,9 @@ struct DeviceOptions {
 // Opens `uri`. SCHEME:PATH may be followed by settings, ",key=value"; a bare PATH may not.
 //   PATH or file:PATH[,iopoll=auto|on|off][,sqpoll=auto|on|off]   regular file (must exist; empty, all-zero header, or a former Lunar scratch LUN) or block device
 //   DIR                 an unlinked file is made in it (O_TMPFILE, else mkstemp+unlink); refused on tmpfs/ramfs
-//   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,torn=P][,misdirect=P][,corrupt=P][,stall=PAGE][,stall_us=N][,name=X]
-//                       memory; P: one in P I/Os; the first I/O at PAGE takes stall_us longer; X: several may share it
+//   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P][,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P]
+//           [,stall=PAGE][,stall_us=N][,cache=SIZE][,atomic=SIZE][,name=X]
+//                       memory; P: one in P I/Os; the first I/O at PAGE takes stall_us longer; cache: a volatile one; X: several may share it
 //   nvme:/dev/ngXnY[,sqpoll=auto|on|off]   whole namespace, by NVMe commands through io_uring; no block layer
 //   pmem:PATH[,delegate=auto|on|off]   mapped: /dev/pmemN, /dev/daxX.Y, or a file on a memory or DAX file system
 //   capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]   IBM's own library, where there is one

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include <bit>
+
 #include "base/arena.h"
 #include "base/log.h"
 #include "superpipe/block_queue.h"
@@ -121,6 +123,7 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
     device->files_.close();
     return result;
   }
+  device->ask_sector();
   *out = device;
   return 0;
 }
@@ -228,15 +231,37 @@ bool FileDevice::can_discard() const {
          (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC || magic == BTRFS_SUPER_MAGIC || magic == F2FS_SUPER_MAGIC);
 }
 
+// Of a file, RWF_DSYNC also makes durable where its blocks lie: without a journal's help only on file systems that pass it on to the disk.
+Fua FileDevice::fua() const {
+  struct stat status;
+  if (sys::file_status(fd(), &status) < 0) return Fua::kFlush;
+  if (block_) return block_fua(status.st_rdev);
+  uint64_t magic = 0;
+  const bool passes = sys::file_system_type(fd(), &magic, nullptr) == 0 && (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC);
+  return passes && block_fua(status.st_dev) != Fua::kFlush ? Fua::kWriteThrough : Fua::kFlush;
+}
+
+// Its disk's logical block. Not known (a file system over several devices): 512 is whole on all of them.
+void FileDevice::ask_sector() {
+  struct stat status;
+  if (io_align_ <= 512) return;   // nor can it be more then
+  if (sys::file_status(fd(), &status) < 0) return;
+  const int64_t bytes = block_queue_value(block_ ? status.st_rdev : status.st_dev, "logical_block_size");
+  if (bytes >= 512 && bytes <= 4096) sector_ = static_cast<uint32_t>(bytes);
+}
+
 // Probed when first asked for: who only opens a LUN does not pay for it. What depends on limits (RLIMIT_MEMLOCK) is as it was
 // then.
 Capabilities FileDevice::capabilities() const {
-  enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kSqpoll = 8, kIopoll = 16 };
+  enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kSqpoll = 8, kIopoll = 16, kFuaShift = 8, kAtomicShift = 16 };
   uint32_t bits = probed_.load(std::memory_order_relaxed);
   if (!(bits & kKnown)) {
     bits = kKnown | (can_discard() ? kDiscard : 0u) | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u) |
            (iopoll_ || probe_iopoll() == 0 ? kIopoll : 0u);
     if (window_can_be_registered()) bits |= kWindow;
+    bits |= static_cast<uint32_t>(fua()) << kFuaShift;
+    const uint32_t asked = sys::atomic_write_max(fd()), most = asked > sector_ ? asked : sector_ >= io_align_ ? sector_ : 0;
+    bits |= static_cast<uint32_t>(std::bit_width(most)) << kAtomicShift;
     probed_.store(bits, std::memory_order_relaxed);
   }
   Capabilities out;
@@ -245,6 +270,8 @@ Capabilities FileDevice::capabilities() const {
   out.sqpoll = (bits & kSqpoll) != 0;
   out.iopoll = (bits & kIopoll) != 0;
   out.persistent = !growable_;
+  out.fua = static_cast<Fua>(bits >> kFuaShift & 3);
+  out.atomic_write_bytes = atomic_within(uint64_t{1} << (bits >> kAtomicShift) >> 1, data_offset_);
   out.memory_align = io_align_;
   return out;
 }
@@ -370,13 +397,13 @@ int FileDevice::attach(const ContextOptions& options, Context** out) {
   ContextOptions wanted = options;
   wanted.sqpoll |= sqpoll_;
   OwnedContext* context = nullptr;
-  int status = UringContext::create(files_, data_offset_, !block_, wanted, &context, iopoll_);
+  int status = UringContext::create(files_, data_offset_, !block_, wanted, &context, iopoll_, sector_);
   if (status == -EINVAL) return status;
   if (status < 0) {
     if (!told_.exchange(true, std::memory_order_relaxed))
       log_warning("LUN %s: io_uring is not available here (%s): reads and writes one by one, slower; allow it (sysctl "
                   "kernel.io_uring_disabled=0, or the container's seccomp profile)", name_, errno_name(status));
-    status = SyncContext::create(files_.file_number(), data_offset_, !block_, wanted, &context);
+    status = SyncContext::create(files_.file_number(), data_offset_, !block_, wanted, &context, sector_);
   }
   if (status < 0) return status;
   contexts_.fetch_add(1, std::memory_order_relaxed);

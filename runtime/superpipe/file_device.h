@@ -9,7 +9,8 @@
 //            one polled read came back at open (virtio disks and NVMe without poll queues never deliver one). Not for
 //            contexts that are shared, nor from a context's first watch() on: those sleep
 //   auto: where the host can; on: or the open fails; off (as unset): never
-// What was discarded is zeros in a file that keeps its space (FALLOC_FL_ZERO_RANGE), or WRITE ZEROES of the block device.
+// fua is RWF_DSYNC, of a list of parts too. atomic is RWF_ATOMIC, where the kernel and the disk have it; else a sector of the disk (its
+// logical block), and of a file nothing more: its blocks may lie anywhere. What was discarded is zeros in a file that keeps its space (FALLOC_FL_ZERO_RANGE), or WRITE ZEROES of the block device.
 // A command's result is the count the kernel moved: a read across the end of the file is short, and nobody asks again.
 // Threading: immutable after open but for the descriptor (reopen), which is atomic.
 #pragma once
@@ -37,7 +38,7 @@ class FileDevice final : public Device {
   void release(DeviceOffset offset, uint64_t length) override;
   uint64_t size_bytes() const override { return size_bytes_; }
   bool growable() const override { return growable_ && !cut_at_close_; }   // a file given by path is one for a whole tree
-  [[nodiscard]] int64_t transfer(const Command& command) override { return transfer_on(fd(), data_offset_, !block_, command); }
+  [[nodiscard]] int64_t transfer(const Command& command) override { return transfer_on(fd(), data_offset_, !block_, command, sector_); }
   uint32_t io_align() const override { return io_align_; }
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
@@ -60,12 +61,15 @@ class FileDevice final : public Device {
   int choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why);
   int probe_iopoll() const;
   bool can_discard() const;
+  Fua fua() const;
+  void ask_sector();
 
   DeviceFiles files_;
   const char* name_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
   uint32_t io_align_ = 4096;
+  uint32_t sector_ = 512;           // what the disk writes whole
   bool block_ = false;
   bool raw_ = false;
   bool growable_ = false;

@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <bit>
+
 #include "base/log.h"
 
 namespace lunar {
@@ -12,6 +14,7 @@ namespace {
 
 enum : uint8_t { kFlush = 0x00, kWrite = 0x01, kRead = 0x02, kWriteZeroes = 0x08 };
 constexpr uint32_t kDeallocateBit = 1u << 25;      // DEAC, command dword 12 of WRITE ZEROES
+constexpr uint32_t kFuaBit = 1u << 30;             // FUA, command dword 12 of READ and WRITE
 constexpr uint64_t kBlocksMax = 65536;             // the count is 16 bits, from 0
 constexpr unsigned kMdtsUnitShift = 12;            // the smallest memory page; larger ones are not in use
 constexpr uint32_t kPieceMax = 1u << 20;           // where the controller names no limit
@@ -51,6 +54,17 @@ int errno_of(unsigned status) {
   return -EIO;
 }
 
+// AWUPF, or NAWUPF where the namespace has its own (NSABP), within its boundary NABSPF. With an offset of its boundaries (NABO) multiples of
+// the length are none of them: one block is left.
+uint64_t atomic_blocks(const uint8_t* name_space, const uint8_t* controller) {
+  const bool own = (name_space[24] & 2) != 0;
+  const auto own_blocks = field<uint16_t>(name_space, 36), offset = field<uint16_t>(name_space, 42), boundary = field<uint16_t>(name_space, 44);
+  uint64_t blocks = uint64_t{own && own_blocks ? own_blocks : field<uint16_t>(controller, 528)} + 1;
+  if (own && boundary && blocks > boundary + 1u) blocks = boundary + 1u;
+  if (own && boundary && ((boundary + 1u) & boundary)) blocks = 1;   // no power of two: a write at a multiple of its length may cross it
+  return own && offset ? 1 : std::bit_floor(blocks);
+}
+
 }  // namespace
 
 int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeometry* out, const char** reason) {
@@ -68,9 +82,16 @@ int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeom
   const auto optional = field<uint16_t>(controller, 520);
   out->deallocate = (optional & 4) != 0;
   out->write_zeroes = (optional & 8) != 0;
+  out->atomic_bytes = atomic_blocks(name_space, controller) << out->block_shift;
+  out->volatile_cache = (controller[525] & 1) != 0;
   const uint8_t deallocated = name_space[33];
   out->deallocate_zeroed = (deallocated & 7) == 1 && (deallocated & 8) != 0;
   return 0;
+}
+
+uint64_t nvme_atomic_bytes(const NvmeGeometry& geometry, uint64_t data_offset) {
+  const uint64_t piece = std::bit_floor(uint64_t{geometry.piece_bytes_max});
+  return atomic_within(geometry.atomic_bytes < piece ? geometry.atomic_bytes : piece, data_offset);
 }
 
 int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command& command) {
@@ -80,6 +101,7 @@ int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command
   const uint64_t mask = (uint64_t{1} << geometry.block_shift) - 1, size = (geometry.blocks << geometry.block_shift) - data_offset;
   const uint64_t bytes = bytes_of(command), at = command.offset.value;
   if ((at & mask) || bytes == 0) return -EINVAL;
+  if (command.op == Op::kWrite && command.atomic && !atomic_fits(command, nvme_atomic_bytes(geometry, data_offset))) return -EINVAL;
   if (command.op == Op::kDiscard) {
     if (command.length & mask) return -EINVAL;
   } else {
@@ -111,6 +133,7 @@ void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Comman
     case Op::kRead:
     case Op::kWrite: {
       out->opcode = command.op == Op::kRead ? kRead : kWrite;
+      out->cdw12 = command.op == Op::kWrite && command.fua ? kFuaBit : 0;
       const uint64_t most = geometry.piece_bytes_max;
       const iovec& first = command.iov[progress->part];
       out->data = static_cast<const char*>(first.iov_base) + progress->skip;

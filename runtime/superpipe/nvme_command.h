@@ -19,12 +19,17 @@ struct NvmeGeometry {
   bool write_zeroes = false;               // kDiscard is carried out
   bool deallocate_zeroed = false;          // WRITE ZEROES may give the blocks back (DEAC)
   bool deallocate = false;                 // DATASET MANAGEMENT
+  bool volatile_cache = false;             // writes may stay in it; FUA passes it
+  uint64_t atomic_bytes = 0;               // not torn by a power failure, at multiples of the length: a power of two (nvme_atomic_bytes)
   bool read_only = false;                  // as it was opened: root's commands are not stopped by the kernel
 };
 
 // From Identify Namespace and Identify Controller data (4096 bytes each), as the NVMe specification lays them out. 0, or
 // -ENOTSUP with a reason in `reason` (metadata, odd block size).
 [[nodiscard]] int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeometry* out, const char** reason);
+
+// What of geometry.atomic_bytes is left where a Command is one piece, data_offset bytes in.
+uint64_t nvme_atomic_bytes(const NvmeGeometry& geometry, uint64_t data_offset);
 
 // How far a Command has come. A piece is one NVMe command.
 struct NvmeProgress {
@@ -34,7 +39,7 @@ struct NvmeProgress {
   uint64_t piece = 0;     // bytes of the piece under way
 };
 
-// 0 when `command` may be sent; a result it has without the device: -errno (-EINVAL crooked, -ENOSPC a write beyond the
+// 0 when `command` may be sent; a result it has without the device: -errno (-EINVAL crooked or not atomic as asked, -ENOSPC a write beyond the
 // end, -EBADF opened read-only), or kNothingToRead.
 constexpr int kNothingToRead = 1;
 [[nodiscard]] int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command& command);

@@ -2,7 +2,8 @@
 // A whole NVMe namespace by its character device, nvme:/dev/ngXnY[,sqpoll=auto|on|off]: NVMe commands through io_uring, without
 // the block layer (no page cache, no partitions, no file systems; the layer above knows what it holds).
 //
-//   kRead, kWrite   READ, WRITE, in pieces of what the controller takes, one after the other
+//   kRead, kWrite   READ, WRITE, in pieces of what the controller takes, one after the other; fua is the FUA bit of each.
+//                   atomic within AWUPF (of the namespace: NAWUPF and its boundary), in one piece
 //   kFlush          FLUSH
 //   kDiscard        WRITE ZEROES, which gives the blocks back too where deallocated ones read as zeros (DEAC). Not DATASET
 //                   MANAGEMENT: that is a hint, a controller may leave the old data

@@ -41,6 +41,7 @@ Capabilities PmemDevice::capabilities() const {
   out.discard = !read_only_;
   out.instant = out.polled = true;
   out.persistent = sync_ != Sync::kNone && !growable_;
+  out.fua = Fua::kFree;   // lines are written back, or the range msynced, before the answer
   out.memory_align = 1;
   return out;
 }
@@ -131,6 +132,7 @@ int64_t PmemDevice::write(const Command& command) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < command.iov_count; ++i) bytes += command.iov[i].iov_len;
   if (at > size_bytes_ || bytes > size_bytes_ - at) return -ENOSPC;
+  if (command.atomic) return -EINVAL;   // a copy is torn between any two stores
   if (bytes == 0) return 0;
   if (const int err = prepare(data_offset_ + at, bytes, true); err < 0) return err;
   char* to = data_ + at;

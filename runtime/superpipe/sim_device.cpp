@@ -23,11 +23,11 @@ constexpr uint64_t kSectorBytes = 512;
 constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kSpinNs = 60'000;   // completions nearer than this are waited for on the CPU
 
-enum class Fault : uint64_t { kReadError = 1, kWriteError, kTorn, kMisdirect, kCorrupt, kPlace };
+enum class Fault : uint64_t { kReadError = 1, kWriteError, kTorn, kMisdirect, kCorrupt, kPlace, kFlushError = 8, kLostFlush };
 
 // splitmix64 over (seed, I/O number, what for): the same number gives the same fate in every run.
 uint64_t chance(uint64_t seed, uint64_t io, Fault fault) {
-  uint64_t x = seed * 0x9e3779b97f4a7c15 + io * 8 + static_cast<uint64_t>(fault);
+  uint64_t x = seed * 0x9e3779b97f4a7c15 + io * 8 + static_cast<uint64_t>(fault) % 8 + (static_cast<uint64_t>(fault) / 8 << 60);
   for (int round = 0; round < 2; ++round) {
     x += 0x9e3779b97f4a7c15;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -64,6 +64,8 @@ class SimContext final : public OwnedContext {
     uint64_t due_ns;
     uint64_t start_ns;
     uint64_t io;
+    uint64_t until;    // what a flush covers
+    uint32_t epoch;    // of the medium's power
     Command command;
   };
   SimContext() = default;
@@ -101,7 +103,9 @@ int SimContext::submit(const Command* commands, unsigned n) {
   const uint64_t now = sys::now_ns();
   unsigned taken = 0;
   for (; taken < n && count_ < depth_; ++taken, ++count_) {
-    pending_[(first_ + count_) % depth_] = {now + device_->latency_ns(commands[taken]), now, device_->next_io(), commands[taken]};
+    const SimMedium& medium = device_->medium();
+    pending_[(first_ + count_) % depth_] = {now + device_->latency_ns(commands[taken]), now, device_->next_io(), medium.completed(), medium.epoch(),
+                                            commands[taken]};
   }
   if (count_) next_due_ns_.store(pending_[first_].due_ns, std::memory_order_release);
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
@@ -138,12 +142,14 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
   const uint64_t bytes = bytes_of(command), size = device->size_bytes();
   uint64_t at = command.offset.value, lands = bytes;
   if (at > size || bytes > size - at) return -ENOSPC;
+  if (command.atomic && !atomic_fits(command, faults.atomic)) return -EINVAL;
   const uint64_t place = chance(faults.seed, io, Fault::kPlace);
   if (strikes(faults, faults.write_error, io, Fault::kWriteError)) {
     counters.write_errors.fetch_add(1, std::memory_order_relaxed);
     return -static_cast<int64_t>(faults.error);
   }
-  if (bytes >= kSectorBytes && strikes(faults, faults.torn, io, Fault::kTorn)) {
+  const bool whole = command.atomic || bytes <= kSectorBytes;
+  if (!command.atomic && bytes >= kSectorBytes && strikes(faults, faults.torn, io, Fault::kTorn)) {
     counters.torn.fetch_add(1, std::memory_order_relaxed);
     lands = place % (bytes / kSectorBytes) * kSectorBytes;
   } else if (strikes(faults, faults.misdirect, io, Fault::kMisdirect)) {
@@ -155,18 +161,28 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
       at = other * kPageBytes;
     }
   }
-  for (uint32_t i = 0; i < command.iov_count && lands; ++i) {
-    const uint64_t part = command.iov[i].iov_len < lands ? command.iov[i].iov_len : lands;
-    memcpy(device->memory() + at, command.iov[i].iov_base, part);
-    at += part;
-    lands -= part;
-  }
-  return static_cast<int64_t>(bytes);
+  return device->medium().write(at, command.iov, lands, whole, command.fua) ? static_cast<int64_t>(bytes) : -EIO;
 }
 
-int64_t carry_out(SimDevice* device, const Command& command, uint64_t io) {
+int64_t sim_flush(SimDevice* device, uint64_t io, uint64_t until) {
+  SimCounters& counters = device->counters();
+  const SimFaults& faults = device->faults();
+  counters.flushes.fetch_add(1, std::memory_order_relaxed);
+  if (strikes(faults, faults.flush_error, io, Fault::kFlushError)) {
+    counters.flush_errors.fetch_add(1, std::memory_order_relaxed);
+    return -static_cast<int64_t>(faults.error);
+  }
+  if (strikes(faults, faults.lost_flush, io, Fault::kLostFlush)) {
+    counters.lost_flushes.fetch_add(1, std::memory_order_relaxed);
+    return 0;
+  }
+  return device->medium().flush(until) ? 0 : -EIO;
+}
+
+// until: what a flush covers. epoch: of the medium's power when the command was submitted.
+int64_t carry_out(SimDevice* device, const Command& command, uint64_t io, uint64_t until, uint32_t epoch) {
   const bool read = command.op == Op::kRead;
-  if (device->failing(read)) {
+  if (device->failing(read) || !device->medium().powered() || device->medium().epoch() != epoch) {
     (read ? device->counters().read_errors : device->counters().write_errors).fetch_add(1, std::memory_order_relaxed);
     return -EIO;
   }
@@ -176,9 +192,8 @@ int64_t carry_out(SimDevice* device, const Command& command, uint64_t io) {
     case Op::kWrite: return sim_write(device, command, io);
     case Op::kDiscard:
       if (at > size || command.length > size - at) return -EINVAL;
-      memset(device->memory() + at, 0, command.length);
-      return 0;
-    case Op::kFlush: return 0;
+      return device->medium().zero(at, command.length) ? 0 : -EIO;
+    case Op::kFlush: return sim_flush(device, io, until);
   }
   return -EINVAL;
 }
@@ -189,7 +204,7 @@ unsigned SimContext::deliver(Response* out, unsigned max) {
   unsigned taken = 0;
   for (; taken < max && count_ && pending_[first_].due_ns <= now; ++taken, --count_) {
     const Pending& pending = pending_[first_];
-    out[taken] = {pending.command.tag, carry_out(device_, pending.command, pending.io)};
+    out[taken] = {pending.command.tag, carry_out(device_, pending.command, pending.io, pending.until, pending.epoch)};
     if (pending.command.op == Op::kRead) latency_.add(now - pending.start_ns);
     first_ = (first_ + 1) % depth_;
   }
@@ -240,33 +255,11 @@ int SimContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   }
 }
 
-// The memories that have names.
-struct NamedMemory {
-  NamedMemory* next;
-  char* memory;
-  uint64_t bytes;
-  char name[40];
-};
-sys::Mutex names_lock;
-NamedMemory* names = nullptr;
-
-// Of that name: there already, or made. nullptr: no memory, or it has another size (*other).
-char* named_memory(const char* name, uint64_t bytes, uint64_t* other) {
-  const sys::Locked<sys::Mutex> locked(names_lock);
-  for (NamedMemory* one = names; one; one = one->next) {
-    if (strcmp(one->name, name) != 0) continue;
-    *other = one->bytes == bytes ? 0 : one->bytes;
-    return *other ? nullptr : one->memory;
-  }
-  auto* fresh = arena_new<NamedMemory>();
-  if (!fresh) return nullptr;
-  fresh->memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
-  if (!fresh->memory) return nullptr;
-  fresh->bytes = bytes;
-  strcpy(fresh->name, name);
-  fresh->next = names;
-  names = fresh;
-  return fresh->memory;
+int size_setting(const char* text, size_t length, uint64_t* out) {
+  char copy[32] = {};
+  if (length >= sizeof copy) return -EINVAL;
+  memcpy(copy, text, length);
+  return parse_size(copy, out);
 }
 
 // "key=value" settings after the size.
@@ -278,7 +271,8 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
                         {"stall", &faults->stall},         {"stall_us", &faults->stall_us},
                         {"read_error", &faults->read_error}, {"write_error", &faults->write_error},
                         {"torn", &faults->torn},           {"misdirect", &faults->misdirect},
-                        {"corrupt", &faults->corrupt},     {"errno", &faults->error}};
+                        {"corrupt", &faults->corrupt},     {"errno", &faults->error},
+                        {"flush_error", &faults->flush_error}, {"lost_flush", &faults->lost_flush}};
   for (const Setting& setting : settings) {
     const size_t name = strlen(setting.name);
     if (length <= name + 1 || strncmp(text, setting.name, name) != 0 || text[name] != '=') continue;
@@ -290,8 +284,8 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
     if (whole) return 0;
     return why->set(-EINVAL, "LUN %s: %s needs a whole number", uri, setting.name);
   }
-  return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, torn, "
-                  "misdirect, corrupt, stall, stall_us, errno, name", uri, static_cast<int>(length), text);
+  return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, flush_error, torn, "
+                  "misdirect, corrupt, lost_flush, stall, stall_us, errno, cache, atomic, name", uri, static_cast<int>(length), text);
 }
 
 }  // namespace
@@ -299,13 +293,11 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
 int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   const char* text = uri + 4;   // after "sim:"
   size_t length = strcspn(text, ",");
-  char size_text[32] = {};
-  uint64_t size = 0;
-  if (length < sizeof size_text) memcpy(size_text, text, length);
-  if (parse_size(size_text, &size) < 0 || size < kPageBytes)
-    return why->set(-EINVAL, "LUN %s: '%s' is not a size of 4k or more; write sim:SIZE[,key=value]...", uri, size_text);
+  uint64_t size = 0, cache = 0;
+  if (size_setting(text, length, &size) < 0 || size < kPageBytes)
+    return why->set(-EINVAL, "LUN %s: '%.*s' is not a size of 4k or more; write sim:SIZE[,key=value]...", uri, static_cast<int>(length), text);
   SimFaults faults;
-  char shared[sizeof NamedMemory::name] = {};
+  char shared[SimMedium::kNameBytes] = {};
   for (text += length; *text == ','; text += length) {
     length = strcspn(++text, ",");
     if (strncmp(text, "name=", 5) == 0) {
@@ -313,6 +305,16 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
         return why->set(-EINVAL, "LUN %s: name needs 1 to %zu letters", uri, sizeof shared - 1);
       memset(shared, 0, sizeof shared);
       memcpy(shared, text + 5, length - 5);
+      continue;
+    }
+    if (strncmp(text, "cache=", 6) == 0) {
+      if (size_setting(text + 6, length - 6, &cache) < 0 || cache < kPageBytes)
+        return why->set(-EINVAL, "LUN %s: cache needs a size of 4k or more", uri);
+      continue;
+    }
+    if (strncmp(text, "atomic=", 7) == 0) {
+      if (size_setting(text + 7, length - 7, &faults.atomic) < 0 || (faults.atomic & (faults.atomic - 1)))
+        return why->set(-EINVAL, "LUN %s: atomic needs a size that is a power of two, or 0", uri);
       continue;
     }
     const int err = parse_setting(&faults, uri, text, length, why);
@@ -325,17 +327,11 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   const size_t name_bytes = strlen(uri) + 1;
   auto* device = arena_new<SimDevice>();
   auto* name = static_cast<char*>(arena_alloc(name_bytes, 8));
-  uint64_t other = 0;
-  auto* memory = *shared ? named_memory(shared, size, &other) : static_cast<char*>(map_private(size, ForkPolicy::kInherit));
-  if (other) return why->set(-EINVAL, "LUN %s: that name is of a memory of %s", uri, format_size(other).text);
-  if (!device || !name || !memory) {
-    if (memory && !*shared) unmap_private(memory, size);
-    return why->set(-ENOMEM, "LUN %s: out of memory; give a smaller size", uri);
-  }
+  if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
+  const int err = SimMedium::find_or_make(uri, shared, size, round_up(cache, kPageBytes), &device->medium_, why);
+  if (err < 0) return err;
   memcpy(name, uri, name_bytes);
   device->name_ = name;
-  device->memory_ = memory;
-  device->named_ = *shared != 0;
   device->size_bytes_ = size;
   device->faults_ = faults;
   *out = device;
@@ -344,13 +340,15 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
 
 void SimDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
-  if (!named_) unmap_private(memory_, size_bytes_);
-  memory_ = nullptr;
+  medium_->close();
+  medium_ = nullptr;
 }
 
 int64_t SimDevice::transfer(const Command& command) {
+  const uint64_t until = medium_->completed();
+  const uint32_t epoch = medium_->epoch();
   if (const uint64_t latency = latency_ns(command)) sys::sleep_ns(latency);
-  return carry_out(this, command, next_io());
+  return carry_out(this, command, next_io(), until, epoch);
 }
 
 Capabilities SimDevice::capabilities() const {
@@ -358,6 +356,8 @@ Capabilities SimDevice::capabilities() const {
   out.discard = true;
   out.polled = true;
   out.persistent = false;
+  out.atomic_write_bytes = faults_.atomic;
+  out.fua = medium_->cached() ? Fua::kWriteThrough : Fua::kFree;
   out.memory_align = 1;
   return out;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device of memory that misbehaves on request: sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P]
-// [,torn=P][,misdirect=P][,corrupt=P][,stall=PAGE][,stall_us=N][,errno=N][,name=X], P = one in P I/Os (0: never). Devices of one name share one memory,
+// A device of memory that misbehaves on request: sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P]
+// [,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,errno=N][,cache=SIZE][,atomic=SIZE]
+// [,name=X], P = one in P I/Os (0: never). Devices of one name share one memory,
 // for as long as the process lives: several paths to one medium, or a medium that outlives its device. All of one name are of
 // one size.
 //
@@ -8,6 +9,12 @@
 //   torn                      only the first sectors (512 bytes) of a write land; success is reported
 //   misdirect                 a write lands at another page; its own place keeps what it held; success is reported
 //   corrupt                   a read delivers one flipped bit; the medium is sound
+//   flush_error               a flush ends with -errno, and nothing became durable by it
+//   lost_flush                the same, and success is reported
+//   cache                     of that size and volatile: what is in it a power loss may take (cut_power(); sim_medium.h). Without one all that completes stays.
+//                             A flush makes durable what completed before it was submitted, and nothing of what was in flight then
+//   atomic                    the most that Command::atomic can be, 512 unless given. Such a write is never torn, by `torn` or a power loss; any other is,
+//                             between sectors, however small and aligned
 //   stall, stall_us           the first I/O that begins at page `stall` (4 KiB) takes stall_us longer; what its context got after it comes
 //                             after it
 //
@@ -18,6 +25,7 @@
 #include <atomic>
 
 #include "superpipe/device.h"
+#include "superpipe/sim_medium.h"
 
 namespace lunar {
 
@@ -25,13 +33,14 @@ struct SimFaults {
   uint64_t seed = 1;
   uint64_t latency_us = 0;
   uint64_t stall = 0, stall_us = 0;
-  uint64_t read_error = 0, write_error = 0, torn = 0, misdirect = 0, corrupt = 0;
+  uint64_t read_error = 0, write_error = 0, torn = 0, misdirect = 0, corrupt = 0, flush_error = 0, lost_flush = 0;
+  uint64_t atomic = 512;    // that Command::atomic may be
   uint64_t error = 5;   // that read_error and write_error end with: EIO
 };
 
 struct SimCounters {
-  std::atomic<uint64_t> reads{0}, writes{0};
-  std::atomic<uint64_t> read_errors{0}, write_errors{0}, torn{0}, misdirected{0}, corrupted{0};
+  std::atomic<uint64_t> reads{0}, writes{0}, flushes{0};
+  std::atomic<uint64_t> read_errors{0}, write_errors{0}, torn{0}, misdirected{0}, corrupted{0}, flush_errors{0}, lost_flushes{0};
 };
 
 class SimDevice final : public Device {
@@ -53,7 +62,8 @@ class SimDevice final : public Device {
   void reopen(unsigned, int) override {}
   void close() override;
 
-  char* memory() const { return memory_; }
+  char* memory() const { return medium_->memory(); }
+  SimMedium& medium() const { return *medium_; }   // its power is that of all devices of the name
   const SimFaults& faults() const { return faults_; }
   SimCounters& counters() { return counters_; }
   // From now on all reads, all writes (and discards, flushes) end with -EIO. Any thread.
@@ -72,14 +82,13 @@ class SimDevice final : public Device {
 
  private:
   const char* name_ = nullptr;
-  char* memory_ = nullptr;
+  SimMedium* medium_ = nullptr;
   uint64_t size_bytes_ = 0;
   SimFaults faults_;
   SimCounters counters_;
   std::atomic<uint64_t> next_io_{0};
   std::atomic<int> contexts_{0};
   std::atomic<bool> stalled_{false}, failing_reads_{false}, failing_writes_{false};
-  bool named_ = false;
 };
 
 }  // namespace lunar

@@ -40,7 +40,7 @@ int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeou
 }
 
 int SyncContext::create(const std::atomic<int>* fd, uint64_t data_offset, bool keep, const ContextOptions& options,
-                        OwnedContext** out) {
+                        OwnedContext** out, uint32_t sector) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const size_t head = round_up(sizeof(SyncContext), 64);
   const size_t bytes = head + options.depth * sizeof(Response);
@@ -50,6 +50,7 @@ int SyncContext::create(const std::atomic<int>* fd, uint64_t data_offset, bool k
   context->fd_ = fd;
   context->data_offset_ = data_offset;
   context->keep_ = keep;
+  context->sector_ = sector;
   context->depth_ = options.depth;
   context->done_ = reinterpret_cast<Response*>(memory + head);
   context->mapping_bytes_ = bytes;
@@ -65,14 +66,14 @@ int SyncContext::create(Device* device, const ContextOptions& options, OwnedCont
 
 void SyncContext::release() { unmap_private(this, mapping_bytes_); }
 
-int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command) {
+int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command, uint32_t sector) {
   const uint64_t at = data_offset + command.offset.value;
   const auto parts = static_cast<int>(command.iov_count);
   int64_t result = -EINVAL;
   do {
     switch (command.op) {
       case Op::kRead: result = sys::readv_at(fd, command.iov, parts, at); break;
-      case Op::kWrite: result = sys::writev_at(fd, command.iov, parts, at); break;
+      case Op::kWrite: result = sys::writev_at(fd, command.iov, parts, at, write_flags(command, sector)); break;
       case Op::kDiscard:   // zeros are promised, so a block device is punched too
         result = keep ? sys::zero_range(fd, at, command.length) : sys::punch_hole(fd, at, command.length);
         break;
@@ -87,7 +88,7 @@ int SyncContext::submit(const Command* commands, unsigned n) {
   for (; taken < n && count_ < depth_; ++taken) {
     const uint64_t start = commands[taken].op == Op::kRead ? sys::now_ns() : 0;
     const int64_t result = device_ ? device_->transfer(commands[taken])
-                                   : transfer_on(fd_->load(std::memory_order_relaxed), data_offset_, keep_, commands[taken]);
+                                   : transfer_on(fd_->load(std::memory_order_relaxed), data_offset_, keep_, commands[taken], sector_);
     if (start) latency_.add(sys::now_ns() - start);
     done_[(first_ + count_) % depth_] = {commands[taken].tag, result};
     ++count_;

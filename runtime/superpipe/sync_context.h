@@ -12,9 +12,9 @@ namespace lunar {
 
 class SyncContext final : public OwnedContext {
  public:
-  // fd: where the device keeps its descriptor (it may be replaced by reopen). keep: see transfer_on. 0 or -errno.
+  // fd: where the device keeps its descriptor (it may be replaced by reopen). keep: see transfer_on. sector: see write_flags. 0 or -errno.
   [[nodiscard]] static int create(const std::atomic<int>* fd, uint64_t data_offset, bool keep, const ContextOptions& options,
-                                  OwnedContext** out);
+                                  OwnedContext** out, uint32_t sector = 512);
   // The same over any device, by its transfer().
   [[nodiscard]] static int create(Device* device, const ContextOptions& options, OwnedContext** out);
 
@@ -34,6 +34,7 @@ class SyncContext final : public OwnedContext {
   Device* device_ = nullptr;     // in place of fd_
   uint64_t data_offset_ = 0;
   bool keep_ = false;
+  uint32_t sector_ = 512;
   WatchSet watches_;
   LatencyAverage latency_;
   Response* done_ = nullptr;     // ring of depth_: first_ .. first_ + count_
@@ -43,9 +44,19 @@ class SyncContext final : public OwnedContext {
   size_t mapping_bytes_ = 0;
 };
 
+#ifndef RWF_ATOMIC
+#define RWF_ATOMIC 0x40   // Linux 6.11: newer than the headers of the oldest system we build on
+#endif
+// What a write asks of the kernel beyond the write (RWF_*). sector: what the disk never tears, without being asked; beyond it the
+// kernel promises, or refuses (-EINVAL; -EOPNOTSUPP where it does not know the flag, or the disk cannot).
+inline int write_flags(const Command& command, uint32_t sector) {
+  const bool ask = command.atomic && (command.iov_count != 1 || command.iov->iov_len > sector);
+  return (command.fua ? RWF_DSYNC : 0) | (ask ? RWF_ATOMIC : 0);
+}
+
 // Carries `command` out on `fd` by blocking system calls; data_offset is added to its offset.
 // Bytes moved (0 for kDiscard and kFlush) or -errno. Any thread.
-[[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command);
+[[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command, uint32_t sector);
 
 // Asks the watched descriptors (waiting up to timeout_ns) and turns the ready ones into responses: 0..max, or -errno.
 [[nodiscard]] int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeout_ns);

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/arena.h"
+#include "superpipe/sync_context.h"
 
 namespace lunar {
 namespace {
@@ -18,7 +19,7 @@ constexpr size_t kPollBytesMax = 64 * 1024;
 }  // namespace
 
 int UringContext::create(const DeviceFiles& files, uint64_t data_offset, bool keep, const ContextOptions& options, OwnedContext** out,
-                         bool iopoll) {
+                         bool iopoll, uint32_t sector) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const size_t head = round_up(sizeof(UringContext), 64), bytes = mapping_bytes(head, options.depth);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
@@ -26,6 +27,7 @@ int UringContext::create(const DeviceFiles& files, uint64_t data_offset, bool ke
   auto* context = new (memory) UringContext;
   context->data_offset_ = data_offset;
   context->keep_ = keep;
+  context->sector_ = sector;
   const int status = context->start(memory, head, files, options, false, iopoll);
   if (status < 0) {
     unmap_private(memory, bytes);
@@ -41,22 +43,23 @@ bool UringContext::queue(const Command& command, uint32_t index) {
     case Op::kRead:
     case Op::kWrite: {
       const bool read = command.op == Op::kRead;
-      const bool poll = poll_more_ && command.iov_count == 1 && command.iov->iov_len <= kPollBytesMax;
+      const int flags = read ? 0 : write_flags(command, sector_);
+      const bool poll = poll_more_ && !flags && command.iov_count == 1 && command.iov->iov_len <= kPollBytesMax;
       sys::Uring& ring = poll ? polled_ : ring_;
-      bool fixed = poll ? polled_window_ : plain_window_;
+      bool fixed = (poll ? polled_window_ : plain_window_) && !(flags & RWF_ATOMIC);   // which the kernel takes from plain memory only
       bool queued;
       if (command.iov_count == 1) {
         void* buffer = command.iov->iov_base;
         const auto bytes = static_cast<unsigned>(command.iov->iov_len);
         const int window = fixed && in_window(*command.iov) ? 0 : -1;
         queued = read ? ring.queue_read(0, true, buffer, bytes, at, window, index)
-                      : ring.queue_write(0, true, buffer, bytes, at, window, index);
+                      : ring.queue_write(0, true, buffer, bytes, at, window, index, flags);
       } else {
         fixed = fixed && ring.fixed_vectors();
         for (uint32_t i = 0; fixed && i < command.iov_count; ++i) fixed = in_window(command.iov[i]);
         const int window = fixed ? 0 : -1;
         queued = read ? ring.queue_readv(0, true, command.iov, command.iov_count, at, window, index)
-                      : ring.queue_writev(0, true, command.iov, command.iov_count, at, window, index);
+                      : ring.queue_writev(0, true, command.iov, command.iov_count, at, window, index, flags);
       }
       polled_in_flight_ += queued && poll;
       return queued;

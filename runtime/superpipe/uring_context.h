@@ -11,9 +11,9 @@ class UringContext final : public RingContext {
  public:
   // fd: the device's file, O_DIRECT. data_offset: where the device's offset 0 lies in it. keep: a discard leaves
   // the file its space. iopoll: the device was probed to
-  // complete polled I/O (not for shared contexts: await could not sleep). 0 or -errno.
+  // complete polled I/O (not for shared contexts: await could not sleep). sector: what the disk never tears. 0 or -errno.
   [[nodiscard]] static int create(const DeviceFiles& files, uint64_t data_offset, bool keep, const ContextOptions& options, OwnedContext** out,
-                                  bool iopoll = false);
+                                  bool iopoll = false, uint32_t sector = 512);
 
  private:
   UringContext() = default;
@@ -21,6 +21,7 @@ class UringContext final : public RingContext {
 
   uint64_t data_offset_ = 0;
   bool keep_ = false;
+  uint32_t sector_ = 512;
 };
 
 }  // namespace lunar

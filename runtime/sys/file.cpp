@@ -193,8 +193,9 @@ int64_t readv_at(int fd, const iovec* iov, int count, uint64_t offset) {
   return result(syscall(SYS_preadv, fd, iov, count, offset, 0));   // low, high halves: 64-bit kernels use the first
 }
 
-int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset) {
-  return result(syscall(SYS_pwritev, fd, iov, count, offset, 0));
+int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset, int flags) {
+  if (flags == 0) return result(syscall(SYS_pwritev, fd, iov, count, offset, 0));
+  return result(syscall(SYS_pwritev2, fd, iov, count, offset, 0, flags));
 }
 
 int64_t read_some(int fd, void* buffer, size_t bytes) { return result(syscall(SYS_read, fd, buffer, bytes)); }
@@ -405,6 +406,17 @@ int direct_io_align(int fd, uint32_t* bytes) {
   int sector = 0;
   *bytes = ioctl(fd, BLKSSZGET, &sector) == 0 && sector > 0 ? static_cast<uint32_t>(sector) : 4096;
   return 0;
+}
+
+uint32_t atomic_write_max(int fd) {
+  constexpr unsigned kWriteAtomic = 0x10000;   // STATX_WRITE_ATOMIC and its field, Linux 6.11: newer than the headers that we build with
+  constexpr size_t kUnitMaxAt = 0xac;
+  alignas(8) char status[512] = {};
+  uint32_t mask = 0, most = 0;
+  if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kWriteAtomic, status) != 0) return 0;
+  memcpy(&mask, status, sizeof mask);
+  memcpy(&most, status + kUnitMaxAt, sizeof most);
+  return (mask & kWriteAtomic) && (most & (most - 1)) == 0 ? most : 0;
 }
 
 int block_device_size(int fd, uint64_t* bytes) { return ioctl(fd, BLKGETSIZE64, bytes) != 0 ? -errno : 0; }

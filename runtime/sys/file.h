@@ -31,7 +31,7 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int64_t read_at(int fd, void* buffer, size_t bytes, uint64_t offset);
 [[nodiscard]] int64_t write_at(int fd, const void* buffer, size_t bytes, uint64_t offset);
 [[nodiscard]] int64_t readv_at(int fd, const iovec* iov, int count, uint64_t offset);
-[[nodiscard]] int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset);
+[[nodiscard]] int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset, int flags = 0);   // RWF_*
 [[nodiscard]] int64_t read_some(int fd, void* buffer, size_t bytes);
 [[nodiscard]] int64_t readv_some(int fd, const iovec* iov, int count);
 [[nodiscard]] int64_t write_some(int fd, const void* buffer, size_t bytes);
@@ -82,6 +82,8 @@ void set_mode(int fd, mode_t mode);                                             
 [[nodiscard]] int extent_map_supported(int fd);
 // What O_DIRECT asks of offsets, lengths and addresses. -EINVAL: no direct I/O on this file.
 [[nodiscard]] int direct_io_align(int fd, uint32_t* bytes);
+// The largest write that the kernel keeps whole on request (RWF_ATOMIC): bytes, a power of two; 0: none, or it does not know of such writes.
+uint32_t atomic_write_max(int fd);
 [[nodiscard]] int block_device_size(int fd, uint64_t* bytes);
 [[nodiscard]] int block_discard(int fd, uint64_t offset, uint64_t length);
 // O_NONBLOCK|O_CLOEXEC; as near to `bytes` as the user's limit allows. Its size, or -errno.

@@ -172,7 +172,7 @@ bool Uring::queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned coun
 }
 
 bool Uring::queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index,
-                         uint64_t user) {
+                         uint64_t user, int flags) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   io_uring_prep_writev(sqe, fd, iov, count, offset);
@@ -180,6 +180,7 @@ bool Uring::queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned cou
     sqe->opcode = kOpWritevFixed;
     sqe->buf_index = static_cast<uint16_t>(buffer_index);
   }
+  sqe->rw_flags = flags;
   set_file(sqe, fixed_file);
   sqe->user_data = user;
   return true;
@@ -197,11 +198,12 @@ bool Uring::queue_read(int fd, bool fixed_file, void* buffer, unsigned bytes, ui
 }
 
 bool Uring::queue_write(int fd, bool fixed_file, const void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
-                        uint64_t user) {
+                        uint64_t user, int flags) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   if (buffer_index >= 0) io_uring_prep_write_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
   else io_uring_prep_write(sqe, fd, buffer, bytes, offset);
+  sqe->rw_flags = flags;
   set_file(sqe, fixed_file);
   sqe->user_data = user;
   return true;

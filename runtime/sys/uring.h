@@ -37,13 +37,13 @@ class Uring {
 
   // Queue one operation; false when the submission ring is full (submit, then try again).
   // fd: a descriptor, or a registered file's index when fixed_file. buffer_index: of the registered buffer in which all of the
-  // memory lies, -1 for none; of a vector only where fixed_vectors().
+  // memory lies, -1 for none; of a vector only where fixed_vectors(). flags: RWF_*.
   bool queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index, uint64_t user);
-  bool queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index, uint64_t user);
+  bool queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index, uint64_t user, int flags = 0);
   bool queue_read(int fd, bool fixed_file, void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
                   uint64_t user);
   bool queue_write(int fd, bool fixed_file, const void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
-                   uint64_t user);
+                   uint64_t user, int flags = 0);
   bool queue_poll_in(int fd, uint64_t user);            // one-shot
   bool queue_fsync(int fd, bool fixed_file, uint64_t user);
   // keep: a file's space stays (zero range); else it goes back (punch).

@@ -146,9 +146,10 @@ Device* open_device(const std::string& uri, bool read_only = false, bool scratch
 
 void show(Device* device) {
   const Capabilities can = device->capabilities();
-  printf("%s (%s): %s, align %u; discard %d, window %d, sqpoll %d, iopoll %d, polled %d, persistent %d, transfer %s, memory align %u\n",
+  printf("%s (%s): %s, align %u; discard %d, window %d, sqpoll %d, iopoll %d, polled %d, persistent %d, fua %s, atomic %llu, transfer %s, memory align %u\n",
          device->name(), device->kind(), format_size(device->size_bytes()).text, device->io_align(), can.discard, can.window,
-         can.sqpoll, can.iopoll, can.polled, can.persistent, format_size(can.transfer_bytes_max).text, can.memory_align);
+         can.sqpoll, can.iopoll, can.polled, can.persistent, fua_text(can.fua),
+         static_cast<unsigned long long>(can.atomic_write_bytes), format_size(can.transfer_bytes_max).text, can.memory_align);
 }
 
 // ---- parts -----------------------------------------------------------------------------------------------------------
@@ -290,6 +291,62 @@ void discard(Device* device, const Way& way) {
     const bool inside = at >= 64 * kKiB && at < 320 * kKiB;
     EXPECT(is == (inside ? 0 : was), "byte %zu %s", at, inside ? "was discarded and is not zero" : "was not to be discarded");
   }
+}
+
+// Durable writes are writes: of one part and of several, large ones too, and between others. What a power loss does to them only sim: can
+// show (unit-durability).
+void fua(Device* device, const Way& way, char* memory, size_t bytes) {
+  const size_t most = bytes / 2 < kMiB ? bytes / 2 : kMiB;
+  Memory in(most);
+  for (size_t length : {size_t{device->io_align()}, kPage, 64 * kKiB, most}) {
+    fill(memory, length, length + 1);
+    for (uint32_t parts : {1u, 2u}) {
+      const size_t half = parts == 2 ? round_up(length / 2, device->io_align()) : length;
+      const iovec vector[2] = {{memory, half}, {memory + half, length - half}};
+      Command command = command_of(Op::kWrite, 6 * kMiB, vector, half < length ? 2 : 1, 9);
+      command.fua = true;
+      const int64_t moved = way.run(command);
+      EXPECT(moved == static_cast<int64_t>(length), "a durable write of %zu gave %lld", length, static_cast<long long>(moved));
+      memset(in.base, 0, length);
+      way.read(6 * kMiB, in.base, length);
+      EXPECT(memcmp(in.base, memory, length) == 0, "a durable write of %zu came back different", length);
+    }
+  }
+  EXPECT(way.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed");
+}
+
+// Atomic writes up to what the device says, at the last place of an area of it too; what is more than that is refused, and changes nothing.
+void atomic_writes(Device* device, const Way& way) {
+  const uint64_t most = device->capabilities().atomic_write_bytes;
+  EXPECT((most & (most - 1)) == 0, "atomic_write_bytes %llu", static_cast<unsigned long long>(most));
+  Memory out(2 * kMiB), in(2 * kMiB), before(2 * kMiB);
+  const auto write = [&](uint64_t offset, const iovec* parts, uint32_t count) {
+    Command command = command_of(Op::kWrite, offset, parts, count, 4);
+    command.atomic = true;
+    return way.run(command);
+  };
+  const uint64_t sizes[] = {device->io_align(), kPage, most < kMiB ? most : kMiB};
+  for (uint64_t bytes : sizes) {
+    if (bytes > most || bytes < device->io_align()) continue;
+    const iovec part = {out.base, bytes};
+    for (uint64_t offset : {uint64_t{0}, 8 * kMiB - bytes}) {
+      fill(out.base, bytes, offset + bytes);
+      const int64_t moved = write(offset, &part, 1);
+      EXPECT(moved == static_cast<int64_t>(bytes), "an atomic write of %llu gave %lld", static_cast<unsigned long long>(bytes), static_cast<long long>(moved));
+      way.read(offset, in.base, bytes);
+      EXPECT(memcmp(in.base, out.base, bytes) == 0, "an atomic write came back different");
+    }
+  }
+  way.read(0, before.base, 2 * kMiB);
+  const uint64_t align = device->io_align(), over = most ? 2 * most : align;
+  const iovec large = {out.base, over}, three = {out.base, 3 * align}, two[2] = {{out.base, align}, {out.base + kPage, align}};
+  if (over <= kMiB) EXPECT(write(0, &large, 1) < 0, "an atomic write of %llu was taken", static_cast<unsigned long long>(over));
+  EXPECT(write(0, &three, 1) < 0, "an atomic write of three blocks was taken");
+  EXPECT(write(0, two, 2) < 0, "an atomic write of two parts was taken");
+  const iovec astride = {out.base, 2 * align};
+  EXPECT(write(align, &astride, 1) < 0, "an atomic write at no multiple of its length was taken");
+  way.read(0, in.base, 2 * kMiB);
+  EXPECT(memcmp(in.base, before.base, 2 * kMiB) == 0, "an atomic write that was refused changed something");
 }
 
 void space(Device* device, const Way& way) {
@@ -507,6 +564,8 @@ void all_parts(const std::string& uri) {
   part("transfer: vectors", [&] { vectors(device, plain, other.base, other.bytes); });
   part("transfer: discard", [&] { discard(device, plain); });
   part("transfer: flush", [&] { EXPECT(plain.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed"); });
+  part("transfer: durable writes", [&] { fua(device, plain, other.base, other.bytes); });
+  part("transfer: atomic writes", [&] { atomic_writes(device, plain); });
   part("transfer: outside", [&] { outside(device, plain); });
   ContextOptions options;
   options.buffer = window.base;
@@ -528,6 +587,9 @@ void all_parts(const std::string& uri) {
     });
     part("context: discard", [&] { discard(device, way); });
     part("context: flush", [&] { EXPECT(way.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed"); });
+    part("context: durable writes", [&] { fua(device, way, other.base, other.bytes); });
+    part("context: durable writes in the window", [&] { fua(device, way, window.base, window.bytes); });
+    part("context: atomic writes", [&] { atomic_writes(device, way); });
     part("context: outside", [&] { outside(device, way); });
     part("context: space", [&] { space(device, way); });
   }

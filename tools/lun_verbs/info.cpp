@@ -42,6 +42,8 @@ void show_facts(const DeviceFacts& facts) {
   row("sqpoll", yes_no(facts.can.sqpoll));
   row("polled", text_of("%s%s", yes_no(facts.can.polled), facts.can.polled ? " (a copy is the I/O)" : ""));
   row("persistent", yes_no(facts.can.persistent));
+  row("atomic writes", facts.can.atomic_write_bytes ? text_of("up to %s", size_text(facts.can.atomic_write_bytes).c_str()) : std::string("none"));
+  row("fua", text_of("%s%s", fua_text(facts.can.fua), facts.can.fua == Fua::kFlush ? " (a durable write flushes the whole device)" : ""));
   if (facts.members.size() < 2) return;
   for (const PathInfo& member : facts.members)
     row("member", text_of("%s, %s%s", member.connection, member.status, member.primary ? ", primary" : ""));
@@ -52,6 +54,8 @@ void json_facts(JsonWriter& json, const DeviceFacts& facts) {
   json.field("memory_align", facts.can.memory_align).field("transfer_bytes_max", facts.can.transfer_bytes_max);
   json.field("discard", facts.can.discard).field("window", facts.can.window).field("iopoll", facts.can.iopoll);
   json.field("sqpoll", facts.can.sqpoll).field("polled", facts.can.polled).field("persistent", facts.can.persistent);
+  json.field("atomic_write_bytes", facts.can.atomic_write_bytes);
+  json.field("fua", fua_text(facts.can.fua));
   json.key("members").open('[');
   for (const PathInfo& member : facts.members) {
     json.open('{').field("name", std::string_view(member.name)).field("connection", std::string_view(member.connection));
