@@ -210,6 +210,8 @@ bool check_one(const Look& look, const std::string& lun, Room* room, std::string
   const LunName name = split_lun(lun);
   if (name.device != lun && access(lun.c_str(), F_OK) != 0) return check_named(look, name, room, why);
   const std::string scheme = scheme_of(lun);
+  if (scheme == "mem")
+    return refuse(why, text_of("%s: %s is memory itself; give a directory on a disk (--lun /var/tmp)", look.origin().c_str(), lun.c_str()));
   if (scheme.empty() || access(lun.c_str(), F_OK) == 0) return check_path(look, lun, room, why);
   if (scheme == "file") return check_path(look, path_of_leaf(lun), room, why);
   if (is_composite(scheme) || scheme == "nvme" || scheme == "pmem" || scheme == "capi") {

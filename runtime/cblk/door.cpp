@@ -16,7 +16,7 @@ namespace {
 
 // Length of the scheme that `text` begins with, or 0.
 size_t scheme_length(const char* text) {
-  for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "sim:", "stripe:", "paths:"}) {
+  for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "mem:", "sim:", "stripe:", "paths:"}) {
     const size_t length = strlen(scheme);
     if (strncmp(text, scheme, length) == 0) return length;
   }

@@ -196,7 +196,7 @@ int cblk_init(void *arg, uint64_t flags);
 int cblk_term(void *arg, uint64_t flags);
 
 /* Opens a chunk. Blocks; allocates.
- *   path              a regular file or a block device, or a URI: file:, nvme:, pmem:, capi:, sim:SIZE, stripe:, paths:
+ *   path              a regular file or a block device, or a URI: file:, nvme:, pmem:, capi:, mem:SIZE, sim:SIZE, stripe:, paths:
  *   max_num_requests  asynchronous commands that may exist at one time; <= 0: 64; at most 8192 (else ENOMEM)
  *   mode              O_RDONLY, O_WRONLY or O_RDWR
  *   ext               0; with CBLK_OPN_GROUP the number of chunks

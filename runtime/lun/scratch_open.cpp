@@ -29,9 +29,9 @@ constexpr uint64_t kFullRetryNs = 20'000'000;
 
 bool is_there(const char* path, struct stat* status) { return sys::path_status(path, status) == 0; }
 
-// What device_open carries alone: a directory, sim:, capi:, a file that is empty or was given to one process tree before.
+// What device_open carries alone: a directory, sim:, capi:, (to refuse) mem:, a file that is empty or was given to one process tree before.
 bool stands_alone(const char* uri) {
-  if (strncmp(uri, "sim:", 4) == 0 || strncmp(uri, "capi:", 5) == 0) return true;
+  if (strncmp(uri, "sim:", 4) == 0 || strncmp(uri, "capi:", 5) == 0 || strncmp(uri, "mem:", 4) == 0) return true;
   struct stat status;
   const char* path = !is_there(uri, &status) && strncmp(uri, "file:", 5) == 0 ? uri + 5 : uri;
   if (!is_there(path, &status)) return strchr(uri, ':') == nullptr;   // no such file: its line

@@ -9,6 +9,7 @@
 #include "superpipe/capi_device.h"
 #include "superpipe/device.h"
 #include "superpipe/file_device.h"
+#include "superpipe/mem_device.h"
 #include "superpipe/nvme_device.h"
 #include "superpipe/pmem_device.h"
 #include "superpipe/sim_device.h"
@@ -54,7 +55,7 @@ bool atomic_fits(const Command& command, uint64_t atomic_write_bytes) {
   return std::has_single_bit(bytes) && bytes <= atomic_write_bytes && command.offset.value % bytes == 0;
 }
 
-const char* device_schemes() { return "file, nvme, pmem, capi, sim"; }
+const char* device_schemes() { return "file, nvme, pmem, capi, mem, sim"; }
 
 int device_open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   *out = nullptr;
@@ -68,6 +69,7 @@ int device_open(const char* uri, const DeviceOptions& options, Device** out, Err
   if (is("nvme")) return NvmeDevice::open(uri, options, out, why);
   if (is("pmem")) return PmemDevice::open(uri, colon + 1, options, out, why);
   if (is("capi")) return CapiDevice::open(uri, options, out, why);
+  if (is("mem")) return MemDevice::open(uri, options, out, why);
   if (is("sim")) return SimDevice::open(uri, options, out, why);
   struct stat status;
   if (sys::path_status(uri, &status) == 0) return FileDevice::open(uri, uri, options, out, why);   // a file of that name

@@ -150,6 +150,12 @@ class Device {
   [[nodiscard]] virtual int reserve(DeviceOffset offset, uint64_t length) = 0;
   // Gives space back (hole punch / BLKDISCARD; a raw file keeps what it was given). Best effort; blocking.
   virtual void release(DeviceOffset offset, uint64_t length) = 0;
+  // Makes the device `bytes` large, or leaves it larger: at its end, which reads as zeros. Any thread, beside I/O; may block. 0; -ENOSPC beyond
+  // what it may become, -ENOMEM; -EOPNOTSUPP: it has the size that it has (all but mem:; a virtual LUN has set_size()).
+  [[nodiscard]] virtual int grow(uint64_t /*bytes*/) { return -EOPNOTSUPP; }
+  // In-place access: where [offset, offset + bytes) lies in this process' memory, to read and store directly, good until close(). nullptr: not
+  // inside, or the device is reached by commands only (all but mem:). Any thread, never blocks.
+  virtual void* map(DeviceOffset /*offset*/, uint64_t /*bytes*/) { return nullptr; }
   virtual uint64_t size_bytes() const = 0;              // what it can hold at most (a file that may grow: see growable)
   virtual bool growable() const = 0;                    // made for one process, others make their own: size_bytes() is the free space at open
   // One command carried out here and now: bytes moved (0 for kDiscard and kFlush), or -errno. `tag` is ignored. Any thread, any
@@ -158,7 +164,7 @@ class Device {
   virtual uint32_t io_align() const = 0;                // 512 or 4096
   virtual Capabilities capabilities() const = 0;
   virtual const char* name() const = 0;                 // the URI as given, for messages
-  virtual const char* kind() const = 0;                 // "file", "block", "nvme", "pmem", "capi", "sim", "virtual", "stripe", ...
+  virtual const char* kind() const = 0;                 // "file", "block", "nvme", "pmem", "capi", "mem", "sim", "virtual", "stripe", ...
   // The descriptors it works by (a stripe has those of its members), for fork and for threads with a descriptor table of their own:
   // reopen() is called with a valid descriptor of the same open file in place of number i. 0 for a device that has none.
   virtual unsigned fd_count() const = 0;
@@ -191,6 +197,7 @@ struct DeviceOptions {
 //   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P][,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P]
 //           [,stall=PAGE][,stall_us=N][,cache=SIZE][,atomic=SIZE][,name=X]
 //                       memory; P: one in P I/Os; the first I/O at PAGE takes stall_us longer; cache: a volatile one; X: several may share it
+//   mem:[SIZE][,limit=SIZE]   memory of this process, raw only; grows, and is reached in place (map)
 //   nvme:/dev/ngXnY[,sqpoll=auto|on|off]   whole namespace, by NVMe commands through io_uring; no block layer
 //   pmem:PATH[,delegate=auto|on|off]   mapped: /dev/pmemN, /dev/daxX.Y, or a file on a memory or DAX file system
 //   capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]   IBM's own library, where there is one
@@ -199,7 +206,7 @@ struct DeviceOptions {
 inline void device_close(Device* device) {   // pre: no context attached. nullptr is fine
   if (device) device->close();
 }
-// The schemes device_open knows, for messages: "file, nvme, pmem, capi, sim".
+// The schemes device_open knows, for messages: "file, nvme, pmem, capi, mem, sim".
 const char* device_schemes();
 
 }  // namespace lunar

@@ -152,7 +152,7 @@ void share(Device* device) {
 TEST_CASE("device uri: an unknown scheme names the known ones, bad settings name theirs") {
   Directory directory;
   const std::string disk = directory.disk("disk", kMiB);
-  CHECK(has(refused("floppy:/dev/fd0", raw(), -EINVAL), "known: file, nvme, pmem, capi, sim"));
+  CHECK(has(refused("floppy:/dev/fd0", raw(), -EINVAL), "known: file, nvme, pmem, capi, mem, sim"));
   CHECK(has(refused("file:" + disk + ",speed=on", raw(), -EINVAL), "known: iopoll, sqpoll"));
   CHECK(has(refused("file:" + disk + ",iopoll=perhaps", raw(), -EINVAL), "auto, on or off"));
   CHECK(has(refused("file:" + disk + "x", raw(), -ENOENT), "no such file"));

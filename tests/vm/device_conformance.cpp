@@ -349,6 +349,31 @@ void atomic_writes(Device* device, const Way& way) {
   EXPECT(memcmp(in.base, before.base, 2 * kMiB) == 0, "an atomic write that was refused changed something");
 }
 
+// What is stored in place is read by commands and the reverse; where there is no such access, no address is given.
+void in_place(Device* device, const Way& way) {
+  auto* at = static_cast<char*>(device->map(DeviceOffset{kPage}, kPage));
+  const bool mem = strcmp(device->kind(), "mem") == 0;
+  EXPECT((at != nullptr) == mem, "map gave %p", static_cast<void*>(at));
+  const uint64_t size = device->size_bytes();
+  EXPECT(device->map(DeviceOffset{size}, 1) == nullptr && device->map(DeviceOffset{UINT64_MAX}, 2) == nullptr, "map gave what lies outside");
+  if (!mem) {
+    EXPECT(device->grow(size + kMiB) == -EOPNOTSUPP, "a device of one size grew");
+    return;
+  }
+  Memory memory(2 * kPage);
+  fill(memory.base, kPage, 31);
+  way.write(kPage, memory.base, kPage);
+  EXPECT(memcmp(at, memory.base, kPage) == 0, "a write is not seen in place");
+  fill(at, kPage, 32);
+  fill(memory.base, kPage, 32);
+  way.read(kPage, memory.base + kPage, kPage);
+  EXPECT(memcmp(memory.base, memory.base + kPage, kPage) == 0, "what was stored in place is not read");
+  EXPECT(device->grow(size + kMiB) == 0 && device->size_bytes() == size + kMiB, "it did not grow");
+  EXPECT(device->map(DeviceOffset{kPage}, kPage) == at, "it moved");
+  way.read(size, memory.base, kPage);
+  for (size_t i = 0; i < kPage; ++i) EXPECT(memory.base[i] == 0, "what it grew by is not zeros");
+}
+
 void space(Device* device, const Way& way) {
   Memory memory(2 * kMiB);
   fill(memory.base, kMiB, 7);
@@ -491,7 +516,7 @@ void descriptors(Device* device) {
     EXPECT(plain.run(command_of(Op::kFlush, 0, nullptr, 0)) < 0, "a flush does not reach the node");
     device->reopen(0, node);
   }
-  if (strcmp(device->kind(), "sim") == 0 || strcmp(device->kind(), "capi") == 0) return;   // memory of its own, or not IBM's way
+  if (strcmp(device->kind(), "sim") == 0 || strcmp(device->kind(), "mem") == 0 || strcmp(device->kind(), "capi") == 0) return;   // memory of its own, or not IBM's way
   const pid_t child = fork();
   if (child == 0) {
     Attached attached(device);
@@ -566,6 +591,7 @@ void all_parts(const std::string& uri) {
   part("transfer: flush", [&] { EXPECT(plain.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed"); });
   part("transfer: durable writes", [&] { fua(device, plain, other.base, other.bytes); });
   part("transfer: atomic writes", [&] { atomic_writes(device, plain); });
+  part("transfer: in place", [&] { in_place(device, plain); });
   part("transfer: outside", [&] { outside(device, plain); });
   ContextOptions options;
   options.buffer = window.base;
@@ -590,6 +616,7 @@ void all_parts(const std::string& uri) {
     part("context: durable writes", [&] { fua(device, way, other.base, other.bytes); });
     part("context: durable writes in the window", [&] { fua(device, way, window.base, window.bytes); });
     part("context: atomic writes", [&] { atomic_writes(device, way); });
+    part("context: in place", [&] { in_place(device, way); });
     part("context: outside", [&] { outside(device, way); });
     part("context: space", [&] { space(device, way); });
   }
@@ -601,7 +628,7 @@ void all_parts(const std::string& uri) {
   part("a shared context", [&] { shared_context(device); });
   part("descriptors and fork", [&] { descriptors(device); });
   device_close(device);
-  if (uri.compare(0, 4, "sim:") != 0) part("read-only", [&] { read_only(uri); });
+  if (uri.compare(0, 4, "sim:") != 0 && uri.compare(0, 4, "mem:") != 0) part("read-only", [&] { read_only(uri); });
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ def main():
                 os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
         if not check_refusals(program, disk, fake, marked):
             return 1
-        uris = ["sim:64m,latency_us=5,cache=1m,atomic=16k", disk, f"capi:{disk},lib={fake}"]
+        uris = ["sim:64m,latency_us=5,cache=1m,atomic=16k", "mem:64m", disk, f"capi:{disk},lib={fake}"]
         if len(sys.argv) > 4:
             return run(program, f"file:{disk}{sys.argv[4]}")
         loop = loop_device(below)
@@ -58,6 +58,8 @@ def main():
         try:
             for options in (["--scratch"], []):   # scratch use first: it wants a disk that holds nothing
                 for uri in uris:
+                    if options and uri.startswith("mem:"):   # is memory itself
+                        continue
                     if run(program, uri, *options) != 0:
                         return 1
         finally:

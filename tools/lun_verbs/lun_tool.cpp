@@ -180,7 +180,7 @@ std::vector<std::string> leaves_of(const std::string& uri) {
 std::string path_of_leaf(const std::string& leaf) {
   const size_t colon = leaf.find(':'), slash = leaf.find('/');
   if (colon == std::string::npos || (slash != std::string::npos && slash < colon)) return leaf;
-  if (leaf.compare(0, 4, "sim:") == 0) return "";
+  if (leaf.compare(0, 4, "sim:") == 0 || leaf.compare(0, 4, "mem:") == 0) return "";
   const std::string path = leaf.substr(colon + 1);
   return path.substr(0, path.find(','));
 }

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of this process as a device: mem:[SIZE][,limit=SIZE]. For what ends with the process anyway. (Memory that outlives it: pmem:
+// over a file of tmpfs or hugetlbfs; memory that misbehaves: sim:.)
+//
+//   base_ │ zeros at first, read and written      │ address space, no more                     │
+//         0                              size_bytes() ── grow() ──►                         limit
+//
+// It grows at its end and never moves, so an address from map() is good until close(). SIZE: at open, 0 unless given. limit: how large it
+// may become, the RAM of the host unless given; it costs address space only. A page costs DRAM from its first store on, or from
+// reserve(). A forked child has a copy of its own, as of any memory.
+// No file, no lock: nobody else can see it. Not for scratch LUNs (-ENOTSUP): pages would go from DRAM to DRAM.
+// Threading: any thread; grow() beside I/O. I/O and what is stored in place are unordered: the caller keeps them apart.
+// Contexts carry a command out at submit, on the caller's thread. Allocates nothing after open.
+#pragma once
+#include <atomic>
+
+#include "superpipe/device.h"
+#include "sys/thread.h"
+
+namespace lunar {
+
+class MemDevice final : public Device {
+ public:
+  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
+  void detach(Context* context) override;
+  [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
+  void release(DeviceOffset offset, uint64_t length) override;
+  [[nodiscard]] int grow(uint64_t bytes) override;
+  void* map(DeviceOffset offset, uint64_t bytes) override;
+  uint64_t size_bytes() const override { return size_.load(std::memory_order_acquire); }
+  bool growable() const override { return false; }
+  [[nodiscard]] int64_t transfer(const Command& command) override;
+  uint32_t io_align() const override { return 512; }
+  Capabilities capabilities() const override;
+  const char* name() const override { return name_; }
+  const char* kind() const override { return "mem"; }
+  unsigned fd_count() const override { return 0; }
+  int fd(unsigned) const override { return -1; }
+  void reopen(unsigned, int) override {}
+  void close() override;
+
+ private:
+  bool inside(uint64_t at, uint64_t bytes) const {
+    const uint64_t size = size_bytes();
+    return at <= size && bytes <= size - at;
+  }
+
+  const char* name_ = nullptr;
+  char* base_ = nullptr;
+  uint64_t limit_ = 0;
+  std::atomic<uint64_t> size_{0};
+  bool read_only_ = false;
+  sys::Mutex growing_;
+  std::atomic<int> contexts_{0};
+};
+
+}  // namespace lunar

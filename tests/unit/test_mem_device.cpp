@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// mem: grows at its end and never moves, is reached in place, and says what it refuses. What it has in common with other devices:
+// device_conformance.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "superpipe/device.h"
+#include "tests/catch.hpp"
+#include "tests/support/device_io.hpp"
+
+using namespace lunar;
+using namespace lunar_test;
+
+namespace {
+
+Device* opened(const char* uri) {
+  DeviceOptions options;
+  options.scratch = false;
+  Device* device = nullptr;
+  ErrorText why;
+  const int status = device_open(uri, options, &device, &why);
+  INFO(why.text);
+  REQUIRE(status == 0);
+  return device;
+}
+
+std::string refused(const char* uri, int expected, bool scratch = false, uint64_t want = 0) {
+  DeviceOptions options;
+  options.scratch = scratch;
+  options.want_bytes = want;
+  Device* device = nullptr;
+  ErrorText why;
+  CHECK(device_open(uri, options, &device, &why) == expected);
+  CHECK(device == nullptr);
+  return why.text;
+}
+
+bool has(const std::string& text, const char* part) {
+  INFO(text);
+  return text.find('\n') == std::string::npos && text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("mem: begins empty, grows in place, and what is there stays") {
+  Device* device = opened("mem:,limit=1g");
+  CHECK(device->size_bytes() == 0);
+  CHECK(device->map(DeviceOffset{0}, 0) != nullptr);
+  CHECK(device->map(DeviceOffset{0}, 1) == nullptr);
+  REQUIRE(device->grow(5000) == 0);
+  CHECK(device->size_bytes() == 8192);
+  auto* first = static_cast<char*>(device->map(DeviceOffset{0}, 8192));
+  REQUIRE(first);
+  memset(first, 'a', 8192);
+  REQUIRE(device->grow(kGiB) == 0);
+  CHECK(device->map(DeviceOffset{0}, kGiB) == first);
+  CHECK(first[8191] == 'a');
+  CHECK(first[8192] == 0);
+  first[kGiB - 1] = 'z';
+  CHECK(device->grow(4096) == 0);   // it never shrinks
+  CHECK(device->size_bytes() == kGiB);
+  CHECK(device->grow(kGiB + 1) == -ENOSPC);
+  device_close(device);
+}
+
+TEST_CASE("mem: reserve makes the memory be there, release gives it back as zeros") {
+  Device* device = opened("mem:8m");
+  auto* at = static_cast<char*>(device->map(DeviceOffset{0}, 8 * kMiB));
+  REQUIRE(at);
+  const auto resident = [&] {
+    unsigned char pages[2048];
+    REQUIRE(mincore(at, 8 * kMiB, pages) == 0);
+    unsigned count = 0;
+    for (unsigned char page : pages) count += page & 1;
+    return count;
+  };
+  REQUIRE(device->reserve(DeviceOffset{kMiB}, kMiB) == 0);
+  const unsigned reserved = resident();   // huge pages may bring more
+  CHECK(reserved >= 256);
+  CHECK(device->reserve(DeviceOffset{8 * kMiB}, 1) == -ENOSPC);
+  memset(at + kMiB, 'x', kMiB);
+  device->release(DeviceOffset{kMiB + 100}, kMiB - 100);   // whole pages only
+  CHECK(at[kMiB + 4095] == 'x');
+  CHECK(at[kMiB + 4096] == 0);
+  CHECK(resident() <= reserved - 254);
+  device_close(device);
+}
+
+TEST_CASE("mem: grows while others use it") {
+  Device* device = opened("mem:1m,limit=512m");
+  Context* context = nullptr;
+  REQUIRE(device->attach({}, &context) == 0);
+  std::atomic<bool> end{false};
+  std::thread grower([&] {
+    for (uint64_t bytes = kMiB; bytes <= 512 * kMiB; bytes += kMiB) {
+      if (device->grow(bytes) != 0) abort();
+    }
+    end.store(true);
+  });
+  Pages page(1);
+  uint64_t rounds = 0;
+  do {
+    const uint64_t last = device->size_bytes() - kPage;
+    memset(page.base, 'g', kPage);
+    const iovec part = {page.base, kPage};
+    REQUIRE(one(context, command_of(Op::kWrite, last / kPage, &part, 1, 1)) == kPage);
+    auto* at = static_cast<char*>(device->map(DeviceOffset{last}, kPage));
+    REQUIRE((at && at[0] == 'g' && at[kPage - 1] == 'g'));
+    ++rounds;
+  } while (!end.load());
+  grower.join();
+  CHECK(rounds > 0);
+  CHECK(device->size_bytes() == 512 * kMiB);
+  device->detach(context);
+  device_close(device);
+}
+
+TEST_CASE("mem: says what it can and what it refuses") {
+  Device* device = opened("mem:1m");
+  const Capabilities can = device->capabilities();
+  CHECK((can.discard && can.instant && !can.persistent));
+  CHECK(can.fua == Fua::kFree);
+  CHECK(can.atomic_write_bytes == 0);
+  CHECK(std::string(device->kind()) == "mem");
+  const pid_t child = fork();
+  if (child == 0) {   // its copy is its own
+    memset(device->map(DeviceOffset{0}, 4096), 'c', 4096);
+    _exit(0);
+  }
+  int status = 1;
+  CHECK((waitpid(child, &status, 0) == child && status == 0));
+  CHECK(*static_cast<char*>(device->map(DeviceOffset{0}, 4096)) == 0);
+  device_close(device);
+  CHECK(has(refused("mem:12q", -EINVAL), "write mem:[SIZE][,limit=SIZE]"));
+  CHECK(has(refused("mem:1m,colour=3", -EINVAL), "known: limit"));
+  CHECK(has(refused("mem:1m,limit=x", -EINVAL), "limit needs a size"));
+  CHECK(has(refused("mem:2m,limit=1m", -ENOSPC), "give a larger limit"));
+  CHECK(has(refused("mem:,limit=1m", -ENOSPC, false, 2 * kMiB), "give a larger limit"));
+  CHECK(has(refused("mem:1m", -ENOTSUP, true), "is memory itself"));
+}
