@@ -8,7 +8,7 @@
 #include "base/arena.h"
 #include "base/format.h"
 #include "lun/member_label.h"
-#include "lun/metadata_store.h"
+#include "lun/metadata_image.h"
 #include "lun/physical_impl.h"
 #include "superpipe/signature.h"
 #include "sys/file.h"

@@ -30,7 +30,6 @@ uint64_t image_bytes_for(uint64_t entries, uint64_t extents) {
 uint64_t data_align(uint64_t extent_bytes) { return extent_bytes < kMiB ? kSmallExtent : kMiB; }
 
 uint64_t checksum_of(const Superblock& super) { return XXH3_64bits(&super, offsetof(Superblock, checksum)); }
-uint64_t checksum_of(const ImageHeader& header) { return XXH3_64bits(&header, offsetof(ImageHeader, checksum)); }
 
 bool name_sound(const char (&name)[kLunNameBytes], bool scratch) {
   const size_t length = strnlen(name, sizeof name);
@@ -39,10 +38,6 @@ bool name_sound(const char (&name)[kLunNameBytes], bool scratch) {
 }
 
 uint64_t name_hash(const char* name) { return XXH3_64bits(name, kLunNameBytes); }
-
-bool features_unknown(const ImageHeader& header) {
-  return (header.features_compatible & ~kFeaturesCompatible) || unknown_read_only(header) || unknown_incompatible(header);
-}
 
 // strict: all that is reserved is 0.
 const char* entry_fault(const LunEntry& entry, const Geometry& geometry, bool strict) {
@@ -151,44 +146,25 @@ int superblock_geometry(const Superblock& super, uint64_t device_bytes, Geometry
 
 LunIdentity::LunIdentity(const Superblock& super) : checksum(super.checksum) { memcpy(uuid, super.uuid, sizeof uuid); }
 
-void image_seal(const MetadataImage& image, const LunIdentity& identity) {
-  ImageHeader& header = image.header();
-  memcpy(header.magic, kImageMagic, sizeof header.magic);
-  header.version = kVersion;
-  header.header_bytes = sizeof header;
-  memcpy(header.uuid, identity.uuid, sizeof header.uuid);
-  header.super_checksum = identity.checksum;
-  header.body_bytes = image.body_bytes();
-  header.body_checksum = XXH3_64bits(image.entries(), image.body_bytes());
-  header.checksum = checksum_of(header);
-}
-
-uint64_t unknown_read_only(const ImageHeader& header) { return header.features_read_only & ~kFeaturesReadOnly; }
-uint64_t unknown_incompatible(const ImageHeader& header) { return header.features_incompatible & ~kFeaturesIncompatible; }
-
-bool image_header_intact(const MetadataImage& image, const LunIdentity& identity) {
-  const ImageHeader& header = image.header();
-  return memcmp(header.magic, kImageMagic, sizeof header.magic) == 0 && header.checksum == checksum_of(header) && header.version == kVersion &&
-         header.header_bytes == sizeof header && memcmp(header.uuid, identity.uuid, 16) == 0 && header.super_checksum == identity.checksum &&
-         header.sequence != 0;
-}
-
-bool image_intact(const MetadataImage& image, const LunIdentity& identity) {
-  if (!image_header_intact(image, identity)) return false;
-  const ImageHeader& header = image.header();
-  const uint64_t used = sizeof header + image.body_bytes();
-  if (unknown_incompatible(header) || header.body_bytes != image.body_bytes()) return false;
-  if (!features_unknown(header) && !(bytes_are_zero(header.reserved, sizeof header.reserved) &&
-                                     bytes_are_zero(image.base + used, image.geometry->image_bytes - used)))
-    return false;
-  return header.body_checksum == XXH3_64bits(image.entries(), image.body_bytes());
+ImageSpec image_spec(const Geometry& geometry, const LunIdentity& identity) {
+  ImageSpec spec;
+  memcpy(spec.magic, kImageMagic, sizeof spec.magic);
+  spec.version = kVersion;
+  memcpy(spec.uuid, identity.uuid, sizeof spec.uuid);
+  spec.super_checksum = identity.checksum;
+  spec.body_bytes = MetadataImage{nullptr, &geometry}.body_bytes();
+  spec.slot_bytes = geometry.image_bytes;
+  spec.known_compatible = kFeaturesCompatible;
+  spec.known_read_only = kFeaturesReadOnly;
+  spec.known_incompatible = kFeaturesIncompatible;
+  return spec;
 }
 
 void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus* out) {
   const Geometry& geometry = *image.geometry;
   const LunEntry* entries = image.entries();
   const ExtentOwner* extents = image.extents();
-  const bool strict = !features_unknown(image.header());
+  const bool strict = !features_unknown(image_spec(geometry, {}), image.header());
   *out = {};
   const auto fault = [out](const char* text) {
     if (!out->fault) out->fault = text;

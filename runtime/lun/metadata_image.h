@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lun/atomic_image.h"
 #include "lun/physical_format.h"
 
 namespace lunar {
@@ -71,16 +72,9 @@ struct SoundScratch {
   uint16_t names[2 * kEntriesMax];
 };
 
-// Feature bits that this version does not know.
-uint64_t unknown_read_only(const media::ImageHeader& header);
-uint64_t unknown_incompatible(const media::ImageHeader& header);
-
-// Header and checksums of an image whose sequence, `previous` and features are set.
-void image_seal(const MetadataImage& image, const LunIdentity& identity);
-// Whether it is an image of that superblock by a header with the right checksum; of the rest nothing is said.
-bool image_header_intact(const MetadataImage& image, const LunIdentity& identity);
-// Whether all of it has the right checksums, too. false where incompatible features are unknown.
-bool image_intact(const MetadataImage& image, const LunIdentity& identity);
+// What images of such a LUN are like.
+ImageSpec image_spec(const Geometry& geometry, const LunIdentity& identity);
+inline void image_seal(const MetadataImage& image, const LunIdentity& identity) { image_seal(image_spec(*image.geometry, identity), image.base); }
 
 // What an intact image says of extents, also where that is impossible.
 struct ImageCensus {

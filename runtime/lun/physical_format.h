@@ -6,29 +6,16 @@
 //   └────────────┴───────────────┴───────────────┴──────┴──────────┴──────────┴─────┴─────────┴────────┴────────┴────────────┘
 //
 // Superblock: the geometry, written at format and never changed. A second copy in the last 4 KiB of the device.
-// Image: all that changes (which LUNs there are, which extent is whose) as one piece: header, entry table, extent table, with a
-// sequence number, one checksum over everything, and the checksum of the image before it. A change makes a new image (sequence
-// N + 1) and writes it to slot (N + 1) % 2 in front, flush, then to the same slot in the back, flush; only then it is acknowledged.
-//
-// At rest all four slots are *in form*: N twice, N - 1 twice. Why every crash leaves it whole: at most one slot is being written
-// at any moment, so at most one is out of form (torn, or still N - 1 where N + 1 is due); the other three hold N (twice) and
-// N - 1, or N + 1 once, N twice: the highest valid sequence is the answer, and never less than what was acknowledged. Whoever
-// takes the metadata lock puts the one slot in form again (flush first: what he read may not be on the medium yet) before
-// he writes anything else. Two out of form cannot come from a crash: refused (-EBADMSG), as the newest change might be among
-// them. So are two copies of one sequence that differ, and an image that does not name its predecessor: nothing of ours
-// writes these. A valid checksum over nonsense (image_sound()) counts as damage.
+// Image: all that changes (which LUNs there are, which extent is whose) as one piece: header, entry table, extent table. An atomic image in two
+// copies (atomic_image.h, which says why every crash leaves it whole): slots A and B in front, and again behind the data. A valid
+// checksum over nonsense (image_sound()) counts as damage.
 //
 // An image may become visible before it is acknowledged; so whatever must hold for it (zeros in extents given to somebody) is
 // written and flushed before it, and what is freed is discarded only after it.
 //
-// What may change in this format. Each image carries three sets of *feature bits*: whoever begins to use something that this header
-// does not describe sets its bit in the same change. Who reads an image with a bit he does not know
-//   compatible    uses it, and keeps what he does not understand (reserved bytes, flags) of entries he leaves alone
-//   read-only     may look (list, info, check, read), and changes nothing, not even to mend it: -EROFS
-//   incompatible  refuses it: -EPROTONOSUPPORT
-// No bit is known yet. Without unknown bits all that is reserved is 0, and anything else is damage. Bits are of the image, not of the superblock,
-// as that never changes: a geometry that differs has another version there. Readers before feature bits take an image that has one
-// for damaged beyond its copies ("a checksum is wrong"), refuse it and change nothing, --repair included; images without are theirs, too.
+// What may change in this format: feature bits of the images (image_format.h); none is known yet. Bits are of the image, not of the
+// superblock, as that never changes: a geometry that differs has another version there. Readers before feature bits take an image that has
+// one for damaged beyond its copies ("a checksum is wrong"), refuse it and change nothing, --repair included; images without are theirs, too.
 //
 // An entry's *type* says what lies in its extents. One that is not known is no damage: its LUN is listed, keeps its extents and may be
 // removed, and nothing else. Readers before types take an entry that has one for damage ("an entry with unknown content").
@@ -38,6 +25,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+
+#include "lun/image_format.h"
 
 namespace lunar::media {
 
@@ -67,25 +56,7 @@ static_assert(sizeof(Superblock) == 4096);
 static_assert(offsetof(Superblock, uuid) == 24 && offsetof(Superblock, device_bytes) == 40);
 static_assert(offsetof(Superblock, reserved) == 112 && offsetof(Superblock, checksum) == 4088);
 
-struct ImageHeader {
-  char magic[8];                 // "LunImage"
-  uint32_t version;
-  uint32_t header_bytes;         // sizeof(ImageHeader)
-  uint8_t uuid[16];              // of the physical LUN: an image of a former format is not ours
-  uint64_t sequence;             // 1 and 2 at format; its parity is its slot
-  uint64_t body_bytes;           // entry table and extent table
-  uint64_t body_checksum;        // XXH3 of them
-  uint64_t previous;             // `checksum` of the image before it (of image 1: 0)
-  uint64_t super_checksum;       // of the superblock it was written under: no other geometry fits it
-  uint64_t features_compatible;
-  uint64_t features_read_only;
-  uint64_t features_incompatible;
-  uint8_t reserved[24];
-  uint64_t checksum;             // XXH3 of the header before it
-};
-static_assert(sizeof(ImageHeader) == 128);
-static_assert(offsetof(ImageHeader, sequence) == 32 && offsetof(ImageHeader, previous) == 56);
-static_assert(offsetof(ImageHeader, features_compatible) == 72 && offsetof(ImageHeader, checksum) == 120);
+// An image: image_format.h, with the superblock's checksum; its body is the entry table and the extent table.
 constexpr char kImageMagic[8] = {'L', 'u', 'n', 'I', 'm', 'a', 'g', 'e'};
 
 // Those this version knows.

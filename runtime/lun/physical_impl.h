@@ -12,6 +12,7 @@
 #include "lun/lun_locks.h"
 #include "lun/metadata_store.h"
 #include "lun/physical_lun.h"
+#include "lun/raw_io.h"
 #include "sys/thread.h"
 
 namespace lunar {

@@ -41,8 +41,7 @@ class Block {
   Superblock* get() const { return super_; }
   int read(Device* raw, uint64_t offset) { return super_ ? raw_io(raw, Op::kRead, offset, super_, kSuperBytes) : -ENOMEM; }
   int write(Device* raw, uint64_t offset) {
-    const int status = super_ ? raw_io(raw, Op::kWrite, offset, super_, kSuperBytes) : -ENOMEM;
-    return status < 0 ? status : raw_flush(raw);
+    return super_ ? raw_write_durable(raw, offset, super_, kSuperBytes) : -ENOMEM;
   }
 
  private:

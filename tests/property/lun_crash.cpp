@@ -3,7 +3,7 @@
 // medium is put together as a crash could have left it, and opened:
 //
 //   torn     all writes up to one, that one only in part: some of its 512-byte sectors, a prefix or any
-//   lost     of what was written since the last flush only some, each perhaps torn (a device's cache keeps no order)
+//   lost     of what was written since the last flush, and not with fua, only some, each perhaps torn (a device's cache keeps no order)
 //   twice    a crash in the recovery from a crash
 //
 // It must open, check clean, and be the state that was acknowledged last, or the one that was being made: whole, with the
@@ -325,7 +325,9 @@ void History::crash_at(size_t event, unsigned variant) {
            std::to_string(acknowledged) + ": ";
   const bool lost = variant % 2 == 1;
   for (size_t i = flushed_; i <= event; ++i) {
-    if (lost) {
+    if (events_[i].fua && i < event) {
+      apply(events_[i], 0, &undo);   // it was acknowledged as durable
+    } else if (lost) {
       if (below(2)) apply(events_[i], static_cast<unsigned>(below(3)), &undo);
     } else {
       apply(events_[i], i < event ? 0 : variant == 0 ? 1 : 2, &undo);

@@ -18,6 +18,7 @@ struct MediumEvent {
   uint64_t offset = 0, length = 0;
   std::vector<char> bytes;     // of a write
   unsigned mark = 0;           // kMark: what the test noted
+  bool fua = false;            // of a write
 };
 
 struct MemoryShape {
@@ -95,7 +96,7 @@ inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
     case lunar::Op::kWrite:
       for (uint32_t i = 0; i < command.iov_count; place += command.iov[i++].iov_len)
         memcpy(memory_ + place, command.iov[i].iov_base, command.iov[i].iov_len);
-      if (record) record->push_back({MediumEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0});
+      if (record) record->push_back({MediumEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0, command.fua});
       return static_cast<int64_t>(length);
     case lunar::Op::kDiscard:
       memset(memory_ + at, 0, length);
