@@ -24,7 +24,7 @@ int PhysicalLunImpl::grow_aside(uint64_t count, uint64_t bytes, OwnedLun* lun, E
   OwnedLun aside;
   int status = set_aside(count, &aside, why);
   if (status < 0) return status;
-  status = prepare_aside(aside, count, lun->zeroed);
+  status = prepare_aside(aside, count, lun->zeroed, !lun->scratch);
   if (status < 0) why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status), errno_name(status));
   else status = take_over(aside, bytes, lun, why);
   aside_ = kNoEntry;
@@ -53,7 +53,8 @@ int PhysicalLunImpl::set_aside(uint64_t count, OwnedLun* aside, ErrorText* why) 
   return 0;
 }
 
-int PhysicalLunImpl::prepare_aside(const OwnedLun& aside, uint64_t count, bool zeroed) {
+// named: the LUN that gets them.
+int PhysicalLunImpl::prepare_aside(const OwnedLun& aside, uint64_t count, bool zeroed, bool named) {
   const size_t bytes = round_up(count * sizeof(uint32_t), 4096);
   auto* list = static_cast<uint32_t*>(map_private(bytes, ForkPolicy::kDontFork));
   if (!list) return -ENOMEM;
@@ -68,7 +69,7 @@ int PhysicalLunImpl::prepare_aside(const OwnedLun& aside, uint64_t count, bool z
       memcpy(list, order_, count * sizeof(uint32_t));
     }
   }
-  if (status == 0) status = prepare_extents(list, count, zeroed);
+  if (status == 0) status = prepare_extents(list, count, zeroed, named);
   unmap_private(list, bytes);
   return status;
 }

@@ -85,6 +85,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   media::LunEntry* entries() { return store_.image().entries(); }
   media::ExtentOwner* extents() { return store_.image().extents(); }
   bool used(unsigned index) { return (entries()[index].flags & media::kEntryUsed) != 0; }
+  bool is_named(unsigned index) { return used(index) && !(entries()[index].flags & media::kEntryScratch); }
   unsigned find(const char* name);
   unsigned free_entry();
   uint64_t free_extents();
@@ -96,7 +97,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   bool dead(unsigned index);                            // a scratch LUN that nobody owns
   void free_entry_of(unsigned index);
   uint64_t order(unsigned index);                       // fills order_ by position; returns how many
-  int prepare_extents(const uint32_t* list, uint64_t count, bool zeroed);
+  int prepare_extents(const uint32_t* list, uint64_t count, bool zeroed, bool named);
   int zero_slack(unsigned index, uint64_t to_bytes);
   bool is_quick(uint64_t count, bool zeroed) const;
   void discard_freed(uint64_t from, uint64_t count);    // of order_
@@ -106,7 +107,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   int grow_aside(uint64_t count, uint64_t bytes, OwnedLun* lun, ErrorText* why);
   int take_over(const OwnedLun& aside, uint64_t bytes, OwnedLun* lun, ErrorText* why);
   int adopt_name(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
-  int prepare_aside(const OwnedLun& aside, uint64_t count, bool zeroed);
+  int prepare_aside(const OwnedLun& aside, uint64_t count, bool zeroed, bool named);
   void describe(unsigned index, VirtualLunInfo* out);
   uint64_t dead_extents();
   Mend to_look() const { return looks_ ? Mend::kNo : Mend::kOne; }   // of a session that changes nothing

@@ -136,14 +136,15 @@ void PhysicalLunImpl::assign(unsigned index, uint64_t count) {
   }
 }
 
-int PhysicalLunImpl::prepare_extents(const uint32_t* list, uint64_t count, bool zeroed) {
+// Zeros in a scratch LUN need not outlive the power: it ends with that. In a named one they are durable before the image that gives them.
+int PhysicalLunImpl::prepare_extents(const uint32_t* list, uint64_t count, bool zeroed, bool named) {
   const uint64_t bytes = geometry().extent_bytes;
   const int status = for_each_run(list, count, [&](uint32_t first, uint64_t extents) {
     const uint64_t offset = geometry().data_offset + first * bytes;
     const int err = zeroed ? raw_zero(raw_, offset, extents * bytes) : 0;
     return err < 0 ? err : raw_->reserve(DeviceOffset{offset}, extents * bytes);   // a file's blocks read as zeros too
   });
-  return status < 0 || !zeroed || count == 0 ? status : raw_flush(raw_);
+  return status < 0 || !zeroed || !named || count == 0 ? status : raw_flush(raw_);
 }
 
 // What lies in its extents beyond its size, up to to_bytes: what was there before it shrank.
@@ -158,7 +159,7 @@ int PhysicalLunImpl::zero_slack(unsigned index, uint64_t to_bytes) {
     if (status < 0) return status;
     at += length;
   }
-  return raw_flush(raw_);
+  return is_named(index) ? raw_flush(raw_) : 0;
 }
 
 bool PhysicalLunImpl::is_quick(uint64_t count, bool zeroed) const {
@@ -199,6 +200,8 @@ int PhysicalLunImpl::create(const NewLun& wanted, OwnedLun* lun, ErrorText* why)
   }
   int status = create_quick(nameless, lun, why);
   if (status == 0) status = grow(wanted.size_bytes, lun, why);
+  if (status == 0 && named && lun->zeroed && (status = raw_flush(raw_)) < 0)   // they were those of a scratch LUN
+    why->set(status, "LUN %s#%s: cannot be made: %s (%s)", raw_->name(), wanted.name, errno_text(status), errno_name(status));
   if (status == 0 && named) status = adopt_name(wanted, lun, why);
   if (status < 0 && lun->index != kNoEntry) {
     own_ = kNoEntry;
@@ -224,7 +227,7 @@ int PhysicalLunImpl::create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText
   if (status == 0) {
     assign(index, count);
     order(index);
-    status = prepare_extents(order_, count, lun->zeroed);
+    status = prepare_extents(order_, count, lun->zeroed, !scratch);
     if (status == 0) status = store_.commit();
     if (status < 0) locks_.disown(index);
   }
@@ -277,7 +280,7 @@ int PhysicalLunImpl::grow(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
       if (status == 0) {
         assign(lun->index, more);
         order(lun->index);
-        status = prepare_extents(order_ + have, more, lun->zeroed);
+        status = prepare_extents(order_ + have, more, lun->zeroed, is_named(lun->index));
       }
       if (status == 0) {
         entry.size_bytes = bytes;
