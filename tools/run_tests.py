@@ -2,12 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests that meson knows, for tools/test (which builds first).
 
-Order: suites from fast to slow. Tests that are heavy on the machine (is_parallel: false) run alone, the others two at a
-time. One line a test. A test that passes its time limit is examined before it is killed: stacks of all threads of all
-its processes, and the pager's page states where a debugger is at hand.
+Order: layout and unit tests, then the tests that share the machine (two at a time, those with a high meson `priority`
+first, as they take longest), then those that need it alone (is_parallel: false). One line a test.
+
+The only time limit is the one here: a test that passes it is examined before it is killed (stacks of all threads of all
+its processes, and the pager's page states where a debugger is at hand). A limit of the test's own would kill unexamined.
+
+Tests start with every signal at its default action and none blocked, however the runner itself was started (`nohup`, `&`).
 
 A test skips with exit code 77 and a first line `skip: CAPABILITY: reason`. Skipping is a failure when this host has the
-capability (EXPECTED below), or when nobody knows the word.
+capability (EXPECTED below), or when the word is unknown. A host without the right to userfaultfd cannot test the pager:
+the run fails and its last line says so, unless --without-userfaultfd accepts that.
 """
 import argparse
 import ctypes
@@ -205,14 +210,17 @@ class Test:
         self.workdir = entry["workdir"] or directory
         self.suites = [s.split(":", 1)[1] for s in entry["suite"] if ":" in s]
         self.limit_s = (entry["timeout"] or DEFAULT_LIMIT_S) * multiplier
+        self.priority = entry.get("priority", 0)
         self.alone = not entry["is_parallel"]
         self.log = os.path.join(directory, "test-logs", re.sub(r"[^\w.-]", "_", self.name) + ".log")
         self.verdict = ""
         self.reason = ""
+        self.skipped = set()   # capabilities for want of which it, or some case of it, did not run
         self.seconds = 0.0
 
     def rank(self):
-        return min((SUITES.index(s) for s in self.suites if s in SUITES), default=len(SUITES) - 1)
+        suite = min((SUITES.index(s) for s in self.suites if s in SUITES), default=len(SUITES) - 1)
+        return (0, suite, 0) if FAST & set(self.suites) else (2, suite, 0) if self.alone else (1, -self.priority, suite)
 
     def run(self, extra_environment):
         start = time.monotonic()
@@ -248,6 +256,7 @@ class Test:
         return end_session(session)
 
     def judge(self, status, left):
+        self.skipped = {capability_of(line) for line in skips_in(self.log)} if status in (0, EXIT_SKIP) else set()
         if status is None:
             self.verdict, self.reason = "FAIL", f"still running after {self.limit_s} s; killed"
         elif status == EXIT_SKIP:
@@ -277,9 +286,12 @@ def skips_in(log):
     return [line.strip() for line in read_file(log).splitlines() if line.startswith("skip: ")]
 
 
+def capability_of(line):
+    return line.removeprefix("skip: ").split(":")[0].strip()
+
+
 def unexpected_skip(line):
-    capability = line.removeprefix("skip: ").split(":")[0].strip()
-    known = EXPECTED.get(capability)
+    known = EXPECTED.get(capability_of(line))
     return known is None or known()
 
 
@@ -311,7 +323,7 @@ class Runner:
         self.report(test)
 
     def run(self):
-        """Neighbours that may share the machine run in pairs; the others alone, in the order of the list."""
+        """Neighbours in the list that may share the machine run in pairs; the others alone."""
         index = 0
         while index < len(self.tests) and not self.stop:
             group = [self.tests[index]]
@@ -349,6 +361,7 @@ def parse_arguments():
     parser.add_argument("--list", action="store_true", help="list the tests, run none")
     parser.add_argument("--targets", action="store_true", help=argparse.SUPPRESS)   # for tools/test: what to build
     parser.add_argument("--no-build", action="store_true", help="use the build as it is")
+    parser.add_argument("--without-userfaultfd", action="store_true", help="pass where the pager cannot be tested")
     return parser.parse_args()
 
 
@@ -371,11 +384,10 @@ def become_root_if_needed():
         return
     ask = [] if sys.stdin.isatty() else ["-n"]
     if subprocess.run(["sudo", *ask, "true"], stdin=None, check=False).returncode != 0:
-        print("tools/test: no right to use userfaultfd, and sudo refused; tests that need it will be skipped",
-              file=sys.stderr)
+        print("tools/test: no right to use userfaultfd, and sudo refused", file=sys.stderr)
         return
     kept = [f"{name}={value}" for name, value in os.environ.items()
-            if name in ("PATH", "CI", "LANG", "LC_ALL") or name.startswith("LUNAR_")]
+            if name in ("PATH", "CI", "LANG", "LC_ALL", "TEST_TIMEOUT_SCALE") or name.startswith("LUNAR_")]
     os.execvp("sudo", ["sudo", *ask, "env", *kept, sys.executable, "-B", *sys.argv])
 
 
@@ -387,6 +399,32 @@ def sanitizer_environment(arguments):
         suppressions = os.path.abspath("tests/tsan.supp")
         return {"TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={suppressions}"}
     return {}
+
+
+def default_signals():
+    """What a child inherits across exec: `nohup` and `&` leave signals ignored, and some shells leave some blocked. The
+    runner goes on ignoring what it was told to, by handlers: those do not outlive an exec."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else lambda *_: None)
+
+
+def summary(tests, arguments):
+    """The last line, and the exit code that goes with it."""
+    count = {verdict: sum(test.verdict == verdict for test in tests) for verdict in ("ok", "FAIL", "skip")}
+    line = f"{count['ok']} passed, {count['FAIL']} failed, {count['skip']} skipped"
+    untested = sum("userfaultfd" in test.skipped for test in tests)
+    if untested:
+        line += f"; THE PAGER WAS NOT TESTED: no right to userfaultfd ({untested} tests)"
+        if not arguments.without_userfaultfd:
+            line += "; run as root, or accept it with --without-userfaultfd"
+    return line, 1 if count["FAIL"] or not tests or (untested and not arguments.without_userfaultfd) else 0
+
+
+def print_times(tests, seconds):
+    slowest = sorted((test for test in tests if test.verdict), key=lambda test: -test.seconds)[:8]
+    print(f"took {seconds:.0f} s; longest: " + ", ".join(f"{test.name} {test.seconds:.0f} s" for test in slowest))
 
 
 def introspect(what, directory):
@@ -429,17 +467,20 @@ def main():
     if os.environ.get("SUDO_UID", "").isdigit() and is_root():
         os.chown(os.path.join(directory, "test-logs"), int(os.environ["SUDO_UID"]), -1)
     runner = Runner(tests, sanitizer_environment(arguments))
+    default_signals()
+    start = time.monotonic()
     try:
         runner.run()
     except KeyboardInterrupt:
         runner.stop = True
         print("interrupted", file=sys.stderr)
-    count = {verdict: sum(t.verdict == verdict for t in tests) for verdict in ("ok", "FAIL", "skip")}
+    print_times(tests, time.monotonic() - start)
     for test in tests:
         if test.verdict == "FAIL":
             print(f"failed: {test.name}: {test.reason}")
-    print(f"{count['ok']} passed, {count['FAIL']} failed, {count['skip']} skipped")
-    return 1 if count["FAIL"] or runner.stop or not tests else 0
+    line, status = summary(tests, arguments)
+    print(line)
+    return 1 if runner.stop else status
 
 
 if __name__ == "__main__":
