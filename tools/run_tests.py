@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests that meson knows, for tools/test (which builds first).
 
-Order: layout and unit tests, then the tests that share the machine (two at a time, those with a high meson `priority`
-first, as they take longest), then those that need it alone (is_parallel: false). One line a test.
+Order: layout and unit tests, then the tests that share the machine (as many at a time as there are CPUs and one more, as most wait
+for a device half of the time; those with a high meson `priority` first, as they take longest), then those that need it alone
+(is_parallel: false). One line a test.
 
 The only time limit is the one here: a test that passes it is examined before it is killed (stacks of all threads of all
 its processes, and the pager's page states where a debugger is at hand). A limit of the test's own would kill unexamined.
@@ -146,14 +147,18 @@ def read_file(path):
 
 
 def processes_of_session(session):
-    """Every live process of the session that a test was started in."""
-    found = []
+    """Every live process of the session that a test was started in, and what these have started in sessions of its own."""
+    parents, found = {}, set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         stat = read_file(f"/proc/{entry}/stat").rpartition(")")[2].split()
-        if len(stat) > 3 and stat[3] == str(session) and stat[0] != "Z":
-            found.append(int(entry))
+        if len(stat) > 3 and stat[0] != "Z":
+            parents[int(entry)] = int(stat[1])
+            if stat[3] == str(session):
+                found.add(int(entry))
+    while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
+        found |= more
     return sorted(found)
 
 
@@ -323,7 +328,7 @@ class Runner:
         self.report(test)
 
     def run(self):
-        """Neighbours in the list that may share the machine run in pairs; the others alone."""
+        """Neighbours in the list that may share the machine run side by side; the others alone."""
         index = 0
         while index < len(self.tests) and not self.stop:
             group = [self.tests[index]]
@@ -342,7 +347,7 @@ class Runner:
                         return
                     self.run_one(test)
 
-            threads = [threading.Thread(target=work) for _ in range(min(2, os.cpu_count() or 1, len(group)))]
+            threads = [threading.Thread(target=work) for _ in range(min((os.cpu_count() or 1) + 1, len(group)))]
             for thread in threads:
                 thread.start()
             for thread in threads:

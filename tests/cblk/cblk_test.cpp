@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The runner and the devices of the block library's tests: see cblk_test.hpp.
 #include "cblk_test.hpp"
-#include "../support/slowness.hpp"
 
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -264,7 +263,6 @@ void in_child(void (*what)(void*), void* argument) {
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    alarm(tier::scaled(60));
     what(argument);
     fflush(nullptr);
     _exit(0);

@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "cblk_test.hpp"
-#include "../support/slowness.hpp"
 
 namespace {
 
@@ -167,7 +166,6 @@ CASE(a_clone_has_the_size_that_another_gave_it) {
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    alarm(tier::scaled(60));
     char go;
     size_t size = 0;
     Buffer block(1);
@@ -229,7 +227,6 @@ CASE(a_shared_virtual_chunk_is_not_scrubbed) {
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    alarm(tier::scaled(60));
     char go;
     REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
     REQUIRE(read(ends[0], &go, 1) == 1);
@@ -275,7 +272,6 @@ CASE(a_clone_outlives_its_parent) {
     stamp(block, 5, 1, 1);
     REQUIRE(cblk_write(mine, block, 5, 1, 0) == 1);
     if (fork() == 0) {
-      alarm(tier::scaled(60));
       REQUIRE(cblk_clone_after_fork(mine, O_RDWR, 0) == 0);
       char wait;
       REQUIRE(read(ends[0], &wait, 1) == 1);

@@ -2,7 +2,7 @@
 // Equal output: one program twice, plain and under `lunar run --dram CAP`, with the same input; what they print must
 // be the same, byte for byte.
 //
-//   equal_output LUNAR WORKLOADS NAME SIZE CAP_MIB [SECONDS]
+//   equal_output LUNAR WORKLOADS NAME SIZE CAP_MIB
 //
 // With the word `untiered` for LUNAR the second run is plain too, and the test passes only if that is found out.
 //
@@ -29,7 +29,6 @@
 #include <string>
 #include <vector>
 
-#include "../support/slowness.hpp"
 #include "e2e.h"
 
 namespace {
@@ -129,12 +128,6 @@ struct Ended {
   uint64_t rss_bytes = 0;   // the largest of its processes, by the kernel
 };
 
-pid_t g_child = -1;
-
-void on_alarm(int) {
-  if (g_child > 0) kill(g_child, SIGKILL);
-}
-
 void child_main(const Words& words, const std::string& input, const std::string& output, const std::string& errors) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   const int in = open(input.c_str(), O_RDONLY), out = open(output.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600),
@@ -148,17 +141,13 @@ void child_main(const Words& words, const std::string& input, const std::string&
   _exit(98);
 }
 
-Ended run(const Words& words, const std::string& input, const std::string& output, const std::string& errors,
-          unsigned limit_s) {
+Ended run(const Words& words, const std::string& input, const std::string& output, const std::string& errors) {
   const double start = now_s();
-  g_child = fork();
-  if (g_child == 0) child_main(words, input, output, errors);
-  alarm(tier::scaled(limit_s));
+  const pid_t child = fork();
+  if (child == 0) child_main(words, input, output, errors);
   Ended ended;
   rusage usage{};
-  while (wait4(g_child, &ended.status, 0, &usage) < 0 && errno == EINTR) {}
-  alarm(0);
-  g_child = -1;
+  while (wait4(child, &ended.status, 0, &usage) < 0 && errno == EINTR) {}
   ended.seconds = now_s() - start;
   ended.rss_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
   return ended;
@@ -205,10 +194,10 @@ void check_memory(const Table& table, const Ended& plain, const Ended& tiered, u
   check_table(table, cap, kEvictedFactorMin);
 }
 
-int compare(const std::string& lunar, const std::string& name, const Setup& setup, uint64_t cap, unsigned limit_s) {
+int compare(const std::string& lunar, const std::string& name, const Setup& setup, uint64_t cap) {
   auto file = [&](const char* leaf) { return setup.scratch + "/" + leaf; };
   const Command command = build(name, setup);
-  const Ended plain = run(command.words, command.input, file("plain.out"), file("plain.err"), limit_s);
+  const Ended plain = run(command.words, command.input, file("plain.out"), file("plain.err"));
   if (plain.status != 0) {
     fmt::print("FAIL: the plain run: {}\n{}", how(plain), text_of(file("plain.err")));
     return 1;
@@ -217,7 +206,7 @@ int compare(const std::string& lunar, const std::string& name, const Setup& setu
   if (lunar != kUntiered)
     words = {lunar, "run", fmt::format("--dram={}", cap), "--lun=" + setup.scratch, "--stats", "--"};
   words.insert(words.end(), command.words.begin(), command.words.end());
-  const Ended tiered = run(words, command.input, file("tiered.out"), file("tiered.err"), limit_s);
+  const Ended tiered = run(words, command.input, file("tiered.out"), file("tiered.err"));
   std::string errors = text_of(file("tiered.err"));
   if (WIFEXITED(tiered.status) && WEXITSTATUS(tiered.status) == 125 && errors.find("userfaultfd") != std::string::npos)
     skip("userfaultfd", errors.substr(0, errors.find('\n')));
@@ -246,7 +235,7 @@ int compare(const std::string& lunar, const std::string& name, const Setup& setu
 
 int main(int argc, char** argv) {
   if (argc < 6) {
-    fmt::print(stderr, "usage: equal_output LUNAR WORKLOADS NAME|PROGRAM SIZE CAP_MIB [SECONDS]\n");
+    fmt::print(stderr, "usage: equal_output LUNAR WORKLOADS NAME|PROGRAM SIZE CAP_MIB\n");
     return 2;
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -255,15 +244,11 @@ int main(int argc, char** argv) {
     unsetenv(variable);
   for (const char* variable : {"PYTHONHASHSEED", "PERL_HASH_SEED", "PERL_PERTURB_KEYS"}) setenv(variable, "0", 1);
   setenv("LC_ALL", "C", 1);
-  struct sigaction action {};
-  action.sa_handler = on_alarm;
-  sigaction(SIGALRM, &action, nullptr);
   const Scratch scratch;
   setenv("TMPDIR", scratch.path.c_str(), 1);
   const Setup setup{argv[2], scratch.path, strtoull(argv[4], nullptr, 10)};
-  const unsigned limit_s = argc > 6 ? static_cast<unsigned>(atoi(argv[6])) : 140;
   try {
-    return compare(argv[1], argv[3], setup, strtoull(argv[5], nullptr, 10) * kMiB, limit_s);
+    return compare(argv[1], argv[3], setup, strtoull(argv[5], nullptr, 10) * kMiB);
   } catch (const Skip& reason) {
     fmt::print("skip: {}: {}\n", reason.capability, reason.reason);
     return 77;

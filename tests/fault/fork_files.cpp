@@ -111,7 +111,6 @@ int main() {
     pid_t child = fork();
     REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));
     if (child == 0) {
-      alarm(tier::scaled(60));
       unsigned i = round % kFiles;
       snprintf(text, sizeof text, "file %u\n", i);
       check_file(files[i], text, "child");

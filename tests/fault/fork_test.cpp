@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fork_test CASE: a forked child keeps its memory. Each case runs in a process (and tier) of its own; without an argument
+// fork_test CASE [--long]: a forked child keeps its memory. Each case runs in a process (and tier) of its own; without an argument
 // all of them run, one after the other.
 //
 // Idea. Every page has a content that tells its version; parent, child and grandchild go their own ways from the fork on and
@@ -30,18 +30,7 @@ using tier::Random;
 
 constexpr uint64_t kMemory = 96 * tier::kMega, kDram = 32 * tier::kMega, kLun = 1536 * tier::kMega;
 uint64_t g_seed = 0;
-
-void on_alarm(int) {
-  static const char text[] = "a process of the test does not get on\n";
-  (void)!write(2, text, sizeof text - 1);
-  lunar::pager_dump(2);
-  _exit(3);
-}
-
-void set_limit(unsigned seconds) {
-  signal(SIGALRM, on_alarm);
-  alarm(tier::scaled(seconds));
-}
+bool g_long = false;
 
 // A region whose pages carry a version each; the model is plain memory, which fork copies.
 struct Pages {
@@ -86,7 +75,6 @@ pid_t fork_child(F&& body) {
   pid_t pid = fork();
   REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
   if (pid != 0) return pid;
-  set_limit(100);
   body();
   fflush(nullptr);
   _exit(0);
@@ -308,7 +296,7 @@ void fork_among_writers() {
       }
     });
   std::thread forker([&] {
-    for (int round = 0; round < 12; ++round) {
+    for (int round = 0; round < (g_long ? 30 : 5); ++round) {
       usleep(100000);
       std::vector<uint64_t> before(count);
       for (uint64_t i = 0; i < count; ++i) before[i] = model[i].load();
@@ -402,7 +390,6 @@ void hundred_generations() {
       if (depth == 1) break;
       _exit(0);
     }
-    set_limit(100);
     for (uint64_t i = depth; i < pages.count; i += 100) pages.write(i, 100 + depth);
     Random random(g_seed + depth);
     for (int k = 0; k < 200; ++k) pages.check(random.below(pages.count), "descendant");
@@ -537,7 +524,6 @@ void give_lock() {
 void lock_holder_waits_for_room() {
   REQUIRE_THAT(pthread_atfork(take_lock, give_lock, give_lock) == 0, "pthread_atfork");
   start();
-  set_limit(40);
   Pages pages(kMemory);
   std::atomic<bool> over{false};
   std::vector<std::thread> threads;
@@ -578,11 +564,10 @@ const Case kCases[] = {CASE(child_sees_the_parents_content), CASE(child_discards
 int main(int argc, char** argv) {
   if (argc > 1) {
     g_seed = tier::announce_seed();
+    g_long = argc > 2 && strcmp(argv[2], "--long") == 0;
     for (const Case& one : kCases) {
       if (strcmp(one.name, argv[1]) != 0) continue;
-      set_limit(100);
       one.run();
-      alarm(0);
       return 0;
     }
     REQUIRE_THAT(false, "no case %s", argv[1]);

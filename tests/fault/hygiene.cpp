@@ -157,7 +157,6 @@ int main() {
   m.versions.assign(m.pages, 0);
   for (uint64_t i = 0; i < m.pages; ++i) m.write(i);   // everything has been used once
   std::atomic<uint64_t> none{0};
-  alarm(tier::scaled(100));
 
   g_trap.store(true);
   exercise(m, seed, 8000);
@@ -173,7 +172,6 @@ int main() {
   // A fork's child is served by threads with the same manners.
   pid_t child = fork();
   if (child == 0) {
-    alarm(tier::scaled(60));
     exercise(m, seed + 1, 2000);
     check_signals();
     _exit(0);

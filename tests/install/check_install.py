@@ -38,7 +38,7 @@ int main(void) {
 
 def run(command, **options):
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, timeout=60, check=False, **options)
+                          text=True, check=False, **options)
 
 
 def check_files(prefix):

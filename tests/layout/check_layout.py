@@ -11,7 +11,8 @@ what they test. Three exceptions, on purpose:
     what heap/ may. Both carry adapters/gate, which sees the pager and below.
   - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/; and they
     administer and measure devices (`lunar lun`, `lunar bench superpipe`), so superpipe/ and lun/ too.
-Also: only runtime/sys makes the system calls it owns; every source opens with its licence; no file is too long; nothing
+Tests set themselves no time limit (an alarm, a timeout of a child process): tools/run_tests.py has one for each, and shows where the test
+hangs. Also: only runtime/sys makes the system calls it owns; every source opens with its licence; no file is too long; nothing
 names a developer's own directories.
 """
 import os
@@ -148,6 +149,21 @@ def check_form(path, text):
             yield f"{path}:{number}: names a directory of somebody's machine: {match[0]}"
 
 
+# What would end a test that hangs, unexamined. Those named here scale theirs, as they end a child that must not outlive them.
+OWN_LIMIT = {".cpp": re.compile(r"(?<![\w.>])alarm\s*\("), ".py": re.compile(r"[(,]\s*timeout=")}
+LIMIT_THEMSELVES = {os.path.join("tests", *name.split("/")) for name in (
+    "process/bypass_test.cpp", "process/preload_children_test.cpp", "process/preload_thread_end_test.cpp",
+    "fault/account_burial.cpp", "fault/account_life.cpp", "unit/test_pmem_device.cpp")}
+
+
+def check_limits(path, text):
+    pattern = OWN_LIMIT.get(os.path.splitext(path)[1])
+    if pattern and path.startswith("tests" + os.sep) and not path.startswith(os.path.join("tests", "layout")) and path not in LIMIT_THEMSELVES:
+        for number, line in enumerate(text.splitlines(), 1):
+            if pattern.search(line):
+                yield f"{path}:{number}: a time limit of its own: tools/run_tests.py has one, and shows where a test hangs"
+
+
 def check_tree(root):
     problems, warnings = [], []
     for path in source_files(root):
@@ -159,6 +175,7 @@ def check_tree(root):
         except (UnicodeDecodeError, OSError):
             continue
         problems += check_form(path, text)
+        problems += check_limits(path, text)
         if path.endswith(SOURCE + (".def",)):
             problems += check_includes(root, path, text)
             problems += check_calls(path, text)

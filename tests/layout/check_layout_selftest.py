@@ -45,6 +45,10 @@ CASES = [
     ("runtime/superpipe/file.cpp", "x = io_uring_submit(&ring);\n", "calls io_uring_submit()"),
     ("adapters/preload/shim.cpp", "  void* p =\n      mmap(nullptr, 1);\n", "calls mmap()"),
     ("runtime/heap/heap.cpp", f'// built in {HOME}\n', "somebody's machine"),
+    ("tests/fault/slow.cpp", "void f() { alarm(10); }\n", "a time limit of its own"),
+    ("tests/fault/slow.cpp", "void g() { on_alarm(10); clock->alarm(3); }\n", None),
+    ("tests/process/slow_test.py", "child.communicate(timeout=10)\n", "a time limit of its own"),
+    ("tools/wait.py", "child.communicate(timeout=10)\n", None),
     ("tools/long.cpp", "int x;\n" * LINES_MAX, "at most"),
 ]
 PRESENT = ["runtime/lun/scratch_lun.h", "runtime/include/lunar/lunar.h", "runtime/sys/mem.h", "runtime/sys/uring.h",

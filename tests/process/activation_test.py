@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`activation_test.py LUNAR WORKER CASE`: what a process has before its pager is activated, and how it gets from plain to tiered memory.
+"""`activation_test.py LUNAR WORKER CASE [--long]`: what a process has before its pager is activated, and how it gets from plain to tiered memory.
 Every step of the worker checks all that it holds."""
 import os
 import re
@@ -10,7 +10,7 @@ import tempfile
 
 LUNAR, WORKER = map(os.path.abspath, sys.argv[1:3])
 CASE = sys.argv[3]
-LIMIT_S = 100
+LONG = "--long" in sys.argv
 MIB = 1 << 20
 
 
@@ -29,7 +29,7 @@ def command(dram, *steps, before=(), size="512m", stats=True):
 
 def run(dram, *steps, before=(), expect=0, **further):
     result = subprocess.run(command(dram, *steps, before=before), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, timeout=LIMIT_S, check=False, **further)
+                            text=True, check=False, **further)
     if result.returncode != expect or (expect == 0 and "sound" not in result.stdout):
         fail(f"{' '.join(steps)}: exit code {result.returncode}\n{result.stdout}{result.stderr[-3000:]}")
     return result
@@ -86,7 +86,7 @@ class Tree:
 
     def end(self):
         bad = int(self.ask("end")[0])
-        self.shell.communicate(timeout=LIMIT_S)
+        self.shell.communicate()
         if bad:
             fail(f"{bad} workers did not find what they had written")
 
@@ -130,7 +130,7 @@ def one_line():
         words = command("32m", "grow:64", "again:500", before=("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"))
         words[2:2] = ["--lun", lun]
         os.chmod(directory, 0o755)
-        result = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S,
+        result = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                 check=False)
         lines = [line for line in result.stderr.splitlines() if line.startswith("lunar") and "stats:" not in line]
         if result.returncode != 0 or "refused" not in result.stdout or len(lines) != 1 or lun not in lines[0]:
@@ -173,11 +173,11 @@ def storm():
     """Threads that write, discard, protect, move and unmap, and fork, while the process is activated."""
     words = [os.path.join(os.path.dirname(WORKER), "activation_storm"), "3"]
     activated = 0
-    seeds = [int(os.environ["LUNAR_SEED"])] if "LUNAR_SEED" in os.environ else [int.from_bytes(os.urandom(4), "little") for _ in range(4)]
+    seeds = [int(os.environ["LUNAR_SEED"])] if "LUNAR_SEED" in os.environ else [int.from_bytes(os.urandom(4), "little") for _ in range(12 if LONG else 3)]
     for seed in seeds:
         print(f"LUNAR_SEED={seed}", flush=True)
         result = subprocess.run([LUNAR, "run", "--dram", "48m", "--size", "4g", "--stats", "--", *words, str(seed)], stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
         if result.returncode != 0 or "sound" not in result.stdout:
             fail(f"seed {seed}: exit code {result.returncode}\n{result.stdout}{result.stderr[-3000:]}")
         activated += figure(result.stderr, "armed")
@@ -187,7 +187,7 @@ def storm():
 
 def discards():
     """Discards beside the first evictions of what was there before activation. The two meet in every tenth run or so."""
-    for _ in range(60):
+    for _ in range(100 if LONG else 24):
         evicted(run("24m", "discards:16"), "discards")
 
 

@@ -34,7 +34,7 @@ def check(held, what):
 def run(*words, environment=None, as_nobody=False):
     extra = {"user": 65534, "group": 65534, "extra_groups": []} if as_nobody else {}
     return subprocess.run([LUNAR, "lun", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          timeout=LIMIT_S, check=False, env=environment, **extra)
+                          check=False, env=environment, **extra)
 
 
 def done(*words, code=0):
@@ -124,7 +124,7 @@ def made_by(*command):
     tool = shutil.which(command[0], path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if tool is None:
         return False
-    subprocess.run([tool, *command[1:]], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT_S)
+    subprocess.run([tool, *command[1:]], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return True
 
 
@@ -289,7 +289,7 @@ def in_use(directory):
         done("create", f"{path}#second", "--size", "1m")   # others may go on
         done("remove", f"{path}#second", "--yes")
         holder.stdin.close()
-        holder.wait(LIMIT_S)
+        holder.wait()
     settled([path], {"first": False}, "after their owner's end")
     done("remove", f"{path}#first", "--yes")
 
@@ -432,7 +432,7 @@ def at_once(directory):
     many = [subprocess.Popen([LUNAR, "lun", "create", f"{path}#lun{i}", "--size", "1m", "--format"], stdin=subprocess.DEVNULL,
                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for i in range(8)]
     for child in many:
-        _, err = child.communicate(timeout=LIMIT_S)
+        _, err = child.communicate()
         check(child.returncode == 0, f"one of eight: {err}")
     names = {lun["name"] for lun in as_json("list", path)["devices"][0]["virtual_luns"]}
     check(names == {f"lun{i}" for i in range(8)}, f"eight at once: {names}")
@@ -501,7 +501,7 @@ def heap(directory):
     done("create", f"{devices[0]}#heap", "--size", "80m")
     result = subprocess.run([LUNAR, "run", "--dram", "16m", "--size", "128m", "--lun", f"{devices[0]}#heap", "--lun", devices[1], "--",
                              sys.executable, "-c", HEAP, LUNAR, *devices], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, timeout=2 * LIMIT_S, check=False)
+                            stderr=subprocess.PIPE, text=True, check=False)
     if "userfaultfd" in result.stderr:
         skips.append("skip: userfaultfd: nothing can be started")
         return
@@ -541,7 +541,7 @@ def loop_device(directory):
                 refused(["remove", f"{second}#held", "--yes"], ["in use"], [device])
                 refused(["create", f"{second}#x", "--size", "1m", "--erase=lunar", "--yes"], ["in use"], [device])
                 holder.stdin.close()
-                holder.wait(LIMIT_S)
+                holder.wait()
             settled([device], {"x": False, "held": False}, "after their owner's end")
             done("remove", f"{second}#held", "--yes")
         done("check", device)

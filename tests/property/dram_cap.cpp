@@ -3,7 +3,7 @@
 //
 // Idea. Sixteen threads write, read, prefetch, touch and pin eight times the budget, while a sampler looks without a pause:
 // what is charged never passes the cap, and the process' resident set grows by no more than the cap and a little. Then the
-// budget changes under load: when lunar_set_dram returns, the new cap holds. LUNAR_SEED=N replays the choices.
+// budget changes under load: when lunar_set_dram returns, the new cap holds. LUNAR_SEED=N replays the choices. `--seconds N`: of the burst.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -63,7 +63,8 @@ void work(char* base, uint64_t pages, uint64_t seed) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const double burst_s = argc > 2 && strcmp(argv[1], "--seconds") == 0 ? atof(argv[2]) : 4;
   uint64_t seed = tier::announce_seed();
   std::vector<std::thread> threads;
   threads.reserve(kThreads);
@@ -86,7 +87,7 @@ int main() {
                  static_cast<unsigned long long>(resident >> 10), static_cast<unsigned long long>(before >> 10),
                  static_cast<unsigned long long>(cap >> 10));
   };
-  for (double end = tier::seconds() + 12; tier::seconds() < end;) sample();
+  for (double end = tier::seconds() + burst_s; tier::seconds() < end;) sample();
   printf("burst: charged at most %llu KiB of %llu, resident set grew by %llu KiB at most, %llu samples, %llu operations\n",
          static_cast<unsigned long long>(used_peak >> 10), static_cast<unsigned long long>(kDram >> 10),
          static_cast<unsigned long long>(resident_peak >> 10), static_cast<unsigned long long>(samples),

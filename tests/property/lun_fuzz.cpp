@@ -249,17 +249,15 @@ int main(int argc, char** argv) {
   fflush(stdout);
   random_state = seed;
   make_bases();
-  signal(SIGALRM, hung);
   signal(SIGPROF, hung);
   uint64_t opened = 0, mended = 0;
   std::map<int, uint64_t> refused;
   for (uint64_t n = first; n < first + count; ++n) {
     image_number = n;
     random_state = seed * 0x2545f4914f6cdd1d + n;
-    if (n % 256 == 0) {   // by CPU time, as the machine may be busy; by the clock for what blocks
+    if (n % 256 == 0) {   // by CPU time, as the machine may be busy; what blocks, the runner ends
       const itimerval cpu = {{0, 0}, {tier::scaled(20), 0}};
       setitimer(ITIMER_PROF, &cpu, nullptr);
-      alarm(tier::scaled(300));
     }
     const Base& base = bases[below(bases.size())];
     load({base.front, base.back});

@@ -276,7 +276,7 @@ TEST_CASE("virtual: a forked child that closes it takes nothing away") {
 
 // The counts of who is inside are copied by fork; those who were are not.
 TEST_CASE("virtual: a forked child shrinks it while threads of the parent are inside a read") {
-  VirtualLun* lun = must("sim:16m,latency_us=400000", {});
+  VirtualLun* lun = must("sim:16m,latency_us=100000", {});
   REQUIRE(lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0);
   Buffer one(4096), two(4096);
   Context* context = nullptr;
@@ -291,7 +291,7 @@ TEST_CASE("virtual: a forked child shrinks it while threads of the parent are in
     (void)io(lun, Op::kRead, 0, one.at, 4096);
   });
   while (!inside) sys::sleep_ns(1'000'000);
-  sys::sleep_ns(50'000'000);
+  sys::sleep_ns(20'000'000);
   REQUIRE(context->submit(&command, 1) == 1);
   const pid_t child = fork();
   if (child == 0) {
