@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`check_facts.py ROOT LUNAR`: numbers that documents state are those of the code.
+
+FACTS lists each number twice: where a document states it, and where the code has it. A pattern that no longer matches is a failure, too:
+then document and code have moved apart, or this list is stale. Defaults of the Redis module's table and names of the --stats table are
+compared with what the program prints. (The options table: check_readme.py.)"""
+import os
+import re
+import subprocess
+import sys
+
+ROOT, LUNAR = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+WORDS = {"a quarter": 4, "ten": 10, "half": 2}
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "kKiB": 1 << 10, "kMiB": 1 << 20, "kGiB": 1 << 30, "kTiB": 1 << 40}
+problems = []
+
+# (document, pattern with the number), (source, pattern with the number). (N is a number as people or C++ write it.
+FACTS = [
+    (("README.md", r"budget is (a quarter) of the available memory"), ("runtime/pager/arm.cpp", r"options\.dram : available / (N)")),
+    (("README.md", r"\| `dram SIZE` .*default: (a quarter) of the memory"), ("runtime/pager/arm.cpp", r"options\.dram : available / (N)")),
+    (("README.md", r"\| `size SIZE` .*default: (N) times the budget"), ("runtime/pager/arm.cpp", r"state\.lun_bytes : state\.dram_bytes \* (N)")),
+    (("README.md", r"come near their budget \((7/8) of it"), ("runtime/pager/activation.cpp", r"return cap - \(needed > cap / (8) \? needed : cap / 8\)")),
+    (("README.md", r"held \((N MiB)\) is bounded"), ("adapters/gate/connections.h", r"kHeldBytesMax = (N);\s+// of all others; half of it a user")),
+    (("README.md", r"way \((a quarter) of the DRAM budget\)"), ("adapters/gate/gate_inside.h", r"kUserPart = (N)")),
+    (("README.md", r"default: 100\); (ten) times that where a command"), ("adapters/gate/gate_inside.h", r"kWalkHolds = (N);")),
+    (("README.md", r"with a warning, to (7/8) of\nthe LUN space"), ("adapters/redis/memory_limit.cpp", r"space\.capacity\) / (8) \* 7;")),
+    (("examples/redis/README.md", r"under way \(or (N) requests\)"), ("adapters/gate/fetcher.h", r"kRequestsMax = (N),")),
+    (("CHANGELOG.md", r"sequential ones\n  (N) pages at once"), ("runtime/pager/resolver.h", r"kReadRunMax = (N);")),
+    (("runtime/README.md", r"`Region::patterns`, a byte for (N) pages"), ("runtime/pager/region.h", r"kPatternPages = (N);")),
+    (("runtime/README.md", r"\n +(N KiB) and more go to delegate threads"), ("runtime/superpipe/pmem_device.h", r"kDelegateBytesMin = (N \* kKiB);")),
+    (("runtime/README.md", r"delegate threads \(at most (N),"), ("runtime/superpipe/delegate.h", r"kThreadsMax = (N);")),
+    (("runtime/README.md", r"was charged stays so for (N) s when"), ("runtime/pager/account.cpp", r"kAdoptWithinNs = (\d+)000000000;")),
+    (("README.md", r"\n- Linux (\d\.\d+) or newer with userfaultfd"), ("runtime/sys/kernel.cpp", r"boot (\d\.\d+) or later")),
+    (("README.md", r"\n\| (N) \| Lunar could not start it"), ("tools/program.h", r"kExitOwnFailure = (N);")),
+    (("README.md", r"\n\| (N) \| the command was found but cannot"), ("tools/program.h", r"kExitNotExecutable = (N);")),
+    (("README.md", r"\n\| (N) \| the command was not found"), ("tools/program.h", r"kExitNotFound = (N);")),
+]
+# What the pair differs by on purpose: the document states half of the constant.
+HALVES = {r"held \((N MiB)\) is bounded", r"under way \(or (N) requests\)"}
+
+
+def text_of(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        return file.read()
+
+
+def stated(where):
+    """What the pattern's group holds, or None when the pattern is not to be found."""
+    path, pattern = where
+    found = re.search(pattern.replace("(N", r"(\d[\d,']*(?: << \d+)?"), text_of(path))
+    if not found:
+        problems.append(f"{path}: nothing matches {pattern!r}: the document or the code has changed, and this list has not")
+    return found and found[1]
+
+
+def value(text):
+    """A number as documents or sources write it: "16 MiB", "32 << 20", "512 * kKiB", "2,048", "7/8" by its denominator, "ten"."""
+    if text in WORDS:
+        return WORDS[text]
+    if re.fullmatch(r"\d+\.\d+", text):
+        return text
+    number, _, unit = text.replace(",", "").replace("'", "").replace(" * ", " ").rpartition(" ")
+    if unit in UNITS:
+        return int(number) * UNITS[unit]
+    text = text.replace(",", "").replace("'", "")
+    if "<<" in text:
+        left, right = text.split("<<")
+        return int(left) << int(right)
+    return int(text.split("/")[-1])
+
+
+def check_facts():
+    for document, source in FACTS:
+        told, real = stated(document), stated(source)
+        if told is None or real is None:
+            continue
+        told_value = value(told) * 2 if document[1] in HALVES else value(told)
+        if told_value != value(real):
+            problems.append(f"{document[0]} states {told!r} ({document[1]}), {source[0]} has {real!r}")
+
+
+def output_of(*words):
+    return subprocess.run([LUNAR, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def check_redis_defaults():
+    """Arguments of the module are options of Lunar by another spelling."""
+    options = {}
+    for line in output_of("help", "options", "--markdown").splitlines():
+        cells = [cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) == 6:
+            options[cells[2]] = cells[4]
+    rows = re.findall(r"^\| `([a-z-]+) [^|]*(?:\\\|[^|]*)*\|[^|]*\| .*?\(default: ([^);]+)\)", text_of("README.md"), re.M)
+    for name, default in rows:
+        known = options.get(name.replace("-", "_"))
+        if known is None:
+            problems.append(f"README.md: the Redis module's argument {name} is no option of `lunar help options`")
+        elif known and known != default.strip("`"):
+            problems.append(f"README.md: {name} is said to default to {default}, `lunar help options` says {known}")
+    if len(rows) < 6:
+        problems.append(f"README.md: only {len(rows)} rows with defaults were found in the Redis module's table")
+
+
+def check_stats_keys():
+    """Every key that README explains is printed by some part of the program."""
+    section = text_of("README.md").split("## Reading `--stats`")[1].split("\n## ")[0]
+    keys = {key for cell in re.findall(r"^\| (`[^|]+) \|", section, re.M) for key in re.findall(r"`(\w+)`", cell)}
+    sources = "".join(text_of(path) for path in ("adapters/preload/exit_stats.cpp", "runtime/stats/counters.h", "runtime/stats/counters.def")
+                      if os.path.exists(os.path.join(ROOT, path)))
+    for key in sorted(keys):
+        if not re.search(rf"\b{key}\b", sources):
+            problems.append(f"README.md explains the key {key} of --stats, which is not printed")
+    if len(keys) < 15:
+        problems.append(f"README.md: only {len(keys)} keys of --stats were found")
+
+
+def check_version():
+    version = re.search(r"version: '([\d.]+)'", text_of("meson.build"))[1]
+    said = output_of("--version")
+    if version not in said:
+        problems.append(f"`lunar --version` says {said.strip()!r}, meson.build {version}")
+
+
+for part in (check_facts, check_redis_defaults, check_stats_keys, check_version):
+    part()
+print("\n".join(problems) or f"{len(FACTS)} numbers, the Redis module's defaults and the keys of --stats are as documented")
+sys.exit(1 if problems else 0)
