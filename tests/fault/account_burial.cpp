@@ -32,7 +32,6 @@ pid_t fork_member(Account& account, uint32_t epoch, F body) {
   const pid_t pid = fork();
   REQUIRE_THAT(pid >= 0, "fork: %s", strerror(errno));
   if (pid != 0) return pid;
-  alarm(tier::scaled(100));
   REQUIRE_THAT(account.adopt(static_cast<unsigned>(member), ticket) == 0, "adopt");
   account.hold_alive();
   body();
@@ -109,7 +108,6 @@ void check(Account& account, unsigned steps, int64_t pages, bool orphan) {
 }  // namespace
 
 int main() {
-  alarm(tier::scaled(250));
   tier::Random random(tier::announce_seed());
   Account account;
   REQUIRE_THAT(account.open(-1, kCap, kLunCap) == 0 && account.join() == 0, "account");

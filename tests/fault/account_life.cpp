@@ -34,7 +34,6 @@ void* go_on(void* told) {
 
 // The first thread ends, another one goes on.
 [[noreturn]] void member_main(Account& account, int told, int said) {
-  alarm(tier::scaled(100));
   REQUIRE_THAT(account.join() == 0 && account.take_plain(kHeld, kCap), "the member cannot join");
   pthread_t other;
   REQUIRE_THAT(pthread_create(&other, nullptr, go_on, &told) == 0, "pthread_create");
@@ -86,7 +85,6 @@ void round(Account& account) {
 }  // namespace
 
 int main() {
-  alarm(tier::scaled(100));
   rlimit files;
   REQUIRE_THAT(getrlimit(RLIMIT_NOFILE, &files) == 0, "getrlimit");
   files.rlim_cur = files.rlim_max;

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "tests/kv/kv_support.hpp"
-#include "tests/support/slowness.hpp"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -154,7 +153,6 @@ void reader(Run& run, uint64_t number, uint64_t seed, uint64_t writers) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  alarm(tier::scaled(300));
   const uint64_t writes = argument(argc, argv, "--writes", 60'000), seed = seed_from_environment();
   const uint64_t writers = argument(argc, argv, "--writers", 4), readers = argument(argc, argv, "--readers", 4);
   StoreOptions options;

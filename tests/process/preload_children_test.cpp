@@ -11,7 +11,6 @@
 #include <sys/wait.h>
 
 #include "preload_test.h"
-#include "../support/slowness.hpp"
 
 extern "C" int64_t lunar_evict(const void*, size_t) __attribute__((weak));
 extern "C" pid_t _Fork(void) noexcept;
@@ -23,7 +22,6 @@ char* g_memory = nullptr;
 char* g_stack = nullptr;
 
 int child_body(void*) {
-  alarm(tier::scaled(60));
   CHECK(holds(g_memory, kBytes, 1));
   fill(g_memory, kBytes / 2, 2);
   CHECK(holds(g_memory, kBytes / 2, 2));
@@ -87,7 +85,6 @@ int grow_in_parents_memory(void*) {
 }
 
 void a_child_that_shares_memory_may_end() {
-  alarm(tier::scaled(60));
   const int pid = clone(grow_in_parents_memory, g_stack + kMega, CLONE_VM | SIGCHLD, nullptr);
   CHECK(pid > 0);
   int status = 0;
@@ -125,7 +122,6 @@ int body() {
   g_stack = static_cast<char*>(mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0));
   CHECK(g_stack != MAP_FAILED && !tiered(g_stack));
   a_child_that_shares_memory_may_end();
-  alarm(tier::scaled(200));
   children_have_their_memory();
   the_locale_is_evicted();
   return 0;

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "preload_test.h"
-#include "../support/slowness.hpp"
 
 extern "C" int64_t lunar_evict(const void*, size_t) __attribute__((weak));
 
@@ -120,7 +119,6 @@ void behind_the_gate(char* cold, size_t cold_bytes) {
 }
 
 int body() {
-  alarm(tier::scaled(200));
   const size_t cells = 2 * kThreads * sizeof(Cell), filler = 48 << 20;
   g_cells = static_cast<Cell*>(aligned_alloc(kPage, cells));
   g_stacks = static_cast<char*>(aligned_alloc(kPage, kThreads * kStack));

@@ -25,7 +25,6 @@
 #include "superpipe/signature.h"
 #include "sys/file.h"
 #include "tests/catch.hpp"
-#include "tests/support/slowness.hpp"
 
 using namespace lunar;
 
@@ -531,7 +530,6 @@ TEST_CASE("pmem: a forked child starts delegates of its own, and sees the same m
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-      alarm(tier::scaled(20));
       auto& pool = static_cast<PmemDevice*>(lun.get())->pool();
       if (pool.started()) _exit(1);
       lun->detach(inherited);   // what the parent's delegates were at is not waited for
