@@ -16,15 +16,22 @@ constexpr uint64_t kCloseChunks = 128;   // in one call at most: the address spa
 constexpr unsigned kLiftMax = 64;        // pages lifted at once
 constexpr int64_t kLiftShare = 256;      // one page more for each so many that are free
 
-int protect(PagerState& state, void* address, size_t bytes, bool on) {
+int protect(PagerState& state, void* address, size_t bytes) {
   int rc;
-  while ((rc = sys::uffd_protect(state.uffd, address, bytes, on)) == -EAGAIN) wait_out_stall();
+  while ((rc = sys::uffd_protect(state.uffd, address, bytes, true)) == -EAGAIN) wait_out_stall();
   return rc;
+}
+
+// The protection is gone, and who waits is woken. False: the place is not ours any more.
+bool lift(PagerState& state, void* address, uint64_t bytes) {
+  int64_t rc;
+  while ((rc = change_pages(address, bytes, [&] { return sys::uffd_protect(state.uffd, address, bytes, false); })) == -EAGAIN) wait_out_stall();
+  return rc == 0;
 }
 
 // A range that crosses memory which is not ours (a file mapped in its middle) is done by halves.
 void close_pages(PagerState& state, char* from, uint64_t bytes) {
-  if (protect(state, from, bytes, true) == 0 || bytes <= state.page_size) return;
+  if (protect(state, from, bytes) == 0 || bytes <= state.page_size) return;
   uint64_t half = round_up(bytes / 2, state.page_size);
   close_pages(state, from, half);
   close_pages(state, from + half, bytes - half);
@@ -99,13 +106,13 @@ Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force) {
     }
   }
   // The protection goes before the words do: whoever evicts the page next finds it as it is.
-  if (room) {
-    char* address = region.address_of(page);
-    if (protect(state, address, count << state.page_shift, false) < 0)
-      for (unsigned i = 0; i < count; ++i) (void)protect(state, region.address_of(PageIndex(page.value + i)), state.page_size, false);
+  bool lifted = room && lift(state, region.address_of(page), count << state.page_shift);
+  if (room && !lifted) {
+    lifted = lift(state, region.address_of(page), state.page_size);
+    for (unsigned i = 1; i < count; ++i) (void)lift(state, region.address_of(PageIndex(page.value + i)), state.page_size);
   }
   for (unsigned i = 0; i < count; ++i) let_go(state, region, page.value + i, was[i]);
-  return room ? Lift::kLifted : Lift::kNoRoom;
+  return !room ? Lift::kNoRoom : lifted ? Lift::kLifted : Lift::kNotThere;
 }
 
 }  // namespace lunar

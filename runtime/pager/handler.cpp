@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/test_switches.h"
 #include "pager/cow_gate.h"
 #include "pager/evictor.h"
 #include "pager/lost_page.h"
@@ -183,6 +184,7 @@ int Handler::read_messages(sys::UffdMessage* messages, unsigned max) {
   const int n = sys::uffd_read(state.uffd, messages, max);
   for (int i = 0; i < n; ++i) {
     const sys::UffdMessage& message = messages[i];
+    if (test_switches.event_delay_us != 0 && message.kind != sys::UffdMessage::Kind::kFault) sys::sleep_ns(test_switches.event_delay_us * 1000);
     if (message.kind == sys::UffdMessage::Kind::kUnmap) unmapped_note(message.address, message.address + message.bytes);
     if (message.kind == sys::UffdMessage::Kind::kRemap) moved_note(message.address, message.to, message.bytes);
   }
@@ -294,8 +296,7 @@ void Handler::answer(const sys::UffdMessage& message) {
   if (being_moved_to(message.address, 1)) return;   // whatever was there before
   Region* region = state.regions.find(address);
   if (region == nullptr || region->words[region->page_of(address).value].load(std::memory_order_acquire).state() == PageState::kGone) {
-    // Its region went away meanwhile, or a call past us grew or moved a map of ours: the access is the kernel's to judge.
-    (void)sys::uffd_unregister(state.uffd, address, state.page_size);
+    answer_outside(message);
     return;
   }
   PageIndex page = region->page_of(address);
@@ -306,9 +307,12 @@ void Handler::answer(const sys::UffdMessage& message) {
   }
   switch (seen.state()) {
     case PageState::kResident: check_resident(*region, page); return;
-    case PageState::kGuard:   // became one when the thread had faulted already: the kernel's marker answers
-      (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    case PageState::kGuard: {   // became one when the thread had faulted already: the kernel's marker answers. Or a call past us has taken that away
+      AtomicPageWord& word = region->words[page.value];
+      if (word.compare_exchange_strong(seen, seen.with_state(PageState::kEmpty))) answer_evicted(*region, page, message);
+      else (void)sys::uffd_wake(state.uffd, address, state.page_size);
       return;
+    }
     case PageState::kGone:   // just now
       (void)sys::uffd_wake(state.uffd, address, state.page_size);
       return;
@@ -317,6 +321,20 @@ void Handler::answer(const sys::UffdMessage& message) {
       return;
     default: answer_evicted(*region, page, message);
   }
+}
+
+// Its region went away meanwhile, or a call past us has moved a map of ours there, which is brought along: the message is late. Or such a call has
+// grown a map of ours, and what it added is zeros. (To end the watch there would be no change that an event refuses: change_pages.)
+void Handler::answer_outside(const sys::UffdMessage& message) {
+  auto& state = pager_state();
+  void* address = reinterpret_cast<void*>(message.address);
+  int64_t rc;
+  do {
+    rc = message.write_protected ? change_pages(address, state.page_size, [&] { return sys::uffd_protect(state.uffd, address, state.page_size, false); })
+                                 : install_pages(address, zero_run(), state.page_size);
+    if (rc == -EAGAIN) stalled();
+  } while (rc == -EAGAIN);
+  if (rc < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
 }
 
 // A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared unprotected, but
@@ -353,8 +371,8 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys
       (void)page_unlock(word, seen);
       return;
     }
-    // -EEXIST: it is marked, and this was a late message.
-    if (rc < 0 && rc != -EEXIST && rc != -EAGAIN)
+    // -EEXIST: it is marked, and this was a late message. -ENOENT: it is unmapped, or another map is being moved there.
+    if (rc < 0 && rc != -EEXIST && rc != -EAGAIN && rc != -ENOENT)
       fatal("page %p was lost to a read error, and cannot be made to say so (%s)", address, errno_name(rc));
     (void)page_unlock(word, seen);
   }
@@ -423,7 +441,8 @@ void Handler::answer_evictor(const sys::UffdMessage& message) {
   void* address = reinterpret_cast<void*>(message.address);
   if (message.write_protected) {   // it is making the page exclusive
     state.account.unshare_always(1);
-    (void)sys::uffd_protect(state.uffd, address, state.page_size, false);
+    if (change_pages(address, state.page_size, [&] { return sys::uffd_protect(state.uffd, address, state.page_size, false); }) < 0)
+      (void)sys::uffd_wake(state.uffd, address, state.page_size);
     return;
   }
   if (install_pages(address, zeros, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);

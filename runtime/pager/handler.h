@@ -48,6 +48,7 @@ struct Handler {
   bool may_pass_budget(const sys::UffdMessage& message);
   unsigned take_late();
   void answer(const sys::UffdMessage& message);
+  void answer_outside(const sys::UffdMessage& message);
   void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);
   void mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message);
   void answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message);

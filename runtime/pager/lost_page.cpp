@@ -13,7 +13,9 @@ namespace lunar {
 
 int lost_page_mark(Region& region, PageIndex page) {
   auto& state = pager_state();
-  if (state.features.poison) return sys::uffd_poison(state.uffd, region.address_of(page), state.page_size);
+  char* address = region.address_of(page);
+  if (state.features.poison)
+    return static_cast<int>(change_pages(address, state.page_size, [&] { return sys::uffd_poison(state.uffd, address, state.page_size); }));
   lost_note(region, page);
   return -EINPROGRESS;
 }

@@ -193,16 +193,23 @@ inline uint16_t shared_epoch() { return kEpochUnknown; }
 
 bool being_moved_to(uint64_t address, uint64_t bytes);   // unmapped.h
 
-// UFFDIO_COPY into a region. -ENOENT also where a call past us has moved another map to: it is not ours to fill. -EAGAIN: try again.
-inline int64_t install_pages(void* address, const void* content, size_t bytes) {
+// A change of what lies at an address, by who has looked up whose it is: UFFDIO_COPY, _POISON or _WRITEPROTECT. The kernel refuses them while an
+// event is unread, and none is read from here to their end. So what was read before the look is known, and what came later refuses the change.
+// -ENOENT also where a call past us has moved another map to: it is not ours to change. -EAGAIN: try again.
+template <class Change>
+int64_t change_pages(void* address, size_t bytes, Change change) {
   auto& state = pager_state();
   const int shard = state.event_gate.enter();
   if (shard < 0) return -EAGAIN;
-  int64_t rc = -ENOENT;
-  if (!being_moved_to(reinterpret_cast<uintptr_t>(address), bytes))
-    rc = sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst));
+  const int64_t rc = being_moved_to(reinterpret_cast<uintptr_t>(address), bytes) ? -ENOENT : static_cast<int64_t>(change());
   state.event_gate.leave(shard);
   return rc;
+}
+
+// UFFDIO_COPY into a region.
+inline int64_t install_pages(void* address, const void* content, size_t bytes) {
+  auto& state = pager_state();
+  return change_pages(address, bytes, [&] { return sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst)); });
 }
 
 // The word of a page that was installed. heat: see policy in evictor.h.

@@ -13,6 +13,7 @@
 //                  map_over_no_poison: on a kernel without UFFDIO_POISON
 //   map_over_unreadable  and where every other page may not be read, so that it leaves in another way
 //   moved_beside_eviction  and what a raw mremap takes along while these pages are being evicted
+//   moved_beside_faults  what is touched at the new place of a raw mremap is whole there, while one handler has read of the move and not noted it
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
 #include <fcntl.h>
 #include <setjmp.h>
@@ -246,6 +247,50 @@ void moved_beside_eviction() {
   REQUIRE_THAT(moves > 20, "only %u moves", moves);
 }
 
+// Threads that fault all the time, so that there is more than one handler.
+class Faulting {
+ public:
+  explicit Faulting(uint64_t bytes) {
+    const size_t page = lunar_page_bytes();
+    char* base = new_region(bytes);
+    for (uint64_t at = 0; at < bytes; at += page) tier::stamp_write(base + at, page, at, 1);
+    for (unsigned t = 0; t < 8; ++t)
+      threads_.emplace_back([this, base, bytes, page, t] {
+        tier::Random random(t);
+        while (!stop_.load(std::memory_order_relaxed)) {
+          const uint64_t at = random.below(bytes / page) * page;
+          REQUIRE_THAT(tier::stamp_holds(base + at, page, at, 1), "another page is wrong");
+        }
+      });
+  }
+  ~Faulting() {
+    stop_.store(true);
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+};
+
+void moved_beside_faults() {
+  tier::start_tier(16 * kMega, 256 * kMega, nullptr, "log_file=/dev/null,handlers=4,test_event_delay_us=3000");
+  const size_t page = lunar_page_bytes();
+  constexpr uint64_t kPages = 32;
+  const size_t bytes = kPages * page;
+  const Faulting faulting(48 * kMega);
+  for (uint64_t round = 0; round < 60; ++round, ++g_progress) {
+    char* base = new_region(bytes);
+    for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, round);
+    REQUIRE_THAT(lunar_evict(base, bytes) >= 0, "evict");
+    char* place = static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    void* moved = reinterpret_cast<void*>(syscall(SYS_mremap, base, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place));
+    REQUIRE_THAT(moved == place, "mremap: %s", strerror(errno));
+    for (uint64_t i = kPages; i-- > 0;)
+      REQUIRE_THAT(tier::stamp_holds(place + i * page, page, i, round), "round %lu: page %lu is not what it was", round, i);
+  }
+}
+
 void ksm_in_this_process(bool later) {
   constexpr uint64_t kBytes = 8 * kMega;
   if (!later && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) tier::skip("ksm", "no PR_SET_MEMORY_MERGE (6.4)");
@@ -365,27 +410,38 @@ void lost_page(bool no_poison) {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
-// ---- no_move --------------------------------------------------------------------------------------------------------------
+// ---- processes that end ---------------------------------------------------------------------------------------------------
 
-void no_move() {
-  char path[] = "/tmp/lunar-no-move-XXXXXX";
+// What a child writes to standard error before it ends by a FATAL line.
+template <class Body>
+std::string last_words(Body body) {
+  char path[] = "/tmp/lunar-integrity-XXXXXX";
   const int file = mkstemp(path);
   REQUIRE_THAT(file >= 0, "%s", strerror(errno));
+  unlink(path);
   const pid_t child = fork();
   if (child == 0) {
     dup2(file, 2);
-    tier::start_tier(16 * kMega, 128 * kMega, nullptr, "test_no_uffd_move=yes");
-    lunar_note_pinning();
-    memset(new_region(32 * kMega), 1, 32 * kMega);
+    alarm(100);
+    body();
     _exit(0);
   }
   int status = 0;
   REQUIRE_THAT(waitpid(child, &status, 0) == child, "%s", strerror(errno));
   char text[16384] = {};
-  REQUIRE_THAT(pread(file, text, sizeof text - 1, 0) > 0, "it says nothing");
-  unlink(path);
+  REQUIRE_THAT(pread(file, text, sizeof text - 1, 0) > 0, "it says nothing; status %x", static_cast<unsigned>(status));
+  close(file);
   REQUIRE_THAT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x: %s", static_cast<unsigned>(status), text);
-  REQUIRE_THAT(strstr(text, "eviction stops") != nullptr && strstr(text, "memory has been waited for") != nullptr, "it says: %s", text);
+  return text;
+}
+
+void no_move() {
+  const std::string text = last_words([] {
+    tier::start_tier(16 * kMega, 128 * kMega, nullptr, "test_no_uffd_move=yes");
+    lunar_note_pinning();
+    memset(new_region(32 * kMega), 1, 32 * kMega);
+  });
+  REQUIRE_THAT(text.find("eviction stops") != std::string::npos && text.find("memory has been waited for") != std::string::npos, "it says: %s", text.c_str());
 }
 
 // ---- old_kernel -----------------------------------------------------------------------------------------------------------
@@ -416,6 +472,7 @@ int main(int argc, char** argv) {
   else if (name == "map_over_beside_eviction") map_over_beside_eviction(false, false);
   else if (name == "map_over_no_poison") map_over_beside_eviction(true, false);
   else if (name == "map_over_unreadable") map_over_beside_eviction(false, true);
+  else if (name == "moved_beside_faults") moved_beside_faults();
   else if (name == "moved_beside_eviction") moved_beside_eviction();
   else REQUIRE_THAT(false, "usage: integrity CASE");
   fflush(nullptr);
