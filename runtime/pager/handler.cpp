@@ -34,6 +34,7 @@ constexpr unsigned kBusyRounds = 4;      // rounds with several messages before 
 constexpr int64_t kParkedWaitNs = 5000000;   // parked faults are handed over; looked at anyway, as they may wait for something else
 constexpr uint64_t kForkMaxNs = 50000000;    // a fork that takes longer waits for a thread that waits for us
 constexpr uint64_t kForkStandsNs = 100000000;   // from then on it is believed to wait for a thread that waits for DRAM
+constexpr uint64_t kForkStuckNs = 2000000000;   // longer than a kernel copies page tables, also of a large process on a slow machine
 constexpr unsigned kPassMax = 16;            // faults that may then pass the budget in kParkedWaitNs
 constexpr uint64_t kStuckNs = 10000000000;   // nothing parked could be answered for so long: a word in the log
 constexpr uint64_t kTagMessages = 0, kTagMailbox = 1, kTagRoom = 2;
@@ -363,12 +364,20 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys
   auto& state = pager_state();
   void* address = region.address_of(page);
   AtomicPageWord& word = region.words[page.value];
+  const auto beside_fork = [&] { return !state.features.poison && state.forking.load(std::memory_order_seq_cst); };
+  if (beside_fork()) {   // maps change after it only, and it may wait for this thread
+    const bool itself = message.thread_id != 0 && message.thread_id == state.forking_tid.load(std::memory_order_relaxed);
+    if (itself || sys::now_ns() - state.forking_since_ns.load() > kForkStuckNs)
+      fatal("page %p was lost to a read error, and %s needs it (this kernel has no UFFDIO_POISON, 6.6)", address,
+            itself ? "the thread that forks" : "a thread that the fork seems to wait for");
+    park(message);
+    return;
+  }
   if (page_lock(word, seen)) {
     const int rc = lost_page_mark(region, page);
     if (rc == -EINPROGRESS) {
-      if (message.thread_id != 0 && message.thread_id == state.forking_tid.load(std::memory_order_relaxed))   // maps change after the fork only
-        fatal("page %p was lost to a read error, and the thread that forks needs it", address);
       (void)page_unlock(word, seen);
+      if (beside_fork()) park(message);   // it has begun just now
       return;
     }
     // -EEXIST: it is marked, and this was a late message. -ENOENT: it is unmapped, or another map is being moved there.

@@ -14,8 +14,10 @@
 //   map_over_unreadable  and where every other page may not be read, so that it leaves in another way
 //   moved_beside_eviction  and what a raw mremap takes along while these pages are being evicted
 //   moved_beside_faults  what is touched at the new place of a raw mremap is whole there, while one handler has read of the move and not noted it
+//   lost_page_in_fork  a lost page that a thread needs for whose lock a fork waits, where it cannot be marked meanwhile, ends with a line
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -444,6 +446,32 @@ void no_move() {
   REQUIRE_THAT(text.find("eviction stops") != std::string::npos && text.find("memory has been waited for") != std::string::npos, "it says: %s", text.c_str());
 }
 
+pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
+
+// The program's fork handler waits for a lock, whose owner comes to need a lost page when the fork has begun.
+void lost_page_in_fork() {
+  const std::string text = last_words([] {
+    pthread_atfork([] { pthread_mutex_lock(&g_lock); }, [] { pthread_mutex_unlock(&g_lock); }, [] { pthread_mutex_unlock(&g_lock); });   // runs after the pager's
+    tier::start_tier(16 * kMega, 128 * kMega, nullptr, "test_no_uffd_poison=yes");
+    const size_t page = lunar_page_bytes();
+    char* base = new_region(64 * page);
+    for (uint64_t i = 0; i < 64; ++i) tier::stamp_write(base + i * page, page, i, 1);
+    lose(base);
+    pthread_mutex_lock(&g_lock);
+    std::thread forking([] {
+      if (fork() == 0) _exit(0);
+    });
+    auto& state = lunar::pager_state();
+    while (!state.forking.load() || state.forking_tid.load() == 0) usleep(1000);
+    usleep(10000);
+    const char content = *static_cast<volatile char*>(base);
+    pthread_mutex_unlock(&g_lock);
+    forking.join();
+    fprintf(stderr, "%d was read of a lost page", content);
+  });
+  REQUIRE_THAT(text.find("was lost to a read error, and a thread that the fork seems to wait for") != std::string::npos, "it says: %s", text.c_str());
+}
+
 // ---- old_kernel -----------------------------------------------------------------------------------------------------------
 
 void old_kernel() {
@@ -473,6 +501,7 @@ int main(int argc, char** argv) {
   else if (name == "map_over_no_poison") map_over_beside_eviction(true, false);
   else if (name == "map_over_unreadable") map_over_beside_eviction(false, true);
   else if (name == "moved_beside_faults") moved_beside_faults();
+  else if (name == "lost_page_in_fork") lost_page_in_fork();
   else if (name == "moved_beside_eviction") moved_beside_eviction();
   else REQUIRE_THAT(false, "usage: integrity CASE");
   fflush(nullptr);
