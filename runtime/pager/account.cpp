@@ -55,7 +55,7 @@ void make_robust_mutex(pthread_mutex_t* mutex) {
 constexpr uint64_t kAdoptWithinNs = 30000000000;
 constexpr uint64_t kReplacedNs = 50000000;    // for the memory of a program that has called exec to be freed, where its successor does not join
 constexpr uint64_t kSettleNs = 100000000;     // that somebody who is short waits for a member that is ending
-constexpr uint64_t kMagic = 0x32544e43434e4c55ull;   // "ULNCCNT2"
+constexpr uint64_t kMagic = 0x33544e43434e4c55ull;   // "ULNCCNT3"
 
 }  // namespace
 
@@ -102,7 +102,7 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       *ticket = now > before ? now : before + 1;
       m.pid.store(pid);
       m.created_ns.store(*ticket);
-      m.pages.store(0);
+      m.pages.reset();
       m.fixed.store(0);
       m.lun_bytes.store(0);
       m.replaced_ns.store(0);
@@ -159,13 +159,15 @@ void Account::hold_alive() {
 
 bool Account::take_plain(int64_t pages, int64_t limit) {
   for (int attempt = 0; attempt < 2; ++attempt) {
+    me().pages.begin(0);
     shared_->used_pages.add(pages);
     if (there() <= limit) {
-      me().pages.fetch_add(pages, std::memory_order_relaxed);
+      me().pages.end(pages);
       me().fixed.fetch_add(pages, std::memory_order_relaxed);
       return true;
     }
     shared_->used_pages.add(-pages);
+    me().pages.end(0);
     if (attempt == 0) sweep_settled();
   }
   return false;
@@ -181,9 +183,9 @@ int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticke
   const int64_t moved = prepaid < pages ? prepaid : pages;
   hand_to_child(static_cast<unsigned>(index), moved, 0);
   if (pages == moved) return index;
-  shared_->used_pages.add(pages - moved);
   AccountMember& child = shared_->members[index];
-  for (auto* held : {&child.pages, &child.fixed}) held->fetch_add(pages - moved, std::memory_order_acq_rel);
+  charge(child, pages - moved);
+  child.fixed.fetch_add(pages - moved, std::memory_order_acq_rel);
   return index;
 }
 
@@ -211,24 +213,31 @@ int64_t Account::lower_shared(int64_t pages) {
 }
 
 bool Account::take(int64_t pages, int64_t keep_free) {
+  me().pages.begin(0);
   shared_->used_pages.add(pages);
-  if (!fits(keep_free)) {
-    shared_->used_pages.add(-pages);
-    return false;
-  }
-  me().pages.fetch_add(pages, std::memory_order_relaxed);
-  return true;
+  const bool fit = fits(keep_free);
+  if (!fit) shared_->used_pages.add(-pages);
+  me().pages.end(fit ? pages : 0);
+  return fit;
 }
 
 void Account::take_always(int64_t pages) {
+  me().pages.begin(0);
   shared_->used_pages.add(pages);
-  me().pages.fetch_add(pages, std::memory_order_relaxed);
+  me().pages.end(pages);
+}
+
+// To another member, by us.
+void Account::charge(AccountMember& member, int64_t pages) {
+  me().pages.begin(0);
+  shared_->used_pages.add(pages);
+  member.pages.add(pages);
+  me().pages.end(0);
 }
 
 bool Account::take_for_child(unsigned index, int64_t pages, int64_t keep_free, bool can_share) {
   // In its name from now on: it may outlive us by the time it could do that itself.
-  shared_->used_pages.add(pages);
-  shared_->members[index].pages.fetch_add(pages, std::memory_order_relaxed);
+  charge(shared_->members[index], pages);
   if (fits(keep_free)) return true;
   if (can_share) shared_->shared_pages.fetch_add(pages, std::memory_order_seq_cst);
   return false;
@@ -279,11 +288,14 @@ void Account::end_reserved() {
 
 void Account::hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes) {
   AccountMember& child = shared_->members[index];
-  // Ours first: killed in between, the tree has less than it could have, not more.
-  for (auto* held : {&me().pages, &me().fixed}) held->fetch_sub(fixed_pages, std::memory_order_acq_rel);
+  // Ours first: killed in between, the sums are too high for a while, not too low.
+  me().pages.begin(-fixed_pages);
+  me().fixed.fetch_sub(fixed_pages, std::memory_order_acq_rel);
   me().lun_bytes.fetch_sub(lun_bytes, std::memory_order_acq_rel);
-  for (auto* held : {&child.pages, &child.fixed}) held->fetch_add(fixed_pages, std::memory_order_acq_rel);
+  child.pages.add(fixed_pages);
+  child.fixed.fetch_add(fixed_pages, std::memory_order_acq_rel);
   child.lun_bytes.fetch_add(lun_bytes, std::memory_order_acq_rel);
+  me().pages.end(0);
 }
 
 void Account::release_child(unsigned index, uint64_t ticket) {
@@ -300,9 +312,10 @@ void Account::give_fixed(int64_t pages) {
 
 void Account::give(int64_t pages) {
   if (pages == 0) return;
-  // Our own part first: killed in between, the tree has fewer pages than it could have, not more.
-  me().pages.fetch_sub(pages, std::memory_order_release);
+  // Our own part first: killed in between, the sum is too high for a while, not too low.
+  me().pages.begin(-pages);
   shared_->used_pages.add(-pages);
+  me().pages.end(0);
   if (shared_->room_wanted.load(std::memory_order_seq_cst) != 0 && shared_->room_wanted.exchange(0) != 0) raise_pressure();
 }
 
@@ -336,7 +349,7 @@ bool Account::above_share() const {
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
     if (m.state.load(std::memory_order_relaxed) == 0) continue;
-    int64_t pages = m.pages.load(std::memory_order_relaxed) - m.fixed.load(std::memory_order_relaxed);
+    int64_t pages = m.pages.value() - m.fixed.load(std::memory_order_relaxed);
     if (pages <= 0) continue;
     total += pages;
     weights += m.weight.load(std::memory_order_relaxed);
@@ -392,18 +405,20 @@ bool Account::someone_writes_elsewhere() const {
 }
 
 int Account::lun_take(int64_t bytes) {
+  me().pages.begin(0);
   int64_t before = shared_->lun_used_bytes.add(bytes);
-  if (before + bytes > shared_->lun_cap_bytes.load(std::memory_order_relaxed)) {
-    shared_->lun_used_bytes.add(-bytes);
-    return -ENOMEM;
-  }
-  me().lun_bytes.fetch_add(bytes, std::memory_order_relaxed);
-  return 0;
+  const bool fit = before + bytes <= shared_->lun_cap_bytes.load(std::memory_order_relaxed);
+  if (fit) me().lun_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  else shared_->lun_used_bytes.add(-bytes);
+  me().pages.end(0);
+  return fit ? 0 : -ENOMEM;
 }
 
 void Account::lun_give(int64_t bytes) {
+  me().pages.begin(0);
   me().lun_bytes.fetch_sub(bytes, std::memory_order_release);
   shared_->lun_used_bytes.add(-bytes);
+  me().pages.end(0);
 }
 
 // pre: the account's lock is held. Dead: its memory is gone. The kernel lets go of mutexes before it frees memory, in a process that ends and in
@@ -454,8 +469,9 @@ void Account::bury(unsigned index) {
   } else {
     (void)pthread_mutex_trylock(&m.alive);   // it was held by the one that was killed
   }
-  (void)lower_shared(m.pages.load() - m.fixed.load());   // of what it had, its relatives may have the same
-  shared_->used_pages.subtract_once(m.pages.load(), burial >> 1 & 1);
+  if (HeldPages::in_hand(m.pages.raw())) shared_->unsettled.store(1, std::memory_order_release);
+  (void)lower_shared(m.pages.value() - m.fixed.load());   // of what it had, its relatives may have the same
+  shared_->used_pages.subtract_once(m.pages.value(), burial >> 1 & 1);
   shared_->lun_used_bytes.subtract_once(m.lun_bytes.load(), burial & 1);
   // Its descendants still read what it had written: one of them takes its pieces over, for all. The heir is unlinked last.
   uint32_t heir = 0;
@@ -474,11 +490,47 @@ void Account::bury(unsigned index) {
   hand_up_children(index);
   pthread_mutex_consistent(&m.alive);
   pthread_mutex_unlock(&m.alive);
-  for (auto* held : {&m.pages, &m.fixed, &m.lun_bytes}) held->store(0);
+  m.pages.reset();
+  for (auto* held : {&m.fixed, &m.lun_bytes}) held->store(0);
   m.parent.store(0);
   m.elder.store(0);
   m.state.store(0, std::memory_order_release);
   shared_->burial.store(0, std::memory_order_release);
+}
+
+// pre: the account's lock is held. Members were killed in the middle of a change: what the sums have above what the living hold is nobody's.
+// Added up while no change is in hand and none begins; else at the next sweep, which comes soon while DRAM is short.
+void Account::settle_sums() {
+  if (shared_->unsettled.load(std::memory_order_acquire) == 0) return;
+  struct Total {
+    int64_t pages = 0, lun_bytes = 0;
+    uint64_t changes = 0;
+    bool in_hand = false;
+  };
+  const auto add_up = [this] {
+    Total total;
+    const uint32_t high = shared_->member_high.load();
+    for (unsigned i = 0; i < high; ++i) {
+      const AccountMember& m = shared_->members[i];
+      if (m.state.load(std::memory_order_acquire) == kMemberFree) continue;
+      const uint64_t raw = m.pages.raw();
+      total.changes += HeldPages::changes(raw);
+      total.in_hand |= HeldPages::in_hand(raw);
+      total.pages += HeldPages::value(raw);
+      total.lun_bytes += m.lun_bytes.load(std::memory_order_seq_cst);
+    }
+    return total;
+  };
+  for (unsigned attempt = 0; attempt < 64; ++attempt) {
+    const Total before = add_up();
+    const int64_t pages = shared_->used_pages.value() - before.pages, bytes = shared_->lun_used_bytes.value() - before.lun_bytes;
+    const Total after = add_up();
+    if (before.in_hand || after.in_hand || before.changes != after.changes || before.pages != after.pages) continue;
+    if (pages > 0) shared_->used_pages.add(-pages);
+    if (bytes > 0) shared_->lun_used_bytes.add(-bytes);
+    shared_->unsettled.store(0, std::memory_order_release);
+    return;
+  }
 }
 
 bool Account::sweep(uint32_t* oldest_child) {
@@ -494,6 +546,7 @@ bool Account::sweep(uint32_t* oldest_child) {
     // Not if its housekeeper has just come to hold it.
     else if (life == Life::kDead && pthread_mutex_trylock(&m.alive) != EBUSY) bury(i);
   }
+  settle_sums();
   // When all burials are done: they hand children up.
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];

@@ -58,12 +58,34 @@ class SharedSum {
   std::atomic<int64_t> raw_;
 };
 
+// What one member has taken, and how many of its threads are between the two steps of a change (this, and the sum of all). One that was killed
+// there has left the sum too high: who buries it sees that, and the sum is made anew (Account::settle_sums). Each change also counts, so that
+// who adds up all members can tell that none has begun meanwhile.
+class HeldPages {
+ public:
+  int64_t value() const { return value(raw()); }
+  uint64_t raw() const { return raw_.load(std::memory_order_seq_cst); }
+  static int64_t value(uint64_t raw) { return static_cast<int64_t>(raw << (64 - kValueBits)) >> (64 - kValueBits); }
+  static bool in_hand(uint64_t raw) { return (upper(raw) & kInHandMax) != 0; }
+  static uint64_t changes(uint64_t raw) { return upper(raw) >> kInHandBits; }
+  void begin(int64_t n) { raw_.fetch_add(kBegin + static_cast<uint64_t>(n), std::memory_order_seq_cst); }
+  void end(int64_t n) { raw_.fetch_add(static_cast<uint64_t>(n) - kOne, std::memory_order_seq_cst); }
+  void add(int64_t n) { raw_.fetch_add(static_cast<uint64_t>(n), std::memory_order_seq_cst); }   // in a change of another member's
+  void reset() { raw_.store(0); }
+
+ private:
+  static constexpr unsigned kValueBits = 36, kInHandBits = 12;   // 256 TiB of small pages; 16 bits of changes
+  static constexpr uint64_t kOne = uint64_t{1} << kValueBits, kBegin = kOne + (kOne << kInHandBits), kInHandMax = (uint64_t{1} << kInHandBits) - 1;
+  static uint64_t upper(uint64_t raw) { return (raw + (kOne >> 1)) >> kValueBits; }   // a value below 0 borrows from it
+  std::atomic<uint64_t> raw_;
+};
+
 struct AccountMember {
   pthread_mutex_t alive;                  // robust, shared; held by a service thread of the member
   pthread_mutex_t starter;                // robust, shared; held by the member's first thread
   std::atomic<uint32_t> state;            // MemberState
   std::atomic<int32_t> pid;               // information only
-  std::atomic<int64_t> pages;             // DRAM taken
+  HeldPages pages;                        // DRAM taken; in hand while lun_bytes changes, too
   std::atomic<int64_t> fixed;             // of these what eviction cannot give back: frames, windows, tables
   std::atomic<int64_t> lun_bytes;         // LUN space promised
   std::atomic<uint32_t> weight;           // share of the budget, 1..8 (a forked child: 1, others: 8)
@@ -89,6 +111,7 @@ struct AccountShared {
   std::atomic<uint32_t> burial;           // (member index + 1) << 2 | marks of the two sums at its start; 0: none under way
   std::atomic<uint32_t> room_wanted;      // 1: some member has faults that wait for DRAM; whoever gives back clears it and raises the pressure
   std::atomic<uint32_t> member_high;      // members ever used
+  std::atomic<uint32_t> unsettled;        // 1: a member died in the middle of a change, the sums may be too high
   pthread_mutex_t lock;                   // robust, shared
   std::atomic<uint16_t> carve_owner[kCarvePieces];   // shared device: member index + 1 by piece
   AccountMember members[kMembersMax];
@@ -153,7 +176,7 @@ class Account {
   // The housekeeper holds this member's mutex: its end, also by exec, will be seen.
   bool held_alive() const { return me().state.load(std::memory_order_acquire) == 2; }
   int64_t own_fixed() const { return me().fixed.load(std::memory_order_relaxed); }
-  int64_t own_pages() const { return me().pages.load(std::memory_order_relaxed); }
+  int64_t own_pages() const { return me().pages.value(); }
   void set_cap(int64_t pages) { shared_->cap_pages.store(pages); }
   void set_lun_cap(int64_t bytes) { shared_->lun_cap_bytes.store(bytes); }
   // Whether this member is at or above its weighted share of what can be evicted: it evicts when DRAM runs low.
@@ -208,6 +231,8 @@ class Account {
   Life life_of(AccountMember& member);
   void bury(unsigned index);
   void hand_up_children(unsigned index);
+  void settle_sums();
+  void charge(AccountMember& member, int64_t pages);
   int64_t there() const;
   bool fits(int64_t keep_free) const { return free_pages() >= keep_free; }
   int64_t lower_shared(int64_t pages);

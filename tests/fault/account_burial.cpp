@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // account_burial: a process that buries a dead member of the account is killed, at one instruction after the other, and the next one
-// must come to the same sums and links.
+// must come to the same sums and links. So is one that takes and gives: nothing of it stays taken.
 //
 // Idea. A tree of three: we, a child that dies with DRAM, LUN space and pieces of a device, and its child, which lives on. A fourth
 // process sweeps, traced: it makes N steps and is killed. Then we sweep. What the dead one had must be back, once; the pieces must
@@ -66,13 +66,13 @@ pid_t make_orphan(Account& account) {
   return orphan;
 }
 
-// Sweeps in another process and kills it after `steps` instructions. False: it was through before.
-bool kill_burier(Account& account, unsigned steps) {
+// Does that in another process and kills it after `steps` instructions. False: it was through before.
+template <class F>
+bool kill_after(Account& account, unsigned steps, F body) {
   const pid_t burier = fork_member(account, 1, [&] {
     REQUIRE_THAT(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0, "ptrace");
     raise(SIGSTOP);
-    uint32_t oldest;
-    account.sweep(&oldest);
+    body();
     raise(SIGSTOP);
   });
   int status = 0;
@@ -105,6 +105,18 @@ void check(Account& account, unsigned steps, int64_t pages, bool orphan) {
   REQUIRE_THAT(free == kCarvePieces || account.carve(free + 1) < 0, "killed after %u steps: nobody has the dead one's pieces", steps);
 }
 
+void take_and_give(Account& account, unsigned child) {
+  if (!account.take(5, 0) || account.take(2 * kCap, 0)) _exit(1);
+  account.give(2);
+  account.take_always(3);
+  if (account.lun_take(1 << 20) < 0 || account.lun_take(2 * kLunCap) == 0) _exit(1);
+  account.lun_give(1 << 19);
+  account.take_fixed(4);
+  account.give_fixed(1);
+  account.hand_to_child(child, 2, 1 << 10);
+  (void)account.take_for_child(child, 6, kCap, true);
+}
+
 }  // namespace
 
 int main() {
@@ -118,7 +130,10 @@ int main() {
   for (bool killed = true; killed; ++kills) {
     steps += 1 + static_cast<unsigned>(random.below(12));
     const pid_t orphan = make_orphan(account);
-    killed = kill_burier(account, steps);
+    killed = kill_after(account, steps, [&] {
+      uint32_t oldest;
+      account.sweep(&oldest);
+    });
     check(account, steps, 8, true);
     kill(orphan, SIGKILL);
     usleep(500);
@@ -130,6 +145,18 @@ int main() {
     check(account, steps, 1, false);
   }
   REQUIRE_THAT(kills > 50, "only %u kills: was the burial stepped through?", kills);
-  printf("%u kills within %u steps\n", kills, steps);
+  printf("%u kills within %u steps of a burial\n", kills, steps);
+  steps = kills = 0;
+  for (bool killed = true; killed; ++kills) {
+    steps += 1 + static_cast<unsigned>(random.below(2));
+    uint64_t ticket = 0;
+    const int child = account.reserve_child(kGrandchildEpoch, &ticket);
+    REQUIRE_THAT(child >= 0, "reserve_child: %d", child);
+    killed = kill_after(account, steps, [&] { take_and_give(account, static_cast<unsigned>(child)); });
+    account.release_child(static_cast<unsigned>(child), ticket);
+    check(account, steps, 1, false);
+  }
+  REQUIRE_THAT(kills > 50, "only %u kills: were the charges stepped through?", kills);
+  printf("%u kills within %u steps of charges\n", kills, steps);
   return 0;
 }
