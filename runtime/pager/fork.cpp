@@ -412,7 +412,7 @@ static int set_aside_for_child(PagerState& state, uint64_t pages) {
   int64_t fixed = own_need(state, false, state.account.cap_pages()).pages();
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) fixed += table_dram_pages(*state.regions.sorted[i].load());
   if (!state.account.reserve_fixed(fixed, kWorkRoom)) {
-    log_warning("fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; give more (--dram)");
+    LUNAR_LOG_LIMITED(log_warning, 4, "fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; give more (--dram)");
     return -ENOMEM;
   }
   const auto bytes = static_cast<int64_t>(pages << state.page_shift);
@@ -463,7 +463,7 @@ int pager_fork_check() {
   if (rc < 0) {
     int64_t left = state.account.lun_free() + t_checked.lun_bytes;
     pager_fork_failed();
-    log_warning("fork refused: the child may come to need %s of LUN space and %s is left; give a larger --size",
+    LUNAR_LOG_LIMITED(log_warning, 4, "fork refused: the child may come to need %s of LUN space and %s is left; give a larger --size",
                 format_size(pages << state.page_shift).text, format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text);
     return -ENOMEM;
   }

@@ -117,7 +117,7 @@ int lun_id_for_child() {
     for (unsigned id = 0; id < kLunIds; ++id)
       if ((tried >> id & 1) == 0 && (fewest == kNoLun || pages[id] < pages[fewest])) fewest = id;
     if (fewest == kNoLun) {
-      log_warning("fork refused: this process has pages on the LUNs of %u ancestors, and none of these can be emptied (%s)", kLunIds - 1, errno_name(rc));
+      LUNAR_LOG_LIMITED(log_warning, 4, "fork refused: this process has pages on the LUNs of %u ancestors, and none of these can be emptied (%s)", kLunIds - 1, errno_name(rc));
       return -EAGAIN;
     }
     tried |= 1u << fewest;
