@@ -447,10 +447,8 @@ int pager_pin(const void* address, size_t bytes) {
     state.pinned_pages.fetch_sub(pages);
     return -ENOMEM;
   }
-  int64_t already = 0;
   // Marked first, then brought in: an evictor that does not hold the page yet will not take it any more.
-  for (uint64_t p = range.first; p < range.end; ++p) already += page_set_pinned(range.region->words[p]);
-  state.pinned_pages.fetch_sub(already);
+  state.pinned_pages.fetch_sub(program_pins(*range.region, range.first, range.end, true));
   for (;;) {
     rc = pager_touch(address, bytes);
     if (rc < 0) {
@@ -473,9 +471,7 @@ int pager_unpin(const void* address, size_t bytes) {
   PageRange range;
   int rc = pages_of(address, bytes, false, &range);
   if (rc < 0) return rc;
-  int64_t cleared = 0;
-  for (uint64_t p = range.first; p < range.end; ++p) cleared += page_clear_pinned(range.region->words[p]);
-  pager_state().pinned_pages.fetch_sub(cleared);
+  pager_state().pinned_pages.fetch_sub(program_pins(*range.region, range.first, range.end, false));
   return 0;
 }
 

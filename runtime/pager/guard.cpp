@@ -70,9 +70,9 @@ void pager_unpin_all() {
     if (region == nullptr || !pager_armed()) continue;
     uint64_t end = region->table_pages.load(std::memory_order_acquire);
     int64_t cleared = 0;
-    for (uint64_t p = 0; p < end; ++p) {
-      if (region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) == 0) p += kChunkPages - 1;   // p is the first of it
-      else if (region->words[p].load(std::memory_order_relaxed).pinned()) cleared += page_clear_pinned(region->words[p]);
+    for (uint64_t p = 0, next; p < end; p = next) {
+      next = p + kChunkPages < end ? p + kChunkPages : end;
+      if (region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) != 0) cleared += program_pins(*region, p, next, false);
     }
     state.pinned_pages.fetch_sub(cleared);
   }

@@ -140,6 +140,9 @@ void deferred_slots_release();             // by the housekeeper
 uint64_t deferred_slot_count();
 [[nodiscard]] int deferred_slots_prepare();  // before a fork
 void deferred_slots_forget();               // in the child
+// Pins of the program's (mlock), set or taken away; pages that are kept for a thread (keep.cpp) stay pinned. Returns how many of them were pinned
+// before, and may be unpinned. Any program thread.
+int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set);
 void kept_pages_enter_child();              // keep.cpp
 void kept_pages_open(PagerState& state);    // a fork, when it has closed the copy-on-write gate
 

@@ -28,13 +28,15 @@ char* g_stacks = nullptr;
 std::atomic<bool> g_stop{false};
 std::atomic<unsigned> g_holding{0};
 std::atomic<bool> g_go{false};
+int g_asleep[2];   // threads wait there without touching their stacks
 
 void* hold_and_end(void* argument) {
   auto* cell = static_cast<Cell*>(argument);
   CHECK(pthread_mutex_lock(&cell->mutex) == 0);
   CHECK(pthread_mutex_lock(&g_cells[kThreads + (cell - g_cells)].second) == 0);   // on another page
   g_holding.fetch_add(1);
-  while (!g_go.load()) usleep(100);
+  char byte;
+  while (!g_go.load()) (void)!read(g_asleep[0], &byte, 1);
   if ((cell - g_cells) % 2 == 0) pthread_exit(nullptr);
   return nullptr;
 }
@@ -62,7 +64,15 @@ void expect_owner_dead(pthread_mutex_t* mutex) {
   CHECK(pthread_mutex_consistent(mutex) == 0 && pthread_mutex_unlock(mutex) == 0);
 }
 
-void one_round(bool own_stacks) {
+void wake_all() {
+  g_go.store(true);
+  const char bytes[kThreads] = {};
+  CHECK(write(g_asleep[1], bytes, sizeof bytes) == sizeof bytes);
+}
+
+enum class Unlock { kNothing, kStacks, kAll };
+
+void one_round(bool own_stacks, Unlock unlock = Unlock::kNothing) {
   pthread_t threads[kThreads];
   g_holding.store(0);
   g_go.store(false);
@@ -74,8 +84,16 @@ void one_round(bool own_stacks) {
     pthread_attr_destroy(&attributes);
   }
   while (g_holding.load() != kThreads) usleep(100);
+  if (unlock == Unlock::kStacks) CHECK(munlock(g_stacks, kThreads * kStack) == 0);   // takes away what the program has locked, nothing else
+  if (unlock == Unlock::kAll) CHECK(munlockall() == 0);
+  for (unsigned i = 0; unlock != Unlock::kNothing && i < kThreads; ++i) {
+    unsigned char there = 0;
+    void* block = reinterpret_cast<void*>(threads[i] & ~(kPage - 1));   // libc's block of the thread: its id is on this page
+    for (int turn = 0; turn < 20; ++turn) CHECK(lunar_evict(g_stacks, kThreads * kStack) >= 0);
+    CHECK(mincore(block, kPage, &there) == 0 && (there & 1) != 0);
+  }
   CHECK(lunar_evict(g_cells, 2 * kThreads * sizeof(Cell)) >= 0);
-  g_go.store(true);
+  wake_all();
   for (unsigned i = 0; i < kThreads; ++i) {
     const timespec limit = soon();
     const int rc = pthread_timedjoin_np(threads[i], nullptr, &limit);
@@ -86,6 +104,18 @@ void one_round(bool own_stacks) {
     expect_owner_dead(&g_cells[i].mutex);
     expect_owner_dead(&g_cells[kThreads + i].second);
   }
+}
+
+// What the program has locked stays so when a thread that had its block there is gone.
+void stays_locked() {
+  const size_t bytes = kThreads * kStack;
+  CHECK(mlock(g_stacks, bytes) == 0);
+  one_round(true);
+  for (int i = 0; i < 4; ++i) one_round(false);   // these look for threads that are gone
+  unsigned char there[kThreads * kStack / kPage];
+  CHECK(lunar_evict(g_stacks, bytes) == 0 && mincore(g_stacks, bytes, there) == 0);
+  for (const unsigned char one : there) CHECK((one & 1) != 0);
+  CHECK(munlock(g_stacks, bytes) == 0 && lunar_evict(g_stacks, bytes) >= 0);
 }
 
 // A fork has left the mutex' page shared with the child, and there is no room to copy all that is shared: the kernel must be able to write
@@ -108,7 +138,7 @@ void behind_the_gate(char* cold, size_t cold_bytes) {
     (void)!read(until[0], &end, 1);
     _exit(0);
   }
-  g_go.store(true);
+  wake_all();
   const timespec limit = soon();
   CHECK(pthread_timedjoin_np(thread, nullptr, &limit) == 0);
   expect_owner_dead(&g_cells[0].mutex);
@@ -119,6 +149,7 @@ void behind_the_gate(char* cold, size_t cold_bytes) {
 }
 
 int body() {
+  CHECK(pipe(g_asleep) == 0);
   const size_t cells = 2 * kThreads * sizeof(Cell), filler = 48 << 20;
   g_cells = static_cast<Cell*>(aligned_alloc(kPage, cells));
   g_stacks = static_cast<char*>(aligned_alloc(kPage, kThreads * kStack));
@@ -137,6 +168,8 @@ int body() {
     }
   });
   for (unsigned round = 0; round < kRounds; ++round) one_round(round % 2 == 1);
+  for (const Unlock unlock : {Unlock::kStacks, Unlock::kAll}) one_round(true, unlock);
+  stays_locked();
   g_stop.store(true);
   evictor.join();
   CHECK(holds(cold, filler, 1));
