@@ -367,6 +367,15 @@ static int reserve_aligned(size_t bytes, void** out) {
   return 0;
 }
 
+// Apart from all other regions: a call past us may have taken a place away from one, which is known by its address all the same. What of such
+// a place is free stays reserved (as in unmapped.cpp), so that it is not offered again.
+static int reserve_apart(size_t bytes, void** out) {
+  constexpr unsigned kTriesMax = 1000;
+  for (unsigned i = 0; i < kTriesMax; ++i)
+    if (const int rc = reserve_aligned(bytes, out); rc < 0 || !pager_state().regions.overlaps(*out, bytes)) return rc;
+  return -ENOMEM;
+}
+
 int region_create(size_t bytes, unsigned flags, Region** out) {
   auto& state = pager_state();
   if (bytes == 0 || bytes % state.page_size != 0) return -EINVAL;
@@ -376,7 +385,7 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   region->flags = flags;
   uint64_t chunks = (region->pages + kChunkPages - 1) / kChunkPages;
   void* base = nullptr;
-  int rc = reserve_aligned(bytes, &base);
+  int rc = reserve_apart(bytes, &base);
   if (rc < 0) return rc;
   region->base = static_cast<char*>(base);
   (void)sys::advise(base, bytes, MADV_UNMERGEABLE);   // see Evictor::forbid_merging

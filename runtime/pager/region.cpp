@@ -48,6 +48,15 @@ Region* RegionTable::find(const void* address) const {
   }
 }
 
+bool RegionTable::overlaps(const void* address, uint64_t bytes) const {
+  const auto* from = static_cast<const char*>(address);
+  for (uint32_t i = 0; i < count.load(std::memory_order_acquire); ++i) {
+    const Region* region = sorted[i].load(std::memory_order_acquire);
+    if (region != nullptr && region->base < from + bytes && from < region->base + region->pages * sys::page_bytes()) return true;
+  }
+  return false;
+}
+
 Region* RegionTable::find_word(const AtomicPageWord* word, PageIndex* page) const {
   for (uint32_t i = 0; i < count.load(std::memory_order_acquire); ++i) {
     Region* region = sorted[i].load(std::memory_order_acquire);

@@ -67,6 +67,7 @@ struct RegionTable {
   sys::Mutex lock;                         // writers
 
   Region* find(const void* address) const;
+  bool overlaps(const void* address, uint64_t bytes) const;   // the place of any
   // The region that a page word is of, and which page. pre: no region can go meanwhile (the evictor is at work). Looks at all of them.
   Region* find_word(const AtomicPageWord* word, PageIndex* page) const;
   [[nodiscard]] int insert(Region* region);

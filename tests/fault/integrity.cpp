@@ -14,6 +14,7 @@
 //   map_over_unreadable  and where every other page may not be read, so that it leaves in another way
 //   moved_beside_eviction  and what a raw mremap takes along while these pages are being evicted
 //   moved_beside_faults  what is touched at the new place of a raw mremap is whole there, while one handler has read of the move and not noted it
+//   region_apart   a new region lies in no place that a raw call has taken away from another one
 //   lost_page_in_fork  a lost page that a thread needs for whose lock a fork waits, where it cannot be marked meanwhile, ends with a line
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
 #include <fcntl.h>
@@ -249,6 +250,23 @@ void moved_beside_eviction() {
   REQUIRE_THAT(moves > 20, "only %u moves", moves);
 }
 
+void region_apart() {
+  tier::start_tier(16 * kMega, 256 * kMega, nullptr, "log_file=/dev/null");
+  const size_t page = lunar_page_bytes(), bytes = 32 * page;
+  for (uint64_t round = 0; round < 40; ++round, ++g_progress) {
+    char* base = new_region(bytes);
+    REQUIRE_THAT(lunar::region_find(base) != nullptr && lunar::region_find(base)->base == base, "it is another region's");
+    for (uint64_t i = 0; i < 32; ++i) tier::stamp_write(base + i * page, page, i, round + 1);
+    REQUIRE_THAT(lunar_evict(base, bytes) > 0, "round %lu: it is not tiered", round);
+    for (uint64_t i = 0; i < 32; ++i) REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, round + 1), "page %lu", i);
+    // The program's own map takes the place, and goes.
+    void* over = reinterpret_cast<void*>(syscall(SYS_mmap, base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+    REQUIRE_THAT(over == base, "mmap: %s", strerror(errno));
+    lunar::pager_wait_for_unmaps();
+    REQUIRE_THAT(munmap(over, bytes) == 0, "munmap");
+  }
+}
+
 // Threads that fault all the time, so that there is more than one handler.
 class Faulting {
  public:
@@ -283,13 +301,13 @@ void moved_beside_faults() {
   const Faulting faulting(48 * kMega);
   for (uint64_t round = 0; round < 60; ++round, ++g_progress) {
     char* base = new_region(bytes);
-    for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, round);
+    for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, round + 1);
     REQUIRE_THAT(lunar_evict(base, bytes) >= 0, "evict");
     char* place = static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     void* moved = reinterpret_cast<void*>(syscall(SYS_mremap, base, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place));
     REQUIRE_THAT(moved == place, "mremap: %s", strerror(errno));
     for (uint64_t i = kPages; i-- > 0;)
-      REQUIRE_THAT(tier::stamp_holds(place + i * page, page, i, round), "round %lu: page %lu is not what it was", round, i);
+      REQUIRE_THAT(tier::stamp_holds(place + i * page, page, i, round + 1), "round %lu: page %lu is not what it was", round, i);
   }
 }
 
@@ -501,6 +519,7 @@ int main(int argc, char** argv) {
   else if (name == "map_over_no_poison") map_over_beside_eviction(true, false);
   else if (name == "map_over_unreadable") map_over_beside_eviction(false, true);
   else if (name == "moved_beside_faults") moved_beside_faults();
+  else if (name == "region_apart") region_apart();
   else if (name == "lost_page_in_fork") lost_page_in_fork();
   else if (name == "moved_beside_eviction") moved_beside_eviction();
   else REQUIRE_THAT(false, "usage: integrity CASE");
