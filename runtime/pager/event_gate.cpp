@@ -12,15 +12,19 @@ bool EventGate::installing() const {
   return false;
 }
 
-void EventGate::begin_read(int uffd) {
-  readers_.fetch_add(1, std::memory_order_seq_cst);
+bool EventGate::begin_read(int uffd) {
+  for (unsigned spins = 0; reading_.exchange(true, std::memory_order_seq_cst);)
+    while (reading_.load(std::memory_order_relaxed))
+      if (++spins > kSpinsMax) return false;
+      else sys::cpu_relax();
   // Nothing can be installed while an event is unread: who waits here delays none but the event.
   while (installing() && sys::uffd_event_unread(uffd)) sys::yield_cpu();
+  return true;
 }
 
 void EventGate::enter_child() {
   for (Shard& shard : installs_) shard.count.store(0, std::memory_order_relaxed);
-  readers_.store(0, std::memory_order_relaxed);
+  reading_.store(false, std::memory_order_relaxed);
 }
 
 }  // namespace lunar

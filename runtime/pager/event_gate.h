@@ -9,9 +9,12 @@
 //   install   enter ─ look for a note ─ UFFDIO_COPY, drop ─ leave  many at a time; a count a shard, nearly always of its own cache line
 //   read      begin ─ read ─ note what it tells ─ end              waits for installs under way if an event is there to be read
 //
+// One thread reads at a time, so that notes are in the order of the events: a mremap brings two (moved, unmapped), and an unmap that is settled first
+// drops what the move is to bring along. Nobody waits long for that: while one is between its read and its notes nothing can be installed anyway.
+//
 // A reader whose queue holds faults alone waits for nobody: a thread that lost its CPU in the middle of an install must not stop faults.
 //
-// Threading: any. Neither side allocates. Installs give up (EAGAIN) rather than wait for a reader that has lost its CPU.
+// Threading: any. Neither side allocates. Both give up (EAGAIN, false) rather than wait for a reader that has lost its CPU.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -27,15 +30,15 @@ class EventGate {
     const int shard = static_cast<int>(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) >> 16) & (kShards - 1);   // a stack, a shard
     for (unsigned spins = 0; spins < kSpinsMax; ++spins) {
       installs_[shard].count.fetch_add(1, std::memory_order_seq_cst);
-      if (readers_.load(std::memory_order_seq_cst) == 0) return shard;
+      if (!reading_.load(std::memory_order_seq_cst)) return shard;
       leave(shard);
-      while (readers_.load(std::memory_order_relaxed) != 0 && ++spins < kSpinsMax) sys::cpu_relax();
+      while (reading_.load(std::memory_order_relaxed) && ++spins < kSpinsMax) sys::cpu_relax();
     }
     return -1;
   }
   void leave(int shard) { installs_[shard].count.fetch_sub(1, std::memory_order_release); }
 
-  // The same by who is no reader: waits for them.
+  // The same by who does not read: waits for who does.
   [[nodiscard]] int enter_waiting() {
     int shard;
     while ((shard = enter()) < 0) sys::yield_cpu();
@@ -44,9 +47,9 @@ class EventGate {
   // What was read before is noted when this returns. Not by readers.
   void wait_for_readers() { leave(enter_waiting()); }
 
-  // Around reading messages, until all events among them are noted.
-  void begin_read(int uffd);
-  void end_read() { readers_.fetch_sub(1, std::memory_order_release); }
+  // Around reading messages, until all events among them are noted. False: another thread reads just now.
+  [[nodiscard]] bool begin_read(int uffd);
+  void end_read() { reading_.store(false, std::memory_order_release); }
 
   // Of the threads inside, none is in the child.
   void enter_child();
@@ -60,7 +63,7 @@ class EventGate {
     std::atomic<uint32_t> count{0};
   };
   Shard installs_[kShards];
-  alignas(64) std::atomic<uint32_t> readers_{0};
+  alignas(64) std::atomic<bool> reading_{false};
 };
 
 }  // namespace lunar

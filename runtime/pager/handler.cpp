@@ -178,10 +178,10 @@ void Handler::wait_for_round() const {
   while ((seen & 1) != 0 && round_.load(std::memory_order_acquire) == seen) sys::sleep_ns(5000);
 }
 
-// Notes the events among them at once: what they tell is true of the faults as well.
+// Notes the events among them at once: what they tell is true of the faults as well. 0 also while another handler reads.
 int Handler::read_messages(sys::UffdMessage* messages, unsigned max) {
   auto& state = pager_state();
-  state.event_gate.begin_read(state.uffd);
+  if (!state.event_gate.begin_read(state.uffd)) return 0;
   const int n = sys::uffd_read(state.uffd, messages, max);
   for (int i = 0; i < n; ++i) {
     const sys::UffdMessage& message = messages[i];
