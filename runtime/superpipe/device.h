@@ -38,6 +38,7 @@ namespace lunar {
 // kDiscard: what it covers reads as zeros, on every device that has it (else -EOPNOTSUPP: Capabilities::discard), from its response on. It
 // is a write of zeros in all but cost: a block device or namespace may give the space back; a file or pmem: keeps it, so that what was
 // reserved stays reserved. Not atomic, and durable by a flush like a write. length: not 0.
+// Outside of the device -EINVAL; a file, which may grow by writes, may be given space there.
 //
 // Order and durability. Commands in flight are unordered, also two of one context: B comes after A when it is submitted after A's response.
 // kFlush: every write and discard that completed before the flush was submitted, by whatever context or transfer() of this Device, is

@@ -164,13 +164,15 @@ void SimMedium::destage() {
 
 // Pre: lock_ held.
 void SimMedium::lose_power(uint64_t seed) {
-  while (cached() && head_ != tail_) {
-    Record record;
-    ring_read(head_, &record, sizeof record);
-    if (seed != 0 || record.fua) apply(record, head_ + sizeof record, seed);
-    head_ += log_bytes(record);
+  Record record;
+  for (uint64_t at = head_; cached() && at != tail_; at += log_bytes(record)) {
+    ring_read(at, &record, sizeof record);
+    if (seed != 0 || record.fua) apply(record, at + sizeof record, seed);
   }
-  if (cached()) memcpy(memory_, durable_, bytes_);
+  for (; cached() && head_ != tail_; head_ += log_bytes(record)) {   // nowhere else do the two differ
+    ring_read(head_, &record, sizeof record);
+    memcpy(memory_ + record.at, durable_ + record.at, record.bytes);
+  }
   epoch_.fetch_add(1, std::memory_order_acq_rel);
   powered_.store(false, std::memory_order_release);
 }

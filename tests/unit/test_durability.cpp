@@ -408,7 +408,7 @@ TEST_CASE("atomic: a power loss keeps or loses an atomic write as a whole, throu
   for (const char* kind : kKinds) {
     INFO(kind);
     unsigned kept = 0, lost = 0;
-    for (uint64_t run = 1; run <= 40; ++run) {
+    for (uint64_t run = 1; run <= 16; ++run) {
       Bed bed(kind, ",atomic=16k", ",atomic=16k");
       const Way way(bed.device, run % 2 == 0);
       std::vector<char> data(16 * kKiB, 'n');
