@@ -380,3 +380,42 @@ TEST_CASE("uring: the kernel never counts more registered memory than is known t
   CHECK(unaccounted == 0);
   CHECK(sys::own_pinned_bytes() == before);
 }
+
+TEST_CASE("contexts: a durable write asks the kernel for it, an atomic one where it is more than a sector") {
+  Pages pages(2);
+  const iovec sector = {pages.base, 512}, page = {pages.base, kPage}, two[2] = {{pages.base, 512}, {pages.page(1), 512}};
+  const auto flags = [](const iovec* parts, uint32_t count, bool fua, bool atomic, uint32_t disk_sector) {
+    Command command = command_of(Op::kWrite, 0, parts, count, 1);
+    command.fua = fua;
+    command.atomic = atomic;
+    return write_flags(command, disk_sector);
+  };
+  CHECK(flags(&page, 1, false, false, 512) == 0);
+  CHECK(flags(two, 2, false, false, 512) == 0);
+  CHECK(flags(&page, 1, true, false, 512) == RWF_DSYNC);
+  CHECK(flags(&sector, 1, false, true, 512) == 0);   // whole by itself
+  CHECK(flags(&page, 1, false, true, 4096) == 0);
+  CHECK(flags(&page, 1, false, true, 512) == RWF_ATOMIC);
+  CHECK(flags(two, 2, false, true, 4096) == RWF_ATOMIC);   // which the kernel refuses
+  CHECK(flags(&page, 1, true, true, 512) == (RWF_DSYNC | RWF_ATOMIC));
+  // What cannot be promised is refused, and not written.
+  for (bool ring : kinds()) {
+    File file(ring);
+    ContextOptions options;
+    options.buffer = pages.base;
+    options.buffer_bytes = pages.bytes;
+    OwnedContext* context = file.attach(options);
+    REQUIRE(context);
+    memset(pages.base, 'o', kPage);
+    CHECK(one(context, command_of(Op::kWrite, 0, &page, 1, 1)) == kPage);
+    memset(pages.base, 'n', kPage);
+    Command command = command_of(Op::kWrite, 0, &page, 1, 2);
+    command.atomic = true;
+    const int64_t result = one(context, command);   // a file system that keeps pages whole may take it
+    const iovec back = {pages.page(1), kPage};
+    CHECK(one(context, command_of(Op::kRead, 0, &back, 1, 3)) == kPage);
+    CHECK((result == kPage || result == -EINVAL || result == -EOPNOTSUPP));
+    CHECK(*pages.page(1) == (result == kPage ? 'n' : 'o'));
+    context->release();
+  }
+}
