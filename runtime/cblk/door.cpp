@@ -14,6 +14,8 @@
 namespace lunar::cblk {
 namespace {
 
+constexpr int kTurnsMax = 8;
+
 // Length of the scheme that `text` begins with, or 0.
 size_t scheme_length(const char* text) {
   for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "mem:", "sim:", "stripe:", "paths:"}) {
@@ -66,24 +68,31 @@ int paths_uri(const char* path, char* out, size_t size) {
   return 0;
 }
 
+// Virtual LUNs whose owners are gone hold nothing: then their format ends here, and the device is the caller's.
 int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why) {
   DeviceOptions options;
   options.scratch = false;
   options.read_only = read_only;
   options.claim = forced ? Claim::kForced : reserve && !read_only ? Claim::kAlone : Claim::kWhole;
-  // Blank members of a stripe get their labels; they are asked for by name.
-  int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
-  if (status < 0 || forced) return status;
-  Holds holds = Holds::kForeign;
-  char what[64];
-  status = device_holds(*out, &holds, what, sizeof what, true);   // others' data are the caller's to open
-  if (status == 0 && (holds == Holds::kPhysicalLun || holds == Holds::kMember))
-    status = why->set(-EBUSY, "LUN %s: carries %s; open a virtual LUN on it, or force it (CBLK_OPN_FORCED_RESERVE)", path, what);
-  if (status < 0) {
+  for (int turns = 0;; ++turns) {
+    // Blank members of a stripe get their labels; they are asked for by name.
+    int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
+    if (status < 0 || forced) return status;
+    Holds holds = Holds::kForeign;
+    char what[64];
+    status = device_holds(*out, &holds, what, sizeof what, true);   // others' data are the caller's to open
+    if (status < 0) (void)why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", path, errno_text(status), errno_name(status));
+    const bool ours = holds == Holds::kPhysicalLun || holds == Holds::kEnded || holds == Holds::kMember;
+    if (status == 0 && (!ours || read_only)) return 0;   // who only reads takes nothing from anybody
     device_close(*out);
     *out = nullptr;
+    if (status < 0) return status;
+    if (holds == Holds::kMember)
+      return why->set(-EBUSY, "LUN %s: carries %s; open the whole of it, or force it (CBLK_OPN_FORCED_RESERVE)", path, what);
+    if (turns == kTurnsMax) return why->set(-EBUSY, "LUN %s: others make virtual LUNs on it again and again; try later", path);
+    status = physical_end(path, why);
+    if (status < 0 && status != -ENODEV) return status == -ENOMEM ? status : -EBUSY;   // -ENODEV: another open was quicker
   }
-  return status;
 }
 
 int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {

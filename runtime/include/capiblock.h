@@ -202,8 +202,8 @@ int cblk_term(void *arg, uint64_t flags);
  *   ext               0; with CBLK_OPN_GROUP the number of chunks
  *   flags             CBLK_OPN_...
  * Physical chunks of any number of processes share a device, and so do virtual ones; the two kinds do not mix (EBUSY, after a second).
- * A physical chunk refuses a device that carries Lunar's own format (EBUSY; see CBLK_OPN_FORCED_RESERVE). A virtual one
- * formats a device whose head is all zeros, and no other (EEXIST).
+ * In turn a device serves both: a virtual open formats one whose head is all zeros, and no other (EEXIST); a physical one that may write ends the
+ * format, and finds zeros, where no LUN is open and none has a name (else EBUSY: `lunar lun list`). One that only reads leaves it.
  * Returns the chunk, or NULL_CHUNK_ID: EINVAL, ENOENT, EACCES, EBUSY, EEXIST, ENOMEM, ENOSPC, EROFS, EMFILE, ... */
 chunk_id_t cblk_open(const char *path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags);
 

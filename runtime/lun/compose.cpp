@@ -228,6 +228,20 @@ int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* 
   return err < 0 ? err : PhysicalLun::open(raw, format, out, why);
 }
 
+int physical_end(const char* uri, ErrorText* why) {
+  DeviceOptions options;
+  options.scratch = false;
+  options.claim = Claim::kAlone;
+  Device* raw = nullptr;
+  PhysicalLun* physical = nullptr;
+  int status = raw_open(uri, options, Format::kIfBlank, &raw, why);
+  if (status == 0) status = PhysicalLun::open(raw, Format::kEnd, &physical, why);
+  if (status < 0) return status;
+  status = physical->end(why);
+  physical->close();
+  return status;
+}
+
 int device_paths(Device* device, PathInfo* out, unsigned max) {
   if (max == 0) return 0;
   const char* kind = device->kind();

@@ -23,6 +23,10 @@ namespace lunar {
 // Opens a LUN URI as a physical LUN (a #NAME is an error here).
 [[nodiscard]] int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* why);
 
+// For who wants a device as a whole: ends the format it carries, if nothing there outlives its owners (PhysicalLun::end), and the device is blank. 0; -ENODEV:
+// it carries none; -EBUSY: somebody has it, or a named LUN lies there; -errno. All but 0 with *why.
+[[nodiscard]] int physical_end(const char* uri, ErrorText* why);
+
 // Opens a LUN URI for pages that nobody needs after their owner: what `--lun` means.
 //   DIR                                  an unlinked file in it, as device_open makes it
 //   a file that is empty or was one      the file, for this process alone, growing

@@ -24,6 +24,10 @@ Holds look(const char* head, size_t bytes, char* what, size_t size) {
     format_to(what, size, "virtual LUNs of Lunar");
     return Holds::kPhysicalLun;
   }
+  if (bytes >= sizeof(media::Superblock) && superblock_look(*reinterpret_cast<const media::Superblock*>(head)) == SuperState::kEnded) {
+    format_to(what, size, "former virtual LUNs of Lunar");
+    return Holds::kEnded;
+  }
   if (memcmp(head, kLabelMagic, sizeof kLabelMagic) == 0) {
     MemberLabel label;
     const int status = bytes < sizeof label ? -EBADMSG : label_parse(head, &label);

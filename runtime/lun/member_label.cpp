@@ -52,7 +52,7 @@ struct Scratch {
 int member_blank(Device* device, char* what, size_t size) {
   Holds holds = Holds::kForeign;
   const int status = device_holds(device, &holds, what, size);
-  return status < 0 ? status : holds == Holds::kBlank;
+  return status < 0 ? status : holds == Holds::kBlank || holds == Holds::kEnded;
 }
 
 int read_all(const char* uri, MemberSet* set, Format format, unsigned* blank, ErrorText* why) {

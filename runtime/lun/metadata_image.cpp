@@ -109,6 +109,11 @@ void superblock_make(const Geometry& geometry, const uint8_t uuid[16], uint64_t 
 }
 
 SuperState superblock_look(const Superblock& super) {
+  if (memcmp(super.magic, kEndedMagic, sizeof super.magic) == 0) {
+    Superblock before = super;
+    memcpy(before.magic, kSuperMagic, sizeof before.magic);
+    return before.checksum == checksum_of(before) ? SuperState::kEnded : SuperState::kForeign;
+  }
   if (memcmp(super.magic, kSuperMagic, sizeof super.magic) != 0)
     return bytes_are_zero(&super, sizeof super) ? SuperState::kBlank : SuperState::kForeign;
   if (super.checksum != checksum_of(super)) return SuperState::kDamaged;
@@ -116,6 +121,8 @@ SuperState superblock_look(const Superblock& super) {
   const bool sound = super.header_bytes == sizeof super && super.reserved0 == 0 && bytes_are_zero(super.reserved, sizeof super.reserved);
   return sound ? SuperState::kValid : SuperState::kDamaged;
 }
+
+void superblock_end(Superblock* super) { memcpy(super->magic, kEndedMagic, sizeof super->magic); }
 
 int superblock_geometry(const Superblock& super, uint64_t device_bytes, Geometry* out) {
   Geometry g;

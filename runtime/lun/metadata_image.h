@@ -47,8 +47,10 @@ enum class SuperState : uint8_t {
   kValid,
   kVersion,   // ours, of another version
   kDamaged,   // ours by its magic, but checksum or content are wrong
+  kEnded,     // the mark of a format that was being ended: as good as blank
 };
 SuperState superblock_look(const media::Superblock& super);
+void superblock_end(media::Superblock* super);   // makes a valid one that mark, by its first bytes alone: no torn write is anything else
 // Geometry out of a valid superblock. 0; -EBADMSG when it makes no sense; -ENOSPC when the device is smaller than it was
 // (`out` is filled then).
 [[nodiscard]] int superblock_geometry(const media::Superblock& super, uint64_t device_bytes, Geometry* out);

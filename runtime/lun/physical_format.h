@@ -20,6 +20,10 @@
 // An entry's *type* says what lies in its extents. One that is not known is no damage: its LUN is listed, keeps its extents and may be
 // removed, and nothing else. Readers before types take an entry that has one for damage ("an entry with unknown content").
 //
+// A format that holds nothing that outlives its owners is *ended* by who wants the device as a whole, alone (PhysicalLun::end): the primary superblock
+// gets kEndedMagic, all else of it stays, and flush; zeros over the images and the backup superblock, flush; zeros over the primary one, flush. Who finds the
+// mark (a kill came between) takes the device for blank, whatever its end says, and formats it or goes on ending it.
+//
 // Format writes: zeros over what was there when that was to go, images 1 and 2 (both empty), flush, primary superblock, flush,
 // backup superblock, flush. So a blank head means that nothing was there (or somebody erased it, then the backup is there: refused).
 #pragma once
@@ -31,6 +35,7 @@
 namespace lunar::media {
 
 constexpr char kSuperMagic[16] = "LunarPhysLUN\r\n\x1a";
+constexpr char kEndedMagic[16] = "LunarPhysEnd\r\n\x1a";
 constexpr uint32_t kVersion = 1;
 constexpr uint32_t kBlockBytes = 4096;
 

@@ -57,6 +57,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   [[nodiscard]] int list(VirtualLunInfo* out, unsigned max, unsigned first) override;
   [[nodiscard]] int remove(const char* name, ErrorText* why) override;
   [[nodiscard]] int check(bool repair, CheckReport* report) override;
+  [[nodiscard]] int end(ErrorText* why) override;
   Device* device() override { return raw_; }
 
   const Geometry& geometry() const { return store_.geometry(); }
@@ -81,6 +82,8 @@ class PhysicalLunImpl final : public PhysicalLun {
   int damaged(const char* what, ErrorText* why);
   int take_geometry(const media::Superblock& super, ErrorText* why);
   int refuse_contents(Format format, bool backup, ErrorText* why);
+  int refuse_blank(Format format, ErrorText* why);
+  int refuse_end(ErrorText* why);
 
   media::LunEntry* entries() { return store_.image().entries(); }
   media::ExtentOwner* extents() { return store_.image().extents(); }

@@ -61,8 +61,9 @@ enum class Format : uint8_t {
   kLook,           // as kNever, but nothing is ever written: damage that one copy mends is left, what would change anything is -EROFS,
                    //   and dead scratch LUNs are not freed but left out. `raw` may be open for reading only
   kCheck,          // as kLook, and what is damaged beyond its copies opens, for check() alone
+  kEnd,            // as kLook, and a format that was being ended opens, for end() alone
 };
-constexpr bool only_looks(Format format) { return format == Format::kLook || format == Format::kCheck; }
+constexpr bool only_looks(Format format) { return format == Format::kLook || format == Format::kCheck || format == Format::kEnd; }
 
 // Findings of check(): a line that begins with `fatal` means that data may be lost or owned twice.
 struct CheckReport {
@@ -94,6 +95,10 @@ class PhysicalLun {
   // Whole-structure check. repair: writes damaged copies again, frees what dead owners left (-EROFS by kLook). 0 or -errno when it could
   // not look.
   [[nodiscard]] virtual int check(bool repair, CheckReport* report) = 0;
+  // Makes the device blank again (its head; what lay in LUNs stays), where nothing on it outlives its owners. Pre: opened by kEnd, and the device for
+  // Claim::kAlone, so that scratch LUNs are nobody's. -EBUSY: a named LUN lies there; -EROFS: features this version does not know; -errno. Where it
+  // fails half way, the device counts as blank.
+  [[nodiscard]] virtual int end(ErrorText* why) = 0;
   virtual Device* device() = 0;
 
  protected:
@@ -101,7 +106,8 @@ class PhysicalLun {
 };
 
 // What the head of a raw device holds: kEmpty (zeros), kOurs (a scratch LUN of the plain kind), kForeign, or one of these.
-enum class Holds : uint8_t { kBlank, kPhysicalLun, kMember, kScratch, kForeign };
+// kEnded: virtual LUNs that were being ended; as good as blank.
+enum class Holds : uint8_t { kBlank, kPhysicalLun, kMember, kScratch, kForeign, kEnded };
 // Looks at the head only; for a device that answers reads. `what` gets a word for people ("ext4", "a member of a stripe of Lunar").
 [[nodiscard]] int device_holds(Device* raw, Holds* out, char* what, size_t size, bool only_ours = false);
 

@@ -14,6 +14,7 @@
 #include <new>
 
 #include "base/arena.h"
+#include "base/format.h"
 #include "lun/compose.h"
 #include "lun/member_label.h"
 #include "lun/physical_impl.h"
@@ -153,8 +154,13 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   return 0;
 }
 
-// The primary superblock is not valid; backup: that at the end, where it can be read. 0: that one is used; 1: formatted; -errno.
+// The primary superblock is not valid; backup: that at the end, where it can be read. 0: that one is used; 1: formatted, or to be ended; -errno.
 int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Superblock& super, const Superblock* backup, ErrorText* why) {
+  if (state == SuperState::kEnded) {
+    const int refused = format == Format::kEnd ? 0 : refuse_blank(format, why);
+    const int done = refused < 0 ? refused : format == Format::kEnd ? take_geometry(super, why) : format_now(why);
+    return done < 0 ? done : 1;
+  }
   Geometry ignored;
   const bool there = backup && superblock_look(*backup) == SuperState::kValid && superblock_geometry(*backup, raw_->size_bytes(), &ignored) == 0;
   if (state == SuperState::kDamaged || (there && format == Format::kRepair)) {
@@ -189,11 +195,13 @@ int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why)
                     "restores it, formatting by name (--format) erases them", name, name);
   MemberLabel label;
   if (holds == Holds::kMember && label_read(raw_, &label) == -EOPNOTSUPP) return refuse_mirror(name, "it", why);
-  if (holds == Holds::kBlank && format == Format::kIfBlank) return 0;
-  if (holds == Holds::kBlank)
-    return why->set(-ENODEV, "LUN %s: carries no virtual LUNs; `lunar lun create` formats it", name);
+  if (holds == Holds::kBlank) return refuse_blank(format, why);
   return why->set(-EEXIST, "LUN %s: holds %s; nothing was changed. If that may go, erase it (wipefs -a, or truncate -s 0 and "
                   "truncate -s SIZE of a file), or format it by name", name, what);
+}
+
+int PhysicalLunImpl::refuse_blank(Format format, ErrorText* why) {
+  return format == Format::kIfBlank ? 0 : why->set(-ENODEV, "LUN %s: carries no virtual LUNs; `lunar lun create` formats it", raw_->name());
 }
 
 int PhysicalLunImpl::take_geometry(const Superblock& super, ErrorText* why) {
@@ -242,6 +250,45 @@ int PhysicalLunImpl::format_now(ErrorText* why) {
   if (status == 0) status = restore_super(super, 0);
   if (status == 0) status = restore_super(super, geometry.backup_offset());
   return status < 0 ? why->set(status, "LUN %s: cannot be formatted: %s (%s)", raw_->name(), errno_text(status), errno_name(status)) : 0;
+}
+
+// Pre: loaded. 0 when nothing would be lost.
+int PhysicalLunImpl::refuse_end(ErrorText* why) {
+  const media::ImageHeader& header = store_.image().header();
+  const uint64_t unknown = (header.features_compatible & ~media::kFeaturesCompatible) | unknown_read_only(header);
+  if (unknown)
+    return why->set(-EROFS, "LUN %s: carries virtual LUNs with features 0x%lx that this Lunar does not know; use a newer one", raw_->name(),
+                    static_cast<unsigned long>(unknown));
+  const char* first = nullptr;
+  unsigned others = 0;
+  for (unsigned i = 0; i < geometry().entry_count; ++i) {
+    if (!used(i) || (entries()[i].flags & media::kEntryScratch)) continue;
+    if (first) ++others;
+    else first = entries()[i].name;
+  }
+  if (!first) return 0;
+  char more[32] = "";
+  if (others) format_to(more, sizeof more, " (and %u more)", others);
+  return why->set(-EBUSY, "LUN %s: holds the virtual LUN %s%s; if that may go: lunar lun remove '%s#%s'", raw_->name(), first, more, raw_->name(), first);
+}
+
+int PhysicalLunImpl::end(ErrorText* why) {
+  int status = 0;
+  if (store_.loaded()) {
+    status = refuse_end(why);
+    if (status < 0) return status;
+    Block head;
+    status = head.read(raw_, 0);
+    if (status == 0) superblock_end(head.get());
+    if (status == 0) status = head.write(raw_, 0);
+  }
+  const Geometry& g = geometry();
+  if (status == 0) status = raw_zero(raw_, kSuperBytes, g.data_offset - kSuperBytes);
+  if (status == 0) status = raw_zero(raw_, g.back_offset, g.device_bytes - g.back_offset);
+  if (status == 0) status = raw_flush(raw_);
+  if (status == 0) status = raw_zero(raw_, 0, kSuperBytes);
+  if (status == 0) status = raw_flush(raw_);
+  return status < 0 ? why->set(status, "LUN %s: its virtual LUNs cannot be ended: %s (%s)", raw_->name(), errno_text(status), errno_name(status)) : 0;
 }
 
 }  // namespace lunar

@@ -155,13 +155,10 @@ CASE(scrubbed_data_is_not_on_the_device_any_more) {
   close(fd);
 }
 
-CASE(a_formatted_device_is_EBUSY_physically_unless_forced) {
+CASE(who_forces_a_formatted_device_open_finds_it_as_it_is) {
   if (!survives()) return;
   const std::string path = device(kBlocks);
   REQUIRE(cblk_close(open_virtual(path), 0) == 0);
-  REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, 0), EBUSY);
-  REFUSES(cblk_open(path.c_str(), 0, O_RDONLY, 0, 0), EBUSY);
-  REFUSES(cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID), EBUSY);
   const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_FORCED_RESERVE);
   REQUIRE(id != NULL_CHUNK_ID);
   REQUIRE(cblk_close(id, 0) == 0);

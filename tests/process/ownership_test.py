@@ -7,6 +7,7 @@ stands in for IBM's library."""
 import concurrent.futures
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -212,6 +213,7 @@ def jobs_of_files(folder):
     for first in firsts:
         path = new_file(folder, f"{first}.img")
         yield pair, (folder, first, path, path, False)
+    yield in_turn, (folder, new_file(folder, "turn.img"))
     path = new_file(folder, "link.img")
     os.link(path, os.path.join(folder, "hard.img"))
     os.symlink(path, os.path.join(folder, "soft.img"))
@@ -231,6 +233,7 @@ def jobs_of_loops(folder, loops):
         if device is None:
             return
         yield pair, (part, first, device, device, True)
+    yield in_turn, (folder, loops.on(new_file(folder, "turn-loop.img")))
     for first in ("physical", "virtual"):
         device = loops.on(new_file(folder, f"node-{first}.img"))
         node = os.path.join(folder, f"node-{first}")
@@ -276,6 +279,32 @@ def forced_is_seen(folder):
         check(not got and len(lines) == 1, f"forced has it, beside it {second}: {lines} {said}")
     last, _ = forced.end()
     check("lost" not in last, "forced: lost what it had written")
+
+
+def in_turn(folder, path):
+    """As a whole after virtual LUNs: what they leave gives way; a named one is refused, and the line that says so mends it."""
+    for use in ("virtual", "run"):
+        holder = Holder(use, path)
+        check(holder.open, f"{use} of {path}: {holder.said}")
+        holder.kill()
+        got, lines, said = come("physical", path)
+        check(got and "kept" in said, f"physical of {path} after {use}: {lines} {said}")
+    made = system(LUNAR, "lun", "create", f"{path}#keep", "--size", "8m", "--format")
+    check(made.returncode == 0, f"{path}#keep: {made.stderr}")
+    before = head_of(path)
+    for use in ("physical", "reserve", "group"):
+        got, lines, said = come(use, path)
+        check(not got and len(lines) == 1 and "keep" in lines[0] and path in lines[0], f"{use} of {path}, which holds keep: {lines} {said}")
+    check(head_of(path) == before, f"{path} holds keep, and was changed")
+    got, lines, said = come("readonly", path)
+    check(got and head_of(path) == before, f"readonly of {path}, which holds keep: {lines} {said}")
+    _, lines, _ = come("physical", path)
+    words = shlex.split(lines[0].split(": ")[-1]) if lines else []
+    if check(words[:1] == ["lunar"], f"no line mends it: {lines}"):
+        mended = system(LUNAR, *words[1:], "--yes")
+        check(mended.returncode == 0, f"{words}: {mended.stderr}")
+    got, lines, said = come("physical", path)
+    check(got and "kept" in said, f"physical of {path} after keep: {lines} {said}")
 
 
 def twelve_at_once(folder):

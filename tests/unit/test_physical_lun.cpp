@@ -290,6 +290,100 @@ TEST_CASE("physical: names, removal and listing") {
   }
 }
 
+TEST_CASE("physical: a format that holds no named LUN is ended, and a kill between any two writes leaves what is as good as blank") {
+  for (const bool discard : {false, true}) {
+    Medium medium;
+    REQUIRE(medium.open(Format::kIfBlank) == 0);
+    make(medium, "", 300 * kKiB);   // a scratch LUN, whose owner is gone
+    const std::vector<char> before = medium.memory;
+    const Geometry geometry = medium.geometry();
+    lunar_test::MemoryShape shape;
+    shape.discard = discard;
+    const auto end = [&](int64_t fail_after) {
+      MemoryDevice* device = medium.raw(shape);
+      PhysicalLun* lun = nullptr;
+      int status = PhysicalLun::open(device, Format::kEnd, &lun, &medium.why);
+      device->fail_after = fail_after;
+      if (status == 0) {
+        status = lun->end(&medium.why);
+        lun->close();
+      }
+      return status;
+    };
+    bool ended = false;
+    for (int64_t writes = 0; !ended; ++writes) {
+      INFO("discard " << discard << " writes " << writes);
+      REQUIRE(writes < 1000);
+      medium.memory = before;
+      ended = end(writes) == 0;
+      const std::vector<char> left = medium.memory;
+      CHECK((left == before) == (writes == 0));
+      CHECK(medium.open(Format::kNever) == (writes == 0 ? 0 : -ENODEV));
+      CHECK(medium.open(Format::kIfBlank) == 0);   // formatted anew
+      CHECK(medium.open(Format::kNever) == 0);
+      medium.memory = left;
+      const int again = end(-1);
+      CHECK(again == (bytes_are_zero(left.data(), sizeof(media::Superblock)) ? -ENODEV : 0));   // blank where only the last flush failed
+      CHECK(std::vector<char>(medium.memory.begin(), medium.memory.begin() + static_cast<long>(geometry.data_offset)) ==
+            std::vector<char>(geometry.data_offset));
+      CHECK(std::vector<char>(medium.memory.begin() + static_cast<long>(geometry.back_offset), medium.memory.end()) ==
+            std::vector<char>(kBytes - geometry.back_offset));
+    }
+  }
+}
+
+TEST_CASE("physical: what outlives its owners, or is not understood, is not ended") {
+  Medium medium;
+  REQUIRE(medium.open(Format::kIfBlank) == 0);
+  make(medium, "keep", 300 * kKiB);
+  make(medium, "too", 300 * kKiB);
+  std::vector<char> before = medium.memory;
+  const auto end = [&] {
+    PhysicalLun* lun = medium.must(Format::kEnd);
+    const int status = lun->end(&medium.why);
+    lun->close();
+    return status;
+  };
+  CHECK(end() == -EBUSY);
+  CHECK(medium.says("keep (and 1 more)"));
+  CHECK(medium.says("lunar lun remove 'memory:#keep'"));
+  CHECK(medium.memory == before);
+  for (const char* name : {"keep", "too"}) {
+    PhysicalLun* lun = medium.must();
+    REQUIRE(lun->remove(name, &medium.why) == 0);
+    lun->close();
+  }
+  before = medium.memory;
+  for (unsigned i = 0; i < 4; ++i) {   // one out of form is what a crash leaves; more may be anything
+    medium.memory = before;
+    medium.slot(i)[5000] ^= 4;
+    CHECK(end() == 0);
+    medium.memory = before;
+    medium.slot(i)[5000] ^= 4;
+    medium.slot(i ^ 1)[5000] ^= 4;
+    CHECK(medium.open(Format::kEnd) == -EBADMSG);
+  }
+  const Geometry geometry = [&] {
+    medium.memory = before;
+    return medium.geometry();
+  }();
+  for (unsigned i = 0; i < 4; ++i) {   // compatible features of a later version: it may keep what is not an entry
+    const MetadataImage image{medium.slot(i), &geometry};
+    image.header().features_compatible = 1;
+    image.header().checksum = XXH3_64bits(&image.header(), offsetof(media::ImageHeader, checksum));
+  }
+  for (unsigned i = 0; i < 4; ++i) {   // each names the one before it
+    const MetadataImage image{medium.slot(i), &geometry}, other{medium.slot(i ^ 1), &geometry};
+    if (image.header().sequence != other.header().sequence + 1) continue;
+    image.header().previous = other.header().checksum;
+    image.header().checksum = XXH3_64bits(&image.header(), offsetof(media::ImageHeader, checksum));
+  }
+  REQUIRE(medium.open(Format::kNever) == 0);
+  before = medium.memory;
+  CHECK(end() == -EROFS);
+  CHECK(medium.memory == before);
+}
+
 TEST_CASE("physical: a failing device is an error, never a lie") {
   for (int64_t writes = 0; writes < 12; ++writes) {
     Medium medium;

@@ -80,6 +80,7 @@ int look(const LunLine& line, const std::string& device, Found* out) {
     Found found{Holds::kBlank, one, "", raw->size_bytes()};
     char what[128] = {};
     error = device_holds(raw, &found.holds, what, sizeof what);
+    if (found.holds == Holds::kEnded) found.holds = Holds::kBlank;
     device_close(raw);
     raw = nullptr;
     if (error < 0) return lun_refuse(line, text_of("%s cannot be read: %s", one.c_str(), errno_text(error)), kLunFailed);
