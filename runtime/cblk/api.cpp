@@ -3,6 +3,7 @@
 // on a group, and so is a plain one with a CBLK_GROUP_ flag.
 // Threading: any.
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 
 #include "cblk/group.h"
@@ -164,7 +165,7 @@ CBLK_API chunk_cg_id_t cblk_cg_open(const char* path, int max_num_requests, int 
 }
 
 CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags) {
-  if (flags & CBLK_OPN_GROUP) return cblk_cg_open(path, max_num_requests, mode, static_cast<int>(ext), ext, flags & ~CBLK_OPN_GROUP);
+  if (flags & CBLK_OPN_GROUP) return cblk_cg_open(path, max_num_requests, mode, ext > INT_MAX ? INT_MAX : static_cast<int>(ext), ext, flags & ~CBLK_OPN_GROUP);
   Chunk* chunk = nullptr;
   const int status = Chunk::open(options_of(path, max_num_requests, mode, flags), &chunk);
   return status < 0 ? answer(status, "open", 0) : chunk->id;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The read cache: see cache.h.
-// Threading: any; one set's spin lock at a time, held for a copy of one block at most. May not: call the kernel after open.
+// Threading: any; one set's spin lock at a time, held for a copy of one block at most; a read has those of all its blocks. May not: call the kernel after open.
 #include "cblk/cache.h"
 
 #include <errno.h>
@@ -46,16 +46,31 @@ Cache::Set& Cache::set_of(uint64_t block, char** ways) {
 
 bool Cache::read(uint64_t block, size_t count, char* to) {
   if (count > kFillBlocksMax) return false;
+  Set* sets[kFillBlocksMax];        // locked: each once, in the order of their addresses
+  const char* from[kFillBlocksMax];
+  size_t locked = 0;
   for (size_t i = 0; i < count; ++i) {
     char* ways;
-    Set& set = set_of(block + i, &ways);
-    sys::Locked guard(set.lock);
-    unsigned way = 0;
-    while (way < kWays && set.blocks[way] != block + i + 1) ++way;
-    if (way == kWays) return false;
-    memcpy(to + i * kBlockBytes, ways + way * kBlockBytes, kBlockBytes);
+    Set* set = &set_of(block + i, &ways);
+    size_t at = locked;
+    while (at > 0 && sets[at - 1] > set) --at;
+    if (at > 0 && sets[at - 1] == set) continue;
+    for (size_t j = locked++; j > at; --j) sets[j] = sets[j - 1];
+    sets[at] = set;
   }
-  return true;
+  for (size_t i = 0; i < locked; ++i) sets[i]->lock.lock();
+  size_t found = 0;
+  for (; found < count; ++found) {
+    char* ways;
+    const Set& set = set_of(block + found, &ways);
+    unsigned way = 0;
+    while (way < kWays && set.blocks[way] != block + found + 1) ++way;
+    if (way == kWays) break;
+    from[found] = ways + way * kBlockBytes;
+  }
+  for (size_t i = 0; i < count && found == count; ++i) memcpy(to + i * kBlockBytes, from[i], kBlockBytes);
+  for (size_t i = 0; i < locked; ++i) sets[i]->lock.unlock();
+  return found == count;
 }
 
 void Cache::begin_read(uint64_t block, size_t count, uint64_t* stamps) {

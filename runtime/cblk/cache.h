@@ -22,7 +22,7 @@ class Cache {
   void close();
   bool active() const { return sets_ != nullptr; }
 
-  // All of them or none: true when `to` is filled.
+  // All of them or none: true when `to` is filled, else it is as it was.
   bool read(uint64_t block, size_t count, char* to);
   // What a read that missed must remember, for fill(). `stamps` has room for kFillBlocksMax.
   void begin_read(uint64_t block, size_t count, uint64_t* stamps);

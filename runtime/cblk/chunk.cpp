@@ -48,6 +48,8 @@ int Chunk::open(const Options& options, Chunk** out) {
   for (uint32_t i = 0; i < count; ++i) new (&chunk->entries_[i]) Entry;
   chunk->reset_commands();
   chunk->sequence_ = options.sequence ? options.sequence : &chunk->own_sequence_;
+  chunk->siblings_ = options.siblings;
+  if (options.siblings) chunk->late_ = &options.siblings->late;
   chunk->access_ = options.mode & O_ACCMODE;
   chunk->flags_ = options.flags;
 
@@ -58,7 +60,7 @@ int Chunk::open(const Options& options, Chunk** out) {
   if (status == 0) {
     chunk->find_limits(environment);
     chunk->bounces_.open(count);
-    chunk->lanes_.open(chunk->device_, &chunk->bounces_, &chunk->cache_);
+    chunk->lanes_.open(chunk->device_, &chunk->bounces_, &chunk->cache_, chunk->late_);
   }
   // Chunks of a group may lie on one LUN: a cache each would tell of the others' past.
   if (status == 0 && options.kind == Kind::kChunk) status = chunk->cache_.open(environment.cache_blocks);
@@ -143,11 +145,16 @@ bool Chunk::drain(uint64_t deadline_ns) {
   waiter.kind = Waiter::kIdle;
   const int status = wait_until(&waiter, deadline_ns, [this] { return in_ring_ == 0 && backlog_count_ == 0 && fetchable_ == 0; });
   unlock();
+  return status == 0 && late_end(deadline_ns);
+}
+
+// Whether the device lets go of all late blocking I/O by then.
+bool Chunk::late_end(uint64_t deadline_ns) {
   while (lanes_.sweep() != 0) {
     if (sys::now_ns() >= deadline_ns) return false;
     sys::sleep_ns(kLostRetryNs);
   }
-  return status == 0;
+  return true;
 }
 
 void Chunk::reopen() {
@@ -159,7 +166,12 @@ void Chunk::reopen() {
 int Chunk::close(int flags) {
   const uint64_t deadline = sys::now_ns() + kCloseWaitNs;
   if (being_closed_.exchange(true)) return -EINVAL;   // another thread is at it
-  if (!drain(deadline) || table_shut(this, 1, deadline) < 0) {
+  bool over = drain(deadline) && table_shut(this, 1, deadline) == 0;
+  if (over && !late_end(deadline)) {   // one that was under way then has become late since
+    table_reopen(this);
+    over = false;
+  }
+  if (!over) {
     reopen();
     being_closed_.store(false);
     trace("close %d: busy", id);
@@ -237,15 +249,16 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   return status == -ENOSPC ? -ENOMEM : status;
 }
 
-// Waits a while for blocking I/O to end; asynchronous commands are the caller's to fetch first.
+// Waits a while for blocking I/O to end; asynchronous commands are the caller's to fetch first. What ends late is seen as late: who counts is asked first.
 bool Chunk::quiet() {
   for (const uint64_t end = sys::now_ns() + kCloseWaitNs; sys::now_ns() < end; sys::sleep_ns(kRetryNs)) {
+    const bool none = counters_.act_reads.now.load() == 0 && counters_.act_writes.now.load() == 0;
     lock_.lock();
     while (!leader_ && reap()) {}
     const bool idle = in_ring_ == 0 && backlog_count_ == 0;
     unlock();
     if (!idle || lanes_.sweep() != 0) return false;
-    if (counters_.act_reads.now.load() == 0 && counters_.act_writes.now.load() == 0) return true;
+    if (none) return true;
   }
   return false;
 }
@@ -255,7 +268,7 @@ int Chunk::clone_after_fork(int mode) {
   if (access == O_ACCMODE || (access != access_ && access_ != O_RDWR)) return -EINVAL;
   lock_.lock();
   const bool inherited = inherited_.load(std::memory_order_relaxed);
-  const bool busy = inherited ? active_at_fork_ : !forked_ && (in_ring_ + backlog_count_ != 0 || fetchable_ != 0);
+  const bool busy = inherited ? active_at_fork_ : !forked_ && in_ring_ - lost_ + backlog_count_ + fetchable_ != 0;
   int status = busy ? -EBUSY : 0;
   if (!busy && inherited) {
     status = virtual_->refresh();

@@ -16,8 +16,8 @@
 // Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT, but nobody can take it back from the device: it
 // is *lost*. So that it touches nothing of the caller's any more, every I/O under a limit moves through a buffer of ours
 // (bounce.h), copied into the caller's only by a call that reports success. What a lost one holds (its place in the table, or its
-// lane; its buffer) stays put aside until the device lets go of it. A lost write may yet land: writes and discards of the same
-// blocks wait for it, and set_size and close refuse (EBUSY). Without a limit, and on devices whose I/O is a copy
+// lane; its buffer) stays put aside until the device lets go of it. A lost write may yet land (late_writes.h): writes and discards of
+// the same blocks wait for it, by whatever chunk of a group on one LUN, others pass them by; set_size and close refuse (EBUSY). Without a limit, and on devices whose I/O is a copy
 // (Capabilities::instant), I/O goes by the caller's own buffer, a blocking one by Device::transfer.
 //
 // A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) held ─► free, when the ring delivers it. Who waits for it, polls it
@@ -38,6 +38,7 @@
 #include "cblk/door.h"
 #include "cblk/environment.h"
 #include "cblk/lanes.h"
+#include "cblk/late_writes.h"
 #include "cblk/table.h"
 #include "lun/virtual_lun.h"
 #include "superpipe/device.h"
@@ -74,6 +75,7 @@ struct Io {
   bool has_user_tag = false;
   bool wait_for_command = false;
   uint64_t wait_deadline_ns = UINT64_MAX;   // for that: it waits as long as usual, but not beyond
+  uint64_t deadline_ns = 0;                 // of a blocking one that is a part of a call; 0: its own limit
   const iovec* parts = nullptr;             // of a blocking read or write: where the blocks lie, instead of from `buffer` on
   uint32_t part_count = 0;
   cblk_arw_status_t* status = nullptr;   // to be filled in the background
@@ -111,6 +113,7 @@ struct Entry {
   uint64_t deadline_ns = UINT64_MAX;
   int64_t result = 0;               // blocks or -errno
   struct Waiter* waiters = nullptr; // for this one
+  LateWrite late;                   // of a lost write or discard
   Io io;
 };
 
@@ -132,6 +135,15 @@ struct Waiter {
   Waiter* same_command = nullptr;
 };
 
+class Chunk;
+
+// The chunks of a group that lie on one LUN: a late write of one may change what another is asked to.
+struct Siblings {
+  LateWrites late;
+  Chunk* const* chunk = nullptr;
+  unsigned count = 0;               // set before the first I/O
+};
+
 class Chunk final : public Handle {
  public:
   struct Options {
@@ -141,6 +153,7 @@ class Chunk final : public Handle {
     int flags = 0;
     Kind kind = Kind::kChunk;
     std::atomic<uint64_t>* sequence = nullptr;   // the group's
+    Siblings* siblings = nullptr;
   };
   // 0 or -errno. The chunk is in the table.
   [[nodiscard]] static int open(const Options& options, Chunk** out);
@@ -148,6 +161,7 @@ class Chunk final : public Handle {
   [[nodiscard]] int close(int flags) override;
   // Its steps, for groups.
   bool drain(uint64_t deadline_ns);
+  bool late_end(uint64_t deadline_ns);
   void reopen();
   void end(int flags);
 
@@ -170,6 +184,8 @@ class Chunk final : public Handle {
                          cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags);
 
   // For groups and lists.
+  uint64_t deadline_of_a_new_one() const;        // of an I/O that begins now; kForever: it has none
+  uint64_t deadline_of_a_new_one(uint64_t* left) const;
   uint64_t oldest_done(bool harvests);           // its sequence; kForever when nothing is done
   uint64_t oldest_active();                      // kForever: none can be fetched
   [[nodiscard]] int await_any(uint64_t deadline_ns);     // until something may be done; 0, -ETIMEDOUT, -ENOENT
@@ -221,6 +237,7 @@ class Chunk final : public Handle {
   void completer();
   // harvest.cpp; lock held
   bool reap();
+  bool take_completions();
   void finish(uint32_t index, int64_t bytes);
   void report(uint32_t index, int64_t blocks);
   void copy_out(const Response& response);   // without the lock
@@ -239,16 +256,15 @@ class Chunk final : public Handle {
   void sleep(Waiter* waiter, int64_t left_ns);
   void unlock();                    // and wakes who was signalled, and names a leader where one is wanted
   // late.cpp; lock held
-  uint64_t deadline_of_a_new_one() const;
   uint64_t poll_clock_ns() const;
   bool expire(uint32_t index);
   void expire_late(uint64_t now_ns);
   void expire_if_overtaken();
   uint64_t expire_late_background();
   void end_lost(Entry& entry);
-  bool some_lost() const { return lost_.load(std::memory_order_relaxed) != 0 || lanes_.some_lost(); }
-  bool held_up(const Io& io);
-  int wait_for_lost(const Io& io, uint64_t deadline_ns);   // lock not held
+  bool held_up(const Io& io) { return io.op != Op::kRead && late_->reach(static_cast<uint64_t>(io.lba), io.blocks); }
+  void take_back_late();                                   // lock not held
+  int wait_for_lost(const Io& io, Transfer* transfer);     // lock not held
   // result.cpp; lock held
   int64_t fetch(uint32_t index, int* tag);
   int64_t next_result(int* tag, int flags, uint64_t deadline_ns);
@@ -281,6 +297,9 @@ class Chunk final : public Handle {
   std::atomic<uint64_t>* sequence_ = nullptr;   // next number of an issue
   std::atomic<uint64_t> own_sequence_{0};
   BouncePool bounces_;
+  Siblings* siblings_ = nullptr;
+  LateWrites* late_ = &own_late_;   // or the siblings'
+  LateWrites own_late_;
   Lanes lanes_;
   Cache cache_;
   Counters counters_;
@@ -298,8 +317,8 @@ class Chunk final : public Handle {
   uint32_t in_ring_ = 0;            // handed to the context, not yet finished
   uint32_t fetchable_ = 0, done_ = 0;
   std::atomic<uint32_t> background_{0};        // active commands that nobody fetches; the completer looks without the lock
-  std::atomic<uint32_t> lost_{0};   // of in_ring_; looked at without the lock
-  bool held_up_ = false;            // the backlog waits for a lost write of a lane: nothing will wake who waits in the ring
+  uint32_t lost_ = 0;               // of in_ring_
+  bool held_up_ = false;            // some of the backlog waits for a late write: nothing may wake who waits in the ring
   bool leader_ = false;             // somebody harvests or sleeps in the ring
   bool appointed_ = false;          // somebody was woken to become it
   bool closing_ = false;

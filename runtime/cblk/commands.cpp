@@ -16,6 +16,7 @@ void Chunk::reset_commands() {
     Entry& entry = entries_[i];
     entry.state.store(Entry::kFree, std::memory_order_relaxed);
     entry.lost = entry.delivered = false;
+    entry.late = {};
     ++entry.life;
     entry.waiters = nullptr;
     entry.next = free_;
@@ -25,7 +26,7 @@ void Chunk::reset_commands() {
   backlog_first_ = backlog_last_ = kNone;
   active_line_ = done_line_ = {};
   backlog_count_ = in_ring_ = fetchable_ = done_ = 0;
-  lost_.store(0, std::memory_order_relaxed);
+  lost_ = 0;
   held_up_ = false;
   background_.store(0, std::memory_order_relaxed);
 }

@@ -46,12 +46,15 @@ int Group::open(const Chunk::Options& options, int chunks, Group** out) {
   each.kind = Kind::kMember;
   each.flags &= ~CBLK_GROUP_MASK;
   each.sequence = &group->sequence_;
+  group->siblings_.chunk = group->chunk_;
+  if (!raid0) each.siblings = &group->siblings_;
   int status = raid0 ? group->open_devices(each) : 0;
   for (int i = 0; i < (raid0 ? 0 : chunks) && status == 0; ++i) {
     status = group->open_chunk(each);
     // One reservation is the group's: its chunks would refuse each other.
     if (each.flags & (CBLK_OPN_RESERVE | CBLK_OPN_FORCED_RESERVE)) each.flags |= CBLK_OPN_FORCED_RESERVE;
   }
+  group->siblings_.count = group->count_;
   if (status == 0) status = table_add(group);
   if (status < 0) group->destroy();
   else *out = group;
@@ -89,15 +92,15 @@ void Group::destroy() {
 int Group::close(int flags) {
   if (closing_.exchange(true)) return -EINVAL;
   const uint64_t deadline = sys::now_ns() + kCloseWaitNs;
-  for (unsigned i = 0; i < count_; ++i) {   // first ask, so that a busy group stays whole
-    if (!chunk_[i]->drain(deadline)) {
-      for (unsigned j = 0; j <= i; ++j) chunk_[j]->reopen();
-      closing_.store(false);
-      return -EBUSY;
-    }
+  bool over = true;   // of all of them before the first one ends, so that a busy group stays whole
+  for (unsigned i = 0; i < count_ && over; ++i) over = chunk_[i]->drain(deadline);
+  if (over) over = table_shut(this, 1, deadline) == 0;
+  if (over) {
+    for (unsigned i = 0; i < count_ && over; ++i) over = chunk_[i]->late_end(deadline);
+    if (!over) table_reopen(this);
   }
-  if (table_shut(this, 1, deadline) < 0) {
-    for (unsigned j = 0; j < count_; ++j) chunk_[j]->reopen();
+  if (!over) {
+    for (unsigned i = 0; i < count_; ++i) chunk_[i]->reopen();
     closing_.store(false);
     return -EBUSY;
   }
@@ -179,6 +182,10 @@ int64_t Group::transfer_striped(const Io& io) {
       io.blocks > attrs.max_transfer_size)
     return -EINVAL;
   const auto first = static_cast<uint64_t>(io.lba), blocks = static_cast<uint64_t>(io.blocks);
+  uint64_t deadline = kForever;   // of the call, not of each of its pieces
+  for (unsigned i = 0; i < count_; ++i) {
+    if (const uint64_t own = chunk_[i]->deadline_of_a_new_one(); own < deadline) deadline = own;
+  }
   for (uint64_t start = 0; start < count_ && start < blocks; ++start) {
     Chunk& chunk = *chunk_[(first + start) % count_];
     const bool whole = io.op == Op::kDiscard, vector = reinterpret_cast<uintptr_t>(io.buffer) % chunk.buffer_align() == 0;
@@ -187,6 +194,7 @@ int64_t Group::transfer_striped(const Io& io) {
       iovec parts[kPartsMax];
       Io piece;
       piece.op = io.op;
+      piece.deadline_ns = deadline;
       piece.lba = static_cast<int64_t>((first + at) / count_);
       piece.buffer = io.buffer + at * kBlockBytes;
       for (; at < blocks && piece.blocks < most; at += count_, ++piece.blocks) {
@@ -234,11 +242,12 @@ int64_t Group::next_result(cflsh_cg_tag_t* tag, int flags) {
     tag->id = chunk_[0]->id;
     return chunk_[0]->result(tag, flags);
   }
+  const bool harvests = (flags & (CBLK_ARESULT_NO_HARVEST | CBLK_ARESULT_BLOCKING)) != CBLK_ARESULT_NO_HARVEST;
   for (;;) {
     unsigned done = kGroupChunksMax, active = kGroupChunksMax;
     uint64_t oldest_done = kForever, oldest_active = kForever;
     for (unsigned i = 0; i < count_; ++i) {
-      const uint64_t finished = chunk_[i]->oldest_done((flags & CBLK_ARESULT_NO_HARVEST) == 0);
+      const uint64_t finished = chunk_[i]->oldest_done(harvests);
       const uint64_t started = chunk_[i]->oldest_active();
       if (finished < oldest_done) oldest_done = finished, done = i;
       if (started < oldest_active) oldest_active = started, active = i;

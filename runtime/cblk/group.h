@@ -47,6 +47,7 @@ class Group final : public Handle {
   std::atomic<uint32_t> turn_{0};
   std::atomic<bool> closing_{false};
   std::atomic<uint64_t> sequence_{0};   // of issues, over all chunks
+  Siblings siblings_;                   // GROUP_ID
   Chunk* chunk_[kGroupChunksMax] = {};
 };
 

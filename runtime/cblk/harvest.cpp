@@ -12,7 +12,7 @@
 namespace lunar::cblk {
 namespace {
 
-bool needs_copy(const Entry& entry) { return entry.io.op == Op::kRead && (entry.io.bounce.memory || entry.io.stamps.known) && !entry.lost; }
+bool needs_copy(const Entry& entry) { return entry.io.op == Op::kRead && entry.io.bounce.memory && !entry.lost; }
 
 }  // namespace
 
@@ -20,13 +20,24 @@ void Chunk::copy_out(const Response& response) {
   Io& io = entries_[response.tag].io;
   if (response.result <= 0) return;
   const auto bytes = static_cast<size_t>(response.result);
-  if (io.bounce.memory) memcpy(io.buffer, io.bounce.memory, bytes);
-  if (io.stamps.known && bytes == io.blocks * kBlockBytes) cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, io.buffer, io.stamps.of);
+  memcpy(io.buffer, io.bounce.memory, bytes);
+  if (io.stamps.known && bytes == io.blocks * kBlockBytes) cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, io.bounce.memory, io.stamps.of);
 }
 
-// Takes what the ring has. False: nothing. pre: no leader.
+// Takes what the ring has, and hands it what may go now. False: nothing was there. pre: no leader.
 bool Chunk::reap() {
+  if (held_up_ && backlog_count_) {
+    leader_ = true;
+    unlock();
+    take_back_late();
+    lock_.lock();
+    leader_ = false;
+  }
   if (backlog_count_) push_backlog();
+  return take_completions();
+}
+
+bool Chunk::take_completions() {
   if (in_ring_ == 0) return false;
   Response responses[kHarvestBatch];
   const int n = context_->reap(responses, kHarvestBatch);

@@ -50,7 +50,8 @@ int64_t Chunk::prepare(Io* io) {
     io->stamps.known = io->blocks <= Cache::kFillBlocksMax;
     if (io->stamps.known) cache_.begin_read(block, io->blocks, io->stamps.of);
   }
-  if (timeout_ns_ == 0 && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ == 0) return 0;
+  // The cache is filled from a buffer of ours: the caller may change his own at any time.
+  if (timeout_ns_ == 0 && !io->stamps.known && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ == 0) return 0;
   const int status = bounces_.take(bytes, &io->bounce);
   if (status == 0 && io->op == Op::kWrite) memcpy(io->bounce.memory, io->buffer, bytes);
   return status;
@@ -74,7 +75,9 @@ void Chunk::await_free(uint64_t deadline_ns) {
 
 // Puts a prepared I/O into the backlog. 0 with *index, or -errno and the I/O is as it was.
 int64_t Chunk::admit(Io* io, uint32_t* out) {
-  if (closing_ || static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;   // closed or shrunk meanwhile
+  // No command is free while a close waits: it may yet fail, and then the chunk goes on.
+  if (closing_) return io->wait_for_command ? -EBUSY : -EWOULDBLOCK;
+  if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;   // shrunk meanwhile
   if (!context_) {
     if (const int status = attach(); status < 0) return status;
   }
@@ -90,7 +93,8 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
     if (io->wait_for_command) {
       const uint64_t usual = sys::now_ns() + command_timeout_ns_;
       await_free(usual < io->wait_deadline_ns ? usual : io->wait_deadline_ns);
-      if (closing_) return -EINVAL;
+      if (closing_) return -EBUSY;
+      if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;
       index = take_free();
       if (free_ != kNone) signal_one(Waiter::kFree);   // one more came free than was waited for
     }
@@ -128,14 +132,15 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
 
 void Chunk::push_backlog() {
   held_up_ = false;
-  while (backlog_count_) {
+  uint32_t before = kNone;   // the last one that stays: those that a late write holds up are passed by
+  for (;;) {
     alignas(::lunar::Command) char memory[kBatch * sizeof(::lunar::Command)];   // made one by one: most often it is one
     auto* batch = reinterpret_cast<::lunar::Command*>(memory);
-    uint32_t index = backlog_first_;
+    uint32_t index = before == kNone ? backlog_first_ : entries_[before].next;
     unsigned n = 0;
     for (; n < kBatch && index != kNone && in_ring_ + n < depth_; index = entries_[index].next, ++n) {
       const Entry& entry = entries_[index];
-      if (held_up(entry.io)) break;   // and what comes after it, as the device hangs anyway
+      if (held_up(entry.io)) break;
       auto& command = *new (&batch[n]) ::lunar::Command;
       command.op = entry.io.op;
       command.offset = DeviceOffset{static_cast<uint64_t>(entry.io.lba) * kBlockBytes};
@@ -144,17 +149,23 @@ void Chunk::push_backlog() {
       command.length = entry.part.iov_len;
       command.tag = index;
     }
+    if (n == 0 && index != kNone && in_ring_ < depth_) {
+      held_up_ = true;
+      before = index;
+      continue;
+    }
     if (n == 0) {
-      if (in_ring_ == depth_) add(counters_.no_room);
+      if (index != kNone) add(counters_.no_room);
       return;
     }
     const int taken = context_->submit(batch, n);
     if (taken < 0 && (taken == -EAGAIN || taken == -EBUSY || taken == -EINTR)) return;
     const unsigned leave = taken < 0 ? 1 : static_cast<unsigned>(taken);   // a refused one ends with the ring's error
     for (unsigned i = 0; i < leave; ++i) {
-      index = backlog_first_;
-      backlog_first_ = entries_[index].next;
-      if (backlog_first_ == kNone) backlog_last_ = kNone;
+      uint32_t* const link = before == kNone ? &backlog_first_ : &entries_[before].next;
+      index = *link;
+      *link = entries_[index].next;
+      if (backlog_last_ == index) backlog_last_ = before;
       --backlog_count_;
       ++in_ring_;
       if (taken < 0) finish(index, taken);

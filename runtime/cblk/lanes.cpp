@@ -17,7 +17,8 @@ uint64_t bit_of(unsigned index) { return uint64_t{1} << index; }
 
 }  // namespace
 
-void Lanes::open(Device* device, BouncePool* bounces, Cache* cache) {
+void Lanes::open(Device* device, BouncePool* bounces, Cache* cache, LateWrites* late) {
+  late_ = late;
   device_ = device;
   bounces_ = bounces;
   cache_ = cache;
@@ -49,22 +50,22 @@ int Lanes::attach_one() {
   return static_cast<int>(count_++);
 }
 
-int Lanes::take(uint64_t deadline_ns, unsigned* out) {
-  int index = take_free();
-  if (index < 0) index = attach_one();
+int Lanes::await_one(uint64_t deadline_ns) {
+  int index = attach_one();
   if (index < 0 && index != -EAGAIN) return index;
   while (index < 0) {
     waiting_.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t word = word_.load(std::memory_order_seq_cst);
+    const bool some_late = sweep() != 0;   // nothing wakes anybody when the device lets go of one
     index = take_free();
     const uint64_t now = sys::now_ns();
-    if (index < 0 && now < deadline_ns) (void)sys::futex_wait(&word_, word, static_cast<int64_t>(deadline_ns - now), false);
+    uint64_t left = now < deadline_ns ? deadline_ns - now : 0;
+    if (some_late && left > kLostRetryNs) left = kLostRetryNs;
+    if (index < 0 && left) (void)sys::futex_wait(&word_, word, static_cast<int64_t>(left), false);
     waiting_.fetch_sub(1, std::memory_order_relaxed);
-    if (index < 0 && now >= deadline_ns) return -ETIMEDOUT;
-    if (index < 0) (void)sweep();
+    if (index < 0 && !left) return -ETIMEDOUT;
   }
-  *out = static_cast<unsigned>(index);
-  return 0;
+  return index;
 }
 
 void Lanes::give(unsigned index) {
@@ -76,16 +77,29 @@ void Lanes::give(unsigned index) {
 
 void Lanes::put_aside(unsigned index, Bounce* bounce) {
   sys::Locked guard(lock_);
-  lane_[index].bounce = *bounce;
+  Lane& lane = lane_[index];
+  lane.bounce = *bounce;
   *bounce = {};
+  if (lane.transfer.op != Op::kRead) late_->add(&lane.late, lane.transfer.block, lane.transfer.blocks);
   lost_ |= bit_of(index);
   lost_count_.fetch_add(1, std::memory_order_relaxed);
 }
 
-int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, uint64_t deadline_ns, bool* lost) {
-  unsigned index = 0;
+int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, bool* lost) {
+  const uint64_t deadline_ns = transfer.deadline_ns;
+  auto left = static_cast<int64_t>(transfer.left_ns);
   *lost = false;
-  if (const int status = take(deadline_ns, &index); status < 0) return status;
+  int taken_lane = take_free();
+  if (taken_lane < 0) {
+    taken_lane = await_one(deadline_ns);
+    if (taken_lane < 0) return taken_lane;
+    left = 0;   // some of it is over
+  }
+  if (left == 0) {
+    const uint64_t now = sys::now_ns();
+    left = now < deadline_ns ? static_cast<int64_t>(deadline_ns - now) : 0;
+  }
+  const auto index = static_cast<unsigned>(taken_lane);
   Lane& lane = lane_[index];
   lane.transfer = transfer;
   lane.part = {bounce->memory, transfer.blocks * kBlockBytes};
@@ -97,8 +111,6 @@ int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, uint64_t deadline_n
   command.length = lane.part.iov_len;
   unsigned taken = 0;
   Response response;
-  const uint64_t begun = sys::now_ns();   // waiting for a lane has taken its part
-  int64_t left = begun < deadline_ns ? static_cast<int64_t>(deadline_ns - begun) : 0;
   for (int got = 0;;) {
     if (!taken) got = lane.context->exchange(&command, 1, &taken, &response, 1, 1, left);
     else got = lane.context->wait(&response, 1, left);
@@ -128,6 +140,7 @@ unsigned Lanes::sweep() {
     Lane& lane = lane_[index];
     Response response;
     if (!(lost_ & bit_of(index)) || lane.context->reap(&response, 1) != 1) continue;
+    late_->remove(&lane.late);
     if (lane.transfer.op != Op::kRead && cache_->active()) cache_->end_write(lane.transfer.block, lane.transfer.blocks);
     bounces_->give(&lane.bounce);
     lost_ &= ~bit_of(index);
@@ -137,16 +150,6 @@ unsigned Lanes::sweep() {
   return lost_count_.load(std::memory_order_relaxed);
 }
 
-bool Lanes::changes(uint64_t block, uint64_t blocks) {
-  if (sweep() == 0) return false;
-  sys::Locked guard(lock_);
-  for (unsigned index = 0; index < count_; ++index) {
-    const Transfer& lost = lane_[index].transfer;
-    if ((lost_ & bit_of(index)) && lost.op != Op::kRead && block < lost.block + lost.blocks && lost.block < block + blocks) return true;
-  }
-  return false;
-}
-
 void Lanes::forget_in_child() {
   lock_.reset_in_child();
   close();   // forgets them: what runs in them is the parent's
@@ -154,7 +157,10 @@ void Lanes::forget_in_child() {
   waiting_.store(0, std::memory_order_relaxed);
   lost_count_.store(0, std::memory_order_relaxed);
   lost_ = 0;
-  for (Lane& lane : lane_) lane.bounce = {};
+  for (Lane& lane : lane_) {
+    lane.bounce = {};
+    lane.late = {};
+  }
 }
 
 }  // namespace lunar::cblk

@@ -15,6 +15,7 @@
 
 #include "cblk/bounce.h"
 #include "cblk/cache.h"
+#include "cblk/late_writes.h"
 #include "superpipe/device.h"
 #include "sys/thread.h"
 
@@ -24,22 +25,25 @@ struct Transfer {
   Op op = Op::kRead;
   uint64_t block = 0;
   uint64_t blocks = 0;
+  uint64_t deadline_ns = 0;
+  uint64_t left_ns = 0;   // until then, when it begins just now; 0: the clock is asked
 };
+
+constexpr uint64_t kLostRetryNs = 2'000'000;   // between two looks at whether a device that hangs has let go of something
 
 class Lanes {
  public:
   static constexpr unsigned kMost = 64;
 
   // None is attached yet.
-  void open(Device* device, BouncePool* bounces, Cache* cache);
+  void open(Device* device, BouncePool* bounces, Cache* cache, LateWrites* late);
   void close();                      // pre: nothing runs, none is lost
   // Carries it out: bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data lie in `bounce`, which stays the
   // caller's unless the command is *lost: then it is taken over, and of a write the cache is told when it ends.
-  [[nodiscard]] int64_t run(const Transfer& transfer, Bounce* bounce, uint64_t deadline_ns, bool* lost);
+  [[nodiscard]] int64_t run(const Transfer& transfer, Bounce* bounce, bool* lost);
   // Lost commands that may have ended are let go. How many are left.
   unsigned sweep();
   bool some_lost() const { return lost_count_.load(std::memory_order_relaxed) != 0; }
-  bool changes(uint64_t block, uint64_t blocks);   // whether a lost write or discard may still change one of them
   void forget_in_child();
 
  private:
@@ -47,9 +51,10 @@ class Lanes {
     Context* context = nullptr;
     iovec part{};
     Transfer transfer;
-    Bounce bounce;                   // lost: its memory
+    Bounce bounce;                   // lost: its memory,
+    LateWrite late;                  //   and, of a write, that it is
   };
-  int take(uint64_t deadline_ns, unsigned* out);
+  int await_one(uint64_t deadline_ns);   // a lane, or -errno
   int take_free();                   // or -1
   int attach_one();                  // or -errno
   void give(unsigned index);
@@ -58,6 +63,7 @@ class Lanes {
   Device* device_ = nullptr;
   BouncePool* bounces_ = nullptr;
   Cache* cache_ = nullptr;
+  LateWrites* late_ = nullptr;
   std::atomic<uint64_t> free_{0};    // a bit a lane
   std::atomic<uint32_t> waiting_{0}; // threads that wait for one,
   std::atomic<uint32_t> word_{0};    //   on this, bumped when one comes free

@@ -21,9 +21,17 @@ uint64_t coarse_now_ns() {
 
 }  // namespace
 
-uint64_t Chunk::deadline_of_a_new_one() const {
+// *left: how far it is off.
+uint64_t Chunk::deadline_of_a_new_one(uint64_t* left) const {
+  const bool coarse = timeout_ns_ >= kCoarseFromNs;
+  *left = coarse ? timeout_ns_ + kCoarseNs : timeout_ns_;
   if (timeout_ns_ == 0) return kForever;
-  return timeout_ns_ < kCoarseFromNs ? sys::now_ns() + timeout_ns_ : coarse_now_ns() + kCoarseNs + timeout_ns_;
+  return *left + (coarse ? coarse_now_ns() : sys::now_ns());
+}
+
+uint64_t Chunk::deadline_of_a_new_one() const {
+  uint64_t left;
+  return deadline_of_a_new_one(&left);
 }
 
 // For who polls. Who slept until a deadline asks the clock that it slept by.
@@ -50,7 +58,8 @@ bool Chunk::expire(uint32_t index) {
     bounces_.give(&entry.io.bounce);
   } else {
     entry.lost = true;
-    lost_.fetch_add(1, std::memory_order_relaxed);
+    ++lost_;
+    if (entry.io.op != Op::kRead) late_->add(&entry.late, static_cast<uint64_t>(entry.io.lba), entry.io.blocks);
   }
   add(counters_.timeouts);
   report(index, -ETIMEDOUT);
@@ -82,37 +91,38 @@ uint64_t Chunk::expire_late_background() {
 // The device has let go of it.
 void Chunk::end_lost(Entry& entry) {
   entry.lost = false;
-  lost_.fetch_sub(1, std::memory_order_relaxed);
+  --lost_;
+  late_->remove(&entry.late);
   if (entry.io.cached_write) cache_.end_write(static_cast<uint64_t>(entry.io.lba), entry.io.blocks);
   bounces_.give(&entry.io.bounce);
 }
 
-// Whether a lost write or discard may still change what this one is to change.
-bool Chunk::held_up(const Io& io) {
-  if (io.op == Op::kRead || !some_lost()) return false;
-  const auto from = static_cast<uint64_t>(io.lba), to = from + io.blocks;
-  if (lanes_.changes(from, io.blocks)) return held_up_ = true;
-  for (uint32_t i = 0; lost_.load(std::memory_order_relaxed) && i < entry_count_; ++i) {
-    const Io& other = entries_[i].io;
-    if (entries_[i].lost && other.op != Op::kRead && from < static_cast<uint64_t>(other.lba) + other.blocks &&
-        static_cast<uint64_t>(other.lba) < to)
-      return true;
+// What the device has let go of, of the lanes and of siblings, for who is held up: nobody else may come to look.
+void Chunk::take_back_late() {
+  (void)lanes_.sweep();
+  for (unsigned i = 0; siblings_ && i < siblings_->count; ++i) {
+    Chunk& other = *siblings_->chunk[i];
+    if (&other == this) continue;
+    (void)other.lanes_.sweep();
+    other.lock_.lock();
+    if (!other.leader_) (void)other.take_completions();
+    other.unlock();
   }
-  return false;
 }
 
 // For blocking I/O, which has no backlog. 0, or -ETIMEDOUT.
-int Chunk::wait_for_lost(const Io& io, uint64_t deadline_ns) {
-  if (io.op == Op::kRead || !some_lost()) return 0;
-  for (;;) {
+int Chunk::wait_for_lost(const Io& io, Transfer* transfer) {
+  transfer->left_ns = 0;
+  while (held_up(io)) {
+    take_back_late();
     lock_.lock();
     while (!leader_ && reap()) {}
-    const bool held = held_up(io);
     unlock();
-    if (!held) return 0;
-    if (sys::now_ns() >= deadline_ns) return -ETIMEDOUT;
+    if (!held_up(io)) break;
+    if (sys::now_ns() >= transfer->deadline_ns) return -ETIMEDOUT;
     sys::sleep_ns(kLostRetryNs);
   }
+  return 0;
 }
 
 }  // namespace lunar::cblk

@@ -48,12 +48,13 @@ int64_t Chunk::move_bounced(const Io& io, bool* lost) {
   if (timeout_ns_ == 0) {
     moved = move(io, bounce.memory);
   } else {
-    const uint64_t deadline = sys::now_ns() + timeout_ns_;
-    const Transfer transfer = {io.op, static_cast<uint64_t>(io.lba), io.blocks};
-    if (wait_for_lost(io, deadline) == 0) moved = lanes_.run(transfer, &bounce, deadline, lost);
+    Transfer transfer = {io.op, static_cast<uint64_t>(io.lba), io.blocks, io.deadline_ns, 0};
+    if (!io.deadline_ns) transfer.deadline_ns = deadline_of_a_new_one(&transfer.left_ns);
+    if (!held_up(io) || wait_for_lost(io, &transfer) == 0) moved = lanes_.run(transfer, &bounce, lost);
     if (moved == -ETIMEDOUT) add(counters_.timeouts);
   }
   if (io.op == Op::kRead && moved > 0) copy(io, bounce.memory, static_cast<size_t>(moved), true);
+  if (io.stamps.known && moved == static_cast<int64_t>(bytes)) cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, bounce.memory, io.stamps.of);
   bounces_.give(&bounce);
   return moved;
 }
@@ -69,7 +70,6 @@ int64_t Chunk::transfer(Io* io) {
   if (const int status = check(*io); status < 0) return status;
   if (io->blocks == 0) return 0;
   const auto block = static_cast<uint64_t>(io->lba);
-  bool fill = false;
   if (cache_.active()) {
     if (read && cache_.read(block, io->blocks, io->buffer)) {
       add(counters_.cache_hits);
@@ -77,14 +77,14 @@ int64_t Chunk::transfer(Io* io) {
       add(counters_.blocks_read, io->blocks);
       return static_cast<int64_t>(io->blocks);
     }
-    fill = read && io->blocks <= Cache::kFillBlocksMax;
-    if (fill) cache_.begin_read(block, io->blocks, io->stamps.of);
+    io->stamps.known = read && io->blocks <= Cache::kFillBlocksMax;
+    if (io->stamps.known) cache_.begin_read(block, io->blocks, io->stamps.of);
     else if (!read) cache_.begin_write(block, io->blocks);
   }
-  const bool bounced = timeout_ns_ != 0 || (io->op != Op::kDiscard && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ != 0);
+  // The cache is filled from a buffer of ours: the caller may change his own at any time.
+  const bool bounced = timeout_ns_ != 0 || io->stamps.known || (io->op != Op::kDiscard && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ != 0);
   bool lost = false;
   const int64_t bytes = bounced ? move_bounced(*io, &lost) : move(*io, io->buffer);
-  if (fill && bytes == static_cast<int64_t>(io->blocks * kBlockBytes)) cache_.fill(block, io->blocks, io->buffer, io->stamps.of);
   if (cache_.active() && !read && !lost) cache_.end_write(block, io->blocks);
 
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);

@@ -99,7 +99,7 @@ int table_shut(Handle* handle, uint32_t mine, uint64_t deadline_ns) {
     if ((word & Slot::kUsers) <= mine) break;
     const uint64_t now = sys::now_ns();
     if (now >= deadline_ns) {
-      slot->word.fetch_or(Slot::kOpen, std::memory_order_release);
+      table_reopen(handle);
       slot->word.fetch_and(~Slot::kDraining, std::memory_order_relaxed);
       return -EBUSY;
     }
@@ -108,6 +108,8 @@ int table_shut(Handle* handle, uint32_t mine, uint64_t deadline_ns) {
   slot->word.fetch_and(~Slot::kDraining, std::memory_order_relaxed);
   return 0;
 }
+
+void table_reopen(Handle* handle) { handle->slot->word.fetch_or(Slot::kOpen, std::memory_order_release); }
 
 sys::Mutex& registry_lock() { return lock; }
 

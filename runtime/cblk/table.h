@@ -62,6 +62,7 @@ void table_release(Handle* handle);
 // is open again). pre: one closer at a time.
 [[nodiscard]] int table_shut(Handle* handle, uint32_t mine, uint64_t deadline_ns);
 
+void table_reopen(Handle* handle);   // after table_shut: look-ups find it again. pre: the closer's
 // Everything that is open, for fork. pre of next(): the lock is held.
 sys::Mutex& registry_lock();
 void registry_remove(Handle* handle);   // takes the lock

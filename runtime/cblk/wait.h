@@ -8,7 +8,6 @@
 namespace lunar::cblk {
 
 constexpr uint64_t kRetryNs = 50'000;
-constexpr uint64_t kLostRetryNs = 2'000'000;   // between two looks at whether a device that hangs has let go of something
 constexpr unsigned kHarvestBatch = 64;   // completions that one reap takes at most
 
 // Until done() says so: 0, or -ETIMEDOUT, after a look at what the ring has by then. Others' completions that keep coming do not

@@ -15,7 +15,7 @@
  *   time        an I/O that is not done within CFLSH_BLK_TIMEOUT (default 15 s; 0: no limit; see `man 3 cblk_open`) fails with
  *               ETIMEDOUT. The device may carry it out later all the same, but nothing of the caller's is touched any more: data
  *               move through a buffer of the library's and reach the caller's only in a call that succeeds; what a late write
- *               writes is what the buffer held at the call, and a later write or unmap of the same blocks through the chunk waits
+ *               writes is what the buffer held at the call, and a later write or unmap of the same blocks through the chunk (or its group) waits
  *               for it (and may itself fail with ETIMEDOUT for it). Until the device lets go of it, its command stays taken, a
  *               shrinking cblk_set_size fails and cblk_close waits, both with EBUSY. Not bounded: opening, sizing, and I/O where
  *               the kernel refuses io_uring. Devices that are memory (pmem:) need no limit
@@ -208,7 +208,7 @@ int cblk_term(void *arg, uint64_t flags);
 chunk_id_t cblk_open(const char *path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags);
 
 /* Closes it; a virtual LUN is gone. Waits up to 5 s until no command is under way and every result is fetched, then EBUSY (the
- * chunk stays open). flags: 0 or CBLK_SCRUB_DATA_FLG; a virtual LUN that was open at a fork is not
+ * chunk stays open). Meanwhile no command is free: EWOULDBLOCK. flags: 0 or CBLK_SCRUB_DATA_FLG; a virtual LUN that was open at a fork is not
  * scrubbed, by none of both sides: the other may still use it. EINVAL: also when it is closed already. */
 int cblk_close(chunk_id_t chunk, int flags);
 
@@ -265,7 +265,7 @@ int cblk_listio(chunk_id_t chunk, cblk_io_t *issue[], int nissue, cblk_io_t *pen
 
 /* In a forked child: makes an inherited virtual chunk usable, with at most the parent's access mode. The LUN is then one and the
  * same for both. On a physical chunk there is nothing to do. EBUSY: commands were under way at fork (or are, in a process that
- * did not fork); EINVAL: the mode exceeds the parent's. */
+ * did not fork), or not fetched; one that was told ETIMEDOUT is not, but a late write may yet land; EINVAL: the mode exceeds the parent's. */
 int cblk_clone_after_fork(chunk_id_t chunk, int mode, int flags);
 
 /* ---- groups of chunks ----

@@ -269,6 +269,7 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
     uint64_t* value;
   } const settings[] = {{"seed", &faults->seed},           {"latency_us", &faults->latency_us},
                         {"stall", &faults->stall},         {"stall_us", &faults->stall_us},
+                        {"stalls", &faults->stalls},
                         {"read_error", &faults->read_error}, {"write_error", &faults->write_error},
                         {"torn", &faults->torn},           {"misdirect", &faults->misdirect},
                         {"corrupt", &faults->corrupt},     {"errno", &faults->error},
@@ -285,7 +286,7 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
     return why->set(-EINVAL, "LUN %s: %s needs a whole number", uri, setting.name);
   }
   return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, flush_error, torn, "
-                  "misdirect, corrupt, lost_flush, stall, stall_us, errno, cache, atomic, name", uri, static_cast<int>(length), text);
+                  "misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, atomic, name", uri, static_cast<int>(length), text);
 }
 
 }  // namespace

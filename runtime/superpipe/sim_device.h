@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device of memory that misbehaves on request: sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P]
-// [,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,errno=N][,cache=SIZE][,atomic=SIZE]
+// [,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,errno=N][,cache=SIZE][,atomic=SIZE]
 // [,name=X], P = one in P I/Os (0: never). Devices of one name share one memory,
 // for as long as the process lives: several paths to one medium, or a medium that outlives its device. All of one name are of
 // one size.
@@ -15,8 +15,8 @@
 //                             A flush makes durable what completed before it was submitted, and nothing of what was in flight then
 //   atomic                    the most that Command::atomic can be, 512 unless given. Such a write is never torn, by `torn` or a power loss; any other is,
 //                             between sectors, however small and aligned
-//   stall, stall_us           the first I/O that begins at page `stall` (4 KiB) takes stall_us longer; what its context got after it comes
-//                             after it
+//   stall, stall_us, stalls   the first I/O (the first N) that begins at page `stall` (4 KiB) takes stall_us longer; what its context got
+//                             after it comes after it
 //
 // What happens to I/O number n is a hash of (seed, n): a run with one thread replays. Data moves when a completion is
 // delivered, in order of its due time. Contexts share the memory and nothing else but the I/O number and counters.
@@ -32,7 +32,7 @@ namespace lunar {
 struct SimFaults {
   uint64_t seed = 1;
   uint64_t latency_us = 0;
-  uint64_t stall = 0, stall_us = 0;
+  uint64_t stall = 0, stall_us = 0, stalls = 1;
   uint64_t read_error = 0, write_error = 0, torn = 0, misdirect = 0, corrupt = 0, flush_error = 0, lost_flush = 0;
   uint64_t atomic = 512;    // that Command::atomic may be
   uint64_t error = 5;   // that read_error and write_error end with: EIO
@@ -75,7 +75,7 @@ class SimDevice final : public Device {
   // How long this I/O takes.
   uint64_t latency_ns(const Command& command) {
     const bool stalls = faults_.stall_us && command.offset.value == faults_.stall * 4096 && command.op != Op::kFlush &&
-                        !stalled_.exchange(true, std::memory_order_relaxed);
+                        stalled_.fetch_add(1, std::memory_order_relaxed) < faults_.stalls;
     return (faults_.latency_us + (stalls ? faults_.stall_us : 0)) * 1000;
   }
   uint64_t next_io() { return next_io_.fetch_add(1, std::memory_order_relaxed); }
@@ -88,7 +88,8 @@ class SimDevice final : public Device {
   SimCounters counters_;
   std::atomic<uint64_t> next_io_{0};
   std::atomic<int> contexts_{0};
-  std::atomic<bool> stalled_{false}, failing_reads_{false}, failing_writes_{false};
+  std::atomic<uint64_t> stalled_{0};
+  std::atomic<bool> failing_reads_{false}, failing_writes_{false};
 };
 
 }  // namespace lunar

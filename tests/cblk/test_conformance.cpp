@@ -275,6 +275,7 @@ std::string a_list_without_a_buffer_is_refused(Lun lun) {
 std::string cblk_open_opens_groups(Lun lun) {
   const std::string path = device(kBlocks);
   FAILS(cblk_open(path.c_str(), 8, O_RDWR, 0, CBLK_OPN_GROUP), EINVAL);
+  FAILS(cblk_open(path.c_str(), 8, O_RDWR, 0x100000001, CBLK_OPN_GROUP), ENOMEM);
   chunk_id_t id = cblk_open(path.c_str(), 8, O_RDWR, 3, CBLK_OPN_GROUP);
   WANT(id != NULL_CHUNK_ID);
   WANT(cblk_cg_get_num_chunks(id, 0) == 3);

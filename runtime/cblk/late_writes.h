@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes and discards whose time is over and which the device may yet carry out: what is to change the same blocks waits for them. One list a
+// chunk; the chunks of a group on one LUN share theirs, as a caller who tries again comes to another chunk.
+// Threading: any; the lock is a leaf. Allocates nothing: a LateWrite lies in the command, or lane, that is late.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "sys/thread.h"
+
+namespace lunar::cblk {
+
+struct LateWrite {
+  uint64_t block = 0, blocks = 0;   // 0 blocks: not in the list
+  LateWrite* next = nullptr;
+  LateWrite* previous = nullptr;
+};
+
+class LateWrites {
+ public:
+  bool any() const { return first_.load(std::memory_order_acquire) != nullptr; }
+  bool reach(uint64_t block, uint64_t blocks);   // whether one may still change one of these
+  void add(LateWrite* one, uint64_t block, uint64_t blocks);
+  void remove(LateWrite* one);                   // one that is not there is fine
+  void forget_in_child();                        // they are the parent's. pre: each is made anew before it is used again
+
+ private:
+  sys::Mutex lock_;
+  std::atomic<LateWrite*> first_{nullptr};
+};
+
+}  // namespace lunar::cblk
