@@ -23,6 +23,7 @@ namespace {
 
 constexpr unsigned kDepthMax = 2;   // stripe over paths
 constexpr size_t kUriBytesMax = 4096;
+constexpr int kLabelTries = 3;
 
 enum class Kind : uint8_t { kStripe, kPaths };
 struct Scheme {
@@ -129,7 +130,9 @@ int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& o
   MemberSet set;
   status = open_members(uri, scheme, members, options, format, level, &set, why);
   if (status == 0 && scheme.kind == Kind::kStripe) {
-    status = label_assemble(uri, &set, format, why);
+    // Who shares the members with others does not label them: two at one time would make two sets of them (raw_open).
+    const bool alone = options.claim == Claim::kAlone || format != Format::kIfBlank;
+    status = label_assemble(uri, &set, alone ? format : Format::kNever, why);
     if (status == 0)
       return StripeDevice::create(uri, set.device, set.count, kMemberDataOffset, set.label[0].data_bytes, out, why);
   } else if (status == 0) {
@@ -158,7 +161,17 @@ int open_at(const char* uri, const DeviceOptions& options, Format format, unsign
 
 int raw_open(const char* uri, const DeviceOptions& options, Format format, Device** out, ErrorText* why) {
   LUNAR_CHECK(!options.scratch, "raw_open is for raw devices");
-  return open_at(uri, options, format, 0, out, why);
+  for (int tries = 0;; ++tries) {
+    int status = open_at(uri, options, format, 0, out, why);
+    const Scheme* scheme = uri ? scheme_of(uri) : nullptr;
+    if (status != -ENODEV || !scheme || scheme->kind != Kind::kStripe || format != Format::kIfBlank || options.claim == Claim::kAlone) return status;
+    DeviceOptions alone = options;   // blank members: labelled first, by one at a time
+    alone.claim = Claim::kAlone;
+    status = open_at(uri, alone, format, 0, out, why);
+    if (status == 0) device_close(*out);
+    *out = nullptr;
+    if (status < 0 && (status != -EBUSY || tries == kLabelTries)) return status;   // busy: another was quicker
+  }
 }
 
 namespace {

@@ -17,7 +17,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "superpipe/device.h"
-#include "superpipe/signature.h"
+#include "superpipe/in_use.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 

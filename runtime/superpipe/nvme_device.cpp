@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "superpipe/block_queue.h"
 #include "superpipe/nvme_context.h"
+#include "superpipe/in_use.h"
 #include "superpipe/signature.h"
 #include "superpipe/sync_context.h"
 #include "sys/file.h"

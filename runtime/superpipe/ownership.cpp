@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "superpipe/device_files.h"
-#include "superpipe/signature.h"
+#include "superpipe/in_use.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 
@@ -67,10 +67,13 @@ int DeviceFiles::lock_claim(Claim claim) {
   } while ((status == -EAGAIN || status == -EINTR) && pause(start));
   claim_ = claim == Claim::kForced ? Claim::kAlone : claim;
   if (status == 0 || claim != Claim::kForced) return status;
+  // Whoever has it, there is a lock: who comes after must see that it is had. Only who tests the whole range just now is in the way, for moments.
   const int fds[] = {fd(0), fd(1)};
   claim_ = Claim::kWhole;
-  status = files_lock(fds, count(), RangeLock::kShared, kWholeByte, 1);
-  return status == -EAGAIN ? 0 : status;   // somebody tests the whole range in this moment: forced is forced
+  const uint64_t again = sys::now_ns();
+  do status = files_lock(fds, count(), RangeLock::kShared, kWholeByte, 1);
+  while ((status == -EAGAIN || status == -EINTR) && pause(again));
+  return status;
 }
 
 int DeviceFiles::refuse(const char* path, ErrorText* why) const {

@@ -11,10 +11,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 
 #include "base/arena.h"
 #include "base/format.h"
@@ -57,43 +55,6 @@ int64_t read_head(int fd, char* head) {
     if (n == 0 || got % 4096 != 0) break;   // the end; beyond a short read the offset would not suit O_DIRECT
   }
   return static_cast<int64_t>(got);
-}
-
-// Fields of /proc/self/mountinfo: id parent major:minor root mountpoint ...
-bool mounted_at(unsigned major_number, unsigned minor_number, char* who, size_t size) {
-  constexpr size_t kBytes = 256 * 1024;
-  auto* text = static_cast<char*>(map_private(kBytes, ForkPolicy::kDontFork));
-  if (!text) return false;
-  bool found = false;
-  char device[32];
-  format_to(device, sizeof device, "%u:%u", major_number, minor_number);
-  if (sys::read_text("/proc/self/mountinfo", text, kBytes) > 0) {
-    char *lines = nullptr, *words = nullptr;
-    for (char* line = strtok_r(text, "\n", &lines); line && !found; line = strtok_r(nullptr, "\n", &lines)) {
-      const char* field[5] = {};
-      unsigned n = 0;
-      for (char* word = strtok_r(line, " ", &words); word && n < 5; word = strtok_r(nullptr, " ", &words))
-        field[n++] = word;
-      if (n < 5 || strcmp(field[2], device) != 0) continue;
-      format_to(who, size, "mounted on %s", field[4]);
-      found = true;
-    }
-  }
-  unmap_private(text, kBytes);
-  return found;
-}
-
-bool used_as_swap(const struct stat& node) {
-  char text[8192];
-  if (sys::read_text("/proc/swaps", text, sizeof text) <= 0) return false;
-  char *lines = nullptr, *words = nullptr;
-  for (char* line = strtok_r(text, "\n", &lines); line; line = strtok_r(nullptr, "\n", &lines)) {
-    const char* path = strtok_r(line, " \t", &words);
-    struct stat status;
-    if (!path || path[0] != '/' || sys::path_status(path, &status) != 0 || (status.st_mode & S_IFMT) != (node.st_mode & S_IFMT)) continue;
-    if (S_ISBLK(node.st_mode) ? status.st_rdev == node.st_rdev : status.st_dev == node.st_dev && status.st_ino == node.st_ino) return true;
-  }
-  return false;
 }
 
 // The few calls of libblkid that are needed, looked up by name.
@@ -166,114 +127,6 @@ int signature_write(int fd, uint64_t flags) {
   unmap_private(header, sizeof(ScratchHeader));
   if (n < 0) return static_cast<int>(n);
   return n == static_cast<int64_t>(sizeof(ScratchHeader)) ? 0 : -EIO;
-}
-
-namespace {
-
-bool block_itself_in_use(unsigned major_number, unsigned minor_number, char* who, size_t size) {
-  if (mounted_at(major_number, minor_number, who, size)) return true;
-  struct stat node = {};
-  node.st_mode = S_IFBLK;
-  node.st_rdev = makedev(major_number, minor_number);
-  if (used_as_swap(node)) {
-    format_to(who, size, "swap space (swapoff it first)");
-    return true;
-  }
-  char path[96], holder[64];
-  format_to(path, sizeof path, "/sys/dev/block/%u:%u/holders", major_number, minor_number);
-  if (sys::first_entry(path, holder, sizeof holder) > 0) {
-    format_to(who, size, "held by %s (device-mapper or RAID)", holder);
-    return true;
-  }
-  return false;
-}
-
-// The file of loop device NAME ("loop0", also of its partition "loop0p1"); false when it is none, or its file has no name any more.
-bool loop_file(const char* name, char* path, size_t size) {
-  char sysfs[96];
-  const int digits = static_cast<int>(strspn(name + strlen("loop"), "0123456789"));
-  format_to(sysfs, sizeof sysfs, "/sys/block/loop%.*s/loop/backing_file", digits, name + strlen("loop"));
-  if (sys::read_text(sysfs, path, size) <= 0) return false;
-  path[strcspn(path, "\n")] = '\0';
-  return true;
-}
-
-// Value of KEY in a sysfs uevent file, into `out`. False when there is none.
-bool uevent_value(const char* path, const char* key, char* out, size_t size) {
-  char text[1024];
-  if (sys::read_text(path, text, sizeof text) <= 0) return false;
-  const size_t length = strlen(key);
-  for (const char* line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : nullptr) {
-    if (strncmp(line, key, length) != 0 || line[length] != '=') continue;
-    const char* value = line + length + 1;
-    format_to(out, size, "%.*s", static_cast<int>(strcspn(value, "\n")), value);
-    return true;
-  }
-  return false;
-}
-
-}  // namespace
-
-bool device_node_name(bool block, uint64_t rdev, char* name, size_t size) {
-  char path[96];
-  format_to(path, sizeof path, "/sys/dev/%s/%u:%u/uevent", block ? "block" : "char", major(rdev), minor(rdev));
-  return uevent_value(path, "DEVNAME", name, size);
-}
-
-bool block_in_use(uint64_t rdev, char* who, size_t size) {
-  const unsigned major_number = major(rdev), minor_number = minor(rdev);
-  if (block_itself_in_use(major_number, minor_number, who, size)) return true;
-  // A disk's partitions are folders in its own that begin with its name.
-  char disk[64], folder[96], part[64];
-  if (!device_node_name(true, rdev, disk, sizeof disk)) return false;
-  char file[4096];
-  if (strncmp(disk, "loop", 4) == 0 && loop_file(disk, file, sizeof file)) {
-    const int fd = sys::open_file(file, O_RDONLY | O_NONBLOCK);
-    const bool locked = fd >= 0 && sys::range_locked(fd, 0, 0) == 1;
-    if (fd >= 0) sys::close_file(fd);
-    if (locked) {
-      format_to(who, size, "a loop device on %s, which is in use itself", file);
-      return true;
-    }
-  }
-  format_to(folder, sizeof folder, "/sys/dev/block/%u:%u", major_number, minor_number);
-  for (unsigned n = 0; sys::nth_entry(folder, disk, n, part, sizeof part) > 0; ++n) {
-    char path[192], numbers[32], reason[192], *rest = nullptr;
-    format_to(path, sizeof path, "%s/%s/dev", folder, part);
-    if (sys::read_text(path, numbers, sizeof numbers) <= 0) continue;
-    const auto part_major = static_cast<unsigned>(strtoul(numbers, &rest, 10));
-    if (*rest != ':') continue;
-    if (!block_itself_in_use(part_major, static_cast<unsigned>(strtoul(rest + 1, nullptr, 10)), reason, sizeof reason)) continue;
-    format_to(who, size, "in use by its partition %s: %s", part, reason);
-    return true;
-  }
-  return false;
-}
-
-bool file_in_use(const struct stat& node, char* who, size_t size) {
-  if (used_as_swap(node)) {
-    format_to(who, size, "in use as swap space (swapoff it first)");
-    return true;
-  }
-  // Loop devices without a file have no size, and are not listed there. Lines: major minor blocks name.
-  constexpr size_t kBytes = 256 * 1024;
-  auto* text = static_cast<char*>(map_private(kBytes, ForkPolicy::kDontFork));
-  if (!text) return false;
-  bool found = false;
-  if (sys::read_text("/proc/partitions", text, kBytes) > 0) {
-    char* lines = nullptr;
-    for (char* line = strtok_r(text, "\n", &lines); line && !found; line = strtok_r(nullptr, "\n", &lines)) {
-      const char* blank = strrchr(line, ' ');
-      char file[4096];
-      struct stat status;
-      if (!blank || strncmp(blank + 1, "loop", 4) != 0) continue;
-      found = loop_file(blank + 1, file, sizeof file) && sys::path_status(file, &status) == 0 && status.st_dev == node.st_dev &&
-              status.st_ino == node.st_ino;
-      if (found) format_to(who, size, "in use as that of /dev/%s (give that, or losetup -d it)", blank + 1);
-    }
-  }
-  unmap_private(text, kBytes);
-  return found;
 }
 
 int block_signature(const char* path, bool only_head, char* what, size_t size) {

@@ -49,14 +49,6 @@ enum class Contents : uint8_t { kEmpty, kOurs, kForeign };
 Contents signature_of(const void* head, size_t bytes, uint64_t* flags);
 void signature_make(ScratchHeader* header, uint64_t flags);
 
-// Who uses block device `rdev`, or a partition of it, now (mounted, swap, device-mapper or RAID on top)? True with a short description in
-// `who`, e.g. "mounted on /data".
-// Of a loop device also its file: locked by a process of ours.
-bool block_in_use(uint64_t rdev, char* who, size_t size);
-// The same of a regular file: swap space, or the file of a loop device.
-bool file_in_use(const struct stat& file, char* who, size_t size);
-// Name under /dev of a device ("nvme0n1", "ng0n1"), as the kernel calls it. False when sysfs does not tell.
-bool device_node_name(bool block, uint64_t rdev, char* name, size_t size);
 // What libblkid finds on it ("ext4", "gpt"): 1 with `what` filled, 0 nothing, -errno when it could not be asked
 // (-ENOSYS: no libblkid on this host). only_head: look at the first MiB alone (the rest is ours).
 [[nodiscard]] int block_signature(const char* path, bool only_head, char* what, size_t size);

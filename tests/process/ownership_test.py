@@ -5,11 +5,13 @@ one way, another comes in each of the others: it shares by the rule below, or is
 it, and changes no byte. Over files and, as root, loop devices; and over two names of one of either. PROBE is owner_probe.cpp, FAKE_CBLK
 stands in for IBM's library."""
 import concurrent.futures
+import fcntl
 import hashlib
 import os
 import shlex
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,7 @@ HEAD_BYTES = 4 << 20
 AT_ONCE = 6
 # A program of `lunar run` has its LUN from when it grows.
 GROWS = "import sys\nheap = bytearray(b'x') * (40 << 20)\nprint('open', flush=True)\nsys.stdin.read()"
+F_OFD_SETLK = 37
 problems = []
 
 
@@ -196,15 +199,15 @@ class Loops:
         self.devices = []
         self.usable = os.geteuid() == 0 and tool("losetup") is not None
 
-    def on(self, path):
-        made = system("losetup", "-f", "--show", path)
+    def on(self, path, *options):
+        made = system("losetup", "-f", "--show", *options, path)
         if made.returncode != 0:
             return None
         self.devices.append(made.stdout.strip())
         return self.devices[-1]
 
     def end(self):
-        for device in self.devices:
+        for device in reversed(self.devices):   # what lies on others first
             system("losetup", "-d", device)
 
 
@@ -234,6 +237,8 @@ def jobs_of_loops(folder, loops):
             return
         yield pair, (part, first, device, device, True)
     yield in_turn, (folder, loops.on(new_file(folder, "turn-loop.img")))
+    yield loops_of_loops, (folder, loops)
+    yield partition_and_disk, (folder, loops)
     for first in ("physical", "virtual"):
         device = loops.on(new_file(folder, f"node-{first}.img"))
         node = os.path.join(folder, f"node-{first}")
@@ -255,6 +260,103 @@ def loop_over(folder, first, path, loops):
             check(not got and len(lines) == 1, f"{first} has {path}, beside it {second} of the loop device on it: {lines} {said}")
     last, _ = holder.end()
     check("lost" not in last, f"{first} of {path}: lost what it had written")
+
+
+def refused(second, path, what):
+    got, lines, said = come(second, path)
+    check(not got and len(lines) == 1, f"{what}: {second} of {path}: {lines} {said}")
+
+
+def loops_of_loops(folder, loops):
+    """One file by several loop devices, each on it, on one another, and when it has no name any more."""
+    for first in ("physical", "virtual"):
+        path = new_file(folder, f"two-{first}.img")
+        one, two = loops.on(path), loops.on(path)
+        for device in (one, two):
+            refused(first, device, "two loop devices on one file")
+        system("losetup", "-d", two)
+        over = loops.on(one)
+        holder = Holder(first, over)
+        check(holder.open, f"{first} of {over}, which is over {one}: {holder.said}")
+        for device in (one, path):
+            refused("physical", device, f"{over} is had, over {one}")
+        holder.end()
+        refused("physical", one, f"{over} is over it")
+        system("losetup", "-d", over)
+        holder = Holder(first, one)
+        over = loops.on(one)
+        check(holder.open, f"{first} of {one}: {holder.said}")
+        for device in (over, path):
+            refused("physical", device, f"{one} is had")
+        holder.end()
+        unnamed = new_file(folder, f"unnamed-{first}.img")
+        holder = Holder(first, unnamed)
+        device = loops.on(unnamed)
+        os.unlink(unnamed)
+        check(holder.open, f"{first} of {unnamed}: {holder.said}")
+        for second in ("physical", "virtual", "bench"):
+            refused(second, device, "its file is had, and has no name")
+        holder.end()
+        path = new_file(folder, f"kept-{first}.img")
+        linked = os.path.join(folder, f"linked-{first}.img")
+        os.link(path, linked)
+        loops.on(path)
+        os.unlink(path)   # the device's file has another name than it knows
+        refused(first, linked, "a loop device is on it")
+    halves = new_file(folder, "halves.img")
+    parts = [loops.on(halves, "-o", str(at), "--sizelimit", str(DISK_BYTES // 2)) for at in (0, DISK_BYTES // 2)]
+    holders = [Holder("physical", device) for device in parts]
+    check(all(holder.open for holder in holders), f"two loop devices on halves of a file: {[holder.said for holder in holders]}")
+    for holder in holders:
+        holder.end()
+
+
+def partition_and_disk(folder, loops):
+    """The kernel keeps them apart as long as its claim has an owner; locks do beyond that."""
+    disk = loops.on(new_file(folder, "table.img"), "-P")
+    name = os.path.basename(disk or "")
+    numbers = f"/sys/class/block/{name}p1/dev"
+    if not disk or not tool("addpart") or system(tool("addpart"), disk, "1", "2048", str(DISK_BYTES // 512 - 4096)).returncode != 0:
+        print("no partitions of loop devices here")
+        return
+    part = os.path.join(folder, f"{name}p1")
+    major, minor = open(numbers, encoding="ascii").read().split(":")
+    os.mknod(part, 0o600 | stat.S_IFBLK, os.makedev(int(major), int(minor)))
+    for first, second in ((disk, part), (part, disk)):
+        claims, stays = Holder("physical", first), Holder("physical", first)
+        check(claims.open and stays.open, f"physical of {first} twice: {claims.said}, {stays.said}")
+        refused("physical", second, f"{first} is had")
+        claims.end()
+        refused("physical", second, f"{first} is had, without the kernel's claim")
+        stays.end()
+        got, lines, said = come("physical", second)
+        check(got, f"physical of {second} alone: {lines} {said}")
+
+
+def blank_stripes(folder):
+    """Many who open blank members at one time come to one set of them."""
+    for use in ("physical", "virtual"):
+        for round_number in range(2):
+            members = [new_file(folder, f"stripe-{use}-{round_number}-{n}.img") for n in range(3)]
+            uri = "stripe:" + ";".join(members)
+            holders = [Holder(use, uri, wait=False) for _ in range(8)]
+            for holder in holders:
+                holder.listen()
+            check(all(holder.open for holder in holders), f"{use}, 8 at once on a blank stripe: {[holder.said for holder in holders]}")
+            for holder in holders:
+                holder.end()
+            got, lines, said = come(use, uri)
+            check(got, f"{use} of a stripe that 8 opened at once: {lines} {said}")
+
+
+def forced_has_a_lock(folder):
+    """Forced means whoever has it; but without a lock nobody would see who forced its way in."""
+    path = new_file(folder, "locked.img")
+    with open(path, "r+b") as file:
+        fcntl.fcntl(file.fileno(), F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+        refused("forced", path, "a stranger has all of it locked")
+    got, lines, said = come("forced", path)
+    check(got, f"forced of {path}: {lines} {said}")
 
 
 def killed_owners_leave_nothing(folder):
@@ -357,7 +459,8 @@ def main():
     loops = Loops()
     with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
         try:
-            jobs = [(no_devices, (folder,)), (killed_owners_leave_nothing, (folder,)), (forced_is_seen, (folder,)), (twelve_at_once, (folder,)), (capi, (folder,)), *jobs_of_files(folder)]
+            jobs = [(no_devices, (folder,)), (killed_owners_leave_nothing, (folder,)), (forced_is_seen, (folder,)), (forced_has_a_lock, (folder,)),
+                    (blank_stripes, (folder,)), (twelve_at_once, (folder,)), (capi, (folder,)), *jobs_of_files(folder)]
             if loops.usable:
                 jobs += jobs_of_loops(folder, loops)
             if not loops.devices:

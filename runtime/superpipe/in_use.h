@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who uses a block device or file now, that has no lock on it: the system (mounted, swap, device-mapper), or one of ours by another name of the same
+// bytes (a partition or the whole of it, a loop device on it or below it).
+// Threading: at open, any thread, blocking. Allocates through map_private.
+#pragma once
+#include <sys/stat.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lunar {
+
+// Block device `rdev`: it, a partition of it, or the disk it is a part of; a loop device on one of these; of a loop device what it lies on, down to the
+// last file, and other loop devices on the same bytes. True with a short description in `who`, e.g. "mounted on /data".
+bool block_in_use(uint64_t rdev, char* who, size_t size);
+// The same of a regular file: swap space, or the file of a loop device.
+bool file_in_use(const struct stat& file, char* who, size_t size);
+// Name under /dev of a device ("nvme0n1", "ng0n1"), as the kernel calls it. False when sysfs does not tell.
+bool device_node_name(bool block, uint64_t rdev, char* name, size_t size);
+
+}  // namespace lunar
