@@ -74,7 +74,7 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
   options.scratch = false;
   options.read_only = read_only;
   options.claim = forced ? Claim::kForced : reserve && !read_only ? Claim::kAlone : Claim::kWhole;
-  for (int turns = 0;; ++turns) {
+  for (int turns = 0, busy = 0;; ++turns) {
     // Blank members of a stripe get their labels; they are asked for by name.
     int status = raw_open(path, options, read_only ? Format::kNever : Format::kIfBlank, out, why);
     if (status < 0 || forced) return status;
@@ -91,7 +91,8 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
       return why->set(-EBUSY, "LUN %s: carries %s; open the whole of it, or force it (CBLK_OPN_FORCED_RESERVE)", path, what);
     if (turns == kTurnsMax) return why->set(-EBUSY, "LUN %s: others make virtual LUNs on it again and again; try later", path);
     status = physical_end(path, why);
-    if (status < 0 && status != -ENODEV) return status == -ENOMEM ? status : -EBUSY;   // -ENODEV: another open was quicker
+    if (status == 0 || status == -ENODEV || (status == -EBUSY && busy++ == 0)) continue;   // another may have been quicker, and has it now
+    return status == -ENOMEM ? status : -EBUSY;
   }
 }
 

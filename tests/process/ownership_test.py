@@ -391,6 +391,16 @@ def in_turn(folder, path):
         holder.kill()
         got, lines, said = come("physical", path)
         check(got and "kept" in said, f"physical of {path} after {use}: {lines} {said}")
+    holder = Holder("virtual", path)
+    holder.end()
+    holders = [Holder("physical", path, wait=False) for _ in range(AT_ONCE)]   # who comes at the same time as who ends the format shares it
+    for one in holders:
+        one.listen()
+    said = [one.said for one in holders]
+    check(all(one.open for one in holders), f"{AT_ONCE} physical at once of {path} after virtual: {said}")
+    for one in holders:
+        last, _ = one.end()
+        check(last == "kept", f"physical at once of {path} after virtual: {last}")
     made = system(LUNAR, "lun", "create", f"{path}#keep", "--size", "8m", "--format")
     check(made.returncode == 0, f"{path}#keep: {made.stderr}")
     before = head_of(path)
