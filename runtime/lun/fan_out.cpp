@@ -9,6 +9,8 @@
 
 #include "base/arena.h"
 #include "base/units.h"
+#include "superpipe/uring_context.h"
+#include "superpipe/wakeups.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -16,11 +18,9 @@ namespace {
 
 constexpr unsigned kDepthMax = 4096;
 constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
-constexpr int64_t kTurnNs = 100'000;
 constexpr uint64_t kShortNs = 50'000;         // the kernel was short of something: ask again
 constexpr uint64_t kSpinFirstNs = 60'000, kSpinMaxNs = 200'000;
 constexpr unsigned kSpinInFlightMax = 4;
-constexpr unsigned kBatch = 32;
 constexpr size_t kProbeBytes = 4096;
 
 }  // namespace
@@ -46,7 +46,6 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
   auto* context = new (memory) FanContext;
   context->mapping_bytes_ = bytes;
   context->device_ = device;
-  context->members_ = members;
   context->depth_ = context->free_parents_ = depth;
   context->free_children_ = children;
   context->free_blocks_ = blocks;
@@ -63,23 +62,9 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
   for (unsigned i = 0; i < depth; ++i) context->free_parent_[i] = depth - 1 - i;
   for (unsigned i = 0; i < children; ++i) context->free_child_[i] = children - 1 - i;
   for (unsigned i = 0; i < blocks; ++i) context->free_block_[i] = static_cast<uint16_t>(blocks - 1 - i);
-  ContextOptions each = options;
-  if (device->lock_count()) each.keep_fd = device->fd(device->lock_count() - 1);   // the first member's locks, until all have ended
-  int status = 0;
-  bool some = false;
-  for (unsigned i = 0; i < members && status == 0; ++i) {
-    Device* member = device->member(i);
-    if (!member) continue;
-    status = member->attach(each, &context->lower_[i]);
-    if (status < 0) context->lower_[i] = nullptr;
-    context->lower_device_[i] = member;
-    if (!some) context->watcher_ = i;
-    some = true;
-  }
+  const int status = context->attach_lowers(options);
   if (status < 0) {
-    for (unsigned i = 0; i < members; ++i) {
-      if (context->lower_[i]) context->lower_device_[i]->detach(context->lower_[i]);
-    }
+    context->detach_lowers();
     unmap_private(memory, bytes);
     return status;
   }
@@ -87,11 +72,50 @@ int FanContext::create(FanDevice* device, const ContextOptions& options, FanCont
   return 0;
 }
 
+// Members on files by one ring, each other by a context of its own. Several are slept on by poll(), which a ring with deferred task work does not
+// wake: they are attached as shared.
+int FanContext::attach_lowers(const ContextOptions& options) {
+  ContextOptions each = options;
+  if (device_->lock_count()) each.keep_fd = device_->fd(device_->lock_count() - 1);   // the first member's locks, until all have ended
+  JoinedFiles files;
+  Device* first = nullptr;
+  unsigned others = 0;
+  for (unsigned i = 0; i < device_->member_count(); ++i) {
+    Device* member = device_->member(i);
+    if (!member) continue;
+    if (!member->join(&files)) {
+      ++others;
+      continue;
+    }
+    way_[i] = {0, static_cast<uint8_t>(files.count - 1)};
+    if (!first) first = member;
+  }
+  if (others + (first != nullptr) > 1 && !each.shared) each.shared = each.in_turns = true;
+  if (first) {
+    ContextOptions of_all = each;
+    of_all.depth = options.depth * files.count < kDepthMax ? options.depth * files.count : kDepthMax;
+    Context* ring = nullptr;
+    if (const int status = first->attach_joined(files, of_all, &ring); status < 0) return status;
+    lower_[lowers_++] = {ring, first, kNone, kNone};
+  }
+  for (unsigned i = 0; i < device_->member_count(); ++i) {
+    Device* member = device_->member(i);
+    if (!member || (first && way_[i].lower == 0)) continue;
+    Context* context = nullptr;
+    if (const int status = member->attach(each, &context); status < 0) return status;
+    way_[i] = {static_cast<uint8_t>(lowers_), 0};
+    lower_[lowers_++] = {context, member, kNone, kNone};
+  }
+  return 0;
+}
+
+void FanContext::detach_lowers() {
+  for (unsigned i = 0; i < lowers_; ++i) lower_[i].device->detach(lower_[i].context);
+}
+
 void FanContext::release() {
   drain();
-  for (unsigned i = 0; i < members_; ++i) {
-    if (lower_[i]) lower_device_[i]->detach(lower_[i]);
-  }
+  detach_lowers();
   unmap_private(this, mapping_bytes_);
 }
 
@@ -134,7 +158,7 @@ void FanContext::resend(FanChild* child, unsigned member) {
 }
 
 void FanContext::probe(unsigned member) {
-  if ((probing_ >> member & 1) || !lower_[member] || free_children_ == 0) return;
+  if ((probing_ >> member & 1) || way_[member].lower == kMissing || free_children_ == 0) return;
   probing_ |= 1u << member;
   const uint32_t index = free_child_[--free_children_];
   FanChild& child = children_[index];
@@ -149,11 +173,15 @@ void FanContext::probe(unsigned member) {
 }
 
 void FanContext::enqueue(uint32_t index) {
-  Queue& queue = queue_[children_[index].member];
-  children_[index].next = kNone;
-  if (queue.first == kNone) queue.first = index;
-  else children_[queue.last].next = index;
-  queue.last = index;
+  FanChild& child = children_[index];
+  const Way way = way_[child.member];
+  LUNAR_CHECK(way.lower != kMissing, "fan-out: a missing member");   // devices ask none for anything
+  child.command.file = way.file;
+  child.next = kNone;
+  Lower& lower = lower_[way.lower];
+  if (lower.first == kNone) lower.first = index;
+  else children_[lower.last].next = index;
+  lower.last = index;
 }
 
 void FanContext::end_child(uint32_t index, int64_t result) {
@@ -178,49 +206,45 @@ void FanContext::end_parent(uint32_t index) {
   free_parent_[free_parents_++] = index;
 }
 
-// Hands a member what waits for it. True when something ended at once, which may have made new children.
-bool FanContext::flush_member(unsigned member) {
-  Queue& queue = queue_[member];
-  Context* lower = lower_[member];
-  while (queue.first != kNone) {
-    int64_t failure = -ENXIO;
-    if (lower) {
-      Command batch[kBatch];
-      unsigned n = 0;
-      for (uint32_t i = queue.first; i != kNone && n < kBatch; i = children_[i].next) batch[n++] = children_[i].command;
-      const int taken = lower->submit(batch, n);
-      for (int i = 0; i < taken; ++i) queue.first = children_[queue.first].next;
-      if (taken > 0) continue;
-      if (taken == 0 || taken == -EAGAIN || taken == -EBUSY || taken == -EINTR) return false;   // full; later
-      failure = taken;
+// What waits for a lower context, as far as a batch reaches.
+unsigned FanContext::next_batch(const Lower& lower, Command* batch) const {
+  unsigned n = 0;
+  for (uint32_t i = lower.first; i != kNone && n < kBatch; i = children_[i].next) batch[n++] = children_[i].command;
+  return n;
+}
+
+void FanContext::handed_over(Lower* lower, unsigned n) {
+  for (unsigned i = 0; i < n; ++i) lower->first = children_[lower->first].next;
+}
+
+// Hands over what waits. True when something ended at once, which may have made new children.
+bool FanContext::flush_lower(Lower* lower) {
+  while (lower->first != kNone) {
+    Command batch[kBatch];
+    const int taken = lower->context->submit(batch, next_batch(*lower, batch));
+    if (taken > 0) {
+      handed_over(lower, static_cast<unsigned>(taken));
+      continue;
     }
-    const uint32_t index = queue.first;
-    queue.first = children_[index].next;
-    end_child(index, failure);
-    if (!lower) continue;
+    if (taken == 0 || taken == -EAGAIN || taken == -EBUSY || taken == -EINTR) return false;   // full; later
+    const uint32_t index = lower->first;
+    handed_over(lower, 1);
+    end_child(index, taken);
     return true;
   }
   return false;
 }
 
 void FanContext::flush() {
+  bool waiting = false;
   for (bool again = true; again;) {
-    again = false;
-    for (unsigned i = 0; i < members_; ++i) {
-      if (queue_[i].first == kNone) continue;
-      const bool missing = !lower_[i];
-      if (flush_member(i) || missing) again = true;   // what failed may have gone to a member that was passed already
+    again = waiting = false;
+    for (unsigned i = 0; i < lowers_; ++i) {
+      again |= flush_lower(&lower_[i]);   // what failed may have gone to a member that was passed already
+      waiting |= lower_[i].first != kNone;
     }
   }
-  note_busy();
-}
-
-void FanContext::note_busy() {
-  uint32_t mask = 0;
-  for (unsigned i = 0; i < members_; ++i) {
-    if (lower_[i] && lower_[i]->in_flight()) mask |= 1u << i;
-  }
-  if (busy_mask_.load(std::memory_order_relaxed) != mask) busy_mask_.store(mask, std::memory_order_release);
+  stalled_.store(waiting, std::memory_order_relaxed);
 }
 
 // ---- parents ----
@@ -240,7 +264,7 @@ bool FanContext::begin(uint32_t index) {
   return true;
 }
 
-int FanContext::submit(const Command* commands, unsigned n) {
+unsigned FanContext::begin_all(const Command* commands, unsigned n) {
   unsigned taken = 0;
   for (; taken < n && in_flight_ < depth_; ++taken) {
     const uint32_t index = free_parent_[--free_parents_];
@@ -252,6 +276,11 @@ int FanContext::submit(const Command* commands, unsigned n) {
     }
     ++in_flight_;
   }
+  return taken;
+}
+
+int FanContext::submit(const Command* commands, unsigned n) {
+  const unsigned taken = begin_all(commands, n);
   flush();
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
 }
@@ -270,12 +299,12 @@ void FanContext::take(const Response* responses, int n) {
 
 // Everything that can be done without waiting.
 void FanContext::pump() {
-  for (unsigned i = 0; i < members_; ++i) {
-    if (!lower_[i] || (lower_[i]->in_flight() == 0 && (i != watcher_ || watches_.used == 0))) continue;
+  for (unsigned i = 0; i < lowers_; ++i) {
+    if (!works(i)) continue;
     Response responses[kBatch];
     int n;
     do {
-      n = lower_[i]->reap(responses, kBatch);
+      n = lower_[i].context->reap(responses, kBatch);
       take(responses, n);
     } while (n == static_cast<int>(kBatch));
   }
@@ -303,33 +332,23 @@ int FanContext::reap(Response* out, unsigned max) {
 }
 
 int FanContext::watch(int fd, uint64_t tag) {
-  Context* lower = lower_[watcher_];
-  if (!lower) return -ENXIO;
+  if (lowers_ == 0) return -ENXIO;
   const uint8_t before = watches_.used;
   const int status = watches_.add(fd, tag);
   if (status < 0 || watches_.used == before) return status;
   unsigned index = 0;
   while (watches_.watches[index].fd != fd || watches_.watches[index].state == WatchSet::State::kFree) ++index;
-  const int lower_status = lower->watch(fd, kWatchFlag | index);
+  const int lower_status = lower_[0].context->watch(fd, kWatchFlag | index);
   if (lower_status < 0) watches_.fired(index);
   return lower_status;
 }
 
 // ---- waiting ----
 
-// The members to wait on.
-unsigned FanContext::busy(unsigned* list) const {
-  unsigned n = 0;
-  for (unsigned i = 0; i < members_; ++i) {
-    if (lower_[i] && (lower_[i]->in_flight() || (i == watcher_ && watches_.used))) list[n++] = i;
-  }
-  return n;
-}
-
 // Asks all in turn for about the usual latency. True when something ended.
-bool FanContext::spin(const unsigned* list, unsigned n, int64_t timeout_ns) {
+bool FanContext::spin(int64_t timeout_ns) {
   unsigned flying = 0;
-  for (unsigned i = 0; i < n; ++i) flying += lower_[list[i]]->in_flight();
+  for (unsigned i = 0; i < lowers_; ++i) flying += lower_[i].context->in_flight();
   if (!spin_ || flying == 0 || flying > kSpinInFlightMax) return false;
   const uint64_t usual = usual_latency_ns();
   if (usual > kSpinMaxNs) return false;
@@ -345,6 +364,17 @@ bool FanContext::spin(const unsigned* list, unsigned n, int64_t timeout_ns) {
   return false;
 }
 
+// Until one of several has something.
+int FanContext::sleep(int64_t timeout_ns) {
+  Wakeups any;
+  for (unsigned i = 0; i < lowers_; ++i) {
+    if (works(i)) lower_[i].context->wakeups(&any);
+  }
+  if (stalled_.load(std::memory_order_relaxed)) any.look_at(sys::now_ns() + kShortNs);
+  const int status = any.sleep(timeout_ns);
+  return status == -ETIME ? 0 : status;
+}
+
 int FanContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   if (max == 0) return 0;
   const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
@@ -358,49 +388,76 @@ int FanContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
       left = timeout_ns - static_cast<int64_t>(sys::now_ns() - start);
       if (left <= 0) return 0;
     }
-    unsigned list[kFanMembersMax];
-    const unsigned n = busy(list);
-    if (n == 0) {   // all wait for a kernel that is short of something
-      sys::sleep_ns(left >= 0 && static_cast<uint64_t>(left) < kShortNs ? static_cast<uint64_t>(left) : kShortNs);
-      continue;
-    }
-    if (n > 1 && !spun) {
-      spun = true;
-      if (spin(list, n, left)) continue;
-    }
-    int64_t turn = n == 1 ? -1 : kTurnNs;
-    for (unsigned i = 0; i < members_; ++i) {
-      if (queue_[i].first != kNone && (turn < 0 || turn > kTurnNs)) turn = kTurnNs;
-    }
-    if (left >= 0 && (turn < 0 || left < turn)) turn = left;
     Response responses[kBatch];
-    const int got = lower_[list[turn_++ % n]]->wait(responses, kBatch, turn);
-    if (got > 0) take(responses, got);
-    else if (got == -EINTR) return -EINTR;
-    else if (got < 0) return got;
+    int got = 0;
+    if (lowers_ == 1 && works(0)) {
+      got = lower_[0].context->wait(responses, kBatch, left);
+    } else {
+      if (!spun && spin(left)) continue;
+      spun = true;
+      got = sleep(left);
+    }
+    if (got < 0) return got;
+    take(responses, got);
   }
 }
 
-int FanContext::await(int64_t timeout_ns) {
-  const uint32_t mask = busy_mask_.load(std::memory_order_acquire);
-  const bool short_wait = timeout_ns >= 0 && timeout_ns < kTurnNs;
-  const int64_t turn = short_wait ? timeout_ns : kTurnNs;
-  if (mask == 0) {   // nothing, or the kernel was short of something
-    if (turn == 0) return -ETIME;
-    const auto most = static_cast<uint64_t>(turn);
-    sys::sleep_ns(most < kShortNs ? most : kShortNs);
-    return most <= kShortNs && short_wait ? -ETIME : 0;
+int FanContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
+                         int64_t timeout_ns) {
+  if (lowers_ != 1 || least == 0 || max == 0) return Context::exchange(commands, n, taken, out, max, least, timeout_ns);
+  *taken = begin_all(commands, n);
+  if (least > max) least = max;
+  Lower& lower = lower_[0];
+  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  unsigned got = 0;
+  for (;;) {
+    got += static_cast<unsigned>(give(out + got, max - got));
+    if (got >= least || (in_flight_ == 0 && watches_.used == 0)) break;
+    int64_t left = timeout_ns;
+    if (timeout_ns > 0) {
+      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
+      left = passed < timeout_ns ? timeout_ns - passed : 0;
+    }
+    // A command has a child at least, so fewer of these than of those that are missing cannot do.
+    Command batch[kBatch];
+    Response responses[kBatch];
+    unsigned waiting = next_batch(lower, batch), handed = 0;
+    if (waiting == kBatch) {   // all but what goes with the wait
+      flush();
+      if (done_count_) continue;
+      waiting = 0;
+    }
+    const int status = lower.context->exchange(batch, waiting, &handed, responses, kBatch, least - got, left);
+    handed_over(&lower, handed);
+    take(responses, status > 0 ? status : 0);
+    if (status < 0 && status != -EAGAIN) return got ? static_cast<int>(got) : status;
+    if (left == 0 && handed == 0 && status <= 0) break;
   }
-  unsigned member = await_turn_.fetch_add(1, std::memory_order_relaxed) % members_;
-  while (!(mask >> member & 1)) member = (member + 1) % members_;
-  const int status = lower_[member]->await(turn);
-  return status == -ETIME && !short_wait ? 0 : status;
+  flush();
+  return static_cast<int>(got);
+}
+
+// What ends at once when it is submitted wakes nobody: one lower context too is not slept on for longer than several.
+int FanContext::await(int64_t timeout_ns) {
+  if (lowers_ == 1 && !stalled_.load(std::memory_order_relaxed)) {
+    const bool limited = timeout_ns >= 0 && timeout_ns < Wakeups::kLookAgainNs;
+    const int status = lower_[0].context->await(limited ? timeout_ns : Wakeups::kLookAgainNs);
+    return status == -ETIME && !limited ? 0 : status;
+  }
+  Wakeups any;
+  wakeups(&any);
+  return any.sleep(timeout_ns);
+}
+
+void FanContext::wakeups(Wakeups* out) {
+  for (unsigned i = 0; i < lowers_; ++i) lower_[i].context->wakeups(out);
+  if (stalled_.load(std::memory_order_relaxed)) out->look_at(sys::now_ns() + kShortNs);
 }
 
 uint64_t FanContext::usual_latency_ns() const {
   uint64_t out = 0;
-  for (unsigned i = 0; i < members_; ++i) {
-    const uint64_t one = lower_[i] ? lower_[i]->usual_latency_ns() : 0;
+  for (unsigned i = 0; i < lowers_; ++i) {
+    const uint64_t one = lower_[i].context->usual_latency_ns();
     if (one > out) out = one;
   }
   return out;

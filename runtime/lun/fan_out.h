@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // What stripes and paths share: a device over several, and a context over several lower contexts.
 //
-//    submit(parent) ──► device.start: children ──► queue of member 0 ──► lower context 0 ──┐
-//                                              ├─► queue of member 1 ──► lower context 1 ──┤
+//    submit(parent) ──► device.start: children ──► one ring for all members on files ──────┐
+//                                              ├─► the context of another member ──────────┤
 //                                              └─► ...                                     │
 //    response ◄── done ring ◄── the last child of a parent ◄── device.child_done ◄─────────┘
 //
 // A parent is one command of the caller, a child what one member is asked for it. All of them, and the vectors of children that
 // need their own, come from pools made at attach.
 //
-// Waiting. One lower context with work: its own wait(), to the end. Several: all are asked in turn for about the usual latency,
-// then each is slept on for at most kTurnNs, in turn; so a completion is seen at most (members - 1) * kTurnNs late, and only
-// when another member had nothing to deliver meanwhile. Watches live in the first lower context, which is in every turn.
+// Waiting. One lower context (all members on files, the usual case): its own wait() and exchange(). Several: all are asked in turn for about
+// the usual latency, then one sleep for what any of them has (wakeups.h). Watches live in the first lower context.
 //
 // Threading: a context is its owner's; a device is immutable after open but for what its kind says.
 // May not (submit, reap, wait, watch): allocate, take a lock of the host, use stdio.
@@ -98,10 +97,13 @@ class FanContext final : public OwnedContext {
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
   [[nodiscard]] int reap(Response* out, unsigned max) override;
   [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) override;
+  [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
+                             int64_t timeout_ns) override;
   [[nodiscard]] int watch(int fd, uint64_t tag) override;
   unsigned in_flight() const override { return in_flight_; }
   uint64_t usual_latency_ns() const override;
   [[nodiscard]] int await(int64_t timeout_ns) override;
+  void wakeups(Wakeups* out) override;
   void release() override;
 
   // For devices. Whether so many children and vectors can be had now.
@@ -116,30 +118,42 @@ class FanContext final : public OwnedContext {
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
-  struct Queue {
-    uint32_t first = kNone, last = kNone;
+  static constexpr uint8_t kMissing = UINT8_MAX;
+  static constexpr unsigned kBatch = 64;
+  // A context that carries children out: the ring that members share, or a member's own.
+  struct Lower {
+    Context* context = nullptr;
+    Device* device = nullptr;               // that attached it; of the shared ring the first
+    uint32_t first = kNone, last = kNone;   // children that wait to be handed over
+  };
+  struct Way {                              // how a member is reached
+    uint8_t lower = kMissing;
+    uint8_t file = 0;                       // its place in the shared ring
   };
   FanContext() = default;
+  int attach_lowers(const ContextOptions& options);
+  void detach_lowers();
   void enqueue(uint32_t child);
   bool begin(uint32_t parent);
+  unsigned begin_all(const Command* commands, unsigned n);
   void end_child(uint32_t child, int64_t result);
   void end_parent(uint32_t parent);
-  bool flush_member(unsigned member);
+  unsigned next_batch(const Lower& lower, Command* batch) const;
+  void handed_over(Lower* lower, unsigned n);
+  bool flush_lower(Lower* lower);
   void flush();
   void take(const Response* responses, int n);
   void pump();
   int give(Response* out, unsigned max);
-  unsigned busy(unsigned* list) const;
-  void note_busy();
-  bool spin(const unsigned* list, unsigned n, int64_t timeout_ns);
+  bool works(unsigned lower) const { return lower_[lower].context->in_flight() || (lower == 0 && watches_.used); }
+  bool spin(int64_t timeout_ns);
+  int sleep(int64_t timeout_ns);
 
   FanDevice* device_ = nullptr;
-  Context* lower_[kFanMembersMax] = {};
-  Device* lower_device_[kFanMembersMax] = {};
-  Queue queue_[kFanMembersMax];
-  std::atomic<uint32_t> busy_mask_{0};      // members with I/O in flight: for await, which runs beside the others
-  std::atomic<uint32_t> await_turn_{0};
-  unsigned members_ = 0, watcher_ = 0, turn_ = 0;
+  Lower lower_[kFanMembersMax];
+  Way way_[kFanMembersMax];
+  unsigned lowers_ = 0;
+  std::atomic<bool> stalled_{false};        // children wait for room: for await, which looks at nothing else
   FanParent* parents_ = nullptr;
   FanChild* children_ = nullptr;
   iovec* blocks_ = nullptr;

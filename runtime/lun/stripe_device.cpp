@@ -6,7 +6,9 @@
 #include <errno.h>
 
 #include "base/arena.h"
+#include "base/host_guard.h"
 #include "base/units.h"
+#include "sys/thread.h"
 
 namespace lunar {
 
@@ -128,11 +130,8 @@ void StripeDevice::finish(FanContext*, FanParent* parent) {
   if (parent->result == 0 && data) parent->result = static_cast<int64_t>(parent->bytes);
 }
 
-int64_t StripeDevice::transfer(const Command& command) {
-  uint64_t bytes = 0;
-  const int status = check(command, &bytes);
-  if (status < 0) return status;
-  if (tears(command, bytes)) return -EINVAL;
+// One member after the other. pre: the command was checked.
+int64_t StripeDevice::transfer_in_turn(const Command& command, uint64_t bytes) {
   if (command.op == Op::kFlush || command.op == Op::kDiscard) {
     int64_t result = 0;
     for (unsigned i = 0; i < count_; ++i) {
@@ -179,6 +178,31 @@ int64_t StripeDevice::transfer(const Command& command) {
     left -= sum;
   }
   return static_cast<int64_t>(bytes);
+}
+
+// One chunk's is its member's; what several have a part in goes to all of them at once, where a context is to be had. Who may serve a
+// fault makes none.
+int64_t StripeDevice::transfer(const Command& command) {
+  uint64_t bytes = 0;
+  const int status = check(command, &bytes);
+  if (status < 0) return status;
+  if (tears(command, bytes)) return -EINVAL;
+  const bool data = command.op == Op::kRead || command.op == Op::kWrite;
+  const uint64_t at = command.offset.value, chunk = at / chunk_bytes_, within = at % chunk_bytes_;
+  if (data && bytes == 0) return 0;
+  if (!data || bytes > chunk_bytes_ - within) {
+    int64_t result = 0;
+    if (!HostGuard::active() && !sys::in_service_thread() && pool_.transfer(this, command, &result)) return result;
+    return transfer_in_turn(command, bytes);
+  }
+  Command child = command;
+  child.offset = DeviceOffset{data_offset_ + chunk / count_ * chunk_bytes_ + within};
+  return member_[chunk % count_]->transfer(child);
+}
+
+void StripeDevice::close() {
+  pool_.close(this);
+  FanDevice::close();
 }
 
 int StripeDevice::reserve(DeviceOffset offset, uint64_t length) {

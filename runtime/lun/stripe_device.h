@@ -10,6 +10,7 @@
 #pragma once
 #include "base/error.h"
 #include "lun/fan_out.h"
+#include "superpipe/context_pool.h"
 
 namespace lunar {
 
@@ -28,6 +29,7 @@ class StripeDevice final : public FanDevice {
   [[nodiscard]] int64_t transfer(const Command& command) override;
   Capabilities capabilities() const override;
   const char* kind() const override { return "stripe"; }
+  void close() override;
 
  private:
   [[nodiscard]] int start(FanContext* context, FanParent* parent) override;
@@ -35,9 +37,11 @@ class StripeDevice final : public FanDevice {
   void finish(FanContext* context, FanParent* parent) override;
   bool tears(const Command& command, uint64_t bytes) const;   // atomic is asked for across chunks
   void start_large(FanContext* context, FanParent* parent);
+  int64_t transfer_in_turn(const Command& command, uint64_t bytes);
   // What [offset, offset + length) is on a member: one piece (length 0: none).
   void piece_of(unsigned member, uint64_t offset, uint64_t length, uint64_t* at, uint64_t* bytes) const;
 
+  ContextPool pool_;   // for blocking commands that several members have a part in
   uint64_t data_offset_ = 0;
   uint64_t chunk_bytes_ = kStripeChunkBytes;
   bool growable_ = false;

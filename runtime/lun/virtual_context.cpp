@@ -376,4 +376,10 @@ int VirtualContext::await(int64_t timeout_ns) {
   return status == -ETIME && timeout_ns != 0 ? 0 : status;
 }
 
+void VirtualContext::wakeups(Wakeups* out) {
+  if (ready_count_.load(std::memory_order_acquire)) out->look_at(0);
+  if (stalled_.load(std::memory_order_relaxed)) out->look_at(sys::now_ns() + kStalledNs);
+  base_->wakeups(out);
+}
+
 }  // namespace lunar

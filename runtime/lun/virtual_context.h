@@ -30,6 +30,7 @@ class VirtualContext final : public OwnedContext {
   unsigned in_flight() const override { return in_flight_; }
   uint64_t usual_latency_ns() const override { return base_->usual_latency_ns(); }
   [[nodiscard]] int await(int64_t timeout_ns) override;
+  void wakeups(Wakeups* out) override;
   void release() override;
   void settle_all() { drain(); }
   const PhaseCount& phases() const { return phases_; }

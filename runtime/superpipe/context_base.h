@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "superpipe/device.h"
+#include "superpipe/wakeups.h"
 
 namespace lunar {
 
@@ -67,6 +68,12 @@ struct WatchSet {
   void fired(unsigned index) {
     watches[index].state = State::kFree;
     --used;
+  }
+  // For contexts that ask the descriptors themselves.
+  void wakeups(Wakeups* out) const {
+    for (unsigned i = 0; used && i < kMax; ++i) {
+      if (watches[i].state != State::kFree) out->readable(watches[i].fd);
+    }
   }
 };
 

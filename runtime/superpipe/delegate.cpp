@@ -19,24 +19,25 @@ constexpr unsigned kTurns = 16;   // that a delegate takes at one client before 
 }  // namespace
 
 int DelegatePool::create() {
+  if (state_.load(std::memory_order_acquire)) return 0;
   void* memory = map_private(sizeof(State), ForkPolicy::kWipe);
   if (!memory) return -ENOMEM;
-  state_ = new (memory) State;
+  State* none = nullptr;
+  if (!state_.compare_exchange_strong(none, new (memory) State)) unmap_private(memory, sizeof(State));   // another thread was quicker
   return 0;
 }
 
-int DelegatePool::start() {
-  State* state = state_;
+int DelegatePool::start(unsigned wanted, const char* name) {
+  State* state = state_.load(std::memory_order_acquire);
   if (started()) return 0;
   const sys::Locked hold(state->starting);
   if (started()) return 0;
-  const auto cpus = static_cast<unsigned>(sys::cpu_count());
-  const unsigned wanted = cpus < kThreadsMax ? cpus : kThreadsMax;
+  if (wanted > kThreadsMax) wanted = kThreadsMax;
   sys::ThreadSpec spec;
-  spec.name = "lunar-delegate";
+  spec.name = name;
   spec.run = thread_main;
   spec.argument = state;
-  spec.program_files = sys::in_program_files();   // whose table does not matter: they use no descriptor
+  spec.program_files = sys::in_program_files();
   int err = 0;
   for (; state->thread_count < wanted; ++state->thread_count) {
     err = sys::thread_start(spec, &state->threads[state->thread_count]);
@@ -48,13 +49,13 @@ int DelegatePool::start() {
 }
 
 void DelegatePool::destroy() {
-  if (!state_) return;
-  state_->stopping.store(1);
-  state_->event.fetch_add(1);
-  sys::futex_wake(&state_->event, static_cast<int>(kThreadsMax), false);
-  for (uint32_t i = 0; i < state_->thread_count; ++i) sys::thread_end(state_->threads[i]);
-  unmap_private(state_, sizeof(State));
-  state_ = nullptr;
+  State* state = state_.exchange(nullptr);
+  if (!state) return;
+  state->stopping.store(1);
+  state->event.fetch_add(1);
+  sys::futex_wake(&state->event, static_cast<int>(kThreadsMax), false);
+  for (uint32_t i = 0; i < state->thread_count; ++i) sys::thread_end(state->threads[i]);
+  unmap_private(state, sizeof(State));
 }
 
 void DelegatePool::push(State* state, DelegateClient* client) {
@@ -75,7 +76,7 @@ DelegateClient* DelegatePool::pop(State* state) {
 }
 
 void DelegatePool::offer(DelegateClient* client) {
-  State* state = state_;
+  State* state = state_.load(std::memory_order_acquire);
   {
     const sys::Locked hold(state->lock);
     if (!client->queued_) push(state, client);
@@ -85,7 +86,7 @@ void DelegatePool::offer(DelegateClient* client) {
 }
 
 void DelegatePool::leave(DelegateClient* client) {
-  State* state = state_;
+  State* state = state_.load(std::memory_order_acquire);
   {
     const sys::Locked hold(state->lock);
     DelegateClient** link = &state->first;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delegate threads: they carry out work that a caller hands over so that its call can return at once (AIX's
-// aio_delegateiotodriverkth). One pool a device.
+// aio_delegateiotodriverkth). One pool a device: of copies (pmem_device.h), or of blocking calls (call_context.h).
 //
-//      submit                   pool                          delegate threads (at most 4, or one a CPU)
+//      submit                   pool                          delegate threads (a few)
 //   ┌──────────┐  offer()   ┌──────────────────────┐  take   ┌───────────────────────────┐
 //   │ client A │ ─────────► │ A ► B ► ... (a ring) │ ──────► │ run_some(), run_some(),  │
 //   └────▲─────┘            └──────────────────────┘         └───────────────────────────┘
@@ -49,19 +49,23 @@ class DelegateClient {
 
 class DelegatePool {
  public:
-  static constexpr unsigned kThreadsMax = 4;
+  static constexpr unsigned kThreadsMax = 8;
 
-  [[nodiscard]] int create();               // no threads yet. 0 or -ENOMEM
+  [[nodiscard]] int create();               // no threads yet; fine when it is made already. 0 or -ENOMEM
   void destroy();                           // pre: no client is left. Ends the threads
-  // Makes sure that threads run: 0, or -errno when none could be made. Blocking, allocates: not for the fault path.
-  [[nodiscard]] int start();
-  bool started() const { return state_->epoch.load(std::memory_order_acquire) != 0; }
-  uint32_t epoch() const { return state_->epoch.load(std::memory_order_acquire); }   // 0: not started in this process
+  // Makes sure that threads run, `wanted` or fewer: 0, or -errno when none could be made. Blocking, allocates: not for the fault path.
+  // They use the descriptor table of who starts them.
+  [[nodiscard]] int start(unsigned wanted, const char* name);
+  bool started() const { return epoch() != 0; }
+  uint32_t epoch() const { return state_.load(std::memory_order_acquire)->epoch.load(std::memory_order_acquire); }   // 0: not started in this process
   // `client` has work. pre: started().
   void offer(DelegateClient* client);
   // No delegate touches `client` after it returns. pre: it has no work.
   void leave(DelegateClient* client);
-  unsigned threads() const { return state_->thread_count; }
+  unsigned threads() const {
+    const State* state = state_.load(std::memory_order_acquire);
+    return state ? state->thread_count : 0;
+  }
 
  private:
   struct State {                            // a page of its own, zeros in a forked child
@@ -82,7 +86,7 @@ class DelegatePool {
   static void push(State* state, DelegateClient* client);
   static DelegateClient* pop(State* state);
 
-  State* state_ = nullptr;
+  std::atomic<State*> state_{nullptr};
   std::atomic<uint32_t> epochs_{0};         // inherited by a child: its pool gets a number of its own
 };
 

@@ -13,10 +13,16 @@
 #include "superpipe/nvme_device.h"
 #include "superpipe/pmem_device.h"
 #include "superpipe/sim_device.h"
+#include "superpipe/wakeups.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 
 namespace lunar {
+namespace {
+
+constexpr uint64_t kLookNs = 20'000;
+
+}  // namespace
 
 int Context::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
                       int64_t timeout_ns) {
@@ -39,6 +45,9 @@ int Context::exchange(const Command* commands, unsigned n, unsigned* taken, Resp
   } while (got < least);
   return static_cast<int>(got);
 }
+
+// By looking again.
+void Context::wakeups(Wakeups* out) { out->look_at(sys::now_ns() + kLookNs); }
 
 const char* fua_text(Fua fua) {
   switch (fua) {

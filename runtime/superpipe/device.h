@@ -35,6 +35,9 @@
 
 namespace lunar {
 
+struct JoinedFiles;
+class Wakeups;
+
 // kDiscard: what it covers reads as zeros, on every device that has it (else -EOPNOTSUPP: Capabilities::discard), from its response on. It
 // is a write of zeros in all but cost: a block device or namespace may give the space back; a file or pmem: keeps it, so that what was
 // reserved stays reserved. Not atomic, and durable by a flush like a write. length: not 0.
@@ -62,6 +65,7 @@ struct Command {
   bool atomic = false;           // kWrite: a power loss leaves all of it or nothing. For one buffer whose length is a power of two, at most
                                  //   Capabilities::atomic_write_bytes, at a multiple of its length; else -EINVAL (-EOPNOTSUPP), and nothing
                                  //   is written. Without it a write may be torn between any two logical blocks
+  uint8_t file = 0;              // to a context over several files (Device::join): which of them. Else it stays 0
 };
 
 struct Response {
@@ -77,6 +81,8 @@ struct ContextOptions {
   bool sqpoll = false;
   bool shared = false;           // several threads will use it: see Context::await. Costs some: no deferred task work
   bool in_turns = false;         //   (with shared) one after the other, and each waits for its own command: cheaper
+  bool delegate = false;         // where commands are calls that block (the host refuses io_uring): threads of the device's make them, so that
+                                 //   submit() does not wait for I/O. Not for the fault path
   int keep_fd = -1;              // a file more that stays open until the last I/O ended, also after a kill: one that locks lie on
 };
 
@@ -138,6 +144,8 @@ class Context {
   // submit and reap use, so it needs no lock: other threads may submit and reap meanwhile. Spurious returns happen; with
   // nothing in flight it may return at once. 0 or -errno (-ETIME: the timeout, -EINTR).
   [[nodiscard]] virtual int await(int64_t timeout_ns) = 0;
+  // For who waits for several contexts at once: tells by what reap() may come to find something (wakeups.h). As await(), beside the others.
+  virtual void wakeups(Wakeups* out);
 };
 
 class Device {
@@ -146,6 +154,12 @@ class Device {
   // New context for the calling thread. Returns 0 or -errno; *out is released with detach().
   [[nodiscard]] virtual int attach(const ContextOptions& options, Context** out) = 0;
   virtual void detach(Context* context) = 0;            // by the thread that attached; waits for what is in flight
+  // Devices on files can share a context, and so a ring (device_files.h). join: adds the device to those that will; false: it needs a context
+  // of its own. attach_joined: as attach(), by one of them for all; a command names its device by its place in `files`.
+  virtual bool join(JoinedFiles* /*files*/) const { return false; }
+  [[nodiscard]] virtual int attach_joined(const JoinedFiles& /*files*/, const ContextOptions& /*options*/, Context** /*out*/) {
+    return -EOPNOTSUPP;
+  }
   // Makes sure that [offset, offset+length) is backed by real space (fallocate on a file; nothing on a block device).
   // Blocking; not for the fault path. -ENOSPC when the file system is full.
   [[nodiscard]] virtual int reserve(DeviceOffset offset, uint64_t length) = 0;

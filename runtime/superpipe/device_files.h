@@ -35,7 +35,6 @@ class DeviceFiles {
   DeviceFiles() = default;
   DeviceFiles(int file) { set(0, file); }   // implicit: a plain file's
   int file() const { return fd(0); }
-  const std::atomic<int>* file_number() const { return &fd_[0]; }   // for whoever must follow set()
   unsigned count() const { return fd(1) >= 0 ? 2 : 1; }
   int lock_file() const { return fd(1); }               // -1: none
   int fd(unsigned i) const { return fd_[i].load(std::memory_order_relaxed); }
@@ -58,6 +57,25 @@ class DeviceFiles {
 
   std::atomic<int> fd_[2] = {-1, -1};
   Claim claim_ = Claim::kLook;   // what it holds: never kForced
+};
+
+// Files that one context serves, of a device or of several; a command names its own by its place here (Command::file).
+struct JoinedFiles {
+  static constexpr unsigned kMax = 8;
+  const DeviceFiles* files[kMax] = {};   // of the devices, which outlive the context; O_DIRECT
+  struct Place {
+    uint64_t data_offset = 0;            // where the device's offset 0 lies in its file
+    bool keep = false;                   // a discard leaves the file its space
+    uint32_t sector = 512;               // what the disk never tears (sync_context.h: write_flags)
+  } place[kMax];
+  unsigned count = 0;
+
+  bool add(const DeviceFiles& device, uint64_t data_offset, bool keep, uint32_t sector = 512) {
+    if (count == kMax) return false;
+    files[count] = &device;
+    place[count++] = {data_offset, keep, sector};
+    return true;
+  }
 };
 
 // The lock file of a node, as it is, for asking: a descriptor, -ENOENT when it was never made (so nobody has a lock), or -errno.

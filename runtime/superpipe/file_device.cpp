@@ -390,26 +390,36 @@ void FileDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
   // Only the header stays, so that the next open finds a LUN of ours and the disk gets its space back.
   if (cut_at_close_) (void)sys::set_file_size(fd(), sizeof(ScratchHeader));
+  calls_.destroy();
   files_.close();
 }
 
 int FileDevice::attach(const ContextOptions& options, Context** out) {
+  JoinedFiles files;
+  files.add(files_, data_offset_, !block_, sector_);
+  return attach_joined(files, options, out);
+}
+
+int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& options, Context** out) {
   ContextOptions wanted = options;
   wanted.sqpoll |= sqpoll_;
   OwnedContext* context = nullptr;
-  int status = UringContext::create(files_, data_offset_, !block_, wanted, &context, iopoll_, sector_);
+  int status = UringContext::create(files, wanted, &context, iopoll_);
   if (status == -EINVAL) return status;
   if (status < 0) {
     if (!told_.exchange(true, std::memory_order_relaxed))
-      log_warning("LUN %s: io_uring is not available here (%s): reads and writes one by one, slower; allow it (sysctl "
+      log_warning("LUN %s: io_uring is not available here (%s): reads and writes by system calls, slower; allow it (sysctl "
                   "kernel.io_uring_disabled=0, or the container's seccomp profile)", name_, errno_name(status));
-    status = SyncContext::create(files_.file_number(), data_offset_, !block_, wanted, &context, sector_);
+    status = calls_.attach(files, wanted, &context);
   }
   if (status < 0) return status;
   contexts_.fetch_add(1, std::memory_order_relaxed);
   *out = context;
   return 0;
 }
+
+// Polling, by whichever side, was asked for this device alone.
+bool FileDevice::join(JoinedFiles* files) const { return !iopoll_ && !sqpoll_ && files->add(files_, data_offset_, !block_, sector_); }
 
 void FileDevice::detach(Context* context) {
   static_cast<OwnedContext*>(context)->release();

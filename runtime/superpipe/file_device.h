@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device on a file of the host: an unlinked file made in a directory, a regular file given by path, or a block
 // device.
-// All with O_DIRECT; contexts are io_uring rings, or synchronous ones where the host refuses io_uring.
+// All with O_DIRECT; contexts are io_uring rings, or those of call_context.h where the host refuses io_uring.
 //
 // Settings (only with the scheme: file:PATH,key=value), neither used unless asked for:
 //   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while there is work
@@ -18,6 +18,7 @@
 
 #include <sys/stat.h>
 
+#include "superpipe/call_context.h"
 #include "superpipe/device.h"
 #include "superpipe/device_files.h"
 #include "superpipe/settings.h"
@@ -34,6 +35,8 @@ class FileDevice final : public Device {
   [[nodiscard]] static int open_uri(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
+  bool join(JoinedFiles* files) const override;
+  [[nodiscard]] int attach_joined(const JoinedFiles& files, const ContextOptions& options, Context** out) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
   uint64_t size_bytes() const override { return size_bytes_; }
@@ -65,6 +68,7 @@ class FileDevice final : public Device {
   void ask_sector();
 
   DeviceFiles files_;
+  CallPool calls_;                  // where io_uring is refused
   const char* name_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;

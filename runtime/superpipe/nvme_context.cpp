@@ -23,7 +23,8 @@ int NvmeContext::create(const DeviceFiles& files, const NvmeGeometry* geometry, 
   context->name_ = name;
   context->data_offset_ = data_offset;
   context->pieces_ = reinterpret_cast<Piece*>(memory + object);
-  const int status = context->start(memory, head, files, options, true, false);
+  const DeviceFiles* const one = &files;
+  const int status = context->start(memory, head, &one, 1, options, true, false);
   if (status < 0) {
     unmap_private(memory, bytes);
     return status;

@@ -17,7 +17,6 @@
 #include "superpipe/nvme_context.h"
 #include "superpipe/in_use.h"
 #include "superpipe/signature.h"
-#include "superpipe/sync_context.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 #include "sys/uring.h"
@@ -189,6 +188,7 @@ int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
 
 void NvmeDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
+  calls_.destroy();
   files_.close();
 }
 
@@ -202,7 +202,7 @@ int NvmeDevice::attach(const ContextOptions& options, Context** out) {
     if (!told_.exchange(true, std::memory_order_relaxed))
       log_warning("LUN %s: io_uring carries no NVMe commands here (%s): one at a time, slower; boot Linux 5.19 or later, or "
                   "allow io_uring (sysctl kernel.io_uring_disabled=0)", name_, errno_name(status));
-    status = SyncContext::create(this, wanted, &context);
+    status = calls_.attach(this, wanted, &context);
   }
   if (status < 0) return status;
   contexts_.fetch_add(1, std::memory_order_relaxed);

@@ -15,6 +15,7 @@
 #pragma once
 #include <atomic>
 
+#include "superpipe/call_context.h"
 #include "superpipe/device.h"
 #include "superpipe/device_files.h"
 #include "superpipe/nvme_command.h"
@@ -54,6 +55,7 @@ class NvmeDevice final : public Device {
   int take_as_scratch(const char* path, ErrorText* why);
 
   DeviceFiles files_;
+  CallPool calls_;                  // where rings carry no NVMe commands
   const char* name_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;

@@ -25,6 +25,7 @@ namespace {
 
 // From here on copies pass by the cache: into the medium, which is large and cold (8 MiB in 32 KiB pieces: 355 us, 590 by memcpy), and
 // by a delegate into the caller's memory, whose lines lie in the caller's cache (two CPUs: 355 us, 390-550 by memcpy).
+constexpr unsigned kDelegatesMax = 4;
 constexpr uint64_t kStreamMin = 4096;
 
 int advise_whole(char* address, uint64_t bytes, int advice) {
@@ -54,7 +55,8 @@ bool PmemDevice::delegates(uint64_t bytes) {
   if (delegate_ == Delegate::kOff || (delegate_ == Delegate::kAuto && bytes < kDelegateBytesMin)) return false;
   if (pool_.started()) return true;
   if (HostGuard::active() || sys::in_service_thread()) return false;
-  return pool_.start() == 0;
+  const auto cpus = static_cast<unsigned>(sys::cpu_count());
+  return pool_.start(cpus < kDelegatesMax ? cpus : kDelegatesMax, "lunar-delegate") == 0;
 }
 
 int PmemDevice::attach(const ContextOptions& options, Context** out) {

@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 
 #include "base/arena.h"
+#include "superpipe/wakeups.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -29,18 +30,22 @@ constexpr unsigned kSpinSkipMin = 8, kSpinSkipMax = 512;
 constexpr int64_t kUnsentNs = 100'000;            // how long await sleeps while the kernel would not take something
 constexpr size_t kWindowMaxBytes = kGiB;          // io_uring's limit for one registered buffer
 constexpr unsigned kSampleVectorMax = 16;         // longer reads say little about a page's latency
+constexpr unsigned kRegisteredMax = 32;
 
 std::atomic<int> spinners{0};
 
 // A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks lie on are not let go before.
-int open_ring(sys::Uring* ring, const DeviceFiles& files, int keep_fd, const sys::UringSetup& setup) {
+int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count, int keep_fd, const sys::UringSetup& setup) {
   int status = ring->init(setup);
   if (status < 0) return status;
-  int fds[3] = {files.file()};
-  unsigned count = 1;
-  if (files.lock_file() >= 0) fds[count++] = files.lock_file();
-  if (keep_fd >= 0) fds[count++] = keep_fd;
-  status = ring->register_files(fds, count);
+  int fds[kRegisteredMax];
+  unsigned registered = 0;
+  for (unsigned i = 0; i < count; ++i) fds[registered++] = files[i]->file();
+  for (unsigned i = 0; i < count; ++i) {
+    if (files[i]->lock_file() >= 0) fds[registered++] = files[i]->lock_file();
+  }
+  if (keep_fd >= 0) fds[registered++] = keep_fd;
+  status = ring->register_files(fds, registered);
   if (status < 0) ring->destroy();
   return status;
 }
@@ -63,7 +68,9 @@ bool window_can_be_registered() {
   return can;
 }
 
-int RingContext::start(char* memory, size_t head, const DeviceFiles& files, const ContextOptions& options, bool large, bool iopoll) {
+int RingContext::start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count, const ContextOptions& options,
+                       bool large, bool iopoll) {
+  static_assert(2 * kFilesMax + 1 <= kRegisteredMax);
   mapping_bytes_ = mapping_bytes(head, options.depth);
   depth_ = options.depth;
   spin_ = options.spin;
@@ -80,12 +87,12 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles& files, cons
   setup.shared = options.shared;
   setup.in_turns = options.in_turns;
   setup.large = large;
-  int status = open_ring(&ring_, files, options.keep_fd, setup);
+  int status = open_ring(&ring_, files, count, options.keep_fd, setup);
   if (status < 0) return status;
   if (iopoll && !options.shared) {
     setup.sqpoll = false;
     setup.iopoll = true;
-    poll_more_ = open_ring(&polled_, files, options.keep_fd, setup) == 0;   // without it the plain ring carries everything
+    poll_more_ = open_ring(&polled_, files, count, options.keep_fd, setup) == 0;   // without it the plain ring carries everything
   }
   if (options.buffer && options.buffer_bytes) {
     const iovec window = {options.buffer,
@@ -210,6 +217,12 @@ int RingContext::await(int64_t timeout_ns) {
   if (!unsent_.load(std::memory_order_relaxed)) return ring_.await(timeout_ns);
   const int status = ring_.await(timeout_ns < 0 || timeout_ns > kUnsentNs ? kUnsentNs : timeout_ns);
   return status == -ETIME && timeout_ns != 0 ? 0 : status;
+}
+
+void RingContext::wakeups(Wakeups* out) {
+  out->readable(ring_.descriptor());
+  if (polled_in_flight_) out->look_at(0);
+  else if (unsent_.load(std::memory_order_relaxed)) out->look_at(sys::now_ns() + kUnsentNs);
 }
 
 unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What contexts on io_uring have in common: one ring a thread, the device's file registered with it, the way they wait.
+// What contexts on io_uring have in common: one ring a thread, the files of a device, or of several, registered with it, the way they
+// wait.
 //
 //   submit ──► SQ ring ──► io_uring_enter (one a call) ──► device
 //                                                            │ completion, as deferred task work
@@ -39,6 +40,7 @@ class RingContext : public OwnedContext {
   unsigned in_flight() const final { return in_flight_; }
   uint64_t usual_latency_ns() const final { return latency_.ns(); }
   [[nodiscard]] int await(int64_t timeout_ns) final;
+  void wakeups(Wakeups* out) final;
   void release() final;
 
   bool window_registered() const { return window_ != nullptr; }
@@ -51,9 +53,11 @@ class RingContext : public OwnedContext {
   // Bytes of the mapping that a derived context of `head` bytes lives in.
   static size_t mapping_bytes(size_t head, unsigned depth) { return head + depth * (sizeof(Flight) + sizeof(uint16_t)); }
   // Sets up everything that lies in this class, in `memory` (zeros) where the derived object is and mapping_bytes(head, depth)
-  // follow. large: a ring for NVMe commands. iopoll: reads and writes are polled for. 0 or -errno (nothing is left then, but
-  // the memory).
-  [[nodiscard]] int start(char* memory, size_t head, const DeviceFiles& files, const ContextOptions& options, bool large, bool iopoll);
+  // follow. The files of files[i] are registered as number i. large: a ring for NVMe commands. iopoll: reads and writes are polled for.
+  // 0 or -errno (nothing is left then, but the memory).
+  static constexpr unsigned kFilesMax = 8;
+  [[nodiscard]] int start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count, const ContextOptions& options,
+                          bool large, bool iopoll);
 
   // Puts the command that is flight `index` into a ring. False when the ring is full.
   virtual bool queue(const Command& command, uint32_t index) = 0;

@@ -57,6 +57,7 @@ class SimContext final : public OwnedContext {
   unsigned in_flight() const override { return count_; }
   uint64_t usual_latency_ns() const override { return latency_.ns(); }
   int await(int64_t timeout_ns) override;
+  void wakeups(Wakeups* out) override;
   void release() override;
 
  private:
@@ -218,6 +219,11 @@ int SimContext::await(int64_t timeout_ns) {
   const bool in_time = timeout_ns < 0 || due - now <= static_cast<uint64_t>(timeout_ns);
   sys::sleep_ns(in_time ? due - now : static_cast<uint64_t>(timeout_ns));
   return in_time ? 0 : -ETIME;
+}
+
+void SimContext::wakeups(Wakeups* out) {
+  watches_.wakeups(out);
+  if (const uint64_t due = next_due_ns_.load(std::memory_order_acquire)) out->look_at(due);
 }
 
 int SimContext::reap(Response* out, unsigned max) {

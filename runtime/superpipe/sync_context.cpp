@@ -39,18 +39,14 @@ int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeou
   return static_cast<int>(taken);
 }
 
-int SyncContext::create(const std::atomic<int>* fd, uint64_t data_offset, bool keep, const ContextOptions& options,
-                        OwnedContext** out, uint32_t sector) {
+int SyncContext::create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const size_t head = round_up(sizeof(SyncContext), 64);
   const size_t bytes = head + options.depth * sizeof(Response);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) SyncContext;
-  context->fd_ = fd;
-  context->data_offset_ = data_offset;
-  context->keep_ = keep;
-  context->sector_ = sector;
+  context->files_ = files;
   context->depth_ = options.depth;
   context->done_ = reinterpret_cast<Response*>(memory + head);
   context->mapping_bytes_ = bytes;
@@ -59,7 +55,7 @@ int SyncContext::create(const std::atomic<int>* fd, uint64_t data_offset, bool k
 }
 
 int SyncContext::create(Device* device, const ContextOptions& options, OwnedContext** out) {
-  const int status = create(nullptr, 0, false, options, out);
+  const int status = create(JoinedFiles{}, options, out);
   if (status == 0) static_cast<SyncContext*>(*out)->device_ = device;
   return status;
 }
@@ -87,8 +83,7 @@ int SyncContext::submit(const Command* commands, unsigned n) {
   unsigned taken = 0;
   for (; taken < n && count_ < depth_; ++taken) {
     const uint64_t start = commands[taken].op == Op::kRead ? sys::now_ns() : 0;
-    const int64_t result = device_ ? device_->transfer(commands[taken])
-                                   : transfer_on(fd_->load(std::memory_order_relaxed), data_offset_, keep_, commands[taken], sector_);
+    const int64_t result = device_ ? device_->transfer(commands[taken]) : transfer_on(files_, commands[taken]);
     if (start) latency_.add(sys::now_ns() - start);
     done_[(first_ + count_) % depth_] = {commands[taken].tag, result};
     ++count_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context for hosts that refuse io_uring (old kernels, container seccomp profiles, sysctl): each command is carried
+// A context for hosts that refuse io_uring (call_context.h), for who may not have threads work for it (the fault path): each command is carried
 // out at submit by preadv / pwritev; its response waits in a ring of its own until it is reaped. wait() has I/O to wait
 // for never; it serves the watched descriptors by poll.
 // Threading: the thread that attached. May not: allocate after create.
@@ -7,15 +7,14 @@
 #include <atomic>
 
 #include "superpipe/context_base.h"
+#include "superpipe/device_files.h"
 
 namespace lunar {
 
 class SyncContext final : public OwnedContext {
  public:
-  // fd: where the device keeps its descriptor (it may be replaced by reopen). keep: see transfer_on. sector: see write_flags. 0 or -errno.
-  [[nodiscard]] static int create(const std::atomic<int>* fd, uint64_t data_offset, bool keep, const ContextOptions& options,
-                                  OwnedContext** out, uint32_t sector = 512);
-  // The same over any device, by its transfer().
+  [[nodiscard]] static int create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out);
+  // The same over any device, by its transfer(). 0 or -errno.
   [[nodiscard]] static int create(Device* device, const ContextOptions& options, OwnedContext** out);
 
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
@@ -25,16 +24,17 @@ class SyncContext final : public OwnedContext {
   unsigned in_flight() const override { return count_; }
   uint64_t usual_latency_ns() const override { return latency_.ns(); }
   [[nodiscard]] int await(int64_t) override { return 0; }   // nothing is ever on its way
+  void wakeups(Wakeups* out) override {
+    watches_.wakeups(out);
+    if (count_) out->look_at(0);
+  }
   void release() override;
 
  private:
   SyncContext() = default;
 
-  const std::atomic<int>* fd_ = nullptr;
-  Device* device_ = nullptr;     // in place of fd_
-  uint64_t data_offset_ = 0;
-  bool keep_ = false;
-  uint32_t sector_ = 512;
+  JoinedFiles files_;
+  Device* device_ = nullptr;     // in place of files_
   WatchSet watches_;
   LatencyAverage latency_;
   Response* done_ = nullptr;     // ring of depth_: first_ .. first_ + count_
@@ -57,6 +57,12 @@ inline int write_flags(const Command& command, uint32_t sector) {
 // Carries `command` out on `fd` by blocking system calls; data_offset is added to its offset.
 // Bytes moved (0 for kDiscard and kFlush) or -errno. Any thread.
 [[nodiscard]] int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& command, uint32_t sector);
+
+// The same on the one of `files` that the command names.
+[[nodiscard]] inline int64_t transfer_on(const JoinedFiles& files, const Command& command) {
+  const JoinedFiles::Place& place = files.place[command.file];
+  return transfer_on(files.files[command.file]->file(), place.data_offset, place.keep, command, place.sector);
+}
 
 // Asks the watched descriptors (waiting up to timeout_ns) and turns the ready ones into responses: 0..max, or -errno.
 [[nodiscard]] int serve_watches(WatchSet* watches, Response* out, unsigned max, int64_t timeout_ns);

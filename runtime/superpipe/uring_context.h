@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context on a file or block device by io_uring: see ring_context.h. Reads and writes whose memory lies in the owner's
+// A context on a file or block device, or on several, by io_uring: see ring_context.h. Reads and writes whose memory lies in the owner's
 // registered window pin nothing (vectors too, from Linux 6.15 on).
 // Threading: as RingContext.
 #pragma once
@@ -9,19 +9,14 @@ namespace lunar {
 
 class UringContext final : public RingContext {
  public:
-  // fd: the device's file, O_DIRECT. data_offset: where the device's offset 0 lies in it. keep: a discard leaves
-  // the file its space. iopoll: the device was probed to
-  // complete polled I/O (not for shared contexts: await could not sleep). sector: what the disk never tears. 0 or -errno.
-  [[nodiscard]] static int create(const DeviceFiles& files, uint64_t data_offset, bool keep, const ContextOptions& options, OwnedContext** out,
-                                  bool iopoll = false, uint32_t sector = 512);
+  // iopoll: the devices were probed to complete polled I/O (not for shared contexts: await could not sleep). 0 or -errno.
+  [[nodiscard]] static int create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out, bool iopoll = false);
 
  private:
   UringContext() = default;
   bool queue(const Command& command, uint32_t index) override;
 
-  uint64_t data_offset_ = 0;
-  bool keep_ = false;
-  uint32_t sector_ = 512;
+  JoinedFiles::Place place_[JoinedFiles::kMax];
 };
 
 }  // namespace lunar

@@ -66,6 +66,7 @@ class Uring {
   bool iopoll() const { return (ring_.flags & IORING_SETUP_IOPOLL) != 0; }
   bool fixed_vectors() const { return fixed_vectors_; }   // the kernel takes vectors in a registered buffer (6.15)
   bool ready() const { return ready_; }
+  int descriptor() const { return ring_.ring_fd; }        // poll() wakes when reap(drive) finds something, but for deferred()
 
  private:
   void unregister_buffers();

@@ -105,6 +105,16 @@ inline int64_t io(Device* device, Op op, uint64_t page, void* buffer, size_t byt
   return device->transfer(command);
 }
 
+// Where direct I/O may go.
+template <class T>
+struct PageAllocator {
+  using value_type = T;
+  T* allocate(size_t n) { return static_cast<T*>(aligned_alloc(kPage, (n * sizeof(T) + kPage - 1) / kPage * kPage)); }
+  void deallocate(T* memory, size_t) { free(memory); }
+  bool operator==(const PageAllocator&) const { return true; }
+};
+using PageVector = std::vector<char, PageAllocator<char>>;
+
 // Random commands on [first, first + bytes) of a device through one context, checked against a model. One thread each.
 class Exerciser {
  public:
@@ -121,7 +131,7 @@ class Exerciser {
   // Zeros the area, so that the model holds.
   void clear() {
     for (uint64_t at = 0; at < model_.size(); at += kMiB) {
-      std::vector<char> zeros(std::min<uint64_t>(kMiB, model_.size() - at), 0);
+      PageVector zeros(std::min<uint64_t>(kMiB, model_.size() - at), 0);
       const iovec part = {zeros.data(), zeros.size()};
       Command command;
       command.op = Op::kWrite;
@@ -145,7 +155,7 @@ class Exerciser {
   }
   // Everything, read through the device. True when equal to the model.
   bool verify() {
-    std::vector<char> in(256 * kPage);
+    PageVector in(256 * kPage);
     for (uint64_t at = 0; at < model_.size(); at += in.size()) {
       const size_t bytes = std::min<uint64_t>(in.size(), model_.size() - at);
       const iovec part = {in.data(), bytes};
@@ -168,7 +178,7 @@ class Exerciser {
     bool used = false;
     Op op = Op::kRead;
     uint64_t page = 0, pages = 0;
-    std::vector<char> data;
+    PageVector data;
     std::vector<iovec> parts;
   };
   bool free_range(uint64_t page, uint64_t pages) const {

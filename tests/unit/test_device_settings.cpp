@@ -328,13 +328,16 @@ TEST_CASE("polled contexts: flush, discard and watches go by the plain ring; a w
   Directory directory;
   const int fd = sys::open_file(directory.disk("disk", kMiB).c_str(), O_RDWR | O_DIRECT);
   REQUIRE(fd >= 0);
+  const DeviceFiles disk(fd);
+  JoinedFiles files;
+  files.add(disk, 0, true);
   Pages pages(2);
   const int polls = sys::uring_probe_iopoll(fd, pages.base, kPage, 50'000'000);
   OwnedContext* context = nullptr;
   ContextOptions options;
   options.buffer = pages.base;
   options.buffer_bytes = pages.bytes;
-  REQUIRE(UringContext::create(fd, 0, true, options, &context, true) == 0);
+  REQUIRE(UringContext::create(files, options, &context, true) == 0);
   auto* ring = static_cast<UringContext*>(context);
   CHECK(ring->polls());
   Command discard = command_of(Op::kDiscard, 1, nullptr, 0, 1);
@@ -361,7 +364,7 @@ TEST_CASE("polled contexts: flush, discard and watches go by the plain ring; a w
   CHECK(response.tag == 9);
   context->release();
   options.shared = true;   // await must be able to sleep
-  REQUIRE(UringContext::create(fd, 0, true, options, &context, true) == 0);
+  REQUIRE(UringContext::create(files, options, &context, true) == 0);
   CHECK_FALSE(static_cast<UringContext*>(context)->polls());
   context->release();
   close(ends[0]);

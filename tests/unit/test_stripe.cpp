@@ -3,12 +3,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <thread>
 
 #include "composite.hpp"
 #include "lun/member_label.h"
 #include "lun/stripe_device.h"
 #include "sys/file.h"
+#include "sys/thread.h"
+#include "sys/uring.h"
 
 using namespace lunar;
 using namespace composite;
@@ -141,6 +149,220 @@ TEST_CASE("stripe: on files, watches and completions come through one wait; seve
     close(pipe_fds[0]);
     close(pipe_fds[1]);
   }
+  device_close(device);
+}
+
+namespace {
+
+// Rings that this process has open.
+unsigned rings() {
+  unsigned count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code none;
+    count += std::filesystem::read_symlink(entry.path(), none).string() == "anon_inode:[io_uring]";
+  }
+  return count;
+}
+
+long sleeps() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nvcsw;
+}
+
+}  // namespace
+
+TEST_CASE("stripe: members on files share one ring, and random commands come back as the model says") {
+  const MemberFiles files("stripe:", 5 * kMiB);
+  Device* device = open(files.uri);
+  files.forget();
+  const unsigned before = rings();
+  Context* context = nullptr;
+  REQUIRE(device->attach({}, &context) == 0);
+  if (sys::uring_probe() == 0) CHECK(rings() == before + 1);
+  device->detach(context);
+  for (const bool shared : {false, true}) {
+    Exerciser exerciser(device, 0, device->size_bytes(), seed() + shared, shared);
+    exerciser.clear();
+    exerciser.run(600, 3);
+    exerciser.run(200, 300);
+    CHECK(exerciser.errors == 0);
+    CHECK(exerciser.wrong == 0);
+    CHECK(exerciser.verify());
+  }
+  device_close(device);
+}
+
+TEST_CASE("stripe: files beside memory, and paths of files beside a file, come back as the model says") {
+  const MemberFiles files("", 5 * kMiB), ways("paths:", 5 * kMiB);
+  std::string same = "(paths:" + ways.paths[0] + ";" + ways.paths[0] + ")";
+  for (const std::string& uri : {"stripe:" + files.paths[0] + ";" + named("5m", fresh()) + ",latency_us=150;" + files.paths[1],
+                                 "stripe:" + same + ";" + files.paths[0] + ";" + files.paths[1]}) {
+    Device* device = open(uri, Format::kForce);
+    {
+      Exerciser exerciser(device, 0, device->size_bytes(), seed());
+      exerciser.clear();
+      exerciser.run(600, 3);
+      exerciser.run(200, 300);
+      CHECK(exerciser.errors == 0);
+      CHECK(exerciser.wrong == 0);
+      CHECK(exerciser.verify());
+    }
+    device_close(device);
+  }
+}
+
+TEST_CASE("stripe: who waits for several members sleeps until one of them has something") {
+  const MemberFiles files("", 5 * kMiB);
+  Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=200000;" + named("5m", fresh()) + ",latency_us=200000;" +
+                        files.paths[0]);
+  for (const bool shared : {false, true}) {
+    Context* context = nullptr;
+    ContextOptions options;
+    options.shared = shared;
+    REQUIRE(device->attach(options, &context) == 0);
+    PageVector data(2 * kStripeChunkBytes);
+    const iovec part = {data.data(), data.size()};
+    Command command;
+    command.iov = &part;
+    command.iov_count = 1;
+    REQUIRE(context->submit(&command, 1) == 1);
+    Response response;
+    const long slept = sleeps();
+    int got = 0;
+    while (got == 0) {
+      if (shared) {
+        const int status = context->await(-1);
+        REQUIRE((status == 0 || status == -EINTR));
+        got = context->reap(&response, 1);
+      } else {
+        got = context->wait(&response, 1, -1);
+      }
+    }
+    CHECK(got == 1);
+    CHECK(response.result == static_cast<int64_t>(data.size()));
+    CHECK(sleeps() - slept < 200);   // of a tenth of a millisecond each: 2000
+    device->detach(context);
+  }
+  device_close(device);
+}
+
+TEST_CASE("stripe: of several contexts the one that has something wakes who waits, at once") {
+  const MemberFiles files("", 5 * kMiB);
+  Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=400000;" + files.paths[0]);
+  for (const bool shared : {false, true}) {
+    Context* context = nullptr;
+    ContextOptions options;
+    options.shared = shared;
+    options.spin = false;
+    REQUIRE(device->attach(options, &context) == 0);
+    PageVector slow(kPage), fast(kPage);
+    const iovec parts[2] = {{slow.data(), kPage}, {fast.data(), kPage}};
+    Command commands[2];
+    for (unsigned i = 0; i < 2; ++i) {
+      commands[i].iov = &parts[i];
+      commands[i].iov_count = 1;
+      commands[i].offset = DeviceOffset{i * kStripeChunkBytes};
+      commands[i].tag = i;
+    }
+    REQUIRE(context->submit(&commands[0], 1) == 1);
+    Response response{7, 0};
+    uint64_t best = UINT64_MAX;
+    for (int round = 0; round < 20; ++round) {
+      const uint64_t start = sys::now_ns();
+      REQUIRE(context->submit(&commands[1], 1) == 1);
+      int got = 0;
+      while (got == 0) {
+        if (shared) (void)context->await(-1);
+        got = shared ? context->reap(&response, 1) : context->wait(&response, 1, -1);
+      }
+      if (response.tag == 0) break;   // a slow machine
+      CHECK(response.result == static_cast<int64_t>(kPage));
+      best = std::min(best, sys::now_ns() - start);
+    }
+    CHECK(best < 5'000'000);   // looked at again after 10 ms anyway
+    while (context->in_flight()) (void)context->wait(&response, 1, -1);
+    device->detach(context);
+  }
+  device_close(device);
+}
+
+TEST_CASE("stripe: a blocking command has all members at work at once, also in a forked child, and by many threads") {
+  std::string uri = "stripe:";
+  for (unsigned i = 0; i < 4; ++i) uri += (i ? ";" : "") + named("4m", fresh()) + ",latency_us=50000";
+  Device* device = open(uri);
+  const auto fastest_ms = [device] {
+    std::vector<char> data(8 * kStripeChunkBytes);
+    double best = 1e9;
+    for (int i = 0; i < 5 && best > 150; ++i) {
+      const uint64_t start = sys::now_ns();
+      if (io(device, Op::kRead, 0, data.data(), data.size()) != static_cast<int64_t>(data.size())) return 1e9;
+      best = std::min(best, static_cast<double>(sys::now_ns() - start) / 1e6);
+    }
+    return best;
+  };
+  CHECK(fastest_ms() < 150);   // one after the other: 400
+  const pid_t child = fork();
+  if (child == 0) _exit(fastest_ms() < 150 ? 0 : 1);
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  std::vector<std::thread> threads;
+  std::atomic<unsigned> wrong{0};
+  for (unsigned t = 0; t < 40; ++t) {   // more than there are contexts
+    threads.emplace_back([&] {
+      std::vector<char> data(4 * kStripeChunkBytes);
+      wrong += io(device, Op::kRead, 0, data.data(), data.size()) != static_cast<int64_t>(data.size());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  device_close(device);
+}
+
+TEST_CASE("stripe: many commands of all sizes are exchanged in one call") {
+  const MemberFiles files("stripe:", 13 * kMiB);
+  Device* device = open(files.uri);
+  files.forget();
+  constexpr unsigned kCommands = 200;
+  constexpr size_t kMost = 3 * kStripeChunkBytes;
+  ContextOptions options;
+  options.depth = kCommands;
+  Context* context = nullptr;
+  REQUIRE(device->attach(options, &context) == 0);
+  auto* memory = static_cast<char*>(aligned_alloc(4096, kCommands * kMost));
+  iovec parts[kCommands];
+  Command commands[kCommands];
+  Response responses[kCommands];
+  size_t at = 0;
+  std::mt19937_64 random(seed());
+  for (unsigned i = 0; i < kCommands; ++i) {
+    parts[i] = {memory + i * kMost, (1 + random() % (kMost / kPage)) * kPage};
+    if (at + parts[i].iov_len > device->size_bytes()) at = 0;
+    commands[i] = {};
+    commands[i].op = Op::kRead;
+    commands[i].offset = DeviceOffset{at};
+    commands[i].iov = &parts[i];
+    commands[i].iov_count = 1;
+    commands[i].tag = i;
+    at += parts[i].iov_len;
+  }
+  unsigned taken = 0;
+  const int got = context->exchange(commands, kCommands, &taken, responses, kCommands, kCommands, -1);
+  CHECK(taken == kCommands);
+  REQUIRE(got == static_cast<int>(kCommands));
+  std::vector<bool> seen(kCommands);
+  for (const Response& response : responses) {
+    REQUIRE(response.tag < kCommands);
+    CHECK_FALSE(seen[response.tag]);
+    seen[response.tag] = true;
+    CHECK(response.result == static_cast<int64_t>(parts[response.tag].iov_len));
+  }
+  CHECK(context->exchange(commands, 3, &taken, responses, kCommands, 100, -1) == 3);   // no more than are on their way
+  CHECK(context->in_flight() == 0);
+  CHECK(context->exchange(nullptr, 0, &taken, responses, kCommands, 1, 1'000'000) == 0);
+  free(memory);
+  device->detach(context);
   device_close(device);
 }
 

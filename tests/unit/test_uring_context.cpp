@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts on a file: the ring and the synchronous one must behave alike. Every case runs on both where io_uring is
-// allowed, on the synchronous one elsewhere.
+// Contexts on a file: the ring, the synchronous one and the one whose calls threads make must behave alike. Every case runs on all of them
+// where io_uring is allowed, on the latter two elsewhere.
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "superpipe/sync_context.h"
+#include "superpipe/call_context.h"
 #include "superpipe/uring_context.h"
 #include "sys/file.h"
 #include "sys/proc.h"
@@ -45,37 +45,46 @@ bool pins_unaccounted() {
   return !line || strtoull(line + 6, nullptr, 10) * 1024 > sys::own_pinned_bytes();
 }
 
+enum class Kind { kRing, kSync, kCalls };
+
 // A file, and contexts of one kind on it.
 struct File {
-  std::atomic<int> fd{-1};
-  bool ring;
-  explicit File(bool use_ring) : ring(use_ring) {
-    fd = sys::open_unlinked(scratch_directory(), O_RDWR | O_DIRECT);
-    REQUIRE(fd >= 0);
-    REQUIRE(sys::allocate_space(fd, 0, kFileBytes) == 0);
+  DeviceFiles files;
+  JoinedFiles joined;
+  Kind kind;
+  mutable CallPool calls;
+  explicit File(Kind wanted) : kind(wanted) {
+    files.set(0, sys::open_unlinked(scratch_directory(), O_RDWR | O_DIRECT));
+    REQUIRE(fd() >= 0);
+    REQUIRE(sys::allocate_space(fd(), 0, kFileBytes) == 0);
+    joined.add(files, 0, true);
   }
-  ~File() { sys::close_file(fd); }
-  OwnedContext* attach(const ContextOptions& options = {}) const {
+  ~File() {
+    calls.destroy();
+    sys::close_file(fd());
+  }
+  int fd() const { return files.file(); }
+  OwnedContext* attach(ContextOptions options = {}) const {
     OwnedContext* context = nullptr;
-    const int status =
-        ring ? UringContext::create(fd.load(), 0, true, options, &context) : SyncContext::create(&fd, 0, true, options, &context);
+    options.delegate = kind == Kind::kCalls;
+    const int status = kind == Kind::kRing ? UringContext::create(joined, options, &context) : calls.attach(joined, options, &context);
     return status == 0 ? context : nullptr;
   }
 };
 
-std::vector<bool> kinds() {
+std::vector<Kind> kinds() {
   if (sys::uring_probe() < 0) {
-    std::printf("skip: io_uring: refused on this host; only synchronous contexts are tested\n");
-    return {false};
+    std::printf("skip: io_uring: refused on this host; only the other contexts are tested\n");
+    return {Kind::kSync, Kind::kCalls};
   }
-  return {true, false};
+  return {Kind::kRing, Kind::kSync, Kind::kCalls};
 }
 
 }  // namespace
 
 TEST_CASE("contexts: single buffers in and out of the window, and vectors, come back as written") {
-  for (bool ring : kinds()) {
-    File file(ring);
+  for (const Kind kind : kinds()) {
+    File file(kind);
     Pages window(16), outside(16);
     ContextOptions options;
     options.buffer = window.base;
@@ -105,8 +114,8 @@ TEST_CASE("contexts: single buffers in and out of the window, and vectors, come 
 }
 
 TEST_CASE("contexts: a full ring takes fewer, and each taken command gets one response") {
-  for (bool ring : kinds()) {
-    File file(ring);
+  for (const Kind kind : kinds()) {
+    File file(kind);
     Pages pages(64);
     ContextOptions options;
     options.depth = 12;   // not a power of two
@@ -146,8 +155,8 @@ TEST_CASE("contexts: a full ring takes fewer, and each taken command gets one re
 }
 
 TEST_CASE("contexts: errors come back as responses") {
-  for (bool ring : kinds()) {
-    File file(ring);
+  for (const Kind kind : kinds()) {
+    File file(kind);
     Pages pages(1);
     OwnedContext* context = file.attach();
     const iovec crooked = {pages.base, 100};   // O_DIRECT wants whole sectors
@@ -159,8 +168,8 @@ TEST_CASE("contexts: errors come back as responses") {
 }
 
 TEST_CASE("contexts: wait returns at once without work, and on time without completions") {
-  for (bool ring : kinds()) {
-    File file(ring);
+  for (const Kind kind : kinds()) {
+    File file(kind);
     OwnedContext* context = file.attach();
     Response response;
     CHECK(context->wait(&response, 1, -1) == 0);
@@ -179,8 +188,8 @@ TEST_CASE("contexts: wait returns at once without work, and on time without comp
 }
 
 TEST_CASE("contexts: exchange submits and waits for a batch, for all when fewer are on their way, and not past its time") {
-  for (bool ring : kinds()) {
-    File file(ring);
+  for (const Kind kind : kinds()) {
+    File file(kind);
     Pages pages(64);
     ContextOptions options;
     options.depth = 12;
@@ -228,8 +237,8 @@ TEST_CASE("contexts: exchange submits and waits for a batch, for all when fewer 
 }
 
 TEST_CASE("contexts: a watch fires once, through wait and through reap, and four fit") {
-  for (bool ring : kinds()) {
-    File file(ring);
+  for (const Kind kind : kinds()) {
+    File file(kind);
     OwnedContext* context = file.attach();
     int ends[5][2];
     for (auto& pair : ends) REQUIRE(pipe2(pair, O_NONBLOCK) == 0);
@@ -259,8 +268,8 @@ TEST_CASE("contexts: a watch fires once, through wait and through reap, and four
 }
 
 TEST_CASE("contexts: a sleeping wait is woken by a watched descriptor") {
-  for (bool ring : kinds()) {
-    File file(ring);
+  for (const Kind kind : kinds()) {
+    File file(kind);
     OwnedContext* context = file.attach();
     int ends[2];
     REQUIRE(pipe2(ends, O_NONBLOCK) == 0);
@@ -280,8 +289,8 @@ TEST_CASE("contexts: a sleeping wait is woken by a watched descriptor") {
 }
 
 TEST_CASE("contexts: threads with contexts of their own do not disturb each other") {
-  for (bool ring : kinds()) {
-    File file(ring);
+  for (const Kind kind : kinds()) {
+    File file(kind);
     std::atomic<int> wrong{0};
     std::vector<std::thread> threads;
     for (uint64_t t = 0; t < 4; ++t) {
@@ -322,9 +331,54 @@ TEST_CASE("contexts: threads with contexts of their own do not disturb each othe
   }
 }
 
+TEST_CASE("contexts of calls: submit does not wait for I/O, several calls are made at once, and a wait ends before they do") {
+  DeviceOptions raw;
+  raw.scratch = false;
+  ErrorText why;
+  Device* device = nullptr;
+  REQUIRE(device_open("sim:1m,latency_us=100000", raw, &device, &why) == 0);
+  CallPool calls;
+  ContextOptions options;
+  options.depth = 32;
+  options.delegate = true;
+  for (const bool shared : {false, true}) {
+    options.shared = shared;
+    OwnedContext* context = nullptr;
+    REQUIRE(calls.attach(device, options, &context) == 0);
+    Pages pages(32);
+    iovec parts[32];
+    Command commands[32];
+    for (size_t i = 0; i < 32; ++i) {
+      parts[i] = {pages.page(i), kPage};
+      commands[i] = command_of(Op::kRead, i, &parts[i], 1, i);
+    }
+    const uint64_t start = sys::now_ns();
+    REQUIRE(context->submit(commands, 32) == 32);
+    Response responses[32];
+    CHECK(context->wait(responses, 32, 1'000'000) == 0);
+    CHECK(sys::now_ns() - start < 90'000'000);
+    unsigned done = 0;
+    while (done < 32) {
+      if (shared) {
+        const int status = context->await(-1);
+        REQUIRE((status == 0 || status == -EINTR));
+      }
+      const int n = shared ? context->reap(responses, 32) : context->wait(responses, 32, -1);
+      REQUIRE(n >= 0);
+      for (int i = 0; i < n; ++i) CHECK(responses[i].result == kPage);
+      done += static_cast<unsigned>(n);
+    }
+    CHECK(sys::now_ns() - start < 1'600'000'000);   // one after the other: 3.2 s
+    CHECK(calls.pool().threads() > 1);
+    context->release();
+  }
+  calls.destroy();
+  device_close(device);
+}
+
 TEST_CASE("uring contexts go on when every descriptor of the thread's table is closed") {
   if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
-  File file(true);
+  File file(Kind::kRing);
   int64_t result = 0;
   std::thread thread([&] {
     OwnedContext* context = file.attach();
@@ -343,7 +397,7 @@ TEST_CASE("uring contexts go on when every descriptor of the thread's table is c
 
 TEST_CASE("uring contexts learn the usual latency and come and go without end") {
   if (sys::uring_probe() < 0) LUNAR_SKIP("io_uring", "refused on this host");
-  File file(true);
+  File file(Kind::kRing);
   Pages pages(1);
   const iovec part = {pages.base, kPage};
   for (int i = 0; i < 40; ++i) {   // more than a thread can have registered at once
@@ -360,7 +414,7 @@ TEST_CASE("uring: the kernel never counts more registered memory than is known t
   Pages pages(64);
   if (sys::uring_probe() < 0 || sys::uring_probe_window(pages.base, pages.bytes) < 0)
     LUNAR_SKIP("io_uring", "refused on this host, or no memory may be registered");
-  File file(true);
+  File file(Kind::kRing);
   const uint64_t before = sys::own_pinned_bytes();
   ContextOptions options;
   options.buffer = pages.base;
