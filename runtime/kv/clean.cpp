@@ -7,6 +7,7 @@
 // Threading: as in store.h. Pre, of all but room_*: the cleaning mutex.
 #include <errno.h>
 
+#include "base/log.h"
 #include "kv/store.h"
 
 namespace lunar::kv {
@@ -28,7 +29,7 @@ int Store::move_record(const Record* record, Address from) {
   if (!place) return 0;
   Address to;
   if (const int status = log_.allocate(units, true, &to); status < 0) return status;
-  memcpy(static_cast<void*>(log_.at(to)), record, units * kUnitBytes);
+  memcpy(static_cast<void*>(log_.at(to)), record, units * kUnitBytes);   // no writer is in it: the lock
   Index::replace(place, to);
   log_.drop_live(from, units);
   log_.published(to);
@@ -36,31 +37,57 @@ int Store::move_record(const Record* record, Address from) {
   return 0;
 }
 
-// Empties a sealed segment and retires it. -EAGAIN: not all of it could be moved, and it stays what it is.
+// Empties a sealed segment and retires it. -EAGAIN: not all of it could be moved, and it stays what it is; -EBADMSG: nor can it ever be.
 int Store::clean(uint64_t segment) {
   for (unsigned round = 0; log_.filling(segment); ++round) wait_a_little(round);
   const uint64_t begin = segment * log_.segment_bytes();
+  const char* memory = nullptr;
+  if (log_.live(segment) != 0) {
+    if (const int status = log_.segment_contents(segment, &memory); status < 0) {
+      LUNAR_LOG_LIMITED(log_warning, 10, "key/value store on %s: segment at %llu cannot be read whole (%s); its space is lost, its keys are read one by one",
+                        device_->name(), static_cast<unsigned long long>(begin), errno_text(status));
+      log_.set_damaged(segment);
+      return -EBADMSG;
+    }
+  }
   for (uint64_t at = segment == 0 ? kUnitBytes : 0, end = log_.used(segment); at < end && log_.live(segment) != 0;) {
-    const Address address{(begin + at) / kUnitBytes};
-    const Record* record = log_.at(address);
+    const auto* record = reinterpret_cast<const Record*>(memory + at);
+    if (const int status = move_record(record, Address{(begin + at) / kUnitBytes}); status < 0) return status;
     at += record->units() * kUnitBytes;
-    if (const int status = move_record(record, address); status < 0) return status;
   }
   log_.retire(segment, 1);
   return 0;
 }
 
+int Store::room_for_frames() {
+  for (unsigned round = 0;;) {
+    const Log::Frames frames = log_.frames();
+    if (frames == Log::Frames::kReady) return 0;
+    const int status = frames == Log::Frames::kWanted ? log_.make_frame() : -EAGAIN;
+    if (status == 0) continue;
+    if (status != -EAGAIN) return status;
+    log_.reclaim();
+    wait_a_little(round++);
+  }
+}
+
 int Store::room_for_segment() {
   Held guard(cleaning_);
+  bool retried = false;
   for (unsigned round = 0;;) {
+    if (const int status = room_for_frames(); status < 0) return status;
     const uint64_t free = log_.reclaim();
     if (free > Log::kReserve) return 0;
     uint64_t segment;
     int status = -EAGAIN;
     if (free > 1 || !log_.any_retired()) status = log_.victim(&segment);
     if (status == 0) status = clean(segment);
-    if (status == 0) continue;
-    if (status == -ENOSPC && !log_.any_retired()) return status;
+    if (status == 0 || status == -EBADMSG) continue;
+    if (status == -ENOSPC && !log_.any_retired()) {
+      if (retried || !log_.retry_damaged()) return status;
+      retried = true;
+      continue;
+    }
     wait_a_little(round++);
   }
 }
@@ -68,12 +95,13 @@ int Store::room_for_segment() {
 // A window that is held back, by cleaning others first where what lives in it has no place yet.
 int Store::hold_window(uint64_t count, uint64_t* first) {
   for (unsigned round = 0;;) {
+    if (const int status = room_for_frames(); status < 0) return status;
     log_.reclaim();
     if (log_.hold_window(count, first) == 0) return 0;
     uint64_t segment;
     int status = log_.victim(&segment);
     if (status == 0) status = clean(segment);
-    if (status == 0) continue;
+    if (status == 0 || status == -EBADMSG) continue;
     if (status == -ENOSPC && !log_.any_retired()) return status;
     wait_a_little(round++);
   }
@@ -85,9 +113,11 @@ int Store::make_run(uint64_t count, uint64_t* first) {
   if (const int status = hold_window(count, first); status < 0) return status;
   for (uint64_t i = *first; i < *first + count; ++i) {
     if (log_.state(i) != SegmentState::kSealed) continue;
-    if (clean(i) < 0) {
+    int status = room_for_frames();
+    if (status == 0 && clean(i) < 0) status = -ENOSPC;
+    if (status < 0) {
       log_.release_window();
-      return -ENOSPC;
+      return status;
     }
   }
   for (unsigned round = 0; !log_.held(); ++round) {

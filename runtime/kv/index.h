@@ -67,6 +67,7 @@ class Index {
   [[nodiscard]] int open(unsigned bits, Budget* budget);
   void close();
 
+  void prefetch(uint64_t hash) const { __builtin_prefetch(&primary_.at(bucket_of(hash_bits(hash), shape()))); }
   // Calls match(Address) for what may be the key's until it returns true. Whether it did.
   template <class Match>
   bool find(uint64_t hash, Match match) const {

@@ -11,29 +11,49 @@
 
 namespace lunar::kv {
 
-int Log::open(uint64_t bytes, Budget* budget, Epochs* epochs) {
+int Log::open(uint64_t bytes, Device* device, Budget* budget, Epochs* epochs) {
   if (bytes > kLogBytesMax) return -EINVAL;
-  segment_bits_ = 16;
-  while (segment_bytes() < kSegmentBytesMax && bytes >> (segment_bits_ + 1) >= 4 * kSegmentsMin) ++segment_bits_;
-  count_ = (bytes + segment_bytes() - 1) >> segment_bits_;
-  if (count_ < kSegmentsMin) count_ = kSegmentsMin;
   budget_ = budget;
   epochs_ = epochs;
-  if (!budget->take(count_ * (sizeof(Segment) + segment_bytes()))) return -ENOMEM;
+  device_ = device;
+  segment_bits_ = 16;
+  // On a device a frame is a segment, and several are wanted.
+  const auto may_double = [&] { return bytes >> (segment_bits_ + 1) >= 4 * kSegmentsMin && (!device || budget->limit() >> (segment_bits_ + 1) >= 4 * kFramesMin); };
+  while (segment_bytes() < kSegmentBytesMax && may_double()) ++segment_bits_;
+  count_ = device ? bytes >> segment_bits_ : (bytes + segment_bytes() - 1) >> segment_bits_;
+  if (count_ < kSegmentsMin) {
+    if (device) return -ENOSPC;
+    count_ = kSegmentsMin;
+  }
+  if (!budget->take(count_ * sizeof(Segment))) return -ENOMEM;
   segments_ = static_cast<Segment*>(map_private(count_ * sizeof(Segment), ForkPolicy::kInherit));
-  memory_ = static_cast<char*>(map_private(count_ << segment_bits_, ForkPolicy::kInherit));
-  if (!segments_ || !memory_) return -ENOMEM;
+  if (!segments_) return -ENOMEM;
   for (uint64_t i = 0; i < count_; ++i) new (&segments_[i]) Segment;
   free_.store(count_, std::memory_order_relaxed);
   tail_used_ = segment_bytes();
+  if (device) return open_frames(budget->limit() / 4 * 3);
+  if (!budget->take(count_ << segment_bits_)) return -ENOMEM;
+  memory_ = static_cast<char*>(map_private(count_ << segment_bits_, ForkPolicy::kInherit));
+  if (!memory_) return -ENOMEM;
+  for (uint64_t i = 0; i < count_; ++i) segments_[i].memory.store(memory_ + (i << segment_bits_), std::memory_order_relaxed);
   return 0;
 }
 
 void Log::close() {
+  if (frames_memory_) unmap_private(frames_memory_, frames_mapped_);
   if (memory_) unmap_private(memory_, count_ << segment_bits_);
   if (segments_) unmap_private(segments_, count_ * sizeof(Segment));
-  memory_ = nullptr;
+  memory_ = frames_memory_ = nullptr;
   segments_ = nullptr;
+}
+
+// On a device only the tail may be changed: what is sealed may be on its way there. Seen by write_out(), which seals first and then waits.
+bool Log::begin_change(Address address) {
+  Segment& segment = of(address);
+  segment.filling.fetch_add(1, std::memory_order_seq_cst);
+  if (!device_ || segment.state.load(std::memory_order_seq_cst) == SegmentState::kOpen) return true;
+  published(address);
+  return false;
 }
 
 int Log::allocate(uint64_t units, bool cleaning, Address* out) {
@@ -69,9 +89,10 @@ int Log::roll(bool cleaning) {
   uint64_t number;
   if (!take_one(cleaning, &number)) return -EAGAIN;
   sys::Locked tail(tail_lock_);
-  if (state(tail_) == SegmentState::kOpen) segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_release);
+  if (state(tail_) == SegmentState::kOpen) segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
   segments_[number].live.store(0, std::memory_order_relaxed);
-  segments_[number].state.store(SegmentState::kOpen, std::memory_order_release);
+  segments_[number].written.store(false, std::memory_order_relaxed);
+  segments_[number].state.store(SegmentState::kOpen, std::memory_order_seq_cst);
   tail_ = number;
   tail_reserved_ = cleaning && free_.load(std::memory_order_relaxed) < kReserve;
   tail_used_ = number == 0 ? kUnitBytes : 0;   // address 0 is none
@@ -82,16 +103,18 @@ void Log::seal_tail() {
   Held guard(mutex_);
   sys::Locked tail(tail_lock_);
   if (state(tail_) != SegmentState::kOpen) return;
-  segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_release);
+  segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
   tail_used_ = segment_bytes();
 }
 
-// Pre: the mutex. Prefers what lies low and was used before.
+// Pre: the mutex.
 bool Log::take_one(bool cleaning, uint64_t* number) {
   if (free_.load(std::memory_order_relaxed) <= (cleaning ? 0 : kReserve)) return false;
   for (uint64_t i = 0; i < count_; ++i) {
     const uint64_t at = (next_free_ + i) % count_;
     if (state(at) != SegmentState::kFree) continue;
+    segments_[at].life.store(lives_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
+    if (device_ && !take_frame(cleaning, at)) return false;
     next_free_ = at + 1;
     free_.fetch_sub(1, std::memory_order_relaxed);
     *number = at;
@@ -110,6 +133,7 @@ int Log::take_run(uint64_t count, uint64_t* first) {
   }
   if (length < count) return -EAGAIN;
   for (uint64_t i = *first; i < *first + count; ++i) segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
+  segments_[*first].life.store(lives_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
   free_.fetch_sub(count, std::memory_order_relaxed);
   return 0;
 }
@@ -140,6 +164,7 @@ uint64_t Log::reclaim() {
     first_retired_ = segment.next_retired;
     if (!first_retired_) last_retired_ = 0;
     segment.used.store(0, std::memory_order_relaxed);
+    if (device_) free_frame_of(number);
     retired_.fetch_sub(1, std::memory_order_relaxed);
     const bool held_back = number - window_ < window_count_;
     segment.state.store(held_back ? SegmentState::kHeld : SegmentState::kFree, std::memory_order_release);
@@ -157,7 +182,8 @@ int Log::victim(uint64_t* number) {
   uint64_t best = segment_bytes() / kUnitBytes / 8 * 7 + 1;
   bool soon = false;
   for (uint64_t i = 0; i < count_; ++i) {
-    if (state(i) != SegmentState::kSealed || live(i) >= best) continue;
+    const bool may_go = state(i) == SegmentState::kSealed || (state(i) == SegmentState::kDamaged && live(i) == 0);
+    if (!may_go || live(i) >= best) continue;
     if (filling(i)) {
       soon = true;
       continue;
@@ -167,6 +193,22 @@ int Log::victim(uint64_t* number) {
   }
   if (best <= segment_bytes() / kUnitBytes / 8 * 7) return 0;
   return soon ? -EAGAIN : -ENOSPC;
+}
+
+void Log::set_damaged(uint64_t number) {
+  Held guard(mutex_);
+  segments_[number].state.store(SegmentState::kDamaged, std::memory_order_release);
+}
+
+bool Log::retry_damaged() {
+  Held guard(mutex_);
+  bool any = false;
+  for (uint64_t i = 0; i < count_; ++i) {
+    if (state(i) != SegmentState::kDamaged) continue;
+    segments_[i].state.store(SegmentState::kSealed, std::memory_order_release);
+    any = true;
+  }
+  return any;
 }
 
 bool Log::window_may_go(uint64_t first, uint64_t count, uint64_t* live_units) const {
@@ -212,6 +254,7 @@ bool Log::held() const {
 void Log::take_held() {
   Held guard(mutex_);
   for (uint64_t i = window_; i < window_ + window_count_; ++i) segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
+  segments_[window_].life.store(lives_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
   window_count_ = 0;
 }
 

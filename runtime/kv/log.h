@@ -9,17 +9,24 @@
 // live) and retires it: it is free again when no reader is left that may look at it (epoch.h). kReserve segments are for cleaning
 // alone, so that it can always begin.
 //
-// Large pairs lie in runs of neighbouring segments. Where no run is free, one is made: the window that is cheapest to empty is held
-// back, and what lives in it moves.
-// Threading: any. allocate is a spin lock for some instructions; what picks segments takes a mutex. May not: call the store.
+// In memory all segments have their place in DRAM. On a device only some have, each in a *frame*: the tail, and those behind it, the
+// youngest first. A sealed segment is written in one piece when its frame is wanted for another tail; from then on it is read
+// from the device, record by record, with checksums (log_device.cpp). Its contents end with the store.
+//
+// Large pairs lie in runs of neighbouring segments; on a device in parts of 64 KiB, each with a checksum, and never in frames. Where no run
+// is free, one is made: the window that is cheapest to empty is held back, and what lives in it moves.
+// Threading: any. allocate is a spin lock for some instructions; what picks segments takes a mutex; what names the device blocks.
+// May not: call the store.
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "base/error.h"
 #include "kv/budget.h"
 #include "kv/epoch.h"
 #include "kv/record.h"
+#include "superpipe/device.h"
 #include "sys/thread.h"
 
 namespace lunar::kv {
@@ -35,44 +42,66 @@ class Held {   // a mutex, without holding signals: no handler of ours runs here
   sys::Mutex& mutex_;
 };
 
-enum class SegmentState : uint8_t { kFree, kHeld, kOpen, kSealed, kLarge, kRetired };
+// kDamaged: a record of it cannot be read, so it cannot be cleaned. What lives in it is read as before.
+enum class SegmentState : uint8_t { kFree, kHeld, kOpen, kSealed, kDamaged, kLarge, kRetired };
 
 struct Segment {
   std::atomic<uint32_t> live{0};      // units
   std::atomic<uint32_t> used{0};      // bytes, from its start, that records take
-  std::atomic<uint32_t> filling{0};   // records in it that are not published yet
+  std::atomic<uint32_t> filling{0};   // records in it that are being written
   std::atomic<SegmentState> state{SegmentState::kFree};
+  std::atomic<bool> written{false};   // to the device
+  std::atomic<char*> memory{nullptr}; // where it lies in DRAM; nullptr: only on the device
+  std::atomic<uint64_t> life{0};      // which use of it this is: no two of a store have the same number
   uint64_t retired = 0;               // epoch. Under the mutex, as what follows
   uint64_t next_retired = 0;          // number + 1
 };
 
 class Log {
  public:
-  static constexpr uint64_t kReserve = 3, kSegmentsMin = 16;
-  static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB;
+  static constexpr uint64_t kReserve = 3, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
+  static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
 
-  // All of it is charged to the budget at once, and mapped lazily. 0, -EINVAL (larger than an address reaches), -ENOMEM.
-  [[nodiscard]] int open(uint64_t bytes, Budget* budget, Epochs* epochs);
+  // device: nullptr, or where it lies from offset 0 on; not owned. All DRAM is charged to the budget at once, and mapped lazily; on a
+  // device a quarter is left, for the index. 0, -EINVAL (larger than an address reaches), -ENOMEM.
+  [[nodiscard]] int open(uint64_t bytes, Device* device, Budget* budget, Epochs* epochs);
   void close();
 
-  // Room for a record. It counts as live from now on, and its segment is not cleaned before published(). -EAGAIN: no free segment but
-  // the reserve (or, cleaning: none at all).
+  // Room for a record, in DRAM. It counts as live from now on, and its segment is neither cleaned nor written before published(). -EAGAIN: no
+  // free segment but the reserve (or, cleaning: none at all), or no frame.
   [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address* out);
   void published(Address address) { of(address).filling.fetch_sub(1, std::memory_order_release); }
-  void add_live(Address address, uint64_t units) { of(address).live.fetch_add(static_cast<uint32_t>(units), std::memory_order_relaxed); }
+  // Whether the record may be changed where it lies. If so, until published(). Pre: the lock of its shard.
+  bool begin_change(Address address);
   void drop_live(Address address, uint64_t units) { of(address).live.fetch_sub(static_cast<uint32_t>(units), std::memory_order_relaxed); }
-  Record* at(Address address) const { return reinterpret_cast<Record*>(memory_ + address.value * kUnitBytes); }
+  // nullptr: not in DRAM. What it gives stays there while the caller is in an epoch that it was in when it got the address from the
+  // index, or between allocate or begin_change and published. Look is for everything else.
+  Record* at(Address address) const {
+    char* memory = segments_[segment_of(address)].memory.load(std::memory_order_acquire);
+    return memory ? reinterpret_cast<Record*>(memory + (address.value * kUnitBytes & (segment_bytes() - 1))) : nullptr;
+  }
   uint64_t segment_of(Address address) const { return address.value * kUnitBytes >> segment_bits_; }
+  uint64_t life_of(Address address) const { return life(segment_of(address)); }
+  uint64_t life(uint64_t number) const { return segments_[number].life.load(std::memory_order_acquire); }
   // A record larger than that lies in a run, unless it is a descriptor.
   uint64_t inline_units_max() const { return segment_bytes() / 16 / kUnitBytes; }
 
   // Runs. take: first segment of `count` free neighbours, or -EAGAIN. retire: may be used again when nobody looks any more.
+  uint64_t run_segments(uint64_t bytes) const;
   [[nodiscard]] int take_run(uint64_t count, uint64_t* first);
   void retire(uint64_t first, uint64_t count);
-  char* segment_memory(uint64_t number) const { return memory_ + (number << segment_bits_); }
+  // Where a run lies in DRAM. Pre: not on a device, and the caller in an epoch.
+  char* run_memory(uint64_t first) const { return segments_[first].memory.load(std::memory_order_acquire); }
+  [[nodiscard]] int write_run(const LargePlace& place, Bytes key, Bytes value);
+  // Pre: on a device. Never from a frame, whatever lies at `first` by now. -EBADMSG: damaged, or no longer this pair's.
+  [[nodiscard]] int read_run(const LargePlace& place, uint64_t offset, void* to, uint64_t bytes);
 
   // What to clean next: a sealed segment, nothing in it unpublished. -ENOSPC: none has an eighth to give; -EAGAIN: one may have, soon.
   [[nodiscard]] int victim(uint64_t* number);
+  // Its records: where it lies in DRAM, or read from the device into a memory of the cleaner's. -errno.
+  [[nodiscard]] int segment_contents(uint64_t number, const char** memory);
+  void set_damaged(uint64_t number);
+  bool retry_damaged();   // what was damaged may be tried again: a device may have failed for a moment. Whether there is any
   // The window of `count` neighbours that is cheapest to empty: what of it is free is held back, and what becomes free in it from now on.
   // -ENOSPC when what lives in any cannot be put elsewhere. One at a time, until take_held() makes a run of it (all of it is held
   // back: see held()) or release_window() gives it up.
@@ -83,24 +112,48 @@ class Log {
   SegmentState state(uint64_t number) const { return segments_[number].state.load(std::memory_order_acquire); }
   uint32_t used(uint64_t number) const { return segments_[number].used.load(std::memory_order_relaxed); }
   uint32_t live(uint64_t number) const { return segments_[number].live.load(std::memory_order_relaxed); }
-  bool filling(uint64_t number) const { return segments_[number].filling.load(std::memory_order_acquire) != 0; }
+  bool filling(uint64_t number) const { return segments_[number].filling.load(std::memory_order_seq_cst) != 0; }
 
   // Retired segments that nobody looks at any more become free. Returns how many are free.
   uint64_t reclaim();
   bool any_retired() const { return retired_.load(std::memory_order_relaxed) != 0; }
   // The open segment is sealed, so that it can be cleaned.
   void seal_tail();
+  // Whether writers may have a frame: now, soon (readers are still in it), or when make_frame() has made one. That takes the frame of the
+  // oldest segment that has one, and writes this before, when it was not. One thread at a time. -EAGAIN: in a moment; -errno:
+  // the device did not take it, and it stays where it is.
+  enum class Frames : uint8_t { kReady, kSoon, kWanted };
+  Frames frames();
+  [[nodiscard]] int make_frame();
+  bool on_device() const { return device_ != nullptr; }
 
   uint64_t segment_bytes() const { return uint64_t{1} << segment_bits_; }
   uint64_t segments() const { return count_; }
   uint64_t bytes() const { return count_ << segment_bits_; }
   uint64_t bytes_in_use() const { return (count_ - free_.load(std::memory_order_relaxed)) << segment_bits_; }
+  uint64_t ios() const { return ios_.load(std::memory_order_relaxed); }
 
  private:
+  friend class Look;
+  struct Frame {
+    uint64_t owner = 0;     // segment + 1; 0: none
+    uint64_t retired = 0;   // epoch when it was taken from the last one
+  };
   Segment& of(Address address) { return segments_[segment_of(address)]; }
   int roll(bool cleaning);
   bool take_one(bool cleaning, uint64_t* number);
   bool window_may_go(uint64_t first, uint64_t count, uint64_t* live) const;
+  // on a device (log_device.cpp)
+  int open_frames(uint64_t bytes);
+  char* frame_memory(uint64_t frame) const { return frames_memory_ + (frame << segment_bits_); }
+  bool take_frame(bool cleaning, uint64_t owner);
+  void free_frame_of(uint64_t number);
+  int oldest_frame(uint64_t* frame);
+  int write_out(uint64_t number);
+  int transfer(Op op, uint64_t offset, void* memory, uint64_t bytes);
+  int read_record(Address address, uint64_t life, char* buffer);
+  char* take_buffer();
+  void give_buffer(char* buffer);
 
   char* memory_ = nullptr;
   Segment* segments_ = nullptr;
@@ -108,6 +161,13 @@ class Log {
   uint64_t count_ = 0;
   Budget* budget_ = nullptr;
   Epochs* epochs_ = nullptr;
+
+  Device* device_ = nullptr;
+  char* frames_memory_ = nullptr;          // frames, one more for the cleaner, buffers
+  Frame* frames_ = nullptr;                // under the mutex
+  uint64_t frame_count_ = 0, frames_mapped_ = 0, buffer_bytes_ = 0;
+  std::atomic<uint32_t> buffers_{0};       // a bit each: free
+  std::atomic<uint64_t> ios_{0}, lives_{0};
 
   alignas(64) sys::SpinLock tail_lock_;
   uint64_t tail_ = 0, tail_used_ = 0;      // open segment and bytes used in it; tail_used_ == segment_bytes(): none is open
@@ -117,6 +177,29 @@ class Log {
   uint64_t next_free_ = 0;                 // where to look first
   uint64_t first_retired_ = 0, last_retired_ = 0;   // number + 1, oldest first
   uint64_t window_ = 0, window_count_ = 0;          // held back; 0: none
+};
+
+// A record to look at: in DRAM, kept there by an epoch, or in a buffer that it was read into. One a thread at a time; nothing else is read
+// from the device while it lives. The caller is in no epoch. Each may be tried again after it failed.
+class Look {
+ public:
+  explicit Look(Log& log) : log_(log) {}
+  ~Look() { log_.give_buffer(buffer_); }
+  Look(const Look&) = delete;
+  Look& operator=(const Look&) = delete;
+  // Wherever it lies, by who has the lock of its shard. -EBADMSG: damaged; -errno of the device.
+  [[nodiscard]] int locked(Address address);
+  // On the device, where it lay in that life of its segment when the index led to it, under an epoch that is over. -EBADMSG: damaged, or no
+  // longer there: then the index leads elsewhere now.
+  [[nodiscard]] int cold(Address address, uint64_t life);
+  Record* operator->() const { return record_; }
+  Record* record() const { return record_; }
+
+ private:
+  Log& log_;
+  Record* record_ = nullptr;
+  char* buffer_ = nullptr;
+  std::optional<Reading> guard_;
 };
 
 }  // namespace lunar::kv

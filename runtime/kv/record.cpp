@@ -3,9 +3,23 @@
 // Threading: as there. May not: allocate, block (a reader yields while a writer that lost its CPU is within the record).
 #include "kv/record.h"
 
+#include <stddef.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "sys/thread.h"
 
 namespace lunar::kv {
+
+uint64_t part_checksum(const void* data, uint64_t bytes, uint64_t number, uint64_t life) {
+  return XXH3_64bits_withSeed(data, bytes, life * 0x9e3779b97f4a7c15 ^ number);
+}
+
+uint64_t record_checksum(const Record* record, Address address, uint64_t life) {
+  constexpr uint64_t kFrom = offsetof(Record, size_type);
+  return part_checksum(&record->size_type, record->units() * kUnitBytes - kFrom, address.value, life);
+}
 
 uint64_t value_copy_out(Record* record, uint64_t offset, void* to, uint64_t bytes) {
   for (unsigned tries = 0;; ++tries) {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A record of the log: one key with its value, and the words by which everything in the store is addressed.
 //
-//   0        4           8            12             16                   16 + key, rounded up to 8
-//   │ version│ size, type│ key_bytes  │ value_bytes  │ key ...            │ value ...            │ pad to 16
+//   0          8         12           16           20            24                  24 + key, rounded up to 8
+//   │ checksum │ version │ size, type │ key_bytes  │ value_bytes │ key ...           │ value ...          │ pad to 8
 //
 // A record is written once and then published by the index. What may change afterwards, by the one thread that holds the lock of
 // its shard, is the value, when it fits: `version` is odd meanwhile, and a reader that saw it odd or changed reads again (a sequence
 // lock a record). Key and size never change.
+//
+// The checksum (XXH3 of what follows `version`, seeded by where the record lies and in which life of its segment) is made when the record
+// leaves DRAM for a device: what is read back there is this record, or it is seen that it is not.
 //
 // A pair that is larger than the log takes inline is of type kLarge: the record holds a LargePlace, and key and value lie, one
 // behind the other, in segments of their own.
@@ -22,9 +25,9 @@
 
 namespace lunar::kv {
 
-constexpr uint64_t kUnitBytes = 16;                               // records begin and end at multiples of it
+constexpr uint64_t kUnitBytes = 8;                                // records begin and end at multiples of it
 using Address = StrongNumber<struct AddressTag, uint64_t>;        // of a record: units from the start of the log. 0: none
-constexpr unsigned kAddressBits = 40;                             // 16 TiB
+constexpr unsigned kAddressBits = 40;                             // 8 TiB
 constexpr uint64_t kLogBytesMax = kUnitBytes << kAddressBits;
 constexpr uint64_t kPairBytesMax = 100 * kGiB;                    // of a key, and of a value
 
@@ -35,7 +38,10 @@ struct Bytes {
 
 enum class RecordType : uint32_t { kPair = 1, kLarge = 2 };
 
+struct LargePlace;
+
 struct Record {
+  uint64_t checksum;
   uint32_t version;
   uint32_t size_type;       // units << 2 | RecordType
   uint32_t key_bytes;       // kLarge: sizeof(LargePlace) and 0
@@ -45,17 +51,22 @@ struct Record {
   RecordType type() const { return static_cast<RecordType>(size_type & 3); }
   const char* key() const { return reinterpret_cast<const char*>(this + 1); }
   char* value() { return reinterpret_cast<char*>(this + 1) + round_up(key_bytes, 8); }
+  const LargePlace& large() const;   // pre: kLarge
   uint64_t value_room() const { return units() * kUnitBytes - sizeof(Record) - round_up(key_bytes, 8); }
 };
-static_assert(sizeof(Record) == 16);
+static_assert(sizeof(Record) == 24);
 
 // Where a pair lies that is too large for the log: key, then (rounded up to 8) value, from the start of segment `first`.
 struct LargePlace {
   uint64_t hash;
   uint64_t key_bytes, value_bytes;
   uint64_t first, count;    // segments
+  uint64_t life;            // of the run (log.h: Segment::life): what its checksums are seeded by
+
+  uint64_t value_at() const { return round_up(key_bytes, 8); }
 };
-static_assert(sizeof(LargePlace) == 40);
+static_assert(sizeof(LargePlace) == 48);
+inline const LargePlace& Record::large() const { return *reinterpret_cast<const LargePlace*>(key()); }
 
 constexpr uint64_t record_units(uint64_t key_bytes, uint64_t value_bytes) {
   return (sizeof(Record) + round_up(key_bytes, 8) + value_bytes + kUnitBytes - 1) / kUnitBytes;
@@ -87,6 +98,11 @@ inline void value_copy_words(const char* value, uint64_t offset, void* to, uint6
     memcpy(out, &word, n);
   }
 }
+
+// Of a record that lies at `address`. Pre: nobody changes it.
+uint64_t record_checksum(const Record* record, Address address, uint64_t life);
+// The same of any other bytes that were written together, part `number` of a life.
+uint64_t part_checksum(const void* data, uint64_t bytes, uint64_t number, uint64_t life);
 
 // Up to `bytes` of the value from `offset` on, of one version. Returns the length of the whole value.
 uint64_t value_copy_out(Record* record, uint64_t offset, void* to, uint64_t bytes);

@@ -20,7 +20,7 @@ bool fits_in_place(const Record* record, uint64_t value_bytes) {
 }
 
 void fill_pair(Record* record, uint64_t units, Bytes key, Bytes value) {
-  new (record) Record{0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kPair)), static_cast<uint32_t>(key.size),
+  new (record) Record{0, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kPair)), static_cast<uint32_t>(key.size),
                       static_cast<uint32_t>(value.size)};
   if (key.size) memcpy(record + 1, key.data, key.size);
   if (value.size) memcpy(record->value(), value.data, value.size);
@@ -28,8 +28,40 @@ void fill_pair(Record* record, uint64_t units, Bytes key, Bytes value) {
 
 }  // namespace
 
-std::atomic<uint64_t>* Store::find_locked(Shard& shard, uint64_t hash, Bytes key) const {
-  return shard.index.find_entry(hash, [&](Address address) { return is_key(log_.at(address), hash, key); });
+// Whether what an entry leads to is the key's; if so, what it is. 1, 0, or -errno.
+int Store::examine(Address address, uint64_t hash, Bytes key, Found* out) {
+  {
+    Look look(log_);
+    int status = -EIO;
+    for (unsigned tries = 0; tries < 3 && status < 0; ++tries) status = look.locked(address);
+    if (status < 0) return status;
+    if (look->type() == RecordType::kPair || !log_.on_device()) {
+      if (!is_key(look.record(), hash, key)) return 0;
+    }
+    out->units = look->units();
+    if (look->type() == RecordType::kPair) {
+      out->value_bytes = word32(look->value_bytes, std::memory_order_relaxed);
+      out->pair_bytes = key.size + out->value_bytes;
+      out->run = {};
+      return 1;
+    }
+    out->run = look->large();
+  }
+  out->value_bytes = out->run.value_bytes;
+  out->pair_bytes = key.size + out->value_bytes;
+  return log_.on_device() ? is_key_of_run(out->run, hash, key) : 1;
+}
+
+// Pre: the lock. 0 (also when there is none), or -errno: one that may be the key's cannot be read.
+int Store::find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out) {
+  int error = 0;
+  out->place = shard.index.find_entry(hash, [&](Address address) {
+    const int same = examine(address, hash, key, out);
+    if (same < 0) error = same;
+    out->address = address;
+    return same > 0;
+  });
+  return out->place ? 0 : error;
 }
 
 int Store::set(Bytes key, Bytes value) {
@@ -39,56 +71,56 @@ int Store::set(Bytes key, Bytes value) {
   return large ? set_large(hash, key, value) : set_inline(hash, key, value);
 }
 
-// What an address led to lives no more. Pre: its entry is gone or leads elsewhere.
-void Store::drop(Address address) {
-  const Record* record = log_.at(address);
-  const LargePlace* place = record->type() == RecordType::kLarge ? reinterpret_cast<const LargePlace*>(record->key()) : nullptr;
-  const uint64_t first = place ? place->first : 0, count = place ? place->count : 0;
-  log_.drop_live(address, record->units());
-  if (count) log_.retire(first, count);
+// What an entry led to lives no more. Pre: it is gone or leads elsewhere.
+void Store::drop(const Found& found) {
+  log_.drop_live(found.address, found.units);
+  if (found.run.count) log_.retire(found.run.first, found.run.count);
 }
 
-// The entry of the key leads to the record at `address` from now on. Pre: the lock. -ENOMEM: no room for an entry, nothing changed.
-int Store::publish(Shard& shard, uint64_t hash, Address address, std::atomic<uint64_t>* place, uint64_t bytes) {
-  uint64_t before = 0;
-  if (place) {
-    const Address old = Index::address_in(*place);
-    const Record* record = log_.at(old);
-    before = key_bytes_of(record) + value_bytes_of(record);
-    Index::replace(place, address);
-    drop(old);
+// The key's entry leads to the record at `address` from now on. Pre: the lock. -ENOMEM: no room for an entry, nothing changed.
+int Store::publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes) {
+  if (found.place) {
+    Index::replace(found.place, address);
+    drop(found);
   } else if (const int status = shard.index.insert(hash, address); status < 0) {
     return status;
   }
-  shard.pair_bytes.fetch_add(bytes - before, std::memory_order_relaxed);
+  shard.pair_bytes.fetch_add(bytes - (found.place ? found.pair_bytes : 0), std::memory_order_relaxed);
   return 0;
+}
+
+bool Store::set_in_place(Shard& shard, const Found& found, Bytes value) {
+  if (found.run.count || !log_.begin_change(found.address)) return false;
+  Record* record = log_.at(found.address);
+  const bool fits = fits_in_place(record, value.size);
+  if (fits) {
+    value_overwrite(record, value);
+    shard.pair_bytes.fetch_add(value.size - found.value_bytes, std::memory_order_relaxed);
+  }
+  log_.published(found.address);
+  return fits;
 }
 
 int Store::set_inline(uint64_t hash, Bytes key, Bytes value) {
   Shard& shard = shard_of(hash);
+  shard.index.prefetch(hash);
   const uint64_t units = record_units(key.size, value.size);
   for (;;) {
     {
       Held lock(shard.lock);
-      std::atomic<uint64_t>* place = find_locked(shard, hash, key);
-      if (place) {
-        Record* record = log_.at(Index::address_in(*place));
-        if (fits_in_place(record, value.size)) {
-          shard.pair_bytes.fetch_add(value.size - record->value_bytes, std::memory_order_relaxed);
-          value_overwrite(record, value);
-          shard.writes.fetch_add(1, std::memory_order_relaxed);
-          return 0;
-        }
-      }
+      shard.writes.fetch_add(1, std::memory_order_relaxed);
+      Found found;
+      if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
+      if (found.place && set_in_place(shard, found, value)) return 0;
       Address address;
       if (log_.allocate(units, false, &address) == 0) {
         fill_pair(log_.at(address), units, key, value);
-        const int status = publish(shard, hash, address, place, key.size + value.size);
+        const int status = publish(shard, hash, address, found, key.size + value.size);
         if (status < 0) log_.drop_live(address, units);
         log_.published(address);
-        shard.writes.fetch_add(1, std::memory_order_relaxed);
         return status < 0 ? -ENOSPC : 0;
       }
+      shard.writes.fetch_sub(1, std::memory_order_relaxed);
     }
     if (const int status = room_for_segment(); status < 0) return status;
   }
@@ -96,32 +128,33 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value) {
 
 int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
   Shard& shard = shard_of(hash);
-  const uint64_t bytes = round_up(key.size, 8) + value.size, units = record_units(sizeof(LargePlace), 0);
-  LargePlace place{hash, key.size, value.size, 0, (bytes + log_.segment_bytes() - 1) / log_.segment_bytes()};
+  const uint64_t units = record_units(sizeof(LargePlace), 0);
+  LargePlace place{hash, key.size, value.size, 0, 0, 0};
+  place.count = log_.run_segments(place.value_at() + value.size);
   if (const int status = room_for_run(place.count, &place.first); status < 0) return status;
-  char* memory = log_.segment_memory(place.first);
-  if (key.size) memcpy(memory, key.data, key.size);
-  if (value.size) memcpy(memory + round_up(key.size, 8), value.data, value.size);
-  for (;;) {
+  place.life = log_.life(place.first);
+  int status = log_.write_run(place, key, value);
+  while (status == 0) {
     {
       Held lock(shard.lock);
+      Found found;
+      if (status = find_locked(shard, hash, key, &found); status < 0) break;
       Address address;
       if (log_.allocate(units, false, &address) == 0) {
         Record* record = log_.at(address);
-        new (record) Record{0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kLarge)), sizeof(LargePlace), 0};
+        new (record) Record{0, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kLarge)), sizeof(LargePlace), 0};
         new (record + 1) LargePlace(place);
-        const int status = publish(shard, hash, address, find_locked(shard, hash, key), key.size + value.size);
-        if (status < 0) drop(address);
+        status = publish(shard, hash, address, found, key.size + value.size) < 0 ? -ENOSPC : 0;
+        if (status < 0) log_.drop_live(address, units);
         log_.published(address);
         shard.writes.fetch_add(1, std::memory_order_relaxed);
-        return status < 0 ? -ENOSPC : 0;
+        break;
       }
     }
-    if (const int status = room_for_segment(); status < 0) {
-      log_.retire(place.first, place.count);
-      return status;
-    }
+    status = room_for_segment();
   }
+  if (status < 0) log_.retire(place.first, place.count);
+  return status;
 }
 
 int64_t Store::del(Bytes key) {
@@ -129,14 +162,13 @@ int64_t Store::del(Bytes key) {
   Shard& shard = shard_of(hash);
   Held lock(shard.lock);
   shard.writes.fetch_add(1, std::memory_order_relaxed);
-  std::atomic<uint64_t>* place = find_locked(shard, hash, key);
-  if (!place) return -ENOENT;
-  const Address address = Index::address_in(*place);
-  const uint64_t bytes = value_bytes_of(log_.at(address));
-  shard.index.erase(place);
-  shard.pair_bytes.fetch_sub(key.size + bytes, std::memory_order_relaxed);
-  drop(address);
-  return static_cast<int64_t>(bytes);
+  Found found;
+  if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
+  if (!found.place) return -ENOENT;
+  shard.index.erase(found.place);
+  shard.pair_bytes.fetch_sub(found.pair_bytes, std::memory_order_relaxed);
+  drop(found);
+  return static_cast<int64_t>(found.value_bytes);
 }
 
 }  // namespace lunar::kv

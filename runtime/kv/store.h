@@ -9,7 +9,7 @@
 //
 // A key is as if all its operations came one after the other. Lengths may be 0.
 // Threading: all calls from any thread, but close(), which must be the last. set and del may map memory (growth of the index) and may
-// wait for another writer's cleaning; get and exists never block.
+// wait for another writer's cleaning; get and exists block for the device alone, when the record is not in DRAM.
 #pragma once
 #include <cstdint>
 
@@ -20,8 +20,12 @@
 namespace lunar::kv {
 
 struct StoreOptions {
-  uint64_t log_bytes = kGiB;         // what records may take, rounded up to segments (16 at least)
-  uint64_t dram_bytes = 0;           // all that it may use, hard: the log, and what is left for the index. 0: a third more than log_bytes
+  // Where the log lies, for as long as the store is open: what is there before is lost, what is there after is nobody's. Taken over in any
+  // case: closed with the store, or at once on failure. nullptr: in DRAM.
+  Device* device = nullptr;
+  uint64_t log_bytes = kGiB;         // what records may take, in segments (16 at least). 0: all that the device has
+  uint64_t dram_bytes = 0;           // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes).
+                                     //   On a device: a quarter for the index, the rest for the youngest part of the log; never 0
   uint64_t expected_keys = 1 << 20;  // a hint: the index begins small enough for a quarter of them, and grows
   unsigned shards = 16;              // rounded up to a power of two, 1..256: how many writers can be busy at one time
 };
@@ -30,11 +34,14 @@ struct Shard;
 
 class Store {
  public:
-  // 0, -EINVAL, -ENOMEM (also: dram_bytes are too few for log_bytes) with *why.
+  // 0, -EINVAL, -ENOMEM (also: dram_bytes are too few), -ENOSPC (the device is too small, or has no room) with *why.
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
   void close();   // nullptr is not fine. Nobody uses it any more
 
-  // 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: neither the log nor (for a new key) the index has room. Then nothing has changed.
+  // On a device, all of these but count and such may block for it, and end with what it says (-EIO, ...) or with -EBADMSG: what lies there is not what
+  // was written. No damaged byte is ever returned, and the other keys are as they were.
+  //
+  // 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure nothing has changed.
   [[nodiscard]] int set(Bytes key, Bytes value);
   // Length of the whole value; of it, from `offset` on, up to `bytes` are copied. -ENOENT.
   [[nodiscard]] int64_t get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
@@ -49,6 +56,7 @@ class Store {
   uint64_t bytes_in_use() const { return log_.bytes_in_use(); } //   of it, in segments that are not free
   uint64_t bytes_actual() const;                                // of keys and values
   uint64_t operations() const;                                  // get, exists, set, del, random and steps of walks, ever
+  uint64_t device_ios() const { return log_.ios(); }            // reads and writes of the device, ever
   uint64_t cleaned_bytes() const { return cleaned_.load(std::memory_order_relaxed); }   // live bytes that cleaning moved, ever
   uint64_t dram_used() const { return budget_.used(); }
   uint64_t index_bytes() const;
@@ -59,19 +67,49 @@ class Store {
 
  private:
   friend class Walk;
+  // What an entry that is a key's leads to. place == nullptr: there is none.
+  struct Found {
+    std::atomic<uint64_t>* place = nullptr;
+    Address address;
+    uint64_t units = 0, pair_bytes = 0, value_bytes = 0;
+    LargePlace run = {};             // count 0: none
+  };
+  // An entry whose record is to be read from the device, as found under an epoch. place.count != 0: the record itself is not.
+  struct Candidate {
+    Address address;
+    uint64_t life = 0;
+    LargePlace place = {};
+  };
+  struct Candidates {
+    static constexpr unsigned kMax = 8;
+    Candidate list[kMax];
+    unsigned count = 0;
+    bool more = false;
+  };
   Store() = default;
   int start(const StoreOptions& options, ErrorText* why);
   Shard& shard_of(uint64_t hash) const;
-  bool is_key(const Record* record, uint64_t hash, Bytes key) const;
-  std::atomic<uint64_t>* find_locked(Shard& shard, uint64_t hash, Bytes key) const;
-  uint64_t value_bytes_of(const Record* record) const;
-  uint64_t key_bytes_of(const Record* record) const { return key_of(record).size; }
+  // key_of, is_key: of a record in DRAM or a buffer; of a large pair only when its run lies in DRAM.
   Bytes key_of(const Record* record) const;
+  bool is_key(const Record* record, uint64_t hash, Bytes key) const;
+  int is_key_of_run(const LargePlace& place, uint64_t hash, Bytes key);
   uint64_t hash_of_record(const Record* record) const;
+  int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold);
+  int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
+  int64_t get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
+  // The record when all of the pair lies in DRAM; else nullptr and *cold. Pre: in the epoch in which the index gave the address.
+  Record* resident(Address address, Candidate* cold) const;
+  int64_t copy_key(const Record* record, void* buffer, uint64_t bytes) const;
+  int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
+  int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
+  int examine(Address address, uint64_t hash, Bytes key, Found* out);
   int set_inline(uint64_t hash, Bytes key, Bytes value);
   int set_large(uint64_t hash, Bytes key, Bytes value);
-  int publish(Shard& shard, uint64_t hash, Address address, std::atomic<uint64_t>* place, uint64_t bytes);
-  void drop(Address address);
+  bool set_in_place(Shard& shard, const Found& found, Bytes value);
+  int publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes);
+  void drop(const Found& found);
+  int validate_entry(unsigned shard, Address address, uint64_t* units, uint64_t* runs, ErrorText* why);
+  int room_for_frames();
   int room_for_segment();
   int room_for_run(uint64_t count, uint64_t* first);
   int clean(uint64_t segment);
@@ -80,6 +118,7 @@ class Store {
   int hold_window(uint64_t count, uint64_t* first);
 
   uint64_t mapping_bytes_ = 0;
+  Device* device_ = nullptr;
   Budget budget_;
   Epochs epochs_;
   Log log_;
@@ -107,14 +146,16 @@ class Walk {
  public:
   [[nodiscard]] static int open(Store* store, Walk** out);   // 0, -ENOMEM
   void close();
-  // The next key: its whole length. Up to `bytes` of it are copied. -ENOENT: that was all. -ENOMEM: try again.
+  // The next key: its whole length. Up to `bytes` of it are copied. -ENOENT: that was all. -ENOMEM: try again. -EIO, -EBADMSG: a key that
+  // cannot be read was left out; the walk goes on.
   [[nodiscard]] int64_t next(void* buffer, uint64_t bytes);
-  // The length of the key that next() would give, without going on: -ENOENT, -ENOMEM.
+  // The length of the key that next() would give, without going on; errors as there.
   [[nodiscard]] int64_t peek();
 
  private:
   explicit Walk(Store* store) : store_(store) {}
   int gather();
+  int append_key(const Record* record, const Store::Candidate* cold);
   static int keep_room(char** memory, uint64_t* room, uint64_t wanted);
 
   Store* store_;
@@ -122,8 +163,10 @@ class Walk {
   bool begun_ = false;              // of this shard: shape_ is known
   Index::Shape shape_;              //   as it was then
   uint64_t class_ = 0;              // next to gather
+  int unreadable_ = 0;              // of the class: to be told of next
   char* addresses_ = nullptr;       // of one class
-  uint64_t addresses_room_ = 0;
+  char* cold_ = nullptr;            //   and of them, what lies on the device: Store::Candidate
+  uint64_t addresses_room_ = 0, cold_room_ = 0;
   char* keys_ = nullptr;            // of one class: uint64_t length, key, padded to 8
   uint64_t keys_room_ = 0, keys_used_ = 0, keys_at_ = 0;
 };

@@ -16,6 +16,7 @@ namespace lunar::kv {
 namespace {
 
 constexpr uint64_t kRoomFirst = 4096;
+constexpr unsigned kTries = 5;
 
 }  // namespace
 
@@ -27,53 +28,79 @@ int Walk::open(Store* store, Walk** out) {
 
 void Walk::close() {
   if (addresses_) unmap_private(addresses_, addresses_room_);
+  if (cold_) unmap_private(cold_, cold_room_);
   if (keys_) unmap_private(keys_, keys_room_);
   unmap_private(this, sizeof(Walk));
 }
 
-// Another memory of `wanted` bytes at least. What was in it is gone.
+// `wanted` bytes at least; what was in it stays.
 int Walk::keep_room(char** memory, uint64_t* room, uint64_t wanted) {
   uint64_t bytes = *room ? *room : kRoomFirst;
   while (bytes < wanted) bytes *= 2;
   if (bytes == *room) return 0;
   auto* fresh = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!fresh) return -ENOMEM;
-  if (*memory) unmap_private(*memory, *room);
+  if (*memory) {
+    memcpy(fresh, *memory, *room);
+    unmap_private(*memory, *room);
+  }
   *memory = fresh;
   *room = bytes;
   return 0;
 }
 
-// Copies the keys of class_.
-int Walk::gather() {
-  uint64_t addresses_wanted = kRoomFirst, keys_wanted = kRoomFirst;
-  for (;;) {
-    if (const int status = keep_room(&addresses_, &addresses_room_, addresses_wanted); status < 0) return status;
-    if (const int status = keep_room(&keys_, &keys_room_, keys_wanted); status < 0) return status;
-    Reading guard(store_->epochs_);
-    auto* found = reinterpret_cast<Address*>(addresses_);
-    const uint64_t room = addresses_room_ / sizeof(Address);
-    const uint64_t count = store_->shards_[shard_].index.collect(shape_, class_, found, room);
-    if (count > room) {
-      addresses_wanted = count * sizeof(Address);
-      continue;
-    }
-    keys_wanted = 0;
-    for (uint64_t i = 0; i < count; ++i) keys_wanted += sizeof(uint64_t) + round_up(store_->key_of(store_->log_.at(found[i])).size, 8);
-    if (keys_wanted > keys_room_) continue;
-    keys_at_ = keys_used_ = 0;
-    for (uint64_t i = 0; i < count; ++i) {
-      const Bytes key = store_->key_of(store_->log_.at(found[i]));
-      memcpy(keys_ + keys_used_, &key.size, sizeof key.size);
-      if (key.size) memcpy(keys_ + keys_used_ + sizeof key.size, key.data, key.size);
-      keys_used_ += sizeof key.size + round_up(key.size, 8);
-    }
+// Behind the keys that are there. Of a record in DRAM, or of one on the device.
+int Walk::append_key(const Record* record, const Store::Candidate* cold) {
+  for (uint64_t wanted = kRoomFirst;;) {
+    if (const int status = keep_room(&keys_, &keys_room_, keys_used_ + wanted); status < 0) return status;
+    const uint64_t room = keys_room_ - keys_used_ - sizeof(uint64_t);
+    char* to = keys_ + keys_used_ + sizeof(uint64_t);
+    const int64_t length = record ? store_->copy_key(record, to, room) : store_->copy_cold_key(*cold, to, room);
+    if (length < 0) return static_cast<int>(length);
+    const auto whole = static_cast<uint64_t>(length);
+    wanted = sizeof whole + round_up(whole, 8);
+    if (whole > room) continue;
+    memcpy(keys_ + keys_used_, &whole, sizeof whole);
+    keys_used_ += wanted;
     return 0;
   }
 }
 
+// Copies the keys of class_. What cannot be read may have moved meanwhile: then all of it again, a few times.
+int Walk::gather() {
+  uint64_t wanted = kRoomFirst / sizeof(Address);
+  for (unsigned tries = 0;;) {
+    if (const int status = keep_room(&addresses_, &addresses_room_, wanted * sizeof(Address)); status < 0) return status;
+    if (const int status = keep_room(&cold_, &cold_room_, wanted * sizeof(Store::Candidate)); status < 0) return status;
+    auto* found = reinterpret_cast<Address*>(addresses_);
+    auto* cold = reinterpret_cast<Store::Candidate*>(cold_);
+    uint64_t colds = 0;
+    keys_at_ = keys_used_ = 0;
+    unreadable_ = 0;
+    {
+      Reading guard(store_->epochs_);
+      const uint64_t count = store_->shards_[shard_].index.collect(shape_, class_, found, wanted);
+      if (count > wanted) {
+        wanted = count;
+        continue;
+      }
+      for (uint64_t i = 0; i < count; ++i) {
+        const Record* record = store_->resident(found[i], &cold[colds]);
+        if (!record) ++colds;
+        else if (const int status = append_key(record, nullptr); status < 0) return status;
+      }
+    }
+    for (uint64_t i = 0; i < colds; ++i) {
+      const int status = append_key(nullptr, &cold[i]);
+      if (status == -ENOMEM) return status;
+      if (status < 0) unreadable_ = status;
+    }
+    if (unreadable_ == 0 || ++tries == kTries) return 0;
+  }
+}
+
 int64_t Walk::peek() {
-  while (keys_at_ == keys_used_) {
+  while (keys_at_ == keys_used_ && unreadable_ == 0) {
     if (shard_ == 1u << store_->shard_bits_) return -ENOENT;
     if (!begun_) {
       shape_ = store_->shards_[shard_].index.shape();
@@ -85,8 +112,16 @@ int64_t Walk::peek() {
       begun_ = false;
       continue;
     }
-    if (const int status = gather(); status < 0) return status;
+    if (const int status = gather(); status < 0) {
+      keys_at_ = keys_used_ = 0;   // this class again
+      return status;
+    }
     ++class_;
+  }
+  if (unreadable_) {
+    const int status = unreadable_;
+    unreadable_ = 0;
+    return status;
   }
   uint64_t length;
   memcpy(&length, keys_ + keys_at_, sizeof length);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine against a model: random operations on few and on many keys, in a log so small that it is cleaned all the time. Every result
 // and every byte is compared with a std::unordered_map; full is an answer, after which nothing may have changed.
-//   kv_model [--operations N]; LUNAR_SEED= replays.
+// With a device, three quarters of the log and more lie there.
+//   kv_model [--operations N] [--device URI]; LUNAR_SEED= replays.
 #include <errno.h>
 
 #include <set>
@@ -28,12 +29,14 @@ constexpr Kind kKinds[] = {{"few keys", 64, 2 * kMiB, 300, 1},       {"many keys
 
 class Model {
  public:
-  Model(const Kind& kind, uint64_t seed) : kind_(kind), random_(seed), buffer_(kind.value_max + 64, 0) {
+  Model(const Kind& kind, uint64_t seed, const char* uri) : kind_(kind), random_(seed), buffer_(kind.value_max + 64, 0) {
     StoreOptions options;
     options.log_bytes = kind.log_bytes;
-    options.dram_bytes = kind.log_bytes + 8 * kMiB;
+    options.device = open_device(uri, kind.log_bytes);
+    options.dram_bytes = options.device ? 5 * kMiB : kind.log_bytes + 8 * kMiB;
     options.shards = kind.shards;
     options.expected_keys = 16;   // grows
+    dram_bytes_ = options.dram_bytes;
     store_ = open_store(options);
   }
   ~Model() { store_->close(); }
@@ -56,7 +59,7 @@ class Model {
   Store* store_;
   std::unordered_map<std::string, std::string> model_;
   std::string buffer_, value_;
-  uint64_t version_ = 0, bytes_ = 0, full_ = 0;
+  uint64_t version_ = 0, bytes_ = 0, full_ = 0, dram_bytes_ = 0;
 };
 
 // Of all lengths, 0 too, some of which share long beginnings.
@@ -155,14 +158,15 @@ void Model::run(uint64_t operations) {
     if (i % (operations / 4) == operations / 4 - 1) {
       walk();
       check_store(store_);
+      if (store_->dram_used() > dram_bytes_) wrong("dram_used", static_cast<int64_t>(store_->dram_used()), static_cast<int64_t>(dram_bytes_));
     }
   }
   if (store_->count() != model_.size()) wrong("count", static_cast<int64_t>(store_->count()), static_cast<int64_t>(model_.size()));
   if (store_->bytes_actual() != bytes_) wrong("bytes_actual", static_cast<int64_t>(store_->bytes_actual()), static_cast<int64_t>(bytes_));
   for (const auto& [name, value] : model_) get(name);
-  printf("%-20s %8zu keys, %7llu KiB, full %llu times, cleaning moved %llu KiB, index %.1f bytes an entry\n", kind_.name, model_.size(),
+  printf("%-20s %8zu keys, %7llu KiB, full %llu times, cleaning moved %llu KiB, %llu device I/Os, index %.1f bytes an entry\n", kind_.name, model_.size(),
          static_cast<unsigned long long>(bytes_ / 1024), static_cast<unsigned long long>(full_),
-         static_cast<unsigned long long>(store_->cleaned_bytes() / 1024),
+         static_cast<unsigned long long>(store_->cleaned_bytes() / 1024), static_cast<unsigned long long>(store_->device_ios()),
          static_cast<double>(store_->index_bytes()) / static_cast<double>(model_.empty() ? 1 : model_.size()));
   // What was deleted is room again.
   while (!model_.empty()) del(std::string(model_.begin()->first));
@@ -179,11 +183,12 @@ void Model::run(uint64_t operations) {
 
 int main(int argc, char** argv) {
   const uint64_t operations = argument(argc, argv, "--operations", 1'000'000), seed = seed_from_environment();
+  const char* uri = text_argument(argc, argv, "--device");
   const uint64_t kinds = sizeof kKinds / sizeof *kKinds;
   for (uint64_t i = 0; i < kinds; ++i) {
     // Operations on large values cost a hundred times as much.
     const uint64_t share = kKinds[i].value_max > 100'000 ? operations / 100 : operations * 98 / 100 / 3;
-    Model(kKinds[i], seed + i).run(share);
+    Model(kKinds[i], seed + i, uri).run(share);
   }
   return 0;
 }

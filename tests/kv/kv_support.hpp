@@ -66,6 +66,24 @@ inline void check_store(lunar::kv::Store* store) {
   if (store->validate(&why) < 0) fail(why.text);
 }
 
+// Where the log lies: nullptr (DRAM) when the arguments name no --device URI.
+inline lunar::Device* open_device(const char* uri, uint64_t bytes) {
+  if (!uri) return nullptr;
+  lunar::DeviceOptions options;
+  options.want_bytes = bytes;
+  lunar::ErrorText why;
+  lunar::Device* device = nullptr;
+  if (lunar::device_open(uri, options, &device, &why) < 0) fail(why.text);
+  return device;
+}
+
+inline const char* text_argument(int argc, char** argv, const char* name) {
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (strcmp(argv[i], name) == 0) return argv[i + 1];
+  }
+  return nullptr;
+}
+
 // The number that follows NAME in the program's arguments.
 inline uint64_t argument(int argc, char** argv, const char* name, uint64_t otherwise) {
   for (int i = 1; i + 1 < argc; ++i) {

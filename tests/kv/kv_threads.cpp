@@ -3,7 +3,7 @@
 // what it begins and what is done, so a reader knows which versions it may see: not older than what was done before it
 // asked, not newer than what was begun when it had its answer, whole, and never one that comes back. That is linearizability for keys with one writer.
 // Keys that all threads write must be whole, of a version that one of them wrote. Walkers must see every key that stays, once.
-//   kv_threads [--writes N] [--writers N] [--readers N]; LUNAR_SEED= replays the choices, not the interleaving.
+//   kv_threads [--writes N] [--writers N] [--readers N] [--device URI]; LUNAR_SEED= replays the choices, not the interleaving.
 #include <errno.h>
 
 #include <atomic>
@@ -156,8 +156,10 @@ int main(int argc, char** argv) {
   const uint64_t writes = argument(argc, argv, "--writes", 60'000), seed = seed_from_environment();
   const uint64_t writers = argument(argc, argv, "--writers", 4), readers = argument(argc, argv, "--readers", 4);
   StoreOptions options;
-  options.log_bytes = 12 * kMiB;
-  options.dram_bytes = 20 * kMiB;
+  const char* uri = text_argument(argc, argv, "--device");
+  options.log_bytes = uri ? 6 * kMiB : 12 * kMiB;
+  options.device = open_device(uri, options.log_bytes);
+  options.dram_bytes = uri ? 5 * kMiB : 20 * kMiB;
   options.shards = 4;
   options.expected_keys = 16;
   Store* store = open_store(options);

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading: get, exists, random; see store.h.
+//
+// What lies in DRAM is found and copied under one epoch. Entries whose records lie on the device are only noted there; they are read when
+// the epoch is left, and checked: the checksum says whether it still is the record that the index led to. When it does not fit, either the
+// record has moved meanwhile, and the index says where, or it is damaged: so look again, a few times.
+// Threading: as in store.h.
+#include <errno.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "kv/store.h"
+
+namespace lunar::kv {
+namespace {
+
+constexpr unsigned kTries = 5;
+
+uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+}  // namespace
+
+uint64_t hash_of(Bytes key) { return XXH3_64bits(key.data, key.size); }
+
+Bytes Store::key_of(const Record* record) const {
+  if (record->type() == RecordType::kPair) return {record->key(), record->key_bytes};
+  return {log_.run_memory(record->large().first), record->large().key_bytes};
+}
+
+uint64_t Store::hash_of_record(const Record* record) const {
+  return record->type() == RecordType::kPair ? hash_of(key_of(record)) : record->large().hash;
+}
+
+bool Store::is_key(const Record* record, uint64_t hash, Bytes key) const {
+  if (record->type() == RecordType::kLarge && record->large().hash != hash) return false;
+  const Bytes own = key_of(record);
+  return own.size == key.size && (key.size == 0 || memcmp(own.data, key.data, key.size) == 0);
+}
+
+// 1, 0, or -errno.
+int Store::is_key_of_run(const LargePlace& place, uint64_t hash, Bytes key) {
+  if (place.hash != hash || place.key_bytes != key.size) return 0;
+  char piece[4096];
+  for (uint64_t at = 0; at < key.size; at += sizeof piece) {
+    const uint64_t n = smaller(sizeof piece, key.size - at);
+    if (const int status = log_.read_run(place, at, piece, n); status < 0) return status;
+    if (memcmp(piece, static_cast<const char*>(key.data) + at, n) != 0) return 0;
+  }
+  return 1;
+}
+
+Record* Store::resident(Address address, Candidate* cold) const {
+  Record* record = log_.at(address);
+  if (record && (record->type() == RecordType::kPair || !log_.on_device())) return record;
+  *cold = {address, log_.life_of(address), record ? record->large() : LargePlace{}};
+  return nullptr;
+}
+
+// -ENOENT: not in DRAM; it may be one of `cold`.
+int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold) {
+  int64_t result = -ENOENT;
+  Reading guard(epochs_);
+  guard.count();
+  shard_of(hash).index.find(hash, [&](Address address) {
+    if (cold->count == Candidates::kMax) {
+      cold->more = true;
+      return false;
+    }
+    Record* record = resident(address, &cold->list[cold->count]);
+    if (!record) {
+      ++cold->count;
+      return false;
+    }
+    if (!is_key(record, hash, key)) return false;
+    if (record->type() == RecordType::kPair) {
+      result = static_cast<int64_t>(value_copy_out(record, offset, buffer, bytes));
+      return true;
+    }
+    const LargePlace& place = record->large();
+    if (offset < place.value_bytes && bytes)
+      memcpy(buffer, log_.run_memory(place.first) + place.value_at() + offset, smaller(place.value_bytes - offset, bytes));
+    result = static_cast<int64_t>(place.value_bytes);
+    return true;
+  });
+  return result;
+}
+
+// -ENOENT: it is another key's.
+int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
+  LargePlace place = one.place;
+  if (place.count == 0) {
+    Look look(log_);
+    if (const int status = look.cold(one.address, one.life); status < 0) return status;
+    if (look->type() == RecordType::kPair)
+      return is_key(look.record(), hash, key) ? static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes)) : -ENOENT;
+    place = look->large();
+  }
+  if (const int same = is_key_of_run(place, hash, key); same <= 0) return same < 0 ? same : -ENOENT;
+  if (offset < place.value_bytes && bytes) {
+    if (const int status = log_.read_run(place, place.value_at() + offset, buffer, smaller(place.value_bytes - offset, bytes)); status < 0) return status;
+  }
+  return static_cast<int64_t>(place.value_bytes);
+}
+
+// For more candidates than are noted: with the lock of the shard.
+int64_t Store::get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
+  Shard& shard = shard_of(hash);
+  Held lock(shard.lock);
+  Found found;
+  if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
+  if (!found.place) return -ENOENT;
+  if (found.run.count) return get_cold({found.address, 0, found.run}, hash, key, buffer, bytes, offset);
+  Look look(log_);
+  if (const int status = look.locked(found.address); status < 0) return status;
+  return static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes));
+}
+
+int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
+  const uint64_t hash = hash_of(key);
+  shard_of(hash).index.prefetch(hash);
+  int64_t status = -ENOENT;
+  for (unsigned tries = 0; tries < kTries; ++tries) {
+    Candidates cold;
+    status = get_resident(hash, key, buffer, bytes, offset, &cold);
+    if (status >= 0 || cold.count == 0) break;
+    if (cold.more) {   // the key may be behind those
+      status = get_locked(hash, key, buffer, bytes, offset);
+      break;
+    }
+    bool all_read = true;
+    for (unsigned i = 0; i < cold.count; ++i) {
+      const int64_t one = get_cold(cold.list[i], hash, key, buffer, bytes, offset);
+      if (one == -ENOENT) continue;
+      status = one;
+      all_read = false;
+      if (one >= 0) break;
+    }
+    if (status >= 0 || all_read) break;
+  }
+  return status;
+}
+
+int64_t Store::copy_key(const Record* record, void* buffer, uint64_t bytes) const {
+  const Bytes key = key_of(record);
+  if (const uint64_t n = smaller(key.size, bytes)) memcpy(buffer, key.data, n);
+  return static_cast<int64_t>(key.size);
+}
+
+int64_t Store::copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes) {
+  LargePlace place = one.place;
+  if (place.count == 0) {
+    Look look(log_);
+    if (const int status = look.cold(one.address, one.life); status < 0) return status;
+    if (look->type() == RecordType::kPair) return copy_key(look.record(), buffer, bytes);
+    place = look->large();
+  }
+  if (const uint64_t n = smaller(place.key_bytes, bytes)) {
+    if (const int status = log_.read_run(place, 0, buffer, n); status < 0) return status;
+  }
+  return static_cast<int64_t>(place.key_bytes);
+}
+
+int64_t Store::random(void* buffer, uint64_t bytes) {
+  uint64_t number = randoms_.fetch_add(1, std::memory_order_relaxed);
+  number = XXH3_64bits(&number, sizeof number);
+  const unsigned shards = 1u << shard_bits_;
+  int64_t status = -ENOENT;
+  unsigned tries = 0;
+  Reading(epochs_).count();
+  // From a bucket taken by chance on, until one has an entry: around, to that bucket again.
+  for (unsigned i = 0; i <= shards; ++i) {
+    const Index& index = shards_[(number + i) % shards].index;
+    if (index.entries() == 0) continue;
+    const Index::Shape shape = index.shape();
+    for (uint64_t at = i == 0 ? (number >> 8) % shape.buckets() : 0; at < shape.buckets(); ++at) {
+      Candidate cold;
+      {
+        Reading guard(epochs_);
+        Address found[Bucket::kEntries];
+        const uint64_t count = smaller(index.collect(shape, at, found, Bucket::kEntries), Bucket::kEntries);
+        if (count == 0) continue;
+        if (const Record* record = resident(found[(number >> 40) % count], &cold)) return copy_key(record, buffer, bytes);
+      }
+      status = copy_cold_key(cold, buffer, bytes);
+      if (status >= 0 || ++tries == kTries) return status;
+    }
+  }
+  return status;
+}
+
+}  // namespace lunar::kv

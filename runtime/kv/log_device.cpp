@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// The log on a device: frames, writing, reading. See log.h.
+//
+// A segment is written once in its life, in one piece, after it was sealed and its last writer is gone; then it never changes. So a
+// reader needs no lock against writing: what it reads is the record it was led to, or, when the segment has begun another life
+// since, something whose checksum does not fit.
+// Threading: as in log.h. Blocks for the device.
+#include <errno.h>
+
+#include <new>
+
+#include "base/arena.h"
+#include "base/log.h"
+#include "kv/log.h"
+
+namespace lunar::kv {
+namespace {
+
+constexpr uint64_t kBlockBytes = 4096;
+constexpr unsigned kBuffers = 32;
+constexpr uint64_t kPartData = Log::kPartBytes - sizeof(uint64_t);   // a part: checksum, then so much of a large pair
+
+}  // namespace
+
+// What of `bytes` the buffers leave goes into frames, one of which is the cleaner's.
+int Log::open_frames(uint64_t bytes) {
+  buffer_bytes_ = segment_bytes() / 16 + 2 * kBlockBytes;
+  if (buffer_bytes_ < kPartBytes) buffer_bytes_ = kPartBytes;
+  const uint64_t tables = count_ * sizeof(Segment) + kBuffers * buffer_bytes_;
+  const uint64_t frames = bytes > tables ? (bytes - tables) / (segment_bytes() + sizeof(Frame)) : 0;
+  if (frames < kFramesMin + 1) return -ENOMEM;
+  frame_count_ = frames - 1 < count_ ? frames - 1 : count_;
+  const uint64_t table = round_up((frame_count_ + 1) * sizeof(Frame), kBlockBytes);
+  frames_mapped_ = ((frame_count_ + 1) << segment_bits_) + kBuffers * buffer_bytes_ + table;
+  if (!budget_->take(frames_mapped_)) return -ENOMEM;
+  frames_memory_ = static_cast<char*>(map_private(frames_mapped_, ForkPolicy::kInherit));
+  if (!frames_memory_) return -ENOMEM;
+  frames_ = reinterpret_cast<Frame*>(frames_memory_ + frames_mapped_ - table);
+  for (uint64_t i = 0; i < frame_count_; ++i) new (&frames_[i]) Frame;
+  buffers_.store(UINT32_MAX, std::memory_order_relaxed);
+  return device_->reserve(DeviceOffset{0}, count_ << segment_bits_);
+}
+
+char* Log::take_buffer() {
+  for (unsigned round = 0;; ++round) {
+    uint32_t free = buffers_.load(std::memory_order_relaxed);
+    while (free) {
+      const unsigned i = static_cast<unsigned>(__builtin_ctz(free));
+      if (buffers_.compare_exchange_weak(free, free & ~(1u << i), std::memory_order_acquire))
+        return frames_memory_ + ((frame_count_ + 1) << segment_bits_) + i * buffer_bytes_;
+    }
+    round < 50 ? sys::yield_cpu() : sys::sleep_ns(20'000);   // all are with reads under way
+  }
+}
+
+void Log::give_buffer(char* buffer) {
+  if (!buffer) return;
+  const auto i = static_cast<uint64_t>(buffer - frames_memory_ - ((frame_count_ + 1) << segment_bits_)) / buffer_bytes_;
+  buffers_.fetch_or(1u << i, std::memory_order_release);
+}
+
+// Pre: the mutex.
+bool Log::take_frame(bool cleaning, uint64_t owner) {
+  uint64_t ready = 0, chosen = 0;
+  const uint64_t wanted = cleaning ? 1 : kFrameReserve + 1;
+  for (uint64_t i = 0; i < frame_count_ && ready < wanted; ++i) {
+    if (frames_[i].owner || !epochs_->safe(frames_[i].retired)) continue;
+    chosen = i;
+    ++ready;
+  }
+  if (ready < wanted) return false;
+  frames_[chosen].owner = owner + 1;
+  segments_[owner].memory.store(frame_memory(chosen), std::memory_order_release);
+  return true;
+}
+
+Log::Frames Log::frames() {
+  if (!device_) return Frames::kReady;
+  Held guard(mutex_);
+  uint64_t ready = 0, unowned = 0;
+  for (uint64_t i = 0; i < frame_count_ && ready <= kFrameReserve; ++i) {
+    if (frames_[i].owner) continue;
+    ++unowned;
+    ready += epochs_->safe(frames_[i].retired) ? 1 : 0;
+  }
+  return ready > kFrameReserve ? Frames::kReady : unowned > kFrameReserve ? Frames::kSoon : Frames::kWanted;
+}
+
+// Its segment is free: nobody looks at it any more. Pre: the mutex.
+void Log::free_frame_of(uint64_t number) {
+  char* memory = segments_[number].memory.exchange(nullptr, std::memory_order_acq_rel);
+  if (memory) frames_[static_cast<uint64_t>(memory - frames_memory_) >> segment_bits_] = {};
+}
+
+// That of the sealed segment that has lived longest. -EAGAIN: there is none.
+int Log::oldest_frame(uint64_t* frame) {
+  Held guard(mutex_);
+  uint64_t oldest = UINT64_MAX;
+  for (uint64_t i = 0; i < frame_count_; ++i) {
+    if (!frames_[i].owner) continue;
+    const uint64_t number = frames_[i].owner - 1;
+    const bool sealed = state(number) == SegmentState::kSealed || state(number) == SegmentState::kDamaged;
+    if (sealed && life(number) < oldest) oldest = life(number), *frame = i;
+  }
+  return oldest == UINT64_MAX ? -EAGAIN : 0;
+}
+
+int Log::make_frame() {
+  uint64_t frame;
+  if (const int status = oldest_frame(&frame); status < 0) return status;
+  const uint64_t number = frames_[frame].owner - 1;   // only this thread takes it away
+  if (!segments_[number].written.load(std::memory_order_relaxed)) {
+    if (const int status = write_out(number); status < 0) return status;
+  }
+  Held guard(mutex_);
+  segments_[number].memory.store(nullptr, std::memory_order_seq_cst);
+  frames_[frame].owner = 0;
+  frames_[frame].retired = epochs_->retire();
+  return 0;
+}
+
+int Log::transfer(Op op, uint64_t offset, void* memory, uint64_t bytes) {
+  const uint64_t most = device_->capabilities().transfer_bytes_max;
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t part = bytes - done < most ? bytes - done : most;
+    const iovec piece = {static_cast<char*>(memory) + done, part};
+    Command command;
+    command.op = op;
+    command.offset = DeviceOffset{offset + done};
+    command.iov = &piece;
+    command.iov_count = 1;
+    ios_.fetch_add(1, std::memory_order_relaxed);
+    const int64_t moved = device_->transfer(command);
+    if (moved < 0) return static_cast<int>(moved);
+    if (static_cast<uint64_t>(moved) != part) return -EIO;
+    done += part;
+  }
+  return 0;
+}
+
+// Pre: sealed, and in a frame. 0 or -errno: it stays where it is, to be tried again.
+int Log::write_out(uint64_t number) {
+  for (unsigned round = 0; filling(number); ++round) round < 100 ? sys::yield_cpu() : sys::sleep_ns(20'000);
+  char* memory = segments_[number].memory.load(std::memory_order_relaxed);
+  const uint64_t begin = number << segment_bits_, end = used(number);
+  for (uint64_t at = number == 0 ? kUnitBytes : 0; at < end;) {
+    auto* record = reinterpret_cast<Record*>(memory + at);
+    record->checksum = record_checksum(record, Address{(begin + at) / kUnitBytes}, life(number));
+    at += record->units() * kUnitBytes;
+  }
+  const uint64_t bytes = round_up(end, kBlockBytes);
+  memset(memory + end, 0, bytes - end);
+  if (const int status = transfer(Op::kWrite, begin, memory, bytes); status < 0) {
+    LUNAR_LOG_LIMITED(log_warning, 10, "key/value store on %s: write at %llu: %s; kept in DRAM", device_->name(),
+                      static_cast<unsigned long long>(begin), errno_text(status));
+    return status;
+  }
+  segments_[number].written.store(true, std::memory_order_relaxed);
+  return 0;
+}
+
+// One record into `buffer`, from a block's beginning. Where in it: as on the device.
+int Log::read_record(Address address, uint64_t life, char* buffer) {
+  const uint64_t at = address.value * kUnitBytes, begin = round_down(at, kBlockBytes);
+  const uint64_t room = ((segment_of(address) + 1) << segment_bits_) - begin;   // to the end of the segment
+  uint64_t have = room < 2 * kBlockBytes ? room : 2 * kBlockBytes;
+  if (const int status = transfer(Op::kRead, begin, buffer, have); status < 0) return status;
+  const auto* record = reinterpret_cast<const Record*>(buffer + (at - begin));
+  const uint64_t bytes = record->units() * kUnitBytes, end = at - begin + bytes;
+  const bool possible = bytes >= sizeof(Record) && bytes <= inline_units_max() * kUnitBytes && end <= room &&
+                        sizeof(Record) + round_up(record->key_bytes, 8) + record->value_bytes <= bytes;
+  if (!possible) return -EBADMSG;
+  if (end > have) {
+    if (const int status = transfer(Op::kRead, begin + have, buffer + have, round_up(end, kBlockBytes) - have); status < 0) return status;
+  }
+  return record->checksum == record_checksum(record, address, life) ? 0 : -EBADMSG;
+}
+
+int Look::locked(Address address) {
+  guard_.emplace(*log_.epochs_);
+  record_ = log_.at(address);
+  if (record_) return 0;
+  guard_.reset();
+  return cold(address, log_.life_of(address));
+}
+
+int Look::cold(Address address, uint64_t life) {
+  if (!buffer_) buffer_ = log_.take_buffer();
+  const int status = log_.read_record(address, life, buffer_);
+  record_ = status == 0 ? reinterpret_cast<Record*>(buffer_ + address.value * kUnitBytes % kBlockBytes) : nullptr;
+  return status;
+}
+
+int Log::segment_contents(uint64_t number, const char** memory) {
+  *memory = segments_[number].memory.load(std::memory_order_acquire);
+  if (*memory) return 0;
+  char* own = frame_memory(frame_count_);
+  const uint64_t begin = number << segment_bits_, end = used(number);
+  int status = 0;
+  for (unsigned tries = 0; tries < 3; ++tries) {
+    status = transfer(Op::kRead, begin, own, round_up(end, kBlockBytes));
+    for (uint64_t at = number == 0 ? kUnitBytes : 0; status == 0 && at < end;) {
+      const auto* record = reinterpret_cast<const Record*>(own + at);
+      const uint64_t bytes = record->units() * kUnitBytes;
+      if (bytes < sizeof(Record) || bytes > end - at || record->checksum != record_checksum(record, Address{(begin + at) / kUnitBytes}, life(number)))
+        status = -EBADMSG;
+      at += bytes;
+    }
+    if (status == 0) break;
+  }
+  *memory = own;
+  return status;
+}
+
+uint64_t Log::run_segments(uint64_t bytes) const {
+  const uint64_t whole = device_ ? (bytes + kPartData - 1) / kPartData * kPartBytes : bytes;
+  return (whole + segment_bytes() - 1) >> segment_bits_;
+}
+
+int Log::write_run(const LargePlace& place, Bytes key, Bytes value) {
+  const uint64_t total = place.value_at() + value.size, value_at = place.value_at();
+  if (!device_) {
+    char* memory = run_memory(place.first);
+    if (key.size) memcpy(memory, key.data, key.size);
+    if (value.size) memcpy(memory + value_at, value.data, value.size);
+    return 0;
+  }
+  char* buffer = take_buffer();
+  int status = 0;
+  for (uint64_t part = 0, from = 0; status == 0 && from < total; ++part, from += kPartData) {
+    char* data = buffer + sizeof(uint64_t);
+    memset(data, 0, kPartData);
+    const uint64_t to = from + kPartData < total ? from + kPartData : total;
+    if (from < key.size) memcpy(data, static_cast<const char*>(key.data) + from, (key.size < to ? key.size : to) - from);
+    if (to > value_at && value.size) {
+      const uint64_t begin = from > value_at ? from : value_at;
+      memcpy(data + (begin - from), static_cast<const char*>(value.data) + (begin - value_at), to - begin);
+    }
+    const uint64_t checksum = part_checksum(data, kPartData, part, place.life);
+    memcpy(buffer, &checksum, sizeof checksum);
+    status = transfer(Op::kWrite, (place.first << segment_bits_) + part * kPartBytes, buffer, kPartBytes);
+  }
+  give_buffer(buffer);
+  return status;
+}
+
+int Log::read_run(const LargePlace& place, uint64_t offset, void* to, uint64_t bytes) {
+  char* buffer = take_buffer();
+  int status = 0;
+  for (auto* out = static_cast<char*>(to); status == 0 && bytes;) {
+    const uint64_t part = offset / kPartData, skip = offset % kPartData;
+    const uint64_t n = bytes < kPartData - skip ? bytes : kPartData - skip;
+    status = transfer(Op::kRead, (place.first << segment_bits_) + part * kPartBytes, buffer, kPartBytes);
+    uint64_t checksum;
+    memcpy(&checksum, buffer, sizeof checksum);
+    if (status == 0 && checksum != part_checksum(buffer + sizeof checksum, kPartData, part, place.life)) status = -EBADMSG;
+    if (status == 0) memcpy(out, buffer + sizeof checksum + skip, n);
+    out += n, offset += n, bytes -= n;
+  }
+  give_buffer(buffer);
+  return status;
+}
+
+}  // namespace lunar::kv
