@@ -157,9 +157,9 @@ int main(int argc, char** argv) {
   const uint64_t writers = argument(argc, argv, "--writers", 4), readers = argument(argc, argv, "--readers", 4);
   StoreOptions options;
   const char* uri = text_argument(argc, argv, "--device");
-  options.log_bytes = uri ? 6 * kMiB : 12 * kMiB;
+  options.log_bytes = 6 * kMiB;
   options.device = open_device(uri, options.log_bytes);
-  options.dram_bytes = uri ? 5 * kMiB : 20 * kMiB;
+  options.dram_bytes = uri ? 5 * kMiB : 12 * kMiB;
   options.shards = 4;
   options.expected_keys = 16;
   Store* store = open_store(options);
