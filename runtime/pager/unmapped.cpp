@@ -21,6 +21,7 @@
 namespace lunar {
 namespace {
 
+constexpr uint64_t kNowhere = uint64_t{1} << 62;   // no user address
 constexpr uint64_t kNotesMax = 1u << 18;   // what comes while the owner of the maps is busy (a long mremap); untouched, it costs nothing
 
 struct Note {
@@ -208,30 +209,51 @@ bool read_page(PagerState& state, const Region& region, uint64_t page, PageWord 
   return false;
 }
 
+// Where the pages of the note in hand are to be. The program may move its map on: so it holds for who is inside the event gate only.
+struct Destination {
+  uint64_t first;   // page
+  char* address_of(uint64_t page) const { return reinterpret_cast<char*>(start() + ((page - first) << pager_state().page_shift)); }
+  static uint64_t start() {
+    sys::Locked<sys::SpinLock> hold(g_notes.lock);
+    return note_at(g_notes.settled - 1).moved_to;
+  }
+};
+
 // A read for what the place held before, begun or asked for until the events were read, has put its page into the map that was moved there.
-// Nobody else has: faults there wait for us (being_moved_to). What came later would have a note of its own.
-void drop_stale(PagerState& state, char* at, size_t pages) {
+// Nobody else has: faults there wait for us (being_moved_to).
+void drop_stale(PagerState& state, const Destination& to, uint64_t first, uint64_t end) {
   uint8_t there[64];
-  for (size_t done = 0; done < pages; done += sizeof there) {
-    const size_t n = pages - done < sizeof there ? pages - done : sizeof there;
-    char* part = at + (done << state.page_shift);
-    if (sys::present_pages(part, n, there) < 0) continue;
+  for (uint64_t page = first; page < end; page += sizeof there) {
+    const size_t n = end - page < sizeof there ? end - page : sizeof there;
+    const int shard = state.event_gate.enter_waiting();
+    char* part = to.address_of(page);
+    if (sys::present_pages(part, n, there) < 0) __builtin_memset(there, 0, n);
     for (size_t i = 0; i < n; ++i)
       if (there[i] != 0) (void)sys::advise(part + (i << state.page_shift), state.page_size, MADV_DONTNEED);
+    state.event_gate.leave(shard);
   }
 }
 
-void bring(PagerState& state, char* to, const char* content, bool over_tiered) {
-  const auto copy = [&] { return sys::uffd_copy(state.uffd, to, content, state.page_size); };
+// The kernel looks for the map before it looks for events (6.9): the map may just have gone on. pre: inside the event gate.
+int64_t not_while_moving(PagerState& state, int64_t rc) { return rc == -ENOENT && sys::uffd_event_unread(state.uffd) ? -EAGAIN : rc; }
+
+void bring(PagerState& state, const Destination& to, uint64_t page, const char* content, bool over_tiered) {
+  const auto copy = [&] {
+    const int shard = state.event_gate.enter_waiting();
+    const int64_t rc = not_while_moving(state, sys::uffd_copy(state.uffd, to.address_of(page), content, state.page_size));
+    state.event_gate.leave(shard);
+    return rc;
+  };
   if (when_events_are_read(copy) != -EEXIST || !over_tiered) return;
-  drop_stale(state, to, 1);
+  drop_stale(state, to, page, page + 1);
   (void)when_events_are_read(copy);
 }
 
 // Evicted pages of a moved map, read many at a time. pre: seized; they are let go of here.
 class MovedReads {
  public:
-  MovedReads(PagerState& state, Region& region, bool over_tiered) : state_(state), region_(region), over_tiered_(over_tiered) {
+  MovedReads(PagerState& state, Region& region, const Destination& to, bool over_tiered)
+      : state_(state), region_(region), to_(to), over_tiered_(over_tiered) {
     buffer_ = static_cast<char*>(map_private(kMost * state.page_size, ForkPolicy::kDontFork));
   }
   ~MovedReads() {
@@ -243,9 +265,9 @@ class MovedReads {
   MovedReads& operator=(const MovedReads&) = delete;
   bool ready() const { return buffer_ != nullptr; }
 
-  void add(uint64_t page, PageWord was, char* to) {
+  void add(uint64_t page, PageWord was) {
     parts_[count_] = {buffer_ + count_ * state_.page_size, state_.page_size};
-    pages_[count_++] = {page, was, to};
+    pages_[count_++] = {page, was};
     if (count_ == kMost) finish();
   }
 
@@ -254,11 +276,12 @@ class MovedReads {
     for (unsigned i = 0; i < count_; ++i) {
       auto* content = static_cast<char*>(parts_[i].iov_base);
       const Page& one = pages_[i];
-      if (page_hash(content) == region_.hashes[one.page] || read_page(state_, region_, one.page, one.was, content)) bring(state_, one.to, content, over_tiered_);
-      else {
-        log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned", static_cast<void*>(one.to));
+      if (page_hash(content) == region_.hashes[one.page] || read_page(state_, region_, one.page, one.was, content)) {
+        bring(state_, to_, one.page, content, over_tiered_);
+      } else {
+        log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned", static_cast<void*>(to_.address_of(one.page)));
         counters().poisoned.add();
-        poison(one.to);
+        poison(to_, one.page);
       }
       put_back(region_, one.page, one.was);
       let_go(region_, one.page, PageState::kEmpty);
@@ -267,13 +290,17 @@ class MovedReads {
   }
 
   // Once more does no harm.
-  static void poison(char* to) {
+  static void poison(const Destination& to, uint64_t page) {
     auto& state = pager_state();
     const auto rc = static_cast<int>(when_events_are_read([&]() -> int64_t {
-      if (state.features.poison) return sys::uffd_poison(state.uffd, to, state.page_size);
-      return is_watched(state, to) ? map_lost_page(state, to) : 0;
+      if (!state.features.poison) return is_watched(state, to.address_of(page)) ? map_lost_page(state, to.address_of(page)) : 0;
+      const int shard = state.event_gate.enter_waiting();
+      const int64_t one = not_while_moving(state, sys::uffd_poison(state.uffd, to.address_of(page), state.page_size));
+      state.event_gate.leave(shard);
+      return one;
     }));
-    if (rc < 0 && rc != -EEXIST && rc != -ENOENT) fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to), errno_name(rc));
+    if (rc < 0 && rc != -EEXIST && rc != -ENOENT && to.start() != kNowhere)
+      fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to.address_of(page)), errno_name(rc));
   }
 
  private:
@@ -281,7 +308,6 @@ class MovedReads {
   struct Page {
     uint64_t page;
     PageWord was;
-    char* to;
   };
 
   // What does not come is read again, one by one.
@@ -308,6 +334,7 @@ class MovedReads {
 
   PagerState& state_;
   Region& region_;
+  const Destination to_;
   const bool over_tiered_;
   char* buffer_ = nullptr;
   unsigned count_ = 0;
@@ -316,31 +343,43 @@ class MovedReads {
   Context* contexts_[kLunIds] = {};
 };
 
+// Nobody is waited for any more at `to`. False: the map has been moved on.
+bool end_of_move(uint64_t to) {
+  sys::Locked<sys::SpinLock> hold(g_notes.lock);
+  if (note_at(g_notes.settled - 1).moved_to != to) return false;
+  g_notes.in_hand = false;
+  return true;
+}
+
 void settle_moved(PagerState& state, Region& region, const Note& note) {
   const uint64_t table = region.table_pages.load(std::memory_order_acquire), limit = table < note.first ? note.first : table < note.end ? table : note.end;
-  const auto place_of = [&](uint64_t page) { return reinterpret_cast<char*>(note.moved_to + ((page - note.first) << state.page_shift)); };
-  const bool over_tiered = state.regions.find(place_of(note.first)) != nullptr || state.regions.find(place_of(note.end) - 1) != nullptr;
-  if (over_tiered) drop_stale(state, place_of(limit), note.end - limit);   // never touched
-  MovedReads reads(state, region, over_tiered);
+  const uint64_t bytes = (note.end - note.first) << state.page_shift;
+  const Destination to{note.first};
+  const auto* place = reinterpret_cast<char*>(note.moved_to);
+  const bool over_tiered = state.regions.find(place) != nullptr || state.regions.find(place + bytes - 1) != nullptr;
+  if (over_tiered) drop_stale(state, to, limit, note.end);   // never touched
+  MovedReads reads(state, region, to, over_tiered);
   if (!reads.ready()) fatal("tiered memory was moved by a raw mremap and there is no memory to bring its evicted pages along");
   for (uint64_t page = note.first; page < limit; ++page) {
     const PageWord was = seize(region, page);
     if (!seized(was)) {   // guard markers went along
-      if (over_tiered && was.state() == PageState::kEmpty) drop_stale(state, place_of(page), 1);
+      if (over_tiered && was.state() == PageState::kEmpty) drop_stale(state, to, page, page + 1);
       continue;
     }
     if (was.state() == PageState::kEvicted) {
-      reads.add(page, was, place_of(page));
+      reads.add(page, was);
       continue;
     }
-    if (was.state() == PageState::kPoisoned) MovedReads::poison(place_of(page));   // it may not be marked yet
-    if (was.state() == PageState::kInFrame) bring(state, place_of(page), state.evictor->frames().memory(was.index()), over_tiered);
+    if (was.state() == PageState::kPoisoned) MovedReads::poison(to, page);   // it may not be marked yet
+    if (was.state() == PageState::kInFrame) bring(state, to, page, state.evictor->frames().memory(was.index()), over_tiered);
     put_back(region, page, was);
     let_go(region, page, PageState::kEmpty);
   }
   reads.finish();
-  const uint64_t bytes = (note.end - note.first) << state.page_shift;
-  (void)sys::uffd_unregister(state.uffd, reinterpret_cast<void*>(note.moved_to), bytes);
+  // From then on a move of it is no event. One that comes just before leaves it watched where it goes: what it has not there is zeros.
+  uint64_t start;
+  do (void)sys::uffd_unregister(state.uffd, reinterpret_cast<void*>(start = Destination::start()), bytes);
+  while (!end_of_move(start));
   LUNAR_LOG_LIMITED(log_warning, 4, "%llu KiB of tiered memory were moved by a raw mremap system call: they are plain memory from now on",
                     static_cast<unsigned long long>(bytes / 1024));
 }
@@ -378,14 +417,49 @@ void pager_tell_unmaps() {
   }
 }
 
+// Nothing is to be brought to a place that is gone; who waits there is woken. (Another map, or a region, may have it next.)
+static void bring_no_more(uint64_t start, uint64_t end) {
+  auto& state = pager_state();
+  {
+    sys::Locked<sys::SpinLock> hold(g_notes.lock);
+    for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i) {
+      Note& note = note_at(i);
+      const uint64_t stop = note.moved_to + ((note.end - note.first) << state.page_shift);
+      if (note.kind == Note::Kind::kMoved && note.moved_to >= start && stop <= end) note.moved_to = kNowhere;
+    }
+  }
+  (void)sys::uffd_wake(state.uffd, reinterpret_cast<void*>(start), end - start);
+}
+
 void unmapped_note(uint64_t start, uint64_t end) {
   if (start == g_notes.marking.load() && end == start + pager_state().page_size) return;   // our own: map_lost_page
+  if (being_moved_to(start, end - start)) bring_no_more(start, end);
   for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) { push({Note::Kind::kUnmapped, region, first, last}); });
 }
 
 void lost_note(Region& region, PageIndex page) { push({Note::Kind::kLost, &region, page.value, page.value + 1}); }
 
+// What is still to be brought to [from, from + bytes) is to go on from there. False: there is nothing. (A region that has lain there has lost the place.)
+static bool send_on(uint64_t from, uint64_t to, uint64_t bytes) {
+  const unsigned shift = pager_state().page_shift;
+  bool found = false;
+  sys::Locked<sys::SpinLock> hold(g_notes.lock);
+  for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i) {
+    Note& note = note_at(i);
+    const uint64_t length = (note.end - note.first) << shift;
+    if (note.kind != Note::Kind::kMoved || note.moved_to >= from + bytes || note.moved_to + length <= from) continue;
+    if (note.moved_to < from || note.moved_to + length > from + bytes)
+      fatal("a part of tiered memory that was moved by a raw mremap was moved on before its evicted pages were there");
+    found = true;
+    note.moved_to += to - from;
+    if (note.moved_to < g_notes.to_begin.load()) g_notes.to_begin.store(note.moved_to);
+    if (note.moved_to + length > g_notes.to_end.load()) g_notes.to_end.store(note.moved_to + length);
+  }
+  return found;
+}
+
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
+  if (unmaps_pending() && send_on(from, to, bytes)) return;
   for_regions(from, from + bytes,
               [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({Note::Kind::kMoved, region, first, last, to + (at - from)}); });
 }

@@ -14,6 +14,7 @@
 //   map_over_unreadable  and where every other page may not be read, so that it leaves in another way
 //   moved_beside_eviction  and what a raw mremap takes along while these pages are being evicted
 //   moved_beside_faults  what is touched at the new place of a raw mremap is whole there, while one handler has read of the move and not noted it
+//   moved_on       the same where the map is moved on at once, once or twice, before its evicted pages are brought
 //   region_apart   a new region lies in no place that a raw call has taken away from another one
 //   lost_page_in_fork  a lost page that a thread needs for whose lock a fork waits, where it cannot be marked meanwhile, ends with a line
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
@@ -248,6 +249,29 @@ void moved_beside_eviction() {
     REQUIRE_THAT(munmap(places, bytes) == 0, "munmap");
   }
   REQUIRE_THAT(moves > 20, "only %u moves", moves);
+}
+
+void moved_on() {
+  tier::start_tier(16 * kMega, 256 * kMega, nullptr, "log_file=/dev/null");
+  const size_t page = lunar_page_bytes();
+  constexpr uint64_t kPages = 256;
+  const size_t bytes = kPages * page;
+  tier::Random random(tier::announce_seed());
+  for (uint64_t round = 0; round < 100; ++round, ++g_progress) {
+    char* at = new_region(bytes);
+    for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(at + i * page, page, i, round + 1);
+    REQUIRE_THAT(lunar_evict(at, bytes) >= 0, "evict");
+    for (uint64_t moves = 2 + round % 2; moves-- > 0;) {
+      void* place = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      REQUIRE_THAT(reinterpret_cast<void*>(syscall(SYS_mremap, at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place)) == place, "mremap: %s", strerror(errno));
+      at = static_cast<char*>(place);
+      const uint64_t end = static_cast<uint64_t>(lunar::sys::now_ns()) + random.below(1000) * 1000;
+      while (static_cast<uint64_t>(lunar::sys::now_ns()) < end) {}
+    }
+    for (uint64_t i = kPages; i-- > 0;)
+      REQUIRE_THAT(tier::stamp_holds(at + i * page, page, i, round + 1), "round %lu: page %lu is not what it was", round, i);
+    REQUIRE_THAT(munmap(at, bytes) == 0, "munmap");
+  }
 }
 
 void region_apart() {
@@ -519,6 +543,7 @@ int main(int argc, char** argv) {
   else if (name == "map_over_no_poison") map_over_beside_eviction(true, false);
   else if (name == "map_over_unreadable") map_over_beside_eviction(false, true);
   else if (name == "moved_beside_faults") moved_beside_faults();
+  else if (name == "moved_on") moved_on();
   else if (name == "region_apart") region_apart();
   else if (name == "lost_page_in_fork") lost_page_in_fork();
   else if (name == "moved_beside_eviction") moved_beside_eviction();
