@@ -191,6 +191,59 @@ TEST_CASE("slots of 64 KiB") {
   CHECK(scratch.lun.page_bytes() == 65536);
 }
 
+TEST_CASE("the slots in use are copied bit by bit, and added to what is there") {
+  Lun scratch("sim:64m");
+  REQUIRE(scratch.lun.charge(1000) == 0);
+  const auto slots = take(scratch.lun, 200);
+  REQUIRE(slots.size() == 200);
+  for (uint32_t slot : {slots[0], slots[63], slots[64], slots[199]}) scratch.lun.release(Slot{slot});
+  std::vector<uint64_t> words(scratch.lun.bitmap_words(), ~uint64_t{0});
+  CHECK(words.size() == 64 * kMiB / 4096 / 64);
+  scratch.lun.copy_used(words.data(), false);
+  uint64_t bits = 0;
+  for (uint32_t slot = 0; slot < words.size() * 64; ++slot) {
+    const bool used = words[slot / 64] >> slot % 64 & 1;
+    bits += used;
+    const bool expected = slot >= slots[0] && slot <= slots[199] && slot != slots[0] && slot != slots[63] && slot != slots[64] && slot != slots[199];
+    REQUIRE(used == expected);
+  }
+  CHECK(bits == scratch.lun.used_slots());
+  Lun other("sim:64m");
+  REQUIRE(other.lun.charge(10) == 0);
+  REQUIRE(take(other.lun, 1) == std::vector<uint32_t>{0});
+  other.lun.copy_used(words.data(), true);
+  CHECK((words[0] & 1) == 1);        // added
+  CHECK((words[0] & 2) == 2);        // and nothing taken away
+}
+
+TEST_CASE("a LUN says that it runs short before a fast charge fails, and never when all of it is reserved") {
+  Lun scratch("sim:1g");
+  REQUIRE(scratch.lun.charge(1) == 0);
+  CHECK_FALSE(scratch.lun.runs_short());
+  while (scratch.lun.charge_fast(16) == 0) {
+    const bool warned = scratch.lun.runs_short();
+    if (!warned) CHECK(scratch.lun.charge_fast(16) == 0);   // as long as it says nothing, the next one succeeds
+  }
+  CHECK(scratch.lun.runs_short());
+  REQUIRE(scratch.lun.charge(scratch.lun.capacity_slots() - scratch.lun.charged_slots()) == 0);
+  CHECK_FALSE(scratch.lun.runs_short());
+}
+
+TEST_CASE("forgetting an ancestor's LUN gives none of it back") {
+  lunar_test::MemoryDevice device(nullptr, 64 * kMiB, {.discard = false});   // a release would be an error that is seen
+  std::vector<lunar_test::MediumEvent> events;
+  ScratchLun lun;
+  REQUIRE(lun.open(&device, DeviceOffset{0}, 64 * kMiB, 4096) == 0);
+  REQUIRE(lun.charge(100) == 0);
+  device.record = &events;
+  lun.forget();
+  lun.forget();   // again: nothing is left
+  CHECK(events.empty());
+  CHECK(lun.device() == nullptr);
+  CHECK(lun.open(&device, DeviceOffset{0}, 64 * kMiB, 4096) == 0);   // it can be opened anew
+  lun.forget();
+}
+
 TEST_CASE("property: alloc and release agree with a model") {
   std::mt19937_64 random(seed());
   Lun scratch("sim:16m");
