@@ -171,7 +171,13 @@ bool check_path(const Look& look, const std::string& path, Room* room, std::stri
 bool check_simulated(const Look& look, const std::string& lun, Room* room, std::string* why) {
   std::string size = lun.substr(4, lun.find(',') == std::string::npos ? std::string::npos : lun.find(',') - 4);
   room->what = "in all";
-  if (parse_size(size.c_str(), &room->bytes) == 0) return true;
+  if (parse_size(size.c_str(), &room->bytes) == 0) {   // its settings: the program may open it much later, or never
+    Device* device = nullptr;
+    ErrorText text;
+    const int status = device_open(lun.c_str(), {}, &device, &text);
+    device_close(device);
+    return status != -EINVAL || refuse(why, look.origin() + ": " + text.text);
+  }
   return refuse(why, text_of("%s: '%s' in %s is not a size; give sim:SIZE, such as sim:1g", look.origin().c_str(),
                              size.c_str(), lun.c_str()));
 }

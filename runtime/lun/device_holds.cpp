@@ -63,7 +63,7 @@ int device_path(Device* raw, char* path, size_t size) {
 }
 
 int device_holds(Device* raw, Holds* out, char* what, size_t size, bool only_ours) {
-  const uint64_t held = raw->size_bytes() / 4096 * 4096;
+  const uint64_t held = raw->size_bytes();   // a multiple of what it moves at once
   const size_t bytes = held < kHeadBytes ? static_cast<size_t>(held) : kHeadBytes;
   *out = Holds::kBlank;
   format_to(what, size, "nothing");

@@ -110,6 +110,7 @@ TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
   run_refused({"--dram", "64m", "--lun", "tape:x"}, {"--lun", "'tape'", "sim:SIZE"});
   run_refused({"--dram", "64m", "--lun", "sim:lots"}, {"--lun", "'lots'"});
   run_refused({"--dram", "64m", "--lun", "sim:32m"}, {"--lun", "32 MiB", "64 MiB"});
+  run_refused({"--dram", "64m", "--lun", "sim:1g,foo=1"}, {"--lun", "'foo=1'", "latency_us"});
   run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", "/no/such"}, {"--lun", "/no/such"});
   run_refused({"--dram", "64m", "--lun", "sim:1g", "--lun", "sim:16m"}, {"--lun", "sim:1g sim:16m", "32 MiB", "64 MiB"});
   run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", ""}, {"--lun", "empty"});
