@@ -162,7 +162,7 @@ def pair(folder, first, one, other, block, crossed=False):
         return
     for second, shares in expectations(first, block):
         if crossed:
-            shares = second == "readonly" and USE[first] == "whole"
+            shares = second == "readonly"   # takes nothing from anybody, and asks nobody
         if second in ("mkfs", "swapon") and USE[first] == "system" or (crossed and second == "info"):
             continue   # the kernel's own rule; `info` opens for writing what carries the format
         before = head_of(one)
