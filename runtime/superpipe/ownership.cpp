@@ -124,11 +124,14 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
       return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks", path, errno_name(status));
   }
   if (read_only) return 0;
+  // A loop device that is being detached stays until its last opener is gone, such as one who looks what it lies on.
   char who[256];
-  if (S_ISBLK(node.st_mode) && block_in_use(node.st_rdev, who, sizeof who))
-    return why->set(-EBUSY, "LUN %s: the block device is %s; give one that nobody uses", path, who);
-  if (S_ISREG(node.st_mode) && file_in_use(node, who, sizeof who))
-    return why->set(-EBUSY, "LUN %s: the file is %s; give one that nobody uses", path, who);
+  const bool block = S_ISBLK(node.st_mode);
+  const uint64_t start = sys::now_ns();
+  while (block ? block_in_use(node.st_rdev, who, sizeof who) : S_ISREG(node.st_mode) && file_in_use(node, who, sizeof who)) {
+    if (claim == Claim::kLook || !pause(start))
+      return why->set(-EBUSY, "LUN %s: the %s is %s; give one that nobody uses", path, block ? "block device" : "file", who);
+  }
   if (claim == Claim::kLook || !S_ISBLK(node.st_mode)) return 0;
   status = claim_from_kernel(path, why);
   return claim == Claim::kForced && status == -EBUSY ? 0 : status;

@@ -131,7 +131,8 @@ class System:
         else:
             self.place = os.path.join(folder, "mount")
             os.makedirs(self.place, exist_ok=True)
-            self.open = system(tool("mount"), path, self.place).returncode == 0
+            # Only to read: what the kernel writes by itself would be taken for a refused one's.
+            self.open = system(tool("mount"), "-o", "ro", path, self.place).returncode == 0
 
     def end(self):
         ended = system(tool("umount"), self.place) if self.place else system(tool("swapoff"), self.path)
