@@ -270,6 +270,7 @@ class Chunk final : public Handle {
   int64_t next_result(int* tag, int flags, uint64_t deadline_ns);
   // sync.cpp
   int64_t move(const Io& io, char* buffer);
+  int64_t move_by_lane(const Io& io, Bounce* bounce, bool* lost);
   int64_t move_bounced(const Io& io, bool* lost);
   // listio.cpp
   friend class ListRun;

@@ -4,8 +4,11 @@
 #include "cblk/lanes.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include <bit>
+
+#include "base/arena.h"
 
 namespace lunar::cblk {
 namespace {
@@ -27,6 +30,8 @@ void Lanes::open(Device* device, BouncePool* bounces, Cache* cache, LateWrites* 
 void Lanes::close() {
   for (unsigned i = 0; i < count_; ++i) device_->detach(lane_[i].context);
   count_ = 0;
+  if (memory_) unmap_private(memory_, kMost * kBlockBytes);
+  memory_ = nullptr;
 }
 
 int Lanes::take_free() {
@@ -41,7 +46,12 @@ int Lanes::take_free() {
 int Lanes::attach_one() {
   sys::Locked guard(lock_);
   if (count_ == kMost) return -EAGAIN;
+  if (!memory_) memory_ = static_cast<char*>(map_private(kMost * kBlockBytes, ForkPolicy::kInherit));
+  if (!memory_) return -ENOMEM;
+  lane_[count_].own = memory_ + count_ * kBlockBytes;
   ContextOptions options;
+  options.buffer = lane_[count_].own;
+  options.buffer_bytes = kBlockBytes;
   options.depth = 1;
   options.spin = false;
   options.shared = options.in_turns = true;
@@ -102,7 +112,8 @@ int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, bool* lost) {
   const auto index = static_cast<unsigned>(taken_lane);
   Lane& lane = lane_[index];
   lane.transfer = transfer;
-  lane.part = {bounce->memory, transfer.blocks * kBlockBytes};
+  lane.part = {transfer.buffer ? lane.own : bounce->memory, transfer.blocks * kBlockBytes};
+  if (transfer.buffer && transfer.op == Op::kWrite) memcpy(lane.own, transfer.buffer, kBlockBytes);
   ::lunar::Command command;
   command.op = transfer.op;
   command.offset = DeviceOffset{transfer.block * kBlockBytes};
@@ -128,6 +139,10 @@ int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, bool* lost) {
     }
     left = static_cast<int64_t>(deadline_ns - now);
     if (got < 0 && got != -EINTR) sys::sleep_ns(kBrokenNs);
+  }
+  if (transfer.buffer && transfer.op == Op::kRead && response.result > 0) {
+    memcpy(transfer.buffer, lane.own, static_cast<size_t>(response.result));
+    if (transfer.stamps && response.result == static_cast<int64_t>(kBlockBytes)) cache_->fill(transfer.block, 1, lane.own, transfer.stamps);
   }
   give(index);
   return response.result == -ETIMEDOUT ? -EIO : response.result;   // the device's own

@@ -35,24 +35,32 @@ int64_t Chunk::move(const Io& io, char* buffer) {
   return device_->transfer(command);
 }
 
+// Under a limit, by a lane; through its own memory where `bounce` is none.
+int64_t Chunk::move_by_lane(const Io& io, Bounce* bounce, bool* lost) {
+  Transfer transfer;
+  transfer.op = io.op;
+  transfer.block = static_cast<uint64_t>(io.lba);
+  transfer.blocks = io.blocks;
+  transfer.deadline_ns = io.deadline_ns;
+  if (!io.deadline_ns) transfer.deadline_ns = deadline_of_a_new_one(&transfer.left_ns);
+  if (io.op != Op::kDiscard && !bounce->memory) {
+    transfer.buffer = io.parts ? static_cast<char*>(io.parts->iov_base) : io.buffer;
+    transfer.stamps = io.stamps.known ? io.stamps.of : nullptr;
+  }
+  int64_t moved = -ETIMEDOUT;
+  if (!held_up(io) || wait_for_lost(io, &transfer) == 0) moved = lanes_.run(transfer, bounce, lost);
+  if (moved == -ETIMEDOUT) add(counters_.timeouts);
+  return moved;
+}
+
 // Through a buffer of ours.
 int64_t Chunk::move_bounced(const Io& io, bool* lost) {
   Bounce bounce;
-  *lost = false;
   const size_t bytes = io.blocks * kBlockBytes;
-  if (io.op != Op::kDiscard) {
-    if (const int status = bounces_.take(bytes, &bounce); status < 0) return status;
-    if (io.op == Op::kWrite) copy(io, bounce.memory, bytes, false);
-  }
-  int64_t moved = -ETIMEDOUT;
-  if (timeout_ns_ == 0) {
-    moved = move(io, bounce.memory);
-  } else {
-    Transfer transfer = {io.op, static_cast<uint64_t>(io.lba), io.blocks, io.deadline_ns, 0};
-    if (!io.deadline_ns) transfer.deadline_ns = deadline_of_a_new_one(&transfer.left_ns);
-    if (!held_up(io) || wait_for_lost(io, &transfer) == 0) moved = lanes_.run(transfer, &bounce, lost);
-    if (moved == -ETIMEDOUT) add(counters_.timeouts);
-  }
+  if (timeout_ns_ != 0 && (io.blocks == 1 || io.op == Op::kDiscard)) return move_by_lane(io, &bounce, lost);
+  if (const int status = bounces_.take(bytes, &bounce); status < 0) return status;
+  if (io.op == Op::kWrite) copy(io, bounce.memory, bytes, false);
+  const int64_t moved = timeout_ns_ != 0 ? move_by_lane(io, &bounce, lost) : move(io, bounce.memory);
   if (io.op == Op::kRead && moved > 0) copy(io, bounce.memory, static_cast<size_t>(moved), true);
   if (io.stamps.known && moved == static_cast<int64_t>(bytes)) cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, bounce.memory, io.stamps.of);
   bounces_.give(&bounce);
