@@ -50,6 +50,7 @@ int Chunk::open(const Options& options, Chunk** out) {
   chunk->sequence_ = options.sequence ? options.sequence : &chunk->own_sequence_;
   chunk->siblings_ = options.siblings;
   if (options.siblings) chunk->late_ = &options.siblings->late;
+  chunk->finished_ = options.finished;
   chunk->access_ = options.mode & O_ACCMODE;
   chunk->flags_ = options.flags;
 
@@ -122,7 +123,7 @@ int Chunk::attach() {
   ContextOptions options;
   options.depth = depth_;
   options.spin = false;
-  options.shared = true;
+  options.shared = options.delegate = true;
   return device_->attach(options, &context_);
 }
 

@@ -37,6 +37,7 @@
 #include "cblk/counters.h"
 #include "cblk/door.h"
 #include "cblk/environment.h"
+#include "cblk/finished.h"
 #include "cblk/lanes.h"
 #include "cblk/late_writes.h"
 #include "cblk/table.h"
@@ -65,6 +66,15 @@ struct Stamps {
   uint64_t of[Cache::kFillBlocksMax];   // set where known
 };
 
+// What a caller has to do while a blocking I/O is under way: run once the device has it, before it is waited for. Not where it never got so
+// far.
+struct Meanwhile {
+  virtual void run() = 0;
+
+ protected:
+  ~Meanwhile() = default;
+};
+
 // One I/O as the caller asked for it.
 struct Io {
   Op op = Op::kRead;
@@ -78,6 +88,7 @@ struct Io {
   uint64_t deadline_ns = 0;                 // of a blocking one that is a part of a call; 0: its own limit
   const iovec* parts = nullptr;             // of a blocking read or write: where the blocks lie, instead of from `buffer` on
   uint32_t part_count = 0;
+  Meanwhile* meanwhile = nullptr;           // of a blocking one
   cblk_arw_status_t* status = nullptr;   // to be filled in the background
   // Made by prepare().
   Bounce bounce;
@@ -153,6 +164,7 @@ class Chunk final : public Handle {
     int flags = 0;
     Kind kind = Kind::kChunk;
     std::atomic<uint64_t>* sequence = nullptr;   // the group's
+    Finished* finished = nullptr;                // likewise
     Siblings* siblings = nullptr;
   };
   // 0 or -errno. The chunk is in the table.
@@ -188,12 +200,12 @@ class Chunk final : public Handle {
   uint64_t deadline_of_a_new_one(uint64_t* left) const;
   uint64_t oldest_done(bool harvests);           // its sequence; kForever when nothing is done
   uint64_t oldest_active();                      // kForever: none can be fetched
-  [[nodiscard]] int await_any(uint64_t deadline_ns);     // until something may be done; 0, -ETIMEDOUT, -ENOENT
   // Whether command `tag` was not done a moment ago: without the lock, for lists that ask for many.
   bool under_way(int tag) const {
     return static_cast<uint32_t>(tag) < entry_count_ && !inherited_.load(std::memory_order_relaxed) &&
            entries_[tag].state.load(std::memory_order_relaxed) == Entry::kActive;
   }
+  void wakeups(Wakeups* out);                    // by what a command may come to be done
   void harvest();                                // takes what is there
   [[nodiscard]] int check(const Io& io) const;   // 0 or -EINVAL, -EPROTONOSUPPORT
 
@@ -297,6 +309,7 @@ class Chunk final : public Handle {
   size_t mapping_bytes_ = 0;
   std::atomic<uint64_t>* sequence_ = nullptr;   // next number of an issue
   std::atomic<uint64_t> own_sequence_{0};
+  Finished* finished_ = nullptr;                // of the group, if there is one
   BouncePool bounces_;
   Siblings* siblings_ = nullptr;
   LateWrites* late_ = &own_late_;   // or the siblings'

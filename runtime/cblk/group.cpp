@@ -10,12 +10,12 @@
 
 #include "base/arena.h"
 #include "base/trust.h"
+#include "superpipe/wakeups.h"
 
 namespace lunar::cblk {
 namespace {
 
-constexpr uint64_t kTurnNs = 1'000'000;   // a completion of another chunk than the one that is slept on is seen so late at most
-constexpr uint32_t kPartsMax = 256;       // of one vector
+constexpr uint32_t kPartsMax = 128;       // of one vector; each chunk of a RAID 0 has one on the stack
 
 // RAID0, RAID0:*, RAID0:N stand for the devices that LUNAR_RAID0_DEVICES names, which must be N. Any other path names its own.
 int find_devices(const char* path, char (*names)[kPathBytes]) {
@@ -48,6 +48,7 @@ int Group::open(const Chunk::Options& options, int chunks, Group** out) {
   each.sequence = &group->sequence_;
   group->siblings_.chunk = group->chunk_;
   if (!raid0) each.siblings = &group->siblings_;
+  each.finished = &group->finished_;
   int status = raid0 ? group->open_devices(each) : 0;
   for (int i = 0; i < (raid0 ? 0 : chunks) && status == 0; ++i) {
     status = group->open_chunk(each);
@@ -86,6 +87,7 @@ void Group::destroy() {
     Handle* used = table_acquire(chunk_[i]->id, Kind::kMember);
     if (used && chunk_[i]->close(0) < 0) table_release(used);   // nothing can be under way
   }
+  finished_.close();
   unmap_private(this, sizeof(Group));
 }
 
@@ -111,6 +113,7 @@ int Group::close(int flags) {
     if (used && table_shut(used, 1, kForever) == 0) chunk_[i]->end(flags);   // who fetches by its id finds nothing
     chunk_[i] = nullptr;
   }
+  finished_.close();
   unmap_private(this, sizeof(Group));
   place->word.fetch_sub(1, std::memory_order_release);   // the closer's own use
   return 0;
@@ -173,7 +176,38 @@ int64_t Group::transfer(Io* io) {
   return chunk ? chunk->transfer(io) : -EINVAL;
 }
 
-// All blocks, or -errno: some may have moved. Where the chunks cannot take the buffer as it is, block by block.
+// A chunk's share of some blocks, and while its device is at it the next chunk's: all of them are under way before one is waited for.
+struct Group::Shares final : Meanwhile {
+  Shares(Group& of, const Io& whole, uint64_t until_ns, uint64_t from, uint64_t to)
+      : group(of), io(whole), deadline_ns(until_ns), first(from), end(to) {}
+  void run() override {
+    const uint64_t count = group.count_;
+    iovec parts[kPartsMax];
+    Io share;
+    share.op = io.op;
+    share.deadline_ns = deadline_ns;
+    share.lba = static_cast<int64_t>((static_cast<uint64_t>(io.lba) + first) / count);
+    share.buffer = io.buffer + first * kBlockBytes;
+    Chunk& chunk = *group.chunk_[(static_cast<uint64_t>(io.lba) + first) % count];
+    for (uint64_t at = first; at < end; at += count, ++share.blocks) {
+      if (io.op != Op::kDiscard) parts[share.blocks] = {io.buffer + at * kBlockBytes, kBlockBytes};
+    }
+    share.parts = io.op == Op::kDiscard ? nullptr : parts;
+    share.part_count = static_cast<uint32_t>(share.blocks);
+    if (++shares < count && ++first < end) share.meanwhile = this;
+    const int64_t moved = chunk.transfer(&share);
+    if (moved != static_cast<int64_t>(share.blocks) && error == 0) error = moved < 0 ? moved : -EIO;
+  }
+
+  Group& group;
+  const Io& io;
+  const uint64_t deadline_ns;
+  uint64_t first, end;    // blocks of io: of the next share the first, and behind the last of all
+  uint64_t shares = 0;    // begun
+  int64_t error = 0;
+};
+
+// All blocks, or -errno: some may have moved.
 int64_t Group::transfer_striped(const Io& io) {
   chunk_attrs_t attrs;
   attributes(&attrs);
@@ -181,33 +215,17 @@ int64_t Group::transfer_striped(const Io& io) {
   if (!io.buffer || io.lba < 0 || static_cast<uint64_t>(io.lba) >= size || io.blocks > size - static_cast<uint64_t>(io.lba) ||
       io.blocks > attrs.max_transfer_size)
     return -EINVAL;
-  const auto first = static_cast<uint64_t>(io.lba), blocks = static_cast<uint64_t>(io.blocks);
-  uint64_t deadline = kForever;   // of the call, not of each of its pieces
+  uint64_t deadline = kForever;   // of the call, not of each share
   for (unsigned i = 0; i < count_; ++i) {
     if (const uint64_t own = chunk_[i]->deadline_of_a_new_one(); own < deadline) deadline = own;
   }
-  for (uint64_t start = 0; start < count_ && start < blocks; ++start) {
-    Chunk& chunk = *chunk_[(first + start) % count_];
-    const bool whole = io.op == Op::kDiscard, vector = reinterpret_cast<uintptr_t>(io.buffer) % chunk.buffer_align() == 0;
-    const uint64_t most = whole ? blocks : vector ? kPartsMax : 1;
-    for (uint64_t at = start; at < blocks;) {
-      iovec parts[kPartsMax];
-      Io piece;
-      piece.op = io.op;
-      piece.deadline_ns = deadline;
-      piece.lba = static_cast<int64_t>((first + at) / count_);
-      piece.buffer = io.buffer + at * kBlockBytes;
-      for (; at < blocks && piece.blocks < most; at += count_, ++piece.blocks) {
-        if (!whole) parts[piece.blocks] = {io.buffer + at * kBlockBytes, kBlockBytes};
-      }
-      piece.parts = whole || !vector ? nullptr : parts;
-      piece.part_count = static_cast<uint32_t>(piece.blocks);
-      const int64_t moved = chunk.transfer(&piece);
-      if (moved < 0) return moved;
-      if (static_cast<size_t>(moved) != piece.blocks) return -EIO;
-    }
+  const uint64_t most = io.op == Op::kDiscard ? io.blocks : uint64_t{kPartsMax} * count_;
+  for (uint64_t at = 0; at < io.blocks; at += most) {
+    Shares shares(*this, io, deadline, at, io.blocks - at < most ? io.blocks : at + most);
+    shares.run();
+    if (shares.error) return shares.error;
   }
-  return static_cast<int64_t>(blocks);
+  return static_cast<int64_t>(io.blocks);
 }
 
 int64_t Group::issue(Io* io, cflsh_cg_tag_t* tag) {
@@ -244,27 +262,44 @@ int64_t Group::next_result(cflsh_cg_tag_t* tag, int flags) {
   }
   const bool harvests = (flags & (CBLK_ARESULT_NO_HARVEST | CBLK_ARESULT_BLOCKING)) != CBLK_ARESULT_NO_HARVEST;
   for (;;) {
-    unsigned done = kGroupChunksMax, active = kGroupChunksMax;
-    uint64_t oldest_done = kForever, oldest_active = kForever;
-    for (unsigned i = 0; i < count_; ++i) {
-      const uint64_t finished = chunk_[i]->oldest_done(harvests);
-      const uint64_t started = chunk_[i]->oldest_active();
-      if (finished < oldest_done) oldest_done = finished, done = i;
-      if (started < oldest_active) oldest_active = started, active = i;
+    const Oldest oldest = find_oldest(harvests);
+    if (oldest.done) {
+      tag->id = oldest.done->id;
+      const int64_t result = oldest.done->result(&tag->tag, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_NO_HARVEST, kForever);
+      if (result == 0 || result == -ENOENT) continue;   // another thread was quicker
+      finished_.tell();
+      return result;
     }
-    if (done < kGroupChunksMax) {
-      tag->id = chunk_[done]->id;
-      const int64_t result = chunk_[done]->result(&tag->tag, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_NO_HARVEST, kForever);
-      if (result != 0 && result != -ENOENT) return result;
-      continue;   // another thread was quicker
-    }
-    if (active == kGroupChunksMax) return -ENOENT;
+    if (!oldest.active) return -ENOENT;
     if (!(flags & CBLK_ARESULT_BLOCKING)) {
       *tag = {NULL_CHUNK_ID, -1};
       return 0;
     }
-    (void)chunk_[active]->await_any(sys::now_ns() + kTurnNs);
+    sleep();
   }
+}
+
+Group::Oldest Group::find_oldest(bool harvests) {
+  Oldest out;
+  uint64_t oldest_done = kForever;
+  for (unsigned i = 0; i < count_; ++i) {
+    const uint64_t finished = chunk_[i]->oldest_done(harvests);
+    if (finished < oldest_done) oldest_done = finished, out.done = chunk_[i];
+    out.active |= chunk_[i]->oldest_active() != kForever;
+  }
+  return out;
+}
+
+// Until a chunk may have a result. What another thread harvests meanwhile is told by finished_.
+void Group::sleep() {
+  Wakeups any;
+  finished_.begin_sleep(&any);
+  const Oldest oldest = find_oldest(false);
+  if (!oldest.done && oldest.active) {
+    for (unsigned i = 0; i < count_; ++i) chunk_[i]->wakeups(&any);
+    (void)any.sleep(-1);
+  }
+  finished_.end_sleep();
 }
 
 void Group::stats(chunk_stats_t* out) {

@@ -3,7 +3,7 @@
 // chunk b % n. Its chunks have ids of their own, which tags carry; by such an id a result can be fetched and nothing else be done.
 //
 // An asynchronous command is one chunk's; one of a RAID 0 moves one block. A blocking call of a RAID 0 moves any number, chunk by
-// chunk, each with one vector of the blocks that are its own.
+// chunk, each with one vector of the blocks that are its own, all of them at work at once.
 // Threading: any. Has no lock: which chunk is next is one atomic number.
 #pragma once
 #include "cblk/chunk.h"
@@ -30,7 +30,10 @@ class Group final : public Handle {
   // NEXT_TAG: of all chunks the oldest. Nothing under way is 0 (-ENOENT, where it would block); blocked too long -ETIME.
   [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override;
   int chunks() const { return static_cast<int>(count_); }
-  void after_fork_in_child() { closing_.store(false, std::memory_order_relaxed); }   // a closing thread was the parent's
+  void after_fork_in_child() {
+    closing_.store(false, std::memory_order_relaxed);   // a closing thread was the parent's
+    finished_.close();                                  // and who sleeps there
+  }
 
  private:
   Group() : Handle(Kind::kGroup) {}
@@ -41,6 +44,13 @@ class Group final : public Handle {
   Chunk* route(Io* io);
   [[nodiscard]] int64_t transfer_striped(const Io& io);
   [[nodiscard]] int64_t next_result(cflsh_cg_tag_t* tag, int flags);
+  struct Shares;
+  struct Oldest {
+    Chunk* done = nullptr;   // that has the oldest result
+    bool active = false;     // some chunk has a command under way
+  };
+  Oldest find_oldest(bool harvests);
+  void sleep();
 
   bool raid0_ = false;
   unsigned count_ = 0;
@@ -48,6 +58,7 @@ class Group final : public Handle {
   std::atomic<bool> closing_{false};
   std::atomic<uint64_t> sequence_{0};   // of issues, over all chunks
   Siblings siblings_;                   // GROUP_ID
+  Finished finished_;
   Chunk* chunk_[kGroupChunksMax] = {};
 };
 

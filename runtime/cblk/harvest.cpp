@@ -109,6 +109,7 @@ void Chunk::report(uint32_t index, int64_t blocks) {
     move_to_done(index);
     if (entry.waiters) signal_waiters_of(index);
     else signal_one(Waiter::kAny);
+    if (finished_) finished_->tell();
   }
   if ((in_ring_ == 0 && backlog_count_ == 0) || background_.load(std::memory_order_relaxed) == 0) signal_all(Waiter::kIdle);
 }

@@ -9,11 +9,11 @@
 #include <bit>
 
 #include "base/arena.h"
+#include "cblk/chunk.h"
 
 namespace lunar::cblk {
 namespace {
 
-constexpr uint64_t kBlockBytes = 4096;
 constexpr uint64_t kBrokenNs = 50'000;   // between two looks at a ring that is out of order
 
 uint64_t bit_of(unsigned index) { return uint64_t{1} << index; }
@@ -54,7 +54,7 @@ int Lanes::attach_one() {
   options.buffer_bytes = kBlockBytes;
   options.depth = 1;
   options.spin = false;
-  options.shared = options.in_turns = true;
+  options.shared = options.in_turns = options.delegate = true;
   const int status = device_->attach(options, &lane_[count_].context);
   if (status < 0) return count_ ? -EAGAIN : status;   // no descriptor, no memory: there are others to wait for, or none
   return static_cast<int>(count_++);
@@ -117,10 +117,16 @@ int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, bool* lost) {
   ::lunar::Command command;
   command.op = transfer.op;
   command.offset = DeviceOffset{transfer.block * kBlockBytes};
-  command.iov = &lane.part;
-  command.iov_count = 1;
+  command.iov = transfer.parts ? transfer.parts : &lane.part;
+  command.iov_count = transfer.parts ? transfer.part_count : 1;
   command.length = lane.part.iov_len;
   unsigned taken = 0;
+  if (transfer.meanwhile) {
+    taken = lane.context->submit(&command, 1) == 1;
+    transfer.meanwhile->run();
+    const uint64_t now = sys::now_ns();
+    left = now < deadline_ns ? static_cast<int64_t>(deadline_ns - now) : 0;
+  }
   Response response;
   for (int got = 0;;) {
     if (!taken) got = lane.context->exchange(&command, 1, &taken, &response, 1, 1, left);

@@ -21,6 +21,8 @@
 
 namespace lunar::cblk {
 
+struct Meanwhile;
+
 struct Transfer {
   Op op = Op::kRead;
   uint64_t block = 0;
@@ -30,6 +32,9 @@ struct Transfer {
   // A read or write of one block goes by the lane's own memory, which its ring knows (1 us of CPU less), to and from here:
   char* buffer = nullptr;
   const uint64_t* stamps = nullptr;   // and what was read goes into the cache, if set
+  const iovec* parts = nullptr;      // without a time limit: where the blocks lie, if not in the bounce buffer
+  uint32_t part_count = 0;
+  Meanwhile* meanwhile = nullptr;    // run when the device has it (chunk.h)
 };
 
 constexpr uint64_t kLostRetryNs = 2'000'000;   // between two looks at whether a device that hangs has let go of something

@@ -15,6 +15,7 @@ int64_t Chunk::fetch(uint32_t index, int* tag) {
   if (fetchable_ == 0) {
     signal_all(Waiter::kAny);    // there is nothing left to wait for: ENOENT
     signal_all(Waiter::kIdle);   // a close waits for this
+    if (finished_) finished_->tell();
   }
   return result;
 }
@@ -106,14 +107,13 @@ uint64_t Chunk::oldest_active() {
   return sequence;
 }
 
-int Chunk::await_any(uint64_t deadline_ns) {
+void Chunk::wakeups(Wakeups* out) {
   lock_.lock();
-  Waiter waiter;
-  waiter.kind = Waiter::kAny;
-  int status = wait_until(&waiter, deadline_ns, [this] { return done_ != 0 || fetchable_ == 0; });
-  if (fetchable_ == 0) status = -ENOENT;
+  if (in_ring_) context_->wakeups(out);
+  if (backlog_count_ && held_up_) out->look_at(sys::now_ns() + kLostRetryNs);
+  else if (backlog_count_ && !in_ring_) out->look_at(sys::now_ns() + kRetryNs);
+  if (active_line_.oldest != kNone) out->look_at(entries_[active_line_.oldest].deadline_ns);
   unlock();
-  return status;
 }
 
 }  // namespace lunar::cblk

@@ -23,14 +23,29 @@ void copy(const Io& io, char* ours, size_t bytes, bool out) {
 
 }  // namespace
 
-// Without a limit: bytes moved, or -errno.
+// Without a limit: bytes moved, or -errno. buffer: the caller's, or one of ours in its place.
 int64_t Chunk::move(const Io& io, char* buffer) {
+  const bool vector = io.parts && buffer == io.buffer;
+  if (io.meanwhile) {   // the device's blocking call leaves no time for it
+    Bounce direct;
+    direct.memory = buffer;
+    bool lost = false;
+    Transfer transfer;
+    transfer.op = io.op;
+    transfer.block = static_cast<uint64_t>(io.lba);
+    transfer.blocks = io.blocks;
+    transfer.deadline_ns = kForever;
+    transfer.parts = vector ? io.parts : nullptr;
+    transfer.part_count = io.part_count;
+    transfer.meanwhile = io.meanwhile;
+    return lanes_.run(transfer, &direct, &lost);
+  }
   iovec part = {buffer, io.blocks * kBlockBytes};
   ::lunar::Command command;
   command.op = io.op;
   command.offset = DeviceOffset{static_cast<uint64_t>(io.lba) * kBlockBytes};
-  command.iov = io.parts ? io.parts : &part;
-  command.iov_count = io.parts ? io.part_count : 1;
+  command.iov = vector ? io.parts : &part;
+  command.iov_count = vector ? io.part_count : 1;
   command.length = part.iov_len;
   return device_->transfer(command);
 }
@@ -42,6 +57,7 @@ int64_t Chunk::move_by_lane(const Io& io, Bounce* bounce, bool* lost) {
   transfer.block = static_cast<uint64_t>(io.lba);
   transfer.blocks = io.blocks;
   transfer.deadline_ns = io.deadline_ns;
+  transfer.meanwhile = io.meanwhile;
   if (!io.deadline_ns) transfer.deadline_ns = deadline_of_a_new_one(&transfer.left_ns);
   if (io.op != Op::kDiscard && !bounce->memory) {
     transfer.buffer = io.parts ? static_cast<char*>(io.parts->iov_base) : io.buffer;

@@ -4,13 +4,18 @@
 
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <linux/filter.h>
 #include <linux/fs.h>
 #include <linux/loop.h>
+#include <linux/seccomp.h>
 
 #include <atomic>
+#include <cstddef>
 
 #ifdef __SANITIZE_THREAD__
 // Forked children of a program with threads start threads of their own here.
@@ -23,7 +28,7 @@ namespace {
 Case* cases = nullptr;
 const char* running = "-";
 std::string kind_name, directory;
-bool everything = false;
+bool everything = false, refused = false;
 pid_t main_process;
 std::vector<std::string> files;
 std::vector<int> loops;   // held open: a loop device ends with its last opener, also when the test is killed
@@ -258,6 +263,21 @@ uint64_t seed() {
   return value;
 }
 
+bool rings_refused() { return refused; }
+
+void refuse_rings() {
+  refused = true;
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<unsigned>(offsetof(seccomp_data, nr))),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {sizeof code / sizeof *code, code};
+  REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+  REQUIRE(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
+}
+
 void in_child(void (*what)(void*), void* argument) {
   fflush(nullptr);
   const pid_t child = fork();
@@ -278,7 +298,7 @@ int main(int argc, char** argv) {
   main_process = getpid();
   setvbuf(stdout, nullptr, _IOLBF, 0);
   if (argc < 2) {
-    fprintf(stderr, "usage: %s file|block|sim|pmem|nvme=NAMESPACE,... [--all] [CASE...]\n", argv[0]);
+    fprintf(stderr, "usage: %s file|block|sim|pmem|nvme=NAMESPACE,... [--all] [--no-ring] [CASE...]\n", argv[0]);
     return 2;
   }
   for (const char* name : {"CFLSH_BLK_MAX_XFER", "CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_TIMEOUT", "CFLSH_BLK_TIMEOUT_UNITS", "CFLSH_BLK_TRACE", "CFLSH_BLK_SIZE"})
@@ -291,6 +311,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> wanted;
   for (int i = 2; i < argc; ++i) {
     if (strcmp(argv[i], "--all") == 0) everything = true;
+    else if (strcmp(argv[i], "--no-ring") == 0) refuse_rings();
     else wanted.push_back(argv[i]);
   }
   if (kind_name == "pmem") directory = make_directory("/dev/shm");

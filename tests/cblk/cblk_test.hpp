@@ -2,7 +2,8 @@
 // What the tests of the block library share: cases that register themselves, checks that say where, and the devices they run
 // on. The library is seen through its public header only.
 //
-//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: all that are not `heavy`; --all: all
+//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: all that are not `heavy`; --all: all; --no-ring: on a host
+//                                that refuses io_uring
 //   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces: one for each size (in blocks of 4 KiB) that cases ask
 //                                            for: 4096 (two of them), 8192, 256, 80, 100 (two)
 //
@@ -68,6 +69,8 @@ const char* current_case();
 const std::string& kind();                 // "file", ...
 bool survives();                           // contents outlive a close, and other processes see them
 bool full_strength();                      // --all
+void refuse_rings();                       // from now on, in this process and its children: as containers' profiles do
+bool rings_refused();
 // A fresh device of so many blocks, zeros; gone when the test ends. `number`: several at one time.
 std::string device(size_t blocks, int number = 0);
 constexpr size_t kBlocks = 4096;           // 16 MiB: what cases take unless they need otherwise

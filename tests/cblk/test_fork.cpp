@@ -82,7 +82,7 @@ CASE(commands_under_way_stay_with_the_parent) {
 
 // A ring that a child inherits must be closed there, or the parent's lives as long as the child.
 CASE(a_child_keeps_no_ring_of_its_parent) {
-  if (kind() != "file") return;
+  if (kind() != "file" || rings_refused()) return;
   id = open_physical();
   Buffer block(1);
   int tag;

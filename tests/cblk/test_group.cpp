@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups, RAID 0, paths, reservations.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
 #include <set>
 #include <thread>
 
@@ -223,6 +227,106 @@ CASE(raid0_moves_as_much_as_it_says) {
   REQUIRE(cblk_cg_read(group, in, 3, most, 0) == static_cast<int>(most));
   REQUIRE(is_stamped(in, 3, most, 1));
   REFUSES(cblk_cg_read(group, in, 0, most + 1, 0), EINVAL);
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+namespace {
+
+chunk_cg_id_t open_slow(const char* settings, int devices) {
+  std::string path;
+  for (int i = 0; i < devices; ++i) path += std::string(i ? ":" : "") + "(sim:4m," + settings + ")";
+  const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 64, O_RDWR, devices, 0, CBLK_GROUP_RAID0);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  return group;
+}
+
+long sleeps() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nvcsw;
+}
+
+}  // namespace
+
+// One after the other: 240 ms. Also with buffers that the library must copy, and without a time limit.
+CASE(a_blocking_call_of_a_raid0_has_all_devices_at_work_at_once) {
+  for (const char* limit : {"5", "0"}) {
+    const Environment timeout("CFLSH_BLK_TIMEOUT", limit);
+    const chunk_cg_id_t group = open_slow("latency_us=60000", 4);
+    for (const size_t skew : {size_t{0}, size_t{7}}) {
+      Buffer out(40, skew), in(40, skew);
+      stamp(out, 3, 40, skew + 1);
+      double best = 1;
+      for (int i = 0; i < 5 && best > 0.13; ++i) {
+        double start = seconds();
+        REQUIRE(cblk_cg_write(group, out, 3, 40, 0) == 40);
+        best = std::min(best, seconds() - start);
+        start = seconds();
+        REQUIRE(cblk_cg_read(group, in, 3, 40, 0) == 40);
+        best = std::max(best, seconds() - start);
+        REQUIRE(is_stamped(in, 3, 40, skew + 1));
+      }
+      REQUIRE(best < 0.13);
+    }
+    REQUIRE(cblk_cg_close(group, 0) == 0);
+  }
+}
+
+CASE(a_blocking_call_of_a_raid0_says_what_failed) {
+  const chunk_cg_id_t group = cblk_cg_open("sim:4m:(sim:4m,write_error=1):sim:4m", 0, O_RDWR, 3, 0, CBLK_GROUP_RAID0);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  Buffer buffer(2000);
+  REFUSES(cblk_cg_write(group, buffer, 0, 2000, 0), EIO);
+  REQUIRE(cblk_cg_write(group, buffer, 0, 1, 0) == 1);
+  REQUIRE(cblk_cg_read(group, buffer, 0, 2000, 0) == 2000);
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+// In turns of a millisecond on one device: 300 sleeps.
+CASE(who_waits_for_the_next_of_a_group_sleeps_until_there_is_one) {
+  const chunk_cg_id_t group = open_slow("latency_us=300000", 4);
+  Buffer buffer(4);
+  cflsh_cg_tag_t tag = {0, 0};
+  for (int i = 0; i < 4; ++i) REQUIRE(cblk_cg_aread(group, buffer.block(i), i, 1, &tag, nullptr, 0) == 0);
+  const long before = sleeps();
+  for (int i = 0; i < 4; ++i)
+    REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(sleeps() - before < 150);
+  REFUSES(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), ENOENT);
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+// Some wait for any, one fetches what it issued by its tag: all that was issued is fetched once, and everybody comes back.
+CASE(several_threads_wait_for_the_next_of_a_raid0) {
+  const std::string first = device(kBlocks), second = device(kBlocks, 1);
+  const chunk_cg_id_t group = cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  constexpr int kRounds = 100, kThreads = 4, kEach = 3;
+  for (int round = 0; round < kRounds; ++round) {
+    Buffer buffer(kThreads * kEach);
+    std::vector<cflsh_cg_tag_t> tags(kThreads * kEach);
+    for (size_t i = 0; i < tags.size(); ++i)
+      REQUIRE(cblk_cg_aread(group, buffer.block(i), static_cast<off_t>(i), 1, &tags[i], nullptr, 0) == 0);
+    std::atomic<int> fetched{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&] {
+        for (;;) {
+          cflsh_cg_tag_t tag = {0, 0};
+          if (cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {
+            ++fetched;
+          } else {
+            REQUIRE(errno == ENOENT);
+            return;
+          }
+        }
+      });
+    }
+    const int mine = cblk_cg_aresult(group, &tags[5], ignored(), CBLK_ARESULT_BLOCKING);
+    REQUIRE(mine == 1 || errno == ENOMSG);
+    for (std::thread& thread : threads) thread.join();
+    REQUIRE(fetched + (mine == 1) == kThreads * kEach);
+  }
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 

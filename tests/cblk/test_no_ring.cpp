@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// A host that refuses io_uring: asynchronous commands do not wait for their I/O, several are at work at once, and an I/O that hangs ends
+// in time. (All other cases run on such a host too: --no-ring.)
+//
+// A disk that hangs: direct reads into memory that userfaultfd holds back. The kernel cannot pin it, so the read goes no further.
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include <set>
+#include <thread>
+
+#include "cblk_test.hpp"
+
+namespace {
+
+constexpr size_t kCommands = 32;
+
+// Memory that nobody gets at before let_go().
+struct HeldBack {
+  char* memory;
+  int fault_fd;
+  explicit HeldBack(size_t blocks) : bytes(blocks * kBlock) {
+    memory = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(memory != MAP_FAILED);
+    fault_fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+    if (fault_fd < 0) return;
+    uffdio_api api = {UFFD_API, 0, 0};
+    REQUIRE(ioctl(fault_fd, UFFDIO_API, &api) == 0);
+    uffdio_register all = {{reinterpret_cast<uintptr_t>(memory), bytes}, UFFDIO_REGISTER_MODE_MISSING, 0};
+    REQUIRE(ioctl(fault_fd, UFFDIO_REGISTER, &all) == 0);
+  }
+  ~HeldBack() {
+    if (fault_fd >= 0) close(fault_fd);
+    munmap(memory, bytes);
+  }
+  HeldBack(const HeldBack&) = delete;
+  HeldBack& operator=(const HeldBack&) = delete;
+  // How many pages are waited for, once there are `wanted`, or after two seconds.
+  size_t waited_for(size_t wanted) {
+    for (const double end = seconds() + 2; places.size() < wanted && seconds() < end;) {
+      pollfd ready = {fault_fd, POLLIN, 0};
+      (void)poll(&ready, 1, 100);
+      uffd_msg message;
+      while (read(fault_fd, &message, sizeof message) == sizeof message) places.insert(message.arg.pagefault.address / kBlock);
+    }
+    return places.size();
+  }
+  void let_go() {
+    uffdio_range all = {reinterpret_cast<uintptr_t>(memory), bytes};
+    REQUIRE(ioctl(fault_fd, UFFDIO_UNREGISTER, &all) == 0);   // wakes who waits
+  }
+  size_t bytes;
+  std::set<uint64_t> places;
+};
+
+void commands_that_hang(void*) {
+  refuse_rings();
+  HeldBack held(kCommands);
+  if (held.fault_fd < 0) return;   // told below
+  const Environment no_limit("CFLSH_BLK_TIMEOUT", "0");   // or I/O moves through the library's own memory
+  const chunk_id_t id = open_physical(kBlocks, kCommands);
+  REQUIRE(id != NULL_CHUNK_ID);
+  Buffer buffer(kCommands);
+  stamp(buffer, 0, kCommands, 1);
+  REQUIRE(cblk_write(id, buffer, 0, kCommands, 0) == static_cast<int>(kCommands));
+  int tags[kCommands];
+  for (size_t i = 0; i < kCommands; ++i)
+    REQUIRE(cblk_aread(id, held.memory + i * kBlock, static_cast<off_t>(i), 1, &tags[i], nullptr, 0) == 0);   // each comes back
+  REQUIRE(held.waited_for(4) >= 4);   // several at once are at work
+  uint64_t blocks = 0;
+  REQUIRE(cblk_aresult(id, &tags[0], &blocks, 0) == 0);
+  REQUIRE(cblk_write(id, buffer, 100, 1, 0) == 1);   // and others go on
+  held.let_go();
+  for (int& tag : tags) REQUIRE(cblk_aresult(id, &tag, &blocks, CBLK_ARESULT_BLOCKING) == 1);
+  for (size_t i = 0; i < kCommands; ++i) REQUIRE(is_stamped(held.memory + i * kBlock, i, 1));
+  REQUIRE(cblk_close(id, 0) == 0);
+}
+
+void many_of_all(void*) {
+  refuse_rings();
+  const std::string first = device(kBlocks), second = device(kBlocks, 1);
+  const chunk_cg_id_t group = cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
+  REQUIRE(group != NULL_CHUNK_CG_ID);
+  Buffer out(64), in(64);
+  stamp(out, 0, 64, 3);
+  REQUIRE(cblk_cg_write(group, out, 0, 64, 0) == 64);
+  for (int round = 0; round < 20; ++round) {
+    memset(in, 0, 64 * kBlock);
+    cflsh_cg_tag_t tag = {0, 0};
+    for (int i = 0; i < 64; ++i) REQUIRE(cblk_cg_aread(group, in.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([group] {
+        cflsh_cg_tag_t any = {0, 0};
+        while (cblk_cg_aresult(group, &any, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1) {}
+        REQUIRE(errno == ENOENT);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    REQUIRE(is_stamped(in, 0, 64, 3));
+  }
+  REQUIRE(cblk_cg_close(group, 0) == 0);
+}
+
+}  // namespace
+
+CASE(without_io_uring_a_command_does_not_wait_for_its_io) {
+  if (kind() != "file" && kind() != "block") return;
+  if (HeldBack(1).fault_fd < 0) {
+    printf("skip: userfaultfd: refused on this host, so no I/O can be made to hang\n");
+    return;
+  }
+  (void)device(kBlocks);   // here, so that it is cleaned up
+  in_child(commands_that_hang, nullptr);
+}
+
+CASE(without_io_uring_groups_and_waits_do_as_ever) {
+  if (kind() != "file") return;
+  for (int i = 0; i < 2; ++i) (void)device(kBlocks, i);
+  in_child(many_of_all, nullptr);
+}
