@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "superpipe/call_context.h"
+#include "superpipe/sync_context.h"
 #include "superpipe/uring_context.h"
 #include "sys/file.h"
 #include "sys/proc.h"
@@ -453,8 +454,8 @@ TEST_CASE("contexts: a durable write asks the kernel for it, an atomic one where
   CHECK(flags(two, 2, false, true, 4096) == RWF_ATOMIC);   // which the kernel refuses
   CHECK(flags(&page, 1, true, true, 512) == (RWF_DSYNC | RWF_ATOMIC));
   // What cannot be promised is refused, and not written.
-  for (bool ring : kinds()) {
-    File file(ring);
+  for (const Kind kind : kinds()) {
+    File file(kind);
     ContextOptions options;
     options.buffer = pages.base;
     options.buffer_bytes = pages.bytes;
