@@ -168,6 +168,7 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
     DeviceOptions alone = options;   // blank members: labelled first, by one at a time
     alone.claim = Claim::kAlone;
     status = open_at(uri, alone, format, 0, out, why);
+    if (status == 0 && (*out)->fd_count() == 0) return 0;   // memory of this process: nobody to share it with, and gone when it is closed
     if (status == 0) device_close(*out);
     *out = nullptr;
     if (status < 0 && (status != -EBUSY || tries == kLabelTries)) return status;   // busy: another was quicker
