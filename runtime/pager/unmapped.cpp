@@ -377,9 +377,15 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
   }
   reads.finish();
   // From then on a move of it is no event. One that comes just before leaves it watched where it goes: what it has not there is zeros.
+  // No event is read meanwhile: who unmaps the place waits for that, and nothing else has it yet.
   uint64_t start;
-  do (void)sys::uffd_unregister(state.uffd, reinterpret_cast<void*>(start = Destination::start()), bytes);
-  while (!end_of_move(start));
+  do {
+    const int shard = state.event_gate.enter_waiting();
+    (void)sys::uffd_unregister(state.uffd, reinterpret_cast<void*>(start = Destination::start()), bytes);
+    state.event_gate.leave(shard);
+  } while (!end_of_move(start));
+  // A fault between the two was left to us: of a region, perhaps, that has the place since the map was unmapped, which is no event any more.
+  if (start != kNowhere) (void)sys::uffd_wake(state.uffd, reinterpret_cast<void*>(start), bytes);
   LUNAR_LOG_LIMITED(log_warning, 4, "%llu KiB of tiered memory were moved by a raw mremap system call: they are plain memory from now on",
                     static_cast<unsigned long long>(bytes / 1024));
 }
@@ -459,7 +465,10 @@ static bool send_on(uint64_t from, uint64_t to, uint64_t bytes) {
 }
 
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
-  if (unmaps_pending() && send_on(from, to, bytes)) return;
+  if (unmaps_pending() && send_on(from, to, bytes)) {
+    (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(from), bytes);   // who waits at the place they have left
+    return;
+  }
   for_regions(from, from + bytes,
               [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({Note::Kind::kMoved, region, first, last, to + (at - from)}); });
 }
