@@ -362,7 +362,7 @@ def parse_arguments():
     parser.add_argument("--all", action="store_true", help="the slow suite too")
     parser.add_argument("--asan", action="store_true", help="AddressSanitizer and UBSan, in build-asan/")
     parser.add_argument("--tsan", action="store_true", help="ThreadSanitizer, in build-tsan/")
-    parser.add_argument("-k", metavar="PATTERN", default="", help="only tests whose name or suite matches")
+    parser.add_argument("-k", metavar="PATTERN", default="", help="only tests whose name or suite matches; slow ones with --all, or where no other does")
     parser.add_argument("--list", action="store_true", help="list the tests, run none")
     parser.add_argument("--targets", action="store_true", help=argparse.SUPPRESS)   # for tools/test: what to build
     parser.add_argument("--no-build", action="store_true", help="use the build as it is")
@@ -379,7 +379,10 @@ def select(tests, arguments):
         if arguments.fast:
             return FAST & set(test.suites)
         return arguments.all or "slow" not in test.suites
-    return sorted(filter(wanted, tests), key=Test.rank)
+    chosen = sorted(filter(wanted, tests), key=Test.rank)
+    if arguments.k and not arguments.all:   # slow ones only where nothing else is meant: they take up to hours
+        chosen = [test for test in chosen if "slow" not in test.suites] or chosen
+    return chosen
 
 
 def become_root_if_needed():

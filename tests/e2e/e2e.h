@@ -37,7 +37,7 @@ struct Skip {
   throw Skip{capability, reason};
 }
 
-// The server that is tested: LUNAR_REDIS_SERVER names another one (README, "Which servers").
+// The server that is tested: LUNAR_REDIS_SERVER names another one (adapters/redis/README.md).
 inline std::string redis_server() {
   const char* given = getenv("LUNAR_REDIS_SERVER");
   return given != nullptr && *given != 0 ? given : "/usr/bin/redis-server";

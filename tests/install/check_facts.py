@@ -18,23 +18,23 @@ problems = []
 # (document, pattern with the number), (source, pattern with the number). (N is a number as people or C++ write it.
 FACTS = [
     (("README.md", r"budget is (a quarter) of the available memory"), ("runtime/pager/arm.cpp", r"options\.dram : available / (N)")),
-    (("README.md", r"\| `dram SIZE` .*default: (a quarter) of the memory"), ("runtime/pager/arm.cpp", r"options\.dram : available / (N)")),
-    (("README.md", r"\| `size SIZE` .*default: (N) times the budget"), ("runtime/pager/arm.cpp", r"state\.lun_bytes : state\.dram_bytes \* (N)")),
-    (("README.md", r"come near their budget \((7/8) of it"), ("runtime/pager/activation.cpp", r"return cap - \(needed > cap / (8) \? needed : cap / 8\)")),
-    (("README.md", r"held \((N MiB)\) is bounded"), ("adapters/gate/connections.h", r"kHeldBytesMax = (N);\s+// of all others; half of it a user")),
-    (("README.md", r"way \((a quarter) of the DRAM budget\)"), ("adapters/gate/gate_inside.h", r"kUserPart = (N)")),
-    (("README.md", r"default: 100\); (ten) times that where a command"), ("adapters/gate/gate_inside.h", r"kWalkHolds = (N);")),
-    (("README.md", r"with a warning, to (7/8) of\nthe LUN space"), ("adapters/redis/memory_limit.cpp", r"space\.capacity\) / (8) \* 7;")),
+    (("adapters/redis/README.md", r"\| `dram SIZE` .*default: (a quarter) of the memory"), ("runtime/pager/arm.cpp", r"options\.dram : available / (N)")),
+    (("adapters/redis/README.md", r"\| `size SIZE` .*default: (N) times the budget"), ("runtime/pager/arm.cpp", r"state\.lun_bytes : state\.dram_bytes \* (N)")),
+    (("runtime/LIMITS.md", r"come near their budget \((7/8) of it"), ("runtime/pager/activation.cpp", r"return cap - \(needed > cap / (8) \? needed : cap / 8\)")),
+    (("adapters/redis/README.md", r"held \((N MiB)\) is bounded"), ("adapters/gate/connections.h", r"kHeldBytesMax = (N);\s+// of all others; half of it a user")),
+    (("adapters/redis/README.md", r"way \((a quarter) of the DRAM budget\)"), ("adapters/gate/gate_inside.h", r"kUserPart = (N)")),
+    (("adapters/redis/README.md", r"default: 100\); (ten) times that where a command"), ("adapters/gate/gate_inside.h", r"kWalkHolds = (N);")),
+    (("adapters/redis/README.md", r"with a warning, to (7/8) of\nthe LUN space"), ("adapters/redis/memory_limit.cpp", r"space\.capacity\) / (8) \* 7;")),
     (("examples/redis/README.md", r"under way \(or (N) requests\)"), ("adapters/gate/fetcher.h", r"kRequestsMax = (N),")),
     (("CHANGELOG.md", r"sequential ones\n  (N) pages at once"), ("runtime/pager/resolver.h", r"kReadRunMax = (N);")),
     (("runtime/README.md", r"`Region::patterns`, a byte for (N) pages"), ("runtime/pager/region.h", r"kPatternPages = (N);")),
-    (("runtime/README.md", r"\n +(N KiB) and more go to delegate threads"), ("runtime/superpipe/pmem_device.h", r"kDelegateBytesMin = (N \* kKiB);")),
-    (("runtime/README.md", r"delegate threads \(at most (N),"), ("runtime/superpipe/delegate.h", r"kThreadsMax = (N);")),
-    (("runtime/README.md", r"was charged stays so for (N) s when"), ("runtime/pager/account.cpp", r"kAdoptWithinNs = (\d+)000000000;")),
-    (("README.md", r"\n- Linux (\d\.\d+) or newer with userfaultfd"), ("runtime/sys/kernel.cpp", r"boot (\d\.\d+) or later")),
-    (("README.md", r"\n\| (N) \| Lunar could not start it"), ("tools/program.h", r"kExitOwnFailure = (N);")),
-    (("README.md", r"\n\| (N) \| the command was found but cannot"), ("tools/program.h", r"kExitNotExecutable = (N);")),
-    (("README.md", r"\n\| (N) \| the command was not found"), ("tools/program.h", r"kExitNotFound = (N);")),
+    (("runtime/superpipe/README.md", r"\n +(N KiB) and more go to delegate threads"), ("runtime/superpipe/pmem_device.h", r"kDelegateBytesMin = (N \* kKiB);")),
+    (("runtime/superpipe/README.md", r"delegate threads \(at most (N),"), ("runtime/superpipe/pmem_device.cpp", r"kDelegatesMax = (N);")),
+    (("runtime/LIMITS.md", r"was charged stays so for (N) s when"), ("runtime/pager/account.cpp", r"kAdoptWithinNs = (\d+)000000000;")),
+    (("runtime/LIMITS.md", r"\n- Linux (\d\.\d+) or newer with userfaultfd"), ("runtime/sys/kernel.cpp", r"boot (\d\.\d+) or later")),
+    (("tools/README.md", r"\n\| (N) \| Lunar could not start it"), ("tools/program.h", r"kExitOwnFailure = (N);")),
+    (("tools/README.md", r"\n\| (N) \| the command was found but cannot"), ("tools/program.h", r"kExitNotExecutable = (N);")),
+    (("tools/README.md", r"\n\| (N) \| the command was not found"), ("tools/program.h", r"kExitNotFound = (N);")),
 ]
 # What the pair differs by on purpose: the document states half of the constant.
 HALVES = {r"held \((N MiB)\) is bounded", r"under way \(or (N) requests\)"}
@@ -91,28 +91,28 @@ def check_redis_defaults():
         cells = [cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if len(cells) == 6:
             options[cells[2]] = cells[4]
-    rows = re.findall(r"^\| `([a-z-]+) [^|]*(?:\\\|[^|]*)*\|[^|]*\| .*?\(default: ([^);]+)\)", text_of("README.md"), re.M)
+    rows = re.findall(r"^\| `([a-z-]+) [^|]*(?:\\\|[^|]*)*\|[^|]*\| .*?\(default: ([^);]+)\)", text_of("adapters/redis/README.md"), re.M)
     for name, default in rows:
         known = options.get(name.replace("-", "_"))
         if known is None:
-            problems.append(f"README.md: the Redis module's argument {name} is no option of `lunar help options`")
+            problems.append(f"adapters/redis/README.md: the Redis module's argument {name} is no option of `lunar help options`")
         elif known and known != default.strip("`"):
-            problems.append(f"README.md: {name} is said to default to {default}, `lunar help options` says {known}")
+            problems.append(f"adapters/redis/README.md: {name} is said to default to {default}, `lunar help options` says {known}")
     if len(rows) < 6:
-        problems.append(f"README.md: only {len(rows)} rows with defaults were found in the Redis module's table")
+        problems.append(f"adapters/redis/README.md: only {len(rows)} rows with defaults were found in the Redis module's table")
 
 
 def check_stats_keys():
-    """Every key that README explains is printed by some part of the program."""
-    section = text_of("README.md").split("## Reading `--stats`")[1].split("\n## ")[0]
+    """Every key that tools/README.md explains is printed by some part of the program."""
+    section = text_of("tools/README.md").split("## Reading `--stats`")[1].split("\n## ")[0]
     keys = {key for cell in re.findall(r"^\| (`[^|]+) \|", section, re.M) for key in re.findall(r"`(\w+)`", cell)}
     sources = "".join(text_of(path) for path in ("adapters/preload/exit_stats.cpp", "runtime/stats/counters.h", "runtime/stats/counters.def")
                       if os.path.exists(os.path.join(ROOT, path)))
     for key in sorted(keys):
         if not re.search(rf"\b{key}\b", sources):
-            problems.append(f"README.md explains the key {key} of --stats, which is not printed")
+            problems.append(f"tools/README.md explains the key {key} of --stats, which is not printed")
     if len(keys) < 15:
-        problems.append(f"README.md: only {len(keys)} keys of --stats were found")
+        problems.append(f"tools/README.md: only {len(keys)} keys of --stats were found")
 
 
 def check_version():

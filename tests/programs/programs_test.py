@@ -258,7 +258,7 @@ def growing(*before, root=True):
 
 
 def debugger(run):
-    """gdb prints memory that was evicted, after it has had it fetched (README, Limits)."""
+    """gdb prints memory that was evicted, after it has had it fetched (runtime/LIMITS.md)."""
     need("gdb", "gdb")
     child = run.start([PYTHON, GROW, "wait"])
     try:
@@ -311,7 +311,7 @@ PROGRAMS = {
 # Memory of these does not grow past any budget, or is not anonymous memory that Lunar tiers: the result is compared, evictions are not asked for.
 NO_EVICTIONS = {"stress-vfork", "stress-fork", "stress-clone", "stress-stack", "stress-brk", "stress-aio", "stress-mlock", "stress-madvise",
                 "stress-mremap", "stress-vm-rw"}
-# What does not work, as README says in "Real programs": what the tiered run must report then. When it works one day, this and README go.
+# What does not work, as runtime/LIMITS.md says in "Real programs": what the tiered run must report then. When it works one day, this and that line go.
 NOT_SERVED = {
     "stress-vm-rw": r"vm-rw: mmap failed, errno=12",       # a clone(CLONE_VM) child makes the heap grow past the budget
     "stress-mremap": r"mremap: mremap failed, errno=12",   # MREMAP_FIXED to a place outside the tier

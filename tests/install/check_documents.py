@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`check_documents.py ROOT LIBRARY`: what the documents promise to a reader who follows them. Every relative link of every page leads to a file,
+and to a heading where it names one; the C program on README.md's first screen builds with the public header and the library alone, and runs."""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT, LIBRARY = map(os.path.abspath, sys.argv[1:3])
+LIMIT_S = 60
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+CODE = re.compile(r"^```.*?^```", re.S | re.M)
+problems = []
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def pages():
+    for directory, folders, files in os.walk(ROOT):
+        folders[:] = [f for f in folders if not f.startswith((".", "build"))]
+        for name in files:
+            if name.endswith(".md"):
+                yield os.path.join(directory, name)
+
+
+def anchors(text):
+    """The headings' names as web pages of Markdown give them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", CODE.sub("", text), re.M):
+        found.add(re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-"))
+    return found
+
+
+def check_links(page):
+    text = CODE.sub("", read(page))
+    for target, anchor in LINK.findall(text):
+        if "://" in target:
+            continue
+        path = os.path.join(os.path.dirname(page), target) if target else page
+        if not os.path.exists(path):
+            problems.append(f"{os.path.relpath(page, ROOT)}: links to {target}, which is not there")
+        elif anchor and anchor not in anchors(read(path)):
+            problems.append(f"{os.path.relpath(page, ROOT)}: links to {target}#{anchor}: no such heading there")
+
+
+def check_sample(directory):
+    blocks = re.findall(r"^```c\n(.*?)^```", read(os.path.join(ROOT, "README.md")), re.S | re.M)
+    if len(blocks) != 1:
+        problems.append(f"README.md has {len(blocks)} blocks of C: one program is expected")
+        return
+    source, program = os.path.join(directory, "program.c"), os.path.join(directory, "program")
+    with open(source, "w", encoding="utf-8") as file:
+        file.write(blocks[0])
+    line = ["gcc", "-Wall", "-Wextra", "-Werror", source, "-o", program, "-I", os.path.join(ROOT, "runtime/include"), LIBRARY]
+    built = subprocess.run(line, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
+    if built.returncode != 0:
+        problems.append(f"README.md: its C program does not build: {built.stderr}")
+        return
+    ran = subprocess.run([program], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False, cwd=directory,
+                         env={**os.environ, "LD_LIBRARY_PATH": os.path.dirname(LIBRARY)})
+    if "userfaultfd" in ran.stderr and ran.returncode == 1:
+        print(f"skip: userfaultfd: the C program of README.md is not run: {ran.stderr.strip()}")
+    elif ran.returncode != 0:
+        problems.append(f"README.md: its C program ends with {ran.returncode}: {ran.stderr}")
+
+
+def main():
+    for page in sorted(pages()):
+        check_links(page)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+        check_sample(directory)
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
