@@ -144,5 +144,20 @@ class Environment {
   const char* name_;
 };
 
+// CFLSH_BLK_TIMEOUT for what is opened meanwhile.
+struct Limit {
+  explicit Limit(const char* milliseconds) : number("CFLSH_BLK_TIMEOUT", milliseconds), units("CFLSH_BLK_TIMEOUT_UNITS", "MILLI") {}
+  Environment number, units;
+};
+
+// Time since it was made, in seconds.
+struct Watch {
+  double start = seconds();
+  double passed() const { return seconds() - start; }
+  void until(double when) const {
+    while (passed() < when) usleep(1000);
+  }
+};
+
 }  // namespace cblk_test
 using namespace cblk_test;

@@ -13,19 +13,6 @@ namespace {
 
 constexpr int kNext = CBLK_ARESULT_NEXT_TAG, kBlocking = CBLK_ARESULT_BLOCKING;
 
-struct Limit {
-  explicit Limit(const char* milliseconds) : number("CFLSH_BLK_TIMEOUT", milliseconds), units("CFLSH_BLK_TIMEOUT_UNITS", "MILLI") {}
-  Environment number, units;
-};
-
-struct Watch {
-  double start = seconds();
-  double passed() const { return seconds() - start; }
-  void until(double when) const {
-    while (passed() < when) usleep(1000);
-  }
-};
-
 bool holds(const char* medium, uint64_t lba, uint64_t version) {
   const chunk_id_t id = cblk_open(medium, 0, O_RDONLY, 0, 0);
   Buffer block(1);

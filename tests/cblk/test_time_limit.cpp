@@ -11,19 +11,6 @@ namespace {
 
 constexpr int kNext = CBLK_ARESULT_NEXT_TAG, kBlocking = CBLK_ARESULT_BLOCKING;
 
-struct Limit {
-  explicit Limit(const char* milliseconds) : number("CFLSH_BLK_TIMEOUT", milliseconds), units("CFLSH_BLK_TIMEOUT_UNITS", "MILLI") {}
-  Environment number, units;
-};
-
-struct Watch {
-  double start = seconds();
-  double passed() const { return seconds() - start; }
-  void until(double when) const {
-    while (passed() < when) usleep(1000);
-  }
-};
-
 bool untouched(const Buffer& buffer, size_t blocks) {
   for (size_t i = 0; i < blocks * kBlock; ++i) {
     if (buffer.data()[i] != 0x5a) return false;

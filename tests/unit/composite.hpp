@@ -16,21 +16,14 @@
 #include "superpipe/sim_device.h"
 #include "sys/file.h"
 #include "tests/catch.hpp"
+#include "tests/support/seed.hpp"
 
 namespace composite {
 
 using namespace lunar;
 constexpr size_t kPage = 4096;
 
-inline uint64_t seed() {
-  static const uint64_t value = [] {
-    const char* given = getenv("LUNAR_SEED");
-    const uint64_t out = given ? strtoull(given, nullptr, 0) : std::random_device{}();
-    std::printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(out));
-    return out;
-  }();
-  return value;
-}
+inline uint64_t seed() { return tier::run_seed(); }
 
 inline DeviceOptions raw() {
   DeviceOptions options;

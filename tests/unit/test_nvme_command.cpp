@@ -16,6 +16,7 @@
 #include "superpipe/device.h"
 #include "superpipe/nvme_command.h"
 #include "tests/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace lunar;
 
@@ -192,10 +193,7 @@ TEST_CASE("nvme: fua is a bit of each piece of a write, and of nothing else") {
 }
 
 TEST_CASE("nvme: pieces cover a command once, in order, within the limits") {
-  const char* given = getenv("LUNAR_SEED");
-  const unsigned seed = given ? static_cast<unsigned>(strtoul(given, nullptr, 0)) : std::random_device{}();
-  std::printf("LUNAR_SEED=%u\n", seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(static_cast<unsigned>(tier::run_seed()));
   std::vector<char> memory(8 << 20);
   for (int round = 0; round < 3000; ++round) {
     NvmeGeometry geometry;

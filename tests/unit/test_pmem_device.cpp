@@ -25,20 +25,11 @@
 #include "superpipe/signature.h"
 #include "sys/file.h"
 #include "tests/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace lunar;
 
 namespace {
-
-uint64_t seed_of_run() {
-  static const uint64_t seed = [] {
-    const char* given = getenv("LUNAR_SEED");
-    const uint64_t value = given ? strtoull(given, nullptr, 0) : std::random_device{}();
-    printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(value));
-    return value;
-  }();
-  return seed;
-}
 
 struct File {
   std::string path;
@@ -325,9 +316,9 @@ TEST_CASE("pmem: random commands against a model, delegated or not, on memory an
   File shm("/dev/shm", 16 * kMiB), plain(disk(), 2 * kMiB);
   const std::string setting = std::string(",delegate=") + delegate;
   const Opened memory = opened("pmem:" + shm.path + setting), on_disk = opened("pmem:" + plain.path + setting);
-  CHECK(against_model(memory.get(), 40, seed_of_run(), 3 * kMiB + 512, 4 * kMiB) == "");
-  CHECK(against_model(memory.get(), 300, seed_of_run() + 1, 512, 256 * kKiB) == "");
-  CHECK(against_model(on_disk.get(), 12, seed_of_run() + 2, 4096, kMiB) == "");
+  CHECK(against_model(memory.get(), 40, tier::run_seed(), 3 * kMiB + 512, 4 * kMiB) == "");
+  CHECK(against_model(memory.get(), 300, tier::run_seed() + 1, 512, 256 * kKiB) == "");
+  CHECK(against_model(on_disk.get(), 12, tier::run_seed() + 2, 4096, kMiB) == "");
 }
 
 TEST_CASE("pmem: threads with contexts of their own share the delegates and lose nothing") {
@@ -335,7 +326,7 @@ TEST_CASE("pmem: threads with contexts of their own share the delegates and lose
   const Opened lun = opened("pmem:" + file.path + ",delegate=on");
   std::vector<std::thread> threads;
   std::string wrong[8];
-  const uint64_t seed = seed_of_run();
+  const uint64_t seed = tier::run_seed();
   for (unsigned t = 0; t < 8; ++t)
     threads.emplace_back([&, t] { wrong[t] = against_model(lun.get(), 60, seed + 10 + t, t * 4 * kMiB, kMiB); });
   for (std::thread& thread : threads) thread.join();
@@ -346,7 +337,7 @@ TEST_CASE("pmem: threads with contexts of their own share the delegates and lose
 TEST_CASE("pmem: every command of small lists is answered, however the delegates sleep and wake") {
   File file("/dev/shm", kMiB);
   const Opened lun = opened("pmem:" + file.path + ",delegate=on");
-  std::mt19937_64 random(seed_of_run());
+  std::mt19937_64 random(tier::run_seed());
   Attached context(lun.get(), 8);
   std::vector<char> buffer(8 * 4096);
   for (unsigned round = 0; round < 6000; ++round) {
@@ -572,7 +563,7 @@ TEST_CASE("pmem: raw media are shared between processes' devices") {
 }
 
 TEST_CASE("pmem: copies that go through the cache move every byte, for every way of flushing") {
-  std::mt19937_64 random(seed_of_run());
+  std::mt19937_64 random(tier::run_seed());
   std::vector<char> from(8192), to(8192), want;
   for (char& byte : from) byte = static_cast<char>(random());
   const int best = static_cast<int>(pmem::flush_method());

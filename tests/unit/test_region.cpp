@@ -14,6 +14,7 @@
 #include "pager/region.h"
 #include "sys/mem.h"
 #include "tests/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace lunar;
 
@@ -27,13 +28,6 @@ std::unique_ptr<Region> region_at(uint64_t page, uint64_t pages) {
   region->base = place(page);
   region->pages = pages;
   return region;
-}
-
-std::mt19937_64 generator() {
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  return std::mt19937_64(seed);
 }
 
 }  // namespace
@@ -107,7 +101,7 @@ TEST_CASE("a full table refuses one more, and takes it when there is room again"
 }
 
 TEST_CASE("property: look-ups agree with a model") {
-  std::mt19937_64 random = generator();
+  std::mt19937_64 random(tier::run_seed());
   auto table = std::make_unique<RegionTable>();
   std::map<uint64_t, std::unique_ptr<Region>> model;   // by first page
   constexpr uint64_t kPages = 4000;

@@ -19,6 +19,7 @@
 #include "lun/scratch_lun.h"
 #include "tests/catch.hpp"
 #include "tests/support/lun_device.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace lunar;
 
@@ -37,16 +38,6 @@ struct Lun {
     device_close(device);
   }
 };
-
-uint64_t seed() {
-  static const uint64_t value = [] {
-    const char* given = getenv("LUNAR_SEED");
-    const uint64_t chosen = given ? strtoull(given, nullptr, 10) : std::random_device{}();
-    std::printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(chosen));
-    return chosen;
-  }();
-  return value;
-}
 
 std::vector<uint32_t> take(ScratchLun& lun, uint32_t want, unsigned max_runs = 64) {
   std::vector<SlotRun> runs(max_runs);
@@ -245,7 +236,7 @@ TEST_CASE("forgetting an ancestor's LUN gives none of it back") {
 }
 
 TEST_CASE("property: alloc and release agree with a model") {
-  std::mt19937_64 random(seed());
+  std::mt19937_64 random(tier::run_seed());
   Lun scratch("sim:16m");
   REQUIRE(scratch.lun.charge(scratch.lun.capacity_slots()) == 0);
   const uint32_t total = 16 * kMiB / 4096;
@@ -279,7 +270,7 @@ TEST_CASE("property: alloc and release agree with a model") {
 }
 
 TEST_CASE("property: threads never own the same slot, and all come back") {
-  const uint64_t base_seed = seed();
+  const uint64_t base_seed = tier::run_seed();
   Lun scratch("sim:64m");
   REQUIRE(scratch.lun.charge(1000) == 0);
   const uint32_t total = 64 * kMiB / 4096;

@@ -7,6 +7,7 @@
 
 #include "pager/streams.h"
 #include "tests/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace lunar;
 
@@ -29,13 +30,6 @@ struct Walk {
     return ahead;
   }
 };
-
-std::mt19937_64 generator() {
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  return std::mt19937_64(seed);
-}
 
 }  // namespace
 
@@ -149,7 +143,7 @@ TEST_CASE("more threads than entries: the walks that are at work keep theirs") {
 }
 
 TEST_CASE("property: random faults are hardly ever read ahead of, and no answer leaves its bounds") {
-  std::mt19937_64 random = generator();
+  std::mt19937_64 random(tier::run_seed());
   Walk walk;
   constexpr int kFaults = 100'000;
   uint64_t ahead = 0;
