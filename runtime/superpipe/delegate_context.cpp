@@ -23,14 +23,6 @@ constexpr uint32_t kClaimMax = 8;               // room on the stack
 constexpr int64_t kWatchPollNs = 100'000;       // between looks at the stack, when descriptors are watched too
 constexpr unsigned kSampleVectorMax = 16;       // longer reads say little about a page's latency
 
-uint64_t bytes_of(const Command& command) {
-  if (command.op == Op::kFlush) return 0;
-  if (command.op == Op::kDiscard) return command.length;
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < command.iov_count; ++i) bytes += command.iov[i].iov_len;
-  return bytes;
-}
-
 }  // namespace
 
 size_t DelegateContext::mapping_bytes(size_t head, unsigned depth) {
@@ -80,7 +72,7 @@ int DelegateContext::submit(const Command* commands, unsigned n) {
   if (n > room) n = room;
   if (n == 0) return room ? 0 : -EAGAIN;
   uint64_t bytes = 0;
-  for (unsigned i = 0; i < n; ++i) bytes += bytes_of(commands[i]);
+  for (unsigned i = 0; i < n; ++i) bytes += command_bytes(commands[i]);
   if (delegates(bytes)) {
     uint64_t tail = tail_.load(std::memory_order_relaxed);
     for (unsigned i = 0; i < n; ++i, ++tail)

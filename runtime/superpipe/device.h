@@ -68,6 +68,15 @@ struct Command {
   uint8_t file = 0;              // to a context over several files (Device::join): which of them. Else it stays 0
 };
 
+// What it moves or discards.
+inline uint64_t command_bytes(const Command& command) {
+  if (command.op == Op::kFlush) return 0;
+  if (command.op == Op::kDiscard) return command.length;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < command.iov_count; ++i) bytes += command.iov[i].iov_len;
+  return bytes;
+}
+
 struct Response {
   uint64_t tag = 0;
   int64_t result = 0;            // bytes moved (a short count is the caller's to treat as an error), or -errno

@@ -117,8 +117,7 @@ int64_t MemDevice::transfer(const Command& command) {
     memset(base_ + at, 0, command.length);
     return 0;
   }
-  uint64_t bytes = 0, done = 0;
-  for (uint32_t i = 0; i < command.iov_count; ++i) bytes += command.iov[i].iov_len;
+  uint64_t bytes = command_bytes(command), done = 0;
   if (!read && !inside(at, bytes)) return -ENOSPC;
   if (!read && command.atomic) return -EINVAL;   // a copy is torn between any two stores
   const uint64_t left = at < size ? size - at : 0;

@@ -26,13 +26,6 @@ T field(const uint8_t* data, size_t at) {
   return value;
 }
 
-uint64_t bytes_of(const Command& command) {
-  if (command.op == Op::kDiscard) return command.length;
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < command.iov_count; ++i) bytes += command.iov[i].iov_len;
-  return bytes;
-}
-
 int errno_of(unsigned status) {
   const unsigned type = status >> 8 & 7, code = status & 0xff;
   if (type == 0) {
@@ -99,7 +92,7 @@ int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command
   if (geometry.read_only && command.op != Op::kRead) return -EBADF;
   if (command.op == Op::kDiscard && !geometry.write_zeroes) return -EOPNOTSUPP;
   const uint64_t mask = (uint64_t{1} << geometry.block_shift) - 1, size = (geometry.blocks << geometry.block_shift) - data_offset;
-  const uint64_t bytes = bytes_of(command), at = command.offset.value;
+  const uint64_t bytes = command_bytes(command), at = command.offset.value;
   if ((at & mask) || bytes == 0) return -EINVAL;
   if (command.op == Op::kWrite && command.atomic && !atomic_fits(command, nvme_atomic_bytes(geometry, data_offset))) return -EINVAL;
   if (command.op == Op::kDiscard) {

@@ -112,8 +112,7 @@ int PmemDevice::settle(uint64_t at, uint64_t bytes) {
 
 int64_t PmemDevice::read(const Command& command, bool foreign) {
   const uint64_t at = command.offset.value;
-  uint64_t bytes = 0, done = 0;
-  for (uint32_t i = 0; i < command.iov_count; ++i) bytes += command.iov[i].iov_len;
+  uint64_t bytes = command_bytes(command), done = 0;
   const uint64_t left = at < size_bytes_ ? size_bytes_ - at : 0;
   if (bytes > left) bytes = left;
   if (bytes == 0) return 0;
@@ -131,8 +130,7 @@ int64_t PmemDevice::read(const Command& command, bool foreign) {
 int64_t PmemDevice::write(const Command& command) {
   if (read_only_) return -EROFS;
   const uint64_t at = command.offset.value;
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < command.iov_count; ++i) bytes += command.iov[i].iov_len;
+  const uint64_t bytes = command_bytes(command);
   if (at > size_bytes_ || bytes > size_bytes_ - at) return -ENOSPC;
   if (command.atomic) return -EINVAL;   // a copy is torn between any two stores
   if (bytes == 0) return 0;

@@ -41,12 +41,6 @@ bool strikes(const SimFaults& faults, uint64_t one_in, uint64_t io, Fault fault)
   return one_in != 0 && chance(faults.seed, io, fault) % one_in == 0;
 }
 
-uint64_t bytes_of(const Command& command) {
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < command.iov_count; ++i) bytes += command.iov[i].iov_len;
-  return bytes;
-}
-
 class SimContext final : public OwnedContext {
  public:
   static int create(SimDevice* device, const ContextOptions& options, Context** out);
@@ -140,7 +134,7 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
   SimCounters& counters = device->counters();
   const SimFaults& faults = device->faults();
   counters.writes.fetch_add(1, std::memory_order_relaxed);
-  const uint64_t bytes = bytes_of(command), size = device->size_bytes();
+  const uint64_t bytes = command_bytes(command), size = device->size_bytes();
   uint64_t at = command.offset.value, lands = bytes;
   if (at > size || bytes > size - at) return -ENOSPC;
   if (command.atomic && !atomic_fits(command, faults.atomic)) return -EINVAL;
