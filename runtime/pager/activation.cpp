@@ -86,13 +86,17 @@ bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
 
 }  // namespace
 
+void keep_own_files() {
+  for (const sys::OwnFile file : {sys::OwnFile::kPagemap, sys::OwnFile::kMemory}) sys::note_own_descriptor(sys::keep_own_file(file), true);
+}
+
 void standby_open(PagerState& state, bool child) {
   sys::MakingDescriptor making;
   if (!child) {
     sys::note_own_descriptor(sys::keep_proc_directory(), true);
     state.thp_always = huge_pages_always();
   }
-  for (const sys::OwnFile file : {sys::OwnFile::kPagemap, sys::OwnFile::kMemory}) sys::note_own_descriptor(sys::keep_own_file(file), true);
+  keep_own_files();
   ErrorText unused;
   const int device = sys::uffd_keep_device(state.options.uffd_device);
   sys::note_own_descriptor(device, true);

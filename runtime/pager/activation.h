@@ -26,6 +26,7 @@ namespace lunar {
 // had: who needs it later judges. At start, and in a forked child that is not active (`child`), for itself.
 void standby_open(PagerState& state, bool child);
 void standby_lun(PagerState& state, bool child);
+void keep_own_files();   // of these, those of /proc/self: by each process for itself
 // Descriptors of these that service threads need too.
 void standby_descriptors(int* out, unsigned* count);
 

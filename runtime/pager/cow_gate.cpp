@@ -23,9 +23,9 @@ int protect(PagerState& state, void* address, size_t bytes) {
 }
 
 // The protection is gone, and who waits is woken. False: the place is not ours any more.
-bool lift(PagerState& state, void* address, uint64_t bytes) {
+bool lift(void* address, uint64_t bytes) {
   int64_t rc;
-  while ((rc = change_pages(address, bytes, [&] { return sys::uffd_protect(state.uffd, address, bytes, false); })) == -EAGAIN) wait_out_stall();
+  while ((rc = unprotect_pages(address, bytes)) == -EAGAIN) wait_out_stall();
   return rc == 0;
 }
 
@@ -106,10 +106,10 @@ Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force) {
     }
   }
   // The protection goes before the words do: whoever evicts the page next finds it as it is.
-  bool lifted = room && lift(state, region.address_of(page), count << state.page_shift);
+  bool lifted = room && lift(region.address_of(page), count << state.page_shift);
   if (room && !lifted) {
-    lifted = lift(state, region.address_of(page), state.page_size);
-    for (unsigned i = 1; i < count; ++i) (void)lift(state, region.address_of(PageIndex(page.value + i)), state.page_size);
+    lifted = lift(region.address_of(page), state.page_size);
+    for (unsigned i = 1; i < count; ++i) (void)lift(region.address_of(PageIndex(page.value + i)), state.page_size);
   }
   for (unsigned i = 0; i < count; ++i) let_go(state, region, page.value + i, was[i]);
   return !room ? Lift::kNoRoom : lifted ? Lift::kLifted : Lift::kNotThere;

@@ -352,7 +352,7 @@ void child() {
   if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
     fatal("fork: the child stood still for too long before it began; its place in the account, and its memory with it, is given up");
   state.member_pid.store(getpid());
-  for (const sys::OwnFile file : {sys::OwnFile::kPagemap, sys::OwnFile::kMemory}) sys::note_own_descriptor(sys::keep_own_file(file), true);
+  keep_own_files();
   state.arm_lock.reset_in_child();   // another thread of the parent's may have held it
   counters().evicted.store(0);
   int64_t resident = settle_words(state);

@@ -331,8 +331,7 @@ void Handler::answer_outside(const sys::UffdMessage& message) {
   void* address = reinterpret_cast<void*>(message.address);
   int64_t rc;
   do {
-    rc = message.write_protected ? change_pages(address, state.page_size, [&] { return sys::uffd_protect(state.uffd, address, state.page_size, false); })
-                                 : install_pages(address, zero_run(), state.page_size);
+    rc = message.write_protected ? unprotect_pages(address, state.page_size) : install_pages(address, zero_run(), state.page_size);
     if (rc == -EAGAIN) stalled();
   } while (rc == -EAGAIN);
   if (rc < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
@@ -450,8 +449,7 @@ void Handler::answer_evictor(const sys::UffdMessage& message) {
   void* address = reinterpret_cast<void*>(message.address);
   if (message.write_protected) {   // it is making the page exclusive
     state.account.unshare_always(1);
-    if (change_pages(address, state.page_size, [&] { return sys::uffd_protect(state.uffd, address, state.page_size, false); }) < 0)
-      (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    if (unprotect_pages(address, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
     return;
   }
   if (install_pages(address, zeros, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);

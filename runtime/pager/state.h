@@ -215,6 +215,12 @@ inline int64_t install_pages(void* address, const void* content, size_t bytes) {
   return change_pages(address, bytes, [&] { return sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst)); });
 }
 
+// Lifts a write protection and wakes who waits for that.
+inline int64_t unprotect_pages(void* address, size_t bytes) {
+  auto& state = pager_state();
+  return change_pages(address, bytes, [&] { return sys::uffd_protect(state.uffd, address, bytes, false); });
+}
+
 // The word of a page that was installed. heat: see policy in evictor.h.
 inline PageWord resident_word(PageWord from, Slot slot, unsigned lun, unsigned heat, uint16_t epoch) {
   return from.with_state(PageState::kResident).with_slot(slot).with_lun(lun).with_heat(heat).with_epoch(epoch);

@@ -234,19 +234,24 @@ void drop_stale(PagerState& state, const Destination& to, uint64_t first, uint64
   }
 }
 
-// The kernel looks for the map before it looks for events (6.9): the map may just have gone on. pre: inside the event gate.
-int64_t not_while_moving(PagerState& state, int64_t rc) { return rc == -ENOENT && sys::uffd_event_unread(state.uffd) ? -EAGAIN : rc; }
-
-void bring(PagerState& state, const Destination& to, uint64_t page, const char* content, bool over_tiered) {
-  const auto copy = [&] {
+// A change of a page of a destination, which does not go on meanwhile.
+template <class Change>
+int64_t change_moved(PagerState& state, const Destination& to, uint64_t page, Change change) {
+  return when_events_are_read([&]() -> int64_t {
     const int shard = state.event_gate.enter_waiting();
-    const int64_t rc = not_while_moving(state, sys::uffd_copy(state.uffd, to.address_of(page), content, state.page_size));
+    int64_t rc = change(to.address_of(page));
+    // The kernel looks for the map before it looks for events (6.9): the map may just have gone on.
+    if (rc == -ENOENT && sys::uffd_event_unread(state.uffd)) rc = -EAGAIN;
     state.event_gate.leave(shard);
     return rc;
-  };
-  if (when_events_are_read(copy) != -EEXIST || !over_tiered) return;
+  });
+}
+
+void bring(PagerState& state, const Destination& to, uint64_t page, const char* content, bool over_tiered) {
+  const auto copy = [&](char* at) { return sys::uffd_copy(state.uffd, at, content, state.page_size); };
+  if (change_moved(state, to, page, copy) != -EEXIST || !over_tiered) return;
   drop_stale(state, to, page, page + 1);
-  (void)when_events_are_read(copy);
+  (void)change_moved(state, to, page, copy);
 }
 
 // Evicted pages of a moved map, read many at a time. pre: seized; they are let go of here.
@@ -292,15 +297,11 @@ class MovedReads {
   // Once more does no harm.
   static void poison(const Destination& to, uint64_t page) {
     auto& state = pager_state();
-    const auto rc = static_cast<int>(when_events_are_read([&]() -> int64_t {
-      if (!state.features.poison) return is_watched(state, to.address_of(page)) ? map_lost_page(state, to.address_of(page)) : 0;
-      const int shard = state.event_gate.enter_waiting();
-      const int64_t one = not_while_moving(state, sys::uffd_poison(state.uffd, to.address_of(page), state.page_size));
-      state.event_gate.leave(shard);
-      return one;
-    }));
+    const int64_t rc = state.features.poison
+        ? change_moved(state, to, page, [&](char* at) { return sys::uffd_poison(state.uffd, at, state.page_size); })
+        : when_events_are_read([&] { return is_watched(state, to.address_of(page)) ? map_lost_page(state, to.address_of(page)) : 0; });
     if (rc < 0 && rc != -EEXIST && rc != -ENOENT && to.start() != kNowhere)
-      fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to.address_of(page)), errno_name(rc));
+      fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to.address_of(page)), errno_name(static_cast<int>(rc)));
   }
 
  private:
@@ -423,16 +424,21 @@ void pager_tell_unmaps() {
   }
 }
 
+// Moves whose pages are not all brought yet, and their lengths in bytes. pre: the lock over the queue.
+template <class Use>
+static void for_moves(Use use) {
+  for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i)
+    if (Note& note = note_at(i); note.kind == Note::Kind::kMoved) use(note, (note.end - note.first) << pager_state().page_shift);
+}
+
 // Nothing is to be brought to a place that is gone; who waits there is woken. (Another map, or a region, may have it next.)
 static void bring_no_more(uint64_t start, uint64_t end) {
   auto& state = pager_state();
   {
     sys::Locked<sys::SpinLock> hold(g_notes.lock);
-    for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i) {
-      Note& note = note_at(i);
-      const uint64_t stop = note.moved_to + ((note.end - note.first) << state.page_shift);
-      if (note.kind == Note::Kind::kMoved && note.moved_to >= start && stop <= end) note.moved_to = kNowhere;
-    }
+    for_moves([=](Note& note, uint64_t length) {
+      if (note.moved_to >= start && note.moved_to + length <= end) note.moved_to = kNowhere;
+    });
   }
   (void)sys::uffd_wake(state.uffd, reinterpret_cast<void*>(start), end - start);
 }
@@ -447,20 +453,17 @@ void lost_note(Region& region, PageIndex page) { push({Note::Kind::kLost, &regio
 
 // What is still to be brought to [from, from + bytes) is to go on from there. False: there is nothing. (A region that has lain there has lost the place.)
 static bool send_on(uint64_t from, uint64_t to, uint64_t bytes) {
-  const unsigned shift = pager_state().page_shift;
   bool found = false;
   sys::Locked<sys::SpinLock> hold(g_notes.lock);
-  for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i) {
-    Note& note = note_at(i);
-    const uint64_t length = (note.end - note.first) << shift;
-    if (note.kind != Note::Kind::kMoved || note.moved_to >= from + bytes || note.moved_to + length <= from) continue;
+  for_moves([&](Note& note, uint64_t length) {
+    if (note.moved_to >= from + bytes || note.moved_to + length <= from) return;
     if (note.moved_to < from || note.moved_to + length > from + bytes)
       fatal("a part of tiered memory that was moved by a raw mremap was moved on before its evicted pages were there");
     found = true;
     note.moved_to += to - from;
     if (note.moved_to < g_notes.to_begin.load()) g_notes.to_begin.store(note.moved_to);
     if (note.moved_to + length > g_notes.to_end.load()) g_notes.to_end.store(note.moved_to + length);
-  }
+  });
   return found;
 }
 
@@ -475,13 +478,10 @@ void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
 
 bool being_moved_to(uint64_t address, uint64_t bytes) {
   if (g_notes.words.load(std::memory_order_acquire) == 0 || address + bytes <= g_notes.to_begin.load() || address >= g_notes.to_end.load()) return false;
-  const unsigned shift = pager_state().page_shift;
+  bool found = false;
   sys::Locked<sys::SpinLock> hold(g_notes.lock);
-  for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i) {
-    const Note& note = note_at(i);
-    if (note.kind == Note::Kind::kMoved && address < note.moved_to + ((note.end - note.first) << shift) && address + bytes > note.moved_to) return true;
-  }
-  return false;
+  for_moves([&](const Note& note, uint64_t length) { found |= address < note.moved_to + length && address + bytes > note.moved_to; });
+  return found;
 }
 
 bool unmaps_pending() { return g_notes.words.load(std::memory_order_seq_cst) != 0; }
