@@ -9,6 +9,7 @@
 
 #include "superpipe/sim_device.h"
 #include "tests/kv/kv_support.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -172,7 +173,7 @@ void Run::fail_for_a_while() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const uint64_t operations = argument(argc, argv, "--operations", 25'000), seed = seed_from_environment();
+  const uint64_t operations = argument(argc, argv, "--operations", 25'000), seed = tier::run_seed();
   for (const Fault& fault : kFaults) {
     Run run(fault, seed);
     run.operations(operations);

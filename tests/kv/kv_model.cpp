@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/kv/kv_support.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -182,7 +183,7 @@ void Model::run(uint64_t operations) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const uint64_t operations = argument(argc, argv, "--operations", 1'000'000), seed = seed_from_environment();
+  const uint64_t operations = argument(argc, argv, "--operations", 1'000'000), seed = tier::run_seed();
   const char* uri = text_argument(argc, argv, "--device");
   const uint64_t kinds = sizeof kKinds / sizeof *kKinds;
   for (uint64_t i = 0; i < kinds; ++i) {

@@ -34,14 +34,6 @@ class Random {
   uint64_t state_;
 };
 
-inline uint64_t seed_from_environment() {
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 0) : lunar::sys::now_ns() % 1'000'000'007;
-  printf("seed %llu (LUNAR_SEED= replays)\n", static_cast<unsigned long long>(seed));
-  fflush(stdout);
-  return seed;
-}
-
 // Bytes that only this key in this version has.
 inline void fill(std::string* out, uint64_t key, uint64_t version, uint64_t length) {
   out->resize(length);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/kv/kv_support.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace lunar;
 using namespace lunar::kv;
@@ -153,7 +154,7 @@ void reader(Run& run, uint64_t number, uint64_t seed, uint64_t writers) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const uint64_t writes = argument(argc, argv, "--writes", 60'000), seed = seed_from_environment();
+  const uint64_t writes = argument(argc, argv, "--writes", 60'000), seed = tier::run_seed();
   const uint64_t writers = argument(argc, argv, "--writers", 4), readers = argument(argc, argv, "--readers", 4);
   StoreOptions options;
   const char* uri = text_argument(argc, argv, "--device");

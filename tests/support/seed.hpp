@@ -15,6 +15,7 @@ inline uint64_t run_seed() {
     const char* given = getenv("LUNAR_SEED");
     const uint64_t value = given ? strtoull(given, nullptr, 0) : std::random_device{}();
     std::printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(value));
+    std::fflush(stdout);   // also where the run is killed
     return value;
   }();
   return seed;
