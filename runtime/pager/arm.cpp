@@ -418,6 +418,17 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   return 0;
 }
 
+// What a call past us has taken is not ours to unmap.
+static void unmap_region(const Region& region) {
+  for_taken(region, 0, region.pages, [&](uint64_t first, uint64_t end, bool taken) {
+    if (taken) return;
+    char* begin = region.address_of(PageIndex(first));
+    const uint64_t bytes = (end - first) << pager_state().page_shift;
+    pager_release_range(begin, bytes);   // else the kernel would send an event
+    (void)sys::unmap(begin, bytes);
+  });
+}
+
 int region_destroy(Region* region) {
   auto& state = pager_state();
   if (region->committed_pages.load() != 0) return -EBUSY;
@@ -432,8 +443,7 @@ int region_destroy(Region* region) {
     state.evictor->resume();
     for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
   }
-  pager_release_range(region->base, region->pages << state.page_shift);   // else the kernel would send an event
-  (void)sys::unmap(region->base, region->pages << state.page_shift);
+  unmap_region(*region);
   unmaps_forget(region);
   unmap_private(region->words, region->pages * sizeof(PageWord));
   unmap_private(region->hashes, region->pages * sizeof(uint64_t));

@@ -77,7 +77,7 @@ struct UnmappedOwner {
   void (*unmapped)(void* address, size_t bytes, bool taken);
 };
 void pager_on_unmapped(const UnmappedOwner* owner);
-// Returns when all that was unmapped so before can be told (or after a second). One load when there is nothing.
+// Returns when all that was unmapped so before can be told (or after a second). A look at the event gate when there is nothing.
 void pager_wait_for_unmaps();
 // Tells it. pre: the lock of the table is held.
 void pager_tell_unmaps();

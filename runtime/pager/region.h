@@ -78,6 +78,19 @@ struct RegionTable {
 // (MAP_FIXED; regions of maps only), everything around it is registered, by halves: a few calls for each such place.
 [[nodiscard]] int region_register(const Region& region, int uffd, char* from, uint64_t bytes);
 
+// Use(first, end, taken): the runs of pages that a call past us has taken (kGone), and the runs between them.
+template <class Use>
+void for_taken(const Region& region, uint64_t first, uint64_t end, Use use) {
+  const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
+  const auto taken = [&](uint64_t page) { return page < limit && region.words[page].load(std::memory_order_relaxed).state() == PageState::kGone; };
+  for (uint64_t next; first < end; first = next) {
+    const bool is_taken = taken(first);
+    if (first >= limit) next = end;
+    else for (next = first + 1; next < end && next < limit && taken(next) == is_taken; ++next) {}
+    use(first, next, is_taken);
+  }
+}
+
 // Table bytes a page costs in the budget: word + hash.
 constexpr uint64_t kTableBytesPerPage = sizeof(PageWord) + sizeof(uint64_t);
 constexpr uint64_t kTableBytesPerChunk = kTableBytesPerPage * kChunkPages;

@@ -396,6 +396,7 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
 void pager_on_unmapped(const UnmappedOwner* owner) { g_owner.store(owner); }
 
 void pager_wait_for_unmaps() {
+  pager_state().event_gate.wait_for_readers();   // a call that unmaps returns when its event has been read, perhaps before it is noted
   for (unsigned i = 0; g_notes.words.load(std::memory_order_acquire) != 0 && i < 20000; ++i) sys::sleep_ns(50000);
 }
 
@@ -410,14 +411,10 @@ void pager_tell_unmaps() {
       if (g_notes.told == g_notes.settled - (g_notes.in_hand ? 1 : 0)) return;
       note = note_at(g_notes.told);
     }
-    const uint64_t limit = note.region->table_pages.load(std::memory_order_acquire);
-    const auto taken = [&](uint64_t page) { return page < limit && note.region->words[page].load(std::memory_order_relaxed).state() == PageState::kGone; };
-    for (uint64_t first = note.first, end; note.kind == Note::Kind::kUnmapped && owner != nullptr && first < note.end; first = end) {
-      const bool gone = taken(first);
-      if (first >= limit) end = note.end;
-      else for (end = first + 1; end < note.end && taken(end) == gone && end < limit; ++end) {}
-      owner->unmapped(note.region->address_of(PageIndex(first)), (end - first) << shift, gone);
-    }
+    if (note.kind == Note::Kind::kUnmapped && owner != nullptr)
+      for_taken(*note.region, note.first, note.end, [&](uint64_t first, uint64_t end, bool taken) {
+        owner->unmapped(note.region->address_of(PageIndex(first)), (end - first) << shift, taken);
+      });
     sys::Locked<sys::SpinLock> hold(g_notes.lock);
     ++g_notes.told;
     g_notes.tables.fetch_sub(1, std::memory_order_release);

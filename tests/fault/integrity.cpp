@@ -16,6 +16,7 @@
 //   moved_beside_faults  what is touched at the new place of a raw mremap is whole there, while one handler has read of the move and not noted it
 //   moved_on       the same where the map is moved on at once, once or twice, before its evicted pages are brought
 //   region_apart   a new region lies in no place that a raw call has taken away from another one
+//   region_destroyed_around  a region that is destroyed leaves alone what a raw call has put in a place of it
 //   lost_page_in_fork  a lost page that a thread needs for whose lock a fork waits, where it cannot be marked meanwhile, ends with a line
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
 #include <fcntl.h>
@@ -291,6 +292,27 @@ void region_apart() {
   }
 }
 
+void region_destroyed_around() {
+  tier::start_tier(16 * kMega, 256 * kMega, nullptr, "log_file=/dev/null");
+  const size_t page = lunar_page_bytes(), bytes = 64 * page;
+  for (uint64_t round = 0; round < 40; ++round, ++g_progress) {
+    char* base = new_region(bytes);
+    for (uint64_t i = 0; i < 64; ++i) tier::stamp_write(base + i * page, page, i, round + 1);
+    (void)lunar_evict(base, bytes);
+    char* taken = base + 16 * page;
+    void* over = reinterpret_cast<void*>(syscall(SYS_mmap, taken, 8 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+    REQUIRE_THAT(over == taken, "mmap: %s", strerror(errno));
+    for (uint64_t i = 0; i < 8; ++i) tier::stamp_write(taken + i * page, page, 100 + i, round);
+    const int rc = lunar_region_destroy(base, bytes);
+    REQUIRE_THAT(rc == 0, "lunar_region_destroy: %s", strerror(-rc));
+    unsigned char there[64];
+    REQUIRE_THAT(mincore(base, 16 * page, there) < 0 && errno == ENOMEM, "what was the region's is mapped still");
+    REQUIRE_THAT(mincore(base + 24 * page, 40 * page, there) < 0 && errno == ENOMEM, "what was the region's is mapped still");
+    for (uint64_t i = 0; i < 8; ++i) REQUIRE_THAT(tier::stamp_holds(taken + i * page, page, 100 + i, round), "round %lu: page %lu of the map", round, i);
+    REQUIRE_THAT(munmap(over, 8 * page) == 0, "munmap");
+  }
+}
+
 // Threads that fault all the time, so that there is more than one handler.
 class Faulting {
  public:
@@ -544,6 +566,7 @@ int main(int argc, char** argv) {
   else if (name == "moved_beside_faults") moved_beside_faults();
   else if (name == "moved_on") moved_on();
   else if (name == "region_apart") region_apart();
+  else if (name == "region_destroyed_around") region_destroyed_around();
   else if (name == "lost_page_in_fork") lost_page_in_fork();
   else if (name == "moved_beside_eviction") moved_beside_eviction();
   else REQUIRE_THAT(false, "usage: integrity CASE");
