@@ -148,12 +148,14 @@ constexpr uint64_t kThreadLookNs = 10000000;
 std::atomic<uint64_t> g_program_thread{0};   // process id << 32 | thread id
 std::atomic<uint64_t> g_thread_looked_ns{0};
 
-// Not a zombie, as the main thread is after pthread_exit: its descriptor table is gone.
-bool not_a_zombie(int tid) {
+// Not a zombie, as the main thread is after pthread_exit: its descriptor table is gone. Nor one that the kernel has made for an io_uring
+// (iou-wrk-TID, iou-sqp-TID), which has the table of the ring's owner.
+bool runs_program_code(int tid) {
   char path[48], text[256];
   format_to(path, sizeof path, "/proc/self/task/%d/stat", tid);
   if (read_text(path, text, sizeof text) < 0) return false;
-  const char* p = strrchr(text, ')');
+  const char *name = strchr(text, '('), *p = strrchr(text, ')');
+  if (name == nullptr || strncmp(name, "(iou-", 5) == 0) return false;
   return p != nullptr && p[1] == ' ' && p[2] != 'Z' && p[2] != 'X';
 }
 
@@ -164,9 +166,9 @@ int program_thread(bool fresh) {
   const uint64_t known = g_program_thread.load(std::memory_order_relaxed), now = now_ns();
   int tid = known >> 32 == static_cast<uint64_t>(pid) ? static_cast<int>(known & UINT32_MAX) : pid;
   if (!fresh && known != 0 && now - g_thread_looked_ns.load(std::memory_order_relaxed) < kThreadLookNs) return tid;
-  if (!not_a_zombie(tid))
+  if (!runs_program_code(tid))
     (void)any_numbered("/proc/self/task", [&](const char*, int one) {
-      if (has_own_files(one) || !not_a_zombie(one)) return false;
+      if (has_own_files(one) || !runs_program_code(one)) return false;
       tid = one;
       return true;
     });
@@ -220,7 +222,7 @@ int other_live_threads() {
   int seen = 0, live = 0;
   (void)any_numbered("/proc/self/task", [&](const char*, int thread) {
     ++seen;
-    if (thread != self && not_a_zombie(thread)) ++live;
+    if (thread != self && runs_program_code(thread)) ++live;
     return false;
   });
   return seen == 0 ? -ENOENT : live;

@@ -10,14 +10,17 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 
 #include <csignal>
 #include <cstddef>
@@ -515,6 +518,8 @@ int raw_advice() {
 enum class Ends { kWell, kFatal };
 enum class Errors { kSocket, kPipe };
 
+enum class Needs { kNothing, kMove, kOwnAdvice };   // of the kernel: UFFDIO_MOVE (6.8), process_madvise of DONTNEED on oneself (6.13)
+
 struct Case {
   const char* name;
   int (*body)();
@@ -523,16 +528,18 @@ struct Case {
   const char* says;      // part of what standard error must hold; "": anything
   const char* setting = "LUNAR_LOG=warning";
   bool as_root = false;
+  Needs needs = Needs::kNothing;
+  const char* without = "";   // on a kernel that lacks it the end is a FATAL line that says this
 };
 
 constexpr Case kCases[] = {
     {"stderr-socket", run_out_of_lun, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
     {"stderr-rights", after_rights_are_dropped, Ends::kFatal, Errors::kPipe, "LUN space is used up", "LUNAR_LOG=warning", true},
     {"stderr-main-gone", without_main_thread, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
-    {"pins-main-gone", pins_without_main_thread, Ends::kWell, Errors::kPipe, "may pin pages for devices", "LUNAR_LOG=info"},
-    {"seccomp-vmsplice", no_vmsplice, Ends::kWell, Errors::kPipe, ""},
+    {"pins-main-gone", pins_without_main_thread, Ends::kWell, Errors::kPipe, "may pin pages for devices", "LUNAR_LOG=info", false, Needs::kMove, "no UFFDIO_MOVE"},
+    {"seccomp-vmsplice", no_vmsplice, Ends::kWell, Errors::kPipe, "", "LUNAR_LOG=warning", false, Needs::kMove, "refuses vmsplice (EPERM)"},
     {"seccomp-process-madvise", no_process_madvise, Ends::kWell, Errors::kPipe, ""},
-    {"seccomp-madvise", no_madvise, Ends::kWell, Errors::kPipe, ""},
+    {"seccomp-madvise", no_madvise, Ends::kWell, Errors::kPipe, "", "LUNAR_LOG=warning", false, Needs::kOwnAdvice, "refuses madvise (EPERM)"},
     {"seccomp-madvise-both", no_madvise_at_all, Ends::kFatal, Errors::kPipe, "refuses madvise (EPERM)"},
     {"seccomp-ring", no_ring, Ends::kFatal, Errors::kPipe, "refuses io_uring_enter (EPERM)"},
     {"seccomp-ioctl", no_ioctl, Ends::kFatal, Errors::kPipe, "(EPERM)"},
@@ -598,6 +605,27 @@ int judge(const Case& which, int status, const std::string& text) {
   return 1;
 }
 
+bool kernel_has(Needs what) {
+  if (what == Needs::kMove) {
+    constexpr unsigned long long kMove = 1u << 16;   // UFFD_FEATURE_MOVE
+    const auto fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
+    uffdio_api api{UFFD_API, 0, 0};
+    const bool known = fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0;
+    if (fd >= 0) close(fd);
+    return !known || (api.features & kMove) != 0;
+  }
+  if (what == Needs::kOwnAdvice) {
+    char* page = map_private(4096);
+    iovec range{page, 4096};
+    const auto self = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
+    const bool works = syscall(SYS_process_madvise, self, &range, 1, MADV_DONTNEED, 0) == 4096;
+    close(self);
+    munmap(page, 4096);
+    return works;
+  }
+  return true;
+}
+
 // Before 6.9 the descriptors of a thread that is not the first one cannot be copied; a pipe is opened by its path.
 bool socket_is_reached(const Case& which) {
   constexpr int kPidfdThread = O_EXCL;
@@ -610,25 +638,29 @@ bool socket_is_reached(const Case& which) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Case* which = nullptr;
+  Case which{};
   for (const Case& one : kCases)
-    if (argc == 3 && strcmp(one.name, argv[2]) == 0) which = &one;
-  if (which == nullptr) {
+    if (argc == 3 && strcmp(one.name, argv[2]) == 0) which = one;
+  if (which.name == nullptr) {
     fprintf(stderr, "usage: bypass_test LIBRARY CASE\n");
     return 2;
   }
-  if (getenv("BYPASS_TEST_INSIDE") != nullptr) return which->body();
-  if (which->as_root && geteuid() != 0) {
+  if (getenv("BYPASS_TEST_INSIDE") != nullptr) return which.body();
+  if (!kernel_has(which.needs)) {
+    which.ends = Ends::kFatal;
+    which.says = which.without;
+  }
+  if (which.as_root && geteuid() != 0) {
     printf("skip: root: rights can be dropped by root only\n");
     return 77;
   }
   int ends[2];
-  CHECK((which->errors == Errors::kSocket && socket_is_reached(*which) ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) : pipe2(ends, O_CLOEXEC)) == 0);
+  CHECK((which.errors == Errors::kSocket && socket_is_reached(which) ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) : pipe2(ends, O_CLOEXEC)) == 0);
   pid_t child = fork();
   CHECK(child >= 0);
-  if (child == 0) become(argv, *which, ends[1]);
+  if (child == 0) become(argv, which, ends[1]);
   close(ends[1]);
   int status = 0;
   std::string text = collect(ends[0], child, &status);
-  return judge(*which, status, text);
+  return judge(which, status, text);
 }
