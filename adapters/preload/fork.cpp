@@ -53,7 +53,7 @@ int guarded_fork(Handlers handlers, Call fork_call) {
   } else {
     if (handlers == Handlers::kOurs) pager_fork_parent();
     maps_unlock_after_fork();
-    if (pid < 0) pager_fork_failed();
+    pid < 0 ? pager_fork_failed() : pager_fork_made(pid);
   }
   errno = saved;
   return pid;

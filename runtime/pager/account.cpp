@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "sys/file.h"
 #include "sys/mem.h"
+#include "sys/proc.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -24,7 +25,7 @@ Process look_at(int pid) {
   constexpr uint64_t kExiting = 4, kKilled = 1u << 8;   // PF_EXITING; SIGKILL is pending: another thread has ended the process
   char path[32], text[512];
   format_to(path, sizeof path, "/proc/%d/stat", pid);
-  if (sys::read_text(path, text, sizeof text) < 0) return Process::kGone;
+  if (sys::read_text(path, text, sizeof text) < 0) return sys::process_lives(pid) ? Process::kThere : Process::kGone;   // hidepid=2
   const char* p = strrchr(text, ')');
   if (p == nullptr || p[1] != ' ') return Process::kThere;
   const char state = p[2];
@@ -138,13 +139,20 @@ int Account::reserve_child(uint32_t fork_epoch, uint64_t* ticket) { return reser
 int Account::adopt(unsigned index, uint64_t ticket) {
   lock();
   AccountMember& m = shared_->members[index];
-  const bool ours = m.state.load() == 1 && m.created_ns.load() == ticket;
+  const bool ours = m.state.load() == kMemberJoining && m.created_ns.load() == ticket;
   if (ours) {
     member_ = index;
     m.pid.store(getpid());
   }
   unlock();
   return ours ? 0 : -ESRCH;
+}
+
+void Account::name_child(unsigned index, uint64_t ticket, int pid) {
+  lock();
+  AccountMember& m = shared_->members[index];
+  if (m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() == 0) m.pid.store(-pid);
+  unlock();
 }
 
 void Account::hold_starter() {
@@ -426,8 +434,11 @@ void Account::lun_give(int64_t bytes) {
 Account::Life Account::life_of(AccountMember& m) {
   const int pid = m.pid.load();
   const uint32_t state = m.state.load(std::memory_order_acquire);
-  if (state == kMemberJoining)
-    return (pid == 0 ? sys::now_ns() - m.created_ns.load() <= kAdoptWithinNs : look_at(pid) != Process::kGone) ? Life::kAlive : Life::kDead;
+  if (state == kMemberJoining) {
+    if (pid <= 0 && sys::now_ns() - m.created_ns.load() > kAdoptWithinNs) return Life::kDead;
+    const Process now = pid == 0 ? Process::kThere : look_at(pid < 0 ? -pid : pid);
+    return now == Process::kGone ? Life::kDead : now == Process::kEnding ? Life::kEnding : Life::kAlive;
+  }
   if (!no_owner(state == kMemberPlain ? m.starter : m.alive)) return Life::kAlive;
   switch (look_at(pid)) {
     case Process::kGone: return Life::kDead;

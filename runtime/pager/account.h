@@ -84,7 +84,7 @@ struct AccountMember {
   pthread_mutex_t alive;                  // robust, shared; held by a service thread of the member
   pthread_mutex_t starter;                // robust, shared; held by the member's first thread
   std::atomic<uint32_t> state;            // MemberState
-  std::atomic<int32_t> pid;               // information only
+  std::atomic<int32_t> pid;               // below 0: of a child that its parent has named, and that has not adopted this yet
   HeldPages pages;                        // DRAM taken; in hand while lun_bytes changes, too
   std::atomic<int64_t> fixed;             // of these what eviction cannot give back: frames, windows, tables
   std::atomic<int64_t> lun_bytes;         // LUN space promised
@@ -128,6 +128,8 @@ class Account {
   // Before a fork: a member for the child to come, index or -errno; the child adopts it. A fork that failed leaves one
   // that nobody adopts; it is buried after 30 s. *ticket: what the child shows for it.
   [[nodiscard]] int reserve_child(uint32_t fork_epoch, uint64_t* ticket);
+  // The fork has returned in the parent: a child that is killed before it adopts its member is seen to be gone.
+  void name_child(unsigned index, uint64_t ticket, int pid);
   // -ESRCH: it was buried (the child has stood still for so long).
   [[nodiscard]] int adopt(unsigned index, uint64_t ticket);
   void hold_starter();                    // by the first thread of a member that is not active

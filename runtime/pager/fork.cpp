@@ -475,6 +475,14 @@ int pager_fork_check() {
   return rc;
 }
 
+void pager_fork_made(int pid) {
+  auto& state = pager_state();
+  const ForkChecked was = t_checked;
+  t_checked = {};
+  if (was.member < 0) return;
+  state.account.name_child(static_cast<unsigned>(was.member), was.ticket, pid);
+}
+
 void pager_fork_failed() {
   auto& state = pager_state();
   const ForkChecked was = t_checked;

@@ -144,8 +144,10 @@ int pager_page_state(const void* address);
 // fork: called by pthread_atfork handlers that the pager installs at arming. Exposed for adapters that wrap fork():
 // -ENOMEM when the tree has no room for another process, or the LUN cannot promise what the child may come to need; 0 otherwise: then that is set
 // aside for the fork that this thread makes next, with signals blocked from before the check. pager_fork_failed gives it back: the call made no child.
+// pager_fork_made: it has made this one.
 [[nodiscard]] int pager_fork_check();
 void pager_fork_failed();
+void pager_fork_made(int pid);
 // What these handlers do, for calls that make a child without running them (_Fork; clone without CLONE_VM). Around the call, on the
 // calling thread; a call that failed is a parent's.
 void pager_fork_prepare();

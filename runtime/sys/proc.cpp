@@ -242,6 +242,7 @@ int64_t own_status_bytes(const char* key) {
   return static_cast<int64_t>(kib * kKiB);
 }
 
+bool process_lives(int pid) { return syscall(SYS_kill, pid, 0) == 0 || errno != ESRCH; }
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }
 
 void note_memory_owner() {

@@ -19,6 +19,7 @@ bool has_thread_named(const char* prefix);
 bool this_thread_is_named(const char* prefix);
 // Threads of this process besides the calling one that have not ended (a main thread that has is a zombie); -errno without /proc.
 int other_live_threads();
+bool process_lives(int pid);   // also a zombie
 // Whether a thread of this process with that id is there.
 bool thread_lives(int thread_id);
 // A line of /proc/self/status that tells KiB (VmHWM, VmPin), in bytes, or -errno.

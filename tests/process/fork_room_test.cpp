@@ -3,6 +3,7 @@
 // its child lives and finds its memory. A fork that failed gives back what was set aside for it.
 //
 //   fork_room_test LIBRARY at-once | failed
+//   fork_room_test LIBRARY killed        children that are killed before they have begun leave nothing charged
 //   fork_room_test LIBRARY write-errors  every second write to the LUN fails: pages that have found no slot go to a forked child all the same
 //   fork_room_test LIBRARY no-process    the user may have no further process: the kernel cannot make a thread for I/O that it puts off, and
 //                                        cancels it. No page is lost, and no slot of the LUN is taken for broken.
@@ -47,7 +48,7 @@ int fork_one_more(const int (&go)[2]) {
 int end_of(pid_t pid) {
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
-  if (WIFSIGNALED(status)) fprintf(stderr, "process %d ended by signal %d\n", pid, WTERMSIG(status));
+  if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL) fprintf(stderr, "process %d ended by signal %d\n", pid, WTERMSIG(status));
   return status == 0 ? 0 : WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
@@ -182,10 +183,29 @@ int no_process() {
 
 }  // namespace
 
+static int killed() {
+  constexpr size_t kInherited = 10u << 20, kAfter = 40u << 20;
+  auto* inherited = static_cast<char*>(malloc(kInherited));
+  CHECK(inherited != nullptr);
+  fill(inherited, kInherited, 1);
+  for (int i = 0; i < 100; ++i) {
+    const pid_t pid = fork();
+    if (pid == 0) _exit(0);
+    CHECK(pid > 0 && kill(pid, SIGKILL) == 0);
+    CHECK(end_of(pid) >= 0);
+  }
+  auto* after = static_cast<char*>(malloc(kAfter));
+  CHECK(after != nullptr);
+  fill(after, kAfter, 2);
+  CHECK(holds(inherited, kInherited, 1) && holds(after, kAfter, 2));
+  return 0;
+}
+
 int main(int argc, char** argv) {
   const char* mode = argc > 2 ? argv[2] : "at-once";
   if (strcmp(mode, "write-errors") == 0)
     return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"}, write_errors);
+  if (strcmp(mode, "killed") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=64m", "LUNAR_SIZE=2g"}, killed);
   int (*const body)() = strcmp(mode, "failed") == 0 ? failed : strcmp(mode, "no-process") == 0 ? no_process : at_once;
   return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"}, body);
 }
