@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "sys/file.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "host.h"
@@ -103,14 +104,27 @@ bool export_preload(std::string* why) {
   return true;
 }
 
+// 0 or -errno. Memory files count as files: a limit on file sizes is lifted meanwhile, as far as it may be.
+int size_account(int fd) {
+  rlimit limit{}, lifted{};
+  getrlimit(RLIMIT_FSIZE, &limit);
+  lifted = limit;
+  lifted.rlim_cur = lifted.rlim_max;
+  setrlimit(RLIMIT_FSIZE, &lifted);
+  const int rc = sys::set_file_size(fd, kAccountBytes);
+  setrlimit(RLIMIT_FSIZE, &limit);
+  return rc;
+}
+
 // The account's descriptor is inherited by the whole tree, so it may not be close-on-exec.
 bool export_account(std::string* why) {
   int low = memfd_create("lunar-account", MFD_ALLOW_SEALING | MFD_CLOEXEC);
   if (low < 0) return *why = text_of("no memory file for the account can be made: %s", errno_text(errno)), false;
   // Sealed in size: no member of the tree can make another's mapping fault by truncating it.
-  if (ftruncate(low, kAccountBytes) != 0 || fcntl(low, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
-    return *why = text_of("the account's memory file cannot be sized: %s", errno_text(errno)), false;
-  }
+  if (const int rc = size_account(low); rc < 0)
+    return *why = text_of("the account's memory file cannot be sized: %s%s", errno_text(-rc), rc == -EFBIG ? "; raise the limit on file sizes (ulimit -f)" : ""), false;
+  if (fcntl(low, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+    return *why = text_of("the account's memory file cannot be sealed: %s", errno_text(errno)), false;
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   int wanted = kAccountDescriptor;

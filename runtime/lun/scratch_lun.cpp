@@ -221,6 +221,9 @@ int ScratchLun::charge(uint64_t slots) {
       impl_->reserved.store(static_cast<uint32_t>(goal), std::memory_order_release);
       break;
     }
+    if (status == -EFBIG)
+      LUNAR_LOG_LIMITED(log_warning, 1, "the LUN's file may not grow beyond this process' limit on file sizes: no more memory can be had; "
+                                        "raise it (ulimit -f, LimitFSIZE=), or give --lun a block device");
     if (status < 0) return -ENOMEM;
   }
   return status;

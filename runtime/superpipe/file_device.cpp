@@ -55,6 +55,8 @@ int explain_open(int err, const char* path, const char* what, ErrorText* why) {
     case ENOSPC:
     case EDQUOT:
       return why->set(err, "LUN %s: no space left on the file system; free some or give another LUN (--lun DIR)", path);
+    case EFBIG:
+      return why->set(err, "LUN %s: it would pass this process' limit on file sizes; raise it (ulimit -f, LimitFSIZE=), or give a block device", path);
     case EMFILE:
     case ENFILE:
       return why->set(err, "LUN %s: no file descriptor left; raise the limit (ulimit -n)", path);

@@ -14,6 +14,7 @@
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -301,7 +302,38 @@ int nth_entry(const char* directory, const char* prefix, unsigned n, char* name,
   return status < 0 ? status : found;
 }
 
+namespace {
+
+// A file that would pass the process' limit (RLIMIT_FSIZE) is an error like others, not the end of the program: SIGXFSZ is held and taken back.
+class ScopedFileSizeSignal {
+ public:
+  ScopedFileSizeSignal() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGXFSZ);
+    sigset_t pending;
+    (void)syscall(SYS_rt_sigprocmask, SIG_BLOCK, &signal_, &before_, kSetBytes);
+    was_pending_ = syscall(SYS_rt_sigpending, &pending, kSetBytes) == 0 && sigismember(&pending, SIGXFSZ) == 1;
+  }
+  ~ScopedFileSizeSignal() {
+    const int error = errno;
+    const timespec at_once{0, 0};
+    if (!was_pending_) (void)syscall(SYS_rt_sigtimedwait, &signal_, nullptr, &at_once, kSetBytes);
+    (void)syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before_, nullptr, kSetBytes);
+    errno = error;
+  }
+  ScopedFileSizeSignal(const ScopedFileSizeSignal&) = delete;
+  ScopedFileSizeSignal& operator=(const ScopedFileSizeSignal&) = delete;
+
+ private:
+  static constexpr size_t kSetBytes = 8;   // the kernel's
+  sigset_t signal_{}, before_{};
+  bool was_pending_ = false;
+};
+
+}  // namespace
+
 int allocate_space(int fd, uint64_t offset, uint64_t length) {
+  ScopedFileSizeSignal held;
   for (int attempt = 0; attempt < 1000; ++attempt) {   // a timer signal may interrupt each try; progress is kept
     if (syscall(SYS_fallocate, fd, 0, offset, length) == 0) return 0;
     if (errno != EINTR) return -errno;
@@ -323,7 +355,10 @@ int64_t next_data(int fd, uint64_t offset) { return result(syscall(SYS_lseek, fd
 
 int sync_data(int fd) { return static_cast<int>(result(syscall(SYS_fdatasync, fd))); }
 
-int set_file_size(int fd, uint64_t bytes) { return static_cast<int>(result(syscall(SYS_ftruncate, fd, bytes))); }
+int set_file_size(int fd, uint64_t bytes) {
+  ScopedFileSizeSignal held;
+  return static_cast<int>(result(syscall(SYS_ftruncate, fd, bytes)));
+}
 
 int lock_range(int fd, RangeLock kind, uint64_t offset, uint64_t length) {
   struct flock lock = {};

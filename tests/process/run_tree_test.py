@@ -4,9 +4,11 @@
 
   one-budget   programs that a program executes share its budget: by the kernel's count, all of them together stay within it
   no-files     with the default LUN nothing lies in its directory by name: not while a tree runs, and not after kill -9
+  file-size    a limit on file sizes (ulimit -f) ends no program: one that needs little runs, one that needs more gets no memory, and one line
 """
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -115,4 +117,24 @@ def no_files():
             fail(f"kill -9 left {os.listdir(directory)}")
 
 
-{"one-budget": one_budget, "no-files": no_files}[CASE]()
+def with_file_size(limit, mib):
+    """In a pipe: what the program writes is no file. Returns the exit code, and what was said."""
+    program = f"import sys\ntry:\n  held = bytearray(b'x') * ({mib} << 20)\nexcept MemoryError:\n  sys.exit(3)\nsys.exit(held.count(b'x') != {mib} << 20)"
+    ended = subprocess.run([LUNAR, "run", "--dram", "32m", "--size", "1g", "--", sys.executable, "-c", program], capture_output=True, text=True, check=False,
+                           env={**os.environ, "PYTHONMALLOC": "malloc"}, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)))
+    return ended.returncode, ended.stderr
+
+
+def file_size():
+    for limit, mib, code, says in ((resource.RLIM_INFINITY, 80, 0, ""), (40 * MIB, 4, 0, ""), (40 * MIB, 80, 3, "limit on file sizes"),
+                                   (64 << 10, 80, 3, "limit on file sizes")):
+        got, said = with_file_size(limit, mib)
+        lines = [line for line in said.splitlines() if "lunar" in line]
+        if "userfaultfd" in said and got == 125 and os.geteuid() != 0:
+            print("skip: userfaultfd: " + lines[0])
+            raise SystemExit(77)
+        if got != code or says not in said or len(lines) != (says != ""):
+            fail(f"{mib} MiB with files of at most {limit}: exit code {got} where {code} is expected; it said {said[-2000:]}")
+
+
+{"one-budget": one_budget, "no-files": no_files, "file-size": file_size}[CASE]()
