@@ -102,14 +102,6 @@ bool holds_tiered(char* address, size_t bytes) {
   return areas_overlap(address, bytes) || region_find(address) != nullptr || region_find(address + bytes - 1) != nullptr;
 }
 
-void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller) {
-  void* out = nullptr;
-  int rc = map_memory(hint, bytes, prot, flags, fd, offset, caller, &out);
-  if (rc == 0) return out;
-  errno = -rc;
-  return MAP_FAILED;
-}
-
 // mprotect, and with a key pkey_mprotect (-1: none).
 int protect_range(void* address, size_t bytes, int prot, int key) {
   size_t rounded = 0;
@@ -132,6 +124,15 @@ int advise_range(void* address, size_t bytes, int advice) {
 }
 
 }  // namespace
+
+void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller) {
+  void* out = nullptr;
+  int rc = map_memory(hint, bytes, prot, flags, fd, offset, caller, &out);
+  if (rc == 0) return out;
+  errno = -rc;
+  return MAP_FAILED;
+}
+
 }  // namespace lunar::preload
 
 using namespace lunar;

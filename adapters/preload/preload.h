@@ -54,6 +54,13 @@ extern constinit RealCalls g_real;
 // Code whose own maps stay plain: jemalloc's (its metadata is DRAM) and ours.
 bool caller_is_runtime(const void* return_address);
 
+// mmap_family.cpp: mmap, for who called it.
+void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller);
+
+// fork.cpp: a system call that makes a process with a copy of our memory, whose child comes back on this stack; and that call.
+bool fork_call_copies(long number, const long (&arguments)[6]);
+int fork_by_call(long number, const long (&arguments)[6]);
+
 // server_gate.cpp
 void server_gate_start();             // at start, when the tier is there; nothing unless the program is a redis-server
 

@@ -185,6 +185,14 @@ int plain_reserve_child(PagerState& state, uint64_t* ticket) {
   return state.account.reserve_plain_child(pages, prepaid, ticket);
 }
 
+void close_holes(PagerState& state) {
+  sys::Locked<sys::Mutex> hold(state.regions.lock);
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
+    const Region& region = *state.regions.sorted[i].load();
+    claim_place(region, 0, region.pages, [](uint64_t, uint64_t, int) {});
+  }
+}
+
 int64_t adopt_present(PagerState& state, Region& region) {
   const uint64_t bytes = region.pages << state.page_shift;
   // No split of what is there: the flag concerns what is to come.

@@ -46,6 +46,9 @@ void plain_uncharge_fork(PagerState& state);
 // In the prepare handler: the child's member, which takes that over; or -errno. A fork that was not checked is charged beyond the cap.
 [[nodiscard]] int plain_reserve_child(PagerState& state, uint64_t* ticket);
 
+// Before activating: reserves again what calls past us have unmapped of regions. The pager's own memory would be mapped there next.
+void close_holes(PagerState& state);
+
 // While activating: registers the region, and takes over the pages that are present. Their number, or -errno.
 [[nodiscard]] int64_t adopt_present(PagerState& state, Region& region);
 

@@ -314,6 +314,7 @@ int pager_arm(ErrorText* why) {
   if (state.armed.load(std::memory_order_acquire)) return 0;
   if (sys::now_ns() < state.next_activation_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
   const uint64_t began = sys::now_ns();
+  close_holes(state);
   // From here on what was plain can be evicted: it is no reason to refuse.
   const int64_t plain = state.account.plain_pages();
   state.account.plain_to_evictable(plain);

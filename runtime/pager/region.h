@@ -9,12 +9,15 @@
 //
 // The registry is a sorted array read under a sequence counter: look-ups take no lock.
 #pragma once
+#include <errno.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "base/units.h"
 #include "pager/page_word.h"
+#include "sys/mem.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -89,6 +92,20 @@ void for_taken(const Region& region, uint64_t first, uint64_t end, Use use) {
     else for (next = first + 1; next < end && next < limit && taken(next) == is_taken; ++next) {}
     use(first, next, is_taken);
   }
+}
+
+// Reserves (PROT_NONE) the pages of [first, end) that nothing is mapped at, by halves, and calls use(first, end, rc) for each part: 0: reserved,
+// -EEXIST: all of it is mapped, else what the kernel says.
+template <class Use>
+void claim_place(const Region& region, uint64_t first, uint64_t end, Use use) {
+  const int rc = sys::claim(region.address_of(PageIndex(first)), (end - first) * sys::page_bytes());
+  if (rc != -EBUSY || end - first == 1) {
+    use(first, end, rc == -EBUSY ? -EEXIST : rc);
+    return;
+  }
+  const uint64_t middle = first + (end - first) / 2;
+  claim_place(region, first, middle, use);
+  claim_place(region, middle, end, use);
 }
 
 // Table bytes a page costs in the budget: word + hash.

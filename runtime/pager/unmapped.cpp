@@ -14,10 +14,6 @@
 #include "pager/state.h"
 #include "sys/proc.h"
 
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
-
 namespace lunar {
 namespace {
 
@@ -127,26 +123,14 @@ void let_go_all(Region& region, uint64_t first, uint64_t end, PageState next) {
   }
 }
 
-// Takes the place back, as far as nobody else has it: by halves. pre: its pages are let go. (A read that was under way would find memory to put
-// its page into else, old content for whoever has the place next.)
+// Takes the place back, as far as nobody else has it. pre: its pages are let go. (A read that was under way would find memory to put its page
+// into else, old content for whoever has the place next.)
 void take_place(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  char* begin = region.address_of(PageIndex(first));
-  const size_t bytes = (end - first) << state.page_shift;
-  void* at = nullptr;
-  int rc = sys::map(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0, &at);
-  if (rc == 0 && at != begin) {   // before 4.17 the flag is not known
-    (void)sys::unmap(at, bytes);
-    rc = -EEXIST;
-  }
-  if (rc == -EEXIST && end - first > 1) {
-    const uint64_t middle = first + (end - first) / 2;
-    take_place(state, region, first, middle);
-    take_place(state, region, middle, end);
-    return;
-  }
-  if (rc == 0 && watch_fresh_range(state, begin, bytes) == 0) return;
-  table_reach(region, first, end);   // the words tell what the maps' owner will be told
-  let_go_all(region, first, end, PageState::kGone);
+  claim_place(region, first, end, [&](uint64_t from, uint64_t to, int rc) {
+    if (rc == 0 && watch_fresh_range(state, region.address_of(PageIndex(from)), (to - from) << state.page_shift) == 0) return;
+    table_reach(region, from, to);   // the words tell what the maps' owner will be told
+    let_go_all(region, from, to, PageState::kGone);
+  });
 }
 
 void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t end) {
@@ -382,7 +366,9 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
   uint64_t start;
   do {
     const int shard = state.event_gate.enter_waiting();
-    (void)sys::uffd_unregister(state.uffd, reinterpret_cast<void*>(start = Destination::start()), bytes);
+    auto* there = reinterpret_cast<void*>(start = Destination::start());
+    (void)sys::advise(there, bytes, MADV_DOFORK);   // regions are kept from children that our fork handlers know nothing of
+    (void)sys::uffd_unregister(state.uffd, there, bytes);
     state.event_gate.leave(shard);
   } while (!end_of_move(start));
   // A fault between the two was left to us: of a region, perhaps, that has the place since the map was unmapped, which is no event any more.

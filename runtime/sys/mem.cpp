@@ -29,6 +29,10 @@
 #define MADV_DONTNEED_LOCKED 24
 #endif
 
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
 namespace lunar::sys {
 namespace {
 
@@ -131,6 +135,17 @@ int unmap(void* address, size_t bytes) { return result_of(syscall(SYS_munmap, ad
 int protect(void* address, size_t bytes, int prot) { return result_of(syscall(SYS_mprotect, address, bytes, prot)); }
 int advise(void* address, size_t bytes, int advice) { return result_of(syscall(SYS_madvise, address, bytes, advice)); }
 
+
+int claim(void* address, size_t bytes) {
+  if (syscall(SYS_msync, address, bytes, MS_ASYNC) == 0) return -EEXIST;   // changes nothing; ENOMEM where there is a hole
+  void* at = nullptr;
+  const int rc = map(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0, &at);
+  if (rc == 0 && at != address) {   // before 4.17 the flag is not known
+    (void)unmap(at, bytes);
+    return -EBUSY;
+  }
+  return rc == -EEXIST ? -EBUSY : rc;
+}
 
 int sync_range(void* address, size_t bytes) {
   const size_t ahead = reinterpret_cast<uintptr_t>(address) % page_bytes();

@@ -19,6 +19,8 @@ size_t page_bytes();   // sysconf(_SC_PAGESIZE), cached
 [[nodiscard]] int advise(void* address, size_t bytes, int advice);
 [[nodiscard]] int remap(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* new_address, void** out);
 
+// Reserves address space (PROT_NONE, MAP_NORESERVE) at a place where nothing is mapped. -EEXIST: all of it is mapped, -EBUSY: a part is.
+[[nodiscard]] int claim(void* address, size_t bytes);
 // msync: [address, address + bytes) of a file mapping is on its medium when it returns. Pages are rounded outward.
 [[nodiscard]] int sync_range(void* address, size_t bytes);
 

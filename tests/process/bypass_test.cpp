@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "preload_test.h"
+#include "raw_call.h"
 
 #ifndef SYS_process_madvise
 #define SYS_process_madvise 440
@@ -264,14 +265,14 @@ int idle() {
 int raw_munmap() {
   for (int round = 0; round < 12; ++round) {
     char* p = filled_map();
-    CHECK(syscall(SYS_munmap, p + kHeap / 4, kHeap / 2) == 0);
+    CHECK(raw(SYS_munmap, p + kHeap / 4, kHeap / 2) == 0);
     CHECK(holds(p, kHeap / 4, 7) && holds(p + kHeap / 4 * 3, kHeap / 4, 7, kHeap / 4 * 3 / sizeof(long)));
     char* q = map_private(kHeap / 2);
     CHECK(all_zero(q, kHeap / 2));
     fill(q, kHeap / 2, 8);
     CHECK(holds(q, kHeap / 2, 8));
     CHECK(munmap(q, kHeap / 2) == 0);
-    CHECK(syscall(SYS_munmap, p, kHeap / 4) == 0 && munmap(p + kHeap / 4 * 3, kHeap / 4) == 0);
+    CHECK(raw(SYS_munmap, p, kHeap / 4) == 0 && munmap(p + kHeap / 4 * 3, kHeap / 4) == 0);
   }
   return 0;   // 12 x 48 MiB have come and gone: the LUN has 192
 }
@@ -282,7 +283,7 @@ int raw_map_over() {
   for (int round = 0; round < 20; ++round) {
     char* at = p + kMiB * static_cast<size_t>(round * 2);
     CHECK(holds(at, kMiB, 7, kMiB * static_cast<size_t>(round * 2) / sizeof(long)));   // resident
-    CHECK(syscall(SYS_mmap, at, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == reinterpret_cast<long>(at));
+    CHECK(raw(SYS_mmap, at, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == reinterpret_cast<long>(at));
     CHECK(all_zero(at, kMiB));
     fill(at, kMiB, 100ul + static_cast<unsigned>(round));
     char* more = filled_map();   // evicts
@@ -300,7 +301,7 @@ int raw_map_over() {
 
 int raw_mremap() {
   char* p = filled_map();
-  long moved = syscall(SYS_mremap, p, kHeap / 2, kHeap / 2, MREMAP_MAYMOVE | MREMAP_FIXED, 0x600000000000ul);
+  long moved = raw(SYS_mremap, p, kHeap / 2, kHeap / 2, MREMAP_MAYMOVE | MREMAP_FIXED, 0x600000000000ul);
   CHECK(moved == 0x600000000000l);
   auto* there = reinterpret_cast<char*>(moved);
   CHECK(holds(there, kHeap / 2, 7));
@@ -308,6 +309,41 @@ int raw_mremap() {
   fill(there, kHeap / 2, 9);
   char* q = filled_map();
   CHECK(holds(q, kHeap, 7) && holds(there, kHeap / 2, 9));
+  const pid_t child = fork();   // which has plain memory
+  if (child == 0) _exit(holds(there, kHeap / 2, 9) ? 0 : 1);
+  int status = 0;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  return 0;
+}
+
+// What a raw call unmaps before activation leaves a hole in a region, which nothing of the pager's may fill.
+int raw_munmap_early() {
+  char* p = map_private(kMiB);
+  char* hole = map_private(16 * kMiB);
+  fill(p, kMiB, 3);
+  CHECK(raw(SYS_munmap, hole, 16 * kMiB) == 0);
+  char* q = filled_map();
+  char* r = filled_map();
+  CHECK(holds(q, kHeap, 7) && holds(r, kHeap, 7) && holds(p, kMiB, 3));
+  return 0;
+}
+
+// Calls about memory by libc's syscall() are served as those of their names: what they take stays in the tier, zeros come where zeros are due.
+int calls_by_number() {
+  auto* p = reinterpret_cast<char*>(syscall(SYS_mmap, nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(p != MAP_FAILED && tiered(p));
+  fill(p, kHeap, 7);
+  auto* moved = reinterpret_cast<char*>(syscall(SYS_mremap, p, kHeap, kHeap + kMiB, MREMAP_MAYMOVE));
+  CHECK(moved != MAP_FAILED && tiered(moved) && holds(moved, kHeap, 7) && all_zero(moved + kHeap, kMiB));
+  CHECK(syscall(SYS_madvise, moved, kMiB, MADV_DONTNEED) == 0 && all_zero(moved, kMiB));
+  CHECK(syscall(SYS_mprotect, moved, kMiB, PROT_NONE) == 0 && syscall(SYS_mprotect, moved, kMiB, PROT_READ) == 0);
+  CHECK(syscall(SYS_mlock, moved + kMiB, kMiB) == 0 && syscall(SYS_munlock, moved + kMiB, kMiB) == 0);
+  CHECK(syscall(SYS_mlockall, MCL_CURRENT) == -1 && errno == ENOMEM);
+  CHECK(syscall(SYS_munmap, moved + kMiB, kMiB) == 0);
+  CHECK(syscall(SYS_madvise, moved + kMiB, kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);
+  CHECK(holds(moved + 2 * kMiB, kHeap - 2 * kMiB, 7, 2 * kMiB / sizeof(long)));
+  CHECK(syscall(SYS_munmap, moved, kHeap + kMiB) == 0 && syscall(SYS_getpid) == getpid());
+  CHECK(syscall(SYS_munmap, 1, 4096) == -1 && errno == EINVAL);
   return 0;
 }
 
@@ -325,7 +361,7 @@ int raw_munmap_among_faults() {
   for (int round = 0; round < 200; ++round) {
     char* q = map_private(2 * kMiB);
     fill(q, 2 * kMiB, 3);
-    CHECK(syscall(SYS_munmap, q, 2 * kMiB) == 0);
+    CHECK(raw(SYS_munmap, q, 2 * kMiB) == 0);
   }
   for (pthread_t thread : threads) CHECK(pthread_join(thread, nullptr) == 0);
   return 0;
@@ -352,7 +388,7 @@ int raw_munmap_among_reads() {
     CHECK(madvise(q, 2 * kMiB, MADV_PAGEOUT) == 0);
     __atomic_store_n(&g_wanted, q, __ATOMIC_RELEASE);
     usleep(round % 8 * 200);
-    CHECK(syscall(SYS_munmap, q, 2 * kMiB) == 0);
+    CHECK(raw(SYS_munmap, q, 2 * kMiB) == 0);
     __atomic_store_n(&g_wanted, nullptr, __ATOMIC_RELEASE);
   }
   __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
@@ -373,11 +409,11 @@ int raw_mremap_among_reads() {
     CHECK(madvise(from, 2 * kMiB, MADV_PAGEOUT) == 0 && madvise(onto, 2 * kMiB, MADV_PAGEOUT) == 0);
     __atomic_store_n(&g_wanted, onto, __ATOMIC_RELEASE);
     usleep(static_cast<useconds_t>(round % 12) * 100);
-    CHECK(syscall(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) == reinterpret_cast<long>(onto));
+    CHECK(raw(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) == reinterpret_cast<long>(onto));
     __atomic_store_n(&g_wanted, nullptr, __ATOMIC_RELEASE);
     CHECK(holds(onto, kMiB, 100 + static_cast<unsigned long>(round)));
     CHECK(all_zero(onto + kMiB, kMiB));
-    CHECK(syscall(SYS_munmap, onto, 2 * kMiB) == 0);
+    CHECK(raw(SYS_munmap, onto, 2 * kMiB) == 0);
   }
   __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
   CHECK(pthread_join(thread, nullptr) == 0 && holds(other, kHeap, 7));
@@ -403,7 +439,7 @@ int raw_mremap_among_faults() {
     char *from = map_private(2 * kMiB), *onto = map_private(2 * kMiB);
     fill(from, kMiB, 7);   // the rest is empty
     CHECK(madvise(from, 2 * kMiB, MADV_PAGEOUT) == 0);
-    CHECK(syscall(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) == reinterpret_cast<long>(onto));
+    CHECK(raw(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) == reinterpret_cast<long>(onto));
     __atomic_store_n(&g_wanted, onto, __ATOMIC_RELEASE);   // never unmapped: who has read it may touch it
     CHECK(holds(onto, kMiB, 7) && all_zero(onto + kMiB, kMiB));
   }
@@ -420,8 +456,8 @@ void* unmapping(void* stop) {
     char* q = map_private(kMiB);
     CHECK(all_zero(q, kMiB));
     fill(q, kMiB, 3);
-    for (size_t at = 0; at < kMiB; at += 2 * kPiece) CHECK(syscall(SYS_munmap, q + at, kPiece) == 0);
-    for (size_t at = kPiece; at < kMiB; at += 2 * kPiece) CHECK(syscall(SYS_munmap, q + at, kPiece) == 0);
+    for (size_t at = 0; at < kMiB; at += 2 * kPiece) CHECK(raw(SYS_munmap, q + at, kPiece) == 0);
+    for (size_t at = kPiece; at < kMiB; at += 2 * kPiece) CHECK(raw(SYS_munmap, q + at, kPiece) == 0);
   }
   return nullptr;
 }
@@ -465,7 +501,7 @@ int raw_munmap_many() {
   pthread_t mover;
   CHECK(pthread_create(&mover, nullptr, moving, &stop) == 0);
   usleep(300000);
-  for (size_t at = 0; at < kHeap; at += 2 * 4096) CHECK(syscall(SYS_munmap, p + at, 4096) == 0);
+  for (size_t at = 0; at < kHeap; at += 2 * 4096) CHECK(raw(SYS_munmap, p + at, 4096) == 0);
   __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
   CHECK(pthread_join(mover, nullptr) == 0);
   char* q = filled_map();
@@ -479,7 +515,7 @@ int raw_guards() {
   char* p = filled_map();
   char* hot = p + kHeap - kMiB;
   fill(hot, kMiB, 8);
-  if (syscall(SYS_madvise, hot + 4096, 2 * 4096, kInstall) != 0) {   // before 6.13
+  if (raw(SYS_madvise, hot + 4096, 2 * 4096, kInstall) != 0) {   // before 6.13
     printf("skip: guard-pages: this kernel has none\n");
     return 0;
   }
@@ -492,7 +528,7 @@ int raw_guards() {
   CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
   // And those that we were told of, when they are taken away by a call past us.
   constexpr int kRemove = 103;
-  CHECK(madvise(p, kMiB, kInstall) == 0 && syscall(SYS_madvise, p, kMiB, kRemove) == 0);
+  CHECK(madvise(p, kMiB, kInstall) == 0 && raw(SYS_madvise, p, kMiB, kRemove) == 0);
   CHECK(all_zero(p, kMiB));
   fill(p, kMiB, 9);
   CHECK(holds(q, kHeap, 7) && holds(p, kMiB, 9));
@@ -503,9 +539,9 @@ int raw_guards() {
 int raw_advice() {
   char* p = map_private(4 * kMiB);
   fill(p, 4 * kMiB, 7);
-  CHECK(syscall(SYS_madvise, p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
+  CHECK(raw(SYS_madvise, p, kMiB, MADV_DONTNEED) == 0 && all_zero(p, kMiB));
   CHECK(holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
-  CHECK(syscall(SYS_mprotect, p + kMiB, kMiB, PROT_READ) == 0 && syscall(SYS_mlock, p + 2 * kMiB, kMiB) == 0);
+  CHECK(raw(SYS_mprotect, p + kMiB, kMiB, PROT_READ) == 0 && raw(SYS_mlock, p + 2 * kMiB, kMiB) == 0);
   char* q = filled_map();
   CHECK(holds(q, kHeap, 7) && holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
   CHECK(mmap(p + kMiB, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + kMiB && all_zero(p + kMiB, kMiB));
@@ -547,9 +583,11 @@ constexpr Case kCases[] = {
     {"seccomp-kill-vmsplice", killed_by_vmsplice, Ends::kFatal, Errors::kPipe, "service thread has ended"},
     {"seccomp-kill-ring", killed_by_ring, Ends::kFatal, Errors::kPipe, "service thread has ended"},
     {"seccomp-kill-ioctl", killed_by_ioctl, Ends::kFatal, Errors::kPipe, "service thread has ended"},
+    {"calls-by-number", calls_by_number, Ends::kWell, Errors::kPipe, ""},
     {"raw-munmap", raw_munmap, Ends::kWell, Errors::kPipe, ""},
+    {"raw-munmap-early", raw_munmap_early, Ends::kWell, Errors::kPipe, "", "LUNAR_DRAM=64m"},
     {"raw-map-over", raw_map_over, Ends::kWell, Errors::kPipe, ""},
-    {"raw-mremap", raw_mremap, Ends::kWell, Errors::kPipe, "moved by a raw mremap"},
+    {"raw-mremap", raw_mremap, Ends::kWell, Errors::kPipe, "moved by a raw mremap", "LUNAR_SIZE=768m"},
     {"raw-munmap-among-faults", raw_munmap_among_faults, Ends::kWell, Errors::kPipe, ""},
     {"raw-munmap-among-reads", raw_munmap_among_reads, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},
     {"raw-mremap-among-reads", raw_mremap_among_reads, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=768m"},

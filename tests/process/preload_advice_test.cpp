@@ -8,6 +8,7 @@
 #include <string>
 
 #include "preload_faults.h"
+#include "raw_call.h"
 
 #ifndef MADV_GUARD_INSTALL
 #define MADV_GUARD_INSTALL 102
@@ -49,12 +50,12 @@ void unmapped_reservations_are_emptied() {
     CHECK(holds(p, 2 * kMiB, 3) && faults(p + 3 * kMiB) && munmap(p, 4 * kMiB) == 0);
     comes_back_empty(p, 4 * kMiB, flags);
     p = map(4 * kMiB, PROT_NONE, flags);
-    CHECK(syscall(SYS_mprotect, p, 2 * kMiB, kRw) == 0);   // behind our back
+    CHECK(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);   // behind our back
     fill(p, 2 * kMiB, 5);
     CHECK(holds(p, 2 * kMiB, 5) && munmap(p, 4 * kMiB) == 0);
     comes_back_empty(p, 4 * kMiB, flags);
     p = map(4 * kMiB, PROT_NONE, flags);
-    CHECK(syscall(SYS_mprotect, p, 2 * kMiB, kRw) == 0);
+    CHECK(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);
     fill(p, 2 * kMiB, 7);
     CHECK(mmap(p, 2 * kMiB, kRw, flags | MAP_FIXED, -1, 0) == p && all_zero(p, 2 * kMiB) && munmap(p, 4 * kMiB) == 0);
   }
@@ -119,7 +120,7 @@ void advice_is_known_or_refused() {
 
 bool kernel_has_guards() {
   void* p = mmap(nullptr, g_page, kRw, kPrivate, -1, 0);
-  bool has = syscall(SYS_madvise, p, g_page, MADV_GUARD_INSTALL) == 0;
+  bool has = raw(SYS_madvise, p, g_page, MADV_GUARD_INSTALL) == 0;
   munmap(p, g_page);
   return has;
 }
