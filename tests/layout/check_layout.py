@@ -127,6 +127,8 @@ def is_call(before):
 def check_calls(path, text):
     if not path.startswith(("runtime" + os.sep, "adapters" + os.sep)) or part_of(path) in ("sys", "public"):
         return
+    if path == os.path.join("adapters", "preload", "syscall.cpp"):   # calls this library's own functions of those names
+        return
     stripped = strip_comments(text)
     for match in OWNED.finditer(stripped):
         if is_call(stripped[max(0, match.start() - 200):match.start()]):
