@@ -263,7 +263,7 @@ int idle() {
 
 // Content that was there before is never seen again, neighbours keep theirs, and the LUN space comes back.
 int raw_munmap() {
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 5; ++round) {
     char* p = filled_map();
     CHECK(raw(SYS_munmap, p + kHeap / 4, kHeap / 2) == 0);
     CHECK(holds(p, kHeap / 4, 7) && holds(p + kHeap / 4 * 3, kHeap / 4, 7, kHeap / 4 * 3 / sizeof(long)));
@@ -274,7 +274,7 @@ int raw_munmap() {
     CHECK(munmap(q, kHeap / 2) == 0);
     CHECK(raw(SYS_munmap, p, kHeap / 4) == 0 && munmap(p + kHeap / 4 * 3, kHeap / 4) == 0);
   }
-  return 0;   // 12 x 48 MiB have come and gone: the LUN has 192
+  return 0;   // 5 x 48 MiB have come and gone: the LUN has 192
 }
 
 // The kernel's own map takes the place at once: it is the program's plain memory, which no eviction may touch.
