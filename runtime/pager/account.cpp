@@ -86,7 +86,10 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
 
 void Account::lock() {
   if (pthread_mutex_lock(&shared_->lock) == EOWNERDEAD) pthread_mutex_consistent(&shared_->lock);
-  if (uint32_t burial = shared_->burial.load(std::memory_order_acquire); burial != 0) bury((burial >> 2) - 1);   // it was killed meanwhile
+  const uint32_t burial = shared_->burial.load(std::memory_order_acquire), dead = (burial >> 2) - 1;
+  if (burial == 0) return;
+  if (dead < kMembersMax) bury(dead);   // it was killed meanwhile
+  else shared_->burial.store(0);
 }
 
 void Account::unlock() { pthread_mutex_unlock(&shared_->lock); }
@@ -333,7 +336,7 @@ void Account::give_maybe_shared(int64_t pages) {
 }
 
 int64_t Account::fixed_total() const {
-  uint32_t high = shared_->member_high.load(std::memory_order_relaxed);
+  const uint32_t high = members_used();
   int64_t total = 0;
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
@@ -343,7 +346,7 @@ int64_t Account::fixed_total() const {
 }
 
 bool Account::others_active() const {
-  const uint32_t high = shared_->member_high.load(std::memory_order_relaxed);
+  const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
     if (i != member_ && m.state.load(std::memory_order_relaxed) != 0 && m.fixed.load(std::memory_order_relaxed) > 0) return true;
@@ -352,7 +355,7 @@ bool Account::others_active() const {
 }
 
 bool Account::above_share() const {
-  uint32_t high = shared_->member_high.load(std::memory_order_relaxed);
+  const uint32_t high = members_used();
   int64_t total = 0, weights = 0;
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
@@ -398,13 +401,13 @@ void Account::wait_for_own_batch() {
 void Account::write_elsewhere_begin() {
   me().writing_elsewhere.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);   // with someone_writes_elsewhere: one of the two sees the other
-  const uint32_t high = shared_->member_high.load(std::memory_order_acquire);
+  const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) wait_for_batch(shared_->members[i], 4000);
 }
 
 bool Account::someone_writes_elsewhere() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const uint32_t high = shared_->member_high.load(std::memory_order_acquire);
+  const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
     if (m.writing_elsewhere.load(std::memory_order_acquire) != 0 && m.state.load(std::memory_order_acquire) != kMemberFree) return true;
@@ -447,7 +450,7 @@ Account::Life Account::life_of(AccountMember& m) {
     case Process::kThere: break;
   }
   // Another program is in its place. Its old memory is gone when that one has joined, or by the time that freeing takes.
-  const uint32_t high = shared_->member_high.load();
+  const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& one = shared_->members[i];
     if (one.state.load(std::memory_order_acquire) != kMemberFree && one.pid.load() == pid && one.created_ns.load() > m.created_ns.load()) return Life::kDead;
@@ -461,7 +464,7 @@ Account::Life Account::life_of(AccountMember& m) {
 // counts for the new parent only.
 void Account::hand_up_children(unsigned index) {
   const AccountMember& dead = shared_->members[index];
-  const uint32_t high = shared_->member_high.load();
+  const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& one = shared_->members[i];
     if (i == index || one.state.load(std::memory_order_acquire) == 0 || one.parent.load() != index + 1) continue;
@@ -486,7 +489,7 @@ void Account::bury(unsigned index) {
   shared_->lun_used_bytes.subtract_once(m.lun_bytes.load(), burial & 1);
   // Its descendants still read what it had written: one of them takes its pieces over, for all. The heir is unlinked last.
   uint32_t heir = 0;
-  const uint32_t high = shared_->member_high.load();
+  const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& one = shared_->members[i];
     if (i == index || one.state.load(std::memory_order_acquire) == 0 || one.elder.load() != index + 1) continue;
@@ -520,7 +523,7 @@ void Account::settle_sums() {
   };
   const auto add_up = [this] {
     Total total;
-    const uint32_t high = shared_->member_high.load();
+    const uint32_t high = members_used();
     for (unsigned i = 0; i < high; ++i) {
       const AccountMember& m = shared_->members[i];
       if (m.state.load(std::memory_order_acquire) == kMemberFree) continue;
@@ -548,7 +551,7 @@ bool Account::sweep(uint32_t* oldest_child) {
   *oldest_child = 0;
   bool settled = true;
   lock();
-  uint32_t high = shared_->member_high.load();
+  const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& m = shared_->members[i];
     if (i == member_ || m.state.load(std::memory_order_acquire) == kMemberFree) continue;
@@ -576,7 +579,7 @@ void Account::sweep_settled() {
 }
 
 bool Account::child_lives(uint32_t fork_epoch) const {
-  const uint32_t high = shared_->member_high.load();
+  const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
     if (m.state.load(std::memory_order_acquire) != 0 && m.parent.load() == member_ + 1 && m.fork_epoch.load() == fork_epoch) return true;
@@ -590,7 +593,7 @@ unsigned Account::child_words(sys::FutexWait* out, unsigned max, bool* unsure) {
   constexpr uint32_t kWaiters = 0x80000000u, kOwnerDied = 0x40000000u, kOwner = 0x3fffffffu;   // linux/futex.h
   unsigned n = 0;
   *unsure = false;
-  const uint32_t high = shared_->member_high.load();
+  const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& m = shared_->members[i];
     const uint32_t now = m.state.load(std::memory_order_acquire);

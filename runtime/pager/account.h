@@ -226,6 +226,11 @@ class Account {
 
  private:
   AccountMember& me() const { return shared_->members[member_]; }
+  // Others write that word, also those with fewer rights than ours: never above what there is.
+  uint32_t members_used() const {
+    const uint32_t high = shared_->member_high.load(std::memory_order_acquire);
+    return high < kMembersMax ? high : kMembersMax;
+  }
   void lock();
   void unlock();
   int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket);

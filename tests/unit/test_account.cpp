@@ -332,6 +332,36 @@ TEST_CASE("pieces: adjacent ones, lowest first, given back to whoever needs them
   CHECK(one.carve(kCarvePieces + 1) == -ENOSPC);
 }
 
+TEST_CASE("what another member has written into the words that are indices leads nowhere") {
+  Tree tree;
+  Account& account = tree.member();
+  REQUIRE(account.take(10, 0));
+  void* memory = mmap(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, tree.fd(), 0);
+  REQUIRE(memory != MAP_FAILED);
+  auto* shared = static_cast<AccountShared*>(memory);
+  for (const uint32_t bad : {kMembersMax + 1, 1u << 20, UINT32_MAX}) {
+    shared->member_high.store(bad);
+    shared->burial.store(bad < 1u << 20 ? (bad + 1) << 2 : UINT32_MAX);
+    shared->unsettled.store(1);
+    uint32_t oldest = 0;
+    bool unsure = false;
+    sys::FutexWait words[4];
+    CHECK(account.sweep(&oldest));
+    CHECK(oldest == 0);
+    CHECK(shared->burial.load() == 0);
+    CHECK(account.fixed_total() == 0);
+    CHECK_FALSE(account.others_active());
+    CHECK(account.above_share());
+    CHECK_FALSE(account.child_lives(1));
+    CHECK(account.child_words(words, 4, &unsure) == 0);
+    CHECK_FALSE(account.someone_writes_elsewhere());
+    account.write_elsewhere_begin();
+    account.write_elsewhere_end();
+    CHECK(account.own_pages() == 10);
+  }
+  munmap(memory, sizeof(AccountShared));
+}
+
 TEST_CASE("a wish for room is answered once, by the next one who gives back") {
   Tree tree;
   Account& one = tree.member();
