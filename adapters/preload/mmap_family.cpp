@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // mmap, munmap, mremap, madvise, mprotect: which of the program's maps are tiered. Ours are anonymous private maps of 1 MiB
-// and more that are not stacks, huge-page, locked, executable or fixed (outside tiered reservations), and not the maps of
-// jemalloc or of this library. Everything else goes to the kernel as it came. libc's own maps (thread stacks, the loader)
-// do not pass here.
+// and more, also small ones that mremap makes so large, that are not stacks, huge-page, in the low 2 GiB (MAP_32BIT), executable
+// or fixed (outside tiered reservations), and not the maps of jemalloc or of this library. Everything else goes to the kernel
+// as it came. libc's own maps (thread stacks, the loader) do not pass here.
 //
 // Threading: any thread, also under the loader's lock and in signal handlers. What does not touch an area takes no lock.
 #include <errno.h>
@@ -11,11 +11,14 @@
 #include <sys/mman.h>
 #include <sys/uio.h>
 
+#include <atomic>
+
 #include "base/units.h"
 #include "heap/heap.h"
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/mem.h"
+#include "sys/proc.h"
 #include "tiered_maps.h"
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -37,10 +40,16 @@ int answer(int rc) {
 bool aligned(const void* address, size_t step) { return reinterpret_cast<uintptr_t>(address) % step == 0; }
 
 bool wants_tier(size_t bytes, int prot, int flags, const void* caller) {
-  constexpr int kPlain = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_LOCKED | MAP_32BIT | MAP_FIXED | MAP_FIXED_NOREPLACE;
+  constexpr int kPlain = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT | MAP_FIXED | MAP_FIXED_NOREPLACE;
   constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
   return bytes >= kMapBytesMin && (flags & (kAnonymousPrivate | MAP_SHARED)) == kAnonymousPrivate && (flags & kPlain) == 0 &&
          (prot & ~(PROT_READ | PROT_WRITE)) == 0 && serves_tiered() && g_options.mmap && !caller_is_runtime(caller);
+}
+
+// MAP_LOCKED on what is mapped now: -EAGAIN, where too much is. (A reservation has nothing to lock.)
+int lock_new_map(void* address, size_t bytes, int prot, int flags) {
+  if ((flags & MAP_LOCKED) == 0 || prot == PROT_NONE) return 0;
+  return maps_lock(static_cast<char*>(address), bytes, 0) < 0 ? -EAGAIN : 0;
 }
 
 // Fixed: part of the range lies in an area.
@@ -59,6 +68,7 @@ int map_memory(void* hint, size_t bytes, int prot, int flags, int fd, off_t offs
     if (!aligned(hint, page)) return -EINVAL;
     if (areas_overlap(address, rounded)) {
       int rc = map_over_area(address, rounded, prot, flags, fd, offset);
+      if (rc == 0 && (flags & MAP_ANONYMOUS) != 0) rc = lock_new_map(address, rounded, prot, flags);
       if (rc == 0) *out = address;
       return rc;
     }
@@ -66,6 +76,7 @@ int map_memory(void* hint, size_t bytes, int prot, int flags, int fd, off_t offs
   }
   if (wants_tier(bytes, prot, flags, caller)) {
     int rc = maps_create(aligned(hint, page) ? address : nullptr, rounded, prot, flags, out);
+    if (rc == 0 && (rc = lock_new_map(*out, rounded, prot, flags)) < 0) (void)maps_unmap(static_cast<char*>(*out), rounded);
     if (rc == 0 && (flags & MAP_POPULATE) != 0 && prot != PROT_NONE) (void)pager_touch(*out, rounded);   // as far as DRAM goes
     if (rc != -ENOTSUP) return rc;
   }
@@ -102,9 +113,40 @@ bool holds_tiered(char* address, size_t bytes) {
   return areas_overlap(address, bytes) || region_find(address) != nullptr || region_find(address + bytes - 1) != nullptr;
 }
 
+// Some plain memory of the program's has what a copy of it would not: a protection key, guard pages, or it is not for forked children.
+constinit std::atomic<bool> g_plain_is_marked{false};
+
+bool advice_marks(int advice) { return advice == 10 || advice == 18 || advice == 102; }   // MADV_DONTFORK, WIPEONFORK, GUARD_INSTALL
+
+int advise_plain(void* address, size_t bytes, int advice) {
+  if (advice_marks(advice)) g_plain_is_marked.store(true, std::memory_order_relaxed);
+  return sys::advise(address, bytes, advice);
+}
+
+// mremap of what is not tiered. Memory that was too small for the tier, and grows, comes into it; where it may not move it cannot grow.
+int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller, void** out) {
+  constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
+  const size_t page = sys::page_bytes();
+  sys::MappedRange map;
+  auto* address = static_cast<char*>(old_address);
+  if ((flags & ~MREMAP_MAYMOVE) == 0 && old_bytes != 0 && new_bytes > old_bytes && new_bytes <= PTRDIFF_MAX - page && aligned(old_address, page) &&
+      wants_tier(new_bytes, PROT_READ, kAnonymousPrivate, caller) && !g_plain_is_marked.load(std::memory_order_relaxed) &&
+      sys::mapping_of(old_address, &map) == 0 && map.anonymous && wants_tier(new_bytes, map.protection, kAnonymousPrivate, caller)) {
+    const size_t before = round_up(old_bytes, page), after = round_up(new_bytes, page);
+    const bool whole = before <= map.end - reinterpret_cast<uintptr_t>(old_address);
+    if (whole && before < after && sys::advise(address, before, MADV_COLD) != -EINVAL) {   // refused of locked memory, which stays the kernel's
+      if ((flags & MREMAP_MAYMOVE) == 0) return -ENOMEM;
+      const int rc = maps_take_in(address, before, after, map.protection, out);
+      if (rc != -ENOTSUP && rc != -EFAULT) return rc;
+    }
+  }
+  return sys::remap(old_address, old_bytes, new_bytes, flags, wanted, out);
+}
+
 // mprotect, and with a key pkey_mprotect (-1: none).
 int protect_range(void* address, size_t bytes, int prot, int key) {
   size_t rounded = 0;
+  if (key > 0) g_plain_is_marked.store(true, std::memory_order_relaxed);
   auto plain = [=](char* at, size_t n) { return key == -1 ? sys::protect(at, n, prot) : sys::protect_with_key(at, n, prot, key); };
   return touches_tier(address, bytes, &rounded) ? for_parts(address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot, key); }, plain)
                                                 : plain(static_cast<char*>(address), bytes);
@@ -116,11 +158,11 @@ int advise_range(void* address, size_t bytes, int advice) {
   if (touches_tier(address, bytes, &rounded))
     return for_parts(
         address, rounded, [=](char* at, size_t n) { return maps_advise(at, n, advice); },
-        [=](char* at, size_t n) { return sys::advise(at, n, advice); });
+        [=](char* at, size_t n) { return advise_plain(at, n, advice); });
   size_t page = sys::page_bytes();
   if (ready() && bytes != 0 && aligned(address, page) && bytes <= PTRDIFF_MAX - page && region_find(address) != nullptr)
     return advise_tiered(static_cast<char*>(address), round_up(bytes, page), advice);
-  return sys::advise(address, bytes, advice);
+  return advise_plain(address, bytes, advice);
 }
 
 }  // namespace
@@ -128,6 +170,20 @@ int advise_range(void* address, size_t bytes, int advice) {
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller) {
   void* out = nullptr;
   int rc = map_memory(hint, bytes, prot, flags, fd, offset, caller, &out);
+  if (rc == 0) return out;
+  errno = -rc;
+  return MAP_FAILED;
+}
+
+void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller) {
+  void* out = nullptr;
+  int rc;
+  if (ready() && area_of(old_address) != nullptr)
+    rc = maps_remap(static_cast<char*>(old_address), old_bytes, new_bytes, flags, static_cast<char*>(wanted), &out);
+  else if (ready() && (region_find(old_address) != nullptr || (wanted != nullptr && areas_overlap(wanted, new_bytes))))
+    rc = -ENOMEM;   // the heap's pages, or a plain map into the tier
+  else
+    rc = remap_plain(old_address, old_bytes, new_bytes, flags, wanted, caller, &out);
   if (rc == 0) return out;
   errno = -rc;
   return MAP_FAILED;
@@ -190,15 +246,5 @@ LUNAR_EXPORT void* mremap(void* old_address, size_t old_bytes, size_t new_bytes,
   va_start(args, flags);
   void* wanted = (flags & MREMAP_FIXED) != 0 ? va_arg(args, void*) : nullptr;
   va_end(args);
-  void* out = nullptr;
-  int rc;
-  if (ready() && area_of(old_address) != nullptr)
-    rc = maps_remap(static_cast<char*>(old_address), old_bytes, new_bytes, flags, static_cast<char*>(wanted), &out);
-  else if (ready() && (region_find(old_address) != nullptr || (wanted != nullptr && areas_overlap(wanted, new_bytes))))
-    rc = -ENOMEM;   // the heap's pages, or a plain map into the tier
-  else
-    rc = sys::remap(old_address, old_bytes, new_bytes, flags, wanted, &out);
-  if (rc == 0) return out;
-  errno = -rc;
-  return MAP_FAILED;
+  return remap_or_fail(old_address, old_bytes, new_bytes, flags, wanted, __builtin_return_address(0));
 }

@@ -54,8 +54,9 @@ extern constinit RealCalls g_real;
 // Code whose own maps stay plain: jemalloc's (its metadata is DRAM) and ours.
 bool caller_is_runtime(const void* return_address);
 
-// mmap_family.cpp: mmap, for who called it.
+// mmap_family.cpp: mmap and mremap, for who called them.
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller);
+void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller);
 
 // fork.cpp: a system call that makes a process with a copy of our memory, whose child comes back on this stack; and that call.
 bool fork_call_copies(long number, const long (&arguments)[6]);

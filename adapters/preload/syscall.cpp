@@ -42,7 +42,12 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
   switch (number) {
     case SYS_mmap: *result = number_of(map_or_fail(address, bytes, word, static_cast<int>(a[3]), static_cast<int>(a[4]), a[5], caller)); return true;
     case SYS_munmap: *result = ::munmap(address, bytes); return true;
-    case SYS_mremap: *result = number_of(::mremap(address, bytes, static_cast<size_t>(a[2]), static_cast<int>(a[3]), pointer<void>(a[4]))); return true;
+    case SYS_mremap: {
+      const auto flags = static_cast<int>(a[3]);
+      auto* const wanted = (flags & MREMAP_FIXED) != 0 ? pointer<void>(a[4]) : nullptr;
+      *result = number_of(remap_or_fail(address, bytes, static_cast<size_t>(a[2]), flags, wanted, caller));
+      return true;
+    }
     case SYS_mprotect: *result = ::mprotect(address, bytes, word); return true;
     case SYS_pkey_mprotect: *result = ::pkey_mprotect(address, bytes, word, static_cast<int>(a[3])); return true;
     case SYS_madvise: *result = ::madvise(address, bytes, word); return true;

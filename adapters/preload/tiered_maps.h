@@ -48,6 +48,8 @@ char* area_boundary(char* address, char* end);
 [[nodiscard]] int maps_advise(char* address, size_t bytes, int advice);
 // pre: `old_address` lies in an area.
 [[nodiscard]] int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted, void** out);
+// mremap of plain private anonymous memory, which takes it into the tier: a map with its contents in another place. prot: what it has.
+[[nodiscard]] int maps_take_in(char* old_address, size_t old_bytes, size_t new_bytes, int prot, void** out);
 // madvise on tiered memory that needs no table (the heap's pages, and committed maps). tiered_advice.cpp has the table of all advice.
 [[nodiscard]] int advise_tiered(char* address, size_t bytes, int advice);
 // mlock2 (flags as there) and munlock.

@@ -3,8 +3,10 @@
 //
 // Differences from the kernel's, on purpose: a map may be resized across what it would call several areas when they are
 // alike; MREMAP_FIXED to a place outside the tier is refused (-ENOMEM): plain memory there would escape the budget.
+// Plain memory that grows to the size of what is tiered comes in by a copy (maps_take_in).
 // Threading: as tiered_maps.h; the lock is held across a move.
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "base/units.h"
@@ -115,7 +117,41 @@ int remap_alien(const Request& request, void** out) {
   return unmap_pieces(request.area, request.old_begin + kept, request.old_end());   // maps PROT_NONE over the hole
 }
 
+// What the kernel holds of [from, from + bytes); the rest is zeros, there as here.
+int copy_present(char* to, char* from, size_t bytes) {
+  constexpr size_t kAtOnce = 512;
+  const size_t page = sys::page_bytes();
+  uint8_t present[kAtOnce];
+  for (size_t at = 0, n = 0; at < bytes; at += n * page) {
+    n = (bytes - at) / page < kAtOnce ? (bytes - at) / page : kAtOnce;
+    const bool known = sys::present_pages(from + at, n, present) == 0;
+    for (size_t first = 0, end = 0; first < n; first = end) {
+      for (end = first + 1; end < n && (!known || present[end] == present[first]);) ++end;
+      if (known && present[first] == 0) continue;
+      const size_t part = at + first * page;
+      const int rc = sys::peek(from + part, to + part, (end - first) * page);   // an answer where a plain read would be SIGSEGV
+      if (rc == -EFAULT) return rc;
+      if (rc < 0) memcpy(to + part, from + part, (end - first) * page);         // refused to us (a filter)
+    }
+  }
+  return 0;
+}
+
 }  // namespace
+
+int maps_take_in(char* old_address, size_t old_bytes, size_t new_bytes, int prot, void** out) {
+  int rc = maps_create(nullptr, new_bytes, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS, out);
+  if (rc < 0) return rc;
+  auto* place = static_cast<char*>(*out);
+  if ((prot & PROT_READ) == 0) rc = sys::protect(old_address, old_bytes, prot | PROT_READ);
+  if (rc == 0) rc = copy_present(place, old_address, old_bytes);
+  if (rc == 0 && prot != kReadWrite) rc = maps_protect(place, new_bytes, prot, -1);
+  if (rc == 0) rc = sys::unmap(old_address, old_bytes);
+  if (rc == 0) return 0;
+  if ((prot & PROT_READ) == 0) (void)sys::protect(old_address, old_bytes, prot);
+  (void)maps_unmap(place, new_bytes);
+  return rc;
+}
 
 int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted, void** out) {
   size_t page = sys::page_bytes();

@@ -111,10 +111,10 @@ std::atomic<uint32_t>* g_unforked = nullptr;   // zero in a forked child (MADV_W
 
 }  // namespace
 
-int protection_of(const void* address) {
+int mapping_of(const void* address, MappedRange* out) {
   const int fd = open_file("/proc/self/maps", O_RDONLY);
   if (fd < 0) return fd;
-  char line[80];   // as much of a line as counts: "start-end rwxp"
+  char line[80];   // as much of a line as counts: "start-end rwxp offset device inode   path", where a path begins in column 73
   size_t length = 0;
   int found = -ENOMEM;
   for (bool more = true; more && found == -ENOMEM;) {
@@ -134,12 +134,21 @@ int protection_of(const void* address) {
       const char* at = line;
       const uint64_t start = hexadecimal(&at), end = *at == '-' ? hexadecimal(&++at) : 0, wanted = reinterpret_cast<uintptr_t>(address);
       more = wanted >= start;   // they come in order
-      if (more && wanted < end && at[0] == ' ')
-        found = (at[1] == 'r' ? PROT_READ : 0) | (at[2] == 'w' ? PROT_WRITE : 0) | (at[3] == 'x' ? PROT_EXEC : 0);
+      if (!more || wanted >= end || at[0] != ' ') continue;
+      const char* path = strpbrk(at, "/[");
+      *out = {start, end, (at[1] == 'r' ? PROT_READ : 0) | (at[2] == 'w' ? PROT_WRITE : 0) | (at[3] == 'x' ? PROT_EXEC : 0),
+              at[4] == 'p' && (path == nullptr || strncmp(path, "[anon", 5) == 0)};
+      found = 0;
     }
   }
   close_file(fd);
   return found;
+}
+
+int protection_of(const void* address) {
+  MappedRange range;
+  const int rc = mapping_of(address, &range);
+  return rc < 0 ? rc : range.protection;
 }
 
 namespace {

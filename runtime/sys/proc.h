@@ -8,6 +8,13 @@ namespace lunar::sys {
 
 // PROT_* of the mapping that holds `address`, or -errno (-ENOMEM: nothing is mapped there). Reads /proc/self/maps up to there.
 [[nodiscard]] int protection_of(const void* address);
+// The mapping that holds `address`, likewise. `anonymous`: private, and of no file ([heap] and [stack] are not counted).
+struct MappedRange {
+  uintptr_t begin, end;
+  int protection;
+  bool anonymous;
+};
+[[nodiscard]] int mapping_of(const void* address, MappedRange* out);
 // A living thread that uses the program's descriptor table: the main thread, or another one when that has ended (pthread_exit). Looks
 // again every 10 ms; `fresh`: now.
 int program_thread(bool fresh = false);

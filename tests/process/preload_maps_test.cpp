@@ -21,9 +21,11 @@ void what_is_tiered() {
   char* stack = map(2 * kMiB, kRw, kPrivate | MAP_STACK);
   char* shared = map(2 * kMiB, kRw, MAP_SHARED | MAP_ANONYMOUS);
   char* code = map(2 * kMiB, kRw | PROT_EXEC);
-  CHECK(!tiered(small) && tiered(large) && !tiered(stack) && !tiered(shared) && !tiered(code));
+  char* down = map(2 * kMiB, kRw, kPrivate | MAP_GROWSDOWN);
+  char* locked = map(2 * kMiB, kRw, kPrivate | MAP_LOCKED);
+  CHECK(!tiered(small) && tiered(large) && !tiered(stack) && !tiered(shared) && !tiered(code) && !tiered(down) && tiered(locked));
   CHECK(all_zero(large, 2 * kMiB));
-  for (char* p : {large, stack, shared, code}) CHECK(munmap(p, 2 * kMiB) == 0);
+  for (char* p : {large, stack, shared, code, down, locked}) CHECK(munmap(p, 2 * kMiB) == 0);
   CHECK(munmap(small, 64 * 1024) == 0);
   errno = 0;
   CHECK(mmap(nullptr, 0, kRw, kPrivate, -1, 0) == MAP_FAILED && errno == EINVAL);
@@ -82,6 +84,91 @@ void remap() {
   char* moved = static_cast<char*>(mremap(r, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target));
   CHECK(moved == target && holds(moved, 2 * kMiB, 11) && faults(r));
   CHECK(munmap(moved, 2 * kMiB) == 0 && munmap(r + 2 * kMiB, 94 * kMiB) == 0);
+}
+
+// A map too small for the tier is taken in when mremap makes it larger, with its contents and its protection.
+void grows_into_the_tier() {
+  constexpr size_t kSmall = 256 * 1024;
+  for (const int prot : {kRw, PROT_READ, PROT_NONE}) {
+    for (const size_t bytes : {kMiB, 48 * kMiB}) {   // more than the budget
+      char* p = map(kSmall);
+      CHECK(!tiered(p));
+      fill(p + kSmall / 2, kSmall / 2, 21);
+      CHECK(mprotect(p, kSmall, prot) == 0);
+      errno = 0;
+      CHECK(mremap(p, kSmall, bytes, 0) == MAP_FAILED && errno == ENOMEM);   // not where it is
+      auto* q = static_cast<char*>(mremap(p, kSmall, bytes, MREMAP_MAYMOVE));
+      CHECK(q != MAP_FAILED && tiered(q) && faults(p));
+      CHECK(faults(q) == (prot == PROT_NONE) && faults(q + bytes - 1, true) == (prot != kRw));
+      CHECK(mprotect(q, bytes, kRw) == 0 && all_zero(q, kSmall / 2) && holds(q + kSmall / 2, kSmall / 2, 21) && all_zero(q + kSmall, bytes - kSmall - 1));
+      fill(q, bytes, 25);
+      CHECK(holds(q, bytes, 25) && munmap(q, bytes) == 0);
+    }
+  }
+  char* p = map(kSmall);
+  fill(p, kSmall, 27);
+  auto* q = static_cast<char*>(mremap(p, kSmall, 2 * kSmall, MREMAP_MAYMOVE));   // still small
+  CHECK(q != MAP_FAILED && !tiered(q) && holds(q, kSmall, 27) && munmap(q, 2 * kSmall) == 0);
+  // A part of what the kernel takes for one map; locked memory, code and files stay the kernel's.
+  p = map(4 * kSmall - g_page);
+  fill(p, 4 * kSmall - g_page, 29);
+  q = static_cast<char*>(mremap(p + kSmall, kSmall, 2 * kMiB, MREMAP_MAYMOVE));
+  CHECK(q != MAP_FAILED && tiered(q) && holds(q, kSmall, 29, kSmall / sizeof(long)) && all_zero(q + kSmall, 2 * kMiB - kSmall));
+  CHECK(holds(p, kSmall, 29) && faults(p + kSmall) && holds(p + 2 * kSmall, kSmall, 29, 2 * kSmall / sizeof(long)));
+  CHECK(munmap(q, 2 * kMiB) == 0 && munmap(p, 4 * kSmall) == 0);
+  p = map(kSmall);
+  CHECK(mlock(p, kSmall) == 0);
+  q = static_cast<char*>(mremap(p, kSmall, kMiB, MREMAP_MAYMOVE));
+  CHECK(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
+  p = map(kSmall, kRw | PROT_EXEC);
+  q = static_cast<char*>(mremap(p, kSmall, kMiB, MREMAP_MAYMOVE));
+  CHECK(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
+  p = map(kSmall, kRw, MAP_SHARED | MAP_ANONYMOUS);
+  q = static_cast<char*>(mremap(p, kSmall, kMiB, MREMAP_MAYMOVE));
+  CHECK(q != MAP_FAILED && !tiered(q) && munmap(q, kMiB) == 0);
+}
+
+// Their own process: a mark on plain memory, which a copy would not have, is for good.
+void marked_maps_stay_with_the_kernel() {
+  constexpr size_t kSmall = 256 * 1024;
+  const pid_t child = fork();
+  if (child == 0) {
+    char* p = map(kSmall);
+    fill(p, kSmall, 33);
+    CHECK(madvise(p, kSmall, MADV_WIPEONFORK) == 0);
+    auto* q = static_cast<char*>(mremap(p, kSmall, 2 * kMiB, MREMAP_MAYMOVE));
+    CHECK(q != MAP_FAILED && holds(q, kSmall, 33));
+    const pid_t grandchild = fork();
+    if (grandchild == 0) _exit(all_zero(q, 2 * kMiB) ? 0 : 1);
+    int status = 1;
+    CHECK(waitpid(grandchild, &status, 0) == grandchild && status == 0);
+    _exit(0);
+  }
+  int status = 1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+// MAP_LOCKED: there at once, and it stays; half of the budget at most.
+void locked_maps() {
+  unsigned char there[8 * kMiB / 4096];
+  for (const int prot : {kRw, PROT_READ}) {
+    char* p = map(8 * kMiB, prot, kPrivate | MAP_LOCKED);
+    char* other = map(48 * kMiB);
+    fill(other, 48 * kMiB, 35);
+    CHECK(mincore(p, 8 * kMiB, there) == 0);
+    for (const unsigned char one : there) CHECK((one & 1) != 0);
+    CHECK(all_zero(p, 8 * kMiB));
+    errno = 0;
+    CHECK(mmap(nullptr, 12 * kMiB, kRw, kPrivate | MAP_LOCKED, -1, 0) == MAP_FAILED && errno == EAGAIN);   // with what is locked already
+    CHECK(munmap(p, 8 * kMiB) == 0);
+    p = map(12 * kMiB, prot, kPrivate | MAP_LOCKED);   // the lock has ended with its map
+    CHECK(mmap(other, kMiB, prot, kPrivate | MAP_LOCKED | MAP_FIXED, -1, 0) == other && all_zero(other, kMiB));
+    errno = 0;
+    CHECK(madvise(other, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);   // as of all locked memory
+    CHECK(holds(other + kMiB, 47 * kMiB, 35, kMiB / sizeof(long)) && munmap(p, 12 * kMiB) == 0 && munmap(other, 48 * kMiB) == 0);
+  }
+  char* p = map(48 * kMiB, PROT_NONE, kPrivate | MAP_LOCKED);   // nothing to lock
+  CHECK(tiered(p) && munmap(p, 48 * kMiB) == 0);
 }
 
 void advice() {
@@ -219,6 +306,9 @@ int body() {
   larger_than_dram();
   partial_unmap();
   remap();
+  grows_into_the_tier();
+  marked_maps_stay_with_the_kernel();
+  locked_maps();
   advice();
   protection();
   fixed_inside();
