@@ -122,13 +122,18 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
   int rc = sys::map(nullptr, bytes, prot, flags & ~MAP_FIXED & ~MAP_POPULATE & ~MAP_LOCKED, fd, offset, &trial);
   if (rc < 0) return rc;
   (void)sys::unmap(trial, bytes);
-  rc = unmap_pieces(area, address, address + bytes);
+  rc = region_map_over(area->region, area->offset(address), bytes, {prot, flags, fd, offset});
   if (rc < 0) return rc;
-  pager_release_range(address, bytes);
-  rc = sys::map(address, bytes, prot, flags | MAP_FIXED, fd, offset, &trial);
-  if (rc < 0) return rc;
-  region_give_up(area->region, area->offset(address), bytes);
-  g_table.set(address, address + bytes, alien(prot));
+  char* end = address + bytes;
+  const Mapping* piece = nullptr;
+  for (char *at = address, *stop; at < end; at = stop) {
+    stop = g_table.piece(at, end, &piece);
+    if (piece == nullptr || piece->kind != MappingKind::kTiered || !piece->committed) continue;
+    const auto part = static_cast<size_t>(stop - at);
+    if ((area->flags & kRegionChargeOnTouch) == 0) region_forget(area->region, area->offset(at), part);
+    else region_uncommit_on_touch(area->region, area->offset(at), part);
+  }
+  g_table.set(address, end, alien(prot));
   return 0;
 }
 

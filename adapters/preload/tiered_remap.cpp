@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// mremap on tiered maps: shrink, grow in place, else move; a move takes evicted pages along without I/O (pager_move).
+// mremap on tiered maps: shrink, grow in place, else move; a move takes evicted pages along without I/O, and is safe beside other threads (pager_move).
 //
 // Differences from the kernel's, on purpose: a map may be resized across what it would call several areas when they are
 // alike; MREMAP_FIXED to a place outside the tier is refused (-ENOMEM): plain memory there would escape the budget.
@@ -19,8 +19,6 @@
 
 namespace lunar::preload {
 namespace {
-
-constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 struct Request {
   Area* area;
@@ -62,43 +60,71 @@ int lock_added(Area* area, char* begin, size_t bytes, const Request& request) {
   return -EAGAIN;
 }
 
-int move_contents(char* to, char* from, size_t bytes, const Mapping& like) {
-  const bool opened = like.prot != kReadWrite || like.key != 0;   // contents are copied: both must be accessible
-  int rc = 0;
-  if (opened) {
-    rc = sys::protect_without_key(from, bytes, kReadWrite);
-    if (rc == 0) rc = sys::protect_without_key(to, bytes, kReadWrite);
+// Whether MREMAP_FIXED may put a map there. What is not the tier's any more may not be in the way.
+int find_fixed(const Request& request, Area** area) {
+  *area = area_of(request.wanted);
+  if (*area == nullptr || request.new_bytes > static_cast<size_t>((*area)->limit - request.wanted)) return -ENOMEM;
+  const Mapping* piece = nullptr;
+  for (char *at = request.wanted, *end = at + request.new_bytes; at < end;) {
+    at = maps_table().piece(at, end, &piece);
+    if (piece != nullptr && piece->kind != MappingKind::kTiered) return -ENOMEM;
   }
-  if (rc == 0) rc = pager_move(to, from, bytes);
-  if (opened) {
-    for (char* place : {from, to})
-      (void)(like.key != 0 ? sys::protect_with_key(place, bytes, like.prot, like.key) : sys::protect(place, bytes, like.prot));
+  return 0;
+}
+
+// All of [begin, end) is committed afterwards. What was so before stays as it is, in use perhaps, or is `emptied`; the rest is as `prot` says.
+int commit_rest(Area* area, char* begin, char* end, int prot, bool emptied) {
+  const Mapping* piece = nullptr;
+  for (char* stop; begin < end; begin = stop) {
+    if (maps_table().reserve() < 0) return -ENOMEM;
+    stop = maps_table().piece(begin, end, &piece);
+    const bool committed = piece != nullptr && piece->committed;
+    int rc = committed ? 0 : commit_piece(area, begin, stop, prot);
+    if (committed && emptied) rc = pager_discard(begin, static_cast<size_t>(stop - begin), Discard::kMapping);
+    if (rc < 0) return rc;
   }
+  return 0;
+}
+
+// Contents go to [place, +keep); who uses what is there meanwhile sees it change page by page. Behind them a longer map is empty.
+int replace(const Request& request, Area* area, size_t keep) {
+  char *place = request.wanted, *end = place + request.new_bytes;
+  if (!request.old.committed) {
+    int rc = unmap_pieces(area, place, end);
+    if (rc == 0) maps_table().set(place, end, request.old);
+    return rc;
+  }
+  int rc = commit_rest(area, place, place + keep, PROT_NONE, false);
+  if (const size_t more = request.new_bytes - keep; rc == 0 && more != 0) {
+    const Mapping& like = request.old;
+    rc = commit_rest(area, place + keep, end, like.prot, true);
+    if (rc == 0) rc = like.key != 0 ? sys::protect_with_key(place + keep, more, like.prot, like.key) : sys::protect_without_key(place + keep, more, like.prot);
+    if (rc == 0) rc = lock_added(area, place + keep, more, request);
+  }
+  if (rc == 0) rc = pager_move(place, request.old_begin, keep, {request.old.prot, request.old.key, (request.flags & MREMAP_DONTUNMAP) == 0, true});
+  if (rc == 0) maps_table().set(place, end, request.old);
   return rc;
 }
 
-int find_target(const Request& request, Area** area, char** place) {
-  if ((request.flags & MREMAP_FIXED) == 0) return claim_place(nullptr, request.new_bytes, request.area->flags, area, place);
-  *area = area_of(request.wanted);
-  if (*area == nullptr || request.new_bytes > static_cast<size_t>((*area)->limit - request.wanted)) return -ENOMEM;
-  *place = request.wanted;
-  return unmap_pieces(*area, request.wanted, request.wanted + request.new_bytes);
+int fill_new(const Request& request, Area* area, char* place, size_t keep) {
+  int rc = make_like(area, place, request.new_bytes, request.old);
+  if (rc == 0 && (rc = lock_added(area, place + keep, request.new_bytes - keep, request)) < 0) (void)unmap_pieces(area, place, place + keep);
+  if (rc < 0 || !request.old.committed) return rc;
+  rc = pager_move(place, request.old_begin, keep, {request.old.prot, request.old.key, (request.flags & MREMAP_DONTUNMAP) == 0, false});
+  if (rc < 0) (void)unmap_pieces(area, place, place + request.new_bytes);
+  return rc;
 }
 
 int move_map(const Request& request, void** out) {
+  const bool fixed = (request.flags & MREMAP_FIXED) != 0;
   Area* area = nullptr;
-  char* place = nullptr;
-  int rc = find_target(request, &area, &place);
+  char* place = request.wanted;
+  int rc = fixed ? find_fixed(request, &area) : claim_place(nullptr, request.new_bytes, request.area->flags, &area, &place);
   if (rc < 0) return -ENOMEM;
-  if (!maps_table().is_free(place, place + request.new_bytes)) return -ENOMEM;   // a dead part under MREMAP_FIXED
-  rc = make_like(area, place, request.new_bytes, request.old);
-  size_t keep = request.old_bytes < request.new_bytes ? request.old_bytes : request.new_bytes;
-  if (rc == 0 && (rc = lock_added(area, place + keep, request.new_bytes - keep, request)) < 0) (void)unmap_pieces(area, place, place + keep);
-  if (rc == 0 && request.old.committed) {
-    rc = move_contents(place, request.old_begin, keep, request.old);
-    if (rc < 0) (void)unmap_pieces(area, place, place + request.new_bytes);
-  }
+  const size_t keep = request.old_bytes < request.new_bytes ? request.old_bytes : request.new_bytes;
+  rc = fixed ? replace(request, area, keep) : fill_new(request, area, place, keep);
   if (rc < 0) {
+    if (fixed) (void)unmap_pieces(area, place, place + request.new_bytes);   // as the kernel may leave it
     if (place < area->first_gap) area->first_gap = place;
     return rc;
   }
@@ -140,6 +166,7 @@ int copy_present(char* to, char* from, size_t bytes) {
 }  // namespace
 
 int maps_take_in(char* old_address, size_t old_bytes, size_t new_bytes, int prot, void** out) {
+  constexpr int kReadWrite = PROT_READ | PROT_WRITE;
   int rc = maps_create(nullptr, new_bytes, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS, out);
   if (rc < 0) return rc;
   auto* place = static_cast<char*>(*out);

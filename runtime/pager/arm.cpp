@@ -425,7 +425,7 @@ static void unmap_region(const Region& region) {
     if (taken) return;
     char* begin = region.address_of(PageIndex(first));
     const uint64_t bytes = (end - first) << pager_state().page_shift;
-    pager_release_range(begin, bytes);   // else the kernel would send an event
+    if (pager_armed() && sys::is_userfaultfd(pager_state().uffd)) (void)sys::uffd_unregister(pager_state().uffd, begin, bytes);   // else there would be an event
     (void)sys::unmap(begin, bytes);
   });
 }
@@ -511,11 +511,6 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
   sys::Locked<sys::Mutex> hold(state.arm_lock);   // not across arming
   if (pager_armed()) space_uncharge(pages);
   else plain_uncommit(state, *region, first, first + pages);
-}
-
-void pager_release_range(void* address, size_t bytes) {
-  auto& state = pager_state();
-  if (pager_armed() && sys::is_userfaultfd(state.uffd)) (void)sys::uffd_unregister(state.uffd, address, bytes);
 }
 
 int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {

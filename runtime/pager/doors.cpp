@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The explicit doors: touch, prefetch, discard, advise, pin, evict, move. Run on the caller's thread, which must not be a
+// The explicit doors: touch, prefetch, discard, advise, pin, evict. Run on the caller's thread, which must not be a
 // service thread; they wait for the device but never take a page fault on tiered memory themselves.
 #include <errno.h>
 #include <sys/mman.h>
@@ -480,92 +480,6 @@ int64_t pager_evict(const void* address, size_t bytes) {
   int rc = pages_of(address, bytes, false, &range);
   if (rc < 0) return rc;
   return pager_armed() ? pager_state().evictor->evict_range(range.region, PageIndex(range.first), PageIndex(range.end)) : 0;
-}
-
-// A page whose content is elsewhere now.
-static void drop_moved(Region& region, uint64_t page) {
-  void* address = region.address_of(PageIndex(page));
-  int rc = sys::drop_locked(address, pager_state().page_size, true);
-  if (rc < 0) fatal("move: page %p cannot be dropped (%s); its old content would come back", address, errno_name(rc));
-}
-
-static int move_guard(Region& dst, uint64_t d, Region& src, uint64_t s) {
-  dst.has_guards.store(true, std::memory_order_release);
-  int rc = guard_pages(dst, d, d + 1, true);
-  return rc < 0 ? rc : guard_pages(src, s, s + 1, false);
-}
-
-// Moves one page's content; both are ours (busy) or untouched. Returns 0 or -errno.
-static int move_page(const PageRange& to, const PageRange& from, uint64_t i) {
-  auto& state = pager_state();
-  Region &src = *from.region, &dst = *to.region;
-  uint64_t s = from.first + i, d = to.first + i;
-  PageWord was = seize(src, s);
-  if (was.state() == PageState::kGuard) return move_guard(dst, d, src, s);
-  if (!seized(was)) return 0;
-  AtomicPageWord& target = dst.words[d];
-  for (;;) {
-    PageWord there = target.load(std::memory_order_acquire);
-    if (there.state() == PageState::kEmpty && page_lock(target, there)) break;
-    if (there.state() == PageState::kGone || there.state() == PageState::kGuard) {
-      put_back(src, s, was);
-      return -EEXIST;
-    }
-    // Nobody has touched it: a fault of a neighbour was answered with a run of zero pages that reached it.
-    if (there.state() != PageState::kBusy) (void)discard_chunk(dst, d, d + 1, Discard::kLocked);
-    else sys::yield_cpu();
-  }
-  dst.hashes[d] = src.hashes[s];
-  PageWord moved = was;
-  if (was.state() == PageState::kResident) {
-    int64_t rc;
-    while ((rc = install_pages(dst.address_of(PageIndex(d)), src.address_of(PageIndex(s)), state.page_size)) == -EAGAIN) sys::yield_cpu();
-    if (rc != static_cast<int64_t>(state.page_size)) fatal("move: page %p could not be copied (%s)", static_cast<void*>(src.address_of(PageIndex(s))), errno_name(static_cast<int>(rc)));
-    drop_moved(src, s);
-    if (!still_exclusive(was.epoch(), exclusive_epoch())) state.account.unshare_always(1);   // a relative may have the old one still
-    count_resident(src, PageIndex(s), -1);
-    count_resident(dst, PageIndex(d), 1);
-    moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch());   // no fork goes on beside a mutator
-  } else if (was.state() == PageState::kInFrame) {
-    state.evictor->frames().at(was.index()).word.store(&target, std::memory_order_release);
-  }
-  if (was.state() == PageState::kPoisoned) lost_page_clear(src, PageIndex(s));   // the new place is marked at its first fault
-  if (was.charged()) {
-    src.committed_pages.fetch_sub(1, std::memory_order_relaxed);
-    dst.committed_pages.fetch_add(1, std::memory_order_relaxed);
-  }
-  put_back(dst, d, moved);
-  put_back(src, s, was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
-  return 0;
-}
-
-int pager_move(void* dst, void* src, size_t bytes) {
-  PageRange to, from;
-  int rc = pages_of(dst, bytes, true, &to);
-  if (rc == 0) rc = pages_of(src, bytes, true, &from);
-  if (rc == 0 && wipe_any()) rc = wipe_move(static_cast<char*>(dst), static_cast<char*>(src), bytes);
-  if (rc < 0) return rc;
-  if (!pager_armed()) {
-    for (uint64_t i = 0; i < from.end - from.first; ++i) {
-      Region &there = *to.region, &here = *from.region;
-      if (here.words[from.first + i].load().state() == PageState::kGuard) rc = move_guard(there, to.first + i, here, from.first + i);
-      else __builtin_memcpy(there.address_of(PageIndex(to.first + i)), here.address_of(PageIndex(from.first + i)), sys::page_bytes());
-      if (rc < 0) return rc;
-    }
-    return pager_discard(src, bytes, Discard::kMapping);
-  }
-  if (!descriptors_in_place(pager_state())) return -ENOMEM;
-  table_reach(*to.region, to.first, to.end);
-  for (uint64_t i = 0; i < from.end - from.first && rc == 0; ++i) {
-    MutatorScope scope;
-    // A pin goes along: on the new place before its page is there, so that no eviction comes between.
-    AtomicPageWord &old_word = from.region->words[from.first + i], &new_word = to.region->words[to.first + i];
-    const bool pinned = old_word.load(std::memory_order_acquire).pinned();
-    if (pinned) pager_state().pinned_pages.fetch_add(1 - page_set_pinned(new_word));
-    rc = move_page(to, from, i);
-    if (pinned) pager_state().pinned_pages.fetch_sub(page_clear_pinned(rc == 0 ? old_word : new_word));
-  }
-  return rc;
 }
 
 int pager_set_dram(uint64_t bytes) {

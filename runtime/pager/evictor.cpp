@@ -31,20 +31,6 @@ constexpr uint64_t kRelativesMayEvictNs = 2000000;   // while pages are shared: 
 constexpr uint64_t kSweepEveryNs = 50000000;   // while DRAM is short
 constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;   // between looks while nothing can be evicted
 
-// /proc/self/mem, where it reads what may not be read (a kernel may be told that it does not) and pages can be held still; or below 0.
-int open_unreadable(const PagerState& state) {
-  if (!state.features.write_protect) return -EOPNOTSUPP;
-  const int memory = sys::open_own_file(sys::OwnFile::kMemory);
-  void* page = nullptr;
-  char byte;
-  if (memory < 0 || sys::map(nullptr, state.page_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &page) < 0) return memory;
-  const int rc = sys::read_memory(memory, page, &byte, 1);
-  (void)sys::unmap(page, state.page_size);
-  if (rc == 0) return memory;
-  sys::close_file(memory);
-  return rc;
-}
-
 }  // namespace
 
 int Evictor::open(uint32_t frame_count) {
@@ -136,7 +122,7 @@ void Evictor::run() {
   auto& state = pager_state();
   state.evictor_tid.store(sys::thread_id());
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
-  memory_ = open_unreadable(state);
+  memory_ = state.features.write_protect ? sys::open_unreadable_memory() : -EOPNOTSUPP;   // only of use with pages held still
   bool going = false;
   for (;;) {
     if (pause_requests_.load(std::memory_order_seq_cst) != 0) {

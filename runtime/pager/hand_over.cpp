@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handing a range over to the kernel, contents and all: code that a program generates stays in DRAM like all other code. Its pages are
 // brought in, their registration ends, and the page table calls them gone (PageWord::handed_over). They do not come back.
+// Nor does what another map of the program's has been put over (MAP_FIXED).
 // Threading: any thread; see seize.h. Waits for the device and for room.
 #include <errno.h>
+#include <sys/mman.h>
 
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state.h"
+#include "pager/unmapped.h"
+#include "pager/wipe.h"
 #include "sys/uffd.h"
 
 namespace lunar {
@@ -51,17 +55,59 @@ int hand_over_pages(Region& region, uint64_t first, uint64_t end) {
   }
 }
 
+// The kernel has it, or will: contents are nobody's. pre: not active.
+void give_up(Region& region, uint64_t first, uint64_t end) {
+  table_reach(region, first, end);
+  region.has_handed_over.store(true, std::memory_order_release);
+  for (uint64_t p = first; p < end; ++p) {
+    PageWord was = take_any(region, p);
+    if (was.state() != PageState::kGone) put_back(region, p, was.with_state(PageState::kGone).with_index(PageWord::kHandedOver));
+  }
+}
+
+int map_in_place(char* at, size_t bytes, const OtherMap& map) {
+  void* out = nullptr;
+  return sys::map(at, bytes, map.prot, map.flags | MAP_FIXED, map.fd, map.offset, &out);
+}
+
+// All words are in our hands while the map changes: who faults in between waits and then finds the new one.
+int map_over_pages(Region& region, uint64_t first, uint64_t end, const OtherMap& map) {
+  auto& state = pager_state();
+  table_reach(region, first, end);
+  region.has_handed_over.store(true, std::memory_order_release);
+  char* at = region.address_of(PageIndex(first));
+  MutatorScope scope;
+  for (uint64_t p = first; p < end; ++p) (void)take_any(region, p);
+  OwnUnmap own(at, (end - first) << state.page_shift);
+  const int rc = map_in_place(at, (end - first) << state.page_shift, map);
+  own.end();
+  for (uint64_t p = first; p < end; ++p) {
+    AtomicPageWord& word = region.words[p];
+    const PageWord busy = word.load(std::memory_order_relaxed), was = busy.with_state(busy.settled());
+    if (was.state() == PageState::kGone) continue;
+    if (rc == 0 && was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
+    put_back(region, p, rc == 0 ? empty_word(region, p, was, PageState::kGone).with_index(PageWord::kHandedOver) : was);
+  }
+  if (rc < 0) own.tell();   // it has been unmapped all the same
+  return rc;
+}
+
 }  // namespace
 
-void region_give_up(Region* region, size_t offset, size_t bytes) {
-  const unsigned shift = pager_state().page_shift;
-  uint64_t first = offset >> shift, end = (offset + bytes) >> shift;
-  table_reach(*region, first, end);
-  region->has_handed_over.store(true, std::memory_order_release);
-  for (uint64_t p = first; p < end; ++p) {
-    PageWord was = take_any(*region, p);
-    if (was.state() != PageState::kGone) put_back(*region, p, was.with_state(PageState::kGone).with_index(PageWord::kHandedOver));
+int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap& map) {
+  auto& state = pager_state();
+  const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
+  char* at = region->address_of(PageIndex(first));
+  if (int rc = wipe_any() ? pager_wipe_on_fork(at, bytes, false) : 0; rc < 0) return rc;
+  if (!pager_armed()) {
+    sys::Locked<sys::Mutex> hold(state.arm_lock);
+    if (!pager_armed()) {
+      const int rc = map_in_place(at, bytes, map);
+      if (rc == 0) give_up(*region, first, end);
+      return rc;
+    }
   }
+  return map_over_pages(*region, first, end, map);
 }
 
 int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done) {
@@ -70,7 +116,7 @@ int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done) 
   if (!pager_armed()) {
     sys::Locked<sys::Mutex> hold(state.arm_lock);
     if (!pager_armed()) {
-      region_give_up(region, offset, bytes);
+      give_up(*region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
       *done = bytes;
       return 0;
     }

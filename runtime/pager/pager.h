@@ -83,12 +83,16 @@ void pager_wait_for_unmaps();
 void pager_tell_unmaps();
 // The range's LUN space is given back, its pages are not touched: they are not ours any more. pre: it was committed.
 void region_forget(Region* region, size_t offset, size_t bytes);
-// The range is about to be mapped over by a call of ours, and holds nothing: no longer the pager's.
-void pager_release_range(void* address, size_t bytes);
 // Hands a range over to the kernel, contents and all: plain memory from now on, in DRAM and outside of the budget. *done: bytes that
-// were, also on error. Uncharge what was committed with region_forget. give_up: the kernel has it already (MAP_FIXED); it was discarded.
+// were, also on error. Uncharge what was committed with region_forget.
 [[nodiscard]] int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done);
-void region_give_up(Region* region, size_t offset, size_t bytes);
+// Another map (as mmap with MAP_FIXED) takes the place of a range, at once: who reads it finds the old content or the new. What was charged at
+// commit is the caller's to uncharge (region_forget, region_uncommit_on_touch). One call at a time.
+struct OtherMap {
+  int prot, flags, fd;
+  int64_t offset;
+};
+[[nodiscard]] int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap& map);
 
 // The doors. Ranges may be any bytes inside one region; pages partly covered: touch/prefetch/pin include them, discard
 // excludes them (as madvise does not: it needs page-aligned addresses; adapters check alignment first).
@@ -124,10 +128,15 @@ void pager_unpin_all();
 // Evict now: writes out and drops what is resident in the range (tests, cold hints). Returns pages evicted or -errno.
 [[nodiscard]] int64_t pager_evict(const void* address, size_t bytes);
 
-// mremap that moves: contents of src become those of dst (same region or not), src becomes empty. Evicted pages move
-// without I/O. pre: both committed, page-aligned, disjoint, dst untouched or discarded.
-[[nodiscard]] int pager_move(void* dst, void* src, size_t bytes);
-
+// mremap that moves: dst holds what src held, which is empty from then on (same region or not). Evicted pages move without I/O. Other threads may
+// use both: a page at dst changes at once from what it held to what is moved there, a write to src is in one of the two, or (`ends`) SIGSEGV.
+// pre: both committed, page-aligned, disjoint; one call at a time. An error leaves src as it was; what dst held may be gone.
+struct Move {
+  int prot, key;   // of src (key 0: none), and of dst in the end
+  bool ends;       // src becomes PROT_NONE
+  bool replaces;   // dst may hold something and have another protection; else it is empty, as src is otherwise, and nobody uses it yet
+};
+[[nodiscard]] int pager_move(void* dst, void* src, size_t bytes, const Move& how);
 [[nodiscard]] int pager_set_dram(uint64_t bytes);
 void pager_stats(lunar_stats* out);
 // Faults of this thread are timed from now on (0: of none), and the longest since the last call.

@@ -37,6 +37,8 @@ struct Notes {
   std::atomic<uint32_t> tables{0}; // noted, the maps' owner not yet told
   std::atomic<uint64_t> to_begin{0}, to_end{0};   // hull of the places that pages are being moved to; changed under the lock
   std::atomic<uint64_t> marking{0};   // the page that we are mapping over ourselves
+  std::atomic<uint64_t> own_begin{0}, own_end{0};   // and the range (OwnUnmap); whether its event came
+  std::atomic<bool> own_came{false};
 };
 
 constinit Notes g_notes;
@@ -428,8 +430,27 @@ static void bring_no_more(uint64_t start, uint64_t end) {
 
 void unmapped_note(uint64_t start, uint64_t end) {
   if (start == g_notes.marking.load() && end == start + pager_state().page_size) return;   // our own: map_lost_page
+  if (start == g_notes.own_begin.load() && end == g_notes.own_end.load()) {
+    g_notes.own_came.store(true);
+    return;
+  }
   if (being_moved_to(start, end - start)) bring_no_more(start, end);
   for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) { push({Note::Kind::kUnmapped, region, first, last}); });
+}
+
+OwnUnmap::OwnUnmap(char* begin, size_t bytes) : begin_(reinterpret_cast<uintptr_t>(begin)), end_(begin_ + bytes) {
+  g_notes.own_came.store(false);
+  g_notes.own_begin.store(begin_);
+  g_notes.own_end.store(end_);
+}
+
+void OwnUnmap::end() {
+  pager_state().event_gate.wait_for_readers();   // who has read the event may not have looked at it yet
+  g_notes.own_end.store(0);
+}
+
+void OwnUnmap::tell() const {
+  if (g_notes.own_came.load()) unmapped_note(begin_, end_);
 }
 
 void lost_note(Region& region, PageIndex page) { push({Note::Kind::kLost, &region, page.value, page.value + 1}); }

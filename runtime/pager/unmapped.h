@@ -13,6 +13,7 @@
 //
 // From the note to the end no page is dropped (unmaps_pending), as the place may hold memory of somebody else. Nor is an event read while one is.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "pager/region.h"
@@ -27,6 +28,17 @@ void moved_note(uint64_t from, uint64_t to, uint64_t bytes);
 void lost_note(Region& region, PageIndex page);
 // A missing page there is being brought: who waits is woken at the end.
 [[nodiscard]] bool being_moved_to(uint64_t address, uint64_t bytes);
+
+// Around a call of our own that maps over a range of a region, all words of which are in our hands: its event is no note. One at a time.
+class OwnUnmap {
+ public:
+  OwnUnmap(char* begin, size_t bytes);
+  static void end();   // the call is over, and its event has been passed over
+  void tell() const;   // if it has unmapped the range: as if others had. After end(), with the words let go of
+
+ private:
+  uint64_t begin_, end_;
+};
 
 // By the evictor, before it drops pages.
 [[nodiscard]] bool unmaps_pending();

@@ -309,6 +309,21 @@ int read_memory(int memory, const void* from, void* to, size_t bytes) {
   return n < 0 ? -errno : static_cast<size_t>(n) == bytes ? 0 : -EIO;
 }
 
+int open_unreadable_memory() {
+  const int memory = open_own_file(OwnFile::kMemory);
+  if (memory < 0) return memory;
+  void* page = nullptr;
+  char byte;
+  int rc = map(nullptr, page_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &page);
+  if (rc == 0) {
+    rc = read_memory(memory, page, &byte, 1);
+    (void)unmap(page, page_bytes());
+  }
+  if (rc == 0) return memory;
+  close_file(memory);
+  return rc;
+}
+
 int page_facts(int pagemap, const void* const* pages, unsigned count, PageFacts* out) {
   for (unsigned i = 0; i < count;) {
     uint64_t entries[64];

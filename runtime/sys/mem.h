@@ -61,6 +61,8 @@ struct PageFacts {
 };
 [[nodiscard]] int page_facts(int pagemap, const void* const* pages, unsigned count, PageFacts* out);
 
+// OwnFile::kMemory, where it reads what may not be read (a kernel may be told that it does not); or -errno.
+[[nodiscard]] int open_unreadable_memory();
 // Reads memory whatever its protection, where the kernel lets a process do that (memory: from open_own_file). 0, or -errno (-EIO: there is
 // none, or a guard page).
 [[nodiscard]] int read_memory(int memory, const void* from, void* to, size_t bytes);

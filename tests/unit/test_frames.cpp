@@ -213,7 +213,7 @@ TEST_CASE("property: capture, second chance and reclaim by the evictor, releases
 TEST_CASE("a frame whose page is being moved is looked for in one of its two places") {
   constexpr size_t kFar = 100000;
   Words large(kFar + 1), small(1);
-  large.at(kFar)->store(PageWord{}.with_state(PageState::kResident).busy());   // as move_page has both
+  large.at(kFar)->store(PageWord{}.with_state(PageState::kResident).busy());   // as pager_move has both
   small.at(0)->store(PageWord{}.busy());
   FramePool pool;
   REQUIRE(pool.open(4, 4096, -1) == 0);

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+// pager_move: what mremap moves, while other threads use both places.
+//
+// Plain memory is moved by the kernel's own mremap, with MREMAP_DONTUNMAP, so that the place which is left stays reserved. It is PROT_NONE before,
+// and the new place accessible after; where something is replaced, and may be in use, that is done in a third place first.
+//
+// An active process moves runs of pages:
+//   1 take      the words of both places: who faults there waits until the run is done
+//   2 clear     what the target held is dropped, and its protection becomes that of the source
+//   3 hold      the source is write-protected by userfaultfd: a write from here on waits, and then finds the page gone
+//   4 copy      UFFDIO_COPY, which heeds no protection of the target; what may not be read, through /proc/self/mem. What is evicted, or in a
+//               frame, changes its word only
+//   5 drop      the source. If it ends (is no MREMAP_DONTUNMAP) it becomes PROT_NONE, before who waits looks again
+// Threading: any thread of the program; see seize.h. A failure puts back what has been moved.
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "pager/descriptors.h"
+#include "pager/evictor.h"
+#include "pager/lost_page.h"
+#include "pager/pager.h"
+#include "pager/seize.h"
+#include "pager/state.h"
+#include "pager/wipe.h"
+#include "sys/file.h"
+
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#define MADV_GUARD_REMOVE 103
+#endif
+
+namespace lunar {
+namespace {
+
+constexpr uint64_t kRunPages = 32;   // copied before the old ones are dropped: so much is there twice
+
+// ---- plain memory ---------------------------------------------------------------------------------------------------
+
+// By halves where the kernel has several maps. *done grows by what was moved.
+int remap(char* to, char* from, size_t bytes, int flags, size_t* done) {
+  void* out = nullptr;
+  int rc = bytes == 0 ? 0 : sys::remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | flags, to, &out);
+  if (rc == 0) *done += bytes;
+  if (rc != -EFAULT || bytes <= sys::page_bytes()) return rc;
+  const size_t half = round_up(bytes / 2, sys::page_bytes());
+  rc = remap(to, from, half, flags, done);
+  return rc < 0 ? rc : remap(to + half, from + half, bytes - half, flags, done);
+}
+
+// Of what has been moved from `from` to `via`, and of that `given` bytes on to `to`.
+void remap_back(char* from, char* via, size_t taken, char* to, size_t given, int prot) {
+  size_t back = 0;
+  int rc = remap(from, to, given, MREMAP_DONTUNMAP, &back);
+  if (rc == 0) rc = remap(from + given, via + given, taken - given, MREMAP_DONTUNMAP, &back);
+  if (rc == 0) rc = sys::protect(from, taken, prot);
+  if (rc < 0) fatal("move: memory at %p could be moved in part only, and not back (%s)", static_cast<void*>(from), errno_name(rc));
+}
+
+int move_plain(char* to, char* from, size_t bytes, const Move& how) {
+  size_t taken = 0, given = 0;
+  int rc;
+  if (!how.ends) {
+    rc = remap(to, from, bytes, MREMAP_DONTUNMAP, &taken);
+    if (rc < 0) remap_back(from, to, taken, to, 0, how.prot);
+    return rc;
+  }
+  void* via = to;
+  if (how.replaces && (rc = sys::map(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &via)) < 0) return rc;
+  char* place = static_cast<char*>(via);
+  rc = sys::protect(from, bytes, PROT_NONE);
+  if (rc == 0) rc = remap(place, from, bytes, MREMAP_DONTUNMAP, &taken);
+  if (rc == 0) rc = sys::protect(place, bytes, how.prot);
+  if (rc == 0 && how.replaces) rc = remap(to, place, bytes, 0, &given);
+  if (rc == 0) return 0;   // the third place is nobody's by now
+  remap_back(from, place, taken, to, given, how.prot);
+  (void)sys::protect(from, bytes, how.prot);
+  if (how.replaces) (void)sys::unmap(place + given, bytes - given);
+  return rc;
+}
+
+// The kernel's markers have gone along.
+void move_guard_words(const PageRange& to, const PageRange& from) {
+  Region &target = *to.region, &source = *from.region;
+  const bool some = source.has_guards.load(std::memory_order_acquire);
+  if (!some && !target.has_guards.load(std::memory_order_acquire)) return;
+  if (some) target.has_guards.store(true, std::memory_order_release);
+  for (uint64_t i = 0; i < from.end - from.first; ++i) {
+    AtomicPageWord &here = source.words[from.first + i], &there = target.words[to.first + i];
+    const PageWord was = here.load(), before = there.load();
+    const bool guard = was.state() == PageState::kGuard;
+    if (guard || before.state() == PageState::kGuard) there.store(before.with_state(guard ? PageState::kGuard : PageState::kEmpty));
+    if (guard) here.store(was.with_state(PageState::kEmpty));
+  }
+}
+
+// ---- an active process ----------------------------------------------------------------------------------------------
+
+// Reads what may not be read, page by page.
+class Unreadable {
+ public:
+  Unreadable() = default;
+  ~Unreadable() {
+    if (memory_ >= 0) sys::close_file(memory_);
+    if (page_ != nullptr) unmap_private(page_, sys::page_bytes());
+  }
+  Unreadable(const Unreadable&) = delete;
+  Unreadable& operator=(const Unreadable&) = delete;
+
+  bool opened() const { return memory_ >= 0 && page_ != nullptr; }
+  bool open() {
+    if (memory_ < 0) memory_ = sys::open_unreadable_memory();
+    if (page_ == nullptr) page_ = static_cast<char*>(map_private(sys::page_bytes(), ForkPolicy::kDontFork));
+    return opened();
+  }
+  const char* read(const char* from) {
+    if (int rc = sys::read_memory(memory_, from, page_, sys::page_bytes()); rc < 0) fatal("move: page %p cannot be read (%s)", static_cast<const void*>(from), errno_name(rc));
+    return page_;
+  }
+
+ private:
+  int memory_ = -1;
+  char* page_ = nullptr;
+};
+
+// Pages in our hands, and their words from before.
+struct Run {
+  Region& to;
+  Region& from;
+  uint64_t target, source;
+  unsigned count;
+  PageWord there[kRunPages] = {}, was[kRunPages] = {};
+
+  char* target_at(unsigned i) const { return to.address_of(PageIndex(target + i)); }
+  char* source_at(unsigned i) const { return from.address_of(PageIndex(source + i)); }
+};
+
+bool is_there(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
+
+// Both in the order of addresses, as everybody takes them who takes several.
+void take_run(Run& run) {
+  const bool target_first = run.target_at(0) < run.source_at(0);
+  for (const bool target : {target_first, !target_first})
+    for (unsigned i = 0; i < run.count; ++i)
+      if (target) run.there[i] = take_any(run.to, run.target + i);
+      else run.was[i] = take_any(run.from, run.source + i);
+}
+
+void put_back_words(Region& region, uint64_t first, const PageWord* words, unsigned count) {
+  for (unsigned i = 0; i < count; ++i)
+    if (words[i].state() != PageState::kGone) put_back(region, first + i, words[i]);
+}
+
+// Drops what is there: all of it, or an error and it may be a part.
+int drop_there(Region& region, uint64_t first, const PageWord* words, unsigned count) {
+  const size_t bytes = pager_state().page_size;
+  iovec pages[kRunPages];
+  bool dropped[kRunPages] = {};
+  unsigned n = 0;
+  for (unsigned i = 0; i < count; ++i)
+    if (is_there(words[i])) pages[n++] = {region.address_of(PageIndex(first + i)), bytes};
+  if (n == 0 || sys::drop_pages(pages, n, dropped) == n) return 0;
+  for (unsigned i = 0; i < n; ++i)
+    if (int rc = dropped[i] ? 0 : sys::drop_locked(pages[i].iov_base, bytes, true); rc < 0) return rc;
+  return 0;
+}
+
+// What was at the target is gone, and locks with it; the protection is the source's.
+int clear_target(Run& run, const Move& how) {
+  auto& state = pager_state();
+  for (unsigned i = 0; i < run.count; ++i)
+    if (run.there[i].state() == PageState::kGone) return -EEXIST;
+  if (int rc = drop_there(run.to, run.target, run.there, run.count); rc < 0) return rc;
+  for (unsigned i = 0; i < run.count; ++i) {
+    PageWord& there = run.there[i];
+    AtomicPageWord& word = run.to.words[run.target + i];
+    if (there.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
+    if (there.state() == PageState::kGuard) (void)sys::advise(run.target_at(i), state.page_size, MADV_GUARD_REMOVE);
+    if (there.state() == PageState::kPoisoned) lost_page_clear(run.to, PageIndex(run.target + i));
+    there = empty_word(run.to, run.target + i, there, PageState::kEmpty);
+  }
+  if (!how.replaces) return 0;
+  const size_t bytes = run.count * state.page_size;
+  return how.key != 0 ? sys::protect_with_key(run.target_at(0), bytes, how.prot, how.key) : sys::protect_without_key(run.target_at(0), bytes, how.prot);
+}
+
+// Writes to it wait. (By halves where the kernel has several maps. What is not ours any more needs none.)
+void hold_writes(char* at, size_t bytes) {
+  auto& state = pager_state();
+  int rc;
+  while ((rc = sys::uffd_protect(state.uffd, at, bytes, true)) == -EAGAIN) sys::yield_cpu();
+  if (rc == 0 || bytes <= state.page_size) return;
+  const size_t half = round_up(bytes / 2, state.page_size);
+  hold_writes(at, half);
+  hold_writes(at + half, bytes - half);
+}
+
+void copy_pages(const Run& run, unsigned first, unsigned end, Unreadable& unreadable) {
+  const size_t page = pager_state().page_size;
+  unsigned most = unreadable.opened() ? 1 : end - first;
+  for (unsigned i = first; i < end;) {
+    const unsigned n = most < end - i ? most : end - i;
+    const char* content = unreadable.opened() ? unreadable.read(run.source_at(i)) : run.source_at(i);
+    const int64_t rc = install_pages(run.target_at(i), content, n * page);
+    if (rc > 0) i += static_cast<unsigned>(static_cast<size_t>(rc) / page);
+    else if (rc == -EAGAIN || rc == -ENOMEM) sys::yield_cpu();
+    else if (rc == -ENOENT && n > 1) most = 1;   // the kernel has several maps there
+    else if (rc == -EFAULT && !unreadable.opened() && unreadable.open()) most = 1;   // a raw mprotect
+    else fatal("move: page %p could not be copied (%s)", static_cast<void*>(run.source_at(i)), errno_name(static_cast<int>(rc)));
+  }
+}
+
+// The program has dropped some by a raw system call: zeros, and to copy them would be a fault that waits for ourselves.
+void note_dropped(Run& run) {
+  uint8_t present[kRunPages];
+  if (sys::present_pages(run.source_at(0), run.count, present) < 0) return;
+  for (unsigned i = 0; i < run.count; ++i)
+    if (run.was[i].state() == PageState::kResident && present[i] == 0) run.was[i] = empty_word(run.from, run.source + i, run.was[i], PageState::kEmpty);
+}
+
+// Contents are in both places, or in the word, then in the new one alone.
+void carry_over(Run& run, const Move& how, Unreadable& unreadable) {
+  auto& state = pager_state();
+  bool resident = false;
+  for (unsigned i = 0; i < run.count; ++i) resident |= run.was[i].state() == PageState::kResident;
+  if (resident) note_dropped(run);
+  if (resident && (how.prot & PROT_WRITE) != 0 && state.features.write_protect) hold_writes(run.source_at(0), run.count * state.page_size);
+  for (unsigned i = 0, end; resident && i < run.count; i = end) {
+    for (end = i; end < run.count && run.was[end].state() == PageState::kResident; ++end) {}
+    if (end == i) ++end;
+    else copy_pages(run, i, end, unreadable);
+  }
+  for (unsigned i = 0; i < run.count; ++i) {
+    if (run.was[i].state() != PageState::kGuard) continue;
+    run.to.has_guards.store(true, std::memory_order_release);
+    const int rc = sys::advise(run.target_at(i), state.page_size, MADV_GUARD_INSTALL);
+    if (rc < 0) fatal("move: page %p cannot be made a guard page (%s)", static_cast<void*>(run.target_at(i)), errno_name(rc));
+    (void)sys::advise(run.source_at(i), state.page_size, MADV_GUARD_REMOVE);
+  }
+  if (int rc = drop_there(run.from, run.source, run.was, run.count); rc < 0)
+    fatal("move: page %p or one behind it cannot be dropped (%s); its old content would come back", static_cast<void*>(run.source_at(0)), errno_name(rc));
+  if (how.ends) (void)sys::protect(run.source_at(0), run.count * state.page_size, PROT_NONE);
+}
+
+// The words of one page. Its content is where it is to be.
+void move_word(Run& run, unsigned i) {
+  auto& state = pager_state();
+  const PageWord was = run.was[i];
+  const uint64_t s = run.source + i, d = run.target + i;
+  AtomicPageWord &old_word = run.from.words[s], &new_word = run.to.words[d];
+  PageWord moved = run.there[i];
+  if (was.state() == PageState::kGuard) moved = moved.with_state(PageState::kGuard);
+  if (seized(was)) {
+    moved = was;
+    run.to.hashes[d] = run.from.hashes[s];
+  }
+  if (was.state() == PageState::kResident) {
+    if (!still_exclusive(was.epoch(), exclusive_epoch())) state.account.unshare_always(1);   // a relative may have the old one still
+    count_resident(run.from, PageIndex(s), -1);
+    count_resident(run.to, PageIndex(d), 1);
+    moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch());   // no fork goes on beside a mutator
+  }
+  if (was.state() == PageState::kInFrame) state.evictor->frames().at(was.index()).word.store(&new_word, std::memory_order_release);
+  if (was.state() == PageState::kPoisoned) lost_page_clear(run.from, PageIndex(s));   // the new place is marked at its first fault
+  if (seized(was) && was.charged()) {
+    run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);
+    run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
+  }
+  // A lock goes along: on the new place before it is let go of, so that no eviction comes between.
+  if (old_word.load(std::memory_order_acquire).pinned()) {
+    state.pinned_pages.fetch_add(1 - page_set_pinned(new_word));
+    state.pinned_pages.fetch_sub(page_clear_pinned(old_word));
+  }
+  put_back(run.to, d, moved);
+  if (was.state() != PageState::kGone) put_back(run.from, s, was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
+}
+
+int move_run(Run& run, const Move& how, Unreadable& unreadable) {
+  MutatorScope scope;
+  table_reach(run.to, run.target, run.target + run.count);
+  take_run(run);
+  if (int rc = clear_target(run, how); rc < 0) {
+    put_back_words(run.to, run.target, run.there, run.count);
+    put_back_words(run.from, run.source, run.was, run.count);
+    return rc;
+  }
+  carry_over(run, how, unreadable);
+  for (unsigned i = 0; i < run.count; ++i) move_word(run, i);
+  return 0;
+}
+
+// A part of the source that nobody has touched: the target reads as zeros.
+int move_nothing(char* target, size_t bytes, const Move& how) {
+  if (!how.replaces) return 0;
+  if (int rc = pager_discard(target, bytes, Discard::kMapping); rc < 0) return rc;
+  return how.key != 0 ? sys::protect_with_key(target, bytes, how.prot, how.key) : sys::protect_without_key(target, bytes, how.prot);
+}
+
+// *done: pages of `from` that are at `to`.
+int move_runs(const PageRange& to, const PageRange& from, const Move& how, uint64_t* done) {
+  const uint64_t count = from.end - from.first;
+  Unreadable unreadable;
+  if (((how.prot & PROT_READ) == 0 || how.key != 0) && !unreadable.open()) return -ENOMEM;
+  while (*done < count) {
+    const uint64_t source = from.first + *done, target = to.first + *done, chunk_left = kChunkPages - source % kChunkPages;
+    const bool used = from.region->chunk_used[source / kChunkPages].load(std::memory_order_acquire) != 0;
+    uint64_t n = used && chunk_left > kRunPages ? kRunPages : chunk_left;
+    if (n > count - *done) n = count - *done;
+    Run run{*to.region, *from.region, target, source, static_cast<unsigned>(n)};
+    const int rc = used ? move_run(run, how, unreadable) : move_nothing(run.target_at(0), n << pager_state().page_shift, how);
+    if (rc < 0) return rc;
+    *done += n;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
+  auto& state = pager_state();
+  PageRange to, from;
+  int rc = pages_of(dst, bytes, true, &to);
+  if (rc == 0) rc = pages_of(src, bytes, true, &from);
+  if (rc == 0 && how.replaces && to.region->has_patterns.load(std::memory_order_relaxed)) rc = pager_advise(dst, bytes, LUNAR_NORMAL);
+  if (rc == 0 && how.replaces && wipe_any()) rc = pager_wipe_on_fork(dst, bytes, false);
+  if (rc == 0 && wipe_any()) rc = wipe_move(static_cast<char*>(dst), static_cast<char*>(src), bytes);
+  if (rc < 0) return rc;
+  if (!pager_armed()) {
+    sys::Locked<sys::Mutex> hold(state.arm_lock);
+    if (!pager_armed()) {
+      rc = move_plain(static_cast<char*>(dst), static_cast<char*>(src), bytes, how);
+      if (rc == 0) move_guard_words(to, from);
+      return rc;
+    }
+  }
+  if (!descriptors_in_place(state)) return -ENOMEM;
+  uint64_t done = 0;
+  rc = move_runs(to, from, how, &done);
+  if (rc == 0 || done == 0) return rc;
+  const PageRange old{from.region, from.first, from.first + done}, now{to.region, to.first, to.first + done};
+  uint64_t back = 0;
+  if (int undone = move_runs(old, now, {how.prot, how.key, false, true}, &back); undone < 0)
+    fatal("move: memory at %p could be moved in part only, and not back (%s)", src, errno_name(undone));
+  return rc;
+}
+
+}  // namespace lunar

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// mremap and mmap(MAP_FIXED) on tiered maps that other threads use meanwhile: each page changes from its old to its new content at
+// once, a write is in one place, and what a map forbids stays forbidden. Before activation ("early") and after, with pages on the LUN.
+#include <sys/mman.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "preload_faults.h"
+
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
+namespace {
+
+constexpr size_t kBytes = 8 * kMiB;
+constexpr unsigned long kOld = 0x1111, kNew = 0x2222;
+
+bool g_early;
+std::atomic<bool> g_stop{false};
+std::atomic<unsigned long> g_bad{0}, g_faults{0};
+thread_local sigjmp_buf t_jump;
+thread_local bool t_expects = false;
+
+char* map(size_t bytes, int prot = kRw) {
+  auto* p = static_cast<char*>(mmap(nullptr, bytes, prot, kPrivate, -1, 0));
+  CHECK(p != MAP_FAILED && tiered(p));
+  return p;
+}
+
+// Of a thread: its own jump. Nothing but the access itself runs between the two.
+template <class Access>
+bool raises(Access access) {
+  t_expects = true;
+  const bool hit = sigsetjmp(t_jump, 1) != 0;
+  if (!hit) access();
+  t_expects = false;
+  return hit;
+}
+
+void on_fault(int) {
+  if (!t_expects) _exit(3);
+  siglongjmp(t_jump, 1);
+}
+
+unsigned long& word_of(char* map, size_t page) { return *reinterpret_cast<unsigned long*>(map + page * g_page); }
+
+void stamp_pages(char* p, unsigned long value) {
+  for (size_t i = 0; i < kBytes / g_page; ++i) word_of(p, i) = value;
+}
+
+// More than fits: what was written before is on the LUN, some of it.
+void push_out() {
+  if (g_early) return;
+  char* p = map(40 * kMiB);
+  fill(p, 40 * kMiB, 3);
+  CHECK(munmap(p, 40 * kMiB) == 0);
+}
+
+// Of one thread beside `change`, until a while after it.
+template <class Use, class Change>
+void beside(Use use, Change change) {
+  g_stop = false;
+  std::thread user([&] {
+    while (!g_stop.load(std::memory_order_relaxed)) use();
+  });
+  usleep(5000);
+  change();
+  usleep(3000);
+  g_stop = true;
+  user.join();
+}
+
+// Reads the map, page by page: the old or the new content.
+void read_all(char* p) {
+  for (size_t i = 0; i < kBytes / g_page && !g_stop.load(std::memory_order_relaxed); i += 3) {
+    unsigned long there = 0;
+    if (raises([&] { there = __atomic_load_n(&word_of(p, i), __ATOMIC_RELAXED); })) ++g_faults;
+    else if (there != kOld && there != kNew) ++g_bad;
+  }
+}
+
+void replaced_by_a_move() {
+  for (int round = 0; round < 20; ++round) {
+    char *old = map(kBytes), *fresh = map(kBytes);
+    stamp_pages(old, kOld);
+    stamp_pages(fresh, kNew);
+    if (round % 2 != 0) push_out();
+    beside([=] { read_all(old); }, [=] { CHECK(mremap(fresh, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, old) == old); });
+    for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(old, i) == kNew);
+    CHECK(faults(fresh) && munmap(old, kBytes) == 0);
+  }
+  CHECK(g_bad == 0 && g_faults == 0);
+}
+
+void replaced_by_a_file() {
+  const int fd = memfd_create("replaces", 0);
+  CHECK(fd >= 0 && ftruncate(fd, kBytes) == 0);
+  auto* file = static_cast<char*>(mmap(nullptr, kBytes, kRw, MAP_SHARED, fd, 0));
+  stamp_pages(file, kNew);
+  for (int round = 0; round < 20; ++round) {
+    char* old = map(kBytes);
+    stamp_pages(old, kOld);
+    if (round % 2 != 0) push_out();
+    beside([=] { read_all(old); }, [=] { CHECK(mmap(old, kBytes, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == old); });
+    for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(old, i) == kNew);
+    CHECK(munmap(old, kBytes) == 0 && faults(old));
+  }
+  CHECK(g_bad == 0 && g_faults == 0);
+  // One that cannot be made takes nothing.
+  char* kept = map(kBytes);
+  stamp_pages(kept, kOld);
+  CHECK(mmap(kept, kBytes, kRw, MAP_SHARED | MAP_FIXED, -1, 0) == MAP_FAILED);
+  for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(kept, i) == kOld);
+}
+
+// Every page counted up while the map is moved away from under the writer, who goes on in the old place: no count is lost.
+void counted_while_moved() {
+  constexpr size_t kPages = 4 * kMiB / 4096;
+  constexpr int kMoves = 15;
+  char* p = map(kPages * g_page);
+  char* places[kMoves];
+  std::atomic<unsigned long> counted{0};
+  int moves = 0;
+  if (!g_early) fill(map(24 * kMiB), 24 * kMiB, 5);
+  size_t next = 0;
+  for (; moves < kMoves; ++moves) {
+    beside([&] {
+      for (size_t i = 0; i < 1000; ++i, ++counted) __atomic_fetch_add(&word_of(p, next = (next + 13) % kPages), 1, __ATOMIC_RELAXED);
+    }, [&] {
+      places[moves] = static_cast<char*>(mremap(p, kPages * g_page, kPages * g_page, MREMAP_MAYMOVE | MREMAP_DONTUNMAP));
+      CHECK(places[moves] != MAP_FAILED);
+    });
+  }
+  unsigned long found = 0;
+  for (size_t i = 0; i < kPages; ++i) {
+    found += word_of(p, i);
+    for (char* place : places) found += word_of(place, i);
+  }
+  fprintf(stderr, "counted %lu, found %lu\n", counted.load(), found);
+  CHECK(found == counted);
+}
+
+// The same where the old place ends: a count is in the new one, or was SIGSEGV.
+void counted_while_moved_away() {
+  constexpr size_t kPages = kBytes / 4096;
+  for (int round = 0; round < 20; ++round) {
+    char *p = map(kPages * g_page), *target = map(kPages * g_page), *now = nullptr;
+    if (round % 4 >= 2) push_out();
+    unsigned long counted = 0;
+    size_t next = 0;
+    beside([&] {
+      for (size_t i = 0; i < 1000; ++i)
+        counted += !raises([&] { __atomic_fetch_add(&word_of(p, next = (next + 13) % kPages), 1, __ATOMIC_RELAXED); });
+    }, [&] {
+      now = static_cast<char*>(round % 2 == 0 ? mremap(p, kPages * g_page, kPages * g_page, MREMAP_MAYMOVE | MREMAP_FIXED, target)
+                                              : mremap(p, kPages * g_page, 2 * kPages * g_page, MREMAP_MAYMOVE));
+      CHECK(now != MAP_FAILED);
+    });
+    if (now == p) continue;   // it has grown in place
+    unsigned long found = 0;
+    for (size_t i = 0; i < kPages; ++i) found += word_of(now, i);
+    CHECK(found == counted && faults(p) && faults(p + kPages * g_page - 1));
+    if (now != target) CHECK(all_zero(now + kBytes, kBytes) && munmap(target, kBytes) == 0);
+    CHECK(munmap(now, now == target ? kBytes : 2 * kBytes) == 0);
+  }
+}
+
+void read_only_stays_so() {
+  std::atomic<unsigned long> wrote{0};
+  for (int round = 0; round < 20; ++round) {
+    char *p = map(kBytes), *target = map(kBytes);
+    stamp_pages(p, kOld);
+    stamp_pages(target, kNew);
+    if (round % 4 >= 2) push_out();
+    CHECK(mprotect(p, kBytes, PROT_READ) == 0);
+    char* now = nullptr;
+    beside([&] {
+      for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3) wrote += !raises([=] { word_of(p, i) = 7; });
+    }, [&] {
+      now = static_cast<char*>(mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
+    });
+    CHECK(now != MAP_FAILED && wrote == 0);
+    for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(now, i) == kOld);
+    CHECK(faults(now, true));
+    CHECK(munmap(now, kBytes) == 0);
+    if (now != target) CHECK(all_zero(p, kBytes) && faults(p, true) && munmap(target, kBytes) == 0 && munmap(p, kBytes) == 0);
+  }
+}
+
+// Content that nobody may read is moved, and nobody may read it meanwhile.
+void unreadable_stays_so() {
+  std::atomic<unsigned long> read{0};
+  for (int round = 0; round < 8; ++round) {
+    char *p = map(kBytes), *target = map(kBytes), *now = nullptr;
+    stamp_pages(p, kOld);
+    stamp_pages(target, kNew);
+    if (round % 4 >= 2) push_out();
+    CHECK(mprotect(p, kBytes, PROT_NONE) == 0);
+    beside([&] {
+      for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3) read += !raises([=] { (void)*static_cast<volatile unsigned long*>(&word_of(p, i)); });
+    }, [&] {
+      now = static_cast<char*>(mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
+    });
+    CHECK(now != MAP_FAILED && read == 0 && faults(now) && mprotect(now, kBytes, PROT_READ) == 0);
+    for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(now, i) == kOld);
+    CHECK(munmap(now, kBytes) == 0);
+    if (now != target) CHECK(faults(p) && munmap(target, kBytes) == 0 && munmap(p, kBytes) == 0);
+  }
+}
+
+// Targets of several pieces, larger and smaller; and one that is refused costs nothing.
+void pieces() {
+  char *p = map(2 * kMiB), *target = map(8 * kMiB);
+  fill(p, 2 * kMiB, 7);
+  fill(target, 8 * kMiB, 9);
+  CHECK(mprotect(target + kMiB, kMiB, PROT_NONE) == 0 && munmap(target + 2 * kMiB, kMiB) == 0 && mprotect(target + 3 * kMiB, kMiB, PROT_READ) == 0);
+  push_out();
+  CHECK(mremap(p, 2 * kMiB, 5 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target + kMiB / 2) == target + kMiB / 2);
+  CHECK(holds(target, kMiB / 2, 9) && holds(target + kMiB / 2, 2 * kMiB, 7) && all_zero(target + 5 * kMiB / 2, 3 * kMiB));
+  CHECK(holds(target + 11 * kMiB / 2, 5 * kMiB / 2, 9, 11 * kMiB / 2 / sizeof(long)) && faults(p) && faults(p + 2 * kMiB - 1));
+  fill(target + kMiB / 2, 5 * kMiB, 11);   // all of it is writable
+  push_out();
+  CHECK(holds(target + kMiB / 2, 5 * kMiB, 11));
+  p = map(4 * kMiB);
+  fill(p, 4 * kMiB, 13);
+  CHECK(mremap(p, 4 * kMiB, kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
+  CHECK(holds(target, kMiB, 13) && faults(p) && faults(p + 2 * kMiB));
+  CHECK(holds(target + kMiB, 9 * kMiB / 2, 11, kMiB / 2 / sizeof(long)));
+  const int fd = memfd_create("in the way", 0);
+  CHECK(fd >= 0 && ftruncate(fd, kMiB) == 0 && mmap(target + kMiB, kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == target + kMiB);
+  p = map(4 * kMiB);
+  fill(p, 4 * kMiB, 15);
+  errno = 0;
+  CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED && errno == ENOMEM && holds(p, 4 * kMiB, 15));
+  CHECK(holds(target, kMiB, 13) && munmap(target, 8 * kMiB) == 0 && munmap(p, 4 * kMiB) == 0);
+}
+
+struct Section {
+  const char* name;
+  void (*run)();
+};
+constexpr Section kSections[] = {
+    {"by-move", replaced_by_a_move},
+    {"by-file", replaced_by_a_file},
+    {"kept", counted_while_moved},
+    {"moved-away", counted_while_moved_away},
+    {"read-only", read_only_stays_so},
+    {"unreadable", unreadable_stays_so},
+    {"pieces", pieces},
+};
+const Section* g_section;
+
+int body() {
+  g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  struct sigaction action {};
+  action.sa_handler = on_fault;
+  action.sa_flags = SA_NODEFER;
+  sigaction(SIGSEGV, &action, nullptr);
+  sigaction(SIGBUS, &action, nullptr);
+  g_section->run();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string name = argc == 3 ? argv[2] : "";
+  g_early = name.starts_with("early-");
+  if (g_early) name.erase(0, strlen("early-"));
+  for (const Section& section : kSections)
+    if (name == section.name) g_section = &section;
+  if (g_section == nullptr) return 2;
+  return run_preloaded(argc, argv, {g_early ? "LUNAR_DRAM=256m" : "LUNAR_DRAM=32m", "LUNAR_SIZE=1g", g_early ? "LUNAR_ARM_AT=128m" : "LUNAR_ARM_AT=1m"}, body);
+}
