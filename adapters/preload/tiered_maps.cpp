@@ -108,7 +108,9 @@ int fix_piece(Area* area, char* begin, char* end, const Mapping* old, int prot, 
     return 0;
   }
   if (!committed) return commit_piece(area, begin, end, prot);
-  int rc = pager_discard(begin, bytes, Discard::kMapping);
+  // What is written to the old map is gone, and what the new one forbids is not written to it.
+  int rc = (old->prot & ~prot) == 0 ? 0 : sys::protect(begin, bytes, old->prot & prot);
+  if (rc == 0) rc = pager_discard(begin, bytes, Discard::kMapping);
   // Whatever the table says: a raw mprotect may have changed it.
   if (rc == 0) rc = old->key != 0 ? sys::protect_without_key(begin, bytes, prot) : sys::protect(begin, bytes, prot);
   if (rc == 0) g_table.set(begin, end, tiered(prot, true));
@@ -232,8 +234,8 @@ int give_back(Area* area, char* begin, size_t bytes, const Mapping& was) {
   if (was.committed && (area->flags & kRegionChargeOnTouch) == 0) {
     region_decommit(area->region, area->offset(begin), bytes, true);
   } else {
-    rc = pager_discard(begin, bytes, Discard::kMapping);
     (void)sys::protect(begin, bytes, PROT_NONE);
+    rc = pager_discard(begin, bytes, Discard::kMapping);
     if (was.committed) region_uncommit_on_touch(area->region, area->offset(begin), bytes);
   }
   if (was.key != 0) (void)sys::protect_without_key(begin, bytes, PROT_NONE);
@@ -248,8 +250,7 @@ int commit_piece(Area* area, char* begin, char* end, int prot) {
     if (region_commit_on_touch(area->region, area->offset(begin), bytes) < 0) return -ENOMEM;
     if ((rc = sys::protect(begin, bytes, prot)) < 0) region_uncommit_on_touch(area->region, area->offset(begin), bytes);
   } else {
-    rc = region_commit(area->region, area->offset(begin), bytes) < 0 ? -ENOMEM : 0;
-    if (rc == 0 && prot != kReadWrite && (rc = sys::protect(begin, bytes, prot)) < 0) (void)give_back(area, begin, bytes, tiered(prot, true));
+    rc = region_commit(area->region, area->offset(begin), bytes, prot) < 0 ? -ENOMEM : 0;
   }
   if (rc < 0) return rc;
   g_table.set(begin, end, tiered(prot, true));

@@ -460,10 +460,10 @@ char* region_base(const Region* region) { return region->base; }
 size_t region_size(const Region* region) { return region->pages << pager_state().page_shift; }
 Region* region_find(const void* address) { return pager_state().regions.find(address); }
 
-static int make_usable(Region* region, size_t offset, size_t bytes) {
+static int make_usable(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   sys::Locked<sys::Mutex> hold(region->grow_lock);
-  if ((region->flags & kRegionStrict) != 0) return sys::protect(region->base + offset, bytes, PROT_READ | PROT_WRITE);
+  if ((region->flags & kRegionStrict) != 0) return sys::protect(region->base + offset, bytes, protection == -1 ? PROT_READ | PROT_WRITE : protection);
   size_t usable = region->usable_pages.load() << state.page_shift, end = offset + bytes;
   if (end > usable) {
     size_t to = round_up(end, kUsableStep), size = region_size(region);
@@ -475,7 +475,7 @@ static int make_usable(Region* region, size_t offset, size_t bytes) {
   return 0;
 }
 
-int region_commit(Region* region, size_t offset, size_t bytes) {
+int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
   uint64_t pages = bytes >> state.page_shift;
@@ -483,7 +483,7 @@ int region_commit(Region* region, size_t offset, size_t bytes) {
     sys::Locked<sys::Mutex> hold(state.arm_lock);
     const uint64_t first = offset >> state.page_shift, end = first + pages;
     if (!pager_armed() && plain_commit(state, *region, first, end) == 0) {
-      if (make_usable(region, offset, bytes) < 0) {
+      if (make_usable(region, offset, bytes, protection) < 0) {
         plain_uncommit(state, *region, first, end);
         return -ENOMEM;
       }
@@ -495,7 +495,7 @@ int region_commit(Region* region, size_t offset, size_t bytes) {
   ErrorText why;
   if (pager_arm(&why) < 0) return -ENOMEM;
   if (space_charge(pages, true) < 0) return -ENOMEM;
-  if (make_usable(region, offset, bytes) < 0) {
+  if (make_usable(region, offset, bytes, protection) < 0) {
     space_uncharge(pages);
     return -ENOMEM;
   }
@@ -534,13 +534,14 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
   if (!pager_armed()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
 }
 
+// Protected first: what another thread writes after the discard would be what the next owner of the place finds.
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
-  (void)pager_discard(region->base + offset, bytes, Discard::kMapping);
   if (protect) {
     sys::Locked<sys::Mutex> hold(region->grow_lock);
     region->has_holes.store(true);
     (void)sys::protect(region->base + offset, bytes, PROT_NONE);
   }
+  (void)pager_discard(region->base + offset, bytes, Discard::kMapping);
   region_forget(region, offset, bytes);
 }
 

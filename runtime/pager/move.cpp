@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // pager_move: what mremap moves, while other threads use both places.
 //
-// Plain memory is moved by the kernel's own mremap, with MREMAP_DONTUNMAP, so that the place which is left stays reserved. It is PROT_NONE before,
-// and the new place accessible after; where something is replaced, and may be in use, that is done in a third place first.
+// Plain memory is moved by the kernel's own mremap: away by MREMAP_DONTUNMAP, so that the place which is left stays reserved, and on from there by
+// MREMAP_FIXED. If the place ends it is PROT_NONE before, and what is moved accessible again in between.
 //
 // An active process moves runs of pages:
 //   1 take      the words of both places: who faults there waits until the run is done
@@ -29,6 +29,9 @@
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
 #endif
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
 #ifndef MADV_GUARD_INSTALL
 #define MADV_GUARD_INSTALL 102
 #define MADV_GUARD_REMOVE 103
@@ -41,45 +44,39 @@ constexpr uint64_t kRunPages = 32;   // copied before the old ones are dropped: 
 
 // ---- plain memory ---------------------------------------------------------------------------------------------------
 
-// By halves where the kernel has several maps. *done grows by what was moved.
-int remap(char* to, char* from, size_t bytes, int flags, size_t* done) {
-  void* out = nullptr;
-  int rc = bytes == 0 ? 0 : sys::remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | flags, to, &out);
-  if (rc == 0) *done += bytes;
-  if (rc != -EFAULT || bytes <= sys::page_bytes()) return rc;
-  const size_t half = round_up(bytes / 2, sys::page_bytes());
-  rc = remap(to, from, half, flags, done);
-  return rc < 0 ? rc : remap(to + half, from + half, bytes - half, flags, done);
-}
+constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
-// Of what has been moved from `from` to `via`, and of that `given` bytes on to `to`.
-void remap_back(char* from, char* via, size_t taken, char* to, size_t given, int prot) {
-  size_t back = 0;
-  int rc = remap(from, to, given, MREMAP_DONTUNMAP, &back);
-  if (rc == 0) rc = remap(from + given, via + given, taken - given, MREMAP_DONTUNMAP, &back);
-  if (rc == 0) rc = sys::protect(from, taken, prot);
-  if (rc < 0) fatal("move: memory at %p could be moved in part only, and not back (%s)", static_cast<void*>(from), errno_name(rc));
+// By halves where the kernel has several maps. *done grows by what has been moved. Not in one step: to a fixed place the kernel (before 6.17) unmaps
+// what is there before it looks whether it is one map that is to be moved.
+int remap(char* to, char* from, size_t bytes, const Move& how, size_t* done) {
+  void *place = nullptr, *out = nullptr;
+  int rc = sys::remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr, &place);
+  if (rc == -EFAULT && bytes > sys::page_bytes()) {
+    const size_t half = round_up(bytes / 2, sys::page_bytes());
+    rc = remap(to, from, half, how, done);
+    return rc < 0 ? rc : remap(to + half, from + half, bytes - half, how, done);
+  }
+  if (rc < 0) return rc;
+  if (how.ends) rc = sys::protect(place, bytes, how.prot);
+  if (rc == 0) rc = sys::remap(place, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to, &out);
+  if (rc == 0) {
+    *done += bytes;
+    return 0;
+  }
+  if (sys::remap(place, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, from, &out) < 0)
+    fatal("move: memory at %p cannot be put back (%s)", static_cast<void*>(from), errno_name(rc));
+  (void)sys::map(to, bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0, &out);
+  return rc;
 }
 
 int move_plain(char* to, char* from, size_t bytes, const Move& how) {
-  size_t taken = 0, given = 0;
-  int rc;
-  if (!how.ends) {
-    rc = remap(to, from, bytes, MREMAP_DONTUNMAP, &taken);
-    if (rc < 0) remap_back(from, to, taken, to, 0, how.prot);
-    return rc;
-  }
-  void* via = to;
-  if (how.replaces && (rc = sys::map(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &via)) < 0) return rc;
-  char* place = static_cast<char*>(via);
-  rc = sys::protect(from, bytes, PROT_NONE);
-  if (rc == 0) rc = remap(place, from, bytes, MREMAP_DONTUNMAP, &taken);
-  if (rc == 0) rc = sys::protect(place, bytes, how.prot);
-  if (rc == 0 && how.replaces) rc = remap(to, place, bytes, 0, &given);
-  if (rc == 0) return 0;   // the third place is nobody's by now
-  remap_back(from, place, taken, to, given, how.prot);
-  (void)sys::protect(from, bytes, how.prot);
-  if (how.replaces) (void)sys::unmap(place + given, bytes - given);
+  size_t done = 0, back = 0;
+  int rc = how.ends ? sys::protect(from, bytes, PROT_NONE) : 0;
+  if (rc == 0) rc = remap(to, from, bytes, how, &done);
+  if (rc == 0) return 0;
+  int undone = done == 0 ? 0 : remap(from, to, done, {how.prot, how.key, false, true}, &back);
+  if (undone == 0 && how.ends) undone = sys::protect(from, bytes, how.prot);
+  if (undone < 0) fatal("move: memory at %p could be moved in part only, and not back (%s)", static_cast<void*>(from), errno_name(undone));
   return rc;
 }
 

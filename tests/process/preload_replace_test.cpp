@@ -2,6 +2,7 @@
 // mremap and mmap(MAP_FIXED) on tiered maps that other threads use meanwhile: each page changes from its old to its new content at
 // once, a write is in one place, and what a map forbids stays forbidden. Before activation ("early") and after, with pages on the LUN.
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include <atomic>
 #include <string>
@@ -16,6 +17,7 @@
 namespace {
 
 constexpr size_t kBytes = 8 * kMiB;
+constexpr long kSysSeal = 462;   // mseal
 constexpr unsigned long kOld = 0x1111, kNew = 0x2222;
 
 bool g_early;
@@ -238,6 +240,59 @@ void pieces() {
   CHECK(holds(target, kMiB, 13) && munmap(target, 8 * kMiB) == 0 && munmap(p, 4 * kMiB) == 0);
 }
 
+// What another thread writes while the map ends, or becomes read-only and empty, is not in the next one.
+void ended_beside_a_writer() {
+  constexpr size_t kPages = kMiB / 4096;
+  for (int round = 0; round < 60; ++round) {
+    const bool unmaps = round % 2 == 0;
+    char* p = map(kPages * g_page);
+    std::atomic<bool> writing{false};
+    std::thread writer([&] {
+      size_t next = 0;
+      while (!raises([&] { word_of(p, next = (next + 13) % kPages) = 7; })) writing = true;
+    });
+    while (!writing) {}
+    if (unmaps) CHECK(munmap(p, kPages * g_page) == 0);
+    else CHECK(mmap(p, kPages * g_page, PROT_READ, kPrivate | MAP_FIXED, -1, 0) == p);
+    writer.join();
+    if (unmaps) CHECK(mmap(p, kPages * g_page, kRw, kPrivate, -1, 0) == p);
+    CHECK(all_zero(p, kPages * g_page) && munmap(p, kPages * g_page) == 0);
+  }
+}
+
+// Guard pages and locks go along; those of the map that is replaced go with it.
+void marks() {
+  constexpr int kInstallGuards = 102;
+  char *p = map(2 * kMiB), *target = map(2 * kMiB);
+  fill(p, 2 * kMiB, 17);
+  fill(target, 2 * kMiB, 19);
+  const bool guards = madvise(p + 5 * g_page, g_page, kInstallGuards) == 0 && madvise(target + 7 * g_page, 70 * g_page, kInstallGuards) == 0;
+  if (!g_early) CHECK(mlock(p + kMiB, g_page) == 0 && mlock(target + kMiB + 3 * g_page, 90 * g_page) == 0);   // it would activate the process
+  push_out();
+  CHECK(mremap(p, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
+  if (guards) CHECK(faults(target + 5 * g_page) && madvise(target + 5 * g_page, g_page, kInstallGuards + 1) == 0 && all_zero(target + 5 * g_page, g_page));
+  CHECK(holds(target, 5 * g_page, 17) && holds(target + 6 * g_page, 2 * kMiB - 6 * g_page, 17, 6 * g_page / sizeof(long)));
+  push_out();
+  CHECK(holds(target + 6 * g_page, 2 * kMiB - 6 * g_page, 17, 6 * g_page / sizeof(long)));
+  errno = 0;
+  if (!g_early) CHECK(madvise(target + kMiB, g_page, MADV_DONTNEED) == -1 && errno == EINVAL);
+  CHECK(madvise(target + kMiB + g_page, kMiB - g_page, MADV_DONTNEED) == 0 && all_zero(target + kMiB + g_page, kMiB - g_page));
+  CHECK(munmap(target, 2 * kMiB) == 0);
+}
+
+// The kernel refuses to change the end of the target: what had been moved by then comes back.
+void refused_half_way() {
+  char *p = map(kBytes), *target = map(kBytes);
+  fill(p, kBytes, 21);
+  fill(target, kBytes, 23);
+  push_out();
+  if (syscall(kSysSeal, target + kBytes - kMiB, kMiB, 0ul) != 0) return;   // before 6.10
+  CHECK(mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED);
+  CHECK(holds(p, kBytes, 21));
+  fill(p, kBytes, 25);
+  CHECK(holds(p, kBytes, 25) && munmap(p, kBytes) == 0);
+}
+
 struct Section {
   const char* name;
   void (*run)();
@@ -250,6 +305,9 @@ constexpr Section kSections[] = {
     {"read-only", read_only_stays_so},
     {"unreadable", unreadable_stays_so},
     {"pieces", pieces},
+    {"ended", ended_beside_a_writer},
+    {"marks", marks},
+    {"refused", refused_half_way},
 };
 const Section* g_section;
 
