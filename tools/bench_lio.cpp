@@ -36,6 +36,7 @@
 #include "bench/report_parts.h"
 #include "bench/size_option.h"
 #include "superpipe/device.h"
+#include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "support/clock.h"
 #include "support/flags.h"

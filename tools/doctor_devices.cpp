@@ -12,7 +12,7 @@
 #include "base/units.h"
 #include "doctor_checks.h"
 #include "host.h"
-#include "superpipe/capi_library.h"
+#include "superpipe/capi/capi_library.h"
 #include "sys/uring.h"
 #include "text.h"
 

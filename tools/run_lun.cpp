@@ -18,6 +18,7 @@
 #include "host.h"
 #include "lun_verbs/lun_tool.h"
 #include "run_checks.h"
+#include "superpipe/registry.h"
 #include "text.h"
 
 namespace lunar::tools {

@@ -88,7 +88,7 @@ def has_bubblewrap():
 
 
 def zeroes_ranges():
-    """Whether tests' files lie on ext4, xfs, btrfs or f2fs (runtime/superpipe/file_device.cpp: can_discard)."""
+    """Whether tests' files lie on ext4, xfs, btrfs or f2fs (runtime/superpipe/file/file_device.cpp: can_discard)."""
     directory = os.environ.get("LUNAR_TEST_DIR", "/var/tmp")
     kind = subprocess.run(["stat", "-f", "-c", "%t", directory], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     return kind in ("ef53", "58465342", "9123683e", "f2f52010")

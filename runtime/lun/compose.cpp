@@ -16,6 +16,7 @@
 #include "lun/path_device.h"
 #include "lun/stripe_device.h"
 #include "superpipe/device_files.h"
+#include "superpipe/registry.h"
 #include "sys/file.h"
 
 namespace lunar {

@@ -9,7 +9,7 @@
 
 #include "base/arena.h"
 #include "base/units.h"
-#include "superpipe/uring_context.h"
+#include "superpipe/ring/uring_context.h"
 #include "superpipe/wakeups.h"
 #include "sys/thread.h"
 

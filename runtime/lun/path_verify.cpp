@@ -11,7 +11,7 @@
 #include "lun/medium.h"
 #include "lun/member_label.h"
 #include "lun/path_device.h"
-#include "superpipe/sim_device.h"
+#include "superpipe/sim/sim_device.h"
 #include "sys/file.h"
 
 namespace lunar {

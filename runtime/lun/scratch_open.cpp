@@ -15,6 +15,7 @@
 #include "lun/compose.h"
 #include "lun/physical_impl.h"
 #include "lun/stripe_device.h"
+#include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "sys/file.h"
 #include "sys/thread.h"

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// URI dispatch of devices, and what contexts do that know no better.
-// Threading: open and close on one thread at a time a device. May not be used on the fault path.
+// What a context does that has no better way, and what commands and capabilities say.
+// Threading: as device.h says.
+#include "superpipe/device.h"
+
 #include <errno.h>
-#include <string.h>
 
 #include <bit>
 
-#include "superpipe/capi_device.h"
-#include "superpipe/device.h"
-#include "superpipe/file_device.h"
-#include "superpipe/mem_device.h"
-#include "superpipe/nvme_device.h"
-#include "superpipe/pmem_device.h"
-#include "superpipe/sim_device.h"
 #include "superpipe/wakeups.h"
-#include "sys/file.h"
 #include "sys/thread.h"
 
 namespace lunar {
@@ -62,27 +55,6 @@ bool atomic_fits(const Command& command, uint64_t atomic_write_bytes) {
   if (command.iov_count != 1) return false;
   const uint64_t bytes = command.iov->iov_len;
   return std::has_single_bit(bytes) && bytes <= atomic_write_bytes && command.offset.value % bytes == 0;
-}
-
-const char* device_schemes() { return "file, nvme, pmem, capi, mem, sim"; }
-
-int device_open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
-  *out = nullptr;
-  if (!uri || !*uri) return why->set(-EINVAL, "LUN: empty name; give a directory on a disk (--lun /var/tmp)");
-  const char* colon = strchr(uri, ':');
-  const char* slash = strchr(uri, '/');
-  if (!colon || (slash && slash < colon)) return FileDevice::open(uri, uri, options, out, why);
-  const auto scheme = static_cast<size_t>(colon - uri);
-  const auto is = [&](const char* name) { return strlen(name) == scheme && strncmp(uri, name, scheme) == 0; };
-  if (is("file")) return FileDevice::open_uri(uri, options, out, why);
-  if (is("nvme")) return NvmeDevice::open(uri, options, out, why);
-  if (is("pmem")) return PmemDevice::open(uri, colon + 1, options, out, why);
-  if (is("capi")) return CapiDevice::open(uri, options, out, why);
-  if (is("mem")) return MemDevice::open(uri, options, out, why);
-  if (is("sim")) return SimDevice::open(uri, options, out, why);
-  struct stat status;
-  if (sys::path_status(uri, &status) == 0) return FileDevice::open(uri, uri, options, out, why);   // a file of that name
-  return why->set(-EINVAL, "LUN %s: unknown scheme '%.*s'; known: %s", uri, static_cast<int>(scheme), uri, device_schemes());
 }
 
 }  // namespace lunar

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "pager/state.h"
-#include "superpipe/sim_device.h"
+#include "superpipe/sim/sim_device.h"
 #include "tests/support/tier.hpp"
 
 namespace {

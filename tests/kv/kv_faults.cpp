@@ -7,7 +7,7 @@
 
 #include <unordered_map>
 
-#include "superpipe/sim_device.h"
+#include "superpipe/sim/sim_device.h"
 #include "tests/kv/kv_support.hpp"
 #include "tests/support/seed.hpp"
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "kv/store.h"
+#include "superpipe/registry.h"
 
 namespace kv_test {
 

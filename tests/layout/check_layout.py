@@ -44,6 +44,11 @@ ALLOWED = {
     "examples": PUBLIC | {"examples"},
 }
 BASE_MAY_USE = {"sys/mem.h", "sys/file.h", "sys/thread.h"}
+# Rooms of a part, a row a floor from the lowest up: a room may include itself and those on lower floors. "." is the part's own folder, another name
+# a folder in it, or a module (its header and sources) of the part's own folder that stands on a floor of its own.
+ROOMS = {
+    "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
+}
 RUNTIME_FOLDERS = {"base", "sys", "stats", "superpipe", "lun", "cblk", "kv", "pager", "heap"}
 
 # Calls whose only home is runtime/sys. Qualified names (sys::map), members and definitions of interposed functions are
@@ -78,6 +83,17 @@ def part_of(path):
     return pieces[0] if pieces[0] in ("tools", "examples") else None
 
 
+def room_of(part, path):
+    """(floor, room) of a file of a part that has rooms; None where the part has none, or not this one."""
+    pieces = path.split(os.sep)[2:]   # runtime/PART/..., adapters/PART/...
+    module = os.path.splitext(pieces[-1])[0]
+    for room in ([pieces[0]] if len(pieces) > 1 else [module, "."]):
+        for floor, rooms in enumerate(ROOMS.get(part, [])):
+            if room in rooms:
+                return floor, room
+    return None
+
+
 def strip_comments(text):
     """Comments and string contents blanked, line breaks kept."""
     pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.S)
@@ -89,15 +105,25 @@ def strip_comments(text):
 
 
 def target_of(root, path, name, quoted):
-    """(part, name relative to runtime/) that an include names; (None, name) for a system header."""
+    """(part, name relative to runtime/, path) that an include names; (None, name, None) for a system header."""
     beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
     for candidate in (beside, os.path.join("runtime", name), os.path.join("runtime", "include", name),
                       os.path.join("adapters", name), name):
         if os.path.isfile(os.path.join(root, candidate)):
             relative = os.path.relpath(candidate, "runtime") if candidate.startswith("runtime") else candidate
-            return part_of(candidate), relative
+            return part_of(candidate), relative, candidate
     first = name.split("/")[0]   # not there: judged by its name (<sys/mman.h> is the system's, "sys/..." is ours)
-    return (first, name) if quoted and first in RUNTIME_FOLDERS else (None, name)
+    return (first, name, os.path.join("runtime", name)) if quoted and first in RUNTIME_FOLDERS else (None, name, None)
+
+
+def check_rooms(part, path, target, where):
+    if part not in ROOMS:
+        return
+    here, there = room_of(part, path), room_of(part, target)
+    if here is None:
+        yield where + f"{os.path.dirname(path)} is no room of {part}: give it a floor in ROOMS"
+    elif there is not None and here != there and there[0] >= here[0]:
+        yield where + f"{part}/{here[1]} may not include {part}/{there[1]}: {target}"
 
 
 def check_includes(root, path, text):
@@ -106,9 +132,12 @@ def check_includes(root, path, text):
         match = re.match(r'\s*#\s*include\s*(["<])([^">]+)[">]', line)
         if not match:
             continue
-        target, name = target_of(root, path, match[2], match[1] == '"')
+        target, name, there = target_of(root, path, match[2], match[1] == '"')
         where = f"{path}:{number}: "
-        if part is None or target is None or target == part:
+        if part is None or target is None:
+            continue
+        if target == part:
+            yield from check_rooms(part, path, there, where)
             continue
         if target not in ALLOWED.get(part, set()) and not (part == "base" and name in BASE_MAY_USE):
             yield where + f"{part} may not include {name}"

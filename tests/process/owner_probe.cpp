@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "lun/compose.h"
+#include "superpipe/registry.h"
 
 namespace {
 

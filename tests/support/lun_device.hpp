@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "superpipe/device.h"
-#include "superpipe/sim_device.h"
+#include "superpipe/sim/sim_device.h"
 
 namespace lunar_test {
 

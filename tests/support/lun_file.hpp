@@ -10,6 +10,7 @@
 
 #include "lun/virtual_lun.h"
 #include "superpipe/device.h"
+#include "superpipe/registry.h"
 
 namespace lunar_test {
 

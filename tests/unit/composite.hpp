@@ -13,7 +13,7 @@
 
 #include "lun/compose.h"
 #include "lun/fan_out.h"
-#include "superpipe/sim_device.h"
+#include "superpipe/sim/sim_device.h"
 #include "sys/file.h"
 #include "tests/catch.hpp"
 #include "tests/support/seed.hpp"

@@ -6,7 +6,8 @@
 
 #include "lun/atomic_image.h"
 #include "lun/raw_io.h"
-#include "superpipe/sim_device.h"
+#include "superpipe/registry.h"
+#include "superpipe/sim/sim_device.h"
 #include "tests/catch.hpp"
 
 using namespace lunar;

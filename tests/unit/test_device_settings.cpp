@@ -16,7 +16,8 @@
 #include <vector>
 
 #include "superpipe/device.h"
-#include "superpipe/uring_context.h"
+#include "superpipe/registry.h"
+#include "superpipe/ring/uring_context.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 #include "tests/catch.hpp"

@@ -8,7 +8,8 @@
 
 #include "composite.hpp"
 #include "lun/virtual_lun.h"
-#include "superpipe/sim_medium.h"
+#include "superpipe/registry.h"
+#include "superpipe/sim/sim_medium.h"
 #include "tests/support/loop.hpp"
 
 using namespace lunar;

@@ -22,6 +22,7 @@
 #include "lun/compose.h"
 #include "superpipe/device.h"
 #include "superpipe/device_files.h"
+#include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "sys/file.h"
 #include "tests/catch.hpp"

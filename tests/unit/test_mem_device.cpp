@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "superpipe/device.h"
+#include "superpipe/registry.h"
 #include "tests/catch.hpp"
 #include "tests/support/device_io.hpp"
 

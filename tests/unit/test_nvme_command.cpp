@@ -14,7 +14,8 @@
 #include <vector>
 
 #include "superpipe/device.h"
-#include "superpipe/nvme_command.h"
+#include "superpipe/nvme/nvme_command.h"
+#include "superpipe/registry.h"
 #include "tests/catch.hpp"
 #include "tests/support/seed.hpp"
 

@@ -13,6 +13,7 @@
 #include "lun/metadata_image.h"
 #include "lun/physical_lun.h"
 #include "lun/virtual_lun.h"
+#include "superpipe/registry.h"
 #include "sys/thread.h"
 #include "lun_in_memory.hpp"
 #include "tests/catch.hpp"

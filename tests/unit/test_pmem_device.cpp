@@ -21,7 +21,8 @@
 #include <vector>
 
 #include "base/host_guard.h"
-#include "superpipe/pmem_device.h"
+#include "superpipe/pmem/pmem_device.h"
+#include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "sys/file.h"
 #include "tests/catch.hpp"

@@ -17,6 +17,7 @@
 
 #include "base/log.h"
 #include "lun/scratch_lun.h"
+#include "superpipe/registry.h"
 #include "tests/catch.hpp"
 #include "tests/support/lun_device.hpp"
 #include "tests/support/seed.hpp"

@@ -8,7 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "superpipe/sim_device.h"
+#include "superpipe/registry.h"
+#include "superpipe/sim/sim_device.h"
 #include "sys/thread.h"
 #include "tests/catch.hpp"
 

@@ -14,6 +14,7 @@
 #include "composite.hpp"
 #include "lun/member_label.h"
 #include "lun/stripe_device.h"
+#include "superpipe/registry.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 #include "sys/uring.h"

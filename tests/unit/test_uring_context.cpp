@@ -14,9 +14,10 @@
 #include <thread>
 #include <vector>
 
-#include "superpipe/call_context.h"
-#include "superpipe/sync_context.h"
-#include "superpipe/uring_context.h"
+#include "superpipe/registry.h"
+#include "superpipe/ring/call_context.h"
+#include "superpipe/ring/sync_context.h"
+#include "superpipe/ring/uring_context.h"
 #include "sys/file.h"
 #include "sys/proc.h"
 #include "sys/thread.h"

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "superpipe/registry.h"
 #include "sys/thread.h"
 #include "tests/support/loop.hpp"
 #include "tests/support/lun_device.hpp"

@@ -28,6 +28,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "superpipe/device.h"
+#include "superpipe/registry.h"
 #include "sys/thread.h"
 
 using namespace lunar;

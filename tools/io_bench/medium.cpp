@@ -16,6 +16,7 @@
 
 #include "bench/bench_host.h"
 #include "bench/random.h"
+#include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "support/procfs.h"
 

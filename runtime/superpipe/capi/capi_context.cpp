@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// See capi_context.h.
+#include "superpipe/capi/capi_context.h"
+
+#include <errno.h>
+
+#include <new>
+
+#include "base/arena.h"
+#include "superpipe/ring/sync_context.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kDepthMax = 4096;
+constexpr uint64_t kBlockBytes = 4096;
+constexpr uint64_t kSpinNs = 100'000, kNapNs = 20'000;   // a wait asks without a pause for so long, then so often
+
+}  // namespace
+
+int CapiContext::create(CapiDevice* device, int chunk, const ContextOptions& options, OwnedContext** out) {
+  if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
+  const size_t head = round_up(sizeof(CapiContext), 64), bytes = head + options.depth * sizeof(Flight);
+  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!memory) return -ENOMEM;
+  auto* context = new (memory) CapiContext;
+  context->device_ = device;
+  context->chunk_ = chunk;
+  context->flights_ = reinterpret_cast<Flight*>(memory + head);
+  context->depth_ = options.depth;
+  context->mapping_bytes_ = bytes;
+  *out = context;
+  return 0;
+}
+
+void CapiContext::release() {
+  drain();
+  if (mine()) (void)device_->library().close(chunk_, 0);   // a forked child's copy of it is the parent's
+  unmap_private(this, mapping_bytes_);
+}
+
+void CapiContext::send(Flight* flight) {
+  const Command& command = flight->command;
+  const iovec& part = command.iov[flight->part];
+  const size_t left = (part.iov_len - flight->skip) / kBlockBytes, most = device_->blocks_max();
+  flight->piece = static_cast<uint32_t>(left < most ? left : most);
+  const auto block = static_cast<off_t>(device_->first_block() + (command.offset.value + flight->done) / kBlockBytes);
+  const auto issue = command.op == Op::kRead ? device_->library().aread : device_->library().awrite;
+  int tag = -1;
+  errno = 0;
+  const int moved = issue(chunk_, static_cast<char*>(part.iov_base) + flight->skip, block, flight->piece, &tag, nullptr, 0);
+  flight->tag = tag;
+  if (moved > 0) {
+    advance(flight, moved);   // done already
+  } else if (moved < 0 && errno == EWOULDBLOCK) {
+    flight->tag = kUnsent;
+  } else if (moved < 0) {
+    flight->tag = kEnded;
+    flight->result = errno ? -errno : -EIO;
+  }
+}
+
+// The piece under way came back. Whatever is left is sent when collect() comes to it.
+void CapiContext::advance(Flight* flight, int moved_blocks) {
+  const uint64_t bytes = static_cast<uint64_t>(moved_blocks) * kBlockBytes;
+  flight->done += bytes;
+  flight->skip += bytes;
+  while (flight->part < flight->command.iov_count && flight->skip >= flight->command.iov[flight->part].iov_len)
+    flight->skip -= flight->command.iov[flight->part++].iov_len;
+  const bool finished = flight->part == flight->command.iov_count || static_cast<uint32_t>(moved_blocks) < flight->piece;
+  flight->tag = finished ? kEnded : kUnsent;
+  flight->result = static_cast<int64_t>(flight->done);
+  if (!finished || flight->command.op != Op::kWrite || !flight->command.fua) return;
+  if (const int err = device_->flush(); err < 0) flight->result = err;
+}
+
+// Asks the library for what is done, and sends what waits to be sent.
+void CapiContext::collect() {
+  for (;;) {
+    int tag = -1;
+    uint64_t status = 0;
+    errno = 0;
+    const int moved = device_->library().aresult(chunk_, &tag, &status, CapiLibrary::kNextTag);
+    if (tag < 0) break;   // nothing done, or nothing active
+    if (moved == 0) break;
+    for (unsigned i = 0; i < in_flight_; ++i) {
+      Flight& flight = flights_[i];
+      if (flight.tag != tag) continue;
+      if (moved > 0) {
+        advance(&flight, moved);
+      } else {
+        flight.tag = kEnded;
+        flight.result = errno ? -errno : -EIO;
+      }
+      break;
+    }
+  }
+  for (unsigned i = 0; i < in_flight_; ++i) {
+    while (flights_[i].tag == kUnsent) {
+      const uint64_t before = flights_[i].done;
+      send(&flights_[i]);
+      if (flights_[i].done == before) break;   // sent, ended, or no command free
+    }
+  }
+}
+
+int CapiContext::submit(const Command* commands, unsigned n) {
+  unsigned taken = 0;
+  const uint64_t now = sys::now_ns();
+  for (; taken < n && in_flight_ < depth_; ++taken) {
+    Flight& flight = flights_[in_flight_++];
+    flight = {commands[taken], now, 0, 0, 0, 0, kUnsent, 0};
+    const int check = device_->check(commands[taken]);
+    if (check != 0 || commands[taken].op == Op::kFlush) {
+      flight.tag = kEnded;
+      flight.result = check < 0 ? check : check > 0 ? 0 : device_->flush();
+    } else {
+      send(&flight);
+    }
+  }
+  return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
+}
+
+int CapiContext::reap(Response* out, unsigned max) {
+  if (in_flight_) collect();
+  unsigned taken = 0, kept = 0;
+  for (unsigned i = 0; i < in_flight_; ++i) {
+    Flight& flight = flights_[i];
+    if (flight.tag == kEnded && taken < max) {
+      if (flight.command.op == Op::kRead && flight.result > 0) latency_.add(sys::now_ns() - flight.start_ns);
+      out[taken++] = {flight.command.tag, flight.result};
+    } else if (kept++ != i) {
+      flights_[kept - 1] = flight;
+    }
+  }
+  in_flight_ = kept;
+  if (taken < max && watches_.used) {
+    const int n = serve_watches(&watches_, out + taken, max - taken, 0);
+    if (n > 0) taken += static_cast<unsigned>(n);
+  }
+  return static_cast<int>(taken);
+}
+
+int CapiContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
+  const uint64_t start = sys::now_ns();
+  for (;;) {
+    const int taken = reap(out, max);
+    if (taken != 0 || max == 0 || (in_flight_ == 0 && watches_.used == 0)) return taken;
+    const uint64_t passed = sys::now_ns() - start;
+    if (timeout_ns >= 0 && passed >= static_cast<uint64_t>(timeout_ns)) return 0;
+    int64_t left = timeout_ns < 0 ? -1 : timeout_ns - static_cast<int64_t>(passed);
+    if (in_flight_ && passed < kSpinNs) {
+      sys::cpu_relax();
+      continue;
+    }
+    if (in_flight_ && (left < 0 || left > static_cast<int64_t>(kNapNs))) left = static_cast<int64_t>(kNapNs);
+    if (watches_.used == 0) {
+      sys::sleep_ns(static_cast<uint64_t>(left));
+      continue;
+    }
+    const int n = serve_watches(&watches_, out, max, left);
+    if (n != 0) return n;
+  }
+}
+
+int CapiContext::await(int64_t timeout_ns) {
+  sys::sleep_ns(timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < kNapNs ? static_cast<uint64_t>(timeout_ns) : kNapNs);
+  return 0;
+}
+
+}  // namespace lunar

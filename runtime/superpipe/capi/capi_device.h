@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// A disk behind IBM's CAPI Flash adapter, by IBM's own library: capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]. A context is a
+// chunk of its own, its commands are cblk_aread and cblk_awrite; transfer() goes by the device's chunk. Where hardware or library
+// are missing, open says so (-ENODEV).
+//
+// Blocks of 4096 bytes. A forked child attaches chunks of its own, and opens one for its transfers with the first. No discard: unmapped
+// blocks are not promised to read as zeros (release() unmaps). The library may allocate and lock as it likes: not for the fault path.
+// Scratch use is refused unless its head is zeros or a former scratch LUN's.
+// The node is opened here too: the locks of ownership.h lie on it, and a flush goes by it (SYNCHRONIZE CACHE; of a file that stands
+// in for the disk, fdatasync), as the library has none; so fua is the write and then that flush. No virtual LUNs (-ENOTSUP): one disk has a node a port, and locks on one are not seen by the other.
+// Threading: immutable after open.
+#pragma once
+#include <atomic>
+
+#include "superpipe/capi/capi_library.h"
+#include "superpipe/device.h"
+#include "superpipe/device_files.h"
+
+namespace lunar {
+
+class CapiDevice final : public Device {
+ public:
+  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
+  void detach(Context* context) override;
+  [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
+  void release(DeviceOffset offset, uint64_t length) override;
+  uint64_t size_bytes() const override { return size_bytes_; }
+  bool growable() const override { return false; }
+  [[nodiscard]] int64_t transfer(const Command& command) override;
+  uint32_t io_align() const override { return 4096; }
+  Capabilities capabilities() const override;
+  const char* name() const override { return name_; }
+  const char* kind() const override { return "capi"; }
+  unsigned fd_count() const override { return files_.count(); }
+  int fd(unsigned i) const override { return files_.fd(i); }
+  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
+  unsigned lock_count() const override { return files_.count(); }
+  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
+  void close() override;
+
+  const CapiLibrary& library() const { return library_; }
+  // 0; -errno, or 1: a read that begins beyond the end.
+  int check(const Command& command) const;
+  int flush() const;               // blocking. 0 or -errno
+  size_t blocks_max() const { return blocks_max_; }
+  uint64_t first_block() const { return data_offset_ / 4096; }
+
+ private:
+  int open_node(const char* uri, const DeviceOptions& options, ErrorText* why);
+  int open_chunk(const char* uri, const DeviceOptions& options, ErrorText* why);
+  int take_as_scratch(const char* path, ErrorText* why);
+  int64_t move_data(const Command& command);
+  int chunk();                     // for transfers of this process; kNull with errno set
+
+  CapiLibrary library_;
+  DeviceFiles files_;
+  const char* name_ = nullptr;
+  const char* path_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  uint64_t data_offset_ = 0;
+  size_t blocks_max_ = 0;          // of one command
+  std::atomic<uint64_t> chunk_{0}; // pid << 32 | chunk of the device's own; a forked child takes another
+  bool read_only_ = false;
+  bool unmap_ = false;
+  std::atomic<int> contexts_{0};
+};
+
+}  // namespace lunar

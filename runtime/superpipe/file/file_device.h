@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device on a file of the host: an unlinked file made in a directory, a regular file given by path, or a block
+// device.
+// All with O_DIRECT; contexts are io_uring rings, or those of call_context.h where the host refuses io_uring.
+//
+// Settings (only with the scheme: file:PATH,key=value), neither used unless asked for:
+//   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while there is work
+//   iopoll   completions of single buffers up to 64 KiB are polled for, without an interrupt: wait() spends its CPU. Only where
+//            one polled read came back at open (virtio disks and NVMe without poll queues never deliver one). Not for
+//            contexts that are shared, nor from a context's first watch() on: those sleep
+//   auto: where the host can; on: or the open fails; off (as unset): never
+// fua is RWF_DSYNC, of a list of parts too. atomic is RWF_ATOMIC, where the kernel and the disk have it; else a sector of the disk (its
+// logical block), and of a file nothing more: its blocks may lie anywhere. What was discarded is zeros in a file that keeps its space (FALLOC_FL_ZERO_RANGE), or WRITE ZEROES of the block device.
+// A command's result is the count the kernel moved: a read across the end of the file is short, and nobody asks again.
+// Threading: immutable after open but for the descriptor (reopen), which is atomic.
+#pragma once
+#include <atomic>
+
+#include <sys/stat.h>
+
+#include "superpipe/device.h"
+#include "superpipe/device_files.h"
+#include "superpipe/ring/call_context.h"
+#include "superpipe/ring/sync_context.h"
+#include "superpipe/settings.h"
+
+namespace lunar {
+
+class FileDevice final : public Device {
+ public:
+  // `path` may carry the "file:" prefix in `uri`, which is only kept for messages.
+  [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
+                                ErrorText* why);
+  // "file:PATH[,iopoll=auto|on|off][,sqpoll=auto|on|off]"
+  [[nodiscard]] static int open_uri(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
+  void detach(Context* context) override;
+  bool join(JoinedFiles* files) const override;
+  [[nodiscard]] int attach_joined(const JoinedFiles& files, const ContextOptions& options, Context** out) override;
+  [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
+  void release(DeviceOffset offset, uint64_t length) override;
+  uint64_t size_bytes() const override { return size_bytes_; }
+  bool growable() const override { return growable_ && !cut_at_close_; }   // a file given by path is one for a whole tree
+  [[nodiscard]] int64_t transfer(const Command& command) override { return transfer_on(fd(), data_offset_, !block_, command, sector_); }
+  uint32_t io_align() const override { return io_align_; }
+  Capabilities capabilities() const override;
+  const char* name() const override { return name_; }
+  const char* kind() const override { return block_ ? "block" : "file"; }
+  unsigned fd_count() const override { return files_.count(); }
+  int fd(unsigned i) const override { return files_.fd(i); }
+  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
+  unsigned lock_count() const override { return files_.count(); }
+  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
+  void close() override;
+
+ private:
+  int fd() const { return files_.file(); }
+  int open_raw(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why);
+  int open_directory(const char* path, const DeviceOptions& options, ErrorText* why);
+  int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
+  int open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why);
+  int check_medium(const char* path, uint64_t* free_bytes, ErrorText* why);
+  int check_size(uint64_t want_bytes, ErrorText* why) const;
+  int choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why);
+  int probe_iopoll() const;
+  bool can_discard() const;
+  Fua fua() const;
+  void ask_sector();
+
+  DeviceFiles files_;
+  CallPool calls_;                  // where io_uring is refused
+  const char* name_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  uint64_t data_offset_ = 0;
+  uint32_t io_align_ = 4096;
+  uint32_t sector_ = 512;           // what the disk writes whole
+  bool block_ = false;
+  bool raw_ = false;
+  bool growable_ = false;
+  bool cut_at_close_ = false;       // a path that was empty when it came to us
+  bool sqpoll_ = false;
+  bool iopoll_ = false;
+  bool read_only_ = false;
+  mutable std::atomic<uint32_t> probed_{0};   // capabilities(), once asked: see there
+  std::atomic<bool> told_{false};   // the io_uring fall-back was logged
+  std::atomic<int> contexts_{0};
+};
+
+}  // namespace lunar

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole NVMe namespace by its character device, nvme:/dev/ngXnY[,sqpoll=auto|on|off]: NVMe commands through io_uring, without
+// the block layer (no page cache, no partitions, no file systems; the layer above knows what it holds).
+//
+//   kRead, kWrite   READ, WRITE, in pieces of what the controller takes, one after the other; fua is the FUA bit of each.
+//                   atomic within AWUPF (of the namespace: NAWUPF and its boundary), in one piece
+//   kFlush          FLUSH
+//   kDiscard        WRITE ZEROES, which gives the blocks back too where deallocated ones read as zeros (DEAC). Not DATASET
+//                   MANAGEMENT: that is a hint, a controller may leave the old data
+//   release()       DATASET MANAGEMENT, deallocate
+//
+// Who uses the same namespace by the block layer (mounted, swap, a partition that is) is looked for before a writable open.
+// Polled completions (IOPOLL) are not used here.
+// Threading: immutable after open but for the descriptor (reopen), which is atomic.
+#pragma once
+#include <atomic>
+
+#include "superpipe/device.h"
+#include "superpipe/device_files.h"
+#include "superpipe/nvme/nvme_command.h"
+#include "superpipe/ring/call_context.h"
+#include "superpipe/settings.h"
+
+struct stat;
+
+namespace lunar {
+
+class NvmeDevice final : public Device {
+ public:
+  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
+  void detach(Context* context) override;
+  [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
+  void release(DeviceOffset offset, uint64_t length) override;
+  uint64_t size_bytes() const override { return size_bytes_; }
+  bool growable() const override { return false; }
+  [[nodiscard]] int64_t transfer(const Command& command) override;
+  uint32_t io_align() const override { return 1u << geometry_.block_shift; }
+  Capabilities capabilities() const override;
+  const char* name() const override { return name_; }
+  const char* kind() const override { return "nvme"; }
+  unsigned fd_count() const override { return files_.count(); }
+  int fd(unsigned i) const override { return files_.fd(i); }
+  void reopen(unsigned i, int fd) override { files_.set(i, fd); }
+  unsigned lock_count() const override { return files_.count(); }
+  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
+  void close() override;
+
+  const NvmeGeometry& geometry() const { return geometry_; }
+
+ private:
+  int open_path(const char* path, const DeviceOptions& options, ErrorText* why);
+  int identify(const char* path, ErrorText* why);
+  int find_block_device(const char* path, uint64_t rdev, bool writable, ErrorText* why);
+  int take_as_scratch(const char* path, ErrorText* why);
+
+  DeviceFiles files_;
+  CallPool calls_;                  // where rings carry no NVMe commands
+  const char* name_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  uint64_t data_offset_ = 0;
+  NvmeGeometry geometry_;
+  char block_path_[64] = {};        // of the same namespace, "" when there is none
+  bool sqpoll_ = false;
+  std::atomic<bool> told_{false};   // the fall-back was logged
+  std::atomic<int> contexts_{0};
+  mutable std::atomic<uint32_t> probed_{0};   // capabilities(), once asked: see there
+};
+
+}  // namespace lunar

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contexts whose commands are blocking system calls: see call_context.h.
+// May not: allocate after attach, take a lock (but the pool's, for instructions).
+#include "superpipe/ring/call_context.h"
+
+#include <errno.h>
+
+#include <new>
+
+#include "base/arena.h"
+#include "superpipe/ring/delegate_context.h"
+#include "superpipe/ring/sync_context.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kThreads = 8;   // calls in flight at one time, of a device
+
+class CallContext final : public DelegateContext {
+ public:
+  static int create(const JoinedFiles& files, Device* device, DelegatePool* pool, const ContextOptions& options, OwnedContext** out) {
+    if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
+    const size_t head = round_up(sizeof(CallContext), 64);
+    auto* memory = static_cast<char*>(map_private(mapping_bytes(head, options.depth), ForkPolicy::kInherit));
+    if (!memory) return -ENOMEM;
+    auto* context = new (memory) CallContext(files, device);
+    context->start(memory, head, pool, options);
+    *out = context;
+    return 0;
+  }
+
+ private:
+  // Who waits does not help: a wait must be able to end before a call does.
+  CallContext(const JoinedFiles& files, Device* device) : DelegateContext({false, 1, 100'000}), files_(files), device_(device) {}
+  int64_t carry_out(const Command& command, bool) override {
+    return device_ ? device_->transfer(command) : transfer_on(files_, command);
+  }
+  bool delegates(uint64_t) override { return true; }
+
+  const JoinedFiles files_;
+  Device* const device_;   // in place of files_
+};
+
+}  // namespace
+
+bool CallPool::runs(const ContextOptions& options) {
+  return options.delegate && pool_.create() == 0 && pool_.start(kThreads, "lunar-io") == 0;
+}
+
+int CallPool::attach(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out) {
+  if (runs(options)) return CallContext::create(files, nullptr, &pool_, options, out);
+  return SyncContext::create(files, options, out);
+}
+
+int CallPool::attach(Device* device, const ContextOptions& options, OwnedContext** out) {
+  if (runs(options)) return CallContext::create({}, device, &pool_, options, out);
+  return SyncContext::create(device, options, out);
+}
+
+}  // namespace lunar

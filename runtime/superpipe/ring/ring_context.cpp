@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// The io_uring contexts' common part: see ring_context.h.
+//
+// Waiting: a thread that spins takes its completion 20 us earlier than one that must be woken, so a wait may spin for
+// 1.5x the usual read latency (200 us at most). It does not when that cannot pay:
+//   many in flight    the device is the limit; to sleep lets completions gather, and costs half the CPU
+//   a slow device     the next completion is not near
+//   a CPU others want the spinner is preempted when its completion comes (seen as a gap in its clock): sleep for a while
+//   as many spinners as CPUs
+// Who counts CPU more than the latency of one completion calls exchange: one system call then brings many.
+// May not: allocate after start, take a lock.
+#include "superpipe/ring/ring_context.h"
+
+#include <errno.h>
+#include <sys/resource.h>
+
+#include "base/arena.h"
+#include "superpipe/wakeups.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
+constexpr uint64_t kSpinFirstNs = 60'000;         // before the device is known
+constexpr uint64_t kSpinMaxNs = 200'000;
+constexpr unsigned kSpinInFlightMax = 4;
+constexpr uint64_t kPreemptedNs = 300'000;        // a gap no interrupt makes
+constexpr unsigned kSpinSkipMin = 8, kSpinSkipMax = 512;
+constexpr int64_t kUnsentNs = 100'000;            // how long await sleeps while the kernel would not take something
+constexpr size_t kWindowMaxBytes = kGiB;          // io_uring's limit for one registered buffer
+constexpr unsigned kSampleVectorMax = 16;         // longer reads say little about a page's latency
+constexpr unsigned kRegisteredMax = 32;
+
+std::atomic<int> spinners{0};
+
+// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks lie on are not let go before.
+int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count, int keep_fd, const sys::UringSetup& setup) {
+  int status = ring->init(setup);
+  if (status < 0) return status;
+  int fds[kRegisteredMax];
+  unsigned registered = 0;
+  for (unsigned i = 0; i < count; ++i) fds[registered++] = files[i]->file();
+  for (unsigned i = 0; i < count; ++i) {
+    if (files[i]->lock_file() >= 0) fds[registered++] = files[i]->lock_file();
+  }
+  if (keep_fd >= 0) fds[registered++] = keep_fd;
+  status = ring->register_files(fds, registered);
+  if (status < 0) ring->destroy();
+  return status;
+}
+
+}  // namespace
+
+// Asked anew only where the limit changed since.
+bool window_can_be_registered() {
+  constexpr size_t kProbePage = 64 * kKiB;   // a page of any kernel
+  static std::atomic<uint64_t> answer_for{0};   // the limit's hash and the answer; 0: never asked
+  rlimit limit = {};
+  (void)getrlimit(RLIMIT_MEMLOCK, &limit);
+  const uint64_t key = (limit.rlim_cur * 0x9e3779b97f4a7c15 | 3) - 1;
+  const uint64_t known = answer_for.load(std::memory_order_relaxed);
+  if ((known | 1) == (key | 1)) return (known & 1) != 0;
+  void* page = map_private(kProbePage, ForkPolicy::kDontFork);
+  const bool can = page && sys::uring_probe_window(page, kProbePage) == 0;
+  if (page) unmap_private(page, kProbePage);
+  answer_for.store(key | (can ? 1 : 0), std::memory_order_relaxed);
+  return can;
+}
+
+int RingContext::start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count, const ContextOptions& options,
+                       bool large, bool iopoll) {
+  static_assert(2 * kFilesMax + 1 <= kRegisteredMax);
+  mapping_bytes_ = mapping_bytes(head, options.depth);
+  depth_ = options.depth;
+  spin_ = options.spin;
+  shared_ = options.shared;
+  cpus_ = sys::cpu_count();
+  flights_ = reinterpret_cast<Flight*>(memory + head);
+  free_ = reinterpret_cast<uint16_t*>(memory + head + options.depth * sizeof(Flight));
+  for (unsigned i = 0; i < options.depth; ++i) free_[i] = static_cast<uint16_t>(options.depth - 1 - i);
+
+  // The completion ring is twice as large: commands and watches together never overflow it.
+  sys::UringSetup setup;
+  while (setup.entries < options.depth + (large ? WatchSet::kMax : 0)) setup.entries *= 2;
+  setup.sqpoll = options.sqpoll;
+  setup.shared = options.shared;
+  setup.in_turns = options.in_turns;
+  setup.large = large;
+  int status = open_ring(&ring_, files, count, options.keep_fd, setup);
+  if (status < 0) return status;
+  if (iopoll && !options.shared) {
+    setup.sqpoll = false;
+    setup.iopoll = true;
+    poll_more_ = open_ring(&polled_, files, count, options.keep_fd, setup) == 0;   // without it the plain ring carries everything
+  }
+  if (options.buffer && options.buffer_bytes) {
+    const iovec window = {options.buffer,
+                          options.buffer_bytes < kWindowMaxBytes ? options.buffer_bytes : kWindowMaxBytes};
+    // Where RLIMIT_MEMLOCK says no, pages are pinned per I/O.
+    polled_window_ = poll_more_ && polled_.register_buffers(&window, 1) == 0;
+    plain_window_ = ring_.register_buffers(&window, 1) == 0;
+    if (polled_window_ || plain_window_) {
+      window_ = static_cast<const char*>(window.iov_base);
+      window_bytes_ = window.iov_len;
+    }
+  }
+  return 0;
+}
+
+void RingContext::release() {
+  drain();
+  ring_.destroy();
+  polled_.destroy();
+  unmap_private(this, mapping_bytes_);
+}
+
+// Queues what there is room for; the kernel does not know of it yet.
+unsigned RingContext::queue_all(const Command* commands, unsigned n) {
+  arm_watches();
+  unsigned taken = 0;
+  uint64_t now = 0;
+  for (; taken < n && in_flight_ < depth_; ++taken) {
+    const Command& command = commands[taken];
+    const uint32_t index = free_[depth_ - in_flight_ - 1];
+    if (!queue(command, index) && (!flush() || !queue(command, index))) break;
+    const bool sample = !shared_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;   // for who spins
+    if (sample && now == 0) now = sys::now_ns();
+    flights_[index] = {command.tag, sample ? now : 0};
+    ++in_flight_;
+  }
+  return taken;
+}
+
+int RingContext::submit(const Command* commands, unsigned n) {
+  const unsigned taken = queue_all(commands, n);
+  // What the kernel does not take now (-EAGAIN, -EBUSY) stays queued; reap and wait hand it over again.
+  (void)flush();
+  note_unsent();
+  return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
+}
+
+void RingContext::arm_watches() {
+  for (unsigned i = 0; watches_.wanted && i < WatchSet::kMax; ++i) {
+    WatchSet::Watch& watch = watches_.watches[i];
+    if (watch.state != WatchSet::State::kWanted) continue;
+    if (!ring_.queue_poll_in(watch.fd, kWatchFlag | i)) return;
+    watch.state = WatchSet::State::kArmed;
+    --watches_.wanted;
+  }
+}
+
+// Hands everything queued to the kernel. False when nothing could be taken.
+bool RingContext::flush() {
+  bool some = false;
+  for (sys::Uring* ring : {&ring_, &polled_}) {
+    while (ring->queued()) {
+      if (ring->submit() <= 0) break;
+      some = true;
+      if (ring->sqpoll()) break;   // its thread takes them when it comes to them
+    }
+  }
+  return some;
+}
+
+unsigned RingContext::take_from(sys::Uring* ring, Response* out, unsigned max, bool drive) {
+  sys::Cqe done[64];
+  unsigned taken = 0;
+  uint64_t now = 0;
+  bool goes_on = false;
+  while (taken < max) {
+    const unsigned room = max - taken < 64 ? max - taken : 64;
+    const unsigned n = ring->reap(done, room, drive && taken == 0);
+    for (unsigned i = 0; i < n; ++i) {
+      const auto index = static_cast<uint32_t>(done[i].user);
+      if (done[i].user & kWatchFlag) {
+        out[taken++] = {watches_.watches[index].tag, done[i].result};
+        watches_.fired(index);
+        continue;
+      }
+      int64_t result;
+      if (ring == &polled_) --polled_in_flight_;
+      if (!finish(index, done[i].result, &result)) {
+        goes_on = true;
+        continue;
+      }
+      const Flight& flight = flights_[index];
+      out[taken++] = {flight.tag, result};
+      if (flight.start_ns && result > 0) {
+        if (now == 0) now = sys::now_ns();
+        latency_.add(now - flight.start_ns);
+      }
+      free_[depth_ - in_flight_] = static_cast<uint16_t>(index);
+      --in_flight_;
+    }
+    if (n < room) break;
+  }
+  if (goes_on) (void)ring->submit();
+  return taken;
+}
+
+unsigned RingContext::take(Response* out, unsigned max, bool drive) {
+  unsigned taken = polled_in_flight_ ? take_from(&polled_, out, max, drive) : 0;
+  if (taken < max) taken += take_from(&ring_, out + taken, max - taken, drive && taken == 0);
+  return taken;
+}
+
+int RingContext::reap(Response* out, unsigned max) {
+  if (watches_.wanted) arm_watches();
+  if (ring_.queued() || polled_.queued()) (void)flush();
+  note_unsent();
+  return static_cast<int>(take(out, max, true));
+}
+
+// What the kernel did not take has no completion to wake an await: its caller must come and hand it over again.
+int RingContext::await(int64_t timeout_ns) {
+  if (!unsent_.load(std::memory_order_relaxed)) return ring_.await(timeout_ns);
+  const int status = ring_.await(timeout_ns < 0 || timeout_ns > kUnsentNs ? kUnsentNs : timeout_ns);
+  return status == -ETIME && timeout_ns != 0 ? 0 : status;
+}
+
+void RingContext::wakeups(Wakeups* out) {
+  out->readable(ring_.descriptor());
+  if (polled_in_flight_) out->look_at(0);
+  else if (unsent_.load(std::memory_order_relaxed)) out->look_at(sys::now_ns() + kUnsentNs);
+}
+
+unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
+  if (in_flight_ > kSpinInFlightMax) return 0;
+  if (spin_skip_) {
+    --spin_skip_;
+    return 0;
+  }
+  const uint64_t usual = latency_.ns();
+  if (usual / in_flight_ > kSpinMaxNs) return 0;
+  uint64_t limit = usual ? usual + usual / 2 : kSpinFirstNs;
+  if (limit > kSpinMaxNs) limit = kSpinMaxNs;
+  if (timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < limit) limit = static_cast<uint64_t>(timeout_ns);
+
+  unsigned taken = 0;
+  if (spinners.fetch_add(1, std::memory_order_relaxed) < cpus_) {
+    uint64_t now = sys::now_ns(), before = now;
+    const uint64_t end = now + limit;
+    bool preempted = false;
+    do {
+      for (int i = 0; i < 8 && !taken; ++i) {
+        taken = take(out, max, true);
+        if (!taken) sys::cpu_relax();
+      }
+      before = now;
+      now = sys::now_ns();
+      preempted |= now - before > kPreemptedNs;
+    } while (!taken && now < end);
+    if (preempted) spin_skip_ = spin_penalty_ = spin_penalty_ * 2 < kSpinSkipMax ? spin_penalty_ * 2 : kSpinSkipMax;
+    else spin_penalty_ = kSpinSkipMin;
+  }
+  spinners.fetch_sub(1, std::memory_order_relaxed);
+  return taken;
+}
+
+// A ring that polls has no sleep with an end: asked again and again, with the plain ring beside it.
+int RingContext::wait_polled(Response* out, unsigned max, int64_t timeout_ns) {
+  const uint64_t start = timeout_ns >= 0 ? sys::now_ns() : 0;
+  for (;;) {
+    (void)flush();
+    const unsigned taken = take(out, max, true);
+    if (taken || in_flight_ == 0) return static_cast<int>(taken);
+    if (timeout_ns >= 0 && sys::now_ns() - start >= static_cast<uint64_t>(timeout_ns)) return 0;
+    if (ring_.queued() || polled_.queued()) sys::yield_cpu();   // the kernel is short of something for a moment
+  }
+}
+
+int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
+  if (max == 0) return 0;
+  unsigned taken = take(out, max, true);
+  if (taken) return static_cast<int>(taken);
+  if (in_flight_ == 0 && watches_.used == 0) return 0;
+  arm_watches();
+  if (timeout_ns == 0) {
+    (void)flush();
+    return static_cast<int>(take(out, max, true));
+  }
+  // Also after a watch has ended it, till the last polled one is in.
+  if (polled_in_flight_) return wait_polled(out, max, timeout_ns);
+  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  if (spin_ && in_flight_) {
+    (void)flush();
+    taken = spin(out, max, timeout_ns);
+    if (taken) return static_cast<int>(taken);
+  }
+  for (;;) {
+    int64_t left = timeout_ns;
+    if (timeout_ns > 0) {
+      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
+      left = passed < timeout_ns ? timeout_ns - passed : 0;
+    }
+    const int status = ring_.submit_and_wait(left);
+    taken = take(out, max, true);
+    if (taken) return static_cast<int>(taken);
+    if (in_flight_ == 0 && watches_.used == 0) return 0;
+    if (status == -ETIME || left == 0) return 0;
+    // -EAGAIN, -EBUSY: the kernel is short of something for a moment. Anything else would come back for ever.
+    if (status < 0 && status != -EAGAIN && status != -EBUSY) return status;
+    if (status < 0) sys::yield_cpu();
+  }
+}
+
+int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
+                          int64_t timeout_ns) {
+  *taken = queue_all(commands, n);
+  if (least > max) least = max;
+  if (least <= 1 || timeout_ns == 0 || polled_in_flight_) {   // the first one counts: wait() knows when to spin for it
+    const bool alone = !spin_ && *taken && in_flight_ == *taken && max;   // nothing else can come: wait() submits as it goes to sleep
+    if (!alone) (void)flush();
+    return max ? wait(out, max, timeout_ns) : 0;
+  }
+  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  unsigned got = take(out, max, false);
+  while (got < least && (in_flight_ || watches_.used)) {
+    int64_t left = timeout_ns;
+    if (timeout_ns > 0) {
+      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
+      left = passed < timeout_ns ? timeout_ns - passed : 0;
+    }
+    const unsigned coming = in_flight_ ? in_flight_ : 1;
+    const int status = ring_.submit_and_wait(left, least - got < coming ? least - got : coming);
+    got += take(out + got, max - got, true);
+    if (status == -ETIME || left == 0) break;
+    if (status < 0 && status != -EAGAIN && status != -EBUSY) return got ? static_cast<int>(got) : status;
+    if (status < 0) sys::yield_cpu();
+  }
+  if (ring_.queued()) (void)flush();
+  return static_cast<int>(got);
+}
+
+}  // namespace lunar

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files and block devices by io_uring: see uring_context.h.
+// May not: allocate after create, take a lock.
+#include "superpipe/ring/uring_context.h"
+
+#include <errno.h>
+
+#include <new>
+
+#include "base/arena.h"
+#include "superpipe/ring/sync_context.h"
+
+namespace lunar {
+namespace {
+
+// Polled: what a disk takes as one request. Beyond it little is gained either.
+constexpr size_t kPollBytesMax = 64 * 1024;
+
+}  // namespace
+
+int UringContext::create(const JoinedFiles& files, const ContextOptions& options, OwnedContext** out, bool iopoll) {
+  static_assert(JoinedFiles::kMax <= kFilesMax);
+  if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
+  const size_t head = round_up(sizeof(UringContext), 64), bytes = mapping_bytes(head, options.depth);
+  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!memory) return -ENOMEM;
+  auto* context = new (memory) UringContext;
+  for (unsigned i = 0; i < files.count; ++i) context->place_[i] = files.place[i];
+  const int status = context->start(memory, head, files.files, files.count, options, false, iopoll);
+  if (status < 0) {
+    unmap_private(memory, bytes);
+    return status;
+  }
+  *out = context;
+  return 0;
+}
+
+bool UringContext::queue(const Command& command, uint32_t index) {
+  const int file = command.file;
+  const uint64_t at = place_[file].data_offset + command.offset.value;
+  switch (command.op) {
+    case Op::kRead:
+    case Op::kWrite: {
+      const bool read = command.op == Op::kRead;
+      const int flags = read ? 0 : write_flags(command, place_[file].sector);
+      const bool poll = poll_more_ && !flags && command.iov_count == 1 && command.iov->iov_len <= kPollBytesMax;
+      sys::Uring& ring = poll ? polled_ : ring_;
+      bool fixed = (poll ? polled_window_ : plain_window_) && !(flags & RWF_ATOMIC);   // which the kernel takes from plain memory only
+      bool queued;
+      if (command.iov_count == 1) {
+        void* buffer = command.iov->iov_base;
+        const auto bytes = static_cast<unsigned>(command.iov->iov_len);
+        const int window = fixed && in_window(*command.iov) ? 0 : -1;
+        queued = read ? ring.queue_read(file, true, buffer, bytes, at, window, index)
+                      : ring.queue_write(file, true, buffer, bytes, at, window, index, flags);
+      } else {
+        fixed = fixed && ring.fixed_vectors();
+        for (uint32_t i = 0; fixed && i < command.iov_count; ++i) fixed = in_window(command.iov[i]);
+        const int window = fixed ? 0 : -1;
+        queued = read ? ring.queue_readv(file, true, command.iov, command.iov_count, at, window, index)
+                      : ring.queue_writev(file, true, command.iov, command.iov_count, at, window, index, flags);
+      }
+      polled_in_flight_ += queued && poll;
+      return queued;
+    }
+    case Op::kDiscard: return ring_.queue_discard(file, true, at, command.length, place_[file].keep, index);
+    case Op::kFlush: return ring_.queue_fsync(file, true, index);
+  }
+  return false;
+}
+
+}  // namespace lunar

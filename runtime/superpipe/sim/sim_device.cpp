@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+// The simulated device: see sim_device.h.
+// Threading: a context is its owner's; the device's memory is shared and unordered, as a disk's sectors are.
+// May not: allocate after attach.
+#include "superpipe/sim/sim_device.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <new>
+
+#include "base/arena.h"
+#include "superpipe/context_base.h"
+#include "superpipe/ring/sync_context.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kDepthMax = 4096;
+constexpr uint64_t kSectorBytes = 512;
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kSpinNs = 60'000;   // completions nearer than this are waited for on the CPU
+
+enum class Fault : uint64_t { kReadError = 1, kWriteError, kTorn, kMisdirect, kCorrupt, kPlace, kFlushError = 8, kLostFlush };
+
+// splitmix64 over (seed, I/O number, what for): the same number gives the same fate in every run.
+uint64_t chance(uint64_t seed, uint64_t io, Fault fault) {
+  uint64_t x = seed * 0x9e3779b97f4a7c15 + io * 8 + static_cast<uint64_t>(fault) % 8 + (static_cast<uint64_t>(fault) / 8 << 60);
+  for (int round = 0; round < 2; ++round) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    x ^= x >> 31;
+  }
+  return x;
+}
+
+bool strikes(const SimFaults& faults, uint64_t one_in, uint64_t io, Fault fault) {
+  return one_in != 0 && chance(faults.seed, io, fault) % one_in == 0;
+}
+
+class SimContext final : public OwnedContext {
+ public:
+  static int create(SimDevice* device, const ContextOptions& options, Context** out);
+  int submit(const Command* commands, unsigned n) override;
+  int reap(Response* out, unsigned max) override;
+  int wait(Response* out, unsigned max, int64_t timeout_ns) override;
+  int watch(int fd, uint64_t tag) override { return watches_.add(fd, tag); }
+  unsigned in_flight() const override { return count_; }
+  uint64_t usual_latency_ns() const override { return latency_.ns(); }
+  int await(int64_t timeout_ns) override;
+  void wakeups(Wakeups* out) override;
+  void release() override;
+
+ private:
+  struct Pending {
+    uint64_t due_ns;
+    uint64_t start_ns;
+    uint64_t io;
+    uint64_t until;    // what a flush covers
+    uint32_t epoch;    // of the medium's power
+    Command command;
+  };
+  SimContext() = default;
+  unsigned deliver(Response* out, unsigned max);
+
+  SimDevice* device_ = nullptr;
+  Pending* pending_ = nullptr;   // ring of depth_; delivered in the order of submission
+  unsigned depth_ = 0, first_ = 0, count_ = 0;
+  std::atomic<uint64_t> next_due_ns_{0};   // of the oldest that is pending; 0: none. For await, which runs beside the others
+  WatchSet watches_;
+  LatencyAverage latency_;
+  size_t mapping_bytes_ = 0;
+};
+
+int SimContext::create(SimDevice* device, const ContextOptions& options, Context** out) {
+  if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
+  const size_t head = round_up(sizeof(SimContext), 64), bytes = head + options.depth * sizeof(Pending);
+  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!memory) return -ENOMEM;
+  auto* context = new (memory) SimContext;
+  context->device_ = device;
+  context->pending_ = reinterpret_cast<Pending*>(memory + head);
+  context->depth_ = options.depth;
+  context->mapping_bytes_ = bytes;
+  *out = context;
+  return 0;
+}
+
+void SimContext::release() {
+  drain();
+  unmap_private(this, mapping_bytes_);
+}
+
+int SimContext::submit(const Command* commands, unsigned n) {
+  const uint64_t now = sys::now_ns();
+  unsigned taken = 0;
+  for (; taken < n && count_ < depth_; ++taken, ++count_) {
+    const SimMedium& medium = device_->medium();
+    pending_[(first_ + count_) % depth_] = {now + device_->latency_ns(commands[taken]), now, device_->next_io(), medium.completed(), medium.epoch(),
+                                            commands[taken]};
+  }
+  if (count_) next_due_ns_.store(pending_[first_].due_ns, std::memory_order_release);
+  return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
+}
+
+int64_t sim_read(SimDevice* device, const Command& command, uint64_t io) {
+  device->counters().reads.fetch_add(1, std::memory_order_relaxed);
+  if (strikes(device->faults(), device->faults().read_error, io, Fault::kReadError)) {
+    device->counters().read_errors.fetch_add(1, std::memory_order_relaxed);
+    return -static_cast<int64_t>(device->faults().error);
+  }
+  const uint64_t at = command.offset.value, size = device->size_bytes();
+  uint64_t left = at < size ? size - at : 0, done = 0;
+  for (uint32_t i = 0; i < command.iov_count && left; ++i) {
+    const uint64_t bytes = command.iov[i].iov_len < left ? command.iov[i].iov_len : left;
+    memcpy(command.iov[i].iov_base, device->memory() + at + done, bytes);
+    done += bytes;
+    left -= bytes;
+  }
+  if (done && strikes(device->faults(), device->faults().corrupt, io, Fault::kCorrupt)) {
+    device->counters().corrupted.fetch_add(1, std::memory_order_relaxed);
+    uint64_t bit = chance(device->faults().seed, io, Fault::kPlace) % (done * 8);
+    uint32_t part = 0;
+    while (bit >= command.iov[part].iov_len * 8) bit -= command.iov[part++].iov_len * 8;
+    static_cast<uint8_t*>(command.iov[part].iov_base)[bit / 8] ^= static_cast<uint8_t>(1u << bit % 8);
+  }
+  return static_cast<int64_t>(done);
+}
+
+int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
+  SimCounters& counters = device->counters();
+  const SimFaults& faults = device->faults();
+  counters.writes.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t bytes = command_bytes(command), size = device->size_bytes();
+  uint64_t at = command.offset.value, lands = bytes;
+  if (at > size || bytes > size - at) return -ENOSPC;
+  if (command.atomic && !atomic_fits(command, faults.atomic)) return -EINVAL;
+  const uint64_t place = chance(faults.seed, io, Fault::kPlace);
+  if (strikes(faults, faults.write_error, io, Fault::kWriteError)) {
+    counters.write_errors.fetch_add(1, std::memory_order_relaxed);
+    return -static_cast<int64_t>(faults.error);
+  }
+  const bool whole = command.atomic || bytes <= kSectorBytes;
+  if (!command.atomic && bytes >= kSectorBytes && strikes(faults, faults.torn, io, Fault::kTorn)) {
+    counters.torn.fetch_add(1, std::memory_order_relaxed);
+    lands = place % (bytes / kSectorBytes) * kSectorBytes;
+  } else if (strikes(faults, faults.misdirect, io, Fault::kMisdirect)) {
+    const uint64_t places = (size - bytes) / kPageBytes + 1;   // where all of it fits
+    uint64_t other = place % places;
+    if (other * kPageBytes == at) other = (other + 1) % places;
+    if (other * kPageBytes != at) {   // a device with one place has no other
+      counters.misdirected.fetch_add(1, std::memory_order_relaxed);
+      at = other * kPageBytes;
+    }
+  }
+  return device->medium().write(at, command.iov, lands, whole, command.fua) ? static_cast<int64_t>(bytes) : -EIO;
+}
+
+int64_t sim_flush(SimDevice* device, uint64_t io, uint64_t until) {
+  SimCounters& counters = device->counters();
+  const SimFaults& faults = device->faults();
+  counters.flushes.fetch_add(1, std::memory_order_relaxed);
+  if (strikes(faults, faults.flush_error, io, Fault::kFlushError)) {
+    counters.flush_errors.fetch_add(1, std::memory_order_relaxed);
+    return -static_cast<int64_t>(faults.error);
+  }
+  if (strikes(faults, faults.lost_flush, io, Fault::kLostFlush)) {
+    counters.lost_flushes.fetch_add(1, std::memory_order_relaxed);
+    return 0;
+  }
+  return device->medium().flush(until) ? 0 : -EIO;
+}
+
+// until: what a flush covers. epoch: of the medium's power when the command was submitted.
+int64_t carry_out(SimDevice* device, const Command& command, uint64_t io, uint64_t until, uint32_t epoch) {
+  const bool read = command.op == Op::kRead;
+  if (device->failing(read) || !device->medium().powered() || device->medium().epoch() != epoch) {
+    (read ? device->counters().read_errors : device->counters().write_errors).fetch_add(1, std::memory_order_relaxed);
+    return -EIO;
+  }
+  const uint64_t at = command.offset.value, size = device->size_bytes();
+  switch (command.op) {
+    case Op::kRead: return sim_read(device, command, io);
+    case Op::kWrite: return sim_write(device, command, io);
+    case Op::kDiscard:
+      if (at > size || command.length > size - at) return -EINVAL;
+      return device->medium().zero(at, command.length) ? 0 : -EIO;
+    case Op::kFlush: return sim_flush(device, io, until);
+  }
+  return -EINVAL;
+}
+
+unsigned SimContext::deliver(Response* out, unsigned max) {
+  if (count_ == 0 || max == 0) return 0;
+  const uint64_t now = sys::now_ns();
+  unsigned taken = 0;
+  for (; taken < max && count_ && pending_[first_].due_ns <= now; ++taken, --count_) {
+    const Pending& pending = pending_[first_];
+    out[taken] = {pending.command.tag, carry_out(device_, pending.command, pending.io, pending.until, pending.epoch)};
+    if (pending.command.op == Op::kRead) latency_.add(now - pending.start_ns);
+    first_ = (first_ + 1) % depth_;
+  }
+  next_due_ns_.store(count_ ? pending_[first_].due_ns : 0, std::memory_order_release);
+  return taken;
+}
+
+int SimContext::await(int64_t timeout_ns) {
+  const uint64_t due = next_due_ns_.load(std::memory_order_acquire), now = sys::now_ns();
+  if (due <= now) return 0;   // there already, or nothing to wait for
+  const bool in_time = timeout_ns < 0 || due - now <= static_cast<uint64_t>(timeout_ns);
+  sys::sleep_ns(in_time ? due - now : static_cast<uint64_t>(timeout_ns));
+  return in_time ? 0 : -ETIME;
+}
+
+void SimContext::wakeups(Wakeups* out) {
+  watches_.wakeups(out);
+  if (const uint64_t due = next_due_ns_.load(std::memory_order_acquire)) out->look_at(due);
+}
+
+int SimContext::reap(Response* out, unsigned max) {
+  unsigned taken = deliver(out, max);
+  if (taken < max && watches_.used) {
+    const int n = serve_watches(&watches_, out + taken, max - taken, 0);
+    if (n > 0) taken += static_cast<unsigned>(n);
+  }
+  return static_cast<int>(taken);
+}
+
+int SimContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
+  const uint64_t start = sys::now_ns();
+  for (;;) {
+    const int taken = reap(out, max);
+    if (taken != 0 || max == 0 || (count_ == 0 && watches_.used == 0)) return taken;
+    const uint64_t now = sys::now_ns();
+    int64_t left = -1;
+    if (timeout_ns >= 0) {
+      left = timeout_ns - static_cast<int64_t>(now - start);
+      if (left <= 0) return 0;
+    }
+    if (count_) {
+      const uint64_t due = pending_[first_].due_ns;
+      const int64_t until = due > now ? static_cast<int64_t>(due - now) : 0;
+      if (left < 0 || until < left) left = until;
+    }
+    if (count_ && static_cast<uint64_t>(left) < kSpinNs) {
+      sys::cpu_relax();
+      continue;
+    }
+    // Waking takes its time too: sleep a little less, spin the rest.
+    const int n = serve_watches(&watches_, out, max, count_ ? left - static_cast<int64_t>(kSpinNs) / 2 : left);
+    if (n != 0) return n;
+  }
+}
+
+int size_setting(const char* text, size_t length, uint64_t* out) {
+  char copy[32] = {};
+  if (length >= sizeof copy) return -EINVAL;
+  memcpy(copy, text, length);
+  return parse_size(copy, out);
+}
+
+// "key=value" settings after the size.
+int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t length, ErrorText* why) {
+  struct Setting {
+    const char* name;
+    uint64_t* value;
+  } const settings[] = {{"seed", &faults->seed},           {"latency_us", &faults->latency_us},
+                        {"stall", &faults->stall},         {"stall_us", &faults->stall_us},
+                        {"stalls", &faults->stalls},
+                        {"read_error", &faults->read_error}, {"write_error", &faults->write_error},
+                        {"torn", &faults->torn},           {"misdirect", &faults->misdirect},
+                        {"corrupt", &faults->corrupt},     {"errno", &faults->error},
+                        {"flush_error", &faults->flush_error}, {"lost_flush", &faults->lost_flush}};
+  for (const Setting& setting : settings) {
+    const size_t name = strlen(setting.name);
+    if (length <= name + 1 || strncmp(text, setting.name, name) != 0 || text[name] != '=') continue;
+    char* end = nullptr;
+    errno = 0;
+    *setting.value = strtoull(text + name + 1, &end, 10);
+    const bool whole = errno == 0 && end == text + length && text[name + 1] != '-';
+    if (whole && (faults->error == 0 || faults->error > 4095)) return why->set(-EINVAL, "LUN %s: errno is 1 to 4095", uri);
+    if (whole) return 0;
+    return why->set(-EINVAL, "LUN %s: %s needs a whole number", uri, setting.name);
+  }
+  return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, flush_error, torn, "
+                  "misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, atomic, name", uri, static_cast<int>(length), text);
+}
+
+}  // namespace
+
+int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
+  const char* text = uri + 4;   // after "sim:"
+  size_t length = strcspn(text, ",");
+  uint64_t size = 0, cache = 0;
+  if (size_setting(text, length, &size) < 0 || size < kPageBytes)
+    return why->set(-EINVAL, "LUN %s: '%.*s' is not a size of 4k or more; write sim:SIZE[,key=value]...", uri, static_cast<int>(length), text);
+  SimFaults faults;
+  char shared[SimMedium::kNameBytes] = {};
+  for (text += length; *text == ','; text += length) {
+    length = strcspn(++text, ",");
+    if (strncmp(text, "name=", 5) == 0) {
+      if (length == 5 || length - 5 >= sizeof shared)
+        return why->set(-EINVAL, "LUN %s: name needs 1 to %zu letters", uri, sizeof shared - 1);
+      memset(shared, 0, sizeof shared);
+      memcpy(shared, text + 5, length - 5);
+      continue;
+    }
+    if (strncmp(text, "cache=", 6) == 0) {
+      if (size_setting(text + 6, length - 6, &cache) < 0 || cache < kPageBytes)
+        return why->set(-EINVAL, "LUN %s: cache needs a size of 4k or more", uri);
+      continue;
+    }
+    if (strncmp(text, "atomic=", 7) == 0) {
+      if (size_setting(text + 7, length - 7, &faults.atomic) < 0 || (faults.atomic & (faults.atomic - 1)))
+        return why->set(-EINVAL, "LUN %s: atomic needs a size that is a power of two, or 0", uri);
+      continue;
+    }
+    const int err = parse_setting(&faults, uri, text, length, why);
+    if (err < 0) return err;
+  }
+  size = round_down(size, kPageBytes);
+  if (options.want_bytes > size)
+    return why->set(-ENOSPC, "LUN %s: %s large, %s wanted; give a larger one", uri, format_size(size).text,
+                    format_size(options.want_bytes).text);
+  const size_t name_bytes = strlen(uri) + 1;
+  auto* device = arena_new<SimDevice>();
+  auto* name = static_cast<char*>(arena_alloc(name_bytes, 8));
+  if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
+  const int err = SimMedium::find_or_make(uri, shared, size, round_up(cache, kPageBytes), &device->medium_, why);
+  if (err < 0) return err;
+  memcpy(name, uri, name_bytes);
+  device->name_ = name;
+  device->size_bytes_ = size;
+  device->faults_ = faults;
+  *out = device;
+  return 0;
+}
+
+void SimDevice::close() {
+  LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
+  medium_->close();
+  medium_ = nullptr;
+}
+
+int64_t SimDevice::transfer(const Command& command) {
+  const uint64_t until = medium_->completed();
+  const uint32_t epoch = medium_->epoch();
+  if (const uint64_t latency = latency_ns(command)) sys::sleep_ns(latency);
+  return carry_out(this, command, next_io(), until, epoch);
+}
+
+Capabilities SimDevice::capabilities() const {
+  Capabilities out;
+  out.discard = true;
+  out.polled = true;
+  out.persistent = false;
+  out.atomic_write_bytes = faults_.atomic;
+  out.fua = medium_->cached() ? Fua::kWriteThrough : Fua::kFree;
+  out.memory_align = 1;
+  return out;
+}
+
+int SimDevice::attach(const ContextOptions& options, Context** out) {
+  const int status = SimContext::create(this, options, out);
+  if (status == 0) contexts_.fetch_add(1, std::memory_order_relaxed);
+  return status;
+}
+
+void SimDevice::detach(Context* context) {
+  static_cast<OwnedContext*>(context)->release();
+  contexts_.fetch_sub(1, std::memory_order_release);
+}
+
+int SimDevice::reserve(DeviceOffset offset, uint64_t length) {
+  return offset.value > size_bytes_ || length > size_bytes_ - offset.value ? -ENOSPC : 0;
+}
+
+}  // namespace lunar

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device of memory that misbehaves on request: sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P]
+// [,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,errno=N][,cache=SIZE][,atomic=SIZE]
+// [,name=X], P = one in P I/Os (0: never). Devices of one name share one memory,
+// for as long as the process lives: several paths to one medium, or a medium that outlives its device. All of one name are of
+// one size.
+//
+//   read_error, write_error   the command ends with -errno (a number; EIO unless given); a failed write leaves the medium as it was
+//   torn                      only the first sectors (512 bytes) of a write land; success is reported
+//   misdirect                 a write lands at another page; its own place keeps what it held; success is reported
+//   corrupt                   a read delivers one flipped bit; the medium is sound
+//   flush_error               a flush ends with -errno, and nothing became durable by it
+//   lost_flush                the same, and success is reported
+//   cache                     of that size and volatile: what is in it a power loss may take (cut_power(); sim_medium.h). Without one all that completes stays.
+//                             A flush makes durable what completed before it was submitted, and nothing of what was in flight then
+//   atomic                    the most that Command::atomic can be, 512 unless given. Such a write is never torn, by `torn` or a power loss; any other is,
+//                             between sectors, however small and aligned
+//   stall, stall_us, stalls   the first I/O (the first N) that begins at page `stall` (4 KiB) takes stall_us longer; what its context got
+//                             after it comes after it
+//
+// What happens to I/O number n is a hash of (seed, n): a run with one thread replays. Data moves when a completion is
+// delivered, in order of its due time. Contexts share the memory and nothing else but the I/O number and counters.
+// Threading: as every device. Submit, reap, wait, watch do not allocate.
+#pragma once
+#include <atomic>
+
+#include "superpipe/device.h"
+#include "superpipe/sim/sim_medium.h"
+
+namespace lunar {
+
+struct SimFaults {
+  uint64_t seed = 1;
+  uint64_t latency_us = 0;
+  uint64_t stall = 0, stall_us = 0, stalls = 1;
+  uint64_t read_error = 0, write_error = 0, torn = 0, misdirect = 0, corrupt = 0, flush_error = 0, lost_flush = 0;
+  uint64_t atomic = 512;    // that Command::atomic may be
+  uint64_t error = 5;   // that read_error and write_error end with: EIO
+};
+
+struct SimCounters {
+  std::atomic<uint64_t> reads{0}, writes{0}, flushes{0};
+  std::atomic<uint64_t> read_errors{0}, write_errors{0}, torn{0}, misdirected{0}, corrupted{0}, flush_errors{0}, lost_flushes{0};
+};
+
+class SimDevice final : public Device {
+ public:
+  [[nodiscard]] static int open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
+  void detach(Context* context) override;
+  [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
+  void release(DeviceOffset, uint64_t) override {}
+  uint64_t size_bytes() const override { return size_bytes_; }
+  bool growable() const override { return false; }
+  [[nodiscard]] int64_t transfer(const Command& command) override;
+  uint32_t io_align() const override { return 512; }
+  Capabilities capabilities() const override;
+  const char* name() const override { return name_; }
+  const char* kind() const override { return "sim"; }
+  unsigned fd_count() const override { return 0; }
+  int fd(unsigned) const override { return -1; }
+  void reopen(unsigned, int) override {}
+  void close() override;
+
+  char* memory() const { return medium_->memory(); }
+  SimMedium& medium() const { return *medium_; }   // its power is that of all devices of the name
+  const SimFaults& faults() const { return faults_; }
+  SimCounters& counters() { return counters_; }
+  // From now on all reads, all writes (and discards, flushes) end with -EIO. Any thread.
+  void set_failing(bool reads, bool writes) {
+    failing_reads_.store(reads, std::memory_order_release);
+    failing_writes_.store(writes, std::memory_order_release);
+  }
+  bool failing(bool read) const { return (read ? failing_reads_ : failing_writes_).load(std::memory_order_acquire); }
+  // How long this I/O takes.
+  uint64_t latency_ns(const Command& command) {
+    const bool stalls = faults_.stall_us && command.offset.value == faults_.stall * 4096 && command.op != Op::kFlush &&
+                        stalled_.fetch_add(1, std::memory_order_relaxed) < faults_.stalls;
+    return (faults_.latency_us + (stalls ? faults_.stall_us : 0)) * 1000;
+  }
+  uint64_t next_io() { return next_io_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  const char* name_ = nullptr;
+  SimMedium* medium_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  SimFaults faults_;
+  SimCounters counters_;
+  std::atomic<uint64_t> next_io_{0};
+  std::atomic<int> contexts_{0};
+  std::atomic<uint64_t> stalled_{0};
+  std::atomic<bool> failing_reads_{false}, failing_writes_{false};
+};
+
+}  // namespace lunar
