@@ -41,7 +41,7 @@
 #include "cblk/lanes.h"
 #include "cblk/late_writes.h"
 #include "cblk/table.h"
-#include "lun/virtual_lun.h"
+#include "lun/volume/virtual_lun.h"
 #include "superpipe/device.h"
 
 namespace lunar::cblk {

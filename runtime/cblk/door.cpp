@@ -10,6 +10,7 @@
 
 #include "base/format.h"
 #include "lun/compose.h"
+#include "lun/raid/path_device.h"
 
 namespace lunar::cblk {
 namespace {

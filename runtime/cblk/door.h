@@ -4,7 +4,7 @@
 #pragma once
 #include <cstddef>
 
-#include "lun/virtual_lun.h"
+#include "lun/volume/virtual_lun.h"
 #include "superpipe/device.h"
 
 namespace lunar::cblk {

@@ -11,11 +11,9 @@
 #include "base/arena.h"
 #include "base/format.h"
 #include "base/log.h"
-#include "lun/medium.h"
-#include "lun/member_label.h"
-#include "lun/path_device.h"
-#include "lun/stripe_device.h"
-#include "superpipe/device_files.h"
+#include "lun/member_set.h"
+#include "lun/raid/path_device.h"
+#include "lun/raid/stripe_device.h"
 #include "superpipe/registry.h"
 #include "sys/file.h"
 
@@ -176,59 +174,6 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
   }
 }
 
-namespace {
-
-// Whether all of these devices have the same locks, whichever is the first.
-bool same_locks(Device* const* devices, unsigned count) {
-  struct stat first {}, other;
-  for (unsigned i = 0; i < count; ++i) {
-    struct stat* status = i == 0 ? &first : &other;
-    if (sys::file_status(devices[i]->fd(devices[i]->lock_count() - 1), status) < 0) return false;
-    if (i > 0 && (other.st_dev != first.st_dev || other.st_ino != first.st_ino)) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
-int paths_in_order(Device* raw, ErrorText* why) {
-  if (strcmp(raw->kind(), "paths") != 0) return 0;
-  auto* paths = static_cast<PathDevice*>(raw);
-  Device* devices[kFanMembersMax];
-  const char* missing = nullptr;
-  PathInfo one;
-  unsigned count = 0;
-  for (unsigned i = 0; i < paths->member_count(); ++i) {
-    Device* device = paths->member(i);
-    if (device && device->lock_count()) devices[count++] = device;
-    if (device) continue;
-    paths->describe(i, &one);
-    missing = one.connection;
-  }
-  if (count == 0) return 0;
-  if (same_locks(devices, count) && (!missing || locks_know_medium(raw->fd(raw->lock_count() - 1)))) return 0;
-  if (missing)
-    return why->set(-ENXIO, "LUN %s: path %s is missing; virtual LUNs are locked by the first path, so bring it back, or leave "
-                    "it out in every process", raw->name(), missing);
-  uint64_t before = 0;
-  for (unsigned i = 0; i < count; ++i) {
-    struct stat status;
-    if (sys::file_status(devices[i]->fd(0), &status) < 0) continue;
-    if (status.st_rdev < before)
-      return why->set(-EINVAL, "LUN %s: virtual LUNs are locked by the first path; write the paths in the order of their device "
-                      "numbers (ls -l)", raw->name());
-    before = status.st_rdev;
-  }
-  return 0;
-}
-
-void path_named(PathInfo* out, const char* uri) {
-  const char* slash = strrchr(uri, '/');
-  const char* base = slash ? slash + 1 : uri;
-  format_to(out->name, sizeof out->name, "%.*s", static_cast<int>(strcspn(base, ",")), base);
-  format_to(out->connection, sizeof out->connection, "%s", uri);
-}
-
 int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* why) {
   *out = nullptr;
   struct stat status;
@@ -255,31 +200,6 @@ int physical_end(const char* uri, ErrorText* why) {
   status = physical->end(why);
   physical->close();
   return status;
-}
-
-int device_paths(Device* device, PathInfo* out, unsigned max) {
-  if (max == 0) return 0;
-  const char* kind = device->kind();
-  if (strcmp(kind, "paths") == 0) {
-    auto* paths = static_cast<PathDevice*>(device);
-    unsigned n = 0;
-    for (; n < paths->member_count() && n < max; ++n) {
-      out[n] = {};
-      paths->describe(n, &out[n]);
-    }
-    return static_cast<int>(n);
-  }
-  if (strcmp(kind, "stripe") == 0) {
-    auto* stripe = static_cast<FanDevice*>(device);
-    int n = 0;
-    for (unsigned i = 0; i < stripe->member_count(); ++i) n += device_paths(stripe->member(i), out + n, max - static_cast<unsigned>(n));
-    return n;
-  }
-  out[0] = {};
-  path_named(&out[0], device->name());
-  out[0].status = "Enabled";
-  out[0].primary = true;
-  return 1;
 }
 
 }  // namespace lunar

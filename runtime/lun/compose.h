@@ -11,8 +11,8 @@
 //
 // Threading: any, blocking. Not for the fault path.
 #pragma once
-#include "lun/physical_lun.h"
-#include "lun/virtual_lun.h"
+#include "lun/volume/physical_lun.h"
+#include "lun/volume/virtual_lun.h"
 #include "superpipe/device.h"
 
 namespace lunar {
@@ -37,21 +37,5 @@ namespace lunar {
 // A regular file must give other users nothing: their rights are taken away (chmod o-rwx), or, where that is not ours to do, it is -EACCES.
 // Several LUN URIs separated by spaces are a stripe of what each of them gives.
 [[nodiscard]] int scratch_open(const char* uris, const DeviceOptions& options, Device** out, ErrorText* why);
-
-// One path of a paths: device (or the one path of any other), for `lunar lun paths`.
-struct PathInfo {
-  char name[64] = {};          // of the device it reaches
-  char connection[128] = {};   // the member's URI
-  const char* status = "";     // "Enabled", "Failed", "Missing" (AIX's lspath words)
-  bool primary = false;
-  uint64_t ios = 0, errors = 0, failovers = 0;
-};
-// Fills up to `max`; returns how many. A stripe's members are listed likewise.
-[[nodiscard]] int device_paths(Device* device, PathInfo* out, unsigned max);
-void path_named(PathInfo* out, const char* uri);   // name and connection of the member that `uri` names
-
-// Locks of a physical LUN are the first path's. Where not all paths have the same (superpipe/device_files.h), every process must have the same path there: 0 when all are present and in the order of their device numbers,
-// or raw is no paths: device; else -errno with *why.
-[[nodiscard]] int paths_in_order(Device* raw, ErrorText* why);
 
 }  // namespace lunar

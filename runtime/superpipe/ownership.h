@@ -30,7 +30,7 @@
 //   kWholeByte       kWhole, shared
 //   kPartsByte       kParts, shared
 //   kClaimedByte     shared by the description with the kernel's claim
-//   kFirstLunByte..  of virtual LUNs and their metadata: lun/lun_locks.h
+//   kFirstLunByte..  of virtual LUNs and their metadata: lun/volume/lun_locks.h
 //
 // kWhole and kParts take their byte, then look for the others'; two who meet in that moment both step back, and try again after a while that
 // differs.

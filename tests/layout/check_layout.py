@@ -48,6 +48,7 @@ BASE_MAY_USE = {"sys/mem.h", "sys/file.h", "sys/thread.h"}
 # a folder in it, or a module (its header and sources) of the part's own folder that stands on a floor of its own.
 ROOMS = {
     "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
+    "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
 }
 RUNTIME_FOLDERS = {"base", "sys", "stats", "superpipe", "lun", "cblk", "kv", "pager", "heap"}
 

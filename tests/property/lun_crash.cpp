@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "lun/metadata_image.h"
-#include "lun/virtual_lun.h"
+#include "lun/volume/metadata_image.h"
+#include "lun/volume/virtual_lun.h"
 #include "tests/support/lun_device.hpp"
 #include "tests/support/lun_file.hpp"
 

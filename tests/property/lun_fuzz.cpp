@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "base/format.h"
-#include "lun/metadata_image.h"
-#include "lun/virtual_lun.h"
+#include "lun/volume/metadata_image.h"
+#include "lun/volume/virtual_lun.h"
 #include "tests/support/lun_device.hpp"
 #include "tests/support/lun_file.hpp"
 #include "tests/support/slowness.hpp"

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "lun/virtual_lun.h"
+#include "lun/volume/virtual_lun.h"
 #include "superpipe/device.h"
 #include "superpipe/registry.h"
 

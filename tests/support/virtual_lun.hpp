@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/arena.h"
-#include "lun/virtual_impl.h"
+#include "lun/volume/virtual_impl.h"
 #include "tests/catch.hpp"
 #include "tests/support/lun_file.hpp"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "lun/compose.h"
-#include "lun/fan_out.h"
+#include "lun/raid/fan_out.h"
 #include "superpipe/sim/sim_device.h"
 #include "sys/file.h"
 #include "tests/catch.hpp"

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "lun/metadata_image.h"
-#include "lun/physical_lun.h"
+#include "lun/volume/metadata_image.h"
+#include "lun/volume/physical_lun.h"
 #include "tests/catch.hpp"
 #include "tests/support/lun_device.hpp"
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "lun/atomic_image.h"
 #include "lun/raw_io.h"
+#include "lun/volume/atomic_image.h"
 #include "superpipe/registry.h"
 #include "superpipe/sim/sim_device.h"
 #include "tests/catch.hpp"

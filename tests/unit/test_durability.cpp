@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "composite.hpp"
-#include "lun/virtual_lun.h"
+#include "lun/volume/virtual_lun.h"
 #include "superpipe/registry.h"
 #include "superpipe/sim/sim_medium.h"
 #include "tests/support/loop.hpp"

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "lun/metadata_image.h"
-#include "lun/physical_lun.h"
-#include "lun/virtual_lun.h"
+#include "lun/volume/metadata_image.h"
+#include "lun/volume/physical_lun.h"
+#include "lun/volume/virtual_lun.h"
 #include "lun_in_memory.hpp"
 #include "old_lun_image.hpp"
 #include "tests/catch.hpp"

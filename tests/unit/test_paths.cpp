@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "composite.hpp"
-#include "lun/path_device.h"
+#include "lun/raid/path_device.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 

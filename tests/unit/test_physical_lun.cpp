@@ -9,13 +9,13 @@
 #include <thread>
 #include <vector>
 
-#include "lun/lun_locks.h"
-#include "lun/metadata_image.h"
-#include "lun/physical_lun.h"
-#include "lun/virtual_lun.h"
+#include "lun/volume/lun_locks.h"
+#include "lun/volume/metadata_image.h"
+#include "lun/volume/physical_lun.h"
+#include "lun/volume/virtual_lun.h"
+#include "lun_in_memory.hpp"
 #include "superpipe/registry.h"
 #include "sys/thread.h"
-#include "lun_in_memory.hpp"
 #include "tests/catch.hpp"
 
 #define XXH_INLINE_ALL

@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "composite.hpp"
-#include "lun/member_label.h"
-#include "lun/stripe_device.h"
+#include "lun/raid/member_label.h"
+#include "lun/raid/stripe_device.h"
 #include "superpipe/registry.h"
 #include "sys/file.h"
 #include "sys/thread.h"

@@ -22,6 +22,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "lun/compose.h"
+#include "lun/raid/path_device.h"
 #include "superpipe/device.h"
 #include "sys/thread.h"
 

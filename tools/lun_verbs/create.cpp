@@ -17,8 +17,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "lun/member_label.h"
-#include "lun/metadata_image.h"
+#include "lun/raid/member_label.h"
+#include "lun/volume/metadata_image.h"
 #include "lun_verbs/in_use.h"
 #include "lun_verbs/lun_tool.h"
 #include "text.h"

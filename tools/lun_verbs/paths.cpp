@@ -3,6 +3,7 @@
 // Threading: one thread. Reads only. May not be used by runtime/ (it allocates).
 #include <cstdio>
 
+#include "lun/raid/path_device.h"
 #include "lun_verbs/in_use.h"
 #include "lun_verbs/lun_tool.h"
 #include "lun_verbs/table.h"

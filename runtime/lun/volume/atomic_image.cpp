@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading with judgement, mending, replacing: see atomic_image.h.
+// Threading: the caller locks. May not be used on the fault path.
+#include "lun/volume/atomic_image.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include <bit>
+
+#include "base/arena.h"
+#include "base/units.h"
+#include "lun/raw_io.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace lunar {
+namespace {
+
+using media::ImageHeader;
+
+const ImageHeader& header_at(const char* image) { return *reinterpret_cast<const ImageHeader*>(image); }
+uint64_t checksum_of(const ImageHeader& header) { return XXH3_64bits(&header, offsetof(ImageHeader, checksum)); }
+
+bool zeros(const char* at, uint64_t bytes) { return bytes == 0 || (at[0] == 0 && memcmp(at, at + 1, bytes - 1) == 0); }
+
+}  // namespace
+
+uint64_t unknown_read_only(const ImageSpec& spec, const ImageHeader& header) { return header.features_read_only & ~spec.known_read_only; }
+uint64_t unknown_incompatible(const ImageSpec& spec, const ImageHeader& header) { return header.features_incompatible & ~spec.known_incompatible; }
+bool features_unknown(const ImageSpec& spec, const ImageHeader& header) {
+  return (header.features_compatible & ~spec.known_compatible) || unknown_read_only(spec, header) || unknown_incompatible(spec, header);
+}
+
+void image_seal(const ImageSpec& spec, char* image) {
+  ImageHeader& header = *reinterpret_cast<ImageHeader*>(image);
+  memcpy(header.magic, spec.magic, sizeof header.magic);
+  header.version = spec.version;
+  header.header_bytes = sizeof header;
+  memcpy(header.uuid, spec.uuid, sizeof header.uuid);
+  header.super_checksum = spec.super_checksum;
+  header.body_bytes = spec.body_bytes;
+  header.body_checksum = XXH3_64bits(image + sizeof header, spec.body_bytes);
+  header.checksum = checksum_of(header);
+}
+
+bool image_header_intact(const ImageSpec& spec, const char* image) {
+  const ImageHeader& header = header_at(image);
+  return memcmp(header.magic, spec.magic, sizeof header.magic) == 0 && header.checksum == checksum_of(header) && header.version == spec.version &&
+         header.header_bytes == sizeof header && memcmp(header.uuid, spec.uuid, sizeof header.uuid) == 0 &&
+         header.super_checksum == spec.super_checksum && header.sequence != 0;
+}
+
+bool image_intact(const ImageSpec& spec, const char* image) {
+  if (!image_header_intact(spec, image)) return false;
+  const ImageHeader& header = header_at(image);
+  const uint64_t used = sizeof header + spec.body_bytes;
+  if (unknown_incompatible(spec, header) || header.body_bytes != spec.body_bytes) return false;
+  if (!features_unknown(spec, header) &&
+      !(zeros(reinterpret_cast<const char*>(header.reserved), sizeof header.reserved) && zeros(image + used, spec.slot_bytes - used)))
+    return false;
+  return header.body_checksum == XXH3_64bits(image + sizeof header, spec.body_bytes);
+}
+
+int AtomicImage::prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places, ImageJudge* judge) {
+  const size_t bytes = (2 * places.copies + 1) * spec.slot_bytes;
+  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!memory) return -ENOMEM;
+  raw_ = raw;
+  spec_ = spec;
+  places_ = places;
+  judge_ = judge;
+  slots_ = memory;
+  image_ = memory + 2 * places.copies * spec.slot_bytes;
+  mapping_bytes_ = bytes;
+  loaded_ = false;
+  return 0;
+}
+
+void AtomicImage::release() {
+  if (slots_) unmap_private(slots_, mapping_bytes_);
+  slots_ = nullptr;
+  loaded_ = false;
+}
+
+int AtomicImage::read_slots() {
+  const uint64_t side = 2 * spec_.slot_bytes;
+  int status = 0;
+  for (unsigned copy = 0; copy < places_.copies && status == 0; ++copy) status = raw_io(raw_, Op::kRead, places_.offset[copy], slots_ + copy * side, side);
+  if (status != -EIO) return status;
+  // A place that cannot be read is a damaged one: the others may do.
+  for (unsigned i = 0; i < slots(); ++i) {
+    status = raw_io(raw_, Op::kRead, offset_of(i), slot(i), spec_.slot_bytes);
+    if (status == -EIO) memset(slot(i), 0, spec_.slot_bytes);
+    else if (status < 0) return status;
+  }
+  return 0;
+}
+
+// nullptr: slot i holds a sound image that belongs there. valid: of those before it.
+const char* AtomicImage::fault_of(unsigned i, const bool* valid) {
+  // The same bytes as in the first copy, which was judged: nothing more to say.
+  const bool same = i >= 2 && valid[i - 2] && memcmp(slot(i - 2), slot(i), spec_.slot_bytes) == 0;
+  if (!same && !image_intact(spec_, slot(i))) return "a checksum is wrong";
+  if (!same && judge_) {
+    if (const char* fault = judge_->fault(header_of(i), slot(i) + sizeof(ImageHeader))) return fault;
+  }
+  return header_of(i).sequence % 2 == i % 2 ? nullptr : "an image in the wrong slot";
+}
+
+// Finds the newest image and which slots are out of form. 0; -EBADMSG for what no crash and no rot leaves.
+int AtomicImage::judge(unsigned* newest, unsigned* bad, const char** what) {
+  bool valid[kSlotsMax];
+  int best = -1;
+  *bad = 0;
+  *what = "";
+  for (unsigned i = 0; i < slots(); ++i) {
+    const char* fault = fault_of(i, valid);
+    valid[i] = !fault;
+    if (fault && !**what) *what = fault;
+    if (valid[i] && (best < 0 || header_of(i).sequence > header_of(static_cast<unsigned>(best)).sequence)) best = static_cast<int>(i);
+  }
+  if (best < 0) return -EBADMSG;
+  const auto top = static_cast<unsigned>(best);
+  const uint64_t sequence = header_of(top).sequence;
+  if (sequence < 2) return -EBADMSG;   // a format that did not come to its end
+  uint64_t before = 0;   // checksum of image N - 1
+  for (unsigned i = 0; i < slots(); ++i) {
+    const uint64_t due = i % 2 == top % 2 ? sequence : sequence - 1;
+    if (!valid[i] || header_of(i).sequence != due) {
+      *bad |= 1u << i;
+      if (!**what) *what = "a copy is older than the others";
+      continue;
+    }
+    if (due == sequence - 1) before = header_of(i).checksum;
+    const unsigned other = i ^ 2;
+    const bool twice = i >= 2 && valid[other] && header_of(other).sequence == due;
+    if (twice && header_of(other).checksum != header_of(i).checksum) {
+      *what = "two copies of one image differ";
+      return -EBADMSG;
+    }
+  }
+  if (before && header_of(top).previous != before) {
+    *what = "the newest image does not follow the one before it";
+    return -EBADMSG;
+  }
+  *newest = top;
+  return 0;
+}
+
+int AtomicImage::mend(unsigned bad, SlotReport* report) {
+  int status = raw_flush(raw_);   // what was read may be on its way to the medium still
+  for (unsigned i = 0; places_.copies == 2 && i < slots() && status == 0; ++i) {
+    if (!(bad >> i & 1)) continue;
+    status = raw_write_durable(raw_, offset_of(i), slot(i ^ 2), spec_.slot_bytes);
+    report->mended += status == 0;
+  }
+  return status;
+}
+
+int AtomicImage::load(Mend mend_what, SlotReport* report) {
+  loaded_ = false;
+  unsigned newest = 0, bad = 0;
+  int status = read_slots();
+  if (status < 0) return status;
+  for (unsigned i = 0; i < slots(); ++i) {   // any of them: an older image that cannot be judged could not be mended
+    if (image_header_intact(spec_, slot(i))) report->unknown |= unknown_incompatible(spec_, header_of(i));
+  }
+  if (report->unknown) return -EPROTONOSUPPORT;
+  status = judge(&newest, &bad, &report->what);
+  report->bad = bad;
+  report->mended = 0;
+  if (status < 0) return status;
+  report->unknown = unknown_read_only(spec_, header_of(newest));
+  if (report->unknown && mend_what != Mend::kNo) return -EROFS;
+  // Two out of form: an acknowledged image is in both slots of its parity, so while one of each parity is sound, the newest
+  // sound one is what was acknowledged last or newer.
+  const unsigned bad_count = static_cast<unsigned>(std::popcount(bad));
+  const bool each_parity = (bad & 5) != 5 && (bad & 10) != 10;
+  if (bad_count > 2 || (bad_count == 2 && !(mend_what == Mend::kProven && each_parity))) return -EBADMSG;
+  // With one copy the newest may be the only one of its kind, and still on its way to the medium: the next change goes over the other.
+  if ((bad_count || places_.copies == 1) && mend_what != Mend::kNo) {
+    status = mend(bad, report);
+    if (status < 0) return status;
+  }
+  memcpy(image_, slot(newest), spec_.slot_bytes);
+  loaded_ = true;
+  return 0;
+}
+
+const char* AtomicImage::newest_intact() const {
+  const char* found = nullptr;
+  for (unsigned i = 0; i < slots(); ++i) {
+    if (image_intact(spec_, slot(i)) && (!found || header_of(i).sequence > header_at(found).sequence)) found = slot(i);
+  }
+  return found;
+}
+
+int AtomicImage::commit() {
+  if (!loaded_) return -EIO;   // what an earlier failure left unread is no ground for a change
+  const uint64_t next = sequence() + 1;
+  header().previous = header().checksum;
+  header().sequence = next;
+  image_seal(spec_, image_);
+  LUNAR_CHECK(!judge_ || !judge_->fault(header(), body()), "metadata that is about to be written");
+  int status = 0;
+  for (unsigned copy = 0; copy < places_.copies && status == 0; ++copy)
+    status = raw_write_durable(raw_, offset_of(static_cast<unsigned>(next % 2) + 2 * copy), image_, spec_.slot_bytes);
+  if (status == 0) return 0;
+  SlotReport report;
+  if (load(Mend::kOne, &report) < 0) return status;
+  return sequence() == next ? 0 : status;
+}
+
+int AtomicImage::format() {
+  memset(image_, 0, spec_.slot_bytes);
+  for (uint64_t number = 1; number <= 2; ++number) {
+    header().previous = header().checksum;
+    header().sequence = number;
+    image_seal(spec_, image_);
+    for (unsigned copy = 0; copy < places_.copies; ++copy) {
+      const int status = raw_io(raw_, Op::kWrite, offset_of(static_cast<unsigned>(number % 2) + 2 * copy), image_, spec_.slot_bytes);
+      if (status < 0) return status;
+    }
+  }
+  loaded_ = true;
+  return raw_flush(raw_);
+}
+
+}  // namespace lunar

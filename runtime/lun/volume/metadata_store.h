@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The metadata of a physical LUN on its device: an atomic image (atomic_image.h) in two copies, in front of the data and behind it. What is
+// looked at on every load is everything: four slots, so that rot is found while there is a copy.
+//
+// Threading: the caller locks (metadata lock and mutex). Blocking. Memory: mappings, made by prepare().
+#pragma once
+#include "lun/volume/atomic_image.h"
+#include "lun/volume/metadata_image.h"
+
+namespace lunar {
+
+class MetadataStore final : private ImageJudge {
+ public:
+  [[nodiscard]] int prepare(Device* raw, const Geometry& geometry, const LunIdentity& identity);   // 0, -ENOMEM
+  void release();
+  [[nodiscard]] int load(Mend mend, SlotReport* report) { return images_.load(mend, report); }
+  [[nodiscard]] int commit() { return images_.commit(); }
+  [[nodiscard]] int format() { return images_.format(); }
+  bool loaded() const { return images_.loaded(); }
+  void census(ImageCensus* out);   // of image(), or, where none was found sound, of the newest intact one as read (all 0: none is)
+  MetadataImage image() const { return {images_.image(), &geometry_}; }
+  uint64_t sequence() const { return images_.sequence(); }
+  const Geometry& geometry() const { return geometry_; }
+  const uint8_t* uuid() const { return identity_.uuid; }
+
+ private:
+  const char* fault(const media::ImageHeader& header, const char* body) override;
+
+  AtomicImage images_;
+  Geometry geometry_;
+  LunIdentity identity_;
+  SoundScratch* scratch_ = nullptr;
+};
+
+}  // namespace lunar

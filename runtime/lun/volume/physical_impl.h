@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of a PhysicalLun, for virtual_lun.cpp: entries and extents, each call one change under the metadata lock.
+//
+//   Session    mutex, metadata lock, newest image read and mended; the change is made in place in image(), then commit()
+//
+// Order within a change: what must hold for the new image (zeros, space on a file system) comes before its commit, what the
+// old one still needed (discarding freed extents) after it, all under the lock.
+// Threading: as physical_lun.h. A forked child may go on with what it inherited.
+#pragma once
+#include <atomic>
+
+#include "lun/raw_io.h"
+#include "lun/volume/lun_locks.h"
+#include "lun/volume/metadata_store.h"
+#include "lun/volume/physical_lun.h"
+#include "sys/thread.h"
+
+namespace lunar {
+
+constexpr unsigned kNoEntry = UINT32_MAX;
+constexpr char kUnknownData[] = "unknown data";        // device_holds(): foreign, and nobody knows what
+// A killed owner's ring holds its file for some milliseconds after the process is gone: what looks busy is asked again.
+constexpr int kBusyTries = 25;
+constexpr uint64_t kBusyPauseNs = 10'000'000;
+
+inline uint64_t extents_for(uint64_t bytes, const Geometry& geometry) {
+  return bytes / geometry.extent_bytes + (bytes % geometry.extent_bytes != 0);
+}
+
+// A virtual LUN as its owner keeps it.
+struct OwnedLun {
+  unsigned index = kNoEntry;
+  uint8_t uuid[16] = {};
+  bool scratch = false;
+  bool exclusive = true;
+  bool zeroed = true;
+  uint64_t size_bytes = 0;
+  uint64_t extents = 0;
+  uint64_t limit_bytes = 0;                    // size and free space, when it was opened
+  std::atomic<uint32_t>* map = nullptr;        // by position; of geometry().extent_count
+  VirtualLunInfo info;
+};
+
+struct NewLun {
+  const char* name = "";
+  LunType type = LunType::kBlocks;
+  uint64_t size_bytes = 0;
+  uint32_t cipher_id = 0;
+  uint8_t key_check[16] = {};
+};
+
+class PhysicalLunImpl final : public PhysicalLun {
+ public:
+  static int make(Device* raw, Format format, PhysicalLunImpl** out, ErrorText* why);
+  void close() override;
+  [[nodiscard]] int info(PhysicalLunInfo* out) override;
+  [[nodiscard]] int list(VirtualLunInfo* out, unsigned max, unsigned first) override;
+  [[nodiscard]] int remove(const char* name, ErrorText* why) override;
+  [[nodiscard]] int check(bool repair, CheckReport* report) override;
+  [[nodiscard]] int end(ErrorText* why) override;
+  Device* device() override { return raw_; }
+
+  const Geometry& geometry() const { return store_.geometry(); }
+  // Each fills lun->size_bytes, extents, map and info on success.
+  [[nodiscard]] int create(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
+  [[nodiscard]] int open_named(const char* name, LunType type, OwnedLun* lun, uint8_t key_check[16], ErrorText* why);
+  [[nodiscard]] int grow(uint64_t bytes, OwnedLun* lun, ErrorText* why);     // to `bytes` at least
+  [[nodiscard]] int shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why);
+  [[nodiscard]] int refresh(OwnedLun* lun);
+  [[nodiscard]] int free_bytes(uint64_t* out);                                // dead scratch LUNs are freed first
+  void abandon(const OwnedLun& lun);                                          // at close: a scratch LUN goes with its last owner
+  [[nodiscard]] int hold(int fd, const OwnedLun& lun) { return LunLocks::hold(fd, lun.index, lun.exclusive); }
+
+ private:
+  class Session;
+  friend class Session;
+
+  int open_locked(Format format, ErrorText* why);
+  int open_without_head(Format format, SuperState state, const media::Superblock& super, const media::Superblock* backup, ErrorText* why);
+  int format_now(ErrorText* why);
+  int restore_super(const media::Superblock& from, uint64_t offset);
+  int damaged(const char* what, ErrorText* why);
+  int take_geometry(const media::Superblock& super, ErrorText* why);
+  int refuse_contents(Format format, bool backup, ErrorText* why);
+  int refuse_blank(Format format, ErrorText* why);
+  int refuse_end(ErrorText* why);
+
+  media::LunEntry* entries() { return store_.image().entries(); }
+  media::ExtentOwner* extents() { return store_.image().extents(); }
+  bool used(unsigned index) { return (entries()[index].flags & media::kEntryUsed) != 0; }
+  bool is_named(unsigned index) { return used(index) && !(entries()[index].flags & media::kEntryScratch); }
+  unsigned find(const char* name);
+  unsigned free_entry();
+  uint64_t free_extents();
+  int reclaim();                                        // dead scratch LUNs: one commit. 0 or -errno
+  int ours(const OwnedLun& lun, ErrorText* why);        // -ESTALE when the entry is not this LUN's any more
+  int make_room(uint64_t count, ErrorText* why);        // -ENOSPC when there are fewer free extents
+  unsigned add_entry(bool scratch, const NewLun& wanted, uint64_t size_bytes);
+  void assign(unsigned index, uint64_t count);          // free extents become its next ones. Pre: there are so many
+  bool dead(unsigned index);                            // a scratch LUN that nobody owns
+  void free_entry_of(unsigned index);
+  uint64_t order(unsigned index);                       // fills order_ by position; returns how many
+  int prepare_extents(const uint32_t* list, uint64_t count, bool zeroed, bool named);
+  int zero_slack(unsigned index, uint64_t to_bytes);
+  bool is_quick(uint64_t count, bool zeroed) const;
+  void discard_freed(uint64_t from, uint64_t count);    // of order_
+  void publish(OwnedLun* lun);
+  int create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
+  int set_aside(uint64_t count, OwnedLun* aside, ErrorText* why);
+  int grow_aside(uint64_t count, uint64_t bytes, OwnedLun* lun, ErrorText* why);
+  int take_over(const OwnedLun& aside, uint64_t bytes, OwnedLun* lun, ErrorText* why);
+  int adopt_name(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
+  int prepare_aside(const OwnedLun& aside, uint64_t count, bool zeroed, bool named);
+  void describe(unsigned index, VirtualLunInfo* out);
+  uint64_t dead_extents();
+  Mend to_look() const { return looks_ ? Mend::kNo : Mend::kOne; }   // of a session that changes nothing
+  int explain(int err, const SlotReport& report, const char* advice, ErrorText* why);
+  int check_super(bool repair, CheckReport* report);
+  void count_extents(CheckReport* report);
+
+  Device* raw_ = nullptr;
+  LunLocks locks_;
+  MetadataStore store_;
+  sys::Mutex mutex_;
+  std::atomic<int> pid_{0};
+  uint32_t* order_ = nullptr;
+  size_t mapping_bytes_ = 0, order_bytes_ = 0;
+  uint64_t created_s_ = 0;
+  unsigned own_ = kNoEntry, aside_ = kNoEntry;          // what this object's owner has open: never dead
+  bool repaired_ = false;
+  bool looks_ = false;                                  // Format::kLook: nothing may be written
+  unsigned damaged_ = 0;
+};
+
+// Under Mend::kNo nothing may be changed; any other is -EROFS where the LUN was opened to look.
+class PhysicalLunImpl::Session {
+ public:
+  Session(PhysicalLunImpl* lun, Mend mend, ErrorText* why);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  int status() const { return status_; }
+  const SlotReport& report() const { return report_; }
+
+ private:
+  PhysicalLunImpl* lun_;
+  SlotReport report_;
+  int status_ = 0;
+};
+
+// What is said about a device that holds something, e.g. for refusals.
+[[nodiscard]] int device_path(Device* raw, char* path, size_t size);   // the path in its name; -ENOENT when there is none
+
+}  // namespace lunar

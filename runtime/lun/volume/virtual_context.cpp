@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+// A context of a virtual LUN: see virtual_context.h.
+// Threading: the owner's. May not: allocate after create, take a lock.
+#include "lun/volume/virtual_context.h"
+
+#include <errno.h>
+
+#include <bit>
+#include <new>
+
+#include "base/arena.h"
+#include "lun/volume/block_codec.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
+constexpr unsigned kDepthMax = 4096, kVectorsMax = 256;
+constexpr int64_t kStalledNs = 100'000;   // how long await sleeps while pieces wait for room in the base
+constexpr uint32_t kSliceRoom = 2 * kVectorsMax + 2;   // of a cut: a command of 16 MiB over extents of 64 KiB
+
+constexpr uint64_t low_bits(unsigned n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+
+}  // namespace
+
+int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* transform, const ContextOptions& options, VirtualContext** out) {
+  if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
+  const unsigned depth = options.depth, cuts = depth < kCutsMax ? depth : kCutsMax;
+  const unsigned bounces = !transform ? 0 : depth < kBouncesMax ? depth : kBouncesMax;
+  size_t bytes = 0;
+  const auto part = [&](size_t size) {
+    const size_t at = bytes;
+    bytes += round_up(size, 64);
+    return at;
+  };
+  part(sizeof(VirtualContext));
+  const size_t flights = part(depth * sizeof(Flight)), stack = part(depth * sizeof(uint16_t)), ready = part(depth * sizeof(uint16_t));
+  const size_t cut_at = part(cuts * sizeof(Cut)), slices = part(cuts * kSliceRoom * sizeof(iovec)), vectors = part(bounces * sizeof(iovec));
+  bytes = round_up(bytes, 4096);
+  const size_t bounce_at = part(bounces * kBounceBytes);
+  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!memory) return -ENOMEM;
+  auto* context = new (memory) VirtualContext;
+  context->device_ = base;
+  context->map_ = map;
+  context->transform_ = transform;
+  context->depth_ = depth;
+  context->mapping_bytes_ = bytes;
+  context->flights_ = reinterpret_cast<Flight*>(memory + flights);
+  context->free_flights_ = reinterpret_cast<uint16_t*>(memory + stack);
+  context->ready_ = reinterpret_cast<uint16_t*>(memory + ready);
+  context->cuts_ = reinterpret_cast<Cut*>(memory + cut_at);
+  context->bounce_iov_ = reinterpret_cast<iovec*>(memory + vectors);
+  context->bounces_ = memory + bounce_at;
+  context->free_cuts_ = low_bits(cuts);
+  context->free_bounces_ = low_bits(bounces);
+  for (unsigned i = 0; i < depth; ++i) context->free_flights_[i] = static_cast<uint16_t>(depth - 1 - i);
+  for (unsigned i = 0; i < cuts; ++i) context->cuts_[i].slices = reinterpret_cast<iovec*>(memory + slices) + i * kSliceRoom;
+  ContextOptions wanted = options;
+  wanted.depth = depth + cuts < kDepthMax ? depth + cuts : kDepthMax;
+  const int status = base->attach(wanted, &context->base_);
+  if (status < 0) unmap_private(memory, bytes);
+  else *out = context;
+  return status;
+}
+
+void VirtualContext::release() {
+  drain();
+  device_->detach(base_);
+  unmap_private(this, mapping_bytes_);
+}
+
+uint16_t VirtualContext::open_flight(const Command& command, uint64_t length, unsigned phase) {
+  const uint16_t index = free_flights_[depth_ - in_flight_ - 1];
+  ++in_flight_;
+  flights_[index] = {command.tag, command.offset.value, length, 0, command.iov, command.iov_count, 0, kNone, kNone, command.op,
+                     static_cast<uint8_t>(phase), false, command.fua};
+  return index;
+}
+
+// A command that never reaches the base: its response waits here.
+void VirtualContext::answer(const Command& command, int64_t result) {
+  const uint16_t index = open_flight(command, 0, map_->enter(&phases_));
+  flights_[index].result = result;
+  flights_[index].finished = true;
+  make_ready(index);
+}
+
+void VirtualContext::make_ready(uint16_t index) {
+  const unsigned count = ready_count_.load(std::memory_order_relaxed);
+  ready_[(ready_first_ + count) % depth_] = index;
+  ready_count_.store(count + 1, std::memory_order_release);
+}
+
+// 0: `length` is what it moves; else the error it is answered with.
+int VirtualContext::examine(const Command& command, uint64_t* length) const {
+  *length = command.length;
+  if (command.op == Op::kFlush) return 0;
+  if (command.op != Op::kDiscard) {
+    if (!command.iov || command.iov_count == 0 || command.iov_count > kVectorsMax) return -EINVAL;
+    *length = vector_bytes(command.iov, command.iov_count);
+    if (transform_ && (*length > kBounceBytes || !whole_blocks(command.iov, command.iov_count))) return -EINVAL;
+  }
+  const uint64_t align = transform_ ? kCodecBlock : device_->io_align();
+  return command.offset.value % align || *length % align ? -EINVAL : 0;
+}
+
+// Opens the flight of a command that goes to the base. False: no room for it now. *out: its one piece, where it is not cut.
+VirtualContext::Start VirtualContext::start(const Command& command, uint64_t length, Command* out) {
+  const unsigned phase = map_->enter(&phases_);
+  *out = command;
+  const bool flush = command.op == Op::kFlush;
+  const uint64_t limit = map_->limit(), offset = command.offset.value;
+  if (!flush && (offset > limit || length > limit - offset || length == 0)) {
+    ExtentMap::leave(&phases_, phase);
+    return length == 0 && offset <= limit ? Start::kNothing : Start::kOutside;
+  }
+  uint64_t run = length;
+  if (!flush) out->offset = DeviceOffset{map_->run(offset, length, &run)};
+  const bool cut = run < length, bounce = transform_ && command.op == Op::kWrite;
+  if (cut && command.op == Op::kWrite && command.atomic) {   // its pieces would be torn from each other
+    ExtentMap::leave(&phases_, phase);
+    return Start::kOutside;
+  }
+  if ((cut && !free_cuts_) || (bounce && !free_bounces_)) {
+    ExtentMap::leave(&phases_, phase);
+    return Start::kFull;
+  }
+  const uint16_t index = open_flight(command, length, phase);
+  Flight& flight = flights_[index];
+  if (bounce) {
+    const auto slot = static_cast<unsigned>(std::countr_zero(free_bounces_));
+    free_bounces_ &= ~(uint64_t{1} << slot);
+    char* memory = bounces_ + slot * kBounceBytes;
+    encrypt_vector(*transform_, offset, command.iov, command.iov_count, memory);
+    bounce_iov_[slot] = {memory, length};
+    flight.bounce = static_cast<uint16_t>(slot);
+    flight.iov = out->iov = &bounce_iov_[slot];
+    flight.iov_count = out->iov_count = 1;
+  }
+  out->tag = index;
+  if (!cut) {
+    flight.finished = true;
+    flight.pieces = 1;
+    return Start::kWhole;
+  }
+  const auto slot = static_cast<unsigned>(std::countr_zero(free_cuts_));
+  free_cuts_ &= ~(uint64_t{1} << slot);
+  pumping_ |= uint64_t{1} << slot;
+  flight.cut = static_cast<uint16_t>(slot);
+  Cut& pieces = cuts_[slot];
+  pieces = {0, 0, 0, index, pieces.slices, 0};
+  return Start::kCut;
+}
+
+void VirtualContext::close_flight(uint16_t index) {
+  Flight& flight = flights_[index];
+  if (flight.cut != kNone) free_cuts_ |= uint64_t{1} << flight.cut;
+  if (flight.bounce != kNone) free_bounces_ |= uint64_t{1} << flight.bounce;
+  ExtentMap::leave(&phases_, flight.phase);
+  free_flights_[depth_ - in_flight_] = index;
+  --in_flight_;
+}
+
+int VirtualContext::submit(const Command* commands, unsigned n) {
+  Command batch[kBatch];
+  unsigned queued = 0, taken = 0;
+  int status = 0;
+  bool full = false;
+  const auto hand_on = [&] {
+    if (queued == 0) return;
+    status = base_->submit(batch, queued);
+    const unsigned done = status < 0 ? 0 : static_cast<unsigned>(status);
+    full |= done < queued;
+    for (unsigned i = queued; i > done; --i) close_flight(static_cast<uint16_t>(batch[i - 1].tag));   // as if it never came
+    taken += done;
+    queued = 0;
+  };
+  pump();
+  for (unsigned i = 0; i < n && !full; ++i) {
+    if (in_flight_ == depth_) break;
+    uint64_t length = 0;
+    const int fault = examine(commands[i], &length);
+    const Start started = fault < 0 ? Start::kOutside : start(commands[i], length, &batch[queued]);
+    if (started == Start::kFull) break;
+    if (started == Start::kWhole) {
+      if (++queued == kBatch) hand_on();
+      continue;
+    }
+    // What is not handed on at once must not overtake what is queued: a count of commands taken is a prefix.
+    const uint16_t cut = started == Start::kCut ? static_cast<uint16_t>(batch[queued].tag) : kNone;
+    hand_on();
+    if (full) {
+      if (cut != kNone) {
+        pumping_ &= ~(uint64_t{1} << flights_[cut].cut);
+        close_flight(cut);
+      }
+      break;
+    }
+    if (cut != kNone) (void)pump_cut(flights_[cut].cut);
+    else answer(commands[i], started == Start::kNothing ? 0 : -EINVAL);
+    ++taken;
+  }
+  hand_on();
+  stalled_.store(pumping_ != 0, std::memory_order_relaxed);
+  if (taken || n == 0) return static_cast<int>(taken);
+  return status < 0 ? status : -EAGAIN;
+}
+
+// The next piece of a cut: as far as one run reaches. False: its slices are all in use.
+bool VirtualContext::next_piece(Cut& cut, Command* out) {
+  const Flight& flight = flights_[cut.flight];
+  if (flight.pieces == 0) cut.used = 0;
+  uint64_t run = 0;
+  out->op = flight.op;
+  out->tag = cut.flight;
+  out->fua = flight.fua;
+  out->offset = DeviceOffset{map_->run(flight.offset + cut.done, flight.length - cut.done, &run)};
+  out->length = run;
+  if (flight.op == Op::kDiscard) {
+    cut.done += run;
+    return true;
+  }
+  uint32_t room = kSliceRoom - cut.used, at = cut.iov_at;
+  uint64_t within = cut.iov_done;
+  iovec* slices = cut.slices + cut.used;
+  if (vector_slice(flight.iov, flight.iov_count, &at, &within, run, slices, &room) < run) return false;   // later, when some are done
+  out->iov = slices;
+  out->iov_count = room;
+  cut.used += room;
+  cut.iov_at = at;
+  cut.iov_done = within;
+  cut.done += run;
+  return true;
+}
+
+// Hands on what the base takes. False when it takes no more.
+bool VirtualContext::pump_cut(unsigned index) {
+  Cut& cut = cuts_[index];
+  Flight& flight = flights_[cut.flight];
+  while (!flight.finished) {
+    const Cut before = cut;
+    Command piece;
+    if (!next_piece(cut, &piece)) return true;
+    const int status = base_->submit(&piece, 1);
+    if (status == 1) {
+      ++flight.pieces;
+      flight.finished = cut.done == flight.length;
+      continue;
+    }
+    cut = before;
+    if (base_->in_flight() != 0) return false;
+    // It takes nothing although it has nothing to do.
+    if (flight.result >= 0) flight.result = status < 0 ? status : -EIO;
+    flight.finished = true;
+    make_ready(cut.flight);
+  }
+  pumping_ &= ~(uint64_t{1} << index);
+  return true;
+}
+
+void VirtualContext::pump() {
+  for (uint64_t left = pumping_; left; left &= left - 1) {
+    if (!pump_cut(static_cast<unsigned>(std::countr_zero(left)))) return;
+  }
+}
+
+void VirtualContext::finish(uint16_t index, Response* out) {
+  const Flight& flight = flights_[index];
+  if (transform_ && flight.op == Op::kRead && flight.result > 0)
+    decrypt_vector(*transform_, flight.offset, flight.iov, flight.iov_count, static_cast<uint64_t>(flight.result));
+  *out = {flight.tag, flight.result};
+  close_flight(index);
+}
+
+// Responses of the base: those that end a flight come out.
+unsigned VirtualContext::settle(const Response* from, unsigned n, Response* out) {
+  unsigned taken = 0;
+  for (unsigned i = 0; i < n; ++i) {
+    if (from[i].tag & kWatchFlag) {
+      Watch& watch = watches_[from[i].tag & ~kWatchFlag];
+      watch.armed = false;
+      --watching_;
+      out[taken++] = {watch.tag, from[i].result};
+      continue;
+    }
+    const auto index = static_cast<uint16_t>(from[i].tag);
+    Flight& flight = flights_[index];
+    --flight.pieces;
+    if (from[i].result < 0) {
+      if (flight.result >= 0) flight.result = from[i].result;
+      if (!flight.finished) pumping_ &= ~(uint64_t{1} << flight.cut);   // no use in the rest of it
+      flight.finished = true;
+    } else if (flight.result >= 0) {
+      flight.result += from[i].result;
+    }
+    if (flight.finished && flight.pieces == 0) finish(index, &out[taken++]);
+  }
+  return taken;
+}
+
+unsigned VirtualContext::take_ready(Response* out, unsigned max) {
+  unsigned taken = 0;
+  while (taken < max && ready_count_.load(std::memory_order_relaxed)) {
+    const uint16_t index = ready_[ready_first_];
+    ready_first_ = (ready_first_ + 1) % depth_;
+    ready_count_.fetch_sub(1, std::memory_order_relaxed);
+    finish(index, &out[taken++]);
+  }
+  return taken;
+}
+
+int VirtualContext::reap(Response* out, unsigned max) {
+  if (pumping_) pump();
+  unsigned taken = take_ready(out, max);
+  Response from[kBatch];
+  while (taken < max) {
+    const unsigned room = max - taken < kBatch ? max - taken : kBatch;
+    const int n = base_->reap(from, room);
+    if (n < 0) return taken ? static_cast<int>(taken) : n;
+    taken += settle(from, static_cast<unsigned>(n), out + taken);
+    if (pumping_) pump();
+    if (static_cast<unsigned>(n) < room) break;
+  }
+  stalled_.store(pumping_ != 0, std::memory_order_relaxed);
+  return static_cast<int>(taken);
+}
+
+int VirtualContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
+  if (max == 0) return 0;
+  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  Response from[kBatch];
+  for (bool first = true;; first = false) {
+    if (pumping_) pump();
+    unsigned taken = take_ready(out, max);
+    if (taken || (in_flight_ == 0 && watching_ == 0)) return static_cast<int>(taken);
+    int64_t left = timeout_ns;
+    if (timeout_ns > 0 && !first) {
+      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
+      if (passed >= timeout_ns) return 0;
+      left = timeout_ns - passed;
+    }
+    const int n = base_->wait(from, max < kBatch ? max : kBatch, left);
+    if (n < 0) return n;
+    taken = settle(from, static_cast<unsigned>(n), out);
+    if (pumping_) pump();
+    if (taken || (n == 0 && timeout_ns >= 0)) return static_cast<int>(taken);
+    if (timeout_ns == 0) return 0;
+  }
+}
+
+int VirtualContext::watch(int fd, uint64_t tag) {
+  unsigned free = WatchSet::kMax;
+  for (unsigned i = 0; i < WatchSet::kMax; ++i) {
+    if (!watches_[i].armed) {
+      free = i;
+    } else if (watches_[i].fd == fd) {
+      watches_[i].tag = tag;
+      return 0;
+    }
+  }
+  if (free == WatchSet::kMax) return -EBUSY;
+  const int status = base_->watch(fd, kWatchFlag | free);
+  if (status < 0) return status;
+  watches_[free] = {tag, fd, true};
+  ++watching_;
+  return 0;
+}
+
+// Pieces that wait for room in the base have no completion of their own: the caller must come back and hand them over.
+int VirtualContext::await(int64_t timeout_ns) {
+  if (ready_count_.load(std::memory_order_acquire)) return 0;
+  if (!stalled_.load(std::memory_order_relaxed)) return base_->await(timeout_ns);
+  const int status = base_->await(timeout_ns < 0 || timeout_ns > kStalledNs ? kStalledNs : timeout_ns);
+  return status == -ETIME && timeout_ns != 0 ? 0 : status;
+}
+
+void VirtualContext::wakeups(Wakeups* out) {
+  if (ready_count_.load(std::memory_order_acquire)) out->look_at(0);
+  if (stalled_.load(std::memory_order_relaxed)) out->look_at(sys::now_ns() + kStalledNs);
+  base_->wakeups(out);
+}
+
+}  // namespace lunar

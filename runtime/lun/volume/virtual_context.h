@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// VirtualContext: a context of a virtual LUN over one context of its base device.
+//
+//   command ──► one run on the base: handed on, with the caller's own iovecs
+//          └──► several runs: cut at the borders, piece after piece as the base takes them; the iovec slices lie in a *cut*
+//          └──► written through a transform: encrypted into a *bounce* first, which then is the one iovec
+//
+// A flight a command; all its pieces carry the flight's number as their tag, the response is the sum of their bytes or the first
+// error. Flights, cuts and bounces are made with the context; where the last two are used up, a command is not taken.
+// Threading: as Context. May not allocate after create.
+#pragma once
+#include <atomic>
+
+#include "lun/volume/extent_map.h"
+#include "lun/volume/virtual_lun.h"
+#include "superpipe/context_base.h"
+
+namespace lunar {
+
+class VirtualContext final : public OwnedContext {
+ public:
+  static constexpr uint64_t kBounceBytes = 1024 * 1024;   // what one command moves at most through a transform
+
+  [[nodiscard]] static int create(Device* base, ExtentMap* map, const BlockTransform* transform, const ContextOptions& options,
+                                  VirtualContext** out);
+  [[nodiscard]] int submit(const Command* commands, unsigned n) override;
+  [[nodiscard]] int reap(Response* out, unsigned max) override;
+  [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) override;
+  [[nodiscard]] int watch(int fd, uint64_t tag) override;
+  unsigned in_flight() const override { return in_flight_; }
+  uint64_t usual_latency_ns() const override { return base_->usual_latency_ns(); }
+  [[nodiscard]] int await(int64_t timeout_ns) override;
+  void wakeups(Wakeups* out) override;
+  void release() override;
+  void settle_all() { drain(); }
+  const PhaseCount& phases() const { return phases_; }
+  VirtualContext* next = nullptr;   // of the LUN's list, under its lock
+
+ private:
+  static constexpr unsigned kCutsMax = 32, kBouncesMax = 64, kBatch = 64;
+  static constexpr uint16_t kNone = UINT16_MAX;
+  struct Flight {
+    uint64_t tag, offset, length;     // on the virtual LUN
+    int64_t result;                   // bytes so far; < 0: the first error
+    const iovec* iov;
+    uint32_t iov_count, pieces;       // pieces: in flight on the base
+    uint16_t cut, bounce;             // kNone: none
+    Op op;
+    uint8_t phase;
+    bool finished;                    // no piece is to come
+    bool fua;
+  };
+  // How far a flight that is cut has come. One piece's slices at a time are handed on; they must live until it is done.
+  struct Cut {
+    uint64_t done;                    // bytes handed on
+    uint32_t iov_at;
+    uint64_t iov_done;                // of that iovec
+    uint16_t flight;
+    iovec* slices;                    // room for all pieces
+    uint32_t used;
+  };
+  VirtualContext() = default;
+  enum class Start : uint8_t { kWhole, kCut, kFull, kOutside, kNothing };   // kNothing: zero bytes
+  Start start(const Command& command, uint64_t length, Command* out);
+  int examine(const Command& command, uint64_t* length) const;
+  void answer(const Command& command, int64_t result);
+  void make_ready(uint16_t index);
+  uint16_t open_flight(const Command& command, uint64_t length, unsigned phase);
+  void close_flight(uint16_t index);
+  bool next_piece(Cut& cut, Command* out);
+  void pump();
+  bool pump_cut(unsigned index);
+  unsigned settle(const Response* from, unsigned n, Response* out);
+  unsigned take_ready(Response* out, unsigned max);
+  void finish(uint16_t index, Response* out);
+
+  Device* device_ = nullptr;
+  Context* base_ = nullptr;
+  ExtentMap* map_ = nullptr;
+  const BlockTransform* transform_ = nullptr;
+  PhaseCount phases_;
+  Flight* flights_ = nullptr;
+  uint16_t *free_flights_ = nullptr, *ready_ = nullptr;   // stack; ring of finished flights that never reached the base
+  Cut* cuts_ = nullptr;
+  char* bounces_ = nullptr;
+  iovec* bounce_iov_ = nullptr;
+  uint64_t free_cuts_ = 0, free_bounces_ = 0, pumping_ = 0;   // a bit each; pumping_: cuts with pieces to come
+  unsigned depth_ = 0, in_flight_ = 0, ready_first_ = 0;
+  std::atomic<unsigned> ready_count_{0};
+  std::atomic<bool> stalled_{false};   // pumping_ is not empty: for await
+  struct Watch {
+    uint64_t tag = 0;
+    int fd = -1;
+    bool armed = false;
+  } watches_[WatchSet::kMax];
+  unsigned watching_ = 0;
+  size_t mapping_bytes_ = 0;
+};
+
+}  // namespace lunar

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of a VirtualLun: see virtual_lun.h.
+// Threading: as there. sizes_ is held while the size changes, list_ while a context comes or goes.
+#pragma once
+#include "lun/volume/extent_map.h"
+#include "lun/volume/physical_impl.h"
+#include "lun/volume/virtual_context.h"
+#include "lun/volume/virtual_lun.h"
+
+namespace lunar {
+
+class VirtualLunImpl final : public VirtualLun {
+ public:
+  static int make(PhysicalLunImpl* physical, const VirtualOptions& options, VirtualLunImpl** out, ErrorText* why);
+
+  [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
+  void detach(Context* context) override;
+  [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
+  void release(DeviceOffset offset, uint64_t length) override;
+  uint64_t size_bytes() const override { return scratch_ ? most_ : map_.limit(); }
+  bool growable() const override { return scratch_; }
+  [[nodiscard]] int64_t transfer(const Command& command) override;
+  uint32_t io_align() const override { return transform_ ? 4096 : base_->io_align(); }
+  Capabilities capabilities() const override;
+  const char* name() const override { return name_; }
+  const char* kind() const override { return "virtual"; }
+  unsigned fd_count() const override { return base_->fd_count(); }
+  int fd(unsigned i) const override { return base_->fd(i); }
+  void reopen(unsigned i, int fd) override { base_->reopen(i, fd); }
+  unsigned lock_count() const override { return base_->lock_count(); }
+  [[nodiscard]] int hold(unsigned i, int fd) override;
+  void close() override;
+
+  [[nodiscard]] int set_size(uint64_t bytes, ErrorText* why) override;
+  uint64_t used_bytes() const override { return map_.limit(); }
+  uint64_t remaining_bytes() override;
+  [[nodiscard]] int refresh() override;
+  const VirtualLunInfo& info() const override { return info_; }
+  PhysicalLun& physical() override { return *physical_; }
+
+ private:
+  class SizeLock;
+  VirtualLunImpl() = default;
+  int start(const VirtualOptions& options, ErrorText* why);
+  int open_existing(const VirtualOptions& options, ErrorText* why);
+  int check_cipher(const uint8_t key_check[16], ErrorText* why);
+  int grow(uint64_t bytes, ErrorText* why);
+  int shrink(uint64_t bytes, ErrorText* why);
+  bool drained();
+  void know_process();             // before each lock of sizes_ or list_ that may be a child's first
+  int64_t transfer_pieces(const Command& command, const iovec* iov, uint32_t iov_count, uint64_t offset, uint64_t length);
+  int64_t transfer_encrypted(const Command& command, uint64_t length);
+
+  static constexpr unsigned kBounces = 8;
+  static constexpr uint64_t kBounceBytes = 256 * 1024;
+  PhysicalLunImpl* physical_ = nullptr;
+  Device* base_ = nullptr;
+  const BlockTransform* transform_ = nullptr;
+  OwnedLun lun_;                   // under sizes_, but for what never changes
+  VirtualLunInfo info_;
+  bool scratch_ = false;
+  ExtentMap map_;
+  PhaseCount* shared_ = nullptr;   // ExtentMap::kSharedCounts; a forked child's are zeros: who was inside is the parent's
+  sys::Mutex sizes_, list_;
+  std::atomic<int> pid_{0};
+  VirtualContext* contexts_ = nullptr;
+  std::atomic<int> context_count_{0};
+  std::atomic<uint32_t> bounces_used_{0};
+  char* bounces_ = nullptr;
+  std::atomic<uint32_t>* places_ = nullptr;
+  size_t places_bytes_ = 0;
+  uint64_t most_ = 0;              // of a scratch LUN: what it could have at open
+  uint64_t asked_ = 0;             // end of what was reserved; the size runs ahead of it
+  char name_[256] = {};
+};
+
+}  // namespace lunar
