@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar help: the list of subcommands, a subcommand's own help, and the options page (plain or Markdown, for the docs).
 // Threading: one thread. May not be used by runtime/ (it allocates).
-#include "help.h"
+#include "tools/help.h"
 
 #include <cstdio>
 #include <cstring>
 
-#include "run_flags.h"
-#include "subcommands.h"
-#include "text.h"
+#include "tools/run/run_flags.h"
+#include "tools/subcommands.h"
+#include "tools/support/text.h"
 
 namespace lunar::tools {
 

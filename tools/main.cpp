@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// lunar: the command. Finds the subcommand and hands over; each subcommand is a file of its own.
+// lunar: the command. Finds the subcommand and hands over; each subcommand is a folder of its own.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <cstdio>
 #include <cstring>
 
-#include "help.h"
-#include "subcommands.h"
-#include "text.h"
+#include "tools/help.h"
+#include "tools/subcommands.h"
+#include "tools/support/text.h"
 
 namespace lunar::tools {
 
@@ -14,9 +14,7 @@ const Subcommand kSubcommands[] = {
     {"run", "run a command with its heap extended onto a LUN", cmd_run},
     {"doctor", "what this host offers, what is missing, and the command that mends it", cmd_doctor},
     {"lun", "create, list, resize, remove and check virtual LUNs", cmd_lun},
-#ifdef LUNAR_HAVE_BENCH
     {"bench", "measure Lunar beside what one would use instead", cmd_bench},
-#endif
     {"help", "help on a subcommand, or on the options", cmd_help},
 };
 const size_t kSubcommandCount = sizeof kSubcommands / sizeof kSubcommands[0];

@@ -12,7 +12,7 @@
 #include <stdexcept>
 
 #include "e2e.h"
-#include "redis_demo/server.h"
+#include "tools/support/redis_server.h"
 
 namespace {
 

@@ -14,8 +14,8 @@
 #include <stdexcept>
 
 #include "e2e.h"
-#include "redis_demo/server.h"
 #include "redis_values.h"
+#include "tools/support/redis_server.h"
 
 namespace {
 

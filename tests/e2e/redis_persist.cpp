@@ -21,7 +21,7 @@
 #include <thread>
 
 #include "redis_tiered.h"
-#include "support/cgroup.h"
+#include "tools/support/cgroup.h"
 
 namespace {
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "e2e.h"
-#include "redis_demo/server.h"
 #include "redis_values.h"
+#include "tools/support/redis_server.h"
 
 namespace e2e {
 

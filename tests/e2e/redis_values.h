@@ -10,7 +10,7 @@
 #include <string>
 
 #include "e2e.h"
-#include "redis_demo/server.h"
+#include "tools/support/redis_server.h"
 
 namespace e2e {
 

@@ -32,9 +32,9 @@ FACTS = [
     (("runtime/superpipe/README.md", r"delegate threads \(at most (N),"), ("runtime/superpipe/pmem/pmem_device.cpp", r"kDelegatesMax = (N);")),
     (("runtime/LIMITS.md", r"was charged stays so for (N) s when"), ("runtime/pager/account.cpp", r"kAdoptWithinNs = (\d+)000000000;")),
     (("runtime/LIMITS.md", r"\n- Linux (\d\.\d+) or newer with userfaultfd"), ("runtime/sys/kernel.cpp", r"boot (\d\.\d+) or later")),
-    (("tools/README.md", r"\n\| (N) \| Lunar could not start it"), ("tools/program.h", r"kExitOwnFailure = (N);")),
-    (("tools/README.md", r"\n\| (N) \| the command was found but cannot"), ("tools/program.h", r"kExitNotExecutable = (N);")),
-    (("tools/README.md", r"\n\| (N) \| the command was not found"), ("tools/program.h", r"kExitNotFound = (N);")),
+    (("tools/README.md", r"\n\| (N) \| Lunar could not start it"), ("tools/run/program.h", r"kExitOwnFailure = (N);")),
+    (("tools/README.md", r"\n\| (N) \| the command was found but cannot"), ("tools/run/program.h", r"kExitNotExecutable = (N);")),
+    (("tools/README.md", r"\n\| (N) \| the command was not found"), ("tools/run/program.h", r"kExitNotFound = (N);")),
 ]
 # What the pair differs by on purpose: the document states half of the constant.
 HALVES = {r"held \((N MiB)\) is bounded", r"under way \(or (N) requests\)"}

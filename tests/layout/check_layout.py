@@ -4,7 +4,7 @@
 
 Arrows: base <- sys <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C ABI. adapters/, examples/ and tools/
 include public headers, tools also base/ and stats/. Nothing includes adapters/ or tools/, but tests/, which may include
-what they test. Three exceptions, on purpose:
+what they test. Inside a part, rooms (ROOMS) have floors. Three exceptions, on purpose:
   - base/ may use sys/mem.h, sys/file.h and sys/thread.h: the arena maps memory and the log writes, and they must not do
     so through libc symbols that Lunar itself interposes. Those wrappers are thin and call nothing back but base/.
   - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program, so they may include
@@ -49,6 +49,8 @@ BASE_MAY_USE = {"sys/mem.h", "sys/file.h", "sys/thread.h"}
 ROOMS = {
     "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
     "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
+    "tools": [{"support", "subcommands"}, {"lun", "bench"}, {"bench/fault", "bench/io", "bench/lio", "bench/redis"}, {"bench/bench"},
+              {"run", "dev"}, {"doctor"}, {"."}],
 }
 RUNTIME_FOLDERS = {"base", "sys", "stats", "superpipe", "lun", "cblk", "kv", "pager", "heap"}
 
@@ -86,9 +88,9 @@ def part_of(path):
 
 def room_of(part, path):
     """(floor, room) of a file of a part that has rooms; None where the part has none, or not this one."""
-    pieces = path.split(os.sep)[2:]   # runtime/PART/..., adapters/PART/...
-    module = os.path.splitext(pieces[-1])[0]
-    for room in ([pieces[0]] if len(pieces) > 1 else [module, "."]):
+    pieces = os.path.splitext(path)[0].split(os.sep)[1 if part in ("tools", "examples") else 2:]   # tools/..., runtime/PART/...
+    names = ["/".join(pieces[:count]) for count in range(len(pieces), 0, -1)]   # the module, then its folder and those above
+    for room in names + (["."] if len(pieces) == 1 else []):
         for floor, rooms in enumerate(ROOMS.get(part, [])):
             if room in rooms:
                 return floor, room

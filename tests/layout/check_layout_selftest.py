@@ -30,7 +30,7 @@ CASES = [
     ("runtime/pager/evict.cpp", '#include "kv/table.h"\n', "pager may not include"),
     ("runtime/include/lunar/lunar.h", '#include "pager/pager.h"\n', "public may not include"),
     ("runtime/heap/heap.cpp", '#include "tools/table.h"\n', "heap may not include"),
-    ("tools/run.cpp", '#include "pager/pager.h"\n', "tools may not include"),
+    ("tools/run/run.cpp", '#include "pager/pager.h"\n', "tools may not include"),
     ("examples/matrix.cpp", '#include "base/units.h"\n', "examples may not include"),
     ("tests/unit/test_run.cpp", '#include "tools/table.h"\n#include "pager/pager.h"\n', None),
     ("examples/matrix.cpp", '#include "tools/table.h"\n', "examples may not include"),
@@ -46,6 +46,10 @@ CASES = [
     ("runtime/lun/raid/stripe_device.cpp", '#include "lun/volume/physical_lun.h"\n', "lun/raid may not include lun/volume"),
     ("runtime/lun/volume/physical_open.cpp", '#include "lun/raid/member_label.h"\n#include "lun/raw_io.h"\n', None),
     ("runtime/lun/volume/physical_open.cpp", '#include "lun/compose.h"\n', "lun/volume may not include lun/."),
+    ("tools/bench/redis/side.cpp", '#include "tools/bench/turn.h"\n', None),
+    ("tools/bench/redis/side.cpp", '#include "tools/bench/fault/walk.h"\n', "tools/bench/redis may not include tools/bench/fault"),
+    ("tools/support/text.cpp", '#include "tools/run/run_flags.h"\n', "tools/support may not include tools/run"),
+    ("tools/lun/create.cpp", '#include "tools/help.h"\n', "tools/lun may not include tools/."),
     ("runtime/superpipe/attic/old.cpp", '#include "superpipe/device.h"\n', "is no room of superpipe"),
     ("runtime/pager/evict.cpp", "int f() { return madvise(p, n, 4); }\n", "calls madvise()"),
     ("runtime/pager/evict.cpp", "if (::ioctl(fd, 1, &x) != 0) return;\n", "calls ioctl()"),
@@ -62,7 +66,7 @@ CASES = [
 ]
 PRESENT = ["runtime/lun/scratch_lun.h", "runtime/include/lunar/lunar.h", "runtime/sys/mem.h", "runtime/sys/uring.h",
            "runtime/heap/heap.h", "runtime/stats/counters.h", "runtime/pager/pager.h", "runtime/base/units.h",
-           "tools/table.h", "adapters/gate/gate.h"]
+           "tools/table.h", "adapters/gate/gate.h", "tools/bench/turn.h", "tools/bench/fault/walk.h", "tools/run/run_flags.h", "tools/help.h"]
 
 
 def complaints(path, text):

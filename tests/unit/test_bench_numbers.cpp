@@ -6,13 +6,13 @@
 #include <cmath>
 #include <vector>
 
-#include "bench/fault_report.h"
-#include "bench/histogram.h"
-#include "bench/page_content.h"
-#include "bench/random.h"
-#include "bench/swap_file.h"
-#include "bench/turn.h"
-#include "bench/walk.h"
+#include "tools/bench/fault/fault_report.h"
+#include "tools/bench/fault/walk.h"
+#include "tools/bench/histogram.h"
+#include "tools/bench/page_content.h"
+#include "tools/bench/random.h"
+#include "tools/bench/swap_file.h"
+#include "tools/bench/turn.h"
 
 using namespace lunar::tools;
 

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "io_bench/block_stamps.h"
-#include "io_bench/cpu_time.h"
-#include "io_bench/fio_job.h"
-#include "io_bench/io_report.h"
-#include "support/json_reader.h"
+#include "tools/bench/io/block_stamps.h"
+#include "tools/bench/io/cpu_time.h"
+#include "tools/bench/io/fio_job.h"
+#include "tools/bench/io/io_report.h"
+#include "tools/support/json_reader.h"
 
 using namespace lunar::tools;
 

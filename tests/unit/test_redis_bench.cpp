@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "redis_bench/dataset.h"
-#include "redis_bench/plot.h"
-#include "redis_bench/redis_options.h"
-#include "redis_bench/redis_report.h"
-#include "support/procfs.h"
+#include "tools/bench/redis/dataset.h"
+#include "tools/bench/redis/plot.h"
+#include "tools/bench/redis/redis_options.h"
+#include "tools/bench/redis/redis_report.h"
+#include "tools/support/procfs.h"
 
 using namespace lunar::tools;
 

@@ -4,10 +4,10 @@
 
 #include <string>
 
-#include "bench/size_option.h"
-#include "support/cgroup.h"
-#include "support/json_writer.h"
-#include "support/procfs.h"
+#include "tools/bench/size_option.h"
+#include "tools/support/cgroup.h"
+#include "tools/support/json_writer.h"
+#include "tools/support/procfs.h"
 
 using namespace lunar::tools;
 

@@ -15,7 +15,7 @@ build=$root/build
 vm_parent=/var/tmp vm_base='' vm_accelerator=tcg,thread=multi vm_machine='' vm_kernel='' directory='' guest=''
 # Of all the tests here, so that one --image serves them.
 vm_packages=systemd-sysv,dbus,udev,kmod,procps,redis-server,libhiredis-dev,libnuma1,liburing2,linux-image-amd64,initramfs-tools,zstd
-# shellcheck source=tools/debian_root.sh
+# shellcheck source=tools/dev/debian_root.sh
 . "$root/tools/debian_root.sh"
 
 vm_cleanup() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See bench_host.h. The check only looks, but for the sweep of what a killed run left.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
-#include "bench/bench_host.h"
+#include "tools/bench/bench_host.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -9,9 +9,9 @@
 
 #include <stdexcept>
 
-#include "bench/swap_file.h"
-#include "support/process.h"
-#include "support/procfs.h"
+#include "tools/bench/swap_file.h"
+#include "tools/support/process.h"
+#include "tools/support/procfs.h"
 
 namespace lunar::tools {
 

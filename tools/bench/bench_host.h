@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "bench/leftovers.h"
-#include "support/cgroup.h"
+#include "tools/bench/leftovers.h"
+#include "tools/support/cgroup.h"
 
 namespace lunar::tools {
 

@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <exception>
 
-#include "bench/leftovers.h"
-#include "support/process.h"
+#include "tools/bench/leftovers.h"
+#include "tools/support/process.h"
 
 namespace lunar::tools {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See leftovers.h. Names are checked before anything is removed: only what a bench can have made is undone.
 // Threading: one thread. May not be used by runtime/ (it allocates).
-#include "bench/leftovers.h"
+#include "tools/bench/leftovers.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -16,9 +16,9 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "bench/swap_file.h"
-#include "support/cgroup.h"
-#include "support/text_file.h"
+#include "tools/bench/swap_file.h"
+#include "tools/support/cgroup.h"
+#include "tools/support/text_file.h"
 
 namespace lunar::tools {
 

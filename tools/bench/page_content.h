@@ -13,7 +13,7 @@
 #include <cstring>
 #include <vector>
 
-#include "bench/random.h"
+#include "tools/bench/random.h"
 
 namespace lunar::tools {
 

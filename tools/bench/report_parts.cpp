@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See report_parts.h.
 // Threading: plain data. May not be used by runtime/ (it allocates).
-#include "bench/report_parts.h"
+#include "tools/bench/report_parts.h"
 
 #include <fmt/format.h>
 #include <sys/utsname.h>
@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <sstream>
 
-#include "support/procfs.h"
-#include "support/text_file.h"
+#include "tools/support/procfs.h"
+#include "tools/support/text_file.h"
 
 namespace lunar::tools {
 

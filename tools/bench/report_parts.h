@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/turn.h"
-#include "support/json_writer.h"
+#include "tools/bench/turn.h"
+#include "tools/support/json_writer.h"
 
 namespace lunar::tools {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See swap_file.h. Everything is recorded before it is done, and undone in the other order.
 // Threading: one thread. May not be used by runtime/ (it allocates).
-#include "bench/swap_file.h"
+#include "tools/bench/swap_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -13,8 +13,8 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "bench/random.h"
-#include "support/text_file.h"
+#include "tools/bench/random.h"
+#include "tools/support/text_file.h"
 
 namespace lunar::tools {
 

@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "bench/leftovers.h"
+#include "tools/bench/leftovers.h"
 
 namespace lunar::tools {
 

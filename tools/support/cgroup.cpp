@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See cgroup.h. Plain writes to control files; what cannot be done is said with the way to mend it.
 // Threading: one thread an object. May not be used by runtime/ (it allocates).
-#include "support/cgroup.h"
+#include "tools/support/cgroup.h"
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -12,7 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "support/text_file.h"
+#include "tools/support/text_file.h"
 
 namespace lunar::tools {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See process.h. fork + exec with PR_SET_PDEATHSIG; an exec that fails is reported through a close-on-exec pipe.
 // Threading: start and stop from one thread. May not be used by runtime/ (it allocates).
-#include "support/process.h"
+#include "tools/support/process.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See procfs.h. Numbers of /proc and /sys; nothing here writes.
 // Threading: free functions, no state. May not be used by runtime/ (it allocates).
-#include "support/procfs.h"
+#include "tools/support/procfs.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -11,7 +11,7 @@
 
 #include <sstream>
 
-#include "support/text_file.h"
+#include "tools/support/text_file.h"
 
 namespace lunar::tools {
 

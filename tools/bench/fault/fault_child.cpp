@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+// See fault_child.h. Reads commands (turn.h) from standard input, answers on standard output. Fills its data once, then
+// takes its turns: worker threads touch pages until the clock ends, and check every page they read.
+//
+// What the disk must have moved is bounded from below without asking the system under test. A cache of C of N equally
+// likely pages hits at most C/N of independent touches, for zipf at most the mass of the C hottest; for walks, pages
+// that mincore(2) did not find in memory before the turn had to be read. C is the whole memory limit.
+// Threading: the main thread speaks the protocol and keeps the clock; workers live for one turn.
+#include "tools/bench/fault/fault_child.h"
+
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "tools/bench/fault/bench_memory.h"
+#include "tools/bench/fault/walk.h"
+#include "tools/bench/histogram.h"
+#include "tools/bench/page_content.h"
+#include "tools/bench/random.h"
+#include "tools/bench/turn.h"
+#include "tools/support/clock.h"
+#include "tools/support/procfs.h"
+
+namespace lunar::tools {
+
+namespace {
+
+// Pages a pager may hold outside the region on their way in or out: mincore does not see those.
+constexpr uint64_t kInFlightPagesMax = 1024;
+
+struct ChildOptions {
+  BenchMemoryOptions memory;
+  uint64_t data_bytes = 0, limit_bytes = 0, seed = 1;
+  std::string disk_stat;
+};
+
+struct TurnOrder {
+  Workload workload = Workload::kUniform;
+  unsigned threads = 1;
+  double seconds = 1, warm_seconds = 0;
+  unsigned write_percent = 30;
+  uint64_t seed = 1;
+};
+
+enum Phase : int { kWarm, kMeasure, kStop };
+
+double process_cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// What the clock frames: read before and after.
+struct Counters {
+  uint64_t ns = 0, major_faults = 0;
+  double cpu = 0, machine_cpu = 0;
+  std::optional<DiskBytes> disk;
+};
+
+struct alignas(64) Worker {
+  Random random{0};
+  WalkGroup* group = nullptr;
+  Walk* walk = nullptr;
+  Histogram latencies;
+  uint64_t mismatches = 0;
+};
+
+class FaultChild {
+ public:
+  explicit FaultChild(const ChildOptions& options)
+      : options_(options),
+        page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+        pages_(options.data_bytes / page_bytes_),
+        content_(options.seed, page_bytes_),
+        versions_(std::make_unique<std::atomic<uint32_t>[]>(pages_)),
+        memory_(BenchMemory::make(options.memory)) {
+    // The counts beside the data must not be what faults, on either side.
+    (void)mlock(versions_.get(), pages_ * sizeof versions_[0]);
+  }
+  TurnResult fill(unsigned threads);
+  TurnResult run(const TurnOrder& order);
+  TurnResult verify();
+
+ private:
+  Counters count() const;
+  static void finish(const Counters& before, const Counters& after, const Histogram& latencies, TurnResult* turn);
+  void touch(uint64_t page, bool write, Worker& worker);
+  void work(const TurnOrder& order, Worker& worker);
+  void work_prefetch(const TurnOrder& order, Worker& worker);
+  std::vector<unsigned char> resident() const;
+  double must_read_pages(const TurnOrder& order, uint64_t ops, const std::vector<unsigned char>& resident_before,
+                         const std::vector<Walk>& walks_before, const std::vector<Walk>& walks_after) const;
+  double limit_pages() const { return static_cast<double>(options_.limit_bytes / page_bytes_); }
+
+  ChildOptions options_;
+  size_t page_bytes_;
+  uint64_t pages_;
+  PageContent content_;
+  std::unique_ptr<std::atomic<uint32_t>[]> versions_;
+  std::unique_ptr<BenchMemory> memory_;
+  std::unique_ptr<ZipfGenerator> zipf_;
+  char* data_ = nullptr;
+  std::atomic<int> phase_{kWarm};
+  Walks walks_;
+};
+
+Counters FaultChild::count() const {
+  Counters counters;
+  counters.disk = read_disk(options_.disk_stat);
+  counters.major_faults = memory_->major_faults();
+  counters.machine_cpu = machine_cpu_seconds();
+  counters.cpu = process_cpu_seconds();
+  counters.ns = now_ns();
+  return counters;
+}
+
+void FaultChild::finish(const Counters& before, const Counters& after, const Histogram& latencies, TurnResult* turn) {
+  turn->ops = static_cast<double>(latencies.count());
+  turn->seconds = static_cast<double>(after.ns - before.ns) / 1e9;
+  turn->ops_per_s = turn->ops / turn->seconds;
+  turn->mean_ns = latencies.mean();
+  turn->p50_ns = latencies.percentile(0.50);
+  turn->p99_ns = latencies.percentile(0.99);
+  turn->p999_ns = latencies.percentile(0.999);
+  turn->max_ns = static_cast<double>(latencies.max());
+  turn->cpu_s = after.cpu - before.cpu;
+  turn->machine_cpu_s = after.machine_cpu - before.machine_cpu;
+  turn->cpu_us_per_op = turn->ops > 0 ? turn->machine_cpu_s * 1e6 / turn->ops : 0;
+  turn->major_faults = static_cast<double>(after.major_faults - before.major_faults);
+  if (before.disk && after.disk) {
+    turn->disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
+    turn->disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
+  }
+}
+
+// First fill of fresh memory: every page written whole. The region it leaves is the data of all later turns.
+TurnResult FaultChild::fill(unsigned threads) {
+  if (data_ != nullptr) memory_->destroy(data_, options_.data_bytes);
+  data_ = nullptr;
+  data_ = memory_->create(options_.data_bytes);
+  for (uint64_t i = 0; i < pages_; ++i) versions_[i].store(0, std::memory_order_relaxed);
+  walks_.clear();
+  std::vector<Histogram> latencies(threads);
+  const Counters before = count();
+  std::vector<std::thread> workers;
+  for (unsigned t = 0; t < threads; ++t) {
+    workers.emplace_back([this, t, threads, &latencies] {
+      uint64_t last = now_ns();
+      for (uint64_t page = pages_ * t / threads; page < pages_ * (t + 1) / threads; ++page) {
+        content_.fill(page, data_ + page * page_bytes_);
+        const uint64_t now = now_ns();
+        latencies[t].add(now - last);
+        last = now;
+      }
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  const Counters after = count();
+  for (unsigned t = 1; t < threads; ++t) latencies[0].merge(latencies[t]);
+  TurnResult turn;
+  finish(before, after, latencies[0], &turn);
+  turn.must_write_bytes = std::fmax(0, static_cast<double>(pages_) - limit_pages()) * static_cast<double>(page_bytes_);
+  return turn;
+}
+
+// One operation: read or change a page's stamp and read one more word of it; both must be what this page must hold.
+void FaultChild::touch(uint64_t page, bool write, Worker& worker) {
+  char* address = data_ + page * page_bytes_;
+  auto* first = reinterpret_cast<std::atomic<uint64_t>*>(address);
+  const uint32_t least = versions_[page].load(std::memory_order_acquire);
+  const uint64_t found =
+      write ? first->fetch_add(1, std::memory_order_acq_rel) : first->load(std::memory_order_acquire);
+  const size_t index = 1 + worker.random.below(content_.words_per_page() - 1);
+  const uint64_t word = reinterpret_cast<const volatile uint64_t*>(address)[index];
+  const auto version = static_cast<uint32_t>(found);
+  if (found != content_.stamp(page, version) || version < least || word != content_.word(page, index)) {
+    ++worker.mismatches;
+  }
+  if (write) versions_[page].fetch_add(1, std::memory_order_release);
+}
+
+void FaultChild::work(const TurnOrder& order, Worker& worker) {
+  const uint64_t stride = order.workload == Workload::kStride ? kStridePages : 1;
+  const bool walking = order.workload == Workload::kSeq || order.workload == Workload::kStride;
+  bool measuring = false;
+  uint64_t last = now_ns();
+  for (int phase; (phase = phase_.load(std::memory_order_acquire)) != kStop;) {
+    if (phase == kMeasure && !measuring) {
+      measuring = true;
+      worker.latencies.clear();
+    }
+    if (walking && worker.walk->step % worker.walk->steps_per_pass(stride) == 0) {
+      if (!worker.group->join_pass(*worker.walk, stride, [this] { return phase_.load() == kStop; })) break;
+      last = now_ns();
+    }
+    uint64_t page;
+    switch (order.workload) {
+      case Workload::kZipf:
+        page = zipf_->scattered(zipf_->rank(worker.random));
+        break;
+      case Workload::kSeq:
+      case Workload::kStride:
+        page = worker.walk->page(worker.walk->step++, stride);
+        break;
+      default:
+        page = worker.random.below(pages_);
+        break;
+    }
+    touch(page, worker.random.below(100) < order.write_percent, worker);
+    const uint64_t now = now_ns();
+    worker.latencies.add(now - last);
+    last = now;
+  }
+}
+
+// Batches: ask for 64 random pages, then touch them. A page's latency is its share of the batch.
+void FaultChild::work_prefetch(const TurnOrder& order, Worker& worker) {
+  bool measuring = false;
+  uint64_t pages[kPrefetchBatch];
+  char* addresses[kPrefetchBatch];
+  for (int phase; (phase = phase_.load(std::memory_order_acquire)) != kStop;) {
+    if (phase == kMeasure && !measuring) {
+      measuring = true;
+      worker.latencies.clear();
+    }
+    const uint64_t start = now_ns();
+    for (uint64_t i = 0; i < kPrefetchBatch; ++i) {
+      pages[i] = worker.random.below(pages_);
+      addresses[i] = data_ + pages[i] * page_bytes_;
+    }
+    memory_->prefetch(addresses, kPrefetchBatch, page_bytes_);
+    for (const uint64_t page : pages) touch(page, worker.random.below(100) < order.write_percent, worker);
+    worker.latencies.add((now_ns() - start) / kPrefetchBatch, kPrefetchBatch);
+  }
+}
+
+std::vector<unsigned char> FaultChild::resident() const {
+  std::vector<unsigned char> map(pages_);
+  if (mincore(data_, options_.data_bytes, map.data()) != 0) map.assign(pages_, 1);   // unknown: nothing must be read
+  return map;
+}
+
+double FaultChild::must_read_pages(const TurnOrder& order, uint64_t ops,
+                                   const std::vector<unsigned char>& resident_before,
+                                   const std::vector<Walk>& walks_before, const std::vector<Walk>& walks_after) const {
+  if (order.workload == Workload::kSeq || order.workload == Workload::kStride) {
+    const uint64_t stride = order.workload == Workload::kStride ? kStridePages : 1;
+    uint64_t missing = 0;
+    std::vector<bool> seen(pages_);
+    for (size_t t = 0; t < walks_before.size(); ++t) {
+      const Walk& walk = walks_before[t];
+      const uint64_t end = std::min(walks_after[t].step, walk.step + walk.span);
+      for (uint64_t s = walk.step; s < end; ++s) {
+        const uint64_t page = walk.page(s, stride);
+        if (!seen[page] && (resident_before[page] & 1) == 0) ++missing;
+        seen[page] = true;
+      }
+    }
+    return missing > kInFlightPagesMax ? static_cast<double>(missing - kInFlightPagesMax) : 0;
+  }
+  const double hit = order.workload == Workload::kZipf ? zipf_->mass(static_cast<uint64_t>(limit_pages()))
+                                                       : std::fmin(1, limit_pages() / static_cast<double>(pages_));
+  const double draws = static_cast<double>(ops);
+  // Three standard deviations down: chance must not fail an honest short run.
+  return std::fmax(0, draws * (1 - hit) - 3 * std::sqrt(draws * hit * (1 - hit)));
+}
+
+TurnResult FaultChild::run(const TurnOrder& order) {
+  if (order.workload == Workload::kZipf && !zipf_) zipf_ = std::make_unique<ZipfGenerator>(pages_, kZipfTheta);
+  const bool walking = order.workload == Workload::kSeq || order.workload == Workload::kStride;
+  const std::string name =
+      std::string(kWorkloadNames[static_cast<size_t>(order.workload)]) + std::to_string(order.threads);
+  WalkGroup& group = walks_.group(name, order.threads, pages_);
+  std::vector<Walk>& walks_now = group.walks;
+  const std::vector<Walk> walks_before = walks_now;
+  const std::vector<unsigned char> resident_before = walking ? resident() : std::vector<unsigned char>();
+  std::vector<Worker> workers(order.threads);
+  std::vector<std::thread> threads;
+  // A walk needs no warm-up (it goes on), and its bound wants the clock to start at a known page.
+  const double warm_seconds = walking ? 0 : order.warm_seconds;
+  phase_.store(warm_seconds > 0 ? kWarm : kMeasure);
+  Counters before = count();
+  for (unsigned t = 0; t < order.threads; ++t) {
+    workers[t].random = Random(order.seed * 1000 + t);
+    workers[t].group = &group;
+    workers[t].walk = &walks_now[t];
+    threads.emplace_back([this, &order, &worker = workers[t]] {
+      if (order.workload == Workload::kPrefetch)
+        work_prefetch(order, worker);
+      else
+        work(order, worker);
+    });
+  }
+  if (warm_seconds > 0) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(warm_seconds));
+    before = count();
+    phase_.store(kMeasure, std::memory_order_release);
+  }
+  std::this_thread::sleep_for(std::chrono::duration<double>(order.seconds));
+  phase_.store(kStop, std::memory_order_release);
+  for (std::thread& thread : threads) thread.join();
+  const Counters after = count();
+  for (unsigned t = 1; t < order.threads; ++t) {
+    workers[0].latencies.merge(workers[t].latencies);
+    workers[0].mismatches += workers[t].mismatches;
+  }
+  TurnResult turn;
+  finish(before, after, workers[0].latencies, &turn);
+  turn.mismatches = static_cast<double>(workers[0].mismatches);
+  turn.must_read_bytes =
+      must_read_pages(order, workers[0].latencies.count(), resident_before, walks_before, walks_now) *
+      static_cast<double>(page_bytes_);
+  return turn;
+}
+
+// Every word of every page, and exactly the version its last write left.
+TurnResult FaultChild::verify() {
+  std::vector<uint64_t> expected(content_.words_per_page());
+  TurnResult turn;
+  for (uint64_t page = 0; page < pages_; ++page) {
+    content_.fill(page, expected.data());
+    expected[0] = content_.stamp(page, versions_[page].load());
+    if (memcmp(expected.data(), data_ + page * page_bytes_, page_bytes_) != 0) turn.mismatches += 1;
+  }
+  turn.ops = static_cast<double>(pages_);
+  return turn;
+}
+
+TurnOrder parse_order(std::istringstream& words) {
+  TurnOrder order;
+  std::string name;
+  words >> name >> order.threads >> order.seconds >> order.warm_seconds >> order.write_percent >> order.seed;
+  const auto* found = std::find(kWorkloadNames.begin(), kWorkloadNames.end(), name);
+  if (!words || found == kWorkloadNames.end()) throw std::runtime_error("bad order: " + words.str());
+  order.workload = static_cast<Workload>(found - kWorkloadNames.begin());
+  return order;
+}
+
+void say(const std::string& line) {
+  const std::string whole = line + "\n";
+  if (write(STDOUT_FILENO, whole.data(), whole.size()) < 0) _exit(1);   // nobody listens any more
+}
+
+}   // namespace
+
+int fault_child_main(int argc, char** argv) {
+  CLI::App app{"touches memory for `lunar bench fault`"};
+  ChildOptions options;
+  app.add_option("--system", options.memory.system)->required();
+  app.add_option("--data", options.data_bytes)->required();
+  app.add_option("--dram", options.memory.dram_bytes)->required();
+  app.add_option("--limit", options.limit_bytes)->required();
+  app.add_option("--lun", options.memory.lun);
+  app.add_option("--lun-bytes", options.memory.lun_bytes);
+  app.add_option("--options", options.memory.options);
+  app.add_option("--disk-stat", options.disk_stat);
+  app.add_option("--seed", options.seed);
+  try {
+    app.parse(argc, argv);
+    FaultChild child(options);
+    say("ready");
+    for (std::string line; std::getline(std::cin, line);) {
+      std::istringstream words(line);
+      std::string verb;
+      words >> verb;
+      if (verb == "quit") break;
+      if (verb == "fill") {
+        unsigned threads = 1;
+        words >> threads;
+        say(format_turn(child.fill(threads)));
+      } else if (verb == "run") {
+        say(format_turn(child.run(parse_order(words))));
+      } else if (verb == "verify") {
+        say(format_turn(child.verify()));
+      } else {
+        throw std::runtime_error("unknown order: " + line);
+      }
+    }
+  } catch (const CLI::ParseError& error) { return app.exit(error); } catch (const std::exception& error) {
+    say(std::string("error ") + error.what());
+    return 1;
+  }
+  return 0;
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0
+// `lunar bench fits`: what Lunar costs a program whose data fits into DRAM.
+//
+//   plain   the program alone
+//   below   `lunar run`: the tree stays below its budget, so all memory is plain
+//   armed   `lunar run`, and the pager is activated when the data is there (LUNAR_ARM_AT): huge pages are adopted, all stay resident
+//
+// Each with huge pages where the program asks for them (`madvise`) and everywhere (`always`). Elapsed time: the three take turns, and
+// the order rotates. CPU time: the three run at once on one CPU, so that what the machine and its neighbours do to the clock and the
+// caches hits all alike (turns differ by 20% on a shared machine, this by 1%). A ratio is that of one round, and its median is quoted
+// with the least and the most. A side that did not do what it is there for (armed: no activation, or pages were evicted; below: an
+// activation) fails the run.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include "tools/bench/fault/fits_bench.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <stdexcept>
+
+#include "tools/bench/bench_main.h"
+#include "tools/bench/progress.h"
+#include "tools/bench/report_parts.h"
+#include "tools/support/clock.h"
+#include "tools/support/flags.h"
+#include "tools/support/procfs.h"
+#include "tools/support/redis_server.h"
+#include "tools/support/text_file.h"
+
+extern char** environ;
+
+namespace lunar::tools {
+
+namespace {
+
+constexpr const char* kThpPath = "/sys/kernel/mm/transparent_hugepage/enabled";
+constexpr uint64_t kMiBytes = 1 << 20;
+const std::vector<std::string> kSystems{"plain", "below", "armed"};
+
+struct FitsOptions {
+  unsigned rounds = 7;
+  std::string lun = "/var/tmp";
+  std::vector<std::string> programs{"chase", "redis", "python", "sqlite"};
+  std::vector<std::string> huge_pages{"madvise", "always"};
+  bool json = false, quick = false;
+};
+
+struct Cost {
+  double elapsed_s = 0, cpu_s = 0;
+};
+struct Measured {
+  std::map<std::string, std::vector<Cost>> rounds;   // by system
+};
+struct FitsReport {
+  FitsOptions options;
+  std::map<std::string, Measured> workloads;         // by WORKLOAD_HUGEPAGES
+  std::map<std::string, std::string> skipped;
+  std::vector<std::string> failures;
+};
+
+// ---- report ----------------------------------------------------------------------------------------------------------
+
+Ratios ratios_of(const FitsReport& report) {
+  Ratios out;
+  for (const auto& [workload, measured] : report.workloads) {
+    for (const std::string system : {"below", "armed"}) {
+      for (const auto& [name, quantity] : {std::pair{"elapsed", &Cost::elapsed_s}, std::pair{"cpu", &Cost::cpu_s}})
+        put_round_ratios(&out, fmt::format("{}_{}_{}", workload, system, name), measured.rounds.at(system), measured.rounds.at("plain"), quantity);
+    }
+  }
+  return out;
+}
+
+double median_cost(const std::vector<Cost>& costs, double Cost::*quantity) {
+  std::vector<double> values;
+  for (const Cost& one : costs) values.push_back(one.*quantity);
+  return values.empty() ? 0 : median(values);
+}
+
+std::string report_json(const FitsReport& report) {
+  JsonWriter json;
+  json.open('{').field("bench", std::string("fits"));
+  write_host(json);
+  json.key("options").open('{').field("rounds", report.options.rounds).field("lun", report.options.lun);
+  json.field("quick", report.options.quick).close('}');
+  json.key("results").open('[');
+  for (const auto& [workload, measured] : report.workloads) {
+    for (const auto& [system, rounds] : measured.rounds) {
+      json.open('{').field("system", system).field("workload", workload).field("threads", 1);
+      json.field("elapsed_s", median_cost(rounds, &Cost::elapsed_s)).field("cpu_s", median_cost(rounds, &Cost::cpu_s)).close('}');
+    }
+  }
+  json.close(']');
+  write_ratios(json, {{"plain", ratios_of(report)}});
+  write_end(json, report.skipped, {}, report.failures);
+  return json.text();
+}
+
+std::string report_table(const FitsReport& report) {
+  std::string out = fmt::format("{:<22} {:<7} {:>10} {:>10}   {:<31} {}\n", "workload", "system", "elapsed", "CPU", "elapsed / plain (min to max)",
+                                "CPU / plain");
+  const Ratios ratios = ratios_of(report);
+  for (const auto& [workload, measured] : report.workloads) {
+    for (const std::string& system : kSystems) {
+      const auto& rounds = measured.rounds.at(system);
+      out += fmt::format("{:<22} {:<7} {:>9.3f}s {:>9.3f}s", workload, system, median_cost(rounds, &Cost::elapsed_s),
+                         median_cost(rounds, &Cost::cpu_s));
+      for (const std::string quantity : {"elapsed", "cpu"}) {
+        const std::string key = fmt::format("{}_{}_{}", workload, system, quantity);
+        if (const auto found = ratios.find(key); found != ratios.end())
+          out += fmt::format("   {:.3f} ({:.3f} to {:.3f})       ", found->second, ratios.at(key + "_min"), ratios.at(key + "_max"));
+      }
+      out += '\n';
+    }
+  }
+  return out + end_lines(report.skipped, report.failures);
+}
+
+// ---- one run ---------------------------------------------------------------------------------------------------------
+
+// Huge pages for the whole machine while it lives; what it was is recorded, so that a killed run is put right by the next.
+class HugePages {
+ public:
+  HugePages(Leftovers* leftovers, const std::string& mode) : leftovers_(leftovers) {
+    const std::string text = read_text(kThpPath).value_or("");
+    const size_t open = text.find('['), close = text.find(']');
+    if (close == std::string::npos) throw std::runtime_error("this kernel has no transparent huge pages");
+    before_ = text.substr(open + 1, close - open - 1);
+    if (before_ == mode) return;
+    line_ = fmt::format("thp {} {}", before_, Leftovers::boot_id());
+    leftovers_->record(line_);
+    if (write_text(kThpPath, mode) != 0) {
+      leftovers_->forget(line_);
+      line_.clear();
+      throw std::runtime_error(fmt::format("{} cannot be set to {}: run as root", kThpPath, mode));
+    }
+  }
+  ~HugePages() {
+    if (line_.empty()) return;
+    (void)write_text(kThpPath, before_);
+    try {
+      leftovers_->forget(line_);
+    } catch (const std::exception&) {   // the next run sets it back once more
+    }
+  }
+  HugePages(const HugePages&) = delete;
+  HugePages& operator=(const HugePages&) = delete;
+
+ private:
+  Leftovers* leftovers_;
+  std::string before_, line_;
+};
+
+// What the runs write. Gone with this object; what a killed run has left, the next one sweeps.
+class WorkDirectory {
+ public:
+  explicit WorkDirectory(Leftovers* leftovers)
+      : leftovers_(leftovers), path_(fmt::format("/var/tmp/lunar-bench-{}", getpid())), line_("directory " + path_) {
+    leftovers_->record(line_);
+    if (mkdir(path_.c_str(), 0700) == 0) return;
+    const int error = errno;
+    leftovers_->forget(line_);
+    throw std::runtime_error(fmt::format("{} cannot be made: {}", path_, strerror(error)));
+  }
+  ~WorkDirectory() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+    if (error) return;
+    try {
+      leftovers_->forget(line_);
+    } catch (const std::exception&) {   // the next run finds nothing there
+    }
+  }
+  WorkDirectory(const WorkDirectory&) = delete;
+  WorkDirectory& operator=(const WorkDirectory&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  Leftovers* leftovers_;
+  std::string path_, line_;
+};
+
+// CPU time of a process that lives, all its threads, to the nanosecond (/proc/PID/task/TID/schedstat).
+double cpu_seconds_of(pid_t pid) {
+  double total = 0;
+  const std::string tasks = fmt::format("/proc/{}/task", pid);
+  DIR* directory = opendir(tasks.c_str());
+  for (const dirent* entry; directory != nullptr && (entry = readdir(directory)) != nullptr;) {
+    if (entry->d_name[0] == '.') continue;
+    total += strtod(read_text(fmt::format("{}/{}/schedstat", tasks, entry->d_name)).value_or("0").c_str(), nullptr) / 1e9;
+  }
+  if (directory != nullptr) closedir(directory);
+  return total;
+}
+
+struct Ended {
+  Cost cost;
+  std::string output, errors;
+};
+
+// While it lives, what is started runs on the first CPU this process may use.
+class OneCpu {
+ public:
+  OneCpu() {
+    (void)sched_getaffinity(0, sizeof(before_), &before_);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &before_)) continue;
+      CPU_SET(cpu, &one);
+      break;
+    }
+    (void)sched_setaffinity(0, sizeof(one), &one);
+  }
+  ~OneCpu() { (void)sched_setaffinity(0, sizeof(before_), &before_); }
+  OneCpu(const OneCpu&) = delete;
+  OneCpu& operator=(const OneCpu&) = delete;
+
+ private:
+  cpu_set_t before_;
+};
+
+struct Started {
+  pid_t pid = 0;
+  uint64_t at_ns = 0;
+  std::string name, out, err;
+};
+
+Started start_program(std::vector<std::string> words, const std::string& directory, const std::string& label = "") {
+  Started started{0, 0, words[0], directory + "/out" + label, directory + "/err" + label};
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&files, 1, started.out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&files, 2, started.err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  started.at_ns = now_ns();
+  const int error = posix_spawnp(&started.pid, arguments[0], &files, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&files);
+  if (error != 0) throw std::runtime_error(fmt::format("{} cannot be started: {}", started.name, strerror(error)));
+  return started;
+}
+
+Ended end_of(const Started& started) {
+  int status = 0;
+  rusage used{};
+  while (wait4(started.pid, &status, 0, &used) < 0 && errno == EINTR) {}
+  Ended ended;
+  ended.cost.elapsed_s = static_cast<double>(now_ns() - started.at_ns) / 1e9;
+  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6; };
+  ended.cost.cpu_s = seconds(used.ru_utime) + seconds(used.ru_stime);
+  ended.output = read_text(started.out).value_or("");
+  ended.errors = read_text(started.err).value_or("");
+  check_interrupted();
+  if (status != 0) throw std::runtime_error(fmt::format("{} failed (status {}): {}", started.name, status, ended.errors));
+  return ended;
+}
+
+Ended run_to_end(const std::vector<std::string>& words, const std::string& directory) { return end_of(start_program(words, directory)); }
+
+uint64_t figure(const std::string& stats, const std::string& key) {
+  const std::string line = fmt::format("lunar: stats: {} ", key);
+  const size_t at = stats.rfind(line);
+  return at == std::string::npos ? 0 : strtoull(stats.c_str() + at + line.size(), nullptr, 10);
+}
+
+class FitsBench {
+ public:
+  explicit FitsBench(FitsOptions options) { report_.options = std::move(options); }
+  FitsReport run();
+
+ private:
+  std::vector<std::string> wrapper(const std::string& system, uint64_t activate_at_mib = 48) const;
+  void check_side(const std::string& workload, const std::string& system, const std::string& stats);
+  void add(const std::string& workload, const std::string& system, double elapsed_s, double cpu_s) {
+    report_.workloads[workload].rounds[system].push_back({elapsed_s, cpu_s});
+  }
+  void program_round(const std::string& program, const std::string& mode, unsigned number);
+  void redis_round(const std::string& mode, unsigned number);
+  std::vector<std::string> command(const std::string& program, const std::string& system);
+  Cost cost_of(const std::string& program, const Ended& ended) const;
+  std::string python();
+  std::vector<std::string> redis_load(RedisServer& server, const std::string& test) const;
+
+  FitsReport report_;
+  std::string self_, directory_, python_;
+  unsigned divisor_ = 1;   // --quick: so much less work
+};
+
+std::vector<std::string> FitsBench::wrapper(const std::string& system, uint64_t activate_at_mib) const {
+  if (system == "plain") return {};
+  // The budget is never near: `armed` is activated by what it has committed.
+  if (system == "armed") setenv("LUNAR_ARM_AT", fmt::format("{}m", activate_at_mib).c_str(), 1);
+  else unsetenv("LUNAR_ARM_AT");
+  return {self_, "run", "--dram=2g", "--size=4g", "--lun=" + report_.options.lun, "--stats", "--"};
+}
+
+void FitsBench::check_side(const std::string& workload, const std::string& system, const std::string& stats) {
+  if (system == "plain") return;
+  const uint64_t armed = figure(stats, "armed"), evictions = figure(stats, "evictions");
+  if (stats.find("lunar: stats: armed ") == std::string::npos || armed != (system == "armed" ? 1 : 0) || evictions != 0)
+    report_.failures.push_back(fmt::format("{} {}: armed {}, {} evictions: not what was to be measured", workload, system, armed, evictions));
+}
+
+std::vector<std::string> FitsBench::redis_load(RedisServer& server, const std::string& test) const {
+  return {find_in_path("redis-benchmark"), "-p", fmt::format("{}", server.port()), "-t", test, "-n", fmt::format("{}", 100'000 / divisor_),
+          "-r", "100000", "-d", "500", "-c", "16", "-P", "4", "--csv"};
+}
+
+// The three servers live at once, on one CPU; they answer in turn (elapsed) and then all together (their CPU time).
+void FitsBench::redis_round(const std::string& mode, unsigned number) {
+  std::vector<std::unique_ptr<RedisServer>> servers;
+  for (const std::string& system : kSystems) {
+    ServerSetup setup;
+    setup.redis_server = find_in_path("redis-server");
+    setup.wrapper = wrapper(system);
+    setup.directory = directory_;
+    setup.name = "server-" + system;
+    setup.saves = false;
+    OneCpu one;
+    servers.push_back(std::make_unique<RedisServer>(setup));
+  }
+  const size_t count = kSystems.size();
+  for (const auto& [workload, test] : {std::pair{"fill", "set"}, std::pair{"set", "set"}, std::pair{"get", "get"}}) {
+    std::vector<double> elapsed(count, 0), cpu(count, 0);
+    const auto together = [&] {
+      std::vector<Started> loads;
+      for (size_t i = 0; i < count; ++i) cpu[i] -= cpu_seconds_of(servers[i]->pid());
+      for (size_t i = 0; i < count; ++i)
+        loads.push_back(start_program(redis_load(*servers[(i + number) % count], test), directory_, fmt::format("{}", i)));
+      for (const Started& load : loads) (void)end_of(load);
+      for (size_t i = 0; i < count; ++i) cpu[i] += cpu_seconds_of(servers[i]->pid());
+    };
+    together();   // first: fill is the first load
+    for (size_t i = 0; i < 2 * count; ++i) {
+      const size_t which = (i + i / count + number) % count;
+      elapsed[which] += run_to_end(redis_load(*servers[which], test), directory_).cost.elapsed_s;
+    }
+    together();
+    for (size_t i = 0; i < count; ++i) add(fmt::format("redis_{}_{}", workload, mode), kSystems[i], elapsed[i], cpu[i]);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    servers[i]->shut_down();
+    check_side("redis_" + mode, kSystems[i], read_text(fmt::format("{}/server-{}.err", directory_, kSystems[i])).value_or(""));
+  }
+}
+
+// The interpreter itself: what is first on the PATH may be a script that starts a few dozen processes to find it (pyenv).
+std::string FitsBench::python() {
+  if (python_.empty()) python_ = run_to_end({find_in_path("python3"), "-c", "import sys; print(sys.executable, end='')"}, directory_).output;
+  return python_;
+}
+
+std::vector<std::string> FitsBench::command(const std::string& program, const std::string& system) {
+  const uint64_t chase_mib = 128 / divisor_;
+  const std::string interpreter = program == "python" ? python() : "";   // before LUNAR_ARM_AT is set
+  std::vector<std::string> words = program == "chase" ? wrapper(system, chase_mib + chase_mib / 2) : wrapper(system);
+  if (program == "chase") {   // activated by the memory that comes behind the data
+    words.insert(words.end(), {self_, "bench", "fits-child", fmt::format("{}", chase_mib), fmt::format("{}", 20'000'000 / divisor_)});
+  } else if (program == "python") {
+    words.insert(words.end(), {interpreter, "-c", fmt::format(
+        "d = {{i: str(i) * 3 for i in range({0})}}\n"
+        "s = 0\n"
+        "for k in range({0}): s += len(d[(k * 7919) % {0}])\n"
+        "l = sorted(d.values()); print(s, l[0])\n", 1'000'000 / divisor_)});
+  } else {
+    words.insert(words.end(), {find_in_path("sqlite3"), ":memory:", fmt::format(
+        "CREATE TABLE t (a INTEGER, b TEXT);"
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
+        " INSERT INTO t SELECT (i * 7919) % 1000003, hex(i * i) || 'abcdefghijklmnopqrstuvwxyz' FROM n;"
+        "CREATE INDEX x ON t (b); SELECT count(*), sum(a) FROM t WHERE b > '4';"
+        "SELECT sum(length(u.b)) FROM t, t AS u WHERE t.rowid % 7 = 0 AND u.rowid = t.a;",
+        1'000'000 / divisor_)});
+  }
+  return words;
+}
+
+// The chase times itself, its data being there; the others from their start to their end.
+Cost FitsBench::cost_of(const std::string& program, const Ended& ended) const {
+  if (program != "chase") return ended.cost;
+  Cost cost;
+  if (sscanf(ended.output.c_str(), "%lf %lf", &cost.elapsed_s, &cost.cpu_s) != 2) throw std::runtime_error("chase: " + ended.errors);
+  return cost;
+}
+
+void FitsBench::program_round(const std::string& program, const std::string& mode, unsigned number) {
+  const size_t count = kSystems.size();
+  const std::string workload = program + "_" + mode;
+  std::vector<double> elapsed(count), cpu(count);
+  for (size_t i = 0; i < count; ++i) {
+    const size_t which = (i + number) % count;
+    const Ended ended = run_to_end(command(program, kSystems[which]), directory_);
+    elapsed[which] = cost_of(program, ended).elapsed_s;
+    check_side(workload, kSystems[which], ended.errors);
+  }
+  std::vector<Started> started(count);
+  {
+    OneCpu one;
+    for (size_t i = 0; i < count; ++i) {
+      const size_t which = (i + number) % count;
+      started[which] = start_program(command(program, kSystems[which]), directory_, kSystems[which]);
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const Ended ended = end_of(started[i]);
+    cpu[i] = cost_of(program, ended).cpu_s;
+    check_side(workload, kSystems[i], ended.errors);
+  }
+  for (size_t i = 0; i < count; ++i) add(workload, kSystems[i], elapsed[i], cpu[i]);
+}
+
+FitsReport FitsBench::run() {
+  Leftovers leftovers;
+  for (const std::string& swept : leftovers.sweep()) fmt::print(stderr, "lunar: bench: {}\n", swept);
+  const WorkDirectory work(&leftovers);
+  directory_ = work.path();
+  self_ = std::filesystem::read_symlink("/proc/self/exe").string();
+  if (report_.options.quick) divisor_ = 2;
+  const std::map<std::string, std::vector<std::string>> needs{
+      {"redis", {"redis-server", "redis-benchmark"}}, {"python", {"python3"}}, {"sqlite", {"sqlite3"}}};
+  Progress progress;
+  for (const std::string& mode : report_.options.huge_pages) {
+    std::unique_ptr<HugePages> huge;
+    try {
+      huge = std::make_unique<HugePages>(&leftovers, mode);
+    } catch (const std::runtime_error& error) {
+      report_.skipped[mode] = error.what();
+      continue;
+    }
+    for (const std::string& program : report_.options.programs) {
+      std::string missing;
+      if (const auto found = needs.find(program); found != needs.end())
+        for (const std::string& name : found->second)
+          if (find_in_path(name).empty()) missing = name;
+      if (!missing.empty()) {
+        report_.skipped[program] = missing + " is not installed";
+        continue;
+      }
+      progress.say(fmt::format("{}, huge pages {}: {} rounds of three", program, mode, report_.options.rounds));
+      for (unsigned number = 0; number < report_.options.rounds; ++number)
+        program == "redis" ? redis_round(mode, number) : program_round(program, mode, number);
+    }
+  }
+  return std::move(report_);
+}
+
+}   // namespace
+
+// One cycle through all cache lines in a random order. The data is there before the pager is activated (by memory that is committed and
+// never touched), as in a program that grows.
+int fits_child_main(int argc, char** argv) {
+  struct alignas(64) Line {
+    uint64_t next;
+  };
+  if (argc < 3) return 2;
+  const uint64_t bytes = strtoull(argv[1], nullptr, 10) * kMiBytes, steps = strtoull(argv[2], nullptr, 10), count = bytes / sizeof(Line);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return 1;
+  auto* lines = static_cast<Line*>(memory);
+  (void)madvise(lines, bytes, MADV_HUGEPAGE);
+  for (uint64_t i = 0; i < count; ++i) lines[i].next = i;
+  void* ballast = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (ballast == MAP_FAILED) return 1;
+  uint64_t x = 88172645463325252ull;
+  for (uint64_t i = count - 1; i > 0; --i) {   // Sattolo: one cycle
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    std::swap(lines[i].next, lines[x % i].next);
+  }
+  uint64_t at = 0;
+  for (uint64_t i = 0; i < count; ++i) at = lines[at].next;   // once round: warm
+  const uint64_t start = now_ns(), cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+  for (uint64_t i = 0; i < steps; ++i) at = lines[at].next;
+  const uint64_t end = now_ns(), cpu_end = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+  fmt::print("{:.6f} {:.6f} {}\n", static_cast<double>(end - start) / 1e9, static_cast<double>(cpu_end - cpu) / 1e9, at);
+  return 0;
+}
+
+int fits_bench_main(int argc, char** argv) {
+  CLI::App app{"what Lunar costs a program whose data fits into DRAM: plain, below its budget, and with the pager activated", "lunar bench fits"};
+  FitsOptions options;
+  CLI::Option* rounds = app.add_option("--rounds", options.rounds, "turns of each side; the median of their ratios is quoted (default 7)")
+                            ->check(CLI::Range(1, 100));
+  app.add_option("--lun", options.lun, "directory for the LUN (default /var/tmp)");
+  app.add_option("--programs", options.programs, "of chase, redis, python, sqlite (default: all)")
+      ->delimiter(',')->check(CLI::IsMember({"chase", "redis", "python", "sqlite"}));
+  app.add_option("--huge-pages", options.huge_pages, "of madvise, always (default: both; the machine's setting is put back)")
+      ->delimiter(',')->check(CLI::IsMember({"madvise", "always"}));
+  app.add_flag("--quick", options.quick, "half the work, 3 rounds");
+  app.add_flag("--json", options.json, "print one JSON object instead of the table");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
+  if (options.quick && rounds->count() == 0) options.rounds = 3;
+  return bench_main("fits", options.json, [&] { return FitsBench(options).run(); });
+}
+
+}   // namespace lunar::tools

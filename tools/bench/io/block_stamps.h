@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a block must hold, and who works on it: every read of every side is checked, by the same few instructions.
+//
+//   word 0, the middle one and the last    tag(unit, word) in the upper half | version in the lower half
+//   all others                             noise, whatever the writer's buffer holds
+//
+// An operation claims its unit first and lets it go when it is over, so that nobody else reads or writes it meanwhile: a
+// read must find exactly the last version written, in all three places. A unit that is taken is passed over for another.
+// Threading: any thread; a unit's claim is one atomic word.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "tools/bench/random.h"
+
+namespace lunar::tools {
+
+class BlockStamps {
+ public:
+  BlockStamps(uint64_t seed, uint64_t units, size_t unit_bytes)
+      : seed_(mix64(seed)), units_(units), unit_bytes_(unit_bytes), states_(new std::atomic<uint32_t>[units]{}) {}
+  uint64_t units() const { return units_; }
+  size_t unit_bytes() const { return unit_bytes_; }
+
+  // A random unit that nobody works on. pre: fewer claims than units.
+  uint64_t claim(Random& random) {
+    for (;;) {
+      const uint64_t unit = random.below(units_);
+      uint32_t state = states_[unit].load(std::memory_order_relaxed);
+      if (!(state & kBusy) && states_[unit].compare_exchange_strong(state, state | kBusy, std::memory_order_acquire)) {
+        return unit;
+      }
+    }
+  }
+  void release(uint64_t unit) { states_[unit].fetch_and(~kBusy, std::memory_order_release); }
+
+  // Of a claimed unit. Puts a new version into `buffer`, which is about to be written.
+  void stamp(uint64_t unit, void* buffer) {
+    const uint32_t state = states_[unit].load(std::memory_order_relaxed);
+    const uint32_t next = (state & kBusy) | ((state + 1) & ~kBusy);
+    states_[unit].store(next, std::memory_order_relaxed);
+    auto* words = static_cast<uint64_t*>(buffer);
+    for (const size_t at : places()) words[at] = word(unit, at, next & ~kBusy);
+  }
+  // Whether `buffer` holds what was last written there.
+  bool check(uint64_t unit, const void* buffer) const {
+    const uint32_t version = states_[unit].load(std::memory_order_relaxed) & ~kBusy;
+    const auto* words = static_cast<const uint64_t*>(buffer);
+    for (const size_t at : places()) {
+      if (words[at] != word(unit, at, version)) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr uint32_t kBusy = 1u << 31;
+  struct Places {
+    size_t at[3];
+    const size_t* begin() const { return at; }
+    const size_t* end() const { return at + 3; }
+  };
+  Places places() const { return {{0, unit_bytes_ / 16, unit_bytes_ / 8 - 1}}; }
+  uint64_t word(uint64_t unit, size_t at, uint32_t version) const {
+    return (mix64(seed_ ^ (unit * 65536 + at)) & ~uint64_t{UINT32_MAX}) | version;
+  }
+
+  uint64_t seed_, units_;
+  size_t unit_bytes_;
+  std::unique_ptr<std::atomic<uint32_t>[]> states_;
+};
+
+}   // namespace lunar::tools

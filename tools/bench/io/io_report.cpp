@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// See io_report.h. No measuring here.
+// Threading: plain data. May not be used by runtime/ (it allocates).
+#include "tools/bench/io/io_report.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "tools/bench/report_parts.h"
+#include "tools/support/json_writer.h"
+
+namespace lunar::tools {
+
+namespace {
+
+bool blocking(const std::string& system) { return system == "legacy" || system == "buffered"; }
+
+// Lunar's row that a baseline's row is compared with.
+const IoResult* counterpart(const IoReport& report, const IoResult& baseline) {
+  const IoResult* found = nullptr;
+  for (const IoResult& one : report.results) {
+    if (one.system != "lunar" || one.workload != baseline.workload) continue;
+    if (blocking(baseline.system) ? !found || one.depth > found->depth : one.depth == baseline.depth) found = &one;
+  }
+  return found;
+}
+
+void put_ratios(const std::string& stem, const std::vector<IoTurn>& us, const std::vector<IoTurn>& them, Ratios* ratios) {
+  put_turn_ratios(ratios, stem, us, them);
+  put_round_ratios(ratios, stem + "kiops_per_cpu", us, them, &IoTurn::kiops_per_cpu);
+  put_round_ratios(ratios, stem + "kiops_per_cpu_kernel", us, them, &IoTurn::kiops_per_cpu_kernel);
+  put_round_ratios(ratios, stem + "kiops_per_cpu_kernel_ticks", us, them, &IoTurn::kiops_per_cpu_kernel_ticks);
+}
+
+// The names of the contract, for 4 KiB reads.
+void put_window_ratios(Ratios* ratios, unsigned shallow, unsigned deep) {
+  const auto name = [&](const char* as, unsigned depth, const char* quantity) {
+    for (const char* end : {"", "_min", "_max"}) {
+      const auto found = ratios->find(fmt::format("read4k_qd{}_{}{}", depth, quantity, end));
+      if (found != ratios->end()) (*ratios)[std::string(as) + end] = found->second;
+    }
+  };
+  name("window_mean", shallow, "mean");
+  name("window_ops", deep, "ops");
+  name("window_cpu", deep, "cpu");
+  name("window_kiops_per_cpu", deep, "kiops_per_cpu");
+}
+
+void write_options(JsonWriter& json, const IoReport& report) {
+  const IoOptions& options = report.options;
+  json.key("options").open('{').field("size_bytes", options.size_bytes).key("depths").open('[');
+  for (const unsigned depth : options.depths) json.value(depth);
+  json.close(']').key("workloads").open('[');
+  for (const std::string& workload : options.workloads) json.value(workload);
+  json.close(']').field("threads", options.threads).field("seconds", options.seconds).field("rounds", options.rounds);
+  json.field("batch", options.batch).field("lun", options.lun).field("device_kind", report.device_kind).field("seed", options.seed);
+  json.field("quick", options.quick).key("fio_commands").open('[');
+  for (const std::string& command : report.fio_commands) json.value(command);
+  json.close(']').close('}');
+}
+
+void write_cblk(JsonWriter& json, const CblkCost& cblk) {
+  json.key("cblk_read").open('{').field("beside", cblk.raw).field("raw_p50_ns", cblk.raw_p50_ns).field("cblk_p50_ns", cblk.cblk_p50_ns);
+  json.field("over_p50_ns", cblk.over_p50_ns).field("over_mean_ns", cblk.over_mean_ns).field("over_least_ns", cblk.over_least_ns);
+  json.field("over_most_ns", cblk.over_most_ns).field("reads", cblk.reads).field("rounds", cblk.rounds).close('}');
+}
+
+double spread_of(const std::vector<IoTurn>& turns, double IoTurn::*quantity, double middle) {
+  const auto [low, high] = std::minmax_element(
+      turns.begin(), turns.end(), [&](const IoTurn& a, const IoTurn& b) { return a.*quantity < b.*quantity; });
+  return middle > 0 ? ((*high).*quantity - (*low).*quantity) / middle : 0;
+}
+
+}   // namespace
+
+bool noisy_turn(const IoTurn& turn, long cpus) {
+  return turn.other_user_cpu_s > kNoisyShare * turn.seconds * static_cast<double>(cpus);
+}
+
+std::vector<size_t> quietest_rounds(const std::vector<std::vector<IoTurn>>& turns, size_t count) {
+  std::vector<double> disturbed;
+  for (const std::vector<IoTurn>& of_side : turns) {
+    if (of_side.size() > disturbed.size()) disturbed.resize(of_side.size());
+    for (size_t i = 0; i < of_side.size(); ++i)
+      if (of_side[i].seconds > 0) disturbed[i] = std::max(disturbed[i], of_side[i].other_user_cpu_s / of_side[i].seconds);
+  }
+  std::vector<size_t> rounds(disturbed.size());
+  std::iota(rounds.begin(), rounds.end(), size_t{0});
+  std::stable_sort(rounds.begin(), rounds.end(), [&](size_t a, size_t b) { return disturbed[a] < disturbed[b]; });
+  if (rounds.size() > count) rounds.resize(count);
+  std::sort(rounds.begin(), rounds.end());
+  return rounds;
+}
+
+IoTurn median_of(const std::vector<IoTurn>& turns) { return median_of(turns, kIoTurnFields); }
+
+IoResult io_result(const std::string& system, const std::string& workload, const std::vector<IoTurn>& turns) {
+  IoResult result;
+  result.system = system;
+  result.workload = workload;
+  result.rounds = static_cast<unsigned>(turns.size());
+  const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+  for (const IoTurn& turn : turns) result.noisy += noisy_turn(turn, cpus) ? 1 : 0;
+  result.median = median_of(turns);
+  result.turns = turns;
+  if (turns.empty()) return result;
+  result.spread = spread_of(turns, static_cast<double IoTurn::*>(&TurnResult::ops_per_s), result.median.ops_per_s);
+  result.cpu_spread = spread_of(turns, &IoTurn::kiops_per_cpu, result.median.kiops_per_cpu);
+  return result;
+}
+
+std::map<std::string, Ratios> io_ratios(const IoReport& report) {
+  std::map<std::string, Ratios> all;
+  for (const IoResult& them : report.results) {
+    const IoResult* us = them.system == "lunar" ? nullptr : counterpart(report, them);
+    if (!us) continue;
+    const std::string stem = blocking(them.system) ? fmt::format("{}_t{}_", them.workload, them.threads)
+                                                   : fmt::format("{}_qd{}_", them.workload, them.depth);
+    Ratios& ratios = all[them.system];
+    put_ratios(stem, us->turns, them.turns, &ratios);
+    // Without interrupts and kernel threads, but blind to what others do. (fio's would hold its start and end.)
+    const auto own = [](const std::vector<IoTurn>& turns) {
+      std::vector<double> out;
+      for (const IoTurn& turn : turns) out.push_back(turn.ops > 0 ? turn.cpu_s / turn.ops : 0);
+      return out;
+    };
+    if (them.system != "fio") put_round_ratios(&ratios, stem + "process_cpu", own(us->turns), own(them.turns));
+  }
+  if (!report.cblk.raw.empty()) {
+    all["raw"]["cblk_read_us_over"] = report.cblk.over_p50_ns / 1e3;
+    all["raw"]["cblk_read_us_over_mean"] = report.cblk.over_mean_ns / 1e3;
+  }
+  if (const auto window = all.find("perio"); window != all.end() && !report.options.depths.empty()) {
+    const auto [low, high] = std::minmax_element(report.options.depths.begin(), report.options.depths.end());
+    put_window_ratios(&window->second, *low, *high);
+  }
+  return all;
+}
+
+std::string report_json(const IoReport& report) {
+  JsonWriter json;
+  json.open('{').field("bench", report.options.bench);
+  write_host(json);
+  write_options(json, report);
+  json.key("results").open('[');
+  for (const IoResult& one : report.results) {
+    json.open('{').field("system", one.system).field("workload", one.workload).field("threads", one.threads);
+    json.field("depth", one.depth).field("unit_bytes", one.unit_bytes);
+    for (const TurnField& field : kTurnFields) json.field(field.name, one.median.*field.member);
+    for (const IoTurnField& field : kIoTurnFields) json.field(field.name, one.median.*field.member);
+    json.field("spread", one.spread).field("cpu_spread", one.cpu_spread);
+    json.field("rounds", one.rounds).field("noisy_rounds", one.noisy).close('}');
+  }
+  json.close(']');
+  if (!report.cblk.raw.empty()) write_cblk(json, report.cblk);
+  write_ratios(json, io_ratios(report));
+  write_end(json, report.skipped, {}, report.failures);
+  return json.text();
+}
+
+std::string report_table(const IoReport& report) {
+  std::string out = fmt::format("{:<9} {:<8} {:>3} {:>4} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "workload",
+                                "system", "thr", "qd", "IOPS", "mean", "p50", "p99", "p99.9", "KIOPS/cpu", "in kernel", "spread");
+  unsigned noisy = 0;
+  for (const IoResult& one : report.results) {
+    const IoTurn& turn = one.median;
+    noisy += one.noisy;
+    out += fmt::format("{:<9} {:<8} {:>3} {:>4} {:>8.0f} {:>9} {:>9} {:>9} {:>9} {:>9.1f} {:>9.1f} {:>5.0f}%\n", one.workload,
+                       one.system, one.threads, one.depth, turn.ops_per_s, duration_text(turn.mean_ns),
+                       duration_text(turn.p50_ns), duration_text(turn.p99_ns), duration_text(turn.p999_ns),
+                       turn.kiops_per_cpu, turn.kiops_per_cpu_kernel, 100 * one.spread);
+  }
+  for (const IoResult& one : report.results) {
+    const IoResult* us = one.system == "lunar" ? nullptr : counterpart(report, one);
+    if (!us) continue;
+    Ratios ratios;
+    put_ratios("", us->turns, one.turns, &ratios);
+    out += fmt::format("lunar/{:<8} {:<9} qd{} to {}: {} IOPS, {} mean", one.system, one.workload, us->depth,
+                       blocking(one.system) ? fmt::format("{} threads", one.threads) : fmt::format("qd{}", one.depth),
+                       ratio_text(ratios, "ops"), ratio_text(ratios, "mean"));
+    if (ratios.count("kiops_per_cpu"))
+      out += fmt::format(", {} IOPS/CPU ({} in the kernel)", ratio_text(ratios, "kiops_per_cpu"), ratio_text(ratios, "kiops_per_cpu_kernel"));
+    out += '\n';
+  }
+  if (const CblkCost& cblk = report.cblk; !cblk.raw.empty()) {
+    out += fmt::format("cblk_read beside {}: {} and {}, {:+.2f} us at p50 ({:+.2f} to {:+.2f} in {} rounds), {:+.2f} us of the means; "
+                       "{} reads each\n",
+                       cblk.raw, duration_text(cblk.cblk_p50_ns), duration_text(cblk.raw_p50_ns), cblk.over_p50_ns / 1e3,
+                       cblk.over_least_ns / 1e3, cblk.over_most_ns / 1e3, cblk.rounds, cblk.over_mean_ns / 1e3, cblk.reads);
+  }
+  for (const std::string& command : report.fio_commands) out += fmt::format("fio: {}\n", command);
+  if (noisy > 0) out += fmt::format("noise: others used the CPUs during {} of the turns that count\n", noisy);
+  return out + end_lines(report.skipped, report.failures);
+}
+
+}   // namespace lunar::tools

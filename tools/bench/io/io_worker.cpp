@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// See io_worker.h. An operation's latency is from its hand-over to the moment its caller has it back; those of a batch share
+// their clock readings. Stamps are made and checked inside the clocked time, by all sides alike.
+// Threading: as in the header. May not be used by runtime/ (it allocates).
+#include "tools/bench/io/io_worker.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "tools/bench/histogram.h"
+#include "tools/bench/io/cpu_time.h"
+#include "tools/bench/io/io_engine.h"
+#include "tools/support/clock.h"
+#include "tools/support/process.h"
+#include "tools/support/procfs.h"
+
+namespace lunar::tools {
+
+namespace {
+
+enum Phase : int { kWarm, kMeasure, kStop };
+
+struct Counters {
+  uint64_t ns = 0;
+  double cpu = 0, user = 0;
+  CpuTimes machine;
+  std::optional<DiskBytes> disk;
+};
+
+Counters count(const std::string& disk_stat) {
+  Counters counters;
+  counters.disk = read_disk(disk_stat);
+  counters.user = process_user_seconds(getpid());
+  counters.cpu = static_cast<double>(clock_ns(CLOCK_PROCESS_CPUTIME_ID)) / 1e9;
+  counters.machine = read_cpu_times();
+  counters.ns = now_ns();
+  return counters;
+}
+
+struct alignas(64) Worker {
+  Random random{0};
+  Histogram latencies;
+  uint64_t reads = 0, writes = 0, mismatches = 0;
+  std::string error;
+  bool measuring = false;
+
+  // At the start of each round; what was counted while warming up is dropped once.
+  void follow(int phase) {
+    if (phase != kMeasure || measuring) return;
+    measuring = true;
+    latencies.clear();
+    reads = writes = 0;
+  }
+  void note(bool write, int64_t result, size_t unit_bytes, uint64_t ns) {
+    latencies.add(ns);
+    ++(write ? writes : reads);
+    if (result == static_cast<int64_t>(unit_bytes)) return;
+    ++mismatches;
+    if (error.empty()) error = result < 0 ? strerror(static_cast<int>(-result)) : fmt::format("{} bytes moved", result);
+  }
+};
+
+struct Turn {
+  const Medium& medium;
+  const IoOrder& order;
+  std::atomic<int> phase{kWarm};
+  std::atomic<size_t> ready{0};   // workers that are set up, or have failed
+  int fd = -1;   // of blocking sides
+  BlockStamps& stamps() const { return medium.stamps(); }
+  bool writes(Worker& worker) const { return worker.random.below(100) >= order.read_percent; }
+};
+
+void work_blocking(Turn& turn, Worker& worker) {
+  const size_t unit_bytes = turn.stamps().unit_bytes();
+  const NoiseBuffer buffer(unit_bytes, worker.random.next());
+  turn.ready.fetch_add(1);
+  for (int phase; (phase = turn.phase.load(std::memory_order_acquire)) != kStop;) {
+    worker.follow(phase);
+    const uint64_t unit = turn.stamps().claim(worker.random);
+    const bool write = turn.writes(worker);
+    const auto at = static_cast<off_t>(turn.medium.path_offset() + unit * unit_bytes);
+    if (write) turn.stamps().stamp(unit, buffer.data());
+    const uint64_t start = now_ns();
+    const ssize_t moved =
+        write ? pwrite(turn.fd, buffer.data(), unit_bytes, at) : pread(turn.fd, buffer.data(), unit_bytes, at);
+    worker.note(write, moved < 0 ? -errno : moved, unit_bytes, now_ns() - start);
+    if (!write && moved > 0 && !turn.stamps().check(unit, buffer.data())) ++worker.mismatches;
+    turn.stamps().release(unit);
+  }
+}
+
+void work_async(Turn& turn, Worker& worker) {
+  struct Flight {
+    uint64_t unit = 0, start = 0;
+    bool write = false;
+  };
+  const unsigned depth = turn.order.depth;
+  const size_t unit_bytes = turn.stamps().unit_bytes();
+  const NoiseBuffer buffers(depth * unit_bytes, worker.random.next());
+  const auto engine = make_engine(turn.order.system, {&turn.medium, &buffers, depth, unit_bytes});
+  std::vector<Flight> flights(depth);
+  std::vector<unsigned> free;
+  for (unsigned i = 0; i < depth; ++i) free.push_back(depth - 1 - i);
+  std::vector<IoOp> ops(depth);
+  std::vector<IoDone> done(depth);
+  turn.ready.fetch_add(1);
+  for (;;) {
+    const int phase = turn.phase.load(std::memory_order_acquire);
+    worker.follow(phase);
+    unsigned n = 0;
+    uint64_t now = now_ns();
+    for (; phase != kStop && !free.empty(); ++n, free.pop_back()) {
+      const unsigned slot = free.back();
+      Flight& flight = flights[slot];
+      flight = {turn.stamps().claim(worker.random), now, turn.writes(worker)};
+      if (flight.write) turn.stamps().stamp(flight.unit, buffers.data() + slot * unit_bytes);
+      ops[n] = {flight.write, slot, flight.unit * unit_bytes};
+    }
+    const auto in_flight = depth - static_cast<unsigned>(free.size());
+    if (in_flight == 0) return;
+    const int got = engine->exchange(ops.data(), n, done.data(), std::min(turn.order.batch, in_flight));
+    if (got < 0) throw std::runtime_error(fmt::format("{}: {}", turn.order.system, strerror(-got)));
+    now = now_ns();
+    for (int i = 0; i < got; ++i) {
+      const Flight& flight = flights[done[i].slot];
+      if (phase != kStop) worker.note(flight.write, done[i].result, unit_bytes, now - flight.start);
+      if (!flight.write && !turn.stamps().check(flight.unit, buffers.data() + done[i].slot * unit_bytes)) ++worker.mismatches;
+      turn.stamps().release(flight.unit);
+      free.push_back(done[i].slot);
+    }
+  }
+}
+
+void sleep_watchfully(double seconds) {
+  const uint64_t end = now_ns() + static_cast<uint64_t>(seconds * 1e9);
+  for (uint64_t now; (now = now_ns()) < end && !interrupted();) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(std::min<uint64_t>(end - now, 200'000'000)));
+  }
+}
+
+IoTurn result_of(const Turn& turn, const Worker& all, const Counters& before, const Counters& after, unsigned slack) {
+  IoTurn result;
+  result.ops = static_cast<double>(all.latencies.count());
+  result.seconds = static_cast<double>(after.ns - before.ns) / 1e9;
+  result.mean_ns = all.latencies.mean();
+  result.p50_ns = all.latencies.percentile(0.50);
+  result.p99_ns = all.latencies.percentile(0.99);
+  result.p999_ns = all.latencies.percentile(0.999);
+  result.max_ns = static_cast<double>(all.latencies.max());
+  result.cpu_s = after.cpu - before.cpu;
+  const CpuUse use = cpu_between(before.machine, after.machine, result.seconds, sysconf(_SC_NPROCESSORS_ONLN));
+  result.machine_cpu_s = use.total_s;
+  result.kernel_cpu_s = use.kernel_s;
+  result.kernel_ticks_cpu_s = use.kernel_ticks_s;
+  result.other_user_cpu_s = std::max(0.0, use.user_s - (after.user - before.user));
+  result.reads = static_cast<double>(all.reads);
+  result.writes = static_cast<double>(all.writes);
+  result.mismatches = static_cast<double>(all.mismatches);
+  result.error = all.error;
+  if (before.disk && after.disk) {
+    result.disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
+    result.disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
+  }
+  if (turn.order.system != "buffered") {   // what was done when the clock started, but not yet counted
+    const auto must = [&](uint64_t ops) {
+      return static_cast<double>((ops > slack ? ops - slack : 0) * turn.stamps().unit_bytes());
+    };
+    result.must_read_bytes = must(all.reads);
+    result.must_write_bytes = must(all.writes);
+  }
+  finish_io_turn(&result);
+  return result;
+}
+
+}   // namespace
+
+void finish_io_turn(IoTurn* turn) {
+  const auto per = [](double amount, double of) { return of > 0 ? amount / of : 0; };
+  turn->ops_per_s = per(turn->ops, turn->seconds);
+  turn->cpu_us_per_op = per(turn->machine_cpu_s * 1e6, turn->ops);
+  turn->kiops_per_cpu = per(turn->ops / 1e3, turn->machine_cpu_s);
+  turn->kiops_per_cpu_kernel = per(turn->ops / 1e3, turn->kernel_cpu_s);
+  turn->kiops_per_cpu_kernel_ticks = per(turn->ops / 1e3, turn->kernel_ticks_cpu_s);
+}
+
+IoTurn run_io_turn(const Medium& medium, const IoOrder& order) {
+  const bool buffered = order.system == "buffered", blocking = buffered || order.system == "legacy" || order.system == "raw";
+  Turn turn{medium, order};
+  if (blocking) {
+    turn.fd = open(medium.path().c_str(), O_RDWR | O_CLOEXEC | (buffered ? 0 : O_DIRECT));
+    if (turn.fd < 0) throw std::runtime_error(fmt::format("{}: {}", medium.path(), strerror(errno)));
+    if (buffered) {
+      (void)posix_fadvise(turn.fd, 0, 0, POSIX_FADV_DONTNEED);
+      (void)posix_fadvise(turn.fd, 0, 0, POSIX_FADV_RANDOM);
+    }
+  }
+  std::vector<Worker> workers(blocking ? order.depth : 1);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < workers.size(); ++t) {
+    workers[t].random = Random(order.seed * 1000 + t);
+    threads.emplace_back([&turn, &worker = workers[t], blocking] {
+      try {
+        if (blocking)
+          work_blocking(turn, worker);
+        else
+          work_async(turn, worker);
+      } catch (const std::exception& error) {
+        worker.error = error.what();
+        turn.ready.fetch_add(1);
+      }
+    });
+  }
+  while (turn.ready.load() < workers.size() && !interrupted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  sleep_watchfully(order.warm_seconds);
+  const Counters before = count(medium.disk_stat());
+  turn.phase.store(kMeasure, std::memory_order_release);
+  sleep_watchfully(order.seconds);
+  Counters after;
+  if (!buffered) after = count(medium.disk_stat());
+  turn.phase.store(kStop, std::memory_order_release);
+  for (std::thread& thread : threads) thread.join();
+  // Once more, now that all that is counted is done: work went on while the other counters were read.
+  if (!buffered) after.disk = read_disk(medium.disk_stat());
+  if (buffered) {
+    (void)fdatasync(turn.fd);
+    after = count(medium.disk_stat());
+    (void)posix_fadvise(turn.fd, 0, 0, POSIX_FADV_DONTNEED);   // O_DIRECT beside cached pages costs the others
+  }
+  if (turn.fd >= 0) close(turn.fd);
+  check_interrupted();
+  Worker& all = workers[0];
+  for (size_t t = 1; t < workers.size(); ++t) {
+    all.latencies.merge(workers[t].latencies);
+    all.reads += workers[t].reads;
+    all.writes += workers[t].writes;
+    all.mismatches += workers[t].mismatches;
+    if (all.error.empty()) all.error = workers[t].error;
+  }
+  if (all.latencies.count() == 0 && !all.error.empty()) throw std::runtime_error(all.error);
+  return result_of(turn, all, before, after, 2 * order.depth);
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// A turn of one of our own sides: threads that read and write random units of a medium, and the clock over them.
+// Threading: call from one thread at a time; its workers live for one turn. May not be used by runtime/ (it allocates).
+#pragma once
+#include "tools/bench/io/io_turn.h"
+#include "tools/bench/io/medium.h"
+
+namespace lunar::tools {
+
+// System "lunar", "cblk", "perio", "libaio": one thread, order.depth in flight. "raw" (as legacy), "legacy", "buffered": order.depth threads with one
+// blocking pread or pwrite each, O_DIRECT or through the page cache (cold at the start; writes are synced before the clock
+// stops). The clock starts when all are set
+// up. Throws std::runtime_error, Interrupted.
+IoTurn run_io_turn(const Medium& medium, const IoOrder& order);
+
+// Derived figures from ops, seconds and CPU seconds.
+void finish_io_turn(IoTurn* turn);
+
+}   // namespace lunar::tools

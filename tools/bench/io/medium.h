@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all sides of a block bench work on: one file or block device, opened by Lunar as a scratch LUN (which refuses what
+// holds somebody's data), reachable by its path for the others, and written whole with incompressible blocks that carry
+// their stamps.
+// Threading: one thread opens, fills and verifies; device() and stamps() are for all.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "superpipe/device.h"
+#include "tools/bench/io/block_stamps.h"
+#include "tools/bench/leftovers.h"
+
+namespace lunar::tools {
+
+class Medium {
+ public:
+  // lun: a directory (a file is made there, and goes with the Medium) or whatever device_open takes. Throws std::runtime_error.
+  Medium(const std::string& lun, uint64_t bytes, uint64_t seed, Leftovers& leftovers);
+  ~Medium();
+  Medium(const Medium&) = delete;
+  Medium& operator=(const Medium&) = delete;
+
+  Device& device() const { return *device_; }
+  BlockStamps& stamps() const { return *stamps_; }
+  uint64_t bytes() const { return bytes_; }
+  // For sides beside Lunar's device: the path, and where in it the data lies. "" where there is no such path.
+  const std::string& path() const { return path_; }
+  const std::string& uri() const { return uri_; }
+  bool in_memory() const { return in_memory_; }   // pmem: what lies at the path is read and written by copies
+  uint64_t path_offset() const { return path_offset_; }
+  const std::string& disk_stat() const { return disk_stat_; }   // "": not known
+  // Writes all of it, in units of `unit_bytes` from now on. `pause` may throw.
+  void fill(size_t unit_bytes, const std::function<void()>& pause);
+  // Reads all of it: units that do not hold what was last written.
+  uint64_t verify(const std::function<void()>& pause) const;
+
+ private:
+  void find_path();
+  void close();
+  std::string made_, uri_, path_, disk_stat_;
+  bool in_memory_ = false;
+  uint64_t bytes_, seed_, path_offset_ = 0;
+  Leftovers& leftovers_;
+  Device* device_ = nullptr;
+  std::unique_ptr<BlockStamps> stamps_;
+};
+
+// Page-aligned memory, filled with noise, that a bench's I/O goes through.
+class NoiseBuffer {
+ public:
+  NoiseBuffer(size_t bytes, uint64_t seed);
+  ~NoiseBuffer();
+  NoiseBuffer(const NoiseBuffer&) = delete;
+  NoiseBuffer& operator=(const NoiseBuffer&) = delete;
+  char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* data_;
+  size_t bytes_;
+};
+
+}   // namespace lunar::tools

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe context, beside the ways a program has
+// without Lunar, on one file or block device that was written whole.
+//
+//   lunar      a context: registered file and window, commands handed over and responses taken in batches
+//   cblk       the block library's calls on the same place: cblk_read and cblk_write at depth 1, aread, awrite and aresult deeper
+//   raw        one thread with one blocking pread or pwrite, O_DIRECT: what cblk_read is measured against (tools/bench/io/cblk_cost.h)
+//   legacy     threads with one blocking pread or pwrite each, O_DIRECT          buffered   the same through the page cache
+//   libaio     Linux AIO in the same batches                                     fio        its io_uring engine: the limit
+//
+// Sides take turns A B A B; medians are quoted. Each read of our own sides is checked against what was last written there; a
+// turn whose disk did not move what it must have fails the run. CPU is the machine's: tools/bench/io/cpu_time.h says how.
+// Threading: one thread; a turn's workers live for the turn. May not be used by runtime/ (it allocates).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "tools/bench/bench_main.h"
+#include "tools/bench/io/io_bench.h"
+#include "tools/bench/io/rounds.h"
+#include "tools/bench/size_option.h"
+#include "tools/support/flags.h"
+
+namespace lunar::tools {
+
+namespace {
+
+const std::vector<std::string> kSystems{"lunar", "cblk", "raw", "legacy", "buffered", "libaio", "fio"};
+
+constexpr const char* kFooter =
+    "lunar: a superpipe context; cblk: libcflsh_block (cblk_read and cblk_write at depth 1, cblk_aread, cblk_awrite and\n"
+    "cblk_aresult deeper); raw: one thread with a blocking pread or pwrite, O_DIRECT; legacy: --threads of them; buffered: those\n"
+    "through the page cache; libaio: Linux AIO; fio: its io_uring engine. Each read of ours is checked.\n"
+    "KIOPS/cpu: thousand operations for a second of CPU, machine-wide, user and kernel, from what was not idle. Ratios in the\n"
+    "JSON are Lunar's value by the baseline's: WORKLOAD_qdDEPTH_QUANTITY beside cblk, raw, libaio and fio at the same\n"
+    "depth, WORKLOAD_tTHREADS_QUANTITY beside the blocking threads, with Lunar at the greatest depth. raw.cblk_read_us_over: what a\n"
+    "blocking, uncached cblk_read takes longer than the same read without the library (pread with O_DIRECT; on pmem: a copy from\n"
+    "the mapped medium), in microseconds, by the p50 of reads that alternate; cblk_read_us_over_mean: by the mean.";
+
+void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
+  std::string size;
+  options.bench = "superpipe";
+  options.seconds = 1;
+  options.rounds = 5;
+  options.systems = kSystems;
+  const std::vector<std::string> workloads = options.workloads;
+  auto* size_given = app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
+  app.add_option("--depths", options.depths, "operations in flight (default 1,16,128)")->delimiter(',')->check(CLI::Range(1, 4096));
+  app.add_option("--threads", options.threads, "of legacy and buffered (default 16)")->check(CLI::Range(1, 1024));
+  app.add_option("--batch", options.batch,
+                 "operations handed over and waited for at once, by lunar, libaio and fio (default: a quarter of the depth, at "
+                 "most 32)")
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--workloads", options.workloads, "of read,mixed (70% reads),write (default: all)")
+      ->delimiter(',')
+      ->check(CLI::IsMember(workloads));
+  app.add_option("--systems", options.systems, "of lunar,cblk,raw,legacy,buffered,libaio,fio (default: all)")
+      ->delimiter(',')
+      ->check(CLI::IsMember(kSystems));
+  const CommonFlags common(app, options, "directory for the file (default /var/tmp), or file, block device, URI: it is written",
+                           "a rough answer within a minute");
+  app.footer(kFooter);
+  app.parse(argc, argv);
+  common.settle({0.6, 1});
+  options.size_bytes = size_option("--size", size_given->count() ? size : options.quick ? "256m" : "1g");
+  if (options.size_bytes < (16 << 20)) throw CLI::ValidationError("--size", "at least 16m");
+  std::sort(options.depths.begin(), options.depths.end());
+  options.depths.erase(std::unique(options.depths.begin(), options.depths.end()), options.depths.end());
+}
+
+// The sides at one depth. The blocking threads, and those that only serve as an upper bound, stand beside the deepest.
+std::vector<IoSide> sides_of(const IoRounds& rounds, const IoOptions& options, const IoWorkload& workload, unsigned depth) {
+  const bool deepest = depth == options.depths.back();
+  std::vector<IoSide> sides;
+  const auto add = [&](const char* system, unsigned threads, unsigned at_depth) {
+    if (rounds.wants(system)) sides.push_back({system, workload.name, workload.read_percent, threads, at_depth});
+  };
+  add("lunar", 1, depth);
+  if (depth == 1) add("raw", 1, 1);
+  if (deepest || workload.read_percent == 100) add("cblk", 1, depth);
+  if (deepest) {
+    add("legacy", options.threads, 1);
+    add("libaio", 1, depth);
+    add("buffered", options.threads, 1);
+  }
+  if (deepest || workload.read_percent == 100) add("fio", 1, depth);
+  return sides;
+}
+
+IoReport measure(IoOptions options) {
+  IoReport report;
+  report.options = std::move(options);
+  for (const std::string& system : kSystems) {
+    const auto& wanted = report.options.systems;
+    if (std::find(wanted.begin(), wanted.end(), system) == wanted.end()) report.skipped[system] = "not asked for (--systems)";
+  }
+  for (const char* name : {"CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_MAX_XFER", "CFLSH_BLK_SIZE", "CFLSH_BLK_TIMEOUT"}) unsetenv(name);
+  IoRounds rounds(report, 4096);
+  const IoOptions& settled = report.options;
+  std::vector<std::vector<IoSide>> groups;
+  for (const IoWorkload& workload : kIoWorkloads) {
+    if (std::find(settled.workloads.begin(), settled.workloads.end(), workload.name) == settled.workloads.end()) continue;
+    for (const unsigned depth : settled.depths) {
+      groups.push_back(sides_of(rounds, settled, workload, depth));
+      rounds.expect(static_cast<unsigned>(groups.back().size()) * settled.rounds);
+    }
+  }
+  for (const auto& sides : groups) rounds.measure(sides);
+  if (rounds.wants("cblk") && (rounds.wants("raw") || report.device_kind == "pmem")) rounds.measure_cblk();
+  rounds.verify();
+  return report;
+}
+
+}   // namespace
+
+int superpipe_bench_main(int argc, char** argv) {
+  CLI::App app{"random block I/O through the superpipe and the block library, beside blocking threads, Linux AIO and fio", "lunar bench superpipe"};
+  IoOptions options;
+  try {
+    parse(app, options, argc, argv);
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
+  const bool json = options.json;
+  return bench_main("superpipe", json, [&] { return measure(std::move(options)); });
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// `lunar bench window`: what it is worth to register the I/O buffers with the device once, as one window (the article's
+// "64-bit DMA": the whole of memory mapped once), rather than to have them pinned and mapped for each I/O.
+//
+//   lunar   a superpipe context with its buffers as the window        perio   the same context without
+//
+// Both do the same reads and writes of 4 and of 64 KiB, at depth 1 for latency and deep for throughput and CPU, and take turns
+// A B A B; medians are quoted. Reads are checked, and the bytes the disk moved.
+// Threading: one thread; a turn's workers live for the turn. May not be used by runtime/ (it allocates).
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tools/bench/bench_main.h"
+#include "tools/bench/io/io_bench.h"
+#include "tools/bench/io/rounds.h"
+#include "tools/bench/size_option.h"
+#include "tools/support/flags.h"
+
+namespace lunar::tools {
+
+namespace {
+
+constexpr size_t kUnits[] = {4096, 65536};
+
+void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
+  std::string size;
+  options.bench = "window";
+  options.seconds = 1;
+  options.rounds = 5;
+  options.depths = {1, 32};
+  options.workloads = {"read", "write"};
+  options.systems = {"lunar", "perio"};
+  const std::vector<std::string> workloads = options.workloads;
+  auto* size_given = app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
+  app.add_option("--depths", options.depths, "operations in flight (default 1,32)")->delimiter(',')->check(CLI::Range(1, 4096));
+  app.add_option("--workloads", options.workloads, "of read,write (default: both)")->delimiter(',')->check(CLI::IsMember(workloads));
+  const CommonFlags common(app, options, "directory for the file (default /var/tmp), or file, block device, URI: it is written",
+                           "a rough answer within a minute");
+  app.footer("lunar: a superpipe context whose buffers are its registered window; perio: the same context without a window.\n"
+             "Ratios in the JSON (\"perio\") are with the window by without: WORKLOAD_qdDEPTH_QUANTITY, and window_ops and window_cpu "
+             "(4 KiB reads,\ndeepest), window_mean (4 KiB reads, least depth).");
+  app.parse(argc, argv);
+  common.settle({0.5, 2});
+  options.size_bytes = size_option("--size", size_given->count() ? size : options.quick ? "256m" : "1g");
+  if (options.size_bytes < (16 << 20)) throw CLI::ValidationError("--size", "at least 16m");
+  std::sort(options.depths.begin(), options.depths.end());
+  options.depths.erase(std::unique(options.depths.begin(), options.depths.end()), options.depths.end());
+}
+
+IoReport measure(IoOptions options) {
+  IoReport report;
+  report.options = std::move(options);
+  IoRounds rounds(report, kUnits[0]);
+  const IoOptions& settled = report.options;
+  rounds.expect(static_cast<unsigned>(2 * 2 * settled.workloads.size() * settled.depths.size()) * settled.rounds);
+  for (const size_t unit : kUnits) {
+    if (unit != kUnits[0]) {
+      rounds.verify();
+      rounds.refill(unit);
+    }
+    for (const IoWorkload& workload : kIoWorkloads) {
+      if (std::find(settled.workloads.begin(), settled.workloads.end(), workload.name) == settled.workloads.end()) continue;
+      const std::string name = fmt::format("{}{}k", workload.name, unit / 1024);
+      for (const unsigned depth : settled.depths) {
+        rounds.measure({{"lunar", name, workload.read_percent, 1, depth}, {"perio", name, workload.read_percent, 1, depth}});
+      }
+    }
+  }
+  rounds.verify();
+  return report;
+}
+
+}   // namespace
+
+int window_bench_main(int argc, char** argv) {
+  CLI::App app{"block I/O with buffers registered once, beside buffers mapped for each I/O", "lunar bench window"};
+  IoOptions options;
+  try {
+    parse(app, options, argc, argv);
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
+  const bool json = options.json;
+  return bench_main("window", json, [&] { return measure(std::move(options)); });
+}
+
+}   // namespace lunar::tools

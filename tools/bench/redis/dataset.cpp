@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// See dataset.h. Requests are written by hand (no printf on the way: the load generator shares the machine with the
+// server it measures); replies come from hiredis' reader, which is the same in 0.14 and 1.x.
+// Threading: as in the header. May not be used by runtime/ (it allocates).
+#include "tools/bench/redis/dataset.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+namespace lunar::tools {
+
+namespace {
+
+void append_number(uint64_t number, std::string* out) {
+  char text[24];
+  out->append(text, std::to_chars(text, text + sizeof text, number).ptr);
+}
+
+void append_key(uint64_t key, std::string* out) {
+  char text[16] = {'k', 'e', 'y', ':'};
+  for (size_t i = sizeof text; i-- > 4; key /= 10) text[i] = static_cast<char>('0' + key % 10);
+  append_word({text, sizeof text}, out);
+}
+
+void append_field(unsigned field, std::string* out) {
+  const char text[3] = {'f', static_cast<char>('0' + field / 10), static_cast<char>('0' + field % 10)};
+  append_word({text, sizeof text}, out);
+}
+
+void append_number_word(uint64_t number, std::string* out) {
+  char text[24];
+  append_word({text, static_cast<size_t>(std::to_chars(text, text + sizeof text, number).ptr - text)}, out);
+}
+
+unsigned parts_of(DataKind kind) {
+  return kind == DataKind::kStrings ? 1 : kind == DataKind::kHashes ? Dataset::kHashFields : Dataset::kSetMembers;
+}
+
+size_t part_bytes_of(DataKind kind, size_t value_bytes) {
+  return kind == DataKind::kStrings  ? value_bytes
+         : kind == DataKind::kHashes ? std::max<size_t>(sizeof(uint64_t), value_bytes / Dataset::kHashFields)
+                                     : Dataset::kMemberBytes;
+}
+
+}   // namespace
+
+void append_array(size_t words, std::string* out) {
+  *out += '*';
+  append_number(words, out);
+  *out += "\r\n";
+}
+
+void append_word(std::string_view word, std::string* out) {
+  *out += '$';
+  append_number(word.size(), out);
+  *out += "\r\n";
+  *out += word;
+  *out += "\r\n";
+}
+
+Dataset::Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed)
+    : kind_(kind),
+      parts_(parts_of(kind)),
+      part_bytes_(part_bytes_of(kind, value_bytes)),
+      keys_(std::max<uint64_t>(1, data_bytes / (parts_ * part_bytes_))),
+      content_(seed, (part_bytes_ + 7) / 8 * 8),
+      versions_(keys_),
+      expected_((part_bytes_ + 7) / 8 * 8, '\0') {}
+
+// Word 0 holds the version under the item's stamp; the others follow from item and version.
+void Dataset::fill(uint64_t item, uint32_t version, char* out) const {
+  content_.fill(item ^ (uint64_t{version} << 40), out);
+  const uint64_t stamp = content_.stamp(item, version);
+  memcpy(out, &stamp, sizeof stamp);
+}
+
+void Dataset::append_part(uint64_t key, unsigned part, uint32_t version, std::string* out) const {
+  fill(item(key, part), version, expected_.data());
+  append_word({expected_.data(), part_bytes_}, out);
+}
+
+// Ranks never change: member 0 goes down by one a write, from 0.
+void Dataset::append_score(unsigned part, uint32_t version, std::string* out) const {
+  if (part == 0 && version > 0)
+    append_word("-" + std::to_string(version), out);
+  else
+    append_number_word(part, out);
+}
+
+Request Dataset::load(uint64_t key) { return {Verb::kLoad, 0, 0, key}; }
+
+Request Dataset::read(uint64_t key, Random& random) const {
+  Request request{Verb::kRead, 0, versions_[key] & ~kInFlight, key};
+  if (kind_ == DataKind::kSortedSets && random.below(2) == 0) {
+    request.verb = Verb::kRange;
+    request.part = static_cast<uint16_t>(random.below(kSetMembers - kRangeMembers + 1));
+  } else if (parts_ > 1) {
+    request.part = static_cast<uint16_t>(random.below(parts_));
+  }
+  return request;
+}
+
+Request Dataset::write(uint64_t key) {
+  const uint32_t version = (versions_[key] & ~kInFlight) + 1;
+  versions_[key] |= kInFlight;
+  return {Verb::kWrite, 0, version, key};
+}
+
+void Dataset::append(const Request& request, std::string* out) const {
+  const unsigned part = request.part;
+  const auto begin = [&](size_t words, std::string_view command) {
+    append_array(words, out);
+    append_word(command, out);
+    append_key(request.key, out);
+  };
+  switch (request.verb) {
+    case Verb::kLoad:
+    case Verb::kWrite: {
+      const unsigned parts = request.verb == Verb::kLoad ? parts_ : 1;
+      if (kind_ == DataKind::kStrings) {
+        begin(3, "SET");
+      } else {
+        begin(2 + size_t{2} * parts, kind_ == DataKind::kHashes ? "HSET" : "ZADD");
+      }
+      for (unsigned i = 0; i < parts; ++i) {
+        if (kind_ == DataKind::kHashes) append_field(i, out);
+        if (kind_ == DataKind::kSortedSets) append_score(i, request.version, out);
+        // A member is the name of itself: it has no versions, its score has.
+        append_part(request.key, i, kind_ == DataKind::kSortedSets ? 0 : request.version, out);
+      }
+      return;
+    }
+    case Verb::kRead:
+      begin(kind_ == DataKind::kStrings ? 2 : 3, kind_ == DataKind::kStrings  ? "GET"
+                                                 : kind_ == DataKind::kHashes ? "HGET"
+                                                                              : "ZSCORE");
+      if (kind_ == DataKind::kHashes) append_field(part, out);
+      if (kind_ == DataKind::kSortedSets) append_part(request.key, part, 0, out);
+      return;
+    case Verb::kRange:
+      begin(4, "ZRANGE");
+      append_number_word(part, out);
+      append_number_word(part + kRangeMembers - 1, out);
+      return;
+  }
+}
+
+bool Dataset::version_fits(const Request& request, unsigned part, uint32_t version) const {
+  if (part != 0) return version == 0;
+  const uint32_t now = versions_[request.key];
+  const uint32_t most = (now & ~kInFlight) + ((now & kInFlight) != 0 ? 1 : 0);
+  return version >= request.version && version <= most;
+}
+
+bool Dataset::is_part(const Request& request, unsigned part, const redisReply& reply) const {
+  if (reply.type != REDIS_REPLY_STRING || static_cast<size_t>(reply.len) != part_bytes_) return false;
+  uint64_t stamp;
+  memcpy(&stamp, reply.str, sizeof stamp);
+  const uint64_t key_item = item(request.key, part);
+  const auto version = static_cast<uint32_t>(stamp);
+  const bool fits = kind_ == DataKind::kSortedSets ? version == 0 : version_fits(request, part, version);
+  if (!fits || stamp != content_.stamp(key_item, version)) return false;
+  fill(key_item, version, expected_.data());
+  return memcmp(expected_.data(), reply.str, part_bytes_) == 0;
+}
+
+bool Dataset::is_right(const Request& request, const redisReply& reply) const {
+  switch (request.verb) {
+    case Verb::kLoad:
+    case Verb::kWrite:
+      if (kind_ == DataKind::kStrings) return reply.type == REDIS_REPLY_STATUS && strcmp(reply.str, "OK") == 0;
+      // How many fields or members are new.
+      return reply.type == REDIS_REPLY_INTEGER && reply.integer == (request.verb == Verb::kLoad ? parts_ : 0);
+    case Verb::kRead: {
+      if (kind_ != DataKind::kSortedSets) return is_part(request, request.part, reply);
+      if (reply.type != REDIS_REPLY_STRING) return false;
+      char* end = nullptr;
+      const long score = strtol(reply.str, &end, 10);
+      if (end == reply.str || *end != 0) return false;
+      return request.part == 0 ? score <= 0 && version_fits(request, 0, static_cast<uint32_t>(-score))
+                               : score == request.part;
+    }
+    case Verb::kRange:
+      if (reply.type != REDIS_REPLY_ARRAY || reply.elements != kRangeMembers) return false;
+      for (unsigned i = 0; i < kRangeMembers; ++i) {
+        if (!is_part(request, request.part + i, *reply.element[i])) return false;
+      }
+      return true;
+  }
+  return false;
+}
+
+std::string Dataset::check(const Request& request, const redisReply& reply) {
+  const bool right = is_right(request, reply);
+  if (request.verb == Verb::kWrite) versions_[request.key] = request.version;
+  if (right) return {};
+  static constexpr const char* kVerbs[] = {"load", "read", "range read", "write"};
+  std::string got = reply.type == REDIS_REPLY_ERROR    ? fmt::format("the error {}", reply.str)
+                    : reply.type == REDIS_REPLY_NIL    ? std::string("nothing")
+                    : reply.type == REDIS_REPLY_STRING ? fmt::format("{} other bytes", reply.len)
+                                                       : fmt::format("a reply of type {}", reply.type);
+  return fmt::format("{} of key {} part {}: the server answers {}", kVerbs[static_cast<size_t>(request.verb)],
+                     request.key, request.part, got);
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// The data of `lunar bench redis`, and what it says to a server: RESP requests, and whether a reply is the right one.
+//
+// Everything follows from the seed, a key's number and a version, so that each reply is checked byte by byte and
+// nothing but the versions is stored. Values are incompressible. A key has parts; part 0 is the one that is written:
+//
+//   strings      key -> value                                     1 part of value_bytes      GET | SET
+//   hashes       key -> 16 fields of value_bytes / 16             (listpack at 1 KiB)        HGET | HSET field 0
+//   sorted sets  key -> 160 members of 64 bytes, score = number   (skiplist: above 128)      ZSCORE, ZRANGE | ZADD member 0
+//
+// A key has at most one write in flight, so a read must find a version between the last one acknowledged when it was
+// sent and the last one sent when it came back.
+// Threading: one thread an object. May not be used by runtime/ (it allocates).
+#pragma once
+#include <hiredis/hiredis.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/bench/page_content.h"
+#include "tools/bench/random.h"
+
+namespace lunar::tools {
+
+enum class DataKind { kStrings, kHashes, kSortedSets };
+
+enum class Verb : uint8_t { kLoad, kRead, kRange, kWrite };
+
+struct Request {
+  Verb verb = Verb::kRead;
+  uint16_t part = 0;      // of the key; kRange: the first of kRangeMembers
+  uint32_t version = 0;   // kWrite: what it writes; reads: the least they may find
+  uint64_t key = 0;
+};
+
+class Dataset {
+ public:
+  static constexpr unsigned kHashFields = 16, kSetMembers = 160, kMemberBytes = 64, kRangeMembers = 10;
+  static constexpr size_t kValueBytesMin = 16, kValueBytesMax = 512 << 10;
+
+  // As many keys as hold `data_bytes` of values. pre: value_bytes a multiple of 16 between the limits.
+  Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed);
+  uint64_t keys() const { return keys_; }
+  uint64_t key_bytes() const { return parts_ * part_bytes_; }    // of values a key holds
+  uint64_t data_bytes() const { return keys_ * key_bytes(); }
+
+  Request load(uint64_t key);
+  Request read(uint64_t key, Random& random) const;
+  // pre: !writing(key)
+  Request write(uint64_t key);
+  bool writing(uint64_t key) const { return (versions_[key] & kInFlight) != 0; }
+
+  void append(const Request& request, std::string* out) const;
+  // The reply to `request`, which is done with. "" when it is right, else one line.
+  std::string check(const Request& request, const redisReply& reply);
+
+ private:
+  static constexpr uint32_t kInFlight = uint32_t{1} << 31;
+  uint64_t item(uint64_t key, unsigned part) const { return key * parts_ + part; }
+  void fill(uint64_t item, uint32_t version, char* out) const;
+  void append_part(uint64_t key, unsigned part, uint32_t version, std::string* out) const;
+  void append_score(unsigned part, uint32_t version, std::string* out) const;
+  bool version_fits(const Request& request, unsigned part, uint32_t version) const;
+  bool is_part(const Request& request, unsigned part, const redisReply& reply) const;
+  bool is_right(const Request& request, const redisReply& reply) const;
+
+  DataKind kind_;
+  unsigned parts_;
+  size_t part_bytes_;
+  uint64_t keys_;
+  PageContent content_;
+  std::vector<uint32_t> versions_;   // acknowledged, with kInFlight
+  mutable std::string expected_;
+};
+
+// "*3\r\n$3\r\nGET\r\n..." one piece at a time.
+void append_array(size_t words, std::string* out);
+void append_word(std::string_view word, std::string* out);
+
+}   // namespace lunar::tools

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+// `lunar bench redis`: redis-server with the Lunar module, under `lunar run`, and with kernel swap on a file of the same
+// disk, each in a memory cgroup of the same limit.
+//
+//   a stage is a kind of data and its size:   start all servers -> load all -> workloads, taking turns A B C A B C
+//
+// Medians are quoted; a ratio is the median of the rounds' ratios. Files are written whole before any clock starts; swap runs at the better of vm.page-cluster 0 and
+// 3 for each workload; every reply is checked; a turn whose disk did not move what the work needs fails the run. The
+// limit is --dram plus --allowance (code, buffers, page tables), for all; only swap's server may swap. What is set up
+// is undone at the end, on a signal, and by the next run after kill -9 (bench/leftovers.h).
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <stdexcept>
+
+#include "tools/bench/bench_host.h"
+#include "tools/bench/bench_main.h"
+#include "tools/bench/progress.h"
+#include "tools/bench/redis/plot.h"
+#include "tools/bench/redis/redis_bench.h"
+#include "tools/bench/redis/redis_options.h"
+#include "tools/bench/redis/side.h"
+#include "tools/bench/report_parts.h"
+#include "tools/bench/swap_file.h"
+#include "tools/support/host.h"
+
+namespace lunar::tools {
+
+namespace {
+
+constexpr uint64_t kMiBytes = 1 << 20;
+
+class RedisBench {
+ public:
+  explicit RedisBench(RedisOptions options) {
+    report_.options = std::move(options);
+    limit_bytes_ = report_.options.dram_bytes + report_.options.allowance_bytes;
+    const uint64_t footprint =
+        (redis_footprint(report_.options.data_bytes, report_.options.value_bytes) / kMiBytes + 64) * kMiBytes;
+    swap_bytes_ = footprint / 2 * 3 + 64 * kMiBytes;
+    // A fork reserves as much again as is there; of a LUN file of fixed size the first process gets half, a child an
+    // eighth.
+    lun_bytes_ = 9 * footprint / 4;
+    lun_file_bytes_ = forks() ? 17 * footprint / 2 : 2 * lun_bytes_;
+  }
+  ~RedisBench();
+  RedisReport run();
+
+ private:
+  const RedisOptions& options() const { return report_.options; }
+  bool forks() const {
+    return std::any_of(options().workloads.begin(), options().workloads.end(),
+                       [](const std::string& name) { return parse_redis_workload(name)->base == "save"; });
+  }
+  bool wants(const std::string& system) const {
+    return report_.skipped.count(system) == 0 &&
+           std::find(options().systems.begin(), options().systems.end(), system) != options().systems.end();
+  }
+  void check_host();
+  void check_space() const;
+  void prepare_files();
+  std::string prepare_lun(const std::string& system);
+  RedisSide::Setup setup_of(const std::string& system, DataKind kind, bool fits) const;
+  void run_stage(DataKind kind, bool fits, const std::vector<RedisWorkload>& workloads);
+  void run_workload(const RedisWorkload& workload);
+  using Turns = std::map<std::string, std::vector<RedisTurn>>;   // of each system
+  void try_workload(RedisSide& side, const RedisWorkload& workload, Turns* turns, int* page_cluster);
+  RedisTurn better_page_cluster(RedisSide& swap, const RedisWorkload& workload, double seconds, int* page_cluster);
+  RedisTurn turn(RedisSide& side, const RedisWorkload& workload, double seconds);
+  void judge(const RedisSide& side, const std::string& workload, const RedisTurn& turn);
+  void add_result(const std::string& system, const std::string& workload, unsigned pipeline, int page_cluster,
+                  const std::vector<RedisTurn>& turns);
+  // Runs `work`; a side that is lost in it is out of the run, with the reason.
+  template <class Work>
+  void attempt(const std::string& system, const Work& work);
+
+  RedisReport report_;
+  std::string directory_, disk_stat_, work_directory_;
+  uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, lun_file_bytes_ = 0, turns_ = 0;
+  std::optional<CgroupPlace> cgroup_;
+  Progress progress_;
+  // Undone from the last to the first: servers, then the files and the swap they fill.
+  std::unique_ptr<Leftovers> leftovers_;
+  std::vector<std::string> recorded_;
+  std::map<std::string, std::string> luns_;   // of each Lunar system
+  std::unique_ptr<SwapFile> swap_file_;
+  std::vector<std::unique_ptr<RedisSide>> sides_;
+};
+
+RedisBench::~RedisBench() {
+  sides_.clear();
+  swap_file_.reset();
+  for (const std::string& line : recorded_) {
+    const std::string path = line.substr(line.find(' ') + 1);
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+    leftovers_->forget(line);
+  }
+}
+
+void RedisBench::check_host() {
+  BenchHost host = check_bench_host(options().lun, limit_bytes_ * options().systems.size());
+  leftovers_ = std::move(host.leftovers);
+  directory_ = host.directory;
+  disk_stat_ = host.disk_stat;
+  cgroup_ = host.cgroup;
+  report_.skipped = std::move(host.skipped);
+  if (std::string& module = report_.options.module; module.empty()) {
+    std::string tried;
+    module = find_own_library("adapters/redis/liblunar-redis.so", "redis/modules/liblunar-redis.so", &tried);
+    if (module.empty()) report_.skipped["lunar"] = "liblunar-redis.so is not there (looked at " + tried + ")";
+  }
+  for (const char* system : {"lunar", "run", "swap"}) {
+    if (!wants(system) && report_.skipped.count(system) == 0) report_.skipped[system] = "not asked for (--systems)";
+  }
+}
+
+// A file of its own, written whole, where --lun is a directory; else --lun itself, which serves one server at a time.
+std::string RedisBench::prepare_lun(const std::string& system) {
+  struct stat info {};
+  if (stat(options().lun.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
+    if (luns_.empty()) return options().lun;
+    report_.skipped[system] = "--lun " + options().lun + " serves one server at a time: give a directory";
+    return {};
+  }
+  const std::string path = fmt::format("{}/lunar-bench-{}-{}.lun", directory_, getpid(), system);
+  progress_.say(fmt::format("writing {} MiB of LUN in {}", lun_file_bytes_ / kMiBytes, directory_));
+  recorded_.push_back("file " + path);
+  leftovers_->record(recorded_.back());
+  write_lun_file(path, lun_file_bytes_);
+  return path;
+}
+
+void RedisBench::check_space() const {
+  uint64_t wanted = wants("swap") ? swap_bytes_ : 0;
+  for (const char* system : {"lunar", "run"}) wanted += wants(system) ? lun_file_bytes_ + kLunOverheadBytes : 0;
+  if (forks()) wanted += options().systems.size() * redis_footprint(options().data_bytes, options().value_bytes);
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(directory_, error);
+  if (!error && space.available < wanted) {
+    throw std::runtime_error(fmt::format("{} has {} MiB free, {} are needed: use a smaller --data, fewer --systems, or "
+                                         "another --lun DIR",
+                                         directory_, space.available / kMiBytes, wanted / kMiBytes));
+  }
+}
+
+void RedisBench::prepare_files() {
+  check_space();
+  work_directory_ = fmt::format("{}/lunar-bench-{}-redis", directory_, getpid());
+  recorded_.push_back("directory " + work_directory_);
+  leftovers_->record(recorded_.back());
+  std::filesystem::create_directory(work_directory_);
+  for (const char* system : {"lunar", "run"}) {
+    if (!wants(system)) continue;
+    if (const std::string lun = prepare_lun(system); !lun.empty()) luns_[system] = lun;
+  }
+  if (!wants("swap")) return;
+  progress_.say(fmt::format("writing {} MiB of swap in {}", swap_bytes_ / kMiBytes, directory_));
+  try {
+    swap_file_ = std::make_unique<SwapFile>(fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()), swap_bytes_,
+                                            *leftovers_, check_interrupted);
+  } catch (const std::runtime_error& error) { report_.skipped["swap"] = error.what(); }
+}
+
+RedisSide::Setup RedisBench::setup_of(const std::string& system, DataKind kind, bool fits) const {
+  RedisSide::Setup setup;
+  setup.system = system;
+  setup.redis_server = options().redis_server;
+  setup.directory = work_directory_;
+  setup.disk_stat = disk_stat_;
+  setup.limit_bytes = limit_bytes_;
+  setup.dram_bytes = options().dram_bytes;
+  setup.swap = system == "swap";
+  setup.cgroup = cgroup_;
+  setup.connections = options().connections;
+  setup.kind = kind;
+  setup.data_bytes = stage_data_bytes(options(), kind, fits);
+  setup.value_bytes = options().value_bytes;
+  setup.seed = options().seed;
+  const std::string dram = fmt::format("{}", options().dram_bytes), size = fmt::format("{}", lun_bytes_);
+  if (system == "run") {
+    setup.wrapper = {"/proc/self/exe", "run", "--dram", dram, "--lun", luns_.at(system), "--size", size};
+    for (const auto& [name, value] : lunar_options(options().options)) setup.wrapper.push_back("--" + name + "=" + value);
+    setup.wrapper.push_back("--");
+  } else if (system == "lunar") {
+    setup.further = {"--loadmodule", options().module, "dram", dram, "lun", luns_.at(system), "size", size};
+    for (const auto& [name, value] : lunar_options(options().options)) setup.further.insert(setup.further.end(), {name, value});
+  }
+  return setup;
+}
+
+template <class Work>
+void RedisBench::attempt(const std::string& system, const Work& work) {
+  try {
+    work();
+  } catch (const std::runtime_error& error) {
+    std::string why = error.what();
+    report_.skipped[system] = why.substr(0, why.find('\n'));
+    report_.failures.push_back(fmt::format("{}: {}", system, why));
+  }
+}
+
+void RedisBench::judge(const RedisSide& side, const std::string& workload, const RedisTurn& turn) {
+  // On a machine where others use the disk, too, its bytes prove little: what the server itself read must suffice. (A
+  // save is read by its child.)
+  TurnResult checked = turn;
+  if (turn.server_read_bytes >= 0 && turn.bgsave_s == 0) {
+    checked.disk_read_bytes = std::min(turn.disk_read_bytes, turn.server_read_bytes);
+  }
+  for (const std::string& failure : turn_failures(checked)) {
+    report_.failures.push_back(fmt::format("{} {}: {}{}{}", side.system(), workload, failure,
+                                           turn.first_mismatch.empty() ? "" : ": first: ", turn.first_mismatch));
+  }
+}
+
+RedisTurn RedisBench::turn(RedisSide& side, const RedisWorkload& workload, double seconds) {
+  progress_.say(fmt::format("{} {}: {} ...", progress_.count(), workload.name, side.system()));
+  RedisSide::Turn how;
+  how.pipeline = options().pipeline;
+  how.seconds = seconds;
+  how.warm_seconds = 0.1 * seconds;
+  how.rate = options().rate;
+  how.seed = options().seed * 1000 + ++turns_;
+  const RedisTurn result = side.run(workload, how);
+  judge(side, workload.name, result);
+  return result;
+}
+
+void RedisBench::add_result(const std::string& system, const std::string& workload, unsigned pipeline,
+                            int page_cluster, const std::vector<RedisTurn>& turns) {
+  RedisResult result;
+  result.system = system;
+  result.workload = workload;
+  result.connections = options().connections;
+  result.pipeline = pipeline;
+  result.rounds = static_cast<unsigned>(turns.size());
+  result.page_cluster = page_cluster;
+  result.median = median_of(turns);
+  result.turns = turns;
+  double low = turns.front().ops_per_s, high = low;
+  for (const RedisTurn& one : turns) {
+    low = std::min(low, one.ops_per_s);
+    high = std::max(high, one.ops_per_s);
+  }
+  result.spread = result.median.ops_per_s > 0 ? (high - low) / result.median.ops_per_s : 0;
+  report_.results.push_back(result);
+}
+
+// Swap at the better page-cluster; the better turn itself.
+RedisTurn RedisBench::better_page_cluster(RedisSide& swap, const RedisWorkload& workload, double seconds,
+                                          int* page_cluster) {
+  constexpr int kChoice[2] = {0, 3};
+  RedisTurn trials[2];
+  for (int i = 0; i < 2; ++i) {
+    swap_file_->set_page_cluster(kChoice[i]);
+    trials[i] = turn(swap, workload, seconds);
+  }
+  const bool second = workload.base == "save" ? trials[1].bgsave_s < trials[0].bgsave_s
+                                              : trials[1].ops_per_s > trials[0].ops_per_s;
+  *page_cluster = kChoice[second ? 1 : 0];
+  swap_file_->set_page_cluster(*page_cluster);
+  return trials[second ? 1 : 0];
+}
+
+// Turns before those that count: the memory of the sides takes the workload's shape, swap finds its page-cluster. A
+// save is long and needs no shape: its trials count.
+void RedisBench::try_workload(RedisSide& side, const RedisWorkload& workload, Turns* turns, int* page_cluster) {
+  const double seconds = options().seconds / 2;
+  const bool save = workload.base == "save";
+  if (side.system() == "swap" && !workload.fits) {   // data that fits is not read: page-cluster is idle
+    const RedisTurn better = better_page_cluster(side, workload, seconds, page_cluster);
+    if (save) (*turns)["swap"].push_back(better);
+  } else if (!save) {
+    (void)turn(side, workload, workload.fits ? seconds : 2 * seconds);
+  }
+}
+
+void RedisBench::run_workload(const RedisWorkload& workload) {
+  Turns turns;
+  int page_cluster = -1;
+  const auto each = [&](const auto& work) {
+    for (const auto& side : sides_) attempt(side->system(), [&] { work(*side); });
+    std::erase_if(sides_, [&](const auto& side) { return report_.skipped.count(side->system()) != 0; });
+  };
+  each([&](RedisSide& side) { try_workload(side, workload, &turns, &page_cluster); });
+  for (unsigned round = 0; round < options().rounds; ++round) {
+    each([&](RedisSide& side) {
+      std::vector<RedisTurn>& done = turns[side.system()];
+      if (done.size() <= round) done.push_back(turn(side, workload, options().seconds));
+    });
+  }
+  for (const auto& side : sides_) {
+    add_result(side->system(), workload.name, workload.pipelined ? options().pipeline : 1,
+               side->system() == "swap" ? page_cluster : -1, turns[side->system()]);
+  }
+}
+
+void RedisBench::run_stage(DataKind kind, bool fits, const std::vector<RedisWorkload>& workloads) {
+  const std::string name = load_workload_name(kind, fits);
+  for (const std::string& system : options().systems) {
+    if (!wants(system)) continue;
+    attempt(system, [&] {
+      progress_.say(fmt::format("starting and loading {}", system));
+      auto side = std::make_unique<RedisSide>(setup_of(system, kind, fits), *leftovers_);
+      report_.redis_version = side->redis_version();
+      const RedisTurn load = side->load([&](const std::string& text) { progress_.follow(text); });
+      judge(*side, name, load);
+      add_result(system, name, RedisSide::kLoadPipeline, -1, {load});
+      sides_.push_back(std::move(side));
+    });
+  }
+  for (const RedisWorkload& workload : workloads) run_workload(workload);
+  for (const auto& side : sides_) {
+    double& peak = report_.peak_bytes[side->system()];
+    peak = std::max(peak, static_cast<double>(side->peak_bytes()));
+  }
+  progress_.say("stopping the servers");
+  sides_.clear();
+}
+
+RedisReport RedisBench::run() {
+  check_host();
+  prepare_files();
+  std::vector<std::pair<std::pair<DataKind, bool>, std::vector<RedisWorkload>>> stages;   // in order of appearance
+  for (const std::string& name : options().workloads) {
+    const RedisWorkload workload = *parse_redis_workload(name);
+    const std::pair<DataKind, bool> key{workload.kind, workload.fits};
+    auto found = std::find_if(stages.begin(), stages.end(), [&](const auto& stage) { return stage.first == key; });
+    if (found == stages.end()) found = stages.insert(stages.end(), {key, {}});
+    found->second.push_back(workload);
+    for (const std::string& system : options().systems) {
+      const bool swaps = system == "swap" && !workload.fits, save = workload.base == "save";
+      if (wants(system)) progress_.total += options().rounds + (swaps ? 2 : 1) - (save ? 1 : 0);
+    }
+  }
+  for (const auto& [key, workloads] : stages) run_stage(key.first, key.second, workloads);
+  progress_.clear();
+  return report_;
+}
+
+}   // namespace
+
+int redis_bench_main(int argc, char** argv) {
+  RedisOptions options;
+  if (const std::optional<int> code = parse_redis_options(argc, argv, &options)) return *code;
+  const bool json = options.json;
+  const std::string plot = options.plot;
+  const auto measure = [&] {
+    if (const std::string why = plot.empty() ? "" : plot_obstacle(plot); !why.empty()) throw std::runtime_error(why);
+    return RedisBench(std::move(options)).run();
+  };
+  return bench_main("redis", json, measure, [&](const RedisReport& report) {
+    if (plot.empty()) return;
+    for (const std::string& file : draw_plots(report, plot)) fmt::print(stderr, "lunar: bench redis: {}\n", file);
+  });
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// See redis_options.h.
+// Threading: free functions. May not be used by runtime/ (it allocates).
+#include "tools/bench/redis/redis_options.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <sstream>
+
+#include "tools/bench/size_option.h"
+#include "tools/support/flags.h"
+#include "tools/support/process.h"
+
+namespace lunar::tools {
+
+namespace {
+
+constexpr uint64_t kMiBytes = 1 << 20;
+constexpr uint64_t kKeyBytes = 112;   // entry, key, object and their share of the table
+
+constexpr const char* kFooter =
+    "Workloads (a name may end in -pipe: --pipeline requests at once; and in -fits: on data that fits into DRAM):\n"
+    "  get      GET of uniformly random keys            hash     HGET and 10% HSET of hashes with 16 fields\n"
+    "  zipf     GET, zipfian 0.99                       zset     ZSCORE, ZRANGE of 10, 10% ZADD; sets of 160 members\n"
+    "  hot      GET of a hot set (a 16th of --dram)     hotcold  half of the clients GET hot keys (their figures are\n"
+    "  mixed    GET and 10% SET, uniform                         shown), the others cold ones\n"
+    "  half     GET and 50% SET, uniform                set      SET of uniformly random keys that are there\n"
+    "  save     BGSAVE while clients do as in mixed,    paced    the same, hot clients send by the clock, --rate\n"
+    "           --rate requests a second                         GETs a second, of a 256th of --dram\n"
+    "  (load    how the data got there: 16 requests at once; load-hash, load-zset, load-fits ...)\n"
+    "Systems: lunar = redis-server with the Lunar module; run = under `lunar run`; swap = with kernel swap, or plain\n"
+    "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar / swap and lunar / run,\n"
+    "and (run_over_swap) run / swap. Clients are one thread: it takes one CPU; see srv%, gen%, cpu%.";
+
+const std::vector<std::string> kDefault{"get", "zipf", "hot", "mixed", "half", "set", "get-pipe", "hotcold", "paced", "save",
+                                        "hash", "zset", "get-fits", "mixed-fits", "get-pipe-fits"};
+const std::vector<std::string> kQuick{"get", "zipf", "hotcold", "get-fits"};
+
+std::string check_workload(const std::string& name) {
+  return parse_redis_workload(name) ? std::string() : "no workload is named " + name;
+}
+
+void finish(RedisOptions& options, const std::string& dram, const std::string& data, const std::string& allowance,
+            const std::string& value_size) {
+  options.dram_bytes = size_option("--dram", dram);
+  options.data_bytes = data.empty() ? 4 * options.dram_bytes : size_option("--data", data);
+  options.allowance_bytes = size_option("--allowance", allowance);
+  options.value_bytes = size_option("--value-size", value_size);
+  if (options.dram_bytes < 16 * kMiBytes) throw CLI::ValidationError("--dram", "at least 16m");
+  if (options.data_bytes < options.dram_bytes) throw CLI::ValidationError("--data", "at least --dram");
+  if (options.value_bytes < Dataset::kValueBytesMin || options.value_bytes > Dataset::kValueBytesMax ||
+      options.value_bytes % 16 != 0) {
+    throw CLI::ValidationError("--value-size", "a multiple of 16 from 16 to 512k");
+  }
+  for (const auto& [name, value] : lunar_options(options.options)) {
+    if (name.empty() || value.empty()) throw CLI::ValidationError("--options", "NAME=VALUE,...");
+  }
+  if (options.fits) {
+    for (std::string& name : options.workloads) {
+      if (!parse_redis_workload(name)->fits) name += "-fits";
+    }
+  }
+  // Twice the same would be one row.
+  std::vector<std::string> once;
+  for (const std::string& name : options.workloads) {
+    if (std::find(once.begin(), once.end(), name) == once.end()) once.push_back(name);
+  }
+  options.workloads = once;
+  if (options.redis_server.empty()) options.redis_server = find_in_path("redis-server");
+  if (options.redis_server.empty() || access(options.redis_server.c_str(), X_OK) != 0) {
+    throw CLI::ValidationError("--redis-server", "redis-server is not there: apt-get install redis-server");
+  }
+  if (!options.module.empty() && access(options.module.c_str(), R_OK) != 0) {
+    throw CLI::ValidationError("--module", options.module + " cannot be read");
+  }
+  if (!options.module.empty()) options.module = std::filesystem::absolute(options.module);   // the server runs elsewhere
+}
+
+void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
+  std::string dram, data, allowance = "48m", value_size = "1k";
+  options.workloads = kDefault;
+  auto* dram_option = app.add_option("--dram", dram, "DRAM budget of each side (default 256m; 64m with --quick)");
+  app.add_option("--data", data, "bytes of values (default: 4 times --dram)");
+  app.add_option("--allowance", allowance,
+                 "memory limit of each side above --dram: code, buffers, page tables (default 48m)");
+  app.add_option("--value-size", value_size, "bytes of a value (default 1k)");
+  app.add_option("--connections", options.connections, "clients (default 50)")->check(CLI::Range(2, 1000));
+  app.add_option("--pipeline", options.pipeline, "requests at once of the -pipe workloads (default 16)")
+      ->check(CLI::Range(1, 1000));
+  auto* workloads = app.add_option("--workloads", options.workloads, "as get,zipf,hotcold-fits; see below")
+                        ->delimiter(',')
+                        ->check(CLI::Validator(check_workload, "WORKLOAD"));
+  app.add_flag("--fits", options.fits, "run the workloads on data that fits into DRAM only");
+  app.add_option("--systems", options.systems, "of lunar,run,swap (default: all)")
+      ->delimiter(',')
+      ->check(CLI::IsMember(std::vector<std::string>{"lunar", "run", "swap"}));
+  app.add_option("--rate", options.rate, "requests a second of clients that send by the clock: save, paced (default 2000)")
+      ->check(CLI::Range(1.0, 1e6));
+  app.add_option("--options", options.options, "options of Lunar's sides, NAME=VALUE,...");
+  app.add_option("--redis-server", options.redis_server, "the server (default: the first in PATH)");
+  app.add_option("--module", options.module, "the Lunar module (default: liblunar-redis.so of this Lunar)");
+  app.add_option("--plot", options.plot, "draw throughput and p99 as SVG and PNG in this directory (needs gnuplot)");
+  const CommonFlags common(app, options,
+                           "directory for LUNs, swap file and dumps (default /var/tmp), or Lunar's LUN: file, device, URI",
+                           "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
+  app.footer(kFooter);
+  app.parse(argc, argv);
+  if (dram_option->count() == 0) dram = options.quick ? "64m" : "256m";
+  common.settle({1, 1});
+  if (options.quick && workloads->count() == 0) options.workloads = kQuick;
+  finish(options, dram, data, allowance, value_size);
+}
+
+}   // namespace
+
+std::optional<int> parse_redis_options(int argc, char** argv, RedisOptions* options) {
+  CLI::App app{"redis-server with Lunar beside redis-server with kernel swap, on the same disk and memory limit",
+               "lunar bench redis"};
+  try {
+    parse(app, *options, argc, argv);
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
+  return std::nullopt;
+}
+
+std::vector<std::pair<std::string, std::string>> lunar_options(const std::string& text) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    const size_t equals = std::min(word.find('='), word.size());
+    std::string name = word.substr(0, equals);
+    std::replace(name.begin(), name.end(), '_', '-');
+    pairs.emplace_back(name, equals < word.size() ? word.substr(equals + 1) : "");
+  }
+  return pairs;
+}
+
+uint64_t redis_footprint(uint64_t data_bytes, size_t value_bytes) {
+  return data_bytes / 20 * 27 + data_bytes / value_bytes * kKeyBytes;
+}
+
+uint64_t stage_data_bytes(const RedisOptions& options, DataKind kind, bool fits) {
+  uint64_t bytes = options.data_bytes;
+  if (fits) {
+    const double footprint_per_byte = 1.35 + static_cast<double>(kKeyBytes) / static_cast<double>(options.value_bytes);
+    bytes = static_cast<uint64_t>(0.75 * static_cast<double>(options.dram_bytes) / footprint_per_byte);
+  }
+  return kind == DataKind::kSortedSets ? bytes / 2 : bytes;
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+// lunar-demo: an unmodified redis-server, started by `lunar run`, holds four times the DRAM it is given; every value
+// is read back and compared, and a dump of it loads into a plain server with the same digest. tools/demo builds and
+// runs it.
+//
+//   load 1 GiB by pipelined SET -> read all back in random order -> DEBUG DIGEST -> BGSAVE -> load it elsewhere
+//
+// The server lives in a swapless memory cgroup of --dram + 128 MiB (page cache and kernel memory included), and its
+// resident set is watched. Ends with a table and PASS or FAIL. Nothing is left behind, whatever ends it.
+// Threading: one thread, plus the watch's. May not be used by runtime/ (it allocates).
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+
+#include "tools/bench/size_option.h"
+#include "tools/dev/scratch_directory.h"
+#include "tools/dev/values.h"
+#include "tools/dev/verdict.h"
+#include "tools/dev/watch.h"
+#include "tools/support/cgroup.h"
+#include "tools/support/flags.h"
+#include "tools/support/process.h"
+#include "tools/support/procfs.h"
+#include "tools/support/redis_server.h"
+
+namespace lunar::tools {
+
+namespace {
+
+constexpr size_t kPipelineDepth = 64;
+
+struct DemoOptions {
+  uint64_t dram_bytes = 256 * kDemoMiB, data_bytes = 1024 * kDemoMiB;
+  size_t value_bytes = 4000;
+  std::string lunar, redis_server, directory = "/var/tmp", lun;
+  uint64_t seed = 20;
+  bool json = false;
+};
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+class Demo {
+ public:
+  explicit Demo(DemoOptions options)
+      : options_(std::move(options)),
+        values_(options_.seed, options_.value_bytes),
+        count_(options_.data_bytes / options_.value_bytes),
+        terminal_(isatty(STDERR_FILENO) != 0) {
+    record_.dram_bytes = options_.dram_bytes;
+    record_.values = count_;
+    record_.value_bytes = options_.value_bytes;
+  }
+  bool run();
+
+ private:
+  void work();
+  void prepare();
+  void start_server();
+  void load();
+  void read_back();
+  void save();
+  void load_dump();
+  void say(const std::string& text) const;
+  void progress(const std::string& phase, uint64_t done, double started, bool last);
+  void finish_phase(const std::string& name, double started, uint64_t operations);
+  std::vector<std::string> wrapper(const std::string& stats_file) const;
+
+  DemoOptions options_;
+  DemoValues values_;
+  uint64_t count_;
+  bool terminal_;
+  double last_line_ = 0, lap_ = 0;
+  uint64_t lap_done_ = 0;
+  DemoRecord record_;
+  double started_ = now_seconds();
+  // Ended from the last to the first.
+  std::unique_ptr<ScratchDirectory> directory_;
+  std::unique_ptr<MemoryCgroup> group_;
+  std::unique_ptr<RedisServer> server_;
+  std::unique_ptr<Watch> watch_;
+};
+
+void Demo::say(const std::string& text) const { fmt::print(stderr, "{}{}\n", terminal_ ? "\r\033[K" : "", text); }
+
+void Demo::progress(const std::string& phase, uint64_t done, double started, bool last) {
+  const double now = now_seconds();
+  if (!last && now - last_line_ < (terminal_ ? 0.25 : 5.0)) return;
+  last_line_ = now;
+  const Sample sample = watch_->now();
+  const double mib_per_s =
+      static_cast<double>((done - lap_done_) * options_.value_bytes) / 1048576 / std::max(1e-3, now - lap_);
+  lap_ = now;
+  lap_done_ = done;
+  std::string line = fmt::format("{:<5}{:>5} of {} MiB, {:>3.0f} s, {:>4.0f} MiB/s | resident {} MiB, cap {} MiB",
+                                 phase, mib(done * options_.value_bytes), mib(count_ * options_.value_bytes),
+                                 now - started, mib_per_s, mib(sample.resident_bytes), mib(options_.dram_bytes));
+  if (group_)
+    line += fmt::format(" | cgroup {} of {} MiB", mib(sample.group_bytes), mib(options_.dram_bytes + kGroupAboveCap));
+  if (sample.has_stats) {
+    line += fmt::format(" | pages evicted {}k, faulted {}k", sample.stats.evictions / 1000, sample.stats.faults / 1000);
+  }
+  if (terminal_ && !last)
+    fmt::print(stderr, "\r\033[K{}", line);
+  else
+    say(line);
+  std::fflush(stderr);
+}
+
+void Demo::finish_phase(const std::string& name, double started, uint64_t operations) {
+  const double seconds = now_seconds() - started;
+  record_.phases.push_back({name, seconds, operations > 0 ? static_cast<double>(operations) / seconds : 0});
+}
+
+std::vector<std::string> Demo::wrapper(const std::string& stats_file) const {
+  // A saving child may come to need as much LUN as its parent holds, and fork refuses what it cannot promise:
+  // three times the data leaves room for both and for what the allocator adds.
+  const uint64_t lun_bytes = std::max(8 * options_.dram_bytes, 3 * options_.data_bytes);
+  std::vector<std::string> words{options_.lunar, "run",
+                                 "--dram",       fmt::format("{}", options_.dram_bytes),
+                                 "--size",       fmt::format("{}", lun_bytes),
+                                 "--stats",      "--stats-file",
+                                 stats_file};
+  if (!options_.lun.empty()) words.insert(words.end(), {"--lun", options_.lun});
+  words.push_back("--");
+  return words;
+}
+
+std::string find_redis_server() {
+  const std::string found = find_in_path("redis-server");
+  if (found.empty()) throw std::runtime_error("redis-server is not installed: apt-get install redis-server");
+  return found;
+}
+
+void Demo::prepare() {
+  if (options_.redis_server.empty()) options_.redis_server = find_redis_server();
+  if (options_.lunar.empty()) {
+    options_.lunar = (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "lunar").string();
+  }
+  if (access(options_.lunar.c_str(), X_OK) != 0) {
+    throw std::runtime_error(
+        fmt::format("{} is not there: build it (tools/build) or name it by --lunar", options_.lunar));
+  }
+  for (const std::string& path : ScratchDirectory::sweep(options_.directory)) {
+    say(fmt::format("removed {} (left by a killed run)", path));
+  }
+  directory_ = std::make_unique<ScratchDirectory>(options_.directory);
+  const CgroupPlace place = find_cgroup_place();
+  if (geteuid() != 0)
+    record_.no_group = "not root (sudo)";
+  else if (place.version == 0)
+    record_.no_group = place.why_not;
+  if (record_.no_group.empty()) {
+    const std::string name = fmt::format("lunar-demo-{}", getpid());
+    try {
+      directory_->note_cgroup(place.mount + "/" + name);
+      group_ = std::make_unique<MemoryCgroup>(place, name, options_.dram_bytes + kGroupAboveCap, false);
+    } catch (const std::runtime_error& error) { record_.no_group = error.what(); }
+  }
+}
+
+void Demo::start_server() {
+  say(fmt::format("{} values of {} bytes ({} MiB) for {} under `lunar run --dram {}M --size {}M`", count_,
+                  options_.value_bytes, mib(count_ * options_.value_bytes), options_.redis_server,
+                  mib(options_.dram_bytes), mib(std::max(8 * options_.dram_bytes, 3 * options_.data_bytes))));
+  if (group_) {
+    say(fmt::format("memory cgroup without swap: {} MiB, page cache and kernel memory included",
+                    mib(options_.dram_bytes + kGroupAboveCap)));
+  } else {
+    say(fmt::format("no memory cgroup ({}): the cap is proven by the resident set only", record_.no_group));
+  }
+  ServerSetup setup;
+  setup.redis_server = options_.redis_server;
+  setup.wrapper = wrapper(directory_->file("stats"));
+  setup.directory = directory_->path();
+  setup.name = "tiered";
+  if (group_) setup.cgroup_procs = group_->procs_path();
+  server_ = std::make_unique<RedisServer>(setup);
+  watch_ = std::make_unique<Watch>(server_->pid(), directory_->file("stats"), group_.get());
+}
+
+void Demo::load() {
+  const double started = lap_ = now_seconds();
+  lap_done_ = 0;
+  std::string value;
+  for (uint64_t at = 0; at < count_;) {
+    check_interrupted();
+    const uint64_t end = std::min<uint64_t>(count_, at + kPipelineDepth);
+    for (uint64_t i = at; i < end; ++i) {
+      values_.value(i, &value);
+      server_->send({"SET", DemoValues::key(i), value});
+    }
+    for (; at < end; ++at) (void)server_->receive();
+    progress("load", at, started, at == count_);
+  }
+  finish_phase("load", started, count_);
+}
+
+void Demo::read_back() {
+  std::vector<uint32_t> order(count_);
+  std::iota(order.begin(), order.end(), 0);
+  Random random(options_.seed + 1);
+  for (uint64_t i = count_; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+  const double started = lap_ = now_seconds();
+  lap_done_ = 0;
+  std::string expected;
+  for (uint64_t at = 0; at < count_;) {
+    check_interrupted();
+    const uint64_t end = std::min<uint64_t>(count_, at + kPipelineDepth);
+    for (uint64_t i = at; i < end; ++i) server_->send({"GET", DemoValues::key(order[i])});
+    for (; at < end; ++at) {
+      const Reply reply = server_->receive();
+      values_.value(order[at], &expected);
+      const bool same = reply->type == REDIS_REPLY_STRING && static_cast<size_t>(reply->len) == expected.size() &&
+                        memcmp(reply->str, expected.data(), expected.size()) == 0;
+      if (!same && record_.mismatches++ < 5) say(fmt::format("MISMATCH: {}", DemoValues::key(order[at])));
+    }
+    progress("read", at, started, at == count_);
+  }
+  finish_phase("read back", started, count_);
+}
+
+void Demo::save() {
+  say("DEBUG DIGEST of the tiered server ...");
+  double started = now_seconds();
+  server_->set_patience(600);   // every page comes back once for it
+  const Reply digest = server_->command({"DEBUG", "DIGEST"});
+  record_.digest = std::string(digest->str, static_cast<size_t>(digest->len));
+  finish_phase("digest", started, 0);
+  started = now_seconds();
+  const auto busy = [&] { return server_->info("persistence", "rdb_bgsave_in_progress") != "0"; };
+  for (; busy(); usleep(100'000)) check_interrupted();   // a save point's child may still be at it
+  say("BGSAVE ...");
+  (void)server_->command({"BGSAVE"});
+  for (; busy(); usleep(100'000)) check_interrupted();
+  const std::string status = server_->info("persistence", "rdb_last_bgsave_status");
+  if (status != "ok") record_.failures.push_back("BGSAVE ended with status '" + status + "'\n" + server_->log_tail());
+  record_.forks = server_->info("stats", "total_forks");
+  finish_phase("BGSAVE", started, 0);
+  struct stat info {};
+  if (stat(directory_->file("dump.rdb").c_str(), &info) == 0) record_.dump_bytes = static_cast<uint64_t>(info.st_size);
+  record_.last = watch_->now();
+  server_->shut_down();
+  lunar_stats last{};
+  if (read_stats_file(directory_->file("stats"), &last)) {
+    record_.last.has_stats = true;
+    record_.last.stats = last;
+  }
+  watch_.reset();
+  server_.reset();
+  if (group_) record_.oom_kills = group_->oom_kills();
+}
+
+void Demo::load_dump() {
+  const bool roomy = machine_memory("MemAvailable") > options_.data_bytes + options_.data_bytes / 2 + 512 * kDemoMiB;
+  say(fmt::format("a second, {} server loads the dump of {} MiB ...", roomy ? "plain" : "tiered (memory is short)",
+                  mib(record_.dump_bytes)));
+  const double started = now_seconds();
+  ServerSetup setup;
+  setup.redis_server = options_.redis_server;
+  if (!roomy) setup.wrapper = wrapper(directory_->file("stats2"));
+  setup.directory = directory_->path();
+  setup.name = "second";
+  setup.saves = false;
+  RedisServer second(setup);
+  const Reply digest = second.command({"DEBUG", "DIGEST"});
+  record_.dump_digest = std::string(digest->str, static_cast<size_t>(digest->len));
+  second.shut_down();
+  finish_phase("load the dump", started, 0);
+}
+
+void Demo::work() {
+  prepare();
+  start_server();
+  try {
+    load();
+    read_back();
+    save();
+  } catch (const std::runtime_error& error) {
+    if (!group_ || group_->oom_kills() == 0) throw;
+    throw std::runtime_error(fmt::format("the server was killed for passing {} MiB, the limit of its memory cgroup\n{}",
+                                         mib(options_.dram_bytes + kGroupAboveCap), error.what()));
+  }
+  load_dump();
+}
+
+bool Demo::run() {
+  work();
+  judge(record_);
+  record_.seconds = now_seconds() - started_;
+  fmt::print("{}{}", options_.json ? record_json(record_) : record_table(record_), options_.json ? "\n" : "");
+  return record_.failures.empty();
+}
+
+void parse(CLI::App& app, DemoOptions& options, int argc, char** argv) {
+  std::string dram = "256m", data;
+  app.add_option("--dram", dram, "DRAM cap of the server (default 256m)");
+  app.add_option("--data", data, "bytes of values (default 4 times --dram)");
+  app.add_option("--value-size", options.value_bytes, "bytes of a value (default 4000)")->check(CLI::Range(1, 1 << 26));
+  app.add_option("--lunar", options.lunar, "the lunar command (default: beside this program)");
+  app.add_option("--redis-server", options.redis_server, "the server (default: the first in PATH)");
+  app.add_option("--dir", options.directory, "where the dump goes, on a disk (default /var/tmp)");
+  app.add_option("--lun", options.lun, "LUN of `lunar run` (default: its own choice)");
+  app.add_option("--seed", options.seed, "of values and order (default 20)");
+  app.add_flag("--json", options.json, "print one JSON object instead of the table");
+  app.parse(argc, argv);
+  options.dram_bytes = size_option("--dram", dram);
+  options.data_bytes = data.empty() ? 4 * options.dram_bytes : size_option("--data", data);
+  if (options.dram_bytes == 0) throw CLI::ValidationError("--dram", "must not be 0");
+  const uint64_t count = options.data_bytes / options.value_bytes;
+  if (count == 0 || count > 999'999'999)
+    throw CLI::ValidationError("--data", "from 1 to 999999999 values of --value-size");
+}
+
+}   // namespace
+
+int demo_main(int argc, char** argv) {
+  CLI::App app{"an unmodified redis-server holds four times the DRAM it is given; every value is checked",
+               "lunar-demo"};
+  DemoOptions options;
+  try {
+    parse(app, options, argc, argv);
+  } catch (const CLI::ParseError& error) { return refuse_flags(app, error); }
+  catch_interrupts();
+  const bool json = options.json;
+  try {
+    return Demo(std::move(options)).run() ? 0 : 1;
+  } catch (const Interrupted&) {
+    fmt::print(stderr, "\nlunar-demo: interrupted; server, cgroup and files are removed\n");
+    return 130;
+  } catch (const std::exception& error) {
+    if (interrupted()) {
+      fmt::print(stderr, "\nlunar-demo: interrupted; server, cgroup and files are removed\n");
+      return 130;
+    }
+    fmt::print(stderr, "\nlunar-demo: {}\nFAIL\n", error.what());
+    if (json) {
+      DemoRecord record;
+      record.failures.push_back(error.what());
+      fmt::print("{}\n", record_json(record));
+    }
+    return 1;
+  }
+}
+
+}   // namespace lunar::tools
+
+int main(int argc, char** argv) { return lunar::tools::demo_main(argc, argv); }

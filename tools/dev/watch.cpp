@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// See watch.h. The stats file: 64 bytes of header (magic "LUNARST1", uint32 size of the struct, uint32 pid, uint64
+// sequence: odd while it is being written), then struct lunar_stats.
+// Threading: as in the header.
+#include "tools/dev/watch.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "tools/support/process.h"
+#include "tools/support/procfs.h"
+
+namespace lunar::tools {
+
+namespace {
+constexpr size_t kHeaderBytes = 64;
+constexpr auto kInterval = std::chrono::milliseconds(20);
+}   // namespace
+
+bool read_stats_file(const std::string& path, lunar_stats* stats) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  bool whole = false;
+  for (int attempt = 0; attempt < 20 && !whole; ++attempt) {
+    char raw[kHeaderBytes + sizeof(lunar_stats)] = {};
+    const ssize_t got = pread(fd, raw, sizeof raw, 0);
+    uint32_t bytes = 0;
+    uint64_t before = 0, after = 0;
+    if (got < static_cast<ssize_t>(kHeaderBytes) || memcmp(raw, "LUNARST1", 8) != 0) break;
+    memcpy(&bytes, raw + 8, sizeof bytes);
+    memcpy(&before, raw + 16, sizeof before);
+    if (pread(fd, &after, sizeof after, 16) != sizeof after) break;
+    whole = before == after && before % 2 == 0 &&
+            got >= static_cast<ssize_t>(kHeaderBytes + std::min<size_t>(bytes, sizeof *stats));
+    if (whole) {
+      *stats = lunar_stats{};
+      memcpy(static_cast<void*>(stats), raw + kHeaderBytes, std::min<size_t>(bytes, sizeof *stats));
+    } else {
+      usleep(200);
+    }
+  }
+  close(fd);
+  return whole;
+}
+
+Watch::Watch(pid_t server, std::string stats_path, const MemoryCgroup* group)
+    : server_(server), stats_path_(std::move(stats_path)), group_(group), thread_([this] { loop(); }) {}
+
+Watch::~Watch() {
+  stop_.store(true);
+  thread_.join();
+}
+
+void Watch::take() {
+  const uint64_t resident = process_memory(server_, "VmRSS"), peak = process_memory(server_, "VmHWM");
+  const uint64_t group = group_ != nullptr ? group_->usage_bytes() : 0;
+  const uint64_t group_peak = group_ != nullptr ? group_->peak_bytes() : 0;
+  lunar_stats stats{};
+  const bool has_stats = !stats_path_.empty() && read_stats_file(stats_path_, &stats);
+  const std::lock_guard<std::mutex> guard(mutex_);
+  sample_.resident_bytes = resident;
+  sample_.resident_peak_bytes = std::max({sample_.resident_peak_bytes, resident, peak});
+  sample_.group_bytes = group;
+  sample_.group_peak_bytes = std::max({sample_.group_peak_bytes, group, group_peak});
+  if (has_stats) {
+    sample_.has_stats = true;
+    sample_.stats = stats;
+  }
+}
+
+Sample Watch::now() {
+  take();
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return sample_;
+}
+
+void Watch::loop() {
+  while (!stop_.load()) {
+    if (interrupted()) {
+      kill(server_, SIGKILL);   // our own child, not reaped before this thread has ended
+      return;
+    }
+    take();
+    std::this_thread::sleep_for(kInterval);
+  }
+}
+
+}   // namespace lunar::tools

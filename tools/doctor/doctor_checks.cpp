@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+// See doctor_checks.h: kernel interfaces, privileges and limits, memory, storage, installation.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include "tools/doctor/doctor_checks.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <mntent.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "sys/kernel.h"
+#include "tools/run/run_checks.h"
+#include "tools/support/host.h"
+#include "tools/support/text.h"
+#include "tools/support/text_file.h"
+
+namespace lunar::tools {
+
+const char* health_name(Health health) {
+  switch (health) {
+    case Health::kOk:
+      return "ok";
+    case Health::kInfo:
+      return "info";
+    case Health::kWarn:
+      return "warning";
+    case Health::kFail:
+      return "fail";
+  }
+  return "";
+}
+
+namespace {
+
+std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
+
+bool has_capability(unsigned number) {
+  std::string status = read_text("/proc/self/status").value_or("");
+  size_t at = status.find("CapEff:");
+  if (at == std::string::npos) return false;
+  return (strtoull(status.c_str() + at + 7, nullptr, 16) >> number) & 1;
+}
+
+// "[always] madvise never" -> "always"
+std::string chosen(const std::string& text) {
+  size_t open = text.find('['), close = text.find(']');
+  return open == std::string::npos || close == std::string::npos ? text : text.substr(open + 1, close - open - 1);
+}
+
+// ---- kernel ------------------------------------------------------------------------------------------------------
+
+Finding check_kernel() {
+  utsname name{};
+  uname(&name);
+  Finding finding{"kernel", Health::kOk,
+                  text_of("%s %s, pages of %s", name.release, name.machine,
+                          size_text(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))).c_str()),
+                  "", ""};
+  ErrorText why;
+  if (sys::kernel_check(&why) < 0) {
+    finding.health = Health::kFail;
+    finding.lack = why.text;
+    finding.remedy = "boot a kernel of 5.19 or later, without a system call filter on vmsplice and madvise";
+  }
+  return finding;
+}
+
+Finding check_userfaultfd() {
+  UffdState state = probe_userfaultfd();
+  if (state.error)
+    return {"userfaultfd", Health::kFail, "not available", userfaultfd_lack(state), userfaultfd_remedy(state)};
+  std::string features;
+  auto add = [&](bool has, const char* name) {
+    features += text_of("%s%s%s", features.empty() ? "" : ", ", has ? "" : "no ", name);
+  };
+  add(state.thread_id, "thread id");
+  add(state.move, "move");
+  add(state.poison, "poison");
+  add(state.sigbus, "sigbus");
+  return {"userfaultfd", Health::kOk,
+          text_of("by %s: %s", state.via_device ? "/dev/userfaultfd" : "system call", features.c_str()), "", ""};
+}
+
+Finding check_userfaultfd_rights() {
+  UffdState state = probe_userfaultfd();
+  std::string value = state.sysctl >= 0 ? text_of("vm.unprivileged_userfaultfd = %d", state.sysctl) : "no sysctl";
+  if (!state.device_there) return {"userfaultfd rights", Health::kInfo, value + ", no /dev/userfaultfd", "", ""};
+  bool open_to_us = access("/dev/userfaultfd", R_OK | W_OK) == 0;
+  return {"userfaultfd rights", Health::kInfo,
+          value + (open_to_us ? ", /dev/userfaultfd open to this user" : ", /dev/userfaultfd closed to this user"), "",
+          ""};
+}
+
+Finding check_io_uring() {
+  int rc = probe_io_uring();
+  std::string sysctl = read_line("/proc/sys/kernel/io_uring_disabled");
+  std::string shown = sysctl.empty() ? "" : ", kernel.io_uring_disabled = " + sysctl;
+  if (rc == 0) return {"io_uring", Health::kOk, "available" + shown, "", ""};
+  Finding finding{"io_uring", Health::kWarn, text_of("refused (%s)%s", errno_name(rc), shown.c_str()),
+                  "each read and write is a system call that waits; one at a time a thread", ""};
+  finding.remedy =
+      sysctl == "1" || sysctl == "2" ? "`sudo sysctl -w kernel.io_uring_disabled=0`"
+      : rc == -ENOMEM                ? memlock_remedy()
+      : rc == -EPERM || probe_container().inside()
+          ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows io_uring_setup, io_uring_enter "
+            "and io_uring_register"
+          : "boot a kernel with CONFIG_IO_URING";
+  return finding;
+}
+
+Finding check_discard_vector() {
+  const int rc = probe_discard_vector();
+  if (rc == 0) return {"process_madvise", Health::kOk, "DONTNEED on this process, a whole batch a call", "", ""};
+  if (rc == -EPERM)
+    return {"process_madvise", Health::kWarn, "refused (EPERM)", "one madvise a run of pages",
+            "start the container with `--cap-add SYS_PTRACE` (engines' filters allow process_madvise then)"};
+  return {"process_madvise", Health::kInfo,
+          "no DONTNEED on this process (kernels before 6.13): one madvise a run of pages", "", ""};
+}
+
+// ---- privileges and limits ---------------------------------------------------------------------------------------
+
+Finding check_privileges() {
+  std::string value = text_of("user %s", user_name().c_str());
+  struct Named {
+    unsigned number;
+    const char* name;
+  };
+  static constexpr Named kWanted[] = {
+      {CAP_SYS_PTRACE, "CAP_SYS_PTRACE"}, {CAP_IPC_LOCK, "CAP_IPC_LOCK"}, {CAP_SYS_ADMIN, "CAP_SYS_ADMIN"}};
+  for (const Named& wanted : kWanted) {
+    if (has_capability(wanted.number)) value += std::string(", ") + wanted.name;
+  }
+  return {"privileges", Health::kInfo, value, "", ""};
+}
+
+// In a container most lacks are mended by who starts it; which flag mends which stands with each.
+Finding check_container() {
+  const ContainerState state = probe_container();
+  if (!state.inside()) return {"container", Health::kInfo, state.filtered ? "none; a system call filter is on" : "none", "", ""};
+  return {"container", Health::kInfo, state.engine + (state.filtered ? ", a system call filter is on" : ", no system call filter"), "", ""};
+}
+
+Finding check_memlock() {
+  rlimit limit{};
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  if (limit.rlim_cur == RLIM_INFINITY) return {"memlock limit", Health::kOk, "unlimited", "", ""};
+  std::string value = size_text(limit.rlim_cur);
+  if (has_capability(CAP_IPC_LOCK))
+    return {"memlock limit", Health::kOk, value + ", not applied (CAP_IPC_LOCK)", "", ""};
+  constexpr uint64_t kEnough = 64 * kMiB;
+  if (limit.rlim_cur >= kEnough) return {"memlock limit", Health::kOk, value, "", ""};
+  return {"memlock limit", Health::kWarn, value,
+          "I/O buffers cannot all be registered, so that each I/O pins its pages", memlock_remedy()};
+}
+
+Finding check_pipe_pages() {
+  std::string text = read_line("/proc/sys/fs/pipe-user-pages-soft");
+  uint64_t pages = strtoull(text.c_str(), nullptr, 10);
+  bool exempt = has_capability(CAP_SYS_RESOURCE) || has_capability(CAP_SYS_ADMIN);
+  std::string value = pages == 0 ? "no limit" : text_of("%llu pages a user", static_cast<unsigned long long>(pages));
+  if (exempt || pages == 0 || pages >= 4096)
+    return {"pipe pages", Health::kOk, value + (exempt && pages ? ", not applied (privileged)" : ""), "", ""};
+  return {"pipe pages", Health::kWarn, value, "pages leave DRAM in smaller batches",
+          "`sudo sysctl -w fs.pipe-user-pages-soft=16384`"};
+}
+
+Finding check_open_files() {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  std::string value = limit.rlim_cur == RLIM_INFINITY
+                          ? "unlimited"
+                          : text_of("%llu descriptors", static_cast<unsigned long long>(limit.rlim_cur));
+  if (limit.rlim_cur >= 1024) return {"open files", Health::kOk, value, "", ""};
+  return {"open files", Health::kWarn, value, "Lunar's own descriptors lie close to the program's", "`ulimit -n 1024`"};
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------
+
+Finding check_memory(const MemoryState& memory) {
+  return {
+      "memory", memory.usable_bytes() / 4 >= kDramMin ? Health::kOk : Health::kWarn,
+      text_of("%s, %s usable: default DRAM budget %s", size_text(memory.total_bytes).c_str(),
+              size_text(memory.usable_bytes()).c_str(), size_text(round_down(memory.usable_bytes() / 4, kMiB)).c_str()),
+      memory.usable_bytes() / 4 >= kDramMin ? "" : "a quarter of it is below the minimum budget",
+      memory.usable_bytes() / 4 >= kDramMin ? "" : "`lunar run --dram 16m -- COMMAND`"};
+}
+
+Finding check_cgroup(const MemoryState& memory) {
+  if (memory.cgroup_version == 0) return {"memory cgroup", Health::kInfo, "no memory controller is mounted", "", ""};
+  std::string limit = memory.limit_bytes == UINT64_MAX
+                          ? "no limit"
+                          : text_of("limit %s (%s), used %s", size_text(memory.limit_bytes).c_str(),
+                                    memory.limit_file.c_str(), size_text(memory.used_bytes).c_str());
+  return {"memory cgroup", Health::kOk, text_of("version %d, %s", memory.cgroup_version, limit.c_str()), "", ""};
+}
+
+Finding check_overcommit() {
+  std::string mode = read_line("/proc/sys/vm/overcommit_memory");
+  if (mode != "2") return {"overcommit", Health::kOk, "mode " + mode, "", ""};
+  return {"overcommit", Health::kWarn, "mode 2 (strict)",
+          "tiered memory counts against the commit limit, although it lies on the LUN",
+          "`sudo sysctl -w vm.overcommit_memory=0`"};
+}
+
+Finding check_thp() {
+  std::string mode = chosen(read_line("/sys/kernel/mm/transparent_hugepage/enabled"));
+  return {"huge pages", Health::kInfo,
+          mode.empty() ? "not offered" : "transparent: " + mode + " (tiered memory uses system pages)", "", ""};
+}
+
+Finding check_swap() {
+  std::string text = read_text("/proc/swaps").value_or("");
+  uint64_t bytes = 0;
+  unsigned areas = 0;
+  for (size_t at = text.find('\n'); at != std::string::npos && at + 1 < text.size(); at = text.find('\n', at + 1)) {
+    unsigned long long kib = 0;
+    if (sscanf(text.c_str() + at + 1, "%*s %*s %llu", &kib) == 1) bytes += kib * 1024, ++areas;
+  }
+  return {"swap", Health::kInfo,
+          areas ? text_of("%s in %u area%s", size_text(bytes).c_str(), areas, areas == 1 ? "" : "s") : "none", "", ""};
+}
+
+Finding check_numa() {
+  unsigned nodes = 0;
+  if (DIR* directory = opendir("/sys/devices/system/node")) {
+    while (const dirent* entry = readdir(directory)) {
+      if (strncmp(entry->d_name, "node", 4) == 0 && isdigit(static_cast<unsigned char>(entry->d_name[4]))) ++nodes;
+    }
+    closedir(directory);
+  }
+  if (nodes == 0) nodes = 1;
+  return {"NUMA", Health::kInfo,
+          text_of("%u node%s, %ld CPUs", nodes, nodes == 1 ? "" : "s", sysconf(_SC_NPROCESSORS_ONLN)), "", ""};
+}
+
+// ---- storage -----------------------------------------------------------------------------------------------------
+
+// The mounted, writable directory on a disk with the most room: what to name instead of a LUN that does not do.
+std::string better_directory() {
+  std::string best;
+  uint64_t most = 0;
+  FILE* mounts = setmntent("/proc/self/mounts", "r");
+  if (!mounts) return "";
+  while (const mntent* entry = getmntent(mounts)) {
+    for (const char* below : {"/var/tmp", ""}) {
+      std::string path =
+          strcmp(entry->mnt_dir, "/") == 0 ? (*below ? below : "/") : std::string(entry->mnt_dir) + below;
+      FileSystem fs;
+      if (access(path.c_str(), W_OK | X_OK) != 0 || probe_file_system(path, &fs) < 0 || fs.in_memory || fs.read_only)
+        continue;
+      if (fs.free_bytes > most && probe_scratch_file(path) == 0) best = path, most = fs.free_bytes;
+    }
+  }
+  endmntent(mounts);
+  return best;
+}
+
+Finding check_lun_place(const Options& options, const MemoryState& memory) {
+  Options wanted = options;
+  if (wanted.dram == 0) wanted.dram = std::max(round_down(memory.usable_bytes() / 4, kMiB), kDramMin);
+  std::string why;
+  bool good = check_lun(
+      wanted, [](const char* name) { return std::string("option ") + name; }, &why);
+  Finding finding{"LUN", good ? Health::kOk : Health::kFail, wanted.lun, why, ""};
+  FileSystem fs;
+  std::string lun = wanted.lun;
+  std::string path = lun.compare(0, 5, "file:") == 0 ? lun.substr(5) : lun;
+  if (probe_file_system(path, &fs) == 0)
+    finding.value += text_of(": %s, %s free", fs.kind.c_str(), size_text(fs.free_bytes).c_str());
+  if (!good) {
+    std::string other = better_directory();
+    finding.remedy = other.empty() || other == lun ? "make a directory on a disk, and name it: `export LUNAR_LUN=DIR`"
+                                                   : "`export LUNAR_LUN=" + shell_word(other) + "`";
+  }
+  return finding;
+}
+
+bool is_in_use(const std::string& name) {
+  std::string base = "/sys/block/" + name;
+  // Held by device-mapper or md, or divided into partitions.
+  if (DIR* holders = opendir((base + "/holders").c_str())) {
+    unsigned entries = 0;
+    while (readdir(holders)) ++entries;
+    closedir(holders);
+    if (entries > 2) return true;
+  }
+  if (DIR* directory = opendir(base.c_str())) {
+    bool partitioned = false;
+    while (const dirent* entry = readdir(directory))
+      partitioned |= access((base + "/" + entry->d_name + "/partition").c_str(), F_OK) == 0;
+    closedir(directory);
+    if (partitioned) return true;
+  }
+  struct stat status;
+  if (stat(("/dev/" + name).c_str(), &status) != 0) return true;
+  // Mounted (the device number of a mount) or swapped on.
+  std::string device = text_of(" %u:%u ", major(status.st_rdev), minor(status.st_rdev));
+  if (read_text("/proc/self/mountinfo").value_or("").find(device) != std::string::npos) return true;
+  return read_text("/proc/swaps").value_or("").find("/dev/" + name + " ") != std::string::npos;
+}
+
+Finding check_block_devices() {
+  std::string list;
+  if (DIR* directory = opendir("/sys/block")) {
+    std::vector<std::string> names;
+    while (const dirent* entry = readdir(directory)) {
+      std::string name = entry->d_name;
+      if (name[0] == '.' || name.compare(0, 3, "ram") == 0 || name.compare(0, 4, "zram") == 0 ||
+          name.compare(0, 2, "sr") == 0)
+        continue;
+      names.push_back(name);
+    }
+    closedir(directory);
+    std::sort(names.begin(), names.end());
+    for (const std::string& name : names) {
+      uint64_t bytes = strtoull(read_line("/sys/block/" + name + "/size").c_str(), nullptr, 10) * 512;
+      if (bytes == 0 || read_line("/sys/block/" + name + "/ro") == "1" || is_in_use(name)) continue;
+      list += text_of("%s/dev/%s (%s)", list.empty() ? "" : ", ", name.c_str(), size_text(bytes).c_str());
+    }
+  }
+  return {"free block devices", Health::kInfo, list.empty() ? "none" : list, "", ""};
+}
+
+Finding check_preload() {
+  std::string tried;
+  std::string library = find_preload_library(&tried);
+  if (!library.empty()) return {"preload library", Health::kOk, library, "", ""};
+  return {"preload library", Health::kFail, "not found",
+          "`lunar run` has nothing to load into programs; looked at " + tried,
+          "`ninja -C build`, or `sudo meson install -C build`"};
+}
+
+}   // namespace
+
+std::vector<Finding> examine_host(const Options& options) {
+  MemoryState memory = probe_memory();
+  std::vector<Finding> all = {
+      check_kernel(),       check_userfaultfd(),    check_userfaultfd_rights(),       check_io_uring(),
+      check_discard_vector(), check_privileges(),   check_container(), check_memlock(),                  check_pipe_pages(),
+      check_open_files(),   check_memory(memory),   check_cgroup(memory),             check_overcommit(),
+      check_thp(),          check_swap(),           check_numa(),                     check_lun_place(options, memory),
+      check_block_devices()};
+  for (Finding& finding : examine_devices()) all.push_back(std::move(finding));
+  all.push_back(check_preload());
+  return all;
+}
+
+}   // namespace lunar::tools

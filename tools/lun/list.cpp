@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// lunar lun list: one line a virtual LUN. Without a URI it looks at what /dev has, reading heads only, and opens what
+// carries the format; one device that is seen twice (a namespace as block device and as ng) is shown once.
+// Writes nothing: devices are open for reading, what is damaged or dead stays as it is.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include <dirent.h>
+#include <errno.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <cstring>
+
+#include "tools/lun/lun_tool.h"
+#include "tools/lun/table.h"
+#include "tools/support/text.h"
+
+namespace lunar::tools {
+namespace {
+
+struct Shown {
+  std::string device;
+  PhysicalLunInfo info;
+  std::vector<VirtualLunInfo> luns;
+};
+
+std::vector<std::string> entries_of(const char* directory) {
+  std::vector<std::string> out;
+  DIR* open = opendir(directory);
+  if (!open) return out;
+  while (const dirent* entry = readdir(open)) {
+    if (entry->d_name[0] != '.') out.push_back(entry->d_name);
+  }
+  closedir(open);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+// Block devices (pmem ones are among them), then NVMe namespaces' own nodes.
+std::vector<std::string> candidates() {
+  std::vector<std::string> out;
+  for (const std::string& name : entries_of("/sys/class/block")) out.push_back("/dev/" + name);
+  for (const std::string& name : entries_of("/dev")) {
+    if (name.size() > 2 && name.compare(0, 2, "ng") == 0 && isdigit(static_cast<unsigned char>(name[2])))
+      out.push_back("nvme:/dev/" + name);
+  }
+  return out;
+}
+
+// What was passed over when nobody named a device.
+struct Passed {
+  std::vector<std::string> forbidden;   // this user may not look
+  unsigned members = 0;                 // parts of stripes: only their URI makes sense of them
+};
+
+// Whether the head says that it is a physical LUN.
+bool carries_format(const std::string& device, Passed* passed) {
+  DeviceOptions options;
+  options.scratch = false;
+  options.claim = Claim::kLook;
+  options.read_only = true;
+  Device* raw = nullptr;
+  ErrorText why;
+  const int error = raw_open(device.c_str(), options, Format::kNever, &raw, &why);
+  if (error == -EACCES || error == -EPERM) passed->forbidden.push_back(device);
+  if (error < 0) return false;
+  Holds holds = Holds::kBlank;
+  char what[128] = {};
+  if (raw->size_bytes() == 0 || device_holds(raw, &holds, what, sizeof what) < 0) holds = Holds::kBlank;
+  device_close(raw);
+  passed->members += holds == Holds::kMember;
+  return holds == Holds::kPhysicalLun;
+}
+
+void take(PhysicalLun* physical, const std::string& device, std::vector<Shown>* out) {
+  Shown shown;
+  shown.device = device;
+  const bool told = physical->info(&shown.info) == 0;
+  if (told) shown.luns = luns_of(physical);
+  physical->close();
+  const bool seen = std::any_of(out->begin(), out->end(), [&](const Shown& other) {
+    return memcmp(other.info.uuid, shown.info.uuid, sizeof shown.info.uuid) == 0;
+  });
+  if (told && !seen) out->push_back(std::move(shown));
+}
+
+std::string as_json(const std::vector<Shown>& all, const Passed& passed) {
+  JsonWriter json;
+  json.open('{').key("devices").open('[');
+  for (const Shown& shown : all) {
+    json.open('{');
+    physical_fields(json, shown.device, shown.info);
+    json.key("virtual_luns").open('[');
+    for (const VirtualLunInfo& lun : shown.luns) lun_json(json, lun);
+    json.close(']').close('}');
+  }
+  json.close(']').key("not_permitted").open('[');
+  for (const std::string& device : passed.forbidden) json.value(device);
+  json.close(']').field("members_seen", passed.members).close('}');
+  return json.text() + "\n";
+}
+
+std::string as_table(const std::vector<Shown>& all) {
+  Table table({"device", "name", "type", ">size", ">extents", "in use", "created"});
+  uint64_t usable = 0, free_bytes = 0;
+  size_t luns = 0;
+  for (const Shown& shown : all) {
+    for (const VirtualLunInfo& lun : shown.luns) {
+      table.add({shown.device, lun.name[0] ? printable(lun.name) : "(scratch)", type_word(lun), size_text(lun.size_bytes),
+                 std::to_string(lun.extents), lun.in_use ? "yes" : "no", time_text(lun.created_s)});
+    }
+    if (shown.luns.empty()) table.add({shown.device, "(none)", "", "", "", "", ""});
+    usable += shown.info.usable_bytes;
+    free_bytes += shown.info.free_bytes;
+    luns += shown.luns.size();
+  }
+  return table.text() + text_of("\n%zu LUN%s on %zu device%s: %s of %s used, %s free\n", luns, luns == 1 ? "" : "s",
+                                all.size(), all.size() == 1 ? "" : "s", size_text(usable - free_bytes).c_str(),
+                                size_text(usable).c_str(), size_text(free_bytes).c_str());
+}
+
+}   // namespace
+
+int lun_list(const LunLine& line) {
+  std::vector<Shown> all;
+  Passed passed;
+  if (line.words.empty()) {
+    for (const std::string& device : candidates()) {
+      if (!carries_format(device, &passed)) continue;
+      PhysicalLun* physical = nullptr;
+      ErrorText why;
+      const int error = physical_open(device.c_str(), Format::kLook, &physical, &why);
+      if (error < 0) lun_refuse(line, why.text);
+      else take(physical, device, &all);
+    }
+  }
+  for (const std::string& word : line.words) {
+    LunName name;
+    PhysicalLun* physical = nullptr;
+    if (const int code = take_lun(line, word, false, &name); code != 0) return code;
+    if (const int code = open_physical(line, name.device, &physical, Format::kLook); code != 0) return code;
+    take(physical, name.device, &all);
+  }
+  if (line.json) {
+    fputs(as_json(all, passed).c_str(), stdout);
+    return kLunDone;
+  }
+  if (all.empty()) puts("No device that carries Lunar's format was found.");
+  else fputs(as_table(all).c_str(), stdout);
+  if (passed.members)
+    printf("%u device%s of stripes: lunar lun list stripe:URI;URI shows these\n", passed.members,
+           passed.members == 1 ? " is a member" : "s are members");
+  if (!passed.forbidden.empty()) {
+    printf("Permission denied:");
+    for (const std::string& device : passed.forbidden) printf(" %s", device.c_str());
+    puts(geteuid() == 0 ? "" : "; to look there too: sudo lunar lun list");
+  }
+  return kLunDone;
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// lunar lun: virtual LUNs on physical ones, for people and programs. One file a verb.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include <cstdio>
+#include <cstring>
+
+#include "tools/lun/lun_tool.h"
+#include "tools/subcommands.h"
+#include "tools/support/text.h"
+
+namespace lunar::tools {
+namespace {
+
+const LunVerb kVerbs[] = {
+    {"create", "make a named virtual LUN",
+     "Usage: lunar lun create URI#NAME --size SIZE [--format] [--erase=WORD] [--yes] [--json]\n\n"
+     "Makes virtual LUN NAME of SIZE (or `max`: all that remains) on the device. A device that carries Lunar's format\n"
+     "already is shared; what its other LUNs hold stays.\n\n"
+     "  --size SIZE   how large, in k, m, g or t (powers of 1024), or max; whole blocks of 4 KiB\n"
+     "  --format      the device is blank (64 KiB of zeros, no signature known): format it first\n"
+     "  --erase=WORD  the device holds something else, and it may go. WORD is what it holds, as the refusal names it:\n"
+     "                --erase=ext4. Asks, or needs --yes\n"
+     "  --yes         do not ask\n",
+     1, 1, "--size= --format --erase= --yes", lun_create},
+    {"list", "the LUNs of devices, or of all that can be found",
+     "Usage: lunar lun list [URI...] [--json]\n\n"
+     "One line a virtual LUN, then totals. Without a URI: of every block device and NVMe namespace in /dev that carries\n"
+     "the format and that this user may open. Writes nothing.\n",
+     0, 1000, "", lun_list},
+    {"info", "what a device is and can do, its format and members",
+     "Usage: lunar lun info URI|URI#NAME [--json]\n\n"
+     "Geometry, identity, free space, members, and what probing found that the device can do.\n",
+     1, 1, "", lun_info},
+    {"resize", "grow or shrink a named LUN",
+     "Usage: lunar lun resize URI#NAME SIZE|+SIZE|-SIZE|max [--yes] [--json]\n\n"
+     "SIZE is the new size; +SIZE and -SIZE are relative to what it has; max is all that remains. Growing keeps the data\n"
+     "and may happen in use. Shrinking throws the tail away: it asks, or needs --yes, and nobody else may have it open.\n",
+     2, 2, "--yes", lun_resize},
+    {"remove", "remove a named LUN and what it holds",
+     "Usage: lunar lun remove URI#NAME [--yes] [--json]\n\n"
+     "The LUN and all that it holds are gone. Asks, or needs --yes. Refused while somebody has it open.\n",
+     1, 1, "--yes", lun_remove},
+    {"check", "examine a device's format, and mend it",
+     "Usage: lunar lun check URI [--repair] [--yes] [--json]\n\n"
+     "Checks all copies of the metadata and who owns which extent, and writes nothing. --repair writes damaged copies again\n"
+     "and frees what dead owners left; it asks, or needs --yes.\n\n"
+     "Exit code: 0 clean, 1 needs repair or was mended, 3 damaged, 2 refused, 4 could not look.\n",
+     1, 1, "--repair --yes", lun_check},
+    {"paths", "the paths to a device, and how they fare",
+     "Usage: lunar lun paths URI [--json]\n\n"
+     "One line a path of paths:, or a member of stripe:, as AIX's lspath has it: name of the device, parent\n"
+     "(the adapter or file system it hangs on), connection, status (Enabled, Failed, Missing), and the I/Os, errors and\n"
+     "failovers that opening it took.\n",
+     1, 1, "", lun_paths},
+};
+
+std::string lun_help() {
+  std::string out =
+      "Usage: lunar lun VERB [ARGUMENT]...\n\n"
+      "Virtual LUNs: named pieces of a device or file that carries Lunar's format. `lunar run --lun URI#NAME` uses one;\n"
+      "`lunar run --lun URI` makes a scratch LUN beside them, which is gone when its last owner is.\n\n"
+      "Verbs:\n";
+  for (const LunVerb& verb : kVerbs) out += text_of("  %-8s %s\n", verb.name, verb.summary);
+  out +=
+      "\nA URI is a path (file or block device), or one of\n"
+      "  file:PATH  nvme:/dev/ngXnY  pmem:PATH  capi:/dev/sgN   one device\n"
+      "  stripe:URI;URI  paths:URI;URI                          several as one (quote it: the shell knows ; too)\n"
+      "`lunar lun VERB --help` tells more; each verb takes --json.\n\n"
+      "Exit code: 0 done, 2 refused and nothing changed (wrong use, bad input, no consent), 3 the metadata is damaged,\n"
+      "4 an I/O error or the like stopped it; `check` has 1 for what needs repair or was mended.\n\n"
+      "Examples:\n"
+      "  lunar lun create /dev/nvme1n1#cache --size 64g --format\n"
+      "  lunar lun list\n"
+      "  lunar lun resize /dev/nvme1n1#cache +16g\n"
+      "  lunar run --lun /dev/nvme1n1#cache -- COMMAND\n";
+  return out;
+}
+
+int unknown_verb(const char* word) {
+  std::vector<std::string> known = {"--help"};
+  for (const LunVerb& verb : kVerbs) known.push_back(verb.name);
+  const std::string near = nearest_word(word, known);
+  fprintf(stderr, "lunar lun: unknown %s %s; %s\n", word[0] == '-' ? "flag" : "verb", word,
+          near.empty() ? "`lunar lun --help` lists those there are" : ("did you mean " + near + "?").c_str());
+  return kLunRefused;
+}
+
+}   // namespace
+
+int cmd_lun(int argc, char** argv) {
+  if (argc < 2) {
+    fputs(lun_help().c_str(), stderr);
+    return kLunRefused;
+  }
+  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+    fputs(lun_help().c_str(), stdout);
+    return 0;
+  }
+  for (const LunVerb& verb : kVerbs) {
+    if (strcmp(argv[1], verb.name) != 0) continue;
+    LunLine line;
+    if (const int code = parse_lun_line(verb, argc - 1, argv + 1, &line); code != 0) return code;
+    if (!line.help) return verb.run(line);
+    printf("%s\n  --json        one JSON object on standard output\n  -h, --help    this text\n", verb.help);
+    return 0;
+  }
+  return unknown_verb(argv[1]);
+}
+
+}   // namespace lunar::tools

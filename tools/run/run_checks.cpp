@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// See run_checks.h; the LUN: run_lun.cpp. Each refusal is one line: what, where, what to do.
+// Threading: one thread. Changes nothing on the host. May not be used by runtime/ (it allocates).
+#include "tools/run/run_checks.h"
+
+#include "base/error.h"
+#include "sys/kernel.h"
+#include "tools/support/host.h"
+#include "tools/support/text.h"
+
+namespace lunar::tools {
+namespace {
+
+bool refuse(std::string* why, std::string line) {
+  *why = std::move(line);
+  return false;
+}
+
+std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
+
+}   // namespace
+
+bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why) {
+  MemoryState memory = probe_memory();
+  // Whole mebibytes: the number is passed on, and shown.
+  if (origin_of("dram").find("default") != std::string::npos)
+    options->dram = round_down(memory.usable_bytes() / 4, kMiB);
+  std::string origin = origin_of("dram");
+  std::string dram = size_text(options->dram);
+  if (options->dram < kDramMin) {
+    return refuse(why, text_of("%s: %s is less than the minimum of %s; give --dram 16m or more", origin.c_str(),
+                               dram.c_str(), size_text(kDramMin).c_str()));
+  }
+  if (memory.total_bytes && options->dram > memory.total_bytes) {
+    return refuse(why, text_of("%s: %s is more than this machine has (%s); give less", origin.c_str(), dram.c_str(),
+                               size_text(memory.total_bytes).c_str()));
+  }
+  if (options->dram > memory.limit_bytes) {
+    return refuse(why, text_of("%s: %s is more than the memory cgroup allows (%s in %s); give less", origin.c_str(),
+                               dram.c_str(), size_text(memory.limit_bytes).c_str(), memory.limit_file.c_str()));
+  }
+  bool size_given = origin_of("size").find("default") == std::string::npos;
+  if (size_given && options->size < options->dram) {
+    return refuse(why,
+                  text_of("%s: %s of LUN is less than the DRAM budget of %s (%s); give at least that much",
+                          origin_of("size").c_str(), size_text(options->size).c_str(), dram.c_str(), origin.c_str()));
+  }
+  return true;
+}
+
+bool check_kernel_calls(std::string* why) {
+  ErrorText text;
+  if (sys::kernel_check(&text) < 0) return refuse(why, text.text);
+  UffdState state = probe_userfaultfd();
+  if (state.error == 0) return true;
+  return refuse(why, text_of("%s; to mend it: %s", userfaultfd_lack(state).c_str(), userfaultfd_remedy(state).c_str()));
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// The LUN of `lunar run`, looked at before a program starts: see run_checks.h. `--lun` is what lun/compose.h calls a list for
+// scratch_open: directories, files, devices, URIs, named virtual LUNs; several are a stripe, as large as the smallest times
+// their number. Each refusal is one line: what, where, what to do.
+// Threading: one thread. Writes nothing but in open_lun. May not be used by runtime/ (it allocates).
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cctype>
+#include <cstring>
+#include <sstream>
+
+#include "base/error.h"
+#include "superpipe/registry.h"
+#include "tools/lun/lun_tool.h"
+#include "tools/run/run_checks.h"
+#include "tools/support/host.h"
+#include "tools/support/text.h"
+
+namespace lunar::tools {
+namespace {
+
+// What one LUN of the list can give.
+struct Room {
+  uint64_t bytes = UINT64_MAX;   // UINT64_MAX: seen when it is opened
+  const char* what = "";         // "free", "in all": for the line that it is too little
+};
+
+struct Look {
+  const OriginOf& origin_of;
+  std::string origin() const { return origin_of("lun"); }
+};
+
+bool refuse(std::string* why, std::string line) {
+  *why = std::move(line);
+  return false;
+}
+
+bool has_prefix(const std::string& text, const char* prefix) { return text.compare(0, strlen(prefix), prefix) == 0; }
+
+// "nvme:..." -> "nvme"; "" for a path.
+std::string scheme_of(const std::string& lun) {
+  size_t colon = lun.find(':');
+  if (colon == std::string::npos || colon < 2) return "";
+  for (size_t i = 0; i < colon; ++i) {
+    if (!isalpha(static_cast<unsigned char>(lun[i]))) return "";
+  }
+  return lun.substr(0, colon);
+}
+
+bool is_composite(const std::string& scheme) { return scheme == "stripe" || scheme == "paths"; }
+
+// A path with a blank in it that is there is one LUN (as scratch_open has it).
+std::vector<std::string> luns_of_list(const std::string& list) {
+  if (!list.empty() && access(list.c_str(), F_OK) == 0) return {list};
+  std::istringstream in(list);
+  std::vector<std::string> out;
+  for (std::string word; in >> word;) out.push_back(word);
+  return out;
+}
+
+// The space the LUNs can give against the space that is asked of them.
+bool check_space(const Options& options, const OriginOf& origin_of, const std::string& lun, const Room& room,
+                 std::string* why) {
+  if (options.size > room.bytes) {
+    return refuse(why, text_of("%s: %s has %s %s, less than the %s asked for; give a smaller --size or another --lun",
+                               origin_of("size").c_str(), lun.c_str(), size_text(room.bytes).c_str(), room.what,
+                               size_text(options.size).c_str()));
+  }
+  if (room.bytes < options.dram) {
+    return refuse(why, text_of("%s: %s has %s %s, less than the DRAM budget of %s; give another --lun or a smaller --dram",
+                               origin_of("lun").c_str(), lun.c_str(), size_text(room.bytes).c_str(), room.what,
+                               size_text(options.dram).c_str()));
+  }
+  return true;
+}
+
+bool check_on_disk(const std::string& origin, const std::string& path, FileSystem* fs, std::string* why) {
+  int rc = probe_file_system(path, fs);
+  if (rc < 0) return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(rc)));
+  if (fs->no_data) {
+    return refuse(why,
+                  text_of("%s: %s lies on %s, which holds no data; give a directory on a disk, such as --lun /var/tmp",
+                          origin.c_str(), path.c_str(), fs->kind.c_str()));
+  }
+  if (!fs->in_memory) return true;
+  return refuse(why,
+                text_of("%s: %s lies on %s, which is memory itself; give a directory on a disk, such as --lun /var/tmp",
+                        origin.c_str(), path.c_str(), fs->kind.c_str()));
+}
+
+bool check_directory(const Look& look, const std::string& path, Room* room, std::string* why) {
+  const std::string origin = look.origin();
+  FileSystem fs;
+  if (!check_on_disk(origin, path, &fs, why)) return false;
+  if (faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    int error = errno;   // user_name() changes it
+    return refuse(why,
+                  text_of("%s: directory %s is not writable for user %s: %s; give one that is, such as --lun /var/tmp",
+                          origin.c_str(), path.c_str(), user_name().c_str(), errno_text(error)));
+  }
+  int rc = probe_scratch_file(path);
+  if (rc == -EINVAL) {
+    return refuse(
+        why,
+        text_of("%s: the file system of %s (%s) has no O_DIRECT, which Lunar needs; give a directory on another disk",
+                origin.c_str(), path.c_str(), fs.kind.c_str()));
+  }
+  if (rc < 0)
+    return refuse(why, text_of("%s: no file can be made in %s: %s; give another --lun", origin.c_str(), path.c_str(),
+                               errno_text(rc)));
+  *room = {fs.free_bytes, "free"};
+  return true;
+}
+
+bool check_regular(const Look& look, const std::string& path, const struct stat& status, Room* room, std::string* why) {
+  FileSystem fs;
+  if (!check_on_disk(look.origin(), path, &fs, why)) return false;
+  *room = {static_cast<uint64_t>(status.st_blocks) * 512 + fs.free_bytes, "of space"};
+  return true;
+}
+
+bool check_block_device(const Look& look, const std::string& path, Room* room, std::string* why) {
+  const std::string origin = look.origin();
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);   // who uses it is asked when it is opened as a LUN
+  if (fd < 0)
+    return refuse(why, text_of("%s: %s cannot be opened: %s", origin.c_str(), path.c_str(), errno_text(errno)));
+  uint64_t bytes = 0;
+  int rc = ioctl(fd, BLKGETSIZE64, &bytes) == 0 ? 0 : errno;
+  close(fd);
+  if (rc)
+    return refuse(why, text_of("%s: the size of %s cannot be read: %s", origin.c_str(), path.c_str(), errno_text(rc)));
+  *room = {bytes, "in all"};
+  return true;
+}
+
+// Whether the path is there and this user may use it.
+bool check_rights(const Look& look, const std::string& path, struct stat* status, std::string* why) {
+  const std::string origin = look.origin();
+  if (stat(path.c_str(), status) != 0) {
+    if (errno != ENOENT) return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(errno)));
+    return refuse(
+        why,
+        text_of("%s: %s does not exist; give a directory, a block device, or a file made with `fallocate -l 8G %s`",
+                origin.c_str(), path.c_str(), shell_word(path).c_str()));
+  }
+  if (S_ISDIR(status->st_mode) || faccessat(AT_FDCWD, path.c_str(), R_OK | W_OK, AT_EACCESS) == 0) return true;
+  int error = errno;
+  std::string user = user_name();
+  return refuse(
+      why,
+      text_of("%s: %s cannot be read and written by user %s: %s; to allow it: sudo setfacl -m u:%s:rw %s",
+              origin.c_str(), path.c_str(), user.c_str(), errno_text(error), user.c_str(), shell_word(path).c_str()));
+}
+
+bool check_path(const Look& look, const std::string& path, Room* room, std::string* why) {
+  struct stat status {};
+  if (!check_rights(look, path, &status, why)) return false;
+  if (S_ISDIR(status.st_mode)) return check_directory(look, path, room, why);
+  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
+    return refuse(why, text_of("%s: %s is neither a directory, a regular file nor a block device", look.origin().c_str(),
+                               path.c_str()));
+  }
+  return S_ISREG(status.st_mode) ? check_regular(look, path, status, room, why)
+                                 : check_block_device(look, path, room, why);
+}
+
+bool check_simulated(const Look& look, const std::string& lun, Room* room, std::string* why) {
+  std::string size = lun.substr(4, lun.find(',') == std::string::npos ? std::string::npos : lun.find(',') - 4);
+  room->what = "in all";
+  if (parse_size(size.c_str(), &room->bytes) == 0) {   // its settings: the program may open it much later, or never
+    Device* device = nullptr;
+    ErrorText text;
+    const int status = device_open(lun.c_str(), {}, &device, &text);
+    device_close(device);
+    return status != -EINVAL || refuse(why, look.origin() + ": " + text.text);
+  }
+  return refuse(why, text_of("%s: '%s' in %s is not a size; give sim:SIZE, such as sim:1g", look.origin().c_str(),
+                             size.c_str(), lun.c_str()));
+}
+
+// A named virtual LUN: it must be there, and nobody's now.
+bool check_named(const Look& look, const LunName& name, Room* room, std::string* why) {
+  for (const std::string& leaf : leaves_of(name.device)) {
+    struct stat status {};
+    if (const std::string path = path_of_leaf(leaf); !path.empty() && !check_rights(look, path, &status, why)) return false;
+  }
+  PhysicalLun* physical = nullptr;
+  ErrorText text;
+  if (physical_open(name.device.c_str(), Format::kNever, &physical, &text) < 0)
+    return refuse(why, text_of("%s: %s", look.origin().c_str(), text.text));
+  const std::vector<VirtualLunInfo> luns = luns_of(physical);
+  const std::string whole = name.device + "#" + name.name;
+  bool there = false, used = false;
+  for (const VirtualLunInfo& lun : luns) {
+    if (name.name != lun.name) continue;
+    there = true;
+    used = stays_in_use(physical, lun);
+    *room = {lun.size_bytes, "in all"};
+  }
+  physical->close();
+  if (there && !used) return true;
+  if (there) {
+    return refuse(why, text_of("%s: %s is in use by another process; wait for it, or give another LUN", look.origin().c_str(),
+                               whole.c_str()));
+  }
+  return refuse(why, text_of("%s: %s has no LUN named '%s'; to make it: lunar lun create %s --size SIZE", look.origin().c_str(),
+                             name.device.c_str(), name.name.c_str(), shell_word(whole).c_str()));
+}
+
+bool check_one(const Look& look, const std::string& lun, Room* room, std::string* why) {
+  if (has_prefix(lun, "sim:")) return check_simulated(look, lun, room, why);
+  const LunName name = split_lun(lun);
+  if (name.device != lun && access(lun.c_str(), F_OK) != 0) return check_named(look, name, room, why);
+  const std::string scheme = scheme_of(lun);
+  if (scheme == "mem")
+    return refuse(why, text_of("%s: %s is memory itself; give a directory on a disk (--lun /var/tmp)", look.origin().c_str(), lun.c_str()));
+  if (scheme.empty() || access(lun.c_str(), F_OK) == 0) return check_path(look, lun, room, why);
+  if (scheme == "file") return check_path(look, path_of_leaf(lun), room, why);
+  if (is_composite(scheme) || scheme == "nvme" || scheme == "pmem" || scheme == "capi") {
+    // What the members hold, and together make, is seen when they are opened.
+    for (const std::string& leaf : leaves_of(lun)) {
+      struct stat status {};
+      const std::string path = path_of_leaf(leaf);
+      if (!path.empty() && !check_rights(look, path, &status, why)) return false;
+    }
+    return true;
+  }
+  return refuse(why, text_of("%s: %s: there is no LUN kind '%s'; give a path, file:PATH, sim:SIZE, or one of nvme, pmem, capi, "
+                             "stripe, paths", look.origin().c_str(), lun.c_str(), scheme.c_str()));
+}
+
+}   // namespace
+
+std::string absolute_path(const std::string& path) {
+  if (path.empty() || path[0] == '/') return path;
+  char* directory = getcwd(nullptr, 0);
+  if (!directory) return path;
+  std::string absolute = std::string(directory) + "/" + path;
+  free(directory);
+  return absolute;
+}
+
+namespace {
+// One device's own URI.
+std::string absolute_leaf(const std::string& leaf) {
+  const std::string scheme = scheme_of(leaf);
+  if (scheme.empty()) return absolute_path(leaf);
+  for (const char* known : {"file", "nvme", "pmem", "capi"}) {
+    if (scheme == known) return scheme + ":" + absolute_path(leaf.substr(scheme.size() + 1));
+  }
+  return leaf;
+}
+
+std::string absolute_uri(const std::string& lun) {
+  std::string out, piece;
+  for (const char c : lun + ";") {
+    if (!strchr(";()", c)) {
+      piece += c;
+      if (c == ':' && is_composite(piece.substr(0, piece.size() - 1))) out += piece, piece.clear();
+      continue;
+    }
+    // A name after ')' is no path.
+    out += piece.empty() || piece[0] == '#' ? piece : absolute_leaf(piece);
+    out += c;
+    piece.clear();
+  }
+  out.pop_back();
+  return out;
+}
+}   // namespace
+
+std::string absolute_lun(const std::string& lun) {
+  std::string out;
+  for (const std::string& one : luns_of_list(lun)) out += (out.empty() ? "" : " ") + absolute_uri(one);
+  return out;
+}
+
+bool check_lun(const Options& options, const OriginOf& origin_of, std::string* why) {
+  const Look look{origin_of};
+  const std::vector<std::string> luns = luns_of_list(options.lun);
+  if (luns.empty()) {
+    return refuse(why, text_of("%s: the LUN is an empty word; give a directory, a file or a block device",
+                               look.origin().c_str()));
+  }
+  Room least;
+  for (const std::string& lun : luns) {
+    const std::string absolute = absolute_uri(lun);
+    const bool alone = luns.size() == 1 && access(absolute.c_str(), F_OK) == 0;
+    if (absolute.find_first_of(" \t\n") != std::string::npos && !alone) {
+      return refuse(why, text_of("%s: the working directory of %s has a blank in its name, which divides LUNs; go elsewhere",
+                                 look.origin().c_str(), lun.c_str()));
+    }
+    Room room;
+    if (!check_one(look, lun, &room, why)) return false;
+    if (room.bytes <= least.bytes) least = room;
+  }
+  if (least.bytes == UINT64_MAX) return true;
+  least.bytes *= luns.size();
+  return check_space(options, origin_of, options.lun, least, why);
+}
+
+bool open_lun(const Options& options, const OriginOf& origin_of, std::string* why) {
+  bool known = true;
+  for (const std::string& lun : luns_of_list(options.lun)) {
+    struct stat status;
+    known &= has_prefix(lun, "sim:") || (stat(lun.c_str(), &status) == 0 && S_ISDIR(status.st_mode));
+  }
+  if (known) return true;
+  DeviceOptions wanted;
+  wanted.want_bytes = options.size;
+  Device* device = nullptr;
+  ErrorText text;
+  if (scratch_open(options.lun, wanted, &device, &text) < 0) return refuse(why, origin_of("lun") + ": " + text.text);
+  const Room room = {device->size_bytes(), device->growable() ? "free" : "in all"};
+  device_close(device);
+  return check_space(options, origin_of, options.lun, room, why);
+}
+
+}   // namespace lunar::tools

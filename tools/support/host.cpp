@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host probes. Plain system calls, made the way the runtime will make them, and undone at once.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include "tools/support/host.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <linux/userfaultfd.h>
+#include <pwd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.h"
+#include "tools/support/text.h"
+#include "tools/support/text_file.h"
+
+// Kernel API newer than Debian 12's headers.
+#ifndef USERFAULTFD_IOC_NEW
+#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
+#endif
+#ifndef UFFD_FEATURE_POISON
+#define UFFD_FEATURE_POISON (1 << 14)
+#endif
+#ifndef UFFD_FEATURE_MOVE
+#define UFFD_FEATURE_MOVE (1 << 16)
+#endif
+#ifndef SYS_process_madvise
+#define SYS_process_madvise 440
+#endif
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_io_uring_setup
+#define SYS_io_uring_setup 425
+#endif
+
+namespace lunar::tools {
+
+std::string read_line(const std::string& path) {
+  std::string text = read_text(path).value_or("");
+  return trimmed(text.substr(0, text.find('\n')));
+}
+
+std::string user_name() {
+  const passwd* entry = getpwuid(geteuid());
+  return entry ? entry->pw_name : text_of("%u", geteuid());
+}
+
+// ---- userfaultfd -------------------------------------------------------------------------------------------------
+
+UffdState probe_userfaultfd() {
+  UffdState state;
+  std::string sysctl = read_line("/proc/sys/vm/unprivileged_userfaultfd");
+  if (!sysctl.empty()) state.sysctl = atoi(sysctl.c_str());
+  state.device_there = access("/dev/userfaultfd", F_OK) == 0;
+  int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+  if (fd < 0) {
+    state.error = errno;
+    int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+    if (device >= 0) {
+      fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
+      if (fd < 0) state.error = errno;
+      close(device);
+    }
+    if (fd < 0) return state;
+    state.via_device = true;
+  }
+  uffdio_api api{};
+  api.api = UFFD_API;
+  state.error = ioctl(fd, UFFDIO_API, &api) == 0 ? 0 : errno;
+  close(fd);
+  state.thread_id = api.features & UFFD_FEATURE_THREAD_ID;
+  state.sigbus = api.features & UFFD_FEATURE_SIGBUS;
+  state.poison = api.features & UFFD_FEATURE_POISON;
+  state.move = api.features & UFFD_FEATURE_MOVE;
+  return state;
+}
+
+std::string userfaultfd_lack(const UffdState& state) {
+  if (state.error == 0) return "";
+  if (state.error == ENOSYS) return "the kernel, or the container's system call filter, has no userfaultfd";
+  if (state.error != EPERM && state.error != EACCES) return text_of("userfaultfd fails: %s", errno_text(state.error));
+  std::string reason = geteuid() == 0 ? "userfaultfd is refused even to root (a container's system call filter?)"
+                                      : text_of("user %s has no right to userfaultfd", user_name().c_str());
+  reason += state.sysctl >= 0 ? text_of("; vm.unprivileged_userfaultfd is %d", state.sysctl)
+                              : "; vm.unprivileged_userfaultfd is not there";
+  return reason + (state.device_there ? ", /dev/userfaultfd is closed to it" : ", there is no /dev/userfaultfd");
+}
+
+std::string userfaultfd_remedy(const UffdState& state) {
+  if (state.error == 0) return "";
+  const bool in_container = probe_container().inside();
+  const bool filtered = geteuid() == 0 || state.error == ENOSYS || state.sysctl == 1;
+  // The node keeps the host's owner and mode in a container.
+  if (in_container && state.device_there && geteuid() != 0)
+    return "on the host `sudo chmod 666 /dev/userfaultfd`, or start the container with `--user root`";
+  // Without the filter the system call still wants CAP_SYS_PTRACE (or the sysctl).
+  if (in_container || filtered)
+    return "start the container with `--device /dev/userfaultfd`, or with `--security-opt seccomp=unconfined --cap-add SYS_PTRACE`";
+  std::string command = "sudo sysctl -w vm.unprivileged_userfaultfd=1";
+  if (state.device_there)
+    command += "`, or for this user alone `sudo setfacl -m u:" + user_name() + ":rw /dev/userfaultfd";
+  return "`" + command + "`";
+}
+
+// ---- io_uring, process_madvise -----------------------------------------------------------------------------------
+
+int probe_io_uring() {
+  std::array<uint32_t, 30> parameters{};   // struct io_uring_params, all zero
+  int fd = static_cast<int>(syscall(SYS_io_uring_setup, 4, parameters.data()));
+  if (fd < 0) return -errno;
+  close(fd);
+  return 0;
+}
+
+ContainerState probe_container() {
+  ContainerState state;
+  const char* said = getenv("container");   // podman, systemd-nspawn, lxc
+  if (access("/run/.containerenv", F_OK) == 0) state.engine = "podman";
+  else if (access("/.dockerenv", F_OK) == 0) state.engine = "docker";
+  else if (said != nullptr && *said != '\0') state.engine = "container";
+  if (getenv("KUBERNETES_SERVICE_HOST") != nullptr) state.engine = "kubernetes";
+  const std::string status = read_text("/proc/self/status").value_or("");
+  state.filtered = status.find("Seccomp:\t2") != std::string::npos;
+  // A virtual machine that was made of an image has the marks, too. Engines take the sysctls away, or filter.
+  struct statvfs sysctls{};
+  const bool bounded = state.filtered || (statvfs("/proc/sys", &sysctls) == 0 && (sysctls.f_flag & ST_RDONLY) != 0);
+  if (!bounded) state.engine.clear();
+  return state;
+}
+
+// A container's limits are its engine's to give.
+std::string memlock_remedy() {
+  if (probe_container().inside()) return "start the container with `--ulimit memlock=-1`, or with `--cap-add IPC_LOCK`";
+  return "`sudo prlimit --memlock=unlimited --pid $$` (for good: a line `* - memlock unlimited` in /etc/security/limits.conf)";
+}
+
+int probe_discard_vector() {
+  size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* memory = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return -errno;
+  iovec range{memory, page};
+  // PIDFD_SELF_THREAD and PIDFD_SELF_THREAD_GROUP (6.14), else a descriptor of our own (6.13 takes it for any advice).
+  int own = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
+  int result = -EINVAL;
+  for (int pidfd : {-10000, -10001, own}) {
+    if (result == 0) break;
+    result = syscall(SYS_process_madvise, pidfd, &range, 1UL, MADV_DONTNEED, 0U) == static_cast<long>(page) ? 0 : -errno;
+  }
+  if (own >= 0) close(own);
+  munmap(memory, page);
+  return result;
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+uint64_t meminfo_bytes(const std::string& text, const char* name) {
+  size_t at = text.find(std::string(name) + ":");
+  return at == std::string::npos ? 0 : strtoull(text.c_str() + at + strlen(name) + 1, nullptr, 10) * 1024;
+}
+
+// The group of this process in the hierarchy that has the memory controller: "/a/b" of "9:memory:/a/b" or "0::/a/b".
+std::string own_group(const std::string& text, bool second) {
+  for (size_t at = 0; at < text.size();) {
+    size_t end = std::min(text.find('\n', at), text.size());
+    std::string line = text.substr(at, end - at);
+    at = end + 1;
+    size_t first = line.find(':'), last = first == std::string::npos ? first : line.find(':', first + 1);
+    if (last == std::string::npos) continue;
+    std::string controllers = "," + line.substr(first + 1, last - first - 1) + ",";
+    if (second ? controllers == ",," : controllers.find(",memory,") != std::string::npos) return line.substr(last + 1);
+  }
+  return "";
+}
+
+// Mount point and root of the hierarchy, by /proc/self/mountinfo.
+bool find_mount(const std::string& text, const char* type, const char* option, std::string* mount, std::string* root) {
+  for (size_t at = 0; at < text.size();) {
+    size_t end = std::min(text.find('\n', at), text.size());
+    std::string line = text.substr(at, end - at);
+    at = end + 1;
+    size_t dash = line.find(" - ");
+    if (dash == std::string::npos || line.compare(dash + 3, strlen(type) + 1, std::string(type) + " ") != 0) continue;
+    std::string options = line.substr(line.rfind(' ') + 1);
+    if (*option && ("," + options + ",").find("," + std::string(option) + ",") == std::string::npos) continue;
+    char root_text[1024], mount_text[1024];
+    if (sscanf(line.c_str(), "%*s %*s %*s %1023s %1023s", root_text, mount_text) != 2) continue;
+    *root = root_text;
+    *mount = mount_text;
+    return true;
+  }
+  return false;
+}
+
+// Walks from our group up to the mount and keeps the tightest limit.
+void probe_limit(MemoryState* state, const std::string& mount, std::string group, bool second) {
+  const char* limit_name = second ? "/memory.max" : "/memory.limit_in_bytes";
+  const char* used_name = second ? "/memory.current" : "/memory.usage_in_bytes";
+  if (access((mount + group).c_str(), F_OK) != 0) group = "";   // a container sees its own group as the root
+  state->cgroup_directory = mount + group;
+  for (;;) {
+    std::string directory = mount + group;
+    std::string text = read_line(directory + limit_name);
+    // "max", or in version 1 a number near 2^63, means none.
+    uint64_t limit = text.empty() || text == "max" ? UINT64_MAX : strtoull(text.c_str(), nullptr, 10);
+    if (limit < (uint64_t{1} << 62) && limit < state->limit_bytes) {
+      state->limit_bytes = limit;
+      state->limit_file = directory + limit_name;
+      state->used_bytes = strtoull(read_line(directory + used_name).c_str(), nullptr, 10);
+    }
+    if (group.empty() || group == "/") return;
+    group.resize(group.rfind('/'));
+  }
+}
+
+}   // namespace
+
+MemoryState probe_memory() {
+  MemoryState state;
+  std::string meminfo = read_text("/proc/meminfo").value_or("");
+  state.total_bytes = meminfo_bytes(meminfo, "MemTotal");
+  state.available_bytes = meminfo_bytes(meminfo, "MemAvailable");
+  std::string mounts = read_text("/proc/self/mountinfo").value_or("");
+  std::string groups = read_text("/proc/self/cgroup").value_or("");
+  std::string mount, root;
+  bool second = false;
+  if (find_mount(mounts, "cgroup", "memory", &mount, &root)) {
+    state.cgroup_version = 1;
+  } else if (find_mount(mounts, "cgroup2", "", &mount, &root)) {
+    second = true;
+    if ((" " + read_line(mount + "/cgroup.controllers") + " ").find(" memory ") == std::string::npos) return state;
+    state.cgroup_version = 2;
+  } else {
+    return state;
+  }
+  std::string group = own_group(groups, second);
+  if (root != "/" && group.compare(0, root.size(), root) == 0) group.erase(0, root.size());
+  if (group == "/") group.clear();
+  probe_limit(&state, mount, group, second);
+  return state;
+}
+
+uint64_t MemoryState::usable_bytes() const {
+  if (limit_bytes == UINT64_MAX) return available_bytes;
+  return std::min(available_bytes, limit_bytes > used_bytes ? limit_bytes - used_bytes : 0);
+}
+
+// ---- file systems ------------------------------------------------------------------------------------------------
+
+int probe_file_system(const std::string& path, FileSystem* out) {
+  struct statfs status;
+  if (statfs(path.c_str(), &status) != 0) return -errno;
+  struct Kind {
+    unsigned long magic;
+    const char* name;
+  };
+  static constexpr Kind kKinds[] = {{EXT4_SUPER_MAGIC, "ext4"},
+                                    {0x58465342, "xfs"},
+                                    {BTRFS_SUPER_MAGIC, "btrfs"},
+                                    {TMPFS_MAGIC, "tmpfs"},
+                                    {RAMFS_MAGIC, "ramfs"},
+                                    {HUGETLBFS_MAGIC, "hugetlbfs"},
+                                    {0x794c7630, "overlayfs"},
+                                    {NFS_SUPER_MAGIC, "nfs"},
+                                    {PROC_SUPER_MAGIC, "proc"},
+                                    {SYSFS_MAGIC, "sysfs"},
+                                    {CGROUP_SUPER_MAGIC, "cgroup"},
+                                    {CGROUP2_SUPER_MAGIC, "cgroup2"},
+                                    {0x2fc12fc1, "zfs"},
+                                    {F2FS_SUPER_MAGIC, "f2fs"},
+                                    {0x65735546, "fuse"},
+                                    {0x01021997, "9p"},
+                                    {0x9123683e, "btrfs"},
+                                    {0x4d44, "vfat"},
+                                    {0x2011BAB0, "exfat"},
+                                    {0xca451a4e, "bcachefs"}};
+  unsigned long magic = static_cast<unsigned long>(status.f_type) & 0xffffffffUL;
+  out->kind = text_of("0x%lx", magic);
+  for (const Kind& kind : kKinds) {
+    if (kind.magic == magic) out->kind = kind.name;
+  }
+  out->in_memory = magic == TMPFS_MAGIC || magic == RAMFS_MAGIC || magic == HUGETLBFS_MAGIC;
+  out->no_data = status.f_blocks == 0 && !out->in_memory;
+  out->read_only = status.f_flags & ST_RDONLY;
+  out->free_bytes = static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize);
+  return 0;
+}
+
+int probe_scratch_file(const std::string& directory) {
+  int fd = open(directory.c_str(), O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
+  if (fd >= 0) {
+    close(fd);
+    return 0;
+  }
+  // No unnamed files here: the runtime makes a named one and unlinks it. Whether O_DIRECT works shows then.
+  if (errno == EOPNOTSUPP || errno == EISDIR) return 0;
+  return -errno;
+}
+
+// ---- our libraries -----------------------------------------------------------------------------------------------
+
+std::string find_preload_library(std::string* tried) {
+  return find_own_library("adapters/preload/liblunar-preload.so", "liblunar-preload.so", tried);
+}
+
+std::string find_own_library(const std::string& in_build, const std::string& installed, std::string* tried) {
+  char self[4096];
+  ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+  if (length <= 0) {
+    *tried = "/proc/self/exe cannot be read";
+    return "";
+  }
+  std::string directory(self, static_cast<size_t>(length));
+  directory.resize(directory.rfind('/'));
+  std::string candidates[] = {
+      "..",   // the build tree
+#ifdef LUNAR_MULTIARCH
+      "../lib/" LUNAR_MULTIARCH "/lunar",
+      "../lib/" LUNAR_MULTIARCH,
+#endif
+      "../lib64/lunar",
+      "../lib/lunar",
+      "../lib64",
+      "../lib",
+#ifdef LUNAR_LIBDIR
+      LUNAR_LIBDIR "/lunar",
+      LUNAR_LIBDIR,
+#endif
+  };
+  for (const std::string& candidate : candidates) {
+    std::string place = candidate[0] == '/' ? candidate : directory + "/" + candidate;
+    std::string file = place + "/" + (candidate == ".." ? in_build : installed);
+    if (access(file.c_str(), R_OK) == 0) {
+      char* absolute = realpath(file.c_str(), nullptr);
+      std::string found = absolute ? absolute : file;
+      free(absolute);
+      return found;
+    }
+  }
+  *tried = directory + "/../" + in_build + " and " + directory + "/../lib*/**/" + installed;
+  return "";
+}
+
+}   // namespace lunar::tools

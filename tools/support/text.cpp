@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// See text.h.
+// Threading: free functions, no state. May not be used by runtime/ (it allocates).
+#include "tools/support/text.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+
+#include "base/format.h"
+
+namespace lunar::tools {
+
+std::string text_of(const char* format, ...) {
+  va_list args, again;
+  va_start(args, format);
+  va_copy(again, args);
+  int length = vsnprintf(nullptr, 0, format, args);
+  va_end(args);
+  std::string out(length > 0 ? static_cast<size_t>(length) : 0, '\0');
+  if (length > 0) vsnprintf(out.data(), out.size() + 1, format, again);
+  va_end(again);
+  return out;
+}
+
+std::string printable(std::string_view text) {
+  std::string out(text.size() * 4 + 1, '\0');
+  out.resize(format_line_to(out.data(), out.size(), "%.*s", static_cast<int>(text.size()), text.data()));
+  return out;
+}
+
+void append_wrapped(std::string* out, std::string_view text, size_t column, size_t indent, size_t width) {
+  bool line_start = true;
+  while (!text.empty()) {
+    size_t end = std::min(text.find(' '), text.size());
+    std::string_view word = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (!line_start && column + 1 + word.size() > width) {
+      *out += '\n';
+      out->append(indent, ' ');
+      column = indent;
+      line_start = true;
+    }
+    if (!line_start) {
+      *out += ' ';
+      ++column;
+    }
+    *out += word;
+    column += word.size();
+    line_start = false;
+  }
+  *out += '\n';
+}
+
+namespace {
+// Exchanging two neighbours counts as one step.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    for (size_t j = 1; j <= b.size(); ++j) {
+      d[i][j] = std::min({d[i - 1][j - 1] + (a[i - 1] != b[j - 1]), d[i - 1][j] + 1, d[i][j - 1] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
+}
+}   // namespace
+
+std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates) {
+  std::string best_word;
+  size_t best = word.size() / 3 + 2;
+  for (const std::string& candidate : candidates) {
+    size_t distance = edit_distance(word, candidate);
+    if (distance < best && distance < word.size()) {
+      best = distance;
+      best_word = candidate;
+    }
+  }
+  return best_word;
+}
+
+std::string shell_word(std::string_view word) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos) return std::string(word);
+  std::string out = "'";
+  for (char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+}   // namespace lunar::tools
