@@ -121,7 +121,7 @@ bool pager_validate() {
   tally.check(tally.resident == counters().resident.load(), "resident pages", nullptr, counters().resident.load(), tally.resident);
   tally.check(tally.evicted == counters().evicted.load(), "evicted pages", nullptr, counters().evicted.load(), tally.evicted);
   if (state.lun_ready.load()) {
-    const ScratchLun& lun = state.luns[state.own_lun];
+    const SlotAllocator& lun = state.luns[state.own_lun];
     tally.check(lun.validate(), "the LUN's bitmap", nullptr, 0, 0);
     if (state.oldest_child.load() == 0 && deferred_slot_count() == 0)
       tally.check(tally.slots == lun.used_slots(), "slots in use", nullptr, static_cast<int64_t>(lun.used_slots()), static_cast<int64_t>(tally.slots));

@@ -132,7 +132,7 @@ void Evictor::write_out() {
   auto& state = pager_state();
   if (dirty_count_ == 0) return;
   if (!attach_context()) return;
-  ScratchLun& lun = state.luns[state.own_lun];
+  SlotAllocator& lun = state.luns[state.own_lun];
   unsigned done = 0;
   while (done < dirty_count_) {
     SlotRun runs[16];
@@ -215,7 +215,7 @@ void Evictor::finish_write(const Response& response) {
 
 void Evictor::finish_frame(uint32_t id, bool ok) {
   auto& state = pager_state();
-  ScratchLun& lun = state.luns[state.own_lun];
+  SlotAllocator& lun = state.luns[state.own_lun];
   Frame& frame = frames_.at(id);
   if (ok) {
     FrameState writing = FrameState::kWriting;

@@ -19,9 +19,9 @@
 #include <atomic>
 #include <cstdint>
 
-#include "lun/scratch_lun.h"
 #include "pager/frames.h"
 #include "pager/region.h"
+#include "pager/slot_allocator.h"
 #include "superpipe/device.h"
 #include "sys/mem.h"
 

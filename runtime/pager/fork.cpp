@@ -118,7 +118,7 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
 // What the child can reach stays on our LUN while we write new copies beside it. 0 or -errno.
 int hold_slots(PagerState& state, uint32_t epoch) {
   PagerState::ForkHold* place = nullptr;
-  ScratchLun& lun = state.luns[state.own_lun];
+  SlotAllocator& lun = state.luns[state.own_lun];
   for (auto& hold : state.fork_holds) {
     if (hold.epoch != 0 && !state.account.child_lives(hold.epoch)) {
       lun.uncharge(hold.slots);

@@ -33,7 +33,7 @@ void grow_ahead(PagerState& state) {
   }
   if (!on_touch || !state.lun_ready.load()) return;
   // Reserving happens in charge(): take a step and give it back, so that charge_fast finds reserved space. The last of it is less than a step.
-  ScratchLun& lun = state.luns[state.own_lun];
+  SlotAllocator& lun = state.luns[state.own_lun];
   uint64_t step = (64 * kMiB) >> state.page_shift;
   while (step != 0 && lun.charge(step) < 0) step /= 2;
   if (step != 0) lun.uncharge(step);
@@ -140,7 +140,7 @@ static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_s
   const int64_t used = state.account.lun_cap() - state.account.lun_free();
   int64_t free = state.account.lun_free(), forked = used - static_cast<int64_t>(committed);
   if (state.lun_ready.load()) {
-    const ScratchLun& lun = state.luns[state.own_lun];
+    const SlotAllocator& lun = state.luns[state.own_lun];
     const auto page = static_cast<int64_t>(state.page_size), charged = static_cast<int64_t>(lun.charged_slots()) * page;
     const int64_t own = static_cast<int64_t>(lun.capacity_slots()) * page - charged, held = charged - static_cast<int64_t>(committed);
     if (own < free) free = own;

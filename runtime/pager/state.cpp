@@ -55,7 +55,7 @@ PagerState& pager_state() {
 int deferred_slots_prepare() {
   auto& state = pager_state();
   if (!state.lun_ready.load()) return 0;
-  const ScratchLun& lun = state.luns[state.own_lun];
+  const SlotAllocator& lun = state.luns[state.own_lun];
   sys::Locked<sys::SpinLock> hold(g_deferred.lock);
   if (g_deferred.entries == nullptr) {
     g_deferred.capacity = uint64_t{lun.bitmap_words()} * 64;
@@ -117,7 +117,7 @@ int space_charge(uint64_t pages, bool may_block) {
     if (state.account.lun_take(bytes) < 0) return -ENOMEM;
   }
   if (!state.lun_ready.load(std::memory_order_acquire)) return 0;   // a child's own LUN takes it over when it opens
-  ScratchLun& lun = state.luns[state.own_lun];
+  SlotAllocator& lun = state.luns[state.own_lun];
   int rc = lun.charge_fast(pages);
   if (rc == -EAGAIN && may_block) {
     if (sys::in_program_files()) descriptors_put_back(state);
@@ -150,7 +150,7 @@ int lun_open_own() {
   int64_t promised = 0;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
     promised += static_cast<int64_t>(state.regions.sorted[i].load()->committed_pages.load());
-  uint64_t reserve = ScratchLun::kCleaningReserve;
+  uint64_t reserve = SlotAllocator::kCleaningReserve;
   uint64_t bytes = state.generation == 0 ? state.lun_bytes : static_cast<uint64_t>(state.account.lun_cap());
   ErrorText why;
   DeviceOffset base{};

@@ -8,11 +8,11 @@
 #include <cstdint>
 
 #include "base/options.h"
-#include "lun/scratch_lun.h"
 #include "pager/account.h"
 #include "pager/event_gate.h"
 #include "pager/page_word.h"
 #include "pager/region.h"
+#include "pager/slot_allocator.h"
 #include "pager/watched.h"
 #include "stats/counters.h"
 #include "superpipe/device.h"
@@ -55,7 +55,7 @@ struct PagerState {
 
   // LUNs by the number that page words have for them: ours is luns[own_lun]; the others are ancestors' and only read. A number is
   // free for a forked child when no page refers to it (lun_ids.cpp).
-  ScratchLun luns[kLunIds];
+  SlotAllocator luns[kLunIds];
   Device* devices[kLunIds] = {};
   struct DeviceId {
     uint64_t dev = 0, ino = 0;
@@ -115,7 +115,7 @@ struct PagerState {
 
 PagerState& pager_state();
 
-// LUN space accounting in front of ScratchLun: charges the tree's account, then the LUN. -ENOMEM.
+// LUN space accounting in front of SlotAllocator: charges the tree's account, then the LUN. -ENOMEM.
 [[nodiscard]] int space_charge(uint64_t pages, bool may_block);
 void space_uncharge(uint64_t pages);
 

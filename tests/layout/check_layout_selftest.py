@@ -15,7 +15,7 @@ HOME = "/ho" + "me/somebody/lunar"
 
 # The path of a file, what it holds after the licence line, and a word of the complaint (None: there must be none).
 CASES = [
-    ("runtime/pager/evict.cpp", '#include "lun/scratch_lun.h"\n#include "lunar/lunar.h"\n', None),
+    ("runtime/pager/evict.cpp", '#include "lun/compose.h"\n#include "lunar/lunar.h"\n', None),
     ("runtime/base/arena.cpp", '#include "sys/mem.h"\n', None),
     ("adapters/preload/shim.cpp", '#include "heap/heap.h"\nvoid* mmap(void* p) { return real_mmap(p); }\n', None),
     ("tools/stats.cpp", '#include "stats/counters.h"\n', None),
@@ -25,7 +25,7 @@ CASES = [
     ("adapters/preload/shim.cpp", "int open(const char* path);\nstd::vector<int> poll();\n", None),
     ("runtime/base/log.cpp", '#include "sys/uring.h"\n', "base may not include"),
     ("runtime/sys/mem.cpp", '#include "pager/pager.h"\n', "sys may not include"),
-    ("runtime/lun/scratch_lun.cpp", '#include "pager/pager.h"\n', "lun may not include"),
+    ("runtime/lun/compose.cpp", '#include "pager/pager.h"\n', "lun may not include"),
     ("runtime/pager/evict.cpp", '#include "heap/heap.h"\n', "pager may not include"),
     ("runtime/pager/evict.cpp", '#include "kv/table.h"\n', "pager may not include"),
     ("runtime/include/lunar/lunar.h", '#include "pager/pager.h"\n', "public may not include"),
@@ -64,7 +64,7 @@ CASES = [
     ("tools/wait.py", "child.communicate(timeout=10)\n", None),
     ("tools/long.cpp", "int x;\n" * LINES_MAX, "at most"),
 ]
-PRESENT = ["runtime/lun/scratch_lun.h", "runtime/include/lunar/lunar.h", "runtime/sys/mem.h", "runtime/sys/uring.h",
+PRESENT = ["runtime/lun/compose.h", "runtime/include/lunar/lunar.h", "runtime/sys/mem.h", "runtime/sys/uring.h",
            "runtime/heap/heap.h", "runtime/stats/counters.h", "runtime/pager/pager.h", "runtime/base/units.h",
            "tools/table.h", "adapters/gate/gate.h", "tools/bench/turn.h", "tools/bench/fault/walk.h", "tools/run/run_flags.h", "tools/help.h"]
 

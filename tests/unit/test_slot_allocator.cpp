@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scratch LUN: charging, placement (log first, then the emptiest segments), retirement, and that no slot ever has
+// The slot allocator: charging, placement (log first, then the emptiest segments), retirement, and that no slot ever has
 // two owners, against a model and under threads. LUNAR_SEED=N replays a run.
 
 #include <unistd.h>
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "lun/scratch_lun.h"
+#include "pager/slot_allocator.h"
 #include "superpipe/registry.h"
 #include "tests/catch.hpp"
 #include "tests/support/lun_device.hpp"
@@ -28,7 +28,7 @@ namespace {
 
 struct Lun {
   Device* device = nullptr;
-  ScratchLun lun;
+  SlotAllocator lun;
   explicit Lun(const char* uri, uint32_t page_bytes = 4096) {
     ErrorText why;
     REQUIRE(device_open(uri, {}, &device, &why) == 0);
@@ -40,7 +40,7 @@ struct Lun {
   }
 };
 
-std::vector<uint32_t> take(ScratchLun& lun, uint32_t want, unsigned max_runs = 64) {
+std::vector<uint32_t> take(SlotAllocator& lun, uint32_t want, unsigned max_runs = 64) {
   std::vector<SlotRun> runs(max_runs);
   const unsigned count = lun.alloc(want, runs.data(), max_runs);
   std::vector<uint32_t> slots;
@@ -72,7 +72,7 @@ TEST_CASE("a LUN too small, or larger than its device, is refused") {
   Device* device = nullptr;
   ErrorText why;
   REQUIRE(device_open("sim:64m", {}, &device, &why) == 0);
-  ScratchLun lun;
+  SlotAllocator lun;
   CHECK(lun.open(device, DeviceOffset{0}, 64 * 4096, 4096) == -EINVAL);
   CHECK(lun.open(device, DeviceOffset{0}, 64 * kMiB, 1000) == -EINVAL);
   CHECK(lun.open(device, DeviceOffset{kMiB}, 64 * kMiB, 4096) == -ENOSPC);
@@ -224,7 +224,7 @@ TEST_CASE("a LUN says that it runs short before a fast charge fails, and never w
 TEST_CASE("forgetting an ancestor's LUN gives none of it back") {
   lunar_test::MemoryDevice device(nullptr, 64 * kMiB, {.discard = false});   // a release would be an error that is seen
   std::vector<lunar_test::MediumEvent> events;
-  ScratchLun lun;
+  SlotAllocator lun;
   REQUIRE(lun.open(&device, DeviceOffset{0}, 64 * kMiB, 4096) == 0);
   REQUIRE(lun.charge(100) == 0);
   device.record = &events;
@@ -327,7 +327,7 @@ TEST_CASE("what a LUN has beyond 16 TiB is not used, and a line says so") {
     int ends[2];
     REQUIRE(pipe(ends) == 0);
     log_configure(LogLevel::kWarning, ends[1]);
-    ScratchLun lun;
+    SlotAllocator lun;
     CHECK(lun.open(&device, DeviceOffset{0}, bytes, 4096) == 0);
     log_configure(LogLevel::kWarning, -1);
     close(ends[1]);

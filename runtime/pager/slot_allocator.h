@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ScratchLun: a virtual LUN without a name, carved out of a Device, that vanishes with its last owner. It holds evicted
-// pages: an array of page-sized *slots*, written as a log.
+// SlotAllocator: a Device, or a piece of one, as an array of page-sized *slots* for evicted pages, written as a log. Nothing of
+// it outlives its owner.
 //
 // Placement. Slots are grouped in segments of 64 (one bitmap word). alloc() hands out runs: whole free segments first, in
 // device order behind a moving head, so that cold pages are written sequentially; when no segment is free, the free runs of
@@ -13,7 +13,7 @@
 // Threading: every call but open/close may come from any thread; alloc and release are lock-free on the bitmap
 // (fetch_and/fetch_or a word). charge() may block in fallocate (under a lock of its own) and is not for the fault path;
 // charge_fast() is.
-// On-media format: none yet (a scratch LUN has no life after its owner); named persistent LUNs bring it.
+// On-media format: none.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -29,7 +29,7 @@ struct SlotRun {
   uint32_t count = 0;
 };
 
-class ScratchLun {
+class SlotAllocator {
  public:
   static constexpr uint32_t kSlotsPerSegment = 64;
   static constexpr uint32_t kCleaningReserve = 4096;   // slots beyond what can be charged (scaled down on tiny LUNs)

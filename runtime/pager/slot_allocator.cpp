@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scratch LUN: see scratch_lun.h.
+// The slots: see slot_allocator.h.
 //
 //   slots     0        64       128              reserved               total
 //             ├────────┼────────┼─── ... ────────┼──────────────────────┤
@@ -13,7 +13,7 @@
 // Threading: bits change by compare-and-swap of their word; whoever set a bit owns the slot. The counters follow the
 // words and may lag by what other threads are doing now. charge_ is one word; growth is under grow_lock_.
 // May not: block in alloc, release, charge_fast, uncharge.
-#include "lun/scratch_lun.h"
+#include "pager/slot_allocator.h"
 
 #include <errno.h>
 
@@ -59,7 +59,7 @@ struct RunList {
 
 }  // namespace
 
-struct ScratchLun::Impl {
+struct SlotAllocator::Impl {
   uint64_t base = 0;
   uint32_t total = 0;                  // slots
   uint32_t cleaning = 0;               // slots that can never be charged
@@ -88,7 +88,7 @@ struct ScratchLun::Impl {
 };
 
 // First segment in [from, limit) hinted empty, or limit.
-uint32_t ScratchLun::Impl::find_empty(uint32_t from, uint32_t limit) const {
+uint32_t SlotAllocator::Impl::find_empty(uint32_t from, uint32_t limit) const {
   for (uint32_t at = from; at < limit; at = (at / 64 + 1) * 64) {
     const uint64_t word = empty[at / 64].load(std::memory_order_relaxed) & (~uint64_t{0} << at % 64);
     if (word == 0) continue;
@@ -100,7 +100,7 @@ uint32_t ScratchLun::Impl::find_empty(uint32_t from, uint32_t limit) const {
 
 // Takes one run of up to `want` slots in the segment: the free tail (tail_only: the log goes on there), else the first
 // free run. Returns its length, 0 when there is none.
-unsigned ScratchLun::Impl::claim(uint32_t segment, unsigned want, bool tail_only, unsigned* first) {
+unsigned SlotAllocator::Impl::claim(uint32_t segment, unsigned want, bool tail_only, unsigned* first) {
   uint64_t word = used[segment].load(std::memory_order_relaxed);
   for (;;) {
     if (word == ~uint64_t{0}) return 0;
@@ -119,14 +119,14 @@ unsigned ScratchLun::Impl::claim(uint32_t segment, unsigned want, bool tail_only
   }
 }
 
-unsigned ScratchLun::Impl::take(RunList* list, uint32_t segment, bool tail_only) {
+unsigned SlotAllocator::Impl::take(RunList* list, uint32_t segment, bool tail_only) {
   unsigned first = 0;
   const unsigned count = claim(segment, list->want < 64 ? list->want : 64, tail_only, &first);
   if (count) list->add(segment * kSlotsPerSegment + first, count);
   return count;
 }
 
-int ScratchLun::open(Device* device, DeviceOffset base, uint64_t capacity_bytes, uint32_t page_bytes) {
+int SlotAllocator::open(Device* device, DeviceOffset base, uint64_t capacity_bytes, uint32_t page_bytes) {
   if (impl_ || page_bytes < 4096 || !std::has_single_bit(page_bytes) || base.value % page_bytes != 0) return -EINVAL;
   if (base.value > device->size_bytes() || capacity_bytes > device->size_bytes() - base.value) return -ENOSPC;
   uint64_t slots = capacity_bytes / page_bytes;
@@ -158,7 +158,7 @@ int ScratchLun::open(Device* device, DeviceOffset base, uint64_t capacity_bytes,
   return 0;
 }
 
-void ScratchLun::close() {
+void SlotAllocator::close() {
   if (!impl_) return;
   const uint64_t bytes = static_cast<uint64_t>(impl_->reserved.load()) * page_bytes_;
   if (bytes) device_->release(DeviceOffset{impl_->base}, bytes);
@@ -167,23 +167,23 @@ void ScratchLun::close() {
   device_ = nullptr;
 }
 
-void ScratchLun::forget() {
+void SlotAllocator::forget() {
   if (!impl_) return;
   unmap_private(impl_, impl_->mapping_bytes);
   impl_ = nullptr;
   device_ = nullptr;
 }
 
-uint64_t ScratchLun::capacity_slots() const {
+uint64_t SlotAllocator::capacity_slots() const {
   const uint64_t held = uint64_t{impl_->cleaning} + impl_->retired.load(std::memory_order_relaxed);
   return held < impl_->total ? impl_->total - held : 0;
 }
 
-uint64_t ScratchLun::charged_slots() const { return impl_->charged.load(std::memory_order_relaxed); }
-uint64_t ScratchLun::used_slots() const { return impl_->used_count.load(std::memory_order_relaxed); }
-uint64_t ScratchLun::retired_slots() const { return impl_->retired.load(std::memory_order_relaxed); }
+uint64_t SlotAllocator::charged_slots() const { return impl_->charged.load(std::memory_order_relaxed); }
+uint64_t SlotAllocator::used_slots() const { return impl_->used_count.load(std::memory_order_relaxed); }
+uint64_t SlotAllocator::retired_slots() const { return impl_->retired.load(std::memory_order_relaxed); }
 
-int ScratchLun::charge_fast(uint64_t slots) {
+int SlotAllocator::charge_fast(uint64_t slots) {
   uint64_t charged = impl_->charged.load(std::memory_order_relaxed);
   do {
     const uint64_t held = uint64_t{impl_->cleaning} + impl_->retired.load(std::memory_order_relaxed);
@@ -193,12 +193,12 @@ int ScratchLun::charge_fast(uint64_t slots) {
   return 0;
 }
 
-bool ScratchLun::runs_short() const {
+bool SlotAllocator::runs_short() const {
   const uint64_t taken = charged_slots() + impl_->cleaning + retired_slots(), have = impl_->reserved.load(std::memory_order_relaxed);
   return have < impl_->total && taken + impl_->extent / 4 > have;
 }
 
-int ScratchLun::charge(uint64_t slots) {
+int SlotAllocator::charge(uint64_t slots) {
   int status = charge_fast(slots);
   if (status != -EAGAIN) return status;
   sys::Locked lock(impl_->grow_lock);
@@ -229,13 +229,13 @@ int ScratchLun::charge(uint64_t slots) {
   return status;
 }
 
-void ScratchLun::uncharge(uint64_t slots) {
+void SlotAllocator::uncharge(uint64_t slots) {
   const uint64_t before = impl_->charged.fetch_sub(slots, std::memory_order_acq_rel);
   LUNAR_CHECK(before >= slots, "more slots given back than were charged");
 }
 
 // The log: what is left of the open segment, then whole free segments behind the head, around once.
-void ScratchLun::Impl::take_log(RunList* list, uint32_t segments) {
+void SlotAllocator::Impl::take_log(RunList* list, uint32_t segments) {
   const uint32_t hint = head.load(std::memory_order_relaxed);
   uint32_t at = hint & ~kOpenSegment;
   if (at >= segments) at = 0;
@@ -266,7 +266,7 @@ void ScratchLun::Impl::take_log(RunList* list, uint32_t segments) {
 
 // No whole segment is left: the emptiest of a window of segments, windows in turn behind the head. At first only
 // segments no worse than average, then whatever there is.
-void ScratchLun::Impl::take_emptiest(RunList* list, uint32_t segments) {
+void SlotAllocator::Impl::take_emptiest(RunList* list, uint32_t segments) {
   const uint64_t taken = uint64_t{used_count.load(std::memory_order_relaxed)} + retired.load(std::memory_order_relaxed);
   const uint64_t slots = uint64_t{segments} * kSlotsPerSegment;
   const auto average = static_cast<unsigned>(taken < slots ? (slots - taken) / segments : 0);
@@ -295,7 +295,7 @@ void ScratchLun::Impl::take_emptiest(RunList* list, uint32_t segments) {
   head.store(window * kWindow, std::memory_order_relaxed);
 }
 
-unsigned ScratchLun::alloc(uint32_t want, SlotRun* runs, unsigned max_runs) {
+unsigned SlotAllocator::alloc(uint32_t want, SlotRun* runs, unsigned max_runs) {
   const uint32_t segments = impl_->segments();
   if (want == 0 || max_runs == 0 || segments == 0) return 0;
   RunList list{runs, max_runs, want};
@@ -304,7 +304,7 @@ unsigned ScratchLun::alloc(uint32_t want, SlotRun* runs, unsigned max_runs) {
   return list.count;
 }
 
-void ScratchLun::release(Slot slot) {
+void SlotAllocator::release(Slot slot) {
   LUNAR_CHECK(slot.value < impl_->total, "slot outside the LUN");
   const uint32_t segment = slot.value / kSlotsPerSegment;
   const uint64_t bit = uint64_t{1} << slot.value % kSlotsPerSegment;
@@ -314,7 +314,7 @@ void ScratchLun::release(Slot slot) {
   if (before == bit) impl_->mark_empty(segment);
 }
 
-void ScratchLun::retire(Slot slot) {
+void SlotAllocator::retire(Slot slot) {
   LUNAR_CHECK(slot.value < impl_->total, "slot outside the LUN");
   const uint64_t bit = uint64_t{1} << slot.value % kSlotsPerSegment;
   LUNAR_CHECK(impl_->used[slot.value / kSlotsPerSegment].load() & bit, "slot retired that nobody owns");
@@ -322,17 +322,17 @@ void ScratchLun::retire(Slot slot) {
   impl_->retired.fetch_add(1, std::memory_order_relaxed);   // its bit stays set for ever
 }
 
-DeviceOffset ScratchLun::offset_of(Slot slot) const {
+DeviceOffset SlotAllocator::offset_of(Slot slot) const {
   return DeviceOffset{impl_->base + uint64_t{slot.value} * page_bytes_};
 }
 
-uint32_t ScratchLun::bitmap_words() const { return impl_->total / kSlotsPerSegment; }
+uint32_t SlotAllocator::bitmap_words() const { return impl_->total / kSlotsPerSegment; }
 
-void ScratchLun::copy_used(uint64_t* words, bool add) const {
+void SlotAllocator::copy_used(uint64_t* words, bool add) const {
   for (uint32_t i = 0; i < bitmap_words(); ++i) words[i] = (add ? words[i] : 0) | impl_->used[i].load(std::memory_order_relaxed);
 }
 
-bool ScratchLun::validate() const {
+bool SlotAllocator::validate() const {
   uint64_t bits = 0;
   const uint32_t words = impl_->total / kSlotsPerSegment, reserved = impl_->reserved.load();
   bool sound = reserved <= impl_->total && reserved % kSlotsPerSegment == 0;
