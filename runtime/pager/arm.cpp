@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creating and arming the pager, its housekeeper thread, and regions.
+// Creating and arming the pager, and its housekeeper thread.
 // Threading: arming happens once, under a lock, possibly inside an allocator's hook: whatever allocates here runs under a
 // HostGuard. Not on the fault path.
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/arena.h"
 #include "base/error.h"
-#include "base/format.h"
 #include "base/host_guard.h"
 #include "base/log.h"
 #include "base/test_switches.h"
@@ -22,7 +19,6 @@
 #include "pager/handler.h"
 #include "pager/pager.h"
 #include "pager/state.h"
-#include "pager/unmapped.h"
 #include "stats/export.h"
 #include "sys/file.h"
 #include "sys/kernel.h"
@@ -33,7 +29,6 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kDramMin = 16 * kMiB, kPagesMin = 1024;
-constexpr size_t kUsableStep = 64 * kMiB;   // a grow-only region is made read/write in such steps
 
 uint64_t meminfo(const char* key) {
   char text[4096];
@@ -349,205 +344,6 @@ int pager_arm(ErrorText* why) {
   state.armed.store(true, std::memory_order_release);
   log_info("activated: LUN and threads in %llu us, %s adopted in %llu us", static_cast<unsigned long long>((threads_run - began) / 1000),
            format_size(static_cast<uint64_t>(found) << state.page_shift).text, static_cast<unsigned long long>((sys::now_ns() - threads_run) / 1000));
-  return 0;
-}
-
-// ---- regions ------------------------------------------------------------------------------------------------------------
-
-// Address space on a chunk's boundary, so that a chunk can be a huge page. Small regions lie anywhere.
-static int reserve_aligned(size_t bytes, void** out) {
-  const size_t chunk = kChunkPages << pager_state().page_shift, spare = bytes >= chunk ? chunk : 0;
-  void* at = nullptr;
-  int rc = sys::map(nullptr, bytes + spare, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &at);
-  if (rc < 0) return rc;
-  auto* low = static_cast<char*>(at);
-  char* base = spare == 0 ? low : reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(low), chunk));
-  if (base > low) (void)sys::unmap(low, static_cast<size_t>(base - low));
-  if (char* end = low + bytes + spare; end > base + bytes) (void)sys::unmap(base + bytes, static_cast<size_t>(end - base - bytes));
-  *out = base;
-  return 0;
-}
-
-// Apart from all other regions: a call past us may have taken a place away from one, which is known by its address all the same. What of such
-// a place is free stays reserved (as in unmapped.cpp), so that it is not offered again.
-static int reserve_apart(size_t bytes, void** out) {
-  constexpr unsigned kTriesMax = 1000;
-  for (unsigned i = 0; i < kTriesMax; ++i)
-    if (const int rc = reserve_aligned(bytes, out); rc < 0 || !pager_state().regions.overlaps(*out, bytes)) return rc;
-  return -ENOMEM;
-}
-
-int region_create(size_t bytes, unsigned flags, Region** out) {
-  auto& state = pager_state();
-  if (bytes == 0 || bytes % state.page_size != 0) return -EINVAL;
-  Region* region = arena_new<Region>();
-  if (region == nullptr) return -ENOMEM;
-  region->pages = bytes >> state.page_shift;
-  region->flags = flags;
-  uint64_t chunks = (region->pages + kChunkPages - 1) / kChunkPages;
-  void* base = nullptr;
-  int rc = reserve_apart(bytes, &base);
-  if (rc < 0) return rc;
-  region->base = static_cast<char*>(base);
-  (void)sys::advise(base, bytes, MADV_UNMERGEABLE);   // see Evictor::forbid_merging
-  region->words = static_cast<AtomicPageWord*>(map_private(region->pages * sizeof(PageWord), ForkPolicy::kInherit));
-  region->hashes = static_cast<uint64_t*>(map_private(region->pages * sizeof(uint64_t), ForkPolicy::kInherit));
-  region->chunk_resident = static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
-  region->chunk_used = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
-  region->patterns = static_cast<std::atomic<Access>*>(map_private(region->pattern_count(), ForkPolicy::kInherit));
-  region->chunk_committed = static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
-  region->chunk_large = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
-  rc = region->patterns == nullptr || region->words == nullptr || region->hashes == nullptr || region->chunk_resident == nullptr || region->chunk_used == nullptr ||
-       region->chunk_committed == nullptr || region->chunk_large == nullptr ? -ENOMEM : 0;
-  {
-    sys::Locked<sys::Mutex> hold(state.arm_lock);
-    if (rc == 0 && state.armed.load()) rc = watch_fresh_range(state, base, bytes);
-    if (rc == 0) rc = state.regions.insert(region);
-  }
-  if (rc < 0) {
-    (void)sys::unmap(base, bytes);
-    if (region->words != nullptr) unmap_private(region->words, region->pages * sizeof(PageWord));
-    if (region->hashes != nullptr) unmap_private(region->hashes, region->pages * sizeof(uint64_t));
-    if (region->chunk_resident != nullptr) unmap_private(region->chunk_resident, chunks * sizeof(int32_t));
-    if (region->chunk_used != nullptr) unmap_private(region->chunk_used, chunks);
-    if (region->chunk_committed != nullptr) unmap_private(region->chunk_committed, chunks * sizeof(int32_t));
-    if (region->chunk_large != nullptr) unmap_private(region->chunk_large, chunks);
-    if (region->patterns != nullptr) unmap_private(region->patterns, region->pattern_count());
-    return rc;
-  }
-  *out = region;
-  return 0;
-}
-
-// What a call past us has taken is not ours to unmap.
-static void unmap_region(const Region& region) {
-  for_taken(region, 0, region.pages, [&](uint64_t first, uint64_t end, bool taken) {
-    if (taken) return;
-    char* begin = region.address_of(PageIndex(first));
-    const uint64_t bytes = (end - first) << pager_state().page_shift;
-    if (pager_armed() && sys::is_userfaultfd(pager_state().uffd)) (void)sys::uffd_unregister(pager_state().uffd, begin, bytes);   // else there would be an event
-    (void)sys::unmap(begin, bytes);
-  });
-}
-
-int region_destroy(Region* region) {
-  auto& state = pager_state();
-  if (region->committed_pages.load() != 0) return -EBUSY;
-  // Outside of the scope: it takes scopes of its own, and a fork between the two would wait for us while we wait for it.
-  if (pager_armed()) (void)pager_discard(region->base, region->pages << state.page_shift, Discard::kMapping);
-  MutatorScope scope;
-  // Nobody may hold a page of it any more: the evictor comes to rest, handlers finish what they have in hand.
-  if (pager_armed()) state.evictor->pause();
-  state.regions.remove(region);
-  if (pager_armed()) {
-    state.account.give_fixed(table_dram_pages(*region));
-    state.evictor->resume();
-    for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
-  }
-  unmap_region(*region);
-  unmaps_forget(region);
-  unmap_private(region->words, region->pages * sizeof(PageWord));
-  unmap_private(region->hashes, region->pages * sizeof(uint64_t));
-  unmap_private(region->chunk_resident, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
-  unmap_private(region->chunk_used, (region->pages + kChunkPages - 1) / kChunkPages);
-  unmap_private(region->chunk_committed, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
-  unmap_private(region->chunk_large, (region->pages + kChunkPages - 1) / kChunkPages);
-  unmap_private(region->patterns, region->pattern_count());
-  return 0;   // the Region object itself stays in the arena: a late look-up may still read it
-}
-
-char* region_base(const Region* region) { return region->base; }
-size_t region_size(const Region* region) { return region->pages << pager_state().page_shift; }
-Region* region_find(const void* address) { return pager_state().regions.find(address); }
-
-static int make_usable(Region* region, size_t offset, size_t bytes, int protection) {
-  auto& state = pager_state();
-  sys::Locked<sys::Mutex> hold(region->grow_lock);
-  if ((region->flags & kRegionStrict) != 0) return sys::protect(region->base + offset, bytes, protection == -1 ? PROT_READ | PROT_WRITE : protection);
-  size_t usable = region->usable_pages.load() << state.page_shift, end = offset + bytes;
-  if (end > usable) {
-    size_t to = round_up(end, kUsableStep), size = region_size(region);
-    if (to > size) to = size;
-    if (int rc = sys::protect(region->base + usable, to - usable, PROT_READ | PROT_WRITE); rc < 0) return rc;
-    region->usable_pages.store(to >> state.page_shift);
-  }
-  if (region->has_holes.load()) return sys::protect(region->base + offset, bytes, PROT_READ | PROT_WRITE);
-  return 0;
-}
-
-int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
-  auto& state = pager_state();
-  if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
-  uint64_t pages = bytes >> state.page_shift;
-  if (!pager_armed()) {
-    sys::Locked<sys::Mutex> hold(state.arm_lock);
-    const uint64_t first = offset >> state.page_shift, end = first + pages;
-    if (!pager_armed() && plain_commit(state, *region, first, end) == 0) {
-      if (make_usable(region, offset, bytes, protection) < 0) {
-        plain_uncommit(state, *region, first, end);
-        return -ENOMEM;
-      }
-      region->committed_pages.fetch_add(pages);
-      table_reach(*region, first, end);
-      return 0;
-    }
-  }
-  ErrorText why;
-  if (pager_arm(&why) < 0) return -ENOMEM;
-  if (space_charge(pages, true) < 0) return -ENOMEM;
-  if (make_usable(region, offset, bytes, protection) < 0) {
-    space_uncharge(pages);
-    return -ENOMEM;
-  }
-  region->committed_pages.fetch_add(pages);
-  table_reach(*region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
-  return 0;
-}
-
-void region_forget(Region* region, size_t offset, size_t bytes) {
-  auto& state = pager_state();
-  uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift;
-  region->committed_pages.fetch_sub(pages);
-  sys::Locked<sys::Mutex> hold(state.arm_lock);   // not across arming
-  if (pager_armed()) space_uncharge(pages);
-  else plain_uncommit(state, *region, first, first + pages);
-}
-
-int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
-  auto& state = pager_state();
-  const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
-  if (!pager_armed()) {
-    sys::Locked<sys::Mutex> hold(state.arm_lock);
-    if (!pager_armed() && plain_commit(state, *region, first, end) == 0) {
-      table_reach(*region, first, end);
-      return 0;
-    }
-  }
-  ErrorText why;
-  return pager_arm(&why);
-}
-
-void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
-  auto& state = pager_state();
-  if (pager_armed()) return;   // charged page by page
-  sys::Locked<sys::Mutex> hold(state.arm_lock);
-  if (!pager_armed()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
-}
-
-// Protected first: what another thread writes after the discard would be what the next owner of the place finds.
-void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
-  if (protect) {
-    sys::Locked<sys::Mutex> hold(region->grow_lock);
-    region->has_holes.store(true);
-    (void)sys::protect(region->base + offset, bytes, PROT_NONE);
-  }
-  (void)pager_discard(region->base + offset, bytes, Discard::kMapping);
-  region_forget(region, offset, bytes);
-}
-
-int region_try_decommit(Region* region, size_t offset, size_t bytes) {
-  if (pager_try_discard(region->base + offset, bytes) == -EAGAIN) return -EAGAIN;
-  region_forget(region, offset, bytes);
   return 0;
 }
 

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lunar_stats tells: sums over counters, the account and our LUN, none of them stopped meanwhile.
+// Threading: any thread, also beside all others. Takes no lock.
+#include "pager/account.h"
+#include "pager/evictor.h"
+#include "pager/pager.h"
+#include "pager/state.h"
+
+namespace lunar {
+
+// What the tree's account and our own LUN both still give: a child that lives holds its promise in the account, and in our LUN what it can
+// reach there. One is there before the other as it begins, and after it as it has ended.
+static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_stats* out) {
+  const int64_t used = state.account.lun_cap() - state.account.lun_free();
+  int64_t free = state.account.lun_free(), forked = used - static_cast<int64_t>(committed);
+  if (state.lun_ready.load()) {
+    const SlotAllocator& lun = state.luns[state.own_lun];
+    const auto page = static_cast<int64_t>(state.page_size), charged = static_cast<int64_t>(lun.charged_slots()) * page;
+    const int64_t own = static_cast<int64_t>(lun.capacity_slots()) * page - charged, held = charged - static_cast<int64_t>(committed);
+    if (own < free) free = own;
+    if (held > forked) forked = held;
+  }
+  out->lun_free_bytes = static_cast<uint64_t>(free > 0 ? free : 0);
+  out->lun_forked_bytes = static_cast<uint64_t>(forked > 0 ? forked : 0);
+}
+
+void pager_stats(lunar_stats* out) {
+  auto& state = pager_state();
+  auto& c = counters();
+  size_t size = out->struct_size;
+  *out = {};
+  out->struct_size = size != 0 ? size : sizeof *out;
+  out->page_bytes = state.page_size;
+  out->dram_budget_bytes = state.dram_bytes;
+  uint64_t committed = 0;
+  for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i) {
+    Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
+    if (region != nullptr) committed += region->committed_pages.load(std::memory_order_relaxed) << state.page_shift;
+  }
+  out->committed_bytes = committed;
+  out->lun_capacity_bytes = state.lun_bytes;
+  out->lun_free_bytes = state.lun_bytes > committed ? state.lun_bytes - committed : 0;   // nothing is charged before activation
+  if (pager_armed()) {
+    out->dram_budget_bytes = static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift;
+    out->fixed_bytes = static_cast<uint64_t>(state.account.own_fixed() + state.evictor->low_water()) << state.page_shift;
+    out->dram_used_bytes = static_cast<uint64_t>(state.account.own_pages()) << state.page_shift;
+    if (state.lun_ready.load()) {
+      uint64_t used = state.luns[state.own_lun].used_slots() << state.page_shift;
+      out->lun_used_bytes = used;
+    }
+    lun_space_stats(state, committed, out);
+  }
+  int64_t resident = c.resident.load(std::memory_order_relaxed);
+  out->resident_bytes = static_cast<uint64_t>(resident > 0 ? resident : 0) << state.page_shift;
+  out->resident_peak_bytes = static_cast<uint64_t>(state.resident_peak.load(std::memory_order_relaxed)) << state.page_shift;
+  int64_t evicted = c.evicted.load(std::memory_order_relaxed);
+  out->evicted_bytes = static_cast<uint64_t>(evicted > 0 ? evicted : 0) << state.page_shift;
+  out->pinned_bytes = static_cast<uint64_t>(state.pinned_pages.load(std::memory_order_relaxed)) << state.page_shift;
+  out->faults = c.faults;
+  out->zero_fills = c.zero_fills;
+  out->major_faults = c.major_faults;
+  out->second_chances = c.second_chances;
+  out->prefetched = c.prefetched;
+  out->evictions = c.evictions;
+  out->evicted_clean = c.evicted_clean;
+  out->evicted_zero = c.evicted_zero;
+  out->lun_read_bytes = c.read_bytes;
+  out->lun_written_bytes = c.written_bytes;
+  out->read_errors = c.read_errors;
+  out->write_errors = c.write_errors;
+  out->poisoned = c.poisoned;
+  out->budget_waits = c.budget_waits;
+  out->fork_count = c.forks;
+}
+
+}  // namespace lunar
