@@ -162,7 +162,7 @@ int arm_parts(PagerState& state, ErrorText* why) {
 // What has been reserved for it is used here.
 static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
   // Frames, the pipe and the staging area are DRAM like any other.
-  if (state.evictor == nullptr) state.evictor = arena_new<Evictor>();
+  if (state.evictor == nullptr) state.evictor = arena_new<Evictor>(state.frames);
   if (state.evictor == nullptr) return why->set(-ENOMEM, "pager: out of memory");
   state.account.take_fixed(need.frames + 2 * kBatchPages);
   int rc = state.evictor->open(need.frames);

@@ -176,7 +176,7 @@ PageWord seize(Region& region, uint64_t page) {
 void drop_content(PageWord was) {
   if (was.state() == PageState::kInFrame || was.state() == PageState::kEvicted) count_evicted(-1);
   if (was.state() == PageState::kInFrame) {
-    FramePool& frames = pager_state().evictor->frames();
+    FramePool& frames = pager_state().frames;
     Slot slot = kNoSlot;
     unsigned lun = 0;
     if (frames.release(was.index(), &slot, &lun)) slot_release(lun, slot);

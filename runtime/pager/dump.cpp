@@ -100,7 +100,7 @@ void Tally::walk(PagerState& state, Region& region) {
         check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page, present[k], static_cast<int64_t>(s));
       if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.own_lun) ++slots;
       if (s == PageState::kInFrame) {
-        const Frame& frame = state.evictor->frames().at(word.index());
+        const Frame& frame = state.frames.at(word.index());
         if (frame.lun == state.own_lun && frame.slot != kNoSlot) ++slots;
       }
     }

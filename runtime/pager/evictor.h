@@ -41,6 +41,7 @@ inline unsigned refault_heat(PageWord evicted, uint16_t now, bool asked) {
 
 class Evictor {
  public:
+  explicit Evictor(FramePool& frames) : frames_(frames) {}   // empty ones: open() makes them
   // Frames and pipe, charged to the account. 0 or -errno.
   [[nodiscard]] int open(uint32_t frame_count);
   [[nodiscard]] int start();                   // its thread
@@ -60,7 +61,6 @@ class Evictor {
   // Evicts what is resident in [first, end) of the region now. Waits. Pages evicted, or -errno.
   [[nodiscard]] int64_t evict_range(Region* region, PageIndex first, PageIndex end);
 
-  FramePool& frames() { return frames_; }
   void dump(int fd) const;
 
  private:
@@ -118,7 +118,7 @@ class Evictor {
   bool attach_context();
   void drain(bool for_fork);
 
-  FramePool frames_;
+  FramePool& frames_;
   Context* context_ = nullptr;
   unsigned context_generation_ = 0;
   int pipe_[2] = {-1, -1};

@@ -241,7 +241,7 @@ PageWord settled_word(PagerState& state, const Region& region, uint64_t page, bo
     case PageState::kEmpty: return present ? word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch()) : word;
     case PageState::kInFrame: {
       if (present) return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch());
-      const Frame& frame = state.evictor->frames().at(word.index());   // its content stayed with the parent; its slot is written
+      const Frame& frame = state.frames.at(word.index());   // its content stayed with the parent; its slot is written
       if (frame.slot == kNoSlot) fatal("fork: page %p had no slot when the process forked", static_cast<void*>(region.address_of(PageIndex(page))));
       return word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
     }

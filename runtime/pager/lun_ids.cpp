@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "pager/descriptors.h"
-#include "pager/evictor.h"
 #include "pager/state.h"
 
 #ifndef MADV_POPULATE_READ
@@ -31,7 +30,7 @@ unsigned lun_of(PagerState& state, PageWord seen) {
   switch (seen.state()) {
     case PageState::kResident:
     case PageState::kEvicted: return seen.has_slot() ? seen.lun() : kNoLun;
-    case PageState::kInFrame: return state.evictor->frames().at(seen.index()).lun;   // the frame may have been reused: see settled()
+    case PageState::kInFrame: return state.frames.at(seen.index()).lun;   // the frame may have been reused: see settled()
     default: return kNoLun;
   }
 }

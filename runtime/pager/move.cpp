@@ -261,7 +261,7 @@ void move_word(Run& run, unsigned i) {
     count_resident(run.to, PageIndex(d), 1);
     moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch());   // no fork goes on beside a mutator
   }
-  if (was.state() == PageState::kInFrame) state.evictor->frames().at(was.index()).word.store(&new_word, std::memory_order_release);
+  if (was.state() == PageState::kInFrame) state.frames.at(was.index()).word.store(&new_word, std::memory_order_release);
   if (was.state() == PageState::kPoisoned) lost_page_clear(run.from, PageIndex(s));   // the new place is marked at its first fault
   if (seized(was) && was.charged()) {
     run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);

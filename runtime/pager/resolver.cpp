@@ -127,7 +127,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
     state.account.give(1);
     return Outcome::kStarted;   // it changed: the caller looks again
   }
-  FramePool& frames = state.evictor->frames();
+  FramePool& frames = state.frames;
   uint32_t id = seen.index();
   void* address = region.address_of(page);
   uint16_t epoch = exclusive_epoch();

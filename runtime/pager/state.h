@@ -10,6 +10,7 @@
 #include "base/options.h"
 #include "pager/account.h"
 #include "pager/event_gate.h"
+#include "pager/frames.h"
 #include "pager/page_word.h"
 #include "pager/region.h"
 #include "pager/slot_allocator.h"
@@ -85,6 +86,7 @@ struct PagerState {
   std::atomic<bool> gate_closing{false};   // a fork goes on behind the copy-on-write gate: what is installed comes in protected
   std::atomic<bool> gate_used{false};      // pages of this process may be protected
 
+  FramePool frames;                        // made and given out by the evictor
   Evictor* evictor = nullptr;
   Handler* handlers[kHandlersMax] = {};
   unsigned handler_count = 0;

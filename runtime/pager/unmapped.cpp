@@ -8,7 +8,6 @@
 #include "base/arena.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "pager/evictor.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state.h"
@@ -358,7 +357,7 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
       continue;
     }
     if (was.state() == PageState::kPoisoned) MovedReads::poison(to, page);   // it may not be marked yet
-    if (was.state() == PageState::kInFrame) bring(state, to, page, state.evictor->frames().memory(was.index()), over_tiered);
+    if (was.state() == PageState::kInFrame) bring(state, to, page, state.frames.memory(was.index()), over_tiered);
     put_back(region, page, was);
     let_go(region, page, PageState::kEmpty);
   }

@@ -74,7 +74,7 @@ void frames() {
       const uint64_t page = lunar_page_bytes();
       for (uint64_t at = 0; at < 2 * dram; at += page) base[at] = 1;
       auto& state = lunar::pager_state();
-      const uint64_t frames = state.evictor->frames().window_bytes();
+      const uint64_t frames = state.frames.window_bytes();
       const auto fixed = static_cast<uint64_t>(state.account.own_fixed()) * page;
       const uint64_t tables = 2 * dram / page * lunar::kTableBytesPerPage;
       REQUIRE_THAT(frames > 0 && fixed >= frames + tables, "%llu bytes are charged as fixed, but there are %llu of frames and %llu of tables",
