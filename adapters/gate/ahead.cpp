@@ -6,11 +6,11 @@
 #include <sys/epoll.h>
 
 #include "base/host_guard.h"
-#include "base/log.h"
 #include "eviction.h"
 #include "expiry.h"
 #include "gate_inside.h"
 #include "sys/file.h"
+#include "sys/log.h"
 
 namespace lunar::redis {
 namespace {

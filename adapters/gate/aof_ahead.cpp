@@ -7,10 +7,10 @@
 
 #include <cstring>
 
-#include "base/arena.h"
 #include "pager/pager.h"
 #include "pager/state.h"
 #include "program_got.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 #include "walk.h"
 

@@ -10,7 +10,7 @@
 //
 // Dumps need nothing: they store keys that are not there yet (or, DEBUG RELOAD NOFLUSH, look each up once).
 //
-// Threading: the main thread; others go straight to libc. Allocates one buffer, of base/arena's.
+// Threading: the main thread; others go straight to libc. Allocates one buffer, of sys/arena's.
 #pragma once
 #include "layout.h"
 

@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "base/log.h"
+#include "sys/log.h"
 #include "sys/mem.h"
 #include "walk_steps.h"
 

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "base/arena.h"
+#include "sys/arena.h"
 
 namespace lunar::redis {
 namespace {

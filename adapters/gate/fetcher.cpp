@@ -4,10 +4,10 @@
 
 #include <errno.h>
 
-#include "base/arena.h"
 #include "pager/page_word.h"
 #include "pager/pager.h"
 #include "pager/state.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 
 namespace lunar::redis {

@@ -6,7 +6,7 @@
 //
 // The threads keep off the main thread's CPU, where they would push it aside for a tick or more (waking is what puts them there).
 //
-// Requests are made on demand from base/arena and kept; there are at most kRequestsMax.
+// Requests are made on demand from sys/arena and kept; there are at most kRequestsMax.
 //
 // Threading: submit, take_done, spare and recycle on the main thread; the rest by the service threads. Nothing waits but they.
 #pragma once

@@ -13,7 +13,6 @@
 #include "ahead.h"
 #include "aof_ahead.h"
 #include "base/host_guard.h"
-#include "base/log.h"
 #include "foreground_save.h"
 #include "gate_inside.h"
 #include "pager/pager.h"
@@ -23,6 +22,7 @@
 #include "save_ahead.h"
 #include "stream_walk.h"
 #include "sys/file.h"
+#include "sys/log.h"
 
 namespace lunar::redis {
 namespace {

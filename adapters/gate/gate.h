@@ -35,14 +35,14 @@
 // Carried by the Redis module and by the preload library; where both are, the preload's serves and the module asks it (GateCalls).
 //
 // Threading: installed once. Hooks do their work on the thread that runs the event loop; other threads go straight to libc (but
-// for bytes that wait for them). A forked child has no gate. No allocation but base/arena, and what the
+// for bytes that wait for them). A forked child has no gate. No allocation but sys/arena, and what the
 // server's own checks allocate for a user with less than all rights (client_rights.h).
 #pragma once
 #include <atomic>
 #include <cstdint>
 
 #include "base/error.h"
-#include "base/options.h"
+#include "config/options.h"
 #include "hold_times.h"
 #include "prefixes.h"
 

@@ -2,7 +2,7 @@
 // See user_share.h.
 #include "user_share.h"
 
-#include "base/arena.h"
+#include "sys/arena.h"
 
 namespace lunar::redis {
 

@@ -4,7 +4,7 @@
 //
 // A share lives while anything is in it. The user is a name only, never looked at.
 //
-// Threading: the main thread. Memory from base/arena; as much as there were users with a share at one time.
+// Threading: the main thread. Memory from sys/arena; as much as there were users with a share at one time.
 #pragma once
 #include "connections.h"
 

@@ -14,12 +14,12 @@
 #include <cstring>
 
 #include "base/format.h"
-#include "base/log.h"
 #include "base/units.h"
 #include "gate/gate.h"
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/proc.h"
 #include "untiered.h"
 

@@ -8,10 +8,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "base/units.h"
 #include "pager/pager.h"
 #include "preload.h"
+#include "sys/log.h"
 #include "sys/mem.h"
 #include "tiered_maps.h"
 

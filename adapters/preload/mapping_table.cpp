@@ -7,8 +7,8 @@
 
 #include <cstring>
 
-#include "base/arena.h"
-#include "base/error.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 
 namespace lunar::preload {
 

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <new>
 
-#include "base/error.h"
 #include "malloc_family.h"
+#include "sys/fatal.h"
 
 using lunar::preload::allocate;
 using lunar::preload::release;

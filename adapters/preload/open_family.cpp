@@ -10,6 +10,7 @@
 #include "pager/account_find.h"
 #include "pager/pager.h"
 #include "preload.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 
 using namespace lunar;

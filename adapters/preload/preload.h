@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the parts of the preload library share: the phase of its life, and the calls it hands through.
 //
-// This code lives in other people's programs. Rules: no allocation of its own but the early heap and base/arena, no stdio,
+// This code lives in other people's programs. Rules: no allocation of its own but the early heap and sys/arena, no stdio,
 // no exceptions; no lock of its own may be held while one of the program's could be taken; errno is as the real calls leave
 // it; whatever is not ours goes to the kernel or to jemalloc unchanged.
 #pragma once
@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "base/host_guard.h"
-#include "base/options.h"
+#include "config/options.h"
 
 namespace lunar::preload {
 

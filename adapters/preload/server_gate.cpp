@@ -5,8 +5,8 @@
 // Threading: started by the library's constructor, before the program has threads.
 #include "gate/gate.h"
 
-#include "base/log.h"
 #include "preload.h"
+#include "sys/log.h"
 
 namespace lunar::preload {
 namespace {

@@ -7,8 +7,8 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-#include "base/log.h"
 #include "base/units.h"
+#include "sys/log.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
 

@@ -9,10 +9,10 @@
 #include <atomic>
 #include <cstdlib>
 
-#include "base/log.h"
 #include "base/units.h"
 #include "heap/heap.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
 #include "tier.h"

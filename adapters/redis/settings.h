@@ -7,13 +7,13 @@
 // Threading: the server's main thread.
 #pragma once
 #include "base/error.h"
-#include "base/options.h"
+#include "config/options.h"
 #include "module_abi.h"
 
 namespace lunar::redis {
 
 struct Settings {
-  Options tier;   // runtime/base/options.def
+  Options tier;   // runtime/config/options.def
 };
 Settings& settings();
 

@@ -4,7 +4,7 @@
 // Threading: started on the main thread; the calls are those of lunar.h.
 #pragma once
 #include "base/error.h"
-#include "base/options.h"
+#include "config/options.h"
 #include "gate/gate.h"
 #include "lunar/lunar.h"
 

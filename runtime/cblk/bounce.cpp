@@ -7,8 +7,8 @@
 
 #include <bit>
 
-#include "base/arena.h"
 #include "base/units.h"
+#include "sys/arena.h"
 
 namespace lunar::cblk {
 namespace {

@@ -12,10 +12,10 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "cblk/door.h"
 #include "cblk/fork.h"
 #include "cblk/wait.h"
+#include "sys/arena.h"
 
 namespace lunar::cblk {
 namespace {

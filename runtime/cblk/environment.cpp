@@ -13,7 +13,7 @@
 #include <atomic>
 
 #include "base/format.h"
-#include "base/trust.h"
+#include "config/trust.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 

@@ -14,7 +14,7 @@
 //   CFLSH_BLK_LUN_ID      a number that names the LUN in those lines; nothing else
 // Without effect, as what they steer is not here: CFLSH_BLK_TRACE_TID (one file a thread), _TRC_SYSLOG, _PORT_SEL_MASK, _DUMP,
 // _DUMP_LEVEL, _SIGSEGV_DUMP, _SIGUSR1_DUMP, _NOTIFY_LOG_LEVEL.
-// A value that is no number is as good as none. In a setuid or setgid program all are as if not set (base/trust.h).
+// A value that is no number is as good as none. In a setuid or setgid program all are as if not set (config/trust.h).
 // Threading: any (as getenv). Not for the data path.
 #pragma once
 #include <cstdint>

@@ -8,9 +8,9 @@
 
 #include <new>
 
-#include "base/arena.h"
-#include "base/trust.h"
+#include "config/trust.h"
 #include "superpipe/wakeups.h"
+#include "sys/arena.h"
 
 namespace lunar::cblk {
 namespace {

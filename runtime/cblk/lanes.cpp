@@ -8,8 +8,8 @@
 
 #include <bit>
 
-#include "base/arena.h"
 #include "cblk/chunk.h"
+#include "sys/arena.h"
 
 namespace lunar::cblk {
 namespace {

@@ -11,14 +11,15 @@
 #include <atomic>
 #include <cstring>
 
-#include "base/arena.h"
 #include "base/host_guard.h"
-#include "base/options.h"
 #include "base/units.h"
+#include "config/options.h"
 #include "heap/heap.h"
 #include "heap/start.h"
 #include "lunar/lunar.h"
 #include "pager/pager.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/mem.h"
 #include "sys/thread.h"
 

@@ -7,9 +7,9 @@
 
 #include <cstring>
 
-#include "base/log.h"
 #include "pager/pager.h"
 #include "sys/file.h"
+#include "sys/log.h"
 
 namespace lunar {
 

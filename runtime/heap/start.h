@@ -3,7 +3,7 @@
 // Threading: once a process, before other threads use the tier. Allocates nothing from the program's heap.
 #pragma once
 #include "base/error.h"
-#include "base/options.h"
+#include "config/options.h"
 
 namespace lunar {
 

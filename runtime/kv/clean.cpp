@@ -7,8 +7,8 @@
 // Threading: as in store.h. Pre, of all but room_*: the cleaning mutex.
 #include <errno.h>
 
-#include "base/log.h"
 #include "kv/store.h"
+#include "sys/log.h"
 
 namespace lunar::kv {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-#include "base/arena.h"
+#include "sys/arena.h"
 #include "sys/thread.h"
 
 namespace lunar::kv {

@@ -9,9 +9,9 @@
 
 #include <new>
 
-#include "base/arena.h"
-#include "base/log.h"
 #include "kv/log.h"
+#include "sys/arena.h"
+#include "sys/log.h"
 
 namespace lunar::kv {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <new>
 
-#include "base/arena.h"
+#include "sys/arena.h"
 
 namespace lunar::kv {
 

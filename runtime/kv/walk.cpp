@@ -9,8 +9,8 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "kv/store.h"
+#include "sys/arena.h"
 
 namespace lunar::kv {
 namespace {

@@ -8,14 +8,15 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/arena.h"
 #include "base/format.h"
-#include "base/log.h"
 #include "lun/member_set.h"
 #include "lun/raid/path_device.h"
 #include "lun/raid/stripe_device.h"
 #include "superpipe/registry.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/log.h"
 
 namespace lunar {
 namespace {

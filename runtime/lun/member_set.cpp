@@ -7,9 +7,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/arena.h"
 #include "base/units.h"
 #include "lun/raid/stripe_device.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 
 namespace lunar {

@@ -4,8 +4,8 @@
 
 #include <errno.h>
 
-#include "base/arena.h"
 #include "base/units.h"
+#include "sys/arena.h"
 
 namespace lunar {
 namespace {

@@ -10,14 +10,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/arena.h"
-#include "base/log.h"
 #include "lun/compose.h"
 #include "lun/raid/stripe_device.h"
 #include "lun/volume/physical_impl.h"
 #include "superpipe/registry.h"
 #include "superpipe/signature.h"
+#include "sys/arena.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/thread.h"
 
 namespace lunar {

@@ -10,12 +10,13 @@
 #include <algorithm>
 
 #include "base/format.h"
-#include "base/log.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/numa.h"
 #include "sys/proc.h"
 

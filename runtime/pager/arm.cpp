@@ -6,10 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/arena.h"
 #include "base/error.h"
 #include "base/host_guard.h"
-#include "base/log.h"
 #include "base/test_switches.h"
 #include "pager/account_find.h"
 #include "pager/activation.h"
@@ -20,8 +18,11 @@
 #include "pager/pager.h"
 #include "pager/state.h"
 #include "stats/export.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/kernel.h"
+#include "sys/log.h"
 #include "sys/numa.h"
 #include "sys/proc.h"
 

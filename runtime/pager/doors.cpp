@@ -4,11 +4,9 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "base/arena.h"
 #include "base/error.h"
 #include "base/format.h"
 #include "base/host_guard.h"
-#include "base/log.h"
 #include "pager/activation.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
@@ -21,7 +19,10 @@
 #include "pager/state.h"
 #include "pager/unmapped.h"
 #include "pager/wipe.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/log.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22

@@ -4,12 +4,12 @@
 #include <errno.h>
 
 #include "base/format.h"
-#include "base/log.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
 #include "pager/state.h"
 #include "sys/file.h"
+#include "sys/log.h"
 
 namespace lunar {
 namespace {

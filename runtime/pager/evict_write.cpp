@@ -7,9 +7,10 @@
 #include <errno.h>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "pager/evictor.h"
 #include "pager/state.h"
+#include "sys/fatal.h"
+#include "sys/log.h"
 
 namespace lunar {
 

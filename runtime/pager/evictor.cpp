@@ -6,18 +6,18 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "base/arena.h"
-#include "base/error.h"
 #include "base/format.h"
-#include "base/log.h"
 #include "base/test_switches.h"
 #include "pager/activation.h"
 #include "pager/pins.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
 #include "pager/unmapped.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/kernel.h"
+#include "sys/log.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23

@@ -13,7 +13,6 @@
 
 #include "base/error.h"
 #include "base/host_guard.h"
-#include "base/log.h"
 #include "pager/activation.h"
 #include "pager/cow_gate.h"
 #include "pager/descriptors.h"
@@ -24,7 +23,9 @@
 #include "pager/state.h"
 #include "pager/unmapped.h"
 #include "pager/wipe.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/proc.h"
 
 // glibc's walk over open FILEs (exported for gdb and malloc debuggers; GLIBC_2.2).

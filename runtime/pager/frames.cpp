@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "base/arena.h"
+#include "sys/arena.h"
 #include "sys/numa.h"
 
 namespace lunar {

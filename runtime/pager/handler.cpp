@@ -4,17 +4,18 @@
 
 #include <errno.h>
 
-#include "base/arena.h"
 #include "base/error.h"
 #include "base/format.h"
-#include "base/log.h"
 #include "base/test_switches.h"
 #include "pager/cow_gate.h"
 #include "pager/evictor.h"
 #include "pager/lost_page.h"
 #include "pager/state.h"
 #include "pager/unmapped.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/numa.h"
 
 namespace lunar {

@@ -12,9 +12,9 @@
 
 #include <atomic>
 
-#include "base/log.h"
 #include "pager/pager.h"
 #include "pager/state.h"
+#include "sys/log.h"
 #include "sys/proc.h"
 
 #ifndef MADV_POPULATE_WRITE

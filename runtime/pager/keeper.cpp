@@ -4,9 +4,7 @@
 // for something (keeper_wake), a child ends, or a service thread does, which is fatal. Only a stats file makes it look at the clock.
 #include <errno.h>
 
-#include "base/error.h"
 #include "base/format.h"
-#include "base/log.h"
 #include "pager/evictor.h"
 #include "pager/fork.h"
 #include "pager/handler.h"
@@ -14,7 +12,9 @@
 #include "pager/state.h"
 #include "pager/unmapped.h"
 #include "stats/export.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/log.h"
 
 namespace lunar {
 namespace {

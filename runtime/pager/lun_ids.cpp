@@ -11,9 +11,9 @@
 #include <sys/mman.h>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "pager/descriptors.h"
 #include "pager/state.h"
+#include "sys/log.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22

@@ -15,7 +15,7 @@
 #include <cstdint>
 
 #include "base/error.h"
-#include "base/options.h"
+#include "config/options.h"
 #include "lunar/lunar.h"
 
 namespace lunar {

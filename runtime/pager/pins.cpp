@@ -6,13 +6,13 @@
 
 #include <atomic>
 
-#include "base/error.h"
 #include "base/format.h"
-#include "base/log.h"
 #include "base/test_switches.h"
 #include "pager/state.h"
 #include "stats/counters.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
 

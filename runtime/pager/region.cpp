@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "base/arena.h"
 #include "base/error.h"
 #include "pager/activation.h"
 #include "pager/evictor.h"
@@ -15,6 +14,7 @@
 #include "pager/pager.h"
 #include "pager/state.h"
 #include "pager/unmapped.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/uffd.h"

@@ -4,13 +4,13 @@
 #include <errno.h>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "base/test_switches.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/lost_page.h"
 #include "pager/resolver.h"
 #include "pager/state.h"
+#include "sys/log.h"
 
 namespace lunar {
 namespace {

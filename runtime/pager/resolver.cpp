@@ -4,12 +4,12 @@
 
 #include <errno.h>
 
-#include "base/arena.h"
-#include "base/error.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
 #include "pager/pager.h"
 #include "pager/state.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/numa.h"
 
 namespace lunar {

@@ -20,8 +20,9 @@
 #include <bit>
 #include <new>
 
-#include "base/arena.h"
-#include "base/log.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
+#include "sys/log.h"
 #include "sys/thread.h"
 
 namespace lunar {

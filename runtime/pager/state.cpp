@@ -8,11 +8,12 @@
 #include <sys/mman.h>
 #include <xxhash.h>
 
-#include "base/arena.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "pager/descriptors.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/mem.h"
 #include "sys/proc.h"
 #include "sys/uffd.h"

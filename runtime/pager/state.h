@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "base/options.h"
+#include "config/options.h"
 #include "pager/account.h"
 #include "pager/event_gate.h"
 #include "pager/frames.h"

@@ -5,12 +5,13 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "base/arena.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
+#include "sys/log.h"
 #include "sys/proc.h"
 
 namespace lunar {

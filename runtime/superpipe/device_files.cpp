@@ -15,10 +15,10 @@
 #include <xxhash.h>
 
 #include "base/format.h"
-#include "base/log.h"
 #include "superpipe/device.h"
 #include "superpipe/in_use.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/thread.h"
 
 namespace lunar {

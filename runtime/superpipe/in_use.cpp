@@ -12,9 +12,9 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "superpipe/device_files.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/loop.h"
 

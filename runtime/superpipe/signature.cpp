@@ -14,10 +14,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "base/host_guard.h"
 #include "base/units.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 
 #define XXH_INLINE_ALL

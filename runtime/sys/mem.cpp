@@ -15,8 +15,8 @@
 
 #include <atomic>
 
-#include "base/error.h"
 #include "base/format.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 
 #ifndef SYS_process_madvise

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "base/host_guard.h"
-#include "base/log.h"
 #include "sys/file.h"
+#include "sys/log.h"
 
 namespace lunar::sys {
 namespace {

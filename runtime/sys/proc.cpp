@@ -14,9 +14,9 @@
 
 #include <atomic>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "base/units.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/thread.h"

@@ -20,9 +20,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "base/host_guard.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 

@@ -9,7 +9,7 @@
 
 namespace lunar::sys {
 
-// Service thread: all signals blocked, stack from base/arena (never tiered), HostGuard for life, named `name` (15 chars).
+// Service thread: all signals blocked, stack from sys/arena (never tiered), HostGuard for life, named `name` (15 chars).
 // unshare_files: gets a descriptor table of its own (KERNEL: a close() in the program must not close the pager's).
 struct ThreadSpec {
   const char* name = "lunar";

@@ -14,6 +14,7 @@
 
 #include "base/test_switches.h"
 #include "base/units.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 
 // Kernel API newer than Debian 12's headers (6.1): values from the kernel's uapi.

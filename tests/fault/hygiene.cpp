@@ -17,6 +17,7 @@
 
 #include "base/host_guard.h"
 #include "pager/state.h"
+#include "sys/fatal.h"
 #include "sys/thread.h"
 #include "tests/support/tier.hpp"
 

@@ -2,11 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that the tree keeps its shape. `check_layout.py ROOT`: one line a violation, exit 1 when there is any.
 
-Arrows: base <- sys <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C ABI. adapters/, examples/ and tools/
-include public headers, tools also base/ and stats/. Nothing includes adapters/ or tools/, but tests/, which may include
-what they test. Inside a part, rooms (ROOMS) have floors. Three exceptions, on purpose:
-  - base/ may use sys/mem.h, sys/file.h and sys/thread.h: the arena maps memory and the log writes, and they must not do
-    so through libc symbols that Lunar itself interposes. Those wrappers are thin and call nothing back but base/.
+Arrows: base <- sys <- config <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C ABI. adapters/, examples/ and tools/
+include public headers, tools also base/, config/ and stats/. Nothing includes adapters/ or tools/, but tests/, which may include
+what they test. Inside a part, rooms (ROOMS) have floors. Two exceptions, on purpose:
   - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program, so they may include
     what heap/ may. Both carry adapters/gate, which sees the pager and below.
   - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/; and they
@@ -24,11 +22,12 @@ SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCE = (".c", ".cpp", ".h", ".hpp")
 SKIPPED_FOLDERS = re.compile(r"^(build.*|\.git|\.cache|__pycache__)$")
 
-LOWER = {"base", "sys"}
+LOWER = {"base", "sys", "config"}
 PUBLIC = {"public"}
 ALLOWED = {
     "base": {"base"},
     "sys": {"base", "sys"},
+    "config": LOWER,
     "stats": LOWER | PUBLIC | {"stats"},
     "superpipe": LOWER | {"superpipe", "stats"},
     "lun": LOWER | {"superpipe", "lun", "stats"},
@@ -43,7 +42,6 @@ ALLOWED = {
     "tools": LOWER | PUBLIC | {"stats", "superpipe", "lun", "tools"},
     "examples": PUBLIC | {"examples"},
 }
-BASE_MAY_USE = {"sys/mem.h", "sys/file.h", "sys/thread.h"}
 # Rooms of a part, a row a floor from the lowest up: a room may include itself and those on lower floors. "." is the part's own folder, another name
 # a folder in it, or a module (its header and sources) of the part's own folder that stands on a floor of its own.
 ROOMS = {
@@ -52,7 +50,7 @@ ROOMS = {
     "tools": [{"support", "subcommands"}, {"lun", "bench"}, {"bench/fault", "bench/io", "bench/lio", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }
-RUNTIME_FOLDERS = {"base", "sys", "stats", "superpipe", "lun", "cblk", "kv", "pager", "heap"}
+RUNTIME_FOLDERS = {"base", "sys", "config", "stats", "superpipe", "lun", "cblk", "kv", "pager", "heap"}
 
 # Calls whose only home is runtime/sys. Qualified names (sys::map), members and definitions of interposed functions are
 # not calls of these.
@@ -142,7 +140,7 @@ def check_includes(root, path, text):
         if target == part:
             yield from check_rooms(part, path, there, where)
             continue
-        if target not in ALLOWED.get(part, set()) and not (part == "base" and name in BASE_MAY_USE):
+        if target not in ALLOWED.get(part, set()):
             yield where + f"{part} may not include {name}"
 
 

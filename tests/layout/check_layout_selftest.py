@@ -16,14 +16,14 @@ HOME = "/ho" + "me/somebody/lunar"
 # The path of a file, what it holds after the licence line, and a word of the complaint (None: there must be none).
 CASES = [
     ("runtime/pager/evict.cpp", '#include "lun/compose.h"\n#include "lunar/lunar.h"\n', None),
-    ("runtime/base/arena.cpp", '#include "sys/mem.h"\n', None),
+    ("runtime/sys/arena.cpp", '#include "sys/mem.h"\n', None),
     ("adapters/preload/shim.cpp", '#include "heap/heap.h"\nvoid* mmap(void* p) { return real_mmap(p); }\n', None),
     ("tools/stats.cpp", '#include "stats/counters.h"\n', None),
     ("runtime/pager/evict.cpp", "// madvise(p, n, MADV_DONTNEED) is not ours\nint n = sys::madvise(p);\n", None),
     ("runtime/pager/evict.cpp", 'log_error("mmap(%p) failed", p);\n', None),
     ("runtime/pager/evict.cpp", "rc = list[i]->open(i);\nint Evictor::open(int) {}\n[[nodiscard]] int poll();\n", None),
     ("adapters/preload/shim.cpp", "int open(const char* path);\nstd::vector<int> poll();\n", None),
-    ("runtime/base/log.cpp", '#include "sys/uring.h"\n', "base may not include"),
+    ("runtime/base/format.cpp", '#include "sys/mem.h"\n', "base may not include"),
     ("runtime/sys/mem.cpp", '#include "pager/pager.h"\n', "sys may not include"),
     ("runtime/lun/compose.cpp", '#include "pager/pager.h"\n', "lun may not include"),
     ("runtime/pager/evict.cpp", '#include "heap/heap.h"\n', "pager may not include"),
@@ -82,7 +82,7 @@ def complaints(path, text):
 def main():
     wrong = 0
     for path, body, expected in [*((p, HEAD + b, e) for p, b, e in CASES),
-                                 ("runtime/base/log.cpp", "int no_licence;\n", "does not open with")]:
+                                 ("runtime/sys/log.cpp", "int no_licence;\n", "does not open with")]:
         found = complaints(path, body)
         right = (not found) if expected is None else (len(found) == 1 and expected in found[0])
         if not right:

@@ -4,8 +4,8 @@
 #include <sys/auxv.h>
 #include <unistd.h>
 
-#include "base/options.h"
 #include "cblk/environment.h"
+#include "config/options.h"
 
 int main() {
   lunar::Options options;

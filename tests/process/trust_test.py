@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Whose orders a program takes (runtime/base/trust.h). `trust_test.py TRUST_PROBE`.
+"""Whose orders a program takes (runtime/config/trust.h). `trust_test.py TRUST_PROBE`.
 
 A setuid program takes no LUNAR_*, CFLSH_* or ~/.config of its caller's; a config file counts only where nobody else may write it."""
 import os

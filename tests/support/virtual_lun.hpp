@@ -3,8 +3,8 @@
 #pragma once
 #include <string>
 
-#include "base/arena.h"
 #include "lun/volume/virtual_impl.h"
+#include "sys/arena.h"
 #include "tests/catch.hpp"
 #include "tests/support/lun_file.hpp"
 

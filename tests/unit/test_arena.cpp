@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/arena.h"
+#include "sys/arena.h"
 #include "tests/catch.hpp"
 
 using namespace lunar;

@@ -12,9 +12,10 @@
 #include <functional>
 #include <string>
 
-#include "base/log.h"
-#include "base/options.h"
 #include "base/units.h"
+#include "config/options.h"
+#include "sys/fatal.h"
+#include "sys/log.h"
 #include "tests/catch.hpp"
 
 using namespace lunar;

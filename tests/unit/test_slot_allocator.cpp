@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/log.h"
 #include "pager/slot_allocator.h"
 #include "superpipe/registry.h"
+#include "sys/log.h"
 #include "tests/catch.hpp"
 #include "tests/support/lun_device.hpp"
 #include "tests/support/seed.hpp"

@@ -7,8 +7,8 @@
 #include <functional>
 #include <string>
 
-#include "base/options.h"
 #include "base/units.h"
+#include "config/options.h"
 
 namespace lunar::tools {
 

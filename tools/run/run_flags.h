@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/options.h"
+#include "config/options.h"
 
 namespace lunar::tools {
 

@@ -4,8 +4,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/arena.h"
 #include "lun/raid/fan_out.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 
 namespace lunar {
 

@@ -7,10 +7,11 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "base/units.h"
 #include "superpipe/device_files.h"
 #include "superpipe/wakeups.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/thread.h"
 
 namespace lunar {

@@ -8,10 +8,10 @@
 
 #include <initializer_list>
 
-#include "base/arena.h"
 #include "base/units.h"
 #include "lun/raid/stripe_device.h"
 #include "lun/raw_io.h"
+#include "sys/arena.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -6,9 +6,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "superpipe/device_files.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 

@@ -6,10 +6,10 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "lun/raid/path_device.h"
 #include "superpipe/sim/sim_device.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 
 namespace lunar {

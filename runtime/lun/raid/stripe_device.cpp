@@ -5,9 +5,9 @@
 
 #include <errno.h>
 
-#include "base/arena.h"
 #include "base/host_guard.h"
 #include "base/units.h"
+#include "sys/arena.h"
 #include "sys/thread.h"
 
 namespace lunar {

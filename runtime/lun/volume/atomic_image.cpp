@@ -8,9 +8,10 @@
 
 #include <bit>
 
-#include "base/arena.h"
 #include "base/units.h"
 #include "lun/raw_io.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

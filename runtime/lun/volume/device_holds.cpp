@@ -5,12 +5,12 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "lun/raid/member_label.h"
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/physical_impl.h"
 #include "superpipe/signature.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 
 namespace lunar {

@@ -5,8 +5,8 @@
 
 #include <errno.h>
 
-#include "base/arena.h"
 #include "base/units.h"
+#include "sys/arena.h"
 
 namespace lunar {
 namespace {

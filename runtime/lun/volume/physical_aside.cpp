@@ -11,9 +11,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/arena.h"
 #include "base/units.h"
 #include "lun/volume/physical_impl.h"
+#include "sys/arena.h"
 
 namespace lunar {
 

@@ -7,10 +7,10 @@
 
 #include <bit>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "base/units.h"
 #include "lun/volume/physical_impl.h"
+#include "sys/arena.h"
 
 namespace lunar {
 

@@ -13,11 +13,11 @@
 #include <bit>
 #include <new>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "lun/raid/member_label.h"
 #include "lun/raid/path_device.h"
 #include "lun/volume/physical_impl.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 
 

@@ -8,9 +8,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/arena.h"
 #include "base/units.h"
 #include "lun/volume/physical_impl.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 
 namespace lunar {

@@ -8,8 +8,8 @@
 #include <bit>
 #include <new>
 
-#include "base/arena.h"
 #include "lun/volume/block_codec.h"
+#include "sys/arena.h"
 #include "sys/thread.h"
 
 namespace lunar {

@@ -9,9 +9,10 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "lun/volume/virtual_impl.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 
 namespace lunar {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "superpipe/ring/sync_context.h"
+#include "sys/arena.h"
 #include "sys/thread.h"
 
 namespace lunar {

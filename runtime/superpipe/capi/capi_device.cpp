@@ -8,11 +8,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/arena.h"
 #include "base/host_guard.h"
 #include "superpipe/capi/capi_context.h"
 #include "superpipe/settings.h"
 #include "superpipe/signature.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/scsi.h"
 

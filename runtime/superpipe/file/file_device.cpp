@@ -14,13 +14,14 @@
 
 #include <bit>
 
-#include "base/arena.h"
-#include "base/log.h"
 #include "superpipe/block_queue.h"
 #include "superpipe/ring/sync_context.h"
 #include "superpipe/ring/uring_context.h"
 #include "superpipe/signature.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/thread.h"
 
 namespace lunar {

@@ -7,7 +7,7 @@
 
 #include <bit>
 
-#include "base/log.h"
+#include "sys/log.h"
 
 namespace lunar {
 namespace {

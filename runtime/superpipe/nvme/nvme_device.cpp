@@ -10,14 +10,15 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
-#include "base/arena.h"
 #include "base/format.h"
-#include "base/log.h"
 #include "superpipe/block_queue.h"
 #include "superpipe/in_use.h"
 #include "superpipe/nvme/nvme_context.h"
 #include "superpipe/signature.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/thread.h"
 #include "sys/uring.h"
 

@@ -7,8 +7,8 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "superpipe/pmem/pmem_device.h"
+#include "sys/arena.h"
 
 namespace lunar {
 

@@ -7,10 +7,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/arena.h"
 #include "base/host_guard.h"
 #include "superpipe/pmem/pmem_context.h"
 #include "superpipe/signature.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/thread.h"

@@ -15,10 +15,10 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "base/format.h"
 #include "superpipe/pmem/pmem_device.h"
 #include "superpipe/signature.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/mem.h"
 #include "sys/thread.h"

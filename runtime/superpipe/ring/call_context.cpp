@@ -7,9 +7,9 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "superpipe/ring/delegate_context.h"
 #include "superpipe/ring/sync_context.h"
+#include "sys/arena.h"
 
 namespace lunar {
 namespace {

@@ -10,8 +10,9 @@
 
 #include <bit>
 
-#include "base/arena.h"
 #include "superpipe/ring/sync_context.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/thread.h"
 
 namespace lunar {

@@ -14,8 +14,8 @@
 #include <errno.h>
 #include <sys/resource.h>
 
-#include "base/arena.h"
 #include "superpipe/wakeups.h"
+#include "sys/arena.h"
 #include "sys/thread.h"
 
 namespace lunar {

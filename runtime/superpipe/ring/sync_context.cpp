@@ -8,7 +8,7 @@
 
 #include <new>
 
-#include "base/arena.h"
+#include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 

@@ -7,8 +7,8 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "superpipe/ring/sync_context.h"
+#include "sys/arena.h"
 
 namespace lunar {
 namespace {

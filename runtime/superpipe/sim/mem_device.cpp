@@ -8,8 +8,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/arena.h"
 #include "superpipe/ring/sync_context.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/mem.h"
 
 #ifndef MADV_POPULATE_WRITE

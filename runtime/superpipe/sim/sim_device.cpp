@@ -10,9 +10,10 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "superpipe/context_base.h"
 #include "superpipe/ring/sync_context.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/thread.h"
 
 namespace lunar {

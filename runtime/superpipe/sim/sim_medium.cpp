@@ -8,8 +8,8 @@
 
 #include <new>
 
-#include "base/arena.h"
 #include "base/units.h"
+#include "sys/arena.h"
 
 namespace lunar {
 namespace {

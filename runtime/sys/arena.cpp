@@ -9,7 +9,7 @@
 // shows a file. Programs that look there for their own memory and write all over it (the memory test of Redis' crash report
 // saves, overwrites and restores what has no file) would roll our tables back under running service threads.
 // Threading: any thread. Calls only mmap and what finds /dev/zero (through sys/); never the host's allocator. Leaves errno alone.
-#include "base/arena.h"
+#include "sys/arena.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -33,7 +33,7 @@ struct Options {
 #define LUNAR_OPTION_BOOL(name, def, flag, test, value, help) bool name = false;
 #define LUNAR_OPTION_STRING(name, def, flag, test, value, help) const char* name = nullptr;
 #define LUNAR_OPTION_CHOICE(name, def, flag, test, value, help) const char* name = nullptr;
-#include "base/options.def"
+#include "config/options.def"
 #undef LUNAR_OPTION_SIZE
 #undef LUNAR_OPTION_UNSIGNED
 #undef LUNAR_OPTION_BOOL
@@ -53,12 +53,12 @@ void options_defaults(Options* options);
 // One value by name. `origin` ("--dram", "LUNAR_DRAM", "/etc/lunar.conf:3") goes into the error line.
 [[nodiscard]] int options_set(Options* options, const char* name, const char* value, const char* origin, ErrorText* why);
 // `key = value` lines, '#' comments. A missing file is -ENOENT (the caller decides whether that matters), one that is not to be trusted
-// (base/trust.h) -EPERM.
+// (config/trust.h) -EPERM.
 [[nodiscard]] int options_load_file(Options* options, const char* path, ErrorText* why);
 // All LUNAR_* of `environment` (environ-style). Unknown ones: one log_warning each, not an error.
 [[nodiscard]] int options_load_environment(Options* options, const char* const* environment, ErrorText* why);
 // Defaults, then the config file (LUNAR_CONFIG, else ~/.config/lunar.conf, else /etc/lunar.conf; missing = skipped),
-// then the environment. What is not to be trusted (base/trust.h) is left out: with a warning where it is a file.
+// then the environment. What is not to be trusted (config/trust.h) is left out: with a warning where it is a file.
 [[nodiscard]] int options_load(Options* options, const char* const* environment, ErrorText* why);
 
 }  // namespace lunar

@@ -3,18 +3,18 @@
 // the row's offset into struct Options.
 // Threading: filled once, before threads. No host heap: strings are copied into the arena, a config file is read into a
 // private mapping. May not depend on anything that needs the host's main() to have run.
-#include "base/options.h"
+#include "config/options.h"
 
 #include <errno.h>
 #include <fcntl.h>
 
-#include "base/arena.h"
 #include "base/format.h"
-#include "base/log.h"
 #include "base/test_switches.h"
-#include "base/trust.h"
 #include "base/units.h"
+#include "config/trust.h"
+#include "sys/arena.h"
 #include "sys/file.h"
+#include "sys/log.h"
 
 namespace lunar {
 namespace {
@@ -33,7 +33,7 @@ constexpr Row kTable[] = {
 #define LUNAR_OPTION_BOOL(...) LUNAR_ROW(kBool, __VA_ARGS__)
 #define LUNAR_OPTION_STRING(...) LUNAR_ROW(kString, __VA_ARGS__)
 #define LUNAR_OPTION_CHOICE(...) LUNAR_ROW(kChoice, __VA_ARGS__)
-#include "base/options.def"
+#include "config/options.def"
 #undef LUNAR_OPTION_SIZE
 #undef LUNAR_OPTION_UNSIGNED
 #undef LUNAR_OPTION_BOOL

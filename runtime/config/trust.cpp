@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See trust.h.
-#include "base/trust.h"
+#include "config/trust.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log: a line is built on the stack and written at once, so that lines of several processes do not mix.
 // Threading: any thread; level and descriptor are atomics. Allocates nothing and keeps errno: fault-path safe.
-#include "base/log.h"
+#include "sys/log.h"
 
 #include <errno.h>
 #include <unistd.h>
