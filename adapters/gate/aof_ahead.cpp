@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "pager/pager.h"
-#include "pager/state.h"
 #include "program_got.h"
 #include "sys/arena.h"
 #include "sys/file.h"
@@ -48,7 +47,7 @@ struct Loading {
 constinit Loading g_loading;
 
 unsigned window() {
-  const uint64_t items = pager_state().account.cap_pages() / kPagesEach;
+  const uint64_t items = pager_budget_pages() / kPagesEach;
   return items < kWindowMin ? kWindowMin : items > kWindowMax ? kWindowMax : static_cast<unsigned>(items);
 }
 
@@ -102,8 +101,7 @@ void fetch(Missing* missing, bool all) {
 void bring_in(unsigned count) {
   Loading& l = g_loading;
   Missing missing{};
-  const auto& state = pager_state();
-  const uint64_t asked_max = (static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift) / kBudgetPart;   // large values: the rest faults
+  const uint64_t asked_max = pager_budget_pages() * page_bytes() / kBudgetPart;   // large values: the rest faults
   bool again = true;
   l.asked = 0;
   for (unsigned round = 0; again && round < kRoundsMax && l.asked < asked_max; ++round) {

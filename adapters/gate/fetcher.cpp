@@ -4,9 +4,8 @@
 
 #include <errno.h>
 
-#include "pager/page_word.h"
+#include "pager/page_view.h"
 #include "pager/pager.h"
-#include "pager/state.h"
 #include "sys/arena.h"
 #include "sys/file.h"
 
@@ -16,11 +15,13 @@ namespace {
 // A door that prefetches passes over pages that another thread has in hand: those are waited for.
 void bring_in(const lunar_range* ranges, unsigned count) {
   (void)pager_prefetch(ranges, count);
+  const auto busy = [](const void* address) {
+    const PageView page = page_view(address);
+    return page && page.busy();
+  };
   for (unsigned i = 0; i < count; ++i) {
-    const int first = pager_page_state(ranges[i].address);
-    const int last = pager_page_state(static_cast<const char*>(ranges[i].address) + ranges[i].bytes - 1);
-    const auto busy = static_cast<int>(PageState::kBusy);
-    if (first == busy || last == busy) (void)pager_touch(ranges[i].address, ranges[i].bytes);
+    const auto* last = static_cast<const char*>(ranges[i].address) + ranges[i].bytes - 1;
+    if (busy(ranges[i].address) || busy(last)) (void)pager_touch(ranges[i].address, ranges[i].bytes);
   }
 }
 
@@ -86,7 +87,7 @@ void Fetcher::leave_this_cpu() {
   const int cpu = sys::current_cpu();
   if (cpu == left_cpu_) return;
   left_cpu_ = cpu;
-  if (const int evictor = pager_state().evictor_tid.load(std::memory_order_relaxed); evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
+  if (const int evictor = pager_evictor_thread(); evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
   for (auto& thread : threads_)
     if (const int id = thread.load(std::memory_order_relaxed); id != 0) (void)sys::set_affinity_but(id, cpu);
 }

@@ -16,7 +16,6 @@
 #include "foreground_save.h"
 #include "gate_inside.h"
 #include "pager/pager.h"
-#include "pager/watched.h"
 #include "program_got.h"
 #include "replica_link.h"
 #include "save_ahead.h"
@@ -335,7 +334,7 @@ int hook_tls_pending(const void* tls) {
 // What the main thread has waited for pages since it last waited for events: as long everybody stood still.
 void note_stall() {
   Gate& g = g_gate;
-  const uint64_t now = pager_watched().read_ns.load(std::memory_order_relaxed), stall = now - g.read_ns_before;
+  const uint64_t now = pager_watched_read_ns()->load(std::memory_order_relaxed), stall = now - g.read_ns_before;
   if (__builtin_expect(stall == 0, 1) || !on_main_thread()) return;
   g.read_ns_before = now;
   if (stall > g.longest_stall_ns) g.longest_stall_ns = stall;
@@ -466,7 +465,7 @@ GateWorst gate_take_worst() {
 }
 const HoldTimes& gate_hold_times() { return g_gate.hold_times; }
 Prefixes& gate_prefixes() { return g_gate.prefixes; }
-const std::atomic<uint64_t>* gate_main_reads() { return &pager_watched().reads; }
+const std::atomic<uint64_t>* gate_main_reads() { return pager_watched_reads(); }
 
 GateCounters gate_counters() {
   const GateWork& work = g_gate.work;
@@ -491,8 +490,8 @@ GateCounters gate_counters() {
   now.seen = work.seen.get();
   now.seen_cold = work.seen_cold.get();
   now.held_now = g_gate.connections.held_now();
-  now.main_reads = pager_watched().reads.load(std::memory_order_relaxed);
-  now.main_read_ns = pager_watched().read_ns.load(std::memory_order_relaxed);
+  now.main_reads = pager_watched_reads()->load(std::memory_order_relaxed);
+  now.main_read_ns = pager_watched_read_ns()->load(std::memory_order_relaxed);
   return now;
 }
 

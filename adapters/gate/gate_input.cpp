@@ -10,7 +10,7 @@
 #include "eviction.h"
 #include "expiry.h"
 #include "gate_inside.h"
-#include "pager/state.h"
+#include "pager/pager.h"
 #include "replica_link.h"
 #include "walk.h"
 
@@ -40,10 +40,7 @@ void note_first_look(const CommandKeys& keys, const Command& command, bool cold)
   g.prefixes.note(command.argument[key], cold);
 }
 
-uint64_t budget_bytes() {
-  const auto& state = pager_state();
-  return static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift;
-}
+uint64_t budget_bytes() { return pager_budget_pages() * page_bytes(); }
 
 uint64_t part_of_budget(uint64_t part, uint64_t most) {
   const uint64_t bytes = budget_bytes() / part;

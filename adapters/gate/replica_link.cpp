@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "pager/state.h"
+#include "pager/pager.h"
 #include "walk.h"
 
 namespace lunar::redis {
@@ -43,7 +43,7 @@ struct Link {
 constinit Link g_link;
 
 unsigned window() {
-  const uint64_t items = pager_state().account.cap_pages() / kPagesEach;
+  const uint64_t items = pager_budget_pages() / kPagesEach;
   return items < kWindowMin ? kWindowMin : items > kWindowMax ? kWindowMax : static_cast<unsigned>(items);
 }
 

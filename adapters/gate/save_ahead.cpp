@@ -25,16 +25,16 @@ enum class Holds { kObjects, kFields, kScores, kKeyedObjects };   // what the va
 
 // The last marker, as the saver sees it: as long as its page is what it was, the saver is behind the reader.
 struct LastMarker {
-  std::atomic<const AtomicPageWord*> word{nullptr};
+  std::atomic<PageView> page{};
   std::atomic<uint64_t> before{0};
   bool ahead() const {
-    const AtomicPageWord* at = word.load(std::memory_order_acquire);
-    return at != nullptr && at->load(std::memory_order_relaxed).raw == before.load(std::memory_order_relaxed);
+    const PageView at = page.load(std::memory_order_acquire);
+    return at && at.is_still(before.load(std::memory_order_relaxed));
   }
-  void set(const AtomicPageWord* at, uint64_t raw) {
-    word.store(nullptr, std::memory_order_relaxed);
-    before.store(raw, std::memory_order_release);
-    word.store(at, std::memory_order_release);
+  void set(PageView at, uint64_t mark) {
+    page.store(PageView(), std::memory_order_relaxed);
+    before.store(mark, std::memory_order_release);
+    page.store(at, std::memory_order_release);
   }
 };
 
@@ -47,18 +47,18 @@ class Lead {
     max_ = pages_max;
   }
   const LastMarker& last() const { return last_; }
-  void forget_last() { last_.set(nullptr, 0); }
+  void forget_last() { last_.set(PageView(), 0); }
   const PassedOver& passed_over() const { return markers_; }
   void brought_in(uint64_t pages) { total_ += pages; }
   // Everything brought in before is used up when the saver gets here. False: this page cannot be a marker, or there are enough.
   bool mark(const void* address) {
-    const AtomicPageWord* word = page_word_of(address);
-    const PageWord seen = word->load(std::memory_order_relaxed);
-    if (markers_.count == kMarkersMax || seen.state() != PageState::kEvicted) return false;
-    before_[markers_.count] = seen.raw;
+    const PageView page = page_view(address);
+    const uint64_t mark = page.evicted_mark();
+    if (markers_.count == kMarkersMax || mark == 0) return false;
+    before_[markers_.count] = mark;
     at_[markers_.count] = total_;
-    markers_.word[markers_.count++] = word;
-    last_.set(word, seen.raw);
+    markers_.page[markers_.count++] = page;
+    last_.set(page, mark);
     return true;
   }
   // Waits until there may be more, or `stop`. A saver that got ahead has left its markers behind, and they may be evicted again: they are
@@ -81,14 +81,14 @@ class Lead {
   void look() {
     unsigned last = 0;
     for (unsigned i = 0; i < markers_.count; ++i) {
-      if (markers_.word[i]->load(std::memory_order_relaxed).raw == before_[i]) continue;   // evicted anew, it has another time
+      if (markers_.page[i].is_still(before_[i])) continue;   // evicted anew, it has another time
       reached_ = at_[i];
       last = i + 1;
     }
     if (last == 0) return;
     markers_.count -= last;
     for (unsigned i = 0; i < markers_.count; ++i) {
-      markers_.word[i] = markers_.word[i + last];
+      markers_.page[i] = markers_.page[i + last];
       before_[i] = before_[i + last];
       at_[i] = at_[i + last];
     }

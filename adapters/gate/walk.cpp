@@ -7,56 +7,33 @@
 
 #include "collection_probe.h"
 #include "key_slot.h"
-#include "pager/evictor.h"
+#include "pager/page_view.h"
 #include "pager/pager.h"
-#include "pager/region.h"
 #include "walk_freed.h"
 #include "walk_steps.h"
 #include "walk_whole.h"
 
 namespace lunar::redis {
-namespace {
-
-
-void warm(AtomicPageWord& word, unsigned heat) {
-  PageWord seen = word.load(std::memory_order_relaxed);
-  if (seen.heat() >= heat || seen.state() != PageState::kResident) return;
-  (void)word.compare_exchange_strong(seen, seen.with_heat(heat), std::memory_order_relaxed);
-}
-
-}  // namespace
-
-void Walk::note_use(AtomicPageWord& word) {
+void Walk::note_use(PageView page) {
   for (unsigned i = 0; i < used_count; ++i)
-    if (used[i] == &word) return;
-  if (used_count < kUsedMax) used[used_count++] = &word;
-  warm(word, kHeatFault);
+    if (used[i] == page) return;
+  if (used_count < kUsedMax) used[used_count++] = page;
+  page.note_use();
 }
 
 void Walk::count_uses() {
-  for (unsigned i = 0; i < used_count; ++i) {
-    const unsigned heat = used[i]->load(std::memory_order_relaxed).heat();
-    if (heat < PageWord::kHeatMax) warm(*used[i], heat + 1);
-  }
+  for (unsigned i = 0; i < used_count; ++i) used[i].note_another_use();
 }
 
 // Whether touching the bytes needs no I/O. Pages outside regions count as resident, as do those never written.
 bool Walk::resident(const void* address, size_t bytes) {
-  const Region* region = region_find(address);
-  if (region == nullptr) return true;
-  const size_t page = page_bytes();
-  const auto start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base);
-  for (uint64_t p = start / page; p <= (start + bytes - 1) / page && p < region->pages; ++p) {
-    const PageState state = region->words[p].load(std::memory_order_relaxed).state();
-    if (state == PageState::kEvicted || state == PageState::kInFrame || state == PageState::kBusy) return false;
-    if (state == PageState::kResident) note_use(region->words[p]);
+  const PageSpan pages = PageSpan::of(address, bytes);
+  for (uint64_t i = 0; i < pages.count; ++i) {
+    const PageView page = pages.at(i);
+    if (page.cold()) return false;
+    if (page.resident()) note_use(page);
   }
   return true;
-}
-
-const AtomicPageWord* page_word_of(const void* address) {
-  const Region* region = region_find(address);
-  return region == nullptr ? nullptr : &region->words[static_cast<uint64_t>(static_cast<const char*>(address) - region->base) / page_bytes()];
 }
 
 bool Walk::have(const void* address, size_t bytes) {
@@ -77,7 +54,7 @@ bool Walk::have(const void* address, size_t bytes) {
   }
   if (resident(address, bytes)) return true;
   complete = false;
-  if (passed_over == nullptr || !passed_over->has(page_word_of(address))) missing->add(address, bytes);
+  if (passed_over == nullptr || !passed_over->has(page_view(address))) missing->add(address, bytes);
   return false;
 }
 

@@ -3,7 +3,7 @@
 //
 // Threading: one walk a thread. Other threads may read the same structures, none may change them. Allocates nothing.
 #pragma once
-#include "pager/page_word.h"
+#include "pager/page_view.h"
 #include "walk.h"
 
 namespace lunar::redis {
@@ -48,17 +48,14 @@ constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 
 constexpr unsigned kChainMax = 64;   // entries; a longer chain of colliding keys is left to the server
 
-// Page table entry of an address in a region, else nullptr.
-const AtomicPageWord* page_word_of(const void* address);
-
 // Pages that are to stay where they are.
 struct PassedOver {
   static constexpr unsigned kMax = 64;
   unsigned count = 0;
-  const AtomicPageWord* word[kMax] = {};
-  bool has(const AtomicPageWord* one) const {
+  PageView page[kMax];
+  bool has(PageView one) const {
     for (unsigned i = 0; i < count; ++i)
-      if (word[i] == one) return true;
+      if (page[i] == one) return true;
     return false;
   }
 };
@@ -78,13 +75,13 @@ struct Walk {
   bool settled_only = false;                 // tables that are being rehashed are not looked at: somebody's search may be moving entries
   PagesSeen* seen = nullptr;                 // walk_whole.h
   static constexpr unsigned kUsedMax = 32;
-  AtomicPageWord* used[kUsedMax];            // pages that were there, each once (the first of them)
+  PageView used[kUsedMax];                   // pages that were there, each once (the first of them)
   unsigned used_count = 0;
 
   bool resident(const void* address, size_t bytes);
   // Acquire: a rehash that has ended is seen with the table it left.
   bool unsettled(const int64_t& rehash_index) const { return settled_only && __atomic_load_n(&rehash_index, __ATOMIC_ACQUIRE) != -1; }
-  void note_use(AtomicPageWord& word);
+  void note_use(PageView page);
   void count_uses();
 
   // The bytes can be read now; else they are noted.

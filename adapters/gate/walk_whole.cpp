@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "collection_probe.h"
+#include "pager/page_view.h"
 #include "pager/pager.h"
-#include "pager/region.h"
 #include "stream_walk.h"
 
 namespace lunar::redis {
@@ -55,32 +55,30 @@ bool WholeWalk::bytes(const char* at, uint64_t bytes) {
   const uint64_t page = page_bytes();
   if (bytes == 0) return true;
   if (reinterpret_cast<uintptr_t>(at) / page == (reinterpret_cast<uintptr_t>(at) + bytes - 1) / page) return walk_.have(at, bytes);
-  const Region* region = region_find(at);
-  if (region == nullptr) return true;
-  const auto start = static_cast<uint64_t>(at - region->base);
-  uint64_t run = 0;   // pages
+  const PageSpan pages = PageSpan::of(at, bytes);
+  const uint64_t number = reinterpret_cast<uintptr_t>(at) / page;   // of the first
+  uint64_t run = 0;                                                 // pages
   bool all = true;
-  auto end_run = [&](uint64_t p) {
-    if (run != 0) missing_.add(region->base + (p - run) * page, run * page);
+  auto end_run = [&](uint64_t end) {
+    if (run != 0) missing_.add(pages.begin + (end - run) * page, run * page);
     run = 0;
   };
-  uint64_t p = start / page;
-  for (const uint64_t end = (start + bytes - 1) / page + 1; p < end && p < region->pages; ++p) {
-    if (p % 8 == 0) (void)work(1);
+  for (uint64_t i = 0; i < pages.count; ++i) {
+    if ((number + i) % 8 == 0) (void)work(1);
     if (enough() && run == 0) {
       walk_.complete = false;
       return false;
     }
-    const PageState state = region->words[p].load(std::memory_order_relaxed).state();
-    if (state != PageState::kEvicted && state != PageState::kInFrame && state != PageState::kBusy) {
-      if (state == PageState::kResident) walk_.note_use(region->words[p]);
-      end_run(p);
+    const PageView one = pages.at(i);
+    if (!one.cold()) {
+      if (one.resident()) walk_.note_use(one);
+      end_run(i);
       continue;
     }
     all = walk_.complete = false;
-    if (++run * page >= kRunBytesMax || missing_.bytes + run * page >= missing_.bytes_max || missing_.units == 0) end_run(p + 1);
+    if (++run * page >= kRunBytesMax || missing_.bytes + run * page >= missing_.bytes_max || missing_.units == 0) end_run(i + 1);
   }
-  end_run(p);
+  end_run(pages.count);
   return all;
 }
 

@@ -294,6 +294,9 @@ bool pager_created() { return pager_state().created.load(std::memory_order_acqui
 bool pager_armed() { return pager_state().armed.load(std::memory_order_acquire); }
 size_t page_bytes() { return sys::page_bytes(); }
 
+uint64_t pager_budget_pages() { return static_cast<uint64_t>(pager_state().account.cap_pages()); }
+int pager_evictor_thread() { return pager_state().evictor_tid.load(std::memory_order_relaxed); }
+
 uint64_t pager_lun_bytes() {
   auto& state = pager_state();
   return state.lun_bytes != 0 ? state.lun_bytes : state.dram_bytes * 8;

@@ -29,7 +29,6 @@ namespace lunar {
 
 constexpr unsigned kBatchPages = 64;
 constexpr int64_t kTicksPerBudget = 16;    // of PagerState::eviction_time
-constexpr unsigned kHeatFault = 1, kHeatReadAhead = 0, kHeatSecondChance = 4, kHeatHot = 7;
 
 // Heat of a page that comes back from the LUN. asked: by an explicit call, which means that it is needed soon.
 inline unsigned refault_heat(PageWord evicted, uint16_t now, bool asked) {

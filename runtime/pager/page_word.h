@@ -93,6 +93,9 @@ constexpr uint16_t kEpochUnknown = 0;
 constexpr bool still_exclusive(uint16_t mark, uint16_t now) { return mark == now && mark != kEpochUnknown; }
 constexpr bool same_epoch_half(uint16_t a, uint16_t b) { return (a ^ b) < 0x8000; }
 
+// Heat of a page that comes in (evictor.h).
+constexpr unsigned kHeatFault = 1, kHeatReadAhead = 0, kHeatSecondChance = 4, kHeatHot = 7;
+
 using AtomicPageWord = std::atomic<PageWord>;
 
 // Takes the page from `seen` to kBusy. False: the word changed (look again).

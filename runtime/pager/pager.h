@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pager: makes a virtual range hold more than DRAM. What the heap (and nobody else above it) sees of it.
+// The pager: makes a virtual range hold more than DRAM. What heap/ and adapters/ see of it, with page_view.h (and account_find.h).
 //
 // One pager a process. Regions are created on it; pages of a region are resident or evicted; the pager's threads (or the
 // caller, through the explicit doors) resolve them. See runtime/README.md: life of a fault, life of an eviction, states.
@@ -11,6 +11,7 @@
 // Threads: every call may come from any thread, also concurrently, unless said otherwise. None may be called from a
 // service thread.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -21,7 +22,6 @@
 namespace lunar {
 
 struct Region;   // opaque here: a virtual range the pager owns
-struct WatchedThread;   // watched.h
 
 enum RegionFlags : unsigned {
   kRegionHeap = 0,
@@ -42,6 +42,8 @@ bool pager_armed();
 [[nodiscard]] int pager_destroy();
 
 size_t page_bytes();                 // the system page
+uint64_t pager_budget_pages();       // DRAM budget of the process tree now
+int pager_evictor_thread();          // its thread id; 0: not activated
 uint64_t pager_lun_bytes();          // LUN space of the process tree (option `size`, or its default)
 
 // Reserves `bytes` of address space (page multiple; PROT_NONE + MAP_NORESERVE, nothing committed).
@@ -142,7 +144,9 @@ void pager_stats(lunar_stats* out);
 // Faults of this thread are timed from now on (0: of none), and the longest since the last call.
 void pager_watch_thread(int thread_id);
 uint64_t pager_take_longest_fault_ns();
-const WatchedThread& pager_watched();
+// Its faults that were answered by a read since the start, and how long they took.
+const std::atomic<uint64_t>* pager_watched_reads();
+const std::atomic<uint64_t>* pager_watched_read_ns();
 // Prints page states, threads and counters to `fd` (timeouts and fatal errors of tests). Takes no lock.
 void pager_dump(int fd);
 // Whole-structure check (quiesce first; test use). True when consistent.

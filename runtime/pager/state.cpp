@@ -283,7 +283,8 @@ int watch_fresh_range(PagerState& state, void* address, size_t bytes) {
 }
 
 void pager_watch_thread(int thread_id) { pager_state().watched.thread_id.store(thread_id, std::memory_order_relaxed); }
-const WatchedThread& pager_watched() { return pager_state().watched; }
+const std::atomic<uint64_t>* pager_watched_reads() { return &pager_state().watched.reads; }
+const std::atomic<uint64_t>* pager_watched_read_ns() { return &pager_state().watched.read_ns; }
 uint64_t pager_take_longest_fault_ns() { return pager_state().watched.longest_ns.exchange(0, std::memory_order_relaxed); }
 
 }  // namespace lunar

@@ -4,7 +4,7 @@
 
 Arrows: base <- sys <- config <- superpipe <- lun <- {cblk, kv, pager} <- heap <- public C ABI. adapters/, examples/ and tools/
 include public headers, tools also base/, config/ and stats/. Nothing includes adapters/ or tools/, but tests/, which may include
-what they test. Inside a part, rooms (ROOMS) have floors. Two exceptions, on purpose:
+what they test. Inside a part, rooms (ROOMS) have floors; of the pager others see its FACE. Two exceptions, on purpose:
   - adapters/preload and adapters/redis embed the runtime: they put it into an unmodified program, so they may include
     what heap/ may. Both carry adapters/gate, which sees the pager and below.
   - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/; and they
@@ -50,6 +50,8 @@ ROOMS = {
     "tools": [{"support", "subcommands"}, {"lun", "bench"}, {"bench/fault", "bench/io", "bench/lio", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }
+# What others may see of a part. (tests/ may look inside.)
+FACE = {"pager": {"pager/pager.h", "pager/page_view.h", "pager/account_find.h"}}
 RUNTIME_FOLDERS = {"base", "sys", "config", "stats", "superpipe", "lun", "cblk", "kv", "pager", "heap"}
 
 # Calls whose only home is runtime/sys. Qualified names (sys::map), members and definitions of interposed functions are
@@ -142,6 +144,8 @@ def check_includes(root, path, text):
             continue
         if target not in ALLOWED.get(part, set()):
             yield where + f"{part} may not include {name}"
+        elif name not in FACE.get(target, {name}):
+            yield where + f"{part} may not include {name}: others see of {target} only {', '.join(sorted(FACE[target]))}"
 
 
 def is_call(before):

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pages of regions as the rest of Lunar sees them: whether touching one waits, and that one is of use.
+// What is seen may be old at once. Threading: any thread, also of a page whose region ends meanwhile; nothing here waits or allocates.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "pager/page_word.h"
+#include "pager/pager.h"
+#include "pager/region.h"
+
+namespace lunar {
+
+class PageView {
+ public:
+  PageView() = default;
+  explicit PageView(AtomicPageWord* word) : word_(word) {}
+  explicit operator bool() const { return word_ != nullptr; }
+  bool operator==(const PageView&) const = default;
+
+  bool resident() const { return look().state() == PageState::kResident; }
+  // Touching it waits, at least for a copy: it is evicted, on its way, or in a frame.
+  bool cold() const {
+    const PageState state = look().state();
+    return state == PageState::kEvicted || state == PageState::kInFrame || state == PageState::kBusy;
+  }
+  bool busy() const { return look().state() == PageState::kBusy; }   // some thread has it in hand
+  // Of an evicted page, else 0: changes when the page is brought in, also when it is evicted again since.
+  uint64_t evicted_mark() const {
+    const PageWord seen = look();
+    return seen.state() == PageState::kEvicted ? seen.raw : 0;
+  }
+  bool is_still(uint64_t evicted_mark) const { return look().raw == evicted_mark; }
+
+  // It is of use: the clock hand passes it over once, at least.
+  void note_use() const { warm(kHeatFault); }
+  // Once more than it would now.
+  void note_another_use() const {
+    if (const unsigned heat = look().heat(); heat < PageWord::kHeatMax) warm(heat + 1);
+  }
+
+ private:
+  PageWord look() const { return word_->load(std::memory_order_relaxed); }
+  void warm(unsigned heat) const {
+    PageWord seen = look();
+    if (seen.heat() >= heat || seen.state() != PageState::kResident) return;
+    (void)word_->compare_exchange_strong(seen, seen.with_heat(heat), std::memory_order_relaxed);
+  }
+  AtomicPageWord* word_ = nullptr;
+};
+
+// The pages that `bytes` from `address` on lie in, up to the end of the region; none outside of regions. bytes: not 0.
+struct PageSpan {
+  char* begin = nullptr;   // of the first page
+  uint64_t count = 0;
+  AtomicPageWord* words = nullptr;
+  PageView at(uint64_t i) const { return PageView(words + i); }
+
+  static PageSpan of(const void* address, size_t bytes) {
+    const Region* region = region_find(address);
+    if (region == nullptr) return {};
+    const uint64_t page = page_bytes(), start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base);
+    const uint64_t first = start / page, last = (start + bytes - 1) / page;
+    return {region->base + first * page, (last < region->pages ? last + 1 : region->pages) - first, region->words + first};
+  }
+};
+
+// The page of an address; none outside of regions.
+inline PageView page_view(const void* address) {
+  const PageSpan span = PageSpan::of(address, 1);
+  return span.count == 0 ? PageView() : span.at(0);
+}
+
+}  // namespace lunar
