@@ -7,11 +7,11 @@
 
 #include <cstring>
 
+#include "key_lookup.h"
 #include "pager/pager.h"
 #include "program_got.h"
 #include "sys/arena.h"
 #include "sys/file.h"
-#include "walk.h"
 
 namespace lunar::redis {
 namespace {

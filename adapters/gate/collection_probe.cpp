@@ -4,9 +4,9 @@
 
 #include <atomic>
 
+#include "lookup_steps.h"
 #include "sys/log.h"
 #include "sys/mem.h"
-#include "walk_steps.h"
 
 namespace lunar::redis {
 namespace {

@@ -14,7 +14,7 @@
 #pragma once
 #include <cstdint>
 
-#include "walk.h"
+#include "key_lookup.h"
 
 namespace lunar::redis {
 

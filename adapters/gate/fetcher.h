@@ -13,9 +13,9 @@
 #include <atomic>
 #include <cstdint>
 
+#include "key_lookup.h"
 #include "sys/thread.h"
 #include "user_share.h"
-#include "walk.h"
 
 namespace lunar::redis {
 

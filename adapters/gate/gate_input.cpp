@@ -10,9 +10,9 @@
 #include "eviction.h"
 #include "expiry.h"
 #include "gate_inside.h"
+#include "key_lookup.h"
 #include "pager/pager.h"
 #include "replica_link.h"
-#include "walk.h"
 
 namespace lunar::redis {
 namespace {

@@ -5,9 +5,9 @@
 #include <dlfcn.h>
 
 #include "base/host_guard.h"
+#include "lookup_steps.h"
 #include "pager/pager.h"
 #include "sys/file.h"
-#include "walk_steps.h"
 
 namespace lunar::redis {
 namespace {

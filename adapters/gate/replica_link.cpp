@@ -6,8 +6,8 @@
 
 #include <cstring>
 
+#include "key_lookup.h"
 #include "pager/pager.h"
-#include "walk.h"
 
 namespace lunar::redis {
 namespace {

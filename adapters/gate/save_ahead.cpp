@@ -3,10 +3,10 @@
 #include "save_ahead.h"
 
 #include "base/units.h"
+#include "lookup_steps.h"
 #include "lunar/lunar.h"
 #include "pager/pager.h"
 #include "sys/thread.h"
-#include "walk_steps.h"
 
 namespace lunar::redis {
 namespace {

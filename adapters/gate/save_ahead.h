@@ -6,7 +6,7 @@
 //                      └─ one page of a value is left out: the *marker*. Once it is resident, the saver has come to this group.
 //
 // Not more than a part of the DRAM is brought in beyond the last marker that was reached. Members of large hashes, sets and
-// sorted sets are gone through in the same way where they are known (walk.cpp); long lists as far as their nodes are known, streams not at all: those fault.
+// sorted sets are gone through in the same way where they are known (key_lookup.cpp); long lists as far as their nodes are known, streams not at all: those fault.
 //
 // What is read here nothing may change meanwhile. Who saves holds the tables that it goes through still (a paused rehash), but looks expiries up on
 // the way, and each such look-up moves entries of a table that is being rehashed and may free it: a table of expiries is read only when it is

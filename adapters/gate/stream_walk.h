@@ -6,9 +6,9 @@
 // Trees are believed after one that the server itself made (raxNew, raxInsert, streamNew) has been walked and gave back what was put in;
 // until then, or when it did not, a stream is looked at as a whole by nobody: its top only.
 //
-// Threading: as walk.h. The check allocates with the server's malloc.
+// Threading: as key_lookup.h. The check allocates with the server's malloc.
 #pragma once
-#include "walk_steps.h"
+#include "lookup_steps.h"
 
 namespace lunar::redis {
 

@@ -3,9 +3,9 @@
 // collection what leads to the memory of its parts. The allocator itself reads nothing of what it takes back.
 //
 // Lists, hash tables, sets and sorted sets are gone through up to a bound, as releasing them is work of the main thread; what UNLINK hands
-// to another thread is not. Threading: as walk.h.
+// to another thread is not. Threading: as key_lookup.h.
 #pragma once
-#include "walk_steps.h"
+#include "lookup_steps.h"
 
 namespace lunar::redis {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks through whole values, for commands that read them as a whole or tell which part they read (Reach in command_keys.h). Like walk.h,
+// Walks through whole values, for commands that read them as a whole or tell which part they read (Reach in command_keys.h). Like key_lookup.h,
 // it touches no page that is not resident, and notes what is missing.
 //
 //   string, listpack, integers   its pages, from where they are missing on
@@ -12,9 +12,9 @@
 // comes from the key down again, as other commands may have changed or freed anything meanwhile; a number that fits no more costs faults.
 // Known: on Redis 7.0 all of them; sorted sets and sets on Redis 8.0; sets on Valkey 8.1; lists and strings on each. Others: their top level.
 //
-// Threading: as walk.h. Allocates nothing.
+// Threading: as key_lookup.h. Allocates nothing.
 #pragma once
-#include "walk_steps.h"
+#include "lookup_steps.h"
 
 namespace lunar::redis {
 

@@ -13,7 +13,7 @@
 
 #include "base/format.h"
 #include "base/units.h"
-#include "info.h"
+#include "info_section.h"
 #include "key_memory.h"
 #include "sys/mem.h"
 #include "tier.h"

@@ -16,14 +16,14 @@
 #include "base/units.h"
 #include "commands.h"
 #include "gate/gate.h"
-#include "info.h"
+#include "info_section.h"
 #include "key_memory.h"
 #include "latency.h"
 #include "memory_limit.h"
 #include "module_abi.h"
+#include "module_settings.h"
 #include "rates.h"
 #include "server_config.h"
-#include "settings.h"
 #include "tier.h"
 
 namespace lunar::redis {

@@ -4,7 +4,7 @@
 
 #include "base/units.h"
 #include "heap/heap.h"
-#include "settings.h"
+#include "module_settings.h"
 #include "tier.h"
 
 namespace lunar::redis {

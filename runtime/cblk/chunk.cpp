@@ -13,7 +13,7 @@
 #include <new>
 
 #include "cblk/door.h"
-#include "cblk/fork.h"
+#include "cblk/fork_handlers.h"
 #include "cblk/wait.h"
 #include "sys/arena.h"
 

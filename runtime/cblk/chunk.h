@@ -23,8 +23,8 @@
 // A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) held ─► free, when the ring delivers it. Who waits for it, polls it
 // or, with a status, the completer sees that it is late.
 //
-// Files: chunk.cpp open and close; commands.cpp the table; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; sync.cpp;
-// listio.cpp; fork.cpp.
+// Files: chunk.cpp open and close; command_table.cpp the table; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; sync.cpp;
+// listio.cpp; fork_handlers.cpp.
 // Threading: public calls from any thread unless they say otherwise. Data path: no allocation.
 #pragma once
 #include <errno.h>
@@ -34,13 +34,13 @@
 #include "capiblock.h"
 #include "cblk/bounce.h"
 #include "cblk/cache.h"
-#include "cblk/counters.h"
+#include "cblk/chunk_counters.h"
 #include "cblk/door.h"
 #include "cblk/environment.h"
 #include "cblk/finished.h"
+#include "cblk/id_table.h"
 #include "cblk/lanes.h"
 #include "cblk/late_writes.h"
-#include "cblk/table.h"
 #include "lun/volume/virtual_lun.h"
 #include "superpipe/device.h"
 
@@ -209,7 +209,7 @@ class Chunk final : public Handle {
   void harvest();                                // takes what is there
   [[nodiscard]] int check(const Io& io) const;   // 0 or -EINVAL, -EPROTONOSUPPORT
 
-  // fork.cpp; pre of all three: the registry's lock is held.
+  // fork_handlers.cpp; pre of all three: the registry's lock is held.
   void before_fork() { lock_.lock(); }
   void after_fork_in_parent() {
     shared_by_fork_.store(is_virtual(), std::memory_order_relaxed);
@@ -227,7 +227,7 @@ class Chunk final : public Handle {
   int attach();
   int scrub(uint64_t from, uint64_t to);
   bool quiet();
-  // commands.cpp; pre: the lock is held
+  // command_table.cpp; pre: the lock is held
   uint32_t take_free();
   void give_free(uint32_t index);
   void enter_fetchable(uint32_t index);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log on a device: frames, writing, reading. See log.h.
+// The log on a device: frames, writing, reading. See record_log.h.
 //
 // A segment is written once in its life, in one piece, after it was sealed and its last writer is gone; then it never changes. So a
 // reader needs no lock against writing: what it reads is the record it was led to, or, when the segment has begun another life
 // since, something whose checksum does not fit.
-// Threading: as in log.h. Blocks for the device.
+// Threading: as in record_log.h. Blocks for the device.
 #include <errno.h>
 
 #include <new>
 
-#include "kv/log.h"
+#include "kv/record_log.h"
 #include "sys/arena.h"
 #include "sys/log.h"
 

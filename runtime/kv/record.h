@@ -61,7 +61,7 @@ struct LargePlace {
   uint64_t hash;
   uint64_t key_bytes, value_bytes;
   uint64_t first, count;    // segments
-  uint64_t life;            // of the run (log.h: Segment::life): what its checksums are seeded by
+  uint64_t life;            // of the run (record_log.h: Segment::life): what its checksums are seeded by
 
   uint64_t value_at() const { return round_up(key_bytes, 8); }
 };

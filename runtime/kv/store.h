@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The store: keys and values of any bytes, up to 100 GiB each, found by hash. runtime/kv/README.md has the design.
 //
-//   hash of the key ──► shard ──► index (index.h) ──► address ──► record in the log (log.h)
+//   hash of the key ──► shard ──► index (index.h) ──► address ──► record in the log (record_log.h)
 //
 //   get, exists    no lock: an epoch (epoch.h), the index, the record
 //   set, del       the lock of the key's shard. A value that fits where the old one lay replaces it there; else a new record goes to the
@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 #include "kv/index.h"
-#include "kv/log.h"
+#include "kv/record_log.h"
 
 namespace lunar::kv {
 

@@ -16,7 +16,7 @@
 
 #include "base/format.h"
 #include "superpipe/device.h"
-#include "superpipe/in_use.h"
+#include "superpipe/device_in_use.h"
 #include "sys/file.h"
 #include "sys/log.h"
 #include "sys/thread.h"

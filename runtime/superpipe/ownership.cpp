@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "superpipe/device_files.h"
-#include "superpipe/in_use.h"
+#include "superpipe/device_in_use.h"
 #include "sys/file.h"
 #include "sys/thread.h"
 

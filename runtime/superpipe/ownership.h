@@ -20,7 +20,7 @@
 // for writing is then claimed from the kernel too (O_EXCL), which keeps mount, swapon, mkfs and mdadm out. Only one description can have
 // that claim: whoever comes second of the uses that share goes on without it, when a lock says that it is one of ours that has it. What is left: when
 // the claim's owner ends first, the others go on without it until the next one opens, and mkfs could come in; those of ours that come by a partition,
-// the whole disk or a loop device are told by locks (in_use.h). Nor has an NVMe character device such a claim.
+// the whole disk or a loop device are told by locks (device_in_use.h). Nor has an NVMe character device such a claim.
 //
 // Held by locks of the open file description (F_OFD_SETLK), on the node and on its lock file (device_files.h): whoever forks shares them
 // with the child, and they end with the last descriptor, also after kill -9. Byte ranges far beyond any data:

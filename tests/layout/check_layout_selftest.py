@@ -47,7 +47,7 @@ CASES = [
     ("runtime/lun/volume/physical_open.cpp", '#include "lun/raid/member_label.h"\n#include "lun/raw_io.h"\n', None),
     ("runtime/lun/volume/physical_open.cpp", '#include "lun/compose.h"\n', "lun/volume may not include lun/."),
     ("tools/bench/redis/side.cpp", '#include "tools/bench/turn.h"\n', None),
-    ("tools/bench/redis/side.cpp", '#include "tools/bench/fault/walk.h"\n', "tools/bench/redis may not include tools/bench/fault"),
+    ("tools/bench/redis/side.cpp", '#include "tools/bench/fault/page_sweep.h"\n', "tools/bench/redis may not include tools/bench/fault"),
     ("tools/support/text.cpp", '#include "tools/run/run_flags.h"\n', "tools/support may not include tools/run"),
     ("tools/lun/create.cpp", '#include "tools/help.h"\n', "tools/lun may not include tools/."),
     ("adapters/gate/gate.cpp", '#include "pager/page_view.h"\n', None),
@@ -70,7 +70,7 @@ CASES = [
 ]
 PRESENT = ["runtime/lun/compose.h", "runtime/include/lunar/lunar.h", "runtime/sys/mem.h", "runtime/sys/uring.h",
            "runtime/heap/heap.h", "runtime/stats/counters.h", "runtime/pager/pager.h", "runtime/base/units.h",
-           "tools/table.h", "adapters/gate/gate.h", "tools/bench/turn.h", "tools/bench/fault/walk.h", "tools/run/run_flags.h", "tools/help.h"]
+           "tools/table.h", "adapters/gate/gate.h", "tools/bench/turn.h", "tools/bench/fault/page_sweep.h", "tools/run/run_flags.h", "tools/help.h"]
 
 
 def complaints(path, text):

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/bench/fault/fault_report.h"
-#include "tools/bench/fault/walk.h"
+#include "tools/bench/fault/page_sweep.h"
 #include "tools/bench/histogram.h"
 #include "tools/bench/page_content.h"
 #include "tools/bench/random.h"

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "adapters/gate/collection_probe.h"
-#include "adapters/gate/walk_steps.h"
+#include "adapters/gate/lookup_steps.h"
 #include "tests/catch.hpp"
 
 using namespace lunar::redis;

@@ -13,7 +13,7 @@
 #include <cstring>
 
 #include "tools/lun/lun_tool.h"
-#include "tools/lun/table.h"
+#include "tools/lun/text_table.h"
 #include "tools/support/text.h"
 
 namespace lunar::tools {

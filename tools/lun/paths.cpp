@@ -6,7 +6,7 @@
 #include "lun/raid/path_device.h"
 #include "tools/lun/in_use.h"
 #include "tools/lun/lun_tool.h"
-#include "tools/lun/table.h"
+#include "tools/lun/text_table.h"
 #include "tools/support/text.h"
 
 namespace lunar::tools {

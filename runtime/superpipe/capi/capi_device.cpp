@@ -10,7 +10,7 @@
 
 #include "base/host_guard.h"
 #include "superpipe/capi/capi_context.h"
-#include "superpipe/settings.h"
+#include "superpipe/device_settings.h"
 #include "superpipe/signature.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"

@@ -20,9 +20,9 @@
 
 #include "superpipe/device.h"
 #include "superpipe/device_files.h"
+#include "superpipe/device_settings.h"
 #include "superpipe/ring/call_context.h"
 #include "superpipe/ring/sync_context.h"
-#include "superpipe/settings.h"
 
 namespace lunar {
 

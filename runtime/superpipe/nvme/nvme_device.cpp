@@ -12,7 +12,7 @@
 
 #include "base/format.h"
 #include "superpipe/block_queue.h"
-#include "superpipe/in_use.h"
+#include "superpipe/device_in_use.h"
 #include "superpipe/nvme/nvme_context.h"
 #include "superpipe/signature.h"
 #include "sys/arena.h"

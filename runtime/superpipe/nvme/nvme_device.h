@@ -17,9 +17,9 @@
 
 #include "superpipe/device.h"
 #include "superpipe/device_files.h"
+#include "superpipe/device_settings.h"
 #include "superpipe/nvme/nvme_command.h"
 #include "superpipe/ring/call_context.h"
-#include "superpipe/settings.h"
 
 struct stat;
 

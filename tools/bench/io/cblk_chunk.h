@@ -10,7 +10,7 @@
 #include <stdexcept>
 
 #include "capiblock.h"
-#include "tools/bench/io/medium.h"
+#include "tools/bench/io/bench_backing.h"
 
 namespace lunar::tools {
 

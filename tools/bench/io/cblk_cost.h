@@ -5,8 +5,8 @@
 #pragma once
 #include <functional>
 
+#include "tools/bench/io/bench_backing.h"
 #include "tools/bench/io/io_report.h"
-#include "tools/bench/io/medium.h"
 
 namespace lunar::tools {
 

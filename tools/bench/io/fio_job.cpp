@@ -15,9 +15,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "tools/bench/io/bench_backing.h"
 #include "tools/bench/io/cpu_time.h"
 #include "tools/bench/io/io_worker.h"
-#include "tools/bench/io/medium.h"
 #include "tools/support/process.h"
 #include "tools/support/procfs.h"
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "tools/bench/io/medium.h"
+#include "tools/bench/io/bench_backing.h"
 
 namespace lunar::tools {
 

@@ -2,8 +2,8 @@
 // A turn of one of our own sides: threads that read and write random units of a medium, and the clock over them.
 // Threading: call from one thread at a time; its workers live for one turn. May not be used by runtime/ (it allocates).
 #pragma once
+#include "tools/bench/io/bench_backing.h"
 #include "tools/bench/io/io_turn.h"
-#include "tools/bench/io/medium.h"
 
 namespace lunar::tools {
 

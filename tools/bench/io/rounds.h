@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tools/bench/bench_host.h"
+#include "tools/bench/io/bench_backing.h"
 #include "tools/bench/io/io_report.h"
-#include "tools/bench/io/medium.h"
 #include "tools/bench/progress.h"
 
 namespace lunar::tools {

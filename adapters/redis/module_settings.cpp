@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See settings.h.
-#include "settings.h"
+// See module_settings.h.
+#include "module_settings.h"
 
 #include <errno.h>
 #include <strings.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See settings.h.
-#include "superpipe/settings.h"
+// See device_settings.h.
+#include "superpipe/device_settings.h"
 
 #include <errno.h>
 #include <string.h>

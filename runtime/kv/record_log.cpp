@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log: see log.h.
+// The log: see record_log.h.
 // Threading: as there. Locks are taken in the order mutex_, tail_lock_.
-#include "kv/log.h"
+#include "kv/record_log.h"
 
 #include <errno.h>
 

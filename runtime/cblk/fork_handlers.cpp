@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chunks across fork: see fork.h.
+// Chunks across fork: see fork_handlers.h.
 // Threading: the forking thread. May not, in the child: allocate, wait.
-#include "cblk/fork.h"
+#include "cblk/fork_handlers.h"
 
 #include <pthread.h>
 

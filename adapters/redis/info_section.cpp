@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// See info.h. The one list of figures is `figures`; INFO and LUNAR STATS print it.
-#include "info.h"
+// See info_section.h. The one list of figures is `figures`; INFO and LUNAR STATS print it.
+#include "info_section.h"
 
-#include "gate/gate.h"
 #include "compaction.h"
+#include "gate/gate.h"
 #include "last_resort.h"
 #include "memory_limit.h"
+#include "module_settings.h"
 #include "rates.h"
-#include "settings.h"
 #include "space.h"
 #include "tier.h"
 

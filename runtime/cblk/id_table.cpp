@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of ids: see table.h.
+// The table of ids: see id_table.h.
 // Threading: additions and the registry under one lock; look-ups without.
-#include "cblk/table.h"
+#include "cblk/id_table.h"
 
 #include <errno.h>
 

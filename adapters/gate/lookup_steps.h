@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of a walk (walk.h), for those who walk other ways: whole buckets instead of one key (save_ahead.cpp).
+// The steps of a walk (key_lookup.h), for those who walk other ways: whole buckets instead of one key (save_ahead.cpp).
 //
 // Threading: one walk a thread. Other threads may read the same structures, none may change them. Allocates nothing.
 #pragma once
+#include "key_lookup.h"
 #include "pager/page_view.h"
-#include "walk.h"
 
 namespace lunar::redis {
 

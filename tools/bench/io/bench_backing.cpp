@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// See medium.h.
+// See bench_backing.h.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
-#include "tools/bench/io/medium.h"
+#include "tools/bench/io/bench_backing.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

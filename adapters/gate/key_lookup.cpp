@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// See walk.h.
-#include "walk.h"
+// See key_lookup.h.
+#include "key_lookup.h"
 
 #include <cstring>
 #include <utility>
 
 #include "collection_probe.h"
 #include "key_slot.h"
+#include "lookup_steps.h"
 #include "pager/page_view.h"
 #include "pager/pager.h"
 #include "walk_freed.h"
-#include "walk_steps.h"
 #include "walk_whole.h"
 
 namespace lunar::redis {

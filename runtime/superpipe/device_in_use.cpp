@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who uses a device now: see in_use.h.
+// Who uses a device now: see device_in_use.h.
 //
 // Idea: owners lock the node and its lock file (device_files.h), each of one name of the bytes. So the lock files of the other names are asked, and
 // the files below loop devices. Two who come by two names at one time both lock first and then look: one of them is refused, or both.
 // Threading: at open only.
-#include "superpipe/in_use.h"
+#include "superpipe/device_in_use.h"
 
 #include <errno.h>
 #include <fcntl.h>
