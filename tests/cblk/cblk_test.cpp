@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runner and the devices of the block library's tests: see cblk_test.hpp.
-#include "cblk_test.hpp"
+// The runner and the devices of the block library's tests: see cblk_test.h.
+#include "cblk_test.h"
 
 #include <signal.h>
 #include <sys/ioctl.h>

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <thread>
 
-#include "cblk_test.hpp"
+#include "cblk_test.h"
 
 extern "C" const int lunar_cblk_marker;
 

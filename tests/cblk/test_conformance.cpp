@@ -4,7 +4,7 @@
 // differs on purpose, capiblock.h and the man pages say so and no line is here.
 #include <thread>
 
-#include "cblk_test.hpp"
+#include "cblk_test.h"
 
 namespace {
 

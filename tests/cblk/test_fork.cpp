@@ -6,7 +6,7 @@
 #include <atomic>
 #include <thread>
 
-#include "cblk_test.hpp"
+#include "cblk_test.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "cblk_test.hpp"
+#include "cblk_test.h"
 
 namespace {
 

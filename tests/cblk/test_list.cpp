@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cblk_listio.
-#include "cblk_test.hpp"
+#include "cblk_test.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include <set>
 #include <thread>
 
-#include "cblk_test.hpp"
+#include "cblk_test.h"
 
 namespace {
 

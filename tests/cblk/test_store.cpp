@@ -3,8 +3,8 @@
 // hundred threads. Some issue a run and then wait for each result, others poll; all check what they read.
 #include <thread>
 
-#include "../support/slowness.hpp"
-#include "cblk_test.hpp"
+#include "cblk_test.h"
+#include "../support/slowness.h"
 
 namespace {
 

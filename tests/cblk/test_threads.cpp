@@ -4,7 +4,7 @@
 #include <memory>
 #include <thread>
 
-#include "cblk_test.hpp"
+#include "cblk_test.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "cblk_test.hpp"
+#include "cblk_test.h"
 
 namespace {
 

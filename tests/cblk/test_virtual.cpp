@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Virtual chunks, and what a device that carries Lunar's format allows.
-#include "cblk_test.hpp"
+#include "cblk_test.h"
 
 namespace {
 

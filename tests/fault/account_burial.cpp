@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "pager/account.h"
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 namespace {
 

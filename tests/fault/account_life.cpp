@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "pager/account.h"
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 namespace {
 

@@ -18,7 +18,7 @@
 #include <string>
 
 #include "pager/state.h"
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 #ifndef SECCOMP_FILTER_FLAG_TSYNC
 #define SECCOMP_FILTER_FLAG_TSYNC 1

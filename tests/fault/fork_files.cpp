@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/host_guard.h"
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 extern "C" {
 void* __libc_malloc(size_t);

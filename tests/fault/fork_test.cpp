@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "pager/state.h"
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 extern char** environ;
 

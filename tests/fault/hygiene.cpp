@@ -19,7 +19,7 @@
 #include "pager/state.h"
 #include "sys/fatal.h"
 #include "sys/thread.h"
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 extern "C" {
 void* __libc_malloc(size_t);

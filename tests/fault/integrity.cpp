@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "pager/state.h"
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 #ifndef PR_SET_MEMORY_MERGE   // 6.4
 #define PR_SET_MEMORY_MERGE 67

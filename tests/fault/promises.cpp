@@ -21,7 +21,7 @@
 
 #include "pager/evictor.h"
 #include "pager/state.h"
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 namespace {
 

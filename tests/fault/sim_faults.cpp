@@ -16,7 +16,7 @@
 
 #include "pager/state.h"
 #include "superpipe/sim/sim_device.h"
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <unordered_map>
 
 #include "superpipe/sim/sim_device.h"
-#include "tests/kv/kv_support.hpp"
-#include "tests/support/seed.hpp"
+#include "tests/kv/kv_support.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 using namespace lunar::kv;

@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tests/kv/kv_support.hpp"
-#include "tests/support/seed.hpp"
+#include "tests/kv/kv_support.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 using namespace lunar::kv;

@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "tests/kv/kv_support.hpp"
-#include "tests/support/seed.hpp"
+#include "tests/kv/kv_support.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 using namespace lunar::kv;

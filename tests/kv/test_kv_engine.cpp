@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kv/store.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar;
 using namespace lunar::kv;

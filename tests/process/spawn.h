@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 namespace lunar::test {
 

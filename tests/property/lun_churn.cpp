@@ -23,7 +23,7 @@
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/virtual_lun.h"
 #include "sys/thread.h"
-#include "tests/support/lun_file.hpp"
+#include "tests/support/lun_file.h"
 
 using namespace lunar;
 using namespace lunar_test;

@@ -17,8 +17,8 @@
 
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/virtual_lun.h"
-#include "tests/support/lun_device.hpp"
-#include "tests/support/lun_file.hpp"
+#include "tests/support/lun_device.h"
+#include "tests/support/lun_file.h"
 
 using namespace lunar;
 using namespace lunar_test;

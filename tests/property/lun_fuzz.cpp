@@ -23,9 +23,9 @@
 #include "base/format.h"
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/virtual_lun.h"
-#include "tests/support/lun_device.hpp"
-#include "tests/support/lun_file.hpp"
-#include "tests/support/slowness.hpp"
+#include "tests/support/lun_device.h"
+#include "tests/support/lun_file.h"
+#include "tests/support/slowness.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 namespace {
 

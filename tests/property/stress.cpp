@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/tier.hpp"
+#include "tests/support/test_tier.h"
 
 namespace {
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "pager/account.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar;
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "sys/arena.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar;
 

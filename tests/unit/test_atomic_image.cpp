@@ -8,7 +8,7 @@
 #include "lun/volume/atomic_image.h"
 #include "superpipe/registry.h"
 #include "superpipe/sim/sim_device.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar;
 

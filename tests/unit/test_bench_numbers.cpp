@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the benches count with: the latency histogram, the zipf generator, page content, medians, ratios and honesty.
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 #include <algorithm>
 #include <cmath>

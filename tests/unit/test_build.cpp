@@ -5,7 +5,7 @@
 
 #include "lunar/lunar.h"
 #include "pager/pager.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 TEST_CASE("the pager's page is the system's page") {
   REQUIRE(lunar::page_bytes() == static_cast<size_t>(sysconf(_SC_PAGESIZE)));

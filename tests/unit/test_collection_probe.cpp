@@ -5,7 +5,7 @@
 
 #include "adapters/gate/collection_probe.h"
 #include "adapters/gate/lookup_steps.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar::redis;
 

@@ -2,7 +2,7 @@
 // Physical and virtual LUNs over stripes and paths.
 #include <errno.h>
 
-#include "composite.hpp"
+#include "composite.h"
 
 using namespace lunar;
 using namespace composite;

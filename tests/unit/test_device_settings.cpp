@@ -20,8 +20,8 @@
 #include "superpipe/ring/uring_context.h"
 #include "sys/file.h"
 #include "sys/thread.h"
-#include "tests/catch.hpp"
-#include "tests/support/device_io.hpp"
+#include "tests/catch.h"
+#include "tests/support/device_io.h"
 
 using namespace lunar;
 

@@ -25,8 +25,8 @@
 #include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "sys/file.h"
-#include "tests/catch.hpp"
-#include "tests/support/loop.hpp"
+#include "tests/catch.h"
+#include "tests/support/loop_device.h"
 
 using namespace lunar;
 using lunar_test::Loop;

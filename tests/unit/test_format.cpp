@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/format.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar;
 

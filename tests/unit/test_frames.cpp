@@ -15,7 +15,7 @@
 
 #include "pager/frames.h"
 #include "pager/region.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar;
 

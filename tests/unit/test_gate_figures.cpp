@@ -8,7 +8,7 @@
 
 #include "adapters/gate/hold_times.h"
 #include "adapters/gate/prefixes.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar::redis;
 

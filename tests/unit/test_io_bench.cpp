@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the block benches count with: CPU time, fio's answer and command line, stamps, which turns count, ratios.
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 #include <cmath>
 #include <cstring>

@@ -10,9 +10,9 @@
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/physical_lun.h"
 #include "lun/volume/virtual_lun.h"
-#include "lun_in_memory.hpp"
-#include "old_lun_image.hpp"
-#include "tests/catch.hpp"
+#include "lun_in_memory.h"
+#include "old_lun_image.h"
+#include "tests/catch.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -11,7 +11,7 @@
 
 #include "base/units.h"
 #include "lun/compose.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar;
 

@@ -14,8 +14,8 @@
 #include "base/units.h"
 #include "superpipe/device.h"
 #include "superpipe/registry.h"
-#include "tests/catch.hpp"
-#include "tests/support/device_io.hpp"
+#include "tests/catch.h"
+#include "tests/support/device_io.h"
 
 using namespace lunar;
 using namespace lunar_test;

@@ -16,8 +16,8 @@
 #include "superpipe/device.h"
 #include "superpipe/nvme/nvme_command.h"
 #include "superpipe/registry.h"
-#include "tests/catch.hpp"
-#include "tests/support/seed.hpp"
+#include "tests/catch.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 

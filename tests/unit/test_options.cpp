@@ -16,7 +16,7 @@
 #include "config/options.h"
 #include "sys/fatal.h"
 #include "sys/log.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar;
 

@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "composite.hpp"
+#include "composite.h"
 #include "lun/raid/path_device.h"
 #include "sys/file.h"
 #include "sys/thread.h"

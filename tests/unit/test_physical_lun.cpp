@@ -13,10 +13,10 @@
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/physical_lun.h"
 #include "lun/volume/virtual_lun.h"
-#include "lun_in_memory.hpp"
+#include "lun_in_memory.h"
 #include "superpipe/registry.h"
 #include "sys/thread.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -25,8 +25,8 @@
 #include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "sys/file.h"
-#include "tests/catch.hpp"
-#include "tests/support/seed.hpp"
+#include "tests/catch.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 

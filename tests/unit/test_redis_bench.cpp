@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What `lunar bench redis` counts with: requests, the check of replies, workloads, medians, ratios, sizes, arguments,
 // and what gnuplot is told. No server.
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 #include <memory>
 #include <string>

@@ -8,7 +8,7 @@
 #include "adapters/gate/command_keys.h"
 #include "adapters/gate/key_slot.h"
 #include "adapters/gate/resp.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar::redis;
 using Words = std::vector<std::string>;

@@ -13,8 +13,8 @@
 
 #include "pager/region.h"
 #include "sys/mem.h"
-#include "tests/catch.hpp"
-#include "tests/support/seed.hpp"
+#include "tests/catch.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 

@@ -11,7 +11,7 @@
 #include "superpipe/registry.h"
 #include "superpipe/sim/sim_device.h"
 #include "sys/thread.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar;
 

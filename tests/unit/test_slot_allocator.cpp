@@ -18,9 +18,9 @@
 #include "pager/slot_allocator.h"
 #include "superpipe/registry.h"
 #include "sys/log.h"
-#include "tests/catch.hpp"
-#include "tests/support/lun_device.hpp"
-#include "tests/support/seed.hpp"
+#include "tests/catch.h"
+#include "tests/support/lun_device.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 

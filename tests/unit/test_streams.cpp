@@ -6,8 +6,8 @@
 #include <random>
 
 #include "pager/streams.h"
-#include "tests/catch.hpp"
-#include "tests/support/seed.hpp"
+#include "tests/catch.h"
+#include "tests/support/seed.h"
 
 using namespace lunar;
 

@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "composite.hpp"
+#include "composite.h"
 #include "lun/raid/member_label.h"
 #include "lun/raid/stripe_device.h"
 #include "superpipe/registry.h"

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "sys/proc.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parsers of the tools: where the memory controller lives, disk counters, CPU seconds, process status, sizes, JSON.
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 #include <string>
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/units.h"
-#include "tests/catch.hpp"
+#include "tests/catch.h"
 
 using namespace lunar;
 

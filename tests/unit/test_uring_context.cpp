@@ -21,8 +21,8 @@
 #include "sys/file.h"
 #include "sys/proc.h"
 #include "sys/thread.h"
-#include "tests/catch.hpp"
-#include "tests/support/device_io.hpp"
+#include "tests/catch.h"
+#include "tests/support/device_io.h"
 
 using namespace lunar;
 

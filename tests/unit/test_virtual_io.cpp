@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "sys/thread.h"
-#include "tests/support/virtual_lun.hpp"
+#include "tests/support/virtual_lun_fixture.h"
 
 using namespace lunar;
 using namespace lunar_test;

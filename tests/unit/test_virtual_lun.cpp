@@ -16,9 +16,9 @@
 
 #include "superpipe/registry.h"
 #include "sys/thread.h"
-#include "tests/support/loop.hpp"
-#include "tests/support/lun_device.hpp"
-#include "tests/support/virtual_lun.hpp"
+#include "tests/support/loop_device.h"
+#include "tests/support/lun_device.h"
+#include "tests/support/virtual_lun_fixture.h"
 
 using namespace lunar;
 using namespace lunar_test;

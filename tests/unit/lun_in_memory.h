@@ -7,8 +7,8 @@
 
 #include "lun/volume/metadata_image.h"
 #include "lun/volume/physical_lun.h"
-#include "tests/catch.hpp"
-#include "tests/support/lun_device.hpp"
+#include "tests/catch.h"
+#include "tests/support/lun_device.h"
 
 namespace lunar_test {
 

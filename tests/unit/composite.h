@@ -15,8 +15,8 @@
 #include "lun/raid/fan_out.h"
 #include "superpipe/sim/sim_device.h"
 #include "sys/file.h"
-#include "tests/catch.hpp"
-#include "tests/support/seed.hpp"
+#include "tests/catch.h"
+#include "tests/support/seed.h"
 
 namespace composite {
 

@@ -5,8 +5,8 @@
 
 #include "lun/volume/virtual_impl.h"
 #include "sys/arena.h"
-#include "tests/catch.hpp"
-#include "tests/support/lun_file.hpp"
+#include "tests/catch.h"
+#include "tests/support/lun_file.h"
 
 namespace lunar_test {
 

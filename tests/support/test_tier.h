@@ -18,7 +18,7 @@
 
 #include "lunar/lunar.h"
 #include "pager/pager.h"
-#include "tests/support/slowness.hpp"
+#include "tests/support/slowness.h"
 
 namespace tier {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// catch.hpp: the one include of every Catch2 test. Debian 12 has Catch2 v2, Debian 13 v3; their headers differ.
-// Tests include "tests/catch.hpp" and use the macros both versions have.
+// catch.h: the one include of every Catch2 test. Debian 12 has Catch2 v2, Debian 13 v3; their headers differ.
+// Tests include "tests/catch.h" and use the macros both versions have.
 #pragma once
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
