@@ -53,7 +53,7 @@ CASES = [
     ("adapters/gate/gate.cpp", '#include "pager/page_view.h"\n', None),
     ("adapters/gate/gate.cpp", '#include "pager/state.h"\n', "others see of pager only"),
     ("runtime/heap/heap.cpp", '#include "pager/evictor.h"\n', "others see of pager only"),
-    ("tests/unit/test_frames.cpp", '#include "pager/frames.h"\n', None),
+    ("tests/unit/pager/test_frames.cpp", '#include "pager/frames.h"\n', None),
     ("runtime/superpipe/attic/old.cpp", '#include "superpipe/device.h"\n', "is no room of superpipe"),
     ("runtime/pager/evict.cpp", "int f() { return madvise(p, n, 4); }\n", "calls madvise()"),
     ("runtime/pager/evict.cpp", "if (::ioctl(fd, 1, &x) != 0) return;\n", "calls ioctl()"),

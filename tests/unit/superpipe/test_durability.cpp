@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <sstream>
 
-#include "composite.h"
 #include "lun/volume/virtual_lun.h"
 #include "superpipe/registry.h"
 #include "superpipe/sim/sim_medium.h"
 #include "tests/support/loop_device.h"
+#include "tests/unit/lun/composite.h"
 
 using namespace lunar;
 using namespace composite;
