@@ -9,7 +9,8 @@
 //   limit .. edge              what is free is purged; maxmemory stays: values that fit holes may come
 //   above the edge             maxmemory goes below what is counted: eviction, or OOM replies, until it is left
 //
-// Meanwhile values are moved together (compaction.h), which takes holes away. It is looked at before the command that comes after a few more committed bytes (a command filter), and ten times a second.
+// Meanwhile values are moved together (compaction.h), which takes holes away. It is looked at before the command that
+// comes after a few more committed bytes (a command filter), and ten times a second.
 // maxmemory-clients leaves client buffers what data leaves, and proto-max-bulk-len one value a part of what is free: a client
 // that goes beyond is refused by the server itself, before it allocates.
 //

@@ -218,7 +218,9 @@ int cblk_get_size(chunk_id_t chunk, size_t *nblocks, int flags);
 
 /* Resizes a virtual chunk: growing keeps what is there, shrinking drops the tail. (size_t)-1: all that remains of the device.
  * Blocks. flags: 0 or CBLK_SCRUB_DATA_FLG. EINVAL: a physical chunk, or more than the whole LUN has; ENOMEM: more
- * than remains (nothing is changed): the format of virtual LUNs takes some, 2 MiB of devices up to 16 GiB, so 1 GiB fits on 1026 MiB; EBUSY: shrinking with I/O under way. Scrubbing comes first: where shrinking then fails, the size stays, the tail is zeros. */
+ * than remains (nothing is changed): the format of virtual LUNs takes some, 2 MiB of devices up to 16 GiB, so 1 GiB
+ * fits on 1026 MiB; EBUSY: shrinking with I/O under way. Scrubbing comes first: where shrinking then fails, the size
+ * stays, the tail is zeros. */
 int cblk_set_size(chunk_id_t chunk, size_t nblocks, int flags);
 
 int cblk_get_stats(chunk_id_t chunk, chunk_stats_t *stats, int flags);

@@ -37,7 +37,9 @@ const Kind kKinds[] = {
     {"set", kFields, [](const std::string& key, unsigned k, unsigned n) -> Words { return {"SADD", key, value_of(k, n, kFieldBytes)}; }},
     {"zset", kFields, [](const std::string& key, unsigned k, unsigned n) -> Words { return {"ZADD", key, std::to_string(n * 7919 % 10007), value_of(k, n, kFieldBytes)}; }},
     {"list", kFields, [](const std::string& key, unsigned k, unsigned n) -> Words { return {"RPUSH", key, value_of(k, n, 3 * kFieldBytes)}; }},
-    {"stream", kElements, [](const std::string& key, unsigned k, unsigned n) -> Words { return {"XADD", key, fmt::format("{}-1", n + 1), "f", value_of(k, n, 2 * kElementBytes)}; }},
+    {"stream", kElements, [](const std::string& key, unsigned k, unsigned n) -> Words {
+       return {"XADD", key, fmt::format("{}-1", n + 1), "f", value_of(k, n, 2 * kElementBytes)};
+     }},
     {"string", 1, [](const std::string& key, unsigned k, unsigned) -> Words { return {"SET", key, value_of(k, 0, 1 << 20)}; }},
     {"other", 1, [](const std::string& key, unsigned k, unsigned) -> Words { return {"SET", key, value_of(k, 0, 1 << 20)}; }},
 };
@@ -144,7 +146,8 @@ void check(Scene& scene, const Case& one, bool first) {
   }
   const double took = (now_s() - start) * 1e3 / scene.keys, each = static_cast<double>(faults(scene) - before) / scene.keys;
   std::sort(scene.waits.begin(), scene.waits.end());
-  fmt::print("{:14} {:7.1f} faults a command (at most {}), {:6.0f} KiB read, {:5.1f} holds, {:5.1f} rounds, {} late; {:6.2f} ms; hot: {} reads, p50 {:.2f} p99 {:.2f} max {:.2f} ms\n", one.name,
+  fmt::print("{:14} {:7.1f} faults a command (at most {}), {:6.0f} KiB read, {:5.1f} holds, {:5.1f} rounds, {} late; {:6.2f} ms; "
+             "hot: {} reads, p50 {:.2f} p99 {:.2f} max {:.2f} ms\n", one.name,
              each, one.most, static_cast<double>(scene.server.info("lunar_lun_read_bytes") - bytes_before) / 1024 / scene.keys,
              static_cast<double>(scene.server.info("lunar_gate_held") - held) / scene.keys, static_cast<double>(scene.server.info("lunar_gate_rounds") - rounds) / scene.keys,
              scene.server.info("lunar_gate_timeouts") - late, took, scene.waits.size(), scene.waits[scene.waits.size() / 2], scene.waits[scene.waits.size() * 99 / 100],

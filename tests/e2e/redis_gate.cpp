@@ -79,7 +79,8 @@ Words random_command(Twins& t, unsigned client) {
     case 34: return {"LINDEX", key("l"), std::to_string(static_cast<int64_t>(t.pick(40)) - 20)};
     case 35: return {"XRANGE", key("x"), t.pick(2) ? "-" : fmt::format("({}-1", t.pick(100000)), "+"};
     case 36: return {"XREVRANGE", key("x"), "+", t.pick(2) ? "-" : fmt::format("{}", t.pick(100000)), "COUNT", std::to_string(1 + t.pick(9))};
-    case 37: return {"XREAD", "COUNT", std::to_string(1 + t.pick(30)), "STREAMS", key("x"), fmt::format("c{}:x:{}", client, t.pick(kKeysEach)), "0", std::to_string(t.pick(100000))};
+    case 37:
+      return {"XREAD", "COUNT", std::to_string(1 + t.pick(30)), "STREAMS", key("x"), fmt::format("c{}:x:{}", client, t.pick(kKeysEach)), "0", std::to_string(t.pick(100000))};
     case 38: return {"ZRANGE", key("z"), "0", "-1", "WITHSCORES"};
     case 39: return {"ZREVRANGE", key("z"), std::to_string(t.pick(4)), std::to_string(t.pick(9))};
     case 40: return {"ZRANGEBYSCORE", key("z"), "-inf", "+inf"};

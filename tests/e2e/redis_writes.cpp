@@ -248,7 +248,8 @@ void expiry(Load& load, const Scratch& scratch, uint64_t count) {
   }
   const double each = static_cast<double>(server.info("lunar_cold_faults") - faults) / static_cast<double>(count);
   const double p50 = part(pings, 0.5), p99 = part(pings, 0.99), idle_p99 = part(others, 0.99);
-  fmt::print("{} keys expired in {:.1f} s, {:.3f} faults each; PING p50 {:.2f} ms, p99 {:.2f}, longest {:.2f} ({:.2f} as the tables shrink), of an idle server p99 {:.2f}, longest {:.2f}; "
+  fmt::print("{} keys expired in {:.1f} s, {:.3f} faults each; PING p50 {:.2f} ms, p99 {:.2f}, longest {:.2f} ({:.2f} as the tables shrink), "
+             "of an idle server p99 {:.2f}, longest {:.2f}; "
              "{} in turns, {} of these cold\n", count, static_cast<double>(now_ns() - begun) / 1e9, each, p50, p99, part(pings, 1), part(all, 1), idle_p99, part(others, 1),
              server.info("lunar_gate_expired"), server.info("lunar_gate_expired_cold"));
   require(left == 0, "{} keys have not expired", left);

@@ -10,16 +10,22 @@ what they test. Inside a part, rooms (ROOMS) have floors; of the pager others se
   - tools/ may ask the same questions of the kernel that the runtime asks (`lunar doctor`), so they may include sys/; and they
     administer and measure devices (`lunar lun`, `lunar bench superpipe`), so superpipe/ and lun/ too.
 Tests set themselves no time limit (an alarm, a timeout of a child process): tools/run_tests.py has one for each, and shows where the test
-hangs. Also: only runtime/sys makes the system calls it owns; every source opens with its licence; no file is too long; nothing
-names a developer's own directories.
+hangs. Also: only runtime/sys makes the system calls it owns; every source opens with its licence; no file and no line is too long; headers end in .h;
+no two modules (a header and its sources) have one name; nothing names a developer's own directories.
 """
 import os
 import re
 import sys
 
 LINES_MAX, LINES_WARN = 800, 400
+COLUMNS_MAX = 180   # aim for 120, as .clang-format does
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCE = (".c", ".cpp", ".h", ".hpp")
+WRAPPED = SOURCE + (".py", ".sh", ".build")
+HEADER = ".h"
+# The public C++ header; and the name that IBM's programs include the block library's by.
+OTHER_HEADERS = {os.path.join("runtime", "include", "lunar", "lunar.hpp")}
+SAME_NAME = {os.path.join("runtime", "include", "sys", "capiblock")}
 SKIPPED_FOLDERS = re.compile(r"^(build.*|\.git|\.cache|__pycache__)$")
 
 LOWER = {"base", "sys", "config"}
@@ -179,7 +185,11 @@ def check_form(path, text):
             yield f"{path}:1: does not open with `{SPDX}`"
         if len(lines) > LINES_MAX:
             yield f"{path}: {len(lines)} lines; at most {LINES_MAX}"
+        if os.path.splitext(path)[1] in (".hpp", ".hh", ".hxx", ".H") and path not in OTHER_HEADERS:
+            yield f"{path}: headers end in {HEADER}"
     for number, line in enumerate(lines, 1):
+        if path.endswith(WRAPPED) and len(line) > COLUMNS_MAX:
+            yield f"{path}:{number}: {len(line)} columns; at most {COLUMNS_MAX}"
         match = MACHINE_PATH.search(line)
         if match:
             yield f"{path}:{number}: names a directory of somebody's machine: {match[0]}"
@@ -197,8 +207,20 @@ def check_limits(path, text):
                 yield f"{path}:{number}: a time limit of its own: tools/run_tests.py has one, and shows where a test hangs"
 
 
+def check_names(paths):
+    """Modules of one name: an include, a line of a build or a stack would not say which."""
+    modules = {}
+    for path in paths:
+        module, suffix = os.path.splitext(path)
+        if suffix in SOURCE and module not in SAME_NAME and path.split(os.sep)[0] in ("runtime", "adapters", "tools", "tests"):
+            other = modules.setdefault(os.path.basename(module), module)
+            if other != module:
+                yield f"{path}: {other} has this name already"
+
+
 def check_tree(root):
     problems, warnings = [], []
+    problems += check_names(source_files(root))
     for path in source_files(root):
         if path == "LICENSE":
             continue

@@ -199,4 +199,5 @@ def noreserve():
     evicted(run("64m", "noreserve:24", "grow:8", "noreserve:60", "grow:20", "fork:4"), "MAP_NORESERVE")
 
 
-{"storm": storm, "discards": discards, "noreserve": noreserve, "eight": eight, "rights": rights, "one-line": one_line, "huge": huge, "small": small, "forks": forks, "plain": plain}[CASE]()
+{"storm": storm, "discards": discards, "noreserve": noreserve, "eight": eight, "rights": rights, "one-line": one_line, "huge": huge,
+ "small": small, "forks": forks, "plain": plain}[CASE]()

@@ -68,7 +68,8 @@ int main(int argc, char** argv) {
     std::string text = run(argv, body);
     CHECK(value(text, "cap_bytes") == 32ul << 20);
     CHECK(value(text, "peak_resident_bytes") <= 32ul << 20);
-    CHECK(value(text, "evictions_bytes") > value(text, "evicted_bytes") && value(text, "evictions_bytes") == 4096ul * value(text, "evictions") && value(text, "faults") > 0 && value(text, "lun_written_bytes") > 0);
+    CHECK(value(text, "evictions_bytes") > value(text, "evicted_bytes")
+          && value(text, "evictions_bytes") == 4096ul * value(text, "evictions") && value(text, "faults") > 0 && value(text, "lun_written_bytes") > 0);
     CHECK(value(text, "peak_rss_bytes") > 0 && value(text, "poisoned") == 0);
   }
   return 0;

@@ -83,7 +83,8 @@ int main() {
     fifo_misses += fifo.miss(at);
     auto* word = reinterpret_cast<volatile uint64_t*>(base + at * page);
     if (i % 10 < 3) tier::stamp_write(base + at * page, page, at, ++versions[at]);
-    else REQUIRE_THAT(tier::stamp_holds(base + at * page, 64, at, versions[at]), "page %llu is wrong (%llx)", static_cast<unsigned long long>(at), static_cast<unsigned long long>(*word));
+    else REQUIRE_THAT(tier::stamp_holds(base + at * page, 64, at, versions[at]),
+                      "page %llu is wrong (%llx)", static_cast<unsigned long long>(at), static_cast<unsigned long long>(*word));
   }
   lunar_stats after = tier::stats();
   uint64_t misses = after.major_faults + after.prefetched - before.major_faults - before.prefetched;

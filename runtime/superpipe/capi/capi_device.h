@@ -7,7 +7,8 @@
 // blocks are not promised to read as zeros (release() unmaps). The library may allocate and lock as it likes: not for the fault path.
 // Scratch use is refused unless its head is zeros or a former scratch LUN's.
 // The node is opened here too: the locks of ownership.h lie on it, and a flush goes by it (SYNCHRONIZE CACHE; of a file that stands
-// in for the disk, fdatasync), as the library has none; so fua is the write and then that flush. No virtual LUNs (-ENOTSUP): one disk has a node a port, and locks on one are not seen by the other.
+// in for the disk, fdatasync), as the library has none; so fua is the write and then that flush. No virtual LUNs
+// (-ENOTSUP): one disk has a node a port, and locks on one are not seen by the other.
 // Threading: immutable after open.
 #pragma once
 #include <atomic>

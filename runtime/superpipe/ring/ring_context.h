@@ -9,7 +9,8 @@
 // A derived context says how a command becomes an entry of the ring (queue) and what a completion means (finish).
 //
 // Polled I/O (IOPOLL): a second ring beside the plain one carries small reads and writes; large ones (which the kernel splits: such
-// halves were seen never to come back), discard, flush and watches, which such a ring cannot carry, go by the plain one. wait() then asks instead of sleeping. The first watch() ends it: from then on
+// halves were seen never to come back), discard, flush and watches, which such a ring cannot carry, go by the plain
+// one. wait() then asks instead of sleeping. The first watch() ends it: from then on
 // everything goes by the plain ring, as a sleep must serve both.
 //
 // Threading: the thread that attached; or, attached as shared, one at a time with await() beside. submit, reap, wait, watch
