@@ -7,7 +7,8 @@
 //   list                         nodes by their counts from the nearer end, then those of the range
 //   stream                       stream_walk.h
 //
-// One look is bounded (kLookUnits, of all the commands looked at in it: a few hundred microseconds; and what Missing takes); the next one goes on where the last one found
+// One look is bounded (kLookUnits, of all the commands looked at in it: a few hundred microseconds; and what Missing takes);
+// the next one goes on where the last one found
 // something missing. What it keeps between two looks is a WalkCursor: a number of buckets, nodes or pages, never an address. Each look
 // comes from the key down again, as other commands may have changed or freed anything meanwhile; a number that fits no more costs faults.
 // Known: on Redis 7.0 all of them; sorted sets and sets on Redis 8.0; sets on Valkey 8.1; lists and strings on each. Others: their top level.
