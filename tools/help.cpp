@@ -48,7 +48,7 @@ int cmd_help(int argc, char** argv) {
   if (strcmp(topic, "options") == 0) {
     bool markdown = argc > 2 && strcmp(argv[2], "--markdown") == 0;
     if (argc > (markdown ? 3 : 2)) {
-      fprintf(stderr, "lunar help: unknown flag %s; did you mean --markdown?\n", argv[markdown ? 3 : 2]);
+      fprintf(stderr, "lunar help: unknown flag %s; did you mean --markdown?\n", printable(argv[markdown ? 3 : 2]).c_str());
       return kExitUsage;
     }
     fputs((markdown ? options_markdown() : options_text()).c_str(), stdout);
@@ -64,7 +64,7 @@ int cmd_help(int argc, char** argv) {
     known.push_back(kSubcommands[i].name);
   }
   std::string near = nearest_word(topic, known);
-  fprintf(stderr, "lunar help: nothing is called %s%s%s%s\n", topic, near.empty() ? "" : "; did you mean ",
+  fprintf(stderr, "lunar help: nothing is called %s%s%s%s\n", printable(topic).c_str(), near.empty() ? "" : "; did you mean ",
           near.c_str(), near.empty() ? "" : "?");
   return kExitUsage;
 }

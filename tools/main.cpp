@@ -27,9 +27,9 @@ int unknown(const char* word) {
   std::string near = nearest_word(word, known);
   const char* what = word[0] == '-' ? "flag" : "subcommand";
   if (near.empty())
-    fprintf(stderr, "lunar: unknown %s %s; `lunar --help` lists those there are\n", what, word);
+    fprintf(stderr, "lunar: unknown %s %s; `lunar --help` lists those there are\n", what, printable(word).c_str());
   else
-    fprintf(stderr, "lunar: unknown %s %s; did you mean %s?\n", what, word, near.c_str());
+    fprintf(stderr, "lunar: unknown %s %s; did you mean %s?\n", what, printable(word).c_str(), near.c_str());
   return kExitUsage;
 }
 

@@ -251,6 +251,7 @@ int commit_piece(Area* area, char* begin, char* end, int prot) {
     if ((rc = sys::protect(begin, bytes, prot)) < 0) region_uncommit_on_touch(area->region, area->offset(begin), bytes);
   } else {
     rc = region_commit(area->region, area->offset(begin), bytes, prot) < 0 ? -ENOMEM : 0;
+    if (rc < 0) pager_say_refused();
   }
   if (rc < 0) return rc;
   g_table.set(begin, end, tiered(prot, true));

@@ -23,6 +23,7 @@
 #include "base/host_guard.h"
 #include "base/units.h"
 #include "pager/pager.h"
+#include "sys/mem.h"
 #include "sys/thread.h"
 
 #ifdef LUNAR_JEMALLOC_OF_PROGRAM
@@ -248,7 +249,10 @@ __attribute__((noinline)) void* alloc_again(size_t bytes, int flags) {
   }
   purge_arenas();
   void* pointer = mallocx(bytes, flags);
-  if (pointer == nullptr) errno = ENOMEM;
+  if (pointer == nullptr) {
+    pager_say_refused();
+    errno = ENOMEM;
+  }
   return pointer;
 }
 
@@ -297,8 +301,8 @@ int heap_create(HeapMode mode, ErrorText* why) {
   bytes = round_up(bytes, kRegionAlign);
   Region* region = nullptr;
   int rc = region_create(bytes, kRegionHeap, &region);
-  if (rc < 0) return why->set(rc, "cannot reserve %llu bytes of address space for the heap: %s; raise the limit (ulimit -v)",
-                              static_cast<unsigned long long>(bytes), errno_name(rc));
+  if (rc < 0) return why->set(rc, "cannot reserve %llu bytes of address space for the heap: %s; raise the limit (%s)",
+                              static_cast<unsigned long long>(bytes), errno_name(rc), sys::memory_limit());
   g_heap.region = region;
   g_heap.base = region_base(region);
   g_heap.bytes = region_size(region);
@@ -363,7 +367,10 @@ void* heap_resize(void* pointer, size_t bytes) {
       purge_arenas();
       moved = rallocx(pointer, bytes, flags);
     }
-    if (moved == nullptr) errno = ENOMEM;
+    if (moved == nullptr) {
+      pager_say_refused();
+      errno = ENOMEM;
+    }
   }
   return moved;
 }

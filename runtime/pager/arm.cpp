@@ -167,7 +167,8 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
   if (state.evictor == nullptr) return why->set(-ENOMEM, "pager: out of memory");
   state.account.take_fixed(need.frames + 2 * kBatchPages);
   int rc = state.evictor->open(need.frames);
-  if (rc < 0) return why->set(rc, "pager: frames or pipe cannot be made (%s); see pipe-user-pages-soft", errno_name(rc));
+  if (rc < 0) return why->set(rc, "pager: frames or pipe cannot be made (%s); %s", errno_name(rc),
+                              rc == -EMFILE ? "raise the limit (ulimit -n)" : rc == -ENOMEM ? "raise the limit on memory (ulimit -v, ulimit -d)" : "see pipe-user-pages-soft");
   const unsigned window = need.window, nodes = static_cast<unsigned>(sys::numa_nodes());   // handler i serves node i % nodes
   state.handler_count = 0;
   for (unsigned i = 0; i < need.handlers; ++i) {
@@ -178,13 +179,15 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
     ++state.handler_count;
   }
   state.account.end_reserved();   // from here on others take, too
+  if (rc = unmaps_prepare(); rc < 0) return why->set(rc, "pager: out of memory; raise the limit (%s)", sys::memory_limit());
   // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
   host_fork_bootstrap.store(true);
   state.handlers_running.store(0);
   rc = sys::thread_start({"lunar-keeper", keeper_thread, nullptr, true}, &state.keeper);
   if (rc < 0) {
     host_fork_bootstrap.store(false);
-    return why->set(rc, "pager: service threads cannot be started (%s)", errno_name(rc));
+    const bool short_of_memory = rc == -ENOMEM || (rc == -EAGAIN && sys::memory_is_limited());
+    return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)", errno_name(rc), short_of_memory ? sys::memory_limit() : "ulimit -u");
   }
   // A child may exec at once: only from here on will its end be seen, and what it was charged given back.
   while (!state.account.held_alive() || state.handlers_running.load(std::memory_order_acquire) < state.handler_count) sys::yield_cpu();

@@ -59,6 +59,8 @@ char* region_boundary(char* address, char* end);
 // Makes [offset, offset+bytes) usable (read/write, zero-filled, charged against the LUN). -ENOMEM: nothing changed.
 // pre: the range is not committed now. `protection`: of a kRegionStrict one (-1: read/write), from the beginning.
 [[nodiscard]] int region_commit(Region* region, size_t offset, size_t bytes, int protection = -1);
+// By who gives up for want of LUN space, after all it tried: says so, once a process.
+void pager_say_refused();
 // Gives it back: contents are gone, space uncharged, the range becomes PROT_NONE when `protect`, else reads as zeros if
 // touched again without commit (which is a caller's error). pre: committed.
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);

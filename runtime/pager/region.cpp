@@ -256,6 +256,20 @@ static int make_usable(Region* region, size_t offset, size_t bytes, int protecti
   return 0;
 }
 
+static void say_limited(size_t bytes) {
+  LUNAR_LOG_LIMITED(log_warning, 1, "allocation refused: the kernel does not give %s more to this process; raise the limit on its memory (%s)",
+                    format_size(bytes).text, sys::memory_limit());
+}
+
+void pager_say_refused() {
+  auto& state = pager_state();
+  const uint64_t bytes = state.refused_bytes.exchange(0, std::memory_order_relaxed);
+  if (bytes == 0) return;
+  LUNAR_LOG_LIMITED(log_warning, 1, "allocation refused: %s more of LUN space is not to be had (%s of %s are promised to this tree); give a larger --size",
+                    format_size(bytes).text, format_size(static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free())).text,
+                    format_size(static_cast<uint64_t>(state.account.lun_cap())).text);
+}
+
 int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
@@ -266,6 +280,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
     if (!pager_armed() && plain_commit(state, *region, first, end) == 0) {
       if (make_usable(region, offset, bytes, protection) < 0) {
         plain_uncommit(state, *region, first, end);
+        say_limited(bytes);
         return -ENOMEM;
       }
       region->committed_pages.fetch_add(pages);
@@ -275,11 +290,16 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   }
   ErrorText why;
   if (pager_arm(&why) < 0) return -ENOMEM;
-  if (space_charge(pages, true) < 0) return -ENOMEM;
-  if (make_usable(region, offset, bytes, protection) < 0) {
-    space_uncharge(pages);
+  if (space_charge(pages, true) < 0) {
+    state.refused_bytes.store(bytes, std::memory_order_relaxed);
     return -ENOMEM;
   }
+  if (make_usable(region, offset, bytes, protection) < 0) {
+    space_uncharge(pages);
+    say_limited(bytes);
+    return -ENOMEM;
+  }
+  if (state.refused_bytes.load(std::memory_order_relaxed) != 0) state.refused_bytes.store(0, std::memory_order_relaxed);
   region->committed_pages.fetch_add(pages);
   table_reach(*region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
   return 0;

@@ -89,6 +89,7 @@ struct PagerState {
   FramePool frames;                        // made and given out by the evictor
   Evictor* evictor = nullptr;
   Handler* handlers[kHandlersMax] = {};
+  std::atomic<uint64_t> refused_bytes{0};   // of the last commit that found no LUN space; 0: said
   unsigned handler_count = 0;
   std::atomic<uint32_t> handlers_running{0};   // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
   std::atomic<uint32_t> helpers_called{0};   // futex: further handlers rest on it

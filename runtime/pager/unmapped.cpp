@@ -12,6 +12,7 @@
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/log.h"
+#include "sys/mem.h"
 #include "sys/proc.h"
 
 namespace lunar {
@@ -29,7 +30,7 @@ struct Note {
 
 struct Notes {
   sys::SpinLock lock;              // over the queue
-  Note queue[kNotesMax] = {};      // ring, in the order of the events
+  Note* queue = nullptr;           // ring of kNotesMax, in the order of the events
   uint64_t told = 0, settled = 0, end = 0;   // how far: the maps' owner is told, the words are settled, noted
   bool in_hand = false;            // the last one settled is still being settled
   sys::Mutex settling;             // held while one is being settled
@@ -380,6 +381,16 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
 }
 
 }  // namespace
+
+int unmaps_prepare() {
+  if (g_notes.queue != nullptr) return 0;
+  void* memory = nullptr;
+  const size_t bytes = kNotesMax * sizeof(Note);
+  if (const int rc = sys::map(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &memory); rc < 0) return rc;
+  (void)sys::advise(memory, bytes, MADV_NOHUGEPAGE);
+  g_notes.queue = static_cast<Note*>(memory);
+  return 0;
+}
 
 void pager_on_unmapped(const UnmappedOwner* owner) { g_owner.store(owner); }
 

@@ -47,5 +47,6 @@ class OwnUnmap {
 // The region's tables go away: nothing noted of it is left, or under way, when this returns. By program threads.
 void unmaps_forget(const Region* region);
 void unmaps_enter_child();
+[[nodiscard]] int unmaps_prepare();   // before the first handler; 0 or -ENOMEM
 
 }  // namespace lunar

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
 #include <sys/uio.h>
@@ -347,6 +348,20 @@ int peek(const void* from, void* to, size_t bytes) {
   const iovec here{to, bytes}, there{const_cast<void*>(from), bytes};
   const ssize_t n = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
   return n < 0 ? -errno : static_cast<size_t>(n) == bytes ? 0 : -EFAULT;
+}
+
+namespace {
+bool has_limit(decltype(RLIMIT_AS) which) {
+  rlimit limit{};
+  return getrlimit(which, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+}
+}  // namespace
+
+bool memory_is_limited() { return has_limit(RLIMIT_AS) || has_limit(RLIMIT_DATA); }
+
+const char* memory_limit() {
+  const bool by_space = has_limit(RLIMIT_AS), by_data = has_limit(RLIMIT_DATA);
+  return by_space == by_data ? "ulimit -v, ulimit -d" : by_data ? "ulimit -d" : "ulimit -v";
 }
 
 int lock_memory(const void* address, size_t bytes, unsigned flags) {

@@ -88,6 +88,8 @@ int parse_inherited(const char* text, uint64_t* device) {
 }
 
 int explain_refusal(int error, ErrorText* why) {
+  if (error == -EMFILE) return why->set(error, "userfaultfd: no file descriptor left; raise the limit (ulimit -n)");
+  if (error == -ENFILE) return why->set(error, "userfaultfd: no file descriptor left on this machine; raise fs.file-max");
   if (error == -ENOSYS) {
     return why->set(error, "userfaultfd: this kernel (or container) has no userfaultfd system call; run on a kernel with "
                            "CONFIG_USERFAULTFD, or pass the device in: docker run --device /dev/userfaultfd");

@@ -2,10 +2,15 @@
 // The `lunar` command from outside: every refusal is one line, exits as documented and touches nothing; what is started
 // keeps its pid, arguments, exit code and signals. LUNAR_BIN names another binary to test.
 // Threading: one thread; starts processes.
-#include <algorithm>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
 #include <cstdlib>
 
 #include "spawn.h"
@@ -97,6 +102,7 @@ TEST_CASE("run refuses unknown flags with the nearest name") {
   run_refused({"--mmap=perhaps"}, {"--mmap", "'perhaps'"});
   run_refused({"--log", "loud"}, {"--log", "error|warning|info|debug"});
   run_refused({"--handlers", "two"}, {"--handlers", "'two'"});
+  run_refused({"--handlers", "65"}, {"--handlers", "from 0 to 64"});
   check_refused(lunar_command({"run"}), 125, {"no command"});
   check_refused(lunar_command({"run", "--dram", "64m", "--"}), 125, {"no command"});
 }
@@ -121,6 +127,8 @@ TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
   std::string file = dir.write("lun", "precious");
   run_refused({"--dram", "64m", "--size", "800t", "--lun", file}, {"--size", file});
   CHECK(text_of_file(file) == "precious");
+  run_refused({"--lun", "nvme:"}, {"no device", "nvme:/dev/ngXnY"});
+  run_refused({"--lun", "file:"}, {"no path", "file:PATH"});
 }
 
 TEST_CASE("run refuses a LUN on a memory file system") {
@@ -337,6 +345,82 @@ TEST_CASE("unknown subcommands and flags name the nearest and exit 2") {
   CHECK(lunar_command({}).code == 2);
 }
 
+TEST_CASE("control characters of a wrong word do not reach the terminal") {
+  const std::string word = "x\033[31m\a";
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {word}, {"-" + word}, {"help", word}, {"help", "options", word}, {"lun", word}, {"doctor", word}, {"run", "--" + word, "--", "true"}}) {
+    const Ended ended = lunar_command(words);
+    INFO(ended.err);
+    CHECK(ended.code != 0);
+    CHECK(ended.err_lines() == 1);
+    CHECK(ended.says("x\\x1b[31m\\x07"));
+    CHECK(ended.err.find('\033') == std::string::npos);
+  }
+}
+
+TEST_CASE("doctor names all refused system calls, not only the first") {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::vector<sock_filter> code = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<unsigned>(offsetof(seccomp_data, nr)))};
+    for (const long call : {SYS_vmsplice, SYS_memfd_create, SYS_eventfd2}) {
+      code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 1));
+      code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM));
+    }
+    code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+    sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) _exit(3);
+    const Ended doctor = lunar_command({"doctor", "--json"});
+    _exit(doctor.code == 1 && doctor.out.find("vmsplice, memfd_create, eventfd2 (") != std::string::npos ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WEXITSTATUS(status) == 0);
+}
+
+// `words` below limits that the shell sets.
+Ended below_limits(const std::string& limits, std::vector<std::string> words) {
+  std::vector<std::string> shell = {"/bin/sh", "-c", "ulimit -c 0; " + limits + "; exec \"$@\"", "sh", lunar_binary()};
+  shell.insert(shell.end(), words.begin(), words.end());
+  return run(shell);
+}
+
+TEST_CASE("a limit on memory or descriptors is named, and nothing crashes") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "no right to it");
+  const std::vector<std::string> program = {"run", "--dram", "32m", "--", "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"};
+  for (const char* data : {"25000", "50000"}) {
+    const Ended ended = below_limits("ulimit -d " + std::string(data), {"run", "--dram", "32m", "--", "/bin/echo", "started"});
+    INFO(data << ": " << ended.err);
+    CHECK(ended.code == 125);
+    CHECK(ended.out.empty());
+    CHECK(ended.says("ulimit -d"));
+    CHECK_FALSE(ended.says("ulimit -v"));
+  }
+  const Ended grown = below_limits("ulimit -d 200000", program);
+  INFO(grown.err);
+  CHECK(grown.code > 0);
+  CHECK(grown.says("ulimit -d"));
+  for (const char* files : {"11"}) {
+    const Ended ended = below_limits("ulimit -n " + std::string(files), program);
+    INFO(files << ": " << ended.err);
+    CHECK((ended.says("ulimit -n") || ended.says("Too many open files")));   // that of the program, where it begins with more
+    CHECK_FALSE(ended.says("docker"));
+    const Ended doctor = below_limits("ulimit -n " + std::string(files), {"doctor"});
+    CHECK(doctor.code == 1);
+    CHECK(doctor.out.find("needed: open files") != std::string::npos);
+  }
+  const Ended doctor = below_limits("ulimit -d 500000", {"doctor"});
+  CHECK(doctor.out.find("ulimit -d unlimited") != std::string::npos);
+}
+
+TEST_CASE("a full LUN is one line that names --size") {
+  if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "no right to it");
+  const Ended ended = lunar_command({"run", "--dram", "32m", "--size", "64m", "--", "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"});
+  INFO(ended.err);
+  CHECK(ended.code > 0);
+  CHECK(ended.says("allocation refused"));
+  CHECK(ended.err.find("--size") == ended.err.rfind("--size"));
+}
+
 TEST_CASE("benches refuse bad flags in one line") {
   struct Case {
     std::vector<std::string> words;
@@ -369,7 +453,7 @@ TEST_CASE("doctor names every subject, and exits as the host deserves") {
   CHECK(table.code == json.code);
   CHECK((table.code == 0) == (json.out.find("\"can_run\":true") != std::string::npos));
   for (const char* subject :
-       {"kernel", "userfaultfd", "io_uring", "process_madvise", "privileges", "memlock limit", "pipe pages",
+       {"kernel", "userfaultfd", "io_uring", "process_madvise", "privileges", "memlock limit", "pipe pages", "open files", "memory limits",
         "memory cgroup", "overcommit", "huge pages", "swap", "NUMA", "LUN", "free block devices", "registered window", "polled I/O",
         "NVMe passthrough", "persistent memory", "CAPI library", "preload library"}) {
     INFO(subject);

@@ -12,6 +12,7 @@
 #include "tools/bench/lio/lio_bench.h"
 #include "tools/bench/redis/redis_bench.h"
 #include "tools/subcommands.h"
+#include "tools/support/text.h"
 
 namespace lunar::tools {
 
@@ -44,7 +45,7 @@ int cmd_bench(int argc, char** argv) {
   if (name.empty())
     fmt::print(stderr, "{}", kHelp);
   else
-    fmt::print(stderr, "lunar: bench: no bench named '{}' (there are: fault, fits, redis, superpipe, lio, window)\n", name);
+    fmt::print(stderr, "lunar: bench: no bench named '{}' (there are: fault, fits, redis, superpipe, lio, window)\n", printable(name));
   return kExitUsage;
 }
 

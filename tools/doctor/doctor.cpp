@@ -68,7 +68,7 @@ int cmd_doctor(int argc, char** argv) {
       return 0;
     } else {
       std::string near = nearest_word(argv[i], {"--json", "--help"});
-      fprintf(stderr, "lunar doctor: unknown flag %s; %s\n", argv[i],
+      fprintf(stderr, "lunar doctor: unknown flag %s; %s\n", printable(argv[i]).c_str(),
               near.empty() ? "`lunar doctor --help` lists those there are" : ("did you mean " + near + "?").c_str());
       return kExitUsage;
     }

@@ -72,7 +72,12 @@ Finding check_kernel() {
                           size_text(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))).c_str()),
                   "", ""};
   ErrorText why;
-  if (sys::kernel_check(&why) < 0) {
+  if (const std::string calls = refused_calls(); !calls.empty()) {
+    finding.health = Health::kFail;
+    finding.lack = "the pager needs system calls that are refused: " + calls + " (a system call filter?)";
+    finding.remedy = probe_container().inside() ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows them"
+                                                : "run without the system call filter, or with one that allows them";
+  } else if (sys::kernel_check(&why) < 0) {
     finding.health = Health::kFail;
     finding.lack = why.text;
     finding.remedy = "boot a kernel of 5.19 or later, without a system call filter on vmsplice and madvise";
@@ -187,7 +192,26 @@ Finding check_open_files() {
                           ? "unlimited"
                           : text_of("%llu descriptors", static_cast<unsigned long long>(limit.rlim_cur));
   if (limit.rlim_cur >= 1024) return {"open files", Health::kOk, value, "", ""};
+  constexpr rlim_t kNeeded = 12;   // the program's three, ours, and what activation opens for a moment
+  if (limit.rlim_cur < kNeeded)
+    return {"open files", Health::kFail, value, text_of("Lunar needs %llu, and the program its own", static_cast<unsigned long long>(kNeeded)), "`ulimit -n 1024`"};
   return {"open files", Health::kWarn, value, "Lunar's own descriptors lie close to the program's", "`ulimit -n 1024`"};
+}
+
+// Reservations and thread stacks count against both, private writable memory against the second.
+Finding check_memory_limits() {
+  std::string value, command;
+  const auto add = [&](decltype(RLIMIT_AS) which, const char* name, const char* flag) {
+    rlimit limit{};
+    if (getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+    value += text_of("%s%s %s (%s)", value.empty() ? "" : ", ", name, size_text(limit.rlim_cur).c_str(), flag);
+    command += text_of("%s%s unlimited", command.empty() ? "" : "; ", flag);
+  };
+  add(RLIMIT_AS, "address space", "ulimit -v");
+  add(RLIMIT_DATA, "data", "ulimit -d");
+  if (value.empty()) return {"memory limits", Health::kOk, "none of this process", "", ""};
+  return {"memory limits", Health::kWarn, value, "a heap that the LUN could hold is refused: tiered memory counts against the limit although it is not in DRAM",
+          "`" + command + "`"};
 }
 
 // ---- memory ------------------------------------------------------------------------------------------------------
@@ -353,7 +377,7 @@ std::vector<Finding> examine_host(const Options& options) {
   std::vector<Finding> all = {
       check_kernel(),       check_userfaultfd(),    check_userfaultfd_rights(),       check_io_uring(),
       check_discard_vector(), check_privileges(),   check_container(), check_memlock(),                  check_pipe_pages(),
-      check_open_files(),   check_memory(memory),   check_cgroup(memory),             check_overcommit(),
+      check_open_files(),   check_memory_limits(),  check_memory(memory),   check_cgroup(memory),             check_overcommit(),
       check_thp(),          check_swap(),           check_numa(),                     check_lun_place(options, memory),
       check_block_devices()};
   for (Finding& finding : examine_devices()) all.push_back(std::move(finding));

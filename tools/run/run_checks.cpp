@@ -3,8 +3,11 @@
 // Threading: one thread. Changes nothing on the host. May not be used by runtime/ (it allocates).
 #include "tools/run/run_checks.h"
 
+#include <sys/mman.h>
+
 #include "base/error.h"
 #include "sys/kernel.h"
+#include "sys/mem.h"
 #include "tools/support/host.h"
 #include "tools/support/text.h"
 
@@ -48,7 +51,18 @@ bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why) 
   return true;
 }
 
+// jemalloc's first tables, before the library could say anything.
+bool check_limits(std::string* why) {
+  constexpr size_t kFirstTables = 32 * kMiB;
+  void* trial = nullptr;
+  const int rc = sys::map(nullptr, kFirstTables, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &trial);
+  if (rc == 0) return (void)sys::unmap(trial, kFirstTables), true;
+  return refuse(why, text_of("the kernel does not give %s of memory to this process: %s; raise the limit (%s)", size_text(kFirstTables).c_str(),
+                             errno_text(rc), sys::memory_limit()));
+}
+
 bool check_kernel_calls(std::string* why) {
+  if (!check_limits(why)) return false;
   ErrorText text;
   if (sys::kernel_check(&text) < 0) return refuse(why, text.text);
   UffdState state = probe_userfaultfd();

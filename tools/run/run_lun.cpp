@@ -141,6 +141,7 @@ bool check_block_device(const Look& look, const std::string& path, Room* room, s
 // Whether the path is there and this user may use it.
 bool check_rights(const Look& look, const std::string& path, struct stat* status, std::string* why) {
   const std::string origin = look.origin();
+  if (path.empty()) return refuse(why, origin + ": no path is named; give a directory, a block device, file:PATH or nvme:/dev/ngXnY");
   if (stat(path.c_str(), status) != 0) {
     if (errno != ENOENT) return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(errno)));
     return refuse(

@@ -116,6 +116,23 @@ std::string userfaultfd_remedy(const UffdState& state) {
 
 // ---- io_uring, process_madvise -----------------------------------------------------------------------------------
 
+// With arguments that the kernel itself turns down: a filter answers before it has looked at them.
+std::string refused_calls() {
+  struct Call {
+    const char* name;
+    long number, first, second;
+  };
+  constexpr long kBad = -1;
+  static constexpr Call kCalls[] = {{"vmsplice", SYS_vmsplice, kBad, 0}, {"memfd_create", SYS_memfd_create, 0, 0}, {"eventfd2", SYS_eventfd2, 0, kBad},
+                                    {"pipe2", SYS_pipe2, 0, kBad},       {"madvise", SYS_madvise, 0, 0},           {"mprotect", SYS_mprotect, 0, 0}};
+  std::string out;
+  for (const Call& call : kCalls) {
+    if (syscall(call.number, call.first, call.second, 0L, 0L) >= 0 || (errno != EPERM && errno != EACCES && errno != ENOSYS)) continue;
+    out += text_of("%s%s", out.empty() ? "" : ", ", call.name);
+  }
+  return out;
+}
+
 int probe_io_uring() {
   std::array<uint32_t, 30> parameters{};   // struct io_uring_params, all zero
   int fd = static_cast<int>(syscall(SYS_io_uring_setup, 4, parameters.data()));

@@ -29,6 +29,8 @@ struct ContainerState {
 ContainerState probe_container();
 std::string memlock_remedy();             // for RLIMIT_MEMLOCK
 
+// Of the system calls that activation needs, besides userfaultfd: those that are refused, "vmsplice, eventfd2"; "" when none is.
+std::string refused_calls();
 int probe_io_uring();                     // 0 or -errno
 // process_madvise(DONTNEED) on this process (6.13+): 0 or -errno (-EPERM: a filter).
 int probe_discard_vector();

@@ -65,6 +65,7 @@ int NvmeDevice::open(const char* uri, const DeviceOptions& options, Device** out
   char path[4096];
   int err = settings_parse(uri, uri + strlen("nvme:"), specs, 1, path, sizeof path, why);
   if (err < 0) return err;
+  if (path[0] == '\0') return why->set(-EINVAL, "LUN %s: no device; write nvme:/dev/ngXnY (`ls /dev/ng*`)", uri);
   if (sqpoll == Choice::kOn && (err = sys::uring_probe_sqpoll()) < 0)
     return why->set(err, "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
                     "later, or write sqpoll=auto", uri, errno_name(err), errno_text(err));
