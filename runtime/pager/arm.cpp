@@ -17,6 +17,7 @@
 #include "pager/handler.h"
 #include "pager/pager.h"
 #include "pager/state.h"
+#include "pager/unmapped.h"
 #include "stats/export.h"
 #include "sys/arena.h"
 #include "sys/fatal.h"

@@ -15,7 +15,8 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "base/arena.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "base/error.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"

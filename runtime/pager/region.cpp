@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "base/error.h"
+#include "base/format.h"
 #include "pager/activation.h"
 #include "pager/evictor.h"
 #include "pager/handler.h"
@@ -16,6 +17,7 @@
 #include "pager/unmapped.h"
 #include "sys/arena.h"
 #include "sys/file.h"
+#include "sys/log.h"
 #include "sys/mem.h"
 #include "sys/uffd.h"
 
