@@ -15,8 +15,6 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "sys/arena.h"
-#include "sys/fatal.h"
 #include "base/error.h"
 #include "pager/descriptors.h"
 #include "pager/evictor.h"
@@ -25,6 +23,8 @@
 #include "pager/seize.h"
 #include "pager/state.h"
 #include "pager/wipe.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
 #include "sys/file.h"
 
 #ifndef MREMAP_DONTUNMAP

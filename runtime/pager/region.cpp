@@ -293,7 +293,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   ErrorText why;
   if (pager_arm(&why) < 0) return -ENOMEM;
   if (space_charge(pages, true) < 0) {
-    state.refused_bytes.store(bytes, std::memory_order_relaxed);
+    if (state.account.lun_free() < static_cast<int64_t>(bytes)) state.refused_bytes.store(bytes, std::memory_order_relaxed);   // else its device has said why
     return -ENOMEM;
   }
   if (make_usable(region, offset, bytes, protection) < 0) {
