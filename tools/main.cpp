@@ -12,9 +12,9 @@ namespace lunar::tools {
 
 const Subcommand kSubcommands[] = {
     {"run", "run a command with its heap extended onto a LUN", cmd_run},
-    {"doctor", "what this host offers, what is missing, and the command that mends it", cmd_doctor},
+    {"doctor", "what this host offers, what is missing, and the command that fixes it", cmd_doctor},
     {"lun", "create, list, resize, remove and check virtual LUNs", cmd_lun},
-    {"bench", "measure Lunar beside what one would use instead", cmd_bench},
+    {"bench", "measure Lunar against what one would use instead", cmd_bench},
     {"help", "help on a subcommand, or on the options", cmd_help},
 };
 const size_t kSubcommandCount = sizeof kSubcommands / sizeof kSubcommands[0];

@@ -247,25 +247,25 @@ class Test:
             except BaseException:
                 end_session(child.pid)
                 raise
-            left = self.leftovers(child.pid, 0 if status is None else 2)
+            left = self.journal(child.pid, 0 if status is None else 2)
             child.wait()
         self.seconds = time.monotonic() - start
-        self.judge(status, left)
+        self.check_result(status, left)
 
     @staticmethod
-    def leftovers(session, grace_s):
+    def journal(session, grace_s):
         """Processes that outlive the test and had to be ended; those already on their way out are given time."""
         deadline = time.monotonic() + grace_s
         while processes_of_session(session) and time.monotonic() < deadline:
             time.sleep(0.05)
         return end_session(session)
 
-    def judge(self, status, left):
+    def check_result(self, status, left):
         self.skipped = {capability_of(line) for line in skips_in(self.log)} if status in (0, EXIT_SKIP) else set()
         if status is None:
             self.verdict, self.reason = "FAIL", f"still running after {self.limit_s} s; killed"
         elif status == EXIT_SKIP:
-            self.judge_skip()
+            self.check_skip()
         elif status != 0:
             self.verdict = "FAIL"
             self.reason = f"exit code {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
@@ -279,7 +279,7 @@ class Test:
                     self.verdict = "FAIL"
                     break
 
-    def judge_skip(self):
+    def check_skip(self):
         skips = skips_in(self.log)
         self.verdict, self.reason = ("skip", skips[0]) if skips else ("FAIL", "exit code 77, but no `skip:` line")
         if skips and unexpected_skip(skips[0]):

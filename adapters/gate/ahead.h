@@ -47,7 +47,7 @@ AheadCounters& ahead_counters();
 
 // Pieces asked for on the server's own behalf; a turn follows when they are in. False: too many requests under way.
 struct AheadFetch {
-  Missing missing{};
+  NonresidentRanges missing{};
   bool under_way = false;
 };
 void ahead_fetched(AheadFetch* fetch);

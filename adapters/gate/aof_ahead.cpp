@@ -79,16 +79,16 @@ unsigned parse_window(size_t bytes, uint64_t at) {
 }
 
 // Adds what is missing for an item. True: nothing.
-bool look_up(const Item& item, bool first, Missing* missing) {
+bool look_up(const Item& item, bool first, NonresidentRanges* missing) {
   Loading& l = g_loading;
   if (parse_command(l.buffer + item.begin, item.end - item.begin, &l.command) != Parse::kCommand || l.command.kept == 0) return true;
   const CommandKeys* keys = find_command_keys(l.command.argument[0]);
   const DatabaseView* where = l.layout->database(item.database);
-  return keys == nullptr || where == nullptr || walk_command(*l.layout, *where, *keys, l.command, first, nullptr, missing);
+  return keys == nullptr || where == nullptr || look_up_command(*l.layout, *where, *keys, l.command, first, nullptr, missing);
 }
 
 // Ranges for one call at the device's queue depth: each call waits for its last read.
-void fetch(Missing* missing, bool all) {
+void fetch(NonresidentRanges* missing, bool all) {
   Loading& l = g_loading;
   for (unsigned i = 0; i < missing->count; ++i) l.ranges[l.range_count++] = missing->range[i];
   l.asked += missing->bytes;
@@ -100,7 +100,7 @@ void fetch(Missing* missing, bool all) {
 
 void bring_in(unsigned count) {
   Loading& l = g_loading;
-  Missing missing{};
+  NonresidentRanges missing{};
   const uint64_t asked_max = pager_budget_pages() * page_bytes() / kBudgetPart;   // large values: the rest faults
   bool again = true;
   l.asked = 0;
@@ -123,12 +123,12 @@ void begin_command(FILE* file, size_t line) {
     --l.left;
     return;
   }
-  if (!pager_armed() || !l.known()) return;
+  if (!pager_active() || !l.known()) return;
   const off_t behind = ftello(file);
   const int fd = fileno(file);
   if (behind < static_cast<off_t>(line) || fd < 0) return;
   const uint64_t at = static_cast<uint64_t>(behind) - line;
-  if (file != l.file || at < l.next) l.database = 0;   // another file; what was passed over unseen is no SELECT
+  if (file != l.file || at < l.next) l.database = 0;   // another file; what was skipped unseen is no SELECT
   l.file = file;
   if (l.buffer == nullptr) l.buffer = static_cast<char*>(map_private(kBufferBytes, ForkPolicy::kInherit));
   const int64_t got = l.buffer == nullptr ? -1 : sys::read_at(fd, l.buffer, kBufferBytes, at);

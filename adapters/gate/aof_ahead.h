@@ -3,7 +3,7 @@
 // want is the same as a client's, and the file is there.
 //
 //   fgets(buffer, file): "*3\r\n"   the server begins a command ──► the next window of the file is read (pread), its commands are looked up,
-//                                   and what is missing is fetched in batches, a step of all walks at a time; then the server goes on
+//                                   and what is missing is fetched in batches, a step of all lookups at a time; then the server goes on
 //
 // The main thread does it, between two commands: nothing changes meanwhile, and nothing is shared. The server's own reading of the file is not
 // touched. A window is bounded by the DRAM budget: pages that wait for their command must not push each other out.

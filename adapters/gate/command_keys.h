@@ -28,7 +28,7 @@ enum class Wants : uint8_t {
   kFreedLater,   // likewise, but large ones are freed by another thread
   kMoves,        // of the first key its object, of the others what freeing reads
   kStores,       // of the first key what freeing reads, of the others their values
-  kDepends,      // on the other arguments (walk_freed.cpp)
+  kDepends,      // on the other arguments (freed_lookup.cpp)
 };
 
 // How much of a value is sure to be read beyond its top level.

@@ -81,7 +81,7 @@ Connection* Connections::add(int fd) {
 }
 
 void Connections::drop(Connection* c) {
-  end_walk(c);
+  end_lookup(c);
   table_[c->fd] = nullptr;
   c->list->remove(c);
   if (c->state == Hold::kHeld) --held_now_;

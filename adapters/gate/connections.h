@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "walk_cursor.h"
+#include "lookup_cursor.h"
 
 namespace lunar::redis {
 
@@ -44,12 +44,12 @@ struct Connection {
   bool late = false, waited = false;         // waited: for its user's turn, the last time
   bool link = false;          // to the server's master: replica_link.h
   unsigned rounds = 0;
-  WalkCursor cursor;          // of the first command, between its rounds
+  LookupCursor cursor;          // of the first command, between its rounds
   uint64_t hold = 0;          // number of its last hold: what a request of an earlier one brings in does not end it
   uint64_t since_ns = 0, deadline_ns = 0;   // of the first command's hold
-  uint64_t until_ns = 0;      // the deadline of a long walk; 0: its time has not begun
+  uint64_t until_ns = 0;      // the deadline of a long lookup; 0: its time has not begun
   uint64_t seen = 0;          // round of epoll_wait that has it in its result
-  uint64_t walked = 0;        // bytes that its long walk has asked for
+  uint64_t lookup_bytes = 0;        // bytes that its long lookup has asked for
   char* data = nullptr;       // bytes [begin, end) of `capacity`
   size_t begin = 0, end = 0, capacity = 0;
   Quota *quota = nullptr, *of_user = nullptr;        // where the capacity is counted
@@ -79,17 +79,17 @@ class Connections {
   void enter(Connection* c, Hold state) { enter(c, state, &lists_[static_cast<int>(state)]); }
   void enter(Connection* c, Hold state, ConnectionList* list);
   uint64_t held_now() const { return held_now_; }
-  // Long walks: what they have asked for until their commands run; one of them, which may always go on.
-  void count_walk(Connection* c, uint64_t bytes) {
-    c->walked += bytes;
-    walked_ += bytes;
+  // Long lookups: what they have asked for until their commands run; one of them, which may always go on.
+  void count_lookup(Connection* c, uint64_t bytes) {
+    c->lookup_bytes += bytes;
+    lookup_bytes_ += bytes;
   }
-  void end_walk(Connection* c) {
-    walked_ -= c->walked;
-    c->walked = 0;
+  void end_lookup(Connection* c) {
+    lookup_bytes_ -= c->lookup_bytes;
+    c->lookup_bytes = 0;
     if (leader_ == c) leader_ = nullptr;
   }
-  uint64_t walked() const { return walked_; }
+  uint64_t lookup_bytes() const { return lookup_bytes_; }
   Connection*& leader() { return leader_; }
 
   Quota& partial_quota() { return quotas_[0]; }
@@ -110,7 +110,7 @@ class Connections {
   Connection* spare_ = nullptr;
   size_t spare_bytes_ = 0;
   uint64_t held_now_ = 0;   // connections in kHeld
-  uint64_t walked_ = 0;
+  uint64_t lookup_bytes_ = 0;
   Connection* leader_ = nullptr;
 };
 

@@ -12,7 +12,7 @@
 #include "gate_inside.h"
 #include "server_fields.h"
 #include "sys/mem.h"
-#include "walk_freed.h"
+#include "freed_lookup.h"
 
 namespace lunar::redis {
 namespace {
@@ -146,16 +146,16 @@ bool choose(Candidate* out) {
 // Asks for what is missing, or the batch is ready.
 void look_at(Batch& batch) {
   Gate& g = gate();
-  Missing& missing = batch.fetch.missing;
+  NonresidentRanges& missing = batch.fetch.missing;
   missing.clear();
   for (unsigned i = 0; i < batch.count && !missing.full(); ++i) {
     const Candidate& one = batch.candidate[i];
     const DatabaseView* database = g.layout.database(one.database);
-    Walk walk{g.layout, &missing};
-    (void)walk.look_up(database->expires, one.slice());
-    const auto* object = static_cast<const ObjectView*>(walk.look_up(database->keys, one.slice()));
-    if (object != nullptr && walk.have(object, sizeof *object)) walk_freed(walk, *object, false);
-    if (object == nullptr && walk.complete) batch.candidate[i--] = batch.candidate[--batch.count];   // gone
+    KeyLookup lookup{g.layout, &missing};
+    (void)lookup.look_up(database->expires, one.slice());
+    const auto* object = static_cast<const ObjectView*>(lookup.look_up(database->keys, one.slice()));
+    if (object != nullptr && lookup.have(object, sizeof *object)) look_up_freed(lookup, *object, false);
+    if (object == nullptr && lookup.complete) batch.candidate[i--] = batch.candidate[--batch.count];   // gone
   }
   batch.state = Batch::State::kReady;
   if (missing.count == 0 || batch.rounds++ >= kRoundsOfBatch || !ahead_fetch(&batch.fetch)) return;
@@ -281,7 +281,7 @@ void eviction_offer() {
   }
 }
 
-bool eviction_has_victim(size_t bytes, Missing* missing) {
+bool eviction_has_victim(size_t bytes, NonresidentRanges* missing) {
   Eviction& e = g_eviction;
   if (!e.near || bytes < kGrowsBytes) return true;
   e.asked = true;

@@ -7,7 +7,7 @@
 //
 // A client's command that will evict depends on its victims' memory as on its keys': while none is ready, it is held for one that is fetched.
 //
-// The server still decides whether, when and how many. A candidate is a few milliseconds old; one that is gone meanwhile is passed over by it.
+// The server still decides whether, when and how many. A candidate is a few milliseconds old; one that is gone meanwhile is skipped.
 // Policies that choose at random (allkeys-random, volatile-random) have no pool: they are left to faults.
 //
 // Threading: as ahead.h. The server's pool is found by its shape (server_fields.h); where it is not, nothing is done.
@@ -25,6 +25,6 @@ bool eviction_near();
 // Pre: the server may run commands next.
 void eviction_offer();
 // Whether there is a victim for a command of that many bytes; else adds to *missing what one waits for.
-bool eviction_has_victim(size_t bytes, Missing* missing);
+bool eviction_has_victim(size_t bytes, NonresidentRanges* missing);
 
 }  // namespace lunar::redis

@@ -9,7 +9,7 @@
 #include "base/host_guard.h"
 #include "gate_inside.h"
 #include "server_fields.h"
-#include "walk_freed.h"
+#include "freed_lookup.h"
 
 namespace lunar::redis {
 namespace {
@@ -89,27 +89,27 @@ EntryView** bucket_of(const DictView& dict, int table, uint64_t index) {
 int64_t due_at(const EntryView& entry) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(entry.value)); }
 
 // All that expiring this key reads.
-bool is_in(Missing* missing, const DatabaseView& database, const EntryView& entry) {
-  Walk walk{gate().layout, missing};
-  if (!walk.have_text(entry.key)) return false;
+bool is_in(NonresidentRanges* missing, const DatabaseView& database, const EntryView& entry) {
+  KeyLookup lookup{gate().layout, missing};
+  if (!lookup.have_text(entry.key)) return false;
   const Slice key{entry.key, sds_length(entry.key)};
-  (void)walk.look_up(database.expires, key);
-  const auto* object = static_cast<const ObjectView*>(walk.look_up(database.keys, key));
-  if (object != nullptr && walk.have(object, sizeof *object)) walk_freed(walk, *object, false);
-  return walk.complete;
+  (void)lookup.look_up(database.expires, key);
+  const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, key));
+  if (object != nullptr && lookup.have(object, sizeof *object)) look_up_freed(lookup, *object, false);
+  return lookup.complete;
 }
 
 // Expires what is due in a bucket and in. An expiry changes the chain, and may end a rehash: then the bucket is looked up again.
 void expire_bucket(Window& window, const DatabaseView& database, uint64_t index, int table, bool all) {
   Expiry& e = g_expiry;
-  Walk walk{gate().layout, &window.fetch.missing};
+  KeyLookup lookup{gate().layout, &window.fetch.missing};
   for (unsigned again = 0; again < kChainMax; ++again) {
     const auto& dict = *static_cast<const DictView*>(database.expires);
     EntryView* const* slot = bucket_of(dict, table, index);
-    if (slot == nullptr || !walk.have(slot, sizeof *slot)) return;
+    if (slot == nullptr || !lookup.have(slot, sizeof *slot)) return;
     bool changed = false;
     unsigned n = 0;
-    for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && walk.have(entry, sizeof *entry); entry = entry->next, ++n) {
+    for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry); entry = entry->next, ++n) {
       if (e.now_ms <= due_at(*entry)) continue;
       const bool in = is_in(&window.fetch.missing, database, *entry);
       if (!in && !all) continue;
@@ -148,7 +148,7 @@ void end_window(Window& window) {
 void do_window(Window& window) {
   const DatabaseView& database = *gate().layout.database(window.database);
   const bool all = window.rounds >= kRoundsOfWindow;
-  Missing& missing = window.fetch.missing;
+  NonresidentRanges& missing = window.fetch.missing;
   missing.clear();
   window.sampled = 0;
   bool late = false;
@@ -195,19 +195,19 @@ bool something_due() {
   for (int i = 0; const DatabaseView* database = g.layout.database(i); ++i) {
     const DictView* dict = expiries_of(database);
     if (dict == nullptr) continue;
-    Missing missing;
-    Walk walk{g.layout, &missing};
+    NonresidentRanges missing;
+    KeyLookup lookup{g.layout, &missing};
     uint64_t sampled = 0, cursor = cursor_of(database);
     for (uint64_t b = 0; b < kBucketsMax && b < buckets_of(*dict) && sampled < kSampledMax; ++b, ++cursor) {
       for (int t = 0; t < 2; ++t) {
         EntryView* const* slot = bucket_of(*dict, t, cursor);
-        if (slot == nullptr || !walk.have(slot, sizeof *slot)) continue;
+        if (slot == nullptr || !lookup.have(slot, sizeof *slot)) continue;
         unsigned n = 0;
-        for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && walk.have(entry, sizeof *entry); entry = entry->next, ++n, ++sampled)
+        for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry); entry = entry->next, ++n, ++sampled)
           if (due_at(*entry) < by) return true;
       }
     }
-    if (!walk.complete) return true;
+    if (!lookup.complete) return true;
   }
   return false;
 }

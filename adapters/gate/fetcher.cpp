@@ -12,7 +12,7 @@
 namespace lunar::redis {
 namespace {
 
-// A door that prefetches passes over pages that another thread has in hand: those are waited for.
+// A prefetch skips pages that another thread has in hand: those are waited for.
 void bring_in(const lunar_range* ranges, unsigned count) {
   (void)pager_prefetch(ranges, count);
   const auto busy = [](const void* address) {
@@ -67,7 +67,7 @@ void Fetcher::recycle(Request* request) {
 void Fetcher::submit(Request* request) {
   request->next = nullptr;
   {
-    sys::Locked<sys::SpinLock> hold(lock_);
+    sys::Locked<sys::SpinLock> lock(lock_);
     (last_ != nullptr ? last_->next : waiting_) = request;
     last_ = request;
     pending_.fetch_add(1, std::memory_order_seq_cst);
@@ -93,7 +93,7 @@ void Fetcher::leave_this_cpu() {
 }
 
 Request* Fetcher::take_done() {
-  sys::Locked<sys::SpinLock> hold(lock_);
+  sys::Locked<sys::SpinLock> lock(lock_);
   Request* first = done_;
   done_ = nullptr;
   return first;
@@ -101,12 +101,12 @@ Request* Fetcher::take_done() {
 
 bool Fetcher::begin_sleep() {
   sleeping_.store(1, std::memory_order_seq_cst);
-  sys::Locked<sys::SpinLock> hold(lock_);
+  sys::Locked<sys::SpinLock> lock(lock_);
   return done_ != nullptr;
 }
 
 Request* Fetcher::take_batch(unsigned* ranges) {
-  sys::Locked<sys::SpinLock> hold(lock_);
+  sys::Locked<sys::SpinLock> lock(lock_);
   Request* first = waiting_;
   Request* end = nullptr;
   uint32_t taken = 0;
@@ -125,7 +125,7 @@ Request* Fetcher::take_batch(unsigned* ranges) {
 
 void Fetcher::finish(Request* first) {
   {
-    sys::Locked<sys::SpinLock> hold(lock_);
+    sys::Locked<sys::SpinLock> lock(lock_);
     Request* last = first;
     while (last->next != nullptr) last = last->next;
     last->next = done_;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fetches pages for the input gate: a few service threads that take what is asked for in batches, bring it in through the
-// pager's doors at queue depth, and tell the main thread by an eventfd, if that is asleep.
+// pager's range operations at queue depth, and tell the main thread by an eventfd, if that is asleep.
 //
 //   main ── submit ──► waiting ── thread: prefetch a batch ──► done ── take_done ──► main
 //
-// The threads keep off the main thread's CPU, where they would push it aside for a tick or more (waking is what puts them there).
+// The threads keep off the main thread's CPU, where they would preempt it for a tick or more (waking is what puts them there).
 //
 // Requests are made on demand from sys/arena and kept; there are at most kRequestsMax.
 //
@@ -27,7 +27,7 @@ struct Request {
   Share* share = nullptr;   // its user's, in which it counts
   uint64_t hold = 0;   // the connection's when it was made: ended when the pages are in, or the descriptor somebody else's
   AheadFetch* ahead = nullptr;   // asked for by none of the clients (ahead.h)
-  Missing pages;
+  NonresidentRanges pages;
 };
 
 class Fetcher {

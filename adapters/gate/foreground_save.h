@@ -2,7 +2,7 @@
 // Notices a save of the server's own (SAVE, SHUTDOWN, DEBUG RELOAD: no fork) and has the tables read ahead of it (save_ahead.h).
 //
 //   fopen("temp-PID.rdb", "w")   this file is the one
-//   fwrite: its first bytes      handlers of modules have run, the walk of the tables is next    ──► starts
+//   fwrite: its first bytes      handlers of modules have run, the iteration over the tables is next    ──► starts
 //   fwrite: further ones         the server waits while it is not behind the reader (a forked child that saves to a file, too)
 //   fclose                       before anything else is done                                    ──► stopped and joined
 //

@@ -19,7 +19,7 @@
 #include "program_got.h"
 #include "replica_link.h"
 #include "save_ahead.h"
-#include "stream_walk.h"
+#include "stream_lookup.h"
 #include "sys/file.h"
 #include "sys/log.h"
 
@@ -34,9 +34,9 @@ constexpr const char* kUnknownLayout = "this server is laid out in a way that is
 constexpr unsigned kKeysLookedAtEvery = 64;   // reads
 constinit uint64_t g_round = 0;
 
-void open_for_good(const char* what, const ErrorText& why) {
+void bypass(const char* what, const ErrorText& why) {
   g_reason = why;
-  g_gate.state.store(GateState::kOpen, std::memory_order_release);
+  g_gate.state.store(GateState::kBypassed, std::memory_order_release);
   log_warning("input gate stays open, cold keys wait one by one: %s%s", what, why.text);
 }
 
@@ -49,7 +49,7 @@ bool start_fetching() {
   if (rc == 0) rc = sys::epoll_set(g.epoll, g.fetcher.event_fd(), EPOLLIN, true);
   if (rc < 0) {
     (void)why.set(rc, "%s", errno_name(rc));
-    open_for_good("its threads cannot be started: ", why);
+    bypass("its threads cannot be started: ", why);
     return false;
   }
   return g.fetching = true;
@@ -60,7 +60,7 @@ bool opened_for_io_threads() {
   if (!g_gate.layout.io_threads_may_read()) return false;
   ErrorText why;
   (void)why.set(-ENOTSUP, "io-threads are on");
-  open_for_good("", why);
+  bypass("", why);
   return true;
 }
 
@@ -70,18 +70,18 @@ void look_for_server(int epoll, const epoll_event* events, int events_max) {
   Gate& g = g_gate;
   static bool threads_seen = false;
   if (g.epoll >= 0) {
-    if (!threads_seen && pager_armed()) threads_seen = true, (void)opened_for_io_threads();
+    if (!threads_seen && pager_active()) threads_seen = true, (void)opened_for_io_threads();
     return;
   }
   ErrorText why;
   int rc = g.layout.find_data(epoll, events, events_max, &why);
   if (rc == 0 && ++g_attempts < kAttemptsMax) return;
   if (rc == 0) (void)why.set(-ENOTSUP, "its databases were not found");
-  if (rc <= 0) return open_for_good(kUnknownLayout, why);
+  if (rc <= 0) return bypass(kUnknownLayout, why);
   g.epoll = epoll;
 }
 
-// The pages are in, or the time is up: the server is to read, and what it reads is judged again.
+// The pages are in, or the time is up: the server is to read, and what it reads is scanned again.
 void release(Connection* c, bool late) {
   c->late = late;
   const uint64_t held = c->state == Hold::kHeld ? sys::now_ns() - c->since_ns : 0;
@@ -122,15 +122,15 @@ void take_what_is_done() {
 void give_turns() {
   Gate& g = g_gate;
   const uint64_t each = kClientBytesMin / 4, most = user_bytes_max();
-  unsigned walks = g.connections.walked() < walks_bytes_max() ? UINT_MAX : g.connections.leader() == nullptr ? 1 : 0;
+  unsigned lookups = g.connections.lookup_bytes() < lookups_bytes_max() ? UINT_MAX : g.connections.leader() == nullptr ? 1 : 0;
   for (Share** at = &g.shares.waiting(); *at != nullptr;) {
     Share* share = *at;
     uint64_t bytes = share->bytes;
     unsigned requests = share->requests;
     for (Connection *c = share->waiting.head, *next; c != nullptr && bytes < most && requests < kUserRequestsMax; c = next) {
       next = c->next;
-      if (c->cursor.far() && walks == 0) continue;
-      if (c->cursor.far()) --walks;
+      if (c->cursor.far() && lookups == 0) continue;
+      if (c->cursor.far()) --lookups;
       release(c, false);
       bytes += each;
       ++requests;
@@ -150,21 +150,21 @@ void begin_fetching(uint64_t now) {
   g.fetcher.flush();
   const uint64_t deadline = now + uint64_t{g.options.hold_ms_max} * 1000000;
   for (Connection* c = g.connections.held().tail; c != nullptr && c->hold > g.holds_begun; c = c->previous) {
-    if (c->until_ns == 0) c->until_ns = now + kWalkHolds * (deadline - now);
+    if (c->until_ns == 0) c->until_ns = now + kLookupHolds * (deadline - now);
     if (c->deadline_ns == UINT64_MAX) c->deadline_ns = c->cursor.far() ? c->until_ns : deadline;
     if (c->deadline_ns < g.first_deadline_ns) g.first_deadline_ns = c->deadline_ns;
   }
   g.holds_begun = g.holds;
 }
 
-// Those of a list whose time is up; of long walks, whose faults stop everybody, the first: *walks may go.
-void let_go(ConnectionList& list, bool all, uint64_t now, unsigned* walks) {
+// Those of a list whose time is up; of long lookups, whose faults stop everybody, the first: *lookups may go.
+void release_due(ConnectionList& list, bool all, uint64_t now, unsigned* lookups) {
   Gate& g = g_gate;
   for (Connection *c = list.head, *next; c != nullptr; c = next) {
     next = c->next;
-    const bool due = all || c->deadline_ns <= now, walk = c->cursor.far() && !all;
-    if (due && (!walk || *walks != 0)) {
-      if (walk) --*walks;
+    const bool due = all || c->deadline_ns <= now, long_lookup = c->cursor.far() && !all;
+    if (due && (!long_lookup || *lookups != 0)) {
+      if (long_lookup) --*lookups;
       release(c, true);
     } else if (c->deadline_ns < g.first_deadline_ns) {
       g.first_deadline_ns = c->deadline_ns;
@@ -172,16 +172,16 @@ void let_go(ConnectionList& list, bool all, uint64_t now, unsigned* walks) {
   }
 }
 
-void let_go_of_late_ones(uint64_t now) {
+void release_late(uint64_t now) {
   Gate& g = g_gate;
   const bool all = !g.watching();
   for (Connection* c; (c = g.connections.partial().head) != nullptr && (all || c->deadline_ns <= now);) release(c, true);
   if (Connection* link = link_waiting(); link != nullptr && (all || link->deadline_ns <= now)) release(link, true);
   if (!all && now < g.first_deadline_ns) return;
   g.first_deadline_ns = UINT64_MAX;
-  unsigned walks = 1;
-  for (Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting) let_go(share->waiting, all, now, &walks);
-  let_go(g.connections.held(), all, now, &walks);
+  unsigned lookups = 1;
+  for (Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting) release_due(share->waiting, all, now, &lookups);
+  release_due(g.connections.held(), all, now, &lookups);
 }
 
 bool server_wants(const Connection* c) { return (g_gate.layout.event_mask(c->fd) & 1) != 0; }
@@ -253,7 +253,7 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
   if (g.watching() && g.threads_read.load(std::memory_order_acquire)) {
     ErrorText why;
     (void)why.set(-ENOTSUP, "its io-threads read from clients");
-    open_for_good("", why);
+    bypass("", why);
   }
   const uint64_t started = sys::now_ns();
   int left = timeout_ms;
@@ -262,7 +262,7 @@ int wait_for_events(int epoll, epoll_event* events, int max, int timeout_ms) {
     give_turns();
     const uint64_t now = first ? started : sys::now_ns();
     begin_fetching(now);
-    let_go_of_late_ones(now);
+    release_late(now);
     int sleep = ahead_sleep(time_to_sleep(left, now), now);
     if (sleep != 0 && g.fetcher.begin_sleep()) sleep = 0;
     ahead_before_wait();
@@ -312,15 +312,15 @@ int hook_tls_read(void* tls, void* buffer, int bytes) {
   const bool here = on_main_thread();
   const int got = static_cast<int>(here ? gate_input(from, buffer, size) : gate_input_elsewhere(from, buffer, size));
   if (got > 0) errno = 0;   // the server looks at it first, and SSL_read leaves it so
-  if (here) g.tls_put_off = g.put_off ? tls : nullptr;
+  if (here) g.tls_deferred = g.deferred ? tls : nullptr;
   return got;
 }
 
 int hook_tls_error(const void* tls, int rc) {
   constexpr int kWantRead = 2;   // SSL_ERROR_WANT_READ
   Gate& g = g_gate;
-  if (tls == nullptr || tls != g.tls_put_off || !on_main_thread()) return g.tls_error(tls, rc);
-  g.tls_put_off = nullptr;
+  if (tls == nullptr || tls != g.tls_deferred || !on_main_thread()) return g.tls_error(tls, rc);
+  g.tls_deferred = nullptr;
   return kWantRead;
 }
 
@@ -371,7 +371,7 @@ void enter_child() {
 bool keys_known() {
   Gate& g = g_gate;
   const GateState state = g.state.load(std::memory_order_relaxed);
-  if (g.epoll < 0 || state == GateState::kOff || !pager_armed()) return false;
+  if (g.epoll < 0 || state == GateState::kOff || !pager_active()) return false;
   ErrorText why;
   return g.fetching || (state == GateState::kStarting && g.layout.check_keys(&why) > 0);
 }
@@ -404,21 +404,21 @@ Gate& gate() { return g_gate; }
 void look_at_keys(int fd) {
   Gate& g = g_gate;
   static unsigned reads = 0;
-  if (!pager_armed()) return;
+  if (!pager_active()) return;
   ErrorText why;
   const bool master = g.layout.master_of(fd) != nullptr;
   if (!master && g.layout.client_of(fd) == nullptr) {
-    if (g.layout.strange_client(fd)) open_for_good(kUnknownLayout, ((void)why.set(-ENOTSUP, "its clients look different"), why));
+    if (g.layout.foreign_client(fd)) bypass(kUnknownLayout, ((void)why.set(-ENOTSUP, "its clients look different"), why));
     return;
   }
   if (reads++ % (master ? kKeysLookedAtEvery / 16 : kKeysLookedAtEvery) != 0) return;   // a stream's reads are large, and many commands
   int rc = g.layout.check_keys(&why);
   if (rc > 0 && rights_check(&why) < 0) rc = -1;
   if (rc > 0) {
-    stream_walk_check();
+    stream_lookup_check();
     g.rehash.start(g.layout);
   }
-  if (rc < 0) return open_for_good(kUnknownLayout, why);
+  if (rc < 0) return bypass(kUnknownLayout, why);
   if (rc <= 0 || opened_for_io_threads() || !start_fetching()) return;
   g.state.store(GateState::kWatching, std::memory_order_release);
   ahead_start();
@@ -454,12 +454,12 @@ void gate_set(const GateOptions& options) {
   Gate& g = g_gate;
   if (g.state.load() == GateState::kOff) return;
   g.options = options;
-  if (!options.enabled) g.state.store(GateState::kOpen);
-  else if (g.state.load() == GateState::kOpen && g_reason.text[0] == 0) g.state.store(GateState::kStarting);
+  if (!options.enabled) g.state.store(GateState::kBypassed);
+  else if (g.state.load() == GateState::kBypassed && g_reason.text[0] == 0) g.state.store(GateState::kStarting);
 }
 
 GateState gate_state() { return g_gate.state.load(std::memory_order_relaxed); }
-const char* gate_reason() { return g_gate.state.load() == GateState::kOpen ? (g_reason.text[0] != 0 ? g_reason.text : "switched off") : ""; }
+const char* gate_reason() { return g_gate.state.load() == GateState::kBypassed ? (g_reason.text[0] != 0 ? g_reason.text : "switched off") : ""; }
 GateWorst gate_take_worst() {
   return {std::exchange(g_gate.longest_hold_ns, 0), pager_take_longest_fault_ns(), std::exchange(g_gate.longest_stall_ns, 0)};
 }

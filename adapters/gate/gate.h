@@ -10,9 +10,9 @@
 // epoll_wait, close, and OpenSSL's SSL_read (with SSL_get_error and SSL_pending, so that the session agrees). Held for at most
 // `hold_ms_max` and kRoundsMax rounds, then passed as it is: the command faults, and is right.
 //
-// One that goes through whole values (walk_whole.h), or many, is held for up to kWalkHolds times as long and kWalkRoundsMax rounds: passed
-// cold, it would stop everybody for hundreds of faults. What it may ask for is bounded (kWalkPart), and what all of these have brought in
-// (kWalksPart): beyond that one goes on, the others wait for their turn, together with what a user has under way. Of those whose time is up,
+// One that goes through whole values (value_lookup.h), or many, is held for up to kLookupHolds times as long and kLookupRoundsMax rounds: passed
+// cold, it would stop everybody for hundreds of faults. What it may ask for is bounded (kLookupPart), and what all of these have brought in
+// (kLookupsPart): beyond that one goes on, the others wait for their turn, together with what a user has under way. Of those whose time is up,
 // one is passed between two waits for events.
 //
 // A look takes kLookUnits of work. What comes behind in the same input, or is left of a value, is looked at after the other clients' turn.
@@ -21,14 +21,14 @@
 // (client_rights.h): neither the LUN, nor the budget, nor the time that a refusal takes tells it anything. What others may have under way or
 // held is bounded, a client and a user (user_share.h).
 //
-// What a command frees counts as what it reads: the old value of a SET, a deleted one (walk_freed.h), and at maxmemory the victims that it will
+// What a command frees counts as what it reads: the old value of a SET, a deleted one (freed_lookup.h), and at maxmemory the victims that it will
 // evict (eviction.h). Active expiry, which is no client's command, is done in turns on keys whose pages are in (expiry.h).
 //
 // A replica's link to its master is read ahead of: replica_link.h.
 //
 // Passed at once, without look-up: everything but sockets of clients (other replication links, pipes, files), a command's start that is
-// all there is (the rest is judged with what the server has of it), commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
-// server's layout is not known (one line in the log), and for good once threads of the server read for it (io-threads-do-reads).
+// all there is (the rest is scanned with what the server has of it), commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
+// server's layout is not known (one line in the log), and permanently once threads of the server read for it (io-threads-do-reads).
 //
 // Hash tables that the server doubles are moved here, as their entries come in (rehash_ahead.h).
 //
@@ -58,7 +58,7 @@ GateOptions gate_options(const Options& options);
 enum class GateState : uint8_t {
   kOff,        // not installed, or a forked child
   kStarting,   // the server's data is not known yet
-  kOpen,       // passes everything: see gate_reason
+  kBypassed,       // passes everything: see gate_reason
   kWatching,   // holds what is cold
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the server's read() gets: see gate.h. A read goes straight into the server's buffer and is judged there; only what must
+// What the server's read() gets: see gate.h. A read goes straight into the server's buffer and is scanned there; only what must
 // wait is copied.
 #include <errno.h>
 #include <limits.h>
@@ -17,13 +17,13 @@
 namespace lunar::redis {
 namespace {
 
-// A client whose input can be judged, and where the server is in it.
+// A client whose input can be scanned (an eligible client), and where the server is in it.
 struct Input {
   const ClientView* client = nullptr;
   Progress progress;
 };
 
-struct Verdict {
+struct ScanResult {
   size_t good = 0;     // bytes from the start that may go to the server
   bool cold = false;   // what follows waits for pages; else it is part of a command
 };
@@ -47,11 +47,11 @@ uint64_t part_of_budget(uint64_t part, uint64_t most) {
   return bytes < kClientBytesMin ? kClientBytesMin : bytes > most ? most : bytes;
 }
 
-uint64_t walk_bytes_max() { return part_of_budget(kWalkPart, kWalkBytesMax); }
+uint64_t lookup_bytes_max() { return part_of_budget(kLookupPart, kLookupBytesMax); }
 
 // One command of a client on `*database`; `keys`: as the table has it, or nullptr. True: nothing is missing for it, or it is none of the client's business.
-// cursor: as walk_command.
-bool look_up(const Command& command, const CommandKeys* keys, int* database, Rights* rights, bool first_look, WalkCursor* cursor, Missing* missing) {
+// cursor: as look_up_command.
+bool look_up(const Command& command, const CommandKeys* keys, int* database, Rights* rights, bool first_look, LookupCursor* cursor, NonresidentRanges* missing) {
   Gate& g = gate();
   if (command.kept == 0) return true;
   g.work.commands.add();
@@ -68,7 +68,7 @@ bool look_up(const Command& command, const CommandKeys* keys, int* database, Rig
   const DatabaseView* where = g.layout.database(*database);
   if (where == nullptr) return true;
   const uint64_t missed = missing->bytes;
-  const bool there = walk_command(g.layout, *where, *keys, command, first_look, cursor, missing);
+  const bool there = look_up_command(g.layout, *where, *keys, command, first_look, cursor, missing);
   const bool cold = !there && (missing->bytes != missed || missing->full());
   if (first_look) note_first_look(*keys, command, cold);
   else if (cold && cursor != nullptr && !cursor->counted && cursor->idle != 0) g.work.seen_cold.add();   // what was looked at first was there
@@ -97,9 +97,9 @@ Parse parse_at(const Input& input, const char* text, size_t at, size_t bytes, Co
 // Looks at the whole commands of `text`, what the server has of the first one included.
 // `first_look`: nothing of it has been held; `late`: the first command has waited enough. The start of a command is kept only behind
 // others: when it is all there is, the server's own rules for it (errors, idle clients) are to hold.
-Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool first_look, bool late, Rights* rights, Missing* missing) {
+ScanResult scan_commands(const Input& input, const char* text, size_t bytes, bool first_look, bool late, Rights* rights, NonresidentRanges* missing) {
   Gate& g = gate();
-  Verdict verdict;
+  ScanResult result;
   int database = g.layout.database_of(*input.client);
   unsigned behind = 0;
   bool few = true;
@@ -107,11 +107,11 @@ Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool 
     const Parse parse = parse_at(input, text, at, bytes, &g.command);
     const bool first = at == 0;
     // What the server has is not a whole command, or it waits for something else than input.
-    const bool strange = parse == Parse::kCommand && first && g.command.bytes <= input.progress.bytes;
-    if (parse != Parse::kCommand || strange) {
-      const bool leave = parse == Parse::kBad || strange || g.command.bytes > kPartialMax || first;
-      if (leave && !verdict.cold) {
-        verdict.good = bytes;
+    const bool unexpected = parse == Parse::kCommand && first && g.command.bytes <= input.progress.bytes;
+    if (parse != Parse::kCommand || unexpected) {
+      const bool leave = parse == Parse::kBad || unexpected || g.command.bytes > kPartialMax || first;
+      if (leave && !result.cold) {
+        result.good = bytes;
         few = false;
       }
       break;
@@ -119,38 +119,38 @@ Verdict judge_commands(const Input& input, const char* text, size_t bytes, bool 
     at += g.command.bytes;
     const CommandKeys* keys = g.command.kept == 0 ? nullptr : find_command_keys(g.command.argument[0]);
     if (keys == nullptr && g.command.kept != 0 && changes_rights(g.command)) {   // as whom the rest runs is not known yet
-      if (!verdict.cold) {
-        verdict.good = bytes;
+      if (!result.cold) {
+        result.good = bytes;
         few = false;
       }
       break;
     }
     if (g.command.kept > 1 && same_word(g.command.argument[0], "DEBUG") && same_word(g.command.argument[1], "SET-ACTIVE-EXPIRE")) expiry_leave();
-    if (!first && !verdict.cold) {   // that before goes on
-      verdict.cold = missing->units == 0;
-      g.cursor = {.bytes_max = walk_bytes_max(), .counted = verdict.cold};
+    if (!first && !result.cold) {   // that before goes on
+      result.cold = missing->units == 0;
+      g.cursor = {.bytes_max = lookup_bytes_max(), .counted = result.cold};
     }
     if (!first && missing->units == 0) break;   // those before it were enough for one look
-    if (!look_up(g.command, keys, &database, rights, first_look, verdict.cold ? nullptr : &g.cursor, missing)) {
+    if (!look_up(g.command, keys, &database, rights, first_look, result.cold ? nullptr : &g.cursor, missing)) {
       if (first && late) {
         g.work.timeouts.add();
         missing->count = 0;
         missing->bytes = 0;
       } else {
-        verdict.cold = true;
+        result.cold = true;
       }
     }
-    if (!verdict.cold) {
-      verdict.good = at;
+    if (!result.cold) {
+      result.good = at;
       few = few && adds_few_keys(g.command, keys);
     } else if (missing->full() || ++behind > kLookAhead) break;
   }
   g.few_keys = few;
-  return verdict;
+  return result;
 }
 
 // Of the `n` bytes that come behind what the server has.
-Verdict judge(const Input& input, size_t n, bool first_look, bool late, Missing* missing, Share** share) {
+ScanResult scan(const Input& input, size_t n, bool first_look, bool late, NonresidentRanges* missing, Share** share) {
   Gate& g = gate();
   Rights rights;
   rights_of(g.layout, *input.client, &rights);
@@ -159,23 +159,23 @@ Verdict judge(const Input& input, size_t n, bool first_look, bool late, Missing*
     return {n, false};
   }
   const size_t there = input.progress.bytes;
-  Verdict verdict = judge_commands(input, input.progress.text, there + n, first_look, late, &rights, missing);
-  verdict.good = verdict.good < there ? 0 : verdict.good - there;
-  if (verdict.cold) {
+  ScanResult result = scan_commands(input, input.progress.text, there + n, first_look, late, &rights, missing);
+  result.good = result.good < there ? 0 : result.good - there;
+  if (result.cold) {
     if (missing->bytes >= missing->bytes_max) g.work.cut.add();
     *share = g.shares.of(rights.user);
   }
-  return verdict;
+  return result;
 }
 
 
 ssize_t again() {
-  gate().put_off = true;
+  gate().deferred = true;
   errno = EAGAIN;
   return -1;
 }
 
-void ask_for(Connection* c, Request* request, const Missing& missing, Share* share) {
+void ask_for(Connection* c, Request* request, const NonresidentRanges& missing, Share* share) {
   Gate& g = gate();
   request->fd = c->fd;
   request->hold = c->hold;
@@ -199,7 +199,7 @@ bool look_again(Connection* c, bool anew) {
   }
   if (anew || c->since_ns == 0) {
     c->since_ns = sys::now_ns();
-    c->until_ns = c->since_ns + kWalkHolds * g.options.hold_ms_max * 1000000;
+    c->until_ns = c->since_ns + kLookupHolds * g.options.hold_ms_max * 1000000;
   }
   c->waited = false;
   c->cursor = g.cursor;
@@ -211,21 +211,21 @@ bool look_again(Connection* c, bool anew) {
 }
 
 // Whether `c` may ask for more of its values.
-bool walk_may_go_on(Connection* c, uint64_t bytes) {
+bool lookup_may_go_on(Connection* c, uint64_t bytes) {
   Connections& all = gate().connections;
-  if (all.leader() == c || all.walked() + bytes <= walks_bytes_max()) return true;
+  if (all.leader() == c || all.lookup_bytes() + bytes <= lookups_bytes_max()) return true;
   if (all.leader() != nullptr) return false;
   all.leader() = c;
   return true;
 }
 
 // `c` waits for its pages, or for its user's turn to ask for them. `anew`: for a command that has not waited yet. False: it cannot be held.
-bool hold(Connection* c, const Missing& missing, Share* share, bool anew) {
+bool hold(Connection* c, const NonresidentRanges& missing, Share* share, bool anew) {
   Gate& g = gate();
   if (missing.count == 0) return look_again(c, anew);
-  if (anew) g.connections.end_walk(c);
+  if (anew) g.connections.end_lookup(c);
   const bool turn = (share->requests == 0 || (share->bytes + missing.bytes <= user_bytes_max() && share->requests < kUserRequestsMax)) &&
-                    (!g.cursor.far() || walk_may_go_on(c, missing.bytes));
+                    (!g.cursor.far() || lookup_may_go_on(c, missing.bytes));
   Request* request = turn ? g.fetcher.spare() : nullptr;
   if (turn && request == nullptr) return false;
   const bool begins = anew || c->since_ns == 0;
@@ -242,7 +242,7 @@ bool hold(Connection* c, const Missing& missing, Share* share, bool anew) {
   c->cursor = g.cursor;
   c->hold = ++g.holds;
   if (turn) {
-    if (g.cursor.far()) g.connections.count_walk(c, missing.bytes);
+    if (g.cursor.far()) g.connections.count_lookup(c, missing.bytes);
     ask_for(c, request, missing, share);
     g.connections.enter(c, Hold::kHeld);
     return true;
@@ -261,21 +261,21 @@ bool hold(Connection* c, const Missing& missing, Share* share, bool anew) {
 
 // Keeps what the server does not get of the `n` bytes in its buffer. `c`: the connection's entry, all of whose bytes are in the
 // buffer, or nullptr. What read() returns.
-ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, Verdict verdict, const Missing& missing, Share* share) {
+ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, ScanResult result, const NonresidentRanges& missing, Share* share) {
   Gate& g = gate();
-  const size_t rest = n - verdict.good;
+  const size_t rest = n - result.good;
   if (rest == 0) {
     if (c != nullptr) g.connections.drop(c);
     return static_cast<ssize_t>(n);
   }
-  const bool same = c != nullptr && verdict.good == 0 && n == c->size();   // nothing new has come, nothing goes
-  const bool anew = verdict.good != 0 || c == nullptr || c->state == Hold::kPartial;
+  const bool same = c != nullptr && result.good == 0 && n == c->size();   // nothing new has come, nothing goes
+  const bool anew = result.good != 0 || c == nullptr || c->state == Hold::kPartial;
   if (c == nullptr) c = g.connections.add(fd);
-  bool kept = c != nullptr && rest <= kHoldBytesMax && (!verdict.cold || share != nullptr);
+  bool kept = c != nullptr && rest <= kHoldBytesMax && (!result.cold || share != nullptr);
   if (kept && !same)
-    kept = verdict.cold ? g.connections.fill(c, buffer + verdict.good, rest, &g.connections.held_quota(), &share->held)
-                        : g.connections.fill(c, buffer + verdict.good, rest, &g.connections.partial_quota(), nullptr);
-  if (kept && verdict.cold) {
+    kept = result.cold ? g.connections.fill(c, buffer + result.good, rest, &g.connections.held_quota(), &share->held)
+                        : g.connections.fill(c, buffer + result.good, rest, &g.connections.partial_quota(), nullptr);
+  if (kept && result.cold) {
     kept = hold(c, missing, share, anew);
   } else if (kept) {
     c->deadline_ns = sys::now_ns() + kPartialNsMax;
@@ -283,15 +283,15 @@ ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, Verdict verdic
   }
   if (!kept) {
     g.few_keys = false;
-    (verdict.cold ? g.work.overflows : g.work.partial_overflows).add();
+    (result.cold ? g.work.overflows : g.work.partial_overflows).add();
     if (c != nullptr) g.connections.drop(c);
     return static_cast<ssize_t>(n);
   }
-  return verdict.good != 0 ? static_cast<ssize_t>(verdict.good) : again();
+  return result.good != 0 ? static_cast<ssize_t>(result.good) : again();
 }
 
-// False: what the client sends next cannot be judged.
-bool may_judge(int fd, const void* buffer, Input* out) {
+// False: what the client sends next cannot be scanned.
+bool may_scan(int fd, const void* buffer, Input* out) {
   Gate& g = gate();
   if (!g.watching()) return false;
   out->client = g.layout.client_of(fd);
@@ -299,7 +299,7 @@ bool may_judge(int fd, const void* buffer, Input* out) {
 }
 
 bool enough_waited(const Connection& c) {
-  if (c.late || c.rounds >= (c.cursor.begun() ? kWalkRoundsMax : kRoundsMax) || c.cursor.idle > kIdleLooksMax) return true;
+  if (c.late || c.rounds >= (c.cursor.begun() ? kLookupRoundsMax : kRoundsMax) || c.cursor.idle > kIdleLooksMax) return true;
   return c.cursor.idle != 0 && c.until_ns != 0 && static_cast<uint64_t>(sys::now_ns()) >= c.until_ns;
 }
 
@@ -316,33 +316,33 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
     if (got <= 0) return got;   // the end: half a command is nothing to the server
     n += static_cast<size_t>(got);
   }
-  Missing missing;
+  NonresidentRanges missing;
   missing.bytes_max = client_bytes_max();
   missing.units = kLookUnits;
   Share* share = nullptr;
-  Verdict verdict{n, false};
+  ScanResult result{n, false};
   Gate& g = gate();
-  g.cursor = c->rounds != 0 ? c->cursor : WalkCursor{.bytes_max = walk_bytes_max()};
+  g.cursor = c->rounds != 0 ? c->cursor : LookupCursor{.bytes_max = lookup_bytes_max()};
   const bool waited = c->state == Hold::kReady && c->since_ns != 0;
   const bool late = c->state == Hold::kReady && enough_waited(*c);
   Input input;
-  if (may_judge(fd, buffer, &input)) verdict = judge(input, n, c->state == Hold::kPartial, late, &missing, &share);
-  if (waited && verdict.good != 0) {   // the hold is over
+  if (may_scan(fd, buffer, &input)) result = scan(input, n, c->state == Hold::kPartial, late, &missing, &share);
+  if (waited && result.good != 0) {   // the hold is over
     gate().hold_times.add(static_cast<uint64_t>(sys::now_ns()) - c->since_ns);
     c->since_ns = 0;
-    g.connections.end_walk(c);
+    g.connections.end_lookup(c);
   }
-  if (kept == c->size()) return keep(c, fd, text, n, verdict, missing, share);
+  if (kept == c->size()) return keep(c, fd, text, n, result, missing, share);
   // The server asked for less than there is: what it does not take stays where it is, and is looked at when its turn comes.
-  if (verdict.good == 0 && verdict.cold && share != nullptr && hold(c, missing, share, false)) return again();
-  if (verdict.good == 0) {
-    verdict.good = n;
+  if (result.good == 0 && result.cold && share != nullptr && hold(c, missing, share, false)) return again();
+  if (result.good == 0) {
+    result.good = n;
     g.few_keys = false;
   }
-  c->begin += verdict.good;
+  c->begin += result.good;
   c->rounds = 0;
   c->late = false;
-  return static_cast<ssize_t>(verdict.good);
+  return static_cast<ssize_t>(result.good);
 }
 
 }  // namespace
@@ -350,7 +350,7 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
 // The last piece may pass it.
 uint64_t client_bytes_max() { return part_of_budget(kClientPart, kClientBytesMax); }
 
-uint64_t walks_bytes_max() { return budget_bytes() / kWalksPart; }
+uint64_t lookups_bytes_max() { return budget_bytes() / kLookupsPart; }
 
 uint64_t user_bytes_max() { return budget_bytes() / kUserPart; }
 
@@ -378,26 +378,26 @@ ssize_t input(Source from, void* buffer, size_t bytes) {
     return got;
   }
   Input input;
-  const bool evicted = counters().evictions.get() != 0, judged = evicted && may_judge(fd, buffer, &input);
+  const bool evicted = counters().evictions.get() != 0, scanned = evicted && may_scan(fd, buffer, &input);
   ssize_t got;
-  if (evicted && !judged && g.watching() && from.tls == nullptr && link_begin(fd, buffer, bytes, &got)) return got;
+  if (evicted && !scanned && g.watching() && from.tls == nullptr && link_begin(fd, buffer, bytes, &got)) return got;
   got = from.read(buffer, bytes);
-  if (!judged || got <= 0) return got;
-  Missing missing;
+  if (!scanned || got <= 0) return got;
+  NonresidentRanges missing;
   missing.bytes_max = client_bytes_max();
   missing.units = kLookUnits;
-  g.cursor = {.bytes_max = walk_bytes_max()};
+  g.cursor = {.bytes_max = lookup_bytes_max()};
   Share* share = nullptr;
   const auto n = static_cast<size_t>(got);
-  const Verdict verdict = judge(input, n, true, false, &missing, &share);
-  return verdict.good == n ? got : keep(nullptr, fd, static_cast<char*>(buffer), n, verdict, missing, share);
+  const ScanResult result = scan(input, n, true, false, &missing, &share);
+  return result.good == n ? got : keep(nullptr, fd, static_cast<char*>(buffer), n, result, missing, share);
 }
 
 }  // namespace
 
 ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
-  g.put_off = g.few_keys = false;
+  g.deferred = g.few_keys = false;
   ahead_of_commands();
   const ssize_t got = input(from, buffer, bytes);
   // Files, too, are read, by the server's cron among others.
@@ -405,7 +405,7 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   return got;
 }
 
-// A thread of the server that reads for it: the gate opens for good. Or a module's that handles events while it has the server's
+// A thread of the server that reads for it: the gate is bypassed. Or a module's that handles events while it has the server's
 // lock. Bytes that are here already go first, also those of a TLS session that waits: to put that off is for the main thread only.
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();

@@ -17,9 +17,9 @@ struct epoll_event;
 namespace lunar::redis {
 
 constexpr unsigned kRoundsMax = 24;          // slot, entry, key, object, value; chains and several keys take more
-constexpr unsigned kWalkRoundsMax = 1024;    // of a command that goes through whole values
+constexpr unsigned kLookupRoundsMax = 1024;    // of a command that goes through whole values
 constexpr unsigned kIdleLooksMax = 128;      // of these, looks that found nothing missing and were too short: some 20 ms of the main thread
-constexpr uint64_t kWalkHolds = 10;          // it may wait so many times hold_ms_max
+constexpr uint64_t kLookupHolds = 10;          // it may wait so many times hold_ms_max
 constexpr size_t kPartialMax = 32 * 1024;    // a command that needs more is passed as it comes
 constexpr size_t kHoldBytesMax = 1 << 20;    // more than that is not kept from the server
 constexpr unsigned kLookAhead = 256;         // commands behind a cold one that are looked at too
@@ -29,7 +29,7 @@ constexpr uint64_t kTurnNsMax = 1'000'000'000;     // and a client for its user'
 constexpr uint64_t kUserPart = 4, kClientPart = 16, kClientBytesMin = 256 << 10, kClientBytesMax = 4 << 20;
 // And for the values of one command in all, round after round: more would push each other out before the command runs. So would those of
 // many: beyond half of the budget only one of them goes on, the others wait for their turn.
-constexpr uint64_t kWalkPart = 4, kWalkBytesMax = 64 << 20, kWalksPart = 2;
+constexpr uint64_t kLookupPart = 4, kLookupBytesMax = 64 << 20, kLookupsPart = 2;
 constexpr unsigned kUserRequestsMax = Fetcher::kRequestsMax / 2;
 
 // Where input comes from: a socket, or the TLS session on it. read() is what the program called before the gate.
@@ -55,7 +55,7 @@ struct Gate {
   RehashAhead rehash;
   GateWork work;
   Command command;                           // the one being looked at (too large for a stack)
-  WalkCursor cursor;                         // of the first cold command of the input being looked at
+  LookupCursor cursor;                         // of the first cold command of the input being looked at
   pthread_t main_thread{};
   uint64_t longest_hold_ns = 0;
   uint64_t longest_stall_ns = 0, read_ns_before = 0;   // of the main thread, before it last waited for events
@@ -66,8 +66,8 @@ struct Gate {
   int epoll = -1;
 
   bool few_keys = false;                     // what the last gate_input() gives adds no more keys than it has arguments
-  bool put_off = false;                      // the last gate_input() ended in an EAGAIN of ours
-  void* tls_put_off = nullptr;               // the session to whose last SSL_read that happened
+  bool deferred = false;                      // the last gate_input() ended in an EAGAIN of ours
+  void* tls_deferred = nullptr;               // the session to whose last SSL_read that happened
 
   // What the program called before.
   ssize_t (*read)(int, void*, size_t) = nullptr;
@@ -88,8 +88,8 @@ ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes);
 // Bytes that may be under way for a user; that a client asks for at once.
 uint64_t user_bytes_max();
 uint64_t client_bytes_max();
-// That long walks may have asked for together, of commands that have not run.
-uint64_t walks_bytes_max();
+// That long lookups may have asked for together, of commands that have not run.
+uint64_t lookups_bytes_max();
 // The server's data is known, but its keys have not been checked yet: while a client's input is read they may be looked at.
 void look_at_keys(int fd);
 

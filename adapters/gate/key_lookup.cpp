@@ -10,23 +10,23 @@
 #include "lookup_steps.h"
 #include "pager/page_view.h"
 #include "pager/pager.h"
-#include "walk_freed.h"
-#include "walk_whole.h"
+#include "freed_lookup.h"
+#include "value_lookup.h"
 
 namespace lunar::redis {
-void Walk::note_use(PageView page) {
+void KeyLookup::note_use(PageView page) {
   for (unsigned i = 0; i < used_count; ++i)
     if (used[i] == page) return;
   if (used_count < kUsedMax) used[used_count++] = page;
   page.note_use();
 }
 
-void Walk::count_uses() {
+void KeyLookup::count_uses() {
   for (unsigned i = 0; i < used_count; ++i) used[i].note_another_use();
 }
 
 // Whether touching the bytes needs no I/O. Pages outside regions count as resident, as do those never written.
-bool Walk::resident(const void* address, size_t bytes) {
+bool KeyLookup::resident(const void* address, size_t bytes) {
   const PageSpan pages = PageSpan::of(address, bytes);
   for (uint64_t i = 0; i < pages.count; ++i) {
     const PageView page = pages.at(i);
@@ -36,7 +36,7 @@ bool Walk::resident(const void* address, size_t bytes) {
   return true;
 }
 
-bool Walk::have(const void* address, size_t bytes) {
+bool KeyLookup::have(const void* address, size_t bytes) {
   if (seen != nullptr) {
     const uintptr_t page = reinterpret_cast<uintptr_t>(address) / page_bytes();
     if (page == (reinterpret_cast<uintptr_t>(address) + bytes - 1) / page_bytes()) {
@@ -54,11 +54,11 @@ bool Walk::have(const void* address, size_t bytes) {
   }
   if (resident(address, bytes)) return true;
   complete = false;
-  if (passed_over == nullptr || !passed_over->has(page_view(address))) missing->add(address, bytes);
+  if (skipped == nullptr || !skipped->has(page_view(address))) missing->add(address, bytes);
   return false;
 }
 
-bool Walk::have_text(const char* text) {
+bool KeyLookup::have_text(const char* text) {
   if (!have(text - 1, 1)) return false;
   const unsigned header = sds_header(static_cast<uint8_t>(text[-1]));
   if (header == 0 || !have(text - header, header)) return false;
@@ -66,7 +66,7 @@ bool Walk::have_text(const char* text) {
   return have(text - header, header + (length < kValueBytesMax ? length : kValueBytesMax) + 1);
 }
 
-bool Walk::chain(EntryView* entry, Slice key, EntryView** found) {
+bool KeyLookup::chain(EntryView* entry, Slice key, EntryView** found) {
   for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
     const Marked marked{reinterpret_cast<uintptr_t>(entry)};
     const bool no_value = (marked.raw & 7) == 4;
@@ -83,7 +83,7 @@ bool Walk::chain(EntryView* entry, Slice key, EntryView** found) {
   return true;
 }
 
-EntryView* Walk::find(DictView* dict, Slice key) {
+EntryView* KeyLookup::find(DictView* dict, Slice key) {
   if (dict == nullptr || !have(dict, sizeof *dict) || unsettled(dict->rehash_index) || dict->used[0] + dict->used[1] == 0) return nullptr;
   const uint64_t hash = layout.hash(key);
   EntryView* found = nullptr;
@@ -94,7 +94,7 @@ EntryView* Walk::find(DictView* dict, Slice key) {
   return found;
 }
 
-const char* Walk::key_inside(const ObjectView* object) {
+const char* KeyLookup::key_inside(const ObjectView* object) {
   if (!have(object, sizeof *object) || !object->has_key()) return nullptr;
   const uint8_t* header = key_header(object);
   if (!have(header, 1)) return nullptr;
@@ -102,7 +102,7 @@ const char* Walk::key_inside(const ObjectView* object) {
   return have_text(key) ? key : nullptr;
 }
 
-const void* Walk::find(TableView* table, Slice key, bool objects) {
+const void* KeyLookup::find(TableView* table, Slice key, bool objects) {
   if (!have(table, sizeof *table) || unsettled(table->rehash_index)) return nullptr;
   const uint64_t hash = layout.hash(key);
   for (int t = 0; t < 2; ++t) {
@@ -128,7 +128,7 @@ const void* Walk::find(TableView* table, Slice key, bool objects) {
   return nullptr;
 }
 
-const void* Walk::look_up(const void* store, Slice key) {
+const void* KeyLookup::look_up(const void* store, Slice key) {
   const unsigned slot = layout.has_slots() ? key_slot(key) : 0;
   if (layout.keyspace() == Keyspace::kTables) {
     const auto* tables = static_cast<const TableStoreView*>(store);
@@ -146,7 +146,7 @@ const void* Walk::look_up(const void* store, Slice key) {
 }
 
 // Members that a command names. Fields of large hashes are known in 7.0 only, members of large sorted sets not in Valkey.
-void Walk::members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type) {
+void KeyLookup::members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type) {
   const bool tables = layout.keyspace() == Keyspace::kTables;
   if (keys.member == 0 || (type == kHash && layout.keyspace() != Keyspace::kDict) || (type == kSortedSet && tables)) return;
   if (!tables && !have(members, sizeof(DictView))) return;
@@ -160,12 +160,12 @@ void Walk::members_of(void* members, const Command& command, const CommandKeys& 
   }
 }
 
-void Walk::list_end(QuicklistNodeView* node) {
+void KeyLookup::list_end(QuicklistNodeView* node) {
   if (node == nullptr || !have(node, sizeof *node)) return;
   (void)have(node->entry, node->bytes == 0 ? 1 : node->bytes < kValueBytesMax ? node->bytes : kValueBytesMax);
 }
 
-bool Walk::compact(const ObjectView& object) {
+bool KeyLookup::compact(const ObjectView& object) {
   const char* at = object.pointer;
   switch (object.encoding()) {
     case kRaw:   // of a module's types, too: what they point to is not known
@@ -192,7 +192,7 @@ bool Walk::compact(const ObjectView& object) {
   }
 }
 
-void Walk::value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key) {
+void KeyLookup::value_of(const ObjectView* object, const Command& command, const CommandKeys& keys, bool first_key) {
   const char* at = object->pointer;
   if (at == nullptr || compact(*object) || !collection_known(layout.keyspace(), *object)) return;
   switch (object->encoding()) {
@@ -218,7 +218,7 @@ void Walk::value_of(const ObjectView* object, const Command& command, const Comm
   }
 }
 
-void Missing::add(const void* address, size_t bytes) {
+void NonresidentRanges::add(const void* address, size_t bytes) {
   if (full()) return;
   range[count++] = {address, bytes};
   const uint64_t page = page_bytes(), first = reinterpret_cast<uintptr_t>(address) / page;
@@ -228,79 +228,79 @@ void Missing::add(const void* address, size_t bytes) {
 namespace {
 
 // What freeing the value of key `nth` reads is there. Keys that were found so are not gone through again; all of one at least each look.
-bool freed_by(Walk& walk, const ObjectView& object, Wants wants, const WalkCursor* cursor, unsigned nth) {
+bool freed_by(KeyLookup& lookup, const ObjectView& object, Wants wants, const LookupCursor* cursor, unsigned nth) {
   if (cursor != nullptr && nth < cursor->key) return true;
-  const bool before = walk.complete, enough = cursor != nullptr && walk.missing->units == 0;
-  walk.complete = !enough;
-  if (!enough) walk_freed(walk, object, wants == Wants::kFreedLater);
-  const bool all = walk.complete;
-  walk.complete &= before;
+  const bool before = lookup.complete, enough = cursor != nullptr && lookup.missing->units == 0;
+  lookup.complete = !enough;
+  if (!enough) look_up_freed(lookup, object, wants == Wants::kFreedLater);
+  const bool all = lookup.complete;
+  lookup.complete &= before;
   return all;
 }
 
-// Elements that a value may have to be walked as a whole: UINT64_MAX, unless others of the command's keys bound it. False: not known yet.
-bool largest_whole(Walk& walk, WholeWalk& whole, const DatabaseView& database, const CommandKeys& keys, const Command& command, uint64_t* out) {
+// Elements that a value may have to be read as a whole: UINT64_MAX, unless others of the command's keys bound it. False: not known yet.
+bool largest_whole(KeyLookup& lookup, ValueLookup& whole, const DatabaseView& database, const CommandKeys& keys, const Command& command, uint64_t* out) {
   *out = UINT64_MAX;
   if (keys.reach != Reach::kSmallest && keys.reach != Reach::kLikeFirst) return true;
   unsigned nth = 0, sources = 0;
   bool known = true;
   for_each_key(keys, command, [&](unsigned argument) {
-    if (wants_of_key(keys, command, nth++) != Wants::kValue || (sources++ != 0 && keys.reach == Reach::kLikeFirst) || walk.missing->full()) return;
-    const bool before = std::exchange(walk.complete, true);
-    const auto* object = static_cast<const ObjectView*>(walk.look_up(database.keys, command.argument[argument]));
+    if (wants_of_key(keys, command, nth++) != Wants::kValue || (sources++ != 0 && keys.reach == Reach::kLikeFirst) || lookup.missing->full()) return;
+    const bool before = std::exchange(lookup.complete, true);
+    const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, command.argument[argument]));
     uint64_t count = 0;
-    if (object != nullptr && walk.have(object, sizeof *object)) (void)whole.elements(*object, &count);
-    known &= walk.complete;
-    walk.complete &= before;
+    if (object != nullptr && lookup.have(object, sizeof *object)) (void)whole.elements(*object, &count);
+    known &= lookup.complete;
+    lookup.complete &= before;
     if (count < *out) *out = count;
   });
-  *out *= *out < UINT64_MAX / WholeWalk::kMuchLarger ? WholeWalk::kMuchLarger : 1;
-  return known && !walk.missing->full();
+  *out *= *out < UINT64_MAX / ValueLookup::kMuchLarger ? ValueLookup::kMuchLarger : 1;
+  return known && !lookup.missing->full();
 }
 
 }  // namespace
 
-bool walk_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys, const Command& command,
-                  bool first_look, WalkCursor* cursor, Missing* missing) {
-  Walk walk{layout, missing};
-  WalkCursor nowhere;
+bool look_up_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys, const Command& command,
+                  bool first_look, LookupCursor* cursor, NonresidentRanges* missing) {
+  KeyLookup lookup{layout, missing};
+  LookupCursor nowhere;
   PagesSeen seen;
-  WholeWalk whole(walk, cursor == nullptr ? &nowhere : cursor);
+  ValueLookup whole(lookup, cursor == nullptr ? &nowhere : cursor);
   const bool parts = cursor != nullptr && keys.reach != Reach::kTop;
-  if (parts) walk.seen = &seen;
+  if (parts) lookup.seen = &seen;
   unsigned nth = 0;
   uint64_t largest = UINT64_MAX;
-  const bool sized = !parts || largest_whole(walk, whole, database, keys, command, &largest);
+  const bool sized = !parts || largest_whole(lookup, whole, database, keys, command, &largest);
   for_each_key(keys, command, [&](unsigned argument) {
     const unsigned n = nth++;
     if (missing->full()) {
-      walk.complete = false;
+      lookup.complete = false;
       return;
     }
-    const bool before = walk.complete;
-    walk.complete = true;
+    const bool before = lookup.complete;
+    lookup.complete = true;
     const Slice key = command.argument[argument];
-    (void)walk.look_up(database.expires, key);
-    const auto* object = static_cast<const ObjectView*>(walk.look_up(database.keys, key));
-    const bool there = object != nullptr && walk.have(object, sizeof *object), known = walk.complete;
-    walk.complete &= before;
+    (void)lookup.look_up(database.expires, key);
+    const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, key));
+    const bool there = object != nullptr && lookup.have(object, sizeof *object), known = lookup.complete;
+    lookup.complete &= before;
     const Wants wants = wants_of_key(keys, command, n);
     if (!there || wants != Wants::kValue) {
-      const bool freed = !there || wants == Wants::kObject || freed_by(walk, *object, wants, cursor, n);
+      const bool freed = !there || wants == Wants::kObject || freed_by(lookup, *object, wants, cursor, n);
       if (known && freed) whole.pass(n);
       return;
     }
     uint64_t count = 0;
     if (parts && sized && largest != UINT64_MAX && whole.turn_of(n) && (!whole.elements(*object, &count) || count > largest)) {
-      walk.value_of(object, command, keys, n == 0);
-      if (walk.complete) whole.pass(n);
+      lookup.value_of(object, command, keys, n == 0);
+      if (lookup.complete) whole.pass(n);
       return;
     }
-    if (!sized || !parts || (n != 0 && keys.reach == Reach::kFirst) || !(whole.passed(n) || whole.turn_of(n))) walk.value_of(object, command, keys, n == 0);
+    if (!sized || !parts || (n != 0 && keys.reach == Reach::kFirst) || !(whole.passed(n) || whole.turn_of(n))) lookup.value_of(object, command, keys, n == 0);
     else if (whole.turn_of(n)) whole.value(*object, command, keys, argument, n);
   });
-  if (walk.complete && first_look) walk.count_uses();
-  return walk.complete;
+  if (lookup.complete && first_look) lookup.count_uses();
+  return lookup.complete;
 }
 
 }  // namespace lunar::redis

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looks a key up in the server's dictionaries without touching a page that is not resident: before each step the pager is asked,
-// and what is missing for the step is noted instead of read. With the missing pages in, the next walk gets one step further:
+// and what is missing for the step is noted instead of read. With the missing pages in, the next lookup gets one step further:
 // table slot, entry, key, object, value.
 //
 // A page may be evicted between the question and the use: then it is an ordinary fault. The gate is the one place where the pager
-// learns of a hit: pages that a walk relies on are passed over once by the clock hand, and those of a command for which nothing was
+// learns of a hit: the clock hand skips once the pages that a lookup relies on, and those of a command for which nothing was
 // missing at the first look are one degree hotter, so that heat counts how often a page was of use since the hand came by.
 //
 // Threading: the server's main thread only, while it reads a client's input: nothing changes meanwhile (while it waits in
@@ -12,16 +12,16 @@
 #pragma once
 #include "command_keys.h"
 #include "layout.h"
-#include "walk_cursor.h"
+#include "lookup_cursor.h"
 #include "lunar/lunar.h"
 
 namespace lunar::redis {
 
 constexpr unsigned kRangesMax = 64;              // missing pieces of one round
 constexpr unsigned kLookUnits = 3000;            // of work in one look at a client's input: a bucket, a page or a node one, an entry four
-constexpr size_t kValueBytesMax = 256 * 1024;    // of one value, where it is not walked as a whole; the rest is left to faults
+constexpr size_t kValueBytesMax = 256 * 1024;    // of one value, where it is not looked up as a whole; the rest is left to faults
 
-struct Missing {
+struct NonresidentRanges {
   unsigned count = 0;
   uint64_t bytes = 0, bytes_max = UINT64_MAX;   // full when they have been reached
   unsigned units = UINT32_MAX;                  // of work that this look may still take, where that is bounded
@@ -33,9 +33,9 @@ struct Missing {
 };
 
 // What is missing for `command` on the keys of `database`; adds to *missing. True: nothing, all that was to be looked at is resident.
-// first_look: it has not been held. cursor: whole values are walked where the command reads them (walk_whole.h), from there on; nullptr:
+// first_look: it has not been held. cursor: whole values are looked up where the command reads them (value_lookup.h), from there on; nullptr:
 // their top level only. False, with nothing missing: it was enough for one look.
-[[nodiscard]] bool walk_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys,
-                                const Command& command, bool first_look, WalkCursor* cursor, Missing* missing);
+[[nodiscard]] bool look_up_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys,
+                                const Command& command, bool first_look, LookupCursor* cursor, NonresidentRanges* missing);
 
 }  // namespace lunar::redis

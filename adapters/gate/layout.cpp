@@ -297,7 +297,7 @@ const ClientView* ServerLayout::client_of(int fd, uint64_t replication_flags) co
   return client;
 }
 
-bool ServerLayout::strange_client(int fd) const {
+bool ServerLayout::foreign_client(int fd) const {
   if ((event_mask(fd) & 1) == 0) return false;
   const void* words[12];
   const void* connection = at<const FileEventView*>(*loop_, shape_->loop_events)[fd].data;

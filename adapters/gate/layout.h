@@ -14,7 +14,7 @@
 //     views give. Until there are keys, nothing is looked up.
 //   - a connection each time: descriptor, handlers and client must point at each other, and the client's buffer must be the one
 //     that read() is given.
-// Collections are looked at when a walk first meets them (collection_probe.h). What does not fit is left alone: the gate stays open.
+// Collections are looked at when a lookup first meets them (collection_probe.h). What does not fit is left alone: the gate stays open.
 // While a layout is checked, memory is read by a system call that fails on a wild pointer.
 //
 // Threading: the server's main thread only. Allocates nothing.
@@ -139,7 +139,7 @@ class ServerLayout {
   // The link to this server's master, whose stream it executes. nullptr: not this descriptor, or a full sync goes on.
   const ClientView* master_of(int fd) const { return client_of(fd, shape_->flag_of_master); }
   // A client on a plain or a unix socket that client_of does not know: laid out in another way.
-  bool strange_client(int fd) const;
+  bool foreign_client(int fd) const;
   // How far the server is with the client's input, which it is about to read into `buffer`. False: not known.
   bool progress_of(const ClientView& client, const void* buffer, Progress* out) const;
   // The same of a master's link, whose buffer may begin with what has been executed.

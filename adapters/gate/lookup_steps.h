@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of a walk (key_lookup.h), for those who walk other ways: whole buckets instead of one key (save_ahead.cpp).
+// The steps of a lookup (key_lookup.h), for traversals of other kinds: whole buckets instead of one key (save_ahead.cpp).
 //
-// Threading: one walk a thread. Other threads may read the same structures, none may change them. Allocates nothing.
+// Threading: one lookup a thread. Other threads may read the same structures, none may change them. Allocates nothing.
 #pragma once
 #include "key_lookup.h"
 #include "pager/page_view.h"
@@ -49,7 +49,7 @@ constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 constexpr unsigned kChainMax = 64;   // entries; a longer chain of colliding keys is left to the server
 
 // Pages that are to stay where they are.
-struct PassedOver {
+struct SkippedPages {
   static constexpr unsigned kMax = 64;
   unsigned count = 0;
   PageView page[kMax];
@@ -67,13 +67,13 @@ struct PagesSeen {
   uintptr_t& slot(uintptr_t number) { return page[number % kSlots]; }
 };
 
-struct Walk {
+struct KeyLookup {
   const ServerLayout& layout;
-  Missing* missing;
+  NonresidentRanges* missing;
   bool complete = true;
-  const PassedOver* passed_over = nullptr;   // not noted when they are missing
+  const SkippedPages* skipped = nullptr;   // not noted when they are missing
   bool settled_only = false;                 // tables that are being rehashed are not looked at: somebody's search may be moving entries
-  PagesSeen* seen = nullptr;                 // walk_whole.h
+  PagesSeen* seen = nullptr;                 // value_lookup.h
   static constexpr unsigned kUsedMax = 32;
   PageView used[kUsedMax];                   // pages that were there, each once (the first of them)
   unsigned used_count = 0;

@@ -29,45 +29,45 @@ void RehashAhead::start(const ServerLayout& layout) {
 }
 
 // Nullptr: it is somebody else's business, or too small to be worth it.
-RehashAhead::Held* RehashAhead::pause(int database, DictView* dict) {
+RehashAhead::Paused* RehashAhead::pause(int database, DictView* dict) {
   unsigned i = 0;
-  while (i < held_count_ && held_[i].dict != dict) ++i;
-  Held* held = i < held_count_ ? held_ + i : nullptr;
-  if (held != nullptr && held->up && dict->paused == 1) return held;
-  if (dict->paused != 0 || dict->exponent[0] < kExponentMin || (held == nullptr && held_count_ == kHeldMax)) return nullptr;
-  if (held == nullptr) held = held_ + held_count_++;
+  while (i < paused_count_ && paused_[i].dict != dict) ++i;
+  Paused* paused_one = i < paused_count_ ? paused_ + i : nullptr;
+  if (paused_one != nullptr && paused_one->up && dict->paused == 1) return paused_one;
+  if (dict->paused != 0 || dict->exponent[0] < kExponentMin || (paused_one == nullptr && paused_count_ == kPausedMax)) return nullptr;
+  if (paused_one == nullptr) paused_one = paused_ + paused_count_++;
   dict->paused = 1;
-  *held = {dict, database, true, dict->used[0] + dict->used[1]};
-  return held;
+  *paused_one = {dict, database, true, dict->used[0] + dict->used[1]};
+  return paused_one;
 }
 
 // SWAPDB may have moved it, and another one may be at its address.
-bool RehashAhead::still_there(const ServerLayout& layout, Held* held) const {
+bool RehashAhead::still_there(const ServerLayout& layout, Paused* paused_one) const {
   auto is_at = [&](int index) {
     const DatabaseView* database = layout.database(index);
-    return database != nullptr && (database->keys == held->dict || database->expires == held->dict);
+    return database != nullptr && (database->keys == paused_one->dict || database->expires == paused_one->dict);
   };
-  if (is_at(held->database)) return true;
+  if (is_at(paused_one->database)) return true;
   for (int d = 0; layout.database(d) != nullptr; ++d)
-    if (is_at(d)) return held->database = d, true;
+    if (is_at(d)) return paused_one->database = d, true;
   return false;
 }
 
 void RehashAhead::forget_dead(const ServerLayout& layout) {
-  for (unsigned i = 0; i < held_count_;)
-    if (still_there(layout, held_ + i)) ++i;
-    else held_[i] = held_[--held_count_];
+  for (unsigned i = 0; i < paused_count_;)
+    if (still_there(layout, paused_ + i)) ++i;
+    else paused_[i] = paused_[--paused_count_];
 }
 
 void RehashAhead::lift(const ServerLayout& layout, bool all) {
-  if ((lifted_ && !all) || held_count_ == 0) return;
+  if ((lifted_ && !all) || paused_count_ == 0) return;
   lifted_ = true;
   forget_dead(layout);
-  for (unsigned i = 0; i < held_count_; ++i) {
-    Held& held = held_[i];
-    if (held.dict->exponent[0] >= kExponentStays && !all) continue;
-    if (held.up && held.dict->paused > 0) --held.dict->paused;
-    held.up = false;
+  for (unsigned i = 0; i < paused_count_; ++i) {
+    Paused& paused_one = paused_[i];
+    if (paused_one.dict->exponent[0] >= kExponentStays && !all) continue;
+    if (paused_one.up && paused_one.dict->paused > 0) --paused_one.dict->paused;
+    paused_one.up = false;
   }
 }
 
@@ -75,38 +75,38 @@ void RehashAhead::pause_again(const ServerLayout& layout) {
   if (!lifted_) return;
   lifted_ = false;
   forget_dead(layout);
-  for (unsigned i = 0; i < held_count_; ++i) {
-    Held& held = held_[i];
-    if (held.up || held.dict->paused != 0 || held.dict->exponent[0] < kExponentMin) continue;
-    held.dict->paused = 1;
-    held.up = true;
+  for (unsigned i = 0; i < paused_count_; ++i) {
+    Paused& paused_one = paused_[i];
+    if (paused_one.up || paused_one.dict->paused != 0 || paused_one.dict->exponent[0] < kExponentMin) continue;
+    paused_one.dict->paused = 1;
+    paused_one.up = true;
   }
 }
 
 // How many of the next buckets that are not empty can be moved without a fault. *whole: nothing in the window is missing.
-unsigned RehashAhead::ready(const ServerLayout& layout, DictView* dict, bool* whole, Missing* missing) {
+unsigned RehashAhead::ready(const ServerLayout& layout, DictView* dict, bool* whole, NonresidentRanges* missing) {
   PagesSeen seen;
-  Walk walk{layout, missing};
-  walk.seen = &seen;
+  KeyLookup lookup{layout, missing};
+  lookup.seen = &seen;
   const uint64_t size = uint64_t{1} << dict->exponent[0], mask = (uint64_t{1} << dict->exponent[1]) - 1;
   const auto first = static_cast<uint64_t>(dict->rehash_index);
   unsigned buckets = 0;
   for (uint64_t b = first; b < size && b < first + kWindow && !missing->full(); ++b) {
-    if (!walk.have(dict->table[0] + b, sizeof(void*))) continue;
+    if (!lookup.have(dict->table[0] + b, sizeof(void*))) continue;
     EntryView* entry = dict->table[0][b];
     if (entry != nullptr) {
-      (void)walk.have(dict->table[1] + (b & mask), sizeof(void*));
-      (void)walk.have(dict->table[1] + ((b + size) & mask), sizeof(void*));
+      (void)lookup.have(dict->table[1] + (b & mask), sizeof(void*));
+      (void)lookup.have(dict->table[1] + ((b + size) & mask), sizeof(void*));
     }
     const bool was_empty = entry == nullptr;
     for (unsigned n = 0; entry != nullptr && n < kChainMax; ++n) {
-      if (!walk.have(entry, sizeof *entry)) break;
-      (void)walk.have_text(entry->key);
+      if (!lookup.have(entry, sizeof *entry)) break;
+      (void)lookup.have_text(entry->key);
       entry = entry->next;
     }
-    if (walk.complete && !was_empty) ++buckets;
+    if (lookup.complete && !was_empty) ++buckets;
   }
-  *whole = walk.complete;
+  *whole = lookup.complete;
   return buckets;
 }
 
@@ -129,23 +129,23 @@ void RehashAhead::move(DictView* dict, unsigned buckets, bool whole) {
 }
 
 // Keys are added faster than entries come in: chains must not grow long for it. The server would fault for a bucket a command.
-void RehashAhead::keep_pace(DictView* dict, Held* held) {
+void RehashAhead::keep_pace(DictView* dict, Paused* paused_one) {
   const uint64_t room = uint64_t{1} << dict->exponent[1], used = dict->used[0] + dict->used[1];
-  const uint64_t added = used > held->used ? used - held->used : 0, most = uint64_t{1} << dict->exponent[0];
-  held->used = used;
+  const uint64_t added = used > paused_one->used ? used - paused_one->used : 0, most = uint64_t{1} << dict->exponent[0];
+  paused_one->used = used;
   if (used <= room + room / 4 || dict->exponent[1] <= dict->exponent[0]) return;
   const uint64_t buckets = added * kMovedForAdded < kMoved ? kMoved : added * kMovedForAdded;
   (void)rehash_(dict, static_cast<int>(buckets < most ? buckets : most));
 }
 
 bool RehashAhead::look_at(const ServerLayout& layout, int database, DictView* dict, Fetcher* fetcher) {
-  Missing missing;
-  Walk walk{layout, &missing};
-  if (dict == nullptr || !walk.have(dict, sizeof *dict)) return false;
-  Held* held = pause(database, dict);
-  if (held == nullptr) return false;
-  if (dict->rehash_index < 0) return held->used = dict->used[0], false;
-  keep_pace(dict, held);
+  NonresidentRanges missing;
+  KeyLookup lookup{layout, &missing};
+  if (dict == nullptr || !lookup.have(dict, sizeof *dict)) return false;
+  Paused* paused_one = pause(database, dict);
+  if (paused_one == nullptr) return false;
+  if (dict->rehash_index < 0) return paused_one->used = dict->used[0], false;
+  keep_pace(dict, paused_one);
   if (dict->rehash_index < 0) return false;
   if (share_.requests != 0 || (not_before_ns_ != 0 && sys::now_ns() < not_before_ns_)) return true;
   not_before_ns_ = 0;
@@ -168,14 +168,14 @@ void RehashAhead::look(const ServerLayout& layout, bool watching, Fetcher* fetch
   if (rehash_ == nullptr) return;
   if (!watching) {
     lift(layout, true);
-    held_count_ = 0;
+    paused_count_ = 0;
     lifted_ = false;
     moving_ = -1;
     return;
   }
   pause_again(layout);
   if (reads_++ % kEvery != 0 && moving_ < 0) return;
-  if (held_count_ == kHeldMax) forget_dead(layout);
+  if (paused_count_ == kPausedMax) forget_dead(layout);
   auto moves = [&](int index) {
     const DatabaseView* database = layout.database(index);
     if (database == nullptr) return false;

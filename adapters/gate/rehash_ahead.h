@@ -34,24 +34,24 @@ class RehashAhead {
   bool moves() const { return moving_ >= 0; }
 
  private:
-  struct Held {
+  struct Paused {
     DictView* dict;     // never followed from here: it may be gone
     int database;       // where it was last seen
     bool up;            // its counter, by us
     uint64_t used;      // keys, when it was last looked at
   };
-  static constexpr unsigned kHeldMax = 64, kEvery = 8;
-  Held* pause(int database, DictView* dict);
-  bool still_there(const ServerLayout& layout, Held* held) const;
+  static constexpr unsigned kPausedMax = 64, kEvery = 8;
+  Paused* pause(int database, DictView* dict);
+  bool still_there(const ServerLayout& layout, Paused* paused_one) const;
   void forget_dead(const ServerLayout& layout);
-  void keep_pace(DictView* dict, Held* held);
+  void keep_pace(DictView* dict, Paused* paused_one);
   bool look_at(const ServerLayout& layout, int database, DictView* dict, Fetcher* fetcher);   // true: it moves
-  unsigned ready(const ServerLayout& layout, DictView* dict, bool* whole, Missing* missing);
+  unsigned ready(const ServerLayout& layout, DictView* dict, bool* whole, NonresidentRanges* missing);
   void move(DictView* dict, unsigned buckets, bool whole);
 
   int (*rehash_)(DictView*, int) = nullptr;
-  Held held_[kHeldMax] = {};
-  unsigned held_count_ = 0, reads_ = 0;
+  Paused paused_[kPausedMax] = {};
+  unsigned paused_count_ = 0, reads_ = 0;
   bool lifted_ = false;
   int turn_ = 0;
   int moving_ = -1;                 // a database one of whose tables moves

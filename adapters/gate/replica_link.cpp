@@ -106,7 +106,7 @@ void parse_items(const Connection& c) {
 }
 
 // Notes what is missing. True: nothing.
-bool look_up(const Connection& c, Item& item, Missing* missing) {
+bool look_up(const Connection& c, Item& item, NonresidentRanges* missing) {
   Gate& g = gate();
   if (parse_command(c.data + item.begin, item.end - item.begin, &g.command) != Parse::kCommand) return true;
   if (item.rounds == 0) g.work.commands.add();
@@ -116,11 +116,11 @@ bool look_up(const Connection& c, Item& item, Missing* missing) {
     return true;
   }
   const DatabaseView* where = g.layout.database(item.database);
-  return where == nullptr || walk_command(g.layout, *where, *keys, g.command, item.rounds == 0, nullptr, missing);
+  return where == nullptr || look_up_command(g.layout, *where, *keys, g.command, item.rounds == 0, nullptr, missing);
 }
 
 // Nothing may be asked for: the rest waits for a wave, or faults.
-bool ask(Connection* c, Share* share, const Missing& missing) {
+bool ask(Connection* c, Share* share, const NonresidentRanges& missing) {
   Gate& g = gate();
   Request* request = share == nullptr ? nullptr : g.fetcher.spare();
   if (request == nullptr) return false;
@@ -137,12 +137,12 @@ bool ask(Connection* c, Share* share, const Missing& missing) {
   return true;
 }
 
-// One step of all walks that are not done, in order, as far as a wave may go.
+// One step of all lookups that are not done, in order, as far as a wave may go.
 void begin_wave(Connection* c, uint64_t bytes_max) {
   Gate& g = gate();
   Link& l = g_link;
   Share* share = g.shares.of(&g_link);
-  Missing missing{};
+  NonresidentRanges missing{};
   c->hold = ++g.holds;
   uint64_t bytes = 0;
   bool more = true;
@@ -186,7 +186,7 @@ size_t give(Connection* c, void* buffer, size_t bytes) {
 }
 
 // Behind a window that the server has been given there is more than the start of a command: the socket may stay silent.
-bool more_to_judge(const Connection& c) {
+bool more_to_scan(const Connection& c) {
   const Link& l = g_link;
   return l.parsed < c.end && parse_command(c.data + l.parsed, c.end - l.parsed, &gate().command) != Parse::kMore;
 }
@@ -199,7 +199,7 @@ void settle(Connection* c) {
   if (l.count == 0) {   // the socket tells when there is more
     l.held = false;
     if (l.leave || (l.ended && c->size() == 0) || !g.watching()) g.connections.drop(c);
-    else if (more_to_judge(*c)) g.connections.enter(c, Hold::kReady);
+    else if (more_to_scan(*c)) g.connections.enter(c, Hold::kReady);
     else g.connections.enter(c, Hold::kPartial, &l.list);
     return;
   }
@@ -228,7 +228,7 @@ ssize_t link_input(Connection* c, void* buffer, size_t bytes) {
   Gate& g = gate();
   Link& l = g_link;
   if (c->state == Hold::kHeld) {
-    g.put_off = true;
+    g.deferred = true;
     errno = EAGAIN;
     return -1;
   }
@@ -252,7 +252,7 @@ ssize_t link_input(Connection* c, void* buffer, size_t bytes) {
   settle(c);
   if (n != 0) return static_cast<ssize_t>(n);
   if (over) return g.read(fd, buffer, bytes);
-  g.put_off = true;
+  g.deferred = true;
   errno = EAGAIN;
   return -1;
 }

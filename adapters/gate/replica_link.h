@@ -4,7 +4,7 @@
 //   socket ──► buffer of the gate ──► commands, in order:   done │ done │ asked for │ asked for │ not looked at │ part of one
 //                                     └─ read() gives these ─┘      └─ one wave of requests ─┘
 //
-// A wave asks for what is missing for all commands of the window, each one step of its walk (key_lookup.h); when it is in, the next one begins. Whole
+// A wave asks for what is missing for all commands of the window, each one step of its lookup (key_lookup.h); when it is in, the next one begins. Whole
 // commands are given in the order and with the very bytes that came, as far as nothing is missing for them. When the first one waits the server
 // reads nothing: not longer than `hold_ms_max`, then the command is passed as it is. To the server the master is merely slower to
 // send: its offsets count what read() gave it. Bytes that are here when the link is closed were never received; a partial resync asks for them.

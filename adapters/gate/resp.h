@@ -18,7 +18,7 @@ struct Slice {
   size_t bytes = 0;
 };
 
-constexpr unsigned kArgumentsKept = 512;       // positions kept; further arguments are counted and passed over
+constexpr unsigned kArgumentsKept = 512;       // positions kept; further arguments are counted and skipped
 constexpr size_t kInlineMax = 16 * 1024;       // a longer line is kBad
 constexpr size_t kHeaderMax = 32;              // "*1234\r\n": a longer one is kBad
 constexpr uint64_t kArgumentsMax = 1u << 20;   // a command that announces more is kBad

@@ -14,7 +14,7 @@ namespace {
 constexpr unsigned kGroup = 256;         // buckets of one key or so
 constexpr unsigned kTableGroup = 32;     // buckets of up to 7 keys
 constexpr unsigned kRoundsMax = 24;
-constexpr unsigned kMarkersMax = PassedOver::kMax / 2;
+constexpr unsigned kMarkersMax = SkippedPages::kMax / 2;
 constexpr unsigned kBigMax = 64;         // large objects of a group that are gone through
 constexpr unsigned kListNodesMax = 256;  // of a list, looked at in one round
 constexpr uint64_t kLookNs = 300000, kLookSlowlyNs = 5000000, kLookSlowlyAfterNs = 1000000000;
@@ -48,7 +48,7 @@ class Lead {
   }
   const LastMarker& last() const { return last_; }
   void forget_last() { last_.set(PageView(), 0); }
-  const PassedOver& passed_over() const { return markers_; }
+  const SkippedPages& skipped() const { return markers_; }
   void brought_in(uint64_t pages) { total_ += pages; }
   // Everything brought in before is used up when the saver gets here. False: this page cannot be a marker, or there are enough.
   bool mark(const void* address) {
@@ -94,7 +94,7 @@ class Lead {
     }
   }
 
-  PassedOver markers_;
+  SkippedPages markers_;
   LastMarker last_;
   uint64_t before_[kMarkersMax] = {}, at_[kMarkersMax] = {};
   uint64_t total_ = 0, reached_ = 0, max_ = 0;
@@ -108,7 +108,7 @@ struct Big {
 struct SaveAhead {
   const ServerLayout* layout = nullptr;
   Lead lead;
-  Missing missing{};
+  NonresidentRanges missing{};
   std::atomic<bool> stop{false};
   std::atomic<bool> reading{false};   // the saver keeps behind
   bool running = false;               // a thread that save_ahead_stop joins
@@ -122,10 +122,10 @@ struct SaveAhead {
   void group(const char* first, unsigned count, Holds holds, const DatabaseView* database);
   void note_big(EntryView* const* first, unsigned count, Big* big, unsigned* big_count);
   bool bucket(const char* slot, Holds holds, const DatabaseView* database, bool* at_value);
-  void entries(Walk& walk, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value);
-  void keyed_objects(Walk& walk, const BucketView* bucket, const DatabaseView& database, bool* at_value);
-  void object(Walk& walk, const ObjectView* object);
-  void list(Walk& walk, QuicklistNodeView* node);
+  void entries(KeyLookup& lookup, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value);
+  void keyed_objects(KeyLookup& lookup, const BucketView* bucket, const DatabaseView& database, bool* at_value);
+  void object(KeyLookup& lookup, const ObjectView* object);
+  void list(KeyLookup& lookup, QuicklistNodeView* node);
   void fetch();
 };
 
@@ -138,65 +138,65 @@ void SaveAhead::fetch() {
   missing.count = 0;
 }
 
-void SaveAhead::list(Walk& walk, QuicklistNodeView* node) {
+void SaveAhead::list(KeyLookup& lookup, QuicklistNodeView* node) {
   for (unsigned n = 0; node != nullptr && n < kListNodesMax && !missing.full() && !stopped(); ++n) {
-    walk.list_end(node);
-    if (!walk.have(node, sizeof *node)) return;
+    lookup.list_end(node);
+    if (!lookup.have(node, sizeof *node)) return;
     node = node->next;
   }
 }
 
-void SaveAhead::object(Walk& walk, const ObjectView* object) {
+void SaveAhead::object(KeyLookup& lookup, const ObjectView* object) {
   const char* at = object->pointer;
-  if (at == nullptr || walk.compact(*object)) return;
+  if (at == nullptr || lookup.compact(*object)) return;
   if (object->encoding() == kHashTable) {
-    (void)walk.have(at, sizeof(DictView));
+    (void)lookup.have(at, sizeof(DictView));
   } else if (object->encoding() == kSkiplist) {
     const auto* zset = reinterpret_cast<const ZsetView*>(at);
-    if (walk.have(zset, sizeof *zset) && walk.have(zset->skiplist, kSkiplistBytes)) (void)walk.have(zset->members, sizeof(DictView));
+    if (lookup.have(zset, sizeof *zset) && lookup.have(zset->skiplist, kSkiplistBytes)) (void)lookup.have(zset->members, sizeof(DictView));
   } else if (object->encoding() == kQuicklist) {
     const auto* quicklist = reinterpret_cast<const QuicklistView*>(at);
-    if (walk.have(quicklist, 40)) list(walk, quicklist->head);
+    if (lookup.have(quicklist, 40)) list(lookup, quicklist->head);
   } else if (object->encoding() == kStream) {
-    (void)walk.have(at, kStreamBytes);
+    (void)lookup.have(at, kStreamBytes);
   }
 }
 
 // The key is resident as far as have_text() looks; of a child that does other things than save, it may be no text any more.
-void look_up_expiry(Walk& walk, const DatabaseView& database, const char* key) {
-  if (const uint64_t bytes = sds_length(key); bytes <= kValueBytesMax) (void)walk.look_up(database.expires, {key, bytes});
+void look_up_expiry(KeyLookup& lookup, const DatabaseView& database, const char* key) {
+  if (const uint64_t bytes = sds_length(key); bytes <= kValueBytesMax) (void)lookup.look_up(database.expires, {key, bytes});
 }
 
-void SaveAhead::entries(Walk& walk, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value) {
-  if (!walk.have(slot, sizeof *slot)) return;
+void SaveAhead::entries(KeyLookup& lookup, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value) {
+  if (!lookup.have(slot, sizeof *slot)) return;
   unsigned n = 0;
   for (EntryView* entry = *slot; entry != nullptr && n < kChainMax && !missing.full(); ++n, entry = entry->next) {
-    if (!walk.have(entry, sizeof *entry)) break;
-    if (walk.have_text(entry->key) && database != nullptr) look_up_expiry(walk, *database, entry->key);
+    if (!lookup.have(entry, sizeof *entry)) break;
+    if (lookup.have_text(entry->key) && database != nullptr) look_up_expiry(lookup, *database, entry->key);
     const char* value = static_cast<const char*>(entry->value);
     if (value == nullptr) continue;
     const unsigned at = missing.count;
-    if (holds == Holds::kFields) (void)walk.have_text(value);
-    if (holds == Holds::kScores) (void)walk.have(value - 8, 40);   // the skip list's node: its member, score and links
-    if (holds == Holds::kObjects && walk.have(value, sizeof(ObjectView))) {
-      object(walk, reinterpret_cast<const ObjectView*>(value));
+    if (holds == Holds::kFields) (void)lookup.have_text(value);
+    if (holds == Holds::kScores) (void)lookup.have(value - 8, 40);   // the skip list's node: its member, score and links
+    if (holds == Holds::kObjects && lookup.have(value, sizeof(ObjectView))) {
+      object(lookup, reinterpret_cast<const ObjectView*>(value));
       *at_value = missing.count > at;
     }
   }
 }
 
-void SaveAhead::keyed_objects(Walk& walk, const BucketView* bucket, const DatabaseView& database, bool* at_value) {
+void SaveAhead::keyed_objects(KeyLookup& lookup, const BucketView* bucket, const DatabaseView& database, bool* at_value) {
   for (unsigned n = 0; bucket != nullptr && n < kChainMax && !missing.full(); ++n) {
-    if (!walk.have(bucket, sizeof *bucket)) return;
+    if (!lookup.have(bucket, sizeof *bucket)) return;
     const bool more = (bucket->marks & 1) != 0;
     for (unsigned i = 0; i < (more ? 6u : 7u) && !missing.full(); ++i) {
       if ((bucket->marks >> (i + 1) & 1) == 0) continue;
       const auto* at = static_cast<const ObjectView*>(bucket->entries[i]);
-      const char* key = walk.key_inside(at);
+      const char* key = lookup.key_inside(at);
       if (key == nullptr) continue;
-      if (at->has_expiry()) look_up_expiry(walk, database, key);
+      if (at->has_expiry()) look_up_expiry(lookup, database, key);
       const unsigned before = missing.count;
-      object(walk, at);
+      object(lookup, at);
       *at_value = missing.count > before;
     }
     bucket = more ? static_cast<const BucketView*>(bucket->entries[6]) : nullptr;
@@ -206,9 +206,9 @@ void SaveAhead::keyed_objects(Walk& walk, const BucketView* bucket, const Databa
 // Notes what is missing. True: nothing that is to be fetched. *at_value: the last of it belongs to a value.
 bool SaveAhead::bucket(const char* slot, Holds holds, const DatabaseView* database, bool* at_value) {
   const unsigned before = missing.count;
-  Walk walk{*layout, &missing, true, &lead.passed_over(), true};
-  if (holds == Holds::kKeyedObjects) keyed_objects(walk, reinterpret_cast<const BucketView*>(slot), *database, at_value);
-  else entries(walk, reinterpret_cast<EntryView* const*>(slot), holds, database, at_value);
+  KeyLookup lookup{*layout, &missing, true, &lead.skipped(), true};
+  if (holds == Holds::kKeyedObjects) keyed_objects(lookup, reinterpret_cast<const BucketView*>(slot), *database, at_value);
+  else entries(lookup, reinterpret_cast<EntryView* const*>(slot), holds, database, at_value);
   return missing.count == before;
 }
 
@@ -238,16 +238,16 @@ void SaveAhead::group(const char* first, unsigned count, Holds holds, const Data
 // Large objects of a group whose members are known: hashes and sets of 7.0, sorted sets of 8.0 too.
 void SaveAhead::note_big(EntryView* const* first, unsigned count, Big* big, unsigned* big_count) {
   for (unsigned i = 0; i < count && *big_count < kBigMax; ++i) {
-    Missing ignored;
+    NonresidentRanges ignored;
     ignored.count = 0;
-    Walk walk{*layout, &ignored};
-    if (!walk.have(first + i, sizeof *first)) continue;
-    for (EntryView* entry = first[i]; entry != nullptr && walk.have(entry, sizeof *entry) && *big_count < kBigMax; entry = entry->next) {
+    KeyLookup lookup{*layout, &ignored};
+    if (!lookup.have(first + i, sizeof *first)) continue;
+    for (EntryView* entry = first[i]; entry != nullptr && lookup.have(entry, sizeof *entry) && *big_count < kBigMax; entry = entry->next) {
       const auto* object = static_cast<const ObjectView*>(entry->value);
-      if (object == nullptr || !walk.have(object, sizeof *object) || object->pointer == nullptr) continue;
+      if (object == nullptr || !lookup.have(object, sizeof *object) || object->pointer == nullptr) continue;
       if (object->encoding() == kHashTable && layout->keyspace() == Keyspace::kDict)
         big[(*big_count)++] = {reinterpret_cast<DictView*>(const_cast<char*>(object->pointer)), Holds::kFields};
-      if (object->encoding() == kSkiplist && walk.have(object->pointer, sizeof(ZsetView)))
+      if (object->encoding() == kSkiplist && lookup.have(object->pointer, sizeof(ZsetView)))
         big[(*big_count)++] = {static_cast<DictView*>(reinterpret_cast<const ZsetView*>(object->pointer)->members), Holds::kScores};
     }
   }
@@ -311,7 +311,7 @@ void run(void*) {
 }  // namespace
 
 void save_ahead_start(const ServerLayout& layout) {
-  if (!pager_armed() || !anything_cold()) return;   // else the saver would only wait for a reader that finds nothing
+  if (!pager_active() || !anything_cold()) return;   // else the saver would only wait for a reader that finds nothing
   SaveAhead& a = g_ahead;
   a.layout = &layout;
   a.missing.count = 0;
@@ -331,7 +331,7 @@ void save_ahead_keep_behind() {
   if (!a.reading.load(std::memory_order_acquire) || a.lead.last().ahead()) return;
   const uint64_t since = sys::now_ns();
   while (a.reading.load(std::memory_order_acquire) && !a.lead.last().ahead()) {
-    if (sys::now_ns() - since > kPacePatienceNs) return a.reading.store(false, std::memory_order_relaxed);   // for good
+    if (sys::now_ns() - since > kPacePatienceNs) return a.reading.store(false, std::memory_order_relaxed);   // not begun again
     sys::sleep_ns(kPaceNs);
   }
 }

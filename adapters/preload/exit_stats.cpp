@@ -2,7 +2,7 @@
 // The table of `--stats`, printed once when a process ends (exit, _exit, return from main), one line a figure:
 //   lunar: stats: KEY VALUE [(READABLE)]
 // so that people and tests read the same. It comes from the process that `lunar run` became, and from every other one
-// that armed the pager: the small helpers of a shell script say nothing. Programs close standard error before they end
+// that activated the pager: the small helpers of a shell script say nothing. Programs close standard error before they end
 // (coreutils do), so a duplicate is kept from the start, under a high number and close-on-exec; it is used only while it
 // still is what it was.
 //
@@ -78,8 +78,8 @@ void fill(Table* table) {
   const int64_t peak_rss = sys::own_status_bytes("VmHWM");
   table->bytes("peak_rss_bytes", peak_rss > 0 ? static_cast<uint64_t>(peak_rss) : 0);
   table->bytes("committed_bytes", stats.committed_bytes);
-  table->count("armed", pager_armed() ? 1 : 0);
-  if (!pager_armed()) {
+  table->count("armed", pager_active() ? 1 : 0);
+  if (!pager_active()) {
     table->text("activated", "no: the process tree did not come near its budget, all memory stayed plain");
     return;
   }
@@ -114,7 +114,7 @@ void fill(Table* table) {
 // Set by hand (LD_PRELOAD without `lunar run`), no root is known: everybody speaks.
 bool worth_printing() {
   auto root = static_cast<uint64_t>(g_options.root);
-  return pager_armed() || root == 0 || root == static_cast<uint64_t>(getpid());
+  return pager_active() || root == 0 || root == static_cast<uint64_t>(getpid());
 }
 
 }  // namespace
@@ -136,7 +136,7 @@ void stats_enter_child() {
 void log_untiered() {
   static constinit std::atomic<pid_t> said{0};
   const pid_t pid = getpid();
-  if (!ready() || g_options.stats || log_level() < LogLevel::kInfo || !pager_armed() || sys::memory_is_parents() || said.exchange(pid) == pid) return;
+  if (!ready() || g_options.stats || log_level() < LogLevel::kInfo || !pager_active() || sys::memory_is_parents() || said.exchange(pid) == pid) return;
   UntieredMemory memory;
   if (untiered_memory(&memory) < 0) return;
   char text[256];

@@ -37,7 +37,7 @@ void enter_child(Handlers handlers) {
 template <class Call>
 int guarded_fork(Handlers handlers, Call fork_call) {
   if (!ready()) return fork_call();
-  sys::SignalsHeld signals;   // a handler that forks would wait for this fork, or take what was set aside for it
+  sys::ScopedSignalBlock signals;   // a handler that forks would wait for this fork, or take what was reserved for it
   int rc = pager_fork_check();
   if (rc < 0) {
     errno = ENOMEM;
@@ -68,7 +68,7 @@ struct CloneStart {
 int begin_clone(void* argument) {
   const CloneStart start = *static_cast<CloneStart*>(argument);   // on the parent's stack, of which this is a copy
   enter_child(Handlers::kOurs);
-  sys::let_signals();   // held in clone(), which this stack knows nothing of
+  sys::unblock_signals();   // held in clone(), which this stack knows nothing of
   return start.function(start.argument);
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 // process_vm_writev: see pager_write_elsewhere_begin.
 long write_elsewhere(const long (&a)[6]) {
-  sys::SignalsHeld signals;   // a handler that leaves by longjmp would never end it
+  sys::ScopedSignalBlock signals;   // a handler that leaves by longjmp would never end it
   pager_write_elsewhere_begin();
   const long result = sys::kernel_call_errno(SYS_process_vm_writev, a);
   pager_write_elsewhere_end();

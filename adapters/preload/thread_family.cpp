@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // pthread_create and thrd_create, to see the program's last thread end. libc ends a process with exit(0) when its last thread leaves
 // by pthread_exit or returns; with service threads beside it that thread is not the last in libc's count, and the process would stay
-// for good. So the threads of the program are counted here, and the last one calls exit(0) where libc would have.
+// forever. So the threads of the program are counted here, and the last one calls exit(0) where libc would have.
 //
 // A thread ends in the last round of its key destructors, after those of the program. Threads made past libc (clone) are not counted,
 // so the kernel's list of threads is asked as well before the process is ended.

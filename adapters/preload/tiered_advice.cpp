@@ -99,7 +99,7 @@ int for_pieces(char* address, size_t bytes, Apply apply) {
     Mapping now;
     char* stop;
     {
-      MapsLock hold;
+      MapsLock lock;
       stop = maps_table().piece(address, end, &piece);
       if (piece != nullptr) now = *piece;
     }
@@ -146,7 +146,7 @@ int advise_tiered(char* address, size_t bytes, int advice) {
 int maps_advise(char* address, size_t bytes, int advice) {
   bool plain;
   {
-    MapsLock hold;
+    MapsLock lock;
     plain = wholly_committed(address, address + bytes);
   }
   if (plain) return advise_tiered(address, bytes, advice);

@@ -156,14 +156,14 @@ int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
 
 MapsLock::MapsLock() {
   if (!t_forking && !sys::in_service_thread()) pager_wait_for_unmaps();
-  sys::hold_signals();
+  sys::block_signals();
   if (!t_forking) g_lock.lock();
   if (!t_forking && !sys::in_service_thread()) pager_tell_unmaps();   // what was unmapped past us shows in the table
 }
 
 MapsLock::~MapsLock() {
   if (!t_forking) g_lock.unlock();
-  sys::let_signals();
+  sys::unblock_signals();
 }
 
 void maps_lock_for_fork() {
@@ -261,7 +261,7 @@ int commit_piece(Area* area, char* begin, char* end, int prot) {
 // ---- the calls ------------------------------------------------------------------------------------------------------
 
 int maps_create(char* hint, size_t bytes, int prot, int flags, void** out) {
-  MapsLock hold;
+  MapsLock lock;
   unsigned region_flags = (flags & MAP_NORESERVE) != 0 ? kRegionChargeOnTouch : kRegionStrict;
   Area* area = nullptr;
   char* place = nullptr;
@@ -279,7 +279,7 @@ int maps_create(char* hint, size_t bytes, int prot, int flags, void** out) {
 }
 
 int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
-  MapsLock hold;
+  MapsLock lock;
   Area* area = area_of(address);
   char* end = address + bytes;
 #ifdef MAP_FIXED_NOREPLACE
@@ -324,12 +324,12 @@ int unmap_pieces(Area* area, char* begin, char* end) {
 }
 
 int maps_unmap(char* address, size_t bytes) {
-  MapsLock hold;
+  MapsLock lock;
   return unmap_pieces(area_of(address), address, address + bytes);
 }
 
 int maps_protect(char* address, size_t bytes, int prot, int key) {
-  MapsLock hold;
+  MapsLock lock;
   Area* area = area_of(address);
   char* end = address + bytes;
   if (!g_table.covers(address, end)) return -ENOMEM;

@@ -73,7 +73,7 @@ class MapsLock {
 // All under MapsLock.
 MappingTable& maps_table();
 [[nodiscard]] int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, char** place);
-// Accessible, charged (or armed, where touches are charged), and in the table / inaccessible, empty, uncharged.
+// Accessible, charged (or the pager active, where touches are charged), and in the table / inaccessible, empty, uncharged.
 [[nodiscard]] int commit_piece(Area* area, char* begin, char* end, int prot);
 [[nodiscard]] int give_back(Area* area, char* begin, size_t bytes, const Mapping& was);
 [[nodiscard]] int unmap_pieces(Area* area, char* begin, char* end);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See commands.h. Keys that do not exist are passed over; the reply says how many were acted upon, as UNLINK and TOUCH do.
+// See commands.h. Keys that do not exist are skipped; the reply says how many were acted upon, as UNLINK and TOUCH do.
 //
 // A pin is on memory, not on a name: when a pinned key is overwritten its new value is not pinned, and the old place stays
 // pinned until LUNAR UNPIN without keys. Pages are shared by neighbours, so the pins are kept in a list: unpinning one

@@ -146,7 +146,7 @@ static const char* gate_state_name() {
   switch (tier().gate == nullptr ? GateState::kOff : tier().gate->state()) {
     case GateState::kOff: return "off";
     case GateState::kStarting: return "starting";
-    case GateState::kOpen: return "open";
+    case GateState::kBypassed: return "open";
     case GateState::kWatching: return "watching";
   }
   return "?";

@@ -59,7 +59,7 @@ void* tiered_realloc(void* pointer, size_t bytes) {
 // The heap's handlers run inside; what libc allocates there for the child's service threads must not be tiered.
 pid_t guarded_fork() {
   heap_purge();   // what is free counts as committed, and the child is promised as much
-  sys::SignalsHeld signals;   // a handler's fork would take what was set aside for this one
+  sys::ScopedSignalBlock signals;   // a handler's fork would take what was reserved for this one
   if (pager_fork_check() < 0) {
     errno = ENOMEM;
     return -1;

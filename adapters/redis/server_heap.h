@@ -23,7 +23,7 @@ namespace lunar::redis {
 
 // Whether the server's malloc is a jemalloc that can be tiered. 0, or -ENOTSUP with what to do in *why. Changes nothing.
 [[nodiscard]] int server_heap_check(ErrorText* why);
-// pre: server_heap_check, pager armed. Makes the heap, redirects the calls, binds the calling thread. On failure nothing is
+// pre: server_heap_check, pager active. Makes the heap, redirects the calls, binds the calling thread. On failure nothing is
 // redirected.
 [[nodiscard]] int server_heap_start(ErrorText* why);
 

@@ -38,7 +38,7 @@ String* get_text(const char*, void*) {
   return g_text = g_api.CreateString(nullptr, text, length);
 }
 
-// NAME OWN HOLDS, again and again. What is not that is passed over: it says nothing about the limits that hold.
+// NAME OWN HOLDS, again and again. Anything else is skipped: it says nothing about the limits that hold.
 int set_text(const char*, String* given, void*, String**) {
   size_t length = 0;
   const char* text = g_api.StringPtrLen(given, &length);

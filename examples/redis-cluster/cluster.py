@@ -265,17 +265,17 @@ def move_slots(nodes, slots, load, started):
 
 def fail_over(nodes, load, started):
     victim = nodes[2]
-    heir = next(node for node in nodes[MASTERS:] if node.info("replication")["master_port"] == str(victim.port))
+    successor = next(node for node in nodes[MASTERS:] if node.info("replication")["master_port"] == str(victim.port))
     load.pause_s = 0.0
     start = time.monotonic()
     victim.kill()
     rest = [node for node in nodes if node is not victim]
-    wait_until("the failover", lambda: heir.role() == "master" and all(node.sees_all(len(nodes)) for node in rest))
+    wait_until("the failover", lambda: successor.role() == "master" and all(node.sees_all(len(nodes)) for node in rest))
     took = time.monotonic() - start
     load.client.replica_ms = 0   # its new master has none, and nothing more is killed
     before = load.operations
     wait_until("the client's next operation", lambda: load.operations > before + 64 or load.problems)
-    say(started, f"killed {victim.name}; {heir.name} took over in {took:.1f} s; the client's longest pause: {load.pause_s:.1f} s")
+    say(started, f"killed {victim.name}; {successor.name} took over in {took:.1f} s; the client's longest pause: {load.pause_s:.1f} s")
     return rest
 
 

@@ -21,14 +21,14 @@ const int lunar_cblk_marker = 1;
 
 namespace {
 
-class Use {
+class HandleRef {
  public:
-  Use(int id, unsigned kinds) : handle_(table_acquire(id, kinds)) {}
-  ~Use() {
+  HandleRef(int id, unsigned kinds) : handle_(table_acquire(id, kinds)) {}
+  ~HandleRef() {
     if (handle_) table_release(handle_);
   }
-  Use(const Use&) = delete;
-  Use& operator=(const Use&) = delete;
+  HandleRef(const HandleRef&) = delete;
+  HandleRef& operator=(const HandleRef&) = delete;
   explicit operator bool() const { return handle_ != nullptr; }
   Handle* operator->() const { return handle_; }
   void leave() { handle_ = nullptr; }   // it is gone
@@ -56,7 +56,7 @@ Io make_io(Op op, void* buffer, cflash_offset_t lba, size_t blocks) {
 }
 
 int transfer(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offset_t lba, size_t blocks) {
-  Use handle(id, kind);
+  HandleRef handle(id, kind);
   if (!handle) return answer(-EINVAL, call, id);
   Io io = make_io(op, buffer, lba, blocks);
   return answer(handle->transfer(&io), call, id);
@@ -64,7 +64,7 @@ int transfer(const char* call, Op op, Kind kind, int id, void* buffer, cflash_of
 
 int issue(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offset_t lba, size_t blocks, cflsh_cg_tag_t* tag,
           cblk_arw_status_t* status, int flags) {
-  Use handle(id, kind);
+  HandleRef handle(id, kind);
   const bool with_status = (flags & CBLK_ARW_USER_STATUS_FLAG) != 0;
   if (!handle || !tag || (with_status && !status)) return answer(-EINVAL, call, id);
   Io io = make_io(op, buffer, lba, blocks);
@@ -86,7 +86,7 @@ int issue(const char* call, Op op, chunk_id_t id, void* buffer, cflash_offset_t 
 }
 
 int result(const char* call, unsigned kinds, int id, cflsh_cg_tag_t* tag, uint64_t* status, int flags) {
-  Use handle(id, kinds);
+  HandleRef handle(id, kinds);
   if (!handle || !tag || !status) return answer(-EINVAL, call, id);
   const int64_t blocks = handle->result(tag, flags);
   // A poller. What it asks for may want its CPU, and so may a hundred others that poll.
@@ -96,7 +96,7 @@ int result(const char* call, unsigned kinds, int id, cflsh_cg_tag_t* tag, uint64
 }
 
 int close(Kind kind, int id, int flags) {
-  Use handle(id, kind);
+  HandleRef handle(id, kind);
   if (!handle) return answer(-EINVAL, "close", id);
   const int status = handle->close(flags);
   if (status == 0) handle.leave();
@@ -104,7 +104,7 @@ int close(Kind kind, int id, int flags) {
 }
 
 int get_lun_size(Kind kind, int id, size_t* nblocks) {
-  Use handle(id, kind);
+  HandleRef handle(id, kind);
   if (!nblocks) return answer(-EINVAL, "get_lun_size", id);
   if (!handle) return answer(kind == kGroup ? -ENODEV : -EINVAL, "get_lun_size", id);   // as IBM's does, in this call alone
   *nblocks = handle->lun_blocks();
@@ -112,33 +112,33 @@ int get_lun_size(Kind kind, int id, size_t* nblocks) {
 }
 
 int get_size(Kind kind, int id, size_t* nblocks) {
-  Use handle(id, kind);
+  HandleRef handle(id, kind);
   if (!handle || !nblocks) return answer(-EINVAL, "get_size", id);
   *nblocks = handle->size_blocks();
   return 0;
 }
 
 int set_size(Kind kind, int id, size_t nblocks, int flags) {
-  Use handle(id, kind);
+  HandleRef handle(id, kind);
   return answer(handle ? handle->set_size(nblocks, flags) : -EINVAL, "set_size", id);
 }
 
 int get_stats(Kind kind, int id, chunk_stats_t* stats) {
-  Use handle(id, kind);
+  HandleRef handle(id, kind);
   if (!handle || !stats) return answer(-EINVAL, "get_stats", id);
   handle->stats(stats);
   return 0;
 }
 
 int get_attrs(Kind kind, int id, chunk_attrs_t* attrs) {
-  Use handle(id, kind);
+  HandleRef handle(id, kind);
   if (!handle || !attrs) return answer(-EINVAL, "get_attrs", id);
   handle->attributes(attrs);
   return 0;
 }
 
 int clone_after_fork(Kind kind, int id, int mode) {
-  Use handle(id, kind);
+  HandleRef handle(id, kind);
   return answer(handle ? handle->clone_after_fork(mode) : -EINVAL, "clone_after_fork", id);
 }
 
@@ -172,7 +172,7 @@ CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, 
 }
 
 CBLK_API int cblk_cg_get_num_chunks(chunk_cg_id_t id, int) {
-  Use group(id, kGroup);
+  HandleRef group(id, kGroup);
   return answer(group ? static_cast<Group*>(group.operator->())->chunks() : -EINVAL, "get_num_chunks", id);
 }
 
@@ -220,7 +220,7 @@ CBLK_API int cblk_aresult(chunk_id_t id, int* tag, uint64_t* status, int flags) 
 CBLK_API int cblk_listio(chunk_id_t id, cblk_io_t* issue_list[], int nissue, cblk_io_t* pending[], int npending,
                          cblk_io_t* wait[], int nwait, cblk_io_t* completion[], int* ncompletion, uint64_t timeout_us,
                          int flags) {
-  Use handle(id, kChunk);
+  HandleRef handle(id, kChunk);
   if (!handle) return answer(-EINVAL, "listio", id);
   auto* chunk = static_cast<Chunk*>(handle.operator->());
   const int status = chunk->list(issue_list, nissue, pending, npending, wait, nwait, completion, ncompletion, timeout_us, flags);

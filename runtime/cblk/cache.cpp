@@ -106,8 +106,8 @@ void Cache::begin_write(uint64_t block, size_t count) {
     Set& set = set_of(block + i, &ways);
     sys::Locked guard(set.lock);
     ++set.begun;
-    for (uint64_t& held : set.blocks) {
-      if (held == block + i + 1) held = 0;
+    for (uint64_t& cached : set.blocks) {
+      if (cached == block + i + 1) cached = 0;
     }
   }
 }
@@ -125,7 +125,7 @@ void Cache::forget_in_child() {
   for (uint64_t i = 0; i < count_; ++i) {
     sets_[i].lock.unlock();
     sets_[i].ended = sets_[i].begun;
-    for (uint64_t& held : sets_[i].blocks) held = 0;   // a writer of the parent may have been at work
+    for (uint64_t& cached : sets_[i].blocks) cached = 0;   // a writer of the parent may have been at work
   }
 }
 

@@ -12,7 +12,7 @@
 
 #include <new>
 
-#include "cblk/door.h"
+#include "cblk/open_device.h"
 #include "cblk/fork_handlers.h"
 #include "cblk/wait.h"
 #include "sys/arena.h"
@@ -149,7 +149,7 @@ bool Chunk::drain(uint64_t deadline_ns) {
   return status == 0 && late_end(deadline_ns);
 }
 
-// Whether the device lets go of all late blocking I/O by then.
+// Whether the device releases all late blocking I/O by then.
 bool Chunk::late_end(uint64_t deadline_ns) {
   while (lanes_.sweep() != 0) {
     if (sys::now_ns() >= deadline_ns) return false;

@@ -16,7 +16,7 @@
 // Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT, but nobody can take it back from the device: it
 // is *lost*. So that it touches nothing of the caller's any more, every I/O under a limit moves through a buffer of ours
 // (bounce.h), copied into the caller's only by a call that reports success. What a lost one holds (its place in the table, or its
-// lane; its buffer) stays put aside until the device lets go of it. A lost write may yet land (late_writes.h): writes and discards of
+// lane; its buffer) stays parked until the device releases it. A lost write may yet land (late_writes.h): writes and discards of
 // the same blocks wait for it, by whatever chunk of a group on one LUN, others pass them by; set_size and close refuse (EBUSY). Without a limit, and on devices whose I/O is a copy
 // (Capabilities::instant), I/O goes by the caller's own buffer, a blocking one by Device::transfer.
 //
@@ -35,7 +35,7 @@
 #include "cblk/bounce.h"
 #include "cblk/cache.h"
 #include "cblk/chunk_counters.h"
-#include "cblk/door.h"
+#include "cblk/open_device.h"
 #include "cblk/environment.h"
 #include "cblk/finished.h"
 #include "cblk/id_table.h"
@@ -111,7 +111,7 @@ inline cblk_status_type_t get_status(cblk_arw_status_t* status) {
 void fill_status(cblk_arw_status_t* status, int64_t blocks);   // blocks or -errno
 
 struct Entry {
-  enum State : uint8_t { kFree, kActive, kDone, kHeld };   // kHeld: over for the caller, not yet for the device
+  enum State : uint8_t { kFree, kActive, kDone, kOrphaned };   // kOrphaned: over for the caller, not yet for the device
   std::atomic<uint8_t> state{kFree};
   bool lost = false;                // its time ran out while the device had it
   bool delivered = false;           // its completion is being copied out: too late to be late
@@ -139,7 +139,7 @@ struct Waiter {
   Kind kind = kAny;
   uint32_t index = kNone;           // kCommand: which
   bool listed = false;
-  bool appointed = false;           // woken to become the leader
+  bool designated = false;           // woken to become the leader
   std::atomic<uint32_t> signal{0};
   Waiter* next = nullptr;           // among those of its kind
   Waiter* previous = nullptr;
@@ -258,8 +258,8 @@ class Chunk final : public Handle {
   // wait.cpp; lock held
   template <class Done>
   int wait_until(Waiter* waiter, uint64_t deadline_ns, Done done);
-  void enlist(Waiter* waiter);
-  void delist(Waiter* waiter);
+  void enqueue(Waiter* waiter);
+  void dequeue(Waiter* waiter);
   void signal(Waiter* waiter);
   void signal_one(Waiter::Kind kind);
   void signal_all(Waiter::Kind kind);
@@ -274,7 +274,7 @@ class Chunk final : public Handle {
   void expire_if_overtaken();
   uint64_t expire_late_background();
   void end_lost(Entry& entry);
-  bool held_up(const Io& io) { return io.op != Op::kRead && late_->reach(static_cast<uint64_t>(io.lba), io.blocks); }
+  bool blocked_by_late(const Io& io) { return io.op != Op::kRead && late_->reach(static_cast<uint64_t>(io.lba), io.blocks); }
   void take_back_late();                                   // lock not held
   int wait_for_lost(const Io& io, Transfer* transfer);     // lock not held
   // result.cpp; lock held
@@ -299,7 +299,7 @@ class Chunk final : public Handle {
   std::atomic<uint64_t> size_blocks_{0};
   std::atomic<bool> being_closed_{false};
   std::atomic<bool> inherited_{false};     // virtual, in a child that has not cloned it
-  std::atomic<bool> shared_by_fork_{false};   // virtual, and another process may use it: for good, as nobody tells of his end
+  std::atomic<bool> shared_by_fork_{false};   // virtual, and another process may use it: permanently, as nobody tells of his end
   bool active_at_fork_ = false;
   bool forked_ = false;             // in a child: nothing of before is its own
   sys::Mutex resize_;
@@ -332,9 +332,9 @@ class Chunk final : public Handle {
   uint32_t fetchable_ = 0, done_ = 0;
   std::atomic<uint32_t> background_{0};        // active commands that nobody fetches; the completer looks without the lock
   uint32_t lost_ = 0;               // of in_ring_
-  bool held_up_ = false;            // some of the backlog waits for a late write: nothing may wake who waits in the ring
+  bool backlog_blocked_ = false;            // some of the backlog waits for a late write: nothing may wake who waits in the ring
   bool leader_ = false;             // somebody harvests or sleeps in the ring
-  bool appointed_ = false;          // somebody was woken to become it
+  bool designated_ = false;          // somebody was woken to become it
   bool closing_ = false;
   Waiter* waiting_[4] = {};         // by kind
   std::atomic<uint32_t>* to_wake_[64] = {};    // signalled: woken at unlock

@@ -27,7 +27,7 @@ void Chunk::reset_commands() {
   active_line_ = done_line_ = {};
   backlog_count_ = in_ring_ = fetchable_ = done_ = 0;
   lost_ = 0;
-  held_up_ = false;
+  backlog_blocked_ = false;
   background_.store(0, std::memory_order_relaxed);
 }
 
@@ -39,10 +39,10 @@ uint32_t Chunk::take_free() {
   return index;
 }
 
-// A lost one's place comes free when the device lets go of it.
+// A lost one's place comes free when the device releases it.
 void Chunk::give_free(uint32_t index) {
   Entry& entry = entries_[index];
-  entry.state.store(entry.lost ? Entry::kHeld : Entry::kFree, std::memory_order_release);
+  entry.state.store(entry.lost ? Entry::kOrphaned : Entry::kFree, std::memory_order_release);
   if (entry.lost) {
     ++entry.life;
     signal_waiters_of(index);
@@ -107,7 +107,7 @@ int Chunk::find_tag(int tag, bool user, uint32_t* index) const {
     if (tag < 0 || static_cast<uint32_t>(tag) >= entry_count_) return -EINVAL;
     const Entry& entry = entries_[tag];
     const uint8_t state = entry.state.load(std::memory_order_relaxed);
-    if (state == Entry::kFree || state == Entry::kHeld) return -ENOMSG;
+    if (state == Entry::kFree || state == Entry::kOrphaned) return -ENOMSG;
     *index = static_cast<uint32_t>(tag);
     return entry.io.has_user_tag ? -EINVAL : 0;
   }
@@ -119,7 +119,7 @@ int Chunk::find_tag(int tag, bool user, uint32_t* index) const {
   for (uint32_t i = 0; i < entry_count_; ++i) {   // an error, or one that is under way with a status: it may take its time
     const Entry& entry = entries_[i];
     const uint8_t state = entry.state.load(std::memory_order_relaxed);
-    if (!entry.io.has_user_tag || entry.io.user_tag != tag || state == Entry::kFree || state == Entry::kHeld) continue;
+    if (!entry.io.has_user_tag || entry.io.user_tag != tag || state == Entry::kFree || state == Entry::kOrphaned) continue;
     *index = i;
     return 0;
   }

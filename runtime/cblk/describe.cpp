@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cblk/chunk.h"
-#include "cblk/door.h"
+#include "cblk/open_device.h"
 
 namespace lunar::cblk {
 namespace {

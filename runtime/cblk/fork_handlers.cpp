@@ -59,7 +59,7 @@ void Chunk::after_fork_in_child() {
   cache_.forget_in_child();
   new (&counters_) Counters;
   being_closed_.store(false, std::memory_order_relaxed);
-  leader_ = appointed_ = closing_ = false;
+  leader_ = designated_ = closing_ = false;
   for (Waiter*& waiter : waiting_) waiter = nullptr;
   to_wake_count_ = 0;
   completer_state_ = Completer::kNone;

@@ -26,7 +26,7 @@ void Chunk::copy_out(const Response& response) {
 
 // Takes what the ring has, and hands it what may go now. False: nothing was there. pre: no leader.
 bool Chunk::reap() {
-  if (held_up_ && backlog_count_) {
+  if (backlog_blocked_ && backlog_count_) {
     leader_ = true;
     unlock();
     take_back_late();
@@ -81,7 +81,7 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
   entry.delivered = false;
   if (entry.lost) {
     end_lost(entry);
-    if (entry.state.load(std::memory_order_relaxed) == Entry::kHeld) give_free(index);
+    if (entry.state.load(std::memory_order_relaxed) == Entry::kOrphaned) give_free(index);
     if (in_ring_ == 0 && backlog_count_ == 0) signal_all(Waiter::kIdle);
     return;
   }

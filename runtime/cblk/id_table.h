@@ -4,7 +4,7 @@
 //   top ── [ leaf ][ leaf ][ - ]...         leaf ── 1024 slots: { word: open? + users, object }
 //
 // A slot outlives its object, so a late look-up finds a closed word and touches nothing else. Whoever looked an object up
-// *uses* it until it lets go; who closes it shuts the word first and then waits until nobody uses it.
+// *uses* it until it releases it; who closes it shuts the word first and then waits until nobody uses it.
 // Threading: any. acquire and release neither lock, allocate nor call the kernel (release may wake one that closes).
 #pragma once
 #include <atomic>
@@ -58,7 +58,7 @@ struct Slot {
 // The open object behind an id, in use until released; nullptr when there is none of those kinds (Kind, or'ed).
 Handle* table_acquire(int id, unsigned kinds);
 void table_release(Handle* handle);
-// Shuts the id: look-ups fail from now on. Then waits until its last user but `mine` let go: 0, or -EBUSY after the deadline (it
+// Shuts the id: look-ups fail from now on. Then waits until its last user but `mine` has released it: 0, or -EBUSY after the deadline (it
 // is open again). pre: one closer at a time.
 [[nodiscard]] int table_shut(Handle* handle, uint32_t mine, uint64_t deadline_ns);
 

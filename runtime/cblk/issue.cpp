@@ -17,7 +17,7 @@ namespace lunar::cblk {
 namespace {
 
 constexpr unsigned kBatch = 32;
-constexpr uint64_t kHeldWaitNs = 200'000'000;   // about as long as IBM's library waits
+constexpr uint64_t kFreeWaitNs = 200'000'000;   // about as long as IBM's library waits
 
 }  // namespace
 
@@ -63,7 +63,7 @@ void Chunk::drop(Io* io) { bounces_.give(&io->bounce); }
 // the device owes none and there was less than a round of them, those who could fetch are waiting here too. The lock is held.
 void Chunk::await_free(uint64_t deadline_ns) {
   for (;;) {
-    const uint64_t turn = sys::now_ns() + kHeldWaitNs, before = sequence_->load(std::memory_order_relaxed);
+    const uint64_t turn = sys::now_ns() + kFreeWaitNs, before = sequence_->load(std::memory_order_relaxed);
     Waiter waiter;
     waiter.kind = Waiter::kFree;
     const int status = wait_until(&waiter, turn < deadline_ns ? turn : deadline_ns, [this] { return free_ != kNone || closing_; });
@@ -131,7 +131,7 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
 }
 
 void Chunk::push_backlog() {
-  held_up_ = false;
+  backlog_blocked_ = false;
   uint32_t before = kNone;   // the last one that stays: those that a late write holds up are passed by
   for (;;) {
     alignas(::lunar::Command) char memory[kBatch * sizeof(::lunar::Command)];   // made one by one: most often it is one
@@ -140,7 +140,7 @@ void Chunk::push_backlog() {
     unsigned n = 0;
     for (; n < kBatch && index != kNone && in_ring_ + n < depth_; index = entries_[index].next, ++n) {
       const Entry& entry = entries_[index];
-      if (held_up(entry.io)) break;
+      if (blocked_by_late(entry.io)) break;
       auto& command = *new (&batch[n]) ::lunar::Command;
       command.op = entry.io.op;
       command.offset = DeviceOffset{static_cast<uint64_t>(entry.io.lba) * kBlockBytes};
@@ -150,7 +150,7 @@ void Chunk::push_backlog() {
       command.tag = index;
     }
     if (n == 0 && index != kNone && in_ring_ < depth_) {
-      held_up_ = true;
+      backlog_blocked_ = true;
       before = index;
       continue;
     }

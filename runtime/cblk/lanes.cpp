@@ -66,7 +66,7 @@ int Lanes::await_one(uint64_t deadline_ns) {
   while (index < 0) {
     waiting_.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t word = word_.load(std::memory_order_seq_cst);
-    const bool some_late = sweep() != 0;   // nothing wakes anybody when the device lets go of one
+    const bool some_late = sweep() != 0;   // nothing wakes anybody when the device releases one
     index = take_free();
     const uint64_t now = sys::now_ns();
     uint64_t left = now < deadline_ns ? deadline_ns - now : 0;
@@ -85,7 +85,7 @@ void Lanes::give(unsigned index) {
   sys::futex_wake(&word_, 1, false);
 }
 
-void Lanes::put_aside(unsigned index, Bounce* bounce) {
+void Lanes::park(unsigned index, Bounce* bounce) {
   sys::Locked guard(lock_);
   Lane& lane = lane_[index];
   lane.bounce = *bounce;
@@ -139,7 +139,7 @@ int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, bool* lost) {
     }
     if (left == 0 || now >= deadline_ns) {
       *lost = taken != 0;   // else the kernel was short of something all the time, and nothing was started
-      if (*lost) put_aside(index, bounce);
+      if (*lost) park(index, bounce);
       else give(index);
       return -ETIMEDOUT;
     }

@@ -3,10 +3,10 @@
 //
 // Why: a thread inside a blocking system call on a device that hangs cannot be called back; one that waits for a ring can. And a
 // command that was handed to the device cannot be taken back: one that is late is *lost*. Its lane, with the buffer that the device
-// may still read or write, is put aside until the device lets go of it (sweep), and does nothing for anybody meanwhile.
+// may still read or write, is parked until the device releases it (sweep), and does nothing for anybody meanwhile.
 //
 // Lanes are attached when they are wanted, as many as threads are at it at one time, and kept.
-// Threading: any. Takes a lock only to attach and to put aside. run() allocates nothing once there are lanes enough.
+// Threading: any. Takes a lock only to attach and to park. run() allocates nothing once there are lanes enough.
 #pragma once
 #include <sys/uio.h>
 
@@ -37,7 +37,7 @@ struct Transfer {
   Meanwhile* meanwhile = nullptr;    // run when the device has it (chunk.h)
 };
 
-constexpr uint64_t kLostRetryNs = 2'000'000;   // between two looks at whether a device that hangs has let go of something
+constexpr uint64_t kLostRetryNs = 2'000'000;   // between two looks at whether a device that hangs has released something
 
 class Lanes {
  public:
@@ -49,7 +49,7 @@ class Lanes {
   // Carries it out: bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data of more than a block lie in `bounce`, which
   // stays the caller's unless the command is *lost: then it is taken over, and of a write the cache is told when it ends.
   [[nodiscard]] int64_t run(const Transfer& transfer, Bounce* bounce, bool* lost);
-  // Lost commands that may have ended are let go. How many are left.
+  // Lost commands that may have ended are released. How many are left.
   unsigned sweep();
   bool some_lost() const { return lost_count_.load(std::memory_order_relaxed) != 0; }
   void forget_in_child();
@@ -67,7 +67,7 @@ class Lanes {
   int take_free();                   // or -1
   int attach_one();                  // or -errno
   void give(unsigned index);
-  void put_aside(unsigned index, Bounce* bounce);
+  void park(unsigned index, Bounce* bounce);
 
   Device* device_ = nullptr;
   BouncePool* bounces_ = nullptr;

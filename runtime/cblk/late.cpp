@@ -88,7 +88,7 @@ uint64_t Chunk::expire_late_background() {
   return next;
 }
 
-// The device has let go of it.
+// The device has released it.
 void Chunk::end_lost(Entry& entry) {
   entry.lost = false;
   --lost_;
@@ -97,7 +97,7 @@ void Chunk::end_lost(Entry& entry) {
   bounces_.give(&entry.io.bounce);
 }
 
-// What the device has let go of, of the lanes and of siblings, for who is held up: nobody else may come to look.
+// What the device has released, of the lanes and of siblings, for who is held up: nobody else may come to look.
 void Chunk::take_back_late() {
   (void)lanes_.sweep();
   for (unsigned i = 0; siblings_ && i < siblings_->count; ++i) {
@@ -113,12 +113,12 @@ void Chunk::take_back_late() {
 // For blocking I/O, which has no backlog. 0, or -ETIMEDOUT.
 int Chunk::wait_for_lost(const Io& io, Transfer* transfer) {
   transfer->left_ns = 0;
-  while (held_up(io)) {
+  while (blocked_by_late(io)) {
     take_back_late();
     lock_.lock();
     while (!leader_ && reap()) {}
     unlock();
-    if (!held_up(io)) break;
+    if (!blocked_by_late(io)) break;
     if (sys::now_ns() >= transfer->deadline_ns) return -ETIMEDOUT;
     sys::sleep_ns(kLostRetryNs);
   }

@@ -110,7 +110,7 @@ uint64_t Chunk::oldest_active() {
 void Chunk::wakeups(Wakeups* out) {
   lock_.lock();
   if (in_ring_) context_->wakeups(out);
-  if (backlog_count_ && held_up_) out->look_at(sys::now_ns() + kLostRetryNs);
+  if (backlog_count_ && backlog_blocked_) out->look_at(sys::now_ns() + kLostRetryNs);
   else if (backlog_count_ && !in_ring_) out->look_at(sys::now_ns() + kRetryNs);
   if (active_line_.oldest != kNone) out->look_at(entries_[active_line_.oldest].deadline_ns);
   unlock();

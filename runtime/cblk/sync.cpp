@@ -64,7 +64,7 @@ int64_t Chunk::move_by_lane(const Io& io, Bounce* bounce, bool* lost) {
     transfer.stamps = io.stamps.known ? io.stamps.of : nullptr;
   }
   int64_t moved = -ETIMEDOUT;
-  if (!held_up(io) || wait_for_lost(io, &transfer) == 0) moved = lanes_.run(transfer, bounce, lost);
+  if (!blocked_by_late(io) || wait_for_lost(io, &transfer) == 0) moved = lanes_.run(transfer, bounce, lost);
   if (moved == -ETIMEDOUT) add(counters_.timeouts);
   return moved;
 }
@@ -114,7 +114,7 @@ int64_t Chunk::transfer(Io* io) {
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (io->op == Op::kDiscard && bytes == 0) blocks = static_cast<int64_t>(io->blocks);
   if (io->op == Op::kDiscard && bytes == -EOPNOTSUPP) blocks = -EPROTONOSUPPORT;
-  if (blocks == 0 || (is_our_answer(blocks) && !(bounced && blocks == -ETIMEDOUT))) blocks = -EIO;   // 0: the medium ends before its size
+  if (blocks == 0 || (is_our_answer(blocks) && !(bounced && blocks == -ETIMEDOUT))) blocks = -EIO;   // 0: the device ends before its size
   if (blocks < 0) {
     add(counters_.errors);
     return blocks;

@@ -7,7 +7,7 @@
 
 namespace lunar::cblk {
 
-void Chunk::enlist(Waiter* waiter) {
+void Chunk::enqueue(Waiter* waiter) {
   waiter->signal.store(0, std::memory_order_relaxed);
   waiter->listed = true;
   waiter->previous = nullptr;
@@ -20,7 +20,7 @@ void Chunk::enlist(Waiter* waiter) {
   }
 }
 
-void Chunk::delist(Waiter* waiter) {
+void Chunk::dequeue(Waiter* waiter) {
   if (!waiter->listed) return;
   waiter->listed = false;
   if (waiter->previous) waiter->previous->next = waiter->next;
@@ -34,7 +34,7 @@ void Chunk::delist(Waiter* waiter) {
 }
 
 void Chunk::signal(Waiter* waiter) {
-  delist(waiter);
+  dequeue(waiter);
   std::atomic<uint32_t>* word = &waiter->signal;   // its owner may be gone once it says 1; a wake-up of an old address does no harm
   word->store(1, std::memory_order_release);
   if (to_wake_count_ == sizeof to_wake_ / sizeof *to_wake_) sys::futex_wake(word, 1, false);
@@ -59,11 +59,11 @@ void Chunk::signal_waiters_of(uint32_t index) {
 bool Chunk::may_lead(Waiter::Kind kind) const { return kind != Waiter::kFree || background_.load(std::memory_order_relaxed) != 0; }
 
 void Chunk::unlock() {
-  if (!leader_ && !appointed_ && in_ring_ + backlog_count_ != 0) {
+  if (!leader_ && !designated_ && in_ring_ + backlog_count_ != 0) {
     for (Waiter::Kind kind : {Waiter::kCommand, Waiter::kAny, Waiter::kIdle, Waiter::kFree}) {
       Waiter* waiter = waiting_[kind];
       if (!waiter || !may_lead(kind)) continue;
-      waiter->appointed = appointed_ = true;
+      waiter->designated = designated_ = true;
       signal(waiter);
       break;
     }
@@ -76,28 +76,28 @@ void Chunk::unlock() {
   for (unsigned i = 0; i < n; ++i) sys::futex_wake(words[i], 1, false);
 }
 
-// One turn of waiting, when neither what is wanted nor anything to harvest is there. Lets the lock go meanwhile.
+// One turn of waiting, when neither what is wanted nor anything to harvest is there. Releases the lock meanwhile.
 void Chunk::sleep(Waiter* waiter, int64_t left_ns) {
   if (!leader_ && in_ring_ && may_lead(waiter->kind)) {
     leader_ = true;
-    if (held_up_ && (left_ns < 0 || left_ns > static_cast<int64_t>(kLostRetryNs))) left_ns = kLostRetryNs;
+    if (backlog_blocked_ && (left_ns < 0 || left_ns > static_cast<int64_t>(kLostRetryNs))) left_ns = kLostRetryNs;
     unlock();
     const int status = context_->await(left_ns);
     if (status < 0 && status != -ETIME && status != -EINTR) sys::sleep_ns(kRetryNs);   // the ring is out of order: no storm
     lock_.lock();
     leader_ = false;
   } else if (!leader_ && backlog_count_ && !in_ring_) {   // the kernel is short of something; no completion will tell
-    const uint64_t nap = held_up_ ? kLostRetryNs : kRetryNs;
+    const uint64_t nap = backlog_blocked_ ? kLostRetryNs : kRetryNs;
     unlock();
     sys::sleep_ns(nap);
     lock_.lock();
   } else {
-    enlist(waiter);
+    enqueue(waiter);
     unlock();
     (void)sys::futex_wait(&waiter->signal, 0, left_ns, false);
     lock_.lock();
-    delist(waiter);
-    if (waiter->appointed) waiter->appointed = appointed_ = false;
+    dequeue(waiter);
+    if (waiter->designated) waiter->designated = designated_ = false;
   }
 }
 

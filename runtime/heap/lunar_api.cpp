@@ -107,7 +107,7 @@ int start(const lunar_config* config, ErrorText* why) {
   rc = start_tier(options, why);
   if (rc < 0) return rc;
   HostGuard guard;
-  rc = pager_arm(why);
+  rc = pager_activate(why);
   if (rc < 0) (void)pager_destroy();
   return rc;
 }
@@ -116,7 +116,7 @@ int start(const lunar_config* config, ErrorText* why) {
 bool heap_usable() {
   if (__builtin_expect(heap_ready(), 1)) return true;
   if (pager_created()) {
-    sys::Locked<sys::Mutex> hold(g_lock);
+    sys::Locked<sys::Mutex> lock(g_lock);
     ErrorText why;
     if (heap_ready() || heap_create(HeapMode::kPrivate, &why) == 0) return true;
     fail(why, -ENOMEM);
@@ -135,7 +135,7 @@ void* counted(void* pointer) {
 extern "C" {
 
 int lunar_init(const lunar_config* config) noexcept {
-  sys::Locked<sys::Mutex> hold(g_lock);
+  sys::Locked<sys::Mutex> lock(g_lock);
   ErrorText why;
   if (pager_created()) {
     return fail(why, why.set(-EEXIST, g_started_here.load() ? "lunar_init: started already"
@@ -149,7 +149,7 @@ int lunar_init(const lunar_config* config) noexcept {
 }
 
 int lunar_shutdown(void) noexcept {
-  sys::Locked<sys::Mutex> hold(g_lock);
+  sys::Locked<sys::Mutex> lock(g_lock);
   if (!g_started_here.load()) return pager_created() ? -EBUSY : -EINVAL;   // the preload's tier lives as long as the process
   if (g_regions.load() != 0 || live_allocations() != 0) return -EBUSY;
   int rc = heap_destroy();
@@ -245,7 +245,7 @@ int lunar_region_destroy(void* address, size_t bytes) noexcept {
 
 int lunar_is_tiered(const void* address) noexcept { return region_find(address) != nullptr; }
 
-// ---- hints and doors ------------------------------------------------------------------------------------------------
+// ---- hints and range operations ------------------------------------------------------------------------------------------------
 
 int lunar_advise(const void* address, size_t bytes, lunar_advice advice) noexcept {
   if (region_find(address) == nullptr) return -EINVAL;

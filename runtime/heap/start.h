@@ -9,7 +9,7 @@ namespace lunar {
 
 // Points the log where the options say. 0, or -errno when log_file cannot be opened.
 [[nodiscard]] int start_log(const Options& options, ErrorText* why);
-// Log, then pager_create. Nothing is armed. -EEXIST when the process has a pager.
+// Log, then pager_create. Nothing is activated. -EEXIST when the process has a pager.
 [[nodiscard]] int start_tier(const Options& options, ErrorText* why);
 
 }  // namespace lunar

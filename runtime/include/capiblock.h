@@ -16,7 +16,7 @@
  *               ETIMEDOUT. The device may carry it out later all the same, but nothing of the caller's is touched any more: data
  *               move through a buffer of the library's and reach the caller's only in a call that succeeds; what a late write
  *               writes is what the buffer held at the call, and a later write or unmap of the same blocks through the chunk (or its group) waits
- *               for it (and may itself fail with ETIMEDOUT for it). Until the device lets go of it, its command stays taken, a
+ *               for it (and may itself fail with ETIMEDOUT for it). Until the device releases it, its command stays taken, a
  *               shrinking cblk_set_size fails and cblk_close waits, both with EBUSY. Not bounded: opening, sizing, and I/O where
  *               the kernel refuses io_uring. Devices that are memory (pmem:) need no limit
  *   ownership   buffers, tags and status structures stay the caller's. Of an asynchronous command they must live until its
@@ -251,7 +251,7 @@ int cblk_aunmap(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks
 int cblk_aresult(chunk_id_t chunk, int *tag, uint64_t *status, int flags);
 
 /* Issues the I/Os of `issue`, then waits for those of `wait` (which are in `issue` or were issued before).
- *   pending      issued by an earlier call; looked at again. Those that are not CBLK_ARW_STATUS_PENDING are passed over
+ *   pending      issued by an earlier call; looked at again. Those that are not CBLK_ARW_STATUS_PENDING are skipped
  *   wait         entries may be copies: one stands for the I/O of issue or pending with the same buf, lba and nblocks (of
  *                pending, tag too). The I/Os of a list differ in these. stat and tag are set in both
  *   completion   *ncompletion pointers to structures of the caller's. Those of pending that are done now, and those of issue that

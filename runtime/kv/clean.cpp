@@ -24,7 +24,7 @@ void wait_a_little(unsigned round) {
 int Store::move_record(const Record* record, Address from) {
   const uint64_t hash = hash_of_record(record), units = record->units();
   Shard& shard = shard_of(hash);
-  Held lock(shard.lock);
+  MutexLock lock(shard.lock);
   std::atomic<uint64_t>* place = shard.index.find_entry(hash, [&](Address address) { return address == from; });
   if (!place) return 0;
   Address to;
@@ -72,7 +72,7 @@ int Store::room_for_frames() {
 }
 
 int Store::room_for_segment() {
-  Held guard(cleaning_);
+  MutexLock guard(cleaning_);
   bool retried = false;
   for (unsigned round = 0;;) {
     if (const int status = room_for_frames(); status < 0) return status;
@@ -93,11 +93,11 @@ int Store::room_for_segment() {
 }
 
 // A window that is held back, by cleaning others first where what lives in it has no place yet.
-int Store::hold_window(uint64_t count, uint64_t* first) {
+int Store::reserve_window(uint64_t count, uint64_t* first) {
   for (unsigned round = 0;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     log_.reclaim();
-    if (log_.hold_window(count, first) == 0) return 0;
+    if (log_.reserve_window(count, first) == 0) return 0;
     uint64_t segment;
     int status = log_.victim(&segment);
     if (status == 0) status = clean(segment);
@@ -110,7 +110,7 @@ int Store::hold_window(uint64_t count, uint64_t* first) {
 int Store::make_run(uint64_t count, uint64_t* first) {
   if (count > log_.segments()) return -ENOSPC;
   log_.seal_tail();
-  if (const int status = hold_window(count, first); status < 0) return status;
+  if (const int status = reserve_window(count, first); status < 0) return status;
   for (uint64_t i = *first; i < *first + count; ++i) {
     if (log_.state(i) != SegmentState::kSealed) continue;
     int status = room_for_frames();
@@ -120,16 +120,16 @@ int Store::make_run(uint64_t count, uint64_t* first) {
       return status;
     }
   }
-  for (unsigned round = 0; !log_.held(); ++round) {
+  for (unsigned round = 0; !log_.window_reserved(); ++round) {
     wait_a_little(round);
     log_.reclaim();
   }
-  log_.take_held();
+  log_.take_reserved();
   return 0;
 }
 
 int Store::room_for_run(uint64_t count, uint64_t* first) {
-  Held guard(cleaning_);
+  MutexLock guard(cleaning_);
   log_.reclaim();
   if (log_.take_run(count, first) == 0) return 0;
   return make_run(count, first);

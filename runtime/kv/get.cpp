@@ -106,7 +106,7 @@ int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* bu
 // For more candidates than are noted: with the lock of the shard.
 int64_t Store::get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
   Shard& shard = shard_of(hash);
-  Held lock(shard.lock);
+  MutexLock lock(shard.lock);
   Found found;
   if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
   if (!found.place) return -ENOENT;

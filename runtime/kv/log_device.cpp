@@ -76,7 +76,7 @@ bool Log::take_frame(bool cleaning, uint64_t owner) {
 
 Log::Frames Log::frames() {
   if (!device_) return Frames::kReady;
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   uint64_t ready = 0, unowned = 0;
   for (uint64_t i = 0; i < frame_count_ && ready <= kFrameReserve; ++i) {
     if (frames_[i].owner) continue;
@@ -94,7 +94,7 @@ void Log::free_frame_of(uint64_t number) {
 
 // That of the sealed segment that has lived longest. -EAGAIN: there is none.
 int Log::oldest_frame(uint64_t* frame) {
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   uint64_t oldest = UINT64_MAX;
   for (uint64_t i = 0; i < frame_count_; ++i) {
     if (!frames_[i].owner) continue;
@@ -112,7 +112,7 @@ int Log::make_frame() {
   if (!segments_[number].written.load(std::memory_order_relaxed)) {
     if (const int status = write_out(number); status < 0) return status;
   }
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   segments_[number].memory.store(nullptr, std::memory_order_seq_cst);
   frames_[frame].owner = 0;
   frames_[frame].retired = epochs_->retire();

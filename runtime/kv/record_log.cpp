@@ -81,7 +81,7 @@ int Log::allocate(uint64_t units, bool cleaning, Address* out) {
 
 // Makes a free segment the tail, unless another thread did so meanwhile.
 int Log::roll(bool cleaning) {
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   {
     sys::Locked tail(tail_lock_);
     if (tail_used_ + inline_units_max() * kUnitBytes <= segment_bytes()) return 0;
@@ -100,7 +100,7 @@ int Log::roll(bool cleaning) {
 }
 
 void Log::seal_tail() {
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   sys::Locked tail(tail_lock_);
   if (state(tail_) != SegmentState::kOpen) return;
   segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
@@ -124,7 +124,7 @@ bool Log::take_one(bool cleaning, uint64_t* number) {
 }
 
 int Log::take_run(uint64_t count, uint64_t* first) {
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   if (free_.load(std::memory_order_relaxed) < count + kReserve) return -EAGAIN;
   uint64_t length = 0;
   for (uint64_t i = 0; i < count_ && length < count; ++i) {
@@ -140,7 +140,7 @@ int Log::take_run(uint64_t count, uint64_t* first) {
 
 void Log::retire(uint64_t first, uint64_t count) {
   const uint64_t epoch = epochs_->retire();
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   for (uint64_t i = first; i < first + count; ++i) {
     Segment& segment = segments_[i];
     segment.state.store(SegmentState::kRetired, std::memory_order_release);
@@ -154,7 +154,7 @@ void Log::retire(uint64_t first, uint64_t count) {
 }
 
 uint64_t Log::reclaim() {
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   uint64_t safe_epoch = 0;
   while (first_retired_) {
     const uint64_t number = first_retired_ - 1;
@@ -166,9 +166,9 @@ uint64_t Log::reclaim() {
     segment.used.store(0, std::memory_order_relaxed);
     if (device_) free_frame_of(number);
     retired_.fetch_sub(1, std::memory_order_relaxed);
-    const bool held_back = number - window_ < window_count_;
-    segment.state.store(held_back ? SegmentState::kHeld : SegmentState::kFree, std::memory_order_release);
-    if (!held_back) free_.fetch_add(1, std::memory_order_relaxed);
+    const bool in_window = number - window_ < window_count_;
+    segment.state.store(in_window ? SegmentState::kReserved : SegmentState::kFree, std::memory_order_release);
+    if (!in_window) free_.fetch_add(1, std::memory_order_relaxed);
   }
   if (free_.load(std::memory_order_relaxed) > kReserve) {
     sys::Locked tail(tail_lock_);
@@ -178,7 +178,7 @@ uint64_t Log::reclaim() {
 }
 
 int Log::victim(uint64_t* number) {
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   uint64_t best = segment_bytes() / kUnitBytes / 8 * 7 + 1;
   bool soon = false;
   for (uint64_t i = 0; i < count_; ++i) {
@@ -196,12 +196,12 @@ int Log::victim(uint64_t* number) {
 }
 
 void Log::set_damaged(uint64_t number) {
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   segments_[number].state.store(SegmentState::kDamaged, std::memory_order_release);
 }
 
 bool Log::retry_damaged() {
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   bool any = false;
   for (uint64_t i = 0; i < count_; ++i) {
     if (state(i) != SegmentState::kDamaged) continue;
@@ -221,8 +221,8 @@ bool Log::window_may_go(uint64_t first, uint64_t count, uint64_t* live_units) co
   return true;
 }
 
-int Log::hold_window(uint64_t count, uint64_t* first) {
-  Held guard(mutex_);
+int Log::reserve_window(uint64_t count, uint64_t* first) {
+  MutexLock guard(mutex_);
   uint64_t best = UINT64_MAX;
   for (uint64_t i = 0; i + count <= count_; ++i) {
     uint64_t units;
@@ -236,7 +236,7 @@ int Log::hold_window(uint64_t count, uint64_t* first) {
   const uint64_t wanted = best / (segment_bytes() / kUnitBytes / 16 * 15) + 1;
   if (outside < wanted + kReserve) return -ENOSPC;
   for (uint64_t i = *first; i < *first + count; ++i) {
-    if (state(i) == SegmentState::kFree) segments_[i].state.store(SegmentState::kHeld, std::memory_order_release);
+    if (state(i) == SegmentState::kFree) segments_[i].state.store(SegmentState::kReserved, std::memory_order_release);
   }
   free_.fetch_sub(inside, std::memory_order_relaxed);
   window_ = *first;
@@ -244,24 +244,24 @@ int Log::hold_window(uint64_t count, uint64_t* first) {
   return 0;
 }
 
-bool Log::held() const {
+bool Log::window_reserved() const {
   for (uint64_t i = window_; i < window_ + window_count_; ++i) {
-    if (state(i) != SegmentState::kHeld) return false;
+    if (state(i) != SegmentState::kReserved) return false;
   }
   return true;
 }
 
-void Log::take_held() {
-  Held guard(mutex_);
+void Log::take_reserved() {
+  MutexLock guard(mutex_);
   for (uint64_t i = window_; i < window_ + window_count_; ++i) segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
   segments_[window_].life.store(lives_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
   window_count_ = 0;
 }
 
 void Log::release_window() {
-  Held guard(mutex_);
+  MutexLock guard(mutex_);
   for (uint64_t i = window_; i < window_ + window_count_; ++i) {
-    if (state(i) != SegmentState::kHeld) continue;
+    if (state(i) != SegmentState::kReserved) continue;
     segments_[i].state.store(SegmentState::kFree, std::memory_order_release);
     free_.fetch_add(1, std::memory_order_relaxed);
   }

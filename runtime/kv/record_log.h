@@ -31,19 +31,19 @@
 
 namespace lunar::kv {
 
-class Held {   // a mutex, without holding signals: no handler of ours runs here
+class MutexLock {   // a mutex, without holding signals: no handler of ours runs here
  public:
-  explicit Held(sys::Mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
-  ~Held() { mutex_.unlock(); }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
+  explicit MutexLock(sys::Mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
+  ~MutexLock() { mutex_.unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
 
  private:
   sys::Mutex& mutex_;
 };
 
 // kDamaged: a record of it cannot be read, so it cannot be cleaned. What lives in it is read as before.
-enum class SegmentState : uint8_t { kFree, kHeld, kOpen, kSealed, kDamaged, kLarge, kRetired };
+enum class SegmentState : uint8_t { kFree, kReserved, kOpen, kSealed, kDamaged, kLarge, kRetired };
 
 struct Segment {
   std::atomic<uint32_t> live{0};      // units
@@ -103,11 +103,11 @@ class Log {
   void set_damaged(uint64_t number);
   bool retry_damaged();   // what was damaged may be tried again: a device may have failed for a moment. Whether there is any
   // The window of `count` neighbours that is cheapest to empty: what of it is free is held back, and what becomes free in it from now on.
-  // -ENOSPC when what lives in any cannot be put elsewhere. One at a time, until take_held() makes a run of it (all of it is held
-  // back: see held()) or release_window() gives it up.
-  [[nodiscard]] int hold_window(uint64_t count, uint64_t* first);
-  bool held() const;
-  void take_held();
+  // -ENOSPC when what lives in any cannot be put elsewhere. One at a time, until take_reserved() makes a run of it (all of it is held
+  // back: see window_reserved()) or release_window() gives it up.
+  [[nodiscard]] int reserve_window(uint64_t count, uint64_t* first);
+  bool window_reserved() const;
+  void take_reserved();
   void release_window();
   SegmentState state(uint64_t number) const { return segments_[number].state.load(std::memory_order_acquire); }
   uint32_t used(uint64_t number) const { return segments_[number].used.load(std::memory_order_relaxed); }

@@ -107,7 +107,7 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value) {
   const uint64_t units = record_units(key.size, value.size);
   for (;;) {
     {
-      Held lock(shard.lock);
+      MutexLock lock(shard.lock);
       shard.writes.fetch_add(1, std::memory_order_relaxed);
       Found found;
       if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
@@ -136,7 +136,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
   int status = log_.write_run(place, key, value);
   while (status == 0) {
     {
-      Held lock(shard.lock);
+      MutexLock lock(shard.lock);
       Found found;
       if (status = find_locked(shard, hash, key, &found); status < 0) break;
       Address address;
@@ -160,7 +160,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
 int64_t Store::del(Bytes key) {
   const uint64_t hash = hash_of(key);
   Shard& shard = shard_of(hash);
-  Held lock(shard.lock);
+  MutexLock lock(shard.lock);
   shard.writes.fetch_add(1, std::memory_order_relaxed);
   Found found;
   if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;

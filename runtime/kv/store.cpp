@@ -103,10 +103,10 @@ int Store::validate_entry(unsigned shard, Address address, uint64_t* units, uint
 }
 
 int Store::validate(ErrorText* why) {
-  Held cleaning(cleaning_);
+  MutexLock cleaning(cleaning_);
   uint64_t live_index = 0, live_log = 0, runs = 0, large = 0;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
-    Held lock(shards_[i].lock);
+    MutexLock lock(shards_[i].lock);
     const Index& index = shards_[i].index;
     if (!index.validate()) return why->set(-EBADMSG, "shard %u: an index entry does not lie where it is looked for", i);
     const Index::Shape shape = index.shape();

@@ -115,7 +115,7 @@ class Store {
   int clean(uint64_t segment);
   int move_record(const Record* record, Address from);
   int make_run(uint64_t count, uint64_t* first);
-  int hold_window(uint64_t count, uint64_t* first);
+  int reserve_window(uint64_t count, uint64_t* first);
 
   uint64_t mapping_bytes_ = 0;
   Device* device_ = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The front doors: see compose.h.
+// Opening by URI: see compose.h.
 //
 // A composite URI is taken apart at ';' outside of parentheses; a member in parentheses is a raw URI of its own.
 // Threading: any, blocking. Allocates from the arena. Not for the fault path.
@@ -42,7 +42,7 @@ const Scheme* scheme_of(const char* uri) {
 // Member URIs of a composite one, without their parentheses: slices of a copy in the arena.
 struct Members {
   unsigned count = 0;
-  char* uri[kFanMembersMax] = {};
+  char* uri[kCompositeMembersMax] = {};
 };
 
 int split(const char* uri, const Scheme& scheme, Members* out, ErrorText* why) {
@@ -60,7 +60,7 @@ int split(const char* uri, const Scheme& scheme, Members* out, ErrorText* why) {
     if (*at && (*at != ';' || depth > 0)) continue;
     const bool end = *at == 0;
     *at = 0;
-    if (out->count == kFanMembersMax) return why->set(-EINVAL, "LUN %s: more than %u members", uri, kFanMembersMax);
+    if (out->count == kCompositeMembersMax) return why->set(-EINVAL, "LUN %s: more than %u members", uri, kCompositeMembersMax);
     char* last = at - 1;
     if (at > start && *start == '(' && *last == ')') {
       *last = 0;
@@ -113,7 +113,7 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
     }
     if (status < 0) return status;
     for (unsigned j = 0; j < i && scheme.kind != Kind::kPaths; ++j) {
-      if (set->device[j] && same_medium(set->device[i], set->device[j]))
+      if (set->device[j] && same_backing_device(set->device[i], set->device[j]))
         return why->set(-EINVAL, "LUN %s: %s is there twice; give different devices", uri, members.uri[i]);
     }
     fds += set->device[i] ? set->device[i]->fd_count() : 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The front doors of lun/: what a person wrote becomes a Device.
+// Opening by URI: turns what a user wrote into a Device.
 //
 //   raw URI        what device_open takes, or several of them as one:
 //     stripe:URI;URI[;...]   RAID 0 in chunks of 64 KiB, 2 to 8 members

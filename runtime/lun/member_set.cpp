@@ -19,9 +19,9 @@ constexpr uint64_t kProbeBytes = 64 * kKiB;   // of a head, or a tail
 
 // 1: blank, 0: it holds something (`what`), -errno. The one place that decides it.
 int member_blank(Device* device, char* what, size_t size) {
-  Holds holds = Holds::kForeign;
-  const int status = device_holds(device, &holds, what, size);
-  return status < 0 ? status : holds == Holds::kBlank || holds == Holds::kEnded;
+  DeviceContent content = DeviceContent::kForeign;
+  const int status = device_content(device, &content, what, size);
+  return status < 0 ? status : content == DeviceContent::kBlank || content == DeviceContent::kEnded;
 }
 
 int read_all(const char* uri, MemberSet* set, Format format, unsigned* blank, ErrorText* why) {

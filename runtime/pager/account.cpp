@@ -86,10 +86,10 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
 
 void Account::lock() {
   if (pthread_mutex_lock(&shared_->lock) == EOWNERDEAD) pthread_mutex_consistent(&shared_->lock);
-  const uint32_t burial = shared_->burial.load(std::memory_order_acquire), dead = (burial >> 2) - 1;
-  if (burial == 0) return;
-  if (dead < kMembersMax) bury(dead);   // it was killed meanwhile
-  else shared_->burial.store(0);
+  const uint32_t reaping = shared_->reaping.load(std::memory_order_acquire), dead = (reaping >> 2) - 1;
+  if (reaping == 0) return;
+  if (dead < kMembersMax) reap(dead);   // it was killed meanwhile
+  else shared_->reaping.store(0);
 }
 
 void Account::unlock() { pthread_mutex_unlock(&shared_->lock); }
@@ -115,7 +115,7 @@ int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_ep
       m.weight.store(weight);
       m.parent.store(parent_plus_one);
       m.fork_epoch.store(fork_epoch);
-      m.elder.store(parent_plus_one);
+      m.inherits_from.store(parent_plus_one);
       m.state.store(1, std::memory_order_release);
       uint32_t high = shared_->member_high.load();
       if (high < i + 1) shared_->member_high.store(i + 1);
@@ -133,7 +133,7 @@ int Account::join() {
   int index = reserve(8, 0, 0, getpid(), &ticket);
   if (index < 0) return index;
   member_ = static_cast<unsigned>(index);
-  hold_starter();
+  lock_starter();
   return 0;
 }
 
@@ -158,12 +158,12 @@ void Account::name_child(unsigned index, uint64_t ticket, int pid) {
   unlock();
 }
 
-void Account::hold_starter() {
+void Account::lock_starter() {
   pthread_mutex_lock(&me().starter);
   me().state.store(kMemberPlain, std::memory_order_release);
 }
 
-void Account::hold_alive() {
+void Account::lock_alive() {
   pthread_mutex_lock(&me().alive);
   me().state.store(kMemberActive, std::memory_order_release);
 }
@@ -312,7 +312,7 @@ void Account::hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_byt
 void Account::release_child(unsigned index, uint64_t ticket) {
   lock();
   AccountMember& m = shared_->members[index];
-  if (m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() == 0 && pthread_mutex_trylock(&m.alive) == 0) bury(index);
+  if (m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() == 0 && pthread_mutex_trylock(&m.alive) == 0) reap(index);
   unlock();
 }
 
@@ -432,7 +432,7 @@ void Account::lun_give(int64_t bytes) {
   me().pages.end(0);
 }
 
-// pre: the account's lock is held. Dead: its memory is gone. The kernel lets go of mutexes before it frees memory, in a process that ends and in
+// pre: the account's lock is held. Dead: its memory is gone. The kernel releases mutexes before it frees memory, in a process that ends and in
 // one that begins another program.
 Account::Life Account::life_of(AccountMember& m) {
   const int pid = m.pid.load();
@@ -473,43 +473,43 @@ void Account::hand_up_children(unsigned index) {
   }
 }
 
-// pre: the account's lock is held. Whoever buries may be killed at any line, and the next who holds the lock does all of it again.
-void Account::bury(unsigned index) {
+// pre: the account's lock is held. The reaper may be killed at any line, and the next who holds the lock does all of it again.
+void Account::reap(unsigned index) {
   AccountMember& m = shared_->members[index];
-  uint32_t burial = shared_->burial.load();
-  if (burial == 0) {
-    burial = (index + 1) << 2 | shared_->used_pages.mark() << 1 | shared_->lun_used_bytes.mark();
-    shared_->burial.store(burial, std::memory_order_release);
+  uint32_t reaping = shared_->reaping.load();
+  if (reaping == 0) {
+    reaping = (index + 1) << 2 | shared_->used_pages.mark() << 1 | shared_->lun_used_bytes.mark();
+    shared_->reaping.store(reaping, std::memory_order_release);
   } else {
     (void)pthread_mutex_trylock(&m.alive);   // it was held by the one that was killed
   }
-  if (HeldPages::in_hand(m.pages.raw())) shared_->unsettled.store(1, std::memory_order_release);
+  if (MemberPages::in_hand(m.pages.raw())) shared_->unsettled.store(1, std::memory_order_release);
   (void)lower_shared(m.pages.value() - m.fixed.load());   // of what it had, its relatives may have the same
-  shared_->used_pages.subtract_once(m.pages.value(), burial >> 1 & 1);
-  shared_->lun_used_bytes.subtract_once(m.lun_bytes.load(), burial & 1);
-  // Its descendants still read what it had written: one of them takes its pieces over, for all. The heir is unlinked last.
-  uint32_t heir = 0;
+  shared_->used_pages.subtract_once(m.pages.value(), reaping >> 1 & 1);
+  shared_->lun_used_bytes.subtract_once(m.lun_bytes.load(), reaping & 1);
+  // Its descendants still read what it had written: one of them takes its pieces over, for all. The successor is unlinked last.
+  uint32_t successor = 0;
   const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& one = shared_->members[i];
-    if (i == index || one.state.load(std::memory_order_acquire) == 0 || one.elder.load() != index + 1) continue;
-    if (heir == 0) heir = i + 1;
-    else one.elder.store(heir);
+    if (i == index || one.state.load(std::memory_order_acquire) == 0 || one.inherits_from.load() != index + 1) continue;
+    if (successor == 0) successor = i + 1;
+    else one.inherits_from.store(successor);
   }
   for (auto& owner : shared_->carve_owner) {
     uint16_t dead = static_cast<uint16_t>(index + 1);
-    owner.compare_exchange_strong(dead, static_cast<uint16_t>(heir));
+    owner.compare_exchange_strong(dead, static_cast<uint16_t>(successor));
   }
-  if (heir) shared_->members[heir - 1].elder.store(m.elder.load());
+  if (successor) shared_->members[successor - 1].inherits_from.store(m.inherits_from.load());
   hand_up_children(index);
   pthread_mutex_consistent(&m.alive);
   pthread_mutex_unlock(&m.alive);
   m.pages.reset();
   for (auto* held : {&m.fixed, &m.lun_bytes}) held->store(0);
   m.parent.store(0);
-  m.elder.store(0);
+  m.inherits_from.store(0);
   m.state.store(0, std::memory_order_release);
-  shared_->burial.store(0, std::memory_order_release);
+  shared_->reaping.store(0, std::memory_order_release);
 }
 
 // pre: the account's lock is held. Members were killed in the middle of a change: what the sums have above what the living hold is nobody's.
@@ -528,9 +528,9 @@ void Account::settle_sums() {
       const AccountMember& m = shared_->members[i];
       if (m.state.load(std::memory_order_acquire) == kMemberFree) continue;
       const uint64_t raw = m.pages.raw();
-      total.changes += HeldPages::changes(raw);
-      total.in_hand |= HeldPages::in_hand(raw);
-      total.pages += HeldPages::value(raw);
+      total.changes += MemberPages::changes(raw);
+      total.in_hand |= MemberPages::in_hand(raw);
+      total.pages += MemberPages::value(raw);
       total.lun_bytes += m.lun_bytes.load(std::memory_order_seq_cst);
     }
     return total;
@@ -557,11 +557,11 @@ bool Account::sweep(uint32_t* oldest_child) {
     if (i == member_ || m.state.load(std::memory_order_acquire) == kMemberFree) continue;
     const Life life = life_of(m);
     if (life == Life::kEnding) settled = false;
-    // Not if its housekeeper has just come to hold it.
-    else if (life == Life::kDead && pthread_mutex_trylock(&m.alive) != EBUSY) bury(i);
+    // Not if its housekeeping thread has just come to hold it.
+    else if (life == Life::kDead && pthread_mutex_trylock(&m.alive) != EBUSY) reap(i);
   }
   settle_sums();
-  // When all burials are done: they hand children up.
+  // When all are reaped: they hand children up.
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
     if (m.state.load(std::memory_order_acquire) == 0 || m.parent.load() != member_ + 1) continue;

@@ -9,15 +9,15 @@
 // A page that goes and may be shared still lowers `shared`, not what is free: `used - shared` is never less than what is there.
 //
 // Life of a member is proven by a robust, process-shared mutex that a thread of it holds: when the process ends or execs, the kernel
-// lets go of it, and any other member *buries* it: returns what it had, and hands its children up. A child of a dead member reads what
+// releases it, and any other member *reaps* it: returns what it had, and hands its children up. A child of a dead member reads what
 // that one could read, so it becomes a child of the dead one's parent, at the dead one's fork epoch. Once the member is active a
 // service thread holds `alive`. Before, there is none: its first thread holds `starter`, which may end before its process (pthread_exit in
-// main). And the mutex is let go of before the memory is freed. So /proc is asked as well: a member is buried when its memory is gone.
+// main). And the mutex is released before the memory is freed. So /proc is asked as well: a member is reaped when its memory is gone.
 //
 // Plain memory. A member that is not active cannot evict: all it has committed is charged as if it were resident, and as `fixed`.
 //
 // Threading: take/give are a few atomic operations. sweep, join, adopt and carve take the account's lock, a robust mutex: who
-// holds it may be killed, or exec, at any instruction. `burial` tells the next holder which burial was under way, and a burial
+// holds it may be killed, or exec, at any instruction. `reaping` tells the next holder which reaping was under way, and reaping
 // may be done again from its start.
 // Layout: shared between processes of one build of the library only (magic and size are checked).
 #pragma once
@@ -41,7 +41,7 @@ enum MemberState : uint32_t {
   kMemberPlain = 3,       // `starter` is held by its first thread
 };
 
-// A sum that all members change, and from which a burial subtracts exactly once although it may be done again: the lowest bit
+// A sum that all members change, and from which reaping subtracts exactly once although it may be done again: the lowest bit
 // changes in the same step, so that it tells whether the subtraction was made.
 class SharedSum {
  public:
@@ -59,9 +59,9 @@ class SharedSum {
 };
 
 // What one member has taken, and how many of its threads are between the two steps of a change (this, and the sum of all). One that was killed
-// there has left the sum too high: who buries it sees that, and the sum is made anew (Account::settle_sums). Each change also counts, so that
+// there has left the sum too high: the member that reaps it sees that, and the sum is made anew (Account::settle_sums). Each change also counts, so that
 // who adds up all members can tell that none has begun meanwhile.
-class HeldPages {
+class MemberPages {
  public:
   int64_t value() const { return value(raw()); }
   uint64_t raw() const { return raw_.load(std::memory_order_seq_cst); }
@@ -85,13 +85,13 @@ struct AccountMember {
   pthread_mutex_t starter;                // robust, shared; held by the member's first thread
   std::atomic<uint32_t> state;            // MemberState
   std::atomic<int32_t> pid;               // below 0: of a child that its parent has named, and that has not adopted this yet
-  HeldPages pages;                        // DRAM taken; in hand while lun_bytes changes, too
+  MemberPages pages;                        // DRAM taken; in hand while lun_bytes changes, too
   std::atomic<int64_t> fixed;             // of these what eviction cannot give back: frames, windows, tables
   std::atomic<int64_t> lun_bytes;         // LUN space promised
   std::atomic<uint32_t> weight;           // share of the budget, 1..8 (a forked child: 1, others: 8)
   std::atomic<uint32_t> parent;           // member index + 1; 0: none
   std::atomic<uint32_t> fork_epoch;       // the parent's fork epoch that made it
-  std::atomic<uint32_t> elder;            // member index + 1 of the living one that has the pieces it inherited; 0: none
+  std::atomic<uint32_t> inherits_from;            // member index + 1 of the living one that has the pieces it inherited; 0: none
   std::atomic<uint64_t> created_ns;
   std::atomic<uint64_t> replaced_ns;      // when it was first seen that another program is in its place; 0: not yet
   std::atomic<uint32_t> writing_elsewhere;   // threads of it that are writing into other processes (process_vm_writev)
@@ -108,7 +108,7 @@ struct AccountShared {
   SharedSum lun_used_bytes;
   std::atomic<uint32_t> pressure;         // futex: bumped when DRAM runs low
   std::atomic<uint32_t> sleepers;         // evictors that wait on it
-  std::atomic<uint32_t> burial;           // (member index + 1) << 2 | marks of the two sums at its start; 0: none under way
+  std::atomic<uint32_t> reaping;           // (member index + 1) << 2 | marks of the two sums at its start; 0: none under way
   std::atomic<uint32_t> room_wanted;      // 1: some member has faults that wait for DRAM; whoever gives back clears it and raises the pressure
   std::atomic<uint32_t> member_high;      // members ever used
   std::atomic<uint32_t> unsettled;        // 1: a member died in the middle of a change, the sums may be too high
@@ -123,17 +123,17 @@ class Account {
  public:
   // fd >= 0: the tree's memfd (made by `lunar run`); -1: an account of our own. First one in sets the caps.
   [[nodiscard]] int open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes);
-  // Becomes a member. The calling thread proves its life until the process' housekeeper can (hold_alive).
+  // Becomes a member. The calling thread proves its life until the process' housekeeping thread can (lock_alive).
   [[nodiscard]] int join();
   // Before a fork: a member for the child to come, index or -errno; the child adopts it. A fork that failed leaves one
-  // that nobody adopts; it is buried after 30 s. *ticket: what the child shows for it.
+  // that nobody adopts; it is reaped after 30 s. *ticket: what the child shows for it.
   [[nodiscard]] int reserve_child(uint32_t fork_epoch, uint64_t* ticket);
   // The fork has returned in the parent: a child that is killed before it adopts its member is seen to be gone.
   void name_child(unsigned index, uint64_t ticket, int pid);
-  // -ESRCH: it was buried (the child has stood still for so long).
+  // -ESRCH: it was reaped (the child has stood still for so long).
   [[nodiscard]] int adopt(unsigned index, uint64_t ticket);
-  void hold_starter();                    // by the first thread of a member that is not active
-  void hold_alive();                      // by a service thread that lives as long as the process
+  void lock_starter();                    // by the first thread of a member that is not active
+  void lock_alive();                      // by a service thread that lives as long as the process
 
   // Memory of a member that is not active. take_plain: false when the tree's use would pass `limit` pages, also after the dead have
   // been swept. reserve_plain_child: a member for a child with so much; `prepaid` of it is charged to this member until now. Index or -errno.
@@ -175,8 +175,8 @@ class Account {
   // What eviction cannot give back (frames, windows, tables), of all members together.
   int64_t fixed_total() const;
   bool others_active() const;   // some other member has such
-  // The housekeeper holds this member's mutex: its end, also by exec, will be seen.
-  bool held_alive() const { return me().state.load(std::memory_order_acquire) == 2; }
+  // The housekeeping thread holds this member's mutex: its end, also by exec, will be seen.
+  bool alive_locked() const { return me().state.load(std::memory_order_acquire) == 2; }
   int64_t own_fixed() const { return me().fixed.load(std::memory_order_relaxed); }
   int64_t own_pages() const { return me().pages.value(); }
   void set_cap(int64_t pages) { shared_->cap_pages.store(pages); }
@@ -236,7 +236,7 @@ class Account {
   int reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket);
   enum class Life { kAlive, kEnding, kDead };
   Life life_of(AccountMember& member);
-  void bury(unsigned index);
+  void reap(unsigned index);
   void hand_up_children(unsigned index);
   void settle_sums();
   void charge(AccountMember& member, int64_t pages);

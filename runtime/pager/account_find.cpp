@@ -56,7 +56,7 @@ int open_from_process(int pid) {
   (void)sys::each_entry(path, [&](const char* task) {
     char comm[64], name[32] = "";
     format_to(comm, sizeof comm, "/proc/%d/task/%s/comm", pid, task);
-    if (sys::read_text(comm, name, sizeof name) <= 0 || strncmp(name, "lunar-keeper", 12) != 0) return true;
+    if (sys::read_text(comm, name, sizeof name) <= 0 || strncmp(name, "lunar-housekeep", 15) != 0) return true;
     format_to(comm, sizeof comm, "/proc/%d/task/%s/fd", pid, task);
     fd = open_from(comm);
     return false;

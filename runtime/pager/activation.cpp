@@ -123,19 +123,19 @@ int64_t plain_limit(const PagerState& state) {
 }
 
 int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  const uint64_t committed = state.committed_before_arming.load() + ((end - first) << state.page_shift);
+  const uint64_t committed = state.committed_before_activation.load() + ((end - first) << state.page_shift);
   const int64_t pages = count_committed(state, region, first, end, 1);
   if (!may_stay_plain(state, pages, committed)) {
     (void)count_committed(state, region, first, end, -1);
     return -EAGAIN;
   }
   state.plain_fork_pages += pages * state.plain_forks;
-  if (!charged_on_touch(region)) state.committed_before_arming.store(committed);   // LUN space is promised for that
+  if (!charged_on_touch(region)) state.committed_before_activation.store(committed);   // LUN space is promised for that
   return 0;
 }
 
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  if (!charged_on_touch(region)) state.committed_before_arming.fetch_sub((end - first) << state.page_shift);
+  if (!charged_on_touch(region)) state.committed_before_activation.fetch_sub((end - first) << state.page_shift);
   state.account.give_plain(-count_committed(state, region, first, end, -1));
 }
 
@@ -187,7 +187,7 @@ int plain_reserve_child(PagerState& state, uint64_t* ticket) {
 }
 
 void close_holes(PagerState& state) {
-  sys::Locked<sys::Mutex> hold(state.regions.lock);
+  sys::Locked<sys::Mutex> lock(state.regions.lock);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
     const Region& region = *state.regions.sorted[i].load();
     claim_place(region, 0, region.pages, [](uint64_t, uint64_t, int) {});

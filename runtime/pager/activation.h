@@ -23,14 +23,14 @@ namespace lunar {
 
 // What activation will need and may not get later, when the process has dropped rights, changed its root directory or installed a
 // seccomp filter: /proc, pagemap, /dev/userfaultfd (or a userfaultfd), a LUN file where the LUN is a directory. As far as it is to be
-// had: who needs it later judges. At start, and in a forked child that is not active (`child`), for itself.
+// had: the code that needs it later decides. At start, and in a forked child that is not active (`child`), for itself.
 void standby_open(PagerState& state, bool child);
 void standby_lun(PagerState& state, bool child);
 void keep_own_files();   // of these, those of /proc/self: by each process for itself
 // Descriptors of these that service threads need too.
 void standby_descriptors(int* out, unsigned* count);
 
-// The following while the process is not active. pre: arm_lock is held.
+// The following while the process is not active. pre: activation_lock is held.
 // Charges a commit. 0, or -EAGAIN: the process must become active first.
 [[nodiscard]] int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end);
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end);

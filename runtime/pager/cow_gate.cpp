@@ -37,7 +37,7 @@ void close_pages(PagerState& state, char* from, uint64_t bytes) {
   close_pages(state, from + half, bytes - half);
 }
 
-void let_go(PagerState& state, Region& region, uint64_t page, PageWord word) {
+void unlock_page(PagerState& state, Region& region, uint64_t page, PageWord word) {
   if (page_unlock(region.words[page], word)) (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size);
 }
 
@@ -102,7 +102,7 @@ Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force) {
     if (room || count == 1) break;
     while (count > 1) {
       --count;
-      let_go(state, region, page.value + count, was[count]);
+      unlock_page(state, region, page.value + count, was[count]);
     }
   }
   // The protection goes before the words do: whoever evicts the page next finds it as it is.
@@ -111,7 +111,7 @@ Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force) {
     lifted = lift(region.address_of(page), state.page_size);
     for (unsigned i = 1; i < count; ++i) (void)lift(region.address_of(PageIndex(page.value + i)), state.page_size);
   }
-  for (unsigned i = 0; i < count; ++i) let_go(state, region, page.value + i, was[i]);
+  for (unsigned i = 0; i < count; ++i) unlock_page(state, region, page.value + i, was[i]);
   return !room ? Lift::kNoRoom : lifted ? Lift::kLifted : Lift::kNotThere;
 }
 

@@ -34,9 +34,9 @@ unsigned own_descriptors(const PagerState& state, unsigned lun) {
 }
 
 // A new description of its i-th file, by the service threads' table.
-int fetch_from_keeper(const PagerState& state, unsigned lun, unsigned i) {
+int fetch_from_housekeeping(const PagerState& state, unsigned lun, unsigned i) {
   char path[64];
-  format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.keeper_tid.load(), state.devices[lun]->fd(i));
+  format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.housekeeping_tid.load(), state.devices[lun]->fd(i));
   return sys::open_file(path, state.device_ids[lun][i].flags);
 }
 
@@ -44,16 +44,16 @@ int fetch_from_keeper(const PagerState& state, unsigned lun, unsigned i) {
 
 void descriptors_put_back(PagerState& state) {
   const unsigned lun = first_with_device(state, state.own_lun);
-  for (unsigned i = 0; state.keeper_tid.load() != 0 && i < own_descriptors(state, lun); ++i) {
+  for (unsigned i = 0; state.housekeeping_tid.load() != 0 && i < own_descriptors(state, lun); ++i) {
     const int number = state.devices[lun]->fd(i);
     if (is_device(state, lun, i, number) || sys::control_file(number, F_GETFD, nullptr) != -EBADF) continue;
-    const int fetched = fetch_from_keeper(state, lun, i);
+    const int fetched = fetch_from_housekeeping(state, lun, i);
     if (fetched < 0) continue;
     // The lowest free number from there on: its own, unless the program was faster.
     const auto put = static_cast<int>(sys::control_file(fetched, F_DUPFD_CLOEXEC, reinterpret_cast<void*>(static_cast<intptr_t>(number))));
     if (put >= 0 && put != number) sys::close_file(put);
     // A child will inherit this one, and may outlive the service threads that hold the first.
-    if (put == number && state.devices[lun]->hold(i, put) < 0) sys::close_file(put);
+    if (put == number && state.devices[lun]->share_lock(i, put) < 0) sys::close_file(put);
     sys::close_file(fetched);
   }
 }
@@ -126,14 +126,14 @@ int fork_descriptors_prepare(PagerState& state, ForkDescriptors* out) {
     Device* device = state.devices[lun];
     for (unsigned i = 0; i < own_descriptors(state, lun); ++i) {
       if (is_device(state, lun, i, device->fd(i))) continue;
-      int fd = fetch_from_keeper(state, lun, i);
+      int fd = fetch_from_housekeeping(state, lun, i);
       if (fd < 0) return fd;
       fd = sys::move_high(fd);
       sys::note_own_descriptor(fd, true);
       out->reopened[lun][i] = fd;
       if (!is_device(state, lun, i, fd)) return -EBADF;
       // A description of its own: the parent may be gone before the child.
-      if (int rc = device->hold(i, fd); rc < 0) return rc;
+      if (int rc = device->share_lock(i, fd); rc < 0) return rc;
     }
   }
   return 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pager's descriptors. Two tables hold them: the program's, where explicit doors and fork need the userfaultfd and the LUNs,
+// The pager's descriptors. Two tables hold them: the program's, where range operations and fork need the userfaultfd and the LUNs,
 // and the service threads' own, which the program cannot reach. In the program's table they have high numbers, and are looked
 // at before they are trusted: a daemon closes everything, a shell opens what it likes.
-// Threading: while arming and forking, under their locks. Blocking.
+// Threading: during activation and fork, under their locks. Blocking.
 #pragma once
 #include "base/error.h"
 #include "pager/state.h"
@@ -22,7 +22,7 @@ void forget_device(PagerState& state, unsigned lun);
 // their numbers where these are free. Best effort; blocking.
 void descriptors_put_back(PagerState& state);
 
-// Whether the program's table still holds the userfaultfd and the LUNs: the doors cannot work without.
+// Whether the program's table still holds the userfaultfd and the LUNs: range operations need both.
 [[nodiscard]] bool descriptors_in_place(const PagerState& state);
 
 // Around fork: descriptors of the LUNs that the child will find in its copy of the program's table. Those that the program has

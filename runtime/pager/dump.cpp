@@ -50,11 +50,11 @@ void pager_dump(int fd) {
   auto& state = pager_state();
   char line[256];
   size_t n = format_to(line, sizeof line, "pager: %s, generation %u, fork epoch %u, oldest child %u, deferred slots %lu, may pin %d\n",
-                       pager_armed() ? "armed" : "not armed", state.generation, state.fork_epoch.load(), state.oldest_child.load(),
+                       pager_active() ? "active" : "not active", state.generation, state.fork_epoch.load(), state.oldest_child.load(),
                        deferred_slot_count(), state.may_pin.load());
   say(fd, line, n);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) dump_region(fd, *state.regions.sorted[i].load());
-  if (!pager_armed()) return;
+  if (!pager_active()) return;
   state.account.dump(fd);
   state.evictor->dump(fd);
   for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->dump(fd);
@@ -114,7 +114,7 @@ void Tally::walk(PagerState& state, Region& region) {
 
 bool pager_validate() {
   auto& state = pager_state();
-  if (!pager_armed()) return true;
+  if (!pager_active()) return true;
   state.evictor->pause();
   Tally tally;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) tally.walk(state, *state.regions.sorted[i].load());

@@ -148,7 +148,7 @@ void Evictor::write_out() {
   for (; done < dirty_count_; ++done) {
     if (!lun_full_said_) log_warning("the LUN is full; pages stay in DRAM");
     lun_full_said_ = true;
-    keeper_wake(kKeeperSweep);   // children that held slots may be gone
+    housekeeping_wake(kHousekeepingSweep);   // children that held slots may be gone
     finish_frame(dirty_[done], false);
   }
   dirty_count_ = 0;

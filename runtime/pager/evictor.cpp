@@ -27,7 +27,7 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kOthersMayEvictNs = 20000000;
-constexpr uint64_t kRelativesMayEvictNs = 2000000;   // while pages are shared: only when all have let go of one, it is free
+constexpr uint64_t kRelativesMayEvictNs = 2000000;   // while pages are shared: only when all have released one, it is free
 constexpr uint64_t kSweepEveryNs = 50000000;   // while DRAM is short
 constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;   // between looks while nothing can be evicted
 
@@ -35,7 +35,7 @@ constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;   // betwee
 
 int Evictor::open(uint32_t frame_count) {
   auto& state = pager_state();
-  state.keeper_word.store(kKeeperRuns);
+  state.housekeeping_word.store(kHousekeepingRuns);
   state.room_wanted.store(false);
   unmap_private(ops_, kWriteOps * sizeof(WriteOp));   // its parent's
   for (uint32_t* ids : {failed_, retrying_}) unmap_private(ids, frames_.count() * sizeof(uint32_t));
@@ -83,7 +83,7 @@ int Evictor::start() {
   int rc = sys::uffd_register(state.uffd, staging_, kBatchPages * state.page_size);
   if (rc < 0) return rc;
   pthread_t thread;
-  return sys::thread_start({"lunar-evict", run_thread, this, false, false, &state.keeper_word}, &thread);
+  return sys::thread_start({"lunar-evict", run_thread, this, false, false, &state.housekeeping_word}, &thread);
 }
 
 void Evictor::close_descriptors() const {
@@ -103,7 +103,7 @@ bool Evictor::should_evict() {
   uint64_t now = sys::now_ns();
   if (now - swept_ns_ > kSweepEveryNs) {   // members may have died
     swept_ns_ = now;
-    keeper_wake(kKeeperSweep);
+    housekeeping_wake(kHousekeepingSweep);
   }
   if (account.above_share()) return true;
   if (short_since_ == 0) {
@@ -113,7 +113,7 @@ bool Evictor::should_evict() {
   return now - short_since_ > (account.shared_pages() != 0 ? kRelativesMayEvictNs : kOthersMayEvictNs);
 }
 
-void Evictor::kick() {
+void Evictor::wake() {
   std::atomic_thread_fence(std::memory_order_seq_cst);   // with run(): what was taken, then whether it sleeps
   if (asleep_.load(std::memory_order_acquire)) pager_state().account.raise_pressure();
 }
@@ -141,7 +141,7 @@ void Evictor::run() {
       if (choose_range(batch_limit_) != 0) {
         const unsigned dropped = evict_chosen();
         range_result_ += dropped;
-        if (dropped == 0 && put_off_ && pause_requests_.load() == 0) {   // soon: what waits for us is a fork alone
+        if (dropped == 0 && deferred_ && pause_requests_.load() == 0) {   // soon: what waits for us is a fork alone
           range_first_ = first;
           sys::sleep_ns(50000);
         }
@@ -188,7 +188,7 @@ void Evictor::pause() {
 void Evictor::resume() { pause_requests_.fetch_sub(1, std::memory_order_acq_rel); }
 
 int64_t Evictor::evict_range(Region* region, PageIndex first, PageIndex end) {
-  sys::Locked<sys::Mutex> hold(range_lock_);
+  sys::Locked<sys::Mutex> lock(range_lock_);
   range_first_ = first.value;
   range_end_ = end.value;
   range_result_ = 0;
@@ -219,7 +219,7 @@ void Evictor::leave_behind(const Region& region, PageIndex page) {
   if (page.value <= kLag || region.access_of(PageIndex(page.value - kLag)) != Access::kSequential) return;
   const uint64_t first = page.value > kReach ? page.value - kReach : 0, join = kJoin << pager_state().page_shift;
   char *begin = region.address_of(PageIndex(first)), *end = region.address_of(PageIndex(page.value - kLag));
-  sys::Locked<sys::SpinLock> hold(behind_lock_);
+  sys::Locked<sys::SpinLock> lock(behind_lock_);
   has_behind_.store(true, std::memory_order_relaxed);
   for (Behind& one : behind_) {
     if (one.begin == one.end || begin < one.begin || begin > one.end + join) continue;
@@ -235,7 +235,7 @@ void Evictor::choose_behind(unsigned want) {
   while (victim_count_ < want) {
     char* at = nullptr;
     {
-      sys::Locked<sys::SpinLock> hold(behind_lock_);
+      sys::Locked<sys::SpinLock> lock(behind_lock_);
       for (unsigned i = 0; i < kBehindMax && at == nullptr; ++i) {
         Behind& one = behind_[(behind_next_ + i) % kBehindMax];
         if (one.begin == one.end) continue;
@@ -395,13 +395,13 @@ unsigned Evictor::gather() {
     else if (is_refusal(rc)) splice_refused_ = true;   // by UFFDIO_MOVE from now on
     if (rc <= 0 && rc != -EFAULT) break;
   }
-  const unsigned count = in_pipe + hold_unreadable(unreadable, unreadable_count, which + in_pipe);
+  const unsigned count = in_pipe + protect_unreadable(unreadable, unreadable_count, which + in_pipe);
   for (unsigned i = 0; i < count; ++i) drops[i] = pages[which[i]];
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   // After the gathering: a page of somebody else may be there in place of ours.
   const int shard = state.event_gate.enter_waiting();
   const bool may_drop = !unmaps_pending() && !sys::uffd_event_unread(state.uffd);
-  put_off_ = !may_drop;
+  deferred_ = !may_drop;
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
   bool gone[kBatchPages] = {};
   unsigned dropped = may_drop ? sys::drop_pages(drops, count, gone) : 0;
@@ -413,7 +413,7 @@ unsigned Evictor::gather() {
     victim.dropped = gone[i];
     victim.stuck = may_drop && !gone[i];
     if (i >= in_pipe && gone[i]) counters().evicted_unreadable.add(1);
-    if (victim.held && !gone[i]) protect(victim, false);
+    if (victim.protected_by_us && !gone[i]) protect(victim, false);
     if (victim.guard && !gone[i]) victim.guard = false;
   }
   return dropped;
@@ -447,7 +447,7 @@ bool Evictor::protect(const Victim& victim, bool on) {
 
 // Copies what may not be read, or not be made exclusive, to its frames. Who makes a page writable in between meets the protection, and waits
 // until the page is dropped or kept. Returns how many may be dropped; `held` names them.
-unsigned Evictor::hold_unreadable(const unsigned* which, unsigned count, unsigned* held) {
+unsigned Evictor::protect_unreadable(const unsigned* which, unsigned count, unsigned* kept) {
   const void* pages[kBatchPages];
   sys::PageFacts before[kBatchPages], after[kBatchPages];
   const auto look = [&](sys::PageFacts* facts) { return pagemap_ >= 0 && sys::page_facts(pagemap_, pages, count, facts) == 0; };
@@ -459,7 +459,7 @@ unsigned Evictor::hold_unreadable(const unsigned* which, unsigned count, unsigne
   bool read[kBatchPages];
   for (unsigned i = 0; i < count; ++i) {
     Victim& victim = victims_[which[i]];
-    victim.held = !before[i].write_protected && protect(victim, true);   // it may be behind the copy-on-write gate
+    victim.protected_by_us = !before[i].write_protected && protect(victim, true);   // it may be behind the copy-on-write gate
     read[i] = sys::read_memory(memory_, pages[i], frames_.memory(victim.frame), pager_state().page_size) == 0;
   }
   const bool seen = look(after);
@@ -470,8 +470,8 @@ unsigned Evictor::hold_unreadable(const unsigned* which, unsigned count, unsigne
       if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, pager_state().page_size);
       victim.guard = !read[i] && after[i].present;   // a marker that the program made past us (MADV_GUARD_INSTALL); else it has dropped the page
       if (victim.guard) victim.region->has_guards.store(true, std::memory_order_release);
-      held[found++] = which[i];
-    } else if (victim.held) {
+      kept[found++] = which[i];
+    } else if (victim.protected_by_us) {
       protect(victim, false);
     }
   }
@@ -488,7 +488,7 @@ unsigned Evictor::gather_by_move() {
     const bool may_take = !unmaps_pending();
     const int64_t rc = may_take ? sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size) : -EAGAIN;
     state.event_gate.leave(shard);
-    if ((put_off_ = !may_take)) break;
+    if ((deferred_ = !may_take)) break;
     victims_[i].dropped = rc == static_cast<int64_t>(state.page_size);
     victims_[i].stuck = !victims_[i].dropped;
     if (!victims_[i].dropped) {

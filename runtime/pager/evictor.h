@@ -46,7 +46,7 @@ class Evictor {
   [[nodiscard]] int start();                   // its thread
   void add_descriptors(int* out, unsigned* count) const { out[(*count)++] = pipe_[0]; out[(*count)++] = pipe_[1]; }
   void close_descriptors() const;              // of the pipe, in the program's table
-  void kick();                                 // DRAM is short: wake up. Cheap when awake
+  void wake();                                 // DRAM is short: wake up. Cheap when awake
   bool asleep() const { return asleep_.load(std::memory_order_relaxed); }
   uint32_t low_water() const { return low_water_; }
 
@@ -73,7 +73,7 @@ class Evictor {
     bool stuck;           // this page itself could not be taken (locked, pinned)
     bool unwritable;      // not known to be exclusive, and cannot be made so while it may not be written
     bool guard;           // a guard page that the program made past us
-    bool held;            // write-protected by us, and copied
+    bool protected_by_us;            // write-protected by us, and copied
   };
   struct WriteOp {
     Command command;
@@ -102,7 +102,7 @@ class Evictor {
   unsigned gather();
   unsigned gather_by_move();
   void capture(const unsigned* which, unsigned count);
-  unsigned hold_unreadable(const unsigned* which, unsigned count, unsigned* held);
+  unsigned protect_unreadable(const unsigned* which, unsigned count, unsigned* kept);
   static bool protect(const Victim& victim, bool on);
   void keep(Victim& victim, unsigned heat);
   void settle();
@@ -124,7 +124,7 @@ class Evictor {
   int pagemap_ = -1, memory_ = -1;  // /proc/self, in the service threads' table; made by the thread
   unsigned batch_limit_ = kBatchPages;
   char* staging_ = nullptr;
-  bool put_off_ = false;            // the last batch: the place may be somebody else's by now (unmapped.h)
+  bool deferred_ = false;            // the last batch: the place may be somebody else's by now (unmapped.h)
   bool splice_refused_ = false;     // vmsplice is not allowed (any more)
   uint32_t low_water_ = 64, high_water_ = 128;
 

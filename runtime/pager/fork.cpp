@@ -43,19 +43,19 @@ int pager_start_threads(ErrorText* why);
 namespace {
 
 struct ForkInHand {
-  bool engaged = false;      // prepare ran on an armed pager
+  bool engaged = false;      // prepare ran on an active pager
   int member = -1;
   uint64_t ticket = 0;       // for the member
   int lun = -1;              // the child's number for its LUN
   int refusal = 0;
   int64_t charged = 0;       // to the child, for what it inherits
-  int64_t fixed = 0, lun_bytes = 0;   // set aside for the child when the fork was checked
+  int64_t fixed = 0, lun_bytes = 0;   // reserved for the child when the fork was checked
   bool gate = false;         // there is no room to copy all of it
   ForkDescriptors descriptors;
 };
 ForkInHand g_fork;           // the forking thread's: fork_lock is held from prepare to parent/child
 
-// What this thread's check of a fork has set aside: in our name until prepare gives it to the child's member.
+// What this thread's check of a fork has reserved: in our name until prepare gives it to the child's member.
 struct ForkChecked {
   bool plain = false;        // charged as plain memory
   int64_t fixed = 0, lun_bytes = 0;
@@ -117,15 +117,15 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
 }
 
 // What the child can reach stays on our LUN while we write new copies beside it. 0 or -errno.
-int hold_slots(PagerState& state, uint32_t epoch) {
-  PagerState::ForkHold* place = nullptr;
+int reserve_slots(PagerState& state, uint32_t epoch) {
+  PagerState::ForkReservation* place = nullptr;
   SlotAllocator& lun = state.luns[state.own_lun];
-  for (auto& hold : state.fork_holds) {
-    if (hold.epoch != 0 && !state.account.child_lives(hold.epoch)) {
-      lun.uncharge(hold.slots);
-      hold = {};
+  for (auto& reservation : state.fork_reservations) {
+    if (reservation.epoch != 0 && !state.account.child_lives(reservation.epoch)) {
+      lun.uncharge(reservation.slots);
+      reservation = {};
     }
-    if (hold.epoch == 0 && place == nullptr) place = &hold;
+    if (reservation.epoch == 0 && place == nullptr) place = &reservation;
   }
   if (place == nullptr) return -EAGAIN;
   const uint64_t slots = committed_pages(state);
@@ -151,19 +151,19 @@ void charge_child(PagerState& state) {
 
 void prepare() {
   auto& state = pager_state();
-  sys::hold_signals();   // until parent/child: a handler that forks would wait for this fork
+  sys::block_signals();   // until parent/child: a handler that forks would wait for this fork
   state.fork_lock.lock();
   g_fork = {};
-  if (!pager_armed()) {
-    state.arm_lock.lock();
-    if (!pager_armed()) {   // arm_lock is held until parent/child: nobody arms meanwhile
+  if (!pager_active()) {
+    state.activation_lock.lock();
+    if (!pager_active()) {   // activation_lock is held until parent/child: no activation meanwhile
       state.regions.lock.lock();
       g_fork.member = plain_reserve_child(state, &g_fork.ticket);
       t_checked = {false, 0, 0, g_fork.member, g_fork.ticket};
       g_fork.refusal = g_fork.member < 0 ? g_fork.member : 0;
       return;
     }
-    state.arm_lock.unlock();
+    state.activation_lock.unlock();
   }
   g_fork.engaged = true;
   g_fork.lun = lun_id_for_child();
@@ -188,7 +188,7 @@ void prepare() {
   g_fork.refusal = g_fork.member < 0 ? g_fork.member : g_fork.lun < 0 ? g_fork.lun : deferred_slots_prepare();
   int found = fork_descriptors_prepare(state, &g_fork.descriptors);
   if (g_fork.refusal == 0) g_fork.refusal = found;
-  if (g_fork.refusal == 0 && state.lun_ready.load()) g_fork.refusal = hold_slots(state, epoch);
+  if (g_fork.refusal == 0 && state.lun_ready.load()) g_fork.refusal = reserve_slots(state, epoch);
   if (g_fork.member >= 0) {
     g_fork.fixed = t_checked.fixed;
     g_fork.lun_bytes = t_checked.lun_bytes;
@@ -220,13 +220,13 @@ void parent() {
     state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);   // what was installed up to now may be shared with the child
     fork_descriptors_parent(g_fork.descriptors);
     release_parent(state);
-    keeper_wake(kKeeperSweep);   // it waits for this child's end, too, from now on
+    housekeeping_wake(kHousekeepingSweep);   // it waits for this child's end, too, from now on
   } else {
     state.regions.lock.unlock();
-    state.arm_lock.unlock();
+    state.activation_lock.unlock();
   }
   state.fork_lock.unlock();
-  sys::let_signals();
+  sys::unblock_signals();
 }
 
 // A page's state as the child must see it. The kernel copied words and pages at different moments, while handlers went on
@@ -331,7 +331,7 @@ void child() {
     if (g_fork.refusal < 0) fatal("fork: the child cannot be charged (%s)", errno_name(g_fork.refusal));
     if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
       fatal("fork: the child stood still for too long before it began; its place in the account is given up");
-    state.account.hold_starter();
+    state.account.lock_starter();
     state.member_pid.store(getpid());
     state.plain_forks = 0;   // of the parent's other threads
     state.plain_fork_pages = 0;
@@ -343,18 +343,18 @@ void child() {
     for (uint32_t i = 0; i < state.regions.count.load(); ++i) state.regions.sorted[i].load()->grow_lock.reset_in_child();
     standby_open(state, true);
     state.regions.lock.unlock();
-    state.arm_lock.unlock();
+    state.activation_lock.unlock();
     state.fork_lock.unlock();
-    sys::let_signals();
+    sys::unblock_signals();
     return;
   }
-  host_fork_bootstrap.store(true);   // until the keeper has made its threads
+  host_fork_bootstrap.store(true);   // until the housekeeping thread has made its threads
   if (g_fork.refusal < 0) fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));
   if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
     fatal("fork: the child stood still for too long before it began; its place in the account, and its memory with it, is given up");
   state.member_pid.store(getpid());
   keep_own_files();
-  state.arm_lock.reset_in_child();   // another thread of the parent's may have held it
+  state.activation_lock.reset_in_child();   // another thread of the parent's may have held it
   counters().evicted.store(0);
   int64_t resident = settle_words(state);
   // A LUN of its own: what ancestors wrote is read-only.
@@ -371,7 +371,7 @@ void child() {
   unmaps_enter_child();
   state.event_gate.enter_child();
   state.helpers_resting.store(0);
-  for (auto& hold : state.fork_holds) hold = {};
+  for (auto& reservation : state.fork_reservations) reservation = {};
   uint64_t tables = 0, committed = committed_pages(state);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
     tables += static_cast<uint64_t>(table_dram_pages(*state.regions.sorted[i].load()));
@@ -390,7 +390,7 @@ void child() {
   state.forking_tid.store(0);
   state.forking.store(false);
   state.fork_lock.unlock();
-  sys::let_signals();
+  sys::unblock_signals();
 }
 
 }  // namespace
@@ -408,8 +408,8 @@ int fork_handlers_install() {
   return -rc;
 }
 
-// Sets aside what a child needs of the tree's account: several processes may fork at the same moment.
-static int set_aside_for_child(PagerState& state, uint64_t pages) {
+// Reserves what a child needs of the tree's account: several processes may fork at the same moment.
+static int reserve_for_child(PagerState& state, uint64_t pages) {
   int64_t fixed = own_need(state, false, state.account.cap_pages()).pages();
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) fixed += table_dram_pages(*state.regions.sorted[i].load());
   if (!state.account.reserve_fixed(fixed, kWorkRoom)) {
@@ -431,25 +431,25 @@ static int set_aside_for_child(PagerState& state, uint64_t pages) {
 int pager_fork_check() {
   auto& state = pager_state();
   t_checked = {};
-  if (!pager_armed()) {
+  if (!pager_active()) {
     {
-      sys::Locked<sys::Mutex> hold(state.arm_lock);
-      if (!pager_armed() && plain_charge_fork(state)) {
+      sys::Locked<sys::Mutex> lock(state.activation_lock);
+      if (!pager_active() && plain_charge_fork(state)) {
         t_checked.plain = true;
         return 0;
       }
     }
     // Parent and child together would pass what the tree may hold plain: its pager makes room for the copies.
     ErrorText why;
-    if (int rc = pager_arm(&why); rc < 0) return -ENOMEM;
+    if (int rc = pager_activate(&why); rc < 0) return -ENOMEM;
   }
-  sys::SignalsHeld signals;   // a handler's fork would wait for the locks taken here
+  sys::ScopedSignalBlock signals;   // a handler's fork would wait for the locks taken here
   uint64_t pages = 0;
   {
-    sys::Locked<sys::Mutex> hold(state.regions.lock);
+    sys::Locked<sys::Mutex> lock(state.regions.lock);
     pages = committed_pages(state);
   }
-  int rc = set_aside_for_child(state, pages);
+  int rc = reserve_for_child(state, pages);
   if (rc == -ENOMEM) return rc;
   if (rc == 0 && state.lun_ready.load()) {
     // Reserves the space on the device here, where waiting for the file system harms nobody.
@@ -489,14 +489,14 @@ void pager_fork_failed() {
   const ForkChecked was = t_checked;
   t_checked = {};
   if (was.plain) {
-    sys::Locked<sys::Mutex> hold(state.arm_lock);
-    if (!pager_armed()) plain_uncharge_fork(state);   // else activation has
+    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    if (!pager_active()) plain_uncharge_fork(state);   // else activation has
   }
   if (was.fixed != 0) state.account.give_fixed(was.fixed);
   if (was.lun_bytes != 0) state.account.lun_give(was.lun_bytes);
   if (was.member < 0) return;
   state.account.release_child(static_cast<unsigned>(was.member), was.ticket);
-  if (pager_armed()) keeper_wake(kKeeperSweep);   // what was held for it
+  if (pager_active()) housekeeping_wake(kHousekeepingSweep);   // what was held for it
 }
 
 }  // namespace lunar

@@ -12,6 +12,6 @@
 namespace lunar {
 
 [[nodiscard]] int fork_handlers_install();   // once; before the program's libraries install theirs (see adapters/preload)
-void keeper_run();                           // the housekeeper's loop; never returns
+void housekeeping_run();                           // the housekeeping thread's loop; never returns
 
 }  // namespace lunar

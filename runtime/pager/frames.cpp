@@ -75,7 +75,7 @@ bool FramePool::release(uint32_t id, Slot* slot, unsigned* lun) {
   FrameState seen = frame.state.load(std::memory_order_acquire);
   for (;;) {
     bool written = seen != FrameState::kWriting;
-    // Read before the frame is let go (then it may be reused), and only when no write can still change it.
+    // Read before the frame is released (then it may be reused), and only when no write can still change it.
     *slot = written ? frame.slot : kNoSlot;
     *lun = frame.lun;
     FrameState next = written ? FrameState::kReleased : FrameState::kAbandoned;

@@ -9,7 +9,7 @@
 //                └─ clean or zero page: no write
 //
 // Threading: the free list and the queue of clean frames are the evictor's alone. Any thread that holds the page busy may
-// copy out of its frame and then let it go with release(). `state` is the hand-shake between the two.
+// copy out of its frame and then free it with release(). `state` is the hand-shake between the two.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -24,7 +24,7 @@ PageWord take_any(Region& region, uint64_t page) {
 }
 
 PageWord empty_word(Region& region, uint64_t page, PageWord was, PageState next) {
-  if (was.state() == PageState::kResident && pager_armed()) {
+  if (was.state() == PageState::kResident && pager_active()) {
     count_resident(region, PageIndex(page), -1);
     Account& account = pager_state().account;
     still_exclusive(was.epoch(), exclusive_epoch()) ? account.give(1) : account.give_maybe_shared(1);
@@ -67,7 +67,7 @@ void pager_unpin_all() {
   auto& state = pager_state();
   for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i) {
     Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
-    if (region == nullptr || !pager_armed()) continue;
+    if (region == nullptr || !pager_active()) continue;
     uint64_t end = region->table_pages.load(std::memory_order_acquire);
     int64_t cleared = 0;
     for (uint64_t p = 0, next; p < end; p = next) {

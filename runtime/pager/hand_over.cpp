@@ -99,9 +99,9 @@ int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap&
   const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
   char* at = region->address_of(PageIndex(first));
   if (int rc = wipe_any() ? pager_wipe_on_fork(at, bytes, false) : 0; rc < 0) return rc;
-  if (!pager_armed()) {
-    sys::Locked<sys::Mutex> hold(state.arm_lock);
-    if (!pager_armed()) {
+  if (!pager_active()) {
+    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    if (!pager_active()) {
       const int rc = map_in_place(at, bytes, map);
       if (rc == 0) give_up(*region, first, end);
       return rc;
@@ -113,9 +113,9 @@ int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap&
 int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done) {
   auto& state = pager_state();
   *done = 0;
-  if (!pager_armed()) {
-    sys::Locked<sys::Mutex> hold(state.arm_lock);
-    if (!pager_armed()) {
+  if (!pager_active()) {
+    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    if (!pager_active()) {
       give_up(*region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
       *done = bytes;
       return 0;

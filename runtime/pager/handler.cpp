@@ -45,7 +45,7 @@ thread_local Handler* t_handler __attribute__((tls_model("initial-exec"))) = nul
 bool is_service_thread(int tid) {
   auto& state = pager_state();
   if (tid == 0) return false;
-  if (tid == state.keeper_tid.load(std::memory_order_relaxed)) return true;
+  if (tid == state.housekeeping_tid.load(std::memory_order_relaxed)) return true;
   for (unsigned i = 0; i < state.handler_count; ++i)
     if (tid == state.handlers[i]->thread_id()) return true;
   return false;
@@ -90,7 +90,7 @@ int Handler::start() {
   char name[16];
   format_to(name, sizeof name, "lunar-fault%u", index_);
   pthread_t thread;
-  return sys::thread_start({name, run_thread, this, false, false, &pager_state().keeper_word}, &thread);
+  return sys::thread_start({name, run_thread, this, false, false, &pager_state().housekeeping_word}, &thread);
 }
 
 void Handler::run_thread(void* self) { static_cast<Handler*>(self)->run(); }
@@ -234,7 +234,7 @@ unsigned Handler::take_messages() {
 }
 
 int Handler::node_of(int thread_id) {
-  Whereabouts& entry = whereabouts_[static_cast<unsigned>(thread_id) % 64];
+  ThreadNode& entry = thread_nodes_[static_cast<unsigned>(thread_id) % 64];
   if (entry.thread_id != thread_id || entry.left-- == 0) {
     int cpu = sys::cpu_of_thread(thread_id);
     entry = {thread_id, cpu < 0 ? node_ : sys::node_of_cpu(cpu), kLookEvery};
@@ -257,7 +257,7 @@ void Handler::route(const sys::UffdMessage& message) {
 void Handler::post(const sys::UffdMessage& message) {
   for (;;) {
     {
-      sys::Locked<sys::SpinLock> hold(mailbox_lock_);
+      sys::Locked<sys::SpinLock> lock(mailbox_lock_);
       if (mailbox_count_ < kMailboxMax) {
         mailbox_[mailbox_count_++] = message;
         break;
@@ -274,7 +274,7 @@ unsigned Handler::take_mailbox() {
   unsigned n;
   sys::eventfd_clear(mailbox_event_);
   {
-    sys::Locked<sys::SpinLock> hold(mailbox_lock_);
+    sys::Locked<sys::SpinLock> lock(mailbox_lock_);
     n = mailbox_count_;
     for (unsigned i = 0; i < n; ++i) messages[i] = mailbox_[i];
     mailbox_count_ = 0;
@@ -351,12 +351,12 @@ void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMe
     }
   }
   switch (gate_lift(region, page, pagemap_, force)) {
-    case Lift::kLifted: counters().copies_let.add(); break;
+    case Lift::kLifted: counters().copies_allowed.add(); break;
     case Lift::kBusy: return;
     case Lift::kNoRoom: park(message); return;
     case Lift::kNotThere: (void)sys::uffd_wake(state.uffd, region.address_of(page), state.page_size); return;
   }
-  if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->kick();
+  if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->wake();
 }
 
 // A lost page that is not marked yet: it was moved, or marking it was refused before.
@@ -424,7 +424,7 @@ void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMess
     answer(message);
     return;
   }
-  if (pager_state().account.free_pages() < static_cast<int64_t>(pager_state().evictor->low_water())) pager_state().evictor->kick();
+  if (pager_state().account.free_pages() < static_cast<int64_t>(pager_state().evictor->low_water())) pager_state().evictor->wake();
   // The rest of the window: further runs of a sequence, or the next steps of a stride.
   if (first_touch || ahead.window <= 1 || taken >= ahead.window || outcome == Outcome::kBusy) return;
   int64_t step = ahead.stride == 1 ? 0 : ahead.stride;
@@ -470,7 +470,7 @@ void Handler::check_resident(Region& region, PageIndex page) {
       if (seen.has_slot()) slot_release(seen.lun(), seen.slot());
       seen = seen.with_slot(kNoSlot);
     }
-    // As not known to be exclusive: fork takes marks away that are too old, and passes over a page in our hands.
+    // As not known to be exclusive: fork takes marks away that are too old, and skips a page in our hands.
     (void)page_unlock(word, seen.with_epoch(kEpochUnknown));
   }
   (void)sys::uffd_wake(state.uffd, address, state.page_size);
@@ -479,7 +479,7 @@ void Handler::check_resident(Region& region, PageIndex page) {
 void Handler::park(const sys::UffdMessage& message) {
   if (!retrying_) counters().budget_waits.add();
   parked_[parked_count_++] = message;
-  pager_state().evictor->kick();
+  pager_state().evictor->wake();
 }
 
 // Whoever gives room back from now on wakes us; what was given back before is tried for once more.

@@ -94,11 +94,11 @@ struct Handler {
   sys::SpinLock mailbox_lock_;
   sys::UffdMessage mailbox_[kMailboxMax];
   unsigned mailbox_count_ = 0;
-  struct Whereabouts {
+  struct ThreadNode {
     int thread_id = 0, node = 0;
     unsigned left = 0;
   };
-  Whereabouts whereabouts_[64];
+  ThreadNode thread_nodes_[64];
 
   bool helper_ = false;              // not the first of its node
   unsigned calm_rounds_ = 0, hot_rounds_ = 0;

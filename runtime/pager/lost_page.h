@@ -9,7 +9,7 @@
 
 namespace lunar {
 
-// 0, -EINPROGRESS: the housekeeping thread marks it and wakes who waits, once the page is let go of and no fork goes on; or another -errno: not
+// 0, -EINPROGRESS: the housekeeping thread marks it and wakes who waits, once the page is released and no fork goes on; or another -errno: not
 // marked (no memory just now; -ENOENT: it is unmapped, or another map's). The page is missing then, and a handler tries again at its next fault.
 [[nodiscard]] int lost_page_mark(Region& region, PageIndex page);
 // The place is missing memory of the tier again.

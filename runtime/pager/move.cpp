@@ -327,9 +327,9 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   if (rc == 0 && how.replaces && wipe_any()) rc = pager_wipe_on_fork(dst, bytes, false);
   if (rc == 0 && wipe_any()) rc = wipe_move(static_cast<char*>(dst), static_cast<char*>(src), bytes);
   if (rc < 0) return rc;
-  if (!pager_armed()) {
-    sys::Locked<sys::Mutex> hold(state.arm_lock);
-    if (!pager_armed()) {
+  if (!pager_active()) {
+    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    if (!pager_active()) {
       rc = move_plain(static_cast<char*>(dst), static_cast<char*>(src), bytes, how);
       if (rc == 0) move_guard_words(to, from);
       return rc;

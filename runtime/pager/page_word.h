@@ -20,13 +20,13 @@
 //                    └──────────────────│  kInFrame   │───┤
 //                                       └──────┬──────┘   │
 //                                frame reused  ▼          │
-//                                       ┌─────────────┐   │      read failed for good   ┌───────────┐
+//                                       ┌─────────────┐   │      read failed, retried   ┌───────────┐
 //                                       │  kEvicted   │───┴────────────────────────────►│ kPoisoned │
 //                                       └─────────────┘  read + install ──► kResident   └───────────┘
 //
 // Every arrow passes through kBusy: whoever compare-exchanges a word to kBusy owns the page until it stores the next
 // state. Nobody blocks on kBusy on the fault path: a handler that finds it sets `waiter` and forgets the message; the
-// owner wakes the page's waiters (UFFDIO_COPY does by itself) when it lets go. kGone: the kernel mapping was taken away
+// owner wakes the page's waiters (UFFDIO_COPY does by itself) when it releases the page. kGone: the kernel mapping was taken away
 // behind our back (a raw munmap); the page is no longer managed. kGuard: a guard page (MADV_GUARD_INSTALL): the kernel's marker is in
 // its place, touching it is SIGSEGV, and a copy into it would wipe the marker out.
 #pragma once

@@ -2,10 +2,10 @@
 // The pager: makes a virtual range hold more than DRAM. What heap/ and adapters/ see of it, with page_view.h (and account_find.h).
 //
 // One pager a process. Regions are created on it; pages of a region are resident or evicted; the pager's threads (or the
-// caller, through the explicit doors) resolve them. See runtime/README.md: life of a fault, life of an eviction, states.
+// caller, through range operations) resolve them. See runtime/README.md: life of a fault, life of an eviction, states.
 //
-// Activation (arming). A pager that is created but not *armed* is only bookkeeping: regions are plain memory, no thread, no page is
-// watched. It arms itself when the process tree nears its budget (activation.h), so that a program that fits costs nothing.
+// Activation. A pager that is created but not *active* is only bookkeeping: regions are plain memory, no thread, no page is
+// watched. It becomes active when the process tree nears its budget (activation.h), so that a program that fits costs nothing.
 //
 // Errors: 0 / -errno; -ENOMEM when the LUN's capacity (or the tree's shared --size) does not allow a commit.
 // Threads: every call may come from any thread, also concurrently, unless said otherwise. None may be called from a
@@ -30,13 +30,13 @@ enum RegionFlags : unsigned {
 };
 
 // Creates the process' pager from options (dram, lun, size, ...; zero sizes = the documented defaults). Checks what can
-// be checked without side effects (LUN path usable, sizes sane, userfaultfd permitted): *why names what to mend.
-// Nothing is armed. A second call is -EEXIST.
+// be checked without side effects (LUN path usable, sizes sane, userfaultfd permitted): *why names what to fix.
+// Nothing is activated. A second call is -EEXIST.
 [[nodiscard]] int pager_create(const Options& options, ErrorText* why);
 bool pager_created();
-bool pager_armed();
-// Arms now (API users: at init). 0 or -errno with *why.
-[[nodiscard]] int pager_arm(ErrorText* why);
+bool pager_active();
+// Activates now (API users: at init). 0 or -errno with *why.
+[[nodiscard]] int pager_activate(ErrorText* why);
 // Ends the tier: -EBUSY while regions exist. The service threads and the LUN stay, asleep, for a later pager_create (which may
 // change sizes, but not the LUN).
 [[nodiscard]] int pager_destroy();
@@ -98,7 +98,7 @@ struct OtherMap {
 };
 [[nodiscard]] int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap& map);
 
-// The doors. Ranges may be any bytes inside one region; pages partly covered: touch/prefetch/pin include them, discard
+// Range operations. Ranges may be any bytes inside one region; pages partly covered: touch/prefetch/pin include them, discard
 // excludes them (as madvise does not: it needs page-aligned addresses; adapters check alignment first).
 // touch: resident when it returns (unless evicted again since). prefetch: starts and finishes the reads at queue depth,
 //   up to what the budget holds; -EIO when a page is poisoned (others are still brought in).
@@ -156,9 +156,9 @@ bool pager_validate();
 // Number of page state of an address for tests: see page_word.h; -1 outside regions.
 int pager_page_state(const void* address);
 
-// fork: called by pthread_atfork handlers that the pager installs at arming. Exposed for adapters that wrap fork():
-// -ENOMEM when the tree has no room for another process, or the LUN cannot promise what the child may come to need; 0 otherwise: then that is set
-// aside for the fork that this thread makes next, with signals blocked from before the check. pager_fork_failed gives it back: the call made no child.
+// fork: called by pthread_atfork handlers that the pager installs at activation. Exposed for adapters that wrap fork():
+// -ENOMEM when the tree has no room for another process, or the LUN cannot promise what the child may come to need; 0 otherwise: then that is reserved
+// for the fork that this thread makes next, with signals blocked from before the check. pager_fork_failed gives it back: the call made no child.
 // pager_fork_made: it has made this one.
 [[nodiscard]] int pager_fork_check();
 void pager_fork_failed();

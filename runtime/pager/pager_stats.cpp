@@ -40,7 +40,7 @@ void pager_stats(lunar_stats* out) {
   out->committed_bytes = committed;
   out->lun_capacity_bytes = state.lun_bytes;
   out->lun_free_bytes = state.lun_bytes > committed ? state.lun_bytes - committed : 0;   // nothing is charged before activation
-  if (pager_armed()) {
+  if (pager_active()) {
     out->dram_budget_bytes = static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift;
     out->fixed_bytes = static_cast<uint64_t>(state.account.own_fixed() + state.evictor->low_water()) << state.page_shift;
     out->dram_used_bytes = static_cast<uint64_t>(state.account.own_pages()) << state.page_shift;

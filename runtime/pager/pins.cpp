@@ -37,7 +37,7 @@ sys::Pinning table_shows_pinning() {
   return shown;
 }
 
-// Threads of ours may register and let go between the two figures, so a difference must be seen in several looks.
+// Threads of ours may register and unregister between the two figures, so a difference must be seen in several looks.
 bool pinned_memory() {
   int64_t pinned = 0, own = 0;
   for (int look = 0; look < 3; ++look) {
@@ -92,7 +92,7 @@ void pins_say_stopped() {
   if (!g_stopped_said.exchange(true))
     log_warning("this process may pin pages for devices (%s) and this kernel has no UFFDIO_MOVE (6.8): eviction stops, the DRAM "
                 "budget cannot grow; do without io_uring, AIO or O_DIRECT, or use a newer kernel", sign);
-  // What waits now waits for good, unless the program gives memory back: an end with a reason is better than none.
+  // What waits now waits forever, unless the program gives memory back: an end with a reason is better than none.
   const uint64_t served = counters().zero_fills.get() + counters().major_faults.get(), now = sys::now_ns();
   if (served != g_served || !pager_state().room_wanted.load()) {
     g_served = served;

@@ -109,7 +109,7 @@ int region_register(const Region& region, int uffd, char* from, uint64_t bytes) 
 }
 
 int RegionTable::insert(Region* region) {
-  sys::Locked<sys::Mutex> hold(lock);
+  sys::Locked<sys::Mutex> locked(lock);
   uint32_t n = count.load(std::memory_order_relaxed);
   if (n == kRegionsMax) return -ENOMEM;
   sequence.fetch_add(1, std::memory_order_acq_rel);
@@ -123,7 +123,7 @@ int RegionTable::insert(Region* region) {
 }
 
 void RegionTable::remove(Region* region) {
-  sys::Locked<sys::Mutex> hold(lock);
+  sys::Locked<sys::Mutex> locked(lock);
   uint32_t n = count.load(std::memory_order_relaxed);
   sequence.fetch_add(1, std::memory_order_acq_rel);
   uint32_t out = 0;
@@ -183,8 +183,8 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   rc = region->patterns == nullptr || region->words == nullptr || region->hashes == nullptr || region->chunk_resident == nullptr || region->chunk_used == nullptr ||
        region->chunk_committed == nullptr || region->chunk_large == nullptr ? -ENOMEM : 0;
   {
-    sys::Locked<sys::Mutex> hold(state.arm_lock);
-    if (rc == 0 && state.armed.load()) rc = watch_fresh_range(state, base, bytes);
+    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    if (rc == 0 && state.active.load()) rc = watch_fresh_range(state, base, bytes);
     if (rc == 0) rc = state.regions.insert(region);
   }
   if (rc < 0) {
@@ -208,7 +208,7 @@ static void unmap_region(const Region& region) {
     if (taken) return;
     char* begin = region.address_of(PageIndex(first));
     const uint64_t bytes = (end - first) << pager_state().page_shift;
-    if (pager_armed() && sys::is_userfaultfd(pager_state().uffd)) (void)sys::uffd_unregister(pager_state().uffd, begin, bytes);   // else there would be an event
+    if (pager_active() && sys::is_userfaultfd(pager_state().uffd)) (void)sys::uffd_unregister(pager_state().uffd, begin, bytes);   // else there would be an event
     (void)sys::unmap(begin, bytes);
   });
 }
@@ -217,12 +217,12 @@ int region_destroy(Region* region) {
   auto& state = pager_state();
   if (region->committed_pages.load() != 0) return -EBUSY;
   // Outside of the scope: it takes scopes of its own, and a fork between the two would wait for us while we wait for it.
-  if (pager_armed()) (void)pager_discard(region->base, region->pages << state.page_shift, Discard::kMapping);
+  if (pager_active()) (void)pager_discard(region->base, region->pages << state.page_shift, Discard::kMapping);
   MutatorScope scope;
   // Nobody may hold a page of it any more: the evictor comes to rest, handlers finish what they have in hand.
-  if (pager_armed()) state.evictor->pause();
+  if (pager_active()) state.evictor->pause();
   state.regions.remove(region);
-  if (pager_armed()) {
+  if (pager_active()) {
     state.account.give_fixed(table_dram_pages(*region));
     state.evictor->resume();
     for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->wait_for_round();
@@ -245,7 +245,7 @@ Region* region_find(const void* address) { return pager_state().regions.find(add
 
 static int make_usable(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
-  sys::Locked<sys::Mutex> hold(region->grow_lock);
+  sys::Locked<sys::Mutex> lock(region->grow_lock);
   if ((region->flags & kRegionStrict) != 0) return sys::protect(region->base + offset, bytes, protection == -1 ? PROT_READ | PROT_WRITE : protection);
   size_t usable = region->usable_pages.load() << state.page_shift, end = offset + bytes;
   if (end > usable) {
@@ -276,10 +276,10 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
   uint64_t pages = bytes >> state.page_shift;
-  if (!pager_armed()) {
-    sys::Locked<sys::Mutex> hold(state.arm_lock);
+  if (!pager_active()) {
+    sys::Locked<sys::Mutex> lock(state.activation_lock);
     const uint64_t first = offset >> state.page_shift, end = first + pages;
-    if (!pager_armed() && plain_commit(state, *region, first, end) == 0) {
+    if (!pager_active() && plain_commit(state, *region, first, end) == 0) {
       if (make_usable(region, offset, bytes, protection) < 0) {
         plain_uncommit(state, *region, first, end);
         say_limited(bytes);
@@ -291,7 +291,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
     }
   }
   ErrorText why;
-  if (pager_arm(&why) < 0) return -ENOMEM;
+  if (pager_activate(&why) < 0) return -ENOMEM;
   if (space_charge(pages, true) < 0) {
     if (state.account.lun_free() < static_cast<int64_t>(bytes)) state.refused_bytes.store(bytes, std::memory_order_relaxed);   // else its device has said why
     return -ENOMEM;
@@ -311,36 +311,36 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift;
   region->committed_pages.fetch_sub(pages);
-  sys::Locked<sys::Mutex> hold(state.arm_lock);   // not across arming
-  if (pager_armed()) space_uncharge(pages);
+  sys::Locked<sys::Mutex> lock(state.activation_lock);   // not across activation
+  if (pager_active()) space_uncharge(pages);
   else plain_uncommit(state, *region, first, first + pages);
 }
 
 int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
-  if (!pager_armed()) {
-    sys::Locked<sys::Mutex> hold(state.arm_lock);
-    if (!pager_armed() && plain_commit(state, *region, first, end) == 0) {
+  if (!pager_active()) {
+    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    if (!pager_active() && plain_commit(state, *region, first, end) == 0) {
       table_reach(*region, first, end);
       return 0;
     }
   }
   ErrorText why;
-  return pager_arm(&why);
+  return pager_activate(&why);
 }
 
 void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
-  if (pager_armed()) return;   // charged page by page
-  sys::Locked<sys::Mutex> hold(state.arm_lock);
-  if (!pager_armed()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
+  if (pager_active()) return;   // charged page by page
+  sys::Locked<sys::Mutex> lock(state.activation_lock);
+  if (!pager_active()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
 }
 
 // Protected first: what another thread writes after the discard would be what the next owner of the place finds.
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect) {
   if (protect) {
-    sys::Locked<sys::Mutex> hold(region->grow_lock);
+    sys::Locked<sys::Mutex> lock(region->grow_lock);
     region->has_holes.store(true);
     (void)sys::protect(region->base + offset, bytes, PROT_NONE);
   }

@@ -81,31 +81,31 @@ struct RegionTable {
 // (MAP_FIXED; regions of maps only), everything around it is registered, by halves: a few calls for each such place.
 [[nodiscard]] int region_register(const Region& region, int uffd, char* from, uint64_t bytes);
 
-// Use(first, end, taken): the runs of pages that a call past us has taken (kGone), and the runs between them.
-template <class Use>
-void for_taken(const Region& region, uint64_t first, uint64_t end, Use use) {
+// Visit(first, end, taken): the runs of pages that a call past us has taken (kGone), and the runs between them.
+template <class Visit>
+void for_taken(const Region& region, uint64_t first, uint64_t end, Visit visit) {
   const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
   const auto taken = [&](uint64_t page) { return page < limit && region.words[page].load(std::memory_order_relaxed).state() == PageState::kGone; };
   for (uint64_t next; first < end; first = next) {
     const bool is_taken = taken(first);
     if (first >= limit) next = end;
     else for (next = first + 1; next < end && next < limit && taken(next) == is_taken; ++next) {}
-    use(first, next, is_taken);
+    visit(first, next, is_taken);
   }
 }
 
-// Reserves (PROT_NONE) the pages of [first, end) that nothing is mapped at, by halves, and calls use(first, end, rc) for each part: 0: reserved,
+// Reserves (PROT_NONE) the pages of [first, end) that nothing is mapped at, by halves, and calls visit(first, end, rc) for each part: 0: reserved,
 // -EEXIST: all of it is mapped, else what the kernel says.
-template <class Use>
-void claim_place(const Region& region, uint64_t first, uint64_t end, Use use) {
+template <class Visit>
+void claim_place(const Region& region, uint64_t first, uint64_t end, Visit visit) {
   const int rc = sys::claim(region.address_of(PageIndex(first)), (end - first) * sys::page_bytes());
   if (rc != -EBUSY || end - first == 1) {
-    use(first, end, rc == -EBUSY ? -EEXIST : rc);
+    visit(first, end, rc == -EBUSY ? -EEXIST : rc);
     return;
   }
   const uint64_t middle = first + (end - first) / 2;
-  claim_place(region, first, middle, use);
-  claim_place(region, middle, end, use);
+  claim_place(region, first, middle, visit);
+  claim_place(region, middle, end, visit);
 }
 
 // Table bytes a page costs in the budget: word + hash.

@@ -17,7 +17,7 @@ namespace {
 
 constexpr unsigned kZeroPages = 128;
 
-// Nothing could be charged for a while, in which the housekeeper has given back what dead members held.
+// Nothing could be charged for a while, in which the housekeeping thread has given back what dead members held.
 bool space_is_out() {
   constexpr uint64_t kTryNs = 200000000;
   static std::atomic<uint64_t> since{0}, last{0};
@@ -187,7 +187,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
     PageWord seen = word.load(std::memory_order_acquire);
     if (seen.state() != PageState::kEmpty) break;
     if (int rc = on_touch ? space_charge(1, false) : 0; rc < 0) {
-      keeper_wake(rc == -ENOMEM ? kKeeperSweep : kKeeperGrow);   // members may have died; more is reserved
+      housekeeping_wake(rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);   // members may have died; more is reserved
       if (rc == -ENOMEM && locked == 0 && space_is_out())
         fatal("LUN space is used up: page %p, of a map without reservation (MAP_NORESERVE), cannot be had; give a larger --size",
               static_cast<void*>(region.address_of(page)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Resolver: "make this page resident", as a thing any thread may do. Each handler thread has one, and each program thread
-// that uses an explicit door gets one; no lock is shared between them. It owns a context (ring) to every LUN it reads from
+// that calls a range operation gets one; no lock is shared between them. It owns a context (ring) to every LUN it reads from
 // and a small window of DRAM that reads land in.
 //
 //   begin(page) -> kResident  it is there now (installed from a frame, zero-filled, or was there)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the doors that empty, move or mark pages share: ranges of pages, and taking a page out of everybody's hands.
+// What the range operations that empty, move or mark pages share: ranges of pages, and taking a page out of everybody's hands.
 // Threading: the caller's thread, inside a MutatorScope.
 #pragma once
 #include <cstddef>
@@ -33,7 +33,7 @@ void put_back(Region& region, uint64_t page, PageWord next);
 // Frees what an evicted, framed or resident page holds on the LUN.
 void drop_content(PageWord was);
 
-// Guard pages of one chunk at most, inside a MutatorScope (or before arming, under arm_lock). See pager_guard.
+// Guard pages of one chunk at most, inside a MutatorScope (or before activation, under activation_lock). See pager_guard.
 [[nodiscard]] int guard_pages(Region& region, uint64_t first, uint64_t end, bool install);
 
 }  // namespace lunar

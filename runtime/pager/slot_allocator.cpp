@@ -318,7 +318,7 @@ void SlotAllocator::release(Slot slot) {
 void SlotAllocator::retire(Slot slot) {
   LUNAR_CHECK(slot.value < impl_->total, "slot outside the LUN");
   const uint64_t bit = uint64_t{1} << slot.value % kSlotsPerSegment;
-  LUNAR_CHECK(impl_->used[slot.value / kSlotsPerSegment].load() & bit, "slot retired that nobody owns");
+  LUNAR_CHECK(impl_->used[slot.value / kSlotsPerSegment].load() & bit, "slot retired without an owner");
   impl_->used_count.fetch_sub(1, std::memory_order_relaxed);
   impl_->retired.fetch_add(1, std::memory_order_relaxed);   // its bit stays set for ever
 }

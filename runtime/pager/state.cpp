@@ -39,7 +39,7 @@ constinit bool g_hash_key_made = false;
 static_assert(sizeof g_hash_key >= XXH3_SECRET_SIZE_MIN);
 
 bool defer_slot(Slot slot, uint32_t epoch) {
-  sys::Locked<sys::SpinLock> hold(g_deferred.lock);
+  sys::Locked<sys::SpinLock> lock(g_deferred.lock);
   if (g_deferred.entries == nullptr || !(g_deferred.shared[slot.value / 64] >> slot.value % 64 & 1)) return false;
   LUNAR_CHECK(g_deferred.count < g_deferred.capacity, "more slots held for children than there are");
   g_deferred.entries[(g_deferred.head + g_deferred.count++) % g_deferred.capacity] = {slot.value, epoch};
@@ -57,7 +57,7 @@ int deferred_slots_prepare() {
   auto& state = pager_state();
   if (!state.lun_ready.load()) return 0;
   const SlotAllocator& lun = state.luns[state.own_lun];
-  sys::Locked<sys::SpinLock> hold(g_deferred.lock);
+  sys::Locked<sys::SpinLock> lock(g_deferred.lock);
   if (g_deferred.entries == nullptr) {
     g_deferred.capacity = uint64_t{lun.bitmap_words()} * 64;
     g_deferred.shared = static_cast<uint64_t*>(map_private(lun.bitmap_words() * sizeof(uint64_t), ForkPolicy::kDontFork));
@@ -94,7 +94,7 @@ void deferred_slots_release() {
   for (;;) {
     Slot slot = kNoSlot;
     {
-      sys::Locked<sys::SpinLock> hold(g_deferred.lock);
+      sys::Locked<sys::SpinLock> lock(g_deferred.lock);
       if (g_deferred.count == 0) return;
       uint32_t oldest = state.oldest_child.load(std::memory_order_acquire);   // each time: a fork may come in between
       DeferredSlot& first = g_deferred.entries[g_deferred.head];
@@ -124,7 +124,7 @@ int space_charge(uint64_t pages, bool may_block) {
     if (sys::in_program_files()) descriptors_put_back(state);
     rc = lun.charge(pages);
   }
-  if (!may_block && lun.runs_short()) keeper_wake(kKeeperGrow);
+  if (!may_block && lun.runs_short()) housekeeping_wake(kHousekeepingGrow);
   if (rc < 0) state.account.lun_give(bytes);
   return rc;
 }
@@ -145,7 +145,7 @@ void uncharge_touched(Region& region, PageWord was) {
 int lun_open_own() {
   auto& state = pager_state();
   if (state.lun_ready.load(std::memory_order_acquire)) return 0;
-  sys::Locked<sys::Mutex> hold(state.lun_open_lock);
+  sys::Locked<sys::Mutex> lock(state.lun_open_lock);
   if (state.lun_ready.load(std::memory_order_acquire)) return 0;
   const unsigned own = state.own_lun;
   int64_t promised = 0;
@@ -223,9 +223,9 @@ MutatorScope::MutatorScope(bool wait) {
       entered_ = false;
       return;
     }
-    signals_.let_go();
+    signals_.unblock();
     while (state.forking.load(std::memory_order_acquire)) sys::sleep_ns(20000);
-    signals_.hold();
+    signals_.block();
   }
 }
 
@@ -262,7 +262,7 @@ void table_reach(Region& region, uint64_t first, uint64_t end) {
     if (region.chunk_used[chunk].exchange(1, std::memory_order_relaxed) != 0) continue;
     uint64_t before = region.chunks_used.fetch_add(1, std::memory_order_relaxed);
     int64_t cost = static_cast<int64_t>(((before + 1) * kTableBytesPerChunk >> state.page_shift) - (before * kTableBytesPerChunk >> state.page_shift));
-    if (state.armed.load(std::memory_order_acquire)) state.account.take_fixed(cost);
+    if (state.active.load(std::memory_order_acquire)) state.account.take_fixed(cost);
   }
 }
 

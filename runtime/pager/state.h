@@ -30,20 +30,20 @@ constexpr unsigned kLunIds = 16;           // of the LUN field of a page word
 constexpr unsigned kHandlersMax = 64;
 constexpr int64_t kKeepFreePages = 32;     // DRAM that only evictors' own faults may take
 
-// Bits of PagerState::keeper_word. The kernel stores 0 when a service thread ends, so that a word without kKeeperRuns tells that.
-constexpr uint32_t kKeeperRuns = 1, kKeeperSweep = 2, kKeeperGrow = 4, kKeeperUnmaps = 8;
+// Bits of PagerState::housekeeping_word. The kernel stores 0 when a service thread ends, so that a word without kHousekeepingRuns tells that.
+constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8;
 
 struct PagerState {
   Options options;
   std::atomic<bool> created{false};
-  std::atomic<bool> armed{false};
-  sys::Mutex arm_lock;
+  std::atomic<bool> active{false};
+  sys::Mutex activation_lock;
   size_t page_size = 4096;
   unsigned page_shift = 12;
   uint64_t dram_bytes = 0;
   uint64_t lun_bytes = 0;
-  std::atomic<uint64_t> committed_before_arming{0};
-  // Forks of a plain process between their check and their prepare handler, and what is charged to it already for their children. Under arm_lock.
+  std::atomic<uint64_t> committed_before_activation{0};
+  // Forks of a plain process between their check and their prepare handler, and what is charged to it already for their children. Under activation_lock.
   int plain_forks = 0;
   int64_t plain_fork_pages = 0;
   bool thp_always = false;                 // huge pages come without being asked for (at start)
@@ -94,19 +94,19 @@ struct PagerState {
   std::atomic<uint32_t> handlers_running{0};   // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
   std::atomic<uint32_t> helpers_called{0};   // futex: further handlers rest on it
   std::atomic<uint32_t> helpers_resting{0};
-  pthread_t keeper{};                      // the housekeeping thread
-  std::atomic<int> keeper_tid{0}, evictor_tid{0};
-  std::atomic<uint32_t> keeper_word{kKeeperRuns};   // what it is asked for; its shared futex
-  std::atomic<uint32_t> sweeps{0};                  // futex: of the account by the housekeeper, begun after they were asked for
+  pthread_t housekeeping{};                      // the housekeeping thread
+  std::atomic<int> housekeeping_tid{0}, evictor_tid{0};
+  std::atomic<uint32_t> housekeeping_word{kHousekeepingRuns};   // what it is asked for; its shared futex
+  std::atomic<uint32_t> sweeps{0};                  // futex: of the account by the housekeeping thread, begun after they were asked for
   std::atomic<bool> room_wanted{false};             // a handler has parked faults
 
   // LUN slots promised for what children may still read: given back when the child of that fork, and what was handed up in its
   // place, is gone.
-  struct ForkHold {
+  struct ForkReservation {
     uint32_t epoch = 0;      // 0: none
     uint64_t slots = 0;
   };
-  ForkHold fork_holds[kMembersMax];
+  ForkReservation fork_reservations[kMembersMax];
 
   WatchedThread watched;
   std::atomic<bool> may_pin{false};
@@ -125,8 +125,8 @@ void space_uncharge(uint64_t pages);
 // The page was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as committed.
 void uncharge_touched(Region& region, PageWord was);
 
-// Asks the housekeeper for something (bits above). Any thread; never waits.
-void keeper_wake(uint32_t what);
+// Asks the housekeeping thread for something (bits above). Any thread; never waits.
+void housekeeping_wake(uint32_t what);
 // By program threads that are short of something: what dead members held is given back when it returns (or 200 ms have passed).
 void wait_for_sweep();
 // DRAM, or LUN space, was given back: handlers with parked faults try again. One load when there are none. By service threads.
@@ -139,14 +139,14 @@ void hand_over_room(bool sure);
 
 // A slot is given up: at once, or when the children that may read it are gone. Slots of ancestors' LUNs are theirs.
 void slot_release(unsigned lun, Slot slot);
-void deferred_slots_release();             // by the housekeeper
+void deferred_slots_release();             // by the housekeeping thread
 uint64_t deferred_slot_count();
 [[nodiscard]] int deferred_slots_prepare();  // before a fork
 void deferred_slots_forget();               // in the child
-// Pins of the program's (mlock), set or taken away; pages that are kept for a thread (keep.cpp) stay pinned. Returns how many of them were pinned
+// Pins of the program's (mlock), set or taken away; pages that are kept for a thread (kept_pages.cpp) stay pinned. Returns how many of them were pinned
 // before, and may be unpinned. Any program thread.
 int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set);
-void kept_pages_enter_child();              // keep.cpp
+void kept_pages_enter_child();              // kept_pages.cpp
 void kept_pages_open(PagerState& state);    // a fork, when it has closed the copy-on-write gate
 
 // lun_ids.cpp: a number for the LUN of a child to come. Frees one if none is free, by taking the pages of the LUN that has the fewest
@@ -171,7 +171,7 @@ class MutatorScope {
   bool entered() const { return entered_; }
 
  private:
-  sys::SignalsHeld signals_;
+  sys::ScopedSignalBlock signals_;
   bool entered_ = true;
 };
 

@@ -49,7 +49,7 @@ Note& note_at(uint64_t index) { return g_notes.queue[index % kNotesMax]; }
 
 void push(const Note& note) {
   {
-    sys::Locked<sys::SpinLock> hold(g_notes.lock);
+    sys::Locked<sys::SpinLock> lock(g_notes.lock);
     if (note.kind == Note::Kind::kMoved) {
       const uint64_t to = note.moved_to, stop = to + ((note.end - note.first) << pager_state().page_shift), begin = g_notes.to_begin.load();
       if (begin == 0 || to < begin) g_notes.to_begin.store(to);
@@ -67,12 +67,12 @@ void push(const Note& note) {
       note_at(g_notes.end++) = note;
     }
   }
-  keeper_wake(kKeeperUnmaps);
+  housekeeping_wake(kHousekeepingUnmaps);
 }
 
 // The next one to be settled.
 bool take_note(Note* note) {
-  sys::Locked<sys::SpinLock> hold(g_notes.lock);
+  sys::Locked<sys::SpinLock> lock(g_notes.lock);
   if (g_notes.settled == g_notes.end) return false;
   *note = note_at(g_notes.settled++);
   g_notes.in_hand = true;
@@ -80,8 +80,8 @@ bool take_note(Note* note) {
 }
 
 // The part of each region that lies in the range.
-template <class Use>
-void for_regions(uint64_t start, uint64_t end, Use use) {
+template <class Visit>
+void for_regions(uint64_t start, uint64_t end, Visit visit) {
   auto& state = pager_state();
   for (uint64_t at = start; at < end;) {
     Region* region = state.regions.find(reinterpret_cast<void*>(at));
@@ -91,13 +91,13 @@ void for_regions(uint64_t start, uint64_t end, Use use) {
     }
     const uint64_t base = reinterpret_cast<uintptr_t>(region->base), limit = base + (region->pages << state.page_shift);
     const uint64_t stop = end < limit ? end : limit;
-    use(region, (at - base) >> state.page_shift, (stop - base) >> state.page_shift, at);
+    visit(region, (at - base) >> state.page_shift, (stop - base) >> state.page_shift, at);
     at = stop;
   }
 }
 
 // What a page that left has held; `next` is its state from now on.
-void let_go(Region& region, uint64_t page, PageState next) {
+void release_page(Region& region, uint64_t page, PageState next) {
   auto& state = pager_state();
   AtomicPageWord& word = region.words[page];
   PageWord was = take_any(region, page);
@@ -115,29 +115,29 @@ void let_go(Region& region, uint64_t page, PageState next) {
   put_back(region, page, was.with_state(next).with_slot(kNoSlot).with_heat(0).with_charged(false));
 }
 
-void let_go_all(Region& region, uint64_t first, uint64_t end, PageState next) {
+void release_pages(Region& region, uint64_t first, uint64_t end, PageState next) {
   const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
   for (uint64_t page = first; page < end && page < limit; ++page) {
     if (page % kChunkPages == 0 && region.chunk_used[page / kChunkPages].load(std::memory_order_acquire) == 0) {
       page += kChunkPages - 1;
       continue;
     }
-    let_go(region, page, next);
+    release_page(region, page, next);
   }
 }
 
-// Takes the place back, as far as nobody else has it. pre: its pages are let go. (A read that was under way would find memory to put its page
+// Takes the place back, as far as nobody else has it. pre: its pages are released. (A read that was under way would find memory to put its page
 // into else, old content for whoever has the place next.)
 void take_place(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   claim_place(region, first, end, [&](uint64_t from, uint64_t to, int rc) {
     if (rc == 0 && watch_fresh_range(state, region.address_of(PageIndex(from)), (to - from) << state.page_shift) == 0) return;
     table_reach(region, from, to);   // the words tell what the maps' owner will be told
-    let_go_all(region, from, to, PageState::kGone);
+    release_pages(region, from, to, PageState::kGone);
   });
 }
 
 void settle_unmapped(PagerState& state, Region& region, uint64_t first, uint64_t end) {
-  let_go_all(region, first, end, PageState::kEmpty);
+  release_pages(region, first, end, PageState::kEmpty);
   take_place(state, region, first, end);
 }
 
@@ -201,7 +201,7 @@ struct Destination {
   uint64_t first;   // page
   char* address_of(uint64_t page) const { return reinterpret_cast<char*>(start() + ((page - first) << pager_state().page_shift)); }
   static uint64_t start() {
-    sys::Locked<sys::SpinLock> hold(g_notes.lock);
+    sys::Locked<sys::SpinLock> lock(g_notes.lock);
     return note_at(g_notes.settled - 1).moved_to;
   }
 };
@@ -241,7 +241,7 @@ void bring(PagerState& state, const Destination& to, uint64_t page, const char* 
   (void)change_moved(state, to, page, copy);
 }
 
-// Evicted pages of a moved map, read many at a time. pre: seized; they are let go of here.
+// Evicted pages of a moved map, read many at a time. pre: seized; they are released here.
 class MovedReads {
  public:
   MovedReads(PagerState& state, Region& region, const Destination& to, bool over_tiered)
@@ -276,7 +276,7 @@ class MovedReads {
         poison(to_, one.page);
       }
       put_back(region_, one.page, one.was);
-      let_go(region_, one.page, PageState::kEmpty);
+      release_page(region_, one.page, PageState::kEmpty);
     }
     count_ = 0;
   }
@@ -333,7 +333,7 @@ class MovedReads {
 
 // Nobody is waited for any more at `to`. False: the map has been moved on.
 bool end_of_move(uint64_t to) {
-  sys::Locked<sys::SpinLock> hold(g_notes.lock);
+  sys::Locked<sys::SpinLock> lock(g_notes.lock);
   if (note_at(g_notes.settled - 1).moved_to != to) return false;
   g_notes.in_hand = false;
   return true;
@@ -361,7 +361,7 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
     if (was.state() == PageState::kPoisoned) MovedReads::poison(to, page);   // it may not be marked yet
     if (was.state() == PageState::kInFrame) bring(state, to, page, state.frames.memory(was.index()), over_tiered);
     put_back(region, page, was);
-    let_go(region, page, PageState::kEmpty);
+    release_page(region, page, PageState::kEmpty);
   }
   reads.finish();
   // From then on a move of it is no event. One that comes just before leaves it watched where it goes: what it has not there is zeros.
@@ -406,7 +406,7 @@ void pager_tell_unmaps() {
   for (;;) {
     Note note;
     {
-      sys::Locked<sys::SpinLock> hold(g_notes.lock);
+      sys::Locked<sys::SpinLock> lock(g_notes.lock);
       if (g_notes.told == g_notes.settled - (g_notes.in_hand ? 1 : 0)) return;
       note = note_at(g_notes.told);
     }
@@ -414,24 +414,24 @@ void pager_tell_unmaps() {
       for_taken(*note.region, note.first, note.end, [&](uint64_t first, uint64_t end, bool taken) {
         owner->unmapped(note.region->address_of(PageIndex(first)), (end - first) << shift, taken);
       });
-    sys::Locked<sys::SpinLock> hold(g_notes.lock);
+    sys::Locked<sys::SpinLock> lock(g_notes.lock);
     ++g_notes.told;
     g_notes.tables.fetch_sub(1, std::memory_order_release);
   }
 }
 
 // Moves whose pages are not all brought yet, and their lengths in bytes. pre: the lock over the queue.
-template <class Use>
-static void for_moves(Use use) {
+template <class Visit>
+static void for_moves(Visit visit) {
   for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i)
-    if (Note& note = note_at(i); note.kind == Note::Kind::kMoved) use(note, (note.end - note.first) << pager_state().page_shift);
+    if (Note& note = note_at(i); note.kind == Note::Kind::kMoved) visit(note, (note.end - note.first) << pager_state().page_shift);
 }
 
 // Nothing is to be brought to a place that is gone; who waits there is woken. (Another map, or a region, may have it next.)
 static void bring_no_more(uint64_t start, uint64_t end) {
   auto& state = pager_state();
   {
-    sys::Locked<sys::SpinLock> hold(g_notes.lock);
+    sys::Locked<sys::SpinLock> lock(g_notes.lock);
     for_moves([=](Note& note, uint64_t length) {
       if (note.moved_to >= start && note.moved_to + length <= end) note.moved_to = kNowhere;
     });
@@ -469,7 +469,7 @@ void lost_note(Region& region, PageIndex page) { push({Note::Kind::kLost, &regio
 // What is still to be brought to [from, from + bytes) is to go on from there. False: there is nothing. (A region that has lain there has lost the place.)
 static bool send_on(uint64_t from, uint64_t to, uint64_t bytes) {
   bool found = false;
-  sys::Locked<sys::SpinLock> hold(g_notes.lock);
+  sys::Locked<sys::SpinLock> lock(g_notes.lock);
   for_moves([&](Note& note, uint64_t length) {
     if (note.moved_to >= from + bytes || note.moved_to + length <= from) return;
     if (note.moved_to < from || note.moved_to + length > from + bytes)
@@ -494,7 +494,7 @@ void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
 bool being_moved_to(uint64_t address, uint64_t bytes) {
   if (g_notes.words.load(std::memory_order_acquire) == 0 || address + bytes <= g_notes.to_begin.load() || address >= g_notes.to_end.load()) return false;
   bool found = false;
-  sys::Locked<sys::SpinLock> hold(g_notes.lock);
+  sys::Locked<sys::SpinLock> lock(g_notes.lock);
   for_moves([&](const Note& note, uint64_t length) { found |= address < note.moved_to + length && address + bytes > note.moved_to; });
   return found;
 }
@@ -504,7 +504,7 @@ bool unmaps_pending() { return g_notes.words.load(std::memory_order_seq_cst) != 
 bool unmaps_settle(PagerState& state) {
   for (Note note;;) {
     {
-      sys::Locked<sys::Mutex> hold(g_notes.settling);
+      sys::Locked<sys::Mutex> lock(g_notes.settling);
       // Not beside a fork. One that does not yet show its id looks again for notes when it does, and there is one.
       if (g_notes.words.load(std::memory_order_seq_cst) == 0) break;
       while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(20000);
@@ -532,7 +532,7 @@ bool unmaps_settle(PagerState& state) {
 
 void unmaps_forget(const Region* region) {
   auto& state = pager_state();
-  sys::Locked<sys::Mutex> hold(g_notes.settling);
+  sys::Locked<sys::Mutex> lock(g_notes.settling);
   sys::Locked<sys::SpinLock> queue(g_notes.lock);
   uint64_t kept = g_notes.told, settled = 0;
   const uint64_t all_settled = g_notes.settled;

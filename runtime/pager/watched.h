@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times the faults of one thread (a server's main thread): how many were answered by a read, how long they took, and the longest since
-// it was last asked for. From the moment that a handler reads the message to the page being there; faults that another thread's door ends
+// it was last asked for. From the moment that a handler reads the message to the page being there; faults that another thread's range operation ends
 // are not counted.
 // Threading: handlers write, anybody asks.
 #pragma once

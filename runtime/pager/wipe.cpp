@@ -46,7 +46,7 @@ bool take_out(char* begin, char* end) {
 }
 
 bool change(char* begin, char* end, bool wipe) {
-  sys::Locked<sys::SpinLock> hold(g_list.lock);
+  sys::Locked<sys::SpinLock> lock(g_list.lock);
   if (!take_out(begin, end)) return false;
   unsigned n = g_list.count.load(std::memory_order_relaxed);
   if (!wipe) return true;
@@ -73,7 +73,7 @@ int wipe_move(char* to, char* from, size_t bytes) {
   Range found[kRangesMax];
   unsigned n = 0;
   {
-    sys::Locked<sys::SpinLock> hold(g_list.lock);
+    sys::Locked<sys::SpinLock> lock(g_list.lock);
     for (unsigned i = 0; i < g_list.count.load(std::memory_order_relaxed); ++i) {
       Range one = g_list.ranges[i];
       if (one.end <= from || one.begin >= from + bytes) continue;

@@ -18,7 +18,7 @@ struct Counters {
   // written by resolvers
   alignas(64) Counter faults;
   Counter zero_fills, major_faults, second_chances, prefetched, budget_waits, read_bytes, read_errors, poisoned, duplicates, forwarded;
-  Counter copies_let;       // writes to pages shared since a fork that had to ask for room
+  Counter copies_allowed;       // writes to pages shared since a fork that had to ask for room
   Counter service_faults;   // by our own threads, the evictor not counted: must stay 0
   // written by the evictor
   alignas(64) Counter evictions;

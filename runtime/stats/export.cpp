@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stats file. One writer: the pager's housekeeper (and the exiting thread, after it).
+// The stats file. One writer: the pager's housekeeping thread (and the exiting thread, after it).
 #include "stats/export.h"
 
 #include <errno.h>

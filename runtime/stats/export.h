@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Live counters in a file that other programs map or read: a 64-byte header, then struct lunar_stats (lunar/lunar.h).
-// Written by the pager's housekeeper every 50 ms and at exit, under a sequence number (odd while it changes).
+// Written by the pager's housekeeping thread every 50 ms and at exit, under a sequence number (odd while it changes).
 #pragma once
 #include <cstdint>
 

@@ -48,7 +48,7 @@ class Wakeups;
 // durable when the flush completes. Completed: its caller has the response. Of those still in flight when it was submitted nothing is said: each may be durable,
 // or lost, or torn, also where its response comes before the flush's. A flush holds nothing back: what is submitted after it may
 // become durable before it. So "first A, then B", whatever happens: A, response, flush, response, B; or A with fua, response, B.
-// A stripe's flush is one of every member, and waits for all; one of paths goes by one of them, as they are one medium; a virtual LUN's is its device's.
+// A stripe's flush is one of every member, and waits for all; one of paths goes by one of them, as they are one backing device; a virtual LUN's is its device's.
 // A flush that fails makes nothing known: what was written since the last good one is to be written again, as a later flush that succeeds
 // need not cover it (Linux tells of a failed write-back once).
 // Durable: it survives a power loss of the host, as far as the device keeps what it says; and where Capabilities::persistent.
@@ -198,7 +198,7 @@ class Device {
   virtual unsigned lock_count() const { return fd_count() ? 1 : 0; }
   // `fd` is a new open file description of number i's file (a forked child's, whose program had closed the inherited one): makes
   // it hold what keeps the device alive (the owner's lock of a virtual LUN). 0 or -errno.
-  [[nodiscard]] virtual int hold(unsigned /*i*/, int /*fd*/) { return 0; }
+  [[nodiscard]] virtual int share_lock(unsigned /*i*/, int /*fd*/) { return 0; }
   // Releases everything; the object is gone. pre: no context attached. Called through device_close().
   virtual void close() = 0;
 };
@@ -208,7 +208,7 @@ struct DeviceOptions {
   uint64_t want_bytes = 0;       // what the caller intends to use; 0: whatever is there
   bool scratch = true;           // contents may be thrown away at open: a file or block device that holds data (file system,
                                  //   partition table, swap, mount, unknown non-zero header) is refused, ours is exclusive.
-                                 // false: *raw*. The medium as it is, offset 0 is its first byte, nothing of it is looked at or
+                                 // false: *raw*. The device as it is, offset 0 is its first byte, nothing of it is looked at or
                                  //   written; the layer above knows what it holds. Who else may have it: `claim`.
   Claim claim = Claim::kParts;   // raw only: what for (ownership.h). -EBUSY where that does not go with who has it
   bool read_only = false;        // raw only

@@ -99,17 +99,17 @@ bool trusted(const struct stat& lock, const struct stat& node, int device) {
 }
 
 // What lies there is not ours: root, to whom the directory belongs, moves it out of the way. 0: try again; -errno: it stays there.
-int move_aside(const char* path, const struct stat& judged) {
+int quarantine(const char* path, const struct stat& examined) {
   struct stat now;
   const int err = sys::link_status(path, &now);
   if (err < 0) return err == -ENOENT ? 0 : err;
-  if (now.st_ino != judged.st_ino || now.st_dev != judged.st_dev) return 0;
-  char aside[96];
-  format_to(aside, sizeof aside, "%slunar-refused-%llu", kDirectory, static_cast<unsigned long long>(sys::now_ns()));
-  return sys::rename_file(path, aside);
+  if (now.st_ino != examined.st_ino || now.st_dev != examined.st_dev) return 0;
+  char renamed[96];
+  format_to(renamed, sizeof renamed, "%slunar-refused-%llu", kDirectory, static_cast<unsigned long long>(sys::now_ns()));
+  return sys::rename_file(path, renamed);
 }
 
-// Opened as it is, or made; what a stranger put there is replaced by root. Without O_CREAT first: the kernel refuses that for a file of
+// Opened as it is, or made; root replaces what another user put there. Without O_CREAT first: the kernel refuses that for a file of
 // another user in a sticky directory. *lock: what it is, or what is in the way (-EPERM).
 int open_or_make(const char* path, int access, const struct stat& node, int device, struct stat* lock) {
   int fd = -ENOENT;
@@ -136,7 +136,7 @@ int open_or_make(const char* path, int access, const struct stat& node, int devi
     }
     if (fd < 0 && fd != -ELOOP && fd != -EISDIR && fd != -EACCES && fd != -ENXIO) return fd;
     fd = -EPERM;
-    if (geteuid() != 0 || move_aside(path, *lock) < 0) return fd;
+    if (geteuid() != 0 || quarantine(path, *lock) < 0) return fd;
     log_warning("%s was put there by user %u, and is replaced", path, static_cast<unsigned>(lock->st_uid));
   }
   return fd >= 0 ? -EAGAIN : fd;
@@ -170,10 +170,10 @@ int DeviceFiles::open_lock(const char* path, ErrorText* why) {
     return 0;
   }
   if (fd == -EPERM)
-    return why->set(fd, "LUN %s: its lock file %s was put there by user %u, who may not open the device; when nobody uses the "
-                    "device, have root remove that file", path, lock_file, static_cast<unsigned>(lock.st_uid));
+    return why->set(fd, "LUN %s: its lock file %s was put there by user %u, who may not open the device; when the device is not in use, "
+                    "have root remove that file", path, lock_file, static_cast<unsigned>(lock.st_uid));
   if (fd < 0)
-    return why->set(fd, "LUN %s: its lock file %s cannot be opened: %s (%s); when nobody uses the device, remove that file", path, lock_file,
+    return why->set(fd, "LUN %s: its lock file %s cannot be opened: %s (%s); when the device is not in use, remove that file", path, lock_file,
                     errno_text(fd), errno_name(fd));
   if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, file(), lock.st_mode);   // they may have changed, or its maker was killed
   set(1, fd);
@@ -187,7 +187,7 @@ void DeviceFiles::close() {
   }
 }
 
-bool locks_know_medium(int fd) {
+bool locks_know_backing_device(int fd) {
   char path[160];
   if (sys::descriptor_path(fd, path, sizeof path) < 0) return false;
   const char* name = strrchr(path, '/');

@@ -2,15 +2,15 @@
 // The descriptors of a device: number 0 its file or node, and where that is a node, number 1 its *lock file*. Locks (F_OFD_SETLK byte
 // ranges) lie on all of them, so whoever shares either sees them.
 //
-// Why a lock file: locks lie on inodes, and one medium has several nodes: /dev/ng0n1 and /dev/nvme0n1, the second controller's
-// /dev/ng1n1, what mknod or a container made. So there is an empty file in /dev/shm that is named after the medium:
+// Why a lock file: locks lie on inodes, and one backing device has several nodes: /dev/ng0n1 and /dev/nvme0n1, the second controller's
+// /dev/ng1n1, what mknod or a container made. So there is an empty file in /dev/shm that is named after the backing device:
 //
 //   lunar-namespace-HASH-NSID[pPART]   an NVMe namespace by its subsystem's name (subsysnqn), whatever node or controller. (Private
 //                                      namespaces that share a number, which only controllers without namespace management have, are taken for one)
 //   lunar-node-bMAJOR:MINOR, -cM:M     any other node, by its device number
 //
 // It has the owner, group, mode and ACL of the node by which it was made: who may open the device may lock it, and nobody else. A file, link or
-// directory of a user who may not open the device is moved aside by root (/dev/shm is root's, and sticky); others are told to have that
+// directory of a user who may not open the device is renamed by root (/dev/shm is root's, and sticky); others are told to have that
 // done. It holds nothing and stays until the host is booted again; where it is removed while somebody has it, or there is no /dev/shm, the
 // locks of the node itself remain.
 // What is left to an attacker without rights to the device: to put the name there first, and so keep users other than root out until root came. Who
@@ -43,8 +43,8 @@ class DeviceFiles {
   // device, takes the kernel's claim. (read_only and kLook: no more than the locks, or nothing.) Waits up to a second. Pre: file() is open.
   // 0, -EBUSY, -errno; all but 0 with *why. What it took goes with close().
   [[nodiscard]] int claim(Claim claim, bool read_only, const char* path, ErrorText* why);
-  // Device::hold: `fd` is another description of number i. Holds what this was claimed for. 0, -EBUSY (a stranger has it), -errno.
-  [[nodiscard]] int hold(unsigned i, int fd) const;
+  // Device::share_lock: `fd` is another description of number i. Holds what this was claimed for. 0, -EBUSY (another process has it), -errno.
+  [[nodiscard]] int share_lock(unsigned i, int fd) const;
   void close();   // fine when nothing is open
 
  private:
@@ -80,8 +80,8 @@ struct JoinedFiles {
 
 // The lock file of a node, as it is, for asking: a descriptor, -ENOENT when it was never made (so nobody has a lock), or -errno.
 [[nodiscard]] int open_lock_file(const struct stat& node);
-// Whether `fd` is the lock file of a medium that is known by whatever node (an NVMe namespace).
-bool locks_know_medium(int fd);
+// Whether `fd` is the lock file of a backing device that is known through any node (an NVMe namespace).
+bool locks_know_backing_device(int fd);
 
 // A lock on all of these files, or on none: 0, -EAGAIN, -errno.
 [[nodiscard]] int files_lock(const int* fds, unsigned count, sys::RangeLock kind, uint64_t offset, uint64_t length);

@@ -89,7 +89,7 @@ int DeviceFiles::claim_from_kernel(const char* path, ErrorText* why) {
   do {
     const int claimed = sys::open_again(file(), O_EXCL);
     if (claimed >= 0) {
-      status = hold(0, claimed);
+      status = share_lock(0, claimed);
       if (status < 0) {
         sys::close_file(claimed);
         break;
@@ -106,7 +106,7 @@ int DeviceFiles::claim_from_kernel(const char* path, ErrorText* why) {
     if (ours && sys::now_ns() - start > kClaimLeftNs) return 0;
   } while (status == -EBUSY && pause(start));
   if (status == -EBUSY)
-    return why->set(status, "LUN %s: the block device is in use (mounted, swap, or another program has it: lsblk, fuser %s); give one that nobody uses",
+    return why->set(status, "LUN %s: the block device is in use (mounted, swap, or another program has it: lsblk, fuser %s); give one that is not in use",
                     path, path);
   return why->set(status, "LUN %s: cannot be claimed from the kernel: %s (%s)", path, errno_text(status), errno_name(status));
 }
@@ -130,14 +130,14 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
   const uint64_t start = sys::now_ns();
   while (block ? block_in_use(node.st_rdev, who, sizeof who) : S_ISREG(node.st_mode) && file_in_use(node, who, sizeof who)) {
     if (claim == Claim::kLook || !pause(start))
-      return why->set(-EBUSY, "LUN %s: the %s is %s; give one that nobody uses", path, block ? "block device" : "file", who);
+      return why->set(-EBUSY, "LUN %s: the %s is %s; give one that is not in use", path, block ? "block device" : "file", who);
   }
   if (claim == Claim::kLook || !S_ISBLK(node.st_mode)) return 0;
   status = claim_from_kernel(path, why);
   return claim == Claim::kForced && status == -EBUSY ? 0 : status;
 }
 
-int DeviceFiles::hold(unsigned i, int fd) const {
+int DeviceFiles::share_lock(unsigned i, int fd) const {
   if (i >= count() || claim_ == Claim::kLook) return 0;
   const int status = claim_ == Claim::kAlone ? sys::lock_range(fd, RangeLock::kShared, 0, 0)
                                          : sys::lock_range(fd, RangeLock::kShared, claim_ == Claim::kWhole ? kWholeByte : kPartsByte, 1);

@@ -25,7 +25,7 @@
 // Held by locks of the open file description (F_OFD_SETLK), on the node and on its lock file (device_files.h): whoever forks shares them
 // with the child, and they end with the last descriptor, also after kill -9. Byte ranges far beyond any data:
 //
-//   all              kAlone: taken exclusively, which is the test, then held shared in one step, so that hold() can give it to another description
+//   all              kAlone: taken exclusively, which is the test, then held shared in one step, so that share_lock() can give it to another description
 //   0                nobody locks it alone: who finds it locked has met a kAlone
 //   kWholeByte       kWhole, shared
 //   kPartsByte       kParts, shared

@@ -16,7 +16,7 @@ namespace lunar {
 //   nvme:/dev/ngXnY[,sqpoll=auto|on|off]   whole namespace, by NVMe commands through io_uring; no block layer
 //   pmem:PATH[,delegate=auto|on|off]   mapped: /dev/pmemN, /dev/daxX.Y, or a file on a memory or DAX file system
 //   capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]   IBM's own library, where there is one
-// O_DIRECT is required (no silent buffered I/O). Returns 0, or -errno with *why filled (one line: what, where, how to mend).
+// O_DIRECT is required (no silent buffered I/O). Returns 0, or -errno with *why filled (one line: what, where, how to fix).
 [[nodiscard]] int device_open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
 // The schemes device_open knows, for messages: "file, nvme, pmem, capi, mem, sim".
 const char* device_schemes();

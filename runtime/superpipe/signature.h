@@ -44,7 +44,7 @@ enum class Contents : uint8_t { kEmpty, kOurs, kForeign };
 [[nodiscard]] int signature_read(int fd, Contents* contents, uint64_t* flags);
 // Makes it ours. 0 or -errno.
 [[nodiscard]] int signature_write(int fd, uint64_t flags);
-// The same for devices that are not read by descriptor: judges a head that was read (kScratchProbeBytes, or all there is); fills
+// The same for devices that are not read by descriptor: examines a head that was read (kScratchProbeBytes, or all there is); fills
 // the header to be written at offset 0.
 Contents signature_of(const void* head, size_t bytes, uint64_t* flags);
 void signature_make(ScratchHeader* header, uint64_t flags);

@@ -78,7 +78,7 @@ void set_mode(int fd, mode_t mode);                                             
 [[nodiscard]] int descriptor_path(int fd, char* path, size_t size);
 [[nodiscard]] int path_status(const char* path, struct stat* out);
 [[nodiscard]] int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes);   // statfs
-// 0 when the file's blocks have places on a medium (FIEMAP), -EOPNOTSUPP on file systems that live in memory.
+// 0 when the file's blocks have places on a device (FIEMAP), -EOPNOTSUPP on file systems that live in memory.
 [[nodiscard]] int extent_map_supported(int fd);
 // What O_DIRECT asks of offsets, lengths and addresses. -EINVAL: no direct I/O on this file.
 [[nodiscard]] int direct_io_align(int fd, uint32_t* bytes);

@@ -71,7 +71,7 @@ int kernel_check(ErrorText* why) {
   if (tried.error == -EPERM || tried.error == -EACCES || tried.error == -ENOSYS || tried.error == -EMFILE || tried.error == -ENFILE || tried.error == -ENOMEM)
     return why->set(tried.error, "kernel: %s, which evicting needs, is refused (%s): a system call filter or a limit of this process?", tried.call, errno_text(tried.error));
   if (tried.error == 0 && tried.written_in_place && !test_switches.old_kernel) return 0;
-  return why->set(-EOPNOTSUPP, "kernel: %s is too old: evicting beside a writing program would lose writes (no PG_anon_exclusive); boot 5.19 or later", name.release);
+  return why->set(-EOPNOTSUPP, "kernel: %s is too old: evicting while the program writes would lose writes (no PG_anon_exclusive); boot 5.19 or later", name.release);
 }
 
 bool memory_merging() { return syscall(SYS_prctl, PR_GET_MEMORY_MERGE, 0UL, 0UL, 0UL, 0UL) == 1; }

@@ -24,7 +24,7 @@ bool memory_is_limited();   // by one of the two
 
 // Reserves address space (PROT_NONE, MAP_NORESERVE) at a place where nothing is mapped. -EEXIST: all of it is mapped, -EBUSY: a part is.
 [[nodiscard]] int claim(void* address, size_t bytes);
-// msync: [address, address + bytes) of a file mapping is on its medium when it returns. Pages are rounded outward.
+// msync: [address, address + bytes) of a file mapping is on stable storage when it returns. Pages are rounded outward.
 [[nodiscard]] int sync_range(void* address, size_t bytes);
 
 // process_madvise on this process: whole vector in one call where the kernel can (6.13+ for DONTNEED), else one madvise a

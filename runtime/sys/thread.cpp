@@ -347,18 +347,18 @@ void futex_wake(std::atomic<uint32_t>* word, int count, bool shared) {
 namespace {
 constexpr uint64_t bit_of(int signal) { return 1ull << (signal - 1); }
 // All but those a thread's own instructions raise (blocked, they would kill) and glibc's two (thread cancellation, setuid of all threads).
-constexpr uint64_t kHeldSignals = ~(bit_of(SIGSEGV) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE) | bit_of(SIGTRAP) | bit_of(SIGSYS) |
+constexpr uint64_t kBlockedSignals = ~(bit_of(SIGSEGV) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE) | bit_of(SIGTRAP) | bit_of(SIGSYS) |
                                     bit_of(32) | bit_of(33));
-constinit thread_local unsigned t_holds = 0;
+constinit thread_local unsigned t_signal_blocks = 0;
 constinit thread_local uint64_t t_before = 0;   // the mask when the outermost hold began
 }  // namespace
 
-void hold_signals() {
-  if (t_holds++ == 0) syscall(SYS_rt_sigprocmask, SIG_BLOCK, &kHeldSignals, &t_before, sizeof(uint64_t));
+void block_signals() {
+  if (t_signal_blocks++ == 0) syscall(SYS_rt_sigprocmask, SIG_BLOCK, &kBlockedSignals, &t_before, sizeof(uint64_t));
 }
 
-void let_signals() {
-  if (--t_holds == 0) syscall(SYS_rt_sigprocmask, SIG_SETMASK, &t_before, nullptr, sizeof(uint64_t));
+void unblock_signals() {
+  if (--t_signal_blocks == 0) syscall(SYS_rt_sigprocmask, SIG_SETMASK, &t_before, nullptr, sizeof(uint64_t));
 }
 
 void Mutex::lock() {

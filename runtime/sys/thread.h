@@ -102,17 +102,17 @@ class Mutex {
 
 // While one is alive no signal handler runs on the calling thread, but for what its own instructions raise (SIGSEGV, SIGSYS, ...). A
 // handler may fork, and fork waits for what this thread holds. They nest: the outermost alone costs system calls. A forked child
-// inherits the holds of the thread that forked.
-void hold_signals();
-void let_signals();
-class SignalsHeld {
+// inherits the blocks of the thread that forked.
+void block_signals();
+void unblock_signals();
+class ScopedSignalBlock {
  public:
-  SignalsHeld() { hold_signals(); }
-  ~SignalsHeld() { let_signals(); }
-  SignalsHeld(const SignalsHeld&) = delete;
-  SignalsHeld& operator=(const SignalsHeld&) = delete;
-  void hold() { hold_signals(); }
-  void let_go() { let_signals(); }   // while this thread only waits
+  ScopedSignalBlock() { block_signals(); }
+  ~ScopedSignalBlock() { unblock_signals(); }
+  ScopedSignalBlock(const ScopedSignalBlock&) = delete;
+  ScopedSignalBlock& operator=(const ScopedSignalBlock&) = delete;
+  void block() { block_signals(); }
+  void unblock() { unblock_signals(); }   // while this thread only waits
 };
 
 template <class L>
@@ -137,7 +137,7 @@ class Locked<Mutex> {
   Locked& operator=(const Locked&) = delete;
 
  private:
-  SignalsHeld signals_;   // first: held before the lock, let go after it
+  ScopedSignalBlock signals_;   // first: held before the lock, unblocked after it
   Mutex& lock_;
 };
 

@@ -33,7 +33,7 @@ int uffd_keep_device(const char* inherited);
 bool uffd_device_is(int fd);
 int uffd_device_number();
 // Opens a userfaultfd (O_CLOEXEC|O_NONBLOCK) that serves kernel-mode faults too: the system call, else /dev/userfaultfd.
-// Returns the descriptor, or -errno with *why (names the sysctl, the device node, and the command that mends it).
+// Returns the descriptor, or -errno with *why (names the sysctl, the device node, and the command that fixes it).
 [[nodiscard]] int uffd_open(UffdFeatures* features, ErrorText* why);
 [[nodiscard]] int uffd_register(int uffd, void* address, size_t bytes, bool write_protect = false);   // missing mode, and write-protect mode
 // Wakes who waits for a page there.

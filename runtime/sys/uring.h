@@ -83,7 +83,7 @@ class Uring {
 // Whether this host lets us make a ring; 0 or -errno.
 [[nodiscard]] int uring_probe();
 [[nodiscard]] int uring_probe_sqpoll();                                   // a ring with a kernel thread
-[[nodiscard]] int uring_probe_window(void* buffer, size_t bytes);         // registers a buffer (RLIMIT_MEMLOCK) and lets it go
+[[nodiscard]] int uring_probe_window(void* buffer, size_t bytes);         // registers a buffer (RLIMIT_MEMLOCK) and unregisters it
 // One polled read of `bytes` at offset 0 of `fd` (O_DIRECT). 0; -ETIME when it did not come back in time (it is abandoned with
 // its ring: the kernel holds the pages till it ends); or the -errno it ended with. Blocks for timeout_ns at most.
 [[nodiscard]] int uring_probe_iopoll(int fd, void* buffer, unsigned bytes, int64_t timeout_ns);

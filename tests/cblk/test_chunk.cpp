@@ -334,7 +334,7 @@ CASE(a_devices_errno_is_not_mistaken_for_the_librarys) {
   }
 }
 
-CASE(a_medium_shorter_than_its_size_is_EIO) {
+CASE(a_device_shorter_than_its_size_is_EIO) {
   if (kind() != "file") return;
   const std::string path = device(64, 3);
   const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);

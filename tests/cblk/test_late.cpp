@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kNext = CBLK_ARESULT_NEXT_TAG, kBlocking = CBLK_ARESULT_BLOCKING;
 
-bool holds(const char* medium, uint64_t lba, uint64_t version) {
-  const chunk_id_t id = cblk_open(medium, 0, O_RDONLY, 0, 0);
+bool holds(const char* device, uint64_t lba, uint64_t version) {
+  const chunk_id_t id = cblk_open(device, 0, O_RDONLY, 0, 0);
   Buffer block(1);
   REQUIRE(id != NULL_CHUNK_ID && cblk_read(id, block, static_cast<off_t>(lba), 1, 0) == 1 && cblk_close(id, 0) == 0);
   return is_stamped(block, lba, 1, version);
@@ -36,8 +36,8 @@ CASE(a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it) {
   if (kind() != "sim") return;
   const Limit limit("200");
   for (const bool blocking : {true, false}) {
-    const std::string medium = std::string("sim:4m,name=siblings") + (blocking ? "b" : "a");
-    const chunk_cg_id_t group = cblk_cg_open((medium + ",stall=777,stall_us=1200000").c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID);
+    const std::string device = std::string("sim:4m,name=siblings") + (blocking ? "b" : "a");
+    const chunk_cg_id_t group = cblk_cg_open((device + ",stall=777,stall_us=1200000").c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID);
     REQUIRE(group != NULL_CHUNK_CG_ID);
     Buffer block(1), other(1);
     cflsh_cg_tag_t tag;
@@ -59,7 +59,7 @@ CASE(a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it) {
     REQUIRE(watch.passed() > 1.1);
     for (int i = 0; i < 4; ++i) REQUIRE(cblk_cg_read(group, other, 5, 1, 0) == 1);
     REQUIRE(cblk_cg_close(group, 0) == 0);
-    REQUIRE(holds(medium.c_str(), 777, 2));
+    REQUIRE(holds(device.c_str(), 777, 2));
   }
 }
 
@@ -177,8 +177,8 @@ CASE(a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing
   const Limit limit("400");
   for (int page = 50;; page += 16) {
     REQUIRE(page < 4096);
-    const std::string medium = "sim:16m,name=scrub" + std::to_string(page);
-    const std::string uri = medium + ",stall_us=1200000,stall=" + std::to_string(page);
+    const std::string device = "sim:16m,name=scrub" + std::to_string(page);
+    const std::string uri = device + ",stall_us=1200000,stall=" + std::to_string(page);
     const chunk_id_t id = cblk_open(uri.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
     REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 100, 0) == 0);
     std::atomic<int> answer{0};
@@ -196,7 +196,7 @@ CASE(a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing
       continue;
     }
     REQUIRE(answer == -ETIMEDOUT);
-    const chunk_id_t whole = cblk_open(medium.c_str(), 0, O_RDONLY, 0, CBLK_OPN_FORCED_RESERVE);
+    const chunk_id_t whole = cblk_open(device.c_str(), 0, O_RDONLY, 0, CBLK_OPN_FORCED_RESERVE);
     Buffer block(1);
     for (off_t lba = 0; lba < 4096; ++lba) REQUIRE(cblk_read(whole, block, lba, 1, 0) == 1 && !is_stamped(block, 50, 1, 7));
     REQUIRE(cblk_close(whole, 0) == 0);

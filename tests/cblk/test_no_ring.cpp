@@ -18,11 +18,11 @@ namespace {
 
 constexpr size_t kCommands = 32;
 
-// Memory that nobody gets at before let_go().
-struct HeldBack {
+// Memory that stays inaccessible before release().
+struct BlockedWrites {
   char* memory;
   int fault_fd;
-  explicit HeldBack(size_t blocks) : bytes(blocks * kBlock) {
+  explicit BlockedWrites(size_t blocks) : bytes(blocks * kBlock) {
     memory = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     REQUIRE(memory != MAP_FAILED);
     fault_fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
@@ -32,12 +32,12 @@ struct HeldBack {
     uffdio_register all = {{reinterpret_cast<uintptr_t>(memory), bytes}, UFFDIO_REGISTER_MODE_MISSING, 0};
     REQUIRE(ioctl(fault_fd, UFFDIO_REGISTER, &all) == 0);
   }
-  ~HeldBack() {
+  ~BlockedWrites() {
     if (fault_fd >= 0) close(fault_fd);
     munmap(memory, bytes);
   }
-  HeldBack(const HeldBack&) = delete;
-  HeldBack& operator=(const HeldBack&) = delete;
+  BlockedWrites(const BlockedWrites&) = delete;
+  BlockedWrites& operator=(const BlockedWrites&) = delete;
   // How many pages are waited for, once there are `wanted`, or after two seconds.
   size_t waited_for(size_t wanted) {
     for (const double end = seconds() + 2; places.size() < wanted && seconds() < end;) {
@@ -48,7 +48,7 @@ struct HeldBack {
     }
     return places.size();
   }
-  void let_go() {
+  void release() {
     uffdio_range all = {reinterpret_cast<uintptr_t>(memory), bytes};
     REQUIRE(ioctl(fault_fd, UFFDIO_UNREGISTER, &all) == 0);   // wakes who waits
   }
@@ -58,7 +58,7 @@ struct HeldBack {
 
 void commands_that_hang(void*) {
   refuse_rings();
-  HeldBack held(kCommands);
+  BlockedWrites held(kCommands);
   if (held.fault_fd < 0) return;   // told below
   const Environment no_limit("CFLSH_BLK_TIMEOUT", "0");   // or I/O moves through the library's own memory
   const chunk_id_t id = open_physical(kBlocks, kCommands);
@@ -73,7 +73,7 @@ void commands_that_hang(void*) {
   uint64_t blocks = 0;
   REQUIRE(cblk_aresult(id, &tags[0], &blocks, 0) == 0);
   REQUIRE(cblk_write(id, buffer, 100, 1, 0) == 1);   // and others go on
-  held.let_go();
+  held.release();
   for (int& tag : tags) REQUIRE(cblk_aresult(id, &tag, &blocks, CBLK_ARESULT_BLOCKING) == 1);
   for (size_t i = 0; i < kCommands; ++i) REQUIRE(is_stamped(held.memory + i * kBlock, i, 1));
   REQUIRE(cblk_close(id, 0) == 0);
@@ -109,7 +109,7 @@ void many_of_all(void*) {
 
 CASE(without_io_uring_a_command_does_not_wait_for_its_io) {
   if (kind() != "file" && kind() != "block") return;
-  if (HeldBack(1).fault_fd < 0) {
+  if (BlockedWrites(1).fault_fd < 0) {
     printf("skip: userfaultfd: refused on this host, so no I/O can be made to hang\n");
     return;
   }

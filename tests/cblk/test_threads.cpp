@@ -215,7 +215,7 @@ CASE(the_next_waiter_takes_over) {
 
 // Readers fill the cache with what they read while the block is being written: what is old must not stay.
 CASE(the_cache_never_tells_of_the_past) {
-  if (kind() == "sim") return;   // a medium of memory, on which reads and writes of one block are a race of their own
+  if (kind() == "sim") return;   // a device of memory, on which reads and writes of one block are a race of their own
   Environment cache("CFLSH_BLK_CACHE_SIZE", "4");
   const chunk_id_t id = open_physical();
   std::atomic<bool> stop{false};

@@ -24,9 +24,9 @@ chunk_stats_t stats_of(chunk_id_t id) {
   return stats;
 }
 
-// What lies on the medium of that name, by a device that does not stall.
-bool holds(const char* medium, uint64_t lba, uint64_t version) {
-  const chunk_id_t id = cblk_open(medium, 0, O_RDONLY, 0, 0);
+// What lies on the device of that name, by a device that does not stall.
+bool holds(const char* device, uint64_t lba, uint64_t version) {
+  const chunk_id_t id = cblk_open(device, 0, O_RDONLY, 0, 0);
   Buffer block(1);
   REQUIRE(id != NULL_CHUNK_ID && cblk_read(id, block, static_cast<off_t>(lba), 1, 0) == 1 && cblk_close(id, 0) == 0);
   return is_stamped(block, lba, 1, version);
@@ -118,8 +118,8 @@ CASE(a_late_write_is_never_the_last_word) {
   if (kind() != "sim") return;
   for (const bool blocking : {true, false}) {
     const Limit limit("400");
-    const std::string medium = std::string("sim:4m,name=late") + (blocking ? "1" : "2");
-    const chunk_id_t id = cblk_open((medium + ",stall=777,stall_us=1500000").c_str(), 0, O_RDWR, 0, 0);
+    const std::string device = std::string("sim:4m,name=late") + (blocking ? "1" : "2");
+    const chunk_id_t id = cblk_open((device + ",stall=777,stall_us=1500000").c_str(), 0, O_RDWR, 0, 0);
     REQUIRE(id != NULL_CHUNK_ID);
     Buffer first(1), second(1), other(1);
     stamp(first, 777, 1, 1);
@@ -138,9 +138,9 @@ CASE(a_late_write_is_never_the_last_word) {
     if (blocking) REQUIRE(cblk_write(id, other, 9, 1, 0) == 1);   // not so elsewhere
     while (write(second, 777) < 0) REQUIRE(errno == ETIMEDOUT && watch.passed() < 10);
     REQUIRE(watch.passed() > 1.4);   // after it
-    REQUIRE(holds(medium.c_str(), 777, 2));
+    REQUIRE(holds(device.c_str(), 777, 2));
     usleep(200000);
-    REQUIRE(holds(medium.c_str(), 777, 2));
+    REQUIRE(holds(device.c_str(), 777, 2));
     REQUIRE(cblk_close(id, 0) == 0);
   }
   // One that nobody wrote over: its own content, not what the buffer has become.

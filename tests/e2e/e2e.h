@@ -187,7 +187,7 @@ inline void check_table(const Table& table, uint64_t cap, uint64_t factor) {
   const uint64_t evicted = number(table, "evictions_bytes"), resident = number(table, "peak_resident_bytes"),
                  own_rss = number(table, "peak_rss_bytes");
   require(!table.empty(), "no `lunar: stats:` lines: it did not run under Lunar");
-  require(number(table, "armed") == 1, "the pager was never armed: an untiered run");
+  require(number(table, "armed") == 1, "the pager was never active: an untiered run");
   require(number(table, "cap_bytes") == cap, "its budget was {:.0f} MiB", mib(number(table, "cap_bytes")));
   require(evicted >= factor * cap, "evicted {:.0f} MiB, less than {} x the budget", mib(evicted), factor);
   require(resident > 0 && resident <= cap, "tiered pages peaked at {:.1f} MiB, above the cap", mib(resident));

@@ -56,7 +56,7 @@ std::string output_of(const std::string& command) {
   return text;
 }
 
-struct Side {
+struct Backend {
   std::string wrapper;                   // "" or `LUNAR run ... --`
   std::vector<double> chase, set, get;   // ns a step; ns a request
 };
@@ -71,7 +71,7 @@ double ns_per_request(const std::string& csv, const std::string& name) {
   return 1e9 / rate;
 }
 
-void redis_turn(Side* side, const Words& wrapper, const Scratch& scratch) {
+void redis_run(Backend* backend, const Words& wrapper, const Scratch& scratch) {
   lunar::tools::ServerSetup setup;
   setup.redis_server = kRedisServer;
   setup.wrapper = wrapper;
@@ -81,8 +81,8 @@ void redis_turn(Side* side, const Words& wrapper, const Scratch& scratch) {
   lunar::tools::RedisServer server(setup);
   const std::string csv = output_of(fmt::format(
       "{} -p {} -t set,get -n 200000 -r 100000 -d 500 -c 16 -P 4 --csv 2>/dev/null", kRedisBenchmark, server.port()));
-  side->set.push_back(ns_per_request(csv, "SET"));
-  side->get.push_back(ns_per_request(csv, "GET"));
+  backend->set.push_back(ns_per_request(csv, "SET"));
+  backend->get.push_back(ns_per_request(csv, "GET"));
   server.shut_down();
 }
 
@@ -102,14 +102,14 @@ void verdict(const char* what, const std::vector<double>& plain, const std::vect
 int test(const char* self, const std::string& lunar_program, double percent_max, int rounds) {
   const Scratch scratch;
   const bool redis = access(kRedisServer, X_OK) == 0 && access(kRedisBenchmark, X_OK) == 0;
-  Side plain, tiered;
+  Backend plain, tiered;
   const Words wrapper{lunar_program, "run", "--dram=1g", "--lun=" + scratch.path, "--"};
   for (const std::string& word : wrapper) tiered.wrapper += word + " ";
   for (int round = 0; round < rounds; ++round) {
-    for (Side* side : {&plain, &tiered}) {
-      huge_pages(side == &tiered);
-      side->chase.push_back(strtod(output_of(fmt::format("{}{} chase", side->wrapper, self)).c_str(), nullptr));
-      if (redis) redis_turn(side, side == &tiered ? wrapper : Words{}, scratch);
+    for (Backend* backend : {&plain, &tiered}) {
+      huge_pages(backend == &tiered);
+      backend->chase.push_back(strtod(output_of(fmt::format("{}{} chase", backend->wrapper, self)).c_str(), nullptr));
+      if (redis) redis_run(backend, backend == &tiered ? wrapper : Words{}, scratch);
       huge_pages(true);
     }
   }

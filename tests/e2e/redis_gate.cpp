@@ -12,7 +12,7 @@
 //               bytes cut anywhere
 //   blocking    commands behind a BLPOP; SUBSCRIBE
 //   endings     half-closed, closed and reset in mid-hold, CLIENT KILL, descriptors used again
-//   heirs       clients that a module's thread ends in mid-hold; whoever gets their descriptor next gets nothing of theirs
+//   successors       clients that a module's thread ends in mid-hold; whoever gets their descriptor next gets nothing of theirs
 //   pressure    a client that sends thousands of large reads and does not listen for a while
 //
 // At the end DEBUG DIGEST is equal, no socket has leaked, and the gate must have held clients a thousand times: otherwise
@@ -266,7 +266,7 @@ void fill(Twins& t) {
 }
 
 // A client with commands that are held is ended by another thread of the server; the next one has its descriptor.
-void heirs(Twins& t, unsigned rounds) {
+void successors(Twins& t, unsigned rounds) {
   Wire control(t.tiered.port());
   for (unsigned i = 0; i < rounds && g_failures == 0; ++i) {
     Wire victim(t.tiered.port());
@@ -279,11 +279,11 @@ void heirs(Twins& t, unsigned rounds) {
     control.send_all(resp({"KILLER.LATER", id}));
     if (const std::string reply = control.receive_until("\r\n"); reply != "+OK\r\n") give_up("KILLER.LATER: " + reply);
     (void)victim.receive_to_the_end();
-    Wire heir(t.tiered.port());
-    const std::string word = fmt::format("heir {}", i);
-    heir.send_all(resp({"PING", word}));
-    const std::string reply = heir.receive_until(word + "\r\n"), wanted = fmt::format("${}\r\n{}\r\n", word.size(), word);
-    require(reply == wanted, "heir {} got {} bytes: {}", i, reply.size(), reply.substr(0, 60));
+    Wire successor(t.tiered.port());
+    const std::string word = fmt::format("successor {}", i);
+    successor.send_all(resp({"PING", word}));
+    const std::string reply = successor.receive_until(word + "\r\n"), wanted = fmt::format("${}\r\n{}\r\n", word.size(), word);
+    require(reply == wanted, "successor {} got {} bytes: {}", i, reply.size(), reply.substr(0, 60));
   }
 }
 
@@ -350,8 +350,8 @@ int run(const Setup& setup) {
   phase("blocking");
   endings(t, rounds / 10);
   phase("endings");
-  heirs(t, rounds / 2);
-  phase("heirs");
+  successors(t, rounds / 2);
+  phase("successors");
   pressure(t);
   phase("pressure");
   pipelines(t, rounds / 4);

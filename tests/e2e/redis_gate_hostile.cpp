@@ -8,7 +8,7 @@
 //   idle        half a command each, some behind a whole one; nothing more comes
 //   slow        commands sent a byte at a time
 //   giants      arguments of 1 MiB, announced and sent in small pieces
-//   strangers   pipelines of GET on cold keys without AUTH: NOAUTH
+//   unauthenticated   pipelines of GET on cold keys without AUTH: NOAUTH
 //   readers     the same of a user without rights on them: NOPERM
 //
 // Counts: for hostile clients alone nothing is held or asked for (what is read is their own memory: less than half a page a refusal); honest reads are held as before, none is
@@ -49,7 +49,7 @@ struct Foes {
   int port;
   uint64_t keys;
   std::mt19937_64 random{7};
-  std::vector<Foe> slow, giants, strangers, readers;
+  std::vector<Foe> slow, giants, unauthenticated, readers;
 
   Foe open(const std::string& first, const std::string& text) {
     Wire wire(port);
@@ -87,7 +87,7 @@ struct Foes {
   const std::string giant = fmt::format("*3\r\n$3\r\nSET\r\n$5\r\ngiant\r\n${}\r\n{}\r\n", kGiantBytes, std::string(kGiantBytes, 'x'));
   for (unsigned i = 0; i < kGiants; ++i) all.giants.push_back(all.open(user, giant));
   for (unsigned i = 0; i < kFlooders; ++i) {
-    all.strangers.push_back(all.open("", all.reads(20)));
+    all.unauthenticated.push_back(all.open("", all.reads(20)));
     all.readers.push_back(all.open(user, all.reads(20)));
   }
   char byte = 1;
@@ -96,7 +96,7 @@ struct Foes {
     for (unsigned i = 0; i < 10; ++i) all.push(all.slow[(tick * 10 + i) % kSlow], 1, user);
     all.push(all.giants[tick % kGiants], 4096, user);
     for (unsigned i = 0; i < 2; ++i) {
-      all.push(all.strangers[(tick * 2 + i) % kFlooders], SIZE_MAX, "");
+      all.push(all.unauthenticated[(tick * 2 + i) % kFlooders], SIZE_MAX, "");
       all.push(all.readers[(tick * 2 + i) % kFlooders], SIZE_MAX, user);
     }
     usleep(10000);
@@ -173,13 +173,13 @@ void fill(Scene& scene) {
   }
 }
 
-struct Turn {
+struct Run {
   double p99_us = 0;
   uint64_t reads = 0;
 };
 
 // Reads at random for `seconds`, each client one at a time.
-Turn honest(const Scene& scene, double seconds) {
+Run honest(const Scene& scene, double seconds) {
   static std::mt19937_64 random(42);
   struct Client {
     Wire wire;
@@ -256,11 +256,11 @@ double ratio_of_turns(Scene& scene, double seconds, unsigned turns) {
   std::vector<double> ratios;
   for (unsigned t = 0; t < turns; ++t) {
     Figures before = scene.figures();
-    const Turn without = honest(scene, seconds);
+    const Run without = honest(scene, seconds);
     const Figures quiet = scene.figures() - before;
     Hostile hostile(scene.server.port(), scene.keys);
     before = scene.figures();
-    const Turn with = honest(scene, seconds);
+    const Run with = honest(scene, seconds);
     const Figures beside = scene.figures() - before;
     require(hostile.alive(), "the hostile process ended");
     ratios.push_back(with.p99_us / without.p99_us);

@@ -220,9 +220,9 @@ void turns(Scene& scene) {
 
 void unfinished(Scene& scene) {
   g_socket_patience_s = 20;
-  Wire stranger(scene.server.port());   // a stranger may send no large arguments: said as soon as one is announced
-  stranger.send_all("PING\r\n*1\r\n$20000\r\n");
-  const std::string reply = stranger.receive_until("bulk length\r\n");
+  Wire unauthenticated(scene.server.port());   // a client that has not authenticated may send no large arguments: said as soon as one is announced
+  unauthenticated.send_all("PING\r\n*1\r\n$20000\r\n");
+  const std::string reply = unauthenticated.receive_until("bulk length\r\n");
   require(reply.find("-ERR Protocol error") != std::string::npos, "the protocol error does not come, but '{}'", reply);
   scene.set({"CONFIG", "SET", "timeout", "1"});
   Wire slow = enter(scene, "all");

@@ -270,7 +270,7 @@ void forks(const Run& run, unsigned wanted) {
     const std::string state = server.info("persistence", "rdb_last_bgsave_status");
     if (state != "ok") throw std::runtime_error("a save is '" + state + "':\n" + server.log_tail());
   };
-  auto settled = [&] {   // what the last child held comes back within a few rounds of the housekeeper
+  auto settled = [&] {   // what the last child held comes back within a few rounds of the housekeeping thread
     (void)digest(server);
     usleep(1'500'000);
     return resources(server);

@@ -29,7 +29,7 @@ def require(good, what):
         FAILURES.append(what)
 
 
-class Judged(Server):
+class CheckedServer(Server):
     def __init__(self, root, name, *further):
         super().__init__(os.path.join(root, name), "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0", *further, patience_s=PATIENCE_S)
         self.ask = self.client.ask
@@ -127,7 +127,7 @@ def main(module):
     try:
         tier = ("--loadmodule", os.path.abspath(module), "dram", "16mb", "lun", root, "size", "400mb")
         for name, further in (("plain", ()), ("tiered", tier)):
-            server = Judged(root, name, *further)
+            server = CheckedServer(root, name, *further)
             servers.append(server)
             server.pipeline([("SET", f"cold:{i}", "v" * SIZE) for i in range(COLD)])
             if further:

@@ -179,7 +179,7 @@ void replicate(Run& run, const std::string& diskless_load) {
   if (functions_of(*replica) != functions_of(run.twins.plain())) give_up("the replica's functions differ");
   if (run.twins.tiered().info("sync_full") == 0) give_up("there was no full sync");
   run.say(fmt::format("replica (diskless load {}): equal", diskless_load));
-  run.twins.judge(*replica, "replica");
+  run.twins.check_result(*replica, "replica");
 }
 
 void play(Run& run, uint64_t commands) {

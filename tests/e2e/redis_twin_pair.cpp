@@ -80,7 +80,7 @@ void Twins::start(const Words& further) {
 }
 
 void Twins::stop() {
-  judge(tiered(), "tiered");
+  check_result(tiered(), "tiered");
   if (const uint64_t held = tiered().info("lunar_gate_held"); !setup_.module.empty())
     require(setup_.gate ? held >= 100 : held == 0, "the gate held {} commands", held);
   for (int i = 0; i < 2; ++i) {
@@ -90,7 +90,7 @@ void Twins::stop() {
   }
 }
 
-void Twins::judge(const Server& server, const std::string& name) {
+void Twins::check_result(const Server& server, const std::string& name) {
   if (setup_.module.empty()) return;
   const uint64_t budget = setup_.cap_mib * kMiB, evicted = server.info("lunar_evicted_pages") * 4096;
   const uint64_t read = server.info("lunar_lun_read_bytes");

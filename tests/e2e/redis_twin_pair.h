@@ -43,7 +43,7 @@ class Twins {
   // One more tiered server of the same clock.
   std::unique_ptr<Server> another(const std::string& name, const Words& further);
   // It lived above its budget: evicted and read from its LUN, without an error.
-  void judge(const Server& server, const std::string& name);
+  void check_result(const Server& server, const std::string& name);
 
   // The batch of connection i to both servers, all of them before any reply is read. Throws where replies differ.
   std::vector<Tree> exchange(const std::vector<Batch>& batches);

@@ -4,7 +4,7 @@
   hot     a large value whose memory is in DRAM is no cold one, and nothing is asked for; one look is short, whatever a command names
   part    of sets that are compared, and of places around one, only what is read is asked for, not a quarter of the DRAM
   types   large values of each type, cold, are known to the gate and scanned (LUNAR_REDIS_SERVER: on another server)
-  slow    a walk that takes longer than gate-hold-ms goes on, and its command finds its pages: a LUN of 40 ms
+  slow    a lookup that takes longer than gate-hold-ms goes on, and its command finds its pages: a LUN of 40 ms
 """
 import sys
 
@@ -137,7 +137,7 @@ def slow(directory, module):
             assert len(fields) == 4000 and all(fields[b"field:%d" % n] == value(key * 5000 + n, 100) for n in range(4000)), "HGETALL gives something else"
         late = client.figure("gate_timeouts") - late
         print(f"{faults / len(keys):.1f} faults of the main thread a cold HGETALL, {late} of {len(keys)} passed cold")
-        assert late < len(keys) and faults / len(keys) < 20, "walks are given up after gate-hold-ms, and everybody waits"
+        assert late < len(keys) and faults / len(keys) < 20, "lookups are given up after gate-hold-ms, and everybody waits"
 
     with_server(directory, module, test, lun=f"sim:512m,latency_us={LATENCY_MS * 1000}", size="512mb")
 

@@ -257,7 +257,7 @@ void expiry(Load& load, const Scratch& scratch, uint64_t count) {
   wait_until("the replica's last key", [&] { return size_of(replica) == 0; });
   require(each <= kFaultsMax, "{:.3f} faults for a key that expires", each);
   require(p50 <= 20, "p50 of PING is {:.2f} ms", p50);
-  if (idle_p99 > 0.2 || part(others, 1) > 2) fmt::print("the machine is too busy to judge the p99\n");
+  if (idle_p99 > 0.2 || part(others, 1) > 2) fmt::print("the machine is too busy to measure the p99\n");
   else require(p99 <= 2, "p99 of PING is {:.2f} ms", p99);
 }
 

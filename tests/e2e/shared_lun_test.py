@@ -99,12 +99,12 @@ def plain(directory):
     parent.stdout.close()
     refused = 0
     while not os.path.exists(report):
-        stranger = start([lun], 12, 16, 1)
-        output = stranger.communicate()[0]
-        if stranger.returncode == 125 and "in use" in output:
+        foreign = start([lun], 12, 16, 1)
+        output = foreign.communicate()[0]
+        if foreign.returncode == 125 and "in use" in output:
             refused += 1
         elif not os.path.exists(report):
-            raise SystemExit(f"FAIL: a stranger took the LUN of a living daemon: exit code {stranger.returncode}: {output}")
+            raise SystemExit(f"FAIL: another program took the LUN of a living daemon: exit code {foreign.returncode}: {output}")
     with open(report, encoding="utf-8") as file:
         if (line := file.read()) != "sound\n":
             raise SystemExit(f"FAIL: the daemon on a plain file: {line}")

@@ -71,7 +71,7 @@ void round(Account& account) {
   for (bool zombie = false, last = false; !last; zombie = first_thread_is_zombie(pid)) {
     last = zombie;   // once more after it
     account.sweep(&oldest);
-    REQUIRE_THAT(taken(account) == kHeld, "a process that lives was buried: %lld pages are taken, should be %lld", static_cast<long long>(taken(account)),
+    REQUIRE_THAT(taken(account) == kHeld, "a process that lives was reaped: %lld pages are taken, should be %lld", static_cast<long long>(taken(account)),
                  static_cast<long long>(kHeld));
   }
   close(told[1]);
@@ -91,7 +91,7 @@ int main() {
   (void)setrlimit(RLIMIT_NOFILE, &files);
   Account account;
   REQUIRE_THAT(account.open(-1, kCap, int64_t{1} << 40) == 0 && account.join() == 0, "account");
-  account.hold_alive();
+  account.lock_alive();
   for (int i = 0; i < kRounds; ++i) round(account);
   return 0;
 }

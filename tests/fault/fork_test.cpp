@@ -189,7 +189,7 @@ Holdings holdings(Pages& pages) {
 }
 
 // What the process holds after its first fork ever (which may leave a descriptor or a table behind, once), when what was
-// reserved for the child has come back: the keeper gives it back a moment after the child's end.
+// reserved for the child has come back: the housekeeping thread gives it back a moment after the child's end.
 Holdings settled(Pages& pages, const Holdings& alone) {
   Holdings now{};
   for (int i = 0; i < 50; ++i) {
@@ -211,7 +211,7 @@ void expect_back(Pages& pages, const Holdings& before, const char* after) {
     if (now.slots == before.slots && now.dram <= before.dram && now.lun_charged == before.lun_charged && now.promised == before.promised &&
         now.descriptors == before.descriptors)
       return;
-    usleep(100000);   // the housekeeper looks a few times a second
+    usleep(100000);   // the housekeeping thread looks a few times a second
   }
   REQUIRE_THAT(false, "after %s: slots %llu (were %llu), DRAM %llu (%llu), charged %llu (%llu), promised %llu (%llu), descriptors %u (%u)", after,
                static_cast<unsigned long long>(now.slots), static_cast<unsigned long long>(before.slots),
@@ -362,7 +362,7 @@ void double_fork_keeps_its_pages() {
       REQUIRE_THAT(write(done[1], "d", 1) == 1, "pipe");
     });
   }), "the child between");
-  usleep(300000);   // the housekeepers bury it
+  usleep(300000);   // the housekeeping threads reap it
   for (uint32_t version = 10; version < 13; ++version)
     for (uint64_t i = 0; i < pages.count; ++i) pages.write(i, version);
   pages.check_all("grandparent");

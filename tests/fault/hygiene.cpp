@@ -96,18 +96,18 @@ std::vector<Service> service_threads() {
 }
 
 void check_signals() {
-  unsigned keepers = 0, evictors = 0, handlers = 0;
+  unsigned housekeepers = 0, evictors = 0, handlers = 0;
   for (const Service& thread : service_threads()) {
     size_t at = thread.status.find("SigBlk:");
     REQUIRE_THAT(at != std::string::npos, "no SigBlk of %s", thread.name.c_str());
     uint64_t blocked = strtoull(thread.status.c_str() + at + 7, nullptr, 16);
     uint64_t never = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 1ull << 31 | 1ull << 32;   // the last two are libc's own
     REQUIRE_THAT((blocked | never) == ~0ull, "%s blocks %llx only", thread.name.c_str(), static_cast<unsigned long long>(blocked));
-    keepers += thread.name == "lunar-keeper";
+    housekeepers += thread.name == "lunar-housekeep";
     evictors += thread.name == "lunar-evict";
     handlers += thread.name.compare(0, 11, "lunar-fault") == 0;
   }
-  REQUIRE_THAT(keepers == 1 && evictors == 1 && handlers >= 1, "threads: %u keepers, %u evictors, %u handlers", keepers, evictors, handlers);
+  REQUIRE_THAT(housekeepers == 1 && evictors == 1 && handlers >= 1, "threads: %u housekeeping threads, %u evictors, %u handlers", housekeepers, evictors, handlers);
 }
 
 struct Memory {
@@ -162,9 +162,9 @@ int main() {
   g_trap.store(true);
   exercise(m, seed, 8000);
   check_signals();
-  usleep(200000);   // a few rounds of the housekeeper
-  uint64_t strange = lunar::counters().service_faults;
-  REQUIRE_THAT(strange == 0, "%llu faults by the pager's own threads", static_cast<unsigned long long>(strange));
+  usleep(200000);   // a few rounds of the housekeeping thread
+  uint64_t own_faults = lunar::counters().service_faults;
+  REQUIRE_THAT(own_faults == 0, "%llu faults by the pager's own threads", static_cast<unsigned long long>(own_faults));
 
   close(ends[1]);
   char byte;

@@ -465,7 +465,7 @@ void lost_page(bool no_poison) {
     REQUIRE_THAT(lunar_discard(lost, page) == 0, "discard");
     REQUIRE_THAT(!is_lost(lost, false) && tier::stamp_holds(lost, page, kLost, 0), "a discarded page is no zeros");
     tier::stamp_write(lost, page, kLost, 1);
-    for (int i = 0; i < 100; ++i) {   // its handler may not have let go of it yet
+    for (int i = 0; i < 100; ++i) {   // its handler may not have released it yet
       REQUIRE_THAT(lunar_evict(base, kPages * page) >= 0, "evict");
       if (lunar::pager_page_state(lost) != static_cast<int>(lunar::PageState::kResident)) break;
       usleep(10000);

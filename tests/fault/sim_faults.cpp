@@ -73,7 +73,7 @@ void take_leave(uint64_t page) {
   REQUIRE_THAT(look(page) == Sight::kRight, "page %llu is not zero after its discard", static_cast<unsigned long long>(page));
 }
 
-void judge(uint64_t page, Sight sight, bool expect_wrong, const char* how) {
+void check_result(uint64_t page, Sight sight, bool expect_wrong, const char* how) {
   if (sight == Sight::kLost) {
     g_by_signal.fetch_add(1);
     take_leave(page);
@@ -104,7 +104,7 @@ class Worker {
     uint64_t page = random_.below(g_pages);
     uint32_t free = 0;
     if (!g_locks[page].compare_exchange_strong(free, 1, std::memory_order_acquire)) return;
-    if (dice < 55) judge(page, look(page), expect_wrong_, "load");
+    if (dice < 55) check_result(page, look(page), expect_wrong_, "load");
     else if (dice < 85) write_page(page);
     else if (dice < 93) touch_page(page);
     else system_call(page);
@@ -113,7 +113,7 @@ class Worker {
 
  private:
   void write_page(uint64_t page) {
-    judge(page, look(page), expect_wrong_, "load before a write");
+    check_result(page, look(page), expect_wrong_, "load before a write");
     if (store(page, g_versions[page] + 1)) {
       ++g_versions[page];
       return;
@@ -130,7 +130,7 @@ class Worker {
       g_by_touch.fetch_add(1);
       REQUIRE_THAT(sight == Sight::kLost, "lunar_touch said -EIO of page %llu, and a load of it works", static_cast<unsigned long long>(page));
     }
-    judge(page, sight, expect_wrong_, "touch");
+    check_result(page, sight, expect_wrong_, "touch");
   }
 
   void system_call(uint64_t page) {
@@ -139,7 +139,7 @@ class Worker {
       REQUIRE_THAT(read(pipe_[0], plain_.data(), g_page) == n, "read: %s", strerror(errno));
       bool right = tier::stamp_holds(plain_.data(), g_page, page, g_versions[page]);
       REQUIRE_THAT(right || expect_wrong_, "write() saw the wrong content of page %llu", static_cast<unsigned long long>(page));
-      if (!right) judge(page, look(page), true, "write()");
+      if (!right) check_result(page, look(page), true, "write()");
       return;
     }
     REQUIRE_THAT(n > 0 || errno == EFAULT || errno == EHWPOISON, "write: %zd %s", n, strerror(errno));
@@ -205,7 +205,7 @@ int main(int argc, char** argv) {
         }
       });
     for (std::thread& thread : threads) thread.join();
-    for (uint64_t page = 0; page < g_pages; ++page, ++g_operations) judge(page, look(page), off, "the last look");
+    for (uint64_t page = 0; page < g_pages; ++page, ++g_operations) check_result(page, look(page), off, "the last look");
   }
   auto n = [](const auto& v) { return static_cast<unsigned long long>(v); };
   printf("%llu I/Os in %.1f s: read errors %llu, write errors %llu, torn %llu, misdirected %llu, corrupted %llu; lost pages reported by "

@@ -17,13 +17,13 @@ problems = []
 
 # (document, pattern with the number), (source, pattern with the number). (N is a number as people or C++ write it.
 FACTS = [
-    (("README.md", r"budget is (a quarter) of the available memory"), ("runtime/pager/arm.cpp", r"options\.dram : available / (N)")),
-    (("adapters/redis/README.md", r"\| `dram SIZE` .*default: (a quarter) of the memory"), ("runtime/pager/arm.cpp", r"options\.dram : available / (N)")),
-    (("adapters/redis/README.md", r"\| `size SIZE` .*default: (N) times the budget"), ("runtime/pager/arm.cpp", r"state\.lun_bytes : state\.dram_bytes \* (N)")),
+    (("README.md", r"budget is (a quarter) of the available memory"), ("runtime/pager/pager.cpp", r"options\.dram : available / (N)")),
+    (("adapters/redis/README.md", r"\| `dram SIZE` .*default: (a quarter) of the memory"), ("runtime/pager/pager.cpp", r"options\.dram : available / (N)")),
+    (("adapters/redis/README.md", r"\| `size SIZE` .*default: (N) times the budget"), ("runtime/pager/pager.cpp", r"state\.lun_bytes : state\.dram_bytes \* (N)")),
     (("runtime/LIMITS.md", r"come near their budget \((7/8) of it"), ("runtime/pager/activation.cpp", r"return cap - \(needed > cap / (8) \? needed : cap / 8\)")),
     (("adapters/redis/README.md", r"held \((N MiB)\) is bounded"), ("adapters/gate/connections.h", r"kHeldBytesMax = (N);\s+// of all others; half of it a user")),
     (("adapters/redis/README.md", r"way \((a quarter) of the DRAM budget\)"), ("adapters/gate/gate_inside.h", r"kUserPart = (N)")),
-    (("adapters/redis/README.md", r"default: 100\); (ten) times that where a command"), ("adapters/gate/gate_inside.h", r"kWalkHolds = (N);")),
+    (("adapters/redis/README.md", r"default: 100\); (ten) times that where a command"), ("adapters/gate/gate_inside.h", r"kLookupHolds = (N);")),
     (("adapters/redis/README.md", r"with a warning, to (7/8) of\nthe LUN space"), ("adapters/redis/memory_limit.cpp", r"space\.capacity\) / (8) \* 7;")),
     (("examples/redis/README.md", r"under way \(or (N) requests\)"), ("adapters/gate/fetcher.h", r"kRequestsMax = (N),")),
     (("CHANGELOG.md", r"sequential ones\n  (N) pages at once"), ("runtime/pager/resolver.h", r"kReadRunMax = (N);")),

@@ -43,7 +43,7 @@ class Run {
   }
   ~Run() { store_->close(); }
   void operations(uint64_t n);
-  void judge();
+  void check_result();
   void fail_for_a_while();
 
  private:
@@ -141,7 +141,7 @@ void Run::operations(uint64_t n) {
   }
 }
 
-void Run::judge() {
+void Run::check_result() {
   uint64_t readable = 0;
   for (const auto& [number, value] : model_) readable += get(number) ? 1 : 0;
   if (store_->count() != model_.size()) wrong("count", static_cast<int64_t>(store_->count()));
@@ -177,7 +177,7 @@ int main(int argc, char** argv) {
   for (const Fault& fault : kFaults) {
     Run run(fault, seed);
     run.operations(operations);
-    run.judge();
+    run.check_result();
   }
   const Fault none = {"none, then all, then none", "latency_us=0", false};
   Run run(none, seed);

@@ -121,7 +121,7 @@ def target_of(root, path, name, quoted):
         if os.path.isfile(os.path.join(root, candidate)):
             relative = os.path.relpath(candidate, "runtime") if candidate.startswith("runtime") else candidate
             return part_of(candidate), relative, candidate
-    first = name.split("/")[0]   # not there: judged by its name (<sys/mman.h> is the system's, "sys/..." is ours)
+    first = name.split("/")[0]   # not there: classified by its name (<sys/mman.h> is the system's, "sys/..." is ours)
     return (first, name, os.path.join("runtime", name)) if quoted and first in RUNTIME_FOLDERS else (None, name, None)
 
 

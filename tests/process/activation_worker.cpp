@@ -6,7 +6,7 @@
 //   map:MIB      the same from one mmap, with MADV_HUGEPAGE        noreserve:MIB   with MAP_NORESERVE, half of it used
 //   advise       MADV_HUGEPAGE and MADV_COLLAPSE on all that it holds
 //   say:WORD     prints it, and waits for a line on standard input
-//   setuid       becomes nobody, for good        chroot:DIR
+//   setuid       becomes nobody, permanently        chroot:DIR
 //   seccomp      open, openat and userfaultfd are refused from now on (EPERM)
 //   fork:MIB     a child grows by so many MiB, overwrites half of what it inherited and checks all; its parent goes on meanwhile
 //   huge         fails unless AnonHugePages of this process is above 0

@@ -59,7 +59,7 @@ def check_report(name, code, report, err, directory):
 
 
 def measured(name, words, directory, wanted, lengths):
-    """(report, rows) with the ratios `wanted` of each system. CPU is what the machine was not idle: nothing is left of it in a short turn when a
+    """(report, rows) with the ratios `wanted` of each system. CPU is what the machine was not idle: nothing is left of it in a short run when a
     hypervisor took the CPU away, or the clock did not tick. Then a longer one."""
     for seconds in lengths:
         code, report, err = bench(name, words, seconds=seconds)
@@ -71,12 +71,12 @@ def measured(name, words, directory, wanted, lengths):
             break
     if any(row["kiops_per_cpu"] <= 0 for row in rows.values()):   # where the hypervisor leaves none to be seen, nothing is made up
         missing = [what for what in missing if "cpu" not in what]
-    problems.extend(f"{name}: {what} in turns of {seconds} s" for what in missing)
+    problems.extend(f"{name}: {what} in runs of {seconds} s" for what in missing)
     return report, rows
 
 
 def check_superpipe(directory):
-    """All workloads. fio starts slowly, so that its turns take most of the time: it has a run of its own, of reads; with --all it is in this one."""
+    """All workloads. fio starts slowly, so that its runs take most of the time: it has a run of its own, of reads; with --all it is in this one."""
     beside = {"legacy": 1, "buffered": 1, "libaio": 32, "cblk": 32, "raw": 1, **({"fio": 32} if FULL else {})}
     words = [*TINY, "--depths", "1,32", "--threads", "4", "--systems", ",".join(["lunar", *beside]), "--lun", directory]
     parts = ("kiops_per_cpu", "kiops_per_cpu_kernel", "ops", "mean", "cpu")
@@ -123,7 +123,7 @@ def check_cblk_read(report, beside):
 
 def check_mapped():
     directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/dev/shm")
-    path = os.path.join(directory, "medium")
+    path = os.path.join(directory, "device")
     try:
         with open(path, "wb") as file:
             file.truncate(24 << 20)
@@ -131,7 +131,7 @@ def check_mapped():
         check(code == 0 and report and report["failures"] == [], f"pmem: {code}: {err}")
         if report and not problems:
             check({row["system"] for row in report["results"]} == {"lunar", "cblk"} and "raw" in report["skipped"], "pmem: systems")
-            check_cblk_read(report, "a copy from the mapped medium")
+            check_cblk_read(report, "a copy from the mapped device")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -169,7 +169,7 @@ def check_interrupted(directory):
             break
     time.sleep(0.1)
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate()   # all turns of that length would take longer than this test may
+    _, err = child.communicate()   # all runs of that length would take longer than this test may
     check(child.returncode == 130 and "interrupted" in err, f"SIGINT: {child.returncode}: {err}")
     check(os.listdir(directory) == [], f"SIGINT left behind: {os.listdir(directory)}")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`bench_lio_test.py LUNAR`: `lunar bench lio` from outside, at tiny sizes. Its JSON keeps the contract, a medium that holds
+"""`bench_lio_test.py LUNAR`: `lunar bench lio` from outside, at tiny sizes. Its JSON keeps the contract, a device that holds
 data is not touched, and nothing is left behind: not at the end, not after SIGINT, and after kill -9 not once the next run has
 swept."""
 import json
@@ -70,24 +70,24 @@ def check_json():
             check(report["ratios"].get(baseline, {}).get(name, 0) > 0, f"{baseline}.{name} is missing")
 
 
-def check_given_medium():
+def check_given_device():
     path = f"/dev/shm/lunar-test-lio-{os.getpid()}"
     try:
         with open(path, "wb") as file:
             file.write(b"somebody's data")
             file.truncate(4 << 20)
         code, _, err = run("--pmem", path, *TINY)
-        check(code == 1 and "not Lunar's" in err and err.count("\n") <= 2, f"data on the medium: {code} {err}")
+        check(code == 1 and "not Lunar's" in err and err.count("\n") <= 2, f"data on the device: {code} {err}")
         with open(path, "rb") as file:
             check(file.read(15) == b"somebody's data" and os.stat(path).st_blocks <= 8, "somebody's data was touched")
         with open(path, "wb") as file:
             file.truncate(4 << 20)
         code, out, err = run("--pmem", path, "--systems", "lunar,sync", *TINY)
-        check(code == 0 and "sync.lio_wait_ops" in out and "skipped: lio_listio" in out, f"given medium: {code} {out} {err}")
+        check(code == 0 and "sync.lio_wait_ops" in out and "skipped: lio_listio" in out, f"given device: {code} {out} {err}")
         with open(path, "wb") as file:
             file.truncate(0)
         code, _, err = run("--pmem", path, *TINY)
-        check(code == 1 and "give it a size" in err, f"empty medium: {code} {err}")
+        check(code == 1 and "give it a size" in err, f"empty device: {code} {err}")
     finally:
         os.unlink(path)
 
@@ -117,7 +117,7 @@ def check_usage():
 
 
 check_json()
-check_given_medium()
+check_given_device()
 check_interrupts()
 check_usage()
 for problem in problems:

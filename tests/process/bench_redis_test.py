@@ -116,16 +116,16 @@ def check_json(directory):
     return True
 
 
-def wait_for_turns(child):
-    """Reads progress until turns are taken; True then."""
+def wait_for_runs(child):
+    """Reads progress until runs are made; True then."""
     return any(line.startswith("[") for line in iter(child.stderr.readline, ""))
 
 
 def check_interrupted(directory):
     for signal_number in (signal.SIGINT, signal.SIGKILL):
         child = start(["--workloads", "get", "--seconds", "30", "--systems", "run,swap"], directory)
-        if not wait_for_turns(child):
-            problems.append(f"no turns before {signal_number.name}")
+        if not wait_for_runs(child):
+            problems.append(f"no runs before {signal_number.name}")
         if signal_number == signal.SIGINT:
             second = start(["--workloads", "get"], directory)
             _, err = finish(second)

@@ -2,7 +2,7 @@
 // bypass: what a program does past the preload library's calls, and what becomes of Lunar's own calls when the program restricts them.
 //
 //   bypass_test LIBRARY CASE    starts itself again under the preload library, collects its standard error through a socket or a pipe,
-//                               and judges how it ended. A process that does not end in time is a failure, with its states printed.
+//                               and checks how it ended. A process that does not end in time is a failure, with its states printed.
 //
 // Each case names what it expects: the same results as on plain memory, or one FATAL line and an abort; never a hang.
 #include <dirent.h>
@@ -63,7 +63,7 @@ int run_out_of_lun() {
 }
 
 int after_rights_are_dropped() {
-  char* p = filled_map();   // armed while there are rights
+  char* p = filled_map();   // activated while there are rights
   CHECK(setgid(65534) == 0 && setuid(65534) == 0);
   CHECK(holds(p, kHeap, 7));
   return run_out_of_lun();
@@ -420,7 +420,7 @@ int raw_mremap_among_reads() {
   return 0;
 }
 
-// Threads that touch the destination while its pages are brought along: none of them may sleep for good.
+// Threads that touch the destination while its pages are brought along: none of them may sleep forever.
 void* touching(void* stop) {
   unsigned long sum = 0;
   for (size_t at = 0; !__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED); at = (at + 37 * 4096) % (2 * kMiB)) {
@@ -449,7 +449,7 @@ int raw_mremap_among_faults() {
   return 0;
 }
 
-// Forks, whose children must find their memory, beside threads that unmap piece after piece: neither may wait for the other for good.
+// Forks, whose children must find their memory, beside threads that unmap piece after piece: neither may wait for the other forever.
 void* unmapping(void* stop) {
   constexpr size_t kPiece = kMiB / 16;
   while (!__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED)) {
@@ -628,7 +628,7 @@ std::string collect(int from, pid_t child, int* status) {
   return text;
 }
 
-int judge(const Case& which, int status, const std::string& text) {
+int check_result(const Case& which, int status, const std::string& text) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 125) {
     printf("skip: userfaultfd: the tier cannot start here: %s\n", text.c_str());
     return 77;
@@ -700,5 +700,5 @@ int main(int argc, char** argv) {
   close(ends[1]);
   int status = 0;
   std::string text = collect(ends[0], child, &status);
-  return judge(which, status, text);
+  return check_result(which, status, text);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several processes of a tree fork at the same moment in a budget that has room for one or two more: a fork is refused (ENOMEM, EAGAIN) or
-// its child lives and finds its memory. A fork that failed gives back what was set aside for it.
+// its child lives and finds its memory. A fork that failed gives back what was reserved for it.
 //
 //   fork_room_test LIBRARY at-once | failed
 //   fork_room_test LIBRARY killed        children that are killed before they have begun leave nothing charged
@@ -121,7 +121,7 @@ int at_once() {
   return 0;
 }
 
-// The kernel refuses the fork (RLIMIT_NPROC) after all was prepared: again and again, and what was set aside comes back.
+// The kernel refuses the fork (RLIMIT_NPROC) after all was prepared: again and again, and what was reserved comes back.
 int failed() {
   take_memory();
   if (getuid() == 0) CHECK(setresuid(65534, 65534, 65534) == 0);

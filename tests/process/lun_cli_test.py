@@ -353,7 +353,7 @@ def life(directory):
 
 
 def damage(directory):
-    """One damaged copy is mended, two are not used."""
+    """One damaged copy is repaired, two are not used."""
     path = formatted(directory, "damage.img")
     done("create", f"{path}#second", "--size", "1m")
     patch(path, images(path)[1] + 200, b"\xff" * 16)

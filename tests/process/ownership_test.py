@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`ownership_test.py LUNAR PROBE FAKE_CBLK`: the one rule of who owns a device (runtime/superpipe/ownership.h), from outside. One process has a device in
-one way, another comes in each of the others: it shares by the rule below, or is refused by one line that names the device and says how to mend
+one way, another comes in each of the others: it shares by the rule below, or is refused by one line that names the device and says how to fix
 it, and changes no byte. Over files and, as root, loop devices; and over two names of one of either. PROBE is owner_probe.cpp, FAKE_CBLK
 stands in for IBM's library."""
 import concurrent.futures
@@ -35,7 +35,7 @@ USE = {"physical": "whole", "group": "whole", "reserve": "alone", "bench": "alon
 SHARES = {"whole": {"physical", "group", "readonly", "info"}, "alone": {"info"}, "parts": {"virtual", "run", "create", "info"},
           "system": {"info", "readonly"}}
 SECONDS = ["physical", "readonly", "reserve", "group", "virtual", "named", "run", "bench", "create", "info", "mkfs", "swapon"]
-MENDS = ("give ", "end ", "wait", "--format", "virtual LUN", "force it", "umount", "swapoff", "install")
+FIXES = ("give ", "end ", "wait", "--format", "virtual LUN", "force it", "umount", "swapoff", "install")
 
 
 def check(held, what):
@@ -179,7 +179,7 @@ def pair(folder, first, one, other, block, crossed=False):
         check(taken < 10 * SLOWNESS, f"{name}: refused after {taken:.1f} s")
         if second in ("mkfs", "swapon"):
             continue   # not our words
-        check(len(lines) == 1 and os.path.basename(other) in lines[0] and any(mend in lines[0] for mend in MENDS), f"{name}: not one line that mends it: {lines} {said}")
+        check(len(lines) == 1 and os.path.basename(other) in lines[0] and any(fix in lines[0] for fix in FIXES), f"{name}: not one line that fixes it: {lines} {said}")
         if USE[first] != "parts":   # owners of parts change their metadata
             check(head_of(one) == before, f"{name}: refused, but changed bytes")
     last, _ = holder.end()
@@ -355,7 +355,7 @@ def forced_has_a_lock(folder):
     path = new_file(folder, "locked.img")
     with open(path, "r+b") as file:
         fcntl.fcntl(file.fileno(), F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
-        refused("forced", path, "a stranger has all of it locked")
+        refused("forced", path, "another program has all of it locked")
     got, lines, said = come("forced", path)
     check(got, f"forced of {path}: {lines} {said}")
 
@@ -385,7 +385,7 @@ def forced_is_seen(folder):
 
 
 def in_turn(folder, path):
-    """As a whole after virtual LUNs: what they leave gives way; a named one is refused, and the line that says so mends it."""
+    """As a whole after virtual LUNs: what they leave gives way; a named one is refused, and the line that says so fixes it."""
     for use in ("virtual", "run"):
         holder = Holder(use, path)
         check(holder.open, f"{use} of {path}: {holder.said}")
@@ -413,9 +413,9 @@ def in_turn(folder, path):
     check(got and head_of(path) == before, f"readonly of {path}, which holds keep: {lines} {said}")
     _, lines, _ = come("physical", path)
     words = shlex.split(lines[0].split(": ")[-1]) if lines else []
-    if check(words[:1] == ["lunar"], f"no line mends it: {lines}"):
-        mended = system(LUNAR, *words[1:], "--yes")
-        check(mended.returncode == 0, f"{words}: {mended.stderr}")
+    if check(words[:1] == ["lunar"], f"no line fixes it: {lines}"):
+        removed = system(LUNAR, *words[1:], "--yes")
+        check(removed.returncode == 0, f"{words}: {removed.stderr}")
     got, lines, said = come("physical", path)
     check(got and "kept" in said, f"physical of {path} after keep: {lines} {said}")
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a program may do to its own memory by madvise, mprotect with and without protection keys, mlock and munmap, and what it must
-// see afterwards: on tiered maps and on the heap, before the pager is armed and after, next to plain memory where the kernel decides.
+// see afterwards: on tiered maps and on the heap, before the pager is active and after, next to plain memory where the kernel decides.
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -267,11 +267,11 @@ int child_says(bool (*check)(char*), char* p) {
   return status;
 }
 
-void wiped_on_fork(bool armed) {
+void wiped_on_fork(bool active) {
   char* p = map(4 * kMiB);
   fill(p, 4 * kMiB, 47);
   CHECK(madvise(p + kMiB, kMiB, MADV_WIPEONFORK) == 0 && holds(p, 4 * kMiB, 47));
-  if (armed) push_out();   // on the LUN, from where a child could get it
+  if (active) push_out();   // on the LUN, from where a child could get it
   auto wiped = [](char* at) {
     return all_zero(at + kMiB, kMiB) && holds(at, kMiB, 47) && holds(at + 2 * kMiB, 2 * kMiB, 47, 2 * kMiB / sizeof(long));
   };
@@ -392,8 +392,8 @@ void sequential_evicts_behind() {
   CHECK(holds(p, kBytes, 41) && holds(others, kOthers, 43) && munmap(p, kBytes) == 0 && munmap(others, kOthers) == 0);
 }
 
-// Not armed: small, and nothing may arm it but what comes last.
-void guard_pages_before_arming() {
+// Not active: small, and nothing may activate it but what comes last.
+void guard_pages_before_activation() {
   if (!kernel_has_guards()) return;
   char* p = map(2 * kMiB);
   guard_every_16th(p, 2 * kMiB, 0);
@@ -402,7 +402,7 @@ void guard_pages_before_arming() {
   comes_back_empty(p, 2 * kMiB);
   p = map(2 * kMiB);
   guard_every_16th(p, 2 * kMiB, 0);
-  push_out();   // armed now
+  push_out();   // active now
   for (size_t i = 0; i < 2 * kMiB / g_page; ++i) CHECK(faults(p + i * g_page) == (i % 16 == 5));
   CHECK(munmap(p, 2 * kMiB) == 0);
 }
@@ -412,7 +412,7 @@ struct Section {
   void (*run)();
 };
 constexpr Section kSections[] = {
-    {"early-guards", guard_pages_before_arming},
+    {"early-guards", guard_pages_before_activation},
     {"early-wipe", [] { wiped_on_fork(false); }},
     {"wipe", [] { wiped_on_fork(true); }},
     {"reservations", unmapped_reservations_are_emptied},

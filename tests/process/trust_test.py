@@ -44,7 +44,7 @@ def main(probe):
         assert seen["dram"] == str(200 << 20), seen
 
         # Config files: those of others, and those that others may write.
-        for break_trust, mend, says in (
+        for break_trust, restore, says in (
                 (lambda: os.chown(config, OTHER, OTHER), lambda: os.chown(config, 0, 0), "belongs to user 65534"),
                 (lambda: os.chmod(config, 0o664), lambda: os.chmod(config, 0o644), "others may write"),
                 (lambda: os.chmod(config, 0o646), lambda: os.chmod(config, 0o644), "others may write")):
@@ -54,7 +54,7 @@ def main(probe):
             assert says in err and err.count("\n") == 1 and "ignored" in err, (says, err)
             seen, err = run(program, home, LUNAR_CONFIG=config)
             assert seen["loaded"] == "-1" and seen["dram"] == "0", (says, seen)
-            mend()
+            restore()
         os.rename(config, config + ".kept")
         os.mkfifo(config, 0o644)
         os.chown(config, OTHER, OTHER)

@@ -221,7 +221,7 @@ PhysicalLun* look(const char* when) {
   return lun;
 }
 
-int judge() {
+int check_result() {
   // The living: each daemon has its scratch LUN, and reads what it wrote. From now on none ends by itself.
   shared->daemons_verify.store(true);
   sys::sleep_ns(400'000'000);
@@ -317,5 +317,5 @@ int main(int argc, char** argv) {
   }
   for (const pid_t pid : pids) kill(pid, SIGKILL);
   for (const pid_t pid : pids) waitpid(pid, nullptr, 0);
-  return judge();
+  return check_result();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every crash leaves the metadata whole. Random histories of changes to a physical LUN are recorded write by write; then the
-// medium is put together as a crash could have left it, and opened:
+// device is put together as a crash could have left it, and opened:
 //
 //   torn     all writes up to one, that one only in part: some of its 512-byte sectors, a prefix or any
 //   lost     of what was written since the last flush, and not with fua, only some, each perhaps torn (a device's cache keeps no order)
@@ -26,7 +26,7 @@ using namespace lunar_test;
 namespace {
 
 constexpr uint64_t kBytes = 4 * kMiB, kBlock = 4096, kSector = 512, kExtent = 64 * kKiB;
-using Kind = MediumEvent::Kind;
+using Kind = DeviceEvent::Kind;
 
 using Blocks = std::vector<uint64_t>;             // a LUN: what each block holds; 0: zeros
 using State = std::map<std::string, Blocks>;      // the named LUNs
@@ -58,7 +58,7 @@ bool holds(const char* sector, uint64_t stamp, uint64_t block, unsigned index) {
 
 class History {
  public:
-  explicit History(uint64_t seed) : random_(seed), discard_(seed % 3 != 0), medium_(kBytes), copy_(kBytes), block_(static_cast<char*>(aligned_alloc(4096, kBlock))) {}
+  explicit History(uint64_t seed) : random_(seed), discard_(seed % 3 != 0), device_(kBytes), copy_(kBytes), block_(static_cast<char*>(aligned_alloc(4096, kBlock))) {}
   ~History() {
     for (MemoryDevice* raw : raws_) delete raw;
     free(block_);
@@ -68,34 +68,34 @@ class History {
 
  private:
   uint64_t below(uint64_t n) { return next_random(&random_) % n; }
-  PhysicalLun* open(char* memory, Format format, std::vector<MediumEvent>* record, std::vector<MediumEvent>* undo = nullptr);
+  PhysicalLun* open(char* memory, Format format, std::vector<DeviceEvent>* record, std::vector<DeviceEvent>* undo = nullptr);
   VirtualLun* open_lun(const std::string& name, bool create, uint64_t bytes, bool zeroed);
   void acknowledge(Step step);
   void operation();
   void write_data(const std::string& name);
   void scratch();
-  void judge(size_t acknowledged, bool data_too);
+  void check_result(size_t acknowledged, bool data_too);
   bool matches(const State& state, const std::vector<VirtualLunInfo>& list) const;
-  void judge_data(const Step& step, const State& before);
-  void apply(const MediumEvent& event, unsigned how, std::vector<MediumEvent>* undo);
-  void roll_back(std::vector<MediumEvent>* undo);
+  void check_data(const Step& step, const State& before);
+  void apply(const DeviceEvent& event, unsigned how, std::vector<DeviceEvent>* undo);
+  void roll_back(std::vector<DeviceEvent>* undo);
   void crash_at(size_t event, unsigned variant);
 
   uint64_t random_;
-  bool discard_;                          // a device without: zeros are written, also for what is set aside
-  std::vector<char> medium_, copy_;       // as it went; as a crash left it
-  std::vector<MediumEvent> events_;
+  bool discard_;                          // a device without: zeros are written, also for what is staged
+  std::vector<char> device_, copy_;       // as it went; as a crash left it
+  std::vector<DeviceEvent> events_;
   std::vector<Step> steps_;
   size_t flushed_ = 0;                    // events before this are in copy_
   uint64_t stamp_ = 0, images_ = 0;
   std::string where_, said_;
   int last_ = 0;
   std::vector<MemoryDevice*> raws_;
-  std::vector<MediumEvent>*undo_ = nullptr, *recovery_ = nullptr;
+  std::vector<DeviceEvent>*undo_ = nullptr, *recovery_ = nullptr;
   char* block_;
 };
 
-PhysicalLun* History::open(char* memory, Format format, std::vector<MediumEvent>* record, std::vector<MediumEvent>* undo) {
+PhysicalLun* History::open(char* memory, Format format, std::vector<DeviceEvent>* record, std::vector<DeviceEvent>* undo) {
   auto* raw = new MemoryDevice(memory, kBytes, {discard_, 1 * kMiB, "memory:"});
   raws_.push_back(raw);
   raw->record = record;
@@ -108,7 +108,7 @@ PhysicalLun* History::open(char* memory, Format format, std::vector<MediumEvent>
 }
 
 VirtualLun* History::open_lun(const std::string& name, bool create, uint64_t bytes, bool zeroed) {
-  PhysicalLun* physical = open(medium_.data(), Format::kIfBlank, &events_);
+  PhysicalLun* physical = open(device_.data(), Format::kIfBlank, &events_);
   if (!physical) fail("open", said_);
   VirtualOptions options;
   options.name = name.c_str();
@@ -193,7 +193,7 @@ void History::operation() {
   } else if (choice < 4) {
     return write_data(name);
   } else if (choice < 6) {
-    PhysicalLun* physical = open(medium_.data(), Format::kIfBlank, &events_);
+    PhysicalLun* physical = open(device_.data(), Format::kIfBlank, &events_);
     ErrorText why;
     if (!physical || physical->remove(name.c_str(), &why) < 0) fail("remove", why.text);
     physical->close();
@@ -211,12 +211,12 @@ void History::operation() {
 
 void History::make(unsigned operations) {
   // What former owners left, where no signature is looked for.
-  memset(medium_.data() + 64 * kKiB, 0xdd, kBytes - 64 * kKiB);
-  copy_ = medium_;
+  memset(device_.data() + 64 * kKiB, 0xdd, kBytes - 64 * kKiB);
+  copy_ = device_;
   Step nothing;
   nothing.formatted = false;
   acknowledge(nothing);
-  PhysicalLun* lun = open(medium_.data(), Format::kIfBlank, &events_);
+  PhysicalLun* lun = open(device_.data(), Format::kIfBlank, &events_);
   if (!lun) fail("format", said_);
   lun->close();
   acknowledge({});
@@ -224,7 +224,7 @@ void History::make(unsigned operations) {
 }
 
 // How: 0 all of it, 1 a prefix, 2 any sectors.
-void History::apply(const MediumEvent& event, unsigned how, std::vector<MediumEvent>* undo) {
+void History::apply(const DeviceEvent& event, unsigned how, std::vector<DeviceEvent>* undo) {
   if (event.kind != Kind::kWrite && event.kind != Kind::kDiscard) return;
   if (undo)
     undo->push_back({Kind::kWrite, event.offset, event.length,
@@ -238,7 +238,7 @@ void History::apply(const MediumEvent& event, unsigned how, std::vector<MediumEv
   }
 }
 
-void History::roll_back(std::vector<MediumEvent>* undo) {
+void History::roll_back(std::vector<DeviceEvent>* undo) {
   for (; !undo->empty(); undo->pop_back()) memcpy(copy_.data() + undo->back().offset, undo->back().bytes.data(), undo->back().length);
 }
 
@@ -252,7 +252,7 @@ bool History::matches(const State& state, const std::vector<VirtualLunInfo>& lis
 }
 
 // What each LUN reads as. before: the state that was acknowledged, where a write of data may have come through or not.
-void History::judge_data(const Step& step, const State& before) {
+void History::check_data(const Step& step, const State& before) {
   for (const auto& [name, blocks] : step.after) {
     if (blocks.empty()) continue;
     PhysicalLun* physical = open(copy_.data(), Format::kNever, nullptr, undo_);
@@ -281,7 +281,7 @@ void History::judge_data(const Step& step, const State& before) {
   }
 }
 
-void History::judge(size_t acknowledged, bool data_too) {
+void History::check_result(size_t acknowledged, bool data_too) {
   ++images_;
   const Step& done = steps_[acknowledged];
   const bool more = acknowledged + 1 < steps_.size();
@@ -306,7 +306,7 @@ void History::judge(size_t acknowledged, bool data_too) {
   if (is && old_too && is->data_lun.empty()) is = nullptr;
   Step as_acknowledged = done;
   as_acknowledged.data_lun.clear();
-  if (data_too) judge_data(is ? *is : as_acknowledged, done.after);
+  if (data_too) check_data(is ? *is : as_acknowledged, done.after);
   lun = open(copy_.data(), Format::kNever, nullptr, undo_);
   CheckReport again;
   if (!lun || lun->check(false, &again) < 0 || again.problems) fail("not clean after recovery", where_);
@@ -314,7 +314,7 @@ void History::judge(size_t acknowledged, bool data_too) {
 }
 
 void History::crash_at(size_t event, unsigned variant) {
-  std::vector<MediumEvent> undo, recovery;
+  std::vector<DeviceEvent> undo, recovery;
   undo_ = &undo;
   recovery_ = nullptr;
   size_t acknowledged = 0;
@@ -335,10 +335,10 @@ void History::crash_at(size_t event, unsigned variant) {
   }
   const bool twice = below(6) == 0;
   if (twice) {
-    std::vector<MediumEvent> second;
+    std::vector<DeviceEvent> second;
     recovery_ = &recovery;
     undo_ = &second;
-    judge(acknowledged, false);
+    check_result(acknowledged, false);
     roll_back(&second);
     recovery_ = nullptr;
     undo_ = &undo;
@@ -348,7 +348,7 @@ void History::crash_at(size_t event, unsigned variant) {
       apply(recovery[until], 2, &undo);
     }
   }
-  judge(acknowledged, below(3) == 0);
+  check_result(acknowledged, below(3) == 0);
   roll_back(&undo);
   for (MemoryDevice* raw : raws_) delete raw;
   raws_.clear();

@@ -6,7 +6,7 @@
 //   fields of superblocks, headers, entries and the extent table, with every checksum made right again
 //   devices that shrank or grew
 //
-// Each is refused, with a line, or opens as exactly what was acknowledged (mended: byte for byte). Where whole slots of other moments
+// Each is refused, with a line, or opens as exactly what was acknowledged (repaired: byte for byte). Where whole slots of other moments
 // were put in, another acknowledged moment may result (image N + 1 in one slot is what a crash leaves); nobody could tell. Not tried for
 // the same reason: forging an image whose second copy is not sound, or both copies alike.
 //   lun_fuzz [--count N] [--first N]; LUNAR_SEED= replays; a failing image is number N of its seed.
@@ -47,7 +47,7 @@ uint64_t below(uint64_t n) { return next_random(&random_state) % n; }
 
 Geometry geometry;
 uint64_t front_bytes, back_bytes;
-std::vector<char> medium(kBytes);
+std::vector<char> device(kBytes);
 std::vector<Base> bases;
 volatile uint64_t image_number;
 bool other_moments;   // what is of another moment was put in
@@ -66,27 +66,27 @@ void hung(int) {
   abort();
 }
 
-int open_medium(uint64_t bytes, Format format, PhysicalLun** out, ErrorText* why) {
+int open_device(uint64_t bytes, Format format, PhysicalLun** out, ErrorText* why) {
   alignas(MemoryDevice) static char place[sizeof(MemoryDevice)];
-  return PhysicalLun::open(new (place) MemoryDevice(medium.data(), bytes), format, out, why);
+  return PhysicalLun::open(new (place) MemoryDevice(device.data(), bytes), format, out, why);
 }
 
 std::pair<std::vector<char>, std::vector<char>> ends() {
-  return {std::vector<char>(medium.begin(), medium.begin() + static_cast<long>(front_bytes)),
-          std::vector<char>(medium.end() - static_cast<long>(back_bytes), medium.end())};
+  return {std::vector<char>(device.begin(), device.begin() + static_cast<long>(front_bytes)),
+          std::vector<char>(device.end() - static_cast<long>(back_bytes), device.end())};
 }
 
 void load(const std::pair<std::vector<char>, std::vector<char>>& from) {
-  memcpy(medium.data(), from.first.data(), front_bytes);
-  memcpy(medium.data() + kBytes - back_bytes, from.second.data(), back_bytes);
+  memcpy(device.data(), from.first.data(), front_bytes);
+  memcpy(device.data() + kBytes - back_bytes, from.second.data(), back_bytes);
 }
 
-char* slot(unsigned i) { return medium.data() + geometry.slot_offset(i); }
+char* slot(unsigned i) { return device.data() + geometry.slot_offset(i); }
 
 PhysicalLun* must_open() {
   PhysicalLun* lun = nullptr;
   ErrorText why;
-  if (open_medium(kBytes, Format::kIfBlank, &lun, &why) < 0) fail(why.text);
+  if (open_device(kBytes, Format::kIfBlank, &lun, &why) < 0) fail(why.text);
   return lun;
 }
 
@@ -114,7 +114,7 @@ void change(unsigned step) {
 // States of one life, at rest and in the middle of a change.
 void make_bases() {
   must_open()->close();
-  if (superblock_geometry(*reinterpret_cast<const media::Superblock*>(medium.data()), kBytes, &geometry) < 0) fail("geometry");
+  if (superblock_geometry(*reinterpret_cast<const media::Superblock*>(device.data()), kBytes, &geometry) < 0) fail("geometry");
   front_bytes = geometry.front_offset + 2 * geometry.image_bytes;
   back_bytes = kBytes - geometry.back_offset;
   for (unsigned i = 0; i < 12; ++i) {
@@ -154,7 +154,7 @@ void put_odd(T* field) {
 }
 
 void forge_super() {
-  auto* super = reinterpret_cast<media::Superblock*>(medium.data() + (below(2) ? 0 : geometry.backup_offset()));
+  auto* super = reinterpret_cast<media::Superblock*>(device.data() + (below(2) ? 0 : geometry.backup_offset()));
   uint64_t* const fields[] = {&super->device_bytes, &super->extent_bytes, &super->extent_count, &super->image_bytes, &super->front_offset,
                               &super->data_offset, &super->back_offset, &super->created_s};
   switch (below(6)) {
@@ -166,7 +166,7 @@ void forge_super() {
     default: put_odd(fields[below(8)]);
   }
   super->checksum = XXH3_64bits(super, offsetof(media::Superblock, checksum));
-  if (below(3) == 0) memcpy(medium.data() + geometry.backup_offset(), super, sizeof *super);
+  if (below(3) == 0) memcpy(device.data() + geometry.backup_offset(), super, sizeof *super);
 }
 
 // One copy of one image says something else, with right checksums.
@@ -204,25 +204,25 @@ void mutate(bool may_forge) {
   forged |= choice == 9;
   switch (choice) {
     case 0:
-    case 1: medium[at] ^= static_cast<char>(1 << below(8)); break;
+    case 1: device[at] ^= static_cast<char>(1 << below(8)); break;
     case 2: {
       uint64_t length = 1 + below(700);
       if (length > room_at(at)) length = room_at(at);
-      for (uint64_t i = 0; i < length; ++i) medium[at + i] = static_cast<char>(next_random(&random_state));
+      for (uint64_t i = 0; i < length; ++i) device[at + i] = static_cast<char>(next_random(&random_state));
       break;
     }
     case 3:
     case 4: {   // sectors or blocks change places, or one is copied
       const uint64_t unit = below(2) ? kSector : 4096, from = at / unit * unit, to = other / unit * unit;
-      std::vector<char> keep(medium.begin() + static_cast<long>(to), medium.begin() + static_cast<long>(to + unit));
-      memmove(medium.data() + to, medium.data() + from, unit);
-      if (below(2)) memcpy(medium.data() + from, keep.data(), unit);
+      std::vector<char> keep(device.begin() + static_cast<long>(to), device.begin() + static_cast<long>(to + unit));
+      memmove(device.data() + to, device.data() + from, unit);
+      if (below(2)) memcpy(device.data() + from, keep.data(), unit);
       break;
     }
     case 5: {   // a sector of another moment
       const Base& source = bases[below(bases.size())];
       const uint64_t from = at / kSector * kSector;
-      memcpy(medium.data() + from, from < front_bytes ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)), kSector);
+      memcpy(device.data() + from, from < front_bytes ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)), kSector);
       break;
     }
     case 6: {   // a slot of another moment
@@ -232,7 +232,7 @@ void mutate(bool may_forge) {
       memcpy(slot(i), i < 2 ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)), geometry.image_bytes);
       break;
     }
-    case 7: memset(medium.data() + at, 0, room_at(at) < 9000 ? room_at(at) : below(9000)); break;
+    case 7: memset(device.data() + at, 0, room_at(at) < 9000 ? room_at(at) : below(9000)); break;
     case 8: forge_super(); break;
     default: forge_image(); break;
   }
@@ -250,7 +250,7 @@ int main(int argc, char** argv) {
   random_state = seed;
   make_bases();
   signal(SIGPROF, hung);
-  uint64_t opened = 0, mended = 0;
+  uint64_t opened = 0, repaired = 0;
   std::map<int, uint64_t> refused;
   for (uint64_t n = first; n < first + count; ++n) {
     image_number = n;
@@ -273,7 +273,7 @@ int main(int argc, char** argv) {
     const Format format = below(8) == 0 ? Format::kRepair : below(3) == 0 ? Format::kIfBlank : Format::kNever;
     PhysicalLun* lun = nullptr;
     ErrorText why;
-    const int status = open_medium(bytes, format, &lun, &why);
+    const int status = open_device(bytes, format, &lun, &why);
     if (status < 0) {
       if (lun || !why.text[0] || strchr(why.text, '\n')) fail("refused without one line");
       ++refused[status];
@@ -291,13 +291,13 @@ int main(int argc, char** argv) {
     if (!right) fail("opened as something that was not acknowledged");
     PhysicalLunInfo info;
     if (lun->info(&info) < 0) fail("info");
-    mended += info.repaired;
+    repaired += info.repaired;
     CheckReport report;
     if (lun->check(false, &report) < 0 || report.problems != report.repaired) fail("check");
     lun->close();
   }
-  printf("%llu images: %llu opened as they were (%llu mended)", static_cast<unsigned long long>(count), static_cast<unsigned long long>(opened),
-         static_cast<unsigned long long>(mended));
+  printf("%llu images: %llu opened as they were (%llu repaired)", static_cast<unsigned long long>(count), static_cast<unsigned long long>(opened),
+         static_cast<unsigned long long>(repaired));
   for (const auto& [status, times] : refused) printf(", %llu %s", static_cast<unsigned long long>(times), errno_name(status));
   printf("\n");
   return 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MemoryDevice: a raw Device over memory that outlives it, so that one medium can be opened again and again; it may record what
+// MemoryDevice: a raw Device over memory that outlives it, so that one device can be opened again and again; it may record what
 // is written, refuse to discard, fail. For the tests of lun/.
 // Threading: transfer from any thread while nothing records.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace lunar_test {
 
-struct MediumEvent {
+struct DeviceEvent {
   enum class Kind : uint8_t { kWrite, kDiscard, kFlush, kMark } kind;
   uint64_t offset = 0, length = 0;
   std::vector<char> bytes;     // of a write
@@ -31,8 +31,8 @@ class MemoryDevice final : public lunar::Device {
  public:
   using Shape = MemoryShape;
   MemoryDevice(char* memory, uint64_t bytes, Shape shape = {}) : memory_(memory), bytes_(bytes), shape_(shape) {}
-  std::vector<MediumEvent>* record = nullptr;
-  std::vector<MediumEvent>* undo = nullptr;   // what was there before each write and discard
+  std::vector<DeviceEvent>* record = nullptr;
+  std::vector<DeviceEvent>* undo = nullptr;   // what was there before each write and discard
   int64_t fail_after = -1;     // so many writes and flushes succeed, then they end with -EIO
   bool closed = false;
 
@@ -87,7 +87,7 @@ inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
   }
   uint64_t place = at;
   if (undo && (command.op == lunar::Op::kWrite || command.op == lunar::Op::kDiscard))
-    undo->push_back({MediumEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0});
+    undo->push_back({DeviceEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0});
   switch (command.op) {
     case lunar::Op::kRead:
       for (uint32_t i = 0; i < command.iov_count; place += command.iov[i++].iov_len)
@@ -96,14 +96,14 @@ inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
     case lunar::Op::kWrite:
       for (uint32_t i = 0; i < command.iov_count; place += command.iov[i++].iov_len)
         memcpy(memory_ + place, command.iov[i].iov_base, command.iov[i].iov_len);
-      if (record) record->push_back({MediumEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0, command.fua});
+      if (record) record->push_back({DeviceEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0, command.fua});
       return static_cast<int64_t>(length);
     case lunar::Op::kDiscard:
       memset(memory_ + at, 0, length);
-      if (record) record->push_back({MediumEvent::Kind::kDiscard, at, length, {}, 0});
+      if (record) record->push_back({DeviceEvent::Kind::kDiscard, at, length, {}, 0});
       return 0;
     case lunar::Op::kFlush:
-      if (record) record->push_back({MediumEvent::Kind::kFlush, 0, 0, {}, 0});
+      if (record) record->push_back({DeviceEvent::Kind::kFlush, 0, 0, {}, 0});
       return 0;
   }
   return -EINVAL;

@@ -11,7 +11,7 @@ TEST_CASE("the pager's page is the system's page") {
   REQUIRE(lunar::page_bytes() == static_cast<size_t>(sysconf(_SC_PAGESIZE)));
 }
 
-TEST_CASE("nothing is created or armed before somebody asks") {
+TEST_CASE("nothing is created or activated before it is asked for") {
   REQUIRE_FALSE(lunar::pager_created());
-  REQUIRE_FALSE(lunar::pager_armed());
+  REQUIRE_FALSE(lunar::pager_active());
 }

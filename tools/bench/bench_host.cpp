@@ -30,14 +30,14 @@ std::string directory_for_files(const std::string& lun) {
 
 BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
   BenchHost host;
-  host.leftovers = std::make_unique<Leftovers>();
-  for (const std::string& line : host.leftovers->sweep()) fmt::print(stderr, "lunar: bench: {}\n", line);
+  host.journal = std::make_unique<SetupJournal>();
+  for (const std::string& line : host.journal->sweep()) fmt::print(stderr, "lunar: bench: {}\n", line);
   host.directory = directory_for_files(lun);
   const uint64_t available = machine_memory("MemAvailable");
   const uint64_t wanted = memory_bytes + 64 * kMiBytes;
   if (available < wanted) {
     throw std::runtime_error(
-        fmt::format("{} MiB of memory are available, {} are needed for all sides at once: use a smaller "
+        fmt::format("{} MiB of memory are available, {} are needed for all backends at once: use a smaller "
                     "--dram",
                     available / kMiBytes, wanted / kMiBytes));
   }

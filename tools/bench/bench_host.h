@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bench asks of the machine before it sets anything up, what it must skip there, and the LUN file of a side.
+// What a bench asks of the machine before it sets anything up, what it must skip there, and the LUN file of a backend.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <map>
@@ -7,13 +7,13 @@
 #include <optional>
 #include <string>
 
-#include "tools/bench/leftovers.h"
+#include "tools/bench/setup_journal.h"
 #include "tools/support/cgroup.h"
 
 namespace lunar::tools {
 
 struct BenchHost {
-  std::unique_ptr<Leftovers> leftovers;         // swept
+  std::unique_ptr<SetupJournal> journal;         // swept
   std::string directory;                        // for files, on a disk
   std::string disk_stat;                        // of that disk; "" when it cannot be told
   std::optional<CgroupPlace> cgroup;            // none: skipped says why

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "tools/bench/leftovers.h"
+#include "tools/bench/setup_journal.h"
 #include "tools/support/process.h"
 
 namespace lunar::tools {

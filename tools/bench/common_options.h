@@ -30,7 +30,7 @@ class CommonFlags {
     seconds_ = app.add_option("--seconds", options.seconds, fmt_default("length of one measurement", options.seconds))
                    ->check(CLI::Range(0.05, 3600.0));
     rounds_ = app.add_option("--rounds", options.rounds,
-                             fmt_default("turns of each side; medians are quoted", options.rounds))
+                             fmt_default("runs of each backend; medians are quoted", options.rounds))
                   ->check(CLI::Range(1, 100));
     app.add_option("--lun", options.lun, lun_help);
     app.add_option("--seed", options.seed, "of data and operations (default 1)");

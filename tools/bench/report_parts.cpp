@@ -98,20 +98,20 @@ std::string ratio_text(const Ratios& ratios, const std::string& key) {
   return fmt::format("{:.2f}x ({:.2f} to {:.2f})", found->second, end("_min"), end("_max"));
 }
 
-TurnResult median_of(const std::vector<TurnResult>& turns) {
-  TurnResult result;
-  for (const TurnField& field : kTurnFields) {
+RunResult median_of(const std::vector<RunResult>& runs) {
+  RunResult result;
+  for (const RunField& field : kRunFields) {
     std::vector<double> values;
-    for (const TurnResult& turn : turns) values.push_back(turn.*field.member);
+    for (const RunResult& run : runs) values.push_back(run.*field.member);
     result.*field.member = values.empty() ? 0 : median(values);
   }
   return result;
 }
 
-std::vector<std::string> turn_failures(const TurnResult& turn) {
+std::vector<std::string> run_failures(const RunResult& run) {
   std::vector<std::string> failures;
-  if (turn.mismatches > 0)
-    failures.push_back(fmt::format("{:.0f} reads did not find what was written", turn.mismatches));
+  if (run.mismatches > 0)
+    failures.push_back(fmt::format("{:.0f} reads did not find what was written", run.mismatches));
   const auto moved = [&](const char* what, double did, double must) {
     if (did >= 0 && did < kMovedShareMin * must) {
       failures.push_back(
@@ -119,8 +119,8 @@ std::vector<std::string> turn_failures(const TurnResult& turn) {
                       did / 1048576, must / 1048576));
     }
   };
-  moved("read", turn.disk_read_bytes, turn.must_read_bytes);
-  moved("wrote", turn.disk_written_bytes, turn.must_write_bytes);
+  moved("read", run.disk_read_bytes, run.must_read_bytes);
+  moved("wrote", run.disk_written_bytes, run.must_write_bytes);
   return failures;
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the reports of all benches share: medians, ratios of rounds, the common objects of the JSON, times for people, and the rule by
-// which a turn does not count.
+// which a run does not count.
 // Threading: plain data. May not be used by runtime/ (it allocates).
 #pragma once
 #include <map>
 #include <string>
 #include <vector>
 
-#include "tools/bench/turn.h"
+#include "tools/bench/run_result.h"
 #include "tools/support/json_writer.h"
 
 namespace lunar::tools {
@@ -27,11 +27,11 @@ std::string end_lines(const std::map<std::string, std::string>& skipped, const s
 // The one estimator of all benches: ours / theirs of each round in which both were measured; the median of these as KEY, the least and the most
 // as KEY_min and KEY_max. (The quotient of two medians is a third figure, of no round.)
 void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<double>& ours, const std::vector<double>& theirs);
-template <class Turn, class Quantity>
-void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<Turn>& ours, const std::vector<Turn>& theirs, Quantity quantity) {
-  const auto values = [&](const std::vector<Turn>& turns) {
+template <class Run, class Quantity>
+void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<Run>& ours, const std::vector<Run>& theirs, Quantity quantity) {
+  const auto values = [&](const std::vector<Run>& runs) {
     std::vector<double> out;
-    for (const Turn& turn : turns) out.push_back(turn.*quantity);
+    for (const Run& run : runs) out.push_back(run.*quantity);
     return out;
   };
   put_round_ratios(ratios, key, values(ours), values(theirs));
@@ -39,32 +39,32 @@ void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<
 // "1.52x (1.49 to 1.60)" of what stands under `key`; "" where nothing does.
 std::string ratio_text(const Ratios& ratios, const std::string& key);
 // STEMops, mean, p50, p99, p999 and cpu.
-template <class Turn>
-void put_turn_ratios(Ratios* ratios, const std::string& stem, const std::vector<Turn>& ours, const std::vector<Turn>& theirs) {
-  put_round_ratios(ratios, stem + "ops", ours, theirs, &TurnResult::ops_per_s);
-  put_round_ratios(ratios, stem + "mean", ours, theirs, &TurnResult::mean_ns);
-  put_round_ratios(ratios, stem + "p50", ours, theirs, &TurnResult::p50_ns);
-  put_round_ratios(ratios, stem + "p99", ours, theirs, &TurnResult::p99_ns);
-  put_round_ratios(ratios, stem + "p999", ours, theirs, &TurnResult::p999_ns);
-  put_round_ratios(ratios, stem + "cpu", ours, theirs, &TurnResult::cpu_us_per_op);
+template <class Run>
+void put_run_ratios(Ratios* ratios, const std::string& stem, const std::vector<Run>& ours, const std::vector<Run>& theirs) {
+  put_round_ratios(ratios, stem + "ops", ours, theirs, &RunResult::ops_per_s);
+  put_round_ratios(ratios, stem + "mean", ours, theirs, &RunResult::mean_ns);
+  put_round_ratios(ratios, stem + "p50", ours, theirs, &RunResult::p50_ns);
+  put_round_ratios(ratios, stem + "p99", ours, theirs, &RunResult::p99_ns);
+  put_round_ratios(ratios, stem + "p999", ours, theirs, &RunResult::p999_ns);
+  put_round_ratios(ratios, stem + "cpu", ours, theirs, &RunResult::cpu_us_per_op);
 }
 
-// Quantity by quantity; zeros of no turns.
-TurnResult median_of(const std::vector<TurnResult>& turns);
-// The same of a turn with fields of its own beside.
-template <class Turn, class Fields>
-Turn median_of(const std::vector<Turn>& turns, const Fields& own_fields) {
-  Turn result;
-  static_cast<TurnResult&>(result) = median_of(std::vector<TurnResult>(turns.begin(), turns.end()));
+// Quantity by quantity; zeros of no runs.
+RunResult median_of(const std::vector<RunResult>& runs);
+// The same of a run with further fields of its own.
+template <class Run, class Fields>
+Run median_of(const std::vector<Run>& runs, const Fields& own_fields) {
+  Run result;
+  static_cast<RunResult&>(result) = median_of(std::vector<RunResult>(runs.begin(), runs.end()));
   for (const auto& field : own_fields) {
     std::vector<double> values;
-    for (const Turn& turn : turns) values.push_back(turn.*field.member);
+    for (const Run& run : runs) values.push_back(run.*field.member);
     result.*field.member = values.empty() ? 0 : median(values);
   }
   return result;
 }
 
-// What makes one turn dishonest, one line each: wrong stamps, bytes the disk did not move.
-std::vector<std::string> turn_failures(const TurnResult& turn);
+// What makes one run invalid, one line each: wrong stamps, bytes the disk did not move.
+std::vector<std::string> run_failures(const RunResult& run);
 
 }   // namespace lunar::tools

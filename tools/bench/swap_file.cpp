@@ -81,9 +81,9 @@ std::string swap_header(uint64_t bytes, size_t page_bytes) {
   return page;
 }
 
-SwapFile::SwapFile(const std::string& path, uint64_t bytes, Leftovers& leftovers, const std::function<void()>& pause)
-    : path_(path), leftovers_(leftovers) {
-  leftovers_.record("swapfile " + path_);
+SwapFile::SwapFile(const std::string& path, uint64_t bytes, SetupJournal& journal, const std::function<void()>& pause)
+    : path_(path), journal_(journal) {
+  journal_.record("swapfile " + path_);
   try {
     write_whole_file(path_, bytes, 0, 0x5157, pause);
     const std::string header = swap_header(bytes, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
@@ -102,8 +102,8 @@ SwapFile::SwapFile(const std::string& path, uint64_t bytes, Leftovers& leftovers
     }
     on_ = true;
     saved_cluster_ = trimmed(read_text(kPageClusterPath).value_or(""));
-    cluster_line_ = fmt::format("page-cluster {} {}", saved_cluster_, Leftovers::boot_id());
-    leftovers_.record(cluster_line_);
+    cluster_line_ = fmt::format("page-cluster {} {}", saved_cluster_, SetupJournal::boot_id());
+    journal_.record(cluster_line_);
   } catch (...) {
     undo();
     throw;
@@ -115,14 +115,14 @@ SwapFile::~SwapFile() { undo(); }
 void SwapFile::undo() {
   if (!saved_cluster_.empty()) {
     (void)write_text(kPageClusterPath, saved_cluster_);
-    leftovers_.forget(cluster_line_);
+    journal_.forget(cluster_line_);
   }
   if (on_ && swapoff(path_.c_str()) != 0) {
     fmt::print(stderr, "lunar: bench: swapoff {} failed: {}; the next run tries again\n", path_, strerror(errno));
     return;
   }
   unlink(path_.c_str());
-  leftovers_.forget("swapfile " + path_);
+  journal_.forget("swapfile " + path_);
 }
 
 void SwapFile::set_page_cluster(int value) {

@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "tools/bench/leftovers.h"
+#include "tools/bench/setup_journal.h"
 
 namespace lunar::tools {
 
@@ -25,7 +25,7 @@ std::string swap_header(uint64_t bytes, size_t page_bytes);
 class SwapFile {
  public:
   // Makes it, writes it whole, turns it on. Throws std::runtime_error.
-  SwapFile(const std::string& path, uint64_t bytes, Leftovers& leftovers, const std::function<void()>& pause);
+  SwapFile(const std::string& path, uint64_t bytes, SetupJournal& journal, const std::function<void()>& pause);
   ~SwapFile();
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;
@@ -34,7 +34,7 @@ class SwapFile {
  private:
   void undo();
   std::string path_;
-  Leftovers& leftovers_;
+  SetupJournal& journal_;
   std::string saved_cluster_, cluster_line_;
   bool on_ = false;
 };

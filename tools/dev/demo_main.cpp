@@ -296,7 +296,7 @@ void Demo::work() {
 
 bool Demo::run() {
   work();
-  judge(record_);
+  check_result(record_);
   record_.seconds = now_seconds() - started_;
   fmt::print("{}{}", options_.json ? record_json(record_) : record_table(record_), options_.json ? "\n" : "");
   return record_.failures.empty();
@@ -307,7 +307,7 @@ void parse(CLI::App& app, DemoOptions& options, int argc, char** argv) {
   app.add_option("--dram", dram, "DRAM cap of the server (default 256m)");
   app.add_option("--data", data, "bytes of values (default 4 times --dram)");
   app.add_option("--value-size", options.value_bytes, "bytes of a value (default 4000)")->check(CLI::Range(1, 1 << 26));
-  app.add_option("--lunar", options.lunar, "the lunar command (default: beside this program)");
+  app.add_option("--lunar", options.lunar, "the lunar command (default: next to this program)");
   app.add_option("--redis-server", options.redis_server, "the server (default: the first in PATH)");
   app.add_option("--dir", options.directory, "where the dump goes, on a disk (default /var/tmp)");
   app.add_option("--lun", options.lun, "LUN of `lunar run` (default: its own choice)");

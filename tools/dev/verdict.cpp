@@ -9,7 +9,7 @@
 
 namespace lunar::tools {
 
-void judge(DemoRecord& record) {
+void check_result(DemoRecord& record) {
   const auto fail = [&](const std::string& why) { record.failures.push_back(why); };
   const Sample& last = record.last;
   if (record.mismatches > 0) fail(fmt::format("{} of {} values came back wrong", record.mismatches, record.values));

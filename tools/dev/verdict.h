@@ -36,7 +36,7 @@ struct DemoRecord {
 };
 
 // Adds to record.failures whatever did not hold.
-void judge(DemoRecord& record);
+void check_result(DemoRecord& record);
 std::string record_table(const DemoRecord& record);
 std::string record_json(const DemoRecord& record);
 

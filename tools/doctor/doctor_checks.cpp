@@ -154,7 +154,7 @@ Finding check_privileges() {
   return {"privileges", Health::kInfo, value, "", ""};
 }
 
-// In a container most lacks are mended by who starts it; which flag mends which stands with each.
+// In a container the flags with which it is started fix most lacks; each lack names its flag.
 Finding check_container() {
   const ContainerState state = probe_container();
   if (!state.inside()) return {"container", Health::kInfo, state.filtered ? "none; a system call filter is on" : "none", "", ""};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The findings of `lunar doctor`: one function a subject, each gives one line for the table and, for a lack, the
-// command that mends it. They look and change nothing.
+// command that fixes it. They look and change nothing.
 // Threading: free functions, one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <string>
@@ -23,7 +23,7 @@ struct Finding {
   Health health = Health::kOk;
   std::string value;    // what was found
   std::string lack;     // what follows from it, when something does
-  std::string remedy;   // the exact command (or step) that mends it
+  std::string remedy;   // the exact command (or step) that fixes it
 };
 
 std::vector<Finding> examine_host(const Options& options);

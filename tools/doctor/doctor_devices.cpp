@@ -40,7 +40,7 @@ Finding check_nodes(const char* name, const std::vector<std::string>& nodes, con
   Finding finding{name, closed.empty() ? Health::kOk : Health::kInfo, list, "", ""};
   if (!closed.empty()) {
     finding.lack = text_of("this user may not open %s as a LUN (%s:)", closed.c_str() + 1, scheme);
-    finding.remedy = "`sudo setfacl -m u:" + user_name() + ":rw" + closed + "` (till the next boot; for good: a udev rule)";
+    finding.remedy = "`sudo setfacl -m u:" + user_name() + ":rw" + closed + "` (till the next boot; permanently: a udev rule)";
   }
   return finding;
 }

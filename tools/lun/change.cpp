@@ -95,7 +95,7 @@ int lun_remove(const LunLine& line) {
     code = lun_refuse(line, text_of("%s#%s is in use; end what has it open first (`fuser %s` may name it)", name.device.c_str(),
                                     name.name.c_str(), shell_word(path_of_leaf(leaves_of(name.device)[0])).c_str()));
   if (code == 0)
-    (void)lun_consent(line, text_of("%s#%s and the %s that it holds are gone for good", name.device.c_str(), name.name.c_str(),
+    (void)lun_consent(line, text_of("%s#%s and the %s that it holds are lost", name.device.c_str(), name.name.c_str(),
                                     size_text(found.size_bytes).c_str()), &code);
   ErrorText why;
   const int error = code == 0 ? physical->remove(name.name.c_str(), &why) : 0;

@@ -17,8 +17,8 @@ struct Verdict {
   int code;
 };
 
-// An extent that two LUNs own is data lost, and so is what the check calls fatal; all else can be mended.
-Verdict judge(const CheckReport& report, const std::vector<std::string>& findings, bool mended_at_open, bool repair) {
+// An extent that two LUNs own is data lost, and so is what the check calls fatal; all else can be repaired.
+Verdict check_result(const CheckReport& report, const std::vector<std::string>& findings, bool mended_at_open, bool repair) {
   for (const std::string& finding : findings) {
     if (finding.compare(0, 5, "fatal") == 0) return {"damaged", kLunDamaged};
   }
@@ -52,7 +52,7 @@ void show(const LunLine& line, const std::string& device, const CheckReport& rep
          static_cast<unsigned long long>(report.extents_used), static_cast<unsigned long long>(report.extents_free),
          info.luns, info.luns == 1 ? "" : "s");
   if (verdict.code == kLunMended && report.problems > report.repaired)
-    printf("%s: to mend it: lunar lun check %s --repair\n", device.c_str(), shell_word(device).c_str());
+    printf("%s: to fix it: lunar lun check %s --repair\n", device.c_str(), shell_word(device).c_str());
 }
 
 }   // namespace
@@ -78,7 +78,7 @@ int lun_check(const LunLine& line) {
     code = lun_failed(line, error, why);
     return code == kLunDamaged ? code : kLunFailed;
   }
-  const Verdict verdict = judge(report, findings, info.repaired, line.repair);
+  const Verdict verdict = check_result(report, findings, info.repaired, line.repair);
   show(line, name.device, report, info, findings, verdict);
   return verdict.code;
 }

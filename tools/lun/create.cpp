@@ -29,7 +29,7 @@ namespace {
 constexpr uint64_t kBlock = 4096;
 
 struct Found {
-  Holds holds = Holds::kBlank;
+  DeviceContent content = DeviceContent::kBlank;
   std::string where;    // which device of several holds it
   std::string what;     // for people
   uint64_t bytes = 0;   // of all devices together
@@ -37,10 +37,10 @@ struct Found {
 
 // The word that --erase must name: one that a person has to look at to know.
 std::string erase_word(const Found& found) {
-  switch (found.holds) {
-    case Holds::kPhysicalLun: return "lunar";
-    case Holds::kMember: return "lunar-member";
-    case Holds::kScratch: return "lunar-scratch";
+  switch (found.content) {
+    case DeviceContent::kPhysicalLun: return "lunar";
+    case DeviceContent::kMember: return "lunar-member";
+    case DeviceContent::kScratch: return "lunar-scratch";
     default: break;
   }
   std::string out;
@@ -61,7 +61,7 @@ uint64_t bytes_together(const std::string& device, uint64_t sum, size_t leaves) 
   return device.compare(0, 7, "stripe:") == 0 ? sum : sum / copies;
 }
 
-// What `device` holds. Composite devices that have no labels yet are judged by their members. 0 or an exit code.
+// What `device` holds. Composite devices that have no labels yet are classified by their members. 0 or an exit code.
 int look(const LunLine& line, const std::string& device, Found* out) {
   DeviceOptions options;
   options.scratch = false;
@@ -77,23 +77,23 @@ int look(const LunLine& line, const std::string& device, Found* out) {
   for (const std::string& one : to_look) {
     if (!raw) error = raw_open(one.c_str(), options, Format::kNever, &raw, &why);
     if (error < 0) return lun_failed(line, error, why);
-    Found found{Holds::kBlank, one, "", raw->size_bytes()};
+    Found found{DeviceContent::kBlank, one, "", raw->size_bytes()};
     char what[128] = {};
-    error = device_holds(raw, &found.holds, what, sizeof what);
-    if (found.holds == Holds::kEnded) found.holds = Holds::kBlank;
+    error = device_content(raw, &found.content, what, sizeof what);
+    if (found.content == DeviceContent::kEnded) found.content = DeviceContent::kBlank;
     device_close(raw);
     raw = nullptr;
     if (error < 0) return lun_refuse(line, text_of("%s cannot be read: %s", one.c_str(), errno_text(error)), kLunFailed);
     found.what = what;
     found.bytes += out->bytes;
-    if (out->holds == Holds::kBlank) *out = found;
+    if (out->content == DeviceContent::kBlank) *out = found;
     else out->bytes = found.bytes;
   }
   if (to_look.size() > 1) out->bytes = bytes_together(device, out->bytes, to_look.size());
   return 0;
 }
 
-// A device that somebody formats just now looks like nothing anybody knows: only what stays so, unlocked, is judged.
+// A device that somebody formats just now looks like nothing anybody knows: only what stays so, unlocked, counts.
 int look_twice(const LunLine& line, const std::string& device, Found* out) {
   constexpr int kTries = 100;
   constexpr useconds_t kPauseUs = 50'000;
@@ -101,7 +101,7 @@ int look_twice(const LunLine& line, const std::string& device, Found* out) {
   for (int i = 0;; ++i) {
     *out = {};
     const int code = look(line, device, out);
-    if (code != 0 || out->holds != Holds::kForeign || i == kTries) return code;
+    if (code != 0 || out->content != DeviceContent::kForeign || i == kTries) return code;
     bool locked = false;
     for (const std::string& leaf : leaves_of(device)) locked |= path_being_changed(path_of_leaf(leaf));
     if (!locked && seen) return code;
@@ -125,9 +125,9 @@ int refuse_foreign(const LunLine& line, const LunName& name, const Found& found)
 // Whether, and how, the device is to be formatted. 0 or an exit code.
 int decide_format(const LunLine& line, const LunName& name, const Found& found, Format* out) {
   *out = Format::kNever;
-  if (found.holds == Holds::kPhysicalLun && !line.erase_given) return 0;
-  const bool by_name = found.holds == Holds::kBlank && line.erase == "lunar";
-  if (found.holds == Holds::kBlank && !by_name) {
+  if (found.content == DeviceContent::kPhysicalLun && !line.erase_given) return 0;
+  const bool by_name = found.content == DeviceContent::kBlank && line.erase == "lunar";
+  if (found.content == DeviceContent::kBlank && !by_name) {
     if (line.erase_given)
       return lun_refuse(line, text_of("%s is blank, there is no %s to erase; --format formats it", name.device.c_str(), line.erase.c_str()));
     *out = Format::kIfBlank;
@@ -143,7 +143,7 @@ int decide_format(const LunLine& line, const LunName& name, const Found& found, 
   if (!by_name && (!line.erase_given || line.erase != erase_word(found))) return refuse_foreign(line, name, found);
   int code = 0;
   *out = Format::kForce;
-  return lun_consent(line, text_of("%s holds %s, which is gone for good", found.where.c_str(),
+  return lun_consent(line, text_of("%s holds %s, which is lost", found.where.c_str(),
                                    by_name ? "a copy of Lunar's format at its end" : found.what.empty() ? "unknown data" : found.what.c_str()),
                      &code) ? 0 : code;
 }

@@ -153,13 +153,13 @@ int lun_info(const LunLine& line) {
   if (error < 0) return lun_failed(line, error, why);
   DeviceFacts facts;
   read_facts(raw, &facts);
-  Holds holds = Holds::kBlank;
+  DeviceContent content = DeviceContent::kBlank;
   char what[128] = {};
-  error = device_holds(raw, &holds, what, sizeof what);
+  error = device_content(raw, &content, what, sizeof what);
   device_close(raw);
   if (error < 0) return lun_refuse(line, text_of("%s cannot be read: %s", name.device.c_str(), errno_text(error)), kLunFailed);
-  facts.holds = holds == Holds::kBlank ? "nothing (blank)" : *what ? what : "unknown data";
-  if (holds != Holds::kPhysicalLun) {
+  facts.holds = content == DeviceContent::kBlank ? "nothing (blank)" : *what ? what : "unknown data";
+  if (content != DeviceContent::kPhysicalLun) {
     if (name.name.empty()) return info_of_raw(line, name.device, facts);
     return lun_refuse(line, text_of("%s holds no LUNs but %s", name.device.c_str(), facts.holds.c_str()));
   }

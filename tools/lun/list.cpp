@@ -48,7 +48,7 @@ std::vector<std::string> candidates() {
   return out;
 }
 
-// What was passed over when nobody named a device.
+// What was skipped when no device was named.
 struct Passed {
   std::vector<std::string> forbidden;   // this user may not look
   unsigned members = 0;                 // parts of stripes: only their URI makes sense of them
@@ -65,12 +65,12 @@ bool carries_format(const std::string& device, Passed* passed) {
   const int error = raw_open(device.c_str(), options, Format::kNever, &raw, &why);
   if (error == -EACCES || error == -EPERM) passed->forbidden.push_back(device);
   if (error < 0) return false;
-  Holds holds = Holds::kBlank;
+  DeviceContent content = DeviceContent::kBlank;
   char what[128] = {};
-  if (raw->size_bytes() == 0 || device_holds(raw, &holds, what, sizeof what) < 0) holds = Holds::kBlank;
+  if (raw->size_bytes() == 0 || device_content(raw, &content, what, sizeof what) < 0) content = DeviceContent::kBlank;
   device_close(raw);
-  passed->members += holds == Holds::kMember;
-  return holds == Holds::kPhysicalLun;
+  passed->members += content == DeviceContent::kMember;
+  return content == DeviceContent::kPhysicalLun;
 }
 
 void take(PhysicalLun* physical, const std::string& device, std::vector<Shown>* out) {

@@ -34,13 +34,13 @@ const LunVerb kVerbs[] = {
     {"resize", "grow or shrink a named LUN",
      "Usage: lunar lun resize URI#NAME SIZE|+SIZE|-SIZE|max [--yes] [--json]\n\n"
      "SIZE is the new size; +SIZE and -SIZE are relative to what it has; max is all that remains. Growing keeps the data\n"
-     "and may happen in use. Shrinking throws the tail away: it asks, or needs --yes, and nobody else may have it open.\n",
+     "and may happen in use. Shrinking throws the tail away: it asks, or needs --yes, and no other process may have it open.\n",
      2, 2, "--yes", lun_resize},
     {"remove", "remove a named LUN and what it holds",
      "Usage: lunar lun remove URI#NAME [--yes] [--json]\n\n"
-     "The LUN and all that it holds are gone. Asks, or needs --yes. Refused while somebody has it open.\n",
+     "The LUN and all that it holds are gone. Asks, or needs --yes. Refused while it is open.\n",
      1, 1, "--yes", lun_remove},
-    {"check", "examine a device's format, and mend it",
+    {"check", "examine a device's format, and repair it",
      "Usage: lunar lun check URI [--repair] [--yes] [--json]\n\n"
      "Checks all copies of the metadata and who owns which extent, and writes nothing. --repair writes damaged copies again\n"
      "and frees what dead owners left; it asks, or needs --yes.\n\n"
@@ -58,7 +58,7 @@ std::string lun_help() {
   std::string out =
       "Usage: lunar lun VERB [ARGUMENT]...\n\n"
       "Virtual LUNs: named pieces of a device or file that carries Lunar's format. `lunar run --lun URI#NAME` uses one;\n"
-      "`lunar run --lun URI` makes a scratch LUN beside them, which is gone when its last owner is.\n\n"
+      "`lunar run --lun URI` makes a scratch LUN on the same device, which is gone when its last owner is.\n\n"
       "Verbs:\n";
   for (const LunVerb& verb : kVerbs) out += text_of("  %-8s %s\n", verb.name, verb.summary);
   out +=

@@ -118,7 +118,7 @@ bool at_terminal() { return isatty(STDIN_FILENO) && isatty(STDERR_FILENO); }
 bool lun_consent(const LunLine& line, const std::string& what_goes, int* code) {
   if (line.yes) return true;
   if (!at_terminal()) {
-    *code = lun_refuse(line, what_goes + "; nobody is here to be asked: add --yes if that is wanted");
+    *code = lun_refuse(line, what_goes + "; there is no terminal to ask at: add --yes if that is wanted");
     return false;
   }
   fprintf(stderr, "%s. Go on? [y/N] ", what_goes.c_str());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the verbs of `lunar lun` share: the command line, refusals, questions, LUN URIs, and how a LUN is shown.
 //
-// Every refusal is one line on standard error: what, where, how to mend. Nothing has been changed then. What destroys asks on
+// Every refusal is one line on standard error: what, where, how to fix. Nothing has been changed then. What destroys asks on
 // a terminal, or wants --yes.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once

@@ -67,7 +67,7 @@ bool check_kernel_calls(std::string* why) {
   if (sys::kernel_check(&text) < 0) return refuse(why, text.text);
   UffdState state = probe_userfaultfd();
   if (state.error == 0) return true;
-  return refuse(why, text_of("%s; to mend it: %s", userfaultfd_lack(state).c_str(), userfaultfd_remedy(state).c_str()));
+  return refuse(why, text_of("%s; to fix it: %s", userfaultfd_lack(state).c_str(), userfaultfd_remedy(state).c_str()));
 }
 
 }   // namespace lunar::tools

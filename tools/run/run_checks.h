@@ -22,7 +22,7 @@ bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why);
 // Every LUN of the list (see scratch_open), and the room of all together.
 bool check_lun(const Options& options, const OriginOf& origin_of, std::string* why);
 // Last, as it is the one check that may change something: opens what `--lun` names as the program will (a blank device gets
-// its format here) and lets go of it again. Directories and sim: were looked at by check_lun already.
+// its format here) and releases it again. Directories and sim: were looked at by check_lun already.
 bool open_lun(const Options& options, const OriginOf& origin_of, std::string* why);
 bool check_kernel_calls(std::string* why);
 

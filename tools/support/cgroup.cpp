@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See cgroup.h. Plain writes to control files; what cannot be done is said with the way to mend it.
+// See cgroup.h. Plain writes to control files; what cannot be done is said with the way to fix it.
 // Threading: one thread an object. May not be used by runtime/ (it allocates).
 #include "tools/support/cgroup.h"
 

@@ -30,7 +30,7 @@ uint64_t parse_counter(std::string_view text, std::string_view name);
 
 class MemoryCgroup {
  public:
-  // Makes MOUNT/name. swap false: pages may not leave for swap. Throws std::runtime_error: what, where, how to mend.
+  // Makes MOUNT/name. swap false: pages may not leave for swap. Throws std::runtime_error: what, where, how to fix.
   MemoryCgroup(const CgroupPlace& place, const std::string& name, uint64_t limit_bytes, bool swap);
   ~MemoryCgroup();   // kills what is left in it, and removes it
   MemoryCgroup(const MemoryCgroup&) = delete;

@@ -160,7 +160,7 @@ ContainerState probe_container() {
 // A container's limits are its engine's to give.
 std::string memlock_remedy() {
   if (probe_container().inside()) return "start the container with `--ulimit memlock=-1`, or with `--cap-add IPC_LOCK`";
-  return "`sudo prlimit --memlock=unlimited --pid $$` (for good: a line `* - memlock unlimited` in /etc/security/limits.conf)";
+  return "`sudo prlimit --memlock=unlimited --pid $$` (permanently: a line `* - memlock unlimited` in /etc/security/limits.conf)";
 }
 
 int probe_discard_vector() {

@@ -16,7 +16,7 @@ struct UffdState {
   bool thread_id = false, move = false, poison = false, sigbus = false;
 };
 UffdState probe_userfaultfd();
-// Why it cannot be had, and the exact command that mends it ("" when it can be had).
+// Why it cannot be had, and the exact command that fixes it ("" when it can be had).
 std::string userfaultfd_lack(const UffdState& state);
 std::string userfaultfd_remedy(const UffdState& state);
 

@@ -52,7 +52,7 @@ typedef struct lunar_config {
 LUNAR_API int lunar_init(const lunar_config *config) LUNAR_NOEXCEPT;
 /* Ends it. -EBUSY while regions or allocations of this API exist. */
 LUNAR_API int lunar_shutdown(void) LUNAR_NOEXCEPT;
-/* One line on the last failure of lunar_init in this thread ("" when none): what, where, how to mend it. */
+/* One line on the last failure of lunar_init in this thread ("" when none): what, where, how to fix it. */
 LUNAR_API const char *lunar_error(void) LUNAR_NOEXCEPT;
 LUNAR_API size_t lunar_page_bytes(void) LUNAR_NOEXCEPT;
 /* Changes the DRAM budget at run time; shrinking returns when the new cap holds (evicts). -EINVAL: below the minimum. */
@@ -76,7 +76,7 @@ LUNAR_API int lunar_region_destroy(void *address, size_t bytes) LUNAR_NOEXCEPT;
 /* 1 when the address is tiered memory, else 0. */
 LUNAR_API int lunar_is_tiered(const void *address) LUNAR_NOEXCEPT;
 
-/* ---- hints and doors: no page fault is taken by these -------------------------------------------------------------- */
+/* ---- hints and range operations: no page fault is taken by these -------------------------------------------------------------- */
 typedef struct lunar_range {
   const void *address;
   size_t bytes;

@@ -117,7 +117,7 @@ void PathDevice::probed(unsigned path, int64_t result) {
   path_[path].errors.fetch_add(1, std::memory_order_relaxed);
 }
 
-int PathDevice::start(FanContext* context, FanParent* parent) {
+int PathDevice::start(CompositeContext* context, CompositeParent* parent) {
   const int status = check(parent->command, &parent->bytes);
   if (status < 0) return status;
   if (!context->room(1 + count_, 0)) return -EAGAIN;
@@ -152,7 +152,7 @@ int PathDevice::settle(uint32_t* tried, uint32_t* bad, unsigned path, int64_t re
   return static_cast<int>(next);
 }
 
-bool PathDevice::child_done(FanContext* context, FanParent* parent, FanChild* child, int64_t result) {
+bool PathDevice::child_done(CompositeContext* context, CompositeParent* parent, CompositeChild* child, int64_t result) {
   const int next = settle(&parent->tried, &parent->bad, child->member, result, child->bytes);
   if (next >= 0) {
     context->resend(child, static_cast<unsigned>(next));
@@ -215,7 +215,7 @@ void PathDevice::describe(unsigned path, PathInfo* out) const {
 int paths_in_order(Device* raw, ErrorText* why) {
   if (strcmp(raw->kind(), "paths") != 0) return 0;
   auto* paths = static_cast<PathDevice*>(raw);
-  Device* devices[kFanMembersMax];
+  Device* devices[kCompositeMembersMax];
   const char* missing = nullptr;
   PathInfo one;
   unsigned count = 0;
@@ -227,7 +227,7 @@ int paths_in_order(Device* raw, ErrorText* why) {
     missing = one.connection;
   }
   if (count == 0) return 0;
-  if (same_locks(devices, count) && (!missing || locks_know_medium(raw->fd(raw->lock_count() - 1)))) return 0;
+  if (same_locks(devices, count) && (!missing || locks_know_backing_device(raw->fd(raw->lock_count() - 1)))) return 0;
   if (missing)
     return why->set(-ENXIO, "LUN %s: path %s is missing; virtual LUNs are locked by the first path, so bring it back, or leave "
                     "it out in every process", raw->name(), missing);
@@ -256,7 +256,7 @@ int device_paths(Device* device, PathInfo* out, unsigned max) {
     return static_cast<int>(n);
   }
   if (strcmp(kind, "stripe") == 0) {
-    auto* stripe = static_cast<FanDevice*>(device);
+    auto* stripe = static_cast<CompositeDevice*>(device);
     int n = 0;
     for (unsigned i = 0; i < stripe->member_count(); ++i) n += device_paths(stripe->member(i), out + n, max - static_cast<unsigned>(n));
     return n;

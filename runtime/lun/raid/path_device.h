@@ -7,18 +7,18 @@
 //      └───────────────── that read succeeds ◄──────────────────┘ whoever comes by (a context does not wait for it)
 //   Missing: it could not be opened; it is tried at the next open.
 //
-// That they reach one medium is checked at open: equal sizes, and one of: the same file (st_dev, st_ino, or the node's number); the
+// That they reach one backing device is checked at open: equal sizes, and one of: the same file (st_dev, st_ino, or the node's number); the
 // same memory (sim:); the same wwid (block devices, /sys); or a head (64 KiB) that is equal and not zeros. Where heads are zeros and
 // formatting is allowed, a random page is written through the first path, must be seen through the others, and is zeroed again.
 // Different wwids are refused whatever the heads say. A byte-for-byte copy of a device without a wwid cannot be told from it.
 //
-// An error that all paths give is the medium's: it is returned, and no path is marked. A path that delivers late what was given up
+// An error that all paths give is the backing device's: it is returned, and no path is marked. A path that delivers late what was given up
 // on it (a timeout) could land an old write over a newer one; the kernel's drivers abort a command before they report -ETIMEDOUT.
 //
 // Threading: as every device; states and counters are atomics of the device (this process').
 #pragma once
 #include "base/error.h"
-#include "lun/raid/fan_out.h"
+#include "lun/raid/composite_context.h"
 
 namespace lunar {
 
@@ -31,7 +31,7 @@ struct PathInfo {
   uint64_t ios = 0, errors = 0, failovers = 0;
 };
 
-class PathDevice final : public FanDevice {
+class PathDevice final : public CompositeDevice {
  public:
   // Takes the paths over: closed with the device, or at once on failure. A nullptr is a missing one. uris: kept, not copied.
   [[nodiscard]] static int create(const char* name, Device* const* paths, const char* const* uris, unsigned count, bool may_write,
@@ -46,9 +46,9 @@ class PathDevice final : public FanDevice {
   void set_probe_interval(uint64_t ns) { probe_ns_.store(ns, std::memory_order_relaxed); }   // for tests
 
  private:
-  [[nodiscard]] int start(FanContext* context, FanParent* parent) override;
-  bool child_done(FanContext* context, FanParent* parent, FanChild* child, int64_t result) override;
-  void finish(FanContext*, FanParent*) override {}
+  [[nodiscard]] int start(CompositeContext* context, CompositeParent* parent) override;
+  bool child_done(CompositeContext* context, CompositeParent* parent, CompositeChild* child, int64_t result) override;
+  void finish(CompositeContext*, CompositeParent*) override {}
   void probed(unsigned member, int64_t result) override;
   [[nodiscard]] int verify(bool may_write, ErrorText* why);
 
@@ -61,8 +61,8 @@ class PathDevice final : public FanDevice {
   bool may_probe(unsigned path, uint64_t now);
   int settle(uint32_t* tried, uint32_t* bad, unsigned path, int64_t result, uint64_t bytes);
 
-  Path path_[kFanMembersMax];
-  const char* uri_[kFanMembersMax] = {};
+  Path path_[kCompositeMembersMax];
+  const char* uri_[kCompositeMembersMax] = {};
   std::atomic<uint32_t> failed_{0};               // bit a path
   std::atomic<uint64_t> probe_ns_{kProbeNs};
   uint32_t missing_ = 0;
@@ -76,6 +76,6 @@ class PathDevice final : public FanDevice {
 [[nodiscard]] int paths_in_order(Device* raw, ErrorText* why);
 
 // Whether they share a file, a device node or a simulated memory; any of theirs, when they consist of several.
-bool same_medium(Device* a, Device* b);
+bool same_backing_device(Device* a, Device* b);
 
 }  // namespace lunar

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether several paths reach one medium: see path_device.h for what is checked.
+// Whether several paths reach one backing device: see path_device.h for what is checked.
 // Threading: at open, one thread, blocking. Not for the fault path.
 #include <errno.h>
 #include <string.h>
@@ -71,7 +71,7 @@ int same_content(Device* a, Device* b, bool may_write, char* head, char* other) 
 
 }  // namespace
 
-bool same_medium(Device* a, Device* b) {
+bool same_backing_device(Device* a, Device* b) {
   const bool sims = strcmp(a->kind(), "sim") == 0 && strcmp(b->kind(), "sim") == 0;
   if (sims) return static_cast<SimDevice*>(a)->memory() == static_cast<SimDevice*>(b)->memory();
   for (unsigned i = 0; i < a->fd_count(); ++i) {
@@ -95,7 +95,7 @@ int PathDevice::verify(bool may_write, ErrorText* why) {
   int status = 0;
   for (unsigned i = first + 1; i < count_ && status == 0; ++i) {
     Device *a = member_[first], *b = member_[i];
-    if (!b || same_medium(a, b)) continue;
+    if (!b || same_backing_device(a, b)) continue;
     if (a->size_bytes() != b->size_bytes()) {
       status = why->set(-EINVAL, "LUN %s: paths %s and %s reach devices of different sizes (%s, %s); give paths of one device", name_,
                         uri_[first], uri_[i], format_size(a->size_bytes()).text, format_size(b->size_bytes()).text);
@@ -108,7 +108,7 @@ int PathDevice::verify(bool may_write, ErrorText* why) {
       status = why->set(-EINVAL, "LUN %s: paths %s and %s reach different devices; give paths of one device", name_, uri_[first],
                         uri_[i]);
     else if (same == -ENODATA)
-      status = why->set(-ENODATA, "LUN %s: nobody can tell whether paths %s and %s reach one device, as it is blank; format it "
+      status = why->set(-ENODATA, "LUN %s: it is not known whether paths %s and %s reach one device, as it is blank; format it "
                         "through one of them first", name_, uri_[first], uri_[i]);
     else
       status = why->set(same, "LUN %s: cannot compare paths %s and %s: %s", name_, uri_[first], uri_[i], errno_text(same));

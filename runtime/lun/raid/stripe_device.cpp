@@ -47,7 +47,7 @@ void StripeDevice::piece_of(unsigned member, uint64_t offset, uint64_t length, u
 }
 
 Capabilities StripeDevice::capabilities() const {
-  Capabilities out = FanDevice::capabilities();
+  Capabilities out = CompositeDevice::capabilities();
   out.atomic_write_bytes = atomic_within(atomic_within(out.atomic_write_bytes, chunk_bytes_), data_offset_);
   return out;
 }
@@ -57,7 +57,7 @@ bool StripeDevice::tears(const Command& command, uint64_t bytes) const {
   return command.op == Op::kWrite && command.atomic && bytes && at / chunk_bytes_ != (at + bytes - 1) / chunk_bytes_;
 }
 
-int StripeDevice::start(FanContext* context, FanParent* parent) {
+int StripeDevice::start(CompositeContext* context, CompositeParent* parent) {
   const Command& command = parent->command;
   const int status = check(command, &parent->bytes);
   if (status < 0) return status;
@@ -87,15 +87,15 @@ int StripeDevice::start(FanContext* context, FanParent* parent) {
     return 0;
   }
   const auto chunks = static_cast<unsigned>(last - chunk + 1);
-  const unsigned most = (chunks < count_ ? chunks : count_) + (command.iov_count + chunks) / kFanVectorMax;
+  const unsigned most = (chunks < count_ ? chunks : count_) + (command.iov_count + chunks) / kCompositeVectorMax;
   if (!context->room(most, most)) return -EAGAIN;
   start_large(context, parent);
   return 0;
 }
 
-void StripeDevice::start_large(FanContext* context, FanParent* parent) {
+void StripeDevice::start_large(CompositeContext* context, CompositeParent* parent) {
   const Command& command = parent->command;
-  FanChild* open[kFanMembersMax] = {};
+  CompositeChild* open[kCompositeMembersMax] = {};
   uint64_t at = command.offset.value;
   for (uint32_t i = 0; i < command.iov_count; ++i) {
     auto* base = static_cast<char*>(command.iov[i].iov_base);
@@ -103,8 +103,8 @@ void StripeDevice::start_large(FanContext* context, FanParent* parent) {
       const uint64_t chunk = at / chunk_bytes_, within = at % chunk_bytes_;
       const size_t part = left < chunk_bytes_ - within ? left : chunk_bytes_ - within;
       const auto member = static_cast<unsigned>(chunk % count_);
-      FanChild*& child = open[member];
-      if (!child || child->command.iov_count == kFanVectorMax) {
+      CompositeChild*& child = open[member];
+      if (!child || child->command.iov_count == kCompositeVectorMax) {
         Command next = command;
         next.offset = DeviceOffset{data_offset_ + chunk / count_ * chunk_bytes_ + within};
         next.iov = nullptr;
@@ -119,13 +119,13 @@ void StripeDevice::start_large(FanContext* context, FanParent* parent) {
   }
 }
 
-bool StripeDevice::child_done(FanContext*, FanParent* parent, FanChild* child, int64_t result) {
+bool StripeDevice::child_done(CompositeContext*, CompositeParent* parent, CompositeChild* child, int64_t result) {
   if (result < 0) parent->result = result;
   else if (static_cast<uint64_t>(result) != child->bytes && parent->result == 0) parent->result = -EIO;   // came up short
   return false;
 }
 
-void StripeDevice::finish(FanContext*, FanParent* parent) {
+void StripeDevice::finish(CompositeContext*, CompositeParent* parent) {
   const bool data = parent->command.op == Op::kRead || parent->command.op == Op::kWrite;
   if (parent->result == 0 && data) parent->result = static_cast<int64_t>(parent->bytes);
 }
@@ -202,7 +202,7 @@ int64_t StripeDevice::transfer(const Command& command) {
 
 void StripeDevice::close() {
   pool_.close(this);
-  FanDevice::close();
+  CompositeDevice::close();
 }
 
 int StripeDevice::reserve(DeviceOffset offset, uint64_t length) {

@@ -9,14 +9,14 @@
 // Threading: as every device.
 #pragma once
 #include "base/error.h"
-#include "lun/raid/fan_out.h"
+#include "lun/raid/composite_context.h"
 #include "superpipe/context_pool.h"
 
 namespace lunar {
 
 constexpr uint64_t kStripeChunkBytes = 64 * kKiB;
 
-class StripeDevice final : public FanDevice {
+class StripeDevice final : public CompositeDevice {
  public:
   // Takes the members over: closed with the stripe, or at once on failure. member_bytes: of each, from data_offset on; rounded
   // down to chunks. chunk_bytes: a multiple of 4096. 0 or -errno.
@@ -32,11 +32,11 @@ class StripeDevice final : public FanDevice {
   void close() override;
 
  private:
-  [[nodiscard]] int start(FanContext* context, FanParent* parent) override;
-  bool child_done(FanContext* context, FanParent* parent, FanChild* child, int64_t result) override;
-  void finish(FanContext* context, FanParent* parent) override;
+  [[nodiscard]] int start(CompositeContext* context, CompositeParent* parent) override;
+  bool child_done(CompositeContext* context, CompositeParent* parent, CompositeChild* child, int64_t result) override;
+  void finish(CompositeContext* context, CompositeParent* parent) override;
   bool tears(const Command& command, uint64_t bytes) const;   // atomic is asked for across chunks
-  void start_large(FanContext* context, FanParent* parent);
+  void start_large(CompositeContext* context, CompositeParent* parent);
   int64_t transfer_in_turn(const Command& command, uint64_t bytes);
   // What [offset, offset + length) is on a member: one piece (length 0: none).
   void piece_of(unsigned member, uint64_t offset, uint64_t length, uint64_t* at, uint64_t* bytes) const;

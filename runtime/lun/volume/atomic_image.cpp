@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading with judgement, mending, replacing: see atomic_image.h.
+// Reading with validation, repairing, replacing: see atomic_image.h.
 // Threading: the caller locks. May not be used on the fault path.
 #include "lun/volume/atomic_image.h"
 
@@ -64,14 +64,14 @@ bool image_intact(const ImageSpec& spec, const char* image) {
   return header.body_checksum == XXH3_64bits(image + sizeof header, spec.body_bytes);
 }
 
-int AtomicImage::prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places, ImageJudge* judge) {
+int AtomicImage::prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places, ImageValidator* validator) {
   const size_t bytes = (2 * places.copies + 1) * spec.slot_bytes;
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   raw_ = raw;
   spec_ = spec;
   places_ = places;
-  judge_ = judge;
+  validator_ = validator;
   slots_ = memory;
   image_ = memory + 2 * places.copies * spec.slot_bytes;
   mapping_bytes_ = bytes;
@@ -101,17 +101,17 @@ int AtomicImage::read_slots() {
 
 // nullptr: slot i holds a sound image that belongs there. valid: of those before it.
 const char* AtomicImage::fault_of(unsigned i, const bool* valid) {
-  // The same bytes as in the first copy, which was judged: nothing more to say.
+  // The same bytes as in the first copy, which was validated: nothing more to say.
   const bool same = i >= 2 && valid[i - 2] && memcmp(slot(i - 2), slot(i), spec_.slot_bytes) == 0;
   if (!same && !image_intact(spec_, slot(i))) return "a checksum is wrong";
-  if (!same && judge_) {
-    if (const char* fault = judge_->fault(header_of(i), slot(i) + sizeof(ImageHeader))) return fault;
+  if (!same && validator_) {
+    if (const char* fault = validator_->fault(header_of(i), slot(i) + sizeof(ImageHeader))) return fault;
   }
   return header_of(i).sequence % 2 == i % 2 ? nullptr : "an image in the wrong slot";
 }
 
 // Finds the newest image and which slots are out of form. 0; -EBADMSG for what no crash and no rot leaves.
-int AtomicImage::judge(unsigned* newest, unsigned* bad, const char** what) {
+int AtomicImage::choose_newest(unsigned* newest, unsigned* bad, const char** what) {
   bool valid[kSlotsMax];
   int best = -1;
   *bad = 0;
@@ -150,39 +150,39 @@ int AtomicImage::judge(unsigned* newest, unsigned* bad, const char** what) {
   return 0;
 }
 
-int AtomicImage::mend(unsigned bad, SlotReport* report) {
-  int status = raw_flush(raw_);   // what was read may be on its way to the medium still
+int AtomicImage::repair(unsigned bad, SlotReport* report) {
+  int status = raw_flush(raw_);   // what was read may be on its way to stable storage still
   for (unsigned i = 0; places_.copies == 2 && i < slots() && status == 0; ++i) {
     if (!(bad >> i & 1)) continue;
     status = raw_write_durable(raw_, offset_of(i), slot(i ^ 2), spec_.slot_bytes);
-    report->mended += status == 0;
+    report->repaired += status == 0;
   }
   return status;
 }
 
-int AtomicImage::load(Mend mend_what, SlotReport* report) {
+int AtomicImage::load(Repair what_to_repair, SlotReport* report) {
   loaded_ = false;
   unsigned newest = 0, bad = 0;
   int status = read_slots();
   if (status < 0) return status;
-  for (unsigned i = 0; i < slots(); ++i) {   // any of them: an older image that cannot be judged could not be mended
+  for (unsigned i = 0; i < slots(); ++i) {   // any of them: an older image that cannot be validated could not be repaired
     if (image_header_intact(spec_, slot(i))) report->unknown |= unknown_incompatible(spec_, header_of(i));
   }
   if (report->unknown) return -EPROTONOSUPPORT;
-  status = judge(&newest, &bad, &report->what);
+  status = choose_newest(&newest, &bad, &report->what);
   report->bad = bad;
-  report->mended = 0;
+  report->repaired = 0;
   if (status < 0) return status;
   report->unknown = unknown_read_only(spec_, header_of(newest));
-  if (report->unknown && mend_what != Mend::kNo) return -EROFS;
+  if (report->unknown && what_to_repair != Repair::kNo) return -EROFS;
   // Two out of form: an acknowledged image is in both slots of its parity, so while one of each parity is sound, the newest
   // sound one is what was acknowledged last or newer.
   const unsigned bad_count = static_cast<unsigned>(std::popcount(bad));
   const bool each_parity = (bad & 5) != 5 && (bad & 10) != 10;
-  if (bad_count > 2 || (bad_count == 2 && !(mend_what == Mend::kProven && each_parity))) return -EBADMSG;
-  // With one copy the newest may be the only one of its kind, and still on its way to the medium: the next change goes over the other.
-  if ((bad_count || places_.copies == 1) && mend_what != Mend::kNo) {
-    status = mend(bad, report);
+  if (bad_count > 2 || (bad_count == 2 && !(what_to_repair == Repair::kProven && each_parity))) return -EBADMSG;
+  // With one copy the newest may be the only one of its kind, and still on its way to stable storage: the next change goes over the other.
+  if ((bad_count || places_.copies == 1) && what_to_repair != Repair::kNo) {
+    status = repair(bad, report);
     if (status < 0) return status;
   }
   memcpy(image_, slot(newest), spec_.slot_bytes);
@@ -204,13 +204,13 @@ int AtomicImage::commit() {
   header().previous = header().checksum;
   header().sequence = next;
   image_seal(spec_, image_);
-  LUNAR_CHECK(!judge_ || !judge_->fault(header(), body()), "metadata that is about to be written");
+  LUNAR_CHECK(!validator_ || !validator_->fault(header(), body()), "metadata that is about to be written");
   int status = 0;
   for (unsigned copy = 0; copy < places_.copies && status == 0; ++copy)
     status = raw_write_durable(raw_, offset_of(static_cast<unsigned>(next % 2) + 2 * copy), image_, spec_.slot_bytes);
   if (status == 0) return 0;
   SlotReport report;
-  if (load(Mend::kOne, &report) < 0) return status;
+  if (load(Repair::kOne, &report) < 0) return status;
   return sequence() == next ? 0 : status;
 }
 

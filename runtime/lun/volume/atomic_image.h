@@ -12,7 +12,7 @@
 // Torn writes at any byte, lost caches and kill -9 alike; the device only has to keep fua and flush.
 //
 // One copy or two. A slot that is out of form is what a crash in the middle of N + 1 leaves, or rot of N. With two copies the other one tells:
-// at rest all four are *in form* (N twice, N - 1 twice), load() mends the one that a crash left, and two out of form are refused
+// at rest all four are *in form* (N twice, N - 1 twice), load() repairs the one that a crash left, and two out of form are refused
 // (-EBADMSG), as the newest change might be among them. With one copy nobody can tell, and N - 1 would pass for the newest: for tables
 // that can be made anew, or whose age another place knows.
 //
@@ -23,7 +23,7 @@
 
 namespace lunar {
 
-enum class Mend : uint8_t {
+enum class Repair : uint8_t {
   kNo,        // look only; the others are for who may change it
   kOne,       // what a crash can leave
   kProven,    // also two slots out of form, where the others prove that nothing newer was acknowledged
@@ -31,7 +31,7 @@ enum class Mend : uint8_t {
 
 struct SlotReport {
   unsigned bad = 0;              // slots out of form, a bit each: 1, 2 first copy A, B; 4, 8 second copy A, B
-  unsigned mended = 0;
+  unsigned repaired = 0;
   const char* what = "";         // of the first
   uint64_t unknown = 0;          // feature bits that made it -EPROTONOSUPPORT or -EROFS
 };
@@ -51,12 +51,12 @@ struct ImagePlaces {
   uint64_t offset[2] = {};       // of slot A of each copy, slot B follows; multiples of 4096, slots do not overlap
 };
 // What the table itself says, after its checksums were right: nullptr when it is possible, else the first fault. `body` has spec.body_bytes.
-class ImageJudge {
+class ImageValidator {
  public:
   virtual const char* fault(const media::ImageHeader& header, const char* body) = 0;
 
  protected:
-  ~ImageJudge() = default;
+  ~ImageValidator() = default;
 };
 
 // Fills the header but for sequence, previous and features, which are set. image: spec.slot_bytes, aligned to 8.
@@ -71,14 +71,14 @@ bool features_unknown(const ImageSpec& spec, const media::ImageHeader& header); 
 
 class AtomicImage {
  public:
-  // judge: nullptr: any body will do. Neither device nor judge is owned. 0, -ENOMEM.
-  [[nodiscard]] int prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places, ImageJudge* judge);
+  // validator: nullptr: any body will do. Neither device nor validator is owned. 0, -ENOMEM.
+  [[nodiscard]] int prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places, ImageValidator* validator);
   void release();
-  // Reads all, decides, mends; image() is the newest then. 0; -EBADMSG; -EPROTONOSUPPORT: unknown incompatible features; -EROFS: unknown
-  // read-only ones, and not Mend::kNo (nothing is written); -EIO and the like from the device.
-  [[nodiscard]] int load(Mend mend, SlotReport* report);
+  // Reads all, decides, repairs; image() is the newest then. 0; -EBADMSG; -EPROTONOSUPPORT: unknown incompatible features; -EROFS: unknown
+  // read-only ones, and not Repair::kNo (nothing is written); -EIO and the like from the device.
+  [[nodiscard]] int load(Repair repair, SlotReport* report);
   // Writes image(), as the caller changed its body and features, as the next one: durable at return. What the change relies on
-  // must be durable before. On failure the medium is looked at again: 0 when the change is there after all; else -errno, and image()
+  // must be durable before. On failure the device is read again: 0 when the change is there after all; else -errno, and image()
   // is what was before (or !loaded()).
   [[nodiscard]] int commit();
   [[nodiscard]] int format();    // images 1 and 2, bodies of zeros, durable at return
@@ -98,13 +98,13 @@ class AtomicImage {
   uint64_t offset_of(unsigned i) const { return places_.offset[i / 2] + (i % 2) * spec_.slot_bytes; }
   int read_slots();
   const char* fault_of(unsigned i, const bool* valid);
-  int judge(unsigned* newest, unsigned* bad, const char** what);
-  int mend(unsigned bad, SlotReport* report);
+  int choose_newest(unsigned* newest, unsigned* bad, const char** what);
+  int repair(unsigned bad, SlotReport* report);
 
   Device* raw_ = nullptr;
   ImageSpec spec_;
   ImagePlaces places_;
-  ImageJudge* judge_ = nullptr;
+  ImageValidator* validator_ = nullptr;
   char* slots_ = nullptr;        // as read, in the order of SlotReport::bad
   char* image_ = nullptr;
   size_t mapping_bytes_ = 0;

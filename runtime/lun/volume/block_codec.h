@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A virtual LUN's blocks through its BlockTransform: vectors in, vectors out.
-// A block of zeros on the medium was never written (or was discarded): it stays zeros. No cipher gives 4096 zero bytes for
+// A block of zeros on the device was never written (or was discarded): it stays zeros. No cipher gives 4096 zero bytes for
 // anything but by a chance of 2^-32768.
 // Threading: no state. May not allocate.
 #pragma once

@@ -4,7 +4,7 @@
 // What may change in a format made of images. Each carries three sets of *feature bits*: whoever begins to use something that its
 // format does not describe sets its bit in the same change. Who reads an image with a bit he does not know
 //   compatible    uses it, and keeps what he does not understand (reserved bytes, flags) of what he leaves alone
-//   read-only     may look and read, and changes nothing, not even to mend it: -EROFS
+//   read-only     may look and read, and changes nothing, not even to repair it: -EROFS
 //   incompatible  refuses it: -EPROTONOSUPPORT
 // Without unknown bits all that is reserved is 0, and anything else is damage.
 #pragma once

@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "lun/volume/held_locks.h"
+#include "lun/volume/lock_fds.h"
 #include "superpipe/device_files.h"
 #include "sys/file.h"
 #include "sys/thread.h"
@@ -39,7 +39,7 @@ int LunLocks::open_metadata() {
       return fd;
     }
     metadata_fd_[metadata_count_++] = sys::move_high(fd);
-    note_held(metadata_fd_[i]);
+    register_lock_fd(metadata_fd_[i]);
   }
   return 0;
 }
@@ -47,7 +47,7 @@ int LunLocks::open_metadata() {
 void LunLocks::close_metadata() {
   for (; metadata_count_ > 0; --metadata_count_) {
     if (!own_files_) continue;
-    forget_held(metadata_fd_[metadata_count_ - 1]);
+    unregister_lock_fd(metadata_fd_[metadata_count_ - 1]);
     sys::close_file(metadata_fd_[metadata_count_ - 1]);
   }
   own_files_ = false;
@@ -98,7 +98,7 @@ int LunLocks::own(unsigned index, bool exclusive) {
   return status == -EAGAIN ? -EBUSY : status;
 }
 
-int LunLocks::hold(int fd, unsigned index, bool exclusive) {
+int LunLocks::share_lock(int fd, unsigned index, bool exclusive) {
   const int status = sys::lock_range(fd, sys::RangeLock::kShared, owner_byte(index), exclusive ? 2 : 1);
   return status == -EAGAIN ? -EBUSY : status;
 }
@@ -124,7 +124,7 @@ int LunLocks::renew() {
       break;
     }
     fresh[count] = sys::move_high(fresh[count]);
-    status = device_->hold(count, fresh[count]);
+    status = device_->share_lock(count, fresh[count]);
   }
   for (unsigned i = 0; i < count; ++i) {
     const int old = device_->fd(i);

@@ -40,7 +40,7 @@ class LunLocks {
   // Whether anybody at all does, this description too. Pre: metadata lock held. (Where it has no description of its own, as owned().)
   [[nodiscard]] int owned_by_any(unsigned index);
   // `fd`, another description of one of the files, becomes an owner too.
-  [[nodiscard]] static int hold(int fd, unsigned index, bool exclusive);
+  [[nodiscard]] static int share_lock(int fd, unsigned index, bool exclusive);
   // Ends this process' part in everything it owns, unless a forked child has it too: the device goes on with new
   // descriptions. 0 or -errno (nothing changed).
   [[nodiscard]] int renew();

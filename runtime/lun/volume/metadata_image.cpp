@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Judging what is on the medium: see metadata_image.h.
+// Validating what is on the device: see metadata_image.h.
 // Threading: no state. May not: trust a number it has not compared with the device's size, allocate, do I/O.
 #include "lun/volume/metadata_image.h"
 

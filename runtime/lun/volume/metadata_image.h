@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is on the medium, judged in memory: geometry, superblock and images of a physical LUN (physical_format.h). No I/O here,
+// What is on the device, validated in memory: geometry, superblock and images of a physical LUN (physical_format.h). No I/O here,
 // so that a fuzzer reaches every line.
 //
-// Rule: nothing read from a medium is used as a length, offset or index before it was checked here.
+// Rule: nothing read from a device is used as a length, offset or index before it was checked here.
 // Threading: no state; any thread. Does not allocate.
 #pragma once
 #include <cstddef>

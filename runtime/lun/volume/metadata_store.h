@@ -9,11 +9,11 @@
 
 namespace lunar {
 
-class MetadataStore final : private ImageJudge {
+class MetadataStore final : private ImageValidator {
  public:
   [[nodiscard]] int prepare(Device* raw, const Geometry& geometry, const LunIdentity& identity);   // 0, -ENOMEM
   void release();
-  [[nodiscard]] int load(Mend mend, SlotReport* report) { return images_.load(mend, report); }
+  [[nodiscard]] int load(Repair repair, SlotReport* report) { return images_.load(repair, report); }
   [[nodiscard]] int commit() { return images_.commit(); }
   [[nodiscard]] int format() { return images_.format(); }
   bool loaded() const { return images_.loaded(); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inside of a PhysicalLun, for virtual_lun.cpp: entries and extents, each call one change under the metadata lock.
 //
-//   Session    mutex, metadata lock, newest image read and mended; the change is made in place in image(), then commit()
+//   Session    mutex, metadata lock, newest image read and repaired; the change is made in place in image(), then commit()
 //
 // Order within a change: what must hold for the new image (zeros, space on a file system) comes before its commit, what the
 // old one still needed (discarding freed extents) after it, all under the lock.
@@ -18,7 +18,7 @@
 namespace lunar {
 
 constexpr unsigned kNoEntry = UINT32_MAX;
-constexpr char kUnknownData[] = "unknown data";        // device_holds(): foreign, and nobody knows what
+constexpr char kUnknownData[] = "unknown data";        // device_content(): foreign, and nobody knows what
 // A killed owner's ring holds its file for some milliseconds after the process is gone: what looks busy is asked again.
 constexpr int kBusyTries = 25;
 constexpr uint64_t kBusyPauseNs = 10'000'000;
@@ -69,7 +69,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   [[nodiscard]] int refresh(OwnedLun* lun);
   [[nodiscard]] int free_bytes(uint64_t* out);                                // dead scratch LUNs are freed first
   void abandon(const OwnedLun& lun);                                          // at close: a scratch LUN goes with its last owner
-  [[nodiscard]] int hold(int fd, const OwnedLun& lun) { return LunLocks::hold(fd, lun.index, lun.exclusive); }
+  [[nodiscard]] int share_lock(int fd, const OwnedLun& lun) { return LunLocks::share_lock(fd, lun.index, lun.exclusive); }
 
  private:
   class Session;
@@ -106,14 +106,14 @@ class PhysicalLunImpl final : public PhysicalLun {
   void discard_freed(uint64_t from, uint64_t count);    // of order_
   void publish(OwnedLun* lun);
   int create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
-  int set_aside(uint64_t count, OwnedLun* aside, ErrorText* why);
-  int grow_aside(uint64_t count, uint64_t bytes, OwnedLun* lun, ErrorText* why);
-  int take_over(const OwnedLun& aside, uint64_t bytes, OwnedLun* lun, ErrorText* why);
+  int stage(uint64_t count, OwnedLun* staged, ErrorText* why);
+  int grow_staged(uint64_t count, uint64_t bytes, OwnedLun* lun, ErrorText* why);
+  int take_over(const OwnedLun& staged, uint64_t bytes, OwnedLun* lun, ErrorText* why);
   int adopt_name(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
-  int prepare_aside(const OwnedLun& aside, uint64_t count, bool zeroed, bool named);
+  int prepare_staged(const OwnedLun& staged, uint64_t count, bool zeroed, bool named);
   void describe(unsigned index, VirtualLunInfo* out);
   uint64_t dead_extents();
-  Mend to_look() const { return looks_ ? Mend::kNo : Mend::kOne; }   // of a session that changes nothing
+  Repair to_look() const { return looks_ ? Repair::kNo : Repair::kOne; }   // of a session that changes nothing
   int explain(int err, const SlotReport& report, const char* advice, ErrorText* why);
   int check_super(bool repair, CheckReport* report);
   void count_extents(CheckReport* report);
@@ -126,16 +126,16 @@ class PhysicalLunImpl final : public PhysicalLun {
   uint32_t* order_ = nullptr;
   size_t mapping_bytes_ = 0, order_bytes_ = 0;
   uint64_t created_s_ = 0;
-  unsigned own_ = kNoEntry, aside_ = kNoEntry;          // what this object's owner has open: never dead
+  unsigned own_ = kNoEntry, staged_ = kNoEntry;          // what this object's owner has open: never dead
   bool repaired_ = false;
   bool looks_ = false;                                  // Format::kLook: nothing may be written
   unsigned damaged_ = 0;
 };
 
-// Under Mend::kNo nothing may be changed; any other is -EROFS where the LUN was opened to look.
+// Under Repair::kNo nothing may be changed; any other is -EROFS where the LUN was opened to look.
 class PhysicalLunImpl::Session {
  public:
-  Session(PhysicalLunImpl* lun, Mend mend, ErrorText* why);
+  Session(PhysicalLunImpl* lun, Repair repair, ErrorText* why);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;

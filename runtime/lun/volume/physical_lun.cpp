@@ -14,20 +14,20 @@
 
 namespace lunar {
 
-PhysicalLunImpl::Session::Session(PhysicalLunImpl* lun, Mend mend, ErrorText* why) : lun_(lun) {
+PhysicalLunImpl::Session::Session(PhysicalLunImpl* lun, Repair repair, ErrorText* why) : lun_(lun) {
   const int pid = getpid();
   if (lun->pid_.exchange(pid) != pid) lun->mutex_.reset_in_child();   // a thread of the parent's may have held it
   lun->mutex_.lock();
   ErrorText unsaid;
   if (!why) why = &unsaid;
-  if (lun->looks_ && mend != Mend::kNo) {
+  if (lun->looks_ && repair != Repair::kNo) {
     status_ = why->set(-EROFS, "LUN %s: open for looking only", lun->raw_->name());
     return;
   }
   status_ = lun->locks_.lock_metadata(lun->looks_, why);
   if (status_ < 0) return;
-  status_ = lun->store_.load(mend, &report_);
-  lun->repaired_ |= report_.mended != 0;
+  status_ = lun->store_.load(repair, &report_);
+  lun->repaired_ |= report_.repaired != 0;
   if (status_ < 0) (void)lun->explain(status_, report_, "stop using it", why);
 }
 
@@ -43,7 +43,7 @@ int PhysicalLunImpl::explain(int err, const SlotReport& report, const char* advi
   if (err == -EBADMSG)
     return why->set(err, "LUN %s: its metadata is damaged beyond its copies (%s); %s", name, *report.what ? report.what : "no image is sound",
                     advice);
-  return why->set(err, "LUN %s: cannot read or mend its metadata: %s (%s); see the kernel log for the device", name, errno_text(err),
+  return why->set(err, "LUN %s: cannot read or repair its metadata: %s (%s); see the kernel log for the device", name, errno_text(err),
                   errno_name(err));
 }
 
@@ -122,7 +122,7 @@ int PhysicalLunImpl::list(VirtualLunInfo* out, unsigned max, unsigned first) {
 
 int PhysicalLunImpl::remove(const char* name, ErrorText* why) {
   if (!lun_name_legal(name)) return why->set(-EINVAL, "LUN %s: '%s' is no name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -", raw_->name(), name);
-  Session session(this, Mend::kOne, why);
+  Session session(this, Repair::kOne, why);
   if (session.status() < 0) return session.status();
   const unsigned index = find(name);
   if (index == kNoEntry) return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`", raw_->name(), name);
@@ -146,7 +146,7 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
   const char* const names[] = {"front A", "front B", "back A", "back B"};
   if (repair && looks_) return -EROFS;
   ErrorText why;
-  Session session(this, Mend::kNo, &why);
+  Session session(this, Repair::kNo, &why);
   const SlotReport seen = session.report();
   for (unsigned i = 0; i < 4; ++i) {
     if (!(seen.bad >> i & 1)) continue;
@@ -169,10 +169,10 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
   int status = check_super(repair, report);
   if (status < 0) return status;
   if (repair && seen.bad) {
-    SlotReport mended;
-    status = store_.load(Mend::kProven, &mended);
+    SlotReport repaired;
+    status = store_.load(Repair::kProven, &repaired);
     if (status < 0) return status;
-    report->repaired += mended.mended;
+    report->repaired += repaired.repaired;
   }
   for (unsigned i = 0; i < geometry().entry_count; ++i) {
     if (!dead(i)) continue;

@@ -58,7 +58,7 @@ enum class Format : uint8_t {
   kForce,          // whatever it holds goes (in use is still -EBUSY)
   kRepair,         // as kNever, but a head that was erased or overwritten by nothing known is restored from the copy at the end,
                    //   and metadata from two sound slots where these prove to be the newest
-  kLook,           // as kNever, but nothing is ever written: damage that one copy mends is left, what would change anything is -EROFS,
+  kLook,           // as kNever, but nothing is ever written: damage that one copy repairs is left, what would change anything is -EROFS,
                    //   and dead scratch LUNs are not freed but left out. `raw` may be open for reading only
   kCheck,          // as kLook, and what is damaged beyond its copies opens, for check() alone
   kEnd,            // as kLook, and a format that was being ended opens, for end() alone
@@ -107,8 +107,8 @@ class PhysicalLun {
 
 // What the head of a raw device holds: kEmpty (zeros), kOurs (a scratch LUN of the plain kind), kForeign, or one of these.
 // kEnded: virtual LUNs that were being ended; as good as blank.
-enum class Holds : uint8_t { kBlank, kPhysicalLun, kMember, kScratch, kForeign, kEnded };
+enum class DeviceContent : uint8_t { kBlank, kPhysicalLun, kMember, kScratch, kForeign, kEnded };
 // Looks at the head only; for a device that answers reads. `what` gets a word for people ("ext4", "a member of a stripe of Lunar").
-[[nodiscard]] int device_holds(Device* raw, Holds* out, char* what, size_t size, bool only_ours = false);
+[[nodiscard]] int device_content(Device* raw, DeviceContent* out, char* what, size_t size, bool only_ours = false);
 
 }  // namespace lunar

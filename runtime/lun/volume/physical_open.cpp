@@ -121,7 +121,7 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   if (state == SuperState::kVersion)
     return why->set(-EPROTONOSUPPORT, "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it", raw_->name(),
                     head.get()->version, media::kVersion);
-  uint64_t mend_at = UINT64_MAX;   // which superblock is to be written again, once the images say that it may be
+  uint64_t repair_at = UINT64_MAX;   // which superblock is to be written again, once the images say that it may be
   if (state == SuperState::kValid) {
     status = take_geometry(*head.get(), why);
     if (status < 0) return status;
@@ -131,22 +131,22 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
         backup.get()->checksum != head.get()->checksum)
       return damaged("two superblocks that differ", why);
     if (status < 0 && status != -EIO) return explain(status, {}, kDamageAdvice, why);
-    if (status == -EIO || memcmp(backup.get(), head.get(), kSuperBytes) != 0) mend_at = at;
+    if (status == -EIO || memcmp(backup.get(), head.get(), kSuperBytes) != 0) repair_at = at;
   } else {
     const int read = backup.read(raw_, end_of(raw_) - kSuperBytes);
     if (read < 0 && read != -EIO) return explain(read, {}, kDamageAdvice, why);
     status = open_without_head(format, state, *head.get(), read == 0 ? backup.get() : nullptr, why);
     if (status != 0) return status < 0 ? status : 0;
-    mend_at = 0;
+    repair_at = 0;
   }
   SlotReport report;
-  status = store_.load(format == Format::kRepair ? Mend::kProven : to_look(), &report);
+  status = store_.load(format == Format::kRepair ? Repair::kProven : to_look(), &report);
   if (status < 0 && !(status == -EBADMSG && format == Format::kCheck)) return explain(status, report, kDamageAdvice, why);
-  repaired_ |= report.mended != 0;
-  if (looks_) damaged_ = static_cast<unsigned>(std::popcount(report.bad)) + (mend_at != UINT64_MAX);
+  repaired_ |= report.repaired != 0;
+  if (looks_) damaged_ = static_cast<unsigned>(std::popcount(report.bad)) + (repair_at != UINT64_MAX);
   if (looks_) return 0;
-  if (mend_at != UINT64_MAX) {
-    status = restore_super(mend_at == 0 ? *backup.get() : *head.get(), mend_at);
+  if (repair_at != UINT64_MAX) {
+    status = restore_super(repair_at == 0 ? *backup.get() : *head.get(), repair_at);
     if (status < 0) return explain(status, {}, kDamageAdvice, why);
     repaired_ = true;
   }
@@ -169,11 +169,11 @@ int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Su
                       super.version, media::kVersion);
     if (!there) return damaged("both superblocks", why);
     if (state == SuperState::kForeign) {
-      Holds holds = Holds::kForeign;
+      DeviceContent content = DeviceContent::kForeign;
       char what[64];
-      const int status = device_holds(raw_, &holds, what, sizeof what);
+      const int status = device_content(raw_, &content, what, sizeof what);
       if (status < 0) return explain(status, {}, kDamageAdvice, why);
-      if (holds != Holds::kForeign || strcmp(what, kUnknownData) != 0) return refuse_contents(format, true, why);
+      if (content != DeviceContent::kForeign || strcmp(what, kUnknownData) != 0) return refuse_contents(format, true, why);
     }
     return take_geometry(*backup, why);
   }
@@ -186,16 +186,16 @@ int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Su
 // 0 when it may be formatted. Pre: no valid superblock in front.
 int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why) {
   const char* name = raw_->name();
-  Holds holds = Holds::kForeign;
+  DeviceContent content = DeviceContent::kForeign;
   char what[64] = "";
-  const int status = device_holds(raw_, &holds, what, sizeof what);
+  const int status = device_content(raw_, &content, what, sizeof what);
   if (status < 0) return why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", name, errno_text(status), errno_name(status));
-  if (backup && (holds == Holds::kBlank || strcmp(what, kUnknownData) == 0))
+  if (backup && (content == DeviceContent::kBlank || strcmp(what, kUnknownData) == 0))
     return why->set(-EBADMSG, "LUN %s: its head was erased or overwritten, but its end says that it carries virtual LUNs; `lunar lun check --repair %s` "
                     "restores it, formatting by name (--format) erases them", name, name);
   MemberLabel label;
-  if (holds == Holds::kMember && label_read(raw_, &label) == -EOPNOTSUPP) return refuse_mirror(name, "it", why);
-  if (holds == Holds::kBlank) return refuse_blank(format, why);
+  if (content == DeviceContent::kMember && label_read(raw_, &label) == -EOPNOTSUPP) return refuse_mirror(name, "it", why);
+  if (content == DeviceContent::kBlank) return refuse_blank(format, why);
   return why->set(-EEXIST, "LUN %s: holds %s; nothing was changed. If that may go, erase it (wipefs -a, or truncate -s 0 and "
                   "truncate -s SIZE of a file), or format it by name", name, what);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entries and extents: creating, growing, shrinking and giving back. See physical_impl.h.
 //
-// Where zeros (or nothing) and space can be had at once, it is one change under one metadata lock; else see physical_aside.cpp.
+// Where zeros (or nothing) and space can be had at once, it is one change under one metadata lock; else see physical_staging.cpp.
 //
 // Threading: each call is one session. May not be used on the fault path.
 #include <errno.h>
@@ -70,7 +70,7 @@ void PhysicalLunImpl::discard_freed(uint64_t from, uint64_t count) {
 }
 
 bool PhysicalLunImpl::dead(unsigned index) {
-  return used(index) && (entries()[index].flags & kEntryScratch) && index != own_ && index != aside_ && locks_.owned_by_any(index) == 0;
+  return used(index) && (entries()[index].flags & kEntryScratch) && index != own_ && index != staged_ && locks_.owned_by_any(index) == 0;
 }
 
 int PhysicalLunImpl::reclaim() {
@@ -194,7 +194,7 @@ int PhysicalLunImpl::create(const NewLun& wanted, OwnedLun* lun, ErrorText* why)
   nameless.size_bytes = 0;
   const bool named = *wanted.name != '\0';
   if (named) {
-    const Session session(this, Mend::kOne, why);
+    const Session session(this, Repair::kOne, why);
     if (session.status() < 0) return session.status();
     if (find(wanted.name) != kNoEntry) return why->set(-EEXIST, "LUN %s#%s: exists already", raw_->name(), wanted.name);
   }
@@ -212,7 +212,7 @@ int PhysicalLunImpl::create(const NewLun& wanted, OwnedLun* lun, ErrorText* why)
 }
 
 int PhysicalLunImpl::create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText* why) {
-  Session session(this, Mend::kOne, why);
+  Session session(this, Repair::kOne, why);
   if (session.status() < 0) return session.status();
   const bool scratch = *wanted.name == '\0';
   if (!scratch && find(wanted.name) != kNoEntry) return why->set(-EEXIST, "LUN %s#%s: exists already", raw_->name(), wanted.name);
@@ -262,7 +262,7 @@ int PhysicalLunImpl::open_named(const char* name, LunType type, OwnedLun* lun, u
 int PhysicalLunImpl::grow(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
   uint64_t more = 0;
   {
-    Session session(this, Mend::kOne, why);
+    Session session(this, Repair::kOne, why);
     int status = session.status();
     if (status == 0) status = ours(*lun, why);
     if (status < 0) return status;
@@ -290,11 +290,11 @@ int PhysicalLunImpl::grow(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
       return status < 0 ? why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status), errno_name(status)) : 0;
     }
   }
-  return grow_aside(more, bytes, lun, why);
+  return grow_staged(more, bytes, lun, why);
 }
 
 int PhysicalLunImpl::shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
-  Session session(this, Mend::kOne, why);
+  Session session(this, Repair::kOne, why);
   int status = session.status();
   if (status == 0) status = ours(*lun, why);
   if (status < 0) return status;
@@ -335,7 +335,7 @@ void PhysicalLunImpl::abandon(const OwnedLun& lun) {
   own_ = kNoEntry;
   if (locks_.renew() < 0) return;            // whoever needs the space finds it ownerless
   for (int i = 0; i < kTries && locks_.owned(lun.index) != 0; ++i) sys::sleep_ns(kPauseNs);
-  Session session(this, Mend::kOne, nullptr);
+  Session session(this, Repair::kOne, nullptr);
   ErrorText why;
   if (session.status() == 0 && ours(lun, &why) == 0 && locks_.owned(lun.index) == 0) (void)reclaim();
 }

@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
 constexpr unsigned kDepthMax = 4096, kVectorsMax = 256;
 constexpr int64_t kStalledNs = 100'000;   // how long await sleeps while pieces wait for room in the base
-constexpr uint32_t kSliceRoom = 2 * kVectorsMax + 2;   // of a cut: a command of 16 MiB over extents of 64 KiB
+constexpr uint32_t kSliceRoom = 2 * kVectorsMax + 2;   // of a split: a command of 16 MiB over extents of 64 KiB
 
 constexpr uint64_t low_bits(unsigned n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
@@ -26,7 +26,7 @@ constexpr uint64_t low_bits(unsigned n) { return n == 64 ? ~uint64_t{0} : (uint6
 
 int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* transform, const ContextOptions& options, VirtualContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
-  const unsigned depth = options.depth, cuts = depth < kCutsMax ? depth : kCutsMax;
+  const unsigned depth = options.depth, splits = depth < kSplitsMax ? depth : kSplitsMax;
   const unsigned bounces = !transform ? 0 : depth < kBouncesMax ? depth : kBouncesMax;
   size_t bytes = 0;
   const auto part = [&](size_t size) {
@@ -35,8 +35,8 @@ int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* t
     return at;
   };
   part(sizeof(VirtualContext));
-  const size_t flights = part(depth * sizeof(Flight)), stack = part(depth * sizeof(uint16_t)), ready = part(depth * sizeof(uint16_t));
-  const size_t cut_at = part(cuts * sizeof(Cut)), slices = part(cuts * kSliceRoom * sizeof(iovec)), vectors = part(bounces * sizeof(iovec));
+  const size_t entries = part(depth * sizeof(InFlight)), stack = part(depth * sizeof(uint16_t)), ready = part(depth * sizeof(uint16_t));
+  const size_t splits_at = part(splits * sizeof(Split)), slices = part(splits * kSliceRoom * sizeof(iovec)), vectors = part(bounces * sizeof(iovec));
   bytes = round_up(bytes, 4096);
   const size_t bounce_at = part(bounces * kBounceBytes);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
@@ -47,18 +47,18 @@ int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* t
   context->transform_ = transform;
   context->depth_ = depth;
   context->mapping_bytes_ = bytes;
-  context->flights_ = reinterpret_cast<Flight*>(memory + flights);
-  context->free_flights_ = reinterpret_cast<uint16_t*>(memory + stack);
+  context->entries_ = reinterpret_cast<InFlight*>(memory + entries);
+  context->free_entries_ = reinterpret_cast<uint16_t*>(memory + stack);
   context->ready_ = reinterpret_cast<uint16_t*>(memory + ready);
-  context->cuts_ = reinterpret_cast<Cut*>(memory + cut_at);
+  context->splits_ = reinterpret_cast<Split*>(memory + splits_at);
   context->bounce_iov_ = reinterpret_cast<iovec*>(memory + vectors);
   context->bounces_ = memory + bounce_at;
-  context->free_cuts_ = low_bits(cuts);
+  context->free_splits_ = low_bits(splits);
   context->free_bounces_ = low_bits(bounces);
-  for (unsigned i = 0; i < depth; ++i) context->free_flights_[i] = static_cast<uint16_t>(depth - 1 - i);
-  for (unsigned i = 0; i < cuts; ++i) context->cuts_[i].slices = reinterpret_cast<iovec*>(memory + slices) + i * kSliceRoom;
+  for (unsigned i = 0; i < depth; ++i) context->free_entries_[i] = static_cast<uint16_t>(depth - 1 - i);
+  for (unsigned i = 0; i < splits; ++i) context->splits_[i].slices = reinterpret_cast<iovec*>(memory + slices) + i * kSliceRoom;
   ContextOptions wanted = options;
-  wanted.depth = depth + cuts < kDepthMax ? depth + cuts : kDepthMax;
+  wanted.depth = depth + splits < kDepthMax ? depth + splits : kDepthMax;
   const int status = base->attach(wanted, &context->base_);
   if (status < 0) unmap_private(memory, bytes);
   else *out = context;
@@ -71,19 +71,19 @@ void VirtualContext::release() {
   unmap_private(this, mapping_bytes_);
 }
 
-uint16_t VirtualContext::open_flight(const Command& command, uint64_t length, unsigned phase) {
-  const uint16_t index = free_flights_[depth_ - in_flight_ - 1];
+uint16_t VirtualContext::open_entry(const Command& command, uint64_t length, unsigned phase) {
+  const uint16_t index = free_entries_[depth_ - in_flight_ - 1];
   ++in_flight_;
-  flights_[index] = {command.tag, command.offset.value, length, 0, command.iov, command.iov_count, 0, kNone, kNone, command.op,
+  entries_[index] = {command.tag, command.offset.value, length, 0, command.iov, command.iov_count, 0, kNone, kNone, command.op,
                      static_cast<uint8_t>(phase), false, command.fua};
   return index;
 }
 
 // A command that never reaches the base: its response waits here.
 void VirtualContext::answer(const Command& command, int64_t result) {
-  const uint16_t index = open_flight(command, 0, map_->enter(&phases_));
-  flights_[index].result = result;
-  flights_[index].finished = true;
+  const uint16_t index = open_entry(command, 0, map_->enter(&phases_));
+  entries_[index].result = result;
+  entries_[index].finished = true;
   make_ready(index);
 }
 
@@ -106,7 +106,7 @@ int VirtualContext::examine(const Command& command, uint64_t* length) const {
   return command.offset.value % align || *length % align ? -EINVAL : 0;
 }
 
-// Opens the flight of a command that goes to the base. False: no room for it now. *out: its one piece, where it is not cut.
+// Opens the entry of a command that goes to the base. False: no room for it now. *out: its one piece, where it is not split.
 VirtualContext::Start VirtualContext::start(const Command& command, uint64_t length, Command* out) {
   const unsigned phase = map_->enter(&phases_);
   *out = command;
@@ -118,48 +118,48 @@ VirtualContext::Start VirtualContext::start(const Command& command, uint64_t len
   }
   uint64_t run = length;
   if (!flush) out->offset = DeviceOffset{map_->run(offset, length, &run)};
-  const bool cut = run < length, bounce = transform_ && command.op == Op::kWrite;
-  if (cut && command.op == Op::kWrite && command.atomic) {   // its pieces would be torn from each other
+  const bool split = run < length, bounce = transform_ && command.op == Op::kWrite;
+  if (split && command.op == Op::kWrite && command.atomic) {   // its pieces would be torn from each other
     ExtentMap::leave(&phases_, phase);
     return Start::kOutside;
   }
-  if ((cut && !free_cuts_) || (bounce && !free_bounces_)) {
+  if ((split && !free_splits_) || (bounce && !free_bounces_)) {
     ExtentMap::leave(&phases_, phase);
     return Start::kFull;
   }
-  const uint16_t index = open_flight(command, length, phase);
-  Flight& flight = flights_[index];
+  const uint16_t index = open_entry(command, length, phase);
+  InFlight& entry = entries_[index];
   if (bounce) {
     const auto slot = static_cast<unsigned>(std::countr_zero(free_bounces_));
     free_bounces_ &= ~(uint64_t{1} << slot);
     char* memory = bounces_ + slot * kBounceBytes;
     encrypt_vector(*transform_, offset, command.iov, command.iov_count, memory);
     bounce_iov_[slot] = {memory, length};
-    flight.bounce = static_cast<uint16_t>(slot);
-    flight.iov = out->iov = &bounce_iov_[slot];
-    flight.iov_count = out->iov_count = 1;
+    entry.bounce = static_cast<uint16_t>(slot);
+    entry.iov = out->iov = &bounce_iov_[slot];
+    entry.iov_count = out->iov_count = 1;
   }
   out->tag = index;
-  if (!cut) {
-    flight.finished = true;
-    flight.pieces = 1;
+  if (!split) {
+    entry.finished = true;
+    entry.pieces = 1;
     return Start::kWhole;
   }
-  const auto slot = static_cast<unsigned>(std::countr_zero(free_cuts_));
-  free_cuts_ &= ~(uint64_t{1} << slot);
+  const auto slot = static_cast<unsigned>(std::countr_zero(free_splits_));
+  free_splits_ &= ~(uint64_t{1} << slot);
   pumping_ |= uint64_t{1} << slot;
-  flight.cut = static_cast<uint16_t>(slot);
-  Cut& pieces = cuts_[slot];
+  entry.split = static_cast<uint16_t>(slot);
+  Split& pieces = splits_[slot];
   pieces = {0, 0, 0, index, pieces.slices, 0};
-  return Start::kCut;
+  return Start::kSplit;
 }
 
-void VirtualContext::close_flight(uint16_t index) {
-  Flight& flight = flights_[index];
-  if (flight.cut != kNone) free_cuts_ |= uint64_t{1} << flight.cut;
-  if (flight.bounce != kNone) free_bounces_ |= uint64_t{1} << flight.bounce;
-  ExtentMap::leave(&phases_, flight.phase);
-  free_flights_[depth_ - in_flight_] = index;
+void VirtualContext::close_entry(uint16_t index) {
+  InFlight& entry = entries_[index];
+  if (entry.split != kNone) free_splits_ |= uint64_t{1} << entry.split;
+  if (entry.bounce != kNone) free_bounces_ |= uint64_t{1} << entry.bounce;
+  ExtentMap::leave(&phases_, entry.phase);
+  free_entries_[depth_ - in_flight_] = index;
   --in_flight_;
 }
 
@@ -173,7 +173,7 @@ int VirtualContext::submit(const Command* commands, unsigned n) {
     status = base_->submit(batch, queued);
     const unsigned done = status < 0 ? 0 : static_cast<unsigned>(status);
     full |= done < queued;
-    for (unsigned i = queued; i > done; --i) close_flight(static_cast<uint16_t>(batch[i - 1].tag));   // as if it never came
+    for (unsigned i = queued; i > done; --i) close_entry(static_cast<uint16_t>(batch[i - 1].tag));   // as if it never came
     taken += done;
     queued = 0;
   };
@@ -189,16 +189,16 @@ int VirtualContext::submit(const Command* commands, unsigned n) {
       continue;
     }
     // What is not handed on at once must not overtake what is queued: a count of commands taken is a prefix.
-    const uint16_t cut = started == Start::kCut ? static_cast<uint16_t>(batch[queued].tag) : kNone;
+    const uint16_t split = started == Start::kSplit ? static_cast<uint16_t>(batch[queued].tag) : kNone;
     hand_on();
     if (full) {
-      if (cut != kNone) {
-        pumping_ &= ~(uint64_t{1} << flights_[cut].cut);
-        close_flight(cut);
+      if (split != kNone) {
+        pumping_ &= ~(uint64_t{1} << entries_[split].split);
+        close_entry(split);
       }
       break;
     }
-    if (cut != kNone) (void)pump_cut(flights_[cut].cut);
+    if (split != kNone) (void)pump_split(entries_[split].split);
     else answer(commands[i], started == Start::kNothing ? 0 : -EINVAL);
     ++taken;
   }
@@ -208,53 +208,53 @@ int VirtualContext::submit(const Command* commands, unsigned n) {
   return status < 0 ? status : -EAGAIN;
 }
 
-// The next piece of a cut: as far as one run reaches. False: its slices are all in use.
-bool VirtualContext::next_piece(Cut& cut, Command* out) {
-  const Flight& flight = flights_[cut.flight];
-  if (flight.pieces == 0) cut.used = 0;
+// The next piece of a split: as far as one run reaches. False: its slices are all in use.
+bool VirtualContext::next_piece(Split& split, Command* out) {
+  const InFlight& entry = entries_[split.entry];
+  if (entry.pieces == 0) split.used = 0;
   uint64_t run = 0;
-  out->op = flight.op;
-  out->tag = cut.flight;
-  out->fua = flight.fua;
-  out->offset = DeviceOffset{map_->run(flight.offset + cut.done, flight.length - cut.done, &run)};
+  out->op = entry.op;
+  out->tag = split.entry;
+  out->fua = entry.fua;
+  out->offset = DeviceOffset{map_->run(entry.offset + split.done, entry.length - split.done, &run)};
   out->length = run;
-  if (flight.op == Op::kDiscard) {
-    cut.done += run;
+  if (entry.op == Op::kDiscard) {
+    split.done += run;
     return true;
   }
-  uint32_t room = kSliceRoom - cut.used, at = cut.iov_at;
-  uint64_t within = cut.iov_done;
-  iovec* slices = cut.slices + cut.used;
-  if (vector_slice(flight.iov, flight.iov_count, &at, &within, run, slices, &room) < run) return false;   // later, when some are done
+  uint32_t room = kSliceRoom - split.used, at = split.iov_at;
+  uint64_t within = split.iov_done;
+  iovec* slices = split.slices + split.used;
+  if (vector_slice(entry.iov, entry.iov_count, &at, &within, run, slices, &room) < run) return false;   // later, when some are done
   out->iov = slices;
   out->iov_count = room;
-  cut.used += room;
-  cut.iov_at = at;
-  cut.iov_done = within;
-  cut.done += run;
+  split.used += room;
+  split.iov_at = at;
+  split.iov_done = within;
+  split.done += run;
   return true;
 }
 
 // Hands on what the base takes. False when it takes no more.
-bool VirtualContext::pump_cut(unsigned index) {
-  Cut& cut = cuts_[index];
-  Flight& flight = flights_[cut.flight];
-  while (!flight.finished) {
-    const Cut before = cut;
+bool VirtualContext::pump_split(unsigned index) {
+  Split& split = splits_[index];
+  InFlight& entry = entries_[split.entry];
+  while (!entry.finished) {
+    const Split before = split;
     Command piece;
-    if (!next_piece(cut, &piece)) return true;
+    if (!next_piece(split, &piece)) return true;
     const int status = base_->submit(&piece, 1);
     if (status == 1) {
-      ++flight.pieces;
-      flight.finished = cut.done == flight.length;
+      ++entry.pieces;
+      entry.finished = split.done == entry.length;
       continue;
     }
-    cut = before;
+    split = before;
     if (base_->in_flight() != 0) return false;
     // It takes nothing although it has nothing to do.
-    if (flight.result >= 0) flight.result = status < 0 ? status : -EIO;
-    flight.finished = true;
-    make_ready(cut.flight);
+    if (entry.result >= 0) entry.result = status < 0 ? status : -EIO;
+    entry.finished = true;
+    make_ready(split.entry);
   }
   pumping_ &= ~(uint64_t{1} << index);
   return true;
@@ -262,19 +262,19 @@ bool VirtualContext::pump_cut(unsigned index) {
 
 void VirtualContext::pump() {
   for (uint64_t left = pumping_; left; left &= left - 1) {
-    if (!pump_cut(static_cast<unsigned>(std::countr_zero(left)))) return;
+    if (!pump_split(static_cast<unsigned>(std::countr_zero(left)))) return;
   }
 }
 
 void VirtualContext::finish(uint16_t index, Response* out) {
-  const Flight& flight = flights_[index];
-  if (transform_ && flight.op == Op::kRead && flight.result > 0)
-    decrypt_vector(*transform_, flight.offset, flight.iov, flight.iov_count, static_cast<uint64_t>(flight.result));
-  *out = {flight.tag, flight.result};
-  close_flight(index);
+  const InFlight& entry = entries_[index];
+  if (transform_ && entry.op == Op::kRead && entry.result > 0)
+    decrypt_vector(*transform_, entry.offset, entry.iov, entry.iov_count, static_cast<uint64_t>(entry.result));
+  *out = {entry.tag, entry.result};
+  close_entry(index);
 }
 
-// Responses of the base: those that end a flight come out.
+// Responses of the base: those that end a command come out.
 unsigned VirtualContext::settle(const Response* from, unsigned n, Response* out) {
   unsigned taken = 0;
   for (unsigned i = 0; i < n; ++i) {
@@ -286,16 +286,16 @@ unsigned VirtualContext::settle(const Response* from, unsigned n, Response* out)
       continue;
     }
     const auto index = static_cast<uint16_t>(from[i].tag);
-    Flight& flight = flights_[index];
-    --flight.pieces;
+    InFlight& entry = entries_[index];
+    --entry.pieces;
     if (from[i].result < 0) {
-      if (flight.result >= 0) flight.result = from[i].result;
-      if (!flight.finished) pumping_ &= ~(uint64_t{1} << flight.cut);   // no use in the rest of it
-      flight.finished = true;
-    } else if (flight.result >= 0) {
-      flight.result += from[i].result;
+      if (entry.result >= 0) entry.result = from[i].result;
+      if (!entry.finished) pumping_ &= ~(uint64_t{1} << entry.split);   // no use in the rest of it
+      entry.finished = true;
+    } else if (entry.result >= 0) {
+      entry.result += from[i].result;
     }
-    if (flight.finished && flight.pieces == 0) finish(index, &out[taken++]);
+    if (entry.finished && entry.pieces == 0) finish(index, &out[taken++]);
   }
   return taken;
 }

@@ -2,11 +2,11 @@
 // VirtualContext: a context of a virtual LUN over one context of its base device.
 //
 //   command ──► one run on the base: handed on, with the caller's own iovecs
-//          └──► several runs: cut at the borders, piece after piece as the base takes them; the iovec slices lie in a *cut*
+//          └──► several runs: split at the borders, piece after piece as the base takes them; the iovec slices lie in a *split*
 //          └──► written through a transform: encrypted into a *bounce* first, which then is the one iovec
 //
-// A flight a command; all its pieces carry the flight's number as their tag, the response is the sum of their bytes or the first
-// error. Flights, cuts and bounces are made with the context; where the last two are used up, a command is not taken.
+// An in-flight entry a command; all its pieces carry the entry's number as their tag, the response is the sum of their bytes or the first
+// error. Entries, splits and bounces are made with the context; where the last two are used up, a command is not taken.
 // Threading: as Context. May not allocate after create.
 #pragma once
 #include <atomic>
@@ -37,39 +37,39 @@ class VirtualContext final : public OwnedContext {
   VirtualContext* next = nullptr;   // of the LUN's list, under its lock
 
  private:
-  static constexpr unsigned kCutsMax = 32, kBouncesMax = 64, kBatch = 64;
+  static constexpr unsigned kSplitsMax = 32, kBouncesMax = 64, kBatch = 64;
   static constexpr uint16_t kNone = UINT16_MAX;
-  struct Flight {
+  struct InFlight {
     uint64_t tag, offset, length;     // on the virtual LUN
     int64_t result;                   // bytes so far; < 0: the first error
     const iovec* iov;
     uint32_t iov_count, pieces;       // pieces: in flight on the base
-    uint16_t cut, bounce;             // kNone: none
+    uint16_t split, bounce;             // kNone: none
     Op op;
     uint8_t phase;
     bool finished;                    // no piece is to come
     bool fua;
   };
-  // How far a flight that is cut has come. One piece's slices at a time are handed on; they must live until it is done.
-  struct Cut {
+  // How far a command that is split has come. One piece's slices at a time are handed on; they must live until it is done.
+  struct Split {
     uint64_t done;                    // bytes handed on
     uint32_t iov_at;
     uint64_t iov_done;                // of that iovec
-    uint16_t flight;
+    uint16_t entry;
     iovec* slices;                    // room for all pieces
     uint32_t used;
   };
   VirtualContext() = default;
-  enum class Start : uint8_t { kWhole, kCut, kFull, kOutside, kNothing };   // kNothing: zero bytes
+  enum class Start : uint8_t { kWhole, kSplit, kFull, kOutside, kNothing };   // kNothing: zero bytes
   Start start(const Command& command, uint64_t length, Command* out);
   int examine(const Command& command, uint64_t* length) const;
   void answer(const Command& command, int64_t result);
   void make_ready(uint16_t index);
-  uint16_t open_flight(const Command& command, uint64_t length, unsigned phase);
-  void close_flight(uint16_t index);
-  bool next_piece(Cut& cut, Command* out);
+  uint16_t open_entry(const Command& command, uint64_t length, unsigned phase);
+  void close_entry(uint16_t index);
+  bool next_piece(Split& split, Command* out);
   void pump();
-  bool pump_cut(unsigned index);
+  bool pump_split(unsigned index);
   unsigned settle(const Response* from, unsigned n, Response* out);
   unsigned take_ready(Response* out, unsigned max);
   void finish(uint16_t index, Response* out);
@@ -79,12 +79,12 @@ class VirtualContext final : public OwnedContext {
   ExtentMap* map_ = nullptr;
   const BlockTransform* transform_ = nullptr;
   PhaseCount phases_;
-  Flight* flights_ = nullptr;
-  uint16_t *free_flights_ = nullptr, *ready_ = nullptr;   // stack; ring of finished flights that never reached the base
-  Cut* cuts_ = nullptr;
+  InFlight* entries_ = nullptr;
+  uint16_t *free_entries_ = nullptr, *ready_ = nullptr;   // stack; ring of finished commands that never reached the base
+  Split* splits_ = nullptr;
   char* bounces_ = nullptr;
   iovec* bounce_iov_ = nullptr;
-  uint64_t free_cuts_ = 0, free_bounces_ = 0, pumping_ = 0;   // a bit each; pumping_: cuts with pieces to come
+  uint64_t free_splits_ = 0, free_bounces_ = 0, pumping_ = 0;   // a bit each; pumping_: splits with pieces to come
   unsigned depth_ = 0, in_flight_ = 0, ready_first_ = 0;
   std::atomic<unsigned> ready_count_{0};
   std::atomic<bool> stalled_{false};   // pumping_ is not empty: for await

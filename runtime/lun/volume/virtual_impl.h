@@ -28,7 +28,7 @@ class VirtualLunImpl final : public VirtualLun {
   int fd(unsigned i) const override { return base_->fd(i); }
   void reopen(unsigned i, int fd) override { base_->reopen(i, fd); }
   unsigned lock_count() const override { return base_->lock_count(); }
-  [[nodiscard]] int hold(unsigned i, int fd) override;
+  [[nodiscard]] int share_lock(unsigned i, int fd) override;
   void close() override;
 
   [[nodiscard]] int set_size(uint64_t bytes, ErrorText* why) override;

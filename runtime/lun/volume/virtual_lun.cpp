@@ -154,9 +154,9 @@ void VirtualLunImpl::close() {
   unmap_private(this, places_bytes_);
 }
 
-int VirtualLunImpl::hold(unsigned i, int fd) {
-  const int status = base_->hold(i, fd);
-  return status < 0 || i >= base_->lock_count() ? status : physical_->hold(fd, lun_);
+int VirtualLunImpl::share_lock(unsigned i, int fd) {
+  const int status = base_->share_lock(i, fd);
+  return status < 0 || i >= base_->lock_count() ? status : physical_->share_lock(fd, lun_);
 }
 
 // Pre: sizes_ held.
@@ -196,7 +196,7 @@ int VirtualLunImpl::shrink(uint64_t bytes, ErrorText* why) {
   }
   const int status = physical_->shrink(bytes, &lun_, why);
   if (status == 0) return 0;
-  // What the medium says counts. Where it cannot be read, nobody may use what is perhaps another's already.
+  // What the device says counts. Where it cannot be read, nobody may use what is perhaps another's already.
   if (physical_->refresh(&lun_) == 0) map_.set_limit(lun_.size_bytes);
   return status;
 }

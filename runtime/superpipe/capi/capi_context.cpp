@@ -21,13 +21,13 @@ constexpr uint64_t kSpinNs = 100'000, kNapNs = 20'000;   // a wait asks without 
 
 int CapiContext::create(CapiDevice* device, int chunk, const ContextOptions& options, OwnedContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
-  const size_t head = round_up(sizeof(CapiContext), 64), bytes = head + options.depth * sizeof(Flight);
+  const size_t head = round_up(sizeof(CapiContext), 64), bytes = head + options.depth * sizeof(InFlight);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) CapiContext;
   context->device_ = device;
   context->chunk_ = chunk;
-  context->flights_ = reinterpret_cast<Flight*>(memory + head);
+  context->entries_ = reinterpret_cast<InFlight*>(memory + head);
   context->depth_ = options.depth;
   context->mapping_bytes_ = bytes;
   *out = context;
@@ -40,39 +40,39 @@ void CapiContext::release() {
   unmap_private(this, mapping_bytes_);
 }
 
-void CapiContext::send(Flight* flight) {
-  const Command& command = flight->command;
-  const iovec& part = command.iov[flight->part];
-  const size_t left = (part.iov_len - flight->skip) / kBlockBytes, most = device_->blocks_max();
-  flight->piece = static_cast<uint32_t>(left < most ? left : most);
-  const auto block = static_cast<off_t>(device_->first_block() + (command.offset.value + flight->done) / kBlockBytes);
+void CapiContext::send(InFlight* entry) {
+  const Command& command = entry->command;
+  const iovec& part = command.iov[entry->part];
+  const size_t left = (part.iov_len - entry->skip) / kBlockBytes, most = device_->blocks_max();
+  entry->piece = static_cast<uint32_t>(left < most ? left : most);
+  const auto block = static_cast<off_t>(device_->first_block() + (command.offset.value + entry->done) / kBlockBytes);
   const auto issue = command.op == Op::kRead ? device_->library().aread : device_->library().awrite;
   int tag = -1;
   errno = 0;
-  const int moved = issue(chunk_, static_cast<char*>(part.iov_base) + flight->skip, block, flight->piece, &tag, nullptr, 0);
-  flight->tag = tag;
+  const int moved = issue(chunk_, static_cast<char*>(part.iov_base) + entry->skip, block, entry->piece, &tag, nullptr, 0);
+  entry->tag = tag;
   if (moved > 0) {
-    advance(flight, moved);   // done already
+    advance(entry, moved);   // done already
   } else if (moved < 0 && errno == EWOULDBLOCK) {
-    flight->tag = kUnsent;
+    entry->tag = kUnsent;
   } else if (moved < 0) {
-    flight->tag = kEnded;
-    flight->result = errno ? -errno : -EIO;
+    entry->tag = kEnded;
+    entry->result = errno ? -errno : -EIO;
   }
 }
 
 // The piece under way came back. Whatever is left is sent when collect() comes to it.
-void CapiContext::advance(Flight* flight, int moved_blocks) {
+void CapiContext::advance(InFlight* entry, int moved_blocks) {
   const uint64_t bytes = static_cast<uint64_t>(moved_blocks) * kBlockBytes;
-  flight->done += bytes;
-  flight->skip += bytes;
-  while (flight->part < flight->command.iov_count && flight->skip >= flight->command.iov[flight->part].iov_len)
-    flight->skip -= flight->command.iov[flight->part++].iov_len;
-  const bool finished = flight->part == flight->command.iov_count || static_cast<uint32_t>(moved_blocks) < flight->piece;
-  flight->tag = finished ? kEnded : kUnsent;
-  flight->result = static_cast<int64_t>(flight->done);
-  if (!finished || flight->command.op != Op::kWrite || !flight->command.fua) return;
-  if (const int err = device_->flush(); err < 0) flight->result = err;
+  entry->done += bytes;
+  entry->skip += bytes;
+  while (entry->part < entry->command.iov_count && entry->skip >= entry->command.iov[entry->part].iov_len)
+    entry->skip -= entry->command.iov[entry->part++].iov_len;
+  const bool finished = entry->part == entry->command.iov_count || static_cast<uint32_t>(moved_blocks) < entry->piece;
+  entry->tag = finished ? kEnded : kUnsent;
+  entry->result = static_cast<int64_t>(entry->done);
+  if (!finished || entry->command.op != Op::kWrite || !entry->command.fua) return;
+  if (const int err = device_->flush(); err < 0) entry->result = err;
 }
 
 // Asks the library for what is done, and sends what waits to be sent.
@@ -85,22 +85,22 @@ void CapiContext::collect() {
     if (tag < 0) break;   // nothing done, or nothing active
     if (moved == 0) break;
     for (unsigned i = 0; i < in_flight_; ++i) {
-      Flight& flight = flights_[i];
-      if (flight.tag != tag) continue;
+      InFlight& entry = entries_[i];
+      if (entry.tag != tag) continue;
       if (moved > 0) {
-        advance(&flight, moved);
+        advance(&entry, moved);
       } else {
-        flight.tag = kEnded;
-        flight.result = errno ? -errno : -EIO;
+        entry.tag = kEnded;
+        entry.result = errno ? -errno : -EIO;
       }
       break;
     }
   }
   for (unsigned i = 0; i < in_flight_; ++i) {
-    while (flights_[i].tag == kUnsent) {
-      const uint64_t before = flights_[i].done;
-      send(&flights_[i]);
-      if (flights_[i].done == before) break;   // sent, ended, or no command free
+    while (entries_[i].tag == kUnsent) {
+      const uint64_t before = entries_[i].done;
+      send(&entries_[i]);
+      if (entries_[i].done == before) break;   // sent, ended, or no command free
     }
   }
 }
@@ -109,14 +109,14 @@ int CapiContext::submit(const Command* commands, unsigned n) {
   unsigned taken = 0;
   const uint64_t now = sys::now_ns();
   for (; taken < n && in_flight_ < depth_; ++taken) {
-    Flight& flight = flights_[in_flight_++];
-    flight = {commands[taken], now, 0, 0, 0, 0, kUnsent, 0};
+    InFlight& entry = entries_[in_flight_++];
+    entry = {commands[taken], now, 0, 0, 0, 0, kUnsent, 0};
     const int check = device_->check(commands[taken]);
     if (check != 0 || commands[taken].op == Op::kFlush) {
-      flight.tag = kEnded;
-      flight.result = check < 0 ? check : check > 0 ? 0 : device_->flush();
+      entry.tag = kEnded;
+      entry.result = check < 0 ? check : check > 0 ? 0 : device_->flush();
     } else {
-      send(&flight);
+      send(&entry);
     }
   }
   return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
@@ -126,12 +126,12 @@ int CapiContext::reap(Response* out, unsigned max) {
   if (in_flight_) collect();
   unsigned taken = 0, kept = 0;
   for (unsigned i = 0; i < in_flight_; ++i) {
-    Flight& flight = flights_[i];
-    if (flight.tag == kEnded && taken < max) {
-      if (flight.command.op == Op::kRead && flight.result > 0) latency_.add(sys::now_ns() - flight.start_ns);
-      out[taken++] = {flight.command.tag, flight.result};
+    InFlight& entry = entries_[i];
+    if (entry.tag == kEnded && taken < max) {
+      if (entry.command.op == Op::kRead && entry.result > 0) latency_.add(sys::now_ns() - entry.start_ns);
+      out[taken++] = {entry.command.tag, entry.result};
     } else if (kept++ != i) {
-      flights_[kept - 1] = flight;
+      entries_[kept - 1] = entry;
     }
   }
   in_flight_ = kept;

@@ -24,7 +24,7 @@ class CapiContext final : public OwnedContext {
   void release() override;
 
  private:
-  struct Flight {
+  struct InFlight {
     Command command;
     uint64_t start_ns;
     uint64_t done;         // bytes
@@ -36,12 +36,12 @@ class CapiContext final : public OwnedContext {
   };
   enum : int { kUnsent = -2, kEnded = -3 };
   CapiContext() = default;
-  void send(Flight* flight);
-  void advance(Flight* flight, int moved_blocks);
+  void send(InFlight* entry);
+  void advance(InFlight* entry, int moved_blocks);
   void collect();
 
   CapiDevice* device_ = nullptr;
-  Flight* flights_ = nullptr;      // 0 .. in_flight_, in order of submission
+  InFlight* entries_ = nullptr;      // 0 .. in_flight_, in order of submission
   unsigned depth_ = 0, in_flight_ = 0;
   int chunk_ = CapiLibrary::kNull;
   WatchSet watches_;

@@ -37,7 +37,7 @@ class CapiDevice final : public Device {
   int fd(unsigned i) const override { return files_.fd(i); }
   void reopen(unsigned i, int fd) override { files_.set(i, fd); }
   unsigned lock_count() const override { return files_.count(); }
-  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
+  [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
 
   const CapiLibrary& library() const { return library_; }

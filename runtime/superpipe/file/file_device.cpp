@@ -132,7 +132,7 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
 }
 
 // The file system under the open file: no memory behind it, direct I/O in front of it.
-int FileDevice::check_medium(const char* path, uint64_t* free_bytes, ErrorText* why) {
+int FileDevice::check_file_system(const char* path, uint64_t* free_bytes, ErrorText* why) {
   uint64_t magic = 0;
   int err = sys::file_system_type(fd(), &magic, free_bytes);
   if (err < 0) return explain_open(err, path, "ask its file system", why);
@@ -157,7 +157,7 @@ int FileDevice::check_size(uint64_t want_bytes, ErrorText* why) const {
                   format_size(size_bytes_).text, growable_ ? "free" : "large", format_size(want_bytes).text);
 }
 
-// The medium as it is. On a file of a memory file system too: who asks for it knows what it is.
+// The device as it is. On a file of a memory file system too: who asks for it knows what it is.
 int FileDevice::open_raw(const char* path, const struct stat& seen, const DeviceOptions& options, ErrorText* why) {
   block_ = S_ISBLK(seen.st_mode);
   raw_ = true;
@@ -286,7 +286,7 @@ int FileDevice::open_directory(const char* path, const DeviceOptions& options, E
   if (opened < 0) return explain_open(opened, path, "make a file in it", why);
   reopen(0, opened);
   uint64_t free_bytes = 0;
-  err = check_medium(path, &free_bytes, why);
+  err = check_file_system(path, &free_bytes, why);
   if (err < 0) return err;
   growable_ = true;
   size_bytes_ = free_bytes;
@@ -306,7 +306,7 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   if (opened < 0) return explain_open(opened, path, "open it for writing", why);
   reopen(0, opened);
   uint64_t free_bytes = 0;
-  err = check_medium(path, &free_bytes, why);
+  err = check_file_system(path, &free_bytes, why);
   if (err < 0) return err;
   err = files_.claim(Claim::kAlone, false, path, why);
   if (err < 0) return err;
@@ -378,7 +378,7 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
   if (known == 1)
     return why->set(-EEXIST, "LUN %s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, what, path);
   if (known == -ENOSYS)
-    return why->set(known, "LUN %s: libblkid.so.1 is missing, so nobody can tell what it holds; "
+    return why->set(known, "LUN %s: libblkid.so.1 is missing, so its contents are not known; "
                     "install libblkid1", path);
   if (known < 0) return explain_open(known, path, "have libblkid look at it", why);
   if (contents == Contents::kForeign)

@@ -51,7 +51,7 @@ class FileDevice final : public Device {
   int fd(unsigned i) const override { return files_.fd(i); }
   void reopen(unsigned i, int fd) override { files_.set(i, fd); }
   unsigned lock_count() const override { return files_.count(); }
-  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
+  [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
 
  private:
@@ -60,7 +60,7 @@ class FileDevice final : public Device {
   int open_directory(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why);
-  int check_medium(const char* path, uint64_t* free_bytes, ErrorText* why);
+  int check_file_system(const char* path, uint64_t* free_bytes, ErrorText* why);
   int check_size(uint64_t want_bytes, ErrorText* why) const;
   int choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why);
   int probe_iopoll() const;

@@ -68,7 +68,7 @@ bool NvmeContext::finish(uint32_t index, int32_t completed, int64_t* result) {
       return true;
     }
   }
-  if (send(index)) return false;   // the ring has an entry for every flight
+  if (send(index)) return false;   // the ring has an entry for every command
   *result = -EIO;
   return true;
 }

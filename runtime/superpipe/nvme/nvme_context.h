@@ -28,7 +28,7 @@ class NvmeContext final : public RingContext {
 
   const NvmeGeometry* geometry_ = nullptr;
   const char* name_ = nullptr;
-  Piece* pieces_ = nullptr;      // by flight
+  Piece* pieces_ = nullptr;      // by in-flight command
   uint64_t data_offset_ = 0;
   bool fixed_works_ = false;     // a command with the window succeeded (needs Linux 6.1)
 };

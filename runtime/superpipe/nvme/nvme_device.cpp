@@ -53,7 +53,7 @@ int refuse_other(const char* path, const struct stat& status, ErrorText* why) {
 }
 
 int refuse_rights(const char* path, int err, ErrorText* why) {
-  return why->set(err, "LUN %s: no right to open it; run `sudo setfacl -m u:$(id -un):rw %s` (for good: a udev rule, "
+  return why->set(err, "LUN %s: no right to open it; run `sudo setfacl -m u:$(id -un):rw %s` (permanently: a udev rule, "
                   "KERNEL==\"ng*\", GROUP=\"disk\", MODE=\"0660\", and be in group disk), or run as root", path, path);
 }
 
@@ -152,7 +152,7 @@ int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable
     if (zeroes >> geometry_.block_shift == 0) geometry_.write_zeroes = false;
   }
   if (writable && block_in_use(block, who, sizeof who))
-    return why->set(-EBUSY, "LUN %s: the same namespace, as block device %s, is %s; give one that nobody uses", path, block_path_, who);
+    return why->set(-EBUSY, "LUN %s: the same namespace, as block device %s, is %s; give one that is not in use", path, block_path_, who);
   return 0;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies into persistent memory, and what makes them stay there: a store is on the medium once its cache line was written back
+// Copies into persistent memory, and what makes them stay there: a store is on stable storage once its cache line was written back
 // and the CPU has fenced.
 //
 //   x86       non-temporal stores for whole lines (they bypass the cache, so nothing is left to flush: measured 1.6x as fast as
@@ -24,7 +24,7 @@ const char* flush_name(Flush method);      // "clwb", for messages
 // Writes the lines of [address, address + bytes) back with `method`; not yet ordered: fence() follows.
 void flush_lines(Flush method, const void* address, size_t bytes);
 void fence();
-// memcpy whose bytes are on the medium after the next fence().
+// memcpy whose bytes are on stable storage after the next fence().
 void copy_through(Flush method, void* to, const void* from, size_t bytes);
 
 // memcpy that leaves the destination out of this CPU's cache, where the architecture can: complete, for others too, after fence().

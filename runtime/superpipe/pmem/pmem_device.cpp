@@ -24,7 +24,7 @@
 namespace lunar {
 namespace {
 
-// From here on copies pass by the cache: into the medium, which is large and cold (8 MiB in 32 KiB pieces: 355 us, 590 by memcpy), and
+// From here on copies bypass the cache: into the memory, which is large and cold (8 MiB in 32 KiB pieces: 355 us, 590 by memcpy), and
 // by a delegate into the caller's memory, whose lines lie in the caller's cache (two CPUs: 355 us, 390-550 by memcpy).
 constexpr unsigned kDelegatesMax = 4;
 constexpr uint64_t kStreamMin = 4096;
@@ -104,7 +104,7 @@ int PmemDevice::prepare(uint64_t at, uint64_t bytes, bool write) {
   return 0;
 }
 
-// After stores to [at, at + bytes) of the mapping: on the medium when it returns.
+// After stores to [at, at + bytes) of the mapping: on stable storage when it returns.
 int PmemDevice::settle(uint64_t at, uint64_t bytes) {
   pmem::fence();
   if (sync_ == Sync::kMsync) return sys::sync_range(map_ + at, bytes);

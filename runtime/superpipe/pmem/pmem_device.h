@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device of mapped memory: pmem:PATH[,delegate=auto|on|off]. A copy is the I/O. PATH is
 //
-//   /dev/daxX.Y                       mapped whole; a write is acknowledged when its cache lines are on the medium
+//   /dev/daxX.Y                       mapped whole; a write is acknowledged when its cache lines are on stable storage
 //   a file on a DAX file system       the same, mapped with MAP_SYNC
 //   /dev/pmemN (any DAX block device) mapped; by msync of the written range
 //   a file on tmpfs or hugetlbfs      memory: nothing to flush, contents end with the host (capability persistent = false)
@@ -14,7 +14,7 @@
 // open from SEEK_HOLE, later from reserve and from its own writes), and asks the kernel for the rest (MADV_POPULATE_WRITE)
 // before it stores: full is -ENOSPC. Everything on the data path goes by address: a program that closes all its descriptors
 // takes nothing away.
-// What still is a SIGBUS, of the thread that copies: a poisoned line (the medium's error), a file that another process cuts short,
+// What still is a SIGBUS, of the thread that copies: a poisoned line (the device's error), a file that another process cuts short,
 // and on a full file system a hole that another process punched into a chunk known as backed. No handler is installed.
 //
 // Threading: immutable after open but for the bitmap (atomic words); any thread. transfer and contexts allocate nothing.
@@ -55,7 +55,7 @@ class PmemDevice final : public Device {
   int fd(unsigned i) const override { return files_.fd(i); }
   void reopen(unsigned i, int fd) override { files_.set(i, fd); }
   unsigned lock_count() const override { return files_.count(); }
-  [[nodiscard]] int hold(unsigned i, int fd) override { return files_.hold(i, fd); }
+  [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
 
   // Whether a submit call of so many bytes goes to delegates, which are started at need where that is allowed: not by threads
@@ -77,7 +77,7 @@ class PmemDevice final : public Device {
   int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_block(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why);
   int open_character(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why);
-  int open_medium(const char* path, const DeviceOptions& options, ErrorText* why);
+  int open_backing(const char* path, const DeviceOptions& options, ErrorText* why);
   int size_raw(const char* path, const struct stat& status, ErrorText* why);
   int size_scratch(const char* path, const struct stat& status, bool grown, uint64_t free_bytes, ErrorText* why);
   int map(const char* path, uint64_t bytes, bool memory, const DeviceOptions& options, ErrorText* why);
@@ -102,7 +102,7 @@ class PmemDevice final : public Device {
 
   DeviceFiles files_;
   const char* name_ = nullptr;
-  char* map_ = nullptr;                       // the medium from its first byte
+  char* map_ = nullptr;                       // the device from its first byte
   uint64_t map_bytes_ = 0;                    // whole pages
   char* data_ = nullptr;                      // device offset 0
   uint64_t data_offset_ = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening mapped memory: which medium it is, how its writes become durable, and whether it may be taken. See pmem_device.h.
+// Opening mapped memory: which device it is, how its writes become durable, and whether it may be taken. See pmem_device.h.
 //
-// Idea: everything that could go wrong later is asked here and refused with one line. The medium is looked at and marked through
+// Idea: everything that could go wrong later is asked here and refused with one line. The device is looked at and marked through
 // the mapping, which all of them have in common (hugetlbfs and device DAX know no write).
 // Threading: one thread a device. Blocking; not for the fault path.
 #include <errno.h>
@@ -124,14 +124,14 @@ int PmemDevice::parse_settings(const char* uri, const char* path, char* clean, s
 }
 
 // The descriptor, and what says whose it is.
-int PmemDevice::open_medium(const char* path, const DeviceOptions& options, ErrorText* why) {
+int PmemDevice::open_backing(const char* path, const DeviceOptions& options, ErrorText* why) {
   const int opened = sys::open_file(path, read_only_ ? O_RDONLY : O_RDWR);
   if (opened < 0) return explain(opened, path, read_only_ ? "open it" : "open it for writing", why);
   reopen(0, opened);
   return files_.claim(options.scratch ? Claim::kAlone : options.claim, read_only_, path, why);
 }
 
-// Maps the medium and finds out how its writes become durable.
+// Maps the device and finds out how its writes become durable.
 int PmemDevice::map(const char* path, uint64_t bytes, bool memory, const DeviceOptions& options, ErrorText* why) {
   const int access = read_only_ ? PROT_READ : PROT_READ | PROT_WRITE;
   void* mapped = nullptr;
@@ -206,7 +206,7 @@ int PmemDevice::size_scratch(const char* path, const struct stat& status, bool g
 
 int PmemDevice::open_regular(const char* path, const DeviceOptions& options, ErrorText* why) {
   regular_ = true;
-  int err = open_medium(path, options, why);
+  int err = open_backing(path, options, why);
   if (err < 0) return err;
   struct stat status;
   uint64_t magic = 0, free_bytes = 0, flags = 0;
@@ -253,7 +253,7 @@ int PmemDevice::take_scratch(const char* path, ErrorText* why) {
 int PmemDevice::open_block(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why) {
   if (sysfs_number("block", status.st_rdev, "queue/dax") == 0 && sysfs_number("block", status.st_rdev, "../queue/dax") == 0)
     return why->set(-ENOTSUP, "LUN pmem:%s: a block device that is not memory; give file:%s", path, path);
-  int err = open_medium(path, options, why);
+  int err = open_backing(path, options, why);
   if (err < 0) return err;
   uint64_t bytes = 0;
   err = sys::block_device_size(fd(), &bytes);
@@ -273,7 +273,7 @@ int PmemDevice::open_block(const char* path, const struct stat& status, const De
   if (known == 1)
     return why->set(-EEXIST, "LUN pmem:%s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, what, path);
   if (known == -ENOSYS)
-    return why->set(known, "LUN pmem:%s: libblkid.so.1 is missing, so nobody can tell what it holds; install libblkid1", path);
+    return why->set(known, "LUN pmem:%s: libblkid.so.1 is missing, so its contents are not known; install libblkid1", path);
   if (known < 0) return explain(known, path, "have libblkid look at it", why);
   return contents == Contents::kForeign ? refuse_foreign(path, why) : take_scratch(path, why);
 }
@@ -282,7 +282,7 @@ int PmemDevice::open_character(const char* path, const struct stat& status, cons
   uint64_t bytes = sysfs_number("char", status.st_rdev, "size");
   const uint64_t align = sysfs_number("char", status.st_rdev, "align");
   if (bytes == 0) return why->set(-EINVAL, "LUN pmem:%s: not a DAX device; give /dev/daxX.Y", path);
-  int err = open_medium(path, options, why);
+  int err = open_backing(path, options, why);
   if (err < 0) return err;
   page_bytes_ = align > sys::page_bytes() ? align : sys::page_bytes();
   bytes = round_down(bytes, page_bytes_);
@@ -292,7 +292,7 @@ int PmemDevice::open_character(const char* path, const struct stat& status, cons
   if (!pmem::can_flush() && !read_only_)
     return why->set(-ENOTSUP, "LUN pmem:%s: this CPU has no instruction by which a program makes writes durable; use a file on a "
                     "DAX file system", path);
-  sync_ = Sync::kLines;   // stores go to the medium, whether or not the kernel knows MAP_SYNC there
+  sync_ = Sync::kLines;   // stores go to the device, whether or not the kernel knows MAP_SYNC there
   if (err = make_bitmap(true); err < 0) return explain(err, path, "keep its map", why);
   size_bytes_ = bytes;
   if (!options.scratch) return 0;

@@ -30,7 +30,7 @@ int DelegatePool::create() {
 int DelegatePool::start(unsigned wanted, const char* name) {
   State* state = state_.load(std::memory_order_acquire);
   if (started()) return 0;
-  const sys::Locked hold(state->starting);
+  const sys::Locked lock(state->starting);
   if (started()) return 0;
   if (wanted > kThreadsMax) wanted = kThreadsMax;
   sys::ThreadSpec spec;
@@ -78,7 +78,7 @@ DelegateClient* DelegatePool::pop(State* state) {
 void DelegatePool::offer(DelegateClient* client) {
   State* state = state_.load(std::memory_order_acquire);
   {
-    const sys::Locked hold(state->lock);
+    const sys::Locked lock(state->lock);
     if (!client->queued_) push(state, client);
   }
   state->event.fetch_add(1);
@@ -88,7 +88,7 @@ void DelegatePool::offer(DelegateClient* client) {
 void DelegatePool::leave(DelegateClient* client) {
   State* state = state_.load(std::memory_order_acquire);
   {
-    const sys::Locked hold(state->lock);
+    const sys::Locked lock(state->lock);
     DelegateClient** link = &state->first;
     DelegateClient* before = nullptr;
     while (*link && *link != client) before = *link, link = &(*link)->next_;
@@ -106,7 +106,7 @@ DelegateClient* DelegatePool::take(State* state) {
   DelegateClient* client;
   bool more;
   {
-    const sys::Locked hold(state->lock);
+    const sys::Locked lock(state->lock);
     do client = pop(state);
     while (client && !client->has_work());
     if (!client) return nullptr;
@@ -132,7 +132,7 @@ void DelegatePool::thread_main(void* argument) {
     const uint32_t event = state->event.load();
     bool nothing;
     {
-      const sys::Locked hold(state->lock);
+      const sys::Locked lock(state->lock);
       nothing = !state->first;
     }
     if (nothing && !state->stopping.load()) (void)sys::futex_wait(&state->event, event, -1, false);

@@ -34,7 +34,7 @@ constexpr unsigned kRegisteredMax = 32;
 
 std::atomic<int> spinners{0};
 
-// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks lie on are not let go before.
+// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks lie on are not released before.
 int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count, int keep_fd, const sys::UringSetup& setup) {
   int status = ring->init(setup);
   if (status < 0) return status;
@@ -76,8 +76,8 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles* const* file
   spin_ = options.spin;
   shared_ = options.shared;
   cpus_ = sys::cpu_count();
-  flights_ = reinterpret_cast<Flight*>(memory + head);
-  free_ = reinterpret_cast<uint16_t*>(memory + head + options.depth * sizeof(Flight));
+  entries_ = reinterpret_cast<InFlight*>(memory + head);
+  free_ = reinterpret_cast<uint16_t*>(memory + head + options.depth * sizeof(InFlight));
   for (unsigned i = 0; i < options.depth; ++i) free_[i] = static_cast<uint16_t>(options.depth - 1 - i);
 
   // The completion ring is twice as large: commands and watches together never overflow it.
@@ -126,7 +126,7 @@ unsigned RingContext::queue_all(const Command* commands, unsigned n) {
     if (!queue(command, index) && (!flush() || !queue(command, index))) break;
     const bool sample = !shared_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;   // for who spins
     if (sample && now == 0) now = sys::now_ns();
-    flights_[index] = {command.tag, sample ? now : 0};
+    entries_[index] = {command.tag, sample ? now : 0};
     ++in_flight_;
   }
   return taken;
@@ -184,11 +184,11 @@ unsigned RingContext::take_from(sys::Uring* ring, Response* out, unsigned max, b
         goes_on = true;
         continue;
       }
-      const Flight& flight = flights_[index];
-      out[taken++] = {flight.tag, result};
-      if (flight.start_ns && result > 0) {
+      const InFlight& entry = entries_[index];
+      out[taken++] = {entry.tag, result};
+      if (entry.start_ns && result > 0) {
         if (now == 0) now = sys::now_ns();
-        latency_.add(now - flight.start_ns);
+        latency_.add(now - entry.start_ns);
       }
       free_[depth_ - in_flight_] = static_cast<uint16_t>(index);
       --in_flight_;

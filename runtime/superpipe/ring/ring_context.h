@@ -52,7 +52,7 @@ class RingContext : public OwnedContext {
 
   RingContext() = default;
   // Bytes of the mapping that a derived context of `head` bytes lives in.
-  static size_t mapping_bytes(size_t head, unsigned depth) { return head + depth * (sizeof(Flight) + sizeof(uint16_t)); }
+  static size_t mapping_bytes(size_t head, unsigned depth) { return head + depth * (sizeof(InFlight) + sizeof(uint16_t)); }
   // Sets up everything that lies in this class, in `memory` (zeros) where the derived object is and mapping_bytes(head, depth)
   // follow. The files of files[i] are registered as number i. large: a ring for NVMe commands. iopoll: reads and writes are polled for.
   // 0 or -errno (nothing is left then, but the memory).
@@ -60,9 +60,9 @@ class RingContext : public OwnedContext {
   [[nodiscard]] int start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count, const ContextOptions& options,
                           bool large, bool iopoll);
 
-  // Puts the command that is flight `index` into a ring. False when the ring is full.
+  // Puts the command at in-flight entry `index` into a ring. False when the ring is full.
   virtual bool queue(const Command& command, uint32_t index) = 0;
-  // A completion of flight `index`: its response's result in *result; or false when the command goes on (put into a ring again).
+  // A completion of in-flight entry `index`: its response's result in *result; or false when the command goes on (put into a ring again).
   virtual bool finish(uint32_t /*index*/, int32_t completed, int64_t* result) {
     *result = completed;
     return true;
@@ -81,7 +81,7 @@ class RingContext : public OwnedContext {
   bool polled_window_ = false;      //   with polled_
 
  private:
-  struct Flight {
+  struct InFlight {
     uint64_t tag;
     uint64_t start_ns;   // 0: not a sample of read latency
   };
@@ -96,7 +96,7 @@ class RingContext : public OwnedContext {
 
   WatchSet watches_;
   LatencyAverage latency_;
-  Flight* flights_ = nullptr;       // by index; the index travels as the ring's user data
+  InFlight* entries_ = nullptr;       // by index; the index travels as the ring's user data
   uint16_t* free_ = nullptr;        // stack of free indices, free_[0 .. depth_ - in_flight_)
   std::atomic<bool> unsent_{false};   // for await, which looks at nothing else
   unsigned depth_ = 0;

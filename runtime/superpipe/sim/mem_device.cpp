@@ -80,7 +80,7 @@ void MemDevice::close() {
 int MemDevice::grow(uint64_t bytes) {
   if (bytes > limit_) return -ENOSPC;
   bytes = round_up(bytes, sys::page_bytes());
-  const sys::Locked<sys::Mutex> hold(growing_);
+  const sys::Locked<sys::Mutex> lock(growing_);
   const uint64_t size = size_bytes();
   if (bytes <= size) return 0;
   const int err = sys::protect(base_ + size, bytes - size, PROT_READ | PROT_WRITE);

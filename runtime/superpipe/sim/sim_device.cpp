@@ -61,7 +61,7 @@ class SimContext final : public OwnedContext {
     uint64_t start_ns;
     uint64_t io;
     uint64_t until;    // what a flush covers
-    uint32_t epoch;    // of the medium's power
+    uint32_t epoch;    // of the backing device's power
     Command command;
   };
   SimContext() = default;
@@ -99,8 +99,8 @@ int SimContext::submit(const Command* commands, unsigned n) {
   const uint64_t now = sys::now_ns();
   unsigned taken = 0;
   for (; taken < n && count_ < depth_; ++taken, ++count_) {
-    const SimMedium& medium = device_->medium();
-    pending_[(first_ + count_) % depth_] = {now + device_->latency_ns(commands[taken]), now, device_->next_io(), medium.completed(), medium.epoch(),
+    const SimBacking& backing = device_->backing();
+    pending_[(first_ + count_) % depth_] = {now + device_->latency_ns(commands[taken]), now, device_->next_io(), backing.completed(), backing.epoch(),
                                             commands[taken]};
   }
   if (count_) next_due_ns_.store(pending_[first_].due_ns, std::memory_order_release);
@@ -157,7 +157,7 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
       at = other * kPageBytes;
     }
   }
-  return device->medium().write(at, command.iov, lands, whole, command.fua) ? static_cast<int64_t>(bytes) : -EIO;
+  return device->backing().write(at, command.iov, lands, whole, command.fua) ? static_cast<int64_t>(bytes) : -EIO;
 }
 
 int64_t sim_flush(SimDevice* device, uint64_t io, uint64_t until) {
@@ -172,13 +172,13 @@ int64_t sim_flush(SimDevice* device, uint64_t io, uint64_t until) {
     counters.lost_flushes.fetch_add(1, std::memory_order_relaxed);
     return 0;
   }
-  return device->medium().flush(until) ? 0 : -EIO;
+  return device->backing().flush(until) ? 0 : -EIO;
 }
 
-// until: what a flush covers. epoch: of the medium's power when the command was submitted.
+// until: what a flush covers. epoch: of the backing device's power when the command was submitted.
 int64_t carry_out(SimDevice* device, const Command& command, uint64_t io, uint64_t until, uint32_t epoch) {
   const bool read = command.op == Op::kRead;
-  if (device->failing(read) || !device->medium().powered() || device->medium().epoch() != epoch) {
+  if (device->failing(read) || !device->backing().powered() || device->backing().epoch() != epoch) {
     (read ? device->counters().read_errors : device->counters().write_errors).fetch_add(1, std::memory_order_relaxed);
     return -EIO;
   }
@@ -188,7 +188,7 @@ int64_t carry_out(SimDevice* device, const Command& command, uint64_t io, uint64
     case Op::kWrite: return sim_write(device, command, io);
     case Op::kDiscard:
       if (at > size || command.length > size - at) return -EINVAL;
-      return device->medium().zero(at, command.length) ? 0 : -EIO;
+      return device->backing().zero(at, command.length) ? 0 : -EIO;
     case Op::kFlush: return sim_flush(device, io, until);
   }
   return -EINVAL;
@@ -299,7 +299,7 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   if (size_setting(text, length, &size) < 0 || size < kPageBytes)
     return why->set(-EINVAL, "LUN %s: '%.*s' is not a size of 4k or more; write sim:SIZE[,key=value]...", uri, static_cast<int>(length), text);
   SimFaults faults;
-  char shared[SimMedium::kNameBytes] = {};
+  char shared[SimBacking::kNameBytes] = {};
   for (text += length; *text == ','; text += length) {
     length = strcspn(++text, ",");
     if (strncmp(text, "name=", 5) == 0) {
@@ -330,7 +330,7 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   auto* device = arena_new<SimDevice>();
   auto* name = static_cast<char*>(arena_alloc(name_bytes, 8));
   if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
-  const int err = SimMedium::find_or_make(uri, shared, size, round_up(cache, kPageBytes), &device->medium_, why);
+  const int err = SimBacking::find_or_make(uri, shared, size, round_up(cache, kPageBytes), &device->backing_, why);
   if (err < 0) return err;
   memcpy(name, uri, name_bytes);
   device->name_ = name;
@@ -342,13 +342,13 @@ int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out,
 
 void SimDevice::close() {
   LUNAR_CHECK(contexts_.load(std::memory_order_acquire) == 0, "LUN closed with contexts attached");
-  medium_->close();
-  medium_ = nullptr;
+  backing_->close();
+  backing_ = nullptr;
 }
 
 int64_t SimDevice::transfer(const Command& command) {
-  const uint64_t until = medium_->completed();
-  const uint32_t epoch = medium_->epoch();
+  const uint64_t until = backing_->completed();
+  const uint32_t epoch = backing_->epoch();
   if (const uint64_t latency = latency_ns(command)) sys::sleep_ns(latency);
   return carry_out(this, command, next_io(), until, epoch);
 }
@@ -359,7 +359,7 @@ Capabilities SimDevice::capabilities() const {
   out.polled = true;
   out.persistent = false;
   out.atomic_write_bytes = faults_.atomic;
-  out.fua = medium_->cached() ? Fua::kWriteThrough : Fua::kFree;
+  out.fua = backing_->cached() ? Fua::kWriteThrough : Fua::kFree;
   out.memory_align = 1;
   return out;
 }

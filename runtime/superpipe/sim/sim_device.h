@@ -2,16 +2,16 @@
 // A device of memory that misbehaves on request: sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P]
 // [,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,errno=N][,cache=SIZE][,atomic=SIZE]
 // [,name=X], P = one in P I/Os (0: never). Devices of one name share one memory,
-// for as long as the process lives: several paths to one medium, or a medium that outlives its device. All of one name are of
+// for as long as the process lives: several paths to one backing device, or one that outlives its sim: device. All of one name are of
 // one size.
 //
-//   read_error, write_error   the command ends with -errno (a number; EIO unless given); a failed write leaves the medium as it was
+//   read_error, write_error   the command ends with -errno (a number; EIO unless given); a failed write leaves the backing device as it was
 //   torn                      only the first sectors (512 bytes) of a write land; success is reported
 //   misdirect                 a write lands at another page; its own place keeps what it held; success is reported
-//   corrupt                   a read delivers one flipped bit; the medium is sound
+//   corrupt                   a read delivers one flipped bit; the stored data are sound
 //   flush_error               a flush ends with -errno, and nothing became durable by it
 //   lost_flush                the same, and success is reported
-//   cache                     of that size and volatile: what is in it a power loss may take (cut_power(); sim_medium.h). Without one all that completes stays.
+//   cache                     of that size and volatile: what is in it a power loss may take (cut_power(); sim_backing.h). Without one all that completes stays.
 //                             A flush makes durable what completed before it was submitted, and nothing of what was in flight then
 //   atomic                    the most that Command::atomic can be, 512 unless given. Such a write is never torn, by `torn` or a power loss; any other is,
 //                             between sectors, however small and aligned
@@ -25,7 +25,7 @@
 #include <atomic>
 
 #include "superpipe/device.h"
-#include "superpipe/sim/sim_medium.h"
+#include "superpipe/sim/sim_backing.h"
 
 namespace lunar {
 
@@ -62,8 +62,8 @@ class SimDevice final : public Device {
   void reopen(unsigned, int) override {}
   void close() override;
 
-  char* memory() const { return medium_->memory(); }
-  SimMedium& medium() const { return *medium_; }   // its power is that of all devices of the name
+  char* memory() const { return backing_->memory(); }
+  SimBacking& backing() const { return *backing_; }   // its power is that of all devices of the name
   const SimFaults& faults() const { return faults_; }
   SimCounters& counters() { return counters_; }
   // From now on all reads, all writes (and discards, flushes) end with -EIO. Any thread.
@@ -82,7 +82,7 @@ class SimDevice final : public Device {
 
  private:
   const char* name_ = nullptr;
-  SimMedium* medium_ = nullptr;
+  SimBacking* backing_ = nullptr;
   uint64_t size_bytes_ = 0;
   SimFaults faults_;
   SimCounters counters_;

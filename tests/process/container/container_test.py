@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`container_test.py LUNAR CONTAINED WORKLOAD EXAMPLE STRESS FORK_TEST`: Lunar in a container. bubblewrap makes one as engines do (namespaces, a
 /dev of its own, Docker's default capabilities), CONTAINED (contained.c) puts their default system call filter on. Without a flag Lunar
-refuses in one line and `lunar doctor` names, for each lack, the flag of `docker run` that mends it; with those flags it works."""
+refuses in one line and `lunar doctor` names, for each lack, the flag of `docker run` that fixes it; with those flags it works."""
 import json
 import os
 import resource
@@ -107,7 +107,7 @@ def without_flags(place, outside):
         names_flag(checks, "process_madvise", "warning", "`--cap-add SYS_PTRACE`")
     check(checks["container"]["value"] == "podman, a system call filter is on", f"doctor: {checks['container']}")
     for name in ("io_uring", "userfaultfd"):
-        check("sysctl" not in checks[name]["remedy"], f"doctor: {name} is not the container's to mend: {checks[name]}")
+        check("sysctl" not in checks[name]["remedy"], f"doctor: {name} is not the container's to fix: {checks[name]}")
 
 
 def with_device(place, expected):

@@ -132,7 +132,7 @@ TEST_CASE("probe: a stream") {
   CHECK(fits());
 }
 
-TEST_CASE("probe: what does not fit once is not walked again, other kinds are") {
+TEST_CASE("probe: what does not fit once is not looked into again, other kinds are") {
   ForgedList forged;
   ForgedDict dict;
   const auto list = object(1, kQuicklist, &forged.list), hash = object(4, kHashTable, &dict.dict);

@@ -91,7 +91,7 @@ TEST_CASE("hostile lengths are left to the server") {
   CHECK(command.bytes == 4);
 }
 
-TEST_CASE("more arguments than are kept are counted and passed over") {
+TEST_CASE("more arguments than are kept are counted and skipped") {
   Words words{"MGET"};
   for (int i = 0; i < 1000; ++i) words.push_back("k" + std::to_string(i));
   const std::string text = multibulk(words);

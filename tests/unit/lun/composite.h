@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "lun/compose.h"
-#include "lun/raid/fan_out.h"
+#include "lun/raid/composite_context.h"
 #include "superpipe/sim/sim_device.h"
 #include "sys/file.h"
 #include "tests/catch.h"
@@ -56,7 +56,7 @@ inline SimDevice& sim(Device* device) {
   REQUIRE(strcmp(device->kind(), "sim") == 0);
   return *static_cast<SimDevice*>(device);
 }
-inline Device* member(Device* device, unsigned i) { return static_cast<FanDevice*>(device)->member(i); }
+inline Device* member(Device* device, unsigned i) { return static_cast<CompositeDevice*>(device)->member(i); }
 
 // A fresh name for memory, so that tests do not meet.
 inline std::string fresh() {
@@ -208,7 +208,7 @@ class Exerciser {
         }
       for (size_t at = 0; at < bytes;) {
         size_t part = (1 + random_() % slot->pages) * kPage;
-        if (part > bytes - at || slot->parts.size() == kFanVectorMax - 1) part = bytes - at;
+        if (part > bytes - at || slot->parts.size() == kCompositeVectorMax - 1) part = bytes - at;
         slot->parts.push_back({slot->data.data() + at, part});
         at += part;
       }

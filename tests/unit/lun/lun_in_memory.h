@@ -15,7 +15,7 @@ namespace lunar_test {
 struct LunInMemory {
   std::vector<char> memory;
   lunar::ErrorText why;                          // of the last open
-  std::vector<MediumEvent>* record = nullptr;    // what an open device writes, from its open on
+  std::vector<DeviceEvent>* record = nullptr;    // what an open device writes, from its open on
 
   explicit LunInMemory(uint64_t bytes) : memory(bytes) {}
   explicit LunInMemory(std::vector<char> bytes) : memory(std::move(bytes)) {}

@@ -30,7 +30,7 @@ ImageSpec spec_of(char kind = 'T') {
 ImagePlaces places_of(unsigned copies) { return {copies, {4096, 64 * kKiB}}; }
 
 // The body says one number all over.
-struct Same final : ImageJudge {
+struct Same final : ImageValidator {
   const char* fault(const media::ImageHeader&, const char* body) override {
     return memcmp(body, body + 8, kBody - 8) == 0 ? nullptr : "two numbers";
   }
@@ -39,7 +39,7 @@ struct Same final : ImageJudge {
 struct Bed {
   Device* device = nullptr;
   AtomicImage images;
-  Same judge;
+  Same validator;
   unsigned copies;
   explicit Bed(unsigned count, const char* more = "", const ImageSpec& spec = spec_of()) : copies(count) {
     static int names = 0;
@@ -52,7 +52,7 @@ struct Bed {
     const int status = device_open(uri, options, &device, &why);
     INFO(why.text);
     REQUIRE(status == 0);
-    REQUIRE(images.prepare(device, spec, places_of(copies), &judge) == 0);
+    REQUIRE(images.prepare(device, spec, places_of(copies), &validator) == 0);
   }
   ~Bed() {
     images.release();
@@ -71,9 +71,9 @@ struct Bed {
     memcpy(&out, images.body(), 8);
     return out;
   }
-  int load(Mend mend = Mend::kOne, SlotReport* report = nullptr) {
+  int load(Repair repair = Repair::kOne, SlotReport* report = nullptr) {
     SlotReport unsaid;
-    return images.load(mend, report ? report : &unsaid);
+    return images.load(repair, report ? report : &unsaid);
   }
 };
 
@@ -89,7 +89,7 @@ TEST_CASE("atomic image: what was committed is what is loaded, and all slots are
     for (uint64_t value = 1; value <= 7; ++value) {
       REQUIRE(bed.change(value) == 0);
       SlotReport report;
-      REQUIRE(bed.load(Mend::kNo, &report) == 0);
+      REQUIRE(bed.load(Repair::kNo, &report) == 0);
       CHECK(bed.value() == value);
       CHECK(bed.images.sequence() == value + 2);
       CHECK(report.bad == 0);
@@ -107,19 +107,19 @@ TEST_CASE("atomic image: a write torn at any sector leaves the image before it o
     REQUIRE(bed.change(11) == 0);
     const std::vector<char> after(bed.sim().memory(), bed.sim().memory() + kMiB);
     unsigned old = 0, fresh = 0;
-    const auto judge = [&](bool second) {
+    const auto check_image = [&](bool second) {
       SlotReport report;
-      REQUIRE(bed.load(Mend::kOne, &report) == 0);
+      REQUIRE(bed.load(Repair::kOne, &report) == 0);
       REQUIRE((bed.value() == 10 || bed.value() == 11));
       if (second) REQUIRE(bed.value() == 11);   // the first copy was durable
       ++(bed.value() == 10 ? old : fresh);
       if (copies == 2) {
-        REQUIRE(bed.load(Mend::kNo, &report) == 0);
-        REQUIRE(report.bad == 0);   // it was mended
+        REQUIRE(bed.load(Repair::kNo, &report) == 0);
+        REQUIRE(report.bad == 0);   // it was repaired
       }
       const uint64_t next = bed.value() + 100;
       REQUIRE(bed.change(next) == 0);
-      REQUIRE(bed.load(Mend::kNo, &report) == 0);
+      REQUIRE(bed.load(Repair::kNo, &report) == 0);
       REQUIRE(bed.value() == next);
       REQUIRE(report.bad == 0);
     };
@@ -132,7 +132,7 @@ TEST_CASE("atomic image: a write torn at any sector leaves the image before it o
             const bool lands = how == 0 ? i < sector : how == 1 ? i >= sector : i != sector;
             if (lands) memcpy(bed.sim().memory() + at + i * kSector, after.data() + at + i * kSector, kSector);
           }
-          judge(copy == 1);
+          check_image(copy == 1);
         }
       }
       memcpy(before.data() + at, after.data() + at, kSlot);
@@ -151,25 +151,25 @@ TEST_CASE("atomic image: a power loss at any step keeps what was acknowledged") 
           INFO("cache '" << cache << "', " << copies << " copies, seed " << seed << ", step " << step);
           Bed bed(copies, cache);
           REQUIRE(bed.images.format() == 0);
-          SimMedium& medium = bed.sim().medium();
-          medium.cut_power_at(step, seed);
+          SimBacking& backing = bed.sim().backing();
+          backing.cut_power_at(step, seed);
           uint64_t acknowledged = 0, tried = 0;
-          while (medium.powered() && tried < 6) {
+          while (backing.powered() && tried < 6) {
             if (bed.change(++tried) == 0) acknowledged = tried;
           }
-          const bool cut = !medium.powered();
-          medium.restore_power();
+          const bool cut = !backing.powered();
+          backing.restore_power();
           if (cut && seed % 2) {
-            medium.cut_power_at(1, seed + 1);   // while it mends, where it does
+            backing.cut_power_at(1, seed + 1);   // while it repairs, where it does
             (void)bed.load();
-            medium.restore_power();
+            backing.restore_power();
           }
-          medium.cut_power_at(0, 0);
+          backing.cut_power_at(0, 0);
           REQUIRE(bed.load() == 0);
           REQUIRE((bed.value() == acknowledged || bed.value() == tried));
           REQUIRE(bed.change(77) == 0);
-          medium.cut_power(seed);
-          medium.restore_power();
+          backing.cut_power(seed);
+          backing.restore_power();
           REQUIRE(bed.load() == 0);
           REQUIRE(bed.value() == 77);
           if (!cut) break;
@@ -193,16 +193,16 @@ TEST_CASE("atomic image: what a killed process left in the cache is durable befo
       REQUIRE(raw_io(bed.device, Op::kWrite, places_of(copies).offset[0] + bed.images.sequence() % 2 * kSlot, bed.images.image(), kSlot) == 0);
       REQUIRE(bed.load() == 0);
       REQUIRE(bed.value() == 2);
-      bed.sim().medium().cut_power_at(1, seed);
+      bed.sim().backing().cut_power_at(1, seed);
       CHECK(bed.change(3) == -EIO);
-      bed.sim().medium().restore_power();
+      bed.sim().backing().restore_power();
       REQUIRE(bed.load() == 0);
       REQUIRE((bed.value() == 2 || bed.value() == 3));
     }
   }
 }
 
-TEST_CASE("atomic image: rot of one slot is mended from the other copy, rot of two is refused") {
+TEST_CASE("atomic image: rot of one slot is repaired from the other copy, rot of two is refused") {
   Bed bed(2);
   REQUIRE(bed.images.format() == 0);
   REQUIRE(bed.change(5) == 0);
@@ -215,16 +215,16 @@ TEST_CASE("atomic image: rot of one slot is mended from the other copy, rot of t
         if (j != i) bed.slot(j)[place] = static_cast<char>(bed.slot(j)[place] ^ 1);
         SlotReport report;
         if (i == j) {
-          REQUIRE(bed.load(Mend::kNo, &report) == 0);
+          REQUIRE(bed.load(Repair::kNo, &report) == 0);
           CHECK(report.bad == 1u << i);
-          REQUIRE(bed.load(Mend::kOne, &report) == 0);
-          CHECK(report.mended == 1);
+          REQUIRE(bed.load(Repair::kOne, &report) == 0);
+          CHECK(report.repaired == 1);
           CHECK(memcmp(bed.sim().memory(), sound.data(), kMiB) == 0);
         } else {
-          CHECK(bed.load(Mend::kOne, &report) == -EBADMSG);
+          CHECK(bed.load(Repair::kOne, &report) == -EBADMSG);
           CHECK(bed.images.commit() == -EIO);
           const bool each_parity = i % 2 != j % 2;
-          CHECK(bed.load(Mend::kProven, &report) == (each_parity ? 0 : -EBADMSG));
+          CHECK(bed.load(Repair::kProven, &report) == (each_parity ? 0 : -EBADMSG));
           if (each_parity) CHECK(memcmp(bed.sim().memory(), sound.data(), kMiB) == 0);
         }
       }
@@ -244,7 +244,7 @@ TEST_CASE("atomic image: sound checksums over nonsense, and images that do not f
   image_seal(spec_of(), bed.images.image());
   memcpy(bed.slot(1), bed.images.image(), kSlot);
   SlotReport report;
-  REQUIRE(bed.load(Mend::kOne, &report) == 0);   // the one before it
+  REQUIRE(bed.load(Repair::kOne, &report) == 0);   // the one before it
   CHECK(bed.value() == 0);
   CHECK(std::string(report.what) == "two numbers");
   Bed other(1);
@@ -290,7 +290,7 @@ TEST_CASE("atomic image: images of another kind are not its own, and of a later 
     AtomicImage images;
     REQUIRE(images.prepare(bed.device, other, places_of(2), nullptr) == 0);
     SlotReport report;
-    CHECK(images.load(Mend::kOne, &report) == -EBADMSG);
+    CHECK(images.load(Repair::kOne, &report) == -EBADMSG);
     images.release();
   }
   bed.images.header().features_compatible = 4;
@@ -299,14 +299,14 @@ TEST_CASE("atomic image: images of another kind are not its own, and of a later 
   bed.images.header().features_read_only = 8;
   REQUIRE(bed.images.commit() == 0);
   SlotReport report;
-  CHECK(bed.load(Mend::kOne, &report) == -EROFS);
+  CHECK(bed.load(Repair::kOne, &report) == -EROFS);
   CHECK(report.unknown == 8);
   SlotReport looked;
-  REQUIRE(bed.load(Mend::kNo, &looked) == 0);
+  REQUIRE(bed.load(Repair::kNo, &looked) == 0);
   CHECK(bed.value() == 2);
   bed.images.header().features_incompatible = 16;
   REQUIRE(bed.images.commit() == 0);
   SlotReport refused;
-  CHECK(bed.load(Mend::kNo, &refused) == -EPROTONOSUPPORT);
+  CHECK(bed.load(Repair::kNo, &refused) == -EPROTONOSUPPORT);
   CHECK(refused.unknown == 16);
 }

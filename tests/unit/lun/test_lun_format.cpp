@@ -25,16 +25,16 @@ namespace {
 constexpr Format kAll[] = {Format::kNever, Format::kIfBlank, Format::kRepair, Format::kLook, Format::kCheck};
 enum Bits { kCompatible, kReadOnly, kIncompatible };
 
-struct Medium : lunar_test::LunInMemory {
-  std::vector<lunar_test::MediumEvent> events;   // of the last open
-  explicit Medium(std::vector<char> bytes) : LunInMemory(std::move(bytes)) { record = &events; }
+struct FormatBed : lunar_test::LunInMemory {
+  std::vector<lunar_test::DeviceEvent> events;   // of the last open
+  explicit FormatBed(std::vector<char> bytes) : LunInMemory(std::move(bytes)) { record = &events; }
   // With two named LUNs, x (64 KiB) and y (128 KiB).
-  Medium() : Medium(std::vector<char>(4 * kMiB)) {
+  FormatBed() : FormatBed(std::vector<char>(4 * kMiB)) {
     make("x", 64 * kKiB, Format::kIfBlank);
     make("y", 128 * kKiB);
   }
-  Medium(const Medium&) = delete;
-  Medium& operator=(const Medium&) = delete;
+  FormatBed(const FormatBed&) = delete;
+  FormatBed& operator=(const FormatBed&) = delete;
   using LunInMemory::open;
   int open(const VirtualOptions& options, VirtualLun** out, Format format = Format::kNever) {
     return VirtualLun::open(must(format), options, out, &why);
@@ -90,25 +90,25 @@ struct Medium : lunar_test::LunInMemory {
 };
 
 // How many of the four images a reader of the first version takes for whole: written anew from that version's rules.
-unsigned first_version_accepts(const std::vector<char>& medium) {
+unsigned first_version_accepts(const std::vector<char>& bed) {
   const auto word = [&](uint64_t at) {
     uint64_t out;
-    memcpy(&out, medium.data() + at, 8);
+    memcpy(&out, bed.data() + at, 8);
     return out;
   };
   const auto half = [&](uint64_t at) { return static_cast<uint32_t>(word(at)); };
   const auto zero = [&](uint64_t from, uint64_t to) {
     for (; from < to; ++from)
-      if (medium[from]) return false;
+      if (bed[from]) return false;
     return true;
   };
-  if (memcmp(medium.data(), "LunarPhysLUN\r\n\x1a", 16) != 0 || half(16) != 1 || half(20) != 4096) return 0;
-  if (word(4088) != XXH3_64bits(medium.data(), 4088) || !zero(108, 4088)) return 0;
+  if (memcmp(bed.data(), "LunarPhysLUN\r\n\x1a", 16) != 0 || half(16) != 1 || half(20) != 4096) return 0;
+  if (word(4088) != XXH3_64bits(bed.data(), 4088) || !zero(108, 4088)) return 0;
   const uint64_t image = word(64), entries = half(104), body = entries * 128 + word(56) * 8;
   unsigned accepted = 0;
   for (const uint64_t at : {word(72), word(72) + image, word(88), word(88) + image}) {
-    const char* start = medium.data() + at;
-    bool good = memcmp(start, "LunImage", 8) == 0 && half(at + 8) == 1 && half(at + 12) == 128 && memcmp(start + 16, medium.data() + 24, 16) == 0 &&
+    const char* start = bed.data() + at;
+    bool good = memcmp(start, "LunImage", 8) == 0 && half(at + 8) == 1 && half(at + 12) == 128 && memcmp(start + 16, bed.data() + 24, 16) == 0 &&
                 word(at + 120) == XXH3_64bits(start, 120) && word(at + 64) == word(4088) && zero(at + 72, at + 120) && word(at + 40) == body &&
                 word(at + 48) == XXH3_64bits(start + 128, body) && zero(at + 128 + body, at + image);
     for (uint64_t i = 0, entry = at + 128; good && i < entries; ++i, entry += 128) good = (half(entry) & ~3u) == 0 && zero(entry + 96, entry + 128);
@@ -120,186 +120,186 @@ unsigned first_version_accepts(const std::vector<char>& medium) {
 }  // namespace
 
 TEST_CASE("format: an image of the first version opens, and is changed as that version would") {
-  Medium medium(lunar_test::old_image());
-  REQUIRE(first_version_accepts(medium.memory) == 4);
-  CHECK(medium.names(Format::kLook) == std::vector<std::string>{"alpha", "beta"});   // the scratch LUN's owner is gone
-  CHECK(medium.memory == lunar_test::old_image());
-  const CheckReport report = medium.check(Format::kCheck);
+  FormatBed bed(lunar_test::old_image());
+  REQUIRE(first_version_accepts(bed.memory) == 4);
+  CHECK(bed.names(Format::kLook) == std::vector<std::string>{"alpha", "beta"});   // the scratch LUN's owner is gone
+  CHECK(bed.memory == lunar_test::old_image());
+  const CheckReport report = bed.check(Format::kCheck);
   CHECK((report.problems == 0 && report.extents_used == 3 + 32));
-  PhysicalLun* lun = medium.must(Format::kNever);
+  PhysicalLun* lun = bed.must(Format::kNever);
   PhysicalLunInfo info;
   REQUIRE(lun->info(&info) == 0);
   CHECK((info.luns == 2 && info.version == 1 && info.free_bytes == info.usable_bytes - 3 * info.extent_bytes));
   CHECK((info.features_compatible | info.features_read_only | info.features_incompatible) == 0);
   lun->close();
-  CHECK(medium.make("gamma", 100 * kKiB) == 0);
-  CHECK(first_version_accepts(medium.memory) == 4);
+  CHECK(bed.make("gamma", 100 * kKiB) == 0);
+  CHECK(first_version_accepts(bed.memory) == 4);
 }
 
 TEST_CASE("format: what uses no feature bit and no type is the first version's to read; what does, it takes for damaged") {
-  Medium medium;
-  CHECK(first_version_accepts(medium.memory) == 4);
+  FormatBed bed;
+  CHECK(first_version_accepts(bed.memory) == 4);
   for (const Bits which : {kCompatible, kReadOnly, kIncompatible}) {
-    Medium other;
+    FormatBed other;
     other.set_feature(which, 1);
     CHECK(first_version_accepts(other.memory) == 2);   // of two generations the older: no --repair of its goes back to that
   }
-  REQUIRE(medium.make("kv", 64 * kKiB, Format::kNever, LunType::kKeyValue) == 0);
-  CHECK(first_version_accepts(medium.memory) == 2);
-  REQUIRE(medium.make("z", 64 * kKiB) == 0);
-  CHECK(first_version_accepts(medium.memory) == 0);
+  REQUIRE(bed.make("kv", 64 * kKiB, Format::kNever, LunType::kKeyValue) == 0);
+  CHECK(first_version_accepts(bed.memory) == 2);
+  REQUIRE(bed.make("z", 64 * kKiB) == 0);
+  CHECK(first_version_accepts(bed.memory) == 0);
 }
 
 TEST_CASE("format: an unknown compatible feature is kept, with what belongs to it, while LUNs are made") {
-  Medium medium;
-  medium.forge([](const MetadataImage& image) {
+  FormatBed bed;
+  bed.forge([](const MetadataImage& image) {
     image.header().features_compatible = 0x8000000000000001;
     image.header().reserved[3] = 7;
     image.entries()[0].flags |= 0x100;
     image.entries()[0].reserved[5] = 9;
   });
-  REQUIRE(medium.make("z", 64 * kKiB) == 0);
-  REQUIRE(medium.make("w", 64 * kKiB) == 0);
-  CHECK(medium.names(Format::kNever) == std::vector<std::string>{"x", "y", "z", "w"});
+  REQUIRE(bed.make("z", 64 * kKiB) == 0);
+  REQUIRE(bed.make("w", 64 * kKiB) == 0);
+  CHECK(bed.names(Format::kNever) == std::vector<std::string>{"x", "y", "z", "w"});
   for (unsigned i = 0; i < 4; ++i) {
-    const Geometry g = medium.geometry();
-    const MetadataImage image{medium.slot(i), &g};
+    const Geometry g = bed.geometry();
+    const MetadataImage image{bed.slot(i), &g};
     CHECK((image.header().features_compatible == 0x8000000000000001 && image.header().reserved[3] == 7));
     CHECK((image.entries()[0].flags == (media::kEntryUsed | 0x100) && image.entries()[0].reserved[5] == 9));
   }
-  PhysicalLun* lun = medium.must(Format::kLook);
+  PhysicalLun* lun = bed.must(Format::kLook);
   PhysicalLunInfo info;
   CHECK(lun->info(&info) == 0);
   CHECK(info.features_compatible == 0x8000000000000001);
   lun->close();
 }
 
-TEST_CASE("format: an unknown read-only feature lets look and read, and nothing be written, not even to mend") {
+TEST_CASE("format: an unknown read-only feature lets look and read, and nothing be written, not even to repair") {
   for (const bool torn : {false, true}) {
-    Medium medium;
-    medium.set_feature(kReadOnly, 0x20);
-    if (torn) medium.slot(medium.newest() + 2)[3000] ^= 1;
-    const std::vector<char> before = medium.memory;
+    FormatBed bed;
+    bed.set_feature(kReadOnly, 0x20);
+    if (torn) bed.slot(bed.newest() + 2)[3000] ^= 1;
+    const std::vector<char> before = bed.memory;
     for (const Format format : {Format::kNever, Format::kIfBlank, Format::kRepair}) {
-      CHECK(medium.open(format) == -EROFS);
-      CHECK(medium.says("features 0x20 that this Lunar may only read"));
+      CHECK(bed.open(format) == -EROFS);
+      CHECK(bed.says("features 0x20 that this Lunar may only read"));
     }
-    CHECK(medium.names(Format::kLook) == std::vector<std::string>{"x", "y"});
-    CHECK(medium.check(Format::kCheck).problems == (torn ? 1 : 0));
-    PhysicalLun* physical = medium.must(Format::kLook);
+    CHECK(bed.names(Format::kLook) == std::vector<std::string>{"x", "y"});
+    CHECK(bed.check(Format::kCheck).problems == (torn ? 1 : 0));
+    PhysicalLun* physical = bed.must(Format::kLook);
     PhysicalLunInfo info;
     CHECK(physical->info(&info) == 0);
     CHECK((info.features_read_only == 0x20 && info.luns == 2 && info.damaged == torn));
-    CHECK(physical->remove("x", &medium.why) == -EROFS);
+    CHECK(physical->remove("x", &bed.why) == -EROFS);
     CheckReport report;
     CHECK(physical->check(true, &report) == -EROFS);
     VirtualOptions options;
     options.name = "y";
     VirtualLun* lun = nullptr;
-    REQUIRE(VirtualLun::open(physical, options, &lun, &medium.why) == 0);
+    REQUIRE(VirtualLun::open(physical, options, &lun, &bed.why) == 0);
     CHECK(lun->size_bytes() == 128 * kKiB);
-    CHECK(lun->set_size(256 * kKiB, &medium.why) == -EROFS);
-    CHECK(lun->set_size(64 * kKiB, &medium.why) == -EROFS);
+    CHECK(lun->set_size(256 * kKiB, &bed.why) == -EROFS);
+    CHECK(lun->set_size(64 * kKiB, &bed.why) == -EROFS);
     lun->close();
     options.create = true;
     options.name = "z";
-    CHECK(medium.open(options, &lun, Format::kLook) == -EROFS);
-    CHECK(medium.open(VirtualOptions{}, &lun, Format::kLook) == -EROFS);
-    CHECK(medium.memory == before);
+    CHECK(bed.open(options, &lun, Format::kLook) == -EROFS);
+    CHECK(bed.open(VirtualOptions{}, &lun, Format::kLook) == -EROFS);
+    CHECK(bed.memory == before);
   }
 }
 
 TEST_CASE("format: an unknown incompatible feature is refused by name, whatever is asked but formatting") {
-  Medium medium;
-  medium.set_feature(kIncompatible, 0x4000);
-  std::vector<char> before = medium.memory;
+  FormatBed bed;
+  bed.set_feature(kIncompatible, 0x4000);
+  std::vector<char> before = bed.memory;
   for (const bool whole : {false, true}) {   // first the newest of two generations, then all
     if (whole) {
-      const Geometry g = medium.geometry();
-      const unsigned older = medium.newest() ^ 1;
-      const MetadataImage image{medium.slot(older), &g};
+      const Geometry g = bed.geometry();
+      const unsigned older = bed.newest() ^ 1;
+      const MetadataImage image{bed.slot(older), &g};
       image.header().features_incompatible = 0x4000;
-      image_seal(image, LunIdentity(medium.super()));
-      memcpy(medium.slot(older + 2), medium.slot(older), g.image_bytes);
-      before = medium.memory;
+      image_seal(image, LunIdentity(bed.super()));
+      memcpy(bed.slot(older + 2), bed.slot(older), g.image_bytes);
+      before = bed.memory;
     }
     for (const Format format : kAll) {
-      CHECK(medium.open(format) == -EPROTONOSUPPORT);
-      CHECK(medium.says("features 0x4000 that this Lunar does not know"));
+      CHECK(bed.open(format) == -EPROTONOSUPPORT);
+      CHECK(bed.says("features 0x4000 that this Lunar does not know"));
     }
-    CHECK(medium.memory == before);
+    CHECK(bed.memory == before);
   }
-  CHECK(medium.open(Format::kForce) == 0);
-  CHECK(medium.open(Format::kNever) == 0);
+  CHECK(bed.open(Format::kForce) == 0);
+  CHECK(bed.open(Format::kNever) == 0);
 }
 
 TEST_CASE("format: who has it open changes nothing any more when a newer one begins to use what it does not know") {
   for (const Bits which : {kReadOnly, kIncompatible}) {
-    Medium medium;
-    PhysicalLun* lun = medium.must(Format::kNever);
-    medium.set_feature(which, 2);
-    const std::vector<char> before = medium.memory;
-    CHECK(lun->remove("x", &medium.why) == (which == kReadOnly ? -EROFS : -EPROTONOSUPPORT));
-    CHECK(medium.says("features 0x2"));
-    CHECK(medium.memory == before);
+    FormatBed bed;
+    PhysicalLun* lun = bed.must(Format::kNever);
+    bed.set_feature(which, 2);
+    const std::vector<char> before = bed.memory;
+    CHECK(lun->remove("x", &bed.why) == (which == kReadOnly ? -EROFS : -EPROTONOSUPPORT));
+    CHECK(bed.says("features 0x2"));
+    CHECK(bed.memory == before);
     lun->close();
   }
 }
 
 TEST_CASE("format: a LUN is opened as the type it was made as; one of a later type is listed and removed") {
-  Medium medium;
-  REQUIRE(medium.make("kv", 64 * kKiB, Format::kNever, LunType::kKeyValue) == 0);
+  FormatBed bed;
+  REQUIRE(bed.make("kv", 64 * kKiB, Format::kNever, LunType::kKeyValue) == 0);
   VirtualOptions options;
   options.name = "kv";
   VirtualLun* lun = nullptr;
-  CHECK(medium.open(options, &lun) == -EMEDIUMTYPE);
-  CHECK(medium.says("a key/value store, not a LUN of plain blocks"));
+  CHECK(bed.open(options, &lun) == -EMEDIUMTYPE);
+  CHECK(bed.says("a key/value store, not a LUN of plain blocks"));
   options.type = LunType::kKeyValue;
-  REQUIRE(medium.open(options, &lun) == 0);
+  REQUIRE(bed.open(options, &lun) == 0);
   CHECK(lun->info().type == LunType::kKeyValue);
   lun->close();
   options.name = "x";
-  CHECK(medium.open(options, &lun) == -EMEDIUMTYPE);
-  medium.forge([](const MetadataImage& image) { image.entries()[0].type = 77; });
+  CHECK(bed.open(options, &lun) == -EMEDIUMTYPE);
+  bed.forge([](const MetadataImage& image) { image.entries()[0].type = 77; });
   options.type = LunType::kBlocks;
-  CHECK(medium.open(options, &lun) == -EMEDIUMTYPE);
-  CHECK(medium.says("of a type not known here"));
-  CHECK(medium.names(Format::kNever) == std::vector<std::string>{"x", "y", "kv"});
-  PhysicalLun* physical = medium.must(Format::kNever);
+  CHECK(bed.open(options, &lun) == -EMEDIUMTYPE);
+  CHECK(bed.says("of a type not known here"));
+  CHECK(bed.names(Format::kNever) == std::vector<std::string>{"x", "y", "kv"});
+  PhysicalLun* physical = bed.must(Format::kNever);
   VirtualLunInfo list[4];
   REQUIRE(physical->list(list, 4, 0) == 3);
   CHECK((static_cast<uint32_t>(list[0].type) == 77 && list[2].type == LunType::kKeyValue && list[1].type == LunType::kBlocks));
-  CHECK(physical->remove("x", &medium.why) == 0);
+  CHECK(physical->remove("x", &bed.why) == 0);
   physical->close();
-  CHECK(medium.check(Format::kNever).problems == 0);
+  CHECK(bed.check(Format::kNever).problems == 0);
 }
 
 TEST_CASE("format: looking writes nothing, at whatever damage and whatever the dead left") {
-  const Medium sound(lunar_test::old_image());   // with a dead scratch LUN
+  const FormatBed sound(lunar_test::old_image());   // with a dead scratch LUN
   struct Damage {
     const char* what;
     unsigned problems;
     bool listed;
-    void (*make)(Medium&);
+    void (*make)(FormatBed&);
   };
   const Damage damages[] = {
-      {"none", 0, true, [](Medium&) {}},
-      {"a torn image", 1, true, [](Medium& m) { m.slot(1)[5000] ^= 4; }},
-      {"an image that is one behind", 1, true, [](Medium& m) { memcpy(m.slot(m.newest() + 2), m.slot(m.newest() ^ 1), m.geometry().image_bytes); }},
-      {"the superblock", 1, true, [](Medium& m) { m.memory[100] ^= 1; }},
-      {"its copy", 1, true, [](Medium& m) { m.memory[m.memory.size() - 4000] ^= 1; }},
-      {"two images", 2, false, [](Medium& m) { m.slot(0)[200] ^= 1, m.slot(1)[200] ^= 1; }},
-      {"all images", 1, false, [](Medium& m) { for (unsigned i = 0; i < 4; ++i) m.slot(i)[200] ^= 1; }},
+      {"none", 0, true, [](FormatBed&) {}},
+      {"a torn image", 1, true, [](FormatBed& m) { m.slot(1)[5000] ^= 4; }},
+      {"an image that is one behind", 1, true, [](FormatBed& m) { memcpy(m.slot(m.newest() + 2), m.slot(m.newest() ^ 1), m.geometry().image_bytes); }},
+      {"the superblock", 1, true, [](FormatBed& m) { m.memory[100] ^= 1; }},
+      {"its copy", 1, true, [](FormatBed& m) { m.memory[m.memory.size() - 4000] ^= 1; }},
+      {"two images", 2, false, [](FormatBed& m) { m.slot(0)[200] ^= 1, m.slot(1)[200] ^= 1; }},
+      {"all images", 1, false, [](FormatBed& m) { for (unsigned i = 0; i < 4; ++i) m.slot(i)[200] ^= 1; }},
   };
   for (const Damage& damage : damages) {
     INFO(damage.what);
-    Medium medium(sound.memory);
-    damage.make(medium);
-    const std::vector<char> before = medium.memory;
-    CHECK(medium.open(Format::kLook) == (damage.listed ? 0 : -EBADMSG));
+    FormatBed bed(sound.memory);
+    damage.make(bed);
+    const std::vector<char> before = bed.memory;
+    CHECK(bed.open(Format::kLook) == (damage.listed ? 0 : -EBADMSG));
     if (damage.listed) {
-      CHECK(medium.names(Format::kLook) == std::vector<std::string>{"alpha", "beta"});
-      PhysicalLun* lun = medium.must(Format::kLook);
+      CHECK(bed.names(Format::kLook) == std::vector<std::string>{"alpha", "beta"});
+      PhysicalLun* lun = bed.must(Format::kLook);
       PhysicalLunInfo info;
       CHECK(lun->info(&info) == 0);
       CHECK((info.luns == 2 && info.damaged == damage.problems && !info.repaired));
@@ -307,13 +307,13 @@ TEST_CASE("format: looking writes nothing, at whatever damage and whatever the d
       lun->close();
     }
     std::string lines;
-    const CheckReport report = medium.check(Format::kCheck, &lines);
+    const CheckReport report = bed.check(Format::kCheck, &lines);
     INFO(lines);
     CHECK((report.problems == damage.problems && report.repaired == 0));
     CHECK((lines.find("fatal") != std::string::npos) == !damage.listed);
     CHECK((lines.find("its owners are gone") != std::string::npos) == damage.listed);
-    CHECK(medium.events.empty());   // of the last: not a write, not a discard, not a flush
-    CHECK(medium.memory == before);
+    CHECK(bed.events.empty());   // of the last: not a write, not a discard, not a flush
+    CHECK(bed.memory == before);
   }
 }
 
@@ -338,11 +338,11 @@ TEST_CASE("format: check counts the extents that are lost, owned twice and missi
   };
   for (const Forgery& forgery : forgeries) {
     INFO(forgery.what);
-    Medium medium;
-    medium.forge(forgery.make);
-    const std::vector<char> before = medium.memory;
+    FormatBed bed;
+    bed.forge(forgery.make);
+    const std::vector<char> before = bed.memory;
     std::string lines;
-    const CheckReport report = medium.check(Format::kCheck, &lines);
+    const CheckReport report = bed.check(Format::kCheck, &lines);
     INFO(lines);
     const bool sound = forgery.lost + forgery.twice + forgery.missing == 0;
     CHECK((lines.find("fatal") == std::string::npos) == sound);
@@ -350,8 +350,8 @@ TEST_CASE("format: check counts the extents that are lost, owned twice and missi
     CHECK(report.extents_lost == forgery.lost);
     CHECK(report.extents_double == forgery.twice);
     CHECK(report.extents_missing == forgery.missing);
-    CHECK(report.extents_free + report.extents_used + report.extents_lost + report.extents_double == medium.geometry().extent_count);
-    CHECK(medium.open(Format::kNever) == (sound ? 0 : -EBADMSG));
-    CHECK(medium.memory == before);
+    CHECK(report.extents_free + report.extents_used + report.extents_lost + report.extents_double == bed.geometry().extent_count);
+    CHECK(bed.open(Format::kNever) == (sound ? 0 : -EBADMSG));
+    CHECK(bed.memory == before);
   }
 }

@@ -72,7 +72,7 @@ TEST_CASE("paths: files by their inode; one that is gone is Missing") {
   CHECK(error == -ENXIO);
 }
 
-TEST_CASE("paths: an error of the medium is returned and marks no path; a failed path is left and used again") {
+TEST_CASE("paths: an error of the backing device is returned and marks no path; a failed path is left and used again") {
   const std::string a = named("4m", fresh());
   Device* device = open("paths:" + a + ";" + a, Format::kNever);
   static_cast<PathDevice*>(device)->set_probe_interval(20'000'000);

@@ -28,8 +28,8 @@ namespace {
 
 constexpr uint64_t kBytes = 8 * kMiB;
 
-struct Medium : lunar_test::LunInMemory {
-  explicit Medium(uint64_t bytes = kBytes) : LunInMemory(bytes) {}
+struct FormatBed : lunar_test::LunInMemory {
+  explicit FormatBed(uint64_t bytes = kBytes) : LunInMemory(bytes) {}
   media::Superblock& backup() { return *reinterpret_cast<media::Superblock*>(memory.data() + memory.size() - 4096); }
 };
 
@@ -59,14 +59,14 @@ struct TempFile {
   }
 };
 
-void make(Medium& medium, const char* name, uint64_t bytes) {
+void make(FormatBed& bed, const char* name, uint64_t bytes) {
   VirtualOptions options;
   options.name = name;
   options.create = true;
   options.size_bytes = bytes;
   VirtualLun* lun = nullptr;
-  const int status = VirtualLun::open(medium.must(), options, &lun, &medium.why);
-  INFO(medium.why.text);
+  const int status = VirtualLun::open(bed.must(), options, &lun, &bed.why);
+  INFO(bed.why.text);
   REQUIRE(status == 0);
   lun->close();
 }
@@ -103,11 +103,11 @@ TEST_CASE("geometry: fits every size of device and is read back as it was made")
 }
 
 TEST_CASE("physical: blank is formatted only when asked, and then opens") {
-  Medium medium;
-  CHECK(medium.open(Format::kNever) == -ENODEV);
-  CHECK(medium.says("lunar lun create"));
-  CHECK(medium.memory == std::vector<char>(kBytes));
-  PhysicalLun* lun = medium.must(Format::kIfBlank);
+  FormatBed bed;
+  CHECK(bed.open(Format::kNever) == -ENODEV);
+  CHECK(bed.says("lunar lun create"));
+  CHECK(bed.memory == std::vector<char>(kBytes));
+  PhysicalLun* lun = bed.must(Format::kIfBlank);
   PhysicalLunInfo info;
   CHECK(lun->info(&info) == 0);
   CHECK(info.version == 1);
@@ -116,15 +116,15 @@ TEST_CASE("physical: blank is formatted only when asked, and then opens") {
   CHECK(info.luns == 0);
   CHECK(problems(lun) == 0);
   lun->close();
-  CHECK(medium.open(Format::kNever) == 0);
-  CHECK(medium.open(Format::kIfBlank) == 0);
+  CHECK(bed.open(Format::kNever) == 0);
+  CHECK(bed.open(Format::kIfBlank) == 0);
 }
 
 TEST_CASE("physical: too small, foreign, wrong version: refused with a line, and nothing is touched") {
-  Medium small(4 * kMiB - 512);
+  FormatBed small(4 * kMiB - 512);
   CHECK(small.open(Format::kForce) == -ENOSPC);
   CHECK(small.says("4 MiB"));
-  Medium foreign;
+  FormatBed foreign;
   foreign.memory[60000] = 1;
   const std::vector<char> before = foreign.memory;
   for (Format format : {Format::kNever, Format::kIfBlank, Format::kRepair}) {
@@ -139,7 +139,7 @@ TEST_CASE("physical: too small, foreign, wrong version: refused with a line, and
   CHECK(foreign.memory[60000] == 0);
 
   for (bool sealed : {true, false}) {
-    Medium other;
+    FormatBed other;
     REQUIRE(other.open(Format::kIfBlank) == 0);
     for (media::Superblock* super : {&other.super(), &other.backup()}) {
       super->version = 2;
@@ -155,124 +155,124 @@ TEST_CASE("physical: too small, foreign, wrong version: refused with a line, and
 }
 
 TEST_CASE("physical: a device smaller than it was is refused; a larger one opens") {
-  Medium medium;
-  REQUIRE(medium.open(Format::kIfBlank) == 0);
-  medium.memory.resize(kBytes - 4096);
-  CHECK(medium.open(Format::kNever) == -ENOSPC);
-  CHECK(medium.says("was 8 MiB"));
-  medium.memory.resize(kBytes);
-  CHECK(medium.open(Format::kNever) == 0);   // its backup superblock is written again
-  medium.memory.resize(2 * kBytes);
-  CHECK(medium.open(Format::kNever) == 0);
+  FormatBed bed;
+  REQUIRE(bed.open(Format::kIfBlank) == 0);
+  bed.memory.resize(kBytes - 4096);
+  CHECK(bed.open(Format::kNever) == -ENOSPC);
+  CHECK(bed.says("was 8 MiB"));
+  bed.memory.resize(kBytes);
+  CHECK(bed.open(Format::kNever) == 0);   // its backup superblock is written again
+  bed.memory.resize(2 * kBytes);
+  CHECK(bed.open(Format::kNever) == 0);
 }
 
-TEST_CASE("physical: superblock copies mend each other") {
-  Medium medium;
-  REQUIRE(medium.open(Format::kIfBlank) == 0);
-  make(medium, "kept", 100 * kKiB);
-  const std::vector<char> sound = medium.memory;
-  medium.memory[100] ^= 1;   // in the primary: its magic stands
-  PhysicalLun* lun = medium.must();
+TEST_CASE("physical: superblock copies repair each other") {
+  FormatBed bed;
+  REQUIRE(bed.open(Format::kIfBlank) == 0);
+  make(bed, "kept", 100 * kKiB);
+  const std::vector<char> sound = bed.memory;
+  bed.memory[100] ^= 1;   // in the primary: its magic stands
+  PhysicalLun* lun = bed.must();
   PhysicalLunInfo info;
   CHECK(lun->info(&info) == 0);
   CHECK(info.repaired);
   lun->close();
-  CHECK(medium.memory == sound);
-  medium.backup().uuid[3] ^= 1;
-  CHECK(medium.open(Format::kNever) == 0);
-  CHECK(medium.memory == sound);
+  CHECK(bed.memory == sound);
+  bed.backup().uuid[3] ^= 1;
+  CHECK(bed.open(Format::kNever) == 0);
+  CHECK(bed.memory == sound);
   // Erased: only by name.
-  memset(medium.memory.data(), 0, 4096);
-  CHECK(medium.open(Format::kNever) == -EBADMSG);
-  CHECK(medium.says("--repair"));
-  CHECK(medium.open(Format::kIfBlank) == -EBADMSG);
-  CHECK(medium.open(Format::kRepair) == 0);
-  CHECK(medium.memory == sound);
-  medium.super().checksum ^= 1;
-  medium.backup().checksum ^= 1;
-  CHECK(medium.open(Format::kNever) == -EBADMSG);
+  memset(bed.memory.data(), 0, 4096);
+  CHECK(bed.open(Format::kNever) == -EBADMSG);
+  CHECK(bed.says("--repair"));
+  CHECK(bed.open(Format::kIfBlank) == -EBADMSG);
+  CHECK(bed.open(Format::kRepair) == 0);
+  CHECK(bed.memory == sound);
+  bed.super().checksum ^= 1;
+  bed.backup().checksum ^= 1;
+  CHECK(bed.open(Format::kNever) == -EBADMSG);
 }
 
-TEST_CASE("physical: one damaged image is mended, two are refused, proven ones repaired") {
-  Medium medium;
-  REQUIRE(medium.open(Format::kIfBlank) == 0);
-  make(medium, "a", 100 * kKiB);
-  make(medium, "b", 100 * kKiB);
-  const std::vector<char> sound = medium.memory;
+TEST_CASE("physical: one damaged image is repaired, two are refused, proven ones repaired") {
+  FormatBed bed;
+  REQUIRE(bed.open(Format::kIfBlank) == 0);
+  make(bed, "a", 100 * kKiB);
+  make(bed, "b", 100 * kKiB);
+  const std::vector<char> sound = bed.memory;
   for (unsigned first = 0; first < 4; ++first) {
-    medium.memory = sound;
-    medium.slot(first)[5000] ^= 4;
-    PhysicalLun* lun = medium.must();
+    bed.memory = sound;
+    bed.slot(first)[5000] ^= 4;
+    PhysicalLun* lun = bed.must();
     CHECK(problems(lun) == 1);
     lun->close();
-    CHECK(medium.memory == sound);
+    CHECK(bed.memory == sound);
     for (unsigned second = first + 1; second < 4; ++second) {
-      medium.memory = sound;
-      medium.slot(first)[5000] ^= 4;
-      medium.slot(second)[200] ^= 1;
-      const std::vector<char> damaged = medium.memory;
-      CHECK(medium.open(Format::kNever) == -EBADMSG);
-      CHECK(medium.says("checksum"));
-      CHECK(medium.open(Format::kIfBlank) == -EBADMSG);
-      CHECK(medium.memory == damaged);
+      bed.memory = sound;
+      bed.slot(first)[5000] ^= 4;
+      bed.slot(second)[200] ^= 1;
+      const std::vector<char> damaged = bed.memory;
+      CHECK(bed.open(Format::kNever) == -EBADMSG);
+      CHECK(bed.says("checksum"));
+      CHECK(bed.open(Format::kIfBlank) == -EBADMSG);
+      CHECK(bed.memory == damaged);
       const bool proven = (first ^ second) != 2;
-      CHECK(medium.open(Format::kRepair) == (proven ? 0 : -EBADMSG));
-      CHECK(medium.memory == (proven ? sound : damaged));
+      CHECK(bed.open(Format::kRepair) == (proven ? 0 : -EBADMSG));
+      CHECK(bed.memory == (proven ? sound : damaged));
     }
   }
 }
 
 TEST_CASE("physical: valid checksums over nonsense are refused") {
-  Medium medium;
-  REQUIRE(medium.open(Format::kIfBlank) == 0);
-  make(medium, "a", 200 * kKiB);
-  make(medium, "b", 100 * kKiB);
-  const std::vector<char> sound = medium.memory;
-  const Geometry g = medium.geometry();
-  const LunIdentity identity(medium.super());
+  FormatBed bed;
+  REQUIRE(bed.open(Format::kIfBlank) == 0);
+  make(bed, "a", 200 * kKiB);
+  make(bed, "b", 100 * kKiB);
+  const std::vector<char> sound = bed.memory;
+  const Geometry g = bed.geometry();
+  const LunIdentity identity(bed.super());
   std::vector<uint64_t> room(g.image_bytes / 8);
-  const auto judge = [&](auto&& change) {
-    medium.memory = sound;
-    const char* newest = medium.slot(0);
+  const auto check_result = [&](auto&& change) {
+    bed.memory = sound;
+    const char* newest = bed.slot(0);
     for (unsigned i = 1; i < 2; ++i) {
-      if (reinterpret_cast<const media::ImageHeader*>(medium.slot(i))->sequence > reinterpret_cast<const media::ImageHeader*>(newest)->sequence)
-        newest = medium.slot(i);
+      if (reinterpret_cast<const media::ImageHeader*>(bed.slot(i))->sequence > reinterpret_cast<const media::ImageHeader*>(newest)->sequence)
+        newest = bed.slot(i);
     }
     memcpy(room.data(), newest, g.image_bytes);
     MetadataImage image{reinterpret_cast<char*>(room.data()), &g};
     change(image);
     image_seal(image, identity);
     const unsigned place = image.header().sequence % 2;
-    memcpy(medium.slot(place), room.data(), g.image_bytes);
-    memcpy(medium.slot(place + 2), room.data(), g.image_bytes);
-    return medium.open(Format::kNever);
+    memcpy(bed.slot(place), room.data(), g.image_bytes);
+    memcpy(bed.slot(place + 2), room.data(), g.image_bytes);
+    return bed.open(Format::kNever);
   };
-  CHECK(judge([](MetadataImage&) {}) == 0);
-  CHECK(judge([](MetadataImage& i) { i.entries()[0].extents = 3; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.entries()[0].extents = UINT64_MAX; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.entries()[0].size_bytes = 257 * 1024; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.entries()[0].size_bytes = 1000; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.entries()[0].flags |= 4; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.entries()[0].flags = 0; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.entries()[0].reserved[3] = 1; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.entries()[0].name[0] = '/'; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.entries()[0].name[0] = 'b'; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.entries()[0].name[20] = 'b'; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.entries()[5].created_s = 1; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.extents()[0].lun = 9; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.extents()[0].lun = UINT32_MAX; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.extents()[0].position = 1; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.extents()[0].position = UINT32_MAX; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.extents()[60].position = 1; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.header().previous ^= 1; }) == -EBADMSG);
-  CHECK(judge([](MetadataImage& i) { i.header().sequence += 2; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage&) {}) == 0);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[0].extents = 3; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[0].extents = UINT64_MAX; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[0].size_bytes = 257 * 1024; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[0].size_bytes = 1000; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[0].flags |= 4; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[0].flags = 0; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[0].reserved[3] = 1; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[0].name[0] = '/'; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[0].name[0] = 'b'; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[0].name[20] = 'b'; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.entries()[5].created_s = 1; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.extents()[0].lun = 9; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.extents()[0].lun = UINT32_MAX; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.extents()[0].position = 1; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.extents()[0].position = UINT32_MAX; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.extents()[60].position = 1; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.header().previous ^= 1; }) == -EBADMSG);
+  CHECK(check_result([](MetadataImage& i) { i.header().sequence += 2; }) == -EBADMSG);
 }
 
 TEST_CASE("physical: names, removal and listing") {
-  Medium medium;
-  REQUIRE(medium.open(Format::kIfBlank) == 0);
-  for (const char* name : {"a", "A.b_c-9", "0123456789012345678901234567890"}) make(medium, name, 0);
-  PhysicalLun* lun = medium.must();
+  FormatBed bed;
+  REQUIRE(bed.open(Format::kIfBlank) == 0);
+  for (const char* name : {"a", "A.b_c-9", "0123456789012345678901234567890"}) make(bed, name, 0);
+  PhysicalLun* lun = bed.must();
   VirtualLunInfo list[8];
   CHECK(lun->list(list, 8, 0) == 3);
   CHECK(std::string(list[1].name) == "A.b_c-9");
@@ -293,20 +293,20 @@ TEST_CASE("physical: names, removal and listing") {
 
 TEST_CASE("physical: a format that holds no named LUN is ended, and a kill between any two writes leaves what is as good as blank") {
   for (const bool discard : {false, true}) {
-    Medium medium;
-    REQUIRE(medium.open(Format::kIfBlank) == 0);
-    make(medium, "", 300 * kKiB);   // a scratch LUN, whose owner is gone
-    const std::vector<char> before = medium.memory;
-    const Geometry geometry = medium.geometry();
+    FormatBed bed;
+    REQUIRE(bed.open(Format::kIfBlank) == 0);
+    make(bed, "", 300 * kKiB);   // a scratch LUN, whose owner is gone
+    const std::vector<char> before = bed.memory;
+    const Geometry geometry = bed.geometry();
     lunar_test::MemoryShape shape;
     shape.discard = discard;
     const auto end = [&](int64_t fail_after) {
-      MemoryDevice* device = medium.raw(shape);
+      MemoryDevice* device = bed.raw(shape);
       PhysicalLun* lun = nullptr;
-      int status = PhysicalLun::open(device, Format::kEnd, &lun, &medium.why);
+      int status = PhysicalLun::open(device, Format::kEnd, &lun, &bed.why);
       device->fail_after = fail_after;
       if (status == 0) {
-        status = lun->end(&medium.why);
+        status = lun->end(&bed.why);
         lun->close();
       }
       return status;
@@ -315,92 +315,92 @@ TEST_CASE("physical: a format that holds no named LUN is ended, and a kill betwe
     for (int64_t writes = 0; !ended; ++writes) {
       INFO("discard " << discard << " writes " << writes);
       REQUIRE(writes < 1000);
-      medium.memory = before;
+      bed.memory = before;
       ended = end(writes) == 0;
-      const std::vector<char> left = medium.memory;
+      const std::vector<char> left = bed.memory;
       CHECK((left == before) == (writes == 0));
-      CHECK(medium.open(Format::kNever) == (writes == 0 ? 0 : -ENODEV));
-      CHECK(medium.open(Format::kIfBlank) == 0);   // formatted anew
-      CHECK(medium.open(Format::kNever) == 0);
-      medium.memory = left;
+      CHECK(bed.open(Format::kNever) == (writes == 0 ? 0 : -ENODEV));
+      CHECK(bed.open(Format::kIfBlank) == 0);   // formatted anew
+      CHECK(bed.open(Format::kNever) == 0);
+      bed.memory = left;
       const int again = end(-1);
       CHECK(again == (bytes_are_zero(left.data(), sizeof(media::Superblock)) ? -ENODEV : 0));   // blank where only the last flush failed
-      CHECK(std::vector<char>(medium.memory.begin(), medium.memory.begin() + static_cast<long>(geometry.data_offset)) ==
+      CHECK(std::vector<char>(bed.memory.begin(), bed.memory.begin() + static_cast<long>(geometry.data_offset)) ==
             std::vector<char>(geometry.data_offset));
-      CHECK(std::vector<char>(medium.memory.begin() + static_cast<long>(geometry.back_offset), medium.memory.end()) ==
+      CHECK(std::vector<char>(bed.memory.begin() + static_cast<long>(geometry.back_offset), bed.memory.end()) ==
             std::vector<char>(kBytes - geometry.back_offset));
     }
   }
 }
 
 TEST_CASE("physical: what outlives its owners, or is not understood, is not ended") {
-  Medium medium;
-  REQUIRE(medium.open(Format::kIfBlank) == 0);
-  make(medium, "keep", 300 * kKiB);
-  make(medium, "too", 300 * kKiB);
-  std::vector<char> before = medium.memory;
+  FormatBed bed;
+  REQUIRE(bed.open(Format::kIfBlank) == 0);
+  make(bed, "keep", 300 * kKiB);
+  make(bed, "too", 300 * kKiB);
+  std::vector<char> before = bed.memory;
   const auto end = [&] {
-    PhysicalLun* lun = medium.must(Format::kEnd);
-    const int status = lun->end(&medium.why);
+    PhysicalLun* lun = bed.must(Format::kEnd);
+    const int status = lun->end(&bed.why);
     lun->close();
     return status;
   };
   CHECK(end() == -EBUSY);
-  CHECK(medium.says("keep (and 1 more)"));
-  CHECK(medium.says("lunar lun remove 'memory:#keep'"));
-  CHECK(medium.memory == before);
+  CHECK(bed.says("keep (and 1 more)"));
+  CHECK(bed.says("lunar lun remove 'memory:#keep'"));
+  CHECK(bed.memory == before);
   for (const char* name : {"keep", "too"}) {
-    PhysicalLun* lun = medium.must();
-    REQUIRE(lun->remove(name, &medium.why) == 0);
+    PhysicalLun* lun = bed.must();
+    REQUIRE(lun->remove(name, &bed.why) == 0);
     lun->close();
   }
-  before = medium.memory;
+  before = bed.memory;
   for (unsigned i = 0; i < 4; ++i) {   // one out of form is what a crash leaves; more may be anything
-    medium.memory = before;
-    medium.slot(i)[5000] ^= 4;
+    bed.memory = before;
+    bed.slot(i)[5000] ^= 4;
     CHECK(end() == 0);
-    medium.memory = before;
-    medium.slot(i)[5000] ^= 4;
-    medium.slot(i ^ 1)[5000] ^= 4;
-    CHECK(medium.open(Format::kEnd) == -EBADMSG);
+    bed.memory = before;
+    bed.slot(i)[5000] ^= 4;
+    bed.slot(i ^ 1)[5000] ^= 4;
+    CHECK(bed.open(Format::kEnd) == -EBADMSG);
   }
   const Geometry geometry = [&] {
-    medium.memory = before;
-    return medium.geometry();
+    bed.memory = before;
+    return bed.geometry();
   }();
   for (unsigned i = 0; i < 4; ++i) {   // compatible features of a later version: it may keep what is not an entry
-    const MetadataImage image{medium.slot(i), &geometry};
+    const MetadataImage image{bed.slot(i), &geometry};
     image.header().features_compatible = 1;
     image.header().checksum = XXH3_64bits(&image.header(), offsetof(media::ImageHeader, checksum));
   }
   for (unsigned i = 0; i < 4; ++i) {   // each names the one before it
-    const MetadataImage image{medium.slot(i), &geometry}, other{medium.slot(i ^ 1), &geometry};
+    const MetadataImage image{bed.slot(i), &geometry}, other{bed.slot(i ^ 1), &geometry};
     if (image.header().sequence != other.header().sequence + 1) continue;
     image.header().previous = other.header().checksum;
     image.header().checksum = XXH3_64bits(&image.header(), offsetof(media::ImageHeader, checksum));
   }
-  REQUIRE(medium.open(Format::kNever) == 0);
-  before = medium.memory;
+  REQUIRE(bed.open(Format::kNever) == 0);
+  before = bed.memory;
   CHECK(end() == -EROFS);
-  CHECK(medium.memory == before);
+  CHECK(bed.memory == before);
 }
 
 TEST_CASE("physical: a failing device is an error, never a lie") {
   for (int64_t writes = 0; writes < 12; ++writes) {
-    Medium medium;
-    REQUIRE(medium.open(Format::kIfBlank) == 0);
-    MemoryDevice* raw = medium.raw();
+    FormatBed bed;
+    REQUIRE(bed.open(Format::kIfBlank) == 0);
+    MemoryDevice* raw = bed.raw();
     PhysicalLun* lun = nullptr;
-    REQUIRE(PhysicalLun::open(raw, Format::kNever, &lun, &medium.why) == 0);
+    REQUIRE(PhysicalLun::open(raw, Format::kNever, &lun, &bed.why) == 0);
     raw->fail_after = writes;
     VirtualOptions options;
     options.name = "x";
     options.create = true;
     options.size_bytes = 100 * kKiB;
     VirtualLun* made = nullptr;
-    const int status = VirtualLun::open(lun, options, &made, &medium.why);
+    const int status = VirtualLun::open(lun, options, &made, &bed.why);
     if (made) made->close();
-    lun = medium.must();
+    lun = bed.must();
     VirtualLunInfo list[2];
     const int there = lun->list(list, 2, 0);
     if (status == 0) CHECK(there == 1);

@@ -453,10 +453,10 @@ TEST_CASE("labels: a member of a mirror of earlier versions is refused by a line
     CHECK(physical_open(a.c_str(), format, &physical, &why) == -EOPNOTSUPP);
     CHECK(std::string(why.text).find("mdadm") != std::string::npos);
   }
-  Holds holds = Holds::kBlank;
+  DeviceContent content = DeviceContent::kBlank;
   char what[64];
-  REQUIRE(device_holds(first, &holds, what, sizeof what) == 0);
-  CHECK(holds == Holds::kMember);
+  REQUIRE(device_content(first, &content, what, sizeof what) == 0);
+  CHECK(content == DeviceContent::kMember);
   CHECK(std::string(what).find("mirror") != std::string::npos);
   CHECK(memcmp(sim(first).memory(), before.data(), before.size()) == 0);
   device_close(open(stripe, Format::kForce));

@@ -296,7 +296,7 @@ TEST_CASE("virtual: a cipher's LUN opens with its key only") {
   CHECK(io(lun, Op::kRead, 8192, buffer.at, 4096) == 4096);
   CHECK(std::string(buffer.at, 4096) == std::string(4096, 0x31));
   lun->close();
-  // The medium has not seen it.
+  // The device has not seen it.
   const int fd = open(file.path.c_str(), O_RDONLY);
   std::string all(kBytes, 0);
   REQUIRE(pread(fd, all.data(), all.size(), 0) == static_cast<ssize_t>(kBytes));

@@ -125,12 +125,12 @@ TEST_CASE("virtual: a small reserve after a large one is had without a change") 
 
 TEST_CASE("virtual: what a former owner wrote is never read through a zeroed LUN") {
   for (bool discard : {true, false}) {
-    const uint64_t bytes = 80 * kMiB;   // without discard more than what is written at once: extents are set aside
-    std::vector<char> medium(bytes);
+    const uint64_t bytes = 80 * kMiB;   // without discard more than what is written at once: extents are staged
+    std::vector<char> device(bytes);
     const auto open = [&](const VirtualOptions& options) {
       ErrorText why;
       PhysicalLun* physical = nullptr;
-      REQUIRE(PhysicalLun::open(new MemoryDevice(medium.data(), bytes, {discard, 128 * kKiB, "m"}), Format::kIfBlank, &physical, &why) == 0);
+      REQUIRE(PhysicalLun::open(new MemoryDevice(device.data(), bytes, {discard, 128 * kKiB, "m"}), Format::kIfBlank, &physical, &why) == 0);
       VirtualLun* lun = nullptr;
       const int status = VirtualLun::open(physical, options, &lun, &why);
       INFO(why.text);
@@ -141,7 +141,7 @@ TEST_CASE("virtual: what a former owner wrote is never read through a zeroed LUN
     PhysicalLunInfo info;
     REQUIRE(lun->physical().info(&info) == 0);
     lun->close();
-    memset(medium.data() + 2 * kMiB, 0x77, bytes - 4 * kMiB);
+    memset(device.data() + 2 * kMiB, 0x77, bytes - 4 * kMiB);
     lun = open(named("all", info.usable_bytes));
     CHECK(zeros(lun, 0, info.usable_bytes));
     // Growing again over what it had itself, in the middle of an extent.
@@ -312,7 +312,7 @@ TEST_CASE("virtual: hold makes another description an owner") {
   VirtualLun* lun = must(file.path, {});
   REQUIRE(lun->reserve(DeviceOffset{0}, kMiB) == 0);
   const int fd = open(file.path.c_str(), O_RDWR);
-  REQUIRE(lun->hold(0, fd) == 0);
+  REQUIRE(lun->share_lock(0, fd) == 0);
   lun->close();
   PhysicalLun* watcher = nullptr;
   ErrorText why;

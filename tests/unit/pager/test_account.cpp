@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The account of a process tree: sums, limits and shares in one process whose members are Account objects on one memory file, as
-// the processes of a tree are. (That the dead give back, and that a burial can be interrupted: tests/fault/account_*.)
+// the processes of a tree are. (That the dead give back, and that reaping can be interrupted: tests/fault/account_*.)
 // LUNAR_SEED=N replays a run.
 #include <errno.h>
 #include <sys/mman.h>
@@ -42,7 +42,7 @@ class Tree {
   Account& member() {
     Account& account = look();
     REQUIRE(account.join() == 0);
-    account.hold_alive();
+    account.lock_alive();
     return account;
   }
   int fd() const { return fd_; }
@@ -82,7 +82,7 @@ TEST_CASE("the first to open sets the caps; the others see them, and each other'
 }
 
 TEST_CASE("memory that is no account of this build is refused") {
-  const int fd = memfd_create("stranger", MFD_CLOEXEC);
+  const int fd = memfd_create("foreign", MFD_CLOEXEC);
   REQUIRE(ftruncate(fd, sizeof(AccountShared)) == 0);
   {
     Account maker;
@@ -341,14 +341,14 @@ TEST_CASE("what another member has written into the words that are indices leads
   auto* shared = static_cast<AccountShared*>(memory);
   for (const uint32_t bad : {kMembersMax + 1, 1u << 20, UINT32_MAX}) {
     shared->member_high.store(bad);
-    shared->burial.store(bad < 1u << 20 ? (bad + 1) << 2 : UINT32_MAX);
+    shared->reaping.store(bad < 1u << 20 ? (bad + 1) << 2 : UINT32_MAX);
     shared->unsettled.store(1);
     uint32_t oldest = 0;
     bool unsure = false;
     sys::FutexWait words[4];
     CHECK(account.sweep(&oldest));
     CHECK(oldest == 0);
-    CHECK(shared->burial.load() == 0);
+    CHECK(shared->reaping.load() == 0);
     CHECK(account.fixed_total() == 0);
     CHECK_FALSE(account.others_active());
     CHECK(account.above_share());
@@ -407,7 +407,7 @@ TEST_CASE("a process that is killed gives back what it had, also its LUN space a
   if (pid == 0) {
     Account child;
     const bool good = child.open(tree.fd(), 1, 1) == 0 && child.adopt(static_cast<unsigned>(index), ticket) == 0;
-    child.hold_alive();
+    child.lock_alive();
     child.take_fixed(20);
     const bool all = good && child.take(30, 0) && child.lun_take(4096) == 0 && child.carve(2) == 0;
     (void)!write(said[1], all ? "y" : "n", 1);

@@ -96,7 +96,7 @@ TEST_CASE("the oldest clean frame goes first, and its page is evicted to where i
   CHECK_FALSE(pool.reclaim_oldest());
 }
 
-TEST_CASE("a page that somebody holds is passed over, and one whose frame went to another page is left alone") {
+TEST_CASE("a page that is in use is skipped, and one whose frame went to another page is left alone") {
   Words words(2);
   FramePool pool;
   REQUIRE(pool.open(2, 4096, -1) == 0);

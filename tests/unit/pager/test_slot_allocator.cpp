@@ -223,7 +223,7 @@ TEST_CASE("a LUN says that it runs short before a fast charge fails, and never w
 
 TEST_CASE("forgetting an ancestor's LUN gives none of it back") {
   lunar_test::MemoryDevice device(nullptr, 64 * kMiB, {.discard = false});   // a release would be an error that is seen
-  std::vector<lunar_test::MediumEvent> events;
+  std::vector<lunar_test::DeviceEvent> events;
   SlotAllocator lun;
   REQUIRE(lun.open(&device, DeviceOffset{0}, 64 * kMiB, 4096) == 0);
   REQUIRE(lun.charge(100) == 0);

@@ -8,7 +8,7 @@
 
 #include "lun/volume/virtual_lun.h"
 #include "superpipe/registry.h"
-#include "superpipe/sim/sim_medium.h"
+#include "superpipe/sim/sim_backing.h"
 #include "tests/support/loop_device.h"
 #include "tests/unit/lun/composite.h"
 
@@ -29,13 +29,13 @@ struct Xor final : BlockTransform {
   }
 };
 
-// A device whose every medium loses its power at once.
+// A device whose every backing device loses its power at once.
 struct Bed {
   Device* device = nullptr;
   std::vector<Device*> media;   // a handle on each, from its name
   Xor cipher;
 
-  std::string medium(const char* more = "") {
+  std::string sim_uri(const char* more = "") {
     const std::string uri = named("8m", fresh()) + ",cache=2m";
     Device* handle = nullptr;
     ErrorText why;
@@ -59,25 +59,25 @@ struct Bed {
     REQUIRE(status == 0);
     return lun;
   }
-  // faults: settings of the last medium; others: of the first, where there are two.
+  // faults: settings of the last device; others: of the first, where there are two.
   explicit Bed(const std::string& kind, const char* faults = "", const char* others = "") {
-    if (kind == "sim") device = open(medium(faults));
+    if (kind == "sim") device = open(sim_uri(faults));
     if (kind == "stripe") {
-      const std::string first = medium(others), second = medium(faults);
+      const std::string first = sim_uri(others), second = sim_uri(faults);
       device = open("stripe:" + first + ";" + second);
     }
     if (kind == "paths") {
-      const std::string one = medium(faults);
+      const std::string one = sim_uri(faults);
       device = open("paths:" + one + ";" + one);
     }
     if (kind == "stripe over paths") {
-      const std::string a = medium(others), b = medium(faults);
+      const std::string a = sim_uri(others), b = sim_uri(faults);
       device = open("stripe:(paths:" + a + ";" + a + ");(paths:" + b + ";" + b + ")");
     }
-    if (kind == "virtual") device = carve(medium(faults), "a", kMiB, false);
-    if (kind == "virtual, encrypted") device = carve(medium(faults), "a", kMiB, true);
+    if (kind == "virtual") device = carve(sim_uri(faults), "a", kMiB, false);
+    if (kind == "virtual, encrypted") device = carve(sim_uri(faults), "a", kMiB, true);
     if (kind == "virtual, in pieces") {
-      const std::string uri = medium(faults);
+      const std::string uri = sim_uri(faults);
       VirtualLun *one = carve(uri, "a", 64 * kKiB, false), *other = carve(uri, "b", 64 * kKiB, false);
       ErrorText why;
       for (unsigned i = 2; i <= 16; ++i) {
@@ -96,8 +96,8 @@ struct Bed {
   Bed(const Bed&) = delete;
   Bed& operator=(const Bed&) = delete;
   void power_loss(uint64_t seed = 0) {
-    for (Device* one : media) sim(one).medium().cut_power(seed);
-    for (Device* one : media) sim(one).medium().restore_power();
+    for (Device* one : media) sim(one).backing().cut_power(seed);
+    for (Device* one : media) sim(one).backing().restore_power();
   }
 };
 
@@ -247,9 +247,9 @@ TEST_CASE("durability: a flush fails when one member's fails") {
       const Way way(bed.device, by_context);
       CHECK(way.write(0, 'x', kKept, false) == static_cast<int64_t>(kKept));
       Device* last = bed.media.back();
-      sim(last).medium().cut_power_at(1, 0);
+      sim(last).backing().cut_power_at(1, 0);
       CHECK(way.flush() == -EIO);
-      sim(last).medium().restore_power();
+      sim(last).backing().restore_power();
       CHECK(way.flush() == 0);
     }
   }
@@ -290,12 +290,12 @@ TEST_CASE("sim: without a cache a power loss takes only what was under way") {
   CHECK(device->capabilities().fua == Fua::kFree);
   const Way way(device, false);
   CHECK(way.write(0, 'a', kPage, false) == kPage);
-  sim(device).medium().cut_power_at(2, 0);
+  sim(device).backing().cut_power_at(2, 0);
   CHECK(way.write(kPage, 'b', kPage, false) == kPage);
   CHECK(way.write(2 * kPage, 'c', kPage, true) == -EIO);
   CHECK(way.write(3 * kPage, 'd', kPage, false) == -EIO);   // there is no power
   CHECK(way.flush() == -EIO);
-  sim(device).medium().restore_power();
+  sim(device).backing().restore_power();
   CHECK(count_of(device, 0, kPage, 'a') == kPage);
   CHECK(count_of(device, kPage, kPage, 'b') == kPage);
   CHECK(count_of(device, 2 * kPage, kPage, 'c') == 0);
@@ -315,8 +315,8 @@ TEST_CASE("sim: a command from before a power loss does not come through after i
   command.iov_count = 1;
   command.fua = true;
   REQUIRE(context->submit(&command, 1) == 1);
-  sim(device).medium().cut_power(1);
-  sim(device).medium().restore_power();
+  sim(device).backing().cut_power(1);
+  sim(device).backing().restore_power();
   Response response;
   REQUIRE(context->wait(&response, 1, -1) == 1);
   CHECK(response.result == -EIO);
@@ -358,8 +358,8 @@ TEST_CASE("sim: histories of a cache against a model") {
         may[i].push_back(kind == 1 ? '\0' : value);
       }
     }
-    sim(device).medium().cut_power(seed() + static_cast<uint64_t>(run) + 1);
-    sim(device).medium().restore_power();
+    sim(device).backing().cut_power(seed() + static_cast<uint64_t>(run) + 1);
+    sim(device).backing().restore_power();
     for (uint64_t i = 0; i < kSectors; ++i) {
       const char* at = sim(device).memory() + i * 512;
       REQUIRE(std::count(at, at + 512, *at) == 512);

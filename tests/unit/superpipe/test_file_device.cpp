@@ -258,7 +258,7 @@ TEST_CASE("one file is one owner's at a time, and its children's") {
 }
 
 // A child whose program had closed the inherited descriptor gets a description of its own, which hold() makes an owner.
-TEST_CASE("another description of the file keeps the lock when the first is gone, against every kind of stranger") {
+TEST_CASE("another description of the file keeps the lock when the first is gone, against every other claim") {
   Directory directory;
   const std::string path = directory.file("lun", "", 8 << 20);
   Device* device = opened(path);
@@ -269,12 +269,12 @@ TEST_CASE("another description of the file keeps the lock when the first is gone
     CHECK(physical_open(path.c_str(), Format::kForce, &physical, &why) == -EBUSY);
     CHECK(has(why.text, "as a whole"));
   };
-  const int heir = sys::open_again(device->fd(0));
-  REQUIRE(heir >= 0);
-  REQUIRE(device->hold(0, heir) == 0);
+  const int successor = sys::open_again(device->fd(0));
+  REQUIRE(successor >= 0);
+  REQUIRE(device->share_lock(0, successor) == 0);
   device_close(device);
   refused_by_all();
-  close(heir);
+  close(successor);
   device_close(opened(path));
 }
 
@@ -306,7 +306,7 @@ TEST_CASE("what is used otherwise is not a scratch LUN, and says for what it is 
   CHECK(open_raw(Claim::kWhole, &first, &why) == -EBUSY);
   CHECK(has(why.text, "alone"));
   REQUIRE(open_raw(Claim::kLook, &first, &why) == 0);
-  CHECK(first->hold(0, first->fd(0)) == 0);   // nothing to hold
+  CHECK(first->share_lock(0, first->fd(0)) == 0);   // nothing to hold
   device_close(first);
   device_close(alone);
 }
@@ -347,11 +347,11 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
     CHECK(device->reserve(DeviceOffset{0}, 32 * kMiB) == -ENOSPC);
     round_trip(device, 'b');
     CHECK(has(refused(loop.name), "in use"));
-    const int heir = sys::open_again(device->fd(0));
-    CHECK(device->hold(0, heir) == 0);
+    const int successor = sys::open_again(device->fd(0));
+    CHECK(device->share_lock(0, successor) == 0);
     device_close(device);
     CHECK(has(refused(loop.name), "in use"));
-    close(heir);
+    close(successor);
   }
   REQUIRE(system(("mkfs.ext4 -q -F " + loop.name + " >/dev/null 2>&1").c_str()) == 0);
   const std::string before = contents_of(file);

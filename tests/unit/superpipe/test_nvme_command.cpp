@@ -34,7 +34,7 @@ struct Identify {
     controller[77] = 5;            // 128 KiB
     controller[520] = 4 | 8;       // deallocate, write zeroes
   }
-  int judge(NvmeGeometry* out, const char** reason) const { return nvme_geometry(name_space, controller, out, reason); }
+  int examine(NvmeGeometry* out, const char** reason) const { return nvme_geometry(name_space, controller, out, reason); }
 };
 
 std::string refused(const std::string& uri, int expected) {
@@ -60,7 +60,7 @@ TEST_CASE("nvme: identify data gives block size, limits and what may be discarde
   Identify data;
   NvmeGeometry geometry;
   const char* reason = nullptr;
-  REQUIRE(data.judge(&geometry, &reason) == 0);
+  REQUIRE(data.examine(&geometry, &reason) == 0);
   CHECK(geometry.block_shift == 12);
   CHECK(geometry.blocks == 1 << 20);
   CHECK(geometry.piece_bytes_max == 128 * 1024);
@@ -68,15 +68,15 @@ TEST_CASE("nvme: identify data gives block size, limits and what may be discarde
   data.controller[77] = 0;   // no limit
   data.controller[520] = 0;
   data.name_space[33] = 0;
-  REQUIRE(data.judge(&geometry, &reason) == 0);
+  REQUIRE(data.examine(&geometry, &reason) == 0);
   CHECK(geometry.piece_bytes_max == 1024 * 1024);
   CHECK_FALSE((geometry.write_zeroes || geometry.deallocate || geometry.deallocate_zeroed));
   data.name_space[128 + 4] = 8;   // metadata
-  CHECK(data.judge(&geometry, &reason) == -ENOTSUP);
+  CHECK(data.examine(&geometry, &reason) == -ENOTSUP);
   CHECK(has(reason, "metadata"));
   data.name_space[128 + 4] = 0;
   data.name_space[128 + 4 + 2] = 14;
-  CHECK(data.judge(&geometry, &reason) == -ENOTSUP);
+  CHECK(data.examine(&geometry, &reason) == -ENOTSUP);
 }
 
 TEST_CASE("nvme: what the namespace cannot do is answered without it") {
@@ -119,7 +119,7 @@ TEST_CASE("nvme: what is not torn comes from AWUPF or the namespace, and is one 
   const char* reason = nullptr;
   const auto set = [&](size_t at, uint16_t value) { memcpy(data.name_space + at, &value, 2); };
   const auto atomic = [&](uint64_t data_offset = 0) {
-    REQUIRE(data.judge(&geometry, &reason) == 0);
+    REQUIRE(data.examine(&geometry, &reason) == 0);
     return nvme_atomic_bytes(geometry, data_offset);
   };
   CHECK(atomic() == 4096);   // a block always
@@ -163,10 +163,10 @@ TEST_CASE("nvme: fua is a bit of each piece of a write, and of nothing else") {
   Identify data;
   NvmeGeometry geometry;
   const char* reason = nullptr;
-  REQUIRE(data.judge(&geometry, &reason) == 0);
+  REQUIRE(data.examine(&geometry, &reason) == 0);
   CHECK_FALSE(geometry.volatile_cache);
   data.controller[525] = 1;
-  REQUIRE(data.judge(&geometry, &reason) == 0);
+  REQUIRE(data.examine(&geometry, &reason) == 0);
   CHECK(geometry.volatile_cache);
   constexpr uint32_t kFua = 1u << 30;
   std::vector<char> memory(1 << 20);

@@ -214,7 +214,7 @@ TEST_CASE("pmem: what it cannot take is refused in one line") {
   CHECK(std::string(std::istreambuf_iterator<char>(std::ifstream(shm.path).rdbuf()), {}) == "somebody's data");
 }
 
-TEST_CASE("pmem: capabilities say what the medium is") {
+TEST_CASE("pmem: capabilities say what the device is") {
   File shm("/dev/shm", kMiB * 4), plain(disk(), kMiB * 4);
   const Opened memory = opened("pmem:" + shm.path), on_disk = opened("pmem:" + plain.path);
   CHECK(memory->capabilities().polled);
@@ -246,15 +246,15 @@ TEST_CASE("pmem: a blank file becomes a scratch LUN, one owner at a time, and gr
     CHECK(lun->reserve(DeviceOffset{lun->size_bytes()}, 4096) == -ENOSPC);
   }
   CHECK(file.size() == sizeof(ScratchHeader));
-  int heir = -1;
+  int successor = -1;
   {
     const Opened again = opened("pmem:" + file.path, true);
     CHECK(again->growable());
-    heir = sys::open_again(again->fd(0));
-    CHECK(again->hold(0, heir) == 0);
+    successor = sys::open_again(again->fd(0));
+    CHECK(again->share_lock(0, successor) == 0);
   }
   CHECK(has(refused("pmem:" + file.path), "in use"));   // by the description that a child would have
-  close(heir);
+  close(successor);
   const Opened after = opened("pmem:" + file.path, true);
 }
 

@@ -12,7 +12,7 @@
 #include "tools/bench/page_content.h"
 #include "tools/bench/random.h"
 #include "tools/bench/swap_file.h"
-#include "tools/bench/turn.h"
+#include "tools/bench/run_result.h"
 
 using namespace lunar::tools;
 
@@ -109,27 +109,27 @@ TEST_CASE("walks visit every page of a pass once") {
   }
 }
 
-TEST_CASE("a turn survives the pipe between bench and child") {
-  TurnResult turn, back;
-  turn.ops = 12345;
-  turn.mean_ns = 1.25e5;
-  turn.disk_read_bytes = 4096.0 * 12345;
-  REQUIRE(parse_turn(format_turn(turn), &back));
-  for (const TurnField& field : kTurnFields) CHECK(back.*field.member == turn.*field.member);
-  CHECK_FALSE(parse_turn("error something", &back));
+TEST_CASE("a run's result survives the pipe between bench and child") {
+  RunResult run, back;
+  run.ops = 12345;
+  run.mean_ns = 1.25e5;
+  run.disk_read_bytes = 4096.0 * 12345;
+  REQUIRE(parse_run(format_run(run), &back));
+  for (const RunField& field : kRunFields) CHECK(back.*field.member == run.*field.member);
+  CHECK_FALSE(parse_run("error something", &back));
 }
 
-TEST_CASE("a turn whose disk did not move the bytes fails") {
-  TurnResult turn;
-  turn.must_read_bytes = 1000 * 4096;
-  turn.disk_read_bytes = 990 * 4096;
-  CHECK(turn_failures(turn).empty());
-  turn.disk_read_bytes = 980 * 4096;
-  CHECK(turn_failures(turn).size() == 1);
-  turn.disk_read_bytes = -1;   // the host does not tell: named elsewhere
-  CHECK(turn_failures(turn).empty());
-  turn.mismatches = 1;
-  CHECK(turn_failures(turn).size() == 1);
+TEST_CASE("a run whose disk did not move the bytes fails") {
+  RunResult run;
+  run.must_read_bytes = 1000 * 4096;
+  run.disk_read_bytes = 990 * 4096;
+  CHECK(run_failures(run).empty());
+  run.disk_read_bytes = 980 * 4096;
+  CHECK(run_failures(run).size() == 1);
+  run.disk_read_bytes = -1;   // the host does not tell: named elsewhere
+  CHECK(run_failures(run).empty());
+  run.mismatches = 1;
+  CHECK(run_failures(run).size() == 1);
 }
 
 TEST_CASE("ratios divide Lunar by the baseline on the same quantity") {
@@ -139,10 +139,10 @@ TEST_CASE("ratios divide Lunar by the baseline on the same quantity") {
                                                                  {"swap", "uniform", 20000},
                                                                  {"lunar", "prefetch", 80000},
                                                                  {"swap", "prefetch", 40000}}) {
-    TurnResult turn;
-    turn.ops_per_s = rate;
-    turn.p99_ns = 1e9 / rate;
-    report.results.push_back({system, workload, 1, -1, turn, 0, {turn}});
+    RunResult run;
+    run.ops_per_s = rate;
+    run.p99_ns = 1e9 / rate;
+    report.results.push_back({system, workload, 1, -1, run, 0, {run}});
   }
   const auto ratios = ratios_against(report, "swap");
   CHECK(ratios.at("uniform_t1_ops") == 1.5);
@@ -169,13 +169,13 @@ TEST_CASE("a ratio is the median of the rounds' ratios, not the ratio of medians
 }
 
 TEST_CASE("medians are taken quantity by quantity") {
-  std::vector<TurnResult> turns(3);
-  turns[0].ops = 1, turns[1].ops = 9, turns[2].ops = 5;
-  turns[0].p99_ns = 7, turns[1].p99_ns = 3, turns[2].p99_ns = 8;
-  CHECK(median_of(turns).ops == 5);
-  CHECK(median_of(turns).p99_ns == 7);
-  turns.pop_back();
-  CHECK(median_of(turns).ops == 5);
+  std::vector<RunResult> runs(3);
+  runs[0].ops = 1, runs[1].ops = 9, runs[2].ops = 5;
+  runs[0].p99_ns = 7, runs[1].p99_ns = 3, runs[2].p99_ns = 8;
+  CHECK(median_of(runs).ops == 5);
+  CHECK(median_of(runs).p99_ns == 7);
+  runs.pop_back();
+  CHECK(median_of(runs).ops == 5);
 }
 
 TEST_CASE("a swap header is what swapon expects") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the block benches count with: CPU time, fio's answer and command line, stamps, which turns count, ratios.
+// What the block benches count with: CPU time, fio's answer and command line, stamps, which runs count, ratios.
 #include "tests/catch.h"
 
 #include <cmath>
@@ -33,21 +33,21 @@ constexpr const char* kFio = R"(fio: a warning { on the same stream
 
 std::string cut_before_brace(const char* text) { return strchr(strchr(text, '\n'), '{'); }
 
-IoTurn turn_of(double rate, double other_user, double cpu = 1) {
-  IoTurn turn;
-  turn.seconds = 2;
-  turn.ops = 2 * rate;
-  turn.ops_per_s = rate;
-  turn.other_user_cpu_s = other_user;
-  turn.machine_cpu_s = cpu;
-  turn.kiops_per_cpu = turn.ops / 1e3 / cpu;
-  turn.kiops_per_cpu_kernel = 2 * turn.kiops_per_cpu;
-  turn.mean_ns = 1e9 / rate;
-  return turn;
+IoRun run_of(double rate, double other_user, double cpu = 1) {
+  IoRun run;
+  run.seconds = 2;
+  run.ops = 2 * rate;
+  run.ops_per_s = rate;
+  run.other_user_cpu_s = other_user;
+  run.machine_cpu_s = cpu;
+  run.kiops_per_cpu = run.ops / 1e3 / cpu;
+  run.kiops_per_cpu_kernel = 2 * run.kiops_per_cpu;
+  run.mean_ns = 1e9 / rate;
+  return run;
 }
 
 IoResult row(const char* system, const char* workload, unsigned threads, unsigned depth, double rate, double cpu = 1) {
-  IoResult result = io_result(system, workload, {turn_of(rate, 0, cpu)});
+  IoResult result = io_result(system, workload, {run_of(rate, 0, cpu)});
   result.threads = threads;
   result.depth = depth;
   return result;
@@ -88,23 +88,23 @@ TEST_CASE("JSON: values are found by their path, and no JSON is refused") {
   CHECK(!JsonValue::parse(std::string(1000, '[')));
 }
 
-TEST_CASE("fio: its JSON becomes a turn") {
-  IoTurn turn;
-  REQUIRE(parse_fio(cut_before_brace(kFio), &turn));
-  CHECK(turn.ops == 400);
-  CHECK(turn.reads == 300);
-  CHECK(near(turn.ops_per_s, 150));
-  CHECK(near(turn.seconds, 400.0 / 150));
-  CHECK(near(turn.mean_ns, (300 * 1000.5 + 100 * 2000.5) / 400));
-  CHECK(turn.p50_ns == 1900);
-  CHECK(turn.p99_ns == 3000);
-  CHECK(turn.p999_ns == 6000);
-  CHECK(turn.max_ns == 7000);
+TEST_CASE("fio: its JSON becomes a run") {
+  IoRun run;
+  REQUIRE(parse_fio(cut_before_brace(kFio), &run));
+  CHECK(run.ops == 400);
+  CHECK(run.reads == 300);
+  CHECK(near(run.ops_per_s, 150));
+  CHECK(near(run.seconds, 400.0 / 150));
+  CHECK(near(run.mean_ns, (300 * 1000.5 + 100 * 2000.5) / 400));
+  CHECK(run.p50_ns == 1900);
+  CHECK(run.p99_ns == 3000);
+  CHECK(run.p999_ns == 6000);
+  CHECK(run.max_ns == 7000);
   std::string failed = cut_before_brace(kFio);
   failed.replace(failed.find("\"error\" : 0"), 11, "\"error\" : 5");
-  CHECK(!parse_fio(failed, &turn));
-  CHECK(!parse_fio("fio: no such option", &turn));
-  CHECK(!parse_fio("{\"jobs\":[]}", &turn));
+  CHECK(!parse_fio(failed, &run));
+  CHECK(!parse_fio("fio: no such option", &run));
+  CHECK(!parse_fio("{\"jobs\":[]}", &run));
 }
 
 TEST_CASE("fio: its command does our work, in our batches") {
@@ -155,15 +155,15 @@ TEST_CASE("stamps: the last version passes, everything else does not") {
   CHECK(stamps.check(unit, block.data()));
 }
 
-TEST_CASE("the rounds that count are the least disturbed of all sides, whatever was measured") {
+TEST_CASE("the rounds that count are the least disturbed of all backends, whatever was measured") {
   using Rounds = std::vector<size_t>;
-  const std::vector<IoTurn> one{turn_of(900, 0.5), turn_of(300, 0.1), turn_of(100, 0), turn_of(800, 0.3)};
+  const std::vector<IoRun> one{run_of(900, 0.5), run_of(300, 0.1), run_of(100, 0), run_of(800, 0.3)};
   CHECK(quietest_rounds({one}, 2) == Rounds{1, 2});
-  CHECK(quietest_rounds({one, {turn_of(1, 0), turn_of(1, 0), turn_of(1, 0.9), turn_of(1, 0)}}, 2) == Rounds{1, 3});
-  CHECK(quietest_rounds({one, {turn_of(1, 0.2)}}, 3) == Rounds{1, 2, 3});   // a side that was lost
-  CHECK(quietest_rounds({{turn_of(1, 0)}}, 3) == Rounds{0});
-  CHECK(noisy_turn(turn_of(1, 0.13), 2));    // 2 s of 2 CPUs: 3 % are 0.12 s
-  CHECK(!noisy_turn(turn_of(1, 0.11), 2));
+  CHECK(quietest_rounds({one, {run_of(1, 0), run_of(1, 0), run_of(1, 0.9), run_of(1, 0)}}, 2) == Rounds{1, 3});
+  CHECK(quietest_rounds({one, {run_of(1, 0.2)}}, 3) == Rounds{1, 2, 3});   // a backend that was lost
+  CHECK(quietest_rounds({{run_of(1, 0)}}, 3) == Rounds{0});
+  CHECK(noisy_run(run_of(1, 0.13), 2));    // 2 s of 2 CPUs: 3 % are 0.12 s
+  CHECK(!noisy_run(run_of(1, 0.11), 2));
 }
 
 TEST_CASE("block benches: ratios have the contract's keys") {

@@ -216,7 +216,7 @@ TEST_CASE("data that fits does fit, whatever the value size") {
   }
 }
 
-TEST_CASE("options of Lunar's sides come as pairs") {
+TEST_CASE("options of Lunar's backends come as pairs") {
   using Pairs = std::vector<std::pair<std::string, std::string>>;
   CHECK(lunar_options("follow=no,stats_file=/x=y") == Pairs{{"follow", "no"}, {"stats-file", "/x=y"}});
   CHECK(lunar_options("").empty());
@@ -233,13 +233,13 @@ RedisReport sample_report() {
     result.workload = "get";
     result.connections = 50;
     for (const double factor : {1.0, 1.5, 0.5}) {
-      RedisTurn turn;
-      turn.ops_per_s = rate * (result.system == "run" ? factor : 1);
-      turn.p99_ns = 1e9 / rate;
-      turn.bgsave_s = rate / 10000;
-      result.turns.push_back(turn);
+      RedisRun run;
+      run.ops_per_s = rate * (result.system == "run" ? factor : 1);
+      run.p99_ns = 1e9 / rate;
+      run.bgsave_s = rate / 10000;
+      result.runs.push_back(run);
     }
-    result.median = median_of(result.turns);
+    result.median = median_of(result.runs);
     report.results.push_back(result);
   }
   return report;
@@ -267,11 +267,11 @@ TEST_CASE("redis ratios are named by workload, connections and quantity, each ag
 }
 
 TEST_CASE("redis medians cover the server's, the generator's and the save's quantities") {
-  std::vector<RedisTurn> turns(3);
-  turns[0].ops_per_s = 1, turns[1].ops_per_s = 9, turns[2].ops_per_s = 5;
-  turns[0].bgsave_s = 3, turns[1].bgsave_s = 2, turns[2].bgsave_s = 7;
-  turns[0].generator_cpu_s = 0.1, turns[1].generator_cpu_s = 0.3, turns[2].generator_cpu_s = 0.2;
-  const RedisTurn median = median_of(turns);
+  std::vector<RedisRun> runs(3);
+  runs[0].ops_per_s = 1, runs[1].ops_per_s = 9, runs[2].ops_per_s = 5;
+  runs[0].bgsave_s = 3, runs[1].bgsave_s = 2, runs[2].bgsave_s = 7;
+  runs[0].generator_cpu_s = 0.1, runs[1].generator_cpu_s = 0.3, runs[2].generator_cpu_s = 0.2;
+  const RedisRun median = median_of(runs);
   CHECK(median.ops_per_s == 5);
   CHECK(median.bgsave_s == 3);
   CHECK(median.generator_cpu_s == 0.2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See bench_memory.h. The swap side is what a program gets without Lunar; it asks for pages ahead by MADV_WILLNEED, in
+// See bench_memory.h. The swap backend is what a program gets without Lunar; it asks for pages ahead by MADV_WILLNEED, in
 // one process_madvise a batch where the kernel takes that for the caller itself (one call instead of 64).
 // Threading: as in the header.
 #include "tools/bench/fault/bench_memory.h"
@@ -17,7 +17,7 @@
 #include <stdexcept>
 
 #include "lunar/lunar.h"
-#include "tools/bench/turn.h"
+#include "tools/bench/run_result.h"
 
 namespace lunar::tools {
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// See fault_child.h. Reads commands (turn.h) from standard input, answers on standard output. Fills its data once, then
-// takes its turns: worker threads touch pages until the clock ends, and check every page they read.
+// See fault_child.h. Reads commands (run_result.h) from standard input, answers on standard output. Fills its data once, then
+// makes its runs: worker threads touch pages until the clock ends, and check every page they read.
 //
 // What the disk must have moved is bounded from below without asking the system under test. A cache of C of N equally
 // likely pages hits at most C/N of independent touches, for zipf at most the mass of the C hottest; for walks, pages
-// that mincore(2) did not find in memory before the turn had to be read. C is the whole memory limit.
-// Threading: the main thread speaks the protocol and keeps the clock; workers live for one turn.
+// that mincore(2) did not find in memory before the run had to be read. C is the whole memory limit.
+// Threading: the main thread speaks the protocol and keeps the clock; workers live for one run.
 #include "tools/bench/fault/fault_child.h"
 
 #include <sys/mman.h>
@@ -27,7 +27,7 @@
 #include "tools/bench/histogram.h"
 #include "tools/bench/page_content.h"
 #include "tools/bench/random.h"
-#include "tools/bench/turn.h"
+#include "tools/bench/run_result.h"
 #include "tools/support/clock.h"
 #include "tools/support/procfs.h"
 
@@ -44,7 +44,7 @@ struct ChildOptions {
   std::string disk_stat;
 };
 
-struct TurnOrder {
+struct RunOrder {
   Workload workload = Workload::kUniform;
   unsigned threads = 1;
   double seconds = 1, warm_seconds = 0;
@@ -87,21 +87,21 @@ class FaultChild {
         content_(options.seed, page_bytes_),
         versions_(std::make_unique<std::atomic<uint32_t>[]>(pages_)),
         memory_(BenchMemory::make(options.memory)) {
-    // The counts beside the data must not be what faults, on either side.
+    // The counts beside the data must not be what faults, in either backend.
     (void)mlock(versions_.get(), pages_ * sizeof versions_[0]);
   }
-  TurnResult fill(unsigned threads);
-  TurnResult run(const TurnOrder& order);
-  TurnResult verify();
+  RunResult fill(unsigned threads);
+  RunResult run(const RunOrder& order);
+  RunResult verify();
 
  private:
   Counters count() const;
-  static void finish(const Counters& before, const Counters& after, const Histogram& latencies, TurnResult* turn);
+  static void finish(const Counters& before, const Counters& after, const Histogram& latencies, RunResult* run);
   void touch(uint64_t page, bool write, Worker& worker);
-  void work(const TurnOrder& order, Worker& worker);
-  void work_prefetch(const TurnOrder& order, Worker& worker);
+  void work(const RunOrder& order, Worker& worker);
+  void work_prefetch(const RunOrder& order, Worker& worker);
   std::vector<unsigned char> resident() const;
-  double must_read_pages(const TurnOrder& order, uint64_t ops, const std::vector<unsigned char>& resident_before,
+  double must_read_pages(const RunOrder& order, uint64_t ops, const std::vector<unsigned char>& resident_before,
                          const std::vector<Walk>& walks_before, const std::vector<Walk>& walks_after) const;
   double limit_pages() const { return static_cast<double>(options_.limit_bytes / page_bytes_); }
 
@@ -127,27 +127,27 @@ Counters FaultChild::count() const {
   return counters;
 }
 
-void FaultChild::finish(const Counters& before, const Counters& after, const Histogram& latencies, TurnResult* turn) {
-  turn->ops = static_cast<double>(latencies.count());
-  turn->seconds = static_cast<double>(after.ns - before.ns) / 1e9;
-  turn->ops_per_s = turn->ops / turn->seconds;
-  turn->mean_ns = latencies.mean();
-  turn->p50_ns = latencies.percentile(0.50);
-  turn->p99_ns = latencies.percentile(0.99);
-  turn->p999_ns = latencies.percentile(0.999);
-  turn->max_ns = static_cast<double>(latencies.max());
-  turn->cpu_s = after.cpu - before.cpu;
-  turn->machine_cpu_s = after.machine_cpu - before.machine_cpu;
-  turn->cpu_us_per_op = turn->ops > 0 ? turn->machine_cpu_s * 1e6 / turn->ops : 0;
-  turn->major_faults = static_cast<double>(after.major_faults - before.major_faults);
+void FaultChild::finish(const Counters& before, const Counters& after, const Histogram& latencies, RunResult* run) {
+  run->ops = static_cast<double>(latencies.count());
+  run->seconds = static_cast<double>(after.ns - before.ns) / 1e9;
+  run->ops_per_s = run->ops / run->seconds;
+  run->mean_ns = latencies.mean();
+  run->p50_ns = latencies.percentile(0.50);
+  run->p99_ns = latencies.percentile(0.99);
+  run->p999_ns = latencies.percentile(0.999);
+  run->max_ns = static_cast<double>(latencies.max());
+  run->cpu_s = after.cpu - before.cpu;
+  run->machine_cpu_s = after.machine_cpu - before.machine_cpu;
+  run->cpu_us_per_op = run->ops > 0 ? run->machine_cpu_s * 1e6 / run->ops : 0;
+  run->major_faults = static_cast<double>(after.major_faults - before.major_faults);
   if (before.disk && after.disk) {
-    turn->disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
-    turn->disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
+    run->disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
+    run->disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
   }
 }
 
-// First fill of fresh memory: every page written whole. The region it leaves is the data of all later turns.
-TurnResult FaultChild::fill(unsigned threads) {
+// First fill of fresh memory: every page written whole. The region it leaves is the data of all later runs.
+RunResult FaultChild::fill(unsigned threads) {
   if (data_ != nullptr) memory_->destroy(data_, options_.data_bytes);
   data_ = nullptr;
   data_ = memory_->create(options_.data_bytes);
@@ -170,10 +170,10 @@ TurnResult FaultChild::fill(unsigned threads) {
   for (std::thread& worker : workers) worker.join();
   const Counters after = count();
   for (unsigned t = 1; t < threads; ++t) latencies[0].merge(latencies[t]);
-  TurnResult turn;
-  finish(before, after, latencies[0], &turn);
-  turn.must_write_bytes = std::fmax(0, static_cast<double>(pages_) - limit_pages()) * static_cast<double>(page_bytes_);
-  return turn;
+  RunResult run;
+  finish(before, after, latencies[0], &run);
+  run.must_write_bytes = std::fmax(0, static_cast<double>(pages_) - limit_pages()) * static_cast<double>(page_bytes_);
+  return run;
 }
 
 // One operation: read or change a page's stamp and read one more word of it; both must be what this page must hold.
@@ -192,7 +192,7 @@ void FaultChild::touch(uint64_t page, bool write, Worker& worker) {
   if (write) versions_[page].fetch_add(1, std::memory_order_release);
 }
 
-void FaultChild::work(const TurnOrder& order, Worker& worker) {
+void FaultChild::work(const RunOrder& order, Worker& worker) {
   const uint64_t stride = order.workload == Workload::kStride ? kStridePages : 1;
   const bool walking = order.workload == Workload::kSeq || order.workload == Workload::kStride;
   bool measuring = false;
@@ -227,7 +227,7 @@ void FaultChild::work(const TurnOrder& order, Worker& worker) {
 }
 
 // Batches: ask for 64 random pages, then touch them. A page's latency is its share of the batch.
-void FaultChild::work_prefetch(const TurnOrder& order, Worker& worker) {
+void FaultChild::work_prefetch(const RunOrder& order, Worker& worker) {
   bool measuring = false;
   uint64_t pages[kPrefetchBatch];
   char* addresses[kPrefetchBatch];
@@ -253,7 +253,7 @@ std::vector<unsigned char> FaultChild::resident() const {
   return map;
 }
 
-double FaultChild::must_read_pages(const TurnOrder& order, uint64_t ops,
+double FaultChild::must_read_pages(const RunOrder& order, uint64_t ops,
                                    const std::vector<unsigned char>& resident_before,
                                    const std::vector<Walk>& walks_before, const std::vector<Walk>& walks_after) const {
   if (order.workload == Workload::kSeq || order.workload == Workload::kStride) {
@@ -278,7 +278,7 @@ double FaultChild::must_read_pages(const TurnOrder& order, uint64_t ops,
   return std::fmax(0, draws * (1 - hit) - 3 * std::sqrt(draws * hit * (1 - hit)));
 }
 
-TurnResult FaultChild::run(const TurnOrder& order) {
+RunResult FaultChild::run(const RunOrder& order) {
   if (order.workload == Workload::kZipf && !zipf_) zipf_ = std::make_unique<ZipfGenerator>(pages_, kZipfTheta);
   const bool walking = order.workload == Workload::kSeq || order.workload == Workload::kStride;
   const std::string name =
@@ -317,30 +317,30 @@ TurnResult FaultChild::run(const TurnOrder& order) {
     workers[0].latencies.merge(workers[t].latencies);
     workers[0].mismatches += workers[t].mismatches;
   }
-  TurnResult turn;
-  finish(before, after, workers[0].latencies, &turn);
-  turn.mismatches = static_cast<double>(workers[0].mismatches);
-  turn.must_read_bytes =
+  RunResult run;
+  finish(before, after, workers[0].latencies, &run);
+  run.mismatches = static_cast<double>(workers[0].mismatches);
+  run.must_read_bytes =
       must_read_pages(order, workers[0].latencies.count(), resident_before, walks_before, walks_now) *
       static_cast<double>(page_bytes_);
-  return turn;
+  return run;
 }
 
 // Every word of every page, and exactly the version its last write left.
-TurnResult FaultChild::verify() {
+RunResult FaultChild::verify() {
   std::vector<uint64_t> expected(content_.words_per_page());
-  TurnResult turn;
+  RunResult run;
   for (uint64_t page = 0; page < pages_; ++page) {
     content_.fill(page, expected.data());
     expected[0] = content_.stamp(page, versions_[page].load());
-    if (memcmp(expected.data(), data_ + page * page_bytes_, page_bytes_) != 0) turn.mismatches += 1;
+    if (memcmp(expected.data(), data_ + page * page_bytes_, page_bytes_) != 0) run.mismatches += 1;
   }
-  turn.ops = static_cast<double>(pages_);
-  return turn;
+  run.ops = static_cast<double>(pages_);
+  return run;
 }
 
-TurnOrder parse_order(std::istringstream& words) {
-  TurnOrder order;
+RunOrder parse_order(std::istringstream& words) {
+  RunOrder order;
   std::string name;
   words >> name >> order.threads >> order.seconds >> order.warm_seconds >> order.write_percent >> order.seed;
   const auto* found = std::find(kWorkloadNames.begin(), kWorkloadNames.end(), name);
@@ -380,11 +380,11 @@ int fault_child_main(int argc, char** argv) {
       if (verb == "fill") {
         unsigned threads = 1;
         words >> threads;
-        say(format_turn(child.fill(threads)));
+        say(format_run(child.fill(threads)));
       } else if (verb == "run") {
-        say(format_turn(child.run(parse_order(words))));
+        say(format_run(child.run(parse_order(words))));
       } else if (verb == "verify") {
-        say(format_turn(child.verify()));
+        say(format_run(child.verify()));
       } else {
         throw std::runtime_error("unknown order: " + line);
       }

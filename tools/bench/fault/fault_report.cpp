@@ -39,12 +39,12 @@ Ratios ratios_against(const FaultReport& report, const std::string& baseline) {
     if (ours.system != "lunar") continue;
     const std::string stem = fmt::format("{}_t{}_", ours.workload, ours.threads);
     if (const FaultResult* theirs = find(report, baseline, ours.workload, ours.threads)) {
-      put_turn_ratios(&ratios, stem, ours.turns, theirs->turns);
+      put_run_ratios(&ratios, stem, ours.runs, theirs->runs);
     }
     if (ours.workload != "prefetch") continue;
     // Against a program that asks for nothing ahead.
     if (const FaultResult* theirs = find(report, baseline, "uniform", ours.threads)) {
-      put_round_ratios(&ratios, stem + "ops_vs_uniform", ours.turns, theirs->turns, &TurnResult::ops_per_s);
+      put_round_ratios(&ratios, stem + "ops_vs_uniform", ours.runs, theirs->runs, &RunResult::ops_per_s);
     }
   }
   return ratios;
@@ -58,7 +58,7 @@ std::string report_json(const FaultReport& report) {
   json.key("results").open('[');
   for (const FaultResult& one : report.results) {
     json.open('{').field("system", one.system).field("workload", one.workload).field("threads", one.threads);
-    for (const TurnField& field : kTurnFields) json.field(field.name, one.median.*field.member);
+    for (const RunField& field : kRunFields) json.field(field.name, one.median.*field.member);
     json.field("spread", one.spread);
     if (one.page_cluster >= 0) json.field("page_cluster", one.page_cluster);
     json.close('}');
@@ -75,7 +75,7 @@ std::string report_table(const FaultReport& report) {
                   "op/s", "mean", "p50", "p99", "p99.9", "cpu us/op", "MiB read", "lunar/swap: median of the rounds' ratios (least to most)");
   const auto ratios = ratios_against(report, "swap");
   for (const FaultResult& one : report.results) {
-    const TurnResult& turn = one.median;
+    const RunResult& run = one.median;
     std::string note;
     if (one.system == "lunar") {
       const std::string stem = fmt::format("{}_t{}_", one.workload, one.threads);
@@ -86,9 +86,9 @@ std::string report_table(const FaultReport& report) {
       note = fmt::format("page-cluster {}", one.page_cluster);
     }
     out += fmt::format("{:<9} {:>3}  {:<6} {:>9.0f} {:>10} {:>10} {:>10} {:>10} {:>9.1f} {:>9.0f}  {}\n", one.workload,
-                       one.threads, one.system, turn.ops_per_s, duration_text(turn.mean_ns), duration_text(turn.p50_ns),
-                       duration_text(turn.p99_ns), duration_text(turn.p999_ns), turn.cpu_us_per_op,
-                       std::max(0.0, turn.disk_read_bytes) / 1048576, note);
+                       one.threads, one.system, run.ops_per_s, duration_text(run.mean_ns), duration_text(run.p50_ns),
+                       duration_text(run.p99_ns), duration_text(run.p999_ns), run.cpu_us_per_op,
+                       std::max(0.0, run.disk_read_bytes) / 1048576, note);
   }
   return out + end_lines(report.skipped, report.failures);
 }

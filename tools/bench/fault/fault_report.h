@@ -8,7 +8,7 @@
 
 #include "tools/bench/common_options.h"
 #include "tools/bench/report_parts.h"
-#include "tools/bench/turn.h"
+#include "tools/bench/run_result.h"
 
 namespace lunar::tools {
 
@@ -25,9 +25,9 @@ struct FaultResult {
   std::string system, workload;
   unsigned threads = 1;
   int page_cluster = -1;   // swap's setting for this workload; -1: not swap
-  TurnResult median;       // quantity by quantity over the rounds
+  RunResult median;       // quantity by quantity over the rounds
   double spread = 0;       // (max - min) / median of ops_per_s
-  std::vector<TurnResult> turns;   // round by round
+  std::vector<RunResult> runs;   // round by round
 };
 
 struct FaultReport {

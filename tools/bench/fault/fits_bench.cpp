@@ -8,7 +8,7 @@
 // Each with huge pages where the program asks for them (`madvise`) and everywhere (`always`). Elapsed time: the three take turns, and
 // the order rotates. CPU time: the three run at once on one CPU, so that what the machine and its neighbours do to the clock and the
 // caches hits all alike (turns differ by 20% on a shared machine, this by 1%). A ratio is that of one round, and its median is quoted
-// with the least and the most. A side that did not do what it is there for (armed: no activation, or pages were evicted; below: an
+// with the least and the most. A system that did not do what it is there for (armed: no activation, or pages were evicted; below: an
 // activation) fails the run.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/bench/fault/fits_bench.h"
@@ -136,16 +136,16 @@ std::string report_table(const FitsReport& report) {
 // Huge pages for the whole machine while it lives; what it was is recorded, so that a killed run is put right by the next.
 class HugePages {
  public:
-  HugePages(Leftovers* leftovers, const std::string& mode) : leftovers_(leftovers) {
+  HugePages(SetupJournal* journal, const std::string& mode) : journal_(journal) {
     const std::string text = read_text(kThpPath).value_or("");
     const size_t open = text.find('['), close = text.find(']');
     if (close == std::string::npos) throw std::runtime_error("this kernel has no transparent huge pages");
     before_ = text.substr(open + 1, close - open - 1);
     if (before_ == mode) return;
-    line_ = fmt::format("thp {} {}", before_, Leftovers::boot_id());
-    leftovers_->record(line_);
+    line_ = fmt::format("thp {} {}", before_, SetupJournal::boot_id());
+    journal_->record(line_);
     if (write_text(kThpPath, mode) != 0) {
-      leftovers_->forget(line_);
+      journal_->forget(line_);
       line_.clear();
       throw std::runtime_error(fmt::format("{} cannot be set to {}: run as root", kThpPath, mode));
     }
@@ -154,7 +154,7 @@ class HugePages {
     if (line_.empty()) return;
     (void)write_text(kThpPath, before_);
     try {
-      leftovers_->forget(line_);
+      journal_->forget(line_);
     } catch (const std::exception&) {   // the next run sets it back once more
     }
   }
@@ -162,19 +162,19 @@ class HugePages {
   HugePages& operator=(const HugePages&) = delete;
 
  private:
-  Leftovers* leftovers_;
+  SetupJournal* journal_;
   std::string before_, line_;
 };
 
 // What the runs write. Gone with this object; what a killed run has left, the next one sweeps.
 class WorkDirectory {
  public:
-  explicit WorkDirectory(Leftovers* leftovers)
-      : leftovers_(leftovers), path_(fmt::format("/var/tmp/lunar-bench-{}", getpid())), line_("directory " + path_) {
-    leftovers_->record(line_);
+  explicit WorkDirectory(SetupJournal* journal)
+      : journal_(journal), path_(fmt::format("/var/tmp/lunar-bench-{}", getpid())), line_("directory " + path_) {
+    journal_->record(line_);
     if (mkdir(path_.c_str(), 0700) == 0) return;
     const int error = errno;
-    leftovers_->forget(line_);
+    journal_->forget(line_);
     throw std::runtime_error(fmt::format("{} cannot be made: {}", path_, strerror(error)));
   }
   ~WorkDirectory() {
@@ -182,7 +182,7 @@ class WorkDirectory {
     std::filesystem::remove_all(path_, error);
     if (error) return;
     try {
-      leftovers_->forget(line_);
+      journal_->forget(line_);
     } catch (const std::exception&) {   // the next run finds nothing there
     }
   }
@@ -191,7 +191,7 @@ class WorkDirectory {
   const std::string& path() const { return path_; }
 
  private:
-  Leftovers* leftovers_;
+  SetupJournal* journal_;
   std::string path_, line_;
 };
 
@@ -288,7 +288,7 @@ class FitsBench {
 
  private:
   std::vector<std::string> wrapper(const std::string& system, uint64_t activate_at_mib = 48) const;
-  void check_side(const std::string& workload, const std::string& system, const std::string& stats);
+  void check_backend(const std::string& workload, const std::string& system, const std::string& stats);
   void add(const std::string& workload, const std::string& system, double elapsed_s, double cpu_s) {
     report_.workloads[workload].rounds[system].push_back({elapsed_s, cpu_s});
   }
@@ -312,7 +312,7 @@ std::vector<std::string> FitsBench::wrapper(const std::string& system, uint64_t 
   return {self_, "run", "--dram=2g", "--size=4g", "--lun=" + report_.options.lun, "--stats", "--"};
 }
 
-void FitsBench::check_side(const std::string& workload, const std::string& system, const std::string& stats) {
+void FitsBench::check_backend(const std::string& workload, const std::string& system, const std::string& stats) {
   if (system == "plain") return;
   const uint64_t armed = figure(stats, "armed"), evictions = figure(stats, "evictions");
   if (stats.find("lunar: stats: armed ") == std::string::npos || armed != (system == "armed" ? 1 : 0) || evictions != 0)
@@ -358,7 +358,7 @@ void FitsBench::redis_round(const std::string& mode, unsigned number) {
   }
   for (size_t i = 0; i < count; ++i) {
     servers[i]->shut_down();
-    check_side("redis_" + mode, kSystems[i], read_text(fmt::format("{}/server-{}.err", directory_, kSystems[i])).value_or(""));
+    check_backend("redis_" + mode, kSystems[i], read_text(fmt::format("{}/server-{}.err", directory_, kSystems[i])).value_or(""));
   }
 }
 
@@ -408,7 +408,7 @@ void FitsBench::program_round(const std::string& program, const std::string& mod
     const size_t which = (i + number) % count;
     const Ended ended = run_to_end(command(program, kSystems[which]), directory_);
     elapsed[which] = cost_of(program, ended).elapsed_s;
-    check_side(workload, kSystems[which], ended.errors);
+    check_backend(workload, kSystems[which], ended.errors);
   }
   std::vector<Started> started(count);
   {
@@ -421,15 +421,15 @@ void FitsBench::program_round(const std::string& program, const std::string& mod
   for (size_t i = 0; i < count; ++i) {
     const Ended ended = end_of(started[i]);
     cpu[i] = cost_of(program, ended).cpu_s;
-    check_side(workload, kSystems[i], ended.errors);
+    check_backend(workload, kSystems[i], ended.errors);
   }
   for (size_t i = 0; i < count; ++i) add(workload, kSystems[i], elapsed[i], cpu[i]);
 }
 
 FitsReport FitsBench::run() {
-  Leftovers leftovers;
-  for (const std::string& swept : leftovers.sweep()) fmt::print(stderr, "lunar: bench: {}\n", swept);
-  const WorkDirectory work(&leftovers);
+  SetupJournal journal;
+  for (const std::string& swept : journal.sweep()) fmt::print(stderr, "lunar: bench: {}\n", swept);
+  const WorkDirectory work(&journal);
   directory_ = work.path();
   self_ = std::filesystem::read_symlink("/proc/self/exe").string();
   if (report_.options.quick) divisor_ = 2;
@@ -439,7 +439,7 @@ FitsReport FitsBench::run() {
   for (const std::string& mode : report_.options.huge_pages) {
     std::unique_ptr<HugePages> huge;
     try {
-      huge = std::make_unique<HugePages>(&leftovers, mode);
+      huge = std::make_unique<HugePages>(&journal, mode);
     } catch (const std::runtime_error& error) {
       report_.skipped[mode] = error.what();
       continue;
@@ -495,7 +495,7 @@ int fits_child_main(int argc, char** argv) {
 int fits_bench_main(int argc, char** argv) {
   CLI::App app{"what Lunar costs a program whose data fits into DRAM: plain, below its budget, and with the pager activated", "lunar bench fits"};
   FitsOptions options;
-  CLI::Option* rounds = app.add_option("--rounds", options.rounds, "turns of each side; the median of their ratios is quoted (default 7)")
+  CLI::Option* rounds = app.add_option("--rounds", options.rounds, "runs of each backend; the median of their ratios is quoted (default 7)")
                             ->check(CLI::Range(1, 100));
   app.add_option("--lun", options.lun, "directory for the LUN (default /var/tmp)");
   app.add_option("--programs", options.programs, "of chase, redis, python, sqlite (default: all)")

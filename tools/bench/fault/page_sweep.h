@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Walks of the seq and stride workloads: every thread goes over a part of the pages again and again, kept between
-// turns, so that a short turn goes on where the last one ended. They go pass by pass, as parallel sweeps over an
+// runs, so that a short run goes on where the last one ended. They go pass by pass, as parallel sweeps over an
 // array do: a thread that has finished a pass waits for the others. (Without that, a thread whose part happens to be
 // in memory would run round in it alone.)
-// Threading: a Walk belongs to one thread while a turn runs; passes_done is shared by the threads of its group.
+// Threading: a Walk belongs to one thread during a run; passes_done is shared by the threads of its group.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -33,7 +33,7 @@ struct WalkGroup {
   std::vector<Walk> walks;
   std::atomic<uint64_t> passes_done{0};   // of all its threads
 
-  // At the start of a step. False when `stopped` says that the turn is over.
+  // At the start of a step. False when `stopped` says that the run is over.
   template <class Stopped>
   bool join_pass(Walk& walk, uint64_t stride, const Stopped& stopped) {
     const uint64_t pass = walk.step / walk.steps_per_pass(stride);

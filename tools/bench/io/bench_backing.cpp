@@ -46,14 +46,14 @@ NoiseBuffer::NoiseBuffer(size_t bytes, uint64_t seed) : bytes_(bytes) {
 
 NoiseBuffer::~NoiseBuffer() { munmap(data_, bytes_); }
 
-Medium::Medium(const std::string& lun, uint64_t bytes, uint64_t seed, Leftovers& leftovers)
-    : bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed), leftovers_(leftovers) {
+BenchBacking::BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal)
+    : bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed), journal_(journal) {
   std::string& uri = uri_ = lun;
   struct stat info {};
   try {
     if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
       uri = made_ = fmt::format("{}/lunar-bench-{}.lun", lun, getpid());
-      leftovers_.record("file " + made_);
+      journal_.record("file " + made_);
       const int fd = open(made_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
       if (fd < 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", made_, strerror(errno)));
       const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes_ + kLunOverheadBytes));
@@ -75,7 +75,7 @@ Medium::Medium(const std::string& lun, uint64_t bytes, uint64_t seed, Leftovers&
 }
 
 // Only a file, block device or mapped file of the kernel's holds the same bytes at a path.
-void Medium::find_path() {
+void BenchBacking::find_path() {
   const std::string kind = device_->kind();
   in_memory_ = kind == "pmem";
   if (kind != "file" && kind != "block" && !in_memory_) return;
@@ -92,17 +92,17 @@ void Medium::find_path() {
   if (!read_disk(disk_stat_)) disk_stat_.clear();
 }
 
-void Medium::close() {
+void BenchBacking::close() {
   device_close(device_);
   device_ = nullptr;
   if (made_.empty()) return;
   unlink(made_.c_str());
-  leftovers_.forget("file " + made_);
+  journal_.forget("file " + made_);
 }
 
-Medium::~Medium() { close(); }
+BenchBacking::~BenchBacking() { close(); }
 
-void Medium::fill(size_t unit_bytes, const std::function<void()>& pause) {
+void BenchBacking::fill(size_t unit_bytes, const std::function<void()>& pause) {
   stamps_ = std::make_unique<BlockStamps>(seed_, bytes_ / unit_bytes, unit_bytes);
   const NoiseBuffer chunk(kChunkBytes, seed_);
   for (uint64_t at = 0; at < bytes_; at += kChunkBytes) {
@@ -123,7 +123,7 @@ void Medium::fill(size_t unit_bytes, const std::function<void()>& pause) {
   }
 }
 
-uint64_t Medium::verify(const std::function<void()>& pause) const {
+uint64_t BenchBacking::verify(const std::function<void()>& pause) const {
   const NoiseBuffer chunk(kChunkBytes, seed_);
   const size_t unit_bytes = stamps_->unit_bytes();
   uint64_t wrong = 0;

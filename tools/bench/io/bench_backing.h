@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all sides of a block bench work on: one file or block device, opened by Lunar as a scratch LUN (which refuses what
+// What all backends of a block bench work on: one file or block device, opened by Lunar as a scratch LUN (which refuses what
 // holds somebody's data), reachable by its path for the others, and written whole with incompressible blocks that carry
 // their stamps.
 // Threading: one thread opens, fills and verifies; device() and stamps() are for all.
@@ -11,22 +11,22 @@
 
 #include "superpipe/device.h"
 #include "tools/bench/io/block_stamps.h"
-#include "tools/bench/leftovers.h"
+#include "tools/bench/setup_journal.h"
 
 namespace lunar::tools {
 
-class Medium {
+class BenchBacking {
  public:
-  // lun: a directory (a file is made there, and goes with the Medium) or whatever device_open takes. Throws std::runtime_error.
-  Medium(const std::string& lun, uint64_t bytes, uint64_t seed, Leftovers& leftovers);
-  ~Medium();
-  Medium(const Medium&) = delete;
-  Medium& operator=(const Medium&) = delete;
+  // lun: a directory (a file is made there, and goes with the BenchBacking) or whatever device_open takes. Throws std::runtime_error.
+  BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal);
+  ~BenchBacking();
+  BenchBacking(const BenchBacking&) = delete;
+  BenchBacking& operator=(const BenchBacking&) = delete;
 
   Device& device() const { return *device_; }
   BlockStamps& stamps() const { return *stamps_; }
   uint64_t bytes() const { return bytes_; }
-  // For sides beside Lunar's device: the path, and where in it the data lies. "" where there is no such path.
+  // For backends other than Lunar's device: the path, and where in it the data lies. "" where there is no such path.
   const std::string& path() const { return path_; }
   const std::string& uri() const { return uri_; }
   bool in_memory() const { return in_memory_; }   // pmem: what lies at the path is read and written by copies
@@ -43,7 +43,7 @@ class Medium {
   std::string made_, uri_, path_, disk_stat_;
   bool in_memory_ = false;
   uint64_t bytes_, seed_, path_offset_ = 0;
-  Leftovers& leftovers_;
+  SetupJournal& journal_;
   Device* device_ = nullptr;
   std::unique_ptr<BlockStamps> stamps_;
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block must hold, and who works on it: every read of every side is checked, by the same few instructions.
+// What a block must hold, and who works on it: every read of every backend is checked, by the same few instructions.
 //
 //   word 0, the middle one and the last    tag(unit, word) in the upper half | version in the lower half
 //   all others                             noise, whatever the writer's buffer holds
 //
-// An operation claims its unit first and lets it go when it is over, so that nobody else reads or writes it meanwhile: a
-// read must find exactly the last version written, in all three places. A unit that is taken is passed over for another.
+// An operation claims its unit first and releases it when it is over, so that nobody else reads or writes it meanwhile: a
+// read must find exactly the last version written, in all three places. A unit that is taken is skipped for another.
 // Threading: any thread; a unit's claim is one atomic word.
 #pragma once
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bench's medium as a chunk of the block library (libcflsh_block), beside the scratch LUN as which the bench holds it.
+// A bench's backing device as a chunk of the block library (libcflsh_block), beside the scratch LUN as which the bench holds it.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <fcntl.h>
@@ -17,10 +17,10 @@ namespace lunar::tools {
 class CblkChunk {
  public:
   static constexpr size_t kBlock = 4096;
-  // pre: !medium.path().empty(). Forced: the reservation that stands in the way is the bench's own. Throws std::runtime_error.
-  CblkChunk(const Medium& medium, unsigned requests) : first_block_(medium.path_offset() / kBlock) {
-    id_ = cblk_open(medium.uri().c_str(), static_cast<int>(requests), O_RDWR, 0, CBLK_OPN_FORCED_RESERVE);
-    if (id_ == NULL_CHUNK_ID) throw std::runtime_error(fmt::format("cblk_open of {}: {}", medium.uri(), strerror(errno)));
+  // pre: !backing.path().empty(). Forced: the reservation that stands in the way is the bench's own. Throws std::runtime_error.
+  CblkChunk(const BenchBacking& backing, unsigned requests) : first_block_(backing.path_offset() / kBlock) {
+    id_ = cblk_open(backing.uri().c_str(), static_cast<int>(requests), O_RDWR, 0, CBLK_OPN_FORCED_RESERVE);
+    if (id_ == NULL_CHUNK_ID) throw std::runtime_error(fmt::format("cblk_open of {}: {}", backing.uri(), strerror(errno)));
   }
   ~CblkChunk() { (void)cblk_close(id_, 0); }
   CblkChunk(const CblkChunk&) = delete;

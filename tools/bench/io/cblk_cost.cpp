@@ -20,19 +20,19 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr unsigned kBurst = 8;   // reads of one side before it is the other's turn
+constexpr unsigned kBurst = 8;   // reads of one backend before it is the other's turn
 constexpr unsigned kWarm = 200, kRoundsMin = 5;
 
-// The medium without the library.
+// The device without the library.
 class RawReader {
  public:
-  explicit RawReader(const Medium& medium) : offset_(medium.path_offset()) {
-    const std::string& path = medium.path();
-    memory_kind_ = medium.in_memory();
+  explicit RawReader(const BenchBacking& backing) : offset_(backing.path_offset()) {
+    const std::string& path = backing.path();
+    memory_kind_ = backing.in_memory();
     fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | (memory_kind_ ? 0 : O_DIRECT));
     if (fd_ < 0) throw std::runtime_error(fmt::format("{}: {}", path, strerror(errno)));
     if (!memory_kind_) return;
-    bytes_ = medium.bytes();
+    bytes_ = backing.bytes();
     void* memory = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd_, static_cast<off_t>(offset_));
     if (memory == MAP_FAILED) {
       close(fd_);
@@ -47,7 +47,7 @@ class RawReader {
   RawReader(const RawReader&) = delete;
   RawReader& operator=(const RawReader&) = delete;
 
-  const char* what() const { return memory_kind_ ? "a copy from the mapped medium" : "pread, O_DIRECT"; }
+  const char* what() const { return memory_kind_ ? "a copy from the mapped device" : "pread, O_DIRECT"; }
   int64_t read(void* buffer, size_t bytes, uint64_t at) const {
     if (memory_) {
       memcpy(buffer, memory_ + at, bytes);
@@ -65,7 +65,7 @@ class RawReader {
   size_t bytes_ = 0;
 };
 
-struct Side {
+struct Backend {
   std::vector<double> ns;
   double middle() { return median(ns); }
   double mean() const {
@@ -77,16 +77,16 @@ struct Side {
 
 }   // namespace
 
-CblkCost measure_cblk_cost(const Medium& medium, const IoOptions& options, const std::function<void()>& pause) {
-  const RawReader raw(medium);
-  CblkChunk chunk(medium, 1);
-  BlockStamps& stamps = medium.stamps();
+CblkCost measure_cblk_cost(const BenchBacking& backing, const IoOptions& options, const std::function<void()>& pause) {
+  const RawReader raw(backing);
+  CblkChunk chunk(backing, 1);
+  BlockStamps& stamps = backing.stamps();
   const size_t unit_bytes = stamps.unit_bytes();
   const NoiseBuffer buffer(unit_bytes, options.seed);
   Random random(options.seed);
   CblkCost cost;
   cost.raw = raw.what();
-  const auto burst = [&](bool by_library, Side* side) {
+  const auto burst = [&](bool by_library, Backend* backend) {
     for (unsigned i = 0; i < kBurst; ++i) {
       const uint64_t unit = stamps.claim(random), at = unit * unit_bytes;
       const uint64_t start = now_ns();
@@ -98,24 +98,24 @@ CblkCost measure_cblk_cost(const Medium& medium, const IoOptions& options, const
         throw std::runtime_error(fmt::format("{}: a read {}", by_library ? "cblk_read" : raw.what(),
                                              moved < 0 ? strerror(static_cast<int>(-moved)) : "did not find what was written"));
       }
-      if (side) side->ns.push_back(static_cast<double>(end - start));
+      if (backend) backend->ns.push_back(static_cast<double>(end - start));
     }
   };
   for (unsigned i = 0; i < kWarm; ++i) burst(i % 2 != 0, nullptr);
   std::vector<double> raw_p50, cblk_p50, over, over_mean;
   cost.rounds = std::max(options.rounds, kRoundsMin);
   for (unsigned round = 0; round < cost.rounds; ++round) {
-    Side sides[2];
+    Backend backends[2];
     const uint64_t end = now_ns() + static_cast<uint64_t>(options.seconds * 1e9);
-    for (unsigned turn = round; now_ns() < end || sides[0].ns.empty() || sides[1].ns.empty(); ++turn) {
-      if (turn % 256 == 0) pause();
-      burst(turn % 2 != 0, &sides[turn % 2]);
+    for (unsigned burst_number = round; now_ns() < end || backends[0].ns.empty() || backends[1].ns.empty(); ++burst_number) {
+      if (burst_number % 256 == 0) pause();
+      burst(burst_number % 2 != 0, &backends[burst_number % 2]);
     }
-    raw_p50.push_back(sides[0].middle());
-    cblk_p50.push_back(sides[1].middle());
+    raw_p50.push_back(backends[0].middle());
+    cblk_p50.push_back(backends[1].middle());
     over.push_back(cblk_p50.back() - raw_p50.back());
-    over_mean.push_back(sides[1].mean() - sides[0].mean());
-    cost.reads += sides[1].ns.size();
+    over_mean.push_back(backends[1].mean() - backends[0].mean());
+    cost.reads += backends[1].ns.size();
   }
   cost.raw_p50_ns = median(raw_p50);
   cost.cblk_p50_ns = median(cblk_p50);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the block library's blocking read adds to the device: one thread that reads single blocks in turns, a few by cblk_read
+// What the block library's blocking read adds to the device: one thread that reads single blocks in runs, a few by cblk_read
 // (no cache), a few without the library, so that whatever else disturbs the machine disturbs both alike.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
@@ -12,6 +12,6 @@ namespace lunar::tools {
 
 // options.rounds rounds (5 at least) of options.seconds each; medians over the rounds of what each round's reads give. Beside it stands a
 // pread with O_DIRECT, or on persistent memory a copy out of a mapping. `pause` may throw. Throws std::runtime_error.
-CblkCost measure_cblk_cost(const Medium& medium, const IoOptions& options, const std::function<void()>& pause);
+CblkCost measure_cblk_cost(const BenchBacking& backing, const IoOptions& options, const std::function<void()>& pause);
 
 }   // namespace lunar::tools

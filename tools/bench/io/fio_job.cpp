@@ -59,11 +59,11 @@ std::string read_all(int fd, double seconds_max, const Tick& tick) {
 
 }   // namespace
 
-IoTurn run_fio_turn(const std::string& fio, const Medium& medium, const IoOrder& order) {
-  const size_t unit_bytes = medium.stamps().unit_bytes();
+IoRun measure_fio_run(const std::string& fio, const BenchBacking& backing, const IoOrder& order) {
+  const size_t unit_bytes = backing.stamps().unit_bytes();
   int out[2];
   if (pipe2(out, O_CLOEXEC) != 0) throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
-  const auto disk_before = read_disk(medium.disk_stat());
+  const auto disk_before = read_disk(backing.disk_stat());
   StartOptions start;
   start.standard_output = out[1];
   std::string text;
@@ -71,7 +71,7 @@ IoTurn run_fio_turn(const std::string& fio, const Medium& medium, const IoOrder&
   double cpu_before_end = 0;
   const double began = now_s();
   try {
-    Process child(fio_command(fio, medium.path(), medium.path_offset(), medium.bytes(), unit_bytes, order), start);
+    Process child(fio_command(fio, backing.path(), backing.path_offset(), backing.bytes(), unit_bytes, order), start);
     close(std::exchange(out[1], -1));
     const double from = began + order.warm_seconds + kStartSeconds, to = began + order.warm_seconds + order.seconds - kEndSeconds;
     text = read_all(out[0], order.seconds + order.warm_seconds + 60, [&] {
@@ -88,28 +88,28 @@ IoTurn run_fio_turn(const std::string& fio, const Medium& medium, const IoOrder&
     }
     throw;
   }
-  IoTurn turn;
-  if (!parse_fio(text, &turn)) throw std::runtime_error("fio's output is not understood: " + text.substr(0, 200));
-  turn.cpu_s = cpu_before_end;
+  IoRun run;
+  if (!parse_fio(text, &run)) throw std::runtime_error("fio's output is not understood: " + text.substr(0, 200));
+  run.cpu_s = cpu_before_end;
   const double window = last.at - first.at;
   if (first.at > 0 && window >= kWindowSecondsMin) {
     const CpuUse use = cpu_between(first.machine, last.machine, window, sysconf(_SC_NPROCESSORS_ONLN));
-    const double scale = turn.seconds / window;
-    turn.machine_cpu_s = use.total_s * scale;
-    turn.kernel_cpu_s = use.kernel_s * scale;
-    turn.kernel_ticks_cpu_s = use.kernel_ticks_s * scale;
-    turn.other_user_cpu_s = std::max(0.0, use.user_s - (last.user - first.user)) * scale;
+    const double scale = run.seconds / window;
+    run.machine_cpu_s = use.total_s * scale;
+    run.kernel_cpu_s = use.kernel_s * scale;
+    run.kernel_ticks_cpu_s = use.kernel_ticks_s * scale;
+    run.other_user_cpu_s = std::max(0.0, use.user_s - (last.user - first.user)) * scale;
   }
-  if (const auto disk_after = read_disk(medium.disk_stat()); disk_before && disk_after) {
-    turn.disk_read_bytes = static_cast<double>(disk_after->read - disk_before->read);
-    turn.disk_written_bytes = static_cast<double>(disk_after->written - disk_before->written);
-    turn.must_read_bytes = turn.reads * static_cast<double>(unit_bytes);
-    turn.must_write_bytes = turn.writes * static_cast<double>(unit_bytes);
+  if (const auto disk_after = read_disk(backing.disk_stat()); disk_before && disk_after) {
+    run.disk_read_bytes = static_cast<double>(disk_after->read - disk_before->read);
+    run.disk_written_bytes = static_cast<double>(disk_after->written - disk_before->written);
+    run.must_read_bytes = run.reads * static_cast<double>(unit_bytes);
+    run.must_write_bytes = run.writes * static_cast<double>(unit_bytes);
   }
-  const double rate = turn.ops_per_s;
-  finish_io_turn(&turn);
-  turn.ops_per_s = rate;
-  return turn;
+  const double rate = run.ops_per_s;
+  finish_io_run(&run);
+  run.ops_per_s = rate;
+  return run;
 }
 
 }   // namespace lunar::tools

@@ -37,29 +37,29 @@ std::string command_text(const std::vector<std::string>& words) {
   return text;
 }
 
-bool parse_fio(std::string_view text, IoTurn* turn) {
+bool parse_fio(std::string_view text, IoRun* run) {
   const size_t brace = text.find('{');   // warnings may stand before it
   if (brace == std::string_view::npos) return false;
   const auto json = JsonValue::parse(text.substr(brace));
   const JsonValue* jobs = json ? json->find({"jobs"}) : nullptr;
   if (!jobs || jobs->items.size() != 1 || jobs->items[0].number_at({"error"}) != 0) return false;
   const JsonValue& job = jobs->items[0];
-  turn->reads = job.number_at({"read", "total_ios"});
-  turn->writes = job.number_at({"write", "total_ios"});
-  turn->ops = turn->reads + turn->writes;
-  turn->ops_per_s = job.number_at({"read", "iops"}) + job.number_at({"write", "iops"});
-  if (turn->ops <= 0 || turn->ops_per_s <= 0) return false;
-  turn->seconds = turn->ops / turn->ops_per_s;
+  run->reads = job.number_at({"read", "total_ios"});
+  run->writes = job.number_at({"write", "total_ios"});
+  run->ops = run->reads + run->writes;
+  run->ops_per_s = job.number_at({"read", "iops"}) + job.number_at({"write", "iops"});
+  if (run->ops <= 0 || run->ops_per_s <= 0) return false;
+  run->seconds = run->ops / run->ops_per_s;
   // Of the two directions together: the mean is exact; percentiles are the worse of the two, as fio does not merge them.
   const auto both = [&](std::initializer_list<std::string_view> read, std::initializer_list<std::string_view> write) {
-    return std::max(turn->reads > 0 ? job.number_at(read) : 0, turn->writes > 0 ? job.number_at(write) : 0);
+    return std::max(run->reads > 0 ? job.number_at(read) : 0, run->writes > 0 ? job.number_at(write) : 0);
   };
-  turn->mean_ns = (job.number_at({"read", "lat_ns", "mean"}) * turn->reads +
-                   job.number_at({"write", "lat_ns", "mean"}) * turn->writes) / turn->ops;
-  turn->max_ns = both({"read", "lat_ns", "max"}, {"write", "lat_ns", "max"});
-  turn->p50_ns = both({"read", "lat_ns", "percentile", "50.000000"}, {"write", "lat_ns", "percentile", "50.000000"});
-  turn->p99_ns = both({"read", "lat_ns", "percentile", "99.000000"}, {"write", "lat_ns", "percentile", "99.000000"});
-  turn->p999_ns = both({"read", "lat_ns", "percentile", "99.900000"}, {"write", "lat_ns", "percentile", "99.900000"});
+  run->mean_ns = (job.number_at({"read", "lat_ns", "mean"}) * run->reads +
+                   job.number_at({"write", "lat_ns", "mean"}) * run->writes) / run->ops;
+  run->max_ns = both({"read", "lat_ns", "max"}, {"write", "lat_ns", "max"});
+  run->p50_ns = both({"read", "lat_ns", "percentile", "50.000000"}, {"write", "lat_ns", "percentile", "50.000000"});
+  run->p99_ns = both({"read", "lat_ns", "percentile", "99.000000"}, {"write", "lat_ns", "percentile", "99.000000"});
+  run->p999_ns = both({"read", "lat_ns", "percentile", "99.900000"}, {"write", "lat_ns", "percentile", "99.900000"});
   return true;
 }
 

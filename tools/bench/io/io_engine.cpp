@@ -22,7 +22,7 @@ namespace {
 class SuperpipeEngine final : public IoEngine {
  public:
   SuperpipeEngine(const EngineSetup& setup, bool window)
-      : device_(setup.medium->device()), commands_(setup.slots), responses_(setup.slots) {
+      : device_(setup.backing->device()), commands_(setup.slots), responses_(setup.slots) {
     ContextOptions options;
     options.depth = setup.slots;
     if (window) {
@@ -66,12 +66,12 @@ class SuperpipeEngine final : public IoEngine {
 class AioEngine final : public IoEngine {
  public:
   explicit AioEngine(const EngineSetup& setup)
-      : path_offset_(setup.medium->path_offset()), blocks_(setup.slots), wanted_(setup.slots), events_(setup.slots) {
-    fd_ = open(setup.medium->path().c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
+      : path_offset_(setup.backing->path_offset()), blocks_(setup.slots), wanted_(setup.slots), events_(setup.slots) {
+    fd_ = open(setup.backing->path().c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
     if (fd_ < 0 || syscall(SYS_io_setup, setup.slots, &context_) != 0) {
       const int error = errno;
       if (fd_ >= 0) close(fd_);
-      throw std::runtime_error(fmt::format("libaio on {}: {}", setup.medium->path(), strerror(error)));
+      throw std::runtime_error(fmt::format("libaio on {}: {}", setup.backing->path(), strerror(error)));
     }
     for (unsigned i = 0; i < setup.slots; ++i) {
       blocks_[i].aio_fildes = static_cast<uint32_t>(fd_);
@@ -115,7 +115,7 @@ class AioEngine final : public IoEngine {
 class CblkEngine final : public IoEngine {
  public:
   explicit CblkEngine(const EngineSetup& setup)
-      : setup_(setup), chunk_(*setup.medium, setup.slots), slot_of_tag_(setup.slots) {}
+      : setup_(setup), chunk_(*setup.backing, setup.slots), slot_of_tag_(setup.slots) {}
 
   int exchange(const IoOp* ops, unsigned n, IoDone* out, unsigned least) override {
     if (setup_.slots == 1) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The asynchronous sides of the block benches behind one face, so that all are driven by the same loop: a superpipe
+// The asynchronous backends of the block benches behind one face, so that all are driven by the same loop: a superpipe
 // context, Linux AIO, the calls of the block library.
 // Threading: an engine is used by the thread that made it. May not be used by runtime/ (it allocates).
 #pragma once
@@ -14,7 +14,7 @@ namespace lunar::tools {
 struct IoOp {
   bool write = false;
   unsigned slot = 0;       // whose buffer; comes back
-  uint64_t offset = 0;     // on the medium
+  uint64_t offset = 0;     // on the device
 };
 struct IoDone {
   unsigned slot = 0;
@@ -31,7 +31,7 @@ class IoEngine {
 
 // Slot i's buffer is buffers.data() + i * unit_bytes. The engine may use them until it is gone.
 struct EngineSetup {
-  const Medium* medium = nullptr;
+  const BenchBacking* backing = nullptr;
   const NoiseBuffer* buffers = nullptr;
   unsigned slots = 1;
   size_t unit_bytes = 4096;

@@ -28,11 +28,11 @@ const IoResult* counterpart(const IoReport& report, const IoResult& baseline) {
   return found;
 }
 
-void put_ratios(const std::string& stem, const std::vector<IoTurn>& us, const std::vector<IoTurn>& them, Ratios* ratios) {
-  put_turn_ratios(ratios, stem, us, them);
-  put_round_ratios(ratios, stem + "kiops_per_cpu", us, them, &IoTurn::kiops_per_cpu);
-  put_round_ratios(ratios, stem + "kiops_per_cpu_kernel", us, them, &IoTurn::kiops_per_cpu_kernel);
-  put_round_ratios(ratios, stem + "kiops_per_cpu_kernel_ticks", us, them, &IoTurn::kiops_per_cpu_kernel_ticks);
+void put_ratios(const std::string& stem, const std::vector<IoRun>& us, const std::vector<IoRun>& them, Ratios* ratios) {
+  put_run_ratios(ratios, stem, us, them);
+  put_round_ratios(ratios, stem + "kiops_per_cpu", us, them, &IoRun::kiops_per_cpu);
+  put_round_ratios(ratios, stem + "kiops_per_cpu_kernel", us, them, &IoRun::kiops_per_cpu_kernel);
+  put_round_ratios(ratios, stem + "kiops_per_cpu_kernel_ticks", us, them, &IoRun::kiops_per_cpu_kernel_ticks);
 }
 
 // The names of the contract, for 4 KiB reads.
@@ -68,24 +68,24 @@ void write_cblk(JsonWriter& json, const CblkCost& cblk) {
   json.field("over_most_ns", cblk.over_most_ns).field("reads", cblk.reads).field("rounds", cblk.rounds).close('}');
 }
 
-double spread_of(const std::vector<IoTurn>& turns, double IoTurn::*quantity, double middle) {
+double spread_of(const std::vector<IoRun>& runs, double IoRun::*quantity, double middle) {
   const auto [low, high] = std::minmax_element(
-      turns.begin(), turns.end(), [&](const IoTurn& a, const IoTurn& b) { return a.*quantity < b.*quantity; });
+      runs.begin(), runs.end(), [&](const IoRun& a, const IoRun& b) { return a.*quantity < b.*quantity; });
   return middle > 0 ? ((*high).*quantity - (*low).*quantity) / middle : 0;
 }
 
 }   // namespace
 
-bool noisy_turn(const IoTurn& turn, long cpus) {
-  return turn.other_user_cpu_s > kNoisyShare * turn.seconds * static_cast<double>(cpus);
+bool noisy_run(const IoRun& run, long cpus) {
+  return run.other_user_cpu_s > kNoisyShare * run.seconds * static_cast<double>(cpus);
 }
 
-std::vector<size_t> quietest_rounds(const std::vector<std::vector<IoTurn>>& turns, size_t count) {
+std::vector<size_t> quietest_rounds(const std::vector<std::vector<IoRun>>& runs, size_t count) {
   std::vector<double> disturbed;
-  for (const std::vector<IoTurn>& of_side : turns) {
-    if (of_side.size() > disturbed.size()) disturbed.resize(of_side.size());
-    for (size_t i = 0; i < of_side.size(); ++i)
-      if (of_side[i].seconds > 0) disturbed[i] = std::max(disturbed[i], of_side[i].other_user_cpu_s / of_side[i].seconds);
+  for (const std::vector<IoRun>& of_backend : runs) {
+    if (of_backend.size() > disturbed.size()) disturbed.resize(of_backend.size());
+    for (size_t i = 0; i < of_backend.size(); ++i)
+      if (of_backend[i].seconds > 0) disturbed[i] = std::max(disturbed[i], of_backend[i].other_user_cpu_s / of_backend[i].seconds);
   }
   std::vector<size_t> rounds(disturbed.size());
   std::iota(rounds.begin(), rounds.end(), size_t{0});
@@ -95,20 +95,20 @@ std::vector<size_t> quietest_rounds(const std::vector<std::vector<IoTurn>>& turn
   return rounds;
 }
 
-IoTurn median_of(const std::vector<IoTurn>& turns) { return median_of(turns, kIoTurnFields); }
+IoRun median_of(const std::vector<IoRun>& runs) { return median_of(runs, kIoRunFields); }
 
-IoResult io_result(const std::string& system, const std::string& workload, const std::vector<IoTurn>& turns) {
+IoResult io_result(const std::string& system, const std::string& workload, const std::vector<IoRun>& runs) {
   IoResult result;
   result.system = system;
   result.workload = workload;
-  result.rounds = static_cast<unsigned>(turns.size());
+  result.rounds = static_cast<unsigned>(runs.size());
   const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-  for (const IoTurn& turn : turns) result.noisy += noisy_turn(turn, cpus) ? 1 : 0;
-  result.median = median_of(turns);
-  result.turns = turns;
-  if (turns.empty()) return result;
-  result.spread = spread_of(turns, static_cast<double IoTurn::*>(&TurnResult::ops_per_s), result.median.ops_per_s);
-  result.cpu_spread = spread_of(turns, &IoTurn::kiops_per_cpu, result.median.kiops_per_cpu);
+  for (const IoRun& run : runs) result.noisy += noisy_run(run, cpus) ? 1 : 0;
+  result.median = median_of(runs);
+  result.runs = runs;
+  if (runs.empty()) return result;
+  result.spread = spread_of(runs, static_cast<double IoRun::*>(&RunResult::ops_per_s), result.median.ops_per_s);
+  result.cpu_spread = spread_of(runs, &IoRun::kiops_per_cpu, result.median.kiops_per_cpu);
   return result;
 }
 
@@ -120,14 +120,14 @@ std::map<std::string, Ratios> io_ratios(const IoReport& report) {
     const std::string stem = blocking(them.system) ? fmt::format("{}_t{}_", them.workload, them.threads)
                                                    : fmt::format("{}_qd{}_", them.workload, them.depth);
     Ratios& ratios = all[them.system];
-    put_ratios(stem, us->turns, them.turns, &ratios);
+    put_ratios(stem, us->runs, them.runs, &ratios);
     // Without interrupts and kernel threads, but blind to what others do. (fio's would hold its start and end.)
-    const auto own = [](const std::vector<IoTurn>& turns) {
+    const auto own = [](const std::vector<IoRun>& runs) {
       std::vector<double> out;
-      for (const IoTurn& turn : turns) out.push_back(turn.ops > 0 ? turn.cpu_s / turn.ops : 0);
+      for (const IoRun& run : runs) out.push_back(run.ops > 0 ? run.cpu_s / run.ops : 0);
       return out;
     };
-    if (them.system != "fio") put_round_ratios(&ratios, stem + "process_cpu", own(us->turns), own(them.turns));
+    if (them.system != "fio") put_round_ratios(&ratios, stem + "process_cpu", own(us->runs), own(them.runs));
   }
   if (!report.cblk.raw.empty()) {
     all["raw"]["cblk_read_us_over"] = report.cblk.over_p50_ns / 1e3;
@@ -149,8 +149,8 @@ std::string report_json(const IoReport& report) {
   for (const IoResult& one : report.results) {
     json.open('{').field("system", one.system).field("workload", one.workload).field("threads", one.threads);
     json.field("depth", one.depth).field("unit_bytes", one.unit_bytes);
-    for (const TurnField& field : kTurnFields) json.field(field.name, one.median.*field.member);
-    for (const IoTurnField& field : kIoTurnFields) json.field(field.name, one.median.*field.member);
+    for (const RunField& field : kRunFields) json.field(field.name, one.median.*field.member);
+    for (const IoRunField& field : kIoRunFields) json.field(field.name, one.median.*field.member);
     json.field("spread", one.spread).field("cpu_spread", one.cpu_spread);
     json.field("rounds", one.rounds).field("noisy_rounds", one.noisy).close('}');
   }
@@ -166,18 +166,18 @@ std::string report_table(const IoReport& report) {
                                 "system", "thr", "qd", "IOPS", "mean", "p50", "p99", "p99.9", "KIOPS/cpu", "in kernel", "spread");
   unsigned noisy = 0;
   for (const IoResult& one : report.results) {
-    const IoTurn& turn = one.median;
+    const IoRun& run = one.median;
     noisy += one.noisy;
     out += fmt::format("{:<9} {:<8} {:>3} {:>4} {:>8.0f} {:>9} {:>9} {:>9} {:>9} {:>9.1f} {:>9.1f} {:>5.0f}%\n", one.workload,
-                       one.system, one.threads, one.depth, turn.ops_per_s, duration_text(turn.mean_ns),
-                       duration_text(turn.p50_ns), duration_text(turn.p99_ns), duration_text(turn.p999_ns),
-                       turn.kiops_per_cpu, turn.kiops_per_cpu_kernel, 100 * one.spread);
+                       one.system, one.threads, one.depth, run.ops_per_s, duration_text(run.mean_ns),
+                       duration_text(run.p50_ns), duration_text(run.p99_ns), duration_text(run.p999_ns),
+                       run.kiops_per_cpu, run.kiops_per_cpu_kernel, 100 * one.spread);
   }
   for (const IoResult& one : report.results) {
     const IoResult* us = one.system == "lunar" ? nullptr : counterpart(report, one);
     if (!us) continue;
     Ratios ratios;
-    put_ratios("", us->turns, one.turns, &ratios);
+    put_ratios("", us->runs, one.runs, &ratios);
     out += fmt::format("lunar/{:<8} {:<9} qd{} to {}: {} IOPS, {} mean", one.system, one.workload, us->depth,
                        blocking(one.system) ? fmt::format("{} threads", one.threads) : fmt::format("qd{}", one.depth),
                        ratio_text(ratios, "ops"), ratio_text(ratios, "mean"));
@@ -186,13 +186,13 @@ std::string report_table(const IoReport& report) {
     out += '\n';
   }
   if (const CblkCost& cblk = report.cblk; !cblk.raw.empty()) {
-    out += fmt::format("cblk_read beside {}: {} and {}, {:+.2f} us at p50 ({:+.2f} to {:+.2f} in {} rounds), {:+.2f} us of the means; "
+    out += fmt::format("cblk_read against {}: {} and {}, {:+.2f} us at p50 ({:+.2f} to {:+.2f} in {} rounds), {:+.2f} us of the means; "
                        "{} reads each\n",
                        cblk.raw, duration_text(cblk.cblk_p50_ns), duration_text(cblk.raw_p50_ns), cblk.over_p50_ns / 1e3,
                        cblk.over_least_ns / 1e3, cblk.over_most_ns / 1e3, cblk.rounds, cblk.over_mean_ns / 1e3, cblk.reads);
   }
   for (const std::string& command : report.fio_commands) out += fmt::format("fio: {}\n", command);
-  if (noisy > 0) out += fmt::format("noise: others used the CPUs during {} of the turns that count\n", noisy);
+  if (noisy > 0) out += fmt::format("noise: others used the CPUs during {} of the runs that count\n", noisy);
   return out + end_lines(report.skipped, report.failures);
 }
 

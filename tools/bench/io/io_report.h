@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/bench/common_options.h"
-#include "tools/bench/io/io_turn.h"
+#include "tools/bench/io/io_run.h"
 #include "tools/bench/report_parts.h"
 
 namespace lunar::tools {
@@ -18,7 +18,7 @@ struct IoOptions : CommonOptions {
   std::vector<unsigned> depths{1, 16, 128};
   std::vector<std::string> workloads{"read", "mixed", "write"};
   std::vector<std::string> systems;
-  unsigned threads = 16;                   // of the blocking sides
+  unsigned threads = 16;                   // of the blocking backends
   unsigned batch = 0;                      // 0: batch_of(depth)
 };
 
@@ -26,11 +26,11 @@ struct IoResult {
   std::string system, workload;            // superpipe: "read"; window: "read4k", "write64k"
   unsigned threads = 1, depth = 1;
   size_t unit_bytes = 4096;
-  unsigned rounds = 0, noisy = 0;          // turns that count, and how many of them were disturbed (quietest_rounds)
-  IoTurn median;                           // quantity by quantity over the rounds
+  unsigned rounds = 0, noisy = 0;          // runs that count, and how many of them were disturbed (quietest_rounds)
+  IoRun median;                           // quantity by quantity over the rounds
   double spread = 0;                       // (max - min) / median of ops_per_s
   double cpu_spread = 0;                   // the same of kiops_per_cpu
-  std::vector<IoTurn> turns;               // that count, round by round
+  std::vector<IoRun> runs;               // that count, round by round
 };
 
 // What cblk_read adds to a read of the device (cblk_cost.h): medians over rounds.
@@ -39,7 +39,7 @@ struct CblkCost {
   double raw_p50_ns = 0, cblk_p50_ns = 0;
   double over_p50_ns = 0, over_mean_ns = 0;
   double over_least_ns = 0, over_most_ns = 0;   // over_p50_ns of single rounds
-  uint64_t reads = 0;                      // of each side, in all
+  uint64_t reads = 0;                      // of each backend, in all
   unsigned rounds = 0;
 };
 
@@ -53,15 +53,15 @@ struct IoReport {
   std::vector<std::string> failures;
 };
 
-// A turn during which others had more than this share of all CPUs in user mode is noisy.
+// A run during which others had more than this share of all CPUs in user mode is noisy.
 constexpr double kNoisyShare = 0.03;
-bool noisy_turn(const IoTurn& turn, long cpus);
-// The `count` rounds of which the most disturbed turn of any side was disturbed least, by what others used, never by what was measured: their
-// numbers, in order. `turns`: of each side, round by round (of one that was lost, fewer).
-std::vector<size_t> quietest_rounds(const std::vector<std::vector<IoTurn>>& turns, size_t count);
-IoTurn median_of(const std::vector<IoTurn>& turns);
-// Medians and spreads of the turns of one side.
-IoResult io_result(const std::string& system, const std::string& workload, const std::vector<IoTurn>& turns);
+bool noisy_run(const IoRun& run, long cpus);
+// The `count` rounds of which the most disturbed run of any backend was disturbed least, by what others used, never by what was measured: their
+// numbers, in order. `runs`: of each backend, round by round (of one that was lost, fewer).
+std::vector<size_t> quietest_rounds(const std::vector<std::vector<IoRun>>& runs, size_t count);
+IoRun median_of(const std::vector<IoRun>& runs);
+// Medians and spreads of the runs of one backend.
+IoResult io_result(const std::string& system, const std::string& workload, const std::vector<IoRun>& runs);
 
 // Of each baseline: "lunar" divided by it. Against one that is measured at the same depth WORKLOAD_qdDEPTH_QUANTITY; against
 // blocking threads WORKLOAD_tTHREADS_QUANTITY, with Lunar's greatest depth; of the window bench WORKLOAD_qdDEPTH_QUANTITY and

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See io_worker.h. An operation's latency is from its hand-over to the moment its caller has it back; those of a batch share
-// their clock readings. Stamps are made and checked inside the clocked time, by all sides alike.
+// their clock readings. Stamps are made and checked inside the clocked time, by all backends alike.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/io/io_worker.h"
 
@@ -69,72 +69,72 @@ struct alignas(64) Worker {
   }
 };
 
-struct Turn {
-  const Medium& medium;
+struct IoTask {
+  const BenchBacking& backing;
   const IoOrder& order;
   std::atomic<int> phase{kWarm};
   std::atomic<size_t> ready{0};   // workers that are set up, or have failed
-  int fd = -1;   // of blocking sides
-  BlockStamps& stamps() const { return medium.stamps(); }
+  int fd = -1;   // of blocking backends
+  BlockStamps& stamps() const { return backing.stamps(); }
   bool writes(Worker& worker) const { return worker.random.below(100) >= order.read_percent; }
 };
 
-void work_blocking(Turn& turn, Worker& worker) {
-  const size_t unit_bytes = turn.stamps().unit_bytes();
+void work_blocking(IoTask& task, Worker& worker) {
+  const size_t unit_bytes = task.stamps().unit_bytes();
   const NoiseBuffer buffer(unit_bytes, worker.random.next());
-  turn.ready.fetch_add(1);
-  for (int phase; (phase = turn.phase.load(std::memory_order_acquire)) != kStop;) {
+  task.ready.fetch_add(1);
+  for (int phase; (phase = task.phase.load(std::memory_order_acquire)) != kStop;) {
     worker.follow(phase);
-    const uint64_t unit = turn.stamps().claim(worker.random);
-    const bool write = turn.writes(worker);
-    const auto at = static_cast<off_t>(turn.medium.path_offset() + unit * unit_bytes);
-    if (write) turn.stamps().stamp(unit, buffer.data());
+    const uint64_t unit = task.stamps().claim(worker.random);
+    const bool write = task.writes(worker);
+    const auto at = static_cast<off_t>(task.backing.path_offset() + unit * unit_bytes);
+    if (write) task.stamps().stamp(unit, buffer.data());
     const uint64_t start = now_ns();
     const ssize_t moved =
-        write ? pwrite(turn.fd, buffer.data(), unit_bytes, at) : pread(turn.fd, buffer.data(), unit_bytes, at);
+        write ? pwrite(task.fd, buffer.data(), unit_bytes, at) : pread(task.fd, buffer.data(), unit_bytes, at);
     worker.note(write, moved < 0 ? -errno : moved, unit_bytes, now_ns() - start);
-    if (!write && moved > 0 && !turn.stamps().check(unit, buffer.data())) ++worker.mismatches;
-    turn.stamps().release(unit);
+    if (!write && moved > 0 && !task.stamps().check(unit, buffer.data())) ++worker.mismatches;
+    task.stamps().release(unit);
   }
 }
 
-void work_async(Turn& turn, Worker& worker) {
-  struct Flight {
+void work_async(IoTask& task, Worker& worker) {
+  struct InFlight {
     uint64_t unit = 0, start = 0;
     bool write = false;
   };
-  const unsigned depth = turn.order.depth;
-  const size_t unit_bytes = turn.stamps().unit_bytes();
+  const unsigned depth = task.order.depth;
+  const size_t unit_bytes = task.stamps().unit_bytes();
   const NoiseBuffer buffers(depth * unit_bytes, worker.random.next());
-  const auto engine = make_engine(turn.order.system, {&turn.medium, &buffers, depth, unit_bytes});
-  std::vector<Flight> flights(depth);
+  const auto engine = make_engine(task.order.system, {&task.backing, &buffers, depth, unit_bytes});
+  std::vector<InFlight> entries(depth);
   std::vector<unsigned> free;
   for (unsigned i = 0; i < depth; ++i) free.push_back(depth - 1 - i);
   std::vector<IoOp> ops(depth);
   std::vector<IoDone> done(depth);
-  turn.ready.fetch_add(1);
+  task.ready.fetch_add(1);
   for (;;) {
-    const int phase = turn.phase.load(std::memory_order_acquire);
+    const int phase = task.phase.load(std::memory_order_acquire);
     worker.follow(phase);
     unsigned n = 0;
     uint64_t now = now_ns();
     for (; phase != kStop && !free.empty(); ++n, free.pop_back()) {
       const unsigned slot = free.back();
-      Flight& flight = flights[slot];
-      flight = {turn.stamps().claim(worker.random), now, turn.writes(worker)};
-      if (flight.write) turn.stamps().stamp(flight.unit, buffers.data() + slot * unit_bytes);
-      ops[n] = {flight.write, slot, flight.unit * unit_bytes};
+      InFlight& entry = entries[slot];
+      entry = {task.stamps().claim(worker.random), now, task.writes(worker)};
+      if (entry.write) task.stamps().stamp(entry.unit, buffers.data() + slot * unit_bytes);
+      ops[n] = {entry.write, slot, entry.unit * unit_bytes};
     }
     const auto in_flight = depth - static_cast<unsigned>(free.size());
     if (in_flight == 0) return;
-    const int got = engine->exchange(ops.data(), n, done.data(), std::min(turn.order.batch, in_flight));
-    if (got < 0) throw std::runtime_error(fmt::format("{}: {}", turn.order.system, strerror(-got)));
+    const int got = engine->exchange(ops.data(), n, done.data(), std::min(task.order.batch, in_flight));
+    if (got < 0) throw std::runtime_error(fmt::format("{}: {}", task.order.system, strerror(-got)));
     now = now_ns();
     for (int i = 0; i < got; ++i) {
-      const Flight& flight = flights[done[i].slot];
-      if (phase != kStop) worker.note(flight.write, done[i].result, unit_bytes, now - flight.start);
-      if (!flight.write && !turn.stamps().check(flight.unit, buffers.data() + done[i].slot * unit_bytes)) ++worker.mismatches;
-      turn.stamps().release(flight.unit);
+      const InFlight& entry = entries[done[i].slot];
+      if (phase != kStop) worker.note(entry.write, done[i].result, unit_bytes, now - entry.start);
+      if (!entry.write && !task.stamps().check(entry.unit, buffers.data() + done[i].slot * unit_bytes)) ++worker.mismatches;
+      task.stamps().release(entry.unit);
       free.push_back(done[i].slot);
     }
   }
@@ -147,8 +147,8 @@ void sleep_watchfully(double seconds) {
   }
 }
 
-IoTurn result_of(const Turn& turn, const Worker& all, const Counters& before, const Counters& after, unsigned slack) {
-  IoTurn result;
+IoRun result_of(const IoTask& task, const Worker& all, const Counters& before, const Counters& after, unsigned slack) {
+  IoRun result;
   result.ops = static_cast<double>(all.latencies.count());
   result.seconds = static_cast<double>(after.ns - before.ns) / 1e9;
   result.mean_ns = all.latencies.mean();
@@ -170,72 +170,72 @@ IoTurn result_of(const Turn& turn, const Worker& all, const Counters& before, co
     result.disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
     result.disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
   }
-  if (turn.order.system != "buffered") {   // what was done when the clock started, but not yet counted
+  if (task.order.system != "buffered") {   // what was done when the clock started, but not yet counted
     const auto must = [&](uint64_t ops) {
-      return static_cast<double>((ops > slack ? ops - slack : 0) * turn.stamps().unit_bytes());
+      return static_cast<double>((ops > slack ? ops - slack : 0) * task.stamps().unit_bytes());
     };
     result.must_read_bytes = must(all.reads);
     result.must_write_bytes = must(all.writes);
   }
-  finish_io_turn(&result);
+  finish_io_run(&result);
   return result;
 }
 
 }   // namespace
 
-void finish_io_turn(IoTurn* turn) {
+void finish_io_run(IoRun* run) {
   const auto per = [](double amount, double of) { return of > 0 ? amount / of : 0; };
-  turn->ops_per_s = per(turn->ops, turn->seconds);
-  turn->cpu_us_per_op = per(turn->machine_cpu_s * 1e6, turn->ops);
-  turn->kiops_per_cpu = per(turn->ops / 1e3, turn->machine_cpu_s);
-  turn->kiops_per_cpu_kernel = per(turn->ops / 1e3, turn->kernel_cpu_s);
-  turn->kiops_per_cpu_kernel_ticks = per(turn->ops / 1e3, turn->kernel_ticks_cpu_s);
+  run->ops_per_s = per(run->ops, run->seconds);
+  run->cpu_us_per_op = per(run->machine_cpu_s * 1e6, run->ops);
+  run->kiops_per_cpu = per(run->ops / 1e3, run->machine_cpu_s);
+  run->kiops_per_cpu_kernel = per(run->ops / 1e3, run->kernel_cpu_s);
+  run->kiops_per_cpu_kernel_ticks = per(run->ops / 1e3, run->kernel_ticks_cpu_s);
 }
 
-IoTurn run_io_turn(const Medium& medium, const IoOrder& order) {
+IoRun measure_io_run(const BenchBacking& backing, const IoOrder& order) {
   const bool buffered = order.system == "buffered", blocking = buffered || order.system == "legacy" || order.system == "raw";
-  Turn turn{medium, order};
+  IoTask task{backing, order};
   if (blocking) {
-    turn.fd = open(medium.path().c_str(), O_RDWR | O_CLOEXEC | (buffered ? 0 : O_DIRECT));
-    if (turn.fd < 0) throw std::runtime_error(fmt::format("{}: {}", medium.path(), strerror(errno)));
+    task.fd = open(backing.path().c_str(), O_RDWR | O_CLOEXEC | (buffered ? 0 : O_DIRECT));
+    if (task.fd < 0) throw std::runtime_error(fmt::format("{}: {}", backing.path(), strerror(errno)));
     if (buffered) {
-      (void)posix_fadvise(turn.fd, 0, 0, POSIX_FADV_DONTNEED);
-      (void)posix_fadvise(turn.fd, 0, 0, POSIX_FADV_RANDOM);
+      (void)posix_fadvise(task.fd, 0, 0, POSIX_FADV_DONTNEED);
+      (void)posix_fadvise(task.fd, 0, 0, POSIX_FADV_RANDOM);
     }
   }
   std::vector<Worker> workers(blocking ? order.depth : 1);
   std::vector<std::thread> threads;
   for (size_t t = 0; t < workers.size(); ++t) {
     workers[t].random = Random(order.seed * 1000 + t);
-    threads.emplace_back([&turn, &worker = workers[t], blocking] {
+    threads.emplace_back([&task, &worker = workers[t], blocking] {
       try {
         if (blocking)
-          work_blocking(turn, worker);
+          work_blocking(task, worker);
         else
-          work_async(turn, worker);
+          work_async(task, worker);
       } catch (const std::exception& error) {
         worker.error = error.what();
-        turn.ready.fetch_add(1);
+        task.ready.fetch_add(1);
       }
     });
   }
-  while (turn.ready.load() < workers.size() && !interrupted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (task.ready.load() < workers.size() && !interrupted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   sleep_watchfully(order.warm_seconds);
-  const Counters before = count(medium.disk_stat());
-  turn.phase.store(kMeasure, std::memory_order_release);
+  const Counters before = count(backing.disk_stat());
+  task.phase.store(kMeasure, std::memory_order_release);
   sleep_watchfully(order.seconds);
   Counters after;
-  if (!buffered) after = count(medium.disk_stat());
-  turn.phase.store(kStop, std::memory_order_release);
+  if (!buffered) after = count(backing.disk_stat());
+  task.phase.store(kStop, std::memory_order_release);
   for (std::thread& thread : threads) thread.join();
   // Once more, now that all that is counted is done: work went on while the other counters were read.
-  if (!buffered) after.disk = read_disk(medium.disk_stat());
+  if (!buffered) after.disk = read_disk(backing.disk_stat());
   if (buffered) {
-    (void)fdatasync(turn.fd);
-    after = count(medium.disk_stat());
-    (void)posix_fadvise(turn.fd, 0, 0, POSIX_FADV_DONTNEED);   // O_DIRECT beside cached pages costs the others
+    (void)fdatasync(task.fd);
+    after = count(backing.disk_stat());
+    (void)posix_fadvise(task.fd, 0, 0, POSIX_FADV_DONTNEED);   // O_DIRECT beside cached pages costs the others
   }
-  if (turn.fd >= 0) close(turn.fd);
+  if (task.fd >= 0) close(task.fd);
   check_interrupted();
   Worker& all = workers[0];
   for (size_t t = 1; t < workers.size(); ++t) {
@@ -246,7 +246,7 @@ IoTurn run_io_turn(const Medium& medium, const IoOrder& order) {
     if (all.error.empty()) all.error = workers[t].error;
   }
   if (all.latencies.count() == 0 && !all.error.empty()) throw std::runtime_error(all.error);
-  return result_of(turn, all, before, after, 2 * order.depth);
+  return result_of(task, all, before, after, 2 * order.depth);
 }
 
 }   // namespace lunar::tools

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A turn of one of our own sides: threads that read and write random units of a medium, and the clock over them.
-// Threading: call from one thread at a time; its workers live for one turn. May not be used by runtime/ (it allocates).
+// A run of one of our own backends: threads that read and write random units of a device, and the clock over them.
+// Threading: call from one thread at a time; its workers live for one run. May not be used by runtime/ (it allocates).
 #pragma once
 #include "tools/bench/io/bench_backing.h"
-#include "tools/bench/io/io_turn.h"
+#include "tools/bench/io/io_run.h"
 
 namespace lunar::tools {
 
@@ -11,9 +11,9 @@ namespace lunar::tools {
 // blocking pread or pwrite each, O_DIRECT or through the page cache (cold at the start; writes are synced before the clock
 // stops). The clock starts when all are set
 // up. Throws std::runtime_error, Interrupted.
-IoTurn run_io_turn(const Medium& medium, const IoOrder& order);
+IoRun measure_io_run(const BenchBacking& backing, const IoOrder& order);
 
 // Derived figures from ops, seconds and CPU seconds.
-void finish_io_turn(IoTurn* turn);
+void finish_io_run(IoRun* run);
 
 }   // namespace lunar::tools

@@ -8,9 +8,9 @@
 //   legacy     threads with one blocking pread or pwrite each, O_DIRECT          buffered   the same through the page cache
 //   libaio     Linux AIO in the same batches                                     fio        its io_uring engine: the limit
 //
-// Sides take turns A B A B; medians are quoted. Each read of our own sides is checked against what was last written there; a
-// turn whose disk did not move what it must have fails the run. CPU is the machine's: tools/bench/io/cpu_time.h says how.
-// Threading: one thread; a turn's workers live for the turn. May not be used by runtime/ (it allocates).
+// Backends take turns A B A B; medians are quoted. Each read of our own backends is checked against what was last written there; a
+// run whose disk did not move what it must have fails the bench. CPU is the machine's: tools/bench/io/cpu_time.h says how.
+// Threading: one thread; a run's workers live for that run. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,10 +33,10 @@ constexpr const char* kFooter =
     "cblk_aresult deeper); raw: one thread with a blocking pread or pwrite, O_DIRECT; legacy: --threads of them; buffered: those\n"
     "through the page cache; libaio: Linux AIO; fio: its io_uring engine. Each read of ours is checked.\n"
     "KIOPS/cpu: thousand operations for a second of CPU, machine-wide, user and kernel, from what was not idle. Ratios in the\n"
-    "JSON are Lunar's value by the baseline's: WORKLOAD_qdDEPTH_QUANTITY beside cblk, raw, libaio and fio at the same\n"
-    "depth, WORKLOAD_tTHREADS_QUANTITY beside the blocking threads, with Lunar at the greatest depth. raw.cblk_read_us_over: what a\n"
+    "JSON are Lunar's value by the baseline's: WORKLOAD_qdDEPTH_QUANTITY against cblk, raw, libaio and fio at the same\n"
+    "depth, WORKLOAD_tTHREADS_QUANTITY against the blocking threads, with Lunar at the greatest depth. raw.cblk_read_us_over: what a\n"
     "blocking, uncached cblk_read takes longer than the same read without the library (pread with O_DIRECT; on pmem: a copy from\n"
-    "the mapped medium), in microseconds, by the p50 of reads that alternate; cblk_read_us_over_mean: by the mean.";
+    "the mapped device), in microseconds, by the p50 of reads that alternate; cblk_read_us_over_mean: by the mean.";
 
 void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   std::string size;
@@ -69,12 +69,12 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   options.depths.erase(std::unique(options.depths.begin(), options.depths.end()), options.depths.end());
 }
 
-// The sides at one depth. The blocking threads, and those that only serve as an upper bound, stand beside the deepest.
-std::vector<IoSide> sides_of(const IoRounds& rounds, const IoOptions& options, const IoWorkload& workload, unsigned depth) {
+// The backends at one depth. The blocking threads, and those that only serve as an upper bound, stand beside the deepest.
+std::vector<IoBackend> backends_of(const IoRounds& rounds, const IoOptions& options, const IoWorkload& workload, unsigned depth) {
   const bool deepest = depth == options.depths.back();
-  std::vector<IoSide> sides;
+  std::vector<IoBackend> backends;
   const auto add = [&](const char* system, unsigned threads, unsigned at_depth) {
-    if (rounds.wants(system)) sides.push_back({system, workload.name, workload.read_percent, threads, at_depth});
+    if (rounds.wants(system)) backends.push_back({system, workload.name, workload.read_percent, threads, at_depth});
   };
   add("lunar", 1, depth);
   if (depth == 1) add("raw", 1, 1);
@@ -85,7 +85,7 @@ std::vector<IoSide> sides_of(const IoRounds& rounds, const IoOptions& options, c
     add("buffered", options.threads, 1);
   }
   if (deepest || workload.read_percent == 100) add("fio", 1, depth);
-  return sides;
+  return backends;
 }
 
 IoReport measure(IoOptions options) {
@@ -98,15 +98,15 @@ IoReport measure(IoOptions options) {
   for (const char* name : {"CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_MAX_XFER", "CFLSH_BLK_SIZE", "CFLSH_BLK_TIMEOUT"}) unsetenv(name);
   IoRounds rounds(report, 4096);
   const IoOptions& settled = report.options;
-  std::vector<std::vector<IoSide>> groups;
+  std::vector<std::vector<IoBackend>> groups;
   for (const IoWorkload& workload : kIoWorkloads) {
     if (std::find(settled.workloads.begin(), settled.workloads.end(), workload.name) == settled.workloads.end()) continue;
     for (const unsigned depth : settled.depths) {
-      groups.push_back(sides_of(rounds, settled, workload, depth));
+      groups.push_back(backends_of(rounds, settled, workload, depth));
       rounds.expect(static_cast<unsigned>(groups.back().size()) * settled.rounds);
     }
   }
-  for (const auto& sides : groups) rounds.measure(sides);
+  for (const auto& backends : groups) rounds.measure(backends);
   if (rounds.wants("cblk") && (rounds.wants("raw") || report.device_kind == "pmem")) rounds.measure_cblk();
   rounds.verify();
   return report;
@@ -115,7 +115,7 @@ IoReport measure(IoOptions options) {
 }   // namespace
 
 int superpipe_bench_main(int argc, char** argv) {
-  CLI::App app{"random block I/O through the superpipe and the block library, beside blocking threads, Linux AIO and fio", "lunar bench superpipe"};
+  CLI::App app{"random block I/O through the superpipe and the block library, against blocking threads, Linux AIO and fio", "lunar bench superpipe"};
   IoOptions options;
   try {
     parse(app, options, argc, argv);

@@ -6,7 +6,7 @@
 //
 // Both do the same reads and writes of 4 and of 64 KiB, at depth 1 for latency and deep for throughput and CPU, and take turns
 // A B A B; medians are quoted. Reads are checked, and the bytes the disk moved.
-// Threading: one thread; a turn's workers live for the turn. May not be used by runtime/ (it allocates).
+// Threading: one thread; a run's workers live for that run. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -74,7 +74,7 @@ IoReport measure(IoOptions options) {
 }   // namespace
 
 int window_bench_main(int argc, char** argv) {
-  CLI::App app{"block I/O with buffers registered once, beside buffers mapped for each I/O", "lunar bench window"};
+  CLI::App app{"block I/O with buffers registered once, against buffers mapped for each I/O", "lunar bench window"};
   IoOptions options;
   try {
     parse(app, options, argc, argv);

@@ -6,8 +6,8 @@
 //   lio_listio   the C library's lists (threads of its own, a system call an I/O) on the same file
 //
 // Two questions: how soon is a list done that is waited for, and how soon does the call return for one that is not. The
-// sides take turns (A B C A B C), medians over the turns are quoted. The I/Os lie scattered over a file larger than the
-// caches, the same places for every side; every side has touched the whole file before the clock starts (a first touch is
+// backends take turns (A B C A B C), medians over the runs are quoted. The I/Os lie scattered over a file larger than the
+// caches, the same places for every backend; every backend has touched the whole file before the clock starts (a first touch is
 // a page fault, which is not what is asked here). After each list the clock stops and its data is checked: what was read
 // is what stands there, what was written is read back by system calls.
 // Threading: one thread. May not be used by runtime/ (it allocates).
@@ -30,10 +30,10 @@
 #include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "tools/bench/histogram.h"
-#include "tools/bench/leftovers.h"
+#include "tools/bench/setup_journal.h"
 #include "tools/bench/lio/lio_bench.h"
 #include "tools/bench/lio/lio_report.h"
-#include "tools/bench/lio/lio_side.h"
+#include "tools/bench/lio/lio_backend.h"
 #include "tools/bench/page_content.h"
 #include "tools/bench/progress.h"
 #include "tools/bench/report_parts.h"
@@ -52,7 +52,7 @@ constexpr uint64_t kFileBytes = 1024 * kMiBytes, kQuickFileBytes = 256 * kMiByte
 constexpr size_t kCheckStride = 64;   // words: one in 512 bytes is compared
 
 struct Tally {
-  std::vector<LioTurn> turns;
+  std::vector<LioRun> runs;
   Histogram done, returned;
 };
 
@@ -66,24 +66,24 @@ class LioBench {
 
  private:
   const LioOptions& options() const { return report_.options; }
-  void make_medium();
-  void take_given_medium();
-  void fill(LioSide& side);
-  void warm(LioSide& side);
-  void open_sides();
+  void make_backing_file();
+  void take_given_device();
+  void fill(LioBackend& backend);
+  void warm(LioBackend& backend);
+  void open_backends();
   void next_list();
   void make_write_data();
-  void check(const LioSide& side, bool write);
-  LioTurn turn(LioSide& side, bool write, bool wait, Tally* tally);
+  void check(const LioBackend& backend, bool write);
+  LioRun measure_run(LioBackend& backend, bool write, bool wait, Tally* tally);
   void run_workload(bool write, bool wait);
 
   LioReport report_;
-  std::unique_ptr<Leftovers> leftovers_;
+  std::unique_ptr<SetupJournal> journal_;
   std::string line_;                 // of the file that we made
   int fd_ = -1;                      // for checks of what was written; -1: none of the kind
   uint64_t base_ = 0, blocks_ = 0;   // of the part that is used, in I/Os
   std::unique_ptr<PageContent> content_;
-  std::vector<std::unique_ptr<LioSide>> sides_;
+  std::vector<std::unique_ptr<LioBackend>> backends_;
   char* memory_ = nullptr;
   std::vector<ListIo> list_;
   std::vector<uint64_t> order_;      // a permutation of the blocks
@@ -92,23 +92,23 @@ class LioBench {
 };
 
 LioBench::~LioBench() {
-  sides_.clear();
+  backends_.clear();
   if (fd_ >= 0) close(fd_);
   free(memory_);
   if (line_.empty()) return;
   unlink(line_.c_str() + strlen("file "));
   try {
-    leftovers_->forget(line_);
+    journal_->forget(line_);
   } catch (const std::exception&) {   // the next run finds nothing to remove
   }
 }
 
-void LioBench::make_medium() {
-  leftovers_ = std::make_unique<Leftovers>();
-  for (const std::string& swept : leftovers_->sweep()) fmt::print(stderr, "lunar: bench: {}\n", swept);
+void LioBench::make_backing_file() {
+  journal_ = std::make_unique<SetupJournal>();
+  for (const std::string& swept : journal_->sweep()) fmt::print(stderr, "lunar: bench: {}\n", swept);
   uint64_t& bytes = report_.options.file_bytes;
   const uint64_t list_bytes = options().ios * options().io_bytes;
-  if (!options().pmem.empty()) return take_given_medium();
+  if (!options().pmem.empty()) return take_given_device();
   struct statvfs space {};
   if (statvfs("/dev/shm", &space) != 0 || access("/dev/shm", W_OK) != 0)
     throw std::runtime_error("no place in /dev/shm: give a file on a memory or DAX file system by --pmem PATH");
@@ -117,45 +117,45 @@ void LioBench::make_medium() {
   if (bytes > room) throw std::runtime_error(fmt::format("/dev/shm has room for {} MiB, not {}: use a smaller --file", room / kMiBytes, bytes / kMiBytes));
   if (bytes < 2 * list_bytes)
     throw std::runtime_error(fmt::format("{} MiB of /dev/shm hold no two lists: give a file by --pmem PATH", bytes / kMiBytes));
-  report_.medium = fmt::format("/dev/shm/lunar-bench-{}.pmem", getpid());
-  line_ = "file " + report_.medium;
-  leftovers_->record(line_);
-  fd_ = open(report_.medium.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  report_.device = fmt::format("/dev/shm/lunar-bench-{}.pmem", getpid());
+  line_ = "file " + report_.device;
+  journal_->record(line_);
+  fd_ = open(report_.device.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(bytes)) != 0)
-    throw std::runtime_error(fmt::format("{} cannot be made: {}", report_.medium, strerror(errno)));
+    throw std::runtime_error(fmt::format("{} cannot be made: {}", report_.device, strerror(errno)));
 }
 
-// Only a medium that a scratch LUN may take is written to: blank, or Lunar's.
-void LioBench::take_given_medium() {
-  report_.medium = options().pmem;
+// Only a device that a scratch LUN may take is written to: blank, or Lunar's.
+void LioBench::take_given_device() {
+  report_.device = options().pmem;
   ErrorText why;
   Device* device = nullptr;
-  if (device_open(fmt::format("pmem:{}", report_.medium).c_str(), {}, &device, &why) < 0) throw std::runtime_error(why.text);
+  if (device_open(fmt::format("pmem:{}", report_.device).c_str(), {}, &device, &why) < 0) throw std::runtime_error(why.text);
   const bool growable = device->growable();
   const uint64_t room = device->size_bytes();
   device_close(device);
   if (growable)
-    throw std::runtime_error(fmt::format("{} is empty: give it a size (truncate -s 1g {})", report_.medium, report_.medium));
+    throw std::runtime_error(fmt::format("{} is empty: give it a size (truncate -s 1g {})", report_.device, report_.device));
   base_ = kScratchDataOffset;
   uint64_t& bytes = report_.options.file_bytes;
   if (bytes == 0) bytes = std::min(room, options().quick ? kQuickFileBytes : kFileBytes);
   if (bytes > room || bytes < 2 * options().ios * options().io_bytes)
-    throw std::runtime_error(fmt::format("{} has room for {} MiB; two lists and --file must fit", report_.medium, room / kMiBytes));
-  fd_ = open(report_.medium.c_str(), O_RDWR | O_CLOEXEC);
+    throw std::runtime_error(fmt::format("{} has room for {} MiB; two lists and --file must fit", report_.device, room / kMiBytes));
+  fd_ = open(report_.device.c_str(), O_RDWR | O_CLOEXEC);
   char byte;
   if (fd_ >= 0 && pread(fd_, &byte, 1, 0) != 1) {
     close(fd_);
     fd_ = -1;
-    report_.skipped["written_data"] = "the medium cannot be read by system calls: what was written is not read back";
+    report_.skipped["written_data"] = "the device cannot be read by system calls: what was written is not read back";
   }
 }
 
-void LioBench::open_sides() {
+void LioBench::open_backends() {
   for (const std::string& system : options().systems) {
     try {
-      if (system == "lunar") sides_.push_back(make_lunar_side("lunar", report_.medium, options().delegate, options().ios));
-      if (system == "sync") sides_.push_back(make_lunar_side("sync", report_.medium, "off", options().ios));
-      if (system == "lio_listio") sides_.push_back(make_listio_side(report_.medium));
+      if (system == "lunar") backends_.push_back(make_lunar_backend("lunar", report_.device, options().delegate, options().ios));
+      if (system == "sync") backends_.push_back(make_lunar_backend("sync", report_.device, "off", options().ios));
+      if (system == "lio_listio") backends_.push_back(make_listio_backend(report_.device));
     } catch (const std::runtime_error& error) {
       if (system != "lio_listio") throw;
       report_.skipped[system] = error.what();
@@ -168,7 +168,7 @@ void LioBench::open_sides() {
 }
 
 // The whole file in order, by lists.
-void LioBench::fill(LioSide& side) {
+void LioBench::fill(LioBackend& backend) {
   for (uint64_t block = 0; block < blocks_;) {
     check_interrupted();
     std::vector<ListIo> part;
@@ -176,19 +176,19 @@ void LioBench::fill(LioSide& side) {
       content_->fill(block, list_[i].buffer);
       part.push_back({base_ + block * options().io_bytes, list_[i].buffer, options().io_bytes});
     }
-    side.run(part, true);
+    backend.run(part, true);
   }
 }
 
-// Page tables: each side has its own mapping of the file. Twice the same bytes are written, so any order is right.
-void LioBench::warm(LioSide& side) {
+// Page tables: each backend has its own mapping of the file. Twice the same bytes are written, so any order is right.
+void LioBench::warm(LioBackend& backend) {
   for (uint64_t block = 0; block < blocks_;) {
     check_interrupted();
     std::vector<ListIo> part;
     for (size_t i = 0; i < list_.size() && block < blocks_; ++i, ++block)
       part.push_back({base_ + block * options().io_bytes, list_[i].buffer, options().io_bytes});
-    side.run(part, false);
-    side.run(part, true);
+    backend.run(part, false);
+    backend.run(part, true);
   }
 }
 
@@ -208,7 +208,7 @@ void LioBench::make_write_data() {
   }
 }
 
-void LioBench::check(const LioSide& side, bool write) {
+void LioBench::check(const LioBackend& backend, bool write) {
   uint64_t wrong = 0;
   std::vector<uint64_t> seen(options().io_bytes / 8);
   for (const ListIo& io : list_) {
@@ -224,11 +224,11 @@ void LioBench::check(const LioSide& side, bool write) {
     }
   }
   if (wrong > 0)
-    report_.failures.push_back(fmt::format("{} {}: {} of {} I/Os of a list moved wrong data", side.system(), write ? "write" : "read", wrong, list_.size()));
+    report_.failures.push_back(fmt::format("{} {}: {} of {} I/Os of a list moved wrong data", backend.system(), write ? "write" : "read", wrong, list_.size()));
 }
 
-LioTurn LioBench::turn(LioSide& side, bool write, bool wait, Tally* tally) {
-  LioTurn turn;
+LioRun LioBench::measure_run(LioBackend& backend, bool write, bool wait, Tally* tally) {
+  LioRun run;
   for (unsigned i = 0; i < options().lists; ++i) {
     check_interrupted();
     next_list();
@@ -240,62 +240,62 @@ LioTurn LioBench::turn(LioSide& side, bool write, bool wait, Tally* tally) {
     const uint64_t cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID), start = clock_ns(CLOCK_MONOTONIC);
     uint64_t returned = 0;
     if (wait) {
-      side.run(list_, write);
+      backend.run(list_, write);
     } else {
-      side.start(list_, write);
+      backend.start(list_, write);
       returned = clock_ns(CLOCK_MONOTONIC);
-      side.finish();
+      backend.finish();
     }
     const uint64_t end = clock_ns(CLOCK_MONOTONIC), cpu_end = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     if (wait) returned = end;
-    turn.mean_ns += static_cast<double>(end - start) / options().lists;
-    turn.return_ns += static_cast<double>(returned - start) / options().lists;
-    turn.cpu_us += static_cast<double>(cpu_end - cpu) / 1e3 / options().lists;
+    run.mean_ns += static_cast<double>(end - start) / options().lists;
+    run.return_ns += static_cast<double>(returned - start) / options().lists;
+    run.cpu_us += static_cast<double>(cpu_end - cpu) / 1e3 / options().lists;
     tally->done.add(end - start);
     tally->returned.add(returned - start);
-    check(side, write);
+    check(backend, write);
   }
-  turn.ops_per_s = static_cast<double>(list_.size()) * 1e9 / turn.mean_ns;
-  return turn;
+  run.ops_per_s = static_cast<double>(list_.size()) * 1e9 / run.mean_ns;
+  return run;
 }
 
 void LioBench::run_workload(bool write, bool wait) {
   const std::string workload = fmt::format("{}_{}", write ? "write" : "read", wait ? "wait" : "nowait");
-  progress_.say(fmt::format("{}: {} turns a side", workload, options().rounds));
-  std::vector<Tally> tallies(sides_.size());
+  progress_.say(fmt::format("{}: {} runs a backend", workload, options().rounds));
+  std::vector<Tally> tallies(backends_.size());
   Tally unused;
-  for (const auto& side : sides_) (void)turn(*side, write, wait, &unused);
+  for (const auto& backend : backends_) (void)measure_run(*backend, write, wait, &unused);
   for (unsigned round = 0; round < options().rounds; ++round) {
     // Whoever comes first finds what the last one left in the caches: the order rotates.
-    for (size_t i = 0; i < sides_.size(); ++i) {
-      const size_t who = (i + round) % sides_.size();
-      tallies[who].turns.push_back(turn(*sides_[who], write, wait, &tallies[who]));
+    for (size_t i = 0; i < backends_.size(); ++i) {
+      const size_t who = (i + round) % backends_.size();
+      tallies[who].runs.push_back(measure_run(*backends_[who], write, wait, &tallies[who]));
     }
   }
-  for (size_t i = 0; i < sides_.size(); ++i) {
-    const auto middle = [&](double LioTurn::*member) {
+  for (size_t i = 0; i < backends_.size(); ++i) {
+    const auto middle = [&](double LioRun::*member) {
       std::vector<double> values;
-      for (const LioTurn& one : tallies[i].turns) values.push_back(one.*member);
+      for (const LioRun& one : tallies[i].runs) values.push_back(one.*member);
       return median(values);
     };
-    const auto [low, high] = std::minmax_element(tallies[i].turns.begin(), tallies[i].turns.end(),
-                                                 [](const LioTurn& a, const LioTurn& b) { return a.ops_per_s < b.ops_per_s; });
-    LioResult result{sides_[i]->system(), workload};
-    result.ops_per_s = middle(&LioTurn::ops_per_s);
-    result.mean_ns = middle(&LioTurn::mean_ns);
-    result.return_ns = middle(&LioTurn::return_ns);
-    result.cpu_us_per_list = middle(&LioTurn::cpu_us);
+    const auto [low, high] = std::minmax_element(tallies[i].runs.begin(), tallies[i].runs.end(),
+                                                 [](const LioRun& a, const LioRun& b) { return a.ops_per_s < b.ops_per_s; });
+    LioResult result{backends_[i]->system(), workload};
+    result.ops_per_s = middle(&LioRun::ops_per_s);
+    result.mean_ns = middle(&LioRun::mean_ns);
+    result.return_ns = middle(&LioRun::return_ns);
+    result.cpu_us_per_list = middle(&LioRun::cpu_us);
     result.p50_ns = tallies[i].done.percentile(0.5);
     result.p99_ns = tallies[i].done.percentile(0.99);
     result.return_p99_ns = tallies[i].returned.percentile(0.99);
     result.spread = (high->ops_per_s - low->ops_per_s) / result.ops_per_s;
-    result.turns = tallies[i].turns;
+    result.runs = tallies[i].runs;
     report_.results.push_back(result);
   }
 }
 
 LioReport LioBench::run() {
-  make_medium();
+  make_backing_file();
   blocks_ = options().file_bytes / options().io_bytes;
   content_ = std::make_unique<PageContent>(options().seed, options().io_bytes);
   memory_ = static_cast<char*>(aligned_alloc(4096, options().ios * options().io_bytes));
@@ -306,13 +306,13 @@ LioReport LioBench::run() {
   std::iota(order_.begin(), order_.end(), uint64_t{0});
   Random random(options().seed);
   for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random.below(i)]);
-  open_sides();
-  if (sides_.empty()) throw std::runtime_error("nothing to measure");
-  progress_.say(fmt::format("filling {} MiB of {}", options().file_bytes / kMiBytes, report_.medium));
-  fill(*sides_.front());
-  for (const auto& side : sides_) warm(*side);
+  open_backends();
+  if (backends_.empty()) throw std::runtime_error("nothing to measure");
+  progress_.say(fmt::format("filling {} MiB of {}", options().file_bytes / kMiBytes, report_.device));
+  fill(*backends_.front());
+  for (const auto& backend : backends_) warm(*backend);
   for (const bool write : {false, true}) {
-    if (write) fill(*sides_.front());
+    if (write) fill(*backends_.front());
     for (const bool wait : {true, false}) run_workload(write, wait);
   }
   progress_.clear();
@@ -323,17 +323,17 @@ void parse(CLI::App& app, LioOptions& options, int argc, char** argv) {
   std::string io, file;
   app.add_option("--ios", options.ios, "I/Os of a list (default 256)")->check(CLI::Range(1, 4096));
   app.add_option("--io", io, "bytes of one I/O (default 32k)");
-  app.add_option("--file", file, "bytes of the medium to use (default 1g; 256m with --quick)");
+  app.add_option("--file", file, "bytes of the device to use (default 1g; 256m with --quick)");
   app.add_option("--pmem", options.pmem,
                  "a blank file on a memory or DAX file system, or a device, that may be overwritten (default: a file made in "
                  "/dev/shm)");
-  app.add_option("--delegate", options.delegate, "of Lunar's side: auto, on, off (default auto)")
+  app.add_option("--delegate", options.delegate, "of Lunar's backend: auto, on, off (default auto)")
       ->check(CLI::IsMember(std::vector<std::string>{"auto", "on", "off"}));
   app.add_option("--systems", options.systems, "of lunar,sync,lio_listio (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "sync", "lio_listio"}));
-  app.add_option("--lists", options.lists, "lists a turn (default 4)")->check(CLI::Range(1, 10000));
-  auto* rounds = app.add_option("--rounds", options.rounds, "turns of each side; medians are quoted (default 25)")->check(CLI::Range(1, 10000));
+  app.add_option("--lists", options.lists, "lists a run (default 4)")->check(CLI::Range(1, 10000));
+  auto* rounds = app.add_option("--rounds", options.rounds, "runs of each backend; medians are quoted (default 25)")->check(CLI::Range(1, 10000));
   app.add_option("--seed", options.seed, "of data and places (default 1)");
   app.add_flag("--quick", options.quick, "a rough answer within a minute");
   app.add_flag("--json", options.json, "print one JSON object instead of the table");

@@ -25,13 +25,13 @@ Ratios lio_ratios(const LioReport& report, const std::string& baseline) {
     const std::string stem = operation == "read" ? "lio_" : "lio_write_";
     const LioResult *ours = find(report, "lunar", operation + "_wait"), *theirs = find(report, baseline, operation + "_wait");
     if (ours != nullptr && theirs != nullptr) {
-      put_round_ratios(&ratios, stem + "wait_ops", ours->turns, theirs->turns, &LioTurn::ops_per_s);
-      put_round_ratios(&ratios, stem + "wait_mean", ours->turns, theirs->turns, &LioTurn::mean_ns);
-      put_round_ratios(&ratios, stem + "wait_cpu", ours->turns, theirs->turns, &LioTurn::cpu_us);
+      put_round_ratios(&ratios, stem + "wait_ops", ours->runs, theirs->runs, &LioRun::ops_per_s);
+      put_round_ratios(&ratios, stem + "wait_mean", ours->runs, theirs->runs, &LioRun::mean_ns);
+      put_round_ratios(&ratios, stem + "wait_cpu", ours->runs, theirs->runs, &LioRun::cpu_us);
     }
     ours = find(report, "lunar", operation + "_nowait");
     theirs = find(report, baseline, operation + "_nowait");
-    if (ours != nullptr && theirs != nullptr) put_round_ratios(&ratios, stem + "nowait_return", ours->turns, theirs->turns, &LioTurn::return_ns);
+    if (ours != nullptr && theirs != nullptr) put_round_ratios(&ratios, stem + "nowait_return", ours->runs, theirs->runs, &LioRun::return_ns);
   }
   return ratios;
 }
@@ -42,7 +42,7 @@ std::string lio_json(const LioReport& report) {
   json.open('{').field("bench", std::string("lio"));
   write_host(json);
   json.key("options").open('{').field("ios", options.ios).field("io_bytes", options.io_bytes).field("file_bytes", options.file_bytes);
-  json.field("lists", options.lists).field("rounds", options.rounds).field("pmem", report.medium).field("delegate", options.delegate);
+  json.field("lists", options.lists).field("rounds", options.rounds).field("pmem", report.device).field("delegate", options.delegate);
   json.field("seed", options.seed).field("quick", options.quick).close('}');
   json.key("results").open('[');
   for (const LioResult& one : report.results) {
@@ -58,7 +58,7 @@ std::string lio_json(const LioReport& report) {
 
 std::string lio_table(const LioReport& report) {
   std::string out = fmt::format("lists of {} I/Os of {} KiB on {}\n{:<13} {:<11} {:>10} {:>11} {:>11} {:>11} {:>11} {:>11}\n",
-                                report.options.ios, report.options.io_bytes / 1024, report.medium, "workload", "system", "I/O per s",
+                                report.options.ios, report.options.io_bytes / 1024, report.device, "workload", "system", "I/O per s",
                                 "returns", "done", "done p99", "cpu/list", "spread");
   for (const LioResult& one : report.results) {
     out += fmt::format("{:<13} {:<11} {:>10.0f} {:>11} {:>11} {:>11} {:>11} {:>10.0f}%\n", one.workload, one.system, one.ops_per_s,

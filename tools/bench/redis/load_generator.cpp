@@ -125,7 +125,7 @@ void LoadGenerator::send_batch(Connection& who, const LoadPlan& plan) {
 }
 
 void LoadGenerator::take(Connection& who, const redisReply& reply, uint64_t now, LoadCounts* counts) {
-  if (who.answered >= who.batch.size()) throw std::runtime_error("the server sent a reply nobody asked for");
+  if (who.answered >= who.batch.size()) throw std::runtime_error("the server sent a reply without a request");
   const Request& request = who.batch[who.answered++];
   --outstanding_;
   ++replies_;

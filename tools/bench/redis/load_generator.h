@@ -4,7 +4,7 @@
 //   per connection:  write `pipeline` requests -> read and check their replies -> again
 //
 // A closed loop: a connection sends when it has all its replies. Latency is from the write of a batch to the reading of
-// the reply, so it holds the time that replies wait for this thread when it is the busy side; its own CPU is measured,
+// the reply, so it holds the time that replies wait for this thread when it is the busy part; its own CPU is measured,
 // so that this shows. With a rate, connections send by the clock, and latency is from the moment a request was due (a
 // stall counts for all the requests it held up). With groups, the rate is that of group 0, and group 1 a closed loop.
 // Threading: one thread. May not be used by runtime/ (it allocates).

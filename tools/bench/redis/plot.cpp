@@ -26,12 +26,12 @@ constexpr const char* kScriptName = "redis.gnuplot";
 struct Chart {
   const char *name, *title, *unit;
   bool logarithmic;
-  double (*value)(const RedisTurn& turn);
+  double (*value)(const RedisRun& run);
 };
 constexpr Chart kCharts[] = {
-    {"redis-throughput", "Operations per second", "op/s", false, [](const RedisTurn& turn) { return turn.ops_per_s; }},
+    {"redis-throughput", "Operations per second", "op/s", false, [](const RedisRun& run) { return run.ops_per_s; }},
     {"redis-p99", "99th percentile of latency (hotcold, paced: of the hot clients)", "us, logarithmic", true,
-     [](const RedisTurn& turn) { return turn.p99_ns / 1e3; }},
+     [](const RedisRun& run) { return run.p99_ns / 1e3; }},
 };
 
 std::vector<std::string> workloads_of(const RedisReport& report) {

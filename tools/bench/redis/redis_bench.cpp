@@ -5,9 +5,9 @@
 //   a stage is a kind of data and its size:   start all servers -> load all -> workloads, taking turns A B C A B C
 //
 // Medians are quoted; a ratio is the median of the rounds' ratios. Files are written whole before any clock starts; swap runs at the better of vm.page-cluster 0 and
-// 3 for each workload; every reply is checked; a turn whose disk did not move what the work needs fails the run. The
+// 3 for each workload; every reply is checked; a run whose disk did not move what the work needs fails the bench. The
 // limit is --dram plus --allowance (code, buffers, page tables), for all; only swap's server may swap. What is set up
-// is undone at the end, on a signal, and by the next run after kill -9 (bench/leftovers.h).
+// is undone at the end, on a signal, and by the next run after kill -9 (bench/setup_journal.h).
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -24,7 +24,7 @@
 #include "tools/bench/redis/plot.h"
 #include "tools/bench/redis/redis_bench.h"
 #include "tools/bench/redis/redis_options.h"
-#include "tools/bench/redis/side.h"
+#include "tools/bench/redis/redis_backend.h"
 #include "tools/bench/report_parts.h"
 #include "tools/bench/swap_file.h"
 #include "tools/support/host.h"
@@ -65,47 +65,47 @@ class RedisBench {
   void check_space() const;
   void prepare_files();
   std::string prepare_lun(const std::string& system);
-  RedisSide::Setup setup_of(const std::string& system, DataKind kind, bool fits) const;
+  RedisBackend::Setup setup_of(const std::string& system, DataKind kind, bool fits) const;
   void run_stage(DataKind kind, bool fits, const std::vector<RedisWorkload>& workloads);
   void run_workload(const RedisWorkload& workload);
-  using Turns = std::map<std::string, std::vector<RedisTurn>>;   // of each system
-  void try_workload(RedisSide& side, const RedisWorkload& workload, Turns* turns, int* page_cluster);
-  RedisTurn better_page_cluster(RedisSide& swap, const RedisWorkload& workload, double seconds, int* page_cluster);
-  RedisTurn turn(RedisSide& side, const RedisWorkload& workload, double seconds);
-  void judge(const RedisSide& side, const std::string& workload, const RedisTurn& turn);
+  using Runs = std::map<std::string, std::vector<RedisRun>>;   // of each system
+  void try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs, int* page_cluster);
+  RedisRun better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds, int* page_cluster);
+  RedisRun measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds);
+  void check_result(const RedisBackend& backend, const std::string& workload, const RedisRun& run);
   void add_result(const std::string& system, const std::string& workload, unsigned pipeline, int page_cluster,
-                  const std::vector<RedisTurn>& turns);
-  // Runs `work`; a side that is lost in it is out of the run, with the reason.
+                  const std::vector<RedisRun>& runs);
+  // Runs `work`; a backend that is lost in it is out of the run, with the reason.
   template <class Work>
   void attempt(const std::string& system, const Work& work);
 
   RedisReport report_;
   std::string directory_, disk_stat_, work_directory_;
-  uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, lun_file_bytes_ = 0, turns_ = 0;
+  uint64_t limit_bytes_ = 0, swap_bytes_ = 0, lun_bytes_ = 0, lun_file_bytes_ = 0, runs_ = 0;
   std::optional<CgroupPlace> cgroup_;
   Progress progress_;
   // Undone from the last to the first: servers, then the files and the swap they fill.
-  std::unique_ptr<Leftovers> leftovers_;
+  std::unique_ptr<SetupJournal> journal_;
   std::vector<std::string> recorded_;
   std::map<std::string, std::string> luns_;   // of each Lunar system
   std::unique_ptr<SwapFile> swap_file_;
-  std::vector<std::unique_ptr<RedisSide>> sides_;
+  std::vector<std::unique_ptr<RedisBackend>> backends_;
 };
 
 RedisBench::~RedisBench() {
-  sides_.clear();
+  backends_.clear();
   swap_file_.reset();
   for (const std::string& line : recorded_) {
     const std::string path = line.substr(line.find(' ') + 1);
     std::error_code ignored;
     std::filesystem::remove_all(path, ignored);
-    leftovers_->forget(line);
+    journal_->forget(line);
   }
 }
 
 void RedisBench::check_host() {
   BenchHost host = check_bench_host(options().lun, limit_bytes_ * options().systems.size());
-  leftovers_ = std::move(host.leftovers);
+  journal_ = std::move(host.journal);
   directory_ = host.directory;
   disk_stat_ = host.disk_stat;
   cgroup_ = host.cgroup;
@@ -131,7 +131,7 @@ std::string RedisBench::prepare_lun(const std::string& system) {
   const std::string path = fmt::format("{}/lunar-bench-{}-{}.lun", directory_, getpid(), system);
   progress_.say(fmt::format("writing {} MiB of LUN in {}", lun_file_bytes_ / kMiBytes, directory_));
   recorded_.push_back("file " + path);
-  leftovers_->record(recorded_.back());
+  journal_->record(recorded_.back());
   write_lun_file(path, lun_file_bytes_);
   return path;
 }
@@ -153,7 +153,7 @@ void RedisBench::prepare_files() {
   check_space();
   work_directory_ = fmt::format("{}/lunar-bench-{}-redis", directory_, getpid());
   recorded_.push_back("directory " + work_directory_);
-  leftovers_->record(recorded_.back());
+  journal_->record(recorded_.back());
   std::filesystem::create_directory(work_directory_);
   for (const char* system : {"lunar", "run"}) {
     if (!wants(system)) continue;
@@ -163,12 +163,12 @@ void RedisBench::prepare_files() {
   progress_.say(fmt::format("writing {} MiB of swap in {}", swap_bytes_ / kMiBytes, directory_));
   try {
     swap_file_ = std::make_unique<SwapFile>(fmt::format("{}/lunar-bench-{}.swap", directory_, getpid()), swap_bytes_,
-                                            *leftovers_, check_interrupted);
+                                            *journal_, check_interrupted);
   } catch (const std::runtime_error& error) { report_.skipped["swap"] = error.what(); }
 }
 
-RedisSide::Setup RedisBench::setup_of(const std::string& system, DataKind kind, bool fits) const {
-  RedisSide::Setup setup;
+RedisBackend::Setup RedisBench::setup_of(const std::string& system, DataKind kind, bool fits) const {
+  RedisBackend::Setup setup;
   setup.system = system;
   setup.redis_server = options().redis_server;
   setup.directory = work_directory_;
@@ -205,45 +205,45 @@ void RedisBench::attempt(const std::string& system, const Work& work) {
   }
 }
 
-void RedisBench::judge(const RedisSide& side, const std::string& workload, const RedisTurn& turn) {
+void RedisBench::check_result(const RedisBackend& backend, const std::string& workload, const RedisRun& run) {
   // On a machine where others use the disk, too, its bytes prove little: what the server itself read must suffice. (A
   // save is read by its child.)
-  TurnResult checked = turn;
-  if (turn.server_read_bytes >= 0 && turn.bgsave_s == 0) {
-    checked.disk_read_bytes = std::min(turn.disk_read_bytes, turn.server_read_bytes);
+  RunResult checked = run;
+  if (run.server_read_bytes >= 0 && run.bgsave_s == 0) {
+    checked.disk_read_bytes = std::min(run.disk_read_bytes, run.server_read_bytes);
   }
-  for (const std::string& failure : turn_failures(checked)) {
-    report_.failures.push_back(fmt::format("{} {}: {}{}{}", side.system(), workload, failure,
-                                           turn.first_mismatch.empty() ? "" : ": first: ", turn.first_mismatch));
+  for (const std::string& failure : run_failures(checked)) {
+    report_.failures.push_back(fmt::format("{} {}: {}{}{}", backend.system(), workload, failure,
+                                           run.first_mismatch.empty() ? "" : ": first: ", run.first_mismatch));
   }
 }
 
-RedisTurn RedisBench::turn(RedisSide& side, const RedisWorkload& workload, double seconds) {
-  progress_.say(fmt::format("{} {}: {} ...", progress_.count(), workload.name, side.system()));
-  RedisSide::Turn how;
+RedisRun RedisBench::measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds) {
+  progress_.say(fmt::format("{} {}: {} ...", progress_.count(), workload.name, backend.system()));
+  RedisBackend::Plan how;
   how.pipeline = options().pipeline;
   how.seconds = seconds;
   how.warm_seconds = 0.1 * seconds;
   how.rate = options().rate;
-  how.seed = options().seed * 1000 + ++turns_;
-  const RedisTurn result = side.run(workload, how);
-  judge(side, workload.name, result);
+  how.seed = options().seed * 1000 + ++runs_;
+  const RedisRun result = backend.run(workload, how);
+  check_result(backend, workload.name, result);
   return result;
 }
 
 void RedisBench::add_result(const std::string& system, const std::string& workload, unsigned pipeline,
-                            int page_cluster, const std::vector<RedisTurn>& turns) {
+                            int page_cluster, const std::vector<RedisRun>& runs) {
   RedisResult result;
   result.system = system;
   result.workload = workload;
   result.connections = options().connections;
   result.pipeline = pipeline;
-  result.rounds = static_cast<unsigned>(turns.size());
+  result.rounds = static_cast<unsigned>(runs.size());
   result.page_cluster = page_cluster;
-  result.median = median_of(turns);
-  result.turns = turns;
-  double low = turns.front().ops_per_s, high = low;
-  for (const RedisTurn& one : turns) {
+  result.median = median_of(runs);
+  result.runs = runs;
+  double low = runs.front().ops_per_s, high = low;
+  for (const RedisRun& one : runs) {
     low = std::min(low, one.ops_per_s);
     high = std::max(high, one.ops_per_s);
   }
@@ -251,14 +251,14 @@ void RedisBench::add_result(const std::string& system, const std::string& worklo
   report_.results.push_back(result);
 }
 
-// Swap at the better page-cluster; the better turn itself.
-RedisTurn RedisBench::better_page_cluster(RedisSide& swap, const RedisWorkload& workload, double seconds,
+// Swap at the better page-cluster; the better run itself.
+RedisRun RedisBench::better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds,
                                           int* page_cluster) {
   constexpr int kChoice[2] = {0, 3};
-  RedisTurn trials[2];
+  RedisRun trials[2];
   for (int i = 0; i < 2; ++i) {
     swap_file_->set_page_cluster(kChoice[i]);
-    trials[i] = turn(swap, workload, seconds);
+    trials[i] = measure_run(swap, workload, seconds);
   }
   const bool second = workload.base == "save" ? trials[1].bgsave_s < trials[0].bgsave_s
                                               : trials[1].ops_per_s > trials[0].ops_per_s;
@@ -267,36 +267,36 @@ RedisTurn RedisBench::better_page_cluster(RedisSide& swap, const RedisWorkload& 
   return trials[second ? 1 : 0];
 }
 
-// Turns before those that count: the memory of the sides takes the workload's shape, swap finds its page-cluster. A
+// Runs before those that count: the memory of the backends takes the workload's shape, swap finds its page-cluster. A
 // save is long and needs no shape: its trials count.
-void RedisBench::try_workload(RedisSide& side, const RedisWorkload& workload, Turns* turns, int* page_cluster) {
+void RedisBench::try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs, int* page_cluster) {
   const double seconds = options().seconds / 2;
   const bool save = workload.base == "save";
-  if (side.system() == "swap" && !workload.fits) {   // data that fits is not read: page-cluster is idle
-    const RedisTurn better = better_page_cluster(side, workload, seconds, page_cluster);
-    if (save) (*turns)["swap"].push_back(better);
+  if (backend.system() == "swap" && !workload.fits) {   // data that fits is not read: page-cluster is idle
+    const RedisRun better = better_page_cluster(backend, workload, seconds, page_cluster);
+    if (save) (*runs)["swap"].push_back(better);
   } else if (!save) {
-    (void)turn(side, workload, workload.fits ? seconds : 2 * seconds);
+    (void)measure_run(backend, workload, workload.fits ? seconds : 2 * seconds);
   }
 }
 
 void RedisBench::run_workload(const RedisWorkload& workload) {
-  Turns turns;
+  Runs runs;
   int page_cluster = -1;
   const auto each = [&](const auto& work) {
-    for (const auto& side : sides_) attempt(side->system(), [&] { work(*side); });
-    std::erase_if(sides_, [&](const auto& side) { return report_.skipped.count(side->system()) != 0; });
+    for (const auto& backend : backends_) attempt(backend->system(), [&] { work(*backend); });
+    std::erase_if(backends_, [&](const auto& backend) { return report_.skipped.count(backend->system()) != 0; });
   };
-  each([&](RedisSide& side) { try_workload(side, workload, &turns, &page_cluster); });
+  each([&](RedisBackend& backend) { try_workload(backend, workload, &runs, &page_cluster); });
   for (unsigned round = 0; round < options().rounds; ++round) {
-    each([&](RedisSide& side) {
-      std::vector<RedisTurn>& done = turns[side.system()];
-      if (done.size() <= round) done.push_back(turn(side, workload, options().seconds));
+    each([&](RedisBackend& backend) {
+      std::vector<RedisRun>& done = runs[backend.system()];
+      if (done.size() <= round) done.push_back(measure_run(backend, workload, options().seconds));
     });
   }
-  for (const auto& side : sides_) {
-    add_result(side->system(), workload.name, workload.pipelined ? options().pipeline : 1,
-               side->system() == "swap" ? page_cluster : -1, turns[side->system()]);
+  for (const auto& backend : backends_) {
+    add_result(backend->system(), workload.name, workload.pipelined ? options().pipeline : 1,
+               backend->system() == "swap" ? page_cluster : -1, runs[backend->system()]);
   }
 }
 
@@ -306,21 +306,21 @@ void RedisBench::run_stage(DataKind kind, bool fits, const std::vector<RedisWork
     if (!wants(system)) continue;
     attempt(system, [&] {
       progress_.say(fmt::format("starting and loading {}", system));
-      auto side = std::make_unique<RedisSide>(setup_of(system, kind, fits), *leftovers_);
-      report_.redis_version = side->redis_version();
-      const RedisTurn load = side->load([&](const std::string& text) { progress_.follow(text); });
-      judge(*side, name, load);
-      add_result(system, name, RedisSide::kLoadPipeline, -1, {load});
-      sides_.push_back(std::move(side));
+      auto backend = std::make_unique<RedisBackend>(setup_of(system, kind, fits), *journal_);
+      report_.redis_version = backend->redis_version();
+      const RedisRun load = backend->load([&](const std::string& text) { progress_.follow(text); });
+      check_result(*backend, name, load);
+      add_result(system, name, RedisBackend::kLoadPipeline, -1, {load});
+      backends_.push_back(std::move(backend));
     });
   }
   for (const RedisWorkload& workload : workloads) run_workload(workload);
-  for (const auto& side : sides_) {
-    double& peak = report_.peak_bytes[side->system()];
-    peak = std::max(peak, static_cast<double>(side->peak_bytes()));
+  for (const auto& backend : backends_) {
+    double& peak = report_.peak_bytes[backend->system()];
+    peak = std::max(peak, static_cast<double>(backend->peak_bytes()));
   }
   progress_.say("stopping the servers");
-  sides_.clear();
+  backends_.clear();
 }
 
 RedisReport RedisBench::run() {

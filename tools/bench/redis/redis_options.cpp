@@ -82,10 +82,10 @@ void finish(RedisOptions& options, const std::string& dram, const std::string& d
 void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
   std::string dram, data, allowance = "48m", value_size = "1k";
   options.workloads = kDefault;
-  auto* dram_option = app.add_option("--dram", dram, "DRAM budget of each side (default 256m; 64m with --quick)");
+  auto* dram_option = app.add_option("--dram", dram, "DRAM budget of each backend (default 256m; 64m with --quick)");
   app.add_option("--data", data, "bytes of values (default: 4 times --dram)");
   app.add_option("--allowance", allowance,
-                 "memory limit of each side above --dram: code, buffers, page tables (default 48m)");
+                 "memory limit of each backend above --dram: code, buffers, page tables (default 48m)");
   app.add_option("--value-size", value_size, "bytes of a value (default 1k)");
   app.add_option("--connections", options.connections, "clients (default 50)")->check(CLI::Range(2, 1000));
   app.add_option("--pipeline", options.pipeline, "requests at once of the -pipe workloads (default 16)")
@@ -99,7 +99,7 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "run", "swap"}));
   app.add_option("--rate", options.rate, "requests a second of clients that send by the clock: save, paced (default 2000)")
       ->check(CLI::Range(1.0, 1e6));
-  app.add_option("--options", options.options, "options of Lunar's sides, NAME=VALUE,...");
+  app.add_option("--options", options.options, "options of Lunar's backends, NAME=VALUE,...");
   app.add_option("--redis-server", options.redis_server, "the server (default: the first in PATH)");
   app.add_option("--module", options.module, "the Lunar module (default: liblunar-redis.so of this Lunar)");
   app.add_option("--plot", options.plot, "draw throughput and p99 as SVG and PNG in this directory (needs gnuplot)");
@@ -117,7 +117,7 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
 }   // namespace
 
 std::optional<int> parse_redis_options(int argc, char** argv, RedisOptions* options) {
-  CLI::App app{"redis-server with Lunar beside redis-server with kernel swap, on the same disk and memory limit",
+  CLI::App app{"redis-server with Lunar against redis-server with kernel swap, on the same disk and memory limit",
                "lunar bench redis"};
   try {
     parse(app, *options, argc, argv);

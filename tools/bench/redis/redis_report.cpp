@@ -37,7 +37,7 @@ constexpr Pair kPairs[] = {{"swap", "lunar", "swap"}, {"run", "lunar", "run"}, {
 
 std::string machine_note() {
   return fmt::format(
-      "the load generator is one thread and takes a CPU of this machine's {}; the CPU of each side is given beside",
+      "the load generator is one thread and takes a CPU of this machine's {}; the CPU of each backend is given too",
       sysconf(_SC_NPROCESSORS_ONLN));
 }
 
@@ -56,8 +56,8 @@ void write_options(JsonWriter& json, const RedisOptions& options) {
 void write_result(JsonWriter& json, const RedisResult& one) {
   json.open('{').field("system", one.system).field("workload", one.workload).field("threads", one.connections);
   json.field("pipeline", one.pipeline).field("rounds", one.rounds);
-  for (const TurnField& field : kTurnFields) json.field(field.name, one.median.*field.member);
-  for (const RedisTurnField& field : kRedisTurnFields) json.field(field.name, one.median.*field.member);
+  for (const RunField& field : kRunFields) json.field(field.name, one.median.*field.member);
+  for (const RedisRunField& field : kRedisRunFields) json.field(field.name, one.median.*field.member);
   json.field("spread", one.spread);
   if (one.page_cluster >= 0) json.field("page_cluster", one.page_cluster);
   json.close('}');
@@ -75,11 +75,11 @@ std::string note_of(const RedisReport& report, const RedisResult& one) {
   put("p99", "p99");
   put("cpu", "cpu/op");
   put("time", "save time");
-  const RedisTurn& turn = one.median;
+  const RedisRun& run = one.median;
   const auto add = [&](const std::string& text) { note += (note.empty() ? "" : ", ") + text; };
-  if (turn.bgsave_s > 0) add(fmt::format("BGSAVE {:.2f} s, fork {:.1f} ms", turn.bgsave_s, turn.fork_us / 1e3));
-  if (turn.cold_ops_per_s > 0) {
-    add(fmt::format("cold clients {:.0f} op/s, p99 {}", turn.cold_ops_per_s, duration_text(turn.cold_p99_ns)));
+  if (run.bgsave_s > 0) add(fmt::format("BGSAVE {:.2f} s, fork {:.1f} ms", run.bgsave_s, run.fork_us / 1e3));
+  if (run.cold_ops_per_s > 0) {
+    add(fmt::format("cold clients {:.0f} op/s, p99 {}", run.cold_ops_per_s, duration_text(run.cold_p99_ns)));
   }
   return note;
 }
@@ -104,7 +104,7 @@ std::string load_workload_name(DataKind kind, bool fits) {
          (fits ? "-fits" : "");
 }
 
-RedisTurn median_of(const std::vector<RedisTurn>& turns) { return median_of(turns, kRedisTurnFields); }
+RedisRun median_of(const std::vector<RedisRun>& runs) { return median_of(runs, kRedisRunFields); }
 
 Ratios ratios_of(const RedisReport& report, const std::string& ours, const std::string& baseline) {
   Ratios ratios;
@@ -112,9 +112,9 @@ Ratios ratios_of(const RedisReport& report, const std::string& ours, const std::
     const RedisResult* other = one.system == ours ? find(report, baseline, one.workload) : nullptr;
     if (other == nullptr) continue;
     const std::string stem = fmt::format("{}_t{}_", one.workload, one.connections);
-    put_turn_ratios(&ratios, stem, one.turns, other->turns);
-    put_round_ratios(&ratios, stem + "time", one.turns, other->turns, &RedisTurn::bgsave_s);
-    put_round_ratios(&ratios, stem + "cold_ops", one.turns, other->turns, &RedisTurn::cold_ops_per_s);
+    put_run_ratios(&ratios, stem, one.runs, other->runs);
+    put_round_ratios(&ratios, stem + "time", one.runs, other->runs, &RedisRun::bgsave_s);
+    put_round_ratios(&ratios, stem + "cold_ops", one.runs, other->runs, &RedisRun::cold_ops_per_s);
   }
   return ratios;
 }
@@ -138,15 +138,15 @@ std::string report_json(const RedisReport& report) {
 std::string report_table(const RedisReport& report) {
   std::string out = fmt::format("{:<13} {:>4} {:>4}  {:<6} {:>8} {:>9} {:>9} {:>9} {:>6} {:>6} {:>6} {:>9} {:>8}  {}\n",
                                 "workload", "conn", "pipe", "system", "op/s", "p50", "p99", "p99.9", "srv%", "gen%",
-                                "cpu%", "cpu us/op", "MiB read", "beside swap: median of the rounds' ratios (least to most)");
+                                "cpu%", "cpu us/op", "MiB read", "against swap: median of the rounds' ratios (least to most)");
   for (const RedisResult& one : report.results) {
-    const RedisTurn& turn = one.median;
-    const double percent = turn.seconds > 0 ? 100 / turn.seconds : 0;
+    const RedisRun& run = one.median;
+    const double percent = run.seconds > 0 ? 100 / run.seconds : 0;
     out += fmt::format("{:<13} {:>4} {:>4}  {:<6} {:>8.0f} {:>9} {:>9} {:>9} {:>6.0f} {:>6.0f} {:>6.0f} {:>9.1f} {:>8.0f}  {}\n",
-                       one.workload, one.connections, one.pipeline, one.system, turn.ops_per_s,
-                       duration_text(turn.p50_ns), duration_text(turn.p99_ns), duration_text(turn.p999_ns),
-                       turn.cpu_s * percent, turn.generator_cpu_s * percent, turn.machine_cpu_s * percent,
-                       turn.cpu_us_per_op, std::max(0.0, turn.server_read_bytes) / 1048576, note_of(report, one));
+                       one.workload, one.connections, one.pipeline, one.system, run.ops_per_s,
+                       duration_text(run.p50_ns), duration_text(run.p99_ns), duration_text(run.p999_ns),
+                       run.cpu_s * percent, run.generator_cpu_s * percent, run.machine_cpu_s * percent,
+                       run.cpu_us_per_op, std::max(0.0, run.server_read_bytes) / 1048576, note_of(report, one));
   }
   out += fmt::format("srv%, gen%, cpu%: CPU of server, load generator and machine, of one CPU; MiB read: by the server; {}\n", machine_note());
   for (const auto& [system, bytes] : report.peak_bytes) {

@@ -10,7 +10,7 @@
 #include "tools/bench/common_options.h"
 #include "tools/bench/redis/dataset.h"
 #include "tools/bench/report_parts.h"
-#include "tools/bench/turn.h"
+#include "tools/bench/run_result.h"
 
 namespace lunar::tools {
 
@@ -37,30 +37,30 @@ struct RedisOptions : CommonOptions {
 
 // cpu_s is the server's (all threads, and children it has reaped); of hotcold and paced, latencies and operations are
 // those of the hot clients.
-struct RedisTurn : TurnResult {
+struct RedisRun : RunResult {
   double generator_cpu_s = 0;                       // of the load generator's one thread
   double server_read_bytes = -1;                    // of the disk's, what the server had read; -1: not known
   double bgsave_s = 0, fork_us = 0;                 // save
   double cold_ops_per_s = 0, cold_p99_ns = 0;       // hotcold, paced: the clients that read cold keys
   std::string first_mismatch;
 };
-struct RedisTurnField {
+struct RedisRunField {
   const char* name;
-  double RedisTurn::*member;
+  double RedisRun::*member;
 };
-inline constexpr RedisTurnField kRedisTurnFields[] = {
-    {"generator_cpu_s", &RedisTurn::generator_cpu_s}, {"bgsave_s", &RedisTurn::bgsave_s},
-    {"fork_us", &RedisTurn::fork_us},                 {"cold_ops_per_s", &RedisTurn::cold_ops_per_s},
-    {"cold_p99_ns", &RedisTurn::cold_p99_ns},         {"server_read_bytes", &RedisTurn::server_read_bytes},
+inline constexpr RedisRunField kRedisRunFields[] = {
+    {"generator_cpu_s", &RedisRun::generator_cpu_s}, {"bgsave_s", &RedisRun::bgsave_s},
+    {"fork_us", &RedisRun::fork_us},                 {"cold_ops_per_s", &RedisRun::cold_ops_per_s},
+    {"cold_p99_ns", &RedisRun::cold_p99_ns},         {"server_read_bytes", &RedisRun::server_read_bytes},
 };
 
 struct RedisResult {
   std::string system, workload;
   unsigned connections = 0, pipeline = 1, rounds = 1;
   int page_cluster = -1;   // swap's setting for this workload; -1: not swap
-  RedisTurn median;        // quantity by quantity over the rounds
+  RedisRun median;        // quantity by quantity over the rounds
   double spread = 0;       // (max - min) / median of ops_per_s
-  std::vector<RedisTurn> turns;   // round by round
+  std::vector<RedisRun> runs;   // round by round
 };
 
 struct RedisReport {
@@ -72,7 +72,7 @@ struct RedisReport {
   std::string redis_version;
 };
 
-RedisTurn median_of(const std::vector<RedisTurn>& turns);
+RedisRun median_of(const std::vector<RedisRun>& runs);
 // `ours` divided by `baseline`, keys WORKLOAD_tCONNECTIONS_QUANTITY (put_round_ratios).
 Ratios ratios_of(const RedisReport& report, const std::string& ours, const std::string& baseline);
 std::string report_json(const RedisReport& report);

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a command reads of a value that it only frees: of a string the byte before its text, which tells where its memory starts; of a
+// collection what leads to the memory of its parts. The allocator itself reads nothing of what it takes back.
+//
+// Lists, hash tables, sets and sorted sets are gone through up to a bound, as releasing them is work of the main thread; what UNLINK hands
+// to another thread is not. Threading: as key_lookup.h.
+#pragma once
+#include "lookup_steps.h"
+
+namespace lunar::redis {
+
+// What `command` wants of its key number `nth`: Wants::kObject, kValue, kFreed or kFreedLater, never one that depends.
+Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth);
+
+// later: a collection that is large is freed by another thread.
+void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later);
+
+}  // namespace lunar::redis

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Looks a stream up: a radix tree from ids (16 bytes, the high one first) to listpacks of entries.
+//
+//   stream ─► rax ─► node: flags and size, bytes of the key, padding, children, value
+//
+// Trees are believed after one that the server itself made (raxNew, raxInsert, streamNew) has been traversed and gave back what was put in;
+// until then, or when it did not, a stream is looked at as a whole by nobody: its top only.
+//
+// Threading: as key_lookup.h. The check allocates with the server's malloc.
+#pragma once
+#include "lookup_steps.h"
+
+namespace lunar::redis {
+
+struct RaxView {
+  const unsigned char* head;
+  uint64_t elements, nodes;
+};
+struct StreamView {
+  const RaxView* tree;
+  uint64_t length;
+};
+class ValueLookup;
+
+// Once, on the main thread inside read().
+void stream_lookup_check();
+// What the command reads of the stream. True: it can be read, or is left to faults. cursor->at: listpacks that need not be looked at again.
+bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stream, const Command& command, const CommandKeys& keys, unsigned argument,
+                 LookupCursor* cursor);
+
+}  // namespace lunar::redis

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Looks whole values up, for commands that read them as a whole or tell which part they read (Reach in command_keys.h). Like key_lookup.h,
+// it touches no page that is not resident, and notes what is missing.
+//
+//   string, listpack, integers   its pages, from where they are missing on
+//   hash, set, sorted set        the dictionary's buckets ─► entries ─► members, values, nodes of the skip list
+//   list                         nodes by their counts from the nearer end, then those of the range
+//   stream                       stream_lookup.h
+//
+// One look is bounded (kLookUnits, of all the commands looked at in it: a few hundred microseconds; and what NonresidentRanges takes);
+// the next one goes on where the last one found
+// something missing. What it keeps between two looks is a LookupCursor: a number of buckets, nodes or pages, never an address. Each look
+// comes from the key down again, as other commands may have changed or freed anything meanwhile; a number that fits no more costs faults.
+// Known: on Redis 7.0 all of them; sorted sets and sets on Redis 8.0; sets on Valkey 8.1; lists and strings on each. Others: their top level.
+//
+// Threading: as key_lookup.h. Allocates nothing.
+#pragma once
+#include "lookup_steps.h"
+
+namespace lunar::redis {
+
+class ValueLookup {
+ public:
+  // pre: the lookup's `seen` is set.
+  ValueLookup(KeyLookup& lookup, LookupCursor* cursor) : lookup_(lookup), missing_(*lookup.missing), cursor_(*cursor), bytes_before_(lookup.missing->bytes) {}
+
+  // What the command reads of the value of the key at `argument`, its `nth`. pre: the object is resident.
+  void value(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument, unsigned nth);
+  // Of a set or sorted set. False: what tells is missing.
+  bool elements(const ObjectView& object, uint64_t* out);
+  // Whether the lookup is for this one: others are looked at later, or have been.
+  bool turn_of(unsigned nth) const { return nth == cursor_.key && cursor_.bytes < cursor_.bytes_max; }
+  bool passed(unsigned nth) const { return nth < cursor_.key; }
+  // There is nothing to look up of this one.
+  void pass(unsigned nth) {
+    if (nth == cursor_.key) ++cursor_.key;
+  }
+  static constexpr uint64_t kMuchLarger = 8;
+  bool work(unsigned units);   // false: enough for one look
+  bool enough() const { return missing_.units == 0 || missing_.full(); }
+  bool bytes(const char* at, uint64_t bytes);   // all of them can be read
+
+ private:
+  bool part(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument);
+  bool text(const char* text, uint64_t first = 0, uint64_t last = UINT64_MAX);
+  bool string(const ObjectView& object, const Command& command, Reach reach, unsigned argument);
+  bool chain(EntryView* entry, unsigned type);
+  bool dict(DictView* dict, unsigned type);
+  bool scanned(DictView* dict, const Command& command, unsigned argument, unsigned type);
+  bool table(TableView* table);
+  bool list(const QuicklistView* list, int64_t first, int64_t last);
+  bool sorted_set(const ZsetView* zset, const Command& command, Reach reach, unsigned argument);
+  bool nodes(const char* skiplist, uint64_t count, bool backward);
+
+  KeyLookup& lookup_;
+  NonresidentRanges& missing_;
+  LookupCursor& cursor_;
+  uint64_t bytes_before_;
+};
+
+}  // namespace lunar::redis

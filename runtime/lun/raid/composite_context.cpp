@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0
+// The context over several lower contexts: see composite_context.h. The device's side of it: composite_device.cpp.
+// Threading: the owner's; await() beside it. May not: allocate after create, take a lock.
+#include "lun/raid/composite_context.h"
+
+#include <errno.h>
+
+#include <new>
+
+#include "base/units.h"
+#include "superpipe/device_files.h"
+#include "superpipe/wakeups.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
+#include "sys/thread.h"
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kDepthMax = 4096;
+constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
+constexpr uint64_t kShortNs = 50'000;         // the kernel was short of something: ask again
+constexpr uint64_t kSpinFirstNs = 60'000, kSpinMaxNs = 200'000;
+constexpr unsigned kSpinInFlightMax = 4;
+constexpr size_t kProbeBytes = 4096;
+
+}  // namespace
+
+int CompositeContext::create(CompositeDevice* device, const ContextOptions& options, CompositeContext** out) {
+  if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
+  const unsigned members = device->member_count(), depth = options.depth;
+  const unsigned children = depth * members + 16 + members, blocks = 16 + (depth / 2 < 240 ? depth / 2 : 240);
+  size_t bytes = round_up(sizeof(CompositeContext), 64);
+  const auto place = [&bytes](size_t size) {
+    const size_t at = bytes;
+    bytes = round_up(bytes + size, 64);
+    return at;
+  };
+  const size_t parents_at = place(depth * sizeof(CompositeParent)), children_at = place(children * sizeof(CompositeChild));
+  const size_t free_parent_at = place(depth * sizeof(uint32_t)), free_child_at = place(children * sizeof(uint32_t));
+  const size_t free_block_at = place(blocks * sizeof(uint16_t));
+  const size_t done_at = place(depth * sizeof(Response)), blocks_at = place(blocks * kCompositeVectorMax * sizeof(iovec));
+  bytes = round_up(bytes, kProbeBytes);
+  const size_t probe_at = place(kProbeBytes);
+  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
+  if (!memory) return -ENOMEM;
+  auto* context = new (memory) CompositeContext;
+  context->mapping_bytes_ = bytes;
+  context->device_ = device;
+  context->depth_ = context->free_parents_ = depth;
+  context->free_children_ = children;
+  context->free_blocks_ = blocks;
+  context->spin_ = options.spin;
+  context->parents_ = reinterpret_cast<CompositeParent*>(memory + parents_at);
+  context->children_ = reinterpret_cast<CompositeChild*>(memory + children_at);
+  context->free_parent_ = reinterpret_cast<uint32_t*>(memory + free_parent_at);
+  context->free_child_ = reinterpret_cast<uint32_t*>(memory + free_child_at);
+  context->free_block_ = reinterpret_cast<uint16_t*>(memory + free_block_at);
+  context->done_ = reinterpret_cast<Response*>(memory + done_at);
+  context->blocks_ = reinterpret_cast<iovec*>(memory + blocks_at);
+  context->probe_page_ = memory + probe_at;
+  context->probe_part_ = {context->probe_page_, kProbeBytes};
+  for (unsigned i = 0; i < depth; ++i) context->free_parent_[i] = depth - 1 - i;
+  for (unsigned i = 0; i < children; ++i) context->free_child_[i] = children - 1 - i;
+  for (unsigned i = 0; i < blocks; ++i) context->free_block_[i] = static_cast<uint16_t>(blocks - 1 - i);
+  const int status = context->attach_lowers(options);
+  if (status < 0) {
+    context->detach_lowers();
+    unmap_private(memory, bytes);
+    return status;
+  }
+  *out = context;
+  return 0;
+}
+
+// Members on files by one ring, each other by a context of its own. Several are slept on by poll(), which a ring with deferred task work does not
+// wake: they are attached as shared.
+int CompositeContext::attach_lowers(const ContextOptions& options) {
+  ContextOptions each = options;
+  if (device_->lock_count()) each.keep_fd = device_->fd(device_->lock_count() - 1);   // the first member's locks, until all have ended
+  JoinedFiles files;
+  Device* first = nullptr;
+  unsigned others = 0;
+  for (unsigned i = 0; i < device_->member_count(); ++i) {
+    Device* member = device_->member(i);
+    if (!member) continue;
+    if (!member->join(&files)) {
+      ++others;
+      continue;
+    }
+    way_[i] = {0, static_cast<uint8_t>(files.count - 1)};
+    if (!first) first = member;
+  }
+  if (others + (first != nullptr) > 1 && !each.shared) each.shared = each.in_turns = true;
+  if (first) {
+    ContextOptions of_all = each;
+    of_all.depth = options.depth * files.count < kDepthMax ? options.depth * files.count : kDepthMax;
+    Context* ring = nullptr;
+    if (const int status = first->attach_joined(files, of_all, &ring); status < 0) return status;
+    lower_[lowers_++] = {ring, first, kNone, kNone};
+  }
+  for (unsigned i = 0; i < device_->member_count(); ++i) {
+    Device* member = device_->member(i);
+    if (!member || (first && way_[i].lower == 0)) continue;
+    Context* context = nullptr;
+    if (const int status = member->attach(each, &context); status < 0) return status;
+    way_[i] = {static_cast<uint8_t>(lowers_), 0};
+    lower_[lowers_++] = {context, member, kNone, kNone};
+  }
+  return 0;
+}
+
+void CompositeContext::detach_lowers() {
+  for (unsigned i = 0; i < lowers_; ++i) lower_[i].device->detach(lower_[i].context);
+}
+
+void CompositeContext::release() {
+  drain();
+  detach_lowers();
+  unmap_private(this, mapping_bytes_);
+}
+
+// ---- children ----
+
+CompositeChild* CompositeContext::add(CompositeParent* parent, unsigned member, const Command& command, uint64_t bytes) {
+  LUNAR_CHECK(free_children_ != 0, "composite context: children");
+  const uint32_t index = free_child_[--free_children_];
+  CompositeChild& child = children_[index];
+  child.command = command;
+  child.command.tag = index;
+  child.bytes = bytes;
+  child.parent = static_cast<uint32_t>(parent - parents_);
+  child.member = static_cast<uint16_t>(member);
+  child.block = 0;
+  ++parent->left;
+  enqueue(index);
+  return &child;
+}
+
+void CompositeContext::append(CompositeChild* child, void* base, size_t bytes) {
+  Command& command = child->command;
+  auto* entries = const_cast<iovec*>(command.iov);
+  if (command.iov_count == 0) {
+    command.iov = entries = child->inline_;
+  } else if (command.iov_count == CompositeChild::kInline && child->block == 0) {
+    LUNAR_CHECK(free_blocks_ != 0, "composite context: vectors");
+    const uint16_t block = free_block_[--free_blocks_];
+    child->block = static_cast<uint16_t>(block + 1);
+    command.iov = entries = blocks_ + size_t{block} * kCompositeVectorMax;
+    for (uint32_t i = 0; i < CompositeChild::kInline; ++i) entries[i] = child->inline_[i];
+  }
+  entries[command.iov_count++] = {base, bytes};
+  child->bytes += bytes;
+}
+
+void CompositeContext::resend(CompositeChild* child, unsigned member) {
+  child->member = static_cast<uint16_t>(member);
+  enqueue(static_cast<uint32_t>(child - children_));
+}
+
+void CompositeContext::probe(unsigned member) {
+  if ((probing_ >> member & 1) || way_[member].lower == kMissing || free_children_ == 0) return;
+  probing_ |= 1u << member;
+  const uint32_t index = free_child_[--free_children_];
+  CompositeChild& child = children_[index];
+  child.command = {};
+  child.command.iov = &probe_part_;   // several may write to it at once: nobody looks at what it holds
+  child.command.iov_count = 1;
+  child.command.tag = index;
+  child.parent = kNone;
+  child.member = static_cast<uint16_t>(member);
+  child.block = 0;
+  enqueue(index);
+}
+
+void CompositeContext::enqueue(uint32_t index) {
+  CompositeChild& child = children_[index];
+  const Way way = way_[child.member];
+  LUNAR_CHECK(way.lower != kMissing, "composite context: a missing member");   // devices ask none for anything
+  child.command.file = way.file;
+  child.next = kNone;
+  Lower& lower = lower_[way.lower];
+  if (lower.first == kNone) lower.first = index;
+  else children_[lower.last].next = index;
+  lower.last = index;
+}
+
+void CompositeContext::end_child(uint32_t index, int64_t result) {
+  CompositeChild& child = children_[index];
+  if (child.parent == kNone) {
+    probing_ &= ~(1u << child.member);
+    free_child_[free_children_++] = index;
+    device_->probed(child.member, result);
+    return;
+  }
+  CompositeParent& parent = parents_[child.parent];
+  if (device_->child_done(this, &parent, &child, result)) return;   // sent again
+  if (child.block) free_block_[free_blocks_++] = static_cast<uint16_t>(child.block - 1);
+  free_child_[free_children_++] = index;
+  if (--parent.left == 0) end_parent(child.parent);
+}
+
+void CompositeContext::end_parent(uint32_t index) {
+  CompositeParent& parent = parents_[index];
+  device_->finish(this, &parent);
+  done_[(done_first_ + done_count_++) % depth_] = {parent.command.tag, parent.result};
+  free_parent_[free_parents_++] = index;
+}
+
+// What waits for a lower context, as far as a batch reaches.
+unsigned CompositeContext::next_batch(const Lower& lower, Command* batch) const {
+  unsigned n = 0;
+  for (uint32_t i = lower.first; i != kNone && n < kBatch; i = children_[i].next) batch[n++] = children_[i].command;
+  return n;
+}
+
+void CompositeContext::handed_over(Lower* lower, unsigned n) {
+  for (unsigned i = 0; i < n; ++i) lower->first = children_[lower->first].next;
+}
+
+// Hands over what waits. True when something ended at once, which may have made new children.
+bool CompositeContext::flush_lower(Lower* lower) {
+  while (lower->first != kNone) {
+    Command batch[kBatch];
+    const int taken = lower->context->submit(batch, next_batch(*lower, batch));
+    if (taken > 0) {
+      handed_over(lower, static_cast<unsigned>(taken));
+      continue;
+    }
+    if (taken == 0 || taken == -EAGAIN || taken == -EBUSY || taken == -EINTR) return false;   // full; later
+    const uint32_t index = lower->first;
+    handed_over(lower, 1);
+    end_child(index, taken);
+    return true;
+  }
+  return false;
+}
+
+void CompositeContext::flush() {
+  bool waiting = false;
+  for (bool again = true; again;) {
+    again = waiting = false;
+    for (unsigned i = 0; i < lowers_; ++i) {
+      again |= flush_lower(&lower_[i]);   // what failed may have gone to a member that was passed already
+      waiting |= lower_[i].first != kNone;
+    }
+  }
+  stalled_.store(waiting, std::memory_order_relaxed);
+}
+
+// ---- parents ----
+
+// False: a pool is short, nothing was begun.
+bool CompositeContext::begin(uint32_t index) {
+  CompositeParent& parent = parents_[index];
+  const int status = device_->start(this, &parent);
+  if (status == -EAGAIN) return false;
+  if (status < 0) {
+    parent.result = status;
+    done_[(done_first_ + done_count_++) % depth_] = {parent.command.tag, status};
+    free_parent_[free_parents_++] = index;
+  } else if (parent.left == 0) {
+    end_parent(index);
+  }
+  return true;
+}
+
+unsigned CompositeContext::begin_all(const Command* commands, unsigned n) {
+  unsigned taken = 0;
+  for (; taken < n && in_flight_ < depth_; ++taken) {
+    const uint32_t index = free_parent_[--free_parents_];
+    parents_[index] = {};
+    parents_[index].command = commands[taken];
+    if (!begin(index)) {
+      free_parent_[free_parents_++] = index;
+      break;
+    }
+    ++in_flight_;
+  }
+  return taken;
+}
+
+int CompositeContext::submit(const Command* commands, unsigned n) {
+  const unsigned taken = begin_all(commands, n);
+  flush();
+  return taken || n == 0 ? static_cast<int>(taken) : -EAGAIN;
+}
+
+void CompositeContext::take(const Response* responses, int n) {
+  for (int i = 0; i < n; ++i) {
+    if (responses[i].tag & kWatchFlag) {
+      const auto watch = static_cast<unsigned>(responses[i].tag & ~kWatchFlag);
+      watch_result_[watch] = responses[i].result;
+      watch_fired_ |= 1u << watch;
+    } else {
+      end_child(static_cast<uint32_t>(responses[i].tag), responses[i].result);
+    }
+  }
+}
+
+// Everything that can be done without waiting.
+void CompositeContext::pump() {
+  for (unsigned i = 0; i < lowers_; ++i) {
+    if (!works(i)) continue;
+    Response responses[kBatch];
+    int n;
+    do {
+      n = lower_[i].context->reap(responses, kBatch);
+      take(responses, n);
+    } while (n == static_cast<int>(kBatch));
+  }
+  flush();
+}
+
+int CompositeContext::give(Response* out, unsigned max) {
+  unsigned taken = 0;
+  for (; taken < max && watch_fired_; ++taken) {
+    const auto watch = static_cast<unsigned>(__builtin_ctz(watch_fired_));
+    out[taken] = {watches_.watches[watch].tag, watch_result_[watch]};
+    watch_fired_ &= watch_fired_ - 1;
+    watches_.fired(watch);
+  }
+  for (; taken < max && done_count_; ++taken, --done_count_, --in_flight_) {
+    out[taken] = done_[done_first_];
+    done_first_ = (done_first_ + 1) % depth_;
+  }
+  return static_cast<int>(taken);
+}
+
+int CompositeContext::reap(Response* out, unsigned max) {
+  pump();
+  return give(out, max);
+}
+
+int CompositeContext::watch(int fd, uint64_t tag) {
+  if (lowers_ == 0) return -ENXIO;
+  const uint8_t before = watches_.used;
+  const int status = watches_.add(fd, tag);
+  if (status < 0 || watches_.used == before) return status;
+  unsigned index = 0;
+  while (watches_.watches[index].fd != fd || watches_.watches[index].state == WatchSet::State::kFree) ++index;
+  const int lower_status = lower_[0].context->watch(fd, kWatchFlag | index);
+  if (lower_status < 0) watches_.fired(index);
+  return lower_status;
+}
+
+// ---- waiting ----
+
+// Asks all in turn for about the usual latency. True when something ended.
+bool CompositeContext::spin(int64_t timeout_ns) {
+  unsigned flying = 0;
+  for (unsigned i = 0; i < lowers_; ++i) flying += lower_[i].context->in_flight();
+  if (!spin_ || flying == 0 || flying > kSpinInFlightMax) return false;
+  const uint64_t usual = usual_latency_ns();
+  if (usual > kSpinMaxNs) return false;
+  uint64_t limit = usual ? usual + usual / 2 : kSpinFirstNs;
+  if (limit > kSpinMaxNs) limit = kSpinMaxNs;
+  if (timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < limit) limit = static_cast<uint64_t>(timeout_ns);
+  const uint64_t end = sys::now_ns() + limit;
+  do {
+    pump();
+    if (done_count_ || watch_fired_) return true;
+    sys::cpu_relax();
+  } while (sys::now_ns() < end);
+  return false;
+}
+
+// Until one of several has something.
+int CompositeContext::sleep(int64_t timeout_ns) {
+  Wakeups any;
+  for (unsigned i = 0; i < lowers_; ++i) {
+    if (works(i)) lower_[i].context->wakeups(&any);
+  }
+  if (stalled_.load(std::memory_order_relaxed)) any.look_at(sys::now_ns() + kShortNs);
+  const int status = any.sleep(timeout_ns);
+  return status == -ETIME ? 0 : status;
+}
+
+int CompositeContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
+  if (max == 0) return 0;
+  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  bool spun = false;
+  for (;;) {
+    pump();
+    if (done_count_ || watch_fired_) return give(out, max);
+    if ((in_flight_ == 0 && watches_.used == 0) || timeout_ns == 0) return 0;
+    int64_t left = -1;
+    if (timeout_ns > 0) {
+      left = timeout_ns - static_cast<int64_t>(sys::now_ns() - start);
+      if (left <= 0) return 0;
+    }
+    Response responses[kBatch];
+    int got = 0;
+    if (lowers_ == 1 && works(0)) {
+      got = lower_[0].context->wait(responses, kBatch, left);
+    } else {
+      if (!spun && spin(left)) continue;
+      spun = true;
+      got = sleep(left);
+    }
+    if (got < 0) return got;
+    take(responses, got);
+  }
+}
+
+int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
+                         int64_t timeout_ns) {
+  if (lowers_ != 1 || least == 0 || max == 0) return Context::exchange(commands, n, taken, out, max, least, timeout_ns);
+  *taken = begin_all(commands, n);
+  if (least > max) least = max;
+  Lower& lower = lower_[0];
+  const uint64_t start = timeout_ns > 0 ? sys::now_ns() : 0;
+  unsigned got = 0;
+  for (;;) {
+    got += static_cast<unsigned>(give(out + got, max - got));
+    if (got >= least || (in_flight_ == 0 && watches_.used == 0)) break;
+    int64_t left = timeout_ns;
+    if (timeout_ns > 0) {
+      const auto passed = static_cast<int64_t>(sys::now_ns() - start);
+      left = passed < timeout_ns ? timeout_ns - passed : 0;
+    }
+    // A command has a child at least, so fewer of these than of those that are missing cannot do.
+    Command batch[kBatch];
+    Response responses[kBatch];
+    unsigned waiting = next_batch(lower, batch), handed = 0;
+    if (waiting == kBatch) {   // all but what goes with the wait
+      flush();
+      if (done_count_) continue;
+      waiting = 0;
+    }
+    const int status = lower.context->exchange(batch, waiting, &handed, responses, kBatch, least - got, left);
+    handed_over(&lower, handed);
+    take(responses, status > 0 ? status : 0);
+    if (status < 0 && status != -EAGAIN) return got ? static_cast<int>(got) : status;
+    if (left == 0 && handed == 0 && status <= 0) break;
+  }
+  flush();
+  return static_cast<int>(got);
+}
+
+// What ends at once when it is submitted wakes nobody: one lower context too is not slept on for longer than several.
+int CompositeContext::await(int64_t timeout_ns) {
+  if (lowers_ == 1 && !stalled_.load(std::memory_order_relaxed)) {
+    const bool limited = timeout_ns >= 0 && timeout_ns < Wakeups::kLookAgainNs;
+    const int status = lower_[0].context->await(limited ? timeout_ns : Wakeups::kLookAgainNs);
+    return status == -ETIME && !limited ? 0 : status;
+  }
+  Wakeups any;
+  wakeups(&any);
+  return any.sleep(timeout_ns);
+}
+
+void CompositeContext::wakeups(Wakeups* out) {
+  for (unsigned i = 0; i < lowers_; ++i) lower_[i].context->wakeups(out);
+  if (stalled_.load(std::memory_order_relaxed)) out->look_at(sys::now_ns() + kShortNs);
+}
+
+uint64_t CompositeContext::usual_latency_ns() const {
+  uint64_t out = 0;
+  for (unsigned i = 0; i < lowers_; ++i) {
+    const uint64_t one = lower_[i].context->usual_latency_ns();
+    if (one > out) out = one;
+  }
+  return out;
+}
+
+}  // namespace lunar

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// The housekeeping thread, for what must not burden faults or evictions: dead members of the account, slots held for children that are
+// gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us, the live stats file. It sleeps until it is asked
+// for something (housekeeping_wake), a child ends, or a service thread does, which is fatal. Only a stats file makes it look at the clock.
+#include <errno.h>
+
+#include "base/format.h"
+#include "pager/evictor.h"
+#include "pager/fork.h"
+#include "pager/handler.h"
+#include "pager/pager.h"
+#include "pager/state.h"
+#include "pager/unmapped.h"
+#include "stats/export.h"
+#include "sys/fatal.h"
+#include "sys/file.h"
+#include "sys/log.h"
+
+namespace lunar {
+namespace {
+
+constexpr int64_t kStatsPeriodNs = 1000000000;   // of the stats file
+constexpr int64_t kUnsureNs = 50000000;          // while a child is there whose end would not wake us
+constexpr int64_t kUnsettledNs = 2000000;        // while a member ends
+constexpr int64_t kSweepWaitNs = 200000000;
+constexpr int64_t kTellAgainNs = 200000;         // while the maps' owner is busy and has something to be told
+
+void grow_ahead(PagerState& state) {
+  bool on_touch = false;
+  for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i) {
+    Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
+    if (region != nullptr && (region->flags & kRegionChargeOnTouch) != 0 && region->table_pages.load() != 0) on_touch = true;
+  }
+  if (!on_touch || !state.lun_ready.load()) return;
+  // Reserving happens in charge(): take a step and give it back, so that charge_fast finds reserved space. The last of it is less than a step.
+  SlotAllocator& lun = state.luns[state.own_lun];
+  uint64_t step = (64 * kMiB) >> state.page_shift;
+  while (step != 0 && lun.charge(step) < 0) step /= 2;
+  if (step != 0) lun.uncharge(step);
+}
+
+void release_reservations(PagerState& state) {
+  for (auto& reservation : state.fork_reservations) {
+    if (reservation.epoch == 0 || state.account.child_lives(reservation.epoch)) continue;
+    state.luns[state.own_lun].uncharge(reservation.slots);
+    reservation = {};
+  }
+}
+
+enum class Swept { kNot, kUnsettled, kSettled };
+
+// kNot: a fork is in hand, which may itself wait for this thread (unmapped.h). kUnsettled: the memory of a member that ends is being freed.
+Swept sweep(PagerState& state) {
+  // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an older sweep.
+  if (state.forking.load(std::memory_order_acquire) || !state.fork_lock.try_lock()) return Swept::kNot;
+  uint32_t oldest = 0;
+  const bool settled = state.account.sweep(&oldest);
+  state.oldest_child.store(oldest, std::memory_order_release);
+  release_reservations(state);
+  state.fork_lock.unlock();
+  deferred_slots_release();
+  if (settled) {
+    state.sweeps.fetch_add(1, std::memory_order_release);
+    sys::futex_wake(&state.sweeps, INT32_MAX, false);
+  }
+  if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->wake();
+  return settled ? Swept::kSettled : Swept::kUnsettled;
+}
+
+// Until there is something to do, or it is time (stats file, or a child that cannot be waited for).
+void wait_for_work(PagerState& state, Swept swept, bool told) {
+  sys::FutexWait words[sys::kFutexWaitMax];
+  bool unsure = false;
+  words[0] = {&state.housekeeping_word, kHousekeepingRuns};
+  unsigned n = 1 + state.account.child_words(words + 1, sys::kFutexWaitMax - 1, &unsure);
+  int64_t timeout = state.options.stats_file != nullptr && state.options.stats_file[0] != 0 ? kStatsPeriodNs : -1;
+  int64_t again = kUnsureNs;   // where the children's words cannot be waited for
+  if (unsure || swept == Swept::kNot) timeout = kUnsureNs;
+  if (swept == Swept::kUnsettled) timeout = again = kUnsettledNs;
+  if (!told) timeout = again = kTellAgainNs;
+  const int rc = sys::futex_wait_any(words, n, timeout);
+  if (rc == -ENOSYS || rc == -EPERM) (void)sys::futex_wait_any(words, 1, again);
+}
+
+[[noreturn]] void say_who_ended(PagerState& state) {
+  const char* name = "a service thread";
+  char path[48];
+  struct stat status;
+  format_to(path, sizeof path, "/proc/self/task/%d", state.evictor_tid.load());
+  if (sys::path_status(path, &status) == -ENOENT) name = "the evictor, a service thread,";
+  fatal("%s has ended; only the kernel can do that: a seccomp filter of the program kills threads for a system call that Lunar needs. "
+        "Allow it there, or run the program without Lunar (service thread has ended)", name);
+}
+
+}  // namespace
+
+void housekeeping_wake(uint32_t what) {
+  auto& state = pager_state();
+  if ((state.housekeeping_word.fetch_or(what, std::memory_order_seq_cst) & what) != what) sys::futex_wake(&state.housekeeping_word, 1, true);
+}
+
+void wait_for_sweep() {
+  auto& state = pager_state();
+  if (!pager_active() || sys::in_service_thread()) return;
+  const uint32_t before = state.sweeps.load(std::memory_order_acquire);
+  housekeeping_wake(kHousekeepingSweep);
+  const uint64_t end = sys::now_ns() + static_cast<uint64_t>(kSweepWaitNs);
+  while (state.sweeps.load(std::memory_order_acquire) == before && sys::now_ns() < end) (void)sys::futex_wait(&state.sweeps, before, kSweepWaitNs / 4, false);
+}
+
+void hand_over_room(bool sure) {
+  auto& state = pager_state();
+  if (!state.room_wanted.load(std::memory_order_seq_cst)) return;
+  if (!sure && state.account.free_pages() <= kKeepFreePages) return;
+  state.room_wanted.store(false, std::memory_order_seq_cst);
+  for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->room_came();
+}
+
+void housekeeping_run() {
+  auto& state = pager_state();
+  for (;;) {
+    const uint32_t asked = state.housekeeping_word.fetch_and(kHousekeepingRuns, std::memory_order_seq_cst);
+    if ((asked & kHousekeepingRuns) == 0) say_who_ended(state);
+    const bool told = unmaps_settle(state);
+    const Swept swept = sweep(state);
+    if ((asked & kHousekeepingGrow) != 0) {
+      grow_ahead(state);
+      hand_over_room(true);
+    }
+    lunar_stats stats{};
+    pager_stats(&stats);
+    stats_file_write(stats);
+    wait_for_work(state, swept, told);
+  }
+}
+
+}  // namespace lunar

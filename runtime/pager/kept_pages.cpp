@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pages that stay in DRAM until a thread is gone. The kernel reads a thread's list of robust mutexes and clears its thread id when
+// that thread ends, and it refuses page faults of a thread that ends: on an evicted page the mutex would stay locked and a
+// pthread_join would wait for ever.
+//
+// Idea: the thread has its pages kept itself, by the pin bit of the page word. Who has it done later looks for threads that are gone. The program's
+// own pins (mlock) have the same bit: an entry says whether it goes with the thread, and the program's calls hand it over, either way.
+// Write faults are refused as well: kept pages stay outside the copy-on-write gate (cow_gate.h).
+// Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end the thread.
+#include <errno.h>
+#include <sys/mman.h>
+
+#include <atomic>
+
+#include "pager/pager.h"
+#include "pager/state.h"
+#include "sys/log.h"
+#include "sys/proc.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace lunar {
+namespace {
+
+constexpr unsigned kKeptMax = 1024, kLooksAtOnce = 16;
+
+struct Kept {
+  int thread_id = 0;         // 0: free
+  const void* page = nullptr;
+  bool pinned = false;       // by this: the pin goes with the last entry of the page
+};
+struct KeptPages {
+  sys::SpinLock lock;
+  Kept entries[kKeptMax];
+  unsigned next_look = 0;
+  bool full_said = false;
+};
+constinit KeptPages g_kept;
+
+// pre: the lock.
+void unpin_kept(Kept& gone) {
+  const Kept was = gone;
+  gone = {};
+  if (!was.pinned) return;
+  for (Kept& other : g_kept.entries) {
+    if (other.thread_id == 0 || other.page != was.page) continue;
+    other.pinned = true;
+    return;
+  }
+  Region* region = region_find(was.page);
+  if (region == nullptr) return;
+  pager_state().pinned_pages.fetch_sub(page_clear_pinned(region->words[region->page_of(was.page).value]));
+}
+
+// Some of the entries, the next ones at the next call. pre: the lock.
+Kept* look_for_gone(unsigned looks) {
+  Kept* free = nullptr;
+  for (unsigned i = 0; i < looks; ++i) {
+    Kept& entry = g_kept.entries[g_kept.next_look++ % kKeptMax];
+    if (entry.thread_id != 0 && !sys::thread_lives(entry.thread_id)) unpin_kept(entry);
+    if (entry.thread_id == 0 && free == nullptr) free = &entry;
+  }
+  return free;
+}
+
+// A free entry, or nullptr: more threads than these. pre: the lock.
+Kept* free_entry() {
+  Kept* entry = look_for_gone(kLooksAtOnce);
+  if (entry == nullptr) entry = look_for_gone(kKeptMax);
+  if (entry == nullptr && !g_kept.full_said) {
+    g_kept.full_said = true;
+    log_warning("more than %u threads have their stacks in tiered memory; the ends of these stacks stay in DRAM", kKeptMax);
+  }
+  return entry;
+}
+
+// Returns when the page is there.
+void pin_and_touch(Region& region, PageIndex page) {
+  AtomicPageWord& word = region.words[page.value];
+  {
+    sys::Locked<sys::SpinLock> lock(g_kept.lock);
+    Kept* entry = free_entry();   // before the pin: a thread that is gone, and had this page, takes its own along
+    const bool ours = page_set_pinned(word) == 0;
+    if (ours) pager_state().pinned_pages.fetch_add(1);
+    if (entry != nullptr) *entry = {sys::thread_id(), region.address_of(page), ours};
+  }
+  while (pager_active()) {
+    (void)*static_cast<const volatile char*>(region.address_of(page));
+    const PageState now = word.load(std::memory_order_acquire).state();
+    if (now != PageState::kBusy && now != PageState::kInFrame && now != PageState::kEvicted && now != PageState::kEmpty) break;
+    sys::yield_cpu();   // an eviction had it in hand when the pin came
+  }
+}
+
+// The pages of a piece that are kept for threads, a bit each. Their pins go with the threads from now on (`ours`), or are the program's.
+// pre: the lock.
+void hand_over_pins(const Region& region, uint64_t first, uint64_t end, bool ours, uint64_t* kept) {
+  const char *from = region.address_of(PageIndex(first)), *to = region.address_of(PageIndex(end));
+  for (Kept& entry : g_kept.entries) {
+    if (entry.thread_id == 0 || entry.page < from || entry.page >= to) continue;
+    if (!sys::thread_lives(entry.thread_id)) {
+      unpin_kept(entry);
+      continue;
+    }
+    const uint64_t at = region.page_of(entry.page).value - first, bit = uint64_t{1} << at % 64;
+    entry.pinned = ours && (kept[at / 64] & bit) == 0;   // one entry of several
+    kept[at / 64] |= bit;
+  }
+}
+
+}  // namespace
+
+int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set) {
+  int64_t were_pinned = 0;
+  for (uint64_t next; first < end; first = next) {
+    next = first + kChunkPages < end ? first + kChunkPages : end;
+    sys::ScopedSignalBlock signals;
+    sys::Locked<sys::SpinLock> lock(g_kept.lock);
+    uint64_t kept[kChunkPages / 64] = {};
+    hand_over_pins(region, first, next, !set, kept);
+    for (uint64_t p = first; p < next; ++p) {
+      if (set) were_pinned += page_set_pinned(region.words[p]);
+      else if ((kept[(p - first) / 64] >> (p - first) % 64 & 1) == 0 && region.words[p].load(std::memory_order_relaxed).pinned())
+        were_pinned += page_clear_pinned(region.words[p]);
+    }
+  }
+  return were_pinned;
+}
+
+void pager_keep_for_thread(const void* address, size_t bytes) {
+  Region* region = region_find(address);
+  if (region == nullptr || bytes == 0) return;
+  sys::ScopedSignalBlock signals;
+  const uint64_t first = region->page_of(address).value;
+  for (uint64_t p = first; p < region->pages && region->address_of(PageIndex(p)) < static_cast<const char*>(address) + bytes; ++p) {
+    if (p >= region->table_pages.load()) continue;
+    void* page = region->address_of(PageIndex(p));
+    pin_and_touch(*region, PageIndex(p));
+    // In the list first: a fork from now on leaves it open. (What is read-only the kernel will not write to.)
+    if (pager_state().gate_used.load(std::memory_order_acquire)) (void)sys::advise(page, pager_state().page_size, MADV_POPULATE_WRITE);
+  }
+}
+
+// Counted as copied: there is no asking for room later.
+void kept_pages_open(PagerState& state) {
+  const void* pages[kKeptMax];
+  unsigned count = 0;
+  {
+    sys::Locked<sys::SpinLock> lock(g_kept.lock);
+    for (const Kept& entry : g_kept.entries)
+      if (entry.thread_id != 0) pages[count++] = entry.page;   // twice at times: the program pins pages too, so all count
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    while (sys::uffd_protect(state.uffd, const_cast<void*>(pages[i]), state.page_size, false) == -EAGAIN) sys::yield_cpu();
+    state.account.unshare_always(1);
+  }
+}
+
+void kept_pages_enter_child() { g_kept.lock.unlock(); }
+
+}  // namespace lunar

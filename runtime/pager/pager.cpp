@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+// Creating and arming the pager, and its housekeeping thread.
+// Threading: activation happens once, under a lock, possibly inside an allocator's hook: whatever allocates here runs under a
+// HostGuard. Not on the fault path.
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/host_guard.h"
+#include "base/test_switches.h"
+#include "pager/account_find.h"
+#include "pager/activation.h"
+#include "pager/descriptors.h"
+#include "pager/evictor.h"
+#include "pager/fork.h"
+#include "pager/handler.h"
+#include "pager/pager.h"
+#include "pager/state.h"
+#include "pager/unmapped.h"
+#include "stats/export.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
+#include "sys/file.h"
+#include "sys/kernel.h"
+#include "sys/log.h"
+#include "sys/numa.h"
+#include "sys/proc.h"
+
+namespace lunar {
+namespace {
+
+constexpr uint64_t kDramMin = 16 * kMiB, kPagesMin = 1024;
+
+uint64_t meminfo(const char* key) {
+  char text[4096];
+  if (sys::read_text("/proc/meminfo", text, sizeof text) < 0) return 0;
+  const char* line = strstr(text, key);
+  if (line == nullptr) return 0;
+  uint64_t value = 0;
+  for (line += strlen(key); *line == ' ' || *line == ':'; ++line) {}
+  for (; *line >= '0' && *line <= '9'; ++line) value = value * 10 + static_cast<uint64_t>(*line - '0');
+  return value * 1024;
+}
+
+int check_sizes(PagerState& state, ErrorText* why) {
+  // Frames, windows and what eviction keeps free are counted in pages: with large pages the least is more.
+  const uint64_t least = kDramMin > kPagesMin << state.page_shift ? kDramMin : kPagesMin << state.page_shift;
+  uint64_t total = meminfo("MemTotal"), available = meminfo("MemAvailable");
+  state.dram_bytes = state.options.dram != 0 ? state.options.dram : available / 4;
+  if (state.options.dram == 0 && state.dram_bytes < least) state.dram_bytes = least;
+  if (state.dram_bytes < least)
+    return why->set(-EINVAL, "dram: %s is too small; give at least %s (--dram, LUNAR_DRAM)", format_size(state.dram_bytes).text,
+                    format_size(least).text);
+  if (total != 0 && state.dram_bytes > total)
+    return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less (--dram, LUNAR_DRAM)",
+                    format_size(state.dram_bytes).text, format_size(total).text);
+  state.lun_bytes = state.options.size;
+  if (state.lun_bytes != 0 && state.lun_bytes < state.dram_bytes)
+    return why->set(-EINVAL, "size: a LUN of %s is smaller than the DRAM budget of %s; give at least as much (--size, LUNAR_SIZE)",
+                    format_size(state.lun_bytes).text, format_size(state.dram_bytes).text);
+  return 0;
+}
+
+// Opens the LUN and looks at it; nothing is reserved yet.
+int check_lun(PagerState& state, ErrorText* why) {
+  DeviceOptions options;
+  options.want_bytes = state.lun_bytes;
+  options.sqpoll = state.options.sqpoll;
+  int rc = open_device(state, 0, options, why);
+  if (rc < 0) return rc;
+  Device* device = state.devices[0];
+  if (state.lun_bytes == 0) {
+    uint64_t spare = device->size_bytes() / 16 * 15;
+    state.lun_bytes = state.dram_bytes * 8 < spare ? state.dram_bytes * 8 : spare;
+    if (state.lun_bytes < state.dram_bytes)
+      rc = why->set(-ENOSPC, "lun: %s has room for %s only, less than the DRAM budget; free some space or name another place (--lun)",
+                    state.options.lun, format_size(device->size_bytes()).text);
+  }
+  if (rc < 0) close_device(state, 0);
+  return rc;
+}
+
+// -1: the process has an account of its own. Found again where a raw system call has closed it since the start.
+int account_descriptor(const Options& options, ErrorText* why) {
+  if (options.account == nullptr || options.account[0] == 0) return -1;
+  return account_is(account_number()) ? account_number() : account_find(options.account, sizeof(AccountShared), why);
+}
+
+void housekeeping_thread(void*) {
+  auto& state = pager_state();
+  state.housekeeping_tid.store(sys::thread_id());
+  // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and nobody waits
+  // for an end of file that a pager thread holds back.
+  int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 8];
+  unsigned n = 0;
+  keep[n++] = state.uffd;
+  standby_descriptors(keep, &n);
+  for (Device* device : state.devices)
+    for (unsigned i = 0; device != nullptr && i < device->fd_count(); ++i) keep[n++] = device->fd(i);
+  state.evictor->add_descriptors(keep, &n);
+  for (unsigned i = 0; i < state.handler_count; ++i)
+    if (state.handlers[i]->mailbox_descriptor() >= 0) keep[n++] = state.handlers[i]->mailbox_descriptor();
+  sys::close_all_but(keep, n);
+  state.account.lock_alive();
+  // Handlers before all else that could evict or fault.
+  int rc = 0;
+  for (unsigned i = 0; rc == 0 && i < state.handler_count; ++i) rc = state.handlers[i]->start();
+  while (rc == 0 && state.handlers_running.load(std::memory_order_acquire) < state.handler_count) sys::sleep_ns(5000);
+  if (rc == 0) rc = state.evictor->start();
+  if (rc < 0) fatal("pager: service threads cannot be started (%s)", errno_name(rc));
+  // The last thread is made, and none of ours allocates any more: only now may a forked child go without the early heap (its
+  // other fork handlers, the allocator's among them, run beside this thread).
+  host_fork_bootstrap.store(false);
+  housekeeping_run();
+}
+
+}  // namespace
+
+namespace {
+
+// A first look, before anything is opened. The dead still count until somebody sweeps, and nobody may live to do it.
+bool has_room(PagerState& state) {
+  if (state.account.cap_pages() - state.account.fixed_total() >= kFixedRoom) return true;
+  state.account.sweep_settled();
+  return state.account.cap_pages() - state.account.fixed_total() >= kFixedRoom;
+}
+
+int no_room(const PagerState& state, ErrorText* why) {
+  return why->set(-ENOMEM, "pager: the processes of this tree fill the DRAM budget of %s with what each needs for itself; give more (--dram)",
+                  format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text);
+}
+
+int join_account(PagerState& state, ErrorText* why) {
+  if (state.member_pid.load() == getpid()) return 0;
+  const int descriptor = account_descriptor(state.options, why);
+  if (descriptor < -1) return descriptor;
+  int rc = state.account.open(descriptor, state.dram_bytes >> state.page_shift, pager_lun_bytes());
+  if (rc == 0) rc = state.account.join();
+  if (rc < 0) return why->set(rc, "pager: the shared account cannot be joined (%s)", errno_name(rc));
+  state.member_pid.store(getpid());
+  return 0;
+}
+
+int activate_parts(PagerState& state, ErrorText* why) {
+  if (!has_room(state)) return no_room(state, why);
+  int rc = 0;
+  if (state.uffd < 0 || !sys::is_userfaultfd(state.uffd)) rc = open_uffd(state, why);
+  if (rc < 0) return rc;
+  if (state.devices[0] != nullptr && !descriptors_in_place(state)) state.devices[0] = nullptr;   // the program has closed them
+  if (state.lun_bytes == 0 || state.devices[0] == nullptr) {
+    rc = check_lun(state, why);
+    if (rc < 0) return rc;
+  }
+  rc = lun_open_own();
+  if (rc < 0)
+    return why->set(rc, "lun: %s cannot be set up with %s (%s); free space there, or give a smaller --size or another --lun",
+                    state.options.lun, format_size(state.lun_bytes).text, errno_text(rc));
+  return 0;
+}
+
+}  // namespace
+
+// What has been reserved for it is used here.
+static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
+  // Frames, the pipe and the staging area are DRAM like any other.
+  if (state.evictor == nullptr) state.evictor = arena_new<Evictor>(state.frames);
+  if (state.evictor == nullptr) return why->set(-ENOMEM, "pager: out of memory");
+  state.account.take_fixed(need.frames + 2 * kBatchPages);
+  int rc = state.evictor->open(need.frames);
+  if (rc < 0) return why->set(rc, "pager: frames or pipe cannot be made (%s); %s", errno_name(rc),
+                              rc == -EMFILE ? "raise the limit (ulimit -n)" : rc == -ENOMEM ? "raise the limit on memory (ulimit -v, ulimit -d)" : "see pipe-user-pages-soft");
+  const unsigned window = need.window, nodes = static_cast<unsigned>(sys::numa_nodes());   // handler i serves node i % nodes
+  state.handler_count = 0;
+  for (unsigned i = 0; i < need.handlers; ++i) {
+    if (state.handlers[i] == nullptr) state.handlers[i] = arena_new<Handler>();
+    if (state.handlers[i] == nullptr) return why->set(-ENOMEM, "pager: out of memory");
+    rc = state.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2, static_cast<int>(i % nodes));
+    if (rc < 0) return why->set(rc, "pager: the DRAM budget of %s has no room for handlers; give more (--dram)", format_size(state.dram_bytes).text);
+    ++state.handler_count;
+  }
+  state.account.end_reserved();   // from here on others take, too
+  if (rc = unmaps_prepare(); rc < 0) return why->set(rc, "pager: out of memory; raise the limit (%s)", sys::memory_limit());
+  // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
+  host_fork_bootstrap.store(true);
+  state.handlers_running.store(0);
+  rc = sys::thread_start({"lunar-housekeep", housekeeping_thread, nullptr, true}, &state.housekeeping);
+  if (rc < 0) {
+    host_fork_bootstrap.store(false);
+    const bool short_of_memory = rc == -ENOMEM || (rc == -EAGAIN && sys::memory_is_limited());
+    return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)", errno_name(rc), short_of_memory ? sys::memory_limit() : "ulimit -u");
+  }
+  // A child may exec at once: only from here on will its end be seen, and what it was charged given back.
+  while (!state.account.alive_locked() || state.handlers_running.load(std::memory_order_acquire) < state.handler_count) sys::yield_cpu();
+  // The housekeeping thread's table has them now; in the program's they would only be in the way.
+  state.evictor->close_descriptors();
+  for (unsigned i = 0; i < state.handler_count; ++i)
+    if (state.handlers[i]->mailbox_descriptor() >= 0) sys::close_file(state.handlers[i]->mailbox_descriptor());
+  return 0;
+}
+
+int pager_start_threads(ErrorText* why) {
+  auto& state = pager_state();
+  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does whoever becomes active beside others.
+  const bool first = state.generation == 0 && !state.account.others_active();
+  // What the tree's processes hold fixed must leave room to fault in, or all of them would wait for ever. (A fork has seen to that.)
+  const int64_t prepaid = state.account.reserved(), before = state.account.own_fixed();
+  const OwnNeed need = own_need(state, first, state.account.cap_pages() - state.account.fixed_total() + prepaid);
+  if (prepaid == 0) {
+    if (!state.account.reserve_fixed(need.pages(), kWorkRoom)) return no_room(state, why);
+    state.account.use_reserved(need.pages());
+  }
+  const int rc = start_threads(state, need, why);
+  if (rc < 0) {
+    state.account.end_reserved();
+    state.account.give_fixed(state.account.own_fixed() - before);
+  }
+  return rc;
+}
+
+// Of a directory: an unlinked file in it, with nothing reserved. Other LUNs are opened when they are needed: that writes to them.
+void standby_lun(PagerState& state, bool child) {
+  struct stat status {};
+  if (state.options.lun == nullptr || sys::path_status(state.options.lun, &status) < 0 || !S_ISDIR(status.st_mode)) return;
+  if (child) close_device(state, 0);   // the parent's
+  ErrorText unused;
+  if (state.devices[0] == nullptr && check_lun(state, &unused) < 0) state.devices[0] = nullptr;
+}
+
+// After pager_destroy: the service threads and the LUN are still there and serve the new tier.
+static int create_again(PagerState& state, const Options& options, ErrorText* why) {
+  if (strcmp(options.lun, state.options.lun) != 0)
+    return why->set(-ENOTSUP, "lun: this process has used %s before and cannot change to %s; start a new process", state.options.lun, options.lun);
+  uint64_t lun_bytes = state.lun_bytes;
+  Options before = state.options;
+  state.options = options;
+  int rc = check_sizes(state, why);
+  state.lun_bytes = lun_bytes;
+  if (rc < 0) {
+    state.options = before;
+    return rc;
+  }
+  state.account.set_cap(static_cast<int64_t>(state.dram_bytes >> state.page_shift));
+  state.created.store(true, std::memory_order_release);
+  return 0;
+}
+
+int pager_create(const Options& options, ErrorText* why) {
+  auto& state = pager_state();
+  if (state.created.load(std::memory_order_acquire)) return why->set(-EEXIST, "pager: started already");
+  HostGuard guard;
+  if (pager_active()) return create_again(state, options, why);
+  // Of an earlier attempt, with other options, nothing may be left (a module whose first load failed).
+  if (state.devices[0] != nullptr && descriptors_in_place(state)) close_device(state, 0);
+  state.devices[0] = nullptr;
+  state.next_activation_ns.store(0);
+  state.activation_failed.store(false);
+  state.options = options;
+  if (test_switches.numa_nodes > 1) sys::pretend_nodes(static_cast<int>(test_switches.numa_nodes));
+  (void)sys::numa_nodes();   // loads a library: now, not where the program allocates
+  state.page_size = sys::page_bytes();
+  state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));
+  int rc = check_sizes(state, why);
+  if (rc < 0) return rc;
+  rc = page_hash_key_make();
+  if (rc < 0) return why->set(rc, "pager: no random numbers can be had (getrandom: %s)", errno_text(rc));
+  standby_open(state, false);
+  // `lunar run` has looked for its tree: a program of it that has fewer rights, and stays small, needs none.
+  bool vouched = options.account != nullptr && options.account[0] != 0;
+  if (!vouched) {
+    if (rc = sys::kernel_check(why); rc < 0) return rc;
+    if (state.uffd < 0) rc = open_uffd(state, why);
+    if (rc < 0) return rc;
+  }
+  if (state.devices[0] == nullptr && (!vouched || state.lun_bytes == 0)) {
+    rc = check_lun(state, why);
+    if (rc < 0 && !vouched) return rc;
+    if (rc == 0) close_device(state, 0);
+  }
+  if (rc = join_account(state, why); rc < 0) return rc;
+  if (!vouched) {   // an earlier attempt may have had others
+    state.account.set_cap(static_cast<int64_t>(state.dram_bytes >> state.page_shift));
+    state.account.set_lun_cap(static_cast<int64_t>(pager_lun_bytes()));
+  }
+  if (options.stats_file != nullptr && options.stats_file[0] != 0) {
+    rc = stats_file_open(options.stats_file);
+    if (rc < 0) return why->set(rc, "stats_file: %s cannot be written (%s)", options.stats_file, errno_text(rc));
+  }
+  rc = fork_handlers_install();
+  if (rc < 0) return why->set(rc, "pager: fork handlers cannot be installed (%s)", errno_name(rc));
+  sys::note_memory_owner();
+  set_fatal_hook([] { pager_dump(2); });
+  state.created.store(true, std::memory_order_release);
+  return 0;
+}
+
+bool pager_created() { return pager_state().created.load(std::memory_order_acquire); }
+bool pager_active() { return pager_state().active.load(std::memory_order_acquire); }
+size_t page_bytes() { return sys::page_bytes(); }
+
+uint64_t pager_budget_pages() { return static_cast<uint64_t>(pager_state().account.cap_pages()); }
+int pager_evictor_thread() { return pager_state().evictor_tid.load(std::memory_order_relaxed); }
+
+uint64_t pager_lun_bytes() {
+  auto& state = pager_state();
+  return state.lun_bytes != 0 ? state.lun_bytes : state.dram_bytes * 8;
+}
+
+int pager_activate(ErrorText* why) {
+  auto& state = pager_state();
+  if (state.active.load(std::memory_order_acquire)) return 0;
+  if (sys::memory_is_parents())
+    return why->set(-EPERM, "pager: not started by process %d, which runs in its parent's memory (vfork, clone with CLONE_VM): its threads would "
+                    "end with it; memory is refused to it until the parent itself has grown so far", static_cast<int>(getpid()));
+  HostGuard guard;
+  sys::Locked<sys::Mutex> lock(state.activation_lock);
+  if (state.active.load(std::memory_order_acquire)) return 0;
+  if (sys::now_ns() < state.next_activation_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
+  const uint64_t began = sys::now_ns();
+  close_holes(state);
+  // From here on what was plain can be evicted: it is no reason to refuse.
+  const int64_t plain = state.account.plain_pages();
+  state.account.plain_to_evictable(plain);
+  int rc = activate_parts(state, why);
+  if (rc == 0) {
+    uint64_t promised = state.committed_before_activation.load();
+    rc = state.account.lun_take(static_cast<int64_t>(promised));
+    if (rc < 0) (void)why->set(rc, "lun: no room for what the program holds already (%s)", format_size(promised).text);
+    else if ((rc = pager_start_threads(why)) < 0) state.account.lun_give(static_cast<int64_t>(promised));
+    if (rc < 0) {   // what is committed until the next attempt must be charged then
+      lun_close_own();
+    }
+  }
+  if (rc < 0) {
+    state.account.plain_to_evictable(-plain);
+    activation_failure(state, *why);
+    return rc;
+  }
+  sys::Locked<sys::Mutex> regions(state.regions.lock);
+  const uint64_t threads_run = sys::now_ns();
+  int64_t found = 0;
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
+    const int64_t adopted = adopt_present(state, *state.regions.sorted[i].load());
+    // Its threads run and a part is registered: there is no way back to plain memory, and none on.
+    if (adopted < 0) fatal("activation: regions cannot be registered or looked at (%s)", errno_name(static_cast<int>(adopted)));
+    found += adopted;
+  }
+  // What was charged was all that is committed; what counts now is what is there. (Both are below the cap together: plain_limit.)
+  state.account.give(plain - found);
+  state.plain_forks = 0;   // their handlers find an active process
+  state.plain_fork_pages = 0;
+  state.active.store(true, std::memory_order_release);
+  log_info("activated: LUN and threads in %llu us, %s adopted in %llu us", static_cast<unsigned long long>((threads_run - began) / 1000),
+           format_size(static_cast<uint64_t>(found) << state.page_shift).text, static_cast<unsigned long long>((sys::now_ns() - threads_run) / 1000));
+  return 0;
+}
+
+}  // namespace lunar

@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0
+// Range operations: touch, prefetch, discard, advise, pin, evict. Run on the caller's thread, which must not be a
+// service thread; they wait for the device but never take a page fault on tiered memory themselves.
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "base/host_guard.h"
+#include "pager/activation.h"
+#include "pager/descriptors.h"
+#include "pager/evictor.h"
+#include "pager/handler.h"
+#include "pager/lost_page.h"
+#include "pager/pager.h"
+#include "pager/pins.h"
+#include "pager/resolver.h"
+#include "pager/seize.h"
+#include "pager/state.h"
+#include "pager/unmapped.h"
+#include "pager/wipe.h"
+#include "sys/arena.h"
+#include "sys/fatal.h"
+#include "sys/file.h"
+#include "sys/log.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+namespace lunar {
+namespace {
+
+thread_local Resolver* t_resolver __attribute__((tls_model("initial-exec"))) = nullptr;
+thread_local uint32_t t_generation __attribute__((tls_model("initial-exec"))) = 0;
+
+struct ResolverPool {
+  sys::SpinLock lock;
+  Resolver* spare[256] = {};
+  unsigned count = 0;
+};
+constinit ResolverPool g_pool;
+
+void resolver_end_of_thread(void* resolver) {
+  auto* r = static_cast<Resolver*>(resolver);
+  t_resolver = nullptr;
+  HostGuard guard;
+  r->close();
+  sys::Locked<sys::SpinLock> lock(g_pool.lock);
+  if (g_pool.count < 256) g_pool.spare[g_pool.count++] = r;
+}
+
+}  // namespace
+
+int pages_of(const void* address, size_t bytes, bool inward, PageRange* out) {
+  auto& state = pager_state();
+  Region* region = state.regions.find(address);
+  if (region == nullptr) return -EINVAL;
+  uint64_t start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base), end = start + bytes;
+  if (end > region->pages << state.page_shift) return -EINVAL;
+  uint64_t mask = state.page_size - 1;
+  *out = {region, (inward ? start + mask : start) >> state.page_shift, (inward ? end : end + mask) >> state.page_shift};
+  if (out->end < out->first) out->end = out->first;
+  return 0;
+}
+
+namespace {
+
+enum class Want { kRead, kTouch };
+
+// One pass over a range. *busy: a page was in another thread's hand. *left_out: no room, given up.
+// A thread that has reads in flight holds their pages, and only it can finish them: no signal handler may run meanwhile, as it
+// could touch such a page, or wait for a thread that does.
+int bring_in(Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBlock& signals, bool* busy, unsigned* begun) {
+  auto& state = pager_state();
+  int rc = 0;
+  unsigned waits = 0;
+  for (uint64_t page = range.first; page < range.end;) {
+    PageState there = range.region->words[page].load(std::memory_order_acquire).state();
+    if (there == PageState::kResident || ((there == PageState::kEmpty || there == PageState::kGuard) && want == Want::kRead)) {
+      ++page;
+      continue;
+    }
+    unsigned taken = 0;
+    uint64_t left = range.end - page;
+    Outcome outcome = r.begin(*range.region, PageIndex(page), left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left), kHeatFault, false, &taken);
+    switch (outcome) {
+      case Outcome::kResident:
+      case Outcome::kStarted:
+        page += taken != 0 ? taken : 1;
+        waits = 0;
+        if (++*begun % 16 == 0) (void)r.progress(false, 0);
+        break;
+      case Outcome::kBusy:
+        *busy = true;
+        ++page;
+        break;
+      case Outcome::kNoRoom:
+        state.evictor->wake();
+        if (r.in_flight() != 0) {
+          (void)r.progress(true, 1000000);
+        } else {
+          signals.unblock();
+          sys::sleep_ns(20000);
+          signals.block();
+        }
+        if (++waits > 5000 && want == Want::kRead) return rc;   // a prefetch leaves out what does not fit
+        break;
+      case Outcome::kPoisoned: rc = -EIO; ++page; break;
+      case Outcome::kGone: rc = -EFAULT; ++page; break;
+    }
+  }
+  return rc;
+}
+
+void wake_evictor_if_low() {
+  auto& state = pager_state();
+  if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->wake();
+}
+
+// The program has closed our descriptors (a daemon closes all): the handlers, whose table is their own, do it.
+int bring_in_by_faults(const lunar_range* ranges, size_t count, Want want) {
+  if (want == Want::kRead) return 0;   // a hint
+  for (size_t i = 0; i < count; ++i) {
+    PageRange range;
+    int rc = pages_of(ranges[i].address, ranges[i].bytes, false, &range);
+    if (rc == 0) rc = sys::advise(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << pager_state().page_shift, MADV_POPULATE_READ);
+    if (rc < 0) return rc;
+  }
+  return 0;
+}
+
+int bring_in_ranges(const lunar_range* ranges, size_t count, Want want) {
+  if (!descriptors_in_place(pager_state())) return bring_in_by_faults(ranges, count, want);
+  int error = 0;
+  Resolver* r = thread_resolver(&error);
+  if (r == nullptr) return error;
+  int rc = 0;
+  for (unsigned round = 0;; ++round) {
+    sys::ScopedSignalBlock signals;
+    bool busy = false;
+    unsigned begun = 0;
+    for (size_t i = 0; i < count; ++i) {
+      PageRange range;
+      int one = pages_of(ranges[i].address, ranges[i].bytes, false, &range);
+      if (one == 0) one = bring_in(*r, range, want, signals, &busy, &begun);
+      if (one < 0 && rc == 0) rc = one;
+    }
+    while (r->in_flight() != 0) (void)r->progress(true, 10000000);
+    wake_evictor_if_low();
+    if (r->failed()) {
+      r->clear_failed();
+      rc = -EIO;
+    }
+    if (!busy || want == Want::kRead || rc < 0) return rc;
+    signals.unblock();
+    round < 64 ? sys::yield_cpu() : sys::sleep_ns(20000);
+    signals.block();
+  }
+}
+
+}  // namespace
+
+PageWord seize(Region& region, uint64_t page) {
+  AtomicPageWord& word = region.words[page];
+  for (unsigned spins = 0;; ++spins) {
+    PageWord seen = word.load(std::memory_order_acquire);
+    if (seen.state() != PageState::kBusy && (!seized(seen) || page_lock(word, seen))) return seen;
+    spins < 100 ? sys::cpu_relax() : spins < 200 ? sys::yield_cpu() : sys::sleep_ns(10000);
+  }
+}
+
+void drop_content(PageWord was) {
+  if (was.state() == PageState::kInFrame || was.state() == PageState::kEvicted) count_evicted(-1);
+  if (was.state() == PageState::kInFrame) {
+    FramePool& frames = pager_state().frames;
+    Slot slot = kNoSlot;
+    unsigned lun = 0;
+    if (frames.release(was.index(), &slot, &lun)) slot_release(lun, slot);
+  } else if (was.state() != PageState::kPoisoned || was.has_slot()) {
+    slot_release(was.lun(), was.slot());
+  }
+}
+
+void put_back(Region& region, uint64_t page, PageWord next) {
+  if (page_unlock(region.words[page], next)) (void)sys::uffd_wake(pager_state().uffd, region.address_of(PageIndex(page)), pager_state().page_size);
+}
+
+namespace {
+
+bool present_state(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
+
+// Drops the pages of [first, end) that `was` says are present: those and no other, as anybody may fill an empty one meanwhile. What
+// cannot be dropped is marked in `stays`. 0, or the first error.
+int drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* was, Discard what, bool* stays) {
+  auto& state = pager_state();
+  iovec runs[kChunkPages / 2];
+  unsigned n = 0;
+  int64_t bytes = 0;
+  for (uint64_t p = first; p < end;) {
+    uint64_t from = p;
+    while (p < end && present_state(was[p - first])) ++p;
+    if (p > from) {
+      runs[n] = {region.address_of(PageIndex(from)), (p - from) << state.page_shift};
+      bytes += static_cast<int64_t>(runs[n++].iov_len);
+    } else {
+      ++p;
+    }
+  }
+  if (n == 0 || sys::advise_vector(runs, n, MADV_DONTNEED) == bytes) return 0;
+  // Something is locked in memory by a system call that we did not see, or sealed: page by page.
+  int rc = 0;
+  for (uint64_t p = first; p < end; ++p) {
+    if (!present_state(was[p - first])) continue;
+    void* address = region.address_of(PageIndex(p));
+    int one = what == Discard::kContents ? sys::advise(address, state.page_size, MADV_DONTNEED)
+                                         : sys::drop_locked(address, state.page_size, what == Discard::kMapping);
+    stays[p - first] = one < 0 && one != -ENOMEM;   // -ENOMEM: not mapped any more
+    if (stays[p - first] && rc == 0) rc = one;
+  }
+  return rc;
+}
+
+int discard_chunk(Region& region, uint64_t first, uint64_t end, Discard what) {
+  auto& state = pager_state();
+  PageWord was[kChunkPages];
+  bool stays[kChunkPages] = {};
+  int rc = 0;
+  for (uint64_t p = first; p < end; ++p) {
+    PageWord w = was[p - first] = seize(region, p);
+    if (what != Discard::kContents || !w.pinned()) continue;
+    if (seized(w)) put_back(region, p, w);
+    end = p;
+    rc = -EINVAL;
+  }
+  if (int left = drop_present(region, first, end, was, what, stays); left < 0) rc = left;
+  int64_t resident = 0, maybe_shared = 0;
+  for (uint64_t p = first; p < end; ++p) {
+    PageWord w = was[p - first];
+    if (what == Discard::kMapping && w.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(region.words[p]));
+    if (!seized(w)) continue;
+    if (stays[p - first]) {
+      put_back(region, p, w);
+      continue;
+    }
+    if (w.state() == PageState::kResident) {
+      count_resident(region, PageIndex(p), -1);
+      ++(still_exclusive(w.epoch(), exclusive_epoch()) ? resident : maybe_shared);
+    }
+    if (w.state() == PageState::kPoisoned) lost_page_clear(region, PageIndex(p));
+    drop_content(w);
+    uncharge_touched(region, w);
+    put_back(region, p, w.with_state(PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false));
+  }
+  state.account.give(resident);
+  state.account.give_maybe_shared(maybe_shared);
+  return rc;
+}
+
+}  // namespace
+
+
+Resolver* thread_resolver(int* error) {
+  auto& state = pager_state();
+  if (t_resolver != nullptr && t_generation == state.generation) return t_resolver;
+  HostGuard guard;
+  Resolver* r = nullptr;
+  {
+    sys::Locked<sys::SpinLock> lock(g_pool.lock);
+    if (!state.resolver_key_made) state.resolver_key_made = pthread_key_create(&state.resolver_key, resolver_end_of_thread) == 0;
+    if (g_pool.count != 0) r = g_pool.spare[--g_pool.count];
+  }
+  if (r == nullptr) r = arena_new<Resolver>();
+  *error = r == nullptr ? -ENOMEM : -EAGAIN;
+  for (int i = 0; r != nullptr && *error == -EAGAIN && i < 1000; ++i) {
+    int rc = r->open({kReadRunMax, kKeepFreePages, false});
+    if (rc == 0) {
+      *error = 0;
+      break;
+    }
+    state.evictor->wake();
+    sys::sleep_ns(1000000);   // its window is DRAM too: wait for room
+  }
+  if (r == nullptr || *error != 0) return nullptr;
+  t_resolver = r;
+  t_generation = state.generation;
+  pthread_setspecific(state.resolver_key, r);
+  return r;
+}
+
+void thread_resolver_forget() {
+  if (t_resolver != nullptr) pthread_setspecific(pager_state().resolver_key, nullptr);
+  t_resolver = nullptr;
+  g_pool.lock.unlock();
+  g_pool.count = 0;
+}
+
+int pager_touch(const void* address, size_t bytes) {
+  if (!pager_active()) return region_find(address) != nullptr ? 0 : -EINVAL;
+  lunar_range range{address, bytes};
+  return bring_in_ranges(&range, 1, Want::kTouch);
+}
+
+int pager_prefetch(const lunar_range* ranges, size_t count) { return pager_active() ? bring_in_ranges(ranges, count, Want::kRead) : 0; }
+
+namespace {
+
+// A piece of which less than half is covered keeps its pattern.
+void set_pattern(const PageRange& range, Access access) {
+  Region& region = *range.region;
+  if (access != Access::kNormal) region.has_patterns.store(true, std::memory_order_relaxed);
+  if (!region.has_patterns.load(std::memory_order_relaxed)) return;
+  for (uint64_t p = range.first; p < range.end;) {
+    uint64_t piece = p / kPatternPages, begin = piece * kPatternPages, limit = begin + kPatternPages < region.pages ? begin + kPatternPages : region.pages;
+    uint64_t to = limit < range.end ? limit : range.end;
+    if (2 * (to - p) >= limit - begin) region.patterns[piece].store(access, std::memory_order_relaxed);
+    p = to;
+  }
+}
+
+int guard_range(const PageRange& range, bool install, bool wait) {
+  auto& state = pager_state();
+  for (uint64_t p = range.first; p < range.end;) {
+    uint64_t next = (p / kChunkPages + 1) * kChunkPages;
+    if (next > range.end) next = range.end;
+    int rc = 0;
+    bool before_activation = false;
+    if (!pager_active()) {
+      sys::Locked<sys::Mutex> lock(state.activation_lock);
+      before_activation = !pager_active();
+      if (before_activation) rc = guard_pages(*range.region, p, next, install);
+    }
+    if (!before_activation) {
+      MutatorScope scope(wait);
+      if (!scope.entered()) return -EAGAIN;
+      rc = guard_pages(*range.region, p, next, install);
+    }
+    if (rc < 0) return rc;
+    p = next;
+  }
+  return 0;
+}
+
+// The loop of the discards. `wait`: for a fork in hand; else -EAGAIN, with what came before it discarded.
+int discard(void* address, size_t bytes, Discard what, bool wait) {
+  auto& state = pager_state();
+  PageRange range;
+  int rc = pages_of(address, bytes, true, &range);
+  if (rc == 0 && what == Discard::kMapping) set_pattern(range, Access::kNormal);
+  if (rc == 0 && what == Discard::kMapping && wait && wipe_any()) rc = pager_wipe_on_fork(address, bytes, false);
+  if (rc == 0 && what == Discard::kMapping && range.region->has_guards.load(std::memory_order_acquire)) rc = guard_range(range, false, wait);
+  if (rc < 0) return rc;
+  if (!pager_active()) {
+    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    if (!pager_active()) {
+      char* from = range.region->address_of(PageIndex(range.first));
+      uint64_t length = (range.end - range.first) << state.page_shift;
+      return what == Discard::kContents ? sys::advise(from, length, MADV_DONTNEED) : sys::drop_locked(from, length, what == Discard::kMapping);
+    }
+  }
+  uint64_t limit = range.region->table_pages.load(std::memory_order_acquire);
+  if (range.end > limit) range.end = limit;
+  for (uint64_t p = range.first; p < range.end;) {
+    uint64_t next = (p / kChunkPages + 1) * kChunkPages;
+    if (next > range.end) next = range.end;
+    if (range.region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) == 0) {
+      p = next;
+      continue;
+    }
+    MutatorScope scope(wait);
+    if (!scope.entered()) return -EAGAIN;
+    int one = discard_chunk(*range.region, p, next, what);
+    if (one < 0 && what == Discard::kContents) return one;
+    if (one < 0 && rc == 0) rc = one;
+    p = next;
+  }
+  return rc;
+}
+
+}  // namespace
+
+int pager_guard(void* address, size_t bytes, bool install) {
+  PageRange range;
+  int rc = pages_of(address, bytes, true, &range);
+  if (rc < 0 || range.first == range.end) return rc;
+  if (install) range.region->has_guards.store(true, std::memory_order_release);
+  return install || range.region->has_guards.load(std::memory_order_acquire) ? guard_range(range, install, true) : 0;
+}
+
+int pager_wipe_on_fork(void* address, size_t bytes, bool wipe) {
+  PageRange range;
+  int rc = pages_of(address, bytes, false, &range);
+  if (rc < 0 || (!wipe && !wipe_any())) return rc;
+  return wipe_set(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << pager_state().page_shift, wipe);
+}
+
+int pager_discard(void* address, size_t bytes, Discard what) { return discard(address, bytes, what, true); }
+int pager_try_discard(void* address, size_t bytes) { return discard(address, bytes, Discard::kMapping, false); }
+
+int pager_advise(const void* address, size_t bytes, lunar_advice advice) {
+  PageRange range;
+  int rc = pages_of(address, bytes, false, &range);
+  if (rc < 0) return rc;
+  if (advice < LUNAR_NORMAL || advice > LUNAR_RANDOM) return -EINVAL;
+  if (advice == LUNAR_NORMAL) set_pattern(range, Access::kNormal);
+  if (advice == LUNAR_SEQUENTIAL) set_pattern(range, Access::kSequential);
+  if (advice == LUNAR_RANDOM) set_pattern(range, Access::kRandom);
+  if (!pager_active() || advice == LUNAR_RANDOM) return 0;
+  if (advice == LUNAR_COLD) {
+    int64_t n = pager_evict(address, bytes);
+    return n < 0 ? static_cast<int>(n) : 0;
+  }
+  unsigned heat = advice == LUNAR_HOT ? kHeatHot : advice == LUNAR_SEQUENTIAL ? kHeatReadAhead : kHeatFault;
+  for (uint64_t p = range.first; p < range.end; ++p) {
+    AtomicPageWord& word = range.region->words[p];
+    PageWord seen = word.load(std::memory_order_relaxed);
+    if (seen.state() == PageState::kResident) word.compare_exchange_strong(seen, seen.with_heat(heat), std::memory_order_relaxed);
+  }
+  return 0;
+}
+
+int pager_advise_huge(void* address, size_t bytes, int advice) {
+  auto& state = pager_state();
+  Region* region = state.regions.find(address);
+  if (region == nullptr) return -EINVAL;
+  const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;   // the one that is no hint: there would be a huge page when it succeeds
+  if (pager_active()) return refused;
+  sys::Locked<sys::Mutex> lock(state.activation_lock);
+  if (pager_active() || (advice != MADV_NOHUGEPAGE && !plain_allow_huge(state, *region))) return refused;
+  return sys::advise(address, bytes, advice);
+}
+
+int pager_pin(const void* address, size_t bytes) {
+  auto& state = pager_state();
+  PageRange range;
+  int rc = pages_of(address, bytes, false, &range);
+  if (rc < 0) return rc;
+  if (!pager_active()) {
+    ErrorText why;
+    if (rc = pager_activate(&why); rc < 0) return rc;
+  }
+  int64_t pages = static_cast<int64_t>(range.end - range.first);
+  if (state.pinned_pages.fetch_add(pages) + pages > state.account.cap_pages() / 2) {
+    state.pinned_pages.fetch_sub(pages);
+    return -ENOMEM;
+  }
+  // Marked first, then brought in: an evictor that does not hold the page yet will not take it any more.
+  state.pinned_pages.fetch_sub(program_pins(*range.region, range.first, range.end, true));
+  for (;;) {
+    rc = pager_touch(address, bytes);
+    if (rc < 0) {
+      (void)pager_unpin(address, bytes);
+      return rc;
+    }
+    bool all = true;
+    for (uint64_t p = range.first; p < range.end && all; ++p)
+      all = range.region->words[p].load(std::memory_order_acquire).state() == PageState::kResident;
+    if (all) return 0;
+  }
+}
+
+bool pager_pinned(const void* address) {
+  Region* region = region_find(address);
+  return region != nullptr && region->words[region->page_of(address).value].load(std::memory_order_acquire).pinned();
+}
+
+int pager_unpin(const void* address, size_t bytes) {
+  PageRange range;
+  int rc = pages_of(address, bytes, false, &range);
+  if (rc < 0) return rc;
+  pager_state().pinned_pages.fetch_sub(program_pins(*range.region, range.first, range.end, false));
+  return 0;
+}
+
+int64_t pager_evict(const void* address, size_t bytes) {
+  PageRange range;
+  int rc = pages_of(address, bytes, false, &range);
+  if (rc < 0) return rc;
+  return pager_active() ? pager_state().evictor->evict_range(range.region, PageIndex(range.first), PageIndex(range.end)) : 0;
+}
+
+int pager_set_dram(uint64_t bytes) {
+  auto& state = pager_state();
+  if (bytes < 16 * kMiB) return -EINVAL;
+  state.dram_bytes = bytes;
+  if (!pager_active()) return 0;
+  int64_t pages = static_cast<int64_t>(bytes >> state.page_shift);
+  if (state.pinned_pages.load() > pages / 2) return -EBUSY;
+  state.account.set_cap(pages);
+  for (int i = 0; state.account.free_pages() < 0 && i < 600000; ++i) {
+    state.evictor->wake();
+    sys::sleep_ns(100000);
+  }
+  return state.account.free_pages() < 0 ? -EBUSY : 0;
+}
+
+void pager_note_pinning() {
+  pins_note("it says so, or opens with O_DIRECT");
+  if (pager_active()) pager_state().account.wait_for_own_batch();
+}
+
+void pager_write_elsewhere_begin() { pager_state().account.write_elsewhere_begin(); }
+void pager_write_elsewhere_end() { pager_state().account.write_elsewhere_end(); }
+
+int pager_page_state(const void* address) {
+  Region* region = region_find(address);
+  return region == nullptr ? -1 : static_cast<int>(region->words[region->page_of(address).value].load().state());
+}
+
+}  // namespace lunar

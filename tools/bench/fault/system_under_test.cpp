@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// See system_under_test.h. Two pipes; a child that does not answer in time is an error, not a wait without end.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include "tools/bench/fault/system_under_test.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+namespace lunar::tools {
+
+namespace {
+constexpr double kStartSecondsMax = 60;
+}
+
+SystemUnderTest::SystemUnderTest(const Setup& setup, SetupJournal& journal) : system_(setup.system), journal_(journal) {
+  try {
+    start(setup);
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+void SystemUnderTest::start(const Setup& setup) {
+  StartOptions start;
+  if (setup.cgroup) {
+    const std::string name = fmt::format("lunar-bench-{}-{}", getpid(), system_);
+    recorded_ = fmt::format("cgroup {}/{}", setup.cgroup->mount, name);
+    journal_.record(recorded_);
+    cgroup_ = std::make_unique<MemoryCgroup>(*setup.cgroup, name, setup.limit_bytes, setup.swap);
+    start.cgroup_procs = cgroup_->procs_path();
+  }
+  int in[2], out[2];
+  if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0) {
+    throw std::runtime_error(fmt::format("pipe: {}", strerror(errno)));
+  }
+  to_child_ = in[1];
+  from_child_ = out[0];
+  start.standard_input = in[0];
+  start.standard_output = out[1];
+  std::vector<std::string> arguments{"/proc/self/exe", "bench", "child"};
+  arguments.insert(arguments.end(), setup.arguments.begin(), setup.arguments.end());
+  process_ = Process(arguments, start);
+  close(in[0]);
+  close(out[1]);
+  const std::string line = read_line(kStartSecondsMax);
+  if (line != "ready") throw std::runtime_error(line.compare(0, 6, "error ") == 0 ? line.substr(6) : line);
+}
+
+SystemUnderTest::~SystemUnderTest() { end(); }
+
+void SystemUnderTest::end() {
+  if (to_child_ >= 0) close(to_child_);   // its end: it quits
+  if (!interrupted()) (void)process_.wait(5);
+  process_.kill_and_wait();
+  if (from_child_ >= 0) close(from_child_);
+  cgroup_.reset();
+  if (!recorded_.empty()) journal_.forget(recorded_);
+}
+
+RunResult SystemUnderTest::order(const std::string& line, double seconds_max) {
+  const std::string whole = line + "\n";
+  if (write(to_child_, whole.data(), whole.size()) != static_cast<ssize_t>(whole.size())) {
+    process_.wait(1);
+    throw std::runtime_error(fmt::format("{}: the child ended: {}", system_, process_.how_it_ended()));
+  }
+  RunResult run;
+  const std::string answer = read_line(seconds_max);
+  if (!parse_run(answer, &run)) {
+    throw std::runtime_error(
+        fmt::format("{}: {}", system_, answer.compare(0, 6, "error ") == 0 ? answer.substr(6) : answer));
+  }
+  return run;
+}
+
+std::string SystemUnderTest::read_line(double seconds_max) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds_max);
+  for (;;) {
+    if (const size_t at = pending_.find('\n'); at != std::string::npos) {
+      const std::string line = pending_.substr(0, at);
+      pending_.erase(0, at + 1);
+      return line;
+    }
+    check_interrupted();
+    if (std::chrono::steady_clock::now() > end) {
+      throw std::runtime_error(fmt::format("{}: no answer within {:.0f} s", system_, seconds_max));
+    }
+    pollfd wait{from_child_, POLLIN, 0};
+    if (poll(&wait, 1, 200) <= 0) continue;
+    char chunk[4096];
+    const ssize_t got = read(from_child_, chunk, sizeof chunk);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      process_.wait(1);
+      const bool out_of_memory = cgroup_ && cgroup_->oom_kills() > 0;
+      throw std::runtime_error(fmt::format("{}: the child ended: {}{}", system_, process_.how_it_ended(),
+                                           out_of_memory ? ", killed for passing its memory limit" : ""));
+    }
+    pending_.append(chunk, static_cast<size_t>(got));
+  }
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The system under test as the bench sees it: a child process in a memory cgroup that makes one run on command.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/bench/setup_journal.h"
+#include "tools/bench/run_result.h"
+#include "tools/support/cgroup.h"
+#include "tools/support/process.h"
+
+namespace lunar::tools {
+
+class SystemUnderTest {
+ public:
+  struct Setup {
+    std::string system;                   // "lunar", "swap"
+    std::vector<std::string> arguments;   // of `lunar bench child`
+    uint64_t limit_bytes = 0;
+    bool swap = false;                   // its cgroup may swap
+    std::optional<CgroupPlace> cgroup;   // none: no limit but its own
+  };
+  // Starts the child and waits until it is ready. Throws std::runtime_error with the child's reason.
+  SystemUnderTest(const Setup& setup, SetupJournal& journal);
+  ~SystemUnderTest();
+  SystemUnderTest(const SystemUnderTest&) = delete;
+  SystemUnderTest& operator=(const SystemUnderTest&) = delete;
+
+  const std::string& system() const { return system_; }
+  // Sends one order and waits for its result, at most `seconds_max`.
+  RunResult order(const std::string& line, double seconds_max);
+  uint64_t peak_bytes() const { return cgroup_ ? cgroup_->peak_bytes() : 0; }
+
+ private:
+  void start(const Setup& setup);
+  void end();
+  std::string read_line(double seconds_max);
+  std::string system_;
+  SetupJournal& journal_;
+  std::string recorded_;
+  std::unique_ptr<MemoryCgroup> cgroup_;
+  Process process_;
+  int to_child_ = -1, from_child_ = -1;
+  std::string pending_;
+};
+
+}   // namespace lunar::tools

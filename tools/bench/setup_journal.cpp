@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// See setup_journal.h. Names are checked before anything is removed: only what a bench can have made is undone.
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#include "tools/bench/setup_journal.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/swap.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
+#include <stdexcept>
+
+#include "tools/bench/swap_file.h"
+#include "tools/support/cgroup.h"
+#include "tools/support/text_file.h"
+
+namespace lunar::tools {
+
+namespace {
+std::string lock_path() {
+  const char* directory = access("/run/lock", W_OK) == 0 ? "/run/lock" : "/tmp";
+  return std::string(directory) + "/lunar-bench.lock";
+}
+
+// The last part of the path is a name that benches give.
+bool is_ours(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash != std::string::npos && path.compare(slash + 1, 12, "lunar-bench-") == 0;
+}
+}   // namespace
+
+BenchLock::BenchLock() {
+  const std::string path = lock_path();
+  // Without O_CREAT first: sticky directories refuse to open another user's file with it.
+  fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (fd_ < 0 && errno == ENOENT) {
+    fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd_ >= 0) (void)fchmod(fd_, 0666);
+  }
+  if (fd_ < 0) throw std::runtime_error(fmt::format("the bench lock {} cannot be opened: {}", path, strerror(errno)));
+  if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    const std::string holder = trimmed(read_text(path).value_or(""));
+    close(fd_);
+    throw std::runtime_error(
+        fmt::format("another bench runs on this machine (process {}); wait for it, or their numbers "
+                    "spoil each other",
+                    holder.empty() ? "unknown" : holder));
+  }
+  const std::string pid = fmt::format("{}\n", getpid());
+  if (ftruncate(fd_, 0) != 0 || pwrite(fd_, pid.data(), pid.size(), 0) < 0) {}   // only a hint for people
+}
+
+BenchLock::~BenchLock() { close(fd_); }
+
+std::string SetupJournal::boot_id() { return trimmed(read_text("/proc/sys/kernel/random/boot_id").value_or("")); }
+
+SetupJournal::SetupJournal() {
+  if (geteuid() == 0) {
+    if (mkdir("/var/lib/lunar", 0755) != 0 && errno != EEXIST) {
+      throw std::runtime_error(fmt::format("/var/lib/lunar cannot be made: {}", strerror(errno)));
+    }
+    path_ = "/var/lib/lunar/bench.state";
+  } else {
+    path_ = fmt::format("/var/tmp/lunar-bench-{}.state", geteuid());
+  }
+  struct stat info {};
+  if (lstat(path_.c_str(), &info) != 0) return;
+  if (!S_ISREG(info.st_mode) || info.st_uid != geteuid()) {
+    throw std::runtime_error(fmt::format("{} is not ours: remove it", path_));
+  }
+  std::istringstream lines(read_text(path_).value_or(""));
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.empty()) lines_.push_back(line);
+  }
+}
+
+bool SetupJournal::undo(const std::string& line, std::string* said) {
+  const size_t space = line.find(' ');
+  const std::string kind = line.substr(0, space), what = space == std::string::npos ? "" : line.substr(space + 1);
+  if (kind == "page-cluster") {
+    std::istringstream words(what);
+    std::string value, boot;
+    words >> value >> boot;
+    if (boot == boot_id()) (void)write_text(kPageClusterPath, value);
+    *said = fmt::format("vm.page-cluster set back to {}", value);
+    return true;
+  }
+  if (kind == "thp") {
+    std::istringstream words(what);
+    std::string value, boot;
+    words >> value >> boot;
+    if (boot == boot_id()) (void)write_text("/sys/kernel/mm/transparent_hugepage/enabled", value);
+    *said = fmt::format("transparent huge pages set back to {}", value);
+    return true;
+  }
+  if (!is_ours(what)) return true;   // nothing a bench can have made: only forget it
+  *said = fmt::format("{} {} removed", kind, what);
+  if (kind == "cgroup") return MemoryCgroup::remove(what) == 0;
+  if (kind == "swapfile") {
+    if (swapoff(what.c_str()) != 0 && errno != EINVAL && errno != ENOENT) return false;
+    return unlink(what.c_str()) == 0 || errno == ENOENT;
+  }
+  if (kind == "directory") {
+    std::error_code error;
+    std::filesystem::remove_all(what, error);   // follows no link
+    return !error;
+  }
+  if (kind == "file") return unlink(what.c_str()) == 0 || errno == ENOENT;
+  return true;
+}
+
+std::vector<std::string> SetupJournal::sweep() {
+  std::vector<std::string> report;
+  // Newest first: processes in cgroups go before the swap they fill.
+  for (size_t i = lines_.size(); i-- > 0;) {
+    std::string said;
+    if (undo(lines_[i], &said)) {
+      lines_.erase(lines_.begin() + static_cast<ptrdiff_t>(i));
+      if (!said.empty()) report.push_back(said + " (left by a killed run)");
+    } else {
+      report.push_back(fmt::format("{}: could not be removed: {}", lines_[i], strerror(errno)));
+    }
+  }
+  save();
+  return report;
+}
+
+void SetupJournal::record(const std::string& line) {
+  lines_.push_back(line);
+  save();
+}
+
+void SetupJournal::forget(const std::string& line) {
+  const auto found = std::find(lines_.begin(), lines_.end(), line);
+  if (found != lines_.end()) lines_.erase(found);
+  save();
+}
+
+void SetupJournal::save() const {
+  if (lines_.empty()) {
+    unlink(path_.c_str());
+    if (geteuid() == 0) rmdir("/var/lib/lunar");   // stays when something else lives there
+    return;
+  }
+  if (geteuid() == 0) mkdir("/var/lib/lunar", 0755);
+  const std::string next = path_ + ".next";
+  std::string text;
+  for (const std::string& line : lines_) text += line + "\n";
+  unlink(next.c_str());
+  const int fd = open(next.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const bool put =
+      fd >= 0 && write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fsync(fd) == 0;
+  if (fd >= 0) close(fd);
+  if (!put || rename(next.c_str(), path_.c_str()) != 0) {
+    throw std::runtime_error(fmt::format("{} cannot be written: {}", path_, strerror(errno)));
+  }
+}
+
+}   // namespace lunar::tools

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a bench set up on the machine, written down before it exists, so that the next run can sweep away what a killed
+// one left. One line each:
+//   cgroup DIRECTORY | swapfile PATH | file PATH | directory PATH | page-cluster VALUE BOOT_ID
+// Also the lock that lets only one bench run on a machine at a time.
+//
+// The state file lies in /var/lib/lunar (root) or /var/tmp (others; only a file owned by the caller is believed).
+// Threading: one thread. May not be used by runtime/ (it allocates).
+#pragma once
+#include <string>
+#include <vector>
+
+namespace lunar::tools {
+
+// Held for the life of the object. Throws std::runtime_error naming the holder.
+class BenchLock {
+ public:
+  BenchLock();
+  ~BenchLock();
+  BenchLock(const BenchLock&) = delete;
+  BenchLock& operator=(const BenchLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
+class SetupJournal {
+ public:
+  SetupJournal();   // reads the state file; pre: the BenchLock is held
+  // Undoes what an earlier run recorded; one line a thing swept.
+  std::vector<std::string> sweep();
+  void record(const std::string& line);   // on disk when it returns; throws std::runtime_error
+  void forget(const std::string& line);
+  static std::string boot_id();
+
+ private:
+  bool undo(const std::string& line, std::string* said);
+  void save() const;
+  std::string path_;
+  std::vector<std::string> lines_;
+};
+
+}   // namespace lunar::tools
