@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work that the server does by itself, between clients' commands, on keys that are cold: active expiry (expiry.h) and eviction at maxmemory
-// (eviction.h). What it needs is fetched by the gate's threads first.
+// The server's own work on cold keys, between clients' commands: active expiry (expiry.h) and eviction at maxmemory (eviction.h). The
+// gate's threads fetch what it needs first.
 //
 //   epoll_wait() returns ──► a file event of ours among its events ──► the server's loop calls turn(): data may be looked at, and changed
 //                                                                        │ what is missing ──► fetcher ──► the next turn
 //
-// The event's descriptor is never readable: the gate adds it to what epoll_wait gives, as it does with held clients. Idle, nobody is woken:
-// a turn goes along with a wake-up that the server has anyway, at most one in kLookNs.
+// The event's descriptor is never readable: the gate adds it to the result of epoll_wait, as it does with held clients. An idle server is
+// not woken: a turn goes along with a wake-up that the server has anyway, at most one in kLookNs.
 //
 // Redis 7.0 only, where what is called of the server is known: elsewhere, and where a symbol is missing, expiry and eviction read by faults.
 //

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether keys may be looked up for a client: only when the server itself, asked at that moment, would let the client run the
-// command on them. Nothing is remembered between two reads, so AUTH, HELLO, RESET, ACL and CONFIG need no watching: what counts is
-// the user that the client's structure names now, and what that user may do now.
+// Whether the gate may look keys up for a client: only when the server itself, asked at that moment, would let the client run the
+// command on them. The gate remembers nothing between two reads, so it need not watch AUTH, HELLO, RESET, ACL and CONFIG: what counts
+// is the user that the client's structure names now, and that user's rights now.
 //
 //   authRequired(client)            yes ──► nothing is looked up
 //   client ─► user                  the default user, or the one that the server has under that name; else nothing is looked up
@@ -43,7 +43,7 @@ class Rights {
 void rights_of(const ServerLayout& layout, const ClientView& client, Rights* out);
 // Whether the command may run, keys and all. pre: !rights->none().
 [[nodiscard]] bool rights_allow(Rights* rights, const CommandKeys& keys, const Command& command);
-// Behind this command in the same input, the client may be somebody else.
+// Whether the client may be another user after this command in the same input.
 [[nodiscard]] bool changes_rights(const Command& command);
 
 }  // namespace lunar::redis

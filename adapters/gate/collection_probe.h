@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether collections are laid out as the views of lookup_steps.h have them: the first ones of each kind that a lookup meets are looked at by
-// system calls that fail on a wild pointer, and what they say of themselves in two places must agree. One that does not fit: that kind is not
-// looked into any more (its object still is), with one line in the log.
+// Checks that collections are laid out as the views of lookup_steps.h have them: it reads the first ones of each kind that a lookup meets
+// by system calls that fail on a wild pointer, and facts stored in two places must agree. If one does not fit, lookups stay out of that
+// kind (its object is still looked up), with one line in the log.
 //
 // Threading: any; the results are atomic. Allocates nothing. A probe may have to wait for a page, a few times in the life of a server.
 #pragma once

@@ -3,8 +3,8 @@
 //
 // A table of our own, not the server's getKeysFromCommand: that one wants the arguments as server objects (allocated, or built
 // by hand to a version's layout) and answers in a structure that changes between versions; and it does not tell whether a value
-// is read. What is not in the table (a command of a module, a renamed or newer one) is passed without look-up. A wrong entry
-// costs a look-up, or a fault: never a wrong reply.
+// is read. Commands that are not in the table (of a module, renamed or newer ones) are passed without lookup. A wrong entry
+// costs a lookup, or a fault: never a wrong reply.
 //
 // Threading: constant data.
 #pragma once

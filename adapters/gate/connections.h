@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections of which the gate keeps bytes. One that has none of its bytes here has no entry: a look-up by descriptor then
-// finds nothing.
+// Connections of which the gate keeps bytes. A connection without bytes here has no entry: a lookup by descriptor finds nothing.
 //
 //   kPartial   the start of a command behind others that the server has; more is to come from the socket, until `deadline_ns`
 //   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`; or waits for its user's turn to ask for them
 //   kReady     the pages are in, or have been waited for long enough (`late`): the server is to read
 //
-// What is kept is bounded, the starts of commands and what is held apart from each other: neither can take the other's place.
+// Two separate bounds limit what is kept, one for starts of commands and one for held input: neither can take the other's place.
 //
 // Threading: the main thread. A thread of the server or of a module that reads or closes in its place may take bytes out of an
 // entry (the main thread does not touch that connection meanwhile), and notes that it closed a descriptor: the entry is dropped

@@ -271,7 +271,7 @@ void expiry_open() {
 bool expiry_shut() {
   Expiry& e = g_expiry;
   if (e.state == State::kIdle) return false;
-  if (*e.server.enabled != 1) {   // somebody's wish
+  if (*e.server.enabled != 1) {   // switched off by a client
     if (!e.off) stop();
     return e.off;
   }
@@ -295,7 +295,7 @@ bool expiry_turn(uint64_t now) {
     expiry_open();
     return false;
   }
-  if (e.state == State::kIdle && *e.server.enabled != 1) return false;   // somebody's wish
+  if (e.state == State::kIdle && *e.server.enabled != 1) return false;   // switched off by a client
   if (e.state == State::kResting && now < e.rest_until) return false;
   if (e.state != State::kActive) {
     if (!something_due()) {

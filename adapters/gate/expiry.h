@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Active expiry of cold keys. The server's own cycle goes through the tables of expiries, 20 keys and more at a time, and frees what is due: of
-// a cold string one fault each, 30 ms without a look at its clients. Here the server's cycle is switched off while there is anything due
-// close before it, and its work is done in turns:
+// Active expiry of cold keys. The server's own cycle goes through the tables of expiries, 20 keys and more at a time, and frees due keys: one
+// fault for each cold string, 30 ms without serving its clients. The gate switches the server's cycle off while any key close ahead of it
+// is due, and does its work in turns:
 //
 //   table of expiries   ...│ window │ window │ window │ window │      each: look up what is due ─► fetch what is missing ─► expire
 //                          ▲ the server's cursor                       (kWindow buckets, a request each)
 //
-// Same order, same cursor, same function for each key: counters, notifications, deletes sent to replicas and the append-only file are the
-// server's. Same end: a table whose last window had at most a tenth that was due is left alone for a tenth of a second.
+// The same order, cursor and function for each key: counters, notifications, deletes sent to replicas and the append-only file are the
+// server's. The same end: a table whose last window had at most a tenth of due keys is left alone for a tenth of a second.
 // A turn takes kTurnNs, then clients get twice as long.
 //
 // Nothing happens on a replica, while clients are paused, and where DEBUG SET-ACTIVE-EXPIRE 0 was said. So that this is seen, the server's

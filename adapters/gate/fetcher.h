@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fetches pages for the input gate: a few service threads that take what is asked for in batches, bring it in through the
-// pager's range operations at queue depth, and tell the main thread by an eventfd, if that is asleep.
+// Fetches pages for the input gate: a few service threads take requests in batches, bring the pages in through the pager's range
+// operations at queue depth, and wake the main thread by an eventfd if it sleeps.
 //
 //   main ── submit ──► waiting ── thread: prefetch a batch ──► done ── take_done ──► main
 //
@@ -25,7 +25,7 @@ struct Request {
   Request* next = nullptr;
   int fd = -1;
   Share* share = nullptr;   // its user's, in which it counts
-  uint64_t hold = 0;   // the connection's when it was made: ended when the pages are in, or the descriptor somebody else's
+  uint64_t hold = 0;   // the connection's when it was made: ended when the pages are in, or the descriptor belongs to another connection
   AheadFetch* ahead = nullptr;   // asked for by none of the clients (ahead.h)
   NonresidentRanges pages;
 };

@@ -157,7 +157,7 @@ void begin_fetching(uint64_t now) {
   g.holds_begun = g.holds;
 }
 
-// Those of a list whose time is up; of long lookups, whose faults stop everybody, the first: *lookups may go.
+// Releases the clients of a list whose time is up; of long lookups, whose faults stop all clients, only the first: *lookups may go.
 void release_due(ConnectionList& list, bool all, uint64_t now, unsigned* lookups) {
   Gate& g = g_gate;
   for (Connection *c = list.head, *next; c != nullptr; c = next) {
@@ -331,7 +331,7 @@ int hook_tls_pending(const void* tls) {
   return g.tls_pending(tls);
 }
 
-// What the main thread has waited for pages since it last waited for events: as long everybody stood still.
+// How long the main thread has waited for pages since it last waited for events: all clients stood still that long.
 void note_stall() {
   Gate& g = g_gate;
   const uint64_t now = pager_watched_read_ns()->load(std::memory_order_relaxed), stall = now - g.read_ns_before;

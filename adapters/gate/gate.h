@@ -1,38 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input gate: how one cold key waits without stopping a single-threaded server, and without changing one of its rules. It
+// The input gate: lets one cold key wait without stopping a single-threaded server, and without changing one of its rules. It
 // holds the client's *bytes*, not the command:
 //
 //   read()  ── whole commands, all keys resident ────────────────────────────────► the server's buffer
 //              └─ a cold key: what comes before goes on; the rest stays here, EAGAIN ──► fetcher
 //   epoll_wait()  ◄── pages are in: the descriptor counts as readable again, read() hands the bytes over
 //
-// To the server the client was merely slower to send. Calls of the main program are redirected (program_got.h): read,
-// epoll_wait, close, and OpenSSL's SSL_read (with SSL_get_error and SSL_pending, so that the session agrees). Held for at most
-// `hold_ms_max` and kRoundsMax rounds, then passed as it is: the command faults, and is right.
+// To the server the client was merely slower to send. The gate redirects calls of the main program (program_got.h): read,
+// epoll_wait, close, and OpenSSL's SSL_read (with SSL_get_error and SSL_pending, so that the session agrees). It holds input for at
+// most `hold_ms_max` and kRoundsMax rounds, then passes it as it is: the command faults, and its reply is right.
 //
-// One that goes through whole values (value_lookup.h), or many, is held for up to kLookupHolds times as long and kLookupRoundsMax rounds: passed
-// cold, it would stop everybody for hundreds of faults. What it may ask for is bounded (kLookupPart), and what all of these have brought in
-// (kLookupsPart): beyond that one goes on, the others wait for their turn, together with what a user has under way. Of those whose time is up,
-// one is passed between two waits for events.
+// A command that goes through whole values (value_lookup.h), or many, is held for up to kLookupHolds times as long and kLookupRoundsMax
+// rounds: passed cold, it would stop all clients for hundreds of faults. The gate bounds what one command may ask for (kLookupPart), and
+// what all of these have brought in (kLookupsPart): beyond that one goes on and the others wait for their turn, together with what a user
+// has under way. Of commands whose time is up, one is passed between two waits for events.
 //
-// A look takes kLookUnits of work. What comes behind in the same input, or is left of a value, is looked at after the other clients' turn.
+// One look takes kLookUnits of work. The rest of the same input, or of a value, follows after the other clients' turn.
 //
-// Nothing is looked up, fetched or held for a client that has not authenticated, or whose user may not run the command on its keys
-// (client_rights.h): neither the LUN, nor the budget, nor the time that a refusal takes tells it anything. What others may have under way or
-// held is bounded, a client and a user (user_share.h).
+// The gate looks up, fetches and holds nothing for a client that has not authenticated, or whose user may not run the command on its keys
+// (client_rights.h): neither the LUN, nor the budget, nor the time that a refusal takes tells it anything. What other clients may have
+// under way or held is bounded, by client and by user (user_share.h).
 //
-// What a command frees counts as what it reads: the old value of a SET, a deleted one (freed_lookup.h), and at maxmemory the victims that it will
-// evict (eviction.h). Active expiry, which is no client's command, is done in turns on keys whose pages are in (expiry.h).
+// What a command frees counts as what it reads: the old value of a SET, a deleted one (freed_lookup.h), and at maxmemory the victims that
+// it will evict (eviction.h). Active expiry, which no client commands, runs in turns on keys whose pages are in (expiry.h).
 //
-// A replica's link to its master is read ahead of: replica_link.h.
+// The gate reads ahead of a replica's link to its master: replica_link.h.
 //
-// Passed at once, without look-up: everything but sockets of clients (other replication links, pipes, files), a command's start that is
-// all there is (the rest is scanned with what the server has of it), commands not in the table of command_keys.h, everything while nothing was ever evicted, while the
-// server's layout is not known (one line in the log), and permanently once threads of the server read for it (io-threads-do-reads).
+// Passed at once, without lookup: everything but sockets of clients (other replication links, pipes, files); a command's start that
+// comes alone (the rest is scanned with what the server has of it); commands not in the table of command_keys.h; everything while
+// nothing was ever evicted or the server's layout is not known (one line in the log), and permanently once threads of the server read
+// for it (io-threads-do-reads).
 //
-// Hash tables that the server doubles are moved here, as their entries come in (rehash_ahead.h).
+// The gate moves the entries of hash tables that the server doubles, as they come in (rehash_ahead.h).
 //
-// Carried by the Redis module and by the preload library; where both are, the preload's serves and the module asks it (GateCalls).
+// Part of the Redis module and of the preload library; where both are loaded, the preload's serves and the module asks it (GateCalls).
 //
 // Threading: installed once. Hooks do their work on the thread that runs the event loop; other threads go straight to libc (but
 // for bytes that wait for them). A forked child has no gate. No allocation but sys/arena, and what the
@@ -90,10 +91,10 @@ struct GateWorst {
   uint64_t hold_ns = 0, fault_ns = 0, stall_ns = 0;
 };
 
-// Redirects the calls; on the main thread, before the program waits for input: then the server's data is looked for. 0, or -errno
-// with *why: nothing was changed. -ENOTSUP: no pager was created by this library. Once.
+// Redirects the calls; on the main thread, before the program waits for input: then the gate looks for the server's data. 0, or -errno
+// with *why: nothing was changed. -ENOTSUP: this library created no pager. Once.
 [[nodiscard]] int gate_start(const GateOptions& options, ErrorText* why);
-// Whether the program is a redis-server or its like, known or not: one look-up of a symbol.
+// Whether the program is a redis-server or its like, of known layout or not: one symbol lookup.
 bool gate_fits_program();
 // At run time; main thread. Switched off, what is held is passed. Nothing when it was not started.
 void gate_set(const GateOptions& options);
@@ -103,7 +104,7 @@ GateCounters gate_counters();
 GateWorst gate_take_worst();   // also where the gate could not be started
 const HoldTimes& gate_hold_times();
 Prefixes& gate_prefixes();
-const std::atomic<uint64_t>* gate_main_reads();   // GateCounters::main_reads, for who looks often
+const std::atomic<uint64_t>* gate_main_reads();   // GateCounters::main_reads, for frequent readers
 
 // The same calls, of whichever library's gate serves.
 struct GateCalls {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the server's read() gets: see gate.h. A read goes straight into the server's buffer and is scanned there; only what must
-// wait is copied.
+// The result of the server's read(): see gate.h. A read goes straight into the server's buffer, where the gate scans it; only input that
+// must wait is copied.
 #include <errno.h>
 #include <limits.h>
 
@@ -17,7 +17,7 @@
 namespace lunar::redis {
 namespace {
 
-// A client whose input can be scanned (an eligible client), and where the server is in it.
+// An eligible client (one whose input can be scanned), and the server's place in its input.
 struct Input {
   const ClientView* client = nullptr;
   Progress progress;
@@ -118,7 +118,7 @@ ScanResult scan_commands(const Input& input, const char* text, size_t bytes, boo
     }
     at += g.command.bytes;
     const CommandKeys* keys = g.command.kept == 0 ? nullptr : find_command_keys(g.command.argument[0]);
-    if (keys == nullptr && g.command.kept != 0 && changes_rights(g.command)) {   // as whom the rest runs is not known yet
+    if (keys == nullptr && g.command.kept != 0 && changes_rights(g.command)) {   // which user the rest runs as is not known yet
       if (!result.cold) {
         result.good = bytes;
         few = false;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks a key up in the server's dictionaries without touching a page that is not resident: before each step the pager is asked,
-// and what is missing for the step is noted instead of read. With the missing pages in, the next lookup gets one step further:
-// table slot, entry, key, object, value.
+// Looks a key up in the server's dictionaries without touching a page that is not resident: it asks the pager before each step, and
+// notes what the step lacks instead of reading it. With the missing pages in, the next lookup gets one step further: table slot,
+// entry, key, object, value.
 //
-// A page may be evicted between the question and the use: then it is an ordinary fault. The gate is the one place where the pager
-// learns of a hit: the clock hand skips once the pages that a lookup relies on, and those of a command for which nothing was
-// missing at the first look are one degree hotter, so that heat counts how often a page was of use since the hand came by.
+// A page may be evicted between the question and the use: then it is an ordinary fault. Only here the pager learns of a hit: the clock
+// hand skips, once, pages that a lookup relies on, and a command that lacks nothing at the first look makes its pages one degree
+// hotter, so that heat counts the uses of a page since the hand came by.
 //
 // Threading: the server's main thread only, while it reads a client's input: nothing changes meanwhile (while it waits in
 // epoll_wait, threads of other modules may change keys). Allocates nothing.
@@ -32,9 +32,9 @@ struct NonresidentRanges {
   void work(unsigned n) { units = units > n ? units - n : 0; }
 };
 
-// What is missing for `command` on the keys of `database`; adds to *missing. True: nothing, all that was to be looked at is resident.
-// first_look: it has not been held. cursor: whole values are looked up where the command reads them (value_lookup.h), from there on; nullptr:
-// their top level only. False, with nothing missing: it was enough for one look.
+// Adds to *missing what `command` lacks on the keys of `database`. True: nothing, all of it is resident. first_look: the command has not
+// been held. cursor: looks whole values up where the command reads them (value_lookup.h), from there on; nullptr: their top level only.
+// False, with nothing missing: it was enough for one look.
 [[nodiscard]] bool look_up_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys,
                                 const Command& command, bool first_look, LookupCursor* cursor, NonresidentRanges* missing);
 

@@ -149,7 +149,7 @@ int ServerLayout::find_data(int epoll, const void* events, int events_max, Error
   if (!peek(*loop + 4, &size) || !peek(*loop + shape_->loop_api, &api_at) || !peek(api_at, &its_epoll) || !peek(api_at + 8, &api) ||
       !peek(*loop + shape_->loop_events, &its_events))
     return (void)why->set(-ENOTSUP, "its event loop is not where it should be"), -1;
-  if (its_epoll != epoll) return 0;   // somebody else's
+  if (its_epoll != epoll) return 0;   // another loop
   if (api != events || size != events_max) return (void)why->set(-ENOTSUP, "its event loop looks different"), -1;
   for (int t = 0; t < kTransports; ++t) {
     if (find_types_[t] != nullptr) types_[t] = find_types_[t]();

@@ -14,8 +14,8 @@
 //     views give. Until there are keys, nothing is looked up.
 //   - a connection each time: descriptor, handlers and client must point at each other, and the client's buffer must be the one
 //     that read() is given.
-// Collections are looked at when a lookup first meets them (collection_probe.h). What does not fit is left alone: the gate stays open.
-// While a layout is checked, memory is read by a system call that fails on a wild pointer.
+// A lookup checks collections when it first meets them (collection_probe.h). An unknown layout is left alone: the gate stays bypassed.
+// The checks read memory by a system call that fails on a wild pointer.
 //
 // Threading: the server's main thread only. Allocates nothing.
 #pragma once
@@ -27,8 +27,8 @@
 
 namespace lunar::redis {
 
-// What a server has of a client's input before it reads more: `bytes` at `text` that it could not use yet, right before what it reads; it is
-// in a command of which it has taken `taken` arguments, `left` are to come (0: it has taken none, the text is a command's start), the next
+// A server's part of a client's input before it reads more: `bytes` at `text` that it could not use yet, right before what it reads. It
+// has taken `taken` arguments of the current command, `left` are to come (0: it has taken none, the text is a command's start), the next
 // one of `bulk` bytes (-1: not known).
 struct Progress {
   const char* text = nullptr;
@@ -147,7 +147,7 @@ class ServerLayout {
   // The arguments that the server has taken of the command that it is in. False: they are not what they should be.
   bool arguments_taken(const ClientView& client, const Progress& progress, Command* out) const;
   int database_of(const ClientView& client) const;
-  // As whom its commands run; not looked at here (client_rights.h).
+  // The user that its commands run as; not examined here (client_rights.h).
   const void* user_of(const ClientView& client) const { return at<const void*>(&client, shape_->client_user); }
   const DatabaseView* database(int index) const;
   bool has_slots() const { return slots_; }

@@ -72,7 +72,7 @@ struct KeyLookup {
   NonresidentRanges* missing;
   bool complete = true;
   const SkippedPages* skipped = nullptr;   // not noted when they are missing
-  bool settled_only = false;                 // tables that are being rehashed are not looked at: somebody's search may be moving entries
+  bool settled_only = false;                 // skips tables that are being rehashed: a search of another thread may be moving entries
   PagesSeen* seen = nullptr;                 // value_lookup.h
   static constexpr unsigned kUsedMax = 32;
   PageView used[kUsedMax];                   // pages that were there, each once (the first of them)

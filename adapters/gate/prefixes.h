@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which prefixes of keys are asked for, and which of them from cold memory: one command in kEvery that the gate looks up for the first time
-// is a sample. A prefix is the name up to and with its first ':', or up to its first digit, at most kBytes.
+// Counts which key prefixes clients use, and which of them hit cold memory: it samples one in kEvery commands at their first lookup. A
+// prefix is the name up to and with its first ':', or up to its first digit, at most kBytes.
 //
-// The table keeps kWays prefixes a set, of which a new one takes the least used, once others have used that up: what is asked for often stays,
-// names without prefixes pass through. Nothing of the server's memory is touched for it.
+// The table keeps kWays prefixes a set; a new one replaces the least used, once others have used up its count: frequent prefixes stay,
+// names without prefixes pass through. It touches none of the server's memory.
 //
 // Threading: the server's main thread. Allocates nothing; some twenty nanoseconds a sample.
 #pragma once

@@ -28,7 +28,7 @@ void RehashAhead::start(const ServerLayout& layout) {
   if (layout.keyspace() == Keyspace::kDict) rehash_ = reinterpret_cast<int (*)(DictView*, int)>(dlsym(RTLD_DEFAULT, "dictRehash"));
 }
 
-// Nullptr: it is somebody else's business, or too small to be worth it.
+// nullptr: paused by other code, or too small to be worth it.
 RehashAhead::Paused* RehashAhead::pause(int database, DictView* dict) {
   unsigned i = 0;
   while (i < paused_count_ && paused_[i].dict != dict) ++i;

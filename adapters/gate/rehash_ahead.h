@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves the entries of a database from its old hash table to the new one in the server's place, as far as they are in DRAM (Redis 7.0).
 //
-// One added key makes the server double a table. It then moves a bucket a command, and at the cron as many as a millisecond allows, a
-// hundred at a time; each entry and key of a cold table is a fault. To fetch buckets ahead of it does not help: the cron moves those within the
-// millisecond, and meets the cold ones behind them. So the server's rehash is paused (the counter that its own iterators use), and
+// One added key makes the server double a table. It then moves a bucket a command, and in its cron as many as a millisecond allows, a
+// hundred at a time; each entry and key of a cold table is a fault. Fetching buckets ahead of it does not help: the cron moves those within
+// the millisecond, and meets the cold ones behind them. So the gate pauses the server's rehash (the counter that its own iterators use):
 //
 //   inside read():  next buckets ─► those whose entries and keys are resident, up to the first that are not: dictRehash, the server's own
 //                                └► what is missing is fetched; no client waits for it
 //
-// A table moves as fast as its entries come in, at reads and in turns (ahead.h); until it has, look-ups search both tables, as always. The
-// counter is one higher while the server's cron and small commands run, so that a rehash which begins is paused before the next cron. It is
-// not, and the server moves a bucket a command as ever, where any number of keys may be added before we are asked again: for scripts, EXEC,
-// commands that are not known or were not looked at, while other threads may have the server's lock, and for small tables. Else a script that
-// adds a million keys would find them all in the chains of a table of a thousand slots. A table of 2^20 slots has room for that. FLUSHDB sets the counter to zero: it is set again.
-// Not ours to undo, when somebody else has it higher: then nothing is moved. A bucket that cannot be had (kPatienceNs) is moved with its faults,
-// and so are all when keys are added faster than they come in (a quarter more keys than the new table has slots): then more than were added.
+// A table moves as fast as its entries come in, at reads and in turns (ahead.h); until then lookups search both tables, as always. The
+// counter is one higher while the server's cron and small commands run, so that a rehash which begins is paused before the next cron. It
+// is not, and the server moves a bucket a command as ever, where any number of keys may be added before the next read: for scripts, EXEC,
+// unknown commands and those that were not looked up, while other threads may have the server's lock, and for small tables. Else a script
+// that adds a million keys would find them all in the chains of a table of a thousand slots. A table of 2^20 slots has room for that.
+// FLUSHDB sets the counter to zero: the gate sets it again. While other code has the counter higher, nothing is moved. A bucket that
+// does not come in (kPatienceNs) is moved with its faults. When keys are added faster than buckets come in (a quarter more keys than the
+// new table has slots), all are moved with their faults, more than were added.
 //
 // Threading: the main thread, inside read(), around epoll_wait() and in turns. Allocates nothing.
 #pragma once

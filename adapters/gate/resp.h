@@ -3,7 +3,7 @@
 //
 // The parser keeps no state: it is given the bytes from the start of a command, and says where the command ends, that more
 // bytes are needed, or that this is not for us. It copies nothing and allocates nothing; arguments point into the bytes.
-// Whoever has part of a command asks again when more has come: what one call costs is bounded by the arguments that are there.
+// A caller with part of a command parses again when more has come: the arguments that are there bound the cost of one call.
 //
 // Threading: none of its own. What it calls kBad is not an error to report: the server sees the same bytes and has its own
 // answer to them.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks a stream up: a radix tree from ids (16 bytes, the high one first) to listpacks of entries.
+// Looks up streams: a radix tree from ids (16 bytes, the high one first) to listpacks of entries.
 //
 //   stream ─► rax ─► node: flags and size, bytes of the key, padding, children, value
 //
 // Trees are believed after one that the server itself made (raxNew, raxInsert, streamNew) has been traversed and gave back what was put in;
-// until then, or when it did not, a stream is looked at as a whole by nobody: its top only.
+// until then, or when it did not, only the top of a stream is looked up, never the whole.
 //
 // Threading: as key_lookup.h. The check allocates with the server's malloc.
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the clients of one user have of the gate, so that none takes it from the others: bytes under way from the LUN, requests, and
-// input held back. Whoever has its full share of what is under way waits for its turn, in order; of what is held, the rest is passed.
+// Shares of the gate by user, so that no user takes it from the others: bytes under way from the LUN, requests, and held input. A client
+// whose user has its full share under way waits for its turn, in order; input beyond the share of held bytes is passed.
 //
 // A share lives while anything is in it. The user is a name only, never looked at.
 //

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks whole values up, for commands that read them as a whole or tell which part they read (Reach in command_keys.h). Like key_lookup.h,
-// it touches no page that is not resident, and notes what is missing.
+// Looks up whole values, for commands that read them as a whole or name the part they read (Reach in command_keys.h). Like key_lookup.h,
+// it touches only resident pages, and notes what is missing.
 //
 //   string, listpack, integers   its pages, from where they are missing on
 //   hash, set, sorted set        the dictionary's buckets ─► entries ─► members, values, nodes of the skip list
 //   list                         nodes by their counts from the nearer end, then those of the range
 //   stream                       stream_lookup.h
 //
-// One look is bounded (kLookUnits, of all the commands looked at in it: a few hundred microseconds; and what NonresidentRanges takes);
-// the next one goes on where the last one found
-// something missing. What it keeps between two looks is a LookupCursor: a number of buckets, nodes or pages, never an address. Each look
-// comes from the key down again, as other commands may have changed or freed anything meanwhile; a number that fits no more costs faults.
-// Known: on Redis 7.0 all of them; sorted sets and sets on Redis 8.0; sets on Valkey 8.1; lists and strings on each. Others: their top level.
+// One look is bounded (kLookUnits for all its commands: a few hundred microseconds; and the room of NonresidentRanges); the next one goes
+// on where the last one found something missing. Between two looks it keeps a LookupCursor: a number of buckets, nodes or pages, never an
+// address. Each look starts from the key again, as other commands may have changed or freed anything meanwhile; a stale number costs
+// faults. Known: on Redis 7.0 all of them; sorted sets and sets on Redis 8.0; sets on Valkey 8.1; lists and strings on each. Others: their
+// top level.
 //
 // Threading: as key_lookup.h. Allocates nothing.
 #pragma once

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// close's family and dup2's, for two descriptors that the program does not know: that of the tree's account, which the programs that this one
-// will start need, and that of /dev/userfaultfd, which this one may need when it has given up its rights, and they if they begin without.
-// Programs that close all they do not know (Python's subprocess, daemons, GLib) pass over them. Who wants such a number for a file of its own
-// gets it: the account moves away, the device is opened anew by who may. Whatever else is asked for goes through unchanged.
+// close's family and dup2's, for two descriptors that the program does not know: that of the tree's account, which the programs started by
+// this one need, and that of /dev/userfaultfd, which this one may need once it has dropped its rights, and they if they start without.
+// Programs that close all unknown descriptors (Python's subprocess, daemons, GLib) skip them. A program that wants such a number for a file
+// of its own gets it: the account moves away, and a process with the right to it reopens the device. All other calls go through unchanged.
 // Threading: any thread, signal handlers and children of vfork included.
 #include <errno.h>
 #include <linux/close_range.h>

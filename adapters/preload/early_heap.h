@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Early heap: a bump buffer for memory that is asked for while no allocator may be used: by the dynamic loader before our
+// Early heap: a bump buffer for requests while no allocator may be used: by the dynamic loader before our
 // constructor, and by thread creation between the allocator's fork handlers. What it hands out is never given back.
 // Threading: lock-free. Async-signal-safe. Calls nothing.
 #pragma once

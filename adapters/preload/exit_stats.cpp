@@ -3,8 +3,8 @@
 //   lunar: stats: KEY VALUE [(READABLE)]
 // so that people and tests read the same. It comes from the process that `lunar run` became, and from every other one
 // that activated the pager: the small helpers of a shell script say nothing. Programs close standard error before they end
-// (coreutils do), so a duplicate is kept from the start, under a high number and close-on-exec; it is used only while it
-// still is what it was.
+// (coreutils do), so the library keeps a duplicate from the start, under a high number and close-on-exec, and uses it only while
+// it is still the same file.
 //
 // Threading: whichever thread ends the process. May run in a signal handler's _exit: formats by hand, allocates nothing.
 #include <fcntl.h>
@@ -111,7 +111,7 @@ void fill(Table* table) {
   table->count("gate_timeouts", gate.timeouts);
 }
 
-// Set by hand (LD_PRELOAD without `lunar run`), no root is known: everybody speaks.
+// With LD_PRELOAD set by hand (without `lunar run`) no root is known: every process prints.
 bool worth_printing() {
   auto root = static_cast<uint64_t>(g_options.root);
   return pager_active() || root == 0 || root == static_cast<uint64_t>(getpid());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// fork and its relatives in libc (daemon, forkpty; _Fork, clone, and syscall with a number that forks): refused with ENOMEM when
-// the LUN cannot promise what the child may come to need; the table of tiered maps is held still across the call. The pager's own
-// fork handlers (pthread_atfork) do the rest, also for forks that do not pass here; calls that run no handlers have them run here.
-// vfork, posix_spawn and clone(CLONE_VM) share our memory and need nothing. With CLONE_FILES and without CLONE_VM, which nobody
-// uses, a child would close its parent's descriptors: it goes to the kernel as it came, and is without its tiered memory.
+// fork and its relatives in libc (daemon, forkpty; _Fork, clone, and syscall with a number that forks): fail with ENOMEM when the LUN
+// cannot promise what the child may come to need; keep the table of tiered maps locked across the call. The pager's own fork handlers
+// (pthread_atfork) do the rest, also for forks that do not pass here; for calls that run no handlers this file runs them.
+// vfork, posix_spawn and clone(CLONE_VM) share our memory and need nothing. With CLONE_FILES and without CLONE_VM, an unused
+// combination, a child would close its parent's descriptors: the call goes to the kernel unchanged, without tiered memory in the child.
 //
 // Threading: any thread.
 #include <dlfcn.h>
@@ -23,7 +23,7 @@
 namespace lunar::preload {
 namespace {
 
-enum class Handlers { kLibc, kOurs };   // who runs the pager's fork handlers
+enum class Handlers { kLibc, kOurs };   // what runs the pager's fork handlers
 
 void enter_child(Handlers handlers) {
   if (handlers == Handlers::kOurs) pager_fork_child();

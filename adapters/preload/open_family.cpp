@@ -31,7 +31,7 @@ void note() {
   errno = saved;
 }
 
-// Before the descriptor is known to anybody.
+// Before any other thread knows the descriptor.
 inline int opened(int fd, int flags) {
   if (__builtin_expect((flags & O_DIRECT) != 0, 0) && fd >= 0) note();
   return fd;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // pthread_create and thrd_create, to see the program's last thread end. libc ends a process with exit(0) when its last thread leaves
-// by pthread_exit or returns; with service threads beside it that thread is not the last in libc's count, and the process would stay
-// forever. So the threads of the program are counted here, and the last one calls exit(0) where libc would have.
+// by pthread_exit or returns; with service threads running that thread is not the last in libc's count, and the process would stay
+// forever. So this file counts the threads of the program, and the last one calls exit(0) where libc would have.
 //
 // A thread ends in the last round of its key destructors, after those of the program. Threads made past libc (clone) are not counted,
-// so the kernel's list of threads is asked as well before the process is ended.
+// so it also checks the kernel's list of threads before it ends the process.
 //
 // The kernel reads the list of robust mutexes of a thread that ends, and clears its thread id, where page faults are refused: these
 // words are kept in DRAM (pager_keep_for_thread) until the thread is gone. The id lies in libc's block of a thread, on its stack; only
-// a stack that the program gave can be tiered, and is kept from the start. A mutex that is held can lie anywhere; the list is walked at the end.
+// a stack that the program gave can be tiered, and is kept from the start. A held mutex can lie anywhere; the list is read at the end.
 // Threading: any thread. Allocates like the program itself (one small block a thread).
 #include <errno.h>
 #include <limits.h>
@@ -31,7 +31,7 @@ pthread_key_t g_key;
 constexpr intptr_t kRounds = PTHREAD_DESTRUCTOR_ITERATIONS;   // a destructor that sets its key again runs in the next round
 constexpr unsigned kLooks = 40;
 
-// Threads that were counted may still be on their way out. Looks for about a second; whoever stays then was never counted.
+// Counted threads may still be on their way out. Looks for about a second; a thread that stays then was never counted.
 bool only_service_threads_left() {
   for (unsigned look = 0; look < kLooks; ++look) {
     const int others = sys::other_live_threads();

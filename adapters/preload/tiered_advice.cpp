@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// madvise and mlock on tiered memory. One table says what each advice of the kernel's does here; advice that is not in it is refused,
-// as a kernel refuses what it does not know: passed on, it could drop or replace pages behind the pager's back.
+// madvise and mlock on tiered memory. One table maps each advice of the kernel; unknown advice is refused, as a kernel refuses it: passed
+// on, it could drop or replace pages behind the pager's back.
 //
-// Threading: any thread. The lock of the maps is not held while advice waits for I/O: who unmaps the range meanwhile races with itself.
+// Threading: any thread. The lock of the maps is not held while advice waits for I/O: a program that unmaps the range meanwhile races with itself.
 #include <errno.h>
 #include <sys/mman.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs values anew when holes take the LUN (memory_limit.h): the server's own active defragmentation needs a jemalloc of its own.
+// Repacks values when holes take up the LUN (memory_limit.h): the server's active defragmentation needs its own jemalloc.
 //
 // A slice goes on through the keyspace where the last one ended. Of each value that is one block (strings in a block of their own, listpacks,
 // sets of integers) it asks the allocator whether its slab is emptier than others, which touches no value; then it fetches those that are in one

@@ -23,7 +23,7 @@ constexpr uint64_t kResortBytes = 96ull << 20;
 void* last_resort_alloc(size_t bytes, bool zero);
 void* last_resort_resize(void* pointer, size_t bytes);
 
-// While an allocation was refused a moment ago, the next ones do not ask the heap: each would wait for a look at what dead processes held.
+// For a moment after a refused allocation, the next ones do not try the heap: each would wait for a sweep of dead processes.
 bool last_resort_open();
 void last_resort_close();         // the main thread, as it looks at the LUN
 

@@ -22,7 +22,7 @@
 
 namespace lunar::redis {
 
-// What maxmemory is at most: 7/8 of what data may take (`forks yes`: of half of the LUN, so that a child fits beside it).
+// The upper bound of maxmemory: 7/8 of the room for data (`forks yes`: of half of the LUN, so that a child fits too).
 uint64_t memory_limit_ceiling();
 const char* memory_limit_state();   // ok, low (maxmemory will soon be lowered), held (it is), full (above the edge)
 

@@ -3,8 +3,8 @@
 // RedisModule_GetApi, whose address is the first word of the context that RedisModule_OnLoad gets. Layouts and numbers are
 // those of version 1 of that ABI (Redis 7.0 and later, Valkey); servers keep them.
 //
-// A call that a server lacks is nullptr: `required` ones are named at load and the module is not loaded; whoever uses an
-// optional one asks first. Threading: filled at load, read-only afterwards.
+// A call that a server lacks is nullptr: `required` ones are named at load and the module is not loaded; callers check optional
+// ones first. Threading: filled at load, read-only afterwards.
 #pragma once
 #include <cstddef>
 #include <cstdint>

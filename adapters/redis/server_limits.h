@@ -2,9 +2,9 @@
 // Limits of the server that the module keeps lower than the user has them, because the LUN cannot take more: maxmemory,
 // maxmemory-clients, proto-max-bulk-len. Of each there are two values: the user's own, and the one that holds.
 //
-// CONFIG REWRITE (Sentinel issues it) writes the one that holds into the server's file, where a later start would find it and take it for
-// the user's. So `lunar.limits` is written beside it, "NAME OWN HOLDS ...": a start that finds HOLDS unchanged goes on with OWN, and
-// one that finds another value has met an edit by the user.
+// CONFIG REWRITE (Sentinel issues it) writes the limit in force into the server's file, where a later start would take it for the user's.
+// So the file also gets `lunar.limits`, "NAME OWN HOLDS ...": a start that finds HOLDS unchanged goes on with OWN; another value is the
+// user's edit.
 //
 // Threading: the server's main thread.
 #pragma once

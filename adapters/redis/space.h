@@ -37,7 +37,7 @@ struct Space {
 Space space_now(bool server);
 // Committed bytes, roughly: one load where the tier is the module's own.
 uint64_t space_committed_now();
-// What the allocator holds free is given back.
+// Gives back what the allocator holds free.
 void space_purge();
 
 }  // namespace lunar::redis

@@ -67,7 +67,7 @@ class Node:
             return file.read()
 
     def start(self):
-        for _ in range(5):   # somebody may take a port between our look and the server's bind
+        for _ in range(5):   # another program may take a port between our look and the server's bind
             self.port = free_port()
             self.process = subprocess.Popen(
                 ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory, "--logfile", "log",

@@ -101,7 +101,7 @@ class Cluster:
         end = time.monotonic() + self.patience_s
         while left:
             if time.monotonic() > end:
-                raise RuntimeError(f"{len(left)} commands found nobody to serve them within {self.patience_s} s")
+                raise RuntimeError(f"{len(left)} commands found no server within {self.patience_s} s")
             if not self.owner:
                 self.learn()
             left = self.round(commands, left, replica_ms, results)

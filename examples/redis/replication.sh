@@ -44,7 +44,7 @@ until_true() {   # until_true WHAT COMMAND...
   done
 }
 answers() { [ "$(ask "$1" ping 2>/dev/null)" = PONG ]; }
-start() {   # start NAME ARGUMENT...; another port is tried where somebody has this one
+start() {   # start NAME ARGUMENT...; another port is tried where this one is taken
   local name=$1
   mkdir "$directory/$name"
   sed "s|^loadmodule .*|loadmodule $module dram ${dram}mb lun $directory size $((dram * 24))mb|" "$here/redis.conf" \

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stand-ins for the callers' buffers: for I/O that may outlive its call (chunk.h: time limit), and for buffers that the device cannot
-// take as they are.
+// Bounce buffers: for I/O that may outlive its call (chunk.h: time limit), and for callers' buffers that the device cannot take.
 //
-// Idea: most are a block or a few; those come from pieces of two sizes that the chunk keeps (a bit a piece, taken by one atomic
-// operation; their memory is mapped when the first one is wanted and touched when first used). A larger one, or one too many, is a
-// mapping of its own, of a power of two; one of each size is kept for the next.
+// Idea: most need a block or a few; these come from pieces of two sizes that the chunk keeps (a bit a piece, taken by one atomic
+// operation; their memory is mapped at the first request and touched at first use). A larger one, or one too many, gets a mapping of
+// its own, of a power of two; one of each size is kept for the next.
 // Threading: any. Takes no lock, allocates nothing but those mappings.
 #pragma once
 #include <atomic>

@@ -15,7 +15,7 @@ namespace lunar::cblk {
 namespace {
 
 constexpr size_t kBlockBytes = 4096;
-constexpr uint64_t kBlocksMax = uint64_t{1} << 28;   // 1 TiB: beyond it somebody mistook the unit
+constexpr uint64_t kBlocksMax = uint64_t{1} << 28;   // 1 TiB: a larger number is a mistaken unit
 
 }  // namespace
 

@@ -3,8 +3,8 @@
 //
 //   set = hash(block) ──► { lock, writers begun / ended, 4 ways: block number, 4096 bytes }
 //
-// What keeps it true: a write names its blocks *before* it goes to the device (they leave the cache) and once more after. A
-// read that missed may fill a set only when no write was under way in that set when the read began and none began since.
+// Coherence: a write names its blocks *before* it goes to the device (they leave the cache) and again after. A read that missed may
+// fill a set only when no write was under way in that set when the read began and none has begun since.
 // Threading: any; a short spin lock a set. Allocates at open only.
 #pragma once
 #include <cstddef>

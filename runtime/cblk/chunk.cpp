@@ -127,7 +127,7 @@ int Chunk::attach() {
   return device_->attach(options, &context_);
 }
 
-// pre: nobody uses it any more.
+// pre: no longer in use.
 void Chunk::destroy() {
   lanes_.close();
   if (context_) device_->detach(context_);
@@ -182,7 +182,7 @@ int Chunk::close(int flags) {
   return 0;
 }
 
-// pre: drained and shut; nobody but the caller uses it. The object is gone.
+// pre: drained and shut; the caller is its only user. The object is gone.
 void Chunk::end(int flags) {
   registry_remove(this);
   stop_completer();
@@ -250,7 +250,7 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   return status == -ENOSPC ? -ENOMEM : status;
 }
 
-// Waits a while for blocking I/O to end; asynchronous commands are the caller's to fetch first. What ends late is seen as late: who counts is asked first.
+// Waits a while for blocking I/O to end; the caller must fetch asynchronous commands first. Asks the counters first, so that a late end counts as late.
 bool Chunk::quiet() {
   for (const uint64_t end = sys::now_ns() + kCloseWaitNs; sys::now_ns() < end; sys::sleep_ns(kRetryNs)) {
     const bool none = counters_.act_reads.now.load() == 0 && counters_.act_writes.now.load() == 0;

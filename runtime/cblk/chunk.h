@@ -3,25 +3,25 @@
 //
 //   cblk_read  ───────────────────────────────► lane (a ring a thread at it, lanes.h)   on the caller's thread, no lock
 //   cblk_aread ─► command table ─► backlog ─► Context (ring) ─┐
-//   cblk_aresult ◄─ done ◄──────── harvest ◄──────────────────┘                       under the chunk's lock, which nobody
-//                                                                                     sleeps with
-// Waiting (wait.cpp): who needs a completion takes what the ring has. If that does not help, one of those that wait, the
-// *leader*, sleeps in the ring, without the lock; the others sleep on a word of their own each. Who harvests wakes exactly those
-// whose command is done; a leader that leaves names another. While there is a leader nobody else harvests: else its own
-// completion could be taken from under it, and it would sleep on.
+//   cblk_aresult ◄─ done ◄──────── harvest ◄──────────────────┘                       under the chunk's lock; no thread
+//                                                                                     sleeps with it held
+// Waiting (wait.cpp): a thread that needs a completion takes what the ring has. If that does not help, one of the waiting threads,
+// the *leader*, sleeps in the ring, without the lock; the others each sleep on a word of their own. The harvester wakes exactly those
+// whose command is done; a leader that leaves designates another. While there is a leader no other thread harvests: else it could
+// take the leader's own completion, and the leader would sleep on.
 //
-// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult; those with a status of the caller's go from
-// active to free.
+// A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult; a command with the caller's status goes from active
+// to free.
 //
-// Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT, but nobody can take it back from the device: it
-// is *lost*. So that it touches nothing of the caller's any more, every I/O under a limit moves through a buffer of ours
-// (bounce.h), copied into the caller's only by a call that reports success. What a lost one holds (its place in the table, or its
-// lane; its buffer) stays parked until the device releases it. A lost write may yet land (late_writes.h): writes and discards of
-// the same blocks wait for it, by whatever chunk of a group on one LUN, others pass them by; set_size and close refuse (EBUSY). Without a limit, and on devices whose I/O is a copy
-// (Capabilities::instant), I/O goes by the caller's own buffer, a blocking one by Device::transfer.
+// Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT, but it cannot be taken back from the device: it
+// is *lost*. So that it never touches the caller's memory afterwards, every I/O under a limit moves through a buffer of ours (bounce.h);
+// only a call that reports success copies to the caller's. A lost I/O's place in the table (or lane) and its buffer stay parked until
+// the device releases them. A lost write may yet land (late_writes.h): writes and discards of the same blocks, through any chunk of a
+// group on one LUN, wait for it while others overtake them; set_size and close refuse (EBUSY). Without a limit, and on devices whose
+// I/O is a copy (Capabilities::instant), I/O uses the caller's own buffer, and a blocking one Device::transfer.
 //
-// A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) held ─► free, when the ring delivers it. Who waits for it, polls it
-// or, with a status, the completer sees that it is late.
+// A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) orphaned ─► free, when the ring delivers it. The thread that waits
+// for it or polls it notices that it is late; for a command with a status the completer does.
 //
 // Files: chunk.cpp open and close; command_table.cpp the table; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; sync.cpp;
 // listio.cpp; fork_handlers.cpp.
@@ -96,9 +96,9 @@ struct Io {
   Stamps stamps;
 };
 
-// The status last: who reads it with acquire order may read the rest.
-// What the library says itself, of arguments, of time and of commands that are none, may not come from the device: callers would
-// take a command that was fetched for one that was not. Such errors of a device are EIO.
+// The status last: a reader with acquire order may read the rest.
+// The library's own errors (arguments, time, no such command) may not come from the device: callers would take a fetched command for
+// one that was not. Such errors of a device become EIO.
 inline bool is_our_answer(int64_t error) {
   return error == -EINVAL || error == -ETIMEDOUT || error == -ENOMSG || error == -ENOENT || error == -EAGAIN;
 }
@@ -133,7 +133,7 @@ struct Line {
   uint32_t oldest = kNone, newest = kNone;
 };
 
-// A thread that sleeps until somebody changed something. Lives on its stack.
+// A thread that sleeps until another thread changes something. Lives on its stack.
 struct Waiter {
   enum Kind : uint8_t { kCommand, kAny, kFree, kIdle };
   Kind kind = kAny;
@@ -148,7 +148,7 @@ struct Waiter {
 
 class Chunk;
 
-// The chunks of a group that lie on one LUN: a late write of one may change what another is asked to.
+// The chunks of a group on one LUN: a late write of one may change blocks that another one accesses.
 struct Siblings {
   LateWrites late;
   Chunk* const* chunk = nullptr;
@@ -206,7 +206,7 @@ class Chunk final : public Handle {
            entries_[tag].state.load(std::memory_order_relaxed) == Entry::kActive;
   }
   void wakeups(Wakeups* out);                    // by what a command may come to be done
-  void harvest();                                // takes what is there
+  void harvest();                                // takes the completions that are there
   [[nodiscard]] int check(const Io& io) const;   // 0 or -EINVAL, -EPROTONOSUPPORT
 
   // fork_handlers.cpp; pre of all three: the registry's lock is held.
@@ -266,7 +266,7 @@ class Chunk final : public Handle {
   void signal_waiters_of(uint32_t index);
   bool may_lead(Waiter::Kind kind) const;
   void sleep(Waiter* waiter, int64_t left_ns);
-  void unlock();                    // and wakes who was signalled, and names a leader where one is wanted
+  void unlock();                    // and wakes the signalled threads, and designates a leader where one is needed
   // late.cpp; lock held
   uint64_t poll_clock_ns() const;
   bool expire(uint32_t index);
@@ -289,7 +289,7 @@ class Chunk final : public Handle {
 
   Device* device_ = nullptr;
   VirtualLun* virtual_ = nullptr;   // device_, when it is one
-  Context* context_ = nullptr;      // attached by the first asynchronous command: who only opens pays for no ring
+  Context* context_ = nullptr;      // attached by the first asynchronous command: a mere open costs no ring
   int access_ = 0;                  // O_RDONLY, O_WRONLY, O_RDWR
   int flags_ = 0;
   bool can_unmap_ = false;
@@ -299,7 +299,7 @@ class Chunk final : public Handle {
   std::atomic<uint64_t> size_blocks_{0};
   std::atomic<bool> being_closed_{false};
   std::atomic<bool> inherited_{false};     // virtual, in a child that has not cloned it
-  std::atomic<bool> shared_by_fork_{false};   // virtual, and another process may use it: permanently, as nobody tells of his end
+  std::atomic<bool> shared_by_fork_{false};   // virtual, and another process may use it: permanently, as its end is not reported
   bool active_at_fork_ = false;
   bool forked_ = false;             // in a child: nothing of before is its own
   sys::Mutex resize_;
@@ -330,11 +330,11 @@ class Chunk final : public Handle {
   uint32_t hash_mask_ = 0;
   uint32_t in_ring_ = 0;            // handed to the context, not yet finished
   uint32_t fetchable_ = 0, done_ = 0;
-  std::atomic<uint32_t> background_{0};        // active commands that nobody fetches; the completer looks without the lock
+  std::atomic<uint32_t> background_{0};        // active commands that no call fetches; the completer looks without the lock
   uint32_t lost_ = 0;               // of in_ring_
-  bool backlog_blocked_ = false;            // some of the backlog waits for a late write: nothing may wake who waits in the ring
-  bool leader_ = false;             // somebody harvests or sleeps in the ring
-  bool designated_ = false;          // somebody was woken to become it
+  bool backlog_blocked_ = false;            // some of the backlog waits for a late write: nothing may wake a thread that waits in the ring
+  bool leader_ = false;             // a thread harvests or sleeps in the ring
+  bool designated_ = false;          // a thread was woken to become it
   bool closing_ = false;
   Waiter* waiting_[4] = {};         // by kind
   std::atomic<uint32_t>* to_wake_[64] = {};    // signalled: woken at unlock

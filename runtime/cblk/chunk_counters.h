@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a chunk counts, for cblk_get_stats. Relaxed atomics: each figure is right, together they are of about one moment.
+// A chunk's counters, for cblk_get_stats. Relaxed atomics: each figure is exact, together they are of about one moment.
 // Threading: any.
 #pragma once
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of commands of a chunk: free ones, those whose result can be fetched in the order of their issue, tags.
+// The command table of a chunk: free commands, fetchable ones in the order of their issue, tags.
 // Threading: under the chunk's lock, all of it.
 #include "cblk/chunk.h"
 

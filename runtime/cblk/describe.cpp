@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cblk_get_stats and cblk_get_attrs tell of a chunk.
+// A chunk's answers to cblk_get_stats and cblk_get_attrs.
 // Threading: any. Takes no lock of the data path.
 #include <string.h>
 

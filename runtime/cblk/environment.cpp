@@ -22,7 +22,7 @@ namespace {
 
 std::atomic<int> trace_fd{-1};
 std::atomic<int> trace_verbosity{kTraceCalls};
-std::atomic<pid_t> trace_pid{0};   // whose file it is, where each process has its own
+std::atomic<pid_t> trace_pid{0};   // process that the file belongs to, where each process has its own
 
 constexpr uint64_t kIoTimeoutNs = 15'000'000'000, kCommandTimeoutNs = 5'000'000'000;
 

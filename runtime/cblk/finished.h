@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How threads that wait for any chunk of a group learn of a result that another thread harvested: an eventfd, made by the first that waits.
-// Nobody who sleeps: a load a result.
-// Threading: any; close() while nobody waits, or in a forked child (the descriptor is the parent's).
+// Tells threads that wait for any chunk of a group about a result that another thread harvested: an eventfd, made by the first waiting
+// thread. Without sleepers: a load a result.
+// Threading: any; close() while no thread waits, or in a forked child (the descriptor is the parent's).
 #pragma once
 #include <atomic>
 
@@ -15,7 +15,7 @@ class Finished {
   // Then look whether there is a result, then sleep on `out`. Where no descriptor is to be had, out looks again often.
   void begin_sleep(Wakeups* out);
   void end_sleep() { sleepers_.fetch_sub(1, std::memory_order_seq_cst); }
-  // There is a result, or nothing is under way any more. For who leaves with a result too: there may be one for another.
+  // There is a result, or nothing is under way any more. Also called by a thread that leaves with a result: there may be another one.
   void tell() {
     if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
     sys::eventfd_signal(fd_.load(std::memory_order_relaxed));

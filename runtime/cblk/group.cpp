@@ -81,7 +81,7 @@ int Group::open_devices(Chunk::Options options) {
   return status;
 }
 
-// pre: nobody uses it.
+// pre: not in use.
 void Group::destroy() {
   for (unsigned i = 0; i < count_; ++i) {
     Handle* used = table_acquire(chunk_[i]->id, Kind::kMember);
@@ -110,7 +110,7 @@ int Group::close(int flags) {
   Slot* const place = slot;
   for (unsigned i = 0; i < count_; ++i) {
     Handle* used = table_acquire(chunk_[i]->id, Kind::kMember);
-    if (used && table_shut(used, 1, kForever) == 0) chunk_[i]->end(flags);   // who fetches by its id finds nothing
+    if (used && table_shut(used, 1, kForever) == 0) chunk_[i]->end(flags);   // a fetch by its id finds nothing
     chunk_[i] = nullptr;
   }
   finished_.close();
@@ -164,7 +164,7 @@ void Group::attributes(chunk_attrs_t* out) {
 
 Chunk* Group::route(Io* io) {
   if (!raid0_) return chunk_[turn_.fetch_add(1, std::memory_order_relaxed) % count_];
-  if (io->lba < 0 || static_cast<uint64_t>(io->lba) >= size_blocks()) return nullptr;   // a larger device's rest is nobody's
+  if (io->lba < 0 || static_cast<uint64_t>(io->lba) >= size_blocks()) return nullptr;   // the rest of a larger device is unused
   Chunk* chunk = chunk_[static_cast<uint64_t>(io->lba) % count_];
   io->lba /= count_;
   return chunk;

@@ -32,7 +32,7 @@ class Group final : public Handle {
   int chunks() const { return static_cast<int>(count_); }
   void after_fork_in_child() {
     closing_.store(false, std::memory_order_relaxed);   // a closing thread was the parent's
-    finished_.close();                                  // and who sleeps there
+    finished_.close();                                  // and so were its sleepers
   }
 
  private:

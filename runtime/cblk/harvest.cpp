@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the ring to the caller: completions of a chunk.
 //
-// Idea: what must be copied (a bounced read, a block for the cache) is copied without the lock, by the one who harvests: nobody
-// else does meanwhile, as he counts as the leader.
+// Idea: the harvester copies (a bounced read, a block for the cache) without the lock: no other thread harvests meanwhile, as it counts
+// as the leader.
 // Threading: under the chunk's lock but for copy_out. May not: allocate.
 #include <errno.h>
 #include <string.h>
@@ -94,7 +94,7 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
   report(index, blocks);
 }
 
-// Its result, for who fetches it or into the caller's structure.
+// Reports its result, for a fetch or into the caller's structure.
 void Chunk::report(uint32_t index, int64_t blocks) {
   Entry& entry = entries_[index];
   Io& io = entry.io;

@@ -69,7 +69,7 @@ Handle* table_acquire(int id, unsigned kinds) {
   if (id <= 0) return nullptr;
   Slot* slot = slot_of(static_cast<uint32_t>(id));
   if (!slot) return nullptr;
-  // Acquire: who is told that it is closed may take it that its commands are done with his buffers.
+  // Acquire: a caller that finds it closed may rely on its commands being done with the caller's buffers.
   if (!(slot->word.load(std::memory_order_acquire) & Slot::kOpen)) return nullptr;
   const uint32_t word = slot->word.fetch_add(1, std::memory_order_acquire);
   Handle* handle = nullptr;

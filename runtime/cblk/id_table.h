@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an id stands for. Ids grow and are never used again; a look-up takes no lock.
+// Maps ids to objects. Ids grow and are never reused; a lookup takes no lock.
 //
 //   top ── [ leaf ][ leaf ][ - ]...         leaf ── 1024 slots: { word: open? + users, object }
 //
-// A slot outlives its object, so a late look-up finds a closed word and touches nothing else. Whoever looked an object up
-// *uses* it until it releases it; who closes it shuts the word first and then waits until nobody uses it.
+// A slot outlives its object, so a late lookup finds a closed word and touches nothing else. A thread that looked an object up
+// *uses* it until it releases it; close shuts the word first and then waits for all users.
 // Threading: any. acquire and release neither lock, allocate nor call the kernel (release may wake one that closes).
 #pragma once
 #include <atomic>
@@ -20,7 +20,7 @@ enum Kind : uint8_t { kChunk = 1, kMember = 2, kGroup = 4 };   // kMember: a chu
 struct Slot;
 struct Io;
 
-// What chunks and groups have in common: the calls that both answer, their place in the table and in the list that fork walks.
+// The common part of chunks and groups: the calls that both answer, their place in the table and in the list that fork goes through.
 struct Handle {
   explicit Handle(Kind k) : kind(k) {}
   const Kind kind;
@@ -58,7 +58,7 @@ struct Slot {
 // The open object behind an id, in use until released; nullptr when there is none of those kinds (Kind, or'ed).
 Handle* table_acquire(int id, unsigned kinds);
 void table_release(Handle* handle);
-// Shuts the id: look-ups fail from now on. Then waits until its last user but `mine` has released it: 0, or -EBUSY after the deadline (it
+// Shuts the id: lookups fail from now on. Then waits until its last user but `mine` has released it: 0, or -EBUSY after the deadline (it
 // is open again). pre: one closer at a time.
 [[nodiscard]] int table_shut(Handle* handle, uint32_t mine, uint64_t deadline_ns);
 
@@ -67,7 +67,7 @@ void table_reopen(Handle* handle);   // after table_shut: look-ups find it again
 sys::Mutex& registry_lock();
 void registry_remove(Handle* handle);   // takes the lock
 Handle* registry_first();
-// In a forked child: nobody but the calling thread is there to use anything.
+// In a forked child: only the calling thread is left to use anything.
 void table_forget_users();
 
 }  // namespace lunar::cblk

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the caller to the ring: asynchronous commands of a chunk, and the thread that completes those which nobody fetches.
+// From the caller to the ring: asynchronous commands of a chunk, and the thread that completes those that no call fetches.
 //
-// Idea: what takes time (checks, the cache, copying into a bounce buffer) is done before the lock is taken; under it a command is
-// only filled in, put at the end of the backlog, and the backlog handed to the ring as far as it has room.
+// Idea: slow work (checks, the cache, copying into a bounce buffer) comes before the lock; under the lock a command is only filled in and
+// put at the end of the backlog, and the backlog goes to the ring as far as it has room.
 // Threading: any. Allocates nothing; the first asynchronous command after a fork attaches a ring, the first one with a status
 // starts the thread.
 #include <errno.h>
@@ -50,7 +50,7 @@ int64_t Chunk::prepare(Io* io) {
     io->stamps.known = io->blocks <= Cache::kFillBlocksMax;
     if (io->stamps.known) cache_.begin_read(block, io->blocks, io->stamps.of);
   }
-  // The cache is filled from a buffer of ours: the caller may change his own at any time.
+  // The cache is filled from a buffer of ours: the caller may change its own at any time.
   if (timeout_ns_ == 0 && !io->stamps.known && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ == 0) return 0;
   const int status = bounces_.take(bytes, &io->bounce);
   if (status == 0 && io->op == Op::kWrite) memcpy(io->bounce.memory, io->buffer, bytes);
@@ -60,7 +60,7 @@ int64_t Chunk::prepare(Io* io) {
 void Chunk::drop(Io* io) { bounces_.give(&io->bounce); }
 
 // Until a command is free, the deadline, or there is little to wait for: commands come free when their results are fetched, and when
-// the device owes none and there was less than a round of them, those who could fetch are waiting here too. The lock is held.
+// the device owes none and there was less than a round of them, the threads that could fetch are waiting here too. The lock is held.
 void Chunk::await_free(uint64_t deadline_ns) {
   for (;;) {
     const uint64_t turn = sys::now_ns() + kFreeWaitNs, before = sequence_->load(std::memory_order_relaxed);

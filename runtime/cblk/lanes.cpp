@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lanes: see lanes.h.
-// Threading: any; a taken lane is its taker's alone, a lost one that of who holds the lock.
+// Threading: any; a taken lane belongs to its thread alone, a lost one to the holder of the lock.
 #include "cblk/lanes.h"
 
 #include <errno.h>
@@ -66,7 +66,7 @@ int Lanes::await_one(uint64_t deadline_ns) {
   while (index < 0) {
     waiting_.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t word = word_.load(std::memory_order_seq_cst);
-    const bool some_late = sweep() != 0;   // nothing wakes anybody when the device releases one
+    const bool some_late = sweep() != 0;   // no wake-up when the device releases one
     index = take_free();
     const uint64_t now = sys::now_ns();
     uint64_t left = now < deadline_ns ? deadline_ns - now : 0;

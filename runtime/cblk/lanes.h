@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes: contexts for blocking I/O with an end. A thread that moves blocks takes one, has the device do it, and gives it back.
+// Lanes: contexts for blocking I/O with a time limit. A thread that moves blocks borrows one for the I/O.
 //
 // Why: a thread inside a blocking system call on a device that hangs cannot be called back; one that waits for a ring can. And a
 // command that was handed to the device cannot be taken back: one that is late is *lost*. Its lane, with the buffer that the device
-// may still read or write, is parked until the device releases it (sweep), and does nothing for anybody meanwhile.
+// may still read or write, is parked until the device releases it (sweep), and carries no other I/O meanwhile.
 //
-// Lanes are attached when they are wanted, as many as threads are at it at one time, and kept.
+// Lanes are attached on demand, as many as there are threads at one time, and kept.
 // Threading: any. Takes a lock only to attach and to park. run() allocates nothing once there are lanes enough.
 #pragma once
 #include <sys/uio.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Commands whose time is over: see chunk.h, time limit.
+// Commands that timed out: see chunk.h, time limit.
 // Threading: under the chunk's lock, but for wait_for_lost. May not: touch a caller's buffer.
 #include <errno.h>
 #include <time.h>
@@ -34,7 +34,7 @@ uint64_t Chunk::deadline_of_a_new_one() const {
   return deadline_of_a_new_one(&left);
 }
 
-// For who polls. Who slept until a deadline asks the clock that it slept by.
+// The clock of a polling thread. A thread that slept until a deadline uses the clock that it slept by.
 uint64_t Chunk::poll_clock_ns() const {
   if (timeout_ns_ == 0) return 0;
   return timeout_ns_ < kCoarseFromNs ? sys::now_ns() : coarse_now_ns();
@@ -97,7 +97,7 @@ void Chunk::end_lost(Entry& entry) {
   bounces_.give(&entry.io.bounce);
 }
 
-// What the device has released, of the lanes and of siblings, for who is held up: nobody else may come to look.
+// Takes back what the device has released, of the lanes and of siblings, for a blocked thread: no other thread may come to look.
 void Chunk::take_back_late() {
   (void)lanes_.sweep();
   for (unsigned i = 0; siblings_ && i < siblings_->count; ++i) {

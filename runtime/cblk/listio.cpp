@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // cblk_listio: many I/Os in one call.
 //
-// Idea: the list is prepared and admitted in runs, each under one hold of the chunk's lock and handed to the ring in one go. What
-// is done is then asked for like any other result, one by one; the waiting is that of wait.cpp.
+// Idea: prepares and admits the list in runs, each under one hold of the chunk's lock, and hands it to the ring at once. Then it fetches
+// finished I/Os like any other result, one by one, and waits as wait.cpp does.
 //
 // Callers pass copies: an entry of `wait` stands for the I/O of `issue` or `pending` with the same buf, lba and nblocks (and, of
-// `pending`, tag). What becomes of the I/O is written into both. One that nobody waits for is written into the next structure of
-// `completion`, once, in the call that fetches its result.
+// `pending`, tag). The I/O's outcome is written into both. One that is not waited for is written into the next structure of `completion`,
+// once, in the call that fetches its result.
 // Threading: any; a cblk_io_t belongs to one call at a time. Allocates nothing.
 #include <errno.h>
 

@@ -69,7 +69,7 @@ int paths_uri(const char* path, char* out, size_t size) {
   return 0;
 }
 
-// Virtual LUNs whose owners are gone hold nothing: then their format ends here, and the device is the caller's.
+// Virtual LUNs without owners hold nothing: the format ends here, and the device is the caller's.
 int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why) {
   DeviceOptions options;
   options.scratch = false;
@@ -84,7 +84,7 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
     status = device_content(*out, &content, what, sizeof what, true);   // others' data are the caller's to open
     if (status < 0) (void)why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", path, errno_text(status), errno_name(status));
     const bool ours = content == DeviceContent::kPhysicalLun || content == DeviceContent::kEnded || content == DeviceContent::kMember;
-    if (status == 0 && (!ours || read_only)) return 0;   // who only reads takes nothing from anybody
+    if (status == 0 && (!ours || read_only)) return 0;   // a read-only open takes nothing away
     device_close(*out);
     *out = nullptr;
     if (status < 0) return status;

@@ -16,13 +16,13 @@ constexpr size_t kPathBytes = 4096;
 // with it (lun/compose.h: physical_end); one with named LUNs or with owners, and a member of a stripe, is -EBUSY. Not so where it is forced or only
 // read: that leaves everything as it is.
 [[nodiscard]] int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why);
-// A new virtual LUN of size 0 on it, which ends with its last owner. A blank device is formatted first; who comes meanwhile waits (10 s at
-// most).
+// A new virtual LUN of size 0 on it, which ends with its last owner. A blank device is formatted first; other opens wait meanwhile (10 s
+// at most).
 [[nodiscard]] int open_virtual(const char* path, VirtualLun** out, ErrorText* why);
 // d1:d2:.. as "paths:d1;d2;..", for CBLK_OPN_MPIO_FO. 0, -EINVAL, -ENAMETOOLONG.
 [[nodiscard]] int paths_uri(const char* path, char* out, size_t size);
 
-// Ways to the device, fail-overs so far, and which way is the primary one.
+// Paths to the device, fail-overs so far, and which path is the primary one.
 struct Ways {
   unsigned count = 1;
   unsigned primary = 0;
@@ -30,7 +30,7 @@ struct Ways {
 };
 Ways ways_to(Device* device);
 
-// Cuts d1:d2:.. at its colons; a device may be
+// Splits d1:d2:.. at its colons; a device may be
 //   a path without a colon           /dev/sdb
 //   SCHEME:REST, REST without one    file:/data/x   sim:64m   pmem:/dev/pmem0
 //   either of these in parentheses, and then with colons: (paths:file:/a;file:/b)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fetching results: cblk_aresult, and what groups and lists ask of a chunk.
+// Fetching results: cblk_aresult, and the calls of groups and lists.
 // Threading: any. Allocates nothing.
 #include "cblk/wait.h"
 

@@ -105,7 +105,7 @@ int64_t Chunk::transfer(Io* io) {
     if (io->stamps.known) cache_.begin_read(block, io->blocks, io->stamps.of);
     else if (!read) cache_.begin_write(block, io->blocks);
   }
-  // The cache is filled from a buffer of ours: the caller may change his own at any time.
+  // The cache is filled from a buffer of ours: the caller may change its own at any time.
   const bool bounced = timeout_ns_ != 0 || io->stamps.known || (io->op != Op::kDiscard && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ != 0);
   bool lost = false;
   const int64_t bytes = bounced ? move_bounced(*io, &lost) : move(*io, io->buffer);

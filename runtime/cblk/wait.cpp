@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who waits for what, and who is woken: see chunk.h.
+// Waiting and waking: see chunk.h.
 // Threading: under the chunk's lock, but for the sleep itself. May not: allocate.
 #include "cblk/wait.h"
 

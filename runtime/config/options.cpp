@@ -295,10 +295,10 @@ int read_whole(int fd, char* buffer, size_t size) {
   return static_cast<int>(length);
 }
 
-// A default config file need not be there, nor be readable by whom the program became.
+// A default config file need not exist, nor be readable for the user that the program became.
 bool is_absence(int rc) { return rc == -ENOENT || rc == -ENOTDIR || rc == -EACCES; }
 
-// One that nobody named. Not trusted: said (once a tree: `lunar run` has done so), and as if it were not there.
+// A default file, not named explicitly. If not trusted: logged (once a tree: `lunar run` has done so), and treated as absent.
 int load_found(Options* options, const char* const* environment, const char* path, ErrorText* why) {
   const int rc = options_load_file(options, path, why);
   if (rc != -EPERM) return rc;

@@ -28,7 +28,7 @@
 
 #ifdef LUNAR_JEMALLOC_OF_PROGRAM
 // A library that is loaded into a program uses the jemalloc that is there, and must not bring one (dlopen fails then: no static
-// TLS). Whoever defines this asks whether there is one before heap_create.
+// TLS). Libraries that define this check for one before heap_create.
 #pragma weak mallctl
 #pragma weak mallctlbymib
 #pragma weak mallctlnametomib
@@ -135,7 +135,7 @@ void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, 
     if (start > g_heap.bytes || bytes > g_heap.bytes - start) return nullptr;
   } while (!g_heap.top.compare_exchange_weak(before, start + bytes, std::memory_order_relaxed));
   if (*commit && !commit_range(start, bytes)) {
-    // Give the addresses back unless somebody took more meanwhile (then they are lost: addresses only).
+    // Give the addresses back unless another thread took more meanwhile (then they are lost: addresses only).
     size_t end = start + bytes;
     g_heap.top.compare_exchange_strong(end, before, std::memory_order_relaxed);
     return nullptr;

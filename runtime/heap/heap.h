@@ -14,11 +14,11 @@
 
 namespace lunar {
 
-// Whose allocator this is.
+// How the process uses this allocator.
 enum class HeapMode {
   kProcess,   // the program's malloc (preload): threads are bound by thread.arena, their own thread cache serves
-  kPrivate,   // the API beside another malloc, which may be jemalloc too: explicit arena and a thread cache of our own,
-              //   so that the program's use of jemalloc stays as it is
+  kPrivate,   // the API, with another malloc in the process (jemalloc perhaps): explicit arena and a thread cache of our own,
+              //   so that the program's own use of jemalloc does not change
 };
 
 // Creates region and arenas. pre: pager_create. 0, -EEXIST, -ENOTSUP (no jemalloc >= 5.3 API), -ENOMEM; *why filled.
@@ -53,7 +53,7 @@ void heap_step_in(unsigned arena);
 // Gives back, DRAM and LUN space, what jemalloc holds committed and free: otherwise that takes it some seconds. Any thread; not under a HostGuard.
 void heap_purge();
 
-// What the extent hooks were asked for since heap_create, in bytes (tests: that jemalloc keeps no metadata in the region).
+// Bytes that the extent hooks were called for since heap_create (tests: jemalloc keeps no metadata in the region).
 struct HeapHookBytes {
   size_t reserved;    // address space handed out
   size_t committed;   // committed now

@@ -5,7 +5,7 @@
  * 3 cblk_open`), or a virtual LUN that lives as long as the chunk. Unit of every size and address: the block, 4096 bytes.
  *
  * Conventions
- *   errors      -1 (or NULL_CHUNK_ID) with errno; each call lists its own beside those that all share:
+ *   errors      -1 (or NULL_CHUNK_ID) with errno; each call lists its own in addition to those that all share:
  *               EINVAL  no such chunk (never opened, closed, or a virtual one that a forked child has not cloned), a NULL
  *                       argument, an address < 0 or beyond the end, more blocks than one transfer may have, an access that the
  *                       mode at open does not allow
@@ -53,8 +53,8 @@ typedef off_t cflash_offset_t;    /* a block's number, from 0 */
 #define CBLK_OPN_VIRT_LUN 2          /* a virtual LUN on the device instead of the whole device */
 #define CBLK_OPN_NO_INTRP_THREADS 4  /* no background thread for this chunk: no CBLK_ARW_USER_STATUS_FLAG */
 #define CBLK_OPN_SHARE_CTXT 8        /* accepted; chunks always have rings of their own */
-#define CBLK_OPN_RESERVE 0x10        /* physical: nobody else may have it open, as a chunk or as a LUN of Lunar */
-#define CBLK_OPN_FORCED_RESERVE 0x20 /* physical: as RESERVE where possible; opens whoever has it, and a device that carries
+#define CBLK_OPN_RESERVE 0x10        /* physical: no other may have it open, as a chunk or as a LUN of Lunar */
+#define CBLK_OPN_FORCED_RESERVE 0x20 /* physical: as RESERVE where possible; opens also one in use, and a device that carries
                                         Lunar's own format too, which I/O may then destroy */
 #define CBLK_OPN_MPIO_FO 0x40        /* the path names several paths to one device (d1:d2..): I/O fails over. Not with a reservation */
 #define CBLK_OPN_GROUP 0x100         /* cblk_open: a group of `ext` chunks; see cblk_cg_open */
@@ -202,8 +202,9 @@ int cblk_term(void *arg, uint64_t flags);
  *   ext               0; with CBLK_OPN_GROUP the number of chunks
  *   flags             CBLK_OPN_...
  * Physical chunks of any number of processes share a device, and so do virtual ones; the two kinds do not mix (EBUSY, after a second).
- * In turn a device serves both: a virtual open formats one whose head is all zeros, and no other (EEXIST); a physical one that may write ends the
- * format, and finds zeros, where no LUN is open and none has a name (else EBUSY: `lunar lun list`). One that only reads leaves it.
+ * One after the other a device serves both: a virtual open formats a device whose head is all zeros, and no other (EEXIST); a physical open
+ * for writing ends the format, and finds zeros, where no LUN is open and none has a name (else EBUSY: `lunar lun list`). A read-only one
+ * leaves it.
  * Returns the chunk, or NULL_CHUNK_ID: EINVAL, ENOENT, EACCES, EBUSY, EEXIST, ENOMEM, ENOSPC, EROFS, EMFILE, ... */
 chunk_id_t cblk_open(const char *path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags);
 
@@ -237,7 +238,7 @@ int cblk_unmap(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks,
 /* The same, started only. *tag is set (or taken, CBLK_ARW_USER_TAG_FLAG) for cblk_aresult; `status` is used with
  * CBLK_ARW_USER_STATUS_FLAG only. Return 0: issued; > 0: that many blocks are done already (from the cache), there is no
  * result to fetch; -1: EWOULDBLOCK no free command, EBUSY none became free in time (CBLK_ARW_WAIT_CMD_FLAGS;
- * CFLSH_BLK_TIMEOUT or 5 s; 0.2 s while no I/O is under way and hardly a result is fetched: those who could fetch wait too).
+ * CFLSH_BLK_TIMEOUT or 5 s; 0.2 s while no I/O is under way and hardly a result is fetched: the threads that could fetch wait too).
  * Allocate nothing. */
 int cblk_aread(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks, int *tag, cblk_arw_status_t *status, int flags);
 int cblk_awrite(chunk_id_t chunk, void *buf, cflash_offset_t lba, size_t nblocks, int *tag, cblk_arw_status_t *status, int flags);

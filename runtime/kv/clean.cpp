@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cleaning: how space that is dead becomes free. By liveness: the segment with the least that lives is emptied first.
+// Cleaning: frees dead space. By liveness: empties the segment with the fewest live records first.
 //
 // A writer that finds no free segment cleans, under one mutex; the others who need a segment wait for it, and readers notice nothing.
 // It cleans until more than the reserve is free. What it may cost: one segment moves at most 7/8 of itself, so a store whose

@@ -2,7 +2,7 @@
 // Epochs: how a reader without a lock keeps what it looks at from being used for something else.
 //
 //   reader   Reading guard(epochs);      publishes the current epoch in a slot, looks, leaves
-//   writer   unlinks X; e = retire();    whoever may still see X has published e or less
+//   writer   unlinks X; e = retire();    readers that may still see X have published e or less
 //            safe(e)                     ... and is gone: X is free
 //
 // A guard may be held for as long as it takes to copy one value, never across I/O or a wait. 256 threads may read at one time; one
@@ -26,7 +26,7 @@ class Epochs {
   friend class Reading;
   static constexpr unsigned kSlots = 256;
   struct alignas(64) Slot {
-    std::atomic<uint64_t> epoch{0};   // 0: nobody reads here
+    std::atomic<uint64_t> epoch{0};   // 0: no reader
     std::atomic<uint64_t> operations{0};
   };
   unsigned enter();

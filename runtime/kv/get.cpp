@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading: get, exists, random; see store.h.
 //
-// What lies in DRAM is found and copied under one epoch. Entries whose records lie on the device are only noted there; they are read when
-// the epoch is left, and checked: the checksum says whether it still is the record that the index led to. When it does not fit, either the
-// record has moved meanwhile, and the index says where, or it is damaged: so look again, a few times.
+// Records in DRAM are found and copied under one epoch. Entries with records on the device are only noted there and read after the epoch:
+// the checksum tells whether it is still the record that the index led to. When it does not match, either the record has moved meanwhile,
+// and the index says where, or it is damaged: so look again, a few times.
 // Threading: as in store.h.
 #include <errno.h>
 

@@ -5,15 +5,15 @@
 //   bucket  │ entry × 7 │ link │                              one cache line; link: an overflow bucket, for what does not fit
 //
 // It grows one bucket at a time (linear hashing): bucket `split` gives half its entries to the new last bucket, then split moves on;
-// after a round of 2^level splits there are twice as many. So no growth stops the shard for longer than a bucket takes, and the
-// number of entries a bucket stays what it is. To know which half, no key is read: the bits of the hash that later rounds want are
-// the tag's. They are of no use any more for telling keys apart within a bucket: kGrowBits of 24 may go.
+// after a round of 2^level splits there are twice as many. So growth never stops the shard for longer than a bucket takes, and the
+// number of entries a bucket stays the same. Choosing the half reads no key: the bits of the hash that later rounds need are in the
+// tag. Those bits no longer tell keys apart within a bucket: kGrowBits of 24 may go.
 //
 //   buckets of a hash at (level, split):   low bits of  │ tag │ bits_ bits of the hash beyond the tag │
 //
-// Readers take no lock. What they find is true whenever they find it. A miss counts only when no entry was moved meanwhile: `moves`
-// is odd while a split is under way and another number after it, and then the reader looks again.
-// Threading: find, collect: any. Everything else: by who holds the shard's lock. Buckets are never given back before close, so that
+// Readers take no lock. A hit is always valid. A miss counts only when no entry was moved meanwhile: `moves` is odd during a split and
+// has another value afterwards, and then the reader looks again.
+// Threading: find, collect: any. Everything else: the holder of the shard's lock. Buckets are never given back before close, so that
 // a reader may look at one that has become another chain's: what it finds there, it compares with its key.
 #pragma once
 #include <atomic>
@@ -78,7 +78,7 @@ class Index {
       pause();
     }
   }
-  // The same for who holds the lock: the entry's place, or nullptr.
+  // The same for the holder of the lock: the entry's place, or nullptr.
   template <class Match>
   std::atomic<uint64_t>* find_entry(uint64_t hash, Match match) const {
     const uint64_t tag = tag_of(hash);
@@ -99,7 +99,7 @@ class Index {
     place->store(0, std::memory_order_seq_cst);
     entries_.store(entries() - 1, std::memory_order_relaxed);
   }
-  // 0, or -ENOMEM: no bucket to be had.
+  // 0, or -ENOMEM: no bucket available.
   [[nodiscard]] int insert(uint64_t hash, Address address);
 
   // For walks. A class of a shape is what lay in one of its buckets then, wherever splits put it since.

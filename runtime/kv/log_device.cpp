@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log on a device: frames, writing, reading. See record_log.h.
 //
-// A segment is written once in its life, in one piece, after it was sealed and its last writer is gone; then it never changes. So a
-// reader needs no lock against writing: what it reads is the record it was led to, or, when the segment has begun another life
-// since, something whose checksum does not fit.
+// A segment is written once in its life, in one piece, after it was sealed and its last writer is gone; then it never changes. So a reader
+// needs no lock against writing: it reads the record that the index led to, or, when the segment has begun another life since, bytes whose
+// checksum does not match.
 // Threading: as in record_log.h. Blocks for the device.
 #include <errno.h>
 
@@ -86,7 +86,7 @@ Log::Frames Log::frames() {
   return ready > kFrameReserve ? Frames::kReady : unowned > kFrameReserve ? Frames::kSoon : Frames::kWanted;
 }
 
-// Its segment is free: nobody looks at it any more. Pre: the mutex.
+// Its segment is free: no reader looks at it any more. Pre: the mutex.
 void Log::free_frame_of(uint64_t number) {
   char* memory = segments_[number].memory.exchange(nullptr, std::memory_order_acq_rel);
   if (memory) frames_[static_cast<uint64_t>(memory - frames_memory_) >> segment_bits_] = {};

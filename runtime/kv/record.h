@@ -4,17 +4,17 @@
 //   0          8         12           16           20            24                  24 + key, rounded up to 8
 //   │ checksum │ version │ size, type │ key_bytes  │ value_bytes │ key ...           │ value ...          │ pad to 8
 //
-// A record is written once and then published by the index. What may change afterwards, by the one thread that holds the lock of
-// its shard, is the value, when it fits: `version` is odd meanwhile, and a reader that saw it odd or changed reads again (a sequence
-// lock a record). Key and size never change.
+// A record is written once and then published by the index. Afterwards only the value may change, if the new one fits, by the thread
+// that holds the lock of its shard: `version` is odd meanwhile, and a reader that saw it odd or changed reads again (a sequence lock
+// a record). Key and size never change.
 //
-// The checksum (XXH3 of what follows `version`, seeded by where the record lies and in which life of its segment) is made when the record
-// leaves DRAM for a device: what is read back there is this record, or it is seen that it is not.
+// The checksum (XXH3 of what follows `version`, seeded by the record's place and its segment's life) is made when the record leaves DRAM
+// for a device: a read from there returns this record, or detects that it is not.
 //
 // A pair that is larger than the log takes inline is of type kLarge: the record holds a LargePlace, and key and value lie, one
 // behind the other, in segments of their own.
 //
-// Threading: see above; value_copy_out may be used by any thread beside one value_overwrite. May not: allocate, block.
+// Threading: see above; any thread may call value_copy_out during one value_overwrite. May not: allocate, block.
 #pragma once
 #include <string.h>
 
@@ -99,7 +99,7 @@ inline void value_copy_words(const char* value, uint64_t offset, void* to, uint6
   }
 }
 
-// Of a record that lies at `address`. Pre: nobody changes it.
+// Of a record that lies at `address`. Pre: no thread changes it.
 uint64_t record_checksum(const Record* record, Address address, uint64_t life);
 // The same of any other bytes that were written together, part `number` of a life.
 uint64_t part_checksum(const void* data, uint64_t bytes, uint64_t number, uint64_t life);

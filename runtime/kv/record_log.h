@@ -4,18 +4,18 @@
 //   segment   │ record │ record │ ...           │ unused │     free ─► open ─► sealed ─► (cleaned) retired ─► free
 //   run       │ key of a large pair │ value ...            │ free ─► large ─────────────► retired ─► free
 //
-// How many units of a segment are live is counted: by whoever publishes a record and by whoever replaces or deletes one. Cleaning
+// Each segment counts its live units: publishing a record adds to them, replacing or deleting one subtracts. Cleaning
 // takes the sealed segment with the fewest, moves its live records to the tail (the store does that, as only the index knows which
-// live) and retires it: it is free again when no reader is left that may look at it (epoch.h). kReserve segments are for cleaning
-// alone, so that it can always begin.
+// live) and retires it: it is free again once no reader can look at it (epoch.h). kReserve segments are for cleaning alone, so that it
+// can always begin.
 //
-// In memory all segments have their place in DRAM. On a device only some have, each in a *frame*: the tail, and those behind it, the
-// youngest first. A sealed segment is written in one piece when its frame is wanted for another tail; from then on it is read
-// from the device, record by record, with checksums (log_device.cpp). Its contents end with the store.
+// In memory all segments lie in DRAM. On a device only some do, each in a *frame*: the tail, and those behind it, the youngest first. A
+// sealed segment is written in one piece when another tail needs its frame; from then on it is read from the device, record by record,
+// with checksums (log_device.cpp). Its contents end with the store.
 //
-// Large pairs lie in runs of neighbouring segments; on a device in parts of 64 KiB, each with a checksum, and never in frames. Where no run
-// is free, one is made: the window that is cheapest to empty is held back, and what lives in it moves.
-// Threading: any. allocate is a spin lock for some instructions; what picks segments takes a mutex; what names the device blocks.
+// Large pairs lie in runs of neighbouring segments; on a device in parts of 64 KiB, each with a checksum, and never in frames. Where no
+// run is free, cleaning makes one: it reserves the window that is cheapest to empty, and moves what lives in it.
+// Threading: any. allocate holds a spin lock for some instructions; calls that pick segments take a mutex; those on the device block.
 // May not: call the store.
 #pragma once
 #include <atomic>
@@ -42,7 +42,7 @@ class MutexLock {   // a mutex, without holding signals: no handler of ours runs
   sys::Mutex& mutex_;
 };
 
-// kDamaged: a record of it cannot be read, so it cannot be cleaned. What lives in it is read as before.
+// kDamaged: a record of it cannot be read, so it cannot be cleaned. Its live records are read as before.
 enum class SegmentState : uint8_t { kFree, kReserved, kOpen, kSealed, kDamaged, kLarge, kRetired };
 
 struct Segment {
@@ -71,11 +71,11 @@ class Log {
   // free segment but the reserve (or, cleaning: none at all), or no frame.
   [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address* out);
   void published(Address address) { of(address).filling.fetch_sub(1, std::memory_order_release); }
-  // Whether the record may be changed where it lies. If so, until published(). Pre: the lock of its shard.
+  // Whether the record may be changed in place, until published(). Pre: the lock of its shard.
   bool begin_change(Address address);
   void drop_live(Address address, uint64_t units) { of(address).live.fetch_sub(static_cast<uint32_t>(units), std::memory_order_relaxed); }
-  // nullptr: not in DRAM. What it gives stays there while the caller is in an epoch that it was in when it got the address from the
-  // index, or between allocate or begin_change and published. Look is for everything else.
+  // nullptr: not in DRAM. The record stays there while the caller is in the epoch in which it got the address from the index, or between
+  // allocate or begin_change and published. Look is for everything else.
   Record* at(Address address) const {
     char* memory = segments_[segment_of(address)].memory.load(std::memory_order_acquire);
     return memory ? reinterpret_cast<Record*>(memory + (address.value * kUnitBytes & (segment_bytes() - 1))) : nullptr;
@@ -86,7 +86,7 @@ class Log {
   // A record larger than that lies in a run, unless it is a descriptor.
   uint64_t inline_units_max() const { return segment_bytes() / 16 / kUnitBytes; }
 
-  // Runs. take: first segment of `count` free neighbours, or -EAGAIN. retire: may be used again when nobody looks any more.
+  // Runs. take: first segment of `count` free neighbours, or -EAGAIN. retire: reusable once no reader looks at them.
   uint64_t run_segments(uint64_t bytes) const;
   [[nodiscard]] int take_run(uint64_t count, uint64_t* first);
   void retire(uint64_t first, uint64_t count);
@@ -96,15 +96,15 @@ class Log {
   // Pre: on a device. Never from a frame, whatever lies at `first` by now. -EBADMSG: damaged, or no longer this pair's.
   [[nodiscard]] int read_run(const LargePlace& place, uint64_t offset, void* to, uint64_t bytes);
 
-  // What to clean next: a sealed segment, nothing in it unpublished. -ENOSPC: none has an eighth to give; -EAGAIN: one may have, soon.
+  // The segment to clean next: sealed, all of it published. -ENOSPC: none would free an eighth; -EAGAIN: one may, soon.
   [[nodiscard]] int victim(uint64_t* number);
   // Its records: where it lies in DRAM, or read from the device into a memory of the cleaner's. -errno.
   [[nodiscard]] int segment_contents(uint64_t number, const char** memory);
   void set_damaged(uint64_t number);
   bool retry_damaged();   // what was damaged may be tried again: a device may have failed for a moment. Whether there is any
-  // The window of `count` neighbours that is cheapest to empty: what of it is free is held back, and what becomes free in it from now on.
-  // -ENOSPC when what lives in any cannot be put elsewhere. One at a time, until take_reserved() makes a run of it (all of it is held
-  // back: see window_reserved()) or release_window() gives it up.
+  // Reserves the window of `count` neighbours that is cheapest to empty: its free segments, and those that become free in it from now on.
+  // -ENOSPC when no window's live records fit elsewhere. One at a time, until take_reserved() makes a run of it (once all of it is
+  // reserved: see window_reserved()) or release_window() gives it up.
   [[nodiscard]] int reserve_window(uint64_t count, uint64_t* first);
   bool window_reserved() const;
   void take_reserved();
@@ -114,10 +114,10 @@ class Log {
   uint32_t live(uint64_t number) const { return segments_[number].live.load(std::memory_order_relaxed); }
   bool filling(uint64_t number) const { return segments_[number].filling.load(std::memory_order_seq_cst) != 0; }
 
-  // Retired segments that nobody looks at any more become free. Returns how many are free.
+  // Frees retired segments that no reader looks at any more. Returns how many are free.
   uint64_t reclaim();
   bool any_retired() const { return retired_.load(std::memory_order_relaxed) != 0; }
-  // The open segment is sealed, so that it can be cleaned.
+  // Seals the open segment, so that it can be cleaned.
   void seal_tail();
   // Whether writers may have a frame: now, soon (readers are still in it), or when make_frame() has made one. That takes the frame of the
   // oldest segment that has one, and writes this before, when it was not. One thread at a time. -EAGAIN: in a moment; -errno:
@@ -187,7 +187,7 @@ class Look {
   ~Look() { log_.give_buffer(buffer_); }
   Look(const Look&) = delete;
   Look& operator=(const Look&) = delete;
-  // Wherever it lies, by who has the lock of its shard. -EBADMSG: damaged; -errno of the device.
+  // Wherever it lies, for the holder of its shard's lock. -EBADMSG: damaged; -errno of the device.
   [[nodiscard]] int locked(Address address);
   // On the device, where it lay in that life of its segment when the index led to it, under an epoch that is over. -EBADMSG: damaged, or no
   // longer there: then the index leads elsewhere now.

@@ -7,7 +7,7 @@
 //   set, del       the lock of the key's shard. A value that fits where the old one lay replaces it there; else a new record goes to the
 //                  tail of the log and the index entry is switched to it. A writer that finds no free segment cleans one first
 //
-// A key is as if all its operations came one after the other. Lengths may be 0.
+// Operations on one key appear one after the other. Lengths may be 0.
 // Threading: all calls from any thread, but close(), which must be the last. set and del may map memory (growth of the index) and may
 // wait for another writer's cleaning; get and exists block for the device alone, when the record is not in DRAM.
 #pragma once
@@ -20,8 +20,8 @@
 namespace lunar::kv {
 
 struct StoreOptions {
-  // Where the log lies, for as long as the store is open: what is there before is lost, what is there after is nobody's. Taken over in any
-  // case: closed with the store, or at once on failure. nullptr: in DRAM.
+  // The device of the log while the store is open: previous contents are lost, and later ones have no meaning. Taken over in any case:
+  // closed with the store, or at once on failure. nullptr: in DRAM.
   Device* device = nullptr;
   uint64_t log_bytes = kGiB;         // what records may take, in segments (16 at least). 0: all that the device has
   uint64_t dram_bytes = 0;           // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes).
@@ -36,10 +36,10 @@ class Store {
  public:
   // 0, -EINVAL, -ENOMEM (also: dram_bytes are too few), -ENOSPC (the device is too small, or has no room) with *why.
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
-  void close();   // nullptr is not fine. Nobody uses it any more
+  void close();   // pre: not nullptr, no longer in use
 
-  // On a device, all of these but count and such may block for it, and end with what it says (-EIO, ...) or with -EBADMSG: what lies there is not what
-  // was written. No damaged byte is ever returned, and the other keys are as they were.
+  // On a device, all of these but count and the like may block for it, and return its errors (-EIO, ...) or -EBADMSG: the stored bytes are
+  // not those that were written. No call ever returns a damaged byte, and the other keys are not affected.
   //
   // 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure nothing has changed.
   [[nodiscard]] int set(Bytes key, Bytes value);
@@ -48,7 +48,7 @@ class Store {
   [[nodiscard]] int64_t exists(Bytes key) { return get(key, nullptr, 0, 0); }
   // Length of the value that was there. -ENOENT.
   [[nodiscard]] int64_t del(Bytes key);
-  // Some key, as good as any: its whole length, of which up to `bytes` are copied. -ENOENT: there is none.
+  // An arbitrary key: returns its length and copies up to `bytes` of it. -ENOENT: there is none.
   [[nodiscard]] int64_t random(void* buffer, uint64_t bytes);
 
   uint64_t count() const;                                       // keys
@@ -61,8 +61,8 @@ class Store {
   uint64_t dram_used() const { return budget_.used(); }
   uint64_t index_bytes() const;
 
-  // Whole-structure check: every index entry leads to a record of that hash, and what counts as live lives. Nobody may write
-  // meanwhile. 0 or -EBADMSG with *why.
+  // Whole-structure check: every index entry leads to a record of that hash, and live counts are right. No thread may write meanwhile.
+  // 0 or -EBADMSG with *why.
   [[nodiscard]] int validate(ErrorText* why);
 
  private:
@@ -139,8 +139,8 @@ struct alignas(128) Shard {
   alignas(64) Index index;
 };
 
-// Goes through all keys, in no order: every key that is there from open to the end comes once; one that comes or goes
-// meanwhile may or may not. Holds nothing between steps: writers go on.
+// Iterates over all keys, in no order: every key that exists from open to the end comes once; one that is added or removed meanwhile
+// may or may not. Holds no lock between steps: writers go on.
 // Threading: one thread at a time. Not to be used after the store's close.
 class Walk {
  public:

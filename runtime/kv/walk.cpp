@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Walks over all keys: see store.h.
 //
-// The index splits buckets while a walk goes on, so a place in it means nothing later. A walk goes by the classes of the shape that
-// the shard had when the walk came to it (index.h): what belongs to a class never changes, wherever its entries lie. The keys of
-// one class are copied at once, a handful, and then handed out.
+// The index splits buckets during a walk, so a place in it means nothing later. A walk goes by the classes of the shape that the shard had
+// when the walk reached it (index.h): the members of a class never change, wherever its entries lie. It copies the keys of one class at
+// once, a handful, and then returns them one by one.
 // Threading: as in store.h.
 #include <errno.h>
 

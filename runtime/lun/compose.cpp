@@ -104,7 +104,7 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
     if (!may_contain(scheme.kind, inner))
       return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a stripe may consist of paths", uri, inner->prefix, scheme.prefix);
     const int status = open_at(members.uri[i], each, format, level + 1, &set->device[i], why);
-    // The paths are one device: who has the first alone has it.
+    // The paths are one device: an exclusive claim on the first covers all.
     if (status == 0 && scheme.kind == Kind::kPaths && (each.claim == Claim::kAlone || each.claim == Claim::kForced)) each.claim = Claim::kLook;
     if (status < 0 && may_be_missing(scheme, status)) {
       log_warning("%s; %s goes on without it", why->text, scheme.prefix);
@@ -130,7 +130,7 @@ int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& o
   MemberSet set;
   status = open_members(uri, scheme, members, options, format, level, &set, why);
   if (status == 0 && scheme.kind == Kind::kStripe) {
-    // Who shares the members with others does not label them: two at one time would make two sets of them (raw_open).
+    // An open that shares the members does not label them: two at one time would make two sets of them (raw_open).
     const bool alone = options.claim == Claim::kAlone || format != Format::kIfBlank;
     status = label_assemble(uri, &set, alone ? format : Format::kNever, why);
     if (status == 0)
@@ -168,7 +168,7 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
     DeviceOptions alone = options;   // blank members: labelled first, by one at a time
     alone.claim = Claim::kAlone;
     status = open_at(uri, alone, format, 0, out, why);
-    if (status == 0 && (*out)->fd_count() == 0) return 0;   // memory of this process: nobody to share it with, and gone when it is closed
+    if (status == 0 && (*out)->fd_count() == 0) return 0;   // memory of this process: not shared, and gone when it is closed
     if (status == 0) device_close(*out);
     *out = nullptr;
     if (status < 0 && (status != -EBUSY || tries == kLabelTries)) return status;   // busy: another was quicker

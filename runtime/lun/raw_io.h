@@ -8,7 +8,7 @@ namespace lunar {
 
 // All of [offset, offset + bytes) of a raw device. 0 or -errno (-EIO: a short count).
 [[nodiscard]] int raw_io(Device* raw, Op op, uint64_t offset, void* buffer, uint64_t bytes);
-// Writes it and returns when it is durable; of what was written before, nothing is said. The cheapest way the device has (Capabilities::fua).
+// Writes it and returns when it is durable; does not cover earlier writes. The cheapest way the device has (Capabilities::fua).
 [[nodiscard]] int raw_write_durable(Device* raw, uint64_t offset, const void* buffer, uint64_t bytes);
 [[nodiscard]] int raw_flush(Device* raw);
 [[nodiscard]] int raw_zero(Device* raw, uint64_t offset, uint64_t bytes);   // discards where that gives zeros, else writes

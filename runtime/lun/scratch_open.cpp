@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // scratch_open: what `--lun` means. See compose.h.
 //
-// Idea: what other processes may share gets (or has) the format, and a scratch LUN on it; what is made for one process tree alone (a
-// file in a directory, an empty file, sim:) is the device itself. A named LUN looks like a file that was given: a header of its own,
-// data behind it.
+// Idea: a device that other processes may share gets (or has) the format, and a scratch LUN on it; one for a single process tree (a file
+// in a directory, an empty file, sim:) is used directly. A named LUN is treated like a given file: its own header, then data.
 // Threading: any, blocking. May not be used on the fault path.
 #include <errno.h>
 #include <fcntl.h>
@@ -66,7 +65,7 @@ int open_shared(const char* uri, Device** out, ErrorText* why) {
   return status;
 }
 
-// The LUN's head becomes a scratch header, its data lie behind: the next one to open it knows that nobody needs them.
+// The LUN's head becomes a scratch header, with the data behind it: the next open knows that they may go.
 int claim_named(const char* uri, VirtualLun* lun, Device** out, ErrorText* why) {
   auto* head = static_cast<char*>(map_private(kScratchProbeBytes, ForkPolicy::kDontFork));
   int status = head ? 0 : -ENOMEM;
@@ -107,8 +106,8 @@ int open_named(const char* uri, const char* name, Device** out, ErrorText* why) 
   return status < 0 ? status : claim_named(uri, lun, out, why);
 }
 
-// A file that holds a heap is nobody else's to read: rights of others are taken away, or it is refused. (The group's stay: that is
-// how several users share one. Nodes of devices have the rights that the administrator gave them.)
+// No other user may read a file that holds a heap: removes the rights of others, or refuses it. (The group's stay: that is how several
+// users share one. Nodes of devices have the rights that the administrator gave them.)
 int close_to_others(Device* device, const char* uri, ErrorText* why) {
   bool after_node = false;
   for (unsigned i = 0; i < device->fd_count(); ++i) {

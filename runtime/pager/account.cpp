@@ -17,8 +17,8 @@
 namespace lunar {
 namespace {
 
-// A process as /proc shows it. kEnding: its first thread is on its way out, which it may be alone. kFirstThreadGone: that thread has ended, and
-// others are there still. kGone: its memory is gone, too.
+// A process as /proc shows it. kEnding: its first thread is exiting, perhaps as the last one. kFirstThreadGone: that thread has ended, and
+// others still run. kGone: its memory is gone, too.
 enum class Process { kGone, kEnding, kFirstThreadGone, kThere };
 
 Process look_at(int pid) {
@@ -39,7 +39,7 @@ Process look_at(int pid) {
   return (flags & kExiting) != 0 || (signals & kKilled) != 0 ? Process::kEnding : Process::kThere;
 }
 
-// Whether no thread that lives holds it. (The owner's id in the futex word; the kernel clears it when the owner ends.)
+// Whether no living thread holds it. (The owner's id in the futex word; the kernel clears it when the owner ends.)
 bool no_owner(const pthread_mutex_t& mutex) {
   return (reinterpret_cast<const std::atomic<uint32_t>*>(&mutex.__data.__lock)->load(std::memory_order_acquire) & 0x3fffffffu) == 0;
 }
@@ -55,7 +55,7 @@ void make_robust_mutex(pthread_mutex_t* mutex) {
 
 constexpr uint64_t kAdoptWithinNs = 30000000000;
 constexpr uint64_t kReplacedNs = 50000000;    // for the memory of a program that has called exec to be freed, where its successor does not join
-constexpr uint64_t kSettleNs = 100000000;     // that somebody who is short waits for a member that is ending
+constexpr uint64_t kSettleNs = 100000000;     // how long a short member waits for one that is ending
 constexpr uint64_t kMagic = 0x33544e43434e4c55ull;   // "ULNCCNT3"
 
 }  // namespace
@@ -76,7 +76,7 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
     shared_->ready.store(2, std::memory_order_release);
   } else {
     for (int i = 0; shared_->ready.load(std::memory_order_acquire) != 2; ++i) {
-      if (i > 10000) return -EIO;   // its maker died while setting it up
+      if (i > 10000) return -EIO;   // the process that made it died while setting it up
       sys::sleep_ns(100000);
     }
     if (shared_->magic != kMagic || shared_->bytes != sizeof(AccountShared)) return -EPROTO;
@@ -96,7 +96,7 @@ void Account::unlock() { pthread_mutex_unlock(&shared_->lock); }
 
 int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket) {
   for (int attempt = 0; attempt < 2; ++attempt) {
-    lock();   // a sweep may not look at a member that still shows whom it was before
+    lock();   // a sweep may not see a member that still shows its previous process
     for (unsigned i = 0; i < kMembersMax; ++i) {
       AccountMember& m = shared_->members[i];
       if (m.state.load() != 0) continue;
@@ -200,8 +200,8 @@ int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticke
   return index;
 }
 
-// What is there, at most. Whoever takes or unshares counts first and looks then: of two at once, one sees the other. Both counts are of one
-// moment, or a fork's pages, or what was given back, would seem not to be there.
+// What is present, at most. A thread that takes or unshares counts first and then looks: of two at once, one sees the other. Both
+// counts are of one moment, or a fork's pages, or what was given back, would seem absent.
 int64_t Account::there() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (;;) {
@@ -238,7 +238,7 @@ void Account::take_always(int64_t pages) {
   me().pages.end(pages);
 }
 
-// To another member, by us.
+// Charges another member.
 void Account::charge(AccountMember& member, int64_t pages) {
   me().pages.begin(0);
   shared_->used_pages.add(pages);
@@ -247,7 +247,7 @@ void Account::charge(AccountMember& member, int64_t pages) {
 }
 
 bool Account::take_for_child(unsigned index, int64_t pages, int64_t keep_free, bool can_share) {
-  // In its name from now on: it may outlive us by the time it could do that itself.
+  // Charged to the child from now on: by the time it could do that itself it may have outlived us.
   charge(shared_->members[index], pages);
   if (fits(keep_free)) return true;
   if (can_share) shared_->shared_pages.fetch_add(pages, std::memory_order_seq_cst);
@@ -277,7 +277,7 @@ bool Account::take_fixed_within(int64_t pages, int64_t keep_free) {
   return true;
 }
 
-// Each asks with its own part counted: of two at once, one sees the other. Who is refused looks again, as both may have been.
+// Each asks with its own part counted: of two at once, one sees the other. A refused caller looks again, as both may have been refused.
 bool Account::reserve_fixed(int64_t pages, int64_t room) {
   for (int attempt = 0; attempt < 4; ++attempt) {
     take_always(pages);
@@ -384,7 +384,7 @@ void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
 
 namespace {
 
-// Bounded: the caller may be a signal handler on a thread that the evictor waits for. A member that was killed inside a batch has no pages any more.
+// Bounded: the caller may be a signal handler on a thread that the evictor waits for. A member killed inside a batch has no pages left.
 void wait_for_batch(const AccountMember& m, int turns) {
   const uint32_t seen = m.batch.load(std::memory_order_acquire);
   for (int turn = 0; turn < turns && (seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen && m.state.load() == kMemberActive; ++turn)
@@ -433,7 +433,7 @@ void Account::lun_give(int64_t bytes) {
 }
 
 // pre: the account's lock is held. Dead: its memory is gone. The kernel releases mutexes before it frees memory, in a process that ends and in
-// one that begins another program.
+// one that execs another program.
 Account::Life Account::life_of(AccountMember& m) {
   const int pid = m.pid.load();
   const uint32_t state = m.state.load(std::memory_order_acquire);
@@ -446,10 +446,10 @@ Account::Life Account::life_of(AccountMember& m) {
   switch (look_at(pid)) {
     case Process::kGone: return Life::kDead;
     case Process::kEnding: return Life::kEnding;
-    case Process::kFirstThreadGone: return state == kMemberPlain ? Life::kAlive : Life::kEnding;   // a plain one has left other threads behind
+    case Process::kFirstThreadGone: return state == kMemberPlain ? Life::kAlive : Life::kEnding;   // a plain member still has other threads
     case Process::kThere: break;
   }
-  // Another program is in its place. Its old memory is gone when that one has joined, or by the time that freeing takes.
+  // It has execed another program. Its old memory is gone once that one has joined, or after the time that freeing takes.
   const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& one = shared_->members[i];
@@ -460,7 +460,7 @@ Account::Life Account::life_of(AccountMember& m) {
   return now - m.replaced_ns.load() < kReplacedNs ? Life::kEnding : Life::kDead;
 }
 
-// The children of a dead member read what it could read: its parent, if it has one, keeps that for them now. The epoch first: it
+// The children of a dead member read what it could read: its parent, if there is one, keeps that for them now. The epoch first: it
 // counts for the new parent only.
 void Account::hand_up_children(unsigned index) {
   const AccountMember& dead = shared_->members[index];
@@ -473,7 +473,7 @@ void Account::hand_up_children(unsigned index) {
   }
 }
 
-// pre: the account's lock is held. The reaper may be killed at any line, and the next who holds the lock does all of it again.
+// pre: the account's lock is held. The reaper may be killed at any line; the next holder of the lock does all of it again.
 void Account::reap(unsigned index) {
   AccountMember& m = shared_->members[index];
   uint32_t reaping = shared_->reaping.load();
@@ -481,13 +481,13 @@ void Account::reap(unsigned index) {
     reaping = (index + 1) << 2 | shared_->used_pages.mark() << 1 | shared_->lun_used_bytes.mark();
     shared_->reaping.store(reaping, std::memory_order_release);
   } else {
-    (void)pthread_mutex_trylock(&m.alive);   // it was held by the one that was killed
+    (void)pthread_mutex_trylock(&m.alive);   // the killed reaper held it
   }
   if (MemberPages::in_hand(m.pages.raw())) shared_->unsettled.store(1, std::memory_order_release);
-  (void)lower_shared(m.pages.value() - m.fixed.load());   // of what it had, its relatives may have the same
+  (void)lower_shared(m.pages.value() - m.fixed.load());   // its relatives may share what it had
   shared_->used_pages.subtract_once(m.pages.value(), reaping >> 1 & 1);
   shared_->lun_used_bytes.subtract_once(m.lun_bytes.load(), reaping & 1);
-  // Its descendants still read what it had written: one of them takes its pieces over, for all. The successor is unlinked last.
+  // Its descendants still read what it had written: one of them, the successor, takes its pieces over for all. It is unlinked last.
   uint32_t successor = 0;
   const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
@@ -512,8 +512,8 @@ void Account::reap(unsigned index) {
   shared_->reaping.store(0, std::memory_order_release);
 }
 
-// pre: the account's lock is held. Members were killed in the middle of a change: what the sums have above what the living hold is nobody's.
-// Added up while no change is in hand and none begins; else at the next sweep, which comes soon while DRAM is short.
+// pre: the account's lock is held. Members were killed in the middle of a change: the sums exceed what the living hold. Adds the members
+// up while no change is in hand and none begins; else the next sweep does, which comes soon while DRAM is short.
 void Account::settle_sums() {
   if (shared_->unsettled.load(std::memory_order_acquire) == 0) return;
   struct Total {
@@ -587,8 +587,8 @@ bool Account::child_lives(uint32_t fork_epoch) const {
   return false;
 }
 
-// A robust mutex is a futex: the owner's thread id, and what the kernel sets when it ends. It wakes us only when the word says that somebody
-// waits, as pthread_mutex_lock's slow way would write.
+// A robust mutex is a futex: the owner's thread id, and what the kernel sets when it ends. The kernel wakes us only when the word says
+// that a thread waits, as the slow path of pthread_mutex_lock would write.
 unsigned Account::child_words(sys::FutexWait* out, unsigned max, bool* unsure) {
   constexpr uint32_t kWaiters = 0x80000000u, kOwnerDied = 0x40000000u, kOwner = 0x3fffffffu;   // linux/futex.h
   unsigned n = 0;

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Account: the DRAM budget and the LUN space of a process tree, in memory shared by its processes.
 //
-// Every page of DRAM the pager uses (resident, frames, windows, tables, pipes) is taken from the account before it is used
-// and given back after it is free. What a forked child inherits is charged to it as well, as if it were a copy. Where there is
-// room for that, copy-on-write needs no further thought. Where there is not, the pages are write-protected in both processes
-// (cow_gate.h) and counted as *shared*: charged twice and there once. `used - shared <= cap` holds at every moment, in every
-// process: a write that would copy such a page waits until unshare() has room for the copy.
-// A page that goes and may be shared still lowers `shared`, not what is free: `used - shared` is never less than what is there.
+// The pager takes every page of DRAM it uses (resident, frames, windows, tables, pipes) from the account before it uses it and
+// gives it back once it is free. A forked child is charged for what it inherits as if it were a copy. With room for that,
+// copy-on-write needs nothing else. Without, the pages are write-protected in both processes (cow_gate.h) and counted as
+// *shared*: charged twice, present once. `used - shared <= cap` holds at every moment in every process: a write that would copy
+// such a page waits until unshare() has room for the copy.
+// Giving back a page that may still be shared lowers `shared` along with `used`: `used - shared` never falls below what is present.
 //
-// Life of a member is proven by a robust, process-shared mutex that a thread of it holds: when the process ends or execs, the kernel
-// releases it, and any other member *reaps* it: returns what it had, and hands its children up. A child of a dead member reads what
-// that one could read, so it becomes a child of the dead one's parent, at the dead one's fork epoch. Once the member is active a
-// service thread holds `alive`. Before, there is none: its first thread holds `starter`, which may end before its process (pthread_exit in
-// main). And the mutex is released before the memory is freed. So /proc is asked as well: a member is reaped when its memory is gone.
+// A robust, process-shared mutex that one of its threads holds proves that a member lives. When the process ends or execs, the
+// kernel releases the mutex, and another member *reaps* the dead one: it returns what that had and hands its children up. A child of
+// a dead member reads what that member could read, so it becomes a child of the dead one's parent, at the dead one's fork epoch.
+// In an active member a service thread holds `alive`. Before activation there is none: the first thread holds `starter`, and may
+// end before its process does (pthread_exit in main). And the kernel releases the mutex before it frees the memory. So /proc
+// decides: a member is reaped once its memory is gone.
 //
 // Plain memory. A member that is not active cannot evict: all it has committed is charged as if it were resident, and as `fixed`.
 //
-// Threading: take/give are a few atomic operations. sweep, join, adopt and carve take the account's lock, a robust mutex: who
-// holds it may be killed, or exec, at any instruction. `reaping` tells the next holder which reaping was under way, and reaping
-// may be done again from its start.
+// Threading: take/give are a few atomic operations. sweep, join, adopt and carve take the account's lock, a robust mutex: its
+// holder may be killed, or exec, at any instruction. `reaping` tells the next holder which member was being reaped; reaping can be
+// repeated from its start.
 // Layout: shared between processes of one build of the library only (magic and size are checked).
 #pragma once
 #include <pthread.h>
@@ -41,8 +42,8 @@ enum MemberState : uint32_t {
   kMemberPlain = 3,       // `starter` is held by its first thread
 };
 
-// A sum that all members change, and from which reaping subtracts exactly once although it may be done again: the lowest bit
-// changes in the same step, so that it tells whether the subtraction was made.
+// A sum that all members change, and from which reaping subtracts exactly once although it may be repeated: the lowest bit flips in
+// the same step, and so records whether the subtraction was made.
 class SharedSum {
  public:
   int64_t value() const { return raw_.load(std::memory_order_relaxed) >> 1; }
@@ -58,9 +59,9 @@ class SharedSum {
   std::atomic<int64_t> raw_;
 };
 
-// What one member has taken, and how many of its threads are between the two steps of a change (this, and the sum of all). One that was killed
-// there has left the sum too high: the member that reaps it sees that, and the sum is made anew (Account::settle_sums). Each change also counts, so that
-// who adds up all members can tell that none has begun meanwhile.
+// What one member has taken, and how many of its threads are between the two steps of a change (this count, and the sum of all). A
+// member killed there leaves the sum too high: reaping it sees that and rebuilds the sum (Account::settle_sums). A change counter
+// shows a thread that adds up all members that no change began meanwhile.
 class MemberPages {
  public:
   int64_t value() const { return value(raw()); }
@@ -109,7 +110,7 @@ struct AccountShared {
   std::atomic<uint32_t> pressure;         // futex: bumped when DRAM runs low
   std::atomic<uint32_t> sleepers;         // evictors that wait on it
   std::atomic<uint32_t> reaping;           // (member index + 1) << 2 | marks of the two sums at its start; 0: none under way
-  std::atomic<uint32_t> room_wanted;      // 1: some member has faults that wait for DRAM; whoever gives back clears it and raises the pressure
+  std::atomic<uint32_t> room_wanted;      // 1: some member has faults that wait for DRAM; the next to give back clears it and raises the pressure
   std::atomic<uint32_t> member_high;      // members ever used
   std::atomic<uint32_t> unsettled;        // 1: a member died in the middle of a change, the sums may be too high
   pthread_mutex_t lock;                   // robust, shared
@@ -126,7 +127,7 @@ class Account {
   // Becomes a member. The calling thread proves its life until the process' housekeeping thread can (lock_alive).
   [[nodiscard]] int join();
   // Before a fork: a member for the child to come, index or -errno; the child adopts it. A fork that failed leaves one
-  // that nobody adopts; it is reaped after 30 s. *ticket: what the child shows for it.
+  // without a child; it is reaped after 30 s. *ticket: what the child shows for it.
   [[nodiscard]] int reserve_child(uint32_t fork_epoch, uint64_t* ticket);
   // The fork has returned in the parent: a child that is killed before it adopts its member is seen to be gone.
   void name_child(unsigned index, uint64_t ticket, int pid);
@@ -135,8 +136,8 @@ class Account {
   void lock_starter();                    // by the first thread of a member that is not active
   void lock_alive();                      // by a service thread that lives as long as the process
 
-  // Memory of a member that is not active. take_plain: false when the tree's use would pass `limit` pages, also after the dead have
-  // been swept. reserve_plain_child: a member for a child with so much; `prepaid` of it is charged to this member until now. Index or -errno.
+  // Memory of a member that is not active. take_plain: false when the tree's use would pass `limit` pages, even after a sweep of the
+  // dead. reserve_plain_child: a member for a child with `pages`, of which `prepaid` is charged to this member so far. Index or -errno.
   bool take_plain(int64_t pages, int64_t limit);
   void give_plain(int64_t pages) { give_fixed(pages); }
   int64_t plain_pages() const { return me().fixed.load(std::memory_order_relaxed); }
@@ -147,32 +148,32 @@ class Account {
 
   // DRAM. take: false when it would leave fewer than `keep_free` pages.
   bool take(int64_t pages, int64_t keep_free);
-  void take_always(int64_t pages);        // may pass the cap: what is there already
-  // Before a fork: what the child inherits, charged to it. True: all of it can be copied at any time. False: it is counted as shared.
+  void take_always(int64_t pages);        // may pass the cap: for pages that exist already
+  // Before a fork: charges the child for what it inherits. True: all of it can be copied at any time. False: it counts as shared.
   bool take_for_child(unsigned index, int64_t pages, int64_t keep_free, bool can_share);
-  // Shared pages are about to be copied. False: no room for that now.
+  // Before shared pages are copied. False: no room for that now.
   bool unshare(int64_t pages, int64_t keep_free);
   void unshare_always(int64_t pages);
   int64_t shared_pages() const { return shared_->shared_pages.load(std::memory_order_relaxed); }
   void take_fixed(int64_t pages);         // frames, windows, tables: always
   // The same where the cap allows it.
   [[nodiscard]] bool take_fixed_within(int64_t pages, int64_t keep_free);
-  // Fixed pages ahead of their use, where `room` pages of the cap stay that are not fixed: also among several that ask at once. take_fixed takes
-  // of what was put down with use_reserved, until it is used up. May sleep.
+  // Reserves fixed pages ahead of their use, if `room` pages of the cap stay that are not fixed, also when several members ask at once.
+  // take_fixed takes from the amount set with use_reserved until it is used up. May sleep.
   [[nodiscard]] bool reserve_fixed(int64_t pages, int64_t room);
   void use_reserved(int64_t pages) { reserved_ = pages; }
   int64_t reserved() const { return reserved_; }
-  void end_reserved();                    // what is left of it is given back
-  // Fixed pages and LUN space of ours are the child's from now on.
+  void end_reserved();                    // gives the rest back
+  // Transfers fixed pages and LUN space of ours to the child.
   void hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_bytes);
-  // The fork failed: nobody will adopt it.
+  // The fork failed: no child will adopt it.
   void release_child(unsigned index, uint64_t ticket);
   void give_fixed(int64_t pages);
   void give(int64_t pages);
-  void give_maybe_shared(int64_t pages);  // they may still be there for a relative
+  void give_maybe_shared(int64_t pages);  // a relative may still have them
   int64_t free_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed) - there(); }
   int64_t cap_pages() const { return shared_->cap_pages.load(std::memory_order_relaxed); }
-  // What eviction cannot give back (frames, windows, tables), of all members together.
+  // The sum over all members of what eviction cannot give back (frames, windows, tables).
   int64_t fixed_total() const;
   bool others_active() const;   // some other member has such
   // The housekeeping thread holds this member's mutex: its end, also by exec, will be seen.
@@ -181,7 +182,7 @@ class Account {
   int64_t own_pages() const { return me().pages.value(); }
   void set_cap(int64_t pages) { shared_->cap_pages.store(pages); }
   void set_lun_cap(int64_t bytes) { shared_->lun_cap_bytes.store(bytes); }
-  // Whether this member is at or above its weighted share of what can be evicted: it evicts when DRAM runs low.
+  // Whether this member is at or above its weighted share of the evictable pages: it evicts when DRAM runs low.
   bool above_share() const;
   void raise_pressure();                  // wakes sleeping evictors of all members
   void wait_pressure(uint32_t seen, int64_t timeout_ns);   // -1: without end
@@ -196,7 +197,7 @@ class Account {
   // An eviction batch of this member; wait_for_own_batch returns when none is under way that began before the call (bounded).
   void batch_begin() {
     me().batch.fetch_add(1, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);   // with those who wait: one of the two sees the other
+    std::atomic_thread_fence(std::memory_order_seq_cst);   // pairs with the waiting threads: one of the two sees the other
   }
   void wait_for_own_batch();
   void batch_end() { me().batch.fetch_add(1, std::memory_order_release); }
@@ -207,13 +208,12 @@ class Account {
   int64_t lun_free() const { return shared_->lun_cap_bytes.load() - shared_->lun_used_bytes.value(); }
   int64_t lun_cap() const { return shared_->lun_cap_bytes.load(); }
 
-  // Gives back what dead members held. Lowest fork epoch of a live child of ours goes to *oldest_child (0: none). False: some member is
-  // ending, and its memory may be there still.
+  // Gives back what dead members held. Sets *oldest_child to the lowest fork epoch of a live child of ours (0: none). False: some member
+  // is ending, and its memory may still be there.
   bool sweep(uint32_t* oldest_child);
-  // The same by who is short: waits for members that are ending, a while.
+  // The same for a caller that is short: also waits, for a while, for members that are ending.
   void sweep_settled();
-  // Whether the child reserved at that fork epoch, or a descendant that was handed up to us in its place, is still there (as of
-  // the last sweep).
+  // Whether the child reserved at that fork epoch, or a descendant handed up in its place, still lives (as of the last sweep).
   bool child_lives(uint32_t fork_epoch) const;
   // The futex words of living children, for sys::futex_wait_any: each changes when the child ends. `unsure`: some child cannot be waited for (it
   // has just been made, or there are more than `max`). Returns how many.

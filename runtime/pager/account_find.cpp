@@ -46,7 +46,7 @@ int open_from(const char* directory) {
   return found;
 }
 
-// From a process: its own table, and that of its service threads, which nothing of the program's can close.
+// From a process: its own table, and that of its service threads, which the program cannot close.
 int open_from_process(int pid) {
   char path[64];
   format_to(path, sizeof path, "/proc/%d/fd", pid);
@@ -73,7 +73,7 @@ int parent_of(int pid) {
   return p != nullptr && p[1] == ' ' && p[2] != 0 && p[3] == ' ' && parse_digits(p + 4, &parent) != nullptr ? static_cast<int>(parent) : 0;
 }
 
-// Ancestors first: one of them has it, as a rule. A daemon's are gone; then any process that lets us look.
+// Ancestors first: one of them usually has it. A daemon's are gone; then any process that we may inspect.
 int open_from_others() {
   for (int pid = static_cast<int>(getpid()), depth = 0; pid > 1 && depth < 64; ++depth) {
     if (int fd = open_from_process(pid); fd >= 0) return fd;
@@ -117,7 +117,7 @@ int account_find(const char* text, size_t bytes, ErrorText* why) {
       return why->set(-EBADF, "the account of this tree's DRAM budget is not to be found: its descriptor (%d) was closed before this program was "
                               "started, and no other process has it; a budget of its own would break the tree's. Keep descriptor %d open across exec",
                       g_account.number, g_account.number);
-    // Where it was, if that is free; for those who come after us.
+    // Where it was, if that is free; for processes that look after us.
     int put = static_cast<int>(sys::control_file(fd, F_DUPFD, reinterpret_cast<void*>(static_cast<intptr_t>(g_account.number))));
     if (put < 0) put = static_cast<int>(sys::control_file(fd, F_DUPFD, reinterpret_cast<void*>(3)));
     sys::close_file(fd);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain memory, what is opened early, and the adoption of present pages. See activation.h.
+// Plain memory, descriptors opened in advance, and the adoption of present pages. See activation.h.
 #include "pager/activation.h"
 
 #include <errno.h>
@@ -45,7 +45,7 @@ uint64_t chunk_size(const Region& region, uint64_t chunk) {
   return left < kChunkPages ? left : kChunkPages;
 }
 
-// What is committed is what can be populated: in strict regions, where the rest is inaccessible, and without huge pages.
+// Whether only committed pages can be populated: in strict regions, where the rest is inaccessible, and without huge pages.
 bool charged_exactly(const PagerState& state, const Region& region) {
   return (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0 || !(state.thp_always || region.huge.load(std::memory_order_relaxed));
 }
@@ -70,7 +70,7 @@ int64_t count_committed(const PagerState& state, Region& region, uint64_t first,
 
 bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
   Account& account = state.account;
-  const int64_t pages = own * (1 + state.plain_forks);   // children that are about to be forked have the same
+  const int64_t pages = own * (1 + state.plain_forks);   // children about to be forked will have the same
   const int64_t cap = account.cap_pages();
   if (state.options.arm_at != 0)
     return committed_bytes <= state.options.arm_at && account.take_plain(pages, cap - kKeepFreePages);
@@ -156,7 +156,7 @@ bool plain_allow_huge(PagerState& state, Region& region) {
 bool plain_charge_fork(PagerState& state) {
   const int64_t cap = state.account.cap_pages(), pages = state.account.plain_pages() - state.plain_fork_pages;
   const int64_t small = cap / 16 < kSmallPagesMax ? cap / 16 : kSmallPagesMax;
-  // Nothing can be evicted of a plain child that stands idle: a quarter of the budget is what a tree of them may hold.
+  // An idle plain child cannot evict: a tree of such children may hold a quarter of the budget.
   const int64_t limit = pages <= small || state.options.arm_at != 0 ? cap - kKeepFreePages : cap / 4;
   for (unsigned waited = 0; waited < kSmallWaitMs; ++waited) {
     if (state.account.take_plain(pages, limit)) {
@@ -196,7 +196,7 @@ void close_holes(PagerState& state) {
 
 int64_t adopt_present(PagerState& state, Region& region) {
   const uint64_t bytes = region.pages << state.page_shift;
-  // No split of what is there: the flag concerns what is to come.
+  // Present pages are not split: the flag concerns later ones.
   (void)sys::advise(region.base, bytes, MADV_NOHUGEPAGE);
   (void)sys::advise(region.base, bytes, MADV_DONTFORK);
   if (int rc = region_register(region, state.uffd, region.base, bytes); rc < 0) return rc;
@@ -218,7 +218,7 @@ int64_t adopt_present(PagerState& state, Region& region) {
       AtomicPageWord& word = region.words[at + i];
       PageWord seen = word.load(std::memory_order_relaxed);
       if (seen.state() != PageState::kEmpty) continue;   // a handler was faster
-      // It may have forked, or be the kernel's zero page: made exclusive before it is evicted.
+      // It may be shared by a fork, or the kernel's zero page: the evictor makes it exclusive first.
       const PageWord next = resident_word(seen, kNoSlot, state.own_lun, kHeatFault, shared_epoch()).with_charged(on_touch);
       if (word.compare_exchange_strong(seen, next, std::memory_order_acq_rel)) ++in_chunk;
     }
@@ -238,11 +238,11 @@ int64_t adopt_present(PagerState& state, Region& region) {
 
 void split_huge(PagerState& state, Region& region, uint64_t chunk) {
   const uint64_t first = chunk * kChunkPages, end = first + chunk_size(region, chunk);
-  // What a relative shares, or the kernel's huge zero page, cannot be split: copied to small pages of our own first. Behind the
-  // copy-on-write gate there is no room for copies; such pages count as shared when they are dropped, and this is tried again.
+  // A page shared with a relative, or the kernel's huge zero page, cannot be split: first copy it to small pages of our own. Behind the
+  // copy-on-write gate there is no room for copies; such pages count as shared when they are dropped, and the split is retried.
   const bool gated = state.gate_used.load(std::memory_order_acquire);
   if (!gated) region.chunk_large[chunk].store(0, std::memory_order_relaxed);
-  // In our hands meanwhile: a page that its owner discards between a look and the call would be put there by it, unknown to the page table.
+  // Seize the pages meanwhile: if the owner discarded a page between the check and the call, the call would populate it, unknown to the page table.
   for (uint64_t p = first; !gated && p < end;) {
     PageWord was[kChunkPages];
     uint64_t from = p;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activation: how a process gets from plain memory to tiered memory.
 //
-//   plain    regions are ordinary anonymous memory: no userfaultfd, no service thread, huge pages as the kernel gives them. What is
-//            committed is charged to the tree's account, as if all of it were resident
+//   plain    regions are ordinary anonymous memory: no userfaultfd, no service thread, huge pages as the kernel gives them. Committed
+//            memory is charged to the tree's account, as if all of it were resident
 //   active   the pager's threads run, regions are registered, every page has a state
 //
 // A process becomes active when a commit would take what the tree uses past 7/8 of the budget, less what its own frames and windows
 // need (`plain_limit`). Small processes stay plain beyond that, while active ones make room for them.
 //
-// Huge pages. Before activation a touch may populate a whole chunk (a huge page) where only a part of it is committed: in a heap
-// region, chunks are charged whole then. What is there at activation is adopted page by page; before the first page of such a chunk is
-// evicted the huge page is split, as dropping a part of it would free nothing.
+// Huge pages. Before activation a touch may populate a whole chunk (a huge page) of which only a part is committed: then a heap region
+// charges whole chunks. Activation adopts present memory page by page; the evictor splits the huge page before it evicts the first page
+// of such a chunk, as dropping a part of it would free nothing.
 //
 // Threading: as each function says. Nothing here is for the fault path.
 #pragma once
@@ -21,22 +21,22 @@
 
 namespace lunar {
 
-// What activation will need and may not get later, when the process has dropped rights, changed its root directory or installed a
-// seccomp filter: /proc, pagemap, /dev/userfaultfd (or a userfaultfd), a LUN file where the LUN is a directory. As far as it is to be
-// had: the code that needs it later decides. At start, and in a forked child that is not active (`child`), for itself.
+// Opens in advance what activation may not get later, when the process has dropped rights, changed its root directory or installed a
+// seccomp filter: /proc, pagemap, /dev/userfaultfd (or a userfaultfd), a LUN file where the LUN is a directory. Best effort: the code
+// that needs them later reports. At start, and in a forked child that is not active (`child`), for itself.
 void standby_open(PagerState& state, bool child);
 void standby_lun(PagerState& state, bool child);
-void keep_own_files();   // of these, those of /proc/self: by each process for itself
-// Descriptors of these that service threads need too.
+void keep_own_files();   // those of /proc/self: each process for itself
+// Those descriptors that service threads need too.
 void standby_descriptors(int* out, unsigned* count);
 
 // The following while the process is not active. pre: activation_lock is held.
 // Charges a commit. 0, or -EAGAIN: the process must become active first.
 [[nodiscard]] int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end);
 void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t end);
-// The program asks for huge pages (MADV_HUGEPAGE, MADV_COLLAPSE) in the region. False: they cannot be charged.
+// The program requests huge pages (MADV_HUGEPAGE, MADV_COLLAPSE) in the region. False: they cannot be charged.
 [[nodiscard]] bool plain_allow_huge(PagerState& state, Region& region);
-// What the tree may use at most before this process becomes active, in pages.
+// The most that the tree may use before this process becomes active, in pages.
 int64_t plain_limit(const PagerState& state);
 // Before a fork: charges a child with as much memory as this process has, to this one, and what is committed until the fork's prepare handler
 // for both. False: that cannot be charged.
@@ -70,7 +70,7 @@ struct OwnNeed {
   unsigned handlers, window;   // of the first handler of each node; others may have half
   int64_t pages() const;
 };
-// first: alone in its tree. `room`: what of the cap is not fixed. A forked child, and a process beside others, needs an eighth of the first one's.
+// first: alone in its tree. `room`: what of the cap is not fixed. A forked child, or a process that is not alone, needs an eighth of the first one's.
 OwnNeed own_need(const PagerState& state, bool first, int64_t room);
 
 }  // namespace lunar

@@ -12,9 +12,9 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kCloseChunks = 128;   // in one call at most: the address space is locked meanwhile
+constexpr uint64_t kCloseChunks = 128;   // at most in one call: the address space is locked meanwhile
 constexpr unsigned kLiftMax = 64;        // pages lifted at once
-constexpr int64_t kLiftShare = 256;      // one page more for each so many that are free
+constexpr int64_t kLiftShare = 256;      // one more page for each so many free ones
 
 int protect(PagerState& state, void* address, size_t bytes) {
   int rc;
@@ -22,14 +22,14 @@ int protect(PagerState& state, void* address, size_t bytes) {
   return rc;
 }
 
-// The protection is gone, and who waits is woken. False: the place is not ours any more.
+// Lifts the protection and wakes the waiters. False: the place is not ours any more.
 bool lift(void* address, uint64_t bytes) {
   int64_t rc;
   while ((rc = unprotect_pages(address, bytes)) == -EAGAIN) wait_out_stall();
   return rc == 0;
 }
 
-// A range that crosses memory which is not ours (a file mapped in its middle) is done by halves.
+// Halves a range that crosses memory which is not ours (a file mapped in its middle).
 void close_pages(PagerState& state, char* from, uint64_t bytes) {
   if (protect(state, from, bytes) == 0 || bytes <= state.page_size) return;
   uint64_t half = round_up(bytes / 2, state.page_size);
@@ -41,7 +41,7 @@ void unlock_page(PagerState& state, Region& region, uint64_t page, PageWord word
   if (page_unlock(region.words[page], word)) (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size);
 }
 
-// How many of them are mapped by a relative too.
+// How many of them a relative maps too.
 int64_t count_shared(const Region& region, uint64_t first, unsigned count, int pagemap) {
   const void* pages[kLiftMax];
   sys::PageFacts facts[kLiftMax];
@@ -105,7 +105,7 @@ Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force) {
       unlock_page(state, region, page.value + count, was[count]);
     }
   }
-  // The protection goes before the words do: whoever evicts the page next finds it as it is.
+  // The protection goes before the words do: the next eviction of the page finds its true state.
   bool lifted = room && lift(region.address_of(page), count << state.page_shift);
   if (room && !lifted) {
     lifted = lift(region.address_of(page), state.page_size);

@@ -13,27 +13,27 @@
 namespace lunar {
 namespace {
 
-// Whether descriptor `fd` of the calling thread's table is still the file that the device of number `lun` has as its i-th.
+// Whether descriptor `fd` of the calling thread's table is still the i-th file of device number `lun`.
 bool is_device(const PagerState& state, unsigned lun, unsigned i, int fd) {
   struct stat now;
   const auto& id = state.device_ids[lun][i];
   return sys::file_status(fd, &now) == 0 && now.st_dev == id.dev && now.st_ino == id.ino;
 }
 
-// The lowest number that is the same device: the one that counts where all descriptors are walked.
+// The lowest number that is the same device: the one that counts in loops over all descriptors.
 unsigned first_with_device(const PagerState& state, unsigned lun) {
   unsigned first = 0;
   while (state.devices[first] != state.devices[lun]) ++first;
   return first;
 }
 
-// How many descriptors of its own that number's device has: none where a lower one is the same device.
+// How many descriptors that number's device owns: none where a lower number is the same device.
 unsigned own_descriptors(const PagerState& state, unsigned lun) {
   Device* device = state.devices[lun];
   return device == nullptr || first_with_device(state, lun) != lun ? 0 : device->fd_count();
 }
 
-// A new description of its i-th file, by the service threads' table.
+// A new description of its i-th file, through the service threads' table.
 int fetch_from_housekeeping(const PagerState& state, unsigned lun, unsigned i) {
   char path[64];
   format_to(path, sizeof path, "/proc/self/task/%d/fd/%d", state.housekeeping_tid.load(), state.devices[lun]->fd(i));
@@ -52,7 +52,7 @@ void descriptors_put_back(PagerState& state) {
     // The lowest free number from there on: its own, unless the program was faster.
     const auto put = static_cast<int>(sys::control_file(fetched, F_DUPFD_CLOEXEC, reinterpret_cast<void*>(static_cast<intptr_t>(number))));
     if (put >= 0 && put != number) sys::close_file(put);
-    // A child will inherit this one, and may outlive the service threads that hold the first.
+    // A child inherits this one, and may outlive the service threads that hold the first.
     if (put == number && state.devices[lun]->share_lock(i, put) < 0) sys::close_file(put);
     sys::close_file(fetched);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pager's descriptors. Two tables hold them: the program's, where range operations and fork need the userfaultfd and the LUNs,
-// and the service threads' own, which the program cannot reach. In the program's table they have high numbers, and are looked
-// at before they are trusted: a daemon closes everything, a shell opens what it likes.
+// and the service threads' own, which the program cannot reach. In the program's table they have high numbers, and the pager checks
+// them before it trusts them: a daemon closes everything, a shell opens what it likes.
 // Threading: during activation and fork, under their locks. Blocking.
 #pragma once
 #include "base/error.h"
@@ -13,13 +13,13 @@ namespace lunar {
 [[nodiscard]] int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, ErrorText* why);
 void close_device(PagerState& state, unsigned lun);   // nullptr from then on; fine when it is already
 void share_device(PagerState& state, unsigned lun, unsigned with);   // number `lun` is the same device as `with`
-// In a forked child, of an ancestor's: closes its descriptors, unless another number is the same device. What it holds stays.
+// In a forked child, for an ancestor's device: closes its descriptors, unless another number is the same device. Its contents stay.
 void forget_device(PagerState& state, unsigned lun);
 // A fresh userfaultfd into state.uffd. 0 or -errno with *why.
 [[nodiscard]] int open_uffd(PagerState& state, ErrorText* why);
 
-// The program has closed descriptors of its LUN, and something must be asked of the device in its table (to grow): puts them back under
-// their numbers where these are free. Best effort; blocking.
+// For an operation through the program's table (growing the LUN) after the program has closed descriptors: puts them back under their
+// numbers where these are free. Best effort; blocking.
 void descriptors_put_back(PagerState& state);
 
 // Whether the program's table still holds the userfaultfd and the LUNs: range operations need both.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the pager looks like from outside: pager_dump (timeouts, fatal errors) and pager_validate (whole-structure check).
+// Diagnostics of the pager: pager_dump (timeouts, fatal errors) and pager_validate (whole-structure check).
 // Threading: dump reads racily and takes no lock; validate brings the evictor to rest and expects no faults meanwhile.
 #include <errno.h>
 
@@ -67,7 +67,7 @@ void pager_dump(int fd) {
 
 namespace {
 
-// What a walk over all page words finds.
+// The result of a scan of all page words.
 struct Tally {
   int64_t resident = 0, evicted = 0;
   uint64_t slots = 0;
@@ -130,8 +130,7 @@ bool pager_validate() {
   return tally.good;
 }
 
-// The service threads stay: they sleep, and a later pager_create takes them over. What a process can still change then is
-// what the new options say of sizes.
+// The service threads stay asleep, and a later pager_create takes them over. A process can then still change the sizes.
 int pager_destroy() {
   auto& state = pager_state();
   if (!pager_created()) return -EINVAL;

@@ -17,7 +17,7 @@ bool EventGate::begin_read(int uffd) {
     while (reading_.load(std::memory_order_relaxed))
       if (++spins > kSpinsMax) return false;
       else sys::cpu_relax();
-  // Nothing can be installed while an event is unread: who waits here delays none but the event.
+  // Nothing can be installed while an event is unread: waiting here delays only the event.
   while (installing() && sys::uffd_event_unread(uffd)) sys::yield_cpu();
   return true;
 }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeps two things apart: pages being installed or dropped, and events of the userfaultfd (unmapped.h) being read.
 //
-// A call that unmaps or moves tiered memory past us goes on once its event has been read, and from then on the kernel accepts UFFDIO_COPY
-// again. An install that found nothing noted for its place, and reaches the kernel only then, would put what the place held before into
-// memory that has been moved there; a drop would take what the program has written to a map of its own in our place. So what they look up stays
-// true until the kernel has done it: no event is read in between.
+// A call that unmaps or moves tiered memory past us continues once its event has been read, and from then on the kernel accepts
+// UFFDIO_COPY again. An install that found nothing noted for its place, but reaches the kernel only then, would put old content into
+// memory that has been moved there; a drop would remove what the program has written to its own map in our place. So what they looked
+// up must stay true until the kernel has acted: no event is read in between.
 //
 //   install   enter ─ look for a note ─ UFFDIO_COPY, drop ─ leave  many at a time; a count a shard, nearly always of its own cache line
 //   read      begin ─ read ─ note what it tells ─ end              waits for installs under way if an event is there to be read
 //
-// One thread reads at a time, so that notes are in the order of the events: a mremap brings two (moved, unmapped), and an unmap that is settled first
-// drops what the move is to bring along. Nobody waits long for that: while one is between its read and its notes nothing can be installed anyway.
+// One thread reads at a time, so that notes keep the order of the events: a mremap brings two (moved, unmapped), and an unmap that is
+// settled first drops what the move is to bring along. That wait is short: between a read and its notes nothing can be installed anyway.
 //
-// A reader whose queue holds faults alone waits for nobody: a thread that lost its CPU in the middle of an install must not stop faults.
+// A reader whose queue holds only faults does not wait: a thread that lost its CPU in the middle of an install must not stop faults.
 //
 // Threading: any. Neither side allocates. Both give up (EAGAIN, false) rather than wait for a reader that has lost its CPU.
 #pragma once
@@ -38,7 +38,7 @@ class EventGate {
   }
   void leave(int shard) { installs_[shard].count.fetch_sub(1, std::memory_order_release); }
 
-  // The same by who does not read: waits for who does.
+  // The same for a thread that does not read: waits for the reader.
   [[nodiscard]] int enter_waiting() {
     int shard;
     while ((shard = enter()) < 0) sys::yield_cpu();

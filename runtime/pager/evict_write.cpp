@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second half of an eviction: what becomes of captured pages (zero, clean, dirty), writing the dirty ones to slots in
-// runs, and frames coming back. Threading: the evictor's thread only. No allocation.
+// The second half of an eviction: sorts captured pages into zero, clean and dirty ones, writes the dirty ones to slots in runs, and takes
+// frames back. Threading: the evictor's thread only. No allocation.
 //
-// A write that fails retires its slot and is tried on another one, three times; then the page goes back to DRAM. The page's
-// word is never kEvicted before its write has succeeded: frames become reusable only as kClean.
+// A failed write retires its slot and is retried on another one, three times; then the page goes back to DRAM. The page's word never
+// becomes kEvicted before its write has succeeded: frames become reusable only as kClean.
 #include <errno.h>
 
 #include "base/error.h"
@@ -14,7 +14,7 @@
 
 namespace lunar {
 
-// Frames for the next batch: oldest clean ones first, else wait for writes. False: none can be had (all writes fail).
+// Frames for the next batch: oldest clean ones first, else wait for writes. False: none available (all writes fail).
 bool Evictor::make_room(unsigned frames_needed) {
   while (frames_.free_count() < frames_needed) {
     if (frames_.reclaim_oldest()) continue;
@@ -95,7 +95,7 @@ void Evictor::decide(Victim& victim) {
   if (page_unlock(word, next)) (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
 }
 
-// Somebody faulted on the page while it was being taken: give it back at once.
+// A thread faulted on the page while it was being taken: give it back at once.
 bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
   auto& state = pager_state();
   if (!state.account.take(1, 0)) return false;
@@ -144,7 +144,7 @@ void Evictor::write_out() {
       done += runs[i].count;
     }
   }
-  // Space was promised before the pages were touched, so this is a fork's child or retired slots: keep them in frames.
+  // Space was charged before the pages were touched, so this is a forked child or retired slots: keep them in frames.
   for (; done < dirty_count_; ++done) {
     if (!lun_full_said_) log_warning("the LUN is full; pages stay in DRAM");
     lun_full_said_ = true;
@@ -197,7 +197,7 @@ void Evictor::finish_write(const Response& response) {
   auto& state = pager_state();
   WriteOp& op = ops_[response.tag];
   int64_t result = response.result;
-  // The kernel put it off and had no thread for it (RLIMIT_NPROC, io_uring's workers count): nothing is wrong with the slots.
+  // The kernel deferred it and had no thread for it (RLIMIT_NPROC counts io_uring's workers): the slots are fine.
   if (result == -ECANCELED) result = state.devices[state.own_lun]->transfer(op.command);
   bool ok = result == static_cast<int64_t>(op.count * state.page_size);
   if (ok) {
@@ -287,8 +287,8 @@ void Evictor::rewrite_failed(bool must) {
   }
 }
 
-// Every write has come back (fork, pause, evict_range). `for_fork`: and no page is in a frame alone: a child has none of our frames. What has
-// found no slot after some rounds goes back to DRAM, whatever the budget says: at most as many pages as there are frames.
+// Waits for all writes (fork, pause, evict_range). `for_fork`: also until no page is in a frame only, as a child has none of our frames.
+// Pages without a slot after some rounds go back to DRAM, even beyond the budget: at most as many as there are frames.
 void Evictor::drain(bool for_fork) {
   constexpr int kTries = 16;
   for (int rounds = 0; rounds < 100000; ++rounds) {

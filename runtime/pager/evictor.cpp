@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The evictor's thread and its gather: choose, make exclusive, gather, drop, capture. What becomes of the captured pages is
-// in evict_write.cpp. Threading: everything private runs on the evictor's thread. No allocation after open().
+// The evictor's thread and its gather: choose, make exclusive, gather, drop, capture. evict_write.cpp handles the captured pages.
+// Threading: everything private runs on the evictor's thread. No allocation after open().
 #include "pager/evictor.h"
 
 #include <errno.h>
@@ -70,7 +70,7 @@ int Evictor::open(uint32_t frame_count) {
   pagemap_ = memory_ = -1;
   range_lock_.reset_in_child();
   range_region_.store(nullptr);
-  behind_lock_.unlock();   // a forked child's parent may have held it
+  behind_lock_.unlock();   // in a forked child: the parent may have held it
   for (Behind& one : behind_) one = {};
   has_behind_.store(false);
   failed_count_ = dirty_count_ = victim_count_ = 0;
@@ -93,7 +93,7 @@ void Evictor::close_descriptors() const {
 
 void Evictor::run_thread(void* self) { static_cast<Evictor*>(self)->run(); }
 
-// Who is above its share evicts. When that does not help for a while (its pages may be pinned), everybody does.
+// A member above its share evicts. When that does not help for a while (its pages may be pinned), all members do.
 bool Evictor::should_evict() {
   auto& account = pager_state().account;
   if (account.free_pages() >= static_cast<int64_t>(low_water_)) {
@@ -158,7 +158,7 @@ void Evictor::run() {
     if (going) {
       if (choose(batch_limit_) != 0 && evict_chosen() != 0) {
         nothing_ns_ = kNothingFirstNs;
-      } else if (pause_requests_.load() == 0) {   // nothing to be had just now: until somebody gives something back, or time has passed
+      } else if (pause_requests_.load() == 0) {   // nothing can be evicted just now: until something is given back, or time has passed
         state.account.wait_pressure(seen, nothing_ns_);
         if (nothing_ns_ < kNothingMostNs) nothing_ns_ *= 2;
       }
@@ -297,9 +297,9 @@ unsigned Evictor::choose_range(unsigned want) {
 
 // ---- 2 exclusive --------------------------------------------------------------------------------------------------------
 
-// Equal pages that the kernel merges (KSM) become copy-on-write behind our back, between any two of our calls: tiered ranges are
-// taken out of it. New ones are from the start (region_create, whatever the process has inherited); prctl(PR_SET_MEMORY_MERGE) puts
-// all memory in anew, so it is looked at before each batch. Leaving it also makes what is merged exclusive again.
+// Equal pages that the kernel merges (KSM) become copy-on-write behind our back, between any two of our calls: so tiered ranges are
+// excluded from merging. New ones are from the start (region_create, whatever the process has inherited); prctl(PR_SET_MEMORY_MERGE)
+// includes all memory again, so each batch checks it first. Excluding a range also makes its merged pages exclusive again.
 void Evictor::forbid_merging() {
   auto& state = pager_state();
   const bool seen = sys::memory_merging();
@@ -316,7 +316,7 @@ bool Evictor::look_at_stale(const unsigned* victims, unsigned count, sys::PageFa
   return pagemap_ >= 0 && sys::page_facts(pagemap_, pages, count, facts) == 0;
 }
 
-// Pages behind the copy-on-write gate stay as they are: nothing can write them before the drop, as who lifts the protection needs the
+// Pages behind the copy-on-write gate stay as they are: nothing can write them before the drop, as lifting the protection needs the
 // page's word. (UFFDIO_MOVE takes none that is shared: then they are copied first. A batch comes and goes at once.)
 void Evictor::make_exclusive(bool by_move) {
   auto& state = pager_state();
@@ -357,7 +357,7 @@ void Evictor::make_exclusive(bool by_move) {
   if (failed != 0) close_gaps();
 }
 
-// Closes the gaps that keep() left.
+// Closes the gaps that keep() has left.
 void Evictor::close_gaps() {
   unsigned out = 0;
   for (unsigned i = 0; i < victim_count_; ++i) {
@@ -368,7 +368,7 @@ void Evictor::close_gaps() {
   victim_count_ = out;
 }
 
-// The page stays resident; wakes whoever met it busy.
+// The page stays resident; wakes the threads that met it busy.
 void Evictor::keep(Victim& victim, unsigned heat) {
   auto& state = pager_state();
   PageWord next = victim.word.with_heat(heat);
@@ -398,7 +398,7 @@ unsigned Evictor::gather() {
   const unsigned count = in_pipe + protect_unreadable(unreadable, unreadable_count, which + in_pipe);
   for (unsigned i = 0; i < count; ++i) drops[i] = pages[which[i]];
   if (test_switches.evict_delay_us != 0) sys::sleep_ns(test_switches.evict_delay_us * 1000);
-  // After the gathering: a page of somebody else may be there in place of ours.
+  // After the gathering: another map's page may be there in place of ours.
   const int shard = state.event_gate.enter_waiting();
   const bool may_drop = !unmaps_pending() && !sys::uffd_event_unread(state.uffd);
   deferred_ = !may_drop;
@@ -445,8 +445,8 @@ bool Evictor::protect(const Victim& victim, bool on) {
   return rc == 0;
 }
 
-// Copies what may not be read, or not be made exclusive, to its frames. Who makes a page writable in between meets the protection, and waits
-// until the page is dropped or kept. Returns how many may be dropped; `held` names them.
+// Copies what may not be read, or not be made exclusive, to its frames. A thread that makes a page writable in between meets the
+// protection, and waits until the page is dropped or kept. Returns how many may be dropped; `kept` names them.
 unsigned Evictor::protect_unreadable(const unsigned* which, unsigned count, unsigned* kept) {
   const void* pages[kBatchPages];
   sys::PageFacts before[kBatchPages], after[kBatchPages];
@@ -468,7 +468,7 @@ unsigned Evictor::protect_unreadable(const unsigned* which, unsigned count, unsi
     Victim& victim = victims_[which[i]];
     if (seen && (!read[i] || after[i].write_protected)) {
       if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, pager_state().page_size);
-      victim.guard = !read[i] && after[i].present;   // a marker that the program made past us (MADV_GUARD_INSTALL); else it has dropped the page
+      victim.guard = !read[i] && after[i].present;   // a guard marker that the program set past us (MADV_GUARD_INSTALL); else it has dropped the page
       if (victim.guard) victim.region->has_guards.store(true, std::memory_order_release);
       kept[found++] = which[i];
     } else if (victim.protected_by_us) {

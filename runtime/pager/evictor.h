@@ -11,10 +11,10 @@
 //   6 decide    all zero: no slot. Same hash as its slot: no write. Else a slot each, written in runs
 // Where pages may be pinned for device I/O (pins.h), 3-5 are UFFDIO_MOVE into a staging area; EBUSY keeps the page.
 //
-// Policy: GCLOCK in address order, so that neighbours are evicted, written and later read together. The one sign of use there
-// is, is the next fault; so heat goes by how soon it came, in DRAMs-full evicted meanwhile (refault distance, as in Linux'
-// mm/workingset.c): within 1/4: 6, 1/2: 3, 1: 1, later: 0. From the frame: 4. First touch 1, read-ahead 0, LUNAR_HOT 7. Before the
-// clock come pages that a reader of a LUNAR_SEQUENTIAL range has left behind.
+// Policy: GCLOCK in address order, so that neighbours are evicted, written and later read together. The only sign of use is the next
+// fault; so heat depends on how soon it came, in DRAMs-full evicted meanwhile (refault distance, as in Linux' mm/workingset.c):
+// within 1/4: 6, 1/2: 3, 1: 1, later: 0. From the frame: 4. First touch 1, read-ahead 0, LUNAR_HOT 7. Pages that a reader of a
+// LUNAR_SEQUENTIAL range has left behind come before the clock.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -50,14 +50,14 @@ class Evictor {
   bool asleep() const { return asleep_.load(std::memory_order_relaxed); }
   uint32_t low_water() const { return low_water_; }
 
-  // A sequential reader has come to `page` (LUNAR_SEQUENTIAL): when DRAM is short, what it has left behind goes first. Any thread; short.
+  // A sequential reader has reached `page` (LUNAR_SEQUENTIAL): when DRAM is short, the pages behind it go first. Any thread; short.
   void leave_behind(const Region& region, PageIndex page);
 
   // Fork: no eviction runs and no write is in flight until resume(). Waits for the evictor to come to rest.
   void pause();
   void resume();
 
-  // Evicts what is resident in [first, end) of the region now. Waits. Pages evicted, or -errno.
+  // Evicts the resident pages of [first, end) of the region now. Waits. Pages evicted, or -errno.
   [[nodiscard]] int64_t evict_range(Region* region, PageIndex first, PageIndex end);
 
   void dump(int fd) const;
@@ -69,7 +69,7 @@ class Evictor {
     PageWord word;        // before busy
     uint32_t frame;
     bool dropped;
-    bool maybe_shared;    // a relative may have the page too: dropping it frees nothing
+    bool maybe_shared;    // a relative may share the page: dropping it frees nothing
     bool stuck;           // this page itself could not be taken (locked, pinned)
     bool unwritable;      // not known to be exclusive, and cannot be made so while it may not be written
     bool guard;           // a guard page that the program made past us
@@ -124,7 +124,7 @@ class Evictor {
   int pagemap_ = -1, memory_ = -1;  // /proc/self, in the service threads' table; made by the thread
   unsigned batch_limit_ = kBatchPages;
   char* staging_ = nullptr;
-  bool deferred_ = false;            // the last batch: the place may be somebody else's by now (unmapped.h)
+  bool deferred_ = false;            // the last batch: its place may belong to another map by now (unmapped.h)
   bool splice_refused_ = false;     // vmsplice is not allowed (any more)
   uint32_t low_water_ = 64, high_water_ = 128;
 

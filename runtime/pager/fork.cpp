@@ -28,7 +28,7 @@
 #include "sys/log.h"
 #include "sys/proc.h"
 
-// glibc's walk over open FILEs (exported for gdb and malloc debuggers; GLIBC_2.2).
+// glibc's iteration over open FILEs (exported for gdb and malloc debuggers; GLIBC_2.2).
 extern "C" {
 void* _IO_iter_begin(void) __attribute__((weak));
 void* _IO_iter_end(void) __attribute__((weak));
@@ -116,7 +116,7 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
   }
 }
 
-// What the child can reach stays on our LUN while we write new copies beside it. 0 or -errno.
+// What the child can reach stays on our LUN while we write new copies to other slots. 0 or -errno.
 int reserve_slots(PagerState& state, uint32_t epoch) {
   PagerState::ForkReservation* place = nullptr;
   SlotAllocator& lun = state.luns[state.own_lun];
@@ -314,7 +314,7 @@ int child_restart(PagerState& state, ErrorText* why) {
   return pager_start_threads(why);
 }
 
-// The dead count until somebody sweeps.
+// Dead members count until a sweep.
 bool lun_take_or_sweep(PagerState& state, int64_t bytes) {
   if (state.account.lun_take(bytes) == 0) return true;
   state.account.sweep_settled();
@@ -418,7 +418,7 @@ static int reserve_for_child(PagerState& state, uint64_t pages) {
   }
   const auto bytes = static_cast<int64_t>(pages << state.page_shift);
   if (state.account.lun_take(bytes) < 0) {
-    wait_for_sweep();   // the dead count until somebody sweeps
+    wait_for_sweep();   // dead members count until a sweep
     if (state.account.lun_take(bytes) < 0) {
       state.account.give_fixed(fixed);
       return -ENOSPC;
@@ -452,7 +452,7 @@ int pager_fork_check() {
   int rc = reserve_for_child(state, pages);
   if (rc == -ENOMEM) return rc;
   if (rc == 0 && state.lun_ready.load()) {
-    // Reserves the space on the device here, where waiting for the file system harms nobody.
+    // Reserves the space on the device here, where waiting for the file system does no harm.
     if (sys::in_program_files()) descriptors_put_back(state);
     rc = state.luns[state.own_lun].charge(pages);
     if (rc < 0) {   // what is held for children that are gone

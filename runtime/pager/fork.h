@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // fork: a child keeps its memory. Internal to pager/.
 //
-//   prepare   keep discards and moves out; the evictor comes to rest with no write in flight; FILE objects, which libc itself
-//             will touch in the child before any handler runs, are made resident; a member is reserved in the account; the
-//             regions are made inheritable (they are MADV_DONTFORK otherwise)
-//   parent    all of that undone; slots given up from now on are held until the child is gone
-//   child     page states as they stood at fork: what was in hand is what it was before; a userfaultfd, threads and frames of
-//             its own; ancestors' LUNs are read only, a LUN of its own is opened at the first dirty eviction
+//   prepare   keeps discards and moves out; waits until the evictor rests with no write in flight; makes FILE objects resident,
+//             which libc itself touches in the child before any handler runs; reserves a member in the account; makes the
+//             regions inheritable (they are MADV_DONTFORK otherwise)
+//   parent    undoes all of that; defers the release of slots until the child is gone
+//   child     page states as of the fork, busy pages in their state before; its own userfaultfd, threads and frames; only reads
+//             ancestors' LUNs, and opens a LUN of its own at the first dirty eviction
 #pragma once
 
 namespace lunar {

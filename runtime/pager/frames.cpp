@@ -65,7 +65,7 @@ bool FramePool::reclaim_oldest() {
         return true;
       }
     }
-    queue_clean(id);   // somebody is copying out of it: it will be kReleased in a moment
+    queue_clean(id);   // a thread is copying out of it: it will be kReleased in a moment
   }
   return false;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames: DRAM pages of the evictor. A victim's content is captured into a frame, written to its slot from there, and
-// stays in the frame until the frame is needed for another victim: a fault in that time is a copy, not a read. That is
-// the reference bit user space lacks: what is hot comes back from its frame and is marked so.
+// stays in the frame until the frame is needed for another victim: a fault in that time is a copy, not a read. That replaces
+// the reference bit, which user space lacks: hot pages come back from their frames and are marked as hot.
 //
 //   kFree ─► kCaptured ─► kWriting ─► kClean ─► (reused) kFree
 //                │            │          └─ page came back or was discarded ─► kReleased ─► kFree
@@ -45,11 +45,11 @@ class FramePool {
   void put_free(uint32_t frame);
   uint32_t free_count() const { return free_count_; }
   void queue_clean(uint32_t frame);
-  // Frees the oldest clean frame: its page becomes kEvicted. False when the queue holds none that can be had now.
+  // Frees the oldest clean frame: its page becomes kEvicted. False when the queue has none that is available now.
   bool reclaim_oldest();
 
-  // By the thread that holds the frame's page busy. True: *slot on *lun holds the content, and is the caller's from now on;
-  // false (*slot is kNoSlot): the write was in flight, slot and frame go back when it ends.
+  // By the thread that holds the frame's page busy. True: *slot on *lun holds the content and belongs to the caller from now on;
+  // false (*slot is kNoSlot): the write was in flight, and slot and frame go back when it ends.
   bool release(uint32_t frame, Slot* slot, unsigned* lun);
 
  private:

@@ -389,7 +389,7 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys
 }
 
 // Nothing is evicted while a fork goes on, and the fork may wait for one of the faulting threads: for a lock, in a fork handler that runs
-// after ours. What the forking thread itself touches is a few pages; of the others a few a turn, so that in time whoever it is gets on.
+// after ours. The forking thread itself touches a few pages; the others may pass a few at a time, so that the thread in question gets on.
 bool Handler::may_pass_budget(const sys::UffdMessage& message) {
   auto& state = pager_state();
   if (!state.forking.load(std::memory_order_seq_cst)) return false;
@@ -482,7 +482,7 @@ void Handler::park(const sys::UffdMessage& message) {
   pager_state().evictor->wake();
 }
 
-// Whoever gives room back from now on wakes us; what was given back before is tried for once more.
+// Room given back from now on wakes us; one more try covers what was given back before.
 void Handler::wait_for_room() {
   auto& state = pager_state();
   if (!watching_room_) {
@@ -550,7 +550,7 @@ void Handler::follow(int thread_id, unsigned load) {
   if (idle_class_) {
     if (until_look_ != 0) --until_look_;
     if (until_look_ != 0 && !lost_) return;
-    if (!pager_state().evictor->asleep()) return;   // to change places with it would be to wait for the end of its batches
+    if (!pager_state().evictor->asleep()) return;   // trading places with it would mean waiting for the end of its batches
   }
   lost_ = false;
   until_look_ = kLookEvery;
@@ -566,8 +566,8 @@ void Handler::follow(int thread_id, unsigned load) {
   }
 }
 
-// Following saves 20 us a fault and risks a tick or more of starvation: it pays while faults come one upon the other. A thread that
-// faults now and then is better served by one that the scheduler treats as its equal.
+// Following saves 20 us a fault and risks a tick or more of starvation: it pays while faults follow each other closely. A handler of
+// equal priority serves a thread that faults now and then better.
 bool Handler::faults_often() {
   const uint64_t now = sys::now_ns();
   const uint64_t gap = now - last_fault_ns_ < kGapMaxNs ? now - last_fault_ns_ : kGapMaxNs;
@@ -585,8 +585,8 @@ void Handler::mark_delay() {
   followed_ran_ = sys::cpu_time_of(followed_tid_).ran;
 }
 
-// An idle-class thread gets nothing of a CPU that has other work. Seen by its time on the run queue, less what the followed
-// thread itself ran meanwhile; then it is a normal thread for a while, twice as long each time.
+// An idle-class thread starves on a CPU with other work. Its time on the run queue, less the time that the followed thread ran, shows
+// that; then it becomes a normal thread for a while, twice as long each time.
 bool Handler::starved() {
   if (until_delay_look_-- != 0) return false;
   uint64_t waited = waited_, ran = followed_ran_;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handler: a thread that answers userfaultfd messages. Life of a fault: runtime/README.md.
 //
-// Never blocks on a page, on DRAM or on the evictor: what cannot be answered now is parked and tried again. One wait (its
-// ring's) covers messages and completions. It follows the thread it serves: SCHED_IDLE and pinned to the CPU of the faulting
-// thread, which sleeps, so that no other CPU has to wake up; with more to do than one thread's faults it runs as a normal
+// A handler never blocks on a page, on DRAM or on the evictor: it parks a message that it cannot answer now and tries again. One
+// wait (its ring's) covers messages and completions. It follows the thread it serves: SCHED_IDLE and pinned to the CPU of the
+// faulting thread, which sleeps, so that no other CPU has to wake up. With more work than one thread's faults it runs as a normal
 // thread on any CPU, because a busy CPU would starve an idle-class one.
 //
-// One handler a node is always there; the others rest on a futex (every waiting handler would wake for every message) until
-// it finds several messages at once for a while, and rest again when little comes.
+// One handler a node always runs; the others rest on a futex (every waiting handler would wake for every message) until the first
+// one finds several messages at once for a while, and rest again when few come.
 //
-// On a machine with several NUMA nodes each node has handlers of its own, whose windows lie there and which run there, so that
-// a page is filled from and into memory of the faulting thread's node. Whoever reads a message of another node's thread posts
-// it to a handler of that node.
+// On a machine with several NUMA nodes each node has its own handlers, which run there with windows there, so that a page is filled
+// from and into memory of the faulting thread's node. A handler that reads a message of another node's thread posts it to a handler
+// of that node.
 #pragma once
 #include <pthread.h>
 
@@ -28,13 +28,13 @@ namespace lunar {
 struct Handler {
   [[nodiscard]] int open(unsigned index, unsigned window_pages, int node);
   [[nodiscard]] int start();
-  // Returns when the handler holds nothing that it looked up before the call. By program threads only.
+  // Waits until the handler holds nothing that it looked up before the call. Program threads only.
   void wait_for_round() const;
   int thread_id() const { return tid_.load(std::memory_order_relaxed); }
   int mailbox_descriptor() const { return mailbox_event_; }   // -1 with one node
   void post(const sys::UffdMessage& message);                 // by other handlers
   void stalled();                                             // by its own thread, in the middle of an answer
-  void room_came();                                           // by service threads: try again what is parked
+  void room_came();                                           // by service threads: retry parked messages
   void dump(int fd) const;
 
  private:
@@ -117,10 +117,10 @@ struct Handler {
   bool idle_class_ = false;
   bool lost_ = false;                // the followed thread seems to be on another CPU
   std::atomic<int> tid_{0};
-  std::atomic<uint64_t> round_{0};   // odd: looked something up and may still hold it
+  std::atomic<uint64_t> round_{0};   // odd: has looked something up and may still hold it
 };
 
-// The kernel answers EAGAIN to an operation on pages: a handler reads messages, as an unread event may be why; other threads give way.
+// After EAGAIN from an operation on pages: a handler reads messages, as an unread event may be the cause; other threads yield.
 void wait_out_stall();
 
 }  // namespace lunar

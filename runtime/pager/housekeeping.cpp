@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The housekeeping thread, for what must not burden faults or evictions: dead members of the account, slots held for children that are
-// gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us, the live stats file. It sleeps until it is asked
-// for something (housekeeping_wake), a child ends, or a service thread does, which is fatal. Only a stats file makes it look at the clock.
+// The housekeeping thread: does what must not burden faults or evictions: dead members of the account, slots held for children that are
+// gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us, the live stats file. It sleeps until a request
+// (housekeeping_wake), the end of a child, or the end of a service thread, which is fatal. Only a stats file needs a timeout.
 #include <errno.h>
 
 #include "base/format.h"
@@ -20,10 +20,10 @@ namespace lunar {
 namespace {
 
 constexpr int64_t kStatsPeriodNs = 1000000000;   // of the stats file
-constexpr int64_t kUnsureNs = 50000000;          // while a child is there whose end would not wake us
+constexpr int64_t kUnsureNs = 50000000;          // while there is a child whose end would not wake us
 constexpr int64_t kUnsettledNs = 2000000;        // while a member ends
 constexpr int64_t kSweepWaitNs = 200000000;
-constexpr int64_t kTellAgainNs = 200000;         // while the maps' owner is busy and has something to be told
+constexpr int64_t kTellAgainNs = 200000;         // while the owner of the maps is busy and not yet told
 
 void grow_ahead(PagerState& state) {
   bool on_touch = false;
@@ -49,7 +49,7 @@ void release_reservations(PagerState& state) {
 
 enum class Swept { kNot, kUnsettled, kSettled };
 
-// kNot: a fork is in hand, which may itself wait for this thread (unmapped.h). kUnsettled: the memory of a member that ends is being freed.
+// kNot: a fork is under way, which may itself wait for this thread (unmapped.h). kUnsettled: the memory of an ending member is being freed.
 Swept sweep(PagerState& state) {
   // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an older sweep.
   if (state.forking.load(std::memory_order_acquire) || !state.fork_lock.try_lock()) return Swept::kNot;
@@ -67,7 +67,7 @@ Swept sweep(PagerState& state) {
   return settled ? Swept::kSettled : Swept::kUnsettled;
 }
 
-// Until there is something to do, or it is time (stats file, or a child that cannot be waited for).
+// Sleeps until there is work or a timeout (stats file, or a child that cannot be waited for).
 void wait_for_work(PagerState& state, Swept swept, bool told) {
   sys::FutexWait words[sys::kFutexWaitMax];
   bool unsure = false;

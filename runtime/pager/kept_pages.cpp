@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages that stay in DRAM until a thread is gone. The kernel reads a thread's list of robust mutexes and clears its thread id when
-// that thread ends, and it refuses page faults of a thread that ends: on an evicted page the mutex would stay locked and a
-// pthread_join would wait for ever.
+// Keeps pages in DRAM until a thread is gone. When a thread ends, the kernel reads its list of robust mutexes and clears its thread id,
+// and refuses page faults meanwhile: on an evicted page the mutex would stay locked and a pthread_join would wait forever.
 //
-// Idea: the thread has its pages kept itself, by the pin bit of the page word. Who has it done later looks for threads that are gone. The program's
-// own pins (mlock) have the same bit: an entry says whether it goes with the thread, and the program's calls hand it over, either way.
+// Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for threads that are gone. The program's
+// own pins (mlock) use the same bit: an entry says whether it goes with the thread, and the program's calls hand it over, either way.
 // Write faults are refused as well: kept pages stay outside the copy-on-write gate (cow_gate.h).
 // Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end the thread.
 #include <errno.h>
@@ -54,7 +53,7 @@ void unpin_kept(Kept& gone) {
   pager_state().pinned_pages.fetch_sub(page_clear_pinned(region->words[region->page_of(was.page).value]));
 }
 
-// Some of the entries, the next ones at the next call. pre: the lock.
+// Looks at some of the entries; the next call continues. pre: the lock.
 Kept* look_for_gone(unsigned looks) {
   Kept* free = nullptr;
   for (unsigned i = 0; i < looks; ++i) {
@@ -76,12 +75,12 @@ Kept* free_entry() {
   return entry;
 }
 
-// Returns when the page is there.
+// Waits until the page is resident.
 void pin_and_touch(Region& region, PageIndex page) {
   AtomicPageWord& word = region.words[page.value];
   {
     sys::Locked<sys::SpinLock> lock(g_kept.lock);
-    Kept* entry = free_entry();   // before the pin: a thread that is gone, and had this page, takes its own along
+    Kept* entry = free_entry();   // before the pin: a gone thread that had this page takes its own pin along
     const bool ours = page_set_pinned(word) == 0;
     if (ours) pager_state().pinned_pages.fetch_add(1);
     if (entry != nullptr) *entry = {sys::thread_id(), region.address_of(page), ours};
@@ -90,7 +89,7 @@ void pin_and_touch(Region& region, PageIndex page) {
     (void)*static_cast<const volatile char*>(region.address_of(page));
     const PageState now = word.load(std::memory_order_acquire).state();
     if (now != PageState::kBusy && now != PageState::kInFrame && now != PageState::kEvicted && now != PageState::kEmpty) break;
-    sys::yield_cpu();   // an eviction had it in hand when the pin came
+    sys::yield_cpu();   // an eviction had the page busy when the pin came
   }
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The numbers that page words have for LUNs. A word has room for 16; a chain of forks may be longer than that.
 //
-// Idea: what counts is not how many ancestors there were but on whose LUNs pages still lie. A child counts them once, when it walks
-// all words anyway; LUNs without a page are forgotten, and their numbers are free. Where all numbers are in use, the LUN with the
-// fewest pages is given up before the fork: they come into DRAM, lose their slots there, and go to our own LUN at their next
-// eviction, as any page that was written.
+// Idea: what counts is not how many ancestors there were but on which of their LUNs pages still lie. A child counts them once, when it reads
+// all words anyway, and forgets LUNs without a page, whose numbers become free. Where all numbers are in use, the fork first gives up
+// the LUN with the fewest pages: they come into DRAM, lose their slots there, and go to our own LUN at their next eviction, as any
+// written page does.
 //
 // Threading: the forking thread, under fork_lock; the child. May wait for page faults and the device, not on the fault path.
 #include <errno.h>

@@ -24,8 +24,8 @@
 //                                       │  kEvicted   │───┴────────────────────────────►│ kPoisoned │
 //                                       └─────────────┘  read + install ──► kResident   └───────────┘
 //
-// Every arrow passes through kBusy: whoever compare-exchanges a word to kBusy owns the page until it stores the next
-// state. Nobody blocks on kBusy on the fault path: a handler that finds it sets `waiter` and forgets the message; the
+// Every arrow passes through kBusy: the thread that compare-exchanges a word to kBusy owns the page until it stores the next
+// state. The fault path never blocks on kBusy: a handler that finds it sets `waiter` and forgets the message; the
 // owner wakes the page's waiters (UFFDIO_COPY does by itself) when it releases the page. kGone: the kernel mapping was taken away
 // behind our back (a raw munmap); the page is no longer managed. kGuard: a guard page (MADV_GUARD_INSTALL): the kernel's marker is in
 // its place, touching it is SIGSEGV, and a copy into it would wipe the marker out.
@@ -103,8 +103,8 @@ inline bool page_lock(AtomicPageWord& word, PageWord seen) {
   return word.compare_exchange_strong(seen, seen.busy(), std::memory_order_acq_rel, std::memory_order_relaxed);
 }
 
-// Lets go of a busy page into `next` (a settled word). Keeps a pin set meanwhile. Returns true when somebody waits: the
-// caller must wake the page unless it has just been installed by UFFDIO_COPY after the waiter came.
+// Releases a busy page into `next` (a settled word). Keeps a pin set meanwhile. Returns true when a thread waits: the caller must
+// wake the page unless UFFDIO_COPY has just installed it after the waiter came.
 inline bool page_unlock(AtomicPageWord& word, PageWord next) {
   PageWord old = word.load(std::memory_order_relaxed);
   PageWord want;

@@ -62,7 +62,7 @@ int check_sizes(PagerState& state, ErrorText* why) {
   return 0;
 }
 
-// Opens the LUN and looks at it; nothing is reserved yet.
+// Opens and checks the LUN without reserving anything.
 int check_lun(PagerState& state, ErrorText* why) {
   DeviceOptions options;
   options.want_bytes = state.lun_bytes;
@@ -81,7 +81,7 @@ int check_lun(PagerState& state, ErrorText* why) {
   return rc;
 }
 
-// -1: the process has an account of its own. Found again where a raw system call has closed it since the start.
+// -1: the process has its own account. Searches for it where a raw system call has closed it since the start.
 int account_descriptor(const Options& options, ErrorText* why) {
   if (options.account == nullptr || options.account[0] == 0) return -1;
   return account_is(account_number()) ? account_number() : account_find(options.account, sizeof(AccountShared), why);
@@ -90,7 +90,7 @@ int account_descriptor(const Options& options, ErrorText* why) {
 void housekeeping_thread(void*) {
   auto& state = pager_state();
   state.housekeeping_tid.store(sys::thread_id());
-  // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and nobody waits
+  // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and no reader waits
   // for an end of file that a pager thread holds back.
   int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 8];
   unsigned n = 0;
@@ -110,7 +110,7 @@ void housekeeping_thread(void*) {
   if (rc == 0) rc = state.evictor->start();
   if (rc < 0) fatal("pager: service threads cannot be started (%s)", errno_name(rc));
   // The last thread is made, and none of ours allocates any more: only now may a forked child go without the early heap (its
-  // other fork handlers, the allocator's among them, run beside this thread).
+  // other fork handlers, the allocator's among them, run concurrently with this thread).
   host_fork_bootstrap.store(false);
   housekeeping_run();
 }
@@ -119,7 +119,7 @@ void housekeeping_thread(void*) {
 
 namespace {
 
-// A first look, before anything is opened. The dead still count until somebody sweeps, and nobody may live to do it.
+// A first check, before anything is opened. Dead members count until a sweep, and there may be no living member to sweep.
 bool has_room(PagerState& state) {
   if (state.account.cap_pages() - state.account.fixed_total() >= kFixedRoom) return true;
   state.account.sweep_settled();
@@ -161,7 +161,7 @@ int activate_parts(PagerState& state, ErrorText* why) {
 
 }  // namespace
 
-// What has been reserved for it is used here.
+// Uses what was reserved for it.
 static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why) {
   // Frames, the pipe and the staging area are DRAM like any other.
   if (state.evictor == nullptr) state.evictor = arena_new<Evictor>(state.frames);
@@ -190,7 +190,7 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
     const bool short_of_memory = rc == -ENOMEM || (rc == -EAGAIN && sys::memory_is_limited());
     return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)", errno_name(rc), short_of_memory ? sys::memory_limit() : "ulimit -u");
   }
-  // A child may exec at once: only from here on will its end be seen, and what it was charged given back.
+  // A child may exec at once: only from here on its end is detected, and its charge given back.
   while (!state.account.alive_locked() || state.handlers_running.load(std::memory_order_acquire) < state.handler_count) sys::yield_cpu();
   // The housekeeping thread's table has them now; in the program's they would only be in the way.
   state.evictor->close_descriptors();
@@ -201,9 +201,9 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
 
 int pager_start_threads(ErrorText* why) {
   auto& state = pager_state();
-  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does whoever becomes active beside others.
+  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does a process that becomes active after others.
   const bool first = state.generation == 0 && !state.account.others_active();
-  // What the tree's processes hold fixed must leave room to fault in, or all of them would wait for ever. (A fork has seen to that.)
+  // The tree's fixed pages must leave room to fault in, or all its processes would wait forever. (A fork has made sure of that.)
   const int64_t prepaid = state.account.reserved(), before = state.account.own_fixed();
   const OwnNeed need = own_need(state, first, state.account.cap_pages() - state.account.fixed_total() + prepaid);
   if (prepaid == 0) {
@@ -250,7 +250,7 @@ int pager_create(const Options& options, ErrorText* why) {
   if (state.created.load(std::memory_order_acquire)) return why->set(-EEXIST, "pager: started already");
   HostGuard guard;
   if (pager_active()) return create_again(state, options, why);
-  // Of an earlier attempt, with other options, nothing may be left (a module whose first load failed).
+  // Nothing may remain of an earlier attempt with other options (a module whose first load failed).
   if (state.devices[0] != nullptr && descriptors_in_place(state)) close_device(state, 0);
   state.devices[0] = nullptr;
   state.next_activation_ns.store(0);
@@ -318,7 +318,7 @@ int pager_activate(ErrorText* why) {
   if (sys::now_ns() < state.next_activation_ns.load()) return why->set(-EAGAIN, "pager: activation has just failed");
   const uint64_t began = sys::now_ns();
   close_holes(state);
-  // From here on what was plain can be evicted: it is no reason to refuse.
+  // From here on plain memory can be evicted: it is no reason to refuse.
   const int64_t plain = state.account.plain_pages();
   state.account.plain_to_evictable(plain);
   int rc = activate_parts(state, why);
@@ -345,7 +345,7 @@ int pager_activate(ErrorText* why) {
     if (adopted < 0) fatal("activation: regions cannot be registered or looked at (%s)", errno_name(static_cast<int>(adopted)));
     found += adopted;
   }
-  // What was charged was all that is committed; what counts now is what is there. (Both are below the cap together: plain_limit.)
+  // So far the charge covered all committed memory; from now on it covers present pages. (Both together are below the cap: plain_limit.)
   state.account.give(plain - found);
   state.plain_forks = 0;   // their handlers find an active process
   state.plain_fork_pages = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pager: makes a virtual range hold more than DRAM. What heap/ and adapters/ see of it, with page_view.h (and account_find.h).
+// The pager: makes a virtual range hold more than DRAM. Its interface to heap/ and adapters/, with page_view.h (and account_find.h).
 //
 // One pager a process. Regions are created on it; pages of a region are resident or evicted; the pager's threads (or the
 // caller, through range operations) resolve them. See runtime/README.md: life of a fault, life of an eviction, states.
@@ -73,19 +73,20 @@ void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes);
 [[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
 
 // The program unmapped [address, +bytes) of a region by a system call of its own: the pager has given back what the pages held, and the
-// place is reserved again (as PROT_NONE), or `taken` by another map. Who keeps a table of the maps is told, with the table's lock held: by a
-// service thread, which only tries for the lock (a fork may hold it and wait for that thread), or by pager_tell_unmaps.
+// place is reserved again (as PROT_NONE), or `taken` by another map. The owner of the table of maps learns of it with the table's
+// lock held: from a service thread, which only tries the lock (a fork may hold it and wait for that thread), or from
+// pager_tell_unmaps.
 struct UnmappedOwner {
   bool (*try_enter)();
   void (*leave)();
   void (*unmapped)(void* address, size_t bytes, bool taken);
 };
 void pager_on_unmapped(const UnmappedOwner* owner);
-// Returns when all that was unmapped so before can be told (or after a second). A look at the event gate when there is nothing.
+// Waits until everything unmapped so far can be reported (at most a second). Only looks at the event gate when there is nothing.
 void pager_wait_for_unmaps();
-// Tells it. pre: the lock of the table is held.
+// Reports it. pre: the table's lock is held.
 void pager_tell_unmaps();
-// The range's LUN space is given back, its pages are not touched: they are not ours any more. pre: it was committed.
+// Gives the range's LUN space back without touching its pages, which are no longer ours. pre: it was committed.
 void region_forget(Region* region, size_t offset, size_t bytes);
 // Hands a range over to the kernel, contents and all: plain memory from now on, in DRAM and outside of the budget. *done: bytes that
 // were, also on error. Uncharge what was committed with region_forget.
@@ -143,7 +144,7 @@ struct Move {
 [[nodiscard]] int pager_move(void* dst, void* src, size_t bytes, const Move& how);
 [[nodiscard]] int pager_set_dram(uint64_t bytes);
 void pager_stats(lunar_stats* out);
-// Faults of this thread are timed from now on (0: of none), and the longest since the last call.
+// Times the faults of this thread from now on (0: of none). take: the longest fault since the last call.
 void pager_watch_thread(int thread_id);
 uint64_t pager_take_longest_fault_ns();
 // Its faults that were answered by a read since the start, and how long they took.
@@ -163,17 +164,17 @@ int pager_page_state(const void* address);
 [[nodiscard]] int pager_fork_check();
 void pager_fork_failed();
 void pager_fork_made(int pid);
-// What these handlers do, for calls that make a child without running them (_Fork; clone without CLONE_VM). Around the call, on the
-// calling thread; a call that failed is a parent's.
+// The work of these handlers, for calls that make a child without running them (_Fork; clone without CLONE_VM): around the call, on
+// the calling thread. A call that failed counts as the parent.
 void pager_fork_prepare();
 void pager_fork_parent();
 void pager_fork_child();
 
-// What the kernel reads or writes when the calling thread ends: it stays in DRAM until that thread is gone.
+// Keeps in DRAM, until the calling thread is gone, what the kernel reads or writes when that thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);
 
-// Devices may write into memory of this process from now on (io_uring registered buffers, O_DIRECT, RDMA): it is evicted by MOVE. Sticky.
-// Waits for the eviction batch under way.
+// Devices may write into memory of this process from now on (io_uring registered buffers, O_DIRECT, RDMA): the pager evicts by MOVE.
+// Sticky. Waits for the eviction batch under way.
 void pager_note_pinning();
 // Around process_vm_writev: the kernel pins pages of the other process before it copies. Any process of the tree may be the target. A relative
 // evicts by MOVE meanwhile. begin may sleep, end does not.

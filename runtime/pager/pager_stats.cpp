@@ -8,8 +8,8 @@
 
 namespace lunar {
 
-// What the tree's account and our own LUN both still give: a child that lives holds its promise in the account, and in our LUN what it can
-// reach there. One is there before the other as it begins, and after it as it has ended.
+// The space that both the tree's account and our own LUN still have: a living child holds its charge in the account, and in our LUN what
+// it can reach there. The one appears before the other as the child begins, and disappears after it when it has ended.
 static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_stats* out) {
   const int64_t used = state.account.lun_cap() - state.account.lun_free();
   int64_t free = state.account.lun_free(), forked = used - static_cast<int64_t>(committed);

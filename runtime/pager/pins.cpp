@@ -20,15 +20,15 @@ namespace lunar {
 namespace {
 
 std::atomic<bool> g_stopped_said{false};
-std::atomic<const char*> g_sign{nullptr};   // what showed it first
+std::atomic<const char*> g_sign{nullptr};   // the first sign
 char g_seen[96];                            // the evictor's
 constexpr unsigned kUnsureMax = 16;
 constexpr uint64_t kStuckNs = 20000000000;
-uint64_t g_served = 0, g_stuck_since_ns = 0;   // eviction stopped, memory is waited for, and no page came since
-unsigned g_unsure = 0;                      // looks in a row that could not tell
+uint64_t g_served = 0, g_stuck_since_ns = 0;   // eviction stopped, threads wait for memory, and no page came since
+unsigned g_unsure = 0;                      // inconclusive checks in a row
 uint64_t g_fd_count = UINT64_MAX, g_next_scan_ns = 0, g_next_status_ns = 0, g_full_scan_ns = 0;
 
-// The program's descriptor table is that of its main thread; ours (the evictor's) is another one.
+// The program's descriptor table is that of its main thread; the evictor has its own.
 sys::Pinning table_shows_pinning() {
   char path[64];
   int which = -1;
@@ -37,12 +37,12 @@ sys::Pinning table_shows_pinning() {
   return shown;
 }
 
-// Threads of ours may register and unregister between the two figures, so a difference must be seen in several looks.
+// Threads of ours may register and unregister between the two figures, so only a difference in several checks counts.
 bool pinned_memory() {
   int64_t pinned = 0, own = 0;
   for (int look = 0; look < 3; ++look) {
     own = static_cast<int64_t>(sys::own_pinned_bytes());
-    pinned = sys::own_status_bytes("VmPin");   // below 0: cannot tell
+    pinned = sys::own_status_bytes("VmPin");   // below 0: not known
     const auto after = static_cast<int64_t>(sys::own_pinned_bytes());
     if (after > own) own = after;
     if (pinned <= own) return false;
@@ -68,7 +68,7 @@ bool pins_possible() {
   uint64_t count = sys::directory_size(sys::program_fd_directory(path, sizeof path));
   if (!found && now >= g_next_scan_ns && (count != g_fd_count || now >= g_full_scan_ns)) {
     const sys::Pinning shown = table_shows_pinning();
-    // A ring of ours that came into being meanwhile is not a sign: what is seen then holds for this batch. Again and again, it is believed.
+    // A ring of ours made meanwhile is not a sign: such a result counts for this batch only. Seen again and again, it counts.
     g_unsure = shown == sys::Pinning::kUnsure ? g_unsure + 1 : 0;
     found = shown == sys::Pinning::kYes || g_unsure > kUnsureMax;
     g_fd_count = g_unsure > 0 ? UINT64_MAX : count;
@@ -88,11 +88,11 @@ void pins_note(const char* sign) {
 
 void pins_say_stopped() {
   const char* sign = g_sign.load();
-  if (sign == nullptr) return;   // a look that could not tell: for this batch only
+  if (sign == nullptr) return;   // an inconclusive check: for this batch only
   if (!g_stopped_said.exchange(true))
     log_warning("this process may pin pages for devices (%s) and this kernel has no UFFDIO_MOVE (6.8): eviction stops, the DRAM "
                 "budget cannot grow; do without io_uring, AIO or O_DIRECT, or use a newer kernel", sign);
-  // What waits now waits forever, unless the program gives memory back: an end with a reason is better than none.
+  // Waiting threads now wait forever, unless the program gives memory back: ending with a reason is better.
   const uint64_t served = counters().zero_fills.get() + counters().major_faults.get(), now = sys::now_ns();
   if (served != g_served || !pager_state().room_wanted.load()) {
     g_served = served;

@@ -73,8 +73,8 @@ namespace {
 enum class Want { kRead, kTouch };
 
 // One pass over a range. *busy: a page was in another thread's hand. *left_out: no room, given up.
-// A thread that has reads in flight holds their pages, and only it can finish them: no signal handler may run meanwhile, as it
-// could touch such a page, or wait for a thread that does.
+// A thread with reads in flight has their pages busy, and only it can finish them: no signal handler may run meanwhile, as it could
+// touch such a page, or wait for a thread that does.
 int bring_in(Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBlock& signals, bool* busy, unsigned* begun) {
   auto& state = pager_state();
   int rc = 0;
@@ -122,7 +122,7 @@ void wake_evictor_if_low() {
   if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->wake();
 }
 
-// The program has closed our descriptors (a daemon closes all): the handlers, whose table is their own, do it.
+// The program has closed our descriptors (a daemon closes all): the handlers, which have their own table, do the work.
 int bring_in_by_faults(const lunar_range* ranges, size_t count, Want want) {
   if (want == Want::kRead) return 0;   // a hint
   for (size_t i = 0; i < count; ++i) {
@@ -194,8 +194,8 @@ namespace {
 
 bool present_state(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
 
-// Drops the pages of [first, end) that `was` says are present: those and no other, as anybody may fill an empty one meanwhile. What
-// cannot be dropped is marked in `stays`. 0, or the first error.
+// Drops the pages of [first, end) that `was` says are present: those and no other, as any thread may fill an empty one meanwhile. Marks
+// in `stays` what cannot be dropped. 0, or the first error.
 int drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* was, Discard what, bool* stays) {
   auto& state = pager_state();
   iovec runs[kChunkPages / 2];
@@ -212,7 +212,7 @@ int drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* w
     }
   }
   if (n == 0 || sys::advise_vector(runs, n, MADV_DONTNEED) == bytes) return 0;
-  // Something is locked in memory by a system call that we did not see, or sealed: page by page.
+  // A system call past us has locked some pages, or the range is sealed: page by page.
   int rc = 0;
   for (uint64_t p = first; p < end; ++p) {
     if (!present_state(was[p - first])) continue;
@@ -345,7 +345,7 @@ int guard_range(const PageRange& range, bool install, bool wait) {
   return 0;
 }
 
-// The loop of the discards. `wait`: for a fork in hand; else -EAGAIN, with what came before it discarded.
+// The loop of the discards. `wait`: for a fork under way; else -EAGAIN, with everything before it discarded.
 int discard(void* address, size_t bytes, Discard what, bool wait) {
   auto& state = pager_state();
   PageRange range;
@@ -427,7 +427,7 @@ int pager_advise_huge(void* address, size_t bytes, int advice) {
   auto& state = pager_state();
   Region* region = state.regions.find(address);
   if (region == nullptr) return -EINVAL;
-  const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;   // the one that is no hint: there would be a huge page when it succeeds
+  const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;   // not a hint: success would mean a huge page
   if (pager_active()) return refused;
   sys::Locked<sys::Mutex> lock(state.activation_lock);
   if (pager_active() || (advice != MADV_NOHUGEPAGE && !plain_allow_huge(state, *region))) return refused;
@@ -448,7 +448,7 @@ int pager_pin(const void* address, size_t bytes) {
     state.pinned_pages.fetch_sub(pages);
     return -ENOMEM;
   }
-  // Marked first, then brought in: an evictor that does not hold the page yet will not take it any more.
+  // Mark first, then bring in: an evictor that does not have the page busy yet will not take it any more.
   state.pinned_pages.fetch_sub(program_pins(*range.region, range.first, range.end, true));
   for (;;) {
     rc = pager_touch(address, bytes);

@@ -85,14 +85,14 @@ static int register_range(const Region& region, int uffd, char* from, uint64_t b
   int rc = sys::uffd_register(uffd, from, bytes, pager_state().features.write_protect);
   const bool of_maps = (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0;
   if (rc != -EINVAL || (!of_maps && counters().poisoned == 0)) return rc;
-  // The program's own, a file or shared memory; or what stands for a lost page (lost_page.h).
+  // The program's file or shared memory, or the stand-in for a lost page (lost_page.h).
   if (bytes == sys::page_bytes()) return of_maps || region.words[region.page_of(from).value].load().settled() == PageState::kPoisoned ? 0 : rc;
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
   rc = register_range(region, uffd, from, half);
   return rc < 0 ? rc : register_range(region, uffd, from + half, bytes - half);
 }
 
-// Around what was handed over to the kernel.
+// Around memory that was handed over to the kernel.
 int region_register(const Region& region, int uffd, char* from, uint64_t bytes) {
   if (!region.has_handed_over.load(std::memory_order_acquire)) return register_range(region, uffd, from, bytes);
   const uint64_t page = sys::page_bytes(), end = region.page_of(from).value + bytes / page;
@@ -151,8 +151,8 @@ static int reserve_aligned(size_t bytes, void** out) {
   return 0;
 }
 
-// Apart from all other regions: a call past us may have taken a place away from one, which is known by its address all the same. What of such
-// a place is free stays reserved (as in unmapped.cpp), so that it is not offered again.
+// Disjoint from all other regions: a call past us may have taken a place away from a region, which still owns its addresses. The free
+// part of such a place stays reserved (as in unmapped.cpp), so that the kernel does not offer it again.
 static int reserve_apart(size_t bytes, void** out) {
   constexpr unsigned kTriesMax = 1000;
   for (unsigned i = 0; i < kTriesMax; ++i)
@@ -216,10 +216,10 @@ static void unmap_region(const Region& region) {
 int region_destroy(Region* region) {
   auto& state = pager_state();
   if (region->committed_pages.load() != 0) return -EBUSY;
-  // Outside of the scope: it takes scopes of its own, and a fork between the two would wait for us while we wait for it.
+  // Outside of the scope: it takes its own scopes, and a fork between the two would wait for us while we wait for it.
   if (pager_active()) (void)pager_discard(region->base, region->pages << state.page_shift, Discard::kMapping);
   MutatorScope scope;
-  // Nobody may hold a page of it any more: the evictor comes to rest, handlers finish what they have in hand.
+  // No thread may hold a page of it any more: the evictor comes to rest, handlers finish what they have in hand.
   if (pager_active()) state.evictor->pause();
   state.regions.remove(region);
   if (pager_active()) {

@@ -7,7 +7,7 @@
 //   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them)
 //   chunk_resident ── resident pages per 512, so that the clock hand skips what is cold
 //
-// The registry is a sorted array read under a sequence counter: look-ups take no lock.
+// The registry is a sorted array read under a sequence counter: lookups take no lock.
 #pragma once
 #include <errno.h>
 
@@ -37,12 +37,12 @@ struct Region {
   uint64_t* hashes = nullptr;
   std::atomic<int32_t>* chunk_resident = nullptr;
   std::atomic<uint64_t> usable_pages{0};   // made read/write so far, from the start (grows only)
-  std::atomic<uint64_t> table_pages{0};    // one past the last page ever used: where walks of the table may stop
-  std::atomic<uint8_t>* chunk_used = nullptr;   // its part of the tables is counted against the budget
+  std::atomic<uint64_t> table_pages{0};    // one past the last page ever used: scans of the table stop there
+  std::atomic<uint8_t>* chunk_used = nullptr;   // whether the budget counts its part of the tables
   std::atomic<uint64_t> chunks_used{0};
   std::atomic<int32_t>* chunk_committed = nullptr;   // pages committed, while the process is not active
-  std::atomic<uint8_t>* chunk_large = nullptr;   // may hold a huge page: it was there before activation (activation.h)
-  std::atomic<bool> huge{false};           // the program has asked for huge pages here, while the process was not active
+  std::atomic<uint8_t>* chunk_large = nullptr;   // may hold a huge page from before activation (activation.h)
+  std::atomic<bool> huge{false};           // the program requested huge pages here, while the process was not active
   std::atomic<uint64_t> committed_pages{0};
   std::atomic<Access>* patterns = nullptr;      // one a kPatternPages
   std::atomic<bool> has_patterns{false};
@@ -70,15 +70,15 @@ struct RegionTable {
   sys::Mutex lock;                         // writers
 
   Region* find(const void* address) const;
-  bool overlaps(const void* address, uint64_t bytes) const;   // the place of any
-  // The region that a page word is of, and which page. pre: no region can go meanwhile (the evictor is at work). Looks at all of them.
+  bool overlaps(const void* address, uint64_t bytes) const;   // any region
+  // The region and page of a page word. pre: no region can go away meanwhile (the evictor is at work). Searches all of them.
   Region* find_word(const AtomicPageWord* word, PageIndex* page) const;
   [[nodiscard]] int insert(Region* region);
   void remove(Region* region);
 };
 
-// Registers a region, or a part, in missing mode. Where the program has put a file or shared memory into a map of its own
-// (MAP_FIXED; regions of maps only), everything around it is registered, by halves: a few calls for each such place.
+// Registers a region, or a part, in missing mode. Where the program has put a file or shared memory into one of its maps (MAP_FIXED;
+// regions of maps only), registers everything around it, by halves: a few calls for each such place.
 [[nodiscard]] int region_register(const Region& region, int uffd, char* from, uint64_t bytes);
 
 // Visit(first, end, taken): the runs of pages that a call past us has taken (kGone), and the runs between them.
@@ -108,7 +108,7 @@ void claim_place(const Region& region, uint64_t first, uint64_t end, Visit visit
   claim_place(region, middle, end, visit);
 }
 
-// Table bytes a page costs in the budget: word + hash.
+// Table bytes of a page that the budget counts: word + hash.
 constexpr uint64_t kTableBytesPerPage = sizeof(PageWord) + sizeof(uint64_t);
 constexpr uint64_t kTableBytesPerChunk = kTableBytesPerPage * kChunkPages;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finishing a read: verify every page's hash, install what is right in runs, read what is wrong again (three times), poison
-// what stays wrong. Never zeros, never silence. Threading: the resolver's thread.
+// Finishing a read: verifies every page's hash, installs right pages in runs, reads wrong ones again (three times), and poisons those that
+// stay wrong. Never zeros, never silence. Threading: the resolver's thread.
 #include <errno.h>
 
 #include "base/error.h"
@@ -28,7 +28,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
   auto& state = pager_state();
   ReadOp& op = ops_[op_index];
   uint64_t bad = 0;
-  if (result == -ECANCELED) {   // put off by the kernel, which then had no thread for it (RLIMIT_NPROC)
+  if (result == -ECANCELED) {   // deferred by the kernel, which then had no thread for it (RLIMIT_NPROC)
     const Command again{Op::kRead, state.luns[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
     result = state.devices[op.lun]->transfer(again);
   }
@@ -91,7 +91,7 @@ void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
   release_op(op_index);
 }
 
-// Lets go of a page that was not installed.
+// Releases a page that was not installed.
 void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
   auto& state = pager_state();
   PageIndex page(op.first + index);
@@ -129,7 +129,7 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
       count_evicted(-1);
       ++done;
     } else {
-      give_back(op, at, PageState::kEvicted);   // unmapped or moved by a call past us, too: unmapped.h
+      give_back(op, at, PageState::kEvicted);   // also when a call past us has unmapped or moved it: unmapped.h
       ++done;
     }
   }
@@ -142,7 +142,7 @@ void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, 
   count_resident(*op.region, page, 1);
   PageWord busy = word.load(std::memory_order_relaxed);
   Slot slot = busy.slot();
-  if (already_there) {   // somebody else's content is there (inherited by fork): the slot is no copy of it
+  if (already_there) {   // other content is there (inherited by fork): the slot is no copy of it
     slot_release(op.lun, slot);
     slot = kNoSlot;
   }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr unsigned kZeroPages = 128;
 
-// Nothing could be charged for a while, in which the housekeeping thread has given back what dead members held.
+// Whether charging has failed for a while, in which the housekeeping thread has given back what dead members held.
 bool space_is_out() {
   constexpr uint64_t kTryNs = 200000000;
   static std::atomic<uint64_t> since{0}, last{0};
@@ -26,9 +26,9 @@ bool space_is_out() {
   return now - since.load() > kTryNs;
 }
 
-// What a copy answers when its place is not ours any more: unmapped or moved, by a call past us. The page's state stays; the kernel's event
-// brings the end of it (unmapped.h). Anything else (no memory just now, a descriptor that the program
-// has closed) says nothing about the page.
+// The error of a copy into a place that is not ours any more: unmapped or moved by a call past us. The page's state stays until the kernel's
+// event settles it (unmapped.h). Any other error (no memory just now, a descriptor that the program has closed) says nothing about the
+// page.
 bool is_gone(int64_t rc) { return rc == -ENOENT || rc == -EFAULT || rc == -ESRCH; }
 
 }  // namespace
@@ -125,7 +125,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   AtomicPageWord& word = region.words[page.value];
   if (!page_lock(word, seen)) {
     state.account.give(1);
-    return Outcome::kStarted;   // it changed: the caller looks again
+    return Outcome::kStarted;   // it changed: the caller tries again
   }
   FramePool& frames = state.frames;
   uint32_t id = seen.index();
@@ -145,7 +145,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   (void)frames.release(id, &slot, &lun);
   if (there) {
     if (slot != kNoSlot) slot_release(lun, slot);
-    slot = kNoSlot;   // what is there may differ from the slot
+    slot = kNoSlot;   // the page there may differ from the slot
   }
   count_resident(region, page, 1);
   count_evicted(-1);
@@ -156,8 +156,8 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
 }
 
 // While a quarter of the budget is free: as much as is in use just before the page, so that memory which grows upwards is filled in
-// doubling runs whoever touches it, however many places grow at once. Where there are holes, by how dense it is: what is touched here and
-// there, a page each, is filled as the kernel would.
+// doubling runs whichever thread touches it, however many places grow at once. Where there are holes, by density: memory touched here
+// and there, a page each, is filled as the kernel would.
 unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked) const {
   const Account& account = pager_state().account;
   if ((region.flags & kRegionChargeOnTouch) != 0 || account.free_pages() < account.cap_pages() / 4) return asked;
@@ -244,7 +244,7 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
   return locked;
 }
 
-// How many pages from `page` on are evicted with slots that follow each other.
+// How many pages from `page` on are evicted to consecutive slots.
 unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsigned run) {
   unsigned n = 1;
   for (; n < run; ++n) {
@@ -320,7 +320,7 @@ void Resolver::enqueue(unsigned op_index) {
   if (queued_count_ == kOpsMax) flush();
 }
 
-// Everything begun since the last flush goes out in one call a LUN.
+// Submits everything begun since the last flush, in one call a LUN.
 void Resolver::flush() {
   auto& state = pager_state();
   unsigned at = 0;
@@ -374,7 +374,7 @@ int Resolver::reap_all() {
 int Resolver::progress(bool wait, int64_t timeout_ns) {
   if (queued_count_ != 0) flush();
   if (!wait) return reap_all();
-  // One ring to wait on is the rule; a forked child may read from several LUNs, and then looks at them in turn.
+  // Usually there is one ring to wait on; a forked child may read from several LUNs, and then polls them in turn.
   unsigned active = 0;
   for (unsigned i = 0; i < kLunIds; ++i)
     if (contexts_[i] != nullptr && (contexts_[i]->in_flight() != 0 || (watching_ && i == watch_lun_))) ++active;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Resolver: "make this page resident", as a thing any thread may do. Each handler thread has one, and each program thread
-// that calls a range operation gets one; no lock is shared between them. It owns a context (ring) to every LUN it reads from
-// and a small window of DRAM that reads land in.
+// Resolver: makes pages resident, for any thread. Each handler thread has one, and each program thread that calls a range operation
+// gets one; they share no lock. A resolver owns a context (ring) to every LUN it reads from and a small window of DRAM that reads
+// land in.
 //
 //   begin(page) -> kResident  it is there now (installed from a frame, zero-filled, or was there)
 //                  kStarted   a read is in flight; progress() will install it
@@ -29,7 +29,7 @@ struct ResolverOptions {
   int node = -1;                    // NUMA node of the window; -1: anywhere
 };
 
-// One read-only run of zero pages for everybody: untouched private memory, so it costs no DRAM.
+// One read-only run of zero pages that all threads share: untouched private memory, so it costs no DRAM.
 const char* zero_run();
 
 class Resolver {

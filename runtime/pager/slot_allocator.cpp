@@ -10,7 +10,7 @@
 // The device's space grows as a prefix (fallocate), so slots are handed out only below reserved_: charged + retired +
 // cleaning reserve never exceed it, which is why alloc finds a slot for every page that was charged.
 //
-// Threading: bits change by compare-and-swap of their word; whoever set a bit owns the slot. The counters follow the
+// Threading: bits change by compare-and-swap of their word; the thread that set a bit owns the slot. The counters follow the
 // words and may lag by what other threads are doing now. charge_ is one word; growth is under grow_lock_.
 // May not: block in alloc, release, charge_fast, uncharge.
 #include "pager/slot_allocator.h"

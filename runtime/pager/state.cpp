@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared helpers of the pager: LUN space accounting, slots held for children, hashes, resident counts, fork's gate.
+// Shared helpers of the pager: LUN space accounting, slots kept for children, hashes, resident counts, fork's gate.
 #include "pager/state.h"
 
 #define XXH_INLINE_ALL
@@ -21,7 +21,7 @@
 namespace lunar {
 namespace {
 
-// Slots given up while children live that may read them: a queue in order of the fork epoch at that time.
+// Deferred slots (given up while living children may read them): a queue in order of the fork epoch at that time.
 struct DeferredSlot {
   uint32_t slot;
   uint32_t epoch;
@@ -30,7 +30,7 @@ struct DeferredQueue {
   sys::SpinLock lock;
   DeferredSlot* entries = nullptr;   // ring, mapped at first use: one entry a slot of the LUN at most
   uint64_t capacity = 0, head = 0, count = 0;
-  uint64_t* shared = nullptr;        // slots in use at the forks whose children live: what is not among them goes at once
+  uint64_t* shared = nullptr;        // slots in use at forks with living children: others are released at once
 };
 constinit DeferredQueue g_deferred;
 

@@ -30,7 +30,7 @@ constexpr unsigned kLunIds = 16;           // of the LUN field of a page word
 constexpr unsigned kHandlersMax = 64;
 constexpr int64_t kKeepFreePages = 32;     // DRAM that only evictors' own faults may take
 
-// Bits of PagerState::housekeeping_word. The kernel stores 0 when a service thread ends, so that a word without kHousekeepingRuns tells that.
+// Bits of PagerState::housekeeping_word. The kernel stores 0 when a service thread ends: a word without kHousekeepingRuns shows that.
 constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8;
 
 struct PagerState {
@@ -43,7 +43,7 @@ struct PagerState {
   uint64_t dram_bytes = 0;
   uint64_t lun_bytes = 0;
   std::atomic<uint64_t> committed_before_activation{0};
-  // Forks of a plain process between their check and their prepare handler, and what is charged to it already for their children. Under activation_lock.
+  // Forks of a plain process between their check and their prepare handler, and the charge it already has for their children. Under activation_lock.
   int plain_forks = 0;
   int64_t plain_fork_pages = 0;
   bool thp_always = false;                 // huge pages come without being asked for (at start)
@@ -54,8 +54,8 @@ struct PagerState {
   Account account;
   RegionTable regions;
 
-  // LUNs by the number that page words have for them: ours is luns[own_lun]; the others are ancestors' and only read. A number is
-  // free for a forked child when no page refers to it (lun_ids.cpp).
+  // LUNs by the number in page words: ours is luns[own_lun]; the others are ancestors', for reading only. A number is free for a forked
+  // child when no page refers to it (lun_ids.cpp).
   SlotAllocator luns[kLunIds];
   Device* devices[kLunIds] = {};
   struct DeviceId {
@@ -96,12 +96,12 @@ struct PagerState {
   std::atomic<uint32_t> helpers_resting{0};
   pthread_t housekeeping{};                      // the housekeeping thread
   std::atomic<int> housekeeping_tid{0}, evictor_tid{0};
-  std::atomic<uint32_t> housekeeping_word{kHousekeepingRuns};   // what it is asked for; its shared futex
-  std::atomic<uint32_t> sweeps{0};                  // futex: of the account by the housekeeping thread, begun after they were asked for
+  std::atomic<uint32_t> housekeeping_word{kHousekeepingRuns};   // pending requests; its shared futex
+  std::atomic<uint32_t> sweeps{0};                  // futex: sweeps of the account by the housekeeping thread that began after a request
   std::atomic<bool> room_wanted{false};             // a handler has parked faults
 
-  // LUN slots promised for what children may still read: given back when the child of that fork, and what was handed up in its
-  // place, is gone.
+  // LUN slots reserved for what children may still read: given back when the child of that fork, and those handed up in its place, are
+  // gone.
   struct ForkReservation {
     uint32_t epoch = 0;      // 0: none
     uint64_t slots = 0;
@@ -122,45 +122,45 @@ PagerState& pager_state();
 [[nodiscard]] int space_charge(uint64_t pages, bool may_block);
 void space_uncharge(uint64_t pages);
 
-// The page was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as committed.
+// Uncharges a page that was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as committed.
 void uncharge_touched(Region& region, PageWord was);
 
-// Asks the housekeeping thread for something (bits above). Any thread; never waits.
+// Requests work of the housekeeping thread (bits above). Any thread; never waits.
 void housekeeping_wake(uint32_t what);
-// By program threads that are short of something: what dead members held is given back when it returns (or 200 ms have passed).
+// For program threads that are short of something: when it returns, what dead members held is given back (or 200 ms have passed).
 void wait_for_sweep();
-// DRAM, or LUN space, was given back: handlers with parked faults try again. One load when there are none. By service threads.
-// `sure`: also where no DRAM is free (LUN space came).
+// Called by service threads when DRAM or LUN space was given back: handlers with parked faults try again. One load when there are
+// none. `sure`: also where no DRAM is free (LUN space came).
 void hand_over_room(bool sure);
 
-// A map just made in a region's place: without huge pages and merging, not for children that no fork handler of ours has seen, and registered.
-// 0 or -errno.
+// Sets a map up that was just made in a region's place: no huge pages, no merging, not inherited by children that our fork handlers
+// have not seen, and registered. 0 or -errno.
 [[nodiscard]] int watch_fresh_range(PagerState& state, void* address, size_t bytes);
 
-// A slot is given up: at once, or when the children that may read it are gone. Slots of ancestors' LUNs are theirs.
+// Gives a slot up: at once, or when the children that may read it are gone. Slots of ancestors' LUNs are theirs.
 void slot_release(unsigned lun, Slot slot);
 void deferred_slots_release();             // by the housekeeping thread
 uint64_t deferred_slot_count();
 [[nodiscard]] int deferred_slots_prepare();  // before a fork
 void deferred_slots_forget();               // in the child
-// Pins of the program's (mlock), set or taken away; pages that are kept for a thread (kept_pages.cpp) stay pinned. Returns how many of them were pinned
-// before, and may be unpinned. Any program thread.
+// Sets or removes the program's own pins (mlock); pages kept for a thread (kept_pages.cpp) stay pinned. Returns how many of them were
+// pinned before, and may be unpinned. Any program thread.
 int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set);
 void kept_pages_enter_child();              // kept_pages.cpp
 void kept_pages_open(PagerState& state);    // a fork, when it has closed the copy-on-write gate
 
-// lun_ids.cpp: a number for the LUN of a child to come. Frees one if none is free, by taking the pages of the LUN that has the fewest
-// into DRAM: before a fork, while there is eviction. -EAGAIN: none can be had.
+// lun_ids.cpp: a number for the LUN of a future child. If none is free, frees one by taking the pages of the LUN that has the fewest
+// into DRAM: before a fork, while there is eviction. -EAGAIN: none available.
 [[nodiscard]] int lun_id_for_child();
-// In the child: forgets the LUNs that no page of its refers to; their descriptors are closed.
+// In the child: forgets the LUNs that none of its pages refers to, and closes their descriptors.
 void lun_ids_forget_unused();
 
-// A forked child opens a LUN of its own when it first needs to write. 0 or -errno. May block; not for handlers.
+// Opens a forked child's own LUN when it first needs to write. 0 or -errno. May block; not for handlers.
 [[nodiscard]] int lun_open_own();
 void lun_close_own();   // nothing was written to it
 
 // The calling thread is about to change page mappings (discard, move): keeps fork out. Never held across a wait for I/O.
-// wait false: while a fork is in hand it is not entered (for who holds locks that the fork will ask for).
+// wait false: not entered while a fork is under way (for a caller that holds locks which the fork will take).
 // No signal handler runs inside: it might fork, and wait for the scope's end.
 class MutatorScope {
  public:
@@ -176,32 +176,32 @@ class MutatorScope {
 };
 
 // Hash of a page's content; also tells an all-zero page.
-// The hash is keyed by random bytes of this process, which forked children inherit with the page table: whoever chooses contents
+// Random bytes of this process key the hash, and forked children inherit them with the page table: an attacker who chooses contents
 // cannot make two of them look equal. (XXH3 with a secret of full length: no cryptographic hash.)
 [[nodiscard]] int page_hash_key_make();   // once a process, before the first hash. 0 or -errno
 uint64_t page_hash(const void* content);
 bool page_is_zero(const void* content);
 
-// The page table of [first, end) is used from now on: counts it against the budget, by chunks.
+// Counts the page table of [first, end), used from now on, against the budget, by chunks.
 void table_reach(Region& region, uint64_t first, uint64_t end);
 int64_t table_dram_pages(const Region& region);   // what it costs now
 
-// Pages whose content is in a frame or on the LUN only. By whoever moves a page in or out of these two states.
+// Counts pages whose content is only in a frame or on the LUN. Called by code that moves a page in or out of these two states.
 void count_evicted(int64_t delta);
 
 // Bookkeeping of installed pages. pre: the DRAM was taken before.
 void count_resident(Region& region, PageIndex page, int delta);
 
-// The fork epoch a page may be marked with. Taken *before* the page is installed: whoever installs may be preempted, and a page that
-// was installed before a fork is shared after it. `there`: somebody else's page was found in place, which may be shared now.
+// The fork epoch to mark a page with. Taken *before* the page is installed: the installing thread may be preempted, and a page
+// installed before a fork is shared after it. shared_epoch: another thread's page was found in place, which may be shared now.
 inline uint16_t exclusive_epoch() { return static_cast<uint16_t>(pager_state().fork_epoch.load(std::memory_order_seq_cst)); }
 inline uint16_t shared_epoch() { return kEpochUnknown; }
 
 bool being_moved_to(uint64_t address, uint64_t bytes);   // unmapped.h
 
-// A change of what lies at an address, by who has looked up whose it is: UFFDIO_COPY, _POISON or _WRITEPROTECT. The kernel refuses them while an
-// event is unread, and none is read from here to their end. So what was read before the look is known, and what came later refuses the change.
-// -ENOENT also where a call past us has moved another map to: it is not ours to change. -EAGAIN: try again.
+// Changes what lies at an address, after the caller has looked up its region: UFFDIO_COPY, _POISON or _WRITEPROTECT. The kernel refuses
+// these while an event is unread, and no event is read from here to their end: earlier events are known, later ones refuse the change.
+// -ENOENT also where a call past us has moved another map: it is not ours to change. -EAGAIN: try again.
 template <class Change>
 int64_t change_pages(void* address, size_t bytes, Change change) {
   auto& state = pager_state();
@@ -218,7 +218,7 @@ inline int64_t install_pages(void* address, const void* content, size_t bytes) {
   return change_pages(address, bytes, [&] { return sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst)); });
 }
 
-// Lifts a write protection and wakes who waits for that.
+// Lifts a write protection and wakes the threads that wait for it.
 inline int64_t unprotect_pages(void* address, size_t bytes) {
   auto& state = pager_state();
   return change_pages(address, bytes, [&] { return sys::uffd_protect(state.uffd, address, bytes, false); });

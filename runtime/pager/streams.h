@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams: which threads walk memory in a pattern. One small table a handler; an entry per (thread, region).
+// Streams: detects threads that read memory in a pattern. One small table a handler; an entry per (thread, region).
 //
 // A fault at p continues a stream when it lands where the last window of it ended (a little beyond counts too: pages in
 // between may have been resident). Each continuation doubles the window, up to 64 pages; a miss starts over with window 1,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See unmapped.h. Threading: notes come from handlers; settling is the housekeeping thread's, and may wait for pages in other hands.
+// See unmapped.h. Threading: handlers take notes; the housekeeping thread settles them, and may wait for pages that other threads have busy.
 #include "pager/unmapped.h"
 
 #include <errno.h>
@@ -126,8 +126,8 @@ void release_pages(Region& region, uint64_t first, uint64_t end, PageState next)
   }
 }
 
-// Takes the place back, as far as nobody else has it. pre: its pages are released. (A read that was under way would find memory to put its page
-// into else, old content for whoever has the place next.)
+// Takes the place back, as far as no other map has it. pre: its pages are released. (Else a read that was under way would find memory to
+// put its page into: old content for the next owner of the place.)
 void take_place(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   claim_place(region, first, end, [&](uint64_t from, uint64_t to, int rc) {
     if (rc == 0 && watch_fresh_range(state, region.address_of(PageIndex(from)), (to - from) << state.page_shift) == 0) return;
@@ -149,7 +149,7 @@ int64_t when_events_are_read(Call call) {
   return rc;
 }
 
-// A mapping past the end of its file in the place of `to`. Brings an event of its own, which a handler reads; who has read it may not have
+// A mapping past the end of its file in the place of `to`. Brings an event of its own, which a handler reads; that handler may not have
 // passed it on yet when the call returns.
 int map_lost_page(PagerState& state, void* to) {
   const int protection = sys::protection_of(to);
@@ -171,7 +171,7 @@ bool is_watched(PagerState& state, void* at) {
   return rc == -EFAULT;
 }
 
-// Who waits for a page is woken when its access raises SIGBUS.
+// Wakes the threads that wait for a page when its access raises SIGBUS.
 void settle_lost(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   for (uint64_t page = first; page < end; ++page) {
     char* at = region.address_of(PageIndex(page));
@@ -196,7 +196,7 @@ bool read_page(PagerState& state, const Region& region, uint64_t page, PageWord 
   return false;
 }
 
-// Where the pages of the note in hand are to be. The program may move its map on: so it holds for who is inside the event gate only.
+// Where the pages of the current note belong. The program may move its map on: so it is valid inside the event gate only.
 struct Destination {
   uint64_t first;   // page
   char* address_of(uint64_t page) const { return reinterpret_cast<char*>(start() + ((page - first) << pager_state().page_shift)); }
@@ -207,7 +207,7 @@ struct Destination {
 };
 
 // A read for what the place held before, begun or asked for until the events were read, has put its page into the map that was moved there.
-// Nobody else has: faults there wait for us (being_moved_to).
+// Nothing else has: faults there wait for us (being_moved_to).
 void drop_stale(PagerState& state, const Destination& to, uint64_t first, uint64_t end) {
   uint8_t there[64];
   for (uint64_t page = first; page < end; page += sizeof there) {
@@ -331,7 +331,7 @@ class MovedReads {
   Context* contexts_[kLunIds] = {};
 };
 
-// Nobody is waited for any more at `to`. False: the map has been moved on.
+// Faults at `to` no longer wait. False: the map has been moved on.
 bool end_of_move(uint64_t to) {
   sys::Locked<sys::SpinLock> lock(g_notes.lock);
   if (note_at(g_notes.settled - 1).moved_to != to) return false;
@@ -365,7 +365,7 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
   }
   reads.finish();
   // From then on a move of it is no event. One that comes just before leaves it watched where it goes: what it has not there is zeros.
-  // No event is read meanwhile: who unmaps the place waits for that, and nothing else has it yet.
+  // No event is read meanwhile: a thread that unmaps the place waits for that, and nothing else has it yet.
   uint64_t start;
   do {
     const int shard = state.event_gate.enter_waiting();
@@ -427,7 +427,7 @@ static void for_moves(Visit visit) {
     if (Note& note = note_at(i); note.kind == Note::Kind::kMoved) visit(note, (note.end - note.first) << pager_state().page_shift);
 }
 
-// Nothing is to be brought to a place that is gone; who waits there is woken. (Another map, or a region, may have it next.)
+// Nothing is brought to a place that is gone; its waiters are woken. (Another map, or a region, may have it next.)
 static void bring_no_more(uint64_t start, uint64_t end) {
   auto& state = pager_state();
   {
@@ -484,7 +484,7 @@ static bool send_on(uint64_t from, uint64_t to, uint64_t bytes) {
 
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
   if (unmaps_pending() && send_on(from, to, bytes)) {
-    (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(from), bytes);   // who waits at the place they have left
+    (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(from), bytes);   // the waiters at the place that the pages have left
     return;
   }
   for_regions(from, from + bytes,
@@ -505,7 +505,7 @@ bool unmaps_settle(PagerState& state) {
   for (Note note;;) {
     {
       sys::Locked<sys::Mutex> lock(g_notes.settling);
-      // Not beside a fork. One that does not yet show its id looks again for notes when it does, and there is one.
+      // Not during a fork. A fork that does not yet show its id looks again for notes when it does, and there is one.
       if (g_notes.words.load(std::memory_order_seq_cst) == 0) break;
       while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(20000);
       if (!take_note(&note)) break;
@@ -521,7 +521,7 @@ bool unmaps_settle(PagerState& state) {
     g_notes.words.fetch_sub(1, std::memory_order_seq_cst);
     state.mutators.fetch_sub(1, std::memory_order_seq_cst);
   }
-  // Never waited for: who has the maps may wait for us to settle what comes next (a fork does).
+  // Never waited for: the holder of the maps may wait for us to settle what comes next (a fork does).
   if (g_notes.tables.load(std::memory_order_acquire) == 0) return true;
   const UnmappedOwner* owner = g_owner.load();
   if (owner != nullptr && !owner->try_enter()) return false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times the faults of one thread (a server's main thread): how many were answered by a read, how long they took, and the longest since
-// it was last asked for. From the moment that a handler reads the message to the page being there; faults that another thread's range operation ends
-// are not counted.
-// Threading: handlers write, anybody asks.
+// Times the faults of one thread (a server's main thread): how many needed a read, how long they took, and the longest since the last
+// query. A fault lasts from the moment that a handler reads the message until the page is there; faults that another thread's range
+// operation ends are not counted.
+// Threading: handlers write, any thread reads.
 #pragma once
 #include <atomic>
 #include <cstdint>

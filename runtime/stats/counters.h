@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counters of the pager: one relaxed atomic each, on cache lines of their own by who writes them most.
+// Counters of the pager: one relaxed atomic each, grouped on cache lines by the threads that write them most.
 // Export: lunar_get_stats, the live stats file (stats/export.h), the table of `lunar run --stats`.
 #pragma once
 #include <atomic>

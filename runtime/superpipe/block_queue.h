@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sysfs tells of a block device's request queue, by device number (a partition answers for its disk).
+// Reads a block device's request queue from sysfs, by device number (a partition answers for its disk).
 // Threading: no state; any thread. Blocking file reads: for open and probes, not for the fault path.
 #pragma once
 #include <cstdint>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the contexts of this folder share beyond the public interface: how they are released, their watches, and the
-// moving average of read latency.
+// Shared by the contexts of superpipe/ beyond the public interface: release, watches, and the moving average of read latency.
 // Threading: a context's owner only. May not allocate.
 #pragma once
 #include <errno.h>
@@ -13,8 +12,8 @@
 
 namespace lunar {
 
-// A context that lives in a mapping of its own. release() drains what is in flight and unmaps it: no use after it. In a forked
-// child it only forgets: what is in flight is the parent's.
+// A context in its own mapping. release() waits for in-flight commands and unmaps it: no use afterwards. In a forked child it only
+// forgets: in-flight commands are the parent's.
 class OwnedContext : public Context {
  public:
   virtual void release() = 0;
@@ -22,7 +21,7 @@ class OwnedContext : public Context {
   bool mine() const { return getpid() == owner_pid_; }
 
  protected:
-  // Takes what is left, until nothing is in flight.
+  // Reaps until nothing is in flight.
   void drain() {
     if (!mine()) return;
     Response dropped[16];
@@ -69,7 +68,7 @@ struct WatchSet {
     watches[index].state = State::kFree;
     --used;
   }
-  // For contexts that ask the descriptors themselves.
+  // For contexts that poll the descriptors themselves.
   void wakeups(Wakeups* out) const {
     for (unsigned i = 0; used && i < kMax; ++i) {
       if (watches[i].state != State::kFree) out->readable(watches[i].fd);

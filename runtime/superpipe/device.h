@@ -11,12 +11,11 @@
 //     │ Device (file:, nvme:, pmem:, ...)  │     opened once, shared by all contexts
 //     └────────────────────────────────────┘
 //
-// A thread *attaches* a Context to a Device, submits Commands and reaps Responses. A Context belongs to the thread that
-// attached it and is used by no other; one that was attached as `shared` may be used by any thread, by one at a time (the
-// caller locks), while others sleep in await(). A Device is immutable after open and may be used by any thread; transfer()
-// is the blocking way, without a context and without a lock.
+// A thread *attaches* a Context to a Device, submits Commands and reaps Responses. Only the thread that attached a Context
+// uses it; any thread may use one that was attached as `shared`, one thread at a time (the caller locks), while others sleep
+// in await(). A Device is immutable after open, for any thread; transfer() is the blocking call, without a context or a lock.
 //
-// Devices stack: those of lun/ (virtual LUNs, stripes, paths) are Devices over Devices.
+// Devices stack: virtual LUNs, stripes and paths (lun/) are Devices over Devices.
 //
 // Waiting: `wait` first spins for about the device's usual latency (a moving average a context keeps), then sleeps.
 //
@@ -38,20 +37,20 @@ namespace lunar {
 struct JoinedFiles;
 class Wakeups;
 
-// kDiscard: what it covers reads as zeros, on every device that has it (else -EOPNOTSUPP: Capabilities::discard), from its response on. It
-// is a write of zeros in all but cost: a block device or namespace may give the space back; a file or pmem: keeps it, so that what was
-// reserved stays reserved. Not atomic, and durable by a flush like a write. length: not 0.
+// kDiscard: its range reads as zeros from its response on, on every device that supports it (else -EOPNOTSUPP: Capabilities::discard).
+// It is a write of zeros in all but cost: a block device or namespace may give the space back; a file or pmem: keeps it, so that
+// reserved space stays reserved. Not atomic; durable after a flush, like a write. length: not 0.
 // Outside of the device -EINVAL; a file, which may grow by writes, may be given space there.
 //
-// Order and durability. Commands in flight are unordered, also two of one context: B comes after A when it is submitted after A's response.
-// kFlush: every write and discard that completed before the flush was submitted, by whatever context or transfer() of this Device, is
-// durable when the flush completes. Completed: its caller has the response. Of those still in flight when it was submitted nothing is said: each may be durable,
-// or lost, or torn, also where its response comes before the flush's. A flush holds nothing back: what is submitted after it may
+// Order and durability. Commands in flight are unordered, also within one context: B follows A only when it is submitted after A's
+// response. kFlush: every write and discard that completed before the flush was submitted, through any context or transfer() of this
+// Device, is durable when the flush completes. Completed: its caller has the response. Commands in flight at that moment may each be
+// durable, lost or torn, even where the response comes before the flush's. A flush delays nothing: a command submitted after it may
 // become durable before it. So "first A, then B", whatever happens: A, response, flush, response, B; or A with fua, response, B.
-// A stripe's flush is one of every member, and waits for all; one of paths goes by one of them, as they are one backing device; a virtual LUN's is its device's.
-// A flush that fails makes nothing known: what was written since the last good one is to be written again, as a later flush that succeeds
-// need not cover it (Linux tells of a failed write-back once).
-// Durable: it survives a power loss of the host, as far as the device keeps what it says; and where Capabilities::persistent.
+// A stripe flushes every member and waits for all; paths flush one of them, as they are one backing device; a virtual LUN flushes its
+// device. After a failed flush write again everything since the last successful one: a later flush that succeeds need not cover it
+// (Linux reports a failed write-back once).
+// Durable: survives a power loss of the host, if the device keeps its promises; and where Capabilities::persistent.
 enum class Op : uint8_t { kRead, kWrite, kDiscard, kFlush };
 
 struct Command {
@@ -120,7 +119,7 @@ struct Capabilities {
 
 // Whether `atomic` is kept by a device that does not tear writes of up to so many bytes at multiples of their length (a power of two, or 0).
 [[nodiscard]] bool atomic_fits(const Command& command, uint64_t atomic_write_bytes);
-// The same promise seen from within: of a device that begins at, or is cut at multiples of, `step` bytes of the other. 0: it is neither.
+// The same promise for a device that begins at, or is split at multiples of, `step` bytes of the other. 0: it is neither.
 constexpr uint64_t atomic_within(uint64_t atomic_write_bytes, uint64_t step) {
   const uint64_t most = step & (~step + 1);   // the largest power of two that divides it
   return step == 0 || atomic_write_bytes < most ? atomic_write_bytes : most;
@@ -137,9 +136,9 @@ class Context {
   // As reap, but waits until at least one response is there or timeout_ns passed (< 0: no limit). Returns 0..max, or
   // -EINTR. With nothing in flight and nothing watched it returns 0 at once.
   [[nodiscard]] virtual int wait(Response* out, unsigned max, int64_t timeout_ns) = 0;
-  // submit() and wait() in one, for whoever keeps many in flight and counts CPU more than the latency of one: waits until
-  // `least` responses are there (or all that are on their way, when those are fewer), where the device can by one system
-  // call and one wake-up. *taken: how many commands were taken, also when nothing came back. Returns 0..max, or -errno as wait().
+  // submit() and wait() in one, for callers that keep many in flight and value CPU above the latency of one: waits until `least`
+  // responses are there (or all that are on their way, if fewer), with one system call and one wake-up where the device can.
+  // *taken: how many commands were taken, also when nothing came back. Returns 0..max, or -errno as wait().
   [[nodiscard]] virtual int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
                                      unsigned least, int64_t timeout_ns);
   // Also report when `fd` (O_NONBLOCK) becomes readable: one Response{tag, poll events} through reap/wait, then the
@@ -153,7 +152,8 @@ class Context {
   // submit and reap use, so it needs no lock: other threads may submit and reap meanwhile. Spurious returns happen; with
   // nothing in flight it may return at once. 0 or -errno (-ETIME: the timeout, -EINTR).
   [[nodiscard]] virtual int await(int64_t timeout_ns) = 0;
-  // For who waits for several contexts at once: tells by what reap() may come to find something (wakeups.h). As await(), beside the others.
+  // For a thread that waits for several contexts at once: tells what may bring a response to reap() (wakeups.h). Concurrent with other
+  // calls, as await().
   virtual void wakeups(Wakeups* out);
 };
 
@@ -163,27 +163,27 @@ class Device {
   // New context for the calling thread. Returns 0 or -errno; *out is released with detach().
   [[nodiscard]] virtual int attach(const ContextOptions& options, Context** out) = 0;
   virtual void detach(Context* context) = 0;            // by the thread that attached; waits for what is in flight
-  // Devices on files can share a context, and so a ring (device_files.h). join: adds the device to those that will; false: it needs a context
-  // of its own. attach_joined: as attach(), by one of them for all; a command names its device by its place in `files`.
+  // Devices on files can share a context, and so a ring (device_files.h). join: adds the device to such a set; false: it needs its own
+  // context. attach_joined: as attach(), by one of them for all; a command names its device by its place in `files`.
   virtual bool join(JoinedFiles* /*files*/) const { return false; }
   [[nodiscard]] virtual int attach_joined(const JoinedFiles& /*files*/, const ContextOptions& /*options*/, Context** /*out*/) {
     return -EOPNOTSUPP;
   }
-  // Makes sure that [offset, offset+length) is backed by real space (fallocate on a file; nothing on a block device).
+  // Backs [offset, offset+length) with real space (fallocate on a file; nothing on a block device).
   // Blocking; not for the fault path. -ENOSPC when the file system is full.
   [[nodiscard]] virtual int reserve(DeviceOffset offset, uint64_t length) = 0;
-  // Gives space back (hole punch / BLKDISCARD; a raw file keeps what it was given). Best effort; blocking.
+  // Gives space back (hole punch / BLKDISCARD; a raw file keeps its space). Best effort; blocking.
   virtual void release(DeviceOffset offset, uint64_t length) = 0;
-  // Makes the device `bytes` large, or leaves it larger: at its end, which reads as zeros. Any thread, beside I/O; may block. 0; -ENOSPC beyond
-  // what it may become, -ENOMEM; -EOPNOTSUPP: it has the size that it has (all but mem:; a virtual LUN has set_size()).
+  // Grows the device to `bytes`, unless it is larger already; the new end reads as zeros. Any thread, during I/O; may block. 0; -ENOSPC
+  // beyond its limit; -ENOMEM; -EOPNOTSUPP: its size is fixed (all but mem:; a virtual LUN has set_size()).
   [[nodiscard]] virtual int grow(uint64_t /*bytes*/) { return -EOPNOTSUPP; }
-  // In-place access: where [offset, offset + bytes) lies in this process' memory, to read and store directly, good until close(). nullptr: not
-  // inside, or the device is reached by commands only (all but mem:). Any thread, never blocks.
+  // In-place access: the address of [offset, offset + bytes) in this process' memory, to load and store directly; valid until close().
+  // nullptr: not inside, or the device takes commands only (all but mem:). Any thread, never blocks.
   virtual void* map(DeviceOffset /*offset*/, uint64_t /*bytes*/) { return nullptr; }
   virtual uint64_t size_bytes() const = 0;              // what it can hold at most (a file that may grow: see growable)
   virtual bool growable() const = 0;                    // made for one process, others make their own: size_bytes() is the free space at open
-  // One command carried out here and now: bytes moved (0 for kDiscard and kFlush), or -errno. `tag` is ignored. Any thread, any
-  // number at once; no lock of Lunar's is held while the device works. May block.
+  // Carries out one command in the calling thread: bytes moved (0 for kDiscard and kFlush), or -errno. Ignores `tag`. Any number of
+  // threads at once; holds no lock of Lunar's while the device works. May block.
   [[nodiscard]] virtual int64_t transfer(const Command& command) = 0;
   virtual uint32_t io_align() const = 0;                // 512 or 4096
   virtual Capabilities capabilities() const = 0;
@@ -196,8 +196,8 @@ class Device {
   virtual void reopen(unsigned i, int fd) = 0;
   // Locks lie on descriptors 0 .. lock_count()-1: on both of a node and its lock file (device_files.h: device_lock).
   virtual unsigned lock_count() const { return fd_count() ? 1 : 0; }
-  // `fd` is a new open file description of number i's file (a forked child's, whose program had closed the inherited one): makes
-  // it hold what keeps the device alive (the owner's lock of a virtual LUN). 0 or -errno.
+  // `fd` is a new open file description of number i's file (in a forked child whose program had closed the inherited one): takes the
+  // locks that keep the device ours on it as well (the owner's lock of a virtual LUN). 0 or -errno.
   [[nodiscard]] virtual int share_lock(unsigned /*i*/, int /*fd*/) { return 0; }
   // Releases everything; the object is gone. pre: no context attached. Called through device_close().
   virtual void close() = 0;
@@ -208,9 +208,9 @@ struct DeviceOptions {
   uint64_t want_bytes = 0;       // what the caller intends to use; 0: whatever is there
   bool scratch = true;           // contents may be thrown away at open: a file or block device that holds data (file system,
                                  //   partition table, swap, mount, unknown non-zero header) is refused, ours is exclusive.
-                                 // false: *raw*. The device as it is, offset 0 is its first byte, nothing of it is looked at or
-                                 //   written; the layer above knows what it holds. Who else may have it: `claim`.
-  Claim claim = Claim::kParts;   // raw only: what for (ownership.h). -EBUSY where that does not go with who has it
+                                 // false: *raw*. The device as it is: offset 0 is its first byte, and the open neither examines nor
+                                 //   written; the layer above knows what it holds. `claim` says which other opens it admits.
+  Claim claim = Claim::kParts;   // raw only: what for (ownership.h). -EBUSY where that conflicts with another open
   bool read_only = false;        // raw only
   bool sqpoll = false;
 };

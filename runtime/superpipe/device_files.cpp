@@ -25,7 +25,7 @@ namespace lunar {
 namespace {
 
 constexpr char kDirectory[] = "/dev/shm/", kNamespace[] = "lunar-namespace-", kNode[] = "lunar-node-";
-constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;      // anybody may put names into /dev/shm
+constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;      // any user may put names into /dev/shm
 constexpr int kMakeTries = 8;
 constexpr size_t kAclBytesMax = 1024;   // of a node's ACL: 127 entries
 constexpr uint64_t kMakePauseNs = 2'000'000;
@@ -66,13 +66,13 @@ void lock_path(const struct stat& node, char* out, size_t size) {
   else format_to(out, size, "%s%s%c%u:%u", kDirectory, kNode, S_ISBLK(node.st_mode) ? 'b' : 'c', major(node.st_rdev), minor(node.st_rdev));
 }
 
-// As the node: who may open that may lock it. Only root can give files away; a member of the node's group can give it that group.
+// Rights as of the node: users who may open it may lock it. Only root can give files away; a member of the node's group can set the group.
 void copy_rights(int fd, const struct stat& node, int device, mode_t before) {
   if (sys::set_owner(fd, node.st_uid, node.st_gid) < 0) (void)sys::set_owner(fd, static_cast<uid_t>(-1), node.st_gid);
   sys::set_mode(fd, (before | node.st_mode) & 0666);   // another node may have given more
   char acl[kAclBytesMax];
   const int bytes = sys::get_acl(device, acl, sizeof acl);
-  if (bytes > 0) (void)sys::set_acl(fd, acl, static_cast<size_t>(bytes));   // without: its users are refused, nobody else gets in
+  if (bytes > 0) (void)sys::set_acl(fd, acl, static_cast<size_t>(bytes));   // without: its users are refused, and no others get in
 }
 
 // Whether the node's ACL gives that user reading and writing by name.
@@ -91,14 +91,14 @@ bool acl_names(int device, uid_t user) {
   return false;
 }
 
-// A lock file made by somebody who may open the device.
+// A lock file made by a user who may open the device.
 bool trusted(const struct stat& lock, const struct stat& node, int device) {
   if (!S_ISREG(lock.st_mode)) return false;
   if (lock.st_uid == 0 || lock.st_uid == geteuid() || lock.st_uid == node.st_uid) return true;
   return (lock.st_gid == node.st_gid && (node.st_mode & 060) == 060) || acl_names(device, lock.st_uid);
 }
 
-// What lies there is not ours: root, to whom the directory belongs, moves it out of the way. 0: try again; -errno: it stays there.
+// The file there is not ours: root, the owner of the directory, moves it out of the way. 0: try again; -errno: it stays there.
 int quarantine(const char* path, const struct stat& examined) {
   struct stat now;
   const int err = sys::link_status(path, &now);

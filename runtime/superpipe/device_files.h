@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The descriptors of a device: number 0 its file or node, and where that is a node, number 1 its *lock file*. Locks (F_OFD_SETLK byte
-// ranges) lie on all of them, so whoever shares either sees them.
+// ranges) lie on all of them, so that opens through either see them.
 //
 // Why a lock file: locks lie on inodes, and one backing device has several nodes: /dev/ng0n1 and /dev/nvme0n1, the second controller's
 // /dev/ng1n1, what mknod or a container made. So there is an empty file in /dev/shm that is named after the backing device:
@@ -9,12 +9,12 @@
 //                                      namespaces that share a number, which only controllers without namespace management have, are taken for one)
 //   lunar-node-bMAJOR:MINOR, -cM:M     any other node, by its device number
 //
-// It has the owner, group, mode and ACL of the node by which it was made: who may open the device may lock it, and nobody else. A file, link or
-// directory of a user who may not open the device is renamed by root (/dev/shm is root's, and sticky); others are told to have that
-// done. It holds nothing and stays until the host is booted again; where it is removed while somebody has it, or there is no /dev/shm, the
-// locks of the node itself remain.
-// What is left to an attacker without rights to the device: to put the name there first, and so keep users other than root out until root came. Who
-// has the rights can lock the device, as it could overwrite it.
+// The lock file has the owner, group, mode and ACL of the node through which it was made: exactly the users who may open the device may
+// lock it. Root renames a file, link or directory there of a user who may not open the device (/dev/shm is root's, and sticky); for
+// other users the open fails and says so. The file is empty and stays until the host reboots; where it is removed while in use, or there
+// is no /dev/shm, the locks of the node itself remain.
+// An attacker without rights to the device can put the name there first, and so keep users other than root out until root opens it. One
+// with rights can lock the device, as it could overwrite it.
 // Not seen by each other: two nodes in containers with a /dev/shm of their own each, and other disks than NVMe by two numbers (sda and
 // sdb of one disk: give dm-multipath's node).
 // Threading: opened and closed by one thread; the numbers are atomic.
@@ -43,7 +43,7 @@ class DeviceFiles {
   // device, takes the kernel's claim. (read_only and kLook: no more than the locks, or nothing.) Waits up to a second. Pre: file() is open.
   // 0, -EBUSY, -errno; all but 0 with *why. What it took goes with close().
   [[nodiscard]] int claim(Claim claim, bool read_only, const char* path, ErrorText* why);
-  // Device::share_lock: `fd` is another description of number i. Holds what this was claimed for. 0, -EBUSY (another process has it), -errno.
+  // Device::share_lock: takes the locks of the claim on `fd`, another description of number i. 0, -EBUSY (another process has it), -errno.
   [[nodiscard]] int share_lock(unsigned i, int fd) const;
   void close();   // fine when nothing is open
 
@@ -78,7 +78,7 @@ struct JoinedFiles {
   }
 };
 
-// The lock file of a node, as it is, for asking: a descriptor, -ENOENT when it was never made (so nobody has a lock), or -errno.
+// Opens the lock file of a node for a query: a descriptor, -ENOENT when it was never made (so there is no lock), or -errno.
 [[nodiscard]] int open_lock_file(const struct stat& node);
 // Whether `fd` is the lock file of a backing device that is known through any node (an NVMe namespace).
 bool locks_know_backing_device(int fd);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who uses a device now: see device_in_use.h.
+// Users of a device: see device_in_use.h.
 //
-// Idea: owners lock the node and its lock file (device_files.h), each of one name of the bytes. So the lock files of the other names are asked, and
-// the files below loop devices. Two who come by two names at one time both lock first and then look: one of them is refused, or both.
+// Idea: owners lock the node and its lock file (device_files.h), each of one name of the bytes. So this queries the lock files of the other
+// names, and the files below loop devices. Two opens through two names at one time both lock first and then look: one or both are refused.
 // Threading: at open only.
 #include "superpipe/device_in_use.h"
 
@@ -106,7 +106,7 @@ bool uevent_value(const char* path, const char* key, char* out, size_t size) {
   return false;
 }
 
-// Whether a description of anybody's holds a lock there, by the list of all locks: for a file that has no name any more.
+// Whether any description holds a lock there, by the list of all locks: for a file that has no name any more.
 bool lock_listed(uint64_t device, uint64_t inode) {
   char wanted[64];
   format_to(wanted, sizeof wanted, " %02x:%02x:%lu ", major(device), minor(device), static_cast<unsigned long>(inode));
@@ -159,7 +159,7 @@ bool loop_backing(const char* name, Backing* out) {
   const int status = fd < 0 ? fd : sys::loop_status(fd, &out->of);
   if (fd >= 0) sys::close_file(fd);
   if (status == 0 || status == -ENXIO) return status == 0;
-  struct stat file;   // who may not open it has the file's name
+  struct stat file;   // without the right to open it there is the file's name
   if (!out->path[0] || sys::path_status(out->path, &file) != 0) return false;
   out->of = {file.st_dev, file.st_ino, S_ISBLK(file.st_mode) ? file.st_rdev : 0, sysfs_number(digits, number, "offset"), sysfs_number(digits, number, "sizelimit")};
   return true;

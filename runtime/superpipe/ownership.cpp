@@ -23,7 +23,7 @@ constexpr uint64_t kClaimLeftNs = 20'000'000;   // a closed chunk's ring may hol
 constexpr uint64_t kPauseMinNs = 2'000'000;
 constexpr uint64_t kPauseSpread = 1u << 24;   // 16 ms
 
-// False when so much time has passed since `start`. The pauses of two who stepped back before each other differ.
+// False when so much time has passed since `start`. The pauses of two opens that stepped back from each other differ.
 bool pause(uint64_t start) {
   const uint64_t now = sys::now_ns();
   if (now - start > kWaitMaxNs) return false;
@@ -67,7 +67,7 @@ int DeviceFiles::lock_claim(Claim claim) {
   } while ((status == -EAGAIN || status == -EINTR) && pause(start));
   claim_ = claim == Claim::kForced ? Claim::kAlone : claim;
   if (status == 0 || claim != Claim::kForced) return status;
-  // Whoever has it, there is a lock: who comes after must see that it is had. Only who tests the whole range just now is in the way, for moments.
+  // A lock in any case: later opens must see this one. Only a test of the whole range can be in the way, for moments.
   const int fds[] = {fd(0), fd(1)};
   claim_ = Claim::kWhole;
   const uint64_t again = sys::now_ns();
@@ -97,7 +97,7 @@ int DeviceFiles::claim_from_kernel(const char* path, ErrorText* why) {
       sys::close_file(file());
       set(0, claimed);
       const int fds[] = {fd(0), fd(1)};
-      (void)files_lock(fds, count(), RangeLock::kShared, kClaimedByte, 1);   // who must know waits for it
+      (void)files_lock(fds, count(), RangeLock::kShared, kClaimedByte, 1);   // opens that need it wait for it
       return 0;
     }
     status = claimed;
@@ -124,7 +124,7 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
       return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks", path, errno_name(status));
   }
   if (read_only) return 0;
-  // A loop device that is being detached stays until its last opener is gone, such as one who looks what it lies on.
+  // A loop device that is being detached stays until its last open ends, such as one that reads its backing file's name.
   char who[256];
   const bool block = S_ISBLK(node.st_mode);
   const uint64_t start = sys::now_ns();

@@ -2,7 +2,7 @@
 // What may be overwritten: see signature.h.
 //
 // Idea: refuse on doubt. A place is accepted when its first 64 KiB are zeros, or our own header followed by zeros; a
-// block device must moreover be nobody's (mounts, swap, holders) and unknown to libblkid, which is opened at need so
+// block device must moreover be unused (mounts, swap, holders) and unknown to libblkid, which is opened at need so
 // that programs that never use a block device do not load it.
 // Threading: any thread, at open only. May not be used on the fault path.
 #include "superpipe/signature.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What may be overwritten: tells a scratch LUN of ours, or an empty place, from somebody's data.
+// Tells what may be overwritten (a scratch LUN of ours, or a blank device) from data.
 //
 //   offset 0          4096                    64 KiB                1 MiB
 //   │ ScratchHeader   │ zeros                 │ not looked at       │ data: device offset 0 of a LUN

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What several contexts are waited for by, together: descriptors that become readable, and a time to look again.
+// Waits for several contexts together: descriptors that become readable, and a time to look again.
 //
 //   Wakeups wakeups;
 //   for (each) context->wakeups(&wakeups);

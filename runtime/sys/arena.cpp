@@ -32,7 +32,7 @@ constexpr int kPopulateWrite = 23, kWipeOnFork = 18;   // MADV_POPULATE_WRITE (5
 constexpr size_t kOwnMappingFrom = kChunkBytes / 8;
 
 struct alignas(kGrain) Chunk {
-  std::atomic<size_t> used;   // may run past kChunkBytes when full: whoever passes the end starts a new chunk
+  std::atomic<size_t> used;   // may run past kChunkBytes when full: the thread that passes the end starts a new chunk
 };
 static_assert(sizeof(Chunk) == kGrain);
 

@@ -21,7 +21,7 @@ namespace {
 std::atomic<void (*)()> g_fatal_hook{nullptr};
 std::atomic<int> g_fatal_thread{0};
 
-// The program's own SIGABRT handler must not run: it might touch tiered memory that nobody serves any more.
+// The program's own SIGABRT handler must not run: it might touch tiered memory, which is no longer served.
 [[noreturn]] void stop() {
   signal(SIGABRT, SIG_DFL);
   abort();

@@ -6,7 +6,7 @@
 
 namespace lunar {
 
-// Whether a system call was refused as such (a seccomp filter, a security module), and not for what it was asked: waiting does not help.
+// Whether a system call as such was refused (by a seccomp filter or a security module), whatever its arguments: waiting does not help.
 bool is_refusal(int64_t result);
 // Ends the process for a refusal that leaves the pager unable to go on; returns for any other result. `what`: the call.
 void fatal_if_refused(int64_t result, const char* what);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts about the running kernel that are tried out, not read off its version: distributions carry changes back.
+// Facts about the running kernel, by trial and not by its version: distributions backport changes.
 #pragma once
 #include "base/error.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a loop device lies on, by the kernel's word for it: also where the file has no name any more.
+// The file behind a loop device, as the kernel reports it: also where the file has no name any more.
 // Threading: no state; any thread. Does not allocate.
 #pragma once
 #include <cstdint>

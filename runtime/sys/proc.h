@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What /proc tells of this process: descriptors that may pin memory, names of threads. No allocation; blocking file reads, so not for handlers.
+// Facts about this process from /proc: descriptors that may pin memory, names of threads. No allocation; blocking file reads, so not for handlers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ const char* program_fd_directory(char* buffer, size_t size);
 bool has_thread_named(const char* prefix);
 // Whether that of the calling thread does: one system call.
 bool this_thread_is_named(const char* prefix);
-// Threads of this process besides the calling one that have not ended (a main thread that has is a zombie); -errno without /proc.
+// Number of other threads of this process that have not ended (a main thread that has is a zombie); -errno without /proc.
 int other_live_threads();
 bool process_lives(int pid);   // also a zombie
 // Whether a thread of this process with that id is there.

@@ -29,7 +29,7 @@
 namespace lunar::sys {
 namespace {
 
-constexpr size_t kStackBytes = 256 * 1024;   // beside what libc itself takes of it
+constexpr size_t kStackBytes = 256 * 1024;   // on top of libc's own part
 
 // Static TLS of the whole program lies on the stack that pthread_create is given; libc tells how much it wants (private
 // symbol, the JVM uses it too). Asked once: a forked child must not wait for the loader's lock.
@@ -93,8 +93,8 @@ void remember_allowed() {
   g_allowed_known.store(true, std::memory_order_release);
 }
 
-// Containers refuse unshare() to who lacks CAP_SYS_ADMIN, whatever its flag. close_range() has the same on its way (5.9), and is allowed:
-// of a range that holds no descriptor it leaves nothing but the table of our own.
+// Containers refuse unshare() without CAP_SYS_ADMIN, whatever its flag. close_range() can unshare too (5.9) and is allowed: on a range
+// without descriptors it only makes a table of our own.
 int own_descriptor_table() {
   if (syscall(SYS_unshare, CLONE_FILES) == 0) return 0;
   const int refused = -errno;
@@ -204,7 +204,7 @@ namespace {
 void keep_io_priority() {
   constexpr int kOneThread = 1, kClassShift = 13, kBestEffort = 2;   // linux/ioprio.h
   long now = syscall(SYS_ioprio_get, kOneThread, 0);
-  if (now < 0 || now >> kClassShift != 0) return;   // refused, or somebody chose
+  if (now < 0 || now >> kClassShift != 0) return;   // refused, or set explicitly
   int level = (getpriority(PRIO_PROCESS, 0) + 20) / 5;   // as the kernel derives it from the nice value
   syscall(SYS_ioprio_set, kOneThread, 0, kBestEffort << kClassShift | level);
 }

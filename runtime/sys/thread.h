@@ -40,13 +40,13 @@ const RobustList* robust_list();
 // Whether a SCHED_IDLE thread of this process may become SCHED_OTHER again: RLIMIT_NICE must cover its nice value, or CAP_SYS_NICE.
 bool idle_policy_can_be_left();
 [[nodiscard]] int set_idle_policy(bool idle);         // SCHED_IDLE / SCHED_OTHER, calling thread
-[[nodiscard]] int set_batch_policy();                 // SCHED_BATCH, calling thread: takes nobody's CPU by waking up
+[[nodiscard]] int set_batch_policy();                 // SCHED_BATCH, calling thread: does not preempt by waking up
 [[nodiscard]] int set_affinity(int cpu);              // calling thread onto one CPU; -1: back to all that were allowed
 [[nodiscard]] int set_affinity_but(int tid, int cpu); // a thread of this process: all CPUs that were allowed but this one (if it is not the only one)
 int current_cpu();
 int cpu_count();                                      // CPUs this process may use
-// What a thread of this process has spent since it started, running and runnable but waiting for a CPU, nanoseconds; zeros
-// where the kernel does not tell (/proc/self/task/TID/schedstat). ~3 us.
+// Nanoseconds that a thread of this process has spent since it started, running, and runnable but waiting for a CPU; zeros where the
+// kernel does not tell (/proc/self/task/TID/schedstat). ~3 us.
 struct CpuTime {
   uint64_t ran, waited;
 };
@@ -100,8 +100,8 @@ class Mutex {
   std::atomic<uint32_t> state_{0};   // 0 free, 1 held, 2 held with waiters
 };
 
-// While one is alive no signal handler runs on the calling thread, but for what its own instructions raise (SIGSEGV, SIGSYS, ...). A
-// handler may fork, and fork waits for what this thread holds. They nest: the outermost alone costs system calls. A forked child
+// Blocks signals on the calling thread during its life, except those that the thread's own instructions raise (SIGSEGV, SIGSYS, ...): a
+// handler may fork, and fork waits for locks that this thread holds. Blocks nest: only the outermost costs system calls. A forked child
 // inherits the blocks of the thread that forked.
 void block_signals();
 void unblock_signals();

@@ -172,7 +172,7 @@ int uffd_register(int uffd, void* address, size_t bytes, bool write_protect) {
 int uffd_unregister(int uffd, void* address, size_t bytes) {
   uffdio_range range{reinterpret_cast<uintptr_t>(address), bytes};
   const int rc = ioctl(uffd, UFFDIO_UNREGISTER, &range) == 0 ? 0 : -errno;
-  // The kernel wakes first and takes the watch away then: who faults in between (it holds the lock of the map alone) would sleep forever.
+  // The kernel wakes first and then removes the registration: a thread that faults in between (it holds only the lock of the map) would sleep forever.
   (void)uffd_wake(uffd, address, bytes);
   return rc;
 }

@@ -36,17 +36,17 @@ int uffd_device_number();
 // Returns the descriptor, or -errno with *why (names the sysctl, the device node, and the command that fixes it).
 [[nodiscard]] int uffd_open(UffdFeatures* features, ErrorText* why);
 [[nodiscard]] int uffd_register(int uffd, void* address, size_t bytes, bool write_protect = false);   // missing mode, and write-protect mode
-// Wakes who waits for a page there.
+// Wakes the threads that wait for a page there.
 [[nodiscard]] int uffd_unregister(int uffd, void* address, size_t bytes);
 // Reads up to max messages without waiting: count, 0 when none, -errno.
 [[nodiscard]] int uffd_read(int uffd, UffdMessage* out, unsigned max);
-// An event waits to be read, or its caller is not told yet: copies are answered with EAGAIN.
+// Whether an event waits to be read, or its caller has not continued yet: copies then return EAGAIN.
 [[nodiscard]] bool uffd_event_unread(int uffd);
 // Fills missing pages and wakes their waiters. Returns bytes filled from the start (may be short), or -errno when none:
-// -EEXIST: the first page is there already (nobody woken), -EAGAIN: address space is changing, try again.
+// -EEXIST: the first page is there already (no wake-up), -EAGAIN: address space is changing, try again.
 // protect: the pages come in write-protected.
 [[nodiscard]] int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes, bool protect = false);
-// Protects what is present in the range against writes (a message each), or lifts that and wakes who waits. 0 or -errno; -EAGAIN: try again.
+// Protects the present pages of the range against writes (a message each), or lifts that and wakes the waiters. 0 or -errno; -EAGAIN: try again.
 [[nodiscard]] int uffd_protect(int uffd, void* address, size_t bytes, bool protect);
 [[nodiscard]] int uffd_wake(int uffd, void* address, size_t bytes);
 // Moves pages (6.8+): bytes moved from the start, or -errno when none (-EBUSY: pinned or shared, -ENOENT: a hole).

@@ -18,7 +18,7 @@ struct Cqe {
 struct UringSetup {
   unsigned entries = 8;
   bool sqpoll = false;   // a kernel thread takes what is queued; where the host refuses that, the ring is a plain one
-  bool shared = false;   // any thread may use it, one at a time (await() beside): a plain ring,
+  bool shared = false;   // any thread may use it, one at a time (await() at any time): a plain ring,
   bool in_turns = false; //   or, where the one that submitted waits, one whose completions do not interrupt it
   bool iopoll = false;   // completions are polled for. Such a ring carries reads, writes and NVMe commands only
   bool large = false;    // 128-byte entries and 32-byte completions, for queue_nvme
@@ -54,7 +54,7 @@ class Uring {
   [[nodiscard]] int submit();                           // count or -errno
   // Submits what is queued and waits for at least `count` completions or the timeout (< 0: none). 0, -ETIME, -EINTR, ...
   [[nodiscard]] int submit_and_wait(int64_t timeout_ns, unsigned count = 1);
-  // Sleeps until a completion is there or the timeout; leaves the rings alone, so it may run beside other calls when
+  // Sleeps until a completion is there or the timeout; leaves the rings alone, so it may run concurrently with other calls when
   // the ring is shared. 0 or -errno (-ETIME, -EINTR).
   [[nodiscard]] int await(int64_t timeout_ns);
   // Takes completions; runs deferred task work first when `drive` (a system call).

@@ -107,7 +107,7 @@ inline bool is_stamped(const Buffer& buffer, uint64_t lba, size_t n, uint64_t ve
 }
 bool is_zero(const Buffer& buffer, size_t n);
 
-// Where cblk_aresult may put a number of blocks that nobody looks at.
+// Where cblk_aresult may put a number of blocks that is not used.
 inline uint64_t* ignored() {
   thread_local uint64_t blocks;
   return &blocks;

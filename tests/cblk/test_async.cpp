@@ -125,7 +125,7 @@ CASE(commands_run_out) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// The device owes nothing and nobody fetches: soon. While it does owe, as long as CFLSH_BLK_TIMEOUT says.
+// The device owes nothing and no thread fetches: soon. While it does owe, as long as CFLSH_BLK_TIMEOUT says.
 CASE(waiting_for_a_command_ends_in_EBUSY) {
   if (kind() != "sim") return;   // its latency is chosen
   const chunk_id_t id = open_physical(kBlocks, 1);
@@ -189,7 +189,7 @@ CASE(status_is_filled_in_the_background) {
   await_status(status[0]);
   REQUIRE(status[0].blocks_transferred == 16 && is_stamped(buffer, 40, 16, 3));
   REFUSES(cblk_aresult(id, &mine, ignored(), kUserTag), EINVAL);
-  // Its place is free again without anybody fetching anything.
+  // Its place is free again without any fetch.
   for (int i = 0; i < 1000; ++i) {
     REQUIRE(cblk_aread(id, buffer, 40, 1, &tag, &status[i % 16], CBLK_ARW_USER_STATUS_FLAG | CBLK_ARW_WAIT_CMD_FLAGS) == 0);
     if (i % 16 == 15) {

@@ -291,7 +291,7 @@ CASE(device_errors_reach_the_caller) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// What also says that a command lives on, or is none, does not come from a device: nobody would fetch such a command's end.
+// Errors that also mean that a command lives on, or is none, do not come from a device: no caller would fetch such a command's end.
 CASE(a_devices_errno_is_not_mistaken_for_the_librarys) {
   if (kind() != "sim") return;
   for (const int wrong : {EINVAL, ETIMEDOUT, ENOMSG, ENOENT, EAGAIN, ENOSPC, ENODEV}) {

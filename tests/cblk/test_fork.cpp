@@ -183,7 +183,7 @@ CASE(a_clone_has_the_size_that_another_gave_it) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// Also a smaller one; and where nobody resized it, one that is no multiple of the RAID's members.
+// Also a smaller one; and if not resized, one that is no multiple of the RAID's members.
 CASE(a_clone_of_a_shrunk_chunk_and_of_a_raid0) {
   if (!survives()) return;
   id = cblk_open(device(kBlocks).c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);

@@ -296,7 +296,7 @@ CASE(who_waits_for_the_next_of_a_group_sleeps_until_there_is_one) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-// Some wait for any, one fetches what it issued by its tag: all that was issued is fetched once, and everybody comes back.
+// Some wait for any, one fetches what it issued by its tag: all that was issued is fetched once, and every thread comes back.
 CASE(several_threads_wait_for_the_next_of_a_raid0) {
   const std::string first = device(kBlocks), second = device(kBlocks, 1);
   const chunk_cg_id_t group = cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);

@@ -281,7 +281,7 @@ CASE(a_read_that_fails_leaves_the_buffer_alone_though_a_part_is_cached) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// What a program does to its buffer while a read is under way is nobody else's business.
+// A program may do anything to its buffer while a read is under way: it affects no other command.
 CASE(the_cache_holds_what_the_device_does) {
   if (kind() != "sim") return;
   Environment cache("CFLSH_BLK_CACHE_SIZE", "4096");

@@ -59,7 +59,7 @@ void work(const Worker& worker) {
         REQUIRE(rc == 0 || rc == want);
         while (rc == 0) {
           rc = cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_USER_TAG);
-          if (rc == 0) usleep(50);   // a hundred spinning threads would leave nobody a CPU
+          if (rc == 0) usleep(50);   // a hundred spinning threads would take all CPUs
         }
         REQUIRE(rc == want);
         break;

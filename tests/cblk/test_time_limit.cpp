@@ -143,7 +143,7 @@ CASE(a_late_write_is_never_the_last_word) {
     REQUIRE(holds(device.c_str(), 777, 2));
     REQUIRE(cblk_close(id, 0) == 0);
   }
-  // One that nobody wrote over: its own content, not what the buffer has become.
+  // One that was not overwritten: its own content, not what the buffer has become.
   const Limit limit("200");
   const chunk_id_t id = cblk_open("sim:4m,name=late3,stall=777,stall_us=700000", 0, O_RDWR, 0, 0);
   Buffer block(1);
@@ -167,7 +167,7 @@ CASE(a_chunk_with_late_commands_is_not_closed) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// Blocks that a late write may still reach are not given to anybody else.
+// Blocks that a late write may still reach are not given to another LUN.
 CASE(a_virtual_chunk_with_a_late_write_does_not_shrink) {
   if (kind() != "sim") return;
   const Limit limit("150");
@@ -181,7 +181,7 @@ CASE(a_virtual_chunk_with_a_late_write_does_not_shrink) {
     if (late) {
       REQUIRE(errno == ETIMEDOUT);
       REFUSES(cblk_set_size(id, 10, 0), EBUSY);
-      REQUIRE(cblk_set_size(id, 200, 0) == 0);   // growing takes nothing from anybody
+      REQUIRE(cblk_set_size(id, 200, 0) == 0);   // growing takes nothing away
       usleep(600000);
       REQUIRE(cblk_set_size(id, 10, 0) == 0);
     }

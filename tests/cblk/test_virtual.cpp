@@ -171,7 +171,7 @@ CASE(a_virtual_open_formats_nothing_but_zeros) {
   Buffer block(1);
   const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
   stamp(block, 3, 1, 1);
-  REQUIRE(cblk_write(id, block, 3, 1, 0) == 1);   // somebody's data in the header
+  REQUIRE(cblk_write(id, block, 3, 1, 0) == 1);   // data in the header
   REQUIRE(cblk_close(id, 0) == 0);
   REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EEXIST);
   const chunk_id_t again = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);

@@ -12,7 +12,7 @@
 //               bytes cut anywhere
 //   blocking    commands behind a BLPOP; SUBSCRIBE
 //   endings     half-closed, closed and reset in mid-hold, CLIENT KILL, descriptors used again
-//   successors       clients that a module's thread ends in mid-hold; whoever gets their descriptor next gets nothing of theirs
+//   successors       clients that a module's thread ends in mid-hold; the next client with their descriptor gets nothing of theirs
 //   pressure    a client that sends thousands of large reads and does not listen for a while
 //
 // At the end DEBUG DIGEST is equal, no socket has leaked, and the gate must have held clients a thousand times: otherwise

@@ -244,7 +244,7 @@ def large_values(server):
     assert client.figure("last_resort_allocations") > 0, "40 MiB fit where 10 MiB are left?"
     for each in clients:
         each.close()
-    # Replies that nobody reads.
+    # Replies that no client reads.
     client.ask("UNLINK", *[f"fill:{key}" for key in range(600)])
     time.sleep(0.3)
     assert not refused(client, "SET", "big", body[:MIB // 2]), f"half a MiB does not fit into 2 MiB\n{space(client)}"

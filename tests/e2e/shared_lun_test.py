@@ -81,7 +81,7 @@ def daemon(directory):
     parent.wait()
     parent.stdout.close()
     while not os.path.exists(report):
-        sound(start([lun], 6, 32, 1), "beside a daemon")   # takes what nobody owns
+        sound(start([lun], 6, 32, 1), "beside a daemon")   # takes what has no owner
     with open(report, encoding="utf-8") as file:
         if (line := file.read()) != "sound\n":
             raise SystemExit(f"FAIL: the daemon: {line}")

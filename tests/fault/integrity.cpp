@@ -6,7 +6,7 @@
 //   ksm            a process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it) loses no write, as tiered
 //                  pages are never merged
 //   ksm_later      the same, switched on when the tier is at work
-//   lost_page      a page that cannot be read back is SIGBUS to whoever touches it, EFAULT or EHWPOISON to system calls, in children too,
+//   lost_page      a page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in children too,
 //                  and can be had again as zeros; lost_page_no_poison: on a kernel without UFFDIO_POISON
 //   no_move        a program that pins pages on a kernel without UFFDIO_MOVE, and needs more than its budget, ends with a line, not never
 //   map_over_beside_eviction  what a program writes to a map that it has put in the place of pages that are being evicted stays;
@@ -234,7 +234,7 @@ void moved_beside_eviction() {
     char* base = new_region(bytes);
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, round);
     REQUIRE_THAT(syscall(SYS_mprotect, base, bytes, PROT_NONE) == 0, "mprotect");
-    // A place of its own each time: kernels before 6.17 unmap it also where they refuse the move then, and it is anybody's.
+    // A place of its own each time: kernels before 6.17 unmap it also where they refuse the move then, and another map may take it.
     auto* const places = static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     REQUIRE_THAT(places != MAP_FAILED, "mmap: %s", strerror(errno));
     std::thread evicting([&] { (void)lunar_evict(base, bytes); });

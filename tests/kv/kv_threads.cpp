@@ -132,7 +132,7 @@ void writer(Run& run, uint64_t number, uint64_t seed) {
   while (!run.over.load(std::memory_order_relaxed)) {
     if (random.below(8) == 0) write_shared(run, number, random);
     else write_one(run, number * kKeysAWriter + random.below(kKeysAWriter), &value);
-    if (random.below(64) == 0) {   // the index grows and the log changes under everybody
+    if (random.below(64) == 0) {   // the index grows and the log changes under all threads
       const std::string name = "passing " + std::to_string(random.below(20'000));
       if (run.store->set(bytes_of(name), {"x", 1}) != 0) run.full.fetch_add(1);
     }

@@ -39,7 +39,7 @@ def end(number):
         time.sleep(0.01)
     if run.poll() is not None:
         said = run.communicate()[1]
-        if "another bench runs" in said:   # somebody's: the machine has one at a time
+        if "another bench runs" in said:   # another program's: the machine has one at a time
             time.sleep(1)
             return end(number)
         fail(f"the bench ended by itself: {said}")

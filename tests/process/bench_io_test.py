@@ -30,7 +30,7 @@ def bench(name, words, seconds="0.1"):
     words = [seconds if word == "SECONDS" else word for word in words]
     done = subprocess.run([LUNAR, "bench", name, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, check=False)
-    if "another bench runs" in done.stderr:   # somebody's: the machine has one at a time
+    if "another bench runs" in done.stderr:   # another program's: the machine has one at a time
         time.sleep(1)
         return bench(name, words, seconds)
     try:

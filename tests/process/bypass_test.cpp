@@ -53,7 +53,7 @@ char* filled_map() {
   return p;
 }
 
-// ---- FATAL lines reach whoever has standard error --------------------------------------------------------------------
+// ---- FATAL lines reach the holder of standard error ------------------------------------------------------------------
 
 // A map without reservation that outgrows the LUN ends by a line that a handler writes.
 int run_out_of_lun() {
@@ -483,7 +483,7 @@ int raw_munmap_among_forks() {
   return 0;
 }
 
-// More ranges than anybody takes note of at once, while another thread keeps the table of maps busy.
+// More ranges than the pager notes at once, while another thread keeps the table of maps busy.
 void* moving(void* stop) {
   char* p = filled_map();
   while (!__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED)) {
@@ -509,7 +509,7 @@ int raw_munmap_many() {
   return 0;
 }
 
-// Guard pages that nobody was told of: as on plain memory, also when what is around them is evicted.
+// Guard pages made past us: as on plain memory, also when the pages around them are evicted.
 int raw_guards() {
   constexpr int kInstall = 102;
   char* p = filled_map();

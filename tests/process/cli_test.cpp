@@ -317,7 +317,7 @@ TEST_CASE("help and version go to standard output and succeed") {
   std::string help = lunar_command({"run", "--help"}).out;
   for (const char* part : {"--dram SIZE", "--lun PATH|DIR|URI", "--no-mmap", "125", "126", "127"})
     CHECK(help.find(part) != std::string::npos);
-  CHECK(help.find("test") == std::string::npos);   // switches for tests are nobody's business
+  CHECK(help.find("test") == std::string::npos);   // switches for tests are not shown
   std::string page = lunar_command({"help", "options", "--markdown"}).out;
   CHECK(page.find("| `--stats-file` | `LUNAR_STATS_FILE` |") != std::string::npos);
   CHECK(page.find("LUNAR_SQPOLL") != std::string::npos);

@@ -252,7 +252,7 @@ def jobs_of_loops(folder, loops):
 
 
 def loop_over(folder, first, path, loops):
-    """A loop device is made on a file that somebody has."""
+    """A loop device is made on a file in use."""
     holder = Holder(first, path)
     device = loops.on(path)
     if check(holder.open and device is not None, f"{first} {path}: {holder.said}"):
@@ -351,7 +351,7 @@ def blank_stripes(folder):
 
 
 def forced_has_a_lock(folder):
-    """Forced means whoever has it; but without a lock nobody would see who forced its way in."""
+    """Forced opens ignore others; but without a lock later opens would not see a forced one."""
     path = new_file(folder, "locked.img")
     with open(path, "r+b") as file:
         fcntl.fcntl(file.fileno(), F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))

@@ -44,7 +44,7 @@ def main():
     program, fake, marked = (os.path.abspath(path) for path in sys.argv[1:4])
     with tempfile.TemporaryDirectory(prefix="lunar-test-", dir=os.environ.get("LUNAR_TEST_DIR", "/var/tmp")) as folder:
         disk, below = os.path.join(folder, "disk"), os.path.join(folder, "loop")
-        for path in (disk, below):   # a file that a loop device has is nobody else's
+        for path in (disk, below):   # a file behind a loop device is in use
             with open(path, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, DISK_BYTES)
         if not check_refusals(program, disk, fake, marked):

@@ -18,7 +18,7 @@ namespace lunar::tools {
 namespace {
 constexpr uint64_t kMiBytes = 1 << 20;
 
-// Beside the LUN where that has a directory.
+// Next to the LUN where that has a directory.
 std::string directory_for_files(const std::string& lun) {
   struct stat info {};
   if (stat(lun.c_str(), &info) != 0) return "/var/tmp";

@@ -4,8 +4,8 @@
 //   word 0      tag(page) in the upper half | version in the lower half
 //   word i > 0  noise[(start(page) + i) mod 16384] xor key(page)
 //
-// A write is one atomic increment of word 0, so that any number of threads may read and write any page; a count beside
-// the data (kept in DRAM) says which version a reader must see at least. A lost write, a stale page, a page of zeros or
+// A write is one atomic increment of word 0, so that any number of threads may read and write any page; a separate count
+// (kept in DRAM) says which version a reader must see at least. A lost write, a stale page, a page of zeros or
 // another page's content cannot pass.
 // Threading: constant once made; may be shared. The atomics of a page's word 0 are the callers'.
 #pragma once

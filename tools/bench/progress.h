@@ -10,7 +10,7 @@
 
 namespace lunar::tools {
 
-// One line on standard error that follows the run; a line a step where nobody watches.
+// One line on standard error that follows the run; a line a step without a terminal.
 class Progress {
  public:
   Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
@@ -22,7 +22,7 @@ class Progress {
       fmt::print(stderr, "{}\n", text);
     std::fflush(stderr);
   }
-  // A step within a step: only for those who watch.
+  // A step within a step: only on a terminal.
   void follow(const std::string& text) {
     if (terminal_) say(text);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looks at the server while it works: its resident set, its memory cgroup, Lunar's live counters; keeps the peaks.
-// When the user interrupts the demo it kills the server, so that nobody waits for an answer that takes minutes.
+// When the user interrupts the demo it kills the server, so that no thread waits for an answer that takes minutes.
 // Threading: a thread of its own takes samples; now() may be called from any.
 #pragma once
 #include <sys/types.h>

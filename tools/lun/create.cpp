@@ -2,12 +2,12 @@
 // lunar lun create: a named virtual LUN, on a device that may have to be formatted first.
 //
 //   the device holds      what it takes
-//   Lunar's format        nothing: the LUN is made beside the others
+//   Lunar's format        nothing: the LUN is made in addition to the others
 //   nothing (blank)       --format, or a yes at the terminal
 //   zeros, but a copy of  --erase=lunar (its head was erased; `check --repair` restores it)
 //   the format at its end
 //   anything else         --erase=WORD with the word that the refusal names, and a yes (at the terminal, or --yes); never
-//                         while somebody uses it
+//                         while it is in use
 //
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
@@ -93,7 +93,7 @@ int look(const LunLine& line, const std::string& device, Found* out) {
   return 0;
 }
 
-// A device that somebody formats just now looks like nothing anybody knows: only what stays so, unlocked, counts.
+// A device that is being formatted just now looks unknown: only what stays so, unlocked, counts.
 int look_twice(const LunLine& line, const std::string& device, Found* out) {
   constexpr int kTries = 100;
   constexpr useconds_t kPauseUs = 50'000;
@@ -131,7 +131,7 @@ int decide_format(const LunLine& line, const LunName& name, const Found& found, 
     if (line.erase_given)
       return lun_refuse(line, text_of("%s is blank, there is no %s to erase; --format formats it", name.device.c_str(), line.erase.c_str()));
     *out = Format::kIfBlank;
-    if (line.format) return 0;   // somebody who formats it too is waited for
+    if (line.format) return 0;   // waits for another process that formats it too
     if (!at_terminal())
       return lun_refuse(line, text_of("%s is blank; to format it, add --format", name.device.c_str()));
     LunLine ask = line;

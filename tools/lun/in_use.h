@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether somebody changes a device or file just now; and what it hangs on. Who owns it is the runtime's to ask (superpipe/ownership.h).
+// Whether a device or file is being changed just now, and what it hangs on. The runtime checks ownership (superpipe/ownership.h).
 // Threading: free functions, one thread. Changes nothing. May not be used by runtime/ (it allocates).
 #pragma once
 #include <string>

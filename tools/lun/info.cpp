@@ -142,7 +142,7 @@ int lun_info(const LunLine& line) {
   } else if (const int code = take_lun(line, line.words[0], false, &name); code != 0) {
     return code;
   }
-  // Read-only first: a device that somebody has mounted, or that this user may only read, has facts too.
+  // Read-only first: a device that is mounted, or that this user may only read, has facts too.
   DeviceOptions options;
   options.scratch = false;
   options.claim = Claim::kLook;

@@ -48,7 +48,7 @@ std::vector<std::string> candidates() {
   return out;
 }
 
-// What was skipped when no device was named.
+// Devices skipped when none was named.
 struct Passed {
   std::vector<std::string> forbidden;   // this user may not look
   unsigned members = 0;                 // parts of stripes: only their URI makes sense of them

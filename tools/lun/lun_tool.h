@@ -30,7 +30,7 @@ struct LunLine {
   std::string size, erase;
 };
 
-// One verb. `flags`: those it takes besides --json and --help, blank-separated; a trailing '=' means a value.
+// One verb. `flags`: those it takes in addition to --json and --help, blank-separated; a trailing '=' means a value.
 struct LunVerb {
   const char* name;
   const char* summary;
@@ -56,7 +56,7 @@ int lun_paths(const LunLine& line);
 int lun_refuse(const LunLine& line, const std::string& text, int code = kLunRefused);
 // The same for a failure of the runtime: its own line, and the exit code that its errno means.
 int lun_failed(const LunLine& line, int error, const ErrorText& why);
-// True with --yes, or when somebody at the terminal says so. Otherwise false, and *code says how to end.
+// True with --yes, or after a yes at the terminal. Otherwise false, and *code says how to end.
 bool lun_consent(const LunLine& line, const std::string& what_goes, int* code);
 bool at_terminal();
 

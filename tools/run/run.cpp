@@ -3,8 +3,8 @@
 //
 //   flags -> LUNAR_* variables, liblunar-preload.so in front of LD_PRELOAD, a memfd for the tree's account, exec
 //
-// It refuses early and in one line what would fail late and inside somebody's program; nothing on the host has been
-// changed before the exec. Its own failures exit 125, a program that is not executable 126, one that is not found 127.
+// It refuses early and in one line what would fail late and inside the program; nothing on the host has been changed before the
+// exec. Its own failures exit 125, a program that is not executable 126, one that is not found 127.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
 #include <fcntl.h>

@@ -17,7 +17,7 @@ constexpr uint64_t kDramMin = 16 * kMiB;
 // Names where the value of an option came from: "--dram", "LUNAR_DRAM", "the config file's dram", "the default dram".
 using OriginOf = std::function<std::string(const char* option)>;
 
-// Fills options->dram when nobody set it (a quarter of what is available). true, or false with one line in *why.
+// Fills options->dram when it is not set (a quarter of the available memory). true, or false with one line in *why.
 bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why);
 // Every LUN of the list (see scratch_open), and the room of all together.
 bool check_lun(const Options& options, const OriginOf& origin_of, std::string* why);

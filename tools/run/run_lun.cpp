@@ -126,7 +126,7 @@ bool check_regular(const Look& look, const std::string& path, const struct stat&
 
 bool check_block_device(const Look& look, const std::string& path, Room* room, std::string* why) {
   const std::string origin = look.origin();
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);   // who uses it is asked when it is opened as a LUN
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);   // its users are checked when it is opened as a LUN
   if (fd < 0)
     return refuse(why, text_of("%s: %s cannot be opened: %s", origin.c_str(), path.c_str(), errno_text(errno)));
   uint64_t bytes = 0;
@@ -184,7 +184,7 @@ bool check_simulated(const Look& look, const std::string& lun, Room* room, std::
                              size.c_str(), lun.c_str()));
 }
 
-// A named virtual LUN: it must be there, and nobody's now.
+// A named virtual LUN: it must exist and not be in use.
 bool check_named(const Look& look, const LunName& name, Room* room, std::string* why) {
   for (const std::string& leaf : leaves_of(name.device)) {
     struct stat status {};

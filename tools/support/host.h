@@ -59,7 +59,7 @@ int probe_file_system(const std::string& path, FileSystem* out);
 // Whether an unlinked O_DIRECT file can be made in `directory`; 0 or -errno. Nothing becomes visible there.
 int probe_scratch_file(const std::string& directory);
 
-// liblunar-preload.so, found beside the running binary (build tree or installed), absolute; "" and *tried otherwise.
+// liblunar-preload.so, next to the running binary (build tree or installed), absolute; "" and *tried otherwise.
 std::string find_preload_library(std::string* tried);
 // The same for any of our libraries: `in_build` is its path in a build tree, `installed` that in a library directory.
 std::string find_own_library(const std::string& in_build, const std::string& installed, std::string* tried);

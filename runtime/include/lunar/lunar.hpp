@@ -175,7 +175,7 @@ class memory_resource : public std::pmr::memory_resource {
   }
 };
 
-// The one everybody can share; it is never destroyed.
+// A shared resource for the whole process; it is never destroyed.
 inline std::pmr::memory_resource* resource() noexcept {
   static memory_resource* shared = new memory_resource;
   return shared;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The context over several lower contexts: see composite_context.h. The device's side of it: composite_device.cpp.
-// Threading: the owner's; await() beside it. May not: allocate after create, take a lock.
+// Threading: the owner's; await() concurrently. May not: allocate after create, take a lock.
 #include "lun/raid/composite_context.h"
 
 #include <errno.h>
@@ -164,7 +164,7 @@ void CompositeContext::probe(unsigned member) {
   const uint32_t index = free_child_[--free_children_];
   CompositeChild& child = children_[index];
   child.command = {};
-  child.command.iov = &probe_part_;   // several may write to it at once: nobody looks at what it holds
+  child.command.iov = &probe_part_;   // several may write to it at once: its content is never read
   child.command.iov_count = 1;
   child.command.tag = index;
   child.parent = kNone;
@@ -438,7 +438,7 @@ int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* ta
   return static_cast<int>(got);
 }
 
-// What ends at once when it is submitted wakes nobody: one lower context too is not slept on for longer than several.
+// A command that ends at once at submission wakes no sleeper: so even one lower context is not slept on for longer than several.
 int CompositeContext::await(int64_t timeout_ns) {
   if (lowers_ == 1 && !stalled_.load(std::memory_order_relaxed)) {
     const bool limited = timeout_ns >= 0 && timeout_ns < Wakeups::kLookAgainNs;

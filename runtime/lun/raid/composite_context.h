@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stripes and paths share: a device over several, and a context over several lower contexts.
+// The common part of stripes and paths: a device over several devices, and a context over several lower contexts.
 //
 //    submit(parent) ──► device.start: children ──► one ring for all members on files ──────┐
 //                                              ├─► the context of another member ──────────┤
 //                                              └─► ...                                     │
 //    response ◄── done ring ◄── the last child of a parent ◄── device.child_done ◄─────────┘
 //
-// A parent is one command of the caller, a child what one member is asked for it. All of them, and the vectors of children that
-// need their own, come from pools made at attach.
+// A parent is one command of the caller, a child its command to one member. All of them, and the vectors of children that need their
+// own, come from pools made at attach.
 //
-// Waiting. One lower context (all members on files, the usual case): its own wait() and exchange(). Several: all are asked in turn for about
-// the usual latency, then one sleep for what any of them has (wakeups.h). Watches live in the first lower context.
+// Waiting. One lower context (all members on files, the usual case): its own wait() and exchange(). Several: it polls each in turn for
+// about the usual latency, then sleeps once for all of them (wakeups.h). Watches live in the first lower context.
 //
 // Threading: a context is its owner's; a device is immutable after open but for what its kind says.
 // May not (submit, reap, wait, watch): allocate, take a lock of the host, use stdio.
@@ -113,7 +113,8 @@ class CompositeContext final : public OwnedContext {
   // One more entry of a child's own vector. pre: room() for a block a child, fewer than kCompositeVectorMax entries.
   void append(CompositeChild* child, void* base, size_t bytes);
   void resend(CompositeChild* child, unsigned member);
-  // Reads the first page of a member beside the caller's commands; CompositeDevice::probed hears of it. No-op while one is under way.
+  // Reads the first page of a member concurrently with the caller's commands and reports to CompositeDevice::probed. No-op while a
+  // probe is under way.
   void probe(unsigned member);
 
  private:

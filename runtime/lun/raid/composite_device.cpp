@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is common to devices over several: see composite_context.h.
+// The common part of devices over several: see composite_context.h.
 // Threading: adopt and close on one thread; the rest from any. Not for the fault path.
 #include <errno.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several paths to one device: see path_device.h. How they are told to be one: path_verify.cpp.
+// Several paths to one device: see path_device.h. The proof that they are one: path_verify.cpp.
 // Threading: as every device. start and child_done run on the data path: they may not allocate or block.
 #include "lun/raid/path_device.h"
 

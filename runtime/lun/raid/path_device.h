@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several paths to one and the same device: I/O takes the first path that works (the primary one, while it does); what fails there
-// because of the path is done again on the next, and the caller sees an error only when no path is left.
+// Several paths to the same device: I/O takes the first path that works (the primary one, while it does). A command that fails because
+// of its path is re-issued on the next; the caller sees an error only when no path is left.
 //
 //   Enabled ── an error here, and success on another path ──► Failed
-//      ▲                                                        │ every kProbeNs a page is read through it, beside the I/O of
-//      └───────────────── that read succeeds ◄──────────────────┘ whoever comes by (a context does not wait for it)
+//      ▲                                                        │ every kProbeNs the next context with I/O reads a page
+//      └───────────────── that read succeeds ◄──────────────────┘ through it (and does not wait for that)
 //   Missing: it could not be opened; it is tried at the next open.
 //
 // That they reach one backing device is checked at open: equal sizes, and one of: the same file (st_dev, st_ino, or the node's number); the
@@ -71,8 +71,8 @@ class PathDevice final : public CompositeDevice {
 // Fills up to `max`; returns how many. Of a device that is no paths: its one path; a stripe's members are listed likewise. Any thread.
 [[nodiscard]] int device_paths(Device* device, PathInfo* out, unsigned max);
 
-// Locks of a physical LUN are the first path's. Where not all paths have the same (superpipe/device_files.h), every process must have the
-// same path there: 0 when all are present and in the order of their device numbers, or raw is no paths: device; else -errno with *why.
+// Locks of a physical LUN are the first path's. Where paths have different locks (superpipe/device_files.h), every process must have the
+// same path first: 0 when all are present and in the order of their device numbers, or raw is no paths: device; else -errno with *why.
 [[nodiscard]] int paths_in_order(Device* raw, ErrorText* why);
 
 // Whether they share a file, a device node or a simulated memory; any of theirs, when they consist of several.

@@ -48,7 +48,7 @@ int64_t move(Device* device, Op op, void* buffer, size_t bytes) {
 
 bool all_zero(const char* bytes, size_t count) { return bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0; }
 
-// By what they hold. head, other: kHeadBytes each. 1, 0 or -errno; -ENODATA: blank, so nobody can tell.
+// Compares contents. head, other: kHeadBytes each. 1, 0 or -errno; -ENODATA: blank, so inconclusive.
 int same_content(Device* a, Device* b, bool may_write, char* head, char* other) {
   const size_t bytes = a->size_bytes() < kHeadBytes ? static_cast<size_t>(round_down(a->size_bytes(), 4096)) : kHeadBytes;
   if (bytes == 0) return -ENODATA;

@@ -180,8 +180,8 @@ int64_t StripeDevice::transfer_in_turn(const Command& command, uint64_t bytes) {
   return static_cast<int64_t>(bytes);
 }
 
-// One chunk's is its member's; what several have a part in goes to all of them at once, where a context is to be had. Who may serve a
-// fault makes none.
+// A command within one chunk goes to its member; one that spans several goes to all of them at once, where a context is available. A
+// thread that may serve a fault makes none.
 int64_t StripeDevice::transfer(const Command& command) {
   uint64_t bytes = 0;
   const int status = check(command, &bytes);

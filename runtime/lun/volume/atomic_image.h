@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AtomicImage: a small table on a device that changes as a whole or not at all, whatever interrupts it: two slots, written in turn
+// AtomicImage: a small table on a device that changes as a whole or not at all, whatever interrupts it: two slots, written alternately
 // (shadow paging of one page, as in LMDB's meta pages).
 //
 //   offset[0] │ slot A │ slot B │      offset[1] │ slot A │ slot B │        one copy, or two at places far apart
@@ -11,10 +11,10 @@
 // with two copies already N + 1 once: the highest intact sequence is the answer, and never less than what was acknowledged.
 // Torn writes at any byte, lost caches and kill -9 alike; the device only has to keep fua and flush.
 //
-// One copy or two. A slot that is out of form is what a crash in the middle of N + 1 leaves, or rot of N. With two copies the other one tells:
-// at rest all four are *in form* (N twice, N - 1 twice), load() repairs the one that a crash left, and two out of form are refused
-// (-EBADMSG), as the newest change might be among them. With one copy nobody can tell, and N - 1 would pass for the newest: for tables
-// that can be made anew, or whose age another place knows.
+// One copy or two. A slot that is out of form is either what a crash in the middle of N + 1 left, or rot of N. With two copies the other
+// one tells: at rest all four are *in form* (N twice, N - 1 twice), load() repairs the one that a crash left, and refuses two out of
+// form (-EBADMSG), as the newest change might be among them. With one copy there is no telling, and N - 1 would pass for the newest:
+// only for tables that can be rebuilt, or whose age is known from elsewhere.
 //
 // Threading: the caller locks, also against other processes. Blocking; not for the fault path. Memory: one mapping, by prepare().
 #pragma once
@@ -24,7 +24,7 @@
 namespace lunar {
 
 enum class Repair : uint8_t {
-  kNo,        // look only; the others are for who may change it
+  kNo,        // read only; the others are for callers that may change it
   kOne,       // what a crash can leave
   kProven,    // also two slots out of form, where the others prove that nothing newer was acknowledged
 };
@@ -50,7 +50,7 @@ struct ImagePlaces {
   unsigned copies = 2;           // 1 or 2
   uint64_t offset[2] = {};       // of slot A of each copy, slot B follows; multiples of 4096, slots do not overlap
 };
-// What the table itself says, after its checksums were right: nullptr when it is possible, else the first fault. `body` has spec.body_bytes.
+// Checks the table's content once its checksums are right: nullptr when it is valid, else the first fault. `body` has spec.body_bytes.
 class ImageValidator {
  public:
   virtual const char* fault(const media::ImageHeader& header, const char* body) = 0;
@@ -61,7 +61,7 @@ class ImageValidator {
 
 // Fills the header but for sequence, previous and features, which are set. image: spec.slot_bytes, aligned to 8.
 void image_seal(const ImageSpec& spec, char* image);
-// Whether it is an image of `spec` by a header with the right checksum; of the rest nothing is said.
+// Whether it is an image of `spec` by a header with the right checksum; the rest is not checked.
 bool image_header_intact(const ImageSpec& spec, const char* image);
 // Whether all of it has the right checksums, too. false where incompatible features are unknown.
 bool image_intact(const ImageSpec& spec, const char* image);

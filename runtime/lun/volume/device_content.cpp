@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the head of a raw device holds: see physical_lun.h.
-// Idea: our own magics first, then zeros, and what is zeros or unknown is shown to libblkid where the device has a path.
+// Idea: our own magics first, then zeros; asks libblkid about zeros and unknown data where the device has a path.
 // Threading: any, blocking. May not be used on the fault path (libblkid allocates).
 #include <errno.h>
 #include <string.h>
@@ -82,7 +82,7 @@ int device_content(Device* raw, DeviceContent* out, char* what, size_t size, boo
     *out = DeviceContent::kForeign;
     format_to(what, size, "%s", known);
   }
-  // A block device nobody could look at may hold anything beyond its head.
+  // A block device that could not be examined may hold anything beyond its head.
   if (found == -ENOSYS && strcmp(raw->kind(), "block") == 0) {
     *out = DeviceContent::kForeign;
     format_to(what, size, "data of unknown kind (install libblkid1)");

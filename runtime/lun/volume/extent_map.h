@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// ExtentMap: where a virtual LUN's bytes lie on its base device, and who is using them right now.
+// ExtentMap: where a virtual LUN's bytes lie on its base device, and which readers use them right now.
 //
-// Readers (the data path) enter a *phase*, look at the limit, translate, do their I/O and leave. Growing appends to the
-// map and raises the limit. Shrinking lowers the limit, then waits until everybody has left who entered before (both phases
-// in turn, so that one who read the phase long ago is waited for too): only then may the extents become another's.
+// Readers (the data path) enter a *phase*, check the limit, translate, do their I/O and leave. Growing appends to the map and raises
+// the limit. Shrinking lowers the limit, then waits until all readers that entered before have left (both phases in turn, which
+// covers a reader that read the phase long ago): only then may the extents go to another LUN.
 //
 // Threading: enter, leave, limit, run: any thread, lock-free. The rest: one at a time.
 #pragma once

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // On-media form of an atomic image (atomic_image.h): a header, and behind it the body that it describes. Little-endian.
 //
-// What may change in a format made of images. Each carries three sets of *feature bits*: whoever begins to use something that its
-// format does not describe sets its bit in the same change. Who reads an image with a bit he does not know
-//   compatible    uses it, and keeps what he does not understand (reserved bytes, flags) of what he leaves alone
+// What may change in a format made of images. Each carries three sets of *feature bits*: a change that begins to use something
+// beyond the format sets its bit. A reader that does not know a bit of the set
+//   compatible    uses the image, and preserves what it does not understand (reserved bytes, flags) in what it does not change
 //   read-only     may look and read, and changes nothing, not even to repair it: -EROFS
 //   incompatible  refuses it: -EPROTONOSUPPORT
 // Without unknown bits all that is reserved is 0, and anything else is damage.

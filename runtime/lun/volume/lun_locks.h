@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may do what with the virtual LUNs of a device that was opened for Claim::kParts: byte-range locks beyond those of superpipe/ownership.h, on
-// the same files; of a stripe and paths on the first member's.
+// Locks of the virtual LUNs of a device that was opened for Claim::kParts: byte ranges beyond those of superpipe/ownership.h, on the same
+// files; of a stripe and paths on the first member's.
 //
-//   2^62 + 0           metadata    exclusive (shared by who only looks), on a description of its own that lives as long as the lock
-//          + 1         parts       ownership.h's: shared by everybody who has it open. Who wants to format by force asks whether others do
+//   2^62 + 0           metadata    exclusive (shared for reading), on a description of its own that lives as long as the lock
+//          + 1         parts       ownership.h's: shared by every open. A forced format checks for others first
 //          + 64 + 2i   owner       shared by the owners of LUN i, on the device's own description: forked children inherit it,
 //          + 65 + 2i   exclusive   shared too, by owners who want to be the only ones. Both are tested, never taken exclusively
 //
-// All decisions (test, then take) are made under the metadata lock. That one must not be shared with forked children, else
-// parent and child would both have it: so each time the files are opened again for it, which also suits threads with a
-// descriptor table of their own. A child forked meanwhile closes its copy (an atfork handler); the lock itself is dropped by
-// an explicit unlock, for every copy.
+// All decisions (test, then take) happen under the metadata lock. Forked children must not share it, else parent and child would both
+// have it: so it opens the files again each time, which also suits threads with their own descriptor table. A child forked meanwhile
+// closes its copy (an atfork handler); an explicit unlock drops the lock for every copy.
 //
-// A device without a descriptor (sim:) is seen by no other process and by no other PhysicalLun: every lock succeeds.
+// No other process and no other PhysicalLun sees a device without a descriptor (sim:): every lock succeeds.
 // Where /proc is missing or the file may not be opened again, the metadata lock is taken on the device's own description; forked
 // children may then not change anything (-EACCES).
 // Threading: the caller locks.
@@ -30,19 +29,19 @@ class LunLocks {
   // all but 0 with *why.
   [[nodiscard]] int lock_metadata(bool shared, ErrorText* why);
   void unlock_metadata();
-  // Whether nobody else is there. Pre: metadata lock held.
+  // Whether this is the only open. Pre: metadata lock held.
   [[nodiscard]] int alone();
   [[nodiscard]] int own(unsigned index, bool exclusive);
   void disown(unsigned index);
   // Whether others (not this description) own LUN `index`, or do so exclusively: 1, 0, or -errno.
   [[nodiscard]] int owned(unsigned index);
   [[nodiscard]] int owned_exclusively(unsigned index);
-  // Whether anybody at all does, this description too. Pre: metadata lock held. (Where it has no description of its own, as owned().)
+  // Whether any description does, this one included. Pre: metadata lock held. (Where it has no description of its own, as owned().)
   [[nodiscard]] int owned_by_any(unsigned index);
   // `fd`, another description of one of the files, becomes an owner too.
   [[nodiscard]] static int share_lock(int fd, unsigned index, bool exclusive);
-  // Ends this process' part in everything it owns, unless a forked child has it too: the device goes on with new
-  // descriptions. 0 or -errno (nothing changed).
+  // Ends this process' ownership of everything, unless a forked child shares it: the device goes on with new descriptions.
+  // 0 or -errno (nothing changed).
   [[nodiscard]] int renew();
 
  private:

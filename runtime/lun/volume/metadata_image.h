@@ -2,7 +2,7 @@
 // What is on the device, validated in memory: geometry, superblock and images of a physical LUN (physical_format.h). No I/O here,
 // so that a fuzzer reaches every line.
 //
-// Rule: nothing read from a device is used as a length, offset or index before it was checked here.
+// Rule: no value read from a device serves as a length, offset or index before it was checked here.
 // Threading: no state; any thread. Does not allocate.
 #pragma once
 #include <cstddef>
@@ -36,7 +36,7 @@ struct Geometry {
   }
 };
 
-// Of a device that is to be formatted. 0; -ENOSPC when it is too small.
+// Of a device before its format. 0; -ENOSPC when it is too small.
 [[nodiscard]] int geometry_for(uint64_t device_bytes, Geometry* out);
 
 void superblock_make(const Geometry& geometry, const uint8_t uuid[16], uint64_t created_s, media::Superblock* out);

@@ -6,12 +6,12 @@
 //   └────────────┴───────────────┴───────────────┴──────┴──────────┴──────────┴─────┴─────────┴────────┴────────┴────────────┘
 //
 // Superblock: the geometry, written at format and never changed. A second copy in the last 4 KiB of the device.
-// Image: all that changes (which LUNs there are, which extent is whose) as one piece: header, entry table, extent table. An atomic image in two
-// copies (atomic_image.h, which says why every crash leaves it whole): slots A and B in front, and again behind the data. A valid
+// Image: all that changes (the LUNs, and the owner of each extent) as one piece: header, entry table, extent table. An atomic image in
+// two copies (atomic_image.h says why every crash leaves it whole): slots A and B in front, and again behind the data. A valid
 // checksum over nonsense (image_sound()) counts as damage.
 //
-// An image may become visible before it is acknowledged; so whatever must hold for it (zeros in extents given to somebody) is
-// written and flushed before it, and what is freed is discarded only after it.
+// An image may become visible before it is acknowledged; so everything it relies on (zeros in extents that it assigns) is written and
+// flushed before it, and freed extents are discarded only after it.
 //
 // What may change in this format: feature bits of the images (image_format.h); none is known yet. Bits are of the image, not of the
 // superblock, as that never changes: a geometry that differs has another version there. Readers before feature bits take an image that has
@@ -20,12 +20,13 @@
 // An entry's *type* says what lies in its extents. One that is not known is no damage: its LUN is listed, keeps its extents and may be
 // removed, and nothing else. Readers before types take an entry that has one for damage ("an entry with unknown content").
 //
-// A format that holds nothing that outlives its owners is *ended* by who wants the device as a whole, alone (PhysicalLun::end): the primary superblock
-// gets kEndedMagic, all else of it stays, and flush; zeros over the images and the backup superblock, flush; zeros over the primary one, flush. Who finds the
-// mark (a kill came between) takes the device for blank, whatever its end says, and formats it or goes on ending it.
+// An exclusive open of the whole device *ends* a format that holds nothing that outlives its owners (PhysicalLun::end): the primary
+// superblock gets kEndedMagic, the rest of it stays, and flush; zeros over the images and the backup superblock, flush; zeros over the
+// primary one, flush. An open that finds the mark (a kill came between) takes the device for blank, whatever its end holds, and formats
+// it or goes on ending it.
 //
 // Format writes: zeros over what was there when that was to go, images 1 and 2 (both empty), flush, primary superblock, flush,
-// backup superblock, flush. So a blank head means that nothing was there (or somebody erased it, then the backup is there: refused).
+// backup superblock, flush. So a blank head means that nothing was there (or it was erased; then the backup is there: refused).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -18,8 +18,8 @@
 namespace lunar {
 
 constexpr unsigned kNoEntry = UINT32_MAX;
-constexpr char kUnknownData[] = "unknown data";        // device_content(): foreign, and nobody knows what
-// A killed owner's ring holds its file for some milliseconds after the process is gone: what looks busy is asked again.
+constexpr char kUnknownData[] = "unknown data";        // device_content(): foreign, of unknown kind
+// A killed owner's ring holds its file for some milliseconds after the process is gone: so a busy result is retried.
 constexpr int kBusyTries = 25;
 constexpr uint64_t kBusyPauseNs = 10'000'000;
 
@@ -97,7 +97,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   int make_room(uint64_t count, ErrorText* why);        // -ENOSPC when there are fewer free extents
   unsigned add_entry(bool scratch, const NewLun& wanted, uint64_t size_bytes);
   void assign(unsigned index, uint64_t count);          // free extents become its next ones. Pre: there are so many
-  bool dead(unsigned index);                            // a scratch LUN that nobody owns
+  bool dead(unsigned index);                            // a scratch LUN without an owner
   void free_entry_of(unsigned index);
   uint64_t order(unsigned index);                       // fills order_ by position; returns how many
   int prepare_extents(const uint32_t* list, uint64_t count, bool zeroed, bool named);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A physical LUN that is open: what it is asked. See physical_lun.h; its changes are in physical_space.cpp.
+// Queries of an open physical LUN. See physical_lun.h; its changes are in physical_space.cpp.
 // Threading: any, under the session's locks. May not be used on the fault path.
 #include <errno.h>
 #include <string.h>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// PhysicalLun: a device that carries Lunar's format: virtual LUNs, carved out of it in extents, by many processes at once.
-// The on-media layout and why a crash between any two writes leaves it whole: physical_format.h.
+// PhysicalLun: a device with Lunar's format: many processes at once carve virtual LUNs out of it, in extents.
+// The on-media layout, and why a crash between any two writes leaves it whole: physical_format.h.
 //
-// Locks (F_OFD_SETLK byte ranges of the raw device's file, and a node's lock file: lun_locks.h; a sim device, which nobody else can
-// see, needs none):
-//   the metadata byte     exclusive while somebody changes the metadata; whoever takes it reads the newest image first
-//   one byte a LUN entry  shared, held by every owner for as long as it has the LUN open. Who can take it exclusively knows
-//                         that nobody has: so a scratch LUN whose owners were killed is found and freed by the next
-//                         change, and resize to less or removal of a LUN in use is refused
+// Locks (F_OFD_SETLK byte ranges of the raw device's file, and a node's lock file: lun_locks.h; a sim device, which no other process
+// can see, needs none):
+//   the metadata byte     exclusive during a change of the metadata; its holder reads the newest image first
+//   one byte a LUN entry  shared, held by every owner for as long as it has the LUN open. Taking it exclusively proves that there is
+//                         no owner: so the next change finds and frees a scratch LUN whose owners were killed, and shrinking or
+//                         removing a LUN in use is refused
 // Threading: calls may come from any thread (a lock inside). All block; not for the fault path.
 #pragma once
 #include <cstdint>
@@ -35,7 +35,7 @@ struct VirtualLunInfo {
   uint64_t extents = 0;
   uint64_t created_s = 0;             // seconds since 1970
   uint32_t cipher_id = 0;             // 0: none
-  bool in_use = false;                // somebody has it open
+  bool in_use = false;                // open in some process
 };
 
 struct PhysicalLunInfo {
@@ -68,7 +68,7 @@ constexpr bool only_looks(Format format) { return format == Format::kLook || for
 // Findings of check(): a line that begins with `fatal` means that data may be lost or owned twice.
 struct CheckReport {
   unsigned problems = 0, repaired = 0;
-  // Of the newest image whose checksums are right, also where what it says is impossible.
+  // Of the newest image whose checksums are right, also where its content is invalid.
   uint64_t extents_free = 0, extents_used = 0;
   uint64_t extents_lost = 0;      // given to a LUN that does not exist or is not so large: neither free nor used
   uint64_t extents_double = 0;    // at a place of a LUN that another extent has already
@@ -81,7 +81,7 @@ class PhysicalLun {
  public:
   static constexpr uint64_t kBytesMin = 4 * 1024 * 1024;
 
-  // Takes `raw` (opened for Claim::kParts) over in any case: closed with the LUN, or at once on failure. 0 or -errno with
+  // Takes `raw` (opened for Claim::kParts) over in any case: closes it with the LUN, or at once on failure. 0 or -errno with
   // *why: -ENODEV blank, -EEXIST holds something else, -EPROTONOSUPPORT version or unknown features, -EBADMSG damaged beyond its copies,
   // -ENOSPC too small, -EROFS (open for reading, or with features that this version may only read: kLook opens these).
   [[nodiscard]] static int open(Device* raw, Format format, PhysicalLun** out, ErrorText* why);
@@ -95,9 +95,9 @@ class PhysicalLun {
   // Whole-structure check. repair: writes damaged copies again, frees what dead owners left (-EROFS by kLook). 0 or -errno when it could
   // not look.
   [[nodiscard]] virtual int check(bool repair, CheckReport* report) = 0;
-  // Makes the device blank again (its head; what lay in LUNs stays), where nothing on it outlives its owners. Pre: opened by kEnd, and the device for
-  // Claim::kAlone, so that scratch LUNs are nobody's. -EBUSY: a named LUN lies there; -EROFS: features this version does not know; -errno. Where it
-  // fails half way, the device counts as blank.
+  // Makes the device blank again (its head; the data of LUNs stay), where nothing on it outlives its owners. Pre: opened by kEnd, and the
+  // device for Claim::kAlone, so that no scratch LUN has an owner. -EBUSY: a named LUN lies there; -EROFS: features this version does not
+  // know; -errno. Where it fails half way, the device counts as blank.
   [[nodiscard]] virtual int end(ErrorText* why) = 0;
   virtual Device* device() = 0;
 

@@ -2,8 +2,8 @@
 // Opening, formatting and closing a physical LUN: see physical_lun.h and physical_format.h.
 //
 // Idea: refuse on doubt. Only a valid superblock of ours opens; only zeros that libblkid knows nothing about are formatted
-// unless forced; a head that was lost is restored from the copy at the end when somebody asks for it by name (kRepair), or when what is
-// there still carries our magic.
+// unless forced; a lost head is restored from the copy at the end on explicit request (kRepair), or when the head still carries our
+// magic.
 // Threading: open-time code, any thread. May not be used on the fault path.
 #include <errno.h>
 #include <string.h>

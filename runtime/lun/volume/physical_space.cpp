@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entries and extents: creating, growing, shrinking and giving back. See physical_impl.h.
 //
-// Where zeros (or nothing) and space can be had at once, it is one change under one metadata lock; else see physical_staging.cpp.
+// Where zeros (or nothing) and space are available at once, it is one change under one metadata lock; else see physical_staging.cpp.
 //
 // Threading: each call is one session. May not be used on the fault path.
 #include <errno.h>
@@ -205,7 +205,7 @@ int PhysicalLunImpl::create(const NewLun& wanted, OwnedLun* lun, ErrorText* why)
   if (status == 0 && named) status = adopt_name(wanted, lun, why);
   if (status < 0 && lun->index != kNoEntry) {
     own_ = kNoEntry;
-    locks_.disown(lun->index);   // dead now: whoever needs space frees it
+    locks_.disown(lun->index);   // dead now: the next caller that needs space frees it
     lun->index = kNoEntry;
   }
   return status;
@@ -268,7 +268,7 @@ int PhysicalLunImpl::grow(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
     if (status < 0) return status;
     LunEntry& entry = entries()[lun->index];
     if (bytes <= entry.size_bytes) {
-      publish(lun);   // somebody else was quicker
+      publish(lun);   // another owner was quicker
       return 0;
     }
     const uint64_t need = extents_for(bytes, geometry()), have = entry.extents;
@@ -333,7 +333,7 @@ void PhysicalLunImpl::abandon(const OwnedLun& lun) {
   constexpr int kTries = 5;
   constexpr uint64_t kPauseNs = 4'000'000;   // a ring that is being torn down holds the file for some milliseconds
   own_ = kNoEntry;
-  if (locks_.renew() < 0) return;            // whoever needs the space finds it ownerless
+  if (locks_.renew() < 0) return;            // the next caller that needs the space finds it ownerless
   for (int i = 0; i < kTries && locks_.owned(lun.index) != 0; ++i) sys::sleep_ns(kPauseNs);
   Session session(this, Repair::kOne, nullptr);
   ErrorText why;

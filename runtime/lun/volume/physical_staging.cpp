@@ -5,8 +5,8 @@
 //   prepare      they are zeroed, without the lock
 //   take over    they change hands, and the size with them, in one change
 //
-// Who is killed on the way leaves a dead scratch LUN behind, which the next who needs space frees. A named LUN that is made
-// like this gets its name last (adopt_name).
+// A process killed on the way leaves a dead scratch LUN behind, which the next caller that needs space frees. A named LUN made like
+// this gets its name last (adopt_name).
 // Threading: a session a step. May not be used on the fault path.
 #include <errno.h>
 #include <string.h>

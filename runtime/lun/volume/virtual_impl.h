@@ -60,7 +60,7 @@ class VirtualLunImpl final : public VirtualLun {
   VirtualLunInfo info_;
   bool scratch_ = false;
   ExtentMap map_;
-  PhaseCount* shared_ = nullptr;   // ExtentMap::kSharedCounts; a forked child's are zeros: who was inside is the parent's
+  PhaseCount* shared_ = nullptr;   // ExtentMap::kSharedCounts; a forked child's are zeros: readers inside were the parent's
   sys::Mutex sizes_, list_;
   std::atomic<int> pid_{0};
   VirtualContext* contexts_ = nullptr;

@@ -84,7 +84,7 @@ int64_t VirtualLunImpl::transfer_encrypted(const Command& command, uint64_t leng
     uint32_t used = bounces_used_.load(std::memory_order_relaxed);
     slot = static_cast<unsigned>(std::countr_one(used));
     if (slot < kBounces && bounces_used_.compare_exchange_weak(used, used | 1u << slot, std::memory_order_acquire)) break;
-    if (slot >= kBounces) sys::yield_cpu();   // as long as the I/O of one of those who have them
+    if (slot >= kBounces) sys::yield_cpu();   // for as long as one I/O that uses a bounce takes
   }
   char* memory = bounces_ + slot * kBounceBytes;
   uint32_t at = 0;

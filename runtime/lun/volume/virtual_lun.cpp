@@ -166,7 +166,7 @@ int VirtualLunImpl::grow(uint64_t bytes, ErrorText* why) {
   return status;
 }
 
-// Whether all who entered before the limit was lowered have left.
+// Whether all readers that entered before the limit was lowered have left.
 bool VirtualLunImpl::drained() {
   const uint64_t start = sys::now_ns();
   for (int round = 0; round < 2; ++round) {
@@ -196,7 +196,7 @@ int VirtualLunImpl::shrink(uint64_t bytes, ErrorText* why) {
   }
   const int status = physical_->shrink(bytes, &lun_, why);
   if (status == 0) return 0;
-  // What the device says counts. Where it cannot be read, nobody may use what is perhaps another's already.
+  // The device decides. Where it cannot be read, extents that may already be another LUN's must not be used.
   if (physical_->refresh(&lun_) == 0) map_.set_limit(lun_.size_bytes);
   return status;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// VirtualLun: a piece of a physical LUN that looks like a device of its own.
+// VirtualLun: a part of a physical LUN that acts as a device of its own.
 //
 //      VirtualLun      0 ........ 1 ........ 2 ....      logical extents
 //                      │          │          │
@@ -8,8 +8,8 @@
 //      physical LUN    extents of the data area          see physical_lun.h
 //
 // Scratch or named. A *scratch* LUN has no name and vanishes with its last owner, by close, exit or kill -9, and not before.
-// Ownership is a shared lock on an open file description (physical_lun.h), so whoever inherits the descriptor by fork
-// owns it too. A *named* one persists until it is removed; by several processes at once when opened as shared.
+// Ownership is a shared lock on an open file description (physical_lun.h), so a forked child that inherits the descriptor
+// owns it too. A *named* one persists until it is removed; several processes may have it open when all open it as shared.
 //
 // As a Device: offsets are checked against size_bytes(); I/O goes to the base device with translated offsets, cut at extent
 // borders where neighbours are not adjacent. reserve() grows a scratch LUN (so growable() is true: size_bytes() is what
@@ -21,9 +21,9 @@
 
 namespace lunar {
 
-// Encryption hook: what a virtual LUN's blocks go through on their way. 4096-byte blocks; `block` is the logical block number
-// within the virtual LUN (the tweak). In place. Any thread; may not fail for valid keys. The cipher itself comes from the
-// layer above; a LUN whose entry names a cipher cannot be opened without it (-ENOKEY).
+// Encryption hook: transforms a virtual LUN's blocks on their way. 4096-byte blocks; `block` is the logical block number within the
+// virtual LUN (the tweak). In place. Any thread; may not fail for valid keys. The layer above supplies the cipher; a LUN whose entry
+// names a cipher cannot be opened without it (-ENOKEY).
 class BlockTransform {
  public:
   virtual ~BlockTransform() = default;
@@ -36,18 +36,18 @@ struct VirtualOptions {
   const char* name = "";             // "": a scratch LUN is made. Else it must exist
   LunType type = LunType::kBlocks;   // of a new one; one that is there must be of it (-EMEDIUMTYPE)
   bool create = false;               // a named one that is not there is made; one that is there is -EEXIST
-  bool exclusive = true;             // named: nobody else may have it open (-EBUSY). Scratch ones are always exclusive
+  bool exclusive = true;             // named: no other open (-EBUSY). Scratch ones are always exclusive
   uint64_t size_bytes = 0;           // of a new one
   bool zeroed = true;                // new extents read as zeros: discarded where the device promises that, else written. false:
-                                     //   they hold what a former owner left, for who never reads what he did not write
+                                     //   they hold what a former owner left, for callers that never read what they did not write
   uint32_t cipher_id = 0;            // of a new one
   const BlockTransform* transform = nullptr;   // not owned; outlives the LUN
 };
 
 class VirtualLun : public Device {
  public:
-  // Takes `physical` over in any case: closed with the LUN, or at once on failure. Where that was opened to look (Format::kLook), a named
-  // LUN can be read; all that would change anything fails (-EROFS, or what the device says of a write).
+  // Takes `physical` over in any case: closes it with the LUN, or at once on failure. Where that was opened to look (Format::kLook), a
+  // named LUN can be read; every change fails (-EROFS, or the device's own error for a write).
   [[nodiscard]] static int open(PhysicalLun* physical, const VirtualOptions& options, VirtualLun** out, ErrorText* why);
 
   // Sets the size, rounded up to 4096. Grows (see VirtualOptions::zeroed) or shrinks (the tail is gone; waits up to 5 s for commands

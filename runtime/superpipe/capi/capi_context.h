@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A context on IBM's library: a chunk, with its commands in flight. One cblk command at a time for a Command: its parts, and pieces
 // of what the library takes at once, follow one another.
-// Threading: the thread that attached; or, attached as shared, one at a time with await() beside. May not: allocate after create
+// Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. May not: allocate after create
 // (the library may).
 #pragma once
 #include "superpipe/capi/capi_device.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See capi_library.h.
 //
-// RTLD_LOCAL, and RTLD_DEEPBIND beside it: the library's calls of its own functions must not end in Lunar's libcflsh_block,
+// RTLD_LOCAL and RTLD_DEEPBIND: the library's calls of its own functions must not reach Lunar's libcflsh_block,
 // which has the same names and may have been loaded before by the program.
 #include "superpipe/capi/capi_library.h"
 

@@ -71,7 +71,7 @@ int refuse_read_only(const char* path, ErrorText* why) {
   return why->set(-EROFS, "LUN %s: the block device is read-only; make it writable (blockdev --setrw %s) or give another one", path, path);
 }
 
-// Memory file systems may not know O_DIRECT (tmpfs before 6.6): whoever opens with it would not learn the reason.
+// Memory file systems may not know O_DIRECT (tmpfs before 6.6): an open with it would not tell the reason.
 int refuse_memory(const char* path, int flags, ErrorText* why) {
   const int fd = sys::open_file(path, O_RDONLY | flags);
   if (fd < 0) return 0;   // the opener will say why
@@ -157,7 +157,7 @@ int FileDevice::check_size(uint64_t want_bytes, ErrorText* why) const {
                   format_size(size_bytes_).text, growable_ ? "free" : "large", format_size(want_bytes).text);
 }
 
-// The device as it is. On a file of a memory file system too: who asks for it knows what it is.
+// The device as it is, also a file of a memory file system: a raw open is explicit.
 int FileDevice::open_raw(const char* path, const struct stat& seen, const DeviceOptions& options, ErrorText* why) {
   block_ = S_ISBLK(seen.st_mode);
   raw_ = true;
@@ -223,8 +223,8 @@ int FileDevice::probe_iopoll() const {
   return err;
 }
 
-// Of a file: whether its file system zeros a range and leaves it its space. Not probed: what is allocated beyond a file's end for the time of a
-// question ext4 does not take back. Elsewhere whoever wants zeros writes them.
+// Of a file: whether its file system zeros a range and keeps its space. Not probed: ext4 does not take back what a probe allocates beyond
+// a file's end. Elsewhere callers that want zeros write them.
 bool FileDevice::can_discard() const {
   struct stat status;
   if (read_only_ || sys::file_status(fd(), &status) < 0) return false;
@@ -253,8 +253,7 @@ void FileDevice::ask_sector() {
   if (bytes >= 512 && bytes <= 4096) sector_ = static_cast<uint32_t>(bytes);
 }
 
-// Probed when first asked for: who only opens a LUN does not pay for it. What depends on limits (RLIMIT_MEMLOCK) is as it was
-// then.
+// Probed at the first query: opening a LUN does not pay for it. What depends on limits (RLIMIT_MEMLOCK) is as of then.
 Capabilities FileDevice::capabilities() const {
   enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kSqpoll = 8, kIopoll = 16, kFuaShift = 8, kAtomicShift = 16 };
   uint32_t bits = probed_.load(std::memory_order_relaxed);

@@ -12,7 +12,7 @@
 // fua is RWF_DSYNC, of a list of parts too. atomic is RWF_ATOMIC, where the kernel and the disk have it; else a sector of the disk (its
 // logical block), and of a file nothing more: its blocks may lie anywhere. What was discarded is zeros in a file that
 // keeps its space (FALLOC_FL_ZERO_RANGE), or WRITE ZEROES of the block device.
-// A command's result is the count the kernel moved: a read across the end of the file is short, and nobody asks again.
+// A command's result is the count the kernel moved: a read across the end of the file is short and is not continued.
 // Threading: immutable after open but for the descriptor (reopen), which is atomic.
 #pragma once
 #include <atomic>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From Commands to NVMe commands: what a namespace is like, how a Command is cut into commands it takes, what its answers
-// mean.
+// From Commands to NVMe commands: a namespace's geometry, splitting a Command into NVMe commands, the meaning of statuses.
 // Threading: no state. No allocation; for the data path.
 #pragma once
 #include "base/units.h"

@@ -130,7 +130,7 @@ int NvmeDevice::identify(const char* path, ErrorText* why) {
   return err < 0 ? why->set(err, "LUN %s: %s", path, reason) : 0;
 }
 
-// The block device of the same namespace: the kernel's own limits for one command, and who uses it.
+// The block device of the same namespace: the kernel's own limits for one command, and its users.
 int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable, ErrorText* why) {
   char node[48], file[96], numbers[32], who[256], *rest = nullptr;
   if (!device_node_name(false, rdev, node, sizeof node) || strncmp(node, "ng", 2) != 0) return 0;
@@ -170,7 +170,7 @@ int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
   int known = 0;
   if (moved > 0 && contents != Contents::kForeign && *block_path_)
     known = block_signature(block_path_, contents == Contents::kOurs, what, sizeof what);
-  if (moved > 0 && contents != Contents::kForeign && known <= 0) {   // who may not open the block device still has its head
+  if (moved > 0 && contents != Contents::kForeign && known <= 0) {   // without the right to open the block device there is still its head
     signature_make(reinterpret_cast<ScratchHeader*>(head), 0);
     const iovec header = {head, sizeof(ScratchHeader)};
     command.op = Op::kWrite;

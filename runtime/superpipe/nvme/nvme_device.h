@@ -9,7 +9,7 @@
 //                   MANAGEMENT: that is a hint, a controller may leave the old data
 //   release()       DATASET MANAGEMENT, deallocate
 //
-// Who uses the same namespace by the block layer (mounted, swap, a partition that is) is looked for before a writable open.
+// A writable open first checks for users of the same namespace through the block layer (mounted, swap, a partition in use).
 // Polled completions (IOPOLL) are not used here.
 // Threading: immutable after open but for the descriptor (reopen), which is atomic.
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context on mapped memory: a copy is the I/O, by whoever comes to it first. See delegate_context.h.
+// A context on mapped memory: an I/O is a copy, made by the first thread that takes it. See delegate_context.h.
 #pragma once
 #include "superpipe/ring/delegate_context.h"
 

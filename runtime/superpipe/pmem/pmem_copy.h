@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies into persistent memory, and what makes them stay there: a store is on stable storage once its cache line was written back
-// and the CPU has fenced.
+// Copies into persistent memory and makes them durable: a store is on stable storage once its cache line was written back and the CPU
+// has fenced.
 //
 //   x86       non-temporal stores for whole lines (they bypass the cache, so nothing is left to flush: measured 1.6x as fast as
 //             memcpy + CLWB at 4 KiB and 32 KiB), CLWB, CLFLUSHOPT or CLFLUSH (by CPUID) for the rest, SFENCE

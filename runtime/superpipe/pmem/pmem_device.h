@@ -14,8 +14,8 @@
 // open from SEEK_HOLE, later from reserve and from its own writes), and asks the kernel for the rest (MADV_POPULATE_WRITE)
 // before it stores: full is -ENOSPC. Everything on the data path goes by address: a program that closes all its descriptors
 // takes nothing away.
-// What still is a SIGBUS, of the thread that copies: a poisoned line (the device's error), a file that another process cuts short,
-// and on a full file system a hole that another process punched into a chunk known as backed. No handler is installed.
+// The copying thread still gets SIGBUS for a poisoned line (the device's error), a file that another process truncates, and on a full
+// file system a hole that another process punched into a chunk known as backed. No handler is installed.
 //
 // Threading: immutable after open but for the bitmap (atomic words); any thread. transfer and contexts allocate nothing.
 #pragma once
@@ -58,8 +58,8 @@ class PmemDevice final : public Device {
   [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
 
-  // Whether a submit call of so many bytes goes to delegates, which are started at need where that is allowed: not by threads
-  // of the runtime (HostGuard), whose faults must not make threads.
+  // Whether a submit call of so many bytes goes to delegates. Starts them on demand, but not from threads of the runtime (HostGuard):
+  // a fault must not create threads.
   bool delegates(uint64_t bytes);
   // transfer(); foreign: not by a thread that will use the data next (a delegate).
   int64_t carry_out(const Command& command, bool foreign);

@@ -123,7 +123,7 @@ int PmemDevice::parse_settings(const char* uri, const char* path, char* clean, s
   return 0;
 }
 
-// The descriptor, and what says whose it is.
+// The descriptor, and its ownership.
 int PmemDevice::open_backing(const char* path, const DeviceOptions& options, ErrorText* why) {
   const int opened = sys::open_file(path, read_only_ ? O_RDONLY : O_RDWR);
   if (opened < 0) return explain(opened, path, read_only_ ? "open it" : "open it for writing", why);

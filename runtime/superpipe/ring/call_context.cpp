@@ -30,7 +30,7 @@ class CallContext final : public DelegateContext {
   }
 
  private:
-  // Who waits does not help: a wait must be able to end before a call does.
+  // A waiting thread does not help: a wait must be able to end before a call does.
   CallContext(const JoinedFiles& files, Device* device) : DelegateContext({false, 1, 100'000}), files_(files), device_(device) {}
   int64_t carry_out(const Command& command, bool) override {
     return device_ ? device_->transfer(command) : transfer_on(files_, command);

@@ -14,7 +14,7 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kTurns = 16;   // that a delegate takes at one client before it looks at the others
+constexpr unsigned kTurns = 16;   // pieces that a delegate takes of one client before it looks at the others
 
 }  // namespace
 
@@ -120,7 +120,7 @@ DelegateClient* DelegatePool::take(State* state) {
 
 void DelegatePool::thread_main(void* argument) {
   auto* state = static_cast<State*>(argument);
-  (void)sys::set_batch_policy();   // takes the CPU of nobody who submits
+  (void)sys::set_batch_policy();   // does not preempt submitting threads
   sys::allow_fault_signals();      // a copy that faults is the program's to see, as if it had copied itself
   while (!state->stopping.load()) {
     if (DelegateClient* client = take(state)) {

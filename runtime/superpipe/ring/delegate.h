@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Delegate threads: they carry out work that a caller hands over so that its call can return at once (AIX's
-// aio_delegateiotodriverkth). One pool a device: of copies (pmem_device.h), or of blocking calls (call_context.h).
+// Delegate threads: carry out work that a caller hands over so that its call can return at once (AIX's
+// aio_delegateiotodriverkth). One pool a device: for copies (pmem_device.h), or for blocking calls (call_context.h).
 //
 //      submit                   pool                          delegate threads (a few)
 //   ┌──────────┐  offer()   ┌──────────────────────┐  take   ┌───────────────────────────┐
 //   │ client A │ ─────────► │ A ► B ► ... (a ring) │ ──────► │ run_some(), run_some(),  │
 //   └────▲─────┘            └──────────────────────┘         └───────────────────────────┘
-//        │ run_some(): whoever waits for its own client helps
+//        │ run_some(): a thread that waits for its own client helps
 //
 // A client is a queue from which any thread takes pieces. The pool knows only which clients have something to
 // do; it gives them turns. Threads start with the first need, sleep on a futex when idle, and end with the pool.
 //
-// Wake-ups are never lost: who offers publishes its work, counts `event` up, then looks for sleepers; who is about to sleep
-// makes itself known, reads `event`, then looks for work. All of these are sequentially consistent.
+// Wake-ups are never lost: an offering thread publishes its work, counts `event` up, then looks for sleepers; a thread about to
+// sleep registers, reads `event`, then looks for work. All of these are sequentially consistent.
 //
-// Fork: what the threads share lies in memory that the kernel wipes in a child, which so finds a pool that was never started. The
-// epoch tells a client of the parent's (its pieces in work at fork are nobody's) from one of the child's.
+// Fork: the threads' shared state lies in memory that the kernel wipes in a child, which therefore finds a pool that was never
+// started. The epoch tells a client of the parent's (its pieces in work at fork are lost) from one of the child's.
 //
 // Threading: any thread. offer() allocates nothing and holds the pool's own spin lock for instructions; start() makes threads.
 #pragma once
@@ -32,9 +32,9 @@ class DelegatePool;
 
 class DelegateClient {
  public:
-  // Carries out some pieces: false when there were none. Any thread; `foreign`: by a delegate, not by one who waits.
+  // Carries out some pieces: false when there were none. Any thread; `foreign`: a delegate, not a waiting thread.
   virtual bool run_some(bool foreign) = 0;
-  // Whether a piece waits that nobody has taken.
+  // Whether a piece waits that no thread has taken.
   virtual bool has_work() const = 0;
 
  protected:
@@ -54,7 +54,7 @@ class DelegatePool {
   [[nodiscard]] int create();               // no threads yet; fine when it is made already. 0 or -ENOMEM
   void destroy();                           // pre: no client is left. Ends the threads
   // Makes sure that threads run, `wanted` or fewer: 0, or -errno when none could be made. Blocking, allocates: not for the fault path.
-  // They use the descriptor table of who starts them.
+  // They use the descriptor table of the calling thread.
   [[nodiscard]] int start(unsigned wanted, const char* name);
   bool started() const { return epoch() != 0; }
   uint32_t epoch() const { return state_.load(std::memory_order_acquire)->epoch.load(std::memory_order_acquire); }   // 0: not started in this process

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The context whose commands are calls: see delegate_context.h.
 //
-// Wake-ups are never lost: who adds to the stack looks for sleepers afterwards; who is about to sleep makes itself known, reads
+// Wake-ups are never lost: a thread that adds to the stack looks for sleepers afterwards; a thread about to sleep registers, reads
 // event_, then looks at the stack. All of these are sequentially consistent.
 // May not: allocate after create, take a lock (but the pool's, for instructions), use a descriptor (but those watched).
 #include "superpipe/ring/delegate_context.h"
@@ -45,7 +45,7 @@ void DelegateContext::start(char* memory, size_t head, DelegatePool* pool, const
 }
 
 void DelegateContext::release() {
-  // In a forked child what the parent's delegates had begun is nobody's: there is nothing to wait for.
+  // In a forked child, work that the parent's delegates had begun is lost: there is nothing to wait for.
   if (epoch_ == 0 || epoch_ == pool_->epoch()) {
     drain();
     if (epoch_) pool_->leave(this);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context whose commands are calls, copies or blocking I/O, by the caller or by delegates. What the caller does itself is done when submit
-// returns; what is delegated goes through three rings, none of which needs a lock:
+// A context whose commands are calls (copies or blocking I/O) made by the caller or by delegates. The caller's own commands are done when
+// submit returns; delegated ones go through three lock-free rings:
 //
 //   free_      indices of slots; the owner's
-//   cells_     indices of slots to be done: the owner adds at tail_, anybody takes at head_ by compare-and-swap
-//   done_top_  slots that were done: a stack to which anybody adds and from which the owner takes all at once
+//   cells_     indices of slots to be done: the owner adds at tail_, any thread takes at head_ by compare-and-swap
+//   done_top_  slots that were done: a stack to which any thread adds and from which the owner takes all at once
 //
-// Where calls are short (copies), wait() and await() help: they take what nobody has taken yet, and sleep only for what others have begun.
+// Where calls are short (copies), wait() and await() help: they take untaken slots, and sleep only for those that others have begun.
 // Threading: as every context; run_some, has_work and await from any thread. May not: allocate after create.
 #pragma once
 #include <atomic>
@@ -36,9 +36,9 @@ class DelegateContext : public OwnedContext, public DelegateClient {
  protected:
   static constexpr unsigned kDepthMax = 4096;
   struct Habits {
-    bool helps;                 // who waits takes pieces itself
+    bool helps;                 // a waiting thread takes pieces itself
     uint32_t claim_max;         // commands that one thread takes at once, at most
-    uint64_t look_ns;           // how often who waits for several contexts looks at this one
+    uint64_t look_ns;           // how often a thread that waits for several contexts polls this one
   };
 
   explicit DelegateContext(Habits habits) : habits_(habits) {}
@@ -48,7 +48,7 @@ class DelegateContext : public OwnedContext, public DelegateClient {
   void start(char* memory, size_t head, DelegatePool* pool, const ContextOptions& options);
   // Any thread. foreign: by a delegate.
   virtual int64_t carry_out(const Command& command, bool foreign) = 0;
-  // Whether a submit call of so many bytes goes to the delegates, who then run.
+  // Whether a submit call of so many bytes goes to the delegates, which then run.
   virtual bool delegates(uint64_t bytes) = 0;
 
  private:
@@ -85,7 +85,7 @@ class DelegateContext : public OwnedContext, public DelegateClient {
   size_t mapping_bytes_ = 0;
   std::atomic<uint32_t> in_flight_{0};         // written by the owner
   std::atomic<uint32_t> ready_count_{0};       // likewise
-  // Everybody's.
+  // Shared by all threads.
   std::atomic<uint32_t> claim_max_{1};         // commands to be taken at once: about kClaimBytes, habits_.claim_max at most
   alignas(64) std::atomic<uint64_t> tail_{0};
   alignas(64) std::atomic<uint64_t> head_{0};

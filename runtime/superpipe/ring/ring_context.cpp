@@ -3,11 +3,11 @@
 //
 // Waiting: a thread that spins takes its completion 20 us earlier than one that must be woken, so a wait may spin for
 // 1.5x the usual read latency (200 us at most). It does not when that cannot pay:
-//   many in flight    the device is the limit; to sleep lets completions gather, and costs half the CPU
+//   many in flight    the device is the limit; sleeping lets completions gather, and costs half the CPU
 //   a slow device     the next completion is not near
 //   a CPU others want the spinner is preempted when its completion comes (seen as a gap in its clock): sleep for a while
 //   as many spinners as CPUs
-// Who counts CPU more than the latency of one completion calls exchange: one system call then brings many.
+// Callers that value CPU above the latency of one completion call exchange: one system call then brings many.
 // May not: allocate after start, take a lock.
 #include "superpipe/ring/ring_context.h"
 
@@ -124,7 +124,7 @@ unsigned RingContext::queue_all(const Command* commands, unsigned n) {
     const Command& command = commands[taken];
     const uint32_t index = free_[depth_ - in_flight_ - 1];
     if (!queue(command, index) && (!flush() || !queue(command, index))) break;
-    const bool sample = !shared_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;   // for who spins
+    const bool sample = !shared_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;   // for spinning
     if (sample && now == 0) now = sys::now_ns();
     entries_[index] = {command.tag, sample ? now : 0};
     ++in_flight_;
@@ -258,7 +258,7 @@ unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
   return taken;
 }
 
-// A ring that polls has no sleep with an end: asked again and again, with the plain ring beside it.
+// A polled ring has no sleep with a timeout: poll it again and again, together with the plain ring.
 int RingContext::wait_polled(Response* out, unsigned max, int64_t timeout_ns) {
   const uint64_t start = timeout_ns >= 0 ? sys::now_ns() : 0;
   for (;;) {

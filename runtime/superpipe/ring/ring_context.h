@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What contexts on io_uring have in common: one ring a thread, the files of a device, or of several, registered with it, the way they
-// wait.
+// The common part of contexts on io_uring: one ring a thread, the registered files of one or several devices, and waiting.
 //
 //   submit ──► SQ ring ──► io_uring_enter (one a call) ──► device
 //                                                            │ completion, as deferred task work
@@ -8,13 +7,12 @@
 //
 // A derived context says how a command becomes an entry of the ring (queue) and what a completion means (finish).
 //
-// Polled I/O (IOPOLL): a second ring beside the plain one carries small reads and writes; large ones (which the kernel splits: such
-// halves were seen never to come back), discard, flush and watches, which such a ring cannot carry, go by the plain
-// one. wait() then asks instead of sleeping. The first watch() ends it: from then on
-// everything goes by the plain ring, as a sleep must serve both.
+// Polled I/O (IOPOLL): a second, polled ring carries small reads and writes. Large ones (the kernel splits them, and halves were seen
+// never to come back), and discard, flush and watches, which a polled ring cannot carry, use the plain ring. wait() then polls instead
+// of sleeping. The first watch() ends this: from then on the plain ring carries everything, as a sleep must serve both.
 //
-// Threading: the thread that attached; or, attached as shared, one at a time with await() beside. submit, reap, wait, watch
-// do not allocate.
+// Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. submit, reap, wait, watch do not
+// allocate.
 #pragma once
 #include <atomic>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context for hosts that refuse io_uring (call_context.h), for who may not have threads work for it (the fault path): each command is carried
-// out at submit by preadv / pwritev; its response waits in a ring of its own until it is reaped. wait() has I/O to wait
-// for never; it serves the watched descriptors by poll.
+// A context for hosts that refuse io_uring (call_context.h), for callers that may not use helper threads (the fault path): submit
+// carries each command out by preadv / pwritev; the response waits in a ring until it is reaped. wait() never waits for I/O; it polls
+// the watched descriptors.
 // Threading: the thread that attached. May not: allocate after create.
 #pragma once
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies under sim: devices: memory as commands see it, and, where it has a volatile cache, what of it a power loss would leave.
+// The backing device of sim: devices: memory as commands see it, and with a volatile cache also what a power loss would leave of it.
 //
 //   write ──► memory_            what reads see
 //        └──► log_ ──────────►   durable_          what is on stable storage
@@ -10,7 +10,7 @@
 // is not, some in part (sectors of 512 bytes, any of them; a record that is *whole* never in part). What was written with fua is always there.
 // Without a cache every write is on stable storage when it completes.
 //
-// Media of one name are one, for as long as the process lives.
+// There is one backing of each name, for as long as the process lives.
 // Threading: any thread; a spin lock around what the log and the memory must agree on. Allocates only in find_or_make.
 #pragma once
 #include <sys/uio.h>

@@ -70,7 +70,7 @@ class SimContext final : public OwnedContext {
   SimDevice* device_ = nullptr;
   Pending* pending_ = nullptr;   // ring of depth_; delivered in the order of submission
   unsigned depth_ = 0, first_ = 0, count_ = 0;
-  std::atomic<uint64_t> next_due_ns_{0};   // of the oldest that is pending; 0: none. For await, which runs beside the others
+  std::atomic<uint64_t> next_due_ns_{0};   // of the oldest that is pending; 0: none. For await, which runs concurrently
   WatchSet watches_;
   LatencyAverage latency_;
   size_t mapping_bytes_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sys/thread: whether SCHED_IDLE can be left again is told right, for whoever asks.
+// sys/thread: reports rightly whether SCHED_IDLE can be left again, for every caller.
 #include "sys/thread.h"
 
 #include <stdlib.h>

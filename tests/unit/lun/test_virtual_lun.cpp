@@ -359,7 +359,7 @@ TEST_CASE("virtual: two nodes of one device are one device") {
   CHECK(other->remove("db", &why) == 0);
   other->close();
 
-  // As a whole, too: whoever has it as a scratch LUN of the plain kind has it alone.
+  // As a whole, too: a scratch LUN of the plain kind is exclusive.
   REQUIRE(system(("dd if=/dev/zero of=" + loop.name + " bs=1M count=16 conv=fsync status=none").c_str()) == 0);
   Device* whole = nullptr;
   REQUIRE(device_open(loop.name.c_str(), {}, &whole, &why) == 0);
@@ -374,7 +374,7 @@ TEST_CASE("virtual: two nodes of one device are one device") {
   CHECK((lock.st_mode & 0777) == (status.st_mode & 0666));
   CHECK(lock.st_gid == status.st_gid);
   CHECK(lock.st_size == 0);
-  // What somebody without rights to the device put there does not keep root out, and holds nothing.
+  // A file of a user without rights to the device does not keep root out, and holds nothing.
   const auto comes_in = [&] {
     REQUIRE(open_physical(loop.name.c_str(), Format::kIfBlank, &other, &why) == 0);
     other->close();
@@ -399,7 +399,7 @@ TEST_CASE("virtual: two nodes of one device are one device") {
   CHECK(unlink(second.c_str()) == 0);
 }
 
-// Who may open the node by name (setfacl) may lock it; nobody else gets to.
+// A user who may open the node by name (setfacl) may lock it; no other user can.
 TEST_CASE("virtual: the lock file of a node with an ACL has that ACL") {
   if (geteuid() != 0) LUNAR_SKIP("root", "loop devices need root");
   LunFile file(kBytes);

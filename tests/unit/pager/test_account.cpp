@@ -296,7 +296,7 @@ TEST_CASE("a child of a plain member: prepaid pages move, what is short is charg
 TEST_CASE("shares: who has more than its weight of what can be evicted evicts; fixed pages do not count") {
   Tree tree;
   Account& one = tree.member();
-  CHECK(one.above_share());   // nobody has any: whoever asks
+  CHECK(one.above_share());   // no member has any: true for each
   Account& two = tree.member();
   REQUIRE((one.take(300, 0) && two.take(100, 0)));
   CHECK(one.above_share());
@@ -369,7 +369,7 @@ TEST_CASE("a wish for room is answered once, by the next one who gives back") {
   REQUIRE(one.take(10, 0));
   const uint32_t before = two.pressure();
   one.give(5);
-  CHECK(two.pressure() == before);   // nobody asked
+  CHECK(two.pressure() == before);   // no request
   two.want_room();
   one.give(0);                       // nothing was given
   CHECK(two.pressure() == before);

@@ -184,7 +184,7 @@ TEST_CASE("a file that holds data is refused and not touched") {
     CHECK(has(refused(path), "holds data"));
     CHECK(contents_of(path) == contents);
   }
-  // A header of ours with somebody's data behind it is not ours any more.
+  // A header of ours with other data behind it is not ours any more.
   const std::string path = directory.file("mixed");
   device_close(opened(path));
   std::ofstream(path, std::ios::binary | std::ios::app) << "precious";

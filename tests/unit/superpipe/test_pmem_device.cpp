@@ -400,8 +400,8 @@ TEST_CASE("pmem: a shared context: some submit, others await") {
     threads.emplace_back([&] {
       Response out[16];
       while (reaped < kTotal) {
-        const int status = context->await(submitted < kTotal ? 1'000'000'000 : -1);   // at the end nobody comes to help
-        if (status != 0) worst = status;   // -ETIME too: somebody was not woken
+        const int status = context->await(submitted < kTotal ? 1'000'000'000 : -1);   // at the end no thread comes to help
+        if (status != 0) worst = status;   // -ETIME too: a wake-up was lost
         const std::lock_guard hold(lock);
         const int n = context->reap(out, 16);
         if (n > 0) reaped += static_cast<unsigned>(n);

@@ -87,7 +87,7 @@ class FaultChild {
         content_(options.seed, page_bytes_),
         versions_(std::make_unique<std::atomic<uint32_t>[]>(pages_)),
         memory_(BenchMemory::make(options.memory)) {
-    // The counts beside the data must not be what faults, in either backend.
+    // The version counts must not be what faults, in either backend.
     (void)mlock(versions_.get(), pages_ * sizeof versions_[0]);
   }
   RunResult fill(unsigned threads);
@@ -351,7 +351,7 @@ RunOrder parse_order(std::istringstream& words) {
 
 void say(const std::string& line) {
   const std::string whole = line + "\n";
-  if (write(STDOUT_FILENO, whole.data(), whole.size()) < 0) _exit(1);   // nobody listens any more
+  if (write(STDOUT_FILENO, whole.data(), whole.size()) < 0) _exit(1);   // the bench is gone
 }
 
 }   // namespace

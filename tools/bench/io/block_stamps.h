@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block must hold, and who works on it: every read of every backend is checked, by the same few instructions.
+// The content that a block must have, and its claim by an operation: checks every read of every backend, by the same few instructions.
 //
 //   word 0, the middle one and the last    tag(unit, word) in the upper half | version in the lower half
 //   all others                             noise, whatever the writer's buffer holds
 //
-// An operation claims its unit first and releases it when it is over, so that nobody else reads or writes it meanwhile: a
-// read must find exactly the last version written, in all three places. A unit that is taken is skipped for another.
+// An operation claims its unit first and releases it when it is over, so that no other reads or writes it meanwhile: a read must find
+// exactly the last version written, in all three places. A taken unit is skipped for another.
 // Threading: any thread; a unit's claim is one atomic word.
 #pragma once
 #include <atomic>
@@ -23,7 +23,7 @@ class BlockStamps {
   uint64_t units() const { return units_; }
   size_t unit_bytes() const { return unit_bytes_; }
 
-  // A random unit that nobody works on. pre: fewer claims than units.
+  // A random unclaimed unit. pre: fewer claims than units.
   uint64_t claim(Random& random) {
     for (;;) {
       const uint64_t unit = random.below(units_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bench's backing device as a chunk of the block library (libcflsh_block), beside the scratch LUN as which the bench holds it.
+// A bench's backing device as a chunk of the block library (libcflsh_block), while the bench also holds it as a scratch LUN.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <fcntl.h>

@@ -10,8 +10,8 @@
 
 namespace lunar::tools {
 
-// options.rounds rounds (5 at least) of options.seconds each; medians over the rounds of what each round's reads give. Beside it stands a
-// pread with O_DIRECT, or on persistent memory a copy out of a mapping. `pause` may throw. Throws std::runtime_error.
+// options.rounds rounds (5 at least) of options.seconds each; medians over the rounds' results. The baseline is a pread with O_DIRECT, or
+// on persistent memory a copy out of a mapping. `pause` may throw. Throws std::runtime_error.
 CblkCost measure_cblk_cost(const BenchBacking& backing, const IoOptions& options, const std::function<void()>& pause);
 
 }   // namespace lunar::tools

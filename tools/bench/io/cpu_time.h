@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CPU time of the whole machine, for work that is done in short bursts.
 //
-// The user, system, irq and softirq columns of /proc/stat are samples on most kernels: whoever runs when the tick comes is
+// The user, system, irq and softirq columns of /proc/stat are samples on most kernels: the thread that runs when the tick comes is
 // charged the whole tick. A program that wakes, works 10 us and sleeps again is seldom seen, and interrupts that hit an
 // idle CPU hardly ever; here that hid up to 40 % of what blocking reads cost, and nothing of what batches cost. The idle
 // and iowait columns of a tickless kernel are clocked instead, to the nanosecond, with interrupts taken out. So:

@@ -13,7 +13,7 @@ namespace lunar::tools {
 
 struct IoOp {
   bool write = false;
-  unsigned slot = 0;       // whose buffer; comes back
+  unsigned slot = 0;       // of the buffer; comes back
   uint64_t offset = 0;     // on the device
 };
 struct IoDone {

@@ -35,7 +35,7 @@ struct IoResult {
 
 // What cblk_read adds to a read of the device (cblk_cost.h): medians over rounds.
 struct CblkCost {
-  std::string raw;                         // what stands beside it; "": not measured
+  std::string raw;                         // the baseline; "": not measured
   double raw_p50_ns = 0, cblk_p50_ns = 0;
   double over_p50_ns = 0, over_mean_ns = 0;
   double over_least_ns = 0, over_most_ns = 0;   // over_p50_ns of single rounds

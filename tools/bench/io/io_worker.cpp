@@ -233,7 +233,7 @@ IoRun measure_io_run(const BenchBacking& backing, const IoOrder& order) {
   if (buffered) {
     (void)fdatasync(task.fd);
     after = count(backing.disk_stat());
-    (void)posix_fadvise(task.fd, 0, 0, POSIX_FADV_DONTNEED);   // O_DIRECT beside cached pages costs the others
+    (void)posix_fadvise(task.fd, 0, 0, POSIX_FADV_DONTNEED);   // O_DIRECT with cached pages costs the others
   }
   if (task.fd >= 0) close(task.fd);
   check_interrupted();

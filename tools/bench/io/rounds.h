@@ -45,7 +45,7 @@ class IoRounds {
   std::string fio_;
   Progress progress_;
   std::unique_ptr<BenchBacking> backing_;
-  bool stamped_ = true;   // false: somebody wrote over the stamps
+  bool stamped_ = true;   // false: the stamps were overwritten
   uint64_t runs_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe context, beside the ways a program has
+// `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe context, compared with the ways a program has
 // without Lunar, on one file or block device that was written whole.
 //
 //   lunar      a context: registered file and window, commands handed over and responses taken in batches
@@ -69,7 +69,7 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   options.depths.erase(std::unique(options.depths.begin(), options.depths.end()), options.depths.end());
 }
 
-// The backends at one depth. The blocking threads, and those that only serve as an upper bound, stand beside the deepest.
+// The backends at one depth. The blocking threads, and those that only serve as an upper bound, go with the deepest.
 std::vector<IoBackend> backends_of(const IoRounds& rounds, const IoOptions& options, const IoWorkload& workload, unsigned depth) {
   const bool deepest = depth == options.depths.back();
   std::vector<IoBackend> backends;

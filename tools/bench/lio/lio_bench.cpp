@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `lunar bench lio`: lists of I/Os on memory-mapped media (the article's vPMEM: 256 of 32 KiB), handed to delegate threads.
 //
-//   lunar        pmem: with delegates: the list is started by one call; who waits helps
+//   lunar        pmem: with delegates: one call starts the list; a waiting thread helps
 //   sync         the same interface without delegates: the caller copies one after the other
 //   lio_listio   the C library's lists (threads of its own, a system call an I/O) on the same file
 //
@@ -266,7 +266,7 @@ void LioBench::run_workload(bool write, bool wait) {
   Tally unused;
   for (const auto& backend : backends_) (void)measure_run(*backend, write, wait, &unused);
   for (unsigned round = 0; round < options().rounds; ++round) {
-    // Whoever comes first finds what the last one left in the caches: the order rotates.
+    // The first backend finds what the last one left in the caches: the order rotates.
     for (size_t i = 0; i < backends_.size(); ++i) {
       const size_t who = (i + round) % backends_.size();
       tallies[who].runs.push_back(measure_run(*backends_[who], write, wait, &tallies[who]));

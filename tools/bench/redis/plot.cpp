@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See plot.h. The script holds the data, and stays beside the pictures for whoever wants to draw them otherwise.
+// See plot.h. The script holds the data, and stays next to the pictures so that they can be redrawn.
 // Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/redis/plot.h"
 
