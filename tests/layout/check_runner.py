@@ -42,6 +42,9 @@ def build(*entries):
         yield directory
 
 
+os.environ.pop("TEST_TIMEOUT_SCALE", None)   # of the run that this is a part of
+
+
 def run(*entries, words=(), **options):
     """(exit code, lines) of a run of its own process."""
     with build(*entries) as directory:
