@@ -21,7 +21,7 @@ directory=$(mktemp -d "${TMPDIR:-/var/tmp}/lunar-replication-XXXXXX")
 declare -A pid port
 cleanup() {
   trap '' INT TERM
-  [ ${#pid[@]} = 0 ] || { kill -KILL "${pid[@]}" && wait; } 2>/dev/null || true
+  [ ${#pid[@]} = 0 ] || { kill -KILL "${pid[@]}"; wait; } 2>/dev/null || true
   rm -rf "$directory"
 }
 trap cleanup EXIT

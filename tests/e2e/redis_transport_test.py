@@ -184,9 +184,9 @@ def modules(directory, module):
         (("dram", "16mb", "lun", os.path.join(directory, "not", "there")), "there is no such file"),
         (("dram", "16mb", "lun", "/dev/null"), "neither a directory"),
         (("dram", "64mb", "size", "32mb", "lun", directory), "smaller than the DRAM budget"),
-        (("dram", "16mb", "lun", lun, "handlers", "99999"), "give more (--dram)"),
-        (("dram", "16mb", "lun", directory, "handlers", "99999"), "give more (--dram)"),
-        (("dram", "16mb", "lun", "sim:160m", "handlers", "99999"), "give more (--dram)"),
+        (("dram", "16mb", "lun", lun, "handlers", "64"), "give more (--dram)"),
+        (("dram", "16mb", "lun", directory, "handlers", "64"), "give more (--dram)"),
+        (("dram", "16mb", "lun", "sim:160m", "handlers", "64"), "give more (--dram)"),
     ]
 
     def load(client, arguments):
