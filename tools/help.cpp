@@ -33,7 +33,7 @@ constexpr char kUsage[] =
     "Usage: lunar help [SUBCOMMAND]\n"
     "       lunar help options [--markdown]\n\n"
     "Prints the help of a subcommand, or all options with their variables and defaults.\n";
-}   // namespace
+}  // namespace
 
 int cmd_help(int argc, char** argv) {
   if (argc < 2) {
@@ -48,7 +48,8 @@ int cmd_help(int argc, char** argv) {
   if (strcmp(topic, "options") == 0) {
     bool markdown = argc > 2 && strcmp(argv[2], "--markdown") == 0;
     if (argc > (markdown ? 3 : 2)) {
-      fprintf(stderr, "lunar help: unknown flag %s; did you mean --markdown?\n", printable(argv[markdown ? 3 : 2]).c_str());
+      fprintf(stderr, "lunar help: unknown flag %s; did you mean --markdown?\n",
+              printable(argv[markdown ? 3 : 2]).c_str());
       return kExitUsage;
     }
     fputs((markdown ? options_markdown() : options_text()).c_str(), stdout);
@@ -64,9 +65,9 @@ int cmd_help(int argc, char** argv) {
     known.push_back(kSubcommands[i].name);
   }
   std::string near = nearest_word(topic, known);
-  fprintf(stderr, "lunar help: nothing is called %s%s%s%s\n", printable(topic).c_str(), near.empty() ? "" : "; did you mean ",
-          near.c_str(), near.empty() ? "" : "?");
+  fprintf(stderr, "lunar help: nothing is called %s%s%s%s\n", printable(topic).c_str(),
+          near.empty() ? "" : "; did you mean ", near.c_str(), near.empty() ? "" : "?");
   return kExitUsage;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

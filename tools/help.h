@@ -6,6 +6,6 @@
 
 namespace lunar::tools {
 
-std::string main_help();   // `lunar --help`
+std::string main_help();  // `lunar --help`
 
 }  // namespace lunar::tools

@@ -53,8 +53,8 @@ int dispatch(int argc, char** argv) {
   return unknown(word);
 }
 
-}   // namespace
-}   // namespace lunar::tools
+}  // namespace
+}  // namespace lunar::tools
 
 int main(int argc, char** argv) {
   int code = lunar::tools::dispatch(argc, argv);

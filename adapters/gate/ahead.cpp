@@ -16,11 +16,11 @@ namespace lunar::redis {
 namespace {
 
 struct Ahead {
-  int fd = -1;                        // -1: not started
-  const int* blocked = nullptr;       // the server handles events inside of a command: no time for turns
-  bool wanted = false;                // there is work, or pages came in
+  int fd = -1;                   // -1: not started
+  const int* blocked = nullptr;  // the server handles events inside of a command: no time for turns
+  bool wanted = false;           // there is work, or pages came in
   uint64_t not_before = 0, looked = 0;
-  Share share;                        // what is under way counts here: for no client's user
+  Share share;  // what is under way counts here: for no client's user
   AheadCounters counters;
 };
 
@@ -45,7 +45,7 @@ void turn(void*, int, void*, int) {
   a.wanted = eviction_turn(end) || more;
   Gate& g = gate();
   g.rehash.look(g.layout, ahead_works(), &g.fetcher);
-  if (g.rehash.moves() && !a.wanted) {   // also when no client sends anything
+  if (g.rehash.moves() && !a.wanted) {  // also when no client sends anything
     a.wanted = true;
     if (a.not_before < end + kRehashNs) a.not_before = end + kRehashNs;
   }
@@ -72,7 +72,9 @@ void ahead_start() {
   a.fd = fd;
 }
 
-bool ahead_works() { return g_ahead.fd >= 0 && *g_ahead.blocked == 0 && gate().watching() && counters().evictions.get() != 0; }
+bool ahead_works() {
+  return g_ahead.fd >= 0 && *g_ahead.blocked == 0 && gate().watching() && counters().evictions.get() != 0;
+}
 
 bool ahead_due(uint64_t now) { return g_ahead.fd >= 0 && g_ahead.wanted && now >= g_ahead.not_before; }
 

@@ -1,14 +1,14 @@
-// SPDX-License-Identifier: Apache-2.0
-// The server's own work on cold keys, between clients' commands: active expiry (expiry.h) and eviction at maxmemory (eviction.h). The
-// gate's threads fetch what it needs first.
+// SPDX-License-Identifier: Apache-2.0 The server's own work on cold keys, between clients' commands: active expiry
+// (expiry.h) and eviction at maxmemory (eviction.h). The gate's threads fetch what it needs first.
 //
 //   epoll_wait() returns ──► a file event of ours among its events ──► the server's loop calls turn(): data may be looked at, and changed
 //                                                                        │ what is missing ──► fetcher ──► the next turn
 //
-// The event's descriptor is never readable: the gate adds it to the result of epoll_wait, as it does with held clients. An idle server is
-// not woken: a turn goes along with a wake-up that the server has anyway, at most one in kLookNs.
+// The event's descriptor is never readable: the gate adds it to the result of epoll_wait, as it does with held clients.
+// An idle server is not woken: a turn goes along with a wake-up that the server has anyway, at most one in kLookNs.
 //
-// Redis 7.0 only, where what is called of the server is known: elsewhere, and where a symbol is missing, expiry and eviction read by faults.
+// Redis 7.0 only, where what is called of the server is known: elsewhere, and where a symbol is missing, expiry and
+// eviction read by faults.
 //
 // Threading: the server's main thread. Allocates nothing, but what the server's own functions do.
 #pragma once
@@ -23,9 +23,9 @@ namespace lunar::redis {
 constexpr uint64_t kLookNs = 10'000'000;
 
 struct AheadCounters {
-  uint64_t expired = 0;        // keys that expired in a turn
-  uint64_t expired_cold = 0;   // of these: not in yet when their time was up
-  uint64_t evictable = 0;      // candidates of eviction that were fetched
+  uint64_t expired = 0;       // keys that expired in a turn
+  uint64_t expired_cold = 0;  // of these: not in yet when their time was up
+  uint64_t evictable = 0;     // candidates of eviction that were fetched
   uint64_t turns = 0;
 };
 

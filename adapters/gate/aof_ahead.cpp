@@ -33,12 +33,12 @@ struct Loading {
   bool (*known)() = nullptr;
   pthread_t main_thread{};
   char* (*fgets)(char*, int, FILE*) = nullptr;
-  FILE* file = nullptr;    // the one that `left` and `database` are of
-  uint64_t next = 0;       // where the window ends in it
-  unsigned left = 0;       // commands of the window that the server has not begun
-  int database = 0;        // behind the window
+  FILE* file = nullptr;  // the one that `left` and `database` are of
+  uint64_t next = 0;     // where the window ends in it
+  unsigned left = 0;     // commands of the window that the server has not begun
+  int database = 0;      // behind the window
   char* buffer = nullptr;
-  uint64_t asked = 0;      // bytes, for this window
+  uint64_t asked = 0;  // bytes, for this window
   unsigned range_count = 0;
   lunar_range ranges[kBatchRanges] = {};
   Command command;
@@ -69,8 +69,10 @@ unsigned parse_window(size_t bytes, uint64_t at) {
   for (const unsigned most = window(); count < most;) {
     place = skip_notes(l.buffer, place, bytes);
     if (place == bytes || parse_command(l.buffer + place, bytes - place, &l.command) != Parse::kCommand) break;
-    const int chosen = l.command.kept == 2 && same_word(l.command.argument[0], "SELECT") ? small_number(l.command.argument[1]) : -1;
-    l.items[count++] = {static_cast<uint32_t>(place), static_cast<uint32_t>(place + l.command.bytes), static_cast<uint16_t>(l.database), chosen >= 0};
+    const int chosen =
+        l.command.kept == 2 && same_word(l.command.argument[0], "SELECT") ? small_number(l.command.argument[1]) : -1;
+    l.items[count++] = {static_cast<uint32_t>(place), static_cast<uint32_t>(place + l.command.bytes),
+                        static_cast<uint16_t>(l.database), chosen >= 0};
     if (chosen >= 0) l.database = chosen;
     place += l.command.bytes;
   }
@@ -81,10 +83,12 @@ unsigned parse_window(size_t bytes, uint64_t at) {
 // Adds what is missing for an item. True: nothing.
 bool look_up(const Item& item, bool first, NonresidentRanges* missing) {
   Loading& l = g_loading;
-  if (parse_command(l.buffer + item.begin, item.end - item.begin, &l.command) != Parse::kCommand || l.command.kept == 0) return true;
+  if (parse_command(l.buffer + item.begin, item.end - item.begin, &l.command) != Parse::kCommand || l.command.kept == 0)
+    return true;
   const CommandKeys* keys = find_command_keys(l.command.argument[0]);
   const DatabaseView* where = l.layout->database(item.database);
-  return keys == nullptr || where == nullptr || look_up_command(*l.layout, *where, *keys, l.command, first, nullptr, missing);
+  return keys == nullptr || where == nullptr ||
+         look_up_command(*l.layout, *where, *keys, l.command, first, nullptr, missing);
 }
 
 // Ranges for one call at the device's queue depth: each call waits for its last read.
@@ -101,7 +105,7 @@ void fetch(NonresidentRanges* missing, bool all) {
 void bring_in(unsigned count) {
   Loading& l = g_loading;
   NonresidentRanges missing{};
-  const uint64_t asked_max = pager_budget_pages() * page_bytes() / kBudgetPart;   // large values: the rest faults
+  const uint64_t asked_max = pager_budget_pages() * page_bytes() / kBudgetPart;  // large values: the rest faults
   bool again = true;
   l.asked = 0;
   for (unsigned round = 0; again && round < kRoundsMax && l.asked < asked_max; ++round) {
@@ -128,7 +132,7 @@ void begin_command(FILE* file, size_t line) {
   const int fd = fileno(file);
   if (behind < static_cast<off_t>(line) || fd < 0) return;
   const uint64_t at = static_cast<uint64_t>(behind) - line;
-  if (file != l.file || at < l.next) l.database = 0;   // another file; what was skipped unseen is no SELECT
+  if (file != l.file || at < l.next) l.database = 0;  // another file; what was skipped unseen is no SELECT
   l.file = file;
   if (l.buffer == nullptr) l.buffer = static_cast<char*>(map_private(kBufferBytes, ForkPolicy::kInherit));
   const int64_t got = l.buffer == nullptr ? -1 : sys::read_at(fd, l.buffer, kBufferBytes, at);
@@ -140,7 +144,8 @@ void begin_command(FILE* file, size_t line) {
 char* hook_fgets(char* buffer, int size, FILE* file) {
   Loading& l = g_loading;
   char* line = l.fgets(buffer, size, file);
-  if (line != nullptr && line[0] == '*' && file != nullptr && pthread_equal(pthread_self(), l.main_thread) != 0) begin_command(file, strlen(line));
+  if (line != nullptr && line[0] == '*' && file != nullptr && pthread_equal(pthread_self(), l.main_thread) != 0)
+    begin_command(file, strlen(line));
   return line;
 }
 

@@ -14,7 +14,7 @@
 namespace lunar::redis {
 
 struct UserView {
-  const char* name;   // sds
+  const char* name;  // sds
   uint32_t flags;
   void* passwords;
   struct List {
@@ -24,14 +24,14 @@ struct UserView {
         uint32_t flags;
       }* selector;
     }* first;
-  }* selectors;         // the user's own rights come first
+  }* selectors;  // the user's own rights come first
 };
 
 namespace {
 
-constexpr uint32_t kRoot = 1, kAllKeys = 2, kAllCommands = 4;   // flags of a selector
-constexpr size_t kAskedBytesMax = 64 * 1024;                    // arguments of a command that is asked about
-constexpr int kAllowed = 0;                                     // REDISMODULE_OK
+constexpr uint32_t kRoot = 1, kAllKeys = 2, kAllCommands = 4;  // flags of a selector
+constexpr size_t kAskedBytesMax = 64 * 1024;                   // arguments of a command that is asked about
+constexpr int kAllowed = 0;                                    // REDISMODULE_OK
 
 struct Server {
   int (*auth_required)(const ClientView*);
@@ -47,7 +47,7 @@ struct Server {
   int (*may_use)(ModuleUser*, ModuleText*, int flags);
 };
 constinit Server g_server{};
-constinit bool g_offset_known = false;   // a client's user was found where it is expected
+constinit bool g_offset_known = false;  // a client's user was found where it is expected
 constinit ModuleText* g_arguments[kArgumentsKept];
 
 template <class F>
@@ -73,8 +73,9 @@ bool peek_flags(const UserView* user, uint32_t* flags) {
   UserView::List list;
   UserView::List::Node node;
   UserView::List::Node::Selector selector;
-  if (sys::peek(user, &view, sizeof view) != 0 || sys::peek(view.selectors, &list, sizeof list) != 0 || sys::peek(list.first, &node, sizeof node) != 0 ||
-      sys::peek(node.selector, &selector, sizeof selector) != 0 || (selector.flags & kRoot) == 0)
+  if (sys::peek(user, &view, sizeof view) != 0 || sys::peek(view.selectors, &list, sizeof list) != 0 ||
+      sys::peek(list.first, &node, sizeof node) != 0 || sys::peek(node.selector, &selector, sizeof selector) != 0 ||
+      (selector.flags & kRoot) == 0)
     return false;
   *flags = selector.flags;
   return true;
@@ -95,14 +96,16 @@ bool is_user(const UserView* user) {
   char end = 1;
   uint8_t header = 0;
   if (user == *g_server.default_user) return true;
-  if (!peek_flags(user, &flags) || sys::peek(user, &view, sizeof view) != 0 || sys::peek(view.name - 1, &header, 1) != 0 || sds_header(header) == 0 ||
+  if (!peek_flags(user, &flags) || sys::peek(user, &view, sizeof view) != 0 ||
+      sys::peek(view.name - 1, &header, 1) != 0 || sds_header(header) == 0 ||
       sys::peek(view.name - sds_header(header), &end, 1) != 0)
     return false;
   const uint64_t length = sds_length(view.name);
   return length < 4096 && sys::peek(view.name + length, &end, 1) == 0 && end == 0 && named(user);
 }
 
-// What the server itself says of GET for a user is `wanted`; also where it has no command of that name (rename-command).
+// What the server itself says of GET for a user is `wanted`; also where it has no command of that name
+// (rename-command).
 bool says_of_get(ModuleUser* handle, bool wanted) {
   ModuleText* arguments[2] = {g_server.make_text(nullptr, "GET", 3), g_server.make_text(nullptr, "lunar", 5)};
   errno = 0;
@@ -130,18 +133,22 @@ bool rights_find_symbols(bool valkey, ErrorText* why) {
   Server& s = g_server;
   return symbol("authRequired", &s.auth_required, why) && symbol("DefaultUser", &s.default_user, why) &&
          symbol("ACLGetUserByName", &s.user_by_name, why) && module_call(valkey, "CreateString", &s.make_text, why) &&
-         module_call(valkey, "FreeString", &s.free_text, why) && module_call(valkey, "GetModuleUserFromUserName", &s.get_user, why) &&
-         module_call(valkey, "CreateModuleUser", &s.make_user, why) && module_call(valkey, "SetModuleUserACL", &s.give_rights, why) &&
-         module_call(valkey, "FreeModuleUser", &s.free_user, why) && module_call(valkey, "ACLCheckCommandPermissions", &s.may_run, why) &&
+         module_call(valkey, "FreeString", &s.free_text, why) &&
+         module_call(valkey, "GetModuleUserFromUserName", &s.get_user, why) &&
+         module_call(valkey, "CreateModuleUser", &s.make_user, why) &&
+         module_call(valkey, "SetModuleUserACL", &s.give_rights, why) &&
+         module_call(valkey, "FreeModuleUser", &s.free_user, why) &&
+         module_call(valkey, "ACLCheckCommandPermissions", &s.may_run, why) &&
          module_call(valkey, "ACLCheckKeyPermissions", &s.may_use, why);
 }
 
 int rights_check(ErrorText* why) {
   ModuleUser* user = g_server.make_user("lunar");
   const bool right = user != nullptr && shows(user, "", 0, false) && shows(user, "allkeys", kAllKeys, false) &&
-                     shows(user, "allcommands", kAllKeys | kAllCommands, true) && shows(user, "-get", kAllKeys, false) &&
-                     shows(user, "allcommands", kAllKeys | kAllCommands, true) && shows(user, "resetkeys", kAllCommands, false) &&
-                     shows(user, "~lun*", kAllCommands, true);
+                     shows(user, "allcommands", kAllKeys | kAllCommands, true) &&
+                     shows(user, "-get", kAllKeys, false) &&
+                     shows(user, "allcommands", kAllKeys | kAllCommands, true) &&
+                     shows(user, "resetkeys", kAllCommands, false) && shows(user, "~lun*", kAllCommands, true);
   if (user != nullptr) g_server.free_user(user);
   return right ? 0 : (why->set(-ENOTSUP, "its users look different"), -1);
 }
@@ -150,7 +157,7 @@ void rights_of(const ServerLayout& layout, const ClientView& client, Rights* out
   const auto* user = static_cast<const UserView*>(layout.user_of(client));
   if (user == nullptr || g_server.auth_required(&client) != 0) return;
   if (!g_offset_known && !(g_offset_known = is_user(user))) return;
-  if (user != *g_server.default_user && !named(user)) return;   // made by a module, or not the server's any more
+  if (user != *g_server.default_user && !named(user)) return;  // made by a module, or not the server's any more
   out->user = user;
   out->all = may_do_all(user);
 }
@@ -168,15 +175,17 @@ bool rights_allow(Rights* rights, const CommandKeys& keys, const Command& comman
   for (unsigned i = 0; i < command.kept; ++i)
     g_arguments[i] = g_server.make_text(nullptr, command.argument[i].data, command.argument[i].bytes);
   bool may = g_server.may_run(rights->handle, g_arguments, static_cast<int>(command.kept)) == kAllowed;
-  for_each_key(keys, command, [&](unsigned argument) { may = may && g_server.may_use(rights->handle, g_arguments[argument], 0) == kAllowed; });
+  for_each_key(keys, command, [&](unsigned argument) {
+    may = may && g_server.may_use(rights->handle, g_arguments[argument], 0) == kAllowed;
+  });
   for (unsigned i = 0; i < command.kept; ++i) g_server.free_text(nullptr, g_arguments[i]);
   return may;
 }
 
 bool changes_rights(const Command& command) {
   const Slice name = command.argument[0];
-  return same_word(name, "AUTH") || same_word(name, "RESET") || same_word(name, "ACL") || (same_word(name, "HELLO") && command.count > 2) ||
-         (same_word(name, "CONFIG") && command.count > 3);
+  return same_word(name, "AUTH") || same_word(name, "RESET") || same_word(name, "ACL") ||
+         (same_word(name, "HELLO") && command.count > 2) || (same_word(name, "CONFIG") && command.count > 3);
 }
 
 }  // namespace lunar::redis

@@ -1,15 +1,19 @@
-// SPDX-License-Identifier: Apache-2.0
-// Whether the gate may look keys up for a client: only when the server itself, asked at that moment, would let the client run the
-// command on them. The gate remembers nothing between two reads, so it need not watch AUTH, HELLO, RESET, ACL and CONFIG: what counts
-// is the user that the client's structure names now, and that user's rights now.
+// SPDX-License-Identifier: Apache-2.0 Whether the gate may look keys up for a client: only when the server itself,
+// asked at that moment, would let the client run the command on them. The gate remembers nothing between two reads, so
+// it need not watch AUTH, HELLO, RESET, ACL and CONFIG: what counts is the user that the client's structure names now,
+// and that user's rights now.
 //
 //   authRequired(client)            yes ──► nothing is looked up
 //   client ─► user                  the default user, or the one that the server has under that name; else nothing is looked up
-//   user: all commands, all keys    two flags of its first selector: no further question (the price of a read: one call, five loads)
-//   else, a command at a time       RM_ACLCheckCommandPermissions, the server's own check, with the command's arguments; and
-//                                   RM_ACLCheckKeyPermissions for the keys that *our* table names, should the two differ
+//   user: all commands, all keys    two flags of its first selector: no further question (the price of a read: one
+//                                   call, five loads)
+//   else, a command at a time       RM_ACLCheckCommandPermissions, the server's own check, with the command's
+//                                   arguments; and
+//                                   RM_ACLCheckKeyPermissions for the keys that *our* table names, should the two
+//                                   differ
 //
-// The calls are symbols of the server (RM_: Redis, VM_: Valkey); the flags are believed after a user made for it has shown them (check).
+// The calls are symbols of the server (RM_: Redis, VM_: Valkey); the flags are believed after a user made for it has
+// shown them (check).
 //
 // Threading: the server's main thread, inside read(). The questions allocate with the server's malloc.
 #pragma once
@@ -18,9 +22,9 @@
 
 namespace lunar::redis {
 
-struct UserView;      // the server's user
-struct ModuleUser;    // of the module ABI: its first word is the UserView*
-struct ModuleText;    // of the module ABI: a string
+struct UserView;    // the server's user
+struct ModuleUser;  // of the module ABI: its first word is the UserView*
+struct ModuleText;  // of the module ABI: a string
 
 // What its client may do, for the time of one read().
 class Rights {
@@ -30,14 +34,15 @@ class Rights {
   Rights(const Rights&) = delete;
   Rights& operator=(const Rights&) = delete;
   bool none() const { return user == nullptr; }
-  const UserView* user = nullptr;   // nullptr: nothing may be looked up
-  bool all = false;                 // every command on every key
-  ModuleUser* handle = nullptr;     // made for the first question
+  const UserView* user = nullptr;  // nullptr: nothing may be looked up
+  bool all = false;                // every command on every key
+  ModuleUser* handle = nullptr;    // made for the first question
 };
 
 // The symbols. False: *why says which is missing.
 [[nodiscard]] bool rights_find_symbols(bool valkey, ErrorText* why);
-// Makes a user, gives it rights, and compares. 0, or -1 with *why: the server's users look different. Main thread, inside read().
+// Makes a user, gives it rights, and compares. 0, or -1 with *why: the server's users look different. Main thread,
+// inside read().
 [[nodiscard]] int rights_check(ErrorText* why);
 // pre: rights_check was right.
 void rights_of(const ServerLayout& layout, const ClientView& client, Rights* out);

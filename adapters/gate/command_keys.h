@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which arguments of a command are keys, and how much of a key's value the command is sure to read.
 //
-// A table of our own, not the server's getKeysFromCommand: that one wants the arguments as server objects (allocated, or built
-// by hand to a version's layout) and answers in a structure that changes between versions; and it does not tell whether a value
-// is read. Commands that are not in the table (of a module, renamed or newer ones) are passed without lookup. A wrong entry
-// costs a lookup, or a fault: never a wrong reply.
+// A table of our own, not the server's getKeysFromCommand: that one wants the arguments as server objects (allocated,
+// or built by hand to a version's layout) and answers in a structure that changes between versions; and it does not
+// tell whether a value is read. Commands that are not in the table (of a module, renamed or newer ones) are passed
+// without lookup. A wrong entry costs a lookup, or a fault: never a wrong reply.
 //
 // Threading: constant data.
 #pragma once
@@ -22,38 +22,41 @@ enum class KeyForm : uint8_t {
   kMigrated,  // `first`; if that is empty, all that follows the word KEYS
 };
 enum class Wants : uint8_t {
-  kObject,       // the entry, the key and the object: the command describes
-  kValue,        // and the value's top level
-  kFreed,        // and what freeing the value reads: the command deletes or overwrites
-  kFreedLater,   // likewise, but large ones are freed by another thread
-  kMoves,        // of the first key its object, of the others what freeing reads
-  kStores,       // of the first key what freeing reads, of the others their values
-  kDepends,      // on the other arguments (freed_lookup.cpp)
+  kObject,      // the entry, the key and the object: the command describes
+  kValue,       // and the value's top level
+  kFreed,       // and what freeing the value reads: the command deletes or overwrites
+  kFreedLater,  // likewise, but large ones are freed by another thread
+  kMoves,       // of the first key its object, of the others what freeing reads
+  kStores,      // of the first key what freeing reads, of the others their values
+  kDepends,     // on the other arguments (freed_lookup.cpp)
 };
 
 // How much of a value is sure to be read beyond its top level.
 enum class Reach : uint8_t {
   kTop,
-  kAll,       // of each key's value everything
-  kFirst,     // of the first key's
-  kSmallest,  // sets, sorted sets: of the smallest and of those not much larger; the server looks the smallest's members up in the others
-  kLikeFirst, // likewise, the first one's
-  kIndexes,   // list, sorted set: elements between the indexes in the two arguments behind the key
-  kIndex,     // list: the element of the index behind the key
-  kScores,    // sorted set: everything, when the two arguments behind the key are its ends; else nothing that can be told
-  kScan,      // buckets from the cursor behind the key on
-  kBytes,     // string: between the offsets in the two arguments behind the key
-  kIds,       // stream: between the ids in the two arguments behind the key
-  kIdsBack,   // the same, the last one first
-  kSince,     // stream: from the id on that belongs to the key
+  kAll,    // of each key's value everything
+  kFirst,  // of the first key's
+  // sets, sorted sets: of the smallest and of those not much larger; the server looks the smallest's members up in the
+  // others
+  kSmallest,
+  kLikeFirst,  // likewise, the first one's
+  kIndexes,    // list, sorted set: elements between the indexes in the two arguments behind the key
+  kIndex,      // list: the element of the index behind the key
+  // sorted set: everything, when the two arguments behind the key are its ends; else nothing that can be told
+  kScores,
+  kScan,     // buckets from the cursor behind the key on
+  kBytes,    // string: between the offsets in the two arguments behind the key
+  kIds,      // stream: between the ids in the two arguments behind the key
+  kIdsBack,  // the same, the last one first
+  kSince,    // stream: from the id on that belongs to the key
 };
 
 struct CommandKeys {
-  const char* name;   // upper case
+  const char* name;  // upper case
   KeyForm form;
   int8_t first, last, step;
   Wants wants;
-  int8_t member, member_step;   // arguments that name members of a hash, set or sorted set at key `first`; 0: none
+  int8_t member, member_step;  // arguments that name members of a hash, set or sorted set at key `first`; 0: none
   Reach reach = Reach::kTop;
 };
 
@@ -95,7 +98,8 @@ void for_each_key(const CommandKeys& keys, const Command& command, See see) {
   } else if (keys.form == KeyForm::kStored) {
     if (keys.first < kept) see(static_cast<unsigned>(keys.first));
     for (int64_t i = keys.last; i + 1 < kept; ++i)
-      if (same_word(command.argument[i], "STORE") || same_word(command.argument[i], "STOREDIST")) see(static_cast<unsigned>(++i));
+      if (same_word(command.argument[i], "STORE") || same_word(command.argument[i], "STOREDIST"))
+        see(static_cast<unsigned>(++i));
   } else if (keys.first < kept && command.argument[keys.first].bytes != 0) {
     see(static_cast<unsigned>(keys.first));
   } else {

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// See connections.h. Buffers are private mappings; small ones stay with their entry when it is reused, while there are not many.
+// SPDX-License-Identifier: Apache-2.0 See connections.h. Buffers are private mappings; small ones stay with their entry
+// when it is reused, while there are not many.
 #include "connections.h"
 
 #include <cstring>
@@ -9,8 +9,8 @@
 namespace lunar::redis {
 namespace {
 
-constexpr size_t kBufferBytes = 16 * 1024;   // the server's usual read; smallest, and the largest that is kept
-constexpr size_t kSpareMax = 4 << 20;        // of buffers kept for later
+constexpr size_t kBufferBytes = 16 * 1024;  // the server's usual read; smallest, and the largest that is kept
+constexpr size_t kSpareMax = 4 << 20;       // of buffers kept for later
 
 }  // namespace
 
@@ -94,7 +94,9 @@ void Connections::drop(Connection* c) {
 
 bool Connections::fill(Connection* c, const char* data, size_t bytes, Quota* quota, Quota* of_user) {
   const size_t capacity = bytes > c->capacity ? (bytes + kBufferBytes - 1) / kBufferBytes * kBufferBytes : c->capacity;
-  auto room = [&](const Quota* in, const Quota* before) { return in == nullptr || in->used + capacity - (in == before ? c->capacity : 0) <= in->max; };
+  auto room = [&](const Quota* in, const Quota* before) {
+    return in == nullptr || in->used + capacity - (in == before ? c->capacity : 0) <= in->max;
+  };
   if (!room(quota, c->quota) || !room(of_user, c->of_user)) return false;
   if (capacity > c->capacity) {
     auto* larger = static_cast<char*>(map_private(capacity, ForkPolicy::kInherit));

@@ -1,15 +1,18 @@
-// SPDX-License-Identifier: Apache-2.0
-// Connections of which the gate keeps bytes. A connection without bytes here has no entry: a lookup by descriptor finds nothing.
+// SPDX-License-Identifier: Apache-2.0 Connections of which the gate keeps bytes. A connection without bytes here has no
+// entry: a lookup by descriptor finds nothing.
 //
-//   kPartial   the start of a command behind others that the server has; more is to come from the socket, until `deadline_ns`
-//   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`; or waits for its user's turn to ask for them
+//   kPartial   the start of a command behind others that the server has; more is to come from the socket, until
+//              `deadline_ns`
+//   kHeld      begins with a command whose pages are being fetched, until `deadline_ns`; or waits for its user's turn
+//              to ask for them
 //   kReady     the pages are in, or have been waited for long enough (`late`): the server is to read
 //
-// Two separate bounds limit what is kept, one for starts of commands and one for held input: neither can take the other's place.
+// Two separate bounds limit what is kept, one for starts of commands and one for held input: neither can take the
+// other's place.
 //
-// Threading: the main thread. A thread of the server or of a module that reads or closes in its place may take bytes out of an
-// entry (the main thread does not touch that connection meanwhile), and notes that it closed a descriptor: the entry is dropped
-// when the main thread next looks for it.
+// Threading: the main thread. A thread of the server or of a module that reads or closes in its place may take bytes
+// out of an entry (the main thread does not touch that connection meanwhile), and notes that it closed a descriptor:
+// the entry is dropped when the main thread next looks for it.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -21,8 +24,8 @@ namespace lunar::redis {
 
 enum class Hold : uint8_t { kPartial, kHeld, kReady };
 
-constexpr uint64_t kPartialBytesMax = 8 << 20;   // of all buffers with the start of a command
-constexpr uint64_t kHeldBytesMax = 32 << 20;     // of all others; half of it a user
+constexpr uint64_t kPartialBytesMax = 8 << 20;  // of all buffers with the start of a command
+constexpr uint64_t kHeldBytesMax = 32 << 20;    // of all others; half of it a user
 
 struct Quota {
   uint64_t used = 0, max = 0;
@@ -39,20 +42,20 @@ struct Share;
 struct Connection {
   int fd = -1;
   Hold state = Hold::kPartial;
-  bool parked = false, taken_out = false;   // masked in epoll; not in it: the other side has hung up
-  bool late = false, waited = false;         // waited: for its user's turn, the last time
-  bool link = false;          // to the server's master: replica_link.h
+  bool parked = false, taken_out = false;  // masked in epoll; not in it: the other side has hung up
+  bool late = false, waited = false;       // waited: for its user's turn, the last time
+  bool link = false;                       // to the server's master: replica_link.h
   unsigned rounds = 0;
-  LookupCursor cursor;          // of the first command, between its rounds
-  uint64_t hold = 0;          // number of its last hold: what a request of an earlier one brings in does not end it
-  uint64_t since_ns = 0, deadline_ns = 0;   // of the first command's hold
-  uint64_t until_ns = 0;      // the deadline of a long lookup; 0: its time has not begun
-  uint64_t seen = 0;          // round of epoll_wait that has it in its result
-  uint64_t lookup_bytes = 0;        // bytes that its long lookup has asked for
-  char* data = nullptr;       // bytes [begin, end) of `capacity`
+  LookupCursor cursor;  // of the first command, between its rounds
+  uint64_t hold = 0;    // number of its last hold: what a request of an earlier one brings in does not end it
+  uint64_t since_ns = 0, deadline_ns = 0;  // of the first command's hold
+  uint64_t until_ns = 0;                   // the deadline of a long lookup; 0: its time has not begun
+  uint64_t seen = 0;                       // round of epoll_wait that has it in its result
+  uint64_t lookup_bytes = 0;               // bytes that its long lookup has asked for
+  char* data = nullptr;                    // bytes [begin, end) of `capacity`
   size_t begin = 0, end = 0, capacity = 0;
-  Quota *quota = nullptr, *of_user = nullptr;        // where the capacity is counted
-  ConnectionList* list = nullptr;                    // that it is in: of its state, or of a share's clients that wait
+  Quota *quota = nullptr, *of_user = nullptr;  // where the capacity is counted
+  ConnectionList* list = nullptr;              // that it is in: of its state, or of a share's clients that wait
   Connection *previous = nullptr, *next = nullptr;
   size_t size() const { return end - begin; }
   const char* first() const { return data + begin; }
@@ -62,16 +65,18 @@ class Connections {
  public:
   static constexpr int kDescriptorsMax = 1 << 20;
 
-  [[nodiscard]] bool start();   // false: no memory
-  Connection* find(int fd);     // main thread
-  Connection* find_elsewhere(int fd) const { return known(fd) && !closed_[fd].load(std::memory_order_acquire) ? table_[fd] : nullptr; }
-  void note_closed(int fd) {    // before the descriptor is closed
+  [[nodiscard]] bool start();  // false: no memory
+  Connection* find(int fd);    // main thread
+  Connection* find_elsewhere(int fd) const {
+    return known(fd) && !closed_[fd].load(std::memory_order_acquire) ? table_[fd] : nullptr;
+  }
+  void note_closed(int fd) {  // before the descriptor is closed
     if (known(fd)) closed_[fd].store(true, std::memory_order_release);
   }
-  Connection* add(int fd);      // nullptr: no memory. kPartial, empty. pre: none for fd
+  Connection* add(int fd);  // nullptr: no memory. kPartial, empty. pre: none for fd
   void drop(Connection* c);
-  // Bytes become `bytes` of `data`, which may not lie in it; counted in `quota` and, if there is one, that of the user. False: no memory,
-  // or one of them is used up; nothing changed.
+  // Bytes become `bytes` of `data`, which may not lie in it; counted in `quota` and, if there is one, that of the user.
+  // False: no memory, or one of them is used up; nothing changed.
   [[nodiscard]] bool fill(Connection* c, const char* data, size_t bytes, Quota* quota, Quota* of_user);
   // An empty buffer of `bytes` for it, counted nowhere. False: no memory.
   [[nodiscard]] bool reserve(Connection* c, size_t bytes);
@@ -94,7 +99,7 @@ class Connections {
   Quota& partial_quota() { return quotas_[0]; }
   Quota& held_quota() { return quotas_[1]; }
   ConnectionList& partial() { return lists_[0]; }
-  ConnectionList& held() { return lists_[1]; }    // by deadline
+  ConnectionList& held() { return lists_[1]; }  // by deadline
   ConnectionList& ready() { return lists_[2]; }
 
  private:
@@ -105,10 +110,10 @@ class Connections {
   Quota quotas_[2] = {{0, kPartialBytesMax}, {0, kHeldBytesMax}};
   ConnectionList lists_[3];
   Connection** table_ = nullptr;
-  std::atomic<bool>* closed_ = nullptr;   // by another thread, since an entry was made
+  std::atomic<bool>* closed_ = nullptr;  // by another thread, since an entry was made
   Connection* spare_ = nullptr;
   size_t spare_bytes_ = 0;
-  uint64_t held_now_ = 0;   // connections in kHeld
+  uint64_t held_now_ = 0;  // connections in kHeld
   uint64_t lookup_bytes_ = 0;
   Connection* leader_ = nullptr;
 };

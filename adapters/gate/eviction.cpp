@@ -9,10 +9,10 @@
 
 #include "ahead.h"
 #include "base/host_guard.h"
+#include "freed_lookup.h"
 #include "gate_inside.h"
 #include "server_fields.h"
 #include "sys/mem.h"
-#include "freed_lookup.h"
 
 namespace lunar::redis {
 namespace {
@@ -21,20 +21,21 @@ namespace {
 constexpr unsigned kPool = 16;
 constexpr size_t kCachedBytes = 255;
 struct PoolEntry {
-  uint64_t idle;       // or another measure: the larger the better
-  char* key;           // text in `cached`, or of its own
+  uint64_t idle;  // or another measure: the larger the better
+  char* key;      // text in `cached`, or of its own
   char* cached;
   int32_t database;
 };
 static_assert(sizeof(PoolEntry) == 32);
-constexpr int kLru = 1, kLfu = 2, kAllKeys = 4, kVolatileTtl = 2 << 8;   // of a policy
+constexpr int kLru = 1, kLfu = 2, kAllKeys = 4, kVolatileTtl = 2 << 8;  // of a policy
 
 constexpr unsigned kBatches = 8, kBatch = 32;
 constexpr unsigned kRoundsOfBatch = 8, kFilledInTurn = 3;
-constexpr uint64_t kNearBytes = 4 << 20, kOverBytes = 256 << 10;   // below maxmemory: victims are made ready; commands need them
-constexpr size_t kGrowsBytes = 128;                                  // a shorter command hardly evicts
+// below maxmemory: victims are made ready; commands need them
+constexpr uint64_t kNearBytes = 4 << 20, kOverBytes = 256 << 10;
+constexpr size_t kGrowsBytes = 128;  // a shorter command hardly evicts
 constexpr uint64_t kFreshNs = 1'000'000'000;
-constexpr uint64_t kOffered = UINT64_MAX;   // the measure of a candidate that is ready
+constexpr uint64_t kOffered = UINT64_MAX;  // the measure of a candidate that is ready
 
 struct Candidate {
   int database = 0;
@@ -65,23 +66,26 @@ struct Eviction {
   PoolEntry own[kPool] = {};
   Batch batch[kBatches];
   bool near = false, over = false, usable = false;
-  unsigned next = 0;       // batch that is offered from
-  unsigned promised = 0;   // victims of commands that have been passed on since the last turn
-  bool asked = false;      // commands that grow were there since the last turn
+  unsigned next = 0;      // batch that is offered from
+  unsigned promised = 0;  // victims of commands that have been passed on since the last turn
+  bool asked = false;     // commands that grow were there since the last turn
   uint64_t asked_ns = 0, offered_ns = 0;
 };
 
 constinit Eviction g_eviction;
 
 bool is_cached(const char* text) {
-  uint8_t header[3];   // used, allocated, kind
-  return text != nullptr && sys::peek(text - 3, header, sizeof header) == 0 && header[1] == kCachedBytes && (header[2] & 7) == 1;
+  uint8_t header[3];  // used, allocated, kind
+  return text != nullptr && sys::peek(text - 3, header, sizeof header) == 0 && header[1] == kCachedBytes &&
+         (header[2] & 7) == 1;
 }
 
 bool is_pool(const void* pointer) {
   PoolEntry entry[kPool];
   // The first entry is looked at before the rest: most words point elsewhere.
-  if (sys::peek(pointer, entry, sizeof *entry) != 0 || !is_cached(entry->cached) || sys::peek(pointer, entry, sizeof entry) != 0) return false;
+  if (sys::peek(pointer, entry, sizeof *entry) != 0 || !is_cached(entry->cached) ||
+      sys::peek(pointer, entry, sizeof entry) != 0)
+    return false;
   for (const PoolEntry& one : entry)
     if (!is_cached(one.cached) || one.database < 0 || gate().layout.database(one.database) == nullptr) return false;
   return true;
@@ -103,13 +107,17 @@ void look_at_memory() {
 }
 
 bool chosen_before(int database, Slice key) {
-  auto same = [&](int its_database, const char* text, size_t bytes) { return its_database == database && bytes == key.bytes && memcmp(text, key.data, bytes) == 0; };
+  auto same = [&](int its_database, const char* text, size_t bytes) {
+    return its_database == database && bytes == key.bytes && memcmp(text, key.data, bytes) == 0;
+  };
   for (const Batch& batch : g_eviction.batch)
     for (unsigned i = 0; i < batch.count; ++i)
       if (same(batch.candidate[i].database, batch.candidate[i].key, batch.candidate[i].bytes)) return true;
   const PoolEntry* pool = *g_eviction.server.pool;
   for (unsigned i = 0; i < kPool; ++i)
-    if (pool[i].key != nullptr && pool[i].idle == kOffered && same(pool[i].database, pool[i].key, sds_length(pool[i].key))) return true;
+    if (pool[i].key != nullptr && pool[i].idle == kOffered &&
+        same(pool[i].database, pool[i].key, sds_length(pool[i].key)))
+      return true;
   return false;
 }
 
@@ -155,7 +163,7 @@ void look_at(Batch& batch) {
     (void)lookup.look_up(database->expires, one.slice());
     const auto* object = static_cast<const ObjectView*>(lookup.look_up(database->keys, one.slice()));
     if (object != nullptr && lookup.have(object, sizeof *object)) look_up_freed(lookup, *object, false);
-    if (object == nullptr && lookup.complete) batch.candidate[i--] = batch.candidate[--batch.count];   // gone
+    if (object == nullptr && lookup.complete) batch.candidate[i--] = batch.candidate[--batch.count];  // gone
   }
   batch.state = Batch::State::kReady;
   if (missing.count == 0 || batch.rounds++ >= kRoundsOfBatch || !ahead_fetch(&batch.fetch)) return;
@@ -231,9 +239,11 @@ bool eviction_start() {
   if (gate().layout.keyspace() != Keyspace::kDict) return false;
   Server& server = g_eviction.server;
   HostGuard guard;
-  auto find = [](const char* name, auto* out) { return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr; };
-  if (!find("getMaxmemoryState", &server.memory_state) || !find("evictionPoolPopulate", &server.populate) || !find("sdsfree", &server.free_text) ||
-      dlsym(RTLD_DEFAULT, "propagatePendingCommands") == nullptr)
+  auto find = [](const char* name, auto* out) {
+    return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr;
+  };
+  if (!find("getMaxmemoryState", &server.memory_state) || !find("evictionPoolPopulate", &server.populate) ||
+      !find("sdsfree", &server.free_text) || dlsym(RTLD_DEFAULT, "propagatePendingCommands") == nullptr)
     return false;
   server.most = static_cast<const uint64_t*>(server_setting("maxmemory"));
   server.policy = static_cast<const int*>(server_setting("maxmemory-policy"));
@@ -261,7 +271,8 @@ bool eviction_turn(uint64_t now) {
   unsigned filled = 0;
   for (Batch& batch : e.batch) {
     if (batch.fetch.under_way) continue;
-    if (batch.state == Batch::State::kReady && (batch.count == 0 || now > batch.chosen_ns + kFreshNs)) batch.state = Batch::State::kEmpty;
+    if (batch.state == Batch::State::kReady && (batch.count == 0 || now > batch.chosen_ns + kFreshNs))
+      batch.state = Batch::State::kEmpty;
     if (batch.state != Batch::State::kEmpty || now > e.asked_ns + kFreshNs) continue;
     if (filled++ < kFilledInTurn) fill(batch, now);
   }
@@ -276,7 +287,8 @@ void eviction_offer() {
   unsigned there = offered();
   for (unsigned n = 0; n < kBatches && there < kPool; ++n, e.next = (e.next + 1) % kBatches) {
     Batch& batch = e.batch[e.next];
-    for (; batch.state == Batch::State::kReady && batch.count != 0 && there < kPool; ++there) offer(batch.candidate[--batch.count]);
+    for (; batch.state == Batch::State::kReady && batch.count != 0 && there < kPool; ++there)
+      offer(batch.candidate[--batch.count]);
     if (there == kPool) return;
   }
 }
@@ -292,7 +304,9 @@ bool eviction_has_victim(size_t bytes, NonresidentRanges* missing) {
   if (e.promised < ready) return ++e.promised, true;
   const Batch* oldest = nullptr;
   for (const Batch& batch : e.batch)
-    if (batch.state == Batch::State::kFetching && batch.fetch.under_way && (oldest == nullptr || batch.chosen_ns < oldest->chosen_ns)) oldest = &batch;
+    if (batch.state == Batch::State::kFetching && batch.fetch.under_way &&
+        (oldest == nullptr || batch.chosen_ns < oldest->chosen_ns))
+      oldest = &batch;
   if (oldest == nullptr || missing->full()) return true;
   const lunar_range& last = oldest->fetch.missing.range[oldest->fetch.missing.count - 1];
   missing->add(last.address, last.bytes);

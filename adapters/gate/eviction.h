@@ -1,14 +1,16 @@
-// SPDX-License-Identifier: Apache-2.0
-// Eviction of cold keys at maxmemory. The server evicts inside a client's command: it samples a few keys into a pool of 16, ordered by how
-// little they are used, and frees the last of the pool, which reads the value's memory. The gate samples candidates ahead with the server's
-// own function and policy, fetches what freeing them reads, and puts them at the end of the server's pool, from where the server takes them:
+// SPDX-License-Identifier: Apache-2.0 Eviction of cold keys at maxmemory. The server evicts inside a client's command:
+// it samples a few keys into a pool of 16, ordered by how little they are used, and frees the last of the pool, which
+// reads the value's memory. The gate samples candidates ahead with the server's own function and policy, fetches what
+// freeing them reads, and puts them at the end of the server's pool, from where the server takes them:
 //
 //   evictionPoolPopulate ──► batches of candidates ──► fetcher ──► ready ──► the server's pool, as its best 16 ──► the server evicts
 //
-// A client's command that will evict depends on its victims' memory as on its keys': while none is ready, it is held for one that is fetched.
+// A client's command that will evict depends on its victims' memory as on its keys': while none is ready, it is held
+// for one that is fetched.
 //
-// The server still decides whether, when and how many. A candidate is a few milliseconds old; one that is gone meanwhile is skipped.
-// Policies that choose at random (allkeys-random, volatile-random) have no pool: they are left to faults.
+// The server still decides whether, when and how many. A candidate is a few milliseconds old; one that is gone
+// meanwhile is skipped. Policies that choose at random (allkeys-random, volatile-random) have no pool: they are left to
+// faults.
 //
 // Threading: as ahead.h. The server's pool is found by its shape (server_fields.h); where it is not, nothing is done.
 #pragma once

@@ -7,21 +7,21 @@
 
 #include "ahead.h"
 #include "base/host_guard.h"
+#include "freed_lookup.h"
 #include "gate_inside.h"
 #include "server_fields.h"
-#include "freed_lookup.h"
 
 namespace lunar::redis {
 namespace {
 
 constexpr unsigned kWindows = 4;
-constexpr uint64_t kWindow = 64;               // buckets
-constexpr unsigned kRoundsOfWindow = 12;       // then what is still missing is left to faults
+constexpr uint64_t kWindow = 64;          // buckets
+constexpr unsigned kRoundsOfWindow = 12;  // then what is still missing is left to faults
 constexpr uint64_t kTurnNs = 300'000, kRestNs = 100'000'000;
 constexpr uint64_t kBucketsInTurn = 1 << 14;
-constexpr uint64_t kSampledMax = 40, kBucketsMax = 800;   // of a look: twice what the server's cycle begins with
-constexpr int64_t kHorizonMs = 150;            // more than the server's cycle is away
-constexpr size_t kCursor = 56;                 // in a database of 7.0
+constexpr uint64_t kSampledMax = 40, kBucketsMax = 800;  // of a look: twice what the server's cycle begins with
+constexpr int64_t kHorizonMs = 150;                      // more than the server's cycle is away
+constexpr size_t kCursor = 56;                           // in a database of 7.0
 
 enum class State : uint8_t { kIdle, kActive, kResting };
 
@@ -39,20 +39,20 @@ struct Server {
   void (*propagate)() = nullptr;
   int (*paused)() = nullptr;
   int (*is_master)() = nullptr;
-  int* enabled = nullptr;   // of active expiry; then its effort
+  int* enabled = nullptr;  // of active expiry; then its effort
 };
 
 struct Expiry {
   Server server;
   State state = State::kIdle;
-  bool off = false;          // the server's setting says no, and that is ours
+  bool off = false;  // the server's setting says no, and that is ours
   Window window[kWindows];
   int database = 0;
-  bool busy = false;         // a window had much that was due: all of them are used
-  unsigned quiet = 0;        // databases one after the other in which little was due
-  uint64_t empty_buckets = 0;   // since a key was seen in this database
+  bool busy = false;           // a window had much that was due: all of them are used
+  unsigned quiet = 0;          // databases one after the other in which little was due
+  uint64_t empty_buckets = 0;  // since a key was seen in this database
   uint64_t rest_until = 0;
-  uint64_t until = 0;        // the end of this turn
+  uint64_t until = 0;  // the end of this turn
   int64_t now_ms = 0;
 };
 
@@ -75,7 +75,8 @@ uint64_t buckets_of(const DictView& dict) {
   return most;
 }
 
-// Nullptr: nothing to look at. The server, too, leaves a table alone of which less than a hundredth is filled: it will shrink.
+// Nullptr: nothing to look at. The server, too, leaves a table alone of which less than a hundredth is filled: it will
+// shrink.
 const DictView* expiries_of(const DatabaseView* database) {
   const auto* dict = static_cast<const DictView*>(database->expires);
   const uint64_t used = dict->used[0] + dict->used[1], buckets = buckets_of(*dict);
@@ -83,7 +84,8 @@ const DictView* expiries_of(const DatabaseView* database) {
 }
 
 EntryView** bucket_of(const DictView& dict, int table, uint64_t index) {
-  return dict.table[table] == nullptr ? nullptr : dict.table[table] + (index & ((uint64_t{1} << dict.exponent[table]) - 1));
+  return dict.table[table] == nullptr ? nullptr
+                                      : dict.table[table] + (index & ((uint64_t{1} << dict.exponent[table]) - 1));
 }
 
 int64_t due_at(const EntryView& entry) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(entry.value)); }
@@ -99,7 +101,8 @@ bool is_in(NonresidentRanges* missing, const DatabaseView& database, const Entry
   return lookup.complete;
 }
 
-// Expires what is due in a bucket and in. An expiry changes the chain, and may end a rehash: then the bucket is looked up again.
+// Expires what is due in a bucket and in. An expiry changes the chain, and may end a rehash: then the bucket is looked
+// up again.
 void expire_bucket(Window& window, const DatabaseView& database, uint64_t index, int table, bool all) {
   Expiry& e = g_expiry;
   KeyLookup lookup{gate().layout, &window.fetch.missing};
@@ -109,12 +112,13 @@ void expire_bucket(Window& window, const DatabaseView& database, uint64_t index,
     if (slot == nullptr || !lookup.have(slot, sizeof *slot)) return;
     bool changed = false;
     unsigned n = 0;
-    for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry); entry = entry->next, ++n) {
+    for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry);
+         entry = entry->next, ++n) {
       if (e.now_ms <= due_at(*entry)) continue;
       const bool in = is_in(&window.fetch.missing, database, *entry);
       if (!in && !all) continue;
       if (e.server.try_expire(&database, entry, e.now_ms) == 0) continue;
-      e.server.propagate();   // each by itself: the server's cycle makes no transaction of them
+      e.server.propagate();  // each by itself: the server's cycle makes no transaction of them
       ++window.expired;
       ahead_counters().expired += 1;
       if (!in) ahead_counters().expired_cold += 1;
@@ -203,7 +207,8 @@ bool something_due() {
         EntryView* const* slot = bucket_of(*dict, t, cursor);
         if (slot == nullptr || !lookup.have(slot, sizeof *slot)) continue;
         unsigned n = 0;
-        for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry); entry = entry->next, ++n, ++sampled)
+        for (const EntryView* entry = *slot; entry != nullptr && n < kChainMax && lookup.have(entry, sizeof *entry);
+             entry = entry->next, ++n, ++sampled)
           if (due_at(*entry) < by) return true;
       }
     }
@@ -250,8 +255,11 @@ bool expiry_start() {
   if (g.layout.keyspace() != Keyspace::kDict) return false;
   {
     HostGuard guard;
-    auto find = [](const char* name, auto* out) { return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr; };
-    if (!find("activeExpireCycleTryExpire", &server.try_expire) || !find("propagatePendingCommands", &server.propagate) ||
+    auto find = [](const char* name, auto* out) {
+      return (*out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(dlsym(RTLD_DEFAULT, name))) != nullptr;
+    };
+    if (!find("activeExpireCycleTryExpire", &server.try_expire) ||
+        !find("propagatePendingCommands", &server.propagate) ||
         !find("checkClientPauseTimeoutAndReturnIfPaused", &server.paused) || !find("iAmMaster", &server.is_master))
       return false;
   }
@@ -271,7 +279,7 @@ void expiry_open() {
 bool expiry_shut() {
   Expiry& e = g_expiry;
   if (e.state == State::kIdle) return false;
-  if (*e.server.enabled != 1) {   // switched off by a client
+  if (*e.server.enabled != 1) {  // switched off by a client
     if (!e.off) stop();
     return e.off;
   }
@@ -295,7 +303,7 @@ bool expiry_turn(uint64_t now) {
     expiry_open();
     return false;
   }
-  if (e.state == State::kIdle && *e.server.enabled != 1) return false;   // switched off by a client
+  if (e.state == State::kIdle && *e.server.enabled != 1) return false;  // switched off by a client
   if (e.state == State::kResting && now < e.rest_until) return false;
   if (e.state != State::kActive) {
     if (!something_due()) {

@@ -1,17 +1,17 @@
-// SPDX-License-Identifier: Apache-2.0
-// Active expiry of cold keys. The server's own cycle goes through the tables of expiries, 20 keys and more at a time, and frees due keys: one
-// fault for each cold string, 30 ms without serving its clients. The gate switches the server's cycle off while any key close ahead of it
-// is due, and does its work in turns:
+// SPDX-License-Identifier: Apache-2.0 Active expiry of cold keys. The server's own cycle goes through the tables of
+// expiries, 20 keys and more at a time, and frees due keys: one fault for each cold string, 30 ms without serving its
+// clients. The gate switches the server's cycle off while any key close ahead of it is due, and does its work in turns:
 //
 //   table of expiries   ...│ window │ window │ window │ window │      each: look up what is due ─► fetch what is missing ─► expire
 //                          ▲ the server's cursor                       (kWindow buckets, a request each)
 //
-// The same order, cursor and function for each key: counters, notifications, deletes sent to replicas and the append-only file are the
-// server's. The same end: a table whose last window had at most a tenth of due keys is left alone for a tenth of a second.
-// A turn takes kTurnNs, then clients get twice as long.
+// The same order, cursor and function for each key: counters, notifications, deletes sent to replicas and the
+// append-only file are the server's. The same end: a table whose last window had at most a tenth of due keys is left
+// alone for a tenth of a second. A turn takes kTurnNs, then clients get twice as long.
 //
-// Nothing happens on a replica, while clients are paused, and where DEBUG SET-ACTIVE-EXPIRE 0 was said. So that this is seen, the server's
-// setting is off only where its cycle might run and no command does: from the end of a round of events to the next wait for events.
+// Nothing happens on a replica, while clients are paused, and where DEBUG SET-ACTIVE-EXPIRE 0 was said. So that this is
+// seen, the server's setting is off only where its cycle might run and no command does: from the end of a round of
+// events to the next wait for events.
 //
 // Threading: as ahead.h.
 #pragma once
@@ -27,8 +27,8 @@ bool expiry_turn(uint64_t now);
 void expiry_open();
 // No command will come before the next wait. True: the server's own cycle is off.
 bool expiry_shut();
-// A client is about to say whether there shall be any. Behind a command that blocks this runs where our own setting cannot be told from its:
-// from here on expiry is the server's alone.
+// A client is about to say whether there shall be any. Behind a command that blocks this runs where our own setting
+// cannot be told from its: from here on expiry is the server's alone.
 void expiry_leave();
 // Keys are due: its cycle is to be off.
 bool expiry_works();

@@ -1,14 +1,16 @@
-// SPDX-License-Identifier: Apache-2.0
-// Fetches pages for the input gate: a few service threads take requests in batches, bring the pages in through the pager's range
-// operations at queue depth, and wake the main thread by an eventfd if it sleeps.
+// SPDX-License-Identifier: Apache-2.0 Fetches pages for the input gate: a few service threads take requests in batches,
+// bring the pages in through the pager's range operations at queue depth, and wake the main thread by an eventfd if it
+// sleeps.
 //
 //   main ── submit ──► waiting ── thread: prefetch a batch ──► done ── take_done ──► main
 //
-// The threads keep off the main thread's CPU, where they would preempt it for a tick or more (waking is what puts them there).
+// The threads keep off the main thread's CPU, where they would preempt it for a tick or more (waking is what puts them
+// there).
 //
 // Requests are made on demand from sys/arena and kept; there are at most kRequestsMax.
 //
-// Threading: submit, take_done, spare and recycle on the main thread; the rest by the service threads. Nothing waits but they.
+// Threading: submit, take_done, spare and recycle on the main thread; the rest by the service threads. Nothing waits
+// but they.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -24,9 +26,10 @@ struct AheadFetch;
 struct Request {
   Request* next = nullptr;
   int fd = -1;
-  Share* share = nullptr;   // its user's, in which it counts
-  uint64_t hold = 0;   // the connection's when it was made: ended when the pages are in, or the descriptor belongs to another connection
-  AheadFetch* ahead = nullptr;   // asked for by none of the clients (ahead.h)
+  Share* share = nullptr;  // its user's, in which it counts
+  // the connection's when it was made: ended when the pages are in, or the descriptor belongs to another connection
+  uint64_t hold = 0;
+  AheadFetch* ahead = nullptr;  // asked for by none of the clients (ahead.h)
   NonresidentRanges pages;
 };
 
@@ -38,11 +41,11 @@ class Fetcher {
   [[nodiscard]] int start(unsigned threads);
   int event_fd() const { return event_fd_; }
 
-  Request* spare();                 // empty; nullptr: too many under way
+  Request* spare();  // empty; nullptr: too many under way
   void recycle(Request* request);
   void submit(Request* request);
-  void flush();                     // main is about to sleep: whatever was submitted gets a thread
-  Request* take_done();             // list by `next`, or nullptr
+  void flush();          // main is about to sleep: whatever was submitted gets a thread
+  Request* take_done();  // list by `next`, or nullptr
   // Around the main thread's sleep. True: something is done already, do not sleep.
   bool begin_sleep();
   void end_sleep() { sleeping_.store(0, std::memory_order_relaxed); }
@@ -57,16 +60,16 @@ class Fetcher {
   int event_fd_ = -1;
   Request* spare_ = nullptr;
   unsigned made_ = 0;
-  sys::SpinLock lock_;              // waiting_, last_, done_
+  sys::SpinLock lock_;  // waiting_, last_, done_
   Request* waiting_ = nullptr;
   Request* last_ = nullptr;
   Request* done_ = nullptr;
-  std::atomic<int> threads_[kThreadsMax] = {};   // ids of those that run; 0: none
-  int left_cpu_ = -1;               // main thread only, as is submitted_
-  unsigned submitted_ = 0;          // since the last wake-up, main thread only
-  alignas(64) std::atomic<uint32_t> pending_{0};    // futex: requests in waiting_
-  std::atomic<uint32_t> resting_{0};                // threads asleep
-  alignas(64) std::atomic<uint32_t> sleeping_{0};   // main waits in epoll_wait
+  std::atomic<int> threads_[kThreadsMax] = {};     // ids of those that run; 0: none
+  int left_cpu_ = -1;                              // main thread only, as is submitted_
+  unsigned submitted_ = 0;                         // since the last wake-up, main thread only
+  alignas(64) std::atomic<uint32_t> pending_{0};   // futex: requests in waiting_
+  std::atomic<uint32_t> resting_{0};               // threads asleep
+  alignas(64) std::atomic<uint32_t> sleeping_{0};  // main waits in epoll_wait
 };
 
 }  // namespace lunar::redis

@@ -17,8 +17,8 @@ struct Saving {
   const ServerLayout* layout = nullptr;
   bool (*known)() = nullptr;
   pthread_t main_thread{};
-  FILE* file = nullptr;   // what is being saved to; main thread
-  bool begun = false;     // something of it has been written
+  FILE* file = nullptr;  // what is being saved to; main thread
+  bool begun = false;    // something of it has been written
   FILE* (*fopen)(const char*, const char*) = nullptr;
   size_t (*fwrite)(const void*, size_t, size_t, FILE*) = nullptr;
   int (*fclose)(FILE*) = nullptr;
@@ -38,7 +38,8 @@ bool is_dump(const char* path, const char* mode) {
 FILE* hook_fopen(const char* path, const char* mode) {
   Saving& s = g_saving;
   FILE* file = s.fopen(path, mode);
-  if (file != nullptr && s.file == nullptr && path != nullptr && mode != nullptr && is_dump(path, mode) && on_main_thread()) {
+  if (file != nullptr && s.file == nullptr && path != nullptr && mode != nullptr && is_dump(path, mode) &&
+      on_main_thread()) {
     s.file = file;
     s.begun = false;
   }

@@ -1,14 +1,16 @@
-// SPDX-License-Identifier: Apache-2.0
-// Detects a save by the server itself (SAVE, SHUTDOWN, DEBUG RELOAD: no fork) and reads the tables ahead of it (save_ahead.h).
+// SPDX-License-Identifier: Apache-2.0 Detects a save by the server itself (SAVE, SHUTDOWN, DEBUG RELOAD: no fork) and
+// reads the tables ahead of it (save_ahead.h).
 //
 //   fopen("temp-PID.rdb", "w")   this file is the one
 //   fwrite: its first bytes      handlers of modules have run, the iteration over the tables is next    ──► starts
-//   fwrite: further ones         the server waits while it is not behind the reader (a forked child that saves to a file, too)
+//   fwrite: further ones         the server waits while it is not behind the reader (a forked child that saves to a
+//                                file, too)
 //   fclose                       before anything else is done                                    ──► stopped and joined
 //
-// In between the server does nothing but save: clients wait, threads of modules have no right to change keys, and what bio threads free is in no
-// table any more. What it does change is told in save_ahead.h. The calls of the main program are redirected (program_got.h): the module and
-// `lunar run` need the same, and a module's event comes before the handlers of other modules have run.
+// In between the server does nothing but save: clients wait, threads of modules have no right to change keys, and what
+// bio threads free is in no table any more. What it does change is told in save_ahead.h. The calls of the main program
+// are redirected (program_got.h): the module and `lunar run` need the same, and a module's event comes before the
+// handlers of other modules have run.
 //
 // Not noticed: DEBUG DIGEST, which calls nothing at its beginning or end. An AOF rewrite is always a child's.
 //
@@ -18,8 +20,8 @@
 
 namespace lunar::redis {
 
-// Redirects the calls, once. `known`: whether keys may be looked at, on the main thread, while nothing changes them. A server that does not
-// make these calls saves as it can.
+// Redirects the calls, once. `known`: whether keys may be looked at, on the main thread, while nothing changes them. A
+// server that does not make these calls saves as it can.
 void foreground_save_watch(const ServerLayout& layout, bool (*known)());
 
 }  // namespace lunar::redis

@@ -10,9 +10,10 @@
 namespace lunar::redis {
 namespace {
 
-constexpr uint64_t kFreedElementsMax = 1024;   // of a collection that is gone through
-constexpr uint64_t kFreedLaterFrom = 64;       // elements from which on another thread frees it (the server's own bound)
-constexpr unsigned kListNodesMax = 16;         // a chain: each may cost a round
+constexpr uint64_t kFreedElementsMax = 1024;  // of a collection that is gone through
+// elements from which on another thread frees it (the server's own bound)
+constexpr uint64_t kFreedLaterFrom = 64;
+constexpr unsigned kListNodesMax = 16;  // a chain: each may cost a round
 
 // EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT: whether the time has been.
 bool in_the_past(Slice name, Slice time) {
@@ -30,9 +31,12 @@ Wants depending(const Command& command) {
   const Slice name = command.argument[0];
   if (same_word(name, "SET")) {
     if (command.kept <= 3) return Wants::kFreed;
-    return has_word(command, 3, command.kept, "GET") ? Wants::kValue : has_word(command, 3, command.kept, "NX") ? Wants::kObject : Wants::kFreed;
+    return has_word(command, 3, command.kept, "GET")  ? Wants::kValue
+           : has_word(command, 3, command.kept, "NX") ? Wants::kObject
+                                                      : Wants::kFreed;
   }
-  if (same_word(name, "RESTORE") || same_word(name, "RESTORE-ASKING")) return has_word(command, 4, command.kept, "REPLACE") ? Wants::kFreed : Wants::kObject;
+  if (same_word(name, "RESTORE") || same_word(name, "RESTORE-ASKING"))
+    return has_word(command, 4, command.kept, "REPLACE") ? Wants::kFreed : Wants::kObject;
   return command.kept > 2 && in_the_past(name, command.argument[2]) ? Wants::kFreed : Wants::kObject;
 }
 
@@ -40,7 +44,8 @@ Wants depending(const Command& command) {
 bool have_part(KeyLookup& lookup, const void* address, size_t bytes) {
   if (lookup.resident(address, bytes)) return true;
   lookup.complete = false;
-  const uint64_t page = page_bytes(), first = reinterpret_cast<uintptr_t>(address) / page, last = (reinterpret_cast<uintptr_t>(address) + bytes - 1) / page;
+  const uint64_t page = page_bytes(), first = reinterpret_cast<uintptr_t>(address) / page,
+                 last = (reinterpret_cast<uintptr_t>(address) + bytes - 1) / page;
   for (unsigned i = lookup.missing->count; i > 0; --i) {
     const lunar_range& range = lookup.missing->range[i - 1];
     const auto at = reinterpret_cast<uintptr_t>(range.address);
@@ -59,10 +64,13 @@ void freed_text(KeyLookup& lookup, const void* text) {
 enum class Parts { kMembers, kFields, kScores };
 
 void freed_entries(KeyLookup& lookup, const EntryView* entry, Parts parts) {
-  for (unsigned n = 0; entry != nullptr && n < kChainMax && have_part(lookup, entry, sizeof *entry); ++n, entry = entry->next) {
+  for (unsigned n = 0; entry != nullptr && n < kChainMax && have_part(lookup, entry, sizeof *entry);
+       ++n, entry = entry->next) {
     freed_text(lookup, entry->key);
     if (parts == Parts::kFields) freed_text(lookup, entry->value);
-    if (parts == Parts::kScores && entry->value != nullptr) (void)have_part(lookup, static_cast<const char*>(entry->value) - 8, 40);   // member, score, links
+    // member, score, links
+    if (parts == Parts::kScores && entry->value != nullptr)
+      (void)have_part(lookup, static_cast<const char*>(entry->value) - 8, 40);
   }
 }
 
@@ -72,7 +80,7 @@ void freed_dict(KeyLookup& lookup, const DictView* dict, Parts parts, bool later
   if (used > (later ? kFreedLaterFrom : kFreedElementsMax)) return;
   for (int t = 0; t < 2 && dict->table[t] != nullptr; ++t) {
     const uint64_t slots = uint64_t{1} << dict->exponent[t];
-    if (slots > 16 * kFreedElementsMax) return;   // few left of many
+    if (slots > 16 * kFreedElementsMax) return;  // few left of many
     lookup.missing->work(static_cast<unsigned>(slots / 16 + 2 * dict->used[t]));
     if (!lookup.have(dict->table[t], slots * sizeof(void*))) continue;
     for (uint64_t s = 0; s < slots && !lookup.missing->full(); ++s)
@@ -90,24 +98,31 @@ void freed_list(KeyLookup& lookup, const QuicklistView* list) {
 
 Wants wants_of_key(const CommandKeys& keys, const Command& command, unsigned nth) {
   switch (keys.wants) {
-    case Wants::kDepends: return depending(command);
-    case Wants::kStores: return nth == 0 ? Wants::kFreed : Wants::kValue;
-    case Wants::kMoves: return nth == 0 ? Wants::kObject : Wants::kFreed;
-    default: return keys.wants;
+    case Wants::kDepends:
+      return depending(command);
+    case Wants::kStores:
+      return nth == 0 ? Wants::kFreed : Wants::kValue;
+    case Wants::kMoves:
+      return nth == 0 ? Wants::kObject : Wants::kFreed;
+    default:
+      return keys.wants;
   }
 }
 
 void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later) {
   const char* at = object.pointer;
   if (at == nullptr || !collection_known(lookup.layout.keyspace(), object)) return;
-  const bool dicts = lookup.layout.keyspace() == Keyspace::kDict;   // what is in their collections is known
+  const bool dicts = lookup.layout.keyspace() == Keyspace::kDict;  // what is in their collections is known
   switch (object.encoding()) {
     case kRaw:
       if (object.type() == kString) freed_text(lookup, at);
       break;
     case kHashTable:
-      if (!dicts) (void)lookup.have(at, sizeof(DictView));
-      else freed_dict(lookup, reinterpret_cast<const DictView*>(at), object.type() == kHash ? Parts::kFields : Parts::kMembers, later);
+      if (!dicts)
+        (void)lookup.have(at, sizeof(DictView));
+      else
+        freed_dict(lookup, reinterpret_cast<const DictView*>(at),
+                   object.type() == kHash ? Parts::kFields : Parts::kMembers, later);
       break;
     case kSkiplist: {
       const auto* zset = reinterpret_cast<const ZsetView*>(at);
@@ -118,9 +133,14 @@ void look_up_freed(KeyLookup& lookup, const ObjectView& object, bool later) {
       freed_dict(lookup, static_cast<const DictView*>(zset->members), Parts::kScores, later);
       break;
     }
-    case kQuicklist: freed_list(lookup, reinterpret_cast<const QuicklistView*>(at)); break;
-    case kStream: (void)lookup.have(at, kStreamBytes); break;
-    default: break;   // in the object, or one piece whose inside is not read
+    case kQuicklist:
+      freed_list(lookup, reinterpret_cast<const QuicklistView*>(at));
+      break;
+    case kStream:
+      (void)lookup.have(at, kStreamBytes);
+      break;
+    default:
+      break;  // in the object, or one piece whose inside is not read
   }
 }
 

@@ -28,10 +28,10 @@ namespace {
 
 constinit Gate g_gate;
 constinit ErrorText g_reason;
-constexpr unsigned kAttemptsMax = 1000;   // waits of the server before its data is believed not to be found
+constexpr unsigned kAttemptsMax = 1000;  // waits of the server before its data is believed not to be found
 constinit unsigned g_attempts = 0;
 constexpr const char* kUnknownLayout = "this server is laid out in a way that is not known here: ";
-constexpr unsigned kKeysLookedAtEvery = 64;   // reads
+constexpr unsigned kKeysLookedAtEvery = 64;  // reads
 constinit uint64_t g_round = 0;
 
 void bypass(const char* what, const ErrorText& why) {
@@ -64,8 +64,8 @@ bool opened_for_io_threads() {
   return true;
 }
 
-// Looks for the server's data, until it is known. Its keys are looked at elsewhere: while the server waits, threads of modules may
-// change them.
+// Looks for the server's data, until it is known. Its keys are looked at elsewhere: while the server waits, threads of
+// modules may change them.
 void look_for_server(int epoll, const epoll_event* events, int events_max) {
   Gate& g = g_gate;
   static bool threads_seen = false;
@@ -92,15 +92,18 @@ void release(Connection* c, bool late) {
 void unpark(Connection* c) {
   if (!c->parked && !c->taken_out) return;
   const int mask = g_gate.layout.event_mask(c->fd);
-  if (mask != 0) (void)sys::epoll_set(g_gate.epoll, c->fd, (mask & 1 ? EPOLLIN : 0u) | (mask & 2 ? EPOLLOUT : 0u), c->taken_out);
+  if (mask != 0)
+    (void)sys::epoll_set(g_gate.epoll, c->fd, (mask & 1 ? EPOLLIN : 0u) | (mask & 2 ? EPOLLOUT : 0u), c->taken_out);
   c->parked = c->taken_out = false;
 }
 
 // Its events are not told while it is held. A hang-up cannot be masked: the descriptor is taken out.
 void park(Connection* c, bool hung_up) {
   const int mask = g_gate.layout.event_mask(c->fd);
-  if (!hung_up) c->parked = sys::epoll_set(g_gate.epoll, c->fd, mask & 2 ? EPOLLOUT : 0u, false) == 0;
-  else c->taken_out = sys::epoll_remove(g_gate.epoll, c->fd) == 0;
+  if (!hung_up)
+    c->parked = sys::epoll_set(g_gate.epoll, c->fd, mask & 2 ? EPOLLOUT : 0u, false) == 0;
+  else
+    c->taken_out = sys::epoll_remove(g_gate.epoll, c->fd) == 0;
 }
 
 void take_what_is_done() {
@@ -108,7 +111,8 @@ void take_what_is_done() {
   for (Request* r = g.fetcher.take_done(); r != nullptr;) {
     Request* next = r->next;
     Connection* c = g.connections.find(r->fd);
-    if (c != nullptr && c->hold == r->hold && (!c->link || link_request_done(c)) && c->state == Hold::kHeld) release(c, false);
+    if (c != nullptr && c->hold == r->hold && (!c->link || link_request_done(c)) && c->state == Hold::kHeld)
+      release(c, false);
     if (r->ahead != nullptr) ahead_fetched(r->ahead);
     r->share->bytes -= r->pages.bytes;
     --r->share->requests;
@@ -117,17 +121,20 @@ void take_what_is_done() {
   }
 }
 
-// Clients of users that have less under way again, in order: what they wait for is looked at anew. A few more than there is room for
-// may come, and wait again.
+// Clients of users that have less under way again, in order: what they wait for is looked at anew. A few more than
+// there is room for may come, and wait again.
 void give_turns() {
   Gate& g = g_gate;
   const uint64_t each = kClientBytesMin / 4, most = user_bytes_max();
-  unsigned lookups = g.connections.lookup_bytes() < lookups_bytes_max() ? UINT_MAX : g.connections.leader() == nullptr ? 1 : 0;
+  unsigned lookups = g.connections.lookup_bytes() < lookups_bytes_max() ? UINT_MAX
+                     : g.connections.leader() == nullptr                ? 1
+                                                                        : 0;
   for (Share** at = &g.shares.waiting(); *at != nullptr;) {
     Share* share = *at;
     uint64_t bytes = share->bytes;
     unsigned requests = share->requests;
-    for (Connection *c = share->waiting.head, *next; c != nullptr && bytes < most && requests < kUserRequestsMax; c = next) {
+    for (Connection *c = share->waiting.head, *next; c != nullptr && bytes < most && requests < kUserRequestsMax;
+         c = next) {
       next = c->next;
       if (c->cursor.far() && lookups == 0) continue;
       if (c->cursor.far()) --lookups;
@@ -157,7 +164,8 @@ void begin_fetching(uint64_t now) {
   g.holds_begun = g.holds;
 }
 
-// Releases the clients of a list whose time is up; of long lookups, whose faults stop all clients, only the first: *lookups may go.
+// Releases the clients of a list whose time is up; of long lookups, whose faults stop all clients, only the first:
+// *lookups may go.
 void release_due(ConnectionList& list, bool all, uint64_t now, unsigned* lookups) {
   Gate& g = g_gate;
   for (Connection *c = list.head, *next; c != nullptr; c = next) {
@@ -175,12 +183,14 @@ void release_due(ConnectionList& list, bool all, uint64_t now, unsigned* lookups
 void release_late(uint64_t now) {
   Gate& g = g_gate;
   const bool all = !g.watching();
-  for (Connection* c; (c = g.connections.partial().head) != nullptr && (all || c->deadline_ns <= now);) release(c, true);
+  for (Connection* c; (c = g.connections.partial().head) != nullptr && (all || c->deadline_ns <= now);)
+    release(c, true);
   if (Connection* link = link_waiting(); link != nullptr && (all || link->deadline_ns <= now)) release(link, true);
   if (!all && now < g.first_deadline_ns) return;
   g.first_deadline_ns = UINT64_MAX;
   unsigned lookups = 1;
-  for (Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting) release_due(share->waiting, all, now, &lookups);
+  for (Share* share = g.shares.waiting(); share != nullptr; share = share->next_waiting)
+    release_due(share->waiting, all, now, &lookups);
   release_due(g.connections.held(), all, now, &lookups);
 }
 
@@ -236,7 +246,7 @@ int add_ready(epoll_event* events, int n, int max) {
   for (Connection *c = g.connections.ready().head, *next; c != nullptr && n < max; c = next) {
     next = c->next;
     unpark(c);
-    if (c->size() == 0) {   // taken by another thread
+    if (c->size() == 0) {  // taken by another thread
       g.connections.drop(c);
       continue;
     }
@@ -300,24 +310,27 @@ bool on_main_thread() { return pthread_equal(pthread_self(), g_gate.main_thread)
 ssize_t hook_read(int fd, void* buffer, size_t bytes) {
   Gate& g = g_gate;
   if (g.epoll < 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff) return g.read(fd, buffer, bytes);
-  return on_main_thread() ? gate_input({fd, nullptr}, buffer, bytes) : gate_input_elsewhere({fd, nullptr}, buffer, bytes);
+  return on_main_thread() ? gate_input({fd, nullptr}, buffer, bytes)
+                          : gate_input_elsewhere({fd, nullptr}, buffer, bytes);
 }
 
-// OpenSSL's SSL_read, SSL_get_error and SSL_pending. A session to which the gate said "later" wants to read, and has nothing.
+// OpenSSL's SSL_read, SSL_get_error and SSL_pending. A session to which the gate said "later" wants to read, and has
+// nothing.
 int hook_tls_read(void* tls, void* buffer, int bytes) {
   Gate& g = g_gate;
-  if (g.epoll < 0 || bytes <= 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff) return g.tls_read(tls, buffer, bytes);
+  if (g.epoll < 0 || bytes <= 0 || g.state.load(std::memory_order_relaxed) == GateState::kOff)
+    return g.tls_read(tls, buffer, bytes);
   const Source from{g.tls_descriptor(tls), tls};
   const auto size = static_cast<size_t>(bytes);
   const bool here = on_main_thread();
   const int got = static_cast<int>(here ? gate_input(from, buffer, size) : gate_input_elsewhere(from, buffer, size));
-  if (got > 0) errno = 0;   // the server looks at it first, and SSL_read leaves it so
+  if (got > 0) errno = 0;  // the server looks at it first, and SSL_read leaves it so
   if (here) g.tls_deferred = g.deferred ? tls : nullptr;
   return got;
 }
 
 int hook_tls_error(const void* tls, int rc) {
-  constexpr int kWantRead = 2;   // SSL_ERROR_WANT_READ
+  constexpr int kWantRead = 2;  // SSL_ERROR_WANT_READ
   Gate& g = g_gate;
   if (tls == nullptr || tls != g.tls_deferred || !on_main_thread()) return g.tls_error(tls, rc);
   g.tls_deferred = nullptr;
@@ -327,7 +340,8 @@ int hook_tls_error(const void* tls, int rc) {
 int hook_tls_pending(const void* tls) {
   Gate& g = g_gate;
   if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff && on_main_thread())
-    if (const Connection* c = g.connections.find(g.tls_descriptor(tls)); c != nullptr && c->state == Hold::kHeld) return 0;
+    if (const Connection* c = g.connections.find(g.tls_descriptor(tls)); c != nullptr && c->state == Hold::kHeld)
+      return 0;
   return g.tls_pending(tls);
 }
 
@@ -353,21 +367,24 @@ int hook_epoll_wait(int epoll, epoll_event* events, int max, int timeout_ms) {
 int hook_close(int fd) {
   Gate& g = g_gate;
   if (g.fetching && g.state.load(std::memory_order_relaxed) != GateState::kOff) {
-    if (!on_main_thread()) g.connections.note_closed(fd);
-    else if (Connection* c = g.connections.find(fd); c != nullptr) g.connections.drop(c);
+    if (!on_main_thread())
+      g.connections.note_closed(fd);
+    else if (Connection* c = g.connections.find(fd); c != nullptr)
+      g.connections.drop(c);
   }
   return g.close(fd);
 }
 
-// A child of a server that runs has no fetcher, and serves no clients: it saves. One that was forked before is the server itself
-// (daemonize).
+// A child of a server that runs has no fetcher, and serves no clients: it saves. One that was forked before is the
+// server itself (daemonize).
 void enter_child() {
   if (g_gate.epoll < 0) return pager_watch_thread(sys::thread_id());
   g_gate.state.store(GateState::kOff, std::memory_order_relaxed);
   if (g_gate.fetching) save_ahead_start(g_gate.layout);
 }
 
-// Whether keys may be looked at by a thread of ours while the server itself does not change them. No client may have come yet.
+// Whether keys may be looked at by a thread of ours while the server itself does not change them. No client may have
+// come yet.
 bool keys_known() {
   Gate& g = g_gate;
   const GateState state = g.state.load(std::memory_order_relaxed);
@@ -408,10 +425,12 @@ void look_at_keys(int fd) {
   ErrorText why;
   const bool master = g.layout.master_of(fd) != nullptr;
   if (!master && g.layout.client_of(fd) == nullptr) {
-    if (g.layout.foreign_client(fd)) bypass(kUnknownLayout, ((void)why.set(-ENOTSUP, "its clients look different"), why));
+    if (g.layout.foreign_client(fd))
+      bypass(kUnknownLayout, ((void)why.set(-ENOTSUP, "its clients look different"), why));
     return;
   }
-  if (reads++ % (master ? kKeysLookedAtEvery / 16 : kKeysLookedAtEvery) != 0) return;   // a stream's reads are large, and many commands
+  // a stream's reads are large, and many commands
+  if (reads++ % (master ? kKeysLookedAtEvery / 16 : kKeysLookedAtEvery) != 0) return;
   int rc = g.layout.check_keys(&why);
   if (rc > 0 && rights_check(&why) < 0) rc = -1;
   if (rc > 0) {
@@ -435,14 +454,15 @@ int gate_start(const GateOptions& options, ErrorText* why) {
   if (!pager_created()) return why->set(-ENOTSUP, "this library serves no tier here");
   pager_watch_thread(sys::thread_id());
   if (g.state.load() != GateState::kOff) return why->set(-EEXIST, "the input gate is there already");
-  if (!g.layout.find_symbols(why) || !rights_find_symbols(g.layout.keyspace() == Keyspace::kTables, why)) return -ENOENT;
+  if (!g.layout.find_symbols(why) || !rights_find_symbols(g.layout.keyspace() == Keyspace::kTables, why))
+    return -ENOENT;
   g.main_thread = pthread_self();
   if (int rc = pthread_atfork(nullptr, nullptr, enter_child); rc != 0) return why->set(-rc, "no fork handler");
   int rc = redirect("read", hook_read, &g.read, why);
   if (rc == 0) rc = redirect("close", hook_close, &g.close, why);
   if (rc == 0) rc = redirect_tls(why);
   if (rc == 0) rc = redirect("epoll_wait", hook_epoll_wait, &g.epoll_wait, why);
-  if (rc < 0) return rc;   // a hook without the others hands through
+  if (rc < 0) return rc;  // a hook without the others hands through
   foreground_save_watch(g.layout, keys_known);
   aof_ahead_watch(g.layout, keys_known);
   g.state.store(GateState::kStarting);
@@ -454,14 +474,19 @@ void gate_set(const GateOptions& options) {
   Gate& g = g_gate;
   if (g.state.load() == GateState::kOff) return;
   g.options = options;
-  if (!options.enabled) g.state.store(GateState::kBypassed);
-  else if (g.state.load() == GateState::kBypassed && g_reason.text[0] == 0) g.state.store(GateState::kStarting);
+  if (!options.enabled)
+    g.state.store(GateState::kBypassed);
+  else if (g.state.load() == GateState::kBypassed && g_reason.text[0] == 0)
+    g.state.store(GateState::kStarting);
 }
 
 GateState gate_state() { return g_gate.state.load(std::memory_order_relaxed); }
-const char* gate_reason() { return g_gate.state.load() == GateState::kBypassed ? (g_reason.text[0] != 0 ? g_reason.text : "switched off") : ""; }
+const char* gate_reason() {
+  return g_gate.state.load() == GateState::kBypassed ? (g_reason.text[0] != 0 ? g_reason.text : "switched off") : "";
+}
 GateWorst gate_take_worst() {
-  return {std::exchange(g_gate.longest_hold_ns, 0), pager_take_longest_fault_ns(), std::exchange(g_gate.longest_stall_ns, 0)};
+  return {std::exchange(g_gate.longest_hold_ns, 0), pager_take_longest_fault_ns(),
+          std::exchange(g_gate.longest_stall_ns, 0)};
 }
 const HoldTimes& gate_hold_times() { return g_gate.hold_times; }
 Prefixes& gate_prefixes() { return g_gate.prefixes; }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The result of the server's read(): see gate.h. A read goes straight into the server's buffer, where the gate scans it; only input that
-// must wait is copied.
+// SPDX-License-Identifier: Apache-2.0 The result of the server's read(): see gate.h. A read goes straight into the
+// server's buffer, where the gate scans it; only input that must wait is copied.
 #include <errno.h>
 #include <limits.h>
 
@@ -24,16 +23,18 @@ struct Input {
 };
 
 struct ScanResult {
-  size_t good = 0;     // bytes from the start that may go to the server
-  bool cold = false;   // what follows waits for pages; else it is part of a command
+  size_t good = 0;    // bytes from the start that may go to the server
+  bool cold = false;  // what follows waits for pages; else it is part of a command
 };
 
 // Commands that came in one read behind more cold ones than are looked at stay uncounted, whatever their keys.
 void note_first_look(const CommandKeys& keys, const Command& command, bool cold) {
   Gate& g = gate();
   unsigned key = 0;
-  if (keys.form == KeyForm::kRange) key = static_cast<unsigned>(keys.first);
-  else for_each_key(keys, command, [&](unsigned i) { key = key == 0 ? i : key; });
+  if (keys.form == KeyForm::kRange)
+    key = static_cast<unsigned>(keys.first);
+  else
+    for_each_key(keys, command, [&](unsigned i) { key = key == 0 ? i : key; });
   if (key == 0 || key >= command.kept) return;
   g.work.seen.add();
   if (cold) g.work.seen_cold.add();
@@ -49,16 +50,20 @@ uint64_t part_of_budget(uint64_t part, uint64_t most) {
 
 uint64_t lookup_bytes_max() { return part_of_budget(kLookupPart, kLookupBytesMax); }
 
-// One command of a client on `*database`; `keys`: as the table has it, or nullptr. True: nothing is missing for it, or it is none of the client's business.
-// cursor: as look_up_command.
-bool look_up(const Command& command, const CommandKeys* keys, int* database, Rights* rights, bool first_look, LookupCursor* cursor, NonresidentRanges* missing) {
+// One command of a client on `*database`; `keys`: as the table has it, or nullptr. True: nothing is missing for it, or
+// it is none of the client's business. cursor: as look_up_command.
+bool look_up(const Command& command, const CommandKeys* keys, int* database, Rights* rights, bool first_look,
+             LookupCursor* cursor, NonresidentRanges* missing) {
   Gate& g = gate();
   if (command.kept == 0) return true;
   g.work.commands.add();
   if (keys == nullptr) {
-    const int chosen = command.kept == 2 && same_word(command.argument[0], "SELECT") ? small_number(command.argument[1]) : -1;
-    if (chosen >= 0) *database = chosen;
-    else g.work.unknown.add();
+    const int chosen =
+        command.kept == 2 && same_word(command.argument[0], "SELECT") ? small_number(command.argument[1]) : -1;
+    if (chosen >= 0)
+      *database = chosen;
+    else
+      g.work.unknown.add();
     return true;
   }
   if (!rights_allow(rights, *keys, command)) {
@@ -70,8 +75,10 @@ bool look_up(const Command& command, const CommandKeys* keys, int* database, Rig
   const uint64_t missed = missing->bytes;
   const bool there = look_up_command(g.layout, *where, *keys, command, first_look, cursor, missing);
   const bool cold = !there && (missing->bytes != missed || missing->full());
-  if (first_look) note_first_look(*keys, command, cold);
-  else if (cold && cursor != nullptr && !cursor->counted && cursor->idle != 0) g.work.seen_cold.add();   // what was looked at first was there
+  if (first_look)
+    note_first_look(*keys, command, cold);
+  else if (cold && cursor != nullptr && !cursor->counted && cursor->idle != 0)
+    g.work.seen_cold.add();  // what was looked at first was there
   if (cold && cursor != nullptr) cursor->counted = true;
   return eviction_has_victim(command.bytes, missing) && there;
 }
@@ -80,8 +87,10 @@ bool look_up(const Command& command, const CommandKeys* keys, int* database, Rig
 bool adds_few_keys(const Command& command, const CommandKeys* keys) {
   if (command.kept == 0) return true;
   const Slice name = command.argument[0];
-  if (keys != nullptr) return command.kept == command.count && strncmp(keys->name, "EVAL", 4) != 0 && strncmp(keys->name, "FCALL", 5) != 0;
-  for (const char* known : {"PING", "ECHO", "SELECT", "INFO", "MULTI", "DBSIZE", "CLIENT", "CONFIG", "TIME", "PUBLISH", "SCAN", "RANDOMKEY", "HELLO", "COMMAND"})
+  if (keys != nullptr)
+    return command.kept == command.count && strncmp(keys->name, "EVAL", 4) != 0 && strncmp(keys->name, "FCALL", 5) != 0;
+  for (const char* known : {"PING", "ECHO", "SELECT", "INFO", "MULTI", "DBSIZE", "CLIENT", "CONFIG", "TIME", "PUBLISH",
+                            "SCAN", "RANDOMKEY", "HELLO", "COMMAND"})
     if (same_word(name, known)) return true;
   return false;
 }
@@ -95,9 +104,10 @@ Parse parse_at(const Input& input, const char* text, size_t at, size_t bytes, Co
 }
 
 // Looks at the whole commands of `text`, what the server has of the first one included.
-// `first_look`: nothing of it has been held; `late`: the first command has waited enough. The start of a command is kept only behind
-// others: when it is all there is, the server's own rules for it (errors, idle clients) are to hold.
-ScanResult scan_commands(const Input& input, const char* text, size_t bytes, bool first_look, bool late, Rights* rights, NonresidentRanges* missing) {
+// `first_look`: nothing of it has been held; `late`: the first command has waited enough. The start of a command is
+// kept only behind others: when it is all there is, the server's own rules for it (errors, idle clients) are to hold.
+ScanResult scan_commands(const Input& input, const char* text, size_t bytes, bool first_look, bool late, Rights* rights,
+                         NonresidentRanges* missing) {
   Gate& g = gate();
   ScanResult result;
   int database = g.layout.database_of(*input.client);
@@ -118,19 +128,22 @@ ScanResult scan_commands(const Input& input, const char* text, size_t bytes, boo
     }
     at += g.command.bytes;
     const CommandKeys* keys = g.command.kept == 0 ? nullptr : find_command_keys(g.command.argument[0]);
-    if (keys == nullptr && g.command.kept != 0 && changes_rights(g.command)) {   // which user the rest runs as is not known yet
+    // which user the rest runs as is not known yet
+    if (keys == nullptr && g.command.kept != 0 && changes_rights(g.command)) {
       if (!result.cold) {
         result.good = bytes;
         few = false;
       }
       break;
     }
-    if (g.command.kept > 1 && same_word(g.command.argument[0], "DEBUG") && same_word(g.command.argument[1], "SET-ACTIVE-EXPIRE")) expiry_leave();
-    if (!first && !result.cold) {   // that before goes on
+    if (g.command.kept > 1 && same_word(g.command.argument[0], "DEBUG") &&
+        same_word(g.command.argument[1], "SET-ACTIVE-EXPIRE"))
+      expiry_leave();
+    if (!first && !result.cold) {  // that before goes on
       result.cold = missing->units == 0;
       g.cursor = {.bytes_max = lookup_bytes_max(), .counted = result.cold};
     }
-    if (!first && missing->units == 0) break;   // those before it were enough for one look
+    if (!first && missing->units == 0) break;  // those before it were enough for one look
     if (!look_up(g.command, keys, &database, rights, first_look, result.cold ? nullptr : &g.cursor, missing)) {
       if (first && late) {
         g.work.timeouts.add();
@@ -143,7 +156,8 @@ ScanResult scan_commands(const Input& input, const char* text, size_t bytes, boo
     if (!result.cold) {
       result.good = at;
       few = few && adds_few_keys(g.command, keys);
-    } else if (missing->full() || ++behind > kLookAhead) break;
+    } else if (missing->full() || ++behind > kLookAhead)
+      break;
   }
   g.few_keys = few;
   return result;
@@ -167,7 +181,6 @@ ScanResult scan(const Input& input, size_t n, bool first_look, bool late, Nonres
   }
   return result;
 }
-
 
 ssize_t again() {
   gate().deferred = true;
@@ -219,12 +232,14 @@ bool lookup_may_go_on(Connection* c, uint64_t bytes) {
   return true;
 }
 
-// `c` waits for its pages, or for its user's turn to ask for them. `anew`: for a command that has not waited yet. False: it cannot be held.
+// `c` waits for its pages, or for its user's turn to ask for them. `anew`: for a command that has not waited yet.
+// False: it cannot be held.
 bool hold(Connection* c, const NonresidentRanges& missing, Share* share, bool anew) {
   Gate& g = gate();
   if (missing.count == 0) return look_again(c, anew);
   if (anew) g.connections.end_lookup(c);
-  const bool turn = (share->requests == 0 || (share->bytes + missing.bytes <= user_bytes_max() && share->requests < kUserRequestsMax)) &&
+  const bool turn = (share->requests == 0 ||
+                     (share->bytes + missing.bytes <= user_bytes_max() && share->requests < kUserRequestsMax)) &&
                     (!g.cursor.far() || lookup_may_go_on(c, missing.bytes));
   Request* request = turn ? g.fetcher.spare() : nullptr;
   if (turn && request == nullptr) return false;
@@ -237,7 +252,8 @@ bool hold(Connection* c, const NonresidentRanges& missing, Share* share, bool an
   }
   if (begins) c->since_ns = now;
   if (begins || c->waited) c->until_ns = 0;
-  if (anew || c->waited || g.cursor.far()) c->deadline_ns = UINT64_MAX;   // its time begins when the fetchers are woken: gate.cpp
+  // its time begins when the fetchers are woken: gate.cpp
+  if (anew || c->waited || g.cursor.far()) c->deadline_ns = UINT64_MAX;
   c->waited = !turn;
   c->cursor = g.cursor;
   c->hold = ++g.holds;
@@ -249,7 +265,7 @@ bool hold(Connection* c, const NonresidentRanges& missing, Share* share, bool an
   }
   g.work.turns.add();
   c->deadline_ns = (g.cursor.far() ? c->since_ns : now) + kTurnNsMax;
-  if (g.cursor.far()) {   // what it had may be gone then
+  if (g.cursor.far()) {  // what it had may be gone then
     c->cursor.key = 0;
     c->cursor.at = 0;
   }
@@ -259,22 +275,23 @@ bool hold(Connection* c, const NonresidentRanges& missing, Share* share, bool an
   return true;
 }
 
-// Keeps what the server does not get of the `n` bytes in its buffer. `c`: the connection's entry, all of whose bytes are in the
-// buffer, or nullptr. What read() returns.
-ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, ScanResult result, const NonresidentRanges& missing, Share* share) {
+// Keeps what the server does not get of the `n` bytes in its buffer. `c`: the connection's entry, all of whose bytes
+// are in the buffer, or nullptr. What read() returns.
+ssize_t keep(Connection* c, int fd, const char* buffer, size_t n, ScanResult result, const NonresidentRanges& missing,
+             Share* share) {
   Gate& g = gate();
   const size_t rest = n - result.good;
   if (rest == 0) {
     if (c != nullptr) g.connections.drop(c);
     return static_cast<ssize_t>(n);
   }
-  const bool same = c != nullptr && result.good == 0 && n == c->size();   // nothing new has come, nothing goes
+  const bool same = c != nullptr && result.good == 0 && n == c->size();  // nothing new has come, nothing goes
   const bool anew = result.good != 0 || c == nullptr || c->state == Hold::kPartial;
   if (c == nullptr) c = g.connections.add(fd);
   bool kept = c != nullptr && rest <= kHoldBytesMax && (!result.cold || share != nullptr);
   if (kept && !same)
     kept = result.cold ? g.connections.fill(c, buffer + result.good, rest, &g.connections.held_quota(), &share->held)
-                        : g.connections.fill(c, buffer + result.good, rest, &g.connections.partial_quota(), nullptr);
+                       : g.connections.fill(c, buffer + result.good, rest, &g.connections.partial_quota(), nullptr);
   if (kept && result.cold) {
     kept = hold(c, missing, share, anew);
   } else if (kept) {
@@ -299,7 +316,8 @@ bool may_scan(int fd, const void* buffer, Input* out) {
 }
 
 bool enough_waited(const Connection& c) {
-  if (c.late || c.rounds >= (c.cursor.begun() ? kLookupRoundsMax : kRoundsMax) || c.cursor.idle > kIdleLooksMax) return true;
+  if (c.late || c.rounds >= (c.cursor.begun() ? kLookupRoundsMax : kRoundsMax) || c.cursor.idle > kIdleLooksMax)
+    return true;
   return c.cursor.idle != 0 && c.until_ns != 0 && static_cast<uint64_t>(sys::now_ns()) >= c.until_ns;
 }
 
@@ -313,7 +331,7 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
   size_t n = kept;
   if (c->state == Hold::kPartial && kept == c->size() && kept < bytes) {
     const ssize_t got = from.read(text + kept, bytes - kept);
-    if (got <= 0) return got;   // the end: half a command is nothing to the server
+    if (got <= 0) return got;  // the end: half a command is nothing to the server
     n += static_cast<size_t>(got);
   }
   NonresidentRanges missing;
@@ -327,13 +345,14 @@ ssize_t input_from(Connection* c, Source from, void* buffer, size_t bytes) {
   const bool late = c->state == Hold::kReady && enough_waited(*c);
   Input input;
   if (may_scan(fd, buffer, &input)) result = scan(input, n, c->state == Hold::kPartial, late, &missing, &share);
-  if (waited && result.good != 0) {   // the hold is over
+  if (waited && result.good != 0) {  // the hold is over
     gate().hold_times.add(static_cast<uint64_t>(sys::now_ns()) - c->since_ns);
     c->since_ns = 0;
     g.connections.end_lookup(c);
   }
   if (kept == c->size()) return keep(c, fd, text, n, result, missing, share);
-  // The server asked for less than there is: what it does not take stays where it is, and is looked at when its turn comes.
+  // The server asked for less than there is: what it does not take stays where it is, and is looked at when its turn
+  // comes.
   if (result.good == 0 && result.cold && share != nullptr && hold(c, missing, share, false)) return again();
   if (result.good == 0) {
     result.good = n;
@@ -363,7 +382,9 @@ ssize_t Source::read(void* buffer, size_t bytes) const {
 namespace {
 
 // A master's stream has what scripts did as a transaction.
-bool has_exec(const char* text, size_t bytes) { return memmem(text, bytes, "EXEC", 4) != nullptr || memmem(text, bytes, "exec", 4) != nullptr; }
+bool has_exec(const char* text, size_t bytes) {
+  return memmem(text, bytes, "EXEC", 4) != nullptr || memmem(text, bytes, "exec", 4) != nullptr;
+}
 
 ssize_t input(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
@@ -401,15 +422,18 @@ ssize_t gate_input(Source from, void* buffer, size_t bytes) {
   ahead_of_commands();
   const ssize_t got = input(from, buffer, bytes);
   // Files, too, are read, by the server's cron among others.
-  if (got > 0 && !g.few_keys && (g.layout.client_of(from.fd) != nullptr || g.layout.master_of(from.fd) != nullptr)) g.rehash.lift(g.layout);
+  if (got > 0 && !g.few_keys && (g.layout.client_of(from.fd) != nullptr || g.layout.master_of(from.fd) != nullptr))
+    g.rehash.lift(g.layout);
   return got;
 }
 
-// A thread of the server that reads for it: the gate is bypassed. Or a module's that handles events while it has the server's
-// lock. Bytes that are here already go first, also those of a TLS session that waits: to put that off is for the main thread only.
+// A thread of the server that reads for it: the gate is bypassed. Or a module's that handles events while it has the
+// server's lock. Bytes that are here already go first, also those of a TLS session that waits: to put that off is for
+// the main thread only.
 ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes) {
   Gate& g = gate();
-  if (!g.threads_read.load(std::memory_order_relaxed) && g.layout.io_thread_reads()) g.threads_read.store(true, std::memory_order_release);
+  if (!g.threads_read.load(std::memory_order_relaxed) && g.layout.io_thread_reads())
+    g.threads_read.store(true, std::memory_order_release);
   Connection* c = g.connections.find_elsewhere(from.fd);
   if (c == nullptr || c->size() == 0) return from.read(buffer, bytes);
   if (c->state == Hold::kHeld && from.tls == nullptr) {
@@ -418,7 +442,7 @@ ssize_t gate_input_elsewhere(Source from, void* buffer, size_t bytes) {
   }
   const size_t kept = c->size() < bytes ? c->size() : bytes;
   memcpy(buffer, c->first(), kept);
-  c->begin += kept;   // an empty entry is dropped by the main thread
+  c->begin += kept;  // an empty entry is dropped by the main thread
   return static_cast<ssize_t>(kept);
 }
 

@@ -8,7 +8,7 @@
 namespace lunar::redis {
 
 struct HoldTimes {
-  static constexpr unsigned kFirstBit = 13, kBuckets = 84;   // 2^13 ns; 21 octaves
+  static constexpr unsigned kFirstBit = 13, kBuckets = 84;  // 2^13 ns; 21 octaves
 
   uint32_t count[kBuckets] = {};
 

@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "collection_probe.h"
+#include "freed_lookup.h"
 #include "key_slot.h"
 #include "lookup_steps.h"
 #include "pager/page_view.h"
 #include "pager/pager.h"
-#include "freed_lookup.h"
 #include "value_lookup.h"
 
 namespace lunar::redis {
@@ -84,7 +84,9 @@ bool KeyLookup::chain(EntryView* entry, Slice key, EntryView** found) {
 }
 
 EntryView* KeyLookup::find(DictView* dict, Slice key) {
-  if (dict == nullptr || !have(dict, sizeof *dict) || unsettled(dict->rehash_index) || dict->used[0] + dict->used[1] == 0) return nullptr;
+  if (dict == nullptr || !have(dict, sizeof *dict) || unsettled(dict->rehash_index) ||
+      dict->used[0] + dict->used[1] == 0)
+    return nullptr;
   const uint64_t hash = layout.hash(key);
   EntryView* found = nullptr;
   for (int t = 0; t < 2 && found == nullptr && dict->table[t] != nullptr; ++t) {
@@ -117,8 +119,10 @@ const void* KeyLookup::find(TableView* table, Slice key, bool objects) {
         if ((bucket->marks >> (i + 1) & 1) == 0 || bucket->hashes[i] != hash >> 56) continue;
         const void* entry = bucket->entries[i];
         const char* its_key = static_cast<const char*>(entry);
-        if (objects) its_key = key_inside(static_cast<const ObjectView*>(entry));
-        else if (!have_text(its_key)) its_key = nullptr;
+        if (objects)
+          its_key = key_inside(static_cast<const ObjectView*>(entry));
+        else if (!have_text(its_key))
+          its_key = nullptr;
         if (its_key == nullptr) return nullptr;
         if (sds_length(its_key) == key.bytes && memcmp(its_key, key.data, key.bytes) == 0) return entry;
       }
@@ -132,31 +136,37 @@ const void* KeyLookup::look_up(const void* store, Slice key) {
   const unsigned slot = layout.has_slots() ? key_slot(key) : 0;
   if (layout.keyspace() == Keyspace::kTables) {
     const auto* tables = static_cast<const TableStoreView*>(store);
-    if (!have(tables, sizeof *tables) || !have(tables->tables + slot, sizeof(void*)) || tables->tables[slot] == nullptr) return nullptr;
+    if (!have(tables, sizeof *tables) || !have(tables->tables + slot, sizeof(void*)) || tables->tables[slot] == nullptr)
+      return nullptr;
     return find(tables->tables[slot], key, true);
   }
   auto* dict = static_cast<DictView*>(const_cast<void*>(store));
   if (layout.keyspace() == Keyspace::kDicts) {
     const auto* dicts = static_cast<const DictStoreView*>(store);
-    if (!have(dicts, sizeof *dicts) || dicts->dicts == nullptr || !have(dicts->dicts + slot, sizeof(void*))) return nullptr;
+    if (!have(dicts, sizeof *dicts) || dicts->dicts == nullptr || !have(dicts->dicts + slot, sizeof(void*)))
+      return nullptr;
     dict = dicts->dicts[slot];
   }
   const EntryView* entry = find(dict, key);
   return entry == nullptr ? nullptr : entry->value;
 }
 
-// Members that a command names. Fields of large hashes are known in 7.0 only, members of large sorted sets not in Valkey.
+// Members that a command names. Fields of large hashes are known in 7.0 only, members of large sorted sets not in
+// Valkey.
 void KeyLookup::members_of(void* members, const Command& command, const CommandKeys& keys, unsigned type) {
   const bool tables = layout.keyspace() == Keyspace::kTables;
-  if (keys.member == 0 || (type == kHash && layout.keyspace() != Keyspace::kDict) || (type == kSortedSet && tables)) return;
+  if (keys.member == 0 || (type == kHash && layout.keyspace() != Keyspace::kDict) || (type == kSortedSet && tables))
+    return;
   if (!tables && !have(members, sizeof(DictView))) return;
-  for (unsigned i = static_cast<unsigned>(keys.member); i < command.kept && !missing->full(); i += static_cast<unsigned>(keys.member_step)) {
+  for (unsigned i = static_cast<unsigned>(keys.member); i < command.kept && !missing->full();
+       i += static_cast<unsigned>(keys.member_step)) {
     if (tables) {
       (void)find(static_cast<TableView*>(members), command.argument[i], false);
       continue;
     }
     const EntryView* entry = find(static_cast<DictView*>(members), command.argument[i]);
-    if (entry != nullptr && type == kHash && entry->value != nullptr) (void)have_text(static_cast<const char*>(entry->value));
+    if (entry != nullptr && type == kHash && entry->value != nullptr)
+      (void)have_text(static_cast<const char*>(entry->value));
   }
 }
 
@@ -168,7 +178,7 @@ void KeyLookup::list_end(QuicklistNodeView* node) {
 bool KeyLookup::compact(const ObjectView& object) {
   const char* at = object.pointer;
   switch (object.encoding()) {
-    case kRaw:   // of a module's types, too: what they point to is not known
+    case kRaw:  // of a module's types, too: what they point to is not known
     case kEmbedded:
       if (object.type() == kString) (void)have_text(at);
       return true;
@@ -188,7 +198,8 @@ bool KeyLookup::compact(const ObjectView& object) {
       (void)have(at, bytes < kValueBytesMax ? bytes : kValueBytesMax);
       return true;
     }
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -213,8 +224,11 @@ void KeyLookup::value_of(const ObjectView* object, const Command& command, const
       if (list->tail != list->head) list_end(list->tail);
       break;
     }
-    case kStream: (void)have(at, kStreamBytes); break;
-    default: break;
+    case kStream:
+      (void)have(at, kStreamBytes);
+      break;
+    default:
+      break;
   }
 }
 
@@ -227,7 +241,8 @@ void NonresidentRanges::add(const void* address, size_t bytes) {
 
 namespace {
 
-// What freeing the value of key `nth` reads is there. Keys that were found so are not gone through again; all of one at least each look.
+// What freeing the value of key `nth` reads is there. Keys that were found so are not gone through again; all of one at
+// least each look.
 bool freed_by(KeyLookup& lookup, const ObjectView& object, Wants wants, const LookupCursor* cursor, unsigned nth) {
   if (cursor != nullptr && nth < cursor->key) return true;
   const bool before = lookup.complete, enough = cursor != nullptr && lookup.missing->units == 0;
@@ -238,14 +253,18 @@ bool freed_by(KeyLookup& lookup, const ObjectView& object, Wants wants, const Lo
   return all;
 }
 
-// Elements that a value may have to be read as a whole: UINT64_MAX, unless others of the command's keys bound it. False: not known yet.
-bool largest_whole(KeyLookup& lookup, ValueLookup& whole, const DatabaseView& database, const CommandKeys& keys, const Command& command, uint64_t* out) {
+// Elements that a value may have to be read as a whole: UINT64_MAX, unless others of the command's keys bound it.
+// False: not known yet.
+bool largest_whole(KeyLookup& lookup, ValueLookup& whole, const DatabaseView& database, const CommandKeys& keys,
+                   const Command& command, uint64_t* out) {
   *out = UINT64_MAX;
   if (keys.reach != Reach::kSmallest && keys.reach != Reach::kLikeFirst) return true;
   unsigned nth = 0, sources = 0;
   bool known = true;
   for_each_key(keys, command, [&](unsigned argument) {
-    if (wants_of_key(keys, command, nth++) != Wants::kValue || (sources++ != 0 && keys.reach == Reach::kLikeFirst) || lookup.missing->full()) return;
+    if (wants_of_key(keys, command, nth++) != Wants::kValue || (sources++ != 0 && keys.reach == Reach::kLikeFirst) ||
+        lookup.missing->full())
+      return;
     const bool before = std::exchange(lookup.complete, true);
     const auto* object = static_cast<const ObjectView*>(lookup.look_up(database.keys, command.argument[argument]));
     uint64_t count = 0;
@@ -260,8 +279,8 @@ bool largest_whole(KeyLookup& lookup, ValueLookup& whole, const DatabaseView& da
 
 }  // namespace
 
-bool look_up_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys, const Command& command,
-                  bool first_look, LookupCursor* cursor, NonresidentRanges* missing) {
+bool look_up_command(const ServerLayout& layout, const DatabaseView& database, const CommandKeys& keys,
+                     const Command& command, bool first_look, LookupCursor* cursor, NonresidentRanges* missing) {
   KeyLookup lookup{layout, missing};
   LookupCursor nowhere;
   PagesSeen seen;
@@ -291,13 +310,16 @@ bool look_up_command(const ServerLayout& layout, const DatabaseView& database, c
       return;
     }
     uint64_t count = 0;
-    if (parts && sized && largest != UINT64_MAX && whole.turn_of(n) && (!whole.elements(*object, &count) || count > largest)) {
+    if (parts && sized && largest != UINT64_MAX && whole.turn_of(n) &&
+        (!whole.elements(*object, &count) || count > largest)) {
       lookup.value_of(object, command, keys, n == 0);
       if (lookup.complete) whole.pass(n);
       return;
     }
-    if (!sized || !parts || (n != 0 && keys.reach == Reach::kFirst) || !(whole.passed(n) || whole.turn_of(n))) lookup.value_of(object, command, keys, n == 0);
-    else if (whole.turn_of(n)) whole.value(*object, command, keys, argument, n);
+    if (!sized || !parts || (n != 0 && keys.reach == Reach::kFirst) || !(whole.passed(n) || whole.turn_of(n)))
+      lookup.value_of(object, command, keys, n == 0);
+    else if (whole.turn_of(n))
+      whole.value(*object, command, keys, argument, n);
   });
   if (lookup.complete && first_look) lookup.count_uses();
   return lookup.complete;

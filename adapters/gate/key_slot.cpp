@@ -28,7 +28,8 @@ unsigned key_slot(Slice key) {
     if (close != nullptr && close != open + 1) key = {open + 1, static_cast<size_t>(close - open - 1)};
   }
   unsigned crc = 0;
-  for (size_t i = 0; i < key.bytes; ++i) crc = (crc << 8 & 0xFFFF) ^ kTable[(crc >> 8 ^ static_cast<unsigned char>(key.data[i])) & 255];
+  for (size_t i = 0; i < key.bytes; ++i)
+    crc = (crc << 8 & 0xFFFF) ^ kTable[(crc >> 8 ^ static_cast<unsigned char>(key.data[i])) & 255];
   return crc & 16383;
 }
 

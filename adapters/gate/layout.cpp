@@ -20,12 +20,15 @@ constexpr unsigned kDatabasesMax = 1u << 16;
 constexpr uint64_t kSlotsScanned = 65536;
 constexpr unsigned kKeysChecked = 8;
 constexpr const char* kIoThread = "io_thd_";
-constexpr unsigned kTakenMax = 16;   // arguments that the server has of a command, when it is looked at (each costs system calls)
+// arguments that the server has of a command, when it is looked at (each costs system calls)
+constexpr unsigned kTakenMax = 16;
 
 //                                    database  loop     type  connection  client
-constexpr Shape kRedis7 = {Keyspace::kDict,   40, 80, 4, 16, 48, 0,  56, 24, 48, 8, 16, 32, 48, 148, 152, 136, 72, 80, 2};
-constexpr Shape kRedis8 = {Keyspace::kDicts,  56, 80, 16, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176, 160, 88, 96, 2};
-constexpr Shape kValkey8 = {Keyspace::kTables, 48, 72, 4, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64, 432, 40, 32, 1};
+constexpr Shape kRedis7 = {Keyspace::kDict, 40, 80, 4, 16, 48, 0, 56, 24, 48, 8, 16, 32, 48, 148, 152, 136, 72, 80, 2};
+constexpr Shape kRedis8 = {
+    Keyspace::kDicts, 56, 80, 16, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176, 160, 88, 96, 2};
+constexpr Shape kValkey8 = {
+    Keyspace::kTables, 48, 72, 4, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64, 432, 40, 32, 1};
 
 template <class T>
 bool peek(const void* from, T* to) {
@@ -70,8 +73,10 @@ const uint8_t* key_header(const ObjectView* object) {
 uint64_t sds_length(const char* text) {
   const auto flag = static_cast<uint8_t>(text[-1]);
   switch (flag & 7) {
-    case 0: return flag >> 3;
-    case 1: return static_cast<uint8_t>(text[-3]);
+    case 0:
+      return flag >> 3;
+    case 1:
+      return static_cast<uint8_t>(text[-3]);
     case 2: {
       uint16_t n;
       memcpy(&n, text - 5, sizeof n);
@@ -87,7 +92,8 @@ uint64_t sds_length(const char* text) {
       memcpy(&n, text - 17, sizeof n);
       return n;
     }
-    default: return 0;
+    default:
+      return 0;
   }
 }
 
@@ -100,13 +106,14 @@ bool ServerLayout::find_symbols(ErrorText* why) {
     if (!symbol("CT_Socket", &types_[0], why)) return false;
     types_[1] = dlsym(RTLD_DEFAULT, "CT_TLS");
   } else {
-    if (!symbol("connectionTypeTcp", &find_types_[0], why) || !symbol("connectionTypeUnix", &find_types_[2], why)) return false;
+    if (!symbol("connectionTypeTcp", &find_types_[0], why) || !symbol("connectionTypeUnix", &find_types_[2], why))
+      return false;
     find_types_[1] = reinterpret_cast<SocketType>(dlsym(RTLD_DEFAULT, "connectionTypeTls"));
   }
   io_threads_op_ = reinterpret_cast<const volatile int*>(dlsym(RTLD_DEFAULT, "io_threads_op"));
   if (shape_ == &kValkey8)
-    return symbol("kvstoreKeysHashtableType", &database_type_, why) && symbol("hashtableGenHashFunction", &hash_, why) &&
-           symbol("hashtableFind", &table_find_, why);
+    return symbol("kvstoreKeysHashtableType", &database_type_, why) &&
+           symbol("hashtableGenHashFunction", &hash_, why) && symbol("hashtableFind", &table_find_, why);
   return symbol("dbDictType", &database_type_, why) && symbol("dictGenHashFunction", &hash_, why) &&
          symbol("dictGetHash", &dict_hash_, why) && symbol("dictFind", &dict_find_, why);
 }
@@ -119,12 +126,13 @@ bool ServerLayout::holds_keys(const void* store) const {
   }
   if (keyspace() == Keyspace::kTables) {
     TableStoreView view;
-    return peek(store, &view) && view.type == database_type_ && view.bits >= 0 && view.bits <= 14 && view.count == 1 << view.bits;
+    return peek(store, &view) && view.type == database_type_ && view.bits >= 0 && view.bits <= 14 &&
+           view.count == 1 << view.bits;
   }
   DictStoreView view;
   const void* function;
-  return peek(store, &view) && peek(database_type_, &function) && memcmp(view.type, &function, sizeof function) == 0 && view.bits >= 0 &&
-         view.bits <= 14 && view.count == 1 << view.bits;
+  return peek(store, &view) && peek(database_type_, &function) && memcmp(view.type, &function, sizeof function) == 0 &&
+         view.bits >= 0 && view.bits <= 14 && view.count == 1 << view.bits;
 }
 
 int ServerLayout::find_data(int epoll, const void* events, int events_max, ErrorText* why) {
@@ -132,7 +140,8 @@ int ServerLayout::find_data(int epoll, const void* events, int events_max, Error
   auto database_at = [&](const char* at, unsigned id) {
     DatabaseView database;
     int32_t its_id;
-    return peek(at, &database) && peek(at + shape_->database_id, &its_id) && its_id == static_cast<int32_t>(id) && holds_keys(database.keys);
+    return peek(at, &database) && peek(at + shape_->database_id, &its_id) && its_id == static_cast<int32_t>(id) &&
+           holds_keys(database.keys);
   };
   unsigned found = 0;
   for (unsigned i = 1; i < kWordsScanned && found == 0; ++i)
@@ -146,15 +155,16 @@ int ServerLayout::find_data(int epoll, const void* events, int events_max, Error
   int32_t size, its_epoll;
   void *its_events, *api;
   const char* api_at;
-  if (!peek(*loop + 4, &size) || !peek(*loop + shape_->loop_api, &api_at) || !peek(api_at, &its_epoll) || !peek(api_at + 8, &api) ||
-      !peek(*loop + shape_->loop_events, &its_events))
+  if (!peek(*loop + 4, &size) || !peek(*loop + shape_->loop_api, &api_at) || !peek(api_at, &its_epoll) ||
+      !peek(api_at + 8, &api) || !peek(*loop + shape_->loop_events, &its_events))
     return (void)why->set(-ENOTSUP, "its event loop is not where it should be"), -1;
-  if (its_epoll != epoll) return 0;   // another loop
+  if (its_epoll != epoll) return 0;  // another loop
   if (api != events || size != events_max) return (void)why->set(-ENOTSUP, "its event loop looks different"), -1;
   for (int t = 0; t < kTransports; ++t) {
     if (find_types_[t] != nullptr) types_[t] = find_types_[t]();
     const bool needed = t == 0 || (find_types_[t] != nullptr && t != kTls);
-    if (types_[t] == nullptr ? needed : !peek(static_cast<const char*>(types_[t]) + shape_->type_handler, &handlers_[t]))
+    if (types_[t] == nullptr ? needed
+                             : !peek(static_cast<const char*>(types_[t]) + shape_->type_handler, &handlers_[t]))
       return (void)why->set(-ENOTSUP, "its sockets look different"), -1;
   }
   databases_ = base;
@@ -172,7 +182,8 @@ int ServerLayout::check_object(const ObjectView* at, ErrorText* why) const {
   ObjectView object;
   uint64_t length = 0;
   const bool tables = keyspace() == Keyspace::kTables;
-  if (!peek(at, &object) || object.type() > 6 || object.encoding() > (keyspace() == Keyspace::kDicts ? 12u : 11u) || (tables ? object.references >> 2 : object.references) == 0)
+  if (!peek(at, &object) || object.type() > 6 || object.encoding() > (keyspace() == Keyspace::kDicts ? 12u : 11u) ||
+      (tables ? object.references >> 2 : object.references) == 0)
     return why->set(-ENOTSUP, "its objects look different"), -1;
   const bool text = object.type() == 0 && object.encoding() != 1;
   if (text && ((object.encoding() != 0 && object.encoding() != 8) || !peek_sds(object.pointer, &length)))
@@ -180,10 +191,12 @@ int ServerLayout::check_object(const ObjectView* at, ErrorText* why) const {
   return 1;
 }
 
-int ServerLayout::check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table, uint64_t index, ErrorText* why) const {
+int ServerLayout::check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table, uint64_t index,
+                              ErrorText* why) const {
   EntryView view;
   uint64_t length = 0;
-  if (!peek(entry, &view) || !peek_sds(view.key, &length)) return why->set(-ENOTSUP, "its dictionary entries look different"), -1;
+  if (!peek(entry, &view) || !peek_sds(view.key, &length))
+    return why->set(-ENOTSUP, "its dictionary entries look different"), -1;
   const uint64_t hash = dict_hash_(dict, view.key);
   if (hash != this->hash({view.key, length}) || (hash & ((uint64_t{1} << dict->exponent[table]) - 1)) != slot ||
       !right_index({view.key, length}, index))
@@ -197,13 +210,15 @@ int ServerLayout::check_entry(DictView* dict, const EntryView* entry, uint64_t s
 // 1: looked at keys, all right; 0: there was none; -1.
 int ServerLayout::check_dict(DictView* dict, const void* type, uint64_t index, ErrorText* why) const {
   DictView view;
-  if (!peek(dict, &view) || view.type != type || !looks_right(view)) return why->set(-ENOTSUP, "its dictionaries look different"), -1;
+  if (!peek(dict, &view) || view.type != type || !looks_right(view))
+    return why->set(-ENOTSUP, "its dictionaries look different"), -1;
   unsigned checked = 0;
   for (unsigned t = 0; t < 2 && checked == 0; ++t) {
     if (dict->table[t] == nullptr) continue;
     const uint64_t slots = uint64_t{1} << dict->exponent[t];
     for (uint64_t s = 0; s < slots && s < kSlotsScanned && checked < kKeysChecked; ++s) {
-      if (dict->table[t] == nullptr || slots != uint64_t{1} << dict->exponent[t]) return 0;   // a search ended a rehash: later
+      // a search ended a rehash: later
+      if (dict->table[t] == nullptr || slots != uint64_t{1} << dict->exponent[t]) return 0;
       const EntryView* entry = dict->table[t][s];
       if (entry == nullptr) continue;
       if (check_entry(dict, entry, s, t, index, why) < 0) return -1;
@@ -218,7 +233,7 @@ int ServerLayout::check_table(TableView* table, uint64_t index, ErrorText* why) 
   if (!peek(table, &view) || view.type != database_type_ || view.exponent[0] < -1 || view.exponent[0] > 40 ||
       (view.exponent[0] == -1) != (view.table[0] == nullptr) || view.rehash_index < -1)
     return why->set(-ENOTSUP, "its hash tables look different"), -1;
-  if (view.rehash_index != -1 || view.table[0] == nullptr) return 0;   // later: a search moves entries
+  if (view.rehash_index != -1 || view.table[0] == nullptr) return 0;  // later: a search moves entries
   unsigned checked = 0;
   const uint64_t buckets = uint64_t{1} << view.exponent[0];
   for (uint64_t b = 0; b < buckets && b < kSlotsScanned && checked < kKeysChecked; ++b) {
@@ -231,13 +246,15 @@ int ServerLayout::check_table(TableView* table, uint64_t index, ErrorText* why) 
       const char* key = nullptr;
       uint8_t header;
       if (check_object(object, why) < 0) return -1;
-      if (object->has_key() && peek(key_header(object), &header)) key = reinterpret_cast<const char*>(key_header(object)) + 1 + header;
+      if (object->has_key() && peek(key_header(object), &header))
+        key = reinterpret_cast<const char*>(key_header(object)) + 1 + header;
       if (!peek_sds(key, &length)) return why->set(-ENOTSUP, "its keys look different"), -1;
       const uint64_t hash = this->hash({key, length});
       if (hash >> 56 != bucket.hashes[i] || (hash & (buckets - 1)) != b || !right_index({key, length}, index))
         return why->set(-ENOTSUP, "its hash function is another one"), -1;
       const void* found = nullptr;
-      if (!table_find_(table, key, &found) || found != object) return why->set(-ENOTSUP, "its hash table finds another entry"), -1;
+      if (!table_find_(table, key, &found) || found != object)
+        return why->set(-ENOTSUP, "its hash table finds another entry"), -1;
       ++checked;
     }
   }
@@ -253,7 +270,8 @@ int ServerLayout::check_keys(ErrorText* why) {
     } else if (keyspace() == Keyspace::kDicts) {
       const auto* store = static_cast<const DictStoreView*>(keys);
       for (int64_t d = 0; d < store->count && rc == 0; ++d)
-        if (store->dicts[d] != nullptr) rc = check_dict(store->dicts[d], reinterpret_cast<const char*>(store) + 8, static_cast<uint64_t>(d), why);
+        if (store->dicts[d] != nullptr)
+          rc = check_dict(store->dicts[d], reinterpret_cast<const char*>(store) + 8, static_cast<uint64_t>(d), why);
     } else {
       const auto* store = static_cast<const TableStoreView*>(keys);
       for (int t = 0; t < store->count && rc == 0; ++t)
@@ -264,13 +282,19 @@ int ServerLayout::check_keys(ErrorText* why) {
   return 0;
 }
 
-bool ServerLayout::io_threads_may_read() const { return keyspace() != Keyspace::kDict && sys::has_thread_named(kIoThread); }
+bool ServerLayout::io_threads_may_read() const {
+  return keyspace() != Keyspace::kDict && sys::has_thread_named(kIoThread);
+}
 
-bool ServerLayout::io_thread_reads() const { return (io_threads_op_ != nullptr && *io_threads_op_ == 1) || sys::this_thread_is_named(kIoThread); }
+bool ServerLayout::io_thread_reads() const {
+  return (io_threads_op_ != nullptr && *io_threads_op_ == 1) || sys::this_thread_is_named(kIoThread);
+}
 
 int ServerLayout::event_mask(int fd) const {
   const char* loop = *loop_;
-  return fd >= 0 && fd < at<int32_t>(loop, shape_->loop_size) ? at<const FileEventView*>(loop, shape_->loop_events)[fd].mask : 0;
+  return fd >= 0 && fd < at<int32_t>(loop, shape_->loop_size)
+             ? at<const FileEventView*>(loop, shape_->loop_events)[fd].mask
+             : 0;
 }
 
 int ServerLayout::transport_of(const void* handler, const void* type) const {
@@ -282,10 +306,12 @@ int ServerLayout::transport_of(const void* handler, const void* type) const {
 const ClientView* ServerLayout::client_of(int fd, uint64_t replication_flags) const {
   if ((event_mask(fd) & 1) == 0) return nullptr;
   const FileEventView& event = at<const FileEventView*>(*loop_, shape_->loop_events)[fd];
-  const bool known = event.read_handler == handlers_[0] || event.read_handler == handlers_[1] || event.read_handler == handlers_[2];
-  if (event.data == nullptr || event.read_handler == nullptr || !known) return nullptr;   // its data is something else
+  const bool known =
+      event.read_handler == handlers_[0] || event.read_handler == handlers_[1] || event.read_handler == handlers_[2];
+  if (event.data == nullptr || event.read_handler == nullptr || !known) return nullptr;  // its data is something else
   const void* connection = event.data;
-  if (transport_of(event.read_handler, at<const void*>(connection, 0)) < 0 || at<int32_t>(connection, shape_->connection_fd) != fd ||
+  if (transport_of(event.read_handler, at<const void*>(connection, 0)) < 0 ||
+      at<int32_t>(connection, shape_->connection_fd) != fd ||
       at<const void*>(connection, shape_->connection_reader) != read_query_)
     return nullptr;
   const auto* client = at<const ClientView*>(connection, shape_->connection_client);
@@ -293,7 +319,8 @@ const ClientView* ServerLayout::client_of(int fd, uint64_t replication_flags) co
       (at<uint64_t>(client, shape_->client_flags) & 3) != replication_flags)
     return nullptr;
   const auto offset = static_cast<size_t>(at<const char*>(client, shape_->client_database) - databases_);
-  if (offset >= size_t{database_count_} * shape_->database_bytes || offset % shape_->database_bytes != 0) return nullptr;
+  if (offset >= size_t{database_count_} * shape_->database_bytes || offset % shape_->database_bytes != 0)
+    return nullptr;
   return client;
 }
 
@@ -301,10 +328,11 @@ bool ServerLayout::foreign_client(int fd) const {
   if ((event_mask(fd) & 1) == 0) return false;
   const void* words[12];
   const void* connection = at<const FileEventView*>(*loop_, shape_->loop_events)[fd].data;
-  if (!peek(connection, &words) || words[0] == nullptr || (words[0] != types_[0] && words[0] != types_[2])) return false;
+  if (!peek(connection, &words) || words[0] == nullptr || (words[0] != types_[0] && words[0] != types_[2]))
+    return false;
   bool reads_queries = false;
   for (const void* word : words) reads_queries |= word == read_query_;
-  if (!reads_queries) return false;   // a replication link
+  if (!reads_queries) return false;  // a replication link
   const void *back = nullptr, *reader = words[shape_->connection_reader / 8];
   const char* client = static_cast<const char*>(words[shape_->connection_client / 8]);
   return reader != read_query_ || !peek(client + shape_->client_connection, &back) || back != connection;
@@ -323,10 +351,10 @@ bool ServerLayout::progress_behind(const ClientView& client, uint64_t used, cons
   const char* text = at<const char*>(&client, shape_->client_buffer);
   const int32_t left = at<int32_t>(&client, shape_->client_left), taken = at<int32_t>(&client, shape_->client_argc);
   if (text == nullptr || left < 0 || used > sds_length(text)) return false;
-  *out = {text + used, sds_length(text) - used, left == 0 ? 0u : static_cast<unsigned>(taken), static_cast<unsigned>(left),
-          at<int64_t>(&client, shape_->client_bulk)};
-  return out->text + out->bytes == buffer && (left != 0 || out->bulk == -1) && out->bulk >= -1 && out->bulk <= static_cast<int64_t>(kBulkMax) &&
-         out->taken <= kTakenMax && out->left <= kArgumentsMax;
+  *out = {text + used, sds_length(text) - used, left == 0 ? 0u : static_cast<unsigned>(taken),
+          static_cast<unsigned>(left), at<int64_t>(&client, shape_->client_bulk)};
+  return out->text + out->bytes == buffer && (left != 0 || out->bulk == -1) && out->bulk >= -1 &&
+         out->bulk <= static_cast<int64_t>(kBulkMax) && out->taken <= kTakenMax && out->left <= kArgumentsMax;
 }
 
 bool ServerLayout::arguments_taken(const ClientView& client, const Progress& progress, Command* out) const {
@@ -334,14 +362,17 @@ bool ServerLayout::arguments_taken(const ClientView& client, const Progress& pro
   for (unsigned i = 0; i < progress.taken; ++i) {
     const ObjectView* object;
     ErrorText why;
-    if (!peek(argument + i, &object) || check_object(object, &why) < 0 || object->type() != 0 || object->encoding() == 1) return false;
+    if (!peek(argument + i, &object) || check_object(object, &why) < 0 || object->type() != 0 ||
+        object->encoding() == 1)
+      return false;
     out->argument[i] = {object->pointer, sds_length(object->pointer)};
   }
   return true;
 }
 
 int ServerLayout::database_of(const ClientView& client) const {
-  return static_cast<int>(static_cast<size_t>(at<const char*>(&client, shape_->client_database) - databases_) / shape_->database_bytes);
+  return static_cast<int>(static_cast<size_t>(at<const char*>(&client, shape_->client_database) - databases_) /
+                          shape_->database_bytes);
 }
 
 const DatabaseView* ServerLayout::database(int index) const {

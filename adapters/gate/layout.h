@@ -1,21 +1,25 @@
-// SPDX-License-Identifier: Apache-2.0
-// Where a server keeps its data, as far as the input gate reads it. Three shapes are known, told apart by the symbols they export:
+// SPDX-License-Identifier: Apache-2.0 Where a server keeps its data, as far as the input gate reads it. Three shapes
+// are known, told apart by the symbols they export:
 //
 //   Redis 7.0    database ─► dict ─► entry (key, object)
 //   Redis 8.0    database ─► store ─► dicts, one or one a cluster slot ─► entry (key, object)
 //   Valkey 8.1   database ─► store ─► tables, likewise ─► buckets of 7 ─► object with its key inside
 //
-// The views below are our own declarations of those versions' structures, found through the program's dynamic symbols and believed
-// only after they have been checked:
-//   - `server`'s database array is found by scanning for a pointer to a structure whose first word leads to a dict, or a store, of the
-//     type that databases have; its stride by the next database in it; the event loop right behind it must hold the very epoll descriptor,
+// The views below are our own declarations of those versions' structures, found through the program's dynamic symbols
+// and believed only after they have been checked:
+//   - `server`'s database array is found by scanning for a pointer to a structure whose first word leads to a dict, or
+//     a store, of the
+//     type that databases have; its stride by the next database in it; the event loop right behind it must hold the
+//     very epoll descriptor,
 //     event array and size that the server passes to epoll_wait;
-//   - dictionaries, tables, keys and objects on the first keys there are: the server's own look-up and hash must give what the
+//   - dictionaries, tables, keys and objects on the first keys there are: the server's own look-up and hash must give
+//     what the
 //     views give. Until there are keys, nothing is looked up.
-//   - a connection each time: descriptor, handlers and client must point at each other, and the client's buffer must be the one
+//   - a connection each time: descriptor, handlers and client must point at each other, and the client's buffer must be
+//     the one
 //     that read() is given.
-// A lookup checks collections when it first meets them (collection_probe.h). An unknown layout is left alone: the gate stays bypassed.
-// The checks read memory by a system call that fails on a wild pointer.
+// A lookup checks collections when it first meets them (collection_probe.h). An unknown layout is left alone: the gate
+// stays bypassed. The checks read memory by a system call that fails on a wild pointer.
 //
 // Threading: the server's main thread only. Allocates nothing.
 #pragma once
@@ -27,9 +31,9 @@
 
 namespace lunar::redis {
 
-// A server's part of a client's input before it reads more: `bytes` at `text` that it could not use yet, right before what it reads. It
-// has taken `taken` arguments of the current command, `left` are to come (0: it has taken none, the text is a command's start), the next
-// one of `bulk` bytes (-1: not known).
+// A server's part of a client's input before it reads more: `bytes` at `text` that it could not use yet, right before
+// what it reads. It has taken `taken` arguments of the current command, `left` are to come (0: it has taken none, the
+// text is a command's start), the next one of `bulk` bytes (-1: not known).
 struct Progress {
   const char* text = nullptr;
   size_t bytes = 0;
@@ -41,27 +45,27 @@ struct Progress {
 enum class Keyspace : uint8_t { kDict, kDicts, kTables };
 
 struct EntryView {
-  const char* key;   // sds
-  void* value;       // database: ObjectView; hash: sds
+  const char* key;  // sds
+  void* value;      // database: ObjectView; hash: sds
   EntryView* next;
 };
 struct DictView {
   const void* type;
   EntryView** table[2];
   uint64_t used[2];
-  int64_t rehash_index;   // -1: not rehashing
+  int64_t rehash_index;  // -1: not rehashing
   int16_t paused;
-  int8_t exponent[2];     // -1: no table
+  int8_t exponent[2];  // -1: no table
 };
 struct DictStoreView {
   int32_t flags, padding;
-  char type[136];         // a copy: that of its dicts
-  DictView** dicts;       // nullptr: no key yet
-  int64_t count, bits;    // 1, or a power of two
+  char type[136];       // a copy: that of its dicts
+  DictView** dicts;     // nullptr: no key yet
+  int64_t count, bits;  // 1, or a power of two
 };
 struct BucketView {
-  uint8_t marks;          // 1: the last entry is a further bucket; the other bits: which entries are there
-  uint8_t hashes[7];      // the high bytes
+  uint8_t marks;      // 1: the last entry is a further bucket; the other bits: which entries are there
+  uint8_t hashes[7];  // the high bytes
   const void* entries[7];
 };
 struct TableView {
@@ -78,26 +82,27 @@ struct TableStoreView {
   int32_t count, bits;
 };
 struct ObjectView {
-  uint32_t type_encoding_lru;   // 4, 4, 24 bits
-  uint32_t references;          // Valkey: above two bits that tell what comes behind: an expiry, a key
+  uint32_t type_encoding_lru;  // 4, 4, 24 bits
+  uint32_t references;         // Valkey: above two bits that tell what comes behind: an expiry, a key
   const char* pointer;
   unsigned type() const { return type_encoding_lru & 15; }
   unsigned encoding() const { return type_encoding_lru >> 4 & 15; }
-  bool has_expiry() const { return (references & 1) != 0; }   // these two: Valkey
+  bool has_expiry() const { return (references & 1) != 0; }  // these two: Valkey
   bool has_key() const { return (references & 2) != 0; }
 };
 struct DatabaseView {
-  void *keys, *expires;   // DictView, DictStoreView or TableStoreView
+  void *keys, *expires;  // DictView, DictStoreView or TableStoreView
 };
 struct FileEventView {
-  int32_t mask;   // 1 readable, 2 writable
+  int32_t mask;  // 1 readable, 2 writable
   void* read_handler;
   void* write_handler;
   void* data;
 };
-struct ClientView;   // read by offsets
+struct ClientView;  // read by offsets
 static_assert(sizeof(DictView) == 56 && sizeof(TableView) == 56 && offsetof(DictView, exponent) == 50);
-static_assert(offsetof(DictStoreView, type) == 8 && offsetof(DictStoreView, dicts) == 144 && offsetof(DictStoreView, bits) == 160);
+static_assert(offsetof(DictStoreView, type) == 8 && offsetof(DictStoreView, dicts) == 144 &&
+              offsetof(DictStoreView, bits) == 160);
 static_assert(sizeof(BucketView) == 64 && offsetof(TableView, exponent) == 48 && offsetof(TableStoreView, bits) == 28);
 static_assert(sizeof(ObjectView) == 16 && sizeof(FileEventView) == 32);
 
@@ -105,19 +110,22 @@ static_assert(sizeof(ObjectView) == 16 && sizeof(FileEventView) == 32);
 struct Shape {
   Keyspace keyspace;
   uint16_t database_id, database_bytes;
-  uint16_t loop_size, loop_events, loop_api;                            // (the most there may be is at 4)
-  uint16_t type_handler;                                                // of a connection type
+  uint16_t loop_size, loop_events, loop_api;  // (the most there may be is at 4)
+  uint16_t type_handler;                      // of a connection type
   uint16_t connection_fd, connection_client, connection_reader;
-  uint16_t client_flags, client_connection, client_database, client_buffer, client_left, client_bulk, client_user, client_argc, client_argv;   // flags: 1, 2: replication
-  uint16_t flag_of_master;                                              // of these two: the link to this server's master
+  // flags: 1, 2: replication
+  uint16_t client_flags, client_connection, client_database, client_buffer, client_left, client_bulk, client_user,
+      client_argc, client_argv;
+  // of these two: the link to this server's master
+  uint16_t flag_of_master;
 };
 
 // Header bytes and length of an sds by its flag byte (the one before the text).
 constexpr unsigned sds_header(uint8_t flag) {
   constexpr uint8_t kBytes[8] = {1, 3, 5, 9, 17, 0, 0, 0};
-  return kBytes[flag & 7];   // 0: not an sds
+  return kBytes[flag & 7];  // 0: not an sds
 }
-uint64_t sds_length(const char* text);   // pre: the header can be read
+uint64_t sds_length(const char* text);  // pre: the header can be read
 // Valkey: a byte that tells how long the header of the key behind it is. pre: has_key.
 const uint8_t* key_header(const ObjectView* object);
 
@@ -125,7 +133,8 @@ class ServerLayout {
  public:
   // The symbols. False: not a server that we know (*why: which is missing).
   [[nodiscard]] bool find_symbols(ErrorText* why);
-  // Data and event loop, given what the server passes to epoll_wait. 1: found; 0: not this loop, or not made yet; -1: unknown layout.
+  // Data and event loop, given what the server passes to epoll_wait. 1: found; 0: not this loop, or not made yet; -1:
+  // unknown layout.
   [[nodiscard]] int find_data(int epoll, const void* events, int events_max, ErrorText* why);
   // Checks dictionaries on keys that exist. 1: right (looked up from now on); 0: no key yet; -1: unknown layout.
   [[nodiscard]] int check_keys(ErrorText* why);
@@ -134,7 +143,8 @@ class ServerLayout {
   void* event_loop() const { return const_cast<char*>(*loop_); }
   // What the event loop waits for: 1 readable, 2 writable.
   int event_mask(int fd) const;
-  // The client whose socket this is, plain or under TLS; nullptr: something else, a replication link, or another transport's.
+  // The client whose socket this is, plain or under TLS; nullptr: something else, a replication link, or another
+  // transport's.
   const ClientView* client_of(int fd) const { return client_of(fd, 0); }
   // The link to this server's master, whose stream it executes. nullptr: not this descriptor, or a full sync goes on.
   const ClientView* master_of(int fd) const { return client_of(fd, shape_->flag_of_master); }
@@ -152,8 +162,8 @@ class ServerLayout {
   const DatabaseView* database(int index) const;
   bool has_slots() const { return slots_; }
   uint64_t hash(Slice key) const { return hash_(key.data, key.bytes); }
-  // Whether the server has threads that may read from its clients (not 7.0, where that is an option of its own); whether one of them, the
-  // calling thread, does: that counts, whenever it begins.
+  // Whether the server has threads that may read from its clients (not 7.0, where that is an option of its own);
+  // whether one of them, the calling thread, does: that counts, whenever it begins.
   bool io_threads_may_read() const;
   bool io_thread_reads() const;
 
@@ -167,7 +177,8 @@ class ServerLayout {
   bool holds_keys(const void* store) const;
   int check_dict(DictView* dict, const void* type, uint64_t index, ErrorText* why) const;
   int check_table(TableView* table, uint64_t index, ErrorText* why) const;
-  int check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table, uint64_t index, ErrorText* why) const;
+  int check_entry(DictView* dict, const EntryView* entry, uint64_t slot, unsigned table, uint64_t index,
+                  ErrorText* why) const;
   int check_object(const ObjectView* object, ErrorText* why) const;
   bool right_index(Slice key, uint64_t index) const;
 
@@ -179,21 +190,22 @@ class ServerLayout {
   const Shape* shape_ = nullptr;
   const char* server_ = nullptr;
   const void* database_type_ = nullptr;
-  // Of connections: [0] plain sockets, [1] TLS (nullptr: the server was built without), [2] unix sockets (7.0: as plain ones).
+  // Of connections: [0] plain sockets, [1] TLS (nullptr: the server was built without), [2] unix sockets (7.0: as plain
+  // ones).
   static constexpr int kTransports = 3, kTls = 1;
-  int transport_of(const void* handler, const void* type) const;   // -1: none of these
+  int transport_of(const void* handler, const void* type) const;  // -1: none of these
   const void* types_[kTransports] = {};
   SocketType find_types_[kTransports] = {};
   const void* handlers_[kTransports] = {};
   void* read_query_ = nullptr;
-  const volatile int* io_threads_op_ = nullptr;   // 7.0
+  const volatile int* io_threads_op_ = nullptr;  // 7.0
   Hash hash_ = nullptr;
   DictHash dict_hash_ = nullptr;
   DictFind dict_find_ = nullptr;
   TableFind table_find_ = nullptr;
   char* databases_ = nullptr;
   unsigned database_count_ = 0;
-  bool slots_ = false;   // a dictionary for each cluster slot
+  bool slots_ = false;  // a dictionary for each cluster slot
   const char* const* loop_ = nullptr;
 };
 

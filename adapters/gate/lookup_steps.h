@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The steps of a lookup (key_lookup.h), for traversals of other kinds: whole buckets instead of one key (save_ahead.cpp).
+// SPDX-License-Identifier: Apache-2.0 The steps of a lookup (key_lookup.h), for traversals of other kinds: whole
+// buckets instead of one key (save_ahead.cpp).
 //
 // Threading: one lookup a thread. Other threads may read the same structures, none may change them. Allocates nothing.
 #pragma once
@@ -9,10 +9,20 @@
 namespace lunar::redis {
 
 enum Encoding : unsigned {
-  kRaw = 0, kInt = 1, kHashTable = 2, kZiplist = 5, kIntset = 6, kSkiplist = 7, kEmbedded = 8, kQuicklist = 9, kStream = 10, kListpack = 11,
+  kRaw = 0,
+  kInt = 1,
+  kHashTable = 2,
+  kZiplist = 5,
+  kIntset = 6,
+  kSkiplist = 7,
+  kEmbedded = 8,
+  kQuicklist = 9,
+  kStream = 10,
+  kListpack = 11,
 };
 
-// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd, or 2), an entry without value (4).
+// Dictionaries without values (sets of Redis 8) mark what they point to: a key itself (always odd, or 2), an entry
+// without value (4).
 struct Marked {
   uintptr_t raw;
   bool is_key() const { return (raw & 3) != 0; }
@@ -23,7 +33,7 @@ struct QuicklistNodeView {
   QuicklistNodeView *previous, *next;
   const char* entry;
   uint64_t bytes;
-  uint32_t marks;   // low half: elements
+  uint32_t marks;  // low half: elements
   unsigned count() const { return marks & 0xffff; }
 };
 struct QuicklistView {
@@ -33,20 +43,20 @@ struct QuicklistView {
 struct SkiplistNodeView {
   const char* member;
   double score;
-  const SkiplistNodeView *previous, *next;   // next: of the lowest level
+  const SkiplistNodeView *previous, *next;  // next: of the lowest level
 };
 struct SkiplistView {
   const SkiplistNodeView *header, *tail;
   uint64_t length;
 };
 struct ZsetView {
-  void* members;   // DictView or TableView
+  void* members;  // DictView or TableView
   const void* skiplist;
 };
-constexpr unsigned kString = 0, kSortedSet = 3, kHash = 4;   // types
+constexpr unsigned kString = 0, kSortedSet = 3, kHash = 4;  // types
 constexpr size_t kStreamBytes = 64, kSkiplistBytes = 32;
 
-constexpr unsigned kChainMax = 64;   // entries; a longer chain of colliding keys is left to the server
+constexpr unsigned kChainMax = 64;  // entries; a longer chain of colliding keys is left to the server
 
 // Pages that are to stay where they are.
 struct SkippedPages {
@@ -63,7 +73,7 @@ struct SkippedPages {
 // Pages that were looked at in this look, so that neighbours cost one look and are noted once.
 struct PagesSeen {
   static constexpr unsigned kSlots = 256;
-  uintptr_t page[kSlots] = {};   // its number twice, and 1 if it is resident
+  uintptr_t page[kSlots] = {};  // its number twice, and 1 if it is resident
   uintptr_t& slot(uintptr_t number) { return page[number % kSlots]; }
 };
 
@@ -71,16 +81,19 @@ struct KeyLookup {
   const ServerLayout& layout;
   NonresidentRanges* missing;
   bool complete = true;
-  const SkippedPages* skipped = nullptr;   // not noted when they are missing
-  bool settled_only = false;                 // skips tables that are being rehashed: a search of another thread may be moving entries
-  PagesSeen* seen = nullptr;                 // value_lookup.h
+  const SkippedPages* skipped = nullptr;  // not noted when they are missing
+  // skips tables that are being rehashed: a search of another thread may be moving entries
+  bool settled_only = false;
+  PagesSeen* seen = nullptr;  // value_lookup.h
   static constexpr unsigned kUsedMax = 32;
-  PageView used[kUsedMax];                   // pages that were there, each once (the first of them)
+  PageView used[kUsedMax];  // pages that were there, each once (the first of them)
   unsigned used_count = 0;
 
   bool resident(const void* address, size_t bytes);
   // Acquire: a rehash that has ended is seen with the table it left.
-  bool unsettled(const int64_t& rehash_index) const { return settled_only && __atomic_load_n(&rehash_index, __ATOMIC_ACQUIRE) != -1; }
+  bool unsettled(const int64_t& rehash_index) const {
+    return settled_only && __atomic_load_n(&rehash_index, __ATOMIC_ACQUIRE) != -1;
+  }
   void note_use(PageView page);
   void count_uses();
 

@@ -20,7 +20,7 @@ void Prefixes::sample(Slice key, bool cold) {
   size_t bytes = prefix_of(key);
   const bool cut = bytes > PrefixUse::kBytes;
   if (cut) bytes = PrefixUse::kBytes;
-  uint32_t hash = 2166136261u;   // FNV-1a
+  uint32_t hash = 2166136261u;  // FNV-1a
   for (size_t i = 0; i < bytes; ++i) hash = (hash ^ static_cast<uint8_t>(key.data[i])) * 16777619u;
   PrefixUse* set = table_[(hash ^ hash >> 16) % kSets];
   PrefixUse* least = set;

@@ -1,9 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0
-// Counts which key prefixes clients use, and which of them hit cold memory: it samples one in kEvery commands at their first lookup. A
-// prefix is the name up to and with its first ':', or up to its first digit, at most kBytes.
+// SPDX-License-Identifier: Apache-2.0 Counts which key prefixes clients use, and which of them hit cold memory: it
+// samples one in kEvery commands at their first lookup. A prefix is the name up to and with its first ':', or up to its
+// first digit, at most kBytes.
 //
-// The table keeps kWays prefixes a set; a new one replaces the least used, once others have used up its count: frequent prefixes stay,
-// names without prefixes pass through. It touches none of the server's memory.
+// The table keeps kWays prefixes a set; a new one replaces the least used, once others have used up its count: frequent
+// prefixes stay, names without prefixes pass through. It touches none of the server's memory.
 //
 // Threading: the server's main thread. Allocates nothing; some twenty nanoseconds a sample.
 #pragma once
@@ -18,7 +18,7 @@ struct PrefixUse {
   static constexpr size_t kBytes = 40;
   uint32_t samples = 0, cold = 0;
   uint8_t bytes = 0;
-  bool cut = false;   // the prefix is longer
+  bool cut = false;  // the prefix is longer
   char text[kBytes];
 };
 

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// See program_got.h. Programs linked `-z relro -z now` have a read-only table: its pages are made writable for the store.
+// SPDX-License-Identifier: Apache-2.0 See program_got.h. Programs linked `-z relro -z now` have a read-only table: its
+// pages are made writable for the store.
 #include "program_got.h"
 
 #include <dlfcn.h>
@@ -33,15 +33,15 @@ struct Program {
   uintptr_t base = 0;
   uintptr_t text_begin = 0, text_end = 0;
   uintptr_t relro_begin = 0, relro_end = 0;
-  const ElfW(Sym)* symbols = nullptr;
+  const ElfW(Sym) * symbols = nullptr;
   const char* strings = nullptr;
-  const ElfW(Rela)* tables[2] = {};
+  const ElfW(Rela) * tables[2] = {};
   size_t counts[2] = {};
   bool known = false;
 };
 
 int read_program(dl_phdr_info* info, size_t, void* out) {
-  auto& program = *static_cast<Program*>(out);   // the main program is the first one told
+  auto& program = *static_cast<Program*>(out);  // the main program is the first one told
   program.base = info->dlpi_addr;
   const ElfW(Dyn)* dynamic = nullptr;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
@@ -49,20 +49,33 @@ int read_program(dl_phdr_info* info, size_t, void* out) {
     uintptr_t begin = info->dlpi_addr + header.p_vaddr, end = begin + header.p_memsz;
     if (header.p_type == PT_DYNAMIC) dynamic = reinterpret_cast<const ElfW(Dyn)*>(begin);
     if (header.p_type == PT_LOAD && (header.p_flags & PF_X) != 0) program.text_begin = begin, program.text_end = end;
-    if (header.p_type == PT_GNU_RELRO) {   // the loader protects whole pages only
+    if (header.p_type == PT_GNU_RELRO) {  // the loader protects whole pages only
       program.relro_begin = begin / sys::page_bytes() * sys::page_bytes();
       program.relro_end = end / sys::page_bytes() * sys::page_bytes();
     }
   }
   for (; dynamic != nullptr && dynamic->d_tag != DT_NULL; ++dynamic) {
     switch (dynamic->d_tag) {
-      case DT_SYMTAB: program.symbols = reinterpret_cast<const ElfW(Sym)*>(dynamic->d_un.d_ptr); break;
-      case DT_STRTAB: program.strings = reinterpret_cast<const char*>(dynamic->d_un.d_ptr); break;
-      case DT_RELA: program.tables[0] = reinterpret_cast<const ElfW(Rela)*>(dynamic->d_un.d_ptr); break;
-      case DT_RELASZ: program.counts[0] = dynamic->d_un.d_val / sizeof(ElfW(Rela)); break;
-      case DT_JMPREL: program.tables[1] = reinterpret_cast<const ElfW(Rela)*>(dynamic->d_un.d_ptr); break;
-      case DT_PLTRELSZ: program.counts[1] = dynamic->d_un.d_val / sizeof(ElfW(Rela)); break;
-      default: break;
+      case DT_SYMTAB:
+        program.symbols = reinterpret_cast<const ElfW(Sym)*>(dynamic->d_un.d_ptr);
+        break;
+      case DT_STRTAB:
+        program.strings = reinterpret_cast<const char*>(dynamic->d_un.d_ptr);
+        break;
+      case DT_RELA:
+        program.tables[0] = reinterpret_cast<const ElfW(Rela)*>(dynamic->d_un.d_ptr);
+        break;
+      case DT_RELASZ:
+        program.counts[0] = dynamic->d_un.d_val / sizeof(ElfW(Rela));
+        break;
+      case DT_JMPREL:
+        program.tables[1] = reinterpret_cast<const ElfW(Rela)*>(dynamic->d_un.d_ptr);
+        break;
+      case DT_PLTRELSZ:
+        program.counts[1] = dynamic->d_un.d_val / sizeof(ElfW(Rela));
+        break;
+      default:
+        break;
     }
   }
   program.known = program.symbols != nullptr && program.strings != nullptr;
@@ -123,19 +136,23 @@ void* program_calls(const char* name) {
     return false;
   });
   if (found == nullptr || !in_program_text(found)) return found;
-  void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);   // not RTLD_DEFAULT: for a module loaded RTLD_DEEPBIND that begins with its own libraries
+  // not RTLD_DEFAULT: for a module loaded RTLD_DEEPBIND that begins with its own libraries
+  void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
   return program == nullptr ? nullptr : dlsym(program, name);
 }
 
 int program_redirect(const char* name, void* replacement, void** original, ErrorText* why) {
   *original = program_calls(name);
-  if (*original == nullptr) return why->set(-ENOENT, "the server does not call %s of a shared library (built statically?)", name);
+  if (*original == nullptr)
+    return why->set(-ENOENT, "the server does not call %s of a shared library (built statically?)", name);
   int rc = 0;
   each_slot(name, [&](void** slot) { return (rc = store(slot, replacement)) == 0; });
   if (rc == 0) return 0;
   each_slot(name, [&](void** slot) { return store(slot, *original) == 0; });
-  return why->set(-EACCES, "the server's table of calls cannot be changed (%s of %s); is memory protection locked (SELinux, "
-                  "MemoryDenyWriteExecute)?", errno_name(rc), name);
+  return why->set(-EACCES,
+                  "the server's table of calls cannot be changed (%s of %s); is memory protection locked (SELinux, "
+                  "MemoryDenyWriteExecute)?",
+                  errno_name(rc), name);
 }
 
 }  // namespace lunar::redis

@@ -2,15 +2,16 @@
 // The global offset table of the main program: which function it calls under a name, and another one in its place. Only
 // calls made by the program itself are redirected, not those of its libraries.
 //
-// Threading: at load, and before the thread that is meant calls the function. Allocates nothing of its own (the loader may).
+// Threading: at load, and before the thread that is meant calls the function. Allocates nothing of its own (the loader
+// may).
 #pragma once
 
 #include "base/error.h"
 
 namespace lunar::redis {
 
-// What the main program calls as `name`: the value of its slot, or nullptr when it has none. With lazy binding a slot that was
-// not used yet holds a stub: then what the loader finds under that name.
+// What the main program calls as `name`: the value of its slot, or nullptr when it has none. With lazy binding a slot
+// that was not used yet holds a stub: then what the loader finds under that name.
 void* program_calls(const char* name);
 
 // Makes the main program call `replacement` as `name`; *original is what it called before. All slots or none.

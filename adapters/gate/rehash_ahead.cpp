@@ -12,20 +12,21 @@
 namespace lunar::redis {
 namespace {
 
-constexpr uint64_t kWindow = 256;             // buckets looked at
-constexpr unsigned kMoved = 128;              // of them at most, a read
-constexpr unsigned kEmptyVisits = 10;         // that the server's function passes for each bucket it is to move
-constexpr int8_t kExponentMin = 12;           // of a table: what the server moves soon is left to it
-constexpr int8_t kExponentStays = 20;         // paused for all commands: as many keys take the longest of them seconds
+constexpr uint64_t kWindow = 256;      // buckets looked at
+constexpr unsigned kMoved = 128;       // of them at most, a read
+constexpr unsigned kEmptyVisits = 10;  // that the server's function passes for each bucket it is to move
+constexpr int8_t kExponentMin = 12;    // of a table: what the server moves soon is left to it
+constexpr int8_t kExponentStays = 20;  // paused for all commands: as many keys take the longest of them seconds
 constexpr uint64_t kMovedForAdded = 4;
-constexpr uint64_t kPauseNs = 20'000'000;     // when the server does not want to rehash: a child lives
+constexpr uint64_t kPauseNs = 20'000'000;  // when the server does not want to rehash: a child lives
 constexpr uint64_t kPatienceNs = 2'000'000'000;
 
 }  // namespace
 
 void RehashAhead::start(const ServerLayout& layout) {
   HostGuard guard;
-  if (layout.keyspace() == Keyspace::kDict) rehash_ = reinterpret_cast<int (*)(DictView*, int)>(dlsym(RTLD_DEFAULT, "dictRehash"));
+  if (layout.keyspace() == Keyspace::kDict)
+    rehash_ = reinterpret_cast<int (*)(DictView*, int)>(dlsym(RTLD_DEFAULT, "dictRehash"));
 }
 
 // nullptr: paused by other code, or too small to be worth it.
@@ -34,7 +35,8 @@ RehashAhead::Paused* RehashAhead::pause(int database, DictView* dict) {
   while (i < paused_count_ && paused_[i].dict != dict) ++i;
   Paused* paused_one = i < paused_count_ ? paused_ + i : nullptr;
   if (paused_one != nullptr && paused_one->up && dict->paused == 1) return paused_one;
-  if (dict->paused != 0 || dict->exponent[0] < kExponentMin || (paused_one == nullptr && paused_count_ == kPausedMax)) return nullptr;
+  if (dict->paused != 0 || dict->exponent[0] < kExponentMin || (paused_one == nullptr && paused_count_ == kPausedMax))
+    return nullptr;
   if (paused_one == nullptr) paused_one = paused_ + paused_count_++;
   dict->paused = 1;
   *paused_one = {dict, database, true, dict->used[0] + dict->used[1]};
@@ -55,8 +57,10 @@ bool RehashAhead::still_there(const ServerLayout& layout, Paused* paused_one) co
 
 void RehashAhead::forget_dead(const ServerLayout& layout) {
   for (unsigned i = 0; i < paused_count_;)
-    if (still_there(layout, paused_ + i)) ++i;
-    else paused_[i] = paused_[--paused_count_];
+    if (still_there(layout, paused_ + i))
+      ++i;
+    else
+      paused_[i] = paused_[--paused_count_];
 }
 
 void RehashAhead::lift(const ServerLayout& layout, bool all) {
@@ -83,7 +87,8 @@ void RehashAhead::pause_again(const ServerLayout& layout) {
   }
 }
 
-// How many of the next buckets that are not empty can be moved without a fault. *whole: nothing in the window is missing.
+// How many of the next buckets that are not empty can be moved without a fault. *whole: nothing in the window is
+// missing.
 unsigned RehashAhead::ready(const ServerLayout& layout, DictView* dict, bool* whole, NonresidentRanges* missing) {
   PagesSeen seen;
   KeyLookup lookup{layout, missing};
@@ -112,9 +117,13 @@ unsigned RehashAhead::ready(const ServerLayout& layout, DictView* dict, bool* wh
 
 void RehashAhead::move(DictView* dict, unsigned buckets, bool whole) {
   const int64_t before = dict->rehash_index;
-  if (buckets != 0) (void)rehash_(dict, static_cast<int>(buckets < kMoved ? buckets : kMoved));
-  else if (whole)   // all empty: passed by tens, none of which goes beyond the window
-    for (uint64_t n = 0; n + kEmptyVisits <= kWindow && dict->rehash_index >= 0 && (n == 0 || dict->rehash_index != before); n += kEmptyVisits) (void)rehash_(dict, 1);
+  if (buckets != 0)
+    (void)rehash_(dict, static_cast<int>(buckets < kMoved ? buckets : kMoved));
+  else if (whole)  // all empty: passed by tens, none of which goes beyond the window
+    for (uint64_t n = 0;
+         n + kEmptyVisits <= kWindow && dict->rehash_index >= 0 && (n == 0 || dict->rehash_index != before);
+         n += kEmptyVisits)
+      (void)rehash_(dict, 1);
   const uint64_t now = sys::now_ns();
   if (dict->rehash_index != before) {
     stuck_since_ns_ = 0;
@@ -128,7 +137,8 @@ void RehashAhead::move(DictView* dict, unsigned buckets, bool whole) {
   }
 }
 
-// Keys are added faster than entries come in: chains must not grow long for it. The server would fault for a bucket a command.
+// Keys are added faster than entries come in: chains must not grow long for it. The server would fault for a bucket a
+// command.
 void RehashAhead::keep_pace(DictView* dict, Paused* paused_one) {
   const uint64_t room = uint64_t{1} << dict->exponent[1], used = dict->used[0] + dict->used[1];
   const uint64_t added = used > paused_one->used ? used - paused_one->used : 0, most = uint64_t{1} << dict->exponent[0];

@@ -1,21 +1,23 @@
-// SPDX-License-Identifier: Apache-2.0
-// Moves the entries of a database from its old hash table to the new one in the server's place, as far as they are in DRAM (Redis 7.0).
+// SPDX-License-Identifier: Apache-2.0 Moves the entries of a database from its old hash table to the new one in the
+// server's place, as far as they are in DRAM (Redis 7.0).
 //
-// One added key makes the server double a table. It then moves a bucket a command, and in its cron as many as a millisecond allows, a
-// hundred at a time; each entry and key of a cold table is a fault. Fetching buckets ahead of it does not help: the cron moves those within
-// the millisecond, and meets the cold ones behind them. So the gate pauses the server's rehash (the counter that its own iterators use):
+// One added key makes the server double a table. It then moves a bucket a command, and in its cron as many as a
+// millisecond allows, a hundred at a time; each entry and key of a cold table is a fault. Fetching buckets ahead of it
+// does not help: the cron moves those within the millisecond, and meets the cold ones behind them. So the gate pauses
+// the server's rehash (the counter that its own iterators use):
 //
 //   inside read():  next buckets ─► those whose entries and keys are resident, up to the first that are not: dictRehash, the server's own
 //                                └► what is missing is fetched; no client waits for it
 //
-// A table moves as fast as its entries come in, at reads and in turns (ahead.h); until then lookups search both tables, as always. The
-// counter is one higher while the server's cron and small commands run, so that a rehash which begins is paused before the next cron. It
-// is not, and the server moves a bucket a command as ever, where any number of keys may be added before the next read: for scripts, EXEC,
-// unknown commands and those that were not looked up, while other threads may have the server's lock, and for small tables. Else a script
-// that adds a million keys would find them all in the chains of a table of a thousand slots. A table of 2^20 slots has room for that.
-// FLUSHDB sets the counter to zero: the gate sets it again. While other code has the counter higher, nothing is moved. A bucket that
-// does not come in (kPatienceNs) is moved with its faults. When keys are added faster than buckets come in (a quarter more keys than the
-// new table has slots), all are moved with their faults, more than were added.
+// A table moves as fast as its entries come in, at reads and in turns (ahead.h); until then lookups search both tables,
+// as always. The counter is one higher while the server's cron and small commands run, so that a rehash which begins is
+// paused before the next cron. It is not, and the server moves a bucket a command as ever, where any number of keys may
+// be added before the next read: for scripts, EXEC, unknown commands and those that were not looked up, while other
+// threads may have the server's lock, and for small tables. Else a script that adds a million keys would find them all
+// in the chains of a table of a thousand slots. A table of 2^20 slots has room for that. FLUSHDB sets the counter to
+// zero: the gate sets it again. While other code has the counter higher, nothing is moved. A bucket that does not come
+// in (kPatienceNs) is moved with its faults. When keys are added faster than buckets come in (a quarter more keys than
+// the new table has slots), all are moved with their faults, more than were added.
 //
 // Threading: the main thread, inside read(), around epoll_wait() and in turns. Allocates nothing.
 #pragma once
@@ -26,7 +28,7 @@ namespace lunar::redis {
 
 class RehashAhead {
  public:
-  void start(const ServerLayout& layout);   // without effect where the server is laid out in another way
+  void start(const ServerLayout& layout);  // without effect where the server is laid out in another way
   // `watching`: else the server does it itself again. `fetcher`: what is missing is asked for.
   void look(const ServerLayout& layout, bool watching, Fetcher* fetcher);
   // The server rehashes itself, until it is paused again. Not `all`: but for the largest tables.
@@ -36,17 +38,17 @@ class RehashAhead {
 
  private:
   struct Paused {
-    DictView* dict;     // never followed from here: it may be gone
-    int database;       // where it was last seen
-    bool up;            // its counter, by us
-    uint64_t used;      // keys, when it was last looked at
+    DictView* dict;  // never followed from here: it may be gone
+    int database;    // where it was last seen
+    bool up;         // its counter, by us
+    uint64_t used;   // keys, when it was last looked at
   };
   static constexpr unsigned kPausedMax = 64, kEvery = 8;
   Paused* pause(int database, DictView* dict);
   bool still_there(const ServerLayout& layout, Paused* paused_one) const;
   void forget_dead(const ServerLayout& layout);
   void keep_pace(DictView* dict, Paused* paused_one);
-  bool look_at(const ServerLayout& layout, int database, DictView* dict, Fetcher* fetcher);   // true: it moves
+  bool look_at(const ServerLayout& layout, int database, DictView* dict, Fetcher* fetcher);  // true: it moves
   unsigned ready(const ServerLayout& layout, DictView* dict, bool* whole, NonresidentRanges* missing);
   void move(DictView* dict, unsigned buckets, bool whole);
 
@@ -55,9 +57,9 @@ class RehashAhead {
   unsigned paused_count_ = 0, reads_ = 0;
   bool lifted_ = false;
   int turn_ = 0;
-  int moving_ = -1;                 // a database one of whose tables moves
+  int moving_ = -1;  // a database one of whose tables moves
   uint64_t not_before_ns_ = 0, stuck_since_ns_ = 0;
-  Share share_;                     // counts what is under way
+  Share share_;  // counts what is under way
 };
 
 }  // namespace lunar::redis

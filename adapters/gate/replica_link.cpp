@@ -17,7 +17,7 @@ constexpr size_t kLeftBytesMax = 64 << 10;      // of a command that the server 
 constexpr size_t kCommandBytesMax = 256 << 10;  // a larger one is passed as it comes
 constexpr size_t kRoomMin = 64 << 10;           // less is not read into: the rest moves to the front first
 constexpr unsigned kWindowMin = 256, kWindowMax = 4096, kPagesEach = 32;
-constexpr unsigned kRequestsMax = 32;           // of a wave
+constexpr unsigned kRequestsMax = 32;  // of a wave
 
 // A command of the stream, or what is passed like one; [begin, end) of the buffer.
 struct Item {
@@ -36,9 +36,9 @@ struct Link {
   unsigned outstanding = 0;         // requests of the wave
   uint64_t given = 0, held_at = 0;  // bytes, since the start; when the wait for the first command began
   bool held = false;
-  bool ended = false;               // the socket has no more: its end comes when all bytes are gone
-  bool leave = false;               // behind the items lies what is no command: passed, and the entry given up
-  ConnectionList list;              // the entry, when it neither is ready nor anything else waits for it
+  bool ended = false;   // the socket has no more: its end comes when all bytes are gone
+  bool leave = false;   // behind the items lies what is no command: passed, and the entry given up
+  ConnectionList list;  // the entry, when it neither is ready nor anything else waits for it
 };
 constinit Link g_link;
 
@@ -49,7 +49,8 @@ unsigned window() {
 
 void push(size_t end, bool done) {
   Link& l = g_link;
-  l.items[l.first + l.count++] = {static_cast<uint32_t>(l.parsed), static_cast<uint32_t>(end), static_cast<uint16_t>(l.database), 0, done};
+  l.items[l.first + l.count++] = {static_cast<uint32_t>(l.parsed), static_cast<uint32_t>(end),
+                                  static_cast<uint16_t>(l.database), 0, done};
   l.parsed = end;
 }
 
@@ -58,7 +59,8 @@ void move_to_front(Connection* c) {
   Link& l = g_link;
   memmove(l.items, l.items + l.first, l.count * sizeof(Item));
   l.first = 0;
-  if (kBufferBytes - c->end >= kRoomMin || c->begin < kBufferBytes / 2) return;   // seldom: else most of it moves for each window
+  // seldom: else most of it moves for each window
+  if (kBufferBytes - c->end >= kRoomMin || c->begin < kBufferBytes / 2) return;
   const size_t by = c->begin;
   memmove(c->data, c->data + by, c->size());
   for (unsigned i = 0; i < l.count; ++i) {
@@ -75,8 +77,10 @@ void read_ahead(Connection* c) {
   const size_t room = kBufferBytes - c->end;
   if (l.ended || l.leave || room < kRoomMin) return;
   const ssize_t got = gate().read(c->fd, c->data + c->end, room);
-  if (got > 0) c->end += static_cast<size_t>(got);
-  else l.ended = got == 0 || (errno != EAGAIN && errno != EINTR);
+  if (got > 0)
+    c->end += static_cast<size_t>(got);
+  else
+    l.ended = got == 0 || (errno != EAGAIN && errno != EINTR);
 }
 
 // What the server has of the first command lies at the start of the buffer. Where that command ends.
@@ -98,8 +102,9 @@ void parse_items(const Connection& c) {
   for (const unsigned most = window(); l.count + 1 < most && l.parsed < c.end && !l.leave;) {
     const Parse parse = parse_command(c.data + l.parsed, c.end - l.parsed, &command);
     if (parse == Parse::kMore && command.bytes <= kCommandBytesMax && !l.ended && l.count != 0) return;
-    if (parse != Parse::kCommand) return pass_the_rest(c);   // the start of a command, too, when it is all there is
-    const int chosen = command.kept == 2 && same_word(command.argument[0], "SELECT") ? small_number(command.argument[1]) : -1;
+    if (parse != Parse::kCommand) return pass_the_rest(c);  // the start of a command, too, when it is all there is
+    const int chosen =
+        command.kept == 2 && same_word(command.argument[0], "SELECT") ? small_number(command.argument[1]) : -1;
     push(l.parsed + command.bytes, command.kept == 0 || chosen >= 0);
     if (chosen >= 0) l.database = chosen;
   }
@@ -160,8 +165,10 @@ void begin_wave(Connection* c, uint64_t bytes_max) {
     missing.clear();
   }
   if (missing.count != 0) (void)ask(c, share, missing);
-  if (l.outstanding != 0) g.fetcher.flush();
-  else if (l.count != 0) l.items[l.first].done = true;   // nothing is under way that would end its wait
+  if (l.outstanding != 0)
+    g.fetcher.flush();
+  else if (l.count != 0)
+    l.items[l.first].done = true;  // nothing is under way that would end its wait
 }
 
 // Whole commands, as many as fit; of one that does not, a part.
@@ -196,11 +203,14 @@ void settle(Connection* c) {
   Gate& g = gate();
   Link& l = g_link;
   if (l.count != 0 && l.items[l.first].done) return g.connections.enter(c, Hold::kReady);
-  if (l.count == 0) {   // the socket tells when there is more
+  if (l.count == 0) {  // the socket tells when there is more
     l.held = false;
-    if (l.leave || (l.ended && c->size() == 0) || !g.watching()) g.connections.drop(c);
-    else if (more_to_scan(*c)) g.connections.enter(c, Hold::kReady);
-    else g.connections.enter(c, Hold::kPartial, &l.list);
+    if (l.leave || (l.ended && c->size() == 0) || !g.watching())
+      g.connections.drop(c);
+    else if (more_to_scan(*c))
+      g.connections.enter(c, Hold::kReady);
+    else
+      g.connections.enter(c, Hold::kPartial, &l.list);
     return;
   }
   if (!l.held || l.held_at != l.given) {
@@ -234,7 +244,7 @@ ssize_t link_input(Connection* c, void* buffer, size_t bytes) {
   }
   skip_what_was_taken(*c);
   move_to_front(c);
-  if (!g.watching()) {   // all that is here goes on
+  if (!g.watching()) {  // all that is here goes on
     for (unsigned i = 0; i < l.count; ++i) l.items[i].done = true;
     pass_the_rest(*c);
   } else {
@@ -262,10 +272,13 @@ bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got) {
   Link& l = g_link;
   const ClientView* master = g.layout.master_of(fd);
   Progress progress;
-  if (const Connection* other = l.fd >= 0 ? g.connections.find(l.fd) : nullptr; other != nullptr && other->link) return false;   // there is one
+  // there is one
+  if (const Connection* other = l.fd >= 0 ? g.connections.find(l.fd) : nullptr; other != nullptr && other->link)
+    return false;
   if (master == nullptr || !g.layout.progress_of_master(*master, buffer, &progress)) return false;
   if (progress.bulk >= 0 && progress.bytes < static_cast<uint64_t>(progress.bulk) + 2 &&
-      static_cast<uint64_t>(progress.bulk) + 2 - progress.bytes > kLeftBytesMax) {   // in a large argument: up to its end
+      static_cast<uint64_t>(progress.bulk) + 2 - progress.bytes >
+          kLeftBytesMax) {  // in a large argument: up to its end
     const uint64_t rest = static_cast<uint64_t>(progress.bulk) + 2 - progress.bytes;
     *got = g.read(fd, buffer, bytes < rest ? bytes : rest);
     return true;
@@ -285,7 +298,7 @@ bool link_begin(int fd, void* buffer, size_t bytes, ssize_t* got) {
   memcpy(c->data, progress.text, progress.bytes);
   c->begin = c->end = l.parsed = progress.bytes;
   g.connections.enter(c, Hold::kPartial, &l.list);
-  if (progress.bytes != 0 || progress.left != 0) {   // the rest of what the server is in is passed
+  if (progress.bytes != 0 || progress.left != 0) {  // the rest of what the server is in is passed
     read_ahead(c);
     l.parsed = 0;
     for (bool first = true; l.parsed < progress.bytes || (first && progress.left != 0); first = false) {

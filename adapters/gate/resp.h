@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // RESP: whole commands in a client's bytes, as redis-server would cut them (multibulk and inline).
 //
-// The parser keeps no state: it is given the bytes from the start of a command, and says where the command ends, that more
-// bytes are needed, or that this is not for us. It copies nothing and allocates nothing; arguments point into the bytes.
-// A caller with part of a command parses again when more has come: the arguments that are there bound the cost of one call.
+// The parser keeps no state: it is given the bytes from the start of a command, and says where the command ends, that
+// more bytes are needed, or that this is not for us. It copies nothing and allocates nothing; arguments point into the
+// bytes. A caller with part of a command parses again when more has come: the arguments that are there bound the cost
+// of one call.
 //
-// Threading: none of its own. What it calls kBad is not an error to report: the server sees the same bytes and has its own
-// answer to them.
+// Threading: none of its own. What it calls kBad is not an error to report: the server sees the same bytes and has its
+// own answer to them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,29 +19,31 @@ struct Slice {
   size_t bytes = 0;
 };
 
-constexpr unsigned kArgumentsKept = 512;       // positions kept; further arguments are counted and skipped
-constexpr size_t kInlineMax = 16 * 1024;       // a longer line is kBad
-constexpr size_t kHeaderMax = 32;              // "*1234\r\n": a longer one is kBad
-constexpr uint64_t kArgumentsMax = 1u << 20;   // a command that announces more is kBad
-constexpr uint64_t kBulkMax = 1u << 29;        // the same for the bytes of one argument
+constexpr unsigned kArgumentsKept = 512;      // positions kept; further arguments are counted and skipped
+constexpr size_t kInlineMax = 16 * 1024;      // a longer line is kBad
+constexpr size_t kHeaderMax = 32;             // "*1234\r\n": a longer one is kBad
+constexpr uint64_t kArgumentsMax = 1u << 20;  // a command that announces more is kBad
+constexpr uint64_t kBulkMax = 1u << 29;       // the same for the bytes of one argument
 
 enum class Parse {
-  kCommand,   // `bytes` are one command
-  kMore,      // the start of one: at least `bytes` are needed in all
-  kBad,       // malformed, hostile, or quoted inline: leave it to the server
+  kCommand,  // `bytes` are one command
+  kMore,     // the start of one: at least `bytes` are needed in all
+  kBad,      // malformed, hostile, or quoted inline: leave it to the server
 };
 
 struct Command {
-  size_t bytes = 0;        // of the whole command; for kMore: how many are needed at least (more than there are)
-  uint64_t count = 0;      // arguments, the name among them; 0: an empty line
-  unsigned kept = 0;       // of them in `argument`
+  size_t bytes = 0;    // of the whole command; for kMore: how many are needed at least (more than there are)
+  uint64_t count = 0;  // arguments, the name among them; 0: an empty line
+  unsigned kept = 0;   // of them in `argument`
   Slice argument[kArgumentsKept];
 };
 
 // pre: bytes > 0
 [[nodiscard]] Parse parse_command(const char* data, size_t bytes, Command* out);
-// The rest of a command of which the first `taken` arguments, in out->argument already, are elsewhere: `left` follow, the first of them of
-// `bulk` bytes, or with its header (-1). Everything counted from here. pre: taken <= kArgumentsKept
-[[nodiscard]] Parse parse_rest(const char* data, size_t bytes, unsigned taken, unsigned left, int64_t bulk, Command* out);
+// The rest of a command of which the first `taken` arguments, in out->argument already, are elsewhere: `left` follow,
+// the first of them of `bulk` bytes, or with its header (-1). Everything counted from here. pre: taken <=
+// kArgumentsKept
+[[nodiscard]] Parse parse_rest(const char* data, size_t bytes, unsigned taken, unsigned left, int64_t bulk,
+                               Command* out);
 
 }  // namespace lunar::redis

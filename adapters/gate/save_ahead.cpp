@@ -11,17 +11,18 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kGroup = 256;         // buckets of one key or so
-constexpr unsigned kTableGroup = 32;     // buckets of up to 7 keys
+constexpr unsigned kGroup = 256;      // buckets of one key or so
+constexpr unsigned kTableGroup = 32;  // buckets of up to 7 keys
 constexpr unsigned kRoundsMax = 24;
 constexpr unsigned kMarkersMax = SkippedPages::kMax / 2;
 constexpr unsigned kBigMax = 64;         // large objects of a group that are gone through
 constexpr unsigned kListNodesMax = 256;  // of a list, looked at in one round
 constexpr uint64_t kLookNs = 300000, kLookSlowlyNs = 5000000, kLookSlowlyAfterNs = 1000000000;
-constexpr uint64_t kPatienceNs = 4000000000;   // for the saver to get to a marker
-constexpr uint64_t kPaceNs = 20000, kPacePatienceNs = 1000000000;   // of the saver, for a marker to be set
+constexpr uint64_t kPatienceNs = 4000000000;                       // for the saver to get to a marker
+constexpr uint64_t kPaceNs = 20000, kPacePatienceNs = 1000000000;  // of the saver, for a marker to be set
 
-enum class Holds { kObjects, kFields, kScores, kKeyedObjects };   // what the values of a dictionary are; what a table has
+// what the values of a dictionary are; what a table has
+enum class Holds { kObjects, kFields, kScores, kKeyedObjects };
 
 // The last marker, as the saver sees it: as long as its page is what it was, the saver is behind the reader.
 struct LastMarker {
@@ -50,7 +51,8 @@ class Lead {
   void forget_last() { last_.set(PageView(), 0); }
   const SkippedPages& skipped() const { return markers_; }
   void brought_in(uint64_t pages) { total_ += pages; }
-  // Everything brought in before is used up when the saver gets here. False: this page cannot be a marker, or there are enough.
+  // Everything brought in before is used up when the saver gets here. False: this page cannot be a marker, or there are
+  // enough.
   bool mark(const void* address) {
     const PageView page = page_view(address);
     const uint64_t mark = page.evicted_mark();
@@ -61,13 +63,15 @@ class Lead {
     last_.set(page, mark);
     return true;
   }
-  // Waits until there may be more, or `stop`. A saver that got ahead has left its markers behind, and they may be evicted again: they are
-  // given up.
+  // Waits until there may be more, or `stop`. A saver that got ahead has left its markers behind, and they may be
+  // evicted again: they are given up.
   void wait(const std::atomic<bool>& stop) {
     const uint64_t since = sys::now_ns();
     for (;;) {
       look();
-      if (stop.load(std::memory_order_relaxed) || markers_.count == 0 || (total_ - reached_ < max_ && markers_.count < kMarkersMax)) return;
+      if (stop.load(std::memory_order_relaxed) || markers_.count == 0 ||
+          (total_ - reached_ < max_ && markers_.count < kMarkersMax))
+        return;
       if (sys::now_ns() - since > kPatienceNs) {
         reached_ = total_;
         markers_.count = 0;
@@ -81,7 +85,7 @@ class Lead {
   void look() {
     unsigned last = 0;
     for (unsigned i = 0; i < markers_.count; ++i) {
-      if (markers_.page[i].is_still(before_[i])) continue;   // evicted anew, it has another time
+      if (markers_.page[i].is_still(before_[i])) continue;  // evicted anew, it has another time
       reached_ = at_[i];
       last = i + 1;
     }
@@ -110,8 +114,8 @@ struct SaveAhead {
   Lead lead;
   NonresidentRanges missing{};
   std::atomic<bool> stop{false};
-  std::atomic<bool> reading{false};   // the saver keeps behind
-  bool running = false;               // a thread that save_ahead_stop joins
+  std::atomic<bool> reading{false};  // the saver keeps behind
+  bool running = false;              // a thread that save_ahead_stop joins
   pthread_t thread{};
   bool stopped() const { return stop.load(std::memory_order_relaxed); }
 
@@ -153,7 +157,8 @@ void SaveAhead::object(KeyLookup& lookup, const ObjectView* object) {
     (void)lookup.have(at, sizeof(DictView));
   } else if (object->encoding() == kSkiplist) {
     const auto* zset = reinterpret_cast<const ZsetView*>(at);
-    if (lookup.have(zset, sizeof *zset) && lookup.have(zset->skiplist, kSkiplistBytes)) (void)lookup.have(zset->members, sizeof(DictView));
+    if (lookup.have(zset, sizeof *zset) && lookup.have(zset->skiplist, kSkiplistBytes))
+      (void)lookup.have(zset->members, sizeof(DictView));
   } else if (object->encoding() == kQuicklist) {
     const auto* quicklist = reinterpret_cast<const QuicklistView*>(at);
     if (lookup.have(quicklist, 40)) list(lookup, quicklist->head);
@@ -162,12 +167,15 @@ void SaveAhead::object(KeyLookup& lookup, const ObjectView* object) {
   }
 }
 
-// The key is resident as far as have_text() looks; of a child that does other things than save, it may be no text any more.
+// The key is resident as far as have_text() looks; of a child that does other things than save, it may be no text any
+// more.
 void look_up_expiry(KeyLookup& lookup, const DatabaseView& database, const char* key) {
-  if (const uint64_t bytes = sds_length(key); bytes <= kValueBytesMax) (void)lookup.look_up(database.expires, {key, bytes});
+  if (const uint64_t bytes = sds_length(key); bytes <= kValueBytesMax)
+    (void)lookup.look_up(database.expires, {key, bytes});
 }
 
-void SaveAhead::entries(KeyLookup& lookup, EntryView* const* slot, Holds holds, const DatabaseView* database, bool* at_value) {
+void SaveAhead::entries(KeyLookup& lookup, EntryView* const* slot, Holds holds, const DatabaseView* database,
+                        bool* at_value) {
   if (!lookup.have(slot, sizeof *slot)) return;
   unsigned n = 0;
   for (EntryView* entry = *slot; entry != nullptr && n < kChainMax && !missing.full(); ++n, entry = entry->next) {
@@ -177,7 +185,8 @@ void SaveAhead::entries(KeyLookup& lookup, EntryView* const* slot, Holds holds, 
     if (value == nullptr) continue;
     const unsigned at = missing.count;
     if (holds == Holds::kFields) (void)lookup.have_text(value);
-    if (holds == Holds::kScores) (void)lookup.have(value - 8, 40);   // the skip list's node: its member, score and links
+    // the skip list's node: its member, score and links
+    if (holds == Holds::kScores) (void)lookup.have(value - 8, 40);
     if (holds == Holds::kObjects && lookup.have(value, sizeof(ObjectView))) {
       object(lookup, reinterpret_cast<const ObjectView*>(value));
       *at_value = missing.count > at;
@@ -185,7 +194,8 @@ void SaveAhead::entries(KeyLookup& lookup, EntryView* const* slot, Holds holds, 
   }
 }
 
-void SaveAhead::keyed_objects(KeyLookup& lookup, const BucketView* bucket, const DatabaseView& database, bool* at_value) {
+void SaveAhead::keyed_objects(KeyLookup& lookup, const BucketView* bucket, const DatabaseView& database,
+                              bool* at_value) {
   for (unsigned n = 0; bucket != nullptr && n < kChainMax && !missing.full(); ++n) {
     if (!lookup.have(bucket, sizeof *bucket)) return;
     const bool more = (bucket->marks & 1) != 0;
@@ -207,8 +217,10 @@ void SaveAhead::keyed_objects(KeyLookup& lookup, const BucketView* bucket, const
 bool SaveAhead::bucket(const char* slot, Holds holds, const DatabaseView* database, bool* at_value) {
   const unsigned before = missing.count;
   KeyLookup lookup{*layout, &missing, true, &lead.skipped(), true};
-  if (holds == Holds::kKeyedObjects) keyed_objects(lookup, reinterpret_cast<const BucketView*>(slot), *database, at_value);
-  else entries(lookup, reinterpret_cast<EntryView* const*>(slot), holds, database, at_value);
+  if (holds == Holds::kKeyedObjects)
+    keyed_objects(lookup, reinterpret_cast<const BucketView*>(slot), *database, at_value);
+  else
+    entries(lookup, reinterpret_cast<EntryView* const*>(slot), holds, database, at_value);
   return missing.count == before;
 }
 
@@ -242,13 +254,15 @@ void SaveAhead::note_big(EntryView* const* first, unsigned count, Big* big, unsi
     ignored.count = 0;
     KeyLookup lookup{*layout, &ignored};
     if (!lookup.have(first + i, sizeof *first)) continue;
-    for (EntryView* entry = first[i]; entry != nullptr && lookup.have(entry, sizeof *entry) && *big_count < kBigMax; entry = entry->next) {
+    for (EntryView* entry = first[i]; entry != nullptr && lookup.have(entry, sizeof *entry) && *big_count < kBigMax;
+         entry = entry->next) {
       const auto* object = static_cast<const ObjectView*>(entry->value);
       if (object == nullptr || !lookup.have(object, sizeof *object) || object->pointer == nullptr) continue;
       if (object->encoding() == kHashTable && layout->keyspace() == Keyspace::kDict)
         big[(*big_count)++] = {reinterpret_cast<DictView*>(const_cast<char*>(object->pointer)), Holds::kFields};
       if (object->encoding() == kSkiplist && lookup.have(object->pointer, sizeof(ZsetView)))
-        big[(*big_count)++] = {static_cast<DictView*>(reinterpret_cast<const ZsetView*>(object->pointer)->members), Holds::kScores};
+        big[(*big_count)++] = {static_cast<DictView*>(reinterpret_cast<const ZsetView*>(object->pointer)->members),
+                               Holds::kScores};
     }
   }
 }
@@ -274,7 +288,8 @@ void SaveAhead::dictionary(DictView* dict, Holds holds, const DatabaseView* data
 
 void SaveAhead::database(const DatabaseView& database) {
   if (database.keys == nullptr) return;
-  if (layout->keyspace() == Keyspace::kDict) return dictionary(static_cast<DictView*>(database.keys), Holds::kObjects, &database);
+  if (layout->keyspace() == Keyspace::kDict)
+    return dictionary(static_cast<DictView*>(database.keys), Holds::kObjects, &database);
   if (layout->keyspace() == Keyspace::kDicts) {
     const auto* store = static_cast<const DictStoreView*>(database.keys);
     for (int64_t i = 0; i < store->count; ++i)
@@ -285,7 +300,8 @@ void SaveAhead::database(const DatabaseView& database) {
   for (int i = 0; i < store->count; ++i)
     for (int t = 0; t < 2 && store->tables[i] != nullptr; ++t)
       if (const TableView* table = store->tables[i]; table->table[t] != nullptr)
-        buckets(reinterpret_cast<const char*>(table->table[t]), uint64_t{1} << table->exponent[t], Holds::kKeyedObjects, &database);
+        buckets(reinterpret_cast<const char*>(table->table[t]), uint64_t{1} << table->exponent[t], Holds::kKeyedObjects,
+                &database);
 }
 
 void SaveAhead::databases() {
@@ -311,7 +327,7 @@ void run(void*) {
 }  // namespace
 
 void save_ahead_start(const ServerLayout& layout) {
-  if (!pager_active() || !anything_cold()) return;   // else the saver would only wait for a reader that finds nothing
+  if (!pager_active() || !anything_cold()) return;  // else the saver would only wait for a reader that finds nothing
   SaveAhead& a = g_ahead;
   a.layout = &layout;
   a.missing.count = 0;
@@ -331,7 +347,8 @@ void save_ahead_keep_behind() {
   if (!a.reading.load(std::memory_order_acquire) || a.lead.last().ahead()) return;
   const uint64_t since = sys::now_ns();
   while (a.reading.load(std::memory_order_acquire) && !a.lead.last().ahead()) {
-    if (sys::now_ns() - since > kPacePatienceNs) return a.reading.store(false, std::memory_order_relaxed);   // not begun again
+    // not begun again
+    if (sys::now_ns() - since > kPacePatienceNs) return a.reading.store(false, std::memory_order_relaxed);
     sys::sleep_ns(kPaceNs);
   }
 }

@@ -13,17 +13,17 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kWordsBehindName = 16;   // in an entry of the table
+constexpr unsigned kWordsBehindName = 16;  // in an entry of the table
 
 struct Image {
-  uintptr_t begin = UINTPTR_MAX, end = 0;             // of the whole program
-  uintptr_t text_begin = UINTPTR_MAX, text_end = 0;   // what is never written: names
+  uintptr_t begin = UINTPTR_MAX, end = 0;            // of the whole program
+  uintptr_t text_begin = UINTPTR_MAX, text_end = 0;  // what is never written: names
   uintptr_t data_begin = 0, data_end = 0, zero_end = 0;
   bool has(uintptr_t at) const { return at >= begin && at < end; }
 };
 
 int read_image(dl_phdr_info* info, size_t, void* out) {
-  auto& image = *static_cast<Image*>(out);   // the main program is the first one told
+  auto& image = *static_cast<Image*>(out);  // the main program is the first one told
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& header = info->dlpi_phdr[i];
     if (header.p_type != PT_LOAD) continue;
@@ -67,7 +67,9 @@ void* server_setting(const char* name) {
   const auto server = reinterpret_cast<uintptr_t>(dlsym(RTLD_DEFAULT, "server"));
   Dl_info ignored;
   const ElfW(Sym)* symbol = nullptr;
-  if (server == 0 || dladdr1(reinterpret_cast<void*>(server), &ignored, reinterpret_cast<void**>(const_cast<ElfW(Sym)**>(&symbol)), RTLD_DL_SYMENT) == 0 ||
+  if (server == 0 ||
+      dladdr1(reinterpret_cast<void*>(server), &ignored, reinterpret_cast<void**>(const_cast<ElfW(Sym)**>(&symbol)),
+              RTLD_DL_SYMENT) == 0 ||
       symbol == nullptr)
     return nullptr;
   const auto* words = reinterpret_cast<const uintptr_t*>(image().data_begin);

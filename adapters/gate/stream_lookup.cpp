@@ -27,11 +27,11 @@ struct Node {
   uint32_t word;
   bool is_key() const { return (word & 1) != 0; }
   bool has_value() const { return (word & 3) == 1; }
-  bool one_child() const { return (word & 4) != 0; }   // the bytes are one piece of the key
+  bool one_child() const { return (word & 4) != 0; }  // the bytes are one piece of the key
   unsigned size() const { return word >> 3; }
   unsigned children() const { return one_child() ? size() != 0 : size(); }
   bool sound() const { return size() <= (one_child() ? kIdBytes : kChildrenMax); }
-  unsigned pointers() const { return (4 + size() + 7) / 8 * 8; }   // where they begin
+  unsigned pointers() const { return (4 + size() + 7) / 8 * 8; }  // where they begin
   unsigned bytes() const { return pointers() + 8 * (children() + (has_value() ? 1 : 0)); }
   const unsigned char* key_byte(unsigned n) const { return at + 4 + n; }
   const unsigned char* pointer(unsigned n) const {
@@ -41,8 +41,8 @@ struct Node {
   }
 };
 
-// Goes through the values of ids from `low` to `high`, in order or backwards. See: bool have(address, bytes), bool node(), and bool value(pointer, Id) which
-// false ends.
+// Goes through the values of ids from `low` to `high`, in order or backwards. See: bool have(address, bytes), bool
+// node(), and bool value(pointer, Id) which false ends.
 template <class See>
 struct Tree {
   See& see;
@@ -58,7 +58,8 @@ struct Tree {
     if (!node.sound()) return false;
     if (!see.have(at, node.bytes())) return see.node_missing();
     if (!see.node()) return false;
-    if (depth == kIdBytes) return !node.has_value() || outside(kIdBytes) || see.value(node.pointer(node.children()), id);
+    if (depth == kIdBytes)
+      return !node.has_value() || outside(kIdBytes) || see.value(node.pointer(node.children()), id);
     for (unsigned n = 0; n < node.children(); ++n) {
       const unsigned i = backward ? node.children() - 1 - n : n;
       const unsigned piece = node.one_child() ? node.size() : 1;
@@ -69,7 +70,9 @@ struct Tree {
     return true;
   }
   // No id that begins like this is in the range.
-  bool outside(unsigned bytes) const { return memcmp(id.byte, low.byte, bytes) < 0 || memcmp(id.byte, high.byte, bytes) > 0; }
+  bool outside(unsigned bytes) const {
+    return memcmp(id.byte, low.byte, bytes) < 0 || memcmp(id.byte, high.byte, bytes) > 0;
+  }
 };
 
 constexpr Id kFirst{}, kLast{{255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255}};
@@ -106,10 +109,10 @@ bool parse_id(Slice text, bool last, Id* out) {
 struct Pages {
   ValueLookup& whole;
   KeyLookup& lookup;
-  uint64_t most;                   // values that may be looked at
+  uint64_t most;  // values that may be looked at
   uint64_t seen = 0, whole_to = 0;
-  bool all = true, exact = true;   // exact: all values so far are resident
-  Id last{};                       // of the last of these
+  bool all = true, exact = true;  // exact: all values so far are resident
+  Id last{};                      // of the last of these
 
   bool have(const void* at, size_t bytes) { return lookup.have(at, bytes); }
   bool node() { return whole.work(2); }
@@ -138,12 +141,14 @@ struct Range {
 };
 
 // False: it reads nothing that can be told.
-bool range_of(const Command& command, const CommandKeys& keys, unsigned argument, const StreamView& stream, Range* out) {
+bool range_of(const Command& command, const CommandKeys& keys, unsigned argument, const StreamView& stream,
+              Range* out) {
   unsigned options = argument + 3;
   if (keys.reach == Reach::kIds || keys.reach == Reach::kIdsBack) {
     if (argument + 2 >= command.kept) return false;
     const bool back = out->backward = keys.reach == Reach::kIdsBack;
-    if (!parse_id(command.argument[argument + (back ? 2 : 1)], false, &out->low) || !parse_id(command.argument[argument + (back ? 1 : 2)], true, &out->high))
+    if (!parse_id(command.argument[argument + (back ? 2 : 1)], false, &out->low) ||
+        !parse_id(command.argument[argument + (back ? 1 : 2)], true, &out->high))
       return false;
   } else if (keys.reach == Reach::kSince) {
     // As many ids as keys follow the word STREAMS.
@@ -166,23 +171,27 @@ bool range_of(const Command& command, const CommandKeys& keys, unsigned argument
 
 }  // namespace
 
-bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stream, const Command& command, const CommandKeys& keys, unsigned argument,
-                 LookupCursor* cursor) {
+bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stream, const Command& command,
+                   const CommandKeys& keys, unsigned argument, LookupCursor* cursor) {
   if (!g_known) return true;
   if (!lookup.have(stream, kStreamBytes) || !lookup.have(stream->tree, sizeof *stream->tree)) return false;
   Range range;
   if (!range_of(command, keys, argument, *stream, &range)) return true;
-  Pages pages{whole, lookup, range.most - (range.most == UINT64_MAX ? 0 : cursor->at < range.most ? cursor->at : range.most - 1)};
+  Pages pages{whole, lookup,
+              range.most - (range.most == UINT64_MAX  ? 0
+                            : cursor->at < range.most ? cursor->at
+                                                      : range.most - 1)};
   bool floor = true;
   if (cursor->at != 0) {
     memcpy(range.backward ? range.high.byte : range.low.byte, cursor->id, kIdBytes);
-  } else if (!range.backward && memcmp(&range.low, &kFirst, sizeof kFirst) != 0) {   // the listpack that the first id may be in has a lower one
+  } else if (!range.backward && memcmp(&range.low, &kFirst, sizeof kFirst) !=
+                                    0) {  // the listpack that the first id may be in has a lower one
     Pages before{whole, lookup, 1};
     (void)Tree<Pages>{before, kFirst, range.low, true}.visit(stream->tree->head, 0);
     floor = before.all;
   }
   (void)Tree<Pages>{pages, range.low, range.high, range.backward}.visit(stream->tree->head, 0);
-  const uint64_t again = cursor->at == 0 ? 0 : 1;   // the one that it goes on from
+  const uint64_t again = cursor->at == 0 ? 0 : 1;  // the one that it goes on from
   if (floor && pages.whole_to > again) {
     cursor->at += pages.whole_to - again;
     memcpy(cursor->id, pages.last.byte, kIdBytes);
@@ -193,12 +202,14 @@ bool stream_lookup(ValueLookup& whole, KeyLookup& lookup, const StreamView* stre
 void stream_lookup_check() {
   HostGuard guard;
   auto* make = reinterpret_cast<RaxView* (*)()>(dlsym(RTLD_DEFAULT, "raxNew"));
-  auto* insert = reinterpret_cast<int (*)(RaxView*, unsigned char*, size_t, void*, void**)>(dlsym(RTLD_DEFAULT, "raxInsert"));
+  auto* insert =
+      reinterpret_cast<int (*)(RaxView*, unsigned char*, size_t, void*, void**)>(dlsym(RTLD_DEFAULT, "raxInsert"));
   auto* free_tree = reinterpret_cast<void (*)(RaxView*)>(dlsym(RTLD_DEFAULT, "raxFree"));
   auto* make_stream = reinterpret_cast<StreamView* (*)()>(dlsym(RTLD_DEFAULT, "streamNew"));
   auto* free_stream = reinterpret_cast<void (*)(StreamView*)>(dlsym(RTLD_DEFAULT, "freeStream"));
-  if (make == nullptr || insert == nullptr || free_tree == nullptr || make_stream == nullptr || free_stream == nullptr) return;
-  struct Put {   // memory is read by a call that fails on a wild pointer first
+  if (make == nullptr || insert == nullptr || free_tree == nullptr || make_stream == nullptr || free_stream == nullptr)
+    return;
+  struct Put {  // memory is read by a call that fails on a wild pointer first
     uint64_t values = 0, wrong = 0;
     Id last{};
     static bool have(const void* at, size_t bytes) {
@@ -210,14 +221,15 @@ void stream_lookup_check() {
     bool value(const unsigned char* value, const Id& id) {
       uint64_t number = 0;
       for (unsigned i = 0; i < 8; ++i) number = number << 8 | id.byte[i];
-      wrong += reinterpret_cast<uintptr_t>(value) != number * 8 + id.byte[kIdBytes - 1] || (values != 0 && memcmp(&last, &id, sizeof id) >= 0);
+      wrong += reinterpret_cast<uintptr_t>(value) != number * 8 + id.byte[kIdBytes - 1] ||
+               (values != 0 && memcmp(&last, &id, sizeof id) >= 0);
       last = id;
       return ++values <= 1000;
     }
   };
   constexpr uint64_t kIds = 200;
   RaxView* tree = make();
-  for (uint64_t n = 0; n < kIds; ++n) {   // some that share all but the last byte, some that share little
+  for (uint64_t n = 0; n < kIds; ++n) {  // some that share all but the last byte, some that share little
     Id id{};
     const uint64_t ms = 1700000000000 + n / 4 * 4 * (n % 8 < 4 ? 1 : 7919);
     put(&id, 0, ms);
@@ -226,7 +238,8 @@ void stream_lookup_check() {
   }
   StreamView* stream = make_stream();
   RaxView empty{};
-  bool right = tree->elements == kIds && stream->length == 0 && sys::peek(stream->tree, &empty, sizeof empty) == 0 && empty.elements == 0 && empty.head != nullptr;
+  bool right = tree->elements == kIds && stream->length == 0 && sys::peek(stream->tree, &empty, sizeof empty) == 0 &&
+               empty.elements == 0 && empty.head != nullptr;
   if (right) {
     Put put_in;
     right = Tree<Put>{put_in, kFirst, kLast, false}.visit(tree->head, 0) && put_in.values == kIds && put_in.wrong == 0;

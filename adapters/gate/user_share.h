@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Shares of the gate by user, so that no user takes it from the others: bytes under way from the LUN, requests, and held input. A client
-// whose user has its full share under way waits for its turn, in order; input beyond the share of held bytes is passed.
+// SPDX-License-Identifier: Apache-2.0 Shares of the gate by user, so that no user takes it from the others: bytes under
+// way from the LUN, requests, and held input. A client whose user has its full share under way waits for its turn, in
+// order; input beyond the share of held bytes is passed.
 //
 // A share lives while anything is in it. The user is a name only, never looked at.
 //
@@ -12,19 +12,19 @@ namespace lunar::redis {
 
 struct Share {
   const void* user = nullptr;
-  Share* next = nullptr;         // of the same bucket
-  uint64_t bytes = 0;            // under way
+  Share* next = nullptr;  // of the same bucket
+  uint64_t bytes = 0;     // under way
   unsigned requests = 0;
-  Quota held{0, 0};              // input
-  ConnectionList waiting;        // for their turn to ask for pages
-  Share* next_waiting = nullptr; // has clients that wait
+  Quota held{0, 0};               // input
+  ConnectionList waiting;         // for their turn to ask for pages
+  Share* next_waiting = nullptr;  // has clients that wait
   bool listed = false;
   bool idle() const { return requests == 0 && held.used == 0 && !listed && waiting.head == nullptr; }
 };
 
 class Shares {
  public:
-  Share* of(const void* user);   // nullptr: no memory
+  Share* of(const void* user);  // nullptr: no memory
   // Those with clients that wait, or had some.
   Share*& waiting() { return waiting_; }
   void list(Share* share) {

@@ -12,10 +12,11 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kNodesMax = 128;         // of a skip list, followed one by one
-constexpr uint64_t kWorthAll = 8;           // a part of a sorted set is looked up as the whole of it when it is at least this part
+constexpr unsigned kNodesMax = 128;  // of a skip list, followed one by one
+// a part of a sorted set is looked up as the whole of it when it is at least this part
+constexpr uint64_t kWorthAll = 8;
 constexpr uint64_t kRunBytesMax = 256 << 10;
-constexpr uint64_t kScannedMax = 512;       // buckets of one SCAN command
+constexpr uint64_t kScannedMax = 512;  // buckets of one SCAN command
 
 // Indexes of a range, negative ones from the end, become [first, last] of `count`. False: none.
 bool clip(int64_t* first, int64_t* last, int64_t count) {
@@ -28,7 +29,8 @@ bool clip(int64_t* first, int64_t* last, int64_t count) {
 
 bool indexes(const Command& command, unsigned at, bool only_one, int64_t* first, int64_t* last) {
   const unsigned second = only_one ? at : at + 1;
-  return second < command.kept && signed_number(command.argument[at], first) && signed_number(command.argument[second], last);
+  return second < command.kept && signed_number(command.argument[at], first) &&
+         signed_number(command.argument[second], last);
 }
 
 bool is_end(Slice text) {
@@ -54,10 +56,11 @@ bool ValueLookup::work(unsigned units) {
 bool ValueLookup::bytes(const char* at, uint64_t bytes) {
   const uint64_t page = page_bytes();
   if (bytes == 0) return true;
-  if (reinterpret_cast<uintptr_t>(at) / page == (reinterpret_cast<uintptr_t>(at) + bytes - 1) / page) return lookup_.have(at, bytes);
+  if (reinterpret_cast<uintptr_t>(at) / page == (reinterpret_cast<uintptr_t>(at) + bytes - 1) / page)
+    return lookup_.have(at, bytes);
   const PageSpan pages = PageSpan::of(at, bytes);
-  const uint64_t number = reinterpret_cast<uintptr_t>(at) / page;   // of the first
-  uint64_t run = 0;                                                 // pages
+  const uint64_t number = reinterpret_cast<uintptr_t>(at) / page;  // of the first
+  uint64_t run = 0;                                                // pages
   bool all = true;
   auto end_run = [&](uint64_t end) {
     if (run != 0) missing_.add(pages.begin + (end - run) * page, run * page);
@@ -76,7 +79,8 @@ bool ValueLookup::bytes(const char* at, uint64_t bytes) {
       continue;
     }
     all = lookup_.complete = false;
-    if (++run * page >= kRunBytesMax || missing_.bytes + run * page >= missing_.bytes_max || missing_.units == 0) end_run(i + 1);
+    if (++run * page >= kRunBytesMax || missing_.bytes + run * page >= missing_.bytes_max || missing_.units == 0)
+      end_run(i + 1);
   }
   end_run(pages.count);
   return all;
@@ -117,7 +121,8 @@ bool ValueLookup::chain(EntryView* entry, unsigned type) {
     if (!text(at->key)) all = false;
     const auto* value = no_value ? nullptr : static_cast<const char*>(at->value);
     if (type == kHash && value != nullptr && !text(value)) all = false;
-    if (type == kSortedSet && value != nullptr && !lookup_.have(value - 8, 40)) all = false;   // the skip list's node: its member, score and links
+    // the skip list's node: its member, score and links
+    if (type == kSortedSet && value != nullptr && !lookup_.have(value - 8, 40)) all = false;
     entry = no_value ? static_cast<EntryView*>(at->value) : at->next;
   }
   return all;
@@ -128,7 +133,9 @@ bool ValueLookup::dict(DictView* dict, unsigned type) {
   const uint64_t first = dict->table[0] == nullptr ? 0 : uint64_t{1} << dict->exponent[0];
   const uint64_t end = first + (dict->table[1] == nullptr ? 0 : uint64_t{1} << dict->exponent[1]);
   uint64_t at = cursor_.at, whole_to = end;
-  if (dict->rehash_index > 0 && at < static_cast<uint64_t>(dict->rehash_index)) at = static_cast<uint64_t>(dict->rehash_index);   // those before are empty
+  // those before are empty
+  if (dict->rehash_index > 0 && at < static_cast<uint64_t>(dict->rehash_index))
+    at = static_cast<uint64_t>(dict->rehash_index);
   for (; at < end && !enough(); ++at) {
     (void)work(1);
     EntryView** slot = at < first ? dict->table[0] + at : dict->table[1] + (at - first);
@@ -145,7 +152,8 @@ bool ValueLookup::scanned(DictView* dict, const Command& command, unsigned argum
   if (!lookup_.have(dict, sizeof *dict) || argument + 1 >= command.kept) return false;
   uint64_t count = 10, from = 0;
   for (unsigned i = argument + 2; i + 1 < command.kept; ++i)
-    if (const int n = small_number(command.argument[i + 1]); n > 0 && same_word(command.argument[i], "COUNT")) count = static_cast<uint64_t>(n);
+    if (const int n = small_number(command.argument[i + 1]); n > 0 && same_word(command.argument[i], "COUNT"))
+      count = static_cast<uint64_t>(n);
   if (count >= dict->used[0] + dict->used[1]) return this->dict(dict, type);
   if (dict->table[0] == nullptr || dict->table[1] != nullptr) return true;
   const Slice cursor = command.argument[argument + 1];
@@ -195,9 +203,9 @@ bool ValueLookup::list(const QuicklistView* list, int64_t first, int64_t last) {
   if (!clip(&first, &last, count)) return true;
   const bool from_tail = first > (count - 1) / 2;
   const QuicklistNodeView* node = from_tail ? list->tail : list->head;
-  int64_t begin = 0, end = count;   // of the elements that are not passed yet
+  int64_t begin = 0, end = count;  // of the elements that are not passed yet
   for (;;) {
-    if (node == nullptr) return true;   // it changes under a module's hands, or is not what we believe
+    if (node == nullptr) return true;  // it changes under a module's hands, or is not what we believe
     if (!lookup_.have(node, sizeof *node) || !work(1)) return false;
     const auto elements = static_cast<int64_t>(node->count());
     if (from_tail ? end - elements <= first : begin + elements > first) {
@@ -248,17 +256,22 @@ bool ValueLookup::sorted_set(const ZsetView* zset, const Command& command, Reach
   const auto* list = static_cast<const SkiplistView*>(zset->skiplist);
   const auto length = static_cast<int64_t>(list->length);
   bool all = reaches_all(reach);
-  if (reach == Reach::kScan) return lookup_.layout.keyspace() == Keyspace::kTables || scanned(members, command, argument, kSortedSet);
+  if (reach == Reach::kScan)
+    return lookup_.layout.keyspace() == Keyspace::kTables || scanned(members, command, argument, kSortedSet);
   int64_t first = 0, last = 0;
   const unsigned behind = argument + 3;
-  const bool by_value = reach == Reach::kScores || has_word(command, behind, behind + 8, "BYSCORE") || has_word(command, behind, behind + 8, "BYLEX");
+  const bool by_value = reach == Reach::kScores || has_word(command, behind, behind + 8, "BYSCORE") ||
+                        has_word(command, behind, behind + 8, "BYLEX");
   if (!all && by_value)
-    all = behind <= command.kept && is_end(command.argument[argument + 1]) && is_end(command.argument[argument + 2]) && !has_word(command, behind, behind + 8, "LIMIT");
+    all = behind <= command.kept && is_end(command.argument[argument + 1]) && is_end(command.argument[argument + 2]) &&
+          !has_word(command, behind, behind + 8, "LIMIT");
   else if (!all && indexes(command, argument + 1, false, &first, &last) && clip(&first, &last, length)) {
     all = static_cast<uint64_t>(last - first + 1) * kWorthAll >= static_cast<uint64_t>(length);
     const bool backward = same_word(command.argument[0], "ZREVRANGE") || has_word(command, behind, behind + 8, "REV");
-    if (!all && last < kNodesMax) return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(last + 1), backward);
-    if (!all && length - first <= kNodesMax) return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(length - first), !backward);
+    if (!all && last < kNodesMax)
+      return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(last + 1), backward);
+    if (!all && length - first <= kNodesMax)
+      return nodes(reinterpret_cast<const char*>(list), static_cast<uint64_t>(length - first), !backward);
   }
   if (!all) return true;
   if (!lookup_.have(list->header, sizeof(SkiplistNodeView))) return false;
@@ -272,7 +285,8 @@ bool ValueLookup::part(const ObjectView& object, const Command& command, const C
     case kRaw:
       if (object.type() == kString) return string(object, command, keys.reach, argument);
       return true;
-    case kEmbedded: return text(at);
+    case kEmbedded:
+      return text(at);
     case kListpack:
     case kZiplist: {
       uint32_t size;
@@ -288,12 +302,15 @@ bool ValueLookup::part(const ObjectView& object, const Command& command, const C
     }
     case kHashTable: {
       const bool tables = lookup_.layout.keyspace() == Keyspace::kTables;
-      if ((object.type() == kHash && lookup_.layout.keyspace() != Keyspace::kDict) || !(some || keys.reach == Reach::kScan)) return true;
+      if ((object.type() == kHash && lookup_.layout.keyspace() != Keyspace::kDict) ||
+          !(some || keys.reach == Reach::kScan))
+        return true;
       if (tables) return !some || table(reinterpret_cast<TableView*>(const_cast<char*>(at)));
       auto* members = reinterpret_cast<DictView*>(const_cast<char*>(at));
       return some ? dict(members, object.type()) : scanned(members, command, argument, object.type());
     }
-    case kSkiplist: return sorted_set(reinterpret_cast<const ZsetView*>(at), command, keys.reach, argument);
+    case kSkiplist:
+      return sorted_set(reinterpret_cast<const ZsetView*>(at), command, keys.reach, argument);
     case kQuicklist: {
       int64_t first = 0, last = -1;
       if (!some && !((keys.reach == Reach::kIndexes || keys.reach == Reach::kIndex) &&
@@ -301,8 +318,10 @@ bool ValueLookup::part(const ObjectView& object, const Command& command, const C
         return true;
       return list(reinterpret_cast<const QuicklistView*>(at), first, last);
     }
-    case kStream: return stream_lookup(*this, lookup_, reinterpret_cast<const StreamView*>(at), command, keys, argument, &cursor_);
-    default: return true;
+    case kStream:
+      return stream_lookup(*this, lookup_, reinterpret_cast<const StreamView*>(at), command, keys, argument, &cursor_);
+    default:
+      return true;
   }
 }
 
@@ -334,22 +353,28 @@ bool ValueLookup::elements(const ObjectView& object, uint64_t* out) {
     case kHashTable: {
       static_assert(sizeof(TableView) == sizeof(DictView));
       if (!lookup_.have(at, sizeof(DictView))) return false;
-      const uint64_t* used = lookup_.layout.keyspace() == Keyspace::kTables ? reinterpret_cast<const TableView*>(at)->used : reinterpret_cast<const DictView*>(at)->used;
+      const uint64_t* used = lookup_.layout.keyspace() == Keyspace::kTables
+                                 ? reinterpret_cast<const TableView*>(at)->used
+                                 : reinterpret_cast<const DictView*>(at)->used;
       *out = used[0] + used[1];
       return true;
     }
-    default: return true;   // of another type: an error
+    default:
+      return true;  // of another type: an error
   }
 }
 
-void ValueLookup::value(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument, unsigned nth) {
+void ValueLookup::value(const ObjectView& object, const Command& command, const CommandKeys& keys, unsigned argument,
+                        unsigned nth) {
   const unsigned asked = missing_.count;
   const uint64_t at = cursor_.at;
   const bool complete = lookup_.complete, fresh = missing_.units == kLookUnits;
-  const bool all = object.pointer == nullptr || !collection_known(lookup_.layout.keyspace(), object) || part(object, command, keys, argument);
+  const bool all = object.pointer == nullptr || !collection_known(lookup_.layout.keyspace(), object) ||
+                   part(object, command, keys, argument);
   cursor_.bytes += missing_.bytes - bytes_before_;
   bytes_before_ = missing_.bytes;
-  if (all || (fresh && missing_.count == asked && !missing_.full() && cursor_.at == at)) {   // done; or one look is too short for it
+  // done; or one look is too short for it
+  if (all || (fresh && missing_.count == asked && !missing_.full() && cursor_.at == at)) {
     cursor_.key = nth + 1;
     cursor_.at = 0;
     if (missing_.count == asked) lookup_.complete = complete;

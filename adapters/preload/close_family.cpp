@@ -1,8 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0
-// close's family and dup2's, for two descriptors that the program does not know: that of the tree's account, which the programs started by
-// this one need, and that of /dev/userfaultfd, which this one may need once it has dropped its rights, and they if they start without.
-// Programs that close all unknown descriptors (Python's subprocess, daemons, GLib) skip them. A program that wants such a number for a file
-// of its own gets it: the account moves away, and a process with the right to it reopens the device. All other calls go through unchanged.
+// SPDX-License-Identifier: Apache-2.0 close's family and dup2's, for two descriptors that the program does not know:
+// that of the tree's account, which the programs started by this one need, and that of /dev/userfaultfd, which this one
+// may need once it has dropped its rights, and they if they start without. Programs that close all unknown descriptors
+// (Python's subprocess, daemons, GLib) skip them. A program that wants such a number for a file of its own gets it: the
+// account moves away, and a process with the right to it reopens the device. All other calls go through unchanged.
 // Threading: any thread, signal handlers and children of vfork included.
 #include <errno.h>
 #include <linux/close_range.h>
@@ -33,7 +33,8 @@ bool is_ours(int fd) { return account_is(fd) || sys::uffd_device_is(fd); }
 unsigned ours_within(unsigned first, unsigned last, unsigned out[2]) {
   unsigned n = 0;
   for (const int fd : {account_number(), sys::uffd_device_number()})
-    if (fd >= 0 && static_cast<unsigned>(fd) >= first && static_cast<unsigned>(fd) <= last && is_ours(fd)) out[n++] = static_cast<unsigned>(fd);
+    if (fd >= 0 && static_cast<unsigned>(fd) >= first && static_cast<unsigned>(fd) <= last && is_ours(fd))
+      out[n++] = static_cast<unsigned>(fd);
   if (n == 2 && out[0] > out[1]) std::swap(out[0], out[1]);
   return n;
 }
@@ -55,11 +56,11 @@ int lunar_close_range(unsigned first, unsigned last, int flags) {
   unsigned ours[2] = {0, 0};
   const unsigned n = first > last ? 0 : ours_within(first, last, ours);
   if (n == 0) return answer(sys::close_numbers(first, last, flags));
-  for (unsigned i = 0, from = first; i <= n; ++i) {   // the ranges before, between and behind ours
+  for (unsigned i = 0, from = first; i <= n; ++i) {  // the ranges before, between and behind ours
     const unsigned end = i < n ? ours[i] : 0;
     if (i < n ? from < end : from <= last) {
       if (const long rc = sys::close_numbers(from, i < n ? end - 1 : last, flags); rc < 0) return answer(rc);
-      flags &= ~static_cast<int>(CLOSE_RANGE_UNSHARE);   // the table is its own now
+      flags &= ~static_cast<int>(CLOSE_RANGE_UNSHARE);  // the table is its own now
     }
     from = end + 1;
   }
@@ -69,7 +70,7 @@ int lunar_close_range(unsigned first, unsigned last, int flags) {
 void lunar_closefrom(int first) {
   const int saved = errno;
   if (first < 0) first = 0;
-  if (lunar_close_range(static_cast<unsigned>(first), ~0u, 0) < 0) {   // before 5.9: all that are listed
+  if (lunar_close_range(static_cast<unsigned>(first), ~0u, 0) < 0) {  // before 5.9: all that are listed
     for (int fd = first, top = static_cast<int>(sysconf(_SC_OPEN_MAX)); fd < top; ++fd) (void)lunar_close(fd);
   }
   errno = saved;

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// See early_heap.h. A static buffer (.bss: pages that are never touched cost nothing), one atomic offset, and a size word
-// in front of each block. A forked child goes on where its parent stood, in its own copy.
+// SPDX-License-Identifier: Apache-2.0 See early_heap.h. A static buffer (.bss: pages that are never touched cost
+// nothing), one atomic offset, and a size word in front of each block. A forked child goes on where its parent stood,
+// in its own copy.
 #include "early_heap.h"
 
 #include <sys/mman.h>
@@ -15,14 +15,16 @@ namespace lunar::preload {
 namespace {
 
 constexpr size_t kBytes = 4u << 20;
-constexpr size_t kHeader = 16;   // keeps the default alignment of malloc
-alignas(64) __attribute__((section(".bss.early_heap"))) constinit char g_buffer[kBytes];   // not in the file (meson.build)
+constexpr size_t kHeader = 16;  // keeps the default alignment of malloc
+// not in the file (meson.build)
+alignas(64) __attribute__((section(".bss.early_heap"))) constinit char g_buffer[kBytes];
 constinit std::atomic<size_t> g_top{0};
 
 // A few KiB of it are used, as a rule: not by 2 MiB each where huge pages are `always`.
 void keep_pages_small() {
   const size_t page = sys::page_bytes();
-  const auto base = reinterpret_cast<uintptr_t>(g_buffer), first = round_up(base, page), end = (base + kBytes) / page * page;
+  const auto base = reinterpret_cast<uintptr_t>(g_buffer), first = round_up(base, page),
+             end = (base + kBytes) / page * page;
   (void)sys::advise(reinterpret_cast<void*>(first), end - first, MADV_NOHUGEPAGE);
 }
 

@@ -7,7 +7,7 @@
 
 namespace lunar::preload {
 
-void* early_alloc(size_t alignment, size_t bytes);   // zeroed; nullptr when used up
+void* early_alloc(size_t alignment, size_t bytes);  // zeroed; nullptr when used up
 bool early_owns(const void* pointer);
 size_t early_size(const void* pointer);
 

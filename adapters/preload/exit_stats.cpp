@@ -2,11 +2,12 @@
 // The table of `--stats`, printed once when a process ends (exit, _exit, return from main), one line a figure:
 //   lunar: stats: KEY VALUE [(READABLE)]
 // so that people and tests read the same. It comes from the process that `lunar run` became, and from every other one
-// that activated the pager: the small helpers of a shell script say nothing. Programs close standard error before they end
-// (coreutils do), so the library keeps a duplicate from the start, under a high number and close-on-exec, and uses it only while
-// it is still the same file.
+// that activated the pager: the small helpers of a shell script say nothing. Programs close standard error before they
+// end (coreutils do), so the library keeps a duplicate from the start, under a high number and close-on-exec, and uses
+// it only while it is still the same file.
 //
-// Threading: whichever thread ends the process. May run in a signal handler's _exit: formats by hand, allocates nothing.
+// Threading: whichever thread ends the process. May run in a signal handler's _exit: formats by hand, allocates
+// nothing.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,7 +35,8 @@ struct Output {
   ino_t inode = 0;
 };
 constinit Output g_output;
-constinit std::atomic<pid_t> g_pid{0};        // the process that prints: neither a vfork child nor one forked behind our back
+// the process that prints: neither a vfork child nor one forked behind our back
+constinit std::atomic<pid_t> g_pid{0};
 constinit std::atomic<bool> g_printed{false};
 
 class Table {
@@ -59,7 +61,8 @@ class Table {
 
 int output_descriptor() {
   struct stat now;
-  if (g_output.fd >= 0 && fstat(g_output.fd, &now) == 0 && now.st_dev == g_output.device && now.st_ino == g_output.inode)
+  if (g_output.fd >= 0 && fstat(g_output.fd, &now) == 0 && now.st_dev == g_output.device &&
+      now.st_ino == g_output.inode)
     return g_output.fd;
   return STDERR_FILENO;
 }
@@ -104,7 +107,7 @@ void fill(Table* table) {
   table->count("read_errors", stats.read_errors);
   table->count("write_errors", stats.write_errors);
   table->count("poisoned", stats.poisoned);
-  if (redis::gate_state() == redis::GateState::kOff) return;   // no redis-server
+  if (redis::gate_state() == redis::GateState::kOff) return;  // no redis-server
   const redis::GateCounters gate = redis::gate_counters();
   table->count("gate_held", gate.held);
   table->count("gate_overlapped_reads", gate.overlapped_reads);
@@ -136,7 +139,9 @@ void stats_enter_child() {
 void log_untiered() {
   static constinit std::atomic<pid_t> said{0};
   const pid_t pid = getpid();
-  if (!ready() || g_options.stats || log_level() < LogLevel::kInfo || !pager_active() || sys::memory_is_parents() || said.exchange(pid) == pid) return;
+  if (!ready() || g_options.stats || log_level() < LogLevel::kInfo || !pager_active() || sys::memory_is_parents() ||
+      said.exchange(pid) == pid)
+    return;
   UntieredMemory memory;
   if (untiered_memory(&memory) < 0) return;
   char text[256];

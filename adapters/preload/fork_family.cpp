@@ -1,9 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0
-// fork and its relatives in libc (daemon, forkpty; _Fork, clone, and syscall with a number that forks): fail with ENOMEM when the LUN
-// cannot promise what the child may come to need; keep the table of tiered maps locked across the call. The pager's own fork handlers
-// (pthread_atfork) do the rest, also for forks that do not pass here; for calls that run no handlers this file runs them.
-// vfork, posix_spawn and clone(CLONE_VM) share our memory and need nothing. With CLONE_FILES and without CLONE_VM, an unused
-// combination, a child would close its parent's descriptors: the call goes to the kernel unchanged, without tiered memory in the child.
+// SPDX-License-Identifier: Apache-2.0 fork and its relatives in libc (daemon, forkpty; _Fork, clone, and syscall with a
+// number that forks): fail with ENOMEM when the LUN cannot promise what the child may come to need; keep the table of
+// tiered maps locked across the call. The pager's own fork handlers (pthread_atfork) do the rest, also for forks that
+// do not pass here; for calls that run no handlers this file runs them. vfork, posix_spawn and clone(CLONE_VM) share
+// our memory and need nothing. With CLONE_FILES and without CLONE_VM, an unused combination, a child would close its
+// parent's descriptors: the call goes to the kernel unchanged, without tiered memory in the child.
 //
 // Threading: any thread.
 #include <dlfcn.h>
@@ -23,7 +23,7 @@
 namespace lunar::preload {
 namespace {
 
-enum class Handlers { kLibc, kOurs };   // what runs the pager's fork handlers
+enum class Handlers { kLibc, kOurs };  // what runs the pager's fork handlers
 
 void enter_child(Handlers handlers) {
   if (handlers == Handlers::kOurs) pager_fork_child();
@@ -32,12 +32,12 @@ void enter_child(Handlers handlers) {
   stats_enter_child();
 }
 
-// Runs `fork_call` (0 in the child, a pid or -1 in the parent) with the maps held still. A child that does not come back from the call
-// (clone) enters by itself.
+// Runs `fork_call` (0 in the child, a pid or -1 in the parent) with the maps held still. A child that does not come
+// back from the call (clone) enters by itself.
 template <class Call>
 int guarded_fork(Handlers handlers, Call fork_call) {
   if (!ready()) return fork_call();
-  sys::ScopedSignalBlock signals;   // a handler that forks would wait for this fork, or take what was reserved for it
+  sys::ScopedSignalBlock signals;  // a handler that forks would wait for this fork, or take what was reserved for it
   int rc = pager_fork_check();
   if (rc < 0) {
     errno = ENOMEM;
@@ -66,9 +66,9 @@ struct CloneStart {
 };
 
 int begin_clone(void* argument) {
-  const CloneStart start = *static_cast<CloneStart*>(argument);   // on the parent's stack, of which this is a copy
+  const CloneStart start = *static_cast<CloneStart*>(argument);  // on the parent's stack, of which this is a copy
   enter_child(Handlers::kOurs);
-  sys::unblock_signals();   // held in clone(), which this stack knows nothing of
+  sys::unblock_signals();  // held in clone(), which this stack knows nothing of
   return start.function(start.argument);
 }
 
@@ -81,7 +81,8 @@ bool fork_call_copies(long number, const long (&a)[6]) {
   if (number == SYS_clone) return copies_memory(static_cast<unsigned long>(a[0])) && a[1] == 0;
 #ifdef SYS_clone3
   if (number == SYS_clone3 && a[0] != 0 && static_cast<unsigned long>(a[1]) >= 64) {
-    const auto* arguments = reinterpret_cast<const uint64_t*>(a[0]);   // struct clone_args: flags first, stack the sixth
+    // struct clone_args: flags first, stack the sixth
+    const auto* arguments = reinterpret_cast<const uint64_t*>(a[0]);
     return copies_memory(arguments[0]) && arguments[5] == 0;
   }
 #endif
@@ -101,7 +102,8 @@ LUNAR_EXPORT pid_t fork(void) noexcept {
 }
 
 LUNAR_EXPORT int daemon(int keep_directory, int keep_files) noexcept {
-  return guarded_fork(Handlers::kLibc, [=] { return g_real.daemon(keep_directory, keep_files); });   // 0: we are the child
+  // 0: we are the child
+  return guarded_fork(Handlers::kLibc, [=] { return g_real.daemon(keep_directory, keep_files); });
 }
 
 LUNAR_EXPORT int forkpty(int* controller, char* name, const termios* modes, const winsize* size) noexcept {
@@ -117,7 +119,7 @@ LUNAR_EXPORT int forkpty(int* controller, char* name, const termios* modes, cons
 LUNAR_EXPORT pid_t _Fork(void) noexcept {
   return guarded_fork(Handlers::kOurs, [] {
     if (g_real.fork_alone != nullptr) return g_real.fork_alone();
-    return static_cast<pid_t>(lunar::sys::kernel_call_errno(SYS_clone, {SIGCHLD, 0, 0, 0, 0, 0}));   // libc before 2.34
+    return static_cast<pid_t>(lunar::sys::kernel_call_errno(SYS_clone, {SIGCHLD, 0, 0, 0, 0, 0}));  // libc before 2.34
   });
 }
 
@@ -131,5 +133,6 @@ LUNAR_EXPORT int clone(int (*function)(void*), void* stack, int flags, void* arg
   if (!ready() || !copies_memory(static_cast<unsigned>(flags)) || function == nullptr)
     return g_real.clone(function, stack, flags, argument, parent_id, tls, child_id);
   CloneStart start{function, argument};
-  return guarded_fork(Handlers::kOurs, [&] { return g_real.clone(begin_clone, stack, flags, &start, parent_id, tls, child_id); });
+  return guarded_fork(Handlers::kOurs,
+                      [&] { return g_real.clone(begin_clone, stack, flags, &start, parent_id, tls, child_id); });
 }

@@ -5,7 +5,8 @@
 //   the early heap         before our constructor, and between the allocator's fork handlers: never given back
 // Memory from the latter two that the program resizes moves to the tier.
 //
-// Threading: any thread, also while the loader holds its lock: nothing here looks up symbols or takes a lock of its own.
+// Threading: any thread, also while the loader holds its lock: nothing here looks up symbols or takes a lock of its
+// own.
 #include "malloc_family.h"
 
 #include <errno.h>
@@ -61,13 +62,14 @@ void* move_block(void* pointer, size_t bytes) {
 
 void* resize(void* pointer, size_t bytes) {
   if (pointer == nullptr) return allocate(0, bytes, false);
-  if (bytes == 0) {   // glibc: frees
+  if (bytes == 0) {  // glibc: frees
     release(pointer);
     return nullptr;
   }
   bool tiered = serves_tiered();
   if (tiered && heap_owns(pointer)) return heap_resize(pointer, bytes);
-  if (!tiered && !heap_owns(pointer) && !early_owns(pointer) && !allocator_is_locked()) return heap_resize_dram(pointer, bytes);
+  if (!tiered && !heap_owns(pointer) && !early_owns(pointer) && !allocator_is_locked())
+    return heap_resize_dram(pointer, bytes);
   return move_block(pointer, bytes);
 }
 
@@ -81,7 +83,7 @@ size_t power_of_two_above(size_t value) {
 
 void* allocate(size_t alignment, size_t bytes, bool zero) {
   if (!serves_tiered()) return allocate_untiered(alignment, bytes, zero);
-  if (alignment > 8) {   // blocks of 8 bytes are aligned to no more
+  if (alignment > 8) {  // blocks of 8 bytes are aligned to no more
     void* pointer = heap_alloc_aligned(alignment, bytes);
     if (pointer != nullptr && zero) memset(pointer, 0, bytes);
     return pointer;
@@ -122,7 +124,7 @@ LUNAR_EXPORT void free(void* pointer) noexcept { lunar::heap_free_or(pointer, lu
 
 LUNAR_EXPORT int posix_memalign(void** out, size_t alignment, size_t bytes) noexcept {
   if (alignment < sizeof(void*) || (alignment & (alignment - 1)) != 0) return EINVAL;
-  int saved = errno;   // reports by its result; errno is not touched
+  int saved = errno;  // reports by its result; errno is not touched
   void* pointer = allocate(alignment, bytes, false);
   errno = saved;
   if (pointer == nullptr) return ENOMEM;
@@ -131,7 +133,7 @@ LUNAR_EXPORT int posix_memalign(void** out, size_t alignment, size_t bytes) noex
 }
 
 LUNAR_EXPORT void* memalign(size_t alignment, size_t bytes) noexcept {
-  size_t power = lunar::preload::power_of_two_above(alignment);   // glibc rounds odd alignments up
+  size_t power = lunar::preload::power_of_two_above(alignment);  // glibc rounds odd alignments up
   if (power == 0) {
     errno = EINVAL;
     return nullptr;

@@ -13,7 +13,7 @@
 namespace lunar::preload {
 
 constexpr size_t kFirstCapacity = 1024;
-constexpr size_t kPerOperation = 8;   // splits at both ends, the new interval, with room to spare
+constexpr size_t kPerOperation = 8;  // splits at both ends, the new interval, with room to spare
 
 int MappingTable::reserve() {
   if (count_ + kPerOperation <= capacity_) return 0;
@@ -33,8 +33,10 @@ size_t MappingTable::lower(const char* address) const {
   size_t low = 0, high = count_;
   while (low < high) {
     size_t middle = (low + high) / 2;
-    if (items_[middle].end > address) high = middle;
-    else low = middle + 1;
+    if (items_[middle].end > address)
+      high = middle;
+    else
+      low = middle + 1;
   }
   return low;
 }

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// MappingTable: what the program has mapped inside the address space we tier (the kernel's VMAs, as the program sees them).
-// A sorted array of disjoint intervals; neighbours that are alike are one. Lives in private maps, never on a heap.
+// SPDX-License-Identifier: Apache-2.0 MappingTable: what the program has mapped inside the address space we tier (the
+// kernel's VMAs, as the program sees them). A sorted array of disjoint intervals; neighbours that are alike are one.
+// Lives in private maps, never on a heap.
 //
 //   kTiered    the pager owns it; committed or not (a PROT_NONE reservation is not, until it is made accessible)
 //   kAlien     the program put something else there with MAP_FIXED (a file, shared memory): the kernel's
@@ -19,10 +19,10 @@ enum class MappingKind : uint8_t { kTiered, kAlien, kDead };
 struct Mapping {
   char* begin = nullptr;
   char* end = nullptr;
-  int prot = 0;                 // as mprotect takes it
+  int prot = 0;  // as mprotect takes it
   MappingKind kind = MappingKind::kTiered;
   bool committed = false;
-  int key = 0;                  // of pkey_mprotect
+  int key = 0;  // of pkey_mprotect
   bool alike(const Mapping& other) const {
     return prot == other.prot && kind == other.kind && committed == other.committed && key == other.key;
   }
@@ -48,11 +48,12 @@ class MappingTable {
   bool is_free(const char* begin, const char* end) const;
   // Lowest free place of `bytes` in [from, limit), or nullptr.
   char* find_free(char* from, char* limit, size_t bytes) const;
-  // The part of an interval, or of a gap, that lies in [begin, end) at `begin`: its end, and the interval (nullptr: free).
+  // The part of an interval, or of a gap, that lies in [begin, end) at `begin`: its end, and the interval (nullptr:
+  // free).
   char* piece(char* begin, char* end, const Mapping** mapping) const;
 
  private:
-  void split(char* at);               // makes `at` a boundary if it lies inside an interval
+  void split(char* at);  // makes `at` a boundary if it lies inside an interval
   void insert_at(size_t index, const Mapping& mapping);
   void remove_range(size_t first, size_t last);
   void merge_around(size_t index);

@@ -1,10 +1,11 @@
-// SPDX-License-Identifier: Apache-2.0
-// mmap, munmap, mremap, madvise, mprotect: which of the program's maps are tiered. Ours are anonymous private maps of 1 MiB
-// and more, also small ones that mremap makes so large, that are not stacks, huge-page, in the low 2 GiB (MAP_32BIT), executable
-// or fixed (outside tiered reservations), and not the maps of jemalloc or of this library. Everything else goes to the kernel
-// as it came. libc's own maps (thread stacks, the loader) do not pass here.
+// SPDX-License-Identifier: Apache-2.0 mmap, munmap, mremap, madvise, mprotect: which of the program's maps are tiered.
+// Ours are anonymous private maps of 1 MiB and more, also small ones that mremap makes so large, that are not stacks,
+// huge-page, in the low 2 GiB (MAP_32BIT), executable or fixed (outside tiered reservations), and not the maps of
+// jemalloc or of this library. Everything else goes to the kernel as it came. libc's own maps (thread stacks, the
+// loader) do not pass here.
 //
-// Threading: any thread, also under the loader's lock and in signal handlers. What does not touch an area takes no lock.
+// Threading: any thread, also under the loader's lock and in signal handlers. What does not touch an area takes no
+// lock.
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -42,8 +43,9 @@ bool aligned(const void* address, size_t step) { return reinterpret_cast<uintptr
 bool wants_tier(size_t bytes, int prot, int flags, const void* caller) {
   constexpr int kPlain = MAP_STACK | MAP_GROWSDOWN | MAP_HUGETLB | MAP_32BIT | MAP_FIXED | MAP_FIXED_NOREPLACE;
   constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
-  return bytes >= kMapBytesMin && (flags & (kAnonymousPrivate | MAP_SHARED)) == kAnonymousPrivate && (flags & kPlain) == 0 &&
-         (prot & ~(PROT_READ | PROT_WRITE)) == 0 && serves_tiered() && g_options.mmap && !caller_is_runtime(caller);
+  return bytes >= kMapBytesMin && (flags & (kAnonymousPrivate | MAP_SHARED)) == kAnonymousPrivate &&
+         (flags & kPlain) == 0 && (prot & ~(PROT_READ | PROT_WRITE)) == 0 && serves_tiered() && g_options.mmap &&
+         !caller_is_runtime(caller);
 }
 
 // MAP_LOCKED on what is mapped now: -EAGAIN, where too much is. (A reservation has nothing to lock.)
@@ -55,7 +57,7 @@ int lock_new_map(void* address, size_t bytes, int prot, int flags) {
 // Fixed: part of the range lies in an area.
 int map_over_area(char* address, size_t bytes, int prot, int flags, int fd, off_t offset) {
   Area* area = area_of(address);
-  if (area == nullptr || bytes > static_cast<size_t>(area->limit - address)) return -ENOMEM;   // across its edge
+  if (area == nullptr || bytes > static_cast<size_t>(area->limit - address)) return -ENOMEM;  // across its edge
   return maps_fixed(address, bytes, prot, flags, fd, offset);
 }
 
@@ -72,18 +74,21 @@ int map_memory(void* hint, size_t bytes, int prot, int flags, int fd, off_t offs
       if (rc == 0) *out = address;
       return rc;
     }
-    if ((flags & MAP_FIXED) != 0 && region_find(address) != nullptr) return -EINVAL;   // over the heap: a bug, refused
+    if ((flags & MAP_FIXED) != 0 && region_find(address) != nullptr) return -EINVAL;  // over the heap: a bug, refused
   }
   if (wants_tier(bytes, prot, flags, caller)) {
     int rc = maps_create(aligned(hint, page) ? address : nullptr, rounded, prot, flags, out);
-    if (rc == 0 && (rc = lock_new_map(*out, rounded, prot, flags)) < 0) (void)maps_unmap(static_cast<char*>(*out), rounded);
-    if (rc == 0 && (flags & MAP_POPULATE) != 0 && prot != PROT_NONE) (void)pager_touch(*out, rounded);   // as far as DRAM goes
+    if (rc == 0 && (rc = lock_new_map(*out, rounded, prot, flags)) < 0)
+      (void)maps_unmap(static_cast<char*>(*out), rounded);
+    // as far as DRAM goes
+    if (rc == 0 && (flags & MAP_POPULATE) != 0 && prot != PROT_NONE) (void)pager_touch(*out, rounded);
     if (rc != -ENOTSUP) return rc;
   }
   return sys::map(hint, bytes, prot, flags, fd, offset, out);
 }
 
-// Runs `ours` on the parts of a range that lie in areas, `plain` on the rest, in address order; stops at the first error.
+// Runs `ours` on the parts of a range that lie in areas, `plain` on the rest, in address order; stops at the first
+// error.
 template <class Ours, class Plain>
 int for_parts(void* start, size_t bytes, Ours ours, Plain plain) {
   char* address = static_cast<char*>(start);
@@ -110,31 +115,38 @@ bool touches_tier(void* address, size_t bytes, size_t* rounded) {
 // Whether memory of the tier, maps or heap, may lie in the range.
 bool holds_tiered(char* address, size_t bytes) {
   if (bytes == 0 || bytes > PTRDIFF_MAX || reinterpret_cast<uintptr_t>(address) > UINTPTR_MAX - bytes) return false;
-  return areas_overlap(address, bytes) || region_find(address) != nullptr || region_find(address + bytes - 1) != nullptr;
+  return areas_overlap(address, bytes) || region_find(address) != nullptr ||
+         region_find(address + bytes - 1) != nullptr;
 }
 
-// Some plain memory of the program's has what a copy of it would not: a protection key, guard pages, or it is not for forked children.
+// Some plain memory of the program's has what a copy of it would not: a protection key, guard pages, or it is not for
+// forked children.
 constinit std::atomic<bool> g_plain_is_marked{false};
 
-bool advice_marks(int advice) { return advice == 10 || advice == 18 || advice == 102; }   // MADV_DONTFORK, WIPEONFORK, GUARD_INSTALL
+// MADV_DONTFORK, WIPEONFORK, GUARD_INSTALL
+bool advice_marks(int advice) { return advice == 10 || advice == 18 || advice == 102; }
 
 int advise_plain(void* address, size_t bytes, int advice) {
   if (advice_marks(advice)) g_plain_is_marked.store(true, std::memory_order_relaxed);
   return sys::advise(address, bytes, advice);
 }
 
-// mremap of what is not tiered. Memory that was too small for the tier, and grows, comes into it; where it may not move it cannot grow.
-int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller, void** out) {
+// mremap of what is not tiered. Memory that was too small for the tier, and grows, comes into it; where it may not move
+// it cannot grow.
+int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller,
+                void** out) {
   constexpr int kAnonymousPrivate = MAP_ANONYMOUS | MAP_PRIVATE;
   const size_t page = sys::page_bytes();
   sys::MappedRange map;
   auto* address = static_cast<char*>(old_address);
-  if ((flags & ~MREMAP_MAYMOVE) == 0 && old_bytes != 0 && new_bytes > old_bytes && new_bytes <= PTRDIFF_MAX - page && aligned(old_address, page) &&
-      wants_tier(new_bytes, PROT_READ, kAnonymousPrivate, caller) && !g_plain_is_marked.load(std::memory_order_relaxed) &&
-      sys::mapping_of(old_address, &map) == 0 && map.anonymous && wants_tier(new_bytes, map.protection, kAnonymousPrivate, caller)) {
+  if ((flags & ~MREMAP_MAYMOVE) == 0 && old_bytes != 0 && new_bytes > old_bytes && new_bytes <= PTRDIFF_MAX - page &&
+      aligned(old_address, page) && wants_tier(new_bytes, PROT_READ, kAnonymousPrivate, caller) &&
+      !g_plain_is_marked.load(std::memory_order_relaxed) && sys::mapping_of(old_address, &map) == 0 && map.anonymous &&
+      wants_tier(new_bytes, map.protection, kAnonymousPrivate, caller)) {
     const size_t before = round_up(old_bytes, page), after = round_up(new_bytes, page);
     const bool whole = before <= map.end - reinterpret_cast<uintptr_t>(old_address);
-    if (whole && before < after && sys::advise(address, before, MADV_COLD) != -EINVAL) {   // refused of locked memory, which stays the kernel's
+    // refused of locked memory, which stays the kernel's
+    if (whole && before < after && sys::advise(address, before, MADV_COLD) != -EINVAL) {
       if ((flags & MREMAP_MAYMOVE) == 0) return -ENOMEM;
       const int rc = maps_take_in(address, before, after, map.protection, out);
       if (rc != -ENOTSUP && rc != -EFAULT) return rc;
@@ -147,9 +159,13 @@ int remap_plain(void* old_address, size_t old_bytes, size_t new_bytes, int flags
 int protect_range(void* address, size_t bytes, int prot, int key) {
   size_t rounded = 0;
   if (key > 0) g_plain_is_marked.store(true, std::memory_order_relaxed);
-  auto plain = [=](char* at, size_t n) { return key == -1 ? sys::protect(at, n, prot) : sys::protect_with_key(at, n, prot, key); };
-  return touches_tier(address, bytes, &rounded) ? for_parts(address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot, key); }, plain)
-                                                : plain(static_cast<char*>(address), bytes);
+  auto plain = [=](char* at, size_t n) {
+    return key == -1 ? sys::protect(at, n, prot) : sys::protect_with_key(at, n, prot, key);
+  };
+  return touches_tier(address, bytes, &rounded)
+             ? for_parts(
+                   address, rounded, [=](char* at, size_t n) { return maps_protect(at, n, prot, key); }, plain)
+             : plain(static_cast<char*>(address), bytes);
 }
 
 // madvise on pages of the heap or of an API region. Those of a hole-free region need no table.
@@ -175,13 +191,14 @@ void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t o
   return MAP_FAILED;
 }
 
-void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller) {
+void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted,
+                    const void* caller) {
   void* out = nullptr;
   int rc;
   if (ready() && area_of(old_address) != nullptr)
     rc = maps_remap(static_cast<char*>(old_address), old_bytes, new_bytes, flags, static_cast<char*>(wanted), &out);
   else if (ready() && (region_find(old_address) != nullptr || (wanted != nullptr && areas_overlap(wanted, new_bytes))))
-    rc = -ENOMEM;   // the heap's pages, or a plain map into the tier
+    rc = -ENOMEM;  // the heap's pages, or a plain map into the tier
   else
     rc = remap_plain(old_address, old_bytes, new_bytes, flags, wanted, caller, &out);
   if (rc == 0) return out;
@@ -196,7 +213,8 @@ using namespace lunar::preload;
 
 // By their symbols: with 64-bit file offsets the headers make mmap and mmap64 one name.
 LUNAR_EXPORT void* call_mmap(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset) noexcept asm("mmap");
-LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, int fd, off64_t offset) noexcept asm("mmap64");
+LUNAR_EXPORT void* call_mmap64(void* hint, size_t bytes, int prot, int flags, int fd, off64_t offset) noexcept
+    asm("mmap64");
 
 LUNAR_EXPORT void* call_mmap(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset) noexcept {
   return map_or_fail(hint, bytes, prot, flags, fd, offset, __builtin_return_address(0));
@@ -210,27 +228,35 @@ LUNAR_EXPORT int munmap(void* address, size_t bytes) noexcept {
   size_t rounded = 0;
   if (touches_tier(address, bytes, &rounded))
     return answer(for_parts(address, rounded, maps_unmap, [](char* at, size_t n) { return sys::unmap(at, n); }));
-  if (ready() && region_find(address) != nullptr) return answer(-EINVAL);   // the heap's pages are not the program's to unmap
+  // the heap's pages are not the program's to unmap
+  if (ready() && region_find(address) != nullptr) return answer(-EINVAL);
   return answer(sys::unmap(address, bytes));
 }
 
-LUNAR_EXPORT int mprotect(void* address, size_t bytes, int prot) noexcept { return answer(protect_range(address, bytes, prot, -1)); }
+LUNAR_EXPORT int mprotect(void* address, size_t bytes, int prot) noexcept {
+  return answer(protect_range(address, bytes, prot, -1));
+}
 
 LUNAR_EXPORT int pkey_mprotect(void* address, size_t bytes, int prot, int key) noexcept {
   return answer(protect_range(address, bytes, prot, key));
 }
 
-LUNAR_EXPORT int madvise(void* address, size_t bytes, int advice) noexcept { return answer(advise_range(address, bytes, advice)); }
+LUNAR_EXPORT int madvise(void* address, size_t bytes, int advice) noexcept {
+  return answer(advise_range(address, bytes, advice));
+}
 
-// libc's makes the system call by itself. DONTNEED is a hint there that changes nothing, since it must not lose contents.
+// libc's makes the system call by itself. DONTNEED is a hint there that changes nothing, since it must not lose
+// contents.
 LUNAR_EXPORT int posix_madvise(void* address, size_t bytes, int advice) noexcept {
   return advice == POSIX_MADV_DONTNEED ? 0 : -advise_range(address, bytes, advice);
 }
 
-LUNAR_EXPORT ssize_t process_madvise(int pidfd, const iovec* ranges, size_t count, int advice, unsigned flags) noexcept {
+LUNAR_EXPORT ssize_t process_madvise(int pidfd, const iovec* ranges, size_t count, int advice,
+                                     unsigned flags) noexcept {
   bool ours = false;
   if (ready() && flags == 0 && count <= IOV_MAX && sys::pidfd_is_self(pidfd))
-    for (size_t i = 0; i < count && !ours; ++i) ours = holds_tiered(static_cast<char*>(ranges[i].iov_base), ranges[i].iov_len);
+    for (size_t i = 0; i < count && !ours; ++i)
+      ours = holds_tiered(static_cast<char*>(ranges[i].iov_base), ranges[i].iov_len);
   if (!ours) return sys::advise_process(pidfd, ranges, count, advice, flags);
   ssize_t done = 0;
   for (size_t i = 0; i < count; ++i) {

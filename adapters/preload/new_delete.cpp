@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// operator new and delete, all variants. The throwing ones call the program's new handler until it gives up, then throw
-// std::bad_alloc out of the program's own libstdc++ (found by weak symbols: this library is built without exceptions, and
-// a second copy of the exception machinery would disagree with the program's). The handler may throw through our frames.
+// SPDX-License-Identifier: Apache-2.0 operator new and delete, all variants. The throwing ones call the program's new
+// handler until it gives up, then throw std::bad_alloc out of the program's own libstdc++ (found by weak symbols: this
+// library is built without exceptions, and a second copy of the exception machinery would disagree with the program's).
+// The handler may throw through our frames.
 #include <cstddef>
 #include <cstdlib>
 #include <new>
@@ -26,7 +26,8 @@ __attribute__((noinline)) void* allocate_or_throw(size_t alignment, size_t bytes
     if (void* pointer = allocate(alignment, bytes, false)) return pointer;
   }
   if (_ZSt17__throw_bad_allocv != nullptr) _ZSt17__throw_bad_allocv();
-  lunar::fatal("operator new: out of memory (%zu bytes), and the program has no libstdc++ to throw std::bad_alloc with", bytes);
+  lunar::fatal("operator new: out of memory (%zu bytes), and the program has no libstdc++ to throw std::bad_alloc with",
+               bytes);
 }
 
 inline void* new_block(size_t alignment, size_t bytes) {
@@ -42,8 +43,12 @@ size_t value(std::align_val_t alignment) { return static_cast<size_t>(alignment)
 
 LUNAR_VISIBLE void* operator new(size_t bytes) { return new_block(0, bytes); }
 LUNAR_VISIBLE void* operator new[](size_t bytes) { return new_block(0, bytes); }
-LUNAR_VISIBLE void* operator new(size_t bytes, std::align_val_t alignment) { return new_block(value(alignment), bytes); }
-LUNAR_VISIBLE void* operator new[](size_t bytes, std::align_val_t alignment) { return new_block(value(alignment), bytes); }
+LUNAR_VISIBLE void* operator new(size_t bytes, std::align_val_t alignment) {
+  return new_block(value(alignment), bytes);
+}
+LUNAR_VISIBLE void* operator new[](size_t bytes, std::align_val_t alignment) {
+  return new_block(value(alignment), bytes);
+}
 
 // The nothrow ones do not ask the handler: it could throw, and they may not; the program sees nullptr a little earlier.
 LUNAR_VISIBLE void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return allocate(0, bytes, false); }
@@ -65,5 +70,9 @@ LUNAR_VISIBLE void operator delete(void* pointer, std::align_val_t) noexcept { r
 LUNAR_VISIBLE void operator delete[](void* pointer, std::align_val_t) noexcept { release(pointer); }
 LUNAR_VISIBLE void operator delete(void* pointer, size_t, std::align_val_t) noexcept { release(pointer); }
 LUNAR_VISIBLE void operator delete[](void* pointer, size_t, std::align_val_t) noexcept { release(pointer); }
-LUNAR_VISIBLE void operator delete(void* pointer, std::align_val_t, const std::nothrow_t&) noexcept { release(pointer); }
-LUNAR_VISIBLE void operator delete[](void* pointer, std::align_val_t, const std::nothrow_t&) noexcept { release(pointer); }
+LUNAR_VISIBLE void operator delete(void* pointer, std::align_val_t, const std::nothrow_t&) noexcept {
+  release(pointer);
+}
+LUNAR_VISIBLE void operator delete[](void* pointer, std::align_val_t, const std::nothrow_t&) noexcept {
+  release(pointer);
+}

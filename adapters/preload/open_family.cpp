@@ -1,8 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0
-// open's family and fcntl, for one flag: O_DIRECT. A device that writes into a page which is just being evicted writes into the
-// page's old place, so eviction must know before the first such I/O (pager/pins.h). The descriptor table tells only a while
-// after. Whatever else is asked for goes through unchanged.
-// Threading: any thread. Waits for the end of the eviction batch under way (about 100 us), only when O_DIRECT is asked for.
+// SPDX-License-Identifier: Apache-2.0 open's family and fcntl, for one flag: O_DIRECT. A device that writes into a page
+// which is just being evicted writes into the page's old place, so eviction must know before the first such I/O
+// (pager/pins.h). The descriptor table tells only a while after. Whatever else is asked for goes through unchanged.
+// Threading: any thread. Waits for the end of the eviction batch under way (about 100 us), only when O_DIRECT is asked
+// for.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -66,17 +66,18 @@ void refuse_without_mode(int flags) {
 
 }  // namespace
 
-#define TAKE_MODE                                         \
-  mode_t mode = 0;                                        \
-  if (takes_mode(flags)) {                                \
-    va_list list;                                         \
-    va_start(list, flags);                                \
-    mode = static_cast<mode_t>(va_arg(list, unsigned));   \
-    va_end(list);                                         \
+#define TAKE_MODE                                       \
+  mode_t mode = 0;                                      \
+  if (takes_mode(flags)) {                              \
+    va_list list;                                       \
+    va_start(list, flags);                              \
+    mode = static_cast<mode_t>(va_arg(list, unsigned)); \
+    va_end(list);                                       \
   }
 
-// Not by the declarations of fcntl.h, whose names may be macros or renamed by _FILE_OFFSET_BITS. Each goes on to its own next one, so
-// that other preloaded libraries see what they would see without us. All are cancellation points where libc's are.
+// Not by the declarations of fcntl.h, whose names may be macros or renamed by _FILE_OFFSET_BITS. Each goes on to its
+// own next one, so that other preloaded libraries see what they would see without us. All are cancellation points where
+// libc's are.
 LUNAR_EXPORT int lunar_open(const char* path, int flags, ...) __asm__("open");
 LUNAR_EXPORT int lunar_open64(const char* path, int flags, ...) __asm__("open64");
 LUNAR_EXPORT int lunar_openat(int directory, const char* path, int flags, ...) __asm__("openat");
@@ -86,23 +87,29 @@ LUNAR_EXPORT int lunar_fcntl64(int fd, int command, ...) __asm__("fcntl64");
 
 int lunar_open(const char* path, int flags, ...) {
   TAKE_MODE
-  return opened(g_real.open != nullptr ? g_real.open(path, flags, mode) : open_early(AT_FDCWD, path, flags, mode), flags);
+  return opened(g_real.open != nullptr ? g_real.open(path, flags, mode) : open_early(AT_FDCWD, path, flags, mode),
+                flags);
 }
 
 int lunar_open64(const char* path, int flags, ...) {
   TAKE_MODE
-  return opened(g_real.open64 != nullptr ? g_real.open64(path, flags, mode) : open_early(AT_FDCWD, path, flags | O_LARGEFILE, mode), flags);
+  return opened(g_real.open64 != nullptr ? g_real.open64(path, flags, mode)
+                                         : open_early(AT_FDCWD, path, flags | O_LARGEFILE, mode),
+                flags);
 }
 
 int lunar_openat(int directory, const char* path, int flags, ...) {
   TAKE_MODE
-  return opened(g_real.openat != nullptr ? g_real.openat(directory, path, flags, mode) : open_early(directory, path, flags, mode), flags);
+  return opened(
+      g_real.openat != nullptr ? g_real.openat(directory, path, flags, mode) : open_early(directory, path, flags, mode),
+      flags);
 }
 
 int lunar_openat64(int directory, const char* path, int flags, ...) {
   TAKE_MODE
   return opened(g_real.openat64 != nullptr ? g_real.openat64(directory, path, flags, mode)
-                                           : open_early(directory, path, flags | O_LARGEFILE, mode), flags);
+                                           : open_early(directory, path, flags | O_LARGEFILE, mode),
+                flags);
 }
 
 int lunar_fcntl(int fd, int command, ...) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the parts of the preload library share: the phase of its life, and the calls it hands through.
 //
-// This code lives in other people's programs. Rules: no allocation of its own but the early heap and sys/arena, no stdio,
-// no exceptions; no lock of its own may be held while one of the program's could be taken; errno is as the real calls leave
-// it; whatever is not ours goes to the kernel or to jemalloc unchanged.
+// This code lives in other people's programs. Rules: no allocation of its own but the early heap and sys/arena, no
+// stdio, no exceptions; no lock of its own may be held while one of the program's could be taken; errno is as the real
+// calls leave it; whatever is not ours goes to the kernel or to jemalloc unchanged.
 #pragma once
 #include <pthread.h>
 #include <sys/types.h>
@@ -19,9 +19,9 @@
 namespace lunar::preload {
 
 enum class Phase : int {
-  kEarly,     // before our constructor is through: memory comes from the early heap, jemalloc is not woken yet
-  kGuarded,   // pager made, heap not yet: plain jemalloc
-  kReady,     // tiered
+  kEarly,    // before our constructor is through: memory comes from the early heap, jemalloc is not woken yet
+  kGuarded,  // pager made, heap not yet: plain jemalloc
+  kReady,    // tiered
 };
 extern constinit std::atomic<Phase> g_phase;
 extern constinit Options g_options;
@@ -33,7 +33,7 @@ inline bool serves_tiered() { return __builtin_expect(ready() && !HostGuard::act
 // The libc functions under ours, looked up once in the constructor (dlsym is never used on an allocation path).
 struct RealCalls {
   pid_t (*fork)(void) = nullptr;
-  pid_t (*fork_alone)(void) = nullptr;   // _Fork
+  pid_t (*fork_alone)(void) = nullptr;  // _Fork
   int (*clone)(int (*)(void*), void*, int, void*, ...) = nullptr;
   int (*daemon)(int, int) = nullptr;
   int (*open)(const char*, int, ...) = nullptr;
@@ -47,7 +47,7 @@ struct RealCalls {
   int (*close)(int) = nullptr;
   int (*dup2)(int, int) = nullptr;
   int (*dup3)(int, int, int) = nullptr;
-  void (*exit_now)(int) __attribute__((noreturn)) = nullptr;   // _exit
+  void (*exit_now)(int) __attribute__((noreturn)) = nullptr;  // _exit
 };
 extern constinit RealCalls g_real;
 
@@ -58,21 +58,22 @@ bool caller_is_runtime(const void* return_address);
 void* map_or_fail(void* hint, size_t bytes, int prot, int flags, int fd, off_t offset, const void* caller);
 void* remap_or_fail(void* old_address, size_t old_bytes, size_t new_bytes, int flags, void* wanted, const void* caller);
 
-// fork.cpp: a system call that makes a process with a copy of our memory, whose child comes back on this stack; and that call.
+// fork.cpp: a system call that makes a process with a copy of our memory, whose child comes back on this stack; and
+// that call.
 bool fork_call_copies(long number, const long (&arguments)[6]);
 int fork_by_call(long number, const long (&arguments)[6]);
 
 // server_gate.cpp
-void server_gate_start();             // at start, when the tier is there; nothing unless the program is a redis-server
+void server_gate_start();  // at start, when the tier is there; nothing unless the program is a redis-server
 
 // thread_family.cpp
-void threads_prepare();               // at start: the main thread is counted too
-void threads_enter_child();           // in a forked child, which has one thread
+void threads_prepare();      // at start: the main thread is counted too
+void threads_enter_child();  // in a forked child, which has one thread
 
 // exit_stats.cpp
-void stats_prepare();                 // at start: keeps standard error reachable (programs close it before they end)
-void stats_print();                   // once a process; nothing unless option `stats`
-void stats_enter_child();             // in a forked child
+void stats_prepare();      // at start: keeps standard error reachable (programs close it before they end)
+void stats_print();        // once a process; nothing unless option `stats`
+void stats_enter_child();  // in a forked child
 
 }  // namespace lunar::preload
 

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// syscall(), libc's way to make any system call. One that this library stands in for is served as libc's function of that name is: maps of
-// the tier that are unmapped, moved or advised so are no surprise to the pager. All others go to the kernel. So do the calls of this library
-// itself and of what it is linked from (--wrap=syscall).
+// SPDX-License-Identifier: Apache-2.0 syscall(), libc's way to make any system call. One that this library stands in
+// for is served as libc's function of that name is: maps of the tier that are unmapped, moved or advised so are no
+// surprise to the pager. All others go to the kernel. So do the calls of this library itself and of what it is linked
+// from (--wrap=syscall).
 //
 // Threading: any thread; also before the constructor has run.
 #include <stdarg.h>
@@ -20,7 +20,7 @@ namespace {
 
 // process_vm_writev: see pager_write_elsewhere_begin.
 long write_elsewhere(const long (&a)[6]) {
-  sys::ScopedSignalBlock signals;   // a handler that leaves by longjmp would never end it
+  sys::ScopedSignalBlock signals;  // a handler that leaves by longjmp would never end it
   pager_write_elsewhere_begin();
   const long result = sys::kernel_call_errno(SYS_process_vm_writev, a);
   pager_write_elsewhere_end();
@@ -40,23 +40,45 @@ bool memory_call(long number, const long (&a)[6], const void* caller, long* resu
   const auto bytes = static_cast<size_t>(a[1]);
   const auto word = static_cast<int>(a[2]);
   switch (number) {
-    case SYS_mmap: *result = number_of(map_or_fail(address, bytes, word, static_cast<int>(a[3]), static_cast<int>(a[4]), a[5], caller)); return true;
-    case SYS_munmap: *result = ::munmap(address, bytes); return true;
+    case SYS_mmap:
+      *result =
+          number_of(map_or_fail(address, bytes, word, static_cast<int>(a[3]), static_cast<int>(a[4]), a[5], caller));
+      return true;
+    case SYS_munmap:
+      *result = ::munmap(address, bytes);
+      return true;
     case SYS_mremap: {
       const auto flags = static_cast<int>(a[3]);
       auto* const wanted = (flags & MREMAP_FIXED) != 0 ? pointer<void>(a[4]) : nullptr;
       *result = number_of(remap_or_fail(address, bytes, static_cast<size_t>(a[2]), flags, wanted, caller));
       return true;
     }
-    case SYS_mprotect: *result = ::mprotect(address, bytes, word); return true;
-    case SYS_pkey_mprotect: *result = ::pkey_mprotect(address, bytes, word, static_cast<int>(a[3])); return true;
-    case SYS_madvise: *result = ::madvise(address, bytes, word); return true;
-    case SYS_mlock: *result = ::mlock(address, bytes); return true;
-    case SYS_mlock2: *result = ::mlock2(address, bytes, static_cast<unsigned>(a[2])); return true;
-    case SYS_munlock: *result = ::munlock(address, bytes); return true;
-    case SYS_mlockall: *result = ::mlockall(static_cast<int>(a[0])); return true;
-    case SYS_munlockall: *result = ::munlockall(); return true;
-    default: return false;
+    case SYS_mprotect:
+      *result = ::mprotect(address, bytes, word);
+      return true;
+    case SYS_pkey_mprotect:
+      *result = ::pkey_mprotect(address, bytes, word, static_cast<int>(a[3]));
+      return true;
+    case SYS_madvise:
+      *result = ::madvise(address, bytes, word);
+      return true;
+    case SYS_mlock:
+      *result = ::mlock(address, bytes);
+      return true;
+    case SYS_mlock2:
+      *result = ::mlock2(address, bytes, static_cast<unsigned>(a[2]));
+      return true;
+    case SYS_munlock:
+      *result = ::munlock(address, bytes);
+      return true;
+    case SYS_mlockall:
+      *result = ::mlockall(static_cast<int>(a[0]));
+      return true;
+    case SYS_munlockall:
+      *result = ::munlockall();
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -85,12 +107,17 @@ LUNAR_EXPORT long syscall(long number, ...) noexcept {
   if (fork_call_copies(number, a)) return fork_by_call(number, a);
   if (number == SYS_process_vm_writev) return write_elsewhere(a);
   long result;
-  return memory_call(number, a, __builtin_return_address(0), &result) ? result : lunar::sys::kernel_call_errno(number, a);
+  return memory_call(number, a, __builtin_return_address(0), &result) ? result
+                                                                      : lunar::sys::kernel_call_errno(number, a);
 }
 
-LUNAR_EXPORT ssize_t process_vm_writev(pid_t pid, const iovec* local, unsigned long locals, const iovec* remote, unsigned long remotes,
-                                       unsigned long flags) noexcept {
-  const long a[6] = {pid, reinterpret_cast<long>(local), static_cast<long>(locals), reinterpret_cast<long>(remote), static_cast<long>(remotes),
+LUNAR_EXPORT ssize_t process_vm_writev(pid_t pid, const iovec* local, unsigned long locals, const iovec* remote,
+                                       unsigned long remotes, unsigned long flags) noexcept {
+  const long a[6] = {pid,
+                     reinterpret_cast<long>(local),
+                     static_cast<long>(locals),
+                     reinterpret_cast<long>(remote),
+                     static_cast<long>(remotes),
                      static_cast<long>(flags)};
   return ready() ? write_elsewhere(a) : lunar::sys::kernel_call_errno(SYS_process_vm_writev, a);
 }

@@ -1,15 +1,16 @@
-// SPDX-License-Identifier: Apache-2.0
-// pthread_create and thrd_create, to see the program's last thread end. libc ends a process with exit(0) when its last thread leaves
-// by pthread_exit or returns; with service threads running that thread is not the last in libc's count, and the process would stay
-// forever. So this file counts the threads of the program, and the last one calls exit(0) where libc would have.
+// SPDX-License-Identifier: Apache-2.0 pthread_create and thrd_create, to see the program's last thread end. libc ends a
+// process with exit(0) when its last thread leaves by pthread_exit or returns; with service threads running that thread
+// is not the last in libc's count, and the process would stay forever. So this file counts the threads of the program,
+// and the last one calls exit(0) where libc would have.
 //
-// A thread ends in the last round of its key destructors, after those of the program. Threads made past libc (clone) are not counted,
-// so it also checks the kernel's list of threads before it ends the process.
+// A thread ends in the last round of its key destructors, after those of the program. Threads made past libc (clone)
+// are not counted, so it also checks the kernel's list of threads before it ends the process.
 //
-// The kernel reads the list of robust mutexes of a thread that ends, and clears its thread id, where page faults are refused: these
-// words are kept in DRAM (pager_keep_for_thread) until the thread is gone. The id lies in libc's block of a thread, on its stack; only
-// a stack that the program gave can be tiered, and is kept from the start. A held mutex can lie anywhere; the list is read at the end.
-// Threading: any thread. Allocates like the program itself (one small block a thread).
+// The kernel reads the list of robust mutexes of a thread that ends, and clears its thread id, where page faults are
+// refused: these words are kept in DRAM (pager_keep_for_thread) until the thread is gone. The id lies in libc's block
+// of a thread, on its stack; only a stack that the program gave can be tiered, and is kept from the start. A held mutex
+// can lie anywhere; the list is read at the end. Threading: any thread. Allocates like the program itself (one small
+// block a thread).
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -28,7 +29,8 @@ constinit std::atomic<int> g_threads{1};
 constinit std::atomic<bool> g_key_made{false};
 pthread_key_t g_key;
 
-constexpr intptr_t kRounds = PTHREAD_DESTRUCTOR_ITERATIONS;   // a destructor that sets its key again runs in the next round
+// a destructor that sets its key again runs in the next round
+constexpr intptr_t kRounds = PTHREAD_DESTRUCTOR_ITERATIONS;
 constexpr unsigned kLooks = 40;
 
 // Counted threads may still be on their way out. Looks for about a second; a thread that stays then was never counted.
@@ -41,8 +43,8 @@ bool only_service_threads_left() {
   return false;
 }
 
-constexpr size_t kThreadBlockBytes = 2304;   // glibc's struct pthread, 2.36
-constexpr unsigned kRobustMax = 2048;        // the kernel looks no further (ROBUST_LIST_LIMIT)
+constexpr size_t kThreadBlockBytes = 2304;  // glibc's struct pthread, 2.36
+constexpr unsigned kRobustMax = 2048;       // the kernel looks no further (ROBUST_LIST_LIMIT)
 
 void keep_thread_block() { pager_keep_for_thread(reinterpret_cast<const void*>(pthread_self()), kThreadBlockBytes); }
 
@@ -52,13 +54,15 @@ void keep_robust_mutexes() {
   if (head == nullptr) return;
   pager_keep_for_thread(head, sizeof *head);
   const auto keep = [head](void* entry) {
-    char* link = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(entry) & ~uintptr_t{1});   // bit 0: priority inheritance
+    // bit 0: priority inheritance
+    char* link = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(entry) & ~uintptr_t{1});
     pager_keep_for_thread(link, sizeof(void*));
     pager_keep_for_thread(link + head->futex_offset, sizeof(uint32_t));
     return *reinterpret_cast<void**>(link);
   };
   void* entry = head->first;
-  for (unsigned i = 0; i < kRobustMax && entry != nullptr && entry != static_cast<const void*>(head); ++i) entry = keep(entry);
+  for (unsigned i = 0; i < kRobustMax && entry != nullptr && entry != static_cast<const void*>(head); ++i)
+    entry = keep(entry);
   if (head->pending != nullptr) (void)keep(head->pending);
 }
 
@@ -131,14 +135,17 @@ void threads_enter_child() {
 using namespace lunar;
 using namespace lunar::preload;
 
-LUNAR_EXPORT int pthread_create(pthread_t* out, const pthread_attr_t* attributes, void* (*routine)(void*), void* argument) noexcept {
-  if (g_real.pthread_create == nullptr) return EAGAIN;   // before our constructor: libc has no threads to give yet
+LUNAR_EXPORT int pthread_create(pthread_t* out, const pthread_attr_t* attributes, void* (*routine)(void*),
+                                void* argument) noexcept {
+  if (g_real.pthread_create == nullptr) return EAGAIN;  // before our constructor: libc has no threads to give yet
   if (!serves_tiered()) return g_real.pthread_create(out, attributes, routine, argument);
-  return counted({routine, nullptr, argument}, EAGAIN, [=](Start* start) { return g_real.pthread_create(out, attributes, begin_thread, start); });
+  return counted({routine, nullptr, argument}, EAGAIN,
+                 [=](Start* start) { return g_real.pthread_create(out, attributes, begin_thread, start); });
 }
 
 LUNAR_EXPORT int thrd_create(thrd_t* out, thrd_start_t routine, void* argument) noexcept {
   if (g_real.thrd_create == nullptr) return thrd_error;
   if (!serves_tiered()) return g_real.thrd_create(out, routine, argument);
-  return counted({nullptr, routine, argument}, thrd_nomem, [=](Start* start) { return g_real.thrd_create(out, begin_c11_thread, start); });
+  return counted({nullptr, routine, argument}, thrd_nomem,
+                 [=](Start* start) { return g_real.thrd_create(out, begin_c11_thread, start); });
 }

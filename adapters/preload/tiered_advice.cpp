@@ -1,8 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0
-// madvise and mlock on tiered memory. One table maps each advice of the kernel; unknown advice is refused, as a kernel refuses it: passed
-// on, it could drop or replace pages behind the pager's back.
+// SPDX-License-Identifier: Apache-2.0 madvise and mlock on tiered memory. One table maps each advice of the kernel;
+// unknown advice is refused, as a kernel refuses it: passed on, it could drop or replace pages behind the pager's back.
 //
-// Threading: any thread. The lock of the maps is not held while advice waits for I/O: a program that unmaps the range meanwhile races with itself.
+// Threading: any thread. The lock of the maps is not held while advice waits for I/O: a program that unmaps the range
+// meanwhile races with itself.
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -15,29 +15,52 @@ namespace {
 
 // The kernel's uapi, also what is newer than the headers at hand.
 enum Advice : int {
-  kNormal = 0, kRandom = 1, kSequential = 2, kWillNeed = 3, kDontNeed = 4, kFree = 8, kRemove = 9, kDontFork = 10, kDoFork = 11,
-  kMergeable = 12, kUnmergeable = 13, kHugePage = 14, kNoHugePage = 15, kDontDump = 16, kDoDump = 17, kWipeOnFork = 18, kKeepOnFork = 19,
-  kCold = 20, kPageOut = 21, kPopulateRead = 22, kPopulateWrite = 23, kDontNeedLocked = 24, kCollapse = 25, kHwPoison = 100,
-  kSoftOffline = 101, kGuardInstall = 102, kGuardRemove = 103,
+  kNormal = 0,
+  kRandom = 1,
+  kSequential = 2,
+  kWillNeed = 3,
+  kDontNeed = 4,
+  kFree = 8,
+  kRemove = 9,
+  kDontFork = 10,
+  kDoFork = 11,
+  kMergeable = 12,
+  kUnmergeable = 13,
+  kHugePage = 14,
+  kNoHugePage = 15,
+  kDontDump = 16,
+  kDoDump = 17,
+  kWipeOnFork = 18,
+  kKeepOnFork = 19,
+  kCold = 20,
+  kPageOut = 21,
+  kPopulateRead = 22,
+  kPopulateWrite = 23,
+  kDontNeedLocked = 24,
+  kCollapse = 25,
+  kHwPoison = 100,
+  kSoftOffline = 101,
+  kGuardInstall = 102,
+  kGuardRemove = 103,
 };
 
 enum class Effect : uint8_t {
-  kNothing,        // a hint for what tiered memory does not have
-  kUsual,          // LUNAR_NORMAL
-  kReadAhead,      // LUNAR_SEQUENTIAL
-  kNoReadAhead,    // LUNAR_RANDOM
-  kFetch,          // starts and finishes the reads, at queue depth
-  kTouch,          // resident when it returns
-  kDrop,           // zeros from now on; locked pages are refused
-  kDropLocked,     // zeros from now on, locked or not
-  kEvict,          // to the LUN now
-  kGuard,          // this and the following: also for what is only reserved
+  kNothing,      // a hint for what tiered memory does not have
+  kUsual,        // LUNAR_NORMAL
+  kReadAhead,    // LUNAR_SEQUENTIAL
+  kNoReadAhead,  // LUNAR_RANDOM
+  kFetch,        // starts and finishes the reads, at queue depth
+  kTouch,        // resident when it returns
+  kDrop,         // zeros from now on; locked pages are refused
+  kDropLocked,   // zeros from now on, locked or not
+  kEvict,        // to the LUN now
+  kGuard,        // this and the following: also for what is only reserved
   kUnguard,
-  kHuge,           // the kernel's while memory is plain; tiered memory has small pages
-  kWipe,           // a forked child finds zeros
+  kHuge,  // the kernel's while memory is plain; tiered memory has small pages
+  kWipe,  // a forked child finds zeros
   kKeep,
-  kKernel,         // the kernel's to do: it leaves contents alone
-  kRefuse,         // what the kernel answers for memory like this, or a promise that would be broken: EINVAL
+  kKernel,  // the kernel's to do: it leaves contents alone
+  kRefuse,  // what the kernel answers for memory like this, or a promise that would be broken: EINVAL
 };
 
 struct Rule {
@@ -51,11 +74,11 @@ constexpr Rule kRules[] = {
     {kSequential, Effect::kReadAhead},
     {kWillNeed, Effect::kFetch},
     {kDontNeed, Effect::kDrop},
-    {kFree, Effect::kDrop},                  // at once: nothing promises how long the old content lasts
-    {kRemove, Effect::kRefuse},              // for files
-    {kDontFork, Effect::kNothing},           // a child sees tiered memory
+    {kFree, Effect::kDrop},         // at once: nothing promises how long the old content lasts
+    {kRemove, Effect::kRefuse},     // for files
+    {kDontFork, Effect::kNothing},  // a child sees tiered memory
     {kDoFork, Effect::kNothing},
-    {kMergeable, Effect::kNothing},          // merged pages are copy-on-write, which eviction could lose writes to
+    {kMergeable, Effect::kNothing},  // merged pages are copy-on-write, which eviction could lose writes to
     {kUnmergeable, Effect::kNothing},
     {kHugePage, Effect::kHuge},
     {kNoHugePage, Effect::kHuge},
@@ -69,7 +92,7 @@ constexpr Rule kRules[] = {
     {kPopulateWrite, Effect::kTouch},
     {kDontNeedLocked, Effect::kDropLocked},
     {kCollapse, Effect::kHuge},
-    {kHwPoison, Effect::kKernel},            // for CAP_SYS_ADMIN: the page is lost, and SIGBUS as anywhere
+    {kHwPoison, Effect::kKernel},  // for CAP_SYS_ADMIN: the page is lost, and SIGBUS as anywhere
     {kSoftOffline, Effect::kKernel},
     {kGuardInstall, Effect::kGuard},
     {kGuardRemove, Effect::kUnguard},
@@ -89,7 +112,8 @@ bool wholly_committed(char* begin, char* end) {
   return true;
 }
 
-// One piece after the other; a hole is reported (-ENOMEM) after the rest, as madvise and mlock do not. `apply`: (mapping, address, bytes).
+// One piece after the other; a hole is reported (-ENOMEM) after the rest, as madvise and mlock do not. `apply`:
+// (mapping, address, bytes).
 template <class Apply>
 int for_pieces(char* address, size_t bytes, Apply apply) {
   char* end = address + bytes;
@@ -112,7 +136,7 @@ int for_pieces(char* address, size_t bytes, Apply apply) {
   return result;
 }
 
-int lock_error(int rc) { return rc == -EFAULT ? -ENOMEM : rc; }   // a guard page: what mlock says
+int lock_error(int rc) { return rc == -EFAULT ? -ENOMEM : rc; }  // a guard page: what mlock says
 
 }  // namespace
 
@@ -120,25 +144,40 @@ int advise_tiered(char* address, size_t bytes, int advice) {
   const Rule* rule = rule_of(advice);
   lunar_range range{address, bytes};
   switch (rule != nullptr ? rule->effect : Effect::kRefuse) {
-    case Effect::kNothing: return 0;
-    case Effect::kUsual: return pager_advise(address, bytes, LUNAR_NORMAL);
-    case Effect::kReadAhead: return pager_advise(address, bytes, LUNAR_SEQUENTIAL);
-    case Effect::kNoReadAhead: return pager_advise(address, bytes, LUNAR_RANDOM);
-    case Effect::kFetch: return pager_prefetch(&range, 1);
-    case Effect::kTouch: return pager_touch(address, bytes);
-    case Effect::kDrop: return pager_discard(address, bytes, Discard::kContents);
-    case Effect::kDropLocked: return pager_discard(address, bytes, Discard::kLocked);
+    case Effect::kNothing:
+      return 0;
+    case Effect::kUsual:
+      return pager_advise(address, bytes, LUNAR_NORMAL);
+    case Effect::kReadAhead:
+      return pager_advise(address, bytes, LUNAR_SEQUENTIAL);
+    case Effect::kNoReadAhead:
+      return pager_advise(address, bytes, LUNAR_RANDOM);
+    case Effect::kFetch:
+      return pager_prefetch(&range, 1);
+    case Effect::kTouch:
+      return pager_touch(address, bytes);
+    case Effect::kDrop:
+      return pager_discard(address, bytes, Discard::kContents);
+    case Effect::kDropLocked:
+      return pager_discard(address, bytes, Discard::kLocked);
     case Effect::kEvict: {
       int64_t evicted = pager_evict(address, bytes);
       return evicted < 0 ? static_cast<int>(evicted) : 0;
     }
-    case Effect::kGuard: return pager_guard(address, bytes, true);
-    case Effect::kUnguard: return pager_guard(address, bytes, false);
-    case Effect::kHuge: return pager_advise_huge(address, bytes, advice);
-    case Effect::kWipe: return pager_wipe_on_fork(address, bytes, true);
-    case Effect::kKeep: return pager_wipe_on_fork(address, bytes, false);
-    case Effect::kKernel: return sys::advise(address, bytes, advice);
-    case Effect::kRefuse: break;
+    case Effect::kGuard:
+      return pager_guard(address, bytes, true);
+    case Effect::kUnguard:
+      return pager_guard(address, bytes, false);
+    case Effect::kHuge:
+      return pager_advise_huge(address, bytes, advice);
+    case Effect::kWipe:
+      return pager_wipe_on_fork(address, bytes, true);
+    case Effect::kKeep:
+      return pager_wipe_on_fork(address, bytes, false);
+    case Effect::kKernel:
+      return sys::advise(address, bytes, advice);
+    case Effect::kRefuse:
+      break;
   }
   return -EINVAL;
 }
@@ -162,7 +201,7 @@ int maps_advise(char* address, size_t bytes, int advice) {
 int maps_lock(char* address, size_t bytes, unsigned flags) {
   return for_pieces(address, bytes, [=](const Mapping& now, char* at, size_t part) {
     if (now.kind == MappingKind::kAlien) return sys::lock_memory(at, part, flags);
-    return now.committed ? lock_error(pager_pin(at, part)) : -ENOMEM;   // nothing can be brought in
+    return now.committed ? lock_error(pager_pin(at, part)) : -ENOMEM;  // nothing can be brought in
   });
 }
 

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// See tiered_maps.h. A change goes through the range piece by piece: a piece is the part of one interval, or of one gap.
-// The table is told after the pager agreed, so that a refusal (-ENOMEM) leaves what was done before it consistent.
+// SPDX-License-Identifier: Apache-2.0 See tiered_maps.h. A change goes through the range piece by piece: a piece is the
+// part of one interval, or of one gap. The table is told after the pager agreed, so that a refusal (-ENOMEM) leaves
+// what was done before it consistent.
 #include "tiered_maps.h"
 
 #include <errno.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr unsigned kAreasMax = 64;
 constexpr size_t kAreaBytesMin = 16 * kGiB;
-constexpr size_t kMapBytesMax = kTiB;          // reservations above (sanitizers, some VMs) are left to the kernel
+constexpr size_t kMapBytesMax = kTiB;  // reservations above (sanitizers, some VMs) are left to the kernel
 constexpr size_t kHugeBytes = 2 * kMiB, kAlignedBytesMin = 32 * kMiB;
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
@@ -27,12 +27,12 @@ constinit MappingTable g_table;
 constinit sys::Mutex g_lock;
 constinit thread_local bool t_forking = false;
 
-// The program unmapped, mapped over or moved a part of an area by a system call of its own. What is still ours is free again; what has been
-// taken by another map is that map's. pre: the lock.
+// The program unmapped, mapped over or moved a part of an area by a system call of its own. What is still ours is free
+// again; what has been taken by another map is that map's. pre: the lock.
 void unmapped_past_us(void* address, size_t bytes, bool taken) {
   char* begin = static_cast<char*>(address);
   Area* area = area_of(begin);
-  if (area == nullptr) return;   // the heap
+  if (area == nullptr) return;  // the heap
   if (!taken) {
     (void)unmap_pieces(area, begin, begin + bytes);
     return;
@@ -41,7 +41,8 @@ void unmapped_past_us(void* address, size_t bytes, bool taken) {
   for (const Mapping* piece; begin < end;) {
     if (g_table.reserve() < 0) return;
     char* stop = g_table.piece(begin, end, &piece);
-    if (piece != nullptr && piece->kind == MappingKind::kTiered && piece->committed && (area->flags & kRegionChargeOnTouch) == 0)
+    if (piece != nullptr && piece->kind == MappingKind::kTiered && piece->committed &&
+        (area->flags & kRegionChargeOnTouch) == 0)
       region_forget(area->region, area->offset(begin), static_cast<size_t>(stop - begin));
     g_table.set(begin, stop, {nullptr, nullptr, kReadWrite, MappingKind::kAlien, false});
     begin = stop;
@@ -75,7 +76,8 @@ char* place_in(Area& area, size_t bytes) {
   if (gap == nullptr) return nullptr;
   area.first_gap = gap;
   char* place = nullptr;
-  if (bytes >= kAlignedBytesMin) {   // on a huge page's boundary, as the kernel would. Of smaller ones the holes would be too many
+  // on a huge page's boundary, as the kernel would. Of smaller ones the holes would be too many
+  if (bytes >= kAlignedBytesMin) {
     place = g_table.find_free(gap, area.limit, bytes + kHugeBytes - sys::page_bytes());
     if (place != nullptr) return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(place), kHugeBytes));
   }
@@ -132,8 +134,10 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
     stop = g_table.piece(at, end, &piece);
     if (piece == nullptr || piece->kind != MappingKind::kTiered || !piece->committed) continue;
     const auto part = static_cast<size_t>(stop - at);
-    if ((area->flags & kRegionChargeOnTouch) == 0) region_forget(area->region, area->offset(at), part);
-    else region_uncommit_on_touch(area->region, area->offset(at), part);
+    if ((area->flags & kRegionChargeOnTouch) == 0)
+      region_forget(area->region, area->offset(at), part);
+    else
+      region_uncommit_on_touch(area->region, area->offset(at), part);
   }
   g_table.set(address, end, alien(prot));
   return 0;
@@ -143,7 +147,8 @@ int fix_alien(Area* area, char* address, size_t bytes, int prot, int flags, int 
 int make_alien(Area* area, char* begin, char* end, const Mapping& old) {
   size_t done = 0;
   int rc = region_hand_over(area->region, area->offset(begin), static_cast<size_t>(end - begin), &done);
-  if (old.committed && (area->flags & kRegionChargeOnTouch) == 0) region_forget(area->region, area->offset(begin), done);
+  if (old.committed && (area->flags & kRegionChargeOnTouch) == 0)
+    region_forget(area->region, area->offset(begin), done);
   Mapping now = alien(old.prot);
   now.key = old.key;
   if (done != 0) g_table.set(begin, begin + done, now);
@@ -158,7 +163,7 @@ MapsLock::MapsLock() {
   if (!t_forking && !sys::in_service_thread()) pager_wait_for_unmaps();
   sys::block_signals();
   if (!t_forking) g_lock.lock();
-  if (!t_forking && !sys::in_service_thread()) pager_tell_unmaps();   // what was unmapped past us shows in the table
+  if (!t_forking && !sys::in_service_thread()) pager_tell_unmaps();  // what was unmapped past us shows in the table
 }
 
 MapsLock::~MapsLock() {

@@ -5,8 +5,8 @@
 //   area 0..n   one pager region each: charged at commit, or (MAP_NORESERVE) charged on touch; grown by further areas
 //   table       which parts are mapped, how (mapping_table.h)
 //
-// Threading: any thread; one lock over areas and table, held with all signals blocked (handlers of the program may map),
-// never while the program's contents are read. Results are 0 / -errno; errno is not touched here.
+// Threading: any thread; one lock over areas and table, held with all signals blocked (handlers of the program may
+// map), never while the program's contents are read. Results are 0 / -errno; errno is not touched here.
 #pragma once
 #include <sys/types.h>
 
@@ -24,13 +24,13 @@ struct Area {
   Region* region = nullptr;
   char* base = nullptr;
   char* limit = nullptr;
-  unsigned flags = 0;          // RegionFlags
-  char* first_gap = nullptr;   // nothing below is free for kMapBytesMin
+  unsigned flags = 0;         // RegionFlags
+  char* first_gap = nullptr;  // nothing below is free for kMapBytesMin
   bool holds(const void* address) const { return address >= base && address < limit; }
   size_t offset(const char* address) const { return static_cast<size_t>(address - base); }
 };
 
-constexpr size_t kMapBytesMin = size_t(1) << 20;   // smaller maps stay plain
+constexpr size_t kMapBytesMin = size_t(1) << 20;  // smaller maps stay plain
 
 // The area that holds an address, or nullptr. Lock-free.
 Area* area_of(const void* address);
@@ -44,13 +44,16 @@ char* area_boundary(char* address, char* end);
 // Each of these: the range lies in one area, page-aligned, not empty.
 [[nodiscard]] int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t offset);
 [[nodiscard]] int maps_unmap(char* address, size_t bytes);
-[[nodiscard]] int maps_protect(char* address, size_t bytes, int prot, int key);   // key -1: none asked for (mprotect)
+[[nodiscard]] int maps_protect(char* address, size_t bytes, int prot, int key);  // key -1: none asked for (mprotect)
 [[nodiscard]] int maps_advise(char* address, size_t bytes, int advice);
 // pre: `old_address` lies in an area.
-[[nodiscard]] int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted, void** out);
-// mremap of plain private anonymous memory, which takes it into the tier: a map with its contents in another place. prot: what it has.
+[[nodiscard]] int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags, char* wanted,
+                             void** out);
+// mremap of plain private anonymous memory, which takes it into the tier: a map with its contents in another place.
+// prot: what it has.
 [[nodiscard]] int maps_take_in(char* old_address, size_t old_bytes, size_t new_bytes, int prot, void** out);
-// madvise on tiered memory that needs no table (the heap's pages, and committed maps). tiered_advice.cpp has the table of all advice.
+// madvise on tiered memory that needs no table (the heap's pages, and committed maps). tiered_advice.cpp has the table
+// of all advice.
 [[nodiscard]] int advise_tiered(char* address, size_t bytes, int advice);
 // mlock2 (flags as there) and munlock.
 [[nodiscard]] int maps_lock(char* address, size_t bytes, unsigned flags);
@@ -73,7 +76,8 @@ class MapsLock {
 // All under MapsLock.
 MappingTable& maps_table();
 [[nodiscard]] int claim_place(char* hint, size_t bytes, unsigned region_flags, Area** area, char** place);
-// Accessible, charged (or the pager active, where touches are charged), and in the table / inaccessible, empty, uncharged.
+// Accessible, charged (or the pager active, where touches are charged), and in the table / inaccessible, empty,
+// uncharged.
 [[nodiscard]] int commit_piece(Area* area, char* begin, char* end, int prot);
 [[nodiscard]] int give_back(Area* area, char* begin, size_t bytes, const Mapping& was);
 [[nodiscard]] int unmap_pieces(Area* area, char* begin, char* end);

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// mremap on tiered maps: shrink, grow in place, else move; a move takes evicted pages along without I/O, and is safe beside other threads (pager_move).
+// SPDX-License-Identifier: Apache-2.0 mremap on tiered maps: shrink, grow in place, else move; a move takes evicted
+// pages along without I/O, and is safe beside other threads (pager_move).
 //
 // Differences from the kernel's, on purpose: a map may be resized across what it would call several areas when they are
 // alike; MREMAP_FIXED to a place outside the tier is refused (-ENOMEM): plain memory there would escape the budget.
@@ -26,9 +26,9 @@ struct Request {
   size_t old_bytes;
   size_t new_bytes;
   int flags;
-  char* wanted;       // MREMAP_FIXED
-  Mapping old;        // what the whole old range is
-  bool locked;        // its end is: what is added will be, too
+  char* wanted;  // MREMAP_FIXED
+  Mapping old;   // what the whole old range is
+  bool locked;   // its end is: what is added will be, too
   char* old_end() const { return old_begin + old_bytes; }
 };
 
@@ -47,9 +47,12 @@ int check(const Request& request, size_t page) {
 // Makes [begin, begin+bytes) like `like`, empty. pre: free.
 int make_like(Area* area, char* begin, size_t bytes, const Mapping& like) {
   int rc = like.committed ? commit_piece(area, begin, begin + bytes, like.prot) : 0;
-  if (rc == 0 && like.key != 0 && (rc = sys::protect_with_key(begin, bytes, like.prot, like.key)) < 0) (void)give_back(area, begin, bytes, like);
-  if (rc < 0) maps_table().erase(begin, begin + bytes);
-  else maps_table().set(begin, begin + bytes, like);
+  if (rc == 0 && like.key != 0 && (rc = sys::protect_with_key(begin, bytes, like.prot, like.key)) < 0)
+    (void)give_back(area, begin, bytes, like);
+  if (rc < 0)
+    maps_table().erase(begin, begin + bytes);
+  else
+    maps_table().set(begin, begin + bytes, like);
   return rc;
 }
 
@@ -72,7 +75,8 @@ int find_fixed(const Request& request, Area** area) {
   return 0;
 }
 
-// All of [begin, end) is committed afterwards. What was so before stays as it is, in use perhaps, or is `emptied`; the rest is as `prot` says.
+// All of [begin, end) is committed afterwards. What was so before stays as it is, in use perhaps, or is `emptied`; the
+// rest is as `prot` says.
 int commit_rest(Area* area, char* begin, char* end, int prot, bool emptied) {
   const Mapping* piece = nullptr;
   for (char* stop; begin < end; begin = stop) {
@@ -86,7 +90,8 @@ int commit_rest(Area* area, char* begin, char* end, int prot, bool emptied) {
   return 0;
 }
 
-// Contents go to [place, +keep); who uses what is there meanwhile sees it change page by page. Behind them a longer map is empty.
+// Contents go to [place, +keep); who uses what is there meanwhile sees it change page by page. Behind them a longer map
+// is empty.
 int replace(const Request& request, Area* area, size_t keep) {
   char *place = request.wanted, *end = place + request.new_bytes;
   if (!request.old.committed) {
@@ -98,19 +103,25 @@ int replace(const Request& request, Area* area, size_t keep) {
   if (const size_t more = request.new_bytes - keep; rc == 0 && more != 0) {
     const Mapping& like = request.old;
     rc = commit_rest(area, place + keep, end, like.prot, true);
-    if (rc == 0) rc = like.key != 0 ? sys::protect_with_key(place + keep, more, like.prot, like.key) : sys::protect_without_key(place + keep, more, like.prot);
+    if (rc == 0)
+      rc = like.key != 0 ? sys::protect_with_key(place + keep, more, like.prot, like.key)
+                         : sys::protect_without_key(place + keep, more, like.prot);
     if (rc == 0) rc = lock_added(area, place + keep, more, request);
   }
-  if (rc == 0) rc = pager_move(place, request.old_begin, keep, {request.old.prot, request.old.key, (request.flags & MREMAP_DONTUNMAP) == 0, true});
+  if (rc == 0)
+    rc = pager_move(place, request.old_begin, keep,
+                    {request.old.prot, request.old.key, (request.flags & MREMAP_DONTUNMAP) == 0, true});
   if (rc == 0) maps_table().set(place, end, request.old);
   return rc;
 }
 
 int fill_new(const Request& request, Area* area, char* place, size_t keep) {
   int rc = make_like(area, place, request.new_bytes, request.old);
-  if (rc == 0 && (rc = lock_added(area, place + keep, request.new_bytes - keep, request)) < 0) (void)unmap_pieces(area, place, place + keep);
+  if (rc == 0 && (rc = lock_added(area, place + keep, request.new_bytes - keep, request)) < 0)
+    (void)unmap_pieces(area, place, place + keep);
   if (rc < 0 || !request.old.committed) return rc;
-  rc = pager_move(place, request.old_begin, keep, {request.old.prot, request.old.key, (request.flags & MREMAP_DONTUNMAP) == 0, false});
+  rc = pager_move(place, request.old_begin, keep,
+                  {request.old.prot, request.old.key, (request.flags & MREMAP_DONTUNMAP) == 0, false});
   if (rc < 0) (void)unmap_pieces(area, place, place + request.new_bytes);
   return rc;
 }
@@ -119,12 +130,13 @@ int move_map(const Request& request, void** out) {
   const bool fixed = (request.flags & MREMAP_FIXED) != 0;
   Area* area = nullptr;
   char* place = request.wanted;
-  int rc = fixed ? find_fixed(request, &area) : claim_place(nullptr, request.new_bytes, request.area->flags, &area, &place);
+  int rc =
+      fixed ? find_fixed(request, &area) : claim_place(nullptr, request.new_bytes, request.area->flags, &area, &place);
   if (rc < 0) return -ENOMEM;
   const size_t keep = request.old_bytes < request.new_bytes ? request.old_bytes : request.new_bytes;
   rc = fixed ? replace(request, area, keep) : fill_new(request, area, place, keep);
   if (rc < 0) {
-    if (fixed) (void)unmap_pieces(area, place, place + request.new_bytes);   // as the kernel may leave it
+    if (fixed) (void)unmap_pieces(area, place, place + request.new_bytes);  // as the kernel may leave it
     if (place < area->first_gap) area->first_gap = place;
     return rc;
   }
@@ -140,7 +152,7 @@ int remap_alien(const Request& request, void** out) {
   if (rc < 0) return rc;
   size_t kept = *out == request.old_begin ? request.new_bytes : 0;
   if (kept >= request.old_bytes) return 0;
-  return unmap_pieces(request.area, request.old_begin + kept, request.old_end());   // maps PROT_NONE over the hole
+  return unmap_pieces(request.area, request.old_begin + kept, request.old_end());  // maps PROT_NONE over the hole
 }
 
 // What the kernel holds of [from, from + bytes); the rest is zeros, there as here.
@@ -155,9 +167,10 @@ int copy_present(char* to, char* from, size_t bytes) {
       for (end = first + 1; end < n && (!known || present[end] == present[first]);) ++end;
       if (known && present[first] == 0) continue;
       const size_t part = at + first * page;
-      const int rc = sys::peek(from + part, to + part, (end - first) * page);   // an answer where a plain read would be SIGSEGV
+      // an answer where a plain read would be SIGSEGV
+      const int rc = sys::peek(from + part, to + part, (end - first) * page);
       if (rc == -EFAULT) return rc;
-      if (rc < 0) memcpy(to + part, from + part, (end - first) * page);         // refused to us (a filter)
+      if (rc < 0) memcpy(to + part, from + part, (end - first) * page);  // refused to us (a filter)
     }
   }
   return 0;
@@ -184,7 +197,14 @@ int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
   size_t page = sys::page_bytes();
   if (old_bytes > PTRDIFF_MAX - page || new_bytes > PTRDIFF_MAX - page) return -ENOMEM;
   MapsLock lock;
-  Request request{area_of(old_address), old_address, round_up(old_bytes, page), round_up(new_bytes, page), flags, wanted, {}, false};
+  Request request{area_of(old_address),
+                  old_address,
+                  round_up(old_bytes, page),
+                  round_up(new_bytes, page),
+                  flags,
+                  wanted,
+                  {},
+                  false};
   int rc = check(request, page);
   if (rc < 0) return rc;
   MappingTable& table = maps_table();

@@ -1,8 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0
-// Logs once, when the process ends, how much anonymous memory in DRAM is outside the tier, and of what kind. From /proc/self/smaps, whose
-// cost is that of the page tables (milliseconds a GiB).
+// SPDX-License-Identifier: Apache-2.0 Logs once, when the process ends, how much anonymous memory in DRAM is outside
+// the tier, and of what kind. From /proc/self/smaps, whose cost is that of the page tables (milliseconds a GiB).
 //
-// Threading: whichever thread ends the process, also in a signal handler's _exit: allocates nothing, reads through a small buffer.
+// Threading: whichever thread ends the process, also in a signal handler's _exit: allocates nothing, reads through a
+// small buffer.
 #include "untiered.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 namespace lunar::preload {
 namespace {
 
-constexpr unsigned kMappingsMax = 65536;   // of a process that has more, the first ones
+constexpr unsigned kMappingsMax = 65536;  // of a process that has more, the first ones
 
 uint64_t number(const char** at, int base) {
   uint64_t value = 0;
@@ -39,8 +39,8 @@ uint64_t* place_of(UntieredMemory* memory, const char* line) {
   const char* path = strpbrk(at, "/[");
   if (path == nullptr) return end - start < kMapBytesMin ? &memory->small_map_bytes : &memory->large_map_bytes;
   if (strncmp(path, "[heap]", 6) == 0) return &memory->brk_bytes;
-  if (strncmp(path, "/dev/zero", 9) == 0) return nullptr;   // the runtime's own, part of the budget
-  return path[0] == '/' ? &memory->file_bytes : &memory->large_map_bytes;   // [stack], [anon:...]
+  if (strncmp(path, "/dev/zero", 9) == 0) return nullptr;                  // the runtime's own, part of the budget
+  return path[0] == '/' ? &memory->file_bytes : &memory->large_map_bytes;  // [stack], [anon:...]
 }
 
 }  // namespace
@@ -76,9 +76,12 @@ int untiered_memory(UntieredMemory* out) {
 }
 
 void untiered_describe(const UntieredMemory& memory, char* out, size_t size) {
-  format_to(out, size, "%s of %s of anonymous memory in DRAM were outside the tier (brk %s, maps below 1 MiB %s, larger maps and stacks %s, data of files %s)",
-            format_size(memory.outside_bytes()).text, format_size(memory.outside_bytes() + memory.tiered_bytes).text, format_size(memory.brk_bytes).text,
-            format_size(memory.small_map_bytes).text, format_size(memory.large_map_bytes).text, format_size(memory.file_bytes).text);
+  format_to(out, size,
+            "%s of %s of anonymous memory in DRAM were outside the tier (brk %s, maps below 1 MiB %s, larger maps and "
+            "stacks %s, data of files %s)",
+            format_size(memory.outside_bytes()).text, format_size(memory.outside_bytes() + memory.tiered_bytes).text,
+            format_size(memory.brk_bytes).text, format_size(memory.small_map_bytes).text,
+            format_size(memory.large_map_bytes).text, format_size(memory.file_bytes).text);
 }
 
 }  // namespace lunar::preload

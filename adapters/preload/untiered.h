@@ -1,12 +1,12 @@
-// SPDX-License-Identifier: Apache-2.0
-// Anonymous memory that Lunar does not tier: raw mmap, brk, small maps, stacks, written pages of private file mappings. See untiered.cpp.
+// SPDX-License-Identifier: Apache-2.0 Anonymous memory that Lunar does not tier: raw mmap, brk, small maps, stacks,
+// written pages of private file mappings. See untiered.cpp.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace lunar::preload {
 
-struct UntieredMemory {   // bytes in DRAM now
+struct UntieredMemory {  // bytes in DRAM now
   uint64_t tiered_bytes = 0;
   uint64_t brk_bytes = 0, small_map_bytes = 0, large_map_bytes = 0, file_bytes = 0;
   uint64_t outside_bytes() const { return brk_bytes + small_map_bytes + large_map_bytes + file_bytes; }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // See commands.h. Keys that do not exist are skipped; the reply says how many were acted upon, as UNLINK and TOUCH do.
 //
-// A pin is on memory, not on a name: when a pinned key is overwritten its new value is not pinned, and the old place stays
-// pinned until LUNAR UNPIN without keys. Pages are shared by neighbours, so the pins are kept in a list: unpinning one
-// key leaves pages that another pin covers pinned.
+// A pin is on memory, not on a name: when a pinned key is overwritten its new value is not pinned, and the old place
+// stays pinned until LUNAR UNPIN without keys. Pages are shared by neighbours, so the pins are kept in a list:
+// unpinning one key leaves pages that another pin covers pinned.
 #include "commands.h"
 
 #include <errno.h>
@@ -27,14 +27,15 @@ constexpr unsigned kPinsMax = 8192;
 // ---- pins -----------------------------------------------------------------------------------------------------------
 
 struct Pins {
-  lunar_range pages[kPinsMax] = {};   // page-aligned
+  lunar_range pages[kPinsMax] = {};  // page-aligned
   unsigned count = 0;
 };
 constinit Pins g_pins;
 
 lunar_range page_range(const lunar_range& piece) {
   const uintptr_t page = sys::page_bytes(), start = reinterpret_cast<uintptr_t>(piece.address) / page * page;
-  return {reinterpret_cast<const void*>(start), round_up(reinterpret_cast<uintptr_t>(piece.address) + piece.bytes, page) - start};
+  return {reinterpret_cast<const void*>(start),
+          round_up(reinterpret_cast<uintptr_t>(piece.address) + piece.bytes, page) - start};
 }
 
 bool same(const lunar_range& a, const lunar_range& b) { return a.address == b.address && a.bytes == b.bytes; }
@@ -47,7 +48,8 @@ bool overlap(const lunar_range& a, const lunar_range& b) {
 int pin(const lunar_range& piece) {
   lunar_range pages = page_range(piece);
   for (unsigned i = 0; i < g_pins.count; ++i)
-    if (same(g_pins.pages[i], pages)) return tier().pin(pages.address, pages.bytes);   // again: it may have been freed meanwhile
+    if (same(g_pins.pages[i], pages))
+      return tier().pin(pages.address, pages.bytes);  // again: it may have been freed meanwhile
   if (g_pins.count == kPinsMax) return -EMFILE;
   int rc = tier().pin(pages.address, pages.bytes);
   if (rc == 0) g_pins.pages[g_pins.count++] = pages;
@@ -84,7 +86,9 @@ int reply_unknown_layout(Context* context) {
   return g_api.ReplyWithError(context, "ERR this server's layout of keys is not known to this version of the module");
 }
 
-int arity_error(Context* context) { return g_api.ReplyWithError(context, "ERR wrong number of arguments for 'lunar' command"); }
+int arity_error(Context* context) {
+  return g_api.ReplyWithError(context, "ERR wrong number of arguments for 'lunar' command");
+}
 
 int stats_command(Context* context, String**, int count) {
   if (count != 2) return arity_error(context);
@@ -94,9 +98,15 @@ int stats_command(Context* context, String**, int count) {
   for (unsigned i = 0; i < n; ++i) {
     g_api.ReplyWithSimpleString(context, list[i].name);
     switch (list[i].kind) {
-      case Figure::Kind::kText: g_api.ReplyWithSimpleString(context, list[i].text); break;
-      case Figure::Kind::kInteger: g_api.ReplyWithLongLong(context, static_cast<long long>(list[i].integer)); break;
-      case Figure::Kind::kReal: g_api.ReplyWithDouble(context, list[i].real); break;
+      case Figure::Kind::kText:
+        g_api.ReplyWithSimpleString(context, list[i].text);
+        break;
+      case Figure::Kind::kInteger:
+        g_api.ReplyWithLongLong(context, static_cast<long long>(list[i].integer));
+        break;
+      case Figure::Kind::kReal:
+        g_api.ReplyWithDouble(context, list[i].real);
+        break;
     }
   }
   return kOk;
@@ -136,7 +146,8 @@ int memory_command(Context* context, String** words, int count) {
   return kOk;
 }
 
-// Calls `act` for the tiered pieces of each key that exists; replies how many did. A negative result ends it with an error.
+// Calls `act` for the tiered pieces of each key that exists; replies how many did. A negative result ends it with an
+// error.
 template <class Act>
 int for_keys(Context* context, String** words, int count, Act act) {
   if (count < 3) return arity_error(context);
@@ -149,10 +160,11 @@ int for_keys(Context* context, String** words, int count, Act act) {
       int rc = act(memory.pieces[piece]);
       if (rc == 0) continue;
       char line[160];
-      const char* text = rc == -ENOMEM   ? "pins would hold more than half of the DRAM budget; LUNAR UNPIN others or raise lunar.dram"
-                         : rc == -EMFILE ? "too many pins; LUNAR UNPIN others"
-                         : rc == -EIO    ? "its memory cannot be read from the LUN"
-                                         : errno_text(rc);
+      const char* text =
+          rc == -ENOMEM   ? "pins would hold more than half of the DRAM budget; LUNAR UNPIN others or raise lunar.dram"
+          : rc == -EMFILE ? "too many pins; LUNAR UNPIN others"
+          : rc == -EIO    ? "its memory cannot be read from the LUN"
+                          : errno_text(rc);
       format_to(line, sizeof(line), "ERR key %d of %d: %s", i - 1, count - 2, text);
       return g_api.ReplyWithError(context, line);
     }
@@ -162,11 +174,13 @@ int for_keys(Context* context, String** words, int count, Act act) {
 }
 
 int hot_command(Context* context, String** words, int count) {
-  return for_keys(context, words, count, [](const lunar_range& piece) { return tier().advise(piece.address, piece.bytes, LUNAR_HOT); });
+  return for_keys(context, words, count,
+                  [](const lunar_range& piece) { return tier().advise(piece.address, piece.bytes, LUNAR_HOT); });
 }
 
 int cold_command(Context* context, String** words, int count) {
-  return for_keys(context, words, count, [](const lunar_range& piece) { return tier().advise(piece.address, piece.bytes, LUNAR_COLD); });
+  return for_keys(context, words, count,
+                  [](const lunar_range& piece) { return tier().advise(piece.address, piece.bytes, LUNAR_COLD); });
 }
 
 int pin_command(Context* context, String** words, int count) { return for_keys(context, words, count, pin); }
@@ -193,7 +207,9 @@ int prefetch_command(Context* context, String** words, int count) {
       waiting = 0;
     }
   }
-  if (rc < 0) return g_api.ReplyWithError(context, rc == -EIO ? "ERR memory of a key cannot be read from the LUN" : "ERR prefetch failed");
+  if (rc < 0)
+    return g_api.ReplyWithError(context,
+                                rc == -EIO ? "ERR memory of a key cannot be read from the LUN" : "ERR prefetch failed");
   return g_api.ReplyWithLongLong(context, done);
 }
 
@@ -203,7 +219,8 @@ int help_command(Context* context, String**, int) {
       "STATS",
       "    Figures of the tier: budget, residents, faults, LUN (as INFO lunar).",
       "MEMORY <key> [<key> ...]",
-      "    Where the value lies: bytes, of these tiered, pages of these in DRAM. 'covers' says whether that is the whole value",
+      "    Where the value lies: bytes, of these tiered, pages of these in DRAM. 'covers' says whether that is the "
+      "whole value",
       "    or only its top structure (hash tables, skip lists, quick lists, streams).",
       "HOT <key> [<key> ...]",
       "    Keep what is in DRAM of the keys' values there longer.",
@@ -216,7 +233,8 @@ int help_command(Context* context, String**, int) {
       "UNPIN [<key> ...]",
       "    Undo PIN; without keys, of all.",
       "TOP [COUNT <count>]",
-      "    Prefixes of the keys that clients asked for lately, by how often ('hot'), and by how often something of the key was not",
+      "    Prefixes of the keys that clients asked for lately, by how often ('hot'), and by how often something of the "
+      "key was not",
       "    in DRAM ('cold'): one in 8 of the commands that the gate looks up, counts are halved each minute.",
       "HELP",
       "    Print this help.",
@@ -239,19 +257,25 @@ struct Subcommand {
 };
 
 const Subcommand kSubcommands[] = {
-    {"stats", stats_command, "readonly fast allow-stale allow-loading", Keys::kNone, "Figures of the memory tier.", "O(1)"},
-    {"memory", memory_command, "readonly", Keys::kSome, "Tells where the values of keys lie and how much of them is in DRAM.",
+    {"stats", stats_command, "readonly fast allow-stale allow-loading", Keys::kNone, "Figures of the memory tier.",
+     "O(1)"},
+    {"memory", memory_command, "readonly", Keys::kSome,
+     "Tells where the values of keys lie and how much of them is in DRAM.",
      "O(N) where N is the number of pages of the values."},
-    {"hot", hot_command, "readonly", Keys::kSome, "Keeps the values of keys in DRAM longer.", "O(N) where N is the number of pages of the values."},
-    {"cold", cold_command, "readonly admin", Keys::kSome, "Moves the values of keys to the LUN.", "O(N) where N is the number of pages of the values."},
-    {"prefetch", prefetch_command, "readonly", Keys::kSome, "Brings the values of keys into DRAM.", "O(N) where N is the number of pages of the values."},
+    {"hot", hot_command, "readonly", Keys::kSome, "Keeps the values of keys in DRAM longer.",
+     "O(N) where N is the number of pages of the values."},
+    {"cold", cold_command, "readonly admin", Keys::kSome, "Moves the values of keys to the LUN.",
+     "O(N) where N is the number of pages of the values."},
+    {"prefetch", prefetch_command, "readonly", Keys::kSome, "Brings the values of keys into DRAM.",
+     "O(N) where N is the number of pages of the values."},
     {"pin", pin_command, "readonly admin", Keys::kSome, "Keeps the values of keys in DRAM until they are unpinned.",
      "O(N) where N is the number of pages of the values."},
     {"unpin", unpin_command, "readonly admin", Keys::kOptional, "Undoes LUNAR PIN, of all keys when none is named.",
      "O(N) where N is the number of pages of the values."},
-    {"top", top_command, "readonly admin fast allow-stale allow-loading", Keys::kNoneButArguments, "Tells which prefixes of keys are asked for, and which are cold.",
-     "O(1)"},
-    {"help", help_command, "readonly fast allow-stale allow-loading", Keys::kNone, "Returns helpful text about the subcommands.", "O(1)"},
+    {"top", top_command, "readonly admin fast allow-stale allow-loading", Keys::kNoneButArguments,
+     "Tells which prefixes of keys are asked for, and which are cold.", "O(1)"},
+    {"help", help_command, "readonly fast allow-stale allow-loading", Keys::kNone,
+     "Returns helpful text about the subcommands.", "O(1)"},
 };
 
 int describe(Command* command, const Subcommand& subcommand) {
@@ -263,8 +287,15 @@ int describe(Command* command, const Subcommand& subcommand) {
   specs[0].find_keys = kFindRange;
   specs[0].find.range = {-1, 1, 0};
   CommandArgument arguments[2] = {};
-  arguments[0] = {"key", kArgumentKey, 0, nullptr, nullptr, nullptr,
-                  kArgumentMultiple | (subcommand.keys == Keys::kOptional ? kArgumentOptional : 0), nullptr, nullptr};
+  arguments[0] = {"key",
+                  kArgumentKey,
+                  0,
+                  nullptr,
+                  nullptr,
+                  nullptr,
+                  kArgumentMultiple | (subcommand.keys == Keys::kOptional ? kArgumentOptional : 0),
+                  nullptr,
+                  nullptr};
   bool keys = subcommand.keys == Keys::kSome || subcommand.keys == Keys::kOptional;
   CommandArgument count[2] = {};
   count[0] = {"count", kArgumentInteger, -1, "COUNT", nullptr, nullptr, kArgumentOptional, nullptr, nullptr};
@@ -290,7 +321,8 @@ int describe(Command* command, const Subcommand& subcommand) {
 unsigned commands_pinned_keys() { return g_pins.count; }
 
 bool commands_free(Context* context) {
-  Reply* reply = g_api.Call(context, "COMMAND", "cc", "INFO", "lunar");   // GetCommand gives those of the own module only
+  // GetCommand gives those of the own module only
+  Reply* reply = g_api.Call(context, "COMMAND", "cc", "INFO", "lunar");
   if (reply == nullptr) return true;
   Reply* first = g_api.CallReplyLength(reply) == 1 ? g_api.CallReplyArrayElement(reply, 0) : nullptr;
   const bool taken = first != nullptr && g_api.CallReplyType(first) == kReplyArray;
@@ -299,7 +331,8 @@ bool commands_free(Context* context) {
 }
 
 int commands_register(Context* context, ErrorText* why) {
-  if (g_api.CreateCommand(context, "lunar", nullptr, "readonly", 0, 0, 0) != kOk) return why->set(-EINVAL, "the server refuses the command LUNAR");
+  if (g_api.CreateCommand(context, "lunar", nullptr, "readonly", 0, 0, 0) != kOk)
+    return why->set(-EINVAL, "the server refuses the command LUNAR");
   Command* parent = g_api.GetCommand(context, "lunar");
   static const CommandInfoVersion kVersion{1, sizeof(HistoryEntry), sizeof(KeySpec), sizeof(CommandArgument)};
   CommandInfo container{};
@@ -311,8 +344,8 @@ int commands_register(Context* context, ErrorText* why) {
   bool done = parent != nullptr && g_api.SetCommandInfo(parent, &container) == kOk;
   for (const Subcommand& subcommand : kSubcommands) {
     bool keys = subcommand.keys == Keys::kSome || subcommand.keys == Keys::kOptional;
-    done = done && g_api.CreateSubcommand(parent, subcommand.name, subcommand.function, subcommand.flags, keys ? 2 : 0, keys ? -1 : 0,
-                                          keys ? 1 : 0) == kOk;
+    done = done && g_api.CreateSubcommand(parent, subcommand.name, subcommand.function, subcommand.flags, keys ? 2 : 0,
+                                          keys ? -1 : 0, keys ? 1 : 0) == kOk;
     char full[32];
     format_to(full, sizeof(full), "lunar|%s", subcommand.name);
     Command* command = done ? g_api.GetCommand(context, full) : nullptr;

@@ -1,13 +1,14 @@
-// SPDX-License-Identifier: Apache-2.0
-// Repacks values when holes take up the LUN (memory_limit.h): the server's active defragmentation needs its own jemalloc.
+// SPDX-License-Identifier: Apache-2.0 Repacks values when holes take up the LUN (memory_limit.h): the server's active
+// defragmentation needs its own jemalloc.
 //
-// A slice goes on through the keyspace where the last one ended. Of each value that is one block (strings in a block of their own, listpacks,
-// sets of integers) it asks the allocator whether its slab is emptier than others, which touches no value; then it fetches those that are in one
-// batch, and moves them. To all commands the value is the same: no event, no propagation, nothing of its age changes.
+// A slice goes on through the keyspace where the last one ended. Of each value that is one block (strings in a block of
+// their own, listpacks, sets of integers) it asks the allocator whether its slab is emptier than others, which touches
+// no value; then it fetches those that are in one batch, and moves them. To all commands the value is the same: no
+// event, no propagation, nothing of its age changes.
 //
-// A slice takes 2 to 4 ms of the main thread for 128 values. It runs only while space is short and no child lives (a move would be a
-// copy of a shared page). Large hashes, lists, sets, sorted sets and streams, and strings of up to 44 bytes stay where they are.
-// Only where objects are laid out as Redis has them, and the tier is the module's own.
+// A slice takes 2 to 4 ms of the main thread for 128 values. It runs only while space is short and no child lives (a
+// move would be a copy of a shared page). Large hashes, lists, sets, sorted sets and streams, and strings of up to 44
+// bytes stay where they are. Only where objects are laid out as Redis has them, and the tier is the module's own.
 //
 // Threading: the server's main thread, between commands.
 #pragma once
@@ -17,11 +18,12 @@
 
 namespace lunar::redis {
 
-// `holes` bytes are to be got rid of, if it can be; `slices` at most now. True: something was moved, and slabs may be free.
+// `holes` bytes are to be got rid of, if it can be; `slices` at most now. True: something was moved, and slabs may be
+// free.
 bool compaction_run(Context* context, uint64_t holes, unsigned slices);
 
 struct CompactionCounters {
-  uint64_t values, bytes, passes;   // moved; times through the whole keyspace
+  uint64_t values, bytes, passes;  // moved; times through the whole keyspace
 };
 CompactionCounters compaction_counters();
 

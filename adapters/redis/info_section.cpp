@@ -49,7 +49,8 @@ void add_memory(Table& table, const lunar_stats& stats) {
   table.count("resident_peak_bytes", stats.resident_peak_bytes);
   const uint64_t cold = stats.evicted_bytes < missing ? stats.evicted_bytes : missing;
   table.count("cold_bytes", cold);
-  table.real("dram_share_percent", stats.resident_bytes == 0 ? 100 : 100 * part(stats.resident_bytes, stats.resident_bytes + cold));
+  table.real("dram_share_percent",
+             stats.resident_bytes == 0 ? 100 : 100 * part(stats.resident_bytes, stats.resident_bytes + cold));
   table.count("committed_bytes", stats.committed_bytes);
   table.count("pinned_bytes", stats.pinned_bytes);
   table.count("lun_size_bytes", stats.lun_capacity_bytes);
@@ -117,7 +118,8 @@ void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) 
   table.count("evicted_clean_pages", stats.evicted_clean);
   table.count("lun_read_bytes", stats.lun_read_bytes);
   table.count("lun_written_bytes", stats.lun_written_bytes);
-  table.real("write_amplification", part(stats.lun_written_bytes, input_bytes()));   // LUN bytes a byte that clients sent
+  // LUN bytes a byte that clients sent
+  table.real("write_amplification", part(stats.lun_written_bytes, input_bytes()));
   table.count("read_errors", stats.read_errors);
   table.count("write_errors", stats.write_errors);
   table.count("poisoned_pages", stats.poisoned);
@@ -126,16 +128,22 @@ void add_work(Table& table, const lunar_stats& stats, const GateCounters& gate) 
 }
 
 void on_info(InfoContext* info, int for_crash_report) {
-  if (for_crash_report != 0 || !tier().started()) return;   // a crashing process is asked as little as may be
+  if (for_crash_report != 0 || !tier().started()) return;  // a crashing process is asked as little as may be
   Figure list[kFiguresMax];
   unsigned count = figures(list);
   if (g_api.InfoAddSection(info, "") != kOk) return;
   for (unsigned i = 0; i < count; ++i) {
     const Figure& figure = list[i];
     switch (figure.kind) {
-      case Figure::Kind::kText: (void)g_api.InfoAddFieldCString(info, figure.name, figure.text); break;
-      case Figure::Kind::kInteger: (void)g_api.InfoAddFieldULongLong(info, figure.name, figure.integer); break;
-      case Figure::Kind::kReal: (void)g_api.InfoAddFieldDouble(info, figure.name, figure.real); break;
+      case Figure::Kind::kText:
+        (void)g_api.InfoAddFieldCString(info, figure.name, figure.text);
+        break;
+      case Figure::Kind::kInteger:
+        (void)g_api.InfoAddFieldULongLong(info, figure.name, figure.integer);
+        break;
+      case Figure::Kind::kReal:
+        (void)g_api.InfoAddFieldDouble(info, figure.name, figure.real);
+        break;
     }
   }
 }
@@ -144,10 +152,14 @@ void on_info(InfoContext* info, int for_crash_report) {
 
 static const char* gate_state_name() {
   switch (tier().gate == nullptr ? GateState::kOff : tier().gate->state()) {
-    case GateState::kOff: return "off";
-    case GateState::kStarting: return "starting";
-    case GateState::kBypassed: return "open";
-    case GateState::kWatching: return "watching";
+    case GateState::kOff:
+      return "off";
+    case GateState::kStarting:
+      return "starting";
+    case GateState::kBypassed:
+      return "open";
+    case GateState::kWatching:
+      return "watching";
   }
   return "?";
 }
@@ -158,7 +170,8 @@ unsigned figures(Figure* out) {
   const GateCounters gate = tier().gate == nullptr ? GateCounters{} : tier().gate->counters();
   table.text("tier", tier().owner == TierOwner::kPreload ? "lunar-run" : "module");
   table.text("gate", gate_state_name());
-  if (const char* reason = tier().gate == nullptr ? "" : tier().gate->reason(); *reason != '\0') table.text("gate_reason", reason);
+  if (const char* reason = tier().gate == nullptr ? "" : tier().gate->reason(); *reason != '\0')
+    table.text("gate_reason", reason);
   add_memory(table, stats);
   add_rates(table);
   add_work(table, stats, gate);

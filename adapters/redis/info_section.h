@@ -8,7 +8,7 @@
 namespace lunar::redis {
 
 struct Figure {
-  const char* name;     // without the section's prefix
+  const char* name;  // without the section's prefix
   enum class Kind : uint8_t { kInteger, kReal, kText } kind;
   uint64_t integer;
   double real;

@@ -13,7 +13,8 @@
 namespace lunar::redis {
 namespace {
 
-// The head of an object (robj): type and encoding, four bits each, in the first word; the value's address in the third half.
+// The head of an object (robj): type and encoding, four bits each, in the first word; the value's address in the third
+// half.
 struct Object {
   unsigned type : 4, encoding : 4, lru : 24;
   int references;
@@ -28,16 +29,26 @@ struct OpenKey {
 };
 
 enum Encoding : unsigned {
-  kRaw = 0, kInteger = 1, kHashTable = 2, kZipMap = 3, kLinkedList = 4, kZipList = 5, kIntSet = 6, kSkipList = 7, kEmbedded = 8,
-  kQuickList = 9, kStream = 10, kListPack = 11,
+  kRaw = 0,
+  kInteger = 1,
+  kHashTable = 2,
+  kZipMap = 3,
+  kLinkedList = 4,
+  kZipList = 5,
+  kIntSet = 6,
+  kSkipList = 7,
+  kEmbedded = 8,
+  kQuickList = 9,
+  kStream = 10,
+  kListPack = 11,
 };
-const char* const kEncodingNames[] = {"raw", "int", "hashtable", "zipmap", "linkedlist", "ziplist", "intset", "skiplist", "embstr",
-                                      "quicklist", "stream", "listpack"};
-constexpr size_t kStringHeadMax = 17;   // an sds string's, before its first byte
+const char* const kEncodingNames[] = {"raw",    "int",      "hashtable", "zipmap",    "linkedlist", "ziplist",
+                                      "intset", "skiplist", "embstr",    "quicklist", "stream",     "listpack"};
+constexpr size_t kStringHeadMax = 17;  // an sds string's, before its first byte
 
 bool g_known = false;
-bool g_counts_from_one = false;             // references, as Redis does
-size_t (*g_usable_size)(void*) = nullptr;   // the server's malloc_usable_size
+bool g_counts_from_one = false;            // references, as Redis does
+size_t (*g_usable_size)(void*) = nullptr;  // the server's malloc_usable_size
 
 void add(KeyMemory* memory, const void* address, size_t bytes) {
   if (address == nullptr || bytes == 0 || memory->count == kPiecesMax) return;
@@ -54,11 +65,15 @@ void add(KeyMemory* memory, const void* address, size_t bytes) {
 void add_block(KeyMemory* memory, void* block) { add(memory, block, block == nullptr ? 0 : g_usable_size(block)); }
 
 void describe(const Object* object, KeyMemory* memory) {
-  memory->encoding = object->encoding < sizeof(kEncodingNames) / sizeof(kEncodingNames[0]) ? kEncodingNames[object->encoding] : "unknown";
+  memory->encoding = object->encoding < sizeof(kEncodingNames) / sizeof(kEncodingNames[0])
+                         ? kEncodingNames[object->encoding]
+                         : "unknown";
   add_block(memory, const_cast<Object*>(object));
   switch (object->encoding) {
     case kInteger:
-    case kEmbedded: memory->whole = true; break;
+    case kEmbedded:
+      memory->whole = true;
+      break;
     case kRaw: {
       // Its length stands in memory that is not to be touched; the allocator tells how large the block is.
       char* text = static_cast<char*>(object->value);
@@ -76,8 +91,11 @@ void describe(const Object* object, KeyMemory* memory) {
     case kHashTable:
     case kSkipList:
     case kQuickList:
-    case kStream: add_block(memory, object->value); break;
-    default: break;   // the object only
+    case kStream:
+      add_block(memory, object->value);
+      break;
+    default:
+      break;  // the object only
   }
 }
 
@@ -92,7 +110,8 @@ bool key_memory_check(Context* context) {
   size_t length = 0;
   g_usable_size = reinterpret_cast<size_t (*)(void*)>(program_calls("malloc_usable_size"));
   // One reference; Valkey counts them above two bits for what follows the object.
-  g_known = g_usable_size != nullptr && object->type == 0 && object->encoding == kRaw && (object->references == 1 || object->references == 1 << 2) &&
+  g_known = g_usable_size != nullptr && object->type == 0 && object->encoding == kRaw &&
+            (object->references == 1 || object->references == 1 << 2) &&
             object->value == g_api.StringPtrLen(value, &length) && length == sizeof(probe);
   g_counts_from_one = object->references == 1;
   // Opened for reading, a key that is not there gives no handle; for writing it does, and creates nothing.
@@ -112,11 +131,13 @@ bool key_memory_movable() { return g_known && g_counts_from_one; }
 
 KeyBlock* key_memory_block(const String* name, Key* key) {
   const auto* open = reinterpret_cast<const OpenKey*>(key);
-  if (!key_memory_movable() || open->name != reinterpret_cast<const Object*>(name) || open->value == nullptr) return nullptr;
+  if (!key_memory_movable() || open->name != reinterpret_cast<const Object*>(name) || open->value == nullptr)
+    return nullptr;
   const Object& object = *open->value;
   constexpr unsigned kString = 0;
   const bool text = object.type == kString && object.encoding == kRaw;
-  const bool compact = object.type != kString && (object.encoding == kZipList || object.encoding == kIntSet || object.encoding == kListPack);
+  const bool compact = object.type != kString &&
+                       (object.encoding == kZipList || object.encoding == kIntSet || object.encoding == kListPack);
   if (object.references != 1 || object.value == nullptr || !(text || compact)) return nullptr;
   return reinterpret_cast<KeyBlock*>(open->value);
 }
@@ -146,7 +167,7 @@ KeyMemory key_memory(Context* context, String* name) {
 void key_memory_resident(const KeyMemory& memory, uint64_t* bytes, uint64_t* resident) {
   const size_t page = sys::page_bytes();
   *bytes = *resident = 0;
-  uintptr_t counted = 0;   // end of the last page counted: pieces may share one
+  uintptr_t counted = 0;  // end of the last page counted: pieces may share one
   for (unsigned i = 0; i < memory.tiered; ++i) {
     uintptr_t start = reinterpret_cast<uintptr_t>(memory.pieces[i].address) / page * page;
     uintptr_t end = round_up(reinterpret_cast<uintptr_t>(memory.pieces[i].address) + memory.pieces[i].bytes, page);

@@ -46,8 +46,10 @@ void* from_dram(size_t bytes, bool zero) {
   if (pointer == nullptr) return nullptr;
   g_bytes.fetch_add(bytes, std::memory_order_relaxed);
   if (g_allocations.fetch_add(1, std::memory_order_relaxed) == 0)
-    log_warning("the LUN has no room for %s: taken from DRAM outside of the budget until clients are ended or keys freed; give a larger size",
-                format_size(bytes).text);
+    log_warning(
+        "the LUN has no room for %s: taken from DRAM outside of the budget until clients are ended or keys freed; give "
+        "a larger size",
+        format_size(bytes).text);
   return pointer;
 }
 
@@ -56,7 +58,10 @@ bool end_child() {
   const pid_t child = g_child.exchange(0);
   siginfo_t info{};
   if (child == 0 || waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) < 0) return false;
-  log_error("the LUN is full: the forked child %d (a save, a rewrite or a sync) is ended so that the server can go on; give a larger size", static_cast<int>(child));
+  log_error(
+      "the LUN is full: the forked child %d (a save, a rewrite or a sync) is ended so that the server can go on; give "
+      "a larger size",
+      static_cast<int>(child));
   g_children.fetch_add(1, std::memory_order_relaxed);
   return kill(child, SIGKILL) == 0;
 }

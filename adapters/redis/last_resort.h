@@ -1,12 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// What happens when the LUN has no room for an allocation, which would abort the server. memory_limit keeps this from being the usual case; what
-// is left are allocations that no limit of the server comes before: many clients that announce a value at once, one command with a
-// reply of many values, a script that builds its own.
+// SPDX-License-Identifier: Apache-2.0 What happens when the LUN has no room for an allocation, which would abort the
+// server. memory_limit keeps this from being the usual case; what is left are allocations that no limit of the server
+// comes before: many clients that announce a value at once, one command with a reply of many values, a script that
+// builds its own.
 //
-// First, plain memory outside of the DRAM budget, as long as the process stays below the budget + kResortBytes: the difference to what
-// SIZING.md tells people to give a unit or a container. What is announced and not yet sent costs nothing there. memory_limit and the
-// server's own limits act before the next command, and end these clients. Then, if a forked child lives, it is ended: what it was promised comes
-// free, and its save is repeated; a save that failed loses less than a server that stops.
+// First, plain memory outside of the DRAM budget, as long as the process stays below the budget + kResortBytes: the
+// difference to what SIZING.md tells people to give a unit or a container. What is announced and not yet sent costs
+// nothing there. memory_limit and the server's own limits act before the next command, and end these clients. Then, if
+// a forked child lives, it is ended: what it was promised comes free, and its save is repeated; a save that failed
+// loses less than a server that stops.
 //
 // Threading: any thread of the server.
 #pragma once
@@ -23,14 +24,15 @@ constexpr uint64_t kResortBytes = 96ull << 20;
 void* last_resort_alloc(size_t bytes, bool zero);
 void* last_resort_resize(void* pointer, size_t bytes);
 
-// For a moment after a refused allocation, the next ones do not try the heap: each would wait for a sweep of dead processes.
+// For a moment after a refused allocation, the next ones do not try the heap: each would wait for a sweep of dead
+// processes.
 bool last_resort_open();
-void last_resort_close();         // the main thread, as it looks at the LUN
+void last_resort_close();  // the main thread, as it looks at the LUN
 
-void last_resort_forked(pid_t child);   // 0: in the child
+void last_resort_forked(pid_t child);  // 0: in the child
 
 struct LastResort {
-  uint64_t allocations, bytes, children;   // since the load; bytes of all allocations, freed or not
+  uint64_t allocations, bytes, children;  // since the load; bytes of all allocations, freed or not
 };
 LastResort last_resort_counters();
 

@@ -20,26 +20,28 @@
 namespace lunar::redis {
 namespace {
 
-constexpr unsigned kStepsOfMargin = 32;          // committed bytes between two looks
+constexpr unsigned kStepsOfMargin = 32;  // committed bytes between two looks
 constexpr uint64_t kStepLeast = 64 * kKiB;
-constexpr uint64_t kBulkLeast = 1 * kMiB;        // the server takes no less
-constexpr uint64_t kPerClient = 64 * kKiB;       // what an ordinary connection may have in any case
+constexpr uint64_t kBulkLeast = 1 * kMiB;   // the server takes no less
+constexpr uint64_t kPerClient = 64 * kKiB;  // what an ordinary connection may have in any case
 constexpr int64_t kTellAgainNs = 60000000000;
-constexpr unsigned kCommandsBetween = 16;        // looks at figures that are not ours to read in one load
+constexpr unsigned kCommandsBetween = 16;  // looks at figures that are not ours to read in one load
 
 enum class State : uint8_t { kOk, kLow, kHeld, kFull };
 const char* const kStateNames[] = {"ok", "low", "held", "full"};
 
-Context* g_context = nullptr;     // for the filter, which has none
+Context* g_context = nullptr;  // for the filter, which has none
 bool g_following = false, g_scheduled = false;
-uint64_t g_look_at = 0;           // committed bytes from which on the filter looks
-uint64_t g_purged_at = 0;         // the fewest committed bytes since the last purge
-uint64_t g_used_then = 0;         // the most that was used since
-bool g_nearly_full = false;       // the next allocations may find no room
+uint64_t g_look_at = 0;      // committed bytes from which on the filter looks
+uint64_t g_purged_at = 0;    // the fewest committed bytes since the last purge
+uint64_t g_used_then = 0;    // the most that was used since
+bool g_nearly_full = false;  // the next allocations may find no room
 State g_state = State::kOk;
-bool g_capped = false;            // the user was told that the own maxmemory is more than the LUN takes
+bool g_capped = false;  // the user was told that the own maxmemory is more than the LUN takes
 
-uint64_t ceiling_of(const Space& space) { return (settings().tier.forks ? space.capacity / 2 : space.capacity) / 8 * 7; }
+uint64_t ceiling_of(const Space& space) {
+  return (settings().tier.forks ? space.capacity / 2 : space.capacity) / 8 * 7;
+}
 
 uint64_t step_of(const Space& space) {
   const uint64_t step = (space.end - space.limit) / kStepsOfMargin;
@@ -68,11 +70,14 @@ uint64_t data_limit(const Space& space, uint64_t base) {
 }
 
 // Buffers come and go with every command: small differences are not followed.
-bool worth_it(uint64_t before, uint64_t after) { return before == 0 || after < before / 8 * 7 || after > before / 8 * 9; }
+bool worth_it(uint64_t before, uint64_t after) {
+  return before == 0 || after < before / 8 * 7 || after > before / 8 * 9;
+}
 
 void follow_clients(Context* context, const Space& space) {
   if (!limit_known(Limit::kClients)) return;
-  const uint64_t own = limit_own(Limit::kClients), data = space.committed > space.clients ? space.committed - space.clients : 0;
+  const uint64_t own = limit_own(Limit::kClients),
+                 data = space.committed > space.clients ? space.committed - space.clients : 0;
   uint64_t wanted = space.edge > data ? space.edge - data : 0;
   const uint64_t least = space.margin() / 4 + kPerClient * space.connections;
   if (wanted < least) wanted = least;
@@ -93,8 +98,10 @@ State state_of(const Space& space, uint64_t wanted, uint64_t base) {
   if (space.committed > space.edge) return State::kFull;
   if (wanted < base && space.committed > space.limit / 8 * 7) return State::kHeld;
   // Holes and buffers have taken half of what they may before maxmemory has to follow.
-  const uint64_t beside = space.committed > space.counted ? space.committed - space.counted : 0, most = ceiling_of(space);
-  return space.counted + beside > space.limit / 8 * 7 && beside > (most - base) + space.margin() / 4 ? State::kLow : State::kOk;
+  const uint64_t beside = space.committed > space.counted ? space.committed - space.counted : 0,
+                 most = ceiling_of(space);
+  return space.counted + beside > space.limit / 8 * 7 && beside > (most - base) + space.margin() / 4 ? State::kLow
+                                                                                                     : State::kOk;
 }
 
 // A line when it gets worse, and when it is over; not again within a minute.
@@ -113,9 +120,12 @@ void tell(Context* context, const Space& space, State state, uint64_t wanted) {
   const char* what = state == State::kLow    ? "maxmemory will soon be lowered"
                      : state == State::kHeld ? "maxmemory is lowered"
                                              : "maxmemory is lowered further, writes are refused or keys evicted";
-  g_api.Log(context, "warning", "LUN space runs short: %s committed for %s of data and buffers (the rest are holes), at %s %s; %s (%s now); "
-            "give a larger size", format_size(space.committed).text, format_size(space.counted).text, format_size(space.end).text,
-            settings().tier.forks ? "a fork would be refused" : "an allocation would fail", what, format_size(wanted).text);
+  g_api.Log(
+      context, "warning",
+      "LUN space runs short: %s committed for %s of data and buffers (the rest are holes), at %s %s; %s (%s now); "
+      "give a larger size",
+      format_size(space.committed).text, format_size(space.counted).text, format_size(space.end).text,
+      settings().tier.forks ? "a fork would be refused" : "an allocation would fail", what, format_size(wanted).text);
 }
 
 Space look() {
@@ -134,13 +144,16 @@ Space look() {
 
 void tell_capped(Context* context, const Space& space, bool at_load) {
   const uint64_t own = limit_own(Limit::kData), ceiling = ceiling_of(space);
-  const char* half = settings().tier.forks ? "half of a LUN of %s, so that a forked child fits, less an eighth" : "a LUN of %s less an eighth";
+  const char* half = settings().tier.forks ? "half of a LUN of %s, so that a forked child fits, less an eighth"
+                                           : "a LUN of %s less an eighth";
   char why[128];
   format_to(why, sizeof(why), half, format_size(space.capacity).text);
   if (own == 0)
-    g_api.Log(context, at_load ? "notice" : "warning", "maxmemory was 0 (no limit) and is %s now: %s", format_size(ceiling).text, why);
+    g_api.Log(context, at_load ? "notice" : "warning", "maxmemory was 0 (no limit) and is %s now: %s",
+              format_size(ceiling).text, why);
   else
-    g_api.Log(context, "warning", "maxmemory %s is more than the LUN can take and is %s now: %s; give a larger size to raise it",
+    g_api.Log(context, "warning",
+              "maxmemory %s is more than the LUN can take and is %s now: %s; give a larger size to raise it",
               format_size(own).text, format_size(ceiling).text, why);
 }
 
@@ -156,8 +169,10 @@ void follow(Context* context, bool at_load) {
     const uint64_t own = limit_own(Limit::kData), base = base_of(space), wanted = data_limit(space, base);
     const bool capped = own == 0 || own > base;
     if (wanted != limit_holds(Limit::kData) && !limit_set(context, Limit::kData, wanted) && at_load)
-      g_api.Log(context, "warning", "maxmemory cannot be set to %s: if data outgrows that, allocations may fail and the server stop; set it",
-                format_size(base).text);
+      g_api.Log(
+          context, "warning",
+          "maxmemory cannot be set to %s: if data outgrows that, allocations may fail and the server stop; set it",
+          format_size(base).text);
     else if (capped && !g_capped)
       tell_capped(context, space, at_load);
     g_capped = capped;
@@ -181,7 +196,7 @@ void on_command(CommandFilterContext* command) {
 
 void on_cron(Context* context) {
   follow(context, false);
-  static bool packing = false;   // once begun, until there are few holes
+  static bool packing = false;  // once begun, until there are few holes
   packing |= g_state != State::kOk;
   if (!packing) return;
   const Space space = space_now(true);
@@ -214,7 +229,8 @@ void memory_limit_start(Context* context) {
   constexpr int kNotOwnCalls = 1 << 0;
   const bool filter = g_context != nullptr && g_api.RegisterCommandFilter(context, on_command, kNotOwnCalls) != nullptr;
   if (!server_cron_add(context, on_cron) || !filter)
-    g_api.Log(context, "warning", "this server lets modules look at %s only: maxmemory may follow the LUN too late", filter ? "commands" : "its cron");
+    g_api.Log(context, "warning", "this server lets modules look at %s only: maxmemory may follow the LUN too late",
+              filter ? "commands" : "its cron");
   script_guard_start(context);
 }
 

@@ -3,10 +3,12 @@
 //
 //   loadmodule liblunar-redis.so dram 4gb lun /dev/nvme1n1
 //
-// Order of a load: what can fail without side effects comes first (calls, arguments, configuration, commands), then the tier, then what
-// only the tier makes useful (maxmemory, the gate). A refusal is one log line, and the server decides what it means: at start it ends.
+// Order of a load: what can fail without side effects comes first (calls, arguments, configuration, commands), then the
+// tier, then what only the tier makes useful (maxmemory, the gate). A refusal is one log line, and the server decides
+// what it means: at start it ends.
 //
-// Threading: the server's main thread. This code and everything under it runs inside the server: no exceptions, no stdio.
+// Threading: the server's main thread. This code and everything under it runs inside the server: no exceptions, no
+// stdio.
 #include <dlfcn.h>
 #include <errno.h>
 
@@ -53,7 +55,8 @@ void log_beside_the_server(Context* context) {
 int start_tier_of_server(Context* context, ErrorText* why) {
   if (tier_preloaded()) {
     tier_adopt();
-    g_api.Log(context, "notice", "this server runs under `lunar run`: its tier is used, and the module's own dram, lun and size are not");
+    g_api.Log(context, "notice",
+              "this server runs under `lunar run`: its tier is used, and the module's own dram, lun and size are not");
     return 0;
   }
   log_beside_the_server(context);
@@ -62,19 +65,21 @@ int start_tier_of_server(Context* context, ErrorText* why) {
 
 void start_gate(Context* context) {
   const GateOptions options = gate_options(settings().tier);
-  if (tier().owner == TierOwner::kPreload) {   // its gate serves
+  if (tier().owner == TierOwner::kPreload) {  // its gate serves
     if (tier().gate != nullptr) tier().gate->set(options);
     return;
   }
   ErrorText why;
   if (gate_start(options, &why) < 0)
-    g_api.Log(context, "warning", "the input gate stays open (%s): commands work, but a cold key holds up other clients", why.text);
+    g_api.Log(context, "warning",
+              "the input gate stays open (%s): commands work, but a cold key holds up other clients", why.text);
 }
 
 void announce(Context* context) {
   lunar_stats stats = tier_stats();
-  g_api.Log(context, "notice", "the data set may use %s of DRAM and a LUN of %s (%s)", format_size(stats.dram_budget_bytes).text,
-            format_size(stats.lun_capacity_bytes).text, tier().owner == TierOwner::kPreload ? "lunar run" : settings().tier.lun);
+  g_api.Log(context, "notice", "the data set may use %s of DRAM and a LUN of %s (%s)",
+            format_size(stats.dram_budget_bytes).text, format_size(stats.lun_capacity_bytes).text,
+            tier().owner == TierOwner::kPreload ? "lunar run" : settings().tier.lun);
 }
 
 int load(Context* context, String** arguments, int count) {
@@ -84,20 +89,26 @@ int load(Context* context, String** arguments, int count) {
   g_api.SetModuleAttribs(context, kName, 1, kApiVersion);
   ErrorText why;
   if (missing != nullptr) {
-    (void)why.set(0, "this server is too old: it has no RedisModule_%s; the module needs Redis 7.0 or newer, or Valkey (`lunar run -- "
-                  "redis-server` serves older ones)", missing);
+    (void)why.set(0,
+                  "this server is too old: it has no RedisModule_%s; the module needs Redis 7.0 or newer, or Valkey "
+                  "(`lunar run -- "
+                  "redis-server` serves older ones)",
+                  missing);
     return refuse(context, why.text);
   }
   if (settings_load(arguments, count, &why) < 0) return refuse(context, why.text);
-  if (settings_register(context) < 0) return kError;   // the server has said what was wrong
+  if (settings_register(context) < 0) return kError;  // the server has said what was wrong
   if (!commands_free(context)) return refuse(context, "a command LUNAR exists already; unload the module that has it");
   if (info_register(context) < 0) return refuse(context, "the server refuses a section of INFO");
   if (start_tier_of_server(context, &why) < 0) return refuse(context, why.text);
   g_loaded = true;
-  // Behind everything that may fail: Valkey 8.1 crashes when it takes commands with subcommands back from a module that was not loaded.
-  if (commands_register(context, &why) < 0) g_api.Log(context, "warning", "%s: the tier works, its commands do not", why.text);
+  // Behind everything that may fail: Valkey 8.1 crashes when it takes commands with subcommands back from a module that
+  // was not loaded.
+  if (commands_register(context, &why) < 0)
+    g_api.Log(context, "warning", "%s: the tier works, its commands do not", why.text);
   if (!key_memory_check(context))
-    g_api.Log(context, "warning", "this server's layout of keys is not known: LUNAR MEMORY, HOT, COLD, PIN and PREFETCH will say so");
+    g_api.Log(context, "warning",
+              "this server's layout of keys is not known: LUNAR MEMORY, HOT, COLD, PIN and PREFETCH will say so");
   announce(context);
   memory_limit_start(context);
   start_gate(context);
@@ -111,15 +122,17 @@ int load(Context* context, String** arguments, int count) {
 
 extern "C" {
 
-__attribute__((visibility("default"))) int RedisModule_OnLoad(lunar::redis::Context* context, lunar::redis::String** arguments, int count) {
+__attribute__((visibility("default"))) int RedisModule_OnLoad(lunar::redis::Context* context,
+                                                              lunar::redis::String** arguments, int count) {
   return lunar::redis::load(context, arguments, count);
 }
 
 // The server's memory lives in the tier; it cannot be taken back.
 __attribute__((visibility("default"))) int RedisModule_OnUnload(lunar::redis::Context* context) {
-  lunar::redis::g_api.Log(context, "warning", "the data set is in tiered memory: restart the server without the module instead of unloading it");
+  lunar::redis::g_api.Log(
+      context, "warning",
+      "the data set is in tiered memory: restart the server without the module instead of unloading it");
   errno = EBUSY;
   return lunar::redis::kError;
 }
-
 }

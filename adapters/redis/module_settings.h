@@ -2,8 +2,8 @@
 // The module's settings: where they come from, and `CONFIG GET|SET lunar.*`.
 //
 // Precedence: default < config file of Lunar < environment (LUNAR_*) < module arguments (`loadmodule ... dram 4gb`) <
-// `lunar.*` lines of the server's configuration. dram, forks, gate and gate-hold-ms can change at run time; the rest is for
-// the start.
+// `lunar.*` lines of the server's configuration. dram, forks, gate and gate-hold-ms can change at run time; the rest is
+// for the start.
 // Threading: the server's main thread.
 #pragma once
 #include "base/error.h"
@@ -13,7 +13,7 @@
 namespace lunar::redis {
 
 struct Settings {
-  Options tier;   // runtime/config/options.def
+  Options tier;  // runtime/config/options.def
 };
 Settings& settings();
 

@@ -11,13 +11,13 @@ namespace {
 
 constexpr int64_t kSampleNs = 1'000'000'000, kHoldSampleNs = 10'000'000'000, kPrefixesAgeNs = 60'000'000'000;
 constexpr unsigned kSamples = 62, kHoldSamples = 7;
-constexpr unsigned kWindows[3] = {1, 10, 60};   // samples
+constexpr unsigned kWindows[3] = {1, 10, 60};  // samples
 
 struct Sample {
   int64_t at_ns = 0;
   uint64_t cold_faults = 0, main_reads = 0, gate_reads = 0;
-  uint64_t seen = 0, seen_cold = 0;           // by the gate
-  uint64_t commands = 0, cold_commands = 0;   // by the main thread
+  uint64_t seen = 0, seen_cold = 0;          // by the gate
+  uint64_t commands = 0, cold_commands = 0;  // by the main thread
 };
 
 template <class T, unsigned N>
@@ -25,7 +25,7 @@ class Ring {
  public:
   T& next() { return ring_[count_++ % N]; }
   unsigned size() const { return count_ < N ? count_ : N; }
-  const T& ago(unsigned n) const { return ring_[(count_ - 1 - n) % N]; }   // pre: n < size()
+  const T& ago(unsigned n) const { return ring_[(count_ - 1 - n) % N]; }  // pre: n < size()
 
  private:
   T ring_[N] = {};
@@ -75,7 +75,8 @@ double part(uint64_t some, uint64_t all) { return static_cast<double>(some) / st
 void rates_start(Context* context) {
   if (tier().gate != nullptr) g_main_reads = tier().gate->main_reads();
   g_prefixes_aged_at_ns = sys::now_ns();
-  if (!server_cron_add(context, on_cron)) g_api.Log(context, "warning", "this server does not tell its cron: INFO lunar has no rates");
+  if (!server_cron_add(context, on_cron))
+    g_api.Log(context, "warning", "this server does not tell its cron: INFO lunar has no rates");
 }
 
 void rates_on_command() {
@@ -99,10 +100,14 @@ Rates rates_now() {
   }
   // Up to now: a benchmark of half a second counts.
   const Sample now = sample_now(), before = samples == 0 ? Sample{} : g_samples.ago(samples > 60 ? 60 : samples - 1);
-  if (now.seen != before.seen) rates.warm = 1 - part(now.seen_cold - before.seen_cold, now.seen - before.seen);
-  else if (now.commands != before.commands) rates.warm = 1 - part(now.cold_commands - before.cold_commands, now.commands - before.commands);
+  if (now.seen != before.seen)
+    rates.warm = 1 - part(now.seen_cold - before.seen_cold, now.seen - before.seen);
+  else if (now.commands != before.commands)
+    rates.warm = 1 - part(now.cold_commands - before.cold_commands, now.commands - before.commands);
   if (tier().gate != nullptr && g_hold_samples.size() != 0)
-    rates.hold_p99_ms = static_cast<double>(tier().gate->hold_times().quantile_ns(g_hold_samples.ago(g_hold_samples.size() - 1), 0.99)) / 1e6;
+    rates.hold_p99_ms = static_cast<double>(tier().gate->hold_times().quantile_ns(
+                            g_hold_samples.ago(g_hold_samples.size() - 1), 0.99)) /
+                        1e6;
   return rates;
 }
 

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The server's own configuration, as CONFIG GET tells it, and its changes. (A server takes one subscriber a module and event.)
-// Threading: the server's main thread.
+// SPDX-License-Identifier: Apache-2.0 The server's own configuration, as CONFIG GET tells it, and its changes. (A
+// server takes one subscriber a module and event.) Threading: the server's main thread.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +11,8 @@ namespace lunar::redis {
 // False: the server does not tell, or it is longer than `size` less one.
 [[nodiscard]] bool server_config_text(Context* context, const char* name, char* out, size_t size);
 [[nodiscard]] bool server_config_number(Context* context, const char* name, uint64_t* out);
-// `changed` is called inside of the CONFIG SET that changed `name`. At most kWatchesMax names. False: the server does not tell.
+// `changed` is called inside of the CONFIG SET that changed `name`. At most kWatchesMax names. False: the server does
+// not tell.
 constexpr unsigned kWatchesMax = 16;
 [[nodiscard]] bool server_config_watch(Context* context, const char* name, void (*changed)(Context*));
 

@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <initializer_list>
 
-#include "heap/heap.h"
 #include "gate/program_got.h"
+#include "heap/heap.h"
 #include "last_resort.h"
 #include "pager/pager.h"
 #include "sys/thread.h"
@@ -58,8 +58,8 @@ void* tiered_realloc(void* pointer, size_t bytes) {
 
 // The heap's handlers run inside; what libc allocates there for the child's service threads must not be tiered.
 pid_t guarded_fork() {
-  heap_purge();   // what is free counts as committed, and the child is promised as much
-  sys::ScopedSignalBlock signals;   // a handler's fork would take what was reserved for this one
+  heap_purge();                    // what is free counts as committed, and the child is promised as much
+  sys::ScopedSignalBlock signals;  // a handler's fork would take what was reserved for this one
   if (pager_fork_check() < 0) {
     errno = ENOMEM;
     return -1;
@@ -98,16 +98,20 @@ int server_heap_check(ErrorText* why) {
   void* alloc = program_calls("malloc");
   const void* jemalloc = dlsym(RTLD_DEFAULT, "mallocx");
   if (alloc == nullptr || dlsym(RTLD_DEFAULT, "je_mallctl") != nullptr)
-    return why->set(-ENOTSUP, "this server carries its own allocator (not the shared libjemalloc.so.2), which cannot be tiered from a "
-                    "module; %s", kUseRun);
+    return why->set(
+        -ENOTSUP,
+        "this server carries its own allocator (not the shared libjemalloc.so.2), which cannot be tiered from a "
+        "module; %s",
+        kUseRun);
   if (jemalloc == nullptr || !same_library(alloc, jemalloc))
-    return why->set(-ENOTSUP, "this server's malloc is that of %s, not of the shared libjemalloc.so.2; %s", library_of(alloc), kUseRun);
+    return why->set(-ENOTSUP, "this server's malloc is that of %s, not of the shared libjemalloc.so.2; %s",
+                    library_of(alloc), kUseRun);
   for (const char* name : {"calloc", "realloc", "free"})
     if (void* found = program_calls(name); found == nullptr || !same_library(found, alloc))
       return why->set(-ENOTSUP, "this server's malloc is that of %s and its %s that of %s; %s", library_of(alloc), name,
                       library_of(found), kUseRun);
   void* ignored;
-  return program_redirect("malloc", alloc, &ignored, why);   // that it can be done
+  return program_redirect("malloc", alloc, &ignored, why);  // that it can be done
 }
 
 int server_heap_start(ErrorText* why) {
@@ -126,8 +130,8 @@ int server_heap_start(ErrorText* why) {
     ++done;
   }
   if (rc == 0) {
-    (void)heap_step_out();      // what the thread's cache holds is from before
-    heap_free(heap_alloc(1));   // binds this thread
+    (void)heap_step_out();     // what the thread's cache holds is from before
+    heap_free(heap_alloc(1));  // binds this thread
     return 0;
   }
   for (unsigned i = 0; i < done; ++i) {

@@ -15,14 +15,14 @@ struct Value {
   const char* name;
   bool known = false;
   uint64_t own = 0, holds = 0;
-  bool was_written = false;   // by CONFIG REWRITE of an earlier life
+  bool was_written = false;  // by CONFIG REWRITE of an earlier life
   uint64_t written_own = 0, written_holds = 0;
 };
 Value g_values[kLimits] = {{"maxmemory"}, {"maxmemory-clients"}, {"proto-max-bulk-len"}};
 constexpr size_t kTextBytes = 256;
 void (*g_changed)(Context*) = nullptr;
-bool g_told = false;          // the server tells of changes
-String* g_text = nullptr;     // what GET hands out: the server does not free it
+bool g_told = false;       // the server tells of changes
+String* g_text = nullptr;  // what GET hands out: the server does not free it
 
 Value& value_of(Limit limit) { return g_values[static_cast<unsigned>(limit)]; }
 
@@ -31,8 +31,9 @@ String* get_text(const char*, void*) {
   size_t length = 0;
   for (const Value& value : g_values) {
     if (!value.known || value.own == value.holds) continue;
-    length += static_cast<size_t>(format_to(text + length, sizeof(text) - length, "%s%s %llu %llu", length == 0 ? "" : " ", value.name,
-                                            static_cast<unsigned long long>(value.own), static_cast<unsigned long long>(value.holds)));
+    length += static_cast<size_t>(
+        format_to(text + length, sizeof(text) - length, "%s%s %llu %llu", length == 0 ? "" : " ", value.name,
+                  static_cast<unsigned long long>(value.own), static_cast<unsigned long long>(value.holds)));
   }
   if (g_text != nullptr) g_api.FreeString(nullptr, g_text);
   return g_text = g_api.CreateString(nullptr, text, length);
@@ -61,7 +62,8 @@ int set_text(const char*, String* given, void*, String**) {
 // False: the server does not have it, or it is a percentage (of maxmemory), which is left to the user.
 bool read(Context* context, const char* name, uint64_t* out) {
   char text[32];
-  if (!server_config_text(context, name, text, sizeof(text)) || text[0] == '\0' || strchr(text, '%') != nullptr) return false;
+  if (!server_config_text(context, name, text, sizeof(text)) || text[0] == '\0' || strchr(text, '%') != nullptr)
+    return false;
   *out = strtoull(text, nullptr, 10);
   return true;
 }
@@ -85,7 +87,8 @@ void on_change(Context* context) {
 }  // namespace
 
 bool limits_register(Context* context) {
-  return g_api.RegisterStringConfig(context, "limits", "", kConfigImmutable, get_text, set_text, nullptr, nullptr) == kOk;
+  return g_api.RegisterStringConfig(context, "limits", "", kConfigImmutable, get_text, set_text, nullptr, nullptr) ==
+         kOk;
 }
 
 void limits_start(Context* context, void (*changed)(Context*)) {
@@ -107,7 +110,7 @@ bool limit_set(Context* context, Limit limit, uint64_t bytes) {
   if (!value.known) return false;
   if (value.holds == bytes) return true;
   const uint64_t before = value.holds;
-  value.holds = bytes;   // before the server tells of the change
+  value.holds = bytes;  // before the server tells of the change
   char digits[32];
   format_to(digits, sizeof(digits), "%llu", static_cast<unsigned long long>(bytes));
   Reply* reply = g_api.Call(context, "CONFIG", "ccc", "SET", value.name, digits);

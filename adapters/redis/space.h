@@ -1,15 +1,15 @@
-// SPDX-License-Identifier: Apache-2.0
-// How full the LUN is, and where its limits lie. What counts there is what the allocator has *committed*: each page of it is promised a
-// place, whether values fill it or holes between values do.
+// SPDX-License-Identifier: Apache-2.0 How full the LUN is, and where its limits lie. What counts there is what the
+// allocator has *committed*: each page of it is promised a place, whether values fill it or holes between values do.
 //
 //   0 ........ limit ...... edge ...... end          committed bytes
-//              data may     half way    forks yes: from here on a fork is refused (half of the LUN: a child is promised as much as its
+//              data may     half way    forks yes: from here on a fork is refused (half of the LUN: a child is promised
+//                           as much as its
 //              grow to      to the      parent holds); forks no: an allocation fails
 //              here         end
 //
-// The limit is 7/8 of the end. The eighth above it is for what comes between two looks, and for what no limit of the server counts:
-// buffers of replicas and of the append-only file. While a child lives, its share is taken: limit and edge keep as far from the end of
-// what is left then.
+// The limit is 7/8 of the end. The eighth above it is for what comes between two looks, and for what no limit of the
+// server counts: buffers of replicas and of the append-only file. While a child lives, its share is taken: limit and
+// edge keep as far from the end of what is left then.
 //
 // Threading: the server's main thread.
 #pragma once
@@ -18,19 +18,20 @@
 namespace lunar::redis {
 
 struct Space {
-  uint64_t capacity = 0;      // of the LUN, as far as this process can have it
+  uint64_t capacity = 0;  // of the LUN, as far as this process can have it
   uint64_t committed = 0;
-  uint64_t free = 0;          // can still be promised
-  uint64_t forked = 0;        // promised to children that live
+  uint64_t free = 0;    // can still be promised
+  uint64_t forked = 0;  // promised to children that live
   uint64_t end = 0, edge = 0, limit = 0;
-  uint64_t used = 0;          // by the server's own count
-  uint64_t counted = 0;       // of that, what it compares with maxmemory
-  uint64_t clients = 0;       // of that, buffers of ordinary clients
+  uint64_t used = 0;     // by the server's own count
+  uint64_t counted = 0;  // of that, what it compares with maxmemory
+  uint64_t clients = 0;  // of that, buffers of ordinary clients
   uint64_t connections = 0;
 
   uint64_t margin() const { return end - limit; }
-  uint64_t forks_refused_at() const { return capacity / 2; }   // when no child lives
-  uint64_t fork_reserve() const { return capacity > end + forked ? capacity - end - forked : 0; }   // kept free for a child: data may not grow into it
+  uint64_t forks_refused_at() const { return capacity / 2; }  // when no child lives
+  // kept free for a child: data may not grow into it
+  uint64_t fork_reserve() const { return capacity > end + forked ? capacity - end - forked : 0; }
   uint64_t holes() const { return committed > used ? committed - used : 0; }
 };
 // `server` fills in used, counted and clients: some ten microseconds. capacity 0: no tier.

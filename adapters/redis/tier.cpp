@@ -23,8 +23,9 @@ bool look_up(F& slot, const char* name) {
 // All of them, or a library of another version that is not to be used.
 bool look_up_all(Tier* found) {
   return look_up(found->get_stats, "lunar_get_stats") && look_up(found->set_dram, "lunar_set_dram") &&
-         look_up(found->advise, "lunar_advise") && look_up(found->prefetch, "lunar_prefetch") && look_up(found->pin, "lunar_pin") &&
-         look_up(found->unpin, "lunar_unpin") && look_up(found->is_tiered, "lunar_is_tiered");
+         look_up(found->advise, "lunar_advise") && look_up(found->prefetch, "lunar_prefetch") &&
+         look_up(found->pin, "lunar_pin") && look_up(found->unpin, "lunar_unpin") &&
+         look_up(found->is_tiered, "lunar_is_tiered");
 }
 
 bool serves(const Tier& found) {
@@ -53,7 +54,9 @@ void tier_adopt() {
   (void)look_up_all(&g_tier);
   const GateCalls* (*gate)() = nullptr;
   if (look_up(gate, kGateCallsSymbol)) g_tier.gate = gate();
-  if (g_tier.gate != nullptr && (g_tier.gate->struct_bytes != sizeof(GateCalls) || g_tier.gate->counters_bytes != sizeof(GateCounters))) g_tier.gate = nullptr;
+  if (g_tier.gate != nullptr &&
+      (g_tier.gate->struct_bytes != sizeof(GateCalls) || g_tier.gate->counters_bytes != sizeof(GateCounters)))
+    g_tier.gate = nullptr;
   g_tier.owner = TierOwner::kPreload;
 }
 
@@ -68,7 +71,8 @@ int tier_start(const Options& options, ErrorText* why) {
     (void)pager_destroy();
     return rc;
   }
-  g_tier = {TierOwner::kModule, lunar_get_stats, lunar_set_dram, lunar_advise, lunar_prefetch, lunar_pin, lunar_unpin, lunar_is_tiered, &g_own_gate};
+  g_tier = {TierOwner::kModule, lunar_get_stats, lunar_set_dram,  lunar_advise, lunar_prefetch,
+            lunar_pin,          lunar_unpin,     lunar_is_tiered, &g_own_gate};
   return 0;
 }
 

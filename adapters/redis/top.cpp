@@ -15,7 +15,9 @@ namespace {
 
 constexpr unsigned kCountUsual = 10;
 
-double percent(uint64_t some, uint64_t all) { return all == 0 ? 0 : 100 * static_cast<double>(some) / static_cast<double>(all); }
+double percent(uint64_t some, uint64_t all) {
+  return all == 0 ? 0 : 100 * static_cast<double>(some) / static_cast<double>(all);
+}
 
 void reply_prefix(Context* context, const PrefixUse& use, uint64_t samples) {
   char text[PrefixUse::kBytes + 4];
@@ -56,20 +58,25 @@ unsigned count_asked(String** words, int count) {
   const char* digits = g_api.StringPtrLen(words[3], &length);
   char* end = nullptr;
   const long n = strtol(digits, &end, 10);
-  return length == 0 || end != digits + length || n < 1 ? 0 : static_cast<unsigned>(n < Prefixes::kMost ? n : Prefixes::kMost);
+  return length == 0 || end != digits + length || n < 1
+             ? 0
+             : static_cast<unsigned>(n < Prefixes::kMost ? n : Prefixes::kMost);
 }
 
 }  // namespace
 
 int top_command(Context* context, String** words, int count) {
   const unsigned most = count_asked(words, count);
-  if (most == 0) return g_api.ReplyWithError(context, "ERR syntax error; LUNAR TOP [COUNT <count>], count is 1 or more");
+  if (most == 0)
+    return g_api.ReplyWithError(context, "ERR syntax error; LUNAR TOP [COUNT <count>], count is 1 or more");
   const bool watching = tier().gate != nullptr && tier().gate->state() == GateState::kWatching;
   static PrefixUse uses[Prefixes::kMost];
   uint64_t samples = 0;
   const unsigned known = tier().gate == nullptr ? 0 : tier().gate->prefixes().copy(uses, &samples);
   if (!watching && samples == 0)
-    return g_api.ReplyWithError(context, "ERR the input gate looks no keys up (INFO lunar: lunar_gate, lunar_gate_reason), so there are no samples");
+    return g_api.ReplyWithError(
+        context,
+        "ERR the input gate looks no keys up (INFO lunar: lunar_gate, lunar_gate_reason), so there are no samples");
   g_api.ReplyWithMap(context, 3);
   g_api.ReplyWithSimpleString(context, "samples");
   g_api.ReplyWithLongLong(context, static_cast<long long>(samples));

@@ -39,20 +39,23 @@ int run(std::uint64_t entries, std::uint64_t dram) {
 
   std::uint64_t seen = 0;
   for (const auto& [key, value] : map)
-    if (key != seen++ || !right(key, value)) return std::fprintf(stderr, "bigmap: entry %llu is wrong\n", static_cast<unsigned long long>(key)), 1;
+    if (key != seen++ || !right(key, value))
+      return std::fprintf(stderr, "bigmap: entry %llu is wrong\n", static_cast<unsigned long long>(key)), 1;
   if (seen != entries) return std::fprintf(stderr, "bigmap: %llu entries\n", static_cast<unsigned long long>(seen)), 1;
 
   std::mt19937_64 random(42);
   for (int i = 0; i < 5000; ++i) {
     std::uint64_t key = random() % entries;
     auto found = map.find(key);
-    if (found == map.end() || !right(key, found->second)) return std::fprintf(stderr, "bigmap: look-up of %llu\n", static_cast<unsigned long long>(key)), 1;
+    if (found == map.end() || !right(key, found->second))
+      return std::fprintf(stderr, "bigmap: look-up of %llu\n", static_cast<unsigned long long>(key)), 1;
   }
   const lunar_stats stats = lunar::stats();
   std::printf("%llu entries, %llu MiB of DRAM: peak %llu MiB resident, %llu MiB on the LUN, %llu pages evicted\n",
               static_cast<unsigned long long>(entries), static_cast<unsigned long long>(dram >> 20),
               static_cast<unsigned long long>(stats.resident_peak_bytes >> 20),
-              static_cast<unsigned long long>(stats.evicted_bytes >> 20), static_cast<unsigned long long>(stats.evictions));
+              static_cast<unsigned long long>(stats.evicted_bytes >> 20),
+              static_cast<unsigned long long>(stats.evictions));
   return stats.resident_peak_bytes <= dram && stats.evictions > 0 ? 0 : 1;
 }
 
@@ -60,7 +63,8 @@ int run(std::uint64_t entries, std::uint64_t dram) {
 
 int main(int argc, char** argv) {
   try {
-    return run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1500000, (argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 64) << 20);
+    return run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1500000,
+               (argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 64) << 20);
   } catch (const lunar::Error& error) {
     std::fprintf(stderr, "bigmap: %s\n", error.what());
     return error.code() == EPERM || error.code() == ENOSYS ? 77 : 1;

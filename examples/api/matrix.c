@@ -19,7 +19,7 @@ enum { TILE = 64 };
 static double value(size_t row, size_t column) { return (double)row * 1000003.0 + (double)column; }
 
 /* The TILE rows of `matrix` from `row`, columns from `column`, in one batch. */
-static int prefetch_tile(const double *matrix, size_t n, size_t row, size_t column, size_t columns) {
+static int prefetch_tile(const double* matrix, size_t n, size_t row, size_t column, size_t columns) {
   lunar_range ranges[TILE];
   for (size_t i = 0; i < TILE; ++i) {
     ranges[i].address = matrix + (row + i) * n + column;
@@ -28,8 +28,9 @@ static int prefetch_tile(const double *matrix, size_t n, size_t row, size_t colu
   return lunar_prefetch(ranges, TILE);
 }
 
-static int transpose(double *out, const double *in, size_t n) {
-  const size_t wide = lunar_page_bytes() / sizeof(double); /* a page's worth of columns: what is brought in is used up */
+static int transpose(double* out, const double* in, size_t n) {
+  const size_t wide =
+      lunar_page_bytes() / sizeof(double); /* a page's worth of columns: what is brought in is used up */
   for (size_t row = 0; row < n; row += TILE) {
     for (size_t column = 0; column < n; column += wide) {
       int rc = prefetch_tile(in, n, row, column, wide);
@@ -42,7 +43,7 @@ static int transpose(double *out, const double *in, size_t n) {
   return 0;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   size_t n = argc > 1 ? strtoul(argv[1], NULL, 10) : 4096;
   size_t dram_mib = argc > 2 ? strtoul(argv[2], NULL, 10) : 64;
   size_t page_doubles, bytes;
@@ -83,9 +84,11 @@ int main(int argc, char **argv) {
         return 1;
       }
   (void)lunar_get_stats(&stats);
-  printf("transposed %zu x %zu (%zu MiB in all) in %zu MiB of DRAM: peak %llu MiB resident, %llu MiB read, %llu MiB written\n", n, n,
-         2 * bytes >> 20, dram_mib, (unsigned long long)(stats.resident_peak_bytes >> 20),
-         (unsigned long long)(stats.lun_read_bytes >> 20), (unsigned long long)(stats.lun_written_bytes >> 20));
+  printf(
+      "transposed %zu x %zu (%zu MiB in all) in %zu MiB of DRAM: peak %llu MiB resident, %llu MiB read, %llu MiB "
+      "written\n",
+      n, n, 2 * bytes >> 20, dram_mib, (unsigned long long)(stats.resident_peak_bytes >> 20),
+      (unsigned long long)(stats.lun_read_bytes >> 20), (unsigned long long)(stats.lun_written_bytes >> 20));
   rc = lunar_region_destroy(a, bytes);
   if (rc == 0) rc = lunar_region_destroy(b, bytes);
   return rc == 0 ? 0 : 1;

@@ -13,7 +13,7 @@
 
 enum { RECORD = 4096, BATCH = 128 };
 
-static uint64_t next_random(uint64_t *state) {
+static uint64_t next_random(uint64_t* state) {
   *state ^= *state << 13;
   *state ^= *state >> 7;
   *state ^= *state << 17;
@@ -26,13 +26,13 @@ static lunar_stats stats_now(void) {
   return stats;
 }
 
-static int fail(const char *what, int rc) {
+static int fail(const char* what, int rc) {
   fprintf(stderr, "pin: %s: %s %s\n", what, strerror(rc < 0 ? -rc : errno), lunar_error());
   return 1;
 }
 
 /* One batch of look-ups: through the pinned index, then all records at once. */
-static int look_up(const char *records, const uint32_t *index, size_t count, uint64_t *random) {
+static int look_up(const char* records, const uint32_t* index, size_t count, uint64_t* random) {
   lunar_range ranges[BATCH];
   uint32_t wanted[BATCH];
   for (int i = 0; i < BATCH; ++i) {
@@ -50,16 +50,17 @@ static int look_up(const char *records, const uint32_t *index, size_t count, uin
   return 0;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   size_t bytes = (argc > 1 ? strtoul(argv[1], NULL, 10) : 256) << 20;
   size_t dram = (argc > 2 ? strtoul(argv[2], NULL, 10) : 64) << 20;
   size_t count = bytes / RECORD;
   lunar_config config = {.struct_size = sizeof(config), .dram_bytes = dram, .lun_bytes = 3 * bytes};
   int rc = lunar_init(&config);
-  if (rc < 0 && rc != -EEXIST) return rc == -EPERM || rc == -ENOSYS ? (fail("lunar_init", rc), 77) : fail("lunar_init", rc);
+  if (rc < 0 && rc != -EEXIST)
+    return rc == -EPERM || rc == -ENOSYS ? (fail("lunar_init", rc), 77) : fail("lunar_init", rc);
 
-  uint32_t *index = lunar_malloc(count * sizeof(*index));
-  char *records = lunar_aligned_alloc(lunar_page_bytes(), bytes); /* a record a page: none lies on two */
+  uint32_t* index = lunar_malloc(count * sizeof(*index));
+  char* records = lunar_aligned_alloc(lunar_page_bytes(), bytes); /* a record a page: none lies on two */
   if (index == NULL || records == NULL) return fail("lunar_malloc", 0);
   rc = lunar_pin(index, count * sizeof(*index));
   if (rc < 0) return fail("lunar_pin", rc);
@@ -74,8 +75,8 @@ int main(int argc, char **argv) {
     index[other] = swap;
   }
   for (uint32_t key = 0; key < count; ++key) {
-    char *record = records + (size_t)index[key] * RECORD;
-    for (size_t at = 0; at < RECORD; at += sizeof(key)) {   /* not the same content twice: nothing to gain by zeros */
+    char* record = records + (size_t)index[key] * RECORD;
+    for (size_t at = 0; at < RECORD; at += sizeof(key)) { /* not the same content twice: nothing to gain by zeros */
       uint32_t word = at == 0 ? key : (uint32_t)next_random(&random);
       memcpy(record + at, &word, sizeof(word));
     }
@@ -87,12 +88,15 @@ int main(int argc, char **argv) {
     if (rc < 0) return fail("look-up", rc);
   }
   lunar_stats after = stats_now();
-  printf("%d look-ups in %zu MiB of records, %zu MiB of DRAM: %llu pages prefetched, %llu faults that read, %llu KiB pinned, "
-         "peak %llu MiB resident\n",
-         200 * BATCH, bytes >> 20, dram >> 20, (unsigned long long)(after.prefetched - before.prefetched),
-         (unsigned long long)(after.major_faults - before.major_faults), (unsigned long long)(after.pinned_bytes >> 10),
-         (unsigned long long)(after.resident_peak_bytes >> 20));
-  if (after.resident_peak_bytes > dram || after.prefetched == before.prefetched) return fail("the figures are not right", -ERANGE);
+  printf(
+      "%d look-ups in %zu MiB of records, %zu MiB of DRAM: %llu pages prefetched, %llu faults that read, %llu KiB "
+      "pinned, "
+      "peak %llu MiB resident\n",
+      200 * BATCH, bytes >> 20, dram >> 20, (unsigned long long)(after.prefetched - before.prefetched),
+      (unsigned long long)(after.major_faults - before.major_faults), (unsigned long long)(after.pinned_bytes >> 10),
+      (unsigned long long)(after.resident_peak_bytes >> 20));
+  if (after.resident_peak_bytes > dram || after.prefetched == before.prefetched)
+    return fail("the figures are not right", -ERANGE);
   rc = lunar_unpin(index, count * sizeof(*index));
   lunar_free(records);
   lunar_free(index);

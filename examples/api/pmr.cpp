@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// std::pmr containers on tiered memory: a pool resource over lunar::resource() keeps small strings together, a vector of
-// doubles larger than DRAM grows beside them, and a Region serves as a plain array through a span.
+// SPDX-License-Identifier: Apache-2.0 std::pmr containers on tiered memory: a pool resource over lunar::resource()
+// keeps small strings together, a vector of doubles larger than DRAM grows beside them, and a Region serves as a plain
+// array through a span.
 //
 //   pmr [DRAM_MIB]     default: 64 MiB of DRAM, about 250 MiB of data
 #include <lunar/lunar.hpp>
@@ -15,7 +15,9 @@
 
 namespace {
 
-std::string text_of(std::uint64_t key) { return "record " + std::to_string(key) + std::string(40 + key % 50, static_cast<char>('a' + key % 26)); }
+std::string text_of(std::uint64_t key) {
+  return "record " + std::to_string(key) + std::string(40 + key % 50, static_cast<char>('a' + key % 26));
+}
 
 bool strings() {
   std::pmr::unsynchronized_pool_resource pool(lunar::resource());
@@ -29,7 +31,7 @@ bool strings() {
 
 bool numbers() {
   std::pmr::vector<double> vector(lunar::resource());
-  constexpr std::size_t kCount = 8u << 20;   // 64 MiB, and twice that while it grows
+  constexpr std::size_t kCount = 8u << 20;  // 64 MiB, and twice that while it grows
   for (std::size_t i = 0; i < kCount; ++i) vector.push_back(static_cast<double>(i) * 0.5);
   double sum = 0;
   for (double number : vector) sum += number;
@@ -60,8 +62,9 @@ int main(int argc, char** argv) {
     lunar::Tier tier({.dram_bytes = dram, .lun_bytes = 1u << 30, .lun = {}, .options = {}});
     const bool good[] = {strings(), numbers(), array()};
     const lunar_stats stats = lunar::stats();
-    std::printf("strings %s, numbers %s, array %s; peak %llu MiB resident of %llu, %llu pages evicted\n", good[0] ? "right" : "WRONG",
-                good[1] ? "right" : "WRONG", good[2] ? "right" : "WRONG", static_cast<unsigned long long>(stats.resident_peak_bytes >> 20),
+    std::printf("strings %s, numbers %s, array %s; peak %llu MiB resident of %llu, %llu pages evicted\n",
+                good[0] ? "right" : "WRONG", good[1] ? "right" : "WRONG", good[2] ? "right" : "WRONG",
+                static_cast<unsigned long long>(stats.resident_peak_bytes >> 20),
                 static_cast<unsigned long long>(dram >> 20), static_cast<unsigned long long>(stats.evictions));
     return good[0] && good[1] && good[2] && stats.resident_peak_bytes <= dram && stats.evictions > 0 ? 0 : 1;
   } catch (const lunar::Error& error) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Asynchronous I/O in its two ways: writes whose results are fetched by tag, the oldest first; then reads whose results the library
+ * Asynchronous I/O in its two ways: writes whose results are fetched by tag, the oldest first; then reads whose results
+ * the library
  * fills in by itself while the program does something else.
  *
  *   cblk_async DEVICE          DEVICE: a file or block device that is blank or carries Lunar's format
@@ -15,12 +16,12 @@
 
 enum { BLOCK = 4096, DEPTH = 32, COUNT = 1024 };
 
-static int fail(const char *what) {
+static int fail(const char* what) {
   fprintf(stderr, "cblk_async: %s: %s\n", what, strerror(errno));
   return 1;
 }
 
-static void fill(unsigned char *block, unsigned number) {
+static void fill(unsigned char* block, unsigned number) {
   for (unsigned i = 0; i < BLOCK; ++i) block[i] = (unsigned char)(number * 13 + i / 16);
 }
 
@@ -32,7 +33,7 @@ static int fetch(chunk_id_t lun) {
   return done == 1 && blocks == 1 ? 0 : fail("cblk_aresult");
 }
 
-static int write_all(chunk_id_t lun, unsigned char *data) {
+static int write_all(chunk_id_t lun, unsigned char* data) {
   int active = 0;
   for (int i = 0; i < COUNT; ++i) {
     int tag = 0;
@@ -50,12 +51,13 @@ static int write_all(chunk_id_t lun, unsigned char *data) {
   return 0;
 }
 
-static int read_all(chunk_id_t lun, unsigned char *data) {
+static int read_all(chunk_id_t lun, unsigned char* data) {
   static cblk_arw_status_t status[COUNT];
   int done_at_once[COUNT] = {0};
   for (int i = 0; i < COUNT; ++i) {
     int tag = 0;
-    int rc = cblk_aread(lun, data + (size_t)i * BLOCK, i, 1, &tag, &status[i], CBLK_ARW_WAIT_CMD_FLAGS | CBLK_ARW_USER_STATUS_FLAG);
+    int rc = cblk_aread(lun, data + (size_t)i * BLOCK, i, 1, &tag, &status[i],
+                        CBLK_ARW_WAIT_CMD_FLAGS | CBLK_ARW_USER_STATUS_FLAG);
     if (rc < 0) return fail("cblk_aread");
     done_at_once[i] = rc > 0;
   }
@@ -69,7 +71,7 @@ static int read_all(chunk_id_t lun, unsigned char *data) {
   return 0;
 }
 
-static int work(chunk_id_t lun, unsigned char *out, unsigned char *in) {
+static int work(chunk_id_t lun, unsigned char* out, unsigned char* in) {
   for (unsigned i = 0; i < COUNT; ++i) fill(out + (size_t)i * BLOCK, i);
   if (write_all(lun, out) != 0 || read_all(lun, in) != 0) return 1;
   if (memcmp(in, out, (size_t)COUNT * BLOCK) == 0) return 0;
@@ -77,7 +79,7 @@ static int work(chunk_id_t lun, unsigned char *out, unsigned char *in) {
   return 1;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   if (argc != 2) {
     fprintf(stderr, "usage: cblk_async DEVICE\n");
     return 2;
@@ -91,6 +93,7 @@ int main(int argc, char **argv) {
   if (cblk_close(lun, 0) != 0) result = fail("cblk_close");
   free(out);
   free(in);
-  if (result == 0) printf("cblk_async: %d writes and %d reads, %d at a time, on %s: all equal\n", COUNT, COUNT, DEPTH, argv[1]);
+  if (result == 0)
+    printf("cblk_async: %d writes and %d reads, %d at a time, on %s: all equal\n", COUNT, COUNT, DEPTH, argv[1]);
   return result;
 }

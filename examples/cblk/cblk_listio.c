@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists of I/Os: 64 writes are issued by one call that waits for them all; then 64 reads are issued by a call that waits for
+ * Lists of I/Os: 64 writes are issued by one call that waits for them all; then 64 reads are issued by a call that
+ * waits for
  * half of them, and the rest are taken as they are done, by calls that have them as pending.
  *
  *   cblk_listio DEVICE         DEVICE: a file or block device that is blank or carries Lunar's format
@@ -14,16 +15,16 @@
 
 enum { BLOCK = 4096, COUNT = 64, WAITED = COUNT / 2, ROUNDS = 16 };
 
-static int fail(const char *what) {
+static int fail(const char* what) {
   fprintf(stderr, "cblk_listio: %s: %s\n", what, strerror(errno));
   return 1;
 }
 
-static void fill(unsigned char *block, unsigned round, unsigned number) {
+static void fill(unsigned char* block, unsigned round, unsigned number) {
   for (unsigned i = 0; i < BLOCK; ++i) block[i] = (unsigned char)(round * 31 + number * 7 + i / 16);
 }
 
-static void prepare(cblk_io_t *ios, cblk_io_t **list, unsigned char *data, uint8_t type) {
+static void prepare(cblk_io_t* ios, cblk_io_t** list, unsigned char* data, uint8_t type) {
   memset(ios, 0, COUNT * sizeof(*ios));
   for (int i = 0; i < COUNT; ++i) {
     ios[i].request_type = type;
@@ -34,7 +35,7 @@ static void prepare(cblk_io_t *ios, cblk_io_t **list, unsigned char *data, uint8
   }
 }
 
-static int all_well(const cblk_io_t *ios) {
+static int all_well(const cblk_io_t* ios) {
   for (int i = 0; i < COUNT; ++i) {
     if (ios[i].stat.status == CBLK_ARW_STATUS_SUCCESS && ios[i].stat.blocks_transferred == 1) continue;
     errno = ios[i].stat.fail_errno;
@@ -43,7 +44,7 @@ static int all_well(const cblk_io_t *ios) {
   return 0;
 }
 
-static int write_all(chunk_id_t lun, unsigned char *data) {
+static int write_all(chunk_id_t lun, unsigned char* data) {
   cblk_io_t ios[COUNT], *list[COUNT];
   int completed = 0;
   prepare(ios, list, data, CBLK_IO_TYPE_WRITE);
@@ -52,7 +53,7 @@ static int write_all(chunk_id_t lun, unsigned char *data) {
   return all_well(ios);
 }
 
-static int read_all(chunk_id_t lun, unsigned char *data) {
+static int read_all(chunk_id_t lun, unsigned char* data) {
   cblk_io_t ios[COUNT], *list[COUNT], copies[COUNT], *done[COUNT]; /* done: where completions are copied to */
   int completed = COUNT - WAITED;
   for (int i = 0; i < COUNT; ++i) done[i] = &copies[i];
@@ -68,12 +69,13 @@ static int read_all(chunk_id_t lun, unsigned char *data) {
     if (count == 0) break;
     first[0] = pending[0]; /* waits for the oldest, takes whatever else is done by then */
     completed = count;
-    if (cblk_listio(lun, NULL, 0, pending, count, first, 1, done, &completed, 0, 0) != 0) return fail("cblk_listio (pending)");
+    if (cblk_listio(lun, NULL, 0, pending, count, first, 1, done, &completed, 0, 0) != 0)
+      return fail("cblk_listio (pending)");
   }
   return all_well(ios);
 }
 
-static int work(chunk_id_t lun, unsigned char *out, unsigned char *in) {
+static int work(chunk_id_t lun, unsigned char* out, unsigned char* in) {
   for (unsigned round = 0; round < ROUNDS; ++round) {
     for (unsigned i = 0; i < COUNT; ++i) fill(out + (size_t)i * BLOCK, round, i);
     memset(in, 0, (size_t)COUNT * BLOCK);
@@ -85,7 +87,7 @@ static int work(chunk_id_t lun, unsigned char *out, unsigned char *in) {
   return 0;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   if (argc != 2) {
     fprintf(stderr, "usage: cblk_listio DEVICE\n");
     return 2;
@@ -98,6 +100,7 @@ int main(int argc, char **argv) {
   if (cblk_close(lun, 0) != 0) result = fail("cblk_close");
   free(out);
   free(in);
-  if (result == 0) printf("cblk_listio: %d lists of %d writes and as many reads on %s, all equal\n", ROUNDS, COUNT, argv[1]);
+  if (result == 0)
+    printf("cblk_listio: %d lists of %d writes and as many reads on %s, all equal\n", ROUNDS, COUNT, argv[1]);
   return result;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * RAID 0: virtual LUNs on two devices or more as one, block by block (block b is block b / n of device b % n). It writes through the
+ * RAID 0: virtual LUNs on two devices or more as one, block by block (block b is block b / n of device b % n). It
+ * writes through the
  * group, reads back, and looks at the counters of each device's share.
  *
  *   cblk_raid0 DEVICE DEVICE [...]     up to 8; blank, or with Lunar's format
@@ -14,19 +15,20 @@
 
 enum { BLOCK = 4096, COUNT = 512, DEVICES_MAX = 8 };
 
-static int fail(const char *what) {
+static int fail(const char* what) {
   fprintf(stderr, "cblk_raid0: %s: %s\n", what, strerror(errno));
   return 1;
 }
 
-static void fill(unsigned char *block, unsigned number) {
+static void fill(unsigned char* block, unsigned number) {
   for (unsigned i = 0; i < BLOCK; ++i) block[i] = (unsigned char)(number * 11 + i / 16);
 }
 
 static int work(chunk_cg_id_t group, int devices) {
   unsigned char out[BLOCK], in[BLOCK];
   size_t blocks = 0;
-  if (cblk_cg_get_num_chunks(group, 0) != devices) return fprintf(stderr, "cblk_raid0: not as many parts as devices\n"), 1;
+  if (cblk_cg_get_num_chunks(group, 0) != devices)
+    return fprintf(stderr, "cblk_raid0: not as many parts as devices\n"), 1;
   if (cblk_cg_set_size(group, COUNT, 0) != 0) return fail("cblk_cg_set_size");
   if (cblk_cg_get_size(group, &blocks, 0) != 0 || blocks < COUNT) return fail("cblk_cg_get_size");
   for (unsigned i = 0; i < COUNT; ++i) {
@@ -48,7 +50,7 @@ static int work(chunk_cg_id_t group, int devices) {
   return 0;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   char path[4096] = "";
   if (argc < 3 || argc > DEVICES_MAX + 1) {
     fprintf(stderr, "usage: cblk_raid0 DEVICE DEVICE [...]\n");
@@ -56,7 +58,8 @@ int main(int argc, char **argv) {
   }
   for (int i = 1; i < argc; ++i) {
     size_t used = strlen(path);
-    if (snprintf(path + used, sizeof(path) - used, "%s%s", i > 1 ? ":" : "", argv[i]) >= (int)(sizeof(path) - used)) return 2;
+    if (snprintf(path + used, sizeof(path) - used, "%s%s", i > 1 ? ":" : "", argv[i]) >= (int)(sizeof(path) - used))
+      return 2;
   }
   chunk_cg_id_t group = cblk_cg_open(path, 64, O_RDWR, argc - 1, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
   if (group == NULL_CHUNK_CG_ID) return fail(path);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two processes on one virtual LUN: the parent opens it and forks, the child clones the chunk. Both write at the same time, the
+ * Two processes on one virtual LUN: the parent opens it and forks, the child clones the chunk. Both write at the same
+ * time, the
  * parent the even blocks and the child the odd ones; then each reads what the other wrote.
  *
  *   cblk_share DEVICE          DEVICE: a file or block device that is blank or carries Lunar's format
@@ -15,16 +16,16 @@
 
 enum { BLOCK = 4096, COUNT = 1024 };
 
-static int fail(const char *who, const char *what) {
+static int fail(const char* who, const char* what) {
   fprintf(stderr, "cblk_share: %s: %s: %s\n", who, what, strerror(errno));
   return 1;
 }
 
-static void fill(unsigned char *block, unsigned number) {
+static void fill(unsigned char* block, unsigned number) {
   for (unsigned i = 0; i < BLOCK; ++i) block[i] = (unsigned char)(number * 17 + i / 16);
 }
 
-static int write_half(chunk_id_t lun, unsigned first, const char *who) {
+static int write_half(chunk_id_t lun, unsigned first, const char* who) {
   unsigned char block[BLOCK];
   for (unsigned i = first; i < COUNT; i += 2) {
     fill(block, i);
@@ -33,7 +34,7 @@ static int write_half(chunk_id_t lun, unsigned first, const char *who) {
   return 0;
 }
 
-static int read_half(chunk_id_t lun, unsigned first, const char *who) {
+static int read_half(chunk_id_t lun, unsigned first, const char* who) {
   unsigned char in[BLOCK], expected[BLOCK];
   for (unsigned i = first; i < COUNT; i += 2) {
     fill(expected, i);
@@ -55,7 +56,7 @@ static int child(chunk_id_t lun, int to_parent, int from_parent) {
   return read_half(lun, 0, "child");
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   int up[2], down[2], status = 0;
   if (argc != 2) {
     fprintf(stderr, "usage: cblk_share DEVICE\n");
@@ -79,6 +80,8 @@ int main(int argc, char **argv) {
   close(down[1]);
   if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 0) result = 1;
   if (cblk_close(lun, 0) != 0) result = fail("parent", "cblk_close");
-  if (result == 0) printf("cblk_share: two processes wrote %d blocks of one virtual LUN on %s, each read the other's\n", COUNT, argv[1]);
+  if (result == 0)
+    printf("cblk_share: two processes wrote %d blocks of one virtual LUN on %s, each read the other's\n", COUNT,
+           argv[1]);
   return result;
 }

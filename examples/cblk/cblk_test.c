@@ -14,13 +14,13 @@
 
 enum { BLOCK = 4096 };
 
-static int fail(const char *what, const char *where) {
+static int fail(const char* what, const char* where) {
   fprintf(stderr, "cblk_test: %s %s: %s\n", what, where, strerror(errno));
   return 1;
 }
 
 /* Blocks of the file, or 0 (and errno) when it cannot be read. */
-static size_t blocks_of(FILE *file) {
+static size_t blocks_of(FILE* file) {
   if (fseeko(file, 0, SEEK_END) != 0) return 0;
   off_t bytes = ftello(file);
   rewind(file);
@@ -28,13 +28,13 @@ static size_t blocks_of(FILE *file) {
 }
 
 /* Next block of the file, filled up with zeros. */
-static int next_block(FILE *file, unsigned char *block) {
+static int next_block(FILE* file, unsigned char* block) {
   size_t got = fread(block, 1, BLOCK, file);
   memset(block + got, 0, BLOCK - got);
   return ferror(file) ? -1 : 0;
 }
 
-static int copy_and_compare(chunk_id_t lun, FILE *file, size_t blocks, const char *name) {
+static int copy_and_compare(chunk_id_t lun, FILE* file, size_t blocks, const char* name) {
   unsigned char out[BLOCK], in[BLOCK];
   for (size_t lba = 0; lba < blocks; ++lba) {
     if (next_block(file, out) != 0) return fail("cannot read", name);
@@ -51,12 +51,12 @@ static int copy_and_compare(chunk_id_t lun, FILE *file, size_t blocks, const cha
   return 0;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   if (argc != 3) {
     fprintf(stderr, "usage: cblk_test DEVICE FILE\n");
     return 2;
   }
-  FILE *file = fopen(argv[2], "rb");
+  FILE* file = fopen(argv[2], "rb");
   if (!file) return fail("cannot open", argv[2]);
   size_t blocks = blocks_of(file);
   if (blocks == 0) return fprintf(stderr, "cblk_test: %s is empty; give a file with something in it\n", argv[2]), 1;
@@ -65,11 +65,14 @@ int main(int argc, char **argv) {
   chunk_id_t lun = cblk_open(argv[1], 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   if (lun == NULL_CHUNK_ID) return fail("cblk_open", argv[1]);
   int result = 1;
-  if (cblk_set_size(lun, blocks, 0) != 0) fail("cblk_set_size", argv[1]);
-  else result = copy_and_compare(lun, file, blocks, argv[2]);
+  if (cblk_set_size(lun, blocks, 0) != 0)
+    fail("cblk_set_size", argv[1]);
+  else
+    result = copy_and_compare(lun, file, blocks, argv[2]);
   fclose(file);
   if (cblk_close(lun, 0) != 0) result = fail("cblk_close", argv[1]);
   cblk_term(NULL, 0);
-  if (result == 0) printf("cblk_test: %zu blocks of %s went to a virtual LUN on %s and came back equal\n", blocks, argv[2], argv[1]);
+  if (result == 0)
+    printf("cblk_test: %zu blocks of %s went to a virtual LUN on %s and came back equal\n", blocks, argv[2], argv[1]);
   return result;
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client of a tiered redis-server: stores values of four times its DRAM budget, reads every one back and compares, and shows what
- * the server says of its tier. An ordinary hiredis program: nothing in it knows of Lunar but the two INFO fields it looks at.
+ * A client of a tiered redis-server: stores values of four times its DRAM budget, reads every one back and compares,
+ * and shows what
+ * the server says of its tier. An ordinary hiredis program: nothing in it knows of Lunar but the two INFO fields it
+ * looks at.
  *
  *   client PORT [MIB [fill|check]]     default: 4 times `lunar_dram_budget_bytes`; both
  */
@@ -14,7 +16,7 @@
 enum { VALUE_BYTES = 4000, PIPELINE = 128, PATIENCE_S = 60 };
 
 /* The value of key i: from i alone, and not compressible. */
-static void make_value(uint64_t key, char *value) {
+static void make_value(uint64_t key, char* value) {
   uint64_t state = key * 0x9E3779B97F4A7C15u + 1;
   for (size_t at = 0; at < VALUE_BYTES; at += sizeof(state)) {
     state ^= state << 13;
@@ -24,14 +26,16 @@ static void make_value(uint64_t key, char *value) {
   }
 }
 
-static int fail(const redisContext *server, const redisReply *reply, const char *what) {
-  const char *why = reply != NULL && reply->type == REDIS_REPLY_ERROR ? reply->str : server->err != 0 ? server->errstr : "odd reply";
+static int fail(const redisContext* server, const redisReply* reply, const char* what) {
+  const char* why = reply != NULL && reply->type == REDIS_REPLY_ERROR ? reply->str
+                    : server->err != 0                                ? server->errstr
+                                                                      : "odd reply";
   fprintf(stderr, "client: %s: %s\n", what, why);
   return -1;
 }
 
 /* Keys first..first + count: SET, or GET and compare; all are sent before the first reply is read. */
-static int batch(redisContext *server, uint64_t first, uint64_t count, int check) {
+static int batch(redisContext* server, uint64_t first, uint64_t count, int check) {
   char value[VALUE_BYTES];
   for (uint64_t key = first; key < first + count; ++key) {
     make_value(key, value);
@@ -41,12 +45,13 @@ static int batch(redisContext *server, uint64_t first, uint64_t count, int check
   }
   int wrong = 0;
   for (uint64_t key = first; key < first + count; ++key) {
-    redisReply *reply = NULL;
-    if (redisGetReply(server, (void **)&reply) != REDIS_OK) return fail(server, NULL, "receive");
+    redisReply* reply = NULL;
+    if (redisGetReply(server, (void**)&reply) != REDIS_OK) return fail(server, NULL, "receive");
     if (!check && reply->type != REDIS_REPLY_STATUS) wrong = fail(server, reply, "SET");
     if (check) {
       make_value(key, value);
-      if (reply->type != REDIS_REPLY_STRING || reply->len != sizeof(value) || memcmp(reply->str, value, sizeof(value)) != 0) {
+      if (reply->type != REDIS_REPLY_STRING || reply->len != sizeof(value) ||
+          memcmp(reply->str, value, sizeof(value)) != 0) {
         fprintf(stderr, "client: record:%llu is not what was stored\n", (unsigned long long)key);
         wrong = -1;
       }
@@ -57,7 +62,7 @@ static int batch(redisContext *server, uint64_t first, uint64_t count, int check
   return 0;
 }
 
-static int pass(redisContext *server, uint64_t count, int check) {
+static int pass(redisContext* server, uint64_t count, int check) {
   for (uint64_t done = 0; done < count; done += PIPELINE) {
     if (batch(server, done, count - done < PIPELINE ? count - done : PIPELINE, check) != 0) return -1;
   }
@@ -67,31 +72,33 @@ static int pass(redisContext *server, uint64_t count, int check) {
 }
 
 /* A number of INFO lunar; 0 when it is not there. */
-static unsigned long long figure(const char *info, const char *name) {
-  const char *at = strstr(info, name);
+static unsigned long long figure(const char* info, const char* name) {
+  const char* at = strstr(info, name);
   return at == NULL || at[strlen(name)] != ':' ? 0 : strtoull(at + strlen(name) + 1, NULL, 10);
 }
 
-static redisReply *info_lunar(redisContext *server) {
-  redisReply *reply = redisCommand(server, "INFO lunar");
-  if (reply != NULL && reply->type == REDIS_REPLY_STRING && figure(reply->str, "lunar_dram_budget_bytes") > 0) return reply;
+static redisReply* info_lunar(redisContext* server) {
+  redisReply* reply = redisCommand(server, "INFO lunar");
+  if (reply != NULL && reply->type == REDIS_REPLY_STRING && figure(reply->str, "lunar_dram_budget_bytes") > 0)
+    return reply;
   (void)fail(server, reply, "INFO lunar (is the module loaded?)");
   freeReplyObject(reply);
   return NULL;
 }
 
-int main(int argc, char **argv) {
-  const char *only = argc > 3 ? argv[3] : "";
+int main(int argc, char** argv) {
+  const char* only = argc > 3 ? argv[3] : "";
   if (argc < 2 || argc > 4 || (*only != 0 && strcmp(only, "fill") != 0 && strcmp(only, "check") != 0)) {
     fprintf(stderr, "usage: client PORT [MIB [fill|check]]\n");
     return 2;
   }
-  redisContext *server = redisConnect("127.0.0.1", atoi(argv[1]));
-  if (server == NULL || server->err != 0) return fprintf(stderr, "client: port %s: %s\n", argv[1], server ? server->errstr : "memory"), 1;
+  redisContext* server = redisConnect("127.0.0.1", atoi(argv[1]));
+  if (server == NULL || server->err != 0)
+    return fprintf(stderr, "client: port %s: %s\n", argv[1], server ? server->errstr : "memory"), 1;
   struct timeval patience = {PATIENCE_S, 0};
   (void)redisSetTimeout(server, patience);
 
-  redisReply *info = info_lunar(server);
+  redisReply* info = info_lunar(server);
   if (info == NULL) return 1;
   unsigned long long budget = figure(info->str, "lunar_dram_budget_bytes");
   freeReplyObject(info);
@@ -105,6 +112,7 @@ int main(int argc, char **argv) {
   unsigned long long evicted = figure(info->str, "lunar_evicted_pages");
   freeReplyObject(info);
   redisFree(server);
-  if (bytes > 2 * budget && evicted == 0) return fprintf(stderr, "client: nothing was evicted: is this server tiered?\n"), 1;
+  if (bytes > 2 * budget && evicted == 0)
+    return fprintf(stderr, "client: nothing was evicted: is this server tiered?\n"), 1;
   return 0;
 }

@@ -17,8 +17,7 @@ struct ErrnoEntry {
   const char* text;
 };
 
-#define ENTRY(code, text) \
-  { code, #code, text }
+#define ENTRY(code, text) {code, #code, text}
 // What the runtime meets; the C library's static tables serve the rest.
 constexpr ErrnoEntry kErrnos[] = {
     ENTRY(EPERM, "operation not permitted"),
@@ -87,7 +86,7 @@ const ErrnoEntry* find_errno(int number) {
 
 int positive(int err) { return err < 0 ? -err : err; }
 
-}   // namespace
+}  // namespace
 
 int ErrorText::set(int err, const char* format, ...) {
   va_list args;
@@ -117,4 +116,4 @@ const char* errno_text(int err) {
   return "unknown error";
 }
 
-}   // namespace lunar
+}  // namespace lunar

@@ -10,8 +10,8 @@ namespace {
 
 struct Sink {
   char* out;
-  size_t room;   // bytes that may still be written, the NUL not counted
-  bool escape = false;   // in arguments, what is not printable
+  size_t room;          // bytes that may still be written, the NUL not counted
+  bool escape = false;  // in arguments, what is not printable
   size_t length = 0;
   void put(char c) {
     if (length < room) out[length++] = c;
@@ -23,7 +23,7 @@ struct Spec {
   bool left = false;
   int width = 0;
   int precision = -1;
-  char length = 0;   // 0, 'l' (l, ll, z, j and t are all 64 bits or long)
+  char length = 0;  // 0, 'l' (l, ll, z, j and t are all 64 bits or long)
   char conversion = 0;
 };
 
@@ -86,7 +86,10 @@ size_t printable_length(const char* text, size_t length) {
   const auto* byte = reinterpret_cast<const unsigned char*>(text);
   const unsigned lead = byte[0];
   if (lead < 0x80) return lead >= 0x20 && lead != 0x7f;
-  const size_t n = lead >= 0xf0 && lead <= 0xf4 ? 4 : lead >= 0xe0 && lead < 0xf0 ? 3 : lead >= 0xc2 && lead < 0xe0 ? 2 : 0;
+  const size_t n = lead >= 0xf0 && lead <= 0xf4  ? 4
+                   : lead >= 0xe0 && lead < 0xf0 ? 3
+                   : lead >= 0xc2 && lead < 0xe0 ? 2
+                                                 : 0;
   if (n == 0 || n > length) return 0;
   uint32_t code = lead & (0x7fu >> n);
   for (size_t i = 1; i < n; ++i) {
@@ -95,7 +98,8 @@ size_t printable_length(const char* text, size_t length) {
   }
   constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
   const bool character = code >= kLeast[n] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
-  const bool control = code < 0xa0 || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);   // C1; line ends, directions
+  // C1; line ends, directions
+  const bool control = code < 0xa0 || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
   return character && !control ? n : 0;
 }
 
@@ -116,8 +120,10 @@ void put_text(Sink* sink, const Spec& spec, const char* text) {
   size_t length = 0;
   while ((spec.precision < 0 || length < static_cast<size_t>(spec.precision)) && text[length]) ++length;
   if (!spec.left) pad(sink, spec, length, ' ');
-  if (sink->escape) put_escaped(sink, text, length);
-  else for (size_t i = 0; i < length; ++i) sink->put(text[i]);
+  if (sink->escape)
+    put_escaped(sink, text, length);
+  else
+    for (size_t i = 0; i < length; ++i) sink->put(text[i]);
   if (spec.left) pad(sink, spec, length, ' ');
 }
 
@@ -166,7 +172,8 @@ void put_directive(Sink* sink, const Spec& spec, va_list* args) {
   }
 }
 
-size_t format_with(bool escape, char* out, size_t size, const char* format, va_list args) __attribute__((format(printf, 4, 0)));
+size_t format_with(bool escape, char* out, size_t size, const char* format, va_list args)
+    __attribute__((format(printf, 4, 0)));
 size_t format_with(bool escape, char* out, size_t size, const char* format, va_list args) {
   if (size == 0) return 0;
   Sink sink{out, size - 1, escape};
@@ -195,10 +202,14 @@ size_t format_with(bool escape, char* out, size_t size, const char* format, va_l
   return sink.length;
 }
 
-}   // namespace
+}  // namespace
 
-size_t vformat_to(char* out, size_t size, const char* format, va_list args) { return format_with(false, out, size, format, args); }
-size_t vformat_line_to(char* out, size_t size, const char* format, va_list args) { return format_with(true, out, size, format, args); }
+size_t vformat_to(char* out, size_t size, const char* format, va_list args) {
+  return format_with(false, out, size, format, args);
+}
+size_t vformat_line_to(char* out, size_t size, const char* format, va_list args) {
+  return format_with(true, out, size, format, args);
+}
 
 size_t format_line_to(char* out, size_t size, const char* format, ...) {
   va_list args;
@@ -216,4 +227,4 @@ size_t format_to(char* out, size_t size, const char* format, ...) {
   return length;
 }
 
-}   // namespace lunar
+}  // namespace lunar

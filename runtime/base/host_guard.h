@@ -11,8 +11,9 @@ namespace lunar {
 // constinit: without it every read goes through a TLS wrapper function that asks for a dynamic initialiser.
 extern constinit thread_local int host_guard_depth __attribute__((tls_model("initial-exec")));
 
-// Set while a process sits between the allocator's fork handlers (its locks are held, or belong to threads that are gone):
-// a guarded thread's allocations must then come from memory that needs no lock of the allocator (the preload's early heap).
+// Set while a process sits between the allocator's fork handlers (its locks are held, or belong to threads that are
+// gone): a guarded thread's allocations must then come from memory that needs no lock of the allocator (the preload's
+// early heap).
 extern constinit std::atomic<bool> host_fork_bootstrap;
 
 class HostGuard {

@@ -43,7 +43,7 @@ uint64_t unit_of(const char* text) {
   return *text ? 0 : factor;
 }
 
-}   // namespace
+}  // namespace
 
 int parse_size(const char* text, uint64_t* bytes) {
   __extension__ typedef unsigned __int128 Wide;
@@ -61,7 +61,7 @@ int parse_size(const char* text, uint64_t* bytes) {
     ++text;
     if (!is_digit(*text)) return -EINVAL;
     for (; is_digit(*text); ++text) {
-      if (scale >= 1000000000) continue;   // beyond nine places nothing is a byte any more that a person means
+      if (scale >= 1000000000) continue;  // beyond nine places nothing is a byte any more that a person means
       fraction = fraction * 10 + static_cast<unsigned>(*text - '0');
       scale *= 10;
     }
@@ -77,7 +77,8 @@ int parse_size(const char* text, uint64_t* bytes) {
 const char* parse_digits(const char* p, uint64_t* out) {
   if (*p < '0' || *p > '9') return nullptr;
   for (*out = 0; *p >= '0' && *p <= '9'; ++p)
-    if (__builtin_mul_overflow(*out, 10, out) || __builtin_add_overflow(*out, static_cast<uint64_t>(*p - '0'), out)) return nullptr;
+    if (__builtin_mul_overflow(*out, 10, out) || __builtin_add_overflow(*out, static_cast<uint64_t>(*p - '0'), out))
+      return nullptr;
   return p;
 }
 
@@ -108,4 +109,4 @@ SizeText format_size(uint64_t bytes) {
   return out;
 }
 
-}   // namespace lunar
+}  // namespace lunar

@@ -18,8 +18,8 @@ struct StrongNumber {
   constexpr auto operator<=>(const StrongNumber&) const = default;
 };
 
-using PageIndex = StrongNumber<struct PageIndexTag, uint64_t>;   // page within a region, from its start
-using Slot = StrongNumber<struct SlotTag, uint32_t>;             // page-sized place on a virtual LUN
+using PageIndex = StrongNumber<struct PageIndexTag, uint64_t>;        // page within a region, from its start
+using Slot = StrongNumber<struct SlotTag, uint32_t>;                  // page-sized place on a virtual LUN
 using DeviceOffset = StrongNumber<struct DeviceOffsetTag, uint64_t>;  // bytes from the start of a device
 
 constexpr Slot kNoSlot{UINT32_MAX};
@@ -28,14 +28,16 @@ constexpr Slot kNoSlot{UINT32_MAX};
 // Returns 0; -EINVAL for anything else, -ERANGE above 2^63-1. `*bytes` is untouched on failure.
 [[nodiscard]] int parse_size(const char* text, uint64_t* bytes);
 
-// "700:1:2424164": exactly `count` decimal numbers, colons between them. False for anything else (also numbers above 2^64-1); then what
-// `out` holds is undefined. text: may be nullptr.
+// "700:1:2424164": exactly `count` decimal numbers, colons between them. False for anything else (also numbers above
+// 2^64-1); then what `out` holds is undefined. text: may be nullptr.
 [[nodiscard]] bool parse_numbers(const char* text, uint64_t* out, unsigned count);
 // One that begins at `p`: where it ends. nullptr: there is none, or it is above 2^64-1.
 [[nodiscard]] const char* parse_digits(const char* p, uint64_t* out);
 
 // "1.5 GiB", "512 B": at most 12 characters and a NUL. Returns `out`.
-struct SizeText { char text[16]; };
+struct SizeText {
+  char text[16];
+};
 SizeText format_size(uint64_t bytes);
 
 constexpr uint64_t round_up(uint64_t value, uint64_t step) { return (value + step - 1) / step * step; }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The C calls: arguments in, errno out. An id and a kind name a chunk or a group (Handle), which answers the call: a cblk_cg_ call is
-// on a group, and so is a plain one with a CBLK_GROUP_ flag.
+// SPDX-License-Identifier: Apache-2.0 The C calls: arguments in, errno out. An id and a kind name a chunk or a group
+// (Handle), which answers the call: a cblk_cg_ call is on a group, and so is a plain one with a CBLK_GROUP_ flag.
 // Threading: any.
 #include <errno.h>
 #include <limits.h>
@@ -31,7 +30,7 @@ class HandleRef {
   HandleRef& operator=(const HandleRef&) = delete;
   explicit operator bool() const { return handle_ != nullptr; }
   Handle* operator->() const { return handle_; }
-  void leave() { handle_ = nullptr; }   // it is gone
+  void leave() { handle_ = nullptr; }  // it is gone
 
  private:
   Handle* handle_;
@@ -62,8 +61,8 @@ int transfer(const char* call, Op op, Kind kind, int id, void* buffer, cflash_of
   return answer(handle->transfer(&io), call, id);
 }
 
-int issue(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offset_t lba, size_t blocks, cflsh_cg_tag_t* tag,
-          cblk_arw_status_t* status, int flags) {
+int issue(const char* call, Op op, Kind kind, int id, void* buffer, cflash_offset_t lba, size_t blocks,
+          cflsh_cg_tag_t* tag, cblk_arw_status_t* status, int flags) {
   HandleRef handle(id, kind);
   const bool with_status = (flags & CBLK_ARW_USER_STATUS_FLAG) != 0;
   if (!handle || !tag || (with_status && !status)) return answer(-EINVAL, call, id);
@@ -106,7 +105,8 @@ int close(Kind kind, int id, int flags) {
 int get_lun_size(Kind kind, int id, size_t* nblocks) {
   HandleRef handle(id, kind);
   if (!nblocks) return answer(-EINVAL, "get_lun_size", id);
-  if (!handle) return answer(kind == kGroup ? -ENODEV : -EINVAL, "get_lun_size", id);   // as IBM's does, in this call alone
+  // as IBM's does, in this call alone
+  if (!handle) return answer(kind == kGroup ? -ENODEV : -EINVAL, "get_lun_size", id);
   *nblocks = handle->lun_blocks();
   return 0;
 }
@@ -158,14 +158,17 @@ CBLK_API int cblk_term(void*, uint64_t) { return 0; }
 
 // ---- open ----
 
-CBLK_API chunk_cg_id_t cblk_cg_open(const char* path, int max_num_requests, int mode, int num_chunks, chunk_ext_arg_t, int flags) {
+CBLK_API chunk_cg_id_t cblk_cg_open(const char* path, int max_num_requests, int mode, int num_chunks, chunk_ext_arg_t,
+                                    int flags) {
   Group* group = nullptr;
   const int status = Group::open(options_of(path, max_num_requests, mode, flags), num_chunks, &group);
   return status < 0 ? answer(status, "open", 0) : group->id;
 }
 
 CBLK_API chunk_id_t cblk_open(const char* path, int max_num_requests, int mode, chunk_ext_arg_t ext, int flags) {
-  if (flags & CBLK_OPN_GROUP) return cblk_cg_open(path, max_num_requests, mode, ext > INT_MAX ? INT_MAX : static_cast<int>(ext), ext, flags & ~CBLK_OPN_GROUP);
+  if (flags & CBLK_OPN_GROUP)
+    return cblk_cg_open(path, max_num_requests, mode, ext > INT_MAX ? INT_MAX : static_cast<int>(ext), ext,
+                        flags & ~CBLK_OPN_GROUP);
   Chunk* chunk = nullptr;
   const int status = Chunk::open(options_of(path, max_num_requests, mode, flags), &chunk);
   return status < 0 ? answer(status, "open", 0) : chunk->id;
@@ -179,12 +182,22 @@ CBLK_API int cblk_cg_get_num_chunks(chunk_cg_id_t id, int) {
 // ---- chunks, and groups with a flag ----
 
 CBLK_API int cblk_close(chunk_id_t id, int flags) { return close(kind_of(flags), id, flags); }
-CBLK_API int cblk_get_lun_size(chunk_id_t id, size_t* nblocks, int flags) { return get_lun_size(kind_of(flags), id, nblocks); }
+CBLK_API int cblk_get_lun_size(chunk_id_t id, size_t* nblocks, int flags) {
+  return get_lun_size(kind_of(flags), id, nblocks);
+}
 CBLK_API int cblk_get_size(chunk_id_t id, size_t* nblocks, int flags) { return get_size(kind_of(flags), id, nblocks); }
-CBLK_API int cblk_set_size(chunk_id_t id, size_t nblocks, int flags) { return set_size(kind_of(flags), id, nblocks, flags); }
-CBLK_API int cblk_get_stats(chunk_id_t id, chunk_stats_t* stats, int flags) { return get_stats(kind_of(flags), id, stats); }
-CBLK_API int cblk_get_attrs(chunk_id_t id, chunk_attrs_t* attrs, int flags) { return get_attrs(kind_of(flags), id, attrs); }
-CBLK_API int cblk_clone_after_fork(chunk_id_t id, int mode, int flags) { return clone_after_fork(kind_of(flags), id, mode); }
+CBLK_API int cblk_set_size(chunk_id_t id, size_t nblocks, int flags) {
+  return set_size(kind_of(flags), id, nblocks, flags);
+}
+CBLK_API int cblk_get_stats(chunk_id_t id, chunk_stats_t* stats, int flags) {
+  return get_stats(kind_of(flags), id, stats);
+}
+CBLK_API int cblk_get_attrs(chunk_id_t id, chunk_attrs_t* attrs, int flags) {
+  return get_attrs(kind_of(flags), id, attrs);
+}
+CBLK_API int cblk_clone_after_fork(chunk_id_t id, int mode, int flags) {
+  return clone_after_fork(kind_of(flags), id, mode);
+}
 
 CBLK_API int cblk_read(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int flags) {
   return transfer("read", Op::kRead, kind_of(flags), id, buf, lba, nblocks);
@@ -196,16 +209,16 @@ CBLK_API int cblk_unmap(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nb
   return transfer("unmap", Op::kDiscard, kind_of(flags), id, buf, lba, nblocks);
 }
 
-CBLK_API int cblk_aread(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int* tag, cblk_arw_status_t* status,
-                        int flags) {
+CBLK_API int cblk_aread(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int* tag,
+                        cblk_arw_status_t* status, int flags) {
   return issue("aread", Op::kRead, id, buf, lba, nblocks, tag, status, flags);
 }
-CBLK_API int cblk_awrite(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int* tag, cblk_arw_status_t* status,
-                         int flags) {
+CBLK_API int cblk_awrite(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int* tag,
+                         cblk_arw_status_t* status, int flags) {
   return issue("awrite", Op::kWrite, id, buf, lba, nblocks, tag, status, flags);
 }
-CBLK_API int cblk_aunmap(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int* tag, cblk_arw_status_t* status,
-                         int flags) {
+CBLK_API int cblk_aunmap(chunk_id_t id, void* buf, cflash_offset_t lba, size_t nblocks, int* tag,
+                         cblk_arw_status_t* status, int flags) {
   return issue("aunmap", Op::kDiscard, id, buf, lba, nblocks, tag, status, flags);
 }
 
@@ -223,8 +236,9 @@ CBLK_API int cblk_listio(chunk_id_t id, cblk_io_t* issue_list[], int nissue, cbl
   HandleRef handle(id, kChunk);
   if (!handle) return answer(-EINVAL, "listio", id);
   auto* chunk = static_cast<Chunk*>(handle.operator->());
-  const int status = chunk->list(issue_list, nissue, pending, npending, wait, nwait, completion, ncompletion, timeout_us, flags);
-  if (status == 0 && nissue == 0 && nwait == 0 && *ncompletion == 0) sys::yield_cpu();   // as above
+  const int status =
+      chunk->list(issue_list, nissue, pending, npending, wait, nwait, completion, ncompletion, timeout_us, flags);
+  if (status == 0 && nissue == 0 && nwait == 0 && *ncompletion == 0) sys::yield_cpu();  // as above
   return answer(status, "listio", id);
 }
 
@@ -233,7 +247,9 @@ CBLK_API int cblk_listio(chunk_id_t id, cblk_io_t* issue_list[], int nissue, cbl
 CBLK_API int cblk_cg_close(chunk_cg_id_t id, int flags) { return close(kGroup, id, flags); }
 CBLK_API int cblk_cg_get_lun_size(chunk_cg_id_t id, size_t* nblocks, int) { return get_lun_size(kGroup, id, nblocks); }
 CBLK_API int cblk_cg_get_size(chunk_cg_id_t id, size_t* nblocks, int) { return get_size(kGroup, id, nblocks); }
-CBLK_API int cblk_cg_set_size(chunk_cg_id_t id, size_t nblocks, int flags) { return set_size(kGroup, id, nblocks, flags); }
+CBLK_API int cblk_cg_set_size(chunk_cg_id_t id, size_t nblocks, int flags) {
+  return set_size(kGroup, id, nblocks, flags);
+}
 CBLK_API int cblk_cg_get_stats(chunk_cg_id_t id, chunk_stats_t* stats, int) { return get_stats(kGroup, id, stats); }
 CBLK_API int cblk_cg_get_attrs(chunk_cg_id_t id, chunk_attrs_t* attrs, int) { return get_attrs(kGroup, id, attrs); }
 CBLK_API int cblk_cg_clone_after_fork(chunk_cg_id_t id, int mode, int) { return clone_after_fork(kGroup, id, mode); }

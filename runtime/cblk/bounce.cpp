@@ -14,15 +14,19 @@ namespace lunar::cblk {
 namespace {
 
 constexpr size_t kSmallBytes = 4096;
-constexpr uint32_t kMiddleMost = 192;   // 12 MiB
+constexpr uint32_t kMiddleMost = 192;  // 12 MiB
 
-unsigned size_class(size_t bytes) { return bytes <= BouncePool::kMiddleBytes ? 0 : static_cast<unsigned>(std::bit_width((bytes - 1) / BouncePool::kMiddleBytes)); }
+unsigned size_class(size_t bytes) {
+  return bytes <= BouncePool::kMiddleBytes
+             ? 0
+             : static_cast<unsigned>(std::bit_width((bytes - 1) / BouncePool::kMiddleBytes));
+}
 size_t class_bytes(unsigned size) { return BouncePool::kMiddleBytes << size; }
 
 }  // namespace
 
 void BouncePool::open(uint32_t requests) {
-  small_ = static_cast<uint32_t>(round_up(requests, 64)) + 64;   // and blocking ones
+  small_ = static_cast<uint32_t>(round_up(requests, 64)) + 64;  // and blocking ones
   middle_ = small_ < kMiddleMost ? small_ : kMiddleMost;
 }
 
@@ -41,7 +45,7 @@ char* BouncePool::memory() {
   const size_t bytes = small_ * kSmallBytes + middle_ * kMiddleBytes;
   auto* fresh = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!fresh || memory_.compare_exchange_strong(known, fresh, std::memory_order_acq_rel)) return fresh;
-  unmap_private(fresh, bytes);   // another thread was quicker
+  unmap_private(fresh, bytes);  // another thread was quicker
   return known;
 }
 
@@ -66,7 +70,8 @@ int BouncePool::take(size_t bytes, Bounce* out) {
     const int32_t piece = small ? take_piece(0, small_) : take_piece(small_, small_ + middle_);
     if (piece >= 0) {
       const auto at = static_cast<size_t>(piece);
-      *out = {pool + (small ? at * kSmallBytes : small_ * kSmallBytes + (at - small_) * kMiddleBytes), static_cast<uint32_t>(bytes), piece};
+      *out = {pool + (small ? at * kSmallBytes : small_ * kSmallBytes + (at - small_) * kMiddleBytes),
+              static_cast<uint32_t>(bytes), piece};
       return 0;
     }
   }
@@ -75,7 +80,7 @@ int BouncePool::take(size_t bytes, Bounce* out) {
   char* memory = spare_[size].exchange(nullptr, std::memory_order_acquire);
   if (!memory) memory = static_cast<char*>(map_private(class_bytes(size), ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
-  (void)taken_[0].load(std::memory_order_acquire);   // see give()
+  (void)taken_[0].load(std::memory_order_acquire);  // see give()
   *out = {memory, static_cast<uint32_t>(bytes), -1};
   return 0;
 }
@@ -88,8 +93,10 @@ void BouncePool::give(Bounce* bounce) {
   } else {
     const unsigned size = size_class(bounce->bytes);
     char* none = nullptr;
-    if (!spare_[size].compare_exchange_strong(none, bounce->memory, std::memory_order_release, std::memory_order_relaxed)) {
-      taken_[0].fetch_or(0, std::memory_order_release);   // the kernel orders this use before the next of the address; TSan cannot know
+    if (!spare_[size].compare_exchange_strong(none, bounce->memory, std::memory_order_release,
+                                              std::memory_order_relaxed)) {
+      // the kernel orders this use before the next of the address; TSan cannot know
+      taken_[0].fetch_or(0, std::memory_order_release);
       unmap_private(bounce->memory, class_bytes(size));
     }
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The read cache: see cache.h.
-// Threading: any; one set's spin lock at a time, held for a copy of one block at most; a read has those of all its blocks. May not: call the kernel after open.
+// Threading: any; one set's spin lock at a time, held for a copy of one block at most; a read has those of all its
+// blocks. May not: call the kernel after open.
 #include "cblk/cache.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@ namespace lunar::cblk {
 namespace {
 
 constexpr size_t kBlockBytes = 4096;
-constexpr uint64_t kBlocksMax = uint64_t{1} << 28;   // 1 TiB: a larger number is a mistaken unit
+constexpr uint64_t kBlocksMax = uint64_t{1} << 28;  // 1 TiB: a larger number is a mistaken unit
 
 }  // namespace
 
@@ -25,7 +26,7 @@ int Cache::open(uint64_t blocks) {
   count_ = (blocks + kWays - 1) / kWays;
   const size_t head = round_up(count_ * sizeof(Set), kBlockBytes);
   mapping_bytes_ = head + count_ * kWays * kBlockBytes;
-  auto* memory = static_cast<char*>(map_private(mapping_bytes_, ForkPolicy::kInherit));   // zeros: empty sets
+  auto* memory = static_cast<char*>(map_private(mapping_bytes_, ForkPolicy::kInherit));  // zeros: empty sets
   if (!memory) return -ENOMEM;
   sets_ = reinterpret_cast<Set*>(memory);
   for (uint64_t i = 0; i < count_; ++i) new (&sets_[i]) Set;
@@ -46,7 +47,7 @@ Cache::Set& Cache::set_of(uint64_t block, char** ways) {
 
 bool Cache::read(uint64_t block, size_t count, char* to) {
   if (count > kFillBlocksMax) return false;
-  Set* sets[kFillBlocksMax];        // locked: each once, in the order of their addresses
+  Set* sets[kFillBlocksMax];  // locked: each once, in the order of their addresses
   const char* from[kFillBlocksMax];
   size_t locked = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -125,7 +126,7 @@ void Cache::forget_in_child() {
   for (uint64_t i = 0; i < count_; ++i) {
     sets_[i].lock.unlock();
     sets_[i].ended = sets_[i].begun;
-    for (uint64_t& cached : sets_[i].blocks) cached = 0;   // a writer of the parent may have been at work
+    for (uint64_t& cached : sets_[i].blocks) cached = 0;  // a writer of the parent may have been at work
   }
 }
 

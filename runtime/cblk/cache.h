@@ -3,8 +3,8 @@
 //
 //   set = hash(block) ──► { lock, writers begun / ended, 4 ways: block number, 4096 bytes }
 //
-// Coherence: a write names its blocks *before* it goes to the device (they leave the cache) and again after. A read that missed may
-// fill a set only when no write was under way in that set when the read began and none has begun since.
+// Coherence: a write names its blocks *before* it goes to the device (they leave the cache) and again after. A read
+// that missed may fill a set only when no write was under way in that set when the read began and none has begun since.
 // Threading: any; a short spin lock a set. Allocates at open only.
 #pragma once
 #include <cstddef>
@@ -16,9 +16,9 @@ namespace lunar::cblk {
 
 class Cache {
  public:
-  static constexpr unsigned kFillBlocksMax = 8;   // a longer read goes past the cache: it would sweep it out
+  static constexpr unsigned kFillBlocksMax = 8;  // a longer read goes past the cache: it would sweep it out
 
-  [[nodiscard]] int open(uint64_t blocks);        // 0: no cache; 0 or -ENOMEM
+  [[nodiscard]] int open(uint64_t blocks);  // 0: no cache; 0 or -ENOMEM
   void close();
   bool active() const { return sets_ != nullptr; }
 
@@ -29,7 +29,7 @@ class Cache {
   void fill(uint64_t block, size_t count, const char* from, const uint64_t* stamps);
   void begin_write(uint64_t block, size_t count);
   void end_write(uint64_t block, size_t count);
-  void forget_in_child();                         // writes and locks of the parent's threads
+  void forget_in_child();  // writes and locks of the parent's threads
 
  private:
   static constexpr unsigned kWays = 4;
@@ -43,8 +43,8 @@ class Cache {
   Set& set_of(uint64_t block, char** ways);
 
   Set* sets_ = nullptr;
-  char* data_ = nullptr;            // kWays blocks a set
-  uint64_t count_ = 0;              // of sets
+  char* data_ = nullptr;  // kWays blocks a set
+  uint64_t count_ = 0;    // of sets
   size_t mapping_bytes_ = 0;
 };
 

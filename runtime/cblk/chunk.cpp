@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening, sizing, describing and closing a chunk: see chunk.h.
 //
-// Memory: one mapping holds the chunk, its commands and the chains of user tags; the pages of commands that are never used are
-// never touched.
+// Memory: one mapping holds the chunk, its commands and the chains of user tags; the pages of commands that are never
+// used are never touched.
 // Threading: any; all of this may block and allocate.
 #include "cblk/chunk.h"
 
@@ -12,8 +12,8 @@
 
 #include <new>
 
-#include "cblk/open_device.h"
 #include "cblk/fork_handlers.h"
+#include "cblk/open_device.h"
 #include "cblk/wait.h"
 #include "sys/arena.h"
 
@@ -27,7 +27,8 @@ constexpr uint64_t kScrubBlocks = 4096;
 
 int Chunk::open(const Options& options, Chunk** out) {
   if (!options.path || !*options.path || (options.mode & O_ACCMODE) == O_ACCMODE) return -EINVAL;
-  if ((options.flags & CBLK_OPN_MPIO_FO) && (options.flags & (CBLK_OPN_RESERVE | CBLK_OPN_FORCED_RESERVE))) return -EINVAL;
+  if ((options.flags & CBLK_OPN_MPIO_FO) && (options.flags & (CBLK_OPN_RESERVE | CBLK_OPN_FORCED_RESERVE)))
+    return -EINVAL;
   if (options.requests > kRequestsMax) return -ENOMEM;
   if (const int status = fork_handlers_install(); status < 0) return status;
   trace_open();
@@ -66,10 +67,13 @@ int Chunk::open(const Options& options, Chunk** out) {
   // Chunks of a group may lie on one LUN: a cache each would tell of the others' past.
   if (status == 0 && options.kind == Kind::kChunk) status = chunk->cache_.open(environment.cache_blocks);
   if (status == 0) status = table_add(chunk);
-  if (status < 0) chunk->destroy();
-  else *out = chunk;
-  trace_at(status < 0 ? kTraceFailures : kTraceCalls, "open %s lun %llu mode %d flags 0x%x requests %u: %d", options.path,
-           static_cast<unsigned long long>(environment.lun_id), options.mode, static_cast<unsigned>(options.flags), count, status < 0 ? status : chunk->id);
+  if (status < 0)
+    chunk->destroy();
+  else
+    *out = chunk;
+  trace_at(status < 0 ? kTraceFailures : kTraceCalls, "open %s lun %llu mode %d flags 0x%x requests %u: %d",
+           options.path, static_cast<unsigned long long>(environment.lun_id), options.mode,
+           static_cast<unsigned>(options.flags), count, status < 0 ? status : chunk->id);
   return status;
 }
 
@@ -144,7 +148,8 @@ bool Chunk::drain(uint64_t deadline_ns) {
   signal_all(Waiter::kFree);
   Waiter waiter;
   waiter.kind = Waiter::kIdle;
-  const int status = wait_until(&waiter, deadline_ns, [this] { return in_ring_ == 0 && backlog_count_ == 0 && fetchable_ == 0; });
+  const int status =
+      wait_until(&waiter, deadline_ns, [this] { return in_ring_ == 0 && backlog_count_ == 0 && fetchable_ == 0; });
   unlock();
   return status == 0 && late_end(deadline_ns);
 }
@@ -166,9 +171,9 @@ void Chunk::reopen() {
 
 int Chunk::close(int flags) {
   const uint64_t deadline = sys::now_ns() + kCloseWaitNs;
-  if (being_closed_.exchange(true)) return -EINVAL;   // another thread is at it
+  if (being_closed_.exchange(true)) return -EINVAL;  // another thread is at it
   bool over = drain(deadline) && table_shut(this, 1, deadline) == 0;
-  if (over && !late_end(deadline)) {   // one that was under way then has become late since
+  if (over && !late_end(deadline)) {  // one that was under way then has become late since
     table_reopen(this);
     over = false;
   }
@@ -187,12 +192,12 @@ void Chunk::end(int flags) {
   registry_remove(this);
   stop_completer();
   const bool asked = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_;
-  const bool shared = shared_by_fork_.load(std::memory_order_relaxed);   // the data may be in use yet
+  const bool shared = shared_by_fork_.load(std::memory_order_relaxed);  // the data may be in use yet
   if (asked && !shared) (void)scrub(0, size_blocks());
   trace_at(kTraceCalls, "close %d%s", id, asked && shared ? ": not scrubbed, a fork shared it" : "");
   Slot* const place = slot;
   destroy();
-  place->word.fetch_sub(1, std::memory_order_release);   // the closer's own use
+  place->word.fetch_sub(1, std::memory_order_release);  // the closer's own use
 }
 
 // Overwrites [from, to) with zeros. 0 or -errno.
@@ -225,18 +230,16 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   sys::Locked guard(resize_);
   const uint64_t now = size_blocks();
   ErrorText why;
-  if (blocks == UINT64_MAX) {
-    blocks = (virtual_->used_bytes() + virtual_->remaining_bytes()) / kBlockBytes;
-  }
+  if (blocks == UINT64_MAX) { blocks = (virtual_->used_bytes() + virtual_->remaining_bytes()) / kBlockBytes; }
   if (blocks > lun_blocks_) return -EINVAL;
   if (blocks < now) {
-    size_blocks_.exchange(blocks);   // no new I/O beyond; then none may be under way
+    size_blocks_.exchange(blocks);  // no new I/O beyond; then none may be under way
     if (!quiet()) {
       size_blocks_.store(now);
       return -EBUSY;
     }
     if (cache_.active()) cache_.begin_write(blocks, now - blocks), cache_.end_write(blocks, now - blocks);
-    if ((flags | flags_) & CBLK_SCRUB_DATA_FLG) {   // before: afterwards it may be another's
+    if ((flags | flags_) & CBLK_SCRUB_DATA_FLG) {  // before: afterwards it may be another's
       if (const int status = scrub(blocks, now); status < 0) {
         size_blocks_.store(now);
         return status;
@@ -245,12 +248,13 @@ int Chunk::set_size(uint64_t blocks, int flags) {
   }
   const int status = virtual_->set_size(blocks * kBlockBytes, &why);
   size_blocks_.store(status < 0 ? now : blocks);
-  trace_at(status < 0 ? kTraceFailures : kTraceCalls, "set_size %d %llu: %d %s", id, static_cast<unsigned long long>(blocks), status,
-           status < 0 ? why.text : "");
+  trace_at(status < 0 ? kTraceFailures : kTraceCalls, "set_size %d %llu: %d %s", id,
+           static_cast<unsigned long long>(blocks), status, status < 0 ? why.text : "");
   return status == -ENOSPC ? -ENOMEM : status;
 }
 
-// Waits a while for blocking I/O to end; the caller must fetch asynchronous commands first. Asks the counters first, so that a late end counts as late.
+// Waits a while for blocking I/O to end; the caller must fetch asynchronous commands first. Asks the counters first, so
+// that a late end counts as late.
 bool Chunk::quiet() {
   for (const uint64_t end = sys::now_ns() + kCloseWaitNs; sys::now_ns() < end; sys::sleep_ns(kRetryNs)) {
     const bool none = counters_.act_reads.now.load() == 0 && counters_.act_writes.now.load() == 0;
@@ -274,7 +278,8 @@ int Chunk::clone_after_fork(int mode) {
   if (!busy && inherited) {
     status = virtual_->refresh();
     if (status == 0) {
-      size_blocks_.store(virtual_->used_bytes() / kBlockBytes, std::memory_order_release);   // another sharer may have resized it
+      // another sharer may have resized it
+      size_blocks_.store(virtual_->used_bytes() / kBlockBytes, std::memory_order_release);
       access_ = access;
       inherited_.store(false, std::memory_order_relaxed);
     }

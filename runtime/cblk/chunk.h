@@ -5,26 +5,27 @@
 //   cblk_aread ─► command table ─► backlog ─► Context (ring) ─┐
 //   cblk_aresult ◄─ done ◄──────── harvest ◄──────────────────┘                       under the chunk's lock; no thread
 //                                                                                     sleeps with it held
-// Waiting (wait.cpp): a thread that needs a completion takes what the ring has. If that does not help, one of the waiting threads,
-// the *leader*, sleeps in the ring, without the lock; the others each sleep on a word of their own. The harvester wakes exactly those
-// whose command is done; a leader that leaves designates another. While there is a leader no other thread harvests: else it could
-// take the leader's own completion, and the leader would sleep on.
+// Waiting (wait.cpp): a thread that needs a completion takes what the ring has. If that does not help, one of the
+// waiting threads, the *leader*, sleeps in the ring, without the lock; the others each sleep on a word of their own.
+// The harvester wakes exactly those whose command is done; a leader that leaves designates another. While there is a
+// leader no other thread harvests: else it could take the leader's own completion, and the leader would sleep on.
 //
 // A command: free ─► active (backlog, then ring) ─► done ─► free, by cblk_aresult; a command with the caller's status goes from active
 // to free.
 //
-// Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT, but it cannot be taken back from the device: it
-// is *lost*. So that it never touches the caller's memory afterwards, every I/O under a limit moves through a buffer of ours (bounce.h);
-// only a call that reports success copies to the caller's. A lost I/O's place in the table (or lane) and its buffer stay parked until
-// the device releases them. A lost write may yet land (late_writes.h): writes and discards of the same blocks, through any chunk of a
-// group on one LUN, wait for it while others overtake them; set_size and close refuse (EBUSY). Without a limit, and on devices whose
-// I/O is a copy (Capabilities::instant), I/O uses the caller's own buffer, and a blocking one Device::transfer.
+// Time limit (CFLSH_BLK_TIMEOUT): an I/O that is not done by then fails with ETIMEDOUT, but it cannot be taken back
+// from the device: it is *lost*. So that it never touches the caller's memory afterwards, every I/O under a limit moves
+// through a buffer of ours (bounce.h); only a call that reports success copies to the caller's. A lost I/O's place in
+// the table (or lane) and its buffer stay parked until the device releases them. A lost write may yet land
+// (late_writes.h): writes and discards of the same blocks, through any chunk of a group on one LUN, wait for it while
+// others overtake them; set_size and close refuse (EBUSY). Without a limit, and on devices whose I/O is a copy
+// (Capabilities::instant), I/O uses the caller's own buffer, and a blocking one Device::transfer.
 //
 // A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) orphaned ─► free, when the ring delivers it. The thread that waits
 // for it or polls it notices that it is late; for a command with a status the completer does.
 //
-// Files: chunk.cpp open and close; command_table.cpp the table; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; sync.cpp;
-// listio.cpp; fork_handlers.cpp.
+// Files: chunk.cpp open and close; command_table.cpp the table; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp;
+// sync.cpp; listio.cpp; fork_handlers.cpp.
 // Threading: public calls from any thread unless they say otherwise. Data path: no allocation.
 #pragma once
 #include <errno.h>
@@ -35,12 +36,12 @@
 #include "cblk/bounce.h"
 #include "cblk/cache.h"
 #include "cblk/chunk_counters.h"
-#include "cblk/open_device.h"
 #include "cblk/environment.h"
 #include "cblk/finished.h"
 #include "cblk/id_table.h"
 #include "cblk/lanes.h"
 #include "cblk/late_writes.h"
+#include "cblk/open_device.h"
 #include "lun/volume/virtual_lun.h"
 #include "superpipe/device.h"
 
@@ -48,10 +49,10 @@ namespace lunar::cblk {
 
 constexpr uint64_t kBlockBytes = CAPI_FLASH_BLOCK_SIZE;
 constexpr int kRequestsDefault = 64, kRequestsMax = 8192;
-constexpr uint64_t kTransferBlocksMax = 4096;          // of a physical chunk; a virtual one moves 1
+constexpr uint64_t kTransferBlocksMax = 4096;  // of a physical chunk; a virtual one moves 1
 constexpr uint64_t kCloseWaitNs = 5'000'000'000;
-constexpr uint64_t kForever = UINT64_MAX;              // a deadline
-constexpr uint32_t kNone = UINT32_MAX;                 // no command
+constexpr uint64_t kForever = UINT64_MAX;  // a deadline
+constexpr uint32_t kNone = UINT32_MAX;     // no command
 
 // What a read must remember for the cache. Most have nothing to, and pay nothing when they are copied.
 struct Stamps {
@@ -63,11 +64,11 @@ struct Stamps {
     return *this;
   }
   bool known = false;
-  uint64_t of[Cache::kFillBlocksMax];   // set where known
+  uint64_t of[Cache::kFillBlocksMax];  // set where known
 };
 
-// What a caller has to do while a blocking I/O is under way: run once the device has it, before it is waited for. Not where it never got so
-// far.
+// What a caller has to do while a blocking I/O is under way: run once the device has it, before it is waited for. Not
+// where it never got so far.
 struct Meanwhile {
   virtual void run() = 0;
 
@@ -84,12 +85,13 @@ struct Io {
   int user_tag = 0;
   bool has_user_tag = false;
   bool wait_for_command = false;
-  uint64_t wait_deadline_ns = UINT64_MAX;   // for that: it waits as long as usual, but not beyond
-  uint64_t deadline_ns = 0;                 // of a blocking one that is a part of a call; 0: its own limit
-  const iovec* parts = nullptr;             // of a blocking read or write: where the blocks lie, instead of from `buffer` on
+  uint64_t wait_deadline_ns = UINT64_MAX;  // for that: it waits as long as usual, but not beyond
+  uint64_t deadline_ns = 0;                // of a blocking one that is a part of a call; 0: its own limit
+  // of a blocking read or write: where the blocks lie, instead of from `buffer` on
+  const iovec* parts = nullptr;
   uint32_t part_count = 0;
-  Meanwhile* meanwhile = nullptr;           // of a blocking one
-  cblk_arw_status_t* status = nullptr;   // to be filled in the background
+  Meanwhile* meanwhile = nullptr;       // of a blocking one
+  cblk_arw_status_t* status = nullptr;  // to be filled in the background
   // Made by prepare().
   Bounce bounce;
   bool cached_write = false;
@@ -97,8 +99,8 @@ struct Io {
 };
 
 // The status last: a reader with acquire order may read the rest.
-// The library's own errors (arguments, time, no such command) may not come from the device: callers would take a fetched command for
-// one that was not. Such errors of a device become EIO.
+// The library's own errors (arguments, time, no such command) may not come from the device: callers would take a
+// fetched command for one that was not. Such errors of a device become EIO.
 inline bool is_our_answer(int64_t error) {
   return error == -EINVAL || error == -ETIMEDOUT || error == -ENOMSG || error == -ENOENT || error == -EAGAIN;
 }
@@ -108,23 +110,23 @@ inline void set_status(cblk_arw_status_t* status, cblk_status_type_t value) {
 inline cblk_status_type_t get_status(cblk_arw_status_t* status) {
   return std::atomic_ref<cblk_status_type_t>(status->status).load(std::memory_order_acquire);
 }
-void fill_status(cblk_arw_status_t* status, int64_t blocks);   // blocks or -errno
+void fill_status(cblk_arw_status_t* status, int64_t blocks);  // blocks or -errno
 
 struct Entry {
-  enum State : uint8_t { kFree, kActive, kDone, kOrphaned };   // kOrphaned: over for the caller, not yet for the device
+  enum State : uint8_t { kFree, kActive, kDone, kOrphaned };  // kOrphaned: over for the caller, not yet for the device
   std::atomic<uint8_t> state{kFree};
-  bool lost = false;                // its time ran out while the device had it
-  bool delivered = false;           // its completion is being copied out: too late to be late
+  bool lost = false;       // its time ran out while the device had it
+  bool delivered = false;  // its completion is being copied out: too late to be late
   uint32_t life = 0;
-  uint32_t next = kNone;            // free stack or backlog
-  uint32_t newer = kNone, older = kNone;   // in a Line
-  uint32_t same_hash = kNone;       // user tags
+  uint32_t next = kNone;                  // free stack or backlog
+  uint32_t newer = kNone, older = kNone;  // in a Line
+  uint32_t same_hash = kNone;             // user tags
   iovec part{};
   uint64_t sequence = 0;
   uint64_t deadline_ns = UINT64_MAX;
-  int64_t result = 0;               // blocks or -errno
-  struct Waiter* waiters = nullptr; // for this one
-  LateWrite late;                   // of a lost write or discard
+  int64_t result = 0;                // blocks or -errno
+  struct Waiter* waiters = nullptr;  // for this one
+  LateWrite late;                    // of a lost write or discard
   Io io;
 };
 
@@ -137,11 +139,11 @@ struct Line {
 struct Waiter {
   enum Kind : uint8_t { kCommand, kAny, kFree, kIdle };
   Kind kind = kAny;
-  uint32_t index = kNone;           // kCommand: which
+  uint32_t index = kNone;  // kCommand: which
   bool listed = false;
-  bool designated = false;           // woken to become the leader
+  bool designated = false;  // woken to become the leader
   std::atomic<uint32_t> signal{0};
-  Waiter* next = nullptr;           // among those of its kind
+  Waiter* next = nullptr;  // among those of its kind
   Waiter* previous = nullptr;
   Waiter* same_command = nullptr;
 };
@@ -152,7 +154,7 @@ class Chunk;
 struct Siblings {
   LateWrites late;
   Chunk* const* chunk = nullptr;
-  unsigned count = 0;               // set before the first I/O
+  unsigned count = 0;  // set before the first I/O
 };
 
 class Chunk final : public Handle {
@@ -163,8 +165,8 @@ class Chunk final : public Handle {
     int mode = 0;
     int flags = 0;
     Kind kind = Kind::kChunk;
-    std::atomic<uint64_t>* sequence = nullptr;   // the group's
-    Finished* finished = nullptr;                // likewise
+    std::atomic<uint64_t>* sequence = nullptr;  // the group's
+    Finished* finished = nullptr;               // likewise
     Siblings* siblings = nullptr;
   };
   // 0 or -errno. The chunk is in the table.
@@ -190,24 +192,25 @@ class Chunk final : public Handle {
   [[nodiscard]] int64_t transfer(Io* io) override;
   [[nodiscard]] int64_t issue(Io* io, cflsh_cg_tag_t* tag) override;
   [[nodiscard]] int64_t result(cflsh_cg_tag_t* tag, int flags) override { return result(&tag->tag, flags, kForever); }
-  // > 0 blocks; 0 not done; -errno: it failed (-ETIMEDOUT: in time), or there is none. Blocking: until it is over, or the deadline.
+  // > 0 blocks; 0 not done; -errno: it failed (-ETIMEDOUT: in time), or there is none. Blocking: until it is over, or
+  // the deadline.
   [[nodiscard]] int64_t result(int* tag, int flags, uint64_t deadline_ns);
   [[nodiscard]] int list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings, cblk_io_t** wait, int waits,
                          cblk_io_t** completion, int* completions, uint64_t timeout_us, int flags);
 
   // For groups and lists.
-  uint64_t deadline_of_a_new_one() const;        // of an I/O that begins now; kForever: it has none
+  uint64_t deadline_of_a_new_one() const;  // of an I/O that begins now; kForever: it has none
   uint64_t deadline_of_a_new_one(uint64_t* left) const;
-  uint64_t oldest_done(bool harvests);           // its sequence; kForever when nothing is done
-  uint64_t oldest_active();                      // kForever: none can be fetched
+  uint64_t oldest_done(bool harvests);  // its sequence; kForever when nothing is done
+  uint64_t oldest_active();             // kForever: none can be fetched
   // Whether command `tag` was not done a moment ago: without the lock, for lists that ask for many.
   bool under_way(int tag) const {
     return static_cast<uint32_t>(tag) < entry_count_ && !inherited_.load(std::memory_order_relaxed) &&
            entries_[tag].state.load(std::memory_order_relaxed) == Entry::kActive;
   }
-  void wakeups(Wakeups* out);                    // by what a command may come to be done
-  void harvest();                                // takes the completions that are there
-  [[nodiscard]] int check(const Io& io) const;   // 0 or -EINVAL, -EPROTONOSUPPORT
+  void wakeups(Wakeups* out);                   // by what a command may come to be done
+  void harvest();                               // takes the completions that are there
+  [[nodiscard]] int check(const Io& io) const;  // 0 or -EINVAL, -EPROTONOSUPPORT
 
   // fork_handlers.cpp; pre of all three: the registry's lock is held.
   void before_fork() { lock_.lock(); }
@@ -240,10 +243,10 @@ class Chunk final : public Handle {
   // issue.cpp
   int64_t prepare(Io* io);
   void drop(Io* io);
-  int64_t admit(Io* io, uint32_t* index);   // lock held
-  void await_free(uint64_t deadline_ns);    // lock held
-  void push_backlog();              // lock held
-  int start_completer();            // lock held
+  int64_t admit(Io* io, uint32_t* index);  // lock held
+  void await_free(uint64_t deadline_ns);   // lock held
+  void push_backlog();                     // lock held
+  int start_completer();                   // lock held
   void wake_completer();
   void stop_completer();
   void completer();
@@ -252,9 +255,10 @@ class Chunk final : public Handle {
   bool take_completions();
   void finish(uint32_t index, int64_t bytes);
   void report(uint32_t index, int64_t blocks);
-  void copy_out(const Response& response);   // without the lock
+  void copy_out(const Response& response);  // without the lock
   void count(const Io& io, int64_t blocks);
-  Gauge& asynchronous(Op op) { return op == Op::kRead ? counters_.act_areads : counters_.act_awrites; }   // issued, not yet fetched
+  // issued, not yet fetched
+  Gauge& asynchronous(Op op) { return op == Op::kRead ? counters_.act_areads : counters_.act_awrites; }
   // wait.cpp; lock held
   template <class Done>
   int wait_until(Waiter* waiter, uint64_t deadline_ns, Done done);
@@ -266,7 +270,7 @@ class Chunk final : public Handle {
   void signal_waiters_of(uint32_t index);
   bool may_lead(Waiter::Kind kind) const;
   void sleep(Waiter* waiter, int64_t left_ns);
-  void unlock();                    // and wakes the signalled threads, and designates a leader where one is needed
+  void unlock();  // and wakes the signalled threads, and designates a leader where one is needed
   // late.cpp; lock held
   uint64_t poll_clock_ns() const;
   bool expire(uint32_t index);
@@ -274,9 +278,11 @@ class Chunk final : public Handle {
   void expire_if_overtaken();
   uint64_t expire_late_background();
   void end_lost(Entry& entry);
-  bool blocked_by_late(const Io& io) { return io.op != Op::kRead && late_->reach(static_cast<uint64_t>(io.lba), io.blocks); }
-  void take_back_late();                                   // lock not held
-  int wait_for_lost(const Io& io, Transfer* transfer);     // lock not held
+  bool blocked_by_late(const Io& io) {
+    return io.op != Op::kRead && late_->reach(static_cast<uint64_t>(io.lba), io.blocks);
+  }
+  void take_back_late();                                // lock not held
+  int wait_for_lost(const Io& io, Transfer* transfer);  // lock not held
   // result.cpp; lock held
   int64_t fetch(uint32_t index, int* tag);
   int64_t next_result(int* tag, int flags, uint64_t deadline_ns);
@@ -288,9 +294,9 @@ class Chunk final : public Handle {
   friend class ListRun;
 
   Device* device_ = nullptr;
-  VirtualLun* virtual_ = nullptr;   // device_, when it is one
-  Context* context_ = nullptr;      // attached by the first asynchronous command: a mere open costs no ring
-  int access_ = 0;                  // O_RDONLY, O_WRONLY, O_RDWR
+  VirtualLun* virtual_ = nullptr;  // device_, when it is one
+  Context* context_ = nullptr;     // attached by the first asynchronous command: a mere open costs no ring
+  int access_ = 0;                 // O_RDONLY, O_WRONLY, O_RDWR
   int flags_ = 0;
   bool can_unmap_ = false;
   uint32_t buffer_align_ = 1;
@@ -298,21 +304,22 @@ class Chunk final : public Handle {
   uint64_t transfer_blocks_max_ = kTransferBlocksMax;
   std::atomic<uint64_t> size_blocks_{0};
   std::atomic<bool> being_closed_{false};
-  std::atomic<bool> inherited_{false};     // virtual, in a child that has not cloned it
-  std::atomic<bool> shared_by_fork_{false};   // virtual, and another process may use it: permanently, as its end is not reported
+  std::atomic<bool> inherited_{false};  // virtual, in a child that has not cloned it
+  // virtual, and another process may use it: permanently, as its end is not reported
+  std::atomic<bool> shared_by_fork_{false};
   bool active_at_fork_ = false;
-  bool forked_ = false;             // in a child: nothing of before is its own
+  bool forked_ = false;  // in a child: nothing of before is its own
   sys::Mutex resize_;
-  uint64_t timeout_ns_ = 0;         // of an I/O; 0: none, or the device needs none
-  uint64_t command_timeout_ns_ = 0; // for a free command
+  uint64_t timeout_ns_ = 0;          // of an I/O; 0: none, or the device needs none
+  uint64_t command_timeout_ns_ = 0;  // for a free command
   uint64_t lun_id_ = 0;
   size_t mapping_bytes_ = 0;
-  std::atomic<uint64_t>* sequence_ = nullptr;   // next number of an issue
+  std::atomic<uint64_t>* sequence_ = nullptr;  // next number of an issue
   std::atomic<uint64_t> own_sequence_{0};
-  Finished* finished_ = nullptr;                // of the group, if there is one
+  Finished* finished_ = nullptr;  // of the group, if there is one
   BouncePool bounces_;
   Siblings* siblings_ = nullptr;
-  LateWrites* late_ = &own_late_;   // or the siblings'
+  LateWrites* late_ = &own_late_;  // or the siblings'
   LateWrites own_late_;
   Lanes lanes_;
   Cache cache_;
@@ -322,28 +329,30 @@ class Chunk final : public Handle {
   alignas(64) sys::Mutex lock_;
   Entry* entries_ = nullptr;
   uint32_t entry_count_ = 0;
-  uint32_t depth_ = 0;              // of the ring
+  uint32_t depth_ = 0;  // of the ring
   uint32_t free_ = kNone;
   uint32_t backlog_first_ = kNone, backlog_last_ = kNone, backlog_count_ = 0;
-  Line active_line_, done_line_;    // fetchable
-  uint32_t* hash_ = nullptr;        // user tags: hash_mask_ + 1 chains
+  Line active_line_, done_line_;  // fetchable
+  uint32_t* hash_ = nullptr;      // user tags: hash_mask_ + 1 chains
   uint32_t hash_mask_ = 0;
-  uint32_t in_ring_ = 0;            // handed to the context, not yet finished
+  uint32_t in_ring_ = 0;  // handed to the context, not yet finished
   uint32_t fetchable_ = 0, done_ = 0;
-  std::atomic<uint32_t> background_{0};        // active commands that no call fetches; the completer looks without the lock
-  uint32_t lost_ = 0;               // of in_ring_
-  bool backlog_blocked_ = false;            // some of the backlog waits for a late write: nothing may wake a thread that waits in the ring
-  bool leader_ = false;             // a thread harvests or sleeps in the ring
-  bool designated_ = false;          // a thread was woken to become it
+  // active commands that no call fetches; the completer looks without the lock
+  std::atomic<uint32_t> background_{0};
+  uint32_t lost_ = 0;  // of in_ring_
+  // some of the backlog waits for a late write: nothing may wake a thread that waits in the ring
+  bool backlog_blocked_ = false;
+  bool leader_ = false;      // a thread harvests or sleeps in the ring
+  bool designated_ = false;  // a thread was woken to become it
   bool closing_ = false;
-  Waiter* waiting_[4] = {};         // by kind
-  std::atomic<uint32_t>* to_wake_[64] = {};    // signalled: woken at unlock
+  Waiter* waiting_[4] = {};                  // by kind
+  std::atomic<uint32_t>* to_wake_[64] = {};  // signalled: woken at unlock
   unsigned to_wake_count_ = 0;
 
   enum class Completer : uint8_t { kNone, kRuns, kFailed };
   Completer completer_state_ = Completer::kNone;
   std::atomic<bool> completer_stop_{false};
-  std::atomic<uint32_t> completer_word_{0};    // bumped when it has work
+  std::atomic<uint32_t> completer_word_{0};  // bumped when it has work
   std::atomic<bool> completer_sleeps_{false};
   pthread_t completer_thread_{};
 };

@@ -57,7 +57,7 @@ void Chunk::give_free(uint32_t index) {
 
 void Chunk::enter(Line* line, uint32_t index) {
   Entry& entry = entries_[index];
-  uint32_t older = line->newest;   // nearly always the right place
+  uint32_t older = line->newest;  // nearly always the right place
   while (older != kNone && entries_[older].sequence > entry.sequence) older = entries_[older].older;
   entry.older = older;
   entry.newer = older == kNone ? line->oldest : entries_[older].newer;
@@ -78,7 +78,7 @@ void Chunk::enter_fetchable(uint32_t index) {
   if (!entry.io.has_user_tag) return;
   entry.same_hash = kNone;
   uint32_t* place = &hash_[hash_of(entry.io.user_tag) & hash_mask_];
-  while (*place != kNone) place = &entries_[*place].same_hash;   // at the end: of equal tags the oldest is found
+  while (*place != kNone) place = &entries_[*place].same_hash;  // at the end: of equal tags the oldest is found
   *place = index;
 }
 
@@ -116,10 +116,12 @@ int Chunk::find_tag(int tag, bool user, uint32_t* index) const {
     *index = i;
     return 0;
   }
-  for (uint32_t i = 0; i < entry_count_; ++i) {   // an error, or one that is under way with a status: it may take its time
+  // an error, or one that is under way with a status: it may take its time
+  for (uint32_t i = 0; i < entry_count_; ++i) {
     const Entry& entry = entries_[i];
     const uint8_t state = entry.state.load(std::memory_order_relaxed);
-    if (!entry.io.has_user_tag || entry.io.user_tag != tag || state == Entry::kFree || state == Entry::kOrphaned) continue;
+    if (!entry.io.has_user_tag || entry.io.user_tag != tag || state == Entry::kFree || state == Entry::kOrphaned)
+      continue;
     *index = i;
     return 0;
   }

@@ -22,7 +22,7 @@ namespace {
 
 std::atomic<int> trace_fd{-1};
 std::atomic<int> trace_verbosity{kTraceCalls};
-std::atomic<pid_t> trace_pid{0};   // process that the file belongs to, where each process has its own
+std::atomic<pid_t> trace_pid{0};  // process that the file belongs to, where each process has its own
 
 constexpr uint64_t kIoTimeoutNs = 15'000'000'000, kCommandTimeoutNs = 5'000'000'000;
 
@@ -44,8 +44,10 @@ void read_timeouts(Environment* out) {
   uint64_t number = 0;
   if (!number_of("CFLSH_BLK_TIMEOUT", &number)) return;
   const char* units = environment_value("CFLSH_BLK_TIMEOUT_UNITS");
-  const uint64_t unit = units && strcmp(units, "MILLI") == 0 ? 1'000'000 : units && strcmp(units, "MICRO") == 0 ? 1'000 : 1'000'000'000;
-  out->io_timeout_ns = number <= INT64_MAX / unit / 4 ? number * unit : 0;   // what no clock will reach is no limit
+  const uint64_t unit = units && strcmp(units, "MILLI") == 0   ? 1'000'000
+                        : units && strcmp(units, "MICRO") == 0 ? 1'000
+                                                               : 1'000'000'000;
+  out->io_timeout_ns = number <= INT64_MAX / unit / 4 ? number * unit : 0;  // what no clock will reach is no limit
   if (out->io_timeout_ns) out->command_timeout_ns = out->io_timeout_ns;
 }
 
@@ -74,13 +76,18 @@ void trace_open() {
   uint64_t verbosity = kTraceCalls;
   (void)number_of("CFLSH_BLK_TRC_VERBOSITY", &verbosity);
   char name[4096];
-  if (format_to(name, sizeof name, own ? "%s.%d" : "%s", path, static_cast<int>(pid)) == sizeof name - 1) return;   // cut: another file's name
-  const int fd = sys::open_file(name, O_WRONLY | O_CREAT | O_APPEND | (append && strcmp(append, "OFF") == 0 ? O_TRUNC : 0), 0644);
+  // cut: another file's name
+  if (format_to(name, sizeof name, own ? "%s.%d" : "%s", path, static_cast<int>(pid)) == sizeof name - 1) return;
+  const int fd =
+      sys::open_file(name, O_WRONLY | O_CREAT | O_APPEND | (append && strcmp(append, "OFF") == 0 ? O_TRUNC : 0), 0644);
   if (fd < 0) return;
   trace_verbosity.store(verbosity < kTraceCalls ? static_cast<int>(verbosity) : kTraceCalls, std::memory_order_relaxed);
-  // Where another thread was quicker, its file is the one. A parent's descriptor stays open: a line may just be going there.
-  if (trace_fd.compare_exchange_strong(before, fd)) trace_pid.store(own ? pid : 0, std::memory_order_relaxed);
-  else sys::close_file(fd);
+  // Where another thread was quicker, its file is the one. A parent's descriptor stays open: a line may just be going
+  // there.
+  if (trace_fd.compare_exchange_strong(before, fd))
+    trace_pid.store(own ? pid : 0, std::memory_order_relaxed);
+  else
+    sys::close_file(fd);
 }
 
 bool trace_active() { return trace_fd.load(std::memory_order_relaxed) >= 0; }

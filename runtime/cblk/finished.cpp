@@ -18,8 +18,10 @@ void Finished::begin_sleep(Wakeups* out) {
   int fd = fd_.load(std::memory_order_relaxed);
   if (fd < 0) {
     const int made = sys::make_eventfd();
-    if (made >= 0 && fd_.compare_exchange_strong(fd, made, std::memory_order_seq_cst)) fd = made;
-    else if (made >= 0) sys::close_file(made);
+    if (made >= 0 && fd_.compare_exchange_strong(fd, made, std::memory_order_seq_cst))
+      fd = made;
+    else if (made >= 0)
+      sys::close_file(made);
   }
   if (fd < 0) return out->look_at(sys::now_ns() + kLookNs);
   if (signalled_.exchange(false, std::memory_order_acquire)) sys::eventfd_clear(fd);

@@ -48,9 +48,9 @@ int fork_handlers_install() {
 void Chunk::after_fork_in_child() {
   lock_.reset_in_child();
   resize_.reset_in_child();
-  active_at_fork_ = in_ring_ - lost_ + backlog_count_ + fetchable_ != 0;   // late ones are over
+  active_at_fork_ = in_ring_ - lost_ + backlog_count_ + fetchable_ != 0;  // late ones are over
   forked_ = true;
-  if (context_) device_->detach(context_);   // in a child: forgets it, the commands in it are the parent's
+  if (context_) device_->detach(context_);  // in a child: forgets it, the commands in it are the parent's
   context_ = nullptr;
   reset_commands();
   late_->forget_in_child();

@@ -15,9 +15,10 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr uint32_t kPartsMax = 128;       // of one vector; each chunk of a RAID 0 has one on the stack
+constexpr uint32_t kPartsMax = 128;  // of one vector; each chunk of a RAID 0 has one on the stack
 
-// RAID0, RAID0:*, RAID0:N stand for the devices that LUNAR_RAID0_DEVICES names, which must be N. Any other path names its own.
+// RAID0, RAID0:*, RAID0:N stand for the devices that LUNAR_RAID0_DEVICES names, which must be N. Any other path names
+// its own.
 int find_devices(const char* path, char (*names)[kPathBytes]) {
   if (strncmp(path, "RAID0", 5) != 0 || (path[5] && path[5] != ':')) return split_devices(path, names, kDevicesMax);
   const char* wanted = path[5] ? path + 6 : "*";
@@ -57,8 +58,10 @@ int Group::open(const Chunk::Options& options, int chunks, Group** out) {
   }
   group->siblings_.count = group->count_;
   if (status == 0) status = table_add(group);
-  if (status < 0) group->destroy();
-  else *out = group;
+  if (status < 0)
+    group->destroy();
+  else
+    *out = group;
   return status;
 }
 
@@ -85,7 +88,7 @@ int Group::open_devices(Chunk::Options options) {
 void Group::destroy() {
   for (unsigned i = 0; i < count_; ++i) {
     Handle* used = table_acquire(chunk_[i]->id, Kind::kMember);
-    if (used && chunk_[i]->close(0) < 0) table_release(used);   // nothing can be under way
+    if (used && chunk_[i]->close(0) < 0) table_release(used);  // nothing can be under way
   }
   finished_.close();
   unmap_private(this, sizeof(Group));
@@ -94,7 +97,7 @@ void Group::destroy() {
 int Group::close(int flags) {
   if (closing_.exchange(true)) return -EINVAL;
   const uint64_t deadline = sys::now_ns() + kCloseWaitNs;
-  bool over = true;   // of all of them before the first one ends, so that a busy group stays whole
+  bool over = true;  // of all of them before the first one ends, so that a busy group stays whole
   for (unsigned i = 0; i < count_ && over; ++i) over = chunk_[i]->drain(deadline);
   if (over) over = table_shut(this, 1, deadline) == 0;
   if (over) {
@@ -110,12 +113,12 @@ int Group::close(int flags) {
   Slot* const place = slot;
   for (unsigned i = 0; i < count_; ++i) {
     Handle* used = table_acquire(chunk_[i]->id, Kind::kMember);
-    if (used && table_shut(used, 1, kForever) == 0) chunk_[i]->end(flags);   // a fetch by its id finds nothing
+    if (used && table_shut(used, 1, kForever) == 0) chunk_[i]->end(flags);  // a fetch by its id finds nothing
     chunk_[i] = nullptr;
   }
   finished_.close();
   unmap_private(this, sizeof(Group));
-  place->word.fetch_sub(1, std::memory_order_release);   // the closer's own use
+  place->word.fetch_sub(1, std::memory_order_release);  // the closer's own use
   return 0;
 }
 
@@ -164,7 +167,8 @@ void Group::attributes(chunk_attrs_t* out) {
 
 Chunk* Group::route(Io* io) {
   if (!raid0_) return chunk_[turn_.fetch_add(1, std::memory_order_relaxed) % count_];
-  if (io->lba < 0 || static_cast<uint64_t>(io->lba) >= size_blocks()) return nullptr;   // the rest of a larger device is unused
+  // the rest of a larger device is unused
+  if (io->lba < 0 || static_cast<uint64_t>(io->lba) >= size_blocks()) return nullptr;
   Chunk* chunk = chunk_[static_cast<uint64_t>(io->lba) % count_];
   io->lba /= count_;
   return chunk;
@@ -176,7 +180,8 @@ int64_t Group::transfer(Io* io) {
   return chunk ? chunk->transfer(io) : -EINVAL;
 }
 
-// A chunk's share of some blocks, and while its device is at it the next chunk's: all of them are under way before one is waited for.
+// A chunk's share of some blocks, and while its device is at it the next chunk's: all of them are under way before one
+// is waited for.
 struct Group::Shares final : Meanwhile {
   Shares(Group& of, const Io& whole, uint64_t until_ns, uint64_t from, uint64_t to)
       : group(of), io(whole), deadline_ns(until_ns), first(from), end(to) {}
@@ -202,8 +207,8 @@ struct Group::Shares final : Meanwhile {
   Group& group;
   const Io& io;
   const uint64_t deadline_ns;
-  uint64_t first, end;    // blocks of io: of the next share the first, and behind the last of all
-  uint64_t shares = 0;    // begun
+  uint64_t first, end;  // blocks of io: of the next share the first, and behind the last of all
+  uint64_t shares = 0;  // begun
   int64_t error = 0;
 };
 
@@ -212,10 +217,10 @@ int64_t Group::transfer_striped(const Io& io) {
   chunk_attrs_t attrs;
   attributes(&attrs);
   const uint64_t size = size_blocks();
-  if (!io.buffer || io.lba < 0 || static_cast<uint64_t>(io.lba) >= size || io.blocks > size - static_cast<uint64_t>(io.lba) ||
-      io.blocks > attrs.max_transfer_size)
+  if (!io.buffer || io.lba < 0 || static_cast<uint64_t>(io.lba) >= size ||
+      io.blocks > size - static_cast<uint64_t>(io.lba) || io.blocks > attrs.max_transfer_size)
     return -EINVAL;
-  uint64_t deadline = kForever;   // of the call, not of each share
+  uint64_t deadline = kForever;  // of the call, not of each share
   for (unsigned i = 0; i < count_; ++i) {
     if (const uint64_t own = chunk_[i]->deadline_of_a_new_one(); own < deadline) deadline = own;
   }
@@ -229,7 +234,7 @@ int64_t Group::transfer_striped(const Io& io) {
 }
 
 int64_t Group::issue(Io* io, cflsh_cg_tag_t* tag) {
-  if (raid0_ && io->blocks > 1) return -EINVAL;   // the tag is one chunk's
+  if (raid0_ && io->blocks > 1) return -EINVAL;  // the tag is one chunk's
   Chunk* chunk = route(io);
   return chunk ? chunk->issue(io, tag) : -EINVAL;
 }
@@ -266,7 +271,7 @@ int64_t Group::next_result(cflsh_cg_tag_t* tag, int flags) {
     if (oldest.done) {
       tag->id = oldest.done->id;
       const int64_t result = oldest.done->result(&tag->tag, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_NO_HARVEST, kForever);
-      if (result == 0 || result == -ENOENT) continue;   // another thread was quicker
+      if (result == 0 || result == -ENOENT) continue;  // another thread was quicker
       finished_.tell();
       return result;
     }
@@ -307,16 +312,19 @@ void Group::stats(chunk_stats_t* out) {
   for (unsigned i = 1; i < count_; ++i) {
     chunk_stats_t one;
     chunk_[i]->stats(&one);
-    uint64_t chunk_stats_t::*const sums[] = {
-        &chunk_stats_t::num_reads, &chunk_stats_t::num_writes, &chunk_stats_t::num_areads, &chunk_stats_t::num_awrites,
-        &chunk_stats_t::num_blocks_read, &chunk_stats_t::num_blocks_written, &chunk_stats_t::num_errors,
-        &chunk_stats_t::num_aresult_no_cmplt, &chunk_stats_t::num_timeouts, &chunk_stats_t::num_no_cmds_free,
-        &chunk_stats_t::num_no_cmd_room, &chunk_stats_t::num_no_cmds_free_fail, &chunk_stats_t::num_success_threads,
-        &chunk_stats_t::num_failed_threads, &chunk_stats_t::num_active_threads, &chunk_stats_t::max_num_act_threads,
-        &chunk_stats_t::num_cache_hits, &chunk_stats_t::num_path_fail_overs};
-    uint32_t chunk_stats_t::*const gauges[] = {
-        &chunk_stats_t::num_act_reads, &chunk_stats_t::num_act_writes, &chunk_stats_t::num_act_areads,
-        &chunk_stats_t::num_act_awrites, &chunk_stats_t::max_num_act_reads, &chunk_stats_t::max_num_act_writes,
+    uint64_t chunk_stats_t::* const sums[] = {
+        &chunk_stats_t::num_reads,           &chunk_stats_t::num_writes,
+        &chunk_stats_t::num_areads,          &chunk_stats_t::num_awrites,
+        &chunk_stats_t::num_blocks_read,     &chunk_stats_t::num_blocks_written,
+        &chunk_stats_t::num_errors,          &chunk_stats_t::num_aresult_no_cmplt,
+        &chunk_stats_t::num_timeouts,        &chunk_stats_t::num_no_cmds_free,
+        &chunk_stats_t::num_no_cmd_room,     &chunk_stats_t::num_no_cmds_free_fail,
+        &chunk_stats_t::num_success_threads, &chunk_stats_t::num_failed_threads,
+        &chunk_stats_t::num_active_threads,  &chunk_stats_t::max_num_act_threads,
+        &chunk_stats_t::num_cache_hits,      &chunk_stats_t::num_path_fail_overs};
+    uint32_t chunk_stats_t::* const gauges[] = {
+        &chunk_stats_t::num_act_reads,      &chunk_stats_t::num_act_writes,     &chunk_stats_t::num_act_areads,
+        &chunk_stats_t::num_act_awrites,    &chunk_stats_t::max_num_act_reads,  &chunk_stats_t::max_num_act_writes,
         &chunk_stats_t::max_num_act_areads, &chunk_stats_t::max_num_act_awrites};
     for (auto sum : sums) out->*sum += one.*sum;
     for (auto gauge : gauges) out->*gauge += one.*gauge;

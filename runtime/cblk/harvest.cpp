@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the ring to the caller: completions of a chunk.
 //
-// Idea: the harvester copies (a bounced read, a block for the cache) without the lock: no other thread harvests meanwhile, as it counts
-// as the leader.
+// Idea: the harvester copies (a bounced read, a block for the cache) without the lock: no other thread harvests
+// meanwhile, as it counts as the leader.
 // Threading: under the chunk's lock but for copy_out. May not: allocate.
 #include <errno.h>
 #include <string.h>
@@ -21,7 +21,8 @@ void Chunk::copy_out(const Response& response) {
   if (response.result <= 0) return;
   const auto bytes = static_cast<size_t>(response.result);
   memcpy(io.buffer, io.bounce.memory, bytes);
-  if (io.stamps.known && bytes == io.blocks * kBlockBytes) cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, io.bounce.memory, io.stamps.of);
+  if (io.stamps.known && bytes == io.blocks * kBlockBytes)
+    cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, io.bounce.memory, io.stamps.of);
 }
 
 // Takes what the ring has, and hands it what may go now. False: nothing was there. pre: no leader.
@@ -88,7 +89,7 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (bytes == 0 && io.op == Op::kDiscard) blocks = static_cast<int64_t>(io.blocks);
   if (bytes == -EOPNOTSUPP && io.op == Op::kDiscard) blocks = -EPROTONOSUPPORT;
-  if (blocks == 0 || is_our_answer(blocks)) blocks = -EIO;   // 0 would say that it is not done
+  if (blocks == 0 || is_our_answer(blocks)) blocks = -EIO;  // 0 would say that it is not done
   if (io.cached_write) cache_.end_write(static_cast<uint64_t>(io.lba), io.blocks);
   bounces_.give(&io.bounce);
   report(index, blocks);
@@ -101,17 +102,20 @@ void Chunk::report(uint32_t index, int64_t blocks) {
   count(io, blocks);
   if (io.status) {
     background_.fetch_sub(1, std::memory_order_relaxed);
-    asynchronous(io.op).leave_locked();   // before the status says so
+    asynchronous(io.op).leave_locked();  // before the status says so
     fill_status(io.status, blocks);
     give_free(index);
   } else {
     entry.result = blocks;
     move_to_done(index);
-    if (entry.waiters) signal_waiters_of(index);
-    else signal_one(Waiter::kAny);
+    if (entry.waiters)
+      signal_waiters_of(index);
+    else
+      signal_one(Waiter::kAny);
     if (finished_) finished_->tell();
   }
-  if ((in_ring_ == 0 && backlog_count_ == 0) || background_.load(std::memory_order_relaxed) == 0) signal_all(Waiter::kIdle);
+  if ((in_ring_ == 0 && backlog_count_ == 0) || background_.load(std::memory_order_relaxed) == 0)
+    signal_all(Waiter::kIdle);
 }
 
 void fill_status(cblk_arw_status_t* status, int64_t blocks) {

@@ -11,7 +11,7 @@ namespace lunar::cblk {
 namespace {
 
 constexpr uint32_t kLeafSlots = 1024;
-constexpr uint32_t kTopLeaves = 1u << 21;   // ids of 31 bits
+constexpr uint32_t kTopLeaves = 1u << 21;  // ids of 31 bits
 
 struct Leaf {
   Slot slots[kLeafSlots];
@@ -34,7 +34,7 @@ Slot* slot_of(uint32_t id) {
 Slot* make_slot(uint32_t id) {
   Top* leaves = top.load(std::memory_order_relaxed);
   if (!leaves) {
-    leaves = static_cast<Top*>(map_private(kTopLeaves * sizeof(Top), ForkPolicy::kInherit));   // touched where used
+    leaves = static_cast<Top*>(map_private(kTopLeaves * sizeof(Top), ForkPolicy::kInherit));  // touched where used
     if (!leaves) return nullptr;
     top.store(leaves, std::memory_order_release);
   }
@@ -79,13 +79,13 @@ Handle* table_acquire(int id, unsigned kinds) {
     table_release(handle);
     return nullptr;
   }
-  const uint32_t before = slot->word.fetch_sub(1, std::memory_order_release);   // closed in this moment
+  const uint32_t before = slot->word.fetch_sub(1, std::memory_order_release);  // closed in this moment
   if (before & Slot::kDraining) sys::futex_wake(&slot->word, 1, false);
   return nullptr;
 }
 
 void table_release(Handle* handle) {
-  Slot* slot = handle->slot;   // the object may be gone once the word says so
+  Slot* slot = handle->slot;  // the object may be gone once the word says so
   const uint32_t before = slot->word.fetch_sub(1, std::memory_order_release);
   if (before & Slot::kDraining) sys::futex_wake(&slot->word, 1, false);
 }
@@ -115,8 +115,10 @@ sys::Mutex& registry_lock() { return lock; }
 
 void registry_remove(Handle* handle) {
   sys::Locked guard(lock);
-  if (handle->previous) handle->previous->next = handle->next;
-  else first = handle->next;
+  if (handle->previous)
+    handle->previous->next = handle->next;
+  else
+    first = handle->next;
   if (handle->next) handle->next->previous = handle->previous;
 }
 

@@ -1,10 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0
-// From the caller to the ring: asynchronous commands of a chunk, and the thread that completes those that no call fetches.
+// SPDX-License-Identifier: Apache-2.0 From the caller to the ring: asynchronous commands of a chunk, and the thread
+// that completes those that no call fetches.
 //
-// Idea: slow work (checks, the cache, copying into a bounce buffer) comes before the lock; under the lock a command is only filled in and
-// put at the end of the backlog, and the backlog goes to the ring as far as it has room.
-// Threading: any. Allocates nothing; the first asynchronous command after a fork attaches a ring, the first one with a status
-// starts the thread.
+// Idea: slow work (checks, the cache, copying into a bounce buffer) comes before the lock; under the lock a command is
+// only filled in and put at the end of the backlog, and the backlog goes to the ring as far as it has room.
+// Threading: any. Allocates nothing; the first asynchronous command after a fork attaches a ring, the first one with a
+// status starts the thread.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -17,7 +17,7 @@ namespace lunar::cblk {
 namespace {
 
 constexpr unsigned kBatch = 32;
-constexpr uint64_t kFreeWaitNs = 200'000'000;   // about as long as IBM's library waits
+constexpr uint64_t kFreeWaitNs = 200'000'000;  // about as long as IBM's library waits
 
 }  // namespace
 
@@ -59,14 +59,16 @@ int64_t Chunk::prepare(Io* io) {
 
 void Chunk::drop(Io* io) { bounces_.give(&io->bounce); }
 
-// Until a command is free, the deadline, or there is little to wait for: commands come free when their results are fetched, and when
-// the device owes none and there was less than a round of them, the threads that could fetch are waiting here too. The lock is held.
+// Until a command is free, the deadline, or there is little to wait for: commands come free when their results are
+// fetched, and when the device owes none and there was less than a round of them, the threads that could fetch are
+// waiting here too. The lock is held.
 void Chunk::await_free(uint64_t deadline_ns) {
   for (;;) {
     const uint64_t turn = sys::now_ns() + kFreeWaitNs, before = sequence_->load(std::memory_order_relaxed);
     Waiter waiter;
     waiter.kind = Waiter::kFree;
-    const int status = wait_until(&waiter, turn < deadline_ns ? turn : deadline_ns, [this] { return free_ != kNone || closing_; });
+    const int status =
+        wait_until(&waiter, turn < deadline_ns ? turn : deadline_ns, [this] { return free_ != kNone || closing_; });
     if (status == 0 || turn >= deadline_ns) return;
     const uint64_t issued = sequence_->load(std::memory_order_relaxed) - before;
     if (in_ring_ + backlog_count_ == 0 && issued < entry_count_) return;
@@ -77,7 +79,7 @@ void Chunk::await_free(uint64_t deadline_ns) {
 int64_t Chunk::admit(Io* io, uint32_t* out) {
   // No command is free while a close waits: it may yet fail, and then the chunk goes on.
   if (closing_) return io->wait_for_command ? -EBUSY : -EWOULDBLOCK;
-  if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;   // shrunk meanwhile
+  if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;  // shrunk meanwhile
   if (!context_) {
     if (const int status = attach(); status < 0) return status;
   }
@@ -86,7 +88,7 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   }
   uint32_t index = take_free();
   if (index == kNone) {
-    if (!leader_ && reap()) index = take_free();   // what frees itself may just have come in
+    if (!leader_ && reap()) index = take_free();  // what frees itself may just have come in
   }
   if (index == kNone) {
     add(counters_.none_free);
@@ -96,7 +98,7 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
       if (closing_) return -EBUSY;
       if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;
       index = take_free();
-      if (free_ != kNone) signal_one(Waiter::kFree);   // one more came free than was waited for
+      if (free_ != kNone) signal_one(Waiter::kFree);  // one more came free than was waited for
     }
     if (index == kNone) {
       add(counters_.none_free_failed);
@@ -113,18 +115,22 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   entry.sequence = sequence_->fetch_add(1, std::memory_order_relaxed);
   entry.state.store(Entry::kActive, std::memory_order_relaxed);
   asynchronous(io->op).enter_locked();
-  if (io->status) background_.fetch_add(1, std::memory_order_relaxed);
-  else enter_fetchable(index);
+  if (io->status)
+    background_.fetch_add(1, std::memory_order_relaxed);
+  else
+    enter_fetchable(index);
   *out = index;
-  if (io->blocks == 0) {   // nothing to move: ends as a completion of zero length does
+  if (io->blocks == 0) {  // nothing to move: ends as a completion of zero length does
     ++in_ring_;
     finish(index, 0);
     return 0;
   }
   entry.part = {io->bounce.memory ? io->bounce.memory : io->buffer, io->blocks * kBlockBytes};
   entry.next = kNone;
-  if (backlog_last_ != kNone) entries_[backlog_last_].next = index;
-  else backlog_first_ = index;
+  if (backlog_last_ != kNone)
+    entries_[backlog_last_].next = index;
+  else
+    backlog_first_ = index;
   backlog_last_ = index;
   ++backlog_count_;
   return 0;
@@ -132,16 +138,16 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
 
 void Chunk::push_backlog() {
   backlog_blocked_ = false;
-  uint32_t before = kNone;   // the last one that stays: those that a late write holds up are passed by
+  uint32_t before = kNone;  // the last one that stays: those that a late write holds up are passed by
   for (;;) {
-    alignas(::lunar::Command) char memory[kBatch * sizeof(::lunar::Command)];   // made one by one: most often it is one
+    alignas(::lunar::Command) char memory[kBatch * sizeof(::lunar::Command)];  // made one by one: most often it is one
     auto* batch = reinterpret_cast<::lunar::Command*>(memory);
     uint32_t index = before == kNone ? backlog_first_ : entries_[before].next;
     unsigned n = 0;
     for (; n < kBatch && index != kNone && in_ring_ + n < depth_; index = entries_[index].next, ++n) {
       const Entry& entry = entries_[index];
       if (blocked_by_late(entry.io)) break;
-      auto& command = *new (&batch[n]) ::lunar::Command;
+      auto& command = *new (&batch[n])::lunar::Command;
       command.op = entry.io.op;
       command.offset = DeviceOffset{static_cast<uint64_t>(entry.io.lba) * kBlockBytes};
       command.iov = &entry.part;
@@ -160,7 +166,7 @@ void Chunk::push_backlog() {
     }
     const int taken = context_->submit(batch, n);
     if (taken < 0 && (taken == -EAGAIN || taken == -EBUSY || taken == -EINTR)) return;
-    const unsigned leave = taken < 0 ? 1 : static_cast<unsigned>(taken);   // a refused one ends with the ring's error
+    const unsigned leave = taken < 0 ? 1 : static_cast<unsigned>(taken);  // a refused one ends with the ring's error
     for (unsigned i = 0; i < leave; ++i) {
       uint32_t* const link = before == kNone ? &backlog_first_ : &entries_[before].next;
       index = *link;
@@ -189,8 +195,10 @@ int64_t Chunk::issue(Io* io, cflsh_cg_tag_t* tag) {
     push_backlog();
   }
   unlock();
-  if (status < 0) drop(io);
-  else if (io->status) wake_completer();
+  if (status < 0)
+    drop(io);
+  else if (io->status)
+    wake_completer();
   return status;
 }
 
@@ -207,7 +215,7 @@ int Chunk::start_completer() {
   const int status = sys::thread_start(spec, &completer_thread_);
   if (status < 0) {
     add(counters_.threads_failed);
-    return -ENOMEM;   // EAGAIN would say that no command is free
+    return -ENOMEM;  // EAGAIN would say that no command is free
   }
   add(counters_.threads_started);
   completer_state_ = Completer::kRuns;
@@ -221,13 +229,14 @@ void Chunk::wake_completer() {
 
 // Sleeps on its word while no command has a status to fill, and otherwise waits as every other thread does.
 void Chunk::completer() {
-  sys::allow_fault_signals();   // statuses and what is copied out are the program's memory: a fault there is the program's to see
+  // statuses and what is copied out are the program's memory: a fault there is the program's to see
+  sys::allow_fault_signals();
   for (;;) {
     const uint32_t word = completer_word_.load(std::memory_order_acquire);
     if (completer_stop_.load(std::memory_order_acquire)) return;
     if (background_.load(std::memory_order_relaxed) == 0) {
       completer_sleeps_.store(true, std::memory_order_seq_cst);
-      (void)sys::futex_wait(&completer_word_, word, -1, false);   // returns at once when the word has changed since
+      (void)sys::futex_wait(&completer_word_, word, -1, false);  // returns at once when the word has changed since
       completer_sleeps_.store(false, std::memory_order_relaxed);
       continue;
     }

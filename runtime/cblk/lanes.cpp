@@ -14,7 +14,7 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr uint64_t kBrokenNs = 50'000;   // between two looks at a ring that is out of order
+constexpr uint64_t kBrokenNs = 50'000;  // between two looks at a ring that is out of order
 
 uint64_t bit_of(unsigned index) { return uint64_t{1} << index; }
 
@@ -37,8 +37,9 @@ void Lanes::close() {
 int Lanes::take_free() {
   uint64_t free = free_.load(std::memory_order_relaxed);
   while (free) {
-    const int index = std::countr_zero(free);   // the lowest: its memory is warm
-    if (free_.compare_exchange_weak(free, free & ~bit_of(static_cast<unsigned>(index)), std::memory_order_seq_cst)) return index;
+    const int index = std::countr_zero(free);  // the lowest: its memory is warm
+    if (free_.compare_exchange_weak(free, free & ~bit_of(static_cast<unsigned>(index)), std::memory_order_seq_cst))
+      return index;
   }
   return -1;
 }
@@ -56,7 +57,7 @@ int Lanes::attach_one() {
   options.spin = false;
   options.shared = options.in_turns = options.delegate = true;
   const int status = device_->attach(options, &lane_[count_].context);
-  if (status < 0) return count_ ? -EAGAIN : status;   // no descriptor, no memory: there are others to wait for, or none
+  if (status < 0) return count_ ? -EAGAIN : status;  // no descriptor, no memory: there are others to wait for, or none
   return static_cast<int>(count_++);
 }
 
@@ -66,7 +67,7 @@ int Lanes::await_one(uint64_t deadline_ns) {
   while (index < 0) {
     waiting_.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t word = word_.load(std::memory_order_seq_cst);
-    const bool some_late = sweep() != 0;   // no wake-up when the device releases one
+    const bool some_late = sweep() != 0;  // no wake-up when the device releases one
     index = take_free();
     const uint64_t now = sys::now_ns();
     uint64_t left = now < deadline_ns ? deadline_ns - now : 0;
@@ -103,7 +104,7 @@ int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, bool* lost) {
   if (taken_lane < 0) {
     taken_lane = await_one(deadline_ns);
     if (taken_lane < 0) return taken_lane;
-    left = 0;   // some of it is over
+    left = 0;  // some of it is over
   }
   if (left == 0) {
     const uint64_t now = sys::now_ns();
@@ -129,18 +130,22 @@ int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, bool* lost) {
   }
   Response response;
   for (int got = 0;;) {
-    if (!taken) got = lane.context->exchange(&command, 1, &taken, &response, 1, 1, left);
-    else got = lane.context->wait(&response, 1, left);
+    if (!taken)
+      got = lane.context->exchange(&command, 1, &taken, &response, 1, 1, left);
+    else
+      got = lane.context->wait(&response, 1, left);
     if (got == 1) break;
     const uint64_t now = sys::now_ns();
-    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY) {   // refused: never started
+    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY) {  // refused: never started
       give(index);
       return got;
     }
     if (left == 0 || now >= deadline_ns) {
-      *lost = taken != 0;   // else the kernel was short of something all the time, and nothing was started
-      if (*lost) park(index, bounce);
-      else give(index);
+      *lost = taken != 0;  // else the kernel was short of something all the time, and nothing was started
+      if (*lost)
+        park(index, bounce);
+      else
+        give(index);
       return -ETIMEDOUT;
     }
     left = static_cast<int64_t>(deadline_ns - now);
@@ -148,10 +153,11 @@ int64_t Lanes::run(const Transfer& transfer, Bounce* bounce, bool* lost) {
   }
   if (transfer.buffer && transfer.op == Op::kRead && response.result > 0) {
     memcpy(transfer.buffer, lane.own, static_cast<size_t>(response.result));
-    if (transfer.stamps && response.result == static_cast<int64_t>(kBlockBytes)) cache_->fill(transfer.block, 1, lane.own, transfer.stamps);
+    if (transfer.stamps && response.result == static_cast<int64_t>(kBlockBytes))
+      cache_->fill(transfer.block, 1, lane.own, transfer.stamps);
   }
   give(index);
-  return response.result == -ETIMEDOUT ? -EIO : response.result;   // the device's own
+  return response.result == -ETIMEDOUT ? -EIO : response.result;  // the device's own
 }
 
 unsigned Lanes::sweep() {
@@ -173,7 +179,7 @@ unsigned Lanes::sweep() {
 
 void Lanes::forget_in_child() {
   lock_.reset_in_child();
-  close();   // forgets them: what runs in them is the parent's
+  close();  // forgets them: what runs in them is the parent's
   free_.store(0, std::memory_order_relaxed);
   waiting_.store(0, std::memory_order_relaxed);
   lost_count_.store(0, std::memory_order_relaxed);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lanes: contexts for blocking I/O with a time limit. A thread that moves blocks borrows one for the I/O.
 //
-// Why: a thread inside a blocking system call on a device that hangs cannot be called back; one that waits for a ring can. And a
-// command that was handed to the device cannot be taken back: one that is late is *lost*. Its lane, with the buffer that the device
-// may still read or write, is parked until the device releases it (sweep), and carries no other I/O meanwhile.
+// Why: a thread inside a blocking system call on a device that hangs cannot be called back; one that waits for a ring
+// can. And a command that was handed to the device cannot be taken back: one that is late is *lost*. Its lane, with the
+// buffer that the device may still read or write, is parked until the device releases it (sweep), and carries no other
+// I/O meanwhile.
 //
 // Lanes are attached on demand, as many as there are threads at one time, and kept.
 // Threading: any. Takes a lock only to attach and to park. run() allocates nothing once there are lanes enough.
@@ -28,16 +29,18 @@ struct Transfer {
   uint64_t block = 0;
   uint64_t blocks = 0;
   uint64_t deadline_ns = 0;
-  uint64_t left_ns = 0;   // until then, when it begins just now; 0: the clock is asked
-  // A read or write of one block goes by the lane's own memory, which its ring knows (1 us of CPU less), to and from here:
+  uint64_t left_ns = 0;  // until then, when it begins just now; 0: the clock is asked
+  // A read or write of one block goes by the lane's own memory, which its ring knows (1 us of CPU less), to and from
+  // here:
   char* buffer = nullptr;
-  const uint64_t* stamps = nullptr;   // and what was read goes into the cache, if set
+  const uint64_t* stamps = nullptr;  // and what was read goes into the cache, if set
   const iovec* parts = nullptr;      // without a time limit: where the blocks lie, if not in the bounce buffer
   uint32_t part_count = 0;
-  Meanwhile* meanwhile = nullptr;    // run when the device has it (chunk.h)
+  Meanwhile* meanwhile = nullptr;  // run when the device has it (chunk.h)
 };
 
-constexpr uint64_t kLostRetryNs = 2'000'000;   // between two looks at whether a device that hangs has released something
+// between two looks at whether a device that hangs has released something
+constexpr uint64_t kLostRetryNs = 2'000'000;
 
 class Lanes {
  public:
@@ -45,9 +48,10 @@ class Lanes {
 
   // None is attached yet.
   void open(Device* device, BouncePool* bounces, Cache* cache, LateWrites* late);
-  void close();                      // pre: nothing runs, none is lost
-  // Carries it out: bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data of more than a block lie in `bounce`, which
-  // stays the caller's unless the command is *lost: then it is taken over, and of a write the cache is told when it ends.
+  void close();  // pre: nothing runs, none is lost
+  // Carries it out: bytes moved (discard: 0) or -errno; -ETIMEDOUT: not done in time. The data of more than a block lie
+  // in `bounce`, which stays the caller's unless the command is *lost: then it is taken over, and of a write the cache
+  // is told when it ends.
   [[nodiscard]] int64_t run(const Transfer& transfer, Bounce* bounce, bool* lost);
   // Lost commands that may have ended are released. How many are left.
   unsigned sweep();
@@ -57,15 +61,15 @@ class Lanes {
  private:
   struct Lane {
     Context* context = nullptr;
-    char* own = nullptr;             // a block
+    char* own = nullptr;  // a block
     iovec part{};
     Transfer transfer;
-    Bounce bounce;                   // lost: its memory,
-    LateWrite late;                  //   and, of a write, that it is
+    Bounce bounce;   // lost: its memory,
+    LateWrite late;  //   and, of a write, that it is
   };
-  int await_one(uint64_t deadline_ns);   // a lane, or -errno
-  int take_free();                   // or -1
-  int attach_one();                  // or -errno
+  int await_one(uint64_t deadline_ns);  // a lane, or -errno
+  int take_free();                      // or -1
+  int attach_one();                     // or -errno
   void give(unsigned index);
   void park(unsigned index, Bounce* bounce);
 
@@ -73,13 +77,13 @@ class Lanes {
   BouncePool* bounces_ = nullptr;
   Cache* cache_ = nullptr;
   LateWrites* late_ = nullptr;
-  std::atomic<uint64_t> free_{0};    // a bit a lane
-  std::atomic<uint32_t> waiting_{0}; // threads that wait for one,
-  std::atomic<uint32_t> word_{0};    //   on this, bumped when one comes free
+  std::atomic<uint64_t> free_{0};     // a bit a lane
+  std::atomic<uint32_t> waiting_{0};  // threads that wait for one,
+  std::atomic<uint32_t> word_{0};     //   on this, bumped when one comes free
   std::atomic<uint32_t> lost_count_{0};
-  sys::Mutex lock_;                  // of what follows
-  char* memory_ = nullptr;           // a block a lane; touched where used
-  unsigned count_ = 0;               // attached
+  sys::Mutex lock_;         // of what follows
+  char* memory_ = nullptr;  // a block a lane; touched where used
+  unsigned count_ = 0;      // attached
   uint64_t lost_ = 0;
   Lane lane_[kMost];
 };

@@ -9,8 +9,8 @@
 namespace lunar::cblk {
 namespace {
 
-constexpr uint64_t kCoarseNs = 10'000'000;        // what the coarse clock may lag behind
-constexpr uint64_t kCoarseFromNs = 1'000'000'000; // limits from which on that does not matter
+constexpr uint64_t kCoarseNs = 10'000'000;         // what the coarse clock may lag behind
+constexpr uint64_t kCoarseFromNs = 1'000'000'000;  // limits from which on that does not matter
 
 // A few nanoseconds where the other clock takes twenty: every command asks.
 uint64_t coarse_now_ns() {
@@ -50,7 +50,7 @@ bool Chunk::expire(uint32_t index) {
     before = *link;
     link = &entries_[*link].next;
   }
-  if (*link == index) {   // the device never saw it
+  if (*link == index) {  // the device never saw it
     *link = entry.next;
     if (backlog_last_ == index) backlog_last_ = before;
     --backlog_count_;
@@ -82,8 +82,10 @@ uint64_t Chunk::expire_late_background() {
   for (uint32_t i = 0; i < entry_count_; ++i) {
     const Entry& entry = entries_[i];
     if (entry.state.load(std::memory_order_relaxed) != Entry::kActive || !entry.io.status) continue;
-    if (now >= entry.deadline_ns) (void)expire(i);
-    else if (entry.deadline_ns < next) next = entry.deadline_ns;
+    if (now >= entry.deadline_ns)
+      (void)expire(i);
+    else if (entry.deadline_ns < next)
+      next = entry.deadline_ns;
   }
   return next;
 }
@@ -97,7 +99,8 @@ void Chunk::end_lost(Entry& entry) {
   bounces_.give(&entry.io.bounce);
 }
 
-// Takes back what the device has released, of the lanes and of siblings, for a blocked thread: no other thread may come to look.
+// Takes back what the device has released, of the lanes and of siblings, for a blocked thread: no other thread may come
+// to look.
 void Chunk::take_back_late() {
   (void)lanes_.sweep();
   for (unsigned i = 0; siblings_ && i < siblings_->count; ++i) {

@@ -24,8 +24,10 @@ void LateWrites::add(LateWrite* one, uint64_t block, uint64_t blocks) {
 void LateWrites::remove(LateWrite* one) {
   if (one->blocks == 0) return;
   sys::Locked guard(lock_);
-  if (one->previous) one->previous->next = one->next;
-  else first_.store(one->next, std::memory_order_release);
+  if (one->previous)
+    one->previous->next = one->next;
+  else
+    first_.store(one->next, std::memory_order_release);
   if (one->next) one->next->previous = one->previous;
   *one = {};
 }

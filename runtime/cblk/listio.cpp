@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // cblk_listio: many I/Os in one call.
 //
-// Idea: prepares and admits the list in runs, each under one hold of the chunk's lock, and hands it to the ring at once. Then it fetches
-// finished I/Os like any other result, one by one, and waits as wait.cpp does.
+// Idea: prepares and admits the list in runs, each under one hold of the chunk's lock, and hands it to the ring at
+// once. Then it fetches finished I/Os like any other result, one by one, and waits as wait.cpp does.
 //
-// Callers pass copies: an entry of `wait` stands for the I/O of `issue` or `pending` with the same buf, lba and nblocks (and, of
-// `pending`, tag). The I/O's outcome is written into both. One that is not waited for is written into the next structure of `completion`,
-// once, in the call that fetches its result.
+// Callers pass copies: an entry of `wait` stands for the I/O of `issue` or `pending` with the same buf, lba and nblocks
+// (and, of `pending`, tag). The I/O's outcome is written into both. One that is not waited for is written into the next
+// structure of `completion`, once, in the call that fetches its result.
 // Threading: any; a cblk_io_t belongs to one call at a time. Allocates nothing.
 #include <errno.h>
 
@@ -22,10 +22,17 @@ bool is_pending(cblk_io_t* io) { return get_status(&io->stat) == CBLK_ARW_STATUS
 
 bool translate(const cblk_io_t* entry, Io* io) {
   switch (entry->request_type) {
-    case CBLK_IO_TYPE_READ: io->op = Op::kRead; break;
-    case CBLK_IO_TYPE_WRITE: io->op = Op::kWrite; break;
-    case CBLK_IO_TYPE_UNMAP: io->op = Op::kDiscard; break;
-    default: return false;
+    case CBLK_IO_TYPE_READ:
+      io->op = Op::kRead;
+      break;
+    case CBLK_IO_TYPE_WRITE:
+      io->op = Op::kWrite;
+      break;
+    case CBLK_IO_TYPE_UNMAP:
+      io->op = Op::kDiscard;
+      break;
+    default:
+      return false;
   }
   io->buffer = static_cast<char*>(entry->buf);
   io->lba = entry->lba;
@@ -38,7 +45,7 @@ struct List {
   cblk_io_t** entries;
   int count;
   bool waits = false;
-  int cursor = 0;   // where the last search ended: most lists name the same I/Os in the same order
+  int cursor = 0;  // where the last search ended: most lists name the same I/Os in the same order
 
   bool is_whole() const {
     if (count < 0 || (count > 0 && !entries)) return false;
@@ -64,7 +71,8 @@ struct List {
     for (int i = 0; i < count; ++i) {
       const int at = cursor + i < count ? cursor + i : cursor + i - count;
       cblk_io_t* one = entries[at];
-      const bool same = one->buf == io->buf && one->lba == io->lba && one->nblocks == io->nblocks && (!by_tag || one->tag == io->tag);
+      const bool same =
+          one->buf == io->buf && one->lba == io->lba && one->nblocks == io->nblocks && (!by_tag || one->tag == io->tag);
       if (one != io && !same) continue;
       cursor = at + 1 < count ? at + 1 : 0;
       return one;
@@ -87,11 +95,16 @@ void copy_state(cblk_io_t* to, cblk_io_t* from) {
 class ListRun {
  public:
   ListRun(Chunk& chunk, int flags, uint64_t deadline_ns, List issue, List pending, List wait, List completion)
-      : chunk_(chunk), waits_((flags & CBLK_LISTIO_WAIT_ISSUE_CMD) != 0), deadline_ns_(deadline_ns), issue_(issue), pending_(pending),
-        wait_(wait), completion_(completion) {}
+      : chunk_(chunk),
+        waits_((flags & CBLK_LISTIO_WAIT_ISSUE_CMD) != 0),
+        deadline_ns_(deadline_ns),
+        issue_(issue),
+        pending_(pending),
+        wait_(wait),
+        completion_(completion) {}
   void issue();
   void look_at_pending();
-  [[nodiscard]] int await();   // 0 or -ETIMEDOUT
+  [[nodiscard]] int await();  // 0 or -ETIMEDOUT
   int completions() const { return completions_; }
 
  private:
@@ -107,7 +120,7 @@ class ListRun {
   const uint64_t deadline_ns_;
   List issue_, pending_, wait_, completion_;
   int completions_ = 0;
-  int issued_ = 0, oldest_ = 0;   // of issue_: how far it is issued, and from where on an entry may not be done
+  int issued_ = 0, oldest_ = 0;  // of issue_: how far it is issued, and from where on an entry may not be done
 };
 
 // Tells what became of an I/O of issue_ or pending_.
@@ -125,8 +138,8 @@ void ListRun::refuse(cblk_io_t* io, int64_t answer) {
   settle(io, false);
 }
 
-// Waits for one of the list's own commands that can be fetched, so that its place is free. False: there is none, or none
-// in time.
+// Waits for one of the list's own commands that can be fetched, so that its place is free. False: there is none, or
+// none in time.
 bool ListRun::make_room() {
   for (; oldest_ < issued_; ++oldest_) {
     cblk_io_t* io = issue_.entries[oldest_];
@@ -140,7 +153,7 @@ bool ListRun::make_room() {
 
 void ListRun::admit(cblk_io_t** list, int n) {
   Io ios[kRun];
-  int64_t answers[kRun];   // 0: it goes to the ring
+  int64_t answers[kRun];  // 0: it goes to the ring
   for (int i = 0; i < n; ++i) {
     list[i]->stat = {};
     (void)translate(list[i], &ios[i]);
@@ -160,7 +173,7 @@ void ListRun::admit(cblk_io_t** list, int n) {
         chunk_.push_backlog();
         chunk_.unlock();
         if (background_work) chunk_.wake_completer();
-        if (!make_room()) {   // the places are others'
+        if (!make_room()) {  // the places are others'
           ios[i].wait_for_command = true;
           ios[i].wait_deadline_ns = deadline_ns_;
         }
@@ -174,7 +187,7 @@ void ListRun::admit(cblk_io_t** list, int n) {
         background_work |= ios[i].status != nullptr;
       }
     }
-    if (answers[i] != 0) fill_status(&list[i]->stat, answers[i]);   // make_room looks for those that can be fetched
+    if (answers[i] != 0) fill_status(&list[i]->stat, answers[i]);  // make_room looks for those that can be fetched
     ++i;
     ++issued_;
   }
@@ -185,20 +198,22 @@ void ListRun::admit(cblk_io_t** list, int n) {
     if (answers[i] != 0) {
       refuse(list[i], answers[i]);
     } else if (!background(list[i])) {
-      if (cblk_io_t* waiting = wait_.find(list[i], false)) copy_state(waiting, list[i]);   // which learns its tag
+      if (cblk_io_t* waiting = wait_.find(list[i], false)) copy_state(waiting, list[i]);  // which learns its tag
     }
   }
 }
 
 void ListRun::issue() {
-  for (int i = 0; i < issue_.count; i += kRun) admit(issue_.entries + i, issue_.count - i < kRun ? issue_.count - i : kRun);
+  for (int i = 0; i < issue_.count; i += kRun)
+    admit(issue_.entries + i, issue_.count - i < kRun ? issue_.count - i : kRun);
 }
 
 // Whether it is done, which its stat tells; by the deadline, if the flags say that it blocks.
 bool ListRun::look(cblk_io_t* io, int flags) {
   int tag = io->tag;
   if ((flags & CBLK_ARESULT_NO_HARVEST) && !(io->flags & CBLK_IO_USER_TAG) && chunk_.under_way(tag)) return false;
-  const int64_t result = chunk_.result(&tag, flags | (io->flags & CBLK_IO_USER_TAG ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_);
+  const int64_t result =
+      chunk_.result(&tag, flags | (io->flags & CBLK_IO_USER_TAG ? CBLK_ARESULT_USER_TAG : 0), deadline_ns_);
   if (result == 0) return false;
   fill_status(&io->stat, result);
   return true;
@@ -224,7 +239,8 @@ int ListRun::await() {
     look_at_waiting(wait_.entries[i], CBLK_ARESULT_BLOCKING);
     if (!is_pending(wait_.entries[i])) continue;
     chunk_.harvest();
-    for (++i; i < wait_.count; ++i) look_at_waiting(wait_.entries[i], CBLK_ARESULT_NO_HARVEST);   // what is done is told
+    // what is done is told
+    for (++i; i < wait_.count; ++i) look_at_waiting(wait_.entries[i], CBLK_ARESULT_NO_HARVEST);
     return -ETIMEDOUT;
   }
   return 0;
@@ -235,7 +251,8 @@ int Chunk::list(cblk_io_t** issue, int issues, cblk_io_t** pending, int pendings
   if (!completions) return -EINVAL;
   const List issue_list{issue, issues}, pending_list{pending, pendings}, wait_list{wait, waits, true};
   const List completion_list{completion, *completions};
-  if (!issue_list.is_whole() || !pending_list.is_whole() || !wait_list.is_whole() || !completion_list.is_whole()) return -EINVAL;
+  if (!issue_list.is_whole() || !pending_list.is_whole() || !wait_list.is_whole() || !completion_list.is_whole())
+    return -EINVAL;
   if (issues == 0 && pendings == 0 && waits == 0) return -EINVAL;
   if (static_cast<int64_t>(waits) + *completions < static_cast<int64_t>(issues) + pendings) return -EINVAL;
   if (!issue_list.is_sound() || !pending_list.is_sound() || !wait_list.is_sound()) return -EINVAL;

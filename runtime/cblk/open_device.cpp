@@ -36,9 +36,12 @@ int split_devices(const char* path, char (*out)[kPathBytes], unsigned max) {
     if (*at == '(') {
       int depth = 0;
       do {
-        if (*at == '(') ++depth;
-        else if (*at == ')') --depth;
-        else if (!*at) return -EINVAL;
+        if (*at == '(')
+          ++depth;
+        else if (*at == ')')
+          --depth;
+        else if (!*at)
+          return -EINVAL;
         ++at;
       } while (depth);
       ++from;
@@ -81,18 +84,24 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
     if (status < 0 || forced) return status;
     DeviceContent content = DeviceContent::kForeign;
     char what[64];
-    status = device_content(*out, &content, what, sizeof what, true);   // others' data are the caller's to open
-    if (status < 0) (void)why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", path, errno_text(status), errno_name(status));
-    const bool ours = content == DeviceContent::kPhysicalLun || content == DeviceContent::kEnded || content == DeviceContent::kMember;
-    if (status == 0 && (!ours || read_only)) return 0;   // a read-only open takes nothing away
+    status = device_content(*out, &content, what, sizeof what, true);  // others' data are the caller's to open
+    if (status < 0)
+      (void)why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", path, errno_text(status),
+                     errno_name(status));
+    const bool ours =
+        content == DeviceContent::kPhysicalLun || content == DeviceContent::kEnded || content == DeviceContent::kMember;
+    if (status == 0 && (!ours || read_only)) return 0;  // a read-only open takes nothing away
     device_close(*out);
     *out = nullptr;
     if (status < 0) return status;
     if (content == DeviceContent::kMember)
-      return why->set(-EBUSY, "LUN %s: carries %s; open the whole of it, or force it (CBLK_OPN_FORCED_RESERVE)", path, what);
-    if (turns == kTurnsMax) return why->set(-EBUSY, "LUN %s: others make virtual LUNs on it again and again; try later", path);
+      return why->set(-EBUSY, "LUN %s: carries %s; open the whole of it, or force it (CBLK_OPN_FORCED_RESERVE)", path,
+                      what);
+    if (turns == kTurnsMax)
+      return why->set(-EBUSY, "LUN %s: others make virtual LUNs on it again and again; try later", path);
     status = physical_end(path, why);
-    if (status == 0 || status == -ENODEV || (status == -EBUSY && busy++ == 0)) continue;   // another may have been quicker, and has it now
+    // another may have been quicker, and has it now
+    if (status == 0 || status == -ENODEV || (status == -EBUSY && busy++ == 0)) continue;
     return status == -ENOMEM ? status : -EBUSY;
   }
 }
@@ -100,7 +109,7 @@ int open_whole(const char* path, bool read_only, bool reserve, bool forced, Devi
 int open_virtual(const char* path, VirtualLun** out, ErrorText* why) {
   PhysicalLun* physical = nullptr;
   const int status = physical_open(path, Format::kIfBlank, &physical, why);
-  return status < 0 ? status : VirtualLun::open(physical, VirtualOptions{}, out, why);   // takes what it is given over
+  return status < 0 ? status : VirtualLun::open(physical, VirtualOptions{}, out, why);  // takes what it is given over
 }
 
 Ways ways_to(Device* device) {

@@ -9,15 +9,15 @@
 
 namespace lunar::cblk {
 
-constexpr unsigned kDevicesMax = 8;      // of a RAID 0 or of paths
+constexpr unsigned kDevicesMax = 8;  // of a RAID 0 or of paths
 constexpr size_t kPathBytes = 4096;
 
-// The whole device, as kWhole, kAlone (reserve) or kForced (superpipe/ownership.h). A format of Lunar's on which nothing outlives its owners ends
-// with it (lun/compose.h: physical_end); one with named LUNs or with owners, and a member of a stripe, is -EBUSY. Not so where it is forced or only
-// read: that leaves everything as it is.
+// The whole device, as kWhole, kAlone (reserve) or kForced (superpipe/ownership.h). A format of Lunar's on which
+// nothing outlives its owners ends with it (lun/compose.h: physical_end); one with named LUNs or with owners, and a
+// member of a stripe, is -EBUSY. Not so where it is forced or only read: that leaves everything as it is.
 [[nodiscard]] int open_whole(const char* path, bool read_only, bool reserve, bool forced, Device** out, ErrorText* why);
-// A new virtual LUN of size 0 on it, which ends with its last owner. A blank device is formatted first; other opens wait meanwhile (10 s
-// at most).
+// A new virtual LUN of size 0 on it, which ends with its last owner. A blank device is formatted first; other opens
+// wait meanwhile (10 s at most).
 [[nodiscard]] int open_virtual(const char* path, VirtualLun** out, ErrorText* why);
 // d1:d2:.. as "paths:d1;d2;..", for CBLK_OPN_MPIO_FO. 0, -EINVAL, -ENAMETOOLONG.
 [[nodiscard]] int paths_uri(const char* path, char* out, size_t size);
@@ -34,8 +34,8 @@ Ways ways_to(Device* device);
 //   a path without a colon           /dev/sdb
 //   SCHEME:REST, REST without one    file:/data/x   sim:64m   pmem:/dev/pmem0
 //   either of these in parentheses, and then with colons: (paths:file:/a;file:/b)
-// Copies each into out[i] (without its parentheses). How many, or -EINVAL (none, more than `max`, one of them empty, a parenthesis
-// that does not close), -ENAMETOOLONG.
+// Copies each into out[i] (without its parentheses). How many, or -EINVAL (none, more than `max`, one of them empty, a
+// parenthesis that does not close), -ENAMETOOLONG.
 [[nodiscard]] int split_devices(const char* path, char (*out)[kPathBytes], unsigned max);
 
 }  // namespace lunar::cblk

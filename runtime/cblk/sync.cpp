@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Blocking I/O of a chunk: on the caller's thread, with no lock; by a lane where it has a time limit, else with no ring either.
-// Threading: any, any number at once. Allocates nothing (a bounce buffer may be a mapping, a lane more is attached).
+// SPDX-License-Identifier: Apache-2.0 Blocking I/O of a chunk: on the caller's thread, with no lock; by a lane where it
+// has a time limit, else with no ring either. Threading: any, any number at once. Allocates nothing (a bounce buffer
+// may be a mapping, a lane more is attached).
 #include <errno.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ void copy(const Io& io, char* ours, size_t bytes, bool out) {
 // Without a limit: bytes moved, or -errno. buffer: the caller's, or one of ours in its place.
 int64_t Chunk::move(const Io& io, char* buffer) {
   const bool vector = io.parts && buffer == io.buffer;
-  if (io.meanwhile) {   // the device's blocking call leaves no time for it
+  if (io.meanwhile) {  // the device's blocking call leaves no time for it
     Bounce direct;
     direct.memory = buffer;
     bool lost = false;
@@ -78,7 +78,8 @@ int64_t Chunk::move_bounced(const Io& io, bool* lost) {
   if (io.op == Op::kWrite) copy(io, bounce.memory, bytes, false);
   const int64_t moved = timeout_ns_ != 0 ? move_by_lane(io, &bounce, lost) : move(io, bounce.memory);
   if (io.op == Op::kRead && moved > 0) copy(io, bounce.memory, static_cast<size_t>(moved), true);
-  if (io.stamps.known && moved == static_cast<int64_t>(bytes)) cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, bounce.memory, io.stamps.of);
+  if (io.stamps.known && moved == static_cast<int64_t>(bytes))
+    cache_.fill(static_cast<uint64_t>(io.lba), io.blocks, bounce.memory, io.stamps.of);
   bounces_.give(&bounce);
   return moved;
 }
@@ -102,11 +103,14 @@ int64_t Chunk::transfer(Io* io) {
       return static_cast<int64_t>(io->blocks);
     }
     io->stamps.known = read && io->blocks <= Cache::kFillBlocksMax;
-    if (io->stamps.known) cache_.begin_read(block, io->blocks, io->stamps.of);
-    else if (!read) cache_.begin_write(block, io->blocks);
+    if (io->stamps.known)
+      cache_.begin_read(block, io->blocks, io->stamps.of);
+    else if (!read)
+      cache_.begin_write(block, io->blocks);
   }
   // The cache is filled from a buffer of ours: the caller may change its own at any time.
-  const bool bounced = timeout_ns_ != 0 || io->stamps.known || (io->op != Op::kDiscard && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ != 0);
+  const bool bounced = timeout_ns_ != 0 || io->stamps.known ||
+                       (io->op != Op::kDiscard && reinterpret_cast<uintptr_t>(io->buffer) % buffer_align_ != 0);
   bool lost = false;
   const int64_t bytes = bounced ? move_bounced(*io, &lost) : move(*io, io->buffer);
   if (cache_.active() && !read && !lost) cache_.end_write(block, io->blocks);
@@ -114,13 +118,15 @@ int64_t Chunk::transfer(Io* io) {
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
   if (io->op == Op::kDiscard && bytes == 0) blocks = static_cast<int64_t>(io->blocks);
   if (io->op == Op::kDiscard && bytes == -EOPNOTSUPP) blocks = -EPROTONOSUPPORT;
-  if (blocks == 0 || (is_our_answer(blocks) && !(bounced && blocks == -ETIMEDOUT))) blocks = -EIO;   // 0: the device ends before its size
+  // 0: the device ends before its size
+  if (blocks == 0 || (is_our_answer(blocks) && !(bounced && blocks == -ETIMEDOUT))) blocks = -EIO;
   if (blocks < 0) {
     add(counters_.errors);
     return blocks;
   }
   add(read ? counters_.reads : counters_.writes);
-  if (io->op != Op::kDiscard) add(read ? counters_.blocks_read : counters_.blocks_written, static_cast<uint64_t>(blocks));
+  if (io->op != Op::kDiscard)
+    add(read ? counters_.blocks_read : counters_.blocks_written, static_cast<uint64_t>(blocks));
   return blocks;
 }
 

@@ -23,8 +23,10 @@ void Chunk::enqueue(Waiter* waiter) {
 void Chunk::dequeue(Waiter* waiter) {
   if (!waiter->listed) return;
   waiter->listed = false;
-  if (waiter->previous) waiter->previous->next = waiter->next;
-  else waiting_[waiter->kind] = waiter->next;
+  if (waiter->previous)
+    waiter->previous->next = waiter->next;
+  else
+    waiting_[waiter->kind] = waiter->next;
   if (waiter->next) waiter->next->previous = waiter->previous;
   if (waiter->kind == Waiter::kCommand) {
     Waiter** place = &entries_[waiter->index].waiters;
@@ -35,10 +37,13 @@ void Chunk::dequeue(Waiter* waiter) {
 
 void Chunk::signal(Waiter* waiter) {
   dequeue(waiter);
-  std::atomic<uint32_t>* word = &waiter->signal;   // its owner may be gone once it says 1; a wake-up of an old address does no harm
+  // its owner may be gone once it says 1; a wake-up of an old address does no harm
+  std::atomic<uint32_t>* word = &waiter->signal;
   word->store(1, std::memory_order_release);
-  if (to_wake_count_ == sizeof to_wake_ / sizeof *to_wake_) sys::futex_wake(word, 1, false);
-  else to_wake_[to_wake_count_++] = word;
+  if (to_wake_count_ == sizeof to_wake_ / sizeof *to_wake_)
+    sys::futex_wake(word, 1, false);
+  else
+    to_wake_[to_wake_count_++] = word;
 }
 
 void Chunk::signal_one(Waiter::Kind kind) {
@@ -54,9 +59,11 @@ void Chunk::signal_waiters_of(uint32_t index) {
   while (entries_[index].waiters) signal(entries_[index].waiters);
 }
 
-// A command to come free is waited for in the ring only where one comes free by itself: another thread's fetching does not wake
-// a leader.
-bool Chunk::may_lead(Waiter::Kind kind) const { return kind != Waiter::kFree || background_.load(std::memory_order_relaxed) != 0; }
+// A command to come free is waited for in the ring only where one comes free by itself: another thread's fetching does
+// not wake a leader.
+bool Chunk::may_lead(Waiter::Kind kind) const {
+  return kind != Waiter::kFree || background_.load(std::memory_order_relaxed) != 0;
+}
 
 void Chunk::unlock() {
   if (!leader_ && !designated_ && in_ring_ + backlog_count_ != 0) {
@@ -83,10 +90,11 @@ void Chunk::sleep(Waiter* waiter, int64_t left_ns) {
     if (backlog_blocked_ && (left_ns < 0 || left_ns > static_cast<int64_t>(kLostRetryNs))) left_ns = kLostRetryNs;
     unlock();
     const int status = context_->await(left_ns);
-    if (status < 0 && status != -ETIME && status != -EINTR) sys::sleep_ns(kRetryNs);   // the ring is out of order: no storm
+    // the ring is out of order: no storm
+    if (status < 0 && status != -ETIME && status != -EINTR) sys::sleep_ns(kRetryNs);
     lock_.lock();
     leader_ = false;
-  } else if (!leader_ && backlog_count_ && !in_ring_) {   // the kernel is short of something; no completion will tell
+  } else if (!leader_ && backlog_count_ && !in_ring_) {  // the kernel is short of something; no completion will tell
     const uint64_t nap = backlog_blocked_ ? kLostRetryNs : kRetryNs;
     unlock();
     sys::sleep_ns(nap);

@@ -8,14 +8,14 @@
 namespace lunar::cblk {
 
 constexpr uint64_t kRetryNs = 50'000;
-constexpr unsigned kHarvestBatch = 64;   // completions that one reap takes at most
+constexpr unsigned kHarvestBatch = 64;  // completions that one reap takes at most
 
-// Waits until done() is true: 0, or -ETIMEDOUT, after a last look at the ring. Other commands' completions that keep coming do not
-// prolong it. Calls done() under the lock. pre and post: the lock is held.
+// Waits until done() is true: 0, or -ETIMEDOUT, after a last look at the ring. Other commands' completions that keep
+// coming do not prolong it. Calls done() under the lock. pre and post: the lock is held.
 template <class Done>
 int Chunk::wait_until(Waiter* waiter, uint64_t deadline_ns, Done done) {
   bool expired = false;
-  uint32_t turns = 0;   // of harvesting, after the deadline
+  uint32_t turns = 0;  // of harvesting, after the deadline
   for (;;) {
     if (done()) return 0;
     const bool reaped = !leader_ && reap();

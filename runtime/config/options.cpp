@@ -21,8 +21,8 @@ namespace {
 
 struct Row {
   OptionInfo info;
-  size_t offset;                // in Options
-  bool is_switch = false;       // in TestSwitches
+  size_t offset;           // in Options
+  bool is_switch = false;  // in TestSwitches
 };
 
 constexpr Row kTable[] = {
@@ -41,7 +41,8 @@ constexpr Row kTable[] = {
 #undef LUNAR_OPTION_CHOICE
 #undef LUNAR_ROW
 #ifdef LUNAR_TEST_SWITCHES
-#define LUNAR_SWITCH_ROW(type, name, value, def, help) {{"test_" #name, OptionType::type, value, def, help, false, true}, offsetof(TestSwitches, name), true},
+#define LUNAR_SWITCH_ROW(type, name, value, def, help) \
+  {{"test_" #name, OptionType::type, value, def, help, false, true}, offsetof(TestSwitches, name), true},
 #define LUNAR_SWITCH_BOOL(name, help) LUNAR_SWITCH_ROW(kBool, name, "yes|no", "no", help)
 #define LUNAR_SWITCH_UNSIGNED(name, value, help) LUNAR_SWITCH_ROW(kUnsigned, name, value, "0", help)
 #include "base/test_switches.def"
@@ -167,8 +168,8 @@ int parse_bounded(const char* value_name, const char* text, const char* origin, 
   }
   if (!parse_unsigned(text, &value)) return why->set(-EINVAL, "%s: '%.64s' is not a whole number", origin, text);
   if (value < least || value > most)
-    return why->set(-EINVAL, "%s: '%.64s' is not a number from %llu to %llu", origin, text, static_cast<unsigned long long>(least),
-                    static_cast<unsigned long long>(most));
+    return why->set(-EINVAL, "%s: '%.64s' is not a number from %llu to %llu", origin, text,
+                    static_cast<unsigned long long>(least), static_cast<unsigned long long>(most));
   *out = value;
   return 0;
 }
@@ -298,7 +299,8 @@ int read_whole(int fd, char* buffer, size_t size) {
 // A default config file need not exist, nor be readable for the user that the program became.
 bool is_absence(int rc) { return rc == -ENOENT || rc == -ENOTDIR || rc == -EACCES; }
 
-// A default file, not named explicitly. If not trusted: logged (once a tree: `lunar run` has done so), and treated as absent.
+// A default file, not named explicitly. If not trusted: logged (once a tree: `lunar run` has done so), and treated as
+// absent.
 int load_found(Options* options, const char* const* environment, const char* path, ErrorText* why) {
   const int rc = options_load_file(options, path, why);
   if (rc != -EPERM) return rc;
@@ -324,7 +326,7 @@ int load_config(Options* options, const char* const* environment, ErrorText* why
   return rc;
 }
 
-}   // namespace
+}  // namespace
 
 #ifdef LUNAR_TEST_SWITCHES
 TestSwitches test_switches;
@@ -347,7 +349,7 @@ const char* option_nearest(const char* name) {
   if (!fold_name(name, folded)) return nullptr;
   size_t length = length_of(folded);
   const char* best_name = nullptr;
-  size_t best = length / 3 + 2;   // beyond this it is another word, not a slip
+  size_t best = length / 3 + 2;  // beyond this it is another word, not a slip
   for (const Row& row : kTable) {
     if (row.info.test_only) continue;
     size_t distance = edit_distance(folded, row.info.name);
@@ -375,7 +377,8 @@ int options_set(Options* options, const char* name, const char* value, const cha
 }
 
 int options_load_file(Options* options, const char* path, ErrorText* why) {
-  int fd = sys::open_file(path, O_RDONLY | O_NONBLOCK);   // not to wait for the other end of a FIFO before it is looked at
+  // not to wait for the other end of a FIFO before it is looked at
+  int fd = sys::open_file(path, O_RDONLY | O_NONBLOCK);
   if (fd < 0) return why->set(fd, "config file %.300s: %s", path, errno_text(fd));
   if (int rc = config_file_trusted(fd, path, why); rc < 0) {
     sys::close_file(fd);
@@ -406,7 +409,7 @@ int options_load_environment(Options* options, const char* const* environment, E
     size_t n = 0;
     while (entry[n] && entry[n] != '=' && n + 1 < sizeof name) name[n] = entry[n], ++n;
     name[n] = '\0';
-    if (entry[n] != '=') {   // longer than any name of ours
+    if (entry[n] != '=') {  // longer than any name of ours
       if (entry[n] && !warned_already) warn_unknown_variable(name);
       continue;
     }
@@ -416,7 +419,7 @@ int options_load_environment(Options* options, const char* const* environment, E
       if (!warned_already && !is_other_variable(name)) warn_unknown_variable(name);
       continue;
     }
-    if (*value == '\0') continue;   // set but empty: as if it were not set
+    if (*value == '\0') continue;  // set but empty: as if it were not set
     if (int rc = set_row(options, kTable[index], value, name, why); rc < 0) return rc;
   }
   return 0;
@@ -429,4 +432,4 @@ int options_load(Options* options, const char* const* environment, ErrorText* wh
   return options_load_environment(options, environment, why);
 }
 
-}   // namespace lunar
+}  // namespace lunar

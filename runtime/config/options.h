@@ -17,13 +17,14 @@ namespace lunar {
 enum class OptionType : uint8_t { kSize, kUnsigned, kBool, kString, kChoice };
 
 struct OptionInfo {
-  const char* name;        // "dram": flag --dram, variable LUNAR_DRAM, config key `dram`
+  const char* name;  // "dram": flag --dram, variable LUNAR_DRAM, config key `dram`
   OptionType type;
-  const char* value_name;  // "SIZE", "PATH|DIR|URI", "auto|message|inline" (the choices, for kChoice), "1..8" (the bounds, for kUnsigned)
+  // "SIZE", "PATH|DIR|URI", "auto|message|inline" (the choices, for kChoice), "1..8" (the bounds, for kUnsigned)
+  const char* value_name;
   const char* default_text;
-  const char* help;        // one sentence
-  bool flag;               // also a flag of `lunar run`; otherwise environment / config only
-  bool test_only;          // hidden from --help and docs; a switch for tests (protections off, injected faults)
+  const char* help;  // one sentence
+  bool flag;         // also a flag of `lunar run`; otherwise environment / config only
+  bool test_only;    // hidden from --help and docs; a switch for tests (protections off, injected faults)
 };
 
 // The values. One member per line of options.def, of the type named there.
@@ -51,9 +52,10 @@ const char* option_nearest(const char* name);
 // Defaults into *options.
 void options_defaults(Options* options);
 // One value by name. `origin` ("--dram", "LUNAR_DRAM", "/etc/lunar.conf:3") goes into the error line.
-[[nodiscard]] int options_set(Options* options, const char* name, const char* value, const char* origin, ErrorText* why);
-// `key = value` lines, '#' comments. A missing file is -ENOENT (the caller decides whether that matters), one that is not to be trusted
-// (config/trust.h) -EPERM.
+[[nodiscard]] int options_set(Options* options, const char* name, const char* value, const char* origin,
+                              ErrorText* why);
+// `key = value` lines, '#' comments. A missing file is -ENOENT (the caller decides whether that matters), one that is
+// not to be trusted (config/trust.h) -EPERM.
 [[nodiscard]] int options_load_file(Options* options, const char* path, ErrorText* why);
 // All LUNAR_* of `environment` (environ-style). Unknown ones: one log_warning each, not an error.
 [[nodiscard]] int options_load_environment(Options* options, const char* const* environment, ErrorText* why);

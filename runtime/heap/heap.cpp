@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiered allocator over jemalloc: see heap.h for the idea.
 //
-// The region is handed out by a bump pointer that never goes back: jemalloc retains addresses for itself (the dalloc hook
-// opts out) and decommits them, so what is free costs neither DRAM nor LUN space, only addresses.
+// The region is handed out by a bump pointer that never goes back: jemalloc retains addresses for itself (the dalloc
+// hook opts out) and decommits them, so what is free costs neither DRAM nor LUN space, only addresses.
 //
-// Threading: any thread. The hooks run inside jemalloc, with its locks held: they may not allocate, may not call back into
-// jemalloc, and take no lock of their own (a fork may happen at any moment: the bump pointer is one atomic word).
-// jemalloc is called by its extended names (mallocx, ...): malloc and free belong to the program. Its own malloc, free and
-// malloc_usable_size are looked up in its library, because only they have the short way through the thread's cache (3% of a
-// redis SET's CPU time).
+// Threading: any thread. The hooks run inside jemalloc, with its locks held: they may not allocate, may not call back
+// into jemalloc, and take no lock of their own (a fork may happen at any moment: the bump pointer is one atomic word).
+// jemalloc is called by its extended names (mallocx, ...): malloc and free belong to the program. Its own malloc, free
+// and malloc_usable_size are looked up in its library, because only they have the short way through the thread's cache
+// (3% of a redis SET's CPU time).
 #include "heap/heap.h"
 
 #include <dlfcn.h>
@@ -27,8 +27,8 @@
 #include "sys/thread.h"
 
 #ifdef LUNAR_JEMALLOC_OF_PROGRAM
-// A library that is loaded into a program uses the jemalloc that is there, and must not bring one (dlopen fails then: no static
-// TLS). Libraries that define this check for one before heap_create.
+// A library that is loaded into a program uses the jemalloc that is there, and must not bring one (dlopen fails then:
+// no static TLS). Libraries that define this check for one before heap_create.
 #pragma weak mallctl
 #pragma weak mallctlbymib
 #pragma weak mallctlnametomib
@@ -60,11 +60,11 @@ struct Heap {
   HeapMode mode = HeapMode::kProcess;
   unsigned arena_count = 0;
   unsigned arenas[kArenasMax] = {};
-  size_t purge_mib[3] = {};               // "arena.<i>.purge"
-  std::atomic<size_t> top{0};             // bump pointer: offset of the first address never handed out
+  size_t purge_mib[3] = {};    // "arena.<i>.purge"
+  std::atomic<size_t> top{0};  // bump pointer: offset of the first address never handed out
   std::atomic<size_t> committed{0};
   std::atomic<unsigned> next_arena{0};
-  std::atomic<uint32_t> generation{1};    // of arenas and thread caches: threads bind again when it moved
+  std::atomic<uint32_t> generation{1};  // of arenas and thread caches: threads bind again when it moved
   std::atomic<bool> ready{false};
   bool key_made = false;
   pthread_key_t thread_key{};
@@ -101,7 +101,7 @@ void find_short_way() {
 struct ThreadBinding {
   uint32_t generation = 0;
   int flags = 0;
-  unsigned cache = UINT32_MAX;            // kPrivate: index of the tcache of ours
+  unsigned cache = UINT32_MAX;  // kPrivate: index of the tcache of ours
 };
 constinit thread_local ThreadBinding t_binding;
 
@@ -111,13 +111,17 @@ std::atomic<uint64_t> g_caches[kCachesMax / 64];
 
 void note_cache(unsigned cache, bool live) {
   uint64_t bit = 1ull << (cache % 64);
-  if (live) g_caches[cache / 64].fetch_or(bit, std::memory_order_relaxed);
-  else g_caches[cache / 64].fetch_and(~bit, std::memory_order_relaxed);
+  if (live)
+    g_caches[cache / 64].fetch_or(bit, std::memory_order_relaxed);
+  else
+    g_caches[cache / 64].fetch_and(~bit, std::memory_order_relaxed);
 }
 
 // ---- extent hooks ---------------------------------------------------------------------------------------------------
 
-size_t offset_in_region(const void* address) { return static_cast<size_t>(static_cast<const char*>(address) - g_heap.base); }
+size_t offset_in_region(const void* address) {
+  return static_cast<size_t>(static_cast<const char*>(address) - g_heap.base);
+}
 
 bool commit_range(size_t offset, size_t bytes) {
   if (region_commit(g_heap.region, offset, bytes) < 0) return false;
@@ -126,7 +130,7 @@ bool commit_range(size_t offset, size_t bytes) {
 }
 
 void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, bool* zero, bool* commit, unsigned) {
-  if (wanted != nullptr) return nullptr;   // growing in place goes through extents that jemalloc retains
+  if (wanted != nullptr) return nullptr;  // growing in place goes through extents that jemalloc retains
   size_t before = g_heap.top.load(std::memory_order_relaxed);
   size_t start;
   do {
@@ -140,11 +144,11 @@ void* hook_alloc(extent_hooks_t*, void* wanted, size_t bytes, size_t alignment, 
     g_heap.top.compare_exchange_strong(end, before, std::memory_order_relaxed);
     return nullptr;
   }
-  *zero = true;   // never touched: the pager fills it with zeros
+  *zero = true;  // never touched: the pager fills it with zeros
   return g_heap.base + start;
 }
 
-bool hook_dalloc(extent_hooks_t*, void*, size_t, bool, unsigned) { return true; }   // opt out: retained
+bool hook_dalloc(extent_hooks_t*, void*, size_t, bool, unsigned) { return true; }  // opt out: retained
 
 bool hook_commit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
   return !commit_range(offset_in_region(address) + offset, length);
@@ -164,7 +168,8 @@ class KeepErrno {
 
 bool hook_decommit(extent_hooks_t*, void* address, size_t, size_t offset, size_t length, unsigned) {
   KeepErrno keep;
-  if (region_try_decommit(g_heap.region, offset_in_region(address) + offset, length) < 0) return true;   // a fork: stays as it is
+  // a fork: stays as it is
+  if (region_try_decommit(g_heap.region, offset_in_region(address) + offset, length) < 0) return true;
   g_heap.committed.fetch_sub(length, std::memory_order_relaxed);
   return false;
 }
@@ -177,8 +182,8 @@ bool hook_purge_forced(extent_hooks_t*, void* address, size_t, size_t offset, si
 bool hook_split(extent_hooks_t*, void*, size_t, size_t, size_t, bool, unsigned) { return false; }
 bool hook_merge(extent_hooks_t*, void*, size_t, void*, size_t, bool, unsigned) { return false; }
 
-extent_hooks_t g_hooks = {hook_alloc, hook_dalloc, nullptr, hook_commit, hook_decommit,
-                          nullptr, hook_purge_forced, hook_split, hook_merge};
+extent_hooks_t g_hooks = {hook_alloc, hook_dalloc,       nullptr,    hook_commit, hook_decommit,
+                          nullptr,    hook_purge_forced, hook_split, hook_merge};
 
 // ---- threads --------------------------------------------------------------------------------------------------------
 
@@ -226,7 +231,8 @@ __attribute__((noinline)) int bind_thread() {
 
 inline int thread_flags() {
   const ThreadBinding& binding = t_binding;
-  if (__builtin_expect(binding.generation == g_heap.generation.load(std::memory_order_relaxed), 1)) return binding.flags;
+  if (__builtin_expect(binding.generation == g_heap.generation.load(std::memory_order_relaxed), 1))
+    return binding.flags;
   return bind_thread();
 }
 
@@ -265,7 +271,8 @@ int create_arenas(ErrorText* why) {
   unsigned wanted = static_cast<unsigned>(sys::cpu_count());
   wanted = wanted < 1 ? 1 : wanted > kArenasMax ? kArenasMax : wanted;
   size_t limit_mib[3], purge_mib[3], depth = 3;
-  if (mallctlnametomib("arena.0.purge", purge_mib, &depth) != 0) return why->set(-ENOTSUP, "jemalloc has no arena.i.purge; install jemalloc 5.3");
+  if (mallctlnametomib("arena.0.purge", purge_mib, &depth) != 0)
+    return why->set(-ENOTSUP, "jemalloc has no arena.i.purge; install jemalloc 5.3");
   memcpy(g_heap.purge_mib, purge_mib, sizeof(purge_mib));
   depth = 3;
   bool has_limit = mallctlnametomib("arena.0.retain_grow_limit", limit_mib, &depth) == 0;
@@ -294,15 +301,16 @@ int create_arenas(ErrorText* why) {
 
 int heap_create(HeapMode mode, ErrorText* why) {
   if (heap_ready()) return why->set(-EEXIST, "the tiered heap exists already");
-  HostGuard guard;   // jemalloc, pthread and the loader may allocate behind our back
+  HostGuard guard;  // jemalloc, pthread and the loader may allocate behind our back
   find_short_way();
   uint64_t bytes = 2 * pager_lun_bytes();
   if (bytes < kRegionBytesMin) bytes = kRegionBytesMin;
   bytes = round_up(bytes, kRegionAlign);
   Region* region = nullptr;
   int rc = region_create(bytes, kRegionHeap, &region);
-  if (rc < 0) return why->set(rc, "cannot reserve %llu bytes of address space for the heap: %s; raise the limit (%s)",
-                              static_cast<unsigned long long>(bytes), errno_name(rc), sys::memory_limit());
+  if (rc < 0)
+    return why->set(rc, "cannot reserve %llu bytes of address space for the heap: %s; raise the limit (%s)",
+                    static_cast<unsigned long long>(bytes), errno_name(rc), sys::memory_limit());
   g_heap.region = region;
   g_heap.base = region_base(region);
   g_heap.bytes = region_size(region);
@@ -317,7 +325,8 @@ int heap_create(HeapMode mode, ErrorText* why) {
     g_heap.bytes = 0;
     return rc;
   }
-  if (mode == HeapMode::kPrivate && !g_heap.key_made) g_heap.key_made = pthread_key_create(&g_heap.thread_key, leave_thread) == 0;
+  if (mode == HeapMode::kPrivate && !g_heap.key_made)
+    g_heap.key_made = pthread_key_create(&g_heap.thread_key, leave_thread) == 0;
   g_heap.ready.store(true, std::memory_order_release);
   return 0;
 }

@@ -3,10 +3,10 @@
 // (experimental.arenas_create_ext, metadata_use_hooks=false).
 //
 // Extents: the alloc hook hands out address space uncommitted, the commit hook charges it against the LUN
-// (region_commit), decommit discards and uncharges, dalloc opts out so that jemalloc retains addresses. retain_grow_limit
-// bounds the retained surplus (address space only: nothing is charged for it).
-// Threads get one of N arenas (N = min(4, CPUs)), round robin; thread caches work as usual and hold no links inside freed
-// objects.
+// (region_commit), decommit discards and uncharges, dalloc opts out so that jemalloc retains addresses.
+// retain_grow_limit bounds the retained surplus (address space only: nothing is charged for it).
+// Threads get one of N arenas (N = min(4, CPUs)), round robin; thread caches work as usual and hold no links inside
+// freed objects.
 #pragma once
 #include <cstddef>
 
@@ -16,9 +16,10 @@ namespace lunar {
 
 // How the process uses this allocator.
 enum class HeapMode {
-  kProcess,   // the program's malloc (preload): threads are bound by thread.arena, their own thread cache serves
-  kPrivate,   // the API, with another malloc in the process (jemalloc perhaps): explicit arena and a thread cache of our own,
-              //   so that the program's own use of jemalloc does not change
+  kProcess,  // the program's malloc (preload): threads are bound by thread.arena, their own thread cache serves
+  // the API, with another malloc in the process (jemalloc perhaps): explicit arena and a thread cache of our own,
+  kPrivate,
+  //   so that the program's own use of jemalloc does not change
 };
 
 // Creates region and arenas. pre: pager_create. 0, -EEXIST, -ENOTSUP (no jemalloc >= 5.3 API), -ENOMEM; *why filled.
@@ -28,35 +29,38 @@ bool heap_ready();
 // Ends a kPrivate heap. pre: no allocation lives, no other thread is in the heap. 0 or -errno (-EBUSY: kProcess).
 [[nodiscard]] int heap_destroy();
 
-// malloc family on tiered arenas. NULL with errno on failure. Any thread; never under a HostGuard. bytes 0 is taken as 1.
+// malloc family on tiered arenas. NULL with errno on failure. Any thread; never under a HostGuard. bytes 0 is taken as
+// 1.
 void* heap_alloc(size_t bytes);
 void* heap_alloc_zeroed(size_t bytes);
-void* heap_alloc_aligned(size_t alignment, size_t bytes);   // pre: alignment is a power of two
-void* heap_resize(void* pointer, size_t bytes);             // pre: heap_owns(pointer)
-void heap_free(void* pointer);                              // pre: heap_owns(pointer). errno stays
-void heap_free_or(void* pointer, void (*other)(void*));     // heap_free if heap_owns(pointer), else other: one jump for free()
+void* heap_alloc_aligned(size_t alignment, size_t bytes);  // pre: alignment is a power of two
+void* heap_resize(void* pointer, size_t bytes);            // pre: heap_owns(pointer)
+void heap_free(void* pointer);                             // pre: heap_owns(pointer). errno stays
+// heap_free if heap_owns(pointer), else other: one jump for free()
+void heap_free_or(void* pointer, void (*other)(void*));
 size_t heap_usable_size(const void* pointer);
-size_t heap_usable_size_or(const void* pointer, size_t (*other)(const void*));   // likewise
-bool heap_owns(const void* pointer);        // lies in the heap's region. Lock-free, callable anywhere
+size_t heap_usable_size_or(const void* pointer, size_t (*other)(const void*));  // likewise
+bool heap_owns(const void* pointer);  // lies in the heap's region. Lock-free, callable anywhere
 
 // From the DRAM arena (metadata, guarded threads): plain jemalloc, arena 0, no thread cache. Usable before heap_create.
 void* heap_alloc_dram(size_t alignment, size_t bytes, bool zero);
 void* heap_resize_dram(void* pointer, size_t bytes);
 void heap_free_dram(void* pointer);
 
-// kProcess, where malloc itself is jemalloc and not a shim: the calling thread's cache is emptied and its allocations come from DRAM
-// until heap_step_in. Around a fork, and wherever the runtime starts threads: what libc allocates for a service thread must
-// not be tiered. Returns what heap_step_in wants.
+// kProcess, where malloc itself is jemalloc and not a shim: the calling thread's cache is emptied and its allocations
+// come from DRAM until heap_step_in. Around a fork, and wherever the runtime starts threads: what libc allocates for a
+// service thread must not be tiered. Returns what heap_step_in wants.
 unsigned heap_step_out();
 void heap_step_in(unsigned arena);
 
-// Gives back, DRAM and LUN space, what jemalloc holds committed and free: otherwise that takes it some seconds. Any thread; not under a HostGuard.
+// Gives back, DRAM and LUN space, what jemalloc holds committed and free: otherwise that takes it some seconds. Any
+// thread; not under a HostGuard.
 void heap_purge();
 
 // Bytes that the extent hooks were called for since heap_create (tests: jemalloc keeps no metadata in the region).
 struct HeapHookBytes {
-  size_t reserved;    // address space handed out
-  size_t committed;   // committed now
+  size_t reserved;   // address space handed out
+  size_t committed;  // committed now
 };
 HeapHookBytes heap_hook_bytes();
 

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The C API (lunar/lunar.h) over pager and heap. Compiled into liblunar.so and into the preload library: when that one is
-// present it comes first in symbol search order, so a program that links liblunar talks to the preload's tier.
+// SPDX-License-Identifier: Apache-2.0 The C API (lunar/lunar.h) over pager and heap. Compiled into liblunar.so and into
+// the preload library: when that one is present it comes first in symbol search order, so a program that links liblunar
+// talks to the preload's tier.
 //
 // Threading: any thread; init and shutdown take a lock and are meant for a quiet moment. No call throws.
 // May not: be used on the fault path, or under a HostGuard.
@@ -82,8 +82,10 @@ int set_options(Options* options, const char* text, ErrorText* why) {
 
 // A member that lies within what the caller's structure has.
 template <class T>
-T member(const lunar_config* config, T lunar_config::*which) {
-  size_t end = static_cast<size_t>(reinterpret_cast<const char*>(&(config->*which)) - reinterpret_cast<const char*>(config)) + sizeof(T);
+T member(const lunar_config* config, T lunar_config::* which) {
+  size_t end =
+      static_cast<size_t>(reinterpret_cast<const char*>(&(config->*which)) - reinterpret_cast<const char*>(config)) +
+      sizeof(T);
   return end <= config->struct_size ? config->*which : T{};
 }
 
@@ -93,7 +95,7 @@ int apply_config(Options* options, const lunar_config* config, ErrorText* why) {
   if (uint64_t dram = member(config, &lunar_config::dram_bytes); dram != 0) options->dram = dram;
   if (uint64_t size = member(config, &lunar_config::lun_bytes); size != 0) options->size = size;
   if (const char* lun = member(config, &lunar_config::lun); lun != nullptr) {
-    int rc = options_set(options, "lun", lun, "lunar_config.lun", why);   // copies the string
+    int rc = options_set(options, "lun", lun, "lunar_config.lun", why);  // copies the string
     if (rc < 0) return rc;
   }
   return set_options(options, member(config, &lunar_config::options), why);
@@ -150,7 +152,8 @@ int lunar_init(const lunar_config* config) noexcept {
 
 int lunar_shutdown(void) noexcept {
   sys::Locked<sys::Mutex> lock(g_lock);
-  if (!g_started_here.load()) return pager_created() ? -EBUSY : -EINVAL;   // the preload's tier lives as long as the process
+  // the preload's tier lives as long as the process
+  if (!g_started_here.load()) return pager_created() ? -EBUSY : -EINVAL;
   if (g_regions.load() != 0 || live_allocations() != 0) return -EBUSY;
   int rc = heap_destroy();
   if (rc < 0) return rc;
@@ -178,7 +181,7 @@ void* lunar_calloc(size_t count, size_t size) noexcept {
 
 void* lunar_realloc(void* pointer, size_t size) noexcept {
   if (pointer == nullptr) return lunar_malloc(size);
-  if (size == 0) {   // as free: what glibc does
+  if (size == 0) {  // as free: what glibc does
     lunar_free(pointer);
     return nullptr;
   }
@@ -236,7 +239,7 @@ int lunar_region_destroy(void* address, size_t bytes) noexcept {
   if (region == nullptr || heap_owns(address) || region_base(region) != address) return -EINVAL;
   bytes = round_up(bytes, sys::page_bytes());
   if (region_size(region) != bytes) return -EINVAL;
-  pager_wait_for_unmaps();   // what others have taken is not ours to discard
+  pager_wait_for_unmaps();  // what others have taken is not ours to discard
   region_decommit(region, 0, bytes, false);
   int rc = region_destroy(region);
   if (rc == 0) g_regions.fetch_sub(1);
@@ -245,7 +248,7 @@ int lunar_region_destroy(void* address, size_t bytes) noexcept {
 
 int lunar_is_tiered(const void* address) noexcept { return region_find(address) != nullptr; }
 
-// ---- hints and range operations ------------------------------------------------------------------------------------------------
+// ---- hints and range operations -------------------------------------------------------------------------------------
 
 int lunar_advise(const void* address, size_t bytes, lunar_advice advice) noexcept {
   if (region_find(address) == nullptr) return -EINVAL;

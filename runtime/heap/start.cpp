@@ -16,14 +16,17 @@ namespace lunar {
 int start_log(const Options& options, ErrorText* why) {
   LogLevel level = LogLevel::kWarning;
   const char* name = options.log == nullptr ? "" : options.log;
-  if (strcmp(name, "error") == 0) level = LogLevel::kError;
-  else if (strcmp(name, "info") == 0) level = LogLevel::kInfo;
-  else if (strcmp(name, "debug") == 0) level = LogLevel::kDebug;
+  if (strcmp(name, "error") == 0)
+    level = LogLevel::kError;
+  else if (strcmp(name, "info") == 0)
+    level = LogLevel::kInfo;
+  else if (strcmp(name, "debug") == 0)
+    level = LogLevel::kDebug;
   int fd = -1;
   if (options.log_file != nullptr && options.log_file[0] != '\0') {
     fd = sys::open_file(options.log_file, O_WRONLY | O_CREAT | O_APPEND, 0644);
     if (fd < 0) return why->set(fd, "log file %s: %s; name one that can be written", options.log_file, errno_text(fd));
-    fd = sys::move_high(fd);   // programs and shells give the low numbers a meaning
+    fd = sys::move_high(fd);  // programs and shells give the low numbers a meaning
   }
   log_configure(level, fd);
   return 0;

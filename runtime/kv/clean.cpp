@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cleaning: frees dead space. By liveness: empties the segment with the fewest live records first.
 //
-// A writer that finds no free segment cleans, under one mutex; the others who need a segment wait for it, and readers notice nothing.
-// It cleans until more than the reserve is free. What it may cost: one segment moves at most 7/8 of itself, so a store whose
-// segments all live more than that is full.
+// A writer that finds no free segment cleans, under one mutex; the others who need a segment wait for it, and readers
+// notice nothing. It cleans until more than the reserve is free. What it may cost: one segment moves at most 7/8 of
+// itself, so a store whose segments all live more than that is full.
 // Threading: as in store.h. Pre, of all but room_*: the cleaning mutex.
 #include <errno.h>
 
@@ -14,9 +14,7 @@ namespace lunar::kv {
 namespace {
 
 // For readers to leave what is retired, or a writer to publish.
-void wait_a_little(unsigned round) {
-  round < 100 ? sys::yield_cpu() : sys::sleep_ns(50'000);
-}
+void wait_a_little(unsigned round) { round < 100 ? sys::yield_cpu() : sys::sleep_ns(50'000); }
 
 }  // namespace
 
@@ -29,7 +27,7 @@ int Store::move_record(const Record* record, Address from) {
   if (!place) return 0;
   Address to;
   if (const int status = log_.allocate(units, true, &to); status < 0) return status;
-  memcpy(static_cast<void*>(log_.at(to)), record, units * kUnitBytes);   // no writer is in it: the lock
+  memcpy(static_cast<void*>(log_.at(to)), record, units * kUnitBytes);  // no writer is in it: the lock
   Index::replace(place, to);
   log_.drop_live(from, units);
   log_.published(to);
@@ -37,14 +35,17 @@ int Store::move_record(const Record* record, Address from) {
   return 0;
 }
 
-// Empties a sealed segment and retires it. -EAGAIN: not all of it could be moved, and it stays what it is; -EBADMSG: nor can it ever be.
+// Empties a sealed segment and retires it. -EAGAIN: not all of it could be moved, and it stays what it is; -EBADMSG:
+// nor can it ever be.
 int Store::clean(uint64_t segment) {
   for (unsigned round = 0; log_.filling(segment); ++round) wait_a_little(round);
   const uint64_t begin = segment * log_.segment_bytes();
   const char* memory = nullptr;
   if (log_.live(segment) != 0) {
     if (const int status = log_.segment_contents(segment, &memory); status < 0) {
-      LUNAR_LOG_LIMITED(log_warning, 10, "key/value store on %s: segment at %llu cannot be read whole (%s); its space is lost, its keys are read one by one",
+      LUNAR_LOG_LIMITED(log_warning, 10,
+                        "key/value store on %s: segment at %llu cannot be read whole (%s); its space is lost, its keys "
+                        "are read one by one",
                         device_->name(), static_cast<unsigned long long>(begin), errno_text(status));
       log_.set_damaged(segment);
       return -EBADMSG;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading: get, exists, random; see store.h.
 //
-// Records in DRAM are found and copied under one epoch. Entries with records on the device are only noted there and read after the epoch:
-// the checksum tells whether it is still the record that the index led to. When it does not match, either the record has moved meanwhile,
-// and the index says where, or it is damaged: so look again, a few times.
+// Records in DRAM are found and copied under one epoch. Entries with records on the device are only noted there and
+// read after the epoch: the checksum tells whether it is still the record that the index led to. When it does not
+// match, either the record has moved meanwhile, and the index says where, or it is damaged: so look again, a few times.
 // Threading: as in store.h.
 #include <errno.h>
 
@@ -79,7 +79,8 @@ int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t byt
     }
     const LargePlace& place = record->large();
     if (offset < place.value_bytes && bytes)
-      memcpy(buffer, log_.run_memory(place.first) + place.value_at() + offset, smaller(place.value_bytes - offset, bytes));
+      memcpy(buffer, log_.run_memory(place.first) + place.value_at() + offset,
+             smaller(place.value_bytes - offset, bytes));
     result = static_cast<int64_t>(place.value_bytes);
     return true;
   });
@@ -93,12 +94,17 @@ int64_t Store::get_cold(const Candidate& one, uint64_t hash, Bytes key, void* bu
     Look look(log_);
     if (const int status = look.cold(one.address, one.life); status < 0) return status;
     if (look->type() == RecordType::kPair)
-      return is_key(look.record(), hash, key) ? static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes)) : -ENOENT;
+      return is_key(look.record(), hash, key)
+                 ? static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes))
+                 : -ENOENT;
     place = look->large();
   }
   if (const int same = is_key_of_run(place, hash, key); same <= 0) return same < 0 ? same : -ENOENT;
   if (offset < place.value_bytes && bytes) {
-    if (const int status = log_.read_run(place, place.value_at() + offset, buffer, smaller(place.value_bytes - offset, bytes)); status < 0) return status;
+    if (const int status =
+            log_.read_run(place, place.value_at() + offset, buffer, smaller(place.value_bytes - offset, bytes));
+        status < 0)
+      return status;
   }
   return static_cast<int64_t>(place.value_bytes);
 }
@@ -124,7 +130,7 @@ int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
     Candidates cold;
     status = get_resident(hash, key, buffer, bytes, offset, &cold);
     if (status >= 0 || cold.count == 0) break;
-    if (cold.more) {   // the key may be behind those
+    if (cold.more) {  // the key may be behind those
       status = get_locked(hash, key, buffer, bytes, offset);
       break;
     }
@@ -180,7 +186,8 @@ int64_t Store::random(void* buffer, uint64_t bytes) {
         Address found[Bucket::kEntries];
         const uint64_t count = smaller(index.collect(shape, at, found, Bucket::kEntries), Bucket::kEntries);
         if (count == 0) continue;
-        if (const Record* record = resident(found[(number >> 40) % count], &cold)) return copy_key(record, buffer, bytes);
+        if (const Record* record = resident(found[(number >> 40) % count], &cold))
+          return copy_key(record, buffer, bytes);
       }
       status = copy_cold_key(cold, buffer, bytes);
       if (status >= 0 || ++tries == kTries) return status;

@@ -11,7 +11,8 @@
 namespace lunar::kv {
 namespace {
 
-constexpr uint64_t kEntriesABucket10 = 56;   // tenths: a bucket more whenever there are more entries than that on average
+// tenths: a bucket more whenever there are more entries than that on average
+constexpr uint64_t kEntriesABucket10 = 56;
 constexpr unsigned kOverflowBits = 4;
 
 }  // namespace
@@ -31,7 +32,7 @@ int BucketArray::grow(uint64_t count) {
   if (parts > kParts || !budget_->take((count - count_) * sizeof(Bucket))) return -ENOMEM;
   for (unsigned part = 0; part < parts; ++part) {
     if (parts_[part].load(std::memory_order_relaxed)) continue;
-    auto* memory = static_cast<Bucket*>(map_private(part_bytes(part), ForkPolicy::kInherit));   // zeros: empty
+    auto* memory = static_cast<Bucket*>(map_private(part_bytes(part), ForkPolicy::kInherit));  // zeros: empty
     if (!memory) {
       budget_->give_back((count - count_) * sizeof(Bucket));
       return -ENOMEM;
@@ -81,7 +82,7 @@ int Index::insert(uint64_t hash, Address address) {
 int Index::spare_overflow(uint64_t count) {
   while (spares_ < count) {
     if (const int status = overflow_.grow(overflow_.count() + 1); status < 0) return status;
-    const uint64_t number = overflow_.count();   // + 1
+    const uint64_t number = overflow_.count();  // + 1
     overflow_.at(number - 1).link.store(spare_, std::memory_order_relaxed);
     spare_ = number;
     ++spares_;
@@ -112,8 +113,8 @@ void Index::put(Bucket* bucket, uint64_t entry) {
   }
 }
 
-// Bucket `split` gives those of its entries to the new last one whose next bit is set. Not when there is no memory, and not when the
-// tag has no more bits to give: chains get longer then.
+// Bucket `split` gives those of its entries to the new last one whose next bit is set. Not when there is no memory, and
+// not when the tag has no more bits to give: chains get longer then.
 void Index::split() {
   const Shape before = shape();
   const uint64_t to = before.buckets();
@@ -122,7 +123,8 @@ void Index::split() {
   Bucket* from = &primary_.at(before.split);
   uint64_t moving = 0;
   for (Bucket* bucket = from; bucket; bucket = next(*bucket)) {
-    for (const std::atomic<uint64_t>& place : bucket->entries) moving += place.load(std::memory_order_relaxed) >> bit & 1;
+    for (const std::atomic<uint64_t>& place : bucket->entries)
+      moving += place.load(std::memory_order_relaxed) >> bit & 1;
   }
   if (spare_overflow(moving / Bucket::kEntries) < 0) return;
 
@@ -142,7 +144,8 @@ void Index::split() {
   moves_.fetch_add(1, std::memory_order_seq_cst);
 }
 
-// Moves what lies at the end of a chain into its gaps, and takes the buckets that are empty then out of it. Pre: moves_ is odd.
+// Moves what lies at the end of a chain into its gaps, and takes the buckets that are empty then out of it. Pre: moves_
+// is odd.
 void Index::close_gaps(Bucket* first) {
   Bucket *to = first, *last = first;
   unsigned at = 0;

@@ -4,17 +4,19 @@
 //   entry   │ tag: 24 bits of the hash │ address: 40 bits │     8 bytes; 0: empty
 //   bucket  │ entry × 7 │ link │                              one cache line; link: an overflow bucket, for what does not fit
 //
-// It grows one bucket at a time (linear hashing): bucket `split` gives half its entries to the new last bucket, then split moves on;
-// after a round of 2^level splits there are twice as many. So growth never stops the shard for longer than a bucket takes, and the
-// number of entries a bucket stays the same. Choosing the half reads no key: the bits of the hash that later rounds need are in the
-// tag. Those bits no longer tell keys apart within a bucket: kGrowBits of 24 may go.
+// It grows one bucket at a time (linear hashing): bucket `split` gives half its entries to the new last bucket, then
+// split moves on; after a round of 2^level splits there are twice as many. So growth never stops the shard for longer
+// than a bucket takes, and the number of entries a bucket stays the same. Choosing the half reads no key: the bits of
+// the hash that later rounds need are in the tag. Those bits no longer tell keys apart within a bucket: kGrowBits of 24
+// may go.
 //
 //   buckets of a hash at (level, split):   low bits of  │ tag │ bits_ bits of the hash beyond the tag │
 //
-// Readers take no lock. A hit is always valid. A miss counts only when no entry was moved meanwhile: `moves` is odd during a split and
-// has another value afterwards, and then the reader looks again.
-// Threading: find, collect: any. Everything else: the holder of the shard's lock. Buckets are never given back before close, so that
-// a reader may look at one that has become another chain's: what it finds there, it compares with its key.
+// Readers take no lock. A hit is always valid. A miss counts only when no entry was moved meanwhile: `moves` is odd
+// during a split and has another value afterwards, and then the reader looks again.
+// Threading: find, collect: any. Everything else: the holder of the shard's lock. Buckets are never given back before
+// close, so that a reader may look at one that has become another chain's: what it finds there, it compares with its
+// key.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -28,11 +30,12 @@ namespace lunar::kv {
 struct alignas(64) Bucket {
   static constexpr unsigned kEntries = 7;
   std::atomic<uint64_t> entries[kEntries];
-  std::atomic<uint64_t> link;      // number + 1 of an overflow bucket; 0: none
+  std::atomic<uint64_t> link;  // number + 1 of an overflow bucket; 0: none
 };
 static_assert(sizeof(Bucket) == 64);
 
-// Buckets by number, at addresses that never change. Memory is mapped in parts, each as large as all before it, and charged a bucket.
+// Buckets by number, at addresses that never change. Memory is mapped in parts, each as large as all before it, and
+// charged a bucket.
 class BucketArray {
  public:
   void open(unsigned bits, Budget* budget) { bits_ = bits, budget_ = budget; }
@@ -90,7 +93,9 @@ class Index {
     }
     return nullptr;
   }
-  static Address address_in(const std::atomic<uint64_t>& place) { return address_of(place.load(std::memory_order_relaxed)); }
+  static Address address_in(const std::atomic<uint64_t>& place) {
+    return address_of(place.load(std::memory_order_relaxed));
+  }
   static void replace(std::atomic<uint64_t>* place, Address address) {
     const uint64_t tag = place->load(std::memory_order_relaxed) >> kAddressBits;
     place->store(tag << kAddressBits | address.value, std::memory_order_seq_cst);
@@ -107,7 +112,8 @@ class Index {
     const uint64_t packed = shape_.load(std::memory_order_seq_cst);
     return {static_cast<unsigned>(packed >> 56), packed & ((uint64_t{1} << 56) - 1)};
   }
-  // Addresses of all entries of a class: up to `max` into `out`; returns how many there are (more than max: call again with more room).
+  // Addresses of all entries of a class: up to `max` into `out`; returns how many there are (more than max: call again
+  // with more room).
   uint64_t collect(const Shape& from, uint64_t number, Address* out, uint64_t max) const;
   uint64_t entries() const { return entries_.load(std::memory_order_relaxed); }
   uint64_t bytes() const { return (primary_.count() + overflow_.count()) * sizeof(Bucket); }
@@ -136,10 +142,10 @@ class Index {
   bool chain_is_right(uint64_t number, uint64_t* entries) const;
 
   unsigned bits_ = 0;
-  std::atomic<uint64_t> shape_{0};     // level << 56 | split
+  std::atomic<uint64_t> shape_{0};  // level << 56 | split
   std::atomic<uint64_t> moves_{0};
   std::atomic<uint64_t> entries_{0};
-  uint64_t spare_ = 0, spares_ = 0;    // overflow buckets that no chain has: number + 1 of the first, linked
+  uint64_t spare_ = 0, spares_ = 0;  // overflow buckets that no chain has: number + 1 of the first, linked
   BucketArray primary_, overflow_;
 };
 

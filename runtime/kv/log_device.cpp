@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log on a device: frames, writing, reading. See record_log.h.
 //
-// A segment is written once in its life, in one piece, after it was sealed and its last writer is gone; then it never changes. So a reader
-// needs no lock against writing: it reads the record that the index led to, or, when the segment has begun another life since, bytes whose
-// checksum does not match.
+// A segment is written once in its life, in one piece, after it was sealed and its last writer is gone; then it never
+// changes. So a reader needs no lock against writing: it reads the record that the index led to, or, when the segment
+// has begun another life since, bytes whose checksum does not match.
 // Threading: as in record_log.h. Blocks for the device.
 #include <errno.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kBlockBytes = 4096;
 constexpr unsigned kBuffers = 32;
-constexpr uint64_t kPartData = Log::kPartBytes - sizeof(uint64_t);   // a part: checksum, then so much of a large pair
+constexpr uint64_t kPartData = Log::kPartBytes - sizeof(uint64_t);  // a part: checksum, then so much of a large pair
 
 }  // namespace
 
@@ -49,7 +49,7 @@ char* Log::take_buffer() {
       if (buffers_.compare_exchange_weak(free, free & ~(1u << i), std::memory_order_acquire))
         return frames_memory_ + ((frame_count_ + 1) << segment_bits_) + i * buffer_bytes_;
     }
-    round < 50 ? sys::yield_cpu() : sys::sleep_ns(20'000);   // all are with reads under way
+    round < 50 ? sys::yield_cpu() : sys::sleep_ns(20'000);  // all are with reads under way
   }
 }
 
@@ -108,7 +108,7 @@ int Log::oldest_frame(uint64_t* frame) {
 int Log::make_frame() {
   uint64_t frame;
   if (const int status = oldest_frame(&frame); status < 0) return status;
-  const uint64_t number = frames_[frame].owner - 1;   // only this thread takes it away
+  const uint64_t number = frames_[frame].owner - 1;  // only this thread takes it away
   if (!segments_[number].written.load(std::memory_order_relaxed)) {
     if (const int status = write_out(number); status < 0) return status;
   }
@@ -162,7 +162,7 @@ int Log::write_out(uint64_t number) {
 // One record into `buffer`, from a block's beginning. Where in it: as on the device.
 int Log::read_record(Address address, uint64_t life, char* buffer) {
   const uint64_t at = address.value * kUnitBytes, begin = round_down(at, kBlockBytes);
-  const uint64_t room = ((segment_of(address) + 1) << segment_bits_) - begin;   // to the end of the segment
+  const uint64_t room = ((segment_of(address) + 1) << segment_bits_) - begin;  // to the end of the segment
   uint64_t have = room < 2 * kBlockBytes ? room : 2 * kBlockBytes;
   if (const int status = transfer(Op::kRead, begin, buffer, have); status < 0) return status;
   const auto* record = reinterpret_cast<const Record*>(buffer + (at - begin));
@@ -171,7 +171,9 @@ int Log::read_record(Address address, uint64_t life, char* buffer) {
                         sizeof(Record) + round_up(record->key_bytes, 8) + record->value_bytes <= bytes;
   if (!possible) return -EBADMSG;
   if (end > have) {
-    if (const int status = transfer(Op::kRead, begin + have, buffer + have, round_up(end, kBlockBytes) - have); status < 0) return status;
+    if (const int status = transfer(Op::kRead, begin + have, buffer + have, round_up(end, kBlockBytes) - have);
+        status < 0)
+      return status;
   }
   return record->checksum == record_checksum(record, address, life) ? 0 : -EBADMSG;
 }
@@ -202,7 +204,8 @@ int Log::segment_contents(uint64_t number, const char** memory) {
     for (uint64_t at = number == 0 ? kUnitBytes : 0; status == 0 && at < end;) {
       const auto* record = reinterpret_cast<const Record*>(own + at);
       const uint64_t bytes = record->units() * kUnitBytes;
-      if (bytes < sizeof(Record) || bytes > end - at || record->checksum != record_checksum(record, Address{(begin + at) / kUnitBytes}, life(number)))
+      if (bytes < sizeof(Record) || bytes > end - at ||
+          record->checksum != record_checksum(record, Address{(begin + at) / kUnitBytes}, life(number)))
         status = -EBADMSG;
       at += bytes;
     }
@@ -231,7 +234,8 @@ int Log::write_run(const LargePlace& place, Bytes key, Bytes value) {
     char* data = buffer + sizeof(uint64_t);
     memset(data, 0, kPartData);
     const uint64_t to = from + kPartData < total ? from + kPartData : total;
-    if (from < key.size) memcpy(data, static_cast<const char*>(key.data) + from, (key.size < to ? key.size : to) - from);
+    if (from < key.size)
+      memcpy(data, static_cast<const char*>(key.data) + from, (key.size < to ? key.size : to) - from);
     if (to > value_at && value.size) {
       const uint64_t begin = from > value_at ? from : value_at;
       memcpy(data + (begin - from), static_cast<const char*>(value.data) + (begin - value_at), to - begin);
@@ -253,7 +257,8 @@ int Log::read_run(const LargePlace& place, uint64_t offset, void* to, uint64_t b
     status = transfer(Op::kRead, (place.first << segment_bits_) + part * kPartBytes, buffer, kPartBytes);
     uint64_t checksum;
     memcpy(&checksum, buffer, sizeof checksum);
-    if (status == 0 && checksum != part_checksum(buffer + sizeof checksum, kPartData, part, place.life)) status = -EBADMSG;
+    if (status == 0 && checksum != part_checksum(buffer + sizeof checksum, kPartData, part, place.life))
+      status = -EBADMSG;
     if (status == 0) memcpy(out, buffer + sizeof checksum + skip, n);
     out += n, offset += n, bytes -= n;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading and changing a value in its place: see record.h.
-// Threading: as there. May not: allocate, block (a reader yields while a writer that lost its CPU is within the record).
+// Threading: as there. May not: allocate, block (a reader yields while a writer that lost its CPU is within the
+// record).
 #include "kv/record.h"
 
 #include <stddef.h>
@@ -38,7 +39,7 @@ void value_overwrite(Record* record, Bytes value) {
   std::atomic_ref<uint32_t> version(record->version), length(record->value_bytes);
   const uint32_t before = version.load(std::memory_order_relaxed);
   version.store(before + 1, std::memory_order_relaxed);
-  length.store(static_cast<uint32_t>(value.size), std::memory_order_release);   // release: not before the odd version
+  length.store(static_cast<uint32_t>(value.size), std::memory_order_release);  // release: not before the odd version
   auto* from = static_cast<const char*>(value.data);
   char* to = record->value();
   for (uint64_t left = value.size; left;) {

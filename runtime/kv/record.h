@@ -4,15 +4,15 @@
 //   0          8         12           16           20            24                  24 + key, rounded up to 8
 //   │ checksum │ version │ size, type │ key_bytes  │ value_bytes │ key ...           │ value ...          │ pad to 8
 //
-// A record is written once and then published by the index. Afterwards only the value may change, if the new one fits, by the thread
-// that holds the lock of its shard: `version` is odd meanwhile, and a reader that saw it odd or changed reads again (a sequence lock
-// a record). Key and size never change.
+// A record is written once and then published by the index. Afterwards only the value may change, if the new one fits,
+// by the thread that holds the lock of its shard: `version` is odd meanwhile, and a reader that saw it odd or changed
+// reads again (a sequence lock a record). Key and size never change.
 //
-// The checksum (XXH3 of what follows `version`, seeded by the record's place and its segment's life) is made when the record leaves DRAM
-// for a device: a read from there returns this record, or detects that it is not.
+// The checksum (XXH3 of what follows `version`, seeded by the record's place and its segment's life) is made when the
+// record leaves DRAM for a device: a read from there returns this record, or detects that it is not.
 //
-// A pair that is larger than the log takes inline is of type kLarge: the record holds a LargePlace, and key and value lie, one
-// behind the other, in segments of their own.
+// A pair that is larger than the log takes inline is of type kLarge: the record holds a LargePlace, and key and value
+// lie, one behind the other, in segments of their own.
 //
 // Threading: see above; any thread may call value_copy_out during one value_overwrite. May not: allocate, block.
 #pragma once
@@ -25,11 +25,12 @@
 
 namespace lunar::kv {
 
-constexpr uint64_t kUnitBytes = 8;                                // records begin and end at multiples of it
-using Address = StrongNumber<struct AddressTag, uint64_t>;        // of a record: units from the start of the log. 0: none
-constexpr unsigned kAddressBits = 40;                             // 8 TiB
+constexpr uint64_t kUnitBytes = 8;  // records begin and end at multiples of it
+// of a record: units from the start of the log. 0: none
+using Address = StrongNumber<struct AddressTag, uint64_t>;
+constexpr unsigned kAddressBits = 40;  // 8 TiB
 constexpr uint64_t kLogBytesMax = kUnitBytes << kAddressBits;
-constexpr uint64_t kPairBytesMax = 100 * kGiB;                    // of a key, and of a value
+constexpr uint64_t kPairBytesMax = 100 * kGiB;  // of a key, and of a value
 
 struct Bytes {
   const void* data = nullptr;
@@ -43,25 +44,26 @@ struct LargePlace;
 struct Record {
   uint64_t checksum;
   uint32_t version;
-  uint32_t size_type;       // units << 2 | RecordType
-  uint32_t key_bytes;       // kLarge: sizeof(LargePlace) and 0
+  uint32_t size_type;  // units << 2 | RecordType
+  uint32_t key_bytes;  // kLarge: sizeof(LargePlace) and 0
   uint32_t value_bytes;
 
   uint32_t units() const { return size_type >> 2; }
   RecordType type() const { return static_cast<RecordType>(size_type & 3); }
   const char* key() const { return reinterpret_cast<const char*>(this + 1); }
   char* value() { return reinterpret_cast<char*>(this + 1) + round_up(key_bytes, 8); }
-  const LargePlace& large() const;   // pre: kLarge
+  const LargePlace& large() const;  // pre: kLarge
   uint64_t value_room() const { return units() * kUnitBytes - sizeof(Record) - round_up(key_bytes, 8); }
 };
 static_assert(sizeof(Record) == 24);
 
-// Where a pair lies that is too large for the log: key, then (rounded up to 8) value, from the start of segment `first`.
+// Where a pair lies that is too large for the log: key, then (rounded up to 8) value, from the start of segment
+// `first`.
 struct LargePlace {
   uint64_t hash;
   uint64_t key_bytes, value_bytes;
-  uint64_t first, count;    // segments
-  uint64_t life;            // of the run (record_log.h: Segment::life): what its checksums are seeded by
+  uint64_t first, count;  // segments
+  uint64_t life;          // of the run (record_log.h: Segment::life): what its checksums are seeded by
 
   uint64_t value_at() const { return round_up(key_bytes, 8); }
 };
@@ -79,8 +81,8 @@ inline uint64_t word64(const char* at, std::memory_order order) {
   return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(const_cast<char*>(at))).load(order);
 }
 
-// Copies n bytes of a value from `offset` on, word by word: the copy may be of two versions, but each load is acquire, so that a
-// version read after it tells. Pre: offset + n within the record.
+// Copies n bytes of a value from `offset` on, word by word: the copy may be of two versions, but each load is acquire,
+// so that a version read after it tells. Pre: offset + n within the record.
 inline void value_copy_words(const char* value, uint64_t offset, void* to, uint64_t n) {
   auto* out = static_cast<char*>(to);
   const char* at = value + round_down(offset, 8);

@@ -18,7 +18,10 @@ int Log::open(uint64_t bytes, Device* device, Budget* budget, Epochs* epochs) {
   device_ = device;
   segment_bits_ = 16;
   // On a device a frame is a segment, and several are wanted.
-  const auto may_double = [&] { return bytes >> (segment_bits_ + 1) >= 4 * kSegmentsMin && (!device || budget->limit() >> (segment_bits_ + 1) >= 4 * kFramesMin); };
+  const auto may_double = [&] {
+    return bytes >> (segment_bits_ + 1) >= 4 * kSegmentsMin &&
+           (!device || budget->limit() >> (segment_bits_ + 1) >= 4 * kFramesMin);
+  };
   while (segment_bytes() < kSegmentBytesMax && may_double()) ++segment_bits_;
   count_ = device ? bytes >> segment_bits_ : (bytes + segment_bytes() - 1) >> segment_bits_;
   if (count_ < kSegmentsMin) {
@@ -35,7 +38,8 @@ int Log::open(uint64_t bytes, Device* device, Budget* budget, Epochs* epochs) {
   if (!budget->take(count_ << segment_bits_)) return -ENOMEM;
   memory_ = static_cast<char*>(map_private(count_ << segment_bits_, ForkPolicy::kInherit));
   if (!memory_) return -ENOMEM;
-  for (uint64_t i = 0; i < count_; ++i) segments_[i].memory.store(memory_ + (i << segment_bits_), std::memory_order_relaxed);
+  for (uint64_t i = 0; i < count_; ++i)
+    segments_[i].memory.store(memory_ + (i << segment_bits_), std::memory_order_relaxed);
   return 0;
 }
 
@@ -47,7 +51,8 @@ void Log::close() {
   segments_ = nullptr;
 }
 
-// On a device only the tail may be changed: what is sealed may be on its way there. Seen by write_out(), which seals first and then waits.
+// On a device only the tail may be changed: what is sealed may be on its way there. Seen by write_out(), which seals
+// first and then waits.
 bool Log::begin_change(Address address) {
   Segment& segment = of(address);
   segment.filling.fetch_add(1, std::memory_order_seq_cst);
@@ -89,13 +94,14 @@ int Log::roll(bool cleaning) {
   uint64_t number;
   if (!take_one(cleaning, &number)) return -EAGAIN;
   sys::Locked tail(tail_lock_);
-  if (state(tail_) == SegmentState::kOpen) segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
+  if (state(tail_) == SegmentState::kOpen)
+    segments_[tail_].state.store(SegmentState::kSealed, std::memory_order_seq_cst);
   segments_[number].live.store(0, std::memory_order_relaxed);
   segments_[number].written.store(false, std::memory_order_relaxed);
   segments_[number].state.store(SegmentState::kOpen, std::memory_order_seq_cst);
   tail_ = number;
   tail_reserved_ = cleaning && free_.load(std::memory_order_relaxed) < kReserve;
-  tail_used_ = number == 0 ? kUnitBytes : 0;   // address 0 is none
+  tail_used_ = number == 0 ? kUnitBytes : 0;  // address 0 is none
   return 0;
 }
 
@@ -132,7 +138,8 @@ int Log::take_run(uint64_t count, uint64_t* first) {
     *first = i + 1 - length;
   }
   if (length < count) return -EAGAIN;
-  for (uint64_t i = *first; i < *first + count; ++i) segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
+  for (uint64_t i = *first; i < *first + count; ++i)
+    segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
   segments_[*first].life.store(lives_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
   free_.fetch_sub(count, std::memory_order_relaxed);
   return 0;
@@ -146,8 +153,10 @@ void Log::retire(uint64_t first, uint64_t count) {
     segment.state.store(SegmentState::kRetired, std::memory_order_release);
     segment.retired = epoch;
     segment.next_retired = 0;
-    if (last_retired_) segments_[last_retired_ - 1].next_retired = i + 1;
-    else first_retired_ = i + 1;
+    if (last_retired_)
+      segments_[last_retired_ - 1].next_retired = i + 1;
+    else
+      first_retired_ = i + 1;
     last_retired_ = i + 1;
   }
   retired_.fetch_add(count, std::memory_order_relaxed);
@@ -232,7 +241,8 @@ int Log::reserve_window(uint64_t count, uint64_t* first) {
   uint64_t inside = 0;
   for (uint64_t i = *first; i < *first + count; ++i) inside += state(i) == SegmentState::kFree ? 1 : 0;
   const uint64_t outside = free_.load(std::memory_order_relaxed) - inside;
-  // What lives there must find room elsewhere, a sixteenth of each segment being lost at its end, and leave the reserve.
+  // What lives there must find room elsewhere, a sixteenth of each segment being lost at its end, and leave the
+  // reserve.
   const uint64_t wanted = best / (segment_bytes() / kUnitBytes / 16 * 15) + 1;
   if (outside < wanted + kReserve) return -ENOSPC;
   for (uint64_t i = *first; i < *first + count; ++i) {
@@ -253,7 +263,8 @@ bool Log::window_reserved() const {
 
 void Log::take_reserved() {
   MutexLock guard(mutex_);
-  for (uint64_t i = window_; i < window_ + window_count_; ++i) segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
+  for (uint64_t i = window_; i < window_ + window_count_; ++i)
+    segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
   segments_[window_].life.store(lives_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
   window_count_ = 0;
 }

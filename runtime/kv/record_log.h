@@ -5,18 +5,18 @@
 //   run       │ key of a large pair │ value ...            │ free ─► large ─────────────► retired ─► free
 //
 // Each segment counts its live units: publishing a record adds to them, replacing or deleting one subtracts. Cleaning
-// takes the sealed segment with the fewest, moves its live records to the tail (the store does that, as only the index knows which
-// live) and retires it: it is free again once no reader can look at it (epoch.h). kReserve segments are for cleaning alone, so that it
-// can always begin.
+// takes the sealed segment with the fewest, moves its live records to the tail (the store does that, as only the index
+// knows which live) and retires it: it is free again once no reader can look at it (epoch.h). kReserve segments are for
+// cleaning alone, so that it can always begin.
 //
-// In memory all segments lie in DRAM. On a device only some do, each in a *frame*: the tail, and those behind it, the youngest first. A
-// sealed segment is written in one piece when another tail needs its frame; from then on it is read from the device, record by record,
-// with checksums (log_device.cpp). Its contents end with the store.
+// In memory all segments lie in DRAM. On a device only some do, each in a *frame*: the tail, and those behind it, the
+// youngest first. A sealed segment is written in one piece when another tail needs its frame; from then on it is read
+// from the device, record by record, with checksums (log_device.cpp). Its contents end with the store.
 //
-// Large pairs lie in runs of neighbouring segments; on a device in parts of 64 KiB, each with a checksum, and never in frames. Where no
-// run is free, cleaning makes one: it reserves the window that is cheapest to empty, and moves what lives in it.
-// Threading: any. allocate holds a spin lock for some instructions; calls that pick segments take a mutex; those on the device block.
-// May not: call the store.
+// Large pairs lie in runs of neighbouring segments; on a device in parts of 64 KiB, each with a checksum, and never in
+// frames. Where no run is free, cleaning makes one: it reserves the window that is cheapest to empty, and moves what
+// lives in it. Threading: any. allocate holds a spin lock for some instructions; calls that pick segments take a mutex;
+// those on the device block. May not: call the store.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -31,7 +31,7 @@
 
 namespace lunar::kv {
 
-class MutexLock {   // a mutex, without holding signals: no handler of ours runs here
+class MutexLock {  // a mutex, without holding signals: no handler of ours runs here
  public:
   explicit MutexLock(sys::Mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
   ~MutexLock() { mutex_.unlock(); }
@@ -46,15 +46,15 @@ class MutexLock {   // a mutex, without holding signals: no handler of ours runs
 enum class SegmentState : uint8_t { kFree, kReserved, kOpen, kSealed, kDamaged, kLarge, kRetired };
 
 struct Segment {
-  std::atomic<uint32_t> live{0};      // units
-  std::atomic<uint32_t> used{0};      // bytes, from its start, that records take
-  std::atomic<uint32_t> filling{0};   // records in it that are being written
+  std::atomic<uint32_t> live{0};     // units
+  std::atomic<uint32_t> used{0};     // bytes, from its start, that records take
+  std::atomic<uint32_t> filling{0};  // records in it that are being written
   std::atomic<SegmentState> state{SegmentState::kFree};
-  std::atomic<bool> written{false};   // to the device
-  std::atomic<char*> memory{nullptr}; // where it lies in DRAM; nullptr: only on the device
-  std::atomic<uint64_t> life{0};      // which use of it this is: no two of a store have the same number
-  uint64_t retired = 0;               // epoch. Under the mutex, as what follows
-  uint64_t next_retired = 0;          // number + 1
+  std::atomic<bool> written{false};    // to the device
+  std::atomic<char*> memory{nullptr};  // where it lies in DRAM; nullptr: only on the device
+  std::atomic<uint64_t> life{0};       // which use of it this is: no two of a store have the same number
+  uint64_t retired = 0;                // epoch. Under the mutex, as what follows
+  uint64_t next_retired = 0;           // number + 1
 };
 
 class Log {
@@ -62,20 +62,22 @@ class Log {
   static constexpr uint64_t kReserve = 3, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
 
-  // device: nullptr, or where it lies from offset 0 on; not owned. All DRAM is charged to the budget at once, and mapped lazily; on a
-  // device a quarter is left, for the index. 0, -EINVAL (larger than an address reaches), -ENOMEM.
+  // device: nullptr, or where it lies from offset 0 on; not owned. All DRAM is charged to the budget at once, and
+  // mapped lazily; on a device a quarter is left, for the index. 0, -EINVAL (larger than an address reaches), -ENOMEM.
   [[nodiscard]] int open(uint64_t bytes, Device* device, Budget* budget, Epochs* epochs);
   void close();
 
-  // Room for a record, in DRAM. It counts as live from now on, and its segment is neither cleaned nor written before published(). -EAGAIN: no
-  // free segment but the reserve (or, cleaning: none at all), or no frame.
+  // Room for a record, in DRAM. It counts as live from now on, and its segment is neither cleaned nor written before
+  // published(). -EAGAIN: no free segment but the reserve (or, cleaning: none at all), or no frame.
   [[nodiscard]] int allocate(uint64_t units, bool cleaning, Address* out);
   void published(Address address) { of(address).filling.fetch_sub(1, std::memory_order_release); }
   // Whether the record may be changed in place, until published(). Pre: the lock of its shard.
   bool begin_change(Address address);
-  void drop_live(Address address, uint64_t units) { of(address).live.fetch_sub(static_cast<uint32_t>(units), std::memory_order_relaxed); }
-  // nullptr: not in DRAM. The record stays there while the caller is in the epoch in which it got the address from the index, or between
-  // allocate or begin_change and published. Look is for everything else.
+  void drop_live(Address address, uint64_t units) {
+    of(address).live.fetch_sub(static_cast<uint32_t>(units), std::memory_order_relaxed);
+  }
+  // nullptr: not in DRAM. The record stays there while the caller is in the epoch in which it got the address from the
+  // index, or between allocate or begin_change and published. Look is for everything else.
   Record* at(Address address) const {
     char* memory = segments_[segment_of(address)].memory.load(std::memory_order_acquire);
     return memory ? reinterpret_cast<Record*>(memory + (address.value * kUnitBytes & (segment_bytes() - 1))) : nullptr;
@@ -101,9 +103,12 @@ class Log {
   // Its records: where it lies in DRAM, or read from the device into a memory of the cleaner's. -errno.
   [[nodiscard]] int segment_contents(uint64_t number, const char** memory);
   void set_damaged(uint64_t number);
-  bool retry_damaged();   // what was damaged may be tried again: a device may have failed for a moment. Whether there is any
-  // Reserves the window of `count` neighbours that is cheapest to empty: its free segments, and those that become free in it from now on.
-  // -ENOSPC when no window's live records fit elsewhere. One at a time, until take_reserved() makes a run of it (once all of it is
+  // what was damaged may be tried again: a device may have failed for a moment. Whether there is any
+  bool retry_damaged();
+  // Reserves the window of `count` neighbours that is cheapest to empty: its free segments, and those that become free
+  // in it from now on.
+  // -ENOSPC when no window's live records fit elsewhere. One at a time, until take_reserved() makes a run of it (once
+  // all of it is
   // reserved: see window_reserved()) or release_window() gives it up.
   [[nodiscard]] int reserve_window(uint64_t count, uint64_t* first);
   bool window_reserved() const;
@@ -119,9 +124,9 @@ class Log {
   bool any_retired() const { return retired_.load(std::memory_order_relaxed) != 0; }
   // Seals the open segment, so that it can be cleaned.
   void seal_tail();
-  // Whether writers may have a frame: now, soon (readers are still in it), or when make_frame() has made one. That takes the frame of the
-  // oldest segment that has one, and writes this before, when it was not. One thread at a time. -EAGAIN: in a moment; -errno:
-  // the device did not take it, and it stays where it is.
+  // Whether writers may have a frame: now, soon (readers are still in it), or when make_frame() has made one. That
+  // takes the frame of the oldest segment that has one, and writes this before, when it was not. One thread at a time.
+  // -EAGAIN: in a moment; -errno: the device did not take it, and it stays where it is.
   enum class Frames : uint8_t { kReady, kSoon, kWanted };
   Frames frames();
   [[nodiscard]] int make_frame();
@@ -136,8 +141,8 @@ class Log {
  private:
   friend class Look;
   struct Frame {
-    uint64_t owner = 0;     // segment + 1; 0: none
-    uint64_t retired = 0;   // epoch when it was taken from the last one
+    uint64_t owner = 0;    // segment + 1; 0: none
+    uint64_t retired = 0;  // epoch when it was taken from the last one
   };
   Segment& of(Address address) { return segments_[segment_of(address)]; }
   int roll(bool cleaning);
@@ -163,24 +168,27 @@ class Log {
   Epochs* epochs_ = nullptr;
 
   Device* device_ = nullptr;
-  char* frames_memory_ = nullptr;          // frames, one more for the cleaner, buffers
-  Frame* frames_ = nullptr;                // under the mutex
+  char* frames_memory_ = nullptr;  // frames, one more for the cleaner, buffers
+  Frame* frames_ = nullptr;        // under the mutex
   uint64_t frame_count_ = 0, frames_mapped_ = 0, buffer_bytes_ = 0;
-  std::atomic<uint32_t> buffers_{0};       // a bit each: free
+  std::atomic<uint32_t> buffers_{0};  // a bit each: free
   std::atomic<uint64_t> ios_{0}, lives_{0};
 
   alignas(64) sys::SpinLock tail_lock_;
-  uint64_t tail_ = 0, tail_used_ = 0;      // open segment and bytes used in it; tail_used_ == segment_bytes(): none is open
-  bool tail_reserved_ = false;             // opened out of the reserve: for cleaning alone, until there is more free again
-  alignas(64) sys::Mutex mutex_;           // state changes
+  // open segment and bytes used in it; tail_used_ == segment_bytes(): none is open
+  uint64_t tail_ = 0, tail_used_ = 0;
+  // opened out of the reserve: for cleaning alone, until there is more free again
+  bool tail_reserved_ = false;
+  alignas(64) sys::Mutex mutex_;  // state changes
   std::atomic<uint64_t> free_{0}, retired_{0};
-  uint64_t next_free_ = 0;                 // where to look first
-  uint64_t first_retired_ = 0, last_retired_ = 0;   // number + 1, oldest first
-  uint64_t window_ = 0, window_count_ = 0;          // held back; 0: none
+  uint64_t next_free_ = 0;                         // where to look first
+  uint64_t first_retired_ = 0, last_retired_ = 0;  // number + 1, oldest first
+  uint64_t window_ = 0, window_count_ = 0;         // held back; 0: none
 };
 
-// A record to look at: in DRAM, kept there by an epoch, or in a buffer that it was read into. One a thread at a time; nothing else is read
-// from the device while it lives. The caller is in no epoch. Each may be tried again after it failed.
+// A record to look at: in DRAM, kept there by an epoch, or in a buffer that it was read into. One a thread at a time;
+// nothing else is read from the device while it lives. The caller is in no epoch. Each may be tried again after it
+// failed.
 class Look {
  public:
   explicit Look(Log& log) : log_(log) {}
@@ -189,8 +197,8 @@ class Look {
   Look& operator=(const Look&) = delete;
   // Wherever it lies, for the holder of its shard's lock. -EBADMSG: damaged; -errno of the device.
   [[nodiscard]] int locked(Address address);
-  // On the device, where it lay in that life of its segment when the index led to it, under an epoch that is over. -EBADMSG: damaged, or no
-  // longer there: then the index leads elsewhere now.
+  // On the device, where it lay in that life of its segment when the index led to it, under an epoch that is over.
+  // -EBADMSG: damaged, or no longer there: then the index leads elsewhere now.
   [[nodiscard]] int cold(Address address, uint64_t life);
   Record* operator->() const { return record_; }
   Record* record() const { return record_; }

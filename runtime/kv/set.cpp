@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing: set and del, see store.h.
 //
-// An entry is switched under the lock of its shard, after the record is complete. What it led to before is dead from then on; a reader
-// may still be in it, and cleaning waits for that one.
+// An entry is switched under the lock of its shard, after the record is complete. What it led to before is dead from
+// then on; a reader may still be in it, and cleaning waits for that one.
 // Threading: as in store.h.
 #include <errno.h>
 
@@ -20,8 +20,8 @@ bool fits_in_place(const Record* record, uint64_t value_bytes) {
 }
 
 void fill_pair(Record* record, uint64_t units, Bytes key, Bytes value) {
-  new (record) Record{0, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kPair)), static_cast<uint32_t>(key.size),
-                      static_cast<uint32_t>(value.size)};
+  new (record) Record{0, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kPair)),
+                      static_cast<uint32_t>(key.size), static_cast<uint32_t>(value.size)};
   if (key.size) memcpy(record + 1, key.data, key.size);
   if (value.size) memcpy(record->value(), value.data, value.size);
 }
@@ -77,7 +77,8 @@ void Store::drop(const Found& found) {
   if (found.run.count) log_.retire(found.run.first, found.run.count);
 }
 
-// The key's entry leads to the record at `address` from now on. Pre: the lock. -ENOMEM: no room for an entry, nothing changed.
+// The key's entry leads to the record at `address` from now on. Pre: the lock. -ENOMEM: no room for an entry, nothing
+// changed.
 int Store::publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes) {
   if (found.place) {
     Index::replace(found.place, address);
@@ -142,7 +143,8 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
       Address address;
       if (log_.allocate(units, false, &address) == 0) {
         Record* record = log_.at(address);
-        new (record) Record{0, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kLarge)), sizeof(LargePlace), 0};
+        new (record) Record{0, 0, static_cast<uint32_t>(units << 2 | static_cast<uint32_t>(RecordType::kLarge)),
+                            sizeof(LargePlace), 0};
         new (record + 1) LargePlace(place);
         status = publish(shard, hash, address, found, key.size + value.size) < 0 ? -ENOSPC : 0;
         if (status < 0) log_.drop_live(address, units);

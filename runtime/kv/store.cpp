@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The store: opening, counters, the check of the whole; see store.h. Reading is get.cpp, writing set.cpp, cleaning clean.cpp, walks walk.cpp.
-// Threading: as there.
+// SPDX-License-Identifier: Apache-2.0 The store: opening, counters, the check of the whole; see store.h. Reading is
+// get.cpp, writing set.cpp, cleaning clean.cpp, walks walk.cpp. Threading: as there.
 #include "kv/store.h"
 
 #include <errno.h>
@@ -43,15 +42,19 @@ int Store::start(const StoreOptions& options, ErrorText* why) {
   if (bytes > kLogBytesMax && device_) bytes = kLogBytesMax;
   budget_.open(options.dram_bytes || device_ ? options.dram_bytes : bytes + bytes / 3 + 2 * kMiB);
   if (const int status = log_.open(bytes, device_, &budget_, &epochs_); status == -ENOMEM)
-    return why->set(status, "key/value store: a log of %s does not go into %s of DRAM; give it more DRAM or a smaller size",
+    return why->set(status,
+                    "key/value store: a log of %s does not go into %s of DRAM; give it more DRAM or a smaller size",
                     format_size(bytes).text, format_size(budget_.limit()).text);
   else if (status < 0)
-    return why->set(status, "key/value store: a log of %s on %s: %s", format_size(bytes).text, device_ ? device_->name() : "DRAM", errno_text(status));
+    return why->set(status, "key/value store: a log of %s on %s: %s", format_size(bytes).text,
+                    device_ ? device_->name() : "DRAM", errno_text(status));
   unsigned bits = Index::kBitsMin;
-  while (bits < Index::kBitsMax && (uint64_t{Bucket::kEntries} << (bits + shard_bits_)) < options.expected_keys / 4) ++bits;
+  while (bits < Index::kBitsMax && (uint64_t{Bucket::kEntries} << (bits + shard_bits_)) < options.expected_keys / 4)
+    ++bits;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     if (const int status = shards_[i].index.open(bits, &budget_); status < 0)
-      return why->set(status, "key/value store: %s of DRAM leave none for the index; give it more", format_size(budget_.limit()).text);
+      return why->set(status, "key/value store: %s of DRAM leave none for the index; give it more",
+                      format_size(budget_.limit()).text);
   }
   return 0;
 }
@@ -94,9 +97,11 @@ int Store::validate_entry(unsigned shard, Address address, uint64_t* units, uint
   if (state != SegmentState::kOpen && state != SegmentState::kSealed && state != SegmentState::kDamaged)
     return why->set(-EBADMSG, "shard %u: an entry leads to a segment that holds no records", shard);
   Look look(log_);
-  if (const int status = look.locked(address); status < 0) return why->set(status, "shard %u: a record cannot be read", shard);
+  if (const int status = look.locked(address); status < 0)
+    return why->set(status, "shard %u: a record cannot be read", shard);
   const uint64_t hash = hash_of_record(look.record());
-  if (&shard_of(hash) != &shards_[shard]) return why->set(-EBADMSG, "shard %u: an entry leads to a key of another", shard);
+  if (&shard_of(hash) != &shards_[shard])
+    return why->set(-EBADMSG, "shard %u: an entry leads to a key of another", shard);
   *units += look->units();
   if (look->type() == RecordType::kLarge) *runs += look->large().count;
   return 0;
@@ -120,7 +125,8 @@ int Store::validate(ErrorText* why) {
   }
   for (uint64_t i = 0; i < log_.segments(); ++i) {
     const SegmentState state = log_.state(i);
-    if (state == SegmentState::kOpen || state == SegmentState::kSealed || state == SegmentState::kDamaged) live_log += log_.live(i);
+    if (state == SegmentState::kOpen || state == SegmentState::kSealed || state == SegmentState::kDamaged)
+      live_log += log_.live(i);
     if (state == SegmentState::kLarge) ++large;
   }
   if (live_index != live_log || runs != large)

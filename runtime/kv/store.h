@@ -4,12 +4,15 @@
 //   hash of the key ──► shard ──► index (index.h) ──► address ──► record in the log (record_log.h)
 //
 //   get, exists    no lock: an epoch (epoch.h), the index, the record
-//   set, del       the lock of the key's shard. A value that fits where the old one lay replaces it there; else a new record goes to the
-//                  tail of the log and the index entry is switched to it. A writer that finds no free segment cleans one first
+//   set, del       the lock of the key's shard. A value that fits where the old one lay replaces it there; else a new
+//                  record goes to the
+//                  tail of the log and the index entry is switched to it. A writer that finds no free segment cleans
+//                  one first
 //
 // Operations on one key appear one after the other. Lengths may be 0.
-// Threading: all calls from any thread, but close(), which must be the last. set and del may map memory (growth of the index) and may
-// wait for another writer's cleaning; get and exists block for the device alone, when the record is not in DRAM.
+// Threading: all calls from any thread, but close(), which must be the last. set and del may map memory (growth of the
+// index) and may wait for another writer's cleaning; get and exists block for the device alone, when the record is not
+// in DRAM.
 #pragma once
 #include <cstdint>
 
@@ -20,12 +23,14 @@
 namespace lunar::kv {
 
 struct StoreOptions {
-  // The device of the log while the store is open: previous contents are lost, and later ones have no meaning. Taken over in any case:
-  // closed with the store, or at once on failure. nullptr: in DRAM.
+  // The device of the log while the store is open: previous contents are lost, and later ones have no meaning. Taken
+  // over in any case: closed with the store, or at once on failure. nullptr: in DRAM.
   Device* device = nullptr;
-  uint64_t log_bytes = kGiB;         // what records may take, in segments (16 at least). 0: all that the device has
-  uint64_t dram_bytes = 0;           // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes).
-                                     //   On a device: a quarter for the index, the rest for the youngest part of the log; never 0
+  uint64_t log_bytes = kGiB;  // what records may take, in segments (16 at least). 0: all that the device has
+  // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes).
+  uint64_t dram_bytes = 0;
+  //   On a device: a quarter for the index, the rest for the youngest part of the
+  //   log; never 0
   uint64_t expected_keys = 1 << 20;  // a hint: the index begins small enough for a quarter of them, and grows
   unsigned shards = 16;              // rounded up to a power of two, 1..256: how many writers can be busy at one time
 };
@@ -36,12 +41,14 @@ class Store {
  public:
   // 0, -EINVAL, -ENOMEM (also: dram_bytes are too few), -ENOSPC (the device is too small, or has no room) with *why.
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
-  void close();   // pre: not nullptr, no longer in use
+  void close();  // pre: not nullptr, no longer in use
 
-  // On a device, all of these but count and the like may block for it, and return its errors (-EIO, ...) or -EBADMSG: the stored bytes are
-  // not those that were written. No call ever returns a damaged byte, and the other keys are not affected.
+  // On a device, all of these but count and the like may block for it, and return its errors (-EIO, ...) or -EBADMSG:
+  // the stored bytes are not those that were written. No call ever returns a damaged byte, and the other keys are not
+  // affected.
   //
-  // 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure nothing has changed.
+  // 0; -EINVAL: longer than kPairBytesMax; -ENOSPC: the log, or (for a new key) the index, has no room. On failure
+  // nothing has changed.
   [[nodiscard]] int set(Bytes key, Bytes value);
   // Length of the whole value; of it, from `offset` on, up to `bytes` are copied. -ENOENT.
   [[nodiscard]] int64_t get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
@@ -51,18 +58,20 @@ class Store {
   // An arbitrary key: returns its length and copies up to `bytes` of it. -ENOENT: there is none.
   [[nodiscard]] int64_t random(void* buffer, uint64_t bytes);
 
-  uint64_t count() const;                                       // keys
-  uint64_t bytes_allocated() const { return log_.bytes(); }     // what the log can hold
-  uint64_t bytes_in_use() const { return log_.bytes_in_use(); } //   of it, in segments that are not free
-  uint64_t bytes_actual() const;                                // of keys and values
-  uint64_t operations() const;                                  // get, exists, set, del, random and steps of walks, ever
-  uint64_t device_ios() const { return log_.ios(); }            // reads and writes of the device, ever
-  uint64_t cleaned_bytes() const { return cleaned_.load(std::memory_order_relaxed); }   // live bytes that cleaning moved, ever
+  uint64_t count() const;                                        // keys
+  uint64_t bytes_allocated() const { return log_.bytes(); }      // what the log can hold
+  uint64_t bytes_in_use() const { return log_.bytes_in_use(); }  //   of it, in segments that are not free
+  uint64_t bytes_actual() const;                                 // of keys and values
+  // get, exists, set, del, random and steps of walks, ever
+  uint64_t operations() const;
+  uint64_t device_ios() const { return log_.ios(); }  // reads and writes of the device, ever
+  // live bytes that cleaning moved, ever
+  uint64_t cleaned_bytes() const { return cleaned_.load(std::memory_order_relaxed); }
   uint64_t dram_used() const { return budget_.used(); }
   uint64_t index_bytes() const;
 
-  // Whole-structure check: every index entry leads to a record of that hash, and live counts are right. No thread may write meanwhile.
-  // 0 or -EBADMSG with *why.
+  // Whole-structure check: every index entry leads to a record of that hash, and live counts are right. No thread may
+  // write meanwhile. 0 or -EBADMSG with *why.
   [[nodiscard]] int validate(ErrorText* why);
 
  private:
@@ -72,9 +81,10 @@ class Store {
     std::atomic<uint64_t>* place = nullptr;
     Address address;
     uint64_t units = 0, pair_bytes = 0, value_bytes = 0;
-    LargePlace run = {};             // count 0: none
+    LargePlace run = {};  // count 0: none
   };
-  // An entry whose record is to be read from the device, as found under an epoch. place.count != 0: the record itself is not.
+  // An entry whose record is to be read from the device, as found under an epoch. place.count != 0: the record itself
+  // is not.
   struct Candidate {
     Address address;
     uint64_t life = 0;
@@ -97,7 +107,8 @@ class Store {
   int64_t get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold);
   int64_t get_cold(const Candidate& one, uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
   int64_t get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
-  // The record when all of the pair lies in DRAM; else nullptr and *cold. Pre: in the epoch in which the index gave the address.
+  // The record when all of the pair lies in DRAM; else nullptr and *cold. Pre: in the epoch in which the index gave the
+  // address.
   Record* resident(Address address, Candidate* cold) const;
   int64_t copy_key(const Record* record, void* buffer, uint64_t bytes) const;
   int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
@@ -126,7 +137,7 @@ class Store {
   unsigned shard_bits_ = 0;
   std::atomic<uint64_t> randoms_{0};
   std::atomic<uint64_t> cleaned_{0};
-  sys::Mutex cleaning_;          // one cleans at a time. Taken before a shard's lock, never with one
+  sys::Mutex cleaning_;  // one cleans at a time. Taken before a shard's lock, never with one
 };
 
 uint64_t hash_of(Bytes key);
@@ -134,20 +145,20 @@ uint64_t hash_of(Bytes key);
 // One of the shards. Counters are changed under its lock.
 struct alignas(128) Shard {
   mutable sys::Mutex lock;
-  std::atomic<uint64_t> pair_bytes{0};   // keys and values
-  std::atomic<uint64_t> writes{0};       // set and del
+  std::atomic<uint64_t> pair_bytes{0};  // keys and values
+  std::atomic<uint64_t> writes{0};      // set and del
   alignas(64) Index index;
 };
 
-// Iterates over all keys, in no order: every key that exists from open to the end comes once; one that is added or removed meanwhile
-// may or may not. Holds no lock between steps: writers go on.
+// Iterates over all keys, in no order: every key that exists from open to the end comes once; one that is added or
+// removed meanwhile may or may not. Holds no lock between steps: writers go on.
 // Threading: one thread at a time. Not to be used after the store's close.
 class Walk {
  public:
-  [[nodiscard]] static int open(Store* store, Walk** out);   // 0, -ENOMEM
+  [[nodiscard]] static int open(Store* store, Walk** out);  // 0, -ENOMEM
   void close();
-  // The next key: its whole length. Up to `bytes` of it are copied. -ENOENT: that was all. -ENOMEM: try again. -EIO, -EBADMSG: a key that
-  // cannot be read was left out; the walk goes on.
+  // The next key: its whole length. Up to `bytes` of it are copied. -ENOENT: that was all. -ENOMEM: try again. -EIO,
+  // -EBADMSG: a key that cannot be read was left out; the walk goes on.
   [[nodiscard]] int64_t next(void* buffer, uint64_t bytes);
   // The length of the key that next() would give, without going on; errors as there.
   [[nodiscard]] int64_t peek();
@@ -160,14 +171,14 @@ class Walk {
 
   Store* store_;
   unsigned shard_ = 0;
-  bool begun_ = false;              // of this shard: shape_ is known
-  Index::Shape shape_;              //   as it was then
-  uint64_t class_ = 0;              // next to gather
-  int unreadable_ = 0;              // of the class: to be told of next
-  char* addresses_ = nullptr;       // of one class
-  char* cold_ = nullptr;            //   and of them, what lies on the device: Store::Candidate
+  bool begun_ = false;         // of this shard: shape_ is known
+  Index::Shape shape_;         //   as it was then
+  uint64_t class_ = 0;         // next to gather
+  int unreadable_ = 0;         // of the class: to be told of next
+  char* addresses_ = nullptr;  // of one class
+  char* cold_ = nullptr;       //   and of them, what lies on the device: Store::Candidate
   uint64_t addresses_room_ = 0, cold_room_ = 0;
-  char* keys_ = nullptr;            // of one class: uint64_t length, key, padded to 8
+  char* keys_ = nullptr;  // of one class: uint64_t length, key, padded to 8
   uint64_t keys_room_ = 0, keys_used_ = 0, keys_at_ = 0;
 };
 

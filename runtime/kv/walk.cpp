@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Walks over all keys: see store.h.
 //
-// The index splits buckets during a walk, so a place in it means nothing later. A walk goes by the classes of the shape that the shard had
-// when the walk reached it (index.h): the members of a class never change, wherever its entries lie. It copies the keys of one class at
-// once, a handful, and then returns them one by one.
+// The index splits buckets during a walk, so a place in it means nothing later. A walk goes by the classes of the shape
+// that the shard had when the walk reached it (index.h): the members of a class never change, wherever its entries lie.
+// It copies the keys of one class at once, a handful, and then returns them one by one.
 // Threading: as in store.h.
 #include <errno.h>
 
@@ -70,7 +70,8 @@ int Walk::append_key(const Record* record, const Store::Candidate* cold) {
 int Walk::gather() {
   uint64_t wanted = kRoomFirst / sizeof(Address);
   for (unsigned tries = 0;;) {
-    if (const int status = keep_room(&addresses_, &addresses_room_, wanted * sizeof(Address)); status < 0) return status;
+    if (const int status = keep_room(&addresses_, &addresses_room_, wanted * sizeof(Address)); status < 0)
+      return status;
     if (const int status = keep_room(&cold_, &cold_room_, wanted * sizeof(Store::Candidate)); status < 0) return status;
     auto* found = reinterpret_cast<Address*>(addresses_);
     auto* cold = reinterpret_cast<Store::Candidate*>(cold_);
@@ -86,8 +87,10 @@ int Walk::gather() {
       }
       for (uint64_t i = 0; i < count; ++i) {
         const Record* record = store_->resident(found[i], &cold[colds]);
-        if (!record) ++colds;
-        else if (const int status = append_key(record, nullptr); status < 0) return status;
+        if (!record)
+          ++colds;
+        else if (const int status = append_key(record, nullptr); status < 0)
+          return status;
       }
     }
     for (uint64_t i = 0; i < colds; ++i) {
@@ -113,7 +116,7 @@ int64_t Walk::peek() {
       continue;
     }
     if (const int status = gather(); status < 0) {
-      keys_at_ = keys_used_ = 0;   // this class again
+      keys_at_ = keys_used_ = 0;  // this class again
       return status;
     }
     ++class_;

@@ -21,7 +21,7 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kDepthMax = 2;   // stripe over paths
+constexpr unsigned kDepthMax = 2;  // stripe over paths
 constexpr size_t kUriBytesMax = 4096;
 constexpr int kLabelTries = 3;
 
@@ -60,7 +60,8 @@ int split(const char* uri, const Scheme& scheme, Members* out, ErrorText* why) {
     if (*at && (*at != ';' || depth > 0)) continue;
     const bool end = *at == 0;
     *at = 0;
-    if (out->count == kCompositeMembersMax) return why->set(-EINVAL, "LUN %s: more than %u members", uri, kCompositeMembersMax);
+    if (out->count == kCompositeMembersMax)
+      return why->set(-EINVAL, "LUN %s: more than %u members", uri, kCompositeMembersMax);
     char* last = at - 1;
     if (at > start && *start == '(' && *last == ')') {
       *last = 0;
@@ -85,7 +86,9 @@ void close_all(MemberSet* set) {
   }
 }
 
-bool may_contain(Kind outer, const Scheme* inner) { return !inner || (outer == Kind::kStripe && inner->kind == Kind::kPaths); }
+bool may_contain(Kind outer, const Scheme* inner) {
+  return !inner || (outer == Kind::kStripe && inner->kind == Kind::kPaths);
+}
 
 // A device that is gone, where others may stand in for it. What is there and wrong is refused.
 bool may_be_missing(const Scheme& scheme, int status) {
@@ -93,8 +96,8 @@ bool may_be_missing(const Scheme& scheme, int status) {
                                          status == -ENOTDIR || status == -ETIMEDOUT);
 }
 
-int open_members(const char* uri, const Scheme& scheme, const Members& members, const DeviceOptions& options, Format format,
-                 unsigned level, MemberSet* set, ErrorText* why) {
+int open_members(const char* uri, const Scheme& scheme, const Members& members, const DeviceOptions& options,
+                 Format format, unsigned level, MemberSet* set, ErrorText* why) {
   DeviceOptions each = options;
   each.want_bytes = 0;
   set->count = members.count;
@@ -102,10 +105,12 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
   for (unsigned i = 0; i < members.count; ++i) {
     const Scheme* inner = scheme_of(members.uri[i]);
     if (!may_contain(scheme.kind, inner))
-      return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a stripe may consist of paths", uri, inner->prefix, scheme.prefix);
+      return why->set(-EINVAL, "LUN %s: %s cannot be a member of %s; a stripe may consist of paths", uri, inner->prefix,
+                      scheme.prefix);
     const int status = open_at(members.uri[i], each, format, level + 1, &set->device[i], why);
     // The paths are one device: an exclusive claim on the first covers all.
-    if (status == 0 && scheme.kind == Kind::kPaths && (each.claim == Claim::kAlone || each.claim == Claim::kForced)) each.claim = Claim::kLook;
+    if (status == 0 && scheme.kind == Kind::kPaths && (each.claim == Claim::kAlone || each.claim == Claim::kForced))
+      each.claim = Claim::kLook;
     if (status < 0 && may_be_missing(scheme, status)) {
       log_warning("%s; %s goes on without it", why->text, scheme.prefix);
       set->device[i] = nullptr;
@@ -118,7 +123,9 @@ int open_members(const char* uri, const Scheme& scheme, const Members& members, 
     }
     fds += set->device[i] ? set->device[i]->fd_count() : 0;
   }
-  if (fds > kDeviceFdsMax) return why->set(-E2BIG, "LUN %s: %u descriptors (two a device node), %u is the limit; give fewer devices", uri, fds, kDeviceFdsMax);
+  if (fds > kDeviceFdsMax)
+    return why->set(-E2BIG, "LUN %s: %u descriptors (two a device node), %u is the limit; give fewer devices", uri, fds,
+                    kDeviceFdsMax);
   return 0;
 }
 
@@ -136,13 +143,15 @@ int open_composite(const char* uri, const Scheme& scheme, const DeviceOptions& o
     if (status == 0)
       return StripeDevice::create(uri, set.device, set.count, kMemberDataOffset, set.label[0].data_bytes, out, why);
   } else if (status == 0) {
-    return PathDevice::create(uri, set.device, members.uri, set.count, format != Format::kNever && !options.read_only, out, why);
+    return PathDevice::create(uri, set.device, members.uri, set.count, format != Format::kNever && !options.read_only,
+                              out, why);
   }
   close_all(&set);
   return status;
 }
 
-int open_at(const char* uri, const DeviceOptions& options, Format format, unsigned level, Device** out, ErrorText* why) {
+int open_at(const char* uri, const DeviceOptions& options, Format format, unsigned level, Device** out,
+            ErrorText* why) {
   *out = nullptr;
   if (!uri || !*uri) return why->set(-EINVAL, "LUN: empty name; give a device or a file");
   const Scheme* scheme = scheme_of(uri);
@@ -154,7 +163,8 @@ int open_at(const char* uri, const DeviceOptions& options, Format format, unsign
   const SizeText large = format_size((*out)->size_bytes());
   device_close(*out);
   *out = nullptr;
-  return why->set(-ENOSPC, "LUN %s: %s large, %s wanted; give larger members", uri, large.text, format_size(options.want_bytes).text);
+  return why->set(-ENOSPC, "LUN %s: %s large, %s wanted; give larger members", uri, large.text,
+                  format_size(options.want_bytes).text);
 }
 
 }  // namespace
@@ -164,21 +174,24 @@ int raw_open(const char* uri, const DeviceOptions& options, Format format, Devic
   for (int tries = 0;; ++tries) {
     int status = open_at(uri, options, format, 0, out, why);
     const Scheme* scheme = uri ? scheme_of(uri) : nullptr;
-    if (status != -ENODEV || !scheme || scheme->kind != Kind::kStripe || format != Format::kIfBlank || options.claim == Claim::kAlone) return status;
-    DeviceOptions alone = options;   // blank members: labelled first, by one at a time
+    if (status != -ENODEV || !scheme || scheme->kind != Kind::kStripe || format != Format::kIfBlank ||
+        options.claim == Claim::kAlone)
+      return status;
+    DeviceOptions alone = options;  // blank members: labelled first, by one at a time
     alone.claim = Claim::kAlone;
     status = open_at(uri, alone, format, 0, out, why);
-    if (status == 0 && (*out)->fd_count() == 0) return 0;   // memory of this process: not shared, and gone when it is closed
+    // memory of this process: not shared, and gone when it is closed
+    if (status == 0 && (*out)->fd_count() == 0) return 0;
     if (status == 0) device_close(*out);
     *out = nullptr;
-    if (status < 0 && (status != -EBUSY || tries == kLabelTries)) return status;   // busy: another was quicker
+    if (status < 0 && (status != -EBUSY || tries == kLabelTries)) return status;  // busy: another was quicker
   }
 }
 
 int physical_open(const char* uri, Format format, PhysicalLun** out, ErrorText* why) {
   *out = nullptr;
   struct stat status;
-  if (uri && strchr(uri, '#') && sys::path_status(uri, &status) != 0)   // (a file may have one in its name)
+  if (uri && strchr(uri, '#') && sys::path_status(uri, &status) != 0)  // (a file may have one in its name)
     return why->set(-EINVAL, "LUN %s: names a virtual LUN; give the device alone, without #NAME", uri);
   DeviceOptions options;
   options.scratch = false;

@@ -12,10 +12,10 @@ namespace lunar {
 struct MemberSet {
   unsigned count = 0;
   Device* device[kLabelMembersMax] = {};
-  MemberLabel label[kLabelMembersMax] = {};   // as read
+  MemberLabel label[kLabelMembersMax] = {};  // as read
 };
-// Reads the labels of all members and checks that they are this set in this order; `format` as PhysicalLun::open takes it,
-// where nothing is written unless all members may be. 0 or -errno with a line that names the member.
+// Reads the labels of all members and checks that they are this set in this order; `format` as PhysicalLun::open takes
+// it, where nothing is written unless all members may be. 0 or -errno with a line that names the member.
 [[nodiscard]] int label_assemble(const char* uri, MemberSet* set, Format format, ErrorText* why);
 
 }  // namespace lunar

@@ -10,7 +10,7 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kPieceMax = kMiB;   // of one command
+constexpr uint64_t kPieceMax = kMiB;  // of one command
 
 int move_all(Device* raw, Op op, bool fua, uint64_t offset, void* buffer, uint64_t bytes) {
   const uint64_t most = raw->capabilities().transfer_bytes_max, piece = most < kPieceMax ? most : kPieceMax;
@@ -32,7 +32,9 @@ int move_all(Device* raw, Op op, bool fua, uint64_t offset, void* buffer, uint64
 
 }  // namespace
 
-int raw_io(Device* raw, Op op, uint64_t offset, void* buffer, uint64_t bytes) { return move_all(raw, op, false, offset, buffer, bytes); }
+int raw_io(Device* raw, Op op, uint64_t offset, void* buffer, uint64_t bytes) {
+  return move_all(raw, op, false, offset, buffer, bytes);
+}
 
 int raw_write_durable(Device* raw, uint64_t offset, const void* buffer, uint64_t bytes) {
   // Where each fua is a flush, one behind all pieces will do.
@@ -55,7 +57,8 @@ int raw_zero(Device* raw, uint64_t offset, uint64_t bytes) {
     command.offset = DeviceOffset{offset};
     command.length = bytes;
     const int64_t status = raw->transfer(command);
-    if (status != -EOPNOTSUPP && status != -EINVAL && status != -ENOSYS) return status < 0 ? static_cast<int>(status) : 0;
+    if (status != -EOPNOTSUPP && status != -EINVAL && status != -ENOSYS)
+      return status < 0 ? static_cast<int>(status) : 0;
   }
   const uint64_t piece = bytes < kPieceMax ? bytes : kPieceMax;
   void* zeros = map_private(piece, ForkPolicy::kDontFork);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // scratch_open: what `--lun` means. See compose.h.
 //
-// Idea: a device that other processes may share gets (or has) the format, and a scratch LUN on it; one for a single process tree (a file
-// in a directory, an empty file, sim:) is used directly. A named LUN is treated like a given file: its own header, then data.
-// Threading: any, blocking. May not be used on the fault path.
+// Idea: a device that other processes may share gets (or has) the format, and a scratch LUN on it; one for a single
+// process tree (a file in a directory, an empty file, sim:) is used directly. A named LUN is treated like a given file:
+// its own header, then data. Threading: any, blocking. May not be used on the fault path.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -23,20 +23,21 @@ namespace lunar {
 namespace {
 
 constexpr unsigned kLunsMax = 8;
-constexpr uint64_t kNamedBytesMin = 66 * kMiB;   // cut into 256 pieces of whole segments for the processes of a tree
+constexpr uint64_t kNamedBytesMin = 66 * kMiB;  // cut into 256 pieces of whole segments for the processes of a tree
 constexpr int kFullRetries = 25;
 constexpr uint64_t kFullRetryNs = 20'000'000;
 
 bool is_there(const char* path, struct stat* status) { return sys::path_status(path, status) == 0; }
 
-// What device_open carries alone: a directory, sim:, capi:, (to refuse) mem:, a file that is empty or was given to one process tree before.
+// What device_open carries alone: a directory, sim:, capi:, (to refuse) mem:, a file that is empty or was given to one
+// process tree before.
 bool stands_alone(const char* uri) {
   if (strncmp(uri, "sim:", 4) == 0 || strncmp(uri, "capi:", 5) == 0 || strncmp(uri, "mem:", 4) == 0) return true;
   struct stat status;
   const char* path = !is_there(uri, &status) && strncmp(uri, "file:", 5) == 0 ? uri + 5 : uri;
-  if (!is_there(path, &status)) return strchr(uri, ':') == nullptr;   // no such file: its line
+  if (!is_there(path, &status)) return strchr(uri, ':') == nullptr;  // no such file: its line
   if (S_ISDIR(status.st_mode)) return true;
-  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) return true;   // its refusal
+  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) return true;  // its refusal
   if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) <= kScratchDataOffset) return true;
   const int fd = sys::open_file(path, O_RDONLY);
   Contents contents = Contents::kForeign;
@@ -48,8 +49,9 @@ bool stands_alone(const char* uri) {
 
 int check_room(Device* device, const char* uri, uint64_t want_bytes, ErrorText* why) {
   if (device->size_bytes() >= want_bytes) return 0;
-  return why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; lower --size, or give another LUN", uri, format_size(device->size_bytes()).text,
-                  device->growable() ? "free" : "large", format_size(want_bytes).text);
+  return why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; lower --size, or give another LUN", uri,
+                  format_size(device->size_bytes()).text, device->growable() ? "free" : "large",
+                  format_size(want_bytes).text);
 }
 
 // A scratch LUN on a device that carries the format, or gets it.
@@ -58,7 +60,7 @@ int open_shared(const char* uri, Device** out, ErrorText* why) {
   int status = physical_open(uri, Format::kIfBlank, &physical, why);
   if (status < 0) return status;
   VirtualOptions options;
-  options.zeroed = false;   // the pager reads only what it wrote
+  options.zeroed = false;  // the pager reads only what it wrote
   VirtualLun* lun = nullptr;
   status = VirtualLun::open(physical, options, &lun, why);
   *out = lun;
@@ -75,16 +77,20 @@ int claim_named(const char* uri, VirtualLun* lun, Device** out, ErrorText* why) 
   } else if (status == 0) {
     status = raw_io(lun, Op::kRead, 0, head, kScratchProbeBytes);
     if (status == 0 && signature_of(head, kScratchProbeBytes, nullptr) == Contents::kForeign)
-      status = why->set(-EEXIST, "LUN %s: holds data that is not a former heap's; give another one, or remove and create it again", uri);
+      status = why->set(
+          -EEXIST, "LUN %s: holds data that is not a former heap's; give another one, or remove and create it again",
+          uri);
     else if (status == 0) {
       signature_make(reinterpret_cast<ScratchHeader*>(head), 0);
       status = raw_io(lun, Op::kWrite, 0, head, sizeof(ScratchHeader));
     }
-    if (status < 0 && why->text[0] == 0) (void)why->set(status, "LUN %s: its head cannot be read and written: %s; check the device", uri, errno_text(status));
+    if (status < 0 && why->text[0] == 0)
+      (void)why->set(status, "LUN %s: its head cannot be read and written: %s; check the device", uri,
+                     errno_text(status));
   }
   if (head) unmap_private(head, kScratchProbeBytes);
   Device* member = lun;
-  if (status == 0)   // a stripe of one: the same device, further in
+  if (status == 0)  // a stripe of one: the same device, further in
     return StripeDevice::create(uri, &member, 1, kScratchDataOffset, lun->size_bytes() - kScratchDataOffset, out, why);
   device_close(lun);
   return status;
@@ -106,21 +112,23 @@ int open_named(const char* uri, const char* name, Device** out, ErrorText* why) 
   return status < 0 ? status : claim_named(uri, lun, out, why);
 }
 
-// No other user may read a file that holds a heap: removes the rights of others, or refuses it. (The group's stay: that is how several
-// users share one. Nodes of devices have the rights that the administrator gave them.)
+// No other user may read a file that holds a heap: removes the rights of others, or refuses it. (The group's stay: that
+// is how several users share one. Nodes of devices have the rights that the administrator gave them.)
 int close_to_others(Device* device, const char* uri, ErrorText* why) {
   bool after_node = false;
   for (unsigned i = 0; i < device->fd_count(); ++i) {
     struct stat status;
     if (device->fd(i) < 0 || sys::file_status(device->fd(i), &status) < 0) continue;
-    const bool lock_file = after_node && status.st_size == 0;   // of the node before (superpipe/device_files.h)
+    const bool lock_file = after_node && status.st_size == 0;  // of the node before (superpipe/device_files.h)
     after_node = S_ISBLK(status.st_mode) || S_ISCHR(status.st_mode);
     if (lock_file || !S_ISREG(status.st_mode) || (status.st_mode & 07) == 0) continue;
     const mode_t mode = status.st_mode & 07777;
     sys::set_mode(device->fd(i), mode & ~mode_t{07});
     if (sys::file_status(device->fd(i), &status) < 0 || (status.st_mode & 07) != 0)
-      return why->set(-EACCES, "LUN %s: every user may open it (mode %u%u%u of user %u), and a heap's content would lie there; chmod o-rwx it", uri,
-                      mode >> 6 & 7, mode >> 3 & 7, mode & 7, static_cast<unsigned>(status.st_uid));
+      return why->set(-EACCES,
+                      "LUN %s: every user may open it (mode %u%u%u of user %u), and a heap's content would lie there; "
+                      "chmod o-rwx it",
+                      uri, mode >> 6 & 7, mode >> 3 & 7, mode & 7, static_cast<unsigned>(status.st_uid));
     log_info("LUN %s: taken away from others (it had mode %u%u%u)", uri, mode >> 6 & 7, mode >> 3 & 7, mode & 7);
   }
   return 0;
@@ -129,15 +137,18 @@ int close_to_others(Device* device, const char* uri, ErrorText* why) {
 int try_open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   struct stat unused;
   const char* hash = strrchr(uri, '#');
-  if (hash && is_there(uri, &unused)) hash = nullptr;   // a file of that very name
+  if (hash && is_there(uri, &unused)) hash = nullptr;  // a file of that very name
   const bool alone = !hash && stands_alone(uri);
-  int status = hash ? open_named(uri, hash + 1, out, why) : alone ? device_open(uri, options, out, why) : open_shared(uri, out, why);
+  int status = hash    ? open_named(uri, hash + 1, out, why)
+               : alone ? device_open(uri, options, out, why)
+                       : open_shared(uri, out, why);
   if (status == 0) status = close_to_others(*out, uri, why);
   if (status < 0 || alone) return status;
   return check_room(*out, uri, options.want_bytes, why);
 }
 
-// The locks of a process that has just ended go some milliseconds later, and its space with them: asked again for so long.
+// The locks of a process that has just ended go some milliseconds later, and its space with them: asked again for so
+// long.
 int open_one(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
   for (int tries = 0;; ++tries) {
     const int status = try_open_one(uri, options, out, why);

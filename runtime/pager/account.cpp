@@ -17,19 +17,21 @@
 namespace lunar {
 namespace {
 
-// A process as /proc shows it. kEnding: its first thread is exiting, perhaps as the last one. kFirstThreadGone: that thread has ended, and
-// others still run. kGone: its memory is gone, too.
+// A process as /proc shows it. kEnding: its first thread is exiting, perhaps as the last one. kFirstThreadGone: that
+// thread has ended, and others still run. kGone: its memory is gone, too.
 enum class Process { kGone, kEnding, kFirstThreadGone, kThere };
 
 Process look_at(int pid) {
-  constexpr uint64_t kExiting = 4, kKilled = 1u << 8;   // PF_EXITING; SIGKILL is pending: another thread has ended the process
+  // PF_EXITING; SIGKILL is pending: another thread has ended the process
+  constexpr uint64_t kExiting = 4, kKilled = 1u << 8;
   char path[32], text[512];
   format_to(path, sizeof path, "/proc/%d/stat", pid);
-  if (sys::read_text(path, text, sizeof text) < 0) return sys::process_lives(pid) ? Process::kThere : Process::kGone;   // hidepid=2
+  // hidepid=2
+  if (sys::read_text(path, text, sizeof text) < 0) return sys::process_lives(pid) ? Process::kThere : Process::kGone;
   const char* p = strrchr(text, ')');
   if (p == nullptr || p[1] != ' ') return Process::kThere;
   const char state = p[2];
-  uint64_t flags = 0, threads = 0, signals = 0;   // fields 9, 20 and 31
+  uint64_t flags = 0, threads = 0, signals = 0;  // fields 9, 20 and 31
   for (int field = 3; field <= 31 && p != nullptr; ++field) {
     p = strchr(p + 1, ' ');
     uint64_t* out = field == 9 ? &flags : field == 20 ? &threads : field == 31 ? &signals : nullptr;
@@ -41,7 +43,8 @@ Process look_at(int pid) {
 
 // Whether no living thread holds it. (The owner's id in the futex word; the kernel clears it when the owner ends.)
 bool no_owner(const pthread_mutex_t& mutex) {
-  return (reinterpret_cast<const std::atomic<uint32_t>*>(&mutex.__data.__lock)->load(std::memory_order_acquire) & 0x3fffffffu) == 0;
+  return (reinterpret_cast<const std::atomic<uint32_t>*>(&mutex.__data.__lock)->load(std::memory_order_acquire) &
+          0x3fffffffu) == 0;
 }
 
 void make_robust_mutex(pthread_mutex_t* mutex) {
@@ -54,16 +57,18 @@ void make_robust_mutex(pthread_mutex_t* mutex) {
 }
 
 constexpr uint64_t kAdoptWithinNs = 30000000000;
-constexpr uint64_t kReplacedNs = 50000000;    // for the memory of a program that has called exec to be freed, where its successor does not join
-constexpr uint64_t kSettleNs = 100000000;     // how long a short member waits for one that is ending
-constexpr uint64_t kMagic = 0x33544e43434e4c55ull;   // "ULNCCNT3"
+// for the memory of a program that has called exec to be freed, where its successor does not join
+constexpr uint64_t kReplacedNs = 50000000;
+constexpr uint64_t kSettleNs = 100000000;           // how long a short member waits for one that is ending
+constexpr uint64_t kMagic = 0x33544e43434e4c55ull;  // "ULNCCNT3"
 
 }  // namespace
 
 int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
   void* memory = nullptr;
   int rc = fd >= 0 ? sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0, &memory)
-                   : sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0, &memory);
+                   : sys::map(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0,
+                              &memory);
   if (rc < 0) return rc;
   shared_ = static_cast<AccountShared*>(memory);
   uint32_t fresh = 0;
@@ -76,7 +81,7 @@ int Account::open(int fd, uint64_t cap_pages, uint64_t lun_cap_bytes) {
     shared_->ready.store(2, std::memory_order_release);
   } else {
     for (int i = 0; shared_->ready.load(std::memory_order_acquire) != 2; ++i) {
-      if (i > 10000) return -EIO;   // the process that made it died while setting it up
+      if (i > 10000) return -EIO;  // the process that made it died while setting it up
       sys::sleep_ns(100000);
     }
     if (shared_->magic != kMagic || shared_->bytes != sizeof(AccountShared)) return -EPROTO;
@@ -88,15 +93,17 @@ void Account::lock() {
   if (pthread_mutex_lock(&shared_->lock) == EOWNERDEAD) pthread_mutex_consistent(&shared_->lock);
   const uint32_t reaping = shared_->reaping.load(std::memory_order_acquire), dead = (reaping >> 2) - 1;
   if (reaping == 0) return;
-  if (dead < kMembersMax) reap(dead);   // it was killed meanwhile
-  else shared_->reaping.store(0);
+  if (dead < kMembersMax)
+    reap(dead);  // it was killed meanwhile
+  else
+    shared_->reaping.store(0);
 }
 
 void Account::unlock() { pthread_mutex_unlock(&shared_->lock); }
 
 int Account::reserve(uint32_t weight, unsigned parent_plus_one, uint32_t fork_epoch, int pid, uint64_t* ticket) {
   for (int attempt = 0; attempt < 2; ++attempt) {
-    lock();   // a sweep may not see a member that still shows its previous process
+    lock();  // a sweep may not see a member that still shows its previous process
     for (unsigned i = 0; i < kMembersMax; ++i) {
       AccountMember& m = shared_->members[i];
       if (m.state.load() != 0) continue;
@@ -137,7 +144,9 @@ int Account::join() {
   return 0;
 }
 
-int Account::reserve_child(uint32_t fork_epoch, uint64_t* ticket) { return reserve(1, member_ + 1, fork_epoch, 0, ticket); }
+int Account::reserve_child(uint32_t fork_epoch, uint64_t* ticket) {
+  return reserve(1, member_ + 1, fork_epoch, 0, ticket);
+}
 
 int Account::adopt(unsigned index, uint64_t ticket) {
   lock();
@@ -200,8 +209,8 @@ int Account::reserve_plain_child(int64_t pages, int64_t prepaid, uint64_t* ticke
   return index;
 }
 
-// What is present, at most. A thread that takes or unshares counts first and then looks: of two at once, one sees the other. Both
-// counts are of one moment, or a fork's pages, or what was given back, would seem absent.
+// What is present, at most. A thread that takes or unshares counts first and then looks: of two at once, one sees the
+// other. Both counts are of one moment, or a fork's pages, or what was given back, would seem absent.
 int64_t Account::there() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (;;) {
@@ -277,7 +286,8 @@ bool Account::take_fixed_within(int64_t pages, int64_t keep_free) {
   return true;
 }
 
-// Each asks with its own part counted: of two at once, one sees the other. A refused caller looks again, as both may have been refused.
+// Each asks with its own part counted: of two at once, one sees the other. A refused caller looks again, as both may
+// have been refused.
 bool Account::reserve_fixed(int64_t pages, int64_t room) {
   for (int attempt = 0; attempt < 4; ++attempt) {
     take_always(pages);
@@ -285,8 +295,10 @@ bool Account::reserve_fixed(int64_t pages, int64_t room) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (cap_pages() - fixed_total() >= room) return true;
     give_fixed(pages);
-    if (attempt == 0) sweep_settled();
-    else sys::sleep_ns(static_cast<uint64_t>(attempt * 100000 + static_cast<int>(member_ % 8) * 20000));
+    if (attempt == 0)
+      sweep_settled();
+    else
+      sys::sleep_ns(static_cast<uint64_t>(attempt * 100000 + static_cast<int>(member_ % 8) * 20000));
   }
   return false;
 }
@@ -312,7 +324,9 @@ void Account::hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_byt
 void Account::release_child(unsigned index, uint64_t ticket) {
   lock();
   AccountMember& m = shared_->members[index];
-  if (m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() == 0 && pthread_mutex_trylock(&m.alive) == 0) reap(index);
+  if (m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() == 0 &&
+      pthread_mutex_trylock(&m.alive) == 0)
+    reap(index);
   unlock();
 }
 
@@ -327,7 +341,8 @@ void Account::give(int64_t pages) {
   me().pages.begin(-pages);
   shared_->used_pages.add(-pages);
   me().pages.end(0);
-  if (shared_->room_wanted.load(std::memory_order_seq_cst) != 0 && shared_->room_wanted.exchange(0) != 0) raise_pressure();
+  if (shared_->room_wanted.load(std::memory_order_seq_cst) != 0 && shared_->room_wanted.exchange(0) != 0)
+    raise_pressure();
 }
 
 void Account::give_maybe_shared(int64_t pages) {
@@ -349,7 +364,8 @@ bool Account::others_active() const {
   const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
-    if (i != member_ && m.state.load(std::memory_order_relaxed) != 0 && m.fixed.load(std::memory_order_relaxed) > 0) return true;
+    if (i != member_ && m.state.load(std::memory_order_relaxed) != 0 && m.fixed.load(std::memory_order_relaxed) > 0)
+      return true;
   }
   return false;
 }
@@ -384,10 +400,13 @@ void Account::wait_pressure(uint32_t seen, int64_t timeout_ns) {
 
 namespace {
 
-// Bounded: the caller may be a signal handler on a thread that the evictor waits for. A member killed inside a batch has no pages left.
+// Bounded: the caller may be a signal handler on a thread that the evictor waits for. A member killed inside a batch
+// has no pages left.
 void wait_for_batch(const AccountMember& m, int turns) {
   const uint32_t seen = m.batch.load(std::memory_order_acquire);
-  for (int turn = 0; turn < turns && (seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen && m.state.load() == kMemberActive; ++turn)
+  for (int turn = 0; turn < turns && (seen & 1) != 0 && m.batch.load(std::memory_order_acquire) == seen &&
+                     m.state.load() == kMemberActive;
+       ++turn)
     sys::sleep_ns(20000);
 }
 
@@ -400,7 +419,7 @@ void Account::wait_for_own_batch() {
 
 void Account::write_elsewhere_begin() {
   me().writing_elsewhere.fetch_add(1, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);   // with someone_writes_elsewhere: one of the two sees the other
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // with someone_writes_elsewhere: one of the two sees the other
   const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) wait_for_batch(shared_->members[i], 4000);
 }
@@ -410,7 +429,9 @@ bool Account::someone_writes_elsewhere() const {
   const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
-    if (m.writing_elsewhere.load(std::memory_order_acquire) != 0 && m.state.load(std::memory_order_acquire) != kMemberFree) return true;
+    if (m.writing_elsewhere.load(std::memory_order_acquire) != 0 &&
+        m.state.load(std::memory_order_acquire) != kMemberFree)
+      return true;
   }
   return false;
 }
@@ -419,8 +440,10 @@ int Account::lun_take(int64_t bytes) {
   me().pages.begin(0);
   int64_t before = shared_->lun_used_bytes.add(bytes);
   const bool fit = before + bytes <= shared_->lun_cap_bytes.load(std::memory_order_relaxed);
-  if (fit) me().lun_bytes.fetch_add(bytes, std::memory_order_relaxed);
-  else shared_->lun_used_bytes.add(-bytes);
+  if (fit)
+    me().lun_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  else
+    shared_->lun_used_bytes.add(-bytes);
   me().pages.end(0);
   return fit ? 0 : -ENOMEM;
 }
@@ -432,8 +455,8 @@ void Account::lun_give(int64_t bytes) {
   me().pages.end(0);
 }
 
-// pre: the account's lock is held. Dead: its memory is gone. The kernel releases mutexes before it frees memory, in a process that ends and in
-// one that execs another program.
+// pre: the account's lock is held. Dead: its memory is gone. The kernel releases mutexes before it frees memory, in a
+// process that ends and in one that execs another program.
 Account::Life Account::life_of(AccountMember& m) {
   const int pid = m.pid.load();
   const uint32_t state = m.state.load(std::memory_order_acquire);
@@ -444,24 +467,32 @@ Account::Life Account::life_of(AccountMember& m) {
   }
   if (!no_owner(state == kMemberPlain ? m.starter : m.alive)) return Life::kAlive;
   switch (look_at(pid)) {
-    case Process::kGone: return Life::kDead;
-    case Process::kEnding: return Life::kEnding;
-    case Process::kFirstThreadGone: return state == kMemberPlain ? Life::kAlive : Life::kEnding;   // a plain member still has other threads
-    case Process::kThere: break;
+    case Process::kGone:
+      return Life::kDead;
+    case Process::kEnding:
+      return Life::kEnding;
+    // a plain member still has other threads
+    case Process::kFirstThreadGone:
+      return state == kMemberPlain ? Life::kAlive : Life::kEnding;
+    case Process::kThere:
+      break;
   }
-  // It has execed another program. Its old memory is gone once that one has joined, or after the time that freeing takes.
+  // It has execed another program. Its old memory is gone once that one has joined, or after the time that freeing
+  // takes.
   const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& one = shared_->members[i];
-    if (one.state.load(std::memory_order_acquire) != kMemberFree && one.pid.load() == pid && one.created_ns.load() > m.created_ns.load()) return Life::kDead;
+    if (one.state.load(std::memory_order_acquire) != kMemberFree && one.pid.load() == pid &&
+        one.created_ns.load() > m.created_ns.load())
+      return Life::kDead;
   }
   const uint64_t now = sys::now_ns();
   if (m.replaced_ns.load() == 0) m.replaced_ns.store(now);
   return now - m.replaced_ns.load() < kReplacedNs ? Life::kEnding : Life::kDead;
 }
 
-// The children of a dead member read what it could read: its parent, if there is one, keeps that for them now. The epoch first: it
-// counts for the new parent only.
+// The children of a dead member read what it could read: its parent, if there is one, keeps that for them now. The
+// epoch first: it counts for the new parent only.
 void Account::hand_up_children(unsigned index) {
   const AccountMember& dead = shared_->members[index];
   const uint32_t high = members_used();
@@ -473,7 +504,8 @@ void Account::hand_up_children(unsigned index) {
   }
 }
 
-// pre: the account's lock is held. The reaper may be killed at any line; the next holder of the lock does all of it again.
+// pre: the account's lock is held. The reaper may be killed at any line; the next holder of the lock does all of it
+// again.
 void Account::reap(unsigned index) {
   AccountMember& m = shared_->members[index];
   uint32_t reaping = shared_->reaping.load();
@@ -481,20 +513,23 @@ void Account::reap(unsigned index) {
     reaping = (index + 1) << 2 | shared_->used_pages.mark() << 1 | shared_->lun_used_bytes.mark();
     shared_->reaping.store(reaping, std::memory_order_release);
   } else {
-    (void)pthread_mutex_trylock(&m.alive);   // the killed reaper held it
+    (void)pthread_mutex_trylock(&m.alive);  // the killed reaper held it
   }
   if (MemberPages::in_hand(m.pages.raw())) shared_->unsettled.store(1, std::memory_order_release);
-  (void)lower_shared(m.pages.value() - m.fixed.load());   // its relatives may share what it had
+  (void)lower_shared(m.pages.value() - m.fixed.load());  // its relatives may share what it had
   shared_->used_pages.subtract_once(m.pages.value(), reaping >> 1 & 1);
   shared_->lun_used_bytes.subtract_once(m.lun_bytes.load(), reaping & 1);
-  // Its descendants still read what it had written: one of them, the successor, takes its pieces over for all. It is unlinked last.
+  // Its descendants still read what it had written: one of them, the successor, takes its pieces over for all. It is
+  // unlinked last.
   uint32_t successor = 0;
   const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     AccountMember& one = shared_->members[i];
     if (i == index || one.state.load(std::memory_order_acquire) == 0 || one.inherits_from.load() != index + 1) continue;
-    if (successor == 0) successor = i + 1;
-    else one.inherits_from.store(successor);
+    if (successor == 0)
+      successor = i + 1;
+    else
+      one.inherits_from.store(successor);
   }
   for (auto& owner : shared_->carve_owner) {
     uint16_t dead = static_cast<uint16_t>(index + 1);
@@ -512,8 +547,9 @@ void Account::reap(unsigned index) {
   shared_->reaping.store(0, std::memory_order_release);
 }
 
-// pre: the account's lock is held. Members were killed in the middle of a change: the sums exceed what the living hold. Adds the members
-// up while no change is in hand and none begins; else the next sweep does, which comes soon while DRAM is short.
+// pre: the account's lock is held. Members were killed in the middle of a change: the sums exceed what the living hold.
+// Adds the members up while no change is in hand and none begins; else the next sweep does, which comes soon while DRAM
+// is short.
 void Account::settle_sums() {
   if (shared_->unsettled.load(std::memory_order_acquire) == 0) return;
   struct Total {
@@ -537,7 +573,8 @@ void Account::settle_sums() {
   };
   for (unsigned attempt = 0; attempt < 64; ++attempt) {
     const Total before = add_up();
-    const int64_t pages = shared_->used_pages.value() - before.pages, bytes = shared_->lun_used_bytes.value() - before.lun_bytes;
+    const int64_t pages = shared_->used_pages.value() - before.pages,
+                  bytes = shared_->lun_used_bytes.value() - before.lun_bytes;
     const Total after = add_up();
     if (before.in_hand || after.in_hand || before.changes != after.changes || before.pages != after.pages) continue;
     if (pages > 0) shared_->used_pages.add(-pages);
@@ -558,7 +595,8 @@ bool Account::sweep(uint32_t* oldest_child) {
     const Life life = life_of(m);
     if (life == Life::kEnding) settled = false;
     // Not if its housekeeping thread has just come to hold it.
-    else if (life == Life::kDead && pthread_mutex_trylock(&m.alive) != EBUSY) reap(i);
+    else if (life == Life::kDead && pthread_mutex_trylock(&m.alive) != EBUSY)
+      reap(i);
   }
   settle_sums();
   // When all are reaped: they hand children up.
@@ -582,15 +620,17 @@ bool Account::child_lives(uint32_t fork_epoch) const {
   const uint32_t high = members_used();
   for (unsigned i = 0; i < high; ++i) {
     const AccountMember& m = shared_->members[i];
-    if (m.state.load(std::memory_order_acquire) != 0 && m.parent.load() == member_ + 1 && m.fork_epoch.load() == fork_epoch) return true;
+    if (m.state.load(std::memory_order_acquire) != 0 && m.parent.load() == member_ + 1 &&
+        m.fork_epoch.load() == fork_epoch)
+      return true;
   }
   return false;
 }
 
-// A robust mutex is a futex: the owner's thread id, and what the kernel sets when it ends. The kernel wakes us only when the word says
-// that a thread waits, as the slow path of pthread_mutex_lock would write.
+// A robust mutex is a futex: the owner's thread id, and what the kernel sets when it ends. The kernel wakes us only
+// when the word says that a thread waits, as the slow path of pthread_mutex_lock would write.
 unsigned Account::child_words(sys::FutexWait* out, unsigned max, bool* unsure) {
-  constexpr uint32_t kWaiters = 0x80000000u, kOwnerDied = 0x40000000u, kOwner = 0x3fffffffu;   // linux/futex.h
+  constexpr uint32_t kWaiters = 0x80000000u, kOwnerDied = 0x40000000u, kOwner = 0x3fffffffu;  // linux/futex.h
   unsigned n = 0;
   *unsure = false;
   const uint32_t high = members_used();
@@ -600,9 +640,12 @@ unsigned Account::child_words(sys::FutexWait* out, unsigned max, bool* unsure) {
     if (now == 0 || i == member_ || m.parent.load() != member_ + 1) continue;
     auto* word = reinterpret_cast<std::atomic<uint32_t>*>(&m.alive.__data.__lock);
     uint32_t seen = word->load(std::memory_order_acquire);
-    while ((seen & kOwner) != 0 && (seen & (kWaiters | kOwnerDied)) == 0 && !word->compare_exchange_weak(seen, seen | kWaiters)) {}
-    if (now != 2 || n == max || (seen & kOwnerDied) != 0 || (seen & kOwner) == 0) *unsure = true;
-    else out[n++] = {word, seen | kWaiters};
+    while ((seen & kOwner) != 0 && (seen & (kWaiters | kOwnerDied)) == 0 &&
+           !word->compare_exchange_weak(seen, seen | kWaiters)) {}
+    if (now != 2 || n == max || (seen & kOwnerDied) != 0 || (seen & kOwner) == 0)
+      *unsure = true;
+    else
+      out[n++] = {word, seen | kWaiters};
   }
   return n;
 }
@@ -631,8 +674,9 @@ void Account::uncarve(int first, unsigned pieces) {
 
 void Account::dump(int fd) const {
   char line[160];
-  size_t n = format_to(line, sizeof line, "account: cap %ld pages, used %ld, shared %ld, own %ld, lun %ld of %ld bytes\n",
-                       cap_pages(), shared_->used_pages.value(), shared_pages(), own_pages(), shared_->lun_used_bytes.value(), lun_cap());
+  size_t n = format_to(
+      line, sizeof line, "account: cap %ld pages, used %ld, shared %ld, own %ld, lun %ld of %ld bytes\n", cap_pages(),
+      shared_->used_pages.value(), shared_pages(), own_pages(), shared_->lun_used_bytes.value(), lun_cap());
   (void)sys::write_to_program(fd, line, n);
 }
 

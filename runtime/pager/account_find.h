@@ -1,9 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0
-// Finds the memory of the tree's account. `lunar run` hands it down as an open descriptor and names it in LUNAR_ACCOUNT, as NUMBER:DEVICE:INODE
-// of a memfd. Programs close descriptors that they do not know (Python's subprocess, daemons). The preload library keeps libc's calls off this
-// one; a process that closed it by a raw system call searches /proc/PID/fd of others of the tree, which still have it.
-// A process that does not find it gets no budget of its own: the tree would pass its cap.
-// Threading: at the start of a process, one thread. Allocates nothing.
+// SPDX-License-Identifier: Apache-2.0 Finds the memory of the tree's account. `lunar run` hands it down as an open
+// descriptor and names it in LUNAR_ACCOUNT, as NUMBER:DEVICE:INODE of a memfd. Programs close descriptors that they do
+// not know (Python's subprocess, daemons). The preload library keeps libc's calls off this one; a process that closed
+// it by a raw system call searches /proc/PID/fd of others of the tree, which still have it. A process that does not
+// find it gets no budget of its own: the tree would pass its cap. Threading: at the start of a process, one thread.
+// Allocates nothing.
 #pragma once
 #include "base/error.h"
 
@@ -12,7 +12,7 @@ namespace lunar {
 // The descriptor, in the program's table and inherited by exec, or -errno with *why. text: the value of LUNAR_ACCOUNT.
 [[nodiscard]] int account_find(const char* text, size_t bytes, ErrorText* why);
 
-int account_number();   // -1: none
+int account_number();  // -1: none
 
 // The calls that close descriptors pass over this number: true when it is the account's now.
 bool account_is(int fd);

@@ -30,8 +30,8 @@
 namespace lunar {
 namespace {
 
-constexpr int64_t kSmallPagesMax = 512;       // a process with less stays plain though the tree is full
-constexpr unsigned kSmallWaitMs = 50;         // for active processes to make room for it
+constexpr int64_t kSmallPagesMax = 512;  // a process with less stays plain though the tree is full
+constexpr unsigned kSmallWaitMs = 50;    // for active processes to make room for it
 constexpr uint64_t kRetryNs = 100000000;
 
 bool huge_pages_always() {
@@ -45,9 +45,11 @@ uint64_t chunk_size(const Region& region, uint64_t chunk) {
   return left < kChunkPages ? left : kChunkPages;
 }
 
-// Whether only committed pages can be populated: in strict regions, where the rest is inaccessible, and without huge pages.
+// Whether only committed pages can be populated: in strict regions, where the rest is inaccessible, and without huge
+// pages.
 bool charged_exactly(const PagerState& state, const Region& region) {
-  return (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0 || !(state.thp_always || region.huge.load(std::memory_order_relaxed));
+  return (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0 ||
+         !(state.thp_always || region.huge.load(std::memory_order_relaxed));
 }
 
 bool charged_on_touch(const Region& region) { return (region.flags & kRegionChargeOnTouch) != 0; }
@@ -61,8 +63,10 @@ int64_t count_committed(const PagerState& state, Region& region, uint64_t first,
     const uint64_t next = (chunk + 1) * kChunkPages < end ? (chunk + 1) * kChunkPages : end;
     const int32_t part = static_cast<int32_t>(next - at) * sign;
     const int32_t before = region.chunk_committed[chunk].fetch_add(part, std::memory_order_relaxed);
-    if (exactly) change += part;
-    else if ((before == 0) != (before + part == 0)) change += sign * static_cast<int64_t>(chunk_size(region, chunk));
+    if (exactly)
+      change += part;
+    else if ((before == 0) != (before + part == 0))
+      change += sign * static_cast<int64_t>(chunk_size(region, chunk));
     at = next;
   }
   return change;
@@ -70,7 +74,7 @@ int64_t count_committed(const PagerState& state, Region& region, uint64_t first,
 
 bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
   Account& account = state.account;
-  const int64_t pages = own * (1 + state.plain_forks);   // children about to be forked will have the same
+  const int64_t pages = own * (1 + state.plain_forks);  // children about to be forked will have the same
   const int64_t cap = account.cap_pages();
   if (state.options.arm_at != 0)
     return committed_bytes <= state.options.arm_at && account.take_plain(pages, cap - kKeepFreePages);
@@ -88,7 +92,8 @@ bool may_stay_plain(PagerState& state, int64_t own, uint64_t committed_bytes) {
 }  // namespace
 
 void keep_own_files() {
-  for (const sys::OwnFile file : {sys::OwnFile::kPagemap, sys::OwnFile::kMemory}) sys::note_own_descriptor(sys::keep_own_file(file), true);
+  for (const sys::OwnFile file : {sys::OwnFile::kPagemap, sys::OwnFile::kMemory})
+    sys::note_own_descriptor(sys::keep_own_file(file), true);
 }
 
 void standby_open(PagerState& state, bool child) {
@@ -101,7 +106,7 @@ void standby_open(PagerState& state, bool child) {
   ErrorText unused;
   const int device = sys::uffd_keep_device(state.options.uffd_device);
   sys::note_own_descriptor(device, true);
-  if (state.uffd >= 0) {   // a parent's
+  if (state.uffd >= 0) {  // a parent's
     if (sys::is_userfaultfd(state.uffd)) sys::close_file(state.uffd);
     sys::note_own_descriptor(state.uffd, false);
     state.uffd = -1;
@@ -111,7 +116,8 @@ void standby_open(PagerState& state, bool child) {
 }
 
 void standby_descriptors(int* out, unsigned* count) {
-  for (const int fd : {sys::proc_directory(), sys::keep_own_file(sys::OwnFile::kPagemap), sys::keep_own_file(sys::OwnFile::kMemory)})
+  for (const int fd :
+       {sys::proc_directory(), sys::keep_own_file(sys::OwnFile::kPagemap), sys::keep_own_file(sys::OwnFile::kMemory)})
     if (fd >= 0) out[(*count)++] = fd;
 }
 
@@ -130,7 +136,7 @@ int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end
     return -EAGAIN;
   }
   state.plain_fork_pages += pages * state.plain_forks;
-  if (!charged_on_touch(region)) state.committed_before_activation.store(committed);   // LUN space is promised for that
+  if (!charged_on_touch(region)) state.committed_before_activation.store(committed);  // LUN space is promised for that
   return 0;
 }
 
@@ -206,7 +212,8 @@ int64_t adopt_present(PagerState& state, Region& region) {
   const uint64_t chunks = (region.table_pages.load() + kChunkPages - 1) / kChunkPages;
   for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
     if (region.chunk_used[chunk].load(std::memory_order_relaxed) == 0) continue;
-    const uint64_t at = chunk * kChunkPages, n = chunk_size(region, chunk);   // a huge page reaches beyond what is committed
+    // a huge page reaches beyond what is committed
+    const uint64_t at = chunk * kChunkPages, n = chunk_size(region, chunk);
     if (int rc = sys::present_pages(region.address_of(PageIndex(at)), n, present); rc < 0) return rc;
     int in_chunk = 0;
     const bool on_touch = charged_on_touch(region);
@@ -217,9 +224,10 @@ int64_t adopt_present(PagerState& state, Region& region) {
       if (present[i] == 0) continue;
       AtomicPageWord& word = region.words[at + i];
       PageWord seen = word.load(std::memory_order_relaxed);
-      if (seen.state() != PageState::kEmpty) continue;   // a handler was faster
+      if (seen.state() != PageState::kEmpty) continue;  // a handler was faster
       // It may be shared by a fork, or the kernel's zero page: the evictor makes it exclusive first.
-      const PageWord next = resident_word(seen, kNoSlot, state.own_lun, kHeatFault, shared_epoch()).with_charged(on_touch);
+      const PageWord next =
+          resident_word(seen, kNoSlot, state.own_lun, kHeatFault, shared_epoch()).with_charged(on_touch);
       if (word.compare_exchange_strong(seen, next, std::memory_order_acq_rel)) ++in_chunk;
     }
     if (on_touch) {
@@ -231,18 +239,21 @@ int64_t adopt_present(PagerState& state, Region& region) {
     count_resident(region, PageIndex(at), in_chunk);
     found += in_chunk;
   }
-  uint64_t reached = chunks * kChunkPages < region.pages ? chunks * kChunkPages : region.pages, now = region.table_pages.load();
+  uint64_t reached = chunks * kChunkPages < region.pages ? chunks * kChunkPages : region.pages,
+           now = region.table_pages.load();
   while (now < reached && !region.table_pages.compare_exchange_weak(now, reached)) {}
   return found;
 }
 
 void split_huge(PagerState& state, Region& region, uint64_t chunk) {
   const uint64_t first = chunk * kChunkPages, end = first + chunk_size(region, chunk);
-  // A page shared with a relative, or the kernel's huge zero page, cannot be split: first copy it to small pages of our own. Behind the
-  // copy-on-write gate there is no room for copies; such pages count as shared when they are dropped, and the split is retried.
+  // A page shared with a relative, or the kernel's huge zero page, cannot be split: first copy it to small pages of our
+  // own. Behind the copy-on-write gate there is no room for copies; such pages count as shared when they are dropped,
+  // and the split is retried.
   const bool gated = state.gate_used.load(std::memory_order_acquire);
   if (!gated) region.chunk_large[chunk].store(0, std::memory_order_relaxed);
-  // Seize the pages meanwhile: if the owner discarded a page between the check and the call, the call would populate it, unknown to the page table.
+  // Seize the pages meanwhile: if the owner discarded a page between the check and the call, the call would populate
+  // it, unknown to the page table.
   for (uint64_t p = first; !gated && p < end;) {
     PageWord was[kChunkPages];
     uint64_t from = p;
@@ -266,10 +277,11 @@ void activation_failure(PagerState& state, const ErrorText& why) {
   if (!state.activation_failed.exchange(true)) log_error("%s", why.text);
 }
 
-// Room for writes in flight and a second chance. More of them would be a longer second chance at the cost of resident pages (README).
+// Room for writes in flight and a second chance. More of them would be a longer second chance at the cost of resident
+// pages (README).
 uint32_t frame_count_for(int64_t cap) {
   int64_t frames = cap / 96;
-  const int64_t batches = cap / 16 < 8 * kBatchPages ? cap / 16 : 8 * kBatchPages;   // in a small budget too
+  const int64_t batches = cap / 16 < 8 * kBatchPages ? cap / 16 : 8 * kBatchPages;  // in a small budget too
   if (frames < batches) frames = batches;
   if (frames < 160) frames = 160;
   if (frames > 16384) frames = 16384;
@@ -283,12 +295,17 @@ OwnNeed own_need(const PagerState& state, bool first, int64_t room) {
   int64_t cap = whole / (first ? 1 : 8);
   if (cap > room) cap = room;
   const auto cpus = static_cast<unsigned>(sys::cpu_count()), nodes = static_cast<unsigned>(sys::numa_nodes());
-  unsigned handlers = state.options.handlers != 0 ? static_cast<unsigned>(state.options.handlers) : !first || room < whole / 2 ? 1 : cpus < 4 ? cpus : 4;
+  unsigned handlers = state.options.handlers != 0  ? static_cast<unsigned>(state.options.handlers)
+                      : !first || room < whole / 2 ? 1
+                      : cpus < 4                   ? cpus
+                                                   : 4;
   if (handlers * nodes > kHandlersMax) handlers = kHandlersMax / nodes;
   if (handlers == 0) handlers = 1;
   return {frame_count_for(cap), handlers * nodes, window_pages_for(cap)};
 }
 
-unsigned window_pages_for(int64_t cap) { return cap / 64 < 64 ? 64 : cap / 64 > 256 ? 256 : static_cast<unsigned>(cap / 64); }
+unsigned window_pages_for(int64_t cap) {
+  return cap / 64 < 64 ? 64 : cap / 64 > 256 ? 256 : static_cast<unsigned>(cap / 64);
+}
 
 }  // namespace lunar

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activation: how a process gets from plain memory to tiered memory.
 //
-//   plain    regions are ordinary anonymous memory: no userfaultfd, no service thread, huge pages as the kernel gives them. Committed
+//   plain    regions are ordinary anonymous memory: no userfaultfd, no service thread, huge pages as the kernel gives
+//            them. Committed
 //            memory is charged to the tree's account, as if all of it were resident
 //   active   the pager's threads run, regions are registered, every page has a state
 //
-// A process becomes active when a commit would take what the tree uses past 7/8 of the budget, less what its own frames and windows
-// need (`plain_limit`). Small processes stay plain beyond that, while active ones make room for them.
+// A process becomes active when a commit would take what the tree uses past 7/8 of the budget, less what its own frames
+// and windows need (`plain_limit`). Small processes stay plain beyond that, while active ones make room for them.
 //
-// Huge pages. Before activation a touch may populate a whole chunk (a huge page) of which only a part is committed: then a heap region
-// charges whole chunks. Activation adopts present memory page by page; the evictor splits the huge page before it evicts the first page
-// of such a chunk, as dropping a part of it would free nothing.
+// Huge pages. Before activation a touch may populate a whole chunk (a huge page) of which only a part is committed:
+// then a heap region charges whole chunks. Activation adopts present memory page by page; the evictor splits the huge
+// page before it evicts the first page of such a chunk, as dropping a part of it would free nothing.
 //
 // Threading: as each function says. Nothing here is for the fault path.
 #pragma once
@@ -21,12 +22,13 @@
 
 namespace lunar {
 
-// Opens in advance what activation may not get later, when the process has dropped rights, changed its root directory or installed a
-// seccomp filter: /proc, pagemap, /dev/userfaultfd (or a userfaultfd), a LUN file where the LUN is a directory. Best effort: the code
-// that needs them later reports. At start, and in a forked child that is not active (`child`), for itself.
+// Opens in advance what activation may not get later, when the process has dropped rights, changed its root directory
+// or installed a seccomp filter: /proc, pagemap, /dev/userfaultfd (or a userfaultfd), a LUN file where the LUN is a
+// directory. Best effort: the code that needs them later reports. At start, and in a forked child that is not active
+// (`child`), for itself.
 void standby_open(PagerState& state, bool child);
 void standby_lun(PagerState& state, bool child);
-void keep_own_files();   // those of /proc/self: each process for itself
+void keep_own_files();  // those of /proc/self: each process for itself
 // Those descriptors that service threads need too.
 void standby_descriptors(int* out, unsigned* count);
 
@@ -38,39 +40,44 @@ void plain_uncommit(PagerState& state, Region& region, uint64_t first, uint64_t 
 [[nodiscard]] bool plain_allow_huge(PagerState& state, Region& region);
 // The most that the tree may use before this process becomes active, in pages.
 int64_t plain_limit(const PagerState& state);
-// Before a fork: charges a child with as much memory as this process has, to this one, and what is committed until the fork's prepare handler
-// for both. False: that cannot be charged.
+// Before a fork: charges a child with as much memory as this process has, to this one, and what is committed until the
+// fork's prepare handler for both. False: that cannot be charged.
 bool plain_charge_fork(PagerState& state);
 // It was not forked in the end.
 void plain_uncharge_fork(PagerState& state);
-// In the prepare handler: the child's member, which takes that over; or -errno. A fork that was not checked is charged beyond the cap.
+// In the prepare handler: the child's member, which takes that over; or -errno. A fork that was not checked is charged
+// beyond the cap.
 [[nodiscard]] int plain_reserve_child(PagerState& state, uint64_t* ticket);
 
-// Before activating: reserves again what calls past us have unmapped of regions. The pager's own memory would be mapped there next.
+// Before activating: reserves again what calls past us have unmapped of regions. The pager's own memory would be mapped
+// there next.
 void close_holes(PagerState& state);
 
 // While activating: registers the region, and takes over the pages that are present. Their number, or -errno.
 [[nodiscard]] int64_t adopt_present(PagerState& state, Region& region);
 
-// The evictor: pages of this chunk can be freed one by one afterwards. May fault (on pages that are discarded meanwhile).
+// The evictor: pages of this chunk can be freed one by one afterwards. May fault (on pages that are discarded
+// meanwhile).
 void split_huge(PagerState& state, Region& region, uint64_t chunk);
 
 // A failed activation: one log line a process, and no other attempt for a while.
 void activation_failure(PagerState& state, const ErrorText& why);
 
 uint32_t frame_count_for(int64_t cap);
-unsigned window_pages_for(int64_t cap);   // of a handler
-// DRAM that must be free of frames, windows and tables when a process has become active, to work with; and before, with its own least.
+unsigned window_pages_for(int64_t cap);  // of a handler
+// DRAM that must be free of frames, windows and tables when a process has become active, to work with; and before, with
+// its own least.
 constexpr int64_t kWorkRoom = 416;
 constexpr int64_t kFixedRoom = kWorkRoom + 352;
 
 // What a process that becomes active takes for itself, but for its tables.
 struct OwnNeed {
   uint32_t frames;
-  unsigned handlers, window;   // of the first handler of each node; others may have half
+  unsigned handlers, window;  // of the first handler of each node; others may have half
   int64_t pages() const;
 };
-// first: alone in its tree. `room`: what of the cap is not fixed. A forked child, or a process that is not alone, needs an eighth of the first one's.
+// first: alone in its tree. `room`: what of the cap is not fixed. A forked child, or a process that is not alone, needs
+// an eighth of the first one's.
 OwnNeed own_need(const PagerState& state, bool first, int64_t room);
 
 }  // namespace lunar

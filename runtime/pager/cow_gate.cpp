@@ -12,9 +12,9 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kCloseChunks = 128;   // at most in one call: the address space is locked meanwhile
-constexpr unsigned kLiftMax = 64;        // pages lifted at once
-constexpr int64_t kLiftShare = 256;      // one more page for each so many free ones
+constexpr uint64_t kCloseChunks = 128;  // at most in one call: the address space is locked meanwhile
+constexpr unsigned kLiftMax = 64;       // pages lifted at once
+constexpr int64_t kLiftShare = 256;     // one more page for each so many free ones
 
 int protect(PagerState& state, void* address, size_t bytes) {
   int rc;
@@ -38,7 +38,8 @@ void close_pages(PagerState& state, char* from, uint64_t bytes) {
 }
 
 void unlock_page(PagerState& state, Region& region, uint64_t page, PageWord word) {
-  if (page_unlock(region.words[page], word)) (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size);
+  if (page_unlock(region.words[page], word))
+    (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page)), state.page_size);
 }
 
 // How many of them a relative maps too.
@@ -67,7 +68,8 @@ void gate_close(PagerState& state) {
         continue;
       }
       uint64_t last = end * kChunkPages < region->pages ? end * kChunkPages : region->pages;
-      close_pages(state, region->address_of(PageIndex(chunk * kChunkPages)), (last - chunk * kChunkPages) << state.page_shift);
+      close_pages(state, region->address_of(PageIndex(chunk * kChunkPages)),
+                  (last - chunk * kChunkPages) << state.page_shift);
       chunk = end;
     }
   }
@@ -80,14 +82,17 @@ Lift gate_lift(Region& region, PageIndex page, int pagemap, bool force) {
   for (;;) {
     was[0] = word.load(std::memory_order_acquire);
     if (was[0].state() == PageState::kBusy) {
-      if (was[0].waiter() || word.compare_exchange_strong(was[0], was[0].with_waiter(), std::memory_order_acq_rel)) return Lift::kBusy;
+      if (was[0].waiter() || word.compare_exchange_strong(was[0], was[0].with_waiter(), std::memory_order_acq_rel))
+        return Lift::kBusy;
       continue;
     }
     if (was[0].state() != PageState::kResident) return Lift::kNotThere;
     if (page_lock(word, was[0])) break;
   }
   int64_t spare = state.account.free_pages() / kLiftShare;
-  unsigned want = force || spare < 1 ? 1 : spare > kLiftMax || state.account.shared_pages() == 0 ? kLiftMax : static_cast<unsigned>(spare);
+  unsigned want = force || spare < 1                                      ? 1
+                  : spare > kLiftMax || state.account.shared_pages() == 0 ? kLiftMax
+                                                                          : static_cast<unsigned>(spare);
   unsigned count = 1;
   for (; count < want && page.value + count < region.pages; ++count) {
     was[count] = region.words[page.value + count].load(std::memory_order_acquire);

@@ -50,7 +50,8 @@ void descriptors_put_back(PagerState& state) {
     const int fetched = fetch_from_housekeeping(state, lun, i);
     if (fetched < 0) continue;
     // The lowest free number from there on: its own, unless the program was faster.
-    const auto put = static_cast<int>(sys::control_file(fetched, F_DUPFD_CLOEXEC, reinterpret_cast<void*>(static_cast<intptr_t>(number))));
+    const auto put = static_cast<int>(
+        sys::control_file(fetched, F_DUPFD_CLOEXEC, reinterpret_cast<void*>(static_cast<intptr_t>(number))));
     if (put >= 0 && put != number) sys::close_file(put);
     // A child inherits this one, and may outlive the service threads that hold the first.
     if (put == number && state.devices[lun]->share_lock(i, put) < 0) sys::close_file(put);
@@ -65,15 +66,17 @@ int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, E
   if (device->fd_count() > kDeviceFdsMax) {
     const unsigned count = device->fd_count();
     device_close(device);
-    return why->set(-E2BIG, "LUN %s: %u descriptors (two a device node), %u is the limit; give fewer devices", state.options.lun, count, kDeviceFdsMax);
+    return why->set(-E2BIG, "LUN %s: %u descriptors (two a device node), %u is the limit; give fewer devices",
+                    state.options.lun, count, kDeviceFdsMax);
   }
   for (unsigned i = 0; i < device->fd_count(); ++i) {
     device->reopen(i, sys::move_high(device->fd(i)));
     sys::note_own_descriptor(device->fd(i), true);
-    struct stat status {};
+    struct stat status{};
     (void)!sys::file_status(device->fd(i), &status);
     const long flags = sys::control_file(device->fd(i), F_GETFL, nullptr);
-    state.device_ids[lun][i] = {status.st_dev, status.st_ino, flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
+    state.device_ids[lun][i] = {status.st_dev, status.st_ino,
+                                flags > 0 ? static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) : O_RDWR};
   }
   state.devices[lun] = device;
   return 0;
@@ -97,7 +100,8 @@ void forget_device(PagerState& state, unsigned lun) {
   unsigned same = 0;
   for (const Device* one : state.devices) same += one == device;
   for (unsigned i = 0; device != nullptr && same == 1 && i < device->fd_count(); ++i) {
-    if (!is_device(state, lun, i, device->fd(i))) continue;   // the program has closed it, and may have another there now
+    // the program has closed it, and may have another there now
+    if (!is_device(state, lun, i, device->fd(i))) continue;
     sys::note_own_descriptor(device->fd(i), false);
     sys::close_file(device->fd(i));
   }

@@ -28,12 +28,13 @@ void dump_region(int fd, const Region& region) {
     ++in_state[static_cast<unsigned>(word.state())];
     if (word.state() == PageState::kBusy && shown++ < 8) {
       size_t n = format_to(line, sizeof line, "  busy page %p (was %s, waiter %d, index %u)\n",
-                           static_cast<const void*>(region.address_of(PageIndex(i))), kStateNames[static_cast<unsigned>(word.previous())],
-                           word.waiter(), word.index());
+                           static_cast<const void*>(region.address_of(PageIndex(i))),
+                           kStateNames[static_cast<unsigned>(word.previous())], word.waiter(), word.index());
       say(fd, line, n);
     }
   }
-  size_t n = format_to(line, sizeof line, "region %p: %lu of %lu pages used, committed %lu:", static_cast<const void*>(region.base), end,
+  size_t n = format_to(line, sizeof line,
+                       "region %p: %lu of %lu pages used, committed %lu:", static_cast<const void*>(region.base), end,
                        region.pages, region.committed_pages.load());
   say(fd, line, n);
   for (unsigned s = 0; s < 8; ++s) {
@@ -49,9 +50,10 @@ void dump_region(int fd, const Region& region) {
 void pager_dump(int fd) {
   auto& state = pager_state();
   char line[256];
-  size_t n = format_to(line, sizeof line, "pager: %s, generation %u, fork epoch %u, oldest child %u, deferred slots %lu, may pin %d\n",
-                       pager_active() ? "active" : "not active", state.generation, state.fork_epoch.load(), state.oldest_child.load(),
-                       deferred_slot_count(), state.may_pin.load());
+  size_t n = format_to(line, sizeof line,
+                       "pager: %s, generation %u, fork epoch %u, oldest child %u, deferred slots %lu, may pin %d\n",
+                       pager_active() ? "active" : "not active", state.generation, state.fork_epoch.load(),
+                       state.oldest_child.load(), deferred_slot_count(), state.may_pin.load());
   say(fd, line, n);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) dump_region(fd, *state.regions.sorted[i].load());
   if (!pager_active()) return;
@@ -59,9 +61,11 @@ void pager_dump(int fd) {
   state.evictor->dump(fd);
   for (unsigned i = 0; i < state.handler_count; ++i) state.handlers[i]->dump(fd);
   auto& c = counters();
-  n = format_to(line, sizeof line, "counts: faults %lu zero %lu major %lu second %lu evictions %lu waits %lu duplicates %lu errors %lu/%lu\n",
-                c.faults.get(), c.zero_fills.get(), c.major_faults.get(), c.second_chances.get(), c.evictions.get(), c.budget_waits.get(),
-                c.duplicates.get(), c.read_errors.get(), c.write_errors.get());
+  n = format_to(
+      line, sizeof line,
+      "counts: faults %lu zero %lu major %lu second %lu evictions %lu waits %lu duplicates %lu errors %lu/%lu\n",
+      c.faults.get(), c.zero_fills.get(), c.major_faults.get(), c.second_chances.get(), c.evictions.get(),
+      c.budget_waits.get(), c.duplicates.get(), c.read_errors.get(), c.write_errors.get());
   say(fd, line, n);
 }
 
@@ -75,7 +79,7 @@ struct Tally {
 
   void check(bool fact, const char* what, const void* where, int64_t found, int64_t expected) {
     if (fact) return;
-    if (good) log_error("validate: %s at %p: %ld, expected %ld", what, where, found, expected);   // the first one tells
+    if (good) log_error("validate: %s at %p: %ld, expected %ld", what, where, found, expected);  // the first one tells
     good = false;
   }
   void walk(PagerState& state, Region& region);
@@ -97,8 +101,10 @@ void Tally::walk(PagerState& state, Region& region) {
       if (s == PageState::kEvicted || s == PageState::kInFrame) ++evicted;
       check(s != PageState::kBusy, "a busy page", page, static_cast<int64_t>(word.previous()), -1);
       if (s != PageState::kPoisoned && s != PageState::kGone && s != PageState::kGuard)
-        check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page, present[k], static_cast<int64_t>(s));
-      if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.own_lun) ++slots;
+        check((s == PageState::kResident) == (present[k] != 0), "present, by its state", page, present[k],
+              static_cast<int64_t>(s));
+      if ((s == PageState::kResident || s == PageState::kEvicted) && word.has_slot() && word.lun() == state.own_lun)
+        ++slots;
       if (s == PageState::kInFrame) {
         const Frame& frame = state.frames.at(word.index());
         if (frame.lun == state.own_lun && frame.slot != kNoSlot) ++slots;
@@ -118,13 +124,16 @@ bool pager_validate() {
   state.evictor->pause();
   Tally tally;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) tally.walk(state, *state.regions.sorted[i].load());
-  tally.check(tally.resident == counters().resident.load(), "resident pages", nullptr, counters().resident.load(), tally.resident);
-  tally.check(tally.evicted == counters().evicted.load(), "evicted pages", nullptr, counters().evicted.load(), tally.evicted);
+  tally.check(tally.resident == counters().resident.load(), "resident pages", nullptr, counters().resident.load(),
+              tally.resident);
+  tally.check(tally.evicted == counters().evicted.load(), "evicted pages", nullptr, counters().evicted.load(),
+              tally.evicted);
   if (state.lun_ready.load()) {
     const SlotAllocator& lun = state.luns[state.own_lun];
     tally.check(lun.validate(), "the LUN's bitmap", nullptr, 0, 0);
     if (state.oldest_child.load() == 0 && deferred_slot_count() == 0)
-      tally.check(tally.slots == lun.used_slots(), "slots in use", nullptr, static_cast<int64_t>(lun.used_slots()), static_cast<int64_t>(tally.slots));
+      tally.check(tally.slots == lun.used_slots(), "slots in use", nullptr, static_cast<int64_t>(lun.used_slots()),
+                  static_cast<int64_t>(tally.slots));
   }
   state.evictor->resume();
   return tally.good;

@@ -15,8 +15,10 @@ bool EventGate::installing() const {
 bool EventGate::begin_read(int uffd) {
   for (unsigned spins = 0; reading_.exchange(true, std::memory_order_seq_cst);)
     while (reading_.load(std::memory_order_relaxed))
-      if (++spins > kSpinsMax) return false;
-      else sys::cpu_relax();
+      if (++spins > kSpinsMax)
+        return false;
+      else
+        sys::cpu_relax();
   // Nothing can be installed while an event is unread: waiting here delays only the event.
   while (installing() && sys::uffd_event_unread(uffd)) sys::yield_cpu();
   return true;

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeps two things apart: pages being installed or dropped, and events of the userfaultfd (unmapped.h) being read.
 //
-// A call that unmaps or moves tiered memory past us continues once its event has been read, and from then on the kernel accepts
-// UFFDIO_COPY again. An install that found nothing noted for its place, but reaches the kernel only then, would put old content into
-// memory that has been moved there; a drop would remove what the program has written to its own map in our place. So what they looked
-// up must stay true until the kernel has acted: no event is read in between.
+// A call that unmaps or moves tiered memory past us continues once its event has been read, and from then on the kernel
+// accepts UFFDIO_COPY again. An install that found nothing noted for its place, but reaches the kernel only then, would
+// put old content into memory that has been moved there; a drop would remove what the program has written to its own
+// map in our place. So what they looked up must stay true until the kernel has acted: no event is read in between.
 //
 //   install   enter ─ look for a note ─ UFFDIO_COPY, drop ─ leave  many at a time; a count a shard, nearly always of its own cache line
 //   read      begin ─ read ─ note what it tells ─ end              waits for installs under way if an event is there to be read
 //
-// One thread reads at a time, so that notes keep the order of the events: a mremap brings two (moved, unmapped), and an unmap that is
-// settled first drops what the move is to bring along. That wait is short: between a read and its notes nothing can be installed anyway.
+// One thread reads at a time, so that notes keep the order of the events: a mremap brings two (moved, unmapped), and an
+// unmap that is settled first drops what the move is to bring along. That wait is short: between a read and its notes
+// nothing can be installed anyway.
 //
-// A reader whose queue holds only faults does not wait: a thread that lost its CPU in the middle of an install must not stop faults.
+// A reader whose queue holds only faults does not wait: a thread that lost its CPU in the middle of an install must not
+// stop faults.
 //
-// Threading: any. Neither side allocates. Both give up (EAGAIN, false) rather than wait for a reader that has lost its CPU.
+// Threading: any. Neither side allocates. Both give up (EAGAIN, false) rather than wait for a reader that has lost its
+// CPU.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -27,7 +30,8 @@ class EventGate {
  public:
   // The shard entered, or -1: events are being read. Try again, as when the kernel answers EAGAIN.
   [[nodiscard]] int enter() {
-    const int shard = static_cast<int>(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) >> 16) & (kShards - 1);   // a stack, a shard
+    // a stack, a shard
+    const int shard = static_cast<int>(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) >> 16) & (kShards - 1);
     for (unsigned spins = 0; spins < kSpinsMax; ++spins) {
       installs_[shard].count.fetch_add(1, std::memory_order_seq_cst);
       if (!reading_.load(std::memory_order_seq_cst)) return shard;
@@ -56,7 +60,7 @@ class EventGate {
 
  private:
   static constexpr int kShards = 16;
-  static constexpr unsigned kSpinsMax = 400;   // some microseconds: a read takes one
+  static constexpr unsigned kSpinsMax = 400;  // some microseconds: a read takes one
   bool installing() const;
 
   struct alignas(64) Shard {

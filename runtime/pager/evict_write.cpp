@@ -1,9 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0
-// The second half of an eviction: sorts captured pages into zero, clean and dirty ones, writes the dirty ones to slots in runs, and takes
-// frames back. Threading: the evictor's thread only. No allocation.
+// SPDX-License-Identifier: Apache-2.0 The second half of an eviction: sorts captured pages into zero, clean and dirty
+// ones, writes the dirty ones to slots in runs, and takes frames back. Threading: the evictor's thread only. No
+// allocation.
 //
-// A failed write retires its slot and is retried on another one, three times; then the page goes back to DRAM. The page's word never
-// becomes kEvicted before its write has succeeded: frames become reusable only as kClean.
+// A failed write retires its slot and is retried on another one, three times; then the page goes back to DRAM. The
+// page's word never becomes kEvicted before its write has succeeded: frames become reusable only as kClean.
 #include <errno.h>
 
 #include "base/error.h"
@@ -43,12 +43,13 @@ void Evictor::settle() {
       continue;
     }
     frames_.put_free(victim.frame);
-    keep(victim, victim.stuck ? kHeatHot : 0);   // locked, pinned: left alone for a while
+    keep(victim, victim.stuck ? kHeatHot : 0);  // locked, pinned: left alone for a while
   }
   counters().evictions.add(static_cast<uint64_t>(dropped));
   int64_t tick = state.account.own_pages() / kTicksPerBudget;
   if (tick < 1) tick = 1;
-  for (since_tick_ += dropped; since_tick_ >= tick; since_tick_ -= tick) state.eviction_time.fetch_add(1, std::memory_order_relaxed);
+  for (since_tick_ += dropped; since_tick_ >= tick; since_tick_ -= tick)
+    state.eviction_time.fetch_add(1, std::memory_order_relaxed);
   state.account.give_maybe_shared(maybe_shared);
   state.account.give(dropped - maybe_shared);
   hand_over_room(false);
@@ -68,8 +69,12 @@ void Evictor::decide(Victim& victim) {
     uncharge_touched(*victim.region, was);
     frames_.put_free(victim.frame);
     counters().evicted_zero.add();
-    PageWord next = was.with_state(victim.guard ? PageState::kGuard : PageState::kEmpty).with_slot(kNoSlot).with_heat(0).with_charged(false);
-    if (page_unlock(word, next)) (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
+    PageWord next = was.with_state(victim.guard ? PageState::kGuard : PageState::kEmpty)
+                        .with_slot(kNoSlot)
+                        .with_heat(0)
+                        .with_charged(false);
+    if (page_unlock(word, next))
+      (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
     return;
   }
   uint64_t hash = page_hash(content);
@@ -77,7 +82,9 @@ void Evictor::decide(Victim& victim) {
   Frame& frame = frames_.at(victim.frame);
   frame.word.store(&word, std::memory_order_release);
   frame.attempts = 0;
-  PageWord next = was.with_state(PageState::kInFrame).with_index(victim.frame).with_epoch(state.eviction_time.load(std::memory_order_relaxed));
+  PageWord next = was.with_state(PageState::kInFrame)
+                      .with_index(victim.frame)
+                      .with_epoch(state.eviction_time.load(std::memory_order_relaxed));
   if (was.has_slot() && victim.region->hashes[victim.page.value] == hash) {
     frame.slot = was.slot();
     frame.lun = static_cast<uint8_t>(was.lun());
@@ -92,7 +99,8 @@ void Evictor::decide(Victim& victim) {
     frame.state.store(FrameState::kWriting, std::memory_order_release);
     dirty_[dirty_count_++] = victim.frame;
   }
-  if (page_unlock(word, next)) (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
+  if (page_unlock(word, next))
+    (void)sys::uffd_wake(state.uffd, victim.region->address_of(victim.page), state.page_size);
 }
 
 // A thread faulted on the page while it was being taken: give it back at once.
@@ -110,7 +118,8 @@ bool Evictor::install_for_waiter(Victim& victim, PageWord was) {
   counters().second_chances.add();
   frames_.put_free(victim.frame);
   PageWord next = resident_word(was, was.slot(), was.lun(), kHeatSecondChance, epoch);
-  if (page_unlock(victim.region->words[victim.page.value], next)) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+  if (page_unlock(victim.region->words[victim.page.value], next))
+    (void)sys::uffd_wake(state.uffd, address, state.page_size);
   return true;
 }
 
@@ -124,7 +133,8 @@ bool Evictor::attach_context() {
   if (rc == 0) rc = state.devices[state.own_lun]->attach(options, &context_);
   if (rc < 0) {
     context_ = nullptr;
-    fatal("evictor: the LUN cannot be opened for writing (%s %s); cold pages have nowhere to go", errno_name(rc), errno_text(rc));
+    fatal("evictor: the LUN cannot be opened for writing (%s %s); cold pages have nowhere to go", errno_name(rc),
+          errno_text(rc));
   }
   return true;
 }
@@ -148,7 +158,7 @@ void Evictor::write_out() {
   for (; done < dirty_count_; ++done) {
     if (!lun_full_said_) log_warning("the LUN is full; pages stay in DRAM");
     lun_full_said_ = true;
-    housekeeping_wake(kHousekeepingSweep);   // children that held slots may be gone
+    housekeeping_wake(kHousekeepingSweep);  // children that held slots may be gone
     finish_frame(dirty_[done], false);
   }
   dirty_count_ = 0;
@@ -205,7 +215,8 @@ void Evictor::finish_write(const Response& response) {
   } else {
     counters().write_errors.add();
     log_warning("write of %u pages at slot %u of %s failed (%s); trying other slots", op.count, op.first.value,
-                state.devices[state.own_lun]->name(), result < 0 ? errno_name(static_cast<int>(result)) : "short write");
+                state.devices[state.own_lun]->name(),
+                result < 0 ? errno_name(static_cast<int>(result)) : "short write");
   }
   unsigned count = op.count;
   uint32_t ids[kBatchPages];
@@ -233,8 +244,10 @@ void Evictor::finish_frame(uint32_t id, bool ok) {
   }
   // kAbandoned: the page left while its write was in flight.
   if (frame.slot != kNoSlot) {
-    if (ok) lun.release(frame.slot);
-    else lun.retire(frame.slot);
+    if (ok)
+      lun.release(frame.slot);
+    else
+      lun.retire(frame.slot);
   }
   frames_.put_free(id);
 }
@@ -264,12 +277,12 @@ void Evictor::rewrite_failed(bool must) {
     if (taken && must) state.account.take_always(1);
     if (!taken || !page_lock(word, seen)) {
       if (taken) state.account.give(1);
-      failed_[failed_count_++] = ids[i];   // busy, or no DRAM to go back to: it stays in its frame for now
+      failed_[failed_count_++] = ids[i];  // busy, or no DRAM to go back to: it stays in its frame for now
       frame.attempts = 2;
       continue;
     }
     PageIndex page(0);
-    Region* region = state.regions.find_word(&word, &page);   // it stays: the page is ours
+    Region* region = state.regions.find_word(&word, &page);  // it stays: the page is ours
     LUNAR_CHECK(region != nullptr, "a frame's page is in no region");
     uint16_t epoch = exclusive_epoch();
     int64_t rc = install_pages(region->address_of(page), frames_.memory(ids[i]), state.page_size);
@@ -287,16 +300,19 @@ void Evictor::rewrite_failed(bool must) {
   }
 }
 
-// Waits for all writes (fork, pause, evict_range). `for_fork`: also until no page is in a frame only, as a child has none of our frames.
-// Pages without a slot after some rounds go back to DRAM, even beyond the budget: at most as many as there are frames.
+// Waits for all writes (fork, pause, evict_range). `for_fork`: also until no page is in a frame only, as a child has
+// none of our frames. Pages without a slot after some rounds go back to DRAM, even beyond the budget: at most as many
+// as there are frames.
 void Evictor::drain(bool for_fork) {
   constexpr int kTries = 16;
   for (int rounds = 0; rounds < 100000; ++rounds) {
     if (failed_count_ != 0 && (rounds < kTries || for_fork)) rewrite_failed(rounds >= kTries);
     const bool in_flight = context_ != nullptr && context_->in_flight() != 0;
     if (!in_flight && (failed_count_ == 0 || !for_fork)) break;
-    if (in_flight) (void)reap(true);
-    else sys::yield_cpu();
+    if (in_flight)
+      (void)reap(true);
+    else
+      sys::yield_cpu();
   }
 }
 

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The evictor's thread and its gather: choose, make exclusive, gather, drop, capture. evict_write.cpp handles the captured pages.
-// Threading: everything private runs on the evictor's thread. No allocation after open().
+// SPDX-License-Identifier: Apache-2.0 The evictor's thread and its gather: choose, make exclusive, gather, drop,
+// capture. evict_write.cpp handles the captured pages. Threading: everything private runs on the evictor's thread. No
+// allocation after open().
 #include "pager/evictor.h"
 
 #include <errno.h>
@@ -27,9 +27,10 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kOthersMayEvictNs = 20000000;
-constexpr uint64_t kRelativesMayEvictNs = 2000000;   // while pages are shared: only when all have released one, it is free
-constexpr uint64_t kSweepEveryNs = 50000000;   // while DRAM is short
-constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;   // between looks while nothing can be evicted
+// while pages are shared: only when all have released one, it is free
+constexpr uint64_t kRelativesMayEvictNs = 2000000;
+constexpr uint64_t kSweepEveryNs = 50000000;                          // while DRAM is short
+constexpr int64_t kNothingFirstNs = 50000, kNothingMostNs = 3200000;  // between looks while nothing can be evicted
 
 }  // namespace
 
@@ -37,7 +38,7 @@ int Evictor::open(uint32_t frame_count) {
   auto& state = pager_state();
   state.housekeeping_word.store(kHousekeepingRuns);
   state.room_wanted.store(false);
-  unmap_private(ops_, kWriteOps * sizeof(WriteOp));   // its parent's
+  unmap_private(ops_, kWriteOps * sizeof(WriteOp));  // its parent's
   for (uint32_t* ids : {failed_, retrying_}) unmap_private(ids, frames_.count() * sizeof(uint32_t));
   int rc = frames_.open(frame_count, state.page_size, -1);
   if (rc < 0) return rc;
@@ -70,7 +71,7 @@ int Evictor::open(uint32_t frame_count) {
   pagemap_ = memory_ = -1;
   range_lock_.reset_in_child();
   range_region_.store(nullptr);
-  behind_lock_.unlock();   // in a forked child: the parent may have held it
+  behind_lock_.unlock();  // in a forked child: the parent may have held it
   for (Behind& one : behind_) one = {};
   has_behind_.store(false);
   failed_count_ = dirty_count_ = victim_count_ = 0;
@@ -101,20 +102,20 @@ bool Evictor::should_evict() {
     return false;
   }
   uint64_t now = sys::now_ns();
-  if (now - swept_ns_ > kSweepEveryNs) {   // members may have died
+  if (now - swept_ns_ > kSweepEveryNs) {  // members may have died
     swept_ns_ = now;
     housekeeping_wake(kHousekeepingSweep);
   }
   if (account.above_share()) return true;
   if (short_since_ == 0) {
     short_since_ = now;
-    account.raise_pressure();   // of those above their share one may sleep
+    account.raise_pressure();  // of those above their share one may sleep
   }
   return now - short_since_ > (account.shared_pages() != 0 ? kRelativesMayEvictNs : kOthersMayEvictNs);
 }
 
 void Evictor::wake() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);   // with run(): what was taken, then whether it sleeps
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // with run(): what was taken, then whether it sleeps
   if (asleep_.load(std::memory_order_acquire)) pager_state().account.raise_pressure();
 }
 
@@ -122,7 +123,8 @@ void Evictor::run() {
   auto& state = pager_state();
   state.evictor_tid.store(sys::thread_id());
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
-  memory_ = state.features.write_protect ? sys::open_unreadable_memory() : -EOPNOTSUPP;   // only of use with pages held still
+  // only of use with pages held still
+  memory_ = state.features.write_protect ? sys::open_unreadable_memory() : -EOPNOTSUPP;
   bool going = false;
   for (;;) {
     if (pause_requests_.load(std::memory_order_seq_cst) != 0) {
@@ -130,7 +132,7 @@ void Evictor::run() {
       resting_.store(1, std::memory_order_seq_cst);
       while (pause_requests_.load(std::memory_order_acquire) != 0) sys::sleep_ns(20000);
       resting_.store(0, std::memory_order_seq_cst);
-      continue;   // another pause may have begun and seen us resting: look again
+      continue;  // another pause may have begun and seen us resting: look again
     }
     const uint32_t seen = state.account.pressure();
     hand_over_room(false);
@@ -141,7 +143,7 @@ void Evictor::run() {
       if (choose_range(batch_limit_) != 0) {
         const unsigned dropped = evict_chosen();
         range_result_ += dropped;
-        if (dropped == 0 && deferred_ && pause_requests_.load() == 0) {   // soon: what waits for us is a fork alone
+        if (dropped == 0 && deferred_ && pause_requests_.load() == 0) {  // soon: what waits for us is a fork alone
           range_first_ = first;
           sys::sleep_ns(50000);
         }
@@ -158,7 +160,8 @@ void Evictor::run() {
     if (going) {
       if (choose(batch_limit_) != 0 && evict_chosen() != 0) {
         nothing_ns_ = kNothingFirstNs;
-      } else if (pause_requests_.load() == 0) {   // nothing can be evicted just now: until something is given back, or time has passed
+      } else if (pause_requests_.load() ==
+                 0) {  // nothing can be evicted just now: until something is given back, or time has passed
         state.account.wait_pressure(seen, nothing_ns_);
         if (nothing_ns_ < kNothingMostNs) nothing_ns_ *= 2;
       }
@@ -195,11 +198,12 @@ int64_t Evictor::evict_range(Region* region, PageIndex first, PageIndex end) {
   uint32_t seen = range_done_.load(std::memory_order_acquire);
   range_region_.store(region, std::memory_order_release);
   pager_state().account.raise_pressure();
-  while (range_done_.load(std::memory_order_acquire) == seen) (void)sys::futex_wait(&range_done_, seen, 100000000, false);
+  while (range_done_.load(std::memory_order_acquire) == seen)
+    (void)sys::futex_wait(&range_done_, seen, 100000000, false);
   return range_result_;
 }
 
-// ---- 1 choose ----------------------------------------------------------------------------------------------------------
+// ---- 1 choose -------------------------------------------------------------------------------------------------------
 
 bool Evictor::try_victim(Region* region, PageIndex page, bool ignore_heat) {
   AtomicPageWord& word = region->words[page.value];
@@ -215,7 +219,8 @@ bool Evictor::try_victim(Region* region, PageIndex page, bool ignore_heat) {
 }
 
 void Evictor::leave_behind(const Region& region, PageIndex page) {
-  constexpr uint64_t kLag = 8, kReach = kReadRunMax + kLag, kJoin = 256;   // pages: still in use, left since the fault before, one reader's
+  // pages: still in use, left since the fault before, one reader's
+  constexpr uint64_t kLag = 8, kReach = kReadRunMax + kLag, kJoin = 256;
   if (page.value <= kLag || region.access_of(PageIndex(page.value - kLag)) != Access::kSequential) return;
   const uint64_t first = page.value > kReach ? page.value - kReach : 0, join = kJoin << pager_state().page_shift;
   char *begin = region.address_of(PageIndex(first)), *end = region.address_of(PageIndex(page.value - kLag));
@@ -246,7 +251,8 @@ void Evictor::choose_behind(unsigned want) {
     }
     if (at == nullptr) return;
     Region* region = state.regions.find(at);
-    if (region != nullptr && region->access_of(region->page_of(at)) == Access::kSequential) (void)try_victim(region, region->page_of(at), true);
+    if (region != nullptr && region->access_of(region->page_of(at)) == Access::kSequential)
+      (void)try_victim(region, region->page_of(at), true);
   }
 }
 
@@ -260,7 +266,8 @@ unsigned Evictor::choose_clock(unsigned want) {
   auto& table = pager_state().regions;
   victim_count_ = 0;
   if (table.count.load(std::memory_order_acquire) == 0) return 0;
-  // Eight rounds cool the hottest page; one more takes it. Bounded by chunks looked at, so that an all-pinned heap ends.
+  // Eight rounds cool the hottest page; one more takes it. Bounded by chunks looked at, so that an all-pinned heap
+  // ends.
   uint32_t laps = 0;
   while (victim_count_ < want && laps < 10) {
     uint32_t count = table.count.load(std::memory_order_acquire);
@@ -295,11 +302,12 @@ unsigned Evictor::choose_range(unsigned want) {
   return victim_count_;
 }
 
-// ---- 2 exclusive --------------------------------------------------------------------------------------------------------
+// ---- 2 exclusive ----------------------------------------------------------------------------------------------------
 
-// Equal pages that the kernel merges (KSM) become copy-on-write behind our back, between any two of our calls: so tiered ranges are
-// excluded from merging. New ones are from the start (region_create, whatever the process has inherited); prctl(PR_SET_MEMORY_MERGE)
-// includes all memory again, so each batch checks it first. Excluding a range also makes its merged pages exclusive again.
+// Equal pages that the kernel merges (KSM) become copy-on-write behind our back, between any two of our calls: so
+// tiered ranges are excluded from merging. New ones are from the start (region_create, whatever the process has
+// inherited); prctl(PR_SET_MEMORY_MERGE) includes all memory again, so each batch checks it first. Excluding a range
+// also makes its merged pages exclusive again.
 void Evictor::forbid_merging() {
   auto& state = pager_state();
   const bool seen = sys::memory_merging();
@@ -316,8 +324,9 @@ bool Evictor::look_at_stale(const unsigned* victims, unsigned count, sys::PageFa
   return pagemap_ >= 0 && sys::page_facts(pagemap_, pages, count, facts) == 0;
 }
 
-// Pages behind the copy-on-write gate stay as they are: nothing can write them before the drop, as lifting the protection needs the
-// page's word. (UFFDIO_MOVE takes none that is shared: then they are copied first. A batch comes and goes at once.)
+// Pages behind the copy-on-write gate stay as they are: nothing can write them before the drop, as lifting the
+// protection needs the page's word. (UFFDIO_MOVE takes none that is shared: then they are copied first. A batch comes
+// and goes at once.)
 void Evictor::make_exclusive(bool by_move) {
   auto& state = pager_state();
   uint16_t epoch = static_cast<uint16_t>(state.fork_epoch.load(std::memory_order_acquire));
@@ -332,12 +341,15 @@ void Evictor::make_exclusive(bool by_move) {
   if (state.gate_used.load(std::memory_order_acquire) && look_at_stale(index_of, n, facts)) {
     unsigned left = 0;
     for (unsigned i = 0; i < n; ++i) {
-      if (facts[i].write_protected && !by_move) victims_[index_of[i]].maybe_shared = !facts[i].exclusive;
-      else index_of[left++] = index_of[i];
+      if (facts[i].write_protected && !by_move)
+        victims_[index_of[i]].maybe_shared = !facts[i].exclusive;
+      else
+        index_of[left++] = index_of[i];
     }
     n = left;
   }
-  for (unsigned i = 0; i < n; ++i) stale[i] = {victims_[index_of[i]].region->address_of(victims_[index_of[i]].page), state.page_size};
+  for (unsigned i = 0; i < n; ++i)
+    stale[i] = {victims_[index_of[i]].region->address_of(victims_[index_of[i]].page), state.page_size};
   unsigned failed_at[kBatchPages];
   unsigned failed = 0;
   for (unsigned done = 0; done < n;) {
@@ -346,10 +358,13 @@ void Evictor::make_exclusive(bool by_move) {
       done += static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size);
       if (done >= n) break;
     }
-    // The entry at `done` could not be populated. Not writable (EFAULT, EINVAL) just now: its mapping is taken. Anything else: leave the page alone.
+    // The entry at `done` could not be populated. Not writable (EFAULT, EINVAL) just now: its mapping is taken.
+    // Anything else: leave the page alone.
     int one = sys::advise(stale[done].iov_base, state.page_size, MADV_POPULATE_WRITE);
-    if (one == -EFAULT || one == -EINVAL) victims_[index_of[done]].unwritable = true;
-    else if (one < 0) failed_at[failed++] = index_of[done];
+    if (one == -EFAULT || one == -EINVAL)
+      victims_[index_of[done]].unwritable = true;
+    else if (one < 0)
+      failed_at[failed++] = index_of[done];
     ++done;
   }
   counters().made_exclusive.add(n - failed);
@@ -377,22 +392,26 @@ void Evictor::keep(Victim& victim, unsigned heat) {
   victim.region = nullptr;
 }
 
-// ---- 3 gather, 4 drop, 5 capture ------------------------------------------------------------------------------------------
+// ---- 3 gather, 4 drop, 5 capture ------------------------------------------------------------------------------------
 
 // Fills victim.dropped; content of dropped victims is in their frames. Returns how many were dropped.
 unsigned Evictor::gather() {
   auto& state = pager_state();
   iovec pages[kBatchPages], drops[kBatchPages];
-  unsigned which[kBatchPages] = {}, unreadable[kBatchPages] = {};   // in the pipe, then held
+  unsigned which[kBatchPages] = {}, unreadable[kBatchPages] = {};  // in the pipe, then held
   unsigned in_pipe = 0, unreadable_count = 0;
-  for (unsigned i = 0; i < victim_count_; ++i) pages[i] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
+  for (unsigned i = 0; i < victim_count_; ++i)
+    pages[i] = {victims_[i].region->address_of(victims_[i].page), state.page_size};
   for (unsigned next = 0; next < victim_count_;) {
     unsigned stop = next;
     while (stop < victim_count_ && !victims_[stop].unwritable) ++stop;
     int64_t rc = stop == next ? -EFAULT : sys::splice_pages(pipe_[1], pages + next, stop - next);
-    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 0; n > 0; --n) which[in_pipe++] = next++;
-    if (rc == -EFAULT) unreadable[unreadable_count++] = next++;
-    else if (is_refusal(rc)) splice_refused_ = true;   // by UFFDIO_MOVE from now on
+    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 0; n > 0; --n)
+      which[in_pipe++] = next++;
+    if (rc == -EFAULT)
+      unreadable[unreadable_count++] = next++;
+    else if (is_refusal(rc))
+      splice_refused_ = true;  // by UFFDIO_MOVE from now on
     if (rc <= 0 && rc != -EFAULT) break;
   }
   const unsigned count = in_pipe + protect_unreadable(unreadable, unreadable_count, which + in_pipe);
@@ -406,7 +425,8 @@ unsigned Evictor::gather() {
   bool gone[kBatchPages] = {};
   unsigned dropped = may_drop ? sys::drop_pages(drops, count, gone) : 0;
   state.event_gate.leave(shard);
-  if (may_drop && dropped == 0 && count != 0) fatal_if_refused(sys::advise(staging_, state.page_size, MADV_DONTNEED), "madvise");
+  if (may_drop && dropped == 0 && count != 0)
+    fatal_if_refused(sys::advise(staging_, state.page_size, MADV_DONTNEED), "madvise");
   capture(which, in_pipe);
   for (unsigned i = 0; i < count; ++i) {
     Victim& victim = victims_[which[i]];
@@ -432,7 +452,8 @@ void Evictor::capture(const unsigned* which, unsigned count) {
     into[first] = {static_cast<char*>(saved.iov_base) + inside, saved.iov_len - inside};
     int64_t rc = sys::readv_some(pipe_[0], into + first, static_cast<int>(count - first));
     into[first] = saved;
-    if (rc <= 0) fatal("evictor: the pipe gave %ld of %ld gathered bytes (%ld); evicted pages would be lost", taken, all, rc);
+    if (rc <= 0)
+      fatal("evictor: the pipe gave %ld of %ld gathered bytes (%ld); evicted pages would be lost", taken, all, rc);
     taken += rc;
   }
 }
@@ -441,25 +462,31 @@ void Evictor::capture(const unsigned* which, unsigned count) {
 bool Evictor::protect(const Victim& victim, bool on) {
   auto& state = pager_state();
   int rc;
-  while ((rc = sys::uffd_protect(state.uffd, victim.region->address_of(victim.page), state.page_size, on)) == -EAGAIN && !on) sys::yield_cpu();
+  while ((rc = sys::uffd_protect(state.uffd, victim.region->address_of(victim.page), state.page_size, on)) == -EAGAIN &&
+         !on)
+    sys::yield_cpu();
   return rc == 0;
 }
 
-// Copies what may not be read, or not be made exclusive, to its frames. A thread that makes a page writable in between meets the
-// protection, and waits until the page is dropped or kept. Returns how many may be dropped; `kept` names them.
+// Copies what may not be read, or not be made exclusive, to its frames. A thread that makes a page writable in between
+// meets the protection, and waits until the page is dropped or kept. Returns how many may be dropped; `kept` names
+// them.
 unsigned Evictor::protect_unreadable(const unsigned* which, unsigned count, unsigned* kept) {
   const void* pages[kBatchPages];
   sys::PageFacts before[kBatchPages], after[kBatchPages];
-  const auto look = [&](sys::PageFacts* facts) { return pagemap_ >= 0 && sys::page_facts(pagemap_, pages, count, facts) == 0; };
+  const auto look = [&](sys::PageFacts* facts) {
+    return pagemap_ >= 0 && sys::page_facts(pagemap_, pages, count, facts) == 0;
+  };
   for (unsigned i = 0; i < count; ++i) {
     pages[i] = victims_[which[i]].region->address_of(victims_[which[i]].page);
     victims_[which[i]].stuck = true;
   }
-  if (count == 0 || memory_ < 0 || !look(before)) return 0;   // they stay in DRAM
+  if (count == 0 || memory_ < 0 || !look(before)) return 0;  // they stay in DRAM
   bool read[kBatchPages];
   for (unsigned i = 0; i < count; ++i) {
     Victim& victim = victims_[which[i]];
-    victim.protected_by_us = !before[i].write_protected && protect(victim, true);   // it may be behind the copy-on-write gate
+    // it may be behind the copy-on-write gate
+    victim.protected_by_us = !before[i].write_protected && protect(victim, true);
     read[i] = sys::read_memory(memory_, pages[i], frames_.memory(victim.frame), pager_state().page_size) == 0;
   }
   const bool seen = look(after);
@@ -468,7 +495,8 @@ unsigned Evictor::protect_unreadable(const unsigned* which, unsigned count, unsi
     Victim& victim = victims_[which[i]];
     if (seen && (!read[i] || after[i].write_protected)) {
       if (!read[i]) __builtin_memset(frames_.memory(victim.frame), 0, pager_state().page_size);
-      victim.guard = !read[i] && after[i].present;   // a guard marker that the program set past us (MADV_GUARD_INSTALL); else it has dropped the page
+      // a guard marker that the program set past us (MADV_GUARD_INSTALL); else it has dropped the page
+      victim.guard = !read[i] && after[i].present;
       if (victim.guard) victim.region->has_guards.store(true, std::memory_order_release);
       kept[found++] = which[i];
     } else if (victim.protected_by_us) {
@@ -486,7 +514,9 @@ unsigned Evictor::gather_by_move() {
     char* at = staging_ + i * state.page_size;
     const int shard = state.event_gate.enter_waiting();
     const bool may_take = !unmaps_pending();
-    const int64_t rc = may_take ? sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size) : -EAGAIN;
+    const int64_t rc =
+        may_take ? sys::uffd_move(state.uffd, at, victims_[i].region->address_of(victims_[i].page), state.page_size)
+                 : -EAGAIN;
     state.event_gate.leave(shard);
     if ((deferred_ = !may_take)) break;
     victims_[i].dropped = rc == static_cast<int64_t>(state.page_size);
@@ -540,8 +570,11 @@ unsigned Evictor::evict_batch() {
 void Evictor::dump(int fd) const {
   char line[192];
   size_t n = format_to(line, sizeof line, "evictor: %s, frames free %u of %u, writes in flight %u, pause requests %u\n",
-                       asleep_.load() ? "asleep" : resting_.load() ? "resting" : "at work", frames_.free_count(), frames_.count(),
-                       context_ != nullptr ? context_->in_flight() : 0, pause_requests_.load());
+                       asleep_.load()    ? "asleep"
+                       : resting_.load() ? "resting"
+                                         : "at work",
+                       frames_.free_count(), frames_.count(), context_ != nullptr ? context_->in_flight() : 0,
+                       pause_requests_.load());
   (void)sys::write_to_program(fd, line, n);
 }
 

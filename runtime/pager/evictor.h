@@ -4,17 +4,19 @@
 // Gather-evict, a batch of up to 64 victims:
 //   1 choose    the clock hand walks the page tables; a resident page with heat loses one, one without is taken (busy)
 //   2 exclusive pages that may be copy-on-write since a fork are made exclusive (one vectored MADV_POPULATE_WRITE)
-//   3 gather    vmsplice: the pipe holds references to the physical pages. Those that may not be read (PROT_NONE, a protection
-//               key), and those of 2 that may not be written, are write-protected by userfaultfd and copied (/proc/self/mem)
+//   3 gather    vmsplice: the pipe holds references to the physical pages. Those that may not be read (PROT_NONE, a
+//               protection
+//               key), and those of 2 that may not be written, are write-protected by userfaultfd and copied
+//               (/proc/self/mem)
 //   4 drop      one vectored MADV_DONTNEED: nothing maps them any more, their content is final
 //   5 capture   read the pipe into frames
 //   6 decide    all zero: no slot. Same hash as its slot: no write. Else a slot each, written in runs
 // Where pages may be pinned for device I/O (pins.h), 3-5 are UFFDIO_MOVE into a staging area; EBUSY keeps the page.
 //
-// Policy: GCLOCK in address order, so that neighbours are evicted, written and later read together. The only sign of use is the next
-// fault; so heat depends on how soon it came, in DRAMs-full evicted meanwhile (refault distance, as in Linux' mm/workingset.c):
-// within 1/4: 6, 1/2: 3, 1: 1, later: 0. From the frame: 4. First touch 1, read-ahead 0, LUNAR_HOT 7. Pages that a reader of a
-// LUNAR_SEQUENTIAL range has left behind come before the clock.
+// Policy: GCLOCK in address order, so that neighbours are evicted, written and later read together. The only sign of
+// use is the next fault; so heat depends on how soon it came, in DRAMs-full evicted meanwhile (refault distance, as in
+// Linux' mm/workingset.c): within 1/4: 6, 1/2: 3, 1: 1, later: 0. From the frame: 4. First touch 1, read-ahead 0,
+// LUNAR_HOT 7. Pages that a reader of a LUNAR_SEQUENTIAL range has left behind come before the clock.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -28,7 +30,7 @@
 namespace lunar {
 
 constexpr unsigned kBatchPages = 64;
-constexpr int64_t kTicksPerBudget = 16;    // of PagerState::eviction_time
+constexpr int64_t kTicksPerBudget = 16;  // of PagerState::eviction_time
 
 // Heat of a page that comes back from the LUN. asked: by an explicit call, which means that it is needed soon.
 inline unsigned refault_heat(PageWord evicted, uint16_t now, bool asked) {
@@ -40,17 +42,21 @@ inline unsigned refault_heat(PageWord evicted, uint16_t now, bool asked) {
 
 class Evictor {
  public:
-  explicit Evictor(FramePool& frames) : frames_(frames) {}   // empty ones: open() makes them
+  explicit Evictor(FramePool& frames) : frames_(frames) {}  // empty ones: open() makes them
   // Frames and pipe, charged to the account. 0 or -errno.
   [[nodiscard]] int open(uint32_t frame_count);
-  [[nodiscard]] int start();                   // its thread
-  void add_descriptors(int* out, unsigned* count) const { out[(*count)++] = pipe_[0]; out[(*count)++] = pipe_[1]; }
-  void close_descriptors() const;              // of the pipe, in the program's table
-  void wake();                                 // DRAM is short: wake up. Cheap when awake
+  [[nodiscard]] int start();  // its thread
+  void add_descriptors(int* out, unsigned* count) const {
+    out[(*count)++] = pipe_[0];
+    out[(*count)++] = pipe_[1];
+  }
+  void close_descriptors() const;  // of the pipe, in the program's table
+  void wake();                     // DRAM is short: wake up. Cheap when awake
   bool asleep() const { return asleep_.load(std::memory_order_relaxed); }
   uint32_t low_water() const { return low_water_; }
 
-  // A sequential reader has reached `page` (LUNAR_SEQUENTIAL): when DRAM is short, the pages behind it go first. Any thread; short.
+  // A sequential reader has reached `page` (LUNAR_SEQUENTIAL): when DRAM is short, the pages behind it go first. Any
+  // thread; short.
   void leave_behind(const Region& region, PageIndex page);
 
   // Fork: no eviction runs and no write is in flight until resume(). Waits for the evictor to come to rest.
@@ -66,14 +72,14 @@ class Evictor {
   struct Victim {
     Region* region;
     PageIndex page;
-    PageWord word;        // before busy
+    PageWord word;  // before busy
     uint32_t frame;
     bool dropped;
-    bool maybe_shared;    // a relative may share the page: dropping it frees nothing
-    bool stuck;           // this page itself could not be taken (locked, pinned)
-    bool unwritable;      // not known to be exclusive, and cannot be made so while it may not be written
-    bool guard;           // a guard page that the program made past us
-    bool protected_by_us;            // write-protected by us, and copied
+    bool maybe_shared;     // a relative may share the page: dropping it frees nothing
+    bool stuck;            // this page itself could not be taken (locked, pinned)
+    bool unwritable;       // not known to be exclusive, and cannot be made so while it may not be written
+    bool guard;            // a guard page that the program made past us
+    bool protected_by_us;  // write-protected by us, and copied
   };
   struct WriteOp {
     Command command;
@@ -124,15 +130,15 @@ class Evictor {
   int pagemap_ = -1, memory_ = -1;  // /proc/self, in the service threads' table; made by the thread
   unsigned batch_limit_ = kBatchPages;
   char* staging_ = nullptr;
-  bool deferred_ = false;            // the last batch: its place may belong to another map by now (unmapped.h)
-  bool splice_refused_ = false;     // vmsplice is not allowed (any more)
+  bool deferred_ = false;        // the last batch: its place may belong to another map by now (unmapped.h)
+  bool splice_refused_ = false;  // vmsplice is not allowed (any more)
   uint32_t low_water_ = 64, high_water_ = 128;
 
   Victim victims_[kBatchPages];
   unsigned victim_count_ = 0;
   uint32_t dirty_[kBatchPages];
   unsigned dirty_count_ = 0;
-  uint32_t* failed_ = nullptr;      // frames whose write failed: room for all of them, as they may all be in flight
+  uint32_t* failed_ = nullptr;  // frames whose write failed: room for all of them, as they may all be in flight
   uint32_t* retrying_ = nullptr;
   unsigned failed_count_ = 0;
   WriteOp* ops_ = nullptr;
@@ -142,27 +148,27 @@ class Evictor {
   bool merging_seen_ = false;
   uint64_t swept_ns_ = 0;
   int64_t nothing_ns_ = 50000;
-  uint64_t short_since_ = 0;        // DRAM has been short since then while others were above their share
+  uint64_t short_since_ = 0;  // DRAM has been short since then while others were above their share
 
-  int64_t since_tick_ = 0;          // pages evicted since eviction_time went on
+  int64_t since_tick_ = 0;  // pages evicted since eviction_time went on
   unsigned hand_region_ = 0;
   uint64_t hand_page_ = 0;
 
   struct Behind {
-    char* begin;                    // not evicted yet, up to end
+    char* begin;  // not evicted yet, up to end
     char* end;
   };
   static constexpr unsigned kBehindMax = 16;
   sys::SpinLock behind_lock_;
   Behind behind_[kBehindMax] = {};
-  unsigned behind_next_ = 0;        // the oldest: taken first, and replaced
+  unsigned behind_next_ = 0;  // the oldest: taken first, and replaced
   std::atomic<bool> has_behind_{false};
 
   std::atomic<uint32_t> pause_requests_{0};
   std::atomic<uint32_t> resting_{0};
   std::atomic<bool> asleep_{false};
 
-  sys::Mutex range_lock_;                       // one range request at a time
+  sys::Mutex range_lock_;  // one range request at a time
   std::atomic<Region*> range_region_{nullptr};
   uint64_t range_first_ = 0, range_end_ = 0;
   int64_t range_result_ = 0;

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The three fork handlers. They run on the forking thread; in the child it is the only thread, and libc's and jemalloc's locks
-// may be held by threads that no longer exist: nothing here may allocate from the host.
+// SPDX-License-Identifier: Apache-2.0 The three fork handlers. They run on the forking thread; in the child it is the
+// only thread, and libc's and jemalloc's locks may be held by threads that no longer exist: nothing here may allocate
+// from the host.
 #include "pager/fork.h"
 
 #include <errno.h>
@@ -43,23 +43,23 @@ int pager_start_threads(ErrorText* why);
 namespace {
 
 struct ForkInHand {
-  bool engaged = false;      // prepare ran on an active pager
+  bool engaged = false;  // prepare ran on an active pager
   int member = -1;
-  uint64_t ticket = 0;       // for the member
-  int lun = -1;              // the child's number for its LUN
+  uint64_t ticket = 0;  // for the member
+  int lun = -1;         // the child's number for its LUN
   int refusal = 0;
-  int64_t charged = 0;       // to the child, for what it inherits
-  int64_t fixed = 0, lun_bytes = 0;   // reserved for the child when the fork was checked
-  bool gate = false;         // there is no room to copy all of it
+  int64_t charged = 0;               // to the child, for what it inherits
+  int64_t fixed = 0, lun_bytes = 0;  // reserved for the child when the fork was checked
+  bool gate = false;                 // there is no room to copy all of it
   ForkDescriptors descriptors;
 };
-ForkInHand g_fork;           // the forking thread's: fork_lock is held from prepare to parent/child
+ForkInHand g_fork;  // the forking thread's: fork_lock is held from prepare to parent/child
 
 // What this thread's check of a fork has reserved: in our name until prepare gives it to the child's member.
 struct ForkChecked {
-  bool plain = false;        // charged as plain memory
+  bool plain = false;  // charged as plain memory
   int64_t fixed = 0, lun_bytes = 0;
-  int member = -1;           // prepare has taken it over
+  int member = -1;  // prepare has taken it over
   uint64_t ticket = 0;
 };
 constinit thread_local ForkChecked t_checked __attribute__((tls_model("initial-exec")));
@@ -71,13 +71,15 @@ void set_inheritable(PagerState& state, bool yes) {
   }
 }
 
-// What libc touches before there is a handler in the child: every open FILE and its lock (fork itself), the tables of the locale
-// (a new thread when it begins, so our handlers themselves). Both may lie on the program's heap.
+// What libc touches before there is a handler in the child: every open FILE and its lock (fork itself), the tables of
+// the locale (a new thread when it begins, so our handlers themselves). Both may lie on the program's heap.
 void touch_files() {
   const locale_t own = uselocale(LC_GLOBAL_LOCALE);
-  for (const nl_item item : {_NL_CTYPE_CLASS, _NL_CTYPE_TOUPPER, _NL_CTYPE_TOLOWER}) (void)nl_langinfo(item);   // __ctype_init
+  // __ctype_init
+  for (const nl_item item : {_NL_CTYPE_CLASS, _NL_CTYPE_TOUPPER, _NL_CTYPE_TOLOWER}) (void)nl_langinfo(item);
   (void)uselocale(own);
-  if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr || _IO_iter_file == nullptr) return;
+  if (_IO_iter_begin == nullptr || _IO_iter_end == nullptr || _IO_iter_next == nullptr || _IO_iter_file == nullptr)
+    return;
   for (void* at = _IO_iter_begin(); at != _IO_iter_end(); at = _IO_iter_next(at)) {
     volatile char* file = reinterpret_cast<volatile char*>(_IO_iter_file(at));
     for (size_t offset = 0; offset < sizeof(FILE); offset += 64) (void)file[offset];
@@ -89,13 +91,15 @@ void touch_files() {
 
 uint64_t committed_pages(PagerState& state) {
   uint64_t pages = 0;
-  for (uint32_t i = 0; i < state.regions.count.load(); ++i) pages += state.regions.sorted[i].load()->committed_pages.load();
+  for (uint32_t i = 0; i < state.regions.count.load(); ++i)
+    pages += state.regions.sorted[i].load()->committed_pages.load();
   return pages;
 }
 
-// The two steps of a fork take the count from `now` to `next`. Marks in the half of values that it enters are of the last time round,
-// 16,384 forks ago and more: those pages become "not known to be exclusive". Eviction is at rest. A page in a handler's hands that was
-// resident before is waited for (a few system calls, and they end without us): its word may be put back as it was.
+// The two steps of a fork take the count from `now` to `next`. Marks in the half of values that it enters are of the
+// last time round, 16,384 forks ago and more: those pages become "not known to be exclusive". Eviction is at rest. A
+// page in a handler's hands that was resident before is waited for (a few system calls, and they end without us): its
+// word may be put back as it was.
 void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
   if (same_epoch_half(now, next)) return;
   for (uint32_t r = 0; r < state.regions.count.load(); ++r) {
@@ -108,7 +112,8 @@ void retire_epochs(PagerState& state, uint16_t now, uint16_t next) {
       }
       AtomicPageWord& word = region->words[page];
       PageWord seen = word.load(std::memory_order_acquire);
-      for (; seen.state() == PageState::kBusy && seen.previous() == PageState::kResident; seen = word.load(std::memory_order_acquire))
+      for (; seen.state() == PageState::kBusy && seen.previous() == PageState::kResident;
+           seen = word.load(std::memory_order_acquire))
         sys::sleep_ns(10000);
       while (seen.state() == PageState::kResident && same_epoch_half(seen.epoch(), next) &&
              !word.compare_exchange_weak(seen, seen.with_epoch(kEpochUnknown), std::memory_order_acq_rel)) {}
@@ -137,7 +142,8 @@ int reserve_slots(PagerState& state, uint32_t epoch) {
 // The child is charged for what it inherits, in its own name: its parent may be gone before it can do that itself.
 void charge_child(PagerState& state) {
   g_fork.charged = counters().resident.load();
-  if (state.account.take_for_child(static_cast<unsigned>(g_fork.member), g_fork.charged, state.evictor->low_water(), state.features.write_protect) ||
+  if (state.account.take_for_child(static_cast<unsigned>(g_fork.member), g_fork.charged, state.evictor->low_water(),
+                                   state.features.write_protect) ||
       !state.features.write_protect)
     return;
   g_fork.gate = true;
@@ -151,12 +157,12 @@ void charge_child(PagerState& state) {
 
 void prepare() {
   auto& state = pager_state();
-  sys::block_signals();   // until parent/child: a handler that forks would wait for this fork
+  sys::block_signals();  // until parent/child: a handler that forks would wait for this fork
   state.fork_lock.lock();
   g_fork = {};
   if (!pager_active()) {
     state.activation_lock.lock();
-    if (!pager_active()) {   // activation_lock is held until parent/child: no activation meanwhile
+    if (!pager_active()) {  // activation_lock is held until parent/child: no activation meanwhile
       state.regions.lock.lock();
       g_fork.member = plain_reserve_child(state, &g_fork.ticket);
       t_checked = {false, 0, 0, g_fork.member, g_fork.ticket};
@@ -169,8 +175,9 @@ void prepare() {
   g_fork.lun = lun_id_for_child();
   state.forking_since_ns.store(sys::now_ns());
   state.forking.store(true, std::memory_order_seq_cst);
-  touch_files();             // while there is eviction to make room
-  // Once our id is there nothing more is settled of what was unmapped past us (unmapped.h); until then that may have begun.
+  touch_files();  // while there is eviction to make room
+  // Once our id is there nothing more is settled of what was unmapped past us (unmapped.h); until then that may have
+  // begun.
   do {
     state.forking_tid.store(0, std::memory_order_seq_cst);
     while (state.mutators.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(5000);
@@ -178,7 +185,7 @@ void prepare() {
   } while (state.mutators.load(std::memory_order_seq_cst) != 0);
   state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
-  touch_files();             // what was evicted again meanwhile
+  touch_files();  // what was evicted again meanwhile
   state.regions.lock.lock();
   state.lun_open_lock.lock();
   const uint32_t before = state.fork_epoch.load(std::memory_order_acquire);
@@ -216,11 +223,12 @@ void parent() {
   auto& state = pager_state();
   if (g_fork.engaged) {
     counters().forks.add();
-    set_inheritable(state, false);   // before the count: a fork past us would share what is marked with the new one
-    state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);   // what was installed up to now may be shared with the child
+    set_inheritable(state, false);  // before the count: a fork past us would share what is marked with the new one
+    // what was installed up to now may be shared with the child
+    state.fork_epoch.fetch_add(1, std::memory_order_acq_rel);
     fork_descriptors_parent(g_fork.descriptors);
     release_parent(state);
-    housekeeping_wake(kHousekeepingSweep);   // it waits for this child's end, too, from now on
+    housekeeping_wake(kHousekeepingSweep);  // it waits for this child's end, too, from now on
   } else {
     state.regions.lock.unlock();
     state.activation_lock.unlock();
@@ -229,8 +237,9 @@ void parent() {
   sys::unblock_signals();
 }
 
-// A page's state as the child must see it. The kernel copied words and pages at different moments, while handlers went on
-// bringing pages in: what is present counts, whatever the word says, and what is missing is where it was before it came.
+// A page's state as the child must see it. The kernel copied words and pages at different moments, while handlers went
+// on bringing pages in: what is present counts, whatever the word says, and what is missing is where it was before it
+// came.
 PageWord settled_word(PagerState& state, const Region& region, uint64_t page, bool present) {
   PageWord word = region.words[page].load(std::memory_order_relaxed);
   word = word.with_state(word.settled());
@@ -238,15 +247,21 @@ PageWord settled_word(PagerState& state, const Region& region, uint64_t page, bo
   switch (word.state()) {
     case PageState::kResident:
       return present ? word : word.with_state(word.has_slot() ? PageState::kEvicted : PageState::kEmpty);
-    case PageState::kEvicted: return present ? word.with_state(PageState::kResident).with_epoch(shared_epoch()) : word;
-    case PageState::kEmpty: return present ? word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch()) : word;
+    case PageState::kEvicted:
+      return present ? word.with_state(PageState::kResident).with_epoch(shared_epoch()) : word;
+    case PageState::kEmpty:
+      return present ? word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch()) : word;
     case PageState::kInFrame: {
       if (present) return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch());
-      const Frame& frame = state.frames.at(word.index());   // its content stayed with the parent; its slot is written
-      if (frame.slot == kNoSlot) fatal("fork: page %p had no slot when the process forked", static_cast<void*>(region.address_of(PageIndex(page))));
+      const Frame& frame = state.frames.at(word.index());  // its content stayed with the parent; its slot is written
+      if (frame.slot == kNoSlot)
+        fatal("fork: page %p had no slot when the process forked",
+              static_cast<void*>(region.address_of(PageIndex(page))));
       return word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
     }
-    default: return word.handed_over() ? word : word.with_slot(kNoSlot);   // lost: nothing will be read there, and the number of its LUN may get another meaning
+    // lost: nothing will be read there, and the number of its LUN may get another meaning
+    default:
+      return word.handed_over() ? word : word.with_slot(kNoSlot);
   }
 }
 
@@ -271,16 +286,17 @@ int64_t settle_words(PagerState& state) {
         PageWord next = settled_word(state, *region, at + i, present[i] != 0);
         if (next.state() == PageState::kResident) ++in_chunk;
         if (next.state() == PageState::kEvicted) ++evicted;
-        if ((next.state() == PageState::kResident || next.state() == PageState::kEvicted) && next.has_slot()) state.luns_referred |= 1u << next.lun();
+        if ((next.state() == PageState::kResident || next.state() == PageState::kEvicted) && next.has_slot())
+          state.luns_referred |= 1u << next.lun();
         if (next.charged()) ++charged;
-        if (next.raw != region->words[at + i].load(std::memory_order_relaxed).raw)   // spares the table a copy-on-write
+        if (next.raw != region->words[at + i].load(std::memory_order_relaxed).raw)  // spares the table a copy-on-write
           region->words[at + i].store(next, std::memory_order_relaxed);
       }
       region->chunk_resident[at / kChunkPages].store(in_chunk, std::memory_order_relaxed);
       resident += in_chunk;
       count_evicted(evicted);
     }
-    if ((region->flags & kRegionChargeOnTouch) != 0) region->committed_pages.store(charged);   // as its words say
+    if ((region->flags & kRegionChargeOnTouch) != 0) region->committed_pages.store(charged);  // as its words say
   }
   return resident;
 }
@@ -298,13 +314,14 @@ int child_restart(PagerState& state, ErrorText* why) {
   }
   state.gate_closing.store(false);
   state.gate_used.store(g_fork.gate);
-  if (g_fork.gate) gate_close(state);   // a fork keeps no protection
+  if (g_fork.gate) gate_close(state);  // a fork keeps no protection
   set_inheritable(state, false);
-  // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing is
-  // reserved on it yet. When it cannot be had now, the evictor tries again.)
+  // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing
+  // is reserved on it yet. When it cannot be had now, the evictor tries again.)
   Device* inherited = state.devices[state.parent_lun];
   if (inherited != nullptr && !inherited->growable()) {
-    share_device(state, state.own_lun, state.parent_lun);   // known to a child of ours too, should it fork before it needs its piece
+    // known to a child of ours too, should it fork before it needs its piece
+    share_device(state, state.own_lun, state.parent_lun);
   } else if (inherited != nullptr) {
     DeviceOptions options;
     options.sqpoll = state.options.sqpoll;
@@ -333,14 +350,15 @@ void child() {
       fatal("fork: the child stood still for too long before it began; its place in the account is given up");
     state.account.lock_starter();
     state.member_pid.store(getpid());
-    state.plain_forks = 0;   // of the parent's other threads
+    state.plain_forks = 0;  // of the parent's other threads
     state.plain_fork_pages = 0;
     state.activation_failed.store(false);
     state.next_activation_ns.store(0);
     // What other threads of the parent's were in the midst of.
     kept_pages_enter_child();
     state.mutators.store(0);
-    for (uint32_t i = 0; i < state.regions.count.load(); ++i) state.regions.sorted[i].load()->grow_lock.reset_in_child();
+    for (uint32_t i = 0; i < state.regions.count.load(); ++i)
+      state.regions.sorted[i].load()->grow_lock.reset_in_child();
     standby_open(state, true);
     state.regions.lock.unlock();
     state.activation_lock.unlock();
@@ -348,13 +366,16 @@ void child() {
     sys::unblock_signals();
     return;
   }
-  host_fork_bootstrap.store(true);   // until the housekeeping thread has made its threads
-  if (g_fork.refusal < 0) fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));
+  host_fork_bootstrap.store(true);  // until the housekeeping thread has made its threads
+  if (g_fork.refusal < 0)
+    fatal("fork: the child cannot be served (%s); its memory would be lost", errno_name(g_fork.refusal));
   if (state.account.adopt(static_cast<unsigned>(g_fork.member), g_fork.ticket) < 0)
-    fatal("fork: the child stood still for too long before it began; its place in the account, and its memory with it, is given up");
+    fatal(
+        "fork: the child stood still for too long before it began; its place in the account, and its memory with it, "
+        "is given up");
   state.member_pid.store(getpid());
   keep_own_files();
-  state.activation_lock.reset_in_child();   // another thread of the parent's may have held it
+  state.activation_lock.reset_in_child();  // another thread of the parent's may have held it
   counters().evicted.store(0);
   int64_t resident = settle_words(state);
   // A LUN of its own: what ancestors wrote is read-only.
@@ -375,14 +396,19 @@ void child() {
   uint64_t tables = 0, committed = committed_pages(state);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
     tables += static_cast<uint64_t>(table_dram_pages(*state.regions.sorted[i].load()));
-  if (resident > g_fork.charged) state.account.take_always(resident - g_fork.charged);
-  else state.account.give_maybe_shared(g_fork.charged - resident);
+  if (resident > g_fork.charged)
+    state.account.take_always(resident - g_fork.charged);
+  else
+    state.account.give_maybe_shared(g_fork.charged - resident);
   state.account.use_reserved(g_fork.fixed);
   state.account.take_fixed(static_cast<int64_t>(tables));
-  const int64_t more = static_cast<int64_t>(committed << state.page_shift) - g_fork.lun_bytes;   // than it was when the fork was checked
-  if (more < 0) state.account.lun_give(-more);
+  // than it was when the fork was checked
+  const int64_t more = static_cast<int64_t>(committed << state.page_shift) - g_fork.lun_bytes;
+  if (more < 0)
+    state.account.lun_give(-more);
   else if (!lun_take_or_sweep(state, more))
-    fatal("fork: LUN space for the child's memory (%s) is not to be had; give a larger --size", format_size(committed << state.page_shift).text);
+    fatal("fork: LUN space for the child's memory (%s) is not to be had; give a larger --size",
+          format_size(committed << state.page_shift).text);
   state.lun_open_lock.unlock();
   state.regions.lock.unlock();
   ErrorText why;
@@ -413,12 +439,14 @@ static int reserve_for_child(PagerState& state, uint64_t pages) {
   int64_t fixed = own_need(state, false, state.account.cap_pages()).pages();
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) fixed += table_dram_pages(*state.regions.sorted[i].load());
   if (!state.account.reserve_fixed(fixed, kWorkRoom)) {
-    LUNAR_LOG_LIMITED(log_warning, 4, "fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; give more (--dram)");
+    LUNAR_LOG_LIMITED(log_warning, 4,
+                      "fork refused: the processes of this tree fill the DRAM budget with what each needs for itself; "
+                      "give more (--dram)");
     return -ENOMEM;
   }
   const auto bytes = static_cast<int64_t>(pages << state.page_shift);
   if (state.account.lun_take(bytes) < 0) {
-    wait_for_sweep();   // dead members count until a sweep
+    wait_for_sweep();  // dead members count until a sweep
     if (state.account.lun_take(bytes) < 0) {
       state.account.give_fixed(fixed);
       return -ENOSPC;
@@ -443,7 +471,7 @@ int pager_fork_check() {
     ErrorText why;
     if (int rc = pager_activate(&why); rc < 0) return -ENOMEM;
   }
-  sys::ScopedSignalBlock signals;   // a handler's fork would wait for the locks taken here
+  sys::ScopedSignalBlock signals;  // a handler's fork would wait for the locks taken here
   uint64_t pages = 0;
   {
     sys::Locked<sys::Mutex> lock(state.regions.lock);
@@ -455,7 +483,7 @@ int pager_fork_check() {
     // Reserves the space on the device here, where waiting for the file system does no harm.
     if (sys::in_program_files()) descriptors_put_back(state);
     rc = state.luns[state.own_lun].charge(pages);
-    if (rc < 0) {   // what is held for children that are gone
+    if (rc < 0) {  // what is held for children that are gone
       wait_for_sweep();
       rc = state.luns[state.own_lun].charge(pages);
     }
@@ -464,8 +492,9 @@ int pager_fork_check() {
   if (rc < 0) {
     int64_t left = state.account.lun_free() + t_checked.lun_bytes;
     pager_fork_failed();
-    LUNAR_LOG_LIMITED(log_warning, 4, "fork refused: the child may come to need %s of LUN space and %s is left; give a larger --size",
-                format_size(pages << state.page_shift).text, format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text);
+    LUNAR_LOG_LIMITED(
+        log_warning, 4, "fork refused: the child may come to need %s of LUN space and %s is left; give a larger --size",
+        format_size(pages << state.page_shift).text, format_size(static_cast<uint64_t>(left > 0 ? left : 0)).text);
     return -ENOMEM;
   }
   {
@@ -490,13 +519,13 @@ void pager_fork_failed() {
   t_checked = {};
   if (was.plain) {
     sys::Locked<sys::Mutex> lock(state.activation_lock);
-    if (!pager_active()) plain_uncharge_fork(state);   // else activation has
+    if (!pager_active()) plain_uncharge_fork(state);  // else activation has
   }
   if (was.fixed != 0) state.account.give_fixed(was.fixed);
   if (was.lun_bytes != 0) state.account.lun_give(was.lun_bytes);
   if (was.member < 0) return;
   state.account.release_child(static_cast<unsigned>(was.member), was.ticket);
-  if (pager_active()) housekeeping_wake(kHousekeepingSweep);   // what was held for it
+  if (pager_active()) housekeeping_wake(kHousekeepingSweep);  // what was held for it
 }
 
 }  // namespace lunar

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // fork: a child keeps its memory. Internal to pager/.
 //
-//   prepare   keeps discards and moves out; waits until the evictor rests with no write in flight; makes FILE objects resident,
-//             which libc itself touches in the child before any handler runs; reserves a member in the account; makes the
+//   prepare   keeps discards and moves out; waits until the evictor rests with no write in flight; makes FILE objects
+//             resident,
+//             which libc itself touches in the child before any handler runs; reserves a member in the account; makes
+//             the
 //             regions inheritable (they are MADV_DONTFORK otherwise)
 //   parent    undoes all of that; defers the release of slots until the child is gone
-//   child     page states as of the fork, busy pages in their state before; its own userfaultfd, threads and frames; only reads
+//   child     page states as of the fork, busy pages in their state before; its own userfaultfd, threads and frames;
+//             only reads
 //             ancestors' LUNs, and opens a LUN of its own at the first dirty eviction
 #pragma once
 
 namespace lunar {
 
-[[nodiscard]] int fork_handlers_install();   // once; before the program's libraries install theirs (see adapters/preload)
-void housekeeping_run();                           // the housekeeping thread's loop; never returns
+// once; before the program's libraries install theirs (see adapters/preload)
+[[nodiscard]] int fork_handlers_install();
+void housekeeping_run();  // the housekeeping thread's loop; never returns
 
 }  // namespace lunar

@@ -10,7 +10,7 @@
 namespace lunar {
 
 int FramePool::open(uint32_t count, size_t page_size, int node) {
-  unmap_private(frames_, count_ * sizeof(Frame));   // a forked child has its parent's
+  unmap_private(frames_, count_ * sizeof(Frame));  // a forked child has its parent's
   unmap_private(free_, count_ * sizeof(uint32_t));
   unmap_private(clean_, count_ * sizeof(uint32_t));
   page_size_ = page_size;
@@ -65,7 +65,7 @@ bool FramePool::reclaim_oldest() {
         return true;
       }
     }
-    queue_clean(id);   // a thread is copying out of it: it will be kReleased in a moment
+    queue_clean(id);  // a thread is copying out of it: it will be kReleased in a moment
   }
   return false;
 }

@@ -1,15 +1,15 @@
-// SPDX-License-Identifier: Apache-2.0
-// Frames: DRAM pages of the evictor. A victim's content is captured into a frame, written to its slot from there, and
-// stays in the frame until the frame is needed for another victim: a fault in that time is a copy, not a read. That replaces
-// the reference bit, which user space lacks: hot pages come back from their frames and are marked as hot.
+// SPDX-License-Identifier: Apache-2.0 Frames: DRAM pages of the evictor. A victim's content is captured into a frame,
+// written to its slot from there, and stays in the frame until the frame is needed for another victim: a fault in that
+// time is a copy, not a read. That replaces the reference bit, which user space lacks: hot pages come back from their
+// frames and are marked as hot.
 //
 //   kFree ─► kCaptured ─► kWriting ─► kClean ─► (reused) kFree
 //                │            │          └─ page came back or was discarded ─► kReleased ─► kFree
 //                │            └─ the same while the write is in flight ─► kAbandoned ─(response)─► kFree, slot released
 //                └─ clean or zero page: no write
 //
-// Threading: the free list and the queue of clean frames are the evictor's alone. Any thread that holds the page busy may
-// copy out of its frame and then free it with release(). `state` is the hand-shake between the two.
+// Threading: the free list and the queue of clean frames are the evictor's alone. Any thread that holds the page busy
+// may copy out of its frame and then free it with release(). `state` is the hand-shake between the two.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -22,7 +22,8 @@ namespace lunar {
 enum class FrameState : uint32_t { kFree, kCaptured, kWriting, kClean, kReleased, kAbandoned };
 
 struct Frame {
-  std::atomic<AtomicPageWord*> word{nullptr};   // of its page: one value, as the page may be moved (mremap) while others look
+  // of its page: one value, as the page may be moved (mremap) while others look
+  std::atomic<AtomicPageWord*> word{nullptr};
   Slot slot{kNoSlot};
   uint8_t lun = 0;
   uint8_t attempts = 0;
@@ -48,8 +49,8 @@ class FramePool {
   // Frees the oldest clean frame: its page becomes kEvicted. False when the queue has none that is available now.
   bool reclaim_oldest();
 
-  // By the thread that holds the frame's page busy. True: *slot on *lun holds the content and belongs to the caller from now on;
-  // false (*slot is kNoSlot): the write was in flight, and slot and frame go back when it ends.
+  // By the thread that holds the frame's page busy. True: *slot on *lun holds the content and belongs to the caller
+  // from now on; false (*slot is kNoSlot): the write was in flight, and slot and frame go back when it ends.
   bool release(uint32_t frame, Slot* slot, unsigned* lun);
 
  private:
@@ -59,7 +60,7 @@ class FramePool {
   uint32_t count_ = 0;
   uint32_t* free_ = nullptr;
   uint32_t free_count_ = 0;
-  uint32_t* clean_ = nullptr;     // ring
+  uint32_t* clean_ = nullptr;  // ring
   uint32_t clean_head_ = 0, clean_count_ = 0;
 };
 

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Guard pages. The kernel's own markers do the work (SIGSEGV, inherited by fork); the page table knows them so that nothing is copied
-// over a marker: UFFDIO_COPY would replace it. Threading: any thread; see seize.h.
+// SPDX-License-Identifier: Apache-2.0 Guard pages. The kernel's own markers do the work (SIGSEGV, inherited by fork);
+// the page table knows them so that nothing is copied over a marker: UFFDIO_COPY would replace it. Threading: any
+// thread; see seize.h.
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -47,7 +47,7 @@ int guard_pages(Region& region, uint64_t first, uint64_t end, bool install) {
   if (rc == 0) {
     const int advice = install ? MADV_GUARD_INSTALL : MADV_GUARD_REMOVE;
     rc = sys::advise(region.address_of(PageIndex(first)), (end - first) << state.page_shift, advice);
-    for (uint64_t p = first; p < end; ++p)   // what stopped it may have done so half way
+    for (uint64_t p = first; p < end; ++p)  // what stopped it may have done so half way
       done[p - first] = rc == 0 || sys::advise(region.address_of(PageIndex(p)), state.page_size, advice) == 0;
   } else {
     for (bool& one : done) one = false;
@@ -72,7 +72,8 @@ void pager_unpin_all() {
     int64_t cleared = 0;
     for (uint64_t p = 0, next; p < end; p = next) {
       next = p + kChunkPages < end ? p + kChunkPages : end;
-      if (region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) != 0) cleared += program_pins(*region, p, next, false);
+      if (region->chunk_used[p / kChunkPages].load(std::memory_order_acquire) != 0)
+        cleared += program_pins(*region, p, next, false);
     }
     state.pinned_pages.fetch_sub(cleared);
   }

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// Handing a range with its contents over to the kernel: code that a program generates stays in DRAM like all other code. Brings the pages
-// in, ends their registration, and marks them gone in the page table (PageWord::handed_over). They do not come back.
-// Nor does what another map of the program's has been put over (MAP_FIXED).
+// SPDX-License-Identifier: Apache-2.0 Handing a range with its contents over to the kernel: code that a program
+// generates stays in DRAM like all other code. Brings the pages in, ends their registration, and marks them gone in the
+// page table (PageWord::handed_over). They do not come back. Nor does what another map of the program's has been put
+// over (MAP_FIXED).
 // Threading: any thread; see seize.h. Waits for the device and for room.
 #include <errno.h>
 #include <sys/mman.h>
@@ -41,7 +41,7 @@ int hand_over_pages(Region& region, uint64_t first, uint64_t end) {
   const lunar_range range{address, (end - first) << state.page_shift};
   for (;;) {
     int rc = pager_prefetch(&range, 1);
-    if (rc < 0 && rc != -EIO && rc != -EFAULT) return rc;   // a poisoned page stays one
+    if (rc < 0 && rc != -EIO && rc != -EFAULT) return rc;  // a poisoned page stays one
     MutatorScope scope;
     if (!take_present(region, first, end, was)) continue;
     rc = sys::uffd_unregister(state.uffd, address, range.bytes);
@@ -61,7 +61,8 @@ void give_up(Region& region, uint64_t first, uint64_t end) {
   region.has_handed_over.store(true, std::memory_order_release);
   for (uint64_t p = first; p < end; ++p) {
     PageWord was = take_any(region, p);
-    if (was.state() != PageState::kGone) put_back(region, p, was.with_state(PageState::kGone).with_index(PageWord::kHandedOver));
+    if (was.state() != PageState::kGone)
+      put_back(region, p, was.with_state(PageState::kGone).with_index(PageWord::kHandedOver));
   }
 }
 
@@ -88,7 +89,7 @@ int map_over_pages(Region& region, uint64_t first, uint64_t end, const OtherMap&
     if (rc == 0 && was.pinned()) state.pinned_pages.fetch_sub(page_clear_pinned(word));
     put_back(region, p, rc == 0 ? empty_word(region, p, was, PageState::kGone).with_index(PageWord::kHandedOver) : was);
   }
-  if (rc < 0) own.tell();   // it has been unmapped all the same
+  if (rc < 0) own.tell();  // it has been unmapped all the same
   return rc;
 }
 

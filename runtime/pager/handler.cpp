@@ -22,22 +22,25 @@ namespace lunar {
 namespace {
 
 constexpr unsigned kMessagesAtOnce = 16;
-constexpr unsigned kHotLoad = 5;         // messages and reads in hand that make a round a hot one
-constexpr unsigned kHotRounds = 16;      // hot rounds before helpers are called
-constexpr unsigned kCalmRounds = 256;    // rounds with next to nothing before a helper rests
-constexpr unsigned kLookEvery = 32;      // faults of one thread between looks at where it runs
-constexpr unsigned kDelayLookEvery = 16; // faults between looks at how long it waited for its CPU
-constexpr uint64_t kStarvedNs = 20000;   // waited longer than this a fault: others want the CPU
-constexpr int64_t kStarvedMostNs = 2000000;   // and this much beyond it in all: they go on wanting it
+constexpr unsigned kHotLoad = 5;             // messages and reads in hand that make a round a hot one
+constexpr unsigned kHotRounds = 16;          // hot rounds before helpers are called
+constexpr unsigned kCalmRounds = 256;        // rounds with next to nothing before a helper rests
+constexpr unsigned kLookEvery = 32;          // faults of one thread between looks at where it runs
+constexpr unsigned kDelayLookEvery = 16;     // faults between looks at how long it waited for its CPU
+constexpr uint64_t kStarvedNs = 20000;       // waited longer than this a fault: others want the CPU
+constexpr int64_t kStarvedMostNs = 2000000;  // and this much beyond it in all: they go on wanting it
 constexpr uint64_t kNoFollowMinNs = 50000000, kNoFollowMaxNs = 1000000000;
-constexpr uint64_t kOftenGapNs = 300000, kRareGapNs = 1000000, kGapMaxNs = 16000000;   // mean time between faults: follow below, leave above
-constexpr unsigned kBusyRounds = 4;      // rounds with several messages before a handler stops following
-constexpr int64_t kParkedWaitNs = 5000000;   // parked faults are handed over; looked at anyway, as they may wait for something else
-constexpr uint64_t kForkMaxNs = 50000000;    // a fork that takes longer waits for a thread that waits for us
-constexpr uint64_t kForkStandsNs = 100000000;   // from then on it is believed to wait for a thread that waits for DRAM
-constexpr uint64_t kForkStuckNs = 2000000000;   // longer than a kernel copies page tables, also of a large process on a slow machine
-constexpr unsigned kPassMax = 16;            // faults that may then pass the budget in kParkedWaitNs
-constexpr uint64_t kStuckNs = 10000000000;   // nothing parked could be answered for so long: a word in the log
+// mean time between faults: follow below, leave above
+constexpr uint64_t kOftenGapNs = 300000, kRareGapNs = 1000000, kGapMaxNs = 16000000;
+constexpr unsigned kBusyRounds = 4;  // rounds with several messages before a handler stops following
+// parked faults are handed over; looked at anyway, as they may wait for something else
+constexpr int64_t kParkedWaitNs = 5000000;
+constexpr uint64_t kForkMaxNs = 50000000;      // a fork that takes longer waits for a thread that waits for us
+constexpr uint64_t kForkStandsNs = 100000000;  // from then on it is believed to wait for a thread that waits for DRAM
+// longer than a kernel copies page tables, also of a large process on a slow machine
+constexpr uint64_t kForkStuckNs = 2000000000;
+constexpr unsigned kPassMax = 16;           // faults that may then pass the budget in kParkedWaitNs
+constexpr uint64_t kStuckNs = 10000000000;  // nothing parked could be answered for so long: a word in the log
 constexpr uint64_t kTagMessages = 0, kTagMailbox = 1, kTagRoom = 2;
 
 thread_local Handler* t_handler __attribute__((tls_model("initial-exec"))) = nullptr;
@@ -67,7 +70,8 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
     if (mailbox_event_ < 0) return mailbox_event_;
     mailbox_event_ = sys::move_high(mailbox_event_);
   }
-  if (parked_ == nullptr) parked_ = static_cast<sys::UffdMessage*>(map_private(kParkedMax * sizeof(sys::UffdMessage), ForkPolicy::kInherit));
+  if (parked_ == nullptr)
+    parked_ = static_cast<sys::UffdMessage*>(map_private(kParkedMax * sizeof(sys::UffdMessage), ForkPolicy::kInherit));
   if (parked_ == nullptr) return -ENOMEM;
   parked_count_ = 0;
   pagemap_ = -1;
@@ -78,7 +82,7 @@ int Handler::open(unsigned index, unsigned window_pages, int node) {
   starved_ns_ = 0;
   gap_ns_ = kGapMaxNs;
   busy_rounds_ = 0;
-  mailbox_lock_.unlock();   // a forked child's parent may have held it
+  mailbox_lock_.unlock();  // a forked child's parent may have held it
   round_.store(0);
   followed_tid_ = delay_tid_ = 0;
   followed_cpu_ = -1;
@@ -101,7 +105,7 @@ void Handler::run() {
   t_handler = this;
   if (!resolver_.attach_own()) fatal("handler: no command ring to the LUN can be had");
   pagemap_ = sys::open_own_file(sys::OwnFile::kPagemap);
-  room_event_ = sys::make_eventfd();   // in the service threads' table
+  room_event_ = sys::make_eventfd();  // in the service threads' table
   if (room_event_ < 0) fatal("handler: no descriptor to be woken by (%s)", errno_name(room_event_));
   if (mailbox_event_ >= 0) (void)sys::set_affinity_node(node_);
   can_follow_ = state.options.follow && !helper_ && sys::idle_policy_can_be_left();
@@ -167,7 +171,8 @@ void Handler::rest_when_calm(unsigned load) {
   uint32_t seen = state.helpers_called.load(std::memory_order_acquire);
   state.helpers_resting.fetch_add(1, std::memory_order_acq_rel);
   round_.fetch_add(1, std::memory_order_release);
-  while (state.helpers_called.load(std::memory_order_acquire) == seen) (void)sys::futex_wait(&state.helpers_called, seen, -1, false);
+  while (state.helpers_called.load(std::memory_order_acquire) == seen)
+    (void)sys::futex_wait(&state.helpers_called, seen, -1, false);
   round_.fetch_add(1, std::memory_order_seq_cst);
   state.helpers_resting.fetch_sub(1, std::memory_order_acq_rel);
   calm_rounds_ = 0;
@@ -179,14 +184,16 @@ void Handler::wait_for_round() const {
   while ((seen & 1) != 0 && round_.load(std::memory_order_acquire) == seen) sys::sleep_ns(5000);
 }
 
-// Notes the events among them at once: what they tell is true of the faults as well. 0 also while another handler reads.
+// Notes the events among them at once: what they tell is true of the faults as well. 0 also while another handler
+// reads.
 int Handler::read_messages(sys::UffdMessage* messages, unsigned max) {
   auto& state = pager_state();
   if (!state.event_gate.begin_read(state.uffd)) return 0;
   const int n = sys::uffd_read(state.uffd, messages, max);
   for (int i = 0; i < n; ++i) {
     const sys::UffdMessage& message = messages[i];
-    if (test_switches.event_delay_us != 0 && message.kind != sys::UffdMessage::Kind::kFault) sys::sleep_ns(test_switches.event_delay_us * 1000);
+    if (test_switches.event_delay_us != 0 && message.kind != sys::UffdMessage::Kind::kFault)
+      sys::sleep_ns(test_switches.event_delay_us * 1000);
     if (message.kind == sys::UffdMessage::Kind::kUnmap) unmapped_note(message.address, message.address + message.bytes);
     if (message.kind == sys::UffdMessage::Kind::kRemap) moved_note(message.address, message.to, message.bytes);
   }
@@ -194,14 +201,18 @@ int Handler::read_messages(sys::UffdMessage* messages, unsigned max) {
   return n;
 }
 
-// In the middle of an answer: a copy fails as long as an event is unread. Faults, which the kernel hands out first, are kept for later.
+// In the middle of an answer: a copy fails as long as an event is unread. Faults, which the kernel hands out first, are
+// kept for later.
 void Handler::stalled() {
   sys::UffdMessage messages[kMessagesAtOnce];
   const int n = read_messages(messages, kMessagesAtOnce);
   for (int i = 0; i < n; ++i) {
     if (messages[i].kind != sys::UffdMessage::Kind::kFault) continue;
-    if (late_count_ < kLateMax) late_[late_count_++] = messages[i];
-    else (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(messages[i].address), pager_state().page_size);   // it faults again
+    if (late_count_ < kLateMax)
+      late_[late_count_++] = messages[i];
+    else
+      (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(messages[i].address),
+                           pager_state().page_size);  // it faults again
   }
   if (n <= 0) sys::yield_cpu();
 }
@@ -210,7 +221,7 @@ void wait_out_stall() { t_handler != nullptr ? t_handler->stalled() : sys::yield
 
 unsigned Handler::take_late() {
   unsigned done = 0;
-  for (; done < late_count_; ++done) {   // more may come meanwhile
+  for (; done < late_count_; ++done) {  // more may come meanwhile
     const sys::UffdMessage message = late_[done];
     mailbox_event_ < 0 ? answer(message) : route(message);
   }
@@ -221,11 +232,13 @@ unsigned Handler::take_late() {
 
 unsigned Handler::take_messages() {
   sys::UffdMessage messages[kMessagesAtOnce];
-  if (parked_count_ + kMessagesAtOnce + kMailboxMax + kLateMax > kParkedMax) return 0;   // they wait in the kernel's queue
+  // they wait in the kernel's queue
+  if (parked_count_ + kMessagesAtOnce + kMailboxMax + kLateMax > kParkedMax) return 0;
   const int n = read_messages(messages, kMessagesAtOnce);
   if (n < 0) fatal("handler: reading fault messages failed (%s): pages would stay missing", errno_name(n));
   for (int i = 0; i < n; ++i)
-    if (messages[i].kind == sys::UffdMessage::Kind::kFault) mailbox_event_ < 0 ? answer(messages[i]) : route(messages[i]);
+    if (messages[i].kind == sys::UffdMessage::Kind::kFault)
+      mailbox_event_ < 0 ? answer(messages[i]) : route(messages[i]);
   if (n > 0) {
     counters().faults.add(static_cast<unsigned>(n));
     follow(messages[0].thread_id, static_cast<unsigned>(n) + resolver_.in_flight());
@@ -251,7 +264,7 @@ void Handler::route(const sys::UffdMessage& message) {
     answer(message);
     return;
   }
-  state.handlers[node]->post(message);   // the first of the node: it is never at rest
+  state.handlers[node]->post(message);  // the first of the node: it is never at rest
 }
 
 void Handler::post(const sys::UffdMessage& message) {
@@ -263,7 +276,7 @@ void Handler::post(const sys::UffdMessage& message) {
         break;
       }
     }
-    sys::yield_cpu();   // its owner never waits for us: it empties the box without posting
+    sys::yield_cpu();  // its owner never waits for us: it empties the box without posting
   }
   counters().forwarded.add();
   sys::eventfd_signal(mailbox_event_);
@@ -295,9 +308,10 @@ void Handler::answer(const sys::UffdMessage& message) {
     counters().service_faults.add();
     LUNAR_DCHECK(!"a thread of the pager touched tiered memory");
   }
-  if (being_moved_to(message.address, 1)) return;   // whatever was there before
+  if (being_moved_to(message.address, 1)) return;  // whatever was there before
   Region* region = state.regions.find(address);
-  if (region == nullptr || region->words[region->page_of(address).value].load(std::memory_order_acquire).state() == PageState::kGone) {
+  if (region == nullptr ||
+      region->words[region->page_of(address).value].load(std::memory_order_acquire).state() == PageState::kGone) {
     answer_outside(message);
     return;
   }
@@ -308,53 +322,70 @@ void Handler::answer(const sys::UffdMessage& message) {
     return;
   }
   switch (seen.state()) {
-    case PageState::kResident: check_resident(*region, page); return;
-    case PageState::kGuard: {   // became one when the thread had faulted already: the kernel's marker answers. Or a call past us has taken that away
+    case PageState::kResident:
+      check_resident(*region, page);
+      return;
+    // became one when the thread had faulted already: the kernel's marker answers. Or a call past us has taken that
+    // away
+    case PageState::kGuard: {
       AtomicPageWord& word = region->words[page.value];
-      if (word.compare_exchange_strong(seen, seen.with_state(PageState::kEmpty))) answer_evicted(*region, page, message);
-      else (void)sys::uffd_wake(state.uffd, address, state.page_size);
+      if (word.compare_exchange_strong(seen, seen.with_state(PageState::kEmpty)))
+        answer_evicted(*region, page, message);
+      else
+        (void)sys::uffd_wake(state.uffd, address, state.page_size);
       return;
     }
-    case PageState::kGone:   // just now
+    case PageState::kGone:  // just now
       (void)sys::uffd_wake(state.uffd, address, state.page_size);
       return;
     case PageState::kPoisoned:
       mark_lost(*region, page, seen, message);
       return;
-    default: answer_evicted(*region, page, message);
+    default:
+      answer_evicted(*region, page, message);
   }
 }
 
-// Its region went away meanwhile, or a call past us has moved a map of ours there, which is brought along: the message is late. Or such a call has
-// grown a map of ours, and what it added is zeros. (To end the watch there would be no change that an event refuses: change_pages.)
+// Its region went away meanwhile, or a call past us has moved a map of ours there, which is brought along: the message
+// is late. Or such a call has grown a map of ours, and what it added is zeros. (To end the watch there would be no
+// change that an event refuses: change_pages.)
 void Handler::answer_outside(const sys::UffdMessage& message) {
   auto& state = pager_state();
   void* address = reinterpret_cast<void*>(message.address);
   int64_t rc;
   do {
-    rc = message.write_protected ? unprotect_pages(address, state.page_size) : install_pages(address, zero_run(), state.page_size);
+    rc = message.write_protected ? unprotect_pages(address, state.page_size)
+                                 : install_pages(address, zero_run(), state.page_size);
     if (rc == -EAGAIN) stalled();
   } while (rc == -EAGAIN);
   if (rc < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
 }
 
-// A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared unprotected, but
-// for the forking thread itself, and for a thread whose lock it may be waiting for.
+// A write to a page that a fork has left shared. While a fork goes on, nothing is let through that would then be shared
+// unprotected, but for the forking thread itself, and for a thread whose lock it may be waiting for.
 void Handler::answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message) {
   auto& state = pager_state();
   bool force = false;
   if (state.forking.load(std::memory_order_seq_cst)) {
-    force = message.thread_id == state.forking_tid.load(std::memory_order_relaxed) || sys::now_ns() - state.forking_since_ns.load() > kForkMaxNs;
+    force = message.thread_id == state.forking_tid.load(std::memory_order_relaxed) ||
+            sys::now_ns() - state.forking_since_ns.load() > kForkMaxNs;
     if (!force) {
       park(message);
       return;
     }
   }
   switch (gate_lift(region, page, pagemap_, force)) {
-    case Lift::kLifted: counters().copies_allowed.add(); break;
-    case Lift::kBusy: return;
-    case Lift::kNoRoom: park(message); return;
-    case Lift::kNotThere: (void)sys::uffd_wake(state.uffd, region.address_of(page), state.page_size); return;
+    case Lift::kLifted:
+      counters().copies_allowed.add();
+      break;
+    case Lift::kBusy:
+      return;
+    case Lift::kNoRoom:
+      park(message);
+      return;
+    case Lift::kNotThere:
+      (void)sys::uffd_wake(state.uffd, region.address_of(page), state.page_size);
+      return;
   }
   if (state.account.free_pages() < static_cast<int64_t>(state.evictor->low_water())) state.evictor->wake();
 }
@@ -365,8 +396,9 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys
   void* address = region.address_of(page);
   AtomicPageWord& word = region.words[page.value];
   const auto beside_fork = [&] { return !state.features.poison && state.forking.load(std::memory_order_seq_cst); };
-  if (beside_fork()) {   // maps change after it only, and it may wait for this thread
-    const bool itself = message.thread_id != 0 && message.thread_id == state.forking_tid.load(std::memory_order_relaxed);
+  if (beside_fork()) {  // maps change after it only, and it may wait for this thread
+    const bool itself =
+        message.thread_id != 0 && message.thread_id == state.forking_tid.load(std::memory_order_relaxed);
     if (itself || sys::now_ns() - state.forking_since_ns.load() > kForkStuckNs)
       fatal("page %p was lost to a read error, and %s needs it (this kernel has no UFFDIO_POISON, 6.6)", address,
             itself ? "the thread that forks" : "a thread that the fork seems to wait for");
@@ -377,7 +409,7 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys
     const int rc = lost_page_mark(region, page);
     if (rc == -EINPROGRESS) {
       (void)page_unlock(word, seen);
-      if (beside_fork()) park(message);   // it has begun just now
+      if (beside_fork()) park(message);  // it has begun just now
       return;
     }
     // -EEXIST: it is marked, and this was a late message. -ENOENT: it is unmapped, or another map is being moved there.
@@ -388,8 +420,9 @@ void Handler::mark_lost(Region& region, PageIndex page, PageWord seen, const sys
   (void)sys::uffd_wake(state.uffd, address, state.page_size);
 }
 
-// Nothing is evicted while a fork goes on, and the fork may wait for one of the faulting threads: for a lock, in a fork handler that runs
-// after ours. The forking thread itself touches a few pages; the others may pass a few at a time, so that the thread in question gets on.
+// Nothing is evicted while a fork goes on, and the fork may wait for one of the faulting threads: for a lock, in a fork
+// handler that runs after ours. The forking thread itself touches a few pages; the others may pass a few at a time, so
+// that the thread in question gets on.
 bool Handler::may_pass_budget(const sys::UffdMessage& message) {
   auto& state = pager_state();
   if (!state.forking.load(std::memory_order_seq_cst)) return false;
@@ -418,13 +451,15 @@ void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMess
     park(message);
     return;
   }
-  if (outcome == Outcome::kResident) pager_state().watched.ends(pager_state().watched.take(region.address_of(page), pager_state().page_size), false);
+  if (outcome == Outcome::kResident)
+    pager_state().watched.ends(pager_state().watched.take(region.address_of(page), pager_state().page_size), false);
   if (outcome == Outcome::kBusy) pager_state().watched.is_in_other_hands();
   if (outcome == Outcome::kPoisoned || outcome == Outcome::kGone) {
     answer(message);
     return;
   }
-  if (pager_state().account.free_pages() < static_cast<int64_t>(pager_state().evictor->low_water())) pager_state().evictor->wake();
+  if (pager_state().account.free_pages() < static_cast<int64_t>(pager_state().evictor->low_water()))
+    pager_state().evictor->wake();
   // The rest of the window: further runs of a sequence, or the next steps of a stride.
   if (first_touch || ahead.window <= 1 || taken >= ahead.window || outcome == Outcome::kBusy) return;
   int64_t step = ahead.stride == 1 ? 0 : ahead.stride;
@@ -434,7 +469,9 @@ void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMess
     PageState there = region.words[next].load(std::memory_order_acquire).state();
     unsigned got = 1;
     if (there == PageState::kEvicted) {
-      if (resolver_.begin(region, PageIndex(next), step == 0 ? ahead.window - covered : 1, kHeatReadAhead, false, &got) == Outcome::kNoRoom) break;
+      if (resolver_.begin(region, PageIndex(next), step == 0 ? ahead.window - covered : 1, kHeatReadAhead, false,
+                          &got) == Outcome::kNoRoom)
+        break;
       if (got == 0) got = 1;
     } else if (there == PageState::kEmpty) {
       break;
@@ -448,7 +485,7 @@ void Handler::answer_evictor(const sys::UffdMessage& message) {
   auto& state = pager_state();
   alignas(64) static const char zeros[65536] = {};
   void* address = reinterpret_cast<void*>(message.address);
-  if (message.write_protected) {   // it is making the page exclusive
+  if (message.write_protected) {  // it is making the page exclusive
     state.account.unshare_always(1);
     if (unprotect_pages(address, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
     return;
@@ -456,8 +493,9 @@ void Handler::answer_evictor(const sys::UffdMessage& message) {
   if (install_pages(address, zeros, state.page_size) < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
 }
 
-// A message for a page that is marked resident: late (another message of it was answered), or the program dropped the page by a raw
-// system call; then it reads as zeros, as the kernel would have it. A copy of zeros tells the two apart, as it fails on a page that is there.
+// A message for a page that is marked resident: late (another message of it was answered), or the program dropped the
+// page by a raw system call; then it reads as zeros, as the kernel would have it. A copy of zeros tells the two apart,
+// as it fails on a page that is there.
 void Handler::check_resident(Region& region, PageIndex page) {
   auto& state = pager_state();
   counters().duplicates.add();
@@ -466,7 +504,7 @@ void Handler::check_resident(Region& region, PageIndex page) {
   PageWord seen = word.load(std::memory_order_acquire);
   if (seen.state() == PageState::kResident && page_lock(word, seen)) {
     const int64_t rc = install_pages(address, zero_run(), state.page_size);
-    if (rc > 0) {   // it stays charged, and resident: with zeros
+    if (rc > 0) {  // it stays charged, and resident: with zeros
       if (seen.has_slot()) slot_release(seen.lun(), seen.slot());
       seen = seen.with_slot(kNoSlot);
     }
@@ -520,14 +558,16 @@ void Handler::retry_parked() {
   if (now - stuck_since_ < kStuckNs) return;
   stuck_said_ = true;
   auto& state = pager_state();
-  log_warning("%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld pinned; give a larger --dram, or pin less",
-              parked_count_, static_cast<unsigned>(kStuckNs / 1000000000),
-              static_cast<long long>(state.account.cap_pages() - state.account.free_pages()),
-              static_cast<long long>(state.account.cap_pages()), static_cast<long long>(state.pinned_pages.load()));
+  log_warning(
+      "%u threads wait for DRAM since %u s: %lld of %lld pages of the budget are taken, %lld pinned; give a larger "
+      "--dram, or pin less",
+      parked_count_, static_cast<unsigned>(kStuckNs / 1000000000),
+      static_cast<long long>(state.account.cap_pages() - state.account.free_pages()),
+      static_cast<long long>(state.account.cap_pages()), static_cast<long long>(state.pinned_pages.load()));
 }
 
-// A CPU that runs an idle-class handler looks free to the scheduler; a batch of evictions there would hold up the very fault it
-// makes room for. Sent away before it wakes there, because the faulting thread would be moved for it.
+// A CPU that runs an idle-class handler looks free to the scheduler; a batch of evictions there would hold up the very
+// fault it makes room for. Sent away before it wakes there, because the faulting thread would be moved for it.
 void Handler::keep_evictor_off(int cpu) {
   int evictor = pager_state().evictor_tid.load(std::memory_order_relaxed);
   if (evictor != 0) (void)sys::set_affinity_but(evictor, cpu);
@@ -550,7 +590,8 @@ void Handler::follow(int thread_id, unsigned load) {
   if (idle_class_) {
     if (until_look_ != 0) --until_look_;
     if (until_look_ != 0 && !lost_) return;
-    if (!pager_state().evictor->asleep()) return;   // trading places with it would mean waiting for the end of its batches
+    // trading places with it would mean waiting for the end of its batches
+    if (!pager_state().evictor->asleep()) return;
   }
   lost_ = false;
   until_look_ = kLookEvery;
@@ -558,16 +599,18 @@ void Handler::follow(int thread_id, unsigned load) {
   int cpu = sys::cpu_of_thread(thread_id);
   if (cpu < 0 || (cpu == followed_cpu_ && idle_class_)) return;
   keep_evictor_off(cpu);
-  if (sys::set_affinity(cpu) == 0) followed_cpu_ = cpu;
-  else keep_evictor_off(followed_cpu_);
+  if (sys::set_affinity(cpu) == 0)
+    followed_cpu_ = cpu;
+  else
+    keep_evictor_off(followed_cpu_);
   if (!idle_class_ && sys::set_idle_policy(true) == 0) {
     idle_class_ = true;
     mark_delay();
   }
 }
 
-// Following saves 20 us a fault and risks a tick or more of starvation: it pays while faults follow each other closely. A handler of
-// equal priority serves a thread that faults now and then better.
+// Following saves 20 us a fault and risks a tick or more of starvation: it pays while faults follow each other closely.
+// A handler of equal priority serves a thread that faults now and then better.
 bool Handler::faults_often() {
   const uint64_t now = sys::now_ns();
   const uint64_t gap = now - last_fault_ns_ < kGapMaxNs ? now - last_fault_ns_ : kGapMaxNs;
@@ -585,22 +628,25 @@ void Handler::mark_delay() {
   followed_ran_ = sys::cpu_time_of(followed_tid_).ran;
 }
 
-// An idle-class thread starves on a CPU with other work. Its time on the run queue, less the time that the followed thread ran, shows
-// that; then it becomes a normal thread for a while, twice as long each time.
+// An idle-class thread starves on a CPU with other work. Its time on the run queue, less the time that the followed
+// thread ran, shows that; then it becomes a normal thread for a while, twice as long each time.
 bool Handler::starved() {
   if (until_delay_look_-- != 0) return false;
   uint64_t waited = waited_, ran = followed_ran_;
   bool same = delay_tid_ == followed_tid_;
   mark_delay();
   if (!same) return false;
-  starved_ns_ += static_cast<int64_t>((waited_ - waited) - (followed_ran_ - ran)) - static_cast<int64_t>(kDelayLookEvery * kStarvedNs);
+  starved_ns_ += static_cast<int64_t>((waited_ - waited) - (followed_ran_ - ran)) -
+                 static_cast<int64_t>(kDelayLookEvery * kStarvedNs);
   if (starved_ns_ < 0) starved_ns_ = 0;
   if (starved_ns_ < kStarvedMostNs) {
     if (no_follow_ns_ > kNoFollowMinNs) no_follow_ns_ -= no_follow_ns_ / 64;
     return false;
   }
   starved_ns_ = 0;
-  no_follow_ns_ = no_follow_ns_ == 0 ? kNoFollowMinNs : no_follow_ns_ * 2 > kNoFollowMaxNs ? kNoFollowMaxNs : no_follow_ns_ * 2;
+  no_follow_ns_ = no_follow_ns_ == 0                   ? kNoFollowMinNs
+                  : no_follow_ns_ * 2 > kNoFollowMaxNs ? kNoFollowMaxNs
+                                                       : no_follow_ns_ * 2;
   no_follow_until_ = sys::now_ns() + no_follow_ns_;
   unfollow();
   busy_rounds_ = 0;
@@ -617,8 +663,9 @@ void Handler::unfollow() {
 
 void Handler::dump(int fd) const {
   char line[160];
-  size_t n = format_to(line, sizeof line, "handler %u: %u reads in flight, %u parked, follows thread %d on cpu %d%s\n", index_,
-                       resolver_.in_flight(), parked_count_, followed_tid_, followed_cpu_, idle_class_ ? " (idle class)" : "");
+  size_t n =
+      format_to(line, sizeof line, "handler %u: %u reads in flight, %u parked, follows thread %d on cpu %d%s\n", index_,
+                resolver_.in_flight(), parked_count_, followed_tid_, followed_cpu_, idle_class_ ? " (idle class)" : "");
   (void)sys::write_to_program(fd, line, n);
 }
 

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// The housekeeping thread: does what must not burden faults or evictions: dead members of the account, slots held for children that are
-// gone, LUN space ahead of charge-on-touch memory, ranges that were unmapped past us, the live stats file. It sleeps until a request
-// (housekeeping_wake), the end of a child, or the end of a service thread, which is fatal. Only a stats file needs a timeout.
+// SPDX-License-Identifier: Apache-2.0 The housekeeping thread: does what must not burden faults or evictions: dead
+// members of the account, slots held for children that are gone, LUN space ahead of charge-on-touch memory, ranges that
+// were unmapped past us, the live stats file. It sleeps until a request (housekeeping_wake), the end of a child, or the
+// end of a service thread, which is fatal. Only a stats file needs a timeout.
 #include <errno.h>
 
 #include "base/format.h"
@@ -19,20 +19,22 @@
 namespace lunar {
 namespace {
 
-constexpr int64_t kStatsPeriodNs = 1000000000;   // of the stats file
-constexpr int64_t kUnsureNs = 50000000;          // while there is a child whose end would not wake us
-constexpr int64_t kUnsettledNs = 2000000;        // while a member ends
+constexpr int64_t kStatsPeriodNs = 1000000000;  // of the stats file
+constexpr int64_t kUnsureNs = 50000000;         // while there is a child whose end would not wake us
+constexpr int64_t kUnsettledNs = 2000000;       // while a member ends
 constexpr int64_t kSweepWaitNs = 200000000;
-constexpr int64_t kTellAgainNs = 200000;         // while the owner of the maps is busy and not yet told
+constexpr int64_t kTellAgainNs = 200000;  // while the owner of the maps is busy and not yet told
 
 void grow_ahead(PagerState& state) {
   bool on_touch = false;
   for (uint32_t i = 0; i < state.regions.count.load(std::memory_order_acquire); ++i) {
     Region* region = state.regions.sorted[i].load(std::memory_order_acquire);
-    if (region != nullptr && (region->flags & kRegionChargeOnTouch) != 0 && region->table_pages.load() != 0) on_touch = true;
+    if (region != nullptr && (region->flags & kRegionChargeOnTouch) != 0 && region->table_pages.load() != 0)
+      on_touch = true;
   }
   if (!on_touch || !state.lun_ready.load()) return;
-  // Reserving happens in charge(): take a step and give it back, so that charge_fast finds reserved space. The last of it is less than a step.
+  // Reserving happens in charge(): take a step and give it back, so that charge_fast finds reserved space. The last of
+  // it is less than a step.
   SlotAllocator& lun = state.luns[state.own_lun];
   uint64_t step = (64 * kMiB) >> state.page_shift;
   while (step != 0 && lun.charge(step) < 0) step /= 2;
@@ -49,7 +51,8 @@ void release_reservations(PagerState& state) {
 
 enum class Swept { kNot, kUnsettled, kSettled };
 
-// kNot: a fork is under way, which may itself wait for this thread (unmapped.h). kUnsettled: the memory of an ending member is being freed.
+// kNot: a fork is under way, which may itself wait for this thread (unmapped.h). kUnsettled: the memory of an ending
+// member is being freed.
 Swept sweep(PagerState& state) {
   // A fork's prepare holds this lock; what it set (oldest_child) must not be overwritten from an older sweep.
   if (state.forking.load(std::memory_order_acquire) || !state.fork_lock.try_lock()) return Swept::kNot;
@@ -74,7 +77,7 @@ void wait_for_work(PagerState& state, Swept swept, bool told) {
   words[0] = {&state.housekeeping_word, kHousekeepingRuns};
   unsigned n = 1 + state.account.child_words(words + 1, sys::kFutexWaitMax - 1, &unsure);
   int64_t timeout = state.options.stats_file != nullptr && state.options.stats_file[0] != 0 ? kStatsPeriodNs : -1;
-  int64_t again = kUnsureNs;   // where the children's words cannot be waited for
+  int64_t again = kUnsureNs;  // where the children's words cannot be waited for
   if (unsure || swept == Swept::kNot) timeout = kUnsureNs;
   if (swept == Swept::kUnsettled) timeout = again = kUnsettledNs;
   if (!told) timeout = again = kTellAgainNs;
@@ -88,15 +91,19 @@ void wait_for_work(PagerState& state, Swept swept, bool told) {
   struct stat status;
   format_to(path, sizeof path, "/proc/self/task/%d", state.evictor_tid.load());
   if (sys::path_status(path, &status) == -ENOENT) name = "the evictor, a service thread,";
-  fatal("%s has ended; only the kernel can do that: a seccomp filter of the program kills threads for a system call that Lunar needs. "
-        "Allow it there, or run the program without Lunar (service thread has ended)", name);
+  fatal(
+      "%s has ended; only the kernel can do that: a seccomp filter of the program kills threads for a system call that "
+      "Lunar needs. "
+      "Allow it there, or run the program without Lunar (service thread has ended)",
+      name);
 }
 
 }  // namespace
 
 void housekeeping_wake(uint32_t what) {
   auto& state = pager_state();
-  if ((state.housekeeping_word.fetch_or(what, std::memory_order_seq_cst) & what) != what) sys::futex_wake(&state.housekeeping_word, 1, true);
+  if ((state.housekeeping_word.fetch_or(what, std::memory_order_seq_cst) & what) != what)
+    sys::futex_wake(&state.housekeeping_word, 1, true);
 }
 
 void wait_for_sweep() {
@@ -105,7 +112,8 @@ void wait_for_sweep() {
   const uint32_t before = state.sweeps.load(std::memory_order_acquire);
   housekeeping_wake(kHousekeepingSweep);
   const uint64_t end = sys::now_ns() + static_cast<uint64_t>(kSweepWaitNs);
-  while (state.sweeps.load(std::memory_order_acquire) == before && sys::now_ns() < end) (void)sys::futex_wait(&state.sweeps, before, kSweepWaitNs / 4, false);
+  while (state.sweeps.load(std::memory_order_acquire) == before && sys::now_ns() < end)
+    (void)sys::futex_wait(&state.sweeps, before, kSweepWaitNs / 4, false);
 }
 
 void hand_over_room(bool sure) {

@@ -1,11 +1,12 @@
-// SPDX-License-Identifier: Apache-2.0
-// Keeps pages in DRAM until a thread is gone. When a thread ends, the kernel reads its list of robust mutexes and clears its thread id,
-// and refuses page faults meanwhile: on an evicted page the mutex would stay locked and a pthread_join would wait forever.
+// SPDX-License-Identifier: Apache-2.0 Keeps pages in DRAM until a thread is gone. When a thread ends, the kernel reads
+// its list of robust mutexes and clears its thread id, and refuses page faults meanwhile: on an evicted page the mutex
+// would stay locked and a pthread_join would wait forever.
 //
-// Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for threads that are gone. The program's
-// own pins (mlock) use the same bit: an entry says whether it goes with the thread, and the program's calls hand it over, either way.
-// Write faults are refused as well: kept pages stay outside the copy-on-write gate (cow_gate.h).
-// Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end the thread.
+// Idea: the thread keeps its pages itself, by the pin bit of the page word. Later callers look for threads that are
+// gone. The program's own pins (mlock) use the same bit: an entry says whether it goes with the thread, and the
+// program's calls hand it over, either way. Write faults are refused as well: kept pages stay outside the copy-on-write
+// gate (cow_gate.h). Threading: any thread of the program; may fault. Signals are blocked inside: a handler could end
+// the thread.
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -26,9 +27,9 @@ namespace {
 constexpr unsigned kKeptMax = 1024, kLooksAtOnce = 16;
 
 struct Kept {
-  int thread_id = 0;         // 0: free
+  int thread_id = 0;  // 0: free
   const void* page = nullptr;
-  bool pinned = false;       // by this: the pin goes with the last entry of the page
+  bool pinned = false;  // by this: the pin goes with the last entry of the page
 };
 struct KeptPages {
   sys::SpinLock lock;
@@ -70,7 +71,8 @@ Kept* free_entry() {
   if (entry == nullptr) entry = look_for_gone(kKeptMax);
   if (entry == nullptr && !g_kept.full_said) {
     g_kept.full_said = true;
-    log_warning("more than %u threads have their stacks in tiered memory; the ends of these stacks stay in DRAM", kKeptMax);
+    log_warning("more than %u threads have their stacks in tiered memory; the ends of these stacks stay in DRAM",
+                kKeptMax);
   }
   return entry;
 }
@@ -80,7 +82,7 @@ void pin_and_touch(Region& region, PageIndex page) {
   AtomicPageWord& word = region.words[page.value];
   {
     sys::Locked<sys::SpinLock> lock(g_kept.lock);
-    Kept* entry = free_entry();   // before the pin: a gone thread that had this page takes its own pin along
+    Kept* entry = free_entry();  // before the pin: a gone thread that had this page takes its own pin along
     const bool ours = page_set_pinned(word) == 0;
     if (ours) pager_state().pinned_pages.fetch_add(1);
     if (entry != nullptr) *entry = {sys::thread_id(), region.address_of(page), ours};
@@ -88,13 +90,14 @@ void pin_and_touch(Region& region, PageIndex page) {
   while (pager_active()) {
     (void)*static_cast<const volatile char*>(region.address_of(page));
     const PageState now = word.load(std::memory_order_acquire).state();
-    if (now != PageState::kBusy && now != PageState::kInFrame && now != PageState::kEvicted && now != PageState::kEmpty) break;
-    sys::yield_cpu();   // an eviction had the page busy when the pin came
+    if (now != PageState::kBusy && now != PageState::kInFrame && now != PageState::kEvicted && now != PageState::kEmpty)
+      break;
+    sys::yield_cpu();  // an eviction had the page busy when the pin came
   }
 }
 
-// The pages of a piece that are kept for threads, a bit each. Their pins go with the threads from now on (`ours`), or are the program's.
-// pre: the lock.
+// The pages of a piece that are kept for threads, a bit each. Their pins go with the threads from now on (`ours`), or
+// are the program's. pre: the lock.
 void hand_over_pins(const Region& region, uint64_t first, uint64_t end, bool ours, uint64_t* kept) {
   const char *from = region.address_of(PageIndex(first)), *to = region.address_of(PageIndex(end));
   for (Kept& entry : g_kept.entries) {
@@ -104,7 +107,7 @@ void hand_over_pins(const Region& region, uint64_t first, uint64_t end, bool our
       continue;
     }
     const uint64_t at = region.page_of(entry.page).value - first, bit = uint64_t{1} << at % 64;
-    entry.pinned = ours && (kept[at / 64] & bit) == 0;   // one entry of several
+    entry.pinned = ours && (kept[at / 64] & bit) == 0;  // one entry of several
     kept[at / 64] |= bit;
   }
 }
@@ -120,8 +123,10 @@ int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set) {
     uint64_t kept[kChunkPages / 64] = {};
     hand_over_pins(region, first, next, !set, kept);
     for (uint64_t p = first; p < next; ++p) {
-      if (set) were_pinned += page_set_pinned(region.words[p]);
-      else if ((kept[(p - first) / 64] >> (p - first) % 64 & 1) == 0 && region.words[p].load(std::memory_order_relaxed).pinned())
+      if (set)
+        were_pinned += page_set_pinned(region.words[p]);
+      else if ((kept[(p - first) / 64] >> (p - first) % 64 & 1) == 0 &&
+               region.words[p].load(std::memory_order_relaxed).pinned())
         were_pinned += page_clear_pinned(region.words[p]);
     }
   }
@@ -133,12 +138,14 @@ void pager_keep_for_thread(const void* address, size_t bytes) {
   if (region == nullptr || bytes == 0) return;
   sys::ScopedSignalBlock signals;
   const uint64_t first = region->page_of(address).value;
-  for (uint64_t p = first; p < region->pages && region->address_of(PageIndex(p)) < static_cast<const char*>(address) + bytes; ++p) {
+  for (uint64_t p = first;
+       p < region->pages && region->address_of(PageIndex(p)) < static_cast<const char*>(address) + bytes; ++p) {
     if (p >= region->table_pages.load()) continue;
     void* page = region->address_of(PageIndex(p));
     pin_and_touch(*region, PageIndex(p));
     // In the list first: a fork from now on leaves it open. (What is read-only the kernel will not write to.)
-    if (pager_state().gate_used.load(std::memory_order_acquire)) (void)sys::advise(page, pager_state().page_size, MADV_POPULATE_WRITE);
+    if (pager_state().gate_used.load(std::memory_order_acquire))
+      (void)sys::advise(page, pager_state().page_size, MADV_POPULATE_WRITE);
   }
 }
 
@@ -149,10 +156,12 @@ void kept_pages_open(PagerState& state) {
   {
     sys::Locked<sys::SpinLock> lock(g_kept.lock);
     for (const Kept& entry : g_kept.entries)
-      if (entry.thread_id != 0) pages[count++] = entry.page;   // twice at times: the program pins pages too, so all count
+      if (entry.thread_id != 0)
+        pages[count++] = entry.page;  // twice at times: the program pins pages too, so all count
   }
   for (unsigned i = 0; i < count; ++i) {
-    while (sys::uffd_protect(state.uffd, const_cast<void*>(pages[i]), state.page_size, false) == -EAGAIN) sys::yield_cpu();
+    while (sys::uffd_protect(state.uffd, const_cast<void*>(pages[i]), state.page_size, false) == -EAGAIN)
+      sys::yield_cpu();
     state.account.unshare_always(1);
   }
 }

@@ -15,7 +15,8 @@ int lost_page_mark(Region& region, PageIndex page) {
   auto& state = pager_state();
   char* address = region.address_of(page);
   if (state.features.poison)
-    return static_cast<int>(change_pages(address, state.page_size, [&] { return sys::uffd_poison(state.uffd, address, state.page_size); }));
+    return static_cast<int>(
+        change_pages(address, state.page_size, [&] { return sys::uffd_poison(state.uffd, address, state.page_size); }));
   lost_note(region, page);
   return -EINPROGRESS;
 }
@@ -29,12 +30,13 @@ void lost_page_clear(const Region& region, PageIndex page) {
   }
   const int protection = sys::protection_of(address);
   void* out = nullptr;
-  (void)sys::uffd_unregister(state.uffd, address, state.page_size);   // it may not be marked yet: to map over it is no event then
-  // A touch between the two calls finds memory that handlers then take over as it is. What cannot be registered (the program has closed our
-  // descriptor) is plain memory until it is unmapped.
-  if (sys::map(address, state.page_size, protection < 0 ? PROT_READ | PROT_WRITE : protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-               -1, 0, &out) < 0)
-    return;   // it goes on to raise SIGBUS
+  // it may not be marked yet: to map over it is no event then
+  (void)sys::uffd_unregister(state.uffd, address, state.page_size);
+  // A touch between the two calls finds memory that handlers then take over as it is. What cannot be registered (the
+  // program has closed our descriptor) is plain memory until it is unmapped.
+  if (sys::map(address, state.page_size, protection < 0 ? PROT_READ | PROT_WRITE : protection,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0, &out) < 0)
+    return;  // it goes on to raise SIGBUS
   (void)watch_fresh_range(state, address, state.page_size);
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The numbers that page words have for LUNs. A word has room for 16; a chain of forks may be longer than that.
 //
-// Idea: what counts is not how many ancestors there were but on which of their LUNs pages still lie. A child counts them once, when it reads
-// all words anyway, and forgets LUNs without a page, whose numbers become free. Where all numbers are in use, the fork first gives up
-// the LUN with the fewest pages: they come into DRAM, lose their slots there, and go to our own LUN at their next eviction, as any
-// written page does.
+// Idea: what counts is not how many ancestors there were but on which of their LUNs pages still lie. A child counts
+// them once, when it reads all words anyway, and forgets LUNs without a page, whose numbers become free. Where all
+// numbers are in use, the fork first gives up the LUN with the fewest pages: they come into DRAM, lose their slots
+// there, and go to our own LUN at their next eviction, as any written page does.
 //
-// Threading: the forking thread, under fork_lock; the child. May wait for page faults and the device, not on the fault path.
+// Threading: the forking thread, under fork_lock; the child. May wait for page faults and the device, not on the fault
+// path.
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -29,9 +30,13 @@ constexpr unsigned kRoundsMax = 1000;
 unsigned lun_of(PagerState& state, PageWord seen) {
   switch (seen.state()) {
     case PageState::kResident:
-    case PageState::kEvicted: return seen.has_slot() ? seen.lun() : kNoLun;
-    case PageState::kInFrame: return state.frames.at(seen.index()).lun;   // the frame may have been reused: see settled()
-    default: return kNoLun;
+    case PageState::kEvicted:
+      return seen.has_slot() ? seen.lun() : kNoLun;
+    // the frame may have been reused: see settled()
+    case PageState::kInFrame:
+      return state.frames.at(seen.index()).lun;
+    default:
+      return kNoLun;
   }
 }
 
@@ -81,14 +86,18 @@ int take_off(PagerState& state, Region& region, uint64_t first, uint64_t end, un
       for (unsigned on = lun; next < end; ++next) {
         PageWord seen = settled(state, region.words[next], &on);
         if (on != lun) break;
-        if (seen.state() == PageState::kResident && region.words[next].compare_exchange_strong(seen, seen.with_slot(kNoSlot))) break;
+        if (seen.state() == PageState::kResident &&
+            region.words[next].compare_exchange_strong(seen, seen.with_slot(kNoSlot)))
+          break;
       }
       if (next == p) {
         ++p;
         continue;
       }
       left = true;
-      if (int rc = sys::advise(region.address_of(PageIndex(p)), (next - p) << state.page_shift, MADV_POPULATE_READ); rc < 0 && rc != -EAGAIN) return rc;
+      if (int rc = sys::advise(region.address_of(PageIndex(p)), (next - p) << state.page_shift, MADV_POPULATE_READ);
+          rc < 0 && rc != -EAGAIN)
+        return rc;
       p = next;
     }
     if (!left) return 0;
@@ -116,11 +125,16 @@ int lun_id_for_child() {
     for (unsigned id = 0; id < kLunIds; ++id)
       if ((tried >> id & 1) == 0 && (fewest == kNoLun || pages[id] < pages[fewest])) fewest = id;
     if (fewest == kNoLun) {
-      LUNAR_LOG_LIMITED(log_warning, 4, "fork refused: this process has pages on the LUNs of %u ancestors, and none of these can be emptied (%s)", kLunIds - 1, errno_name(rc));
+      LUNAR_LOG_LIMITED(
+          log_warning, 4,
+          "fork refused: this process has pages on the LUNs of %u ancestors, and none of these can be emptied (%s)",
+          kLunIds - 1, errno_name(rc));
       return -EAGAIN;
     }
     tried |= 1u << fewest;
-    rc = for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) { return take_off(state, region, first, end, fewest); });
+    rc = for_chunks(state, [&](Region& region, uint64_t first, uint64_t end) {
+      return take_off(state, region, first, end, fewest);
+    });
     if (rc == 0) state.luns_referred &= ~(1u << fewest);
   }
   return free_number();

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // pager_move: what mremap moves, while other threads use both places.
 //
-// Plain memory is moved by the kernel's own mremap: away by MREMAP_DONTUNMAP, so that the place which is left stays reserved, and on from there by
-// MREMAP_FIXED. If the place ends it is PROT_NONE before, and what is moved accessible again in between.
+// Plain memory is moved by the kernel's own mremap: away by MREMAP_DONTUNMAP, so that the place which is left stays
+// reserved, and on from there by MREMAP_FIXED. If the place ends it is PROT_NONE before, and what is moved accessible
+// again in between.
 //
 // An active process moves runs of pages:
 //   1 take      the words of both places: who faults there waits until the run is done
 //   2 clear     what the target held is dropped, and its protection becomes that of the source
 //   3 hold      the source is write-protected by userfaultfd: a write from here on waits, and then finds the page gone
-//   4 copy      UFFDIO_COPY, which heeds no protection of the target; what may not be read, through /proc/self/mem. What is evicted, or in a
+//   4 copy      UFFDIO_COPY, which heeds no protection of the target; what may not be read, through /proc/self/mem.
+//               What is evicted, or in a
 //               frame, changes its word only
 //   5 drop      the source. If it ends (is no MREMAP_DONTUNMAP) it becomes PROT_NONE, before who waits looks again
 // Threading: any thread of the program; see seize.h. A failure puts back what has been moved.
@@ -41,14 +43,14 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kRunPages = 32;   // copied before the old ones are dropped: so much is there twice
+constexpr uint64_t kRunPages = 32;  // copied before the old ones are dropped: so much is there twice
 
 // ---- plain memory ---------------------------------------------------------------------------------------------------
 
 constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
-// By halves where the kernel has several maps. *done grows by what has been moved. Not in one step: to a fixed place the kernel (before 6.17) unmaps
-// what is there before it looks whether it is one map that is to be moved.
+// By halves where the kernel has several maps. *done grows by what has been moved. Not in one step: to a fixed place
+// the kernel (before 6.17) unmaps what is there before it looks whether it is one map that is to be moved.
 int remap(char* to, char* from, size_t bytes, const Move& how, size_t* done) {
   void *place = nullptr, *out = nullptr;
   int rc = sys::remap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr, &place);
@@ -77,7 +79,9 @@ int move_plain(char* to, char* from, size_t bytes, const Move& how) {
   if (rc == 0) return 0;
   int undone = done == 0 ? 0 : remap(from, to, done, {how.prot, how.key, false, true}, &back);
   if (undone == 0 && how.ends) undone = sys::protect(from, bytes, how.prot);
-  if (undone < 0) fatal("move: memory at %p could be moved in part only, and not back (%s)", static_cast<void*>(from), errno_name(undone));
+  if (undone < 0)
+    fatal("move: memory at %p could be moved in part only, and not back (%s)", static_cast<void*>(from),
+          errno_name(undone));
   return rc;
 }
 
@@ -91,7 +95,8 @@ void move_guard_words(const PageRange& to, const PageRange& from) {
     AtomicPageWord &here = source.words[from.first + i], &there = target.words[to.first + i];
     const PageWord was = here.load(), before = there.load();
     const bool guard = was.state() == PageState::kGuard;
-    if (guard || before.state() == PageState::kGuard) there.store(before.with_state(guard ? PageState::kGuard : PageState::kEmpty));
+    if (guard || before.state() == PageState::kGuard)
+      there.store(before.with_state(guard ? PageState::kGuard : PageState::kEmpty));
     if (guard) here.store(was.with_state(PageState::kEmpty));
   }
 }
@@ -116,7 +121,8 @@ class Unreadable {
     return opened();
   }
   const char* read(const char* from) {
-    if (int rc = sys::read_memory(memory_, from, page_, sys::page_bytes()); rc < 0) fatal("move: page %p cannot be read (%s)", static_cast<const void*>(from), errno_name(rc));
+    if (int rc = sys::read_memory(memory_, from, page_, sys::page_bytes()); rc < 0)
+      fatal("move: page %p cannot be read (%s)", static_cast<const void*>(from), errno_name(rc));
     return page_;
   }
 
@@ -144,8 +150,10 @@ void take_run(Run& run) {
   const bool target_first = run.target_at(0) < run.source_at(0);
   for (const bool target : {target_first, !target_first})
     for (unsigned i = 0; i < run.count; ++i)
-      if (target) run.there[i] = take_any(run.to, run.target + i);
-      else run.was[i] = take_any(run.from, run.source + i);
+      if (target)
+        run.there[i] = take_any(run.to, run.target + i);
+      else
+        run.was[i] = take_any(run.from, run.source + i);
 }
 
 void put_back_words(Region& region, uint64_t first, const PageWord* words, unsigned count) {
@@ -183,7 +191,8 @@ int clear_target(Run& run, const Move& how) {
   }
   if (!how.replaces) return 0;
   const size_t bytes = run.count * state.page_size;
-  return how.key != 0 ? sys::protect_with_key(run.target_at(0), bytes, how.prot, how.key) : sys::protect_without_key(run.target_at(0), bytes, how.prot);
+  return how.key != 0 ? sys::protect_with_key(run.target_at(0), bytes, how.prot, how.key)
+                      : sys::protect_without_key(run.target_at(0), bytes, how.prot);
 }
 
 // Writes to it wait. (By halves where the kernel has several maps. What is not ours any more needs none.)
@@ -204,11 +213,17 @@ void copy_pages(const Run& run, unsigned first, unsigned end, Unreadable& unread
     const unsigned n = most < end - i ? most : end - i;
     const char* content = unreadable.opened() ? unreadable.read(run.source_at(i)) : run.source_at(i);
     const int64_t rc = install_pages(run.target_at(i), content, n * page);
-    if (rc > 0) i += static_cast<unsigned>(static_cast<size_t>(rc) / page);
-    else if (rc == -EAGAIN || rc == -ENOMEM) sys::yield_cpu();
-    else if (rc == -ENOENT && n > 1) most = 1;   // the kernel has several maps there
-    else if (rc == -EFAULT && !unreadable.opened() && unreadable.open()) most = 1;   // a raw mprotect
-    else fatal("move: page %p could not be copied (%s)", static_cast<void*>(run.source_at(i)), errno_name(static_cast<int>(rc)));
+    if (rc > 0)
+      i += static_cast<unsigned>(static_cast<size_t>(rc) / page);
+    else if (rc == -EAGAIN || rc == -ENOMEM)
+      sys::yield_cpu();
+    else if (rc == -ENOENT && n > 1)
+      most = 1;  // the kernel has several maps there
+    else if (rc == -EFAULT && !unreadable.opened() && unreadable.open())
+      most = 1;  // a raw mprotect
+    else
+      fatal("move: page %p could not be copied (%s)", static_cast<void*>(run.source_at(i)),
+            errno_name(static_cast<int>(rc)));
   }
 }
 
@@ -217,7 +232,8 @@ void note_dropped(Run& run) {
   uint8_t present[kRunPages];
   if (sys::present_pages(run.source_at(0), run.count, present) < 0) return;
   for (unsigned i = 0; i < run.count; ++i)
-    if (run.was[i].state() == PageState::kResident && present[i] == 0) run.was[i] = empty_word(run.from, run.source + i, run.was[i], PageState::kEmpty);
+    if (run.was[i].state() == PageState::kResident && present[i] == 0)
+      run.was[i] = empty_word(run.from, run.source + i, run.was[i], PageState::kEmpty);
 }
 
 // Contents are in both places, or in the word, then in the new one alone.
@@ -226,21 +242,26 @@ void carry_over(Run& run, const Move& how, Unreadable& unreadable) {
   bool resident = false;
   for (unsigned i = 0; i < run.count; ++i) resident |= run.was[i].state() == PageState::kResident;
   if (resident) note_dropped(run);
-  if (resident && (how.prot & PROT_WRITE) != 0 && state.features.write_protect) hold_writes(run.source_at(0), run.count * state.page_size);
+  if (resident && (how.prot & PROT_WRITE) != 0 && state.features.write_protect)
+    hold_writes(run.source_at(0), run.count * state.page_size);
   for (unsigned i = 0, end; resident && i < run.count; i = end) {
     for (end = i; end < run.count && run.was[end].state() == PageState::kResident; ++end) {}
-    if (end == i) ++end;
-    else copy_pages(run, i, end, unreadable);
+    if (end == i)
+      ++end;
+    else
+      copy_pages(run, i, end, unreadable);
   }
   for (unsigned i = 0; i < run.count; ++i) {
     if (run.was[i].state() != PageState::kGuard) continue;
     run.to.has_guards.store(true, std::memory_order_release);
     const int rc = sys::advise(run.target_at(i), state.page_size, MADV_GUARD_INSTALL);
-    if (rc < 0) fatal("move: page %p cannot be made a guard page (%s)", static_cast<void*>(run.target_at(i)), errno_name(rc));
+    if (rc < 0)
+      fatal("move: page %p cannot be made a guard page (%s)", static_cast<void*>(run.target_at(i)), errno_name(rc));
     (void)sys::advise(run.source_at(i), state.page_size, MADV_GUARD_REMOVE);
   }
   if (int rc = drop_there(run.from, run.source, run.was, run.count); rc < 0)
-    fatal("move: page %p or one behind it cannot be dropped (%s); its old content would come back", static_cast<void*>(run.source_at(0)), errno_name(rc));
+    fatal("move: page %p or one behind it cannot be dropped (%s); its old content would come back",
+          static_cast<void*>(run.source_at(0)), errno_name(rc));
   if (how.ends) (void)sys::protect(run.source_at(0), run.count * state.page_size, PROT_NONE);
 }
 
@@ -257,13 +278,16 @@ void move_word(Run& run, unsigned i) {
     run.to.hashes[d] = run.from.hashes[s];
   }
   if (was.state() == PageState::kResident) {
-    if (!still_exclusive(was.epoch(), exclusive_epoch())) state.account.unshare_always(1);   // a relative may have the old one still
+    // a relative may have the old one still
+    if (!still_exclusive(was.epoch(), exclusive_epoch())) state.account.unshare_always(1);
     count_resident(run.from, PageIndex(s), -1);
     count_resident(run.to, PageIndex(d), 1);
-    moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch());   // no fork goes on beside a mutator
+    // no fork goes on beside a mutator
+    moved = resident_word(was, was.slot(), was.lun(), was.heat(), exclusive_epoch());
   }
   if (was.state() == PageState::kInFrame) state.frames.at(was.index()).word.store(&new_word, std::memory_order_release);
-  if (was.state() == PageState::kPoisoned) lost_page_clear(run.from, PageIndex(s));   // the new place is marked at its first fault
+  // the new place is marked at its first fault
+  if (was.state() == PageState::kPoisoned) lost_page_clear(run.from, PageIndex(s));
   if (seized(was) && was.charged()) {
     run.from.committed_pages.fetch_sub(1, std::memory_order_relaxed);
     run.to.committed_pages.fetch_add(1, std::memory_order_relaxed);
@@ -274,7 +298,8 @@ void move_word(Run& run, unsigned i) {
     state.pinned_pages.fetch_sub(page_clear_pinned(old_word));
   }
   put_back(run.to, d, moved);
-  if (was.state() != PageState::kGone) put_back(run.from, s, was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
+  if (was.state() != PageState::kGone)
+    put_back(run.from, s, was.with_state(PageState::kEmpty).with_slot(kNoSlot).with_charged(false));
 }
 
 int move_run(Run& run, const Move& how, Unreadable& unreadable) {
@@ -295,7 +320,8 @@ int move_run(Run& run, const Move& how, Unreadable& unreadable) {
 int move_nothing(char* target, size_t bytes, const Move& how) {
   if (!how.replaces) return 0;
   if (int rc = pager_discard(target, bytes, Discard::kMapping); rc < 0) return rc;
-  return how.key != 0 ? sys::protect_with_key(target, bytes, how.prot, how.key) : sys::protect_without_key(target, bytes, how.prot);
+  return how.key != 0 ? sys::protect_with_key(target, bytes, how.prot, how.key)
+                      : sys::protect_without_key(target, bytes, how.prot);
 }
 
 // *done: pages of `from` that are at `to`.
@@ -304,12 +330,14 @@ int move_runs(const PageRange& to, const PageRange& from, const Move& how, uint6
   Unreadable unreadable;
   if (((how.prot & PROT_READ) == 0 || how.key != 0) && !unreadable.open()) return -ENOMEM;
   while (*done < count) {
-    const uint64_t source = from.first + *done, target = to.first + *done, chunk_left = kChunkPages - source % kChunkPages;
+    const uint64_t source = from.first + *done, target = to.first + *done,
+                   chunk_left = kChunkPages - source % kChunkPages;
     const bool used = from.region->chunk_used[source / kChunkPages].load(std::memory_order_acquire) != 0;
     uint64_t n = used && chunk_left > kRunPages ? kRunPages : chunk_left;
     if (n > count - *done) n = count - *done;
     Run run{*to.region, *from.region, target, source, static_cast<unsigned>(n)};
-    const int rc = used ? move_run(run, how, unreadable) : move_nothing(run.target_at(0), n << pager_state().page_shift, how);
+    const int rc =
+        used ? move_run(run, how, unreadable) : move_nothing(run.target_at(0), n << pager_state().page_shift, how);
     if (rc < 0) return rc;
     *done += n;
   }
@@ -323,7 +351,8 @@ int pager_move(void* dst, void* src, size_t bytes, const Move& how) {
   PageRange to, from;
   int rc = pages_of(dst, bytes, true, &to);
   if (rc == 0) rc = pages_of(src, bytes, true, &from);
-  if (rc == 0 && how.replaces && to.region->has_patterns.load(std::memory_order_relaxed)) rc = pager_advise(dst, bytes, LUNAR_NORMAL);
+  if (rc == 0 && how.replaces && to.region->has_patterns.load(std::memory_order_relaxed))
+    rc = pager_advise(dst, bytes, LUNAR_NORMAL);
   if (rc == 0 && how.replaces && wipe_any()) rc = pager_wipe_on_fork(dst, bytes, false);
   if (rc == 0 && wipe_any()) rc = wipe_move(static_cast<char*>(dst), static_cast<char*>(src), bytes);
   if (rc < 0) return rc;

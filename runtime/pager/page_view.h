@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Pages of regions as the rest of Lunar sees them: whether touching one waits, and that one is of use.
-// What is seen may be old at once. Threading: any thread, also of a page whose region ends meanwhile; nothing here waits or allocates.
+// SPDX-License-Identifier: Apache-2.0 Pages of regions as the rest of Lunar sees them: whether touching one waits, and
+// that one is of use. What is seen may be old at once. Threading: any thread, also of a page whose region ends
+// meanwhile; nothing here waits or allocates.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ class PageView {
     const PageState state = look().state();
     return state == PageState::kEvicted || state == PageState::kInFrame || state == PageState::kBusy;
   }
-  bool busy() const { return look().state() == PageState::kBusy; }   // some thread has it in hand
+  bool busy() const { return look().state() == PageState::kBusy; }  // some thread has it in hand
   // Of an evicted page, else 0: changes when the page is brought in, also when it is evicted again since.
   uint64_t evicted_mark() const {
     const PageWord seen = look();
@@ -51,7 +51,7 @@ class PageView {
 
 // The pages that `bytes` from `address` on lie in, up to the end of the region; none outside of regions. bytes: not 0.
 struct PageSpan {
-  char* begin = nullptr;   // of the first page
+  char* begin = nullptr;  // of the first page
   uint64_t count = 0;
   AtomicPageWord* words = nullptr;
   PageView at(uint64_t i) const { return PageView(words + i); }
@@ -61,7 +61,8 @@ struct PageSpan {
     if (region == nullptr) return {};
     const uint64_t page = page_bytes(), start = static_cast<uint64_t>(static_cast<const char*>(address) - region->base);
     const uint64_t first = start / page, last = (start + bytes - 1) / page;
-    return {region->base + first * page, (last < region->pages ? last + 1 : region->pages) - first, region->words + first};
+    return {region->base + first * page, (last < region->pages ? last + 1 : region->pages) - first,
+            region->words + first};
   }
 };
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state of one page is one atomic 64-bit word.
 //
-//   bit  0..2   state                          16..31  epoch: kResident: of forks, when the page was known to be exclusive; 0: not known
-//        3..5   state before kBusy                            kInFrame, kEvicted: eviction time (PagerState::eviction_time)
+//   bit  0..2   state                          16..31  epoch: kResident: of forks, when the page was known to be
+//        exclusive; 0: not known
+//        3..5   state before kBusy                            kInFrame, kEvicted: eviction time
+//               (PagerState::eviction_time)
 //        6      waiter                         32..63  index: kResident: slot of an identical copy, or kNoSlot
 //        7      pinned                                        kEvicted:  slot
 //        8..10  heat                                          kInFrame:  frame
@@ -24,11 +26,11 @@
 //                                       │  kEvicted   │───┴────────────────────────────►│ kPoisoned │
 //                                       └─────────────┘  read + install ──► kResident   └───────────┘
 //
-// Every arrow passes through kBusy: the thread that compare-exchanges a word to kBusy owns the page until it stores the next
-// state. The fault path never blocks on kBusy: a handler that finds it sets `waiter` and forgets the message; the
-// owner wakes the page's waiters (UFFDIO_COPY does by itself) when it releases the page. kGone: the kernel mapping was taken away
-// behind our back (a raw munmap); the page is no longer managed. kGuard: a guard page (MADV_GUARD_INSTALL): the kernel's marker is in
-// its place, touching it is SIGSEGV, and a copy into it would wipe the marker out.
+// Every arrow passes through kBusy: the thread that compare-exchanges a word to kBusy owns the page until it stores the
+// next state. The fault path never blocks on kBusy: a handler that finds it sets `waiter` and forgets the message; the
+// owner wakes the page's waiters (UFFDIO_COPY does by itself) when it releases the page. kGone: the kernel mapping was
+// taken away behind our back (a raw munmap); the page is no longer managed. kGuard: a guard page (MADV_GUARD_INSTALL):
+// the kernel's marker is in its place, touching it is SIGSEGV, and a copy into it would wipe the marker out.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -87,8 +89,9 @@ struct PageWord {
 static_assert(sizeof(PageWord) == 8);
 static_assert(std::atomic<PageWord>::is_always_lock_free);
 
-// The low bits of the count of forks (two a fork) mark pages as exclusive, so a mark is good until the count comes round to it again.
-// Before the count enters a half of its values, the marks left there from the last time round are taken away (fork.cpp).
+// The low bits of the count of forks (two a fork) mark pages as exclusive, so a mark is good until the count comes
+// round to it again. Before the count enters a half of its values, the marks left there from the last time round are
+// taken away (fork.cpp).
 constexpr uint16_t kEpochUnknown = 0;
 constexpr bool still_exclusive(uint16_t mark, uint16_t now) { return mark == now && mark != kEpochUnknown; }
 constexpr bool same_epoch_half(uint16_t a, uint16_t b) { return (a ^ b) < 0x8000; }
@@ -103,8 +106,8 @@ inline bool page_lock(AtomicPageWord& word, PageWord seen) {
   return word.compare_exchange_strong(seen, seen.busy(), std::memory_order_acq_rel, std::memory_order_relaxed);
 }
 
-// Releases a busy page into `next` (a settled word). Keeps a pin set meanwhile. Returns true when a thread waits: the caller must
-// wake the page unless UFFDIO_COPY has just installed it after the waiter came.
+// Releases a busy page into `next` (a settled word). Keeps a pin set meanwhile. Returns true when a thread waits: the
+// caller must wake the page unless UFFDIO_COPY has just installed it after the waiter came.
 inline bool page_unlock(AtomicPageWord& word, PageWord next) {
   PageWord old = word.load(std::memory_order_relaxed);
   PageWord want;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Creating and arming the pager, and its housekeeping thread.
-// Threading: activation happens once, under a lock, possibly inside an allocator's hook: whatever allocates here runs under a
-// HostGuard. Not on the fault path.
+// Threading: activation happens once, under a lock, possibly inside an allocator's hook: whatever allocates here runs
+// under a HostGuard. Not on the fault path.
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -50,15 +50,16 @@ int check_sizes(PagerState& state, ErrorText* why) {
   state.dram_bytes = state.options.dram != 0 ? state.options.dram : available / 4;
   if (state.options.dram == 0 && state.dram_bytes < least) state.dram_bytes = least;
   if (state.dram_bytes < least)
-    return why->set(-EINVAL, "dram: %s is too small; give at least %s (--dram, LUNAR_DRAM)", format_size(state.dram_bytes).text,
-                    format_size(least).text);
+    return why->set(-EINVAL, "dram: %s is too small; give at least %s (--dram, LUNAR_DRAM)",
+                    format_size(state.dram_bytes).text, format_size(least).text);
   if (total != 0 && state.dram_bytes > total)
     return why->set(-EINVAL, "dram: %s is more than this machine has (%s); give less (--dram, LUNAR_DRAM)",
                     format_size(state.dram_bytes).text, format_size(total).text);
   state.lun_bytes = state.options.size;
   if (state.lun_bytes != 0 && state.lun_bytes < state.dram_bytes)
-    return why->set(-EINVAL, "size: a LUN of %s is smaller than the DRAM budget of %s; give at least as much (--size, LUNAR_SIZE)",
-                    format_size(state.lun_bytes).text, format_size(state.dram_bytes).text);
+    return why->set(
+        -EINVAL, "size: a LUN of %s is smaller than the DRAM budget of %s; give at least as much (--size, LUNAR_SIZE)",
+        format_size(state.lun_bytes).text, format_size(state.dram_bytes).text);
   return 0;
 }
 
@@ -74,8 +75,10 @@ int check_lun(PagerState& state, ErrorText* why) {
     uint64_t spare = device->size_bytes() / 16 * 15;
     state.lun_bytes = state.dram_bytes * 8 < spare ? state.dram_bytes * 8 : spare;
     if (state.lun_bytes < state.dram_bytes)
-      rc = why->set(-ENOSPC, "lun: %s has room for %s only, less than the DRAM budget; free some space or name another place (--lun)",
-                    state.options.lun, format_size(device->size_bytes()).text);
+      rc = why->set(
+          -ENOSPC,
+          "lun: %s has room for %s only, less than the DRAM budget; free some space or name another place (--lun)",
+          state.options.lun, format_size(device->size_bytes()).text);
   }
   if (rc < 0) close_device(state, 0);
   return rc;
@@ -90,8 +93,8 @@ int account_descriptor(const Options& options, ErrorText* why) {
 void housekeeping_thread(void*) {
   auto& state = pager_state();
   state.housekeeping_tid.store(sys::thread_id());
-  // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and no reader waits
-  // for an end of file that a pager thread holds back.
+  // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and no reader
+  // waits for an end of file that a pager thread holds back.
   int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 8];
   unsigned n = 0;
   keep[n++] = state.uffd;
@@ -109,8 +112,8 @@ void housekeeping_thread(void*) {
   while (rc == 0 && state.handlers_running.load(std::memory_order_acquire) < state.handler_count) sys::sleep_ns(5000);
   if (rc == 0) rc = state.evictor->start();
   if (rc < 0) fatal("pager: service threads cannot be started (%s)", errno_name(rc));
-  // The last thread is made, and none of ours allocates any more: only now may a forked child go without the early heap (its
-  // other fork handlers, the allocator's among them, run concurrently with this thread).
+  // The last thread is made, and none of ours allocates any more: only now may a forked child go without the early heap
+  // (its other fork handlers, the allocator's among them, run concurrently with this thread).
   host_fork_bootstrap.store(false);
   housekeeping_run();
 }
@@ -119,7 +122,8 @@ void housekeeping_thread(void*) {
 
 namespace {
 
-// A first check, before anything is opened. Dead members count until a sweep, and there may be no living member to sweep.
+// A first check, before anything is opened. Dead members count until a sweep, and there may be no living member to
+// sweep.
 bool has_room(PagerState& state) {
   if (state.account.cap_pages() - state.account.fixed_total() >= kFixedRoom) return true;
   state.account.sweep_settled();
@@ -127,7 +131,9 @@ bool has_room(PagerState& state) {
 }
 
 int no_room(const PagerState& state, ErrorText* why) {
-  return why->set(-ENOMEM, "pager: the processes of this tree fill the DRAM budget of %s with what each needs for itself; give more (--dram)",
+  return why->set(-ENOMEM,
+                  "pager: the processes of this tree fill the DRAM budget of %s with what each needs for itself; give "
+                  "more (--dram)",
                   format_size(static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift).text);
 }
 
@@ -147,15 +153,17 @@ int activate_parts(PagerState& state, ErrorText* why) {
   int rc = 0;
   if (state.uffd < 0 || !sys::is_userfaultfd(state.uffd)) rc = open_uffd(state, why);
   if (rc < 0) return rc;
-  if (state.devices[0] != nullptr && !descriptors_in_place(state)) state.devices[0] = nullptr;   // the program has closed them
+  // the program has closed them
+  if (state.devices[0] != nullptr && !descriptors_in_place(state)) state.devices[0] = nullptr;
   if (state.lun_bytes == 0 || state.devices[0] == nullptr) {
     rc = check_lun(state, why);
     if (rc < 0) return rc;
   }
   rc = lun_open_own();
   if (rc < 0)
-    return why->set(rc, "lun: %s cannot be set up with %s (%s); free space there, or give a smaller --size or another --lun",
-                    state.options.lun, format_size(state.lun_bytes).text, errno_text(rc));
+    return why->set(
+        rc, "lun: %s cannot be set up with %s (%s); free space there, or give a smaller --size or another --lun",
+        state.options.lun, format_size(state.lun_bytes).text, errno_text(rc));
   return 0;
 }
 
@@ -168,19 +176,26 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
   if (state.evictor == nullptr) return why->set(-ENOMEM, "pager: out of memory");
   state.account.take_fixed(need.frames + 2 * kBatchPages);
   int rc = state.evictor->open(need.frames);
-  if (rc < 0) return why->set(rc, "pager: frames or pipe cannot be made (%s); %s", errno_name(rc),
-                              rc == -EMFILE ? "raise the limit (ulimit -n)" : rc == -ENOMEM ? "raise the limit on memory (ulimit -v, ulimit -d)" : "see pipe-user-pages-soft");
-  const unsigned window = need.window, nodes = static_cast<unsigned>(sys::numa_nodes());   // handler i serves node i % nodes
+  if (rc < 0)
+    return why->set(rc, "pager: frames or pipe cannot be made (%s); %s", errno_name(rc),
+                    rc == -EMFILE   ? "raise the limit (ulimit -n)"
+                    : rc == -ENOMEM ? "raise the limit on memory (ulimit -v, ulimit -d)"
+                                    : "see pipe-user-pages-soft");
+  // handler i serves node i % nodes
+  const unsigned window = need.window, nodes = static_cast<unsigned>(sys::numa_nodes());
   state.handler_count = 0;
   for (unsigned i = 0; i < need.handlers; ++i) {
     if (state.handlers[i] == nullptr) state.handlers[i] = arena_new<Handler>();
     if (state.handlers[i] == nullptr) return why->set(-ENOMEM, "pager: out of memory");
     rc = state.handlers[i]->open(i, i < nodes || window < 128 ? window : window / 2, static_cast<int>(i % nodes));
-    if (rc < 0) return why->set(rc, "pager: the DRAM budget of %s has no room for handlers; give more (--dram)", format_size(state.dram_bytes).text);
+    if (rc < 0)
+      return why->set(rc, "pager: the DRAM budget of %s has no room for handlers; give more (--dram)",
+                      format_size(state.dram_bytes).text);
     ++state.handler_count;
   }
-  state.account.end_reserved();   // from here on others take, too
-  if (rc = unmaps_prepare(); rc < 0) return why->set(rc, "pager: out of memory; raise the limit (%s)", sys::memory_limit());
+  state.account.end_reserved();  // from here on others take, too
+  if (rc = unmaps_prepare(); rc < 0)
+    return why->set(rc, "pager: out of memory; raise the limit (%s)", sys::memory_limit());
   // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
   host_fork_bootstrap.store(true);
   state.handlers_running.store(0);
@@ -188,10 +203,12 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
   if (rc < 0) {
     host_fork_bootstrap.store(false);
     const bool short_of_memory = rc == -ENOMEM || (rc == -EAGAIN && sys::memory_is_limited());
-    return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)", errno_name(rc), short_of_memory ? sys::memory_limit() : "ulimit -u");
+    return why->set(rc, "pager: service threads cannot be started (%s); raise the limit (%s)", errno_name(rc),
+                    short_of_memory ? sys::memory_limit() : "ulimit -u");
   }
   // A child may exec at once: only from here on its end is detected, and its charge given back.
-  while (!state.account.alive_locked() || state.handlers_running.load(std::memory_order_acquire) < state.handler_count) sys::yield_cpu();
+  while (!state.account.alive_locked() || state.handlers_running.load(std::memory_order_acquire) < state.handler_count)
+    sys::yield_cpu();
   // The housekeeping thread's table has them now; in the program's they would only be in the way.
   state.evictor->close_descriptors();
   for (unsigned i = 0; i < state.handler_count; ++i)
@@ -201,9 +218,11 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
 
 int pager_start_threads(ErrorText* why) {
   auto& state = pager_state();
-  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does a process that becomes active after others.
+  // A forked child gets an eighth: it usually saves or execs, and its parent goes on. So does a process that becomes
+  // active after others.
   const bool first = state.generation == 0 && !state.account.others_active();
-  // The tree's fixed pages must leave room to fault in, or all its processes would wait forever. (A fork has made sure of that.)
+  // The tree's fixed pages must leave room to fault in, or all its processes would wait forever. (A fork has made sure
+  // of that.)
   const int64_t prepaid = state.account.reserved(), before = state.account.own_fixed();
   const OwnNeed need = own_need(state, first, state.account.cap_pages() - state.account.fixed_total() + prepaid);
   if (prepaid == 0) {
@@ -218,11 +237,13 @@ int pager_start_threads(ErrorText* why) {
   return rc;
 }
 
-// Of a directory: an unlinked file in it, with nothing reserved. Other LUNs are opened when they are needed: that writes to them.
+// Of a directory: an unlinked file in it, with nothing reserved. Other LUNs are opened when they are needed: that
+// writes to them.
 void standby_lun(PagerState& state, bool child) {
-  struct stat status {};
-  if (state.options.lun == nullptr || sys::path_status(state.options.lun, &status) < 0 || !S_ISDIR(status.st_mode)) return;
-  if (child) close_device(state, 0);   // the parent's
+  struct stat status{};
+  if (state.options.lun == nullptr || sys::path_status(state.options.lun, &status) < 0 || !S_ISDIR(status.st_mode))
+    return;
+  if (child) close_device(state, 0);  // the parent's
   ErrorText unused;
   if (state.devices[0] == nullptr && check_lun(state, &unused) < 0) state.devices[0] = nullptr;
 }
@@ -230,7 +251,8 @@ void standby_lun(PagerState& state, bool child) {
 // After pager_destroy: the service threads and the LUN are still there and serve the new tier.
 static int create_again(PagerState& state, const Options& options, ErrorText* why) {
   if (strcmp(options.lun, state.options.lun) != 0)
-    return why->set(-ENOTSUP, "lun: this process has used %s before and cannot change to %s; start a new process", state.options.lun, options.lun);
+    return why->set(-ENOTSUP, "lun: this process has used %s before and cannot change to %s; start a new process",
+                    state.options.lun, options.lun);
   uint64_t lun_bytes = state.lun_bytes;
   Options before = state.options;
   state.options = options;
@@ -257,7 +279,7 @@ int pager_create(const Options& options, ErrorText* why) {
   state.activation_failed.store(false);
   state.options = options;
   if (test_switches.numa_nodes > 1) sys::pretend_nodes(static_cast<int>(test_switches.numa_nodes));
-  (void)sys::numa_nodes();   // loads a library: now, not where the program allocates
+  (void)sys::numa_nodes();  // loads a library: now, not where the program allocates
   state.page_size = sys::page_bytes();
   state.page_shift = static_cast<unsigned>(__builtin_ctzl(state.page_size));
   int rc = check_sizes(state, why);
@@ -278,7 +300,7 @@ int pager_create(const Options& options, ErrorText* why) {
     if (rc == 0) close_device(state, 0);
   }
   if (rc = join_account(state, why); rc < 0) return rc;
-  if (!vouched) {   // an earlier attempt may have had others
+  if (!vouched) {  // an earlier attempt may have had others
     state.account.set_cap(static_cast<int64_t>(state.dram_bytes >> state.page_shift));
     state.account.set_lun_cap(static_cast<int64_t>(pager_lun_bytes()));
   }
@@ -310,8 +332,11 @@ int pager_activate(ErrorText* why) {
   auto& state = pager_state();
   if (state.active.load(std::memory_order_acquire)) return 0;
   if (sys::memory_is_parents())
-    return why->set(-EPERM, "pager: not started by process %d, which runs in its parent's memory (vfork, clone with CLONE_VM): its threads would "
-                    "end with it; memory is refused to it until the parent itself has grown so far", static_cast<int>(getpid()));
+    return why->set(-EPERM,
+                    "pager: not started by process %d, which runs in its parent's memory (vfork, clone with CLONE_VM): "
+                    "its threads would "
+                    "end with it; memory is refused to it until the parent itself has grown so far",
+                    static_cast<int>(getpid()));
   HostGuard guard;
   sys::Locked<sys::Mutex> lock(state.activation_lock);
   if (state.active.load(std::memory_order_acquire)) return 0;
@@ -325,9 +350,11 @@ int pager_activate(ErrorText* why) {
   if (rc == 0) {
     uint64_t promised = state.committed_before_activation.load();
     rc = state.account.lun_take(static_cast<int64_t>(promised));
-    if (rc < 0) (void)why->set(rc, "lun: no room for what the program holds already (%s)", format_size(promised).text);
-    else if ((rc = pager_start_threads(why)) < 0) state.account.lun_give(static_cast<int64_t>(promised));
-    if (rc < 0) {   // what is committed until the next attempt must be charged then
+    if (rc < 0)
+      (void)why->set(rc, "lun: no room for what the program holds already (%s)", format_size(promised).text);
+    else if ((rc = pager_start_threads(why)) < 0)
+      state.account.lun_give(static_cast<int64_t>(promised));
+    if (rc < 0) {  // what is committed until the next attempt must be charged then
       lun_close_own();
     }
   }
@@ -342,16 +369,20 @@ int pager_activate(ErrorText* why) {
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
     const int64_t adopted = adopt_present(state, *state.regions.sorted[i].load());
     // Its threads run and a part is registered: there is no way back to plain memory, and none on.
-    if (adopted < 0) fatal("activation: regions cannot be registered or looked at (%s)", errno_name(static_cast<int>(adopted)));
+    if (adopted < 0)
+      fatal("activation: regions cannot be registered or looked at (%s)", errno_name(static_cast<int>(adopted)));
     found += adopted;
   }
-  // So far the charge covered all committed memory; from now on it covers present pages. (Both together are below the cap: plain_limit.)
+  // So far the charge covered all committed memory; from now on it covers present pages. (Both together are below the
+  // cap: plain_limit.)
   state.account.give(plain - found);
-  state.plain_forks = 0;   // their handlers find an active process
+  state.plain_forks = 0;  // their handlers find an active process
   state.plain_fork_pages = 0;
   state.active.store(true, std::memory_order_release);
-  log_info("activated: LUN and threads in %llu us, %s adopted in %llu us", static_cast<unsigned long long>((threads_run - began) / 1000),
-           format_size(static_cast<uint64_t>(found) << state.page_shift).text, static_cast<unsigned long long>((sys::now_ns() - threads_run) / 1000));
+  log_info("activated: LUN and threads in %llu us, %s adopted in %llu us",
+           static_cast<unsigned long long>((threads_run - began) / 1000),
+           format_size(static_cast<uint64_t>(found) << state.page_shift).text,
+           static_cast<unsigned long long>((sys::now_ns() - threads_run) / 1000));
   return 0;
 }
 

@@ -1,11 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// The pager: makes a virtual range hold more than DRAM. Its interface to heap/ and adapters/, with page_view.h (and account_find.h).
+// SPDX-License-Identifier: Apache-2.0 The pager: makes a virtual range hold more than DRAM. Its interface to heap/ and
+// adapters/, with page_view.h (and account_find.h).
 //
-// One pager a process. Regions are created on it; pages of a region are resident or evicted; the pager's threads (or the
-// caller, through range operations) resolve them. See runtime/README.md: life of a fault, life of an eviction, states.
+// One pager a process. Regions are created on it; pages of a region are resident or evicted; the pager's threads (or
+// the caller, through range operations) resolve them. See runtime/README.md: life of a fault, life of an eviction,
+// states.
 //
-// Activation. A pager that is created but not *active* is only bookkeeping: regions are plain memory, no thread, no page is
-// watched. It becomes active when the process tree nears its budget (activation.h), so that a program that fits costs nothing.
+// Activation. A pager that is created but not *active* is only bookkeeping: regions are plain memory, no thread, no
+// page is watched. It becomes active when the process tree nears its budget (activation.h), so that a program that fits
+// costs nothing.
 //
 // Errors: 0 / -errno; -ENOMEM when the LUN's capacity (or the tree's shared --size) does not allow a commit.
 // Threads: every call may come from any thread, also concurrently, unless said otherwise. None may be called from a
@@ -21,12 +23,13 @@
 
 namespace lunar {
 
-struct Region;   // opaque here: a virtual range the pager owns
+struct Region;  // opaque here: a virtual range the pager owns
 
 enum RegionFlags : unsigned {
   kRegionHeap = 0,
-  kRegionChargeOnTouch = 1u << 0,   // MAP_NORESERVE: no commit needed, LUN space is charged at first touch
-  kRegionStrict = 1u << 1,          // what is not committed stays PROT_NONE (maps); else accessible up to the highest commit
+  kRegionChargeOnTouch = 1u << 0,  // MAP_NORESERVE: no commit needed, LUN space is charged at first touch
+  // what is not committed stays PROT_NONE (maps); else accessible up to the highest commit
+  kRegionStrict = 1u << 1,
 };
 
 // Creates the process' pager from options (dram, lun, size, ...; zero sizes = the documented defaults). Checks what can
@@ -37,14 +40,14 @@ bool pager_created();
 bool pager_active();
 // Activates now (API users: at init). 0 or -errno with *why.
 [[nodiscard]] int pager_activate(ErrorText* why);
-// Ends the tier: -EBUSY while regions exist. The service threads and the LUN stay, asleep, for a later pager_create (which may
-// change sizes, but not the LUN).
+// Ends the tier: -EBUSY while regions exist. The service threads and the LUN stay, asleep, for a later pager_create
+// (which may change sizes, but not the LUN).
 [[nodiscard]] int pager_destroy();
 
-size_t page_bytes();                 // the system page
-uint64_t pager_budget_pages();       // DRAM budget of the process tree now
-int pager_evictor_thread();          // its thread id; 0: not activated
-uint64_t pager_lun_bytes();          // LUN space of the process tree (option `size`, or its default)
+size_t page_bytes();            // the system page
+uint64_t pager_budget_pages();  // DRAM budget of the process tree now
+int pager_evictor_thread();     // its thread id; 0: not activated
+uint64_t pager_lun_bytes();     // LUN space of the process tree (option `size`, or its default)
 
 // Reserves `bytes` of address space (page multiple; PROT_NONE + MAP_NORESERVE, nothing committed).
 [[nodiscard]] int region_create(size_t bytes, unsigned flags, Region** out);
@@ -64,82 +67,89 @@ void pager_say_refused();
 // Gives it back: contents are gone, space uncharged, the range becomes PROT_NONE when `protect`, else reads as zeros if
 // touched again without commit (which is a caller's error). pre: committed.
 void region_decommit(Region* region, size_t offset, size_t bytes, bool protect);
-// The pair for kRegionChargeOnTouch, around the caller's mprotect: while the process is not active such memory is charged as a whole; if
-// there is no room for that, the process becomes active. pre (uncommit): discarded.
+// The pair for kRegionChargeOnTouch, around the caller's mprotect: while the process is not active such memory is
+// charged as a whole; if there is no room for that, the process becomes active. pre (uncommit): discarded.
 [[nodiscard]] int region_commit_on_touch(Region* region, size_t offset, size_t bytes);
 void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes);
-// The same without `protect`, for an allocator's hook: never waits for a fork. -EAGAIN: the range stays committed (its contents may
-// be gone).
+// The same without `protect`, for an allocator's hook: never waits for a fork. -EAGAIN: the range stays committed (its
+// contents may be gone).
 [[nodiscard]] int region_try_decommit(Region* region, size_t offset, size_t bytes);
 
-// The program unmapped [address, +bytes) of a region by a system call of its own: the pager has given back what the pages held, and the
-// place is reserved again (as PROT_NONE), or `taken` by another map. The owner of the table of maps learns of it with the table's
-// lock held: from a service thread, which only tries the lock (a fork may hold it and wait for that thread), or from
-// pager_tell_unmaps.
+// The program unmapped [address, +bytes) of a region by a system call of its own: the pager has given back what the
+// pages held, and the place is reserved again (as PROT_NONE), or `taken` by another map. The owner of the table of maps
+// learns of it with the table's lock held: from a service thread, which only tries the lock (a fork may hold it and
+// wait for that thread), or from pager_tell_unmaps.
 struct UnmappedOwner {
   bool (*try_enter)();
   void (*leave)();
   void (*unmapped)(void* address, size_t bytes, bool taken);
 };
 void pager_on_unmapped(const UnmappedOwner* owner);
-// Waits until everything unmapped so far can be reported (at most a second). Only looks at the event gate when there is nothing.
+// Waits until everything unmapped so far can be reported (at most a second). Only looks at the event gate when there is
+// nothing.
 void pager_wait_for_unmaps();
 // Reports it. pre: the table's lock is held.
 void pager_tell_unmaps();
 // Gives the range's LUN space back without touching its pages, which are no longer ours. pre: it was committed.
 void region_forget(Region* region, size_t offset, size_t bytes);
-// Hands a range over to the kernel, contents and all: plain memory from now on, in DRAM and outside of the budget. *done: bytes that
-// were, also on error. Uncharge what was committed with region_forget.
+// Hands a range over to the kernel, contents and all: plain memory from now on, in DRAM and outside of the budget.
+// *done: bytes that were, also on error. Uncharge what was committed with region_forget.
 [[nodiscard]] int region_hand_over(Region* region, size_t offset, size_t bytes, size_t* done);
-// Another map (as mmap with MAP_FIXED) takes the place of a range, at once: who reads it finds the old content or the new. What was charged at
-// commit is the caller's to uncharge (region_forget, region_uncommit_on_touch). One call at a time.
+// Another map (as mmap with MAP_FIXED) takes the place of a range, at once: who reads it finds the old content or the
+// new. What was charged at commit is the caller's to uncharge (region_forget, region_uncommit_on_touch). One call at a
+// time.
 struct OtherMap {
   int prot, flags, fd;
   int64_t offset;
 };
 [[nodiscard]] int region_map_over(Region* region, size_t offset, size_t bytes, const OtherMap& map);
 
-// Range operations. Ranges may be any bytes inside one region; pages partly covered: touch/prefetch/pin include them, discard
-// excludes them (as madvise does not: it needs page-aligned addresses; adapters check alignment first).
-// touch: resident when it returns (unless evicted again since). prefetch: starts and finishes the reads at queue depth,
+// Range operations. Ranges may be any bytes inside one region; pages partly covered: touch/prefetch/pin include them,
+// discard excludes them (as madvise does not: it needs page-aligned addresses; adapters check alignment first). touch:
+// resident when it returns (unless evicted again since). prefetch: starts and finishes the reads at queue depth,
 //   up to what the budget holds; -EIO when a page is poisoned (others are still brought in).
-// discard: contents become zeros, LUN slots are freed. An error other than -EINVAL for the range: what could not be dropped is as it was.
+// discard: contents become zeros, LUN slots are freed. An error other than -EINVAL for the range: what could not be
+// dropped is as it was.
 [[nodiscard]] int pager_touch(const void* address, size_t bytes);
 [[nodiscard]] int pager_prefetch(const lunar_range* ranges, size_t count);
 enum class Discard : uint8_t {
-  kContents,   // MADV_DONTNEED, MADV_FREE: -EINVAL from the first locked (pinned) page on, as the kernel has it
-  kLocked,     // MADV_DONTNEED_LOCKED: locked pages too; they stay locked
-  kMapping,    // the mapping ends, or another takes its place: locks go with it
+  kContents,  // MADV_DONTNEED, MADV_FREE: -EINVAL from the first locked (pinned) page on, as the kernel has it
+  kLocked,    // MADV_DONTNEED_LOCKED: locked pages too; they stay locked
+  kMapping,   // the mapping ends, or another takes its place: locks go with it
 };
 [[nodiscard]] int pager_discard(void* address, size_t bytes, Discard what);
-// Guard pages (MADV_GUARD_INSTALL, MADV_GUARD_REMOVE): contents are gone, touching one is SIGSEGV until it is removed (then it reads as
-// zeros) or its mapping ends. -EINVAL: this kernel has none (before 6.13), or pages are locked; contents are then as they were.
+// Guard pages (MADV_GUARD_INSTALL, MADV_GUARD_REMOVE): contents are gone, touching one is SIGSEGV until it is removed
+// (then it reads as zeros) or its mapping ends. -EINVAL: this kernel has none (before 6.13), or pages are locked;
+// contents are then as they were.
 [[nodiscard]] int pager_guard(void* address, size_t bytes, bool install);
 // MADV_WIPEONFORK, MADV_KEEPONFORK: a forked child finds zeros there. -ENOMEM: too many such ranges.
 [[nodiscard]] int pager_wipe_on_fork(void* address, size_t bytes, bool wipe);
-// As discard (kMapping), but -EAGAIN while this process forks: for an allocator's hooks. They run with the allocator's locks held, and its own
-// fork handlers want these after ours have begun to keep discards out (unless ours are older than the allocator's).
+// As discard (kMapping), but -EAGAIN while this process forks: for an allocator's hooks. They run with the allocator's
+// locks held, and its own fork handlers want these after ours have begun to keep discards out (unless ours are older
+// than the allocator's).
 [[nodiscard]] int pager_try_discard(void* address, size_t bytes);
 // Hints: cold: evict now; hot: keep longer; sequential: read ahead, evict behind; random: do not read ahead; normal.
 [[nodiscard]] int pager_advise(const void* address, size_t bytes, lunar_advice advice);
-// MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE: the kernel's while the process is not active; afterwards pages are small, and these
-// hints change nothing.
+// MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE: the kernel's while the process is not active; afterwards pages are
+// small, and these hints change nothing.
 [[nodiscard]] int pager_advise_huge(void* address, size_t bytes, int advice);
 // pin: resident until unpin (counts do not nest). -ENOMEM when the pinned total would pass half of the budget.
 [[nodiscard]] int pager_pin(const void* address, size_t bytes);
-bool pager_pinned(const void* address);   // its page
+bool pager_pinned(const void* address);  // its page
 [[nodiscard]] int pager_unpin(const void* address, size_t bytes);
 void pager_unpin_all();
 // Evict now: writes out and drops what is resident in the range (tests, cold hints). Returns pages evicted or -errno.
 [[nodiscard]] int64_t pager_evict(const void* address, size_t bytes);
 
-// mremap that moves: dst holds what src held, which is empty from then on (same region or not). Evicted pages move without I/O. Other threads may
-// use both: a page at dst changes at once from what it held to what is moved there, a write to src is in one of the two, or (`ends`) SIGSEGV.
-// pre: both committed, page-aligned, disjoint; one call at a time. An error leaves src as it was; what dst held may be gone.
+// mremap that moves: dst holds what src held, which is empty from then on (same region or not). Evicted pages move
+// without I/O. Other threads may use both: a page at dst changes at once from what it held to what is moved there, a
+// write to src is in one of the two, or (`ends`) SIGSEGV. pre: both committed, page-aligned, disjoint; one call at a
+// time. An error leaves src as it was; what dst held may be gone.
 struct Move {
-  int prot, key;   // of src (key 0: none), and of dst in the end
-  bool ends;       // src becomes PROT_NONE
-  bool replaces;   // dst may hold something and have another protection; else it is empty, as src is otherwise, and nobody uses it yet
+  int prot, key;  // of src (key 0: none), and of dst in the end
+  bool ends;      // src becomes PROT_NONE
+  // dst may hold something and have another protection; else it is empty, as src is otherwise, and nobody uses it yet
+  bool replaces;
 };
 [[nodiscard]] int pager_move(void* dst, void* src, size_t bytes, const Move& how);
 [[nodiscard]] int pager_set_dram(uint64_t bytes);
@@ -158,14 +168,15 @@ bool pager_validate();
 int pager_page_state(const void* address);
 
 // fork: called by pthread_atfork handlers that the pager installs at activation. Exposed for adapters that wrap fork():
-// -ENOMEM when the tree has no room for another process, or the LUN cannot promise what the child may come to need; 0 otherwise: then that is reserved
-// for the fork that this thread makes next, with signals blocked from before the check. pager_fork_failed gives it back: the call made no child.
-// pager_fork_made: it has made this one.
+// -ENOMEM when the tree has no room for another process, or the LUN cannot promise what the child may come to need; 0
+// otherwise: then that is reserved
+// for the fork that this thread makes next, with signals blocked from before the check. pager_fork_failed gives it
+// back: the call made no child. pager_fork_made: it has made this one.
 [[nodiscard]] int pager_fork_check();
 void pager_fork_failed();
 void pager_fork_made(int pid);
-// The work of these handlers, for calls that make a child without running them (_Fork; clone without CLONE_VM): around the call, on
-// the calling thread. A call that failed counts as the parent.
+// The work of these handlers, for calls that make a child without running them (_Fork; clone without CLONE_VM): around
+// the call, on the calling thread. A call that failed counts as the parent.
 void pager_fork_prepare();
 void pager_fork_parent();
 void pager_fork_child();
@@ -173,11 +184,11 @@ void pager_fork_child();
 // Keeps in DRAM, until the calling thread is gone, what the kernel reads or writes when that thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);
 
-// Devices may write into memory of this process from now on (io_uring registered buffers, O_DIRECT, RDMA): the pager evicts by MOVE.
-// Sticky. Waits for the eviction batch under way.
+// Devices may write into memory of this process from now on (io_uring registered buffers, O_DIRECT, RDMA): the pager
+// evicts by MOVE. Sticky. Waits for the eviction batch under way.
 void pager_note_pinning();
-// Around process_vm_writev: the kernel pins pages of the other process before it copies. Any process of the tree may be the target. A relative
-// evicts by MOVE meanwhile. begin may sleep, end does not.
+// Around process_vm_writev: the kernel pins pages of the other process before it copies. Any process of the tree may be
+// the target. A relative evicts by MOVE meanwhile. begin may sleep, end does not.
 void pager_write_elsewhere_begin();
 void pager_write_elsewhere_end();
 

@@ -8,15 +8,17 @@
 
 namespace lunar {
 
-// The space that both the tree's account and our own LUN still have: a living child holds its charge in the account, and in our LUN what
-// it can reach there. The one appears before the other as the child begins, and disappears after it when it has ended.
+// The space that both the tree's account and our own LUN still have: a living child holds its charge in the account,
+// and in our LUN what it can reach there. The one appears before the other as the child begins, and disappears after it
+// when it has ended.
 static void lun_space_stats(const PagerState& state, uint64_t committed, lunar_stats* out) {
   const int64_t used = state.account.lun_cap() - state.account.lun_free();
   int64_t free = state.account.lun_free(), forked = used - static_cast<int64_t>(committed);
   if (state.lun_ready.load()) {
     const SlotAllocator& lun = state.luns[state.own_lun];
     const auto page = static_cast<int64_t>(state.page_size), charged = static_cast<int64_t>(lun.charged_slots()) * page;
-    const int64_t own = static_cast<int64_t>(lun.capacity_slots()) * page - charged, held = charged - static_cast<int64_t>(committed);
+    const int64_t own = static_cast<int64_t>(lun.capacity_slots()) * page - charged,
+                  held = charged - static_cast<int64_t>(committed);
     if (own < free) free = own;
     if (held > forked) forked = held;
   }
@@ -39,10 +41,12 @@ void pager_stats(lunar_stats* out) {
   }
   out->committed_bytes = committed;
   out->lun_capacity_bytes = state.lun_bytes;
-  out->lun_free_bytes = state.lun_bytes > committed ? state.lun_bytes - committed : 0;   // nothing is charged before activation
+  // nothing is charged before activation
+  out->lun_free_bytes = state.lun_bytes > committed ? state.lun_bytes - committed : 0;
   if (pager_active()) {
     out->dram_budget_bytes = static_cast<uint64_t>(state.account.cap_pages()) << state.page_shift;
-    out->fixed_bytes = static_cast<uint64_t>(state.account.own_fixed() + state.evictor->low_water()) << state.page_shift;
+    out->fixed_bytes = static_cast<uint64_t>(state.account.own_fixed() + state.evictor->low_water())
+                       << state.page_shift;
     out->dram_used_bytes = static_cast<uint64_t>(state.account.own_pages()) << state.page_shift;
     if (state.lun_ready.load()) {
       uint64_t used = state.luns[state.own_lun].used_slots() << state.page_shift;
@@ -52,7 +56,8 @@ void pager_stats(lunar_stats* out) {
   }
   int64_t resident = c.resident.load(std::memory_order_relaxed);
   out->resident_bytes = static_cast<uint64_t>(resident > 0 ? resident : 0) << state.page_shift;
-  out->resident_peak_bytes = static_cast<uint64_t>(state.resident_peak.load(std::memory_order_relaxed)) << state.page_shift;
+  out->resident_peak_bytes = static_cast<uint64_t>(state.resident_peak.load(std::memory_order_relaxed))
+                             << state.page_shift;
   int64_t evicted = c.evicted.load(std::memory_order_relaxed);
   out->evicted_bytes = static_cast<uint64_t>(evicted > 0 ? evicted : 0) << state.page_shift;
   out->pinned_bytes = static_cast<uint64_t>(state.pinned_pages.load(std::memory_order_relaxed)) << state.page_shift;

@@ -20,12 +20,12 @@ namespace lunar {
 namespace {
 
 std::atomic<bool> g_stopped_said{false};
-std::atomic<const char*> g_sign{nullptr};   // the first sign
-char g_seen[96];                            // the evictor's
+std::atomic<const char*> g_sign{nullptr};  // the first sign
+char g_seen[96];                           // the evictor's
 constexpr unsigned kUnsureMax = 16;
 constexpr uint64_t kStuckNs = 20000000000;
-uint64_t g_served = 0, g_stuck_since_ns = 0;   // eviction stopped, threads wait for memory, and no page came since
-unsigned g_unsure = 0;                      // inconclusive checks in a row
+uint64_t g_served = 0, g_stuck_since_ns = 0;  // eviction stopped, threads wait for memory, and no page came since
+unsigned g_unsure = 0;                        // inconclusive checks in a row
 uint64_t g_fd_count = UINT64_MAX, g_next_scan_ns = 0, g_next_status_ns = 0, g_full_scan_ns = 0;
 
 // The program's descriptor table is that of its main thread; the evictor has its own.
@@ -42,13 +42,13 @@ bool pinned_memory() {
   int64_t pinned = 0, own = 0;
   for (int look = 0; look < 3; ++look) {
     own = static_cast<int64_t>(sys::own_pinned_bytes());
-    pinned = sys::own_status_bytes("VmPin");   // below 0: not known
+    pinned = sys::own_status_bytes("VmPin");  // below 0: not known
     const auto after = static_cast<int64_t>(sys::own_pinned_bytes());
     if (after > own) own = after;
     if (pinned <= own) return false;
   }
-  format_to(g_seen, sizeof g_seen, "VmPin %lld KiB, of which %lld KiB are Lunar's", static_cast<long long>(pinned / 1024),
-            static_cast<long long>(own / 1024));
+  format_to(g_seen, sizeof g_seen, "VmPin %lld KiB, of which %lld KiB are Lunar's",
+            static_cast<long long>(pinned / 1024), static_cast<long long>(own / 1024));
   return true;
 }
 
@@ -68,7 +68,8 @@ bool pins_possible() {
   uint64_t count = sys::directory_size(sys::program_fd_directory(path, sizeof path));
   if (!found && now >= g_next_scan_ns && (count != g_fd_count || now >= g_full_scan_ns)) {
     const sys::Pinning shown = table_shows_pinning();
-    // A ring of ours made meanwhile is not a sign: such a result counts for this batch only. Seen again and again, it counts.
+    // A ring of ours made meanwhile is not a sign: such a result counts for this batch only. Seen again and again, it
+    // counts.
     g_unsure = shown == sys::Pinning::kUnsure ? g_unsure + 1 : 0;
     found = shown == sys::Pinning::kYes || g_unsure > kUnsureMax;
     g_fd_count = g_unsure > 0 ? UINT64_MAX : count;
@@ -83,23 +84,30 @@ bool pins_possible() {
 void pins_note(const char* sign) {
   const char* none = nullptr;
   g_sign.compare_exchange_strong(none, sign);
-  if (!pager_state().may_pin.exchange(true)) log_info("this process may pin pages for devices (%s): evicting by UFFDIO_MOVE from now on", sign);
+  if (!pager_state().may_pin.exchange(true))
+    log_info("this process may pin pages for devices (%s): evicting by UFFDIO_MOVE from now on", sign);
 }
 
 void pins_say_stopped() {
   const char* sign = g_sign.load();
-  if (sign == nullptr) return;   // an inconclusive check: for this batch only
+  if (sign == nullptr) return;  // an inconclusive check: for this batch only
   if (!g_stopped_said.exchange(true))
-    log_warning("this process may pin pages for devices (%s) and this kernel has no UFFDIO_MOVE (6.8): eviction stops, the DRAM "
-                "budget cannot grow; do without io_uring, AIO or O_DIRECT, or use a newer kernel", sign);
+    log_warning(
+        "this process may pin pages for devices (%s) and this kernel has no UFFDIO_MOVE (6.8): eviction stops, the "
+        "DRAM "
+        "budget cannot grow; do without io_uring, AIO or O_DIRECT, or use a newer kernel",
+        sign);
   // Waiting threads now wait forever, unless the program gives memory back: ending with a reason is better.
   const uint64_t served = counters().zero_fills.get() + counters().major_faults.get(), now = sys::now_ns();
   if (served != g_served || !pager_state().room_wanted.load()) {
     g_served = served;
     g_stuck_since_ns = now;
   } else if (now - g_stuck_since_ns > kStuckNs) {
-    fatal("memory has been waited for for %u s: this process may pin pages for devices (%s), and this kernel has no UFFDIO_MOVE (6.8) to evict them "
-          "by; do without io_uring, AIO or O_DIRECT, give more (--dram), or use a newer kernel", static_cast<unsigned>(kStuckNs / 1000000000), sign);
+    fatal(
+        "memory has been waited for for %u s: this process may pin pages for devices (%s), and this kernel has no "
+        "UFFDIO_MOVE (6.8) to evict them "
+        "by; do without io_uring, AIO or O_DIRECT, give more (--dram), or use a newer kernel",
+        static_cast<unsigned>(kStuckNs / 1000000000), sign);
   }
 }
 

@@ -72,22 +72,26 @@ namespace {
 
 enum class Want { kRead, kTouch };
 
-// One pass over a range. *busy: a page was in another thread's hand. *left_out: no room, given up.
-// A thread with reads in flight has their pages busy, and only it can finish them: no signal handler may run meanwhile, as it could
-// touch such a page, or wait for a thread that does.
-int bring_in(Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBlock& signals, bool* busy, unsigned* begun) {
+// One pass over a range. *busy: a page was in another thread's hand. *left_out: no room, given up. A thread with reads
+// in flight has their pages busy, and only it can finish them: no signal handler may run meanwhile, as it could touch
+// such a page, or wait for a thread that does.
+int bring_in(Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBlock& signals, bool* busy,
+             unsigned* begun) {
   auto& state = pager_state();
   int rc = 0;
   unsigned waits = 0;
   for (uint64_t page = range.first; page < range.end;) {
     PageState there = range.region->words[page].load(std::memory_order_acquire).state();
-    if (there == PageState::kResident || ((there == PageState::kEmpty || there == PageState::kGuard) && want == Want::kRead)) {
+    if (there == PageState::kResident ||
+        ((there == PageState::kEmpty || there == PageState::kGuard) && want == Want::kRead)) {
       ++page;
       continue;
     }
     unsigned taken = 0;
     uint64_t left = range.end - page;
-    Outcome outcome = r.begin(*range.region, PageIndex(page), left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left), kHeatFault, false, &taken);
+    Outcome outcome =
+        r.begin(*range.region, PageIndex(page), left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left),
+                kHeatFault, false, &taken);
     switch (outcome) {
       case Outcome::kResident:
       case Outcome::kStarted:
@@ -108,10 +112,16 @@ int bring_in(Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBl
           sys::sleep_ns(20000);
           signals.block();
         }
-        if (++waits > 5000 && want == Want::kRead) return rc;   // a prefetch leaves out what does not fit
+        if (++waits > 5000 && want == Want::kRead) return rc;  // a prefetch leaves out what does not fit
         break;
-      case Outcome::kPoisoned: rc = -EIO; ++page; break;
-      case Outcome::kGone: rc = -EFAULT; ++page; break;
+      case Outcome::kPoisoned:
+        rc = -EIO;
+        ++page;
+        break;
+      case Outcome::kGone:
+        rc = -EFAULT;
+        ++page;
+        break;
     }
   }
   return rc;
@@ -124,11 +134,13 @@ void wake_evictor_if_low() {
 
 // The program has closed our descriptors (a daemon closes all): the handlers, which have their own table, do the work.
 int bring_in_by_faults(const lunar_range* ranges, size_t count, Want want) {
-  if (want == Want::kRead) return 0;   // a hint
+  if (want == Want::kRead) return 0;  // a hint
   for (size_t i = 0; i < count; ++i) {
     PageRange range;
     int rc = pages_of(ranges[i].address, ranges[i].bytes, false, &range);
-    if (rc == 0) rc = sys::advise(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << pager_state().page_shift, MADV_POPULATE_READ);
+    if (rc == 0)
+      rc = sys::advise(range.region->address_of(PageIndex(range.first)),
+                       (range.end - range.first) << pager_state().page_shift, MADV_POPULATE_READ);
     if (rc < 0) return rc;
   }
   return 0;
@@ -187,15 +199,18 @@ void drop_content(PageWord was) {
 }
 
 void put_back(Region& region, uint64_t page, PageWord next) {
-  if (page_unlock(region.words[page], next)) (void)sys::uffd_wake(pager_state().uffd, region.address_of(PageIndex(page)), pager_state().page_size);
+  if (page_unlock(region.words[page], next))
+    (void)sys::uffd_wake(pager_state().uffd, region.address_of(PageIndex(page)), pager_state().page_size);
 }
 
 namespace {
 
-bool present_state(PageWord word) { return word.state() == PageState::kResident || word.state() == PageState::kPoisoned; }
+bool present_state(PageWord word) {
+  return word.state() == PageState::kResident || word.state() == PageState::kPoisoned;
+}
 
-// Drops the pages of [first, end) that `was` says are present: those and no other, as any thread may fill an empty one meanwhile. Marks
-// in `stays` what cannot be dropped. 0, or the first error.
+// Drops the pages of [first, end) that `was` says are present: those and no other, as any thread may fill an empty one
+// meanwhile. Marks in `stays` what cannot be dropped. 0, or the first error.
 int drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* was, Discard what, bool* stays) {
   auto& state = pager_state();
   iovec runs[kChunkPages / 2];
@@ -219,7 +234,7 @@ int drop_present(Region& region, uint64_t first, uint64_t end, const PageWord* w
     void* address = region.address_of(PageIndex(p));
     int one = what == Discard::kContents ? sys::advise(address, state.page_size, MADV_DONTNEED)
                                          : sys::drop_locked(address, state.page_size, what == Discard::kMapping);
-    stays[p - first] = one < 0 && one != -ENOMEM;   // -ENOMEM: not mapped any more
+    stays[p - first] = one < 0 && one != -ENOMEM;  // -ENOMEM: not mapped any more
     if (stays[p - first] && rc == 0) rc = one;
   }
   return rc;
@@ -263,7 +278,6 @@ int discard_chunk(Region& region, uint64_t first, uint64_t end, Discard what) {
 
 }  // namespace
 
-
 Resolver* thread_resolver(int* error) {
   auto& state = pager_state();
   if (t_resolver != nullptr && t_generation == state.generation) return t_resolver;
@@ -271,7 +285,8 @@ Resolver* thread_resolver(int* error) {
   Resolver* r = nullptr;
   {
     sys::Locked<sys::SpinLock> lock(g_pool.lock);
-    if (!state.resolver_key_made) state.resolver_key_made = pthread_key_create(&state.resolver_key, resolver_end_of_thread) == 0;
+    if (!state.resolver_key_made)
+      state.resolver_key_made = pthread_key_create(&state.resolver_key, resolver_end_of_thread) == 0;
     if (g_pool.count != 0) r = g_pool.spare[--g_pool.count];
   }
   if (r == nullptr) r = arena_new<Resolver>();
@@ -283,7 +298,7 @@ Resolver* thread_resolver(int* error) {
       break;
     }
     state.evictor->wake();
-    sys::sleep_ns(1000000);   // its window is DRAM too: wait for room
+    sys::sleep_ns(1000000);  // its window is DRAM too: wait for room
   }
   if (r == nullptr || *error != 0) return nullptr;
   t_resolver = r;
@@ -305,7 +320,9 @@ int pager_touch(const void* address, size_t bytes) {
   return bring_in_ranges(&range, 1, Want::kTouch);
 }
 
-int pager_prefetch(const lunar_range* ranges, size_t count) { return pager_active() ? bring_in_ranges(ranges, count, Want::kRead) : 0; }
+int pager_prefetch(const lunar_range* ranges, size_t count) {
+  return pager_active() ? bring_in_ranges(ranges, count, Want::kRead) : 0;
+}
 
 namespace {
 
@@ -315,7 +332,8 @@ void set_pattern(const PageRange& range, Access access) {
   if (access != Access::kNormal) region.has_patterns.store(true, std::memory_order_relaxed);
   if (!region.has_patterns.load(std::memory_order_relaxed)) return;
   for (uint64_t p = range.first; p < range.end;) {
-    uint64_t piece = p / kPatternPages, begin = piece * kPatternPages, limit = begin + kPatternPages < region.pages ? begin + kPatternPages : region.pages;
+    uint64_t piece = p / kPatternPages, begin = piece * kPatternPages,
+             limit = begin + kPatternPages < region.pages ? begin + kPatternPages : region.pages;
     uint64_t to = limit < range.end ? limit : range.end;
     if (2 * (to - p) >= limit - begin) region.patterns[piece].store(access, std::memory_order_relaxed);
     p = to;
@@ -352,14 +370,16 @@ int discard(void* address, size_t bytes, Discard what, bool wait) {
   int rc = pages_of(address, bytes, true, &range);
   if (rc == 0 && what == Discard::kMapping) set_pattern(range, Access::kNormal);
   if (rc == 0 && what == Discard::kMapping && wait && wipe_any()) rc = pager_wipe_on_fork(address, bytes, false);
-  if (rc == 0 && what == Discard::kMapping && range.region->has_guards.load(std::memory_order_acquire)) rc = guard_range(range, false, wait);
+  if (rc == 0 && what == Discard::kMapping && range.region->has_guards.load(std::memory_order_acquire))
+    rc = guard_range(range, false, wait);
   if (rc < 0) return rc;
   if (!pager_active()) {
     sys::Locked<sys::Mutex> lock(state.activation_lock);
     if (!pager_active()) {
       char* from = range.region->address_of(PageIndex(range.first));
       uint64_t length = (range.end - range.first) << state.page_shift;
-      return what == Discard::kContents ? sys::advise(from, length, MADV_DONTNEED) : sys::drop_locked(from, length, what == Discard::kMapping);
+      return what == Discard::kContents ? sys::advise(from, length, MADV_DONTNEED)
+                                        : sys::drop_locked(from, length, what == Discard::kMapping);
     }
   }
   uint64_t limit = range.region->table_pages.load(std::memory_order_acquire);
@@ -395,7 +415,8 @@ int pager_wipe_on_fork(void* address, size_t bytes, bool wipe) {
   PageRange range;
   int rc = pages_of(address, bytes, false, &range);
   if (rc < 0 || (!wipe && !wipe_any())) return rc;
-  return wipe_set(range.region->address_of(PageIndex(range.first)), (range.end - range.first) << pager_state().page_shift, wipe);
+  return wipe_set(range.region->address_of(PageIndex(range.first)),
+                  (range.end - range.first) << pager_state().page_shift, wipe);
 }
 
 int pager_discard(void* address, size_t bytes, Discard what) { return discard(address, bytes, what, true); }
@@ -418,7 +439,8 @@ int pager_advise(const void* address, size_t bytes, lunar_advice advice) {
   for (uint64_t p = range.first; p < range.end; ++p) {
     AtomicPageWord& word = range.region->words[p];
     PageWord seen = word.load(std::memory_order_relaxed);
-    if (seen.state() == PageState::kResident) word.compare_exchange_strong(seen, seen.with_heat(heat), std::memory_order_relaxed);
+    if (seen.state() == PageState::kResident)
+      word.compare_exchange_strong(seen, seen.with_heat(heat), std::memory_order_relaxed);
   }
   return 0;
 }
@@ -427,7 +449,7 @@ int pager_advise_huge(void* address, size_t bytes, int advice) {
   auto& state = pager_state();
   Region* region = state.regions.find(address);
   if (region == nullptr) return -EINVAL;
-  const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;   // not a hint: success would mean a huge page
+  const int refused = advice == MADV_COLLAPSE ? -EINVAL : 0;  // not a hint: success would mean a huge page
   if (pager_active()) return refused;
   sys::Locked<sys::Mutex> lock(state.activation_lock);
   if (pager_active() || (advice != MADV_NOHUGEPAGE && !plain_allow_huge(state, *region))) return refused;
@@ -480,7 +502,8 @@ int64_t pager_evict(const void* address, size_t bytes) {
   PageRange range;
   int rc = pages_of(address, bytes, false, &range);
   if (rc < 0) return rc;
-  return pager_active() ? pager_state().evictor->evict_range(range.region, PageIndex(range.first), PageIndex(range.end)) : 0;
+  return pager_active() ? pager_state().evictor->evict_range(range.region, PageIndex(range.first), PageIndex(range.end))
+                        : 0;
 }
 
 int pager_set_dram(uint64_t bytes) {

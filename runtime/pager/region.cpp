@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Regions: the registry, a sorted array behind a sequence counter (readers retry while a writer is at work; writers take a lock), and
-// their memory: reserved, committed, given back.
+// SPDX-License-Identifier: Apache-2.0 Regions: the registry, a sorted array behind a sequence counter (readers retry
+// while a writer is at work; writers take a lock), and their memory: reserved, committed, given back.
 // Threading: look-ups from anywhere, also on the fault path; what commits or gives back is not for the fault path.
 #include "pager/region.h"
 
@@ -23,7 +22,7 @@
 
 namespace lunar {
 
-constexpr size_t kUsableStep = 64 * kMiB;   // a grow-only region is made read/write in such steps
+constexpr size_t kUsableStep = 64 * kMiB;  // a grow-only region is made read/write in such steps
 
 char* Region::address_of(PageIndex page) const { return base + page.value * sys::page_bytes(); }
 
@@ -66,7 +65,8 @@ bool RegionTable::overlaps(const void* address, uint64_t bytes) const {
   const auto* from = static_cast<const char*>(address);
   for (uint32_t i = 0; i < count.load(std::memory_order_acquire); ++i) {
     const Region* region = sorted[i].load(std::memory_order_acquire);
-    if (region != nullptr && region->base < from + bytes && from < region->base + region->pages * sys::page_bytes()) return true;
+    if (region != nullptr && region->base < from + bytes && from < region->base + region->pages * sys::page_bytes())
+      return true;
   }
   return false;
 }
@@ -86,7 +86,8 @@ static int register_range(const Region& region, int uffd, char* from, uint64_t b
   const bool of_maps = (region.flags & (kRegionStrict | kRegionChargeOnTouch)) != 0;
   if (rc != -EINVAL || (!of_maps && counters().poisoned == 0)) return rc;
   // The program's file or shared memory, or the stand-in for a lost page (lost_page.h).
-  if (bytes == sys::page_bytes()) return of_maps || region.words[region.page_of(from).value].load().settled() == PageState::kPoisoned ? 0 : rc;
+  if (bytes == sys::page_bytes())
+    return of_maps || region.words[region.page_of(from).value].load().settled() == PageState::kPoisoned ? 0 : rc;
   uint64_t half = round_up(bytes / 2, sys::page_bytes());
   rc = register_range(region, uffd, from, half);
   return rc < 0 ? rc : register_range(region, uffd, from + half, bytes - half);
@@ -98,7 +99,9 @@ int region_register(const Region& region, int uffd, char* from, uint64_t bytes) 
   const uint64_t page = sys::page_bytes(), end = region.page_of(from).value + bytes / page;
   for (uint64_t p = region.page_of(from).value; p < end;) {
     uint64_t table = region.table_pages.load(std::memory_order_acquire), stop = p;
-    auto theirs = [&](uint64_t at) { return at < table && region.words[at].load(std::memory_order_relaxed).handed_over(); };
+    auto theirs = [&](uint64_t at) {
+      return at < table && region.words[at].load(std::memory_order_relaxed).handed_over();
+    };
     while (stop < end && stop < table && !theirs(stop)) ++stop;
     if (stop >= table) stop = end;
     if (stop > p)
@@ -135,7 +138,7 @@ void RegionTable::remove(Region* region) {
   sequence.fetch_add(1, std::memory_order_release);
 }
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 // Address space on a chunk's boundary, so that a chunk can be a huge page. Small regions lie anywhere.
 static int reserve_aligned(size_t bytes, void** out) {
@@ -146,13 +149,15 @@ static int reserve_aligned(size_t bytes, void** out) {
   auto* low = static_cast<char*>(at);
   char* base = spare == 0 ? low : reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(low), chunk));
   if (base > low) (void)sys::unmap(low, static_cast<size_t>(base - low));
-  if (char* end = low + bytes + spare; end > base + bytes) (void)sys::unmap(base + bytes, static_cast<size_t>(end - base - bytes));
+  if (char* end = low + bytes + spare; end > base + bytes)
+    (void)sys::unmap(base + bytes, static_cast<size_t>(end - base - bytes));
   *out = base;
   return 0;
 }
 
-// Disjoint from all other regions: a call past us may have taken a place away from a region, which still owns its addresses. The free
-// part of such a place stays reserved (as in unmapped.cpp), so that the kernel does not offer it again.
+// Disjoint from all other regions: a call past us may have taken a place away from a region, which still owns its
+// addresses. The free part of such a place stays reserved (as in unmapped.cpp), so that the kernel does not offer it
+// again.
 static int reserve_apart(size_t bytes, void** out) {
   constexpr unsigned kTriesMax = 1000;
   for (unsigned i = 0; i < kTriesMax; ++i)
@@ -172,16 +177,21 @@ int region_create(size_t bytes, unsigned flags, Region** out) {
   int rc = reserve_apart(bytes, &base);
   if (rc < 0) return rc;
   region->base = static_cast<char*>(base);
-  (void)sys::advise(base, bytes, MADV_UNMERGEABLE);   // see Evictor::forbid_merging
+  (void)sys::advise(base, bytes, MADV_UNMERGEABLE);  // see Evictor::forbid_merging
   region->words = static_cast<AtomicPageWord*>(map_private(region->pages * sizeof(PageWord), ForkPolicy::kInherit));
   region->hashes = static_cast<uint64_t*>(map_private(region->pages * sizeof(uint64_t), ForkPolicy::kInherit));
-  region->chunk_resident = static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
+  region->chunk_resident =
+      static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
   region->chunk_used = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
   region->patterns = static_cast<std::atomic<Access>*>(map_private(region->pattern_count(), ForkPolicy::kInherit));
-  region->chunk_committed = static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
+  region->chunk_committed =
+      static_cast<std::atomic<int32_t>*>(map_private(chunks * sizeof(int32_t), ForkPolicy::kInherit));
   region->chunk_large = static_cast<std::atomic<uint8_t>*>(map_private(chunks, ForkPolicy::kInherit));
-  rc = region->patterns == nullptr || region->words == nullptr || region->hashes == nullptr || region->chunk_resident == nullptr || region->chunk_used == nullptr ||
-       region->chunk_committed == nullptr || region->chunk_large == nullptr ? -ENOMEM : 0;
+  rc = region->patterns == nullptr || region->words == nullptr || region->hashes == nullptr ||
+               region->chunk_resident == nullptr || region->chunk_used == nullptr ||
+               region->chunk_committed == nullptr || region->chunk_large == nullptr
+           ? -ENOMEM
+           : 0;
   {
     sys::Locked<sys::Mutex> lock(state.activation_lock);
     if (rc == 0 && state.active.load()) rc = watch_fresh_range(state, base, bytes);
@@ -208,7 +218,9 @@ static void unmap_region(const Region& region) {
     if (taken) return;
     char* begin = region.address_of(PageIndex(first));
     const uint64_t bytes = (end - first) << pager_state().page_shift;
-    if (pager_active() && sys::is_userfaultfd(pager_state().uffd)) (void)sys::uffd_unregister(pager_state().uffd, begin, bytes);   // else there would be an event
+    // else there would be an event
+    if (pager_active() && sys::is_userfaultfd(pager_state().uffd))
+      (void)sys::uffd_unregister(pager_state().uffd, begin, bytes);
     (void)sys::unmap(begin, bytes);
   });
 }
@@ -236,7 +248,7 @@ int region_destroy(Region* region) {
   unmap_private(region->chunk_committed, (region->pages + kChunkPages - 1) / kChunkPages * sizeof(int32_t));
   unmap_private(region->chunk_large, (region->pages + kChunkPages - 1) / kChunkPages);
   unmap_private(region->patterns, region->pattern_count());
-  return 0;   // the Region object itself stays in the arena: a late look-up may still read it
+  return 0;  // the Region object itself stays in the arena: a late look-up may still read it
 }
 
 char* region_base(const Region* region) { return region->base; }
@@ -246,7 +258,8 @@ Region* region_find(const void* address) { return pager_state().regions.find(add
 static int make_usable(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   sys::Locked<sys::Mutex> lock(region->grow_lock);
-  if ((region->flags & kRegionStrict) != 0) return sys::protect(region->base + offset, bytes, protection == -1 ? PROT_READ | PROT_WRITE : protection);
+  if ((region->flags & kRegionStrict) != 0)
+    return sys::protect(region->base + offset, bytes, protection == -1 ? PROT_READ | PROT_WRITE : protection);
   size_t usable = region->usable_pages.load() << state.page_shift, end = offset + bytes;
   if (end > usable) {
     size_t to = round_up(end, kUsableStep), size = region_size(region);
@@ -259,16 +272,21 @@ static int make_usable(Region* region, size_t offset, size_t bytes, int protecti
 }
 
 static void say_limited(size_t bytes) {
-  LUNAR_LOG_LIMITED(log_warning, 1, "allocation refused: the kernel does not give %s more to this process; raise the limit on its memory (%s)",
-                    format_size(bytes).text, sys::memory_limit());
+  LUNAR_LOG_LIMITED(
+      log_warning, 1,
+      "allocation refused: the kernel does not give %s more to this process; raise the limit on its memory (%s)",
+      format_size(bytes).text, sys::memory_limit());
 }
 
 void pager_say_refused() {
   auto& state = pager_state();
   const uint64_t bytes = state.refused_bytes.exchange(0, std::memory_order_relaxed);
   if (bytes == 0) return;
-  LUNAR_LOG_LIMITED(log_warning, 1, "allocation refused: %s more of LUN space is not to be had (%s of %s are promised to this tree); give a larger --size",
-                    format_size(bytes).text, format_size(static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free())).text,
+  LUNAR_LOG_LIMITED(log_warning, 1,
+                    "allocation refused: %s more of LUN space is not to be had (%s of %s are promised to this tree); "
+                    "give a larger --size",
+                    format_size(bytes).text,
+                    format_size(static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free())).text,
                     format_size(static_cast<uint64_t>(state.account.lun_cap())).text);
 }
 
@@ -293,7 +311,9 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   ErrorText why;
   if (pager_activate(&why) < 0) return -ENOMEM;
   if (space_charge(pages, true) < 0) {
-    if (state.account.lun_free() < static_cast<int64_t>(bytes)) state.refused_bytes.store(bytes, std::memory_order_relaxed);   // else its device has said why
+    // else its device has said why
+    if (state.account.lun_free() < static_cast<int64_t>(bytes))
+      state.refused_bytes.store(bytes, std::memory_order_relaxed);
     return -ENOMEM;
   }
   if (make_usable(region, offset, bytes, protection) < 0) {
@@ -311,9 +331,11 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift;
   region->committed_pages.fetch_sub(pages);
-  sys::Locked<sys::Mutex> lock(state.activation_lock);   // not across activation
-  if (pager_active()) space_uncharge(pages);
-  else plain_uncommit(state, *region, first, first + pages);
+  sys::Locked<sys::Mutex> lock(state.activation_lock);  // not across activation
+  if (pager_active())
+    space_uncharge(pages);
+  else
+    plain_uncommit(state, *region, first, first + pages);
 }
 
 int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
@@ -332,7 +354,7 @@ int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
 
 void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
-  if (pager_active()) return;   // charged page by page
+  if (pager_active()) return;  // charged page by page
   sys::Locked<sys::Mutex> lock(state.activation_lock);
   if (!pager_active()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
 }

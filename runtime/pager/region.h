@@ -2,7 +2,8 @@
 // Region: a virtual range the pager owns, with its page table (one word and one hash a page).
 //
 //   base ── pages × page_bytes of address space (PROT_NONE until used, MAP_NORESERVE; once the process is active no new huge
-//           pages, and MADV_DONTFORK except within fork(): a child made behind our back faults loudly instead of reading zeros).
+//           pages, and MADV_DONTFORK except within fork(): a child made behind our back faults loudly instead of
+//           reading zeros).
 //           On a chunk's boundary, where a chunk is a huge page
 //   words, hashes ── lazily touched private mappings, inherited by fork (the child serves itself from them)
 //   chunk_resident ── resident pages per 512, so that the clock hand skips what is cold
@@ -24,7 +25,7 @@ namespace lunar {
 
 constexpr uint64_t kChunkPages = 512;
 constexpr unsigned kRegionsMax = 2048;
-constexpr uint64_t kPatternPages = 64;    // what one advice on the access pattern covers at least
+constexpr uint64_t kPatternPages = 64;  // what one advice on the access pattern covers at least
 
 // How the program says that it goes through a range.
 enum class Access : uint8_t { kNormal, kRandom, kSequential };
@@ -36,26 +37,28 @@ struct Region {
   AtomicPageWord* words = nullptr;
   uint64_t* hashes = nullptr;
   std::atomic<int32_t>* chunk_resident = nullptr;
-  std::atomic<uint64_t> usable_pages{0};   // made read/write so far, from the start (grows only)
-  std::atomic<uint64_t> table_pages{0};    // one past the last page ever used: scans of the table stop there
-  std::atomic<uint8_t>* chunk_used = nullptr;   // whether the budget counts its part of the tables
+  std::atomic<uint64_t> usable_pages{0};       // made read/write so far, from the start (grows only)
+  std::atomic<uint64_t> table_pages{0};        // one past the last page ever used: scans of the table stop there
+  std::atomic<uint8_t>* chunk_used = nullptr;  // whether the budget counts its part of the tables
   std::atomic<uint64_t> chunks_used{0};
-  std::atomic<int32_t>* chunk_committed = nullptr;   // pages committed, while the process is not active
-  std::atomic<uint8_t>* chunk_large = nullptr;   // may hold a huge page from before activation (activation.h)
-  std::atomic<bool> huge{false};           // the program requested huge pages here, while the process was not active
+  std::atomic<int32_t>* chunk_committed = nullptr;  // pages committed, while the process is not active
+  std::atomic<uint8_t>* chunk_large = nullptr;      // may hold a huge page from before activation (activation.h)
+  std::atomic<bool> huge{false};  // the program requested huge pages here, while the process was not active
   std::atomic<uint64_t> committed_pages{0};
-  std::atomic<Access>* patterns = nullptr;      // one a kPatternPages
+  std::atomic<Access>* patterns = nullptr;  // one a kPatternPages
   std::atomic<bool> has_patterns{false};
-  std::atomic<bool> has_guards{false};     // there may be guard pages
-  std::atomic<bool> has_handed_over{false};   // there may be pages that the kernel has
-  std::atomic<bool> has_holes{false};      // some range below usable_pages was protected again
+  std::atomic<bool> has_guards{false};       // there may be guard pages
+  std::atomic<bool> has_handed_over{false};  // there may be pages that the kernel has
+  std::atomic<bool> has_holes{false};        // some range below usable_pages was protected again
   sys::Mutex grow_lock;
 
   char* address_of(PageIndex page) const;
   PageIndex page_of(const void* address) const;
   bool holds(const void* address) const;
   Access access_of(PageIndex page) const {
-    return has_patterns.load(std::memory_order_relaxed) ? patterns[page.value / kPatternPages].load(std::memory_order_relaxed) : Access::kNormal;
+    return has_patterns.load(std::memory_order_relaxed)
+               ? patterns[page.value / kPatternPages].load(std::memory_order_relaxed)
+               : Access::kNormal;
   }
   uint64_t pattern_count() const { return (pages + kPatternPages - 1) / kPatternPages; }
   void note_resident(PageIndex page, int delta) {
@@ -64,37 +67,43 @@ struct Region {
 };
 
 struct RegionTable {
-  std::atomic<uint32_t> sequence{0};       // odd while it changes
+  std::atomic<uint32_t> sequence{0};  // odd while it changes
   std::atomic<uint32_t> count{0};
   std::atomic<Region*> sorted[kRegionsMax] = {};
-  sys::Mutex lock;                         // writers
+  sys::Mutex lock;  // writers
 
   Region* find(const void* address) const;
-  bool overlaps(const void* address, uint64_t bytes) const;   // any region
-  // The region and page of a page word. pre: no region can go away meanwhile (the evictor is at work). Searches all of them.
+  bool overlaps(const void* address, uint64_t bytes) const;  // any region
+  // The region and page of a page word. pre: no region can go away meanwhile (the evictor is at work). Searches all of
+  // them.
   Region* find_word(const AtomicPageWord* word, PageIndex* page) const;
   [[nodiscard]] int insert(Region* region);
   void remove(Region* region);
 };
 
-// Registers a region, or a part, in missing mode. Where the program has put a file or shared memory into one of its maps (MAP_FIXED;
-// regions of maps only), registers everything around it, by halves: a few calls for each such place.
+// Registers a region, or a part, in missing mode. Where the program has put a file or shared memory into one of its
+// maps (MAP_FIXED; regions of maps only), registers everything around it, by halves: a few calls for each such place.
 [[nodiscard]] int region_register(const Region& region, int uffd, char* from, uint64_t bytes);
 
 // Visit(first, end, taken): the runs of pages that a call past us has taken (kGone), and the runs between them.
 template <class Visit>
 void for_taken(const Region& region, uint64_t first, uint64_t end, Visit visit) {
   const uint64_t limit = region.table_pages.load(std::memory_order_acquire);
-  const auto taken = [&](uint64_t page) { return page < limit && region.words[page].load(std::memory_order_relaxed).state() == PageState::kGone; };
+  const auto taken = [&](uint64_t page) {
+    return page < limit && region.words[page].load(std::memory_order_relaxed).state() == PageState::kGone;
+  };
   for (uint64_t next; first < end; first = next) {
     const bool is_taken = taken(first);
-    if (first >= limit) next = end;
-    else for (next = first + 1; next < end && next < limit && taken(next) == is_taken; ++next) {}
+    if (first >= limit)
+      next = end;
+    else
+      for (next = first + 1; next < end && next < limit && taken(next) == is_taken; ++next) {}
     visit(first, next, is_taken);
   }
 }
 
-// Reserves (PROT_NONE) the pages of [first, end) that nothing is mapped at, by halves, and calls visit(first, end, rc) for each part: 0: reserved,
+// Reserves (PROT_NONE) the pages of [first, end) that nothing is mapped at, by halves, and calls visit(first, end, rc)
+// for each part: 0: reserved,
 // -EEXIST: all of it is mapped, else what the kernel says.
 template <class Visit>
 void claim_place(const Region& region, uint64_t first, uint64_t end, Visit visit) {

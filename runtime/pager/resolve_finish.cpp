@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Finishing a read: verifies every page's hash, installs right pages in runs, reads wrong ones again (three times), and poisons those that
-// stay wrong. Never zeros, never silence. Threading: the resolver's thread.
+// SPDX-License-Identifier: Apache-2.0 Finishing a read: verifies every page's hash, installs right pages in runs, reads
+// wrong ones again (three times), and poisons those that stay wrong. Never zeros, never silence. Threading: the
+// resolver's thread.
 #include <errno.h>
 
 #include "base/error.h"
@@ -28,7 +28,7 @@ void Resolver::finish(unsigned op_index, int64_t result) {
   auto& state = pager_state();
   ReadOp& op = ops_[op_index];
   uint64_t bad = 0;
-  if (result == -ECANCELED) {   // deferred by the kernel, which then had no thread for it (RLIMIT_NPROC)
+  if (result == -ECANCELED) {  // deferred by the kernel, which then had no thread for it (RLIMIT_NPROC)
     const Command again{Op::kRead, state.luns[op.lun].offset_of(op.slot), &op.iov, 1, 0, 0};
     result = state.devices[op.lun]->transfer(again);
   }
@@ -36,9 +36,12 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     bad = op.count == 64 ? ~uint64_t{0} : (uint64_t{1} << op.count) - 1;
   } else if (!test_switches.no_hash_check) {
     for (unsigned i = 0; i < op.count; ++i)
-      if (page_hash(window_ + (op.window + i) * state.page_size) != op.region->hashes[op.first + i]) bad |= uint64_t{1} << i;
+      if (page_hash(window_ + (op.window + i) * state.page_size) != op.region->hashes[op.first + i])
+        bad |= uint64_t{1} << i;
   }
-  const uint64_t since = op.fault && bad == 0 ? state.watched.take(op.region->address_of(PageIndex(op.first)), op.count * state.page_size) : 0;
+  const uint64_t since =
+      op.fault && bad == 0 ? state.watched.take(op.region->address_of(PageIndex(op.first)), op.count * state.page_size)
+                           : 0;
   for (unsigned i = 0; i < op.count;) {
     if (bad >> i & 1) {
       ++i;
@@ -58,11 +61,14 @@ void Resolver::finish(unsigned op_index, int64_t result) {
     release_op(op_index);
     return;
   }
-  finish_failed(op_index, bad, result < 0 ? static_cast<int>(result) : result == static_cast<int64_t>(op.count * state.page_size) ? -EBADMSG : -EIO);
+  finish_failed(op_index, bad,
+                result < 0                                                   ? static_cast<int>(result)
+                : result == static_cast<int64_t>(op.count * state.page_size) ? -EBADMSG
+                                                                             : -EIO);
 }
 
-// The first bad page is read again by this op (or poisoned); the others go back to kEvicted, so that a fault on one of them
-// makes it the first of its own read.
+// The first bad page is read again by this op (or poisoned); the others go back to kEvicted, so that a fault on one of
+// them makes it the first of its own read.
 void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
   auto& state = pager_state();
   ReadOp& op = ops_[op_index];
@@ -82,8 +88,8 @@ void Resolver::finish_failed(unsigned op_index, uint64_t bad, int error) {
     return;
   }
   log_error("page %p cannot be read back: slot %u of %s: %s; it is poisoned (touching it raises SIGBUS)",
-            static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value, state.devices[op.lun]->name(),
-            error == -EBADMSG ? "content does not match its hash" : errno_text(error));
+            static_cast<void*>(op.region->address_of(PageIndex(op.first))), op.slot.value,
+            state.devices[op.lun]->name(), error == -EBADMSG ? "content does not match its hash" : errno_text(error));
   counters().poisoned.add();
   ++failed_reads_;
   give_back(op, 0, PageState::kPoisoned);
@@ -98,10 +104,12 @@ void Resolver::give_back(ReadOp& op, unsigned index, PageState next_state) {
   void* address = op.region->address_of(page);
   state.account.give(1);
   if (next_state != PageState::kEvicted) count_evicted(-1);
-  if (next_state == PageState::kPoisoned) (void)lost_page_mark(*op.region, page);   // refused: at its next fault, by a handler
+  // refused: at its next fault, by a handler
+  if (next_state == PageState::kPoisoned) (void)lost_page_mark(*op.region, page);
   AtomicPageWord& word = op.region->words[page.value];
   bool waiter = page_unlock(word, word.load(std::memory_order_relaxed).with_state(next_state));
-  if (waiter || op.fault || next_state == PageState::kPoisoned) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+  if (waiter || op.fault || next_state == PageState::kPoisoned)
+    (void)sys::uffd_wake(state.uffd, address, state.page_size);
 }
 
 void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
@@ -113,7 +121,7 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
     void* address = op.region->address_of(PageIndex(op.first + at));
     uint16_t epoch = exclusive_epoch();
     int64_t rc = install_pages(address, window_ + (op.window + at) * state.page_size, step * state.page_size);
-    if (rc == -ENOENT && step > 1) {   // the run crosses a protection boundary (mprotect): a copy may not
+    if (rc == -ENOENT && step > 1) {  // the run crosses a protection boundary (mprotect): a copy may not
       step = 1;
       continue;
     }
@@ -129,7 +137,7 @@ void Resolver::install(ReadOp& op, unsigned from, unsigned count) {
       count_evicted(-1);
       ++done;
     } else {
-      give_back(op, at, PageState::kEvicted);   // also when a call past us has unmapped or moved it: unmapped.h
+      give_back(op, at, PageState::kEvicted);  // also when a call past us has unmapped or moved it: unmapped.h
       ++done;
     }
   }
@@ -142,7 +150,7 @@ void Resolver::unlock_installed(ReadOp& op, unsigned index, bool already_there, 
   count_resident(*op.region, page, 1);
   PageWord busy = word.load(std::memory_order_relaxed);
   Slot slot = busy.slot();
-  if (already_there) {   // other content is there (inherited by fork): the slot is no copy of it
+  if (already_there) {  // other content is there (inherited by fork): the slot is no copy of it
     slot_release(op.lun, slot);
     slot = kNoSlot;
   }

@@ -22,13 +22,13 @@ bool space_is_out() {
   constexpr uint64_t kTryNs = 200000000;
   static std::atomic<uint64_t> since{0}, last{0};
   const uint64_t now = sys::now_ns();
-  if (now - last.exchange(now) > kTryNs) since.store(now);   // the first one, or the last was a while ago
+  if (now - last.exchange(now) > kTryNs) since.store(now);  // the first one, or the last was a while ago
   return now - since.load() > kTryNs;
 }
 
-// The error of a copy into a place that is not ours any more: unmapped or moved by a call past us. The page's state stays until the kernel's
-// event settles it (unmapped.h). Any other error (no memory just now, a descriptor that the program has closed) says nothing about the
-// page.
+// The error of a copy into a place that is not ours any more: unmapped or moved by a call past us. The page's state
+// stays until the kernel's event settles it (unmapped.h). Any other error (no memory just now, a descriptor that the
+// program has closed) says nothing about the page.
 bool is_gone(int64_t rc) { return rc == -ENOENT || rc == -EFAULT || rc == -ESRCH; }
 
 }  // namespace
@@ -42,8 +42,10 @@ int Resolver::open(const ResolverOptions& options) {
   auto& state = pager_state();
   options_ = options;
   window_pages_ = options.window_pages > 512 ? 512 : options.window_pages;
-  if (options.required) state.account.take_fixed(window_pages_);
-  else if (!state.account.take_fixed_within(window_pages_, options.keep_free)) return -ENOMEM;
+  if (options.required)
+    state.account.take_fixed(window_pages_);
+  else if (!state.account.take_fixed_within(window_pages_, options.keep_free))
+    return -ENOMEM;
   window_ = static_cast<char*>(map_private(window_pages_ * state.page_size, ForkPolicy::kDontFork));
   if (ops_ == nullptr) ops_ = static_cast<ReadOp*>(arena_alloc(kOpsMax * sizeof(ReadOp)));
   if (window_ == nullptr || ops_ == nullptr || zero_run() == nullptr) {
@@ -85,7 +87,8 @@ Context* Resolver::context_for(unsigned lun) {
 
 bool Resolver::attach_own() {
   auto& state = pager_state();
-  watch_lun_ = state.lun_ready.load(std::memory_order_acquire) || state.generation == 0 ? state.own_lun : state.parent_lun;
+  watch_lun_ =
+      state.lun_ready.load(std::memory_order_acquire) || state.generation == 0 ? state.own_lun : state.parent_lun;
   return context_for(watch_lun_) != nullptr;
 }
 
@@ -125,7 +128,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   AtomicPageWord& word = region.words[page.value];
   if (!page_lock(word, seen)) {
     state.account.give(1);
-    return Outcome::kStarted;   // it changed: the caller tries again
+    return Outcome::kStarted;  // it changed: the caller tries again
   }
   FramePool& frames = state.frames;
   uint32_t id = seen.index();
@@ -137,7 +140,8 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   if (rc != static_cast<int64_t>(state.page_size) && !there) {
     bool gone = is_gone(rc);
     state.account.give(1);
-    if (page_unlock(word, seen) || gone) (void)sys::uffd_wake(state.uffd, address, state.page_size);   // gone: see unmapped.h
+    // gone: see unmapped.h
+    if (page_unlock(word, seen) || gone) (void)sys::uffd_wake(state.uffd, address, state.page_size);
     return Outcome::kNoRoom;
   }
   Slot slot = kNoSlot;
@@ -145,7 +149,7 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   (void)frames.release(id, &slot, &lun);
   if (there) {
     if (slot != kNoSlot) slot_release(lun, slot);
-    slot = kNoSlot;   // the page there may differ from the slot
+    slot = kNoSlot;  // the page there may differ from the slot
   }
   count_resident(region, page, 1);
   count_evicted(-1);
@@ -155,9 +159,9 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   return Outcome::kResident;
 }
 
-// While a quarter of the budget is free: as much as is in use just before the page, so that memory which grows upwards is filled in
-// doubling runs whichever thread touches it, however many places grow at once. Where there are holes, by density: memory touched here
-// and there, a page each, is filled as the kernel would.
+// While a quarter of the budget is free: as much as is in use just before the page, so that memory which grows upwards
+// is filled in doubling runs whichever thread touches it, however many places grow at once. Where there are holes, by
+// density: memory touched here and there, a page each, is filled as the kernel would.
 unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked) const {
   const Account& account = pager_state().account;
   if ((region.flags & kRegionChargeOnTouch) != 0 || account.free_pages() < account.cap_pages() / 4) return asked;
@@ -178,7 +182,8 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
   if (run > kZeroPages) run = kZeroPages;
   if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
   unsigned room = run;
-  while (room > 1 && !state.account.take(room, options_.keep_free + (room > 1 ? state.evictor->low_water() / 2 : 0))) room /= 2;
+  while (room > 1 && !state.account.take(room, options_.keep_free + (room > 1 ? state.evictor->low_water() / 2 : 0)))
+    room /= 2;
   if (room <= 1 && !state.account.take(room = 1, options_.keep_free)) return 0;
   bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
   unsigned locked = 0;
@@ -187,10 +192,13 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
     PageWord seen = word.load(std::memory_order_acquire);
     if (seen.state() != PageState::kEmpty) break;
     if (int rc = on_touch ? space_charge(1, false) : 0; rc < 0) {
-      housekeeping_wake(rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);   // members may have died; more is reserved
+      // members may have died; more is reserved
+      housekeeping_wake(rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
       if (rc == -ENOMEM && locked == 0 && space_is_out())
-        fatal("LUN space is used up: page %p, of a map without reservation (MAP_NORESERVE), cannot be had; give a larger --size",
-              static_cast<void*>(region.address_of(page)));
+        fatal(
+            "LUN space is used up: page %p, of a map without reservation (MAP_NORESERVE), cannot be had; give a larger "
+            "--size",
+            static_cast<void*>(region.address_of(page)));
       break;
     }
     if (!page_lock(word, seen)) {
@@ -210,7 +218,8 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
       continue;
     }
     bool refused = rc < 0 && rc != -EEXIST && !is_gone(rc);
-    if (refused || (rc == -ENOENT && locked - done > 1)) {   // the run crosses a protection boundary (mprotect): only the first page is asked for
+    // the run crosses a protection boundary (mprotect): only the first page is asked for
+    if (refused || (rc == -ENOENT && locked - done > 1)) {
       for (; locked > done + (refused ? 0 : 1); --locked) {
         AtomicPageWord& word = region.words[page.value + locked - 1];
         state.account.give(1);
@@ -234,7 +243,8 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
       } else {
         count_resident(region, at, 1);
         if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
-        (void)page_unlock(word, resident_word(busy, kNoSlot, state.own_lun, kHeatFault, there ? shared_epoch() : epoch).with_charged(on_touch));
+        (void)page_unlock(word, resident_word(busy, kNoSlot, state.own_lun, kHeatFault, there ? shared_epoch() : epoch)
+                                    .with_charged(on_touch));
       }
     }
     if (there || gone) (void)sys::uffd_wake(state.uffd, address, state.page_size);
@@ -263,12 +273,17 @@ Outcome Resolver::begin(Region& region, PageIndex page, unsigned run, unsigned h
   for (;;) {
     PageWord seen = word.load(std::memory_order_acquire);
     switch (seen.state()) {
-      case PageState::kResident: *taken = 1; return Outcome::kResident;
-      case PageState::kPoisoned: return Outcome::kPoisoned;
+      case PageState::kResident:
+        *taken = 1;
+        return Outcome::kResident;
+      case PageState::kPoisoned:
+        return Outcome::kPoisoned;
       case PageState::kGuard:
-      case PageState::kGone: return Outcome::kGone;
+      case PageState::kGone:
+        return Outcome::kGone;
       case PageState::kBusy:
-        if (seen.waiter() || word.compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel)) return Outcome::kBusy;
+        if (seen.waiter() || word.compare_exchange_strong(seen, seen.with_waiter(), std::memory_order_acq_rel))
+          return Outcome::kBusy;
         continue;
       case PageState::kEmpty:
         *taken = zero_fill(region, page, fault ? fill_run(region, page, run) : 1);
@@ -281,7 +296,8 @@ Outcome Resolver::begin(Region& region, PageIndex page, unsigned run, unsigned h
         *taken = outcome == Outcome::kResident;
         return outcome;
       }
-      case PageState::kEvicted: break;
+      case PageState::kEvicted:
+        break;
     }
     if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return Outcome::kNoRoom;
     if (run > kReadRunMax) run = kReadRunMax;
@@ -306,8 +322,16 @@ Outcome Resolver::begin(Region& region, PageIndex page, unsigned run, unsigned h
     if (locked == 0) continue;
     unsigned index = free_ops_[--free_op_count_];
     ReadOp& op = ops_[index];
-    op = {&region, page.value, static_cast<uint16_t>(locked), static_cast<uint16_t>(window), static_cast<uint8_t>(seen.lun()),
-          static_cast<uint8_t>(heat), fault, 0, seen.slot(), {window_ + window * state.page_size, locked * state.page_size}};
+    op = {&region,
+          page.value,
+          static_cast<uint16_t>(locked),
+          static_cast<uint16_t>(window),
+          static_cast<uint8_t>(seen.lun()),
+          static_cast<uint8_t>(heat),
+          fault,
+          0,
+          seen.slot(),
+          {window_ + window * state.page_size, locked * state.page_size}};
     ++ops_in_flight_;
     enqueue(index);
     *taken = locked;
@@ -338,7 +362,7 @@ void Resolver::flush() {
     } else if (rc == 0 || rc == -EAGAIN || rc == -EBUSY) {
       Response responses[16];
       int got = context_for(lun)->wait(responses, 16, 1000000);
-      unsigned left = queued_count_ - at;   // finish() may queue retries: keep what is not out yet in front
+      unsigned left = queued_count_ - at;  // finish() may queue retries: keep what is not out yet in front
       for (unsigned i = 0; i < left; ++i) queued_[i] = queued_[at + i];
       queued_count_ = left;
       at = 0;
@@ -354,8 +378,10 @@ void Resolver::flush() {
 bool Resolver::handle(const Response* responses, int count) {
   if (count < 0) fatal_if_refused(count, "io_uring_enter");
   for (int i = 0; i < count; ++i) {
-    if (responses[i].tag >> 63) watched_ |= uint64_t{1} << (responses[i].tag & 63);
-    else finish(static_cast<unsigned>(responses[i].tag), responses[i].result);
+    if (responses[i].tag >> 63)
+      watched_ |= uint64_t{1} << (responses[i].tag & 63);
+    else
+      finish(static_cast<unsigned>(responses[i].tag), responses[i].result);
   }
   return count > 0;
 }

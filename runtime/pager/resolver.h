@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Resolver: makes pages resident, for any thread. Each handler thread has one, and each program thread that calls a range operation
-// gets one; they share no lock. A resolver owns a context (ring) to every LUN it reads from and a small window of DRAM that reads
-// land in.
+// SPDX-License-Identifier: Apache-2.0 Resolver: makes pages resident, for any thread. Each handler thread has one, and
+// each program thread that calls a range operation gets one; they share no lock. A resolver owns a context (ring) to
+// every LUN it reads from and a small window of DRAM that reads land in.
 //
 //   begin(page) -> kResident  it is there now (installed from a frame, zero-filled, or was there)
 //                  kStarted   a read is in flight; progress() will install it
@@ -24,9 +23,10 @@ constexpr unsigned kReadRunMax = 64;
 
 struct ResolverOptions {
   unsigned window_pages = 64;
-  int64_t keep_free = 0;            // DRAM pages it must leave
-  bool required = false;            // a handler's: its window is taken even when the account is over its cap (after fork)
-  int node = -1;                    // NUMA node of the window; -1: anywhere
+  int64_t keep_free = 0;  // DRAM pages it must leave
+  // a handler's: its window is taken even when the account is over its cap (after fork)
+  bool required = false;
+  int node = -1;  // NUMA node of the window; -1: anywhere
 };
 
 // One read-only run of zero pages that all threads share: untouched private memory, so it costs no DRAM.
@@ -36,10 +36,10 @@ class Resolver {
  public:
   // Window and tables; contexts are attached when a LUN is first read. Charged to the account. 0 or -errno.
   [[nodiscard]] int open(const ResolverOptions& options);
-  void close();                     // waits for what is in flight
+  void close();  // waits for what is in flight
 
-  // Starts to make `page` resident; reads up to `run` evicted pages behind it whose slots follow each other (read-ahead).
-  // `taken`: pages started or resident from `page` on (>= 1 unless kBusy/kNoRoom/...).
+  // Starts to make `page` resident; reads up to `run` evicted pages behind it whose slots follow each other
+  // (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless kBusy/kNoRoom/...).
   Outcome begin(Region& region, PageIndex page, unsigned run, unsigned heat, bool fault, unsigned* taken);
   // Zero-fills up to `run` never-touched pages from `page`. Returns pages filled, 0: kNoRoom/kBusy.
   unsigned fill_run(const Region& region, PageIndex page, unsigned asked) const;
@@ -50,8 +50,12 @@ class Resolver {
   unsigned in_flight() const { return ops_in_flight_; }
   // Responses of watched descriptors land here: tag bits as given to watch().
   [[nodiscard]] int watch(int fd, uint64_t tag);
-  uint64_t take_watched() { uint64_t w = watched_; watched_ = 0; return w; }   // mask of tags (0..63) that came
-  bool attach_own();                // context of our own LUN now (handlers: watches need one). False: not possible
+  uint64_t take_watched() {
+    uint64_t w = watched_;
+    watched_ = 0;
+    return w;
+  }                   // mask of tags (0..63) that came
+  bool attach_own();  // context of our own LUN now (handlers: watches need one). False: not possible
   bool failed() const { return failed_reads_ != 0; }
   void clear_failed() { failed_reads_ = 0; }
   void set_keep_free(int64_t pages) { options_.keep_free = pages; }
@@ -61,7 +65,7 @@ class Resolver {
     Region* region;
     uint64_t first;
     uint16_t count;
-    uint16_t window;                // first window page
+    uint16_t window;  // first window page
     uint8_t lun;
     uint8_t heat;
     bool fault;
@@ -90,13 +94,13 @@ class Resolver {
   ResolverOptions options_;
   char* window_ = nullptr;
   unsigned window_pages_ = 0;
-  uint64_t window_used_[8] = {};    // bit set: in use; up to 512 pages
+  uint64_t window_used_[8] = {};  // bit set: in use; up to 512 pages
   Context* contexts_[16] = {};
   ReadOp* ops_ = nullptr;
   uint16_t free_ops_[kOpsMax] = {};
   unsigned free_op_count_ = 0;
   unsigned ops_in_flight_ = 0;
-  uint16_t queued_[kOpsMax] = {};   // begun, not yet submitted: they go out together
+  uint16_t queued_[kOpsMax] = {};  // begun, not yet submitted: they go out together
   unsigned queued_count_ = 0;
   uint64_t watched_ = 0;
   unsigned watch_lun_ = 0;
@@ -106,6 +110,6 @@ class Resolver {
 
 // The calling program thread's resolver (made at first use; closed when the thread ends). nullptr with *error.
 Resolver* thread_resolver(int* error);
-void thread_resolver_forget();      // in a forked child: the parent's rings are not ours
+void thread_resolver_forget();  // in a forked child: the parent's rings are not ours
 
 }  // namespace lunar

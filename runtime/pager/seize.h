@@ -18,13 +18,14 @@ struct PageRange {
 // Whole pages touched by the range (outward) or inside it (inward). -EINVAL: not in one region.
 [[nodiscard]] int pages_of(const void* address, size_t bytes, bool inward, PageRange* out);
 
-// Seizes a page; waits for the thread that has it busy. Returns its word. Empty pages, guard pages and those that are gone are not
-// locked: seized() is false.
+// Seizes a page; waits for the thread that has it busy. Returns its word. Empty pages, guard pages and those that are
+// gone are not locked: seized() is false.
 PageWord seize(Region& region, uint64_t page);
 inline bool seized(PageWord was) {
   return was.state() != PageState::kEmpty && was.state() != PageState::kGone && was.state() != PageState::kGuard;
 }
-// The same, but also takes empty and guard pages (a neighbour's first touch fills in runs): only gone pages are not locked.
+// The same, but also takes empty and guard pages (a neighbour's first touch fills in runs): only gone pages are not
+// locked.
 PageWord take_any(Region& region, uint64_t page);
 // Frees and uncharges all that the pager has of the page's content. Returns the word for put_back.
 PageWord empty_word(Region& region, uint64_t page, PageWord was, PageState next);
@@ -33,7 +34,8 @@ void put_back(Region& region, uint64_t page, PageWord next);
 // Frees the slot of an evicted, framed or resident page.
 void drop_content(PageWord was);
 
-// Guard pages of one chunk at most, inside a MutatorScope (or before activation, under activation_lock). See pager_guard.
+// Guard pages of one chunk at most, inside a MutatorScope (or before activation, under activation_lock). See
+// pager_guard.
 [[nodiscard]] int guard_pages(Region& region, uint64_t first, uint64_t end, bool install);
 
 }  // namespace lunar

@@ -10,8 +10,8 @@
 // The device's space grows as a prefix (fallocate), so slots are handed out only below reserved_: charged + retired +
 // cleaning reserve never exceed it, which is why alloc finds a slot for every page that was charged.
 //
-// Threading: bits change by compare-and-swap of their word; the thread that set a bit owns the slot. The counters follow the
-// words and may lag by what other threads are doing now. charge_ is one word; growth is under grow_lock_.
+// Threading: bits change by compare-and-swap of their word; the thread that set a bit owns the slot. The counters
+// follow the words and may lag by what other threads are doing now. charge_ is one word; growth is under grow_lock_.
 // May not: block in alloc, release, charge_fast, uncharge.
 #include "pager/slot_allocator.h"
 
@@ -29,9 +29,9 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kExtentBytes = 64 * kMiB;
-constexpr uint64_t kSlotsMax = UINT32_MAX - 63;       // Slot is 32 bits, kNoSlot is not a slot
-constexpr unsigned kWindow = 64;                      // segments looked at together for the emptiest
-constexpr unsigned kWindowsPicky = 16;                // windows in which only better than average will do
+constexpr uint64_t kSlotsMax = UINT32_MAX - 63;  // Slot is 32 bits, kNoSlot is not a slot
+constexpr unsigned kWindow = 64;                 // segments looked at together for the emptiest
+constexpr unsigned kWindowsPicky = 16;           // windows in which only better than average will do
 
 constexpr uint32_t kOpenSegment = 1u << 31;
 
@@ -53,8 +53,10 @@ struct RunList {
   bool continues(uint32_t slot) const { return count && runs[count - 1].first.value + runs[count - 1].count == slot; }
   void add(uint32_t slot, uint32_t length) {
     want -= length;
-    if (continues(slot)) runs[count - 1].count += length;
-    else runs[count++] = {Slot{slot}, length};
+    if (continues(slot))
+      runs[count - 1].count += length;
+    else
+      runs[count++] = {Slot{slot}, length};
   }
 };
 
@@ -62,15 +64,15 @@ struct RunList {
 
 struct SlotAllocator::Impl {
   uint64_t base = 0;
-  uint32_t total = 0;                  // slots
-  uint32_t cleaning = 0;               // slots that can never be charged
-  uint32_t extent = 0;                 // slots the device's space grows by
+  uint32_t total = 0;     // slots
+  uint32_t cleaning = 0;  // slots that can never be charged
+  uint32_t extent = 0;    // slots the device's space grows by
   size_t mapping_bytes = 0;
   std::atomic<uint64_t>* used = nullptr;
   std::atomic<uint64_t>* empty = nullptr;
-  alignas(64) std::atomic<uint32_t> reserved{0};   // slots with space behind them, a prefix; whole segments
+  alignas(64) std::atomic<uint32_t> reserved{0};  // slots with space behind them, a prefix; whole segments
   std::atomic<uint64_t> charged{0};
-  alignas(64) std::atomic<uint32_t> head{0};       // segment, | kOpenSegment when the log is in the middle of it
+  alignas(64) std::atomic<uint32_t> head{0};  // segment, | kOpenSegment when the log is in the middle of it
   alignas(64) std::atomic<uint32_t> used_count{0};
   std::atomic<uint32_t> retired{0};
   sys::Mutex grow_lock;
@@ -79,7 +81,7 @@ struct SlotAllocator::Impl {
   void mark_empty(uint32_t segment) { empty[segment / 64].fetch_or(uint64_t{1} << segment % 64); }
   void mark_not_empty(uint32_t segment) {
     empty[segment / 64].fetch_and(~(uint64_t{1} << segment % 64));
-    if (used[segment].load() == 0) mark_empty(segment);   // it emptied between our claim and the line above
+    if (used[segment].load() == 0) mark_empty(segment);  // it emptied between our claim and the line above
   }
   uint32_t find_empty(uint32_t from, uint32_t limit) const;
   unsigned claim(uint32_t segment, unsigned want, bool tail_only, unsigned* first);
@@ -105,10 +107,10 @@ unsigned SlotAllocator::Impl::claim(uint32_t segment, unsigned want, bool tail_o
   uint64_t word = used[segment].load(std::memory_order_relaxed);
   for (;;) {
     if (word == ~uint64_t{0}) return 0;
-    const unsigned start = tail_only ? 64 - static_cast<unsigned>(std::countl_zero(word))
-                                     : static_cast<unsigned>(std::countr_one(word));
+    const unsigned start =
+        tail_only ? 64 - static_cast<unsigned>(std::countl_zero(word)) : static_cast<unsigned>(std::countr_one(word));
     if (start == 64) return 0;
-    unsigned count = static_cast<unsigned>(std::countr_zero(word >> start));   // 64 when nothing follows
+    unsigned count = static_cast<unsigned>(std::countr_zero(word >> start));  // 64 when nothing follows
     if (count > 64 - start) count = 64 - start;
     if (count > want) count = want;
     const uint64_t mask = mask_of(start, count);
@@ -132,8 +134,8 @@ int SlotAllocator::open(Device* device, DeviceOffset base, uint64_t capacity_byt
   if (base.value > device->size_bytes() || capacity_bytes > device->size_bytes() - base.value) return -ENOSPC;
   uint64_t slots = capacity_bytes / page_bytes;
   if (slots > kSlotsMax) {
-    log_warning("LUN %s: %s of its %s are used, which is what a process can number; the rest stays idle", device->name(),
-                format_size(kSlotsMax * page_bytes).text, format_size(capacity_bytes).text);
+    log_warning("LUN %s: %s of its %s are used, which is what a process can number; the rest stays idle",
+                device->name(), format_size(kSlotsMax * page_bytes).text, format_size(capacity_bytes).text);
     slots = kSlotsMax;
   }
   slots = round_down(slots, kSlotsPerSegment);
@@ -141,7 +143,7 @@ int SlotAllocator::open(Device* device, DeviceOffset base, uint64_t capacity_byt
 
   const uint64_t words = slots / kSlotsPerSegment, hints = (words + 63) / 64;
   const size_t head = round_up(sizeof(Impl), 64), bytes = head + (words + hints) * sizeof(uint64_t);
-  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));   // a child reads its ancestors' slots
+  auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));  // a child reads its ancestors' slots
   if (!memory) return -ENOMEM;
   impl_ = new (memory) Impl;
   impl_->base = base.value;
@@ -195,7 +197,8 @@ int SlotAllocator::charge_fast(uint64_t slots) {
 }
 
 bool SlotAllocator::runs_short() const {
-  const uint64_t taken = charged_slots() + impl_->cleaning + retired_slots(), have = impl_->reserved.load(std::memory_order_relaxed);
+  const uint64_t taken = charged_slots() + impl_->cleaning + retired_slots(),
+                 have = impl_->reserved.load(std::memory_order_relaxed);
   return have < impl_->total && taken + impl_->extent / 4 > have;
 }
 
@@ -223,8 +226,10 @@ int SlotAllocator::charge(uint64_t slots) {
       break;
     }
     if (status == -EFBIG)
-      LUNAR_LOG_LIMITED(log_warning, 1, "the LUN's file may not grow beyond this process' limit on file sizes: no more memory can be had; "
-                                        "raise it (ulimit -f, LimitFSIZE=), or give --lun a block device");
+      LUNAR_LOG_LIMITED(
+          log_warning, 1,
+          "the LUN's file may not grow beyond this process' limit on file sizes: no more memory can be had; "
+          "raise it (ulimit -f, LimitFSIZE=), or give --lun a block device");
     if (status < 0) return -ENOMEM;
   }
   return status;
@@ -320,7 +325,7 @@ void SlotAllocator::retire(Slot slot) {
   const uint64_t bit = uint64_t{1} << slot.value % kSlotsPerSegment;
   LUNAR_CHECK(impl_->used[slot.value / kSlotsPerSegment].load() & bit, "slot retired without an owner");
   impl_->used_count.fetch_sub(1, std::memory_order_relaxed);
-  impl_->retired.fetch_add(1, std::memory_order_relaxed);   // its bit stays set for ever
+  impl_->retired.fetch_add(1, std::memory_order_relaxed);  // its bit stays set for ever
 }
 
 DeviceOffset SlotAllocator::offset_of(Slot slot) const {
@@ -330,7 +335,8 @@ DeviceOffset SlotAllocator::offset_of(Slot slot) const {
 uint32_t SlotAllocator::bitmap_words() const { return impl_->total / kSlotsPerSegment; }
 
 void SlotAllocator::copy_used(uint64_t* words, bool add) const {
-  for (uint32_t i = 0; i < bitmap_words(); ++i) words[i] = (add ? words[i] : 0) | impl_->used[i].load(std::memory_order_relaxed);
+  for (uint32_t i = 0; i < bitmap_words(); ++i)
+    words[i] = (add ? words[i] : 0) | impl_->used[i].load(std::memory_order_relaxed);
 }
 
 bool SlotAllocator::validate() const {
@@ -340,8 +346,10 @@ bool SlotAllocator::validate() const {
   for (uint32_t i = 0; i < words; ++i) {
     const uint64_t word = impl_->used[i].load();
     bits += static_cast<unsigned>(std::popcount(word));
-    if (i >= reserved / kSlotsPerSegment) sound &= word == 0;   // nothing lives where no space is
-    else sound &= ((impl_->empty[i / 64].load() >> i % 64 & 1) != 0) == (word == 0);
+    if (i >= reserved / kSlotsPerSegment)
+      sound &= word == 0;  // nothing lives where no space is
+    else
+      sound &= ((impl_->empty[i / 64].load() >> i % 64 & 1) != 0) == (word == 0);
   }
   const uint64_t charged = charged_slots();
   return sound && bits == used_slots() + retired_slots() && (charged == 0 || charged + impl_->cleaning <= reserved);

@@ -28,13 +28,13 @@ struct DeferredSlot {
 };
 struct DeferredQueue {
   sys::SpinLock lock;
-  DeferredSlot* entries = nullptr;   // ring, mapped at first use: one entry a slot of the LUN at most
+  DeferredSlot* entries = nullptr;  // ring, mapped at first use: one entry a slot of the LUN at most
   uint64_t capacity = 0, head = 0, count = 0;
-  uint64_t* shared = nullptr;        // slots in use at forks with living children: others are released at once
+  uint64_t* shared = nullptr;  // slots in use at forks with living children: others are released at once
 };
 constinit DeferredQueue g_deferred;
 
-alignas(64) constinit unsigned char g_hash_key[192] = {};   // XXH3's own length of a secret
+alignas(64) constinit unsigned char g_hash_key[192] = {};  // XXH3's own length of a secret
 constinit bool g_hash_key_made = false;
 static_assert(sizeof g_hash_key >= XXH3_SECRET_SIZE_MIN);
 
@@ -60,8 +60,10 @@ int deferred_slots_prepare() {
   sys::Locked<sys::SpinLock> lock(g_deferred.lock);
   if (g_deferred.entries == nullptr) {
     g_deferred.capacity = uint64_t{lun.bitmap_words()} * 64;
-    g_deferred.shared = static_cast<uint64_t*>(map_private(lun.bitmap_words() * sizeof(uint64_t), ForkPolicy::kDontFork));
-    g_deferred.entries = static_cast<DeferredSlot*>(map_private(g_deferred.capacity * sizeof(DeferredSlot), ForkPolicy::kDontFork));
+    g_deferred.shared =
+        static_cast<uint64_t*>(map_private(lun.bitmap_words() * sizeof(uint64_t), ForkPolicy::kDontFork));
+    g_deferred.entries =
+        static_cast<DeferredSlot*>(map_private(g_deferred.capacity * sizeof(DeferredSlot), ForkPolicy::kDontFork));
     if (g_deferred.entries == nullptr || g_deferred.shared == nullptr) {
       g_deferred.entries = nullptr;
       return -ENOMEM;
@@ -96,7 +98,7 @@ void deferred_slots_release() {
     {
       sys::Locked<sys::SpinLock> lock(g_deferred.lock);
       if (g_deferred.count == 0) return;
-      uint32_t oldest = state.oldest_child.load(std::memory_order_acquire);   // each time: a fork may come in between
+      uint32_t oldest = state.oldest_child.load(std::memory_order_acquire);  // each time: a fork may come in between
       DeferredSlot& first = g_deferred.entries[g_deferred.head];
       if (oldest != 0 && first.epoch >= oldest) return;
       slot = Slot(first.slot);
@@ -117,7 +119,7 @@ int space_charge(uint64_t pages, bool may_block) {
     wait_for_sweep();
     if (state.account.lun_take(bytes) < 0) return -ENOMEM;
   }
-  if (!state.lun_ready.load(std::memory_order_acquire)) return 0;   // a child's own LUN takes it over when it opens
+  if (!state.lun_ready.load(std::memory_order_acquire)) return 0;  // a child's own LUN takes it over when it opens
   SlotAllocator& lun = state.luns[state.own_lun];
   int rc = lun.charge_fast(pages);
   if (rc == -EAGAIN && may_block) {
@@ -158,7 +160,7 @@ int lun_open_own() {
   if (state.devices[own] == nullptr) {
     Device* parent = state.generation > 0 ? state.devices[state.parent_lun] : nullptr;
     if (parent != nullptr && !parent->growable()) {
-      share_device(state, own, state.parent_lun);   // one device for the tree: a piece of it each
+      share_device(state, own, state.parent_lun);  // one device for the tree: a piece of it each
     } else {
       DeviceOptions options;
       options.want_bytes = 0;
@@ -174,7 +176,8 @@ int lun_open_own() {
   int piece = -1;
   unsigned pieces = 0;
   if (!device->growable()) {
-    // Half of a shared device for the first process; for a child an eighth, or what it was promised and an eighth of that.
+    // Half of a shared device for the first process; for a child an eighth, or what it was promised and an eighth of
+    // that.
     uint64_t piece_bytes = round_down(device->size_bytes() / kCarvePieces, 64 * state.page_size);
     pieces = state.generation == 0 ? kCarvePieces / 2 : kCarvePieces / 8;
     if (state.generation > 0 && piece_bytes > 0) {
@@ -187,15 +190,15 @@ int lun_open_own() {
     if (bytes > pieces * piece_bytes) bytes = pieces * piece_bytes;
     reserve = 0;
   }
-  // The reserve comes out of the size where the device has no more than that; and a child's part of the tree's space may lie elsewhere:
-  // what there is now is enough if what was promised fits.
+  // The reserve comes out of the size where the device has no more than that; and a child's part of the tree's space
+  // may lie elsewhere: what there is now is enough if what was promised fits.
   const uint64_t held = reserve * state.page_size;
   if (device->growable() && bytes + held > device->size_bytes() && device->size_bytes() > held)
     bytes = round_down(device->size_bytes() - held, 64 * state.page_size);
   int rc = state.luns[own].open(device, base, bytes + held, static_cast<uint32_t>(state.page_size));
   if (rc == 0) rc = state.luns[own].charge(static_cast<uint64_t>(promised));
   if (rc < 0) {
-    state.luns[own].close();   // tried again later
+    state.luns[own].close();  // tried again later
     if (piece >= 0) state.account.uncarve(piece, pieces);
     return rc;
   }
@@ -240,7 +243,9 @@ int page_hash_key_make() {
   return rc;
 }
 
-uint64_t page_hash(const void* content) { return XXH3_64bits_withSecret(content, pager_state().page_size, g_hash_key, sizeof g_hash_key); }
+uint64_t page_hash(const void* content) {
+  return XXH3_64bits_withSecret(content, pager_state().page_size, g_hash_key, sizeof g_hash_key);
+}
 
 void count_evicted(int64_t delta) { counters().evicted.fetch_add(delta, std::memory_order_relaxed); }
 
@@ -261,20 +266,23 @@ void table_reach(Region& region, uint64_t first, uint64_t end) {
     if (region.chunk_used[chunk].load(std::memory_order_relaxed) != 0) continue;
     if (region.chunk_used[chunk].exchange(1, std::memory_order_relaxed) != 0) continue;
     uint64_t before = region.chunks_used.fetch_add(1, std::memory_order_relaxed);
-    int64_t cost = static_cast<int64_t>(((before + 1) * kTableBytesPerChunk >> state.page_shift) - (before * kTableBytesPerChunk >> state.page_shift));
+    int64_t cost = static_cast<int64_t>(((before + 1) * kTableBytesPerChunk >> state.page_shift) -
+                                        (before * kTableBytesPerChunk >> state.page_shift));
     if (state.active.load(std::memory_order_acquire)) state.account.take_fixed(cost);
   }
 }
 
 int64_t table_dram_pages(const Region& region) {
-  return static_cast<int64_t>(region.chunks_used.load(std::memory_order_relaxed) * kTableBytesPerChunk >> pager_state().page_shift);
+  return static_cast<int64_t>(region.chunks_used.load(std::memory_order_relaxed) * kTableBytesPerChunk >>
+                              pager_state().page_shift);
 }
 
 void count_resident(Region& region, PageIndex page, int delta) {
   auto& state = pager_state();
   region.note_resident(page, delta);
   int64_t now = counters().resident.fetch_add(delta, std::memory_order_relaxed) + delta;
-  if (now > state.resident_peak.load(std::memory_order_relaxed)) state.resident_peak.store(now, std::memory_order_relaxed);
+  if (now > state.resident_peak.load(std::memory_order_relaxed))
+    state.resident_peak.store(now, std::memory_order_relaxed);
 }
 
 int watch_fresh_range(PagerState& state, void* address, size_t bytes) {
@@ -285,6 +293,8 @@ int watch_fresh_range(PagerState& state, void* address, size_t bytes) {
 void pager_watch_thread(int thread_id) { pager_state().watched.thread_id.store(thread_id, std::memory_order_relaxed); }
 const std::atomic<uint64_t>* pager_watched_reads() { return &pager_state().watched.reads; }
 const std::atomic<uint64_t>* pager_watched_read_ns() { return &pager_state().watched.read_ns; }
-uint64_t pager_take_longest_fault_ns() { return pager_state().watched.longest_ns.exchange(0, std::memory_order_relaxed); }
+uint64_t pager_take_longest_fault_ns() {
+  return pager_state().watched.longest_ns.exchange(0, std::memory_order_relaxed);
+}
 
 }  // namespace lunar

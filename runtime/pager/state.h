@@ -26,11 +26,12 @@ namespace lunar {
 class Evictor;
 struct Handler;
 
-constexpr unsigned kLunIds = 16;           // of the LUN field of a page word
+constexpr unsigned kLunIds = 16;  // of the LUN field of a page word
 constexpr unsigned kHandlersMax = 64;
-constexpr int64_t kKeepFreePages = 32;     // DRAM that only evictors' own faults may take
+constexpr int64_t kKeepFreePages = 32;  // DRAM that only evictors' own faults may take
 
-// Bits of PagerState::housekeeping_word. The kernel stores 0 when a service thread ends: a word without kHousekeepingRuns shows that.
+// Bits of PagerState::housekeeping_word. The kernel stores 0 when a service thread ends: a word without
+// kHousekeepingRuns shows that.
 constexpr uint32_t kHousekeepingRuns = 1, kHousekeepingSweep = 2, kHousekeepingGrow = 4, kHousekeepingUnmaps = 8;
 
 struct PagerState {
@@ -43,67 +44,73 @@ struct PagerState {
   uint64_t dram_bytes = 0;
   uint64_t lun_bytes = 0;
   std::atomic<uint64_t> committed_before_activation{0};
-  // Forks of a plain process between their check and their prepare handler, and the charge it already has for their children. Under activation_lock.
+  // Forks of a plain process between their check and their prepare handler, and the charge it already has for their
+  // children. Under activation_lock.
   int plain_forks = 0;
   int64_t plain_fork_pages = 0;
-  bool thp_always = false;                 // huge pages come without being asked for (at start)
-  std::atomic<int> member_pid{0};          // the process that is the account's member
+  bool thp_always = false;                      // huge pages come without being asked for (at start)
+  std::atomic<int> member_pid{0};               // the process that is the account's member
   std::atomic<bool> activation_failed{false};   // and that was logged
   std::atomic<uint64_t> next_activation_ns{0};  // not tried again before
 
   Account account;
   RegionTable regions;
 
-  // LUNs by the number in page words: ours is luns[own_lun]; the others are ancestors', for reading only. A number is free for a forked
-  // child when no page refers to it (lun_ids.cpp).
+  // LUNs by the number in page words: ours is luns[own_lun]; the others are ancestors', for reading only. A number is
+  // free for a forked child when no page refers to it (lun_ids.cpp).
   SlotAllocator luns[kLunIds];
   Device* devices[kLunIds] = {};
   struct DeviceId {
     uint64_t dev = 0, ino = 0;
-    int flags = 0;   // it was opened with
+    int flags = 0;  // it was opened with
   };
   DeviceId device_ids[kLunIds][kDeviceFdsMax] = {};
   unsigned own_lun = 0, parent_lun = 0;
-  int carved_first = -1;                   // of a shared device, for our LUN: pieces of the account's
+  int carved_first = -1;  // of a shared device, for our LUN: pieces of the account's
   unsigned carved_pieces = 0;
-  uint32_t luns_referred = 0;              // a bit a number: pages referred to it when this process began (less by now, if anything)
-  unsigned generation = 0;                 // forks since the pager was created
-  std::atomic<bool> lun_ready{false};      // ours is open (a forked child opens its own at its first dirty eviction)
+  // a bit a number: pages referred to it when this process began (less by now, if anything)
+  uint32_t luns_referred = 0;
+  unsigned generation = 0;             // forks since the pager was created
+  std::atomic<bool> lun_ready{false};  // ours is open (a forked child opens its own at its first dirty eviction)
   sys::Mutex lun_open_lock;
 
-  int uffd = -1;                           // same number in the program's and in the service threads' tables
+  int uffd = -1;  // same number in the program's and in the service threads' tables
   sys::UffdFeatures features;
-  EventGate event_gate;                    // between installs and events
+  EventGate event_gate;  // between installs and events
 
-  std::atomic<uint32_t> fork_epoch{1};     // 1 before the first fork
-  std::atomic<uint16_t> eviction_time{0};  // goes on by 1 with each 1/16 of what this process has in DRAM evicted; wraps
-  std::atomic<uint32_t> oldest_child{0};   // fork epoch of the oldest live child; 0: none
-  sys::Mutex fork_lock;                    // held by a forking thread
-  std::atomic<uint32_t> mutators{0};       // threads inside discard/move/pin; fork waits for 0
+  std::atomic<uint32_t> fork_epoch{1};  // 1 before the first fork
+  // goes on by 1 with each 1/16 of what this process has in DRAM evicted; wraps
+  std::atomic<uint16_t> eviction_time{0};
+  std::atomic<uint32_t> oldest_child{0};  // fork epoch of the oldest live child; 0: none
+  sys::Mutex fork_lock;                   // held by a forking thread
+  std::atomic<uint32_t> mutators{0};      // threads inside discard/move/pin; fork waits for 0
   std::atomic<bool> forking{false};
-  std::atomic<int> forking_tid{0};         // its faults may take the last pages: nothing is evicted meanwhile
+  std::atomic<int> forking_tid{0};  // its faults may take the last pages: nothing is evicted meanwhile
   std::atomic<uint64_t> forking_since_ns{0};
-  std::atomic<bool> gate_closing{false};   // a fork goes on behind the copy-on-write gate: what is installed comes in protected
-  std::atomic<bool> gate_used{false};      // pages of this process may be protected
+  // a fork goes on behind the copy-on-write gate: what is installed comes in protected
+  std::atomic<bool> gate_closing{false};
+  std::atomic<bool> gate_used{false};  // pages of this process may be protected
 
-  FramePool frames;                        // made and given out by the evictor
+  FramePool frames;  // made and given out by the evictor
   Evictor* evictor = nullptr;
   Handler* handlers[kHandlersMax] = {};
-  std::atomic<uint64_t> refused_bytes{0};   // of the last commit that found no LUN space; 0: said
+  std::atomic<uint64_t> refused_bytes{0};  // of the last commit that found no LUN space; 0: said
   unsigned handler_count = 0;
-  std::atomic<uint32_t> handlers_running{0};   // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
-  std::atomic<uint32_t> helpers_called{0};   // futex: further handlers rest on it
+  // threads that serve: a new thread may touch tiered memory before (libc reads the locale)
+  std::atomic<uint32_t> handlers_running{0};
+  std::atomic<uint32_t> helpers_called{0};  // futex: further handlers rest on it
   std::atomic<uint32_t> helpers_resting{0};
-  pthread_t housekeeping{};                      // the housekeeping thread
+  pthread_t housekeeping{};  // the housekeeping thread
   std::atomic<int> housekeeping_tid{0}, evictor_tid{0};
-  std::atomic<uint32_t> housekeeping_word{kHousekeepingRuns};   // pending requests; its shared futex
-  std::atomic<uint32_t> sweeps{0};                  // futex: sweeps of the account by the housekeeping thread that began after a request
-  std::atomic<bool> room_wanted{false};             // a handler has parked faults
+  std::atomic<uint32_t> housekeeping_word{kHousekeepingRuns};  // pending requests; its shared futex
+  // futex: sweeps of the account by the housekeeping thread that began after a request
+  std::atomic<uint32_t> sweeps{0};
+  std::atomic<bool> room_wanted{false};  // a handler has parked faults
 
-  // LUN slots reserved for what children may still read: given back when the child of that fork, and those handed up in its place, are
-  // gone.
+  // LUN slots reserved for what children may still read: given back when the child of that fork, and those handed up in
+  // its place, are gone.
   struct ForkReservation {
-    uint32_t epoch = 0;      // 0: none
+    uint32_t epoch = 0;  // 0: none
     uint64_t slots = 0;
   };
   ForkReservation fork_reservations[kMembersMax];
@@ -122,46 +129,48 @@ PagerState& pager_state();
 [[nodiscard]] int space_charge(uint64_t pages, bool may_block);
 void space_uncharge(uint64_t pages);
 
-// Uncharges a page that was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as committed.
+// Uncharges a page that was charged at its first touch (MAP_NORESERVE) and is empty from now on. Charged pages count as
+// committed.
 void uncharge_touched(Region& region, PageWord was);
 
 // Requests work of the housekeeping thread (bits above). Any thread; never waits.
 void housekeeping_wake(uint32_t what);
-// For program threads that are short of something: when it returns, what dead members held is given back (or 200 ms have passed).
+// For program threads that are short of something: when it returns, what dead members held is given back (or 200 ms
+// have passed).
 void wait_for_sweep();
-// Called by service threads when DRAM or LUN space was given back: handlers with parked faults try again. One load when there are
-// none. `sure`: also where no DRAM is free (LUN space came).
+// Called by service threads when DRAM or LUN space was given back: handlers with parked faults try again. One load when
+// there are none. `sure`: also where no DRAM is free (LUN space came).
 void hand_over_room(bool sure);
 
-// Sets a map up that was just made in a region's place: no huge pages, no merging, not inherited by children that our fork handlers
-// have not seen, and registered. 0 or -errno.
+// Sets a map up that was just made in a region's place: no huge pages, no merging, not inherited by children that our
+// fork handlers have not seen, and registered. 0 or -errno.
 [[nodiscard]] int watch_fresh_range(PagerState& state, void* address, size_t bytes);
 
 // Gives a slot up: at once, or when the children that may read it are gone. Slots of ancestors' LUNs are theirs.
 void slot_release(unsigned lun, Slot slot);
-void deferred_slots_release();             // by the housekeeping thread
+void deferred_slots_release();  // by the housekeeping thread
 uint64_t deferred_slot_count();
 [[nodiscard]] int deferred_slots_prepare();  // before a fork
-void deferred_slots_forget();               // in the child
-// Sets or removes the program's own pins (mlock); pages kept for a thread (kept_pages.cpp) stay pinned. Returns how many of them were
-// pinned before, and may be unpinned. Any program thread.
+void deferred_slots_forget();                // in the child
+// Sets or removes the program's own pins (mlock); pages kept for a thread (kept_pages.cpp) stay pinned. Returns how
+// many of them were pinned before, and may be unpinned. Any program thread.
 int64_t program_pins(Region& region, uint64_t first, uint64_t end, bool set);
-void kept_pages_enter_child();              // kept_pages.cpp
-void kept_pages_open(PagerState& state);    // a fork, when it has closed the copy-on-write gate
+void kept_pages_enter_child();            // kept_pages.cpp
+void kept_pages_open(PagerState& state);  // a fork, when it has closed the copy-on-write gate
 
-// lun_ids.cpp: a number for the LUN of a future child. If none is free, frees one by taking the pages of the LUN that has the fewest
-// into DRAM: before a fork, while there is eviction. -EAGAIN: none available.
+// lun_ids.cpp: a number for the LUN of a future child. If none is free, frees one by taking the pages of the LUN that
+// has the fewest into DRAM: before a fork, while there is eviction. -EAGAIN: none available.
 [[nodiscard]] int lun_id_for_child();
 // In the child: forgets the LUNs that none of its pages refers to, and closes their descriptors.
 void lun_ids_forget_unused();
 
 // Opens a forked child's own LUN when it first needs to write. 0 or -errno. May block; not for handlers.
 [[nodiscard]] int lun_open_own();
-void lun_close_own();   // nothing was written to it
+void lun_close_own();  // nothing was written to it
 
-// The calling thread is about to change page mappings (discard, move): keeps fork out. Never held across a wait for I/O.
-// wait false: not entered while a fork is under way (for a caller that holds locks which the fork will take).
-// No signal handler runs inside: it might fork, and wait for the scope's end.
+// The calling thread is about to change page mappings (discard, move): keeps fork out. Never held across a wait for
+// I/O. wait false: not entered while a fork is under way (for a caller that holds locks which the fork will take). No
+// signal handler runs inside: it might fork, and wait for the scope's end.
 class MutatorScope {
  public:
   explicit MutatorScope(bool wait = true);
@@ -176,38 +185,44 @@ class MutatorScope {
 };
 
 // Hash of a page's content; also tells an all-zero page.
-// Random bytes of this process key the hash, and forked children inherit them with the page table: an attacker who chooses contents
-// cannot make two of them look equal. (XXH3 with a secret of full length: no cryptographic hash.)
-[[nodiscard]] int page_hash_key_make();   // once a process, before the first hash. 0 or -errno
+// Random bytes of this process key the hash, and forked children inherit them with the page table: an attacker who
+// chooses contents cannot make two of them look equal. (XXH3 with a secret of full length: no cryptographic hash.)
+[[nodiscard]] int page_hash_key_make();  // once a process, before the first hash. 0 or -errno
 uint64_t page_hash(const void* content);
 bool page_is_zero(const void* content);
 
 // Counts the page table of [first, end), used from now on, against the budget, by chunks.
 void table_reach(Region& region, uint64_t first, uint64_t end);
-int64_t table_dram_pages(const Region& region);   // what it costs now
+int64_t table_dram_pages(const Region& region);  // what it costs now
 
-// Counts pages whose content is only in a frame or on the LUN. Called by code that moves a page in or out of these two states.
+// Counts pages whose content is only in a frame or on the LUN. Called by code that moves a page in or out of these two
+// states.
 void count_evicted(int64_t delta);
 
 // Bookkeeping of installed pages. pre: the DRAM was taken before.
 void count_resident(Region& region, PageIndex page, int delta);
 
-// The fork epoch to mark a page with. Taken *before* the page is installed: the installing thread may be preempted, and a page
-// installed before a fork is shared after it. shared_epoch: another thread's page was found in place, which may be shared now.
-inline uint16_t exclusive_epoch() { return static_cast<uint16_t>(pager_state().fork_epoch.load(std::memory_order_seq_cst)); }
+// The fork epoch to mark a page with. Taken *before* the page is installed: the installing thread may be preempted, and
+// a page installed before a fork is shared after it. shared_epoch: another thread's page was found in place, which may
+// be shared now.
+inline uint16_t exclusive_epoch() {
+  return static_cast<uint16_t>(pager_state().fork_epoch.load(std::memory_order_seq_cst));
+}
 inline uint16_t shared_epoch() { return kEpochUnknown; }
 
-bool being_moved_to(uint64_t address, uint64_t bytes);   // unmapped.h
+bool being_moved_to(uint64_t address, uint64_t bytes);  // unmapped.h
 
-// Changes what lies at an address, after the caller has looked up its region: UFFDIO_COPY, _POISON or _WRITEPROTECT. The kernel refuses
-// these while an event is unread, and no event is read from here to their end: earlier events are known, later ones refuse the change.
+// Changes what lies at an address, after the caller has looked up its region: UFFDIO_COPY, _POISON or _WRITEPROTECT.
+// The kernel refuses these while an event is unread, and no event is read from here to their end: earlier events are
+// known, later ones refuse the change.
 // -ENOENT also where a call past us has moved another map: it is not ours to change. -EAGAIN: try again.
 template <class Change>
 int64_t change_pages(void* address, size_t bytes, Change change) {
   auto& state = pager_state();
   const int shard = state.event_gate.enter();
   if (shard < 0) return -EAGAIN;
-  const int64_t rc = being_moved_to(reinterpret_cast<uintptr_t>(address), bytes) ? -ENOENT : static_cast<int64_t>(change());
+  const int64_t rc =
+      being_moved_to(reinterpret_cast<uintptr_t>(address), bytes) ? -ENOENT : static_cast<int64_t>(change());
   state.event_gate.leave(shard);
   return rc;
 }
@@ -215,7 +230,9 @@ int64_t change_pages(void* address, size_t bytes, Change change) {
 // UFFDIO_COPY into a region.
 inline int64_t install_pages(void* address, const void* content, size_t bytes) {
   auto& state = pager_state();
-  return change_pages(address, bytes, [&] { return sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst)); });
+  return change_pages(address, bytes, [&] {
+    return sys::uffd_copy(state.uffd, address, content, bytes, state.gate_closing.load(std::memory_order_seq_cst));
+  });
 }
 
 // Lifts a write protection and wakes the threads that wait for it.

@@ -2,8 +2,8 @@
 // Streams: detects threads that read memory in a pattern. One small table a handler; an entry per (thread, region).
 //
 // A fault at p continues a stream when it lands where the last window of it ended (a little beyond counts too: pages in
-// between may have been resident). Each continuation doubles the window, up to 64 pages; a miss starts over with window 1,
-// which means "no read-ahead". Strides other than 1 are found the same way. First touches (zero fill) use entries of
+// between may have been resident). Each continuation doubles the window, up to 64 pages; a miss starts over with window
+// 1, which means "no read-ahead". Strides other than 1 are found the same way. First touches (zero fill) use entries of
 // their own, so that a writer's fill run and a reader's window do not disturb each other.
 #pragma once
 #include <cstdint>
@@ -13,8 +13,8 @@
 namespace lunar {
 
 struct Ahead {
-  int64_t stride = 1;      // pages
-  unsigned window = 1;     // pages to bring in, the faulting one included
+  int64_t stride = 1;   // pages
+  unsigned window = 1;  // pages to bring in, the faulting one included
 };
 
 class Streams {
@@ -22,7 +22,7 @@ class Streams {
   Ahead on_fault(int thread_id, const Region* region, uint64_t page, bool first_touch) {
     uint32_t key = static_cast<uint32_t>(thread_id) * 2 + (first_touch ? 1 : 0);
     Entry* entry = nullptr;
-    uint32_t at = (key * 2654435761u) >> 26;   // 64 entries
+    uint32_t at = (key * 2654435761u) >> 26;  // 64 entries
     for (unsigned probe = 0; probe < 4; ++probe) {
       Entry& e = entries_[(at + probe) & 63];
       if (e.key == key) {
@@ -37,7 +37,8 @@ class Streams {
     bool same = entry->region == region && entry->stride != 0 && delta != 0;
     int64_t steps = same && delta % entry->stride == 0 ? delta / entry->stride : -1;
     int64_t slack = entry->stride == 1 || entry->stride == -1 ? 32 : 4;
-    if (steps >= 1 && steps >= static_cast<int64_t>(entry->window) && steps <= static_cast<int64_t>(entry->window) + slack) {
+    if (steps >= 1 && steps >= static_cast<int64_t>(entry->window) &&
+        steps <= static_cast<int64_t>(entry->window) + slack) {
       if (entry->window < 64) entry->window *= 2;
     } else {
       entry->stride = entry->region == region && delta > -65 && delta < 65 ? delta : 0;

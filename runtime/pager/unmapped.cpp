@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// See unmapped.h. Threading: handlers take notes; the housekeeping thread settles them, and may wait for pages that other threads have busy.
+// SPDX-License-Identifier: Apache-2.0 See unmapped.h. Threading: handlers take notes; the housekeeping thread settles
+// them, and may wait for pages that other threads have busy.
 #include "pager/unmapped.h"
 
 #include <errno.h>
@@ -18,27 +18,29 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kNowhere = uint64_t{1} << 62;   // no user address
-constexpr uint64_t kNotesMax = 1u << 18;   // what comes while the owner of the maps is busy (a long mremap); untouched, it costs nothing
+constexpr uint64_t kNowhere = uint64_t{1} << 62;  // no user address
+// what comes while the owner of the maps is busy (a long mremap); untouched, it costs nothing
+constexpr uint64_t kNotesMax = 1u << 18;
 
 struct Note {
   enum class Kind : uint8_t { kUnmapped, kMoved, kLost } kind = Kind::kUnmapped;
   Region* region = nullptr;
-  uint64_t first = 0, end = 0;   // pages
-  uint64_t moved_to = 0;         // kMoved
+  uint64_t first = 0, end = 0;  // pages
+  uint64_t moved_to = 0;        // kMoved
 };
 
 struct Notes {
-  sys::SpinLock lock;              // over the queue
-  Note* queue = nullptr;           // ring of kNotesMax, in the order of the events
-  uint64_t told = 0, settled = 0, end = 0;   // how far: the maps' owner is told, the words are settled, noted
-  bool in_hand = false;            // the last one settled is still being settled
-  sys::Mutex settling;             // held while one is being settled
-  std::atomic<uint32_t> words{0};  // noted, words not yet settled
-  std::atomic<uint32_t> tables{0}; // noted, the maps' owner not yet told
-  std::atomic<uint64_t> to_begin{0}, to_end{0};   // hull of the places that pages are being moved to; changed under the lock
-  std::atomic<uint64_t> marking{0};   // the page that we are mapping over ourselves
-  std::atomic<uint64_t> own_begin{0}, own_end{0};   // and the range (OwnUnmap); whether its event came
+  sys::SpinLock lock;                       // over the queue
+  Note* queue = nullptr;                    // ring of kNotesMax, in the order of the events
+  uint64_t told = 0, settled = 0, end = 0;  // how far: the maps' owner is told, the words are settled, noted
+  bool in_hand = false;                     // the last one settled is still being settled
+  sys::Mutex settling;                      // held while one is being settled
+  std::atomic<uint32_t> words{0};           // noted, words not yet settled
+  std::atomic<uint32_t> tables{0};          // noted, the maps' owner not yet told
+  // hull of the places that pages are being moved to; changed under the lock
+  std::atomic<uint64_t> to_begin{0}, to_end{0};
+  std::atomic<uint64_t> marking{0};                // the page that we are mapping over ourselves
+  std::atomic<uint64_t> own_begin{0}, own_end{0};  // and the range (OwnUnmap); whether its event came
   std::atomic<bool> own_came{false};
 };
 
@@ -51,7 +53,8 @@ void push(const Note& note) {
   {
     sys::Locked<sys::SpinLock> lock(g_notes.lock);
     if (note.kind == Note::Kind::kMoved) {
-      const uint64_t to = note.moved_to, stop = to + ((note.end - note.first) << pager_state().page_shift), begin = g_notes.to_begin.load();
+      const uint64_t to = note.moved_to, stop = to + ((note.end - note.first) << pager_state().page_shift),
+                     begin = g_notes.to_begin.load();
       if (begin == 0 || to < begin) g_notes.to_begin.store(to);
       if (stop > g_notes.to_end.load()) g_notes.to_end.store(stop);
     }
@@ -60,7 +63,7 @@ void push(const Note& note) {
     if (same_kind && last->region == note.region && last->end == note.first) {
       last->end = note.end;
     } else {
-      pager_state().mutators.fetch_add(1, std::memory_order_seq_cst);   // a fork waits until it is settled
+      pager_state().mutators.fetch_add(1, std::memory_order_seq_cst);  // a fork waits until it is settled
       g_notes.words.fetch_add(1, std::memory_order_seq_cst);
       g_notes.tables.fetch_add(1, std::memory_order_seq_cst);
       LUNAR_CHECK(g_notes.end - g_notes.told < kNotesMax, "more unmapped ranges of tiered memory than can be noted");
@@ -85,7 +88,7 @@ void for_regions(uint64_t start, uint64_t end, Visit visit) {
   auto& state = pager_state();
   for (uint64_t at = start; at < end;) {
     Region* region = state.regions.find(reinterpret_cast<void*>(at));
-    if (region == nullptr) {   // no region begins or ends within a gap of less than a page
+    if (region == nullptr) {  // no region begins or ends within a gap of less than a page
       at += state.page_size;
       continue;
     }
@@ -126,12 +129,13 @@ void release_pages(Region& region, uint64_t first, uint64_t end, PageState next)
   }
 }
 
-// Takes the place back, as far as no other map has it. pre: its pages are released. (Else a read that was under way would find memory to
-// put its page into: old content for the next owner of the place.)
+// Takes the place back, as far as no other map has it. pre: its pages are released. (Else a read that was under way
+// would find memory to put its page into: old content for the next owner of the place.)
 void take_place(PagerState& state, Region& region, uint64_t first, uint64_t end) {
   claim_place(region, first, end, [&](uint64_t from, uint64_t to, int rc) {
-    if (rc == 0 && watch_fresh_range(state, region.address_of(PageIndex(from)), (to - from) << state.page_shift) == 0) return;
-    table_reach(region, from, to);   // the words tell what the maps' owner will be told
+    if (rc == 0 && watch_fresh_range(state, region.address_of(PageIndex(from)), (to - from) << state.page_shift) == 0)
+      return;
+    table_reach(region, from, to);  // the words tell what the maps' owner will be told
     release_pages(region, from, to, PageState::kGone);
   });
 }
@@ -149,8 +153,8 @@ int64_t when_events_are_read(Call call) {
   return rc;
 }
 
-// A mapping past the end of its file in the place of `to`. Brings an event of its own, which a handler reads; that handler may not have
-// passed it on yet when the call returns.
+// A mapping past the end of its file in the place of `to`. Brings an event of its own, which a handler reads; that
+// handler may not have passed it on yet when the call returns.
 int map_lost_page(PagerState& state, void* to) {
   const int protection = sys::protection_of(to);
   if (protection < 0) return protection;
@@ -161,11 +165,13 @@ int map_lost_page(PagerState& state, void* to) {
   return rc;
 }
 
-// Whether the place is the tier's yet: not unmapped, nor another map's, nor marked already. The kernel looks at the place first, then at what
-// it is to copy, which cannot be read.
+// Whether the place is the tier's yet: not unmapped, nor another map's, nor marked already. The kernel looks at the
+// place first, then at what it is to copy, which cannot be read.
 bool is_watched(PagerState& state, void* at) {
   void* unreadable = nullptr;
-  if (sys::map(nullptr, state.page_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &unreadable) < 0) return true;
+  if (sys::map(nullptr, state.page_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &unreadable) <
+      0)
+    return true;
   const int64_t rc = when_events_are_read([&] { return sys::uffd_copy(state.uffd, at, unreadable, state.page_size); });
   (void)sys::unmap(unreadable, state.page_size);
   return rc == -EFAULT;
@@ -177,9 +183,11 @@ void settle_lost(PagerState& state, Region& region, uint64_t first, uint64_t end
     char* at = region.address_of(PageIndex(page));
     const PageWord was = take_any(region, page);
     if (was.state() == PageState::kGone) continue;
-    if (was.state() == PageState::kPoisoned && is_watched(state, at)) {   // else discarded, or unmapped
+    if (was.state() == PageState::kPoisoned && is_watched(state, at)) {  // else discarded, or unmapped
       const int rc = map_lost_page(state, at);
-      if (rc < 0 && is_watched(state, at)) fatal("page %p was lost to a read error, and cannot be made to say so (%s)", static_cast<void*>(at), errno_name(rc));
+      if (rc < 0 && is_watched(state, at))
+        fatal("page %p was lost to a read error, and cannot be made to say so (%s)", static_cast<void*>(at),
+              errno_name(rc));
     }
     put_back(region, page, was);
     (void)sys::uffd_wake(state.uffd, at, state.page_size);
@@ -191,23 +199,28 @@ bool read_page(PagerState& state, const Region& region, uint64_t page, PageWord 
   iovec part{into, state.page_size};
   Command command{Op::kRead, state.luns[was.lun()].offset_of(was.slot()), &part, 1, 0, 0};
   for (int attempt = 0; attempt < 4; ++attempt) {
-    if (state.devices[was.lun()]->transfer(command) == static_cast<int64_t>(state.page_size) && page_hash(into) == region.hashes[page]) return true;
+    if (state.devices[was.lun()]->transfer(command) == static_cast<int64_t>(state.page_size) &&
+        page_hash(into) == region.hashes[page])
+      return true;
   }
   return false;
 }
 
-// Where the pages of the current note belong. The program may move its map on: so it is valid inside the event gate only.
+// Where the pages of the current note belong. The program may move its map on: so it is valid inside the event gate
+// only.
 struct Destination {
-  uint64_t first;   // page
-  char* address_of(uint64_t page) const { return reinterpret_cast<char*>(start() + ((page - first) << pager_state().page_shift)); }
+  uint64_t first;  // page
+  char* address_of(uint64_t page) const {
+    return reinterpret_cast<char*>(start() + ((page - first) << pager_state().page_shift));
+  }
   static uint64_t start() {
     sys::Locked<sys::SpinLock> lock(g_notes.lock);
     return note_at(g_notes.settled - 1).moved_to;
   }
 };
 
-// A read for what the place held before, begun or asked for until the events were read, has put its page into the map that was moved there.
-// Nothing else has: faults there wait for us (being_moved_to).
+// A read for what the place held before, begun or asked for until the events were read, has put its page into the map
+// that was moved there. Nothing else has: faults there wait for us (being_moved_to).
 void drop_stale(PagerState& state, const Destination& to, uint64_t first, uint64_t end) {
   uint8_t there[64];
   for (uint64_t page = first; page < end; page += sizeof there) {
@@ -271,7 +284,8 @@ class MovedReads {
       if (page_hash(content) == region_.hashes[one.page] || read_page(state_, region_, one.page, one.was, content)) {
         bring(state_, to_, one.page, content, over_tiered_);
       } else {
-        log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned", static_cast<void*>(to_.address_of(one.page)));
+        log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned",
+                  static_cast<void*>(to_.address_of(one.page)));
         counters().poisoned.add();
         poison(to_, one.page);
       }
@@ -284,11 +298,15 @@ class MovedReads {
   // Once more does no harm.
   static void poison(const Destination& to, uint64_t page) {
     auto& state = pager_state();
-    const int64_t rc = state.features.poison
-        ? change_moved(state, to, page, [&](char* at) { return sys::uffd_poison(state.uffd, at, state.page_size); })
-        : when_events_are_read([&] { return is_watched(state, to.address_of(page)) ? map_lost_page(state, to.address_of(page)) : 0; });
+    const int64_t rc =
+        state.features.poison
+            ? change_moved(state, to, page, [&](char* at) { return sys::uffd_poison(state.uffd, at, state.page_size); })
+            : when_events_are_read([&] {
+                return is_watched(state, to.address_of(page)) ? map_lost_page(state, to.address_of(page)) : 0;
+              });
     if (rc < 0 && rc != -EEXIST && rc != -ENOENT && to.start() != kNowhere)
-      fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to.address_of(page)), errno_name(static_cast<int>(rc)));
+      fatal("page %p was lost, and cannot be made to say so (%s)", static_cast<void*>(to.address_of(page)),
+            errno_name(static_cast<int>(rc)));
   }
 
  private:
@@ -303,12 +321,14 @@ class MovedReads {
     Command commands[kMost];
     unsigned n = 0;
     for (unsigned i = 0; i < count_; ++i)
-      if (pages_[i].was.lun() == lun) commands[n++] = {Op::kRead, state_.luns[lun].offset_of(pages_[i].was.slot()), &parts_[i], 1, 0, i};
+      if (pages_[i].was.lun() == lun)
+        commands[n++] = {Op::kRead, state_.luns[lun].offset_of(pages_[i].was.slot()), &parts_[i], 1, 0, i};
     if (n == 0) return;
     ContextOptions options;
     options.depth = kMost;
     options.spin = false;
-    if (contexts_[lun] == nullptr && state_.devices[lun]->attach(options, &contexts_[lun]) < 0) contexts_[lun] = nullptr;
+    if (contexts_[lun] == nullptr && state_.devices[lun]->attach(options, &contexts_[lun]) < 0)
+      contexts_[lun] = nullptr;
     if (contexts_[lun] == nullptr) return;
     const int submitted = contexts_[lun]->submit(commands, n);
     Response responses[kMost];
@@ -340,17 +360,20 @@ bool end_of_move(uint64_t to) {
 }
 
 void settle_moved(PagerState& state, Region& region, const Note& note) {
-  const uint64_t table = region.table_pages.load(std::memory_order_acquire), limit = table < note.first ? note.first : table < note.end ? table : note.end;
+  const uint64_t table = region.table_pages.load(std::memory_order_acquire), limit = table < note.first ? note.first
+                                                                                     : table < note.end ? table
+                                                                                                        : note.end;
   const uint64_t bytes = (note.end - note.first) << state.page_shift;
   const Destination to{note.first};
   const auto* place = reinterpret_cast<char*>(note.moved_to);
   const bool over_tiered = state.regions.find(place) != nullptr || state.regions.find(place + bytes - 1) != nullptr;
-  if (over_tiered) drop_stale(state, to, limit, note.end);   // never touched
+  if (over_tiered) drop_stale(state, to, limit, note.end);  // never touched
   MovedReads reads(state, region, to, over_tiered);
-  if (!reads.ready()) fatal("tiered memory was moved by a raw mremap and there is no memory to bring its evicted pages along");
+  if (!reads.ready())
+    fatal("tiered memory was moved by a raw mremap and there is no memory to bring its evicted pages along");
   for (uint64_t page = note.first; page < limit; ++page) {
     const PageWord was = seize(region, page);
-    if (!seized(was)) {   // guard markers went along
+    if (!seized(was)) {  // guard markers went along
       if (over_tiered && was.state() == PageState::kEmpty) drop_stale(state, to, page, page + 1);
       continue;
     }
@@ -358,26 +381,31 @@ void settle_moved(PagerState& state, Region& region, const Note& note) {
       reads.add(page, was);
       continue;
     }
-    if (was.state() == PageState::kPoisoned) MovedReads::poison(to, page);   // it may not be marked yet
+    if (was.state() == PageState::kPoisoned) MovedReads::poison(to, page);  // it may not be marked yet
     if (was.state() == PageState::kInFrame) bring(state, to, page, state.frames.memory(was.index()), over_tiered);
     put_back(region, page, was);
     release_page(region, page, PageState::kEmpty);
   }
   reads.finish();
-  // From then on a move of it is no event. One that comes just before leaves it watched where it goes: what it has not there is zeros.
-  // No event is read meanwhile: a thread that unmaps the place waits for that, and nothing else has it yet.
+  // From then on a move of it is no event. One that comes just before leaves it watched where it goes: what it has not
+  // there is zeros. No event is read meanwhile: a thread that unmaps the place waits for that, and nothing else has it
+  // yet.
   uint64_t start;
   do {
     const int shard = state.event_gate.enter_waiting();
     auto* there = reinterpret_cast<void*>(start = Destination::start());
-    (void)sys::advise(there, bytes, MADV_DOFORK);   // regions are kept from children that our fork handlers know nothing of
+    // regions are kept from children that our fork handlers know nothing of
+    (void)sys::advise(there, bytes, MADV_DOFORK);
     (void)sys::uffd_unregister(state.uffd, there, bytes);
     state.event_gate.leave(shard);
   } while (!end_of_move(start));
-  // A fault between the two was left to us: of a region, perhaps, that has the place since the map was unmapped, which is no event any more.
+  // A fault between the two was left to us: of a region, perhaps, that has the place since the map was unmapped, which
+  // is no event any more.
   if (start != kNowhere) (void)sys::uffd_wake(state.uffd, reinterpret_cast<void*>(start), bytes);
-  LUNAR_LOG_LIMITED(log_warning, 4, "%llu KiB of tiered memory were moved by a raw mremap system call: they are plain memory from now on",
-                    static_cast<unsigned long long>(bytes / 1024));
+  LUNAR_LOG_LIMITED(
+      log_warning, 4,
+      "%llu KiB of tiered memory were moved by a raw mremap system call: they are plain memory from now on",
+      static_cast<unsigned long long>(bytes / 1024));
 }
 
 }  // namespace
@@ -386,7 +414,10 @@ int unmaps_prepare() {
   if (g_notes.queue != nullptr) return 0;
   void* memory = nullptr;
   const size_t bytes = kNotesMax * sizeof(Note);
-  if (const int rc = sys::map(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &memory); rc < 0) return rc;
+  if (const int rc =
+          sys::map(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &memory);
+      rc < 0)
+    return rc;
   (void)sys::advise(memory, bytes, MADV_NOHUGEPAGE);
   g_notes.queue = static_cast<Note*>(memory);
   return 0;
@@ -395,7 +426,8 @@ int unmaps_prepare() {
 void pager_on_unmapped(const UnmappedOwner* owner) { g_owner.store(owner); }
 
 void pager_wait_for_unmaps() {
-  pager_state().event_gate.wait_for_readers();   // a call that unmaps returns when its event has been read, perhaps before it is noted
+  // a call that unmaps returns when its event has been read, perhaps before it is noted
+  pager_state().event_gate.wait_for_readers();
   for (unsigned i = 0; g_notes.words.load(std::memory_order_acquire) != 0 && i < 20000; ++i) sys::sleep_ns(50000);
 }
 
@@ -424,7 +456,8 @@ void pager_tell_unmaps() {
 template <class Visit>
 static void for_moves(Visit visit) {
   for (uint64_t i = g_notes.settled - (g_notes.in_hand ? 1 : 0); i < g_notes.end; ++i)
-    if (Note& note = note_at(i); note.kind == Note::Kind::kMoved) visit(note, (note.end - note.first) << pager_state().page_shift);
+    if (Note& note = note_at(i); note.kind == Note::Kind::kMoved)
+      visit(note, (note.end - note.first) << pager_state().page_shift);
 }
 
 // Nothing is brought to a place that is gone; its waiters are woken. (Another map, or a region, may have it next.)
@@ -440,13 +473,15 @@ static void bring_no_more(uint64_t start, uint64_t end) {
 }
 
 void unmapped_note(uint64_t start, uint64_t end) {
-  if (start == g_notes.marking.load() && end == start + pager_state().page_size) return;   // our own: map_lost_page
+  if (start == g_notes.marking.load() && end == start + pager_state().page_size) return;  // our own: map_lost_page
   if (start == g_notes.own_begin.load() && end == g_notes.own_end.load()) {
     g_notes.own_came.store(true);
     return;
   }
   if (being_moved_to(start, end - start)) bring_no_more(start, end);
-  for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) { push({Note::Kind::kUnmapped, region, first, last}); });
+  for_regions(start, end, [](Region* region, uint64_t first, uint64_t last, uint64_t) {
+    push({Note::Kind::kUnmapped, region, first, last});
+  });
 }
 
 OwnUnmap::OwnUnmap(char* begin, size_t bytes) : begin_(reinterpret_cast<uintptr_t>(begin)), end_(begin_ + bytes) {
@@ -456,7 +491,7 @@ OwnUnmap::OwnUnmap(char* begin, size_t bytes) : begin_(reinterpret_cast<uintptr_
 }
 
 void OwnUnmap::end() {
-  pager_state().event_gate.wait_for_readers();   // who has read the event may not have looked at it yet
+  pager_state().event_gate.wait_for_readers();  // who has read the event may not have looked at it yet
   g_notes.own_end.store(0);
 }
 
@@ -466,7 +501,8 @@ void OwnUnmap::tell() const {
 
 void lost_note(Region& region, PageIndex page) { push({Note::Kind::kLost, &region, page.value, page.value + 1}); }
 
-// What is still to be brought to [from, from + bytes) is to go on from there. False: there is nothing. (A region that has lain there has lost the place.)
+// What is still to be brought to [from, from + bytes) is to go on from there. False: there is nothing. (A region that
+// has lain there has lost the place.)
 static bool send_on(uint64_t from, uint64_t to, uint64_t bytes) {
   bool found = false;
   sys::Locked<sys::SpinLock> lock(g_notes.lock);
@@ -484,18 +520,24 @@ static bool send_on(uint64_t from, uint64_t to, uint64_t bytes) {
 
 void moved_note(uint64_t from, uint64_t to, uint64_t bytes) {
   if (unmaps_pending() && send_on(from, to, bytes)) {
-    (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(from), bytes);   // the waiters at the place that the pages have left
+    // the waiters at the place that the pages have left
+    (void)sys::uffd_wake(pager_state().uffd, reinterpret_cast<void*>(from), bytes);
     return;
   }
-  for_regions(from, from + bytes,
-              [=](Region* region, uint64_t first, uint64_t last, uint64_t at) { push({Note::Kind::kMoved, region, first, last, to + (at - from)}); });
+  for_regions(from, from + bytes, [=](Region* region, uint64_t first, uint64_t last, uint64_t at) {
+    push({Note::Kind::kMoved, region, first, last, to + (at - from)});
+  });
 }
 
 bool being_moved_to(uint64_t address, uint64_t bytes) {
-  if (g_notes.words.load(std::memory_order_acquire) == 0 || address + bytes <= g_notes.to_begin.load() || address >= g_notes.to_end.load()) return false;
+  if (g_notes.words.load(std::memory_order_acquire) == 0 || address + bytes <= g_notes.to_begin.load() ||
+      address >= g_notes.to_end.load())
+    return false;
   bool found = false;
   sys::Locked<sys::SpinLock> lock(g_notes.lock);
-  for_moves([&](const Note& note, uint64_t length) { found |= address < note.moved_to + length && address + bytes > note.moved_to; });
+  for_moves([&](const Note& note, uint64_t length) {
+    found |= address < note.moved_to + length && address + bytes > note.moved_to;
+  });
   return found;
 }
 
@@ -507,12 +549,19 @@ bool unmaps_settle(PagerState& state) {
       sys::Locked<sys::Mutex> lock(g_notes.settling);
       // Not during a fork. A fork that does not yet show its id looks again for notes when it does, and there is one.
       if (g_notes.words.load(std::memory_order_seq_cst) == 0) break;
-      while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0) sys::sleep_ns(20000);
+      while (state.forking.load(std::memory_order_seq_cst) && state.forking_tid.load(std::memory_order_seq_cst) != 0)
+        sys::sleep_ns(20000);
       if (!take_note(&note)) break;
       switch (note.kind) {
-        case Note::Kind::kUnmapped: settle_unmapped(state, *note.region, note.first, note.end); break;
-        case Note::Kind::kMoved: settle_moved(state, *note.region, note); break;
-        case Note::Kind::kLost: settle_lost(state, *note.region, note.first, note.end); break;
+        case Note::Kind::kUnmapped:
+          settle_unmapped(state, *note.region, note.first, note.end);
+          break;
+        case Note::Kind::kMoved:
+          settle_moved(state, *note.region, note);
+          break;
+        case Note::Kind::kLost:
+          settle_lost(state, *note.region, note.first, note.end);
+          break;
       }
       sys::Locked<sys::SpinLock> queue(g_notes.lock);
       g_notes.in_hand = false;

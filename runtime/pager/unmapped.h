@@ -1,19 +1,23 @@
-// SPDX-License-Identifier: Apache-2.0
-// Unmapped: ranges of tiered memory that the program unmapped, mapped over or moved by raw system calls, past the preload library.
+// SPDX-License-Identifier: Apache-2.0 Unmapped: ranges of tiered memory that the program unmapped, mapped over or moved
+// by raw system calls, past the preload library.
 //
-// The kernel reports these by UNMAP and REMAP events of the userfaultfd, and holds the caller until a handler has read the event; until
-// then every UFFDIO_COPY answers EAGAIN. (EVENT_REMOVE stays off: our own MADV_DONTNEED would wait for it.) The handler only notes the
-// range, with the region that lies there at that moment, and the housekeeping thread settles it (no page is installed meanwhile:
-// event_gate.h):
+// The kernel reports these by UNMAP and REMAP events of the userfaultfd, and holds the caller until a handler has read
+// the event; until then every UFFDIO_COPY answers EAGAIN. (EVENT_REMOVE stays off: our own MADV_DONTNEED would wait for
+// it.) The handler only notes the range, with the region that lies there at that moment, and the housekeeping thread
+// settles it (no page is installed meanwhile: event_gate.h):
 //
-//   UNMAP  slots, DRAM and LUN space of its pages go back, their words become kEmpty. Then a PROT_NONE map takes the place, so that the kernel
-//          gives it to no other map, and is registered. Where another map is there already the words become kGone: not ours any more.
-//   REMAP  resident pages went along. What was evicted is brought to the new place, which is then plain memory, outside the tier.
-//   lost   a page that cannot be read back, on kernels without UFFDIO_POISON (lost_page.h): a handler may not map over it, as it would wait for
+//   UNMAP  slots, DRAM and LUN space of its pages go back, their words become kEmpty. Then a PROT_NONE map takes the
+//          place, so that the kernel
+//          gives it to no other map, and is registered. Where another map is there already the words become kGone: not
+//          ours any more.
+//   REMAP  resident pages went along. What was evicted is brought to the new place, which is then plain memory, outside
+//          the tier.
+//   lost   a page that cannot be read back, on kernels without UFFDIO_POISON (lost_page.h): a handler may not map over
+//          it, as it would wait for
 //          the event of that itself.
 //
-// From the note to the end no page is dropped (unmaps_pending), as the place may hold another map's memory. Nor is an event read
-// while a page is being dropped.
+// From the note to the end no page is dropped (unmaps_pending), as the place may hold another map's memory. Nor is an
+// event read while a page is being dropped.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,12 +35,13 @@ void lost_note(Region& region, PageIndex page);
 // A missing page there is being brought: its waiters are woken at the end.
 [[nodiscard]] bool being_moved_to(uint64_t address, uint64_t bytes);
 
-// Around a call of our own that maps over a range of a region, all words of which are in our hands: its event is no note. One at a time.
+// Around a call of our own that maps over a range of a region, all words of which are in our hands: its event is no
+// note. One at a time.
 class OwnUnmap {
  public:
   OwnUnmap(char* begin, size_t bytes);
-  static void end();   // the call is over, and its event has been passed over
-  void tell() const;   // if it has unmapped the range: as if others had. After end(), with the words let go of
+  static void end();  // the call is over, and its event has been passed over
+  void tell() const;  // if it has unmapped the range: as if others had. After end(), with the words let go of
 
  private:
   uint64_t begin_, end_;
@@ -46,9 +51,10 @@ class OwnUnmap {
 [[nodiscard]] bool unmaps_pending();
 // By the housekeeping thread. False: the owner of the maps is busy and was not told; try again soon.
 [[nodiscard]] bool unmaps_settle(PagerState& state);
-// Before the region's tables go away: when this returns, no note of the region is left or under way. By program threads.
+// Before the region's tables go away: when this returns, no note of the region is left or under way. By program
+// threads.
 void unmaps_forget(const Region* region);
 void unmaps_enter_child();
-[[nodiscard]] int unmaps_prepare();   // before the first handler; 0 or -ENOMEM
+[[nodiscard]] int unmaps_prepare();  // before the first handler; 0 or -ENOMEM
 
 }  // namespace lunar

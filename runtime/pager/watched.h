@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Times the faults of one thread (a server's main thread): how many needed a read, how long they took, and the longest since the last
-// query. A fault lasts from the moment that a handler reads the message until the page is there; faults that another thread's range
-// operation ends are not counted.
+// SPDX-License-Identifier: Apache-2.0 Times the faults of one thread (a server's main thread): how many needed a read,
+// how long they took, and the longest since the last query. A fault lasts from the moment that a handler reads the
+// message until the page is there; faults that another thread's range operation ends are not counted.
 // Threading: handlers write, any thread reads.
 #pragma once
 #include <atomic>
@@ -12,9 +11,9 @@
 namespace lunar {
 
 struct WatchedThread {
-  std::atomic<int> thread_id{0};   // 0: none
+  std::atomic<int> thread_id{0};  // 0: none
   std::atomic<uint64_t> address{0}, since_ns{0}, longest_ns{0};
-  std::atomic<uint64_t> reads{0}, read_ns{0};   // since the start
+  std::atomic<uint64_t> reads{0}, read_ns{0};  // since the start
 
   // A thread sleeps until its fault is answered: it has one at a time.
   void begins(int of_thread, uint64_t at) {
@@ -22,9 +21,12 @@ struct WatchedThread {
     address.store(at, std::memory_order_relaxed);
     since_ns.store(sys::now_ns(), std::memory_order_relaxed);
   }
-  // Before the pages are put in place (then the thread's next fault may begin): when the fault on one of them began, or 0.
+  // Before the pages are put in place (then the thread's next fault may begin): when the fault on one of them began, or
+  // 0.
   uint64_t take(const void* first, uint64_t bytes) {
-    if (since_ns.load(std::memory_order_relaxed) == 0 || address.load(std::memory_order_relaxed) - reinterpret_cast<uint64_t>(first) >= bytes) return 0;
+    if (since_ns.load(std::memory_order_relaxed) == 0 ||
+        address.load(std::memory_order_relaxed) - reinterpret_cast<uint64_t>(first) >= bytes)
+      return 0;
     return since_ns.exchange(0, std::memory_order_relaxed);
   }
   // After that. `since`: what take() gave.

@@ -32,14 +32,17 @@ bool take_out(char* begin, char* end) {
   for (unsigned i = 0; i < n; ++i) {
     Range one = g_list.ranges[i];
     if (one.end <= begin || one.begin >= end) continue;
-    bool below = one.begin < begin, above = one.end > end;
+    bool below = one.begin<begin, above = one.end> end;
     if (below && above) {
       if (n == kRangesMax) return false;
       g_list.ranges[n++] = {end, one.end};
     }
-    if (below) g_list.ranges[i].end = begin;
-    else if (above) g_list.ranges[i].begin = end;
-    else g_list.ranges[i--] = g_list.ranges[--n];
+    if (below)
+      g_list.ranges[i].end = begin;
+    else if (above)
+      g_list.ranges[i].begin = end;
+    else
+      g_list.ranges[i--] = g_list.ranges[--n];
   }
   g_list.count.store(n, std::memory_order_relaxed);
   return true;
@@ -81,7 +84,9 @@ int wipe_move(char* to, char* from, size_t bytes) {
     }
   }
   for (unsigned i = 0; i < n; ++i)
-    if (int rc = wipe_set(to + (found[i].begin - from), static_cast<size_t>(found[i].end - found[i].begin), true); rc < 0) return rc;
+    if (int rc = wipe_set(to + (found[i].begin - from), static_cast<size_t>(found[i].end - found[i].begin), true);
+        rc < 0)
+      return rc;
   return 0;
 }
 
@@ -95,7 +100,8 @@ void wipe_in_child() {
       if (region == nullptr) continue;
       AtomicPageWord& word = region->words[region->page_of(at).value];
       PageWord was = word.load(std::memory_order_relaxed);
-      word.store(PageWord{was.raw & PageWord::kPinned}.with_state(PageState::kEmpty).with_slot(kNoSlot), std::memory_order_relaxed);
+      word.store(PageWord{was.raw & PageWord::kPinned}.with_state(PageState::kEmpty).with_slot(kNoSlot),
+                 std::memory_order_relaxed);
     }
   }
 }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// MADV_WIPEONFORK: ranges whose contents a forked child does not get. The kernel keeps them from the child's mappings; this file keeps
-// the child's page table from bringing them back from the LUN.
+// SPDX-License-Identifier: Apache-2.0 MADV_WIPEONFORK: ranges whose contents a forked child does not get. The kernel
+// keeps them from the child's mappings; this file keeps the child's page table from bringing them back from the LUN.
 // Threading: a MutatorScope keeps forks out of a change. Few ranges: keys and seeds, a page or so each.
 #pragma once
 #include <cstddef>
@@ -12,7 +11,7 @@ struct Region;
 
 // Adds or removes the range. -ENOMEM: too many. Not for callers that may not wait for a fork.
 [[nodiscard]] int wipe_set(char* begin, size_t bytes, bool wipe);
-bool wipe_any();   // there are any
+bool wipe_any();  // there are any
 // What `from` is, `to` is from now on (mremap).
 [[nodiscard]] int wipe_move(char* to, char* from, size_t bytes);
 // In a forked child: another thread of the parent's may have been at work on the list.

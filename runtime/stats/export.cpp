@@ -46,7 +46,7 @@ int stats_file_open(const char* path) {
 }
 
 void stats_file_write(const lunar_stats& stats) {
-  if (g_file == nullptr || g_file->header.pid != static_cast<uint32_t>(getpid())) return;   // a forked child keeps out
+  if (g_file == nullptr || g_file->header.pid != static_cast<uint32_t>(getpid())) return;  // a forked child keeps out
   std::atomic_ref<uint64_t> sequence(g_file->header.sequence);
   sequence.fetch_add(1, std::memory_order_acq_rel);
   g_file->stats = stats;

@@ -41,7 +41,7 @@ Fua ask_fua(uint64_t rdev) {
 
 // An open asks, and most ask for the same disk: the last answer is kept.
 Fua block_fua(uint64_t rdev) {
-  static std::atomic<uint64_t> last{UINT64_MAX};   // number and answer
+  static std::atomic<uint64_t> last{UINT64_MAX};  // number and answer
   const uint64_t known = last.load(std::memory_order_relaxed);
   if (known >> 2 == rdev) return static_cast<Fua>(known & 3);
   const Fua fua = ask_fua(rdev);

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Shared by the contexts of superpipe/ beyond the public interface: release, watches, and the moving average of read latency.
-// Threading: a context's owner only. May not allocate.
+// SPDX-License-Identifier: Apache-2.0 Shared by the contexts of superpipe/ beyond the public interface: release,
+// watches, and the moving average of read latency. Threading: a context's owner only. May not allocate.
 #pragma once
 #include <errno.h>
 #include <unistd.h>
@@ -12,8 +11,8 @@
 
 namespace lunar {
 
-// A context in its own mapping. release() waits for in-flight commands and unmaps it: no use afterwards. In a forked child it only
-// forgets: in-flight commands are the parent's.
+// A context in its own mapping. release() waits for in-flight commands and unmaps it: no use afterwards. In a forked
+// child it only forgets: in-flight commands are the parent's.
 class OwnedContext : public Context {
  public:
   virtual void release() = 0;
@@ -27,7 +26,7 @@ class OwnedContext : public Context {
     Response dropped[16];
     while (in_flight() != 0) {
       const int n = wait(dropped, 16, -1);
-      if (n < 0 && n != -EINTR) return;   // the ring itself is broken: ending it cancels what is left
+      if (n < 0 && n != -EINTR) return;  // the ring itself is broken: ending it cancels what is left
     }
   }
 
@@ -44,8 +43,8 @@ struct WatchSet {
     State state = State::kFree;
   };
   Watch watches[kMax];
-  uint8_t used = 0;      // not free
-  uint8_t wanted = 0;    // to be armed
+  uint8_t used = 0;    // not free
+  uint8_t wanted = 0;  // to be armed
 
   // 0; -EBUSY when all are taken. Watching a descriptor again while it is watched replaces the tag.
   int add(int fd, uint64_t tag) {
@@ -81,8 +80,10 @@ class LatencyAverage {
  public:
   void add(uint64_t sample_ns) {
     if (sample_ns > kSampleMaxNs) sample_ns = kSampleMaxNs;
-    if (average_ns_ == 0) average_ns_ = sample_ns;
-    else average_ns_ = average_ns_ - average_ns_ / 8 + sample_ns / 8;
+    if (average_ns_ == 0)
+      average_ns_ = sample_ns;
+    else
+      average_ns_ = average_ns_ - average_ns_ / 8 + sample_ns / 8;
   }
   uint64_t ns() const { return average_ns_; }
 

@@ -11,7 +11,7 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kBrokenNs = 50'000;   // between two looks at a ring that is out of order
+constexpr uint64_t kBrokenNs = 50'000;  // between two looks at a ring that is out of order
 
 }  // namespace
 
@@ -40,7 +40,7 @@ void ContextPool::close(Device* device) {
 int ContextPool::take_free() {
   uint32_t free = free_.load(std::memory_order_relaxed);
   while (free) {
-    const int index = std::countr_zero(free);   // the lowest: its memory is warm
+    const int index = std::countr_zero(free);  // the lowest: its memory is warm
     if (free_.compare_exchange_weak(free, free & ~(1u << index), std::memory_order_seq_cst)) return index;
   }
   return -EAGAIN;
@@ -59,7 +59,7 @@ int ContextPool::take(Device* device) {
         options.shared = options.in_turns = options.delegate = true;
         const int status = device->attach(options, &context_[count_]);
         if (status == 0) return static_cast<int>(count_++);
-        if (count_ == 0) return status;   // else no descriptor, no memory: there are others to wait for
+        if (count_ == 0) return status;  // else no descriptor, no memory: there are others to wait for
       }
     }
     waiting_.fetch_add(1, std::memory_order_seq_cst);
@@ -89,7 +89,7 @@ bool ContextPool::transfer(Device* device, const Command& command, int64_t* resu
   for (;;) {
     got = taken ? context.wait(&response, 1, -1) : context.exchange(&command, 1, &taken, &response, 1, 1, -1);
     if (got == 1) break;
-    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY) break;   // refused: never started
+    if (!taken && got < 0 && got != -EINTR && got != -EAGAIN && got != -EBUSY) break;  // refused: never started
     if (got < 0 && got != -EINTR) sys::sleep_ns(kBrokenNs);
   }
   give(static_cast<unsigned>(index));

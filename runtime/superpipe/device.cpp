@@ -33,7 +33,7 @@ int Context::exchange(const Command* commands, unsigned n, unsigned* taken, Resp
     }
     const int status = got < least ? wait(out + got, max - got, left) : reap(out + got, max - got);
     if (status < 0) return got ? static_cast<int>(got) : status;
-    if (status == 0) break;   // the timeout, or nothing on its way
+    if (status == 0) break;  // the timeout, or nothing on its way
     got += static_cast<unsigned>(status);
   } while (got < least);
   return static_cast<int>(got);
@@ -44,9 +44,12 @@ void Context::wakeups(Wakeups* out) { out->look_at(sys::now_ns() + kLookNs); }
 
 const char* fua_text(Fua fua) {
   switch (fua) {
-    case Fua::kFree: return "free";
-    case Fua::kWriteThrough: return "write-through";
-    case Fua::kFlush: return "flush";
+    case Fua::kFree:
+      return "free";
+    case Fua::kWriteThrough:
+      return "write-through";
+    case Fua::kFlush:
+      return "flush";
   }
   return "";
 }

@@ -25,16 +25,19 @@ namespace lunar {
 namespace {
 
 constexpr char kDirectory[] = "/dev/shm/", kNamespace[] = "lunar-namespace-", kNode[] = "lunar-node-";
-constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;      // any user may put names into /dev/shm
+constexpr int kNoTricks = O_NOFOLLOW | O_NONBLOCK;  // any user may put names into /dev/shm
 constexpr int kMakeTries = 8;
-constexpr size_t kAclBytesMax = 1024;   // of a node's ACL: 127 entries
+constexpr size_t kAclBytesMax = 1024;  // of a node's ACL: 127 entries
 constexpr uint64_t kMakePauseNs = 2'000'000;
 
 // "0n1" with its end in "ng0n1", "nvme0n1", "nvme0n1p2" (and "p2"). False when it is no such name.
 bool namespace_numbers(const char* name, int* length, const char** numbers, const char** partition) {
-  if (strncmp(name, "nvme", 4) == 0) *numbers = name + 4;
-  else if (strncmp(name, "ng", 2) == 0) *numbers = name + 2;
-  else return false;
+  if (strncmp(name, "nvme", 4) == 0)
+    *numbers = name + 4;
+  else if (strncmp(name, "ng", 2) == 0)
+    *numbers = name + 2;
+  else
+    return false;
   const size_t controller = strspn(*numbers, "0123456789");
   if (controller == 0 || (*numbers)[controller] != 'n') return false;
   const size_t number = strspn(*numbers + controller + 1, "0123456789");
@@ -56,28 +59,35 @@ bool namespace_key(const struct stat& node, char* out, size_t size) {
   const int bytes = sys::read_text(path, nqn, sizeof nqn);
   if (bytes <= 0) return false;
   const uint64_t hash = XXH3_64bits(nqn, strcspn(nqn, "\n"));
-  format_to(out, size, "%08x%08x-%lu%s", static_cast<unsigned>(hash >> 32), static_cast<unsigned>(hash), strtoul(nsid, nullptr, 10), partition);
+  format_to(out, size, "%08x%08x-%lu%s", static_cast<unsigned>(hash >> 32), static_cast<unsigned>(hash),
+            strtoul(nsid, nullptr, 10), partition);
   return true;
 }
 
 void lock_path(const struct stat& node, char* out, size_t size) {
   char key[64];
-  if (namespace_key(node, key, sizeof key)) format_to(out, size, "%s%s%s", kDirectory, kNamespace, key);
-  else format_to(out, size, "%s%s%c%u:%u", kDirectory, kNode, S_ISBLK(node.st_mode) ? 'b' : 'c', major(node.st_rdev), minor(node.st_rdev));
+  if (namespace_key(node, key, sizeof key))
+    format_to(out, size, "%s%s%s", kDirectory, kNamespace, key);
+  else
+    format_to(out, size, "%s%s%c%u:%u", kDirectory, kNode, S_ISBLK(node.st_mode) ? 'b' : 'c', major(node.st_rdev),
+              minor(node.st_rdev));
 }
 
-// Rights as of the node: users who may open it may lock it. Only root can give files away; a member of the node's group can set the group.
+// Rights as of the node: users who may open it may lock it. Only root can give files away; a member of the node's group
+// can set the group.
 void copy_rights(int fd, const struct stat& node, int device, mode_t before) {
   if (sys::set_owner(fd, node.st_uid, node.st_gid) < 0) (void)sys::set_owner(fd, static_cast<uid_t>(-1), node.st_gid);
-  sys::set_mode(fd, (before | node.st_mode) & 0666);   // another node may have given more
+  sys::set_mode(fd, (before | node.st_mode) & 0666);  // another node may have given more
   char acl[kAclBytesMax];
   const int bytes = sys::get_acl(device, acl, sizeof acl);
-  if (bytes > 0) (void)sys::set_acl(fd, acl, static_cast<size_t>(bytes));   // without: its users are refused, and no others get in
+  // without: its users are refused, and no others get in
+  if (bytes > 0) (void)sys::set_acl(fd, acl, static_cast<size_t>(bytes));
 }
 
 // Whether the node's ACL gives that user reading and writing by name.
 bool acl_names(int device, uid_t user) {
-  constexpr uint16_t kUser = 0x02, kReadWrite = 06;   // POSIX_ACL_XATTR_VERSION 2: a header of 4 bytes, then {tag, perm, id}
+  // POSIX_ACL_XATTR_VERSION 2: a header of 4 bytes, then {tag, perm, id}
+  constexpr uint16_t kUser = 0x02, kReadWrite = 06;
   struct Entry {
     uint16_t tag, perm;
     uint32_t id;
@@ -98,19 +108,21 @@ bool trusted(const struct stat& lock, const struct stat& node, int device) {
   return (lock.st_gid == node.st_gid && (node.st_mode & 060) == 060) || acl_names(device, lock.st_uid);
 }
 
-// The file there is not ours: root, the owner of the directory, moves it out of the way. 0: try again; -errno: it stays there.
+// The file there is not ours: root, the owner of the directory, moves it out of the way. 0: try again; -errno: it stays
+// there.
 int quarantine(const char* path, const struct stat& examined) {
   struct stat now;
   const int err = sys::link_status(path, &now);
   if (err < 0) return err == -ENOENT ? 0 : err;
   if (now.st_ino != examined.st_ino || now.st_dev != examined.st_dev) return 0;
   char renamed[96];
-  format_to(renamed, sizeof renamed, "%slunar-refused-%llu", kDirectory, static_cast<unsigned long long>(sys::now_ns()));
+  format_to(renamed, sizeof renamed, "%slunar-refused-%llu", kDirectory,
+            static_cast<unsigned long long>(sys::now_ns()));
   return sys::rename_file(path, renamed);
 }
 
-// Opened as it is, or made; root replaces what another user put there. Without O_CREAT first: the kernel refuses that for a file of
-// another user in a sticky directory. *lock: what it is, or what is in the way (-EPERM).
+// Opened as it is, or made; root replaces what another user put there. Without O_CREAT first: the kernel refuses that
+// for a file of another user in a sticky directory. *lock: what it is, or what is in the way (-EPERM).
 int open_or_make(const char* path, int access, const struct stat& node, int device, struct stat* lock) {
   int fd = -ENOENT;
   for (int tries = 0; tries < kMakeTries; ++tries) {
@@ -126,12 +138,14 @@ int open_or_make(const char* path, int access, const struct stat& node, int devi
     }
     if (sys::link_status(path, lock) < 0) *lock = {};
     struct stat opened = {};
-    if (fd >= 0 && sys::file_status(fd, &opened) == 0 && opened.st_ino == lock->st_ino && opened.st_dev == lock->st_dev && trusted(opened, node, device))
+    if (fd >= 0 && sys::file_status(fd, &opened) == 0 && opened.st_ino == lock->st_ino &&
+        opened.st_dev == lock->st_dev && trusted(opened, node, device))
       return fd;
     if (fd >= 0) sys::close_file(fd);
-    if (lock->st_nlink == 0 || (fd >= 0 && opened.st_ino != lock->st_ino)) continue;   // gone, or replaced in this moment
+    // gone, or replaced in this moment
+    if (lock->st_nlink == 0 || (fd >= 0 && opened.st_ino != lock->st_ino)) continue;
     if (fd == -EACCES && trusted(*lock, node, device)) {
-      sys::sleep_ns(kMakePauseNs);     // its maker is just giving it its rights
+      sys::sleep_ns(kMakePauseNs);  // its maker is just giving it its rights
       continue;
     }
     if (fd < 0 && fd != -ELOOP && fd != -EISDIR && fd != -EACCES && fd != -ENXIO) return fd;
@@ -164,18 +178,25 @@ int DeviceFiles::open_lock(const char* path, ErrorText* why) {
   char lock_file[128];
   lock_path(node, lock_file, sizeof lock_file);
   const long flags = sys::control_file(file(), F_GETFL, nullptr);
-  const int fd = open_or_make(lock_file, flags >= 0 && (flags & O_ACCMODE) == O_RDONLY ? O_RDONLY : O_RDWR, node, file(), &lock);
+  const int fd =
+      open_or_make(lock_file, flags >= 0 && (flags & O_ACCMODE) == O_RDONLY ? O_RDONLY : O_RDWR, node, file(), &lock);
   if (fd == -ENOENT || fd == -EROFS || fd == -ENOTDIR) {
-    log_warning("LUN %s: no %s for its lock file (%s); who reaches the device by another node is not seen", path, kDirectory, errno_name(fd));
+    log_warning("LUN %s: no %s for its lock file (%s); who reaches the device by another node is not seen", path,
+                kDirectory, errno_name(fd));
     return 0;
   }
   if (fd == -EPERM)
-    return why->set(fd, "LUN %s: its lock file %s was put there by user %u, who may not open the device; when the device is not in use, "
-                    "have root remove that file", path, lock_file, static_cast<unsigned>(lock.st_uid));
+    return why->set(fd,
+                    "LUN %s: its lock file %s was put there by user %u, who may not open the device; when the device "
+                    "is not in use, "
+                    "have root remove that file",
+                    path, lock_file, static_cast<unsigned>(lock.st_uid));
   if (fd < 0)
-    return why->set(fd, "LUN %s: its lock file %s cannot be opened: %s (%s); when the device is not in use, remove that file", path, lock_file,
-                    errno_text(fd), errno_name(fd));
-  if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, file(), lock.st_mode);   // they may have changed, or its maker was killed
+    return why->set(
+        fd, "LUN %s: its lock file %s cannot be opened: %s (%s); when the device is not in use, remove that file", path,
+        lock_file, errno_text(fd), errno_name(fd));
+  // they may have changed, or its maker was killed
+  if (lock.st_uid == geteuid() || geteuid() == 0) copy_rights(fd, node, file(), lock.st_mode);
   set(1, fd);
   return 0;
 }
@@ -198,7 +219,8 @@ int files_lock(const int* fds, unsigned count, sys::RangeLock kind, uint64_t off
   for (unsigned i = 0; i < count; ++i) {
     const int status = sys::lock_range(fds[i], kind, offset, length);
     if (status == 0) continue;
-    for (unsigned j = 0; j < i && kind != sys::RangeLock::kNone; ++j) (void)sys::lock_range(fds[j], sys::RangeLock::kNone, offset, length);
+    for (unsigned j = 0; j < i && kind != sys::RangeLock::kNone; ++j)
+      (void)sys::lock_range(fds[j], sys::RangeLock::kNone, offset, length);
     return status;
   }
   return 0;

@@ -1,22 +1,24 @@
-// SPDX-License-Identifier: Apache-2.0
-// The descriptors of a device: number 0 its file or node, and where that is a node, number 1 its *lock file*. Locks (F_OFD_SETLK byte
-// ranges) lie on all of them, so that opens through either see them.
+// SPDX-License-Identifier: Apache-2.0 The descriptors of a device: number 0 its file or node, and where that is a node,
+// number 1 its *lock file*. Locks (F_OFD_SETLK byte ranges) lie on all of them, so that opens through either see them.
 //
-// Why a lock file: locks lie on inodes, and one backing device has several nodes: /dev/ng0n1 and /dev/nvme0n1, the second controller's
-// /dev/ng1n1, what mknod or a container made. So there is an empty file in /dev/shm that is named after the backing device:
+// Why a lock file: locks lie on inodes, and one backing device has several nodes: /dev/ng0n1 and /dev/nvme0n1, the
+// second controller's /dev/ng1n1, what mknod or a container made. So there is an empty file in /dev/shm that is named
+// after the backing device:
 //
-//   lunar-namespace-HASH-NSID[pPART]   an NVMe namespace by its subsystem's name (subsysnqn), whatever node or controller. (Private
-//                                      namespaces that share a number, which only controllers without namespace management have, are taken for one)
+//   lunar-namespace-HASH-NSID[pPART]   an NVMe namespace by its subsystem's name (subsysnqn), whatever node or
+//                                      controller. (Private
+//                                      namespaces that share a number, which only controllers without namespace
+//                                      management have, are taken for one)
 //   lunar-node-bMAJOR:MINOR, -cM:M     any other node, by its device number
 //
-// The lock file has the owner, group, mode and ACL of the node through which it was made: exactly the users who may open the device may
-// lock it. Root renames a file, link or directory there of a user who may not open the device (/dev/shm is root's, and sticky); for
-// other users the open fails and says so. The file is empty and stays until the host reboots; where it is removed while in use, or there
-// is no /dev/shm, the locks of the node itself remain.
-// An attacker without rights to the device can put the name there first, and so keep users other than root out until root opens it. One
-// with rights can lock the device, as it could overwrite it.
-// Not seen by each other: two nodes in containers with a /dev/shm of their own each, and other disks than NVMe by two numbers (sda and
-// sdb of one disk: give dm-multipath's node).
+// The lock file has the owner, group, mode and ACL of the node through which it was made: exactly the users who may
+// open the device may lock it. Root renames a file, link or directory there of a user who may not open the device
+// (/dev/shm is root's, and sticky); for other users the open fails and says so. The file is empty and stays until the
+// host reboots; where it is removed while in use, or there is no /dev/shm, the locks of the node itself remain.
+// An attacker without rights to the device can put the name there first, and so keep users other than root out until
+// root opens it. One with rights can lock the device, as it could overwrite it.
+// Not seen by each other: two nodes in containers with a /dev/shm of their own each, and other disks than NVMe by two
+// numbers (sda and sdb of one disk: give dm-multipath's node).
 // Threading: opened and closed by one thread; the numbers are atomic.
 #pragma once
 #include <atomic>
@@ -33,19 +35,21 @@ class Device;
 class DeviceFiles {
  public:
   DeviceFiles() = default;
-  DeviceFiles(int file) { set(0, file); }   // implicit: a plain file's
+  DeviceFiles(int file) { set(0, file); }  // implicit: a plain file's
   int file() const { return fd(0); }
   unsigned count() const { return fd(1) >= 0 ? 2 : 1; }
-  int lock_file() const { return fd(1); }               // -1: none
+  int lock_file() const { return fd(1); }  // -1: none
   int fd(unsigned i) const { return fd_[i].load(std::memory_order_relaxed); }
   void set(unsigned i, int fd) { fd_[i].store(fd, std::memory_order_relaxed); }
-  // Takes the device for `claim`, as ownership.h has it: opens the lock file of a node, locks, asks whether the system uses it and, of a block
-  // device, takes the kernel's claim. (read_only and kLook: no more than the locks, or nothing.) Waits up to a second. Pre: file() is open.
-  // 0, -EBUSY, -errno; all but 0 with *why. What it took goes with close().
+  // Takes the device for `claim`, as ownership.h has it: opens the lock file of a node, locks, asks whether the system
+  // uses it and, of a block device, takes the kernel's claim. (read_only and kLook: no more than the locks, or
+  // nothing.) Waits up to a second. Pre: file() is open. 0, -EBUSY, -errno; all but 0 with *why. What it took goes with
+  // close().
   [[nodiscard]] int claim(Claim claim, bool read_only, const char* path, ErrorText* why);
-  // Device::share_lock: takes the locks of the claim on `fd`, another description of number i. 0, -EBUSY (another process has it), -errno.
+  // Device::share_lock: takes the locks of the claim on `fd`, another description of number i. 0, -EBUSY (another
+  // process has it), -errno.
   [[nodiscard]] int share_lock(unsigned i, int fd) const;
-  void close();   // fine when nothing is open
+  void close();  // fine when nothing is open
 
  private:
   int open_lock(const char* path, ErrorText* why);
@@ -56,17 +60,17 @@ class DeviceFiles {
   int refuse(const char* path, ErrorText* why) const;
 
   std::atomic<int> fd_[2] = {-1, -1};
-  Claim claim_ = Claim::kLook;   // what it holds: never kForced
+  Claim claim_ = Claim::kLook;  // what it holds: never kForced
 };
 
 // Files that one context serves, of a device or of several; a command names its own by its place here (Command::file).
 struct JoinedFiles {
   static constexpr unsigned kMax = 8;
-  const DeviceFiles* files[kMax] = {};   // of the devices, which outlive the context; O_DIRECT
+  const DeviceFiles* files[kMax] = {};  // of the devices, which outlive the context; O_DIRECT
   struct Place {
-    uint64_t data_offset = 0;            // where the device's offset 0 lies in its file
-    bool keep = false;                   // a discard leaves the file its space
-    uint32_t sector = 512;               // what the disk never tears (sync_context.h: write_flags)
+    uint64_t data_offset = 0;  // where the device's offset 0 lies in its file
+    bool keep = false;         // a discard leaves the file its space
+    uint32_t sector = 512;     // what the disk never tears (sync_context.h: write_flags)
   } place[kMax];
   unsigned count = 0;
 
@@ -78,7 +82,8 @@ struct JoinedFiles {
   }
 };
 
-// Opens the lock file of a node for a query: a descriptor, -ENOENT when it was never made (so there is no lock), or -errno.
+// Opens the lock file of a node for a query: a descriptor, -ENOENT when it was never made (so there is no lock), or
+// -errno.
 [[nodiscard]] int open_lock_file(const struct stat& node);
 // Whether `fd` is the lock file of a backing device that is known through any node (an NVMe namespace).
 bool locks_know_backing_device(int fd);
@@ -88,7 +93,7 @@ bool locks_know_backing_device(int fd);
 // Whether another description holds, on any of them, what an exclusive lock would run into: 1, 0, or -errno.
 [[nodiscard]] int files_locked(const int* fds, unsigned count, uint64_t offset, uint64_t length);
 
-constexpr unsigned kLockFilesMax = 2;   // of one device: Device::lock_count()
+constexpr unsigned kLockFilesMax = 2;  // of one device: Device::lock_count()
 // The same on everything that locks of `device` lie on. None are needed where it has no descriptor.
 // kShared after kExclusive downgrades; what could not be made exclusive is not held any more.
 [[nodiscard]] int device_lock(const Device* device, sys::RangeLock kind, uint64_t offset, uint64_t length);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Users of a device: see device_in_use.h.
 //
-// Idea: owners lock the node and its lock file (device_files.h), each of one name of the bytes. So this queries the lock files of the other
-// names, and the files below loop devices. Two opens through two names at one time both lock first and then look: one or both are refused.
-// Threading: at open only.
+// Idea: owners lock the node and its lock file (device_files.h), each of one name of the bytes. So this queries the
+// lock files of the other names, and the files below loop devices. Two opens through two names at one time both lock
+// first and then look: one or both are refused. Threading: at open only.
 #include "superpipe/device_in_use.h"
 
 #include <errno.h>
@@ -21,8 +21,8 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kLoopsDeep = 8;           // loop devices on loop devices
-constexpr size_t kTextBytes = 256 * 1024;    // of a file in /proc
+constexpr unsigned kLoopsDeep = 8;         // loop devices on loop devices
+constexpr size_t kTextBytes = 256 * 1024;  // of a file in /proc
 constexpr size_t kDigits = 10;
 
 // A file of /proc, for as long as it lives; "" when it cannot be read.
@@ -53,7 +53,8 @@ bool mounted_at(unsigned major_number, unsigned minor_number, char* who, size_t 
     char* words = nullptr;
     const char* field[5] = {};
     unsigned n = 0;
-    for (char* word = strtok_r(line, " ", &words); word && n < 5; word = strtok_r(nullptr, " ", &words)) field[n++] = word;
+    for (char* word = strtok_r(line, " ", &words); word && n < 5; word = strtok_r(nullptr, " ", &words))
+      field[n++] = word;
     if (n < 5 || strcmp(field[2], device) != 0) continue;
     format_to(who, size, "mounted on %s", field[4]);
     return true;
@@ -68,8 +69,12 @@ bool used_as_swap(const struct stat& node) {
   for (char* line = strtok_r(text, "\n", &lines); line; line = strtok_r(nullptr, "\n", &lines)) {
     const char* path = strtok_r(line, " \t", &words);
     struct stat status;
-    if (!path || path[0] != '/' || sys::path_status(path, &status) != 0 || (status.st_mode & S_IFMT) != (node.st_mode & S_IFMT)) continue;
-    if (S_ISBLK(node.st_mode) ? status.st_rdev == node.st_rdev : status.st_dev == node.st_dev && status.st_ino == node.st_ino) return true;
+    if (!path || path[0] != '/' || sys::path_status(path, &status) != 0 ||
+        (status.st_mode & S_IFMT) != (node.st_mode & S_IFMT))
+      continue;
+    if (S_ISBLK(node.st_mode) ? status.st_rdev == node.st_rdev
+                              : status.st_dev == node.st_dev && status.st_ino == node.st_ino)
+      return true;
   }
   return false;
 }
@@ -130,7 +135,7 @@ bool node_locked(uint64_t rdev) {
 
 struct Backing {
   sys::LoopStatus of;
-  char path[4096];   // of the file; "": not known
+  char path[4096];  // of the file; "": not known
   uint64_t end() const { return of.limit ? of.offset + of.limit : UINT64_MAX; }
   bool is(const Backing& other) const {
     if (of.rdev || other.of.rdev) return of.rdev == other.of.rdev;
@@ -144,7 +149,8 @@ uint64_t sysfs_number(int digits, const char* loop, const char* name) {
   return sys::read_text(path, text, sizeof text) > 0 ? strtoull(text, nullptr, 10) : 0;
 }
 
-// What loop device NAME ("loop0", also of its partition "loop0p1") lies on; false when it is none, or that is not known.
+// What loop device NAME ("loop0", also of its partition "loop0p1") lies on; false when it is none, or that is not
+// known.
 bool loop_backing(const char* name, Backing* out) {
   if (strncmp(name, "loop", 4) != 0) return false;
   const char* number = name + strlen("loop");
@@ -159,9 +165,10 @@ bool loop_backing(const char* name, Backing* out) {
   const int status = fd < 0 ? fd : sys::loop_status(fd, &out->of);
   if (fd >= 0) sys::close_file(fd);
   if (status == 0 || status == -ENXIO) return status == 0;
-  struct stat file;   // without the right to open it there is the file's name
+  struct stat file;  // without the right to open it there is the file's name
   if (!out->path[0] || sys::path_status(out->path, &file) != 0) return false;
-  out->of = {file.st_dev, file.st_ino, S_ISBLK(file.st_mode) ? file.st_rdev : 0, sysfs_number(digits, number, "offset"), sysfs_number(digits, number, "sizelimit")};
+  out->of = {file.st_dev, file.st_ino, S_ISBLK(file.st_mode) ? file.st_rdev : 0, sysfs_number(digits, number, "offset"),
+             sysfs_number(digits, number, "sizelimit")};
   return true;
 }
 
@@ -169,7 +176,8 @@ bool backing_locked(const Backing& backing) {
   if (backing.of.rdev && node_locked(backing.of.rdev)) return true;
   struct stat file;
   const int fd = sys::open_file(backing.path, O_RDONLY | O_NONBLOCK);
-  const bool same = fd >= 0 && sys::file_status(fd, &file) == 0 && file.st_dev == backing.of.device && file.st_ino == backing.of.inode;
+  const bool same = fd >= 0 && sys::file_status(fd, &file) == 0 && file.st_dev == backing.of.device &&
+                    file.st_ino == backing.of.inode;
   const bool locked = same ? sys::range_locked(fd, 0, 0) == 1 : lock_listed(backing.of.device, backing.of.inode);
   if (fd >= 0) sys::close_file(fd);
   return locked;
@@ -178,12 +186,14 @@ bool backing_locked(const Backing& backing) {
 // A loop device on some of the same bytes, its name into `name`; not `but` ("loop0", or a partition of it).
 bool loop_on(const Backing& what, const char* but, char* name, size_t size) {
   const size_t own = but ? strspn(but + strlen("loop"), "0123456789") + strlen("loop") : 0;
-  ProcText partitions("/proc/partitions");   // without a file they have no size, and are not listed. Lines: major minor blocks name
+  // without a file they have no size, and are not listed. Lines: major minor blocks name
+  ProcText partitions("/proc/partitions");
   Backing one;
   while (const char* line = partitions.line()) {
     const char* blank = strrchr(line, ' ');
     if (!blank || (own && strncmp(blank + 1, but, own) == 0 && strspn(blank + 1 + own, "0123456789") == 0)) continue;
-    if (!loop_backing(blank + 1, &one) || !one.is(what) || one.of.offset >= what.end() || what.of.offset >= one.end()) continue;
+    if (!loop_backing(blank + 1, &one) || !one.is(what) || one.of.offset >= what.end() || what.of.offset >= one.end())
+      continue;
     format_to(name, size, "%s", blank + 1);
     return true;
   }
@@ -240,7 +250,8 @@ bool partition_in_use(const char* folder, const char* disk, char* who, size_t si
   for (unsigned n = 0; sys::nth_entry(folder, disk, n, part, sizeof part) > 0; ++n) {
     format_to(path, sizeof path, "%s/%s/dev", folder, part);
     if (!read_rdev(path, &rdev)) continue;
-    bool used = block_itself_in_use(major(rdev), minor(rdev), reason, sizeof reason) || loop_on_block(rdev, reason, sizeof reason);
+    bool used = block_itself_in_use(major(rdev), minor(rdev), reason, sizeof reason) ||
+                loop_on_block(rdev, reason, sizeof reason);
     if (!used && node_locked(rdev)) {
       format_to(reason, sizeof reason, "another process has it");
       used = true;

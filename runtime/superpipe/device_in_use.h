@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Finds users of a block device or file that hold no lock on it: the system (mounted, swap, device-mapper), or an open of ours through
-// another name of the same bytes (a partition or the whole disk, a loop device on it or below it).
-// Threading: at open, any thread, blocking. Allocates through map_private.
+// SPDX-License-Identifier: Apache-2.0 Finds users of a block device or file that hold no lock on it: the system
+// (mounted, swap, device-mapper), or an open of ours through another name of the same bytes (a partition or the whole
+// disk, a loop device on it or below it). Threading: at open, any thread, blocking. Allocates through map_private.
 #pragma once
 #include <sys/stat.h>
 
@@ -10,8 +9,9 @@
 
 namespace lunar {
 
-// Block device `rdev`: it, a partition of it, or the disk it is a part of; a loop device on one of these; of a loop device what it lies on, down to the
-// last file, and other loop devices on the same bytes. True with a short description in `who`, e.g. "mounted on /data".
+// Block device `rdev`: it, a partition of it, or the disk it is a part of; a loop device on one of these; of a loop
+// device what it lies on, down to the last file, and other loop devices on the same bytes. True with a short
+// description in `who`, e.g. "mounted on /data".
 bool block_in_use(uint64_t rdev, char* who, size_t size);
 // The same of a regular file: swap space, or the file of a loop device.
 bool file_in_use(const struct stat& file, char* who, size_t size);

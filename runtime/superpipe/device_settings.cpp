@@ -28,10 +28,14 @@ int apply(const char* uri, const char* setting, const SettingSpec* specs, unsign
       memcpy(spec.text, value, strlen(value) + 1);
       return 0;
     }
-    if (strcmp(value, "auto") == 0) *spec.choice = Choice::kAuto;
-    else if (strcmp(value, "on") == 0) *spec.choice = Choice::kOn;
-    else if (strcmp(value, "off") == 0) *spec.choice = Choice::kOff;
-    else return why->set(-EINVAL, "LUN %s: %s=%s; write %s=auto, on or off", uri, spec.key, value, spec.key);
+    if (strcmp(value, "auto") == 0)
+      *spec.choice = Choice::kAuto;
+    else if (strcmp(value, "on") == 0)
+      *spec.choice = Choice::kOn;
+    else if (strcmp(value, "off") == 0)
+      *spec.choice = Choice::kOff;
+    else
+      return why->set(-EINVAL, "LUN %s: %s=%s; write %s=auto, on or off", uri, spec.key, value, spec.key);
     return 0;
   }
   return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: %s", uri, static_cast<int>(key), setting, known);
@@ -39,8 +43,8 @@ int apply(const char* uri, const char* setting, const SettingSpec* specs, unsign
 
 }  // namespace
 
-int settings_parse(const char* uri, const char* rest, const SettingSpec* specs, unsigned count, char* path, size_t path_size,
-                   ErrorText* why) {
+int settings_parse(const char* uri, const char* rest, const SettingSpec* specs, unsigned count, char* path,
+                   size_t path_size, ErrorText* why) {
   if (strlen(rest) >= path_size)
     return why->set(-ENAMETOOLONG, "LUN %.64s...: the name is too long; give a shorter path", uri);
   memcpy(path, rest, strlen(rest) + 1);

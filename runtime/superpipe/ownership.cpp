@@ -19,9 +19,9 @@ using namespace owner_bytes;
 using sys::RangeLock;
 
 constexpr uint64_t kWaitMaxNs = 1'000'000'000;
-constexpr uint64_t kClaimLeftNs = 20'000'000;   // a closed chunk's ring may hold its claim so long
+constexpr uint64_t kClaimLeftNs = 20'000'000;  // a closed chunk's ring may hold its claim so long
 constexpr uint64_t kPauseMinNs = 2'000'000;
-constexpr uint64_t kPauseSpread = 1u << 24;   // 16 ms
+constexpr uint64_t kPauseSpread = 1u << 24;  // 16 ms
 
 // False when so much time has passed since `start`. The pauses of two opens that stepped back from each other differ.
 bool pause(uint64_t start) {
@@ -32,7 +32,8 @@ bool pause(uint64_t start) {
 }
 
 const char* use_of(const int* fds, unsigned count) {
-  if (files_locked(fds, count, 0, 1) == 1) return "it has it as a whole and alone (a scratch LUN, a bench, or CBLK_OPN_RESERVE)";
+  if (files_locked(fds, count, 0, 1) == 1)
+    return "it has it as a whole and alone (a scratch LUN, a bench, or CBLK_OPN_RESERVE)";
   if (files_locked(fds, count, kWholeByte, 1) == 1) return "it has it as a whole (a physical chunk of cblk_open)";
   if (files_locked(fds, count, kPartsByte, 1) == 1) return "virtual LUNs on it are open";
   return "it has locked a part of it";
@@ -61,9 +62,12 @@ int DeviceFiles::lock_claim(Claim claim) {
   const uint64_t start = sys::now_ns();
   int status;
   do {
-    if (claim == Claim::kWhole) status = lock_beside(kWholeByte, kPartsByte);
-    else if (claim == Claim::kParts) status = lock_beside(kPartsByte, kWholeByte);
-    else status = lock_alone();
+    if (claim == Claim::kWhole)
+      status = lock_beside(kWholeByte, kPartsByte);
+    else if (claim == Claim::kParts)
+      status = lock_beside(kPartsByte, kWholeByte);
+    else
+      status = lock_alone();
   } while ((status == -EAGAIN || status == -EINTR) && pause(start));
   claim_ = claim == Claim::kForced ? Claim::kAlone : claim;
   if (status == 0 || claim != Claim::kForced) return status;
@@ -78,8 +82,9 @@ int DeviceFiles::lock_claim(Claim claim) {
 
 int DeviceFiles::refuse(const char* path, ErrorText* why) const {
   const int fds[] = {fd(0), fd(1)};
-  return why->set(-EBUSY, "LUN %s: in use by another process: %s; wait for its end (fuser %s names it), or give another LUN", path,
-                  use_of(fds, count()), path);
+  return why->set(-EBUSY,
+                  "LUN %s: in use by another process: %s; wait for its end (fuser %s names it), or give another LUN",
+                  path, use_of(fds, count()), path);
 }
 
 // O_EXCL belongs to the description that was opened with it: that one takes the place of the first, with what it holds.
@@ -97,7 +102,7 @@ int DeviceFiles::claim_from_kernel(const char* path, ErrorText* why) {
       sys::close_file(file());
       set(0, claimed);
       const int fds[] = {fd(0), fd(1)};
-      (void)files_lock(fds, count(), RangeLock::kShared, kClaimedByte, 1);   // opens that need it wait for it
+      (void)files_lock(fds, count(), RangeLock::kShared, kClaimedByte, 1);  // opens that need it wait for it
       return 0;
     }
     status = claimed;
@@ -106,9 +111,12 @@ int DeviceFiles::claim_from_kernel(const char* path, ErrorText* why) {
     if (ours && sys::now_ns() - start > kClaimLeftNs) return 0;
   } while (status == -EBUSY && pause(start));
   if (status == -EBUSY)
-    return why->set(status, "LUN %s: the block device is in use (mounted, swap, or another program has it: lsblk, fuser %s); give one that is not in use",
+    return why->set(status,
+                    "LUN %s: the block device is in use (mounted, swap, or another program has it: lsblk, fuser %s); "
+                    "give one that is not in use",
                     path, path);
-  return why->set(status, "LUN %s: cannot be claimed from the kernel: %s (%s)", path, errno_text(status), errno_name(status));
+  return why->set(status, "LUN %s: cannot be claimed from the kernel: %s (%s)", path, errno_text(status),
+                  errno_name(status));
 }
 
 int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText* why) {
@@ -121,16 +129,20 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
     status = lock_claim(claim);
     if (status == -EAGAIN || status == -EINTR) return refuse(path, why);
     if (status < 0)
-      return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks", path, errno_name(status));
+      return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks", path,
+                      errno_name(status));
   }
   if (read_only) return 0;
-  // A loop device that is being detached stays until its last open ends, such as one that reads its backing file's name.
+  // A loop device that is being detached stays until its last open ends, such as one that reads its backing file's
+  // name.
   char who[256];
   const bool block = S_ISBLK(node.st_mode);
   const uint64_t start = sys::now_ns();
-  while (block ? block_in_use(node.st_rdev, who, sizeof who) : S_ISREG(node.st_mode) && file_in_use(node, who, sizeof who)) {
+  while (block ? block_in_use(node.st_rdev, who, sizeof who)
+               : S_ISREG(node.st_mode) && file_in_use(node, who, sizeof who)) {
     if (claim == Claim::kLook || !pause(start))
-      return why->set(-EBUSY, "LUN %s: the %s is %s; give one that is not in use", path, block ? "block device" : "file", who);
+      return why->set(-EBUSY, "LUN %s: the %s is %s; give one that is not in use", path,
+                      block ? "block device" : "file", who);
   }
   if (claim == Claim::kLook || !S_ISBLK(node.st_mode)) return 0;
   status = claim_from_kernel(path, why);
@@ -140,7 +152,8 @@ int DeviceFiles::claim(Claim claim, bool read_only, const char* path, ErrorText*
 int DeviceFiles::share_lock(unsigned i, int fd) const {
   if (i >= count() || claim_ == Claim::kLook) return 0;
   const int status = claim_ == Claim::kAlone ? sys::lock_range(fd, RangeLock::kShared, 0, 0)
-                                         : sys::lock_range(fd, RangeLock::kShared, claim_ == Claim::kWhole ? kWholeByte : kPartsByte, 1);
+                                             : sys::lock_range(fd, RangeLock::kShared,
+                                                               claim_ == Claim::kWhole ? kWholeByte : kPartsByte, 1);
   return status == -EAGAIN ? -EBUSY : status;
 }
 

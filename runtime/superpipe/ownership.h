@@ -6,34 +6,37 @@
 //   kWhole   a physical chunk (cblk_open), also of a group or a RAID 0               kWhole
 //   kAlone   a chunk with CBLK_OPN_RESERVE; a plain scratch LUN (`lunar run` with a  nothing
 //            file of its own, benches): device_open with `scratch`
-//   kForced  a chunk with CBLK_OPN_FORCED_RESERVE: kAlone where that is to be had,   as kAlone or kWhole, whichever it came to hold
+//   kForced  a chunk with CBLK_OPN_FORCED_RESERVE: kAlone where that is to be had,   as kAlone or kWhole, whichever it
+//            came to hold
 //            else kWhole whatever other opens there are (but with its lock)
 //   kParts   virtual LUNs: a chunk with CBLK_OPN_VIRT_LUN, `lunar lun create,        kParts
 //            resize, remove, check`, `lunar run` on a formatted or blank device
 //
 // Each member of a stripe is claimed; of paths that are wanted alone, the first.
 //
-// A conflicting open fails with -EBUSY and a line that says what the device is used for, after a second: a killed owner's ring holds
-// its files for some milliseconds more. Formatting is a write under kParts, so it never meets a kWhole or kAlone. The labels of a blank
-// stripe are written while its members are held as kAlone.
-// The kernel's own users (mount, swap, device-mapper, a loop device over a file) are checked after the open. A block device that is
-// opened for writing is then claimed from the kernel too (O_EXCL), which keeps mount, swapon, mkfs and mdadm out. Only one description
-// can have that claim: a second open that may share goes on without it, when a lock says that the claim is one of ours. Known gap:
-// when the claim's owner ends first, the others go on without it until the next open, and mkfs could come in. Opens through a
-// partition, the whole disk or a loop device are detected by locks (device_in_use.h). An NVMe character device has no such claim.
+// A conflicting open fails with -EBUSY and a line that says what the device is used for, after a second: a killed
+// owner's ring holds its files for some milliseconds more. Formatting is a write under kParts, so it never meets a
+// kWhole or kAlone. The labels of a blank stripe are written while its members are held as kAlone.
+// The kernel's own users (mount, swap, device-mapper, a loop device over a file) are checked after the open. A block
+// device that is opened for writing is then claimed from the kernel too (O_EXCL), which keeps mount, swapon, mkfs and
+// mdadm out. Only one description can have that claim: a second open that may share goes on without it, when a lock
+// says that the claim is one of ours. Known gap: when the claim's owner ends first, the others go on without it until
+// the next open, and mkfs could come in. Opens through a partition, the whole disk or a loop device are detected by
+// locks (device_in_use.h). An NVMe character device has no such claim.
 //
-// Claims are locks of the open file description (F_OFD_SETLK), on the node and on its lock file (device_files.h): a forked child shares
-// them, and they end with the last descriptor, also after kill -9. Byte ranges far beyond any data:
+// Claims are locks of the open file description (F_OFD_SETLK), on the node and on its lock file (device_files.h): a
+// forked child shares them, and they end with the last descriptor, also after kill -9. Byte ranges far beyond any data:
 //
-//   all              kAlone: taken exclusively, which is the test, then held shared in one step, so that share_lock() can give it to another description
+//   all              kAlone: taken exclusively, which is the test, then held shared in one step, so that share_lock()
+//                    can give it to another description
 //   0                never locked alone: found locked, it shows a kAlone
 //   kWholeByte       kWhole, shared
 //   kPartsByte       kParts, shared
 //   kClaimedByte     shared by the description with the kernel's claim
 //   kFirstLunByte..  of virtual LUNs and their metadata: lun/volume/lun_locks.h
 //
-// kWhole and kParts take their byte, then check the other's; two that meet in that moment both step back, and try again after pauses
-// that differ.
+// kWhole and kParts take their byte, then check the other's; two that meet in that moment both step back, and try again
+// after pauses that differ.
 // Threading: opening is one thread's.
 #pragma once
 #include <cstdint>
@@ -45,7 +48,7 @@ enum class Claim : uint8_t { kLook, kWhole, kAlone, kForced, kParts };
 namespace owner_bytes {
 constexpr uint64_t kBase = uint64_t{1} << 62;
 constexpr uint64_t kClaimedByte = kBase - 2, kWholeByte = kBase - 1;
-constexpr uint64_t kFirstLunByte = kBase, kPartsByte = kBase + 1;   // kBase: the metadata's (lun_locks.h)
+constexpr uint64_t kFirstLunByte = kBase, kPartsByte = kBase + 1;  // kBase: the metadata's (lun_locks.h)
 }  // namespace owner_bytes
 
 }  // namespace lunar

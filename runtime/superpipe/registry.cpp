@@ -33,8 +33,10 @@ int device_open(const char* uri, const DeviceOptions& options, Device** out, Err
   if (is("mem")) return MemDevice::open(uri, options, out, why);
   if (is("sim")) return SimDevice::open(uri, options, out, why);
   struct stat status;
-  if (sys::path_status(uri, &status) == 0) return FileDevice::open(uri, uri, options, out, why);   // a file of that name
-  return why->set(-EINVAL, "LUN %s: unknown scheme '%.*s'; known: %s", uri, static_cast<int>(scheme), uri, device_schemes());
+  // a file of that name
+  if (sys::path_status(uri, &status) == 0) return FileDevice::open(uri, uri, options, out, why);
+  return why->set(-EINVAL, "LUN %s: unknown scheme '%.*s'; known: %s", uri, static_cast<int>(scheme), uri,
+                  device_schemes());
 }
 
 }  // namespace lunar

@@ -11,12 +11,14 @@ namespace lunar {
 //   DIR                 an unlinked file is made in it (O_TMPFILE, else mkstemp+unlink); refused on tmpfs/ramfs
 //   sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P][,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P]
 //           [,stall=PAGE][,stall_us=N][,stalls=N][,cache=SIZE][,atomic=SIZE][,name=X]
-//                       memory; P: one in P I/Os; the first I/O at PAGE takes stall_us longer; cache: a volatile one; X: several may share it
+//                       memory; P: one in P I/Os; the first I/O at PAGE takes stall_us longer; cache: a volatile one;
+//                       X: several may share it
 //   mem:[SIZE][,limit=SIZE]   memory of this process, raw only; grows, and is reached in place (map)
 //   nvme:/dev/ngXnY[,sqpoll=auto|on|off]   whole namespace, by NVMe commands through io_uring; no block layer
 //   pmem:PATH[,delegate=auto|on|off]   mapped: /dev/pmemN, /dev/daxX.Y, or a file on a memory or DAX file system
 //   capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]   IBM's own library, where there is one
-// O_DIRECT is required (no silent buffered I/O). Returns 0, or -errno with *why filled (one line: what, where, how to fix).
+// O_DIRECT is required (no silent buffered I/O). Returns 0, or -errno with *why filled (one line: what, where, how to
+// fix).
 [[nodiscard]] int device_open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why);
 // The schemes device_open knows, for messages: "file, nvme, pmem, capi, mem, sim".
 const char* device_schemes();

@@ -52,7 +52,7 @@ int64_t read_head(int fd, char* head) {
     if (n == -EINTR) continue;
     if (n < 0) return n;
     got += static_cast<size_t>(n);
-    if (n == 0 || got % 4096 != 0) break;   // the end; beyond a short read the offset would not suit O_DIRECT
+    if (n == 0 || got % 4096 != 0) break;  // the end; beyond a short read the offset would not suit O_DIRECT
   }
   return static_cast<int64_t>(got);
 }
@@ -130,10 +130,10 @@ int signature_write(int fd, uint64_t flags) {
 }
 
 int block_signature(const char* path, bool only_head, char* what, size_t size) {
-  const HostGuard guard;   // dlopen and libblkid allocate: from DRAM
+  const HostGuard guard;  // dlopen and libblkid allocate: from DRAM
   Blkid blkid;
   if (!blkid.load()) return -ENOSYS;
-  const int fd = sys::open_file(path, O_RDONLY);   // libblkid's buffers do not suit a descriptor with O_DIRECT
+  const int fd = sys::open_file(path, O_RDONLY);  // libblkid's buffers do not suit a descriptor with O_DIRECT
   if (fd < 0) return fd;
   blkid_probe probe = blkid.new_probe();
   int status = probe ? -EIO : -ENOMEM;
@@ -141,7 +141,7 @@ int block_signature(const char* path, bool only_head, char* what, size_t size) {
     blkid.enable_superblocks(probe, 1);
     blkid.set_superblocks_flags(probe, BLKID_SUBLKS_TYPE);
     blkid.enable_partitions(probe, 1);
-    const int found = blkid.safeprobe(probe);   // 0 found, 1 nothing, -2 several, -1 error
+    const int found = blkid.safeprobe(probe);  // 0 found, 1 nothing, -2 several, -1 error
     const char* type = nullptr;
     if (found == 0 && blkid.lookup(probe, "TYPE", &type, nullptr) != 0) blkid.lookup(probe, "PTTYPE", &type, nullptr);
     if (found == 0) format_to(what, size, "%s", type ? type : "a known signature");
@@ -150,7 +150,7 @@ int block_signature(const char* path, bool only_head, char* what, size_t size) {
   }
   if (probe) blkid.free_probe(probe);
   sys::close_file(fd);
-  return status;   // the library stays loaded: others may have come to use it
+  return status;  // the library stays loaded: others may have come to use it
 }
 
 }  // namespace lunar

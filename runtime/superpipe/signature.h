@@ -18,21 +18,21 @@
 namespace lunar {
 
 constexpr uint64_t kScratchDataOffset = 1024 * 1024;
-constexpr size_t kScratchProbeBytes = 64 * 1024;      // must be zeros, but for a header of ours
+constexpr size_t kScratchProbeBytes = 64 * 1024;  // must be zeros, but for a header of ours
 
 enum ScratchFlags : uint64_t {
-  kScratchGrowable = 1u << 0,   // the file was empty when it was given to us: it is cut again at the next open
+  kScratchGrowable = 1u << 0,  // the file was empty when it was given to us: it is cut again at the next open
 };
 
 // On-media layout, native byte order (a scratch LUN never leaves its host).
 struct ScratchHeader {
-  char magic[16];          // "LunarScratchLUN"
-  uint32_t version;        // 1
-  uint32_t header_bytes;   // 4096
-  uint64_t data_offset;    // kScratchDataOffset
-  uint64_t flags;          // ScratchFlags
+  char magic[16];         // "LunarScratchLUN"
+  uint32_t version;       // 1
+  uint32_t header_bytes;  // 4096
+  uint64_t data_offset;   // kScratchDataOffset
+  uint64_t flags;         // ScratchFlags
   uint8_t reserved[4096 - 48];
-  uint64_t checksum;       // XXH64 of the bytes before it
+  uint64_t checksum;  // XXH64 of the bytes before it
 };
 static_assert(sizeof(ScratchHeader) == 4096);
 static_assert(offsetof(ScratchHeader, version) == 16 && offsetof(ScratchHeader, data_offset) == 24);
@@ -44,8 +44,8 @@ enum class Contents : uint8_t { kEmpty, kOurs, kForeign };
 [[nodiscard]] int signature_read(int fd, Contents* contents, uint64_t* flags);
 // Makes it ours. 0 or -errno.
 [[nodiscard]] int signature_write(int fd, uint64_t flags);
-// The same for devices that are not read by descriptor: examines a head that was read (kScratchProbeBytes, or all there is); fills
-// the header to be written at offset 0.
+// The same for devices that are not read by descriptor: examines a head that was read (kScratchProbeBytes, or all there
+// is); fills the header to be written at offset 0.
 Contents signature_of(const void* head, size_t bytes, uint64_t* flags);
 void signature_make(ScratchHeader* header, uint64_t flags);
 

@@ -11,13 +11,15 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kCrowdNs = 1'000'000;   // where there are more descriptors than one poll() takes
+constexpr uint64_t kCrowdNs = 1'000'000;  // where there are more descriptors than one poll() takes
 
 }  // namespace
 
 void Wakeups::readable(int fd) {
-  if (count_ < kMost) fds_[count_++] = fd;
-  else look_at(sys::now_ns() + kCrowdNs);
+  if (count_ < kMost)
+    fds_[count_++] = fd;
+  else
+    look_at(sys::now_ns() + kCrowdNs);
 }
 
 int Wakeups::sleep(int64_t timeout_ns) const {

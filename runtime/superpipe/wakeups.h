@@ -14,12 +14,13 @@ namespace lunar {
 
 class Wakeups {
  public:
-  void readable(int fd);                       // wakes when poll() says so (of a ring: where it is attached as shared)
-  void look_at(uint64_t when_ns) {             // wakes then at the latest (sys::now_ns(); 0: there is something already)
+  void readable(int fd);  // wakes when poll() says so (of a ring: where it is attached as shared)
+  // wakes then at the latest (sys::now_ns(); 0: there is something already)
+  void look_at(uint64_t when_ns) {
     if (when_ns < look_at_ns_) look_at_ns_ = when_ns;
   }
-  // Until one of them, or timeout_ns passed (< 0: no limit). Spurious returns happen, one after kLookAgainNs at the latest: the program may
-  // have closed a descriptor. 0 or -errno (-ETIME: the timeout, -EINTR).
+  // Until one of them, or timeout_ns passed (< 0: no limit). Spurious returns happen, one after kLookAgainNs at the
+  // latest: the program may have closed a descriptor. 0 or -errno (-ETIME: the timeout, -EINTR).
   static constexpr int64_t kLookAgainNs = 10'000'000;
   [[nodiscard]] int sleep(int64_t timeout_ns) const;
 

@@ -5,10 +5,11 @@
 //
 // All objects are multiples of 64 bytes, so an offset is 64-aligned without further work. Requests that would waste
 // much of a chunk get a mapping of their own.
-// All of it is a private mapping of /dev/zero where there is one: anonymous memory with copy-on-write as ever, but /proc/self/maps
-// shows a file. Programs that look there for their own memory and write all over it (the memory test of Redis' crash report
-// saves, overwrites and restores what has no file) would roll our tables back under running service threads.
-// Threading: any thread. Calls only mmap and what finds /dev/zero (through sys/); never the host's allocator. Leaves errno alone.
+// All of it is a private mapping of /dev/zero where there is one: anonymous memory with copy-on-write as ever, but
+// /proc/self/maps shows a file. Programs that look there for their own memory and write all over it (the memory test of
+// Redis' crash report saves, overwrites and restores what has no file) would roll our tables back under running service
+// threads. Threading: any thread. Calls only mmap and what finds /dev/zero (through sys/); never the host's allocator.
+// Leaves errno alone.
 #include "sys/arena.h"
 
 #include <errno.h>
@@ -28,24 +29,25 @@ namespace {
 
 constexpr size_t kChunkBytes = 256 * kKiB;
 constexpr size_t kGrain = 64;
-constexpr int kPopulateWrite = 23, kWipeOnFork = 18;   // MADV_POPULATE_WRITE (5.14), MADV_WIPEONFORK (4.14)
+constexpr int kPopulateWrite = 23, kWipeOnFork = 18;  // MADV_POPULATE_WRITE (5.14), MADV_WIPEONFORK (4.14)
 constexpr size_t kOwnMappingFrom = kChunkBytes / 8;
 
 struct alignas(kGrain) Chunk {
-  std::atomic<size_t> used;   // may run past kChunkBytes when full: the thread that passes the end starts a new chunk
+  std::atomic<size_t> used;  // may run past kChunkBytes when full: the thread that passes the end starts a new chunk
 };
 static_assert(sizeof(Chunk) == kGrain);
 
 std::atomic<Chunk*> g_current{nullptr};
 std::atomic<size_t> g_mapped_bytes{0};
 
-// nullptr: there is no /dev/zero here, or no descriptor. The program may close ours at any time and open a file in its place, so
-// what it is counts after the mapping.
+// nullptr: there is no /dev/zero here, or no descriptor. The program may close ours at any time and open a file in its
+// place, so what it is counts after the mapping.
 void* map_zero_device(size_t bytes, int flags) {
   const int fd = sys::open_file("/dev/zero", O_RDONLY);
   if (fd < 0) return nullptr;
   void* address = nullptr;
-  const bool mapped = sys::map(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | (flags & ~MAP_POPULATE), fd, 0, &address) == 0;
+  const bool mapped =
+      sys::map(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | (flags & ~MAP_POPULATE), fd, 0, &address) == 0;
   struct stat status;
   const bool is_zero = sys::file_status(fd, &status) == 0 && S_ISCHR(status.st_mode) && status.st_rdev == makedev(1, 5);
   if (is_zero) sys::close_file(fd);
@@ -61,7 +63,8 @@ void* map_pages(size_t bytes, bool populate, bool plain = false) {
   const int saved = errno;
   const int flags = populate ? MAP_POPULATE : MAP_NORESERVE;
   void* address = plain ? nullptr : map_zero_device(bytes, flags);
-  if (address == nullptr && sys::map(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0, &address) < 0)
+  if (address == nullptr &&
+      sys::map(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0, &address) < 0)
     address = nullptr;
   errno = saved;
   if (address != nullptr) g_mapped_bytes.fetch_add(bytes, std::memory_order_relaxed);
@@ -92,7 +95,7 @@ Chunk* new_chunk() {
   return memory ? new (memory) Chunk{sizeof(Chunk)} : nullptr;
 }
 
-}   // namespace
+}  // namespace
 
 void* arena_alloc(size_t bytes, size_t align) {
   if (align == 0 || (align & (align - 1)) != 0 || bytes > SIZE_MAX / 2) return nullptr;
@@ -120,7 +123,7 @@ size_t arena_bytes() { return g_mapped_bytes.load(std::memory_order_relaxed); }
 void* map_private(size_t bytes, ForkPolicy fork_policy) {
   if (bytes == 0 || bytes > SIZE_MAX / 2) return nullptr;
   bytes = round_up(bytes, sys::page_bytes());
-  void* address = map_pages(bytes, false, fork_policy == ForkPolicy::kWipe);   // what has a file is not wiped
+  void* address = map_pages(bytes, false, fork_policy == ForkPolicy::kWipe);  // what has a file is not wiped
   if (!address) return nullptr;
   // A huge page would charge 2 MiB for the first byte touched; the budget counts what is used. No THP: fine.
   (void)sys::advise(address, bytes, MADV_NOHUGEPAGE);
@@ -136,4 +139,4 @@ void unmap_private(void* address, size_t bytes) {
   if (address) unmap_pages(address, round_up(bytes, sys::page_bytes()));
 }
 
-}   // namespace lunar
+}  // namespace lunar

@@ -16,7 +16,7 @@ enum class ForkPolicy : uint8_t { kInherit, kDontFork, kWipe };
 
 // `align`: a power of two (nullptr otherwise). Memory stays with the process; a forked child has a copy.
 void* arena_alloc(size_t bytes, size_t align = 64);
-size_t arena_bytes();   // mapped now, by arena_alloc and map_private, in bytes
+size_t arena_bytes();  // mapped now, by arena_alloc and map_private, in bytes
 
 // Page-granular private mapping of its own (frames, page tables): zeroed, lazily populated, no huge pages. nullptr on
 // failure. unmap_private: `address` and `bytes` as mapped, or whole pages of it.

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The fatal stop: see fatal.h. The first thread that comes prints and runs the hook; others wait for the abort to take them.
-// Threading: any thread, also on the fault path and in a forked child; allocates nothing.
+// SPDX-License-Identifier: Apache-2.0 The fatal stop: see fatal.h. The first thread that comes prints and runs the
+// hook; others wait for the abort to take them. Threading: any thread, also on the fault path and in a forked child;
+// allocates nothing.
 #include "sys/fatal.h"
 
 #include <errno.h>
@@ -33,8 +33,11 @@ bool is_refusal(int64_t result) { return result == -EPERM || result == -EACCES |
 
 void fatal_if_refused(int64_t result, const char* what) {
   if (is_refusal(result))
-    fatal("the kernel refuses %s (%s) since the program has restricted its system calls (seccomp?); evicted pages would stay missing: "
-          "allow it in the filter, or run the program without Lunar", what, errno_name(static_cast<int>(result)));
+    fatal(
+        "the kernel refuses %s (%s) since the program has restricted its system calls (seccomp?); evicted pages would "
+        "stay missing: "
+        "allow it in the filter, or run the program without Lunar",
+        what, errno_name(static_cast<int>(result)));
 }
 
 void fatal(const char* format, ...) {
@@ -52,7 +55,7 @@ void fatal(const char* format, ...) {
   if (g_fatal_thread.compare_exchange_strong(first, self)) {
     if (void (*hook)() = g_fatal_hook.load()) hook();
   } else if (first != self) {
-    sys::sleep_ns(2'000'000'000);   // let the first one finish its report
+    sys::sleep_ns(2'000'000'000);  // let the first one finish its report
   }
   stop();
 }

@@ -6,7 +6,8 @@
 
 namespace lunar {
 
-// Whether a system call as such was refused (by a seccomp filter or a security module), whatever its arguments: waiting does not help.
+// Whether a system call as such was refused (by a seccomp filter or a security module), whatever its arguments: waiting
+// does not help.
 bool is_refusal(int64_t result);
 // Ends the process for a refusal that leaves the pager unable to go on; returns for any other result. `what`: the call.
 void fatal_if_refused(int64_t result, const char* what);
@@ -21,9 +22,10 @@ void set_fatal_hook(void (*hook)());
 }  // namespace lunar
 
 // Always-on check of a fact whose violation means corrupted state. Never use it on the result of a syscall or an I/O.
-#define LUNAR_CHECK(condition, ...) \
-  do {                              \
-    if (__builtin_expect(!(condition), 0)) ::lunar::fatal("check failed: " #condition " (" __FILE__ "): " __VA_ARGS__); \
+#define LUNAR_CHECK(condition, ...)                                                \
+  do {                                                                             \
+    if (__builtin_expect(!(condition), 0))                                         \
+      ::lunar::fatal("check failed: " #condition " (" __FILE__ "): " __VA_ARGS__); \
   } while (0)
 
 // Debug-build check (meson -Ddebug_checks=true).

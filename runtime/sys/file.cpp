@@ -57,7 +57,7 @@ ssize_t read_proc_link(const char* path, char* target, size_t size) {
 
 int create_unlinked(const char* directory, int flags) {
   char path[4096];
-  static uint32_t sequence = 0;   // names need only differ within a process; O_EXCL settles the rest
+  static uint32_t sequence = 0;  // names need only differ within a process; O_EXCL settles the rest
   for (int attempt = 0; attempt < 64; ++attempt) {
     const uint32_t n = __atomic_fetch_add(&sequence, 1, __ATOMIC_RELAXED);
     const size_t length = format_to(path, sizeof path, "%s/.lunar-%d-%u-%d", directory, static_cast<int>(getpid()), n,
@@ -114,7 +114,7 @@ void close_listed(const int* keep, unsigned count) {
       for (unsigned i = 0; i < count; ++i) kept |= keep[i] == fd;
       if (kept) return true;
       close_file(fd);
-      again = true;   // the listing moved under us: start over until nothing is left to close
+      again = true;  // the listing moved under us: start over until nothing is left to close
       return true;
     });
   }
@@ -126,7 +126,8 @@ int open_file(const char* path, int flags, mode_t mode) {
   const int fd = static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode)));
   const int proc = g_proc_directory.load(std::memory_order_relaxed);
   if ((fd != -ENOENT && fd != -EACCES) || proc < 0 || strncmp(path, kProc, sizeof kProc - 1) != 0) return fd;
-  // Another root directory, and no /proc below it. (A number the program has taken for something else has no such entries.)
+  // Another root directory, and no /proc below it. (A number the program has taken for something else has no such
+  // entries.)
   return static_cast<int>(result(syscall(SYS_openat, proc, path + sizeof kProc - 1, flags | O_CLOEXEC, mode)));
 }
 
@@ -146,7 +147,9 @@ int open_at(int directory, const char* path, int flags, mode_t mode) {
   return static_cast<int>(result(syscall(SYS_openat, directory, path, flags, mode)));
 }
 
-long control_file(int fd, int command, void* argument) { return static_cast<long>(result(syscall(SYS_fcntl, fd, command, argument))); }
+long control_file(int fd, int command, void* argument) {
+  return static_cast<long>(result(syscall(SYS_fcntl, fd, command, argument)));
+}
 
 int open_unlinked(const char* directory, int flags) {
   const int fd = open_file(directory, (flags & ~O_CREAT) | O_TMPFILE, 0600);
@@ -164,7 +167,7 @@ int close_file(int fd) {
 void close_all_but(const int* keep, unsigned count) {
   unsigned from = 0;
   for (;;) {
-    unsigned next = UINT32_MAX;   // the smallest descriptor to keep that is >= from
+    unsigned next = UINT32_MAX;  // the smallest descriptor to keep that is >= from
     for (unsigned i = 0; i < count; ++i) {
       if (keep[i] >= 0 && static_cast<unsigned>(keep[i]) >= from && static_cast<unsigned>(keep[i]) < next)
         next = static_cast<unsigned>(keep[i]);
@@ -191,7 +194,7 @@ int64_t write_at(int fd, const void* buffer, size_t bytes, uint64_t offset) {
 }
 
 int64_t readv_at(int fd, const iovec* iov, int count, uint64_t offset) {
-  return result(syscall(SYS_preadv, fd, iov, count, offset, 0));   // low, high halves: 64-bit kernels use the first
+  return result(syscall(SYS_preadv, fd, iov, count, offset, 0));  // low, high halves: 64-bit kernels use the first
 }
 
 int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset, int flags) {
@@ -229,11 +232,11 @@ bool is_sealed_memory(int fd) {
 
 namespace {
 
-// A copy of the program's descriptor in the calling service thread's own table, for a moment only: a copy that is kept would hide
-// from others that the program has closed it. Opening it again by its path is the way of kernels before 5.6, and fails for a socket
-// and for a file that the program's user may not open.
+// A copy of the program's descriptor in the calling service thread's own table, for a moment only: a copy that is kept
+// would hide from others that the program has closed it. Opening it again by its path is the way of kernels before 5.6,
+// and fails for a socket and for a file that the program's user may not open.
 int copy_of_program(int fd) {
-  constexpr int kPidfdThread = O_EXCL;   // 6.9: a thread that is not the process' first
+  constexpr int kPidfdThread = O_EXCL;  // 6.9: a thread that is not the process' first
   const int tid = program_thread(true), pid = static_cast<int>(getpid());
   const auto process = static_cast<int>(syscall(SYS_pidfd_open, tid, tid == pid ? 0 : kPidfdThread));
   int copy = -EBADF;
@@ -280,7 +283,9 @@ int visit_entries(const char* directory, bool (*visit)(void* context, const char
   return for_each_entry(directory, [&](int, const char* entry) { return visit(context, entry); });
 }
 
-int close_numbers(unsigned first, unsigned last, int flags) { return static_cast<int>(result(syscall(SYS_close_range, first, last, flags))); }
+int close_numbers(unsigned first, unsigned last, int flags) {
+  return static_cast<int>(result(syscall(SYS_close_range, first, last, flags)));
+}
 int duplicate_to(int from, int to, int flags) { return static_cast<int>(result(syscall(SYS_dup3, from, to, flags))); }
 
 int first_entry(const char* directory, char* name, size_t size) {
@@ -304,7 +309,8 @@ int nth_entry(const char* directory, const char* prefix, unsigned n, char* name,
 
 namespace {
 
-// A file that would pass the process' limit (RLIMIT_FSIZE) is an error like others, not the end of the program: SIGXFSZ is held and taken back.
+// A file that would pass the process' limit (RLIMIT_FSIZE) is an error like others, not the end of the program: SIGXFSZ
+// is held and taken back.
 class ScopedFileSizeSignal {
  public:
   ScopedFileSizeSignal() {
@@ -325,7 +331,7 @@ class ScopedFileSizeSignal {
   ScopedFileSizeSignal& operator=(const ScopedFileSizeSignal&) = delete;
 
  private:
-  static constexpr size_t kSetBytes = 8;   // the kernel's
+  static constexpr size_t kSetBytes = 8;  // the kernel's
   sigset_t signal_{}, before_{};
   bool was_pending_ = false;
 };
@@ -334,7 +340,7 @@ class ScopedFileSizeSignal {
 
 int allocate_space(int fd, uint64_t offset, uint64_t length) {
   ScopedFileSizeSignal held;
-  for (int attempt = 0; attempt < 1000; ++attempt) {   // a timer signal may interrupt each try; progress is kept
+  for (int attempt = 0; attempt < 1000; ++attempt) {  // a timer signal may interrupt each try; progress is kept
     if (syscall(SYS_fallocate, fd, 0, offset, length) == 0) return 0;
     if (errno != EINTR) return -errno;
   }
@@ -347,7 +353,8 @@ int punch_hole(int fd, uint64_t offset, uint64_t length) {
 }
 
 int zero_range(int fd, uint64_t offset, uint64_t length) {
-  return static_cast<int>(result(syscall(SYS_fallocate, fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, offset, length)));
+  return static_cast<int>(
+      result(syscall(SYS_fallocate, fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, offset, length)));
 }
 
 int64_t next_hole(int fd, uint64_t offset) { return result(syscall(SYS_lseek, fd, offset, SEEK_HOLE)); }
@@ -389,19 +396,27 @@ int descriptor_path(int fd, char* path, size_t size) {
 }
 
 void set_mode(int fd, mode_t mode) { (void)syscall(SYS_fchmod, fd, mode); }
-int set_owner(int fd, uid_t user, gid_t group) { return static_cast<int>(result(syscall(SYS_fchown, fd, user, group))); }
+int set_owner(int fd, uid_t user, gid_t group) {
+  return static_cast<int>(result(syscall(SYS_fchown, fd, user, group)));
+}
 
 constexpr char kAcl[] = "system.posix_acl_access";
-int get_acl(int fd, void* out, size_t size) { return static_cast<int>(result(syscall(SYS_fgetxattr, fd, kAcl, out, size))); }
-int set_acl(int fd, const void* acl, size_t bytes) { return static_cast<int>(result(syscall(SYS_fsetxattr, fd, kAcl, acl, bytes, 0))); }
-int rename_file(const char* from, const char* to) { return static_cast<int>(result(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0))); }
+int get_acl(int fd, void* out, size_t size) {
+  return static_cast<int>(result(syscall(SYS_fgetxattr, fd, kAcl, out, size)));
+}
+int set_acl(int fd, const void* acl, size_t bytes) {
+  return static_cast<int>(result(syscall(SYS_fsetxattr, fd, kAcl, acl, bytes, 0)));
+}
+int rename_file(const char* from, const char* to) {
+  return static_cast<int>(result(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0)));
+}
 int link_status(const char* path, struct stat* out) { return lstat(path, out) != 0 ? -errno : 0; }
 
 int open_again(int fd, int more) {
   const long flags = result(syscall(SYS_fcntl, fd, F_GETFL));
   if (flags < 0) return static_cast<int>(flags);
   char path[48];
-  format_to(path, sizeof path, "/proc/thread-self/fd/%d", fd);   // a service thread has a table of its own
+  format_to(path, sizeof path, "/proc/thread-self/fd/%d", fd);  // a service thread has a table of its own
   return open_file(path, static_cast<int>(flags & (O_ACCMODE | O_DIRECT)) | more);
 }
 
@@ -423,7 +438,7 @@ int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes) {
 }
 
 int extent_map_supported(int fd) {
-  struct fiemap request = {};   // no room for extents: only asks how many there are
+  struct fiemap request = {};  // no room for extents: only asks how many there are
   request.fm_length = ~0ULL;
   return ioctl(fd, FS_IOC_FIEMAP, &request) != 0 ? -errno : 0;
 }
@@ -432,7 +447,7 @@ int direct_io_align(int fd, uint32_t* bytes) {
 #ifdef STATX_DIOALIGN
   struct statx status = {};
   if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN)) {
-    if (status.stx_dio_offset_align == 0) return -EINVAL;   // the kernel says: no direct I/O on this file
+    if (status.stx_dio_offset_align == 0) return -EINVAL;  // the kernel says: no direct I/O on this file
     const uint32_t memory = status.stx_dio_mem_align, offset = status.stx_dio_offset_align;
     *bytes = memory > offset ? memory : offset;
     return 0;
@@ -444,7 +459,8 @@ int direct_io_align(int fd, uint32_t* bytes) {
 }
 
 uint32_t atomic_write_max(int fd) {
-  constexpr unsigned kWriteAtomic = 0x10000;   // STATX_WRITE_ATOMIC and its field, Linux 6.11: newer than the headers that we build with
+  // STATX_WRITE_ATOMIC and its field, Linux 6.11: newer than the headers that we build with
+  constexpr unsigned kWriteAtomic = 0x10000;
   constexpr size_t kUnitMaxAt = 0xac;
   alignas(8) char status[512] = {};
   uint32_t mask = 0, most = 0;
@@ -476,7 +492,7 @@ int make_eventfd() { return static_cast<int>(result(syscall(SYS_eventfd2, 0, O_N
 
 void eventfd_signal(int fd) {
   const uint64_t one = 1;
-  (void)write_some(fd, &one, sizeof one);   // EAGAIN: the counter is full, so the reader will wake anyway
+  (void)write_some(fd, &one, sizeof one);  // EAGAIN: the counter is full, so the reader will wake anyway
 }
 
 void eventfd_clear(int fd) {
@@ -491,7 +507,9 @@ int epoll_set(int epoll, int fd, uint32_t events, bool add) {
   return static_cast<int>(result(syscall(SYS_epoll_ctl, epoll, add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event)));
 }
 
-int epoll_remove(int epoll, int fd) { return static_cast<int>(result(syscall(SYS_epoll_ctl, epoll, EPOLL_CTL_DEL, fd, nullptr))); }
+int epoll_remove(int epoll, int fd) {
+  return static_cast<int>(result(syscall(SYS_epoll_ctl, epoll, EPOLL_CTL_DEL, fd, nullptr)));
+}
 
 int poll_readable(const int* fds, unsigned count, int64_t timeout_ns, uint64_t* ready_mask) {
   if (count > 64) return -EINVAL;

@@ -11,16 +11,16 @@
 
 namespace lunar::sys {
 
-[[nodiscard]] int open_file(const char* path, int flags, mode_t mode = 0);       // O_CLOEXEC is always added
+[[nodiscard]] int open_file(const char* path, int flags, mode_t mode = 0);  // O_CLOEXEC is always added
 // Keeps a handle on /proc: what is opened below it later is found also after chroot. Its descriptor, or -1.
 int keep_proc_directory();
-int proc_directory();                                                            // the kept one, or -1
-[[nodiscard]] int open_at(int directory, const char* path, int flags, mode_t mode);   // as asked, nothing added
-[[nodiscard]] long control_file(int fd, int command, void* argument);            // fcntl
-[[nodiscard]] int open_unlinked(const char* directory, int flags);               // O_TMPFILE, else create + unlink
+int proc_directory();                                                                // the kept one, or -1
+[[nodiscard]] int open_at(int directory, const char* path, int flags, mode_t mode);  // as asked, nothing added
+[[nodiscard]] long control_file(int fd, int command, void* argument);                // fcntl
+[[nodiscard]] int open_unlinked(const char* directory, int flags);                   // O_TMPFILE, else create + unlink
 int close_file(int fd);
-// Moves a descriptor of ours out of the low numbers that programs and shells use by name (`exec 3>file`); closes the old
-// number. Returns the new one, or `fd` itself when none is to be had.
+// Moves a descriptor of ours out of the low numbers that programs and shells use by name (`exec 3>file`); closes the
+// old number. Returns the new one, or `fd` itself when none is to be had.
 int move_high(int fd);
 // Whether `fd` is a userfaultfd: the program may have closed ours and use its number for something else.
 bool is_userfaultfd(int fd);
@@ -31,7 +31,7 @@ void close_all_but(const int* keep, unsigned count);
 [[nodiscard]] int64_t read_at(int fd, void* buffer, size_t bytes, uint64_t offset);
 [[nodiscard]] int64_t write_at(int fd, const void* buffer, size_t bytes, uint64_t offset);
 [[nodiscard]] int64_t readv_at(int fd, const iovec* iov, int count, uint64_t offset);
-[[nodiscard]] int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset, int flags = 0);   // RWF_*
+[[nodiscard]] int64_t writev_at(int fd, const iovec* iov, int count, uint64_t offset, int flags = 0);  // RWF_*
 [[nodiscard]] int64_t read_some(int fd, void* buffer, size_t bytes);
 [[nodiscard]] int64_t readv_some(int fd, const iovec* iov, int count);
 [[nodiscard]] int64_t write_some(int fd, const void* buffer, size_t bytes);
@@ -44,54 +44,60 @@ void close_all_but(const int* keep, unsigned count);
 // Name of the n-th entry (from 0) that begins with `prefix`: its length, 0 when there are not so many, or -errno.
 [[nodiscard]] int nth_entry(const char* directory, const char* prefix, unsigned n, char* name, size_t size);
 [[nodiscard]] int visit_entries(const char* directory, bool (*visit)(void* context, const char* name), void* context);
-template <class Visit>   // bool(const char* name): false ends it
+template <class Visit>  // bool(const char* name): false ends it
 [[nodiscard]] int each_entry(const char* directory, Visit visit) {
-  return visit_entries(directory, [](void* context, const char* name) { return (*static_cast<Visit*>(context))(name); }, &visit);
+  return visit_entries(
+      directory, [](void* context, const char* name) { return (*static_cast<Visit*>(context))(name); }, &visit);
 }
-[[nodiscard]] int close_numbers(unsigned first, unsigned last, int flags);       // close_range
-[[nodiscard]] int duplicate_to(int from, int to, int flags);                     // dup3
-[[nodiscard]] int allocate_space(int fd, uint64_t offset, uint64_t length);      // fallocate, extends the file
-[[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);          // a file's space goes back
-[[nodiscard]] int zero_range(int fd, uint64_t offset, uint64_t length);          // a file's space stays; -EOPNOTSUPP: not this file system's
-[[nodiscard]] int64_t next_hole(int fd, uint64_t offset);                        // SEEK_HOLE, SEEK_DATA: -ENXIO beyond the end
+[[nodiscard]] int close_numbers(unsigned first, unsigned last, int flags);   // close_range
+[[nodiscard]] int duplicate_to(int from, int to, int flags);                 // dup3
+[[nodiscard]] int allocate_space(int fd, uint64_t offset, uint64_t length);  // fallocate, extends the file
+[[nodiscard]] int punch_hole(int fd, uint64_t offset, uint64_t length);      // a file's space goes back
+// a file's space stays; -EOPNOTSUPP: not this file system's
+[[nodiscard]] int zero_range(int fd, uint64_t offset, uint64_t length);
+// SEEK_HOLE, SEEK_DATA: -ENXIO beyond the end
+[[nodiscard]] int64_t next_hole(int fd, uint64_t offset);
 [[nodiscard]] int64_t next_data(int fd, uint64_t offset);
-[[nodiscard]] int sync_data(int fd);                                             // fdatasync
-[[nodiscard]] int set_file_size(int fd, uint64_t bytes);                         // ftruncate
-// Byte ranges of a file, owned by the open file description (F_OFD_SETLK): forked children share them, and they end with the
-// last descriptor of it. kExclusive needs a descriptor open for writing. Never waits: -EAGAIN.
+[[nodiscard]] int sync_data(int fd);                      // fdatasync
+[[nodiscard]] int set_file_size(int fd, uint64_t bytes);  // ftruncate
+// Byte ranges of a file, owned by the open file description (F_OFD_SETLK): forked children share them, and they end
+// with the last descriptor of it. kExclusive needs a descriptor open for writing. Never waits: -EAGAIN.
 enum class RangeLock { kNone, kShared, kExclusive };
 [[nodiscard]] int lock_range(int fd, RangeLock kind, uint64_t offset, uint64_t length);
 // Whether another description holds what an exclusive lock would run into: 1, 0, or -errno.
 [[nodiscard]] int range_locked(int fd, uint64_t offset, uint64_t length);
 // The same file by a new open file description, with the same access mode and `more` flags. O_CLOEXEC. Needs /proc.
 [[nodiscard]] int open_again(int fd, int more = 0);
-[[nodiscard]] int random_bytes(void* out, size_t bytes);                         // up to 256
+[[nodiscard]] int random_bytes(void* out, size_t bytes);  // up to 256
 [[nodiscard]] int file_status(int fd, struct stat* out);
-void set_mode(int fd, mode_t mode);                                              // fchmod, as far as one may
-[[nodiscard]] int set_owner(int fd, uid_t user, gid_t group);                    // fchown
-// Rights beyond those of its mode, as the kernel keeps them (system.posix_acl_access): bytes, or -errno (-ENODATA: none).
+void set_mode(int fd, mode_t mode);                            // fchmod, as far as one may
+[[nodiscard]] int set_owner(int fd, uid_t user, gid_t group);  // fchown
+// Rights beyond those of its mode, as the kernel keeps them (system.posix_acl_access): bytes, or -errno (-ENODATA:
+// none).
 [[nodiscard]] int get_acl(int fd, void* out, size_t size);
 [[nodiscard]] int set_acl(int fd, const void* acl, size_t bytes);
 [[nodiscard]] int rename_file(const char* from, const char* to);
-[[nodiscard]] int link_status(const char* path, struct stat* out);               // lstat
+[[nodiscard]] int link_status(const char* path, struct stat* out);  // lstat
 // Where the file lies, as /proc says: its length, or -errno.
 [[nodiscard]] int descriptor_path(int fd, char* path, size_t size);
 [[nodiscard]] int path_status(const char* path, struct stat* out);
-[[nodiscard]] int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes);   // statfs
+[[nodiscard]] int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes);  // statfs
 // 0 when the file's blocks have places on a device (FIEMAP), -EOPNOTSUPP on file systems that live in memory.
 [[nodiscard]] int extent_map_supported(int fd);
 // What O_DIRECT asks of offsets, lengths and addresses. -EINVAL: no direct I/O on this file.
 [[nodiscard]] int direct_io_align(int fd, uint32_t* bytes);
-// The largest write that the kernel keeps whole on request (RWF_ATOMIC): bytes, a power of two; 0: none, or it does not know of such writes.
+// The largest write that the kernel keeps whole on request (RWF_ATOMIC): bytes, a power of two; 0: none, or it does not
+// know of such writes.
 uint32_t atomic_write_max(int fd);
 [[nodiscard]] int block_device_size(int fd, uint64_t* bytes);
 [[nodiscard]] int block_discard(int fd, uint64_t offset, uint64_t length);
 // O_NONBLOCK|O_CLOEXEC; as near to `bytes` as the user's limit allows. Its size, or -errno.
 [[nodiscard]] int make_pipe(int fds[2], size_t bytes);
-[[nodiscard]] int make_eventfd();                                                // O_NONBLOCK|O_CLOEXEC
+[[nodiscard]] int make_eventfd();  // O_NONBLOCK|O_CLOEXEC
 void eventfd_signal(int fd);
 void eventfd_clear(int fd);
-[[nodiscard]] int epoll_set(int epoll, int fd, uint32_t events, bool add);      // EPOLL_CTL_ADD or _MOD; its data is the number
+// EPOLL_CTL_ADD or _MOD; its data is the number
+[[nodiscard]] int epoll_set(int epoll, int fd, uint32_t events, bool add);
 [[nodiscard]] int epoll_remove(int epoll, int fd);
 [[nodiscard]] int poll_readable(const int* fds, unsigned count, int64_t timeout_ns, uint64_t* ready_mask);
 

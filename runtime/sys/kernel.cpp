@@ -16,7 +16,7 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
-#ifndef PR_GET_MEMORY_MERGE   // 6.4
+#ifndef PR_GET_MEMORY_MERGE  // 6.4
 #define PR_GET_MEMORY_MERGE 68
 #endif
 
@@ -24,7 +24,7 @@ namespace lunar::sys {
 namespace {
 
 struct Tried {
-  const char* call = "";   // the one that failed
+  const char* call = "";  // the one that failed
   int error = 0;
   bool written_in_place = false;
 };
@@ -40,7 +40,9 @@ void try_page(volatile char* page, int pipe[2], Tried* tried) {
   page[0] = 1;
   if (!step("madvise(MADV_POPULATE_WRITE)", advise(address, bytes, MADV_POPULATE_WRITE))) return;
   if (!step("vmsplice", splice_pages(pipe[1], &whole, 1))) return;
-  if (!step("mprotect", protect(address, bytes, PROT_READ)) || !step("mprotect", protect(address, bytes, PROT_READ | PROT_WRITE))) return;
+  if (!step("mprotect", protect(address, bytes, PROT_READ)) ||
+      !step("mprotect", protect(address, bytes, PROT_READ | PROT_WRITE)))
+    return;
   page[0] = 2;
   char seen = 0;
   if (step("read", read_some(pipe[0], &seen, 1))) tried->written_in_place = seen == 2;
@@ -68,10 +70,17 @@ int kernel_check(ErrorText* why) {
   utsname name{};
   (void)uname(&name);
   const Tried tried = try_kernel();
-  if (tried.error == -EPERM || tried.error == -EACCES || tried.error == -ENOSYS || tried.error == -EMFILE || tried.error == -ENFILE || tried.error == -ENOMEM)
-    return why->set(tried.error, "kernel: %s, which evicting needs, is refused (%s): a system call filter or a limit of this process?", tried.call, errno_text(tried.error));
+  if (tried.error == -EPERM || tried.error == -EACCES || tried.error == -ENOSYS || tried.error == -EMFILE ||
+      tried.error == -ENFILE || tried.error == -ENOMEM)
+    return why->set(
+        tried.error,
+        "kernel: %s, which evicting needs, is refused (%s): a system call filter or a limit of this process?",
+        tried.call, errno_text(tried.error));
   if (tried.error == 0 && tried.written_in_place && !test_switches.old_kernel) return 0;
-  return why->set(-EOPNOTSUPP, "kernel: %s is too old: evicting while the program writes would lose writes (no PG_anon_exclusive); boot 5.19 or later", name.release);
+  return why->set(-EOPNOTSUPP,
+                  "kernel: %s is too old: evicting while the program writes would lose writes (no PG_anon_exclusive); "
+                  "boot 5.19 or later",
+                  name.release);
 }
 
 bool memory_merging() { return syscall(SYS_prctl, PR_GET_MEMORY_MERGE, 0UL, 0UL, 0UL, 0UL) == 1; }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// A system call straight from here: past libc, which a preload library may stand in for, and before anything has been set up.
-// Threading: any; also in a signal handler, and in a child of vfork.
+// SPDX-License-Identifier: Apache-2.0 A system call straight from here: past libc, which a preload library may stand in
+// for, and before anything has been set up. Threading: any; also in a signal handler, and in a child of vfork.
 #pragma once
 #include <errno.h>
 
@@ -13,7 +12,10 @@ inline long kernel_call(long number, const long (&a)[6]) {
   register long r10 __asm__("r10") = a[3];
   register long r8 __asm__("r8") = a[4];
   register long r9 __asm__("r9") = a[5];
-  __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a[0]), "S"(a[1]), "d"(a[2]), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
+  __asm__ volatile("syscall"
+                   : "=a"(result)
+                   : "a"(number), "D"(a[0]), "S"(a[1]), "d"(a[2]), "r"(r10), "r"(r8), "r"(r9)
+                   : "rcx", "r11", "memory");
   return result;
 #elif defined(__aarch64__)
   register long x8 __asm__("x8") = number;

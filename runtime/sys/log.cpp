@@ -35,7 +35,7 @@ __attribute__((format(printf, 2, 0))) void write_line(LogLevel level, const char
   errno = saved;
 }
 
-}   // namespace
+}  // namespace
 
 void log_configure(LogLevel level, int fd) {
   g_level.store(static_cast<int>(level), std::memory_order_relaxed);
@@ -65,4 +65,4 @@ LUNAR_LOG_FUNCTION(log_info, LogLevel::kInfo)
 LUNAR_LOG_FUNCTION(log_debug, LogLevel::kDebug)
 #undef LUNAR_LOG_FUNCTION
 
-}   // namespace lunar
+}  // namespace lunar

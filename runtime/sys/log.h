@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// Log: one line a message, `lunar: [pid] text`, one write(2) each, to standard error (or option `log_file`).
-// Silent by default below `warning`. Never allocates, takes no lock, keeps errno. What arguments hold is made printable. A message repeated more than
-// `limit` times by one call site is dropped after a closing "further ones are not shown" (LUNAR_LOG_LIMITED).
+// SPDX-License-Identifier: Apache-2.0 Log: one line a message, `lunar: [pid] text`, one write(2) each, to standard
+// error (or option `log_file`). Silent by default below `warning`. Never allocates, takes no lock, keeps errno. What
+// arguments hold is made printable. A message repeated more than `limit` times by one call site is dropped after a
+// closing "further ones are not shown" (LUNAR_LOG_LIMITED).
 #pragma once
 #include <atomic>
 
@@ -9,7 +9,7 @@ namespace lunar {
 
 enum class LogLevel : int { kError = 0, kWarning = 1, kInfo = 2, kDebug = 3 };
 
-void log_configure(LogLevel level, int fd);   // fd stays the caller's; -1 = standard error
+void log_configure(LogLevel level, int fd);  // fd stays the caller's; -1 = standard error
 LogLevel log_level();
 // "error", "warning", "info", "debug" (option `log`); anything else is kWarning.
 LogLevel log_level_from(const char* name);
@@ -21,14 +21,14 @@ void log_debug(const char* format, ...) __attribute__((format(printf, 1, 2)));
 }  // namespace lunar
 
 // At most `limit` lines a call site and process: LUNAR_LOG_LIMITED(log_warning, 10, "read error at %llu", offset).
-#define LUNAR_LOG_LIMITED(log_function, limit, format, ...)                                             \
-  do {                                                                                                  \
-    static ::std::atomic<unsigned> lunar_log_count{0};                                                  \
-    unsigned lunar_log_seen = lunar_log_count.load(::std::memory_order_relaxed);                        \
-    if (lunar_log_seen < (limit)) {                                                                     \
-      lunar_log_seen = lunar_log_count.fetch_add(1, ::std::memory_order_relaxed) + 1;                   \
-      if (lunar_log_seen < (limit)) ::lunar::log_function(format __VA_OPT__(,) __VA_ARGS__);            \
-      if (lunar_log_seen == (limit))                                                                    \
-        ::lunar::log_function(format " (further ones are not shown)" __VA_OPT__(,) __VA_ARGS__);        \
-    }                                                                                                   \
+#define LUNAR_LOG_LIMITED(log_function, limit, format, ...)                                       \
+  do {                                                                                            \
+    static ::std::atomic<unsigned> lunar_log_count{0};                                            \
+    unsigned lunar_log_seen = lunar_log_count.load(::std::memory_order_relaxed);                  \
+    if (lunar_log_seen < (limit)) {                                                               \
+      lunar_log_seen = lunar_log_count.fetch_add(1, ::std::memory_order_relaxed) + 1;             \
+      if (lunar_log_seen < (limit)) ::lunar::log_function(format __VA_OPT__(, ) __VA_ARGS__);     \
+      if (lunar_log_seen == (limit))                                                              \
+        ::lunar::log_function(format " (further ones are not shown)" __VA_OPT__(, ) __VA_ARGS__); \
+    }                                                                                             \
   } while (0)

@@ -11,14 +11,18 @@ namespace lunar::sys {
 namespace {
 
 // The kernel's numbers of 64 bits: major in bits 8 to 19, minor around it.
-uint64_t as_dev(uint64_t huge) { return makedev(static_cast<unsigned>(huge >> 8 & 0xfff), static_cast<unsigned>((huge & 0xff) | (huge >> 12 & 0xfffff00))); }
+uint64_t as_dev(uint64_t huge) {
+  return makedev(static_cast<unsigned>(huge >> 8 & 0xfff),
+                 static_cast<unsigned>((huge & 0xff) | (huge >> 12 & 0xfffff00)));
+}
 
 }  // namespace
 
 int loop_status(int fd, LoopStatus* out) {
   loop_info64 info = {};
   if (ioctl(fd, LOOP_GET_STATUS64, &info) != 0) return -errno;
-  *out = {as_dev(info.lo_device), info.lo_inode, info.lo_rdevice ? as_dev(info.lo_rdevice) : 0, info.lo_offset, info.lo_sizelimit};
+  *out = {as_dev(info.lo_device), info.lo_inode, info.lo_rdevice ? as_dev(info.lo_rdevice) : 0, info.lo_offset,
+          info.lo_sizelimit};
   return 0;
 }
 

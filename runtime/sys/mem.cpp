@@ -39,8 +39,9 @@ namespace {
 
 int result_of(long rc) { return rc < 0 ? -errno : 0; }
 
-// "This process" for process_madvise: the calling thread (PIDFD_SELF_THREAD, 6.14: nothing can close it, and it lives, which the main thread
-// need not), else a pidfd of our own, high up and inherited by no exec. -1: not probed, -2: none works.
+// "This process" for process_madvise: the calling thread (PIDFD_SELF_THREAD, 6.14: nothing can close it, and it lives,
+// which the main thread need not), else a pidfd of our own, high up and inherited by no exec. -1: not probed, -2: none
+// works.
 constexpr int kPidfdSelf = -10000;
 std::atomic<int> g_self{-1};
 
@@ -61,7 +62,8 @@ bool try_self(int self, void* page, int advice) {
 // 0 unknown, 1 native, 2 not, per advice; indexed by advice value (all are < 32).
 std::atomic<uint8_t> g_vector_support[32];
 
-// Files of /proc/self, opened while that was allowed. The program may have closed one and taken its number for something else.
+// Files of /proc/self, opened while that was allowed. The program may have closed one and taken its number for
+// something else.
 struct KeptFile {
   const char* path;
   std::atomic<int> fd{-1};
@@ -83,7 +85,8 @@ int kept_number(OwnFile which) {
   return fd >= 0 && file.pid.load() == getpid() && is_kept(file, fd) ? fd : -1;
 }
 
-// Where pagemap may not be opened (a process that has dropped root). mincore does not tell what the kernel has swapped out.
+// Where pagemap may not be opened (a process that has dropped root). mincore does not tell what the kernel has swapped
+// out.
 int present_by_mincore(const void* address, size_t pages, uint8_t* out, int refusal) {
   struct sysinfo host;
   if (sysinfo(&host) != 0 || host.totalswap != 0) return refusal;
@@ -136,12 +139,13 @@ int unmap(void* address, size_t bytes) { return result_of(syscall(SYS_munmap, ad
 int protect(void* address, size_t bytes, int prot) { return result_of(syscall(SYS_mprotect, address, bytes, prot)); }
 int advise(void* address, size_t bytes, int advice) { return result_of(syscall(SYS_madvise, address, bytes, advice)); }
 
-
 int claim(void* address, size_t bytes) {
-  if (syscall(SYS_msync, address, bytes, MS_ASYNC) == 0) return -EEXIST;   // changes nothing; ENOMEM where there is a hole
+  // changes nothing; ENOMEM where there is a hole
+  if (syscall(SYS_msync, address, bytes, MS_ASYNC) == 0) return -EEXIST;
   void* at = nullptr;
-  const int rc = map(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0, &at);
-  if (rc == 0 && at != address) {   // before 4.17 the flag is not known
+  const int rc =
+      map(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0, &at);
+  if (rc == 0 && at != address) {  // before 4.17 the flag is not known
     (void)unmap(at, bytes);
     return -EBUSY;
   }
@@ -188,12 +192,13 @@ bool advise_vector_is_native(int advice) {
 
 int64_t advise_vector(const iovec* ranges, unsigned count, int advice) {
   if (!advise_vector_is_native(advice)) return advise_runs(ranges, count, advice);
-  long rc = syscall(SYS_process_madvise, g_self.load(std::memory_order_relaxed), ranges, static_cast<unsigned long>(count), advice, 0U);
+  long rc = syscall(SYS_process_madvise, g_self.load(std::memory_order_relaxed), ranges,
+                    static_cast<unsigned long>(count), advice, 0U);
   if (rc >= 0) return rc;
   rc = -errno;
   if (!is_refusal(rc) && rc != -ESRCH && rc != -EBADF) return rc;
-  // A filter that came after the probe, memory that may not be advised (mseal), or a pidfd of a main thread that has ended: the other
-  // call tells.
+  // A filter that came after the probe, memory that may not be advised (mseal), or a pidfd of a main thread that has
+  // ended: the other call tells.
   const int64_t done = advise_runs(ranges, count, advice);
   if (done > 0) g_vector_support[advice & 31].store(2, std::memory_order_relaxed);
   return done;
@@ -215,7 +220,8 @@ unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped) {
   unsigned total = 0;
   for (unsigned at = 0; at < count;) {
     int64_t rc = advise_vector(pages + at, count - at, MADV_DONTNEED);
-    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / page_bytes()) : 0; n > 0; --n, ++total) dropped[at++] = true;
+    for (unsigned n = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / page_bytes()) : 0; n > 0; --n, ++total)
+      dropped[at++] = true;
     if (at == count) break;
     dropped[at] = drop_page(pages[at].iov_base);
     if (dropped[at++]) ++total;
@@ -240,7 +246,7 @@ int protect_with_key(void* address, size_t bytes, int prot, int key) {
 
 int protect_without_key(void* address, size_t bytes, int prot) {
   int rc = protect_with_key(address, bytes, prot, 0);
-  return rc == -EINVAL || rc == -ENOSYS ? protect(address, bytes, prot) : rc;   // there are no keys here
+  return rc == -EINVAL || rc == -ENOSYS ? protect(address, bytes, prot) : rc;  // there are no keys here
 }
 
 int map_past_end(void* address, size_t bytes, int prot) {
@@ -262,7 +268,7 @@ int keep_own_file(OwnFile which) {
   const int before = file.fd.load();
   const bool inherited = before >= 0 && file.pid.load() != getpid();
   if (before >= 0 && !inherited && kept_number(which) == before) return before;
-  if (inherited && is_kept(file, before)) close_file(before);   // the parent's: it would tell of the parent's memory
+  if (inherited && is_kept(file, before)) close_file(before);  // the parent's: it would tell of the parent's memory
   file.fd.store(-1);
   int fd = open_file(file.path, O_RDONLY);
   if (fd < 0) return -1;
@@ -291,7 +297,7 @@ int present_pages(const void* address, size_t pages, uint8_t* out) {
       break;
     }
     size_t n = static_cast<size_t>(got) / 8;
-    for (size_t i = 0; i < n; ++i) out[done + i] = (entries[i] >> 62) != 0;   // in DRAM, or in the kernel's own swap
+    for (size_t i = 0; i < n; ++i) out[done + i] = (entries[i] >> 62) != 0;  // in DRAM, or in the kernel's own swap
     done += n;
   }
   if (kept < 0) close_file(fd);
@@ -329,7 +335,7 @@ int page_facts(int pagemap, const void* const* pages, unsigned count, PageFacts*
   for (unsigned i = 0; i < count;) {
     uint64_t entries[64];
     const uint64_t first = reinterpret_cast<uintptr_t>(pages[i]) / page_bytes();
-    unsigned together = 1;   // of those that follow, in one read
+    unsigned together = 1;  // of those that follow, in one read
     auto number = [&](unsigned k) { return reinterpret_cast<uintptr_t>(pages[k]) / page_bytes(); };
     while (i + together < count && number(i + together) > first && number(i + together) < first + 64) ++together;
     const size_t want = (number(i + together - 1) - first + 1) * 8;
@@ -376,7 +382,7 @@ ssize_t advise_process(int pidfd, const iovec* ranges, size_t count, int advice,
 }
 
 bool pidfd_is_self(int pidfd) {
-  constexpr int kSelfThread = -10000, kSelfGroup = -10001, kSelfOld = -20000;   // linux/pidfd.h, 6.14 and 6.15
+  constexpr int kSelfThread = -10000, kSelfGroup = -10001, kSelfOld = -20000;  // linux/pidfd.h, 6.14 and 6.15
   if (pidfd == kSelfThread || pidfd == kSelfGroup || pidfd == kSelfOld) return true;
   char path[48], text[512];
   format_to(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);

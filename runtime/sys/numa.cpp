@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// NUMA topology by libnuma, read once before threads; node_of_cpu is a table look-up afterwards. libnuma is loaded where there is more than
-// one node, with dlopen: as a dependency of a module that a server loads with RTLD_DEEPBIND (Valkey) it would find another
-// free than the malloc that libc uses for it.
+// SPDX-License-Identifier: Apache-2.0 NUMA topology by libnuma, read once before threads; node_of_cpu is a table
+// look-up afterwards. libnuma is loaded where there is more than one node, with dlopen: as a dependency of a module
+// that a server loads with RTLD_DEEPBIND (Valkey) it would find another free than the malloc that libc uses for it.
 #include "sys/numa.h"
 
 #include <dlfcn.h>
@@ -46,8 +45,8 @@ bool look_up(void* library, const char* name, F* out) {
 bool load_libnuma() {
   char online[16];
   const int n = read_text("/sys/devices/system/node/online", online, sizeof online);
-  if (n < 0 || (online[0] == '0' && (online[1] == '\n' || online[1] == '\0'))) return false;   // one node
-  HostGuard guard;   // dlopen and libnuma allocate
+  if (n < 0 || (online[0] == '0' && (online[1] == '\n' || online[1] == '\0'))) return false;  // one node
+  HostGuard guard;  // dlopen and libnuma allocate
   void* library = dlopen("libnuma.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr && look_up(library, "numa_available", &g_libnuma.available) &&
       look_up(library, "numa_num_configured_cpus", &g_libnuma.configured_cpus) &&

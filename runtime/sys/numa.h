@@ -5,11 +5,11 @@
 
 namespace lunar::sys {
 
-int numa_nodes();                        // nodes with CPUs this process may use, >= 1
-int node_of_cpu(int cpu);                // dense index 0..numa_nodes()-1; table look-up
-void bind_to_node(void* address, size_t bytes, int node);   // preferred, not strict; no-op with one node
+int numa_nodes();                                          // nodes with CPUs this process may use, >= 1
+int node_of_cpu(int cpu);                                  // dense index 0..numa_nodes()-1; table look-up
+void bind_to_node(void* address, size_t bytes, int node);  // preferred, not strict; no-op with one node
 
-[[nodiscard]] int set_affinity_node(int node);              // calling thread onto the CPUs of one node; 0 or -errno
+[[nodiscard]] int set_affinity_node(int node);  // calling thread onto the CPUs of one node; 0 or -errno
 // For tests: pretend `nodes` nodes, CPU c on node c % nodes; memory is bound nowhere. Before the first other call.
 void pretend_nodes(int nodes);
 

@@ -26,18 +26,18 @@ namespace {
 
 std::atomic<uint64_t> g_own[65536 / 64];
 std::atomic<int64_t> g_pinned{0};
-std::atomic<uint32_t> g_making{0}, g_made{0};   // descriptors begun, and done with
+std::atomic<uint32_t> g_making{0}, g_made{0};  // descriptors begun, and done with
 
 bool own_descriptor(int fd) {
   return fd >= 0 && fd < 65536 && (g_own[fd / 64].load(std::memory_order_relaxed) >> (fd % 64) & 1);
 }
 
-struct DirectoryEntry {   // struct linux_dirent64
+struct DirectoryEntry {  // struct linux_dirent64
   uint64_t inode;
   int64_t offset;
   unsigned short length;
   unsigned char type;
-  char name[1];   // as long as it needs
+  char name[1];  // as long as it needs
 };
 
 // Below /proc, also from another root directory.
@@ -56,7 +56,8 @@ bool one_may_pin(const char* directory, const char* name) {
   if (strncmp(target, "anon_inode:[io_uring]", 21) == 0) return true;
   if (strncmp(target, "/dev/infiniband/", 16) == 0 || strncmp(target, "/dev/vfio/", 10) == 0) return true;
   if (strncmp(target, "/dev/nvidia", 11) == 0 || strcmp(target, "/dev/kfd") == 0) return true;
-  // SCSI generic, NVMe (ioctls), video capture: their drivers pin the buffers of a call, or map them for long, by an ioctl.
+  // SCSI generic, NVMe (ioctls), video capture: their drivers pin the buffers of a call, or map them for long, by an
+  // ioctl.
   for (const char* node : {"/dev/sg", "/dev/bsg/", "/dev/nvme", "/dev/ng", "/dev/video"})
     if (strncmp(target, node, strlen(node)) == 0) return true;
   if (target[0] != '/') return false;
@@ -107,14 +108,15 @@ uint64_t hexadecimal(const char** at) {
   }
 }
 std::atomic<int> g_owner{0};
-std::atomic<uint32_t>* g_unforked = nullptr;   // zero in a forked child (MADV_WIPEONFORK)
+std::atomic<uint32_t>* g_unforked = nullptr;  // zero in a forked child (MADV_WIPEONFORK)
 
 }  // namespace
 
 int mapping_of(const void* address, MappedRange* out) {
   const int fd = open_file("/proc/self/maps", O_RDONLY);
   if (fd < 0) return fd;
-  char line[80];   // as much of a line as counts: "start-end rwxp offset device inode   path", where a path begins in column 73
+  // as much of a line as counts: "start-end rwxp offset device inode   path", where a path begins in column 73
+  char line[80];
   size_t length = 0;
   int found = -ENOMEM;
   for (bool more = true; more && found == -ENOMEM;) {
@@ -132,11 +134,13 @@ int mapping_of(const void* address, MappedRange* out) {
       line[length] = '\0';
       length = 0;
       const char* at = line;
-      const uint64_t start = hexadecimal(&at), end = *at == '-' ? hexadecimal(&++at) : 0, wanted = reinterpret_cast<uintptr_t>(address);
-      more = wanted >= start;   // they come in order
+      const uint64_t start = hexadecimal(&at), end = *at == '-' ? hexadecimal(&++at) : 0,
+                     wanted = reinterpret_cast<uintptr_t>(address);
+      more = wanted >= start;  // they come in order
       if (!more || wanted >= end || at[0] != ' ') continue;
       const char* path = strpbrk(at, "/[");
-      *out = {start, end, (at[1] == 'r' ? PROT_READ : 0) | (at[2] == 'w' ? PROT_WRITE : 0) | (at[3] == 'x' ? PROT_EXEC : 0),
+      *out = {start, end,
+              (at[1] == 'r' ? PROT_READ : 0) | (at[2] == 'w' ? PROT_WRITE : 0) | (at[3] == 'x' ? PROT_EXEC : 0),
               at[4] == 'p' && (path == nullptr || strncmp(path, "[anon", 5) == 0)};
       found = 0;
     }
@@ -154,11 +158,11 @@ int protection_of(const void* address) {
 namespace {
 
 constexpr uint64_t kThreadLookNs = 10000000;
-std::atomic<uint64_t> g_program_thread{0};   // process id << 32 | thread id
+std::atomic<uint64_t> g_program_thread{0};  // process id << 32 | thread id
 std::atomic<uint64_t> g_thread_looked_ns{0};
 
-// Not a zombie, as the main thread is after pthread_exit: its descriptor table is gone. Nor one that the kernel has made for an io_uring
-// (iou-wrk-TID, iou-sqp-TID), which has the table of the ring's owner.
+// Not a zombie, as the main thread is after pthread_exit: its descriptor table is gone. Nor one that the kernel has
+// made for an io_uring (iou-wrk-TID, iou-sqp-TID), which has the table of the ring's owner.
 bool runs_program_code(int tid) {
   char path[48], text[256];
   format_to(path, sizeof path, "/proc/self/task/%d/stat", tid);
@@ -195,7 +199,8 @@ uint64_t directory_size(const char* path) {
   static std::atomic<uint64_t> changing{1u << 30};
   struct stat status;
   const int proc = proc_directory();
-  const bool known = stat(path, &status) == 0 || (proc >= 0 && fstatat(proc, path + sizeof "/proc/" - 1, &status, 0) == 0);
+  const bool known =
+      stat(path, &status) == 0 || (proc >= 0 && fstatat(proc, path + sizeof "/proc/" - 1, &status, 0) == 0);
   if (!known || status.st_size == 0) return changing.fetch_add(1);
   return static_cast<uint64_t>(status.st_size);
 }
@@ -255,7 +260,8 @@ bool process_lives(int pid) { return syscall(SYS_kill, pid, 0) == 0 || errno != 
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }
 
 void note_memory_owner() {
-  if (g_unforked == nullptr) g_unforked = static_cast<std::atomic<uint32_t>*>(map_private(page_bytes(), ForkPolicy::kWipe));
+  if (g_unforked == nullptr)
+    g_unforked = static_cast<std::atomic<uint32_t>*>(map_private(page_bytes(), ForkPolicy::kWipe));
   if (g_unforked != nullptr) g_unforked->store(1, std::memory_order_relaxed);
   g_owner.store(static_cast<int>(getpid()), std::memory_order_release);
 }
@@ -263,15 +269,17 @@ void note_memory_owner() {
 bool memory_is_parents() {
   if (getpid() == g_owner.load(std::memory_order_acquire)) return false;
   if (g_unforked == nullptr || g_unforked->load(std::memory_order_relaxed) != 0) return true;
-  note_memory_owner();   // a copy: forked behind our back
+  note_memory_owner();  // a copy: forked behind our back
   return false;
 }
 
 void note_own_descriptor(int fd, bool add) {
   if (fd < 0 || fd >= 65536) return;
   uint64_t bit = uint64_t{1} << (fd % 64);
-  if (add) g_own[fd / 64].fetch_or(bit, std::memory_order_relaxed);
-  else g_own[fd / 64].fetch_and(~bit, std::memory_order_relaxed);
+  if (add)
+    g_own[fd / 64].fetch_or(bit, std::memory_order_relaxed);
+  else
+    g_own[fd / 64].fetch_and(~bit, std::memory_order_relaxed);
 }
 
 void note_own_pinned(int64_t bytes) { g_pinned.fetch_add(bytes, std::memory_order_relaxed); }

@@ -1,22 +1,24 @@
-// SPDX-License-Identifier: Apache-2.0
-// Facts about this process from /proc: descriptors that may pin memory, names of threads. No allocation; blocking file reads, so not for handlers.
+// SPDX-License-Identifier: Apache-2.0 Facts about this process from /proc: descriptors that may pin memory, names of
+// threads. No allocation; blocking file reads, so not for handlers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace lunar::sys {
 
-// PROT_* of the mapping that holds `address`, or -errno (-ENOMEM: nothing is mapped there). Reads /proc/self/maps up to there.
+// PROT_* of the mapping that holds `address`, or -errno (-ENOMEM: nothing is mapped there). Reads /proc/self/maps up to
+// there.
 [[nodiscard]] int protection_of(const void* address);
-// The mapping that holds `address`, likewise. `anonymous`: private, and of no file ([heap] and [stack] are not counted).
+// The mapping that holds `address`, likewise. `anonymous`: private, and of no file ([heap] and [stack] are not
+// counted).
 struct MappedRange {
   uintptr_t begin, end;
   int protection;
   bool anonymous;
 };
 [[nodiscard]] int mapping_of(const void* address, MappedRange* out);
-// A living thread that uses the program's descriptor table: the main thread, or another one when that has ended (pthread_exit). Looks
-// again every 10 ms; `fresh`: now.
+// A living thread that uses the program's descriptor table: the main thread, or another one when that has ended
+// (pthread_exit). Looks again every 10 ms; `fresh`: now.
 int program_thread(bool fresh = false);
 // "/proc/self/task/<program_thread()>/fd": the program's table (a service thread's own table is another one).
 const char* program_fd_directory(char* buffer, size_t size);
@@ -24,22 +26,23 @@ const char* program_fd_directory(char* buffer, size_t size);
 bool has_thread_named(const char* prefix);
 // Whether that of the calling thread does: one system call.
 bool this_thread_is_named(const char* prefix);
-// Number of other threads of this process that have not ended (a main thread that has is a zombie); -errno without /proc.
+// Number of other threads of this process that have not ended (a main thread that has is a zombie); -errno without
+// /proc.
 int other_live_threads();
-bool process_lives(int pid);   // also a zombie
+bool process_lives(int pid);  // also a zombie
 // Whether a thread of this process with that id is there.
 bool thread_lives(int thread_id);
 // A line of /proc/self/status that tells KiB (VmHWM, VmPin), in bytes, or -errno.
 [[nodiscard]] int64_t own_status_bytes(const char* key);
 // The calling process is the one that this memory lives and ends with: at start, and in a forked child.
 void note_memory_owner();
-// The calling process only runs in its parent's memory (vfork, clone with CLONE_VM). What it starts there ends with it, and the memory
-// lives on. Not for processes that make such a child and end before it.
+// The calling process only runs in its parent's memory (vfork, clone with CLONE_VM). What it starts there ends with it,
+// and the memory lives on. Not for processes that make such a child and end before it.
 bool memory_is_parents();
 // Number of entries where the kernel tells it cheaply (st_size, 6.2+), else a value that changes at every call.
 uint64_t directory_size(const char* path);
-// Whether a descriptor is io_uring, AIO, RDMA, or a file opened with O_DIRECT; sets *which. Our own are not counted; where one of
-// them was just being made or closed, so that it may be the one found: kUnsure.
+// Whether a descriptor is io_uring, AIO, RDMA, or a file opened with O_DIRECT; sets *which. Our own are not counted;
+// where one of them was just being made or closed, so that it may be the one found: kUnsure.
 enum class Pinning : uint8_t { kNo, kYes, kUnsure };
 Pinning descriptors_may_pin(const char* fd_directory, int* which);
 // Lives from before a descriptor of ours is made till it is noted, or from before it is struck out till it is closed.
@@ -50,7 +53,8 @@ class MakingDescriptor {
   MakingDescriptor(const MakingDescriptor&) = delete;
   MakingDescriptor& operator=(const MakingDescriptor&) = delete;
 };
-// Descriptors of ours in the program's table, and bytes we registered with the kernel: not to be taken for the program's.
+// Descriptors of ours in the program's table, and bytes we registered with the kernel: not to be taken for the
+// program's.
 void note_own_descriptor(int fd, bool add);
 void note_own_pinned(int64_t bytes);
 uint64_t own_pinned_bytes();

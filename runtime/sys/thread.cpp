@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Threads, futexes, clocks, scheduling. Allocation happens in thread_start only, under a HostGuard, so that an
-// interposed malloc serves it from DRAM: a service thread whose thread-local storage lay in tiered memory could wait for
-// itself.
+// SPDX-License-Identifier: Apache-2.0 Threads, futexes, clocks, scheduling. Allocation happens in thread_start only,
+// under a HostGuard, so that an interposed malloc serves it from DRAM: a service thread whose thread-local storage lay
+// in tiered memory could wait for itself.
 #include "sys/thread.h"
 
 #include <dlfcn.h>
@@ -29,7 +28,7 @@
 namespace lunar::sys {
 namespace {
 
-constexpr size_t kStackBytes = 256 * 1024;   // on top of libc's own part
+constexpr size_t kStackBytes = 256 * 1024;  // on top of libc's own part
 
 // Static TLS of the whole program lies on the stack that pthread_create is given; libc tells how much it wants (private
 // symbol, the JVM uses it too). Asked once: a forked child must not wait for the loader's lock.
@@ -49,7 +48,7 @@ size_t stack_bytes(const pthread_attr_t* attributes) {
 
 struct ThreadStart {
   ThreadSpec spec;
-  std::atomic<int> started{0};   // 1 running, < 0: failed with that errno
+  std::atomic<int> started{0};  // 1 running, < 0: failed with that errno
   void* stack = nullptr;
 };
 
@@ -63,15 +62,16 @@ std::atomic<ServiceThreads> g_service_threads{};
 void count_service_thread(int more) {
   const auto pid = static_cast<int32_t>(getpid());
   ServiceThreads seen = g_service_threads.load(std::memory_order_relaxed);
-  while (!g_service_threads.compare_exchange_weak(seen, {pid, (seen.pid == pid ? seen.count : 0) + more}, std::memory_order_acq_rel)) {}
+  while (!g_service_threads.compare_exchange_weak(seen, {pid, (seen.pid == pid ? seen.count : 0) + more},
+                                                  std::memory_order_acq_rel)) {}
 }
 
 thread_local bool t_own_files __attribute__((tls_model("initial-exec"))) = false;
 cpu_set_t g_allowed;
 std::atomic<bool> g_allowed_known{false};
 
-// Service threads whose descriptor table is not the program's: process id in the upper half (a forked child has none of its
-// parent's), thread id in the lower. They end with their process only, so entries are not taken back.
+// Service threads whose descriptor table is not the program's: process id in the upper half (a forked child has none of
+// its parent's), thread id in the lower. They end with their process only, so entries are not taken back.
 constexpr unsigned kOwnFilesMax = 128;
 std::atomic<uint64_t> g_own_files[kOwnFilesMax];
 
@@ -93,8 +93,8 @@ void remember_allowed() {
   g_allowed_known.store(true, std::memory_order_release);
 }
 
-// Containers refuse unshare() without CAP_SYS_ADMIN, whatever its flag. close_range() can unshare too (5.9) and is allowed: on a range
-// without descriptors it only makes a table of our own.
+// Containers refuse unshare() without CAP_SYS_ADMIN, whatever its flag. close_range() can unshare too (5.9) and is
+// allowed: on a range without descriptors it only makes a table of our own.
 int own_descriptor_table() {
   if (syscall(SYS_unshare, CLONE_FILES) == 0) return 0;
   const int refused = -errno;
@@ -106,7 +106,7 @@ int own_descriptor_table() {
 
 void* thread_main(void* argument) {
   auto* start = static_cast<ThreadStart*>(argument);
-  host_guard_depth = 1;   // for life
+  host_guard_depth = 1;  // for life
   t_service = true;
   ThreadSpec spec = start->spec;
   t_own_files = !spec.program_files;
@@ -150,7 +150,7 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
     return rc;
   }
   while ((rc = start->started.load(std::memory_order_acquire)) == 0) yield_cpu();
-  return rc < 0 ? rc : 0;   // the stack of a thread that ends stays mapped, unless it is joined by thread_end
+  return rc < 0 ? rc : 0;  // the stack of a thread that ends stays mapped, unless it is joined by thread_end
 }
 
 void thread_end(pthread_t thread) {
@@ -199,13 +199,14 @@ bool has_own_files(int tid) {
 int thread_id() { return static_cast<int>(syscall(SYS_gettid)); }
 
 namespace {
-// Without a priority of its own a SCHED_IDLE thread's I/O is of the idle class, which mq-deadline holds back for as long as any
-// other I/O of the device is queued or in flight, and looks at again only 3 ms later. Ours is what others wait for.
+// Without a priority of its own a SCHED_IDLE thread's I/O is of the idle class, which mq-deadline holds back for as
+// long as any other I/O of the device is queued or in flight, and looks at again only 3 ms later. Ours is what others
+// wait for.
 void keep_io_priority() {
-  constexpr int kOneThread = 1, kClassShift = 13, kBestEffort = 2;   // linux/ioprio.h
+  constexpr int kOneThread = 1, kClassShift = 13, kBestEffort = 2;  // linux/ioprio.h
   long now = syscall(SYS_ioprio_get, kOneThread, 0);
-  if (now < 0 || now >> kClassShift != 0) return;   // refused, or set explicitly
-  int level = (getpriority(PRIO_PROCESS, 0) + 20) / 5;   // as the kernel derives it from the nice value
+  if (now < 0 || now >> kClassShift != 0) return;       // refused, or set explicitly
+  int level = (getpriority(PRIO_PROCESS, 0) + 20) / 5;  // as the kernel derives it from the nice value
   syscall(SYS_ioprio_set, kOneThread, 0, kBestEffort << kClassShift | level);
 }
 }  // namespace
@@ -213,7 +214,9 @@ void keep_io_priority() {
 bool idle_policy_can_be_left() {
   rlimit limit{};
   int nice = getpriority(PRIO_PROCESS, 0);
-  if (getrlimit(RLIMIT_NICE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= static_cast<rlim_t>(20 - nice))) return true;
+  if (getrlimit(RLIMIT_NICE, &limit) == 0 &&
+      (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= static_cast<rlim_t>(20 - nice)))
+    return true;
   // CAP_SYS_NICE counts in the first user namespace only.
   char text[4096];
   if (read_text("/proc/self/uid_map", text, sizeof text) < 0) return false;
@@ -325,7 +328,7 @@ int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t tim
 #endif
 
 int futex_wait_any(const FutexWait* words, unsigned count, int64_t timeout_ns) {
-  struct Waiter {   // struct futex_waitv
+  struct Waiter {  // struct futex_waitv
     uint64_t value, address;
     uint32_t flags, reserved;
   };
@@ -333,7 +336,8 @@ int futex_wait_any(const FutexWait* words, unsigned count, int64_t timeout_ns) {
   if (count == 1) return futex_wait(words[0].word, words[0].expected, timeout_ns, true);
   if (count > kFutexWaitMax) return -EINVAL;
   Waiter waiters[kFutexWaitMax];
-  for (unsigned i = 0; i < count; ++i) waiters[i] = {words[i].expected, reinterpret_cast<uintptr_t>(words[i].word), kSize32, 0};
+  for (unsigned i = 0; i < count; ++i)
+    waiters[i] = {words[i].expected, reinterpret_cast<uintptr_t>(words[i].word), kSize32, 0};
   const uint64_t end = now_ns() + static_cast<uint64_t>(timeout_ns < 0 ? 0 : timeout_ns);
   timespec until{static_cast<time_t>(end / 1000000000u), static_cast<long>(end % 1000000000u)};
   const long rc = syscall(SYS_futex_waitv, waiters, count, 0, timeout_ns < 0 ? nullptr : &until, CLOCK_MONOTONIC);
@@ -346,11 +350,12 @@ void futex_wake(std::atomic<uint32_t>* word, int count, bool shared) {
 
 namespace {
 constexpr uint64_t bit_of(int signal) { return 1ull << (signal - 1); }
-// All but those a thread's own instructions raise (blocked, they would kill) and glibc's two (thread cancellation, setuid of all threads).
-constexpr uint64_t kBlockedSignals = ~(bit_of(SIGSEGV) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE) | bit_of(SIGTRAP) | bit_of(SIGSYS) |
-                                    bit_of(32) | bit_of(33));
+// All but those a thread's own instructions raise (blocked, they would kill) and glibc's two (thread cancellation,
+// setuid of all threads).
+constexpr uint64_t kBlockedSignals = ~(bit_of(SIGSEGV) | bit_of(SIGBUS) | bit_of(SIGILL) | bit_of(SIGFPE) |
+                                       bit_of(SIGTRAP) | bit_of(SIGSYS) | bit_of(32) | bit_of(33));
 constinit thread_local unsigned t_signal_blocks = 0;
-constinit thread_local uint64_t t_before = 0;   // the mask when the outermost hold began
+constinit thread_local uint64_t t_before = 0;  // the mask when the outermost hold began
 }  // namespace
 
 void block_signals() {

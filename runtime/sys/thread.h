@@ -9,44 +9,50 @@
 
 namespace lunar::sys {
 
-// Service thread: all signals blocked, stack from sys/arena (never tiered), HostGuard for life, named `name` (15 chars).
-// unshare_files: gets a descriptor table of its own (KERNEL: a close() in the program must not close the pager's).
+// Service thread: all signals blocked, stack from sys/arena (never tiered), HostGuard for life, named `name` (15
+// chars). unshare_files: gets a descriptor table of its own (KERNEL: a close() in the program must not close the
+// pager's).
 struct ThreadSpec {
   const char* name = "lunar";
   void (*run)(void* argument) = nullptr;
   void* argument = nullptr;
   bool unshare_files = false;
-  bool program_files = false;   // stays in the program's descriptor table (else started by a thread that has one of its own)
-  // When the thread ends (a seccomp filter may kill it) while the process lives, the kernel stores 0 here and wakes one waiter of this
-  // word's shared futex.
+  // stays in the program's descriptor table (else started by a thread that has one of its own)
+  bool program_files = false;
+  // When the thread ends (a seccomp filter may kill it) while the process lives, the kernel stores 0 here and wakes one
+  // waiter of this word's shared futex.
   std::atomic<uint32_t>* ended = nullptr;
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
-void thread_end(pthread_t thread);                    // joins, and gives back the stack that thread_start mapped
-void allow_fault_signals();                           // calling service thread: SIGSEGV and SIGBUS go to the program's handlers
+void thread_end(pthread_t thread);  // joins, and gives back the stack that thread_start mapped
+// calling service thread: SIGSEGV and SIGBUS go to the program's handlers
+void allow_fault_signals();
 
-bool in_service_thread();                             // started by thread_start
-int service_threads();                                // how many this process has
-bool in_program_files();                              // uses the program's descriptor table
-bool has_own_files(int tid);                          // a service thread of this process with a descriptor table of its own
-int thread_id();                                      // gettid
+bool in_service_thread();  // started by thread_start
+int service_threads();     // how many this process has
+bool in_program_files();   // uses the program's descriptor table
+// a service thread of this process with a descriptor table of its own
+bool has_own_files(int tid);
+int thread_id();  // gettid
 // What the kernel walks when the calling thread ends (linux/futex.h: robust_list_head); nullptr: it has none.
 struct RobustList {
   void* first;
-  long futex_offset;                                  // of a mutex' futex word from its link
+  long futex_offset;  // of a mutex' futex word from its link
   void* pending;
 };
 const RobustList* robust_list();
-// Whether a SCHED_IDLE thread of this process may become SCHED_OTHER again: RLIMIT_NICE must cover its nice value, or CAP_SYS_NICE.
+// Whether a SCHED_IDLE thread of this process may become SCHED_OTHER again: RLIMIT_NICE must cover its nice value, or
+// CAP_SYS_NICE.
 bool idle_policy_can_be_left();
-[[nodiscard]] int set_idle_policy(bool idle);         // SCHED_IDLE / SCHED_OTHER, calling thread
-[[nodiscard]] int set_batch_policy();                 // SCHED_BATCH, calling thread: does not preempt by waking up
-[[nodiscard]] int set_affinity(int cpu);              // calling thread onto one CPU; -1: back to all that were allowed
-[[nodiscard]] int set_affinity_but(int tid, int cpu); // a thread of this process: all CPUs that were allowed but this one (if it is not the only one)
+[[nodiscard]] int set_idle_policy(bool idle);  // SCHED_IDLE / SCHED_OTHER, calling thread
+[[nodiscard]] int set_batch_policy();          // SCHED_BATCH, calling thread: does not preempt by waking up
+[[nodiscard]] int set_affinity(int cpu);       // calling thread onto one CPU; -1: back to all that were allowed
+// a thread of this process: all CPUs that were allowed but this one (if it is not the only one)
+[[nodiscard]] int set_affinity_but(int tid, int cpu);
 int current_cpu();
-int cpu_count();                                      // CPUs this process may use
-// Nanoseconds that a thread of this process has spent since it started, running, and runnable but waiting for a CPU; zeros where the
-// kernel does not tell (/proc/self/task/TID/schedstat). ~3 us.
+int cpu_count();  // CPUs this process may use
+// Nanoseconds that a thread of this process has spent since it started, running, and runnable but waiting for a CPU;
+// zeros where the kernel does not tell (/proc/self/task/TID/schedstat). ~3 us.
 struct CpuTime {
   uint64_t ran, waited;
 };
@@ -54,7 +60,7 @@ CpuTime cpu_time_of(int tid);
 // CPU a thread of this process last ran on, from /proc/self/task/TID/stat; -errno. ~5 us.
 [[nodiscard]] int cpu_of_thread(int tid);
 
-uint64_t now_ns();                                    // CLOCK_MONOTONIC (vDSO)
+uint64_t now_ns();  // CLOCK_MONOTONIC (vDSO)
 void cpu_relax();
 void yield_cpu();
 void sleep_ns(uint64_t ns);
@@ -62,7 +68,8 @@ void sleep_ns(uint64_t ns);
 // Futex on a 32-bit word. shared: the word lies in memory shared between processes.
 [[nodiscard]] int futex_wait(const std::atomic<uint32_t>* word, uint32_t expected, int64_t timeout_ns, bool shared);
 void futex_wake(std::atomic<uint32_t>* word, int count, bool shared);
-// Waits until one of several shared futexes is woken or is not what is expected. timeout_ns < 0: without end. -ENOSYS before 5.16.
+// Waits until one of several shared futexes is woken or is not what is expected. timeout_ns < 0: without end. -ENOSYS
+// before 5.16.
 struct FutexWait {
   const std::atomic<uint32_t>* word;
   uint32_t expected;
@@ -97,12 +104,12 @@ class Mutex {
   void reset_in_child() { state_.store(0, std::memory_order_relaxed); }
 
  private:
-  std::atomic<uint32_t> state_{0};   // 0 free, 1 held, 2 held with waiters
+  std::atomic<uint32_t> state_{0};  // 0 free, 1 held, 2 held with waiters
 };
 
-// Blocks signals on the calling thread during its life, except those that the thread's own instructions raise (SIGSEGV, SIGSYS, ...): a
-// handler may fork, and fork waits for locks that this thread holds. Blocks nest: only the outermost costs system calls. A forked child
-// inherits the blocks of the thread that forked.
+// Blocks signals on the calling thread during its life, except those that the thread's own instructions raise (SIGSEGV,
+// SIGSYS, ...): a handler may fork, and fork waits for locks that this thread holds. Blocks nest: only the outermost
+// costs system calls. A forked child inherits the blocks of the thread that forked.
 void block_signals();
 void unblock_signals();
 class ScopedSignalBlock {
@@ -112,7 +119,7 @@ class ScopedSignalBlock {
   ScopedSignalBlock(const ScopedSignalBlock&) = delete;
   ScopedSignalBlock& operator=(const ScopedSignalBlock&) = delete;
   void block() { block_signals(); }
-  void unblock() { unblock_signals(); }   // while this thread only waits
+  void unblock() { unblock_signals(); }  // while this thread only waits
 };
 
 template <class L>
@@ -137,7 +144,7 @@ class Locked<Mutex> {
   Locked& operator=(const Locked&) = delete;
 
  private:
-  ScopedSignalBlock signals_;   // first: held before the lock, unblocked after it
+  ScopedSignalBlock signals_;  // first: held before the lock, unblocked after it
   Mutex& lock_;
 };
 

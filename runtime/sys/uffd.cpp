@@ -31,18 +31,18 @@
 namespace lunar::sys {
 namespace {
 
-struct MoveArguments {   // struct uffdio_move
+struct MoveArguments {  // struct uffdio_move
   uint64_t dst, src, len, mode;
   int64_t moved;
 };
-struct PoisonArguments {   // struct uffdio_poison
+struct PoisonArguments {  // struct uffdio_poison
   uint64_t start, len, mode;
   int64_t updated;
 };
 constexpr unsigned long kIoctlMove = _IOWR(0xAA, 0x05, MoveArguments);
 constexpr unsigned long kIoctlPoison = _IOWR(0xAA, 0x08, PoisonArguments);
 
-std::atomic<int> g_device{-1};   // /dev/userfaultfd, kept
+std::atomic<int> g_device{-1};  // /dev/userfaultfd, kept
 std::atomic<uint64_t> g_device_number{0};
 
 bool is_device(int fd, uint64_t* number) {
@@ -89,17 +89,21 @@ int parse_inherited(const char* text, uint64_t* device) {
 
 int explain_refusal(int error, ErrorText* why) {
   if (error == -EMFILE) return why->set(error, "userfaultfd: no file descriptor left; raise the limit (ulimit -n)");
-  if (error == -ENFILE) return why->set(error, "userfaultfd: no file descriptor left on this machine; raise fs.file-max");
+  if (error == -ENFILE)
+    return why->set(error, "userfaultfd: no file descriptor left on this machine; raise fs.file-max");
   if (error == -ENOSYS) {
-    return why->set(error, "userfaultfd: this kernel (or container) has no userfaultfd system call; run on a kernel with "
-                           "CONFIG_USERFAULTFD, or pass the device in: docker run --device /dev/userfaultfd");
+    return why->set(error,
+                    "userfaultfd: this kernel (or container) has no userfaultfd system call; run on a kernel with "
+                    "CONFIG_USERFAULTFD, or pass the device in: docker run --device /dev/userfaultfd");
   }
   if (getuid() == 0) {
-    return why->set(error, "userfaultfd: not permitted, even to root (a container's system call filter?); pass the device in: "
-                           "docker run --device /dev/userfaultfd");
+    return why->set(error,
+                    "userfaultfd: not permitted, even to root (a container's system call filter?); pass the device in: "
+                    "docker run --device /dev/userfaultfd");
   }
-  return why->set(error, "userfaultfd: not permitted for this user; as root run `sysctl -w vm.unprivileged_userfaultfd=1`, "
-                         "or give access to the device node with `setfacl -m u:%u:rw /dev/userfaultfd`",
+  return why->set(error,
+                  "userfaultfd: not permitted for this user; as root run `sysctl -w vm.unprivileged_userfaultfd=1`, "
+                  "or give access to the device node with `setfacl -m u:%u:rw /dev/userfaultfd`",
                   static_cast<unsigned>(getuid()));
 }
 
@@ -113,7 +117,7 @@ int uffd_keep_device(const char* inherited) {
   if (kept_device() >= 0) return kept_device();
   uint64_t number = 0, named = 0;
   int fd = parse_inherited(inherited, &named);
-  if (fd < 0 || !is_device(fd, &number) || number != named) {   // the program may have put another file there
+  if (fd < 0 || !is_device(fd, &number) || number != named) {  // the program may have put another file there
     fd = open_file("/dev/userfaultfd", O_RDWR);
     if (fd < 0 || !is_device(fd, &number)) return -1;
     fd = move_high(fd);
@@ -138,8 +142,8 @@ int uffd_open(UffdFeatures* features, ErrorText* why) {
   }
   if (test_switches.no_uffd_poison) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_POISON);
   if (test_switches.no_uffd_move) api.features &= ~static_cast<uint64_t>(UFFD_FEATURE_MOVE);
-  uint64_t want = api.features & (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP |
-                                  UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
+  uint64_t want = api.features & (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_THREAD_ID | UFFD_FEATURE_EVENT_UNMAP |
+                                  UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_POISON | UFFD_FEATURE_MOVE);
   features->sigbus = (api.features & UFFD_FEATURE_SIGBUS) != 0;
   close_file(fd);
   fd = open_raw(&via_device);
@@ -172,7 +176,8 @@ int uffd_register(int uffd, void* address, size_t bytes, bool write_protect) {
 int uffd_unregister(int uffd, void* address, size_t bytes) {
   uffdio_range range{reinterpret_cast<uintptr_t>(address), bytes};
   const int rc = ioctl(uffd, UFFDIO_UNREGISTER, &range) == 0 ? 0 : -errno;
-  // The kernel wakes first and then removes the registration: a thread that faults in between (it holds only the lock of the map) would sleep forever.
+  // The kernel wakes first and then removes the registration: a thread that faults in between (it holds only the lock
+  // of the map) would sleep forever.
   (void)uffd_wake(uffd, address, bytes);
   return rc;
 }
@@ -200,7 +205,7 @@ int uffd_read(int uffd, UffdMessage* out, unsigned max) {
 }
 
 bool uffd_event_unread(int uffd) {
-  uffdio_copy nothing{};   // of no bytes: EINVAL, but the kernel looks for events first
+  uffdio_copy nothing{};  // of no bytes: EINVAL, but the kernel looks for events first
   return ioctl(uffd, UFFDIO_COPY, &nothing) < 0 && errno == EAGAIN;
 }
 

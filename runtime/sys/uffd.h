@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// userfaultfd: the only file that knows its ioctls. Defines the kernel API that Debian 12's headers lack (MOVE, POISON).
-// No allocation; every call is fault-path safe.
+// SPDX-License-Identifier: Apache-2.0 userfaultfd: the only file that knows its ioctls. Defines the kernel API that
+// Debian 12's headers lack (MOVE, POISON). No allocation; every call is fault-path safe.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,32 +9,34 @@
 namespace lunar::sys {
 
 struct UffdMessage {
-  uint64_t address;      // page-aligned
-  int32_t thread_id;     // the faulting thread (0 when the kernel does not tell)
+  uint64_t address;   // page-aligned
+  int32_t thread_id;  // the faulting thread (0 when the kernel does not tell)
   bool write;
   bool write_protected;  // the page is there, protected against writes (uffd_protect)
   enum class Kind : uint8_t { kFault, kUnmap, kRemap } kind = Kind::kFault;
-  uint64_t bytes = 0;    // kUnmap, kRemap: of the range at `address`
-  uint64_t to = 0;       // kRemap: where it is now
+  uint64_t bytes = 0;  // kUnmap, kRemap: of the range at `address`
+  uint64_t to = 0;     // kRemap: where it is now
 };
 
 struct UffdFeatures {
   bool thread_id = false, move = false, poison = false, sigbus = false;
-  bool write_protect = false; // of anonymous memory (5.7; not every architecture)
-  bool full_mode = false;     // kernel-mode faults too (not USER_MODE_ONLY)
-  bool via_device = false;    // through /dev/userfaultfd
+  bool write_protect = false;  // of anonymous memory (5.7; not every architecture)
+  bool full_mode = false;      // kernel-mode faults too (not USER_MODE_ONLY)
+  bool via_device = false;     // through /dev/userfaultfd
 };
 
-// Keeps /dev/userfaultfd open, for uffd_open when rights are gone: what `inherited` names ("NUMBER:DEVICE", as `lunar run` hands one down)
-// where that is it, else opened anew. Its number, or -1. Forked children inherit it.
+// Keeps /dev/userfaultfd open, for uffd_open when rights are gone: what `inherited` names ("NUMBER:DEVICE", as `lunar
+// run` hands one down) where that is it, else opened anew. Its number, or -1. Forked children inherit it.
 int uffd_keep_device(const char* inherited);
 // The same later: whether a descriptor is that of the kept device, and its number (-1: none).
 bool uffd_device_is(int fd);
 int uffd_device_number();
-// Opens a userfaultfd (O_CLOEXEC|O_NONBLOCK) that serves kernel-mode faults too: the system call, else /dev/userfaultfd.
-// Returns the descriptor, or -errno with *why (names the sysctl, the device node, and the command that fixes it).
+// Opens a userfaultfd (O_CLOEXEC|O_NONBLOCK) that serves kernel-mode faults too: the system call, else
+// /dev/userfaultfd. Returns the descriptor, or -errno with *why (names the sysctl, the device node, and the command
+// that fixes it).
 [[nodiscard]] int uffd_open(UffdFeatures* features, ErrorText* why);
-[[nodiscard]] int uffd_register(int uffd, void* address, size_t bytes, bool write_protect = false);   // missing mode, and write-protect mode
+// missing mode, and write-protect mode
+[[nodiscard]] int uffd_register(int uffd, void* address, size_t bytes, bool write_protect = false);
 // Wakes the threads that wait for a page there.
 [[nodiscard]] int uffd_unregister(int uffd, void* address, size_t bytes);
 // Reads up to max messages without waiting: count, 0 when none, -errno.
@@ -46,7 +47,8 @@ int uffd_device_number();
 // -EEXIST: the first page is there already (no wake-up), -EAGAIN: address space is changing, try again.
 // protect: the pages come in write-protected.
 [[nodiscard]] int64_t uffd_copy(int uffd, void* dst, const void* src, size_t bytes, bool protect = false);
-// Protects the present pages of the range against writes (a message each), or lifts that and wakes the waiters. 0 or -errno; -EAGAIN: try again.
+// Protects the present pages of the range against writes (a message each), or lifts that and wakes the waiters. 0 or
+// -errno; -EAGAIN: try again.
 [[nodiscard]] int uffd_protect(int uffd, void* address, size_t bytes, bool protect);
 [[nodiscard]] int uffd_wake(int uffd, void* address, size_t bytes);
 // Moves pages (6.8+): bytes moved from the start, or -errno when none (-EBUSY: pinned or shared, -ENOENT: a hole).

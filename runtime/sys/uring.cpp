@@ -42,7 +42,7 @@ constexpr unsigned kSqpollIdleMs = 50;
 #ifndef IORING_URING_CMD_FIXED
 #define IORING_URING_CMD_FIXED (1U << 0)
 #endif
-constexpr uint8_t kOpReadvFixed = 60, kOpWritevFixed = 61;   // 6.15
+constexpr uint8_t kOpReadvFixed = 60, kOpWritevFixed = 61;  // 6.15
 
 int try_init(io_uring* ring, unsigned entries, unsigned flags) {
   io_uring_params params = {};
@@ -64,7 +64,8 @@ bool knows_fixed_vectors(io_uring* ring) {
     alignas(io_uring_probe) char memory[sizeof(io_uring_probe) + kOps * sizeof(io_uring_probe_op)] = {};
     auto* probe = reinterpret_cast<io_uring_probe*>(memory);
     answer = io_uring_register_probe(ring, probe, kOps) == 0 && probe->ops_len > kOpWritevFixed &&
-             (probe->ops[kOpReadvFixed].flags & IO_URING_OP_SUPPORTED) && (probe->ops[kOpWritevFixed].flags & IO_URING_OP_SUPPORTED);
+             (probe->ops[kOpReadvFixed].flags & IO_URING_OP_SUPPORTED) &&
+             (probe->ops[kOpWritevFixed].flags & IO_URING_OP_SUPPORTED);
     known.store(answer, std::memory_order_relaxed);
   }
   return answer != 0;
@@ -80,11 +81,12 @@ bool is_ring(int fd) {
 }  // namespace
 
 int Uring::init(const UringSetup& setup) {
-  constexpr unsigned kDeferred = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
-                                 IORING_SETUP_SUBMIT_ALL;
+  constexpr unsigned kDeferred =
+      IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
   constexpr unsigned kCooperative = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
   const unsigned attempts[] = {IORING_SETUP_SQPOLL, kDeferred, kCooperative, 0};
-  const unsigned must = (setup.iopoll ? IORING_SETUP_IOPOLL : 0u) | (setup.large ? IORING_SETUP_SQE128 | IORING_SETUP_CQE32 : 0u);
+  const unsigned must =
+      (setup.iopoll ? IORING_SETUP_IOPOLL : 0u) | (setup.large ? IORING_SETUP_SQE128 | IORING_SETUP_CQE32 : 0u);
   const MakingDescriptor making;
   int status = -EINVAL;
   for (unsigned flags : attempts) {
@@ -99,7 +101,7 @@ int Uring::init(const UringSetup& setup) {
   // A child that inherited the ring would submit into its parent's queue. Kernels without the feature map the rings
   // in a way that liburing cannot mark: fork is refused there by the layer above, not here.
   (void)io_uring_ring_dontfork(&ring_);
-  if (setup.large) {   // liburing 2.3 marks half of the larger entries
+  if (setup.large) {  // liburing 2.3 marks half of the larger entries
     (void)syscall(SYS_madvise, ring_.sq.sqes, ring_.sq.ring_entries * 2 * sizeof(io_uring_sqe), MADV_DONTFORK);
   }
   fixed_vectors_ = knows_fixed_vectors(&ring_);
@@ -117,7 +119,7 @@ void Uring::destroy() {
   ready_ = false;
   if (descriptor_ >= 0) note_own_descriptor(descriptor_, false);
   descriptor_ = -1;
-  if (getpid() != owner_pid_) {   // in a forked child: its memory is not mapped there, and may be something else by now
+  if (getpid() != owner_pid_) {  // in a forked child: its memory is not mapped there, and may be something else by now
     note_own_pinned(-pinned_bytes_);
     pinned_bytes_ = 0;
     if (is_ring(ring_.ring_fd)) close(ring_.ring_fd);
@@ -142,15 +144,17 @@ int Uring::register_files(const int* fds, unsigned count) { return io_uring_regi
 int Uring::register_buffers(const iovec* iov, unsigned count) {
   int64_t bytes = 0;
   for (unsigned i = 0; i < count; ++i) bytes += static_cast<int64_t>(iov[i].iov_len);
-  note_own_pinned(bytes);   // before: VmPin must never look like the program's
+  note_own_pinned(bytes);  // before: VmPin must never look like the program's
   const int status = io_uring_register_buffers(&ring_, iov, count);
-  if (status < 0) note_own_pinned(-bytes);
-  else pinned_bytes_ += bytes;
+  if (status < 0)
+    note_own_pinned(-bytes);
+  else
+    pinned_bytes_ += bytes;
   return status;
 }
 
-// Now, and not by the kernel after the ring's end: until then VmPin shows pages without a known owner, and the evictor takes them for
-// the program's (pager/pins.h). Where that fails they stay counted as ours.
+// Now, and not by the kernel after the ring's end: until then VmPin shows pages without a known owner, and the evictor
+// takes them for the program's (pager/pins.h). Where that fails they stay counted as ours.
 void Uring::unregister_buffers() {
   if (pinned_bytes_ == 0 || io_uring_unregister_buffers(&ring_) < 0) return;
   note_own_pinned(-pinned_bytes_);
@@ -190,8 +194,10 @@ bool Uring::queue_read(int fd, bool fixed_file, void* buffer, unsigned bytes, ui
                        uint64_t user) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
-  if (buffer_index >= 0) io_uring_prep_read_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
-  else io_uring_prep_read(sqe, fd, buffer, bytes, offset);
+  if (buffer_index >= 0)
+    io_uring_prep_read_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
+  else
+    io_uring_prep_read(sqe, fd, buffer, bytes, offset);
   set_file(sqe, fixed_file);
   sqe->user_data = user;
   return true;
@@ -201,8 +207,10 @@ bool Uring::queue_write(int fd, bool fixed_file, const void* buffer, unsigned by
                         uint64_t user, int flags) {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
-  if (buffer_index >= 0) io_uring_prep_write_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
-  else io_uring_prep_write(sqe, fd, buffer, bytes, offset);
+  if (buffer_index >= 0)
+    io_uring_prep_write_fixed(sqe, fd, buffer, bytes, offset, buffer_index);
+  else
+    io_uring_prep_write(sqe, fd, buffer, bytes, offset);
   sqe->rw_flags = flags;
   set_file(sqe, fixed_file);
   sqe->user_data = user;
@@ -230,7 +238,8 @@ bool Uring::queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t len
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (!sqe) return false;
   io_uring_prep_rw(IORING_OP_FALLOCATE, sqe, fd, reinterpret_cast<const void*>(length),
-                   (keep ? FALLOC_FL_ZERO_RANGE : FALLOC_FL_PUNCH_HOLE) | FALLOC_FL_KEEP_SIZE, offset);   // 64-bit length travels in `addr`
+                   (keep ? FALLOC_FL_ZERO_RANGE : FALLOC_FL_PUNCH_HOLE) | FALLOC_FL_KEEP_SIZE,
+                   offset);  // 64-bit length travels in `addr`
   set_file(sqe, fixed_file);
   sqe->user_data = user;
   return true;
@@ -277,9 +286,10 @@ int Uring::await(int64_t timeout_ns) {
   __kernel_timespec time = {timeout_ns / 1000000000, timeout_ns % 1000000000};
   argument.sigmask_sz = _NSIG / 8;
   if (timeout_ns >= 0) argument.ts = reinterpret_cast<uintptr_t>(&time);
-  const int status = io_uring_enter2(static_cast<unsigned>(ring_.enter_ring_fd), 0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG |
-                                     (ring_.int_flags & 1 ? IORING_ENTER_REGISTERED_RING : 0u),
-                                     reinterpret_cast<sigset_t*>(&argument), sizeof argument);
+  const int status = io_uring_enter2(
+      static_cast<unsigned>(ring_.enter_ring_fd), 0, 1,
+      IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG | (ring_.int_flags & 1 ? IORING_ENTER_REGISTERED_RING : 0u),
+      reinterpret_cast<sigset_t*>(&argument), sizeof argument);
   return status < 0 ? status : 0;
 }
 
@@ -291,7 +301,7 @@ unsigned Uring::reap(Cqe* out, unsigned max, bool drive) {
     io_uring_for_each_cqe(&ring_, head, cqe) {
       if (taken == max) break;
       ++seen;
-      if (cqe->user_data == LIBURING_UDATA_TIMEOUT) continue;   // liburing's own, on kernels without EXT_ARG
+      if (cqe->user_data == LIBURING_UDATA_TIMEOUT) continue;  // liburing's own, on kernels without EXT_ARG
       out[taken++] = {cqe->user_data, cqe->res, cqe->flags};
     }
     if (seen) io_uring_cq_advance(&ring_, seen);
@@ -333,7 +343,7 @@ int uring_probe_window(void* buffer, size_t bytes) {
   const iovec part = {buffer, bytes};
   note_own_pinned(static_cast<int64_t>(bytes));
   status = io_uring_register_buffers(&ring, &part, 1);
-  const int given_back = status < 0 ? 0 : io_uring_unregister_buffers(&ring);   // see Uring::unregister_buffers
+  const int given_back = status < 0 ? 0 : io_uring_unregister_buffers(&ring);  // see Uring::unregister_buffers
   io_uring_queue_exit(&ring);
   if (given_back == 0) note_own_pinned(-static_cast<int64_t>(bytes));
   return status;
@@ -349,7 +359,7 @@ int uring_probe_iopoll(int fd, void* buffer, unsigned bytes, int64_t timeout_ns)
   const uint64_t end = now_ns() + static_cast<uint64_t>(timeout_ns);
   while (status >= 0) {
     io_uring_cqe* cqe = nullptr;
-    (void)io_uring_get_events(&ring);   // looks once, never waits
+    (void)io_uring_get_events(&ring);  // looks once, never waits
     if (io_uring_peek_cqe(&ring, &cqe) == 0) {
       status = cqe->res == static_cast<int>(bytes) ? 0 : cqe->res < 0 ? cqe->res : -EIO;
       break;

@@ -17,64 +17,69 @@ struct Cqe {
 
 struct UringSetup {
   unsigned entries = 8;
-  bool sqpoll = false;   // a kernel thread takes what is queued; where the host refuses that, the ring is a plain one
-  bool shared = false;   // any thread may use it, one at a time (await() at any time): a plain ring,
-  bool in_turns = false; //   or, where the one that submitted waits, one whose completions do not interrupt it
-  bool iopoll = false;   // completions are polled for. Such a ring carries reads, writes and NVMe commands only
-  bool large = false;    // 128-byte entries and 32-byte completions, for queue_nvme
+  bool sqpoll = false;    // a kernel thread takes what is queued; where the host refuses that, the ring is a plain one
+  bool shared = false;    // any thread may use it, one at a time (await() at any time): a plain ring,
+  bool in_turns = false;  //   or, where the one that submitted waits, one whose completions do not interrupt it
+  bool iopoll = false;    // completions are polled for. Such a ring carries reads, writes and NVMe commands only
+  bool large = false;     // 128-byte entries and 32-byte completions, for queue_nvme
 };
 
-struct NvmeCommand;      // sys/nvme.h
+struct NvmeCommand;  // sys/nvme.h
 
 class Uring {
  public:
   // Tries SINGLE_ISSUER|DEFER_TASKRUN (or SQPOLL when asked), then plainer rings. The ring's memory is MADV_DONTFORK.
   // -errno of the last attempt (-ENOSYS/-EPERM: the host refuses io_uring).
   [[nodiscard]] int init(const UringSetup& setup);
-  void destroy();                // in a forked child: closes the inherited descriptor, no more
+  void destroy();  // in a forked child: closes the inherited descriptor, no more
   [[nodiscard]] int register_files(const int* fds, unsigned count);
   [[nodiscard]] int register_buffers(const iovec* iov, unsigned count);
 
-  // Queue one operation; false when the submission ring is full (submit, then try again).
-  // fd: a descriptor, or a registered file's index when fixed_file. buffer_index: of the registered buffer in which all of the
-  // memory lies, -1 for none; of a vector only where fixed_vectors(). flags: RWF_*.
-  bool queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index, uint64_t user);
-  bool queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index, uint64_t user, int flags = 0);
+  // Queue one operation; false when the submission ring is full (submit, then try again). fd: a descriptor, or a
+  // registered file's index when fixed_file. buffer_index: of the registered buffer in which all of the memory lies, -1
+  // for none; of a vector only where fixed_vectors(). flags: RWF_*.
+  bool queue_readv(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index,
+                   uint64_t user);
+  bool queue_writev(int fd, bool fixed_file, const iovec* iov, unsigned count, uint64_t offset, int buffer_index,
+                    uint64_t user, int flags = 0);
   bool queue_read(int fd, bool fixed_file, void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
                   uint64_t user);
   bool queue_write(int fd, bool fixed_file, const void* buffer, unsigned bytes, uint64_t offset, int buffer_index,
                    uint64_t user, int flags = 0);
-  bool queue_poll_in(int fd, uint64_t user);            // one-shot
+  bool queue_poll_in(int fd, uint64_t user);  // one-shot
   bool queue_fsync(int fd, bool fixed_file, uint64_t user);
   // keep: a file's space stays (zero range); else it goes back (punch).
   bool queue_discard(int fd, bool fixed_file, uint64_t offset, uint64_t length, bool keep, uint64_t user);
-  bool queue_nop(uint64_t user);                        // completes with 0
-  bool queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index, uint64_t user);   // a large ring
+  bool queue_nop(uint64_t user);  // completes with 0
+  // a large ring
+  bool queue_nvme(int fd, bool fixed_file, const NvmeCommand& command, int buffer_index, uint64_t user);
 
-  [[nodiscard]] int submit();                           // count or -errno
-  // Submits what is queued and waits for at least `count` completions or the timeout (< 0: none). 0, -ETIME, -EINTR, ...
+  [[nodiscard]] int submit();  // count or -errno
+  // Submits what is queued and waits for at least `count` completions or the timeout (< 0: none). 0, -ETIME, -EINTR,
+  // ...
   [[nodiscard]] int submit_and_wait(int64_t timeout_ns, unsigned count = 1);
-  // Sleeps until a completion is there or the timeout; leaves the rings alone, so it may run concurrently with other calls when
-  // the ring is shared. 0 or -errno (-ETIME, -EINTR).
+  // Sleeps until a completion is there or the timeout; leaves the rings alone, so it may run concurrently with other
+  // calls when the ring is shared. 0 or -errno (-ETIME, -EINTR).
   [[nodiscard]] int await(int64_t timeout_ns);
   // Takes completions; runs deferred task work first when `drive` (a system call).
   unsigned reap(Cqe* out, unsigned max, bool drive);
 
-  unsigned queued() const { return ready_ ? io_uring_sq_ready(&ring_) : 0; }   // not yet taken by the kernel
+  unsigned queued() const { return ready_ ? io_uring_sq_ready(&ring_) : 0; }  // not yet taken by the kernel
   bool deferred() const { return deferred_; }
   bool sqpoll() const { return (ring_.flags & IORING_SETUP_SQPOLL) != 0; }
   bool iopoll() const { return (ring_.flags & IORING_SETUP_IOPOLL) != 0; }
-  bool fixed_vectors() const { return fixed_vectors_; }   // the kernel takes vectors in a registered buffer (6.15)
+  bool fixed_vectors() const { return fixed_vectors_; }  // the kernel takes vectors in a registered buffer (6.15)
   bool ready() const { return ready_; }
-  int descriptor() const { return ring_.ring_fd; }        // poll() wakes when reap(drive) finds something, but for deferred()
+  // poll() wakes when reap(drive) finds something, but for deferred()
+  int descriptor() const { return ring_.ring_fd; }
 
  private:
   void unregister_buffers();
 
   io_uring ring_{};
   bool ready_ = false;
-  int descriptor_ = -1;          // of the ring, when it lies in the program's table (sys/proc.h: not the program's own)
-  int64_t pinned_bytes_ = 0;     // registered buffers
+  int descriptor_ = -1;       // of the ring, when it lies in the program's table (sys/proc.h: not the program's own)
+  int64_t pinned_bytes_ = 0;  // registered buffers
   bool deferred_ = false;
   bool fixed_vectors_ = false;
   pid_t owner_pid_ = 0;
@@ -82,10 +87,12 @@ class Uring {
 
 // Whether this host lets us make a ring; 0 or -errno.
 [[nodiscard]] int uring_probe();
-[[nodiscard]] int uring_probe_sqpoll();                                   // a ring with a kernel thread
-[[nodiscard]] int uring_probe_window(void* buffer, size_t bytes);         // registers a buffer (RLIMIT_MEMLOCK) and unregisters it
-// One polled read of `bytes` at offset 0 of `fd` (O_DIRECT). 0; -ETIME when it did not come back in time (it is abandoned with
-// its ring: the kernel holds the pages till it ends); or the -errno it ended with. Blocks for timeout_ns at most.
+[[nodiscard]] int uring_probe_sqpoll();  // a ring with a kernel thread
+// registers a buffer (RLIMIT_MEMLOCK) and unregisters it
+[[nodiscard]] int uring_probe_window(void* buffer, size_t bytes);
+// One polled read of `bytes` at offset 0 of `fd` (O_DIRECT). 0; -ETIME when it did not come back in time (it is
+// abandoned with its ring: the kernel holds the pages till it ends); or the -errno it ended with. Blocks for timeout_ns
+// at most.
 [[nodiscard]] int uring_probe_iopoll(int fd, void* buffer, unsigned bytes, int64_t timeout_ns);
 
 }  // namespace lunar::sys

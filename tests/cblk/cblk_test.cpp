@@ -31,7 +31,7 @@ std::string kind_name, directory;
 bool everything = false, refused = false;
 pid_t main_process;
 std::vector<std::string> files;
-std::vector<int> loops;   // held open: a loop device ends with its last opener, also when the test is killed
+std::vector<int> loops;  // held open: a loop device ends with its last opener, also when the test is killed
 
 // Written, not only reserved: a first write would have to convert the extent, under a lock of the file.
 void make_file(const std::string& path, size_t bytes) {
@@ -64,11 +64,15 @@ std::string attach_loop(const std::string& file) {
       config.fd = static_cast<unsigned>(backing);
       config.block_size = 4096;
       config.info.lo_flags = LO_FLAGS_AUTOCLEAR;
-      if (ioctl(loop, LOOP_CONFIGURE, &config) == 0) path = name;
-      else if (errno != EBUSY) i = 50;
+      if (ioctl(loop, LOOP_CONFIGURE, &config) == 0)
+        path = name;
+      else if (errno != EBUSY)
+        i = 50;
     }
-    if (!path.empty()) loops.push_back(loop);
-    else if (loop >= 0) close(loop);
+    if (!path.empty())
+      loops.push_back(loop);
+    else if (loop >= 0)
+      close(loop);
     if (backing >= 0) close(backing);
     if (loop < 0) break;
   }
@@ -80,11 +84,11 @@ std::string attach_loop(const std::string& file) {
 struct Namespace {
   std::string uri, block_device;
   size_t blocks;
-  int number = -1;   // that took it
+  int number = -1;  // that took it
 };
 std::vector<Namespace> namespaces;
 
-void take_namespaces(const char* list) {   // /dev/ng0n3,/dev/ng0n4,...
+void take_namespaces(const char* list) {  // /dev/ng0n3,/dev/ng0n4,...
   for (const char* at = list; *at;) {
     const std::string path(at, strcspn(at, ","));
     at += path.size() + (at[path.size()] == ',' ? 1 : 0);
@@ -176,7 +180,7 @@ std::string device(size_t blocks, int number) {
   static std::vector<std::pair<std::string, std::string>> attached;
   for (const auto& [name, loop] : attached) {
     if (name != file) continue;
-    Buffer zeros(256);   // the same device again: with nothing on it
+    Buffer zeros(256);  // the same device again: with nothing on it
     memset(zeros, 0, 256 * kBlock);
     const int fd = open(loop.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
     for (size_t at = 0; at < blocks; at += 256) {
@@ -256,7 +260,8 @@ void await_status(cblk_arw_status_t& status) {
 uint64_t seed() {
   static const uint64_t value = [] {
     const char* given = getenv("LUNAR_SEED");
-    const uint64_t s = given ? strtoull(given, nullptr, 0) : static_cast<uint64_t>(seconds() * 1e6) * 2654435761u % 1000000007;
+    const uint64_t s =
+        given ? strtoull(given, nullptr, 0) : static_cast<uint64_t>(seconds() * 1e6) * 2654435761u % 1000000007;
     printf("seed %llu\n", static_cast<unsigned long long>(s));
     return s;
   }();
@@ -301,7 +306,8 @@ int main(int argc, char** argv) {
     fprintf(stderr, "usage: %s file|block|sim|pmem|nvme=NAMESPACE,... [--all] [--no-ring] [CASE...]\n", argv[0]);
     return 2;
   }
-  for (const char* name : {"CFLSH_BLK_MAX_XFER", "CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_TIMEOUT", "CFLSH_BLK_TIMEOUT_UNITS", "CFLSH_BLK_TRACE", "CFLSH_BLK_SIZE"})
+  for (const char* name : {"CFLSH_BLK_MAX_XFER", "CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_TIMEOUT", "CFLSH_BLK_TIMEOUT_UNITS",
+                           "CFLSH_BLK_TRACE", "CFLSH_BLK_SIZE"})
     unsetenv(name);
   kind_name = argv[1];
   if (kind_name.compare(0, 5, "nvme=") == 0) {
@@ -310,13 +316,18 @@ int main(int argc, char** argv) {
   }
   std::vector<std::string> wanted;
   for (int i = 2; i < argc; ++i) {
-    if (strcmp(argv[i], "--all") == 0) everything = true;
-    else if (strcmp(argv[i], "--no-ring") == 0) refuse_rings();
-    else wanted.push_back(argv[i]);
+    if (strcmp(argv[i], "--all") == 0)
+      everything = true;
+    else if (strcmp(argv[i], "--no-ring") == 0)
+      refuse_rings();
+    else
+      wanted.push_back(argv[i]);
   }
-  if (kind_name == "pmem") directory = make_directory("/dev/shm");
-  else if (kind_name != "sim") directory = make_directory("/var/tmp");
-  Case* ordered = nullptr;   // as in the source
+  if (kind_name == "pmem")
+    directory = make_directory("/dev/shm");
+  else if (kind_name != "sim")
+    directory = make_directory("/var/tmp");
+  Case* ordered = nullptr;  // as in the source
   for (Case* one = cases; one;) {
     Case* next = one->next;
     one->next = ordered;

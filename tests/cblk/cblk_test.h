@@ -1,10 +1,11 @@
-// SPDX-License-Identifier: Apache-2.0
-// What the tests of the block library share: cases that register themselves, checks that say where, and the devices they run
-// on. The library is seen through its public header only.
+// SPDX-License-Identifier: Apache-2.0 What the tests of the block library share: cases that register themselves, checks
+// that say where, and the devices they run on. The library is seen through its public header only.
 //
-//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: all that are not `heavy`; --all: all; --no-ring: on a host
+//   PROGRAM DEVICE [CASE...]     DEVICE: file, block, sim, pmem. Without a case: all that are not `heavy`; --all: all;
+//                                --no-ring: on a host
 //                                that refuses io_uring
-//   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces: one for each size (in blocks of 4 KiB) that cases ask
+//   PROGRAM nvme=/dev/ng0n3,/dev/ng0n4,...   OVERWRITES these namespaces: one for each size (in blocks of 4 KiB) that
+//                                            cases ask
 //                                            for: 4096 (two of them), 8192, 256, 80, 100 (two)
 //
 // Threading: cases run one after the other on the main thread; REQUIRE may be used by any.
@@ -26,14 +27,14 @@ namespace cblk_test {
 constexpr size_t kBlock = 4096;
 
 [[noreturn]] void give_up();
-#define REQUIRE(condition)                                                                                        \
-  do {                                                                                                            \
-    if (!(condition)) {                                                                                           \
-      const int kept_errno = errno;                                                                               \
+#define REQUIRE(condition)                                                                                         \
+  do {                                                                                                             \
+    if (!(condition)) {                                                                                            \
+      const int kept_errno = errno;                                                                                \
       fprintf(stderr, "%s:%d: case %s: not so: %s (errno %d %s)\n", __FILE__, __LINE__, cblk_test::current_case(), \
-              #condition, kept_errno, strerror(kept_errno));                                                      \
-      cblk_test::give_up();                                                                                       \
-    }                                                                                                             \
+              #condition, kept_errno, strerror(kept_errno));                                                       \
+      cblk_test::give_up();                                                                                        \
+    }                                                                                                              \
   } while (0)
 // The call fails with -1 and that errno.
 #define REFUSES(call, wanted)                                                                                     \
@@ -55,25 +56,25 @@ struct Case {
   Case* next;
   Case(const char* n, void (*r)(), bool h);
 };
-#define CASE(name)                                                       \
-  static void case_##name();                                             \
-  static cblk_test::Case registered_##name(#name, case_##name, false);   \
+#define CASE(name)                                                     \
+  static void case_##name();                                           \
+  static cblk_test::Case registered_##name(#name, case_##name, false); \
   static void case_##name()
-#define HEAVY_CASE(name)                                                 \
-  static void case_##name();                                             \
-  static cblk_test::Case registered_##name(#name, case_##name, true);    \
+#define HEAVY_CASE(name)                                              \
+  static void case_##name();                                          \
+  static cblk_test::Case registered_##name(#name, case_##name, true); \
   static void case_##name()
 const char* current_case();
 
 // ---- devices ----
-const std::string& kind();                 // "file", ...
-bool survives();                           // contents outlive a close, and other processes see them
-bool full_strength();                      // --all
-void refuse_rings();                       // from now on, in this process and its children: as containers' profiles do
+const std::string& kind();  // "file", ...
+bool survives();            // contents outlive a close, and other processes see them
+bool full_strength();       // --all
+void refuse_rings();        // from now on, in this process and its children: as containers' profiles do
 bool rings_refused();
 // A fresh device of so many blocks, zeros; gone when the test ends. `number`: several at one time.
 std::string device(size_t blocks, int number = 0);
-constexpr size_t kBlocks = 4096;           // 16 MiB: what cases take unless they need otherwise
+constexpr size_t kBlocks = 4096;  // 16 MiB: what cases take unless they need otherwise
 chunk_id_t open_physical(size_t blocks = kBlocks, int requests = 0, int flags = 0, int mode = O_RDWR);
 // A sim: device with settings, for what real ones do not do on demand.
 chunk_id_t open_sim(const char* settings, int requests = 0, int flags = 0, int mode = O_RDWR);
@@ -81,7 +82,7 @@ chunk_id_t open_sim(const char* settings, int requests = 0, int flags = 0, int m
 // ---- buffers ----
 class Buffer {
  public:
-  explicit Buffer(size_t blocks, size_t skew = 0);   // skew: bytes off 4096
+  explicit Buffer(size_t blocks, size_t skew = 0);  // skew: bytes off 4096
   ~Buffer() { free(memory_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -114,7 +115,7 @@ inline uint64_t* ignored() {
 }
 
 double seconds();
-cblk_status_type_t status_of(cblk_arw_status_t& status);   // acquire
+cblk_status_type_t status_of(cblk_arw_status_t& status);  // acquire
 // Until the background has filled it, 10 s at most.
 void await_status(cblk_arw_status_t& status);
 uint64_t seed();
@@ -146,7 +147,8 @@ class Environment {
 
 // CFLSH_BLK_TIMEOUT for what is opened meanwhile.
 struct Limit {
-  explicit Limit(const char* milliseconds) : number("CFLSH_BLK_TIMEOUT", milliseconds), units("CFLSH_BLK_TIMEOUT_UNITS", "MILLI") {}
+  explicit Limit(const char* milliseconds)
+      : number("CFLSH_BLK_TIMEOUT", milliseconds), units("CFLSH_BLK_TIMEOUT_UNITS", "MILLI") {}
   Environment number, units;
 };
 

@@ -27,7 +27,7 @@ CASE(a_result_is_fetched_once) {
   memset(buffer, 0, 4 * kBlock);
   REQUIRE(cblk_aread(id, buffer, 5, 4, &tag, nullptr, 0) == 0);
   int rc;
-  while ((rc = cblk_aresult(id, &tag, ignored(), 0)) == 0) {}   // polling
+  while ((rc = cblk_aresult(id, &tag, ignored(), 0)) == 0) {}  // polling
   REQUIRE(rc == 4);
   REQUIRE(is_stamped(buffer, 5, 4, 1));
   REQUIRE(cblk_close(id, 0) == 0);
@@ -45,21 +45,21 @@ CASE(unknown_tags_are_refused) {
 }
 
 CASE(next_tag) {
-  if (kind() != "sim") return;   // its latencies are chosen
+  if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=30000");
   Buffer buffer(8);
   int tag = 12;
   uint64_t status;
-  REFUSES(cblk_aresult(id, &tag, &status, kNext), ENOENT);   // nothing active
+  REFUSES(cblk_aresult(id, &tag, &status, kNext), ENOENT);  // nothing active
   REFUSES(cblk_aresult(id, &tag, &status, kNext | kBlocking), ENOENT);
   int tags[8];
   for (int i = 0; i < 8; ++i) REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
   tag = 12;
-  REQUIRE(cblk_aresult(id, &tag, &status, kNext) == 0);      // nothing done
+  REQUIRE(cblk_aresult(id, &tag, &status, kNext) == 0);  // nothing done
   REQUIRE(tag == -1);
   for (int i = 0; i < 8; ++i) {
     REQUIRE(cblk_aresult(id, &tag, &status, kNext | kBlocking) == 1);
-    REQUIRE(tag == tags[i]);                                 // the oldest first
+    REQUIRE(tag == tags[i]);  // the oldest first
   }
   REFUSES(cblk_aresult(id, &tag, &status, kNext), ENOENT);
   chunk_stats_t stats;
@@ -69,7 +69,7 @@ CASE(next_tag) {
 }
 
 CASE(no_harvest_looks_but_does_not_ask) {
-  if (kind() != "sim") return;   // its latencies are chosen
+  if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=1000");
   Buffer buffer(1);
   int tag, any = 0;
@@ -90,7 +90,7 @@ CASE(user_tags) {
     REQUIRE(tag == -1000 + 7 * i);
   }
   int index = 0;
-  REFUSES(cblk_aresult(id, &index, ignored(), 0), EINVAL);   // it has a name of the caller's
+  REFUSES(cblk_aresult(id, &index, ignored(), 0), EINVAL);  // it has a name of the caller's
   for (int i = 7; i >= 0; --i) {
     int tag = -1000 + 7 * i;
     REQUIRE(cblk_aresult(id, &tag, ignored(), kUserTag | kBlocking) == 1);
@@ -105,7 +105,7 @@ CASE(user_tags) {
 }
 
 CASE(commands_run_out) {
-  if (kind() != "sim") return;   // its latencies are chosen
+  if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=20000", 4);
   Buffer buffer(8);
   int tags[5];
@@ -127,7 +127,7 @@ CASE(commands_run_out) {
 
 // The device owes nothing and no thread fetches: soon. While it does owe, as long as CFLSH_BLK_TIMEOUT says.
 CASE(waiting_for_a_command_ends_in_EBUSY) {
-  if (kind() != "sim") return;   // its latency is chosen
+  if (kind() != "sim") return;  // its latency is chosen
   const chunk_id_t id = open_physical(kBlocks, 1);
   Buffer buffer(2);
   int tag, other;
@@ -150,7 +150,7 @@ CASE(a_command_counts_as_active_until_it_is_fetched) {
   REQUIRE(cblk_aresult(id, &tags[1], ignored(), kBlocking) == 1);
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_act_areads == 1 && stats.num_act_awrites == 0);
   int n = 0;
-  cblk_io_t none = {}, *list[1] = {&none};   // harvests, fetches nothing
+  cblk_io_t none = {}, *list[1] = {&none};  // harvests, fetches nothing
   none.request_type = CBLK_IO_TYPE_READ;
   none.buf = buffer;
   none.nblocks = 1;
@@ -191,7 +191,8 @@ CASE(status_is_filled_in_the_background) {
   REFUSES(cblk_aresult(id, &mine, ignored(), kUserTag), EINVAL);
   // Its place is free again without any fetch.
   for (int i = 0; i < 1000; ++i) {
-    REQUIRE(cblk_aread(id, buffer, 40, 1, &tag, &status[i % 16], CBLK_ARW_USER_STATUS_FLAG | CBLK_ARW_WAIT_CMD_FLAGS) == 0);
+    REQUIRE(cblk_aread(id, buffer, 40, 1, &tag, &status[i % 16], CBLK_ARW_USER_STATUS_FLAG | CBLK_ARW_WAIT_CMD_FLAGS) ==
+            0);
     if (i % 16 == 15) {
       for (cblk_arw_status_t& one : status) await_status(one);
     }
@@ -260,7 +261,7 @@ CASE(the_completer_starts_late_and_sleeps_when_idle) {
   REQUIRE(threads == 1);
   usleep(400000);
   const unsigned long long idle = completer_cpu(&threads) - before;
-  REQUIRE(idle < 1000000);   // below 1 ms of CPU in 400 ms
+  REQUIRE(idle < 1000000);  // below 1 ms of CPU in 400 ms
   // It does not run beside a command that takes its time, either.
   const chunk_id_t slow = open_sim("latency_us=400000");
   REQUIRE(cblk_aread(slow, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
@@ -280,35 +281,39 @@ CASE(the_completer_starts_late_and_sleeps_when_idle) {
 // EAGAIN, which the system says, would mean that no command is free.
 CASE(no_thread_for_the_background_is_ENOMEM) {
   if (kind() != "sim") return;
-  in_child([](void*) {
-    const rlimit none = {0, 0};
-    if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)) {
-      printf("skipped: this user's threads cannot be limited\n");
-      return;
-    }
-    const chunk_id_t id = open_sim("seed=1", 4);
-    Buffer buffer(2);
-    int tag;
-    cblk_arw_status_t status = {};
-    for (int i = 0; i < 6; ++i) REFUSES(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG), ENOMEM);
-    cblk_io_t io = {};
-    cblk_io_t completion, *list = &io, *out = &completion;
-    io.request_type = CBLK_IO_TYPE_READ;
-    io.flags = CBLK_IO_USER_STATUS;
-    io.buf = buffer;
-    io.nblocks = 1;
-    int n = 1;
-    REQUIRE(cblk_listio(id, &list, 1, nullptr, 0, nullptr, 0, &out, &n, 0, 0) == 0);
-    REQUIRE(io.stat.status != CBLK_ARW_STATUS_PENDING && io.stat.fail_errno == ENOMEM);
-    for (int i = 0; i < 4; ++i) REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);   // none was lost
-    for (int i = 0; i < 4; ++i) REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
-    chunk_stats_t stats;
-    REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_failed_threads >= 1 && stats.num_active_threads == 0);
-    REQUIRE(cblk_close(id, 0) == 0);
-  }, nullptr);
+  in_child(
+      [](void*) {
+        const rlimit none = {0, 0};
+        if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)) {
+          printf("skipped: this user's threads cannot be limited\n");
+          return;
+        }
+        const chunk_id_t id = open_sim("seed=1", 4);
+        Buffer buffer(2);
+        int tag;
+        cblk_arw_status_t status = {};
+        for (int i = 0; i < 6; ++i)
+          REFUSES(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG), ENOMEM);
+        cblk_io_t io = {};
+        cblk_io_t completion, *list = &io, *out = &completion;
+        io.request_type = CBLK_IO_TYPE_READ;
+        io.flags = CBLK_IO_USER_STATUS;
+        io.buf = buffer;
+        io.nblocks = 1;
+        int n = 1;
+        REQUIRE(cblk_listio(id, &list, 1, nullptr, 0, nullptr, 0, &out, &n, 0, 0) == 0);
+        REQUIRE(io.stat.status != CBLK_ARW_STATUS_PENDING && io.stat.fail_errno == ENOMEM);
+        for (int i = 0; i < 4; ++i) REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);  // none was lost
+        for (int i = 0; i < 4; ++i)
+          REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+        chunk_stats_t stats;
+        REQUIRE(cblk_get_stats(id, &stats, 0) == 0 && stats.num_failed_threads >= 1 && stats.num_active_threads == 0);
+        REQUIRE(cblk_close(id, 0) == 0);
+      },
+      nullptr);
 }
 
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)   // they keep memory of their own for each thread
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // they keep memory of their own for each thread
 CASE(a_closed_chunk_leaves_no_memory_behind) {
   if (kind() != "sim") return;
   const auto mapped_pages = [] {
@@ -325,11 +330,12 @@ CASE(a_closed_chunk_leaves_no_memory_behind) {
     const chunk_id_t id = open_sim("seed=1");
     int tag;
     cblk_arw_status_t status = {};
-    REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);   // so that there was a thread
+    // so that there was a thread
+    REQUIRE(cblk_aread(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
     await_status(status);
     REQUIRE(cblk_close(id, 0) == 0);
   }
-  REQUIRE(mapped_pages() < before + 40);   // its stack, or any of its tables, for each: more
+  REQUIRE(mapped_pages() < before + 40);  // its stack, or any of its tables, for each: more
 }
 #endif
 
@@ -351,7 +357,7 @@ CASE(a_close_ends_with_the_last_fetch) {
   int tag;
   for (int i = 0; i < 4; ++i) REQUIRE(cblk_aread(id, buffer.block(i), i, 1, &tag, nullptr, 0) == 0);
   std::thread fetcher([id] {
-    usleep(50000);   // let the close begin; right either way
+    usleep(50000);  // let the close begin; right either way
     for (int i = 0; i < 4; ++i) {
       int any;
       REQUIRE(cblk_aresult(id, &any, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
@@ -365,7 +371,7 @@ CASE(a_close_ends_with_the_last_fetch) {
 
 // Two threads that wait for one tag: one gets the result, the other is told that there is none any more.
 CASE(two_waiters_for_one_tag) {
-  if (kind() != "sim") return;   // its latencies are chosen
+  if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=50000");
   Buffer buffer(1);
   int tag, results[2], errors[2];
@@ -379,13 +385,13 @@ CASE(two_waiters_for_one_tag) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  REQUIRE(results[0] + results[1] == 0);   // 1 and -1
+  REQUIRE(results[0] + results[1] == 0);  // 1 and -1
   REQUIRE(errors[results[0] == -1 ? 0 : 1] == ENOMSG);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
 CASE(waiters_for_any_end_with_ENOENT_when_all_is_fetched) {
-  if (kind() != "sim") return;   // its latencies are chosen
+  if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=50000");
   Buffer buffer(1);
   int tag;

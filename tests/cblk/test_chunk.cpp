@@ -73,7 +73,7 @@ CASE(size_is_the_whole_device) {
   REQUIRE(cblk_get_lun_size(id, &lun, 0) == 0 && lun == kBlocks);
   REFUSES(cblk_get_size(id, nullptr, 0), EINVAL);
   REFUSES(cblk_get_lun_size(id, nullptr, 0), EINVAL);
-  REFUSES(cblk_set_size(id, 10, 0), EINVAL);   // physical
+  REFUSES(cblk_set_size(id, 10, 0), EINVAL);  // physical
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -87,7 +87,7 @@ CASE(what_is_written_is_read) {
     REQUIRE(cblk_read(id, in, 100, n, 0) == static_cast<int>(n));
     REQUIRE(is_stamped(in, 100, n, n));
   }
-  REQUIRE(cblk_write(id, out, kBlocks - 1, 1, 0) == 1);   // the last one
+  REQUIRE(cblk_write(id, out, kBlocks - 1, 1, 0) == 1);  // the last one
   REQUIRE(cblk_read(id, in, kBlocks - 1, 1, 0) == 1);
   REQUIRE(memcmp(in, out, kBlock) == 0);
   REQUIRE(cblk_close(id, 0) == 0);
@@ -137,8 +137,8 @@ CASE(no_blocks_give_0) {
   int tag = -5;
   uint64_t status;
   REQUIRE(cblk_aread(id, buffer, 0, 0, &tag, nullptr, 0) == 0);
-  REFUSES(cblk_aresult(id, &tag, &status, CBLK_ARESULT_BLOCKING), EIO);   // 0 would say: not done
-  REFUSES(cblk_aresult(id, &tag, &status, 0), ENOMSG);                    // and it is over
+  REFUSES(cblk_aresult(id, &tag, &status, CBLK_ARESULT_BLOCKING), EIO);  // 0 would say: not done
+  REFUSES(cblk_aresult(id, &tag, &status, 0), ENOMSG);                   // and it is over
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -273,7 +273,7 @@ CASE(counters_are_right) {
 }
 
 CASE(device_errors_reach_the_caller) {
-  if (kind() != "sim") return;   // its latencies are chosen
+  if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("write_error=1");
   Buffer buffer(1);
   chunk_stats_t stats;
@@ -291,11 +291,12 @@ CASE(device_errors_reach_the_caller) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// Errors that also mean that a command lives on, or is none, do not come from a device: no caller would fetch such a command's end.
+// Errors that also mean that a command lives on, or is none, do not come from a device: no caller would fetch such a
+// command's end.
 CASE(a_devices_errno_is_not_mistaken_for_the_librarys) {
   if (kind() != "sim") return;
   for (const int wrong : {EINVAL, ETIMEDOUT, ENOMSG, ENOENT, EAGAIN, ENOSPC, ENODEV}) {
-    const int told = wrong == ENOSPC || wrong == ENODEV ? wrong : EIO;   // others pass
+    const int told = wrong == ENOSPC || wrong == ENODEV ? wrong : EIO;  // others pass
     const std::string uri = "sim:1m,write_error=1,errno=" + std::to_string(wrong);
     const chunk_id_t id = cblk_open(uri.c_str(), 4, O_RDWR, 0, 0);
     REQUIRE(id != NULL_CHUNK_ID);
@@ -305,7 +306,7 @@ CASE(a_devices_errno_is_not_mistaken_for_the_librarys) {
     for (const int flags : {CBLK_ARESULT_BLOCKING, CBLK_ARESULT_BLOCKING | CBLK_ARESULT_NEXT_TAG}) {
       REQUIRE(cblk_awrite(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
       REFUSES(cblk_aresult(id, &tag, ignored(), flags), told);
-      REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);   // its place is free
+      REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);  // its place is free
     }
     cblk_arw_status_t status = {};
     REQUIRE(cblk_awrite(id, buffer, 0, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
@@ -327,8 +328,10 @@ CASE(a_devices_errno_is_not_mistaken_for_the_librarys) {
     const chunk_cg_id_t group = cblk_cg_open(uri.c_str(), 4, O_RDWR, 2, 0, CBLK_GROUP_ID);
     REQUIRE(group != NULL_CHUNK_CG_ID);
     cflsh_cg_tag_t of_group;
-    for (int i = 0; i < 2; ++i) REQUIRE(cblk_cg_awrite(group, buffer.block(static_cast<size_t>(i)), i, 1, &of_group, nullptr, 0) == 0);
-    for (int i = 0; i < 2; ++i) REFUSES(cblk_cg_aresult(group, &of_group, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), told);
+    for (int i = 0; i < 2; ++i)
+      REQUIRE(cblk_cg_awrite(group, buffer.block(static_cast<size_t>(i)), i, 1, &of_group, nullptr, 0) == 0);
+    for (int i = 0; i < 2; ++i)
+      REFUSES(cblk_cg_aresult(group, &of_group, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), told);
     REQUIRE(cblk_cg_aresult(group, &of_group, ignored(), CBLK_ARESULT_NEXT_TAG) == 0);
     REQUIRE(cblk_cg_close(group, 0) == 0);
   }
@@ -350,7 +353,7 @@ CASE(a_device_shorter_than_its_size_is_EIO) {
 
 // Takes 5 s and more.
 HEAVY_CASE(close_waits_5_s_for_active_commands_then_EBUSY) {
-  if (kind() != "sim") return;   // its latencies are chosen
+  if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=7000000");
   Buffer buffer(1);
   int tag;
@@ -358,7 +361,7 @@ HEAVY_CASE(close_waits_5_s_for_active_commands_then_EBUSY) {
   double start = seconds();
   REFUSES(cblk_close(id, 0), EBUSY);
   REQUIRE(seconds() - start > 4.5 && seconds() - start < 6.5);
-  REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);   // it lives on
+  REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);  // it lives on
   REQUIRE(cblk_close(id, 0) == 0);
   // Soon done: close waits for it.
   const chunk_id_t soon = open_sim("latency_us=300000");
@@ -372,7 +375,7 @@ HEAVY_CASE(close_waits_5_s_for_active_commands_then_EBUSY) {
 }
 
 CASE(close_waits_for_blocking_io_too) {
-  if (kind() != "sim") return;   // its latencies are chosen
+  if (kind() != "sim") return;  // its latencies are chosen
   const chunk_id_t id = open_sim("latency_us=200000");
   std::thread reader([id] {
     Buffer buffer(1);

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// What callers of IBM's library rely on, a line a behaviour, on a physical chunk and on a virtual one. A line says what is not so and
-// the next one runs; the case fails at the end. Its source is IBM's library, its test program and its samples; where this library
-// differs on purpose, capiblock.h and the man pages say so and no line is here.
+// SPDX-License-Identifier: Apache-2.0 What callers of IBM's library rely on, a line a behaviour, on a physical chunk
+// and on a virtual one. A line says what is not so and the next one runs; the case fails at the end. Its source is
+// IBM's library, its test program and its samples; where this library differs on purpose, capiblock.h and the man pages
+// say so and no line is here.
 #include <thread>
 
 #include "cblk_test.h"
@@ -13,22 +13,22 @@ struct Lun {
   int flags() const { return is_virtual ? CBLK_OPN_VIRT_LUN : 0; }
 };
 
-using Line = std::string (*)(Lun);   // what is not so; "" when all is
+using Line = std::string (*)(Lun);  // what is not so; "" when all is
 
-#define WANT(condition)                                                                              \
-  do {                                                                                               \
-    errno = 0;                                                                                       \
-    if (!(condition)) return std::string(#condition) + " (errno " + strerror(errno) + ")";           \
+#define WANT(condition)                                                                    \
+  do {                                                                                     \
+    errno = 0;                                                                             \
+    if (!(condition)) return std::string(#condition) + " (errno " + strerror(errno) + ")"; \
   } while (0)
-#define FAILS(call, wanted)                                                                          \
-  do {                                                                                               \
-    errno = 0;                                                                                       \
-    const long long result = (call);                                                                 \
-    const int error = errno;                                                                         \
-    if (result != -1 || error != (wanted))                                                           \
+#define FAILS(call, wanted)                                                                                         \
+  do {                                                                                                              \
+    errno = 0;                                                                                                      \
+    const long long result = (call);                                                                                \
+    const int error = errno;                                                                                        \
+    if (result != -1 || error != (wanted))                                                                          \
       return std::string(#call) + " gave " + std::to_string(result) + ", " + strerror(error) + "; wanted " #wanted; \
   } while (0)
-constexpr size_t kSized = 240;   // blocks of a virtual chunk here; a multiple of 2 and 3
+constexpr size_t kSized = 240;  // blocks of a virtual chunk here; a multiple of 2 and 3
 
 chunk_id_t open_chunk(Lun lun, int requests = 16, int number = 0) {
   const chunk_id_t id = cblk_open(device(kBlocks, number).c_str(), requests, O_RDWR, 0, lun.flags());
@@ -40,7 +40,8 @@ chunk_cg_id_t open_raid0(Lun lun, int devices, int requests = 16) {
   std::string path;
   for (int i = 0; i < devices; ++i) path += (i ? ":" : "") + device(kBlocks, i);
   const chunk_cg_id_t id = cblk_cg_open(path.c_str(), requests, O_RDWR, 1, 0, CBLK_GROUP_RAID0 | lun.flags());
-  if (id != NULL_CHUNK_CG_ID && lun.is_virtual && cblk_cg_set_size(id, kSized, CBLK_GROUP_RAID0) != 0) return NULL_CHUNK_CG_ID;
+  if (id != NULL_CHUNK_CG_ID && lun.is_virtual && cblk_cg_set_size(id, kSized, CBLK_GROUP_RAID0) != 0)
+    return NULL_CHUNK_CG_ID;
   return id;
 }
 
@@ -63,7 +64,7 @@ std::string a_raid0_of_one_device(Lun lun) {
 std::string a_raid0_by_name(Lun lun) {
   const std::string devices = device(kBlocks, 0) + ":" + device(kBlocks, 1);
   const int flags = CBLK_GROUP_RAID0 | lun.flags();
-  FAILS(cblk_cg_open("RAID0", 8, O_RDWR, 1, 0, flags), ENODEV);   // none is named
+  FAILS(cblk_cg_open("RAID0", 8, O_RDWR, 1, 0, flags), ENODEV);  // none is named
   const Environment named("LUNAR_RAID0_DEVICES", devices.c_str());
   for (const char* name : {"RAID0", "RAID0:*", "RAID0:2"}) {
     const chunk_cg_id_t id = cblk_cg_open(name, 8, O_RDWR, 1, 0, flags);
@@ -89,7 +90,8 @@ std::string raid0_requests_are_a_devices(Lun lun) {
   FAILS(cblk_cg_aread(id, buffer, 8, 1, &tag, nullptr, CBLK_GROUP_RAID0), EWOULDBLOCK);
   FAILS(cblk_cg_aread(id, buffer, 9, 1, &tag, nullptr, CBLK_GROUP_RAID0), EWOULDBLOCK);
   uint64_t status = 0;
-  for (cflsh_cg_tag_t& one : tags) WANT(cblk_cg_aresult(id, &one, &status, CBLK_GROUP_RAID0 | CBLK_ARESULT_BLOCKING) == 1 && status == 1);
+  for (cflsh_cg_tag_t& one : tags)
+    WANT(cblk_cg_aresult(id, &one, &status, CBLK_GROUP_RAID0 | CBLK_ARESULT_BLOCKING) == 1 && status == 1);
   WANT(cblk_cg_close(id, 0) == 0);
   return "";
 }
@@ -187,7 +189,8 @@ std::string a_list_is_polled(Lun lun) {
   for (const double end = seconds() + 20; seen < 8;) {
     n = 8;
     WANT(cblk_listio(id, nullptr, 0, pending.list, 8, nullptr, 0, complete.list, &n, 0, 0) == 0);
-    for (int i = 0; i < n; ++i) WANT(complete.ios[i].stat.status == CBLK_ARW_STATUS_SUCCESS && complete.ios[i].stat.blocks_transferred == 1);
+    for (int i = 0; i < n; ++i)
+      WANT(complete.ios[i].stat.status == CBLK_ARW_STATUS_SUCCESS && complete.ios[i].stat.blocks_transferred == 1);
     seen += n;
     WANT(seconds() < end);
   }
@@ -209,14 +212,14 @@ std::string an_io_that_is_refused_has_failed(Lun lun) {
   WANT(cblk_listio(id, issue.list, 8, nullptr, 0, wait.list, 7, complete.list, &n, 0, 0) == 0);
   WANT(wait.ios[2].stat.status == CBLK_ARW_STATUS_FAIL && wait.ios[2].stat.fail_errno == EINVAL);
   WANT(issue.ios[2].stat.status == CBLK_ARW_STATUS_FAIL && issue.ios[2].stat.fail_errno == EINVAL);
-  issue.ios[7].lba = -1;   // in no wait list: told as a completion
+  issue.ios[7].lba = -1;  // in no wait list: told as a completion
   Ios rest(issue);
   uint64_t status;
   WANT(cblk_aresult(id, &issue.ios[7].tag, &status, CBLK_ARESULT_BLOCKING) == 1);
   n = 1;
   WANT(cblk_listio(id, issue.list + 7, 1, nullptr, 0, nullptr, 0, complete.list, &n, 0, 0) == 0);
   WANT(n == 1 && complete.ios[0].stat.status == CBLK_ARW_STATUS_FAIL && complete.ios[0].stat.fail_errno == EINVAL);
-  int tag = 5;   // never issued
+  int tag = 5;  // never issued
   Ios lost(CBLK_IO_TYPE_READ, in);
   lost.ios[0].tag = tag;
   n = 1;
@@ -239,7 +242,8 @@ std::string a_list_has_entries(Lun lun) {
   FAILS(cblk_listio(id, issue.list, 1, nullptr, 0, issue.list, 1, nullptr, nullptr, 0, 0), EINVAL);
   n = 1;
   FAILS(cblk_listio(id, issue.list, 1, nullptr, 0, nullptr, 0, nullptr, &n, 0, 0), EINVAL);
-  for (int room : {0, -1}) FAILS(cblk_listio(id, issue.list, 1, nullptr, 0, nullptr, 1, complete.list, &room, 0, 0), EINVAL);
+  for (int room : {0, -1})
+    FAILS(cblk_listio(id, issue.list, 1, nullptr, 0, nullptr, 1, complete.list, &room, 0, 0), EINVAL);
   issue.ios[0].flags = CBLK_IO_USER_STATUS;
   n = 1;
   FAILS(cblk_listio(id, issue.list, 1, nullptr, 0, issue.list, 1, complete.list, &n, 1, 0), EINVAL);
@@ -253,8 +257,10 @@ std::string a_list_without_a_buffer_is_refused(Lun lun) {
   Buffer in(8);
   for (const bool type : {false, true}) {
     Ios issue(CBLK_IO_TYPE_READ, in), wait(issue), complete;
-    if (type) issue.ios[3].request_type = 9;
-    else issue.ios[3].buf = nullptr;
+    if (type)
+      issue.ios[3].request_type = 9;
+    else
+      issue.ios[3].buf = nullptr;
     int n = 8;
     FAILS(cblk_listio(id, issue.list, 8, nullptr, 0, wait.list, 8, complete.list, &n, 0, 0), EINVAL);
     WANT(issue.ios[3].stat.status == CBLK_ARW_STATUS_INVALID && issue.ios[3].stat.fail_errno == EINVAL);
@@ -265,7 +271,7 @@ std::string a_list_without_a_buffer_is_refused(Lun lun) {
   }
   int tag;
   uint64_t status;
-  FAILS(cblk_aresult(id, &tag, &status, CBLK_ARESULT_NEXT_TAG), ENOENT);   // nothing was issued
+  FAILS(cblk_aresult(id, &tag, &status, CBLK_ARESULT_NEXT_TAG), ENOENT);  // nothing was issued
   WANT(cblk_close(id, 0) == 0);
   return "";
 }
@@ -311,15 +317,17 @@ std::string plain_calls_act_on_groups(Lun lun) {
     chunk_stats_t stats;
     WANT(cblk_get_stats(id, &stats, flag) == 0 && stats.num_reads >= 2);
     WANT(cblk_clone_after_fork(id, O_RDWR, flag) == 0);
-    if (lun.is_virtual) WANT(cblk_set_size(id, kSized, flag) == 0);
-    else FAILS(cblk_set_size(id, 10, flag), EINVAL);
+    if (lun.is_virtual)
+      WANT(cblk_set_size(id, kSized, flag) == 0);
+    else
+      FAILS(cblk_set_size(id, 10, flag), EINVAL);
   }
   Buffer buffer(1);
-  FAILS(cblk_read(id, buffer, 0, 1, 0), EINVAL);   // not a chunk
+  FAILS(cblk_read(id, buffer, 0, 1, 0), EINVAL);  // not a chunk
   FAILS(cblk_close(id, 0), EINVAL);
   WANT(cblk_close(id, CBLK_GROUP_RAID0) == 0);
   const chunk_id_t chunk = open_chunk(lun);
-  FAILS(cblk_read(chunk, buffer, 0, 1, CBLK_GROUP_ID), EINVAL);   // not a group
+  FAILS(cblk_read(chunk, buffer, 0, 1, CBLK_GROUP_ID), EINVAL);  // not a group
   FAILS(cblk_close(chunk, CBLK_GROUP_RAID0), EINVAL);
   WANT(cblk_close(chunk, 0) == 0);
   return "";
@@ -362,7 +370,7 @@ std::string a_group_that_is_none(Lun) {
   size_t size;
   Buffer buffer(1);
   for (const chunk_cg_id_t id : {-1, 0, 1 << 30}) {
-    FAILS(cblk_cg_get_lun_size(id, &size, 0), ENODEV);   // this one alone
+    FAILS(cblk_cg_get_lun_size(id, &size, 0), ENODEV);  // this one alone
     FAILS(cblk_get_lun_size(id, &size, CBLK_GROUP_ID), ENODEV);
     FAILS(cblk_get_lun_size(id, &size, 0), EINVAL);
     FAILS(cblk_cg_get_size(id, &size, 0), EINVAL);
@@ -386,7 +394,7 @@ std::string a_free_tag_has_no_message(Lun lun) {
   WANT(cblk_aresult(id, &tag, &status, CBLK_ARESULT_BLOCKING) == 1);
   FAILS(cblk_aresult(id, &tag, &status, CBLK_ARESULT_BLOCKING), ENOMSG);
   for (int wrong : {-1, 8}) FAILS(cblk_aresult(id, &wrong, &status, 0), EINVAL);
-  FAILS(cblk_aresult(id, &tag, &status, CBLK_ARESULT_USER_TAG), EINVAL);   // no such one
+  FAILS(cblk_aresult(id, &tag, &status, CBLK_ARESULT_USER_TAG), EINVAL);  // no such one
   WANT(cblk_close(id, 0) == 0);
   return "";
 }
@@ -402,7 +410,7 @@ std::string a_result_needs_a_place(Lun lun) {
   WANT(cblk_aread(id, buffer, 0, 1, &tag, nullptr, 0) == 0);
   FAILS(cblk_aresult(id, &tag, nullptr, CBLK_ARESULT_BLOCKING), EINVAL);
   FAILS(cblk_aresult(id, nullptr, &status, CBLK_ARESULT_BLOCKING), EINVAL);
-  WANT(cblk_aresult(id, &tag, &status, CBLK_ARESULT_BLOCKING) == 1);   // it was not lost
+  WANT(cblk_aresult(id, &tag, &status, CBLK_ARESULT_BLOCKING) == 1);  // it was not lost
   WANT(cblk_cg_aread(group, buffer, 0, 1, &of_group, nullptr, 0) == 0);
   FAILS(cblk_cg_aresult(group, &of_group, nullptr, CBLK_ARESULT_BLOCKING), EINVAL);
   FAILS(cblk_cg_aresult(group, &of_group, nullptr, CBLK_ARESULT_NEXT_TAG), EINVAL);
@@ -413,7 +421,7 @@ std::string a_result_needs_a_place(Lun lun) {
 
 // After 5 s; the chunk lives on. While it waits, another thread may fetch.
 std::string a_result_keeps_a_chunk_open(Lun lun) {
-  if (lun.is_virtual) return "";   // 5 s once are enough
+  if (lun.is_virtual) return "";  // 5 s once are enough
   const chunk_id_t id = open_chunk(lun, 16, 1);
   const chunk_cg_id_t group = open_raid0(lun, 1);
   WANT(id != NULL_CHUNK_ID && group != NULL_CHUNK_CG_ID);
@@ -453,10 +461,12 @@ std::string a_group_that_waits_too_long(Lun lun) {
   Buffer buffer(2);
   cflsh_cg_tag_t tag;
   uint64_t status;
-  for (int i = 0; i < 2; ++i) WANT(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
+  for (int i = 0; i < 2; ++i)
+    WANT(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
   FAILS(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING), ETIME);
   usleep(2000000);
-  for (int i = 0; i < 2; ++i) (void)!cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING);
+  for (int i = 0; i < 2; ++i)
+    (void)!cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING);
   WANT(cblk_cg_close(group, 0) == 0);
   return "";
 }
@@ -466,7 +476,7 @@ std::string a_group_with_nothing_under_way(Lun lun) {
   WANT(group != NULL_CHUNK_CG_ID);
   cflsh_cg_tag_t tag = {0, 0};
   uint64_t status;
-  WANT(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG) == 0 && tag.tag == -1);   // a chunk says ENOENT
+  WANT(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG) == 0 && tag.tag == -1);  // a chunk says ENOENT
   WANT(cblk_cg_close(group, 0) == 0);
   return "";
 }
@@ -481,7 +491,7 @@ std::string a_size_above_the_lun(Lun lun) {
   WANT(cblk_get_lun_size(id, &of_lun, 0) == 0 && of_lun == kBlocks);
   FAILS(cblk_set_size(id, of_lun + 1, 0), EINVAL);
   FAILS(cblk_set_size(id, static_cast<size_t>(1) << 62, 0), EINVAL);
-  FAILS(cblk_set_size(id, of_lun, 0), ENOMEM);   // the format takes part of it
+  FAILS(cblk_set_size(id, of_lun, 0), ENOMEM);  // the format takes part of it
   WANT(cblk_get_size(id, &size, 0) == 0 && size == kSized);
   WANT(cblk_close(id, 0) == 0);
   return "";

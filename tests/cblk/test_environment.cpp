@@ -19,7 +19,8 @@ class Broken {
     DIR* directory = opendir("/proc/self/fd");
     while (const dirent* entry = readdir(directory)) {
       char name[300] = {};
-      if (readlinkat(dirfd(directory), entry->d_name, name, sizeof name - 1) > 0 && path == name) of_file_.push_back(atoi(entry->d_name));
+      if (readlinkat(dirfd(directory), entry->d_name, name, sizeof name - 1) > 0 && path == name)
+        of_file_.push_back(atoi(entry->d_name));
     }
     closedir(directory);
     for (const int fd : of_file_) {
@@ -60,11 +61,12 @@ CASE(the_cache_answers_and_stays_true) {
   REQUIRE(cblk_read(id, buffer, 20, 1, 0) == 1);
   REQUIRE(hits() == 1 && is_stamped(buffer, 20, 1, 1));
   int tag = 0;
-  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1);   // > 0: done already, nothing to fetch
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1);  // > 0: done already, nothing to fetch
   REQUIRE(hits() == 2);
   REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
   cblk_arw_status_t status = {};
-  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 1);   // who polls the status sees it too
+  // who polls the status sees it too
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 1);
   REQUIRE(status.status == CBLK_ARW_STATUS_SUCCESS && status.blocks_transferred == 1);
   // Each way to write takes the old content out.
   stamp(buffer, 20, 1, 2);
@@ -74,9 +76,10 @@ CASE(the_cache_answers_and_stays_true) {
   stamp(buffer, 20, 1, 3);
   REQUIRE(cblk_awrite(id, buffer, 20, 1, &tag, nullptr, 0) == 0);
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 0);   // a miss
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 0);  // a miss
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1 && is_stamped(buffer, 20, 1, 3));
-  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1 && is_stamped(buffer, 20, 1, 3));   // filled by the last one
+  // filled by the last one
+  REQUIRE(cblk_aread(id, buffer, 20, 1, &tag, nullptr, 0) == 1 && is_stamped(buffer, 20, 1, 3));
   chunk_attrs_t attrs;
   REQUIRE(cblk_get_attrs(id, &attrs, 0) == 0);
   if (attrs.flags1 & CFLSH_ATTR_UNMAP) {
@@ -93,7 +96,7 @@ CASE(a_cache_of_one_chunk_only) {
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer block(1);
   chunk_stats_t stats;
-  for (uint64_t version = 1; version < 10 && survives(); ++version) {   // its chunks would tell of each other's past
+  for (uint64_t version = 1; version < 10 && survives(); ++version) {  // its chunks would tell of each other's past
     stamp(block, 3, 1, version);
     REQUIRE(cblk_cg_write(group, block, 3, 1, 0) == 1);
     for (int i = 0; i < 4; ++i) REQUIRE(cblk_cg_read(group, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
@@ -102,7 +105,8 @@ CASE(a_cache_of_one_chunk_only) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-// What lies beyond the end is out of it at once, also where the scrub then fails: it may have reached any of the blocks.
+// What lies beyond the end is out of it at once, also where the scrub then fails: it may have reached any of the
+// blocks.
 CASE(the_cache_forgets_the_tail_of_a_shrunk_chunk) {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const std::string path = device(kBlocks);
@@ -110,7 +114,7 @@ CASE(the_cache_forgets_the_tail_of_a_shrunk_chunk) {
   REQUIRE(id != NULL_CHUNK_ID && cblk_set_size(id, 100, 0) == 0);
   Buffer block(1);
   chunk_stats_t stats;
-  const auto reads_hit = [&](int lba) {   // how many of two reads
+  const auto reads_hit = [&](int lba) {  // how many of two reads
     REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
     const uint64_t before = stats.num_cache_hits;
     for (int i = 0; i < 2; ++i) REQUIRE(cblk_read(id, block, lba, 1, 0) == 1);
@@ -132,14 +136,16 @@ CASE(the_cache_forgets_the_tail_of_a_shrunk_chunk) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// The original needs 640 us for a read that is in its cache: a thread spins on the lock. Bounds are wide: other things run too.
+// The original needs 640 us for a read that is in its cache: a thread spins on the lock. Bounds are wide: other things
+// run too.
 CASE(a_cached_read_takes_no_time) {
   Environment cache("CFLSH_BLK_CACHE_SIZE", "64");
   const chunk_id_t id = open_physical();
   Buffer block(1);
   cblk_arw_status_t status;
   int tag;
-  REQUIRE(cblk_aread(id, block, 1, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);   // so that there is a background thread
+  // so that there is a background thread
+  REQUIRE(cblk_aread(id, block, 1, 1, &tag, &status, CBLK_ARW_USER_STATUS_FLAG) == 0);
   await_status(status);
   REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
   double best = 1;
@@ -170,7 +176,7 @@ CASE(blocking_reads_of_one_chunk_run_beside_each_other) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  REQUIRE(seconds() - start < 0.6);   // one after the other: 0.8
+  REQUIRE(seconds() - start < 0.6);  // one after the other: 0.8
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -185,7 +191,8 @@ CASE(the_size_can_be_limited) {
 }
 
 CASE(odd_values_are_as_good_as_none) {
-  Environment a("CFLSH_BLK_MAX_XFER", "-3"), b("CFLSH_BLK_CACHE_SIZE", "many"), c("CFLSH_BLK_SIZE", "12x"), d("CFLSH_BLK_TIMEOUT", "");
+  Environment a("CFLSH_BLK_MAX_XFER", "-3"), b("CFLSH_BLK_CACHE_SIZE", "many"), c("CFLSH_BLK_SIZE", "12x"),
+      d("CFLSH_BLK_TIMEOUT", "");
   const chunk_id_t id = open_physical();
   chunk_attrs_t attrs;
   size_t blocks = 0;
@@ -211,14 +218,16 @@ std::string trace_path;
 // An open, a failed read and a close, in a process of its own: the trace is opened once a process.
 void traced(void (*before)()) {
   trace_path = "/tmp/lunar-cblk-trace-" + std::to_string(getpid());
-  in_child([](void* prepare) {
-    Environment trace("CFLSH_BLK_TRACE", trace_path.c_str());
-    reinterpret_cast<void (*)()>(prepare)();
-    const chunk_id_t id = cblk_open("sim:1m", 0, O_RDWR, 0, CBLK_OPN_NO_INTRP_THREADS);
-    Buffer block(1);
-    REFUSES(cblk_read(id, block, 99999, 1, 0), EINVAL);
-    REQUIRE(cblk_close(id, 0) == 0);
-  }, reinterpret_cast<void*>(before));
+  in_child(
+      [](void* prepare) {
+        Environment trace("CFLSH_BLK_TRACE", trace_path.c_str());
+        reinterpret_cast<void (*)()>(prepare)();
+        const chunk_id_t id = cblk_open("sim:1m", 0, O_RDWR, 0, CBLK_OPN_NO_INTRP_THREADS);
+        Buffer block(1);
+        REFUSES(cblk_read(id, block, 99999, 1, 0), EINVAL);
+        REQUIRE(cblk_close(id, 0) == 0);
+      },
+      reinterpret_cast<void*>(before));
 }
 
 }  // namespace
@@ -227,21 +236,21 @@ CASE(a_trace_names_what_failed) {
   traced([] { setenv("CFLSH_BLK_LUN_ID", "17", 1); });
   const std::string text = text_of(trace_path);
   unlink(trace_path.c_str());
-  REQUIRE(has(text, "open sim:1m lun 17 mode 2 flags 0x4 requests 64: "));   // a number for each word
+  REQUIRE(has(text, "open sim:1m lun 17 mode 2 flags 0x4 requests 64: "));  // a number for each word
   REQUIRE(has(text, "read") && has(text, "close") && !has(text, "%"));
 }
 
 CASE(a_trace_is_as_verbose_as_asked) {
-  traced([] { setenv("CFLSH_BLK_TRC_VERBOSITY", "1", 1); });   // failures only
+  traced([] { setenv("CFLSH_BLK_TRC_VERBOSITY", "1", 1); });  // failures only
   std::string text = text_of(trace_path);
   REQUIRE(has(text, "read") && !has(text, "open") && !has(text, "close"));
-  traced([] { setenv("CFLSH_BLK_TRC_VERBOSITY", "0", 1); });   // nothing; appended to what was there
+  traced([] { setenv("CFLSH_BLK_TRC_VERBOSITY", "0", 1); });  // nothing; appended to what was there
   REQUIRE(text_of(trace_path) == text);
   traced([] { setenv("CFLSH_BLK_TRC_APPEND", "OFF", 1); });
   text = text_of(trace_path);
   REQUIRE(has(text, "open"));
   traced([] { setenv("CFLSH_BLK_TRC_APPEND", "OFF", 1); });
-  REQUIRE(text_of(trace_path).size() < text.size() * 3 / 2);   // it began anew
+  REQUIRE(text_of(trace_path).size() < text.size() * 3 / 2);  // it began anew
   unlink(trace_path.c_str());
 }
 
@@ -253,20 +262,22 @@ CASE(a_trace_may_be_one_a_process) {
   };
   static int pipes[2];
   REQUIRE(pipe(pipes) == 0);
-  in_child([](void* what) {
-    Environment trace("CFLSH_BLK_TRACE", trace_path.c_str()), own("CFLSH_BLK_TRACE_PID", "1");
-    reinterpret_cast<void (*)(void*)>(what)(nullptr);
-    const pid_t parent = getpid(), child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-      reinterpret_cast<void (*)(void*)>(what)(nullptr);
-      _exit(0);
-    }
-    int status = 1;
-    REQUIRE(waitpid(child, &status, 0) == child && status == 0);
-    const pid_t both[2] = {parent, child};
-    REQUIRE(write(pipes[1], both, sizeof both) == sizeof both);
-  }, reinterpret_cast<void*>(+run));
+  in_child(
+      [](void* what) {
+        Environment trace("CFLSH_BLK_TRACE", trace_path.c_str()), own("CFLSH_BLK_TRACE_PID", "1");
+        reinterpret_cast<void (*)(void*)>(what)(nullptr);
+        const pid_t parent = getpid(), child = fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+          reinterpret_cast<void (*)(void*)>(what)(nullptr);
+          _exit(0);
+        }
+        int status = 1;
+        REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+        const pid_t both[2] = {parent, child};
+        REQUIRE(write(pipes[1], both, sizeof both) == sizeof both);
+      },
+      reinterpret_cast<void*>(+run));
   pid_t both[2];
   REQUIRE(read(pipes[0], both, sizeof both) == sizeof both);
   close(pipes[0]);
@@ -276,7 +287,7 @@ CASE(a_trace_may_be_one_a_process) {
     const std::string path = trace_path + "." + std::to_string(one), text = text_of(path);
     unlink(path.c_str());
     REQUIRE(has(text, "open sim:1m"));
-    REQUIRE(text.find("open") == text.rfind("open"));   // its own only
+    REQUIRE(text.find("open") == text.rfind("open"));  // its own only
   }
 }
 
@@ -293,8 +304,11 @@ CASE(the_symbols_of_the_watching_daemon_are_there) {
   char text[] = "1";
   REFUSES(reinterpret_cast<int (*)(char*, void**)>(symbol("cblk_eras_register"))(text, &handle), ENOSYS);
   REFUSES(reinterpret_cast<int (*)(void*)>(symbol("cblk_eras_unregister"))(handle), ENOSYS);
-  REFUSES(reinterpret_cast<int (*)(void*, int, char*, uint64_t)>(symbol("cblk_eras_set_trace"))(handle, 1, text, 0), ENOSYS);
+  REFUSES(reinterpret_cast<int (*)(void*, int, char*, uint64_t)>(symbol("cblk_eras_set_trace"))(handle, 1, text, 0),
+          ENOSYS);
   REFUSES(reinterpret_cast<int (*)(void*, char*, uint64_t)>(symbol("cblk_eras_live_dump"))(handle, text, 0), ENOSYS);
-  REFUSES(reinterpret_cast<int (*)(void*, char*, chunk_stats_t*, uint64_t)>(symbol("cblk_eras_get_stat"))(handle, text, &stats, 0), ENOSYS);
+  REFUSES(reinterpret_cast<int (*)(void*, char*, chunk_stats_t*, uint64_t)>(symbol("cblk_eras_get_stat"))(handle, text,
+                                                                                                          &stats, 0),
+          ENOSYS);
   REQUIRE(reinterpret_cast<int (*)()>(symbol("cblk_eras_term"))() == 0);
 }

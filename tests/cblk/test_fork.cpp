@@ -42,17 +42,19 @@ CASE(a_physical_chunk_works_on_in_a_child) {
   id = open_physical();
   buffer = new Buffer(4);
   round_trip(100, 1);
-  in_child([](void*) {
-    if (survives()) {
-      REQUIRE(cblk_read(id, *buffer, 100, 4, 0) == 4);
-      REQUIRE(is_stamped(*buffer, 100, 4, 1));
-    }
-    round_trip(200, 2);
-    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);   // nothing to do
-    in_child([](void*) { round_trip(300, 3); }, nullptr);
-    REQUIRE(cblk_close(id, 0) == 0);
-    REFUSES(cblk_close(id, 0), EINVAL);
-  }, nullptr);
+  in_child(
+      [](void*) {
+        if (survives()) {
+          REQUIRE(cblk_read(id, *buffer, 100, 4, 0) == 4);
+          REQUIRE(is_stamped(*buffer, 100, 4, 1));
+        }
+        round_trip(200, 2);
+        REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);  // nothing to do
+        in_child([](void*) { round_trip(300, 3); }, nullptr);
+        REQUIRE(cblk_close(id, 0) == 0);
+        REFUSES(cblk_close(id, 0), EINVAL);
+      },
+      nullptr);
   round_trip(400, 4);
   if (survives()) {
     REQUIRE(cblk_read(id, *buffer, 300, 4, 0) == 4);
@@ -67,14 +69,17 @@ CASE(commands_under_way_stay_with_the_parent) {
   id = open_sim("latency_us=100000");
   buffer = new Buffer(8);
   int tags[8];
-  for (int i = 0; i < 8; ++i) REQUIRE(cblk_aread(id, buffer->block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
-  in_child([](void*) {
-    int tag = 0;
-    REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
-    REQUIRE(cblk_aread(id, *buffer, 0, 1, &tag, nullptr, 0) == 0);
-    REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-    REQUIRE(cblk_close(id, 0) == 0);
-  }, nullptr);
+  for (int i = 0; i < 8; ++i)
+    REQUIRE(cblk_aread(id, buffer->block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
+  in_child(
+      [](void*) {
+        int tag = 0;
+        REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);
+        REQUIRE(cblk_aread(id, *buffer, 0, 1, &tag, nullptr, 0) == 0);
+        REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+        REQUIRE(cblk_close(id, 0) == 0);
+      },
+      nullptr);
   for (int& tag : tags) REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_close(id, 0) == 0);
   delete buffer;
@@ -88,9 +93,10 @@ CASE(a_child_keeps_no_ring_of_its_parent) {
   int tag;
   static int before;
   before = descriptors();
-  REQUIRE(cblk_aread(id, block, 0, 1, &tag, nullptr, 0) == 0 && cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+  REQUIRE(cblk_aread(id, block, 0, 1, &tag, nullptr, 0) == 0 &&
+          cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);
-  REQUIRE(descriptors() == before + 2);   // one for commands, one for blocking I/O
+  REQUIRE(descriptors() == before + 2);  // one for commands, one for blocking I/O
   in_child([](void*) { REQUIRE(descriptors() == before); }, nullptr);
   REQUIRE(cblk_close(id, 0) == 0);
 }
@@ -129,29 +135,34 @@ CASE(a_virtual_chunk_must_be_cloned) {
   buffer = new Buffer(1);
   stamp(*buffer, 11, 1, 1);
   REQUIRE(cblk_write(id, *buffer, 11, 1, 0) == 1);
-  in_child([](void*) {
-    int tag = 0;
-    REFUSES(cblk_read(id, *buffer, 11, 1, 0), EINVAL);
-    REFUSES(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0), EINVAL);
-    REFUSES(cblk_aresult(id, &tag, ignored(), 0), EINVAL);
-    REFUSES(cblk_set_size(id, 700, 0), EINVAL);
-    REFUSES(cblk_clone_after_fork(id, O_ACCMODE, 0), EINVAL);
-    REQUIRE(cblk_clone_after_fork(id, O_RDONLY, 0) == 0);
-    memset(*buffer, 0, kBlock);
-    REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1);
-    REQUIRE(is_stamped(*buffer, 11, 1, 1));
-    REFUSES(cblk_write(id, *buffer, 11, 1, 0), EINVAL);   // asked for less than the parent has
-    REFUSES(cblk_clone_after_fork(id, O_RDWR, 0), EINVAL);   // and cannot have it back
-    REQUIRE(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0) == 0);
-    REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-    REQUIRE(cblk_close(id, 0) == 0);
-  }, nullptr);
-  in_child([](void*) {
-    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-    stamp(*buffer, 12, 1, 2);
-    REQUIRE(cblk_write(id, *buffer, 12, 1, 0) == 1);
-  }, nullptr);
-  REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1 && is_stamped(*buffer, 11, 1, 1));   // the children's end took nothing away
+  in_child(
+      [](void*) {
+        int tag = 0;
+        REFUSES(cblk_read(id, *buffer, 11, 1, 0), EINVAL);
+        REFUSES(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0), EINVAL);
+        REFUSES(cblk_aresult(id, &tag, ignored(), 0), EINVAL);
+        REFUSES(cblk_set_size(id, 700, 0), EINVAL);
+        REFUSES(cblk_clone_after_fork(id, O_ACCMODE, 0), EINVAL);
+        REQUIRE(cblk_clone_after_fork(id, O_RDONLY, 0) == 0);
+        memset(*buffer, 0, kBlock);
+        REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1);
+        REQUIRE(is_stamped(*buffer, 11, 1, 1));
+        REFUSES(cblk_write(id, *buffer, 11, 1, 0), EINVAL);     // asked for less than the parent has
+        REFUSES(cblk_clone_after_fork(id, O_RDWR, 0), EINVAL);  // and cannot have it back
+        REQUIRE(cblk_aread(id, *buffer, 11, 1, &tag, nullptr, 0) == 0);
+        REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+        REQUIRE(cblk_close(id, 0) == 0);
+      },
+      nullptr);
+  in_child(
+      [](void*) {
+        REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+        stamp(*buffer, 12, 1, 2);
+        REQUIRE(cblk_write(id, *buffer, 12, 1, 0) == 1);
+      },
+      nullptr);
+  // the children's end took nothing away
+  REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1 && is_stamped(*buffer, 11, 1, 1));
   if (survives()) REQUIRE(cblk_read(id, *buffer, 12, 1, 0) == 1 && is_stamped(*buffer, 12, 1, 2));
   REQUIRE(cblk_close(id, 0) == 0);
   delete buffer;
@@ -192,19 +203,23 @@ CASE(a_clone_of_a_shrunk_chunk_and_of_a_raid0) {
   static chunk_cg_id_t group;
   group = cblk_cg_open(path.c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0 | CBLK_OPN_VIRT_LUN);
   REQUIRE(group != NULL_CHUNK_CG_ID && cblk_cg_set_size(group, 101, 0) == 0);
-  in_child([](void*) {
-    in_child([](void*) {
-      REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-      REQUIRE(cblk_set_size(id, 30, 0) == 0);
-    }, nullptr);
-    size_t size = 0;
-    Buffer block(1);
-    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-    REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 30);
-    REFUSES(cblk_read(id, block, 30, 1, 0), EINVAL);
-    REQUIRE(cblk_cg_clone_after_fork(group, O_RDWR, 0) == 0);
-    REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 102);
-  }, nullptr);
+  in_child(
+      [](void*) {
+        in_child(
+            [](void*) {
+              REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+              REQUIRE(cblk_set_size(id, 30, 0) == 0);
+            },
+            nullptr);
+        size_t size = 0;
+        Buffer block(1);
+        REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+        REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 30);
+        REFUSES(cblk_read(id, block, 30, 1, 0), EINVAL);
+        REQUIRE(cblk_cg_clone_after_fork(group, O_RDWR, 0) == 0);
+        REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 102);
+      },
+      nullptr);
   REQUIRE(cblk_cg_close(group, 0) == 0);
   REQUIRE(cblk_close(id, 0) == 0);
 }
@@ -217,10 +232,12 @@ CASE(a_shared_virtual_chunk_is_not_scrubbed) {
   buffer = new Buffer(1);
   stamp(*buffer, 11, 1, 1);
   REQUIRE(cblk_write(id, *buffer, 11, 1, 0) == 1);
-  in_child([](void*) {
-    REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-    REQUIRE(cblk_close(id, CBLK_SCRUB_DATA_FLG) == 0);
-  }, nullptr);
+  in_child(
+      [](void*) {
+        REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+        REQUIRE(cblk_close(id, CBLK_SCRUB_DATA_FLG) == 0);
+      },
+      nullptr);
   REQUIRE(cblk_read(id, *buffer, 11, 1, 0) == 1 && is_stamped(*buffer, 11, 1, 1));
   static int ends[2], answers[2];
   REQUIRE(pipe(ends) == 0 && pipe(answers) == 0);
@@ -253,7 +270,7 @@ CASE(clone_is_EBUSY_with_active_commands) {
   REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY);
   in_child([](void*) { REFUSES(cblk_clone_after_fork(id, O_RDONLY, 0), EBUSY); }, nullptr);
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-  REFUSES(cblk_clone_after_fork(id, O_RDWR, 0), EINVAL);   // more than it was opened with
+  REFUSES(cblk_clone_after_fork(id, O_RDWR, 0), EINVAL);  // more than it was opened with
   REQUIRE(cblk_close(id, 0) == 0);
   delete buffer;
 }
@@ -265,23 +282,25 @@ CASE(a_clone_outlives_its_parent) {
   static int ends[2];
   path = device(kBlocks);
   REQUIRE(pipe(ends) == 0);
-  in_child([](void*) {
-    const chunk_id_t mine = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
-    REQUIRE(mine != NULL_CHUNK_ID && cblk_set_size(mine, 300, 0) == 0);
-    Buffer block(1);
-    stamp(block, 5, 1, 1);
-    REQUIRE(cblk_write(mine, block, 5, 1, 0) == 1);
-    if (fork() == 0) {
-      REQUIRE(cblk_clone_after_fork(mine, O_RDWR, 0) == 0);
-      char wait;
-      REQUIRE(read(ends[0], &wait, 1) == 1);
-      memset(block, 0, kBlock);
-      char answer = cblk_read(mine, block, 5, 1, 0) == 1 && is_stamped(block, 5, 1, 1) ? 'y' : 'n';
-      REQUIRE(write(ends[1], &answer, 1) == 1);
-      _exit(0);
-    }
-    REQUIRE(cblk_close(mine, 0) == 0);
-  }, nullptr);
+  in_child(
+      [](void*) {
+        const chunk_id_t mine = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
+        REQUIRE(mine != NULL_CHUNK_ID && cblk_set_size(mine, 300, 0) == 0);
+        Buffer block(1);
+        stamp(block, 5, 1, 1);
+        REQUIRE(cblk_write(mine, block, 5, 1, 0) == 1);
+        if (fork() == 0) {
+          REQUIRE(cblk_clone_after_fork(mine, O_RDWR, 0) == 0);
+          char wait;
+          REQUIRE(read(ends[0], &wait, 1) == 1);
+          memset(block, 0, kBlock);
+          char answer = cblk_read(mine, block, 5, 1, 0) == 1 && is_stamped(block, 5, 1, 1) ? 'y' : 'n';
+          REQUIRE(write(ends[1], &answer, 1) == 1);
+          _exit(0);
+        }
+        REQUIRE(cblk_close(mine, 0) == 0);
+      },
+      nullptr);
   // Another owner takes what it can get, and writes all over it.
   const chunk_id_t other = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
   REQUIRE(cblk_set_size(other, static_cast<size_t>(-1), 0) == 0);

@@ -11,7 +11,8 @@
 
 namespace {
 
-constexpr int kAtOnce = CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE;   // opened without a look at what the (slow) device holds
+// opened without a look at what the (slow) device holds
+constexpr int kAtOnce = CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE;
 
 }  // namespace
 
@@ -30,7 +31,7 @@ CASE(cg_open_says_what_is_wrong) {
 }
 
 CASE(a_group_is_one_lun_for_several_chunks) {
-  if (!survives()) return;   // sim: each open has a memory of its own
+  if (!survives()) return;  // sim: each open has a memory of its own
   const std::string path = device(kBlocks);
   const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 8, O_RDWR, 4, 0, CBLK_GROUP_ID);
   REQUIRE(group != NULL_CHUNK_CG_ID);
@@ -57,7 +58,7 @@ CASE(a_group_is_one_lun_for_several_chunks) {
   REQUIRE(chunks.size() == 4);
   chunk_stats_t stats;
   for (const chunk_id_t id : chunks) {
-    REFUSES(cblk_close(id, 0), EINVAL);   // the group's
+    REFUSES(cblk_close(id, 0), EINVAL);  // the group's
     REFUSES(cblk_read(id, buffer, 0, 1, 0), EINVAL);
     REFUSES(cblk_cg_close(id, 0), EINVAL);
   }
@@ -71,7 +72,8 @@ CASE(a_group_is_one_lun_for_several_chunks) {
   // Status in the background, tags of the caller's.
   cblk_arw_status_t status[4];
   cflsh_cg_tag_t tag = {0, 0};
-  for (cblk_arw_status_t& one : status) REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, &one, CBLK_ARW_USER_STATUS_FLAG) == 0);
+  for (cblk_arw_status_t& one : status)
+    REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, &one, CBLK_ARW_USER_STATUS_FLAG) == 0);
   for (cblk_arw_status_t& one : status) await_status(one);
   tag.tag = 555;
   REQUIRE(cblk_cg_aread(group, buffer, 0, 1, &tag, nullptr, CBLK_ARW_USER_TAG_FLAG) == 0);
@@ -93,7 +95,7 @@ CASE(a_groups_next_tag_is_the_oldest) {
   for (int i = 0; i < 9; ++i) REQUIRE(cblk_cg_aread(group, buffer.block(i), i, 1, &tags[i], nullptr, 0) == 0);
   REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG) == 0 && tag.tag == -1);
   REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
-  usleep(30000);   // all are done by now
+  usleep(30000);  // all are done by now
   for (int i = 1; i < 9; ++i) {
     REQUIRE(cblk_cg_aresult(group, &tag, &status, CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
     REQUIRE(tag.id == tags[i].id && tag.tag == tags[i].tag);
@@ -110,8 +112,9 @@ CASE(a_group_closes_though_all_its_chunks_are_busy) {
   Buffer buffer(4);
   cflsh_cg_tag_t tag;
   cblk_arw_status_t status[4] = {};
-  for (int i = 0; i < 4; ++i) {   // each ends after the one before it
-    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, &status[i], CBLK_ARW_USER_STATUS_FLAG) == 0);
+  for (int i = 0; i < 4; ++i) {  // each ends after the one before it
+    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, &status[i],
+                          CBLK_ARW_USER_STATUS_FLAG) == 0);
     usleep(15000);
   }
   REQUIRE(cblk_cg_close(group, 0) == 0);
@@ -125,10 +128,12 @@ HEAVY_CASE(a_busy_group_is_EBUSY_after_5_s_in_all) {
   Buffer buffer(4);
   cflsh_cg_tag_t tags[4];
   const double start = seconds();
-  for (int i = 0; i < 4; ++i) REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
+  for (int i = 0; i < 4; ++i)
+    REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tags[i], nullptr, 0) == 0);
   REFUSES(cblk_cg_close(group, 0), EBUSY);
   REQUIRE(seconds() - start > 4.5 && seconds() - start < 8);
-  for (cflsh_cg_tag_t& tag : tags) REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);   // it is whole
+  // it is whole
+  for (cflsh_cg_tag_t& tag : tags) REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
@@ -147,22 +152,24 @@ CASE(a_group_in_the_middle_of_a_close_at_a_fork) {
     usleep(1000);
     errno = 0;
     (void)!cblk_cg_aread(group, buffer, 0, 1, &tag, &status[1], CBLK_ARW_USER_STATUS_FLAG);
-  } while (errno != EWOULDBLOCK);   // once the close has begun
-  in_child([](void*) {
-    REQUIRE(cblk_cg_close(group, 0) == 0);
-    REFUSES(cblk_cg_close(group, 0), EINVAL);
-  }, nullptr);
+  } while (errno != EWOULDBLOCK);  // once the close has begun
+  in_child(
+      [](void*) {
+        REQUIRE(cblk_cg_close(group, 0) == 0);
+        REFUSES(cblk_cg_close(group, 0), EINVAL);
+      },
+      nullptr);
   closer.join();
   REFUSES(cblk_cg_close(group, 0), EINVAL);
 }
 
 CASE(raid0_puts_block_b_on_device_b_mod_n) {
   for (const int n : {2, 3, 8}) {
-    if (n == 8 && (kind() == "block" || kind() == "nvme")) continue;   // enough devices for one test
+    if (n == 8 && (kind() == "block" || kind() == "nvme")) continue;  // enough devices for one test
     std::string path;
     std::vector<std::string> devices;
     for (int i = 0; i < n; ++i) {
-      devices.push_back(device(i == 1 ? 80 : 100, i));   // the smallest counts
+      devices.push_back(device(i == 1 ? 80 : 100, i));  // the smallest counts
       path += (i ? ":" : "") + devices.back();
     }
     const chunk_cg_id_t group = cblk_cg_open(path.c_str(), 0, O_RDWR, n, 0, CBLK_GROUP_RAID0);
@@ -178,21 +185,25 @@ CASE(raid0_puts_block_b_on_device_b_mod_n) {
     }
     REQUIRE(cblk_cg_read(group, in, 0, size, 0) == static_cast<int>(size));
     REQUIRE(is_stamped(in, 0, size, 3));
-    cflsh_cg_tag_t tags[40], tag;   // of a command a block
+    cflsh_cg_tag_t tags[40], tag;  // of a command a block
     memset(in, 0, size * kBlock);
-    for (int i = 0; i < 40; ++i) REQUIRE(cblk_cg_aread(group, in.block(static_cast<size_t>(i)), 5 + i, 1, &tags[i], nullptr, 0) == 0);
+    for (int i = 0; i < 40; ++i)
+      REQUIRE(cblk_cg_aread(group, in.block(static_cast<size_t>(i)), 5 + i, 1, &tags[i], nullptr, 0) == 0);
     for (cflsh_cg_tag_t& one : tags) REQUIRE(cblk_cg_aresult(group, &one, ignored(), CBLK_ARESULT_BLOCKING) == 1);
     REQUIRE(is_stamped(in, 5, 40, 3));
     stamp(out, 7, 50, 4);
-    for (int i = 0; i < 50; ++i) REQUIRE(cblk_cg_awrite(group, out.block(static_cast<size_t>(i)), 7 + i, 1, &tag, nullptr, 0) == 0);
-    for (int i = 0; i < 50; ++i) REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
+    for (int i = 0; i < 50; ++i)
+      REQUIRE(cblk_cg_awrite(group, out.block(static_cast<size_t>(i)), 7 + i, 1, &tag, nullptr, 0) == 0);
+    for (int i = 0; i < 50; ++i)
+      REQUIRE(cblk_cg_aresult(group, &tag, ignored(), CBLK_ARESULT_NEXT_TAG | CBLK_ARESULT_BLOCKING) == 1);
     Buffer skewed(60, 5);
     REQUIRE(cblk_cg_read(group, skewed, 0, 60, 0) == 60);
-    REQUIRE(is_stamped(skewed.block(0), 0, 3) && is_stamped(skewed.block(7), 7, 4) && is_stamped(skewed.block(57), 57, 3));
+    REQUIRE(is_stamped(skewed.block(0), 0, 3) && is_stamped(skewed.block(7), 7, 4) &&
+            is_stamped(skewed.block(57), 57, 3));
     REFUSES(cblk_cg_read(group, in, static_cast<cflash_offset_t>(size), 1, 0), EINVAL);
     REQUIRE(cblk_cg_close(group, 0) == 0);
     if (!survives()) continue;
-    for (int d = 0; d < n; ++d) {   // where each block went
+    for (int d = 0; d < n; ++d) {  // where each block went
       const chunk_id_t one = cblk_open(devices[d].c_str(), 0, O_RDONLY, 0, 0);
       REQUIRE(one != NULL_CHUNK_ID);
       for (int b = 0; b < 80; ++b) {
@@ -296,7 +307,8 @@ CASE(who_waits_for_the_next_of_a_group_sleeps_until_there_is_one) {
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
 
-// Some wait for any, one fetches what it issued by its tag: all that was issued is fetched once, and every thread comes back.
+// Some wait for any, one fetches what it issued by its tag: all that was issued is fetched once, and every thread comes
+// back.
 CASE(several_threads_wait_for_the_next_of_a_raid0) {
   const std::string first = device(kBlocks), second = device(kBlocks, 1);
   const chunk_cg_id_t group = cblk_cg_open((first + ":" + second).c_str(), 64, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
@@ -346,7 +358,7 @@ CASE(several_paths_to_one_device) {
   REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 4);
   REQUIRE(is_stamped(buffer, 9, 4, 1));
   REQUIRE(cblk_close(id, 0) == 0);
-  const chunk_id_t one = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);   // a single path will do
+  const chunk_id_t one = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_MPIO_FO);  // a single path will do
   REQUIRE(one != NULL_CHUNK_ID);
   REQUIRE(cblk_close(one, 0) == 0);
 }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// What is late, beside everything else that goes on: other chunks of its group, a close, a resize, a fork, the cache. The device is simulated, bounds
-// are wide.
+// SPDX-License-Identifier: Apache-2.0 What is late, beside everything else that goes on: other chunks of its group, a
+// close, a resize, a fork, the cache. The device is simulated, bounds are wide.
 #include <sys/resource.h>
 
 #include <atomic>
@@ -37,7 +36,8 @@ CASE(a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it) {
   const Limit limit("200");
   for (const bool blocking : {true, false}) {
     const std::string device = std::string("sim:4m,name=siblings") + (blocking ? "b" : "a");
-    const chunk_cg_id_t group = cblk_cg_open((device + ",stall=777,stall_us=1200000").c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID);
+    const chunk_cg_id_t group =
+        cblk_cg_open((device + ",stall=777,stall_us=1200000").c_str(), 0, O_RDWR, 2, 0, CBLK_GROUP_ID);
     REQUIRE(group != NULL_CHUNK_CG_ID);
     Buffer block(1), other(1);
     cflsh_cg_tag_t tag;
@@ -47,13 +47,13 @@ CASE(a_late_write_of_a_group_is_not_overtaken_by_another_chunk_of_it) {
       return cblk_cg_aresult(group, &tag, ignored(), kBlocking);
     };
     REQUIRE(cblk_cg_read(group, other, 5, 1, 0) == 1);
-    REFUSES(cblk_cg_read(group, other, 777, 1, 0), ETIMEDOUT);   // the second chunk's device hangs no more
+    REFUSES(cblk_cg_read(group, other, 777, 1, 0), ETIMEDOUT);  // the second chunk's device hangs no more
     const Watch watch;
     stamp(block, 777, 1, 1);
     REFUSES(write(block, 777), ETIMEDOUT);
     stamp(block, 777, 1, 2);
-    REFUSES(write(block, 777), ETIMEDOUT);   // by the second chunk
-    if (blocking) REQUIRE(write(other, 9) == 1);   // not so elsewhere (a simulated ring has its commands in order)
+    REFUSES(write(block, 777), ETIMEDOUT);        // by the second chunk
+    if (blocking) REQUIRE(write(other, 9) == 1);  // not so elsewhere (a simulated ring has its commands in order)
     REQUIRE(watch.passed() < 1.1);
     done_by(watch, 10, [&] { return write(block, 777) == 1; });
     REQUIRE(watch.passed() > 1.1);
@@ -99,7 +99,7 @@ CASE(lanes_come_back_when_all_were_lost) {
   REQUIRE(watch.passed() < 1.1);
   watch.until(1.1);
   Buffer block(1);
-  REQUIRE(cblk_read(id, block, 5, 1, 0) == 1);   // by a lane that comes back at 1.3 s or little later
+  REQUIRE(cblk_read(id, block, 5, 1, 0) == 1);  // by a lane that comes back at 1.3 s or little later
   REQUIRE(watch.passed() < 1.65);
   REQUIRE(cblk_close(id, 0) == 0);
 }
@@ -107,14 +107,15 @@ CASE(lanes_come_back_when_all_were_lost) {
 CASE(the_limit_of_a_raid_0_is_that_of_the_call) {
   if (kind() != "sim") return;
   const Limit limit("500");
-  const chunk_cg_id_t group = cblk_cg_open("(sim:4m,latency_us=300000):(sim:4m,latency_us=300000):(sim:4m,latency_us=300000)", 0, O_RDWR, 3, 0,
-                                           CBLK_GROUP_RAID0 | CBLK_OPN_FORCED_RESERVE);
+  const chunk_cg_id_t group =
+      cblk_cg_open("(sim:4m,latency_us=300000):(sim:4m,latency_us=300000):(sim:4m,latency_us=300000)", 0, O_RDWR, 3, 0,
+                   CBLK_GROUP_RAID0 | CBLK_OPN_FORCED_RESERVE);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(900);
   const Watch watch;
   REQUIRE(cblk_cg_read(group, buffer, 4, 1, 0) == 1);
   const double one = watch.passed();
-  REFUSES(cblk_cg_read(group, buffer, 0, 900, 0), ETIMEDOUT);   // three times what a device is asked for at once
+  REFUSES(cblk_cg_read(group, buffer, 0, 900, 0), ETIMEDOUT);  // three times what a device is asked for at once
   REQUIRE(watch.passed() - one < 0.85);
   REQUIRE(cblk_cg_close(group, 0) == 0);
 }
@@ -123,12 +124,14 @@ CASE(next_tag_of_a_group_ends_in_time_whatever_its_flags) {
   if (kind() != "sim") return;
   const Limit limit("250");
   for (const int flags : {kNext | kBlocking, kNext | kBlocking | CBLK_ARESULT_NO_HARVEST}) {
-    const chunk_cg_id_t group = cblk_cg_open("sim:4m,latency_us=1500000", 0, O_RDWR, 2, 0, CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE);
+    const chunk_cg_id_t group =
+        cblk_cg_open("sim:4m,latency_us=1500000", 0, O_RDWR, 2, 0, CBLK_GROUP_ID | CBLK_OPN_FORCED_RESERVE);
     REQUIRE(group != NULL_CHUNK_CG_ID);
     Buffer buffer(2);
     cflsh_cg_tag_t tag;
     const Watch watch;
-    for (int i = 0; i < 2; ++i) REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
+    for (int i = 0; i < 2; ++i)
+      REQUIRE(cblk_cg_aread(group, buffer.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
     for (int i = 0; i < 2; ++i) REFUSES(cblk_cg_aresult(group, &tag, ignored(), flags), ETIME);
     REQUIRE(watch.passed() < 1.2);
     REQUIRE(cblk_cg_close(group, 0) == 0);
@@ -156,22 +159,25 @@ CASE(a_child_clones_a_chunk_whose_late_commands_were_told) {
       }
       late = result < 0;
       if (late) {
-        REQUIRE(errno == ETIMEDOUT && cblk_clone_after_fork(id, O_RDWR, 0) == 0);   // in the same process, too
-        in_child([](void*) {
-          Buffer own(1);
-          REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
-          stamp(own, 3, 1, 1);
-          REQUIRE(cblk_write(id, own, 3, 1, 0) == 1);
-          memset(own, 0, kBlock);
-          REQUIRE(cblk_read(id, own, 3, 1, 0) == 1 && is_stamped(own, 3, 1, 1));
-        }, nullptr);
+        REQUIRE(errno == ETIMEDOUT && cblk_clone_after_fork(id, O_RDWR, 0) == 0);  // in the same process, too
+        in_child(
+            [](void*) {
+              Buffer own(1);
+              REQUIRE(cblk_clone_after_fork(id, O_RDWR, 0) == 0);
+              stamp(own, 3, 1, 1);
+              REQUIRE(cblk_write(id, own, 3, 1, 0) == 1);
+              memset(own, 0, kBlock);
+              REQUIRE(cblk_read(id, own, 3, 1, 0) == 1 && is_stamped(own, 3, 1, 1));
+            },
+            nullptr);
       }
       REQUIRE(cblk_close(id, 0) == 0);
     }
   }
 }
 
-// What a virtual LUN gives up at a close holds nothing of it any more, also where a write became late while the close waited.
+// What a virtual LUN gives up at a close holds nothing of it any more, also where a write became late while the close
+// waited.
 CASE(a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing) {
   if (kind() != "sim") return;
   const Limit limit("400");
@@ -198,7 +204,8 @@ CASE(a_write_that_becomes_late_during_a_close_does_not_land_behind_the_scrubbing
     REQUIRE(answer == -ETIMEDOUT);
     const chunk_id_t whole = cblk_open(device.c_str(), 0, O_RDONLY, 0, CBLK_OPN_FORCED_RESERVE);
     Buffer block(1);
-    for (off_t lba = 0; lba < 4096; ++lba) REQUIRE(cblk_read(whole, block, lba, 1, 0) == 1 && !is_stamped(block, 50, 1, 7));
+    for (off_t lba = 0; lba < 4096; ++lba)
+      REQUIRE(cblk_read(whole, block, lba, 1, 0) == 1 && !is_stamped(block, 50, 1, 7));
     REQUIRE(cblk_close(whole, 0) == 0);
     return;
   }
@@ -223,7 +230,7 @@ CASE(a_close_is_refused_by_what_becomes_late_while_it_waits) {
     REQUIRE(watch.passed() > 4.5 && watch.passed() < 7);
     reader.join();
     Buffer block(1);
-    REQUIRE(cblk_read(id, block, 5, 1, which) == 1);   // it goes on
+    REQUIRE(cblk_read(id, block, 5, 1, which) == 1);  // it goes on
     REQUIRE(cblk_close(id, which) == 0);
   }
 }
@@ -234,11 +241,11 @@ CASE(a_command_is_told_to_come_again_while_a_close_waits) {
   int first, tag;
   REQUIRE(cblk_aread(id, block, 1, 1, &first, nullptr, 0) == 0);
   std::thread closer([id] { REQUIRE(cblk_close(id, 0) == 0); });
-  while (cblk_aread(id, block, 2, 1, &tag, nullptr, 0) == 0) {   // it has not begun
+  while (cblk_aread(id, block, 2, 1, &tag, nullptr, 0) == 0) {  // it has not begun
     REQUIRE(cblk_aresult(id, &tag, ignored(), kBlocking) == 1);
     usleep(1000);
   }
-  REQUIRE(errno == EWOULDBLOCK);   // it may yet fail
+  REQUIRE(errno == EWOULDBLOCK);  // it may yet fail
   REFUSES(cblk_aread(id, block, 2, 1, &tag, nullptr, CBLK_ARW_WAIT_CMD_FLAGS), EBUSY);
   REQUIRE(cblk_read(id, block, 2, 1, 0) == 1);
   REQUIRE(cblk_aresult(id, &first, ignored(), kBlocking) == 1);
@@ -253,15 +260,15 @@ CASE(who_waited_for_a_command_is_held_to_the_size_of_then) {
   Buffer blocks(2);
   int first;
   REQUIRE(cblk_awrite(id, blocks, 3, 1, &first, nullptr, 0) == 0);
-  usleep(100000);   // done, not fetched
+  usleep(100000);  // done, not fetched
   std::thread late([&] {
     int tag, status;
     do status = cblk_awrite(id, blocks.block(1), 290, 1, &tag, nullptr, CBLK_ARW_WAIT_CMD_FLAGS);
-    while (status < 0 && errno == EBUSY);   // a machine under load
+    while (status < 0 && errno == EBUSY);  // a machine under load
     REQUIRE(status < 0 && errno == EINVAL);
   });
   usleep(50000);
-  REQUIRE(cblk_set_size(id, 100, 0) == 0);   // takes what is done out of the ring; it stays to be fetched
+  REQUIRE(cblk_set_size(id, 100, 0) == 0);  // takes what is done out of the ring; it stays to be fetched
   REQUIRE(cblk_aresult(id, &first, ignored(), kBlocking) == 1);
   late.join();
   REQUIRE(cblk_close(id, 0) == 0);
@@ -277,7 +284,7 @@ CASE(a_read_that_fails_leaves_the_buffer_alone_though_a_part_is_cached) {
   memset(blocks, 0x5a, 2 * kBlock);
   REFUSES(cblk_read(id, blocks, 776, 2, 0), ETIMEDOUT);
   for (size_t i = 0; i < 2 * kBlock; ++i) REQUIRE(blocks.data()[i] == 0x5a);
-  REQUIRE(cblk_read(id, blocks, 775, 2, 0) == 2 && is_zero(blocks, 2));   // from the cache
+  REQUIRE(cblk_read(id, blocks, 775, 2, 0) == 2 && is_zero(blocks, 2));  // from the cache
   REQUIRE(cblk_close(id, 0) == 0);
 }
 

@@ -25,7 +25,7 @@ struct List {
   std::vector<cblk_io_t> ios;
   std::vector<cblk_io_t*> pointers;
 };
-int none = 0;   // room for completions
+int none = 0;  // room for completions
 
 // Pending I/Os until none of them is; how many came out as completions.
 int finish(chunk_id_t id, cblk_io_t** pending, int n) {
@@ -51,7 +51,8 @@ CASE(a_list_that_is_waited_for) {
   stamp(out, 64, 256, 1);
   list.fill(CBLK_IO_TYPE_WRITE, out, 64, 8);
   REQUIRE(cblk_listio(id, list.data(), 32, nullptr, 0, list.data(), 32, nullptr, &none, 0, 0) == 0);
-  for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS && io.stat.blocks_transferred == 8);
+  for (const cblk_io_t& io : list.ios)
+    REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS && io.stat.blocks_transferred == 8);
   list.fill(CBLK_IO_TYPE_READ, in, 64, 8);
   int n = 0;
   REQUIRE(cblk_listio(id, list.data(), 32, nullptr, 0, list.data(), 32, nullptr, &n, 5000000, 0) == 0);
@@ -79,7 +80,7 @@ CASE(completions_are_copies_of_the_ios) {
   cblk_io_t* wait[2] = {&list[3], &list[9]};
   REQUIRE(cblk_listio(id, list.data(), 16, nullptr, 0, wait, 2, out.data(), &n, 0, 0) == 0);
   REQUIRE(list[3].stat.status == CBLK_ARW_STATUS_SUCCESS && list[9].stat.status == CBLK_ARW_STATUS_SUCCESS);
-  REQUIRE(n == 0);   // what was issued and not waited for is told by a later call
+  REQUIRE(n == 0);  // what was issued and not waited for is told by a later call
   REQUIRE(finish(id, list.data(), 16) == 14);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
   REQUIRE(cblk_listio(id, list.data(), 16, nullptr, 0, list.data(), 16, nullptr, &none, 0, 0) == 0);
@@ -102,7 +103,7 @@ CASE(completions_are_copies_of_the_ios) {
 }
 
 CASE(pending_ios_come_out_later) {
-  if (kind() != "sim") return;   // its latency is chosen
+  if (kind() != "sim") return;  // its latency is chosen
   const chunk_id_t id = open_sim("latency_us=30000");
   Buffer buffer(8);
   List list(8);
@@ -110,7 +111,7 @@ CASE(pending_ios_come_out_later) {
   List out(8);
   int n = 8;
   REQUIRE(cblk_listio(id, list.data(), 8, nullptr, 0, nullptr, 0, out.data(), &n, 0, 0) == 0);
-  REQUIRE(n == 0);   // returns at once
+  REQUIRE(n == 0);  // returns at once
   for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_PENDING);
   REQUIRE(finish(id, list.data(), 8) == 8);
   REQUIRE(cblk_close(id, 0) == 0);
@@ -136,12 +137,14 @@ CASE(the_lists_must_have_room) {
   REFUSES(cblk_listio(id, holes, 2, nullptr, 0, nullptr, 0, out, &n, 0, 0), EINVAL);
   list[1].flags = CBLK_IO_USER_STATUS;
   n = 8;
-  REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, list.data(), 4, out, &n, 0, 0), EINVAL);   // waits for a status of its own
+  // waits for a status of its own
+  REFUSES(cblk_listio(id, list.data(), 4, nullptr, 0, list.data(), 4, out, &n, 0, 0), EINVAL);
   int tag = 0;
-  REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);   // nothing of all that was issued
+  REFUSES(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_NEXT_TAG), ENOENT);  // nothing of all that was issued
   out[3] = nullptr;
   n = 4;
-  REFUSES(cblk_listio(id, list.data(), 1, nullptr, 0, nullptr, 0, out, &n, 0, 0), EINVAL);   // no structure for a completion
+  // no structure for a completion
+  REFUSES(cblk_listio(id, list.data(), 1, nullptr, 0, nullptr, 0, out, &n, 0, 0), EINVAL);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -172,7 +175,7 @@ CASE(a_list_with_user_tags_and_statuses) {
   List out(12);
   int n = 12;
   REQUIRE(cblk_listio(id, list.data(), 12, nullptr, 0, nullptr, 0, out.data(), &n, 0, 0) == 0);
-  REQUIRE(finish(id, list.data(), 12) == 8);   // those with a status tell by it alone
+  REQUIRE(finish(id, list.data(), 12) == 8);  // those with a status tell by it alone
   for (int i = 0; i < 12; ++i) {
     REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS && list[i].stat.blocks_transferred == 1);
     if (i % 3 == 1) REQUIRE(list[i].tag == 900 + i);
@@ -181,7 +184,7 @@ CASE(a_list_with_user_tags_and_statuses) {
 }
 
 CASE(a_list_times_out) {
-  if (kind() != "sim") return;   // its latency is chosen
+  if (kind() != "sim") return;  // its latency is chosen
   const chunk_id_t id = open_sim("latency_us=200000");
   Buffer buffer(4);
   List list(4);
@@ -223,11 +226,15 @@ CASE(a_list_waits_for_room_no_longer_than_it_may) {
   List list(6);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
   const double start = seconds();
-  REFUSES(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 50000, CBLK_LISTIO_WAIT_ISSUE_CMD), ETIMEDOUT);
+  REFUSES(
+      cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 50000, CBLK_LISTIO_WAIT_ISSUE_CMD),
+      ETIMEDOUT);
   REQUIRE(seconds() - start < 0.29);
   for (int i = 0; i < 6; ++i) {
-    if (i < 2) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_PENDING);
-    else REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL && list[i].stat.fail_errno == EBUSY);
+    if (i < 2)
+      REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_PENDING);
+    else
+      REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL && list[i].stat.fail_errno == EBUSY);
   }
   REQUIRE(cblk_listio(id, nullptr, 0, list.data(), 2, list.data(), 2, nullptr, &none, 0, 0) == 0);
   REQUIRE(cblk_close(id, 0) == 0);
@@ -241,7 +248,8 @@ CASE(a_refused_entry_of_a_list_takes_nobodys_result) {
   list.fill(CBLK_IO_TYPE_WRITE, buffer, 0, 1);
   list[0].lba = 1 << 30;
   list[0].tag = 0;
-  REQUIRE(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
+  REQUIRE(cblk_listio(id, list.data(), 6, nullptr, 0, list.data(), 6, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) ==
+          0);
   REQUIRE(list[0].stat.status == CBLK_ARW_STATUS_FAIL && list[0].stat.fail_errno == EINVAL);
   for (int i = 1; i < 6; ++i) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
   REQUIRE(cblk_close(id, 0) == 0);
@@ -252,12 +260,14 @@ CASE(a_list_longer_than_the_commands) {
   Buffer buffer(100);
   List list(100);
   list.fill(CBLK_IO_TYPE_READ, buffer, 0, 1);
-  REQUIRE(cblk_listio(id, list.data(), 100, nullptr, 0, list.data(), 100, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
+  REQUIRE(cblk_listio(id, list.data(), 100, nullptr, 0, list.data(), 100, nullptr, &none, 0,
+                      CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
   for (const cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
   for (cblk_io_t& io : list.ios) io.flags = CBLK_IO_USER_STATUS;
   List out(100);
   int n = 100;
-  REQUIRE(cblk_listio(id, list.data(), 100, nullptr, 0, nullptr, 0, out.data(), &n, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
+  REQUIRE(cblk_listio(id, list.data(), 100, nullptr, 0, nullptr, 0, out.data(), &n, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) ==
+          0);
   finish(id, list.data(), 100);
   for (cblk_io_t& io : list.ios) REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS);
   // Without the flag those that find no command are told so.
@@ -265,8 +275,10 @@ CASE(a_list_longer_than_the_commands) {
   for (cblk_io_t& io : list.ios) io.flags = 0;
   REQUIRE(cblk_listio(slow, list.data(), 100, nullptr, 0, list.data(), 100, nullptr, &none, 0, 0) == 0);
   for (int i = 0; i < 100; ++i) {
-    if (i < 10) REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
-    else REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL && list[i].stat.fail_errno == EWOULDBLOCK);
+    if (i < 10)
+      REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_SUCCESS);
+    else
+      REQUIRE(list[i].stat.status == CBLK_ARW_STATUS_FAIL && list[i].stat.fail_errno == EWOULDBLOCK);
   }
   REQUIRE(cblk_close(slow, 0) == 0);
   REQUIRE(cblk_close(id, 0) == 0);

@@ -1,8 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0
-// A host that refuses io_uring: asynchronous commands do not wait for their I/O, several are at work at once, and an I/O that hangs ends
-// in time. (All other cases run on such a host too: --no-ring.)
+// SPDX-License-Identifier: Apache-2.0 A host that refuses io_uring: asynchronous commands do not wait for their I/O,
+// several are at work at once, and an I/O that hangs ends in time. (All other cases run on such a host too: --no-ring.)
 //
-// A disk that hangs: direct reads into memory that userfaultfd holds back. The kernel cannot pin it, so the read goes no further.
+// A disk that hangs: direct reads into memory that userfaultfd holds back. The kernel cannot pin it, so the read goes
+// no further.
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -44,13 +44,14 @@ struct BlockedWrites {
       pollfd ready = {fault_fd, POLLIN, 0};
       (void)poll(&ready, 1, 100);
       uffd_msg message;
-      while (read(fault_fd, &message, sizeof message) == sizeof message) places.insert(message.arg.pagefault.address / kBlock);
+      while (read(fault_fd, &message, sizeof message) == sizeof message)
+        places.insert(message.arg.pagefault.address / kBlock);
     }
     return places.size();
   }
   void release() {
     uffdio_range all = {reinterpret_cast<uintptr_t>(memory), bytes};
-    REQUIRE(ioctl(fault_fd, UFFDIO_UNREGISTER, &all) == 0);   // wakes who waits
+    REQUIRE(ioctl(fault_fd, UFFDIO_UNREGISTER, &all) == 0);  // wakes who waits
   }
   size_t bytes;
   std::set<uint64_t> places;
@@ -59,8 +60,8 @@ struct BlockedWrites {
 void commands_that_hang(void*) {
   refuse_rings();
   BlockedWrites held(kCommands);
-  if (held.fault_fd < 0) return;   // told below
-  const Environment no_limit("CFLSH_BLK_TIMEOUT", "0");   // or I/O moves through the library's own memory
+  if (held.fault_fd < 0) return;                         // told below
+  const Environment no_limit("CFLSH_BLK_TIMEOUT", "0");  // or I/O moves through the library's own memory
   const chunk_id_t id = open_physical(kBlocks, kCommands);
   REQUIRE(id != NULL_CHUNK_ID);
   Buffer buffer(kCommands);
@@ -68,11 +69,12 @@ void commands_that_hang(void*) {
   REQUIRE(cblk_write(id, buffer, 0, kCommands, 0) == static_cast<int>(kCommands));
   int tags[kCommands];
   for (size_t i = 0; i < kCommands; ++i)
-    REQUIRE(cblk_aread(id, held.memory + i * kBlock, static_cast<off_t>(i), 1, &tags[i], nullptr, 0) == 0);   // each comes back
-  REQUIRE(held.waited_for(4) >= 4);   // several at once are at work
+    REQUIRE(cblk_aread(id, held.memory + i * kBlock, static_cast<off_t>(i), 1, &tags[i], nullptr, 0) ==
+            0);                      // each comes back
+  REQUIRE(held.waited_for(4) >= 4);  // several at once are at work
   uint64_t blocks = 0;
   REQUIRE(cblk_aresult(id, &tags[0], &blocks, 0) == 0);
-  REQUIRE(cblk_write(id, buffer, 100, 1, 0) == 1);   // and others go on
+  REQUIRE(cblk_write(id, buffer, 100, 1, 0) == 1);  // and others go on
   held.release();
   for (int& tag : tags) REQUIRE(cblk_aresult(id, &tag, &blocks, CBLK_ARESULT_BLOCKING) == 1);
   for (size_t i = 0; i < kCommands; ++i) REQUIRE(is_stamped(held.memory + i * kBlock, i, 1));
@@ -90,7 +92,8 @@ void many_of_all(void*) {
   for (int round = 0; round < 20; ++round) {
     memset(in, 0, 64 * kBlock);
     cflsh_cg_tag_t tag = {0, 0};
-    for (int i = 0; i < 64; ++i) REQUIRE(cblk_cg_aread(group, in.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
+    for (int i = 0; i < 64; ++i)
+      REQUIRE(cblk_cg_aread(group, in.block(static_cast<size_t>(i)), i, 1, &tag, nullptr, 0) == 0);
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([group] {
@@ -113,7 +116,7 @@ CASE(without_io_uring_a_command_does_not_wait_for_its_io) {
     printf("skip: userfaultfd: refused on this host, so no I/O can be made to hang\n");
     return;
   }
-  (void)device(kBlocks);   // here, so that it is cleaned up
+  (void)device(kBlocks);  // here, so that it is cleaned up
   in_child(commands_that_hang, nullptr);
 }
 

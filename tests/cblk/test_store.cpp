@@ -1,14 +1,14 @@
-// SPDX-License-Identifier: Apache-2.0
-// The block library as IBM's key/value layer uses it: a RAID 0 of one path and virtual, grown in many steps, then I/O of one block by a
-// hundred threads. Some issue a run and then wait for each result, others poll; all check what they read.
+// SPDX-License-Identifier: Apache-2.0 The block library as IBM's key/value layer uses it: a RAID 0 of one path and
+// virtual, grown in many steps, then I/O of one block by a hundred threads. Some issue a run and then wait for each
+// result, others poll; all check what they read.
 #include <thread>
 
-#include "cblk_test.h"
 #include "../support/slowness.h"
+#include "cblk_test.h"
 
 namespace {
 
-constexpr int kFlag = CBLK_GROUP_RAID0, kThreads = 100, kOwn = 16, kSteps = 197;   // kOwn: blocks of a thread
+constexpr int kFlag = CBLK_GROUP_RAID0, kThreads = 100, kOwn = 16, kSteps = 197;  // kOwn: blocks of a thread
 constexpr size_t kStep = 9;
 static_assert(kSteps * kStep >= static_cast<size_t>(kThreads) * kOwn);
 
@@ -23,7 +23,7 @@ chunk_cg_id_t open_store(int requests) {
 
 struct Thread {
   chunk_cg_id_t id;
-  int first;                  // of its blocks
+  int first;  // of its blocks
   long polls = 0, busy = 0;
   Buffer buffer{kOwn};
   cflsh_cg_tag_t tags[kOwn];
@@ -91,8 +91,10 @@ Outcome run_threads(chunk_cg_id_t id, int threads, int polled, uint64_t rounds) 
   for (std::thread& one : running) one.join();
   long polls = 0, busy = 0;
   for (const Thread& one : of) polls += one.polls, busy += one.busy;
-  const Outcome out = {seconds() - start, static_cast<double>(polls) / (static_cast<double>(rounds) * 2 * kOwn * (polled ? polled : 1))};
-  printf("%d threads, %d of them poll: %.2f s, %.1f polls an I/O, %ld times no command\n", threads, polled, out.seconds, out.polls, busy);
+  const Outcome out = {seconds() - start,
+                       static_cast<double>(polls) / (static_cast<double>(rounds) * 2 * kOwn * (polled ? polled : 1))};
+  printf("%d threads, %d of them poll: %.2f s, %.1f polls an I/O, %ld times no command\n", threads, polled, out.seconds,
+         out.polls, busy);
   return out;
 }
 

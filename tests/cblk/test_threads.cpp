@@ -10,7 +10,7 @@ namespace {
 
 struct Worker {
   chunk_id_t id;
-  size_t first, blocks;      // of the chunk: this thread's own
+  size_t first, blocks;  // of the chunk: this thread's own
   uint64_t seed;
   int operations;
   size_t transfer_max;
@@ -19,7 +19,7 @@ struct Worker {
 // One thread: blocking and asynchronous I/O of every kind, on its own blocks, against a shadow of versions.
 void work(const Worker& worker) {
   Random random(worker.seed);
-  std::vector<uint64_t> shadow(worker.blocks, 0);   // 0: zeros or unknown
+  std::vector<uint64_t> shadow(worker.blocks, 0);  // 0: zeros or unknown
   const auto pick = [&](size_t* lba, size_t* n) {
     *n = 1 + random.below(worker.transfer_max < 8 ? worker.transfer_max : 8);
     *lba = random.below(worker.blocks - *n + 1);
@@ -42,7 +42,8 @@ void work(const Worker& worker) {
     cblk_arw_status_t status;
     const auto start = [&](int flags) {
       flags |= CBLK_ARW_WAIT_CMD_FLAGS;
-      return write ? cblk_awrite(worker.id, buffer, at, n, &tag, &status, flags) : cblk_aread(worker.id, buffer, at, n, &tag, &status, flags);
+      return write ? cblk_awrite(worker.id, buffer, at, n, &tag, &status, flags)
+                   : cblk_aread(worker.id, buffer, at, n, &tag, &status, flags);
     };
     switch (random.below(5)) {
       case 0:
@@ -50,8 +51,10 @@ void work(const Worker& worker) {
         break;
       case 1: {
         const int rc = start(0);
-        if (rc == 0) REQUIRE(cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == want);
-        else REQUIRE(rc == want);   // from the cache
+        if (rc == 0)
+          REQUIRE(cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == want);
+        else
+          REQUIRE(rc == want);  // from the cache
         break;
       }
       case 2: {
@@ -59,7 +62,7 @@ void work(const Worker& worker) {
         REQUIRE(rc == 0 || rc == want);
         while (rc == 0) {
           rc = cblk_aresult(worker.id, &tag, ignored(), CBLK_ARESULT_USER_TAG);
-          if (rc == 0) usleep(50);   // a hundred spinning threads would take all CPUs
+          if (rc == 0) usleep(50);  // a hundred spinning threads would take all CPUs
         }
         REQUIRE(rc == want);
         break;
@@ -80,7 +83,8 @@ void work(const Worker& worker) {
         io.lba = at;
         io.nblocks = n;
         int none = 0;
-        REQUIRE(cblk_listio(worker.id, &list, 1, nullptr, 0, &list, 1, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) == 0);
+        REQUIRE(cblk_listio(worker.id, &list, 1, nullptr, 0, &list, 1, nullptr, &none, 0, CBLK_LISTIO_WAIT_ISSUE_CMD) ==
+                0);
         REQUIRE(io.stat.status == CBLK_ARW_STATUS_SUCCESS && io.stat.blocks_transferred == n);
       }
     }
@@ -109,7 +113,8 @@ void on_one_chunk(int threads, int requests, int flags) {
   run_all(workers);
   chunk_stats_t stats;
   REQUIRE(cblk_get_stats(id, &stats, 0) == 0);
-  REQUIRE(stats.num_errors == 0 && stats.num_act_reads == 0 && stats.num_act_areads == 0 && stats.num_act_writes == 0 && stats.num_act_awrites == 0);
+  REQUIRE(stats.num_errors == 0 && stats.num_act_reads == 0 && stats.num_act_areads == 0 && stats.num_act_writes == 0 &&
+          stats.num_act_awrites == 0);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -165,7 +170,8 @@ CASE(issuers_and_fetchers) {
     threads.emplace_back([&] {
       for (int number; (number = issued++) < total;) {
         int tag = number;
-        while (cblk_aread(id, buffer.block(static_cast<size_t>(number % 64)), number % 4096, 1, &tag, nullptr, CBLK_ARW_USER_TAG_FLAG) != 0) {
+        while (cblk_aread(id, buffer.block(static_cast<size_t>(number % 64)), number % 4096, 1, &tag, nullptr,
+                          CBLK_ARW_USER_TAG_FLAG) != 0) {
           REQUIRE(errno == EWOULDBLOCK);
           usleep(50);
         }
@@ -195,7 +201,7 @@ CASE(issuers_and_fetchers) {
 // A's command ends first, so A stops harvesting; B, who slept behind it, must take over.
 CASE(the_next_waiter_takes_over) {
   if (kind() != "sim") return;
-  Environment limit("CFLSH_BLK_TIMEOUT", "2");   // instead of a hang
+  Environment limit("CFLSH_BLK_TIMEOUT", "2");  // instead of a hang
   const chunk_id_t id = open_sim("latency_us=100000", 64);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -215,7 +221,7 @@ CASE(the_next_waiter_takes_over) {
 
 // Readers fill the cache with what they read while the block is being written: what is old must not stay.
 CASE(the_cache_never_tells_of_the_past) {
-  if (kind() == "sim") return;   // a device of memory, on which reads and writes of one block are a race of their own
+  if (kind() == "sim") return;  // a device of memory, on which reads and writes of one block are a race of their own
   Environment cache("CFLSH_BLK_CACHE_SIZE", "4");
   const chunk_id_t id = open_physical();
   std::atomic<bool> stop{false};
@@ -225,17 +231,23 @@ CASE(the_cache_never_tells_of_the_past) {
       Buffer block(1);
       while (!stop) {
         int tag;
-        if (t == 0) REQUIRE(cblk_read(id, block, 3, 1, 0) == 1);
-        else if (cblk_aread(id, block, 3, 1, &tag, nullptr, 0) == 0) REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+        if (t == 0)
+          REQUIRE(cblk_read(id, block, 3, 1, 0) == 1);
+        else if (cblk_aread(id, block, 3, 1, &tag, nullptr, 0) == 0)
+          REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
       }
     });
   }
   Buffer block(1);
-  for (uint64_t version = 1; version <= static_cast<uint64_t>(operations(kind() == "sim" || kind() == "pmem" ? 100000 : 6000)); ++version) {
+  for (uint64_t version = 1;
+       version <= static_cast<uint64_t>(operations(kind() == "sim" || kind() == "pmem" ? 100000 : 6000)); ++version) {
     int tag;
     stamp(block, 3, 1, version);
-    if (version % 2) REQUIRE(cblk_write(id, block, 3, 1, 0) == 1);
-    else REQUIRE(cblk_awrite(id, block, 3, 1, &tag, nullptr, 0) == 0 && cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+    if (version % 2)
+      REQUIRE(cblk_write(id, block, 3, 1, 0) == 1);
+    else
+      REQUIRE(cblk_awrite(id, block, 3, 1, &tag, nullptr, 0) == 0 &&
+              cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
     for (int i = 0; i < 2; ++i) REQUIRE(cblk_read(id, block, 3, 1, 0) == 1 && is_stamped(block, 3, 1, version));
   }
   stop = true;
@@ -243,7 +255,8 @@ CASE(the_cache_never_tells_of_the_past) {
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
-// The waiting threads must not wake each other for nothing: with N of them on slow commands, few turns of the CPU are needed.
+// The waiting threads must not wake each other for nothing: with N of them on slow commands, few turns of the CPU are
+// needed.
 CASE(waiters_sleep) {
   if (kind() != "sim") return;
   const chunk_id_t id = open_sim("latency_us=300000", 64);
@@ -260,7 +273,8 @@ CASE(waiters_sleep) {
   }
   for (std::thread& thread : threads) thread.join();
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-  const double cpu = static_cast<double>(after.tv_sec - before.tv_sec) + static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-9;
-  REQUIRE(cpu < 0.15);   // half of one CPU, for 300 ms; sanitizers and thread starts included
+  const double cpu =
+      static_cast<double>(after.tv_sec - before.tv_sec) + static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-9;
+  REQUIRE(cpu < 0.15);  // half of one CPU, for 300 ms; sanitizers and thread starts included
   REQUIRE(cblk_close(id, 0) == 0);
 }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// CFLSH_BLK_TIMEOUT bounds every I/O, and one that is late touches nothing of the caller's any more. The device is simulated: it
-// takes as long as it is told. Bounds are wide: other things run too.
+// SPDX-License-Identifier: Apache-2.0 CFLSH_BLK_TIMEOUT bounds every I/O, and one that is late touches nothing of the
+// caller's any more. The device is simulated: it takes as long as it is told. Bounds are wide: other things run too.
 #include <dirent.h>
 
 #include <thread>
@@ -44,7 +43,7 @@ CASE(a_blocking_read_ends_in_time_and_its_buffer_is_the_callers_again) {
   REQUIRE(watch.passed() >= 0.3 && watch.passed() < 1.4);
   REQUIRE(stats_of(id).num_timeouts == 1 && stats_of(id).num_fail_timeouts == 1 && stats_of(id).num_errors == 1);
   REQUIRE(cblk_read(id, fine, 0, 1, 0) == 1);   // the others go on
-  for (int i = 0; watch.passed() < 1.8; ++i) {   // also when the device has it done
+  for (int i = 0; watch.passed() < 1.8; ++i) {  // also when the device has it done
     REQUIRE(cblk_read(id, fine, i % 100, 1, 0) == 1);
     REQUIRE(untouched(buffer, 20));
     usleep(1000);
@@ -66,9 +65,9 @@ CASE(asynchronous_commands_end_in_time) {
   REQUIRE(cblk_aresult(id, &any, ignored(), kNext) == 0 && any == -1);
   REFUSES(cblk_aresult(id, &tags[2], ignored(), kBlocking), ETIMEDOUT);
   REQUIRE(watch.passed() >= 0.3 && watch.passed() < 0.9);
-  REFUSES(cblk_aresult(id, &any, ignored(), kNext | kBlocking), ETIMEDOUT);   // it is over: its tag says which one
+  REFUSES(cblk_aresult(id, &any, ignored(), kNext | kBlocking), ETIMEDOUT);  // it is over: its tag says which one
   REQUIRE(any == tags[0]);
-  REFUSES(cblk_aresult(id, &tags[1], ignored(), 0), ETIMEDOUT);               // who polls is told too
+  REFUSES(cblk_aresult(id, &tags[1], ignored(), 0), ETIMEDOUT);  // who polls is told too
   REFUSES(cblk_aresult(id, &any, ignored(), kNext), ETIMEDOUT);
   REQUIRE(any == tags[3]);
   REFUSES(cblk_aresult(id, &any, ignored(), kNext), ENOENT);
@@ -79,7 +78,8 @@ CASE(asynchronous_commands_end_in_time) {
   // Their places come free when the device is done with them; nothing came into the buffers.
   watch.until(1.1);
   REFUSES(cblk_aresult(id, &any, ignored(), kNext), ENOENT);
-  for (int i = 0; i < 8; ++i) REQUIRE(cblk_aread(id, buffers.block(4), i, 1, &any, nullptr, CBLK_ARW_WAIT_CMD_FLAGS) == 0);
+  for (int i = 0; i < 8; ++i)
+    REQUIRE(cblk_aread(id, buffers.block(4), i, 1, &any, nullptr, CBLK_ARW_WAIT_CMD_FLAGS) == 0);
   REQUIRE(untouched(buffers, 4));
   for (int i = 0; i < 8; ++i) REFUSES(cblk_aresult(id, &any, ignored(), kNext | kBlocking), ETIMEDOUT);
   REQUIRE(untouched(buffers, 5));
@@ -100,10 +100,10 @@ CASE(commands_of_a_list_end_in_time) {
   }
   const Watch watch;
   int n = 1;
-  REQUIRE(cblk_listio(id, both, 2, nullptr, 0, both, 1, done, &n, 0, 0) == 0);   // no limit of its own
+  REQUIRE(cblk_listio(id, both, 2, nullptr, 0, both, 1, done, &n, 0, 0) == 0);  // no limit of its own
   REQUIRE(watch.passed() < 0.9);
   REQUIRE(ios[0].stat.status == CBLK_ARW_STATUS_FAIL && ios[0].stat.fail_errno == ETIMEDOUT);
-  for (n = 0; n == 0;) {   // who asks again and again
+  for (n = 0; n == 0;) {  // who asks again and again
     REQUIRE(watch.passed() < 0.95);
     n = 1;
     REQUIRE(cblk_listio(id, nullptr, 0, &both[1], 1, nullptr, 0, done, &n, 0, 0) == 0);
@@ -133,11 +133,11 @@ CASE(a_late_write_is_never_the_last_word) {
     const Watch watch;
     REFUSES(write(first, 777), ETIMEDOUT);
     REQUIRE(watch.passed() < 1.0);
-    memset(first, 0x77, kBlock);   // it is the caller's again
-    REFUSES(write(second, 777), ETIMEDOUT);   // it must wait for the first one, and that is late
-    if (blocking) REQUIRE(cblk_write(id, other, 9, 1, 0) == 1);   // not so elsewhere
+    memset(first, 0x77, kBlock);                                 // it is the caller's again
+    REFUSES(write(second, 777), ETIMEDOUT);                      // it must wait for the first one, and that is late
+    if (blocking) REQUIRE(cblk_write(id, other, 9, 1, 0) == 1);  // not so elsewhere
     while (write(second, 777) < 0) REQUIRE(errno == ETIMEDOUT && watch.passed() < 10);
-    REQUIRE(watch.passed() > 1.4);   // after it
+    REQUIRE(watch.passed() > 1.4);  // after it
     REQUIRE(holds(device.c_str(), 777, 2));
     usleep(200000);
     REQUIRE(holds(device.c_str(), 777, 2));
@@ -150,7 +150,7 @@ CASE(a_late_write_is_never_the_last_word) {
   stamp(block, 777, 1, 3);
   REFUSES(cblk_write(id, block, 777, 1, 0), ETIMEDOUT);
   memset(block, 0x77, kBlock);
-  REQUIRE(cblk_close(id, 0) == 0);   // waits for it
+  REQUIRE(cblk_close(id, 0) == 0);  // waits for it
   REQUIRE(holds("sim:4m,name=late3", 777, 3));
 }
 
@@ -163,7 +163,7 @@ CASE(a_chunk_with_late_commands_is_not_closed) {
   REFUSES(cblk_read(id, block, 777, 1, 0), ETIMEDOUT);
   REFUSES(cblk_close(id, 0), EBUSY);
   REQUIRE(watch.passed() > 5 && watch.passed() < 6.9);
-  REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);   // it stays open
+  REQUIRE(cblk_read(id, block, 0, 1, 0) == 1);  // it stays open
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -172,7 +172,7 @@ CASE(a_virtual_chunk_with_a_late_write_does_not_shrink) {
   if (kind() != "sim") return;
   const Limit limit("150");
   Buffer block(1);
-  for (int page = 50;; page += 16) {   // where block 50 came to lie
+  for (int page = 50;; page += 16) {  // where block 50 came to lie
     REQUIRE(page < 4096);
     const std::string uri = "sim:16m,stall_us=500000,stall=" + std::to_string(page);
     const chunk_id_t id = cblk_open(uri.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
@@ -181,7 +181,7 @@ CASE(a_virtual_chunk_with_a_late_write_does_not_shrink) {
     if (late) {
       REQUIRE(errno == ETIMEDOUT);
       REFUSES(cblk_set_size(id, 10, 0), EBUSY);
-      REQUIRE(cblk_set_size(id, 200, 0) == 0);   // growing takes nothing away
+      REQUIRE(cblk_set_size(id, 200, 0) == 0);  // growing takes nothing away
       usleep(600000);
       REQUIRE(cblk_set_size(id, 10, 0) == 0);
     }
@@ -193,7 +193,8 @@ CASE(a_virtual_chunk_with_a_late_write_does_not_shrink) {
 CASE(a_stripe_with_one_member_that_hangs_ends_in_time) {
   if (kind() != "sim") return;
   const Limit limit("200");
-  const chunk_cg_id_t group = cblk_cg_open("(sim:4m):(sim:4m,stall=777,stall_us=1000000)", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
+  const chunk_cg_id_t group =
+      cblk_cg_open("(sim:4m):(sim:4m,stall=777,stall_us=1000000)", 0, O_RDWR, 2, 0, CBLK_GROUP_RAID0);
   REQUIRE(group != NULL_CHUNK_CG_ID);
   Buffer buffer(8);
   const Watch watch;
@@ -201,10 +202,10 @@ CASE(a_stripe_with_one_member_that_hangs_ends_in_time) {
   memset(buffer, 0x5a, 8 * kBlock);
   REFUSES(cblk_cg_read(group, buffer, 777 * 2, 8, 0), ETIMEDOUT);
   REQUIRE(watch.passed() < 0.9);
-  const std::string then(buffer.data(), 8 * kBlock);   // the sound member's blocks may have come
+  const std::string then(buffer.data(), 8 * kBlock);  // the sound member's blocks may have come
   Buffer other(1);
   REQUIRE(cblk_cg_read(group, other, 1, 1, 0) == 1);
-  REQUIRE(cblk_cg_close(group, 0) == 0);   // waits for what is late
+  REQUIRE(cblk_cg_close(group, 0) == 0);  // waits for what is late
   REQUIRE(memcmp(buffer, then.data(), 8 * kBlock) == 0);
 }
 
@@ -224,8 +225,8 @@ CASE(units_and_the_absence_of_a_limit) {
   REQUIRE(time_of_a_read("200", "MILLI", -1) < 1.5);
   const double second = time_of_a_read("1", "SECONDS", -1);
   REQUIRE(second >= 1 && second < 1.59);
-  REQUIRE(time_of_a_read("0", "MILLI", 1) >= 1.6);        // no limit
-  REQUIRE(time_of_a_read("10 000", "MILLI", 1) >= 1.6);   // no number: 15 s
+  REQUIRE(time_of_a_read("0", "MILLI", 1) >= 1.6);       // no limit
+  REQUIRE(time_of_a_read("10 000", "MILLI", 1) >= 1.6);  // no number: 15 s
 }
 
 CASE(more_threads_than_lanes_get_their_turn) {
@@ -253,19 +254,21 @@ CASE(a_child_does_not_inherit_what_is_late) {
   id = open_sim("stall=777,stall_us=1000000");
   Buffer block(1);
   REFUSES(cblk_write(id, block, 777, 1, 0), ETIMEDOUT);
-  in_child([](void*) {
-    Buffer own(1);
-    REQUIRE(cblk_write(id, own, 777, 1, 0) == 1);   // what is late is the parent's
-    REQUIRE(cblk_close(id, 0) == 0);
-  }, nullptr);
+  in_child(
+      [](void*) {
+        Buffer own(1);
+        REQUIRE(cblk_write(id, own, 777, 1, 0) == 1);  // what is late is the parent's
+        REQUIRE(cblk_close(id, 0) == 0);
+      },
+      nullptr);
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
 // An open that does nothing costs no ring; many at one time leave nothing behind.
 CASE(thousands_of_opens_leave_nothing_behind) {
-  if (kind() == "sim") return;   // no descriptor, no cost
+  if (kind() == "sim") return;  // no descriptor, no cost
   const std::string path = device(kBlocks);
-  const auto count = [](const char* what) {   // descriptors; lines of the maps
+  const auto count = [](const char* what) {  // descriptors; lines of the maps
     size_t n = 0;
     if (DIR* directory = strcmp(what, "maps") ? opendir("/proc/self/fd") : nullptr) {
       while (readdir(directory)) ++n;
@@ -289,7 +292,8 @@ CASE(thousands_of_opens_leave_nothing_behind) {
   for (int i = 0; i < 2000; ++i) open_and_close(0);
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
   printf("an open and close: %.3f ms, CPU %.3f ms\n", (seconds() - start) / 2,
-         static_cast<double>(after.tv_sec - before.tv_sec) / 2 + static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-6 / 2000);
+         static_cast<double>(after.tv_sec - before.tv_sec) / 2 +
+             static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-6 / 2000);
   REQUIRE(seconds() - start < 40);
   // Some chunks' worth of address space may come to lie apart or together.
   REQUIRE(count("fd") == descriptors && count("maps") <= maps + 4);

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// One device, as a whole and in virtual LUNs, in turn: what holds nothing any more gives way, what holds something is refused.
+// SPDX-License-Identifier: Apache-2.0 One device, as a whole and in virtual LUNs, in turn: what holds nothing any more
+// gives way, what holds something is refused.
 #include "cblk_test.h"
 
 namespace {
@@ -51,12 +51,12 @@ CASE(physical_after_virtual_and_virtual_after_physical) {
       REQUIRE(cblk_write(id, block, static_cast<off_t>(lba), 1, 0) == 1);
     }
     REQUIRE(cblk_close(id, 0) == 0);
-    REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EEXIST);   // now something would be lost
+    REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EEXIST);  // now something would be lost
     const chunk_id_t again = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
     for (const size_t lba : {size_t{0}, size_t{1}, blocks / 2, blocks - 1}) {
       REQUIRE(cblk_read(again, block, static_cast<off_t>(lba), 1, 0) == 1 && is_stamped(block, lba, 1, round));
       memset(block, 0, kBlock);
-      REQUIRE(cblk_write(again, block, static_cast<off_t>(lba), 1, 0) == 1);     // nothing any more
+      REQUIRE(cblk_write(again, block, static_cast<off_t>(lba), 1, 0) == 1);  // nothing any more
     }
     REQUIRE(cblk_close(again, 0) == 0);
   }
@@ -93,13 +93,15 @@ CASE(a_physical_open_waits_for_nobody_who_is_gone) {
   if (!survives()) return;
   static std::string path;
   path = fresh();
-  in_child([](void*) {   // ends without a close, with I/O just done
-    const chunk_id_t id = open_virtual(path);
-    Buffer block(1);
-    int tag;
-    REQUIRE(cblk_set_size(id, 100, 0) == 0 && cblk_awrite(id, block, 7, 1, &tag, nullptr, 0) == 0);
-    REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
-  }, nullptr);
+  in_child(
+      [](void*) {  // ends without a close, with I/O just done
+        const chunk_id_t id = open_virtual(path);
+        Buffer block(1);
+        int tag;
+        REQUIRE(cblk_set_size(id, 100, 0) == 0 && cblk_awrite(id, block, 7, 1, &tag, nullptr, 0) == 0);
+        REQUIRE(cblk_aresult(id, &tag, ignored(), CBLK_ARESULT_BLOCKING) == 1);
+      },
+      nullptr);
   const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
   REQUIRE(id != NULL_CHUNK_ID && is_blank(id) && cblk_close(id, 0) == 0);
 }

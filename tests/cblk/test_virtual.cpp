@@ -44,7 +44,7 @@ CASE(a_virtual_chunk_has_no_size_until_it_is_set) {
   write_run(id, 0, 100, 1);
   REQUIRE(holds_run(id, 0, 100, 1));
   REFUSES(cblk_read(id, buffer, 100, 1, 0), EINVAL);
-  REFUSES(cblk_read(id, buffer, 0, 2, 0), EINVAL);   // one block a transfer
+  REFUSES(cblk_read(id, buffer, 0, 2, 0), EINVAL);  // one block a transfer
   REFUSES(cblk_write(id, buffer, 0, 2, 0), EINVAL);
   REFUSES(cblk_aread(id, buffer, 0, 2, &tag, nullptr, 0), EINVAL);
   chunk_attrs_t attrs;
@@ -98,11 +98,11 @@ CASE(all_that_remains_and_no_more) {
   const chunk_id_t id = open_virtual(path);
   REQUIRE(cblk_set_size(id, 40, 0) == 0);
   write_run(id, 0, 40, 1);
-  REFUSES(cblk_set_size(id, kBlocks, 0), ENOMEM);   // less what the format takes
+  REFUSES(cblk_set_size(id, kBlocks, 0), ENOMEM);  // less what the format takes
   REFUSES(cblk_set_size(id, kBlocks + 1, 0), EINVAL);
   REFUSES(cblk_set_size(id, SIZE_MAX - 1, 0), EINVAL);
   size_t size = 0;
-  REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 40);   // nothing was changed
+  REQUIRE(cblk_get_size(id, &size, 0) == 0 && size == 40);  // nothing was changed
   REQUIRE(cblk_set_size(id, static_cast<size_t>(-1), 0) == 0);
   REQUIRE(cblk_get_size(id, &size, 0) == 0);
   REQUIRE(size > kBlocks / 2 && size < kBlocks);
@@ -111,7 +111,7 @@ CASE(all_that_remains_and_no_more) {
   REQUIRE(holds_run(id, size - 1, 1, 2));
   if (survives()) {
     const chunk_id_t other = open_virtual(path);
-    REFUSES(cblk_set_size(other, size, 0), ENOMEM);   // nothing is left
+    REFUSES(cblk_set_size(other, size, 0), ENOMEM);  // nothing is left
     REQUIRE(cblk_close(other, 0) == 0);
   }
   REQUIRE(cblk_close(id, 0) == 0);
@@ -121,7 +121,7 @@ CASE(a_virtual_chunk_is_gone_at_close) {
   if (!survives()) return;
   const std::string path = device(kBlocks);
   size_t size = 0, first = 0;
-  for (int i = 0; i < 10; ++i) {   // its space is there again each time
+  for (int i = 0; i < 10; ++i) {  // its space is there again each time
     const chunk_id_t id = open_virtual(path, i % 2 ? CBLK_OPN_SCRUB_DATA : 0);
     REQUIRE(cblk_set_size(id, static_cast<size_t>(-1), 0) == 0);
     REQUIRE(cblk_get_size(id, &size, 0) == 0);
@@ -162,7 +162,7 @@ CASE(who_forces_a_formatted_device_open_finds_it_as_it_is) {
   const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_FORCED_RESERVE);
   REQUIRE(id != NULL_CHUNK_ID);
   REQUIRE(cblk_close(id, 0) == 0);
-  REQUIRE(cblk_close(open_virtual(path), 0) == 0);   // it was not harmed
+  REQUIRE(cblk_close(open_virtual(path), 0) == 0);  // it was not harmed
 }
 
 CASE(a_virtual_open_formats_nothing_but_zeros) {
@@ -171,7 +171,7 @@ CASE(a_virtual_open_formats_nothing_but_zeros) {
   Buffer block(1);
   const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
   stamp(block, 3, 1, 1);
-  REQUIRE(cblk_write(id, block, 3, 1, 0) == 1);   // data in the header
+  REQUIRE(cblk_write(id, block, 3, 1, 0) == 1);  // data in the header
   REQUIRE(cblk_close(id, 0) == 0);
   REFUSES(cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN), EEXIST);
   const chunk_id_t again = cblk_open(path.c_str(), 0, O_RDWR, 0, 0);
@@ -225,7 +225,7 @@ CASE(a_raid0_of_virtual_luns) {
   Buffer block(1);
   REFUSES(cblk_cg_read(group, block, 0, 1, 0), EINVAL);
   REQUIRE(cblk_cg_set_size(group, 101, 0) == 0);
-  REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 102);   // whole stripes
+  REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 102);  // whole stripes
   for (int i = 0; i < 101; ++i) {
     stamp(block, static_cast<uint64_t>(i), 1, 6);
     REQUIRE(cblk_cg_write(group, block, i, 1, 0) == 1);
@@ -236,7 +236,7 @@ CASE(a_raid0_of_virtual_luns) {
     REQUIRE(is_stamped(block, static_cast<uint64_t>(i), 1, 6));
   }
   REFUSES(cblk_cg_set_size(group, kBlocks * 2, 0), ENOMEM);
-  REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 900);   // all devices are as they were
+  REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size == 900);  // all devices are as they were
   REFUSES(cblk_cg_set_size(group, kBlocks * 4, 0), EINVAL);
   REQUIRE(cblk_cg_set_size(group, static_cast<size_t>(-1), 0) == 0);
   REQUIRE(cblk_cg_get_size(group, &size, 0) == 0 && size > kBlocks && size % 2 == 0);
@@ -247,28 +247,32 @@ CASE(two_processes_share_a_physical_lun) {
   if (!survives()) return;
   static std::string path;
   path = device(kBlocks);
-  for (int turn = 0; turn < 4; ++turn) {   // virtual LUNs of several processes at one time
+  for (int turn = 0; turn < 4; ++turn) {  // virtual LUNs of several processes at one time
     static int number;
     number = turn;
-    in_child([](void*) {
-      const chunk_id_t id = open_virtual(path);
-      REQUIRE(cblk_set_size(id, 100, 0) == 0);
-      write_run(id, 0, 100, 50 + static_cast<uint64_t>(number));
-      in_child([](void*) {   // another one, beside it
-        const chunk_id_t other = open_virtual(path);
-        REQUIRE(cblk_set_size(other, 150, 0) == 0);
-        write_run(other, 0, 150, 99);
-        REQUIRE(holds_run(other, 0, 150, 99));
-        REQUIRE(cblk_close(other, 0) == 0);
-      }, nullptr);
-      REQUIRE(holds_run(id, 0, 100, 50 + static_cast<uint64_t>(number)));
-      if (number != 2) REQUIRE(cblk_close(id, 0) == 0);   // one just dies
-    }, nullptr);
+    in_child(
+        [](void*) {
+          const chunk_id_t id = open_virtual(path);
+          REQUIRE(cblk_set_size(id, 100, 0) == 0);
+          write_run(id, 0, 100, 50 + static_cast<uint64_t>(number));
+          in_child(
+              [](void*) {  // another one, beside it
+                const chunk_id_t other = open_virtual(path);
+                REQUIRE(cblk_set_size(other, 150, 0) == 0);
+                write_run(other, 0, 150, 99);
+                REQUIRE(holds_run(other, 0, 150, 99));
+                REQUIRE(cblk_close(other, 0) == 0);
+              },
+              nullptr);
+          REQUIRE(holds_run(id, 0, 100, 50 + static_cast<uint64_t>(number)));
+          if (number != 2) REQUIRE(cblk_close(id, 0) == 0);  // one just dies
+        },
+        nullptr);
   }
   const chunk_id_t id = open_virtual(path);
   REQUIRE(cblk_set_size(id, static_cast<size_t>(-1), 0) == 0);
   size_t size;
-  REQUIRE(cblk_get_size(id, &size, 0) == 0 && size > kBlocks * 3 / 4);   // what the dead one had is free again
+  REQUIRE(cblk_get_size(id, &size, 0) == 0 && size > kBlocks * 3 / 4);  // what the dead one had is free again
   REQUIRE(cblk_close(id, 0) == 0);
 }
 
@@ -277,7 +281,7 @@ CASE(the_format_takes_two_megabytes) {
   if (kind() != "file") return;
   for (const size_t mebibytes : {66, 1026}) {
     const std::string path = "/var/tmp/lunar-cblk-room-" + std::to_string(getpid());
-    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);   // sparse: only its size counts
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);  // sparse: only its size counts
     REQUIRE(fd >= 0 && ftruncate(fd, static_cast<off_t>(mebibytes << 20)) == 0 && close(fd) == 0);
     const chunk_id_t id = cblk_open(path.c_str(), 0, O_RDWR, 0, CBLK_OPN_VIRT_LUN);
     const size_t fits = (mebibytes - 2) << 8;
@@ -285,7 +289,7 @@ CASE(the_format_takes_two_megabytes) {
     const int errno_of_more = errno, rest = cblk_set_size(id, fits, 0), errno_of_rest = errno;
     (void)!cblk_close(id, 0);
     unlink(path.c_str());
-    if (rest != 0 && errno_of_rest == ENOSPC) return;   // this disk is full
+    if (rest != 0 && errno_of_rest == ENOSPC) return;  // this disk is full
     REQUIRE(!more && errno_of_more == ENOMEM && rest == 0);
   }
 }

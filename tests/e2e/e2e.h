@@ -26,7 +26,7 @@
 namespace e2e {
 
 constexpr uint64_t kMiB = 1 << 20;
-constexpr uint64_t kOverhead = 64 * kMiB;   // what the resident set may have beside the cap
+constexpr uint64_t kOverhead = 64 * kMiB;  // what the resident set may have beside the cap
 
 using Words = std::vector<std::string>;
 
@@ -48,8 +48,8 @@ inline bool redis_missing() {
   return true;
 }
 
-// main() of a test with a redis-server, around its body (an exit code): 77 and a `skip:` line where there is no server, or no
-// right to userfaultfd; one line of what went wrong.
+// main() of a test with a redis-server, around its body (an exit code): 77 and a `skip:` line where there is no server,
+// or no right to userfaultfd; one line of what went wrong.
 template <class Body>
 int guarded(Body body) {
   setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -60,8 +60,8 @@ int guarded(Body body) {
     fmt::print("skip: {}: {}\n", missing.capability, missing.reason);
     return 77;
   } catch (const std::exception& error) {
-    const bool refused = strstr(error.what(), "userfaultfd") != nullptr && access("/dev/userfaultfd", R_OK | W_OK) != 0 &&
-                         geteuid() != 0;
+    const bool refused = strstr(error.what(), "userfaultfd") != nullptr &&
+                         access("/dev/userfaultfd", R_OK | W_OK) != 0 && geteuid() != 0;
     fmt::print("{}{}\n", refused ? "skip: userfaultfd: " : "FAIL: ", error.what());
     return refused ? 77 : 1;
   }
@@ -97,7 +97,7 @@ struct Scratch {
   static void sweep(const std::string& parent) {
     std::error_code ignored;
     for (auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
-      struct stat status {};
+      struct stat status{};
       const std::string old = entry.path();
       if (old.find("/lunar-e2e-") == std::string::npos || stat(old.c_str(), &status) != 0) continue;
       if (status.st_uid != geteuid() || time(nullptr) - status.st_mtime < 60) continue;
@@ -124,7 +124,7 @@ inline double now_s() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-constexpr double kWaitSecondsMax = 900;   // a save of 1 GiB beside its writer, on a loaded machine
+constexpr double kWaitSecondsMax = 900;  // a save of 1 GiB beside its writer, on a loaded machine
 
 template <class Done>
 void wait_until(const std::string& what, Done done) {
@@ -197,4 +197,4 @@ inline void check_table(const Table& table, uint64_t cap, uint64_t factor) {
     require(number(table, key) == 0, "{} is {}", key, number(table, key));
 }
 
-}   // namespace e2e
+}  // namespace e2e

@@ -35,7 +35,7 @@ namespace {
 
 using namespace e2e;
 
-constexpr uint64_t kEvictedFactorMin = 2;   // of the budget
+constexpr uint64_t kEvictedFactorMin = 2;  // of the budget
 constexpr uint64_t kNeededFactorMin = 4;
 constexpr size_t kOutputBytesMin = 40;
 const std::string kUntiered = "untiered";
@@ -118,14 +118,14 @@ Command build(const std::string& name, const Setup& setup) {
   if (name == "sort") return {{program("sort"), "-S", "2G", "--parallel=2", write_lines(setup)}};
   if (name == "perl") return {{program("perl"), folder + "records.pl", size}};
   if (name == "gcc") return {{program("gcc"), "-O0", "-S", "-o", "-", write_c_file(setup)}};
-  if (access(name.c_str(), X_OK) == 0) return {{name, size}};   // a program of our own
-  throw Skip{"workload", name + " is not there"};               // a word that tools/test does not know: it fails there
+  if (access(name.c_str(), X_OK) == 0) return {{name, size}};  // a program of our own
+  throw Skip{"workload", name + " is not there"};              // a word that tools/test does not know: it fails there
 }
 
 struct Ended {
   int status = 0;
   double seconds = 0;
-  uint64_t rss_bytes = 0;   // the largest of its processes, by the kernel
+  uint64_t rss_bytes = 0;  // the largest of its processes, by the kernel
 };
 
 void child_main(const Words& words, const std::string& input, const std::string& output, const std::string& errors) {
@@ -231,7 +231,7 @@ int compare(const std::string& lunar, const std::string& name, const Setup& setu
   return g_failures > 0;
 }
 
-}   // namespace
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 6) {

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// What Lunar costs a program whose data fits into DRAM: a pointer chase over 128 MiB, and redis-benchmark's SET and GET,
-// plain (huge pages off, as on tiered memory) against `lunar run --dram 1g`, taking turns.
+// SPDX-License-Identifier: Apache-2.0 What Lunar costs a program whose data fits into DRAM: a pointer chase over 128
+// MiB, and redis-benchmark's SET and GET, plain (huge pages off, as on tiered memory) against `lunar run --dram 1g`,
+// taking turns.
 //
 //   fits_in_dram LUNAR PERCENT_MAX [ROUNDS]        prints medians and their ratio; fails above PERCENT_MAX
 //
@@ -33,12 +33,12 @@ int chase() {
   if (lines == nullptr) return 1;
   for (uint64_t i = 0; i < count; ++i) lines[i].next = i;
   uint64_t x = 88172645463325252ull;
-  for (uint64_t i = count - 1; i > 0; --i) {   // Sattolo: one cycle
+  for (uint64_t i = count - 1; i > 0; --i) {  // Sattolo: one cycle
     x ^= x << 13, x ^= x >> 7, x ^= x << 17;
     std::swap(lines[i].next, lines[x % i].next);
   }
   uint64_t at = 0;
-  for (uint64_t i = 0; i < count; ++i) at = lines[at].next;   // once round: warm
+  for (uint64_t i = 0; i < count; ++i) at = lines[at].next;  // once round: warm
   const double start = now_s();
   for (uint64_t i = 0; i < kChaseSteps; ++i) at = lines[at].next;
   fmt::print("{} {}\n", (now_s() - start) * 1e9 / static_cast<double>(kChaseSteps), at);
@@ -57,8 +57,8 @@ std::string output_of(const std::string& command) {
 }
 
 struct Backend {
-  std::string wrapper;                   // "" or `LUNAR run ... --`
-  std::vector<double> chase, set, get;   // ns a step; ns a request
+  std::string wrapper;                  // "" or `LUNAR run ... --`
+  std::vector<double> chase, set, get;  // ns a step; ns a request
 };
 
 void huge_pages(bool allowed) { (void)prctl(PR_SET_THP_DISABLE, allowed ? 0 : 1, 0, 0, 0); }
@@ -119,7 +119,7 @@ int test(const char* self, const std::string& lunar_program, double percent_max,
   return g_failures > 0;
 }
 
-}   // namespace
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc > 1 && strcmp(argv[1], "chase") == 0) return chase();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A wall clock that stands still, put first by LD_PRELOAD: gettimeofday and time tell the microseconds in the first 8 bytes of
- * the file that FROZEN_CLOCK names. Whoever maps that file moves it, for all processes at once. Other clocks (timers, latencies) go
+ * the file that FROZEN_CLOCK names. Whoever maps that file moves it, for all processes at once. Other clocks (timers,
+ * latencies) go
  * on as they do. Without that file a program does not start.
  * Threading: any. May not be used by code that ships. */
 #include <fcntl.h>
@@ -12,12 +13,12 @@
 #include <time.h>
 #include <unistd.h>
 
-static const volatile int64_t *clock_us;
+static const volatile int64_t* clock_us;
 
 __attribute__((constructor)) static void open_clock(void) {
-  const char *path = getenv("FROZEN_CLOCK");
+  const char* path = getenv("FROZEN_CLOCK");
   int fd = path == NULL ? -1 : open(path, O_RDONLY | O_CLOEXEC);
-  void *page = fd < 0 ? MAP_FAILED : mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+  void* page = fd < 0 ? MAP_FAILED : mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
   if (page == MAP_FAILED) {
     fprintf(stderr, "frozen clock: FROZEN_CLOCK names no clock\n");
     _exit(127);
@@ -31,7 +32,7 @@ static int64_t now_us(void) {
   return *clock_us;
 }
 
-int gettimeofday(struct timeval *restrict tv, void *restrict zone) {
+int gettimeofday(struct timeval* restrict tv, void* restrict zone) {
   (void)zone;
   int64_t us = now_us();
   tv->tv_sec = us / 1000000;
@@ -39,7 +40,7 @@ int gettimeofday(struct timeval *restrict tv, void *restrict zone) {
   return 0;
 }
 
-time_t time(time_t *out) {
+time_t time(time_t* out) {
   time_t s = now_us() / 1000000;
   if (out != NULL) *out = s;
   return s;

@@ -1,8 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// A Redis module for tests of the gate: KILLER.LATER id ends that client from a thread of its own, as modules with threads may;
-// KILLER.READ name lets a thread of that name read as the server's threads do. The
-// slice of the module ABI is declared here; the first word of a context is where its calls are found by name.
-// Threading: the thread has the server's lock while it calls. May not be used by code that ships.
+// SPDX-License-Identifier: Apache-2.0 A Redis module for tests of the gate: KILLER.LATER id ends that client from a
+// thread of its own, as modules with threads may; KILLER.READ name lets a thread of that name read as the server's
+// threads do. The slice of the module ABI is declared here; the first word of a context is where its calls are found by
+// name. Threading: the thread has the server's lock while it calls. May not be used by code that ships.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -42,7 +41,8 @@ void kill_client(const std::string& id) {
 // The server's own syncRead() calls read() as its threads do that read for it.
 void read_as(const std::string& name) {
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-  const auto server_reads = reinterpret_cast<ssize_t (*)(int, char*, ssize_t, long long)>(dlsym(RTLD_DEFAULT, "syncRead"));
+  const auto server_reads =
+      reinterpret_cast<ssize_t (*)(int, char*, ssize_t, long long)>(dlsym(RTLD_DEFAULT, "syncRead"));
   int ends[2];
   char byte = 'x';
   if (server_reads == nullptr || pipe(ends) != 0) return;
@@ -68,16 +68,18 @@ int later(Context* context, String** words, int count) {
   return g_answer(context, "OK");
 }
 
-}   // namespace
+}  // namespace
 
 extern "C" __attribute__((visibility("default"))) int RedisModule_OnLoad(Context* context, String**, int) {
   auto get = reinterpret_cast<int (*)(const char*, void*)>(*reinterpret_cast<void**>(context));
   const auto found = [get](const char* name, auto* out) { return get(name, reinterpret_cast<void*>(out)) == 0; };
-  if (!found("RedisModule_GetThreadSafeContext", &g_context) || !found("RedisModule_FreeThreadSafeContext", &g_free_context) ||
-      !found("RedisModule_ThreadSafeContextLock", &g_lock) || !found("RedisModule_ThreadSafeContextUnlock", &g_unlock) ||
-      !found("RedisModule_Call", &g_call) || !found("RedisModule_FreeCallReply", &g_free_reply) ||
-      !found("RedisModule_StringPtrLen", &g_text) || !found("RedisModule_ReplyWithSimpleString", &g_answer) ||
-      !found("RedisModule_CreateCommand", &g_create) || !found("RedisModule_SetModuleAttribs", &g_attributes))
+  if (!found("RedisModule_GetThreadSafeContext", &g_context) ||
+      !found("RedisModule_FreeThreadSafeContext", &g_free_context) ||
+      !found("RedisModule_ThreadSafeContextLock", &g_lock) ||
+      !found("RedisModule_ThreadSafeContextUnlock", &g_unlock) || !found("RedisModule_Call", &g_call) ||
+      !found("RedisModule_FreeCallReply", &g_free_reply) || !found("RedisModule_StringPtrLen", &g_text) ||
+      !found("RedisModule_ReplyWithSimpleString", &g_answer) || !found("RedisModule_CreateCommand", &g_create) ||
+      !found("RedisModule_SetModuleAttribs", &g_attributes))
     return 1;
   g_attributes(context, "killer", 1, 1);
   if (g_create(context, "killer.read", read, "fast", 0, 0, 0) != 0) return 1;

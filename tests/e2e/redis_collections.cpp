@@ -1,12 +1,12 @@
-// SPDX-License-Identifier: Apache-2.0
-// Commands that go through whole cold values, of a megabyte or so: faults of the server a command, from INFO lunar, and what a client
-// that asks for a hot key sees meanwhile. Counts decide, times are printed.
+// SPDX-License-Identifier: Apache-2.0 Commands that go through whole cold values, of a megabyte or so: faults of the
+// server a command, from INFO lunar, and what a client that asks for a hot key sees meanwhile. Counts decide, times are
+// printed.
 //
 //   redis_collections MODULE DRAM_MIB KEYS
 //
-// KEYS values of each kind, several times the DRAM together, their elements written in turns, so that a value's elements lie among
-// others'. Each command is asked once for each key of its kind. Replies are compared with what was written: their length, and a sum
-// over their bytes that does not depend on the order of elements.
+// KEYS values of each kind, several times the DRAM together, their elements written in turns, so that a value's
+// elements lie among others'. Each command is asked once for each key of its kind. Replies are compared with what was
+// written: their length, and a sum over their bytes that does not depend on the order of elements.
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include <map>
@@ -23,7 +23,8 @@ const std::string kEnd = "$5\r\n<end>\r\n";
 std::string value_of(unsigned key, unsigned n, size_t bytes) {
   std::string out = fmt::format("{}.{}.", key, n);
   uint64_t x = (key * 7919ull + n) * 2862933555777941757ull + 3037000493ull;
-  while (out.size() < bytes) out.push_back(static_cast<char>('a' + ((x = x * 6364136223846793005ull + 1442695040888963407ull) >> 59) % 26));
+  while (out.size() < bytes)
+    out.push_back(static_cast<char>('a' + ((x = x * 6364136223846793005ull + 1442695040888963407ull) >> 59) % 26));
   return out;
 }
 
@@ -33,19 +34,34 @@ struct Kind {
   Words (*write)(const std::string& key, unsigned k, unsigned n);
 };
 const Kind kKinds[] = {
-    {"hash", kFields, [](const std::string& key, unsigned k, unsigned n) -> Words { return {"HSET", key, fmt::format("field:{}", n), value_of(k, n, kFieldBytes)}; }},
-    {"set", kFields, [](const std::string& key, unsigned k, unsigned n) -> Words { return {"SADD", key, value_of(k, n, kFieldBytes)}; }},
-    {"zset", kFields, [](const std::string& key, unsigned k, unsigned n) -> Words { return {"ZADD", key, std::to_string(n * 7919 % 10007), value_of(k, n, kFieldBytes)}; }},
-    {"list", kFields, [](const std::string& key, unsigned k, unsigned n) -> Words { return {"RPUSH", key, value_of(k, n, 3 * kFieldBytes)}; }},
-    {"stream", kElements, [](const std::string& key, unsigned k, unsigned n) -> Words {
+    {"hash", kFields,
+     [](const std::string& key, unsigned k, unsigned n) -> Words {
+       return {"HSET", key, fmt::format("field:{}", n), value_of(k, n, kFieldBytes)};
+     }},
+    {"set", kFields,
+     [](const std::string& key, unsigned k, unsigned n) -> Words {
+       return {"SADD", key, value_of(k, n, kFieldBytes)};
+     }},
+    {"zset", kFields,
+     [](const std::string& key, unsigned k, unsigned n) -> Words {
+       return {"ZADD", key, std::to_string(n * 7919 % 10007), value_of(k, n, kFieldBytes)};
+     }},
+    {"list", kFields,
+     [](const std::string& key, unsigned k, unsigned n) -> Words {
+       return {"RPUSH", key, value_of(k, n, 3 * kFieldBytes)};
+     }},
+    {"stream", kElements,
+     [](const std::string& key, unsigned k, unsigned n) -> Words {
        return {"XADD", key, fmt::format("{}-1", n + 1), "f", value_of(k, n, 2 * kElementBytes)};
      }},
-    {"string", 1, [](const std::string& key, unsigned k, unsigned) -> Words { return {"SET", key, value_of(k, 0, 1 << 20)}; }},
-    {"other", 1, [](const std::string& key, unsigned k, unsigned) -> Words { return {"SET", key, value_of(k, 0, 1 << 20)}; }},
+    {"string", 1,
+     [](const std::string& key, unsigned k, unsigned) -> Words { return {"SET", key, value_of(k, 0, 1 << 20)}; }},
+    {"other", 1,
+     [](const std::string& key, unsigned k, unsigned) -> Words { return {"SET", key, value_of(k, 0, 1 << 20)}; }},
 };
 
-// One command on each key of a kind. `most`: faults a command that are allowed. What is left is memory for replies, which had been evicted
-// since it was free; before whole values were fetched, 70 to 230 for whole collections.
+// One command on each key of a kind. `most`: faults a command that are allowed. What is left is memory for replies,
+// which had been evicted since it was free; before whole values were fetched, 70 to 230 for whole collections.
 struct Case {
   const char *name, *kind;
   Words (*ask)(const std::string& key);
@@ -74,7 +90,8 @@ struct Seen {
 
 Seen seen(const std::string& reply) {
   Seen out{reply.size(), 0};
-  for (const char c : reply) out.sum += static_cast<uint64_t>(static_cast<unsigned char>(c)) * static_cast<unsigned char>(c);
+  for (const char c : reply)
+    out.sum += static_cast<uint64_t>(static_cast<unsigned char>(c)) * static_cast<unsigned char>(c);
   return out;
 }
 
@@ -82,7 +99,7 @@ struct Scene {
   Server& server;
   Wire wire, hot;
   unsigned keys;
-  std::vector<double> waits;   // of the hot client, milliseconds
+  std::vector<double> waits;  // of the hot client, milliseconds
 
   std::string ask(const Words& words) {
     wire.send_all(resp(words) + resp({"ECHO", "<end>"}));
@@ -99,7 +116,8 @@ struct Scene {
   void ask_hot() {
     const double start = now_s();
     hot.send_all(resp({"GET", "hot"}));
-    if (const std::string reply = hot.receive_until("\r\nwarm\r\n"); reply != "$4\r\nwarm\r\n") give_up("the hot key: " + reply);
+    if (const std::string reply = hot.receive_until("\r\nwarm\r\n"); reply != "$4\r\nwarm\r\n")
+      give_up("the hot key: " + reply);
     waits.push_back((now_s() - start) * 1e3);
   }
 };
@@ -111,16 +129,19 @@ void fill(Scene& scene) {
     std::string batch;
     for (const Kind& kind : kKinds)
       for (unsigned k = 0; k < scene.keys; ++k)
-        for (unsigned i = n; i < n + kTurn && i < kind.elements; ++i) batch += resp(kind.write(key_name(kind.name, k), k, i));
+        for (unsigned i = n; i < n + kTurn && i < kind.elements; ++i)
+          batch += resp(kind.write(key_name(kind.name, k), k, i));
     scene.wire.send_all(batch + resp({"ECHO", "<end>"}));
-    if (const std::string replies = scene.wire.receive_until(kEnd); replies.find("\r\n-") != std::string::npos) give_up("filling: " + replies.substr(0, 200));
+    if (const std::string replies = scene.wire.receive_until(kEnd); replies.find("\r\n-") != std::string::npos)
+      give_up("filling: " + replies.substr(0, 200));
   }
   (void)scene.ask({"SET", "hot", "warm"});
 }
 
 uint64_t faults(Scene& scene) { return scene.server.info("lunar_cold_faults"); }
 
-// What the cases before have brought in goes; by commands whose replies are short, as the memory of long ones is used again.
+// What the cases before have brought in goes; by commands whose replies are short, as the memory of long ones is used
+// again.
 void sweep(Scene& scene) {
   for (const char* command : {"BITCOUNT", "LPOS"})
     for (unsigned k = 0; k < scene.keys; ++k) {
@@ -135,30 +156,38 @@ void check(Scene& scene, const Case& one, bool first) {
   static std::map<std::string, Seen> replies;
   scene.waits.clear();
   sweep(scene);
-  const uint64_t before = faults(scene), bytes_before = scene.server.info("lunar_lun_read_bytes"), held = scene.server.info("lunar_gate_held"),
-                 rounds = scene.server.info("lunar_gate_rounds"), late = scene.server.info("lunar_gate_timeouts");
+  const uint64_t before = faults(scene), bytes_before = scene.server.info("lunar_lun_read_bytes"),
+                 held = scene.server.info("lunar_gate_held"), rounds = scene.server.info("lunar_gate_rounds"),
+                 late = scene.server.info("lunar_gate_timeouts");
   const double start = now_s();
   for (unsigned k = 0; k < scene.keys; ++k) {
     const std::string key = key_name(one.kind, k);
     const Seen now = seen(scene.ask_beside(one.ask(key)));
     const auto [at, is_new] = replies.emplace(std::string(one.name) + key, now);
-    require(is_new == first && at->second == now, "{} {}: the reply has {} bytes, at first it had {}", one.name, key, now.bytes, at->second.bytes);
+    require(is_new == first && at->second == now, "{} {}: the reply has {} bytes, at first it had {}", one.name, key,
+            now.bytes, at->second.bytes);
   }
-  const double took = (now_s() - start) * 1e3 / scene.keys, each = static_cast<double>(faults(scene) - before) / scene.keys;
+  const double took = (now_s() - start) * 1e3 / scene.keys,
+               each = static_cast<double>(faults(scene) - before) / scene.keys;
   std::sort(scene.waits.begin(), scene.waits.end());
-  fmt::print("{:14} {:7.1f} faults a command (at most {}), {:6.0f} KiB read, {:5.1f} holds, {:5.1f} rounds, {} late; {:6.2f} ms; "
-             "hot: {} reads, p50 {:.2f} p99 {:.2f} max {:.2f} ms\n", one.name,
-             each, one.most, static_cast<double>(scene.server.info("lunar_lun_read_bytes") - bytes_before) / 1024 / scene.keys,
-             static_cast<double>(scene.server.info("lunar_gate_held") - held) / scene.keys, static_cast<double>(scene.server.info("lunar_gate_rounds") - rounds) / scene.keys,
-             scene.server.info("lunar_gate_timeouts") - late, took, scene.waits.size(), scene.waits[scene.waits.size() / 2], scene.waits[scene.waits.size() * 99 / 100],
-             scene.waits.back());
+  fmt::print(
+      "{:14} {:7.1f} faults a command (at most {}), {:6.0f} KiB read, {:5.1f} holds, {:5.1f} rounds, {} late; {:6.2f} "
+      "ms; "
+      "hot: {} reads, p50 {:.2f} p99 {:.2f} max {:.2f} ms\n",
+      one.name, each, one.most,
+      static_cast<double>(scene.server.info("lunar_lun_read_bytes") - bytes_before) / 1024 / scene.keys,
+      static_cast<double>(scene.server.info("lunar_gate_held") - held) / scene.keys,
+      static_cast<double>(scene.server.info("lunar_gate_rounds") - rounds) / scene.keys,
+      scene.server.info("lunar_gate_timeouts") - late, took, scene.waits.size(), scene.waits[scene.waits.size() / 2],
+      scene.waits[scene.waits.size() * 99 / 100], scene.waits.back());
   if (!first) require(each <= one.most, "{}: {:.1f} faults a command", one.name, each);
 }
 
 int run(const std::string& module, uint64_t dram_mib, unsigned keys) {
   const Scratch scratch;
   Server server(scratch.path, "tiered", free_port(),
-                {"--loadmodule", module, "dram", fmt::format("{}mb", dram_mib), "lun", scratch.path, "size", fmt::format("{}mb", 24 * dram_mib), "gate-hold-ms", "5000"});
+                {"--loadmodule", module, "dram", fmt::format("{}mb", dram_mib), "lun", scratch.path, "size",
+                 fmt::format("{}mb", 24 * dram_mib), "gate-hold-ms", "5000"});
   Scene scene{server, Wire(server.port()), Wire(server.port()), keys, {}};
   fill(scene);
   require(server.info("lunar_evicted_pages") * 4096 > dram_mib * kMiB, "the values fit into DRAM: nothing is tested");
@@ -171,5 +200,8 @@ int run(const std::string& module, uint64_t dram_mib, unsigned keys) {
 
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
-  return guarded([&] { return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10), static_cast<unsigned>(strtoul(argv[3], nullptr, 10))); });
+  return guarded([&] {
+    return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10),
+               static_cast<unsigned>(strtoul(argv[3], nullptr, 10)));
+  });
 }

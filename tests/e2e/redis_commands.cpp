@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// The gate's table of commands (adapters/gate/command_keys.cpp) against COMMAND of every server that is installed, the module's own
-// commands included: a command with keys that the table does not have is a failure, as are keys that the server sees elsewhere
-// (COMMAND GETKEYS on a sample of each). A new command is noticed by the first run with its server.
+// SPDX-License-Identifier: Apache-2.0 The gate's table of commands (adapters/gate/command_keys.cpp) against COMMAND of
+// every server that is installed, the module's own commands included: a command with keys that the table does not have
+// is a failure, as are keys that the server sees elsewhere (COMMAND GETKEYS on a sample of each). A new command is
+// noticed by the first run with its server.
 //
 //   redis_commands MODULE
 //
@@ -75,11 +75,15 @@ std::vector<Words> samples(const CommandKeys& keys, const Words& name, int64_t a
   Words head = filled(name, first);
   switch (keys.form) {
     case KeyForm::kRange:
-      list.push_back(filled(name, std::max(least, keys.last < 0 && arity < 0 ? first + 4u * static_cast<size_t>(keys.step) + static_cast<size_t>(-keys.last - 1) : 0)));
+      list.push_back(filled(
+          name, std::max(least, keys.last < 0 && arity < 0
+                                    ? first + 4u * static_cast<size_t>(keys.step) + static_cast<size_t>(-keys.last - 1)
+                                    : 0)));
       break;
     case KeyForm::kCounted:
       head.push_back("2");
-      for (unsigned i = 1; i <= 2; ++i) head = filled(keyed(std::move(head), 1), head.size() + static_cast<size_t>(keys.step));
+      for (unsigned i = 1; i <= 2; ++i)
+        head = filled(keyed(std::move(head), 1), head.size() + static_cast<size_t>(keys.step));
       list.push_back(filled(head, std::max(least, head.size() + 1)));
       break;
     case KeyForm::kStreams:
@@ -161,7 +165,8 @@ Checked check_server(const Scratch& scratch, const std::string& binary, const st
   const auto all = server.command({"COMMAND"});
   Checked done;
   for (size_t i = 0; i < all->elements; ++i) check_command(server, *all->element[i], &done);
-  fmt::print("{}: {} commands, {} with keys, {} samples, {} wrong\n", binary, done.commands, done.with_keys, done.samples, done.wrong);
+  fmt::print("{}: {} commands, {} with keys, {} samples, {} wrong\n", binary, done.commands, done.with_keys,
+             done.samples, done.wrong);
   return done;
 }
 
@@ -170,13 +175,15 @@ int test(const std::string& module) {
   const Scratch scratch;
   std::set<std::string> seen;
   unsigned nth = 0, wrong = 0;
-  for (const std::string& binary : {redis_server(), std::string("/usr/bin/redis-server"), std::string("/usr/bin/valkey-server"),
-                                    std::string("/usr/local/bin/redis-server"), std::string("/usr/local/bin/valkey-server")}) {
+  for (const std::string& binary :
+       {redis_server(), std::string("/usr/bin/redis-server"), std::string("/usr/bin/valkey-server"),
+        std::string("/usr/local/bin/redis-server"), std::string("/usr/local/bin/valkey-server")}) {
     std::error_code missing;
     const std::string real = std::filesystem::canonical(binary, missing).string();
     if (missing || !seen.insert(real).second) continue;
     const Checked done = check_server(scratch, binary, nth == 0 ? module : "", nth);
-    require(done.with_keys > 140 && done.samples >= done.with_keys - done.wrong, "{}: only {} commands with keys", binary, done.with_keys);
+    require(done.with_keys > 140 && done.samples >= done.with_keys - done.wrong, "{}: only {} commands with keys",
+            binary, done.with_keys);
     wrong += done.wrong;
     ++nth;
   }

@@ -23,8 +23,8 @@ using namespace e2e;
 using lunar::tools::RedisServer;
 using lunar::tools::ServerSetup;
 
-constexpr int kPatienceSeconds = 900;   // DEBUG DIGEST of 1 GiB on a loaded machine
-constexpr double kForkSecondsMax = 150, kForkSecondsPerMiB = 0.7;   // a save beside its writer, on a loaded machine
+constexpr int kPatienceSeconds = 900;                              // DEBUG DIGEST of 1 GiB on a loaded machine
+constexpr double kForkSecondsMax = 150, kForkSecondsPerMiB = 0.7;  // a save beside its writer, on a loaded machine
 
 struct Run {
   std::string lunar;
@@ -51,11 +51,12 @@ struct Run {
 
 // Writes all over the data set until the child that redis forked is done: new versions, deletions and new keys.
 uint64_t write_until_done(RedisServer& server, const Run& run, const std::string& field, uint64_t version) {
-  const double start = now_s(), seconds_max = kForkSecondsMax + kForkSecondsPerMiB * 4 * static_cast<double>(run.cap >> 20);
+  const double start = now_s(),
+               seconds_max = kForkSecondsMax + kForkSecondsPerMiB * 4 * static_cast<double>(run.cap >> 20);
   uint64_t written = 0;
   while (server.info("persistence", field) != "0") {
     if (now_s() - start > seconds_max) throw std::runtime_error(field + " does not end");
-    if (written >= run.keys / 10) {   // enough
+    if (written >= run.keys / 10) {  // enough
       usleep(50'000);
       continue;
     }
@@ -129,7 +130,7 @@ int test(const Run& run) {
   return g_failures > 0;
 }
 
-}   // namespace
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 4) {
@@ -138,6 +139,7 @@ int main(int argc, char** argv) {
   }
   return guarded([&] {
     const Scratch scratch;
-    return test({argv[1], strtoull(argv[2], nullptr, 10) * kMiB, strtoull(argv[3], nullptr, 10) * kMiB / kKeyBytes, &scratch});
+    return test(
+        {argv[1], strtoull(argv[2], nullptr, 10) * kMiB, strtoull(argv[3], nullptr, 10) * kMiB / kKeyBytes, &scratch});
   });
 }

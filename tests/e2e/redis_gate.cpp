@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The input gate against a plain server: the same bytes, cut at the same places, sent to both on many connections; the replies
-// must be the same bytes. The data set is several times the budget, so that commands are held all the time.
+// SPDX-License-Identifier: Apache-2.0 The input gate against a plain server: the same bytes, cut at the same places,
+// sent to both on many connections; the replies must be the same bytes. The data set is several times the budget, so
+// that commands are held all the time.
 //
 //   redis_gate module|run|both MODULE LUNAR KILLER_MODULE CAP_MIB ROUNDS
 //
@@ -8,15 +8,17 @@
 //   run         that of the preload library: `lunar run -- redis-server`
 //   both        the same with the module on top, which shows its figures
 //
-//   pipelines   random commands of all types on 8 connections at once, with MULTI, SELECT, inline commands, large values,
+//   pipelines   random commands of all types on 8 connections at once, with MULTI, SELECT, inline commands, large
+//               values,
 //               bytes cut anywhere
 //   blocking    commands behind a BLPOP; SUBSCRIBE
 //   endings     half-closed, closed and reset in mid-hold, CLIENT KILL, descriptors used again
-//   successors       clients that a module's thread ends in mid-hold; the next client with their descriptor gets nothing of theirs
+//   successors       clients that a module's thread ends in mid-hold; the next client with their descriptor gets
+//                    nothing of theirs
 //   pressure    a client that sends thousands of large reads and does not listen for a while
 //
-// At the end DEBUG DIGEST is equal, no socket has leaked, and the gate must have held clients a thousand times: otherwise
-// nothing was tested. LUNAR_SEED= replays. Threading: one thread. May not: leave files or processes behind.
+// At the end DEBUG DIGEST is equal, no socket has leaked, and the gate must have held clients a thousand times:
+// otherwise nothing was tested. LUNAR_SEED= replays. Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
 
 #include <filesystem>
@@ -38,7 +40,9 @@ struct Twins {
   std::string text(size_t bytes) {
     std::string out(bytes, 0);
     uint64_t x = random() | 1;
-    for (char& c : out) c = static_cast<char>("0123456789abcdefghijklmnopqrstuv"[(x = x * 6364136223846793005ull + 1442695040888963407ull) >> 59]);
+    for (char& c : out)
+      c = static_cast<char>(
+          "0123456789abcdefghijklmnopqrstuv"[(x = x * 6364136223846793005ull + 1442695040888963407ull) >> 59]);
     return out;
   }
 };
@@ -48,47 +52,103 @@ Words random_command(Twins& t, unsigned client) {
   auto key = [&](const char* type) { return fmt::format("c{}:{}:{}", client, type, k); };
   const std::string member = fmt::format("m{}", t.pick(60)), number = std::to_string(t.pick(1000));
   switch (t.pick(46)) {
-    case 0: case 1: case 2: case 3: case 4: return {"GET", key("s")};
-    case 5: case 6: return {"SET", key("s"), t.text(t.pick(40) == 0 ? 100000 : 200 + t.pick(2000))};
-    case 7: return {"APPEND", key("s"), t.text(20)};
-    case 8: return {"MGET", key("s"), fmt::format("c{}:s:{}", client, t.pick(kKeysEach)), fmt::format("c{}:s:{}", client, t.pick(kKeysEach)), "none"};
-    case 9: return {"DEL", key("s"), fmt::format("c{}:h:{}", client, t.pick(kKeysEach))};
-    case 10: return {"EXISTS", key("s"), key("h"), key("l")};
-    case 11: return {"HSET", key("h"), member, t.text(300), fmt::format("m{}", t.pick(60)), "2"};
-    case 12: case 13: return {"HGET", key("h"), member};
-    case 14: return {"HLEN", key("h")};
-    case 15: return {"HDEL", key("h"), member};
-    case 16: return {"RPUSH", key("l"), t.text(400), t.text(100)};
-    case 17: return {"LPOP", key("l")};
-    case 18: return {"LRANGE", key("l"), "-3", "-1"};
-    case 19: return {"SADD", key("t"), member, t.text(30), number};
-    case 20: return {"SISMEMBER", key("t"), member};
-    case 21: return {"SORT", key("t"), "ALPHA"};
-    case 22: return {"ZADD", key("z"), number, member, "7", t.text(30)};
-    case 23: return {"ZRANGE", key("z"), "0", "5", "WITHSCORES"};
-    case 24: return {"ZSCORE", key("z"), member};
-    case 25: return {"XADD", key("x"), "MAXLEN", "20", "*", "f", t.text(200)};
-    case 26: return {"XLEN", key("x")};
-    case 27: return {"RENAME", key("s"), fmt::format("c{}:s:{}", client, t.pick(kKeysEach))};
-    case 28: return {"EXPIRE", key("s"), "100000"};
-    case 29: return {"TYPE", key("z")};
-    case 30: return {"EVAL", "return redis.call('GET', KEYS[1])", "1", key("s")};
-    case 31: return {"SETRANGE", key("s"), "5", "abc"};
-    case 32: return {"GETRANGE", key("s"), "0", "50"};
-    case 33: return {"LRANGE", key("l"), std::to_string(t.pick(9)), t.pick(2) ? "-1" : "6"};   // whole values, and parts of them
-    case 34: return {"LINDEX", key("l"), std::to_string(static_cast<int64_t>(t.pick(40)) - 20)};
-    case 35: return {"XRANGE", key("x"), t.pick(2) ? "-" : fmt::format("({}-1", t.pick(100000)), "+"};
-    case 36: return {"XREVRANGE", key("x"), "+", t.pick(2) ? "-" : fmt::format("{}", t.pick(100000)), "COUNT", std::to_string(1 + t.pick(9))};
+    case 0:
+    case 1:
+    case 2:
+    case 3:
+    case 4:
+      return {"GET", key("s")};
+    case 5:
+    case 6:
+      return {"SET", key("s"), t.text(t.pick(40) == 0 ? 100000 : 200 + t.pick(2000))};
+    case 7:
+      return {"APPEND", key("s"), t.text(20)};
+    case 8:
+      return {"MGET", key("s"), fmt::format("c{}:s:{}", client, t.pick(kKeysEach)),
+              fmt::format("c{}:s:{}", client, t.pick(kKeysEach)), "none"};
+    case 9:
+      return {"DEL", key("s"), fmt::format("c{}:h:{}", client, t.pick(kKeysEach))};
+    case 10:
+      return {"EXISTS", key("s"), key("h"), key("l")};
+    case 11:
+      return {"HSET", key("h"), member, t.text(300), fmt::format("m{}", t.pick(60)), "2"};
+    case 12:
+    case 13:
+      return {"HGET", key("h"), member};
+    case 14:
+      return {"HLEN", key("h")};
+    case 15:
+      return {"HDEL", key("h"), member};
+    case 16:
+      return {"RPUSH", key("l"), t.text(400), t.text(100)};
+    case 17:
+      return {"LPOP", key("l")};
+    case 18:
+      return {"LRANGE", key("l"), "-3", "-1"};
+    case 19:
+      return {"SADD", key("t"), member, t.text(30), number};
+    case 20:
+      return {"SISMEMBER", key("t"), member};
+    case 21:
+      return {"SORT", key("t"), "ALPHA"};
+    case 22:
+      return {"ZADD", key("z"), number, member, "7", t.text(30)};
+    case 23:
+      return {"ZRANGE", key("z"), "0", "5", "WITHSCORES"};
+    case 24:
+      return {"ZSCORE", key("z"), member};
+    case 25:
+      return {"XADD", key("x"), "MAXLEN", "20", "*", "f", t.text(200)};
+    case 26:
+      return {"XLEN", key("x")};
+    case 27:
+      return {"RENAME", key("s"), fmt::format("c{}:s:{}", client, t.pick(kKeysEach))};
+    case 28:
+      return {"EXPIRE", key("s"), "100000"};
+    case 29:
+      return {"TYPE", key("z")};
+    case 30:
+      return {"EVAL", "return redis.call('GET', KEYS[1])", "1", key("s")};
+    case 31:
+      return {"SETRANGE", key("s"), "5", "abc"};
+    case 32:
+      return {"GETRANGE", key("s"), "0", "50"};
+    // whole values, and parts of them
+    case 33:
+      return {"LRANGE", key("l"), std::to_string(t.pick(9)), t.pick(2) ? "-1" : "6"};
+    case 34:
+      return {"LINDEX", key("l"), std::to_string(static_cast<int64_t>(t.pick(40)) - 20)};
+    case 35:
+      return {"XRANGE", key("x"), t.pick(2) ? "-" : fmt::format("({}-1", t.pick(100000)), "+"};
+    case 36:
+      return {"XREVRANGE", key("x"),
+              "+",         t.pick(2) ? "-" : fmt::format("{}", t.pick(100000)),
+              "COUNT",     std::to_string(1 + t.pick(9))};
     case 37:
-      return {"XREAD", "COUNT", std::to_string(1 + t.pick(30)), "STREAMS", key("x"), fmt::format("c{}:x:{}", client, t.pick(kKeysEach)), "0", std::to_string(t.pick(100000))};
-    case 38: return {"ZRANGE", key("z"), "0", "-1", "WITHSCORES"};
-    case 39: return {"ZREVRANGE", key("z"), std::to_string(t.pick(4)), std::to_string(t.pick(9))};
-    case 40: return {"ZRANGEBYSCORE", key("z"), "-inf", "+inf"};
-    case 41: return {"LPOS", key("l"), "none", "MAXLEN", "0"};
-    case 42: return {"SINTERCARD", "2", key("t"), fmt::format("c{}:t:{}", client, t.pick(kKeysEach))};
-    case 43: return {"RPUSH", key("l"), t.text(t.pick(30) == 0 ? 20000 : 3000)};
-    case 44: return {"ZADD", key("z"), number, t.text(70), "8", t.text(60)};
-    default: return {"COPY", key("h"), fmt::format("c{}:h:{}", client, t.pick(kKeysEach)), "REPLACE"};
+      return {"XREAD",
+              "COUNT",
+              std::to_string(1 + t.pick(30)),
+              "STREAMS",
+              key("x"),
+              fmt::format("c{}:x:{}", client, t.pick(kKeysEach)),
+              "0",
+              std::to_string(t.pick(100000))};
+    case 38:
+      return {"ZRANGE", key("z"), "0", "-1", "WITHSCORES"};
+    case 39:
+      return {"ZREVRANGE", key("z"), std::to_string(t.pick(4)), std::to_string(t.pick(9))};
+    case 40:
+      return {"ZRANGEBYSCORE", key("z"), "-inf", "+inf"};
+    case 41:
+      return {"LPOS", key("l"), "none", "MAXLEN", "0"};
+    case 42:
+      return {"SINTERCARD", "2", key("t"), fmt::format("c{}:t:{}", client, t.pick(kKeysEach))};
+    case 43:
+      return {"RPUSH", key("l"), t.text(t.pick(30) == 0 ? 20000 : 3000)};
+    case 44:
+      return {"ZADD", key("z"), number, t.text(70), "8", t.text(60)};
+    default:
+      return {"COPY", key("h"), fmt::format("c{}:h:{}", client, t.pick(kKeysEach)), "REPLACE"};
   }
 }
 
@@ -119,10 +179,12 @@ std::string excerpt(const std::string& a, const std::string& b) {
   size_t at = 0;
   while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
   const size_t from = at < 60 ? 0 : at - 60;
-  return fmt::format("at byte {} of {} and {}: '{}' and '{}'", at, a.size(), b.size(), a.substr(from, 120), b.substr(from, 120));
+  return fmt::format("at byte {} of {} and {}: '{}' and '{}'", at, a.size(), b.size(), a.substr(from, 120),
+                     b.substr(from, 120));
 }
 
-// Sends each client's batch to both servers, in pieces cut at the same places and mixed over the clients; then compares.
+// Sends each client's batch to both servers, in pieces cut at the same places and mixed over the clients; then
+// compares.
 void exchange(Twins& t, std::vector<Wire>& tiered, std::vector<Wire>& plain, const std::vector<std::string>& batches) {
   std::vector<size_t> at(batches.size(), 0);
   for (bool more = true; more;) {
@@ -178,7 +240,7 @@ void blocking(Twins& t, unsigned rounds) {
       wire.send_all(cold_reads(t, 0) + behind);
       usleep(2000);
       (void)servers[i]->ask({"RPUSH", list, value});
-      replies[i] = wire.receive_until(":1\r\n");   // subscribed
+      replies[i] = wire.receive_until(":1\r\n");  // subscribed
       (void)servers[i]->ask({"PUBLISH", channel, value});
       wire.send_all(after);
       replies[i] += wire.receive_until(kEnd);
@@ -190,9 +252,10 @@ void blocking(Twins& t, unsigned rounds) {
 void endings(Twins& t, unsigned rounds) {
   for (unsigned r = 0; r < rounds && g_failures == 0; ++r) {
     const std::string reads = cold_reads(t, 30), half = cold_reads(t, 1).substr(0, 20);
-    {   // half-closed: every reply still comes, then the end (short ones: a server drops what is left of long ones)
+    {  // half-closed: every reply still comes, then the end (short ones: a server drops what is left of long ones)
       std::string reads;
-      for (int i = 0; i < 20; ++i) reads += resp({"GETRANGE", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach)), "0", "300"});
+      for (int i = 0; i < 20; ++i)
+        reads += resp({"GETRANGE", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach)), "0", "300"});
       Wire a(t.tiered.port()), b(t.plain.port());
       a.send_all(reads), b.send_all(reads);
       if (r % 2 == 0) a.send_all(half), b.send_all(half);
@@ -206,7 +269,7 @@ void endings(Twins& t, unsigned rounds) {
       if (i % 3 != 0) usleep(static_cast<useconds_t>(t.pick(150)));
       gone[i].close(i % 2 == 0);
     }
-    {   // killed in mid-hold; its number is used again at once
+    {  // killed in mid-hold; its number is used again at once
       Wire victim(t.tiered.port());
       victim.send_all(resp({"CLIENT", "ID"}));
       std::string id = victim.receive_until("\r\n");
@@ -230,7 +293,8 @@ void pressure(Twins& t) {
   for (const Server* s : {&t.tiered, &t.plain})
     for (int i = 0; i < 20; ++i) (void)s->ask({"SET", fmt::format("large:{}", i), value + std::to_string(i)});
   std::string reads;
-  for (int i = 0; i < 1500; ++i) reads += resp({"GET", fmt::format("large:{}", i % 20)}) + (i % 10 == 0 ? cold_reads(t, 1) : "");
+  for (int i = 0; i < 1500; ++i)
+    reads += resp({"GET", fmt::format("large:{}", i % 20)}) + (i % 10 == 0 ? cold_reads(t, 1) : "");
   reads += resp({"PING", "<end>"});
   std::string replies[2];
   const Server* servers[] = {&t.tiered, &t.plain};
@@ -240,8 +304,10 @@ void pressure(Twins& t) {
     size_t at = 0;
     for (int idle = 0; at < reads.size() && idle < 20;) {
       ssize_t n = send(wire.fd(), reads.data() + at, reads.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n > 0) at += static_cast<size_t>(n);
-      else usleep(5000), ++idle;
+      if (n > 0)
+        at += static_cast<size_t>(n);
+      else
+        usleep(5000), ++idle;
     }
     usleep(100000);
     wire.send_all(reads.substr(at));
@@ -274,7 +340,8 @@ void successors(Twins& t, unsigned rounds) {
     std::string id = victim.receive_until("\r\n");
     id = id.substr(1, id.size() - 3);
     std::string reads;
-    for (unsigned k = 0; k < 20; ++k) reads += resp({"GET", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach))});
+    for (unsigned k = 0; k < 20; ++k)
+      reads += resp({"GET", fmt::format("c{}:s:{}", t.pick(kClients), t.pick(kKeysEach))});
     victim.send_all(reads);
     control.send_all(resp({"KILLER.LATER", id}));
     if (const std::string reply = control.receive_until("\r\n"); reply != "+OK\r\n") give_up("KILLER.LATER: " + reply);
@@ -282,7 +349,8 @@ void successors(Twins& t, unsigned rounds) {
     Wire successor(t.tiered.port());
     const std::string word = fmt::format("successor {}", i);
     successor.send_all(resp({"PING", word}));
-    const std::string reply = successor.receive_until(word + "\r\n"), wanted = fmt::format("${}\r\n{}\r\n", word.size(), word);
+    const std::string reply = successor.receive_until(word + "\r\n"),
+                      wanted = fmt::format("${}\r\n{}\r\n", word.size(), word);
     require(reply == wanted, "successor {} got {} bytes: {}", i, reply.size(), reply.substr(0, 60));
   }
 }
@@ -297,12 +365,22 @@ struct Setup {
     if (how == "run") return words;
     words.insert(words.end(), {"--loadmodule", module});
     if (how == "module")
-      words.insert(words.end(), {"dram", fmt::format("{}mb", cap_mib), "size", fmt::format("{}mb", cap_mib * 40), "lun", directory});
+      words.insert(words.end(),
+                   {"dram", fmt::format("{}mb", cap_mib), "size", fmt::format("{}mb", cap_mib * 40), "lun", directory});
     return words;
   }
   Words wrapper(const std::string& directory) const {
     if (how == "module") return {};
-    return {lunar, "run", "--stats", "--dram", fmt::format("{}m", cap_mib), "--size", fmt::format("{}m", cap_mib * 40), "--lun", directory, "--"};
+    return {lunar,
+            "run",
+            "--stats",
+            "--dram",
+            fmt::format("{}m", cap_mib),
+            "--size",
+            fmt::format("{}m", cap_mib * 40),
+            "--lun",
+            directory,
+            "--"};
   }
 };
 
@@ -335,9 +413,10 @@ int run(const Setup& setup) {
   Twins t{tiered, plain, std::mt19937_64(seed)};
   auto phase = [&, last = now_s()](const char* name) mutable {
     fmt::print("{:10} {:5.1f} s", name, now_s() - last);
-    if (setup.has_module()) fmt::print(", held {}, rounds {}, fetched {}, timeouts {}, overflows {}", tiered.info("lunar_gate_held"),
-               tiered.info("lunar_gate_rounds"), tiered.info("lunar_overlapped_reads"), tiered.info("lunar_gate_timeouts"),
-               tiered.info("lunar_gate_overflows"));
+    if (setup.has_module())
+      fmt::print(", held {}, rounds {}, fetched {}, timeouts {}, overflows {}", tiered.info("lunar_gate_held"),
+                 tiered.info("lunar_gate_rounds"), tiered.info("lunar_overlapped_reads"),
+                 tiered.info("lunar_gate_timeouts"), tiered.info("lunar_gate_overflows"));
     fmt::print("\n");
     last = now_s();
   };
@@ -369,7 +448,8 @@ int run(const Setup& setup) {
 int main(int argc, char** argv) {
   if (argc != 7) return 2;
   return guarded([&] {
-    return run({argv[1], std::filesystem::absolute(argv[2]), std::filesystem::absolute(argv[3]), std::filesystem::absolute(argv[4]),
-                strtoull(argv[5], nullptr, 10), static_cast<unsigned>(strtoul(argv[6], nullptr, 10))});
+    return run({argv[1], std::filesystem::absolute(argv[2]), std::filesystem::absolute(argv[3]),
+                std::filesystem::absolute(argv[4]), strtoull(argv[5], nullptr, 10),
+                static_cast<unsigned>(strtoul(argv[6], nullptr, 10))});
   });
 }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// What the tests that compare two servers share: a server started by hand, and a socket that sends bytes as it is told to.
-// Threading: one thread an object.
+// SPDX-License-Identifier: Apache-2.0 What the tests that compare two servers share: a server started by hand, and a
+// socket that sends bytes as it is told to. Threading: one thread an object.
 #pragma once
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -53,8 +52,9 @@ class Wire {
   void send_all(const std::string& text) {
     for (size_t at = 0; at < text.size();) {
       pollfd p{fd_, static_cast<short>(POLLOUT | POLLIN), 0};
-      if (poll(&p, 1, g_socket_patience_s * 1000) <= 0) give_up(fmt::format("a server took nothing for {} s", g_socket_patience_s));
-      if (p.revents & POLLIN) (void)take();   // so that neither side waits for the other
+      if (poll(&p, 1, g_socket_patience_s * 1000) <= 0)
+        give_up(fmt::format("a server took nothing for {} s", g_socket_patience_s));
+      if (p.revents & POLLIN) (void)take();  // so that neither side waits for the other
       ssize_t n = send(fd_, text.data() + at, text.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (n < 0 && errno != EAGAIN) give_up(fmt::format("send: {}", strerror(errno)));
       if (n > 0) at += static_cast<size_t>(n);
@@ -64,7 +64,9 @@ class Wire {
   std::string receive_until(const std::string& end) {
     while (in_.size() < end.size() || in_.compare(in_.size() - end.size(), end.size(), end) != 0) {
       pollfd p{fd_, POLLIN, 0};
-      if (poll(&p, 1, g_socket_patience_s * 1000) <= 0) give_up(fmt::format("no answer for {} s, waiting for '{}' after {} bytes", g_socket_patience_s, end, in_.size()));
+      if (poll(&p, 1, g_socket_patience_s * 1000) <= 0)
+        give_up(
+            fmt::format("no answer for {} s, waiting for '{}' after {} bytes", g_socket_patience_s, end, in_.size()));
       if (!take()) {
         ended_ = true;
         break;
@@ -96,11 +98,13 @@ inline std::string resp(const Words& words) {
 class Server {
  public:
   // `wrapper`: what starts it ("lunar run ... --"), or nothing. `environment`: variables beside ours, "NAME=value".
-  Server(const std::string& directory, const std::string& name, int port, const Words& further, const Words& wrapper = {},
-         Words environment = {}) : port_(port) {
+  Server(const std::string& directory, const std::string& name, int port, const Words& further,
+         const Words& wrapper = {}, Words environment = {})
+      : port_(port) {
     Words words = wrapper;
-    words.insert(words.end(), {redis_server(), "--port", std::to_string(port), "--save", "", "--appendonly", "no", "--dir", directory,
-                "--databases", "4", "--enable-debug-command", "yes", "--hash-max-listpack-entries", "32"});
+    words.insert(words.end(),
+                 {redis_server(), "--port", std::to_string(port), "--save", "", "--appendonly", "no", "--dir",
+                  directory, "--databases", "4", "--enable-debug-command", "yes", "--hash-max-listpack-entries", "32"});
     words.insert(words.end(), further.begin(), further.end());
     log_ = directory + "/" + name + ".log";
     pid_ = fork();
@@ -133,8 +137,10 @@ class Server {
   std::string shut_down() {
     Wire(port_).send_all(resp({"SHUTDOWN", "NOSAVE"}));
     for (int i = 0; i < 400 && pid_ > 0; ++i) {
-      if (waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
-      else usleep(50000);
+      if (waitpid(pid_, nullptr, WNOHANG) == pid_)
+        pid_ = -1;
+      else
+        usleep(50000);
     }
     if (pid_ > 0) give_up("a server does not shut down");
     return text_of(log_);

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Honest clients beside 5,000 that mean no good: what the gate does for them (counts), and how long they wait, against the same clients
-// alone in the same run.
+// SPDX-License-Identifier: Apache-2.0 Honest clients beside 5,000 that mean no good: what the gate does for them
+// (counts), and how long they wait, against the same clients alone in the same run.
 //
 //   redis_gate_hostile MODULE DRAM_MIB SECONDS TURNS
 //
@@ -11,21 +10,22 @@
 //   unauthenticated   pipelines of GET on cold keys without AUTH: NOAUTH
 //   readers     the same of a user without rights on them: NOPERM
 //
-// Counts: for hostile clients alone nothing is held or asked for (what is read is their own memory: less than half a page a refusal); honest reads are held as before, none is
-// passed cold for want of room. Time: the median over the turns of p99 with / p99 without is at most 1.5; a run that lay in a bad time of
-// the machine is repeated twice. Threading: one thread, and one hostile child. May not: leave files or processes behind.
+// Counts: for hostile clients alone nothing is held or asked for (what is read is their own memory: less than half a
+// page a refusal); honest reads are held as before, none is passed cold for want of room. Time: the median over the
+// turns of p99 with / p99 without is at most 1.5; a run that lay in a bad time of the machine is repeated twice.
+// Threading: one thread, and one hostile child. May not: leave files or processes behind.
 #include "redis_gate.h"
 
-#include <random>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <random>
 
 namespace {
 
 using namespace e2e;
 
 constexpr unsigned kHonest = 8, kValueBytes = 1024;
-constexpr unsigned kIdle = 3000, kSlow = 1200, kGiants = 40, kFlooders = 380;   // of each kind of flooders
+constexpr unsigned kIdle = 3000, kSlow = 1200, kGiants = 40, kFlooders = 380;  // of each kind of flooders
 constexpr size_t kGiantBytes = 1 << 20;
 const std::string kEnd = "$5\r\n<end>\r\n";
 
@@ -37,11 +37,11 @@ uint64_t now_ns() {
   return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// ---- the hostile process ---------------------------------------------------------------------------------------------------------
+// ---- the hostile process --------------------------------------------------------------------------------------------
 
 struct Foe {
   int fd;
-  std::string text;   // sent over and over, from `at`
+  std::string text;  // sent over and over, from `at`
   size_t at = 0;
 };
 
@@ -82,9 +82,12 @@ struct Foes {
   const std::string user = resp({"AUTH", "reader", "pw"});
   const std::string half = "*2\r\n$3\r\nGET\r\n$8\r\nkey:";
   std::vector<Foe> idle;
-  for (unsigned i = 0; i < kIdle; ++i) idle.push_back(all.open((i % 3 == 0 ? "" : user) + (i % 2 == 0 ? "PING\r\n" : "") + (i % 5 == 0 ? "*" : half), "x"));
+  for (unsigned i = 0; i < kIdle; ++i)
+    idle.push_back(
+        all.open((i % 3 == 0 ? "" : user) + (i % 2 == 0 ? "PING\r\n" : "") + (i % 5 == 0 ? "*" : half), "x"));
   for (unsigned i = 0; i < kSlow; ++i) all.slow.push_back(all.open(user, all.reads(2) + "PING\r\n"));
-  const std::string giant = fmt::format("*3\r\n$3\r\nSET\r\n$5\r\ngiant\r\n${}\r\n{}\r\n", kGiantBytes, std::string(kGiantBytes, 'x'));
+  const std::string giant =
+      fmt::format("*3\r\n$3\r\nSET\r\n$5\r\ngiant\r\n${}\r\n{}\r\n", kGiantBytes, std::string(kGiantBytes, 'x'));
   for (unsigned i = 0; i < kGiants; ++i) all.giants.push_back(all.open(user, giant));
   for (unsigned i = 0; i < kFlooders; ++i) {
     all.unauthenticated.push_back(all.open("", all.reads(20)));
@@ -131,7 +134,7 @@ class Hostile {
   pid_t pid_;
 };
 
-// ---- the honest ones -------------------------------------------------------------------------------------------------------------
+// ---- the honest ones ------------------------------------------------------------------------------------------------
 
 struct Figures {
   uint64_t held = 0, asked_for = 0, read_bytes = 0, overflows = 0, timeouts = 0, refusals = 0, clients = 0, faults = 0;
@@ -150,24 +153,33 @@ struct Scene {
       if (at == std::string::npos) give_up("INFO has no " + name);
       return strtoull(text.c_str() + at + name.size() + 2, nullptr, 10);
     };
-    return {figure("lunar_gate_held"), figure("lunar_overlapped_reads"), figure("lunar_lun_read_bytes"), figure("lunar_gate_overflows"),
-            figure("lunar_gate_timeouts"), figure("total_error_replies"), figure("connected_clients"), figure("lunar_cold_faults")};
+    return {figure("lunar_gate_held"),      figure("lunar_overlapped_reads"), figure("lunar_lun_read_bytes"),
+            figure("lunar_gate_overflows"), figure("lunar_gate_timeouts"),    figure("total_error_replies"),
+            figure("connected_clients"),    figure("lunar_cold_faults")};
   }
   void set(const Words& words) {
     admin.send_all(resp(words));
-    if (const std::string reply = admin.receive_until("\r\n"); reply != "+OK\r\n") give_up(fmt::format("{}: {}", words[0], reply));
+    if (const std::string reply = admin.receive_until("\r\n"); reply != "+OK\r\n")
+      give_up(fmt::format("{}: {}", words[0], reply));
   }
 };
 
 Figures operator-(const Figures& a, const Figures& b) {
-  return {a.held - b.held, a.asked_for - b.asked_for, a.read_bytes - b.read_bytes, a.overflows - b.overflows, a.timeouts - b.timeouts,
-          a.refusals - b.refusals, a.clients, a.faults - b.faults};
+  return {a.held - b.held,
+          a.asked_for - b.asked_for,
+          a.read_bytes - b.read_bytes,
+          a.overflows - b.overflows,
+          a.timeouts - b.timeouts,
+          a.refusals - b.refusals,
+          a.clients,
+          a.faults - b.faults};
 }
 
 void fill(Scene& scene) {
   for (uint64_t k = 0; k < scene.keys; k += 500) {
     std::string batch;
-    for (uint64_t i = k; i < k + 500; ++i) batch += resp({"SET", key_name(i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
+    for (uint64_t i = k; i < k + 500; ++i)
+      batch += resp({"SET", key_name(i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
     scene.admin.send_all(batch + resp({"ECHO", "<end>"}));
     (void)scene.admin.receive_until(kEnd);
   }
@@ -219,7 +231,8 @@ Run honest(const Scene& scene, double seconds) {
       if (got <= 0) give_up("the server is gone");
       c.in.append(buffer, static_cast<size_t>(got));
       if (c.in.size() < 7 + kValueBytes + 2) continue;
-      if (c.in != "$1024\r\n" + std::string(kValueBytes, static_cast<char>('a' + c.key % 26)) + "\r\n") give_up("a wrong value: " + c.in.substr(0, 80));
+      if (c.in != "$1024\r\n" + std::string(kValueBytes, static_cast<char>('a' + c.key % 26)) + "\r\n")
+        give_up("a wrong value: " + c.in.substr(0, 80));
       took.push_back(now_ns() - c.sent);
       ask(c);
     }
@@ -244,12 +257,13 @@ void alone(Scene& scene) {
   const Figures before = scene.figures();
   for (int i = 0; i < 600 && (scene.figures() - before).refusals < 5000; ++i) usleep(100000);
   const Figures did = scene.figures() - before;
-  fmt::print("hostile alone: {} clients, {} refusals; held {}, asked for {}, read {} bytes, passed cold {}\n", did.clients, did.refusals, did.held,
-             did.asked_for, did.read_bytes, did.overflows);
+  fmt::print("hostile alone: {} clients, {} refusals; held {}, asked for {}, read {} bytes, passed cold {}\n",
+             did.clients, did.refusals, did.held, did.asked_for, did.read_bytes, did.overflows);
   require(did.clients > 4900, "only {} clients", did.clients);
   require(did.refusals >= 3000, "they got {} refusals", did.refusals);
-  require(did.held == 0 && did.asked_for == 0 && did.read_bytes < did.refusals * 2048, "for the hostile clients: held {}, {} pieces asked for, {} bytes read", did.held,
-          did.asked_for, did.read_bytes);
+  require(did.held == 0 && did.asked_for == 0 && did.read_bytes < did.refusals * 2048,
+          "for the hostile clients: held {}, {} pieces asked for, {} bytes read", did.held, did.asked_for,
+          did.read_bytes);
 }
 
 double ratio_of_turns(Scene& scene, double seconds, unsigned turns) {
@@ -266,10 +280,14 @@ double ratio_of_turns(Scene& scene, double seconds, unsigned turns) {
     ratios.push_back(with.p99_us / without.p99_us);
     const double held_quiet = static_cast<double>(quiet.held) / static_cast<double>(without.reads),
                  held_beside = static_cast<double>(beside.held) / static_cast<double>(with.reads);
-    fmt::print("alone {} reads, p99 {:.0f} us, held {:.2f} each; beside {} reads, p99 {:.0f} us, held {:.2f} each, passed cold {}, late {}, faults {} and {}: {:.2f}x\n",
-               without.reads, without.p99_us, held_quiet, with.reads, with.p99_us, held_beside, beside.overflows, beside.timeouts, quiet.faults, beside.faults, ratios.back());
-    require(held_beside > 0.8 * held_quiet && beside.overflows == 0, "beside hostile clients {:.2f} of the reads were held (alone {:.2f}), {} passed cold",
-            held_beside, held_quiet, beside.overflows);
+    fmt::print(
+        "alone {} reads, p99 {:.0f} us, held {:.2f} each; beside {} reads, p99 {:.0f} us, held {:.2f} each, passed "
+        "cold {}, late {}, faults {} and {}: {:.2f}x\n",
+        without.reads, without.p99_us, held_quiet, with.reads, with.p99_us, held_beside, beside.overflows,
+        beside.timeouts, quiet.faults, beside.faults, ratios.back());
+    require(held_beside > 0.8 * held_quiet && beside.overflows == 0,
+            "beside hostile clients {:.2f} of the reads were held (alone {:.2f}), {} passed cold", held_beside,
+            held_quiet, beside.overflows);
   }
   wait_for_quiet(scene);
   std::sort(ratios.begin(), ratios.end());
@@ -283,8 +301,9 @@ int run(const std::string& module, uint64_t dram_mib, double seconds, unsigned t
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
   if (files.rlim_cur < 6000) skip("descriptors", "no more than " + std::to_string(files.rlim_cur));
-  Server server(scratch.path, "server", free_port(), {"--maxclients", "8000", "--loadmodule", module, "dram", fmt::format("{}mb", dram_mib), "lun",
-                "sim:8g,latency_us=200", "size", "8gb", "forks", "no"});
+  Server server(scratch.path, "server", free_port(),
+                {"--maxclients", "8000", "--loadmodule", module, "dram", fmt::format("{}mb", dram_mib), "lun",
+                 "sim:8g,latency_us=200", "size", "8gb", "forks", "no"});
   Scene scene{server, Wire(server.port()), dram_mib * 4 * 1024 * 3 / 4 / 500 * 500};
   scene.set({"ACL", "SETUSER", "honest", "on", ">pw", "~*", "+@all"});
   scene.set({"ACL", "SETUSER", "reader", "on", ">pw", "~public:*", "+get", "+ping"});
@@ -307,6 +326,7 @@ int run(const std::string& module, uint64_t dram_mib, double seconds, unsigned t
 int main(int argc, char** argv) {
   if (argc != 5) return 2;
   return guarded([&] {
-    return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10), strtod(argv[3], nullptr), static_cast<unsigned>(strtoul(argv[4], nullptr, 10)));
+    return run(std::filesystem::absolute(argv[1]), strtoull(argv[2], nullptr, 10), strtod(argv[3], nullptr),
+               static_cast<unsigned>(strtoul(argv[4], nullptr, 10)));
   });
 }

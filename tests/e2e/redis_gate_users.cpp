@@ -3,13 +3,15 @@
 //
 //   redis_gate_users MODULE
 //
-//   allowed     a user that may do all, and one that may read some keys: their cold reads are held (the control: the gate works)
+//   allowed     a user that may do all, and one that may read some keys: their cold reads are held (the control: the
+//               gate works)
 //   noperm      a user without the command, and one without the keys: NOPERM, and nothing is held, asked for or read
 //   noauth      a client that has not said who it is: NOAUTH, likewise
 //   elsewhere   keys that a command names where the server does not look for keys
 //   split       commands of which the server has the first half before the rest comes: held like whole ones
 //   one byte    2,100 connections that each sent the start of a command: the others' cold reads are held as before
-//   turns       clients of one user that want thirty times what one may have under way: they wait for their turn, none is passed cold,
+//   turns       clients of one user that want thirty times what one may have under way: they wait for their turn, none
+//               is passed cold,
 //               another user is held as before, and INFO tells
 //   unfinished  half a command behind a whole one: the server's protocol error comes, and a slow sender is not idle
 //
@@ -34,7 +36,7 @@ struct Figures {
 
 struct Scene {
   Server& server;
-  Wire admin;   // stays allowed to do all
+  Wire admin;  // stays allowed to do all
   unsigned next = 0;
 
   std::string say(const Words& words, const std::string& end = "\r\n") {
@@ -52,25 +54,29 @@ struct Scene {
   Figures figures() {
     admin.send_all(resp({"INFO", "everything"}) + resp({"ECHO", "<end>"}));
     const std::string text = admin.receive_until(kEnd);
-    return {figure(text, "gate_held"), figure(text, "overlapped_reads"), figure(text, "lun_read_bytes"), figure(text, "gate_overflows"),
+    return {figure(text, "gate_held"), figure(text, "overlapped_reads"), figure(text, "lun_read_bytes"),
+            figure(text, "gate_overflows"),
             text.find("\nlunar_gate_turns:") == std::string::npos ? 0 : figure(text, "gate_turns")};
   }
 };
 
 Figures operator-(const Figures& a, const Figures& b) {
-  return {a.held - b.held, a.asked_for - b.asked_for, a.read_bytes - b.read_bytes, a.overflows - b.overflows, a.turns - b.turns};
+  return {a.held - b.held, a.asked_for - b.asked_for, a.read_bytes - b.read_bytes, a.overflows - b.overflows,
+          a.turns - b.turns};
 }
 
 void fill(Scene& scene) {
   for (unsigned k = 0; k < kKeys; k += 500) {
     std::string batch;
-    for (unsigned i = k; i < k + 500; ++i) batch += resp({"SET", key_name(i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
+    for (unsigned i = k; i < k + 500; ++i)
+      batch += resp({"SET", key_name(i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
     scene.admin.send_all(batch + resp({"ECHO", "<end>"}));
     (void)scene.admin.receive_until(kEnd);
   }
 }
 
-// Reads of keys that have not been read for long. `rest`: which keys, 0 public, 1 secret. How many replies begin with `wanted`.
+// Reads of keys that have not been read for long. `rest`: which keys, 0 public, 1 secret. How many replies begin with
+// `wanted`.
 unsigned read(Scene& scene, Wire& wire, unsigned rest, const std::string& wanted) {
   unsigned right = 0;
   for (unsigned n = 0; n < kReads; n += kBatch) {
@@ -82,7 +88,8 @@ unsigned read(Scene& scene, Wire& wire, unsigned rest, const std::string& wanted
     wire.send_all(batch);
     std::string replies;
     const long lines = wanted[0] == '$' ? 2 * kBatch : kBatch;
-    while (!wire.ended() && std::count(replies.begin(), replies.end(), '\n') < lines) replies += wire.receive_until("\r\n");
+    while (!wire.ended() && std::count(replies.begin(), replies.end(), '\n') < lines)
+      replies += wire.receive_until("\r\n");
     for (size_t at = 0; (at = replies.find(wanted, at)) != std::string::npos; ++at) ++right;
   }
   return right;
@@ -91,13 +98,15 @@ unsigned read(Scene& scene, Wire& wire, unsigned rest, const std::string& wanted
 Wire enter(Scene& scene, const std::string& user) {
   Wire wire(scene.server.port());
   wire.send_all(resp({"AUTH", user, "pw"}));
-  if (const std::string reply = wire.receive_until("\r\n"); reply != "+OK\r\n") give_up(fmt::format("AUTH {}: {}", user, reply));
+  if (const std::string reply = wire.receive_until("\r\n"); reply != "+OK\r\n")
+    give_up(fmt::format("AUTH {}: {}", user, reply));
   return wire;
 }
 
 void must_be_nothing(const char* what, const Figures& did) {
-  require(did.held == 0 && did.asked_for == 0 && did.read_bytes < kMiB, "{}: held {}, {} pieces asked for, {} bytes read from the LUN", what, did.held,
-          did.asked_for, did.read_bytes);
+  require(did.held == 0 && did.asked_for == 0 && did.read_bytes < kMiB,
+          "{}: held {}, {} pieces asked for, {} bytes read from the LUN", what, did.held, did.asked_for,
+          did.read_bytes);
   fmt::print("{}: held {}, asked for {}, read {} bytes\n", what, did.held, did.asked_for, did.read_bytes);
 }
 
@@ -138,15 +147,19 @@ void split(Scene& scene) {
   constexpr unsigned kSplit = 300;
   for (unsigned i = 0; i < kSplit; ++i) {
     scene.next = (scene.next + 2 * 97) % kKeys;
-    const std::string command = resp({"GET", key_name(scene.next)}), behind = i % 2 == 0 ? "" : resp({"GET", key_name(scene.next + 1)});
+    const std::string command = resp({"GET", key_name(scene.next)}),
+                      behind = i % 2 == 0 ? "" : resp({"GET", key_name(scene.next + 1)});
     const size_t cut = 1 + i % (command.size() - 1);
     wire.send_all(command.substr(0, cut));
     usleep(1000);
     wire.send_all(command.substr(cut) + behind);
     std::string replies;
-    while (!wire.ended() && std::count(replies.begin(), replies.end(), '\n') < (i % 2 == 0 ? 2 : 4)) replies += wire.receive_until("\r\n");
-    const std::string value(kValueBytes, static_cast<char>('a' + scene.next % 26)), next(kValueBytes, static_cast<char>('a' + (scene.next + 1) % 26));
-    if (replies != "$3000\r\n" + value + "\r\n" + (i % 2 == 0 ? "" : "$3000\r\n" + next + "\r\n")) give_up("a wrong value: " + replies.substr(0, 60));
+    while (!wire.ended() && std::count(replies.begin(), replies.end(), '\n') < (i % 2 == 0 ? 2 : 4))
+      replies += wire.receive_until("\r\n");
+    const std::string value(kValueBytes, static_cast<char>('a' + scene.next % 26)),
+        next(kValueBytes, static_cast<char>('a' + (scene.next + 1) % 26));
+    if (replies != "$3000\r\n" + value + "\r\n" + (i % 2 == 0 ? "" : "$3000\r\n" + next + "\r\n"))
+      give_up("a wrong value: " + replies.substr(0, 60));
   }
   const Figures did = scene.figures() - before;
   require(did.held >= kSplit / 2, "of {} commands in two pieces {} were held", kSplit, did.held);
@@ -158,9 +171,10 @@ void elsewhere(Scene& scene) {
   Wire wire = enter(scene, "streamer");
   Figures before;
   for (unsigned i = 0; i < 300; ++i) {
-    if (i == 1) before = scene.figures();   // public:0 itself may be cold once
+    if (i == 1) before = scene.figures();  // public:0 itself may be cold once
     scene.next = (scene.next + 2 * 97) % kKeys;
-    wire.send_all(resp({"XREADGROUP", "GROUP", "STREAMS", key_name(scene.next / 2 * 2 + 1), "STREAMS", "public:0", ">"}));
+    wire.send_all(
+        resp({"XREADGROUP", "GROUP", "STREAMS", key_name(scene.next / 2 * 2 + 1), "STREAMS", "public:0", ">"}));
     const std::string reply = wire.receive_until("\r\n");
     if (reply[0] != '-') give_up("XREADGROUP: " + reply);
   }
@@ -184,13 +198,14 @@ void one_byte(Scene& scene) {
   const unsigned right = read(scene, wire, 0, "$3000\r\n");
   const Figures did = scene.figures() - before;
   require(right == kReads, "one byte: {} values of {}", right, kReads);
-  require(did.held >= kReads / kBatch / 2 && did.overflows == 0, "beside {} clients that sent one byte: held {}, {} passed cold", kOneByteClients, did.held,
-          did.overflows);
+  require(did.held >= kReads / kBatch / 2 && did.overflows == 0,
+          "beside {} clients that sent one byte: held {}, {} passed cold", kOneByteClients, did.held, did.overflows);
   fmt::print("beside one byte: held {}, passed cold {}\n", did.held, did.overflows);
-  for (Wire& one : many) one.send_all("1\r\n$4\r\nECHO\r\n");   // wrong arity: an error each, none is lost
+  for (Wire& one : many) one.send_all("1\r\n$4\r\nECHO\r\n");  // wrong arity: an error each, none is lost
   for (Wire& one : many) {
     const std::string reply = one.receive_until("command\r\n");
-    if (one.ended() || reply.find("-ERR") == std::string::npos) return require(false, "one of the clients with one byte got '{}'", reply);
+    if (one.ended() || reply.find("-ERR") == std::string::npos)
+      return require(false, "one of the clients with one byte got '{}'", reply);
   }
 }
 
@@ -212,15 +227,19 @@ void turns(Scene& scene) {
     if (one.ended()) give_up("MGET: closed");
   }
   const Figures did = scene.figures() - before;
-  require(did.turns >= kMany / 4 && did.overflows == 0, "{} clients of one user: {} times one waited for its turn, {} were passed cold", kMany, did.turns,
+  require(did.turns >= kMany / 4 && did.overflows == 0,
+          "{} clients of one user: {} times one waited for its turn, {} were passed cold", kMany, did.turns,
           did.overflows);
-  require(right == kReads && did.held >= kMany + kReads / kBatch / 2, "beside them {} values of {}, held {}", right, kReads, did.held);
-  fmt::print("turns: {}, held {}, asked for {}, read {} bytes, passed cold {}\n", did.turns, did.held, did.asked_for, did.read_bytes, did.overflows);
+  require(right == kReads && did.held >= kMany + kReads / kBatch / 2, "beside them {} values of {}, held {}", right,
+          kReads, did.held);
+  fmt::print("turns: {}, held {}, asked for {}, read {} bytes, passed cold {}\n", did.turns, did.held, did.asked_for,
+             did.read_bytes, did.overflows);
 }
 
 void unfinished(Scene& scene) {
   g_socket_patience_s = 20;
-  Wire unauthenticated(scene.server.port());   // a client that has not authenticated may send no large arguments: said as soon as one is announced
+  // a client that has not authenticated may send no large arguments: said as soon as one is announced
+  Wire unauthenticated(scene.server.port());
   unauthenticated.send_all("PING\r\n*1\r\n$20000\r\n");
   const std::string reply = unauthenticated.receive_until("bulk length\r\n");
   require(reply.find("-ERR Protocol error") != std::string::npos, "the protocol error does not come, but '{}'", reply);
@@ -234,12 +253,14 @@ void unfinished(Scene& scene) {
     usleep(250000);
   }
   const std::string echo = slow.receive_until("0123456789abcdef\r\n");
-  require(!slow.ended() && echo == "$16\r\n0123456789abcdef\r\n", "a client that sends a byte each quarter of a second was taken for idle: '{}'", echo);
+  require(!slow.ended() && echo == "$16\r\n0123456789abcdef\r\n",
+          "a client that sends a byte each quarter of a second was taken for idle: '{}'", echo);
 }
 
 int run(const std::string& module) {
   Scratch scratch;
-  Server server(scratch.path, "server", free_port(), {"--loadmodule", module, "dram", "16mb", "lun", "sim:1g,latency_us=200", "size", "1gb", "forks", "no"});
+  Server server(scratch.path, "server", free_port(),
+                {"--loadmodule", module, "dram", "16mb", "lun", "sim:1g,latency_us=200", "size", "1gb", "forks", "no"});
   Scene scene{server, Wire(server.port())};
   scene.set({"ACL", "SETUSER", "all", "on", ">pw", "~*", "+@all"});
   scene.set({"ACL", "SETUSER", "reader", "on", ">pw", "~public:*", "+get"});

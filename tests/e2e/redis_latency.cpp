@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// The server's own latency monitor shows what cold data costs: `lunar-fault` when the main thread waited for a page, `lunar-stall` when it
-// waited for many in one turn, `lunar-hold` when a client waited at the gate; only above latency-monitor-threshold, and
-// nothing while that is 0. The LUN is one that takes its time.
+// SPDX-License-Identifier: Apache-2.0 The server's own latency monitor shows what cold data costs: `lunar-fault` when
+// the main thread waited for a page, `lunar-stall` when it waited for many in one turn, `lunar-hold` when a client
+// waited at the gate; only above latency-monitor-threshold, and nothing while that is 0. The LUN is one that takes its
+// time.
 //
 //   redis_latency MODULE
 //
@@ -19,7 +19,8 @@ void fill(const Server& server) {
   Wire wire(server.port());
   for (unsigned k = 0; k < kKeys; k += 500) {
     std::string batch;
-    for (unsigned i = k; i < k + 500; ++i) batch += resp({"SET", fmt::format("k{}", i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
+    for (unsigned i = k; i < k + 500; ++i)
+      batch += resp({"SET", fmt::format("k{}", i), std::string(kValueBytes, static_cast<char>('a' + i % 26))});
     wire.send_all(batch + resp({"PING", "<end>"}));
     (void)wire.receive_until(kEnd);
   }
@@ -44,7 +45,8 @@ void set(const Server& server, const std::string& name, const std::string& value
 
 int run(const std::string& module) {
   Scratch scratch;
-  Server server(scratch.path, "server", free_port(), {"--loadmodule", module, "dram", "16mb", "lun", "sim:160m,latency_us=4000", "forks", "no"});
+  Server server(scratch.path, "server", free_port(),
+                {"--loadmodule", module, "dram", "16mb", "lun", "sim:160m,latency_us=4000", "forks", "no"});
   fill(server);
   read(server, 0);
   std::string latest = server.ask({"LATENCY", "LATEST"});
@@ -64,8 +66,8 @@ int run(const std::string& module) {
   (void)server.ask(many);
   usleep(400000);
   latest = server.ask({"LATENCY", "LATEST"});
-  require(has(latest, "lunar-stall"), "40 cold keys of one command: there is {}; {} faults of the main thread, {} ms", latest,
-          server.info("lunar_main_cold_faults"), server.info("lunar_main_cold_fault_ms"));
+  require(has(latest, "lunar-stall"), "40 cold keys of one command: there is {}; {} faults of the main thread, {} ms",
+          latest, server.info("lunar_main_cold_faults"), server.info("lunar_main_cold_fault_ms"));
   set(server, "latency-monitor-threshold", "3");
   set(server, "lunar.gate", "yes");
   read(server, 40);

@@ -1,10 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0
-// The Redis module in the distribution's redis-server, data at four times its DRAM and of all types: what it holds, saves, replays and
-// sends to replicas is what a plain server has.
+// SPDX-License-Identifier: Apache-2.0 The Redis module in the distribution's redis-server, data at four times its DRAM
+// and of all types: what it holds, saves, replays and sends to replicas is what a plain server has.
 //
 //   redis_module MODULE SCENARIO CAP_MIB VALUES_MIB
 //
-//   save      fill tiered and plain: digests equal, strings read back; BGSAVE under writes: the dump loads in a plain server as
+//   save      fill tiered and plain: digests equal, strings read back; BGSAVE under writes: the dump loads in a plain
+//             server as
 //             the data of the fork
 //   reload    io-threads that read; SAVE, DEBUG RELOAD, restart from the dump
 //   append    append-only file with two rewrites under writes; kill -9; restart from it
@@ -135,16 +135,21 @@ void replica(const Run& run) {
 
 int test(const std::string& scenario, const Run& run) {
   const double start = now_s();
-  if (scenario == "save") save(run);
-  else if (scenario == "reload") reload(run);
-  else if (scenario == "append") append(run);
-  else if (scenario == "replica") replica(run);
-  else require(false, "no scenario '{}'", scenario);
+  if (scenario == "save")
+    save(run);
+  else if (scenario == "reload")
+    reload(run);
+  else if (scenario == "append")
+    append(run);
+  else if (scenario == "replica")
+    replica(run);
+  else
+    require(false, "no scenario '{}'", scenario);
   fmt::print("{} in {:.1f} s\n", g_failures == 0 ? "equal" : "failed", now_s() - start);
   return g_failures > 0;
 }
 
-}   // namespace
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 5) {

@@ -1,12 +1,11 @@
-// SPDX-License-Identifier: Apache-2.0
-// One added key makes the server double a cold hash table: faults of the server until all entries have moved, and what a client that
-// sends PING sees meanwhile. Counts decide, times are printed.
+// SPDX-License-Identifier: Apache-2.0 One added key makes the server double a cold hash table: faults of the server
+// until all entries have moved, and what a client that sends PING sees meanwhile. Counts decide, times are printed.
 //
 //   redis_rehash MODULE DRAM_MIB
 //
-// 2^17 keys fill a table of that size; the next one makes the server move it to one of twice the size, a bucket a command and as many as it
-// can in a millisecond a cron tick: each entry and each key is read. MEMORY STATS tells when it is done. FLUSHDB, SWAPDB and a save in the
-// midst of it must leave the keys as they are.
+// 2^17 keys fill a table of that size; the next one makes the server move it to one of twice the size, a bucket a
+// command and as many as it can in a millisecond a cron tick: each entry and each key is read. MEMORY STATS tells when
+// it is done. FLUSHDB, SWAPDB and a save in the midst of it must leave the keys as they are.
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include "redis_gate.h"
@@ -16,8 +15,8 @@ namespace {
 using namespace e2e;
 
 constexpr unsigned kKeys = 1 << 17, kValueBytes = 200;
-constexpr uint64_t kFaultsMax = 400;   // 2,100 to 3,200 without our help: each page of entries and keys
-constexpr unsigned kCoolers = 24;   // of 1 MiB
+constexpr uint64_t kFaultsMax = 400;  // 2,100 to 3,200 without our help: each page of entries and keys
+constexpr unsigned kCoolers = 24;     // of 1 MiB
 constexpr double kSecondsMax = 60;
 const std::string kEnd = "$5\r\n<end>\r\n";
 
@@ -32,7 +31,8 @@ struct Scene {
   // Of both tables of database `index`, and the entries.
   uint64_t table_bytes(unsigned index) {
     const std::string text = ask({"MEMORY", "STATS"});
-    const size_t at = text.find(fmt::format("db.{}\r\n", index)), main = text.find("overhead.hashtable.main\r\n:", at == std::string::npos ? 0 : at);
+    const size_t at = text.find(fmt::format("db.{}\r\n", index)),
+                 main = text.find("overhead.hashtable.main\r\n:", at == std::string::npos ? 0 : at);
     return at == std::string::npos || main == std::string::npos ? 0 : strtoull(text.c_str() + main + 26, nullptr, 10);
   }
 };
@@ -58,7 +58,8 @@ void fill(Scene& scene, unsigned keys = kKeys) {
 void cool(Scene& scene, unsigned database) {
   (void)scene.ask({"SELECT", "3"});
   for (unsigned i = 0; i < kCoolers; ++i)
-    (void)(scene.ask({"EXISTS", key_name(i)}).starts_with(":1") ? std::string() : scene.ask({"SETRANGE", key_name(i), "1048575", "x"}));
+    (void)(scene.ask({"EXISTS", key_name(i)}).starts_with(":1") ? std::string()
+                                                                : scene.ask({"SETRANGE", key_name(i), "1048575", "x"}));
   for (unsigned turn = 0; turn < 6; ++turn)
     for (unsigned i = 0; i < kCoolers; ++i) (void)scene.ask({"BITCOUNT", key_name(i)});
   (void)scene.ask({"SELECT", std::to_string(database)});
@@ -69,7 +70,8 @@ bool both_tables(uint64_t bytes) { return bytes >= kKeys * (40 + 3 * 8ull - 2); 
 
 // PINGs until the entries have moved.
 void wait_for_rehash(Scene& scene, const char* when, unsigned database) {
-  require(both_tables(scene.table_bytes(database)), "{}: no rehash runs, {} bytes of tables", when, scene.table_bytes(database));
+  require(both_tables(scene.table_bytes(database)), "{}: no rehash runs, {} bytes of tables", when,
+          scene.table_bytes(database));
   const uint64_t before = scene.server.info("lunar_cold_faults"), read = scene.server.info("lunar_lun_read_bytes");
   const double start = now_s();
   std::vector<double> waits;
@@ -83,8 +85,9 @@ void wait_for_rehash(Scene& scene, const char* when, unsigned database) {
   const double took = now_s() - start;
   const uint64_t faults = scene.server.info("lunar_cold_faults") - before;
   std::sort(waits.begin(), waits.end());
-  fmt::print("{}: {} faults, {:.1f} MiB read, {:.1f} s; PING p50 {:.2f} p99 {:.2f} max {:.2f} ms, {} over 5 ms\n", when, faults,
-             mib(scene.server.info("lunar_lun_read_bytes") - read), took, waits[waits.size() / 2], waits[waits.size() * 99 / 100], waits.back(),
+  fmt::print("{}: {} faults, {:.1f} MiB read, {:.1f} s; PING p50 {:.2f} p99 {:.2f} max {:.2f} ms, {} over 5 ms\n", when,
+             faults, mib(scene.server.info("lunar_lun_read_bytes") - read), took, waits[waits.size() / 2],
+             waits[waits.size() * 99 / 100], waits.back(),
              std::count_if(waits.begin(), waits.end(), [](double ms) { return ms > 5; }));
   require(took < kSecondsMax, "{}: the rehash does not end", when);
   require(faults <= kFaultsMax, "{}: {} faults, at most {}", when, faults, kFaultsMax);
@@ -109,7 +112,8 @@ void check_keys(Scene& scene, const char* when) {
 int run(const std::string& module, uint64_t dram_mib) {
   const Scratch scratch;
   Server server(scratch.path, "tiered", free_port(),
-                {"--loadmodule", module, "dram", fmt::format("{}mb", dram_mib), "lun", scratch.path, "size", fmt::format("{}mb", 24 * dram_mib)});
+                {"--loadmodule", module, "dram", fmt::format("{}mb", dram_mib), "lun", scratch.path, "size",
+                 fmt::format("{}mb", 24 * dram_mib)});
   Scene scene{server, Wire(server.port())};
   fill(scene);
   require(server.info("lunar_evicted_pages") * 4096 > dram_mib * kMiB, "the keys fit into DRAM: nothing is tested");
@@ -118,10 +122,11 @@ int run(const std::string& module, uint64_t dram_mib) {
   wait_for_rehash(scene, "doubled", 0);
   check_keys(scene, "doubled");
 
-  // Emptied, in the midst of it too, and filled again; then on the way another database's number, and a child that saves (the server does not rehash while it lives).
+  // Emptied, in the midst of it too, and filled again; then on the way another database's number, and a child that
+  // saves (the server does not rehash while it lives).
   (void)scene.ask({"FLUSHDB"});
-  fill(scene, kKeys / 4 + 512);   // a smaller table is being doubled
-  for (unsigned i = 0; i < 6; ++i) (void)scene.ask({"FLUSHALL", "ASYNC"});   // each makes new tables of all databases
+  fill(scene, kKeys / 4 + 512);                                             // a smaller table is being doubled
+  for (unsigned i = 0; i < 6; ++i) (void)scene.ask({"FLUSHALL", "ASYNC"});  // each makes new tables of all databases
   fill(scene);
   cool(scene, 0);
   (void)scene.ask({"SET", "one more", "x"});

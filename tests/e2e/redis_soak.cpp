@@ -1,22 +1,24 @@
-// SPDX-License-Identifier: Apache-2.0
-// 24 clients on a tiered server that saves, rewrites its append-only file, is given more and less DRAM, lives on LUNs that fail,
-// and is killed again and again. appendfsync is always: what was acknowledged must be there after each restart, and every reply
-// must be right (redis_soak_client.h).
+// SPDX-License-Identifier: Apache-2.0 24 clients on a tiered server that saves, rewrites its append-only file, is given
+// more and less DRAM, lives on LUNs that fail, and is killed again and again. appendfsync is always: what was
+// acknowledged must be there after each restart, and every reply must be right (redis_soak_client.h).
 //
 //   redis_soak MODULE SECONDS CAP_MIB VALUES_MIB SAVE_EVERY_S LIFE_S PAUSE_MS
 //
-// A life of the server: start from the append-only file, BGSAVE every SAVE_EVERY_S, CONFIG SET lunar.dram five times a second between
-// half (16 MiB at least) and twice the budget, one BGREWRITEAOF (redis itself does more), kill -9 after LIFE_S, but not before a
-// save and a rewrite have come to their ends; two times of three while a child saves or rewrites. The child lives on until the next server is up. Clients rest for up to
-// PAUSE_MS between batches. Lives take turns:
+// A life of the server: start from the append-only file, BGSAVE every SAVE_EVERY_S, CONFIG SET lunar.dram five times a
+// second between half (16 MiB at least) and twice the budget, one BGREWRITEAOF (redis itself does more), kill -9 after
+// LIFE_S, but not before a save and a rewrite have come to their ends; two times of three while a child saves or
+// rewrites. The child lives on until the next server is up. Clients rest for up to PAUSE_MS between batches. Lives take
+// turns:
 //
 //   file     a file on the disk
-//   errors   reads and writes that fail, bits that flip on their way: tried again, slots retired. Nothing may be seen of it
-//   torn     writes that land in part or elsewhere: pages are lost. The server may end at any time, with a line that says
+//   errors   reads and writes that fail, bits that flip on their way: tried again, slots retired. Nothing may be seen
+//            of it
+//   torn     writes that land in part or elsewhere: pages are lost. The server may end at any time, with a line that
+//            says
 //            so, or answer with an error; it may not give a wrong reply, or write one to its files
 //
-// At the end a plain server loads the append-only file, and the last dump, and every key is read.
-// LUNAR_SEED= replays choices, not timing. Threading: 24 clients, and main for the server. May not: leave files or processes behind.
+// At the end a plain server loads the append-only file, and the last dump, and every key is read. LUNAR_SEED= replays
+// choices, not timing. Threading: 24 clients, and main for the server. May not: leave files or processes behind.
 #include <signal.h>
 #include <sys/syscall.h>
 
@@ -30,13 +32,13 @@ namespace {
 using namespace e2e;
 
 constexpr unsigned kClients = 24;
-constexpr double kChildrenSecondsMax = 180;   // more than LIFE_S, on a loaded machine
+constexpr double kChildrenSecondsMax = 180;  // more than LIFE_S, on a loaded machine
 constexpr uint64_t kLeastDram = 16 * kMiB;
-constexpr uint64_t kSimPerCap = 32;   // a process gets half of a sim: LUN, a child of it what it may come to need
+constexpr uint64_t kSimPerCap = 32;  // a process gets half of a sim: LUN, a child of it what it may come to need
 
 struct Life {
   const char* name;
-  const char* faults;   // of a sim: LUN; nullptr: a file
+  const char* faults;  // of a sim: LUN; nullptr: a file
   bool lossy;
 };
 // A page that four reads in a row fail is lost: one in 6e10 with these.
@@ -81,7 +83,9 @@ class Soak {
 
   void go() {
     for (SoakClient& client : clients_) threads_.emplace_back([&client] { client.run(); });
-    for (double start = 0; !board_.stop.load() && (totals_.lives < kLivesMin || start == 0 || now_s() - start < plan_.seconds); ++totals_.lives) {
+    for (double start = 0;
+         !board_.stop.load() && (totals_.lives < kLivesMin || start == 0 || now_s() - start < plan_.seconds);
+         ++totals_.lives) {
       live(kLives[totals_.lives % std::size(kLives)], fmt::format("life{}", totals_.lives));
       if (start == 0 && filled()) start = now_s();
     }
@@ -94,7 +98,9 @@ class Soak {
 
  private:
   ServerSetup setup(const Life& life, const std::string& name) const {
-    const std::string lun = life.faults == nullptr ? "" : fmt::format("sim:{},seed={},{}", kSimPerCap * run_.cap, totals_.lives + 1, life.faults);
+    const std::string lun = life.faults == nullptr ? ""
+                                                   : fmt::format("sim:{},seed={},{}", kSimPerCap * run_.cap,
+                                                                 totals_.lives + 1, life.faults);
     ServerSetup result = run_.tiered("soak", "dump.rdb", kAppend, lun);
     result.name = name;
     return result;
@@ -144,16 +150,19 @@ class Soak {
 
   // A server that loses pages has said so before it ended; others have nothing to say.
   void check_log(const Life& life, const std::string& name, bool ended) {
-    const std::string log = text_of(run_.scratch->file("soak/" + name + ".log")) + text_of(run_.scratch->file("soak/" + name + ".err"));
+    const std::string log =
+        text_of(run_.scratch->file("soak/" + name + ".log")) + text_of(run_.scratch->file("soak/" + name + ".err"));
     const bool lost = log.find("cannot be read back") != std::string::npos;
     totals_.ends_by_loss += ended && lost;
     if (life.lossy) {
-      if (ended && !lost) board_.fail(fmt::format("{} ({}) ended, and its log names no page:\n{}", name, life.name, tail(log)));
+      if (ended && !lost)
+        board_.fail(fmt::format("{} ({}) ended, and its log names no page:\n{}", name, life.name, tail(log)));
       return;
     }
     for (const char* text : {"cannot be read back", "FATAL", "crashed by signal", "terminated by signal", "BUG REPORT"})
       if (const size_t at = log.find(text); at != std::string::npos)
-        board_.fail(fmt::format("{} ({}): '{}' in its log:\n{}", name, life.name, text, log.substr(at < 300 ? 0 : at - 300, 2000)));
+        board_.fail(fmt::format("{} ({}): '{}' in its log:\n{}", name, life.name, text,
+                                log.substr(at < 300 ? 0 : at - 300, 2000)));
   }
   static std::string tail(const std::string& text) { return text.substr(text.size() < 2000 ? 0 : text.size() - 2000); }
 
@@ -172,7 +181,8 @@ class Soak {
     const double start = now_s();
     double next_save = start;
     bool saved = false, asked = false, rewritten = false;
-    while ((now_s() < start + plan_.life || (!rewritten && now_s() < start + kChildrenSecondsMax)) && !board_.stop.load()) {
+    while ((now_s() < start + plan_.life || (!rewritten && now_s() < start + kChildrenSecondsMax)) &&
+           !board_.stop.load()) {
       usleep(200'000);
       change_budget(server);
       if (!saved) saved = server.info("persistence", "rdb_last_bgsave_time_sec") != "-1";
@@ -186,7 +196,8 @@ class Soak {
     }
     look_at_figures(server, life);
     if (const uint64_t dice = random_() % 3; dice > 0) {
-      (void)(dice == 1 ? ask(server, {"BGSAVE", "SCHEDULE"}, "already in progress") : ask(server, {"BGREWRITEAOF"}, "already in progress"));
+      (void)(dice == 1 ? ask(server, {"BGSAVE", "SCHEDULE"}, "already in progress")
+                       : ask(server, {"BGREWRITEAOF"}, "already in progress"));
       usleep(static_cast<useconds_t>(random_() % 300'000));
     }
   }
@@ -198,7 +209,8 @@ class Soak {
   }
 
   void change_budget(RedisServer& server) {
-    const uint64_t least = std::max(run_.cap / 2, kLeastDram), wanted = (least + random_() % (2 * run_.cap - least)) / 4096 * 4096;
+    const uint64_t least = std::max(run_.cap / 2, kLeastDram),
+                   wanted = (least + random_() % (2 * run_.cap - least)) / 4096 * 4096;
     (void)server.command({"CONFIG", "SET", "lunar.dram", std::to_string(wanted)});
     const uint64_t got = figure(server, "dram_budget_bytes");
     if (got != wanted) board_.fail(fmt::format("lunar.dram is {}, {} was set", got, wanted));
@@ -206,19 +218,23 @@ class Soak {
   }
 
   void look_at_figures(RedisServer& server, const Life& life) {
-    const uint64_t evicted = figure(server, "evicted_pages"), reads = figure(server, "read_errors"), writes = figure(server, "write_errors"),
-                   poisoned = figure(server, "poisoned_pages"), peak = figure(server, "resident_peak_bytes");
+    const uint64_t evicted = figure(server, "evicted_pages"), reads = figure(server, "read_errors"),
+                   writes = figure(server, "write_errors"), poisoned = figure(server, "poisoned_pages"),
+                   peak = figure(server, "resident_peak_bytes");
     for (auto [field, total] : {std::pair{"rdb_saves", &totals_.saves}, std::pair{"aof_rewrites", &totals_.rewrites}})
       *total += strtoull(server.info("persistence", field).c_str(), nullptr, 10);
     totals_.evicted_pages += evicted;
     totals_.read_errors += reads;
     totals_.write_errors += writes;
     const bool errors = life.faults != nullptr && !life.lossy;
-    if (evicted * 4096 < run_.cap) board_.fail(fmt::format("{}: {} pages evicted, less than the budget", life.name, evicted));
+    if (evicted * 4096 < run_.cap)
+      board_.fail(fmt::format("{}: {} pages evicted, less than the budget", life.name, evicted));
     if (peak > 2 * run_.cap) board_.fail(fmt::format("{}: tiered pages peaked at {:.1f} MiB", life.name, mib(peak)));
-    if (errors && (reads == 0 || writes == 0)) board_.fail(fmt::format("{}: {} read errors, {} write errors: none came", life.name, reads, writes));
+    if (errors && (reads == 0 || writes == 0))
+      board_.fail(fmt::format("{}: {} read errors, {} write errors: none came", life.name, reads, writes));
     if (!life.lossy && (poisoned != 0 || (!errors && reads + writes != 0)))
-      board_.fail(fmt::format("{}: {} pages poisoned, {} read errors, {} write errors", life.name, poisoned, reads, writes));
+      board_.fail(
+          fmt::format("{}: {} pages poisoned, {} read errors, {} write errors", life.name, poisoned, reads, writes));
   }
 
   // Without the module: the files alone tell.
@@ -246,11 +262,13 @@ class Soak {
       sum.in_doubt += one.in_doubt, sum.happened += one.happened, sum.errors += one.errors;
     }
     const Totals& t = totals_;
-    fmt::print("{} lives: {} killed ({} with a child), {} ended by a lost page; {} saves and {} rewrites begun, {} budgets\n"
-               "{} writes acknowledged, {} reads checked, {} connections, {} steps in doubt ({} had happened), {} error replies of a lossy LUN\n"
-               "{} pages evicted, {} read errors, {} write errors\n",
-               t.lives, t.kills, t.kills_in_save, t.ends_by_loss, t.saves, t.rewrites, t.budgets, sum.writes, sum.reads, sum.connections,
-               sum.in_doubt, sum.happened, sum.errors, t.evicted_pages, t.read_errors, t.write_errors);
+    fmt::print(
+        "{} lives: {} killed ({} with a child), {} ended by a lost page; {} saves and {} rewrites begun, {} budgets\n"
+        "{} writes acknowledged, {} reads checked, {} connections, {} steps in doubt ({} had happened), {} error "
+        "replies of a lossy LUN\n"
+        "{} pages evicted, {} read errors, {} write errors\n",
+        t.lives, t.kills, t.kills_in_save, t.ends_by_loss, t.saves, t.rewrites, t.budgets, sum.writes, sum.reads,
+        sum.connections, sum.in_doubt, sum.happened, sum.errors, t.evicted_pages, t.read_errors, t.write_errors);
     if (board_.failures.load() != 0) return;
     require(t.lives >= kLivesMin && t.kills >= 2, "too few lives to show anything");
     require(t.saves >= 2 && t.rewrites >= 1, "too few saves and rewrites");
@@ -272,7 +290,7 @@ class Soak {
   bool good() const { return board_.failures.load() == 0 && g_failures == 0; }
 };
 
-}   // namespace
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 8) {
@@ -283,8 +301,10 @@ int main(int argc, char** argv) {
     const char* given = getenv("LUNAR_SEED");
     const uint64_t seed = given != nullptr ? strtoull(given, nullptr, 0) : std::random_device{}();
     fmt::print("LUNAR_SEED={}\n", seed);
-    Soak soak(run, {strtod(seconds.c_str(), nullptr), strtod(argv[5], nullptr), strtod(argv[6], nullptr),
-                     static_cast<unsigned>(strtoul(argv[7], nullptr, 10))}, seed);
+    Soak soak(run,
+              {strtod(seconds.c_str(), nullptr), strtod(argv[5], nullptr), strtod(argv[6], nullptr),
+               static_cast<unsigned>(strtoul(argv[7], nullptr, 10))},
+              seed);
     soak.go();
     fmt::print("{}\n", soak.good() ? "nothing lost" : "failed");
     return soak.good() ? 0 : 1;

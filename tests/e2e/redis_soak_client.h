@@ -1,10 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0
-// A client of the soak test: owns keys, knows what the server must hold for each, checks every reply against it, and finds out
-// after a lost connection which of its unanswered writes have happened.
+// SPDX-License-Identifier: Apache-2.0 A client of the soak test: owns keys, knows what the server must hold for each,
+// checks every reply against it, and finds out after a lost connection which of its unanswered writes have happened.
 //
-// Idea. Of the steps (commands, or MULTI..EXEC) that were sent and not answered, the server has done the first k for some k, in
-// order, each whole or not at all: the only freedom it has. After a reconnect the keys they touch are read, and some k must
-// explain all of them at once.
+// Idea. Of the steps (commands, or MULTI..EXEC) that were sent and not answered, the server has done the first k for
+// some k, in order, each whole or not at all: the only freedom it has. After a reconnect the keys they touch are read,
+// and some k must explain all of them at once.
 //
 // Threading: a thread each; run() until told to stop. What it shares with the others is in Board.
 #pragma once
@@ -22,9 +21,9 @@ constexpr int kReplySecondsMax = 120;
 // Where the server is, and what is known of it. Written by the test's main thread, but for failures.
 struct Board {
   std::mutex lock;
-  uint16_t port = 0;                        // 0: there is none to talk to
-  std::string directory;                    // its working directory: proof that it is ours
-  std::atomic<bool> lossy{false};           // its LUN loses pages: error replies are allowed
+  uint16_t port = 0;               // 0: there is none to talk to
+  std::string directory;           // its working directory: proof that it is ours
+  std::atomic<bool> lossy{false};  // its LUN loses pages: error replies are allowed
   std::atomic<bool> stop{false};
   std::atomic<unsigned> failures{0};
   void fail(const std::string& text) {
@@ -34,8 +33,8 @@ struct Board {
   }
 };
 
-// The items of a key. string: {0: version}; hash: field -> version; list: place -> version; sorted set: member -> score. No
-// items: no key.
+// The items of a key. string: {0: version}; hash: field -> version; list: place -> version; sorted set: member ->
+// score. No items: no key.
 using Value = std::map<uint64_t, uint64_t>;
 
 enum class Verb : uint8_t { kFill, kPut, kTake, kDelete };
@@ -47,7 +46,7 @@ struct Write {
 
 // One command, or several in MULTI..EXEC.
 struct Step {
-  std::vector<Write> writes;   // none: a read of `key`
+  std::vector<Write> writes;  // none: a read of `key`
   uint64_t key = 0;
   bool transaction = false;
 };
@@ -96,9 +95,10 @@ class SoakClient {
   enum Type { kString, kHash, kList, kZset };
   using Reply = lunar::tools::Reply;
 
-  // ---- commands and what they do --------------------------------------------------------------------------------------
+  // ---- commands and what they do ------------------------------------------------------------------------------------
   static Type type(uint64_t key) { return static_cast<Type>(key % 4); }
-  static uint64_t parts(uint64_t key) { return type(key) == kString ? 1 : key / 4 % 25 == 0 ? 200 : 20; }   // 200: not compact
+  // 200: not compact
+  static uint64_t parts(uint64_t key) { return type(key) == kString ? 1 : key / 4 % 25 == 0 ? 200 : 20; }
   static size_t part_bytes(uint64_t key) { return kKeyBytes / parts(key); }
   std::string name(uint64_t key) const { return fmt::format("key:{}", first_key_ + key); }
   std::string text(uint64_t key, uint64_t part, uint64_t version) const {
@@ -106,7 +106,9 @@ class SoakClient {
   }
   std::string member(uint64_t key, uint64_t part) const { return fmt::format("{}:", part) + text(key, part, 0); }
   // A list's items do not know their places.
-  std::string item(uint64_t key, uint64_t part, uint64_t version) const { return text(key, type(key) == kList ? 0 : part, version); }
+  std::string item(uint64_t key, uint64_t part, uint64_t version) const {
+    return text(key, type(key) == kList ? 0 : part, version);
+  }
 
   Words words(const Write& w) const {
     static const char* const kPuts[] = {"SET", "HSET", "RPUSH", "ZADD"};
@@ -130,10 +132,14 @@ class SoakClient {
   }
   Words read_words(uint64_t key) const {
     switch (type(key)) {
-      case kString: return {"GET", name(key)};
-      case kHash: return {"HGETALL", name(key)};
-      case kList: return {"LRANGE", name(key), "0", "-1"};
-      default: return {"ZRANGE", name(key), "0", "-1", "WITHSCORES"};
+      case kString:
+        return {"GET", name(key)};
+      case kHash:
+        return {"HGETALL", name(key)};
+      case kList:
+        return {"LRANGE", name(key), "0", "-1"};
+      default:
+        return {"ZRANGE", name(key), "0", "-1", "WITHSCORES"};
     }
   }
 
@@ -154,20 +160,26 @@ class SoakClient {
     if (w.verb == Verb::kTake) return std::to_string(value->erase(w.part));
     const uint64_t n = w.verb == Verb::kFill ? parts(w.key) : 1;
     for (uint64_t i = 0; i < n; ++i) {
-      const uint64_t place = t == kList ? (value->empty() ? 0 : value->rbegin()->first + 1) : w.verb == Verb::kFill ? i : w.part;
+      const uint64_t place = t == kList              ? (value->empty() ? 0 : value->rbegin()->first + 1)
+                             : w.verb == Verb::kFill ? i
+                                                     : w.part;
       (*value)[place] = w.version + i;
     }
     if (t == kString) return "OK";
     return std::to_string(t == kList ? value->size() : value->size() - before);
   }
 
-  // ---- replies --------------------------------------------------------------------------------------------------------
+  // ---- replies ------------------------------------------------------------------------------------------------------
   static std::string plain_text(const redisReply* r) {
     switch (r->type) {
-      case REDIS_REPLY_INTEGER: return std::to_string(r->integer);
-      case REDIS_REPLY_NIL: return "";
-      case REDIS_REPLY_ARRAY: return fmt::format("an array of {}", r->elements);
-      default: return std::string(r->str, static_cast<size_t>(r->len));
+      case REDIS_REPLY_INTEGER:
+        return std::to_string(r->integer);
+      case REDIS_REPLY_NIL:
+        return "";
+      case REDIS_REPLY_ARRAY:
+        return fmt::format("an array of {}", r->elements);
+      default:
+        return std::string(r->str, static_cast<size_t>(r->len));
     }
   }
   static std::string brief(const std::string& text) {
@@ -182,10 +194,11 @@ class SoakClient {
       return got == wanted ? "" : fmt::format("'{}', not '{}'", brief(got), brief(wanted));
     }
     if (r->type != REDIS_REPLY_ARRAY) return fmt::format("'{}', no array", brief(plain_text(r)));
-    std::multimap<std::string, std::string> got, wanted;   // lists: by place
+    std::multimap<std::string, std::string> got, wanted;  // lists: by place
     const size_t step = t == kList ? 1 : 2;
     for (size_t i = 0; i + step <= r->elements; i += step)
-      got.emplace(t == kList ? fmt::format("{:08}", i) : plain_text(r->element[i]), plain_text(r->element[i + step - 1]));
+      got.emplace(t == kList ? fmt::format("{:08}", i) : plain_text(r->element[i]),
+                  plain_text(r->element[i + step - 1]));
     size_t place = 0;
     for (const auto& [part, version] : value) {
       if (t == kHash) wanted.emplace(fmt::format("field {}", part), item(key, part, version));
@@ -220,7 +233,8 @@ class SoakClient {
     }
     (void)redisAppendCommandArgv(connection_, static_cast<int>(words.size()), text.data(), size.data());
   }
-  // True: an error reply, which only a LUN that loses pages excuses. The connection is given up: what was done is found out anew.
+  // True: an error reply, which only a LUN that loses pages excuses. The connection is given up: what was done is found
+  // out anew.
   bool is_error(const redisReply* r, const Words& command) {
     if (r->type != REDIS_REPLY_ERROR) return false;
     ++counts_.errors;
@@ -229,7 +243,7 @@ class SoakClient {
     return true;
   }
 
-  // ---- the exchange ---------------------------------------------------------------------------------------------------
+  // ---- the exchange -------------------------------------------------------------------------------------------------
   // Sends all, checks the replies in order. What is unanswered when the connection ends is in doubt.
   void exchange(const std::vector<Step>& batch) {
     for (const Step& step : batch) {
@@ -257,7 +271,7 @@ class SoakClient {
       ++counts_.reads;
       return true;
     }
-    for (size_t i = 0; step.transaction && i <= step.writes.size(); ++i) {   // OK, QUEUED...
+    for (size_t i = 0; step.transaction && i <= step.writes.size(); ++i) {  // OK, QUEUED...
       const Reply r = receive();
       if (!r || is_error(r.get(), {"MULTI", name(step.writes[0].key)})) return false;
     }
@@ -269,7 +283,8 @@ class SoakClient {
     }
     for (size_t i = 0; i < step.writes.size(); ++i) {
       const Write& w = step.writes[i];
-      const std::string wanted = apply(w, &values_[w.key]), got = plain_text(step.transaction ? r->element[i] : r.get());
+      const std::string wanted = apply(w, &values_[w.key]),
+                        got = plain_text(step.transaction ? r->element[i] : r.get());
       if (got != wanted)
         board_.fail(fmt::format("{} {} answers '{}', not '{}'", words(w)[0], name(w.key), brief(got), brief(wanted)));
       ++counts_.writes;
@@ -332,8 +347,9 @@ class SoakClient {
       for (const Write& w : doubt_[k].writes) (void)apply(w, &touched[w.key]);
     }
     if (!wrong.empty())
-      board_.fail(fmt::format("after a reconnect no number of the {} unanswered steps explains what is there: without them {}; with all {}",
-                              doubt_.size(), first_wrong, wrong));
+      board_.fail(fmt::format(
+          "after a reconnect no number of the {} unanswered steps explains what is there: without them {}; with all {}",
+          doubt_.size(), first_wrong, wrong));
     for (auto& [key, value] : touched) values_[key] = std::move(value);
     doubt_.clear();
     return true;
@@ -344,7 +360,7 @@ class SoakClient {
     connection_ = nullptr;
   }
 
-  // ---- what to do next ------------------------------------------------------------------------------------------------
+  // ---- what to do next ----------------------------------------------------------------------------------------------
   uint64_t pick(uint64_t n) { return random_() % n; }
   // Of as many items as a key has: a fill gives each the next one.
   uint64_t new_version(uint64_t key) { return version_ += parts(key); }
@@ -352,14 +368,18 @@ class SoakClient {
   std::vector<Step> next_fill() {
     std::vector<Step> batch;
     for (; batch.size() < 20 && filled_ < values_.size(); ++filled_)
-      if (values_[filled_].empty()) batch.push_back({{{Verb::kFill, filled_, 0, new_version(filled_)}}, filled_, false});
+      if (values_[filled_].empty())
+        batch.push_back({{{Verb::kFill, filled_, 0, new_version(filled_)}}, filled_, false});
     return batch;
   }
 
   Write next_write() {
     const uint64_t key = pick(values_.size()), dice = pick(100);
-    const bool full = values_[key].size() >= parts(key) + 20;   // only lists grow beyond their parts
-    const Verb verb = values_[key].empty() ? Verb::kFill : full || dice < 30 ? Verb::kTake : dice < 33 ? Verb::kDelete : Verb::kPut;
+    const bool full = values_[key].size() >= parts(key) + 20;  // only lists grow beyond their parts
+    const Verb verb = values_[key].empty() ? Verb::kFill
+                      : full || dice < 30  ? Verb::kTake
+                      : dice < 33          ? Verb::kDelete
+                                           : Verb::kPut;
     return {verb, key, pick(parts(key)), new_version(key)};
   }
 
@@ -379,8 +399,8 @@ class SoakClient {
 
   Board& board_;
   const uint64_t first_key_, pause_us_;
-  std::vector<Value> values_;   // as acknowledged
-  std::vector<Step> doubt_;     // sent and not answered, in order
+  std::vector<Value> values_;  // as acknowledged
+  std::vector<Step> doubt_;    // sent and not answered, in order
   std::atomic<uint64_t> filled_{0};
   uint64_t version_ = 0;
   std::mt19937_64 random_;
@@ -388,4 +408,4 @@ class SoakClient {
   SoakCounts counts_;
 };
 
-}   // namespace e2e
+}  // namespace e2e

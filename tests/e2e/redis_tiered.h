@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// What the tests of the Redis module share: a tiered and a plain server in a directory of the run, what a tiered one must show for
-// itself, waiting for its children, and main().
+// SPDX-License-Identifier: Apache-2.0 What the tests of the Redis module share: a tiered and a plain server in a
+// directory of the run, what a tiered one must show for itself, waiting for its children, and main().
 // Threading: one thread a server. May not be used by code that ships.
 #pragma once
 #include <fmt/format.h>
@@ -21,7 +20,7 @@ namespace e2e {
 using lunar::tools::RedisServer;
 using lunar::tools::ServerSetup;
 
-constexpr int kPatienceSeconds = 900;   // DEBUG DIGEST of 1 GiB
+constexpr int kPatienceSeconds = 900;  // DEBUG DIGEST of 1 GiB
 
 struct Run {
   std::string module;
@@ -31,7 +30,7 @@ struct Run {
   ServerSetup plain(const std::string& name, const std::string& dump, const std::string& further = "") const {
     ServerSetup result;
     result.redis_server = redis_server();
-    result.directory = scratch->file(name);   // of its own: append-only files have one name
+    result.directory = scratch->file(name);  // of its own: append-only files have one name
     std::filesystem::create_directories(result.directory);
     result.name = name;
     result.dump = dump;
@@ -41,9 +40,11 @@ struct Run {
     return result;
   }
   // The LUN has room for the data set and what a child of it is promised at fork. "": a file in the run's directory.
-  ServerSetup tiered(const std::string& name, const std::string& dump, const std::string& further = "", const std::string& lun = "") const {
+  ServerSetup tiered(const std::string& name, const std::string& dump, const std::string& further = "",
+                     const std::string& lun = "") const {
     return plain(name, dump,
-                 fmt::format("--loadmodule {} dram {} lun {} size {} {}", module, cap, lun.empty() ? scratch->path : lun, 24 * cap, further));
+                 fmt::format("--loadmodule {} dram {} lun {} size {} {}", module, cap,
+                             lun.empty() ? scratch->path : lun, 24 * cap, further));
   }
 };
 
@@ -108,4 +109,4 @@ int run_test(char** argv, Test test) {
   });
 }
 
-}   // namespace e2e
+}  // namespace e2e

@@ -1,23 +1,23 @@
-// SPDX-License-Identifier: Apache-2.0
-// The twin test of the Redis module: random commands over all types, the same to a tiered server at 1/8 of the DRAM its data
-// wants (or less) and to a plain one. Equal replies, equal DEBUG DIGEST at checkpoints, after BGSAVE and a restart, after AOF
-// rewrites and a replay, and on a tiered replica.
+// SPDX-License-Identifier: Apache-2.0 The twin test of the Redis module: random commands over all types, the same to a
+// tiered server at 1/8 of the DRAM its data wants (or less) and to a plain one. Equal replies, equal DEBUG DIGEST at
+// checkpoints, after BGSAVE and a restart, after AOF rewrites and a replay, and on a tiered replica.
 //
 //   redis_twin MODULE FROZEN_CLOCK CAP_MIB COMMANDS [SEED [GATE]]     GATE yes or no; SEED or LUNAR_SEED= replays
 //
 // MODULE - compares two plain servers: what differs then is chance in this test.
 //
-// Eight clients send pipelines at once, each on keys of its own (MULTI, WATCH, scripts, functions, RESP2 and RESP3 among them);
-// scenes of several connections come between (blocking commands, WATCH, DUMP and RESTORE, SWAPDB, SCAN). The clock of both
-// stands still (frozen_clock.c) and is moved by the test, so that deadlines pass at the same command; expiry is lazy.
+// Eight clients send pipelines at once, each on keys of its own (MULTI, WATCH, scripts, functions, RESP2 and RESP3
+// among them); scenes of several connections come between (blocking commands, WATCH, DUMP and RESTORE, SWAPDB, SCAN).
+// The clock of both stands still (frozen_clock.c) and is moved by the test, so that deadlines pass at the same command;
+// expiry is lazy.
 //
-// Compared as sets: SMEMBERS, SINTER, SUNION, SDIFF, SPOP, SRANDMEMBER, HGETALL, HKEYS, HVALS, HRANDFIELD, ZRANDMEMBER, KEYS, the
-// SCAN family, RESP3's sets and maps, SORT BY texts that are not there (ties keep the order of a sorted set's table). By length
-// and DIGEST-VALUE: DUMP of hashes and sets. Random picks ask for all elements.
-// Left out: RANDOMKEY and random picks of some elements (chance), BYLEX on sets of several scores (follows random levels); OBJECT
-// IDLETIME and FREQ (set by the server's timer); MEMORY, INFO, CLIENT, SLOWLOG, LATENCY, COMMAND, CONFIG GET (they name the
-// server, not the data); MONITOR, pub/sub (redis_gate has SUBSCRIBE); MIGRATE, CLUSTER, WAIT; FLUSHALL (nothing would be left);
-// cut and inline input, endings (redis_gate).
+// Compared as sets: SMEMBERS, SINTER, SUNION, SDIFF, SPOP, SRANDMEMBER, HGETALL, HKEYS, HVALS, HRANDFIELD, ZRANDMEMBER,
+// KEYS, the SCAN family, RESP3's sets and maps, SORT BY texts that are not there (ties keep the order of a sorted set's
+// table). By length and DIGEST-VALUE: DUMP of hashes and sets. Random picks ask for all elements.
+// Left out: RANDOMKEY and random picks of some elements (chance), BYLEX on sets of several scores (follows random
+// levels); OBJECT IDLETIME and FREQ (set by the server's timer); MEMORY, INFO, CLIENT, SLOWLOG, LATENCY, COMMAND,
+// CONFIG GET (they name the server, not the data); MONITOR, pub/sub (redis_gate has SUBSCRIBE); MIGRATE, CLUSTER, WAIT;
+// FLUSHALL (nothing would be left); cut and inline input, endings (redis_gate).
 //
 // Threading: one thread. May not: leave files or processes behind.
 #include <malloc.h>
@@ -29,12 +29,12 @@ namespace {
 using namespace e2e;
 
 constexpr unsigned kCheckpoints = 10;
-constexpr int kPatienceSeconds = 900;   // DEBUG DIGEST on a loaded machine
+constexpr int kPatienceSeconds = 900;  // DEBUG DIGEST on a loaded machine
 
 struct Run {
   Twins& twins;
   Commands& commands;
-  uint64_t cap_mib, played = 0;   // random commands so far
+  uint64_t cap_mib, played = 0;  // random commands so far
   double begun = now_s(), last = begun;
 
   void say(const std::string& what) {
@@ -68,7 +68,8 @@ void rounds(Run& run, unsigned count) {
   }
 }
 
-// Encoding and deadline of every key of database 0, all there is to tell of every stream; what is no longer there is made anew.
+// Encoding and deadline of every key of database 0, all there is to tell of every stream; what is no longer there is
+// made anew.
 void census(Run& run) {
   for (const char* type = kTypes; *type != 0; ++type) {
     std::vector<Batch> batches, anew;
@@ -128,7 +129,7 @@ void save_and_restart(Run& run) {
   wait_for_children(run, "rdb_bgsave_in_progress", "rdb_last_bgsave_status");
   run.say("saved");
   run.twins.stop();
-  run.twins.set_ms(time_of_fork);   // a load drops what has expired since
+  run.twins.set_ms(time_of_fork);  // a load drops what has expired since
   run.twins.start({});
   must_be("after BGSAVE and a restart", checkpoint(run, "restarted from BGSAVE's dump"), at_fork);
   census(run);
@@ -166,14 +167,17 @@ void replicate(Run& run, const std::string& diskless_load) {
   run.twins.tell({"CONFIG", "SET", "rdbcompression", "yes"});
   (void)replica->ask({"REPLICAOF", "127.0.0.1", std::to_string(run.twins.tiered().port())});
   rounds(run, 20);
-  auto linked = [&] { return replica->ask({"INFO", "replication"}).find("master_link_status:up") != std::string::npos; };
+  auto linked = [&] {
+    return replica->ask({"INFO", "replication"}).find("master_link_status:up") != std::string::npos;
+  };
   for (const double start = now_s(); !linked(); usleep(20'000))
     if (now_s() - start > kPatienceSeconds) give_up("the replica does not come up: " + replica->log());
   run.twins.tell({"CONFIG", "SET", "rdbcompression", "no"});
   rounds(run, 40);
   const std::string wanted = checkpoint(run, "beside a replica");
-  const Server& master = run.twins.tiered();   // WAIT would look at what its own connection has written
-  for (const double start = now_s(); replica->info("slave_repl_offset") != master.info("master_repl_offset"); usleep(20'000))
+  const Server& master = run.twins.tiered();  // WAIT would look at what its own connection has written
+  for (const double start = now_s(); replica->info("slave_repl_offset") != master.info("master_repl_offset");
+       usleep(20'000))
     if (now_s() - start > kPatienceSeconds) give_up("the replica does not catch up: " + replica->log());
   must_be("on the replica", digest_of(*replica), wanted);
   if (functions_of(*replica) != functions_of(run.twins.plain())) give_up("the replica's functions differ");
@@ -213,19 +217,21 @@ int test(const TwinSetup& setup, uint64_t commands_wanted, uint64_t seed) {
     const std::string log = text_of(scratch.file("tiered.log"));
     fmt::print("the end of the tiered server's log:\n{}\n", log.substr(log.size() < 4000 ? 0 : log.size() - 4000));
   }
-  if (g_failures != 0) fmt::print("FAILED: LUNAR_SEED={} gate {}\n", seed, setup.gate ? "yes" : "no");
-  else fmt::print("PASS: {} random commands of {} in {:.1f} s\n", run.played, twins.sent(), now_s() - run.begun);
+  if (g_failures != 0)
+    fmt::print("FAILED: LUNAR_SEED={} gate {}\n", seed, setup.gate ? "yes" : "no");
+  else
+    fmt::print("PASS: {} random commands of {} in {:.1f} s\n", run.played, twins.sent(), now_s() - run.begun);
   return g_failures != 0;
 }
 
-}   // namespace
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 5 || argc > 7) {
     fmt::print(stderr, "usage: redis_twin MODULE FROZEN_CLOCK CAP_MIB COMMANDS [SEED [GATE]]\n");
     return 2;
   }
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);   // batches and replies of megabytes come from pages that are there
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // batches and replies of megabytes come from pages that are there
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   g_socket_patience_s = kPatienceSeconds;
   const char* given = argc > 5 ? argv[5] : getenv("LUNAR_SEED");

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// What the parts of the twin test share: one command with the way its reply is compared, replies as trees, the generator of
-// random commands.
+// SPDX-License-Identifier: Apache-2.0 What the parts of the twin test share: one command with the way its reply is
+// compared, replies as trees, the generator of random commands.
 // Threading: one thread. May not be used by code that ships.
 #pragma once
 #include <cstdint>
@@ -15,12 +14,12 @@ namespace e2e {
 // How a reply is compared. RESP3's own sets and maps are unordered under any of these.
 enum class Order {
   kAsIs,
-  kUnordered,   // elements in the order of a hash table
-  kPairs,       // the same, two by two
-  kScan,        // [cursor, elements in any order]
-  kScanPairs,   // [cursor, pairs in any order]
-  kDeep,        // arrays in any order, at all depths
-  kLength,      // only its length (a payload that holds a hash table)
+  kUnordered,  // elements in the order of a hash table
+  kPairs,      // the same, two by two
+  kScan,       // [cursor, elements in any order]
+  kScanPairs,  // [cursor, pairs in any order]
+  kDeep,       // arrays in any order, at all depths
+  kLength,     // only its length (a payload that holds a hash table)
 };
 
 struct Step {
@@ -30,8 +29,8 @@ struct Step {
 using Batch = std::vector<Step>;
 
 struct Tree {
-  char type = 0;      // RESP's first byte
-  std::string text;   // of what is not an aggregate
+  char type = 0;     // RESP's first byte
+  std::string text;  // of what is not an aggregate
   std::vector<Tree> items;
   bool null = false;
 };
@@ -51,9 +50,9 @@ struct Script {
   bool writes;
 };
 extern const std::vector<Script> kScripts;
-std::string library(uint64_t version);   // for FUNCTION LOAD REPLACE: twin_put, twin_get, twin_move
+std::string library(uint64_t version);  // for FUNCTION LOAD REPLACE: twin_put, twin_get, twin_move
 
-constexpr unsigned kClients = 8, kKeysEach = 560;   // keys a client and type
+constexpr unsigned kClients = 8, kKeysEach = 560;  // keys a client and type
 // Numbers, strings, bitmaps, HLL, lists, hashes, sets, sorted sets, those of one score, streams, geo.
 constexpr char kTypes[] = "nsbplhtzyxg";
 
@@ -76,7 +75,7 @@ class Commands {
   Step any();
   // What a client sends before it listens. SELECT first; MULTI and WATCH now and then.
   Batch batch(unsigned client);
-  std::string deadline(char form);   // an argument of EX, PX, EXAT or PXAT: 's', 'm', 'S', 'M'
+  std::string deadline(char form);  // an argument of EX, PX, EXAT or PXAT: 's', 'm', 'S', 'M'
 
  private:
   Step numbers();
@@ -97,7 +96,7 @@ class Commands {
   Step sorts();
   Step scripts();
 
-  std::string number(int64_t low, int64_t high);   // seldom something else
+  std::string number(int64_t low, int64_t high);  // seldom something else
   std::string member(const std::string& of = "");
   std::string score();
   std::string stream_id();
@@ -114,4 +113,4 @@ class Commands {
   std::vector<std::string> digests_;
 };
 
-}   // namespace e2e
+}  // namespace e2e

@@ -23,11 +23,12 @@ void wait_until_loaded(const Server& server) {
   wait_until("the end of a server's loading", [&] { return server.ask({"PING"}) == "+PONG\r\n"; });
 }
 
-}   // namespace
+}  // namespace
 
 Clock::Clock(const std::string& path) {
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  void* page = fd < 0 || ftruncate(fd, 4096) != 0 ? MAP_FAILED : mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* page =
+      fd < 0 || ftruncate(fd, 4096) != 0 ? MAP_FAILED : mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (fd >= 0) close(fd);
   if (page == MAP_FAILED) give_up(fmt::format("{}: {}", path, strerror(errno)));
   us_ = static_cast<volatile int64_t*>(page);
@@ -41,15 +42,29 @@ Twins::Twins(const Scratch& scratch, const TwinSetup& setup, Commands& commands)
   commands_.set_time_ms(clock_.ms());
 }
 
-// jemalloc's thread would spin while the clock stands still. DUMP's payloads are compared: compression leaves chance in them
-// (LZF's table is not cleared). It is on while a child saves.
+// jemalloc's thread would spin while the clock stands still. DUMP's payloads are compared: compression leaves chance in
+// them (LZF's table is not cleared). It is on while a child saves.
 Words Twins::arguments_of(const std::string& name, bool tiered) const {
-  Words words{"--dbfilename", name + ".rdb", "--appenddirname", name + ".aof", "--rdbcompression", "no",
-              "--repl-diskless-sync-delay", "0", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0",
-              "--jemalloc-bg-thread", "no"};
+  Words words{"--dbfilename",
+              name + ".rdb",
+              "--appenddirname",
+              name + ".aof",
+              "--rdbcompression",
+              "no",
+              "--repl-diskless-sync-delay",
+              "0",
+              "--appendfsync",
+              "no",
+              "--auto-aof-rewrite-percentage",
+              "0",
+              "--jemalloc-bg-thread",
+              "no"};
   if (!tiered || setup_.module.empty()) return words;
-  const Words module{"--loadmodule", setup_.module, "dram", fmt::format("{}mb", setup_.cap_mib), "size",
-                     fmt::format("{}mb", setup_.cap_mib * 40), "lun", path_, "gate", setup_.gate ? "yes" : "no"};
+  const Words module{"--loadmodule", setup_.module,
+                     "dram",         fmt::format("{}mb", setup_.cap_mib),
+                     "size",         fmt::format("{}mb", setup_.cap_mib * 40),
+                     "lun",          path_,
+                     "gate",         setup_.gate ? "yes" : "no"};
   words.insert(words.end(), module.begin(), module.end());
   return words;
 }
@@ -94,9 +109,10 @@ void Twins::check_result(const Server& server, const std::string& name) {
   if (setup_.module.empty()) return;
   const uint64_t budget = setup_.cap_mib * kMiB, evicted = server.info("lunar_evicted_pages") * 4096;
   const uint64_t read = server.info("lunar_lun_read_bytes");
-  fmt::print("  {:8} evicted {:.0f} MiB, read {:.0f} MiB from the LUN, {} commands held ({} late), resident peak {:.1f} MiB\n", name,
-             mib(evicted), mib(read), server.info("lunar_gate_held"), server.info("lunar_gate_timeouts"),
-             mib(server.info("lunar_resident_peak_bytes")));
+  fmt::print(
+      "  {:8} evicted {:.0f} MiB, read {:.0f} MiB from the LUN, {} commands held ({} late), resident peak {:.1f} MiB\n",
+      name, mib(evicted), mib(read), server.info("lunar_gate_held"), server.info("lunar_gate_timeouts"),
+      mib(server.info("lunar_resident_peak_bytes")));
   require(server.info("lunar_dram_budget_bytes") == budget, "{}: its budget is not {} MiB", name, setup_.cap_mib);
   require(evicted >= 2 * budget && read >= 2 * budget, "{}: it hardly tiered", name);
   require(server.info("lunar_resident_peak_bytes") <= budget, "{}: tiered pages peaked above the budget", name);
@@ -118,13 +134,12 @@ std::vector<Tree> Twins::receive(unsigned connection, const Batch& batch) {
     bytes[i] = wires_[i][connection].receive_until(kEnd);
     if (wires_[i][connection].ended())
       give_up(fmt::format("the {} server hung up on connection {}, its batch ends with {}", i == 0 ? "tiered" : "plain",
-                          connection,
-                          batch.empty() ? "nothing" : shown(batch.back().words)));
+                          connection, batch.empty() ? "nothing" : shown(batch.back().words)));
   }
   std::vector<Tree> replies[2] = {parse_all(bytes[0], batch.size()), {}};
   if (bytes[0] == bytes[1]) return std::move(replies[0]);
   replies[1] = parse_all(bytes[1], batch.size());
-  std::vector<size_t> queued;   // steps since MULTI
+  std::vector<size_t> queued;  // steps since MULTI
   for (size_t s = 0; s < batch.size(); ++s) {
     const std::string& verb = batch[s].words[0];
     auto differ = [&](const Tree& a, const Tree& b, const Step& step) {
@@ -133,10 +148,11 @@ std::vector<Tree> Twins::receive(unsigned connection, const Batch& batch) {
       size_t at = 0;
       while (at < x.size() && at < y.size() && x[at] == y[at]) ++at;
       const size_t from = at < 40 ? 0 : at - 40;
-      give_up(fmt::format("step {} of {} on connection {}, about {} commands into the run{}: {}\n  tiered: {}\n  plain:  {}\n"
-                          "  at byte {}: '{}' and '{}'",
-                          s, batch.size(), connection, sent_, &step == &batch[s] ? "" : " (in EXEC)", shown(step.words), shown(x),
-                          shown(y), at, shown(x.substr(from, 120)), shown(y.substr(from, 120))));
+      give_up(fmt::format(
+          "step {} of {} on connection {}, about {} commands into the run{}: {}\n  tiered: {}\n  plain:  {}\n"
+          "  at byte {}: '{}' and '{}'",
+          s, batch.size(), connection, sent_, &step == &batch[s] ? "" : " (in EXEC)", shown(step.words), shown(x),
+          shown(y), at, shown(x.substr(from, 120)), shown(y.substr(from, 120))));
     };
     const Tree &a = replies[0][s], &b = replies[1][s];
     if (verb == "MULTI" || verb == "DISCARD") queued.clear();
@@ -181,7 +197,8 @@ std::string Twins::digest() {
   std::string digests[2];
   for (auto& wire : wires) wire.send_all(resp({"DEBUG", "DIGEST"}));
   for (int i = 0; i < 2; ++i) digests[i] = wires[i].receive_until("\r\n");
-  if (digests[0] != digests[1]) give_up(fmt::format("DEBUG DIGEST: {} tiered, {} plain", shown(digests[0]), shown(digests[1])));
+  if (digests[0] != digests[1])
+    give_up(fmt::format("DEBUG DIGEST: {} tiered, {} plain", shown(digests[0]), shown(digests[1])));
   if (digests[0].size() != 43) give_up("DEBUG DIGEST answers " + shown(digests[0]));
   return digests[0];
 }
@@ -196,4 +213,4 @@ void Twins::set_ms(int64_t now) {
   commands_.set_time_ms(now);
 }
 
-}   // namespace e2e
+}  // namespace e2e

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The two servers of the twin test, tiered and plain, under one clock that stands still: started, asked the same, compared,
-// stopped and started again.
+// SPDX-License-Identifier: Apache-2.0 The two servers of the twin test, tiered and plain, under one clock that stands
+// still: started, asked the same, compared, stopped and started again.
 // Threading: one thread. Every wait ends. May not be used by code that ships.
 #pragma once
 #include <memory>
@@ -10,7 +9,7 @@
 
 namespace e2e {
 
-constexpr unsigned kConnections = kClients + 3;   // those behind kClients wait in blocking commands
+constexpr unsigned kConnections = kClients + 3;  // those behind kClients wait in blocking commands
 
 // The time that frozen_clock.c tells.
 class Clock {
@@ -26,7 +25,7 @@ class Clock {
 };
 
 struct TwinSetup {
-  std::string module, clock_library;   // no module: both are plain
+  std::string module, clock_library;  // no module: both are plain
   uint64_t cap_mib = 16;
   bool gate = true;
 };
@@ -54,7 +53,7 @@ class Twins {
   // To both, on connections of their own, for what is no part of the comparison.
   void tell(const Words& words);
 
-  std::string digest();   // DEBUG DIGEST of both; throws when they differ
+  std::string digest();  // DEBUG DIGEST of both; throws when they differ
   void wait_until_both(const std::string& field, uint64_t value);
   int64_t ms() const { return clock_.ms(); }
   void set_ms(int64_t now);
@@ -81,4 +80,4 @@ void scan_all(Twins& twins);
 // Loads the scripts; a server that was started again has forgotten them.
 void load_scripts(Twins& twins, Commands& commands);
 
-}   // namespace e2e
+}  // namespace e2e

@@ -30,7 +30,7 @@ std::string sorted(const std::vector<Tree>& items, size_t width, Order inside = 
   return out;
 }
 
-}   // namespace
+}  // namespace
 
 Tree parse_reply(const std::string& bytes, size_t* at) {
   if (*at >= bytes.size()) throw std::runtime_error("a reply is missing");
@@ -38,9 +38,19 @@ Tree parse_reply(const std::string& bytes, size_t* at) {
   tree.type = bytes[(*at)++];
   const std::string line = line_at(bytes, at);
   switch (tree.type) {
-    case '+': case '-': case ':': case ',': case '#': case '(': tree.text = line; break;
-    case '_': tree.null = true; break;
-    case '$': case '=': {
+    case '+':
+    case '-':
+    case ':':
+    case ',':
+    case '#':
+    case '(':
+      tree.text = line;
+      break;
+    case '_':
+      tree.null = true;
+      break;
+    case '$':
+    case '=': {
       const int64_t size = strtoll(line.c_str(), nullptr, 10);
       tree.null = size < 0;
       if (tree.null) break;
@@ -49,14 +59,18 @@ Tree parse_reply(const std::string& bytes, size_t* at) {
       *at += static_cast<size_t>(size) + 2;
       break;
     }
-    case '*': case '~': case '>': case '%': {
+    case '*':
+    case '~':
+    case '>':
+    case '%': {
       int64_t count = strtoll(line.c_str(), nullptr, 10);
       tree.null = count < 0;
       if (tree.type == '%') count *= 2;
       for (; count > 0; --count) tree.items.push_back(parse_reply(bytes, at));
       break;
     }
-    default: throw std::runtime_error(fmt::format("a reply begins with '{}{}'", tree.type, shown(line)));
+    default:
+      throw std::runtime_error(fmt::format("a reply begins with '{}{}'", tree.type, shown(line)));
   }
   return tree;
 }
@@ -68,11 +82,15 @@ std::string canonical(const Tree& reply, Order order) {
   if (!aggregate) return fmt::format("{}{}:{} ", reply.type, reply.text.size(), reply.text);
   std::string out = fmt::format("{}{}[", reply.type, reply.items.size());
   const Order scanned = order == Order::kScan ? Order::kUnordered : Order::kPairs;
-  const bool pairs_inside = !reply.items.empty() && reply.items[0].type == '*';   // RESP3's pairs are arrays of two
-  if (order == Order::kDeep) out += sorted(reply.items, reply.type == '%' ? 2 : 1, order);
-  else if (reply.type == '%') out += sorted(reply.items, 2);
-  else if (reply.type == '~' || order == Order::kUnordered) out += sorted(reply.items, 1);
-  else if (order == Order::kPairs) out += sorted(reply.items, pairs_inside ? 1 : 2);
+  const bool pairs_inside = !reply.items.empty() && reply.items[0].type == '*';  // RESP3's pairs are arrays of two
+  if (order == Order::kDeep)
+    out += sorted(reply.items, reply.type == '%' ? 2 : 1, order);
+  else if (reply.type == '%')
+    out += sorted(reply.items, 2);
+  else if (reply.type == '~' || order == Order::kUnordered)
+    out += sorted(reply.items, 1);
+  else if (order == Order::kPairs)
+    out += sorted(reply.items, pairs_inside ? 1 : 2);
   else if ((order == Order::kScan || order == Order::kScanPairs) && reply.items.size() == 2)
     out += canonical(reply.items[0], Order::kAsIs) + canonical(reply.items[1], scanned);
   else
@@ -83,8 +101,10 @@ std::string canonical(const Tree& reply, Order order) {
 std::string shown(const std::string& text) {
   std::string out;
   for (const char c : text.substr(0, 160))
-    if (c >= ' ' && c <= '~') out += c;
-    else out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    if (c >= ' ' && c <= '~')
+      out += c;
+    else
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
   return text.size() > 160 ? fmt::format("{}... ({} bytes)", out, text.size()) : out;
 }
 
@@ -94,4 +114,4 @@ std::string shown(const Words& words) {
   return words.size() > 24 ? fmt::format("{} ... ({} words)", out, words.size()) : out;
 }
 
-}   // namespace e2e
+}  // namespace e2e

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// A data set of all types for redis-server: the value of key i follows from i and a version, so that two servers can be given
-// the same.
+// SPDX-License-Identifier: Apache-2.0 A data set of all types for redis-server: the value of key i follows from i and a
+// version, so that two servers can be given the same.
 // Threading: one thread a server. May not be used by code that ships.
 #pragma once
 #include <fmt/format.h>
@@ -14,7 +13,7 @@
 
 namespace e2e {
 
-constexpr uint64_t kKeyBytes = 3000;   // of content, about, at every key
+constexpr uint64_t kKeyBytes = 3000;  // of content, about, at every key
 constexpr uint64_t kPipeline = 200;
 
 inline std::string content(uint64_t key, uint64_t part, size_t bytes) {
@@ -57,4 +56,4 @@ inline std::string digest(lunar::tools::RedisServer& server) {
   return std::string(reply->str, static_cast<size_t>(reply->len));
 }
 
-}   // namespace e2e
+}  // namespace e2e

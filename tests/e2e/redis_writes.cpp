@@ -1,10 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0
-// What writes, deletes, expiry and eviction of cold keys cost the server's main thread: data at four times the DRAM, and counts of faults that
-// had to read from the LUN.
+// SPDX-License-Identifier: Apache-2.0 What writes, deletes, expiry and eviction of cold keys cost the server's main
+// thread: data at four times the DRAM, and counts of faults that had to read from the LUN.
 //
 //   redis_writes MODULE SCENARIO CAP_MIB
 //
-//   writes        SET over cold strings, MSET, GETDEL, RENAME over them, DEL, UNLINK. What is to be there is there, byte by byte
+//   writes        SET over cold strings, MSET, GETDEL, RENAME over them, DEL, UNLINK. What is to be there is there,
+//                 byte by byte
 //   collections   DEL and UNLINK of them
 //   mixed         half GET, half SET
 //   expiry        all keys expire at the same time, while a client sends PING at a steady rate
@@ -24,7 +24,7 @@ using namespace e2e;
 
 constexpr size_t kValueBytes = 1000;
 constexpr unsigned kClients = 8, kPipeline = 4;
-constexpr double kFaultsMax = 0.05;   // an operation
+constexpr double kFaultsMax = 0.05;  // an operation
 const std::string kEnd = "$5\r\n<end>\r\n";
 
 std::string value_of(uint64_t key, uint64_t version, size_t bytes = kValueBytes) {
@@ -63,10 +63,12 @@ struct Load {
     return replies;
   }
   // The same, and what it cost.
-  void measure(const char* what, uint64_t total, double most, const std::function<Words(uint64_t)>& command, const std::string& wrong = "-") {
+  void measure(const char* what, uint64_t total, double most, const std::function<Words(uint64_t)>& command,
+               const std::string& wrong = "-") {
     const uint64_t faults = server.info("lunar_cold_faults"), reads = server.info("lunar_overlapped_reads");
     const std::string replies = run(total, command);
-    require(replies.find("\n" + wrong) == std::string::npos && !replies.starts_with(wrong), "{}: a reply is '{}...'", what, replies.substr(0, 60));
+    require(replies.find("\n" + wrong) == std::string::npos && !replies.starts_with(wrong), "{}: a reply is '{}...'",
+            what, replies.substr(0, 60));
     const double each = static_cast<double>(server.info("lunar_cold_faults") - faults) / static_cast<double>(total);
     fmt::print("{:34} {:7} operations, {:.3f} faults and {:.2f} pieces fetched an operation\n", what, total, each,
                static_cast<double>(server.info("lunar_overlapped_reads") - reads) / static_cast<double>(total));
@@ -75,8 +77,11 @@ struct Load {
 };
 
 std::unique_ptr<Server> start(const std::string& module, const Scratch& scratch, uint64_t cap_mib, Words further = {}) {
-  Words words{"--loadmodule", module, "dram", fmt::format("{}mb", cap_mib), "size", fmt::format("{}mb", cap_mib * 12), "lun", scratch.path,
-              "gate-hold-ms", "2000"};   // of a busy machine
+  Words words{"--loadmodule", module,
+              "dram",         fmt::format("{}mb", cap_mib),
+              "size",         fmt::format("{}mb", cap_mib * 12),
+              "lun",          scratch.path,
+              "gate-hold-ms", "2000"};  // of a busy machine
   words.insert(words.end(), further.begin(), further.end());
   return std::make_unique<Server>(scratch.path, "writes", free_port(), words);
 }
@@ -97,13 +102,15 @@ std::vector<uint64_t> shuffled(uint64_t keys) {
 
 // A key table that grows is another matter: its steps read keys.
 void wait_for_tables(const Server& server) {
-  wait_until("the end of the tables' growth", [&] { return server.ask({"DEBUG", "HTSTATS", "0"}).find("rehashing target") == std::string::npos; });
+  wait_until("the end of the tables' growth",
+             [&] { return server.ask({"DEBUG", "HTSTATS", "0"}).find("rehashing target") == std::string::npos; });
 }
 
 void check_values(Load& load, const std::vector<uint64_t>& keys, const std::function<std::string(uint64_t)>& expected) {
   for (size_t at = 0; at < keys.size(); at += 97) {
     const std::string reply = load.server.ask({"GET", name_of(keys[at])}), wanted = expected(keys[at]);
-    require(reply == (wanted.empty() ? "$-1\r\n" : fmt::format("${}\r\n{}\r\n", wanted.size(), wanted)), "{} is wrong", name_of(keys[at]));
+    require(reply == (wanted.empty() ? "$-1\r\n" : fmt::format("${}\r\n{}\r\n", wanted.size(), wanted)), "{} is wrong",
+            name_of(keys[at]));
   }
 }
 
@@ -116,8 +123,10 @@ void strings(Load& load, uint64_t count) {
   auto key = [&](uint64_t i) { return name_of(keys[i]); };
   uint64_t at = next();
   const uint64_t first = at;
-  load.measure("SET over cold strings", n, kFaultsMax, [&](uint64_t i) { return Words{"SET", key(at + i), value_of(keys[at + i], 1)}; });
-  check_values(load, {keys.begin() + static_cast<long>(first), keys.begin() + static_cast<long>(first + n)}, [](uint64_t k) { return value_of(k, 1); });
+  load.measure("SET over cold strings", n, kFaultsMax,
+               [&](uint64_t i) { return Words{"SET", key(at + i), value_of(keys[at + i], 1)}; });
+  check_values(load, {keys.begin() + static_cast<long>(first), keys.begin() + static_cast<long>(first + n)},
+               [](uint64_t k) { return value_of(k, 1); });
   at = next();
   load.measure("MSET of 4", n / 4, 4 * kFaultsMax, [&](uint64_t i) {
     Words words{"MSET"};
@@ -125,22 +134,28 @@ void strings(Load& load, uint64_t count) {
     return words;
   });
   at = next();
-  load.measure("SETEX", n, kFaultsMax, [&](uint64_t i) { return Words{"SETEX", key(at + i), "100000", value_of(keys[at + i], 3)}; });
-  check_values(load, {keys.begin() + static_cast<long>(at), keys.begin() + static_cast<long>(at + n)}, [](uint64_t k) { return value_of(k, 3); });
+  load.measure("SETEX", n, kFaultsMax,
+               [&](uint64_t i) { return Words{"SETEX", key(at + i), "100000", value_of(keys[at + i], 3)}; });
+  check_values(load, {keys.begin() + static_cast<long>(at), keys.begin() + static_cast<long>(at + n)},
+               [](uint64_t k) { return value_of(k, 3); });
   at = next();
   load.measure("GETDEL", n, kFaultsMax, [&](uint64_t i) { return Words{"GETDEL", key(at + i)}; });
   at = next();
   load.measure("DEL", n, kFaultsMax, [&](uint64_t i) { return Words{"DEL", key(at + i)}; });
-  check_values(load, {keys.begin() + static_cast<long>(at), keys.begin() + static_cast<long>(at + n)}, [](uint64_t) { return std::string(); });
+  check_values(load, {keys.begin() + static_cast<long>(at), keys.begin() + static_cast<long>(at + n)},
+               [](uint64_t) { return std::string(); });
   at = next();
   load.measure("UNLINK", n, kFaultsMax, [&](uint64_t i) { return Words{"UNLINK", key(at + i)}; });
   at = next();
   load.measure("PEXPIRE of the past", n, kFaultsMax, [&](uint64_t i) { return Words{"PEXPIRE", key(at + i), "-1"}; });
   at = next();
-  const uint64_t over = 2 * n;   // what SETEX wrote
-  load.measure("RENAME over cold strings", n / 2, kFaultsMax, [&](uint64_t i) { return Words{"RENAME", key(at + i), key(over + i)}; });
+  const uint64_t over = 2 * n;  // what SETEX wrote
+  load.measure("RENAME over cold strings", n / 2, kFaultsMax,
+               [&](uint64_t i) { return Words{"RENAME", key(at + i), key(over + i)}; });
   for (uint64_t i = 0; i < n / 2; i += 97)
-    require(load.server.ask({"GET", key(over + i)}) == fmt::format("${}\r\n{}\r\n", kValueBytes, value_of(keys[at + i], 0)), "{} was renamed wrong", key(at + i));
+    require(
+        load.server.ask({"GET", key(over + i)}) == fmt::format("${}\r\n{}\r\n", kValueBytes, value_of(keys[at + i], 0)),
+        "{} was renamed wrong", key(at + i));
 }
 
 // Collections of every encoding: freeing them reads their parts. Bounds for all of these.
@@ -152,8 +167,11 @@ void collections(Load& load, uint64_t cap_mib) {
     size_t element, elements;
     double most;
   };
-  const Kind kinds[] = {{"hash table", "HSET", true, false, 50, 40, 0.05}, {"listpack", "HSET", true, false, 50, 20, 0.05}, {"set", "SADD", false, false, 100, 40, 0.05},
-                        {"sorted set", "ZADD", false, true, 100, 50, 0.1}, {"list", "RPUSH", false, false, 400, 60, 0.1}};
+  const Kind kinds[] = {{"hash table", "HSET", true, false, 50, 40, 0.05},
+                        {"listpack", "HSET", true, false, 50, 20, 0.05},
+                        {"set", "SADD", false, false, 100, 40, 0.05},
+                        {"sorted set", "ZADD", false, true, 100, 50, 0.1},
+                        {"list", "RPUSH", false, false, 400, 60, 0.1}};
   for (const Kind& kind : kinds) {
     (void)load.server.ask({"FLUSHALL"});
     const uint64_t count = cap_mib * kMiB * 2 / (kind.element * kind.elements * (kind.pairs ? 2 : 1));
@@ -168,8 +186,10 @@ void collections(Load& load, uint64_t cap_mib) {
     });
     wait_for_tables(load.server);
     const std::vector<uint64_t> keys = shuffled(count);
-    load.measure(fmt::format("DEL of a {}", kind.name).c_str(), count / 4, kind.most, [&](uint64_t i) { return Words{"DEL", name_of(keys[i])}; });
-    load.measure(fmt::format("UNLINK of a {}", kind.name).c_str(), count / 4, kind.most, [&](uint64_t i) { return Words{"UNLINK", name_of(keys[count / 2 + i])}; });
+    load.measure(fmt::format("DEL of a {}", kind.name).c_str(), count / 4, kind.most,
+                 [&](uint64_t i) { return Words{"DEL", name_of(keys[i])}; });
+    load.measure(fmt::format("UNLINK of a {}", kind.name).c_str(), count / 4, kind.most,
+                 [&](uint64_t i) { return Words{"UNLINK", name_of(keys[count / 2 + i])}; });
   }
 }
 
@@ -200,7 +220,9 @@ uint64_t now_ns() {
 
 double part(std::vector<uint64_t> all, double fraction) {
   std::sort(all.begin(), all.end());
-  return all.empty() ? 0 : static_cast<double>(all[static_cast<size_t>(static_cast<double>(all.size() - 1) * fraction)]) / 1e6;
+  return all.empty()
+             ? 0
+             : static_cast<double>(all[static_cast<size_t>(static_cast<double>(all.size() - 1) * fraction)]) / 1e6;
 }
 
 uint64_t size_of(const Server& server) { return strtoull(server.ask({"DBSIZE"}).c_str() + 1, nullptr, 10); }
@@ -217,13 +239,16 @@ uint64_t ping(Wire& wire, uint64_t due_ns) {
   return now_ns() - due_ns;
 }
 
-// All keys are due at the same time. From then on PING at a steady rate, each measured from when it was to be sent, until they are gone; the
-// same to a plain server that is idle, which tells what the machine makes of it. A replica has to be told of each key.
+// All keys are due at the same time. From then on PING at a steady rate, each measured from when it was to be sent,
+// until they are gone; the same to a plain server that is idle, which tells what the machine makes of it. A replica has
+// to be told of each key.
 void expiry(Load& load, const Scratch& scratch, uint64_t count) {
   const Server& server = load.server;
   const Server idle(scratch.path, "idle", free_port(), {});
-  const Server replica(scratch.path, "replica", free_port(), {"--replicaof", "127.0.0.1", std::to_string(server.port())});
-  wait_until("the link of the replica", [&] { return replica.ask({"INFO", "replication"}).find("master_link_status:up") != std::string::npos; });
+  const Server replica(scratch.path, "replica", free_port(),
+                       {"--replicaof", "127.0.0.1", std::to_string(server.port())});
+  wait_until("the link of the replica",
+             [&] { return replica.ask({"INFO", "replication"}).find("master_link_status:up") != std::string::npos; });
   fill(load, count);
   const uint64_t due_ms = wall_ms() + 1000 * (3 + count / 20000);
   (void)load.run(count, [&](uint64_t k) { return Words{"PEXPIREAT", name_of(k), std::to_string(due_ms)}; });
@@ -236,7 +261,8 @@ void expiry(Load& load, const Scratch& scratch, uint64_t count) {
   uint64_t left = count;
   while (left != 0 && now_ns() - begun < 300'000'000'000) {
     uint64_t next = now_ns();
-    const bool large = left > count / 6;   // then the server's tables shrink, and it moves entries, which is another matter
+    // then the server's tables shrink, and it moves entries, which is another matter
+    const bool large = left > count / 6;
     for (unsigned i = 0; i < 50; ++i, next += 1'000'000) {
       while (now_ns() < next) usleep(100);
       all.push_back(ping(wire, next));
@@ -248,17 +274,23 @@ void expiry(Load& load, const Scratch& scratch, uint64_t count) {
   }
   const double each = static_cast<double>(server.info("lunar_cold_faults") - faults) / static_cast<double>(count);
   const double p50 = part(pings, 0.5), p99 = part(pings, 0.99), idle_p99 = part(others, 0.99);
-  fmt::print("{} keys expired in {:.1f} s, {:.3f} faults each; PING p50 {:.2f} ms, p99 {:.2f}, longest {:.2f} ({:.2f} as the tables shrink), "
-             "of an idle server p99 {:.2f}, longest {:.2f}; "
-             "{} in turns, {} of these cold\n", count, static_cast<double>(now_ns() - begun) / 1e9, each, p50, p99, part(pings, 1), part(all, 1), idle_p99, part(others, 1),
-             server.info("lunar_gate_expired"), server.info("lunar_gate_expired_cold"));
+  fmt::print(
+      "{} keys expired in {:.1f} s, {:.3f} faults each; PING p50 {:.2f} ms, p99 {:.2f}, longest {:.2f} ({:.2f} as the "
+      "tables shrink), "
+      "of an idle server p99 {:.2f}, longest {:.2f}; "
+      "{} in turns, {} of these cold\n",
+      count, static_cast<double>(now_ns() - begun) / 1e9, each, p50, p99, part(pings, 1), part(all, 1), idle_p99,
+      part(others, 1), server.info("lunar_gate_expired"), server.info("lunar_gate_expired_cold"));
   require(left == 0, "{} keys have not expired", left);
-  require(server.info("expired_keys") == count, "expired_keys is {}, {} keys there were", server.info("expired_keys"), count);
+  require(server.info("expired_keys") == count, "expired_keys is {}, {} keys there were", server.info("expired_keys"),
+          count);
   wait_until("the replica's last key", [&] { return size_of(replica) == 0; });
   require(each <= kFaultsMax, "{:.3f} faults for a key that expires", each);
   require(p50 <= 20, "p50 of PING is {:.2f} ms", p50);
-  if (idle_p99 > 0.2 || part(others, 1) > 2) fmt::print("the machine is too busy to measure the p99\n");
-  else require(p99 <= 2, "p99 of PING is {:.2f} ms", p99);
+  if (idle_p99 > 0.2 || part(others, 1) > 2)
+    fmt::print("the machine is too busy to measure the p99\n");
+  else
+    require(p99 <= 2, "p99 of PING is {:.2f} ms", p99);
 }
 
 void eviction(Load& load, uint64_t count) {
@@ -274,13 +306,18 @@ void eviction(Load& load, uint64_t count) {
     };
     (void)load.run(count, [&](uint64_t k) { return set(k, 0); });
     const uint64_t used = load.server.info("used_memory"), evicted = load.server.info("evicted_keys");
-    require(load.server.ask({"CONFIG", "SET", "maxmemory", std::to_string(used + 64 * 1024)}).starts_with("+OK"), "maxmemory cannot be set");
-    load.measure(fmt::format("SET of new keys, {}", policy).c_str(), count / 3, kFaultsMax, [&](uint64_t i) { return set(count + i, 0); });
+    require(load.server.ask({"CONFIG", "SET", "maxmemory", std::to_string(used + 64 * 1024)}).starts_with("+OK"),
+            "maxmemory cannot be set");
+    load.measure(fmt::format("SET of new keys, {}", policy).c_str(), count / 3, kFaultsMax,
+                 [&](uint64_t i) { return set(count + i, 0); });
     const uint64_t gone = load.server.info("evicted_keys") - evicted;
-    fmt::print("{} evicted, {} candidates, {} keys left\n", gone, load.server.info("lunar_gate_evictable"), size_of(load.server));
+    fmt::print("{} evicted, {} candidates, {} keys left\n", gone, load.server.info("lunar_gate_evictable"),
+               size_of(load.server));
     require(gone > count / 4, "{} keys were evicted", gone);
-    wait_until("the end of eviction", [&] { return size_of(load.server) + load.server.info("evicted_keys") - evicted == count + count / 3; });
-    require(load.server.info("used_memory") <= used + 512 * 1024, "used_memory is {}, maxmemory {}", load.server.info("used_memory"), used + 64 * 1024);
+    wait_until("the end of eviction",
+               [&] { return size_of(load.server) + load.server.info("evicted_keys") - evicted == count + count / 3; });
+    require(load.server.info("used_memory") <= used + 512 * 1024, "used_memory is {}, maxmemory {}",
+            load.server.info("used_memory"), used + 64 * 1024);
   }
 }
 
@@ -289,14 +326,22 @@ int run(const std::string& module, const std::string& scenario, uint64_t cap_mib
   const uint64_t keys = keys_for(cap_mib);
   const auto server = start(module, scratch, cap_mib);
   Load load(*server);
-  if (scenario == "writes") strings(load, keys);
-  else if (scenario == "collections") collections(load, cap_mib);
-  else if (scenario == "mixed") mixed(load, keys);
-  else if (scenario == "expiry") expiry(load, scratch, keys);
-  else if (scenario == "eviction") eviction(load, keys);
-  else return 2;
-  fmt::print("held {}, rounds {}, timeouts {}\n", server->info("lunar_gate_held"), server->info("lunar_gate_rounds"), server->info("lunar_gate_timeouts"));
-  if (g_failures != 0) fmt::print("{}\n", server->log().substr(server->log().size() < 6000 ? 0 : server->log().size() - 6000));
+  if (scenario == "writes")
+    strings(load, keys);
+  else if (scenario == "collections")
+    collections(load, cap_mib);
+  else if (scenario == "mixed")
+    mixed(load, keys);
+  else if (scenario == "expiry")
+    expiry(load, scratch, keys);
+  else if (scenario == "eviction")
+    eviction(load, keys);
+  else
+    return 2;
+  fmt::print("held {}, rounds {}, timeouts {}\n", server->info("lunar_gate_held"), server->info("lunar_gate_rounds"),
+             server->info("lunar_gate_timeouts"));
+  if (g_failures != 0)
+    fmt::print("{}\n", server->log().substr(server->log().size() < 6000 ? 0 : server->log().size() - 6000));
   return g_failures == 0 ? 0 : 1;
 }
 

@@ -1,9 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0
-// account_life: a plain process whose first thread ends while others go on is alive, at every moment of that thread's end; and its charge
-// is given back when the process ends.
+// SPDX-License-Identifier: Apache-2.0 account_life: a plain process whose first thread ends while others go on is
+// alive, at every moment of that thread's end; and its charge is given back when the process ends.
 //
-// Idea. The kernel marks a thread's robust mutexes first, closes its descriptors then, and makes it a zombie last. The first thread of the
-// member has a descriptor table of its own with thousands of files in it, so that the time between is long, and we sweep all the while.
+// Idea. The kernel marks a thread's robust mutexes first, closes its descriptors then, and makes it a zombie last. The
+// first thread of the member has a descriptor table of its own with thousands of files in it, so that the time between
+// is long, and we sweep all the while.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -28,7 +28,7 @@ int64_t taken(const Account& account) { return account.cap_pages() - account.fre
 
 void* go_on(void* told) {
   char byte;
-  (void)!read(*static_cast<int*>(told), &byte, 1);   // until we are told to end
+  (void)!read(*static_cast<int*>(told), &byte, 1);  // until we are told to end
   _exit(0);
 }
 
@@ -38,7 +38,7 @@ void* go_on(void* told) {
   pthread_t other;
   REQUIRE_THAT(pthread_create(&other, nullptr, go_on, &told) == 0, "pthread_create");
   REQUIRE_THAT(unshare(CLONE_FILES) == 0, "unshare: %s", strerror(errno));
-  for (int i = 0; i < kFiles && open("/dev/null", O_RDONLY) >= 0; ++i) {}   // as many as the limit allows
+  for (int i = 0; i < kFiles && open("/dev/null", O_RDONLY) >= 0; ++i) {}  // as many as the limit allows
   REQUIRE_THAT(write(said, "g", 1) == 1, "pipe");
   pthread_exit(nullptr);
 }
@@ -69,10 +69,10 @@ void round(Account& account) {
   REQUIRE_THAT(read(said[0], &byte, 1) == 1, "the member said nothing");
   uint32_t oldest;
   for (bool zombie = false, last = false; !last; zombie = first_thread_is_zombie(pid)) {
-    last = zombie;   // once more after it
+    last = zombie;  // once more after it
     account.sweep(&oldest);
-    REQUIRE_THAT(taken(account) == kHeld, "a process that lives was reaped: %lld pages are taken, should be %lld", static_cast<long long>(taken(account)),
-                 static_cast<long long>(kHeld));
+    REQUIRE_THAT(taken(account) == kHeld, "a process that lives was reaped: %lld pages are taken, should be %lld",
+                 static_cast<long long>(taken(account)), static_cast<long long>(kHeld));
   }
   close(told[1]);
   int status = 0;

@@ -1,10 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0
-// account_reap: a process that reaps a dead member of the account is killed, at one instruction after the other, and the next one
-// must come to the same sums and links. So is one that takes and gives: nothing of it stays taken.
+// SPDX-License-Identifier: Apache-2.0 account_reap: a process that reaps a dead member of the account is killed, at one
+// instruction after the other, and the next one must come to the same sums and links. So is one that takes and gives:
+// nothing of it stays taken.
 //
-// Idea. A tree of three: we, a child that dies with DRAM, LUN space and pieces of a device, and its child, which lives on. A fourth
-// process sweeps, traced: it makes N steps and is killed. Then we sweep. What the dead one had must be back, once; the pieces must
-// be the grandchild's; and the grandchild must be ours, at the fork epoch of the dead one.
+// Idea. A tree of three: we, a child that dies with DRAM, LUN space and pieces of a device, and its child, which lives
+// on. A fourth process sweeps, traced: it makes N steps and is killed. Then we sweep. What the dead one had must be
+// back, once; the pieces must be the grandchild's; and the grandchild must be ours, at the fork epoch of the dead one.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +56,8 @@ pid_t make_orphan(Account& account) {
     });
     (void)grandchild;
     pid_t pid;
-    REQUIRE_THAT(read(ready[0], &pid, sizeof pid) == sizeof pid && write(ready[1], &pid, sizeof pid) == sizeof pid, "pipe");
+    REQUIRE_THAT(read(ready[0], &pid, sizeof pid) == sizeof pid && write(ready[1], &pid, sizeof pid) == sizeof pid,
+                 "pipe");
   });
   reap(child);
   pid_t orphan = 0;
@@ -92,17 +93,21 @@ bool kill_after(Account& account, unsigned steps, F body) {
 void check(Account& account, unsigned steps, int64_t pages, bool orphan) {
   uint32_t oldest = 0;
   account.sweep(&oldest);
-  REQUIRE_THAT(account.cap_pages() - account.free_pages() == pages, "killed after %u steps: %lld pages are taken, should be %lld", steps,
+  REQUIRE_THAT(account.cap_pages() - account.free_pages() == pages,
+               "killed after %u steps: %lld pages are taken, should be %lld", steps,
                static_cast<long long>(account.cap_pages() - account.free_pages()), static_cast<long long>(pages));
   REQUIRE_THAT(account.lun_free() == kLunCap, "killed after %u steps: %lld bytes of LUN space are taken", steps,
                static_cast<long long>(kLunCap - account.lun_free()));
-  REQUIRE_THAT(oldest == (orphan ? kChildEpoch : 0) && account.child_lives(kChildEpoch) == orphan && !account.child_lives(kGrandchildEpoch),
+  REQUIRE_THAT(oldest == (orphan ? kChildEpoch : 0) && account.child_lives(kChildEpoch) == orphan &&
+                   !account.child_lives(kGrandchildEpoch),
                "killed after %u steps: the oldest child is of epoch %u", steps, oldest);
   const unsigned free = kCarvePieces - (orphan ? kPieces : 0);
   const int first = account.carve(free);
-  REQUIRE_THAT(first == static_cast<int>(kCarvePieces - free), "killed after %u steps: %u pieces are free at %d", steps, free, first);
+  REQUIRE_THAT(first == static_cast<int>(kCarvePieces - free), "killed after %u steps: %u pieces are free at %d", steps,
+               free, first);
   account.uncarve(first, free);
-  REQUIRE_THAT(free == kCarvePieces || account.carve(free + 1) < 0, "killed after %u steps: nobody has the dead one's pieces", steps);
+  REQUIRE_THAT(free == kCarvePieces || account.carve(free + 1) < 0,
+               "killed after %u steps: nobody has the dead one's pieces", steps);
 }
 
 void take_and_give(Account& account, unsigned child) {
@@ -125,7 +130,7 @@ int main() {
   REQUIRE_THAT(account.open(-1, kCap, kLunCap) == 0 && account.join() == 0, "account");
   account.lock_alive();
   account.take_always(1);
-  check(account, 0, 1, false);   // also binds the calls, so that steps are the account's
+  check(account, 0, 1, false);  // also binds the calls, so that steps are the account's
   unsigned steps = 0, kills = 0;
   for (bool killed = true; killed; ++kills) {
     steps += 1 + static_cast<unsigned>(random.below(12));
@@ -139,7 +144,7 @@ int main() {
     usleep(500);
     for (int i = 0; i < 2000 && account.child_lives(kChildEpoch); ++i) {
       uint32_t oldest;
-      account.sweep(&oldest);   // it is not our child, so we cannot wait for its end
+      account.sweep(&oldest);  // it is not our child, so we cannot wait for its end
       usleep(500);
     }
     check(account, steps, 1, false);

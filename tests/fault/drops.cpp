@@ -1,11 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// drops MODE: an eviction drops a batch of pages at once, and what cannot be dropped or read must neither be taken for dropped nor
-// hold up the rest.
+// SPDX-License-Identifier: Apache-2.0 drops MODE: an eviction drops a batch of pages at once, and what cannot be
+// dropped or read must neither be taken for dropped nor hold up the rest.
 //
-//   locked             a quarter of the pages is locked by raw mlock in runs of odd lengths: those stay, the others leave
-//   locked-denied      the same where the kernel has no process_madvise for us (denied by seccomp): neighbours share one madvise
+//   locked             a quarter of the pages is locked by raw mlock in runs of odd lengths: those stay, the others
+//                      leave
+//   locked-denied      the same where the kernel has no process_madvise for us (denied by seccomp): neighbours share
+//                      one madvise
 //   denied-later       process_madvise is denied when the pager has used it already
-//   hole               pages are unmapped by a raw munmap while their batch is under way; hole-denied: without process_madvise
+//   hole               pages are unmapped by a raw munmap while their batch is under way; hole-denied: without
+//                      process_madvise
 //   unreadable         every other page is PROT_NONE: they leave DRAM like any other and come back right
 //   protected-by-key   the same with a memory protection key that no thread of the pager's may use
 #include <linux/filter.h>
@@ -43,7 +45,8 @@ void deny_process_madvise() {
   };
   sock_fprog program{sizeof code / sizeof code[0], code};
   REQUIRE_THAT(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no_new_privs");
-  if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0) tier::skip("seccomp", strerror(errno));
+  if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0)
+    tier::skip("seccomp", strerror(errno));
 }
 
 struct Pages {
@@ -90,18 +93,21 @@ void keeps_locked_pages() {
                    static_cast<unsigned long long>(i), static_cast<int>(pages.state(i)), locked_page(i));
     REQUIRE_THAT(tier::validate(), "page table");
     uint64_t wrong = pages.wrong(1 + round);
-    REQUIRE_THAT(wrong == 0, "%llu of %llu pages are wrong", static_cast<unsigned long long>(wrong), static_cast<unsigned long long>(pages.count));
+    REQUIRE_THAT(wrong == 0, "%llu of %llu pages are wrong", static_cast<unsigned long long>(wrong),
+                 static_cast<unsigned long long>(pages.count));
     pages.write(2 + round);
   }
   // What is discarded reads as zeros, or the call says that it could not be.
   int rc = lunar_discard(pages.base, pages.count * g_page);
   REQUIRE_THAT(rc == 0, "discard: %d", rc);
-  for (uint64_t i = 0; i < pages.count; ++i) REQUIRE_THAT(tier::stamp_holds(pages.at(i), g_page, i, 0), "page %llu is not empty", static_cast<unsigned long long>(i));
+  for (uint64_t i = 0; i < pages.count; ++i)
+    REQUIRE_THAT(tier::stamp_holds(pages.at(i), g_page, i, 0), "page %llu is not empty",
+                 static_cast<unsigned long long>(i));
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
 void goes_on_when_denied() {
-  const Pages pages(64 * tier::kMega);   // twice the budget
+  const Pages pages(64 * tier::kMega);  // twice the budget
   pages.write(1);
   deny_process_madvise();
   pages.write(2);
@@ -122,7 +128,8 @@ void survives_holes() {
     (void)lunar_evict(pages.base, pages.count * g_page);
     for (uint64_t i = 0; i < pages.count; ++i) {
       if (i >= 100 && (i - 100) % 200 == 0) continue;
-      REQUIRE_THAT(tier::stamp_holds(pages.at(i), g_page, i, 1), "page %llu is wrong", static_cast<unsigned long long>(i));
+      REQUIRE_THAT(tier::stamp_holds(pages.at(i), g_page, i, 1), "page %llu is wrong",
+                   static_cast<unsigned long long>(i));
       ++g_progress;
     }
   }
@@ -142,28 +149,37 @@ void evicts_hidden_pages(Hide hide, Show show) {
   evictions = counted.evictions.get() - evictions;
   batches = counted.batches.get() - batches;
   printf("%.2f s for %llu pages; %llu evictions in %llu batches; %llu of %llu pages stayed\n", took,
-         static_cast<unsigned long long>(others.count), static_cast<unsigned long long>(evictions), static_cast<unsigned long long>(batches),
-         static_cast<unsigned long long>(pages.in_state(PageState::kResident)), static_cast<unsigned long long>(pages.count));
+         static_cast<unsigned long long>(others.count), static_cast<unsigned long long>(evictions),
+         static_cast<unsigned long long>(batches),
+         static_cast<unsigned long long>(pages.in_state(PageState::kResident)),
+         static_cast<unsigned long long>(pages.count));
   REQUIRE_THAT(evictions > 16 * batches, "batches end early");
   REQUIRE_THAT(pages.in_state(PageState::kResident) < pages.count / 8, "what nobody can read stays in DRAM");
   REQUIRE_THAT(lunar_touch(pages.base, pages.count * g_page) == 0, "touch");
   (void)lunar_evict(pages.base, pages.count * g_page);
-  REQUIRE_THAT(pages.in_state(PageState::kResident) == 0, "%llu pages stayed", static_cast<unsigned long long>(pages.in_state(PageState::kResident)));
+  REQUIRE_THAT(pages.in_state(PageState::kResident) == 0, "%llu pages stayed",
+               static_cast<unsigned long long>(pages.in_state(PageState::kResident)));
   for (uint64_t i = 0; i < pages.count; i += 2) show(pages.at(i));
   REQUIRE_THAT(pages.wrong(1) == 0 && others.wrong(1) == 0, "content");
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
 void evicts_unreadable_pages() {
-  evicts_hidden_pages([](char* at) { REQUIRE_THAT(mprotect(at, g_page, PROT_NONE) == 0, "mprotect: %s", strerror(errno)); },
-                      [](char* at) { REQUIRE_THAT(mprotect(at, g_page, PROT_READ | PROT_WRITE) == 0, "mprotect: %s", strerror(errno)); });
+  evicts_hidden_pages(
+      [](char* at) { REQUIRE_THAT(mprotect(at, g_page, PROT_NONE) == 0, "mprotect: %s", strerror(errno)); },
+      [](char* at) {
+        REQUIRE_THAT(mprotect(at, g_page, PROT_READ | PROT_WRITE) == 0, "mprotect: %s", strerror(errno));
+      });
 }
 
 void evicts_pages_protected_by_key() {
   int key = pkey_alloc(0, 0);
   if (key < 0) tier::skip("pkeys", strerror(errno));
-  evicts_hidden_pages([key](char* at) { REQUIRE_THAT(pkey_mprotect(at, g_page, PROT_READ | PROT_WRITE, key) == 0, "pkey_mprotect: %s", strerror(errno)); },
-                      [](char*) {});
+  evicts_hidden_pages(
+      [key](char* at) {
+        REQUIRE_THAT(pkey_mprotect(at, g_page, PROT_READ | PROT_WRITE, key) == 0, "pkey_mprotect: %s", strerror(errno));
+      },
+      [](char*) {});
 }
 
 }  // namespace
@@ -173,14 +189,21 @@ int main(int argc, char** argv) {
   std::string mode = argv[1];
   g_page = lunar_page_bytes();
   if (mode == "locked-denied" || mode == "hole-denied") deny_process_madvise();
-  tier::start_tier(32 * tier::kMega, 512 * tier::kMega, nullptr, mode.starts_with("hole") ? "test_evict_delay_us=300" : nullptr);
+  tier::start_tier(32 * tier::kMega, 512 * tier::kMega, nullptr,
+                   mode.starts_with("hole") ? "test_evict_delay_us=300" : nullptr);
   tier::Watchdog watchdog(g_progress, 60);
-  if (mode == "locked" || mode == "locked-denied") keeps_locked_pages();
-  else if (mode == "denied-later") goes_on_when_denied();
-  else if (mode.starts_with("hole")) survives_holes();
-  else if (mode == "unreadable") evicts_unreadable_pages();
-  else if (mode == "protected-by-key") evicts_pages_protected_by_key();
-  else REQUIRE_THAT(false, "no mode %s", mode.c_str());
+  if (mode == "locked" || mode == "locked-denied")
+    keeps_locked_pages();
+  else if (mode == "denied-later")
+    goes_on_when_denied();
+  else if (mode.starts_with("hole"))
+    survives_holes();
+  else if (mode == "unreadable")
+    evicts_unreadable_pages();
+  else if (mode == "protected-by-key")
+    evicts_pages_protected_by_key();
+  else
+    REQUIRE_THAT(false, "no mode %s", mode.c_str());
   printf("%s: right\n", mode.c_str());
   return 0;
 }

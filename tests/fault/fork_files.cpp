@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // fork_files: a multi-threaded program forks while its open FILEs lie in tiered memory.
 //
-// Idea. libc itself walks all open FILEs in the child, before any handler of ours runs. malloc of this program serves one
-// thread from lunar_malloc while it opens FILEs; their objects and buffers are evicted, other threads keep DRAM short and the
-// FILE locks busy, and then it forks. The child must come up, find what was buffered, and print.
+// Idea. libc itself walks all open FILEs in the child, before any handler of ours runs. malloc of this program serves
+// one thread from lunar_malloc while it opens FILEs; their objects and buffers are evicted, other threads keep DRAM
+// short and the FILE locks busy, and then it forks. The child must come up, find what was buffered, and print.
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -24,7 +24,7 @@ void __libc_free(void*);
 
 namespace {
 
-constinit thread_local int t_tiered = 0;   // > 0: malloc is lunar_malloc
+constinit thread_local int t_tiered = 0;  // > 0: malloc is lunar_malloc
 
 bool tiered_now() { return __builtin_expect(t_tiered > 0, 0) && !lunar::HostGuard::active(); }
 
@@ -39,8 +39,10 @@ void* malloc(size_t bytes) {
   return pointer;
 }
 void free(void* pointer) {
-  if (pointer != nullptr && lunar_is_tiered(pointer)) lunar_free(pointer);
-  else __libc_free(pointer);
+  if (pointer != nullptr && lunar_is_tiered(pointer))
+    lunar_free(pointer);
+  else
+    __libc_free(pointer);
 }
 void* calloc(size_t count, size_t bytes) { return __libc_calloc(count, bytes); }
 void* realloc(void* pointer, size_t bytes) { return __libc_realloc(pointer, bytes); }
@@ -72,7 +74,8 @@ FILE* open_tiered(const char* text) {
 void check_file(FILE* file, const char* expected, const char* who) {
   char line[64] = {};
   rewind(file);
-  REQUIRE_THAT(fgets(line, sizeof line, file) != nullptr && strcmp(line, expected) == 0, "%s reads '%s' of '%s'", who, line, expected);
+  REQUIRE_THAT(fgets(line, sizeof line, file) != nullptr && strcmp(line, expected) == 0, "%s reads '%s' of '%s'", who,
+               line, expected);
 }
 
 }  // namespace
@@ -94,7 +97,8 @@ int main() {
       tier::Random random(seed * 8 + t);
       FILE* own = open_tiered("busy\n");
       while (!stop.load()) {
-        for (int k = 0; k < 50; ++k) *reinterpret_cast<volatile uint64_t*>(base + random.below(kMemory / page) * page) = random.next();
+        for (int k = 0; k < 50; ++k)
+          *reinterpret_cast<volatile uint64_t*>(base + random.below(kMemory / page) * page) = random.next();
         fprintf(own, "%llu\n", static_cast<unsigned long long>(random.next()));
       }
       fclose(own);
@@ -106,7 +110,7 @@ int main() {
     files.push_back(open_tiered(text));
   }
   for (unsigned round = 0; round < kForks; ++round, ++rounds) {
-    usleep(50000);   // the FILEs grow cold
+    usleep(50000);  // the FILEs grow cold
     for (FILE* file : files) REQUIRE_THAT(lunar_evict(file, sizeof(FILE)) >= 0, "evict");
     pid_t child = fork();
     REQUIRE_THAT(child >= 0, "fork: %s", strerror(errno));

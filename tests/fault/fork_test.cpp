@@ -1,10 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0
-// fork_test CASE [--long]: a forked child keeps its memory. Each case runs in a process (and tier) of its own; without an argument
-// all of them run, one after the other.
+// SPDX-License-Identifier: Apache-2.0 fork_test CASE [--long]: a forked child keeps its memory. Each case runs in a
+// process (and tier) of its own; without an argument all of them run, one after the other.
 //
-// Idea. Every page has a content that tells its version; parent, child and grandchild go their own ways from the fork on and
-// each must see exactly what the fork left it and what it wrote itself. Memory is three times the budget, so pages are in
-// DRAM, in frames, on the LUN and empty at the moment of the fork.
+// Idea. Every page has a content that tells its version; parent, child and grandchild go their own ways from the fork
+// on and each must see exactly what the fork left it and what it wrote itself. Memory is three times the budget, so
+// pages are in DRAM, in frames, on the LUN and empty at the moment of the fork.
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -34,11 +33,12 @@ bool g_long = false;
 
 // A region whose pages carry a version each; the model is plain memory, which fork copies.
 struct Pages {
-  explicit Pages(uint64_t bytes, uint32_t first_version = 1) : page(lunar_page_bytes()), count(bytes / page), versions(count, 0) {
+  explicit Pages(uint64_t bytes, uint32_t first_version = 1)
+      : page(lunar_page_bytes()), count(bytes / page), versions(count, 0) {
     base = static_cast<char*>(lunar_region_create(bytes));
     REQUIRE_THAT(base != nullptr, "region: %s", strerror(errno));
     for (uint64_t i = 0; i < count; ++i)
-      if (i % 16 != 5) write(i, first_version);   // some stay untouched
+      if (i % 16 != 5) write(i, first_version);  // some stay untouched
   }
   char* at(uint64_t i) const { return base + i * page; }
   void write(uint64_t i, uint32_t version) {
@@ -51,8 +51,9 @@ struct Pages {
     uint64_t begins = ~uint64_t{0};
     for (uint64_t v = 0; v < 100000 && begins == ~uint64_t{0}; ++v)
       if (tier::stamp_holds(word, 8, i, v)) begins = v;
-    REQUIRE_THAT(false, "%s: page %llu should be version %u, begins like %lld (%llx), state %d", who, static_cast<unsigned long long>(i),
-                 versions[i], static_cast<long long>(begins), static_cast<unsigned long long>(word[0]), lunar::pager_page_state(at(i)));
+    REQUIRE_THAT(false, "%s: page %llu should be version %u, begins like %lld (%llx), state %d", who,
+                 static_cast<unsigned long long>(i), versions[i], static_cast<long long>(begins),
+                 static_cast<unsigned long long>(word[0]), lunar::pager_page_state(at(i)));
   }
   void check_all(const char* who) const {
     for (uint64_t i = 0; i < count; ++i) check(i, who);
@@ -88,7 +89,7 @@ void expect_exit(pid_t pid, const char* who) {
 
 void start() { tier::start_tier(kDram, kLun); }
 
-// ---- cases --------------------------------------------------------------------------------------------------------------
+// ---- cases ----------------------------------------------------------------------------------------------------------
 
 void child_sees_the_parents_content() {
   start();
@@ -121,24 +122,25 @@ void child_discards_and_allocates() {
   Pages pages(kMemory);
   pages.spread();
   expect_exit(fork_child([&] {
-    for (uint64_t i = 0; i < pages.count; i += 4) {
-      REQUIRE_THAT(lunar_discard(pages.at(i), pages.page) == 0, "discard");
-      pages.versions[i] = 0;
-    }
-    Pages own(8 * tier::kMega, 7);
-    auto* block = static_cast<char*>(lunar_malloc(1 << 20));
-    REQUIRE_THAT(block != nullptr, "lunar_malloc in a child");
-    tier::stamp_write(block, 1 << 20, 99, 1);
-    pages.check_all("child");
-    own.check_all("child's own region");
-    REQUIRE_THAT(tier::stamp_holds(block, 1 << 20, 99, 1), "child's block");
-    lunar_range ranges[64];
-    for (uint64_t i = 0; i < 64; ++i) ranges[i] = {pages.at(i * 37), pages.page};
-    REQUIRE_THAT(lunar_prefetch(ranges, 64) == 0, "prefetch in a child");
-    REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict in a child");
-    pages.check_all("child, after evicting");
-    REQUIRE_THAT(tier::validate(), "child's page table");
-  }), "child");
+                for (uint64_t i = 0; i < pages.count; i += 4) {
+                  REQUIRE_THAT(lunar_discard(pages.at(i), pages.page) == 0, "discard");
+                  pages.versions[i] = 0;
+                }
+                Pages own(8 * tier::kMega, 7);
+                auto* block = static_cast<char*>(lunar_malloc(1 << 20));
+                REQUIRE_THAT(block != nullptr, "lunar_malloc in a child");
+                tier::stamp_write(block, 1 << 20, 99, 1);
+                pages.check_all("child");
+                own.check_all("child's own region");
+                REQUIRE_THAT(tier::stamp_holds(block, 1 << 20, 99, 1), "child's block");
+                lunar_range ranges[64];
+                for (uint64_t i = 0; i < 64; ++i) ranges[i] = {pages.at(i * 37), pages.page};
+                REQUIRE_THAT(lunar_prefetch(ranges, 64) == 0, "prefetch in a child");
+                REQUIRE_THAT(lunar_evict(pages.base, pages.count * pages.page) >= 0, "evict in a child");
+                pages.check_all("child, after evicting");
+                REQUIRE_THAT(tier::validate(), "child's page table");
+              }),
+              "child");
   pages.check_all("parent");
 }
 
@@ -188,8 +190,8 @@ Holdings holdings(Pages& pages) {
           static_cast<uint64_t>(state.account.lun_cap() - state.account.lun_free()), open_descriptors()};
 }
 
-// What the process holds after its first fork ever (which may leave a descriptor or a table behind, once), when what was
-// reserved for the child has come back: the housekeeping thread gives it back a moment after the child's end.
+// What the process holds after its first fork ever (which may leave a descriptor or a table behind, once), when what
+// was reserved for the child has come back: the housekeeping thread gives it back a moment after the child's end.
 Holdings settled(Pages& pages, const Holdings& alone) {
   Holdings now{};
   for (int i = 0; i < 50; ++i) {
@@ -197,7 +199,8 @@ Holdings settled(Pages& pages, const Holdings& alone) {
     if (now.lun_charged == alone.lun_charged && now.promised == alone.promised && now.dram <= alone.dram) return now;
     usleep(100000);
   }
-  REQUIRE_THAT(false, "a first child's end gave back too little: DRAM %llu (%llu), charged %llu (%llu), promised %llu (%llu)",
+  REQUIRE_THAT(false,
+               "a first child's end gave back too little: DRAM %llu (%llu), charged %llu (%llu), promised %llu (%llu)",
                static_cast<unsigned long long>(now.dram), static_cast<unsigned long long>(alone.dram),
                static_cast<unsigned long long>(now.lun_charged), static_cast<unsigned long long>(alone.lun_charged),
                static_cast<unsigned long long>(now.promised), static_cast<unsigned long long>(alone.promised));
@@ -208,16 +211,19 @@ void expect_back(Pages& pages, const Holdings& before, const char* after) {
   Holdings now{};
   for (int i = 0; i < 50; ++i) {
     now = holdings(pages);
-    if (now.slots == before.slots && now.dram <= before.dram && now.lun_charged == before.lun_charged && now.promised == before.promised &&
-        now.descriptors == before.descriptors)
+    if (now.slots == before.slots && now.dram <= before.dram && now.lun_charged == before.lun_charged &&
+        now.promised == before.promised && now.descriptors == before.descriptors)
       return;
-    usleep(100000);   // the housekeeping thread looks a few times a second
+    usleep(100000);  // the housekeeping thread looks a few times a second
   }
-  REQUIRE_THAT(false, "after %s: slots %llu (were %llu), DRAM %llu (%llu), charged %llu (%llu), promised %llu (%llu), descriptors %u (%u)", after,
-               static_cast<unsigned long long>(now.slots), static_cast<unsigned long long>(before.slots),
+  REQUIRE_THAT(false,
+               "after %s: slots %llu (were %llu), DRAM %llu (%llu), charged %llu (%llu), promised %llu (%llu), "
+               "descriptors %u (%u)",
+               after, static_cast<unsigned long long>(now.slots), static_cast<unsigned long long>(before.slots),
                static_cast<unsigned long long>(now.dram), static_cast<unsigned long long>(before.dram),
                static_cast<unsigned long long>(now.lun_charged), static_cast<unsigned long long>(before.lun_charged),
-               static_cast<unsigned long long>(now.promised), static_cast<unsigned long long>(before.promised), now.descriptors, before.descriptors);
+               static_cast<unsigned long long>(now.promised), static_cast<unsigned long long>(before.promised),
+               now.descriptors, before.descriptors);
 }
 
 void killed_child_gives_everything_back() {
@@ -266,8 +272,8 @@ void fifty_forks_leave_nothing_behind() {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
-// Four threads write and evict while a fifth forks. A page's two counters rise one after the other, so a child that has a
-// page of one moment sees them equal or one apart, and never less than what was there before the fork.
+// Four threads write and evict while a fifth forks. A page's two counters rise one after the other, so a child that has
+// a page of one moment sees them equal or one apart, and never less than what was there before the fork.
 void fork_among_writers() {
   start();
   size_t page = lunar_page_bytes();
@@ -301,27 +307,30 @@ void fork_among_writers() {
       std::vector<uint64_t> before(count);
       for (uint64_t i = 0; i < count; ++i) before[i] = model[i].load();
       expect_exit(fork_child([&] {
-        for (int pass = 0; pass < 2; ++pass)
-          for (uint64_t i = 0; i < count; ++i) {
-            uint64_t a = words(i)[0].load(), b = words(i)[last].load();
-            REQUIRE_THAT(a >= before[i] && (a == b || a == b + 1), "child: page %llu holds %llu and %llu, before the fork %llu, state %d",
-                         static_cast<unsigned long long>(i), static_cast<unsigned long long>(a), static_cast<unsigned long long>(b),
-                         static_cast<unsigned long long>(before[i]), lunar::pager_page_state(base + i * page));
-            before[i] = a + 1;   // and its own writes stay
-            words(i)[0].store(a + 1);
-            words(i)[last].store(a + 1);
-          }
-        REQUIRE_THAT(tier::validate(), "child's page table");
-      }), "child");
+                    for (int pass = 0; pass < 2; ++pass)
+                      for (uint64_t i = 0; i < count; ++i) {
+                        uint64_t a = words(i)[0].load(), b = words(i)[last].load();
+                        REQUIRE_THAT(a >= before[i] && (a == b || a == b + 1),
+                                     "child: page %llu holds %llu and %llu, before the fork %llu, state %d",
+                                     static_cast<unsigned long long>(i), static_cast<unsigned long long>(a),
+                                     static_cast<unsigned long long>(b), static_cast<unsigned long long>(before[i]),
+                                     lunar::pager_page_state(base + i * page));
+                        before[i] = a + 1;  // and its own writes stay
+                        words(i)[0].store(a + 1);
+                        words(i)[last].store(a + 1);
+                      }
+                    REQUIRE_THAT(tier::validate(), "child's page table");
+                  }),
+                  "child");
     }
     stop.store(true);
   });
   forker.join();
   for (std::thread& writer : writers) writer.join();
   for (uint64_t i = 0; i < count; ++i)
-    REQUIRE_THAT(words(i)[0].load() == model[i].load() && words(i)[last].load() == model[i].load(), "parent: page %llu holds %llu, wrote %llu",
-                 static_cast<unsigned long long>(i), static_cast<unsigned long long>(words(i)[0].load()),
-                 static_cast<unsigned long long>(model[i].load()));
+    REQUIRE_THAT(words(i)[0].load() == model[i].load() && words(i)[last].load() == model[i].load(),
+                 "parent: page %llu holds %llu, wrote %llu", static_cast<unsigned long long>(i),
+                 static_cast<unsigned long long>(words(i)[0].load()), static_cast<unsigned long long>(model[i].load()));
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
@@ -332,20 +341,21 @@ void generations() {
   struct Chain {
     static void go(Pages& pages, unsigned depth) {
       expect_exit(fork_child([&] {
-        pages.check_all("descendant");
-        for (uint64_t i = depth; i < pages.count; i += 6) pages.write(i, 100 + depth);
-        pages.check_all("descendant, after its writes");
-        if (depth < 5) go(pages, depth + 1);
-        pages.check_all("descendant, without its own");
-      }), "descendant");
+                    pages.check_all("descendant");
+                    for (uint64_t i = depth; i < pages.count; i += 6) pages.write(i, 100 + depth);
+                    pages.check_all("descendant, after its writes");
+                    if (depth < 5) go(pages, depth + 1);
+                    pages.check_all("descendant, without its own");
+                  }),
+                  "descendant");
     }
   };
   Chain::go(pages, 1);
   pages.check_all("ancestor");
 }
 
-// A daemon's double fork: the child between goes, and what its child reads still lies in its grandparent's LUN. The grandparent
-// rewrites all of it meanwhile, so that slots given up would be used again.
+// A daemon's double fork: the child between goes, and what its child reads still lies in its grandparent's LUN. The
+// grandparent rewrites all of it meanwhile, so that slots given up would be used again.
 void double_fork_keeps_its_pages() {
   start();
   Pages pages(kMemory);
@@ -353,16 +363,17 @@ void double_fork_keeps_its_pages() {
   int go[2], done[2];
   REQUIRE_THAT(pipe2(go, O_CLOEXEC) == 0 && pipe2(done, O_CLOEXEC) == 0, "pipe");
   expect_exit(fork_child([&] {
-    (void)fork_child([&] {
-      char byte;
-      close(go[1]);
-      REQUIRE_THAT(read(go[0], &byte, 1) == 1, "the grandparent is gone");
-      pages.check_all("grandchild, its parent gone");
-      REQUIRE_THAT(tier::validate(), "grandchild's page table");
-      REQUIRE_THAT(write(done[1], "d", 1) == 1, "pipe");
-    });
-  }), "the child between");
-  usleep(300000);   // the housekeeping threads reap it
+                (void)fork_child([&] {
+                  char byte;
+                  close(go[1]);
+                  REQUIRE_THAT(read(go[0], &byte, 1) == 1, "the grandparent is gone");
+                  pages.check_all("grandchild, its parent gone");
+                  REQUIRE_THAT(tier::validate(), "grandchild's page table");
+                  REQUIRE_THAT(write(done[1], "d", 1) == 1, "pipe");
+                });
+              }),
+              "the child between");
+  usleep(300000);  // the housekeeping threads reap it
   for (uint32_t version = 10; version < 13; ++version)
     for (uint64_t i = 0; i < pages.count; ++i) pages.write(i, version);
   pages.check_all("grandparent");
@@ -373,8 +384,8 @@ void double_fork_keeps_its_pages() {
   pages.check_all("grandparent, at the end");
 }
 
-// Each generation reads all, writes a part, forks the next and goes: more generations than a page word can tell apart, with pages
-// left of all of them.
+// Each generation reads all, writes a part, forks the next and goes: more generations than a page word can tell apart,
+// with pages left of all of them.
 void hundred_generations() {
   start();
   Pages pages(kMemory / 2);
@@ -427,7 +438,7 @@ void signal_handler_forks() {
   std::atomic<uint64_t> progress{0};
   tier::Watchdog watchdog(progress, 20);
   Pages pages(kMemory / 4);
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = fork_in_handler;
   action.sa_flags = SA_RESTART;
   sigaction(SIGALRM, &action, nullptr);
@@ -470,7 +481,8 @@ void raw_fork_dies() {
   pages.check_all("parent");
 }
 
-// vfork and posix_spawn share the address space until exec: arguments in evicted memory are served by the parent's pager.
+// vfork and posix_spawn share the address space until exec: arguments in evicted memory are served by the parent's
+// pager.
 void spawn_is_served() {
   start();
   Pages pages(kMemory);
@@ -502,19 +514,20 @@ void spawn_is_served() {
     }
     close(out[1]);
     char line[64] = {};
-    REQUIRE_THAT(read(out[0], line, sizeof line - 1) > 0 && strcmp(line, "from tiered memory\n") == 0, "it said '%s'", line);
+    REQUIRE_THAT(read(out[0], line, sizeof line - 1) > 0 && strcmp(line, "from tiered memory\n") == 0, "it said '%s'",
+                 line);
     close(out[0]);
     expect_exit(pid, "echo");
   }
 }
 
-// A prepare handler that was there before the pager's runs after it, when nothing is evicted any more: here it waits for a lock (jemalloc's
-// does), whose holder waits for DRAM.
+// A prepare handler that was there before the pager's runs after it, when nothing is evicted any more: here it waits
+// for a lock (jemalloc's does), whose holder waits for DRAM.
 pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
 std::atomic<bool> g_forks{false};
 void take_lock() {
   if (!g_forks.load()) return;
-  usleep(60000);   // until the others have used up what was left
+  usleep(60000);  // until the others have used up what was left
   pthread_mutex_lock(&g_lock);
 }
 void give_lock() {
@@ -553,10 +566,18 @@ struct Case {
   void (*run)();
 };
 #define CASE(name) {#name, name}
-const Case kCases[] = {CASE(child_sees_the_parents_content), CASE(child_discards_and_allocates), CASE(sleeping_child_keeps_its_version),
-                       CASE(killed_child_gives_everything_back), CASE(fifty_forks_leave_nothing_behind), CASE(fork_among_writers),
-                       CASE(generations), CASE(double_fork_keeps_its_pages), CASE(hundred_generations),
-                       CASE(signal_handler_forks), CASE(raw_fork_dies), CASE(spawn_is_served),
+const Case kCases[] = {CASE(child_sees_the_parents_content),
+                       CASE(child_discards_and_allocates),
+                       CASE(sleeping_child_keeps_its_version),
+                       CASE(killed_child_gives_everything_back),
+                       CASE(fifty_forks_leave_nothing_behind),
+                       CASE(fork_among_writers),
+                       CASE(generations),
+                       CASE(double_fork_keeps_its_pages),
+                       CASE(hundred_generations),
+                       CASE(signal_handler_forks),
+                       CASE(raw_fork_dies),
+                       CASE(spawn_is_served),
                        CASE(lock_holder_waits_for_room)};
 
 }  // namespace

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // hygiene: the pager's threads keep away from what is the program's.
 //
-// Idea. This program replaces malloc and friends, and pthread_mutex_lock, by versions that end it when one of the pager's
-// threads calls them while pages are faulted, evicted and read ahead. A fault by a service thread other than the evictor
-// (which meets missing pages by right) is counted by the pager and must not happen. The threads block all signals, keep no
-// descriptor of the program, and go on when the program closes all of its own.
+// Idea. This program replaces malloc and friends, and pthread_mutex_lock, by versions that end it when one of the
+// pager's threads calls them while pages are faulted, evicted and read ahead. A fault by a service thread other than
+// the evictor (which meets missing pages by right) is counted by the pager and must not happen. The threads block all
+// signals, keep no descriptor of the program, and go on when the program closes all of its own.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -35,9 +35,10 @@ std::atomic<bool> g_trap{false};
 
 void trap(const char* what) {
   if (!g_trap.load(std::memory_order_relaxed) || !lunar::sys::in_service_thread()) return;
-  if (lunar::host_guard_depth > 1) return;   // pthread_create of a forked child's threads: announced, and before any fault
+  // pthread_create of a forked child's threads: announced, and before any fault
+  if (lunar::host_guard_depth > 1) return;
   g_trap.store(false);
-  lunar::fatal("thread %d of the pager called %s", lunar::sys::thread_id(), what);   // (its own descriptor 2 is closed)
+  lunar::fatal("thread %d of the pager called %s", lunar::sys::thread_id(), what);  // (its own descriptor 2 is closed)
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ void free(void* pointer) {
 }
 int pthread_mutex_lock(pthread_mutex_t* mutex) {
   static auto* const real = reinterpret_cast<int (*)(pthread_mutex_t*)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
-  constexpr int kRobust = 16;   // only the pager's shared account has such ones
+  constexpr int kRobust = 16;  // only the pager's shared account has such ones
   if ((mutex->__data.__kind & kRobust) == 0) trap("pthread_mutex_lock");
   return real(mutex);
 }
@@ -89,7 +90,8 @@ std::vector<Service> service_threads() {
   while (dirent* entry = readdir(directory)) {
     if (entry->d_name[0] == '.') continue;
     std::string base = std::string("/proc/self/task/") + entry->d_name, name = text_of(base + "/comm");
-    if (name.compare(0, 6, "lunar-") == 0) found.push_back({name.substr(0, name.find('\n')), text_of(base + "/status"), atoi(entry->d_name)});
+    if (name.compare(0, 6, "lunar-") == 0)
+      found.push_back({name.substr(0, name.find('\n')), text_of(base + "/status"), atoi(entry->d_name)});
   }
   closedir(directory);
   return found;
@@ -101,13 +103,16 @@ void check_signals() {
     size_t at = thread.status.find("SigBlk:");
     REQUIRE_THAT(at != std::string::npos, "no SigBlk of %s", thread.name.c_str());
     uint64_t blocked = strtoull(thread.status.c_str() + at + 7, nullptr, 16);
-    uint64_t never = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 1ull << 31 | 1ull << 32;   // the last two are libc's own
-    REQUIRE_THAT((blocked | never) == ~0ull, "%s blocks %llx only", thread.name.c_str(), static_cast<unsigned long long>(blocked));
+    // the last two are libc's own
+    uint64_t never = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 1ull << 31 | 1ull << 32;
+    REQUIRE_THAT((blocked | never) == ~0ull, "%s blocks %llx only", thread.name.c_str(),
+                 static_cast<unsigned long long>(blocked));
     housekeepers += thread.name == "lunar-housekeep";
     evictors += thread.name == "lunar-evict";
     handlers += thread.name.compare(0, 11, "lunar-fault") == 0;
   }
-  REQUIRE_THAT(housekeepers == 1 && evictors == 1 && handlers >= 1, "threads: %u housekeeping threads, %u evictors, %u handlers", housekeepers, evictors, handlers);
+  REQUIRE_THAT(housekeepers == 1 && evictors == 1 && handlers >= 1,
+               "threads: %u housekeeping threads, %u evictors, %u handlers", housekeepers, evictors, handlers);
 }
 
 struct Memory {
@@ -118,7 +123,8 @@ struct Memory {
 
   void write(uint64_t i) { tier::stamp_write(base + i * page, page, i, ++versions[i]); }
   void check(uint64_t i) const {
-    REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, versions[i]), "page %llu is wrong", static_cast<unsigned long long>(i));
+    REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, versions[i]), "page %llu is wrong",
+                 static_cast<unsigned long long>(i));
   }
 };
 
@@ -130,8 +136,10 @@ void exercise(Memory& m, uint64_t seed, int rounds) {
       tier::Random random(seed * 2 + t);
       for (int k = 0; k < rounds; ++k) {
         uint64_t i = random.below(m.pages / 2) * 2 + t;
-        if (random.one_in(3)) m.write(i);
-        else m.check(i);
+        if (random.one_in(3))
+          m.write(i);
+        else
+          m.check(i);
         if (random.one_in(50)) {
           REQUIRE_THAT(lunar_discard(m.base + i * m.page, m.page) == 0, "discard");
           m.versions[i] = 0;
@@ -142,7 +150,7 @@ void exercise(Memory& m, uint64_t seed, int rounds) {
       }
     });
   for (std::thread& thread : threads) thread.join();
-  for (uint64_t i = 0; i < m.pages; ++i) m.check(i);   // in sequence: read-ahead
+  for (uint64_t i = 0; i < m.pages; ++i) m.check(i);  // in sequence: read-ahead
 }
 
 }  // namespace
@@ -150,19 +158,19 @@ void exercise(Memory& m, uint64_t seed, int rounds) {
 int main() {
   uint64_t seed = tier::announce_seed();
   int ends[2];
-  REQUIRE_THAT(pipe2(ends, O_CLOEXEC) == 0, "pipe");   // before the tier: its threads must not hold it
+  REQUIRE_THAT(pipe2(ends, O_CLOEXEC) == 0, "pipe");  // before the tier: its threads must not hold it
   tier::start_tier(kDram, 4 * kMemory);
   Memory m{static_cast<char*>(lunar_region_create(kMemory)), lunar_page_bytes(), 0, {}};
   REQUIRE_THAT(m.base != nullptr, "region");
   m.pages = kMemory / m.page;
   m.versions.assign(m.pages, 0);
-  for (uint64_t i = 0; i < m.pages; ++i) m.write(i);   // everything has been used once
+  for (uint64_t i = 0; i < m.pages; ++i) m.write(i);  // everything has been used once
   std::atomic<uint64_t> none{0};
 
   g_trap.store(true);
   exercise(m, seed, 8000);
   check_signals();
-  usleep(200000);   // a few rounds of the housekeeping thread
+  usleep(200000);  // a few rounds of the housekeeping thread
   uint64_t own_faults = lunar::counters().service_faults;
   REQUIRE_THAT(own_faults == 0, "%llu faults by the pager's own threads", static_cast<unsigned long long>(own_faults));
 
@@ -185,8 +193,10 @@ int main() {
   tier::Random random(seed);
   for (int k = 0; k < 5000; ++k) {
     uint64_t i = random.below(m.pages);
-    if (random.one_in(3)) m.write(i);
-    else m.check(i);
+    if (random.one_in(3))
+      m.write(i);
+    else
+      m.check(i);
   }
   for (uint64_t i = 0; i < m.pages; ++i) m.check(i);
   g_trap.store(false);

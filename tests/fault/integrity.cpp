@@ -3,21 +3,27 @@
 //
 //   hash_key       the hash of a page's content differs between processes, and is the parent's in a forked child
 //   evicted_bytes  lunar_stats says what is evicted now: not slots in use, which copies of resident pages hold too
-//   ksm            a process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it) loses no write, as tiered
+//   ksm            a process whose memory the kernel may merge (prctl, as systemd's MemoryKSM= leaves it) loses no
+//                  write, as tiered
 //                  pages are never merged
 //   ksm_later      the same, switched on when the tier is at work
-//   lost_page      a page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in children too,
+//   lost_page      a page that cannot be read back is SIGBUS at a touch, EFAULT or EHWPOISON in system calls, in
+//                  children too,
 //                  and can be had again as zeros; lost_page_no_poison: on a kernel without UFFDIO_POISON
-//   no_move        a program that pins pages on a kernel without UFFDIO_MOVE, and needs more than its budget, ends with a line, not never
-//   map_over_beside_eviction  what a program writes to a map that it has put in the place of pages that are being evicted stays;
+//   no_move        a program that pins pages on a kernel without UFFDIO_MOVE, and needs more than its budget, ends with
+//                  a line, not never
+//   map_over_beside_eviction  what a program writes to a map that it has put in the place of pages that are being
+//                             evicted stays;
 //                  map_over_no_poison: on a kernel without UFFDIO_POISON
 //   map_over_unreadable  and where every other page may not be read, so that it leaves in another way
 //   moved_beside_eviction  and what a raw mremap takes along while these pages are being evicted
-//   moved_beside_faults  what is touched at the new place of a raw mremap is whole there, while one handler has read of the move and not noted it
+//   moved_beside_faults  what is touched at the new place of a raw mremap is whole there, while one handler has read of
+//                        the move and not noted it
 //   moved_on       the same where the map is moved on at once, once or twice, before its evicted pages are brought
 //   region_apart   a new region lies in no place that a raw call has taken away from another one
 //   region_destroyed_around  a region that is destroyed leaves alone what a raw call has put in a place of it
-//   lost_page_in_fork  a lost page that a thread needs for whose lock a fork waits, where it cannot be marked meanwhile, ends with a line
+//   lost_page_in_fork  a lost page that a thread needs for whose lock a fork waits, where it cannot be marked
+//                      meanwhile, ends with a line
 //   old_kernel     a kernel that gather-evict cannot rely on is refused in one line
 #include <fcntl.h>
 #include <pthread.h>
@@ -35,7 +41,7 @@
 #include "pager/state.h"
 #include "tests/support/test_tier.h"
 
-#ifndef PR_SET_MEMORY_MERGE   // 6.4
+#ifndef PR_SET_MEMORY_MERGE  // 6.4
 #define PR_SET_MEMORY_MERGE 67
 #endif
 
@@ -51,7 +57,7 @@ char* new_region(uint64_t bytes) {
   return base;
 }
 
-// ---- hash_key -------------------------------------------------------------------------------------------------------------
+// ---- hash_key -------------------------------------------------------------------------------------------------------
 
 uint64_t hash_of_a_known_page() {
   std::vector<char> page(lunar_page_bytes());
@@ -87,10 +93,11 @@ void hash_key() {
     return own;
   };
   uint64_t first = answer_of_child(with_a_tier), second = answer_of_child(with_a_tier);
-  REQUIRE_THAT(first != second, "two processes hash the same content to %llx: it can be foreseen", static_cast<unsigned long long>(first));
+  REQUIRE_THAT(first != second, "two processes hash the same content to %llx: it can be foreseen",
+               static_cast<unsigned long long>(first));
 }
 
-// ---- evicted_bytes --------------------------------------------------------------------------------------------------------
+// ---- evicted_bytes --------------------------------------------------------------------------------------------------
 
 void evicted_bytes() {
   constexpr uint64_t kBytes = 8 * kMega;
@@ -99,20 +106,23 @@ void evicted_bytes() {
   char* base = new_region(kBytes);
   auto is = [&](uint64_t bytes, const char* when) {
     uint64_t said = tier::stats().evicted_bytes;
-    for (int i = 0; said != bytes && i < 100; ++i, said = tier::stats().evicted_bytes) usleep(10000);   // a page may still be in a handler's hands
-    REQUIRE_THAT(said == bytes, "%s: evicted_bytes %llu, not %llu", when, static_cast<unsigned long long>(said), static_cast<unsigned long long>(bytes));
+    // a page may still be in a handler's hands
+    for (int i = 0; said != bytes && i < 100; ++i, said = tier::stats().evicted_bytes) usleep(10000);
+    REQUIRE_THAT(said == bytes, "%s: evicted_bytes %llu, not %llu", when, static_cast<unsigned long long>(said),
+                 static_cast<unsigned long long>(bytes));
   };
   for (uint64_t i = 0; i < kBytes / page; ++i) tier::stamp_write(base + i * page, page, i, 1);
   is(0, "all resident");
   REQUIRE_THAT(lunar_evict(base, kBytes) >= 0, "evict");
   is(kBytes, "all evicted");
   REQUIRE_THAT(lunar_touch(base, kBytes / 2) == 0, "touch");
-  is(kBytes / 2, "half of it back, clean");   // what came back keeps its slot
+  is(kBytes / 2, "half of it back, clean");  // what came back keeps its slot
   REQUIRE_THAT(lunar_discard(base + kBytes / 2, kBytes / 4) == 0, "discard");
   is(kBytes / 4, "a quarter discarded");
   REQUIRE_THAT(answer_of_child([] { return tier::stats().evicted_bytes; }) == kBytes / 4, "a child's figure differs");
   for (uint64_t i = 0; i < kBytes / page; ++i)
-    REQUIRE_THAT(i >= kBytes / page / 2 && i < kBytes / page / 4 * 3 ? tier::stamp_holds(base + i * page, page, i, 0) : tier::stamp_holds(base + i * page, page, i, 1),
+    REQUIRE_THAT(i >= kBytes / page / 2 && i < kBytes / page / 4 * 3 ? tier::stamp_holds(base + i * page, page, i, 0)
+                                                                     : tier::stamp_holds(base + i * page, page, i, 1),
                  "page %llu is wrong", static_cast<unsigned long long>(i));
   is(0, "all read");
   memset(base, 0, kBytes);
@@ -121,7 +131,7 @@ void evicted_bytes() {
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
-// ---- ksm ------------------------------------------------------------------------------------------------------------------
+// ---- ksm ------------------------------------------------------------------------------------------------------------
 
 // A setting of ksmd, put back at the end.
 class KsmSetting {
@@ -155,7 +165,8 @@ long merged_kib(const void* address) {
   long kib = -1;
   while (fgets(line, sizeof line, file) != nullptr) {
     unsigned long start, end;
-    if (sscanf(line, "%lx-%lx ", &start, &end) == 2) here = reinterpret_cast<unsigned long>(address) >= start && reinterpret_cast<unsigned long>(address) < end;
+    if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+      here = reinterpret_cast<unsigned long>(address) >= start && reinterpret_cast<unsigned long>(address) < end;
     if (here && sscanf(line, "KSM: %ld", &kib) == 1) break;
   }
   fclose(file);
@@ -178,7 +189,9 @@ uint64_t count_beside_ksmd(char* base, uint64_t pages) {
   std::vector<std::atomic<uint64_t>> model(pages * kWriters);
   std::atomic<uint64_t> hand{0};
   std::atomic<bool> stop{false};
-  auto word = [&](uint64_t i, unsigned t) { return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page) + t * 16; };
+  auto word = [&](uint64_t i, unsigned t) {
+    return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page) + t * 16;
+  };
   std::vector<uint64_t> began;
   for (unsigned t = 0; t < kWriters; ++t) began.push_back(word(0, t)->load());
   std::vector<std::thread> writers;
@@ -205,24 +218,29 @@ uint64_t count_beside_ksmd(char* base, uint64_t pages) {
 
 // The kernel's own map takes the place of pages that are being evicted: what is written there then stays.
 void map_over_beside_eviction(bool no_poison, bool unreadable) {
-  tier::start_tier(32 * kMega, 256 * kMega, nullptr, no_poison ? "test_evict_delay_us=300,test_no_uffd_poison=yes" : "test_evict_delay_us=300");
+  tier::start_tier(32 * kMega, 256 * kMega, nullptr,
+                   no_poison ? "test_evict_delay_us=300,test_no_uffd_poison=yes" : "test_evict_delay_us=300");
   const size_t page = lunar_page_bytes();
   constexpr uint64_t kPages = 64;
   for (uint64_t round = 0; round < 100; ++round, ++g_progress) {
     char* base = new_region(kPages * page);
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
-    for (uint64_t i = 0; unreadable && i < kPages; i += 2) REQUIRE_THAT(mprotect(base + i * page, page, PROT_NONE) == 0, "mprotect");
+    for (uint64_t i = 0; unreadable && i < kPages; i += 2)
+      REQUIRE_THAT(mprotect(base + i * page, page, PROT_NONE) == 0, "mprotect");
     std::thread evicting([&] { (void)lunar_evict(base, kPages * page); });
     usleep(static_cast<useconds_t>(round % 10 * 100));
-    void* over = reinterpret_cast<void*>(syscall(SYS_mmap, base, kPages * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+    void* over = reinterpret_cast<void*>(
+        syscall(SYS_mmap, base, kPages * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
     REQUIRE_THAT(over == base, "mmap: %s", strerror(errno));
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 2);
     evicting.join();
-    for (uint64_t i = 0; i < kPages; ++i) REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, 2), "round %lu: page %lu lost its write", round, i);
+    for (uint64_t i = 0; i < kPages; ++i)
+      REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, 2), "round %lu: page %lu lost its write", round, i);
   }
 }
 
-// What a raw mremap takes along while just these pages, which cannot be read, are being evicted is whole at the new place.
+// What a raw mremap takes along while just these pages, which cannot be read, are being evicted is whole at the new
+// place.
 void moved_beside_eviction() {
   tier::start_tier(16 * kMega, 256 * kMega, nullptr, "log_file=/dev/null");
   const size_t page = lunar_page_bytes();
@@ -234,19 +252,23 @@ void moved_beside_eviction() {
     char* base = new_region(bytes);
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, round);
     REQUIRE_THAT(syscall(SYS_mprotect, base, bytes, PROT_NONE) == 0, "mprotect");
-    // A place of its own each time: kernels before 6.17 unmap it also where they refuse the move then, and another map may take it.
-    auto* const places = static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    // A place of its own each time: kernels before 6.17 unmap it also where they refuse the move then, and another map
+    // may take it.
+    auto* const places =
+        static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     REQUIRE_THAT(places != MAP_FAILED, "mmap: %s", strerror(errno));
     std::thread evicting([&] { (void)lunar_evict(base, bytes); });
     usleep(static_cast<useconds_t>(random.below(400)));
-    void* moved = reinterpret_cast<void*>(syscall(SYS_mremap, base, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, places));
+    void* moved =
+        reinterpret_cast<void*>(syscall(SYS_mremap, base, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, places));
     REQUIRE_THAT(moved == places || errno == EFAULT, "mremap: %s", strerror(errno));
     evicting.join();
-    if (moved != places) continue;   // it lies in two mappings just now: the kernel moves none of them
+    if (moved != places) continue;  // it lies in two mappings just now: the kernel moves none of them
     ++moves;
     REQUIRE_THAT(syscall(SYS_mprotect, places, bytes, PROT_READ | PROT_WRITE) == 0, "mprotect");
     for (uint64_t i = 0; i < kPages; ++i)
-      REQUIRE_THAT(tier::stamp_holds(places + i * page, page, i, round), "round %lu: page %lu is not what it was", round, i);
+      REQUIRE_THAT(tier::stamp_holds(places + i * page, page, i, round), "round %lu: page %lu is not what it was",
+                   round, i);
     REQUIRE_THAT(munmap(places, bytes) == 0, "munmap");
   }
   REQUIRE_THAT(moves > 20, "only %u moves", moves);
@@ -264,13 +286,16 @@ void moved_on() {
     REQUIRE_THAT(lunar_evict(at, bytes) >= 0, "evict");
     for (uint64_t moves = 2 + round % 2; moves-- > 0;) {
       void* place = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      REQUIRE_THAT(reinterpret_cast<void*>(syscall(SYS_mremap, at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place)) == place, "mremap: %s", strerror(errno));
+      REQUIRE_THAT(
+          reinterpret_cast<void*>(syscall(SYS_mremap, at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place)) == place,
+          "mremap: %s", strerror(errno));
       at = static_cast<char*>(place);
       const uint64_t end = static_cast<uint64_t>(lunar::sys::now_ns()) + random.below(1000) * 1000;
       while (static_cast<uint64_t>(lunar::sys::now_ns()) < end) {}
     }
     for (uint64_t i = kPages; i-- > 0;)
-      REQUIRE_THAT(tier::stamp_holds(at + i * page, page, i, round + 1), "round %lu: page %lu is not what it was", round, i);
+      REQUIRE_THAT(tier::stamp_holds(at + i * page, page, i, round + 1), "round %lu: page %lu is not what it was",
+                   round, i);
     REQUIRE_THAT(munmap(at, bytes) == 0, "munmap");
   }
 }
@@ -280,12 +305,15 @@ void region_apart() {
   const size_t page = lunar_page_bytes(), bytes = 32 * page;
   for (uint64_t round = 0; round < 40; ++round, ++g_progress) {
     char* base = new_region(bytes);
-    REQUIRE_THAT(lunar::region_find(base) != nullptr && lunar::region_find(base)->base == base, "it is another region's");
+    REQUIRE_THAT(lunar::region_find(base) != nullptr && lunar::region_find(base)->base == base,
+                 "it is another region's");
     for (uint64_t i = 0; i < 32; ++i) tier::stamp_write(base + i * page, page, i, round + 1);
     REQUIRE_THAT(lunar_evict(base, bytes) > 0, "round %lu: it is not tiered", round);
-    for (uint64_t i = 0; i < 32; ++i) REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, round + 1), "page %lu", i);
+    for (uint64_t i = 0; i < 32; ++i)
+      REQUIRE_THAT(tier::stamp_holds(base + i * page, page, i, round + 1), "page %lu", i);
     // The program's own map takes the place, and goes.
-    void* over = reinterpret_cast<void*>(syscall(SYS_mmap, base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+    void* over = reinterpret_cast<void*>(
+        syscall(SYS_mmap, base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
     REQUIRE_THAT(over == base, "mmap: %s", strerror(errno));
     lunar::pager_wait_for_unmaps();
     REQUIRE_THAT(munmap(over, bytes) == 0, "munmap");
@@ -300,15 +328,19 @@ void region_destroyed_around() {
     for (uint64_t i = 0; i < 64; ++i) tier::stamp_write(base + i * page, page, i, round + 1);
     (void)lunar_evict(base, bytes);
     char* taken = base + 16 * page;
-    void* over = reinterpret_cast<void*>(syscall(SYS_mmap, taken, 8 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+    void* over = reinterpret_cast<void*>(
+        syscall(SYS_mmap, taken, 8 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
     REQUIRE_THAT(over == taken, "mmap: %s", strerror(errno));
     for (uint64_t i = 0; i < 8; ++i) tier::stamp_write(taken + i * page, page, 100 + i, round);
     const int rc = lunar_region_destroy(base, bytes);
     REQUIRE_THAT(rc == 0, "lunar_region_destroy: %s", strerror(-rc));
     unsigned char there[64];
     REQUIRE_THAT(mincore(base, 16 * page, there) < 0 && errno == ENOMEM, "what was the region's is mapped still");
-    REQUIRE_THAT(mincore(base + 24 * page, 40 * page, there) < 0 && errno == ENOMEM, "what was the region's is mapped still");
-    for (uint64_t i = 0; i < 8; ++i) REQUIRE_THAT(tier::stamp_holds(taken + i * page, page, 100 + i, round), "round %lu: page %lu of the map", round, i);
+    REQUIRE_THAT(mincore(base + 24 * page, 40 * page, there) < 0 && errno == ENOMEM,
+                 "what was the region's is mapped still");
+    for (uint64_t i = 0; i < 8; ++i)
+      REQUIRE_THAT(tier::stamp_holds(taken + i * page, page, 100 + i, round), "round %lu: page %lu of the map", round,
+                   i);
     REQUIRE_THAT(munmap(over, 8 * page) == 0, "munmap");
   }
 }
@@ -349,11 +381,14 @@ void moved_beside_faults() {
     char* base = new_region(bytes);
     for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, round + 1);
     REQUIRE_THAT(lunar_evict(base, bytes) >= 0, "evict");
-    char* place = static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    void* moved = reinterpret_cast<void*>(syscall(SYS_mremap, base, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place));
+    char* place =
+        static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    void* moved =
+        reinterpret_cast<void*>(syscall(SYS_mremap, base, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place));
     REQUIRE_THAT(moved == place, "mremap: %s", strerror(errno));
     for (uint64_t i = kPages; i-- > 0;)
-      REQUIRE_THAT(tier::stamp_holds(place + i * page, page, i, round + 1), "round %lu: page %lu is not what it was", round, i);
+      REQUIRE_THAT(tier::stamp_holds(place + i * page, page, i, round + 1), "round %lu: page %lu is not what it was",
+                   round, i);
   }
 }
 
@@ -371,7 +406,7 @@ void ksm_in_this_process(bool later) {
   }
   if (later) {
     if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) tier::skip("ksm", "no PR_SET_MEMORY_MERGE (6.4)");
-    REQUIRE_THAT(lunar_evict(base, page) == 1 && base[0] != 0, "evict");   // its next batch is when the pager sees it
+    REQUIRE_THAT(lunar_evict(base, page) == 1 && base[0] != 0, "evict");  // its next batch is when the pager sees it
   }
   if (merged_kib(witness) < 0) tier::skip("ksm", "smaps of this kernel does not tell what is merged (6.8)");
   double end = tier::seconds() + 60;
@@ -384,7 +419,8 @@ void ksm_in_this_process(bool later) {
   for (long until = full_scans() + 3; full_scans() < until && tier::seconds() < end; ++g_progress) usleep(50000);
   long merged = merged_kib(base);
   uint64_t lost = count_beside_ksmd(base, kBytes / page);
-  printf("ksm: %ld KiB of plain memory merged, %ld KiB of the tier; writes lost %llu\n", merged_kib(witness), merged, static_cast<unsigned long long>(lost));
+  printf("ksm: %ld KiB of plain memory merged, %ld KiB of the tier; writes lost %llu\n", merged_kib(witness), merged,
+         static_cast<unsigned long long>(lost));
   fflush(stdout);
   REQUIRE_THAT(lost == 0, "writes were lost");
   REQUIRE_THAT(merged == 0, "tiered pages were merged");
@@ -406,15 +442,17 @@ int ksm(bool later) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
-// ---- lost_page --------------------------------------------------------------------------------------------------------------
+// ---- lost_page ------------------------------------------------------------------------------------------------------
 
 sigjmp_buf g_lost;
 void on_sigbus(int, siginfo_t*, void*) { siglongjmp(g_lost, 1); }
 
 bool is_lost(volatile char* page, bool store) {
   if (sigsetjmp(g_lost, 1) != 0) return true;
-  if (store) page[0] = 1;
-  else (void)page[0];
+  if (store)
+    page[0] = 1;
+  else
+    (void)page[0];
   return false;
 }
 
@@ -428,25 +466,29 @@ void lose(char* page) {
   // Out of its frame too, by evicting as much as there are frames.
   for (int i = 0; lunar::pager_page_state(page) != static_cast<int>(lunar::PageState::kEvicted) && i < 8; ++i) {
     static char* others = new_region(8 * kMega);
-    for (uint64_t at = 0; at < 8 * kMega; at += lunar_page_bytes()) tier::stamp_write(others + at, lunar_page_bytes(), at, static_cast<uint64_t>(i) + 2);
+    for (uint64_t at = 0; at < 8 * kMega; at += lunar_page_bytes())
+      tier::stamp_write(others + at, lunar_page_bytes(), at, static_cast<uint64_t>(i) + 2);
     REQUIRE_THAT(lunar_evict(others, 8 * kMega) >= 0, "evict");
   }
-  REQUIRE_THAT(lunar::pager_page_state(page) == static_cast<int>(lunar::PageState::kEvicted), "the page stays in its frame");
+  REQUIRE_THAT(lunar::pager_page_state(page) == static_cast<int>(lunar::PageState::kEvicted),
+               "the page stays in its frame");
 }
 
 void check_neighbours(char* base, uint64_t pages, uint64_t but) {
   for (uint64_t i = 0; i < pages; ++i)
-    REQUIRE_THAT(i == but || tier::stamp_holds(base + i * lunar_page_bytes(), lunar_page_bytes(), i, 1), "page %llu is wrong", static_cast<unsigned long long>(i));
+    REQUIRE_THAT(i == but || tier::stamp_holds(base + i * lunar_page_bytes(), lunar_page_bytes(), i, 1),
+                 "page %llu is wrong", static_cast<unsigned long long>(i));
 }
 
 void lost_page(bool no_poison) {
   constexpr uint64_t kPages = 64, kLost = 5;
-  tier::start_tier(16 * kMega, 128 * kMega, nullptr, no_poison ? "log_file=/dev/null,test_no_uffd_poison=yes" : "log_file=/dev/null");
+  tier::start_tier(16 * kMega, 128 * kMega, nullptr,
+                   no_poison ? "log_file=/dev/null,test_no_uffd_poison=yes" : "log_file=/dev/null");
   REQUIRE_THAT(!no_poison || !lunar::pager_state().features.poison, "UFFDIO_POISON is in use");
   size_t page = lunar_page_bytes();
   char* base = new_region(kPages * page);
   char* lost = base + kLost * page;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = on_sigbus;
   action.sa_flags = SA_SIGINFO;
   sigaction(SIGBUS, &action, nullptr);
@@ -457,26 +499,29 @@ void lost_page(bool no_poison) {
     REQUIRE_THAT(is_lost(lost, false) && is_lost(lost, true), "a lost page can be touched");
     int ends[2];
     REQUIRE_THAT(pipe(ends) == 0, "pipe");
-    REQUIRE_THAT(write(ends[1], lost, page) == -1 && (errno == EFAULT || errno == EHWPOISON), "write() of a lost page: %s", strerror(errno));
+    REQUIRE_THAT(write(ends[1], lost, page) == -1 && (errno == EFAULT || errno == EHWPOISON),
+                 "write() of a lost page: %s", strerror(errno));
     close(ends[0]);
     close(ends[1]);
-    REQUIRE_THAT(answer_of_child([&] { return static_cast<uint64_t>(is_lost(lost, false)); }) == 1, "a child can touch it");
+    REQUIRE_THAT(answer_of_child([&] { return static_cast<uint64_t>(is_lost(lost, false)); }) == 1,
+                 "a child can touch it");
     check_neighbours(base, kPages, kLost);
     REQUIRE_THAT(lunar_discard(lost, page) == 0, "discard");
     REQUIRE_THAT(!is_lost(lost, false) && tier::stamp_holds(lost, page, kLost, 0), "a discarded page is no zeros");
     tier::stamp_write(lost, page, kLost, 1);
-    for (int i = 0; i < 100; ++i) {   // its handler may not have released it yet
+    for (int i = 0; i < 100; ++i) {  // its handler may not have released it yet
       REQUIRE_THAT(lunar_evict(base, kPages * page) >= 0, "evict");
       if (lunar::pager_page_state(lost) != static_cast<int>(lunar::PageState::kResident)) break;
       usleep(10000);
     }
-    REQUIRE_THAT(lunar::pager_page_state(lost) != static_cast<int>(lunar::PageState::kResident), "it is not tiered any more");
+    REQUIRE_THAT(lunar::pager_page_state(lost) != static_cast<int>(lunar::PageState::kResident),
+                 "it is not tiered any more");
     check_neighbours(base, kPages, kPages);
   }
   REQUIRE_THAT(tier::validate(), "page table");
 }
 
-// ---- processes that end ---------------------------------------------------------------------------------------------------
+// ---- processes that end ---------------------------------------------------------------------------------------------
 
 // What a child writes to standard error before it ends by a FATAL line.
 template <class Body>
@@ -496,7 +541,8 @@ std::string last_words(Body body) {
   char text[16384] = {};
   REQUIRE_THAT(pread(file, text, sizeof text - 1, 0) > 0, "it says nothing; status %x", static_cast<unsigned>(status));
   close(file);
-  REQUIRE_THAT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x: %s", static_cast<unsigned>(status), text);
+  REQUIRE_THAT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x: %s", static_cast<unsigned>(status),
+               text);
   return text;
 }
 
@@ -506,7 +552,9 @@ void no_move() {
     lunar_note_pinning();
     memset(new_region(32 * kMega), 1, 32 * kMega);
   });
-  REQUIRE_THAT(text.find("eviction stops") != std::string::npos && text.find("memory has been waited for") != std::string::npos, "it says: %s", text.c_str());
+  REQUIRE_THAT(
+      text.find("eviction stops") != std::string::npos && text.find("memory has been waited for") != std::string::npos,
+      "it says: %s", text.c_str());
 }
 
 pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -514,7 +562,9 @@ pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
 // The program's fork handler waits for a lock, whose owner comes to need a lost page when the fork has begun.
 void lost_page_in_fork() {
   const std::string text = last_words([] {
-    pthread_atfork([] { pthread_mutex_lock(&g_lock); }, [] { pthread_mutex_unlock(&g_lock); }, [] { pthread_mutex_unlock(&g_lock); });   // runs after the pager's
+    // runs after the pager's
+    pthread_atfork([] { pthread_mutex_lock(&g_lock); }, [] { pthread_mutex_unlock(&g_lock); },
+                   [] { pthread_mutex_unlock(&g_lock); });
     tier::start_tier(16 * kMega, 128 * kMega, nullptr, "test_no_uffd_poison=yes");
     const size_t page = lunar_page_bytes();
     char* base = new_region(64 * page);
@@ -532,19 +582,22 @@ void lost_page_in_fork() {
     forking.join();
     fprintf(stderr, "%d was read of a lost page", content);
   });
-  REQUIRE_THAT(text.find("was lost to a read error, and a thread that the fork seems to wait for") != std::string::npos, "it says: %s", text.c_str());
+  REQUIRE_THAT(text.find("was lost to a read error, and a thread that the fork seems to wait for") != std::string::npos,
+               "it says: %s", text.c_str());
 }
 
-// ---- old_kernel -----------------------------------------------------------------------------------------------------------
+// ---- old_kernel -----------------------------------------------------------------------------------------------------
 
 void old_kernel() {
   lunar_config config{};
   config.struct_size = sizeof config;
   config.options = "test_old_kernel=yes";
   REQUIRE_THAT(lunar_init(&config) == -EOPNOTSUPP, "an old kernel is accepted");
-  REQUIRE_THAT(strstr(lunar_error(), "5.19") != nullptr && strchr(lunar_error(), '\n') == nullptr, "it says: %s", lunar_error());
+  REQUIRE_THAT(strstr(lunar_error(), "5.19") != nullptr && strchr(lunar_error(), '\n') == nullptr, "it says: %s",
+               lunar_error());
   config.options = "test_old_kernel=no";
-  REQUIRE_THAT(lunar_init(&config) == 0 || strncmp(lunar_error(), "kernel", 6) != 0, "this kernel is refused: %s", lunar_error());
+  REQUIRE_THAT(lunar_init(&config) == 0 || strncmp(lunar_error(), "kernel", 6) != 0, "this kernel is refused: %s",
+               lunar_error());
 }
 
 }  // namespace
@@ -552,24 +605,42 @@ void old_kernel() {
 int main(int argc, char** argv) {
   std::string name = argc > 1 ? argv[1] : "";
   int code = 0;
-  if (name == "hash_key") hash_key();
-  else if (name == "evicted_bytes") evicted_bytes();
-  else if (name == "ksm") code = ksm(false);
-  else if (name == "ksm_later") code = ksm(true);
-  else if (name == "lost_page") lost_page(false);
-  else if (name == "lost_page_no_poison") lost_page(true);
-  else if (name == "no_move") no_move();
-  else if (name == "old_kernel") old_kernel();
-  else if (name == "map_over_beside_eviction") map_over_beside_eviction(false, false);
-  else if (name == "map_over_no_poison") map_over_beside_eviction(true, false);
-  else if (name == "map_over_unreadable") map_over_beside_eviction(false, true);
-  else if (name == "moved_beside_faults") moved_beside_faults();
-  else if (name == "moved_on") moved_on();
-  else if (name == "region_apart") region_apart();
-  else if (name == "region_destroyed_around") region_destroyed_around();
-  else if (name == "lost_page_in_fork") lost_page_in_fork();
-  else if (name == "moved_beside_eviction") moved_beside_eviction();
-  else REQUIRE_THAT(false, "usage: integrity CASE");
+  if (name == "hash_key")
+    hash_key();
+  else if (name == "evicted_bytes")
+    evicted_bytes();
+  else if (name == "ksm")
+    code = ksm(false);
+  else if (name == "ksm_later")
+    code = ksm(true);
+  else if (name == "lost_page")
+    lost_page(false);
+  else if (name == "lost_page_no_poison")
+    lost_page(true);
+  else if (name == "no_move")
+    no_move();
+  else if (name == "old_kernel")
+    old_kernel();
+  else if (name == "map_over_beside_eviction")
+    map_over_beside_eviction(false, false);
+  else if (name == "map_over_no_poison")
+    map_over_beside_eviction(true, false);
+  else if (name == "map_over_unreadable")
+    map_over_beside_eviction(false, true);
+  else if (name == "moved_beside_faults")
+    moved_beside_faults();
+  else if (name == "moved_on")
+    moved_on();
+  else if (name == "region_apart")
+    region_apart();
+  else if (name == "region_destroyed_around")
+    region_destroyed_around();
+  else if (name == "lost_page_in_fork")
+    lost_page_in_fork();
+  else if (name == "moved_beside_eviction")
+    moved_beside_eviction();
+  else
+    REQUIRE_THAT(false, "usage: integrity CASE");
   fflush(nullptr);
   _exit(code);
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // promises CASE: what the pager promises at its edges, each case in a tier of its own.
 //
-//   frames         what the pager maps for itself is charged to the budget, page for page, and the kernel counts no more
+//   frames         what the pager maps for itself is charged to the budget, page for page, and the kernel counts no
+//                  more
 //   lun_space      no more memory can be had than there is LUN space, and all that can be had can be used
-//   reader         fault messages that cannot be read end the process, with a line: a thread that faulted would wait for ever
-//   poisoned_line  a page that cannot be read back is named once, with its slot, its LUN and why; only that page is lost
+//   reader         fault messages that cannot be read end the process, with a line: a thread that faulted would wait
+//                  for ever
+//   poisoned_line  a page that cannot be read back is named once, with its slot, its LUN and why; only that page is
+//                  lost
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -55,7 +58,7 @@ std::string said_by(F&& body, int* status) {
   for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) text.append(part, static_cast<size_t>(n));
   close(ends[0]);
   REQUIRE_THAT(waitpid(child, status, 0) == child, "waitpid");
-  if (WIFEXITED(*status) && WEXITSTATUS(*status) == 77) _exit(77);   // its skip line is on our standard output
+  if (WIFEXITED(*status) && WEXITSTATUS(*status) == 77) _exit(77);  // its skip line is on our standard output
   return text;
 }
 
@@ -68,23 +71,28 @@ unsigned times(const std::string& text, const char* words) {
 void frames() {
   for (const uint64_t dram : {16 * kMega, 256 * kMega}) {
     int status = 0;
-    const std::string text = said_by([dram] {
-      tier::start_tier(dram, 4 * dram, nullptr, "handlers=1");   // their windows are fixed pages too
-      char* base = new_region(2 * dram);
-      const uint64_t page = lunar_page_bytes();
-      for (uint64_t at = 0; at < 2 * dram; at += page) base[at] = 1;
-      auto& state = lunar::pager_state();
-      const uint64_t frames = state.frames.window_bytes();
-      const auto fixed = static_cast<uint64_t>(state.account.own_fixed()) * page;
-      const uint64_t tables = 2 * dram / page * lunar::kTableBytesPerPage;
-      REQUIRE_THAT(frames > 0 && fixed >= frames + tables, "%llu bytes are charged as fixed, but there are %llu of frames and %llu of tables",
-                   static_cast<unsigned long long>(fixed), static_cast<unsigned long long>(frames), static_cast<unsigned long long>(tables));
-      const lunar_stats now = tier::stats();
-      REQUIRE_THAT(now.fixed_bytes >= fixed && now.dram_used_bytes >= fixed && now.dram_used_bytes <= dram, "stats: fixed %llu, used %llu of %llu",
-                   static_cast<unsigned long long>(now.fixed_bytes), static_cast<unsigned long long>(now.dram_used_bytes),
-                   static_cast<unsigned long long>(dram));
-    }, &status);
-    REQUIRE_THAT(status == 0, "%llu MiB: ended with %x: %s", static_cast<unsigned long long>(dram / kMega), status, text.c_str());
+    const std::string text = said_by(
+        [dram] {
+          tier::start_tier(dram, 4 * dram, nullptr, "handlers=1");  // their windows are fixed pages too
+          char* base = new_region(2 * dram);
+          const uint64_t page = lunar_page_bytes();
+          for (uint64_t at = 0; at < 2 * dram; at += page) base[at] = 1;
+          auto& state = lunar::pager_state();
+          const uint64_t frames = state.frames.window_bytes();
+          const auto fixed = static_cast<uint64_t>(state.account.own_fixed()) * page;
+          const uint64_t tables = 2 * dram / page * lunar::kTableBytesPerPage;
+          REQUIRE_THAT(frames > 0 && fixed >= frames + tables,
+                       "%llu bytes are charged as fixed, but there are %llu of frames and %llu of tables",
+                       static_cast<unsigned long long>(fixed), static_cast<unsigned long long>(frames),
+                       static_cast<unsigned long long>(tables));
+          const lunar_stats now = tier::stats();
+          REQUIRE_THAT(now.fixed_bytes >= fixed && now.dram_used_bytes >= fixed && now.dram_used_bytes <= dram,
+                       "stats: fixed %llu, used %llu of %llu", static_cast<unsigned long long>(now.fixed_bytes),
+                       static_cast<unsigned long long>(now.dram_used_bytes), static_cast<unsigned long long>(dram));
+        },
+        &status);
+    REQUIRE_THAT(status == 0, "%llu MiB: ended with %x: %s", static_cast<unsigned long long>(dram / kMega), status,
+                 text.c_str());
   }
 }
 
@@ -101,12 +109,15 @@ void lun_space() {
     REQUIRE_THAT(pieces.size() * kPiece <= kLun, "%zu MiB of memory on a LUN of %zu MiB", pieces.size(), kLunMib);
   }
   REQUIRE_THAT(errno == ENOMEM, "a full LUN: %s", strerror(errno));
-  REQUIRE_THAT(pieces.size() * kPiece >= kLun * 7 / 8, "only %zu MiB of memory on a LUN of %zu MiB", pieces.size(), kLunMib);
+  REQUIRE_THAT(pieces.size() * kPiece >= kLun * 7 / 8, "only %zu MiB of memory on a LUN of %zu MiB", pieces.size(),
+               kLunMib);
   for (int pass = 0; pass < 2; ++pass)
     for (size_t i = 0; i < pieces.size(); ++i)
       for (uint64_t at = 0; at < kPiece; at += page) {
-        if (pass == 0) tier::stamp_write(pieces[i] + at, page, i * kPiece + at, 1);
-        else REQUIRE_THAT(tier::stamp_holds(pieces[i] + at, page, i * kPiece + at, 1), "what was written is not there");
+        if (pass == 0)
+          tier::stamp_write(pieces[i] + at, page, i * kPiece + at, 1);
+        else
+          REQUIRE_THAT(tier::stamp_holds(pieces[i] + at, page, i * kPiece + at, 1), "what was written is not there");
       }
   // What is given back can be had again, and no more.
   REQUIRE_THAT(lunar_region_destroy(pieces.back(), kPiece) == 0, "destroy");
@@ -120,25 +131,28 @@ bool refuse_reads(int fd) {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_read, 0, 3),
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args)),   // its low half, on little-endian machines
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args)),  // its low half, on little-endian machines
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(fd), 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EIO),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
   const sock_fprog program{sizeof code / sizeof code[0], code};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
 
 void reader() {
   int status = 0;
-  const std::string text = said_by([] {
-    tier::start_tier(16 * kMega, 64 * kMega);
-    char* base = new_region(32 * kMega);
-    base[0] = 1;
-    if (!refuse_reads(lunar::pager_state().uffd)) tier::skip("seccomp", "no filter for all threads");
-    base[8 * kMega] = 1;
-    fprintf(stderr, "the fault was answered\n");
-  }, &status);
+  const std::string text = said_by(
+      [] {
+        tier::start_tier(16 * kMega, 64 * kMega);
+        char* base = new_region(32 * kMega);
+        base[0] = 1;
+        if (!refuse_reads(lunar::pager_state().uffd)) tier::skip("seccomp", "no filter for all threads");
+        base[8 * kMega] = 1;
+        fprintf(stderr, "the fault was answered\n");
+      },
+      &status);
   REQUIRE_THAT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "ended with %x: %s", status, text.c_str());
   REQUIRE_THAT(times(text, "reading fault messages failed (EIO)") == 1, "it said: %s", text.c_str());
 }
@@ -151,36 +165,42 @@ void poisoned_line() {
   char address[32] = {};
   int told[2], status = 0;
   REQUIRE_THAT(pipe(told) == 0, "pipe");
-  const std::string text = said_by([&] {
-    tier::start_tier(16 * kMega, 128 * kMega);
-    const size_t page = lunar_page_bytes();
-    char* base = new_region(kPages * page);
-    for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
-    char* others = new_region(48 * kMega);
-    for (uint64_t at = 0; at < 48 * kMega; at += page) others[at] = 1;   // base is on the LUN now
-    char* lost = base + kLost * page;
-    REQUIRE_THAT(lunar::pager_page_state(lost) == static_cast<int>(lunar::PageState::kEvicted), "the page was not evicted");
-    lunar::Region* region = lunar::region_find(lost);
-    region->hashes[region->page_of(lost).value] ^= 1;
-    struct sigaction action {};
-    action.sa_sigaction = on_sigbus;
-    action.sa_flags = SA_SIGINFO;
-    sigaction(SIGBUS, &action, nullptr);
-    for (int look = 0; look < 3; ++look)   // each is a SIGBUS, and one line tells of them
-      if (sigsetjmp(g_lost, 1) == 0) {
-        (void)*static_cast<volatile char*>(lost);
-        REQUIRE_THAT(false, "a lost page could be read");
-      }
-    for (uint64_t i = 0; i < kPages; ++i)
-      REQUIRE_THAT(i == kLost || tier::stamp_holds(base + i * page, page, i, 1), "page %llu beside it is wrong", static_cast<unsigned long long>(i));
-    REQUIRE_THAT(tier::stats().poisoned == 1, "%llu pages are counted as lost", static_cast<unsigned long long>(tier::stats().poisoned));
-    const int n = snprintf(address, sizeof address, "page %p ", static_cast<void*>(lost));
-    REQUIRE_THAT(write(told[1], address, static_cast<size_t>(n)) == n, "pipe");
-  }, &status);
+  const std::string text = said_by(
+      [&] {
+        tier::start_tier(16 * kMega, 128 * kMega);
+        const size_t page = lunar_page_bytes();
+        char* base = new_region(kPages * page);
+        for (uint64_t i = 0; i < kPages; ++i) tier::stamp_write(base + i * page, page, i, 1);
+        char* others = new_region(48 * kMega);
+        for (uint64_t at = 0; at < 48 * kMega; at += page) others[at] = 1;  // base is on the LUN now
+        char* lost = base + kLost * page;
+        REQUIRE_THAT(lunar::pager_page_state(lost) == static_cast<int>(lunar::PageState::kEvicted),
+                     "the page was not evicted");
+        lunar::Region* region = lunar::region_find(lost);
+        region->hashes[region->page_of(lost).value] ^= 1;
+        struct sigaction action{};
+        action.sa_sigaction = on_sigbus;
+        action.sa_flags = SA_SIGINFO;
+        sigaction(SIGBUS, &action, nullptr);
+        for (int look = 0; look < 3; ++look)  // each is a SIGBUS, and one line tells of them
+          if (sigsetjmp(g_lost, 1) == 0) {
+            (void)*static_cast<volatile char*>(lost);
+            REQUIRE_THAT(false, "a lost page could be read");
+          }
+        for (uint64_t i = 0; i < kPages; ++i)
+          REQUIRE_THAT(i == kLost || tier::stamp_holds(base + i * page, page, i, 1), "page %llu beside it is wrong",
+                       static_cast<unsigned long long>(i));
+        REQUIRE_THAT(tier::stats().poisoned == 1, "%llu pages are counted as lost",
+                     static_cast<unsigned long long>(tier::stats().poisoned));
+        const int n = snprintf(address, sizeof address, "page %p ", static_cast<void*>(lost));
+        REQUIRE_THAT(write(told[1], address, static_cast<size_t>(n)) == n, "pipe");
+      },
+      &status);
   REQUIRE_THAT(status == 0, "ended with %x: %s", status, text.c_str());
   REQUIRE_THAT(read(told[0], address, sizeof address - 1) > 0, "pipe");
   const std::string line = std::string(address) + "cannot be read back: slot ";
-  REQUIRE_THAT(times(text, line.c_str()) == 1 && times(text, "cannot be read back") == 1, "of `%s` it said: %s", address, text.c_str());
+  REQUIRE_THAT(times(text, line.c_str()) == 1 && times(text, "cannot be read back") == 1, "of `%s` it said: %s",
+               address, text.c_str());
   REQUIRE_THAT(times(text, "content does not match its hash; it is poisoned") == 1, "it said: %s", text.c_str());
 }
 
@@ -188,10 +208,15 @@ void poisoned_line() {
 
 int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
-  if (name == "frames") frames();
-  else if (name == "lun_space") lun_space();
-  else if (name == "reader") reader();
-  else if (name == "poisoned_line") poisoned_line();
-  else REQUIRE_THAT(false, "usage: promises frames|lun_space|reader|poisoned_line");
+  if (name == "frames")
+    frames();
+  else if (name == "lun_space")
+    lun_space();
+  else if (name == "reader")
+    reader();
+  else if (name == "poisoned_line")
+    poisoned_line();
+  else
+    REQUIRE_THAT(false, "usage: promises frames|lun_space|reader|poisoned_line");
   return 0;
 }

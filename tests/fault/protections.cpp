@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // protections MODE [off]: what keeps gather-evict from losing writes, each with its switch.
 //
-//   cow          children are forked while threads count in pages that are being evicted. A page shared by a fork is made
+//   cow          children are forked while threads count in pages that are being evicted. A page shared by a fork is
+//                made
 //                exclusive first, or what is written between the gather and the drop lands in a copy and is lost
-//   epoch        the same, when the counter of forks comes round to the numbers that pages are marked with (32,768 forks)
-//   read-only    the same for pages that are read-only when they are gathered, and are made writable (by mprotect) and counted in before they
+//   epoch        the same, when the counter of forks comes round to the numbers that pages are marked with (32,768
+//                forks)
+//   read-only    the same for pages that are read-only when they are gathered, and are made writable (by mprotect) and
+//                counted in before they
 //                are dropped
 //   registered   io_uring reads into registered buffers that are being evicted: pinned pages must stay where they are
 //   direct       large O_DIRECT reads into memory that is being evicted: the same for pins of the moment
 //
-// `off` takes the protection away (test_no_cow_remedy, test_no_pin_rule): then the loss must be seen, or the test would prove
-// nothing.
+// `off` takes the protection away (test_no_cow_remedy, test_no_pin_rule): then the loss must be seen, or the test would
+// prove nothing.
 #include <fcntl.h>
 #include <liburing.h>
 #include <sys/mman.h>
@@ -29,7 +32,7 @@ using tier::Random;
 
 std::atomic<uint64_t> g_progress{0};
 
-// ---- cow ----------------------------------------------------------------------------------------------------------------
+// ---- cow ------------------------------------------------------------------------------------------------------------
 
 // One page, made writable for this. mprotect is the kernel's own here.
 void count_in_read_only(std::atomic<uint64_t>* word, std::atomic<uint64_t>& model) {
@@ -40,7 +43,8 @@ void count_in_read_only(std::atomic<uint64_t>* word, std::atomic<uint64_t>& mode
   REQUIRE_THAT(mprotect(page, lunar_page_bytes(), PROT_READ) == 0, "mprotect");
 }
 
-// come_round: the counter goes on as 32,767 forks would take it, so that the next fork ends at the number of the pages there are.
+// come_round: the counter goes on as 32,767 forks would take it, so that the next fork ends at the number of the pages
+// there are.
 uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_only) {
   constexpr uint64_t kBytes = 16 * tier::kMega, kWindow = 64;
   constexpr unsigned kWriters = 2, kForks = 12;
@@ -50,11 +54,13 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_o
   char* base = static_cast<char*>(lunar_region_create(kBytes));
   REQUIRE_THAT(base != nullptr, "region");
   std::vector<std::atomic<uint64_t>> model(count * kWriters);
-  std::atomic<uint64_t> hand{0};   // where pages are being evicted now: the writers count there
+  std::atomic<uint64_t> hand{0};  // where pages are being evicted now: the writers count there
   std::atomic<bool> stop{false};
-  auto word = [&](uint64_t i, unsigned t) { return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page) + t * 16; };
+  auto word = [&](uint64_t i, unsigned t) {
+    return reinterpret_cast<std::atomic<uint64_t>*>(base + i * page) + t * 16;
+  };
   std::vector<std::thread> writers;
-  if (read_only) memset(base, 1, kBytes);   // there, and then read-only
+  if (read_only) memset(base, 1, kBytes);  // there, and then read-only
   if (read_only) REQUIRE_THAT(mprotect(base, kBytes, PROT_READ) == 0, "mprotect");
   for (unsigned t = 0; t < started; ++t)
     writers.emplace_back([&, t] {
@@ -88,12 +94,13 @@ uint64_t count_under_forks(uint64_t seed, bool off, bool come_round, bool read_o
   for (std::thread& writer : writers) writer.join();
   uint64_t lost = 0;
   for (uint64_t i = 0; i < count; ++i)
-    for (unsigned t = 0; t < started; ++t) lost += model[i * kWriters + t].load() - (word(i, t)->load() - (read_only ? 0x0101010101010101 : 0));
+    for (unsigned t = 0; t < started; ++t)
+      lost += model[i * kWriters + t].load() - (word(i, t)->load() - (read_only ? 0x0101010101010101 : 0));
   if (!off) REQUIRE_THAT(tier::validate(), "page table");
   return lost;
 }
 
-// ---- pinned pages --------------------------------------------------------------------------------------------------------
+// ---- pinned pages ---------------------------------------------------------------------------------------------------
 
 constexpr size_t kBlock = 1 << 20;
 constexpr uint64_t kFileBytes = 64 * tier::kMega;
@@ -106,7 +113,8 @@ int pattern_file(bool direct) {
   std::vector<uint64_t> words(kBlock / 8);
   for (uint64_t at = 0; at < kFileBytes; at += kBlock) {
     tier::stamp_write(words.data(), kBlock, at, 1);
-    if (write(fd, words.data(), kBlock) != static_cast<ssize_t>(kBlock)) tier::skip("disk-space", "no room for a file under /var/tmp");
+    if (write(fd, words.data(), kBlock) != static_cast<ssize_t>(kBlock))
+      tier::skip("disk-space", "no room for a file under /var/tmp");
   }
   fdatasync(fd);
   int again = open(path, O_RDONLY | O_CLOEXEC | (direct ? O_DIRECT : 0));
@@ -121,19 +129,20 @@ bool block_holds(const char* at, uint64_t file_offset) { return tier::stamp_hold
 // Evicts what others read into, without a pause, and keeps DRAM short by memory of its own.
 class Harasser {
  public:
-  Harasser(char* base, uint64_t bytes) : thread_([this, base, bytes] {
-    constexpr uint64_t kOwn = 64 * tier::kMega;
-    size_t page = lunar_page_bytes();
-    char* own = static_cast<char*>(lunar_region_create(kOwn));
-    REQUIRE_THAT(own != nullptr, "region");
-    for (uint64_t i = 0; i < kOwn / page; ++i) tier::stamp_write(own + i * page, page, i, 1);
-    Random random(1);
-    while (!stop_.load(std::memory_order_relaxed)) {
-      REQUIRE_THAT(lunar_evict(base, bytes) >= 0, "evict");
-      uint64_t i = random.below(kOwn / page);
-      REQUIRE_THAT(tier::stamp_holds(own + i * page, page, i, 1), "other memory is wrong");
-    }
-  }) {}
+  Harasser(char* base, uint64_t bytes)
+      : thread_([this, base, bytes] {
+          constexpr uint64_t kOwn = 64 * tier::kMega;
+          size_t page = lunar_page_bytes();
+          char* own = static_cast<char*>(lunar_region_create(kOwn));
+          REQUIRE_THAT(own != nullptr, "region");
+          for (uint64_t i = 0; i < kOwn / page; ++i) tier::stamp_write(own + i * page, page, i, 1);
+          Random random(1);
+          while (!stop_.load(std::memory_order_relaxed)) {
+            REQUIRE_THAT(lunar_evict(base, bytes) >= 0, "evict");
+            uint64_t i = random.below(kOwn / page);
+            REQUIRE_THAT(tier::stamp_holds(own + i * page, page, i, 1), "other memory is wrong");
+          }
+        }) {}
   ~Harasser() {
     stop_.store(true);
     thread_.join();
@@ -144,8 +153,8 @@ class Harasser {
   std::thread thread_;
 };
 
-// Reads go on, on a machine that has other work too, until the harasser has met what this is about: pinned pages, or a loss where
-// nothing protects.
+// Reads go on, on a machine that has other work too, until the harasser has met what this is about: pinned pages, or a
+// loss where nothing protects.
 class Enough {
  public:
   explicit Enough(bool off) : off_(off) {}
@@ -235,20 +244,26 @@ int main(int argc, char** argv) {
   std::string options = cow ? "test_evict_delay_us=300" : "test_evict_delay_us=100";
   if (off) options += cow ? ",test_no_cow_remedy=yes" : ",test_no_pin_rule=yes";
   tier::start_tier(32 * tier::kMega, 512 * tier::kMega, nullptr, options.c_str());
-  if (!cow && !lunar::pager_state().features.move)   // nor is there anything to compare with
+  if (!cow && !lunar::pager_state().features.move)  // nor is there anything to compare with
     tier::skip("uffd-move", "this kernel has no UFFDIO_MOVE (6.8): eviction stops where pages may be pinned");
   tier::Watchdog watchdog(g_progress, 60);
-  uint64_t lost = cow ? count_under_forks(seed, off, mode == "epoch", mode == "read-only") : mode == "registered" ? read_registered(seed, off) : read_direct(seed, off);
+  uint64_t lost = cow                    ? count_under_forks(seed, off, mode == "epoch", mode == "read-only")
+                  : mode == "registered" ? read_registered(seed, off)
+                                         : read_direct(seed, off);
   auto& counted = lunar::counters();
-  printf("%s: lost %llu; evictions %llu, kept as pinned %llu, made exclusive %llu\n", mode.c_str(), static_cast<unsigned long long>(lost),
-         static_cast<unsigned long long>(counted.evictions.get()), static_cast<unsigned long long>(counted.kept_pinned.get()),
+  printf("%s: lost %llu; evictions %llu, kept as pinned %llu, made exclusive %llu\n", mode.c_str(),
+         static_cast<unsigned long long>(lost), static_cast<unsigned long long>(counted.evictions.get()),
+         static_cast<unsigned long long>(counted.kept_pinned.get()),
          static_cast<unsigned long long>(counted.made_exclusive.get()));
   fflush(stdout);
-  if (off) REQUIRE_THAT(lost > 0, "without the protection nothing was lost: this test proves nothing");
-  else REQUIRE_THAT(lost == 0, "something was lost");
+  if (off)
+    REQUIRE_THAT(lost > 0, "without the protection nothing was lost: this test proves nothing");
+  else
+    REQUIRE_THAT(lost == 0, "something was lost");
   if (!off) REQUIRE_THAT(counted.evictions.get() > 100, "hardly anything was evicted");
-  if (!off && !cow) REQUIRE_THAT(counted.kept_pinned.get() > 0, "no pinned page was met");   // 11 on an emulated machine
+  // 11 on an emulated machine
+  if (!off && !cow) REQUIRE_THAT(counted.kept_pinned.get() > 0, "no pinned page was met");
   if (!off && cow) REQUIRE_THAT(counted.made_exclusive.get() > 0, "no page was shared by a fork");
   fflush(nullptr);
-  _exit(0);   // with buffers registered and children about, no destructor has work left
+  _exit(0);  // with buffers registered and children about, no destructor has work left
 }

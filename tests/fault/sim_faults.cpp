@@ -1,12 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// sim_faults: a LUN that fails, tears, misplaces and corrupts I/O. Each page read back is right or reported: by SIGBUS on
-// a load, by -EIO from lunar_touch, by an error of the system call that meets it. It is never silently wrong.
+// SPDX-License-Identifier: Apache-2.0 sim_faults: a LUN that fails, tears, misplaces and corrupts I/O. Each page read
+// back is right or reported: by SIGBUS on a load, by -EIO from lunar_touch, by an error of the system call that meets
+// it. It is never silently wrong.
 //
-// Idea. Threads write and read pages of a region of four times the budget on a sim: LUN. A page that is reported lost is
-// discarded (zeros from then on) and goes on. `--protection-off` runs without the check of hashes, on a LUN that only
-// corrupts: the test then passes when wrong content is seen, so that the check is known to be what keeps it out.
+// Idea. Threads write and read pages of a region of four times the budget on a sim: LUN. A page that is reported lost
+// is discarded (zeros from then on) and goes on. `--protection-off` runs without the check of hashes, on a LUN that
+// only corrupts: the test then passes when wrong content is seen, so that the check is known to be what keeps it out.
 //
-// Options: --ios N (I/Os at least), --protection-off, --no-poison (as on a kernel without UFFDIO_POISON). LUNAR_SEED=N replays the device's faults and the threads' choices.
+// Options: --ios N (I/Os at least), --protection-off, --no-poison (as on a kernel without UFFDIO_POISON). LUNAR_SEED=N
+// replays the device's faults and the threads' choices.
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -70,7 +71,8 @@ bool store(uint64_t page, uint32_t version) {
 void take_leave(uint64_t page) {
   REQUIRE_THAT(lunar_discard(g_base + page * g_page, g_page) == 0, "discard");
   g_versions[page] = 0;
-  REQUIRE_THAT(look(page) == Sight::kRight, "page %llu is not zero after its discard", static_cast<unsigned long long>(page));
+  REQUIRE_THAT(look(page) == Sight::kRight, "page %llu is not zero after its discard",
+               static_cast<unsigned long long>(page));
 }
 
 void check_result(uint64_t page, Sight sight, bool expect_wrong, const char* how) {
@@ -80,15 +82,17 @@ void check_result(uint64_t page, Sight sight, bool expect_wrong, const char* how
   } else if (sight == Sight::kWrong) {
     g_wrong.fetch_add(1);
     auto* word = reinterpret_cast<uint64_t*>(g_base + page * g_page);
-    REQUIRE_THAT(expect_wrong, "page %llu is silently wrong (%s): version %u, words %llx %llx", static_cast<unsigned long long>(page), how,
-                 g_versions[page], static_cast<unsigned long long>(word[0]), static_cast<unsigned long long>(word[1]));
+    REQUIRE_THAT(expect_wrong, "page %llu is silently wrong (%s): version %u, words %llx %llx",
+                 static_cast<unsigned long long>(page), how, g_versions[page], static_cast<unsigned long long>(word[0]),
+                 static_cast<unsigned long long>(word[1]));
     (void)store(page, ++g_versions[page]);
   }
 }
 
 class Worker {
  public:
-  Worker(uint64_t seed, unsigned index, bool expect_wrong) : random_(seed * 16 + index), expect_wrong_(expect_wrong), plain_(g_page) {
+  Worker(uint64_t seed, unsigned index, bool expect_wrong)
+      : random_(seed * 16 + index), expect_wrong_(expect_wrong), plain_(g_page) {
     REQUIRE_THAT(pipe2(pipe_, O_CLOEXEC) == 0, "pipe: %s", strerror(errno));
   }
 
@@ -104,10 +108,14 @@ class Worker {
     uint64_t page = random_.below(g_pages);
     uint32_t free = 0;
     if (!g_locks[page].compare_exchange_strong(free, 1, std::memory_order_acquire)) return;
-    if (dice < 55) check_result(page, look(page), expect_wrong_, "load");
-    else if (dice < 85) write_page(page);
-    else if (dice < 93) touch_page(page);
-    else system_call(page);
+    if (dice < 55)
+      check_result(page, look(page), expect_wrong_, "load");
+    else if (dice < 85)
+      write_page(page);
+    else if (dice < 93)
+      touch_page(page);
+    else
+      system_call(page);
     g_locks[page].store(0, std::memory_order_release);
   }
 
@@ -118,7 +126,7 @@ class Worker {
       ++g_versions[page];
       return;
     }
-    g_by_signal.fetch_add(1);   // evicted and lost between the look and the store
+    g_by_signal.fetch_add(1);  // evicted and lost between the look and the store
     take_leave(page);
   }
 
@@ -128,7 +136,8 @@ class Worker {
     Sight sight = look(page);
     if (rc == -EIO) {
       g_by_touch.fetch_add(1);
-      REQUIRE_THAT(sight == Sight::kLost, "lunar_touch said -EIO of page %llu, and a load of it works", static_cast<unsigned long long>(page));
+      REQUIRE_THAT(sight == Sight::kLost, "lunar_touch said -EIO of page %llu, and a load of it works",
+                   static_cast<unsigned long long>(page));
     }
     check_result(page, sight, expect_wrong_, "touch");
   }
@@ -138,14 +147,16 @@ class Worker {
     if (n == static_cast<ssize_t>(g_page)) {
       REQUIRE_THAT(read(pipe_[0], plain_.data(), g_page) == n, "read: %s", strerror(errno));
       bool right = tier::stamp_holds(plain_.data(), g_page, page, g_versions[page]);
-      REQUIRE_THAT(right || expect_wrong_, "write() saw the wrong content of page %llu", static_cast<unsigned long long>(page));
+      REQUIRE_THAT(right || expect_wrong_, "write() saw the wrong content of page %llu",
+                   static_cast<unsigned long long>(page));
       if (!right) check_result(page, look(page), true, "write()");
       return;
     }
     REQUIRE_THAT(n > 0 || errno == EFAULT || errno == EHWPOISON, "write: %zd %s", n, strerror(errno));
     while (n > 0) n -= read(pipe_[0], plain_.data(), static_cast<size_t>(n));
     g_by_syscall.fetch_add(1);
-    REQUIRE_THAT(look(page) == Sight::kLost, "write() failed on page %llu, and a load of it works", static_cast<unsigned long long>(page));
+    REQUIRE_THAT(look(page) == Sight::kLost, "write() failed on page %llu, and a load of it works",
+                 static_cast<unsigned long long>(page));
     take_leave(page);
   }
 
@@ -161,17 +172,24 @@ int main(int argc, char** argv) {
   uint64_t ios = 1000000;
   bool off = false, no_poison = false;
   for (int i = 1; i < argc; ++i) {
-    if (strcmp(argv[i], "--ios") == 0 && i + 1 < argc) ios = strtoull(argv[++i], nullptr, 0);
-    else if (strcmp(argv[i], "--protection-off") == 0) off = true;
-    else if (strcmp(argv[i], "--no-poison") == 0) no_poison = true;
-    else REQUIRE_THAT(false, "unknown option %s", argv[i]);
+    if (strcmp(argv[i], "--ios") == 0 && i + 1 < argc)
+      ios = strtoull(argv[++i], nullptr, 0);
+    else if (strcmp(argv[i], "--protection-off") == 0)
+      off = true;
+    else if (strcmp(argv[i], "--no-poison") == 0)
+      no_poison = true;
+    else
+      REQUIRE_THAT(false, "unknown option %s", argv[i]);
   }
   uint64_t seed = tier::announce_seed();
-  // A sim: LUN is shared out by halves, so the process gets 256 MiB of it: room for the slots that failed writes retire.
+  // A sim: LUN is shared out by halves, so the process gets 256 MiB of it: room for the slots that failed writes
+  // retire.
   std::string uri = "sim:512m,seed=" + std::to_string(seed);
   uri += off ? ",corrupt=50" : ",read_error=150,write_error=300,torn=150,misdirect=150,corrupt=150";
   tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(),
-                   off ? "log_file=/dev/null,test_no_hash_check=yes" : no_poison ? "log_file=/dev/null,test_no_uffd_poison=yes" : "log_file=/dev/null");
+                   off         ? "log_file=/dev/null,test_no_hash_check=yes"
+                   : no_poison ? "log_file=/dev/null,test_no_uffd_poison=yes"
+                               : "log_file=/dev/null");
   REQUIRE_THAT(!no_poison || !lunar::pager_state().features.poison, "UFFDIO_POISON is in use");
   g_page = lunar_page_bytes();
   g_pages = kMemory / g_page;
@@ -179,7 +197,7 @@ int main(int argc, char** argv) {
   g_versions.assign(g_pages, 0);
   g_base = static_cast<char*>(lunar_region_create(kMemory));
   REQUIRE_THAT(g_base != nullptr, "region: %s", strerror(errno));
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = on_sigbus;
   action.sa_flags = SA_SIGINFO;
   sigaction(SIGBUS, &action, nullptr);
@@ -188,7 +206,8 @@ int main(int argc, char** argv) {
   auto& counted = device.counters();
   auto done = [&] { return counted.reads.load() + counted.writes.load(); };
   auto all_kinds = [&] {
-    return counted.read_errors > 0 && counted.write_errors > 0 && counted.torn > 0 && counted.misdirected > 0 && counted.corrupted > 0;
+    return counted.read_errors > 0 && counted.write_errors > 0 && counted.torn > 0 && counted.misdirected > 0 &&
+           counted.corrupted > 0;
   };
   // A short run may have to go on a little until each kind has come.
   auto enough = [&] { return done() >= ios && (off || all_kinds() || done() >= 8 * ios); };
@@ -205,13 +224,16 @@ int main(int argc, char** argv) {
         }
       });
     for (std::thread& thread : threads) thread.join();
-    for (uint64_t page = 0; page < g_pages; ++page, ++g_operations) check_result(page, look(page), off, "the last look");
+    for (uint64_t page = 0; page < g_pages; ++page, ++g_operations)
+      check_result(page, look(page), off, "the last look");
   }
   auto n = [](const auto& v) { return static_cast<unsigned long long>(v); };
-  printf("%llu I/Os in %.1f s: read errors %llu, write errors %llu, torn %llu, misdirected %llu, corrupted %llu; lost pages reported by "
-         "SIGBUS %llu, lunar_touch %llu, system calls %llu; silently wrong %llu\n",
-         n(done()), tier::seconds() - start, n(counted.read_errors), n(counted.write_errors), n(counted.torn), n(counted.misdirected),
-         n(counted.corrupted), n(g_by_signal), n(g_by_touch), n(g_by_syscall), n(g_wrong));
+  printf(
+      "%llu I/Os in %.1f s: read errors %llu, write errors %llu, torn %llu, misdirected %llu, corrupted %llu; lost "
+      "pages reported by "
+      "SIGBUS %llu, lunar_touch %llu, system calls %llu; silently wrong %llu\n",
+      n(done()), tier::seconds() - start, n(counted.read_errors), n(counted.write_errors), n(counted.torn),
+      n(counted.misdirected), n(counted.corrupted), n(g_by_signal), n(g_by_touch), n(g_by_syscall), n(g_wrong));
   if (off) {
     REQUIRE_THAT(g_wrong.load() > 0, "without the hash check nothing wrong was seen: this test proves nothing");
     return 0;

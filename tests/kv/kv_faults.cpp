@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// A device that lies and fails: torn writes, writes that land elsewhere, bits that flip, errors. Whatever it does, a get gives the
-// value that was set or an error, never anything else; what failed has changed nothing; keys whose records are sound stay readable; and a device
-// that only failed for a while has cost nothing.
+// SPDX-License-Identifier: Apache-2.0 A device that lies and fails: torn writes, writes that land elsewhere, bits that
+// flip, errors. Whatever it does, a get gives the value that was set or an error, never anything else; what failed has
+// changed nothing; keys whose records are sound stay readable; and a device that only failed for a while has cost
+// nothing.
 //   kv_faults [--operations N]; LUNAR_SEED= replays.
 #include <errno.h>
 
@@ -22,17 +22,21 @@ constexpr uint64_t kKeys = 3000, kLogBytes = 4 * kMiB, kDramBytes = 4 * kMiB;
 struct Fault {
   const char* name;
   const char* settings;
-  bool lasting;      // what it damaged stays so
+  bool lasting;  // what it damaged stays so
 };
-constexpr Fault kFaults[] = {{"torn writes", "torn=9", true},         {"misdirected writes", "misdirect=9", true},
-                             {"flipped bits", "corrupt=6", false},    {"read errors", "read_error=6", false},
-                             {"write errors", "write_error=3", false}, {"all of them", "torn=20,misdirect=20,corrupt=20,read_error=20,write_error=20", true}};
+constexpr Fault kFaults[] = {{"torn writes", "torn=9", true},
+                             {"misdirected writes", "misdirect=9", true},
+                             {"flipped bits", "corrupt=6", false},
+                             {"read errors", "read_error=6", false},
+                             {"write errors", "write_error=3", false},
+                             {"all of them", "torn=20,misdirect=20,corrupt=20,read_error=20,write_error=20", true}};
 
 class Run {
  public:
   Run(const Fault& fault, uint64_t seed) : fault_(fault), random_(seed), buffer_(kLengthMax, 0) {
     StoreOptions options;
-    const std::string uri = "sim:" + std::to_string(kLogBytes) + ",seed=" + std::to_string(seed % 100'000 + 1) + "," + fault.settings;
+    const std::string uri =
+        "sim:" + std::to_string(kLogBytes) + ",seed=" + std::to_string(seed % 100'000 + 1) + "," + fault.settings;
     device_ = static_cast<SimDevice*>(open_device(uri.c_str(), kLogBytes));
     options.device = device_;
     options.dram_bytes = kDramBytes;
@@ -54,25 +58,30 @@ class Run {
   bool get(uint64_t number);
   void del(uint64_t number);
   uint64_t walk();
-  [[noreturn]] void wrong(const std::string& what, int64_t got) { fail(std::string(fault_.name) + ": " + what + " gave " + std::to_string(got)); }
+  [[noreturn]] void wrong(const std::string& what, int64_t got) {
+    fail(std::string(fault_.name) + ": " + what + " gave " + std::to_string(got));
+  }
 
   const Fault& fault_;
   Random random_;
   std::string buffer_, value_;
   SimDevice* device_ = nullptr;
   Store* store_ = nullptr;
-  std::unordered_map<uint64_t, std::pair<uint64_t, uint64_t>> model_;   // key: version and length
+  std::unordered_map<uint64_t, std::pair<uint64_t, uint64_t>> model_;  // key: version and length
   uint64_t version_ = 0, failures_ = 0;
 };
 
 void Run::set(uint64_t number) {
-  const uint64_t length = random_.below(50) ? random_.below(900) : random_.below(kLengthMax);   // some are large pairs
+  const uint64_t length = random_.below(50) ? random_.below(900) : random_.below(kLengthMax);  // some are large pairs
   const std::string name = key(number);
   fill(&value_, number, ++version_, length);
   const int status = store_->set(bytes_of(name), bytes_of(value_));
-  if (status == 0) model_[number] = {version_, length};
-  else if (is_failure(status)) ++failures_;
-  else wrong("set of " + name, status);
+  if (status == 0)
+    model_[number] = {version_, length};
+  else if (is_failure(status))
+    ++failures_;
+  else
+    wrong("set of " + name, status);
 }
 
 // Whether it could be read.
@@ -125,7 +134,8 @@ uint64_t Run::walk() {
     if (length <= 0 || length > 40) wrong("a key of a walk", length);
     name[length] = 0;
     unsigned long long number;
-    if (sscanf(name, "key %llu", &number) != 1 || model_.count(number) == 0 || seen[number]++) wrong(std::string("a walk: ") + name, length);
+    if (sscanf(name, "key %llu", &number) != 1 || model_.count(number) == 0 || seen[number]++)
+      wrong(std::string("a walk: ") + name, length);
   }
   walk->close();
   if (unreadable == 0 && seen.size() != model_.size()) wrong("keys of a walk", static_cast<int64_t>(seen.size()));
@@ -135,9 +145,12 @@ uint64_t Run::walk() {
 void Run::operations(uint64_t n) {
   for (uint64_t i = 0; i < n; ++i) {
     const uint64_t number = random_.below(kKeys), choice = random_.below(10);
-    if (choice < 5) set(number);
-    else if (choice < 9) get(number);
-    else del(number);
+    if (choice < 5)
+      set(number);
+    else if (choice < 9)
+      get(number);
+    else
+      del(number);
   }
 }
 
@@ -147,10 +160,12 @@ void Run::check_result() {
   if (store_->count() != model_.size()) wrong("count", static_cast<int64_t>(store_->count()));
   const uint64_t walked = walk();
   const SimCounters& counters = device_->counters();
-  const uint64_t injected = counters.read_errors + counters.write_errors + counters.torn + counters.misdirected + counters.corrupted;
-  printf("%-20s %5zu keys, %5llu can be read, %5llu walked; %llu faults, %llu failures told, %llu device I/Os\n", fault_.name, model_.size(),
-         static_cast<unsigned long long>(readable), static_cast<unsigned long long>(walked), static_cast<unsigned long long>(injected),
-         static_cast<unsigned long long>(failures_), static_cast<unsigned long long>(store_->device_ios()));
+  const uint64_t injected =
+      counters.read_errors + counters.write_errors + counters.torn + counters.misdirected + counters.corrupted;
+  printf("%-20s %5zu keys, %5llu can be read, %5llu walked; %llu faults, %llu failures told, %llu device I/Os\n",
+         fault_.name, model_.size(), static_cast<unsigned long long>(readable), static_cast<unsigned long long>(walked),
+         static_cast<unsigned long long>(injected), static_cast<unsigned long long>(failures_),
+         static_cast<unsigned long long>(store_->device_ios()));
   if (injected == 0) fail(std::string(fault_.name) + ": the device injected no fault");
   if (fault_.lasting && failures_ == 0) fail(std::string(fault_.name) + ": not one of them was noticed");
   if (readable < model_.size() / 4) fail(std::string(fault_.name) + ": hardly a key can be read");

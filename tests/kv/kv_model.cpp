@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The engine against a model: random operations on few and on many keys, in a log so small that it is cleaned all the time. Every result
-// and every byte is compared with a std::unordered_map; full is an answer, after which nothing may have changed.
-// With a device, three quarters of the log and more lie there.
+// SPDX-License-Identifier: Apache-2.0 The engine against a model: random operations on few and on many keys, in a log
+// so small that it is cleaned all the time. Every result and every byte is compared with a std::unordered_map; full is
+// an answer, after which nothing may have changed. With a device, three quarters of the log and more lie there.
 //   kv_model [--operations N] [--device URI]; LUNAR_SEED= replays.
 #include <errno.h>
 
@@ -24,19 +23,22 @@ struct Kind {
   unsigned shards;
 };
 // The last two run full: what would live does not go in.
-constexpr Kind kKinds[] = {{"few keys", 64, 2 * kMiB, 300, 1},       {"many keys", 40'000, 4 * kMiB, 200, 8},
-                           {"large values", 24, 8 * kMiB, 300'000, 4}, {"full of small ones", 60'000, 3 * kMiB, 200, 4},
+constexpr Kind kKinds[] = {{"few keys", 64, 2 * kMiB, 300, 1},
+                           {"many keys", 40'000, 4 * kMiB, 200, 8},
+                           {"large values", 24, 8 * kMiB, 300'000, 4},
+                           {"full of small ones", 60'000, 3 * kMiB, 200, 4},
                            {"full of large ones", 64, 4 * kMiB, 200'000, 2}};
 
 class Model {
  public:
-  Model(const Kind& kind, uint64_t seed, const char* uri) : kind_(kind), random_(seed), buffer_(kind.value_max + 64, 0) {
+  Model(const Kind& kind, uint64_t seed, const char* uri)
+      : kind_(kind), random_(seed), buffer_(kind.value_max + 64, 0) {
     StoreOptions options;
     options.log_bytes = kind.log_bytes;
     options.device = open_device(uri, kind.log_bytes);
     options.dram_bytes = options.device ? 5 * kMiB : kind.log_bytes + 8 * kMiB;
     options.shards = kind.shards;
-    options.expected_keys = 16;   // grows
+    options.expected_keys = 16;  // grows
     dram_bytes_ = options.dram_bytes;
     store_ = open_store(options);
   }
@@ -68,21 +70,22 @@ std::string Model::key(uint64_t number) {
   if (number == 0) return "";
   std::string text = std::to_string(number);
   if (number % 7 == 0) text.insert(0, number % 91, 'k');
-  if (kind_.value_max > 100'000 && number % 11 == 3) text.insert(0, 70'000, 'K');   // a key that is large itself
+  if (kind_.value_max > 100'000 && number % 11 == 3) text.insert(0, 70'000, 'K');  // a key that is large itself
   return text;
 }
 
 void Model::set(const std::string& key) {
   uint64_t length = random_.below(3) ? random_.below(kind_.value_max) : random_.below(32);
   const auto found = model_.find(key);
-  if (found != model_.end() && random_.below(2)) length = found->second.size() + random_.below(9) - 4;   // in place, more or less
+  // in place, more or less
+  if (found != model_.end() && random_.below(2)) length = found->second.size() + random_.below(9) - 4;
   if (length > kind_.value_max) length = 0;
   fill(&value_, mix(key.size()), ++version_, length);
   const int status = store_->set(bytes_of(key), bytes_of(value_));
   if (status == -ENOSPC) {
     ++full_;
     if (bytes_ < kind_.log_bytes / 4) wrong("set with three quarters free", status, 0);
-    return get(key);   // as it was
+    return get(key);  // as it was
   }
   if (status != 0) wrong("set", status, 0);
   bytes_ -= found != model_.end() ? found->second.size() + key.size() : 0;
@@ -121,7 +124,8 @@ void Model::del(const std::string& key) {
 void Model::any() {
   std::string found(80'000, 0);
   const int64_t length = store_->random(found.data(), found.size());
-  if (length < 0 ? !model_.empty() || length != -ENOENT : model_.count(found.substr(0, static_cast<uint64_t>(length))) != 1)
+  if (length < 0 ? !model_.empty() || length != -ENOENT
+                 : model_.count(found.substr(0, static_cast<uint64_t>(length))) != 1)
     wrong("random", length, static_cast<int64_t>(model_.size()));
 }
 
@@ -135,9 +139,11 @@ void Model::walk() {
     if (length == -ENOENT) break;
     if (length < 0) wrong("walk", length, 0);
     const std::string key = found.substr(0, static_cast<uint64_t>(length));
-    if (model_.count(key) == 0 || !seen.insert(key).second) fail("walk gave a key twice, or one that is not there: " + key);
+    if (model_.count(key) == 0 || !seen.insert(key).second)
+      fail("walk gave a key twice, or one that is not there: " + key);
   }
-  if (seen.size() != model_.size()) wrong("keys of a walk", static_cast<int64_t>(seen.size()), static_cast<int64_t>(model_.size()));
+  if (seen.size() != model_.size())
+    wrong("keys of a walk", static_cast<int64_t>(seen.size()), static_cast<int64_t>(model_.size()));
   walk->close();
 }
 
@@ -159,23 +165,30 @@ void Model::run(uint64_t operations) {
     if (i % (operations / 4) == operations / 4 - 1) {
       walk();
       check_store(store_);
-      if (store_->dram_used() > dram_bytes_) wrong("dram_used", static_cast<int64_t>(store_->dram_used()), static_cast<int64_t>(dram_bytes_));
+      if (store_->dram_used() > dram_bytes_)
+        wrong("dram_used", static_cast<int64_t>(store_->dram_used()), static_cast<int64_t>(dram_bytes_));
     }
   }
-  if (store_->count() != model_.size()) wrong("count", static_cast<int64_t>(store_->count()), static_cast<int64_t>(model_.size()));
-  if (store_->bytes_actual() != bytes_) wrong("bytes_actual", static_cast<int64_t>(store_->bytes_actual()), static_cast<int64_t>(bytes_));
+  if (store_->count() != model_.size())
+    wrong("count", static_cast<int64_t>(store_->count()), static_cast<int64_t>(model_.size()));
+  if (store_->bytes_actual() != bytes_)
+    wrong("bytes_actual", static_cast<int64_t>(store_->bytes_actual()), static_cast<int64_t>(bytes_));
   for (const auto& [name, value] : model_) get(name);
-  printf("%-20s %8zu keys, %7llu KiB, full %llu times, cleaning moved %llu KiB, %llu device I/Os, index %.1f bytes an entry\n", kind_.name, model_.size(),
-         static_cast<unsigned long long>(bytes_ / 1024), static_cast<unsigned long long>(full_),
-         static_cast<unsigned long long>(store_->cleaned_bytes() / 1024), static_cast<unsigned long long>(store_->device_ios()),
-         static_cast<double>(store_->index_bytes()) / static_cast<double>(model_.empty() ? 1 : model_.size()));
+  printf(
+      "%-20s %8zu keys, %7llu KiB, full %llu times, cleaning moved %llu KiB, %llu device I/Os, index %.1f bytes an "
+      "entry\n",
+      kind_.name, model_.size(), static_cast<unsigned long long>(bytes_ / 1024), static_cast<unsigned long long>(full_),
+      static_cast<unsigned long long>(store_->cleaned_bytes() / 1024),
+      static_cast<unsigned long long>(store_->device_ios()),
+      static_cast<double>(store_->index_bytes()) / static_cast<double>(model_.empty() ? 1 : model_.size()));
   // What was deleted is room again.
   while (!model_.empty()) del(std::string(model_.begin()->first));
   if (store_->count() != 0 || store_->bytes_actual() != 0) fail("not empty after everything was deleted");
   fill(&value_, 1, 1, kind_.value_max);
   for (uint64_t i = 0; i * kind_.value_max < kind_.log_bytes / 2; ++i) {
     const std::string name = "again" + std::to_string(i);
-    if (const int status = store_->set(bytes_of(name), bytes_of(value_)); status != 0) wrong("set after everything was deleted", status, 0);
+    if (const int status = store_->set(bytes_of(name), bytes_of(value_)); status != 0)
+      wrong("set after everything was deleted", status, 0);
   }
   check_store(store_);
 }

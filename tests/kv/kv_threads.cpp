@@ -1,9 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0
-// The engine under many threads. Each key has one writer; its versions count up, and every fifth means that it is deleted. A writer says
-// what it begins and what is done, so a reader knows which versions it may see: not older than what was done before it
-// asked, not newer than what was begun when it had its answer, whole, and never one that comes back. That is linearizability for keys with one writer.
-// Keys that all threads write must be whole, of a version that one of them wrote. Walkers must see every key that stays, once.
-//   kv_threads [--writes N] [--writers N] [--readers N] [--device URI]; LUNAR_SEED= replays the choices, not the interleaving.
+// SPDX-License-Identifier: Apache-2.0 The engine under many threads. Each key has one writer; its versions count up,
+// and every fifth means that it is deleted. A writer says what it begins and what is done, so a reader knows which
+// versions it may see: not older than what was done before it asked, not newer than what was begun when it had its
+// answer, whole, and never one that comes back. That is linearizability for keys with one writer. Keys that all threads
+// write must be whole, of a version that one of them wrote. Walkers must see every key that stays, once.
+//   kv_threads [--writes N] [--writers N] [--readers N] [--device URI]; LUNAR_SEED= replays the choices, not the
+//   interleaving.
 #include <errno.h>
 
 #include <atomic>
@@ -24,10 +25,10 @@ constexpr uint64_t kKeysAWriter = 300, kShared = 5, kStaying = 500, kLengthMax =
 
 uint64_t length_of(uint64_t key, uint64_t version) {
   const uint64_t x = mix(key << 20 ^ version);
-  if (key % 50 == 1) return x % kLengthMax;             // often a large pair
-  return key % 3 == 0 ? 40 + version % 2 : x % 700;     // in place, or not
+  if (key % 50 == 1) return x % kLengthMax;          // often a large pair
+  return key % 3 == 0 ? 40 + version % 2 : x % 700;  // in place, or not
 }
-bool is_deleted(uint64_t version) { return version % 5 == 0; }   // 0: never written
+bool is_deleted(uint64_t version) { return version % 5 == 0; }  // 0: never written
 
 struct Progress {
   std::atomic<uint64_t> begun{0}, done{0};
@@ -79,8 +80,8 @@ void read_one(Run& run, uint64_t key, std::vector<uint64_t>* seen, std::string* 
     run.reads.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  fail("get of " + name + " gave " + std::to_string(length) + ", which is none of versions " + std::to_string(oldest) + " to " +
-       std::to_string(newest));
+  fail("get of " + name + " gave " + std::to_string(length) + ", which is none of versions " + std::to_string(oldest) +
+       " to " + std::to_string(newest));
 }
 
 // Values that say in every word who wrote them and when.
@@ -89,8 +90,10 @@ void write_shared(Run& run, uint64_t writer, Random& random) {
   const uint64_t length = 8 * (1 + random.below(60));
   const std::vector<uint64_t> words(length / 8, writer << 32 | length);
   int status = 0;
-  if (random.below(8)) while ((status = run.store->set(bytes_of(name), {words.data(), length})) == -ENOSPC) run.full.fetch_add(1);
-  else if (run.store->del(bytes_of(name)) < -ENOENT) status = -1;
+  if (random.below(8))
+    while ((status = run.store->set(bytes_of(name), {words.data(), length})) == -ENOSPC) run.full.fetch_add(1);
+  else if (run.store->del(bytes_of(name)) < -ENOENT)
+    status = -1;
   if (status != 0) fail("set or del of " + name);
 }
 
@@ -130,9 +133,11 @@ void writer(Run& run, uint64_t number, uint64_t seed) {
   Random random(seed + number);
   std::string value;
   while (!run.over.load(std::memory_order_relaxed)) {
-    if (random.below(8) == 0) write_shared(run, number, random);
-    else write_one(run, number * kKeysAWriter + random.below(kKeysAWriter), &value);
-    if (random.below(64) == 0) {   // the index grows and the log changes under all threads
+    if (random.below(8) == 0)
+      write_shared(run, number, random);
+    else
+      write_one(run, number * kKeysAWriter + random.below(kKeysAWriter), &value);
+    if (random.below(64) == 0) {  // the index grows and the log changes under all threads
       const std::string name = "passing " + std::to_string(random.below(20'000));
       if (run.store->set(bytes_of(name), {"x", 1}) != 0) run.full.fetch_add(1);
     }
@@ -144,8 +149,10 @@ void reader(Run& run, uint64_t number, uint64_t seed, uint64_t writers) {
   std::vector<uint64_t> seen(run.keys.size());
   std::string buffer(kLengthMax, 0), wanted;
   while (!run.over.load(std::memory_order_relaxed)) {
-    if (random.below(8) == 0) read_shared(run, random, writers);
-    else read_one(run, random.below(run.keys.size()), &seen, &buffer, &wanted);
+    if (random.below(8) == 0)
+      read_shared(run, random, writers);
+    else
+      read_one(run, random.below(run.keys.size()), &seen, &buffer, &wanted);
     char key[64];
     if (random.below(32) == 0 && run.store->random(key, sizeof key) <= 0) fail("random found nothing");
   }
@@ -176,16 +183,19 @@ int main(int argc, char** argv) {
     while (!run.over.load()) walk(run);
   });
   // Until everything happened often enough, however slow the machine is.
-  while (run.writes.load() < writes || run.reads.load() < writes / 4 || run.walks.load() < 3 || store->cleaned_bytes() == 0) sys::sleep_ns(10'000'000);
+  while (run.writes.load() < writes || run.reads.load() < writes / 4 || run.walks.load() < 3 ||
+         store->cleaned_bytes() == 0)
+    sys::sleep_ns(10'000'000);
   run.over.store(true);
   for (std::thread& thread : threads) thread.join();
   check_store(store);
   std::vector<uint64_t> seen(run.keys.size());
   std::string buffer(kLengthMax, 0), wanted;
   for (uint64_t key = 0; key < run.keys.size(); ++key) read_one(run, key, &seen, &buffer, &wanted);
-  printf("%llu writes, %llu reads, %llu walks, full %llu times; cleaning moved %llu KiB\n", static_cast<unsigned long long>(run.writes.load()),
-         static_cast<unsigned long long>(run.reads.load()), static_cast<unsigned long long>(run.walks.load()),
-         static_cast<unsigned long long>(run.full.load()), static_cast<unsigned long long>(store->cleaned_bytes() / 1024));
+  printf("%llu writes, %llu reads, %llu walks, full %llu times; cleaning moved %llu KiB\n",
+         static_cast<unsigned long long>(run.writes.load()), static_cast<unsigned long long>(run.reads.load()),
+         static_cast<unsigned long long>(run.walks.load()), static_cast<unsigned long long>(run.full.load()),
+         static_cast<unsigned long long>(store->cleaned_bytes() / 1024));
   store->close();
   return 0;
 }

@@ -31,7 +31,9 @@ struct Opened {
     INFO(why.text);
     store->close();
   }
-  int set(const std::string& key, const std::string& value) { return store->set({key.data(), key.size()}, {value.data(), value.size()}); }
+  int set(const std::string& key, const std::string& value) {
+    return store->set({key.data(), key.size()}, {value.data(), value.size()});
+  }
   int64_t del(const std::string& key) { return store->del({key.data(), key.size()}); }
   int64_t exists(const std::string& key) { return store->exists({key.data(), key.size()}); }
   std::string get(const std::string& key) {
@@ -86,7 +88,7 @@ TEST_CASE("kv: lengths that cannot be are refused, and nothing is touched") {
   CHECK(kv.store->set({&byte, 1}, {&byte, UINT64_MAX}) == -EINVAL);
   CHECK(kv.store->set({&byte, UINT64_MAX}, {&byte, 1}) == -EINVAL);
   CHECK(kv.store->set({&byte, 1}, {&byte, kPairBytesMax + 1}) == -EINVAL);
-  CHECK(kv.store->set({&byte, 1}, {&byte, kPairBytesMax}) == -ENOSPC);   // legal; this store is smaller
+  CHECK(kv.store->set({&byte, 1}, {&byte, kPairBytesMax}) == -ENOSPC);  // legal; this store is smaller
   CHECK(kv.store->count() == 0);
 }
 
@@ -94,7 +96,8 @@ TEST_CASE("kv: a value is replaced by a shorter, a longer and a large one") {
   Opened kv;
   const std::string large(300'000, 'L'), other(299'000, 'M');
   for (int round = 0; round < 50; ++round) {
-    for (const std::string& value : {std::string("short"), std::string(200, 'x'), std::string(190, 'y'), large, other, std::string(), std::string(5000, 'z')}) {
+    for (const std::string& value : {std::string("short"), std::string(200, 'x'), std::string(190, 'y'), large, other,
+                                     std::string(), std::string(5000, 'z')}) {
       REQUIRE(kv.set("key", value) == 0);
       REQUIRE(kv.get("key") == value);
       REQUIRE(kv.store->count() == 1);
@@ -118,7 +121,7 @@ TEST_CASE("kv: full is an answer, and deleting makes room") {
   for (const std::string& key : keys) REQUIRE(kv.get(key) == value);
   CHECK(kv.set("no room", value) == -ENOSPC);
   CHECK(kv.exists("no room") == -ENOENT);
-  for (size_t i = 0; i < keys.size(); i += 2) REQUIRE(kv.del(keys[i]) == 1000);   // every other: no segment is all dead
+  for (size_t i = 0; i < keys.size(); i += 2) REQUIRE(kv.del(keys[i]) == 1000);  // every other: no segment is all dead
   for (size_t i = 0; i < keys.size(); i += 2) {
     if (i / 2 < keys.size() / 4) REQUIRE(kv.set(keys[i], value) == 0);
   }
@@ -127,13 +130,13 @@ TEST_CASE("kv: full is an answer, and deleting makes room") {
 }
 
 TEST_CASE("kv: a large value finds neighbouring room by moving what lives between") {
-  Opened kv(kMiB, 2 * kMiB);   // 16 segments of 64 KiB
+  Opened kv(kMiB, 2 * kMiB);  // 16 segments of 64 KiB
   const std::string small(2000, 's');
   for (int i = 0; i < 360; ++i) REQUIRE(kv.set("small " + std::to_string(i), small) == 0);
   for (int i = 0; i < 360; ++i) {
     if (i % 4) REQUIRE(kv.del("small " + std::to_string(i)) == 2000);
   }
-  const std::string large(500'000, 'L');   // 8 neighbours; no two were free
+  const std::string large(500'000, 'L');  // 8 neighbours; no two were free
   REQUIRE(kv.set("large", large) == 0);
   CHECK(kv.get("large") == large);
   for (int i = 0; i < 360; i += 4) REQUIRE(kv.get("small " + std::to_string(i)) == small);
@@ -152,7 +155,7 @@ TEST_CASE("kv: the DRAM budget is never exceeded") {
     status = kv.set(std::to_string(keys), "");
     REQUIRE(kv.store->dram_used() <= budget);
   }
-  CHECK(status == -ENOSPC);   // of the index: the log has room for twice as many
+  CHECK(status == -ENOSPC);  // of the index: the log has room for twice as many
   CHECK(kv.store->count() == keys - 1);
   for (uint64_t i = 0; i + 1 < keys; ++i) REQUIRE(kv.exists(std::to_string(i)) == 0);
   ErrorText why;
@@ -216,7 +219,7 @@ TEST_CASE("kv: random comes to every key, and to none in an empty store") {
 TEST_CASE("kv: operations are counted") {
   Opened kv;
   REQUIRE(kv.set("a", "1") == 0);
-  CHECK(kv.get("a") == "1");   // exists and get
+  CHECK(kv.get("a") == "1");  // exists and get
   CHECK(kv.del("a") == 1);
   CHECK(kv.del("a") == -ENOENT);
   CHECK(kv.store->operations() == 5);

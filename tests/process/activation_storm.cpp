@@ -1,9 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0
-// `activation_storm THREADS SEED`: threads write, check, discard, move, protect and unmap memory of their own, with and without huge
-// pages, and fork, while the process grows from plain to tiered memory. Every page is checked against a model that plain arrays keep.
+// SPDX-License-Identifier: Apache-2.0 `activation_storm THREADS SEED`: threads write, check, discard, move, protect and
+// unmap memory of their own, with and without huge pages, and fork, while the process grows from plain to tiered
+// memory. Every page is checked against a model that plain arrays keep.
 //
-// Idea: each thread owns a few maps; version 0 of a page means zeros, others a stamp at both ends. The main thread grows the heap beyond
-// the budget meanwhile. Prints "sound", or what was wrong.
+// Idea: each thread owns a few maps; version 0 of a page means zeros, others a stamp at both ends. The main thread
+// grows the heap beyond the budget meanwhile. Prints "sound", or what was wrong.
 #include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -22,7 +22,7 @@
 
 namespace {
 
-constexpr size_t kPage = 4096, kMapPages = 1280;   // 5 MiB: two huge pages and what is around them
+constexpr size_t kPage = 4096, kMapPages = 1280;  // 5 MiB: two huge pages and what is around them
 constexpr unsigned kMaps = 2;
 
 uint64_t g_seed = 1;
@@ -36,8 +36,8 @@ uint64_t mix(uint64_t x) {
 }
 
 [[noreturn]] void fail(const char* what, uint64_t a = 0, uint64_t b = 0) {
-  printf("FAIL (seed %llu): %s: %llx %llx, errno %d\n", static_cast<unsigned long long>(g_seed), what, static_cast<unsigned long long>(a),
-         static_cast<unsigned long long>(b), errno);
+  printf("FAIL (seed %llu): %s: %llx %llx, errno %d\n", static_cast<unsigned long long>(g_seed), what,
+         static_cast<unsigned long long>(a), static_cast<unsigned long long>(b), errno);
   fflush(stdout);
   _exit(1);
 }
@@ -49,7 +49,9 @@ struct Map {
   std::vector<uint32_t> version;
 
   uint64_t stamp(size_t page) const { return version[page] == 0 ? 0 : mix(id * 1000003 + page * 64 + version[page]); }
-  uint64_t* word(size_t page, bool last) const { return reinterpret_cast<uint64_t*>(base + page * kPage + (last ? kPage - 8 : 0)); }
+  uint64_t* word(size_t page, bool last) const {
+    return reinterpret_cast<uint64_t*>(base + page * kPage + (last ? kPage - 8 : 0));
+  }
   void make(uint64_t new_id, bool huge) {
     id = new_id;
     pages = kMapPages;
@@ -102,7 +104,8 @@ struct Worker {
       case 3: {
         const size_t more = map.pages < 2 * kMapPages ? map.pages + 1 + below(300) : kMapPages;
         void* moved = mremap(map.base, map.pages * kPage, more * kPage, MREMAP_MAYMOVE);
-        if (moved == MAP_FAILED && errno == EFAULT) break;   // the kernel does not move across pieces of different advice
+        // the kernel does not move across pieces of different advice
+        if (moved == MAP_FAILED && errno == EFAULT) break;
         if (moved == MAP_FAILED) fail("mremap");
         map.base = static_cast<char*>(moved);
         map.version.resize(more, 0);
@@ -115,21 +118,24 @@ struct Worker {
         if (munmap(map.base, map.pages * kPage) != 0) fail("munmap");
         map.make(++ids, below(2) == 0);
         break;
-      case 5: (void)madvise(at, count * kPage, below(2) == 0 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); break;
+      case 5:
+        (void)madvise(at, count * kPage, below(2) == 0 ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+        break;
       case 6:
       case 7:
       case 8:
         for (size_t i = page; i < page + count; i += 1 + below(5)) map.check(i, "in passing");
         break;
       default:
-        for (size_t i = page; i < page + count && i < page + 200; ++i) map.write(i, 1 + static_cast<uint32_t>(below(1u << 30)));
+        for (size_t i = page; i < page + count && i < page + 200; ++i)
+          map.write(i, 1 + static_cast<uint32_t>(below(1u << 30)));
     }
     g_done.fetch_add(1, std::memory_order_relaxed);
   }
 
   void fork_and_check() {
     const pid_t child = fork();
-    if (child < 0) return;   // the tree is full: allowed
+    if (child < 0) return;  // the tree is full: allowed
     if (child == 0) {
       for (Map& map : maps) {
         map.check_all("in a child");
@@ -166,7 +172,7 @@ int main(int argc, char** argv) {
   std::vector<uint64_t*> blocks;
   constexpr size_t kBlock = 128 << 10;
   uint64_t random = mix(g_seed);
-  for (size_t i = 0; i < 400; ++i) {   // 50 MiB
+  for (size_t i = 0; i < 400; ++i) {  // 50 MiB
     auto* block = static_cast<uint64_t*>(malloc(kBlock));
     if (block == nullptr) fail("malloc");
     for (size_t w = 0; w < kBlock / 8; w += 64) block[w] = mix(i * 4096 + w);

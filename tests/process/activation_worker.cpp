@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The program of activation_test.py: `activation_worker STEP...`, one after the other. Every page it holds carries a stamp that is
-// checked before each line it prints, and at the end ("sound").
+// SPDX-License-Identifier: Apache-2.0 The program of activation_test.py: `activation_worker STEP...`, one after the
+// other. Every page it holds carries a stamp that is checked before each line it prints, and at the end ("sound").
 //
 //   grow:MIB     mallocs 256 KiB blocks till it holds so many MiB; ENOMEM is printed, not fatal ("refused at N MiB")
 //   map:MIB      the same from one mmap, with MADV_HUGEPAGE        noreserve:MIB   with MAP_NORESERVE, half of it used
@@ -8,12 +7,14 @@
 //   say:WORD     prints it, and waits for a line on standard input
 //   setuid       becomes nobody, permanently        chroot:DIR
 //   seccomp      open, openat and userfaultfd are refused from now on (EPERM)
-//   fork:MIB     a child grows by so many MiB, overwrites half of what it inherited and checks all; its parent goes on meanwhile
+//   fork:MIB     a child grows by so many MiB, overwrites half of what it inherited and checks all; its parent goes on
+//                meanwhile
 //   huge         fails unless AnonHugePages of this process is above 0
 //   closeall     closes every descriptor but the first three, as daemons do (close_range, and one by one)
 //   small        fails if the kernel could put a huge page anywhere but into the stack or brk's heap
 //   stray        a second thread goes on, the first ends (pthread_exit)
-//   discards:MIB two threads discard pages here and there of so many MiB and use them again, while as much again and a half is grown
+//   discards:MIB two threads discard pages here and there of so many MiB and use them again, while as much again and a
+//   half is grown
 //   again:N      tries N further mallocs of 256 KiB that are expected to fail
 #include <errno.h>
 #include <fcntl.h>
@@ -106,8 +107,9 @@ void map_unreserved(size_t mib) {
 
 void advise() {
   for (const int advice : {MADV_HUGEPAGE, 25 /* MADV_COLLAPSE */})
-    for (const Block& block : g_blocks)   // the huge page that it begins in, with what else lies there
-      (void)madvise(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(block.at) >> 21 << 21), size_t{2} << 20, advice);
+    for (const Block& block : g_blocks)  // the huge page that it begins in, with what else lies there
+      (void)madvise(reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(block.at) >> 21 << 21), size_t{2} << 20,
+                    advice);
 }
 
 void say(const char* word) {
@@ -147,7 +149,8 @@ void install_filter() {
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
   };
   sock_fprog filter{static_cast<unsigned short>(sizeof program / sizeof program[0]), program};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) fail("seccomp");
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+    fail("seccomp");
   if (open("/dev/null", O_RDONLY) >= 0) fail("the filter lets open pass");
 }
 
@@ -193,7 +196,8 @@ void require_small() {
     char flags[8];
     int path = 0;
     if (sscanf(line, "%lx-%lx %7s %*x %*s %*u %n", &start, &end, flags, &path) == 3) {
-      counts = flags[1] == 'w' && flags[3] == 'p' && (line[path] == '\n' || line[path] == 0) && (start + kHuge - 1) / kHuge * kHuge + kHuge <= end;
+      counts = flags[1] == 'w' && flags[3] == 'p' && (line[path] == '\n' || line[path] == 0) &&
+               (start + kHuge - 1) / kHuge * kHuge + kHuge <= end;
       strcpy(map, line);
     } else if (counts && strncmp(line, "VmFlags:", 8) == 0 && strstr(line, " nh") == nullptr) {
       printf("huge pages may come into %s", map);
@@ -207,7 +211,7 @@ void require_small() {
 void again(size_t count) {
   for (size_t i = 0; i < count; ++i) {
     void* volatile block = malloc(kBlock);
-    if (block != nullptr) memset(block, 1, kBlock);   // kept: it is about refusals
+    if (block != nullptr) memset(block, 1, kBlock);  // kept: it is about refusals
   }
 }
 
@@ -215,13 +219,14 @@ int g_argc;
 char** g_argv;
 int g_at = 1;
 
-constexpr size_t kDiscarded = 8 * kPage;   // at once
+constexpr size_t kDiscarded = 8 * kPage;  // at once
 
 // What was discarded reads as zeros, whatever becomes of the rest of its huge page's place.
 void discard_until(std::atomic<bool>& stop, unsigned char* base, size_t bytes, unsigned seed) {
   const unsigned which = seed;
   while (!stop.load()) {
-    unsigned char* at = base + ((rand_r(&seed) % (bytes >> 21) * 2 + which) << 20);   // each thread has every second MiB
+    // each thread has every second MiB
+    unsigned char* at = base + ((rand_r(&seed) % (bytes >> 21) * 2 + which) << 20);
     at += rand_r(&seed) % ((1 << 20) / kDiscarded) * kDiscarded;
     if (madvise(at, kDiscarded, MADV_DONTNEED) != 0) fail("madvise");
     for (size_t page = 0; page < kDiscarded; page += kPage) {
@@ -232,7 +237,8 @@ void discard_until(std::atomic<bool>& stop, unsigned char* base, size_t bytes, u
 }
 
 void discards(size_t bytes) {
-  auto* base = static_cast<unsigned char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* base =
+      static_cast<unsigned char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   if (base == MAP_FAILED) fail("mmap");
   memset(base, 1, bytes);
   std::atomic<bool> stop{false};
@@ -240,7 +246,8 @@ void discards(size_t bytes) {
   for (unsigned i = 0; i < 2; ++i) threads.emplace_back([=, &stop] { discard_until(stop, base, bytes, i); });
   usleep(2000);
   const size_t more = bytes + bytes / 2;
-  auto* other = static_cast<unsigned char*>(mmap(nullptr, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* other =
+      static_cast<unsigned char*>(mmap(nullptr, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   if (other == MAP_FAILED) fail("mmap");
   for (int round = 0; round < 2; ++round)
     for (size_t at = 0; at < more; at += kPage) other[at] = 1;
@@ -256,21 +263,36 @@ void steps() {
     const auto is = [&](const char* name) { return strlen(name) == length && strncmp(step, name, length) == 0; };
     const char* value = colon != nullptr ? colon + 1 : "";
     const size_t number = strtoul(value, nullptr, 10);
-    if (is("grow")) grow(number);
-    else if (is("map")) map_huge(number);
-    else if (is("noreserve")) map_unreserved(number);
-    else if (is("advise")) advise();
-    else if (is("say")) say(value);
-    else if (is("setuid")) become_nobody();
-    else if (is("chroot")) change_root(value);
-    else if (is("seccomp")) install_filter();
-    else if (is("fork")) fork_and_grow(number);
-    else if (is("huge")) require_huge();
-    else if (is("discards")) discards(number << 20);
-    else if (is("closeall")) close_all();
-    else if (is("small")) require_small();
-    else if (is("again")) again(number);
-    else fail(step);
+    if (is("grow"))
+      grow(number);
+    else if (is("map"))
+      map_huge(number);
+    else if (is("noreserve"))
+      map_unreserved(number);
+    else if (is("advise"))
+      advise();
+    else if (is("say"))
+      say(value);
+    else if (is("setuid"))
+      become_nobody();
+    else if (is("chroot"))
+      change_root(value);
+    else if (is("seccomp"))
+      install_filter();
+    else if (is("fork"))
+      fork_and_grow(number);
+    else if (is("huge"))
+      require_huge();
+    else if (is("discards"))
+      discards(number << 20);
+    else if (is("closeall"))
+      close_all();
+    else if (is("small"))
+      require_small();
+    else if (is("again"))
+      again(number);
+    else
+      fail(step);
     if (!is("stray")) check_all(step);
   }
   check_all("the end");

@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The API in a process whose malloc is its own: lunar_malloc is tiered, the program's malloc and its use of jemalloc stay
-// as they are, jemalloc's metadata never lies in the tier, and the tier ends and starts again.
-// Linked against the runtime itself (for the heap's counters) and its C API.
+// SPDX-License-Identifier: Apache-2.0 The API in a process whose malloc is its own: lunar_malloc is tiered, the
+// program's malloc and its use of jemalloc stay as they are, jemalloc's metadata never lies in the tier, and the tier
+// ends and starts again. Linked against the runtime itself (for the heap's counters) and its C API.
 #include <jemalloc/jemalloc.h>
 #include <malloc.h>
 
@@ -16,12 +15,12 @@
 #include "heap/heap.h"
 #include "lunar/lunar.h"
 
-#define CHECK(condition)                                                                        \
-  do {                                                                                          \
-    if (!(condition)) {                                                                         \
+#define CHECK(condition)                                                                                           \
+  do {                                                                                                             \
+    if (!(condition)) {                                                                                            \
       fprintf(stderr, "%s:%d: failed: %s (errno %d, %s)\n", __FILE__, __LINE__, #condition, errno, lunar_error()); \
-      _exit(1);                                                                                 \
-    }                                                                                           \
+      _exit(1);                                                                                                    \
+    }                                                                                                              \
   } while (0)
 
 #include <unistd.h>
@@ -109,7 +108,7 @@ void host_is_left_alone() {
     dallocx(theirs, 0);
   }
   lunar_free(tiered);
-  void* theirs = mallocx(100, 0);   // the freed block is not in the program's thread cache
+  void* theirs = mallocx(100, 0);  // the freed block is not in the program's thread cache
   CHECK(lunar_is_tiered(theirs) == 0);
   dallocx(theirs, 0);
 }

@@ -1,8 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0
-// bypass: what a program does past the preload library's calls, and what becomes of Lunar's own calls when the program restricts them.
+// SPDX-License-Identifier: Apache-2.0 bypass: what a program does past the preload library's calls, and what becomes of
+// Lunar's own calls when the program restricts them.
 //
-//   bypass_test LIBRARY CASE    starts itself again under the preload library, collects its standard error through a socket or a pipe,
-//                               and checks how it ended. A process that does not end in time is a failure, with its states printed.
+//   bypass_test LIBRARY CASE    starts itself again under the preload library, collects its standard error through a
+//                               socket or a pipe,
+//                               and checks how it ended. A process that does not end in time is a failure, with its
+//                               states printed.
 //
 // Each case names what it expects: the same results as on plain memory, or one FATAL line and an abort; never a hang.
 #include <dirent.h>
@@ -37,10 +39,11 @@
 namespace {
 
 constexpr size_t kMiB = 1 << 20;
-constexpr size_t kHeap = 64 * kMiB;   // four times the budget
+constexpr size_t kHeap = 64 * kMiB;  // four times the budget
 
 char* map_private(size_t bytes, int flags = 0) {
-  auto* p = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0));
+  auto* p =
+      static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0));
   CHECK(p != MAP_FAILED);
   return p;
 }
@@ -53,7 +56,7 @@ char* filled_map() {
   return p;
 }
 
-// ---- FATAL lines reach the holder of standard error ------------------------------------------------------------------
+// ---- FATAL lines reach the holder of standard error -----------------------------------------------------------------
 
 // A map without reservation that outgrows the LUN ends by a line that a handler writes.
 int run_out_of_lun() {
@@ -63,14 +66,14 @@ int run_out_of_lun() {
 }
 
 int after_rights_are_dropped() {
-  char* p = filled_map();   // activated while there are rights
+  char* p = filled_map();  // activated while there are rights
   CHECK(setgid(65534) == 0 && setuid(65534) == 0);
   CHECK(holds(p, kHeap, 7));
   return run_out_of_lun();
 }
 
 void* other_thread(void* body) {
-  usleep(100000);   // the main thread is gone by then
+  usleep(100000);  // the main thread is gone by then
   _exit(reinterpret_cast<int (*)()>(body)());
 }
 
@@ -87,27 +90,29 @@ int without_main_thread() { return by_other_thread(run_out_of_lun); }
 int direct_io_is_seen() {
   int fd = static_cast<int>(syscall(SYS_openat, AT_FDCWD, "/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600));
   CHECK(fd >= 0);
-  char* p = filled_map();   // evicts
+  char* p = filled_map();  // evicts
   CHECK(holds(p, kHeap, 7));
   return 0;
 }
 
 int pins_without_main_thread() { return by_other_thread(direct_io_is_seen); }
 
-// ---- filters ------------------------------------------------------------------------------------------------------------
+// ---- filters --------------------------------------------------------------------------------------------------------
 
 struct Denied {
   long number;
-  bool userfaultfd_only;   // of ioctl: type 0xAA
+  bool userfaultfd_only;  // of ioctl: type 0xAA
 };
 
 // For all threads: the calls answer `action`.
 void deny(std::vector<Denied> calls, unsigned action) {
   std::vector<sock_filter> code;
-  auto number_at = static_cast<unsigned>(offsetof(seccomp_data, nr)), second_at = static_cast<unsigned>(offsetof(seccomp_data, args) + 8);
+  auto number_at = static_cast<unsigned>(offsetof(seccomp_data, nr)),
+       second_at = static_cast<unsigned>(offsetof(seccomp_data, args) + 8);
   for (const Denied& call : calls) {
     code.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, number_at));
-    code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call.number), 0, static_cast<unsigned char>(call.userfaultfd_only ? 5 : 1)));
+    code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call.number), 0,
+                            static_cast<unsigned char>(call.userfaultfd_only ? 5 : 1)));
     if (call.userfaultfd_only) {
       code.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, second_at));
       code.push_back(BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 8));
@@ -150,7 +155,7 @@ int killed_by_vmsplice() { return use_memory_without({{SYS_vmsplice, false}}, kK
 int killed_by_ring() { return use_memory_without({{SYS_io_uring_enter, false}}, kKill); }
 int killed_by_ioctl() { return use_memory_without({{SYS_ioctl, true}}, kKill); }
 
-// ---- limits -------------------------------------------------------------------------------------------------------------
+// ---- limits ---------------------------------------------------------------------------------------------------------
 
 size_t resident_pages(char* p, size_t bytes) {
   std::vector<unsigned char> there(bytes / 4096);
@@ -160,7 +165,8 @@ size_t resident_pages(char* p, size_t bytes) {
   return n;
 }
 
-// No address space is left for anything new: what is there goes on, also what may not be read leaves DRAM, a child is served or says why not.
+// No address space is left for anything new: what is there goes on, also what may not be read leaves DRAM, a child is
+// served or says why not.
 int no_address_space() {
   char* p = filled_map();
   char statm[64];
@@ -184,14 +190,15 @@ int no_address_space() {
   int status = 0;
   if (child > 0) {
     CHECK(waitpid(child, &status, 0) == child);
-    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0) || (WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));   // the line is looked for outside
+    // the line is looked for outside
+    CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0) || (WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));
     if (WIFSIGNALED(status)) fprintf(stderr, "the child stopped\n");
   }
   CHECK(holds(p, kHeap, 8));
   return 0;
 }
 
-// ---- first touches ------------------------------------------------------------------------------------------------------
+// ---- first touches --------------------------------------------------------------------------------------------------
 
 // A page here and there costs a page each; what is touched one after the other is filled ahead, by ever more.
 int sparse_touches() {
@@ -207,7 +214,7 @@ int sparse_touches() {
   return 0;
 }
 
-// ---- idle ---------------------------------------------------------------------------------------------------------------
+// ---- idle -----------------------------------------------------------------------------------------------------------
 
 // How often the pager's threads have gone to sleep so far.
 unsigned long service_switches(unsigned* threads) {
@@ -221,7 +228,8 @@ unsigned long service_switches(unsigned* threads) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
     if (fd >= 0) close(fd);
-    const char* line = n > 0 && strncmp(text, "Name:\tlunar-", 12) == 0 ? strstr(text, "\nvoluntary_ctxt_switches:") : nullptr;
+    const char* line =
+        n > 0 && strncmp(text, "Name:\tlunar-", 12) == 0 ? strstr(text, "\nvoluntary_ctxt_switches:") : nullptr;
     if (line == nullptr) continue;
     sum += strtoul(line + 25, nullptr, 10);
     ++*threads;
@@ -232,7 +240,7 @@ unsigned long service_switches(unsigned* threads) {
 
 // Three seconds in which the program does nothing.
 void stays_asleep(const char* who) {
-  usleep(1500000);   // what is under way comes to its end
+  usleep(1500000);  // what is under way comes to its end
   unsigned threads = 0;
   unsigned long before = service_switches(&threads);
   CHECK(threads >= 3);
@@ -259,7 +267,7 @@ int idle() {
   return 0;
 }
 
-// ---- raw calls on tiered memory ------------------------------------------------------------------------------------------
+// ---- raw calls on tiered memory -------------------------------------------------------------------------------------
 
 // Content that was there before is never seen again, neighbours keep theirs, and the LUN space comes back.
 int raw_munmap() {
@@ -274,7 +282,7 @@ int raw_munmap() {
     CHECK(munmap(q, kHeap / 2) == 0);
     CHECK(raw(SYS_munmap, p, kHeap / 4) == 0 && munmap(p + kHeap / 4 * 3, kHeap / 4) == 0);
   }
-  return 0;   // 5 x 48 MiB have come and gone: the LUN has 192
+  return 0;  // 5 x 48 MiB have come and gone: the LUN has 192
 }
 
 // The kernel's own map takes the place at once: it is the program's plain memory, which no eviction may touch.
@@ -282,16 +290,18 @@ int raw_map_over() {
   char* p = filled_map();
   for (int round = 0; round < 20; ++round) {
     char* at = p + kMiB * static_cast<size_t>(round * 2);
-    CHECK(holds(at, kMiB, 7, kMiB * static_cast<size_t>(round * 2) / sizeof(long)));   // resident
-    CHECK(raw(SYS_mmap, at, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == reinterpret_cast<long>(at));
+    CHECK(holds(at, kMiB, 7, kMiB * static_cast<size_t>(round * 2) / sizeof(long)));  // resident
+    CHECK(raw(SYS_mmap, at, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+          reinterpret_cast<long>(at));
     CHECK(all_zero(at, kMiB));
     fill(at, kMiB, 100ul + static_cast<unsigned>(round));
-    char* more = filled_map();   // evicts
+    char* more = filled_map();  // evicts
     CHECK(munmap(more, kHeap) == 0);
   }
   for (int round = 0; round < 20; ++round) {
     size_t at = kMiB * static_cast<size_t>(round * 2);
-    CHECK(holds(p + at, kMiB, 100ul + static_cast<unsigned>(round)) && holds(p + at + kMiB, kMiB, 7, (at + kMiB) / sizeof(long)));
+    CHECK(holds(p + at, kMiB, 100ul + static_cast<unsigned>(round)) &&
+          holds(p + at + kMiB, kMiB, 7, (at + kMiB) / sizeof(long)));
   }
   CHECK(munmap(p, kHeap) == 0);
   char* q = filled_map();
@@ -309,7 +319,7 @@ int raw_mremap() {
   fill(there, kHeap / 2, 9);
   char* q = filled_map();
   CHECK(holds(q, kHeap, 7) && holds(there, kHeap / 2, 9));
-  const pid_t child = fork();   // which has plain memory
+  const pid_t child = fork();  // which has plain memory
   if (child == 0) _exit(holds(there, kHeap / 2, 9) ? 0 : 1);
   int status = 0;
   CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
@@ -328,9 +338,11 @@ int raw_munmap_early() {
   return 0;
 }
 
-// Calls about memory by libc's syscall() are served as those of their names: what they take stays in the tier, zeros come where zeros are due.
+// Calls about memory by libc's syscall() are served as those of their names: what they take stays in the tier, zeros
+// come where zeros are due.
 int calls_by_number() {
-  auto* p = reinterpret_cast<char*>(syscall(SYS_mmap, nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* p = reinterpret_cast<char*>(
+      syscall(SYS_mmap, nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   CHECK(p != MAP_FAILED && tiered(p));
   fill(p, kHeap, 7);
   auto* moved = reinterpret_cast<char*>(syscall(SYS_mremap, p, kHeap, kHeap + kMiB, MREMAP_MAYMOVE));
@@ -372,7 +384,8 @@ char* g_wanted = nullptr;
 
 void* fetching(void* stop) {
   while (!__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED))
-    if (char* q = __atomic_load_n(&g_wanted, __ATOMIC_ACQUIRE)) (void)madvise(q, 2 * kMiB, MADV_WILLNEED);   // it may be gone
+    if (char* q = __atomic_load_n(&g_wanted, __ATOMIC_ACQUIRE))
+      (void)madvise(q, 2 * kMiB, MADV_WILLNEED);  // it may be gone
   return nullptr;
 }
 
@@ -404,12 +417,13 @@ int raw_mremap_among_reads() {
   CHECK(pthread_create(&thread, nullptr, fetching, &stop) == 0);
   for (int round = 0; round < 60; ++round) {
     char *from = map_private(2 * kMiB), *onto = map_private(2 * kMiB);
-    fill(from, kMiB, 100 + static_cast<unsigned long>(round));   // the rest is empty
+    fill(from, kMiB, 100 + static_cast<unsigned long>(round));  // the rest is empty
     fill(onto, 2 * kMiB, 5);
     CHECK(madvise(from, 2 * kMiB, MADV_PAGEOUT) == 0 && madvise(onto, 2 * kMiB, MADV_PAGEOUT) == 0);
     __atomic_store_n(&g_wanted, onto, __ATOMIC_RELEASE);
     usleep(static_cast<useconds_t>(round % 12) * 100);
-    CHECK(raw(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) == reinterpret_cast<long>(onto));
+    CHECK(raw(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) ==
+          reinterpret_cast<long>(onto));
     __atomic_store_n(&g_wanted, nullptr, __ATOMIC_RELEASE);
     CHECK(holds(onto, kMiB, 100 + static_cast<unsigned long>(round)));
     CHECK(all_zero(onto + kMiB, kMiB));
@@ -423,7 +437,8 @@ int raw_mremap_among_reads() {
 // Threads that touch the destination while its pages are brought along: none of them may sleep forever.
 void* touching(void* stop) {
   unsigned long sum = 0;
-  for (size_t at = 0; !__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED); at = (at + 37 * 4096) % (2 * kMiB)) {
+  for (size_t at = 0; !__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED);
+       at = (at + 37 * 4096) % (2 * kMiB)) {
     const char* q = __atomic_load_n(&g_wanted, __ATOMIC_ACQUIRE);
     if (q != nullptr) sum += static_cast<unsigned char>(__atomic_load_n(q + at, __ATOMIC_RELAXED));
   }
@@ -437,10 +452,11 @@ int raw_mremap_among_faults() {
   for (pthread_t& thread : threads) CHECK(pthread_create(&thread, nullptr, touching, &stop) == 0);
   for (int round = 0; round < 80; ++round) {
     char *from = map_private(2 * kMiB), *onto = map_private(2 * kMiB);
-    fill(from, kMiB, 7);   // the rest is empty
+    fill(from, kMiB, 7);  // the rest is empty
     CHECK(madvise(from, 2 * kMiB, MADV_PAGEOUT) == 0);
-    CHECK(raw(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) == reinterpret_cast<long>(onto));
-    __atomic_store_n(&g_wanted, onto, __ATOMIC_RELEASE);   // never unmapped: who has read it may touch it
+    CHECK(raw(SYS_mremap, from, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, onto) ==
+          reinterpret_cast<long>(onto));
+    __atomic_store_n(&g_wanted, onto, __ATOMIC_RELEASE);  // never unmapped: who has read it may touch it
     CHECK(holds(onto, kMiB, 7) && all_zero(onto + kMiB, kMiB));
   }
   __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
@@ -449,7 +465,8 @@ int raw_mremap_among_faults() {
   return 0;
 }
 
-// Forks, whose children must find their memory, beside threads that unmap piece after piece: neither may wait for the other forever.
+// Forks, whose children must find their memory, beside threads that unmap piece after piece: neither may wait for the
+// other forever.
 void* unmapping(void* stop) {
   constexpr size_t kPiece = kMiB / 16;
   while (!__atomic_load_n(static_cast<bool*>(stop), __ATOMIC_RELAXED)) {
@@ -515,12 +532,13 @@ int raw_guards() {
   char* p = filled_map();
   char* hot = p + kHeap - kMiB;
   fill(hot, kMiB, 8);
-  if (raw(SYS_madvise, hot + 4096, 2 * 4096, kInstall) != 0) {   // before 6.13
+  if (raw(SYS_madvise, hot + 4096, 2 * 4096, kInstall) != 0) {  // before 6.13
     printf("skip: guard-pages: this kernel has none\n");
     return 0;
   }
   char* q = filled_map();
-  CHECK(holds(q, kHeap, 7) && holds(hot, 4096, 8) && holds(hot + 3 * 4096, kMiB - 3 * 4096, 8, 3 * 4096 / sizeof(long)));
+  CHECK(holds(q, kHeap, 7) && holds(hot, 4096, 8) &&
+        holds(hot + 3 * 4096, kMiB - 3 * 4096, 8, 3 * 4096 / sizeof(long)));
   pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) _exit(hot[4096]);
@@ -544,38 +562,44 @@ int raw_advice() {
   CHECK(raw(SYS_mprotect, p + kMiB, kMiB, PROT_READ) == 0 && raw(SYS_mlock, p + 2 * kMiB, kMiB) == 0);
   char* q = filled_map();
   CHECK(holds(q, kHeap, 7) && holds(p + kMiB, 3 * kMiB, 7, kMiB / sizeof(long)));
-  CHECK(mmap(p + kMiB, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + kMiB && all_zero(p + kMiB, kMiB));
-  p[kMiB] = 1;   // a map of its own may be written
+  CHECK(mmap(p + kMiB, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + kMiB &&
+        all_zero(p + kMiB, kMiB));
+  p[kMiB] = 1;  // a map of its own may be written
   return 0;
 }
 
-// ---- harness ------------------------------------------------------------------------------------------------------------
+// ---- harness --------------------------------------------------------------------------------------------------------
 
 enum class Ends { kWell, kFatal };
 enum class Errors { kSocket, kPipe };
 
-enum class Needs { kNothing, kMove, kOwnAdvice };   // of the kernel: UFFDIO_MOVE (6.8), process_madvise of DONTNEED on oneself (6.13)
+// of the kernel: UFFDIO_MOVE (6.8), process_madvise of DONTNEED on oneself (6.13)
+enum class Needs { kNothing, kMove, kOwnAdvice };
 
 struct Case {
   const char* name;
   int (*body)();
   Ends ends;
   Errors errors;
-  const char* says;      // part of what standard error must hold; "": anything
+  const char* says;  // part of what standard error must hold; "": anything
   const char* setting = "LUNAR_LOG=warning";
   bool as_root = false;
   Needs needs = Needs::kNothing;
-  const char* without = "";   // on a kernel that lacks it the end is a FATAL line that says this
+  const char* without = "";  // on a kernel that lacks it the end is a FATAL line that says this
 };
 
 constexpr Case kCases[] = {
     {"stderr-socket", run_out_of_lun, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
-    {"stderr-rights", after_rights_are_dropped, Ends::kFatal, Errors::kPipe, "LUN space is used up", "LUNAR_LOG=warning", true},
+    {"stderr-rights", after_rights_are_dropped, Ends::kFatal, Errors::kPipe, "LUN space is used up",
+     "LUNAR_LOG=warning", true},
     {"stderr-main-gone", without_main_thread, Ends::kFatal, Errors::kSocket, "LUN space is used up"},
-    {"pins-main-gone", pins_without_main_thread, Ends::kWell, Errors::kPipe, "may pin pages for devices", "LUNAR_LOG=info", false, Needs::kMove, "no UFFDIO_MOVE"},
-    {"seccomp-vmsplice", no_vmsplice, Ends::kWell, Errors::kPipe, "", "LUNAR_LOG=warning", false, Needs::kMove, "refuses vmsplice (EPERM)"},
+    {"pins-main-gone", pins_without_main_thread, Ends::kWell, Errors::kPipe, "may pin pages for devices",
+     "LUNAR_LOG=info", false, Needs::kMove, "no UFFDIO_MOVE"},
+    {"seccomp-vmsplice", no_vmsplice, Ends::kWell, Errors::kPipe, "", "LUNAR_LOG=warning", false, Needs::kMove,
+     "refuses vmsplice (EPERM)"},
     {"seccomp-process-madvise", no_process_madvise, Ends::kWell, Errors::kPipe, ""},
-    {"seccomp-madvise", no_madvise, Ends::kWell, Errors::kPipe, "", "LUNAR_LOG=warning", false, Needs::kOwnAdvice, "refuses madvise (EPERM)"},
+    {"seccomp-madvise", no_madvise, Ends::kWell, Errors::kPipe, "", "LUNAR_LOG=warning", false, Needs::kOwnAdvice,
+     "refuses madvise (EPERM)"},
     {"seccomp-madvise-both", no_madvise_at_all, Ends::kFatal, Errors::kPipe, "refuses madvise (EPERM)"},
     {"seccomp-ring", no_ring, Ends::kFatal, Errors::kPipe, "refuses io_uring_enter (EPERM)"},
     {"seccomp-ioctl", no_ioctl, Ends::kFatal, Errors::kPipe, "(EPERM)"},
@@ -610,7 +634,8 @@ constexpr Case kCases[] = {
   _exit(126);
 }
 
-// What the child writes until it has ended, passed on at once. Whoever runs the test bounds its time, and shows the stacks then.
+// What the child writes until it has ended, passed on at once. Whoever runs the test bounds its time, and shows the
+// stacks then.
 std::string collect(int from, pid_t child, int* status) {
   std::string text;
   const auto take = [&] {
@@ -634,18 +659,21 @@ int check_result(const Case& which, int status, const std::string& text) {
     return 77;
   }
   bool as_expected = which.ends == Ends::kWell ? WIFEXITED(status) && WEXITSTATUS(status) == 0
-                                               : WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && text.find("lunar: FATAL: ") != std::string::npos;
+                                               : WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT &&
+                                                     text.find("lunar: FATAL: ") != std::string::npos;
   bool said = text.find(which.says) != std::string::npos;
-  if (text.find("the child stopped") != std::string::npos && text.find("lunar: FATAL: ") == std::string::npos) said = false;
+  if (text.find("the child stopped") != std::string::npos && text.find("lunar: FATAL: ") == std::string::npos)
+    said = false;
   if (as_expected && said) return 0;
   fprintf(stderr, "%s: status 0x%x, expected %s%s%s\n", which.name, static_cast<unsigned>(status),
-          which.ends == Ends::kWell ? "a good end" : "a FATAL line and an abort", which.says[0] != 0 ? ", saying " : "", which.says);
+          which.ends == Ends::kWell ? "a good end" : "a FATAL line and an abort", which.says[0] != 0 ? ", saying " : "",
+          which.says);
   return 1;
 }
 
 bool kernel_has(Needs what) {
   if (what == Needs::kMove) {
-    constexpr unsigned long long kMove = 1u << 16;   // UFFD_FEATURE_MOVE
+    constexpr unsigned long long kMove = 1u << 16;  // UFFD_FEATURE_MOVE
     const auto fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
     uffdio_api api{UFFD_API, 0, 0};
     const bool known = fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0;
@@ -693,7 +721,9 @@ int main(int argc, char** argv) {
     return 77;
   }
   int ends[2];
-  CHECK((which.errors == Errors::kSocket && socket_is_reached(which) ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) : pipe2(ends, O_CLOEXEC)) == 0);
+  CHECK((which.errors == Errors::kSocket && socket_is_reached(which)
+             ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)
+             : pipe2(ends, O_CLOEXEC)) == 0);
   pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) become(argv, which, ends[1]);

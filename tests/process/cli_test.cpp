@@ -61,7 +61,7 @@ std::string trimmed(std::string text) {
   return text;
 }
 
-}   // namespace
+}  // namespace
 
 // ---- refusals ------------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,8 @@ TEST_CASE("run refuses unknown flags with the nearest name") {
   run_refused({"--zzzzzzzzzz"}, {"--zzzzzzzzzz", "--help"});
   run_refused({"-x"}, {"-x"});
   run_refused({"--sqpoll"}, {"LUNAR_SQPOLL"});
-  run_refused({"--test-no-hash-check"}, {"--test-no-hash-check", "--help"});   // only the runtime that tests link knows it
+  // only the runtime that tests link knows it
+  run_refused({"--test-no-hash-check"}, {"--test-no-hash-check", "--help"});
   run_refused({"--dram"}, {"--dram needs a value"});
   run_refused({"--no-mmap=yes"}, {"--no-mmap takes no value"});
   run_refused({"--mmap=perhaps"}, {"--mmap", "'perhaps'"});
@@ -109,7 +110,8 @@ TEST_CASE("run refuses unknown flags with the nearest name") {
 
 TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
   run_refused({"--dram", "64m", "--lun", "/var/tmp/no/such/place"}, {"--lun", "does not exist", "fallocate"});
-  run_refused({"--dram", "64m", "--lun", "/no/such\nplace\x1b[2J"}, {"--lun", "/no/such\\x0aplace\\x1b[2J"});   // one line, and no control characters
+  // one line, and no control characters
+  run_refused({"--dram", "64m", "--lun", "/no/such\nplace\x1b[2J"}, {"--lun", "/no/such\\x0aplace\\x1b[2J"});
   run_refused({"--dram", "64m", "--lun", "/dev/null"}, {"--lun", "/dev/null", "neither"});
   run_refused({"--dram", "64m", "--lun", "/proc"}, {"--lun", "/proc"});
   run_refused({"--dram", "64m", "--lun", ""}, {"--lun", "empty"});
@@ -118,7 +120,8 @@ TEST_CASE("run refuses a LUN that cannot serve, and touches nothing") {
   run_refused({"--dram", "64m", "--lun", "sim:32m"}, {"--lun", "32 MiB", "64 MiB"});
   run_refused({"--dram", "64m", "--lun", "sim:1g,foo=1"}, {"--lun", "'foo=1'", "latency_us"});
   run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", "/no/such"}, {"--lun", "/no/such"});
-  run_refused({"--dram", "64m", "--lun", "sim:1g", "--lun", "sim:16m"}, {"--lun", "sim:1g sim:16m", "32 MiB", "64 MiB"});
+  run_refused({"--dram", "64m", "--lun", "sim:1g", "--lun", "sim:16m"},
+              {"--lun", "sim:1g sim:16m", "32 MiB", "64 MiB"});
   run_refused({"--dram", "64m", "--lun", "/var/tmp", "--lun", ""}, {"--lun", "empty"});
   run_refused({"--dram", "64m", "--lun", "/var/my tmp"}, {"--lun", "'/var/my tmp'", "blank", "ln -s"});
   run_refused({"--dram", "64m", "--lun", "stripe:/var/tmp;/no/such"}, {"--lun", "/no/such"});
@@ -214,7 +217,7 @@ TEST_CASE("the command keeps its pid, arguments, exit code and signals") {
       {"run", "--dram", "64m", "--", "/bin/sh", "-c", "echo $$ \"$0\" \"$@\"; exit 7", "a b", "--dram", "*"});
   INFO(ended.err);
   CHECK(ended.code == 7);
-  CHECK(ended.err.empty());   // silent by default
+  CHECK(ended.err.empty());  // silent by default
   CHECK(trimmed(ended.out) == std::to_string(ended.pid) + " a b --dram *");
   CHECK(lunar_command({"run", "--dram", "64m", "/bin/sh", "-c", "kill -TERM $$"}).code == -15);
   TempDir dir;
@@ -231,7 +234,7 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   Ended ended = lunar_command(
       {"run", "--dram=64m", "--lun", "file:lun", "--no-mmap", "--stats-file", "live", "--", "/bin/sh", "-c", script},
       {{"LD_PRELOAD="}, dir.path, false});
-  CHECK(ended.code == 125);   // file:lun is not there
+  CHECK(ended.code == 125);  // file:lun is not there
   dir.write("lun", "");
   ended = lunar_command(
       {"run", "--dram=64m", "--lun", "file:lun", "--no-mmap", "--stats-file", "live", "--", "/bin/sh", "-c", script},
@@ -241,7 +244,7 @@ TEST_CASE("the command gets its options as variables, the library in front, and 
   REQUIRE(ended.code == 0);
   std::istringstream words(ended.out);
   std::string dram, lun, mmap_too, stats, preload;
-  std::string account;   // FD:DEV:INODE
+  std::string account;  // FD:DEV:INODE
   long bytes = 0;
   words >> dram >> lun >> mmap_too >> stats >> preload >> account >> bytes;
   CHECK(dram == "67108864");
@@ -259,8 +262,9 @@ TEST_CASE("several LUNs reach the command as one list of absolute paths") {
   TempDir dir;
   dir.write("a", "");
   dir.write("b", "");
-  Ended ended = lunar_command({"run", "--dram=64m", "--lun", "a", "--lun=file:b", "--", "/bin/sh", "-c",
-                               "echo \"$LUNAR_LUN\""}, {{}, dir.path, false});
+  Ended ended =
+      lunar_command({"run", "--dram=64m", "--lun", "a", "--lun=file:b", "--", "/bin/sh", "-c", "echo \"$LUNAR_LUN\""},
+                    {{}, dir.path, false});
   INFO(ended.err);
   CHECK(trimmed(ended.out) == dir.path + "/a file:" + dir.path + "/b");
 }
@@ -273,13 +277,13 @@ TEST_CASE("run refuses a LUN in a working directory whose name has a blank") {
   run_refused({"--dram", "64m", "--lun", "file:a"}, {"--lun", "blank"}, {{}, inner, false});
   run_refused({"--dram", "64m", "--lun", "a", "--lun", dir.path}, {"--lun", "blank"}, {{}, inner, false});
   run_refused({"--dram", "64m", "--lun", inner + "/a", "--lun", dir.path}, {"--lun", inner + "/a", "blank"});
-  run_refused({"--dram", "64m", "--size", "800t", "--lun", inner + "/a"}, {"--size", inner + "/a"});   // alone it may
+  run_refused({"--dram", "64m", "--size", "800t", "--lun", inner + "/a"}, {"--size", inner + "/a"});  // alone it may
 }
 
 TEST_CASE("only the process that was asked for prints its table; its small helpers do not") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "nothing can be started");
-  Ended ended =
-      lunar_command({"run", "--dram", "64m", "--stats", "/bin/sh", "-c", "ls / >/dev/null; echo $LUNAR_ROOT $$; exit 0"});
+  Ended ended = lunar_command(
+      {"run", "--dram", "64m", "--stats", "/bin/sh", "-c", "ls / >/dev/null; echo $LUNAR_ROOT $$; exit 0"});
   INFO(ended.err);
   CHECK(trimmed(ended.out) == std::to_string(ended.pid) + " " + std::to_string(ended.pid));
   CHECK(ended.says("lunar: stats: pid " + std::to_string(ended.pid) + "\n"));
@@ -317,7 +321,7 @@ TEST_CASE("help and version go to standard output and succeed") {
   std::string help = lunar_command({"run", "--help"}).out;
   for (const char* part : {"--dram SIZE", "--lun PATH|DIR|URI", "--no-mmap", "125", "126", "127"})
     CHECK(help.find(part) != std::string::npos);
-  CHECK(help.find("test") == std::string::npos);   // switches for tests are not shown
+  CHECK(help.find("test") == std::string::npos);  // switches for tests are not shown
   std::string page = lunar_command({"help", "options", "--markdown"}).out;
   CHECK(page.find("| `--stats-file` | `LUNAR_STATS_FILE` |") != std::string::npos);
   CHECK(page.find("LUNAR_SQPOLL") != std::string::npos);
@@ -347,8 +351,14 @@ TEST_CASE("unknown subcommands and flags name the nearest and exit 2") {
 
 TEST_CASE("control characters of a wrong word do not reach the terminal") {
   const std::string word = "x\033[31m\a";
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {word}, {"-" + word}, {"help", word}, {"help", "options", word}, {"lun", word}, {"doctor", word}, {"run", "--" + word, "--", "true"}}) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{word},
+                                             {"-" + word},
+                                             {"help", word},
+                                             {"help", "options", word},
+                                             {"lun", word},
+                                             {"doctor", word},
+                                             {"run", "--" + word, "--", "true"}}) {
     const Ended ended = lunar_command(words);
     INFO(ended.err);
     CHECK(ended.code != 0);
@@ -361,14 +371,16 @@ TEST_CASE("control characters of a wrong word do not reach the terminal") {
 TEST_CASE("doctor names all refused system calls, not only the first") {
   const pid_t child = fork();
   if (child == 0) {
-    std::vector<sock_filter> code = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<unsigned>(offsetof(seccomp_data, nr)))};
+    std::vector<sock_filter> code = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<unsigned>(offsetof(seccomp_data, nr)))};
     for (const long call : {SYS_vmsplice, SYS_memfd_create, SYS_eventfd2}) {
       code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 1));
       code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM));
     }
     code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
     sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) _exit(3);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+      _exit(3);
     const Ended doctor = lunar_command({"doctor", "--json"});
     _exit(doctor.code == 1 && doctor.out.find("vmsplice, memfd_create, eventfd2 (") != std::string::npos ? 0 : 1);
   }
@@ -386,9 +398,11 @@ Ended below_limits(const std::string& limits, std::vector<std::string> words) {
 
 TEST_CASE("a limit on memory or descriptors is named, and nothing crashes") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "no right to it");
-  const std::vector<std::string> program = {"run", "--dram", "32m", "--", "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"};
+  const std::vector<std::string> program = {
+      "run", "--dram", "32m", "--", "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"};
   for (const char* data : {"25000", "50000"}) {
-    const Ended ended = below_limits("ulimit -d " + std::string(data), {"run", "--dram", "32m", "--", "/bin/echo", "started"});
+    const Ended ended =
+        below_limits("ulimit -d " + std::string(data), {"run", "--dram", "32m", "--", "/bin/echo", "started"});
     INFO(data << ": " << ended.err);
     CHECK(ended.code == 125);
     CHECK(ended.out.empty());
@@ -402,7 +416,8 @@ TEST_CASE("a limit on memory or descriptors is named, and nothing crashes") {
   for (const char* files : {"11"}) {
     const Ended ended = below_limits("ulimit -n " + std::string(files), program);
     INFO(files << ": " << ended.err);
-    CHECK((ended.says("ulimit -n") || ended.says("Too many open files")));   // that of the program, where it begins with more
+    // that of the program, where it begins with more
+    CHECK((ended.says("ulimit -n") || ended.says("Too many open files")));
     CHECK_FALSE(ended.says("docker"));
     const Ended doctor = below_limits("ulimit -n " + std::string(files), {"doctor"});
     CHECK(doctor.code == 1);
@@ -414,7 +429,8 @@ TEST_CASE("a limit on memory or descriptors is named, and nothing crashes") {
 
 TEST_CASE("a full LUN is one line that names --size") {
   if (!userfaultfd_works()) LUNAR_SKIP("userfaultfd", "no right to it");
-  const Ended ended = lunar_command({"run", "--dram", "32m", "--size", "64m", "--", "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"});
+  const Ended ended = lunar_command(
+      {"run", "--dram", "32m", "--size", "64m", "--", "/usr/bin/python3", "-c", "x = bytearray(100 << 20)"});
   INFO(ended.err);
   CHECK(ended.code > 0);
   CHECK(ended.says("allocation refused"));
@@ -452,10 +468,28 @@ TEST_CASE("doctor names every subject, and exits as the host deserves") {
   CHECK(table.err.empty());
   CHECK(table.code == json.code);
   CHECK((table.code == 0) == (json.out.find("\"can_run\":true") != std::string::npos));
-  for (const char* subject :
-       {"kernel", "userfaultfd", "io_uring", "process_madvise", "privileges", "memlock limit", "pipe pages", "open files", "memory limits",
-        "memory cgroup", "overcommit", "huge pages", "swap", "NUMA", "LUN", "free block devices", "registered window", "polled I/O",
-        "NVMe passthrough", "persistent memory", "CAPI library", "preload library"}) {
+  for (const char* subject : {"kernel",
+                              "userfaultfd",
+                              "io_uring",
+                              "process_madvise",
+                              "privileges",
+                              "memlock limit",
+                              "pipe pages",
+                              "open files",
+                              "memory limits",
+                              "memory cgroup",
+                              "overcommit",
+                              "huge pages",
+                              "swap",
+                              "NUMA",
+                              "LUN",
+                              "free block devices",
+                              "registered window",
+                              "polled I/O",
+                              "NVMe passthrough",
+                              "persistent memory",
+                              "CAPI library",
+                              "preload library"}) {
     INFO(subject);
     CHECK(table.out.find(subject) != std::string::npos);
     CHECK(json.out.find("\"name\":\"" + std::string(subject) + "\"") != std::string::npos);

@@ -1,11 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// Several processes of a tree fork at the same moment in a budget that has room for one or two more: a fork is refused (ENOMEM, EAGAIN) or
-// its child lives and finds its memory. A fork that failed gives back what was reserved for it.
+// SPDX-License-Identifier: Apache-2.0 Several processes of a tree fork at the same moment in a budget that has room for
+// one or two more: a fork is refused (ENOMEM, EAGAIN) or its child lives and finds its memory. A fork that failed gives
+// back what was reserved for it.
 //
 //   fork_room_test LIBRARY at-once | failed
 //   fork_room_test LIBRARY killed        children that are killed before they have begun leave nothing charged
-//   fork_room_test LIBRARY write-errors  every second write to the LUN fails: pages that have found no slot go to a forked child all the same
-//   fork_room_test LIBRARY no-process    the user may have no further process: the kernel cannot make a thread for I/O that it puts off, and
+//   fork_room_test LIBRARY write-errors  every second write to the LUN fails: pages that have found no slot go to a
+//                                        forked child all the same
+//   fork_room_test LIBRARY no-process    the user may have no further process: the kernel cannot make a thread for I/O
+//                                        that it puts off, and
 //                                        cancels it. No page is lost, and no slot of the LUN is taken for broken.
 #include <pthread.h>
 #include <signal.h>
@@ -48,7 +50,8 @@ int fork_one_more(const int (&go)[2]) {
 int end_of(pid_t pid) {
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
-  if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL) fprintf(stderr, "process %d ended by signal %d\n", pid, WTERMSIG(status));
+  if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
+    fprintf(stderr, "process %d ended by signal %d\n", pid, WTERMSIG(status));
   return status == 0 ? 0 : WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
@@ -82,7 +85,8 @@ struct Shared {
 
 int at_once() {
   take_memory();
-  auto* shared = static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* shared =
+      static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   CHECK(shared != MAP_FAILED);
   pthread_barrierattr_t attributes;
   pthread_barrierattr_init(&attributes);
@@ -143,7 +147,8 @@ int write_errors() {
   std::atomic<bool> stop{false};
   std::thread writer([&] {
     for (unsigned long turn = 0; !stop; ++turn)
-      for (size_t at = 0; at < kBytes / 2 && !stop; at += 4096) *reinterpret_cast<volatile unsigned long*>(g_memory + at) = turn;
+      for (size_t at = 0; at < kBytes / 2 && !stop; at += 4096)
+        *reinterpret_cast<volatile unsigned long*>(g_memory + at) = turn;
   });
   for (int i = 0; i < 25; ++i) {
     const pid_t pid = fork();
@@ -156,7 +161,7 @@ int write_errors() {
   return 0;
 }
 
-struct Stats {   // as lunar/lunar.h has it, up to write_errors
+struct Stats {  // as lunar/lunar.h has it, up to write_errors
   size_t struct_size;
   unsigned long words[22];
 };
@@ -204,7 +209,8 @@ static int killed() {
 int main(int argc, char** argv) {
   const char* mode = argc > 2 ? argv[2] : "at-once";
   if (strcmp(mode, "write-errors") == 0)
-    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"}, write_errors);
+    return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=256m", "LUNAR_LUN=sim:1g,write_error=2"},
+                         write_errors);
   if (strcmp(mode, "killed") == 0) return run_preloaded(argc, argv, {"LUNAR_DRAM=64m", "LUNAR_SIZE=2g"}, killed);
   int (*const body)() = strcmp(mode, "failed") == 0 ? failed : strcmp(mode, "no-process") == 0 ? no_process : at_once;
   return run_preloaded(argc, argv, {"LUNAR_DRAM=16m", "LUNAR_SIZE=2g"}, body);

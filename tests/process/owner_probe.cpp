@@ -1,8 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0
-// owner_probe USE DEVICE: takes a device in one way, says `open` or `refused: REASON`, and keeps it until its standard input ends.
-// USE: physical, reserve, forced, readonly, virtual (cblk_open), group (two opens of one LUN), named (the virtual LUN `owned`), bench (a
-// scratch device, as the benches open it). A chunk that may write the whole device leaves a pattern and says at the end whether that
-// was `kept` or `lost`. For ownership_test.py.
+// SPDX-License-Identifier: Apache-2.0 owner_probe USE DEVICE: takes a device in one way, says `open` or `refused:
+// REASON`, and keeps it until its standard input ends. USE: physical, reserve, forced, readonly, virtual (cblk_open),
+// group (two opens of one LUN), named (the virtual LUN `owned`), bench (a scratch device, as the benches open it). A
+// chunk that may write the whole device leaves a pattern and says at the end whether that was `kept` or `lost`. For
+// ownership_test.py.
 // Threading: one thread.
 #include <capiblock.h>
 #include <errno.h>
@@ -19,7 +19,8 @@ namespace {
 using namespace lunar;
 
 constexpr size_t kBlock = 4096, kPatternBlocks = 16;
-constexpr off_t kPatternAt = 100;   // behind the head, which stays blank: only ownership keeps others from formatting it
+// behind the head, which stays blank: only ownership keeps others from formatting it
+constexpr off_t kPatternAt = 100;
 
 int refuse(const char* reason) {
   printf("refused: %s\n", reason);
@@ -29,8 +30,7 @@ int refuse(const char* reason) {
 void wait_for_end() {
   puts("open");
   fflush(stdout);
-  while (getchar() != EOF) {
-  }
+  while (getchar() != EOF) {}
 }
 
 char* pattern(char with) {
@@ -43,12 +43,16 @@ char* pattern(char with) {
 int keep_chunk(const char* use, const char* path) {
   const auto is = [use](const char* name) { return strcmp(use, name) == 0; };
   const bool group = is("group"), readonly = is("readonly"), is_virtual = is("virtual");
-  const int flags = is("reserve") ? CBLK_OPN_RESERVE : is("forced") ? CBLK_OPN_FORCED_RESERVE : is_virtual ? CBLK_OPN_VIRT_LUN : 0;
+  const int flags = is("reserve")  ? CBLK_OPN_RESERVE
+                    : is("forced") ? CBLK_OPN_FORCED_RESERVE
+                    : is_virtual   ? CBLK_OPN_VIRT_LUN
+                                   : 0;
   const int mode = readonly ? O_RDONLY : O_RDWR;
   const int id = group ? cblk_cg_open(path, 0, mode, 2, 0, CBLK_OPN_GROUP) : cblk_open(path, 0, mode, 0, flags);
-  if (id < 0) return refuse(strerror(errno));   // the line is in the trace
+  if (id < 0) return refuse(strerror(errno));  // the line is in the trace
   const bool writes = !group && !readonly && !is_virtual;
-  if (writes && cblk_write(id, pattern('p'), kPatternAt, kPatternBlocks, 0) != static_cast<int>(kPatternBlocks)) return refuse("no write");
+  if (writes && cblk_write(id, pattern('p'), kPatternAt, kPatternBlocks, 0) != static_cast<int>(kPatternBlocks))
+    return refuse("no write");
   if (is_virtual && cblk_set_size(id, 256, 0) != 0) return refuse("no size");
   wait_for_end();
   if (writes) {

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// What a program may do to its own memory by madvise, mprotect with and without protection keys, mlock and munmap, and what it must
-// see afterwards: on tiered maps and on the heap, before the pager is active and after, next to plain memory where the kernel decides.
+// SPDX-License-Identifier: Apache-2.0 What a program may do to its own memory by madvise, mprotect with and without
+// protection keys, mlock and munmap, and what it must see afterwards: on tiered maps and on the heap, before the pager
+// is active and after, next to plain memory where the kernel decides.
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -37,7 +37,7 @@ void push_out() {
 // The next map of the size takes the place of the last one; nothing of what was there may show.
 void comes_back_empty(char* before, size_t bytes, int flags = kPrivate) {
   char* p = map(bytes, kRw, flags);
-  CHECK(p <= before);   // the lowest free place
+  CHECK(p <= before);  // the lowest free place
   CHECK(all_zero(p, bytes) && !faults(p, true));
   CHECK(munmap(p, bytes) == 0);
 }
@@ -50,7 +50,7 @@ void unmapped_reservations_are_emptied() {
     CHECK(holds(p, 2 * kMiB, 3) && faults(p + 3 * kMiB) && munmap(p, 4 * kMiB) == 0);
     comes_back_empty(p, 4 * kMiB, flags);
     p = map(4 * kMiB, PROT_NONE, flags);
-    CHECK(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);   // behind our back
+    CHECK(raw(SYS_mprotect, p, 2 * kMiB, kRw) == 0);  // behind our back
     fill(p, 2 * kMiB, 5);
     CHECK(holds(p, 2 * kMiB, 5) && munmap(p, 4 * kMiB) == 0);
     comes_back_empty(p, 4 * kMiB, flags);
@@ -71,11 +71,13 @@ void keys_protect_and_end_with_their_map() {
   push_out();
   CHECK(faults(p + kMiB) && pkey_set(key, 0) == 0 && holds(p, 4 * kMiB, 11));
   CHECK(pkey_set(key, PKEY_DISABLE_ACCESS) == 0);
-  CHECK(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && faults(p + kMiB) && mprotect(p + kMiB, kMiB, kRw) == 0);   // mprotect keeps the key
+  // mprotect keeps the key
+  CHECK(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && faults(p + kMiB) && mprotect(p + kMiB, kMiB, kRw) == 0);
   char* wall = map(kMiB);
-  auto* moved = static_cast<char*>(mremap(p + kMiB, kMiB, 8 * kMiB, MREMAP_MAYMOVE));   // it goes along
+  auto* moved = static_cast<char*>(mremap(p + kMiB, kMiB, 8 * kMiB, MREMAP_MAYMOVE));  // it goes along
   CHECK(moved != MAP_FAILED && faults(moved) && faults(moved + 7 * kMiB) && pkey_set(key, 0) == 0);
-  CHECK(holds(moved, kMiB, 11, kMiB / sizeof(long)) && all_zero(moved + kMiB, 7 * kMiB) && pkey_set(key, PKEY_DISABLE_ACCESS) == 0);
+  CHECK(holds(moved, kMiB, 11, kMiB / sizeof(long)) && all_zero(moved + kMiB, 7 * kMiB) &&
+        pkey_set(key, PKEY_DISABLE_ACCESS) == 0);
   CHECK(munmap(moved, 8 * kMiB) == 0 && munmap(p, 4 * kMiB) == 0 && munmap(wall, kMiB) == 0);
   comes_back_empty(p, 4 * kMiB);
   CHECK(pkey_set(key, 0) == 0 && pkey_free(key) == 0);
@@ -94,13 +96,13 @@ void advice_is_known_or_refused() {
       if (!known) CHECK(madvise(at, 2 * kMiB, advice) == -1 && errno == EINVAL);
     }
     errno = 0;
-    CHECK(madvise(at, 2 * kMiB, 9) == -1 && errno == EINVAL);   // MADV_REMOVE: for files
+    CHECK(madvise(at, 2 * kMiB, 9) == -1 && errno == EINVAL);  // MADV_REMOVE: for files
     CHECK(holds(at, 2 * kMiB, 13));
   }
   for (int advice : {4, 8, MADV_DONTNEED_LOCKED}) {
     for (char* at : {p, heap}) {
       fill(at, 2 * kMiB, 17);
-      push_out();   // evicted content comes from the LUN, not from the kernel
+      push_out();  // evicted content comes from the LUN, not from the kernel
       CHECK(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB) && holds(at + kMiB, kMiB, 17, kMiB / sizeof(long)));
       fill(at, 2 * kMiB, 19);
       CHECK(madvise(at, kMiB, advice) == 0 && all_zero(at, kMiB));
@@ -113,7 +115,8 @@ void advice_is_known_or_refused() {
   CHECK(pidfd >= 0 && process_madvise(pidfd, &self, 1, MADV_DONTNEED, 0) == static_cast<ssize_t>(kMiB));
   CHECK(all_zero(p, kMiB) && holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)));
   close(pidfd);
-  CHECK(posix_madvise(p, 2 * kMiB, POSIX_MADV_DONTNEED) == 0 && posix_madvise(p + 1, kMiB, POSIX_MADV_RANDOM) == EINVAL);
+  CHECK(posix_madvise(p, 2 * kMiB, POSIX_MADV_DONTNEED) == 0 &&
+        posix_madvise(p + 1, kMiB, POSIX_MADV_RANDOM) == EINVAL);
   CHECK(holds(p + kMiB, kMiB, 21, kMiB / sizeof(long)) && munmap(p, 4 * kMiB) == 0);
   free(heap);
 }
@@ -125,15 +128,19 @@ bool kernel_has_guards() {
   return has;
 }
 
-// A guard page at every 16th page of the range. What is between them holds `seed`, or (0) is touched for the first time.
+// A guard page at every 16th page of the range. What is between them holds `seed`, or (0) is touched for the first
+// time.
 void guard_every_16th(char* p, size_t bytes, unsigned long seed) {
   size_t pages = bytes / g_page;
   for (size_t i = 5; i < pages; i += 16) CHECK(madvise(p + i * g_page, g_page, MADV_GUARD_INSTALL) == 0);
   for (size_t i = 0; i < pages; ++i) {
     char* page = p + i * g_page;
-    if (i % 16 == 5) CHECK(faults(page) && faults(page, true) && faults(page + g_page - 1));
-    else if (seed != 0) CHECK(holds(page, g_page, seed, i * g_page / sizeof(long)));
-    else CHECK(all_zero(page, g_page));
+    if (i % 16 == 5)
+      CHECK(faults(page) && faults(page, true) && faults(page + g_page - 1));
+    else if (seed != 0)
+      CHECK(holds(page, g_page, seed, i * g_page / sizeof(long)));
+    else
+      CHECK(all_zero(page, g_page));
   }
 }
 
@@ -142,46 +149,52 @@ void guard_pages(bool heap) {
     char* p = map(2 * kMiB);
     fill(p, 2 * kMiB, 23);
     errno = 0;
-    CHECK(madvise(p, kMiB, MADV_GUARD_INSTALL) == -1 && errno == EINVAL && holds(p, 2 * kMiB, 23) && munmap(p, 2 * kMiB) == 0);
+    CHECK(madvise(p, kMiB, MADV_GUARD_INSTALL) == -1 && errno == EINVAL && holds(p, 2 * kMiB, 23) &&
+          munmap(p, 2 * kMiB) == 0);
     return;
   }
   constexpr size_t kBytes = 4 * kMiB;
   const size_t pages = kBytes / g_page;
   char* p = heap ? static_cast<char*>(aligned_alloc(g_page, kBytes)) : map(kBytes);
   CHECK(tiered(p));
-  if (!heap) guard_every_16th(p, kBytes, 0);   // filling at first touch leaves them out
+  if (!heap) guard_every_16th(p, kBytes, 0);  // filling at first touch leaves them out
   if (!heap) CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
   fill(p, kBytes, 29);
   push_out();
   guard_every_16th(p, kBytes, 29);
   push_out();
   for (size_t i = 5; i < pages; i += 16) CHECK(faults(p + i * g_page));
-  CHECK(madvise(p, kBytes, MADV_DONTNEED) == 0 && all_zero(p, 5 * g_page) && faults(p + 5 * g_page));   // they stay
+  CHECK(madvise(p, kBytes, MADV_DONTNEED) == 0 && all_zero(p, 5 * g_page) && faults(p + 5 * g_page));  // they stay
   CHECK(madvise(p, kBytes, MADV_WILLNEED) == 0 && faults(p + 5 * g_page));
   errno = 0;
   CHECK(madvise(p, kBytes, MADV_POPULATE_WRITE) == -1 && errno == EFAULT && faults(p + 5 * g_page));
   pid_t child = fork();
-  if (child == 0) _exit(faults(p + 5 * g_page) && faults(p + 21 * g_page) && all_zero(p, 5 * g_page) && !faults(p + 6 * g_page, true) ? 0 : 1);
+  if (child == 0)
+    _exit(faults(p + 5 * g_page) && faults(p + 21 * g_page) && all_zero(p, 5 * g_page) && !faults(p + 6 * g_page, true)
+              ? 0
+              : 1);
   int status = 1;
   CHECK(waitpid(child, &status, 0) == child && status == 0);
   CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && all_zero(p, kBytes));
   fill(p, kBytes, 31);
-  CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && holds(p, kBytes, 31));   // nothing to remove: nothing lost
+  CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0 && holds(p, kBytes, 31));  // nothing to remove: nothing lost
   guard_every_16th(p, kBytes, 31);
   if (heap) {
     CHECK(madvise(p, kBytes, MADV_GUARD_REMOVE) == 0);
     free(p);
     return;
   }
-  char* wall = map(kMiB);   // so that it must move
+  char* wall = map(kMiB);  // so that it must move
   auto* q = static_cast<char*>(mremap(p, kBytes, 2 * kBytes, MREMAP_MAYMOVE));
   CHECK(q != MAP_FAILED);
-  for (size_t i = 0; i < pages; ++i) CHECK(i % 16 == 5 ? faults(q + i * g_page) : holds(q + i * g_page, g_page, 31, i * g_page / sizeof(long)));
+  for (size_t i = 0; i < pages; ++i)
+    CHECK(i % 16 == 5 ? faults(q + i * g_page) : holds(q + i * g_page, g_page, 31, i * g_page / sizeof(long)));
   CHECK(munmap(q, 2 * kBytes) == 0 && munmap(wall, kMiB) == 0);
   comes_back_empty(q, 2 * kBytes);
   comes_back_empty(p, kBytes);
-  p = map(kBytes, PROT_NONE);   // in a reservation
-  CHECK(madvise(p, g_page, MADV_GUARD_INSTALL) == 0 && mprotect(p, kBytes, kRw) == 0 && faults(p) && all_zero(p + g_page, kBytes - g_page));
+  p = map(kBytes, PROT_NONE);  // in a reservation
+  CHECK(madvise(p, g_page, MADV_GUARD_INSTALL) == 0 && mprotect(p, kBytes, kRw) == 0 && faults(p) &&
+        all_zero(p + g_page, kBytes - g_page));
   CHECK(mmap(p, kBytes, kRw, kPrivate | MAP_FIXED, -1, 0) == p && all_zero(p, kBytes));
   CHECK(munmap(p, kBytes) == 0);
 }
@@ -195,7 +208,7 @@ unsigned long locked_kb() {
   return kb;
 }
 
-struct Stats {   // as lunar/lunar.h has it
+struct Stats {  // as lunar/lunar.h has it
   size_t struct_size;
   uint64_t words[40];
 };
@@ -226,7 +239,7 @@ void locks() {
   CHECK(mlock(p + kMiB, kMiB) == 0 && mlock(heap, kMiB) == 0 && pinned_bytes() == 2 * kMiB && locked_kb() == 0);
   push_out();
   errno = 0;
-  CHECK(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);   // up to the lock
+  CHECK(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);  // up to the lock
   CHECK(all_zero(p, kMiB) && holds(p + kMiB, 3 * kMiB, 37, kMiB / sizeof(long)));
   CHECK(madvise(p + kMiB, kMiB, MADV_DONTNEED_LOCKED) == 0 && all_zero(p + kMiB, kMiB) && pinned_bytes() == 2 * kMiB);
   CHECK(munlockall() == 0 && pinned_bytes() == 0 && madvise(p, 4 * kMiB, MADV_DONTNEED) == 0 && all_zero(p, 4 * kMiB));
@@ -237,7 +250,7 @@ void locks() {
   CHECK(mmap(plain, 64 * 1024, kRw, MAP_PRIVATE | MAP_FIXED, fd, 0) == plain);
   CHECK(mlock(plain - 128 * 1024, 256 * 1024) == 0 && locked_kb() == 64 && pinned_bytes() == 192 * 1024);
   CHECK(munlock(plain - 128 * 1024, 256 * 1024) == 0 && locked_kb() == 0 && pinned_bytes() == 0);
-  CHECK(mlock(plain, 128 * 1024) == 0 && locked_kb() == 64 && pinned_bytes() == 64 * 1024);   // begins in plain memory
+  CHECK(mlock(plain, 128 * 1024) == 0 && locked_kb() == 64 && pinned_bytes() == 64 * 1024);  // begins in plain memory
   CHECK(munlockall() == 0 && locked_kb() == 0 && pinned_bytes() == 0);
   CHECK(mlock(p, g_page) == 0 && munmap(p, 4 * kMiB) == 0 && pinned_bytes() == 0);
   errno = 0;
@@ -249,8 +262,10 @@ void locks() {
   auto* moved = static_cast<char*>(mremap(p + kMiB, kMiB, 2 * kMiB, MREMAP_MAYMOVE));
   CHECK(moved != MAP_FAILED && moved != p + kMiB && pinned_bytes() == 2 * kMiB);
   push_out();
-  CHECK(present_pages(moved, 2 * kMiB) == 2 * kMiB / g_page && holds(moved, kMiB, 38, kMiB / sizeof(long)) && all_zero(moved + kMiB, kMiB));
-  CHECK(mremap(moved, 2 * kMiB, 2 * kMiB + 64 * 1024, MREMAP_MAYMOVE) != MAP_FAILED && pinned_bytes() == 2 * kMiB + 64 * 1024);
+  CHECK(present_pages(moved, 2 * kMiB) == 2 * kMiB / g_page && holds(moved, kMiB, 38, kMiB / sizeof(long)) &&
+        all_zero(moved + kMiB, kMiB));
+  CHECK(mremap(moved, 2 * kMiB, 2 * kMiB + 64 * 1024, MREMAP_MAYMOVE) != MAP_FAILED &&
+        pinned_bytes() == 2 * kMiB + 64 * 1024);
   CHECK(munlockall() == 0 && pinned_bytes() == 0 && munmap(p, kMiB) == 0 && munmap(p + 2 * kMiB, 2 * kMiB) == 0);
   p = map(2 * kMiB, PROT_NONE);
   errno = 0;
@@ -271,29 +286,34 @@ void wiped_on_fork(bool active) {
   char* p = map(4 * kMiB);
   fill(p, 4 * kMiB, 47);
   CHECK(madvise(p + kMiB, kMiB, MADV_WIPEONFORK) == 0 && holds(p, 4 * kMiB, 47));
-  if (active) push_out();   // on the LUN, from where a child could get it
+  if (active) push_out();  // on the LUN, from where a child could get it
   auto wiped = [](char* at) {
-    return all_zero(at + kMiB, kMiB) && holds(at, kMiB, 47) && holds(at + 2 * kMiB, 2 * kMiB, 47, 2 * kMiB / sizeof(long));
+    return all_zero(at + kMiB, kMiB) && holds(at, kMiB, 47) &&
+           holds(at + 2 * kMiB, 2 * kMiB, 47, 2 * kMiB / sizeof(long));
   };
   CHECK(child_says(wiped, p) == 0 && holds(p, 4 * kMiB, 47) && child_says(wiped, p) == 0);
   // A grandchild too, of what the child has written there.
-  CHECK(child_says([](char* at) {
-          fill(at + kMiB, kMiB, 53);
-          return child_says([](char* there) { return all_zero(there + kMiB, kMiB); }, at) == 0 && holds(at + kMiB, kMiB, 53);
-        }, p) == 0);
-  char* wall = map(kMiB);   // it moves along
+  CHECK(child_says(
+            [](char* at) {
+              fill(at + kMiB, kMiB, 53);
+              return child_says([](char* there) { return all_zero(there + kMiB, kMiB); }, at) == 0 &&
+                     holds(at + kMiB, kMiB, 53);
+            },
+            p) == 0);
+  char* wall = map(kMiB);  // it moves along
   auto* q = static_cast<char*>(mremap(p, 4 * kMiB, 8 * kMiB, MREMAP_MAYMOVE));
   CHECK(q != MAP_FAILED && child_says(wiped, q) == 0 && holds(q, 4 * kMiB, 47));
-  CHECK(madvise(q, 4 * kMiB, MADV_KEEPONFORK) == 0 && child_says([](char* at) { return holds(at, 4 * kMiB, 47); }, q) == 0);
+  CHECK(madvise(q, 4 * kMiB, MADV_KEEPONFORK) == 0 &&
+        child_says([](char* at) { return holds(at, 4 * kMiB, 47); }, q) == 0);
   CHECK(madvise(q, 4 * kMiB, MADV_WIPEONFORK) == 0 && munmap(q, 8 * kMiB) == 0 && munmap(wall, kMiB) == 0);
-  q = map(8 * kMiB);   // it ended with its map
+  q = map(8 * kMiB);  // it ended with its map
   fill(q, 8 * kMiB, 59);
   CHECK(child_says([](char* at) { return holds(at, 8 * kMiB, 59); }, q) == 0 && munmap(q, 8 * kMiB) == 0);
 }
 
 #if defined(__x86_64__)
 void put_function(char* at, int answer) {
-  const unsigned char code[] = {0xb8, static_cast<unsigned char>(answer), 0, 0, 0, 0xc3};   // mov eax, answer; ret
+  const unsigned char code[] = {0xb8, static_cast<unsigned char>(answer), 0, 0, 0, 0xc3};  // mov eax, answer; ret
   memcpy(at, code, sizeof code);
 }
 int call(char* at) { return reinterpret_cast<int (*)()>(at)(); }
@@ -309,11 +329,12 @@ void generated_code(int flags) {
   CHECK(mprotect(p + kMiB, kMiB, PROT_READ | PROT_EXEC) == 0);
   push_out();
   CHECK(present_pages(p + kMiB, kMiB) == kMiB / g_page && present_pages(p, kMiB) < kMiB / g_page / 2);
-  CHECK(call(p + kMiB) == 42 && holds(p + kMiB + g_page, kMiB - g_page, 61, (kMiB + g_page) / sizeof(long)) && holds(p, kMiB, 61));
-  CHECK(mprotect(p + kMiB, kMiB, kRw) == 0);   // more code is written
+  CHECK(call(p + kMiB) == 42 && holds(p + kMiB + g_page, kMiB - g_page, 61, (kMiB + g_page) / sizeof(long)) &&
+        holds(p, kMiB, 61));
+  CHECK(mprotect(p + kMiB, kMiB, kRw) == 0);  // more code is written
   put_function(p + kMiB + g_page, 43);
   CHECK(mprotect(p + kMiB, kMiB, PROT_READ | PROT_EXEC) == 0 && call(p + kMiB + g_page) == 43);
-  CHECK(mprotect(p + 5 * kMiB, kMiB, kRw | PROT_EXEC) == 0 && all_zero(p + 5 * kMiB, kMiB));   // was only reserved
+  CHECK(mprotect(p + 5 * kMiB, kMiB, kRw | PROT_EXEC) == 0 && all_zero(p + 5 * kMiB, kMiB));  // was only reserved
   put_function(p + 5 * kMiB, 44);
   CHECK(mmap(p + 6 * kMiB, kMiB, kRw | PROT_EXEC, flags | MAP_FIXED, -1, 0) == p + 6 * kMiB);
   put_function(p + 6 * kMiB, 45);
@@ -321,12 +342,16 @@ void generated_code(int flags) {
   fill(p + 5 * kMiB + g_page, kMiB - g_page, 67);
   push_out();
   CHECK(present_pages(p + 5 * kMiB, kMiB) == kMiB / g_page);
-  CHECK(child_says([](char* at) {
-          bool right = call(at + kMiB) == 42 && call(at + kMiB + g_page) == 43 && call(at + 5 * kMiB) == 44 && call(at + 6 * kMiB) == 45;
-          push_out();   // of the child's own budget
-          return right && all_zero(at + 6 * kMiB + g_page, kMiB - g_page) && holds(at, kMiB, 61) && present_pages(at + 5 * kMiB, kMiB) == kMiB / g_page &&
-                 holds(at + 5 * kMiB + g_page, kMiB - g_page, 67) && call(at + kMiB) == 42;
-        }, p) == 0);
+  CHECK(child_says(
+            [](char* at) {
+              bool right = call(at + kMiB) == 42 && call(at + kMiB + g_page) == 43 && call(at + 5 * kMiB) == 44 &&
+                           call(at + 6 * kMiB) == 45;
+              push_out();  // of the child's own budget
+              return right && all_zero(at + 6 * kMiB + g_page, kMiB - g_page) && holds(at, kMiB, 61) &&
+                     present_pages(at + 5 * kMiB, kMiB) == kMiB / g_page &&
+                     holds(at + 5 * kMiB + g_page, kMiB - g_page, 67) && call(at + kMiB) == 42;
+            },
+            p) == 0);
   CHECK(holds(p + 2 * kMiB, 2 * kMiB, 61, 2 * kMiB / sizeof(long)) && faults(p + 7 * kMiB));
   CHECK(munmap(p, 8 * kMiB) == 0 && faults(p + kMiB) && faults(p + 5 * kMiB));
   for (int i = 0; i < 4; ++i) {
@@ -341,7 +366,8 @@ void generated_code(int) {}
 
 // Reads the first word of each page of the range.
 void read_pages(const char* p, size_t pages) {
-  for (size_t i = 0; i < pages; ++i) CHECK(*reinterpret_cast<const unsigned long*>(p + i * g_page) == stamp(41, i * g_page / sizeof(long)));
+  for (size_t i = 0; i < pages; ++i)
+    CHECK(*reinterpret_cast<const unsigned long*>(p + i * g_page) == stamp(41, i * g_page / sizeof(long)));
 }
 
 // One after the other, and still no page that was not asked for.
@@ -352,7 +378,8 @@ void random_reads_nothing_ahead() {
   CHECK(madvise(p, 2 * kRead, MADV_PAGEOUT) == 0 && madvise(p, 2 * kRead, MADV_RANDOM) == 0);
   uint64_t ahead = prefetched(), major = major_faults();
   read_pages(p, kRead / g_page);
-  fprintf(stderr, "random: %lu pages, %lu reads, %lu read ahead\n", kRead / g_page, major_faults() - major, prefetched() - ahead);
+  fprintf(stderr, "random: %lu pages, %lu reads, %lu read ahead\n", kRead / g_page, major_faults() - major,
+          prefetched() - ahead);
   CHECK(prefetched() == ahead && major_faults() - major > kRead / g_page * 9 / 10);
   CHECK(madvise(p, kBytes, MADV_NORMAL) == 0 && madvise(p, 2 * kRead, MADV_PAGEOUT) == 0);
   read_pages(p, kRead / g_page);
@@ -368,7 +395,9 @@ void sequential_reads_ahead() {
   uint64_t major = major_faults();
   for (size_t i = 0; i < kPlaces; ++i) {
     const char* at = p + i * (kBytes / kPlaces);
-    for (size_t k = 0; k < kRun; ++k) CHECK(*reinterpret_cast<const unsigned long*>(at + k * g_page) == stamp(41, static_cast<size_t>(at - p + k * g_page) / sizeof(long)));
+    for (size_t k = 0; k < kRun; ++k)
+      CHECK(*reinterpret_cast<const unsigned long*>(at + k * g_page) ==
+            stamp(41, static_cast<size_t>(at - p + k * g_page) / sizeof(long)));
   }
   fprintf(stderr, "sequential: %lu runs of %lu pages, %lu reads\n", kPlaces, kRun, major_faults() - major);
   CHECK(major_faults() - major < 2 * kPlaces && holds(p, kBytes, 41) && munmap(p, kBytes) == 0);
@@ -382,7 +411,7 @@ void sequential_evicts_behind() {
   CHECK(madvise(p, kBytes, MADV_PAGEOUT) == 0 && madvise(p, kBytes, MADV_SEQUENTIAL) == 0);
   char* others = map(kOthers);
   fill(others, kOthers, 43);
-  for (int pass = 0; pass < 6; ++pass) read_pages(p, kBytes / g_page);   // each brings the clock's hand round once
+  for (int pass = 0; pass < 6; ++pass) read_pages(p, kBytes / g_page);  // each brings the clock's hand round once
   static unsigned char present[kOthers / 4096];
   CHECK(mincore(others, kOthers, present) == 0);
   size_t stayed = 0;
@@ -397,12 +426,13 @@ void guard_pages_before_activation() {
   if (!kernel_has_guards()) return;
   char* p = map(2 * kMiB);
   guard_every_16th(p, 2 * kMiB, 0);
-  CHECK(madvise(p, kMiB, MADV_DONTNEED) == 0 && faults(p + 5 * g_page) && madvise(p, kMiB, MADV_GUARD_REMOVE) == 0 && all_zero(p, kMiB));
+  CHECK(madvise(p, kMiB, MADV_DONTNEED) == 0 && faults(p + 5 * g_page) && madvise(p, kMiB, MADV_GUARD_REMOVE) == 0 &&
+        all_zero(p, kMiB));
   CHECK(faults(p + kMiB + 5 * g_page) && munmap(p, 2 * kMiB) == 0);
   comes_back_empty(p, 2 * kMiB);
   p = map(2 * kMiB);
   guard_every_16th(p, 2 * kMiB, 0);
-  push_out();   // active now
+  push_out();  // active now
   for (size_t i = 0; i < 2 * kMiB / g_page; ++i) CHECK(faults(p + i * g_page) == (i % 16 == 5));
   CHECK(munmap(p, 2 * kMiB) == 0);
 }
@@ -443,5 +473,6 @@ int main(int argc, char** argv) {
     if (argc == 3 && std::string(argv[2]) == section.name) g_section = &section;
   if (g_section == nullptr) return 2;
   const bool early = std::string(g_section->name).starts_with("early");
-  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", early ? "LUNAR_ARM_AT=64m" : "LUNAR_ARM_AT=1m"}, body);
+  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", early ? "LUNAR_ARM_AT=64m" : "LUNAR_ARM_AT=1m"},
+                       body);
 }

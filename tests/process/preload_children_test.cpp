@@ -1,11 +1,11 @@
-// SPDX-License-Identifier: Apache-2.0
-// Children made past fork(): by _Fork, clone, and syscall with each number that forks, each with evicted memory that it must see as it
-// was; and one that shares its parent's memory (clone with CLONE_VM) and makes the heap grow, which must not take the parent with it.
+// SPDX-License-Identifier: Apache-2.0 Children made past fork(): by _Fork, clone, and syscall with each number that
+// forks, each with evicted memory that it must see as it was; and one that shares its parent's memory (clone with
+// CLONE_VM) and makes the heap grow, which must not take the parent with it.
 #include <ctype.h>
 #include <locale.h>
 #include <sched.h>
-#include <stdint.h>
 #include <signal.h>
+#include <stdint.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -78,7 +78,7 @@ void children_have_their_memory() {
 int grow_in_parents_memory(void*) {
   for (int i = 0; i < 96; ++i) {
     void* block = mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (block == MAP_FAILED) break;   // may be refused
+    if (block == MAP_FAILED) break;  // may be refused
     fill(block, kMega, 5);
   }
   return 7;
@@ -96,7 +96,8 @@ void a_child_that_shares_memory_may_end() {
   CHECK(holds(g_memory, kBytes, 1));
 }
 
-// libc's tables of the locale lie on the heap, and every thread reads them when it begins: those too that will serve the child's faults.
+// libc's tables of the locale lie on the heap, and every thread reads them when it begins: those too that will serve
+// the child's faults.
 void the_locale_is_evicted() {
   if (setlocale(LC_CTYPE, "C.UTF-8") == nullptr) {
     printf("no locale but C here: not tried\n");
@@ -119,7 +120,8 @@ void the_locale_is_evicted() {
 
 int body() {
   // Not tiered: a child begins on it before it is served.
-  g_stack = static_cast<char*>(mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0));
+  g_stack =
+      static_cast<char*>(mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0));
   CHECK(g_stack != MAP_FAILED && !tiered(g_stack));
   a_child_that_shares_memory_may_end();
   children_have_their_memory();

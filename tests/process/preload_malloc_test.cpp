@@ -1,12 +1,12 @@
-// SPDX-License-Identifier: Apache-2.0
-// malloc's family and operator new/delete under the preload: every call's contract, on memory that is tiered and evicted.
+// SPDX-License-Identifier: Apache-2.0 malloc's family and operator new/delete under the preload: every call's contract,
+// on memory that is tiered and evicted.
 #include "preload_test.h"
 
 #include <malloc.h>
 
 #include <cstdint>
-#include <limits>
 #include <exception>
+#include <limits>
 #include <new>
 #include <vector>
 
@@ -73,7 +73,7 @@ void realloc_keeps_content() {
   size_t bytes = 64;
   void* p = malloc(bytes);
   fill(p, bytes, 7);
-  while (bytes < (size_t(48) << 20)) {   // past the DRAM budget
+  while (bytes < (size_t(48) << 20)) {  // past the DRAM budget
     size_t more = bytes * 2;
     p = realloc(p, more);
     CHECK(p != nullptr && holds(p, bytes, 7));
@@ -98,7 +98,7 @@ void refusals() {
   volatile size_t huge = PTRDIFF_MAX;
   CHECK(malloc(huge) == nullptr && errno == ENOMEM);
   errno = 0;
-  CHECK(malloc(size_t(1) << 40) == nullptr && errno == ENOMEM);   // more than the LUN
+  CHECK(malloc(size_t(1) << 40) == nullptr && errno == ENOMEM);  // more than the LUN
   void* p = malloc(0);
   CHECK(p != nullptr);
   errno = 42;
@@ -137,17 +137,13 @@ void new_and_delete() {
   bool caught = false;
   try {
     g_spare = ::operator new(huge);
-  } catch (const std::bad_alloc&) {
-    caught = true;
-  }
+  } catch (const std::bad_alloc&) { caught = true; }
   CHECK(caught && std::uncaught_exceptions() == 0);
   std::set_new_handler(give_up_handler);
   caught = false;
   try {
     g_spare = ::operator new(huge);
-  } catch (const std::bad_alloc&) {
-    caught = true;
-  }
+  } catch (const std::bad_alloc&) { caught = true; }
   CHECK(caught && g_handler_calls == 2);
 }
 
@@ -201,4 +197,6 @@ int body() {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m"}, body); }
+int main(int argc, char** argv) {
+  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m"}, body);
+}

@@ -23,7 +23,8 @@ void what_is_tiered() {
   char* code = map(2 * kMiB, kRw | PROT_EXEC);
   char* down = map(2 * kMiB, kRw, kPrivate | MAP_GROWSDOWN);
   char* locked = map(2 * kMiB, kRw, kPrivate | MAP_LOCKED);
-  CHECK(!tiered(small) && tiered(large) && !tiered(stack) && !tiered(shared) && !tiered(code) && !tiered(down) && tiered(locked));
+  CHECK(!tiered(small) && tiered(large) && !tiered(stack) && !tiered(shared) && !tiered(code) && !tiered(down) &&
+        tiered(locked));
   CHECK(all_zero(large, 2 * kMiB));
   for (char* p : {large, stack, shared, code, down, locked}) CHECK(munmap(p, 2 * kMiB) == 0);
   CHECK(munmap(small, 64 * 1024) == 0);
@@ -52,7 +53,7 @@ void partial_unmap() {
   CHECK(munmap(p + 1, kMiB) == -1 && errno == EINVAL);
   errno = 0;
   CHECK(munmap(p, 0) == -1 && errno == EINVAL);
-  CHECK(munmap(p, 4 * kMiB) == 0);   // holes are fine
+  CHECK(munmap(p, 4 * kMiB) == 0);  // holes are fine
   CHECK(faults(p) && faults(p + 3 * kMiB));
 }
 
@@ -61,7 +62,7 @@ void remap() {
   fill(p, 3 * kMiB, 9);
   auto* q = static_cast<char*>(mremap(p, 3 * kMiB, 2 * kMiB, 0));
   CHECK(q == p && holds(p, 2 * kMiB, 9) && faults(p + 2 * kMiB));
-  q = static_cast<char*>(mremap(p, 2 * kMiB, 3 * kMiB, 0));   // what was given back lies right behind
+  q = static_cast<char*>(mremap(p, 2 * kMiB, 3 * kMiB, 0));  // what was given back lies right behind
   CHECK(q == p && holds(p, 2 * kMiB, 9) && all_zero(p + 2 * kMiB, kMiB));
   fill(p, 3 * kMiB, 9);
   char* wall = static_cast<char*>(mmap(p + 3 * kMiB, kMiB, kRw, kPrivate, -1, 0));
@@ -70,7 +71,7 @@ void remap() {
   q = static_cast<char*>(mremap(p, 3 * kMiB, 64 * kMiB, MREMAP_MAYMOVE));
   CHECK(q != MAP_FAILED && tiered(q) && holds(q, 3 * kMiB, 9) && all_zero(q + 3 * kMiB, 61 * kMiB));
   if (q != p) CHECK(faults(p));
-  fill(q, 64 * kMiB, 11);   // evicted pages move too
+  fill(q, 64 * kMiB, 11);  // evicted pages move too
   wall = static_cast<char*>(mmap(q + 64 * kMiB, kMiB, kRw, kPrivate, -1, 0));
   char* r = static_cast<char*>(mremap(q, 64 * kMiB, 96 * kMiB, MREMAP_MAYMOVE));
   CHECK(r != MAP_FAILED && holds(r, 64 * kMiB, 11));
@@ -90,30 +91,32 @@ void remap() {
 void grows_into_the_tier() {
   constexpr size_t kSmall = 256 * 1024;
   for (const int prot : {kRw, PROT_READ, PROT_NONE}) {
-    for (const size_t bytes : {kMiB, 48 * kMiB}) {   // more than the budget
+    for (const size_t bytes : {kMiB, 48 * kMiB}) {  // more than the budget
       char* p = map(kSmall);
       CHECK(!tiered(p));
       fill(p + kSmall / 2, kSmall / 2, 21);
       CHECK(mprotect(p, kSmall, prot) == 0);
       errno = 0;
-      CHECK(mremap(p, kSmall, bytes, 0) == MAP_FAILED && errno == ENOMEM);   // not where it is
+      CHECK(mremap(p, kSmall, bytes, 0) == MAP_FAILED && errno == ENOMEM);  // not where it is
       auto* q = static_cast<char*>(mremap(p, kSmall, bytes, MREMAP_MAYMOVE));
       CHECK(q != MAP_FAILED && tiered(q) && faults(p));
       CHECK(faults(q) == (prot == PROT_NONE) && faults(q + bytes - 1, true) == (prot != kRw));
-      CHECK(mprotect(q, bytes, kRw) == 0 && all_zero(q, kSmall / 2) && holds(q + kSmall / 2, kSmall / 2, 21) && all_zero(q + kSmall, bytes - kSmall - 1));
+      CHECK(mprotect(q, bytes, kRw) == 0 && all_zero(q, kSmall / 2) && holds(q + kSmall / 2, kSmall / 2, 21) &&
+            all_zero(q + kSmall, bytes - kSmall - 1));
       fill(q, bytes, 25);
       CHECK(holds(q, bytes, 25) && munmap(q, bytes) == 0);
     }
   }
   char* p = map(kSmall);
   fill(p, kSmall, 27);
-  auto* q = static_cast<char*>(mremap(p, kSmall, 2 * kSmall, MREMAP_MAYMOVE));   // still small
+  auto* q = static_cast<char*>(mremap(p, kSmall, 2 * kSmall, MREMAP_MAYMOVE));  // still small
   CHECK(q != MAP_FAILED && !tiered(q) && holds(q, kSmall, 27) && munmap(q, 2 * kSmall) == 0);
   // A part of what the kernel takes for one map; locked memory, code and files stay the kernel's.
   p = map(4 * kSmall - g_page);
   fill(p, 4 * kSmall - g_page, 29);
   q = static_cast<char*>(mremap(p + kSmall, kSmall, 2 * kMiB, MREMAP_MAYMOVE));
-  CHECK(q != MAP_FAILED && tiered(q) && holds(q, kSmall, 29, kSmall / sizeof(long)) && all_zero(q + kSmall, 2 * kMiB - kSmall));
+  CHECK(q != MAP_FAILED && tiered(q) && holds(q, kSmall, 29, kSmall / sizeof(long)) &&
+        all_zero(q + kSmall, 2 * kMiB - kSmall));
   CHECK(holds(p, kSmall, 29) && faults(p + kSmall) && holds(p + 2 * kSmall, kSmall, 29, 2 * kSmall / sizeof(long)));
   CHECK(munmap(q, 2 * kMiB) == 0 && munmap(p, 4 * kSmall) == 0);
   p = map(kSmall);
@@ -159,15 +162,17 @@ void locked_maps() {
     for (const unsigned char one : there) CHECK((one & 1) != 0);
     CHECK(all_zero(p, 8 * kMiB));
     errno = 0;
-    CHECK(mmap(nullptr, 12 * kMiB, kRw, kPrivate | MAP_LOCKED, -1, 0) == MAP_FAILED && errno == EAGAIN);   // with what is locked already
+    // with what is locked already
+    CHECK(mmap(nullptr, 12 * kMiB, kRw, kPrivate | MAP_LOCKED, -1, 0) == MAP_FAILED && errno == EAGAIN);
     CHECK(munmap(p, 8 * kMiB) == 0);
-    p = map(12 * kMiB, prot, kPrivate | MAP_LOCKED);   // the lock has ended with its map
+    p = map(12 * kMiB, prot, kPrivate | MAP_LOCKED);  // the lock has ended with its map
     CHECK(mmap(other, kMiB, prot, kPrivate | MAP_LOCKED | MAP_FIXED, -1, 0) == other && all_zero(other, kMiB));
     errno = 0;
-    CHECK(madvise(other, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);   // as of all locked memory
-    CHECK(holds(other + kMiB, 47 * kMiB, 35, kMiB / sizeof(long)) && munmap(p, 12 * kMiB) == 0 && munmap(other, 48 * kMiB) == 0);
+    CHECK(madvise(other, kMiB, MADV_DONTNEED) == -1 && errno == EINVAL);  // as of all locked memory
+    CHECK(holds(other + kMiB, 47 * kMiB, 35, kMiB / sizeof(long)) && munmap(p, 12 * kMiB) == 0 &&
+          munmap(other, 48 * kMiB) == 0);
   }
-  char* p = map(48 * kMiB, PROT_NONE, kPrivate | MAP_LOCKED);   // nothing to lock
+  char* p = map(48 * kMiB, PROT_NONE, kPrivate | MAP_LOCKED);  // nothing to lock
   CHECK(tiered(p) && munmap(p, 48 * kMiB) == 0);
 }
 
@@ -187,7 +192,7 @@ void advice() {
   CHECK(madvise(p, kMiB, 12345) == -1 && errno == EINVAL);
   CHECK(munmap(p + 2 * kMiB, kMiB) == 0);
   errno = 0;
-  CHECK(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);   // a hole is reported, the rest is done
+  CHECK(madvise(p, 4 * kMiB, MADV_DONTNEED) == -1 && errno == ENOMEM);  // a hole is reported, the rest is done
   CHECK(all_zero(p + 3 * kMiB, kMiB));
   CHECK(munmap(p, 4 * kMiB) == 0);
   // The heap's pages too.
@@ -252,7 +257,7 @@ void alien_inside() {
 }
 
 void no_reserve() {
-  char* p = map(size_t(64) << 30, PROT_NONE, kPrivate | MAP_NORESERVE);   // far more than the LUN
+  char* p = map(size_t(64) << 30, PROT_NONE, kPrivate | MAP_NORESERVE);  // far more than the LUN
   CHECK(tiered(p) && faults(p));
   CHECK(mprotect(p, size_t(2) << 30, kRw) == 0);
   fill(p + (size_t(512) << 20), 64 * kMiB, 29);
@@ -266,7 +271,7 @@ void no_reserve() {
 void direct_io(bool by_fcntl) {
   int said = memfd_create("log", MFD_CLOEXEC), kept = dup(2), before = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
   char* p = map(64 * kMiB);
-  fill(p, 64 * kMiB, 37);                          // evictions have looked at the descriptors
+  fill(p, 64 * kMiB, 37);  // evictions have looked at the descriptors
   CHECK(said >= 0 && kept >= 0 && before >= 0 && dup2(said, 2) == 2);
   if (by_fcntl) {
     CHECK(fcntl(before, F_SETFL, O_DIRECT) == 0);
@@ -280,7 +285,8 @@ void direct_io(bool by_fcntl) {
   for (int fd : {said, kept, before}) close(fd);
 }
 
-// In a process each: what was noticed stays noticed. (Beyond its budget it goes on only where pages that may be pinned can be evicted.)
+// In a process each: what was noticed stays noticed. (Beyond its budget it goes on only where pages that may be pinned
+// can be evicted.)
 void direct_io_is_noticed() {
   for (bool by_fcntl : {false, true}) {
     pid_t child = fork();
@@ -293,7 +299,7 @@ void direct_io_is_noticed() {
   }
 }
 
-bool kernel_has_move() {   // UFFDIO_MOVE
+bool kernel_has_move() {  // UFFDIO_MOVE
   utsname name{};
   int major = 0, minor = 0;
   CHECK(uname(&name) == 0 && sscanf(name.release, "%d.%d", &major, &minor) == 2);
@@ -320,4 +326,6 @@ int body() {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m", "LUNAR_LOG=info"}, body); }
+int main(int argc, char** argv) {
+  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m", "LUNAR_LOG=info"}, body);
+}

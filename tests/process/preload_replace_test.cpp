@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// mremap and mmap(MAP_FIXED) on tiered maps that other threads use meanwhile: each page changes from its old to its new content at
-// once, a write is in one place, and what a map forbids stays forbidden. Before activation ("early") and after, with pages on the LUN.
+// SPDX-License-Identifier: Apache-2.0 mremap and mmap(MAP_FIXED) on tiered maps that other threads use meanwhile: each
+// page changes from its old to its new content at once, a write is in one place, and what a map forbids stays
+// forbidden. Before activation ("early") and after, with pages on the LUN.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
@@ -17,7 +17,7 @@
 namespace {
 
 constexpr size_t kBytes = 8 * kMiB;
-constexpr long kSysSeal = 462;   // mseal
+constexpr long kSysSeal = 462;  // mseal
 constexpr unsigned long kOld = 0x1111, kNew = 0x2222;
 
 bool g_early;
@@ -79,8 +79,10 @@ void beside(Use use, Change change) {
 void read_all(char* p) {
   for (size_t i = 0; i < kBytes / g_page && !g_stop.load(std::memory_order_relaxed); i += 3) {
     unsigned long there = 0;
-    if (raises([&] { there = __atomic_load_n(&word_of(p, i), __ATOMIC_RELAXED); })) ++g_faults;
-    else if (there != kOld && there != kNew) ++g_bad;
+    if (raises([&] { there = __atomic_load_n(&word_of(p, i), __ATOMIC_RELAXED); }))
+      ++g_faults;
+    else if (there != kOld && there != kNew)
+      ++g_bad;
   }
 }
 
@@ -90,7 +92,8 @@ void replaced_by_a_move() {
     stamp_pages(old, kOld);
     stamp_pages(fresh, kNew);
     if (round % 2 != 0) push_out();
-    beside([=] { read_all(old); }, [=] { CHECK(mremap(fresh, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, old) == old); });
+    beside([=] { read_all(old); },
+           [=] { CHECK(mremap(fresh, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, old) == old); });
     for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(old, i) == kNew);
     CHECK(faults(fresh) && munmap(old, kBytes) == 0);
   }
@@ -118,7 +121,8 @@ void replaced_by_a_file() {
   for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(kept, i) == kOld);
 }
 
-// Every page counted up while the map is moved away from under the writer, who goes on in the old place: no count is lost.
+// Every page counted up while the map is moved away from under the writer, who goes on in the old place: no count is
+// lost.
 void counted_while_moved() {
   constexpr size_t kPages = 4 * kMiB / 4096;
   constexpr int kMoves = 15;
@@ -129,12 +133,16 @@ void counted_while_moved() {
   if (!g_early) fill(map(24 * kMiB), 24 * kMiB, 5);
   size_t next = 0;
   for (; moves < kMoves; ++moves) {
-    beside([&] {
-      for (size_t i = 0; i < 1000; ++i, ++counted) __atomic_fetch_add(&word_of(p, next = (next + 13) % kPages), 1, __ATOMIC_RELAXED);
-    }, [&] {
-      places[moves] = static_cast<char*>(mremap(p, kPages * g_page, kPages * g_page, MREMAP_MAYMOVE | MREMAP_DONTUNMAP));
-      CHECK(places[moves] != MAP_FAILED);
-    });
+    beside(
+        [&] {
+          for (size_t i = 0; i < 1000; ++i, ++counted)
+            __atomic_fetch_add(&word_of(p, next = (next + 13) % kPages), 1, __ATOMIC_RELAXED);
+        },
+        [&] {
+          places[moves] =
+              static_cast<char*>(mremap(p, kPages * g_page, kPages * g_page, MREMAP_MAYMOVE | MREMAP_DONTUNMAP));
+          CHECK(places[moves] != MAP_FAILED);
+        });
   }
   unsigned long found = 0;
   for (size_t i = 0; i < kPages; ++i) {
@@ -153,15 +161,19 @@ void counted_while_moved_away() {
     if (round % 4 >= 2) push_out();
     unsigned long counted = 0;
     size_t next = 0;
-    beside([&] {
-      for (size_t i = 0; i < 1000; ++i)
-        counted += !raises([&] { __atomic_fetch_add(&word_of(p, next = (next + 13) % kPages), 1, __ATOMIC_RELAXED); });
-    }, [&] {
-      now = static_cast<char*>(round % 2 == 0 ? mremap(p, kPages * g_page, kPages * g_page, MREMAP_MAYMOVE | MREMAP_FIXED, target)
-                                              : mremap(p, kPages * g_page, 2 * kPages * g_page, MREMAP_MAYMOVE));
-      CHECK(now != MAP_FAILED);
-    });
-    if (now == p) continue;   // it has grown in place
+    beside(
+        [&] {
+          for (size_t i = 0; i < 1000; ++i)
+            counted +=
+                !raises([&] { __atomic_fetch_add(&word_of(p, next = (next + 13) % kPages), 1, __ATOMIC_RELAXED); });
+        },
+        [&] {
+          now = static_cast<char*>(
+              round % 2 == 0 ? mremap(p, kPages * g_page, kPages * g_page, MREMAP_MAYMOVE | MREMAP_FIXED, target)
+                             : mremap(p, kPages * g_page, 2 * kPages * g_page, MREMAP_MAYMOVE));
+          CHECK(now != MAP_FAILED);
+        });
+    if (now == p) continue;  // it has grown in place
     unsigned long found = 0;
     for (size_t i = 0; i < kPages; ++i) found += word_of(now, i);
     CHECK(found == counted && faults(p) && faults(p + kPages * g_page - 1));
@@ -179,16 +191,20 @@ void read_only_stays_so() {
     if (round % 4 >= 2) push_out();
     CHECK(mprotect(p, kBytes, PROT_READ) == 0);
     char* now = nullptr;
-    beside([&] {
-      for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3) wrote += !raises([=] { word_of(p, i) = 7; });
-    }, [&] {
-      now = static_cast<char*>(mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
-    });
+    beside(
+        [&] {
+          for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3) wrote += !raises([=] { word_of(p, i) = 7; });
+        },
+        [&] {
+          now = static_cast<char*>(
+              mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
+        });
     CHECK(now != MAP_FAILED && wrote == 0);
     for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(now, i) == kOld);
     CHECK(faults(now, true));
     CHECK(munmap(now, kBytes) == 0);
-    if (now != target) CHECK(all_zero(p, kBytes) && faults(p, true) && munmap(target, kBytes) == 0 && munmap(p, kBytes) == 0);
+    if (now != target)
+      CHECK(all_zero(p, kBytes) && faults(p, true) && munmap(target, kBytes) == 0 && munmap(p, kBytes) == 0);
   }
 }
 
@@ -201,11 +217,15 @@ void unreadable_stays_so() {
     stamp_pages(target, kNew);
     if (round % 4 >= 2) push_out();
     CHECK(mprotect(p, kBytes, PROT_NONE) == 0);
-    beside([&] {
-      for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3) read += !raises([=] { (void)*static_cast<volatile unsigned long*>(&word_of(p, i)); });
-    }, [&] {
-      now = static_cast<char*>(mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
-    });
+    beside(
+        [&] {
+          for (size_t i = 0; i < kBytes / g_page && !g_stop; i += 3)
+            read += !raises([=] { (void)*static_cast<volatile unsigned long*>(&word_of(p, i)); });
+        },
+        [&] {
+          now = static_cast<char*>(
+              mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | (round % 2 == 0 ? MREMAP_FIXED : MREMAP_DONTUNMAP), target));
+        });
     CHECK(now != MAP_FAILED && read == 0 && faults(now) && mprotect(now, kBytes, PROT_READ) == 0);
     for (size_t i = 0; i < kBytes / g_page; ++i) CHECK(word_of(now, i) == kOld);
     CHECK(munmap(now, kBytes) == 0);
@@ -218,12 +238,15 @@ void pieces() {
   char *p = map(2 * kMiB), *target = map(8 * kMiB);
   fill(p, 2 * kMiB, 7);
   fill(target, 8 * kMiB, 9);
-  CHECK(mprotect(target + kMiB, kMiB, PROT_NONE) == 0 && munmap(target + 2 * kMiB, kMiB) == 0 && mprotect(target + 3 * kMiB, kMiB, PROT_READ) == 0);
+  CHECK(mprotect(target + kMiB, kMiB, PROT_NONE) == 0 && munmap(target + 2 * kMiB, kMiB) == 0 &&
+        mprotect(target + 3 * kMiB, kMiB, PROT_READ) == 0);
   push_out();
   CHECK(mremap(p, 2 * kMiB, 5 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target + kMiB / 2) == target + kMiB / 2);
-  CHECK(holds(target, kMiB / 2, 9) && holds(target + kMiB / 2, 2 * kMiB, 7) && all_zero(target + 5 * kMiB / 2, 3 * kMiB));
-  CHECK(holds(target + 11 * kMiB / 2, 5 * kMiB / 2, 9, 11 * kMiB / 2 / sizeof(long)) && faults(p) && faults(p + 2 * kMiB - 1));
-  fill(target + kMiB / 2, 5 * kMiB, 11);   // all of it is writable
+  CHECK(holds(target, kMiB / 2, 9) && holds(target + kMiB / 2, 2 * kMiB, 7) &&
+        all_zero(target + 5 * kMiB / 2, 3 * kMiB));
+  CHECK(holds(target + 11 * kMiB / 2, 5 * kMiB / 2, 9, 11 * kMiB / 2 / sizeof(long)) && faults(p) &&
+        faults(p + 2 * kMiB - 1));
+  fill(target + kMiB / 2, 5 * kMiB, 11);  // all of it is writable
   push_out();
   CHECK(holds(target + kMiB / 2, 5 * kMiB, 11));
   p = map(4 * kMiB);
@@ -232,11 +255,13 @@ void pieces() {
   CHECK(holds(target, kMiB, 13) && faults(p) && faults(p + 2 * kMiB));
   CHECK(holds(target + kMiB, 9 * kMiB / 2, 11, kMiB / 2 / sizeof(long)));
   const int fd = memfd_create("in the way", 0);
-  CHECK(fd >= 0 && ftruncate(fd, kMiB) == 0 && mmap(target + kMiB, kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == target + kMiB);
+  CHECK(fd >= 0 && ftruncate(fd, kMiB) == 0 &&
+        mmap(target + kMiB, kMiB, kRw, MAP_SHARED | MAP_FIXED, fd, 0) == target + kMiB);
   p = map(4 * kMiB);
   fill(p, 4 * kMiB, 15);
   errno = 0;
-  CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED && errno == ENOMEM && holds(p, 4 * kMiB, 15));
+  CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED && errno == ENOMEM &&
+        holds(p, 4 * kMiB, 15));
   CHECK(holds(target, kMiB, 13) && munmap(target, 8 * kMiB) == 0 && munmap(p, 4 * kMiB) == 0);
 }
 
@@ -252,8 +277,10 @@ void ended_beside_a_writer() {
       while (!raises([&] { word_of(p, next = (next + 13) % kPages) = 7; })) writing = true;
     });
     while (!writing) {}
-    if (unmaps) CHECK(munmap(p, kPages * g_page) == 0);
-    else CHECK(mmap(p, kPages * g_page, PROT_READ, kPrivate | MAP_FIXED, -1, 0) == p);
+    if (unmaps)
+      CHECK(munmap(p, kPages * g_page) == 0);
+    else
+      CHECK(mmap(p, kPages * g_page, PROT_READ, kPrivate | MAP_FIXED, -1, 0) == p);
     writer.join();
     if (unmaps) CHECK(mmap(p, kPages * g_page, kRw, kPrivate, -1, 0) == p);
     CHECK(all_zero(p, kPages * g_page) && munmap(p, kPages * g_page) == 0);
@@ -266,17 +293,23 @@ void marks() {
   char *p = map(2 * kMiB), *target = map(2 * kMiB);
   fill(p, 2 * kMiB, 17);
   fill(target, 2 * kMiB, 19);
-  const bool guards = madvise(p + 5 * g_page, g_page, kInstallGuards) == 0 && madvise(target + 7 * g_page, 70 * g_page, kInstallGuards) == 0;
-  if (!g_early) CHECK(mlock(p + kMiB, g_page) == 0 && mlock(target + kMiB + 3 * g_page, 90 * g_page) == 0);   // it would activate the process
+  const bool guards = madvise(p + 5 * g_page, g_page, kInstallGuards) == 0 &&
+                      madvise(target + 7 * g_page, 70 * g_page, kInstallGuards) == 0;
+  // it would activate the process
+  if (!g_early) CHECK(mlock(p + kMiB, g_page) == 0 && mlock(target + kMiB + 3 * g_page, 90 * g_page) == 0);
   push_out();
   CHECK(mremap(p, 2 * kMiB, 2 * kMiB, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
-  if (guards) CHECK(faults(target + 5 * g_page) && madvise(target + 5 * g_page, g_page, kInstallGuards + 1) == 0 && all_zero(target + 5 * g_page, g_page));
-  CHECK(holds(target, 5 * g_page, 17) && holds(target + 6 * g_page, 2 * kMiB - 6 * g_page, 17, 6 * g_page / sizeof(long)));
+  if (guards)
+    CHECK(faults(target + 5 * g_page) && madvise(target + 5 * g_page, g_page, kInstallGuards + 1) == 0 &&
+          all_zero(target + 5 * g_page, g_page));
+  CHECK(holds(target, 5 * g_page, 17) &&
+        holds(target + 6 * g_page, 2 * kMiB - 6 * g_page, 17, 6 * g_page / sizeof(long)));
   push_out();
   CHECK(holds(target + 6 * g_page, 2 * kMiB - 6 * g_page, 17, 6 * g_page / sizeof(long)));
   errno = 0;
   if (!g_early) CHECK(madvise(target + kMiB, g_page, MADV_DONTNEED) == -1 && errno == EINVAL);
-  CHECK(madvise(target + kMiB + g_page, kMiB - g_page, MADV_DONTNEED) == 0 && all_zero(target + kMiB + g_page, kMiB - g_page));
+  CHECK(madvise(target + kMiB + g_page, kMiB - g_page, MADV_DONTNEED) == 0 &&
+        all_zero(target + kMiB + g_page, kMiB - g_page));
   CHECK(munmap(target, 2 * kMiB) == 0);
 }
 
@@ -286,7 +319,7 @@ void refused_half_way() {
   fill(p, kBytes, 21);
   fill(target, kBytes, 23);
   push_out();
-  if (syscall(kSysSeal, target + kBytes - kMiB, kMiB, 0ul) != 0) return;   // before 6.10
+  if (syscall(kSysSeal, target + kBytes - kMiB, kMiB, 0ul) != 0) return;  // before 6.10
   CHECK(mremap(p, kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED);
   CHECK(holds(p, kBytes, 21));
   fill(p, kBytes, 25);
@@ -313,7 +346,7 @@ const Section* g_section;
 
 int body() {
   g_page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_fault;
   action.sa_flags = SA_NODEFER;
   sigaction(SIGSEGV, &action, nullptr);
@@ -331,5 +364,8 @@ int main(int argc, char** argv) {
   for (const Section& section : kSections)
     if (name == section.name) g_section = &section;
   if (g_section == nullptr) return 2;
-  return run_preloaded(argc, argv, {g_early ? "LUNAR_DRAM=256m" : "LUNAR_DRAM=32m", "LUNAR_SIZE=1g", g_early ? "LUNAR_ARM_AT=128m" : "LUNAR_ARM_AT=1m"}, body);
+  return run_preloaded(argc, argv,
+                       {g_early ? "LUNAR_DRAM=256m" : "LUNAR_DRAM=32m", "LUNAR_SIZE=1g",
+                        g_early ? "LUNAR_ARM_AT=128m" : "LUNAR_ARM_AT=1m"},
+                       body);
 }

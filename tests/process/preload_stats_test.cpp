@@ -62,14 +62,16 @@ unsigned long value(const std::string& text, const char* key) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (const char* which = getenv("STATS_BODY")) return run_preloaded(argc, argv, {}, which[0] == 'r' ? child_return : child_exit_now);
+  if (const char* which = getenv("STATS_BODY"))
+    return run_preloaded(argc, argv, {}, which[0] == 'r' ? child_return : child_exit_now);
   if (argc < 2) return 1;
   for (auto* body : {child_return, child_exit_now}) {
     std::string text = run(argv, body);
     CHECK(value(text, "cap_bytes") == 32ul << 20);
     CHECK(value(text, "peak_resident_bytes") <= 32ul << 20);
-    CHECK(value(text, "evictions_bytes") > value(text, "evicted_bytes")
-          && value(text, "evictions_bytes") == 4096ul * value(text, "evictions") && value(text, "faults") > 0 && value(text, "lun_written_bytes") > 0);
+    CHECK(value(text, "evictions_bytes") > value(text, "evicted_bytes") &&
+          value(text, "evictions_bytes") == 4096ul * value(text, "evictions") && value(text, "faults") > 0 &&
+          value(text, "lun_written_bytes") > 0);
     CHECK(value(text, "peak_rss_bytes") > 0 && value(text, "poisoned") == 0);
   }
   return 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // For tests that run under the preload library: main() of each is
 //   int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", ...}, body); }
-// The program starts itself again with LD_PRELOAD (its first argument names the library) and the LUNAR_* given, and runs
-// `body` there. A process that ends by 125 could not start the tier: the test is skipped, naming userfaultfd.
+// The program starts itself again with LD_PRELOAD (its first argument names the library) and the LUNAR_* given, and
+// runs `body` there. A process that ends by 125 could not start the tier: the test is skipped, naming userfaultfd.
 #pragma once
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,12 +15,12 @@
 
 extern "C" int lunar_is_tiered(const void*) __attribute__((weak));
 
-#define CHECK(condition)                                                                              \
-  do {                                                                                                \
-    if (!(condition)) {                                                                               \
-      fprintf(stderr, "%s:%d: failed: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno);       \
-      _exit(1);                                                                                       \
-    }                                                                                                 \
+#define CHECK(condition)                                                                        \
+  do {                                                                                          \
+    if (!(condition)) {                                                                         \
+      fprintf(stderr, "%s:%d: failed: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno); \
+      _exit(1);                                                                                 \
+    }                                                                                           \
   } while (0)
 
 inline bool tiered(const void* address) { return lunar_is_tiered != nullptr && lunar_is_tiered(address) == 1; }

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// What the kernel does to memory when a thread ends, where that memory is evicted: it marks the robust mutexes that the thread held
-// (the next locker gets EOWNERDEAD), and clears the thread's id (pthread_join returns).
+// SPDX-License-Identifier: Apache-2.0 What the kernel does to memory when a thread ends, where that memory is evicted:
+// it marks the robust mutexes that the thread held (the next locker gets EOWNERDEAD), and clears the thread's id
+// (pthread_join returns).
 #include <pthread.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -28,12 +28,12 @@ char* g_stacks = nullptr;
 std::atomic<bool> g_stop{false};
 std::atomic<unsigned> g_holding{0};
 std::atomic<bool> g_go{false};
-int g_asleep[2];   // threads wait there without touching their stacks
+int g_asleep[2];  // threads wait there without touching their stacks
 
 void* hold_and_end(void* argument) {
   auto* cell = static_cast<Cell*>(argument);
   CHECK(pthread_mutex_lock(&cell->mutex) == 0);
-  CHECK(pthread_mutex_lock(&g_cells[kThreads + (cell - g_cells)].second) == 0);   // on another page
+  CHECK(pthread_mutex_lock(&g_cells[kThreads + (cell - g_cells)].second) == 0);  // on another page
   g_holding.fetch_add(1);
   char byte;
   while (!g_go.load()) (void)!read(g_asleep[0], &byte, 1);
@@ -84,11 +84,13 @@ void one_round(bool own_stacks, Unlock unlock = Unlock::kNothing) {
     pthread_attr_destroy(&attributes);
   }
   while (g_holding.load() != kThreads) usleep(100);
-  if (unlock == Unlock::kStacks) CHECK(munlock(g_stacks, kThreads * kStack) == 0);   // takes away what the program has locked, nothing else
+  // takes away what the program has locked, nothing else
+  if (unlock == Unlock::kStacks) CHECK(munlock(g_stacks, kThreads * kStack) == 0);
   if (unlock == Unlock::kAll) CHECK(munlockall() == 0);
   for (unsigned i = 0; unlock != Unlock::kNothing && i < kThreads; ++i) {
     unsigned char there = 0;
-    void* block = reinterpret_cast<void*>(threads[i] & ~(kPage - 1));   // libc's block of the thread: its id is on this page
+    // libc's block of the thread: its id is on this page
+    void* block = reinterpret_cast<void*>(threads[i] & ~(kPage - 1));
     for (int turn = 0; turn < 20; ++turn) CHECK(lunar_evict(g_stacks, kThreads * kStack) >= 0);
     CHECK(mincore(block, kPage, &there) == 0 && (there & 1) != 0);
   }
@@ -111,23 +113,25 @@ void stays_locked() {
   const size_t bytes = kThreads * kStack;
   CHECK(mlock(g_stacks, bytes) == 0);
   one_round(true);
-  for (int i = 0; i < 4; ++i) one_round(false);   // these look for threads that are gone
+  for (int i = 0; i < 4; ++i) one_round(false);  // these look for threads that are gone
   unsigned char there[kThreads * kStack / kPage];
   CHECK(lunar_evict(g_stacks, bytes) == 0 && mincore(g_stacks, bytes, there) == 0);
   for (const unsigned char one : there) CHECK((one & 1) != 0);
   CHECK(munlock(g_stacks, bytes) == 0 && lunar_evict(g_stacks, bytes) >= 0);
 }
 
-// A fork has left the mutex' page shared with the child, and there is no room to copy all that is shared: the kernel must be able to write
-// there all the same when the owner ends.
+// A fork has left the mutex' page shared with the child, and there is no room to copy all that is shared: the kernel
+// must be able to write there all the same when the owner ends.
 void behind_the_gate(char* cold, size_t cold_bytes) {
   g_holding.store(0);
   g_go.store(false);
   pthread_t thread;
   CHECK(pthread_create(&thread, nullptr, hold_and_end, &g_cells[0]) == 0);
   while (g_holding.load() != 1) usleep(100);
-  for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);   // what is shared fills the budget
-  for (pthread_mutex_t* there : {&g_cells[0].second, &g_cells[kThreads].mutex}) CHECK(pthread_mutex_lock(there) == 0 && pthread_mutex_unlock(there) == 0);
+  // what is shared fills the budget
+  for (size_t at = 0; at < cold_bytes; at += kPage) __atomic_fetch_add(cold + at, 0, __ATOMIC_RELAXED);
+  for (pthread_mutex_t* there : {&g_cells[0].second, &g_cells[kThreads].mutex})
+    CHECK(pthread_mutex_lock(there) == 0 && pthread_mutex_unlock(there) == 0);
   int until[2];
   CHECK(pipe(until) == 0);
   const pid_t child = fork();

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Threads under the preload: churn of short-lived threads, memory freed by another thread than made it, forks in between,
-// and a LUN that runs full: ENOMEM for the program, which goes on.
+// SPDX-License-Identifier: Apache-2.0 Threads under the preload: churn of short-lived threads, memory freed by another
+// thread than made it, forks in between, and a LUN that runs full: ENOMEM for the program, which goes on.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -115,14 +114,15 @@ void full() {
     CHECK(*static_cast<unsigned char*>(blocks[i]) == i % 251 + 1);
     free(blocks[i]);
   }
-  void* again = malloc(size_t(64) << 20);   // what was freed can be had again at once
+  void* again = malloc(size_t(64) << 20);  // what was freed can be had again at once
   CHECK(again != nullptr);
   fill(again, size_t(64) << 20, 53);
   CHECK(holds(again, size_t(64) << 20, 53));
   free(again);
 }
 
-// A process ends with its last thread, whichever that is, and runs its exit handlers: also with service threads beside it.
+// A process ends with its last thread, whichever that is, and runs its exit handlers: also with service threads beside
+// it.
 void* sleep_then_end(void*) {
   usleep(50000);
   return nullptr;
@@ -150,7 +150,7 @@ int leave_main_last() {
 
 void* fork_from_thread(void*) {
   const pid_t child = fork();
-  if (child == 0) return nullptr;   // the only thread of the child
+  if (child == 0) return nullptr;  // the only thread of the child
   int status = 0;
   CHECK(waitpid(child, &status, 0) == child);
   _exit(WIFEXITED(status) && WEXITSTATUS(status) == 42 ? 42 : 1);
@@ -171,7 +171,7 @@ void ends_with_its_last_thread() {
     const pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-      CHECK(holds(block, 24 << 20, 59));   // it has a tier of its own now
+      CHECK(holds(block, 24 << 20, 59));  // it has a tier of its own now
       atexit([] { _exit(42); });
       _exit(leave());
     }
@@ -194,4 +194,6 @@ int body() {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m"}, body); }
+int main(int argc, char** argv) {
+  return run_preloaded(argc, argv, {"LUNAR_DRAM=32m", "LUNAR_SIZE=1g", "LUNAR_ARM_AT=1m"}, body);
+}

@@ -40,7 +40,7 @@ struct TempDir {
 };
 
 struct Ended {
-  int code = -1;   // exit code; -signal when killed by one
+  int code = -1;  // exit code; -signal when killed by one
   pid_t pid = 0;
   std::string out, err;
   bool says(const std::string& part) const { return err.find(part) != std::string::npos; }
@@ -48,8 +48,8 @@ struct Ended {
 };
 
 struct Spawn {
-  std::vector<std::string> variables;   // NAME=VALUE on top of PATH and HOME (an empty directory)
-  std::string directory;                // to be in
+  std::vector<std::string> variables;  // NAME=VALUE on top of PATH and HOME (an empty directory)
+  std::string directory;               // to be in
   bool as_nobody = false;
 };
 
@@ -92,4 +92,4 @@ inline Ended run(const std::vector<std::string>& words, const Spawn& how = {}) {
   return ended;
 }
 
-}   // namespace lunar::test
+}  // namespace lunar::test

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Another process of the tree writes into tiered memory by process_vm_writev, as MPI does, while the target's pages are evicted. The kernel
-// pins up to 1024 pages before it copies, and brings missing ones in meanwhile: what it has pinned must not be evicted under it.
+// SPDX-License-Identifier: Apache-2.0 Another process of the tree writes into tiered memory by process_vm_writev, as
+// MPI does, while the target's pages are evicted. The kernel pins up to 1024 pages before it copies, and brings missing
+// ones in meanwhile: what it has pinned must not be evicted under it.
 //
 //   written_from_outside_test LIBRARY library | raw
 #include <sys/mman.h>
@@ -33,7 +33,8 @@ void write_rounds(pid_t target, char* there, int told, int said) {
   while (read(told, &round, sizeof round) == sizeof round) {
     fill(content, kTarget, round);
     const iovec from{content, kTarget}, to{there, kTarget};
-    const ssize_t done = g_raw ? syscall(SYS_process_vm_writev, target, &from, 1ul, &to, 1ul, 0ul) : process_vm_writev(target, &from, 1, &to, 1, 0);
+    const ssize_t done = g_raw ? syscall(SYS_process_vm_writev, target, &from, 1ul, &to, 1ul, 0ul)
+                               : process_vm_writev(target, &from, 1, &to, 1, 0);
     CHECK(write(said, &done, sizeof done) == sizeof done);
   }
 }
@@ -54,7 +55,8 @@ int body() {
   std::atomic<bool> stop{false};
   std::thread pressure([&] {
     for (unsigned long turn = 0; !stop; ++turn)
-      for (size_t at = 0; at < kPressure && !stop; at += kPage) *reinterpret_cast<volatile unsigned long*>(other + at) = turn;
+      for (size_t at = 0; at < kPressure && !stop; at += kPage)
+        *reinterpret_cast<volatile unsigned long*>(other + at) = turn;
   });
   unsigned long lost = 0;
   for (unsigned long round = 1; round <= kRounds; ++round) {
@@ -71,7 +73,8 @@ int body() {
   stop = true;
   pressure.join();
   close(told[1]);
-  if (lost != 0) fprintf(stderr, "%lu of %lu pages lost what was written into them\n", lost, kRounds * (kTarget / kPage));
+  if (lost != 0)
+    fprintf(stderr, "%lu of %lu pages lost what was written into them\n", lost, kRounds * (kTarget / kPage));
   return lost == 0 ? 0 : 1;
 }
 

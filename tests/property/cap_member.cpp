@@ -1,12 +1,14 @@
-// SPDX-License-Identifier: Apache-2.0
-// cap_member: what dram_cap_tree_test.py runs under a small budget. Every page written is read back: a word of the page tells which process
-// wrote it and when.
+// SPDX-License-Identifier: Apache-2.0 cap_member: what dram_cap_tree_test.py runs under a small budget. Every page
+// written is read back: a word of the page tells which process wrote it and when.
 //
-//   cap_member forks N MIB ROUNDS   fills MIB, forks N children one after the other; the parent rewrites everything at once, while the children
+//   cap_member forks N MIB ROUNDS   fills MIB, forks N children one after the other; the parent rewrites everything at
+//                                   once, while the children
 //                                   are idle; then all of them do, ROUNDS times
-//   cap_member ends MIB ROUNDS      fills MIB again and again, while another process that holds as much ends: by SIGKILL, exec or exit
+//   cap_member ends MIB ROUNDS      fills MIB again and again, while another process that holds as much ends: by
+//                                   SIGKILL, exec or exit
 //   cap_member spawns N KIB         starts N programs that hold KIB each, for a second; who gets none ends
-//   cap_member late MIB             forks, and takes and fills MIB in a fork handler of its own; parent and child rewrite it at the same time
+//   cap_member late MIB             forks, and takes and fills MIB in a fork handler of its own; parent and child
+//                                   rewrite it at the same time
 //   cap_member burst MIB            fills MIB, then doubles its heap at once, with two threads, as fast as it can
 //
 // Exit code 0: every page held what its process wrote.
@@ -53,8 +55,9 @@ void fill(char* base, uint64_t pages, uint64_t writer, uint64_t round) {
 void check(const char* base, uint64_t pages, uint64_t writer, uint64_t round) {
   for (uint64_t p = 0; p < pages; ++p) {
     if (holds(base + p * kPage, stamp(writer, p, round))) continue;
-    fprintf(stderr, "cap_member: process %llu, round %llu: page %llu does not hold what was written\n", static_cast<unsigned long long>(writer),
-            static_cast<unsigned long long>(round), static_cast<unsigned long long>(p));
+    fprintf(stderr, "cap_member: process %llu, round %llu: page %llu does not hold what was written\n",
+            static_cast<unsigned long long>(writer), static_cast<unsigned long long>(round),
+            static_cast<unsigned long long>(p));
     _exit(1);
   }
 }
@@ -89,8 +92,8 @@ int forks(uint64_t children, uint64_t pages, uint64_t rounds) {
     if (pid == 0) {
       close(ready[1]);
       char byte;
-      while (read(ready[0], &byte, 1) < 0 && errno == EINTR) {}   // until all are there
-      check(base, pages, 0, 0);   // what the parent has overwritten meanwhile
+      while (read(ready[0], &byte, 1) < 0 && errno == EINTR) {}  // until all are there
+      check(base, pages, 0, 0);                                  // what the parent has overwritten meanwhile
       rewrite(base, pages, i, rounds);
       _exit(0);
     }
@@ -140,7 +143,8 @@ int ends(uint64_t mib, uint64_t rounds) {
     int told[2], said[2];
     if (pipe(told) != 0 || pipe(said) != 0) return 2;
     char words[4][24];
-    const unsigned long long values[] = {mib, static_cast<unsigned long long>(told[0]), static_cast<unsigned long long>(said[1]), 1 + round * 13 % 50};
+    const unsigned long long values[] = {mib, static_cast<unsigned long long>(told[0]),
+                                         static_cast<unsigned long long>(said[1]), 1 + round * 13 % 50};
     for (int i = 0; i < 4; ++i) snprintf(words[i], sizeof words[i], "%llu", values[i]);
     char name[] = "cap_member", mode[] = "hold", how[8];
     snprintf(how, sizeof how, "%s", ways[round % 3]);
@@ -187,7 +191,8 @@ int spawns(uint64_t children, const char* kib) {
   }
   int status = 0;
   for (uint64_t i = 0; i < children; ++i)
-    if (wait(&status) < 0 || (status != 0 && (!WIFEXITED(status) || WEXITSTATUS(status) != 2))) return 4;   // 2: no memory
+    if (wait(&status) < 0 || (status != 0 && (!WIFEXITED(status) || WEXITSTATUS(status) != 2)))
+      return 4;  // 2: no memory
   return 0;
 }
 
@@ -210,7 +215,8 @@ int main(int argc, char** argv) {
   if (argc >= 3 && strcmp(argv[1], "sit") == 0) return sit(number(2) * 1024 / kPage);
   if (argc >= 4 && strcmp(argv[1], "ends") == 0) return ends(number(2), number(3));
   if (argc >= 7 && strcmp(argv[1], "hold") == 0)
-    return hold(number(2) * (1 << 20) / kPage, static_cast<int>(number(3)), static_cast<int>(number(4)), argv[5], static_cast<unsigned>(number(6)));
+    return hold(number(2) * (1 << 20) / kPage, static_cast<int>(number(3)), static_cast<int>(number(4)), argv[5],
+                static_cast<unsigned>(number(6)));
   if (argc >= 2 && strcmp(argv[1], "nap") == 0) return usleep(100000);
   return 64;
 }

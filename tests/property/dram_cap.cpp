@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // dram_cap: the DRAM budget holds at every moment of a burst, by the pager's own account and by the kernel's count.
 //
-// Idea. Sixteen threads write, read, prefetch, touch and pin eight times the budget, while a sampler looks without a pause:
-// what is charged never passes the cap, and the process' resident set grows by no more than the cap and a little. Then the
-// budget changes under load: when lunar_set_dram returns, the new cap holds. LUNAR_SEED=N replays the choices. `--seconds N`: of the burst.
+// Idea. Sixteen threads write, read, prefetch, touch and pin eight times the budget, while a sampler looks without a
+// pause: what is charged never passes the cap, and the process' resident set grows by no more than the cap and a
+// little. Then the budget changes under load: when lunar_set_dram returns, the new cap holds. LUNAR_SEED=N replays the
+// choices. `--seconds N`: of the burst.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -18,12 +19,12 @@ using tier::Random;
 
 constexpr uint64_t kMemory = 384 * tier::kMega, kDram = 48 * tier::kMega;
 constexpr unsigned kThreads = 16;
-constexpr uint64_t kSlack = 8 * tier::kMega;   // stacks and heap of the test itself
+constexpr uint64_t kSlack = 8 * tier::kMega;  // stacks and heap of the test itself
 
 std::atomic<uint64_t> g_done{0};
 std::atomic<bool> g_stop{false};
 
-uint64_t resident_set() {   // anonymous and file pages of this process, bytes
+uint64_t resident_set() {  // anonymous and file pages of this process, bytes
   char text[128] = {};
   int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
   (void)!read(fd, text, sizeof text - 1);
@@ -39,7 +40,9 @@ void work(char* base, uint64_t pages, uint64_t seed) {
   while (!g_stop.load(std::memory_order_relaxed)) {
     uint64_t i = random.below(pages - 64);
     switch (random.below(8)) {
-      case 0: REQUIRE_THAT(lunar_touch(base + i * page, 64 * page) == 0, "touch"); break;
+      case 0:
+        REQUIRE_THAT(lunar_touch(base + i * page, 64 * page) == 0, "touch");
+        break;
       case 1: {
         lunar_range ranges[32];
         for (lunar_range& range : ranges) range = {base + random.below(pages) * page, page};
@@ -55,7 +58,8 @@ void work(char* base, uint64_t pages, uint64_t seed) {
       case 3:
         for (uint64_t k = 0; k < 64; ++k) *reinterpret_cast<volatile uint64_t*>(base + (i + k) * page) = k + 1;
         break;
-      default: *reinterpret_cast<volatile uint64_t*>(base + i * page) = i + 1;
+      default:
+        *reinterpret_cast<volatile uint64_t*>(base + i * page) = i + 1;
     }
     g_done.fetch_add(1, std::memory_order_relaxed);
   }
@@ -82,16 +86,18 @@ int main(int argc, char** argv) {
     resident_peak = std::max(resident_peak, resident - std::min(resident, before));
     ++samples;
     usleep(50);
-    REQUIRE_THAT(used <= cap, "charged %llu of %llu bytes", static_cast<unsigned long long>(used), static_cast<unsigned long long>(cap));
+    REQUIRE_THAT(used <= cap, "charged %llu of %llu bytes", static_cast<unsigned long long>(used),
+                 static_cast<unsigned long long>(cap));
     REQUIRE_THAT(resident <= before + cap + kSlack, "resident set %llu KiB, before the tier %llu, cap %llu",
                  static_cast<unsigned long long>(resident >> 10), static_cast<unsigned long long>(before >> 10),
                  static_cast<unsigned long long>(cap >> 10));
   };
   for (double end = tier::seconds() + burst_s; tier::seconds() < end;) sample();
-  printf("burst: charged at most %llu KiB of %llu, resident set grew by %llu KiB at most, %llu samples, %llu operations\n",
-         static_cast<unsigned long long>(used_peak >> 10), static_cast<unsigned long long>(kDram >> 10),
-         static_cast<unsigned long long>(resident_peak >> 10), static_cast<unsigned long long>(samples),
-         static_cast<unsigned long long>(g_done.load()));
+  printf(
+      "burst: charged at most %llu KiB of %llu, resident set grew by %llu KiB at most, %llu samples, %llu operations\n",
+      static_cast<unsigned long long>(used_peak >> 10), static_cast<unsigned long long>(kDram >> 10),
+      static_cast<unsigned long long>(resident_peak >> 10), static_cast<unsigned long long>(samples),
+      static_cast<unsigned long long>(g_done.load()));
   REQUIRE_THAT(used_peak > kDram / 2, "the budget was hardly used: nothing was proven");
   for (uint64_t megabytes : {32, 64, 40, 24, 48}) {
     uint64_t next = megabytes * tier::kMega;

@@ -1,12 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// Many processes on one physical LUN, killed at random. 16 of them create, grow, shrink and remove named LUNs and grow scratch ones, and
-// write and verify stamped blocks; the parent kills one after the other with SIGKILL and starts it again. Some leave a daemon behind
-// (forked twice) that goes on with its scratch LUN while its parent is killed.
+// SPDX-License-Identifier: Apache-2.0 Many processes on one physical LUN, killed at random. 16 of them create, grow,
+// shrink and remove named LUNs and grow scratch ones, and write and verify stamped blocks; the parent kills one after
+// the other with SIGKILL and starts it again. Some leave a daemon behind (forked twice) that goes on with its scratch
+// LUN while its parent is killed.
 //
-// A block says of which LUN it is, and where in it: a foreign stamp is an extent owned twice, zeros where a stamp was are one lost. What
-// a named LUN grows by must be zeros. At the end the metadata must check clean, the scratch LUNs of the dead be gone, and those of
-// living daemons be there and right.
-//   lun_churn [--seconds N] [--processes N] [--path DEVICE]; what DEVICE holds is overwritten; LUNAR_SEED= replays the choices (not the timing).
+// A block says of which LUN it is, and where in it: a foreign stamp is an extent owned twice, zeros where a stamp was
+// are one lost. What a named LUN grows by must be zeros. At the end the metadata must check clean, the scratch LUNs of
+// the dead be gone, and those of living daemons be there and right.
+//   lun_churn [--seconds N] [--processes N] [--path DEVICE]; what DEVICE holds is overwritten; LUNAR_SEED= replays the
+//   choices (not the timing).
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -30,12 +31,12 @@ using namespace lunar_test;
 
 namespace {
 
-constexpr uint64_t kBytes = 32 * kMiB, kBlock = 4096, kStep = 64 * kKiB;   // one stamped block an extent
+constexpr uint64_t kBytes = 32 * kMiB, kBlock = 4096, kStep = 64 * kKiB;  // one stamped block an extent
 constexpr unsigned kNames = 10, kDaemonsMax = 6;
 
 struct Shared {
   std::atomic<unsigned> failures, created, resized, removed, scratch, daemons_started, blocks_checked, kills;
-  std::atomic<unsigned> daemons;            // alive
+  std::atomic<unsigned> daemons;  // alive
   std::atomic<bool> stop_daemons, daemons_verify;
   std::atomic<unsigned> daemons_verified;
   char text[512];
@@ -119,7 +120,8 @@ void named_work() {
     if (status < 0 && status != -ENOSPC) failure("resize", why.text);
     shared->resized.fetch_add(1);
     for (uint64_t at = before; at < lun->used_bytes(); at += kStep) {
-      if (io(lun, Op::kRead, at) != static_cast<int64_t>(kBlock) || !bytes_are_zero(block, kBlock)) failure("not zeros after growing", name);
+      if (io(lun, Op::kRead, at) != static_cast<int64_t>(kBlock) || !bytes_are_zero(block, kBlock))
+        failure("not zeros after growing", name);
       write_stamp(lun, at);
     }
     for (uint64_t at = 0; at < lun->used_bytes(); at += kStep) write_stamp(lun, at);
@@ -144,7 +146,7 @@ void use_scratch(VirtualLun* lun, uint64_t* have, uint64_t want) {
 }
 
 [[noreturn]] void daemon_life(VirtualLun* lun, uint64_t have) {
-  shared->daemons.fetch_add(1);   // not before: who would do it may be killed on the way
+  shared->daemons.fetch_add(1);  // not before: who would do it may be killed on the way
   shared->daemons_started.fetch_add(1);
   const uint64_t end = sys::now_ns() + (200 + below(3000)) * 1'000'000;
   bool verified = false;
@@ -159,7 +161,7 @@ void use_scratch(VirtualLun* lun, uint64_t* have, uint64_t want) {
     sys::sleep_ns(20'000'000);
   }
   shared->daemons.fetch_sub(1);
-  _exit(0);   // no farewell
+  _exit(0);  // no farewell
 }
 
 void scratch_work() {
@@ -175,7 +177,8 @@ void scratch_work() {
   shared->scratch.fetch_add(1);
   uint64_t have = 0;
   const unsigned rounds = 1 + static_cast<unsigned>(below(6));
-  for (unsigned i = 1; i <= rounds; ++i) use_scratch(lun, &have, i * (1 + below(4)) * kStep > have ? have + below(4) * kStep : have);
+  for (unsigned i = 1; i <= rounds; ++i)
+    use_scratch(lun, &have, i * (1 + below(4)) * kStep > have ? have + below(4) * kStep : have);
   if (below(5) == 0 && shared->daemons.load() < kDaemonsMax) {
     const pid_t middle = fork();
     if (middle == 0) {
@@ -183,7 +186,7 @@ void scratch_work() {
       _exit(0);
     }
     waitpid(middle, nullptr, 0);
-    for (;;) use_scratch(lun, &have, have);   // until killed, while the daemon does the same
+    for (;;) use_scratch(lun, &have, have);  // until killed, while the daemon does the same
   }
   if (below(2)) lun->release(DeviceOffset{0}, have);
   lun->close();
@@ -217,7 +220,7 @@ PhysicalLun* look(const char* when) {
     exit(1);
   }
   PhysicalLunInfo info;
-  (void)!lun->info(&info);   // frees what the dead left
+  (void)!lun->info(&info);  // frees what the dead left
   return lun;
 }
 
@@ -239,7 +242,9 @@ int check_result() {
   lun = look("after the last daemon");
   if (scratch_count(lun, &in_use) != 0) failure("scratch LUNs", "left by the dead");
   CheckReport report;
-  if (lun->check(false, &report) < 0 || report.problems != report.repaired || report.extents_lost || report.extents_double) failure("check", "not clean");
+  if (lun->check(false, &report) < 0 || report.problems != report.repaired || report.extents_lost ||
+      report.extents_double)
+    failure("check", "not clean");
   uint64_t used = 0;
   std::vector<VirtualLunInfo> list(64);
   const int n = lun->list(list.data(), 64, 0);
@@ -258,9 +263,10 @@ int check_result() {
     for (uint64_t at = 0; at < named->used_bytes(); at += kStep) check_stamp(named, at, false);
     named->close();
   }
-  printf("created %u, resized %u, removed %u, scratch %u, daemons %u, kills %u, blocks checked %u, named at the end %d\n", shared->created.load(),
-         shared->resized.load(), shared->removed.load(), shared->scratch.load(), shared->daemons_started.load(), shared->kills.load(),
-         shared->blocks_checked.load(), n);
+  printf(
+      "created %u, resized %u, removed %u, scratch %u, daemons %u, kills %u, blocks checked %u, named at the end %d\n",
+      shared->created.load(), shared->resized.load(), shared->removed.load(), shared->scratch.load(),
+      shared->daemons_started.load(), shared->kills.load(), shared->blocks_checked.load(), n);
   if (shared->failures.load()) printf("FAILED: %u times, first: %s\n", shared->failures.load(), shared->text);
   return shared->failures.load() ? 1 : 0;
 }
@@ -271,8 +277,10 @@ int main(int argc, char** argv) {
   unsigned seconds = 5, processes = 16;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
-    if (option == "--path") path = argv[i + 1];
-    else (option == "--seconds" ? seconds : processes) = static_cast<unsigned>(atoi(argv[i + 1]));
+    if (option == "--path")
+      path = argv[i + 1];
+    else
+      (option == "--seconds" ? seconds : processes) = static_cast<unsigned>(atoi(argv[i + 1]));
   }
   const char* given = getenv("LUNAR_SEED");
   const uint64_t seed = given ? strtoull(given, nullptr, 0) : sys::now_ns();
@@ -310,7 +318,7 @@ int main(int argc, char** argv) {
     waitpid(victim, nullptr, 0);
     shared->kills.fetch_add(1);
     int how = 0;
-    for (pid_t ended; (ended = waitpid(-1, &how, WNOHANG)) > 0;) {   // daemons that ended; nobody else may
+    for (pid_t ended; (ended = waitpid(-1, &how, WNOHANG)) > 0;) {  // daemons that ended; nobody else may
       if (!WIFEXITED(how)) failure("a process died by itself", std::to_string(ended).c_str());
     }
     start(&victim);

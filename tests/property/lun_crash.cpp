@@ -1,13 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// Every crash leaves the metadata whole. Random histories of changes to a physical LUN are recorded write by write; then the
-// device is put together as a crash could have left it, and opened:
+// SPDX-License-Identifier: Apache-2.0 Every crash leaves the metadata whole. Random histories of changes to a physical
+// LUN are recorded write by write; then the device is put together as a crash could have left it, and opened:
 //
 //   torn     all writes up to one, that one only in part: some of its 512-byte sectors, a prefix or any
-//   lost     of what was written since the last flush, and not with fua, only some, each perhaps torn (a device's cache keeps no order)
+//   lost     of what was written since the last flush, and not with fua, only some, each perhaps torn (a device's cache
+//            keeps no order)
 //   twice    a crash in the recovery from a crash
 //
-// It must open, check clean, and be the state that was acknowledged last, or the one that was being made: whole, with the
-// content that was flushed, and zeros where a LUN grew.
+// It must open, check clean, and be the state that was acknowledged last, or the one that was being made: whole, with
+// the content that was flushed, and zeros where a LUN grew.
 //   lun_crash [--histories N] [--variants N]; LUNAR_SEED= replays.
 #include <cstdio>
 #include <cstdlib>
@@ -28,13 +28,14 @@ namespace {
 constexpr uint64_t kBytes = 4 * kMiB, kBlock = 4096, kSector = 512, kExtent = 64 * kKiB;
 using Kind = DeviceEvent::Kind;
 
-using Blocks = std::vector<uint64_t>;             // a LUN: what each block holds; 0: zeros
-using State = std::map<std::string, Blocks>;      // the named LUNs
+using Blocks = std::vector<uint64_t>;         // a LUN: what each block holds; 0: zeros
+using State = std::map<std::string, Blocks>;  // the named LUNs
 
 struct Step {
   State after;
   bool formatted = true;
-  std::string data_lun;                           // a write of data was under way: sectors of this block may be old or new
+  // a write of data was under way: sectors of this block may be old or new
+  std::string data_lun;
   uint64_t data_block = 0;
 };
 
@@ -46,7 +47,8 @@ struct Step {
 
 void fill(char* sector, uint64_t stamp, uint64_t block, unsigned index) {
   uint64_t words[kSector / 8];
-  for (uint64_t i = 0; i < kSector / 8; ++i) words[i] = stamp == 0 ? 0 : stamp * 0x9e3779b97f4a7c15 ^ block << 20 ^ index << 8 ^ i;
+  for (uint64_t i = 0; i < kSector / 8; ++i)
+    words[i] = stamp == 0 ? 0 : stamp * 0x9e3779b97f4a7c15 ^ block << 20 ^ index << 8 ^ i;
   memcpy(sector, words, kSector);
 }
 
@@ -58,7 +60,12 @@ bool holds(const char* sector, uint64_t stamp, uint64_t block, unsigned index) {
 
 class History {
  public:
-  explicit History(uint64_t seed) : random_(seed), discard_(seed % 3 != 0), device_(kBytes), copy_(kBytes), block_(static_cast<char*>(aligned_alloc(4096, kBlock))) {}
+  explicit History(uint64_t seed)
+      : random_(seed),
+        discard_(seed % 3 != 0),
+        device_(kBytes),
+        copy_(kBytes),
+        block_(static_cast<char*>(aligned_alloc(4096, kBlock))) {}
   ~History() {
     for (MemoryDevice* raw : raws_) delete raw;
     free(block_);
@@ -68,7 +75,8 @@ class History {
 
  private:
   uint64_t below(uint64_t n) { return next_random(&random_) % n; }
-  PhysicalLun* open(char* memory, Format format, std::vector<DeviceEvent>* record, std::vector<DeviceEvent>* undo = nullptr);
+  PhysicalLun* open(char* memory, Format format, std::vector<DeviceEvent>* record,
+                    std::vector<DeviceEvent>* undo = nullptr);
   VirtualLun* open_lun(const std::string& name, bool create, uint64_t bytes, bool zeroed);
   void acknowledge(Step step);
   void operation();
@@ -82,11 +90,11 @@ class History {
   void crash_at(size_t event, unsigned variant);
 
   uint64_t random_;
-  bool discard_;                          // a device without: zeros are written, also for what is staged
-  std::vector<char> device_, copy_;       // as it went; as a crash left it
+  bool discard_;                     // a device without: zeros are written, also for what is staged
+  std::vector<char> device_, copy_;  // as it went; as a crash left it
   std::vector<DeviceEvent> events_;
   std::vector<Step> steps_;
-  size_t flushed_ = 0;                    // events before this are in copy_
+  size_t flushed_ = 0;  // events before this are in copy_
   uint64_t stamp_ = 0, images_ = 0;
   std::string where_, said_;
   int last_ = 0;
@@ -95,7 +103,8 @@ class History {
   char* block_;
 };
 
-PhysicalLun* History::open(char* memory, Format format, std::vector<DeviceEvent>* record, std::vector<DeviceEvent>* undo) {
+PhysicalLun* History::open(char* memory, Format format, std::vector<DeviceEvent>* record,
+                           std::vector<DeviceEvent>* undo) {
   auto* raw = new MemoryDevice(memory, kBytes, {discard_, 1 * kMiB, "memory:"});
   raws_.push_back(raw);
   raw->record = record;
@@ -170,8 +179,10 @@ void History::scratch() {
     }
     if (below(3) == 0) lun->release(DeviceOffset{0}, lun->used_bytes());
   }
-  if (below(2)) lun->physical().close();   // no word of farewell (its own memory stays: a few of them a history)
-  else lun->close();
+  if (below(2))
+    lun->physical().close();  // no word of farewell (its own memory stays: a few of them a history)
+  else
+    lun->close();
   acknowledge(step);
 }
 
@@ -228,18 +239,23 @@ void History::apply(const DeviceEvent& event, unsigned how, std::vector<DeviceEv
   if (event.kind != Kind::kWrite && event.kind != Kind::kDiscard) return;
   if (undo)
     undo->push_back({Kind::kWrite, event.offset, event.length,
-                     std::vector<char>(copy_.begin() + static_cast<long>(event.offset), copy_.begin() + static_cast<long>(event.offset + event.length)), 0});
+                     std::vector<char>(copy_.begin() + static_cast<long>(event.offset),
+                                       copy_.begin() + static_cast<long>(event.offset + event.length)),
+                     0});
   const uint64_t sectors = event.length / kSector, prefix = how == 1 ? below(sectors + 1) : sectors;
   for (uint64_t i = 0; i < prefix; ++i) {
     if (how == 2 && below(2)) continue;
     char* at = copy_.data() + event.offset + i * kSector;
-    if (event.kind == Kind::kWrite) memcpy(at, event.bytes.data() + i * kSector, kSector);
-    else memset(at, 0, kSector);
+    if (event.kind == Kind::kWrite)
+      memcpy(at, event.bytes.data() + i * kSector, kSector);
+    else
+      memset(at, 0, kSector);
   }
 }
 
 void History::roll_back(std::vector<DeviceEvent>* undo) {
-  for (; !undo->empty(); undo->pop_back()) memcpy(copy_.data() + undo->back().offset, undo->back().bytes.data(), undo->back().length);
+  for (; !undo->empty(); undo->pop_back())
+    memcpy(copy_.data() + undo->back().offset, undo->back().bytes.data(), undo->back().length);
 }
 
 bool History::matches(const State& state, const std::vector<VirtualLunInfo>& list) const {
@@ -296,7 +312,9 @@ void History::check_result(size_t acknowledged, bool data_too) {
   std::vector<VirtualLunInfo> list(16);
   list.resize(static_cast<size_t>(lun->list(list.data(), 16, 0)));
   CheckReport report;
-  if (lun->check(false, &report) < 0 || report.problems != report.repaired || report.extents_lost || report.extents_double) fail("check", where_);
+  if (lun->check(false, &report) < 0 || report.problems != report.repaired || report.extents_lost ||
+      report.extents_double)
+    fail("check", where_);
   lun->close();
   const Step* is = nullptr;
   // The newer first: where both look the same, content tells (a write under way may be there or not).
@@ -321,12 +339,12 @@ void History::crash_at(size_t event, unsigned variant) {
   for (size_t i = 0; i < event; ++i) {
     if (events_[i].kind == Kind::kMark) acknowledged = events_[i].mark;
   }
-  where_ = "event " + std::to_string(event) + " of " + std::to_string(events_.size()) + ", variant " + std::to_string(variant) + ", after step " +
-           std::to_string(acknowledged) + ": ";
+  where_ = "event " + std::to_string(event) + " of " + std::to_string(events_.size()) + ", variant " +
+           std::to_string(variant) + ", after step " + std::to_string(acknowledged) + ": ";
   const bool lost = variant % 2 == 1;
   for (size_t i = flushed_; i <= event; ++i) {
     if (events_[i].fua && i < event) {
-      apply(events_[i], 0, &undo);   // it was acknowledged as durable
+      apply(events_[i], 0, &undo);  // it was acknowledged as durable
     } else if (lost) {
       if (below(2)) apply(events_[i], static_cast<unsigned>(below(3)), &undo);
     } else {

@@ -1,14 +1,14 @@
-// SPDX-License-Identifier: Apache-2.0
-// Metadata that rotted, was mixed up or forged is never believed. Sound images of a physical LUN, some as a crash left them, are changed at
-// random and opened:
+// SPDX-License-Identifier: Apache-2.0 Metadata that rotted, was mixed up or forged is never believed. Sound images of a
+// physical LUN, some as a crash left them, are changed at random and opened:
 //
 //   bits, runs of bytes, sectors and blocks swapped or copied, also from other moments of the same LUN's life
 //   fields of superblocks, headers, entries and the extent table, with every checksum made right again
 //   devices that shrank or grew
 //
-// Each is refused, with a line, or opens as exactly what was acknowledged (repaired: byte for byte). Where whole slots of other moments
-// were put in, another acknowledged moment may result (image N + 1 in one slot is what a crash leaves); nobody could tell. Not tried for
-// the same reason: forging an image whose second copy is not sound, or both copies alike.
+// Each is refused, with a line, or opens as exactly what was acknowledged (repaired: byte for byte). Where whole slots
+// of other moments were put in, another acknowledged moment may result (image N + 1 in one slot is what a crash
+// leaves); nobody could tell. Not tried for the same reason: forging an image whose second copy is not sound, or both
+// copies alike.
 //   lun_fuzz [--count N] [--first N]; LUNAR_SEED= replays; a failing image is number N of its seed.
 #include <signal.h>
 #include <sys/time.h>
@@ -38,8 +38,8 @@ namespace {
 constexpr uint64_t kBytes = 4 * kMiB, kSector = 512;
 
 struct Base {
-  std::vector<char> front, back;                     // what is in use of both ends
-  std::vector<std::pair<std::vector<char>, std::vector<char>>> accepted;   // ends that an opened one may have
+  std::vector<char> front, back;                                          // what is in use of both ends
+  std::vector<std::pair<std::vector<char>, std::vector<char>>> accepted;  // ends that an opened one may have
 };
 
 uint64_t random_state;
@@ -50,7 +50,7 @@ uint64_t front_bytes, back_bytes;
 std::vector<char> device(kBytes);
 std::vector<Base> bases;
 volatile uint64_t image_number;
-bool other_moments;   // what is of another moment was put in
+bool other_moments;  // what is of another moment was put in
 bool forged;
 
 [[noreturn]] void fail(const char* what) {
@@ -61,7 +61,8 @@ bool forged;
 
 void hung(int) {
   char text[96];
-  const size_t length = format_to(text, sizeof text, "FAILED: image %lu or one of the 255 before it hangs\n", static_cast<unsigned long>(image_number));
+  const size_t length = format_to(text, sizeof text, "FAILED: image %lu or one of the 255 before it hangs\n",
+                                  static_cast<unsigned long>(image_number));
   (void)!write(1, text, length);
   abort();
 }
@@ -114,7 +115,8 @@ void change(unsigned step) {
 // States of one life, at rest and in the middle of a change.
 void make_bases() {
   must_open()->close();
-  if (superblock_geometry(*reinterpret_cast<const media::Superblock*>(device.data()), kBytes, &geometry) < 0) fail("geometry");
+  if (superblock_geometry(*reinterpret_cast<const media::Superblock*>(device.data()), kBytes, &geometry) < 0)
+    fail("geometry");
   front_bytes = geometry.front_offset + 2 * geometry.image_bytes;
   back_bytes = kBytes - geometry.back_offset;
   for (unsigned i = 0; i < 12; ++i) {
@@ -122,29 +124,39 @@ void make_bases() {
     change(i);
     const auto after = ends();
     bases.push_back({after.first, after.second, {after}});
-    if (i % 3 == 0) bases.push_back({after.first, before.second, {before, after}});   // the back is still to be written
+    if (i % 3 == 0) bases.push_back({after.first, before.second, {before, after}});  // the back is still to be written
   }
 }
 
-uint64_t place() {   // somewhere in what is in use
+uint64_t place() {  // somewhere in what is in use
   const uint64_t at = below(front_bytes + back_bytes);
   return at < front_bytes ? at : kBytes - back_bytes + (at - front_bytes);
 }
 
 uint64_t room_at(uint64_t at) { return at < front_bytes ? front_bytes - at : kBytes - at; }
 
-void seal_header(media::ImageHeader* header) { header->checksum = XXH3_64bits(header, offsetof(media::ImageHeader, checksum)); }
+void seal_header(media::ImageHeader* header) {
+  header->checksum = XXH3_64bits(header, offsetof(media::ImageHeader, checksum));
+}
 
 uint64_t odd_value(uint64_t now) {
   switch (below(8)) {
-    case 0: return 0;
-    case 1: return now + 1;
-    case 2: return now - 1;
-    case 3: return now + 2;
-    case 4: return now * 2;
-    case 5: return ~uint64_t{0};
-    case 6: return uint64_t{1} << below(64);
-    default: return next_random(&random_state);
+    case 0:
+      return 0;
+    case 1:
+      return now + 1;
+    case 2:
+      return now - 1;
+    case 3:
+      return now + 2;
+    case 4:
+      return now * 2;
+    case 5:
+      return ~uint64_t{0};
+    case 6:
+      return uint64_t{1} << below(64);
+    default:
+      return next_random(&random_state);
   }
 }
 
@@ -155,15 +167,26 @@ void put_odd(T* field) {
 
 void forge_super() {
   auto* super = reinterpret_cast<media::Superblock*>(device.data() + (below(2) ? 0 : geometry.backup_offset()));
-  uint64_t* const fields[] = {&super->device_bytes, &super->extent_bytes, &super->extent_count, &super->image_bytes, &super->front_offset,
-                              &super->data_offset, &super->back_offset, &super->created_s};
+  uint64_t* const fields[] = {&super->device_bytes, &super->extent_bytes, &super->extent_count, &super->image_bytes,
+                              &super->front_offset, &super->data_offset,  &super->back_offset,  &super->created_s};
   switch (below(6)) {
-    case 0: put_odd(&super->version); break;
-    case 1: put_odd(&super->entry_count); break;
-    case 2: super->uuid[below(16)] ^= static_cast<uint8_t>(1 + below(255)); break;
-    case 3: super->data_offset += (below(9) - 4) * 64 * kKiB; break;
-    case 4: super->reserved[below(sizeof super->reserved)] = 1; break;
-    default: put_odd(fields[below(8)]);
+    case 0:
+      put_odd(&super->version);
+      break;
+    case 1:
+      put_odd(&super->entry_count);
+      break;
+    case 2:
+      super->uuid[below(16)] ^= static_cast<uint8_t>(1 + below(255));
+      break;
+    case 3:
+      super->data_offset += (below(9) - 4) * 64 * kKiB;
+      break;
+    case 4:
+      super->reserved[below(sizeof super->reserved)] = 1;
+      break;
+    default:
+      put_odd(fields[below(8)]);
   }
   super->checksum = XXH3_64bits(super, offsetof(media::Superblock, checksum));
   if (below(3) == 0) memcpy(device.data() + geometry.backup_offset(), super, sizeof *super);
@@ -177,20 +200,48 @@ void forge_image() {
   media::ExtentOwner& two = image.extents()[below(geometry.extent_count)];
   media::ImageHeader& header = image.header();
   switch (below(14)) {
-    case 0: put_odd(&entry.size_bytes); break;
-    case 1: put_odd(&entry.extents); break;
-    case 2: put_odd(&entry.flags); break;
-    case 3: entry.name[below(32)] = static_cast<char>(below(256)); break;
-    case 4: put_odd(&one.lun); break;
-    case 5: put_odd(&one.position); break;
-    case 6: std::swap(one, two); break;
-    case 7: one = two; break;
-    case 8: entry = image.entries()[below(6)]; break;
-    case 9: put_odd(&header.sequence); break;
-    case 10: put_odd(&header.body_bytes); break;
-    case 11: put_odd(&header.previous); break;
-    case 12: header.sequence += 2; break;
-    default: put_odd(&header.version); break;
+    case 0:
+      put_odd(&entry.size_bytes);
+      break;
+    case 1:
+      put_odd(&entry.extents);
+      break;
+    case 2:
+      put_odd(&entry.flags);
+      break;
+    case 3:
+      entry.name[below(32)] = static_cast<char>(below(256));
+      break;
+    case 4:
+      put_odd(&one.lun);
+      break;
+    case 5:
+      put_odd(&one.position);
+      break;
+    case 6:
+      std::swap(one, two);
+      break;
+    case 7:
+      one = two;
+      break;
+    case 8:
+      entry = image.entries()[below(6)];
+      break;
+    case 9:
+      put_odd(&header.sequence);
+      break;
+    case 10:
+      put_odd(&header.body_bytes);
+      break;
+    case 11:
+      put_odd(&header.previous);
+      break;
+    case 12:
+      header.sequence += 2;
+      break;
+    default:
+      put_odd(&header.version);
+      break;
   }
   header.body_checksum = XXH3_64bits(image.entries(), image.body_bytes());
   seal_header(&header);
@@ -204,7 +255,9 @@ void mutate(bool may_forge) {
   forged |= choice == 9;
   switch (choice) {
     case 0:
-    case 1: device[at] ^= static_cast<char>(1 << below(8)); break;
+    case 1:
+      device[at] ^= static_cast<char>(1 << below(8));
+      break;
     case 2: {
       uint64_t length = 1 + below(700);
       if (length > room_at(at)) length = room_at(at);
@@ -212,29 +265,38 @@ void mutate(bool may_forge) {
       break;
     }
     case 3:
-    case 4: {   // sectors or blocks change places, or one is copied
+    case 4: {  // sectors or blocks change places, or one is copied
       const uint64_t unit = below(2) ? kSector : 4096, from = at / unit * unit, to = other / unit * unit;
       std::vector<char> keep(device.begin() + static_cast<long>(to), device.begin() + static_cast<long>(to + unit));
       memmove(device.data() + to, device.data() + from, unit);
       if (below(2)) memcpy(device.data() + from, keep.data(), unit);
       break;
     }
-    case 5: {   // a sector of another moment
+    case 5: {  // a sector of another moment
       const Base& source = bases[below(bases.size())];
       const uint64_t from = at / kSector * kSector;
-      memcpy(device.data() + from, from < front_bytes ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)), kSector);
+      memcpy(device.data() + from,
+             from < front_bytes ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)),
+             kSector);
       break;
     }
-    case 6: {   // a slot of another moment
+    case 6: {  // a slot of another moment
       const Base& source = bases[below(bases.size())];
       const auto i = static_cast<unsigned>(below(4));
       const uint64_t from = geometry.slot_offset(i);
-      memcpy(slot(i), i < 2 ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)), geometry.image_bytes);
+      memcpy(slot(i), i < 2 ? source.front.data() + from : source.back.data() + (from - (kBytes - back_bytes)),
+             geometry.image_bytes);
       break;
     }
-    case 7: memset(device.data() + at, 0, room_at(at) < 9000 ? room_at(at) : below(9000)); break;
-    case 8: forge_super(); break;
-    default: forge_image(); break;
+    case 7:
+      memset(device.data() + at, 0, room_at(at) < 9000 ? room_at(at) : below(9000));
+      break;
+    case 8:
+      forge_super();
+      break;
+    default:
+      forge_image();
+      break;
   }
 }
 
@@ -242,7 +304,8 @@ void mutate(bool may_forge) {
 
 int main(int argc, char** argv) {
   uint64_t count = 20000, first = 0;
-  for (int i = 1; i + 1 < argc; i += 2) (std::string(argv[i]) == "--count" ? count : first) = strtoull(argv[i + 1], nullptr, 0);
+  for (int i = 1; i + 1 < argc; i += 2)
+    (std::string(argv[i]) == "--count" ? count : first) = strtoull(argv[i + 1], nullptr, 0);
   const char* given = getenv("LUNAR_SEED");
   const uint64_t seed = given ? strtoull(given, nullptr, 0) : 1;
   printf("seed %llu (LUNAR_SEED= replays)\n", static_cast<unsigned long long>(seed));
@@ -255,7 +318,7 @@ int main(int argc, char** argv) {
   for (uint64_t n = first; n < first + count; ++n) {
     image_number = n;
     random_state = seed * 0x2545f4914f6cdd1d + n;
-    if (n % 256 == 0) {   // by CPU time, as the machine may be busy; what blocks, the runner ends
+    if (n % 256 == 0) {  // by CPU time, as the machine may be busy; what blocks, the runner ends
       const itimerval cpu = {{0, 0}, {tier::scaled(20), 0}};
       setitimer(ITIMER_PROF, &cpu, nullptr);
     }
@@ -296,9 +359,10 @@ int main(int argc, char** argv) {
     if (lun->check(false, &report) < 0 || report.problems != report.repaired) fail("check");
     lun->close();
   }
-  printf("%llu images: %llu opened as they were (%llu repaired)", static_cast<unsigned long long>(count), static_cast<unsigned long long>(opened),
-         static_cast<unsigned long long>(repaired));
-  for (const auto& [status, times] : refused) printf(", %llu %s", static_cast<unsigned long long>(times), errno_name(status));
+  printf("%llu images: %llu opened as they were (%llu repaired)", static_cast<unsigned long long>(count),
+         static_cast<unsigned long long>(opened), static_cast<unsigned long long>(repaired));
+  for (const auto& [status, times] : refused)
+    printf(", %llu %s", static_cast<unsigned long long>(times), errno_name(status));
   printf("\n");
   return 0;
 }

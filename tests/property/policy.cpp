@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // policy: on a zipf(0.99) trace the pager reads less from the LUN than a FIFO of the whole budget would.
 //
-// Idea. One thread plays the trace on a region of four times the budget; the same trace runs through a simulated FIFO of
-// budget/page pages (more than the pager can hold resident: frames and tables come out of its budget). Misses are pages
-// read from the LUN, read-ahead included. LUNAR_SEED=N replays.
+// Idea. One thread plays the trace on a region of four times the budget; the same trace runs through a simulated FIFO
+// of budget/page pages (more than the pager can hold resident: frames and tables come out of its budget). Misses are
+// pages read from the LUN, read-ahead included. LUNAR_SEED=N replays.
 #include <math.h>
 
 #include <algorithm>
@@ -82,17 +82,22 @@ int main() {
     uint64_t at = zipf.draw(random);
     fifo_misses += fifo.miss(at);
     auto* word = reinterpret_cast<volatile uint64_t*>(base + at * page);
-    if (i % 10 < 3) tier::stamp_write(base + at * page, page, at, ++versions[at]);
-    else REQUIRE_THAT(tier::stamp_holds(base + at * page, 64, at, versions[at]),
-                      "page %llu is wrong (%llx)", static_cast<unsigned long long>(at), static_cast<unsigned long long>(*word));
+    if (i % 10 < 3)
+      tier::stamp_write(base + at * page, page, at, ++versions[at]);
+    else
+      REQUIRE_THAT(tier::stamp_holds(base + at * page, 64, at, versions[at]), "page %llu is wrong (%llx)",
+                   static_cast<unsigned long long>(at), static_cast<unsigned long long>(*word));
   }
   lunar_stats after = tier::stats();
   uint64_t misses = after.major_faults + after.prefetched - before.major_faults - before.prefetched;
-  printf("zipf(0.99), %llu accesses, %llu pages: pager read %llu pages (hit ratio %.2f %%; second chances %llu), FIFO of the whole budget "
-         "%llu (%.2f %%)\n",
-         static_cast<unsigned long long>(kAccesses), static_cast<unsigned long long>(pages), static_cast<unsigned long long>(misses),
-         100.0 - 100.0 * static_cast<double>(misses) / kAccesses, static_cast<unsigned long long>(after.second_chances - before.second_chances),
-         static_cast<unsigned long long>(fifo_misses), 100.0 - 100.0 * static_cast<double>(fifo_misses) / kAccesses);
+  printf(
+      "zipf(0.99), %llu accesses, %llu pages: pager read %llu pages (hit ratio %.2f %%; second chances %llu), FIFO of "
+      "the whole budget "
+      "%llu (%.2f %%)\n",
+      static_cast<unsigned long long>(kAccesses), static_cast<unsigned long long>(pages),
+      static_cast<unsigned long long>(misses), 100.0 - 100.0 * static_cast<double>(misses) / kAccesses,
+      static_cast<unsigned long long>(after.second_chances - before.second_chances),
+      static_cast<unsigned long long>(fifo_misses), 100.0 - 100.0 * static_cast<double>(fifo_misses) / kAccesses);
   REQUIRE_THAT(misses * 100 < fifo_misses * 93, "hardly better than FIFO");
   return 0;
 }

@@ -2,8 +2,10 @@
 // stress: threads do random things to memory that is several times its DRAM, against a shadow model kept in plain DRAM.
 //
 // Idea. Memory has three parts:
-//   pages    every quarter of a page has a version in the model; its words tell (quarter, version). A thread that works on
-//            pages holds their locks (try-locks: a taken page means another choice), so neighbours and read-ahead windows
+//   pages    every quarter of a page has a version in the model; its words tell (quarter, version). A thread that works
+//            on
+//            pages holds their locks (try-locks: a taken page means another choice), so neighbours and read-ahead
+//            windows
 //            are shared between threads all the time, single pages are not
 //   shared   never changes after start and is read by all threads without locks: two threads fault on one page
 //   blocks   lunar_malloc memory, a table a thread: grown, shrunk, moved, freed
@@ -31,12 +33,12 @@ struct Settings {
 
 struct Model {
   size_t page = 0;
-  size_t part = 0;             // a quarter of a page
+  size_t part = 0;  // a quarter of a page
   uint64_t pages = 0, shared_pages = 0;
   char* base = nullptr;
   char* shared = nullptr;
   std::vector<std::atomic<uint32_t>> locks;
-  std::vector<uint32_t> versions;   // four a page
+  std::vector<uint32_t> versions;  // four a page
   std::atomic<uint64_t> done{0};
   int zero_fd = -1;
 };
@@ -71,7 +73,8 @@ void check_content(uint64_t page, const char* content, const char* what) {
     auto* word = reinterpret_cast<const uint64_t*>(content + q * g.part);
     fprintf(stderr, "page %llu (%p) quarter %u: expected version %u, first words %llx %llx, state %d\n",
             static_cast<unsigned long long>(page), static_cast<void*>(address_of(page)), q, g.versions[key],
-            static_cast<unsigned long long>(word[0]), static_cast<unsigned long long>(word[1]), lunar::pager_page_state(address_of(page)));
+            static_cast<unsigned long long>(word[0]), static_cast<unsigned long long>(word[1]),
+            lunar::pager_page_state(address_of(page)));
     for (uint32_t v = 0; v <= g.versions[key]; ++v)
       if (tier::stamp_holds(word, 8, key, v)) fprintf(stderr, "  it begins like version %u\n", v);
     REQUIRE_THAT(false, "%s saw the wrong content", what);
@@ -121,7 +124,7 @@ void write_pages(Worker& w) {
   PageLocks hold(first, n);
   if (!hold) return;
   for (uint64_t i = 0; i < n; ++i) {
-    unsigned only = static_cast<unsigned>(w.random.below(8));   // 4..7: the whole page
+    unsigned only = static_cast<unsigned>(w.random.below(8));  // 4..7: the whole page
     for (unsigned q = 0; q < 4; ++q)
       if (only >= 4 || q == only) write_part(first + i, q, address_of(first + i) + q * g.part);
   }
@@ -182,19 +185,22 @@ void system_call(Worker& w) {
   char* plain = w.plain.data();
   switch (w.random.below(3)) {
     case 0:
-      REQUIRE_THAT(read(g.zero_fd, address_of(first), bytes) == static_cast<ssize_t>(bytes), "read of zeros: %s", strerror(errno));
+      REQUIRE_THAT(read(g.zero_fd, address_of(first), bytes) == static_cast<ssize_t>(bytes), "read of zeros: %s",
+                   strerror(errno));
       for (uint64_t key = first * 4; key < (first + n) * 4; ++key) g.versions[key] = 0;
       break;
-    case 1:   // out of tiered memory
-      REQUIRE_THAT(write(w.pipe_fds[1], address_of(first), bytes) == static_cast<ssize_t>(bytes), "write: %s", strerror(errno));
+    case 1:  // out of tiered memory
+      REQUIRE_THAT(write(w.pipe_fds[1], address_of(first), bytes) == static_cast<ssize_t>(bytes), "write: %s",
+                   strerror(errno));
       REQUIRE_THAT(read(w.pipe_fds[0], plain, bytes) == static_cast<ssize_t>(bytes), "read: %s", strerror(errno));
       for (uint64_t i = 0; i < n; ++i) check_content(first + i, plain + i * g.page, "a write()");
       break;
-    default:   // into it
+    default:  // into it
       for (uint64_t i = 0; i < n; ++i)
         for (unsigned q = 0; q < 4; ++q) write_part(first + i, q, plain + i * g.page + q * g.part);
       REQUIRE_THAT(write(w.pipe_fds[1], plain, bytes) == static_cast<ssize_t>(bytes), "write: %s", strerror(errno));
-      REQUIRE_THAT(read(w.pipe_fds[0], address_of(first), bytes) == static_cast<ssize_t>(bytes), "read: %s", strerror(errno));
+      REQUIRE_THAT(read(w.pipe_fds[0], address_of(first), bytes) == static_cast<ssize_t>(bytes), "read: %s",
+                   strerror(errno));
   }
 }
 
@@ -206,11 +212,12 @@ void read_shared(Worker& w) {
 }
 
 void check_block(const Worker::Block& block, size_t bytes) {
-  REQUIRE_THAT(tier::stamp_holds(block.at, bytes / 8 * 8, block.id, 1), "block %p of %zu bytes is wrong", static_cast<void*>(block.at), bytes);
+  REQUIRE_THAT(tier::stamp_holds(block.at, bytes / 8 * 8, block.id, 1), "block %p of %zu bytes is wrong",
+               static_cast<void*>(block.at), bytes);
 }
 
 size_t some_size(Worker& w) {
-  size_t bytes = size_t{8} << w.random.below(16);   // 8 bytes to 256 KiB
+  size_t bytes = size_t{8} << w.random.below(16);  // 8 bytes to 256 KiB
   return bytes + w.random.below(bytes) / 8 * 8;
 }
 
@@ -224,7 +231,7 @@ void free_block(Worker& w, size_t index) {
 
 void work_blocks(Worker& w) {
   while (!w.blocks.empty() && w.block_bytes > w.block_limit) free_block(w, w.random.below(w.blocks.size()));
-  if (w.blocks.empty() || w.random.one_in(3)) {   // new
+  if (w.blocks.empty() || w.random.one_in(3)) {  // new
     Worker::Block block{nullptr, some_size(w), (w.next_id++ << 16) + w.random.below(1 << 16)};
     block.at = static_cast<char*>(w.random.one_in(4) ? lunar_calloc(1, block.bytes) : lunar_malloc(block.bytes));
     REQUIRE_THAT(block.at != nullptr, "lunar_malloc(%zu): %s", block.bytes, strerror(errno));
@@ -237,7 +244,7 @@ void work_blocks(Worker& w) {
   Worker::Block& block = w.blocks[index];
   if (w.random.one_in(3)) return free_block(w, index);
   if (w.random.one_in(2)) return check_block(block, block.bytes);
-  size_t bytes = some_size(w), kept = bytes < block.bytes ? bytes : block.bytes;   // grown or shrunk
+  size_t bytes = some_size(w), kept = bytes < block.bytes ? bytes : block.bytes;  // grown or shrunk
   auto* at = static_cast<char*>(lunar_realloc(block.at, bytes));
   REQUIRE_THAT(at != nullptr, "lunar_realloc(%zu): %s", bytes, strerror(errno));
   block.at = at;
@@ -257,24 +264,35 @@ void work_region(Worker& w) {
   for (uint64_t i = 0; i < written; ++i) tier::stamp_write(at + i * g.page, g.page, i, 3);
   if (w.random.one_in(2)) REQUIRE_THAT(lunar_evict(at, pages * g.page) >= 0, "evict");
   for (uint64_t i = 0; i < pages; ++i)
-    REQUIRE_THAT(tier::stamp_holds(at + i * g.page, g.page, i, i < written ? 3 : 0), "region page %llu of %llu (%llu written)",
-                 static_cast<unsigned long long>(i), static_cast<unsigned long long>(pages), static_cast<unsigned long long>(written));
+    REQUIRE_THAT(tier::stamp_holds(at + i * g.page, g.page, i, i < written ? 3 : 0),
+                 "region page %llu of %llu (%llu written)", static_cast<unsigned long long>(i),
+                 static_cast<unsigned long long>(pages), static_cast<unsigned long long>(written));
   int rc = lunar_region_destroy(at, pages * g.page);
   REQUIRE_THAT(rc == 0, "region_destroy: %d", rc);
 }
 
 void one_operation(Worker& w) {
   uint64_t dice = w.random.below(1000);
-  if (dice < 390) read_pages(w);
-  else if (dice < 690) write_pages(w);
-  else if (dice < 790) read_shared(w);
-  else if (dice < 810) discard_pages(w);
-  else if (dice < 820) pin_pages(w);
-  else if (dice < 840) prefetch_pages(w);
-  else if (dice < 850) touch_or_evict(w);
-  else if (dice < 920) system_call(w);
-  else if (dice < 999) work_blocks(w);
-  else work_region(w);
+  if (dice < 390)
+    read_pages(w);
+  else if (dice < 690)
+    write_pages(w);
+  else if (dice < 790)
+    read_shared(w);
+  else if (dice < 810)
+    discard_pages(w);
+  else if (dice < 820)
+    pin_pages(w);
+  else if (dice < 840)
+    prefetch_pages(w);
+  else if (dice < 850)
+    touch_or_evict(w);
+  else if (dice < 920)
+    system_call(w);
+  else if (dice < 999)
+    work_blocks(w);
+  else
+    work_region(w);
 }
 
 uint64_t number(const char* text) { return strtoull(text, nullptr, 0); }
@@ -283,14 +301,22 @@ Settings parse(int argc, char** argv) {
   Settings s;
   for (int i = 1; i + 1 < argc; i += 2) {
     std::string name = argv[i];
-    if (name == "--operations") s.operations = number(argv[i + 1]);
-    else if (name == "--faults") s.faults = number(argv[i + 1]);
-    else if (name == "--memory") s.memory = number(argv[i + 1]);
-    else if (name == "--divisor") s.divisor = number(argv[i + 1]);
-    else if (name == "--threads") s.threads = number(argv[i + 1]);
-    else if (name == "--lun") s.lun = argv[i + 1];
-    else if (name == "--options") s.options = argv[i + 1];
-    else REQUIRE_THAT(false, "unknown option %s", argv[i]);
+    if (name == "--operations")
+      s.operations = number(argv[i + 1]);
+    else if (name == "--faults")
+      s.faults = number(argv[i + 1]);
+    else if (name == "--memory")
+      s.memory = number(argv[i + 1]);
+    else if (name == "--divisor")
+      s.divisor = number(argv[i + 1]);
+    else if (name == "--threads")
+      s.threads = number(argv[i + 1]);
+    else if (name == "--lun")
+      s.lun = argv[i + 1];
+    else if (name == "--options")
+      s.options = argv[i + 1];
+    else
+      REQUIRE_THAT(false, "unknown option %s", argv[i]);
   }
   return s;
 }
@@ -301,7 +327,7 @@ void set_up(const Settings& s) {
   g.page = lunar_page_bytes();
   g.part = g.page / 4;
   g.pages = total * 3 / 4 / g.page;
-  g.shared_pages = total / 8 / g.page;   // the last eighth is for blocks
+  g.shared_pages = total / 8 / g.page;  // the last eighth is for blocks
   g.base = static_cast<char*>(lunar_region_create(g.pages * g.page));
   g.shared = static_cast<char*>(lunar_region_create(g.shared_pages * g.page));
   REQUIRE_THAT(g.base != nullptr && g.shared != nullptr, "regions: %s", strerror(errno));
@@ -309,7 +335,7 @@ void set_up(const Settings& s) {
   g.versions.assign(g.pages * 4, 0);
   g.zero_fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
   for (uint64_t i = 0; i < g.shared_pages; ++i) tier::stamp_write(g.shared + i * g.page, g.page, i, 7);
-  for (uint64_t i = 0; i < g.pages; ++i)   // an eighth stays untouched
+  for (uint64_t i = 0; i < g.pages; ++i)  // an eighth stays untouched
     for (unsigned q = 0; q < 4 && i % 8 != 0; ++q) write_part(i, q, address_of(i) + q * g.part);
 }
 
@@ -335,14 +361,19 @@ int main(int argc, char** argv) {
   double took = tier::seconds() - start;
   lunar_stats st = tier::stats();
   auto n = [](uint64_t v) { return static_cast<unsigned long long>(v); };
-  printf("%llu operations in %.1f s: faults %llu (major %llu, second chances %llu, zero %llu), prefetched %llu, evictions %llu "
-         "(clean %llu, zero %llu), waits %llu; resident peak %llu of %llu MiB\n",
-         n(s.operations), took, n(st.faults), n(st.major_faults), n(st.second_chances), n(st.zero_fills), n(st.prefetched), n(st.evictions),
-         n(st.evicted_clean), n(st.evicted_zero), n(st.budget_waits), n(st.resident_peak_bytes >> 20), n(st.dram_budget_bytes >> 20));
+  printf(
+      "%llu operations in %.1f s: faults %llu (major %llu, second chances %llu, zero %llu), prefetched %llu, evictions "
+      "%llu "
+      "(clean %llu, zero %llu), waits %llu; resident peak %llu of %llu MiB\n",
+      n(s.operations), took, n(st.faults), n(st.major_faults), n(st.second_chances), n(st.zero_fills), n(st.prefetched),
+      n(st.evictions), n(st.evicted_clean), n(st.evicted_zero), n(st.budget_waits), n(st.resident_peak_bytes >> 20),
+      n(st.dram_budget_bytes >> 20));
   REQUIRE_THAT(st.read_errors == 0 && st.write_errors == 0 && st.poisoned == 0, "I/O errors");
   REQUIRE_THAT(st.resident_peak_bytes <= st.dram_budget_bytes, "the cap was passed");
   REQUIRE_THAT(st.faults >= s.faults, "too few faults: %llu of %llu", n(st.faults), n(s.faults));
   REQUIRE_THAT(tier::validate(), "the page table does not add up");
-  REQUIRE_THAT(lunar_region_destroy(g.base, g.pages * g.page) == 0 && lunar_region_destroy(g.shared, g.shared_pages * g.page) == 0, "destroy");
+  REQUIRE_THAT(lunar_region_destroy(g.base, g.pages * g.page) == 0 &&
+                   lunar_region_destroy(g.shared, g.shared_pages * g.page) == 0,
+               "destroy");
   return 0;
 }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// MemoryDevice: a raw Device over memory that outlives it, so that one device can be opened again and again; it may record what
-// is written, refuse to discard, fail. For the tests of lun/.
+// SPDX-License-Identifier: Apache-2.0 MemoryDevice: a raw Device over memory that outlives it, so that one device can
+// be opened again and again; it may record what is written, refuse to discard, fail. For the tests of lun/.
 // Threading: transfer from any thread while nothing records.
 #pragma once
 #include <cerrno>
@@ -16,9 +15,9 @@ namespace lunar_test {
 struct DeviceEvent {
   enum class Kind : uint8_t { kWrite, kDiscard, kFlush, kMark } kind;
   uint64_t offset = 0, length = 0;
-  std::vector<char> bytes;     // of a write
-  unsigned mark = 0;           // kMark: what the test noted
-  bool fua = false;            // of a write
+  std::vector<char> bytes;  // of a write
+  unsigned mark = 0;        // kMark: what the test noted
+  bool fua = false;         // of a write
 };
 
 struct MemoryShape {
@@ -32,8 +31,8 @@ class MemoryDevice final : public lunar::Device {
   using Shape = MemoryShape;
   MemoryDevice(char* memory, uint64_t bytes, Shape shape = {}) : memory_(memory), bytes_(bytes), shape_(shape) {}
   std::vector<DeviceEvent>* record = nullptr;
-  std::vector<DeviceEvent>* undo = nullptr;   // what was there before each write and discard
-  int64_t fail_after = -1;     // so many writes and flushes succeed, then they end with -EIO
+  std::vector<DeviceEvent>* undo = nullptr;  // what was there before each write and discard
+  int64_t fail_after = -1;                   // so many writes and flushes succeed, then they end with -EIO
   bool closed = false;
 
   int attach(const lunar::ContextOptions&, lunar::Context**) override { return -EOPNOTSUPP; }
@@ -79,7 +78,8 @@ inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
     for (uint32_t i = 0; i < command.iov_count; ++i) length += command.iov[i].iov_len;
     if (length > shape_.transfer_bytes_max) return -EINVAL;
   }
-  if (command.op != lunar::Op::kFlush && (at % 512 || length % 512 || at > bytes_ || length > bytes_ - at)) return -EINVAL;
+  if (command.op != lunar::Op::kFlush && (at % 512 || length % 512 || at > bytes_ || length > bytes_ - at))
+    return -EINVAL;
   if (command.op == lunar::Op::kDiscard && !shape_.discard) return -EOPNOTSUPP;
   if (command.op != lunar::Op::kRead && fail_after >= 0 && fail_after-- == 0) {
     fail_after = 0;
@@ -96,7 +96,9 @@ inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
     case lunar::Op::kWrite:
       for (uint32_t i = 0; i < command.iov_count; place += command.iov[i++].iov_len)
         memcpy(memory_ + place, command.iov[i].iov_base, command.iov[i].iov_len);
-      if (record) record->push_back({DeviceEvent::Kind::kWrite, at, length, std::vector<char>(memory_ + at, memory_ + at + length), 0, command.fua});
+      if (record)
+        record->push_back({DeviceEvent::Kind::kWrite, at, length,
+                           std::vector<char>(memory_ + at, memory_ + at + length), 0, command.fua});
       return static_cast<int64_t>(length);
     case lunar::Op::kDiscard:
       memset(memory_ + at, 0, length);

@@ -38,8 +38,8 @@ inline int open_physical(const char* uri, lunar::Format format, lunar::PhysicalL
   return status < 0 ? status : lunar::PhysicalLun::open(raw, format, out, why);
 }
 
-inline int open_virtual(const char* uri, const lunar::VirtualOptions& options, lunar::VirtualLun** out, lunar::ErrorText* why,
-                        lunar::Format format = lunar::Format::kIfBlank) {
+inline int open_virtual(const char* uri, const lunar::VirtualOptions& options, lunar::VirtualLun** out,
+                        lunar::ErrorText* why, lunar::Format format = lunar::Format::kIfBlank) {
   lunar::PhysicalLun* physical = nullptr;
   *out = nullptr;
   const int status = open_physical(uri, format, &physical, why);
@@ -66,7 +66,7 @@ class XorTransform final : public lunar::BlockTransform {
   uint64_t key_;
 };
 
-inline uint64_t next_random(uint64_t* state) {   // splitmix64
+inline uint64_t next_random(uint64_t* state) {  // splitmix64
   uint64_t x = *state += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;

@@ -24,14 +24,14 @@ namespace tier {
 
 constexpr uint64_t kMega = 1 << 20;
 
-#define REQUIRE_THAT(condition, ...)                                                     \
-  do {                                                                                   \
-    if (!(condition)) {                                                                  \
-      fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                    \
-      fprintf(stderr, __VA_ARGS__);                                                      \
-      fprintf(stderr, "\n");                                                             \
-      tier::give_up();                                                                   \
-    }                                                                                    \
+#define REQUIRE_THAT(condition, ...)                                  \
+  do {                                                                \
+    if (!(condition)) {                                               \
+      fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+      fprintf(stderr, __VA_ARGS__);                                   \
+      fprintf(stderr, "\n");                                          \
+      tier::give_up();                                                \
+    }                                                                 \
   } while (0)
 
 [[noreturn]] inline void give_up() {
@@ -46,7 +46,7 @@ constexpr uint64_t kMega = 1 << 20;
   _exit(77);
 }
 
-inline uint64_t mix(uint64_t x) {   // splitmix64
+inline uint64_t mix(uint64_t x) {  // splitmix64
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
@@ -69,7 +69,8 @@ inline uint64_t announce_seed() {
   const char* given = getenv("LUNAR_SEED");
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  uint64_t seed = given != nullptr ? strtoull(given, nullptr, 0) : mix(static_cast<uint64_t>(now.tv_nsec) ^ static_cast<uint64_t>(now.tv_sec)) >> 32;
+  uint64_t seed = given != nullptr ? strtoull(given, nullptr, 0)
+                                   : mix(static_cast<uint64_t>(now.tv_nsec) ^ static_cast<uint64_t>(now.tv_sec)) >> 32;
   printf("seed %llu\n", static_cast<unsigned long long>(seed));
   fflush(stdout);
   return seed;
@@ -82,7 +83,8 @@ inline double seconds() {
 }
 
 // lunar_init, or the end of the test: a skip when this user has no userfaultfd.
-inline void start_tier(uint64_t dram_bytes, uint64_t lun_bytes, const char* lun = nullptr, const char* options = nullptr) {
+inline void start_tier(uint64_t dram_bytes, uint64_t lun_bytes, const char* lun = nullptr,
+                       const char* options = nullptr) {
   lunar_config config{};
   config.struct_size = sizeof config;
   config.dram_bytes = dram_bytes;
@@ -118,7 +120,8 @@ inline uint64_t stamp_base(uint64_t key, uint64_t version) { return mix(key * 0x
 inline void stamp_write(void* at, size_t bytes, uint64_t key, uint64_t version) {
   auto* word = static_cast<uint64_t*>(at);
   uint64_t value = stamp_base(key, version);
-  if (version == 0) memset(at, 0, bytes);
+  if (version == 0)
+    memset(at, 0, bytes);
   else
     for (size_t i = 0; i < bytes / 8; ++i) word[i] = value += 0x9e3779b97f4a7c15;
 }
@@ -132,8 +135,8 @@ inline bool stamp_holds(const void* at, size_t bytes, uint64_t key, uint64_t ver
   return wrong == 0;
 }
 
-// Says so, with a dump, when `progress` has not moved for so many seconds. The test is left as it is then: its runner examines it
-// at its time limit, and ends it.
+// Says so, with a dump, when `progress` has not moved for so many seconds. The test is left as it is then: its runner
+// examines it at its time limit, and ends it.
 class Watchdog {
  public:
   Watchdog(const std::atomic<uint64_t>& progress, int seconds)

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether a device behaves as superpipe/device.h says, whatever it is:
 //
-//   device_conformance URI [--keep|--scratch]    OVERWRITES the first 24 MiB of URI (and its last blocks). --keep: only opens and
-//                                                shows it; --scratch: opens it as a scratch LUN, twice (refused when it holds data)
+//   device_conformance URI [--keep|--scratch]    OVERWRITES the first 24 MiB of URI (and its last blocks). --keep: only
+//                                                opens and
+//                                                shows it; --scratch: opens it as a scratch LUN, twice (refused when it
+//                                                holds data)
 //
-// A line a part, then `ok`; or `FAIL`, the first thing that was wrong, and 1. LUNAR_SEED=N replays. 2: the arguments, or the device
-// could not be opened. Run by hand and in virtual machines (tests/vm) on hardware that a test host seldom has; on files, loop
-// devices and sim: by tools/test.
+// A line a part, then `ok`; or `FAIL`, the first thing that was wrong, and 1. LUNAR_SEED=N replays. 2: the arguments,
+// or the device could not be opened. Run by hand and in virtual machines (tests/vm) on hardware that a test host seldom
+// has; on files, loop devices and sim: by tools/test.
 // Threading: one thread, but for the parts that say otherwise.
 #include <errno.h>
 #include <fcntl.h>
@@ -53,8 +55,8 @@ std::mt19937_64 random_numbers;
   _exit(1);
 }
 
-#define EXPECT(condition, ...) \
-  do {                         \
+#define EXPECT(condition, ...)           \
+  do {                                   \
     if (!(condition)) fail(__VA_ARGS__); \
   } while (0)
 
@@ -90,7 +92,7 @@ Command command_of(Op op, uint64_t offset, const iovec* parts, uint32_t count, u
 // How a command is carried out: by a context, or without one.
 struct Way {
   Device* device;
-  Context* context;   // nullptr: transfer()
+  Context* context;  // nullptr: transfer()
   int64_t run(const Command& command) const {
     if (!context) return device->transfer(command);
     const int taken = context->submit(&command, 1);
@@ -99,22 +101,23 @@ struct Way {
     int got;
     do got = context->wait(&response, 1, 30'000'000'000);
     while (got == -EINTR);
-    EXPECT(got == 1, "wait gave %d within 30 s, for %s at %llu of %u parts, the first of %zu bytes", got, command.op == Op::kRead ? "a read" : "another",
-           static_cast<unsigned long long>(command.offset.value), command.iov_count, command.iov ? command.iov->iov_len : 0);
+    EXPECT(got == 1, "wait gave %d within 30 s, for %s at %llu of %u parts, the first of %zu bytes", got,
+           command.op == Op::kRead ? "a read" : "another", static_cast<unsigned long long>(command.offset.value),
+           command.iov_count, command.iov ? command.iov->iov_len : 0);
     EXPECT(response.tag == command.tag, "a response with another tag");
     return response.result;
   }
   void write(uint64_t offset, const char* memory, size_t bytes) const {
     const iovec part = {const_cast<char*>(memory), bytes};
     const int64_t moved = run(command_of(Op::kWrite, offset, &part, 1, 77));
-    EXPECT(moved == static_cast<int64_t>(bytes), "write of %zu at %llu gave %lld", bytes, static_cast<unsigned long long>(offset),
-           static_cast<long long>(moved));
+    EXPECT(moved == static_cast<int64_t>(bytes), "write of %zu at %llu gave %lld", bytes,
+           static_cast<unsigned long long>(offset), static_cast<long long>(moved));
   }
   void read(uint64_t offset, char* memory, size_t bytes) const {
     const iovec part = {memory, bytes};
     const int64_t moved = run(command_of(Op::kRead, offset, &part, 1, 78));
-    EXPECT(moved == static_cast<int64_t>(bytes), "read of %zu at %llu gave %lld", bytes, static_cast<unsigned long long>(offset),
-           static_cast<long long>(moved));
+    EXPECT(moved == static_cast<int64_t>(bytes), "read of %zu at %llu gave %lld", bytes,
+           static_cast<unsigned long long>(offset), static_cast<long long>(moved));
   }
 };
 
@@ -147,13 +150,16 @@ Device* open_device(const std::string& uri, bool read_only = false, bool scratch
 
 void show(Device* device) {
   const Capabilities can = device->capabilities();
-  printf("%s (%s): %s, align %u; discard %d, window %d, sqpoll %d, iopoll %d, polled %d, persistent %d, fua %s, atomic %llu, transfer %s, memory align %u\n",
-         device->name(), device->kind(), format_size(device->size_bytes()).text, device->io_align(), can.discard, can.window,
-         can.sqpoll, can.iopoll, can.polled, can.persistent, fua_text(can.fua),
-         static_cast<unsigned long long>(can.atomic_write_bytes), format_size(can.transfer_bytes_max).text, can.memory_align);
+  printf(
+      "%s (%s): %s, align %u; discard %d, window %d, sqpoll %d, iopoll %d, polled %d, persistent %d, fua %s, atomic "
+      "%llu, transfer %s, memory align %u\n",
+      device->name(), device->kind(), format_size(device->size_bytes()).text, device->io_align(), can.discard,
+      can.window, can.sqpoll, can.iopoll, can.polled, can.persistent, fua_text(can.fua),
+      static_cast<unsigned long long>(can.atomic_write_bytes), format_size(can.transfer_bytes_max).text,
+      can.memory_align);
 }
 
-// ---- parts -----------------------------------------------------------------------------------------------------------
+// ---- parts ----------------------------------------------------------------------------------------------------------
 
 void sizes(Device* device, const Way& way) {
   const uint32_t align = device->io_align();
@@ -168,7 +174,8 @@ void sizes(Device* device, const Way& way) {
       way.write(offset, out.base, bytes);
       memset(in.base, 0xee, bytes + align);
       way.read(offset, in.base, bytes);
-      EXPECT(memcmp(in.base, out.base, bytes) == 0, "%zu bytes at %llu came back different", bytes, static_cast<unsigned long long>(offset));
+      EXPECT(memcmp(in.base, out.base, bytes) == 0, "%zu bytes at %llu came back different", bytes,
+             static_cast<unsigned long long>(offset));
       EXPECT(static_cast<unsigned char>(in.base[bytes]) == 0xee, "a read went beyond its buffer");
     }
   }
@@ -197,11 +204,13 @@ void vectors(Device* device, const Way& way, char* memory, size_t bytes) {
       }
       const auto n = static_cast<uint32_t>(parts.size());
       int64_t moved = way.run(command_of(Op::kWrite, 3 * kPage, parts.data(), n, 5));
-      EXPECT(moved == static_cast<int64_t>(total), "write of %u parts gave %lld for %zu", n, static_cast<long long>(moved), total);
+      EXPECT(moved == static_cast<int64_t>(total), "write of %u parts gave %lld for %zu", n,
+             static_cast<long long>(moved), total);
       memcpy(model.data(), memory, bytes);
       memset(memory, 0, bytes);
       moved = way.run(command_of(Op::kRead, 3 * kPage, parts.data(), n, 6));
-      EXPECT(moved == static_cast<int64_t>(total), "read of %u parts gave %lld for %zu", n, static_cast<long long>(moved), total);
+      EXPECT(moved == static_cast<int64_t>(total), "read of %u parts gave %lld for %zu", n,
+             static_cast<long long>(moved), total);
       for (const iovec& part : parts) {
         const auto* at = static_cast<char*>(part.iov_base);
         EXPECT(memcmp(at, model.data() + (at - memory), part.iov_len) == 0, "a part of %u came back different", n);
@@ -248,7 +257,8 @@ void random_work(Device* device, const ContextOptions& options, unsigned depth) 
       size_t sent = 0, got = 0;
       while (got < commands[which].size()) {
         if (sent < commands[which].size()) {
-          const int taken = context->submit(commands[which].data() + sent, static_cast<unsigned>(commands[which].size() - sent));
+          const int taken =
+              context->submit(commands[which].data() + sent, static_cast<unsigned>(commands[which].size() - sent));
           EXPECT(taken >= 0 || taken == -EAGAIN, "submit gave %s", errno_name(taken));
           if (taken > 0) sent += static_cast<size_t>(taken);
         }
@@ -258,11 +268,12 @@ void random_work(Device* device, const ContextOptions& options, unsigned depth) 
         for (int i = 0; i < n; ++i, ++got) {
           const Job& job = jobs[responses[i].tag];
           EXPECT(responses[i].result == static_cast<int64_t>(job.part.iov_len), "%s of %zu at %llu gave %lld",
-                 job.command.op == Op::kRead ? "read" : "write", job.part.iov_len, static_cast<unsigned long long>(job.at),
-                 static_cast<long long>(responses[i].result));
+                 job.command.op == Op::kRead ? "read" : "write", job.part.iov_len,
+                 static_cast<unsigned long long>(job.at), static_cast<long long>(responses[i].result));
           if (job.command.op == Op::kRead)
-            EXPECT(memcmp(job.part.iov_base, model.data() + job.at, job.part.iov_len) == 0, "a read of %zu at %llu came back different",
-                   job.part.iov_len, static_cast<unsigned long long>(job.at));
+            EXPECT(memcmp(job.part.iov_base, model.data() + job.at, job.part.iov_len) == 0,
+                   "a read of %zu at %llu came back different", job.part.iov_len,
+                   static_cast<unsigned long long>(job.at));
         }
       }
       EXPECT(context->in_flight() == 0, "in_flight %u with every response taken", context->in_flight());
@@ -290,12 +301,13 @@ void discard(Device* device, const Way& way) {
     memcpy(&was, memory.base + at, 8);
     memcpy(&is, memory.base + kMiB + at, 8);
     const bool inside = at >= 64 * kKiB && at < 320 * kKiB;
-    EXPECT(is == (inside ? 0 : was), "byte %zu %s", at, inside ? "was discarded and is not zero" : "was not to be discarded");
+    EXPECT(is == (inside ? 0 : was), "byte %zu %s", at,
+           inside ? "was discarded and is not zero" : "was not to be discarded");
   }
 }
 
-// Durable writes are writes: of one part and of several, large ones too, and between others. What a power loss does to them only sim: can
-// show (unit-durability).
+// Durable writes are writes: of one part and of several, large ones too, and between others. What a power loss does to
+// them only sim: can show (unit-durability).
 void fua(Device* device, const Way& way, char* memory, size_t bytes) {
   const size_t most = bytes / 2 < kMiB ? bytes / 2 : kMiB;
   Memory in(most);
@@ -307,7 +319,8 @@ void fua(Device* device, const Way& way, char* memory, size_t bytes) {
       Command command = command_of(Op::kWrite, 6 * kMiB, vector, half < length ? 2 : 1, 9);
       command.fua = true;
       const int64_t moved = way.run(command);
-      EXPECT(moved == static_cast<int64_t>(length), "a durable write of %zu gave %lld", length, static_cast<long long>(moved));
+      EXPECT(moved == static_cast<int64_t>(length), "a durable write of %zu gave %lld", length,
+             static_cast<long long>(moved));
       memset(in.base, 0, length);
       way.read(6 * kMiB, in.base, length);
       EXPECT(memcmp(in.base, memory, length) == 0, "a durable write of %zu came back different", length);
@@ -316,7 +329,8 @@ void fua(Device* device, const Way& way, char* memory, size_t bytes) {
   EXPECT(way.run(command_of(Op::kFlush, 0, nullptr, 0)) == 0, "flush failed");
 }
 
-// Atomic writes up to what the device says, at the last place of an area of it too; what is more than that is refused, and changes nothing.
+// Atomic writes up to what the device says, at the last place of an area of it too; what is more than that is refused,
+// and changes nothing.
 void atomic_writes(Device* device, const Way& way) {
   const uint64_t most = device->capabilities().atomic_write_bytes;
   EXPECT((most & (most - 1)) == 0, "atomic_write_bytes %llu", static_cast<unsigned long long>(most));
@@ -333,15 +347,18 @@ void atomic_writes(Device* device, const Way& way) {
     for (uint64_t offset : {uint64_t{0}, 8 * kMiB - bytes}) {
       fill(out.base, bytes, offset + bytes);
       const int64_t moved = write(offset, &part, 1);
-      EXPECT(moved == static_cast<int64_t>(bytes), "an atomic write of %llu gave %lld", static_cast<unsigned long long>(bytes), static_cast<long long>(moved));
+      EXPECT(moved == static_cast<int64_t>(bytes), "an atomic write of %llu gave %lld",
+             static_cast<unsigned long long>(bytes), static_cast<long long>(moved));
       way.read(offset, in.base, bytes);
       EXPECT(memcmp(in.base, out.base, bytes) == 0, "an atomic write came back different");
     }
   }
   way.read(0, before.base, 2 * kMiB);
   const uint64_t align = device->io_align(), over = most ? 2 * most : align;
-  const iovec large = {out.base, over}, three = {out.base, 3 * align}, two[2] = {{out.base, align}, {out.base + kPage, align}};
-  if (over <= kMiB) EXPECT(write(0, &large, 1) < 0, "an atomic write of %llu was taken", static_cast<unsigned long long>(over));
+  const iovec large = {out.base, over}, three = {out.base, 3 * align},
+              two[2] = {{out.base, align}, {out.base + kPage, align}};
+  if (over <= kMiB)
+    EXPECT(write(0, &large, 1) < 0, "an atomic write of %llu was taken", static_cast<unsigned long long>(over));
   EXPECT(write(0, &three, 1) < 0, "an atomic write of three blocks was taken");
   EXPECT(write(0, two, 2) < 0, "an atomic write of two parts was taken");
   const iovec astride = {out.base, 2 * align};
@@ -356,7 +373,8 @@ void in_place(Device* device, const Way& way) {
   const bool mem = strcmp(device->kind(), "mem") == 0;
   EXPECT((at != nullptr) == mem, "map gave %p", static_cast<void*>(at));
   const uint64_t size = device->size_bytes();
-  EXPECT(device->map(DeviceOffset{size}, 1) == nullptr && device->map(DeviceOffset{UINT64_MAX}, 2) == nullptr, "map gave what lies outside");
+  EXPECT(device->map(DeviceOffset{size}, 1) == nullptr && device->map(DeviceOffset{UINT64_MAX}, 2) == nullptr,
+         "map gave what lies outside");
   if (!mem) {
     EXPECT(device->grow(size + kMiB) == -EOPNOTSUPP, "a device of one size grew");
     return;
@@ -382,10 +400,12 @@ void space(Device* device, const Way& way) {
   device->release(DeviceOffset{4 * kMiB + 128 * kKiB}, 128 * kKiB);
   way.read(4 * kMiB, memory.base + kMiB, kMiB);
   EXPECT(memcmp(memory.base, memory.base + kMiB, 128 * kKiB) == 0 &&
-         memcmp(memory.base + 256 * kKiB, memory.base + kMiB + 256 * kKiB, 768 * kKiB) == 0, "release touched its neighbours");
+             memcmp(memory.base + 256 * kKiB, memory.base + kMiB + 256 * kKiB, 768 * kKiB) == 0,
+         "release touched its neighbours");
   EXPECT(device->reserve(DeviceOffset{0}, kAreaBytes) == 0, "reserve of what is there failed");
   if (!device->growable())
-    EXPECT(device->reserve(DeviceOffset{device->size_bytes()}, kMiB) == -ENOSPC, "reserve beyond the end did not give ENOSPC");
+    EXPECT(device->reserve(DeviceOffset{device->size_bytes()}, kMiB) == -ENOSPC,
+           "reserve beyond the end did not give ENOSPC");
 }
 
 void outside(Device* device, const Way& way) {
@@ -396,7 +416,7 @@ void outside(Device* device, const Way& way) {
   EXPECT(result <= 0, "read beyond the end gave %lld", static_cast<long long>(result));
   result = way.run(command_of(Op::kRead, size - kPage, &part, 1));
   EXPECT(result < static_cast<int64_t>(2 * kPage), "read across the end gave all of it");
-  if (strcmp(device->kind(), "file") != 0) {   // a file grows
+  if (strcmp(device->kind(), "file") != 0) {  // a file grows
     result = way.run(command_of(Op::kWrite, size + kMiB, &part, 1));
     EXPECT(result < 0, "write beyond the end gave %lld", static_cast<long long>(result));
     result = way.run(command_of(Op::kWrite, size - kPage, &part, 1));
@@ -440,7 +460,7 @@ void watches(Device* device) {
   Memory memory(kPage);
   int ends[2];
   EXPECT(pipe2(ends, O_NONBLOCK) == 0, "no pipe");
-  way.read(0, memory.base, kPage);   // before the first watch
+  way.read(0, memory.base, kPage);  // before the first watch
   EXPECT(attached.context->watch(ends[0], 500) == 0, "watch failed");
   way.read(0, memory.base, kPage);
   Response response;
@@ -517,7 +537,9 @@ void descriptors(Device* device) {
     EXPECT(plain.run(command_of(Op::kFlush, 0, nullptr, 0)) < 0, "a flush does not reach the node");
     device->reopen(0, node);
   }
-  if (strcmp(device->kind(), "sim") == 0 || strcmp(device->kind(), "mem") == 0 || strcmp(device->kind(), "capi") == 0) return;   // memory of its own, or not IBM's way
+  // memory of its own, or not IBM's way
+  if (strcmp(device->kind(), "sim") == 0 || strcmp(device->kind(), "mem") == 0 || strcmp(device->kind(), "capi") == 0)
+    return;
   const pid_t child = fork();
   if (child == 0) {
     Attached attached(device);
@@ -552,7 +574,7 @@ void read_only(const std::string& uri) {
 }
 
 void scratch_use(const std::string& uri) {
-  for (int i = 0; i < 2; ++i) {   // the second time it carries our header
+  for (int i = 0; i < 2; ++i) {  // the second time it carries our header
     Device* device = open_device(uri, false, true);
     show(device);
     EXPECT(device->size_bytes() >= kMiB && device->reserve(DeviceOffset{0}, kMiB) == 0, "no space");
@@ -583,7 +605,8 @@ void all_parts(const std::string& uri) {
   Device* device = open_device(uri);
   show(device);
   part_name = "size";
-  EXPECT(device->size_bytes() >= kAreaBytes + 2 * kMiB, "%s is too small, 26 MiB are needed", format_size(device->size_bytes()).text);
+  EXPECT(device->size_bytes() >= kAreaBytes + 2 * kMiB, "%s is too small, 26 MiB are needed",
+         format_size(device->size_bytes()).text);
   const Way plain{device, nullptr};
   part("transfer: sizes", [&] { sizes(device, plain); });
   Memory window(4 * kMiB), other(4 * kMiB);
@@ -635,7 +658,8 @@ void all_parts(const std::string& uri) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool keep = argc == 3 && strcmp(argv[2], "--keep") == 0, scratch = argc == 3 && strcmp(argv[2], "--scratch") == 0;
+  const bool keep = argc == 3 && strcmp(argv[2], "--keep") == 0,
+             scratch = argc == 3 && strcmp(argv[2], "--scratch") == 0;
   if (argc < 2 || argc > 3 || (argc == 3 && !keep && !scratch)) {
     fprintf(stderr, "usage: device_conformance URI [--keep|--scratch]    (without --keep URI IS OVERWRITTEN)\n");
     return 2;

@@ -3,10 +3,10 @@
 //
 //   device_load URI SECONDS     OVERWRITES the first 32 MiB of URI (a raw URI of lun/compose.h: paths:A;B and the like)
 //
-// Four threads, each with a context of its own (an eighth of the commands go by transfer() instead), write stamped blocks of their own part, read
-// them back and compare. Prints `running` once every thread has done some, then at the end a line a path, and `N I/Os, E failed`; any
-// failed I/O, wrong content, or a thread that made no progress in the last second is FAIL and 1. LUNAR_SEED=N replays.
-// Threading: as said.
+// Four threads, each with a context of its own (an eighth of the commands go by transfer() instead), write stamped
+// blocks of their own part, read them back and compare. Prints `running` once every thread has done some, then at the
+// end a line a path, and `N I/Os, E failed`; any failed I/O, wrong content, or a thread that made no progress in the
+// last second is FAIL and 1. LUNAR_SEED=N replays. Threading: as said.
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -39,7 +39,7 @@ std::atomic<bool> stop{false};
 std::atomic<uint64_t> failed{0}, wrong{0};
 std::atomic<uint64_t> done[kThreads];
 
-struct Lane {   // one command in flight
+struct Lane {  // one command in flight
   char* memory;
   iovec part;
   uint64_t block;
@@ -52,7 +52,7 @@ struct Worker {
   Context* context = nullptr;
   char* memory = nullptr;
   Lane lanes[kDepth];
-  std::vector<uint32_t> version = std::vector<uint32_t>(kBlocksOfThread);   // 0: never written
+  std::vector<uint32_t> version = std::vector<uint32_t>(kBlocksOfThread);  // 0: never written
   std::vector<bool> busy = std::vector<bool>(kBlocksOfThread);
 
   uint64_t stamp(uint64_t block, size_t word) const {
@@ -78,7 +78,8 @@ struct Worker {
     if (lane.write) {
       ++version[lane.block];
       fill(lane);
-    } else memset(lane.memory, 0, kBlock);
+    } else
+      memset(lane.memory, 0, kBlock);
     lane.part = {lane.memory, kBlock};
     Command command;
     command.op = lane.write ? Op::kWrite : Op::kRead;
@@ -93,11 +94,13 @@ struct Worker {
     busy[lane.block] = false;
     if (result != static_cast<int64_t>(kBlock)) {
       if (failed.fetch_add(1) < 5)
-        printf("%s of block %llu gave %lld (%s)\n", lane.write ? "write" : "read", static_cast<unsigned long long>(lane.block),
-               static_cast<long long>(result), result < 0 ? strerror(static_cast<int>(-result)) : "short");
-      version[lane.block] = 0;   // what it holds now is not known
+        printf("%s of block %llu gave %lld (%s)\n", lane.write ? "write" : "read",
+               static_cast<unsigned long long>(lane.block), static_cast<long long>(result),
+               result < 0 ? strerror(static_cast<int>(-result)) : "short");
+      version[lane.block] = 0;  // what it holds now is not known
     } else if (!lane.write && !holds(lane)) {
-      if (wrong.fetch_add(1) < 5) printf("block %llu holds something else\n", static_cast<unsigned long long>(lane.block));
+      if (wrong.fetch_add(1) < 5)
+        printf("block %llu holds something else\n", static_cast<unsigned long long>(lane.block));
     }
     done[index].fetch_add(1);
   }
@@ -110,7 +113,8 @@ struct Worker {
       failed.fetch_add(1);
       return;
     }
-    memory = static_cast<char*>(mmap(nullptr, kDepth * kBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    memory =
+        static_cast<char*>(mmap(nullptr, kDepth * kBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     unsigned idle[kDepth], idle_count = 0;
     for (unsigned i = 0; i < kDepth; ++i) {
       lanes[i].memory = memory + i * kBlock;
@@ -120,8 +124,10 @@ struct Worker {
       while (!stop.load() && idle_count > 0) {
         const unsigned tag = idle[--idle_count];
         const Command command = next(tag);
-        if (random() % 8 == 0) finish(tag, device->transfer(command)), idle[idle_count++] = tag;
-        else if (context->submit(&command, 1) != 1) finish(tag, -EAGAIN), idle[idle_count++] = tag;
+        if (random() % 8 == 0)
+          finish(tag, device->transfer(command)), idle[idle_count++] = tag;
+        else if (context->submit(&command, 1) != 1)
+          finish(tag, -EAGAIN), idle[idle_count++] = tag;
         if (idle_count > 0 && random() % 4 == 0) break;
       }
       Response responses[kDepth];
@@ -145,9 +151,9 @@ void show_paths() {
   PathInfo paths[8];
   const int n = device_paths(device, paths, 8);
   for (int i = 0; i < n; ++i)
-    printf("path %s %s %s: %llu I/Os, %llu errors, %llu failovers\n", paths[i].name, paths[i].connection, paths[i].status,
-           static_cast<unsigned long long>(paths[i].ios), static_cast<unsigned long long>(paths[i].errors),
-           static_cast<unsigned long long>(paths[i].failovers));
+    printf("path %s %s %s: %llu I/Os, %llu errors, %llu failovers\n", paths[i].name, paths[i].connection,
+           paths[i].status, static_cast<unsigned long long>(paths[i].ios),
+           static_cast<unsigned long long>(paths[i].errors), static_cast<unsigned long long>(paths[i].failovers));
 }
 
 }  // namespace
@@ -195,8 +201,8 @@ int main(int argc, char** argv) {
   device_close(device);
   uint64_t total = 0;
   for (const std::atomic<uint64_t>& one : done) total += one.load();
-  printf("%llu I/Os, %llu failed, %llu wrong\n", static_cast<unsigned long long>(total), static_cast<unsigned long long>(failed.load()),
-         static_cast<unsigned long long>(wrong.load()));
+  printf("%llu I/Os, %llu failed, %llu wrong\n", static_cast<unsigned long long>(total),
+         static_cast<unsigned long long>(failed.load()), static_cast<unsigned long long>(wrong.load()));
   if (failed.load() || wrong.load() || still > 0) {
     puts(still > 0 ? "FAIL: a thread stands still" : "FAIL");
     return 1;

@@ -20,13 +20,15 @@ namespace {
 constexpr const char* kHelp =
     "Usage: lunar bench NAME [--json] [--quick] ...\n"
     "  fault      page faults: Lunar against kernel swap on the same disk, under the same memory limit\n"
-    "  fits       programs whose data fits into DRAM: alone, with Lunar below its budget, and with the pager activated\n"
+    "  fits       programs whose data fits into DRAM: alone, with Lunar below its budget, and with the pager "
+    "activated\n"
     "  redis      redis-server with Lunar (the module; `lunar run`) against redis-server with kernel swap, likewise\n"
-    "  superpipe  random block I/O: a superpipe context and the block library against blocking threads, Linux AIO and fio\n"
+    "  superpipe  random block I/O: a superpipe context and the block library against blocking threads, Linux AIO and "
+    "fio\n"
     "  lio        lists of I/Os on pmem: handed to delegate threads, against one after the other and lio_listio\n"
     "  window     block I/O with buffers registered once against buffers mapped for each I/O\n"
     "`lunar bench NAME --help` lists the options. Swap and memory limits need root (sudo).\n";
-}   // namespace
+}  // namespace
 
 int cmd_bench(int argc, char** argv) {
   const std::string_view name = argc > 1 ? argv[1] : "";
@@ -36,8 +38,8 @@ int cmd_bench(int argc, char** argv) {
   if (name == "window") return window_bench_main(argc - 1, argv + 1);
   if (name == "lio") return lio_bench_main(argc - 1, argv + 1);
   if (name == "fits") return fits_bench_main(argc - 1, argv + 1);
-  if (name == "fits-child") return fits_child_main(argc - 1, argv + 1);   // for the bench itself
-  if (name == "child") return fault_child_main(argc - 1, argv + 1);   // for the benches themselves
+  if (name == "fits-child") return fits_child_main(argc - 1, argv + 1);  // for the bench itself
+  if (name == "child") return fault_child_main(argc - 1, argv + 1);      // for the benches themselves
   if (name == "--help" || name == "-h") {
     fmt::print("{}", kHelp);
     return 0;
@@ -45,8 +47,9 @@ int cmd_bench(int argc, char** argv) {
   if (name.empty())
     fmt::print(stderr, "{}", kHelp);
   else
-    fmt::print(stderr, "lunar: bench: no bench named '{}' (there are: fault, fits, redis, superpipe, lio, window)\n", printable(name));
+    fmt::print(stderr, "lunar: bench: no bench named '{}' (there are: fault, fits, redis, superpipe, lio, window)\n",
+               printable(name));
   return kExitUsage;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

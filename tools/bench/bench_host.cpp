@@ -20,13 +20,13 @@ constexpr uint64_t kMiBytes = 1 << 20;
 
 // Next to the LUN where that has a directory.
 std::string directory_for_files(const std::string& lun) {
-  struct stat info {};
+  struct stat info{};
   if (stat(lun.c_str(), &info) != 0) return "/var/tmp";
   if (S_ISDIR(info.st_mode)) return lun;
   if (S_ISREG(info.st_mode) && lun.find('/') != std::string::npos) return lun.substr(0, lun.rfind('/') + 1);
   return "/var/tmp";
 }
-}   // namespace
+}  // namespace
 
 BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
   BenchHost host;
@@ -62,8 +62,8 @@ BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes) {
 }
 
 void write_lun_file(const std::string& path, uint64_t bytes) {
-  constexpr size_t kHeaderBytes = 1 << 20;   // zeros: a file that may be taken
+  constexpr size_t kHeaderBytes = 1 << 20;  // zeros: a file that may be taken
   write_whole_file(path, bytes + kLunOverheadBytes, kHeaderBytes, 0x1a, check_interrupted);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -13,17 +13,19 @@
 namespace lunar::tools {
 
 struct BenchHost {
-  std::unique_ptr<SetupJournal> journal;         // swept
-  std::string directory;                        // for files, on a disk
-  std::string disk_stat;                        // of that disk; "" when it cannot be told
-  std::optional<CgroupPlace> cgroup;            // none: skipped says why
-  std::map<std::string, std::string> skipped;   // "swap", "cgroup", "disk_bytes": reason
+  std::unique_ptr<SetupJournal> journal;       // swept
+  std::string directory;                       // for files, on a disk
+  std::string disk_stat;                       // of that disk; "" when it cannot be told
+  std::optional<CgroupPlace> cgroup;           // none: skipped says why
+  std::map<std::string, std::string> skipped;  // "swap", "cgroup", "disk_bytes": reason
 };
 // pre: the BenchLock is held. Throws std::runtime_error when the bench cannot run at all.
 BenchHost check_bench_host(const std::string& lun, uint64_t memory_bytes);
 
-constexpr uint64_t kLunOverheadBytes = 4 << 20;   // of a LUN file: header and rounding, above what is asked for as LUN space
-// A new file of that and `bytes`, written whole: holes are not read from the disk. Throws std::runtime_error, Interrupted.
+// of a LUN file: header and rounding, above what is asked for as LUN space
+constexpr uint64_t kLunOverheadBytes = 4 << 20;
+// A new file of that and `bytes`, written whole: holes are not read from the disk. Throws std::runtime_error,
+// Interrupted.
 void write_lun_file(const std::string& path, uint64_t bytes);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

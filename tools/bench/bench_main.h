@@ -41,4 +41,4 @@ int bench_main(const char* name, bool json, const Measure& measure) {
   return bench_main(name, json, measure, [](const auto&) {});
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -52,4 +52,4 @@ class CommonFlags {
   CLI::Option* rounds_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -61,4 +61,4 @@ class Histogram {
   uint64_t count_ = 0, sum_ = 0, max_ = 0;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

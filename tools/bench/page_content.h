@@ -4,8 +4,8 @@
 //   word 0      tag(page) in the upper half | version in the lower half
 //   word i > 0  noise[(start(page) + i) mod 16384] xor key(page)
 //
-// A write is one atomic increment of word 0, so that any number of threads may read and write any page; a separate count
-// (kept in DRAM) says which version a reader must see at least. A lost write, a stale page, a page of zeros or
+// A write is one atomic increment of word 0, so that any number of threads may read and write any page; a separate
+// count (kept in DRAM) says which version a reader must see at least. A lost write, a stale page, a page of zeros or
 // another page's content cannot pass.
 // Threading: constant once made; may be shared. The atomics of a page's word 0 are the callers'.
 #pragma once
@@ -39,7 +39,7 @@ class PageContent {
   }
 
  private:
-  static constexpr size_t kNoiseWords = 16384;   // 128 KiB: stays in the second-level cache while pages are filled
+  static constexpr size_t kNoiseWords = 16384;  // 128 KiB: stays in the second-level cache while pages are filled
   size_t start(uint64_t page) const { return mix64(seed_ + 3 * page) % kNoiseWords; }
   uint64_t key(uint64_t page) const { return mix64(seed_ ^ (page + 0x9e3779b97f4a7c15ULL)); }
   uint64_t seed_;
@@ -47,4 +47,4 @@ class PageContent {
   std::vector<uint64_t> noise_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -37,4 +37,4 @@ class Progress {
   bool terminal_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

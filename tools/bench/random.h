@@ -18,7 +18,7 @@ constexpr uint64_t mix64(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-__extension__ typedef unsigned __int128 Wide;   // a GNU type: quiet under -Wpedantic
+__extension__ typedef unsigned __int128 Wide;  // a GNU type: quiet under -Wpedantic
 
 class Random {
  public:
@@ -26,7 +26,7 @@ class Random {
   uint64_t next() { return mix64(state_ += 0x9e3779b97f4a7c15ULL); }
   // Uniform in [0, bound), bound > 0; the bias of the multiplication is below 2^-32 for our bounds.
   uint64_t below(uint64_t bound) { return static_cast<uint64_t>((static_cast<Wide>(next()) * bound) >> 64); }
-  double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }   // [0, 1)
+  double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }  // [0, 1)
 
  private:
   uint64_t state_;
@@ -71,4 +71,4 @@ class ZipfGenerator {
   uint64_t scatter_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -28,7 +28,7 @@ std::string cpu_model() {
   return {};
 }
 
-}   // namespace
+}  // namespace
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -52,8 +52,8 @@ void write_host(JsonWriter& json) {
   json.field("swappiness", trimmed(read_text("/proc/sys/vm/swappiness").value_or(""))).close('}');
 }
 
-void write_end(JsonWriter& json, const std::map<std::string, std::string>& skipped, const std::map<std::string, double>& peak_bytes,
-               const std::vector<std::string>& failures) {
+void write_end(JsonWriter& json, const std::map<std::string, std::string>& skipped,
+               const std::map<std::string, double>& peak_bytes, const std::vector<std::string>& failures) {
   json.key("skipped").open('{');
   for (const auto& [what, reason] : skipped) json.field(what, reason);
   json.close('}').key("memory_peak_bytes").open('{');
@@ -81,7 +81,8 @@ std::string end_lines(const std::map<std::string, std::string>& skipped, const s
   return out;
 }
 
-void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<double>& ours, const std::vector<double>& theirs) {
+void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<double>& ours,
+                      const std::vector<double>& theirs) {
   std::vector<double> quotients;
   for (size_t i = 0; i < ours.size() && i < theirs.size(); ++i)
     if (ours[i] > 0 && theirs[i] > 0) quotients.push_back(ours[i] / theirs[i]);
@@ -94,7 +95,9 @@ void put_round_ratios(Ratios* ratios, const std::string& key, const std::vector<
 std::string ratio_text(const Ratios& ratios, const std::string& key) {
   const auto found = ratios.find(key);
   if (found == ratios.end()) return "";
-  const auto end = [&](const char* which) { return ratios.count(key + which) != 0 ? ratios.at(key + which) : found->second; };
+  const auto end = [&](const char* which) {
+    return ratios.count(key + which) != 0 ? ratios.at(key + which) : found->second;
+  };
   return fmt::format("{:.2f}x ({:.2f} to {:.2f})", found->second, end("_min"), end("_max"));
 }
 
@@ -110,8 +113,7 @@ RunResult median_of(const std::vector<RunResult>& runs) {
 
 std::vector<std::string> run_failures(const RunResult& run) {
   std::vector<std::string> failures;
-  if (run.mismatches > 0)
-    failures.push_back(fmt::format("{:.0f} reads did not find what was written", run.mismatches));
+  if (run.mismatches > 0) failures.push_back(fmt::format("{:.0f} reads did not find what was written", run.mismatches));
   const auto moved = [&](const char* what, double did, double must) {
     if (did >= 0 && did < kMovedShareMin * must) {
       failures.push_back(
@@ -124,4 +126,4 @@ std::vector<std::string> run_failures(const RunResult& run) {
   return failures;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

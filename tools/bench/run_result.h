@@ -18,18 +18,18 @@ namespace lunar::tools {
 struct RunResult {
   double ops = 0, seconds = 0, ops_per_s = 0;
   double mean_ns = 0, p50_ns = 0, p99_ns = 0, p999_ns = 0, max_ns = 0;
-  double cpu_s = 0;                                       // of the process, all its threads
-  double machine_cpu_s = 0;                               // of the machine (/proc/stat)
-  double cpu_us_per_op = 0;                               // machine_cpu_s per operation: what the _cpu ratio compares
-  double disk_read_bytes = -1, disk_written_bytes = -1;   // what the device moved; -1: the host does not tell
-  double must_read_bytes = 0, must_write_bytes = 0;       // lower bounds from the workload and the memory limit
-  double mismatches = 0;                                  // reads that did not find their stamp
-  double major_faults = 0;                                // of the kernel (swap) or of Lunar's pager
+  double cpu_s = 0;                                      // of the process, all its threads
+  double machine_cpu_s = 0;                              // of the machine (/proc/stat)
+  double cpu_us_per_op = 0;                              // machine_cpu_s per operation: what the _cpu ratio compares
+  double disk_read_bytes = -1, disk_written_bytes = -1;  // what the device moved; -1: the host does not tell
+  double must_read_bytes = 0, must_write_bytes = 0;      // lower bounds from the workload and the memory limit
+  double mismatches = 0;                                 // reads that did not find their stamp
+  double major_faults = 0;                               // of the kernel (swap) or of Lunar's pager
 };
 
 struct RunField {
   const char* name;
-  double RunResult::*member;
+  double RunResult::* member;
 };
 inline constexpr std::array<RunField, 17> kRunFields{{
     {"ops", &RunResult::ops},
@@ -78,8 +78,8 @@ enum class Workload { kUniform, kZipf, kSeq, kStride, kFill, kPrefetch };
 inline constexpr std::array<std::string_view, 6> kWorkloadNames{"uniform", "zipf", "seq", "stride", "fill", "prefetch"};
 
 // Shared by both backends of a pair, so that they do the same work.
-inline constexpr uint64_t kPrefetchBatch = 64;   // pages a batch of the prefetch workload
-inline constexpr uint64_t kStridePages = 16;     // step of the stride workload
-inline constexpr double kZipfTheta = 0.99;       // YCSB's default
+inline constexpr uint64_t kPrefetchBatch = 64;  // pages a batch of the prefetch workload
+inline constexpr uint64_t kStridePages = 16;    // step of the stride workload
+inline constexpr double kZipfTheta = 0.99;      // YCSB's default
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

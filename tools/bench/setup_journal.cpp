@@ -33,7 +33,7 @@ bool is_ours(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash != std::string::npos && path.compare(slash + 1, 12, "lunar-bench-") == 0;
 }
-}   // namespace
+}  // namespace
 
 BenchLock::BenchLock() {
   const std::string path = lock_path();
@@ -53,7 +53,7 @@ BenchLock::BenchLock() {
                     holder.empty() ? "unknown" : holder));
   }
   const std::string pid = fmt::format("{}\n", getpid());
-  if (ftruncate(fd_, 0) != 0 || pwrite(fd_, pid.data(), pid.size(), 0) < 0) {}   // only a hint for people
+  if (ftruncate(fd_, 0) != 0 || pwrite(fd_, pid.data(), pid.size(), 0) < 0) {}  // only a hint for people
 }
 
 BenchLock::~BenchLock() { close(fd_); }
@@ -69,7 +69,7 @@ SetupJournal::SetupJournal() {
   } else {
     path_ = fmt::format("/var/tmp/lunar-bench-{}.state", geteuid());
   }
-  struct stat info {};
+  struct stat info{};
   if (lstat(path_.c_str(), &info) != 0) return;
   if (!S_ISREG(info.st_mode) || info.st_uid != geteuid()) {
     throw std::runtime_error(fmt::format("{} is not ours: remove it", path_));
@@ -99,7 +99,7 @@ bool SetupJournal::undo(const std::string& line, std::string* said) {
     *said = fmt::format("transparent huge pages set back to {}", value);
     return true;
   }
-  if (!is_ours(what)) return true;   // nothing a bench can have made: only forget it
+  if (!is_ours(what)) return true;  // nothing a bench can have made: only forget it
   *said = fmt::format("{} {} removed", kind, what);
   if (kind == "cgroup") return MemoryCgroup::remove(what) == 0;
   if (kind == "swapfile") {
@@ -108,7 +108,7 @@ bool SetupJournal::undo(const std::string& line, std::string* said) {
   }
   if (kind == "directory") {
     std::error_code error;
-    std::filesystem::remove_all(what, error);   // follows no link
+    std::filesystem::remove_all(what, error);  // follows no link
     return !error;
   }
   if (kind == "file") return unlink(what.c_str()) == 0 || errno == ENOENT;
@@ -145,7 +145,7 @@ void SetupJournal::forget(const std::string& line) {
 void SetupJournal::save() const {
   if (lines_.empty()) {
     unlink(path_.c_str());
-    if (geteuid() == 0) rmdir("/var/lib/lunar");   // stays when something else lives there
+    if (geteuid() == 0) rmdir("/var/lib/lunar");  // stays when something else lives there
     return;
   }
   if (geteuid() == 0) mkdir("/var/lib/lunar", 0755);
@@ -162,4 +162,4 @@ void SetupJournal::save() const {
   }
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -26,10 +26,10 @@ class BenchLock {
 
 class SetupJournal {
  public:
-  SetupJournal();   // reads the state file; pre: the BenchLock is held
+  SetupJournal();  // reads the state file; pre: the BenchLock is held
   // Undoes what an earlier run recorded; one line a thing swept.
   std::vector<std::string> sweep();
-  void record(const std::string& line);   // on disk when it returns; throws std::runtime_error
+  void record(const std::string& line);  // on disk when it returns; throws std::runtime_error
   void forget(const std::string& line);
   static std::string boot_id();
 
@@ -40,4 +40,4 @@ class SetupJournal {
   std::vector<std::string> lines_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

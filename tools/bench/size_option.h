@@ -29,4 +29,4 @@ inline uint64_t size_option(const std::string& name, const std::string& text) {
   return static_cast<uint64_t>(bytes);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

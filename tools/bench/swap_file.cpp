@@ -30,12 +30,12 @@ void fill_noise(void* buffer, size_t bytes, Random& random) {
   auto* words = static_cast<uint64_t*>(buffer);
   for (size_t i = 0; i < bytes / sizeof(uint64_t); ++i) words[i] = random.next();
 }
-}   // namespace
+}  // namespace
 
 void write_whole_file(const std::string& path, uint64_t bytes, size_t zero_bytes, uint64_t seed,
                       const std::function<void()>& pause) {
   int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW | O_DIRECT, 0600);
-  if (fd < 0 && errno == EINVAL) {   // a file system without O_DIRECT; its open made the file
+  if (fd < 0 && errno == EINVAL) {  // a file system without O_DIRECT; its open made the file
     fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   }
   if (fd < 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", path, strerror(errno)));
@@ -131,4 +131,4 @@ void SwapFile::set_page_cluster(int value) {
   }
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

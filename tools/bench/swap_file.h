@@ -39,4 +39,4 @@ class SwapFile {
   bool on_ = false;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

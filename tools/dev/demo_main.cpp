@@ -233,13 +233,13 @@ void Demo::read_back() {
 void Demo::save() {
   say("DEBUG DIGEST of the tiered server ...");
   double started = now_seconds();
-  server_->set_patience(600);   // every page comes back once for it
+  server_->set_patience(600);  // every page comes back once for it
   const Reply digest = server_->command({"DEBUG", "DIGEST"});
   record_.digest = std::string(digest->str, static_cast<size_t>(digest->len));
   finish_phase("digest", started, 0);
   started = now_seconds();
   const auto busy = [&] { return server_->info("persistence", "rdb_bgsave_in_progress") != "0"; };
-  for (; busy(); usleep(100'000)) check_interrupted();   // a save point's child may still be at it
+  for (; busy(); usleep(100'000)) check_interrupted();  // a save point's child may still be at it
   say("BGSAVE ...");
   (void)server_->command({"BGSAVE"});
   for (; busy(); usleep(100'000)) check_interrupted();
@@ -247,7 +247,7 @@ void Demo::save() {
   if (status != "ok") record_.failures.push_back("BGSAVE ended with status '" + status + "'\n" + server_->log_tail());
   record_.forks = server_->info("stats", "total_forks");
   finish_phase("BGSAVE", started, 0);
-  struct stat info {};
+  struct stat info{};
   if (stat(directory_->file("dump.rdb").c_str(), &info) == 0) record_.dump_bytes = static_cast<uint64_t>(info.st_size);
   record_.last = watch_->now();
   server_->shut_down();
@@ -322,7 +322,7 @@ void parse(CLI::App& app, DemoOptions& options, int argc, char** argv) {
     throw CLI::ValidationError("--data", "from 1 to 999999999 values of --value-size");
 }
 
-}   // namespace
+}  // namespace
 
 int demo_main(int argc, char** argv) {
   CLI::App app{"an unmodified redis-server holds four times the DRAM it is given; every value is checked",
@@ -353,6 +353,6 @@ int demo_main(int argc, char** argv) {
   }
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools
 
 int main(int argc, char** argv) { return lunar::tools::demo_main(argc, argv); }

@@ -21,8 +21,8 @@ namespace lunar::tools {
 
 namespace {
 constexpr const char* kPrefix = "lunar-demo-";
-constexpr const char* kLockName = "/owner.lock";   // its text: the memory cgroup, if there is one
-}   // namespace
+constexpr const char* kLockName = "/owner.lock";  // its text: the memory cgroup, if there is one
+}  // namespace
 
 ScratchDirectory::ScratchDirectory(const std::string& parent) {
   if (is_memory_file_system(parent)) {
@@ -59,10 +59,10 @@ std::vector<std::string> ScratchDirectory::sweep(const std::string& parent) {
   for (const auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
     const std::string path = entry.path().string();
     if (entry.path().filename().string().compare(0, strlen(kPrefix), kPrefix) != 0) continue;
-    struct stat info {};
+    struct stat info{};
     if (lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) continue;
     const int lock = open((path + kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    if (lock < 0) continue;   // being made just now, or not ours
+    if (lock < 0) continue;  // being made just now, or not ours
     if (flock(lock, LOCK_EX | LOCK_NB) == 0) {
       const std::string cgroup = trimmed(read_text(path + kLockName).value_or(""));
       if (cgroup.find(std::string("/") + kPrefix) != std::string::npos) (void)MemoryCgroup::remove(cgroup);
@@ -74,4 +74,4 @@ std::vector<std::string> ScratchDirectory::sweep(const std::string& parent) {
   return swept;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -28,4 +28,4 @@ class ScratchDirectory {
   int lock_ = -1;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -37,4 +37,4 @@ class DemoValues {
   size_t value_bytes_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

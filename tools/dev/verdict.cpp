@@ -97,4 +97,4 @@ std::string record_json(const DemoRecord& record) {
   return json.text();
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

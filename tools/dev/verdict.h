@@ -11,26 +11,26 @@
 namespace lunar::tools {
 
 inline constexpr uint64_t kDemoMiB = 1 << 20;
-inline constexpr uint64_t kGroupAboveCap = 128 * kDemoMiB;     // what the cgroup may hold above --dram
-inline constexpr uint64_t kResidentAboveCap = 64 * kDemoMiB;   // what the process may
+inline constexpr uint64_t kGroupAboveCap = 128 * kDemoMiB;    // what the cgroup may hold above --dram
+inline constexpr uint64_t kResidentAboveCap = 64 * kDemoMiB;  // what the process may
 
 inline uint64_t mib(uint64_t bytes) { return (bytes + kDemoMiB / 2) / kDemoMiB; }
 
 struct DemoPhase {
   std::string name;
   double seconds = 0;
-  double per_second = 0;   // operations; 0: not a phase of operations
+  double per_second = 0;  // operations; 0: not a phase of operations
 };
 
 struct DemoRecord {
   uint64_t dram_bytes = 0, values = 0, value_bytes = 0;
-  std::string no_group;   // why there is no memory cgroup; "" when there is one
+  std::string no_group;  // why there is no memory cgroup; "" when there is one
   std::vector<DemoPhase> phases;
   uint64_t mismatches = 0, dump_bytes = 0, oom_kills = 0;
   std::string digest, dump_digest, forks;
-  Sample last;   // of the tiered server
+  Sample last;  // of the tiered server
   double seconds = 0;
-  std::vector<std::string> failures;   // one line each; empty: PASS
+  std::vector<std::string> failures;  // one line each; empty: PASS
 
   uint64_t data_bytes() const { return values * value_bytes; }
 };
@@ -40,4 +40,4 @@ void check_result(DemoRecord& record);
 std::string record_table(const DemoRecord& record);
 std::string record_json(const DemoRecord& record);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

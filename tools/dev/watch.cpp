@@ -21,7 +21,7 @@ namespace lunar::tools {
 namespace {
 constexpr size_t kHeaderBytes = 64;
 constexpr auto kInterval = std::chrono::milliseconds(20);
-}   // namespace
+}  // namespace
 
 bool read_stats_file(const std::string& path, lunar_stats* stats) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -83,7 +83,7 @@ Sample Watch::now() {
 void Watch::loop() {
   while (!stop_.load()) {
     if (interrupted()) {
-      kill(server_, SIGKILL);   // our own child, not reaped before this thread has ended
+      kill(server_, SIGKILL);  // our own child, not reaped before this thread has ended
       return;
     }
     take();
@@ -91,4 +91,4 @@ void Watch::loop() {
   }
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

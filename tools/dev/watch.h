@@ -17,8 +17,8 @@
 namespace lunar::tools {
 
 struct Sample {
-  uint64_t resident_bytes = 0, resident_peak_bytes = 0;   // of the server process
-  uint64_t group_bytes = 0, group_peak_bytes = 0;         // of its cgroup; 0 without one
+  uint64_t resident_bytes = 0, resident_peak_bytes = 0;  // of the server process
+  uint64_t group_bytes = 0, group_peak_bytes = 0;        // of its cgroup; 0 without one
   bool has_stats = false;
   lunar_stats stats{};
 };
@@ -32,7 +32,7 @@ class Watch {
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
-  Sample now();   // takes a sample itself
+  Sample now();  // takes a sample itself
 
  private:
   void loop();
@@ -46,4 +46,4 @@ class Watch {
   std::thread thread_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

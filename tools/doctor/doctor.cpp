@@ -56,7 +56,7 @@ std::string as_table(const std::vector<Finding>& findings, bool can_run) {
   return out;
 }
 
-}   // namespace
+}  // namespace
 
 int cmd_doctor(int argc, char** argv) {
   bool json = false;
@@ -87,4 +87,4 @@ int cmd_doctor(int argc, char** argv) {
   return can_run ? 0 : 1;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

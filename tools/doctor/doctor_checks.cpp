@@ -75,8 +75,10 @@ Finding check_kernel() {
   if (const std::string calls = refused_calls(); !calls.empty()) {
     finding.health = Health::kFail;
     finding.lack = "the pager needs system calls that are refused: " + calls + " (a system call filter?)";
-    finding.remedy = probe_container().inside() ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows them"
-                                                : "run without the system call filter, or with one that allows them";
+    finding.remedy =
+        probe_container().inside()
+            ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows them"
+            : "run without the system call filter, or with one that allows them";
   } else if (sys::kernel_check(&why) < 0) {
     finding.health = Health::kFail;
     finding.lack = why.text;
@@ -118,13 +120,13 @@ Finding check_io_uring() {
   if (rc == 0) return {"io_uring", Health::kOk, "available" + shown, "", ""};
   Finding finding{"io_uring", Health::kWarn, text_of("refused (%s)%s", errno_name(rc), shown.c_str()),
                   "each read and write is a system call that waits; one at a time a thread", ""};
-  finding.remedy =
-      sysctl == "1" || sysctl == "2" ? "`sudo sysctl -w kernel.io_uring_disabled=0`"
-      : rc == -ENOMEM                ? memlock_remedy()
-      : rc == -EPERM || probe_container().inside()
-          ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows io_uring_setup, io_uring_enter "
-            "and io_uring_register"
-          : "boot a kernel with CONFIG_IO_URING";
+  finding.remedy = sysctl == "1" || sysctl == "2" ? "`sudo sysctl -w kernel.io_uring_disabled=0`"
+                   : rc == -ENOMEM                ? memlock_remedy()
+                   : rc == -EPERM || probe_container().inside()
+                       ? "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows "
+                         "io_uring_setup, io_uring_enter "
+                         "and io_uring_register"
+                       : "boot a kernel with CONFIG_IO_URING";
   return finding;
 }
 
@@ -157,8 +159,10 @@ Finding check_privileges() {
 // In a container the flags with which it is started fix most lacks; each lack names its flag.
 Finding check_container() {
   const ContainerState state = probe_container();
-  if (!state.inside()) return {"container", Health::kInfo, state.filtered ? "none; a system call filter is on" : "none", "", ""};
-  return {"container", Health::kInfo, state.engine + (state.filtered ? ", a system call filter is on" : ", no system call filter"), "", ""};
+  if (!state.inside())
+    return {"container", Health::kInfo, state.filtered ? "none; a system call filter is on" : "none", "", ""};
+  return {"container", Health::kInfo,
+          state.engine + (state.filtered ? ", a system call filter is on" : ", no system call filter"), "", ""};
 }
 
 Finding check_memlock() {
@@ -192,9 +196,11 @@ Finding check_open_files() {
                           ? "unlimited"
                           : text_of("%llu descriptors", static_cast<unsigned long long>(limit.rlim_cur));
   if (limit.rlim_cur >= 1024) return {"open files", Health::kOk, value, "", ""};
-  constexpr rlim_t kNeeded = 12;   // the program's three, ours, and what activation opens for a moment
+  constexpr rlim_t kNeeded = 12;  // the program's three, ours, and what activation opens for a moment
   if (limit.rlim_cur < kNeeded)
-    return {"open files", Health::kFail, value, text_of("Lunar needs %llu, and the program its own", static_cast<unsigned long long>(kNeeded)), "`ulimit -n 1024`"};
+    return {"open files", Health::kFail, value,
+            text_of("Lunar needs %llu, and the program its own", static_cast<unsigned long long>(kNeeded)),
+            "`ulimit -n 1024`"};
   return {"open files", Health::kWarn, value, "Lunar's own descriptors lie close to the program's", "`ulimit -n 1024`"};
 }
 
@@ -210,8 +216,10 @@ Finding check_memory_limits() {
   add(RLIMIT_AS, "address space", "ulimit -v");
   add(RLIMIT_DATA, "data", "ulimit -d");
   if (value.empty()) return {"memory limits", Health::kOk, "none of this process", "", ""};
-  return {"memory limits", Health::kWarn, value, "a heap that the LUN could hold is refused: tiered memory counts against the limit although it is not in DRAM",
-          "`" + command + "`"};
+  return {
+      "memory limits", Health::kWarn, value,
+      "a heap that the LUN could hold is refused: tiered memory counts against the limit although it is not in DRAM",
+      "`" + command + "`"};
 }
 
 // ---- memory ------------------------------------------------------------------------------------------------------
@@ -299,8 +307,7 @@ Finding check_lun_place(const Options& options, const MemoryState& memory) {
   Options wanted = options;
   if (wanted.dram == 0) wanted.dram = std::max(round_down(memory.usable_bytes() / 4, kMiB), kDramMin);
   std::string why;
-  bool good = check_lun(
-      wanted, [](const char* name) { return std::string("option ") + name; }, &why);
+  bool good = check_lun(wanted, [](const char* name) { return std::string("option ") + name; }, &why);
   Finding finding{"LUN", good ? Health::kOk : Health::kFail, wanted.lun, why, ""};
   FileSystem fs;
   std::string lun = wanted.lun;
@@ -370,19 +377,20 @@ Finding check_preload() {
           "`ninja -C build`, or `sudo meson install -C build`"};
 }
 
-}   // namespace
+}  // namespace
 
 std::vector<Finding> examine_host(const Options& options) {
   MemoryState memory = probe_memory();
-  std::vector<Finding> all = {
-      check_kernel(),       check_userfaultfd(),    check_userfaultfd_rights(),       check_io_uring(),
-      check_discard_vector(), check_privileges(),   check_container(), check_memlock(),                  check_pipe_pages(),
-      check_open_files(),   check_memory_limits(),  check_memory(memory),   check_cgroup(memory),             check_overcommit(),
-      check_thp(),          check_swap(),           check_numa(),                     check_lun_place(options, memory),
-      check_block_devices()};
+  std::vector<Finding> all = {check_kernel(),       check_userfaultfd(),    check_userfaultfd_rights(),
+                              check_io_uring(),     check_discard_vector(), check_privileges(),
+                              check_container(),    check_memlock(),        check_pipe_pages(),
+                              check_open_files(),   check_memory_limits(),  check_memory(memory),
+                              check_cgroup(memory), check_overcommit(),     check_thp(),
+                              check_swap(),         check_numa(),           check_lun_place(options, memory),
+                              check_block_devices()};
   for (Finding& finding : examine_devices()) all.push_back(std::move(finding));
   all.push_back(check_preload());
   return all;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -11,19 +11,19 @@
 namespace lunar::tools {
 
 enum class Health {
-  kOk,     // as it should be
-  kInfo,   // a fact, neither good nor bad
-  kWarn,   // Lunar runs, but slower or with less
-  kFail,   // Lunar cannot run
+  kOk,    // as it should be
+  kInfo,  // a fact, neither good nor bad
+  kWarn,  // Lunar runs, but slower or with less
+  kFail,  // Lunar cannot run
 };
-const char* health_name(Health health);   // "ok", "info", "warning", "fail"
+const char* health_name(Health health);  // "ok", "info", "warning", "fail"
 
 struct Finding {
-  std::string name;     // "userfaultfd": also the key in JSON
+  std::string name;  // "userfaultfd": also the key in JSON
   Health health = Health::kOk;
-  std::string value;    // what was found
-  std::string lack;     // what follows from it, when something does
-  std::string remedy;   // the exact command (or step) that fixes it
+  std::string value;   // what was found
+  std::string lack;    // what follows from it, when something does
+  std::string remedy;  // the exact command (or step) that fixes it
 };
 
 std::vector<Finding> examine_host(const Options& options);

@@ -40,7 +40,8 @@ Finding check_nodes(const char* name, const std::vector<std::string>& nodes, con
   Finding finding{name, closed.empty() ? Health::kOk : Health::kInfo, list, "", ""};
   if (!closed.empty()) {
     finding.lack = text_of("this user may not open %s as a LUN (%s:)", closed.c_str() + 1, scheme);
-    finding.remedy = "`sudo setfacl -m u:" + user_name() + ":rw" + closed + "` (till the next boot; permanently: a udev rule)";
+    finding.remedy =
+        "`sudo setfacl -m u:" + user_name() + ":rw" + closed + "` (till the next boot; permanently: a udev rule)";
   }
   return finding;
 }
@@ -52,8 +53,9 @@ Finding check_window() {
   if (page != MAP_FAILED) munmap(page, bytes);
   rlimit limit{};
   getrlimit(RLIMIT_MEMLOCK, &limit);
-  const std::string most =
-      limit.rlim_cur == RLIM_INFINITY ? "no memlock limit" : text_of("memlock limit %s", format_size(limit.rlim_cur).text);
+  const std::string most = limit.rlim_cur == RLIM_INFINITY
+                               ? "no memlock limit"
+                               : text_of("memlock limit %s", format_size(limit.rlim_cur).text);
   if (status == 0) return {"registered window", Health::kOk, "available, " + most, "", ""};
   Finding finding{"registered window", Health::kWarn, text_of("refused (%s), %s", errno_name(status), most.c_str()),
                   "each I/O pins its own pages", ""};
@@ -79,14 +81,16 @@ Finding check_capi() {
   return {"CAPI library", Health::kInfo, "IBM's libcflsh_block is not installed (only for capi:)", "", ""};
 }
 
-}   // namespace
+}  // namespace
 
 std::vector<Finding> examine_devices() {
   std::vector<std::string> pmem = matches("/dev/pmem[0-9]*");
   for (const std::string& node : matches("/dev/dax[0-9]*")) pmem.push_back(node);
   return {check_window(), check_polling(),
           check_nodes("NVMe passthrough", matches("/dev/ng[0-9]*n[0-9]*"), "nvme", "no /dev/ng* (nvme: needs one)"),
-          check_nodes("persistent memory", pmem, "pmem", "no /dev/pmem* or /dev/dax* (pmem: also takes a file in /dev/shm)"), check_capi()};
+          check_nodes("persistent memory", pmem, "pmem",
+                      "no /dev/pmem* or /dev/dax* (pmem: also takes a file in /dev/shm)"),
+          check_capi()};
 }
 
 }  // namespace lunar::tools

@@ -21,11 +21,13 @@ int wanted_size(const LunLine& line, const std::string& text, uint64_t now, uint
   const bool relative = sign == '+' || sign == '-';
   uint64_t bytes = 0;
   if (parse_size(text.c_str() + relative, &bytes) < 0 || bytes > UINT64_MAX / 4)
-    return lun_refuse(line, text_of("'%s' is not a size; give SIZE, +SIZE, -SIZE (as 10g, +512m) or max", text.c_str()));
+    return lun_refuse(line,
+                      text_of("'%s' is not a size; give SIZE, +SIZE, -SIZE (as 10g, +512m) or max", text.c_str()));
   bytes = round_up(bytes, kBlock);
   if (sign == '-' && bytes >= now)
-    return lun_refuse(line, text_of("it has %s, which is not more than the %s to be taken; `lunar lun remove` removes it",
-                                    size_text(now).c_str(), size_text(bytes).c_str()));
+    return lun_refuse(line,
+                      text_of("it has %s, which is not more than the %s to be taken; `lunar lun remove` removes it",
+                              size_text(now).c_str(), size_text(bytes).c_str()));
   *out = sign == '+' ? now + bytes : sign == '-' ? now - bytes : bytes;
   if (*out == 0) return lun_refuse(line, "a size of 0 leaves no LUN; `lunar lun remove` removes it");
   return 0;
@@ -34,7 +36,7 @@ int wanted_size(const LunLine& line, const std::string& text, uint64_t now, uint
 int open_virtual(const LunLine& line, const LunName& name, PhysicalLun* physical, VirtualLun** out) {
   VirtualOptions options;
   options.name = name.name.c_str();
-  options.exclusive = false;   // growing may happen in use; shrinking is refused by set_size then
+  options.exclusive = false;  // growing may happen in use; shrinking is refused by set_size then
   ErrorText why;
   const int error = VirtualLun::open(physical, options, out, &why);
   return error < 0 ? lun_failed(line, error, why) : 0;
@@ -46,8 +48,10 @@ int resize_open(const LunLine& line, const LunName& name, VirtualLun* lun) {
   int code = wanted_size(line, line.words[1], before, room, &after);
   if (code != 0) return code;
   if (after < before &&
-      !lun_consent(line, text_of("%s#%s shrinks from %s to %s, and what its tail holds is gone", name.device.c_str(),
-                                 name.name.c_str(), size_text(before).c_str(), size_text(after).c_str()), &code)) {
+      !lun_consent(line,
+                   text_of("%s#%s shrinks from %s to %s, and what its tail holds is gone", name.device.c_str(),
+                           name.name.c_str(), size_text(before).c_str(), size_text(after).c_str()),
+                   &code)) {
     return code;
   }
   ErrorText why;
@@ -65,18 +69,18 @@ int resize_open(const LunLine& line, const LunName& name, VirtualLun* lun) {
   return kLunDone;
 }
 
-}   // namespace
+}  // namespace
 
 int lun_resize(const LunLine& line) {
   LunName name;
   if (const int code = take_lun(line, line.words[0], true, &name); code != 0) return code;
-  uint64_t unused = 0;   // what cannot be a size is refused before anything is opened
+  uint64_t unused = 0;  // what cannot be a size is refused before anything is opened
   if (const int code = wanted_size(line, line.words[1], uint64_t{1} << 61, 0, &unused); code != 0) return code;
   PhysicalLun* physical = nullptr;
   if (const int code = open_physical(line, name.device, &physical); code != 0) return code;
   VirtualLunInfo found;
   if (const int code = find_lun(line, name, physical, &found); code != 0) return physical->close(), code;
-  if (line.words[1][0] != '+') (void)stays_in_use(physical, found);   // shrinking is refused in use
+  if (line.words[1][0] != '+') (void)stays_in_use(physical, found);  // shrinking is refused in use
   VirtualLun* lun = nullptr;
   if (const int code = open_virtual(line, name, physical, &lun); code != 0) return code;
   const int code = resize_open(line, name, lun);
@@ -92,11 +96,14 @@ int lun_remove(const LunLine& line) {
   VirtualLunInfo found;
   int code = find_lun(line, name, physical, &found);
   if (code == 0 && stays_in_use(physical, found))
-    code = lun_refuse(line, text_of("%s#%s is in use; end what has it open first (`fuser %s` may name it)", name.device.c_str(),
-                                    name.name.c_str(), shell_word(path_of_leaf(leaves_of(name.device)[0])).c_str()));
+    code = lun_refuse(
+        line, text_of("%s#%s is in use; end what has it open first (`fuser %s` may name it)", name.device.c_str(),
+                      name.name.c_str(), shell_word(path_of_leaf(leaves_of(name.device)[0])).c_str()));
   if (code == 0)
-    (void)lun_consent(line, text_of("%s#%s and the %s that it holds are lost", name.device.c_str(), name.name.c_str(),
-                                    size_text(found.size_bytes).c_str()), &code);
+    (void)lun_consent(line,
+                      text_of("%s#%s and the %s that it holds are lost", name.device.c_str(), name.name.c_str(),
+                              size_text(found.size_bytes).c_str()),
+                      &code);
   ErrorText why;
   const int error = code == 0 ? physical->remove(name.name.c_str(), &why) : 0;
   if (error < 0) code = lun_failed(line, error, why);
@@ -106,7 +113,11 @@ int lun_remove(const LunLine& line) {
   if (code != 0) return code;
   if (line.json) {
     JsonWriter json;
-    json.open('{').field("device", name.device).field("removed", name.name).field("free_bytes", info.free_bytes).close('}');
+    json.open('{')
+        .field("device", name.device)
+        .field("removed", name.name)
+        .field("free_bytes", info.free_bytes)
+        .close('}');
     print_json(json);
   } else {
     printf("%s#%s is removed; %s free\n", name.device.c_str(), name.name.c_str(), size_text(info.free_bytes).c_str());
@@ -114,4 +125,4 @@ int lun_remove(const LunLine& line) {
   return kLunDone;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

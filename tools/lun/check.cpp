@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// lunar lun check: the format's whole-structure check, its findings a line each, and a verdict that scripts can read from
-// the exit code. Without --repair it writes nothing: the device is open for reading.
+// SPDX-License-Identifier: Apache-2.0 lunar lun check: the format's whole-structure check, its findings a line each,
+// and a verdict that scripts can read from the exit code. Without --repair it writes nothing: the device is open for
+// reading.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <cstdio>
 
@@ -18,12 +18,14 @@ struct Verdict {
 };
 
 // An extent that two LUNs own is data lost, and so is what the check calls fatal; all else can be repaired.
-Verdict check_result(const CheckReport& report, const std::vector<std::string>& findings, bool mended_at_open, bool repair) {
+Verdict check_result(const CheckReport& report, const std::vector<std::string>& findings, bool mended_at_open,
+                     bool repair) {
   for (const std::string& finding : findings) {
     if (finding.compare(0, 5, "fatal") == 0) return {"damaged", kLunDamaged};
   }
   if (report.extents_double > 0) return {"damaged", kLunDamaged};
-  if (report.problems > report.repaired) return {repair ? "damaged" : "needs repair", repair ? kLunDamaged : kLunMended};
+  if (report.problems > report.repaired)
+    return {repair ? "damaged" : "needs repair", repair ? kLunDamaged : kLunMended};
   if (report.problems > 0 || report.repaired > 0 || mended_at_open) return {"mended", kLunMended};
   return {"clean", kLunDone};
 }
@@ -32,10 +34,15 @@ void show(const LunLine& line, const std::string& device, const CheckReport& rep
           const std::vector<std::string>& findings, const Verdict& verdict) {
   if (line.json) {
     JsonWriter json;
-    json.open('{').field("device", device).field("uuid", uuid_text(info.uuid)).field("verdict", std::string_view(verdict.word));
+    json.open('{')
+        .field("device", device)
+        .field("uuid", uuid_text(info.uuid))
+        .field("verdict", std::string_view(verdict.word));
     json.field("problems", report.problems).field("repaired", report.repaired).field("mended_at_open", info.repaired);
     json.field("extents_free", report.extents_free).field("extents_used", report.extents_used);
-    json.field("extents_lost", report.extents_lost).field("extents_double", report.extents_double).field("extents_missing", report.extents_missing);
+    json.field("extents_lost", report.extents_lost)
+        .field("extents_double", report.extents_double)
+        .field("extents_missing", report.extents_missing);
     json.key("findings").open('[');
     for (const std::string& finding : findings) json.value(finding);
     json.close(']').close('}');
@@ -55,22 +62,24 @@ void show(const LunLine& line, const std::string& device, const CheckReport& rep
     printf("%s: to fix it: lunar lun check %s --repair\n", device.c_str(), shell_word(device).c_str());
 }
 
-}   // namespace
+}  // namespace
 
 int lun_check(const LunLine& line) {
   LunName name;
   if (const int code = take_lun(line, line.words[0], false, &name); code != 0) return code;
   int code = 0;
-  if (line.repair && !lun_consent(line, text_of("damaged metadata of %s is written again", name.device.c_str()), &code)) return code;
+  if (line.repair && !lun_consent(line, text_of("damaged metadata of %s is written again", name.device.c_str()), &code))
+    return code;
   PhysicalLun* physical = nullptr;
-  if (code = open_physical(line, name.device, &physical, line.repair ? Format::kRepair : Format::kCheck); code != 0) return code;
+  if (code = open_physical(line, name.device, &physical, line.repair ? Format::kRepair : Format::kCheck); code != 0)
+    return code;
   std::vector<std::string> findings;
   CheckReport report;
   report.line = keep_line;
   report.argument = &findings;
   PhysicalLunInfo info;
   int error = physical->check(line.repair, &report);
-  if (error == 0 && physical->info(&info) < 0) info.luns = 0;   // damaged beyond its copies, as the findings say
+  if (error == 0 && physical->info(&info) < 0) info.luns = 0;  // damaged beyond its copies, as the findings say
   physical->close();
   if (error < 0) {
     ErrorText why;
@@ -83,4 +92,4 @@ int lun_check(const LunLine& line) {
   return verdict.code;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

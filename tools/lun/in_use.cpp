@@ -34,7 +34,7 @@ std::string last_part(const std::string& path) { return path.substr(path.rfind('
 std::string system_directory(dev_t device) { return text_of("/sys/dev/block/%u:%u", major(device), minor(device)); }
 
 bool metadata_locked(int fd) {
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   lock.l_start = static_cast<off_t>(owner_bytes::kFirstLunByte);
@@ -42,7 +42,7 @@ bool metadata_locked(int fd) {
   return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-}   // namespace
+}  // namespace
 
 bool path_being_changed(const std::string& path) {
   struct stat status;
@@ -68,13 +68,13 @@ std::string parent_of(const std::string& path) {
   } else if (S_ISCHR(status.st_mode)) {
     directory = text_of("/sys/dev/char/%u:%u", major(status.st_rdev), minor(status.st_rdev));
   } else {
-    const std::string disk = real_path(system_directory(status.st_dev));   // the file's file system lies on it
+    const std::string disk = real_path(system_directory(status.st_dev));  // the file's file system lies on it
     return disk.empty() ? "-" : last_part(disk);
   }
   const std::string parent = real_path(directory + "/device");
   if (!parent.empty()) return last_part(parent);
-  const std::string whole = real_path(directory + "/..");   // a partition hangs on its disk
+  const std::string whole = real_path(directory + "/..");  // a partition hangs on its disk
   return whole.empty() || last_part(whole) == "block" ? "-" : last_part(whole);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -43,8 +43,11 @@ void show_facts(const DeviceFacts& facts) {
   row("sqpoll", yes_no(facts.can.sqpoll));
   row("polled", text_of("%s%s", yes_no(facts.can.polled), facts.can.polled ? " (a copy is the I/O)" : ""));
   row("persistent", yes_no(facts.can.persistent));
-  row("atomic writes", facts.can.atomic_write_bytes ? text_of("up to %s", size_text(facts.can.atomic_write_bytes).c_str()) : std::string("none"));
-  row("fua", text_of("%s%s", fua_text(facts.can.fua), facts.can.fua == Fua::kFlush ? " (a durable write flushes the whole device)" : ""));
+  row("atomic writes", facts.can.atomic_write_bytes
+                           ? text_of("up to %s", size_text(facts.can.atomic_write_bytes).c_str())
+                           : std::string("none"));
+  row("fua", text_of("%s%s", fua_text(facts.can.fua),
+                     facts.can.fua == Fua::kFlush ? " (a durable write flushes the whole device)" : ""));
   if (facts.members.size() < 2) return;
   for (const PathInfo& member : facts.members)
     row("member", text_of("%s, %s%s", member.connection, member.status, member.primary ? ", primary" : ""));
@@ -59,7 +62,9 @@ void json_facts(JsonWriter& json, const DeviceFacts& facts) {
   json.field("fua", fua_text(facts.can.fua));
   json.key("members").open('[');
   for (const PathInfo& member : facts.members) {
-    json.open('{').field("name", std::string_view(member.name)).field("connection", std::string_view(member.connection));
+    json.open('{')
+        .field("name", std::string_view(member.name))
+        .field("connection", std::string_view(member.connection));
     json.field("status", std::string_view(member.status)).field("primary", member.primary).close('}');
   }
   json.close(']').close('}');
@@ -67,12 +72,16 @@ void json_facts(JsonWriter& json, const DeviceFacts& facts) {
 
 void show_format(const PhysicalLunInfo& info) {
   row("uuid", uuid_text(info.uuid));
-  row("format", text_of("version %u, metadata image %llu%s", info.version, static_cast<unsigned long long>(info.sequence),
-                        info.damaged ? ", a damaged copy (lunar lun check --repair)" : ""));
+  row("format",
+      text_of("version %u, metadata image %llu%s", info.version, static_cast<unsigned long long>(info.sequence),
+              info.damaged ? ", a damaged copy (lunar lun check --repair)" : ""));
   if (info.features_compatible | info.features_read_only | info.features_incompatible)
-    row("features", text_of("0x%llx compatible, 0x%llx read-only, 0x%llx incompatible", static_cast<unsigned long long>(info.features_compatible),
-                            static_cast<unsigned long long>(info.features_read_only), static_cast<unsigned long long>(info.features_incompatible)));
-  row("extents", text_of("%llu of %s", static_cast<unsigned long long>(info.extent_bytes ? info.usable_bytes / info.extent_bytes : 0),
+    row("features", text_of("0x%llx compatible, 0x%llx read-only, 0x%llx incompatible",
+                            static_cast<unsigned long long>(info.features_compatible),
+                            static_cast<unsigned long long>(info.features_read_only),
+                            static_cast<unsigned long long>(info.features_incompatible)));
+  row("extents", text_of("%llu of %s",
+                         static_cast<unsigned long long>(info.extent_bytes ? info.usable_bytes / info.extent_bytes : 0),
                          size_text(info.extent_bytes).c_str()));
   row("space", text_of("%s usable, %s free", size_text(info.usable_bytes).c_str(), size_text(info.free_bytes).c_str()));
   row("virtual LUNs", text_of("%u", info.luns));
@@ -82,14 +91,16 @@ void show_lun(const VirtualLunInfo& lun) {
   row("LUN", lun.name);
   row("LUN type", type_word(lun));
   row("LUN uuid", uuid_text(lun.uuid));
-  row("LUN size", text_of("%s in %llu extents", size_text(lun.size_bytes).c_str(), static_cast<unsigned long long>(lun.extents)));
+  row("LUN size",
+      text_of("%s in %llu extents", size_text(lun.size_bytes).c_str(), static_cast<unsigned long long>(lun.extents)));
   row("LUN in use", yes_no(lun.in_use));
   row("LUN created", time_text(lun.created_s));
   row("LUN cipher", lun.cipher_id ? text_of("%u", lun.cipher_id) : "none");
 }
 
 // A device without the format, or with one that this Lunar refuses: what it can do, and what it holds.
-int info_of_raw(const LunLine& line, const std::string& device, const DeviceFacts& facts, const char* refused = nullptr) {
+int info_of_raw(const LunLine& line, const std::string& device, const DeviceFacts& facts,
+                const char* refused = nullptr) {
   if (line.json) {
     JsonWriter json;
     json.open('{').field("device", device).field("formatted", refused != nullptr).field("holds", facts.holds);
@@ -109,7 +120,8 @@ int info_of_raw(const LunLine& line, const std::string& device, const DeviceFact
 int info_of_physical(const LunLine& line, const LunName& name, PhysicalLun* physical, const DeviceFacts& facts) {
   PhysicalLunInfo info;
   if (const int error = physical->info(&info); error < 0)
-    return lun_refuse(line, text_of("%s: its metadata cannot be read: %s", name.device.c_str(), errno_text(error)), kLunFailed);
+    return lun_refuse(line, text_of("%s: its metadata cannot be read: %s", name.device.c_str(), errno_text(error)),
+                      kLunFailed);
   VirtualLunInfo lun;
   if (!name.name.empty()) {
     if (const int code = find_lun(line, name, physical, &lun); code != 0) return code;
@@ -133,7 +145,7 @@ int info_of_physical(const LunLine& line, const LunName& name, PhysicalLun* phys
   return kLunDone;
 }
 
-}   // namespace
+}  // namespace
 
 int lun_info(const LunLine& line) {
   LunName name = split_lun(line.words[0]);
@@ -157,7 +169,8 @@ int lun_info(const LunLine& line) {
   char what[128] = {};
   error = device_content(raw, &content, what, sizeof what);
   device_close(raw);
-  if (error < 0) return lun_refuse(line, text_of("%s cannot be read: %s", name.device.c_str(), errno_text(error)), kLunFailed);
+  if (error < 0)
+    return lun_refuse(line, text_of("%s cannot be read: %s", name.device.c_str(), errno_text(error)), kLunFailed);
   facts.holds = content == DeviceContent::kBlank ? "nothing (blank)" : *what ? what : "unknown data";
   if (content != DeviceContent::kPhysicalLun) {
     if (name.name.empty()) return info_of_raw(line, name.device, facts);
@@ -165,7 +178,8 @@ int lun_info(const LunLine& line) {
   }
   PhysicalLun* physical = nullptr;
   options.read_only = false;
-  if (raw_open(name.device.c_str(), options, Format::kNever, &raw, &why) == 0) {   // opened for writing it may be able to do more
+  // opened for writing it may be able to do more
+  if (raw_open(name.device.c_str(), options, Format::kNever, &raw, &why) == 0) {
     read_facts(raw, &facts);
     device_close(raw);
   }
@@ -177,4 +191,4 @@ int lun_info(const LunLine& line) {
   return code;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -50,8 +50,8 @@ std::vector<std::string> candidates() {
 
 // Devices skipped when none was named.
 struct Passed {
-  std::vector<std::string> forbidden;   // this user may not look
-  unsigned members = 0;                 // parts of stripes: only their URI makes sense of them
+  std::vector<std::string> forbidden;  // this user may not look
+  unsigned members = 0;                // parts of stripes: only their URI makes sense of them
 };
 
 // Whether the head says that it is a physical LUN.
@@ -107,8 +107,9 @@ std::string as_table(const std::vector<Shown>& all) {
   size_t luns = 0;
   for (const Shown& shown : all) {
     for (const VirtualLunInfo& lun : shown.luns) {
-      table.add({shown.device, lun.name[0] ? printable(lun.name) : "(scratch)", type_word(lun), size_text(lun.size_bytes),
-                 std::to_string(lun.extents), lun.in_use ? "yes" : "no", time_text(lun.created_s)});
+      table.add({shown.device, lun.name[0] ? printable(lun.name) : "(scratch)", type_word(lun),
+                 size_text(lun.size_bytes), std::to_string(lun.extents), lun.in_use ? "yes" : "no",
+                 time_text(lun.created_s)});
     }
     if (shown.luns.empty()) table.add({shown.device, "(none)", "", "", "", "", ""});
     usable += shown.info.usable_bytes;
@@ -120,7 +121,7 @@ std::string as_table(const std::vector<Shown>& all) {
                                 size_text(usable).c_str(), size_text(free_bytes).c_str());
 }
 
-}   // namespace
+}  // namespace
 
 int lun_list(const LunLine& line) {
   std::vector<Shown> all;
@@ -131,8 +132,10 @@ int lun_list(const LunLine& line) {
       PhysicalLun* physical = nullptr;
       ErrorText why;
       const int error = physical_open(device.c_str(), Format::kLook, &physical, &why);
-      if (error < 0) lun_refuse(line, why.text);
-      else take(physical, device, &all);
+      if (error < 0)
+        lun_refuse(line, why.text);
+      else
+        take(physical, device, &all);
     }
   }
   for (const std::string& word : line.words) {
@@ -146,8 +149,10 @@ int lun_list(const LunLine& line) {
     fputs(as_json(all, passed).c_str(), stdout);
     return kLunDone;
   }
-  if (all.empty()) puts("No device that carries Lunar's format was found.");
-  else fputs(as_table(all).c_str(), stdout);
+  if (all.empty())
+    puts("No device that carries Lunar's format was found.");
+  else
+    fputs(as_table(all).c_str(), stdout);
   if (passed.members)
     printf("%u device%s of stripes: lunar lun list stripe:URI;URI shows these\n", passed.members,
            passed.members == 1 ? " is a member" : "s are members");
@@ -159,4 +164,4 @@ int lun_list(const LunLine& line) {
   return kLunDone;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -24,7 +24,8 @@ const LunVerb kVerbs[] = {
      1, 1, "--size= --format --erase= --yes", lun_create},
     {"list", "the LUNs of devices, or of all that can be found",
      "Usage: lunar lun list [URI...] [--json]\n\n"
-     "One line a virtual LUN, then totals. Without a URI: of every block device and NVMe namespace in /dev that carries\n"
+     "One line a virtual LUN, then totals. Without a URI: of every block device and NVMe namespace in /dev that "
+     "carries\n"
      "the format and that this user may open. Writes nothing.\n",
      0, 1000, "", lun_list},
     {"info", "what a device is and can do, its format and members",
@@ -33,8 +34,10 @@ const LunVerb kVerbs[] = {
      1, 1, "", lun_info},
     {"resize", "grow or shrink a named LUN",
      "Usage: lunar lun resize URI#NAME SIZE|+SIZE|-SIZE|max [--yes] [--json]\n\n"
-     "SIZE is the new size; +SIZE and -SIZE are relative to what it has; max is all that remains. Growing keeps the data\n"
-     "and may happen in use. Shrinking throws the tail away: it asks, or needs --yes, and no other process may have it open.\n",
+     "SIZE is the new size; +SIZE and -SIZE are relative to what it has; max is all that remains. Growing keeps the "
+     "data\n"
+     "and may happen in use. Shrinking throws the tail away: it asks, or needs --yes, and no other process may have it "
+     "open.\n",
      2, 2, "--yes", lun_resize},
     {"remove", "remove a named LUN and what it holds",
      "Usage: lunar lun remove URI#NAME [--yes] [--json]\n\n"
@@ -42,14 +45,16 @@ const LunVerb kVerbs[] = {
      1, 1, "--yes", lun_remove},
     {"check", "examine a device's format, and repair it",
      "Usage: lunar lun check URI [--repair] [--yes] [--json]\n\n"
-     "Checks all copies of the metadata and who owns which extent, and writes nothing. --repair writes damaged copies again\n"
+     "Checks all copies of the metadata and who owns which extent, and writes nothing. --repair writes damaged copies "
+     "again\n"
      "and frees what dead owners left; it asks, or needs --yes.\n\n"
      "Exit code: 0 clean, 1 needs repair or was mended, 3 damaged, 2 refused, 4 could not look.\n",
      1, 1, "--repair --yes", lun_check},
     {"paths", "the paths to a device, and how they fare",
      "Usage: lunar lun paths URI [--json]\n\n"
      "One line a path of paths:, or a member of stripe:, as AIX's lspath has it: name of the device, parent\n"
-     "(the adapter or file system it hangs on), connection, status (Enabled, Failed, Missing), and the I/Os, errors and\n"
+     "(the adapter or file system it hangs on), connection, status (Enabled, Failed, Missing), and the I/Os, errors "
+     "and\n"
      "failovers that opening it took.\n",
      1, 1, "", lun_paths},
 };
@@ -57,7 +62,8 @@ const LunVerb kVerbs[] = {
 std::string lun_help() {
   std::string out =
       "Usage: lunar lun VERB [ARGUMENT]...\n\n"
-      "Virtual LUNs: named pieces of a device or file that carries Lunar's format. `lunar run --lun URI#NAME` uses one;\n"
+      "Virtual LUNs: named pieces of a device or file that carries Lunar's format. `lunar run --lun URI#NAME` uses "
+      "one;\n"
       "`lunar run --lun URI` makes a scratch LUN on the same device, which is gone when its last owner is.\n\n"
       "Verbs:\n";
   for (const LunVerb& verb : kVerbs) out += text_of("  %-8s %s\n", verb.name, verb.summary);
@@ -66,7 +72,8 @@ std::string lun_help() {
       "  file:PATH  nvme:/dev/ngXnY  pmem:PATH  capi:/dev/sgN   one device\n"
       "  stripe:URI;URI  paths:URI;URI                          several as one (quote it: the shell knows ; too)\n"
       "`lunar lun VERB --help` tells more; each verb takes --json.\n\n"
-      "Exit code: 0 done, 2 refused and nothing changed (wrong use, bad input, no consent), 3 the metadata is damaged,\n"
+      "Exit code: 0 done, 2 refused and nothing changed (wrong use, bad input, no consent), 3 the metadata is "
+      "damaged,\n"
       "4 an I/O error or the like stopped it; `check` has 1 for what needs repair or was mended.\n\n"
       "Examples:\n"
       "  lunar lun create /dev/nvme1n1#cache --size 64g --format\n"
@@ -85,7 +92,7 @@ int unknown_verb(const char* word) {
   return kLunRefused;
 }
 
-}   // namespace
+}  // namespace
 
 int cmd_lun(int argc, char** argv) {
   if (argc < 2) {
@@ -107,4 +114,4 @@ int cmd_lun(int argc, char** argv) {
   return unknown_verb(argv[1]);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

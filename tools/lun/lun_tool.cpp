@@ -37,7 +37,8 @@ int unknown_flag(const LunVerb& verb, const LunLine& line, const std::string& na
   }
   const std::string near = nearest_word(name, known);
   if (!near.empty()) return lun_refuse(line, text_of("unknown flag %s; did you mean %s?", name.c_str(), near.c_str()));
-  return lun_refuse(line, text_of("unknown flag %s; `lunar lun %s --help` lists those there are", name.c_str(), verb.name));
+  return lun_refuse(line,
+                    text_of("unknown flag %s; `lunar lun %s --help` lists those there are", name.c_str(), verb.name));
 }
 
 // Whether `name` is a flag of the verb: 0 no, 1 yes, 2 with a value.
@@ -51,16 +52,23 @@ int kind_of_flag(const LunVerb& verb, const std::string& name) {
 }
 
 void store_flag(const std::string& name, const std::string& value, LunLine* out) {
-  if (name == "--help" || name == "-h") out->help = true;
-  else if (name == "--json") out->json = true;
-  else if (name == "--yes") out->yes = true;
-  else if (name == "--format") out->format = true;
-  else if (name == "--repair") out->repair = true;
-  else if (name == "--size") out->size_given = true, out->size = value;
-  else if (name == "--erase") out->erase_given = true, out->erase = value;
+  if (name == "--help" || name == "-h")
+    out->help = true;
+  else if (name == "--json")
+    out->json = true;
+  else if (name == "--yes")
+    out->yes = true;
+  else if (name == "--format")
+    out->format = true;
+  else if (name == "--repair")
+    out->repair = true;
+  else if (name == "--size")
+    out->size_given = true, out->size = value;
+  else if (name == "--erase")
+    out->erase_given = true, out->erase = value;
 }
 
-}   // namespace
+}  // namespace
 
 int parse_lun_line(const LunVerb& verb, int argc, char** argv, LunLine* out) {
   out->verb = verb.name;
@@ -81,9 +89,12 @@ int parse_lun_line(const LunVerb& verb, int argc, char** argv, LunLine* out) {
     if (kind == 0) return unknown_flag(verb, *out, name);
     if (kind == 1 && equals != std::string::npos) return lun_refuse(*out, text_of("%s takes no value", name.c_str()));
     std::string value;
-    if (kind == 2 && equals != std::string::npos) value = word.substr(equals + 1);
-    else if (kind == 2 && at + 1 < argc) value = argv[++at];
-    else if (kind == 2) return lun_refuse(*out, text_of("%s needs a value; `lunar lun %s --help` tells which", name.c_str(), verb.name));
+    if (kind == 2 && equals != std::string::npos)
+      value = word.substr(equals + 1);
+    else if (kind == 2 && at + 1 < argc)
+      value = argv[++at];
+    else if (kind == 2)
+      return lun_refuse(*out, text_of("%s needs a value; `lunar lun %s --help` tells which", name.c_str(), verb.name));
     store_flag(name, value, out);
     if (out->help) return 0;
   }
@@ -106,9 +117,21 @@ int lun_refuse(const LunLine& line, const std::string& text, int code) {
 int lun_failed(const LunLine& line, int error, const ErrorText& why) {
   int code = kLunRefused;
   switch (-error) {
-    case EBADMSG: case EUCLEAN: code = kLunDamaged; break;
-    case EIO: case ENOMEM: case ETIMEDOUT: case ETIME: case EMFILE: case ENFILE: case ENOLCK: code = kLunFailed; break;
-    default: break;
+    case EBADMSG:
+    case EUCLEAN:
+      code = kLunDamaged;
+      break;
+    case EIO:
+    case ENOMEM:
+    case ETIMEDOUT:
+    case ETIME:
+    case EMFILE:
+    case ENFILE:
+    case ENOLCK:
+      code = kLunFailed;
+      break;
+    default:
+      break;
   }
   return lun_refuse(line, why.text[0] ? std::string(why.text) : std::string(errno_text(error)), code);
 }
@@ -124,7 +147,8 @@ bool lun_consent(const LunLine& line, const std::string& what_goes, int* code) {
   fprintf(stderr, "%s. Go on? [y/N] ", what_goes.c_str());
   fflush(stderr);
   char answer[64] = {};
-  const bool said = fgets(answer, sizeof answer, stdin) && (strcasecmp(answer, "y\n") == 0 || strcasecmp(answer, "yes\n") == 0);
+  const bool said =
+      fgets(answer, sizeof answer, stdin) && (strcasecmp(answer, "y\n") == 0 || strcasecmp(answer, "yes\n") == 0);
   if (!said) *code = lun_refuse(line, "not done: the answer was not yes");
   return said;
 }
@@ -150,13 +174,16 @@ int take_lun(const LunLine& line, const std::string& uri, bool wanted, LunName* 
   if (out->device.empty()) return lun_refuse(line, "the device is an empty word; give a path or SCHEME:PATH");
   if (!wanted) {
     if (out->device == uri) return 0;
-    return lun_refuse(line, text_of("%s names a virtual LUN; give the device alone: %s", uri.c_str(), out->device.c_str()));
+    return lun_refuse(line,
+                      text_of("%s names a virtual LUN; give the device alone: %s", uri.c_str(), out->device.c_str()));
   }
   if (out->device == uri)
-    return lun_refuse(line, text_of("%s names a device but no LUN on it; give %s", uri.c_str(), shell_word(uri + "#NAME").c_str()));
+    return lun_refuse(
+        line, text_of("%s names a device but no LUN on it; give %s", uri.c_str(), shell_word(uri + "#NAME").c_str()));
   if (valid_lun_name(out->name)) return 0;
-  return lun_refuse(line, text_of("'%s' is no name for a LUN; give 1 to %zu of A-Z a-z 0-9 . _ - and begin with none of . -",
-                                  out->name.c_str(), kLunNameBytes - 1));
+  return lun_refuse(line,
+                    text_of("'%s' is no name for a LUN; give 1 to %zu of A-Z a-z 0-9 . _ - and begin with none of . -",
+                            out->name.c_str(), kLunNameBytes - 1));
 }
 
 std::vector<std::string> leaves_of(const std::string& uri) {
@@ -224,9 +251,11 @@ int find_lun(const LunLine& line, const LunName& name, PhysicalLun* physical, Vi
     if (lun.name[0]) known.push_back(lun.name);
   }
   const std::string near = nearest_word(name.name, known);
-  return lun_refuse(line, text_of("%s has no LUN named '%s'; %s", name.device.c_str(), name.name.c_str(),
-                                  near.empty() ? text_of("`lunar lun list %s` shows those there are", shell_word(name.device).c_str()).c_str()
-                                               : text_of("did you mean '%s'?", near.c_str()).c_str()));
+  return lun_refuse(
+      line, text_of("%s has no LUN named '%s'; %s", name.device.c_str(), name.name.c_str(),
+                    near.empty()
+                        ? text_of("`lunar lun list %s` shows those there are", shell_word(name.device).c_str()).c_str()
+                        : text_of("did you mean '%s'?", near.c_str()).c_str()));
 }
 
 // ---- showing
@@ -235,9 +264,10 @@ std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
 
 std::string time_text(uint64_t seconds) {
   const auto when = static_cast<time_t>(seconds);
-  struct tm parts {};
+  struct tm parts{};
   char text[64];
-  if (seconds == 0 || !localtime_r(&when, &parts) || strftime(text, sizeof text, "%Y-%m-%d %H:%M", &parts) == 0) return "-";
+  if (seconds == 0 || !localtime_r(&when, &parts) || strftime(text, sizeof text, "%Y-%m-%d %H:%M", &parts) == 0)
+    return "-";
   return text;
 }
 
@@ -249,8 +279,10 @@ std::string uuid_text(const uint8_t* uuid) {
 
 std::string type_word(const VirtualLunInfo& info) {
   switch (info.type) {
-    case LunType::kBlocks: return info.name[0] ? "named" : "scratch";
-    case LunType::kKeyValue: return "key/value";
+    case LunType::kBlocks:
+      return info.name[0] ? "named" : "scratch";
+    case LunType::kKeyValue:
+      return "key/value";
   }
   return text_of("type %u", static_cast<unsigned>(info.type));
 }
@@ -288,4 +320,4 @@ void physical_fields(JsonWriter& json, const std::string& device, const Physical
 
 void print_json(const JsonWriter& json) { printf("%s\n", json.text().c_str()); }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the verbs of `lunar lun` share: the command line, refusals, questions, LUN URIs, and how a LUN is shown.
 //
-// Every refusal is one line on standard error: what, where, how to fix. Nothing has been changed then. What destroys asks on
-// a terminal, or wants --yes.
+// Every refusal is one line on standard error: what, where, how to fix. Nothing has been changed then. What destroys
+// asks on a terminal, or wants --yes.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstdint>
@@ -16,15 +16,15 @@ namespace lunar::tools {
 
 enum LunExit : int {
   kLunDone = 0,
-  kLunMended = 1,      // check: needs repair, or was mended
-  kLunRefused = 2,     // wrong use, bad input, no consent: nothing was changed
-  kLunDamaged = 3,     // the metadata is damaged beyond its copies
-  kLunFailed = 4,      // an I/O error or the like stopped it
+  kLunMended = 1,   // check: needs repair, or was mended
+  kLunRefused = 2,  // wrong use, bad input, no consent: nothing was changed
+  kLunDamaged = 3,  // the metadata is damaged beyond its copies
+  kLunFailed = 4,   // an I/O error or the like stopped it
 };
 
 struct LunLine {
   std::string verb;
-  std::vector<std::string> words;   // what is no flag
+  std::vector<std::string> words;  // what is no flag
   bool help = false, json = false, yes = false, format = false, repair = false;
   bool size_given = false, erase_given = false;
   std::string size, erase;
@@ -63,8 +63,8 @@ bool at_terminal();
 // ---- URIs
 
 struct LunName {
-  std::string device;   // raw URI
-  std::string name;     // of the virtual LUN; "": none was given
+  std::string device;  // raw URI
+  std::string name;    // of the virtual LUN; "": none was given
 };
 LunName split_lun(const std::string& uri);
 bool valid_lun_name(const std::string& name);
@@ -77,7 +77,8 @@ std::string path_of_leaf(const std::string& leaf);
 
 // ---- opening
 
-int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out, Format format = Format::kNever);   // 0 or an exit code
+// 0 or an exit code
+int open_physical(const LunLine& line, const std::string& device, PhysicalLun** out, Format format = Format::kNever);
 // Finds the LUN's entry. 0 or an exit code (kLunRefused with the names that there are).
 int find_lun(const LunLine& line, const LunName& name, PhysicalLun* physical, VirtualLunInfo* out);
 // Whether it is in use, also half a second later: an owner's ring outlives the owner by some milliseconds.
@@ -89,9 +90,10 @@ std::vector<VirtualLunInfo> luns_of(PhysicalLun* physical);
 std::string size_text(uint64_t bytes);
 std::string time_text(uint64_t seconds);
 std::string uuid_text(const uint8_t* uuid);
-std::string type_word(const VirtualLunInfo& info);   // "scratch", "named", "key/value", "type 7"
-void lun_json(JsonWriter& json, const VirtualLunInfo& info);                                // one object
-void physical_fields(JsonWriter& json, const std::string& device, const PhysicalLunInfo& info);   // fields of an open one
+std::string type_word(const VirtualLunInfo& info);            // "scratch", "named", "key/value", "type 7"
+void lun_json(JsonWriter& json, const VirtualLunInfo& info);  // one object
+// fields of an open one
+void physical_fields(JsonWriter& json, const std::string& device, const PhysicalLunInfo& info);
 void print_json(const JsonWriter& json);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

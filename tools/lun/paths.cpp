@@ -20,7 +20,8 @@ int lun_paths(const LunLine& line) {
   options.read_only = true;
   Device* raw = nullptr;
   ErrorText why;
-  if (const int error = raw_open(name.device.c_str(), options, Format::kNever, &raw, &why); error < 0) return lun_failed(line, error, why);
+  if (const int error = raw_open(name.device.c_str(), options, Format::kNever, &raw, &why); error < 0)
+    return lun_failed(line, error, why);
   PathInfo paths[kDeviceFdsMax];
   const int got = device_paths(raw, paths, kDeviceFdsMax);
   const std::string kind = raw->kind();
@@ -31,9 +32,15 @@ int lun_paths(const LunLine& line) {
     json.open('{').field("device", name.device).field("kind", kind).key("paths").open('[');
     for (unsigned i = 0; i < count; ++i) {
       const PathInfo& path = paths[i];
-      json.open('{').field("name", std::string_view(path.name)).field("parent", parent_of(path_of_leaf(path.connection)));
+      json.open('{')
+          .field("name", std::string_view(path.name))
+          .field("parent", parent_of(path_of_leaf(path.connection)));
       json.field("connection", std::string_view(path.connection)).field("status", std::string_view(path.status));
-      json.field("primary", path.primary).field("ios", path.ios).field("errors", path.errors).field("failovers", path.failovers).close('}');
+      json.field("primary", path.primary)
+          .field("ios", path.ios)
+          .field("errors", path.errors)
+          .field("failovers", path.failovers)
+          .close('}');
     }
     json.close(']').close('}');
     print_json(json);
@@ -43,11 +50,11 @@ int lun_paths(const LunLine& line) {
   for (unsigned i = 0; i < count; ++i) {
     const PathInfo& path = paths[i];
     table.add({path.name, parent_of(path_of_leaf(path.connection)), path.connection,
-               std::string(path.status) + (path.primary ? " (primary)" : ""), std::to_string(path.ios), std::to_string(path.errors),
-               std::to_string(path.failovers)});
+               std::string(path.status) + (path.primary ? " (primary)" : ""), std::to_string(path.ios),
+               std::to_string(path.errors), std::to_string(path.failovers)});
   }
   fputs(table.text().c_str(), stdout);
   return kLunDone;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

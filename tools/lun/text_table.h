@@ -46,4 +46,4 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -206,7 +206,7 @@ int check_file(const std::string& path, unsigned depth, bool* shell, std::string
     } else if (got >= SELFMAG && memcmp(head, ELFMAG, SELFMAG) == 0) {
       code = check_elf(fd, path, why);
     } else if (got <= 0 || memchr(head, 0, static_cast<size_t>(got)) == nullptr) {
-      *shell = true;   // text: shells run it as a script of their own
+      *shell = true;  // text: shells run it as a script of their own
     } else {
       code = fail(kExitNotExecutable, why, text_of("%s is in no executable format of this machine", path.c_str()));
     }
@@ -215,7 +215,7 @@ int check_file(const std::string& path, unsigned depth, bool* shell, std::string
   return code;
 }
 
-}   // namespace
+}  // namespace
 
 int find_program(const std::string& name, Program* out, std::string* why) {
   out->shell = false;
@@ -223,4 +223,4 @@ int find_program(const std::string& name, Program* out, std::string* why) {
   return check_file(out->path, 0, &out->shell, why);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

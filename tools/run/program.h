@@ -14,8 +14,8 @@ constexpr int kExitNotExecutable = 126;
 constexpr int kExitNotFound = 127;
 
 struct Program {
-  std::string path;        // to be executed
-  bool shell = false;      // no format the kernel knows: a script without #!, to be given to /bin/sh
+  std::string path;    // to be executed
+  bool shell = false;  // no format the kernel knows: a script without #!, to be given to /bin/sh
 };
 
 // Finds `name` (by PATH unless it holds a '/'), follows #! lines, and checks that ld.so will preload into what runs.

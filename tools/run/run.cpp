@@ -3,8 +3,8 @@
 //
 //   flags -> LUNAR_* variables, liblunar-preload.so in front of LD_PRELOAD, a memfd for the tree's account, exec
 //
-// It refuses early and in one line what would fail late and inside the program; nothing on the host has been changed before the
-// exec. Its own failures exit 125, a program that is not executable 126, one that is not found 127.
+// It refuses early and in one line what would fail late and inside the program; nothing on the host has been changed
+// before the exec. Its own failures exit 125, a program that is not executable 126, one that is not found 127.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +31,7 @@ namespace lunar::tools {
 namespace {
 
 constexpr uint64_t kAccountBytes = 4 * kMiB;
-constexpr int kAccountDescriptor = 700;   // out of the way of programs that count on small numbers
+constexpr int kAccountDescriptor = 700;  // out of the way of programs that count on small numbers
 
 int complain(int code, const std::string& line) {
   fprintf(stderr, "lunar run: %s\n", printable(line).c_str());
@@ -70,7 +70,7 @@ void export_options(const RunLine& line, const Options& options) {
   for (const RunFlag& flag : line.flags) {
     setenv(variable_name(option_info(flag.option)).c_str(), flag.value.c_str(), 1);
   }
-  setenv("LUNAR_ROOT", text_of("%d", static_cast<int>(getpid())).c_str(), 1);   // exec keeps the pid
+  setenv("LUNAR_ROOT", text_of("%d", static_cast<int>(getpid())).c_str(), 1);  // exec keeps the pid
   // Worked out here once, so that all processes of the tree hold the same budget.
   setenv("LUNAR_DRAM", text_of("%llu", static_cast<unsigned long long>(options.dram)).c_str(), 1);
   if (std::string lun = absolute_lun(options.lun); lun != options.lun || getenv("LUNAR_LUN"))
@@ -122,7 +122,9 @@ bool export_account(std::string* why) {
   if (low < 0) return *why = text_of("no memory file for the account can be made: %s", errno_text(errno)), false;
   // Sealed in size: no member of the tree can make another's mapping fault by truncating it.
   if (const int rc = size_account(low); rc < 0)
-    return *why = text_of("the account's memory file cannot be sized: %s%s", errno_text(-rc), rc == -EFBIG ? "; raise the limit on file sizes (ulimit -f)" : ""), false;
+    return *why = text_of("the account's memory file cannot be sized: %s%s", errno_text(-rc),
+                          rc == -EFBIG ? "; raise the limit on file sizes (ulimit -f)" : ""),
+           false;
   if (fcntl(low, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
     return *why = text_of("the account's memory file cannot be sealed: %s", errno_text(errno)), false;
   rlimit limit{};
@@ -138,23 +140,28 @@ bool export_account(std::string* why) {
   // By its inode too: a program that was started without it finds it at others of the tree.
   struct stat status{};
   if (fstat(high, &status) != 0) return *why = text_of("the account's descriptor: %s", errno_text(errno)), false;
-  setenv("LUNAR_ACCOUNT", text_of("%d:%llu:%llu", high, static_cast<unsigned long long>(status.st_dev),
-                                  static_cast<unsigned long long>(status.st_ino)).c_str(), 1);
+  setenv("LUNAR_ACCOUNT",
+         text_of("%d:%llu:%llu", high, static_cast<unsigned long long>(status.st_dev),
+                 static_cast<unsigned long long>(status.st_ino))
+             .c_str(),
+         1);
   return true;
 }
 
-// Some programs of the tree start with fewer rights (setpriv, runuser): they get an open /dev/userfaultfd handed down. Without one
-// they have to have rights of their own.
+// Some programs of the tree start with fewer rights (setpriv, runuser): they get an open /dev/userfaultfd handed down.
+// Without one they have to have rights of their own.
 void export_uffd_device() {
   const int low = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
   if (low < 0) return;
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  const int high = limit.rlim_cur > kAccountDescriptor + 1 ? fcntl(low, F_DUPFD, kAccountDescriptor + 1) : fcntl(low, F_DUPFD, 3);
+  const int high =
+      limit.rlim_cur > kAccountDescriptor + 1 ? fcntl(low, F_DUPFD, kAccountDescriptor + 1) : fcntl(low, F_DUPFD, 3);
   struct stat status{};
   const bool known = fstat(low, &status) == 0;
   close(low);
-  if (high >= 0 && known) setenv("LUNAR_UFFD_DEVICE", text_of("%d:%llu", high, static_cast<unsigned long long>(status.st_rdev)).c_str(), 1);
+  if (high >= 0 && known)
+    setenv("LUNAR_UFFD_DEVICE", text_of("%d:%llu", high, static_cast<unsigned long long>(status.st_rdev)).c_str(), 1);
 }
 
 int execute(const Program& program, std::vector<char*> command) {
@@ -170,7 +177,7 @@ int execute(const Program& program, std::vector<char*> command) {
                   text_of("%s cannot be started: %s", program.path.c_str(), errno_text(error)));
 }
 
-}   // namespace
+}  // namespace
 
 int cmd_run(int argc, char** argv) {
   RunLine line;
@@ -186,8 +193,7 @@ int cmd_run(int argc, char** argv) {
   const Options before_flags = options;
   if (!apply_flags(line, &options, &why)) return complain(kExitOwnFailure, why);
   OriginOf origin = [&](const char* name) { return origin_of(line, before_flags, name); };
-  if (!check_sizes(&options, origin, &why) || !check_lun(options, origin, &why) ||
-      !check_kernel_calls(&why)) {
+  if (!check_sizes(&options, origin, &why) || !check_lun(options, origin, &why) || !check_kernel_calls(&why)) {
     return complain(kExitOwnFailure, why);
   }
   Program program;
@@ -199,4 +205,4 @@ int cmd_run(int argc, char** argv) {
   return execute(program, line.command);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -21,7 +21,7 @@ bool refuse(std::string* why, std::string line) {
 
 std::string size_text(uint64_t bytes) { return format_size(bytes).text; }
 
-}   // namespace
+}  // namespace
 
 bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why) {
   MemoryState memory = probe_memory();
@@ -55,10 +55,11 @@ bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why) 
 bool check_limits(std::string* why) {
   constexpr size_t kFirstTables = 32 * kMiB;
   void* trial = nullptr;
-  const int rc = sys::map(nullptr, kFirstTables, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &trial);
+  const int rc = sys::map(nullptr, kFirstTables, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                          -1, 0, &trial);
   if (rc == 0) return (void)sys::unmap(trial, kFirstTables), true;
-  return refuse(why, text_of("the kernel does not give %s of memory to this process: %s; raise the limit (%s)", size_text(kFirstTables).c_str(),
-                             errno_text(rc), sys::memory_limit()));
+  return refuse(why, text_of("the kernel does not give %s of memory to this process: %s; raise the limit (%s)",
+                             size_text(kFirstTables).c_str(), errno_text(rc), sys::memory_limit()));
 }
 
 bool check_kernel_calls(std::string* why) {
@@ -70,4 +71,4 @@ bool check_kernel_calls(std::string* why) {
   return refuse(why, text_of("%s; to fix it: %s", userfaultfd_lack(state).c_str(), userfaultfd_remedy(state).c_str()));
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -21,8 +21,8 @@ using OriginOf = std::function<std::string(const char* option)>;
 bool check_sizes(Options* options, const OriginOf& origin_of, std::string* why);
 // Every LUN of the list (see scratch_open), and the room of all together.
 bool check_lun(const Options& options, const OriginOf& origin_of, std::string* why);
-// Last, as it is the one check that may change something: opens what `--lun` names as the program will (a blank device gets
-// its format here) and releases it again. Directories and sim: were looked at by check_lun already.
+// Last, as it is the one check that may change something: opens what `--lun` names as the program will (a blank device
+// gets its format here) and releases it again. Directories and sim: were looked at by check_lun already.
 bool open_lun(const Options& options, const OriginOf& origin_of, std::string* why);
 bool check_kernel_calls(std::string* why);
 
@@ -31,4 +31,4 @@ bool check_kernel_calls(std::string* why);
 std::string absolute_lun(const std::string& lun);
 std::string absolute_path(const std::string& path);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

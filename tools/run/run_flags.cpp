@@ -64,10 +64,13 @@ int add_flag(const RunFlag& flag, RunLine* out, std::string* why) {
   }
   const bool lun = before || strcmp(option_info(flag.option).name, "lun") == 0;
   const bool path = lun && access(flag.value.c_str(), F_OK) == 0;
-  const std::string& odd = before && has_blank(before->value) && access(before->value.c_str(), F_OK) == 0 ? before->value : flag.value;
+  const std::string& odd =
+      before && has_blank(before->value) && access(before->value.c_str(), F_OK) == 0 ? before->value : flag.value;
   if (lun && has_blank(odd) && (before || !path)) {
-    *why = text_of("%s: '%s' has a blank in it, which divides LUNs; give each its own --lun, and a path with a blank by a link "
-                   "without one (ln -s)", flag.spelled.c_str(), odd.c_str());
+    *why = text_of(
+        "%s: '%s' has a blank in it, which divides LUNs; give each its own --lun, and a path with a blank by a link "
+        "without one (ln -s)",
+        flag.spelled.c_str(), odd.c_str());
     return -EINVAL;
   }
   if (!before) return out->flags.push_back(flag), 0;
@@ -77,7 +80,7 @@ int add_flag(const RunFlag& flag, RunLine* out, std::string* why) {
   return 0;
 }
 
-}   // namespace
+}  // namespace
 
 int parse_run_line(int argc, char** argv, RunLine* out, std::string* why) {
   int at = 1;
@@ -153,7 +156,7 @@ std::string flag_head(const OptionInfo& info) {
   return head + " " + info.value_name;
 }
 
-}   // namespace
+}  // namespace
 
 std::string run_help() {
   std::string out =
@@ -215,4 +218,4 @@ std::string options_markdown() {
   return out;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

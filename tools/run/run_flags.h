@@ -10,15 +10,15 @@
 namespace lunar::tools {
 
 struct RunFlag {
-  size_t option = 0;     // index into the table
-  std::string spelled;   // "--dram", "--no-mmap": for messages
+  size_t option = 0;    // index into the table
+  std::string spelled;  // "--dram", "--no-mmap": for messages
   std::string value;
 };
 
 struct RunLine {
   bool help = false;
-  std::vector<RunFlag> flags;      // in the order given; all --lun in one
-  std::vector<char*> command;      // argv of the program, without the closing nullptr
+  std::vector<RunFlag> flags;  // in the order given; all --lun in one
+  std::vector<char*> command;  // argv of the program, without the closing nullptr
 };
 
 // 0, or -EINVAL with one line in *why.
@@ -29,7 +29,7 @@ std::string run_help();
 std::string options_markdown();
 std::string options_text();
 
-std::string flag_name(const OptionInfo& info);       // "--stats-file"
-std::string variable_name(const OptionInfo& info);   // "LUNAR_STATS_FILE"
+std::string flag_name(const OptionInfo& info);      // "--stats-file"
+std::string variable_name(const OptionInfo& info);  // "LUNAR_STATS_FILE"
 
 }  // namespace lunar::tools

@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The LUN of `lunar run`, looked at before a program starts: see run_checks.h. `--lun` is what lun/compose.h calls a list for
-// scratch_open: directories, files, devices, URIs, named virtual LUNs; several are a stripe, as large as the smallest times
-// their number. Each refusal is one line: what, where, what to do.
+// SPDX-License-Identifier: Apache-2.0 The LUN of `lunar run`, looked at before a program starts: see run_checks.h.
+// `--lun` is what lun/compose.h calls a list for scratch_open: directories, files, devices, URIs, named virtual LUNs;
+// several are a stripe, as large as the smallest times their number. Each refusal is one line: what, where, what to do.
 // Threading: one thread. Writes nothing but in open_lun. May not be used by runtime/ (it allocates).
 #include <errno.h>
 #include <fcntl.h>
@@ -26,8 +25,8 @@ namespace {
 
 // What one LUN of the list can give.
 struct Room {
-  uint64_t bytes = UINT64_MAX;   // UINT64_MAX: seen when it is opened
-  const char* what = "";         // "free", "in all": for the line that it is too little
+  uint64_t bytes = UINT64_MAX;  // UINT64_MAX: seen when it is opened
+  const char* what = "";        // "free", "in all": for the line that it is too little
 };
 
 struct Look {
@@ -72,9 +71,10 @@ bool check_space(const Options& options, const OriginOf& origin_of, const std::s
                                size_text(options.size).c_str()));
   }
   if (room.bytes < options.dram) {
-    return refuse(why, text_of("%s: %s has %s %s, less than the DRAM budget of %s; give another --lun or a smaller --dram",
-                               origin_of("lun").c_str(), lun.c_str(), size_text(room.bytes).c_str(), room.what,
-                               size_text(options.dram).c_str()));
+    return refuse(why,
+                  text_of("%s: %s has %s %s, less than the DRAM budget of %s; give another --lun or a smaller --dram",
+                          origin_of("lun").c_str(), lun.c_str(), size_text(room.bytes).c_str(), room.what,
+                          size_text(options.dram).c_str()));
   }
   return true;
 }
@@ -98,7 +98,7 @@ bool check_directory(const Look& look, const std::string& path, Room* room, std:
   FileSystem fs;
   if (!check_on_disk(origin, path, &fs, why)) return false;
   if (faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
-    int error = errno;   // user_name() changes it
+    int error = errno;  // user_name() changes it
     return refuse(why,
                   text_of("%s: directory %s is not writable for user %s: %s; give one that is, such as --lun /var/tmp",
                           origin.c_str(), path.c_str(), user_name().c_str(), errno_text(error)));
@@ -126,7 +126,7 @@ bool check_regular(const Look& look, const std::string& path, const struct stat&
 
 bool check_block_device(const Look& look, const std::string& path, Room* room, std::string* why) {
   const std::string origin = look.origin();
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);   // its users are checked when it is opened as a LUN
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);  // its users are checked when it is opened as a LUN
   if (fd < 0)
     return refuse(why, text_of("%s: %s cannot be opened: %s", origin.c_str(), path.c_str(), errno_text(errno)));
   uint64_t bytes = 0;
@@ -141,7 +141,8 @@ bool check_block_device(const Look& look, const std::string& path, Room* room, s
 // Whether the path is there and this user may use it.
 bool check_rights(const Look& look, const std::string& path, struct stat* status, std::string* why) {
   const std::string origin = look.origin();
-  if (path.empty()) return refuse(why, origin + ": no path is named; give a directory, a block device, file:PATH or nvme:/dev/ngXnY");
+  if (path.empty())
+    return refuse(why, origin + ": no path is named; give a directory, a block device, file:PATH or nvme:/dev/ngXnY");
   if (stat(path.c_str(), status) != 0) {
     if (errno != ENOENT) return refuse(why, text_of("%s: %s: %s", origin.c_str(), path.c_str(), errno_text(errno)));
     return refuse(
@@ -159,12 +160,12 @@ bool check_rights(const Look& look, const std::string& path, struct stat* status
 }
 
 bool check_path(const Look& look, const std::string& path, Room* room, std::string* why) {
-  struct stat status {};
+  struct stat status{};
   if (!check_rights(look, path, &status, why)) return false;
   if (S_ISDIR(status.st_mode)) return check_directory(look, path, room, why);
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
-    return refuse(why, text_of("%s: %s is neither a directory, a regular file nor a block device", look.origin().c_str(),
-                               path.c_str()));
+    return refuse(why, text_of("%s: %s is neither a directory, a regular file nor a block device",
+                               look.origin().c_str(), path.c_str()));
   }
   return S_ISREG(status.st_mode) ? check_regular(look, path, status, room, why)
                                  : check_block_device(look, path, room, why);
@@ -173,7 +174,7 @@ bool check_path(const Look& look, const std::string& path, Room* room, std::stri
 bool check_simulated(const Look& look, const std::string& lun, Room* room, std::string* why) {
   std::string size = lun.substr(4, lun.find(',') == std::string::npos ? std::string::npos : lun.find(',') - 4);
   room->what = "in all";
-  if (parse_size(size.c_str(), &room->bytes) == 0) {   // its settings: the program may open it much later, or never
+  if (parse_size(size.c_str(), &room->bytes) == 0) {  // its settings: the program may open it much later, or never
     Device* device = nullptr;
     ErrorText text;
     const int status = device_open(lun.c_str(), {}, &device, &text);
@@ -187,8 +188,9 @@ bool check_simulated(const Look& look, const std::string& lun, Room* room, std::
 // A named virtual LUN: it must exist and not be in use.
 bool check_named(const Look& look, const LunName& name, Room* room, std::string* why) {
   for (const std::string& leaf : leaves_of(name.device)) {
-    struct stat status {};
-    if (const std::string path = path_of_leaf(leaf); !path.empty() && !check_rights(look, path, &status, why)) return false;
+    struct stat status{};
+    if (const std::string path = path_of_leaf(leaf); !path.empty() && !check_rights(look, path, &status, why))
+      return false;
   }
   PhysicalLun* physical = nullptr;
   ErrorText text;
@@ -206,11 +208,11 @@ bool check_named(const Look& look, const LunName& name, Room* room, std::string*
   physical->close();
   if (there && !used) return true;
   if (there) {
-    return refuse(why, text_of("%s: %s is in use by another process; wait for it, or give another LUN", look.origin().c_str(),
-                               whole.c_str()));
+    return refuse(why, text_of("%s: %s is in use by another process; wait for it, or give another LUN",
+                               look.origin().c_str(), whole.c_str()));
   }
-  return refuse(why, text_of("%s: %s has no LUN named '%s'; to make it: lunar lun create %s --size SIZE", look.origin().c_str(),
-                             name.device.c_str(), name.name.c_str(), shell_word(whole).c_str()));
+  return refuse(why, text_of("%s: %s has no LUN named '%s'; to make it: lunar lun create %s --size SIZE",
+                             look.origin().c_str(), name.device.c_str(), name.name.c_str(), shell_word(whole).c_str()));
 }
 
 bool check_one(const Look& look, const std::string& lun, Room* room, std::string* why) {
@@ -219,23 +221,26 @@ bool check_one(const Look& look, const std::string& lun, Room* room, std::string
   if (name.device != lun && access(lun.c_str(), F_OK) != 0) return check_named(look, name, room, why);
   const std::string scheme = scheme_of(lun);
   if (scheme == "mem")
-    return refuse(why, text_of("%s: %s is memory itself; give a directory on a disk (--lun /var/tmp)", look.origin().c_str(), lun.c_str()));
+    return refuse(why, text_of("%s: %s is memory itself; give a directory on a disk (--lun /var/tmp)",
+                               look.origin().c_str(), lun.c_str()));
   if (scheme.empty() || access(lun.c_str(), F_OK) == 0) return check_path(look, lun, room, why);
   if (scheme == "file") return check_path(look, path_of_leaf(lun), room, why);
   if (is_composite(scheme) || scheme == "nvme" || scheme == "pmem" || scheme == "capi") {
     // What the members hold, and together make, is seen when they are opened.
     for (const std::string& leaf : leaves_of(lun)) {
-      struct stat status {};
+      struct stat status{};
       const std::string path = path_of_leaf(leaf);
       if (!path.empty() && !check_rights(look, path, &status, why)) return false;
     }
     return true;
   }
-  return refuse(why, text_of("%s: %s: there is no LUN kind '%s'; give a path, file:PATH, sim:SIZE, or one of nvme, pmem, capi, "
-                             "stripe, paths", look.origin().c_str(), lun.c_str(), scheme.c_str()));
+  return refuse(
+      why, text_of("%s: %s: there is no LUN kind '%s'; give a path, file:PATH, sim:SIZE, or one of nvme, pmem, capi, "
+                   "stripe, paths",
+                   look.origin().c_str(), lun.c_str(), scheme.c_str()));
 }
 
-}   // namespace
+}  // namespace
 
 std::string absolute_path(const std::string& path) {
   if (path.empty() || path[0] == '/') return path;
@@ -273,7 +278,7 @@ std::string absolute_uri(const std::string& lun) {
   out.pop_back();
   return out;
 }
-}   // namespace
+}  // namespace
 
 std::string absolute_lun(const std::string& lun) {
   std::string out;
@@ -293,8 +298,9 @@ bool check_lun(const Options& options, const OriginOf& origin_of, std::string* w
     const std::string absolute = absolute_uri(lun);
     const bool alone = luns.size() == 1 && access(absolute.c_str(), F_OK) == 0;
     if (absolute.find_first_of(" \t\n") != std::string::npos && !alone) {
-      return refuse(why, text_of("%s: the working directory of %s has a blank in its name, which divides LUNs; go elsewhere",
-                                 look.origin().c_str(), lun.c_str()));
+      return refuse(why,
+                    text_of("%s: the working directory of %s has a blank in its name, which divides LUNs; go elsewhere",
+                            look.origin().c_str(), lun.c_str()));
     }
     Room room;
     if (!check_one(look, lun, &room, why)) return false;
@@ -322,4 +328,4 @@ bool open_lun(const Options& options, const OriginOf& origin_of, std::string* wh
   return check_space(options, origin_of, options.lun, room, why);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -41,7 +41,7 @@ std::vector<pid_t> members(const std::string& directory) {
   for (pid_t pid; words >> pid;) pids.push_back(pid);
   return pids;
 }
-}   // namespace
+}  // namespace
 
 CgroupPlace parse_cgroup_place(std::string_view mountinfo, std::string (*controllers_of)(const std::string& mount)) {
   CgroupPlace second;
@@ -144,4 +144,4 @@ int MemoryCgroup::remove(const std::string& directory) {
   return -EBUSY;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

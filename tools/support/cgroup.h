@@ -17,9 +17,9 @@ namespace lunar::tools {
 
 // Where this machine keeps its memory controller.
 struct CgroupPlace {
-  int version = 0;       // 1, 2, or 0: none
-  std::string mount;     // directory under which groups are made
-  std::string why_not;   // one line when version is 0
+  int version = 0;      // 1, 2, or 0: none
+  std::string mount;    // directory under which groups are made
+  std::string why_not;  // one line when version is 0
 };
 // From the text of /proc/self/mountinfo; `controllers_of` gives the text of a v2 mount's cgroup.controllers.
 // Version 1 wins: a machine that has it there cannot have it in version 2.
@@ -32,7 +32,7 @@ class MemoryCgroup {
  public:
   // Makes MOUNT/name. swap false: pages may not leave for swap. Throws std::runtime_error: what, where, how to fix.
   MemoryCgroup(const CgroupPlace& place, const std::string& name, uint64_t limit_bytes, bool swap);
-  ~MemoryCgroup();   // kills what is left in it, and removes it
+  ~MemoryCgroup();  // kills what is left in it, and removes it
   MemoryCgroup(const MemoryCgroup&) = delete;
   MemoryCgroup& operator=(const MemoryCgroup&) = delete;
 
@@ -40,7 +40,7 @@ class MemoryCgroup {
   // A child writes "0" to this path before its exec.
   std::string procs_path() const { return directory_ + "/cgroup.procs"; }
   uint64_t usage_bytes() const;
-  uint64_t peak_bytes() const;   // sampled by the caller's calls of usage_bytes() where the kernel has no peak
+  uint64_t peak_bytes() const;  // sampled by the caller's calls of usage_bytes() where the kernel has no peak
   uint64_t oom_kills() const;
 
   // Kills every process in the group, waits for it to be empty, removes it. 0 or -errno; -ENOENT is success.
@@ -52,4 +52,4 @@ class MemoryCgroup {
   mutable uint64_t sampled_peak_ = 0;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

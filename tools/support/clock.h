@@ -15,4 +15,4 @@ inline uint64_t clock_ns(clockid_t clock) {
 }
 inline uint64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

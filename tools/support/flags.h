@@ -16,4 +16,4 @@ inline int refuse_flags(const CLI::App& app, const CLI::ParseError& error) {
   return 2;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

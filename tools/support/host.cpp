@@ -107,7 +107,8 @@ std::string userfaultfd_remedy(const UffdState& state) {
     return "on the host `sudo chmod 666 /dev/userfaultfd`, or start the container with `--user root`";
   // Without the filter the system call still wants CAP_SYS_PTRACE (or the sysctl).
   if (in_container || filtered)
-    return "start the container with `--device /dev/userfaultfd`, or with `--security-opt seccomp=unconfined --cap-add SYS_PTRACE`";
+    return "start the container with `--device /dev/userfaultfd`, or with `--security-opt seccomp=unconfined --cap-add "
+           "SYS_PTRACE`";
   std::string command = "sudo sysctl -w vm.unprivileged_userfaultfd=1";
   if (state.device_there)
     command += "`, or for this user alone `sudo setfacl -m u:" + user_name() + ":rw /dev/userfaultfd";
@@ -123,18 +124,21 @@ std::string refused_calls() {
     long number, first, second;
   };
   constexpr long kBad = -1;
-  static constexpr Call kCalls[] = {{"vmsplice", SYS_vmsplice, kBad, 0}, {"memfd_create", SYS_memfd_create, 0, 0}, {"eventfd2", SYS_eventfd2, 0, kBad},
-                                    {"pipe2", SYS_pipe2, 0, kBad},       {"madvise", SYS_madvise, 0, 0},           {"mprotect", SYS_mprotect, 0, 0}};
+  static constexpr Call kCalls[] = {{"vmsplice", SYS_vmsplice, kBad, 0}, {"memfd_create", SYS_memfd_create, 0, 0},
+                                    {"eventfd2", SYS_eventfd2, 0, kBad}, {"pipe2", SYS_pipe2, 0, kBad},
+                                    {"madvise", SYS_madvise, 0, 0},      {"mprotect", SYS_mprotect, 0, 0}};
   std::string out;
   for (const Call& call : kCalls) {
-    if (syscall(call.number, call.first, call.second, 0L, 0L) >= 0 || (errno != EPERM && errno != EACCES && errno != ENOSYS)) continue;
+    if (syscall(call.number, call.first, call.second, 0L, 0L) >= 0 ||
+        (errno != EPERM && errno != EACCES && errno != ENOSYS))
+      continue;
     out += text_of("%s%s", out.empty() ? "" : ", ", call.name);
   }
   return out;
 }
 
 int probe_io_uring() {
-  std::array<uint32_t, 30> parameters{};   // struct io_uring_params, all zero
+  std::array<uint32_t, 30> parameters{};  // struct io_uring_params, all zero
   int fd = static_cast<int>(syscall(SYS_io_uring_setup, 4, parameters.data()));
   if (fd < 0) return -errno;
   close(fd);
@@ -143,10 +147,13 @@ int probe_io_uring() {
 
 ContainerState probe_container() {
   ContainerState state;
-  const char* said = getenv("container");   // podman, systemd-nspawn, lxc
-  if (access("/run/.containerenv", F_OK) == 0) state.engine = "podman";
-  else if (access("/.dockerenv", F_OK) == 0) state.engine = "docker";
-  else if (said != nullptr && *said != '\0') state.engine = "container";
+  const char* said = getenv("container");  // podman, systemd-nspawn, lxc
+  if (access("/run/.containerenv", F_OK) == 0)
+    state.engine = "podman";
+  else if (access("/.dockerenv", F_OK) == 0)
+    state.engine = "docker";
+  else if (said != nullptr && *said != '\0')
+    state.engine = "container";
   if (getenv("KUBERNETES_SERVICE_HOST") != nullptr) state.engine = "kubernetes";
   const std::string status = read_text("/proc/self/status").value_or("");
   state.filtered = status.find("Seccomp:\t2") != std::string::npos;
@@ -160,7 +167,8 @@ ContainerState probe_container() {
 // A container's limits are its engine's to give.
 std::string memlock_remedy() {
   if (probe_container().inside()) return "start the container with `--ulimit memlock=-1`, or with `--cap-add IPC_LOCK`";
-  return "`sudo prlimit --memlock=unlimited --pid $$` (permanently: a line `* - memlock unlimited` in /etc/security/limits.conf)";
+  return "`sudo prlimit --memlock=unlimited --pid $$` (permanently: a line `* - memlock unlimited` in "
+         "/etc/security/limits.conf)";
 }
 
 int probe_discard_vector() {
@@ -173,7 +181,8 @@ int probe_discard_vector() {
   int result = -EINVAL;
   for (int pidfd : {-10000, -10001, own}) {
     if (result == 0) break;
-    result = syscall(SYS_process_madvise, pidfd, &range, 1UL, MADV_DONTNEED, 0U) == static_cast<long>(page) ? 0 : -errno;
+    result =
+        syscall(SYS_process_madvise, pidfd, &range, 1UL, MADV_DONTNEED, 0U) == static_cast<long>(page) ? 0 : -errno;
   }
   if (own >= 0) close(own);
   munmap(memory, page);
@@ -226,7 +235,7 @@ bool find_mount(const std::string& text, const char* type, const char* option, s
 void probe_limit(MemoryState* state, const std::string& mount, std::string group, bool second) {
   const char* limit_name = second ? "/memory.max" : "/memory.limit_in_bytes";
   const char* used_name = second ? "/memory.current" : "/memory.usage_in_bytes";
-  if (access((mount + group).c_str(), F_OK) != 0) group = "";   // a container sees its own group as the root
+  if (access((mount + group).c_str(), F_OK) != 0) group = "";  // a container sees its own group as the root
   state->cgroup_directory = mount + group;
   for (;;) {
     std::string directory = mount + group;
@@ -243,7 +252,7 @@ void probe_limit(MemoryState* state, const std::string& mount, std::string group
   }
 }
 
-}   // namespace
+}  // namespace
 
 MemoryState probe_memory() {
   MemoryState state;
@@ -343,7 +352,7 @@ std::string find_own_library(const std::string& in_build, const std::string& ins
   std::string directory(self, static_cast<size_t>(length));
   directory.resize(directory.rfind('/'));
   std::string candidates[] = {
-      "..",   // the build tree
+      "..",  // the build tree
 #ifdef LUNAR_MULTIARCH
       "../lib/" LUNAR_MULTIARCH "/lunar",
       "../lib/" LUNAR_MULTIARCH,
@@ -371,4 +380,4 @@ std::string find_own_library(const std::string& in_build, const std::string& ins
   return "";
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

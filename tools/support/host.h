@@ -20,39 +20,41 @@ UffdState probe_userfaultfd();
 std::string userfaultfd_lack(const UffdState& state);
 std::string userfaultfd_remedy(const UffdState& state);
 
-// Whether this process is in a container, by the marks that engines leave and what they take away. Their remedies are flags of the engine's `run`.
+// Whether this process is in a container, by the marks that engines leave and what they take away. Their remedies are
+// flags of the engine's `run`.
 struct ContainerState {
-  std::string engine;           // "docker", "podman", "kubernetes", ... or "container"; "" outside
-  bool filtered = false;        // a system call filter (seccomp) is on; also of systemd's units
+  std::string engine;     // "docker", "podman", "kubernetes", ... or "container"; "" outside
+  bool filtered = false;  // a system call filter (seccomp) is on; also of systemd's units
   bool inside() const { return !engine.empty(); }
 };
 ContainerState probe_container();
-std::string memlock_remedy();             // for RLIMIT_MEMLOCK
+std::string memlock_remedy();  // for RLIMIT_MEMLOCK
 
-// Of the system calls that activation needs, besides userfaultfd: those that are refused, "vmsplice, eventfd2"; "" when none is.
+// Of the system calls that activation needs, besides userfaultfd: those that are refused, "vmsplice, eventfd2"; "" when
+// none is.
 std::string refused_calls();
-int probe_io_uring();                     // 0 or -errno
+int probe_io_uring();  // 0 or -errno
 // process_madvise(DONTNEED) on this process (6.13+): 0 or -errno (-EPERM: a filter).
 int probe_discard_vector();
 
 struct MemoryState {
-  uint64_t total_bytes = 0, available_bytes = 0;      // of the machine
-  int cgroup_version = 0;                             // of the memory controller; 0: none found
-  std::string cgroup_directory;                       // our own group, "" when it cannot be seen
-  uint64_t limit_bytes = UINT64_MAX;                  // the tightest limit on the way up; UINT64_MAX: none
-  std::string limit_file;                             // where that stands
-  uint64_t used_bytes = 0;                            // by the group that has the limit
+  uint64_t total_bytes = 0, available_bytes = 0;  // of the machine
+  int cgroup_version = 0;                         // of the memory controller; 0: none found
+  std::string cgroup_directory;                   // our own group, "" when it cannot be seen
+  uint64_t limit_bytes = UINT64_MAX;              // the tightest limit on the way up; UINT64_MAX: none
+  std::string limit_file;                         // where that stands
+  uint64_t used_bytes = 0;                        // by the group that has the limit
   // What a process may still use: machine and cgroup together.
   uint64_t usable_bytes() const;
 };
 MemoryState probe_memory();
 
 struct FileSystem {
-  std::string kind;               // "ext4", "tmpfs", ... or its magic in hex
-  bool in_memory = false;         // tmpfs, ramfs, hugetlbfs
-  bool no_data = false;           // proc, sysfs, ...: holds no files of ours
+  std::string kind;        // "ext4", "tmpfs", ... or its magic in hex
+  bool in_memory = false;  // tmpfs, ramfs, hugetlbfs
+  bool no_data = false;    // proc, sysfs, ...: holds no files of ours
   bool read_only = false;
-  uint64_t free_bytes = 0;        // for this user
+  uint64_t free_bytes = 0;  // for this user
 };
 // 0 or -errno.
 int probe_file_system(const std::string& path, FileSystem* out);
@@ -64,7 +66,7 @@ std::string find_preload_library(std::string* tried);
 // The same for any of our libraries: `in_build` is its path in a build tree, `installed` that in a library directory.
 std::string find_own_library(const std::string& in_build, const std::string& installed, std::string* tried);
 
-std::string user_name();          // for commands that name the user
+std::string user_name();  // for commands that name the user
 // One line of a small file, "" when it cannot be read.
 std::string read_line(const std::string& path);
 

@@ -15,7 +15,7 @@ class JsonValue {
  public:
   enum class Kind { kNull, kBool, kNumber, kString, kArray, kObject };
   Kind kind = Kind::kNull;
-  double number = 0;   // also of true (1) and false (0)
+  double number = 0;  // also of true (1) and false (0)
   std::string text;
   std::vector<JsonValue> items;
   std::map<std::string, JsonValue> members;
@@ -63,7 +63,7 @@ class JsonValue {
         if (in->empty()) return false;
         c = in->front();
         in->remove_prefix(1);
-        if (c == 'u') {   // names and numbers are what we look for: other scripts become '?'
+        if (c == 'u') {  // names and numbers are what we look for: other scripts become '?'
           if (in->size() < 4) return false;
           in->remove_prefix(4);
           c = '?';
@@ -108,4 +108,4 @@ class JsonValue {
   }
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

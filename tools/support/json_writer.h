@@ -83,4 +83,4 @@ class JsonWriter {
   bool fresh_ = true;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

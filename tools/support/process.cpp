@@ -48,7 +48,7 @@ volatile sig_atomic_t g_interrupted = 0;
   (void)!write(report, &error, sizeof error);
   _exit(127);
 }
-}   // namespace
+}  // namespace
 
 Process::Process(const std::vector<std::string>& arguments, const StartOptions& options) {
   std::vector<char*> raw;
@@ -134,7 +134,7 @@ std::string find_in_path(const std::string& name) {
 }
 
 void catch_interrupts() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int) { g_interrupted = 1; };
   sigemptyset(&action.sa_mask);
   for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal_number, &action, nullptr);
@@ -143,4 +143,4 @@ void catch_interrupts() {
 
 bool interrupted() { return g_interrupted != 0; }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

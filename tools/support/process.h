@@ -11,10 +11,10 @@
 namespace lunar::tools {
 
 struct StartOptions {
-  int standard_input = -1;   // descriptors to use, -1: as ours (input: /dev/null)
+  int standard_input = -1;  // descriptors to use, -1: as ours (input: /dev/null)
   int standard_output = -1;
   int standard_error = -1;
-  std::string cgroup_procs;   // "" or the file to write "0" to
+  std::string cgroup_procs;  // "" or the file to write "0" to
 };
 
 class Process {
@@ -27,13 +27,13 @@ class Process {
   Process& operator=(Process&& other) noexcept;
 
   pid_t pid() const { return pid_; }
-  bool running();   // reaps when it has ended
+  bool running();  // reaps when it has ended
   // Waits up to `seconds` for it to end by itself. True when it ended.
   bool wait(double seconds);
   // SIGTERM, then SIGKILL after `seconds`.
   void stop(double seconds);
   void kill_and_wait();
-  std::string how_it_ended() const;   // "exit code 1", "signal 9"; "" while running
+  std::string how_it_ended() const;  // "exit code 1", "signal 9"; "" while running
 
  private:
   pid_t pid_ = -1;
@@ -44,7 +44,7 @@ class Process {
 // The program of that name in PATH or the usual places, "" when there is none.
 std::string find_in_path(const std::string& name);
 
-struct Interrupted {};   // thrown by check_interrupted, so that destructors put everything back
+struct Interrupted {};  // thrown by check_interrupted, so that destructors put everything back
 
 // SIGINT, SIGTERM and SIGHUP set a flag; blocking calls return EINTR. Call once.
 void catch_interrupts();
@@ -53,4 +53,4 @@ inline void check_interrupted() {
   if (interrupted()) throw Interrupted{};
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

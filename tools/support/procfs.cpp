@@ -16,7 +16,7 @@
 namespace lunar::tools {
 
 namespace {
-constexpr uint64_t kSectorBytes = 512;   // /sys/block counts these whatever the device's own size
+constexpr uint64_t kSectorBytes = 512;  // /sys/block counts these whatever the device's own size
 constexpr long kTmpfsMagic = 0x01021994, kRamfsMagic = static_cast<long>(0x858458f6);
 
 // The device a mounted file system names, for those with an anonymous st_dev (btrfs).
@@ -35,7 +35,7 @@ std::string mount_source(dev_t device) {
   }
   return {};
 }
-}   // namespace
+}  // namespace
 
 std::optional<DiskBytes> parse_disk_stat(std::string_view text) {
   std::istringstream words{std::string(text)};
@@ -47,7 +47,7 @@ std::optional<DiskBytes> parse_disk_stat(std::string_view text) {
 }
 
 std::string disk_stat_path(const std::string& path, std::string* why) {
-  struct stat info {};
+  struct stat info{};
   if (stat(path.c_str(), &info) != 0) {
     *why = fmt::format("{} cannot be examined", path);
     return {};
@@ -55,7 +55,7 @@ std::string disk_stat_path(const std::string& path, std::string* why) {
   std::string found = fmt::format("/sys/dev/block/{}:{}/stat", major(info.st_dev), minor(info.st_dev));
   if (access(found.c_str(), R_OK) == 0) return found;
   const std::string source = mount_source(info.st_dev);
-  struct stat device {};
+  struct stat device{};
   if (!source.empty() && stat(source.c_str(), &device) == 0 && S_ISBLK(device.st_mode)) {
     found = fmt::format("/sys/dev/block/{}:{}/stat", major(device.st_rdev), minor(device.st_rdev));
     if (access(found.c_str(), R_OK) == 0) return found;
@@ -86,12 +86,12 @@ double machine_cpu_seconds() {
 }
 
 std::optional<double> parse_process_cpu_seconds(std::string_view text, long ticks_per_second) {
-  const size_t name_end = text.rfind(')');   // the name may hold blanks and brackets
+  const size_t name_end = text.rfind(')');  // the name may hold blanks and brackets
   if (name_end == std::string_view::npos) return std::nullopt;
   std::istringstream words{std::string(text.substr(name_end + 1))};
   std::string word;
   for (int field = 3; field < 14; ++field) words >> word;
-  int64_t ticks[4];   // utime, stime, and those of reaped children
+  int64_t ticks[4];  // utime, stime, and those of reaped children
   for (int64_t& one : ticks) {
     if (!(words >> one)) return std::nullopt;
   }
@@ -134,9 +134,9 @@ uint64_t machine_memory(std::string_view name) {
 }
 
 bool is_memory_file_system(const std::string& path) {
-  struct statfs info {};
+  struct statfs info{};
   if (statfs(path.c_str(), &info) != 0) return false;
   return static_cast<long>(info.f_type) == kTmpfsMagic || static_cast<long>(info.f_type) == kRamfsMagic;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

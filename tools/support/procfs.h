@@ -32,8 +32,8 @@ double machine_cpu_seconds();
 std::optional<double> parse_process_cpu_seconds(std::string_view text, long ticks_per_second);
 double process_cpu_seconds(pid_t pid);
 
-// Bytes that a process had read from disks: by system calls, faults and rings of its own (/proc/PID/io). Nothing when the
-// kernel does not count them, or the process is not ours to ask about.
+// Bytes that a process had read from disks: by system calls, faults and rings of its own (/proc/PID/io). Nothing when
+// the kernel does not count them, or the process is not ours to ask about.
 std::optional<uint64_t> process_read_bytes(pid_t pid);
 
 // "VmRSS", "VmHWM", ... of /proc/PID/status in bytes; 0 when the process is gone.
@@ -45,4 +45,4 @@ uint64_t machine_memory(std::string_view name);
 // True for file systems that live in memory: what is put there is not on a disk.
 bool is_memory_file_system(const std::string& path);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

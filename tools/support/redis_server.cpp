@@ -22,8 +22,8 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr double kStartSecondsMax = 120;   // a server that loads a dump answers late
-constexpr int kPortAttempts = 5;           // another program may take the port between our look and the server's bind
+constexpr double kStartSecondsMax = 120;  // a server that loads a dump answers late
+constexpr int kPortAttempts = 5;          // another program may take the port between our look and the server's bind
 constexpr timeval kReplyTimeout{60, 0};
 
 // A port that is free on 127.0.0.1 now.
@@ -59,7 +59,7 @@ bool has_debug_option(const std::string& binary) {
   return version == nullptr || atoi(version + 2) >= 7;
 }
 
-}   // namespace
+}  // namespace
 
 RedisServer::RedisServer(const ServerSetup& setup)
     : log_path_(setup.directory + "/" + setup.name + ".log"), error_path_(setup.directory + "/" + setup.name + ".err") {
@@ -123,7 +123,7 @@ bool RedisServer::try_connect() {
   connection_ = redisConnectWithTimeout("127.0.0.1", port_, timeval{1, 0});
   if (connection_ != nullptr && connection_->err == 0 && redisSetTimeout(connection_, kReplyTimeout) == REDIS_OK) {
     Reply reply(static_cast<redisReply*>(redisCommand(connection_, "PING")));
-    if (reply && reply->type == REDIS_REPLY_STATUS) return true;   // -LOADING is an error reply: not yet
+    if (reply && reply->type == REDIS_REPLY_STATUS) return true;  // -LOADING is an error reply: not yet
   }
   if (connection_ != nullptr) redisFree(connection_);
   connection_ = nullptr;
@@ -186,8 +186,8 @@ std::string RedisServer::info(const std::string& section, const std::string& fie
 
 void RedisServer::shut_down() {
   Reply ignored(
-      static_cast<redisReply*>(redisCommand(connection_, "SHUTDOWN NOSAVE")));   // it hangs up instead of answering
+      static_cast<redisReply*>(redisCommand(connection_, "SHUTDOWN NOSAVE")));  // it hangs up instead of answering
   if (!process_.wait(30)) process_.kill_and_wait();
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// A redis-server of a demo's, bench's or test's own: the distribution's binary, a free loopback port, files in a directory of the caller's;
-// under `lunar run` or plain. And one connection to it.
+// SPDX-License-Identifier: Apache-2.0 A redis-server of a demo's, bench's or test's own: the distribution's binary, a
+// free loopback port, files in a directory of the caller's; under `lunar run` or plain. And one connection to it.
 // Threading: one thread an object. May not be used by runtime/ (it allocates).
 #pragma once
 #include <hiredis/hiredis.h>
@@ -16,13 +15,13 @@
 namespace lunar::tools {
 
 struct ServerSetup {
-  std::string redis_server;           // path of the binary
-  std::vector<std::string> wrapper;   // "lunar run ... --", or empty
-  std::string directory, name;        // files DIRECTORY/NAME.log, NAME.err
+  std::string redis_server;          // path of the binary
+  std::vector<std::string> wrapper;  // "lunar run ... --", or empty
+  std::string directory, name;       // files DIRECTORY/NAME.log, NAME.err
   std::string dump = "dump.rdb";
-  std::string cgroup_procs;   // "" or the group it joins
-  bool saves = true;          // redis' default save points stay on
-  std::vector<std::string> further;   // arguments after ours ("--loadmodule", ...)
+  std::string cgroup_procs;          // "" or the group it joins
+  bool saves = true;                 // redis' default save points stay on
+  std::vector<std::string> further;  // arguments after ours ("--loadmodule", ...)
 };
 
 struct FreeReply {
@@ -64,4 +63,4 @@ class RedisServer {
   redisContext* connection_ = nullptr;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -67,7 +67,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   }
   return d[a.size()][b.size()];
 }
-}   // namespace
+}  // namespace
 
 std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates) {
   std::string best_word;
@@ -90,4 +90,4 @@ std::string shell_word(std::string_view word) {
   return out + "'";
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -49,4 +49,4 @@ inline std::string trimmed(std::string_view text) {
   return std::string(text.substr(first, text.find_last_not_of(" \t\n") - first + 1));
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -19,7 +19,7 @@ namespace {
 
 constexpr unsigned kDepthMax = 4096;
 constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
-constexpr uint64_t kShortNs = 50'000;         // the kernel was short of something: ask again
+constexpr uint64_t kShortNs = 50'000;  // the kernel was short of something: ask again
 constexpr uint64_t kSpinFirstNs = 60'000, kSpinMaxNs = 200'000;
 constexpr unsigned kSpinInFlightMax = 4;
 constexpr size_t kProbeBytes = 4096;
@@ -36,10 +36,12 @@ int CompositeContext::create(CompositeDevice* device, const ContextOptions& opti
     bytes = round_up(bytes + size, 64);
     return at;
   };
-  const size_t parents_at = place(depth * sizeof(CompositeParent)), children_at = place(children * sizeof(CompositeChild));
+  const size_t parents_at = place(depth * sizeof(CompositeParent)),
+               children_at = place(children * sizeof(CompositeChild));
   const size_t free_parent_at = place(depth * sizeof(uint32_t)), free_child_at = place(children * sizeof(uint32_t));
   const size_t free_block_at = place(blocks * sizeof(uint16_t));
-  const size_t done_at = place(depth * sizeof(Response)), blocks_at = place(blocks * kCompositeVectorMax * sizeof(iovec));
+  const size_t done_at = place(depth * sizeof(Response)),
+               blocks_at = place(blocks * kCompositeVectorMax * sizeof(iovec));
   bytes = round_up(bytes, kProbeBytes);
   const size_t probe_at = place(kProbeBytes);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
@@ -73,11 +75,12 @@ int CompositeContext::create(CompositeDevice* device, const ContextOptions& opti
   return 0;
 }
 
-// Members on files by one ring, each other by a context of its own. Several are slept on by poll(), which a ring with deferred task work does not
-// wake: they are attached as shared.
+// Members on files by one ring, each other by a context of its own. Several are slept on by poll(), which a ring with
+// deferred task work does not wake: they are attached as shared.
 int CompositeContext::attach_lowers(const ContextOptions& options) {
   ContextOptions each = options;
-  if (device_->lock_count()) each.keep_fd = device_->fd(device_->lock_count() - 1);   // the first member's locks, until all have ended
+  // the first member's locks, until all have ended
+  if (device_->lock_count()) each.keep_fd = device_->fd(device_->lock_count() - 1);
   JoinedFiles files;
   Device* first = nullptr;
   unsigned others = 0;
@@ -122,7 +125,8 @@ void CompositeContext::release() {
 
 // ---- children ----
 
-CompositeChild* CompositeContext::add(CompositeParent* parent, unsigned member, const Command& command, uint64_t bytes) {
+CompositeChild* CompositeContext::add(CompositeParent* parent, unsigned member, const Command& command,
+                                      uint64_t bytes) {
   LUNAR_CHECK(free_children_ != 0, "composite context: children");
   const uint32_t index = free_child_[--free_children_];
   CompositeChild& child = children_[index];
@@ -164,7 +168,7 @@ void CompositeContext::probe(unsigned member) {
   const uint32_t index = free_child_[--free_children_];
   CompositeChild& child = children_[index];
   child.command = {};
-  child.command.iov = &probe_part_;   // several may write to it at once: its content is never read
+  child.command.iov = &probe_part_;  // several may write to it at once: its content is never read
   child.command.iov_count = 1;
   child.command.tag = index;
   child.parent = kNone;
@@ -176,12 +180,14 @@ void CompositeContext::probe(unsigned member) {
 void CompositeContext::enqueue(uint32_t index) {
   CompositeChild& child = children_[index];
   const Way way = way_[child.member];
-  LUNAR_CHECK(way.lower != kMissing, "composite context: a missing member");   // devices ask none for anything
+  LUNAR_CHECK(way.lower != kMissing, "composite context: a missing member");  // devices ask none for anything
   child.command.file = way.file;
   child.next = kNone;
   Lower& lower = lower_[way.lower];
-  if (lower.first == kNone) lower.first = index;
-  else children_[lower.last].next = index;
+  if (lower.first == kNone)
+    lower.first = index;
+  else
+    children_[lower.last].next = index;
   lower.last = index;
 }
 
@@ -194,7 +200,7 @@ void CompositeContext::end_child(uint32_t index, int64_t result) {
     return;
   }
   CompositeParent& parent = parents_[child.parent];
-  if (device_->child_done(this, &parent, &child, result)) return;   // sent again
+  if (device_->child_done(this, &parent, &child, result)) return;  // sent again
   if (child.block) free_block_[free_blocks_++] = static_cast<uint16_t>(child.block - 1);
   free_child_[free_children_++] = index;
   if (--parent.left == 0) end_parent(child.parent);
@@ -227,7 +233,7 @@ bool CompositeContext::flush_lower(Lower* lower) {
       handed_over(lower, static_cast<unsigned>(taken));
       continue;
     }
-    if (taken == 0 || taken == -EAGAIN || taken == -EBUSY || taken == -EINTR) return false;   // full; later
+    if (taken == 0 || taken == -EAGAIN || taken == -EBUSY || taken == -EINTR) return false;  // full; later
     const uint32_t index = lower->first;
     handed_over(lower, 1);
     end_child(index, taken);
@@ -241,7 +247,7 @@ void CompositeContext::flush() {
   for (bool again = true; again;) {
     again = waiting = false;
     for (unsigned i = 0; i < lowers_; ++i) {
-      again |= flush_lower(&lower_[i]);   // what failed may have gone to a member that was passed already
+      again |= flush_lower(&lower_[i]);  // what failed may have gone to a member that was passed already
       waiting |= lower_[i].first != kNone;
     }
   }
@@ -403,8 +409,8 @@ int CompositeContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   }
 }
 
-int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
-                         int64_t timeout_ns) {
+int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
+                               unsigned least, int64_t timeout_ns) {
   if (lowers_ != 1 || least == 0 || max == 0) return Context::exchange(commands, n, taken, out, max, least, timeout_ns);
   *taken = begin_all(commands, n);
   if (least > max) least = max;
@@ -423,7 +429,7 @@ int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* ta
     Command batch[kBatch];
     Response responses[kBatch];
     unsigned waiting = next_batch(lower, batch), handed = 0;
-    if (waiting == kBatch) {   // all but what goes with the wait
+    if (waiting == kBatch) {  // all but what goes with the wait
       flush();
       if (done_count_) continue;
       waiting = 0;
@@ -438,7 +444,8 @@ int CompositeContext::exchange(const Command* commands, unsigned n, unsigned* ta
   return static_cast<int>(got);
 }
 
-// A command that ends at once at submission wakes no sleeper: so even one lower context is not slept on for longer than several.
+// A command that ends at once at submission wakes no sleeper: so even one lower context is not slept on for longer than
+// several.
 int CompositeContext::await(int64_t timeout_ns) {
   if (lowers_ == 1 && !stalled_.load(std::memory_order_relaxed)) {
     const bool limited = timeout_ns >= 0 && timeout_ns < Wakeups::kLookAgainNs;

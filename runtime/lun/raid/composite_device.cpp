@@ -27,8 +27,12 @@ int CompositeDevice::adopt(const char* name, Device* const* members, unsigned co
 int CompositeDevice::check(const Command& command, uint64_t* bytes) const {
   uint64_t length = 0;
   switch (command.op) {
-    case Op::kFlush: *bytes = 0; return 0;
-    case Op::kDiscard: length = command.length; break;
+    case Op::kFlush:
+      *bytes = 0;
+      return 0;
+    case Op::kDiscard:
+      length = command.length;
+      break;
     case Op::kRead:
     case Op::kWrite:
       if (command.iov_count > kCompositeVectorMax) return -EINVAL;
@@ -84,7 +88,7 @@ Capabilities CompositeDevice::capabilities() const {
     out.instant &= one.instant;
     out.persistent &= one.persistent;
     if (one.atomic_write_bytes < out.atomic_write_bytes) out.atomic_write_bytes = one.atomic_write_bytes;
-    if (one.fua > out.fua) out.fua = one.fua;   // the dearest
+    if (one.fua > out.fua) out.fua = one.fua;  // the dearest
     if (one.transfer_bytes_max < out.transfer_bytes_max) out.transfer_bytes_max = one.transfer_bytes_max;
     if (one.memory_align > out.memory_align) out.memory_align = one.memory_align;
   }

@@ -31,10 +31,11 @@ bool path_error(int64_t result) {
     case ECONNRESET:
     case ENOTCONN:
     case EBADF:
-    case EBADE:        // BLK_STS_NEXUS
-    case ENOSPC:       // a write to a disk that was taken away: its size is 0 now. The range was checked before
+    case EBADE:   // BLK_STS_NEXUS
+    case ENOSPC:  // a write to a disk that was taken away: its size is 0 now. The range was checked before
       return true;
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -48,7 +49,7 @@ void path_named(PathInfo* out, const char* uri) {
 
 // Whether all of these devices have the same locks, whichever is the first.
 bool same_locks(Device* const* devices, unsigned count) {
-  struct stat first {}, other;
+  struct stat first{}, other;
   for (unsigned i = 0; i < count; ++i) {
     struct stat* status = i == 0 ? &first : &other;
     if (sys::file_status(devices[i]->fd(devices[i]->lock_count() - 1), status) < 0) return false;
@@ -59,16 +60,18 @@ bool same_locks(Device* const* devices, unsigned count) {
 
 }  // namespace
 
-int PathDevice::create(const char* name, Device* const* paths, const char* const* uris, unsigned count, bool may_write, Device** out,
-                       ErrorText* why) {
+int PathDevice::create(const char* name, Device* const* paths, const char* const* uris, unsigned count, bool may_write,
+                       Device** out, ErrorText* why) {
   auto* device = arena_new<PathDevice>();
   int status = device ? device->adopt(name, paths, count) : -ENOMEM;
   if (status < 0) (void)why->set(status, "LUN %s: out of memory", name);
   if (status == 0) {
     for (unsigned i = 0; i < count; ++i) {
       device->uri_[i] = uris[i];
-      if (!paths[i]) device->missing_ |= 1u << i;
-      else device->size_bytes_ = paths[i]->size_bytes();
+      if (!paths[i])
+        device->missing_ |= 1u << i;
+      else
+        device->size_bytes_ = paths[i]->size_bytes();
     }
     device->failed_.store(device->missing_, std::memory_order_relaxed);
     status = device->verify(may_write, why);
@@ -170,7 +173,7 @@ int64_t PathDevice::transfer(const Command& command) {
   const uint32_t failed = failed_.load(std::memory_order_relaxed) & ~missing_;
   uint32_t tried = 0, bad = 0;
   auto path = static_cast<int>(pick(0));
-  if (failed) {   // once in kProbeNs one caller tries the failed path with its own command
+  if (failed) {  // once in kProbeNs one caller tries the failed path with its own command
     const uint64_t now = sys::now_ns();
     for (unsigned i = 0; i < count_; ++i) {
       if ((failed >> i & 1) && may_probe(i, now)) path = static_cast<int>(i);
@@ -229,15 +232,19 @@ int paths_in_order(Device* raw, ErrorText* why) {
   if (count == 0) return 0;
   if (same_locks(devices, count) && (!missing || locks_know_backing_device(raw->fd(raw->lock_count() - 1)))) return 0;
   if (missing)
-    return why->set(-ENXIO, "LUN %s: path %s is missing; virtual LUNs are locked by the first path, so bring it back, or leave "
-                    "it out in every process", raw->name(), missing);
+    return why->set(-ENXIO,
+                    "LUN %s: path %s is missing; virtual LUNs are locked by the first path, so bring it back, or leave "
+                    "it out in every process",
+                    raw->name(), missing);
   uint64_t before = 0;
   for (unsigned i = 0; i < count; ++i) {
     struct stat status;
     if (sys::file_status(devices[i]->fd(0), &status) < 0) continue;
     if (status.st_rdev < before)
-      return why->set(-EINVAL, "LUN %s: virtual LUNs are locked by the first path; write the paths in the order of their device "
-                      "numbers (ls -l)", raw->name());
+      return why->set(-EINVAL,
+                      "LUN %s: virtual LUNs are locked by the first path; write the paths in the order of their device "
+                      "numbers (ls -l)",
+                      raw->name());
     before = status.st_rdev;
   }
   return 0;
@@ -258,7 +265,8 @@ int device_paths(Device* device, PathInfo* out, unsigned max) {
   if (strcmp(kind, "stripe") == 0) {
     auto* stripe = static_cast<CompositeDevice*>(device);
     int n = 0;
-    for (unsigned i = 0; i < stripe->member_count(); ++i) n += device_paths(stripe->member(i), out + n, max - static_cast<unsigned>(n));
+    for (unsigned i = 0; i < stripe->member_count(); ++i)
+      n += device_paths(stripe->member(i), out + n, max - static_cast<unsigned>(n));
     return n;
   }
   out[0] = {};

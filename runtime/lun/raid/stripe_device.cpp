@@ -17,7 +17,8 @@ int StripeDevice::create(const char* name, Device* const* members, unsigned coun
   auto* device = arena_new<StripeDevice>();
   const uint64_t each = round_down(member_bytes, chunk_bytes);
   int status = device ? device->adopt(name, members, count) : -ENOMEM;
-  if (status < 0) (void)why->set(status, "LUN %s: out of memory", name);
+  if (status < 0)
+    (void)why->set(status, "LUN %s: out of memory", name);
   else if (each == 0)
     status = why->set(-ENOSPC, "LUN %s: the smallest member has no room for a chunk of %s; give larger ones", name,
                       format_size(chunk_bytes).text);
@@ -79,7 +80,7 @@ int StripeDevice::start(CompositeContext* context, CompositeParent* parent) {
   }
   if (bytes == 0) return 0;
   const uint64_t chunk = at / chunk_bytes_, last = (at + bytes - 1) / chunk_bytes_;
-  if (chunk == last) {   // the usual case: the caller's own vector will do
+  if (chunk == last) {  // the usual case: the caller's own vector will do
     if (!context->room(1, 0)) return -EAGAIN;
     Command child = command;
     child.offset = DeviceOffset{data_offset_ + chunk / count_ * chunk_bytes_ + at % chunk_bytes_};
@@ -120,8 +121,10 @@ void StripeDevice::start_large(CompositeContext* context, CompositeParent* paren
 }
 
 bool StripeDevice::child_done(CompositeContext*, CompositeParent* parent, CompositeChild* child, int64_t result) {
-  if (result < 0) parent->result = result;
-  else if (static_cast<uint64_t>(result) != child->bytes && parent->result == 0) parent->result = -EIO;   // came up short
+  if (result < 0)
+    parent->result = result;
+  else if (static_cast<uint64_t>(result) != child->bytes && parent->result == 0)
+    parent->result = -EIO;  // came up short
   return false;
 }
 
@@ -149,8 +152,8 @@ int64_t StripeDevice::transfer_in_turn(const Command& command, uint64_t bytes) {
   }
   uint64_t at = command.offset.value;
   uint32_t entry = 0;
-  size_t used = 0;   // of the entry
-  for (uint64_t left = bytes; left;) {   // a chunk's worth of the vector at a time
+  size_t used = 0;                      // of the entry
+  for (uint64_t left = bytes; left;) {  // a chunk's worth of the vector at a time
     const uint64_t chunk = at / chunk_bytes_, within = at % chunk_bytes_;
     iovec parts[16];
     uint32_t n = 0;
@@ -180,8 +183,8 @@ int64_t StripeDevice::transfer_in_turn(const Command& command, uint64_t bytes) {
   return static_cast<int64_t>(bytes);
 }
 
-// A command within one chunk goes to its member; one that spans several goes to all of them at once, where a context is available. A
-// thread that may serve a fault makes none.
+// A command within one chunk goes to its member; one that spans several goes to all of them at once, where a context is
+// available. A thread that may serve a fault makes none.
 int64_t StripeDevice::transfer(const Command& command) {
   uint64_t bytes = 0;
   const int status = check(command, &bytes);

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// A stripe: RAID 0 over 2 to 8 devices. Chunk c lies on member c % N at c / N * chunk, so one command's part of a member is always
-// contiguous there: a large command goes to all members at once, as one command each (two where its vector is longer than 256).
+// SPDX-License-Identifier: Apache-2.0 A stripe: RAID 0 over 2 to 8 devices. Chunk c lies on member c % N at c / N *
+// chunk, so one command's part of a member is always contiguous there: a large command goes to all members at once, as
+// one command each (two where its vector is longer than 256).
 //
 //   offset   0     64k    128k   192k   256k
 //            │ c0  │ c1   │ c2   │ c3   │ ...       members: 0: c0 c2 ..   1: c1 c3 ..
@@ -18,8 +18,8 @@ constexpr uint64_t kStripeChunkBytes = 64 * kKiB;
 
 class StripeDevice final : public CompositeDevice {
  public:
-  // Takes the members over: closed with the stripe, or at once on failure. member_bytes: of each, from data_offset on; rounded
-  // down to chunks. chunk_bytes: a multiple of 4096. 0 or -errno.
+  // Takes the members over: closed with the stripe, or at once on failure. member_bytes: of each, from data_offset on;
+  // rounded down to chunks. chunk_bytes: a multiple of 4096. 0 or -errno.
   [[nodiscard]] static int create(const char* name, Device* const* members, unsigned count, uint64_t data_offset,
                                   uint64_t member_bytes, Device** out, ErrorText* why,
                                   uint64_t chunk_bytes = kStripeChunkBytes);
@@ -35,13 +35,13 @@ class StripeDevice final : public CompositeDevice {
   [[nodiscard]] int start(CompositeContext* context, CompositeParent* parent) override;
   bool child_done(CompositeContext* context, CompositeParent* parent, CompositeChild* child, int64_t result) override;
   void finish(CompositeContext* context, CompositeParent* parent) override;
-  bool tears(const Command& command, uint64_t bytes) const;   // atomic is asked for across chunks
+  bool tears(const Command& command, uint64_t bytes) const;  // atomic is asked for across chunks
   void start_large(CompositeContext* context, CompositeParent* parent);
   int64_t transfer_in_turn(const Command& command, uint64_t bytes);
   // What [offset, offset + length) is on a member: one piece (length 0: none).
   void piece_of(unsigned member, uint64_t offset, uint64_t length, uint64_t* at, uint64_t* bytes) const;
 
-  ContextPool pool_;   // for blocking commands that several members have a part in
+  ContextPool pool_;  // for blocking commands that several members have a part in
   uint64_t data_offset_ = 0;
   uint64_t chunk_bytes_ = kStripeChunkBytes;
   bool growable_ = false;

@@ -28,10 +28,15 @@ bool zeros(const char* at, uint64_t bytes) { return bytes == 0 || (at[0] == 0 &&
 
 }  // namespace
 
-uint64_t unknown_read_only(const ImageSpec& spec, const ImageHeader& header) { return header.features_read_only & ~spec.known_read_only; }
-uint64_t unknown_incompatible(const ImageSpec& spec, const ImageHeader& header) { return header.features_incompatible & ~spec.known_incompatible; }
+uint64_t unknown_read_only(const ImageSpec& spec, const ImageHeader& header) {
+  return header.features_read_only & ~spec.known_read_only;
+}
+uint64_t unknown_incompatible(const ImageSpec& spec, const ImageHeader& header) {
+  return header.features_incompatible & ~spec.known_incompatible;
+}
 bool features_unknown(const ImageSpec& spec, const ImageHeader& header) {
-  return (header.features_compatible & ~spec.known_compatible) || unknown_read_only(spec, header) || unknown_incompatible(spec, header);
+  return (header.features_compatible & ~spec.known_compatible) || unknown_read_only(spec, header) ||
+         unknown_incompatible(spec, header);
 }
 
 void image_seal(const ImageSpec& spec, char* image) {
@@ -48,9 +53,10 @@ void image_seal(const ImageSpec& spec, char* image) {
 
 bool image_header_intact(const ImageSpec& spec, const char* image) {
   const ImageHeader& header = header_at(image);
-  return memcmp(header.magic, spec.magic, sizeof header.magic) == 0 && header.checksum == checksum_of(header) && header.version == spec.version &&
-         header.header_bytes == sizeof header && memcmp(header.uuid, spec.uuid, sizeof header.uuid) == 0 &&
-         header.super_checksum == spec.super_checksum && header.sequence != 0;
+  return memcmp(header.magic, spec.magic, sizeof header.magic) == 0 && header.checksum == checksum_of(header) &&
+         header.version == spec.version && header.header_bytes == sizeof header &&
+         memcmp(header.uuid, spec.uuid, sizeof header.uuid) == 0 && header.super_checksum == spec.super_checksum &&
+         header.sequence != 0;
 }
 
 bool image_intact(const ImageSpec& spec, const char* image) {
@@ -59,7 +65,8 @@ bool image_intact(const ImageSpec& spec, const char* image) {
   const uint64_t used = sizeof header + spec.body_bytes;
   if (unknown_incompatible(spec, header) || header.body_bytes != spec.body_bytes) return false;
   if (!features_unknown(spec, header) &&
-      !(zeros(reinterpret_cast<const char*>(header.reserved), sizeof header.reserved) && zeros(image + used, spec.slot_bytes - used)))
+      !(zeros(reinterpret_cast<const char*>(header.reserved), sizeof header.reserved) &&
+        zeros(image + used, spec.slot_bytes - used)))
     return false;
   return header.body_checksum == XXH3_64bits(image + sizeof header, spec.body_bytes);
 }
@@ -88,13 +95,16 @@ void AtomicImage::release() {
 int AtomicImage::read_slots() {
   const uint64_t side = 2 * spec_.slot_bytes;
   int status = 0;
-  for (unsigned copy = 0; copy < places_.copies && status == 0; ++copy) status = raw_io(raw_, Op::kRead, places_.offset[copy], slots_ + copy * side, side);
+  for (unsigned copy = 0; copy < places_.copies && status == 0; ++copy)
+    status = raw_io(raw_, Op::kRead, places_.offset[copy], slots_ + copy * side, side);
   if (status != -EIO) return status;
   // A place that cannot be read is a damaged one: the others may do.
   for (unsigned i = 0; i < slots(); ++i) {
     status = raw_io(raw_, Op::kRead, offset_of(i), slot(i), spec_.slot_bytes);
-    if (status == -EIO) memset(slot(i), 0, spec_.slot_bytes);
-    else if (status < 0) return status;
+    if (status == -EIO)
+      memset(slot(i), 0, spec_.slot_bytes);
+    else if (status < 0)
+      return status;
   }
   return 0;
 }
@@ -120,13 +130,14 @@ int AtomicImage::choose_newest(unsigned* newest, unsigned* bad, const char** wha
     const char* fault = fault_of(i, valid);
     valid[i] = !fault;
     if (fault && !**what) *what = fault;
-    if (valid[i] && (best < 0 || header_of(i).sequence > header_of(static_cast<unsigned>(best)).sequence)) best = static_cast<int>(i);
+    if (valid[i] && (best < 0 || header_of(i).sequence > header_of(static_cast<unsigned>(best)).sequence))
+      best = static_cast<int>(i);
   }
   if (best < 0) return -EBADMSG;
   const auto top = static_cast<unsigned>(best);
   const uint64_t sequence = header_of(top).sequence;
-  if (sequence < 2) return -EBADMSG;   // a format that did not come to its end
-  uint64_t before = 0;   // checksum of image N - 1
+  if (sequence < 2) return -EBADMSG;  // a format that did not come to its end
+  uint64_t before = 0;                // checksum of image N - 1
   for (unsigned i = 0; i < slots(); ++i) {
     const uint64_t due = i % 2 == top % 2 ? sequence : sequence - 1;
     if (!valid[i] || header_of(i).sequence != due) {
@@ -151,7 +162,7 @@ int AtomicImage::choose_newest(unsigned* newest, unsigned* bad, const char** wha
 }
 
 int AtomicImage::repair(unsigned bad, SlotReport* report) {
-  int status = raw_flush(raw_);   // what was read may be on its way to stable storage still
+  int status = raw_flush(raw_);  // what was read may be on its way to stable storage still
   for (unsigned i = 0; places_.copies == 2 && i < slots() && status == 0; ++i) {
     if (!(bad >> i & 1)) continue;
     status = raw_write_durable(raw_, offset_of(i), slot(i ^ 2), spec_.slot_bytes);
@@ -165,7 +176,8 @@ int AtomicImage::load(Repair what_to_repair, SlotReport* report) {
   unsigned newest = 0, bad = 0;
   int status = read_slots();
   if (status < 0) return status;
-  for (unsigned i = 0; i < slots(); ++i) {   // any of them: an older image that cannot be validated could not be repaired
+  // any of them: an older image that cannot be validated could not be repaired
+  for (unsigned i = 0; i < slots(); ++i) {
     if (image_header_intact(spec_, slot(i))) report->unknown |= unknown_incompatible(spec_, header_of(i));
   }
   if (report->unknown) return -EPROTONOSUPPORT;
@@ -175,12 +187,13 @@ int AtomicImage::load(Repair what_to_repair, SlotReport* report) {
   if (status < 0) return status;
   report->unknown = unknown_read_only(spec_, header_of(newest));
   if (report->unknown && what_to_repair != Repair::kNo) return -EROFS;
-  // Two out of form: an acknowledged image is in both slots of its parity, so while one of each parity is sound, the newest
-  // sound one is what was acknowledged last or newer.
+  // Two out of form: an acknowledged image is in both slots of its parity, so while one of each parity is sound, the
+  // newest sound one is what was acknowledged last or newer.
   const unsigned bad_count = static_cast<unsigned>(std::popcount(bad));
   const bool each_parity = (bad & 5) != 5 && (bad & 10) != 10;
   if (bad_count > 2 || (bad_count == 2 && !(what_to_repair == Repair::kProven && each_parity))) return -EBADMSG;
-  // With one copy the newest may be the only one of its kind, and still on its way to stable storage: the next change goes over the other.
+  // With one copy the newest may be the only one of its kind, and still on its way to stable storage: the next change
+  // goes over the other.
   if ((bad_count || places_.copies == 1) && what_to_repair != Repair::kNo) {
     status = repair(bad, report);
     if (status < 0) return status;
@@ -199,7 +212,7 @@ const char* AtomicImage::newest_intact() const {
 }
 
 int AtomicImage::commit() {
-  if (!loaded_) return -EIO;   // what an earlier failure left unread is no ground for a change
+  if (!loaded_) return -EIO;  // what an earlier failure left unread is no ground for a change
   const uint64_t next = sequence() + 1;
   header().previous = header().checksum;
   header().sequence = next;
@@ -221,7 +234,8 @@ int AtomicImage::format() {
     header().sequence = number;
     image_seal(spec_, image_);
     for (unsigned copy = 0; copy < places_.copies; ++copy) {
-      const int status = raw_io(raw_, Op::kWrite, offset_of(static_cast<unsigned>(number % 2) + 2 * copy), image_, spec_.slot_bytes);
+      const int status =
+          raw_io(raw_, Op::kWrite, offset_of(static_cast<unsigned>(number % 2) + 2 * copy), image_, spec_.slot_bytes);
       if (status < 0) return status;
     }
   }

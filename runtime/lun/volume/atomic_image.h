@@ -1,22 +1,24 @@
-// SPDX-License-Identifier: Apache-2.0
-// AtomicImage: a small table on a device that changes as a whole or not at all, whatever interrupts it: two slots, written alternately
-// (shadow paging of one page, as in LMDB's meta pages).
+// SPDX-License-Identifier: Apache-2.0 AtomicImage: a small table on a device that changes as a whole or not at all,
+// whatever interrupts it: two slots, written alternately (shadow paging of one page, as in LMDB's meta pages).
 //
 //   offset[0] │ slot A │ slot B │      offset[1] │ slot A │ slot B │        one copy, or two at places far apart
 //
-// Image N goes to slot N % 2 of the first copy, and when it is durable to slot N % 2 of the second; only then it is acknowledged. Each
-// has a sequence number, checksums, and the checksum of the image before it (image_format.h).
+// Image N goes to slot N % 2 of the first copy, and when it is durable to slot N % 2 of the second; only then it is
+// acknowledged. Each has a sequence number, checksums, and the checksum of the image before it (image_format.h).
 //
-// Why every crash leaves it whole. At most one slot is being written at any moment. The others hold N (the acknowledged one) and N - 1, or
-// with two copies already N + 1 once: the highest intact sequence is the answer, and never less than what was acknowledged.
-// Torn writes at any byte, lost caches and kill -9 alike; the device only has to keep fua and flush.
+// Why every crash leaves it whole. At most one slot is being written at any moment. The others hold N (the acknowledged
+// one) and N - 1, or with two copies already N + 1 once: the highest intact sequence is the answer, and never less than
+// what was acknowledged. Torn writes at any byte, lost caches and kill -9 alike; the device only has to keep fua and
+// flush.
 //
-// One copy or two. A slot that is out of form is either what a crash in the middle of N + 1 left, or rot of N. With two copies the other
-// one tells: at rest all four are *in form* (N twice, N - 1 twice), load() repairs the one that a crash left, and refuses two out of
-// form (-EBADMSG), as the newest change might be among them. With one copy there is no telling, and N - 1 would pass for the newest:
-// only for tables that can be rebuilt, or whose age is known from elsewhere.
+// One copy or two. A slot that is out of form is either what a crash in the middle of N + 1 left, or rot of N. With two
+// copies the other one tells: at rest all four are *in form* (N twice, N - 1 twice), load() repairs the one that a
+// crash left, and refuses two out of form (-EBADMSG), as the newest change might be among them. With one copy there is
+// no telling, and N - 1 would pass for the newest: only for tables that can be rebuilt, or whose age is known from
+// elsewhere.
 //
-// Threading: the caller locks, also against other processes. Blocking; not for the fault path. Memory: one mapping, by prepare().
+// Threading: the caller locks, also against other processes. Blocking; not for the fault path. Memory: one mapping, by
+// prepare().
 #pragma once
 #include "lun/volume/image_format.h"
 #include "superpipe/device.h"
@@ -24,16 +26,16 @@
 namespace lunar {
 
 enum class Repair : uint8_t {
-  kNo,        // read only; the others are for callers that may change it
-  kOne,       // what a crash can leave
-  kProven,    // also two slots out of form, where the others prove that nothing newer was acknowledged
+  kNo,      // read only; the others are for callers that may change it
+  kOne,     // what a crash can leave
+  kProven,  // also two slots out of form, where the others prove that nothing newer was acknowledged
 };
 
 struct SlotReport {
-  unsigned bad = 0;              // slots out of form, a bit each: 1, 2 first copy A, B; 4, 8 second copy A, B
+  unsigned bad = 0;  // slots out of form, a bit each: 1, 2 first copy A, B; 4, 8 second copy A, B
   unsigned repaired = 0;
-  const char* what = "";         // of the first
-  uint64_t unknown = 0;          // feature bits that made it -EPROTONOSUPPORT or -EROFS
+  const char* what = "";  // of the first
+  uint64_t unknown = 0;   // feature bits that made it -EPROTONOSUPPORT or -EROFS
 };
 
 // Which images are its own: all of it must match.
@@ -43,14 +45,15 @@ struct ImageSpec {
   uint8_t uuid[16] = {};
   uint64_t super_checksum = 0;
   uint64_t body_bytes = 0;
-  uint64_t slot_bytes = 0;       // header and body, rounded up to a multiple of 4096
-  uint64_t known_compatible = 0, known_read_only = 0, known_incompatible = 0;   // feature bits
+  uint64_t slot_bytes = 0;  // header and body, rounded up to a multiple of 4096
+  uint64_t known_compatible = 0, known_read_only = 0, known_incompatible = 0;  // feature bits
 };
 struct ImagePlaces {
-  unsigned copies = 2;           // 1 or 2
-  uint64_t offset[2] = {};       // of slot A of each copy, slot B follows; multiples of 4096, slots do not overlap
+  unsigned copies = 2;      // 1 or 2
+  uint64_t offset[2] = {};  // of slot A of each copy, slot B follows; multiples of 4096, slots do not overlap
 };
-// Checks the table's content once its checksums are right: nullptr when it is valid, else the first fault. `body` has spec.body_bytes.
+// Checks the table's content once its checksums are right: nullptr when it is valid, else the first fault. `body` has
+// spec.body_bytes.
 class ImageValidator {
  public:
   virtual const char* fault(const media::ImageHeader& header, const char* body) = 0;
@@ -67,23 +70,24 @@ bool image_header_intact(const ImageSpec& spec, const char* image);
 bool image_intact(const ImageSpec& spec, const char* image);
 uint64_t unknown_read_only(const ImageSpec& spec, const media::ImageHeader& header);
 uint64_t unknown_incompatible(const ImageSpec& spec, const media::ImageHeader& header);
-bool features_unknown(const ImageSpec& spec, const media::ImageHeader& header);   // any of them
+bool features_unknown(const ImageSpec& spec, const media::ImageHeader& header);  // any of them
 
 class AtomicImage {
  public:
   // validator: nullptr: any body will do. Neither device nor validator is owned. 0, -ENOMEM.
   [[nodiscard]] int prepare(Device* raw, const ImageSpec& spec, const ImagePlaces& places, ImageValidator* validator);
   void release();
-  // Reads all, decides, repairs; image() is the newest then. 0; -EBADMSG; -EPROTONOSUPPORT: unknown incompatible features; -EROFS: unknown
-  // read-only ones, and not Repair::kNo (nothing is written); -EIO and the like from the device.
+  // Reads all, decides, repairs; image() is the newest then. 0; -EBADMSG; -EPROTONOSUPPORT: unknown incompatible
+  // features; -EROFS: unknown read-only ones, and not Repair::kNo (nothing is written); -EIO and the like from the
+  // device.
   [[nodiscard]] int load(Repair repair, SlotReport* report);
-  // Writes image(), as the caller changed its body and features, as the next one: durable at return. What the change relies on
-  // must be durable before. On failure the device is read again: 0 when the change is there after all; else -errno, and image()
-  // is what was before (or !loaded()).
+  // Writes image(), as the caller changed its body and features, as the next one: durable at return. What the change
+  // relies on must be durable before. On failure the device is read again: 0 when the change is there after all; else
+  // -errno, and image() is what was before (or !loaded()).
   [[nodiscard]] int commit();
-  [[nodiscard]] int format();    // images 1 and 2, bodies of zeros, durable at return
+  [[nodiscard]] int format();  // images 1 and 2, bodies of zeros, durable at return
   bool loaded() const { return loaded_; }
-  char* image() const { return image_; }                       // spec.slot_bytes, aligned to 4096
+  char* image() const { return image_; }  // spec.slot_bytes, aligned to 4096
   char* body() const { return image_ + sizeof(media::ImageHeader); }
   media::ImageHeader& header() const { return *reinterpret_cast<media::ImageHeader*>(image_); }
   uint64_t sequence() const { return header().sequence; }
@@ -94,7 +98,9 @@ class AtomicImage {
   static constexpr unsigned kSlotsMax = 4;
   unsigned slots() const { return 2 * places_.copies; }
   char* slot(unsigned i) const { return slots_ + i * spec_.slot_bytes; }
-  const media::ImageHeader& header_of(unsigned i) const { return *reinterpret_cast<const media::ImageHeader*>(slot(i)); }
+  const media::ImageHeader& header_of(unsigned i) const {
+    return *reinterpret_cast<const media::ImageHeader*>(slot(i));
+  }
   uint64_t offset_of(unsigned i) const { return places_.offset[i / 2] + (i % 2) * spec_.slot_bytes; }
   int read_slots();
   const char* fault_of(unsigned i, const bool* valid);
@@ -105,7 +111,7 @@ class AtomicImage {
   ImageSpec spec_;
   ImagePlaces places_;
   ImageValidator* validator_ = nullptr;
-  char* slots_ = nullptr;        // as read, in the order of SlotReport::bad
+  char* slots_ = nullptr;  // as read, in the order of SlotReport::bad
   char* image_ = nullptr;
   size_t mapping_bytes_ = 0;
   bool loaded_ = false;

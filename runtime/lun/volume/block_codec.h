@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A virtual LUN's blocks through its BlockTransform: vectors in, vectors out.
-// A block of zeros on the device was never written (or was discarded): it stays zeros. No cipher gives 4096 zero bytes for
-// anything but by a chance of 2^-32768.
+// A block of zeros on the device was never written (or was discarded): it stays zeros. No cipher gives 4096 zero bytes
+// for anything but by a chance of 2^-32768.
 // Threading: no state. May not allocate.
 #pragma once
 #include <string.h>
@@ -22,7 +22,8 @@ inline bool whole_blocks(const iovec* iov, uint32_t count) {
 }
 
 // offset: of the first byte on the virtual LUN. Pre: whole blocks.
-inline void encrypt_vector(const BlockTransform& transform, uint64_t offset, const iovec* iov, uint32_t count, char* to) {
+inline void encrypt_vector(const BlockTransform& transform, uint64_t offset, const iovec* iov, uint32_t count,
+                           char* to) {
   for (uint32_t i = 0; i < count; ++i) {
     transform.encrypt(offset / kCodecBlock, iov[i].iov_base, to, iov[i].iov_len);
     to += iov[i].iov_len;
@@ -31,11 +32,13 @@ inline void encrypt_vector(const BlockTransform& transform, uint64_t offset, con
 }
 
 // In place, the first `bytes` of it, less what is not a whole block.
-inline void decrypt_vector(const BlockTransform& transform, uint64_t offset, const iovec* iov, uint32_t count, uint64_t bytes) {
+inline void decrypt_vector(const BlockTransform& transform, uint64_t offset, const iovec* iov, uint32_t count,
+                           uint64_t bytes) {
   for (uint32_t i = 0; i < count && bytes >= kCodecBlock; ++i) {
     char* at = static_cast<char*>(iov[i].iov_base);
     for (uint64_t done = 0; done < iov[i].iov_len && bytes >= kCodecBlock; done += kCodecBlock, bytes -= kCodecBlock) {
-      if (!bytes_are_zero(at + done, kCodecBlock)) transform.decrypt((offset + done) / kCodecBlock, at + done, kCodecBlock);
+      if (!bytes_are_zero(at + done, kCodecBlock))
+        transform.decrypt((offset + done) / kCodecBlock, at + done, kCodecBlock);
     }
     offset += iov[i].iov_len;
   }
@@ -47,8 +50,10 @@ inline uint64_t vector_bytes(const iovec* iov, uint32_t count) {
   return bytes;
 }
 
-// Takes up to `want` bytes from (*at, *within) of a vector into `out`; *room entries at most. Moves the place on, returns the bytes.
-inline uint64_t vector_slice(const iovec* iov, uint32_t count, uint32_t* at, uint64_t* within, uint64_t want, iovec* out, uint32_t* room) {
+// Takes up to `want` bytes from (*at, *within) of a vector into `out`; *room entries at most. Moves the place on,
+// returns the bytes.
+inline uint64_t vector_slice(const iovec* iov, uint32_t count, uint32_t* at, uint64_t* within, uint64_t want,
+                             iovec* out, uint32_t* room) {
   uint64_t got = 0;
   uint32_t used = 0;
   while (got < want && *at < count && used < *room) {

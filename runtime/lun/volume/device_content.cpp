@@ -24,7 +24,8 @@ DeviceContent look(const char* head, size_t bytes, char* what, size_t size) {
     format_to(what, size, "virtual LUNs of Lunar");
     return DeviceContent::kPhysicalLun;
   }
-  if (bytes >= sizeof(media::Superblock) && superblock_look(*reinterpret_cast<const media::Superblock*>(head)) == SuperState::kEnded) {
+  if (bytes >= sizeof(media::Superblock) &&
+      superblock_look(*reinterpret_cast<const media::Superblock*>(head)) == SuperState::kEnded) {
     format_to(what, size, "former virtual LUNs of Lunar");
     return DeviceContent::kEnded;
   }
@@ -50,12 +51,15 @@ DeviceContent look(const char* head, size_t bytes, char* what, size_t size) {
 
 int device_path(Device* raw, char* path, size_t size) {
   const char* name = raw->name();
-  if (strncmp(name, "file:", 5) == 0) name += 5;
-  else if (strncmp(name, "pmem:", 5) == 0) name += 5;
+  if (strncmp(name, "file:", 5) == 0)
+    name += 5;
+  else if (strncmp(name, "pmem:", 5) == 0)
+    name += 5;
   struct stat status;
   format_to(path, size, "%s", name);
-  if (strlen(name) < size && sys::path_status(path, &status) == 0) return S_ISREG(status.st_mode) || S_ISBLK(status.st_mode) ? 0 : -ENOENT;
-  const size_t length = strcspn(name, ",");   // settings follow
+  if (strlen(name) < size && sys::path_status(path, &status) == 0)
+    return S_ISREG(status.st_mode) || S_ISBLK(status.st_mode) ? 0 : -ENOENT;
+  const size_t length = strcspn(name, ",");  // settings follow
   if (length >= size) return -ENOENT;
   path[length] = '\0';
   if (sys::path_status(path, &status) != 0) return -ENOENT;
@@ -63,7 +67,7 @@ int device_path(Device* raw, char* path, size_t size) {
 }
 
 int device_content(Device* raw, DeviceContent* out, char* what, size_t size, bool only_ours) {
-  const uint64_t held = raw->size_bytes();   // a multiple of what it moves at once
+  const uint64_t held = raw->size_bytes();  // a multiple of what it moves at once
   const size_t bytes = held < kHeadBytes ? static_cast<size_t>(held) : kHeadBytes;
   *out = DeviceContent::kBlank;
   format_to(what, size, "nothing");

@@ -14,7 +14,7 @@
 namespace lunar {
 namespace {
 
-std::atomic<int> lock_fds[32];   // descriptor + 1; 0: free
+std::atomic<int> lock_fds[32];  // descriptor + 1; 0: free
 
 void close_copies_in_child() {
   for (std::atomic<int>& held : lock_fds) {

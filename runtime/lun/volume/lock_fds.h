@@ -1,13 +1,12 @@
-// SPDX-License-Identifier: Apache-2.0
-// Registry of descriptors with locks that forked children must not keep: a child forked while one is registered closes its copy (an
-// atfork handler), so that the lock ends with the process that took it, however that ends. Registers only descriptors of the program's
-// own table, which is the one a child inherits.
+// SPDX-License-Identifier: Apache-2.0 Registry of descriptors with locks that forked children must not keep: a child
+// forked while one is registered closes its copy (an atfork handler), so that the lock ends with the process that took
+// it, however that ends. Registers only descriptors of the program's own table, which is the one a child inherits.
 // Threading: any. Not for the fault path.
 #pragma once
 
 namespace lunar {
 
 void register_lock_fd(int fd);
-void unregister_lock_fd(int fd);   // before it is closed; fine when it is not registered
+void unregister_lock_fd(int fd);  // before it is closed; fine when it is not registered
 
 }  // namespace lunar

@@ -57,8 +57,8 @@ int LunLocks::lock_metadata(bool shared, ErrorText* why) {
   if (none()) return 0;
   if (const int opened = open_metadata(); opened < 0) {
     if (getpid() != opener_)
-      return why->set(-EACCES, "LUN %s: a forked child can change it only where /proc/self/fd can be opened (%s)", device_->name(),
-                      errno_name(opened));
+      return why->set(-EACCES, "LUN %s: a forked child can change it only where /proc/self/fd can be opened (%s)",
+                      device_->name(), errno_name(opened));
     for (; metadata_count_ < device_->lock_count(); ++metadata_count_)
       metadata_fd_[metadata_count_] = device_->fd(metadata_count_);
   }
@@ -74,11 +74,13 @@ int LunLocks::lock_metadata(bool shared, ErrorText* why) {
   if (status == 0) return 0;
   close_metadata();
   if (status == -EAGAIN || status == -EINTR)
-    return why->set(-EBUSY, "LUN %s: another process has been changing its metadata for 10 s; see who (lsof, /proc/locks), try again",
-                    device_->name());
-  if (status == -EBADF)
-    return why->set(-EROFS, "LUN %s: open for reading only; open it for writing", device_->name());
-  return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks", device_->name(), errno_name(status));
+    return why->set(
+        -EBUSY,
+        "LUN %s: another process has been changing its metadata for 10 s; see who (lsof, /proc/locks), try again",
+        device_->name());
+  if (status == -EBADF) return why->set(-EROFS, "LUN %s: open for reading only; open it for writing", device_->name());
+  return why->set(status, "LUN %s: cannot be locked (%s); its file system must know file locks", device_->name(),
+                  errno_name(status));
 }
 
 void LunLocks::unlock_metadata() {

@@ -1,18 +1,21 @@
-// SPDX-License-Identifier: Apache-2.0
-// Locks of the virtual LUNs of a device that was opened for Claim::kParts: byte ranges beyond those of superpipe/ownership.h, on the same
-// files; of a stripe and paths on the first member's.
+// SPDX-License-Identifier: Apache-2.0 Locks of the virtual LUNs of a device that was opened for Claim::kParts: byte
+// ranges beyond those of superpipe/ownership.h, on the same files; of a stripe and paths on the first member's.
 //
-//   2^62 + 0           metadata    exclusive (shared for reading), on a description of its own that lives as long as the lock
+//   2^62 + 0           metadata    exclusive (shared for reading), on a description of its own that lives as long as
+//                      the lock
 //          + 1         parts       ownership.h's: shared by every open. A forced format checks for others first
-//          + 64 + 2i   owner       shared by the owners of LUN i, on the device's own description: forked children inherit it,
-//          + 65 + 2i   exclusive   shared too, by owners who want to be the only ones. Both are tested, never taken exclusively
+//          + 64 + 2i   owner       shared by the owners of LUN i, on the device's own description: forked children
+//                      inherit it,
+//          + 65 + 2i   exclusive   shared too, by owners who want to be the only ones. Both are tested, never taken
+//                      exclusively
 //
-// All decisions (test, then take) happen under the metadata lock. Forked children must not share it, else parent and child would both
-// have it: so it opens the files again each time, which also suits threads with their own descriptor table. A child forked meanwhile
-// closes its copy (an atfork handler); an explicit unlock drops the lock for every copy.
+// All decisions (test, then take) happen under the metadata lock. Forked children must not share it, else parent and
+// child would both have it: so it opens the files again each time, which also suits threads with their own descriptor
+// table. A child forked meanwhile closes its copy (an atfork handler); an explicit unlock drops the lock for every
+// copy.
 //
-// No other process and no other PhysicalLun sees a device without a descriptor (sim:): every lock succeeds.
-// Where /proc is missing or the file may not be opened again, the metadata lock is taken on the device's own description; forked
+// No other process and no other PhysicalLun sees a device without a descriptor (sim:): every lock succeeds. Where /proc
+// is missing or the file may not be opened again, the metadata lock is taken on the device's own description; forked
 // children may then not change anything (-EACCES).
 // Threading: the caller locks.
 #pragma once
@@ -25,8 +28,8 @@ namespace lunar {
 class LunLocks {
  public:
   void init(Device* device);
-  // Waits up to 10 s. shared: only to look; a device opened for reading will do. 0, -EBUSY, -EROFS (opened for reading only), -errno;
-  // all but 0 with *why.
+  // Waits up to 10 s. shared: only to look; a device opened for reading will do. 0, -EBUSY, -EROFS (opened for reading
+  // only), -errno; all but 0 with *why.
   [[nodiscard]] int lock_metadata(bool shared, ErrorText* why);
   void unlock_metadata();
   // Whether this is the only open. Pre: metadata lock held.
@@ -36,12 +39,13 @@ class LunLocks {
   // Whether others (not this description) own LUN `index`, or do so exclusively: 1, 0, or -errno.
   [[nodiscard]] int owned(unsigned index);
   [[nodiscard]] int owned_exclusively(unsigned index);
-  // Whether any description does, this one included. Pre: metadata lock held. (Where it has no description of its own, as owned().)
+  // Whether any description does, this one included. Pre: metadata lock held. (Where it has no description of its own,
+  // as owned().)
   [[nodiscard]] int owned_by_any(unsigned index);
   // `fd`, another description of one of the files, becomes an owner too.
   [[nodiscard]] static int share_lock(int fd, unsigned index, bool exclusive);
-  // Ends this process' ownership of everything, unless a forked child shares it: the device goes on with new descriptions.
-  // 0 or -errno (nothing changed).
+  // Ends this process' ownership of everything, unless a forked child shares it: the device goes on with new
+  // descriptions. 0 or -errno (nothing changed).
   [[nodiscard]] int renew();
 
  private:
@@ -49,10 +53,10 @@ class LunLocks {
   int open_metadata();
   void close_metadata();
   Device* device_ = nullptr;
-  int metadata_fd_[kLockFilesMax] = {-1, -1};   // while it is held
+  int metadata_fd_[kLockFilesMax] = {-1, -1};  // while it is held
   unsigned metadata_count_ = 0;
-  bool own_files_ = false;                  // these are descriptions of their own
-  int opener_ = 0;                          // pid
+  bool own_files_ = false;  // these are descriptions of their own
+  int opener_ = 0;          // pid
 };
 
 }  // namespace lunar

@@ -78,12 +78,15 @@ int geometry_for(uint64_t device_bytes, Geometry* out) {
   g.extent_bytes = device_bytes < kSmallDevice ? kSmallExtent : kMiB;
   while (g.device_bytes / g.extent_bytes > kExtentsMax) g.extent_bytes *= 2;
   g.extent_count = g.device_bytes / g.extent_bytes;
-  g.entry_count = static_cast<uint32_t>(g.extent_count < kEntriesMin ? kEntriesMin : g.extent_count < kEntriesMax ? g.extent_count : kEntriesMax);
+  g.entry_count = static_cast<uint32_t>(g.extent_count < kEntriesMin   ? kEntriesMin
+                                        : g.extent_count < kEntriesMax ? g.extent_count
+                                                                       : kEntriesMax);
   g.image_bytes = image_bytes_for(g.entry_count, g.extent_count);
   g.front_offset = sizeof(Superblock);
   g.data_offset = round_up(g.front_offset + 2 * g.image_bytes, data_align(g.extent_bytes));
   g.back_offset = g.device_bytes - sizeof(Superblock) - 2 * g.image_bytes;
-  g.extent_count = (g.back_offset - g.data_offset) / g.extent_bytes;   // the image keeps room for the few that fell away
+  // the image keeps room for the few that fell away
+  g.extent_count = (g.back_offset - g.data_offset) / g.extent_bytes;
   g.image_bytes = image_bytes_for(g.entry_count, g.extent_count);
   g.back_offset = g.device_bytes - sizeof(Superblock) - 2 * g.image_bytes;
   *out = g;
@@ -118,7 +121,8 @@ SuperState superblock_look(const Superblock& super) {
     return bytes_are_zero(&super, sizeof super) ? SuperState::kBlank : SuperState::kForeign;
   if (super.checksum != checksum_of(super)) return SuperState::kDamaged;
   if (super.version != kVersion) return SuperState::kVersion;
-  const bool sound = super.header_bytes == sizeof super && super.reserved0 == 0 && bytes_are_zero(super.reserved, sizeof super.reserved);
+  const bool sound = super.header_bytes == sizeof super && super.reserved0 == 0 &&
+                     bytes_are_zero(super.reserved, sizeof super.reserved);
   return sound ? SuperState::kValid : SuperState::kDamaged;
 }
 
@@ -136,16 +140,18 @@ int superblock_geometry(const Superblock& super, uint64_t device_bytes, Geometry
   g.entry_count = super.entry_count;
   // Sizes first, each against something that was checked: no sum below can overflow.
   const bool sizes = g.device_bytes >= PhysicalLun::kBytesMin && g.device_bytes <= kDeviceBytesMax &&
-                     g.device_bytes % kBlockBytes == 0 && std::has_single_bit(g.extent_bytes) && g.extent_bytes >= kSmallExtent &&
-                     g.extent_bytes <= g.device_bytes && g.extent_count >= 1 && g.extent_count <= kExtentsMax &&
-                     g.extent_count <= g.device_bytes / g.extent_bytes && g.entry_count >= 1 && g.entry_count <= kEntriesMax;
+                     g.device_bytes % kBlockBytes == 0 && std::has_single_bit(g.extent_bytes) &&
+                     g.extent_bytes >= kSmallExtent && g.extent_bytes <= g.device_bytes && g.extent_count >= 1 &&
+                     g.extent_count <= kExtentsMax && g.extent_count <= g.device_bytes / g.extent_bytes &&
+                     g.entry_count >= 1 && g.entry_count <= kEntriesMax;
   if (!sizes || g.image_bytes != image_bytes_for(g.entry_count, g.extent_count)) return -EBADMSG;
   const uint64_t tail = 2 * g.image_bytes + sizeof(Superblock);
   if (tail > g.device_bytes) return -EBADMSG;
   const bool places = g.front_offset == sizeof(Superblock) && g.data_offset >= g.front_offset + 2 * g.image_bytes &&
                       g.data_offset <= g.device_bytes && g.data_offset % data_align(g.extent_bytes) == 0 &&
                       g.extent_count * g.extent_bytes <= g.device_bytes - g.data_offset &&
-                      g.data_offset + g.extent_count * g.extent_bytes <= g.back_offset && g.back_offset == g.device_bytes - tail;
+                      g.data_offset + g.extent_count * g.extent_bytes <= g.back_offset &&
+                      g.back_offset == g.device_bytes - tail;
   if (!places) return -EBADMSG;
   *out = g;
   return device_bytes < g.device_bytes ? -ENOSPC : 0;
@@ -180,7 +186,7 @@ void image_census(const MetadataImage& image, SoundScratch* scratch, ImageCensus
   uint64_t owned = 0;
   for (uint32_t i = 0; i < geometry.entry_count; ++i) {
     const LunEntry& entry = entries[i];
-    scratch->first[i] = UINT32_MAX;   // none of its places is believed
+    scratch->first[i] = UINT32_MAX;  // none of its places is believed
     if (const char* text = entry_fault(entry, geometry, strict)) {
       fault(text);
       continue;

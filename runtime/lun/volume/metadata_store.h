@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The metadata of a physical LUN on its device: an atomic image (atomic_image.h) in two copies, in front of the data and behind it. What is
-// looked at on every load is everything: four slots, so that rot is found while there is a copy.
+// SPDX-License-Identifier: Apache-2.0 The metadata of a physical LUN on its device: an atomic image (atomic_image.h) in
+// two copies, in front of the data and behind it. What is looked at on every load is everything: four slots, so that
+// rot is found while there is a copy.
 //
 // Threading: the caller locks (metadata lock and mutex). Blocking. Memory: mappings, made by prepare().
 #pragma once
@@ -11,13 +11,14 @@ namespace lunar {
 
 class MetadataStore final : private ImageValidator {
  public:
-  [[nodiscard]] int prepare(Device* raw, const Geometry& geometry, const LunIdentity& identity);   // 0, -ENOMEM
+  [[nodiscard]] int prepare(Device* raw, const Geometry& geometry, const LunIdentity& identity);  // 0, -ENOMEM
   void release();
   [[nodiscard]] int load(Repair repair, SlotReport* report) { return images_.load(repair, report); }
   [[nodiscard]] int commit() { return images_.commit(); }
   [[nodiscard]] int format() { return images_.format(); }
   bool loaded() const { return images_.loaded(); }
-  void census(ImageCensus* out);   // of image(), or, where none was found sound, of the newest intact one as read (all 0: none is)
+  // of image(), or, where none was found sound, of the newest intact one as read (all 0: none is)
+  void census(ImageCensus* out);
   MetadataImage image() const { return {images_.image(), &geometry_}; }
   uint64_t sequence() const { return images_.sequence(); }
   const Geometry& geometry() const { return geometry_; }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inside of a PhysicalLun, for virtual_lun.cpp: entries and extents, each call one change under the metadata lock.
 //
-//   Session    mutex, metadata lock, newest image read and repaired; the change is made in place in image(), then commit()
+//   Session    mutex, metadata lock, newest image read and repaired; the change is made in place in image(), then
+//              commit()
 //
-// Order within a change: what must hold for the new image (zeros, space on a file system) comes before its commit, what the
-// old one still needed (discarding freed extents) after it, all under the lock.
+// Order within a change: what must hold for the new image (zeros, space on a file system) comes before its commit, what
+// the old one still needed (discarding freed extents) after it, all under the lock.
 // Threading: as physical_lun.h. A forked child may go on with what it inherited.
 #pragma once
 #include <atomic>
@@ -18,7 +19,7 @@
 namespace lunar {
 
 constexpr unsigned kNoEntry = UINT32_MAX;
-constexpr char kUnknownData[] = "unknown data";        // device_content(): foreign, of unknown kind
+constexpr char kUnknownData[] = "unknown data";  // device_content(): foreign, of unknown kind
 // A killed owner's ring holds its file for some milliseconds after the process is gone: so a busy result is retried.
 constexpr int kBusyTries = 25;
 constexpr uint64_t kBusyPauseNs = 10'000'000;
@@ -36,8 +37,8 @@ struct OwnedLun {
   bool zeroed = true;
   uint64_t size_bytes = 0;
   uint64_t extents = 0;
-  uint64_t limit_bytes = 0;                    // size and free space, when it was opened
-  std::atomic<uint32_t>* map = nullptr;        // by position; of geometry().extent_count
+  uint64_t limit_bytes = 0;              // size and free space, when it was opened
+  std::atomic<uint32_t>* map = nullptr;  // by position; of geometry().extent_count
   VirtualLunInfo info;
 };
 
@@ -64,19 +65,23 @@ class PhysicalLunImpl final : public PhysicalLun {
   // Each fills lun->size_bytes, extents, map and info on success.
   [[nodiscard]] int create(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
   [[nodiscard]] int open_named(const char* name, LunType type, OwnedLun* lun, uint8_t key_check[16], ErrorText* why);
-  [[nodiscard]] int grow(uint64_t bytes, OwnedLun* lun, ErrorText* why);     // to `bytes` at least
+  [[nodiscard]] int grow(uint64_t bytes, OwnedLun* lun, ErrorText* why);  // to `bytes` at least
   [[nodiscard]] int shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why);
   [[nodiscard]] int refresh(OwnedLun* lun);
-  [[nodiscard]] int free_bytes(uint64_t* out);                                // dead scratch LUNs are freed first
-  void abandon(const OwnedLun& lun);                                          // at close: a scratch LUN goes with its last owner
-  [[nodiscard]] int share_lock(int fd, const OwnedLun& lun) { return LunLocks::share_lock(fd, lun.index, lun.exclusive); }
+  [[nodiscard]] int free_bytes(uint64_t* out);  // dead scratch LUNs are freed first
+  // at close: a scratch LUN goes with its last owner
+  void abandon(const OwnedLun& lun);
+  [[nodiscard]] int share_lock(int fd, const OwnedLun& lun) {
+    return LunLocks::share_lock(fd, lun.index, lun.exclusive);
+  }
 
  private:
   class Session;
   friend class Session;
 
   int open_locked(Format format, ErrorText* why);
-  int open_without_head(Format format, SuperState state, const media::Superblock& super, const media::Superblock* backup, ErrorText* why);
+  int open_without_head(Format format, SuperState state, const media::Superblock& super,
+                        const media::Superblock* backup, ErrorText* why);
   int format_now(ErrorText* why);
   int restore_super(const media::Superblock& from, uint64_t offset);
   int damaged(const char* what, ErrorText* why);
@@ -92,18 +97,18 @@ class PhysicalLunImpl final : public PhysicalLun {
   unsigned find(const char* name);
   unsigned free_entry();
   uint64_t free_extents();
-  int reclaim();                                        // dead scratch LUNs: one commit. 0 or -errno
-  int ours(const OwnedLun& lun, ErrorText* why);        // -ESTALE when the entry is not this LUN's any more
-  int make_room(uint64_t count, ErrorText* why);        // -ENOSPC when there are fewer free extents
+  int reclaim();                                  // dead scratch LUNs: one commit. 0 or -errno
+  int ours(const OwnedLun& lun, ErrorText* why);  // -ESTALE when the entry is not this LUN's any more
+  int make_room(uint64_t count, ErrorText* why);  // -ENOSPC when there are fewer free extents
   unsigned add_entry(bool scratch, const NewLun& wanted, uint64_t size_bytes);
-  void assign(unsigned index, uint64_t count);          // free extents become its next ones. Pre: there are so many
-  bool dead(unsigned index);                            // a scratch LUN without an owner
+  void assign(unsigned index, uint64_t count);  // free extents become its next ones. Pre: there are so many
+  bool dead(unsigned index);                    // a scratch LUN without an owner
   void free_entry_of(unsigned index);
-  uint64_t order(unsigned index);                       // fills order_ by position; returns how many
+  uint64_t order(unsigned index);  // fills order_ by position; returns how many
   int prepare_extents(const uint32_t* list, uint64_t count, bool zeroed, bool named);
   int zero_slack(unsigned index, uint64_t to_bytes);
   bool is_quick(uint64_t count, bool zeroed) const;
-  void discard_freed(uint64_t from, uint64_t count);    // of order_
+  void discard_freed(uint64_t from, uint64_t count);  // of order_
   void publish(OwnedLun* lun);
   int create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText* why);
   int stage(uint64_t count, OwnedLun* staged, ErrorText* why);
@@ -113,7 +118,7 @@ class PhysicalLunImpl final : public PhysicalLun {
   int prepare_staged(const OwnedLun& staged, uint64_t count, bool zeroed, bool named);
   void describe(unsigned index, VirtualLunInfo* out);
   uint64_t dead_extents();
-  Repair to_look() const { return looks_ ? Repair::kNo : Repair::kOne; }   // of a session that changes nothing
+  Repair to_look() const { return looks_ ? Repair::kNo : Repair::kOne; }  // of a session that changes nothing
   int explain(int err, const SlotReport& report, const char* advice, ErrorText* why);
   int check_super(bool repair, CheckReport* report);
   void count_extents(CheckReport* report);
@@ -126,9 +131,9 @@ class PhysicalLunImpl final : public PhysicalLun {
   uint32_t* order_ = nullptr;
   size_t mapping_bytes_ = 0, order_bytes_ = 0;
   uint64_t created_s_ = 0;
-  unsigned own_ = kNoEntry, staged_ = kNoEntry;          // what this object's owner has open: never dead
+  unsigned own_ = kNoEntry, staged_ = kNoEntry;  // what this object's owner has open: never dead
   bool repaired_ = false;
-  bool looks_ = false;                                  // Format::kLook: nothing may be written
+  bool looks_ = false;  // Format::kLook: nothing may be written
   unsigned damaged_ = 0;
 };
 
@@ -149,6 +154,7 @@ class PhysicalLunImpl::Session {
 };
 
 // What is said about a device that holds something, e.g. for refusals.
-[[nodiscard]] int device_path(Device* raw, char* path, size_t size);   // the path in its name; -ENOENT when there is none
+// the path in its name; -ENOENT when there is none
+[[nodiscard]] int device_path(Device* raw, char* path, size_t size);
 
 }  // namespace lunar

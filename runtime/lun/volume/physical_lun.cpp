@@ -16,7 +16,7 @@ namespace lunar {
 
 PhysicalLunImpl::Session::Session(PhysicalLunImpl* lun, Repair repair, ErrorText* why) : lun_(lun) {
   const int pid = getpid();
-  if (lun->pid_.exchange(pid) != pid) lun->mutex_.reset_in_child();   // a thread of the parent's may have held it
+  if (lun->pid_.exchange(pid) != pid) lun->mutex_.reset_in_child();  // a thread of the parent's may have held it
   lun->mutex_.lock();
   ErrorText unsaid;
   if (!why) why = &unsaid;
@@ -35,16 +35,19 @@ PhysicalLunImpl::Session::Session(PhysicalLunImpl* lun, Repair repair, ErrorText
 int PhysicalLunImpl::explain(int err, const SlotReport& report, const char* advice, ErrorText* why) {
   const char* name = raw_->name();
   if (err == -EPROTONOSUPPORT)
-    return why->set(err, "LUN %s: its metadata uses features 0x%lx that this Lunar does not know; use a newer one", name,
-                    static_cast<unsigned long>(report.unknown));
+    return why->set(err, "LUN %s: its metadata uses features 0x%lx that this Lunar does not know; use a newer one",
+                    name, static_cast<unsigned long>(report.unknown));
   if (err == -EROFS)
-    return why->set(err, "LUN %s: its metadata uses features 0x%lx that this Lunar may only read; use a newer one (lun list, info and check "
-                    "work)", name, static_cast<unsigned long>(report.unknown));
+    return why->set(err,
+                    "LUN %s: its metadata uses features 0x%lx that this Lunar may only read; use a newer one (lun "
+                    "list, info and check "
+                    "work)",
+                    name, static_cast<unsigned long>(report.unknown));
   if (err == -EBADMSG)
-    return why->set(err, "LUN %s: its metadata is damaged beyond its copies (%s); %s", name, *report.what ? report.what : "no image is sound",
-                    advice);
-  return why->set(err, "LUN %s: cannot read or repair its metadata: %s (%s); see the kernel log for the device", name, errno_text(err),
-                  errno_name(err));
+    return why->set(err, "LUN %s: its metadata is damaged beyond its copies (%s); %s", name,
+                    *report.what ? report.what : "no image is sound", advice);
+  return why->set(err, "LUN %s: cannot read or repair its metadata: %s (%s); see the kernel log for the device", name,
+                  errno_text(err), errno_name(err));
 }
 
 PhysicalLunImpl::Session::~Session() {
@@ -84,7 +87,7 @@ void PhysicalLunImpl::describe(unsigned index, VirtualLunInfo* out) {
   out->created_s = entry.created_s;
   out->cipher_id = entry.cipher_id;
   out->type = static_cast<LunType>(entry.type);
-  out->in_use = index == own_ || locks_.owned_by_any(index) != 0;   // unknown counts as in use
+  out->in_use = index == own_ || locks_.owned_by_any(index) != 0;  // unknown counts as in use
 }
 
 int PhysicalLunImpl::info(PhysicalLunInfo* out) {
@@ -121,17 +124,23 @@ int PhysicalLunImpl::list(VirtualLunInfo* out, unsigned max, unsigned first) {
 }
 
 int PhysicalLunImpl::remove(const char* name, ErrorText* why) {
-  if (!lun_name_legal(name)) return why->set(-EINVAL, "LUN %s: '%s' is no name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -", raw_->name(), name);
+  if (!lun_name_legal(name))
+    return why->set(-EINVAL, "LUN %s: '%s' is no name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -", raw_->name(),
+                    name);
   Session session(this, Repair::kOne, why);
   if (session.status() < 0) return session.status();
   const unsigned index = find(name);
-  if (index == kNoEntry) return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`", raw_->name(), name);
+  if (index == kNoEntry)
+    return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`", raw_->name(), name);
   const int others = index == own_ ? 1 : locks_.owned(index);
-  if (others != 0) return why->set(others < 0 ? others : -EBUSY, "LUN %s#%s: in use; end who has it open first", raw_->name(), name);
+  if (others != 0)
+    return why->set(others < 0 ? others : -EBUSY, "LUN %s#%s: in use; end who has it open first", raw_->name(), name);
   const uint64_t count = order(index);
   free_entry_of(index);
   const int status = store_.commit();
-  if (status < 0) return why->set(status, "LUN %s#%s: cannot be removed: %s (%s)", raw_->name(), name, errno_text(status), errno_name(status));
+  if (status < 0)
+    return why->set(status, "LUN %s#%s: cannot be removed: %s (%s)", raw_->name(), name, errno_text(status),
+                    errno_name(status));
   discard_freed(0, count);
   return 0;
 }
@@ -160,7 +169,7 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
     return 0;
   }
   if (session.status() < 0) return session.status();
-  if (repair && seen.unknown) return -EROFS;   // a newer one began to use that while this was open
+  if (repair && seen.unknown) return -EROFS;  // a newer one began to use that while this was open
   if (repaired_) {
     ++report->problems;
     ++report->repaired;
@@ -176,7 +185,8 @@ int PhysicalLunImpl::check(bool repair, CheckReport* report) {
   }
   for (unsigned i = 0; i < geometry().entry_count; ++i) {
     if (!dead(i)) continue;
-    tell("scratch LUN %u: its owners are gone; its %u extents are free for who needs them", i, static_cast<unsigned>(entries()[i].extents));
+    tell("scratch LUN %u: its owners are gone; its %u extents are free for who needs them", i,
+         static_cast<unsigned>(entries()[i].extents));
     report->repaired += repair;
   }
   if (repair && !seen.bad) status = reclaim();
@@ -209,7 +219,8 @@ int PhysicalLunImpl::check_super(bool repair, CheckReport* report) {
     const int read = raw_io(raw_, Op::kRead, places[i], seen, sizeof expected);
     if (read == 0 && memcmp(seen, fresh, sizeof expected) == 0) continue;
     ++report->problems;
-    if (report->line) report->line(report->argument, i ? "the superblock's copy at the end is damaged" : "the superblock is damaged");
+    if (report->line)
+      report->line(report->argument, i ? "the superblock's copy at the end is damaged" : "the superblock is damaged");
     if (!repair) continue;
     status = raw_io(raw_, Op::kWrite, places[i], fresh, sizeof expected);
     if (status == 0) status = raw_flush(raw_);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening, formatting and closing a physical LUN: see physical_lun.h and physical_format.h.
 //
-// Idea: refuse on doubt. Only a valid superblock of ours opens; only zeros that libblkid knows nothing about are formatted
-// unless forced; a lost head is restored from the copy at the end on explicit request (kRepair), or when the head still carries our
-// magic.
+// Idea: refuse on doubt. Only a valid superblock of ours opens; only zeros that libblkid knows nothing about are
+// formatted unless forced; a lost head is restored from the copy at the end on explicit request (kRepair), or when the
+// head still carries our magic.
 // Threading: open-time code, any thread. May not be used on the fault path.
 #include <errno.h>
 #include <string.h>
@@ -19,7 +19,6 @@
 #include "lun/volume/physical_impl.h"
 #include "sys/arena.h"
 #include "sys/file.h"
-
 
 namespace lunar {
 namespace {
@@ -40,7 +39,9 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   Superblock* get() const { return super_; }
-  int read(Device* raw, uint64_t offset) { return super_ ? raw_io(raw, Op::kRead, offset, super_, kSuperBytes) : -ENOMEM; }
+  int read(Device* raw, uint64_t offset) {
+    return super_ ? raw_io(raw, Op::kRead, offset, super_, kSuperBytes) : -ENOMEM;
+  }
   int write(Device* raw, uint64_t offset) {
     return super_ ? raw_write_durable(raw, offset, super_, kSuperBytes) : -ENOMEM;
   }
@@ -49,7 +50,8 @@ class Block {
   Superblock* super_;
 };
 
-constexpr char kDamageAdvice[] = "nothing was changed. `lunar lun check --repair` restores what can be proven; else recreate it";
+constexpr char kDamageAdvice[] =
+    "nothing was changed. `lunar lun check --repair` restores what can be proven; else recreate it";
 
 }  // namespace
 
@@ -80,8 +82,8 @@ int PhysicalLunImpl::make(Device* raw, Format format, PhysicalLunImpl** out, Err
   lun->looks_ = only_looks(format);
   int status;
   if (raw->size_bytes() < kBytesMin) {
-    status = why->set(-ENOSPC, "LUN %s: %s is too small for virtual LUNs; give a device or file of %s or more", raw->name(),
-                      format_size(raw->size_bytes()).text, format_size(kBytesMin).text);
+    status = why->set(-ENOSPC, "LUN %s: %s is too small for virtual LUNs; give a device or file of %s or more",
+                      raw->name(), format_size(raw->size_bytes()).text, format_size(kBytesMin).text);
   } else {
     status = lun->locks_.lock_metadata(lun->looks_, why);
     if (status == 0) {
@@ -89,8 +91,10 @@ int PhysicalLunImpl::make(Device* raw, Format format, PhysicalLunImpl** out, Err
       lun->locks_.unlock_metadata();
     }
   }
-  if (status < 0) lun->close();
-  else *out = lun;
+  if (status < 0)
+    lun->close();
+  else
+    *out = lun;
   return status;
 }
 
@@ -111,24 +115,27 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   int status;
   if (format == Format::kForce) {
     status = locks_.alone();
-    if (status == 0) return why->set(-EBUSY, "LUN %s: in use by another process; end it before formatting", raw_->name());
-    return status < 0 ? why->set(status, "LUN %s: its locks cannot be read (%s)", raw_->name(), errno_name(status)) : format_now(why);
+    if (status == 0)
+      return why->set(-EBUSY, "LUN %s: in use by another process; end it before formatting", raw_->name());
+    return status < 0 ? why->set(status, "LUN %s: its locks cannot be read (%s)", raw_->name(), errno_name(status))
+                      : format_now(why);
   }
   Block head, backup;
   status = head.read(raw_, 0);
   if (status < 0) return explain(status, {}, kDamageAdvice, why);
   const SuperState state = superblock_look(*head.get());
   if (state == SuperState::kVersion)
-    return why->set(-EPROTONOSUPPORT, "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it", raw_->name(),
+    return why->set(-EPROTONOSUPPORT,
+                    "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it", raw_->name(),
                     head.get()->version, media::kVersion);
-  uint64_t repair_at = UINT64_MAX;   // which superblock is to be written again, once the images say that it may be
+  uint64_t repair_at = UINT64_MAX;  // which superblock is to be written again, once the images say that it may be
   if (state == SuperState::kValid) {
     status = take_geometry(*head.get(), why);
     if (status < 0) return status;
     const uint64_t at = geometry().backup_offset();
     status = backup.read(raw_, at);
-    if (status == 0 && superblock_look(*backup.get()) == SuperState::kValid && memcmp(backup.get()->uuid, head.get()->uuid, 16) == 0 &&
-        backup.get()->checksum != head.get()->checksum)
+    if (status == 0 && superblock_look(*backup.get()) == SuperState::kValid &&
+        memcmp(backup.get()->uuid, head.get()->uuid, 16) == 0 && backup.get()->checksum != head.get()->checksum)
       return damaged("two superblocks that differ", why);
     if (status < 0 && status != -EIO) return explain(status, {}, kDamageAdvice, why);
     if (status == -EIO || memcmp(backup.get(), head.get(), kSuperBytes) != 0) repair_at = at;
@@ -141,7 +148,8 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   }
   SlotReport report;
   status = store_.load(format == Format::kRepair ? Repair::kProven : to_look(), &report);
-  if (status < 0 && !(status == -EBADMSG && format == Format::kCheck)) return explain(status, report, kDamageAdvice, why);
+  if (status < 0 && !(status == -EBADMSG && format == Format::kCheck))
+    return explain(status, report, kDamageAdvice, why);
   repaired_ |= report.repaired != 0;
   if (looks_) damaged_ = static_cast<unsigned>(std::popcount(report.bad)) + (repair_at != UINT64_MAX);
   if (looks_) return 0;
@@ -154,26 +162,31 @@ int PhysicalLunImpl::open_locked(Format format, ErrorText* why) {
   return 0;
 }
 
-// The primary superblock is not valid; backup: that at the end, where it can be read. 0: that one is used; 1: formatted, or to be ended; -errno.
-int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Superblock& super, const Superblock* backup, ErrorText* why) {
+// The primary superblock is not valid; backup: that at the end, where it can be read. 0: that one is used; 1:
+// formatted, or to be ended; -errno.
+int PhysicalLunImpl::open_without_head(Format format, SuperState state, const Superblock& super,
+                                       const Superblock* backup, ErrorText* why) {
   if (state == SuperState::kEnded) {
     const int refused = format == Format::kEnd ? 0 : refuse_blank(format, why);
     const int done = refused < 0 ? refused : format == Format::kEnd ? take_geometry(super, why) : format_now(why);
     return done < 0 ? done : 1;
   }
   Geometry ignored;
-  const bool there = backup && superblock_look(*backup) == SuperState::kValid && superblock_geometry(*backup, raw_->size_bytes(), &ignored) == 0;
+  const bool there = backup && superblock_look(*backup) == SuperState::kValid &&
+                     superblock_geometry(*backup, raw_->size_bytes(), &ignored) == 0;
   if (state == SuperState::kDamaged || (there && format == Format::kRepair)) {
     if (!there && super.version != media::kVersion)
-      return why->set(-EPROTONOSUPPORT, "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it", raw_->name(),
-                      super.version, media::kVersion);
+      return why->set(-EPROTONOSUPPORT,
+                      "LUN %s: carries format version %u, this Lunar knows %u; use the Lunar that made it",
+                      raw_->name(), super.version, media::kVersion);
     if (!there) return damaged("both superblocks", why);
     if (state == SuperState::kForeign) {
       DeviceContent content = DeviceContent::kForeign;
       char what[64];
       const int status = device_content(raw_, &content, what, sizeof what);
       if (status < 0) return explain(status, {}, kDamageAdvice, why);
-      if (content != DeviceContent::kForeign || strcmp(what, kUnknownData) != 0) return refuse_contents(format, true, why);
+      if (content != DeviceContent::kForeign || strcmp(what, kUnknownData) != 0)
+        return refuse_contents(format, true, why);
     }
     return take_geometry(*backup, why);
   }
@@ -189,27 +202,37 @@ int PhysicalLunImpl::refuse_contents(Format format, bool backup, ErrorText* why)
   DeviceContent content = DeviceContent::kForeign;
   char what[64] = "";
   const int status = device_content(raw_, &content, what, sizeof what);
-  if (status < 0) return why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", name, errno_text(status), errno_name(status));
+  if (status < 0)
+    return why->set(status, "LUN %s: cannot look at what it holds: %s (%s)", name, errno_text(status),
+                    errno_name(status));
   if (backup && (content == DeviceContent::kBlank || strcmp(what, kUnknownData) == 0))
-    return why->set(-EBADMSG, "LUN %s: its head was erased or overwritten, but its end says that it carries virtual LUNs; `lunar lun check --repair %s` "
-                    "restores it, formatting by name (--format) erases them", name, name);
+    return why->set(-EBADMSG,
+                    "LUN %s: its head was erased or overwritten, but its end says that it carries virtual LUNs; `lunar "
+                    "lun check --repair %s` "
+                    "restores it, formatting by name (--format) erases them",
+                    name, name);
   MemberLabel label;
-  if (content == DeviceContent::kMember && label_read(raw_, &label) == -EOPNOTSUPP) return refuse_mirror(name, "it", why);
+  if (content == DeviceContent::kMember && label_read(raw_, &label) == -EOPNOTSUPP)
+    return refuse_mirror(name, "it", why);
   if (content == DeviceContent::kBlank) return refuse_blank(format, why);
-  return why->set(-EEXIST, "LUN %s: holds %s; nothing was changed. If that may go, erase it (wipefs -a, or truncate -s 0 and "
-                  "truncate -s SIZE of a file), or format it by name", name, what);
+  return why->set(-EEXIST,
+                  "LUN %s: holds %s; nothing was changed. If that may go, erase it (wipefs -a, or truncate -s 0 and "
+                  "truncate -s SIZE of a file), or format it by name",
+                  name, what);
 }
 
 int PhysicalLunImpl::refuse_blank(Format format, ErrorText* why) {
-  return format == Format::kIfBlank ? 0 : why->set(-ENODEV, "LUN %s: carries no virtual LUNs; `lunar lun create` formats it", raw_->name());
+  return format == Format::kIfBlank
+             ? 0
+             : why->set(-ENODEV, "LUN %s: carries no virtual LUNs; `lunar lun create` formats it", raw_->name());
 }
 
 int PhysicalLunImpl::take_geometry(const Superblock& super, ErrorText* why) {
   Geometry geometry;
   int status = superblock_geometry(super, raw_->size_bytes(), &geometry);
   if (status == -ENOSPC)
-    return why->set(status, "LUN %s: %s, but it was %s when it was formatted; give the device its size back", raw_->name(),
-                    format_size(raw_->size_bytes()).text, format_size(super.device_bytes).text);
+    return why->set(status, "LUN %s: %s, but it was %s when it was formatted; give the device its size back",
+                    raw_->name(), format_size(raw_->size_bytes()).text, format_size(super.device_bytes).text);
   if (status < 0) return damaged("a superblock that makes no sense", why);
   store_.release();
   status = store_.prepare(raw_, geometry, LunIdentity(super));
@@ -249,27 +272,34 @@ int PhysicalLunImpl::format_now(ErrorText* why) {
   if (status == 0) status = store_.format();
   if (status == 0) status = restore_super(super, 0);
   if (status == 0) status = restore_super(super, geometry.backup_offset());
-  return status < 0 ? why->set(status, "LUN %s: cannot be formatted: %s (%s)", raw_->name(), errno_text(status), errno_name(status)) : 0;
+  return status < 0 ? why->set(status, "LUN %s: cannot be formatted: %s (%s)", raw_->name(), errno_text(status),
+                               errno_name(status))
+                    : 0;
 }
 
 // Pre: loaded. 0 when nothing would be lost.
 int PhysicalLunImpl::refuse_end(ErrorText* why) {
   const media::ImageHeader& header = store_.image().header();
-  const uint64_t unknown = (header.features_compatible & ~media::kFeaturesCompatible) | (header.features_read_only & ~media::kFeaturesReadOnly);
+  const uint64_t unknown = (header.features_compatible & ~media::kFeaturesCompatible) |
+                           (header.features_read_only & ~media::kFeaturesReadOnly);
   if (unknown)
-    return why->set(-EROFS, "LUN %s: carries virtual LUNs with features 0x%lx that this Lunar does not know; use a newer one", raw_->name(),
-                    static_cast<unsigned long>(unknown));
+    return why->set(-EROFS,
+                    "LUN %s: carries virtual LUNs with features 0x%lx that this Lunar does not know; use a newer one",
+                    raw_->name(), static_cast<unsigned long>(unknown));
   const char* first = nullptr;
   unsigned others = 0;
   for (unsigned i = 0; i < geometry().entry_count; ++i) {
     if (!used(i) || (entries()[i].flags & media::kEntryScratch)) continue;
-    if (first) ++others;
-    else first = entries()[i].name;
+    if (first)
+      ++others;
+    else
+      first = entries()[i].name;
   }
   if (!first) return 0;
   char more[32] = "";
   if (others) format_to(more, sizeof more, " (and %u more)", others);
-  return why->set(-EBUSY, "LUN %s: holds the virtual LUN %s%s; if that may go: lunar lun remove '%s#%s'", raw_->name(), first, more, raw_->name(), first);
+  return why->set(-EBUSY, "LUN %s: holds the virtual LUN %s%s; if that may go: lunar lun remove '%s#%s'", raw_->name(),
+                  first, more, raw_->name(), first);
 }
 
 int PhysicalLunImpl::end(ErrorText* why) {
@@ -288,7 +318,9 @@ int PhysicalLunImpl::end(ErrorText* why) {
   if (status == 0) status = raw_flush(raw_);
   if (status == 0) status = raw_zero(raw_, 0, kSuperBytes);
   if (status == 0) status = raw_flush(raw_);
-  return status < 0 ? why->set(status, "LUN %s: its virtual LUNs cannot be ended: %s (%s)", raw_->name(), errno_text(status), errno_name(status)) : 0;
+  return status < 0 ? why->set(status, "LUN %s: its virtual LUNs cannot be ended: %s (%s)", raw_->name(),
+                               errno_text(status), errno_name(status))
+                    : 0;
 }
 
 }  // namespace lunar

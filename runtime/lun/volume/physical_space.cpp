@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Entries and extents: creating, growing, shrinking and giving back. See physical_impl.h.
 //
-// Where zeros (or nothing) and space are available at once, it is one change under one metadata lock; else see physical_staging.cpp.
+// Where zeros (or nothing) and space are available at once, it is one change under one metadata lock; else see
+// physical_staging.cpp.
 //
 // Threading: each call is one session. May not be used on the fault path.
 #include <errno.h>
@@ -21,7 +22,7 @@ using media::kEntryUsed;
 using media::LunEntry;
 
 constexpr uint64_t kQuickDiscardBytes = 4 * kGiB, kQuickWriteBytes = 32 * kMiB;
-constexpr uint64_t kDiscardNsMax = 2'000'000'000;   // after a change, under the lock: best effort
+constexpr uint64_t kDiscardNsMax = 2'000'000'000;  // after a change, under the lock: best effort
 
 // Calls visit(first extent, count) for each run of neighbours in list; stops at an error.
 template <class Visit>
@@ -70,7 +71,8 @@ void PhysicalLunImpl::discard_freed(uint64_t from, uint64_t count) {
 }
 
 bool PhysicalLunImpl::dead(unsigned index) {
-  return used(index) && (entries()[index].flags & kEntryScratch) && index != own_ && index != staged_ && locks_.owned_by_any(index) == 0;
+  return used(index) && (entries()[index].flags & kEntryScratch) && index != own_ && index != staged_ &&
+         locks_.owned_by_any(index) == 0;
 }
 
 int PhysicalLunImpl::reclaim() {
@@ -88,19 +90,23 @@ int PhysicalLunImpl::reclaim() {
 
 int PhysicalLunImpl::ours(const OwnedLun& lun, ErrorText* why) {
   if (used(lun.index) && memcmp(entries()[lun.index].uuid, lun.uuid, sizeof lun.uuid) == 0) return 0;
-  return why->set(-ESTALE, "LUN %s: virtual LUN %u is not ours any more: its lock was lost (its descriptor closed?); stop using it", raw_->name(),
-                  lun.index);
+  return why->set(
+      -ESTALE, "LUN %s: virtual LUN %u is not ours any more: its lock was lost (its descriptor closed?); stop using it",
+      raw_->name(), lun.index);
 }
 
 int PhysicalLunImpl::make_room(uint64_t count, ErrorText* why) {
   if (count > free_extents()) {
     const int status = reclaim();
-    if (status < 0) return why->set(status, "LUN %s: cannot free what dead processes left (%s)", raw_->name(), errno_name(status));
+    if (status < 0)
+      return why->set(status, "LUN %s: cannot free what dead processes left (%s)", raw_->name(), errno_name(status));
   }
   if (count <= free_extents()) return 0;
-  return why->set(-ENOSPC, "LUN %s: %s more wanted, %s remain; remove or shrink a virtual LUN (lunar lun list), or ask for less", raw_->name(),
-                  format_size(count > UINT64_MAX / geometry().extent_bytes ? UINT64_MAX / 2 : count * geometry().extent_bytes).text,
-                  format_size(free_extents() * geometry().extent_bytes).text);
+  return why->set(
+      -ENOSPC, "LUN %s: %s more wanted, %s remain; remove or shrink a virtual LUN (lunar lun list), or ask for less",
+      raw_->name(),
+      format_size(count > UINT64_MAX / geometry().extent_bytes ? UINT64_MAX / 2 : count * geometry().extent_bytes).text,
+      format_size(free_extents() * geometry().extent_bytes).text);
 }
 
 unsigned PhysicalLunImpl::add_entry(bool scratch, const NewLun& wanted, uint64_t size_bytes) {
@@ -136,13 +142,14 @@ void PhysicalLunImpl::assign(unsigned index, uint64_t count) {
   }
 }
 
-// Zeros in a scratch LUN need not outlive the power: it ends with that. In a named one they are durable before the image that gives them.
+// Zeros in a scratch LUN need not outlive the power: it ends with that. In a named one they are durable before the
+// image that gives them.
 int PhysicalLunImpl::prepare_extents(const uint32_t* list, uint64_t count, bool zeroed, bool named) {
   const uint64_t bytes = geometry().extent_bytes;
   const int status = for_each_run(list, count, [&](uint32_t first, uint64_t extents) {
     const uint64_t offset = geometry().data_offset + first * bytes;
     const int err = zeroed ? raw_zero(raw_, offset, extents * bytes) : 0;
-    return err < 0 ? err : raw_->reserve(DeviceOffset{offset}, extents * bytes);   // a file's blocks read as zeros too
+    return err < 0 ? err : raw_->reserve(DeviceOffset{offset}, extents * bytes);  // a file's blocks read as zeros too
   });
   return status < 0 || !zeroed || !named || count == 0 ? status : raw_flush(raw_);
 }
@@ -150,7 +157,8 @@ int PhysicalLunImpl::prepare_extents(const uint32_t* list, uint64_t count, bool 
 // What lies in its extents beyond its size, up to to_bytes: what was there before it shrank.
 int PhysicalLunImpl::zero_slack(unsigned index, uint64_t to_bytes) {
   const LunEntry& entry = entries()[index];
-  const uint64_t bytes = geometry().extent_bytes, end = entry.extents * bytes < to_bytes ? entry.extents * bytes : to_bytes;
+  const uint64_t bytes = geometry().extent_bytes,
+                 end = entry.extents * bytes < to_bytes ? entry.extents * bytes : to_bytes;
   if (end <= entry.size_bytes) return 0;
   order(index);
   for (uint64_t at = entry.size_bytes; at < end;) {
@@ -164,7 +172,8 @@ int PhysicalLunImpl::zero_slack(unsigned index, uint64_t to_bytes) {
 
 bool PhysicalLunImpl::is_quick(uint64_t count, bool zeroed) const {
   if (!zeroed || count == 0) return true;
-  const uint64_t bytes = count * geometry().extent_bytes, sixteenth = geometry().extent_count * geometry().extent_bytes / 16;
+  const uint64_t bytes = count * geometry().extent_bytes,
+                 sixteenth = geometry().extent_count * geometry().extent_bytes / 16;
   if (raw_->capabilities().discard) return bytes <= kQuickDiscardBytes;
   return bytes <= (kQuickWriteBytes < sixteenth ? kQuickWriteBytes : sixteenth);
 }
@@ -200,12 +209,13 @@ int PhysicalLunImpl::create(const NewLun& wanted, OwnedLun* lun, ErrorText* why)
   }
   int status = create_quick(nameless, lun, why);
   if (status == 0) status = grow(wanted.size_bytes, lun, why);
-  if (status == 0 && named && lun->zeroed && (status = raw_flush(raw_)) < 0)   // they were those of a scratch LUN
-    why->set(status, "LUN %s#%s: cannot be made: %s (%s)", raw_->name(), wanted.name, errno_text(status), errno_name(status));
+  if (status == 0 && named && lun->zeroed && (status = raw_flush(raw_)) < 0)  // they were those of a scratch LUN
+    why->set(status, "LUN %s#%s: cannot be made: %s (%s)", raw_->name(), wanted.name, errno_text(status),
+             errno_name(status));
   if (status == 0 && named) status = adopt_name(wanted, lun, why);
   if (status < 0 && lun->index != kNoEntry) {
     own_ = kNoEntry;
-    locks_.disown(lun->index);   // dead now: the next caller that needs space frees it
+    locks_.disown(lun->index);  // dead now: the next caller that needs space frees it
     lun->index = kNoEntry;
   }
   return status;
@@ -215,14 +225,16 @@ int PhysicalLunImpl::create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText
   Session session(this, Repair::kOne, why);
   if (session.status() < 0) return session.status();
   const bool scratch = *wanted.name == '\0';
-  if (!scratch && find(wanted.name) != kNoEntry) return why->set(-EEXIST, "LUN %s#%s: exists already", raw_->name(), wanted.name);
+  if (!scratch && find(wanted.name) != kNoEntry)
+    return why->set(-EEXIST, "LUN %s#%s: exists already", raw_->name(), wanted.name);
   const uint64_t count = extents_for(wanted.size_bytes, geometry());
   int status = make_room(count, why);
   if (status < 0) return status;
   if (free_entry() == kNoEntry) (void)reclaim();
   const unsigned index = add_entry(scratch, wanted, wanted.size_bytes);
   if (index == kNoEntry)
-    return why->set(-ENOSPC, "LUN %s: has %u virtual LUNs, which is the limit; remove one", raw_->name(), geometry().entry_count);
+    return why->set(-ENOSPC, "LUN %s: has %u virtual LUNs, which is the limit; remove one", raw_->name(),
+                    geometry().entry_count);
   status = locks_.own(index, lun->exclusive);
   if (status == 0) {
     assign(index, count);
@@ -232,7 +244,8 @@ int PhysicalLunImpl::create_quick(const NewLun& wanted, OwnedLun* lun, ErrorText
     if (status < 0) locks_.disown(index);
   }
   if (status < 0)
-    return why->set(status, "LUN %s: no virtual LUN can be made: %s (%s)", raw_->name(), errno_text(status), errno_name(status));
+    return why->set(status, "LUN %s: no virtual LUN can be made: %s (%s)", raw_->name(), errno_text(status),
+                    errno_name(status));
   own_ = lun->index = index;
   publish(lun);
   return 0;
@@ -243,13 +256,15 @@ int PhysicalLunImpl::open_named(const char* name, LunType type, OwnedLun* lun, u
   if (session.status() < 0) return session.status();
   const unsigned index = find(name);
   if (index == kNoEntry)
-    return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`, or make it (lunar lun create)", raw_->name(), name);
+    return why->set(-ENOENT, "LUN %s: has no virtual LUN %s; see `lunar lun list`, or make it (lunar lun create)",
+                    raw_->name(), name);
   if (entries()[index].type != static_cast<uint32_t>(type))
     return why->set(-EMEDIUMTYPE, "LUN %s#%s: is %s, not %s; give another one", raw_->name(), name,
                     lun_type_text(static_cast<LunType>(entries()[index].type)), lun_type_text(type));
   const int others = lun->exclusive ? locks_.owned(index) : locks_.owned_exclusively(index);
   if (others > 0)
-    return why->set(-EBUSY, "LUN %s#%s: in use by another process%s; wait for it", raw_->name(), name, lun->exclusive ? "" : " exclusively");
+    return why->set(-EBUSY, "LUN %s#%s: in use by another process%s; wait for it", raw_->name(), name,
+                    lun->exclusive ? "" : " exclusively");
   int status = others;
   if (status == 0) status = locks_.own(index, lun->exclusive);
   if (status < 0) return why->set(status, "LUN %s#%s: cannot be locked (%s)", raw_->name(), name, errno_name(status));
@@ -268,7 +283,7 @@ int PhysicalLunImpl::grow(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
     if (status < 0) return status;
     LunEntry& entry = entries()[lun->index];
     if (bytes <= entry.size_bytes) {
-      publish(lun);   // another owner was quicker
+      publish(lun);  // another owner was quicker
       return 0;
     }
     const uint64_t need = extents_for(bytes, geometry()), have = entry.extents;
@@ -287,7 +302,9 @@ int PhysicalLunImpl::grow(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
         status = store_.commit();
       }
       if (status == 0) publish(lun);
-      return status < 0 ? why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status), errno_name(status)) : 0;
+      return status < 0 ? why->set(status, "LUN %s: cannot grow: %s (%s)", raw_->name(), errno_text(status),
+                                   errno_name(status))
+                        : 0;
     }
   }
   return grow_staged(more, bytes, lun, why);
@@ -299,14 +316,17 @@ int PhysicalLunImpl::shrink(uint64_t bytes, OwnedLun* lun, ErrorText* why) {
   if (status == 0) status = ours(*lun, why);
   if (status < 0) return status;
   const int others = locks_.owned(lun->index);
-  if (others != 0) return why->set(others < 0 ? others : -EBUSY, "LUN %s: other processes have it open; it can shrink when they are gone", raw_->name());
+  if (others != 0)
+    return why->set(others < 0 ? others : -EBUSY,
+                    "LUN %s: other processes have it open; it can shrink when they are gone", raw_->name());
   LunEntry& entry = entries()[lun->index];
   const uint64_t count = order(lun->index), keep = extents_for(bytes, geometry());
   for (uint64_t i = keep; i < count; ++i) extents()[order_[i]] = {};
   if (keep < count) entry.extents = keep;
   if (bytes < entry.size_bytes) entry.size_bytes = bytes;
   status = store_.commit();
-  if (status < 0) return why->set(status, "LUN %s: cannot shrink: %s (%s)", raw_->name(), errno_text(status), errno_name(status));
+  if (status < 0)
+    return why->set(status, "LUN %s: cannot shrink: %s (%s)", raw_->name(), errno_text(status), errno_name(status));
   discard_freed(keep, count);
   publish(lun);
   return 0;
@@ -331,9 +351,9 @@ int PhysicalLunImpl::free_bytes(uint64_t* out) {
 
 void PhysicalLunImpl::abandon(const OwnedLun& lun) {
   constexpr int kTries = 5;
-  constexpr uint64_t kPauseNs = 4'000'000;   // a ring that is being torn down holds the file for some milliseconds
+  constexpr uint64_t kPauseNs = 4'000'000;  // a ring that is being torn down holds the file for some milliseconds
   own_ = kNoEntry;
-  if (locks_.renew() < 0) return;            // the next caller that needs the space finds it ownerless
+  if (locks_.renew() < 0) return;  // the next caller that needs the space finds it ownerless
   for (int i = 0; i < kTries && locks_.owned(lun.index) != 0; ++i) sys::sleep_ns(kPauseNs);
   Session session(this, Repair::kOne, nullptr);
   ErrorText why;

@@ -17,14 +17,15 @@ namespace {
 
 constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
 constexpr unsigned kDepthMax = 4096, kVectorsMax = 256;
-constexpr int64_t kStalledNs = 100'000;   // how long await sleeps while pieces wait for room in the base
-constexpr uint32_t kSliceRoom = 2 * kVectorsMax + 2;   // of a split: a command of 16 MiB over extents of 64 KiB
+constexpr int64_t kStalledNs = 100'000;               // how long await sleeps while pieces wait for room in the base
+constexpr uint32_t kSliceRoom = 2 * kVectorsMax + 2;  // of a split: a command of 16 MiB over extents of 64 KiB
 
 constexpr uint64_t low_bits(unsigned n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
 }  // namespace
 
-int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* transform, const ContextOptions& options, VirtualContext** out) {
+int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* transform, const ContextOptions& options,
+                           VirtualContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
   const unsigned depth = options.depth, splits = depth < kSplitsMax ? depth : kSplitsMax;
   const unsigned bounces = !transform ? 0 : depth < kBouncesMax ? depth : kBouncesMax;
@@ -35,8 +36,10 @@ int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* t
     return at;
   };
   part(sizeof(VirtualContext));
-  const size_t entries = part(depth * sizeof(InFlight)), stack = part(depth * sizeof(uint16_t)), ready = part(depth * sizeof(uint16_t));
-  const size_t splits_at = part(splits * sizeof(Split)), slices = part(splits * kSliceRoom * sizeof(iovec)), vectors = part(bounces * sizeof(iovec));
+  const size_t entries = part(depth * sizeof(InFlight)), stack = part(depth * sizeof(uint16_t)),
+               ready = part(depth * sizeof(uint16_t));
+  const size_t splits_at = part(splits * sizeof(Split)), slices = part(splits * kSliceRoom * sizeof(iovec)),
+               vectors = part(bounces * sizeof(iovec));
   bytes = round_up(bytes, 4096);
   const size_t bounce_at = part(bounces * kBounceBytes);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
@@ -56,12 +59,15 @@ int VirtualContext::create(Device* base, ExtentMap* map, const BlockTransform* t
   context->free_splits_ = low_bits(splits);
   context->free_bounces_ = low_bits(bounces);
   for (unsigned i = 0; i < depth; ++i) context->free_entries_[i] = static_cast<uint16_t>(depth - 1 - i);
-  for (unsigned i = 0; i < splits; ++i) context->splits_[i].slices = reinterpret_cast<iovec*>(memory + slices) + i * kSliceRoom;
+  for (unsigned i = 0; i < splits; ++i)
+    context->splits_[i].slices = reinterpret_cast<iovec*>(memory + slices) + i * kSliceRoom;
   ContextOptions wanted = options;
   wanted.depth = depth + splits < kDepthMax ? depth + splits : kDepthMax;
   const int status = base->attach(wanted, &context->base_);
-  if (status < 0) unmap_private(memory, bytes);
-  else *out = context;
+  if (status < 0)
+    unmap_private(memory, bytes);
+  else
+    *out = context;
   return status;
 }
 
@@ -74,8 +80,9 @@ void VirtualContext::release() {
 uint16_t VirtualContext::open_entry(const Command& command, uint64_t length, unsigned phase) {
   const uint16_t index = free_entries_[depth_ - in_flight_ - 1];
   ++in_flight_;
-  entries_[index] = {command.tag, command.offset.value, length, 0, command.iov, command.iov_count, 0, kNone, kNone, command.op,
-                     static_cast<uint8_t>(phase), false, command.fua};
+  entries_[index] = {
+      command.tag, command.offset.value,        length, 0,          command.iov, command.iov_count, 0, kNone, kNone,
+      command.op,  static_cast<uint8_t>(phase), false,  command.fua};
   return index;
 }
 
@@ -106,7 +113,8 @@ int VirtualContext::examine(const Command& command, uint64_t* length) const {
   return command.offset.value % align || *length % align ? -EINVAL : 0;
 }
 
-// Opens the entry of a command that goes to the base. False: no room for it now. *out: its one piece, where it is not split.
+// Opens the entry of a command that goes to the base. False: no room for it now. *out: its one piece, where it is not
+// split.
 VirtualContext::Start VirtualContext::start(const Command& command, uint64_t length, Command* out) {
   const unsigned phase = map_->enter(&phases_);
   *out = command;
@@ -119,7 +127,7 @@ VirtualContext::Start VirtualContext::start(const Command& command, uint64_t len
   uint64_t run = length;
   if (!flush) out->offset = DeviceOffset{map_->run(offset, length, &run)};
   const bool split = run < length, bounce = transform_ && command.op == Op::kWrite;
-  if (split && command.op == Op::kWrite && command.atomic) {   // its pieces would be torn from each other
+  if (split && command.op == Op::kWrite && command.atomic) {  // its pieces would be torn from each other
     ExtentMap::leave(&phases_, phase);
     return Start::kOutside;
   }
@@ -173,7 +181,8 @@ int VirtualContext::submit(const Command* commands, unsigned n) {
     status = base_->submit(batch, queued);
     const unsigned done = status < 0 ? 0 : static_cast<unsigned>(status);
     full |= done < queued;
-    for (unsigned i = queued; i > done; --i) close_entry(static_cast<uint16_t>(batch[i - 1].tag));   // as if it never came
+    // as if it never came
+    for (unsigned i = queued; i > done; --i) close_entry(static_cast<uint16_t>(batch[i - 1].tag));
     taken += done;
     queued = 0;
   };
@@ -198,8 +207,10 @@ int VirtualContext::submit(const Command* commands, unsigned n) {
       }
       break;
     }
-    if (split != kNone) (void)pump_split(entries_[split].split);
-    else answer(commands[i], started == Start::kNothing ? 0 : -EINVAL);
+    if (split != kNone)
+      (void)pump_split(entries_[split].split);
+    else
+      answer(commands[i], started == Start::kNothing ? 0 : -EINVAL);
     ++taken;
   }
   hand_on();
@@ -225,7 +236,8 @@ bool VirtualContext::next_piece(Split& split, Command* out) {
   uint32_t room = kSliceRoom - split.used, at = split.iov_at;
   uint64_t within = split.iov_done;
   iovec* slices = split.slices + split.used;
-  if (vector_slice(entry.iov, entry.iov_count, &at, &within, run, slices, &room) < run) return false;   // later, when some are done
+  // later, when some are done
+  if (vector_slice(entry.iov, entry.iov_count, &at, &within, run, slices, &room) < run) return false;
   out->iov = slices;
   out->iov_count = room;
   split.used += room;
@@ -290,7 +302,7 @@ unsigned VirtualContext::settle(const Response* from, unsigned n, Response* out)
     --entry.pieces;
     if (from[i].result < 0) {
       if (entry.result >= 0) entry.result = from[i].result;
-      if (!entry.finished) pumping_ &= ~(uint64_t{1} << entry.split);   // no use in the rest of it
+      if (!entry.finished) pumping_ &= ~(uint64_t{1} << entry.split);  // no use in the rest of it
       entry.finished = true;
     } else if (entry.result >= 0) {
       entry.result += from[i].result;

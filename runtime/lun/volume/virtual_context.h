@@ -5,9 +5,9 @@
 //          └──► several runs: split at the borders, piece after piece as the base takes them; the iovec slices lie in a *split*
 //          └──► written through a transform: encrypted into a *bounce* first, which then is the one iovec
 //
-// An in-flight entry a command; all its pieces carry the entry's number as their tag, the response is the sum of their bytes or the first
-// error. Entries, splits and bounces are made with the context; where the last two are used up, a command is not taken.
-// Threading: as Context. May not allocate after create.
+// An in-flight entry a command; all its pieces carry the entry's number as their tag, the response is the sum of their
+// bytes or the first error. Entries, splits and bounces are made with the context; where the last two are used up, a
+// command is not taken. Threading: as Context. May not allocate after create.
 #pragma once
 #include <atomic>
 
@@ -19,10 +19,10 @@ namespace lunar {
 
 class VirtualContext final : public OwnedContext {
  public:
-  static constexpr uint64_t kBounceBytes = 1024 * 1024;   // what one command moves at most through a transform
+  static constexpr uint64_t kBounceBytes = 1024 * 1024;  // what one command moves at most through a transform
 
-  [[nodiscard]] static int create(Device* base, ExtentMap* map, const BlockTransform* transform, const ContextOptions& options,
-                                  VirtualContext** out);
+  [[nodiscard]] static int create(Device* base, ExtentMap* map, const BlockTransform* transform,
+                                  const ContextOptions& options, VirtualContext** out);
   [[nodiscard]] int submit(const Command* commands, unsigned n) override;
   [[nodiscard]] int reap(Response* out, unsigned max) override;
   [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) override;
@@ -34,33 +34,34 @@ class VirtualContext final : public OwnedContext {
   void release() override;
   void settle_all() { drain(); }
   const PhaseCount& phases() const { return phases_; }
-  VirtualContext* next = nullptr;   // of the LUN's list, under its lock
+  VirtualContext* next = nullptr;  // of the LUN's list, under its lock
 
  private:
   static constexpr unsigned kSplitsMax = 32, kBouncesMax = 64, kBatch = 64;
   static constexpr uint16_t kNone = UINT16_MAX;
   struct InFlight {
-    uint64_t tag, offset, length;     // on the virtual LUN
-    int64_t result;                   // bytes so far; < 0: the first error
+    uint64_t tag, offset, length;  // on the virtual LUN
+    int64_t result;                // bytes so far; < 0: the first error
     const iovec* iov;
-    uint32_t iov_count, pieces;       // pieces: in flight on the base
-    uint16_t split, bounce;             // kNone: none
+    uint32_t iov_count, pieces;  // pieces: in flight on the base
+    uint16_t split, bounce;      // kNone: none
     Op op;
     uint8_t phase;
-    bool finished;                    // no piece is to come
+    bool finished;  // no piece is to come
     bool fua;
   };
-  // How far a command that is split has come. One piece's slices at a time are handed on; they must live until it is done.
+  // How far a command that is split has come. One piece's slices at a time are handed on; they must live until it is
+  // done.
   struct Split {
-    uint64_t done;                    // bytes handed on
+    uint64_t done;  // bytes handed on
     uint32_t iov_at;
-    uint64_t iov_done;                // of that iovec
+    uint64_t iov_done;  // of that iovec
     uint16_t entry;
-    iovec* slices;                    // room for all pieces
+    iovec* slices;  // room for all pieces
     uint32_t used;
   };
   VirtualContext() = default;
-  enum class Start : uint8_t { kWhole, kSplit, kFull, kOutside, kNothing };   // kNothing: zero bytes
+  enum class Start : uint8_t { kWhole, kSplit, kFull, kOutside, kNothing };  // kNothing: zero bytes
   Start start(const Command& command, uint64_t length, Command* out);
   int examine(const Command& command, uint64_t* length) const;
   void answer(const Command& command, int64_t result);
@@ -80,14 +81,15 @@ class VirtualContext final : public OwnedContext {
   const BlockTransform* transform_ = nullptr;
   PhaseCount phases_;
   InFlight* entries_ = nullptr;
-  uint16_t *free_entries_ = nullptr, *ready_ = nullptr;   // stack; ring of finished commands that never reached the base
+  // stack; ring of finished commands that never reached the base
+  uint16_t *free_entries_ = nullptr, *ready_ = nullptr;
   Split* splits_ = nullptr;
   char* bounces_ = nullptr;
   iovec* bounce_iov_ = nullptr;
-  uint64_t free_splits_ = 0, free_bounces_ = 0, pumping_ = 0;   // a bit each; pumping_: splits with pieces to come
+  uint64_t free_splits_ = 0, free_bounces_ = 0, pumping_ = 0;  // a bit each; pumping_: splits with pieces to come
   unsigned depth_ = 0, in_flight_ = 0, ready_first_ = 0;
   std::atomic<unsigned> ready_count_{0};
-  std::atomic<bool> stalled_{false};   // pumping_ is not empty: for await
+  std::atomic<bool> stalled_{false};  // pumping_ is not empty: for await
   struct Watch {
     uint64_t tag = 0;
     int fd = -1;

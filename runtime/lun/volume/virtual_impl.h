@@ -47,8 +47,9 @@ class VirtualLunImpl final : public VirtualLun {
   int grow(uint64_t bytes, ErrorText* why);
   int shrink(uint64_t bytes, ErrorText* why);
   bool drained();
-  void know_process();             // before each lock of sizes_ or list_ that may be a child's first
-  int64_t transfer_pieces(const Command& command, const iovec* iov, uint32_t iov_count, uint64_t offset, uint64_t length);
+  void know_process();  // before each lock of sizes_ or list_ that may be a child's first
+  int64_t transfer_pieces(const Command& command, const iovec* iov, uint32_t iov_count, uint64_t offset,
+                          uint64_t length);
   int64_t transfer_encrypted(const Command& command, uint64_t length);
 
   static constexpr unsigned kBounces = 8;
@@ -56,11 +57,12 @@ class VirtualLunImpl final : public VirtualLun {
   PhysicalLunImpl* physical_ = nullptr;
   Device* base_ = nullptr;
   const BlockTransform* transform_ = nullptr;
-  OwnedLun lun_;                   // under sizes_, but for what never changes
+  OwnedLun lun_;  // under sizes_, but for what never changes
   VirtualLunInfo info_;
   bool scratch_ = false;
   ExtentMap map_;
-  PhaseCount* shared_ = nullptr;   // ExtentMap::kSharedCounts; a forked child's are zeros: readers inside were the parent's
+  // ExtentMap::kSharedCounts; a forked child's are zeros: readers inside were the parent's
+  PhaseCount* shared_ = nullptr;
   sys::Mutex sizes_, list_;
   std::atomic<int> pid_{0};
   VirtualContext* contexts_ = nullptr;
@@ -69,8 +71,8 @@ class VirtualLunImpl final : public VirtualLun {
   char* bounces_ = nullptr;
   std::atomic<uint32_t>* places_ = nullptr;
   size_t places_bytes_ = 0;
-  uint64_t most_ = 0;              // of a scratch LUN: what it could have at open
-  uint64_t asked_ = 0;             // end of what was reserved; the size runs ahead of it
+  uint64_t most_ = 0;   // of a scratch LUN: what it could have at open
+  uint64_t asked_ = 0;  // end of what was reserved; the size runs ahead of it
   char name_[256] = {};
 };
 

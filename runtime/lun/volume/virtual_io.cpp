@@ -50,7 +50,8 @@ void VirtualLunImpl::detach(Context* context) {
 }
 
 // Each run by a command of its own. Bytes moved, short after a short one; the first error otherwise.
-int64_t VirtualLunImpl::transfer_pieces(const Command& command, const iovec* iov, uint32_t iov_count, uint64_t offset, uint64_t length) {
+int64_t VirtualLunImpl::transfer_pieces(const Command& command, const iovec* iov, uint32_t iov_count, uint64_t offset,
+                                        uint64_t length) {
   uint32_t at = 0;
   uint64_t within = 0, moved = 0;
   for (uint64_t done = 0; done < length;) {
@@ -59,7 +60,8 @@ int64_t VirtualLunImpl::transfer_pieces(const Command& command, const iovec* iov
     piece.offset = DeviceOffset{map_.run(offset + done, length - done, &run)};
     piece.length = run;
     iovec slices[kVectorsMax];
-    if (run < length && command.op == Op::kWrite && command.atomic) return -EINVAL;   // its pieces would be torn from each other
+    // its pieces would be torn from each other
+    if (run < length && command.op == Op::kWrite && command.atomic) return -EINVAL;
     if (run == length) {
       piece.iov = iov;
       piece.iov_count = iov_count;
@@ -83,8 +85,9 @@ int64_t VirtualLunImpl::transfer_encrypted(const Command& command, uint64_t leng
   for (;;) {
     uint32_t used = bounces_used_.load(std::memory_order_relaxed);
     slot = static_cast<unsigned>(std::countr_one(used));
-    if (slot < kBounces && bounces_used_.compare_exchange_weak(used, used | 1u << slot, std::memory_order_acquire)) break;
-    if (slot >= kBounces) sys::yield_cpu();   // for as long as one I/O that uses a bounce takes
+    if (slot < kBounces && bounces_used_.compare_exchange_weak(used, used | 1u << slot, std::memory_order_acquire))
+      break;
+    if (slot >= kBounces) sys::yield_cpu();  // for as long as one I/O that uses a bounce takes
   }
   char* memory = bounces_ + slot * kBounceBytes;
   uint32_t at = 0;
@@ -93,13 +96,15 @@ int64_t VirtualLunImpl::transfer_encrypted(const Command& command, uint64_t leng
   for (uint64_t done = 0; done < length;) {
     iovec slices[kVectorsMax];
     uint32_t room = kVectorsMax;
-    const uint64_t part = vector_slice(command.iov, command.iov_count, &at, &within, length - done < kBounceBytes ? length - done : kBounceBytes,
-                                       slices, &room);
+    const uint64_t part = vector_slice(command.iov, command.iov_count, &at, &within,
+                                       length - done < kBounceBytes ? length - done : kBounceBytes, slices, &room);
     encrypt_vector(*transform_, command.offset.value + done, slices, room, memory);
     const iovec one = {memory, part};
     const int64_t result = transfer_pieces(command, &one, 1, command.offset.value + done, part);
-    if (result < 0) moved = result;
-    else moved += result;
+    if (result < 0)
+      moved = result;
+    else
+      moved += result;
     if (result != static_cast<int64_t>(part)) break;
     done += part;
   }
@@ -114,7 +119,8 @@ int64_t VirtualLunImpl::transfer(const Command& command) {
     if (!command.iov || command.iov_count == 0 || command.iov_count > kVectorsMax) return -EINVAL;
     length = vector_bytes(command.iov, command.iov_count);
     if (transform_ && !whole_blocks(command.iov, command.iov_count)) return -EINVAL;
-    if (transform_ && command.op == Op::kWrite && command.atomic && length > kBounceBytes) return -EINVAL;   // cut by the bounce memory
+    // cut by the bounce memory
+    if (transform_ && command.op == Op::kWrite && command.atomic && length > kBounceBytes) return -EINVAL;
   }
   const uint64_t offset = command.offset.value;
   if (offset % io_align() || length % io_align()) return -EINVAL;
@@ -123,8 +129,10 @@ int64_t VirtualLunImpl::transfer(const Command& command) {
   const uint64_t limit = map_.limit();
   int64_t result = -EINVAL;
   if (offset <= limit && length <= limit - offset) {
-    if (transform_ && command.op == Op::kWrite) result = transfer_encrypted(command, length);
-    else result = transfer_pieces(command, command.iov, command.iov_count, offset, length);
+    if (transform_ && command.op == Op::kWrite)
+      result = transfer_encrypted(command, length);
+    else
+      result = transfer_pieces(command, command.iov, command.iov_count, offset, length);
     if (transform_ && command.op == Op::kRead && result > 0)
       decrypt_vector(*transform_, offset, command.iov, command.iov_count, static_cast<uint64_t>(result));
   }

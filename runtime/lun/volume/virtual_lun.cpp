@@ -18,9 +18,9 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kDrainMaxNs = 5'000'000'000, kDrainPauseNs = 50'000;
-constexpr uint64_t kAheadPart = 16;                   // a scratch LUN grows by a sixteenth of its size at least
+constexpr uint64_t kAheadPart = 16;  // a scratch LUN grows by a sixteenth of its size at least
 constexpr size_t kSharedBytes = ExtentMap::kSharedCounts * sizeof(PhaseCount);
-constexpr uint64_t kCheckBlock = UINT64_MAX / 4096;   // never a block of data
+constexpr uint64_t kCheckBlock = UINT64_MAX / 4096;  // never a block of data
 
 }  // namespace
 
@@ -53,11 +53,13 @@ int VirtualLun::open(PhysicalLun* physical, const VirtualOptions& options, Virtu
   return status;
 }
 
-int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& options, VirtualLunImpl** out, ErrorText* why) {
+int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& options, VirtualLunImpl** out,
+                         ErrorText* why) {
   *out = nullptr;
   const size_t bounces = options.transform ? kBounces * kBounceBytes : 0;
   const size_t head = round_up(sizeof(VirtualLunImpl), 4096);
-  const size_t bytes = head + bounces + round_up(physical->geometry().extent_count * sizeof(std::atomic<uint32_t>), 4096);
+  const size_t bytes =
+      head + bounces + round_up(physical->geometry().extent_count * sizeof(std::atomic<uint32_t>), 4096);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   void* counts = memory ? map_private(kSharedBytes, ForkPolicy::kWipe) : nullptr;
   if (!counts) {
@@ -72,7 +74,7 @@ int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& option
   lun->bounces_ = memory + head;
   lun->places_ = reinterpret_cast<std::atomic<uint32_t>*>(memory + head + bounces);
   lun->places_bytes_ = bytes;
-  lun->shared_ = static_cast<PhaseCount*>(counts);   // zeros are what they begin with
+  lun->shared_ = static_cast<PhaseCount*>(counts);  // zeros are what they begin with
   lun->pid_.store(getpid());
   lun->lun_.map = lun->places_;
   const Geometry& geometry = physical->geometry();
@@ -91,8 +93,9 @@ int VirtualLunImpl::make(PhysicalLunImpl* physical, const VirtualOptions& option
 int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
   const bool scratch = *options.name == '\0';
   if (!scratch && !lun_name_legal(options.name))
-    return why->set(-EINVAL, "LUN %s: '%s' is no name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -, not starting with . or -", base_->name(),
-                    options.name);
+    return why->set(-EINVAL,
+                    "LUN %s: '%s' is no name of a virtual LUN; 1 to 31 of A-Z a-z 0-9 . _ -, not starting with . or -",
+                    base_->name(), options.name);
   format_to(name_, sizeof name_, scratch ? "%s" : "%s#%s", base_->name(), options.name);
   lun_.exclusive = scratch || options.exclusive;
   lun_.zeroed = options.zeroed;
@@ -101,7 +104,8 @@ int VirtualLunImpl::start(const VirtualOptions& options, ErrorText* why) {
     status = open_existing(options, why);
   } else {
     if (options.size_bytes > uint64_t{1} << 60)
-      return why->set(-ENOSPC, "LUN %s: a size of %s is more than any device has", name_, format_size(options.size_bytes).text);
+      return why->set(-ENOSPC, "LUN %s: a size of %s is more than any device has", name_,
+                      format_size(options.size_bytes).text);
     if (options.cipher_id && (!transform_ || transform_->cipher_id() != options.cipher_id))
       return why->set(-ENOKEY, "LUN %s: cipher %u is asked for without its key", name_, options.cipher_id);
     NewLun wanted;
@@ -139,7 +143,8 @@ int VirtualLunImpl::open_existing(const VirtualOptions& options, ErrorText* why)
 int VirtualLunImpl::check_cipher(const uint8_t key_check[16], ErrorText* why) {
   const uint32_t cipher = lun_.info.cipher_id;
   if (cipher == 0) return why->set(-EINVAL, "LUN %s: is not encrypted, and a key was given; leave it out", name_);
-  if (!transform_ || transform_->cipher_id() != cipher) return why->set(-ENOKEY, "LUN %s: is encrypted (cipher %u); give its key", name_, cipher);
+  if (!transform_ || transform_->cipher_id() != cipher)
+    return why->set(-ENOKEY, "LUN %s: is encrypted (cipher %u); give its key", name_, cipher);
   memset(bounces_, 0, 4096);
   transform_->encrypt(kCheckBlock, bounces_, bounces_ + 4096, 4096);
   if (memcmp(key_check, bounces_ + 4096, 16) == 0) return 0;
@@ -173,10 +178,12 @@ bool VirtualLunImpl::drained() {
     const unsigned phase = map_.flip();
     for (;;) {
       uint64_t inside = 0;
-      for (unsigned i = 0; i < ExtentMap::kSharedCounts; ++i) inside += shared_[i].inside[phase].load(std::memory_order_seq_cst);
+      for (unsigned i = 0; i < ExtentMap::kSharedCounts; ++i)
+        inside += shared_[i].inside[phase].load(std::memory_order_seq_cst);
       list_.lock();
       for (VirtualContext* context = contexts_; context; context = context->next)
-        inside += context->mine() ? context->phases().inside[phase].load(std::memory_order_seq_cst) : 0;   // a parent's commands are the parent's
+        inside += context->mine() ? context->phases().inside[phase].load(std::memory_order_seq_cst)
+                                  : 0;  // a parent's commands are the parent's
       list_.unlock();
       if (inside == 0) break;
       if (sys::now_ns() - start > kDrainMaxNs) return false;
@@ -203,10 +210,12 @@ int VirtualLunImpl::shrink(uint64_t bytes, ErrorText* why) {
 
 int VirtualLunImpl::set_size(uint64_t bytes, ErrorText* why) {
   const SizeLock lock(this);
-  if (bytes > uint64_t{1} << 60) return why->set(-ENOSPC, "LUN %s: a size of %s is more than any device has", name_, format_size(bytes).text);
+  if (bytes > uint64_t{1} << 60)
+    return why->set(-ENOSPC, "LUN %s: a size of %s is more than any device has", name_, format_size(bytes).text);
   bytes = round_up(bytes, 4096);
   const int status = physical_->refresh(&lun_);
-  if (status < 0) return why->set(status, "LUN %s: cannot be resized: %s (%s)", name_, errno_text(status), errno_name(status));
+  if (status < 0)
+    return why->set(status, "LUN %s: cannot be resized: %s (%s)", name_, errno_text(status), errno_name(status));
   map_.set_limit(lun_.size_bytes);
   asked_ = bytes;
   if (bytes > lun_.size_bytes) return grow(bytes, why);
@@ -274,7 +283,8 @@ Capabilities VirtualLunImpl::capabilities() const {
   if (out.transfer_bytes_max > most) out.transfer_bytes_max = most;
   out.persistent &= !scratch_;
   const Geometry& geometry = physical_->geometry();
-  out.atomic_write_bytes = atomic_within(atomic_within(out.atomic_write_bytes, geometry.extent_bytes), geometry.data_offset);
+  out.atomic_write_bytes =
+      atomic_within(atomic_within(out.atomic_write_bytes, geometry.extent_bytes), geometry.data_offset);
   if (transform_) out.atomic_write_bytes = atomic_within(out.atomic_write_bytes, kBounceBytes);
   return out;
 }

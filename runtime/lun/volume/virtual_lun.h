@@ -7,58 +7,63 @@
 //                      ▼          ▼          ▼
 //      physical LUN    extents of the data area          see physical_lun.h
 //
-// Scratch or named. A *scratch* LUN has no name and vanishes with its last owner, by close, exit or kill -9, and not before.
-// Ownership is a shared lock on an open file description (physical_lun.h), so a forked child that inherits the descriptor
-// owns it too. A *named* one persists until it is removed; several processes may have it open when all open it as shared.
+// Scratch or named. A *scratch* LUN has no name and vanishes with its last owner, by close, exit or kill -9, and not
+// before. Ownership is a shared lock on an open file description (physical_lun.h), so a forked child that inherits the
+// descriptor owns it too. A *named* one persists until it is removed; several processes may have it open when all open
+// it as shared.
 //
-// As a Device: offsets are checked against size_bytes(); I/O goes to the base device with translated offsets, cut at extent
-// borders where neighbours are not adjacent. reserve() grows a scratch LUN (so growable() is true: size_bytes() is what
-// it could have at open); set_size() grows and shrinks either kind.
-// Threading: data path lock-free (the map is read with acquire loads); reserve, set_size, refresh block and take a lock.
+// As a Device: offsets are checked against size_bytes(); I/O goes to the base device with translated offsets, cut at
+// extent borders where neighbours are not adjacent. reserve() grows a scratch LUN (so growable() is true: size_bytes()
+// is what it could have at open); set_size() grows and shrinks either kind.
+// Threading: data path lock-free (the map is read with acquire loads); reserve, set_size, refresh block and take a
+// lock.
 #pragma once
 #include "lun/volume/physical_lun.h"
 #include "superpipe/device.h"
 
 namespace lunar {
 
-// Encryption hook: transforms a virtual LUN's blocks on their way. 4096-byte blocks; `block` is the logical block number within the
-// virtual LUN (the tweak). In place. Any thread; may not fail for valid keys. The layer above supplies the cipher; a LUN whose entry
-// names a cipher cannot be opened without it (-ENOKEY).
+// Encryption hook: transforms a virtual LUN's blocks on their way. 4096-byte blocks; `block` is the logical block
+// number within the virtual LUN (the tweak). In place. Any thread; may not fail for valid keys. The layer above
+// supplies the cipher; a LUN whose entry names a cipher cannot be opened without it (-ENOKEY).
 class BlockTransform {
  public:
   virtual ~BlockTransform() = default;
-  virtual uint32_t cipher_id() const = 0;                                     // as in the LUN's entry; never 0
+  virtual uint32_t cipher_id() const = 0;  // as in the LUN's entry; never 0
   virtual void encrypt(uint64_t block, const void* from, void* to, size_t bytes) const = 0;
   virtual void decrypt(uint64_t block, void* data, size_t bytes) const = 0;
 };
 
 struct VirtualOptions {
-  const char* name = "";             // "": a scratch LUN is made. Else it must exist
-  LunType type = LunType::kBlocks;   // of a new one; one that is there must be of it (-EMEDIUMTYPE)
-  bool create = false;               // a named one that is not there is made; one that is there is -EEXIST
-  bool exclusive = true;             // named: no other open (-EBUSY). Scratch ones are always exclusive
-  uint64_t size_bytes = 0;           // of a new one
-  bool zeroed = true;                // new extents read as zeros: discarded where the device promises that, else written. false:
-                                     //   they hold what a former owner left, for callers that never read what they did not write
-  uint32_t cipher_id = 0;            // of a new one
-  const BlockTransform* transform = nullptr;   // not owned; outlives the LUN
+  const char* name = "";            // "": a scratch LUN is made. Else it must exist
+  LunType type = LunType::kBlocks;  // of a new one; one that is there must be of it (-EMEDIUMTYPE)
+  bool create = false;              // a named one that is not there is made; one that is there is -EEXIST
+  bool exclusive = true;            // named: no other open (-EBUSY). Scratch ones are always exclusive
+  uint64_t size_bytes = 0;          // of a new one
+  // new extents read as zeros: discarded where the device promises that, else written. false:
+  bool zeroed = true;
+  //   they hold what a former owner left, for callers that never read what they did
+  //   not write
+  uint32_t cipher_id = 0;                     // of a new one
+  const BlockTransform* transform = nullptr;  // not owned; outlives the LUN
 };
 
 class VirtualLun : public Device {
  public:
-  // Takes `physical` over in any case: closes it with the LUN, or at once on failure. Where that was opened to look (Format::kLook), a
-  // named LUN can be read; every change fails (-EROFS, or the device's own error for a write).
+  // Takes `physical` over in any case: closes it with the LUN, or at once on failure. Where that was opened to look
+  // (Format::kLook), a named LUN can be read; every change fails (-EROFS, or the device's own error for a write).
   [[nodiscard]] static int open(PhysicalLun* physical, const VirtualOptions& options, VirtualLun** out, ErrorText* why);
 
-  // Sets the size, rounded up to 4096. Grows (see VirtualOptions::zeroed) or shrinks (the tail is gone; waits up to 5 s for commands
-  // in flight, else -EBUSY). Atomic, durable at return. A forked child that shares the LUN must not be using the tail.
+  // Sets the size, rounded up to 4096. Grows (see VirtualOptions::zeroed) or shrinks (the tail is gone; waits up to 5 s
+  // for commands in flight, else -EBUSY). Atomic, durable at return. A forked child that shares the LUN must not be
+  // using the tail.
   // -ENOSPC: size beyond what remains (nothing changed); -EBUSY: shrinking while others have it open.
   [[nodiscard]] virtual int set_size(uint64_t bytes, ErrorText* why) = 0;
-  virtual uint64_t used_bytes() const = 0;          // the size as last set (or reserved)
-  virtual uint64_t remaining_bytes() = 0;           // what set_size could add now. Blocks
+  virtual uint64_t used_bytes() const = 0;  // the size as last set (or reserved)
+  virtual uint64_t remaining_bytes() = 0;   // what set_size could add now. Blocks
   // Another process may have grown it: takes that over. 0 or -errno.
   [[nodiscard]] virtual int refresh() = 0;
-  virtual const VirtualLunInfo& info() const = 0;   // as it was opened; see used_bytes() for the size
+  virtual const VirtualLunInfo& info() const = 0;  // as it was opened; see used_bytes() for the size
   virtual PhysicalLun& physical() = 0;
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr unsigned kDepthMax = 4096;
 constexpr uint64_t kBlockBytes = 4096;
-constexpr uint64_t kSpinNs = 100'000, kNapNs = 20'000;   // a wait asks without a pause for so long, then so often
+constexpr uint64_t kSpinNs = 100'000, kNapNs = 20'000;  // a wait asks without a pause for so long, then so often
 
 }  // namespace
 
@@ -36,7 +36,7 @@ int CapiContext::create(CapiDevice* device, int chunk, const ContextOptions& opt
 
 void CapiContext::release() {
   drain();
-  if (mine()) (void)device_->library().close(chunk_, 0);   // a forked child's copy of it is the parent's
+  if (mine()) (void)device_->library().close(chunk_, 0);  // a forked child's copy of it is the parent's
   unmap_private(this, mapping_bytes_);
 }
 
@@ -49,10 +49,11 @@ void CapiContext::send(InFlight* entry) {
   const auto issue = command.op == Op::kRead ? device_->library().aread : device_->library().awrite;
   int tag = -1;
   errno = 0;
-  const int moved = issue(chunk_, static_cast<char*>(part.iov_base) + entry->skip, block, entry->piece, &tag, nullptr, 0);
+  const int moved =
+      issue(chunk_, static_cast<char*>(part.iov_base) + entry->skip, block, entry->piece, &tag, nullptr, 0);
   entry->tag = tag;
   if (moved > 0) {
-    advance(entry, moved);   // done already
+    advance(entry, moved);  // done already
   } else if (moved < 0 && errno == EWOULDBLOCK) {
     entry->tag = kUnsent;
   } else if (moved < 0) {
@@ -82,7 +83,7 @@ void CapiContext::collect() {
     uint64_t status = 0;
     errno = 0;
     const int moved = device_->library().aresult(chunk_, &tag, &status, CapiLibrary::kNextTag);
-    if (tag < 0) break;   // nothing done, or nothing active
+    if (tag < 0) break;  // nothing done, or nothing active
     if (moved == 0) break;
     for (unsigned i = 0; i < in_flight_; ++i) {
       InFlight& entry = entries_[i];
@@ -100,7 +101,7 @@ void CapiContext::collect() {
     while (entries_[i].tag == kUnsent) {
       const uint64_t before = entries_[i].done;
       send(&entries_[i]);
-      if (entries_[i].done == before) break;   // sent, ended, or no command free
+      if (entries_[i].done == before) break;  // sent, ended, or no command free
     }
   }
 }
@@ -165,7 +166,8 @@ int CapiContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
 }
 
 int CapiContext::await(int64_t timeout_ns) {
-  sys::sleep_ns(timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < kNapNs ? static_cast<uint64_t>(timeout_ns) : kNapNs);
+  sys::sleep_ns(timeout_ns >= 0 && static_cast<uint64_t>(timeout_ns) < kNapNs ? static_cast<uint64_t>(timeout_ns)
+                                                                              : kNapNs);
   return 0;
 }
 

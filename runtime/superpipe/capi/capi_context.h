@@ -1,8 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// A context on IBM's library: a chunk, with its commands in flight. One cblk command at a time for a Command: its parts, and pieces
-// of what the library takes at once, follow one another.
-// Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. May not: allocate after create
-// (the library may).
+// SPDX-License-Identifier: Apache-2.0 A context on IBM's library: a chunk, with its commands in flight. One cblk
+// command at a time for a Command: its parts, and pieces of what the library takes at once, follow one another.
+// Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. May not: allocate
+// after create (the library may).
 #pragma once
 #include "superpipe/capi/capi_device.h"
 #include "superpipe/context_base.h"
@@ -27,11 +26,11 @@ class CapiContext final : public OwnedContext {
   struct InFlight {
     Command command;
     uint64_t start_ns;
-    uint64_t done;         // bytes
-    uint32_t part;         // of iov
-    uint32_t piece;        // blocks under way
-    size_t skip;           // bytes of the part that are done
-    int tag;               // the library's; kUnsent: to be sent again; kEnded: result is there
+    uint64_t done;   // bytes
+    uint32_t part;   // of iov
+    uint32_t piece;  // blocks under way
+    size_t skip;     // bytes of the part that are done
+    int tag;         // the library's; kUnsent: to be sent again; kEnded: result is there
     int64_t result;
   };
   enum : int { kUnsent = -2, kEnded = -3 };
@@ -41,7 +40,7 @@ class CapiContext final : public OwnedContext {
   void collect();
 
   CapiDevice* device_ = nullptr;
-  InFlight* entries_ = nullptr;      // 0 .. in_flight_, in order of submission
+  InFlight* entries_ = nullptr;  // 0 .. in_flight_, in order of submission
   unsigned depth_ = 0, in_flight_ = 0;
   int chunk_ = CapiLibrary::kNull;
   WatchSet watches_;

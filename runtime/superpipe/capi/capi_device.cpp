@@ -21,11 +21,13 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kBlockBytes = 4096;
-constexpr size_t kBlocksMax = 4096;          // 16 MiB
-constexpr int kNoThreads = 4;                // CBLK_OPN_NO_INTRP_THREADS: we ask for results ourselves
-constexpr int kOwnRequests = 64;             // of the device's own chunk
+constexpr size_t kBlocksMax = 4096;  // 16 MiB
+constexpr int kNoThreads = 4;        // CBLK_OPN_NO_INTRP_THREADS: we ask for results ourselves
+constexpr int kOwnRequests = 64;     // of the device's own chunk
 
-uint64_t held_by_this_process(int chunk) { return static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(chunk); }
+uint64_t held_by_this_process(int chunk) {
+  return static_cast<uint64_t>(getpid()) << 32 | static_cast<uint32_t>(chunk);
+}
 
 }  // namespace
 
@@ -57,31 +59,40 @@ int CapiDevice::open(const char* uri, const DeviceOptions& options, Device** out
 
   err = device->open_node(uri, options, why);
   if (err == 0) err = device->open_chunk(uri, options, why);
-  if (err < 0) device->files_.close();
-  else *out = device;
+  if (err < 0)
+    device->files_.close();
+  else
+    *out = device;
   return err;
 }
 
 int CapiDevice::open_node(const char* uri, const DeviceOptions& options, ErrorText* why) {
   const Claim claim = options.scratch ? Claim::kAlone : options.claim;
   if (claim == Claim::kParts)
-    return why->set(-ENOTSUP, "LUN %s: carries no virtual LUNs: Lunar's locks do not reach a CAPI disk's other nodes; give it as a whole, to one "
-                    "program (lunar run --lun %s, or a physical chunk)", uri, uri);
+    return why->set(-ENOTSUP,
+                    "LUN %s: carries no virtual LUNs: Lunar's locks do not reach a CAPI disk's other nodes; give it as "
+                    "a whole, to one "
+                    "program (lunar run --lun %s, or a physical chunk)",
+                    uri, uri);
   const int node = sys::open_file(path_, (read_only_ ? O_RDONLY : O_RDWR) | O_NONBLOCK);
-  if (node < 0) return why->set(node, "LUN %s: cannot be opened: %s (%s); run as a user who may", uri, errno_text(node), errno_name(node));
+  if (node < 0)
+    return why->set(node, "LUN %s: cannot be opened: %s (%s); run as a user who may", uri, errno_text(node),
+                    errno_name(node));
   files_.set(0, node);
   return files_.claim(claim, read_only_, path_, why);
 }
 
 int CapiDevice::open_chunk(const char* uri, const DeviceOptions& options, ErrorText* why) {
   const CapiLibrary& ibm = library_;
-  const HostGuard guard;   // the library allocates: from DRAM
+  const HostGuard guard;  // the library allocates: from DRAM
   if (ibm.init) (void)ibm.init(nullptr, 0);
   errno = 0;
   const int chunk = ibm.open(path_, kOwnRequests, read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
   if (chunk == CapiLibrary::kNull)
-    return why->set(errno ? -errno : -ENODEV, "LUN %s: IBM's library cannot open it (%s); it must be a disk behind a CAPI adapter, "
-                    "and yours to open (cxlfd, cxlfstatus)", uri, errno_name(errno ? errno : ENODEV));
+    return why->set(errno ? -errno : -ENODEV,
+                    "LUN %s: IBM's library cannot open it (%s); it must be a disk behind a CAPI adapter, "
+                    "and yours to open (cxlfd, cxlfstatus)",
+                    uri, errno_name(errno ? errno : ENODEV));
   chunk_.store(held_by_this_process(chunk), std::memory_order_release);
   size_t blocks = 0;
   CapiAttributes attributes = {};
@@ -97,8 +108,8 @@ int CapiDevice::open_chunk(const char* uri, const DeviceOptions& options, ErrorT
     size_bytes_ = blocks * kBlockBytes;
     if (options.scratch) err = take_as_scratch(path_, why);
     if (err == 0 && (size_bytes_ == 0 || options.want_bytes > size_bytes_))
-      err = why->set(-ENOSPC, "LUN %s: %s large, %s wanted; lower --size, or give another LUN", uri, format_size(size_bytes_).text,
-                     format_size(options.want_bytes).text);
+      err = why->set(-ENOSPC, "LUN %s: %s large, %s wanted; lower --size, or give another LUN", uri,
+                     format_size(size_bytes_).text, format_size(options.want_bytes).text);
   }
   if (err < 0) (void)ibm.close(chunk, 0);
   return err;
@@ -122,7 +133,8 @@ int CapiDevice::take_as_scratch(const char* path, ErrorText* why) {
   unmap_private(head, kScratchProbeBytes);
   if (foreign) return why->set(-EEXIST, "LUN %s: holds unknown data in its first 64 KiB; give an empty one", path);
   if (moved < 0)
-    return why->set(static_cast<int>(moved), "LUN %s: its head cannot be read and written: %s", path, errno_text(static_cast<int>(moved)));
+    return why->set(static_cast<int>(moved), "LUN %s: its head cannot be read and written: %s", path,
+                    errno_text(static_cast<int>(moved)));
   data_offset_ = kScratchDataOffset;
   size_bytes_ -= kScratchDataOffset;
   return 0;
@@ -206,7 +218,8 @@ int64_t CapiDevice::move_data(const Command& command) {
 int CapiDevice::attach(const ContextOptions& options, Context** out) {
   const HostGuard guard;
   errno = 0;
-  const int chunk = library_.open(path_, static_cast<int>(options.depth), read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
+  const int chunk =
+      library_.open(path_, static_cast<int>(options.depth), read_only_ ? O_RDONLY : O_RDWR, 0, kNoThreads);
   if (chunk == CapiLibrary::kNull) return errno ? -errno : -ENODEV;
   OwnedContext* context = nullptr;
   const int status = CapiContext::create(this, chunk, options, &context);
@@ -247,7 +260,7 @@ void CapiDevice::release(DeviceOffset offset, uint64_t length) {
 Capabilities CapiDevice::capabilities() const {
   Capabilities out;
   out.atomic_write_bytes = kBlockBytes;
-  out.transfer_bytes_max = kBlocksMax * kBlockBytes;   // cut to what the library takes
+  out.transfer_bytes_max = kBlocksMax * kBlockBytes;  // cut to what the library takes
   out.memory_align = 16;
   return out;
 }

@@ -1,14 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// A disk behind IBM's CAPI Flash adapter, through IBM's own library: capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]. Each context has
-// its own chunk and issues cblk_aread and cblk_awrite; transfer() uses the device's chunk. Without the hardware or the library open
-// fails with -ENODEV.
+// SPDX-License-Identifier: Apache-2.0 A disk behind IBM's CAPI Flash adapter, through IBM's own library:
+// capi:/dev/sgN[,lib=/path/libcflsh_block-0.so]. Each context has its own chunk and issues cblk_aread and cblk_awrite;
+// transfer() uses the device's chunk. Without the hardware or the library open fails with -ENODEV.
 //
-// Blocks of 4096 bytes. A forked child attaches chunks of its own, and opens one for its transfers with the first. No discard: unmapped
-// blocks are not promised to read as zeros (release() unmaps). The library may allocate and lock as it likes: not for the fault path.
-// Scratch use is refused unless its head is zeros or a former scratch LUN's.
-// The node is opened here too: the locks of ownership.h lie on it, and a flush goes by it (SYNCHRONIZE CACHE; of a file that stands
-// in for the disk, fdatasync), as the library has none; so fua is the write and then that flush. No virtual LUNs
-// (-ENOTSUP): one disk has a node a port, and locks on one are not seen by the other.
+// Blocks of 4096 bytes. A forked child attaches chunks of its own, and opens one for its transfers with the first. No
+// discard: unmapped blocks are not promised to read as zeros (release() unmaps). The library may allocate and lock as
+// it likes: not for the fault path. Scratch use is refused unless its head is zeros or a former scratch LUN's.
+// The node is opened here too: the locks of ownership.h lie on it, and a flush goes by it (SYNCHRONIZE CACHE; of a file
+// that stands in for the disk, fdatasync), as the library has none; so fua is the write and then that flush. No virtual
+// LUNs (-ENOTSUP): one disk has a node a port, and locks on one are not seen by the other.
 // Threading: immutable after open.
 #pragma once
 #include <atomic>
@@ -43,7 +42,7 @@ class CapiDevice final : public Device {
   const CapiLibrary& library() const { return library_; }
   // 0; -errno, or 1: a read that begins beyond the end.
   int check(const Command& command) const;
-  int flush() const;               // blocking. 0 or -errno
+  int flush() const;  // blocking. 0 or -errno
   size_t blocks_max() const { return blocks_max_; }
   uint64_t first_block() const { return data_offset_ / 4096; }
 
@@ -52,7 +51,7 @@ class CapiDevice final : public Device {
   int open_chunk(const char* uri, const DeviceOptions& options, ErrorText* why);
   int take_as_scratch(const char* path, ErrorText* why);
   int64_t move_data(const Command& command);
-  int chunk();                     // for transfers of this process; kNull with errno set
+  int chunk();  // for transfers of this process; kNull with errno set
 
   CapiLibrary library_;
   DeviceFiles files_;
@@ -60,8 +59,8 @@ class CapiDevice final : public Device {
   const char* path_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
-  size_t blocks_max_ = 0;          // of one command
-  std::atomic<uint64_t> chunk_{0}; // pid << 32 | chunk of the device's own; a forked child takes another
+  size_t blocks_max_ = 0;           // of one command
+  std::atomic<uint64_t> chunk_{0};  // pid << 32 | chunk of the device's own; a forked child takes another
   bool read_only_ = false;
   bool unmap_ = false;
   std::atomic<int> contexts_{0};

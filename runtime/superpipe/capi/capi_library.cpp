@@ -15,14 +15,17 @@
 
 namespace lunar {
 
-const char* const kCapiLibraryPlaces[] = {"/usr/lib/libcflsh_block-0.so", "/usr/lib64/libcflsh_block-0.so",
+const char* const kCapiLibraryPlaces[] = {"/usr/lib/libcflsh_block-0.so",
+                                          "/usr/lib64/libcflsh_block-0.so",
                                           "/usr/lib/powerpc64le-linux-gnu/libcflsh_block-0.so",
-                                          "/opt/ibm/capikv/lib/libcflsh_block-0.so", "/opt/ibm/capikv/lib/libcflsh_block.so", nullptr};
+                                          "/opt/ibm/capikv/lib/libcflsh_block-0.so",
+                                          "/opt/ibm/capikv/lib/libcflsh_block.so",
+                                          nullptr};
 
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kBind = 0;   // a sanitizer's own functions must stay in front
+constexpr int kBind = 0;  // a sanitizer's own functions must stay in front
 #else
 constexpr int kBind = RTLD_DEEPBIND;
 #endif
@@ -43,10 +46,11 @@ bool find(void* library, F* function, const char* name) {
 int CapiLibrary::load(const char* uri, const char* path, ErrorText* why) {
   if (*path && *path != '/')
     return why->set(-EINVAL, "LUN %s: lib=%s: not an absolute path; write lib=/path/libcflsh_block-0.so", uri, path);
-  if (*path && !is_there(path)) return why->set(-ENODEV, "LUN %s: there is no library %s; give IBM's libcflsh_block with lib=/path", uri, path);
+  if (*path && !is_there(path))
+    return why->set(-ENODEV, "LUN %s: there is no library %s; give IBM's libcflsh_block with lib=/path", uri, path);
   bool ours = false;
   char reason[192] = {};
-  const HostGuard guard;   // dlopen allocates: from DRAM
+  const HostGuard guard;  // dlopen allocates: from DRAM
   const char* const given[] = {path, nullptr};
   for (const char* const* place = *path ? given : kCapiLibraryPlaces; *place; ++place) {
     if (!is_there(*place)) continue;
@@ -65,7 +69,7 @@ int CapiLibrary::load(const char* uri, const char* path, ErrorText* why) {
       (void)find(library, &init, "cblk_init");
       (void)find(library, &unmap, "cblk_unmap");
       (void)find(library, &get_attrs, "cblk_get_attrs");
-      return 0;   // stays loaded: its threads may run
+      return 0;  // stays loaded: its threads may run
     } else {
       strncpy(reason, "it lacks functions of cblk_*", sizeof reason - 1);
     }
@@ -73,10 +77,15 @@ int CapiLibrary::load(const char* uri, const char* path, ErrorText* why) {
   }
   if (reason[0]) return why->set(-ENODEV, "LUN %s: IBM's libcflsh_block cannot be used: %s", uri, reason);
   if (ours)
-    return why->set(-ENODEV, "LUN %s: the libcflsh_block here is Lunar's own, not IBM's, and cannot drive CAPI hardware; give "
-                    "IBM's with lib=/path, or use nvme: or file: for this disk", uri);
-  return why->set(-ENODEV, "LUN %s: no CAPI Flash here: IBM's libcflsh_block is not installed (looked at %s and others); give it "
-                  "with lib=/path, or use nvme: or file: for this disk", uri, kCapiLibraryPlaces[0]);
+    return why->set(-ENODEV,
+                    "LUN %s: the libcflsh_block here is Lunar's own, not IBM's, and cannot drive CAPI hardware; give "
+                    "IBM's with lib=/path, or use nvme: or file: for this disk",
+                    uri);
+  return why->set(
+      -ENODEV,
+      "LUN %s: no CAPI Flash here: IBM's libcflsh_block is not installed (looked at %s and others); give it "
+      "with lib=/path, or use nvme: or file: for this disk",
+      uri, kCapiLibraryPlaces[0]);
 }
 
 }  // namespace lunar

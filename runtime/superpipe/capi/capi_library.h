@@ -11,7 +11,7 @@
 
 namespace lunar {
 
-struct CapiAttributes {   // its chunk_attrs_t
+struct CapiAttributes {  // its chunk_attrs_t
   uint64_t flags1, flags2;
   uint32_t block_size, num_paths;
   uint64_t max_transfer_size;
@@ -20,10 +20,10 @@ struct CapiAttributes {   // its chunk_attrs_t
 static_assert(sizeof(CapiAttributes) == 544);
 
 struct CapiLibrary {
-  static constexpr int kNull = -1;          // NULL_CHUNK_ID
-  static constexpr int kNextTag = 1;        // CBLK_ARESULT_NEXT_TAG
-  static constexpr int kWaitCommand = 1;    // CBLK_ARW_WAIT_CMD_FLAGS
-  static constexpr uint64_t kUnmap = 1;     // CFLSH_ATTR_UNMAP, in flags1
+  static constexpr int kNull = -1;        // NULL_CHUNK_ID
+  static constexpr int kNextTag = 1;      // CBLK_ARESULT_NEXT_TAG
+  static constexpr int kWaitCommand = 1;  // CBLK_ARW_WAIT_CMD_FLAGS
+  static constexpr uint64_t kUnmap = 1;   // CFLSH_ATTR_UNMAP, in flags1
 
   int (*init)(void*, uint64_t) = nullptr;
   int (*open)(const char*, int max_requests, int mode, uint64_t, int flags) = nullptr;
@@ -32,7 +32,7 @@ struct CapiLibrary {
   int (*get_attrs)(int chunk, CapiAttributes*, int flags) = nullptr;
   int (*read)(int chunk, void*, off_t lba, size_t blocks, int flags) = nullptr;
   int (*write)(int chunk, void*, off_t lba, size_t blocks, int flags) = nullptr;
-  int (*unmap)(int chunk, void*, off_t lba, size_t blocks, int flags) = nullptr;   // may be absent
+  int (*unmap)(int chunk, void*, off_t lba, size_t blocks, int flags) = nullptr;  // may be absent
   int (*aread)(int chunk, void*, off_t lba, size_t blocks, int* tag, void* status, int flags) = nullptr;
   int (*awrite)(int chunk, void*, off_t lba, size_t blocks, int* tag, void* status, int flags) = nullptr;
   int (*aresult)(int chunk, int* tag, uint64_t* status, int flags) = nullptr;

@@ -27,16 +27,20 @@
 namespace lunar {
 namespace {
 
-constexpr size_t kProbePage = 64 * 1024;              // a page of any kernel
-constexpr int64_t kPollProbeNs = 20'000'000;          // a disk that polls answers within a millisecond
-constexpr uint64_t kProbeBytes = kMiB;   // reserved at open to see whether the file system can reserve at all
+constexpr size_t kProbePage = 64 * 1024;      // a page of any kernel
+constexpr int64_t kPollProbeNs = 20'000'000;  // a disk that polls answers within a millisecond
+constexpr uint64_t kProbeBytes = kMiB;        // reserved at open to see whether the file system can reserve at all
 
 const char* memory_file_system(uint64_t magic) {
   switch (magic) {
-    case TMPFS_MAGIC: return "tmpfs";
-    case RAMFS_MAGIC: return "ramfs";
-    case HUGETLBFS_MAGIC: return "hugetlbfs";
-    default: return nullptr;
+    case TMPFS_MAGIC:
+      return "tmpfs";
+    case RAMFS_MAGIC:
+      return "ramfs";
+    case HUGETLBFS_MAGIC:
+      return "hugetlbfs";
+    default:
+      return nullptr;
   }
 }
 
@@ -44,42 +48,58 @@ int explain_open(int err, const char* path, const char* what, ErrorText* why) {
   switch (-err) {
     case EACCES:
     case EPERM:
-      return why->set(err, "LUN %s: no permission to %s; "
-                      "run as a user who may, or give another LUN (--lun DIR)", path, what);
+      return why->set(err,
+                      "LUN %s: no permission to %s; "
+                      "run as a user who may, or give another LUN (--lun DIR)",
+                      path, what);
     case EROFS:
-      return why->set(err, "LUN %s: the file system is read-only; "
-                      "remount it read-write or give another LUN (--lun DIR)", path);
+      return why->set(err,
+                      "LUN %s: the file system is read-only; "
+                      "remount it read-write or give another LUN (--lun DIR)",
+                      path);
     case EINVAL:
     case EOPNOTSUPP:
-      return why->set(err, "LUN %s: the file system offers no direct I/O (O_DIRECT); "
-                      "put the LUN on ext4, xfs or btrfs", path);
+      return why->set(err,
+                      "LUN %s: the file system offers no direct I/O (O_DIRECT); "
+                      "put the LUN on ext4, xfs or btrfs",
+                      path);
     case ENOSPC:
     case EDQUOT:
       return why->set(err, "LUN %s: no space left on the file system; free some or give another LUN (--lun DIR)", path);
     case EFBIG:
-      return why->set(err, "LUN %s: it would pass this process' limit on file sizes; raise it (ulimit -f, LimitFSIZE=), or give a block device", path);
+      return why->set(err,
+                      "LUN %s: it would pass this process' limit on file sizes; raise it (ulimit -f, LimitFSIZE=), or "
+                      "give a block device",
+                      path);
     case EMFILE:
     case ENFILE:
       return why->set(err, "LUN %s: no file descriptor left; raise the limit (ulimit -n)", path);
     default:
-      return why->set(err, "LUN %s: cannot %s: %s (%s); "
-                      "give another LUN (--lun DIR)", path, what, errno_text(err), errno_name(err));
+      return why->set(err,
+                      "LUN %s: cannot %s: %s (%s); "
+                      "give another LUN (--lun DIR)",
+                      path, what, errno_text(err), errno_name(err));
   }
 }
 
 int refuse_read_only(const char* path, ErrorText* why) {
-  return why->set(-EROFS, "LUN %s: the block device is read-only; make it writable (blockdev --setrw %s) or give another one", path, path);
+  return why->set(-EROFS,
+                  "LUN %s: the block device is read-only; make it writable (blockdev --setrw %s) or give another one",
+                  path, path);
 }
 
 // Memory file systems may not know O_DIRECT (tmpfs before 6.6): an open with it would not tell the reason.
 int refuse_memory(const char* path, int flags, ErrorText* why) {
   const int fd = sys::open_file(path, O_RDONLY | flags);
-  if (fd < 0) return 0;   // the opener will say why
+  if (fd < 0) return 0;  // the opener will say why
   uint64_t magic = 0;
   const int asked = sys::file_system_type(fd, &magic, nullptr);
   sys::close_file(fd);
   const char* memory = asked == 0 ? memory_file_system(magic) : nullptr;
-  return memory ? why->set(-ENOTSUP, "LUN %s: lies on %s, which is memory itself; give a directory on a disk (--lun /var/tmp)", path, memory) : 0;
+  return memory ? why->set(-ENOTSUP,
+                           "LUN %s: lies on %s, which is memory itself; give a directory on a disk (--lun /var/tmp)",
+                           path, memory)
+                : 0;
 }
 
 }  // namespace
@@ -93,8 +113,10 @@ int FileDevice::open_uri(const char* uri, const DeviceOptions& options, Device**
   if (err == 0) err = FileDevice::open(uri, path, options, &device, why);
   if (err < 0) return err;
   err = static_cast<FileDevice*>(device)->choose_polling(iopoll, sqpoll, why);
-  if (err < 0) device->close();
-  else *out = device;
+  if (err < 0)
+    device->close();
+  else
+    *out = device;
   return err;
 }
 
@@ -102,8 +124,10 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   struct stat status;
   const int err = sys::path_status(path, &status);
   if (err == -ENOENT || err == -ENOTDIR)
-    return why->set(err, "LUN %s: there is no such file or directory; "
-                    "make it, or give a directory on a disk (--lun /var/tmp)", path);
+    return why->set(err,
+                    "LUN %s: there is no such file or directory; "
+                    "make it, or give a directory on a disk (--lun /var/tmp)",
+                    path);
   if (err < 0) return explain_open(err, path, "look at it", why);
 
   const size_t length = strlen(uri) + 1;
@@ -116,12 +140,19 @@ int FileDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   device->read_only_ = options.read_only;
 
   int result;
-  if (!options.scratch) result = device->open_raw(path, status, options, why);
-  else if (S_ISDIR(status.st_mode)) result = device->open_directory(path, options, why);
-  else if (S_ISREG(status.st_mode)) result = device->open_regular(path, options, why);
-  else if (S_ISBLK(status.st_mode)) result = device->open_block(path, status.st_rdev, options, why);
-  else return why->set(-EINVAL, "LUN %s: neither a directory, a regular file nor a block device; "
-                       "give one of these", path);
+  if (!options.scratch)
+    result = device->open_raw(path, status, options, why);
+  else if (S_ISDIR(status.st_mode))
+    result = device->open_directory(path, options, why);
+  else if (S_ISREG(status.st_mode))
+    result = device->open_regular(path, options, why);
+  else if (S_ISBLK(status.st_mode))
+    result = device->open_block(path, status.st_rdev, options, why);
+  else
+    return why->set(-EINVAL,
+                    "LUN %s: neither a directory, a regular file nor a block device; "
+                    "give one of these",
+                    path);
   if (result < 0) {
     device->files_.close();
     return result;
@@ -137,16 +168,23 @@ int FileDevice::check_file_system(const char* path, uint64_t* free_bytes, ErrorT
   int err = sys::file_system_type(fd(), &magic, free_bytes);
   if (err < 0) return explain_open(err, path, "ask its file system", why);
   if (const char* memory = memory_file_system(magic))
-    return why->set(-ENOTSUP, "LUN %s: lies on %s, which is memory itself; "
-                    "give a directory on a disk (--lun /var/tmp)", path, memory);
+    return why->set(-ENOTSUP,
+                    "LUN %s: lies on %s, which is memory itself; "
+                    "give a directory on a disk (--lun /var/tmp)",
+                    path, memory);
   if (magic == OVERLAYFS_SUPER_MAGIC && sys::extent_map_supported(fd()) == -EOPNOTSUPP)
-    return why->set(-ENOTSUP, "LUN %s: lies on an overlay over a memory file system; "
-                    "give a directory on a disk (a volume)", path);
+    return why->set(-ENOTSUP,
+                    "LUN %s: lies on an overlay over a memory file system; "
+                    "give a directory on a disk (a volume)",
+                    path);
   uint32_t align = 0;
   err = sys::direct_io_align(fd(), &align);
   if (err < 0) return explain_open(err, path, "use direct I/O", why);
-  if (align > 4096) return why->set(-ENOTSUP, "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; "
-                                    "give another LUN", path, align);
+  if (align > 4096)
+    return why->set(-ENOTSUP,
+                    "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; "
+                    "give another LUN",
+                    path, align);
   io_align_ = align <= 512 ? 512 : 4096;
   return 0;
 }
@@ -168,16 +206,20 @@ int FileDevice::open_raw(const char* path, const struct stat& seen, const Device
   if (opened < 0) return explain_open(opened, path, options.read_only ? "open it" : "open it for writing", why);
   reopen(0, opened);
   struct stat status;
-  int err = sys::file_status(opened, &status);   // of what was opened: the path may be another's by now
+  int err = sys::file_status(opened, &status);  // of what was opened: the path may be another's by now
   if (err < 0) return explain_open(err, path, "look at it", why);
-  if (S_ISBLK(status.st_mode) != block_ || S_ISREG(status.st_mode) == block_) return why->set(-EBUSY, "LUN %s: replaced in this moment; try again", path);
+  if (S_ISBLK(status.st_mode) != block_ || S_ISREG(status.st_mode) == block_)
+    return why->set(-EBUSY, "LUN %s: replaced in this moment; try again", path);
   err = files_.claim(options.claim, options.read_only, path, why);
   if (err < 0) return err;
   uint32_t align = 0;
   err = sys::direct_io_align(fd(), &align);
   if (err < 0) return explain_open(err, path, "use direct I/O", why);
-  if (align > 4096) return why->set(-ENOTSUP, "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; "
-                                    "give another LUN", path, align);
+  if (align > 4096)
+    return why->set(-ENOTSUP,
+                    "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; "
+                    "give another LUN",
+                    path, align);
   io_align_ = align <= 512 ? 512 : 4096;
   if (block_) {
     err = sys::block_device_size(fd(), &size_bytes_);
@@ -193,29 +235,34 @@ int FileDevice::choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why) {
   if (sqpoll == Choice::kOn || sqpoll == Choice::kAuto) {
     const int err = sys::uring_probe_sqpoll();
     if (err < 0 && sqpoll == Choice::kOn)
-      return why->set(err, "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
-                      "later, or write sqpoll=auto", name_, errno_name(err), errno_text(err));
+      return why->set(err,
+                      "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
+                      "later, or write sqpoll=auto",
+                      name_, errno_name(err), errno_text(err));
     sqpoll_ = err == 0;
   }
   if (iopoll == Choice::kOn || iopoll == Choice::kAuto) {
     const int err = probe_iopoll();
     if (err < 0 && iopoll == Choice::kOn)
-      return why->set(err, "LUN %s: iopoll=on: a polled read does not come back (%s: %s); give the disk's driver poll queues "
-                      "(boot with nvme.poll_queues=4), or write iopoll=auto", name_, errno_name(err), errno_text(err));
+      return why->set(
+          err,
+          "LUN %s: iopoll=on: a polled read does not come back (%s: %s); give the disk's driver poll queues "
+          "(boot with nvme.poll_queues=4), or write iopoll=auto",
+          name_, errno_name(err), errno_text(err));
     iopoll_ = err == 0;
   }
   return 0;
 }
 
-// Whether the disk completes polled reads. sysfs is asked first: without poll queues the read may never come back, and its
-// abandoned ring would stay in the kernel.
+// Whether the disk completes polled reads. sysfs is asked first: without poll queues the read may never come back, and
+// its abandoned ring would stay in the kernel.
 int FileDevice::probe_iopoll() const {
   struct stat status;
   int err = sys::file_status(fd(), &status);
   if (err < 0) return err;
   const int64_t queues = block_queue_value(block_ ? status.st_rdev : status.st_dev, "io_poll");
   if (queues <= 0) return -EOPNOTSUPP;
-  if (!block_ && status.st_size < static_cast<off_t>(io_align_)) return -ENODATA;   // nothing to read
+  if (!block_ && status.st_size < static_cast<off_t>(io_align_)) return -ENODATA;  // nothing to read
   void* page = map_private(kProbePage, ForkPolicy::kDontFork);
   if (!page) return -ENOMEM;
   err = sys::uring_probe_iopoll(fd(), page, io_align_, kPollProbeNs);
@@ -223,31 +270,33 @@ int FileDevice::probe_iopoll() const {
   return err;
 }
 
-// Of a file: whether its file system zeros a range and keeps its space. Not probed: ext4 does not take back what a probe allocates beyond
-// a file's end. Elsewhere callers that want zeros write them.
+// Of a file: whether its file system zeros a range and keeps its space. Not probed: ext4 does not take back what a
+// probe allocates beyond a file's end. Elsewhere callers that want zeros write them.
 bool FileDevice::can_discard() const {
   struct stat status;
   if (read_only_ || sys::file_status(fd(), &status) < 0) return false;
   if (block_) return block_queue_value(status.st_rdev, "write_zeroes_max_bytes") > 0;
   uint64_t magic = 0;
-  return sys::file_system_type(fd(), &magic, nullptr) == 0 &&
-         (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC || magic == BTRFS_SUPER_MAGIC || magic == F2FS_SUPER_MAGIC);
+  return sys::file_system_type(fd(), &magic, nullptr) == 0 && (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC ||
+                                                               magic == BTRFS_SUPER_MAGIC || magic == F2FS_SUPER_MAGIC);
 }
 
-// Of a file, RWF_DSYNC also makes durable where its blocks lie: without a journal's help only on file systems that pass it on to the disk.
+// Of a file, RWF_DSYNC also makes durable where its blocks lie: without a journal's help only on file systems that pass
+// it on to the disk.
 Fua FileDevice::fua() const {
   struct stat status;
   if (sys::file_status(fd(), &status) < 0) return Fua::kFlush;
   if (block_) return block_fua(status.st_rdev);
   uint64_t magic = 0;
-  const bool passes = sys::file_system_type(fd(), &magic, nullptr) == 0 && (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC);
+  const bool passes =
+      sys::file_system_type(fd(), &magic, nullptr) == 0 && (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC);
   return passes && block_fua(status.st_dev) != Fua::kFlush ? Fua::kWriteThrough : Fua::kFlush;
 }
 
 // Its disk's logical block. Not known (a file system over several devices): 512 is whole on all of them.
 void FileDevice::ask_sector() {
   struct stat status;
-  if (io_align_ <= 512) return;   // nor can it be more then
+  if (io_align_ <= 512) return;  // nor can it be more then
   if (sys::file_status(fd(), &status) < 0) return;
   const int64_t bytes = block_queue_value(block_ ? status.st_rdev : status.st_dev, "logical_block_size");
   if (bytes >= 512 && bytes <= 4096) sector_ = static_cast<uint32_t>(bytes);
@@ -255,14 +304,24 @@ void FileDevice::ask_sector() {
 
 // Probed at the first query: opening a LUN does not pay for it. What depends on limits (RLIMIT_MEMLOCK) is as of then.
 Capabilities FileDevice::capabilities() const {
-  enum : uint32_t { kKnown = 1, kDiscard = 2, kWindow = 4, kSqpoll = 8, kIopoll = 16, kFuaShift = 8, kAtomicShift = 16 };
+  enum : uint32_t {
+    kKnown = 1,
+    kDiscard = 2,
+    kWindow = 4,
+    kSqpoll = 8,
+    kIopoll = 16,
+    kFuaShift = 8,
+    kAtomicShift = 16
+  };
   uint32_t bits = probed_.load(std::memory_order_relaxed);
   if (!(bits & kKnown)) {
     bits = kKnown | (can_discard() ? kDiscard : 0u) | (sys::uring_probe_sqpoll() == 0 ? kSqpoll : 0u) |
            (iopoll_ || probe_iopoll() == 0 ? kIopoll : 0u);
     if (window_can_be_registered()) bits |= kWindow;
     bits |= static_cast<uint32_t>(fua()) << kFuaShift;
-    const uint32_t asked = sys::atomic_write_max(fd()), most = asked > sector_ ? asked : sector_ >= io_align_ ? sector_ : 0;
+    const uint32_t asked = sys::atomic_write_max(fd()), most = asked > sector_        ? asked
+                                                               : sector_ >= io_align_ ? sector_
+                                                                                      : 0;
     bits |= static_cast<uint32_t>(std::bit_width(most)) << kAtomicShift;
     probed_.store(bits, std::memory_order_relaxed);
   }
@@ -279,7 +338,7 @@ Capabilities FileDevice::capabilities() const {
 }
 
 int FileDevice::open_directory(const char* path, const DeviceOptions& options, ErrorText* why) {
-  int err = refuse_memory(path, O_DIRECTORY, why);   // before a file is made
+  int err = refuse_memory(path, O_DIRECTORY, why);  // before a file is made
   if (err < 0) return err;
   const int opened = sys::open_unlinked(path, O_RDWR | O_DIRECT);
   if (opened < 0) return explain_open(opened, path, "make a file in it", why);
@@ -293,8 +352,10 @@ int FileDevice::open_directory(const char* path, const DeviceOptions& options, E
   if (err < 0) return err;
   err = sys::allocate_space(opened, 0, kProbeBytes);
   if (err == -EOPNOTSUPP)
-    return why->set(err, "LUN %s: the file system cannot reserve space (fallocate); "
-                    "put the LUN on ext4, xfs or btrfs", path);
+    return why->set(err,
+                    "LUN %s: the file system cannot reserve space (fallocate); "
+                    "put the LUN on ext4, xfs or btrfs",
+                    path);
   return err < 0 ? explain_open(err, path, "reserve space", why) : 0;
 }
 
@@ -314,8 +375,10 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   err = signature_read(opened, &contents, &flags);
   if (err < 0) return explain_open(err, path, "read its header", why);
   if (contents == Contents::kForeign)
-    return why->set(-EEXIST, "LUN %s: holds data that is not Lunar's; "
-                    "give an empty file, or empty this one (truncate -s 0)", path);
+    return why->set(-EEXIST,
+                    "LUN %s: holds data that is not Lunar's; "
+                    "give an empty file, or empty this one (truncate -s 0)",
+                    path);
   struct stat status;
   err = sys::file_status(opened, &status);
   if (err < 0) return explain_open(err, path, "look at it", why);
@@ -344,8 +407,10 @@ int FileDevice::open_regular(const char* path, const DeviceOptions& options, Err
   cut_at_close_ = growable_;
   if (err == 0) err = sys::allocate_space(opened, 0, sizeof(ScratchHeader));
   if (err == -EOPNOTSUPP)
-    return why->set(err, "LUN %s: the file system cannot reserve space (fallocate); "
-                    "put the LUN on ext4, xfs or btrfs", path);
+    return why->set(err,
+                    "LUN %s: the file system cannot reserve space (fallocate); "
+                    "put the LUN on ext4, xfs or btrfs",
+                    path);
   if (err == 0) err = signature_write(opened, growable_ ? uint64_t{kScratchGrowable} : 0);
   return err < 0 ? explain_open(err, path, "write its header", why) : 0;
 }
@@ -377,12 +442,16 @@ int FileDevice::open_block(const char* path, uint64_t rdev, const DeviceOptions&
   if (known == 1)
     return why->set(-EEXIST, "LUN %s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, what, path);
   if (known == -ENOSYS)
-    return why->set(known, "LUN %s: libblkid.so.1 is missing, so its contents are not known; "
-                    "install libblkid1", path);
+    return why->set(known,
+                    "LUN %s: libblkid.so.1 is missing, so its contents are not known; "
+                    "install libblkid1",
+                    path);
   if (known < 0) return explain_open(known, path, "have libblkid look at it", why);
   if (contents == Contents::kForeign)
-    return why->set(-EEXIST, "LUN %s: holds unknown data in its first 64 KiB; "
-                    "if it may go: dd if=/dev/zero of=%s bs=64k count=1", path, path);
+    return why->set(-EEXIST,
+                    "LUN %s: holds unknown data in its first 64 KiB; "
+                    "if it may go: dd if=/dev/zero of=%s bs=64k count=1",
+                    path, path);
   data_offset_ = kScratchDataOffset;
   err = signature_write(opened, 0);
   return err < 0 ? explain_open(err, path, "write its header", why) : 0;
@@ -410,8 +479,10 @@ int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& op
   if (status == -EINVAL) return status;
   if (status < 0) {
     if (!told_.exchange(true, std::memory_order_relaxed))
-      log_warning("LUN %s: io_uring is not available here (%s): reads and writes by system calls, slower; allow it (sysctl "
-                  "kernel.io_uring_disabled=0, or the container's seccomp profile)", name_, errno_name(status));
+      log_warning(
+          "LUN %s: io_uring is not available here (%s): reads and writes by system calls, slower; allow it (sysctl "
+          "kernel.io_uring_disabled=0, or the container's seccomp profile)",
+          name_, errno_name(status));
     status = calls_.attach(files, wanted, &context);
   }
   if (status < 0) return status;
@@ -421,7 +492,9 @@ int FileDevice::attach_joined(const JoinedFiles& files, const ContextOptions& op
 }
 
 // Polling, by whichever side, was asked for this device alone.
-bool FileDevice::join(JoinedFiles* files) const { return !iopoll_ && !sqpoll_ && files->add(files_, data_offset_, !block_, sector_); }
+bool FileDevice::join(JoinedFiles* files) const {
+  return !iopoll_ && !sqpoll_ && files->add(files_, data_offset_, !block_, sector_);
+}
 
 void FileDevice::detach(Context* context) {
   static_cast<OwnedContext*>(context)->release();
@@ -437,9 +510,12 @@ int FileDevice::reserve(DeviceOffset offset, uint64_t length) {
 }
 
 void FileDevice::release(DeviceOffset offset, uint64_t length) {
-  if (block_) (void)sys::block_discard(fd(), data_offset_ + offset.value, length);
-  else if (raw_) return;   // its owner gave that space: in a sparse file, what is reserved could be taken by others
-  else (void)sys::punch_hole(fd(), data_offset_ + offset.value, length);
+  if (block_)
+    (void)sys::block_discard(fd(), data_offset_ + offset.value, length);
+  else if (raw_)
+    return;  // its owner gave that space: in a sparse file, what is reserved could be taken by others
+  else
+    (void)sys::punch_hole(fd(), data_offset_ + offset.value, length);
 }
 
 }  // namespace lunar

@@ -5,13 +5,14 @@
 //
 // Settings (only with the scheme: file:PATH,key=value), neither used unless asked for:
 //   sqpoll   a kernel thread takes commands: submit costs no system call, the thread a CPU while there is work
-//   iopoll   completions of single buffers up to 64 KiB are polled for, without an interrupt: wait() spends its CPU. Only where
+//   iopoll   completions of single buffers up to 64 KiB are polled for, without an interrupt: wait() spends its CPU.
+//            Only where
 //            one polled read came back at open (virtio disks and NVMe without poll queues never deliver one). Not for
 //            contexts that are shared, nor from a context's first watch() on: those sleep
 //   auto: where the host can; on: or the open fails; off (as unset): never
-// fua is RWF_DSYNC, of a list of parts too. atomic is RWF_ATOMIC, where the kernel and the disk have it; else a sector of the disk (its
-// logical block), and of a file nothing more: its blocks may lie anywhere. What was discarded is zeros in a file that
-// keeps its space (FALLOC_FL_ZERO_RANGE), or WRITE ZEROES of the block device.
+// fua is RWF_DSYNC, of a list of parts too. atomic is RWF_ATOMIC, where the kernel and the disk have it; else a sector
+// of the disk (its logical block), and of a file nothing more: its blocks may lie anywhere. What was discarded is zeros
+// in a file that keeps its space (FALLOC_FL_ZERO_RANGE), or WRITE ZEROES of the block device.
 // A command's result is the count the kernel moved: a read across the end of the file is short and is not continued.
 // Threading: immutable after open but for the descriptor (reopen), which is atomic.
 #pragma once
@@ -41,8 +42,11 @@ class FileDevice final : public Device {
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
   void release(DeviceOffset offset, uint64_t length) override;
   uint64_t size_bytes() const override { return size_bytes_; }
-  bool growable() const override { return growable_ && !cut_at_close_; }   // a file given by path is one for a whole tree
-  [[nodiscard]] int64_t transfer(const Command& command) override { return transfer_on(fd(), data_offset_, !block_, command, sector_); }
+  // a file given by path is one for a whole tree
+  bool growable() const override { return growable_ && !cut_at_close_; }
+  [[nodiscard]] int64_t transfer(const Command& command) override {
+    return transfer_on(fd(), data_offset_, !block_, command, sector_);
+  }
   uint32_t io_align() const override { return io_align_; }
   Capabilities capabilities() const override;
   const char* name() const override { return name_; }
@@ -69,21 +73,21 @@ class FileDevice final : public Device {
   void ask_sector();
 
   DeviceFiles files_;
-  CallPool calls_;                  // where io_uring is refused
+  CallPool calls_;  // where io_uring is refused
   const char* name_ = nullptr;
   uint64_t size_bytes_ = 0;
   uint64_t data_offset_ = 0;
   uint32_t io_align_ = 4096;
-  uint32_t sector_ = 512;           // what the disk writes whole
+  uint32_t sector_ = 512;  // what the disk writes whole
   bool block_ = false;
   bool raw_ = false;
   bool growable_ = false;
-  bool cut_at_close_ = false;       // a path that was empty when it came to us
+  bool cut_at_close_ = false;  // a path that was empty when it came to us
   bool sqpoll_ = false;
   bool iopoll_ = false;
   bool read_only_ = false;
-  mutable std::atomic<uint32_t> probed_{0};   // capabilities(), once asked: see there
-  std::atomic<bool> told_{false};   // the io_uring fall-back was logged
+  mutable std::atomic<uint32_t> probed_{0};  // capabilities(), once asked: see there
+  std::atomic<bool> told_{false};            // the io_uring fall-back was logged
   std::atomic<int> contexts_{0};
 };
 

@@ -13,11 +13,11 @@ namespace lunar {
 namespace {
 
 enum : uint8_t { kFlush = 0x00, kWrite = 0x01, kRead = 0x02, kWriteZeroes = 0x08 };
-constexpr uint32_t kDeallocateBit = 1u << 25;      // DEAC, command dword 12 of WRITE ZEROES
-constexpr uint32_t kFuaBit = 1u << 30;             // FUA, command dword 12 of READ and WRITE
-constexpr uint64_t kBlocksMax = 65536;             // the count is 16 bits, from 0
-constexpr unsigned kMdtsUnitShift = 12;            // the smallest memory page; larger ones are not in use
-constexpr uint32_t kPieceMax = 1u << 20;           // where the controller names no limit
+constexpr uint32_t kDeallocateBit = 1u << 25;  // DEAC, command dword 12 of WRITE ZEROES
+constexpr uint32_t kFuaBit = 1u << 30;         // FUA, command dword 12 of READ and WRITE
+constexpr uint64_t kBlocksMax = 65536;         // the count is 16 bits, from 0
+constexpr unsigned kMdtsUnitShift = 12;        // the smallest memory page; larger ones are not in use
+constexpr uint32_t kPieceMax = 1u << 20;       // where the controller names no limit
 
 template <class T>
 T field(const uint8_t* data, size_t at) {
@@ -30,31 +30,42 @@ int errno_of(unsigned status) {
   const unsigned type = status >> 8 & 7, code = status & 0xff;
   if (type == 0) {
     switch (code) {
-      case 0x01: return -EOPNOTSUPP;   // invalid opcode
-      case 0x02: return -EINVAL;       // invalid field
-      case 0x0b: return -ENODEV;       // invalid namespace
-      case 0x15: return -EACCES;       // operation denied
-      case 0x20: return -EROFS;        // namespace is write protected
-      case 0x80: return -EINVAL;       // LBA out of range
-      case 0x81: return -ENOSPC;       // capacity exceeded
-      case 0x83: return -EBUSY;        // reservation conflict
-      default: return -EIO;
+      case 0x01:
+        return -EOPNOTSUPP;  // invalid opcode
+      case 0x02:
+        return -EINVAL;  // invalid field
+      case 0x0b:
+        return -ENODEV;  // invalid namespace
+      case 0x15:
+        return -EACCES;  // operation denied
+      case 0x20:
+        return -EROFS;  // namespace is write protected
+      case 0x80:
+        return -EINVAL;  // LBA out of range
+      case 0x81:
+        return -ENOSPC;  // capacity exceeded
+      case 0x83:
+        return -EBUSY;  // reservation conflict
+      default:
+        return -EIO;
     }
   }
-  if (type == 1 && code == 0x82) return -EROFS;                  // write to a read-only range
-  if (type == 2 && code >= 0x82 && code <= 0x84) return -EILSEQ;   // end-to-end protection
+  if (type == 1 && code == 0x82) return -EROFS;                   // write to a read-only range
+  if (type == 2 && code >= 0x82 && code <= 0x84) return -EILSEQ;  // end-to-end protection
   if (type == 2 && code == 0x86) return -EACCES;
   return -EIO;
 }
 
-// AWUPF, or NAWUPF where the namespace has its own (NSABP), within its boundary NABSPF. With an offset of its boundaries (NABO) multiples of
-// the length are none of them: one block is left.
+// AWUPF, or NAWUPF where the namespace has its own (NSABP), within its boundary NABSPF. With an offset of its
+// boundaries (NABO) multiples of the length are none of them: one block is left.
 uint64_t atomic_blocks(const uint8_t* name_space, const uint8_t* controller) {
   const bool own = (name_space[24] & 2) != 0;
-  const auto own_blocks = field<uint16_t>(name_space, 36), offset = field<uint16_t>(name_space, 42), boundary = field<uint16_t>(name_space, 44);
+  const auto own_blocks = field<uint16_t>(name_space, 36), offset = field<uint16_t>(name_space, 42),
+             boundary = field<uint16_t>(name_space, 44);
   uint64_t blocks = uint64_t{own && own_blocks ? own_blocks : field<uint16_t>(controller, 528)} + 1;
   if (own && boundary && blocks > boundary + 1u) blocks = boundary + 1u;
-  if (own && boundary && ((boundary + 1u) & boundary)) blocks = 1;   // no power of two: a write at a multiple of its length may cross it
+  // no power of two: a write at a multiple of its length may cross it
+  if (own && boundary && ((boundary + 1u) & boundary)) blocks = 1;
   return own && offset ? 1 : std::bit_floor(blocks);
 }
 
@@ -65,13 +76,16 @@ int nvme_geometry(const uint8_t* name_space, const uint8_t* controller, NvmeGeom
   const unsigned format = (flbas & 15u) | (flbas >> 1 & 0x30u);
   const uint8_t* lba_format = name_space + 128 + 4 * format;
   *reason = nullptr;
-  if (field<uint16_t>(lba_format, 0) != 0) *reason = "its blocks carry metadata; format it without (nvme format --ms=0)";
-  else if (lba_format[2] < 9 || lba_format[2] > 12) *reason = "its blocks are neither 512 to 4096 bytes; format it so (nvme format --lbaf=N)";
+  if (field<uint16_t>(lba_format, 0) != 0)
+    *reason = "its blocks carry metadata; format it without (nvme format --ms=0)";
+  else if (lba_format[2] < 9 || lba_format[2] > 12)
+    *reason = "its blocks are neither 512 to 4096 bytes; format it so (nvme format --lbaf=N)";
   if (*reason) return -ENOTSUP;
   out->block_shift = lba_format[2];
   out->blocks = field<uint64_t>(name_space, 0);
   const uint8_t transfer_shift = controller[77];
-  out->piece_bytes_max = transfer_shift == 0 || transfer_shift > 8 ? kPieceMax : 1u << (kMdtsUnitShift + transfer_shift);
+  out->piece_bytes_max =
+      transfer_shift == 0 || transfer_shift > 8 ? kPieceMax : 1u << (kMdtsUnitShift + transfer_shift);
   const auto optional = field<uint16_t>(controller, 520);
   out->deallocate = (optional & 4) != 0;
   out->write_zeroes = (optional & 8) != 0;
@@ -91,10 +105,12 @@ int nvme_check(const NvmeGeometry& geometry, uint64_t data_offset, const Command
   if (command.op == Op::kFlush) return 0;
   if (geometry.read_only && command.op != Op::kRead) return -EBADF;
   if (command.op == Op::kDiscard && !geometry.write_zeroes) return -EOPNOTSUPP;
-  const uint64_t mask = (uint64_t{1} << geometry.block_shift) - 1, size = (geometry.blocks << geometry.block_shift) - data_offset;
+  const uint64_t mask = (uint64_t{1} << geometry.block_shift) - 1,
+                 size = (geometry.blocks << geometry.block_shift) - data_offset;
   const uint64_t bytes = command_bytes(command), at = command.offset.value;
   if ((at & mask) || bytes == 0) return -EINVAL;
-  if (command.op == Op::kWrite && command.atomic && !atomic_fits(command, nvme_atomic_bytes(geometry, data_offset))) return -EINVAL;
+  if (command.op == Op::kWrite && command.atomic && !atomic_fits(command, nvme_atomic_bytes(geometry, data_offset)))
+    return -EINVAL;
   if (command.op == Op::kDiscard) {
     if (command.length & mask) return -EINVAL;
   } else {
@@ -113,7 +129,9 @@ void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Comman
   out->nsid = geometry.nsid;
   progress->piece = 0;
   switch (command.op) {
-    case Op::kFlush: out->opcode = kFlush; return;
+    case Op::kFlush:
+      out->opcode = kFlush;
+      return;
     case Op::kDiscard: {
       const uint64_t left = command.length - progress->done, limit = kBlocksMax << geometry.block_shift;
       const uint64_t taken = geometry.zeroes_bytes_max ? geometry.zeroes_bytes_max : geometry.piece_bytes_max;
@@ -132,7 +150,8 @@ void nvme_piece(const NvmeGeometry& geometry, uint64_t data_offset, const Comman
       out->data = static_cast<const char*>(first.iov_base) + progress->skip;
       // Whole parts as long as they fit; a part larger than a piece goes by itself, cut.
       uint32_t parts = 0;
-      for (uint32_t i = progress->part; progress->skip == 0 && i < command.iov_count && parts < geometry.piece_parts_max; ++i) {
+      for (uint32_t i = progress->part;
+           progress->skip == 0 && i < command.iov_count && parts < geometry.piece_parts_max; ++i) {
         if (command.iov[i].iov_len > most - progress->piece) break;
         progress->piece += command.iov[i].iov_len;
         ++parts;
@@ -173,8 +192,9 @@ int nvme_failure(const char* name, const Command& command, const NvmeProgress& p
   // -EINTR: the controller was reset or is gone, and took the command with it.
   const int err = answer > 0 ? errno_of(static_cast<unsigned>(answer)) : answer == -EINTR ? -EIO : answer;
   if (answer > 0)
-    LUNAR_LOG_LIMITED(log_warning, 20, "LUN %s: %s at byte %llu failed: NVMe status type %u, code 0x%x (%s)", name, what, at,
-                      static_cast<unsigned>(answer) >> 8 & 7, static_cast<unsigned>(answer) & 0xff, errno_name(err));
+    LUNAR_LOG_LIMITED(log_warning, 20, "LUN %s: %s at byte %llu failed: NVMe status type %u, code 0x%x (%s)", name,
+                      what, at, static_cast<unsigned>(answer) >> 8 & 7, static_cast<unsigned>(answer) & 0xff,
+                      errno_name(err));
   else
     LUNAR_LOG_LIMITED(log_warning, 20, "LUN %s: %s at byte %llu failed: %s", name, what, at, errno_name(answer));
   return err;

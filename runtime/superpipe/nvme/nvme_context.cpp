@@ -38,8 +38,7 @@ bool NvmeContext::send(uint32_t index) {
   if (piece.check != 0) return ring_.queue_nop(index);
   sys::NvmeCommand command;
   nvme_piece(*geometry_, data_offset_, piece.command, &piece.progress, &command);
-  piece.fixed = command.data && !command.vector &&
-                in_window({const_cast<void*>(command.data), command.data_bytes});
+  piece.fixed = command.data && !command.vector && in_window({const_cast<void*>(command.data), command.data_bytes});
   return ring_.queue_nvme(0, true, command, piece.fixed ? 0 : -1, index);
 }
 
@@ -64,11 +63,13 @@ bool NvmeContext::finish(uint32_t index, int32_t completed, int64_t* result) {
   } else {
     fixed_works_ |= piece.fixed;
     if (nvme_advance(piece.command, &piece.progress)) {
-      *result = piece.command.op == Op::kRead || piece.command.op == Op::kWrite ? static_cast<int64_t>(piece.progress.done) : 0;
+      *result = piece.command.op == Op::kRead || piece.command.op == Op::kWrite
+                    ? static_cast<int64_t>(piece.progress.done)
+                    : 0;
       return true;
     }
   }
-  if (send(index)) return false;   // the ring has an entry for every command
+  if (send(index)) return false;  // the ring has an entry for every command
   *result = -EIO;
   return true;
 }

@@ -27,8 +27,8 @@ namespace {
 
 constexpr size_t kIdentifyBytes = 4096;
 constexpr uint8_t kOpcodeDatasetManagement = 0x09;
-constexpr uint32_t kDeallocate = 4;                   // attribute bit, command dword 11
-constexpr uint64_t kDeallocateBytesMax = kGiB;        // of one range: within every controller's limits
+constexpr uint32_t kDeallocate = 4;             // attribute bit, command dword 11
+constexpr uint64_t kDeallocateBytesMax = kGiB;  // of one range: within every controller's limits
 
 // "nvme0n1", also of a partition's name "nvme0n1p2": "0n1" with its end. Null when it is no such name.
 const char* namespace_of_block(const char* path, size_t* length) {
@@ -47,14 +47,19 @@ int refuse_other(const char* path, const struct stat& status, ErrorText* why) {
   size_t length = 0;
   const char* numbers = S_ISBLK(status.st_mode) ? namespace_of_block(path, &length) : nullptr;
   if (numbers)
-    return why->set(-EINVAL, "LUN %s: the block device; NVMe commands go to the whole namespace's character device: write "
-                    "nvme:/dev/ng%.*s (or file:%s for the block device)", path, static_cast<int>(length), numbers, path);
-  return why->set(-EINVAL, "LUN %s: not the character device of an NVMe namespace; write nvme:/dev/ngXnY (`ls /dev/ng*`)", path);
+    return why->set(-EINVAL,
+                    "LUN %s: the block device; NVMe commands go to the whole namespace's character device: write "
+                    "nvme:/dev/ng%.*s (or file:%s for the block device)",
+                    path, static_cast<int>(length), numbers, path);
+  return why->set(-EINVAL,
+                  "LUN %s: not the character device of an NVMe namespace; write nvme:/dev/ngXnY (`ls /dev/ng*`)", path);
 }
 
 int refuse_rights(const char* path, int err, ErrorText* why) {
-  return why->set(err, "LUN %s: no right to open it; run `sudo setfacl -m u:$(id -un):rw %s` (permanently: a udev rule, "
-                  "KERNEL==\"ng*\", GROUP=\"disk\", MODE=\"0660\", and be in group disk), or run as root", path, path);
+  return why->set(err,
+                  "LUN %s: no right to open it; run `sudo setfacl -m u:$(id -un):rw %s` (permanently: a udev rule, "
+                  "KERNEL==\"ng*\", GROUP=\"disk\", MODE=\"0660\", and be in group disk), or run as root",
+                  path, path);
 }
 
 }  // namespace
@@ -67,8 +72,10 @@ int NvmeDevice::open(const char* uri, const DeviceOptions& options, Device** out
   if (err < 0) return err;
   if (path[0] == '\0') return why->set(-EINVAL, "LUN %s: no device; write nvme:/dev/ngXnY (`ls /dev/ng*`)", uri);
   if (sqpoll == Choice::kOn && (err = sys::uring_probe_sqpoll()) < 0)
-    return why->set(err, "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
-                    "later, or write sqpoll=auto", uri, errno_name(err), errno_text(err));
+    return why->set(err,
+                    "LUN %s: sqpoll=on: the kernel gives no polling thread (%s: %s); run as root, boot Linux 5.11 or "
+                    "later, or write sqpoll=auto",
+                    uri, errno_name(err), errno_text(err));
   auto* device = arena_new<NvmeDevice>();
   auto* name = static_cast<char*>(arena_alloc(strlen(uri) + 1, 8));
   if (!device || !name) return why->set(-ENOMEM, "LUN %s: out of memory", uri);
@@ -88,14 +95,17 @@ int NvmeDevice::open_path(const char* path, const DeviceOptions& options, ErrorT
   struct stat status;
   int err = sys::path_status(path, &status);
   if (err == -ENOENT || err == -ENOTDIR)
-    return why->set(err, "LUN %s: there is no such device; NVMe namespaces are /dev/ngXnY (`ls /dev/ng*`, Linux 5.13 or later)", path);
+    return why->set(
+        err, "LUN %s: there is no such device; NVMe namespaces are /dev/ngXnY (`ls /dev/ng*`, Linux 5.13 or later)",
+        path);
   if (err == -EACCES) return refuse_rights(path, err, why);
   if (err < 0) return why->set(err, "LUN %s: cannot look at it: %s (%s)", path, errno_text(err), errno_name(err));
   if (!S_ISCHR(status.st_mode)) return refuse_other(path, status, why);
   const bool writable = options.scratch || !options.read_only;
   const int opened = sys::open_file(path, writable ? O_RDWR : O_RDONLY);
   if (opened == -EACCES || opened == -EPERM) return refuse_rights(path, opened, why);
-  if (opened < 0) return why->set(opened, "LUN %s: cannot open it: %s (%s)", path, errno_text(opened), errno_name(opened));
+  if (opened < 0)
+    return why->set(opened, "LUN %s: cannot open it: %s (%s)", path, errno_text(opened), errno_name(opened));
   reopen(0, opened);
   err = sys::nvme_namespace_id(opened);
   if (err <= 0) return refuse_other(path, status, why);
@@ -123,9 +133,11 @@ int NvmeDevice::identify(const char* path, ErrorText* why) {
   int err = answer == 0 ? nvme_geometry(pages, controller, &geometry_, &reason) : 0;
   unmap_private(pages, 2 * kIdentifyBytes);
   if (answer == -EACCES || answer == -EPERM)
-    return why->set(answer, "LUN %s: this kernel lets only root send NVMe commands; run as root, or boot Linux 6.2 or later", path);
+    return why->set(
+        answer, "LUN %s: this kernel lets only root send NVMe commands; run as root, or boot Linux 6.2 or later", path);
   if (answer != 0)
-    return why->set(answer < 0 ? answer : -EIO, "LUN %s: the controller does not identify the namespace (%s); look at dmesg", path,
+    return why->set(answer < 0 ? answer : -EIO,
+                    "LUN %s: the controller does not identify the namespace (%s); look at dmesg", path,
                     answer < 0 ? errno_name(answer) : "NVMe error");
   return err < 0 ? why->set(err, "LUN %s: %s", path, reason) : 0;
 }
@@ -135,24 +147,28 @@ int NvmeDevice::find_block_device(const char* path, uint64_t rdev, bool writable
   char node[48], file[96], numbers[32], who[256], *rest = nullptr;
   if (!device_node_name(false, rdev, node, sizeof node) || strncmp(node, "ng", 2) != 0) return 0;
   format_to(file, sizeof file, "/sys/class/block/nvme%s/dev", node + 2);
-  if (sys::read_text(file, numbers, sizeof numbers) <= 0) return 0;   // none: an I/O command set without blocks for it
+  if (sys::read_text(file, numbers, sizeof numbers) <= 0) return 0;  // none: an I/O command set without blocks for it
   const auto major_number = static_cast<unsigned>(strtoul(numbers, &rest, 10));
   if (*rest != ':') return 0;
   const uint64_t block = makedev(major_number, static_cast<unsigned>(strtoul(rest + 1, nullptr, 10)));
   format_to(block_path_, sizeof block_path_, "/dev/nvme%s", node + 2);
-  const int64_t kib = block_queue_value(block, "max_hw_sectors_kb"), segments = block_queue_value(block, "max_segments");
+  const int64_t kib = block_queue_value(block, "max_hw_sectors_kb"),
+                segments = block_queue_value(block, "max_segments");
   uint64_t most = geometry_.piece_bytes_max;
   if (kib > 0 && static_cast<uint64_t>(kib) * kKiB < most) most = static_cast<uint64_t>(kib) * kKiB;
   // In the worst case every page is a segment of its own, and the first and last are not whole.
-  if (segments > 2 && (static_cast<uint64_t>(segments) - 1) * 4096 < most) most = (static_cast<uint64_t>(segments) - 1) * 4096;
+  if (segments > 2 && (static_cast<uint64_t>(segments) - 1) * 4096 < most)
+    most = (static_cast<uint64_t>(segments) - 1) * 4096;
   geometry_.piece_bytes_max = static_cast<uint32_t>(round_down(most, 4096));
-  if (segments > 2 && segments - 1 < geometry_.piece_parts_max) geometry_.piece_parts_max = static_cast<uint32_t>(segments - 1);
+  if (segments > 2 && segments - 1 < geometry_.piece_parts_max)
+    geometry_.piece_parts_max = static_cast<uint32_t>(segments - 1);
   if (const int64_t zeroes = block_queue_value(block, "write_zeroes_max_bytes"); zeroes >= 0) {
     geometry_.zeroes_bytes_max = static_cast<uint64_t>(zeroes);
     if (zeroes >> geometry_.block_shift == 0) geometry_.write_zeroes = false;
   }
   if (writable && block_in_use(block, who, sizeof who))
-    return why->set(-EBUSY, "LUN %s: the same namespace, as block device %s, is %s; give one that is not in use", path, block_path_, who);
+    return why->set(-EBUSY, "LUN %s: the same namespace, as block device %s, is %s; give one that is not in use", path,
+                    block_path_, who);
   return 0;
 }
 
@@ -170,7 +186,8 @@ int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
   int known = 0;
   if (moved > 0 && contents != Contents::kForeign && *block_path_)
     known = block_signature(block_path_, contents == Contents::kOurs, what, sizeof what);
-  if (moved > 0 && contents != Contents::kForeign && known <= 0) {   // without the right to open the block device there is still its head
+  // without the right to open the block device there is still its head
+  if (moved > 0 && contents != Contents::kForeign && known <= 0) {
     signature_make(reinterpret_cast<ScratchHeader*>(head), 0);
     const iovec header = {head, sizeof(ScratchHeader)};
     command.op = Op::kWrite;
@@ -178,11 +195,16 @@ int NvmeDevice::take_as_scratch(const char* path, ErrorText* why) {
     moved = transfer(command);
   }
   unmap_private(head, kScratchProbeBytes);
-  if (moved < 0) return why->set(static_cast<int>(moved), "LUN %s: its head cannot be read and written: %s", path, errno_text(static_cast<int>(moved)));
-  if (known == 1) return why->set(-EEXIST, "LUN %s: holds %s; give an empty one, or erase it (wipefs -a %s)", path, what, block_path_);
+  if (moved < 0)
+    return why->set(static_cast<int>(moved), "LUN %s: its head cannot be read and written: %s", path,
+                    errno_text(static_cast<int>(moved)));
+  if (known == 1)
+    return why->set(-EEXIST, "LUN %s: holds %s; give an empty one, or erase it (wipefs -a %s)", path, what,
+                    block_path_);
   if (contents == Contents::kForeign)
-    return why->set(-EEXIST, "LUN %s: holds unknown data in its first 64 KiB; if it may go: dd if=/dev/zero of=%s bs=64k count=1",
-                    path, *block_path_ ? block_path_ : "its block device");
+    return why->set(
+        -EEXIST, "LUN %s: holds unknown data in its first 64 KiB; if it may go: dd if=/dev/zero of=%s bs=64k count=1",
+        path, *block_path_ ? block_path_ : "its block device");
   data_offset_ = kScratchDataOffset;
   size_bytes_ = round_down(size_bytes_ - kScratchDataOffset, 4096);
   return 0;
@@ -202,8 +224,10 @@ int NvmeDevice::attach(const ContextOptions& options, Context** out) {
   if (status == -ERANGE) return -EINVAL;
   if (status < 0) {
     if (!told_.exchange(true, std::memory_order_relaxed))
-      log_warning("LUN %s: io_uring carries no NVMe commands here (%s): one at a time, slower; boot Linux 5.19 or later, or "
-                  "allow io_uring (sysctl kernel.io_uring_disabled=0)", name_, errno_name(status));
+      log_warning(
+          "LUN %s: io_uring carries no NVMe commands here (%s): one at a time, slower; boot Linux 5.19 or later, or "
+          "allow io_uring (sysctl kernel.io_uring_disabled=0)",
+          name_, errno_name(status));
     status = calls_.attach(this, wanted, &context);
   }
   if (status < 0) return status;
@@ -251,7 +275,7 @@ void NvmeDevice::release(DeviceOffset offset, uint64_t length) {
     command.nsid = geometry_.nsid;
     command.data = &range;
     command.data_bytes = sizeof range;
-    command.cdw11 = kDeallocate;   // cdw10: one range, counted from 0
+    command.cdw11 = kDeallocate;  // cdw10: one range, counted from 0
     if (sys::nvme_io(fd(0), command) != 0) return;
     at += bytes;
   }
@@ -271,7 +295,7 @@ Capabilities NvmeDevice::capabilities() const {
   out.sqpoll = (bits & kSqpoll) != 0;
   out.atomic_write_bytes = nvme_atomic_bytes(geometry_, data_offset_);
   out.fua = geometry_.volatile_cache ? Fua::kWriteThrough : Fua::kFree;
-  out.memory_align = 4;   // a dword; vectors of less than whole pages are copied by the kernel
+  out.memory_align = 4;  // a dword; vectors of less than whole pages are copied by the kernel
   return out;
 }
 

@@ -17,7 +17,7 @@
 namespace lunar::pmem {
 namespace {
 
-constexpr size_t kLine = 64;   // the smallest line of these CPUs: where lines are larger, some are flushed twice
+constexpr size_t kLine = 64;  // the smallest line of these CPUs: where lines are larger, some are flushed twice
 
 Flush ask() {
 #if defined(__x86_64__)
@@ -28,7 +28,7 @@ Flush ask() {
   }
   return __get_cpuid(1, &a, &b, &c, &d) && (d & 1u << 19) ? Flush::kClflush : Flush::kNone;
 #elif defined(__aarch64__)
-  return getauxval(AT_HWCAP) & 1ul << 16 ? Flush::kClwb : Flush::kOther;   // HWCAP_DCPOP: DC CVAP
+  return getauxval(AT_HWCAP) & 1ul << 16 ? Flush::kClwb : Flush::kOther;  // HWCAP_DCPOP: DC CVAP
 #elif defined(__powerpc64__)
   return Flush::kOther;
 #else
@@ -40,12 +40,17 @@ Flush ask() {
 inline void flush_line([[maybe_unused]] Flush method, [[maybe_unused]] const char* line) {
 #if defined(__x86_64__)
   auto* at = const_cast<char*>(line);
-  if (method == Flush::kClwb) __asm__ volatile("clwb %0" : "+m"(*at));
-  else if (method == Flush::kClflushopt) __asm__ volatile("clflushopt %0" : "+m"(*at));
-  else _mm_clflush(at);
+  if (method == Flush::kClwb)
+    __asm__ volatile("clwb %0" : "+m"(*at));
+  else if (method == Flush::kClflushopt)
+    __asm__ volatile("clflushopt %0" : "+m"(*at));
+  else
+    _mm_clflush(at);
 #elif defined(__aarch64__)
-  if (method == Flush::kClwb) __asm__ volatile("sys #3, c7, c12, #1, %0" ::"r"(line) : "memory");
-  else __asm__ volatile("dc cvac, %0" ::"r"(line) : "memory");
+  if (method == Flush::kClwb)
+    __asm__ volatile("sys #3, c7, c12, #1, %0" ::"r"(line) : "memory");
+  else
+    __asm__ volatile("dc cvac, %0" ::"r"(line) : "memory");
 #elif defined(__powerpc64__)
   __asm__ volatile("dcbf 0, %0" ::"r"(line) : "memory");
 #endif
@@ -62,11 +67,16 @@ Flush flush_method() {
 
 const char* flush_name(Flush method) {
   switch (method) {
-    case Flush::kNone: return "none";
-    case Flush::kClflush: return "clflush";
-    case Flush::kClflushopt: return "clflushopt";
-    case Flush::kClwb: return "clwb";
-    case Flush::kOther: return "cache clean";
+    case Flush::kNone:
+      return "none";
+    case Flush::kClflush:
+      return "clflush";
+    case Flush::kClflushopt:
+      return "clflushopt";
+    case Flush::kClwb:
+      return "clwb";
+    case Flush::kOther:
+      return "cache clean";
   }
   return "none";
 }
@@ -108,10 +118,11 @@ void stream_lines(char* to, const char* from, size_t bytes, Edge edge) {
 }  // namespace
 
 void copy_through(Flush method, void* to, const void* from, size_t bytes) {
-  stream_lines(static_cast<char*>(to), static_cast<const char*>(from), bytes, [method](char* out, const char* in, size_t n) {
-    memcpy(out, in, n);
-    flush_lines(method, out, n);
-  });
+  stream_lines(static_cast<char*>(to), static_cast<const char*>(from), bytes,
+               [method](char* out, const char* in, size_t n) {
+                 memcpy(out, in, n);
+                 flush_lines(method, out, n);
+               });
 }
 
 void copy_past_cache(void* to, const void* from, size_t bytes) {

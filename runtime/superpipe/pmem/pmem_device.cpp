@@ -24,8 +24,9 @@
 namespace lunar {
 namespace {
 
-// From here on copies bypass the cache: into the memory, which is large and cold (8 MiB in 32 KiB pieces: 355 us, 590 by memcpy), and
-// by a delegate into the caller's memory, whose lines lie in the caller's cache (two CPUs: 355 us, 390-550 by memcpy).
+// From here on copies bypass the cache: into the memory, which is large and cold (8 MiB in 32 KiB pieces: 355 us, 590
+// by memcpy), and by a delegate into the caller's memory, whose lines lie in the caller's cache (two CPUs: 355 us,
+// 390-550 by memcpy).
 constexpr unsigned kDelegatesMax = 4;
 constexpr uint64_t kStreamMin = 4096;
 
@@ -43,7 +44,7 @@ Capabilities PmemDevice::capabilities() const {
   out.discard = !read_only_;
   out.instant = out.polled = true;
   out.persistent = sync_ != Sync::kNone && !growable_;
-  out.fua = Fua::kFree;   // lines are written back, or the range msynced, before the answer
+  out.fua = Fua::kFree;  // lines are written back, or the range msynced, before the answer
   out.memory_align = 1;
   return out;
 }
@@ -90,7 +91,7 @@ int PmemDevice::prepare(uint64_t at, uint64_t bytes, bool write) {
     int err = 0;
     if (write) {
       err = advise_whole(map_ + begin, end - begin, MADV_POPULATE_WRITE);
-      if (err == 0 || err == -EINVAL) {   // -EINVAL: a kernel before 5.14, which cannot be asked
+      if (err == 0 || err == -EINVAL) {  // -EINVAL: a kernel before 5.14, which cannot be asked
         set_backed(chunk);
         continue;
       }
@@ -120,8 +121,10 @@ int64_t PmemDevice::read(const Command& command, bool foreign) {
   if (const int err = prepare(data_offset_ + at, bytes, false); err < 0) return err;
   for (uint32_t i = 0; done < bytes; ++i) {
     const uint64_t part = command.iov[i].iov_len < bytes - done ? command.iov[i].iov_len : bytes - done;
-    if (foreign && part >= kStreamMin) pmem::copy_past_cache(command.iov[i].iov_base, data_ + at + done, part);
-    else memcpy(command.iov[i].iov_base, data_ + at + done, part);
+    if (foreign && part >= kStreamMin)
+      pmem::copy_past_cache(command.iov[i].iov_base, data_ + at + done, part);
+    else
+      memcpy(command.iov[i].iov_base, data_ + at + done, part);
     done += part;
   }
   if (foreign) pmem::fence();
@@ -133,16 +136,19 @@ int64_t PmemDevice::write(const Command& command) {
   const uint64_t at = command.offset.value;
   const uint64_t bytes = command_bytes(command);
   if (at > size_bytes_ || bytes > size_bytes_ - at) return -ENOSPC;
-  if (command.atomic) return -EINVAL;   // a copy is torn between any two stores
+  if (command.atomic) return -EINVAL;  // a copy is torn between any two stores
   if (bytes == 0) return 0;
   if (const int err = prepare(data_offset_ + at, bytes, true); err < 0) return err;
   char* to = data_ + at;
   for (uint32_t i = 0; i < command.iov_count; ++i) {
     const iovec& part = command.iov[i];
     if (part.iov_len == 0) continue;
-    if (sync_ == Sync::kLines) pmem::copy_through(flush_, to, part.iov_base, part.iov_len);
-    else if (part.iov_len >= kStreamMin) pmem::copy_past_cache(to, part.iov_base, part.iov_len);
-    else memcpy(to, part.iov_base, part.iov_len);
+    if (sync_ == Sync::kLines)
+      pmem::copy_through(flush_, to, part.iov_base, part.iov_len);
+    else if (part.iov_len >= kStreamMin)
+      pmem::copy_past_cache(to, part.iov_base, part.iov_len);
+    else
+      memcpy(to, part.iov_base, part.iov_len);
     to += part.iov_len;
   }
   const int err = settle(data_offset_ + at, bytes);
@@ -175,9 +181,12 @@ int PmemDevice::discard(uint64_t at, uint64_t length) {
 
 int64_t PmemDevice::carry_out(const Command& command, bool foreign) {
   switch (command.op) {
-    case Op::kRead: return read(command, foreign);
-    case Op::kWrite: return write(command);
-    case Op::kDiscard: return discard(command.offset.value, command.length);
+    case Op::kRead:
+      return read(command, foreign);
+    case Op::kWrite:
+      return write(command);
+    case Op::kDiscard:
+      return discard(command.offset.value, command.length);
     case Op::kFlush:
       // Writes were made durable one by one; what remains is the file system's record of holes.
       if (sync_ == Sync::kLines) pmem::fence();
@@ -191,17 +200,19 @@ int PmemDevice::reserve(DeviceOffset offset, uint64_t length) {
   if (!regular_ || length == 0) return 0;
   const uint64_t begin = data_offset_ + offset.value, end = begin + length;
   bool known = true;
-  for (uint64_t chunk = begin / chunk_bytes_; known && chunk <= (end - 1) / chunk_bytes_; ++chunk) known = backed(chunk);
+  for (uint64_t chunk = begin / chunk_bytes_; known && chunk <= (end - 1) / chunk_bytes_; ++chunk)
+    known = backed(chunk);
   if (known) return 0;
   const int err = sys::allocate_space(fd(), begin, length);
-  if (err == -EOPNOTSUPP && !growable_) return prepare(begin, length, true);   // ramfs
+  if (err == -EOPNOTSUPP && !growable_) return prepare(begin, length, true);  // ramfs
   if (err < 0) return err;
-  for (uint64_t chunk = (begin + chunk_bytes_ - 1) / chunk_bytes_; chunk < end / chunk_bytes_; ++chunk) set_backed(chunk);
+  for (uint64_t chunk = (begin + chunk_bytes_ - 1) / chunk_bytes_; chunk < end / chunk_bytes_; ++chunk)
+    set_backed(chunk);
   return 0;
 }
 
 void PmemDevice::release(DeviceOffset offset, uint64_t length) {
-  if (raw_ || offset.value > size_bytes_ || length > size_bytes_ - offset.value) return;   // its owner gave that space
+  if (raw_ || offset.value > size_bytes_ || length > size_bytes_ - offset.value) return;  // its owner gave that space
   const uint64_t begin = round_up(data_offset_ + offset.value, chunk_bytes_);
   const uint64_t end = round_down(data_offset_ + offset.value + length, chunk_bytes_);
   if (begin < end) (void)punch(begin, end - begin);

@@ -4,20 +4,23 @@
 //   /dev/daxX.Y                       mapped whole; a write is acknowledged when its cache lines are on stable storage
 //   a file on a DAX file system       the same, mapped with MAP_SYNC
 //   /dev/pmemN (any DAX block device) mapped; by msync of the written range
-//   a file on tmpfs or hugetlbfs      memory: nothing to flush, contents end with the host (capability persistent = false)
+//   a file on tmpfs or hugetlbfs      memory: nothing to flush, contents end with the host (capability persistent =
+//                                     false)
 //   a file on a disk                  raw only: by msync. A scratch LUN there is refused, file: serves it better
 //
-// Lists of I/Os may be handed to delegate threads (delegate.h), so that submit returns at once: `on` always, `off` never, `auto`
-// when a submit call carries kDelegateBytesMin or more. Blank files grow as they are reserved, like those of file:.
+// Lists of I/Os may be handed to delegate threads (delegate.h), so that submit returns at once: `on` always, `off`
+// never, `auto` when a submit call carries kDelegateBytesMin or more. Blank files grow as they are reserved, like those
+// of file:.
 //
-// Holes. A store to a page that the file system cannot provide is a SIGBUS. So the device knows, in chunks, what is backed (at
-// open from SEEK_HOLE, later from reserve and from its own writes), and asks the kernel for the rest (MADV_POPULATE_WRITE)
-// before it stores: full is -ENOSPC. Everything on the data path goes by address: a program that closes all its descriptors
-// takes nothing away.
-// The copying thread still gets SIGBUS for a poisoned line (the device's error), a file that another process truncates, and on a full
-// file system a hole that another process punched into a chunk known as backed. No handler is installed.
+// Holes. A store to a page that the file system cannot provide is a SIGBUS. So the device knows, in chunks, what is
+// backed (at open from SEEK_HOLE, later from reserve and from its own writes), and asks the kernel for the rest
+// (MADV_POPULATE_WRITE) before it stores: full is -ENOSPC. Everything on the data path goes by address: a program that
+// closes all its descriptors takes nothing away.
+// The copying thread still gets SIGBUS for a poisoned line (the device's error), a file that another process truncates,
+// and on a full file system a hole that another process punched into a chunk known as backed. No handler is installed.
 //
-// Threading: immutable after open but for the bitmap (atomic words); any thread. transfer and contexts allocate nothing.
+// Threading: immutable after open but for the bitmap (atomic words); any thread. transfer and contexts allocate
+// nothing.
 #pragma once
 #include <sys/stat.h>
 
@@ -34,12 +37,14 @@ enum class Delegate : uint8_t { kAuto, kOn, kOff };
 
 class PmemDevice final : public Device {
  public:
-  // Handing over costs the caller a wake-up (10-20 us in a virtual machine) and another CPU comes in 25-40 us later: below this a
-  // copy by the caller is done sooner (waited lists of 32 KiB reads, delegated against not: 256 KiB 0.78x, 512 KiB 1.08x, 1 MiB 1.26x).
+  // Handing over costs the caller a wake-up (10-20 us in a virtual machine) and another CPU comes in 25-40 us later:
+  // below this a copy by the caller is done sooner (waited lists of 32 KiB reads, delegated against not: 256 KiB 0.78x,
+  // 512 KiB 1.08x, 1 MiB 1.26x).
   static constexpr uint64_t kDelegateBytesMin = 512 * kKiB;
 
   // `path` with its settings, behind "pmem:".
-  [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options, Device** out, ErrorText* why);
+  [[nodiscard]] static int open(const char* uri, const char* path, const DeviceOptions& options, Device** out,
+                                ErrorText* why);
   [[nodiscard]] int attach(const ContextOptions& options, Context** out) override;
   void detach(Context* context) override;
   [[nodiscard]] int reserve(DeviceOffset offset, uint64_t length) override;
@@ -58,8 +63,8 @@ class PmemDevice final : public Device {
   [[nodiscard]] int share_lock(unsigned i, int fd) override { return files_.share_lock(i, fd); }
   void close() override;
 
-  // Whether a submit call of so many bytes goes to delegates. Starts them on demand, but not from threads of the runtime (HostGuard):
-  // a fault must not create threads.
+  // Whether a submit call of so many bytes goes to delegates. Starts them on demand, but not from threads of the
+  // runtime (HostGuard): a fault must not create threads.
   bool delegates(uint64_t bytes);
   // transfer(); foreign: not by a thread that will use the data next (a delegate).
   int64_t carry_out(const Command& command, bool foreign);
@@ -94,24 +99,26 @@ class PmemDevice final : public Device {
   int prepare(uint64_t at, uint64_t bytes, bool write);
   int settle(uint64_t at, uint64_t bytes);
   bool punch(uint64_t at, uint64_t bytes);
-  bool backed(uint64_t chunk) const {
-    return backed_[chunk / 64].load(std::memory_order_relaxed) >> chunk % 64 & 1;
+  bool backed(uint64_t chunk) const { return backed_[chunk / 64].load(std::memory_order_relaxed) >> chunk % 64 & 1; }
+  void set_backed(uint64_t chunk) {
+    backed_[chunk / 64].fetch_or(uint64_t{1} << chunk % 64, std::memory_order_relaxed);
   }
-  void set_backed(uint64_t chunk) { backed_[chunk / 64].fetch_or(uint64_t{1} << chunk % 64, std::memory_order_relaxed); }
-  void clear_backed(uint64_t chunk) { backed_[chunk / 64].fetch_and(~(uint64_t{1} << chunk % 64), std::memory_order_relaxed); }
+  void clear_backed(uint64_t chunk) {
+    backed_[chunk / 64].fetch_and(~(uint64_t{1} << chunk % 64), std::memory_order_relaxed);
+  }
 
   DeviceFiles files_;
   const char* name_ = nullptr;
-  char* map_ = nullptr;                       // the device from its first byte
-  uint64_t map_bytes_ = 0;                    // whole pages
-  char* data_ = nullptr;                      // device offset 0
+  char* map_ = nullptr;     // the device from its first byte
+  uint64_t map_bytes_ = 0;  // whole pages
+  char* data_ = nullptr;    // device offset 0
   uint64_t data_offset_ = 0;
   uint64_t size_bytes_ = 0;
-  uint64_t chunk_bytes_ = 64 * kKiB;          // power of two
-  uint64_t page_bytes_ = 4096;                // of the mapping
-  std::atomic<uint64_t>* backed_ = nullptr;   // a bit a chunk of the mapping
-  size_t backed_bytes_ = 0;                   // of that bitmap
-  std::atomic<bool> punched_{false};          // holes that kFlush must make durable
+  uint64_t chunk_bytes_ = 64 * kKiB;         // power of two
+  uint64_t page_bytes_ = 4096;               // of the mapping
+  std::atomic<uint64_t>* backed_ = nullptr;  // a bit a chunk of the mapping
+  size_t backed_bytes_ = 0;                  // of that bitmap
+  std::atomic<bool> punched_{false};         // holes that kFlush must make durable
   Sync sync_ = Sync::kNone;
   pmem::Flush flush_ = pmem::Flush::kNone;
   Delegate delegate_ = Delegate::kAuto;

@@ -1,9 +1,9 @@
-// SPDX-License-Identifier: Apache-2.0
-// Opening mapped memory: which device it is, how its writes become durable, and whether it may be taken. See pmem_device.h.
+// SPDX-License-Identifier: Apache-2.0 Opening mapped memory: which device it is, how its writes become durable, and
+// whether it may be taken. See pmem_device.h.
 //
-// Idea: everything that could go wrong later is asked here and refused with one line. The device is looked at and marked through
-// the mapping, which all of them have in common (hugetlbfs and device DAX know no write).
-// Threading: one thread a device. Blocking; not for the fault path.
+// Idea: everything that could go wrong later is asked here and refused with one line. The device is looked at and
+// marked through the mapping, which all of them have in common (hugetlbfs and device DAX know no write). Threading: one
+// thread a device. Blocking; not for the fault path.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -33,8 +33,8 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kExtentsMax = 65536;          // looked at for holes at open; what lies behind them is unknown
-constexpr uint64_t kGrowMin = 2 * kMiB;          // that a blank file must be able to become
+constexpr unsigned kExtentsMax = 65536;  // looked at for holes at open; what lies behind them is unknown
+constexpr uint64_t kGrowMin = 2 * kMiB;  // that a blank file must be able to become
 
 bool is_memory(uint64_t magic) { return magic == TMPFS_MAGIC || magic == RAMFS_MAGIC || magic == HUGETLBFS_MAGIC; }
 
@@ -49,15 +49,19 @@ int explain(int err, const char* path, const char* what, ErrorText* why) {
     case EDQUOT:
       return why->set(err, "LUN pmem:%s: no space left; free some, or give another file", path);
     case ENOMEM:
-      return why->set(err, "LUN pmem:%s: cannot be mapped: out of memory, address space or huge pages; make it smaller, or "
-                      "raise the limit (ulimit -v, vm.nr_hugepages)", path);
+      return why->set(err,
+                      "LUN pmem:%s: cannot be mapped: out of memory, address space or huge pages; make it smaller, or "
+                      "raise the limit (ulimit -v, vm.nr_hugepages)",
+                      path);
     default:
-      return why->set(err, "LUN pmem:%s: cannot %s: %s (%s); give another file", path, what, errno_text(err), errno_name(err));
+      return why->set(err, "LUN pmem:%s: cannot %s: %s (%s); give another file", path, what, errno_text(err),
+                      errno_name(err));
   }
 }
 
 int refuse_foreign(const char* path, ErrorText* why) {
-  return why->set(-EEXIST, "LUN pmem:%s: holds unknown data in its first 64 KiB; if it may go, overwrite them with zeros", path);
+  return why->set(-EEXIST,
+                  "LUN pmem:%s: holds unknown data in its first 64 KiB; if it may go, overwrite them with zeros", path);
 }
 
 // A number from a file of /sys; 0 when there is none.
@@ -87,10 +91,14 @@ int PmemDevice::open(const char* uri, const char* path, const DeviceOptions& opt
   if (err == -ENOENT || err == -ENOTDIR)
     return why->set(err, "LUN %s: there is no such file; make one (truncate -s 1g /dev/shm/NAME)", uri);
   if (err < 0) return explain(err, clean, "look at it", why);
-  if (S_ISREG(status.st_mode)) err = device->open_regular(clean, options, why);
-  else if (S_ISBLK(status.st_mode)) err = device->open_block(clean, status, options, why);
-  else if (S_ISCHR(status.st_mode)) err = device->open_character(clean, status, options, why);
-  else err = why->set(-EINVAL, "LUN %s: neither a file, a DAX device nor a pmem block device; give one of these", uri);
+  if (S_ISREG(status.st_mode))
+    err = device->open_regular(clean, options, why);
+  else if (S_ISBLK(status.st_mode))
+    err = device->open_block(clean, status, options, why);
+  else if (S_ISCHR(status.st_mode))
+    err = device->open_character(clean, status, options, why);
+  else
+    err = why->set(-EINVAL, "LUN %s: neither a file, a DAX device nor a pmem block device; give one of these", uri);
   if (err == 0 && options.want_bytes > device->size_bytes_)
     err = why->set(-ENOSPC, "LUN %s: %s %s, %s wanted; give a larger one", uri, format_size(device->size_bytes_).text,
                    device->growable_ ? "free" : "large", format_size(options.want_bytes).text);
@@ -111,14 +119,21 @@ int PmemDevice::parse_settings(const char* uri, const char* path, char* clean, s
   clean[length] = 0;
   for (const char* text = path + length; *text == ','; text += length) {
     length = strcspn(++text, ",");
-    const auto is = [&](const char* setting) { return strlen(setting) == length && strncmp(text, setting, length) == 0; };
-    if (is("delegate=auto")) delegate_ = Delegate::kAuto;
-    else if (is("delegate=on")) delegate_ = Delegate::kOn;
-    else if (is("delegate=off")) delegate_ = Delegate::kOff;
+    const auto is = [&](const char* setting) {
+      return strlen(setting) == length && strncmp(text, setting, length) == 0;
+    };
+    if (is("delegate=auto"))
+      delegate_ = Delegate::kAuto;
+    else if (is("delegate=on"))
+      delegate_ = Delegate::kOn;
+    else if (is("delegate=off"))
+      delegate_ = Delegate::kOff;
     else if (length >= 9 && strncmp(text, "delegate=", 9) == 0)
-      return why->set(-EINVAL, "LUN %s: delegate is auto, on or off, not '%.*s'", uri, static_cast<int>(length - 9), text + 9);
+      return why->set(-EINVAL, "LUN %s: delegate is auto, on or off, not '%.*s'", uri, static_cast<int>(length - 9),
+                      text + 9);
     else
-      return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: delegate=auto|on|off", uri, static_cast<int>(length), text);
+      return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: delegate=auto|on|off", uri,
+                      static_cast<int>(length), text);
   }
   return 0;
 }
@@ -139,12 +154,15 @@ int PmemDevice::map(const char* path, uint64_t bytes, bool memory, const DeviceO
   if (!memory) {
     err = sys::map(nullptr, bytes, access, MAP_SHARED_VALIDATE | MAP_SYNC, fd(), 0, &mapped);
     // Without an instruction that flushes a line from user space, the kernel does it in msync.
-    if (err == 0) sync_ = pmem::can_flush() ? Sync::kLines : Sync::kMsync;
-    else if (err != -EOPNOTSUPP && err != -EINVAL) return explain(err, path, "map it", why);
+    if (err == 0)
+      sync_ = pmem::can_flush() ? Sync::kLines : Sync::kMsync;
+    else if (err != -EOPNOTSUPP && err != -EINVAL)
+      return explain(err, path, "map it", why);
   }
   if (err < 0) {
     if (!memory && regular_ && options.scratch)
-      return why->set(-ENOTSUP, "LUN pmem:%s: lies on a disk, not on memory or a DAX file system; give file:%s", path, path);
+      return why->set(-ENOTSUP, "LUN pmem:%s: lies on a disk, not on memory or a DAX file system; give file:%s", path,
+                      path);
     err = sys::map(nullptr, bytes, access, MAP_SHARED, fd(), 0, &mapped);
     if (err < 0) return explain(err, path, "map it", why);
     if (!memory) sync_ = Sync::kMsync;
@@ -174,7 +192,8 @@ void PmemDevice::find_backed(uint64_t file_bytes) {
     const int64_t hole = sys::next_hole(fd(), static_cast<uint64_t>(data));
     if (hole < 0) return;
     at = static_cast<uint64_t>(hole);
-    for (uint64_t chunk = (static_cast<uint64_t>(data) + chunk_bytes_ - 1) / chunk_bytes_; chunk < at / chunk_bytes_; ++chunk)
+    for (uint64_t chunk = (static_cast<uint64_t>(data) + chunk_bytes_ - 1) / chunk_bytes_; chunk < at / chunk_bytes_;
+         ++chunk)
       if ((chunk + 1) * chunk_bytes_ <= map_bytes_) set_backed(chunk);
   }
 }
@@ -188,15 +207,18 @@ int PmemDevice::size_raw(const char* path, const struct stat& status, ErrorText*
   return 0;
 }
 
-int PmemDevice::size_scratch(const char* path, const struct stat& status, bool grown, uint64_t free_bytes, ErrorText* why) {
+int PmemDevice::size_scratch(const char* path, const struct stat& status, bool grown, uint64_t free_bytes,
+                             ErrorText* why) {
   const auto file_bytes = static_cast<uint64_t>(status.st_size);
   growable_ = grown || (file_bytes <= kScratchDataOffset && page_bytes_ == sys::page_bytes());
   map_bytes_ = round_down(file_bytes, page_bytes_);
-  if (growable_) {   // what it holds is cut: it counts as free
+  if (growable_) {  // what it holds is cut: it counts as free
     map_bytes_ = round_down(free_bytes + static_cast<uint64_t>(status.st_blocks) * 512, page_bytes_);
     if (map_bytes_ < kGrowMin + kScratchDataOffset)
-      return why->set(-ENOSPC, "LUN pmem:%s: empty, and its file system tells no free space; free some, or give the file a "
-                      "size (truncate -s 1g %s)", path, path);
+      return why->set(-ENOSPC,
+                      "LUN pmem:%s: empty, and its file system tells no free space; free some, or give the file a "
+                      "size (truncate -s 1g %s)",
+                      path, path);
   }
   if (map_bytes_ <= kScratchDataOffset)
     return why->set(-ENOSPC, "LUN pmem:%s: too small; give it a size (truncate -s 1g %s)", path, path);
@@ -216,12 +238,15 @@ int PmemDevice::open_regular(const char* path, const DeviceOptions& options, Err
   if (err == 0 && options.scratch) err = signature_read(fd(), &contents, &flags);
   if (err < 0) return explain(err, path, "look at it", why);
   if (contents == Contents::kForeign)
-    return why->set(-EEXIST, "LUN pmem:%s: holds data that is not Lunar's; give an empty file, or empty this one (truncate -s 0)",
-                    path);
+    return why->set(
+        -EEXIST, "LUN pmem:%s: holds data that is not Lunar's; give an empty file, or empty this one (truncate -s 0)",
+        path);
   page_bytes_ = magic == HUGETLBFS_MAGIC ? static_cast<uint64_t>(status.st_blksize) : sys::page_bytes();
   if (chunk_bytes_ < page_bytes_) chunk_bytes_ = page_bytes_;
-  if (options.scratch) err = size_scratch(path, status, contents == Contents::kOurs && (flags & kScratchGrowable), free_bytes, why);
-  else err = size_raw(path, status, why);
+  if (options.scratch)
+    err = size_scratch(path, status, contents == Contents::kOurs && (flags & kScratchGrowable), free_bytes, why);
+  else
+    err = size_raw(path, status, why);
   if (err == 0) err = map(path, map_bytes_, is_memory(magic), options, why);
   if (err < 0) return err;
   if (err = make_bitmap(false); err < 0) return explain(err, path, "keep its map", why);
@@ -235,11 +260,14 @@ int PmemDevice::take_scratch(const char* path, ErrorText* why) {
   data_offset_ = kScratchDataOffset;
   data_ = map_ + kScratchDataOffset;
   cut_at_close_ = growable_;
-  int err = growable_ ? sys::set_file_size(fd(), 0) : 0;   // what a former owner left
+  int err = growable_ ? sys::set_file_size(fd(), 0) : 0;  // what a former owner left
   if (err == 0 && growable_) err = sys::allocate_space(fd(), 0, sizeof(ScratchHeader));
   if (err == -EOPNOTSUPP)
-    return why->set(err, "LUN pmem:%s: its file system cannot reserve space (fallocate); give the file a size (truncate -s 1g "
-                    "%s)", path, path);
+    return why->set(
+        err,
+        "LUN pmem:%s: its file system cannot reserve space (fallocate); give the file a size (truncate -s 1g "
+        "%s)",
+        path, path);
   if (err < 0) return explain(err, path, "reserve space", why);
   ScratchHeader header;
   signature_make(&header, growable_ ? uint64_t{kScratchGrowable} : 0);
@@ -251,7 +279,8 @@ int PmemDevice::take_scratch(const char* path, ErrorText* why) {
 }
 
 int PmemDevice::open_block(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why) {
-  if (sysfs_number("block", status.st_rdev, "queue/dax") == 0 && sysfs_number("block", status.st_rdev, "../queue/dax") == 0)
+  if (sysfs_number("block", status.st_rdev, "queue/dax") == 0 &&
+      sysfs_number("block", status.st_rdev, "../queue/dax") == 0)
     return why->set(-ENOTSUP, "LUN pmem:%s: a block device that is not memory; give file:%s", path, path);
   int err = open_backing(path, options, why);
   if (err < 0) return err;
@@ -260,7 +289,8 @@ int PmemDevice::open_block(const char* path, const struct stat& status, const De
   if (err < 0) return explain(err, path, "ask its size", why);
   page_bytes_ = sys::page_bytes();
   bytes = round_down(bytes, page_bytes_);
-  if (bytes <= (options.scratch ? kScratchDataOffset : 0)) return why->set(-ENOSPC, "LUN pmem:%s: too small; give a larger one", path);
+  if (bytes <= (options.scratch ? kScratchDataOffset : 0))
+    return why->set(-ENOSPC, "LUN pmem:%s: too small; give a larger one", path);
   err = map(path, bytes, false, options, why);
   if (err < 0) return err;
   if (err = make_bitmap(true); err < 0) return explain(err, path, "keep its map", why);
@@ -271,14 +301,17 @@ int PmemDevice::open_block(const char* path, const struct stat& status, const De
   char what[64];
   const int known = block_signature(path, contents == Contents::kOurs, what, sizeof what);
   if (known == 1)
-    return why->set(-EEXIST, "LUN pmem:%s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, what, path);
+    return why->set(-EEXIST, "LUN pmem:%s: holds %s; give an empty device, or erase it (wipefs -a %s)", path, what,
+                    path);
   if (known == -ENOSYS)
-    return why->set(known, "LUN pmem:%s: libblkid.so.1 is missing, so its contents are not known; install libblkid1", path);
+    return why->set(known, "LUN pmem:%s: libblkid.so.1 is missing, so its contents are not known; install libblkid1",
+                    path);
   if (known < 0) return explain(known, path, "have libblkid look at it", why);
   return contents == Contents::kForeign ? refuse_foreign(path, why) : take_scratch(path, why);
 }
 
-int PmemDevice::open_character(const char* path, const struct stat& status, const DeviceOptions& options, ErrorText* why) {
+int PmemDevice::open_character(const char* path, const struct stat& status, const DeviceOptions& options,
+                               ErrorText* why) {
   uint64_t bytes = sysfs_number("char", status.st_rdev, "size");
   const uint64_t align = sysfs_number("char", status.st_rdev, "align");
   if (bytes == 0) return why->set(-EINVAL, "LUN pmem:%s: not a DAX device; give /dev/daxX.Y", path);
@@ -286,13 +319,16 @@ int PmemDevice::open_character(const char* path, const struct stat& status, cons
   if (err < 0) return err;
   page_bytes_ = align > sys::page_bytes() ? align : sys::page_bytes();
   bytes = round_down(bytes, page_bytes_);
-  if (bytes <= (options.scratch ? kScratchDataOffset : 0)) return why->set(-ENOSPC, "LUN pmem:%s: too small; give a larger one", path);
+  if (bytes <= (options.scratch ? kScratchDataOffset : 0))
+    return why->set(-ENOSPC, "LUN pmem:%s: too small; give a larger one", path);
   err = map(path, bytes, false, options, why);
   if (err < 0) return err;
   if (!pmem::can_flush() && !read_only_)
-    return why->set(-ENOTSUP, "LUN pmem:%s: this CPU has no instruction by which a program makes writes durable; use a file on a "
-                    "DAX file system", path);
-  sync_ = Sync::kLines;   // stores go to the device, whether or not the kernel knows MAP_SYNC there
+    return why->set(-ENOTSUP,
+                    "LUN pmem:%s: this CPU has no instruction by which a program makes writes durable; use a file on a "
+                    "DAX file system",
+                    path);
+  sync_ = Sync::kLines;  // stores go to the device, whether or not the kernel knows MAP_SYNC there
   if (err = make_bitmap(true); err < 0) return explain(err, path, "keep its map", why);
   size_bytes_ = bytes;
   if (!options.scratch) return 0;

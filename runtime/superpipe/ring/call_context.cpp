@@ -14,11 +14,12 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kThreads = 8;   // calls in flight at one time, of a device
+constexpr unsigned kThreads = 8;  // calls in flight at one time, of a device
 
 class CallContext final : public DelegateContext {
  public:
-  static int create(const JoinedFiles& files, Device* device, DelegatePool* pool, const ContextOptions& options, OwnedContext** out) {
+  static int create(const JoinedFiles& files, Device* device, DelegatePool* pool, const ContextOptions& options,
+                    OwnedContext** out) {
     if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
     const size_t head = round_up(sizeof(CallContext), 64);
     auto* memory = static_cast<char*>(map_private(mapping_bytes(head, options.depth), ForkPolicy::kInherit));
@@ -31,14 +32,15 @@ class CallContext final : public DelegateContext {
 
  private:
   // A waiting thread does not help: a wait must be able to end before a call does.
-  CallContext(const JoinedFiles& files, Device* device) : DelegateContext({false, 1, 100'000}), files_(files), device_(device) {}
+  CallContext(const JoinedFiles& files, Device* device)
+      : DelegateContext({false, 1, 100'000}), files_(files), device_(device) {}
   int64_t carry_out(const Command& command, bool) override {
     return device_ ? device_->transfer(command) : transfer_on(files_, command);
   }
   bool delegates(uint64_t) override { return true; }
 
   const JoinedFiles files_;
-  Device* const device_;   // in place of files_
+  Device* const device_;  // in place of files_
 };
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace lunar {
 namespace {
 
-constexpr unsigned kTurns = 16;   // pieces that a delegate takes of one client before it looks at the others
+constexpr unsigned kTurns = 16;  // pieces that a delegate takes of one client before it looks at the others
 
 }  // namespace
 
@@ -23,7 +23,8 @@ int DelegatePool::create() {
   void* memory = map_private(sizeof(State), ForkPolicy::kWipe);
   if (!memory) return -ENOMEM;
   State* none = nullptr;
-  if (!state_.compare_exchange_strong(none, new (memory) State)) unmap_private(memory, sizeof(State));   // another thread was quicker
+  // another thread was quicker
+  if (!state_.compare_exchange_strong(none, new (memory) State)) unmap_private(memory, sizeof(State));
   return 0;
 }
 
@@ -61,8 +62,10 @@ void DelegatePool::destroy() {
 void DelegatePool::push(State* state, DelegateClient* client) {
   client->next_ = nullptr;
   client->queued_ = true;
-  if (state->last) state->last->next_ = client;
-  else state->first = client;
+  if (state->last)
+    state->last->next_ = client;
+  else
+    state->first = client;
   state->last = client;
 }
 
@@ -82,7 +85,8 @@ void DelegatePool::offer(DelegateClient* client) {
     if (!client->queued_) push(state, client);
   }
   state->event.fetch_add(1);
-  if (state->idle.load()) sys::futex_wake(&state->event, 1, false);   // one: it wakes the next when there is enough to do
+  // one: it wakes the next when there is enough to do
+  if (state->idle.load()) sys::futex_wake(&state->event, 1, false);
 }
 
 void DelegatePool::leave(DelegateClient* client) {
@@ -101,7 +105,8 @@ void DelegatePool::leave(DelegateClient* client) {
   while (client->visitors_.load(std::memory_order_acquire)) sys::yield_cpu();
 }
 
-// The next client that has work, with the caller as its visitor; it goes to the end of the ring. Clients without leave it.
+// The next client that has work, with the caller as its visitor; it goes to the end of the ring. Clients without leave
+// it.
 DelegateClient* DelegatePool::take(State* state) {
   DelegateClient* client;
   bool more;
@@ -120,8 +125,8 @@ DelegateClient* DelegatePool::take(State* state) {
 
 void DelegatePool::thread_main(void* argument) {
   auto* state = static_cast<State*>(argument);
-  (void)sys::set_batch_policy();   // does not preempt submitting threads
-  sys::allow_fault_signals();      // a copy that faults is the program's to see, as if it had copied itself
+  (void)sys::set_batch_policy();  // does not preempt submitting threads
+  sys::allow_fault_signals();     // a copy that faults is the program's to see, as if it had copied itself
   while (!state->stopping.load()) {
     if (DelegateClient* client = take(state)) {
       for (unsigned i = 0; i < kTurns && client->run_some(true); ++i) {}

@@ -11,13 +11,15 @@
 // A client is a queue from which any thread takes pieces. The pool knows only which clients have something to
 // do; it gives them turns. Threads start with the first need, sleep on a futex when idle, and end with the pool.
 //
-// Wake-ups are never lost: an offering thread publishes its work, counts `event` up, then looks for sleepers; a thread about to
-// sleep registers, reads `event`, then looks for work. All of these are sequentially consistent.
+// Wake-ups are never lost: an offering thread publishes its work, counts `event` up, then looks for sleepers; a thread
+// about to sleep registers, reads `event`, then looks for work. All of these are sequentially consistent.
 //
-// Fork: the threads' shared state lies in memory that the kernel wipes in a child, which therefore finds a pool that was never
-// started. The epoch tells a client of the parent's (its pieces in work at fork are lost) from one of the child's.
+// Fork: the threads' shared state lies in memory that the kernel wipes in a child, which therefore finds a pool that
+// was never started. The epoch tells a client of the parent's (its pieces in work at fork are lost) from one of the
+// child's.
 //
-// Threading: any thread. offer() allocates nothing and holds the pool's own spin lock for instructions; start() makes threads.
+// Threading: any thread. offer() allocates nothing and holds the pool's own spin lock for instructions; start() makes
+// threads.
 #pragma once
 #include <pthread.h>
 
@@ -42,22 +44,23 @@ class DelegateClient {
 
  private:
   friend class DelegatePool;
-  DelegateClient* next_ = nullptr;          // in the ring; under the pool's lock
+  DelegateClient* next_ = nullptr;  // in the ring; under the pool's lock
   bool queued_ = false;
-  std::atomic<uint32_t> visitors_{0};       // delegates that may touch this object
+  std::atomic<uint32_t> visitors_{0};  // delegates that may touch this object
 };
 
 class DelegatePool {
  public:
   static constexpr unsigned kThreadsMax = 8;
 
-  [[nodiscard]] int create();               // no threads yet; fine when it is made already. 0 or -ENOMEM
-  void destroy();                           // pre: no client is left. Ends the threads
-  // Makes sure that threads run, `wanted` or fewer: 0, or -errno when none could be made. Blocking, allocates: not for the fault path.
-  // They use the descriptor table of the calling thread.
+  [[nodiscard]] int create();  // no threads yet; fine when it is made already. 0 or -ENOMEM
+  void destroy();              // pre: no client is left. Ends the threads
+  // Makes sure that threads run, `wanted` or fewer: 0, or -errno when none could be made. Blocking, allocates: not for
+  // the fault path. They use the descriptor table of the calling thread.
   [[nodiscard]] int start(unsigned wanted, const char* name);
   bool started() const { return epoch() != 0; }
-  uint32_t epoch() const { return state_.load(std::memory_order_acquire)->epoch.load(std::memory_order_acquire); }   // 0: not started in this process
+  // 0: not started in this process
+  uint32_t epoch() const { return state_.load(std::memory_order_acquire)->epoch.load(std::memory_order_acquire); }
   // `client` has work. pre: started().
   void offer(DelegateClient* client);
   // No delegate touches `client` after it returns. pre: it has no work.
@@ -68,7 +71,7 @@ class DelegatePool {
   }
 
  private:
-  struct State {                            // a page of its own, zeros in a forked child
+  struct State {  // a page of its own, zeros in a forked child
     alignas(64) sys::SpinLock lock;
     DelegateClient* first = nullptr;
     DelegateClient* last = nullptr;
@@ -87,7 +90,7 @@ class DelegatePool {
   static DelegateClient* pop(State* state);
 
   std::atomic<State*> state_{nullptr};
-  std::atomic<uint32_t> epochs_{0};         // inherited by a child: its pool gets a number of its own
+  std::atomic<uint32_t> epochs_{0};  // inherited by a child: its pool gets a number of its own
 };
 
 }  // namespace lunar

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The context whose commands are calls: see delegate_context.h.
 //
-// Wake-ups are never lost: a thread that adds to the stack looks for sleepers afterwards; a thread about to sleep registers, reads
-// event_, then looks at the stack. All of these are sequentially consistent.
+// Wake-ups are never lost: a thread that adds to the stack looks for sleepers afterwards; a thread about to sleep
+// registers, reads event_, then looks at the stack. All of these are sequentially consistent.
 // May not: allocate after create, take a lock (but the pool's, for instructions), use a descriptor (but those watched).
 #include "superpipe/ring/delegate_context.h"
 
@@ -18,11 +18,11 @@
 namespace lunar {
 namespace {
 
-constexpr uint64_t kSpinNs = 20'000;            // a copy that others have begun is usually done within it
-constexpr uint64_t kClaimBytes = 256 * kKiB;    // that one thread takes at once, if the list is long
-constexpr uint32_t kClaimMax = 8;               // room on the stack
-constexpr int64_t kWatchPollNs = 100'000;       // between looks at the stack, when descriptors are watched too
-constexpr unsigned kSampleVectorMax = 16;       // longer reads say little about a page's latency
+constexpr uint64_t kSpinNs = 20'000;          // a copy that others have begun is usually done within it
+constexpr uint64_t kClaimBytes = 256 * kKiB;  // that one thread takes at once, if the list is long
+constexpr uint32_t kClaimMax = 8;             // room on the stack
+constexpr int64_t kWatchPollNs = 100'000;     // between looks at the stack, when descriptors are watched too
+constexpr unsigned kSampleVectorMax = 16;     // longer reads say little about a page's latency
 
 }  // namespace
 
@@ -79,7 +79,9 @@ int DelegateContext::submit(const Command* commands, unsigned n) {
     for (unsigned i = 0; i < n; ++i, ++tail)
       cells_[tail & mask_].store(static_cast<uint16_t>(take_slot(commands[i])), std::memory_order_relaxed);
     const uint64_t each = bytes / n, most = habits_.claim_max;
-    claim_max_.store(each * most <= kClaimBytes ? static_cast<uint32_t>(most) : each >= kClaimBytes ? 1 : static_cast<uint32_t>(kClaimBytes / each),
+    claim_max_.store(each * most <= kClaimBytes ? static_cast<uint32_t>(most)
+                     : each >= kClaimBytes      ? 1
+                                                : static_cast<uint32_t>(kClaimBytes / each),
                      std::memory_order_relaxed);
     tail_.store(tail, std::memory_order_release);
     epoch_ = pool_->epoch();
@@ -93,14 +95,15 @@ int DelegateContext::submit(const Command* commands, unsigned n) {
     append_ready(index);
   }
   if (shared_) {
-    ready_count_.fetch_add(0);   // ordered before the look for sleepers
+    ready_count_.fetch_add(0);  // ordered before the look for sleepers
     wake_sleepers();
   }
   return static_cast<int>(n);
 }
 
-// Neighbours are taken together: their buffers usually are neighbours too, and two CPUs that copy into neighbouring ones by turns
-// hinder each other (427 us against 327 for 256 x 32 KiB). Towards the end of the list the shares get small.
+// Neighbours are taken together: their buffers usually are neighbours too, and two CPUs that copy into neighbouring
+// ones by turns hinder each other (427 us against 327 for 256 x 32 KiB). Towards the end of the list the shares get
+// small.
 bool DelegateContext::run_some(bool foreign) {
   uint64_t head = head_.load(std::memory_order_acquire), take;
   uint16_t mine[kClaimMax];
@@ -133,8 +136,10 @@ void DelegateContext::wake_sleepers() {
 
 void DelegateContext::append_ready(uint32_t index) {
   slots_[index].next = kNone;
-  if (ready_last_ == kNone) ready_first_ = index;
-  else slots_[ready_last_].next = index;
+  if (ready_last_ == kNone)
+    ready_first_ = index;
+  else
+    slots_[ready_last_].next = index;
   ready_last_ = index;
   ready_count_.store(ready_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
@@ -174,7 +179,7 @@ unsigned DelegateContext::deliver(Response* out, unsigned max) {
   ready_count_.store(ready_count_.load(std::memory_order_relaxed) - taken, std::memory_order_relaxed);
   if (shared_) {
     in_flight_.store(used);
-    if (used == 0) wake_sleepers();   // nothing is left that would wake them
+    if (used == 0) wake_sleepers();  // nothing is left that would wake them
   } else {
     in_flight_.store(used, std::memory_order_relaxed);
   }
@@ -209,7 +214,8 @@ int DelegateContext::sleep(int64_t timeout_ns) {
   sleepers_.fetch_add(1);
   const uint32_t event = event_.load();
   int status = 0;
-  if (!may_reap() && !(habits_.helps && has_work()) && in_flight_.load() != 0) status = sys::futex_wait(&event_, event, timeout_ns, false);
+  if (!may_reap() && !(habits_.helps && has_work()) && in_flight_.load() != 0)
+    status = sys::futex_wait(&event_, event, timeout_ns, false);
   sleepers_.fetch_sub(1);
   return status == -EAGAIN ? 0 : status;
 }
@@ -257,8 +263,10 @@ int DelegateContext::await(int64_t timeout_ns) {
 
 void DelegateContext::wakeups(Wakeups* out) {
   watches_.wakeups(out);
-  if (may_reap() || (habits_.helps && run_some(false))) out->look_at(0);
-  else if (in_flight_.load()) out->look_at(sys::now_ns() + habits_.look_ns);   // others are at it
+  if (may_reap() || (habits_.helps && run_some(false)))
+    out->look_at(0);
+  else if (in_flight_.load())
+    out->look_at(sys::now_ns() + habits_.look_ns);  // others are at it
 }
 
 }  // namespace lunar

@@ -1,13 +1,14 @@
-// SPDX-License-Identifier: Apache-2.0
-// A context whose commands are calls (copies or blocking I/O) made by the caller or by delegates. The caller's own commands are done when
-// submit returns; delegated ones go through three lock-free rings:
+// SPDX-License-Identifier: Apache-2.0 A context whose commands are calls (copies or blocking I/O) made by the caller or
+// by delegates. The caller's own commands are done when submit returns; delegated ones go through three lock-free
+// rings:
 //
 //   free_      indices of slots; the owner's
 //   cells_     indices of slots to be done: the owner adds at tail_, any thread takes at head_ by compare-and-swap
 //   done_top_  slots that were done: a stack to which any thread adds and from which the owner takes all at once
 //
-// Where calls are short (copies), wait() and await() help: they take untaken slots, and sleep only for those that others have begun.
-// Threading: as every context; run_some, has_work and await from any thread. May not: allocate after create.
+// Where calls are short (copies), wait() and await() help: they take untaken slots, and sleep only for those that
+// others have begun. Threading: as every context; run_some, has_work and await from any thread. May not: allocate after
+// create.
 #pragma once
 #include <atomic>
 
@@ -36,15 +37,16 @@ class DelegateContext : public OwnedContext, public DelegateClient {
  protected:
   static constexpr unsigned kDepthMax = 4096;
   struct Habits {
-    bool helps;                 // a waiting thread takes pieces itself
-    uint32_t claim_max;         // commands that one thread takes at once, at most
-    uint64_t look_ns;           // how often a thread that waits for several contexts polls this one
+    bool helps;          // a waiting thread takes pieces itself
+    uint32_t claim_max;  // commands that one thread takes at once, at most
+    uint64_t look_ns;    // how often a thread that waits for several contexts polls this one
   };
 
   explicit DelegateContext(Habits habits) : habits_(habits) {}
   // Bytes of the mapping that a derived context of `head` bytes lives in.
   static size_t mapping_bytes(size_t head, unsigned depth);
-  // Sets up everything that lies in this class, in `memory` (zeros), where the derived object is. The pool is the device's.
+  // Sets up everything that lies in this class, in `memory` (zeros), where the derived object is. The pool is the
+  // device's.
   void start(char* memory, size_t head, DelegatePool* pool, const ContextOptions& options);
   // Any thread. foreign: by a delegate.
   virtual int64_t carry_out(const Command& command, bool foreign) = 0;
@@ -56,8 +58,8 @@ class DelegateContext : public OwnedContext, public DelegateClient {
   struct Slot {
     Command command;
     int64_t result;
-    uint64_t took_ns;    // 0: not a sample of read latency
-    uint32_t next;       // on the stack, in the list
+    uint64_t took_ns;  // 0: not a sample of read latency
+    uint32_t next;     // on the stack, in the list
   };
   void perform(Slot* slot, bool foreign);
   void finish(uint32_t index);
@@ -74,24 +76,25 @@ class DelegateContext : public OwnedContext, public DelegateClient {
   const Habits habits_;
   DelegatePool* pool_ = nullptr;
   Slot* slots_ = nullptr;
-  uint16_t* free_ = nullptr;                   // stack, free_[0 .. depth_ - in_flight_)
+  uint16_t* free_ = nullptr;  // stack, free_[0 .. depth_ - in_flight_)
   std::atomic<uint16_t>* cells_ = nullptr;
   uint32_t depth_ = 0, mask_ = 0;
-  uint32_t ready_first_ = kNone, ready_last_ = kNone;   // done, not yet reaped
-  uint32_t epoch_ = 0;                         // of the pool when work was offered last
+  uint32_t ready_first_ = kNone, ready_last_ = kNone;  // done, not yet reaped
+  uint32_t epoch_ = 0;                                 // of the pool when work was offered last
   bool shared_ = false, spin_ = true;
   WatchSet watches_;
   LatencyAverage latency_;
   size_t mapping_bytes_ = 0;
-  std::atomic<uint32_t> in_flight_{0};         // written by the owner
-  std::atomic<uint32_t> ready_count_{0};       // likewise
+  std::atomic<uint32_t> in_flight_{0};    // written by the owner
+  std::atomic<uint32_t> ready_count_{0};  // likewise
   // Shared by all threads.
-  std::atomic<uint32_t> claim_max_{1};         // commands to be taken at once: about kClaimBytes, habits_.claim_max at most
+  // commands to be taken at once: about kClaimBytes, habits_.claim_max at most
+  std::atomic<uint32_t> claim_max_{1};
   alignas(64) std::atomic<uint64_t> tail_{0};
   alignas(64) std::atomic<uint64_t> head_{0};
-  alignas(64) std::atomic<uint32_t> done_top_{0};   // index + 1
+  alignas(64) std::atomic<uint32_t> done_top_{0};  // index + 1
   std::atomic<uint32_t> sleepers_{0};
-  std::atomic<uint32_t> event_{0};             // futex of the sleepers
+  std::atomic<uint32_t> event_{0};  // futex of the sleepers
 };
 
 }  // namespace lunar

@@ -5,7 +5,8 @@
 // 1.5x the usual read latency (200 us at most). It does not when that cannot pay:
 //   many in flight    the device is the limit; sleeping lets completions gather, and costs half the CPU
 //   a slow device     the next completion is not near
-//   a CPU others want the spinner is preempted when its completion comes (seen as a gap in its clock): sleep for a while
+//   a CPU others want the spinner is preempted when its completion comes (seen as a gap in its clock): sleep for a
+//   while
 //   as many spinners as CPUs
 // Callers that value CPU above the latency of one completion call exchange: one system call then brings many.
 // May not: allocate after start, take a lock.
@@ -22,20 +23,22 @@ namespace lunar {
 namespace {
 
 constexpr uint64_t kWatchFlag = uint64_t{1} << 63;
-constexpr uint64_t kSpinFirstNs = 60'000;         // before the device is known
+constexpr uint64_t kSpinFirstNs = 60'000;  // before the device is known
 constexpr uint64_t kSpinMaxNs = 200'000;
 constexpr unsigned kSpinInFlightMax = 4;
-constexpr uint64_t kPreemptedNs = 300'000;        // a gap no interrupt makes
+constexpr uint64_t kPreemptedNs = 300'000;  // a gap no interrupt makes
 constexpr unsigned kSpinSkipMin = 8, kSpinSkipMax = 512;
-constexpr int64_t kUnsentNs = 100'000;            // how long await sleeps while the kernel would not take something
-constexpr size_t kWindowMaxBytes = kGiB;          // io_uring's limit for one registered buffer
-constexpr unsigned kSampleVectorMax = 16;         // longer reads say little about a page's latency
+constexpr int64_t kUnsentNs = 100'000;     // how long await sleeps while the kernel would not take something
+constexpr size_t kWindowMaxBytes = kGiB;   // io_uring's limit for one registered buffer
+constexpr unsigned kSampleVectorMax = 16;  // longer reads say little about a page's latency
 constexpr unsigned kRegisteredMax = 32;
 
 std::atomic<int> spinners{0};
 
-// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks lie on are not released before.
-int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count, int keep_fd, const sys::UringSetup& setup) {
+// A killed process' ring lives on until its I/O has ended, and with it the files it knows: those that locks lie on are
+// not released before.
+int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count, int keep_fd,
+              const sys::UringSetup& setup) {
   int status = ring->init(setup);
   if (status < 0) return status;
   int fds[kRegisteredMax];
@@ -54,8 +57,8 @@ int open_ring(sys::Uring* ring, const DeviceFiles* const* files, unsigned count,
 
 // Asked anew only where the limit changed since.
 bool window_can_be_registered() {
-  constexpr size_t kProbePage = 64 * kKiB;   // a page of any kernel
-  static std::atomic<uint64_t> answer_for{0};   // the limit's hash and the answer; 0: never asked
+  constexpr size_t kProbePage = 64 * kKiB;     // a page of any kernel
+  static std::atomic<uint64_t> answer_for{0};  // the limit's hash and the answer; 0: never asked
   rlimit limit = {};
   (void)getrlimit(RLIMIT_MEMLOCK, &limit);
   const uint64_t key = (limit.rlim_cur * 0x9e3779b97f4a7c15 | 3) - 1;
@@ -68,8 +71,8 @@ bool window_can_be_registered() {
   return can;
 }
 
-int RingContext::start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count, const ContextOptions& options,
-                       bool large, bool iopoll) {
+int RingContext::start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count,
+                       const ContextOptions& options, bool large, bool iopoll) {
   static_assert(2 * kFilesMax + 1 <= kRegisteredMax);
   mapping_bytes_ = mapping_bytes(head, options.depth);
   depth_ = options.depth;
@@ -92,7 +95,8 @@ int RingContext::start(char* memory, size_t head, const DeviceFiles* const* file
   if (iopoll && !options.shared) {
     setup.sqpoll = false;
     setup.iopoll = true;
-    poll_more_ = open_ring(&polled_, files, count, options.keep_fd, setup) == 0;   // without it the plain ring carries everything
+    // without it the plain ring carries everything
+    poll_more_ = open_ring(&polled_, files, count, options.keep_fd, setup) == 0;
   }
   if (options.buffer && options.buffer_bytes) {
     const iovec window = {options.buffer,
@@ -124,7 +128,7 @@ unsigned RingContext::queue_all(const Command* commands, unsigned n) {
     const Command& command = commands[taken];
     const uint32_t index = free_[depth_ - in_flight_ - 1];
     if (!queue(command, index) && (!flush() || !queue(command, index))) break;
-    const bool sample = !shared_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;   // for spinning
+    const bool sample = !shared_ && command.op == Op::kRead && command.iov_count <= kSampleVectorMax;  // for spinning
     if (sample && now == 0) now = sys::now_ns();
     entries_[index] = {command.tag, sample ? now : 0};
     ++in_flight_;
@@ -157,7 +161,7 @@ bool RingContext::flush() {
     while (ring->queued()) {
       if (ring->submit() <= 0) break;
       some = true;
-      if (ring->sqpoll()) break;   // its thread takes them when it comes to them
+      if (ring->sqpoll()) break;  // its thread takes them when it comes to them
     }
   }
   return some;
@@ -221,8 +225,10 @@ int RingContext::await(int64_t timeout_ns) {
 
 void RingContext::wakeups(Wakeups* out) {
   out->readable(ring_.descriptor());
-  if (polled_in_flight_) out->look_at(0);
-  else if (unsent_.load(std::memory_order_relaxed)) out->look_at(sys::now_ns() + kUnsentNs);
+  if (polled_in_flight_)
+    out->look_at(0);
+  else if (unsent_.load(std::memory_order_relaxed))
+    out->look_at(sys::now_ns() + kUnsentNs);
 }
 
 unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
@@ -251,8 +257,10 @@ unsigned RingContext::spin(Response* out, unsigned max, int64_t timeout_ns) {
       now = sys::now_ns();
       preempted |= now - before > kPreemptedNs;
     } while (!taken && now < end);
-    if (preempted) spin_skip_ = spin_penalty_ = spin_penalty_ * 2 < kSpinSkipMax ? spin_penalty_ * 2 : kSpinSkipMax;
-    else spin_penalty_ = kSpinSkipMin;
+    if (preempted)
+      spin_skip_ = spin_penalty_ = spin_penalty_ * 2 < kSpinSkipMax ? spin_penalty_ * 2 : kSpinSkipMax;
+    else
+      spin_penalty_ = kSpinSkipMin;
   }
   spinners.fetch_sub(1, std::memory_order_relaxed);
   return taken;
@@ -266,7 +274,7 @@ int RingContext::wait_polled(Response* out, unsigned max, int64_t timeout_ns) {
     const unsigned taken = take(out, max, true);
     if (taken || in_flight_ == 0) return static_cast<int>(taken);
     if (timeout_ns >= 0 && sys::now_ns() - start >= static_cast<uint64_t>(timeout_ns)) return 0;
-    if (ring_.queued() || polled_.queued()) sys::yield_cpu();   // the kernel is short of something for a moment
+    if (ring_.queued() || polled_.queued()) sys::yield_cpu();  // the kernel is short of something for a moment
   }
 }
 
@@ -305,12 +313,13 @@ int RingContext::wait(Response* out, unsigned max, int64_t timeout_ns) {
   }
 }
 
-int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
-                          int64_t timeout_ns) {
+int RingContext::exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
+                          unsigned least, int64_t timeout_ns) {
   *taken = queue_all(commands, n);
   if (least > max) least = max;
-  if (least <= 1 || timeout_ns == 0 || polled_in_flight_) {   // the first one counts: wait() knows when to spin for it
-    const bool alone = !spin_ && *taken && in_flight_ == *taken && max;   // nothing else can come: wait() submits as it goes to sleep
+  if (least <= 1 || timeout_ns == 0 || polled_in_flight_) {  // the first one counts: wait() knows when to spin for it
+    // nothing else can come: wait() submits as it goes to sleep
+    const bool alone = !spin_ && *taken && in_flight_ == *taken && max;
     if (!alone) (void)flush();
     return max ? wait(out, max, timeout_ns) : 0;
   }

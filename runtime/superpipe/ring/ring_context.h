@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The common part of contexts on io_uring: one ring a thread, the registered files of one or several devices, and waiting.
+// SPDX-License-Identifier: Apache-2.0 The common part of contexts on io_uring: one ring a thread, the registered files
+// of one or several devices, and waiting.
 //
 //   submit ──► SQ ring ──► io_uring_enter (one a call) ──► device
 //                                                            │ completion, as deferred task work
@@ -7,12 +7,13 @@
 //
 // A derived context says how a command becomes an entry of the ring (queue) and what a completion means (finish).
 //
-// Polled I/O (IOPOLL): a second, polled ring carries small reads and writes. Large ones (the kernel splits them, and halves were seen
-// never to come back), and discard, flush and watches, which a polled ring cannot carry, use the plain ring. wait() then polls instead
-// of sleeping. The first watch() ends this: from then on the plain ring carries everything, as a sleep must serve both.
+// Polled I/O (IOPOLL): a second, polled ring carries small reads and writes. Large ones (the kernel splits them, and
+// halves were seen never to come back), and discard, flush and watches, which a polled ring cannot carry, use the plain
+// ring. wait() then polls instead of sleeping. The first watch() ends this: from then on the plain ring carries
+// everything, as a sleep must serve both.
 //
-// Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. submit, reap, wait, watch do not
-// allocate.
+// Threading: the thread that attached; or, attached as shared, one at a time, await() at any time. submit, reap, wait,
+// watch do not allocate.
 #pragma once
 #include <atomic>
 
@@ -30,8 +31,8 @@ class RingContext : public OwnedContext {
   [[nodiscard]] int submit(const Command* commands, unsigned n) final;
   [[nodiscard]] int reap(Response* out, unsigned max) final;
   [[nodiscard]] int wait(Response* out, unsigned max, int64_t timeout_ns) final;
-  [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max, unsigned least,
-                             int64_t timeout_ns) final;
+  [[nodiscard]] int exchange(const Command* commands, unsigned n, unsigned* taken, Response* out, unsigned max,
+                             unsigned least, int64_t timeout_ns) final;
   [[nodiscard]] int watch(int fd, uint64_t tag) final {
     poll_more_ = false;
     return watches_.add(fd, tag);
@@ -50,17 +51,20 @@ class RingContext : public OwnedContext {
 
   RingContext() = default;
   // Bytes of the mapping that a derived context of `head` bytes lives in.
-  static size_t mapping_bytes(size_t head, unsigned depth) { return head + depth * (sizeof(InFlight) + sizeof(uint16_t)); }
-  // Sets up everything that lies in this class, in `memory` (zeros) where the derived object is and mapping_bytes(head, depth)
-  // follow. The files of files[i] are registered as number i. large: a ring for NVMe commands. iopoll: reads and writes are polled for.
-  // 0 or -errno (nothing is left then, but the memory).
+  static size_t mapping_bytes(size_t head, unsigned depth) {
+    return head + depth * (sizeof(InFlight) + sizeof(uint16_t));
+  }
+  // Sets up everything that lies in this class, in `memory` (zeros) where the derived object is and mapping_bytes(head,
+  // depth) follow. The files of files[i] are registered as number i. large: a ring for NVMe commands. iopoll: reads and
+  // writes are polled for. 0 or -errno (nothing is left then, but the memory).
   static constexpr unsigned kFilesMax = 8;
-  [[nodiscard]] int start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count, const ContextOptions& options,
-                          bool large, bool iopoll);
+  [[nodiscard]] int start(char* memory, size_t head, const DeviceFiles* const* files, unsigned count,
+                          const ContextOptions& options, bool large, bool iopoll);
 
   // Puts the command at in-flight entry `index` into a ring. False when the ring is full.
   virtual bool queue(const Command& command, uint32_t index) = 0;
-  // A completion of in-flight entry `index`: its response's result in *result; or false when the command goes on (put into a ring again).
+  // A completion of in-flight entry `index`: its response's result in *result; or false when the command goes on (put
+  // into a ring again).
   virtual bool finish(uint32_t /*index*/, int32_t completed, int64_t* result) {
     *result = completed;
     return true;
@@ -72,16 +76,16 @@ class RingContext : public OwnedContext {
   void drop_window() { window_bytes_ = 0; }
 
   sys::Uring ring_;
-  sys::Uring polled_;               // reads and writes, when the device is polled
-  bool poll_more_ = false;          // new reads and writes go to polled_
-  unsigned polled_in_flight_ = 0;   // counted up by queue
-  bool plain_window_ = false;       // the window is registered with ring_,
-  bool polled_window_ = false;      //   with polled_
+  sys::Uring polled_;              // reads and writes, when the device is polled
+  bool poll_more_ = false;         // new reads and writes go to polled_
+  unsigned polled_in_flight_ = 0;  // counted up by queue
+  bool plain_window_ = false;      // the window is registered with ring_,
+  bool polled_window_ = false;     //   with polled_
 
  private:
   struct InFlight {
     uint64_t tag;
-    uint64_t start_ns;   // 0: not a sample of read latency
+    uint64_t start_ns;  // 0: not a sample of read latency
   };
   unsigned queue_all(const Command* commands, unsigned n);
   void arm_watches();
@@ -94,9 +98,9 @@ class RingContext : public OwnedContext {
 
   WatchSet watches_;
   LatencyAverage latency_;
-  InFlight* entries_ = nullptr;       // by index; the index travels as the ring's user data
-  uint16_t* free_ = nullptr;        // stack of free indices, free_[0 .. depth_ - in_flight_)
-  std::atomic<bool> unsent_{false};   // for await, which looks at nothing else
+  InFlight* entries_ = nullptr;      // by index; the index travels as the ring's user data
+  uint16_t* free_ = nullptr;         // stack of free indices, free_[0 .. depth_ - in_flight_)
+  std::atomic<bool> unsent_{false};  // for await, which looks at nothing else
   unsigned depth_ = 0;
   unsigned in_flight_ = 0;
   const char* window_ = nullptr;
@@ -105,8 +109,8 @@ class RingContext : public OwnedContext {
   int cpus_ = 1;
   bool spin_ = true;
   bool shared_ = false;
-  unsigned spin_skip_ = 0;          // waits that go to sleep at once, because a spin was preempted
-  unsigned spin_penalty_ = 8;       // how many the next preempted spin costs
+  unsigned spin_skip_ = 0;     // waits that go to sleep at once, because a spin was preempted
+  unsigned spin_penalty_ = 8;  // how many the next preempted spin costs
 };
 
 }  // namespace lunar

@@ -68,12 +68,18 @@ int64_t transfer_on(int fd, uint64_t data_offset, bool keep, const Command& comm
   int64_t result = -EINVAL;
   do {
     switch (command.op) {
-      case Op::kRead: result = sys::readv_at(fd, command.iov, parts, at); break;
-      case Op::kWrite: result = sys::writev_at(fd, command.iov, parts, at, write_flags(command, sector)); break;
-      case Op::kDiscard:   // zeros are promised, so a block device is punched too
+      case Op::kRead:
+        result = sys::readv_at(fd, command.iov, parts, at);
+        break;
+      case Op::kWrite:
+        result = sys::writev_at(fd, command.iov, parts, at, write_flags(command, sector));
+        break;
+      case Op::kDiscard:  // zeros are promised, so a block device is punched too
         result = keep ? sys::zero_range(fd, at, command.length) : sys::punch_hole(fd, at, command.length);
         break;
-      case Op::kFlush: result = sys::sync_data(fd); break;
+      case Op::kFlush:
+        result = sys::sync_data(fd);
+        break;
     }
   } while (result == -EINTR);
   return result;

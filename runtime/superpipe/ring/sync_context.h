@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// A context for hosts that refuse io_uring (call_context.h), for callers that may not use helper threads (the fault path): submit
-// carries each command out by preadv / pwritev; the response waits in a ring until it is reaped. wait() never waits for I/O; it polls
-// the watched descriptors.
+// SPDX-License-Identifier: Apache-2.0 A context for hosts that refuse io_uring (call_context.h), for callers that may
+// not use helper threads (the fault path): submit carries each command out by preadv / pwritev; the response waits in a
+// ring until it is reaped. wait() never waits for I/O; it polls the watched descriptors.
 // Threading: the thread that attached. May not: allocate after create.
 #pragma once
 #include <atomic>
@@ -23,7 +22,7 @@ class SyncContext final : public OwnedContext {
   [[nodiscard]] int watch(int fd, uint64_t tag) override { return watches_.add(fd, tag); }
   unsigned in_flight() const override { return count_; }
   uint64_t usual_latency_ns() const override { return latency_.ns(); }
-  [[nodiscard]] int await(int64_t) override { return 0; }   // nothing is ever on its way
+  [[nodiscard]] int await(int64_t) override { return 0; }  // nothing is ever on its way
   void wakeups(Wakeups* out) override {
     watches_.wakeups(out);
     if (count_) out->look_at(0);
@@ -34,10 +33,10 @@ class SyncContext final : public OwnedContext {
   SyncContext() = default;
 
   JoinedFiles files_;
-  Device* device_ = nullptr;     // in place of files_
+  Device* device_ = nullptr;  // in place of files_
   WatchSet watches_;
   LatencyAverage latency_;
-  Response* done_ = nullptr;     // ring of depth_: first_ .. first_ + count_
+  Response* done_ = nullptr;  // ring of depth_: first_ .. first_ + count_
   unsigned depth_ = 0;
   unsigned first_ = 0;
   unsigned count_ = 0;
@@ -45,10 +44,10 @@ class SyncContext final : public OwnedContext {
 };
 
 #ifndef RWF_ATOMIC
-#define RWF_ATOMIC 0x40   // Linux 6.11: newer than the headers of the oldest system we build on
+#define RWF_ATOMIC 0x40  // Linux 6.11: newer than the headers of the oldest system we build on
 #endif
-// What a write asks of the kernel beyond the write (RWF_*). sector: what the disk never tears, without being asked; beyond it the
-// kernel promises, or refuses (-EINVAL; -EOPNOTSUPP where it does not know the flag, or the disk cannot).
+// What a write asks of the kernel beyond the write (RWF_*). sector: what the disk never tears, without being asked;
+// beyond it the kernel promises, or refuses (-EINVAL; -EOPNOTSUPP where it does not know the flag, or the disk cannot).
 inline int write_flags(const Command& command, uint32_t sector) {
   const bool ask = command.atomic && (command.iov_count != 1 || command.iov->iov_len > sector);
   return (command.fua ? RWF_DSYNC : 0) | (ask ? RWF_ATOMIC : 0);

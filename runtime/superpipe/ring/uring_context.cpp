@@ -45,7 +45,8 @@ bool UringContext::queue(const Command& command, uint32_t index) {
       const int flags = read ? 0 : write_flags(command, place_[file].sector);
       const bool poll = poll_more_ && !flags && command.iov_count == 1 && command.iov->iov_len <= kPollBytesMax;
       sys::Uring& ring = poll ? polled_ : ring_;
-      bool fixed = (poll ? polled_window_ : plain_window_) && !(flags & RWF_ATOMIC);   // which the kernel takes from plain memory only
+      // which the kernel takes from plain memory only
+      bool fixed = (poll ? polled_window_ : plain_window_) && !(flags & RWF_ATOMIC);
       bool queued;
       if (command.iov_count == 1) {
         void* buffer = command.iov->iov_base;
@@ -63,8 +64,10 @@ bool UringContext::queue(const Command& command, uint32_t index) {
       polled_in_flight_ += queued && poll;
       return queued;
     }
-    case Op::kDiscard: return ring_.queue_discard(file, true, at, command.length, place_[file].keep, index);
-    case Op::kFlush: return ring_.queue_fsync(file, true, index);
+    case Op::kDiscard:
+      return ring_.queue_discard(file, true, at, command.length, place_[file].keep, index);
+    case Op::kFlush:
+      return ring_.queue_fsync(file, true, index);
   }
   return false;
 }

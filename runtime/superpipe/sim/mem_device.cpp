@@ -36,7 +36,8 @@ int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   size_t length = strcspn(text, ",");
   uint64_t bytes = 0, limit = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sys::page_bytes();
   if (length && parse_part(text, length, &bytes) < 0)
-    return why->set(-EINVAL, "LUN %s: '%.*s' is not a size; write mem:[SIZE][,limit=SIZE]", uri, static_cast<int>(length), text);
+    return why->set(-EINVAL, "LUN %s: '%.*s' is not a size; write mem:[SIZE][,limit=SIZE]", uri,
+                    static_cast<int>(length), text);
   for (text += length; *text == ','; text += length) {
     length = strcspn(++text, ",");
     if (strncmp(text, "limit=", 6) != 0)
@@ -47,7 +48,8 @@ int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   limit = round_down(limit, sys::page_bytes());
   if (options.want_bytes > bytes) bytes = options.want_bytes;
   if (limit == 0 || bytes > limit)
-    return why->set(-ENOSPC, "LUN %s: may become %s large, %s wanted; give a larger limit=SIZE", uri, format_size(limit).text, format_size(bytes).text);
+    return why->set(-ENOSPC, "LUN %s: may become %s large, %s wanted; give a larger limit=SIZE", uri,
+                    format_size(limit).text, format_size(bytes).text);
   const size_t name_bytes = strlen(uri) + 1;
   auto* device = arena_new<MemDevice>();
   auto* name = static_cast<char*>(arena_alloc(name_bytes, 8));
@@ -56,8 +58,9 @@ int MemDevice::open(const char* uri, const DeviceOptions& options, Device** out,
   void* base = nullptr;
   int err = sys::map(nullptr, limit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, &base);
   if (err < 0)
-    return why->set(err, "LUN %s: no address space of %s (%s); give a smaller limit=SIZE, or raise the limit (ulimit -v)", uri, format_size(limit).text,
-                    errno_name(err));
+    return why->set(err,
+                    "LUN %s: no address space of %s (%s); give a smaller limit=SIZE, or raise the limit (ulimit -v)",
+                    uri, format_size(limit).text, errno_name(err));
   device->name_ = name;
   device->base_ = static_cast<char*>(base);
   device->limit_ = limit;
@@ -89,22 +92,26 @@ int MemDevice::grow(uint64_t bytes) {
   return 0;
 }
 
-void* MemDevice::map(DeviceOffset offset, uint64_t bytes) { return inside(offset.value, bytes) ? base_ + offset.value : nullptr; }
+void* MemDevice::map(DeviceOffset offset, uint64_t bytes) {
+  return inside(offset.value, bytes) ? base_ + offset.value : nullptr;
+}
 
 int MemDevice::reserve(DeviceOffset offset, uint64_t length) {
   if (!inside(offset.value, length)) return -ENOSPC;
   if (length == 0) return 0;
-  const uint64_t page = sys::page_bytes(), from = round_down(offset.value, page), to = round_up(offset.value + length, page);
+  const uint64_t page = sys::page_bytes(), from = round_down(offset.value, page),
+                 to = round_up(offset.value + length, page);
   int err;
   do err = sys::advise(base_ + from, to - from, MADV_POPULATE_WRITE);
   while (err == -EINTR || err == -EAGAIN);
-  return err == -EINVAL ? 0 : err;   // -EINVAL: a kernel before 5.14 cannot be asked
+  return err == -EINVAL ? 0 : err;  // -EINVAL: a kernel before 5.14 cannot be asked
 }
 
 // Whole pages of it go back to the host, and read as zeros.
 void MemDevice::release(DeviceOffset offset, uint64_t length) {
   if (read_only_ || !inside(offset.value, length)) return;
-  const uint64_t page = sys::page_bytes(), from = round_up(offset.value, page), to = round_down(offset.value + length, page);
+  const uint64_t page = sys::page_bytes(), from = round_up(offset.value, page),
+                 to = round_down(offset.value + length, page);
   if (from < to) (void)sys::advise(base_ + from, to - from, MADV_DONTNEED);
 }
 
@@ -120,13 +127,15 @@ int64_t MemDevice::transfer(const Command& command) {
   }
   uint64_t bytes = command_bytes(command), done = 0;
   if (!read && !inside(at, bytes)) return -ENOSPC;
-  if (!read && command.atomic) return -EINVAL;   // a copy is torn between any two stores
+  if (!read && command.atomic) return -EINVAL;  // a copy is torn between any two stores
   const uint64_t left = at < size ? size - at : 0;
   if (bytes > left) bytes = left;
   for (uint32_t i = 0; done < bytes; ++i) {
     const uint64_t part = command.iov[i].iov_len < bytes - done ? command.iov[i].iov_len : bytes - done;
-    if (read) memcpy(command.iov[i].iov_base, base_ + at + done, part);
-    else memcpy(base_ + at + done, command.iov[i].iov_base, part);
+    if (read)
+      memcpy(command.iov[i].iov_base, base_ + at + done, part);
+    else
+      memcpy(base_ + at + done, command.iov[i].iov_base, part);
     done += part;
   }
   return static_cast<int64_t>(bytes);

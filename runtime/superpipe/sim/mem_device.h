@@ -1,13 +1,12 @@
-// SPDX-License-Identifier: Apache-2.0
-// Memory of this process as a device: mem:[SIZE][,limit=SIZE]. For what ends with the process anyway. (Memory that outlives it: pmem:
-// over a file of tmpfs or hugetlbfs; memory that misbehaves: sim:.)
+// SPDX-License-Identifier: Apache-2.0 Memory of this process as a device: mem:[SIZE][,limit=SIZE]. For what ends with
+// the process anyway. (Memory that outlives it: pmem: over a file of tmpfs or hugetlbfs; memory that misbehaves: sim:.)
 //
 //   base_ │ zeros at first, read and written      │ address space, no more                     │
 //         0                              size_bytes() ── grow() ──►                         limit
 //
-// It grows at its end and never moves, so an address from map() is good until close(). SIZE: at open, 0 unless given. limit: how large it
-// may become, the RAM of the host unless given; it costs address space only. A page costs DRAM from its first store on, or from
-// reserve(). A forked child has a copy of its own, as of any memory.
+// It grows at its end and never moves, so an address from map() is good until close(). SIZE: at open, 0 unless given.
+// limit: how large it may become, the RAM of the host unless given; it costs address space only. A page costs DRAM from
+// its first store on, or from reserve(). A forked child has a copy of its own, as of any memory.
 // No file and no lock: no other process can see it. Not for scratch LUNs (-ENOTSUP): pages would go from DRAM to DRAM.
 // Threading: any thread; grow() during I/O. I/O and in-place stores are unordered: the caller keeps them apart.
 // Contexts carry a command out at submit, on the caller's thread. Allocates nothing after open.

@@ -31,13 +31,16 @@ bool lands(uint64_t seed, uint64_t record, uint64_t sector) { return mixed(seed,
 
 }  // namespace
 
-int SimBacking::find_or_make(const char* uri, const char* name, uint64_t bytes, uint64_t cache_bytes, SimBacking** out, ErrorText* why) {
+int SimBacking::find_or_make(const char* uri, const char* name, uint64_t bytes, uint64_t cache_bytes, SimBacking** out,
+                             ErrorText* why) {
   const sys::Locked<sys::Mutex> locked(names_lock);
   for (SimBacking* one = *name ? named : nullptr; one; one = one->next_named_) {
     if (strcmp(one->name_, name) != 0) continue;
-    if (one->bytes_ != bytes) return why->set(-EINVAL, "LUN %s: that name is of a memory of %s", uri, format_size(one->bytes_).text);
+    if (one->bytes_ != bytes)
+      return why->set(-EINVAL, "LUN %s: that name is of a memory of %s", uri, format_size(one->bytes_).text);
     if (cache_bytes && one->log_size_ != cache_bytes)
-      return why->set(-EINVAL, "LUN %s: that name is of a memory with a cache of %s", uri, format_size(one->log_size_).text);
+      return why->set(-EINVAL, "LUN %s: that name is of a memory with a cache of %s", uri,
+                      format_size(one->log_size_).text);
     *out = one;
     return 0;
   }
@@ -125,8 +128,10 @@ void SimBacking::put(const Record& record, const iovec* iov) {
   const uint64_t need = log_bytes(record);
   while (tail_ != head_ && need > log_size_ - (tail_ - head_)) destage();
   if (need > log_size_) {
-    if (record.data) copy_in(durable_ + record.at, iov, record.bytes);
-    else memset(durable_ + record.at, 0, record.bytes);
+    if (record.data)
+      copy_in(durable_ + record.at, iov, record.bytes);
+    else
+      memset(durable_ + record.at, 0, record.bytes);
     return;
   }
   ring_write(tail_, &record, sizeof record);
@@ -144,13 +149,16 @@ void SimBacking::put(const Record& record, const iovec* iov) {
 void SimBacking::apply(const Record& record, uint64_t place, uint64_t seed) {
   enum : uint64_t { kLost, kWhole, kPart, kFates };
   const bool sure = seed == 0 || record.fua;
-  const uint64_t fate = sure ? uint64_t{kWhole} : mixed(seed, record.number, 0) % (record.whole ? uint64_t{kPart} : uint64_t{kFates});
+  const uint64_t fate =
+      sure ? uint64_t{kWhole} : mixed(seed, record.number, 0) % (record.whole ? uint64_t{kPart} : uint64_t{kFates});
   if (fate == kLost) return;
   for (uint64_t done = 0; done < record.bytes; done += kSector) {
     const uint64_t part = record.bytes - done < kSector ? record.bytes - done : kSector;
     if (fate == kPart && !lands(seed, record.number, done / kSector)) continue;
-    if (record.data) ring_read(place + done, durable_ + record.at + done, part);
-    else memset(durable_ + record.at + done, 0, part);
+    if (record.data)
+      ring_read(place + done, durable_ + record.at + done, part);
+    else
+      memset(durable_ + record.at + done, 0, part);
   }
 }
 
@@ -169,7 +177,7 @@ void SimBacking::lose_power(uint64_t seed) {
     ring_read(at, &record, sizeof record);
     if (seed != 0 || record.fua) apply(record, at + sizeof record, seed);
   }
-  for (; cached() && head_ != tail_; head_ += log_bytes(record)) {   // nowhere else do the two differ
+  for (; cached() && head_ != tail_; head_ += log_bytes(record)) {  // nowhere else do the two differ
     ring_read(head_, &record, sizeof record);
     memcpy(memory_ + record.at, durable_ + record.at, record.bytes);
   }
@@ -186,9 +194,11 @@ bool SimBacking::write(uint64_t at, const iovec* iov, uint64_t bytes, bool whole
   const bool cut = begin();
   const uint64_t number = next_.load(std::memory_order_relaxed);
   if (cached()) put({number, at, bytes, true, whole, fua && !cut}, iov);
-  if (!cut) copy_in(memory_ + at, iov, bytes);
+  if (!cut)
+    copy_in(memory_ + at, iov, bytes);
   else if (!cached())
-    copy_some(memory_ + at, iov, bytes, [&](uint64_t sector) { return cut_seed_ != 0 && lands(cut_seed_, number, whole ? 0 : sector); });
+    copy_some(memory_ + at, iov, bytes,
+              [&](uint64_t sector) { return cut_seed_ != 0 && lands(cut_seed_, number, whole ? 0 : sector); });
   next_.store(number + 1, std::memory_order_release);
   if (cut) lose_power(cut_seed_);
   return !cut;

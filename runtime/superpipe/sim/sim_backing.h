@@ -1,14 +1,14 @@
-// SPDX-License-Identifier: Apache-2.0
-// The backing device of sim: devices: memory as commands see it, and with a volatile cache also what a power loss would leave of it.
+// SPDX-License-Identifier: Apache-2.0 The backing device of sim: devices: memory as commands see it, and with a
+// volatile cache also what a power loss would leave of it.
 //
 //   write ──► memory_            what reads see
 //        └──► log_ ──────────►   durable_          what is on stable storage
 //             of what the cache  destaged in order: by a flush, or when the log is full
 //             holds
 //
-// A power loss puts the device together as a disk may leave it: of what the log holds, record by record in order, some is there, some
-// is not, some in part (sectors of 512 bytes, any of them; a record that is *whole* never in part). What was written with fua is always there.
-// Without a cache every write is on stable storage when it completes.
+// A power loss puts the device together as a disk may leave it: of what the log holds, record by record in order, some
+// is there, some is not, some in part (sectors of 512 bytes, any of them; a record that is *whole* never in part). What
+// was written with fua is always there. Without a cache every write is on stable storage when it completes.
 //
 // There is one backing of each name, for as long as the process lives.
 // Threading: any thread; a spin lock around what the log and the memory must agree on. Allocates only in find_or_make.
@@ -28,15 +28,16 @@ class SimBacking {
   static constexpr uint64_t kSector = 512;
   static constexpr size_t kNameBytes = 40;
 
-  // The one of that name, or a new one ("": of no name). cache_bytes: of its volatile cache; 0: none, or what the named one has.
-  // 0; -EINVAL: that name has another size or cache; -ENOMEM; with *why.
-  [[nodiscard]] static int find_or_make(const char* uri, const char* name, uint64_t bytes, uint64_t cache_bytes, SimBacking** out, ErrorText* why);
-  void close();                             // a nameless one is gone
+  // The one of that name, or a new one ("": of no name). cache_bytes: of its volatile cache; 0: none, or what the named
+  // one has. 0; -EINVAL: that name has another size or cache; -ENOMEM; with *why.
+  [[nodiscard]] static int find_or_make(const char* uri, const char* name, uint64_t bytes, uint64_t cache_bytes,
+                                        SimBacking** out, ErrorText* why);
+  void close();  // a nameless one is gone
 
   char* memory() const { return memory_; }
   bool cached() const { return log_ != nullptr; }
   bool powered() const { return powered_.load(std::memory_order_acquire); }
-  uint32_t epoch() const { return epoch_.load(std::memory_order_acquire); }   // counts power losses
+  uint32_t epoch() const { return epoch_.load(std::memory_order_acquire); }  // counts power losses
   // Everything that completed until now: what a flush that is submitted now must cover.
   uint64_t completed() const { return next_.load(std::memory_order_acquire); }
 
@@ -44,7 +45,7 @@ class SimBacking {
   // False: the power went off in this moment; they may be there, or not, or in part.
   bool write(uint64_t at, const iovec* iov, uint64_t bytes, bool whole, bool fua);
   bool zero(uint64_t at, uint64_t bytes);
-  bool flush(uint64_t until);               // what completed before `until` is durable
+  bool flush(uint64_t until);  // what completed before `until` is durable
 
   // The power goes off: until restore_power() nothing works. seed: of what survives; 0: nothing that may be lost.
   void cut_power(uint64_t seed);
@@ -55,9 +56,10 @@ class SimBacking {
  private:
   struct Record {
     uint64_t number, at, bytes;
-    bool data, whole, fua;                  // !data: zeros
+    bool data, whole, fua;  // !data: zeros
   };
-  bool plain() const { return !cached() && cut_in_.load(std::memory_order_acquire) == 0; }   // nothing to keep account of
+  // nothing to keep account of
+  bool plain() const { return !cached() && cut_in_.load(std::memory_order_acquire) == 0; }
   bool begin();
   void put(const Record& record, const iovec* iov);
   void destage();
@@ -70,10 +72,10 @@ class SimBacking {
   sys::SpinLock lock_;
   char* memory_ = nullptr;
   char* durable_ = nullptr;
-  char* log_ = nullptr;                     // a ring of log_size_ bytes: head_ .. tail_
+  char* log_ = nullptr;  // a ring of log_size_ bytes: head_ .. tail_
   uint64_t bytes_ = 0, log_size_ = 0, head_ = 0, tail_ = 0;
-  std::atomic<uint64_t> next_{0};           // number of the next record
-  std::atomic<uint64_t> cut_in_{0};         // commands until the power goes off; 0: it stays on
+  std::atomic<uint64_t> next_{0};    // number of the next record
+  std::atomic<uint64_t> cut_in_{0};  // commands until the power goes off; 0: it stays on
   uint64_t cut_seed_ = 0;
   std::atomic<bool> powered_{true};
   std::atomic<uint32_t> epoch_{0};

@@ -22,13 +22,23 @@ namespace {
 constexpr unsigned kDepthMax = 4096;
 constexpr uint64_t kSectorBytes = 512;
 constexpr uint64_t kPageBytes = 4096;
-constexpr uint64_t kSpinNs = 60'000;   // completions nearer than this are waited for on the CPU
+constexpr uint64_t kSpinNs = 60'000;  // completions nearer than this are waited for on the CPU
 
-enum class Fault : uint64_t { kReadError = 1, kWriteError, kTorn, kMisdirect, kCorrupt, kPlace, kFlushError = 8, kLostFlush };
+enum class Fault : uint64_t {
+  kReadError = 1,
+  kWriteError,
+  kTorn,
+  kMisdirect,
+  kCorrupt,
+  kPlace,
+  kFlushError = 8,
+  kLostFlush
+};
 
 // splitmix64 over (seed, I/O number, what for): the same number gives the same fate in every run.
 uint64_t chance(uint64_t seed, uint64_t io, Fault fault) {
-  uint64_t x = seed * 0x9e3779b97f4a7c15 + io * 8 + static_cast<uint64_t>(fault) % 8 + (static_cast<uint64_t>(fault) / 8 << 60);
+  uint64_t x =
+      seed * 0x9e3779b97f4a7c15 + io * 8 + static_cast<uint64_t>(fault) % 8 + (static_cast<uint64_t>(fault) / 8 << 60);
   for (int round = 0; round < 2; ++round) {
     x += 0x9e3779b97f4a7c15;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -60,17 +70,17 @@ class SimContext final : public OwnedContext {
     uint64_t due_ns;
     uint64_t start_ns;
     uint64_t io;
-    uint64_t until;    // what a flush covers
-    uint32_t epoch;    // of the backing device's power
+    uint64_t until;  // what a flush covers
+    uint32_t epoch;  // of the backing device's power
     Command command;
   };
   SimContext() = default;
   unsigned deliver(Response* out, unsigned max);
 
   SimDevice* device_ = nullptr;
-  Pending* pending_ = nullptr;   // ring of depth_; delivered in the order of submission
+  Pending* pending_ = nullptr;  // ring of depth_; delivered in the order of submission
   unsigned depth_ = 0, first_ = 0, count_ = 0;
-  std::atomic<uint64_t> next_due_ns_{0};   // of the oldest that is pending; 0: none. For await, which runs concurrently
+  std::atomic<uint64_t> next_due_ns_{0};  // of the oldest that is pending; 0: none. For await, which runs concurrently
   WatchSet watches_;
   LatencyAverage latency_;
   size_t mapping_bytes_ = 0;
@@ -100,7 +110,11 @@ int SimContext::submit(const Command* commands, unsigned n) {
   unsigned taken = 0;
   for (; taken < n && count_ < depth_; ++taken, ++count_) {
     const SimBacking& backing = device_->backing();
-    pending_[(first_ + count_) % depth_] = {now + device_->latency_ns(commands[taken]), now, device_->next_io(), backing.completed(), backing.epoch(),
+    pending_[(first_ + count_) % depth_] = {now + device_->latency_ns(commands[taken]),
+                                            now,
+                                            device_->next_io(),
+                                            backing.completed(),
+                                            backing.epoch(),
                                             commands[taken]};
   }
   if (count_) next_due_ns_.store(pending_[first_].due_ns, std::memory_order_release);
@@ -149,10 +163,10 @@ int64_t sim_write(SimDevice* device, const Command& command, uint64_t io) {
     counters.torn.fetch_add(1, std::memory_order_relaxed);
     lands = place % (bytes / kSectorBytes) * kSectorBytes;
   } else if (strikes(faults, faults.misdirect, io, Fault::kMisdirect)) {
-    const uint64_t places = (size - bytes) / kPageBytes + 1;   // where all of it fits
+    const uint64_t places = (size - bytes) / kPageBytes + 1;  // where all of it fits
     uint64_t other = place % places;
     if (other * kPageBytes == at) other = (other + 1) % places;
-    if (other * kPageBytes != at) {   // a device with one place has no other
+    if (other * kPageBytes != at) {  // a device with one place has no other
       counters.misdirected.fetch_add(1, std::memory_order_relaxed);
       at = other * kPageBytes;
     }
@@ -184,12 +198,15 @@ int64_t carry_out(SimDevice* device, const Command& command, uint64_t io, uint64
   }
   const uint64_t at = command.offset.value, size = device->size_bytes();
   switch (command.op) {
-    case Op::kRead: return sim_read(device, command, io);
-    case Op::kWrite: return sim_write(device, command, io);
+    case Op::kRead:
+      return sim_read(device, command, io);
+    case Op::kWrite:
+      return sim_write(device, command, io);
     case Op::kDiscard:
       if (at > size || command.length > size - at) return -EINVAL;
       return device->backing().zero(at, command.length) ? 0 : -EIO;
-    case Op::kFlush: return sim_flush(device, io, until);
+    case Op::kFlush:
+      return sim_flush(device, io, until);
   }
   return -EINVAL;
 }
@@ -210,7 +227,7 @@ unsigned SimContext::deliver(Response* out, unsigned max) {
 
 int SimContext::await(int64_t timeout_ns) {
   const uint64_t due = next_due_ns_.load(std::memory_order_acquire), now = sys::now_ns();
-  if (due <= now) return 0;   // there already, or nothing to wait for
+  if (due <= now) return 0;  // there already, or nothing to wait for
   const bool in_time = timeout_ns < 0 || due - now <= static_cast<uint64_t>(timeout_ns);
   sys::sleep_ns(in_time ? due - now : static_cast<uint64_t>(timeout_ns));
   return in_time ? 0 : -ETIME;
@@ -268,13 +285,19 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
   struct Setting {
     const char* name;
     uint64_t* value;
-  } const settings[] = {{"seed", &faults->seed},           {"latency_us", &faults->latency_us},
-                        {"stall", &faults->stall},         {"stall_us", &faults->stall_us},
+  } const settings[] = {{"seed", &faults->seed},
+                        {"latency_us", &faults->latency_us},
+                        {"stall", &faults->stall},
+                        {"stall_us", &faults->stall_us},
                         {"stalls", &faults->stalls},
-                        {"read_error", &faults->read_error}, {"write_error", &faults->write_error},
-                        {"torn", &faults->torn},           {"misdirect", &faults->misdirect},
-                        {"corrupt", &faults->corrupt},     {"errno", &faults->error},
-                        {"flush_error", &faults->flush_error}, {"lost_flush", &faults->lost_flush}};
+                        {"read_error", &faults->read_error},
+                        {"write_error", &faults->write_error},
+                        {"torn", &faults->torn},
+                        {"misdirect", &faults->misdirect},
+                        {"corrupt", &faults->corrupt},
+                        {"errno", &faults->error},
+                        {"flush_error", &faults->flush_error},
+                        {"lost_flush", &faults->lost_flush}};
   for (const Setting& setting : settings) {
     const size_t name = strlen(setting.name);
     if (length <= name + 1 || strncmp(text, setting.name, name) != 0 || text[name] != '=') continue;
@@ -282,22 +305,27 @@ int parse_setting(SimFaults* faults, const char* uri, const char* text, size_t l
     errno = 0;
     *setting.value = strtoull(text + name + 1, &end, 10);
     const bool whole = errno == 0 && end == text + length && text[name + 1] != '-';
-    if (whole && (faults->error == 0 || faults->error > 4095)) return why->set(-EINVAL, "LUN %s: errno is 1 to 4095", uri);
+    if (whole && (faults->error == 0 || faults->error > 4095))
+      return why->set(-EINVAL, "LUN %s: errno is 1 to 4095", uri);
     if (whole) return 0;
     return why->set(-EINVAL, "LUN %s: %s needs a whole number", uri, setting.name);
   }
-  return why->set(-EINVAL, "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, flush_error, torn, "
-                  "misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, atomic, name", uri, static_cast<int>(length), text);
+  return why->set(
+      -EINVAL,
+      "LUN %s: unknown setting '%.*s'; known: seed, latency_us, read_error, write_error, flush_error, torn, "
+      "misdirect, corrupt, lost_flush, stall, stall_us, stalls, errno, cache, atomic, name",
+      uri, static_cast<int>(length), text);
 }
 
 }  // namespace
 
 int SimDevice::open(const char* uri, const DeviceOptions& options, Device** out, ErrorText* why) {
-  const char* text = uri + 4;   // after "sim:"
+  const char* text = uri + 4;  // after "sim:"
   size_t length = strcspn(text, ",");
   uint64_t size = 0, cache = 0;
   if (size_setting(text, length, &size) < 0 || size < kPageBytes)
-    return why->set(-EINVAL, "LUN %s: '%.*s' is not a size of 4k or more; write sim:SIZE[,key=value]...", uri, static_cast<int>(length), text);
+    return why->set(-EINVAL, "LUN %s: '%.*s' is not a size of 4k or more; write sim:SIZE[,key=value]...", uri,
+                    static_cast<int>(length), text);
   SimFaults faults;
   char shared[SimBacking::kNameBytes] = {};
   for (text += length; *text == ','; text += length) {

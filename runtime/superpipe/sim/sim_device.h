@@ -1,21 +1,25 @@
-// SPDX-License-Identifier: Apache-2.0
-// A device of memory that misbehaves on request: sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P]
+// SPDX-License-Identifier: Apache-2.0 A device of memory that misbehaves on request:
+// sim:SIZE[,seed=N][,latency_us=N][,read_error=P][,write_error=P][,flush_error=P]
 // [,torn=P][,misdirect=P][,corrupt=P][,lost_flush=P][,stall=PAGE][,stall_us=N][,stalls=N][,errno=N][,cache=SIZE][,atomic=SIZE]
-// [,name=X], P = one in P I/Os (0: never). Devices of one name share one memory,
-// for as long as the process lives: several paths to one backing device, or one that outlives its sim: device. All of one name are of
-// one size.
+// [,name=X], P = one in P I/Os (0: never). Devices of one name share one memory, for as long as the process lives:
+// several paths to one backing device, or one that outlives its sim: device. All of one name are of one size.
 //
-//   read_error, write_error   the command ends with -errno (a number; EIO unless given); a failed write leaves the backing device as it was
+//   read_error, write_error   the command ends with -errno (a number; EIO unless given); a failed write leaves the
+//                             backing device as it was
 //   torn                      only the first sectors (512 bytes) of a write land; success is reported
 //   misdirect                 a write lands at another page; its own place keeps what it held; success is reported
 //   corrupt                   a read delivers one flipped bit; the stored data are sound
 //   flush_error               a flush ends with -errno, and nothing became durable by it
 //   lost_flush                the same, and success is reported
-//   cache                     of that size and volatile: what is in it a power loss may take (cut_power(); sim_backing.h). Without one all that completes stays.
-//                             A flush makes durable what completed before it was submitted, and nothing of what was in flight then
-//   atomic                    the most that Command::atomic can be, 512 unless given. Such a write is never torn, by `torn` or a power loss; any other is,
+//   cache                     of that size and volatile: what is in it a power loss may take (cut_power();
+//                             sim_backing.h). Without one all that completes stays.
+//                             A flush makes durable what completed before it was submitted, and nothing of what was in
+//                             flight then
+//   atomic                    the most that Command::atomic can be, 512 unless given. Such a write is never torn, by
+//                             `torn` or a power loss; any other is,
 //                             between sectors, however small and aligned
-//   stall, stall_us, stalls   the first I/O (the first N) that begins at page `stall` (4 KiB) takes stall_us longer; what its context got
+//   stall, stall_us, stalls   the first I/O (the first N) that begins at page `stall` (4 KiB) takes stall_us longer;
+//                             what its context got
 //                             after it comes after it
 //
 // What happens to I/O number n is a hash of (seed, n): a run with one thread replays. Data moves when a completion is
@@ -34,13 +38,14 @@ struct SimFaults {
   uint64_t latency_us = 0;
   uint64_t stall = 0, stall_us = 0, stalls = 1;
   uint64_t read_error = 0, write_error = 0, torn = 0, misdirect = 0, corrupt = 0, flush_error = 0, lost_flush = 0;
-  uint64_t atomic = 512;    // that Command::atomic may be
-  uint64_t error = 5;   // that read_error and write_error end with: EIO
+  uint64_t atomic = 512;  // that Command::atomic may be
+  uint64_t error = 5;     // that read_error and write_error end with: EIO
 };
 
 struct SimCounters {
   std::atomic<uint64_t> reads{0}, writes{0}, flushes{0};
-  std::atomic<uint64_t> read_errors{0}, write_errors{0}, torn{0}, misdirected{0}, corrupted{0}, flush_errors{0}, lost_flushes{0};
+  std::atomic<uint64_t> read_errors{0}, write_errors{0}, torn{0}, misdirected{0}, corrupted{0}, flush_errors{0},
+      lost_flushes{0};
 };
 
 class SimDevice final : public Device {
@@ -63,7 +68,7 @@ class SimDevice final : public Device {
   void close() override;
 
   char* memory() const { return backing_->memory(); }
-  SimBacking& backing() const { return *backing_; }   // its power is that of all devices of the name
+  SimBacking& backing() const { return *backing_; }  // its power is that of all devices of the name
   const SimFaults& faults() const { return faults_; }
   SimCounters& counters() { return counters_; }
   // From now on all reads, all writes (and discards, flushes) end with -EIO. Any thread.

@@ -13,7 +13,7 @@ constexpr uint64_t kWindow = 4096;
 uint64_t shuffled(uint64_t first, uint64_t j) { return first + (j * 1549 + 77) % kWindow; }
 uint64_t value(uint64_t key) { return key * 0x9E3779B97F4A7C15ull ^ key >> 7; }
 
-}   // namespace
+}  // namespace
 
 int main(int argc, char** argv) {
   const uint64_t count = argc > 1 ? strtoull(argv[1], nullptr, 10) : 100000;

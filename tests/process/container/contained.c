@@ -1,12 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// contained [--allow NAME[,NAME]...] COMMAND...: runs COMMAND under what container engines deny by default of the system calls that a
-// program like Lunar makes. The facts, of Docker's default profile (moby 25 and later; its own documentation lists them):
+// SPDX-License-Identifier: Apache-2.0 contained [--allow NAME[,NAME]...] COMMAND...: runs COMMAND under what container
+// engines deny by default of the system calls that a program like Lunar makes. The facts, of Docker's default profile
+// (moby 25 and later; its own documentation lists them):
 //   EPERM    userfaultfd, io_uring_* (since 25.0), keyctl and its kin, perf_event_open, bpf, move_pages;
 //            with --cap-add SYS_PTRACE allowed: process_madvise, pidfd_getfd, kcmp;
 //            with --cap-add SYS_NICE: mbind, set_mempolicy, get_mempolicy, set_mempolicy_home_node;
 //            with --cap-add SYS_ADMIN: unshare, setns, mount, umount2, and clone with a namespace's flag
 //   ENOSYS   clone3 (libc then takes clone), and calls that are newer than the engine
-// --allow takes such names away from the list; `--allow all` denies nothing. The filter is BPF written here: no library, and the test
+// --allow takes such names away from the list; `--allow all` denies nothing. The filter is BPF written here: no
+// library, and the test
 // depends on no engine. It lasts for COMMAND and all its children. Exit codes of its own: 125.
 #include <errno.h>
 #include <linux/audit.h>
@@ -20,7 +21,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define NEWEST_KNOWN 461   // of the engine's library
+#define NEWEST_KNOWN 461  // of the engine's library
 
 struct denied {
   const char* name;
@@ -28,12 +29,28 @@ struct denied {
   int error;
 };
 static const struct denied kDenied[] = {
-    {"userfaultfd", SYS_userfaultfd, EPERM}, {"io_uring", SYS_io_uring_setup, EPERM}, {"io_uring", SYS_io_uring_enter, EPERM},
-    {"io_uring", SYS_io_uring_register, EPERM}, {"process_madvise", 440, EPERM}, {"pidfd_getfd", 438, EPERM}, {"kcmp", SYS_kcmp, EPERM},
-    {"mbind", SYS_mbind, EPERM}, {"set_mempolicy", SYS_set_mempolicy, EPERM}, {"get_mempolicy", SYS_get_mempolicy, EPERM},
-    {"set_mempolicy_home_node", 450, EPERM}, {"move_pages", SYS_move_pages, EPERM}, {"unshare", SYS_unshare, EPERM}, {"setns", SYS_setns, EPERM},
-    {"mount", SYS_mount, EPERM}, {"umount2", SYS_umount2, EPERM}, {"bpf", SYS_bpf, EPERM}, {"perf_event_open", SYS_perf_event_open, EPERM},
-    {"keyctl", SYS_keyctl, EPERM}, {"add_key", SYS_add_key, EPERM}, {"request_key", SYS_request_key, EPERM}, {"clone3", SYS_clone3, ENOSYS},
+    {"userfaultfd", SYS_userfaultfd, EPERM},
+    {"io_uring", SYS_io_uring_setup, EPERM},
+    {"io_uring", SYS_io_uring_enter, EPERM},
+    {"io_uring", SYS_io_uring_register, EPERM},
+    {"process_madvise", 440, EPERM},
+    {"pidfd_getfd", 438, EPERM},
+    {"kcmp", SYS_kcmp, EPERM},
+    {"mbind", SYS_mbind, EPERM},
+    {"set_mempolicy", SYS_set_mempolicy, EPERM},
+    {"get_mempolicy", SYS_get_mempolicy, EPERM},
+    {"set_mempolicy_home_node", 450, EPERM},
+    {"move_pages", SYS_move_pages, EPERM},
+    {"unshare", SYS_unshare, EPERM},
+    {"setns", SYS_setns, EPERM},
+    {"mount", SYS_mount, EPERM},
+    {"umount2", SYS_umount2, EPERM},
+    {"bpf", SYS_bpf, EPERM},
+    {"perf_event_open", SYS_perf_event_open, EPERM},
+    {"keyctl", SYS_keyctl, EPERM},
+    {"add_key", SYS_add_key, EPERM},
+    {"request_key", SYS_request_key, EPERM},
+    {"clone3", SYS_clone3, ENOSYS},
 };
 enum { kDeniedCount = sizeof kDenied / sizeof kDenied[0] };
 
@@ -45,7 +62,8 @@ static int allowed(const char* list, const char* name) {
 }
 
 static int install(const char* allow) {
-  const unsigned namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
+  const unsigned namespaces =
+      CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
   struct sock_filter code[16 + 2 * kDeniedCount];
   unsigned n = 0;
 #define ADD(...) code[n++] = (struct sock_filter)__VA_ARGS__
@@ -62,7 +80,8 @@ static int install(const char* allow) {
   ADD(BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, NEWEST_KNOWN, 0, 1));
   ADD(BPF_STMT(BPF_RET | BPF_K, ANSWER(ENOSYS)));
   ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 3));
-  ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])));   // the lower half: x86 is little-endian
+  // the lower half: x86 is little-endian
+  ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])));
   ADD(BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, namespaces, 0, 1));
   ADD(BPF_STMT(BPF_RET | BPF_K, ANSWER(EPERM)));
   ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));

@@ -21,7 +21,7 @@ bool all_zero(const void* memory, size_t bytes) {
   const char* p = static_cast<const char*>(memory);
   return std::all_of(p, p + bytes, [](char c) { return c == 0; });
 }
-}   // namespace
+}  // namespace
 
 TEST_CASE("arena_alloc gives zeroed memory at the alignment asked for") {
   for (size_t align : {size_t{1}, size_t{8}, size_t{64}, size_t{128}, size_t{1024}, size_t{4096}, size_t{1} << 20}) {
@@ -86,7 +86,7 @@ TEST_CASE("private mappings are counted, and forked as their policy says") {
   pid_t child = fork();
   if (child == 0) {
     unsigned char present;
-    bool gone = mincore(dont, 4096, &present) != 0;   // ENOMEM: nothing is mapped there
+    bool gone = mincore(dont, 4096, &present) != 0;  // ENOMEM: nothing is mapped there
     bool usable = arena_alloc(100) != nullptr;
     _exit(inherit[0] == 'i' && gone && usable ? 0 : 1);
   }

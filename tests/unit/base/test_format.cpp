@@ -89,7 +89,7 @@ TEST_CASE("errno names and texts take either sign") {
   CHECK(std::string(errno_name(ENOMEM)) == "ENOMEM");
   CHECK(std::string(errno_name(-ENOMEM)) == "ENOMEM");
   CHECK(std::string(errno_text(-ENOSPC)) == "no space left on device");
-  CHECK(std::string(errno_name(EXDEV)) == "EXDEV");   // from the C library's table
+  CHECK(std::string(errno_name(EXDEV)) == "EXDEV");  // from the C library's table
   CHECK(std::string(errno_text(99999)) == "unknown error");
   CHECK(std::string(errno_name(INT_MIN + 1)) == "unknown errno");
 }
@@ -100,17 +100,20 @@ std::string line_of(const char* name) {
   format_line_to(out, sizeof out, "<%s>\n", name);
   return out;
 }
-}   // namespace
+}  // namespace
 
 TEST_CASE("a line of the log takes no control characters from names") {
   CHECK(line_of("plain name.txt") == "<plain name.txt>\n");
   CHECK(line_of("a\nlunar: FATAL: b") == "<a\\x0alunar: FATAL: b>\n");
   CHECK(line_of("\x1b[2J\r\t\x7f") == "<\\x1b[2J\\x0d\\x09\\x7f>\n");
-  CHECK(line_of("gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80") == "<gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80>\n");
-  CHECK(line_of("\xc2\x9b" "31m") == "<\\xc2\\x9b31m>\n");                            // a C1 control
-  CHECK(line_of("\xe2\x80\xae" "txt") == "<\\xe2\\x80\\xaetxt>\n");              // right to left
-  CHECK(line_of("\xff\xc3") == "<\\xff\\xc3>\n");                                 // no UTF-8, cut UTF-8
-  CHECK(line_of("\xc0\x8a \xed\xa0\x80") == "<\\xc0\\x8a \\xed\\xa0\\x80>\n");   // overlong, a surrogate
+  CHECK(line_of("gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80") ==
+        "<gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80>\n");
+  CHECK(line_of("\xc2\x9b"
+                "31m") == "<\\xc2\\x9b31m>\n");  // a C1 control
+  CHECK(line_of("\xe2\x80\xae"
+                "txt") == "<\\xe2\\x80\\xaetxt>\n");                            // right to left
+  CHECK(line_of("\xff\xc3") == "<\\xff\\xc3>\n");                               // no UTF-8, cut UTF-8
+  CHECK(line_of("\xc0\x8a \xed\xa0\x80") == "<\\xc0\\x8a \\xed\\xa0\\x80>\n");  // overlong, a surrogate
   char tight[6];
   CHECK(format_line_to(tight, sizeof tight, "%s", "\n\n") == 5);
   CHECK(std::string(tight) == "\\x0a\\");

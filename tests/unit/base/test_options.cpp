@@ -57,7 +57,7 @@ std::string stderr_of(const std::function<void()>& body, int* status) {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-}   // namespace
+}  // namespace
 
 TEST_CASE("defaults are those of the table") {
   Options options;
@@ -76,7 +76,7 @@ TEST_CASE("names fold prefix, case and dashes") {
   CHECK(option_find("--dram") == option_find("dram"));
   CHECK(option_find("LUNAR_DRAM") == option_find("dram"));
   CHECK(option_find("--stats-file") == option_find("LUNAR_STATS_FILE"));
-  CHECK(option_find("test_no_hash_check") == -1);   // no switch of the tests, in what ships
+  CHECK(option_find("test_no_hash_check") == -1);  // no switch of the tests, in what ships
   CHECK(option_find("drm") == -1);
   CHECK(option_find("") == -1);
   CHECK(option_find(std::string(500, 'x').c_str()) == -1);
@@ -89,7 +89,7 @@ TEST_CASE("the nearest name is found, and none when nothing is near") {
   CHECK(std::string(option_nearest("lum")) == "lun");
   CHECK(option_nearest("zzzzzz") == nullptr);
   CHECK(option_nearest("q") == nullptr);
-  CHECK(option_nearest("test_no_hash_chek") == nullptr);   // switches for tests are not offered
+  CHECK(option_nearest("test_no_hash_chek") == nullptr);  // switches for tests are not offered
 }
 
 TEST_CASE("a bad value names its origin and what would do") {
@@ -130,7 +130,7 @@ TEST_CASE("good values are taken") {
   }
   char text[] = "/some/where";
   CHECK(options_set(&options, "lun", text, "x", &why) == 0);
-  text[1] = 'X';   // a copy was kept
+  text[1] = 'X';  // a copy was kept
   CHECK(std::string(options.lun) == "/some/where");
 }
 
@@ -145,7 +145,7 @@ TEST_CASE("the environment beats the config file beats the default") {
   CHECK(options.dram == 128 * kMiB);
   CHECK(options.stats);
   CHECK(std::string(options.lun) == "/a#b");
-  CHECK(options.size == 0);   // set but empty counts as not set
+  CHECK(options.size == 0);  // set but empty counts as not set
   CHECK(options.mmap);
 }
 

@@ -53,7 +53,8 @@ TEST_CASE("descriptors of drivers that pin buffers are told by their names") {
   char directory[] = "/tmp/lunar-fd-XXXXXX";
   REQUIRE(mkdtemp(directory) != nullptr);
   const std::string link = std::string(directory) + "/64000";
-  for (const char* node : {"/dev/sg0", "/dev/bsg/0:0:0:0", "/dev/nvme0", "/dev/ng0n1", "/dev/video0", "/dev/infiniband/uverbs0"}) {
+  for (const char* node :
+       {"/dev/sg0", "/dev/bsg/0:0:0:0", "/dev/nvme0", "/dev/ng0n1", "/dev/video0", "/dev/infiniband/uverbs0"}) {
     REQUIRE(symlink(node, link.c_str()) == 0);
     int which = -1;
     CHECK(lunar::sys::descriptors_may_pin(directory, &which) == lunar::sys::Pinning::kYes);

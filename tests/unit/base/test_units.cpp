@@ -21,10 +21,10 @@ int refused(const char* text) {
   uint64_t bytes = 4711;
   int rc = parse_size(text, &bytes);
   INFO(text);
-  CHECK(bytes == 4711);   // untouched
+  CHECK(bytes == 4711);  // untouched
   return rc;
 }
-}   // namespace
+}  // namespace
 
 TEST_CASE("parse_size takes powers of 1024 in any case") {
   CHECK(parsed("0") == 0);
@@ -56,9 +56,11 @@ TEST_CASE("parse_size tells too large from malformed") {
 
 TEST_CASE("parse_numbers takes so many numbers, and nothing else") {
   uint64_t out[3];
-  CHECK((lunar::parse_numbers("700:1:18446744073709551615", out, 3) && out[0] == 700 && out[1] == 1 && out[2] == UINT64_MAX));
+  CHECK((lunar::parse_numbers("700:1:18446744073709551615", out, 3) && out[0] == 700 && out[1] == 1 &&
+         out[2] == UINT64_MAX));
   CHECK((lunar::parse_numbers("0", out, 1) && out[0] == 0));
-  for (const char* text : {"", "700", "700:1", "700:1:", ":1:2", "700::2", "700:1:2:3", "700:1:2 ", "-7:1:2", "700:1:18446744073709551616"})
+  for (const char* text : {"", "700", "700:1", "700:1:", ":1:2", "700::2", "700:1:2:3", "700:1:2 ", "-7:1:2",
+                           "700:1:18446744073709551616"})
     CHECK_FALSE(lunar::parse_numbers(text, out, 3));
   CHECK_FALSE(lunar::parse_numbers(nullptr, out, 1));
 }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The gate's look at collections, on forged ones: as a server lays them out they fit, and no longer when a word of them is moved, wild or
-// says something else than the rest.
+// SPDX-License-Identifier: Apache-2.0 The gate's look at collections, on forged ones: as a server lays them out they
+// fit, and no longer when a word of them is moved, wild or says something else than the rest.
 #include <cstring>
 
 #include "adapters/gate/collection_probe.h"
@@ -34,7 +33,8 @@ struct List {
 // Two nodes; each test changes one thing and puts it back.
 struct ForgedList {
   uint32_t packed[2] = {sizeof(packed), 0};
-  Node first{nullptr, &second, packed, sizeof(packed), 3, 1 | 2 << 2}, second{&first, nullptr, packed, sizeof(packed), 3, 1 | 2 << 2};
+  Node first{nullptr, &second, packed, sizeof(packed), 3, 1 | 2 << 2},
+      second{&first, nullptr, packed, sizeof(packed), 3, 1 | 2 << 2};
   List list{&first, &second, 6, 2};
   bool fits(Keyspace keyspace = Keyspace::kDict) { return collection_fits(keyspace, object(1, kQuicklist, &list)); }
 };
@@ -68,14 +68,15 @@ TEST_CASE("probe: a list fits as servers have it only") {
   CHECK_FALSE(fits_with(forged.list.tail, &forged.first, fits));
   CHECK_FALSE(fits_with(forged.list.nodes, 0, fits));
   CHECK_FALSE(fits_with(forged.list.nodes, 1, fits));
-  CHECK_FALSE(fits_with(forged.list.nodes, 7, fits));   // more than elements
+  CHECK_FALSE(fits_with(forged.list.nodes, 7, fits));  // more than elements
   CHECK_FALSE(fits_with(forged.first.previous, &forged.second, fits));
   CHECK_FALSE(fits_with(forged.second.next, &forged.first, fits));
   CHECK_FALSE(fits_with(forged.first.entry, wild(), fits));
   CHECK_FALSE(fits_with(forged.first.bytes, 9, fits));
   CHECK_FALSE(fits_with(forged.packed[0], 77, fits));
   CHECK_FALSE(fits_with(forged.first.elements, 0, fits));
-  CHECK(fits_with(forged.packed[0], 77, [&] { return fits_with(forged.first.encoding_container, 2 | 2 << 2, fits); }));   // compressed: not looked into
+  // compressed: not looked into
+  CHECK(fits_with(forged.packed[0], 77, [&] { return fits_with(forged.first.encoding_container, 2 | 2 << 2, fits); }));
   CHECK_FALSE(collection_fits(Keyspace::kDict, object(1, kQuicklist, wild())));
   CHECK_FALSE(collection_fits(Keyspace::kDict, object(1, kQuicklist, reinterpret_cast<char*>(&forged.list) + 1)));
 }
@@ -104,7 +105,9 @@ TEST_CASE("probe: a hash, a set and a sorted set") {
   CHECK_FALSE(fits_with(skiplist.levels, 0, sorted_fits));
   CHECK_FALSE(fits_with(skiplist.header, nullptr, sorted_fits));
   CHECK_FALSE(fits_with(zset.members, wild(), sorted_fits));
-  CHECK_FALSE(fits_with(zset.members, static_cast<void*>(&skiplist), [&] { return fits_with(zset.skiplist, &forged.dict, sorted_fits); }));   // swapped
+  // swapped
+  CHECK_FALSE(fits_with(zset.members, static_cast<void*>(&skiplist),
+                        [&] { return fits_with(zset.skiplist, &forged.dict, sorted_fits); }));
   BucketView bucket{};
   TableView table{&forged, -1, {&bucket, nullptr}, {5, 0}, {0, -1}};
   zset.members = &table;
@@ -128,7 +131,7 @@ TEST_CASE("probe: a stream") {
   CHECK_FALSE(fits_with(tree.keys, 10, fits));
   CHECK_FALSE(fits_with(tree.nodes, 0, fits));
   CHECK_FALSE(fits_with(tree.head, nullptr, fits));
-  tree.keys = stream.length = 0;   // all of it was trimmed away
+  tree.keys = stream.length = 0;  // all of it was trimmed away
   CHECK(fits());
 }
 
@@ -142,6 +145,6 @@ TEST_CASE("probe: what does not fit once is not looked into again, other kinds a
   forged.list.nodes = 2;
   CHECK_FALSE(collection_known(Keyspace::kDict, list));
   for (unsigned i = 0; i < kProbesEach; ++i) CHECK(collection_known(Keyspace::kDict, hash));
-  dict.dict.used[0] = 0;   // not looked at any more
+  dict.dict.used[0] = 0;  // not looked at any more
   CHECK(collection_known(Keyspace::kDict, hash));
 }

@@ -39,7 +39,7 @@ TEST_CASE("hold times: each bucket begins where the one before ends") {
     from = most;
   }
   CHECK(HoldTimes::bucket_of(UINT64_MAX) == HoldTimes::kBuckets - 1);
-  CHECK(from > 15'000'000'000);   // ns
+  CHECK(from > 15'000'000'000);  // ns
 }
 
 TEST_CASE("hold times: the quantile is the one sorting gives, to a fifth") {
@@ -48,7 +48,7 @@ TEST_CASE("hold times: the quantile is the one sorting gives, to a fifth") {
   INFO("LUNAR_SEED=" << seed);
   std::mt19937_64 random(seed);
   HoldTimes before;
-  for (int i = 0; i < 1000; ++i) before.add(1'000'000'000);   // of another time
+  for (int i = 0; i < 1000; ++i) before.add(1'000'000'000);  // of another time
   HoldTimes times = before;
   std::vector<uint64_t> list;
   for (int i = 0; i < 5000; ++i) {
@@ -79,7 +79,8 @@ TEST_CASE("prefixes: what is asked for often stays among names that come once") 
     note(prefixes, "often:" + std::to_string(i), i % 4 == 0);
     std::string once = "x";
     for (int n = i; n != 0; n /= 16) once += static_cast<char>('a' + n % 16);
-    for (int repeat = 0; repeat < 3; ++repeat) note(prefixes, once + std::string(static_cast<size_t>(repeat), 'z'), true);
+    for (int repeat = 0; repeat < 3; ++repeat)
+      note(prefixes, once + std::string(static_cast<size_t>(repeat), 'z'), true);
   }
   const PrefixUse often = find(prefixes, "often:");
   CHECK(often.samples > 15000);

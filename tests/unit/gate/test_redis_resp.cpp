@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The parser of the input gate: every split point of a pipeline, hostile lengths, inline commands; and the table of keys.
+// SPDX-License-Identifier: Apache-2.0 The parser of the input gate: every split point of a pipeline, hostile lengths,
+// inline commands; and the table of keys.
 #include <algorithm>
 #include <random>
 #include <string>
@@ -28,7 +28,7 @@ Words words_of(const Command& command) {
 }
 
 Parse parse(const std::string& text, Command* out) {
-  const std::vector<char> exact(text.begin(), text.end());   // nothing behind it: a sanitizer sees a read past the end
+  const std::vector<char> exact(text.begin(), text.end());  // nothing behind it: a sanitizer sees a read past the end
   Parse result = parse_command(exact.data(), exact.size(), out);
   for (unsigned i = 0; i < out->kept; ++i) out->argument[i].data = text.data() + (out->argument[i].data - exact.data());
   return result;
@@ -41,14 +41,16 @@ Words keys_of(const Words& words) {
   const CommandKeys* keys = find_command_keys(command.argument[0]);
   if (keys == nullptr) return {"(unknown)"};
   Words found;
-  for_each_key(*keys, command, [&](unsigned i) { found.emplace_back(command.argument[i].data, command.argument[i].bytes); });
+  for_each_key(*keys, command,
+               [&](unsigned i) { found.emplace_back(command.argument[i].data, command.argument[i].bytes); });
   return found;
 }
 
 }  // namespace
 
 TEST_CASE("a pipeline is cut into its commands at every split point") {
-  const std::vector<Words> commands = {{"GET", "a"}, {"SET", "key:1", std::string("\r\n*3\r\n\0x", 8)}, {"ping"}, {"MGET", "", "b", "c"}};
+  const std::vector<Words> commands = {
+      {"GET", "a"}, {"SET", "key:1", std::string("\r\n*3\r\n\0x", 8)}, {"ping"}, {"MGET", "", "b", "c"}};
   std::string text;
   std::vector<size_t> ends;
   for (const auto& c : commands) {
@@ -79,9 +81,9 @@ TEST_CASE("a pipeline is cut into its commands at every split point") {
 
 TEST_CASE("hostile lengths are left to the server") {
   static Command command;
-  for (const char* text : {"*-1\r\n", "*+1\r\n", "*01\r\n", "*1x\r\n", "*\r\n", "*1\rx", "*99999999999999999999\r\n", "*2000000\r\n",
-                           "*1\r\n+3\r\n", "*1\r\n$-1\r\n", "*1\r\n$999999999999\r\n", "*1\r\n$\r\n", "*1\r\n$18446744073709551615\r\n",
-                           "*11111111111111111111111111111111111111111"})
+  for (const char* text : {"*-1\r\n", "*+1\r\n", "*01\r\n", "*1x\r\n", "*\r\n", "*1\rx", "*99999999999999999999\r\n",
+                           "*2000000\r\n", "*1\r\n+3\r\n", "*1\r\n$-1\r\n", "*1\r\n$999999999999\r\n", "*1\r\n$\r\n",
+                           "*1\r\n$18446744073709551615\r\n", "*11111111111111111111111111111111111111111"})
     CHECK(parse(text, &command) == Parse::kBad);
   // Large but allowed: more is needed, and how much is told.
   CHECK(parse("*2\r\n$3\r\nGET\r\n$536870912\r\nabc", &command) == Parse::kMore);
@@ -158,12 +160,12 @@ TEST_CASE("the keys of commands") {
 
 TEST_CASE("the cluster slot of a key is that of its tag") {
   auto slot = [](const std::string& key) { return key_slot({key.data(), key.size()}); };
-  CHECK(slot("123456789") == (0x31C3 & 16383));   // CRC-16/XMODEM's check value
+  CHECK(slot("123456789") == (0x31C3 & 16383));  // CRC-16/XMODEM's check value
   CHECK(slot("") == 0);
   CHECK(slot("{user1000}.following") == slot("user1000"));
   CHECK(slot("foo{bar}{zap}") == slot("bar"));
   CHECK(slot("foo{{bar}}zap") == slot("{bar"));
-  CHECK(slot("foo{}{bar}") != slot("bar"));       // an empty tag is none
+  CHECK(slot("foo{}{bar}") != slot("bar"));  // an empty tag is none
   CHECK(slot("foo{bar") != slot("bar"));
 }
 
@@ -173,18 +175,20 @@ TEST_CASE("the rest of a command is parsed wherever its first part ends") {
   for (unsigned taken = 0; taken < words.size(); ++taken) {
     const Words left(words.begin() + taken, words.end());
     const std::string with_star = multibulk(left), headed = with_star.substr(with_star.find('\n') + 1);
-    for (const bool header : {true, false}) {   // the server has read the next argument's header, or not
+    for (const bool header : {true, false}) {  // the server has read the next argument's header, or not
       const std::string text = header ? headed : headed.substr(headed.find('\n') + 1);
       const int64_t bulk = header ? -1 : static_cast<int64_t>(left[0].size());
       for (size_t cut = 0; cut < text.size(); ++cut) {
         const std::vector<char> exact(text.begin(), text.begin() + static_cast<long>(cut));
-        REQUIRE(parse_rest(exact.data(), exact.size(), taken, static_cast<unsigned>(left.size()), bulk, &command) == Parse::kMore);
+        REQUIRE(parse_rest(exact.data(), exact.size(), taken, static_cast<unsigned>(left.size()), bulk, &command) ==
+                Parse::kMore);
         REQUIRE(command.bytes > cut);
         REQUIRE(command.bytes <= text.size());
       }
       const std::string behind = text + "*1\r\n$4\r\nPING\r\n";
       for (unsigned i = 0; i < taken; ++i) command.argument[i] = {words[i].data(), words[i].size()};
-      REQUIRE(parse_rest(behind.data(), behind.size(), taken, static_cast<unsigned>(left.size()), bulk, &command) == Parse::kCommand);
+      REQUIRE(parse_rest(behind.data(), behind.size(), taken, static_cast<unsigned>(left.size()), bulk, &command) ==
+              Parse::kCommand);
       REQUIRE(command.bytes == text.size());
       REQUIRE(command.count == words.size());
       REQUIRE(words_of(command) == words);

@@ -116,7 +116,7 @@ class Exerciser {
     ContextOptions options;
     options.depth = kDepth;
     options.shared = shared;
-    if (device->attach(options, &context_) != 0) abort();   // in threads: Catch's macros are for one
+    if (device->attach(options, &context_) != 0) abort();  // in threads: Catch's macros are for one
     slots_.resize(kDepth);
   }
   ~Exerciser() { device_->detach(context_); }
@@ -137,8 +137,10 @@ class Exerciser {
   // `count` commands; largest: pages of one. Counts failures in `errors` (their ranges are then read again to learn).
   void run(unsigned count, unsigned largest, unsigned transfer_one_in = 8) {
     for (unsigned i = 0; i < count; ++i) {
-      if (random_() % transfer_one_in == 0) blocking(largest);
-      else if (!issue(largest)) collect(true);
+      if (random_() % transfer_one_in == 0)
+        blocking(largest);
+      else if (!issue(largest))
+        collect(true);
       if (random_() % 4 == 0) collect(false);
     }
     drain();
@@ -270,7 +272,7 @@ class Exerciser {
   uint64_t first_;
   std::mt19937_64 random_;
   std::vector<char> model_;
-  std::vector<char> busy_;   // pages of commands in flight
+  std::vector<char> busy_;  // pages of commands in flight
   std::vector<Slot> slots_;
   unsigned flying_ = 0;
 };

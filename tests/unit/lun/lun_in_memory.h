@@ -14,12 +14,12 @@ namespace lunar_test {
 
 struct LunInMemory {
   std::vector<char> memory;
-  lunar::ErrorText why;                          // of the last open
-  std::vector<DeviceEvent>* record = nullptr;    // what an open device writes, from its open on
+  lunar::ErrorText why;                        // of the last open
+  std::vector<DeviceEvent>* record = nullptr;  // what an open device writes, from its open on
 
   explicit LunInMemory(uint64_t bytes) : memory(bytes) {}
   explicit LunInMemory(std::vector<char> bytes) : memory(std::move(bytes)) {}
-  MemoryDevice* raw(MemoryDevice::Shape shape = {}) {   // a few bytes a test
+  MemoryDevice* raw(MemoryDevice::Shape shape = {}) {  // a few bytes a test
     auto* device = new MemoryDevice(memory.data(), memory.size(), shape);
     device->record = record;
     return device;

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// An atomic image after torn writes at every sector, a power loss at every step, rot, failed writes, and by readers of other kinds.
+// SPDX-License-Identifier: Apache-2.0 An atomic image after torn writes at every sector, a power loss at every step,
+// rot, failed writes, and by readers of other kinds.
 #include <cstring>
 #include <string>
 #include <vector>
@@ -82,7 +82,7 @@ struct Bed {
 TEST_CASE("atomic image: what was committed is what is loaded, and all slots are in form") {
   for (unsigned copies : {1u, 2u}) {
     Bed bed(copies);
-    CHECK(bed.load() == -EBADMSG);   // nothing is there
+    CHECK(bed.load() == -EBADMSG);  // nothing is there
     REQUIRE(bed.images.format() == 0);
     CHECK(bed.images.sequence() == 2);
     CHECK(bed.value() == 0);
@@ -97,7 +97,8 @@ TEST_CASE("atomic image: what was committed is what is loaded, and all slots are
   }
 }
 
-// A change from `old` to `fresh` is stopped while slot by slot is written, each at every sector, by its head, its tail, or with a hole.
+// A change from `old` to `fresh` is stopped while slot by slot is written, each at every sector, by its head, its tail,
+// or with a hole.
 TEST_CASE("atomic image: a write torn at any sector leaves the image before it or the one after it") {
   for (unsigned copies : {1u, 2u}) {
     Bed bed(copies);
@@ -111,11 +112,11 @@ TEST_CASE("atomic image: a write torn at any sector leaves the image before it o
       SlotReport report;
       REQUIRE(bed.load(Repair::kOne, &report) == 0);
       REQUIRE((bed.value() == 10 || bed.value() == 11));
-      if (second) REQUIRE(bed.value() == 11);   // the first copy was durable
+      if (second) REQUIRE(bed.value() == 11);  // the first copy was durable
       ++(bed.value() == 10 ? old : fresh);
       if (copies == 2) {
         REQUIRE(bed.load(Repair::kNo, &report) == 0);
-        REQUIRE(report.bad == 0);   // it was repaired
+        REQUIRE(report.bad == 0);  // it was repaired
       }
       const uint64_t next = bed.value() + 100;
       REQUIRE(bed.change(next) == 0);
@@ -160,7 +161,7 @@ TEST_CASE("atomic image: a power loss at any step keeps what was acknowledged") 
           const bool cut = !backing.powered();
           backing.restore_power();
           if (cut && seed % 2) {
-            backing.cut_power_at(1, seed + 1);   // while it repairs, where it does
+            backing.cut_power_at(1, seed + 1);  // while it repairs, where it does
             (void)bed.load();
             backing.restore_power();
           }
@@ -179,8 +180,11 @@ TEST_CASE("atomic image: a power loss at any step keeps what was acknowledged") 
   }
 }
 
-// A process was killed after its write and before it was durable; the next one reads the image from the cache, and builds on it.
-TEST_CASE("atomic image: what a killed process left in the cache is durable before the next change goes over its predecessor") {
+// A process was killed after its write and before it was durable; the next one reads the image from the cache, and
+// builds on it.
+TEST_CASE(
+    "atomic image: what a killed process left in the cache is durable before the next change goes over its "
+    "predecessor") {
   for (unsigned copies : {1u, 2u}) {
     for (uint64_t seed = 1; seed <= 40; ++seed) {
       Bed bed(copies, ",cache=256k");
@@ -190,7 +194,8 @@ TEST_CASE("atomic image: what a killed process left in the cache is durable befo
       bed.images.header().previous = bed.images.header().checksum;
       ++bed.images.header().sequence;
       image_seal(spec_of(), bed.images.image());
-      REQUIRE(raw_io(bed.device, Op::kWrite, places_of(copies).offset[0] + bed.images.sequence() % 2 * kSlot, bed.images.image(), kSlot) == 0);
+      REQUIRE(raw_io(bed.device, Op::kWrite, places_of(copies).offset[0] + bed.images.sequence() % 2 * kSlot,
+                     bed.images.image(), kSlot) == 0);
       REQUIRE(bed.load() == 0);
       REQUIRE(bed.value() == 2);
       bed.sim().backing().cut_power_at(1, seed);
@@ -240,11 +245,11 @@ TEST_CASE("atomic image: sound checksums over nonsense, and images that do not f
   REQUIRE(bed.images.format() == 0);
   REQUIRE(bed.change(5) == 0);
   REQUIRE(bed.load() == 0);
-  bed.images.body()[100] ^= 1;   // not one number any more
+  bed.images.body()[100] ^= 1;  // not one number any more
   image_seal(spec_of(), bed.images.image());
   memcpy(bed.slot(1), bed.images.image(), kSlot);
   SlotReport report;
-  REQUIRE(bed.load(Repair::kOne, &report) == 0);   // the one before it
+  REQUIRE(bed.load(Repair::kOne, &report) == 0);  // the one before it
   CHECK(bed.value() == 0);
   CHECK(std::string(report.what) == "two numbers");
   Bed other(1);
@@ -272,7 +277,7 @@ TEST_CASE("atomic image: a change that cannot be written did not happen") {
   CHECK(bed.change(4) == -EIO);
   CHECK_FALSE(bed.images.loaded());
   bed.sim().set_failing(false, false);
-  CHECK(bed.images.commit() == -EIO);   // what was not read is no ground for a change
+  CHECK(bed.images.commit() == -EIO);  // what was not read is no ground for a change
   REQUIRE(bed.load() == 0);
   CHECK(bed.value() == 3);
 }

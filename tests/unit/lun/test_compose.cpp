@@ -57,6 +57,6 @@ TEST_CASE("compose: physical_open refuses a #NAME, and what is there already is 
   const std::string a = named("16m", fresh()), b = named("16m", fresh());
   CHECK(physical_open(("stripe:" + a + ";" + b).c_str(), Format::kNever, &physical, &why) == -ENODEV);
   device_close(open("stripe:" + a + ";" + b));
-  CHECK(physical_open(a.c_str(), Format::kIfBlank, &physical, &why) < 0);   // a member belongs to its stripe
+  CHECK(physical_open(a.c_str(), Format::kIfBlank, &physical, &why) < 0);  // a member belongs to its stripe
   CHECK(physical == nullptr);
 }

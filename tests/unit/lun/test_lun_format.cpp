@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The format and other versions of it: feature bits, types, images of the first version and what its readers make of ours; that looking
-// writes nothing; and what check() counts in images that cannot be.
+// SPDX-License-Identifier: Apache-2.0 The format and other versions of it: feature bits, types, images of the first
+// version and what its readers make of ours; that looking writes nothing; and what check() counts in images that cannot
+// be.
 #include <errno.h>
 
 #include <cstring>
@@ -26,7 +26,7 @@ constexpr Format kAll[] = {Format::kNever, Format::kIfBlank, Format::kRepair, Fo
 enum Bits { kCompatible, kReadOnly, kIncompatible };
 
 struct FormatBed : lunar_test::LunInMemory {
-  std::vector<lunar_test::DeviceEvent> events;   // of the last open
+  std::vector<lunar_test::DeviceEvent> events;  // of the last open
   explicit FormatBed(std::vector<char> bytes) : LunInMemory(std::move(bytes)) { record = &events; }
   // With two named LUNs, x (64 KiB) and y (128 KiB).
   FormatBed() : FormatBed(std::vector<char>(4 * kMiB)) {
@@ -65,7 +65,9 @@ struct FormatBed : lunar_test::LunInMemory {
   void set_feature(Bits which, uint64_t bits) {
     forge([&](const MetadataImage& image) {
       media::ImageHeader& h = image.header();
-      (which == kCompatible ? h.features_compatible : which == kReadOnly ? h.features_read_only : h.features_incompatible) = bits;
+      (which == kCompatible ? h.features_compatible
+       : which == kReadOnly ? h.features_read_only
+                            : h.features_incompatible) = bits;
     });
   }
   std::vector<std::string> names(Format format) {
@@ -108,10 +110,12 @@ unsigned first_version_accepts(const std::vector<char>& bed) {
   unsigned accepted = 0;
   for (const uint64_t at : {word(72), word(72) + image, word(88), word(88) + image}) {
     const char* start = bed.data() + at;
-    bool good = memcmp(start, "LunImage", 8) == 0 && half(at + 8) == 1 && half(at + 12) == 128 && memcmp(start + 16, bed.data() + 24, 16) == 0 &&
-                word(at + 120) == XXH3_64bits(start, 120) && word(at + 64) == word(4088) && zero(at + 72, at + 120) && word(at + 40) == body &&
+    bool good = memcmp(start, "LunImage", 8) == 0 && half(at + 8) == 1 && half(at + 12) == 128 &&
+                memcmp(start + 16, bed.data() + 24, 16) == 0 && word(at + 120) == XXH3_64bits(start, 120) &&
+                word(at + 64) == word(4088) && zero(at + 72, at + 120) && word(at + 40) == body &&
                 word(at + 48) == XXH3_64bits(start + 128, body) && zero(at + 128 + body, at + image);
-    for (uint64_t i = 0, entry = at + 128; good && i < entries; ++i, entry += 128) good = (half(entry) & ~3u) == 0 && zero(entry + 96, entry + 128);
+    for (uint64_t i = 0, entry = at + 128; good && i < entries; ++i, entry += 128)
+      good = (half(entry) & ~3u) == 0 && zero(entry + 96, entry + 128);
     accepted += good;
   }
   return accepted;
@@ -122,7 +126,7 @@ unsigned first_version_accepts(const std::vector<char>& bed) {
 TEST_CASE("format: an image of the first version opens, and is changed as that version would") {
   FormatBed bed(lunar_test::old_image());
   REQUIRE(first_version_accepts(bed.memory) == 4);
-  CHECK(bed.names(Format::kLook) == std::vector<std::string>{"alpha", "beta"});   // the scratch LUN's owner is gone
+  CHECK(bed.names(Format::kLook) == std::vector<std::string>{"alpha", "beta"});  // the scratch LUN's owner is gone
   CHECK(bed.memory == lunar_test::old_image());
   const CheckReport report = bed.check(Format::kCheck);
   CHECK((report.problems == 0 && report.extents_used == 3 + 32));
@@ -136,13 +140,15 @@ TEST_CASE("format: an image of the first version opens, and is changed as that v
   CHECK(first_version_accepts(bed.memory) == 4);
 }
 
-TEST_CASE("format: what uses no feature bit and no type is the first version's to read; what does, it takes for damaged") {
+TEST_CASE(
+    "format: what uses no feature bit and no type is the first version's to read; what does, it takes for damaged") {
   FormatBed bed;
   CHECK(first_version_accepts(bed.memory) == 4);
   for (const Bits which : {kCompatible, kReadOnly, kIncompatible}) {
     FormatBed other;
     other.set_feature(which, 1);
-    CHECK(first_version_accepts(other.memory) == 2);   // of two generations the older: no --repair of its goes back to that
+    // of two generations the older: no --repair of its goes back to that
+    CHECK(first_version_accepts(other.memory) == 2);
   }
   REQUIRE(bed.make("kv", 64 * kKiB, Format::kNever, LunType::kKeyValue) == 0);
   CHECK(first_version_accepts(bed.memory) == 2);
@@ -213,7 +219,7 @@ TEST_CASE("format: an unknown incompatible feature is refused by name, whatever 
   FormatBed bed;
   bed.set_feature(kIncompatible, 0x4000);
   std::vector<char> before = bed.memory;
-  for (const bool whole : {false, true}) {   // first the newest of two generations, then all
+  for (const bool whole : {false, true}) {  // first the newest of two generations, then all
     if (whole) {
       const Geometry g = bed.geometry();
       const unsigned older = bed.newest() ^ 1;
@@ -268,14 +274,15 @@ TEST_CASE("format: a LUN is opened as the type it was made as; one of a later ty
   PhysicalLun* physical = bed.must(Format::kNever);
   VirtualLunInfo list[4];
   REQUIRE(physical->list(list, 4, 0) == 3);
-  CHECK((static_cast<uint32_t>(list[0].type) == 77 && list[2].type == LunType::kKeyValue && list[1].type == LunType::kBlocks));
+  CHECK((static_cast<uint32_t>(list[0].type) == 77 && list[2].type == LunType::kKeyValue &&
+         list[1].type == LunType::kBlocks));
   CHECK(physical->remove("x", &bed.why) == 0);
   physical->close();
   CHECK(bed.check(Format::kNever).problems == 0);
 }
 
 TEST_CASE("format: looking writes nothing, at whatever damage and whatever the dead left") {
-  const FormatBed sound(lunar_test::old_image());   // with a dead scratch LUN
+  const FormatBed sound(lunar_test::old_image());  // with a dead scratch LUN
   struct Damage {
     const char* what;
     unsigned problems;
@@ -285,11 +292,15 @@ TEST_CASE("format: looking writes nothing, at whatever damage and whatever the d
   const Damage damages[] = {
       {"none", 0, true, [](FormatBed&) {}},
       {"a torn image", 1, true, [](FormatBed& m) { m.slot(1)[5000] ^= 4; }},
-      {"an image that is one behind", 1, true, [](FormatBed& m) { memcpy(m.slot(m.newest() + 2), m.slot(m.newest() ^ 1), m.geometry().image_bytes); }},
+      {"an image that is one behind", 1, true,
+       [](FormatBed& m) { memcpy(m.slot(m.newest() + 2), m.slot(m.newest() ^ 1), m.geometry().image_bytes); }},
       {"the superblock", 1, true, [](FormatBed& m) { m.memory[100] ^= 1; }},
       {"its copy", 1, true, [](FormatBed& m) { m.memory[m.memory.size() - 4000] ^= 1; }},
       {"two images", 2, false, [](FormatBed& m) { m.slot(0)[200] ^= 1, m.slot(1)[200] ^= 1; }},
-      {"all images", 1, false, [](FormatBed& m) { for (unsigned i = 0; i < 4; ++i) m.slot(i)[200] ^= 1; }},
+      {"all images", 1, false,
+       [](FormatBed& m) {
+         for (unsigned i = 0; i < 4; ++i) m.slot(i)[200] ^= 1;
+       }},
   };
   for (const Damage& damage : damages) {
     INFO(damage.what);
@@ -312,12 +323,13 @@ TEST_CASE("format: looking writes nothing, at whatever damage and whatever the d
     CHECK((report.problems == damage.problems && report.repaired == 0));
     CHECK((lines.find("fatal") != std::string::npos) == !damage.listed);
     CHECK((lines.find("its owners are gone") != std::string::npos) == damage.listed);
-    CHECK(bed.events.empty());   // of the last: not a write, not a discard, not a flush
+    CHECK(bed.events.empty());  // of the last: not a write, not a discard, not a flush
     CHECK(bed.memory == before);
   }
 }
 
-TEST_CASE("format: check counts the extents that are lost, owned twice and missing, in images whose checksums are right") {
+TEST_CASE(
+    "format: check counts the extents that are lost, owned twice and missing, in images whose checksums are right") {
   struct Forgery {
     const char* what;
     uint64_t used, lost, twice, missing;
@@ -327,14 +339,19 @@ TEST_CASE("format: check counts the extents that are lost, owned twice and missi
   const Forgery forgeries[] = {
       {"none", 3, 0, 0, 0, [](const MetadataImage&) {}},
       {"an extent of a LUN that is not there", 3, 1, 0, 0, [](const MetadataImage& i) { i.extents()[9] = {40, 0}; }},
-      {"extents of no entry", 3, 2, 0, 0, [](const MetadataImage& i) { i.extents()[9] = {UINT32_MAX, 0}, i.extents()[10] = {65, 1}; }},
-      {"extents beyond an end", 3, 2, 0, 0, [](const MetadataImage& i) { i.extents()[9] = {1, 1}, i.extents()[10] = {2, UINT32_MAX}; }},
+      {"extents of no entry", 3, 2, 0, 0,
+       [](const MetadataImage& i) { i.extents()[9] = {UINT32_MAX, 0}, i.extents()[10] = {65, 1}; }},
+      {"extents beyond an end", 3, 2, 0, 0,
+       [](const MetadataImage& i) { i.extents()[9] = {1, 1}, i.extents()[10] = {2, UINT32_MAX}; }},
       {"an extent given twice", 3, 0, 1, 0, [](const MetadataImage& i) { i.extents()[9] = {2, 1}; }},
       {"twice, and one missing", 2, 0, 1, 1, [](const MetadataImage& i) { i.extents()[2] = {2, 0}; }},
       {"a missing one", 2, 0, 0, 1, [](const MetadataImage& i) { i.extents()[1] = {0, 0}; }},
-      {"an entry of more than there is", 1, 2, 0, 0, [](const MetadataImage& i) { i.entries()[1].extents = UINT64_MAX; }},
-      {"entries of more than there is together", 1, 2, 0, 0, [](const MetadataImage& i) { i.entries()[1].extents = i.geometry->extent_count; }},
-      {"a LUN that is gone", 2, 1, 0, 0, [](const MetadataImage& i) { memset(&i.entries()[0], 0, sizeof(media::LunEntry)); }},
+      {"an entry of more than there is", 1, 2, 0, 0,
+       [](const MetadataImage& i) { i.entries()[1].extents = UINT64_MAX; }},
+      {"entries of more than there is together", 1, 2, 0, 0,
+       [](const MetadataImage& i) { i.entries()[1].extents = i.geometry->extent_count; }},
+      {"a LUN that is gone", 2, 1, 0, 0,
+       [](const MetadataImage& i) { memset(&i.entries()[0], 0, sizeof(media::LunEntry)); }},
   };
   for (const Forgery& forgery : forgeries) {
     INFO(forgery.what);
@@ -350,7 +367,8 @@ TEST_CASE("format: check counts the extents that are lost, owned twice and missi
     CHECK(report.extents_lost == forgery.lost);
     CHECK(report.extents_double == forgery.twice);
     CHECK(report.extents_missing == forgery.missing);
-    CHECK(report.extents_free + report.extents_used + report.extents_lost + report.extents_double == bed.geometry().extent_count);
+    CHECK(report.extents_free + report.extents_used + report.extents_lost + report.extents_double ==
+          bed.geometry().extent_count);
     CHECK(bed.open(Format::kNever) == (sound ? 0 : -EBADMSG));
     CHECK(bed.memory == before);
   }

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// A file that a heap goes to is not every user's to read: its rights are fixed, or it is refused (lun/scratch_open.cpp).
+// SPDX-License-Identifier: Apache-2.0 A file that a heap goes to is not every user's to read: its rights are fixed, or
+// it is refused (lun/scratch_open.cpp).
 #include <errno.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -39,7 +39,7 @@ struct Folder {
 };
 
 mode_t mode_of(const std::string& path) {
-  struct stat status {};
+  struct stat status{};
   REQUIRE(stat(path.c_str(), &status) == 0);
   return status.st_mode & 07777;
 }
@@ -53,7 +53,7 @@ int open_scratch(const std::string& uri, ErrorText* why) {
   return rc;
 }
 
-}   // namespace
+}  // namespace
 
 TEST_CASE("a LUN file that others may read is taken away from them") {
   Folder folder;
@@ -62,19 +62,19 @@ TEST_CASE("a LUN file that others may read is taken away from them") {
   INFO(why.text);
   REQUIRE(open_scratch(empty, &why) == 0);
   CHECK(mode_of(empty) == 0640);
-  REQUIRE(open_scratch(blank, &why) == 0);   // gets the format
+  REQUIRE(open_scratch(blank, &why) == 0);  // gets the format
   CHECK(mode_of(blank) == 0660);
   REQUIRE(chmod(blank.c_str(), 0666) == 0);
-  REQUIRE(open_scratch(blank, &why) == 0);   // has it
+  REQUIRE(open_scratch(blank, &why) == 0);  // has it
   CHECK(mode_of(blank) == 0660);
   REQUIRE(chmod(blank.c_str(), 0604) == 0);
   REQUIRE(chmod(empty.c_str(), 0604) == 0);
-  CHECK(open_scratch(folder.path, &why) == 0);   // a directory's files are unlinked
+  CHECK(open_scratch(folder.path, &why) == 0);  // a directory's files are unlinked
   CHECK(mode_of(folder.path) == 0755);
 }
 
 TEST_CASE("a LUN file of somebody else that others may read is refused") {
-  if (geteuid() != 0) return;   // only root can be two users
+  if (geteuid() != 0) return;  // only root can be two users
   Folder folder;
   const std::string path = folder.file("/a", 0666, 0);
   ErrorText why;

@@ -143,7 +143,7 @@ TEST_CASE("paths: no I/O fails under load while one path works") {
     });
   }
   std::mt19937_64 random(seed());
-  for (int round = 0; round < 12; ++round) {   // at least one works at any time
+  for (int round = 0; round < 12; ++round) {  // at least one works at any time
     const unsigned well = static_cast<unsigned>(random() % 3);
     sim(member(device, well)).set_failing(false, false);
     // Every command that met the old failures is done before new ones come.

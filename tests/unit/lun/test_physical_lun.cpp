@@ -82,7 +82,8 @@ unsigned problems(PhysicalLun* lun, bool repair = false) {
 }  // namespace
 
 TEST_CASE("geometry: fits every size of device and is read back as it was made") {
-  for (uint64_t bytes : {4 * kMiB, 4 * kMiB + 512, 5 * kMiB + 4096, 63 * kMiB, 64 * kMiB, kGiB + 12345 * 512, 64 * kGiB, 65 * kGiB, kTiB, 16 * kTiB}) {
+  for (uint64_t bytes : {4 * kMiB, 4 * kMiB + 512, 5 * kMiB + 4096, 63 * kMiB, 64 * kMiB, kGiB + 12345 * 512, 64 * kGiB,
+                         65 * kGiB, kTiB, 16 * kTiB}) {
     Geometry g, back;
     REQUIRE(geometry_for(bytes, &g) == 0);
     INFO("device " << bytes << " extent " << g.extent_bytes << " x " << g.extent_count);
@@ -161,7 +162,7 @@ TEST_CASE("physical: a device smaller than it was is refused; a larger one opens
   CHECK(bed.open(Format::kNever) == -ENOSPC);
   CHECK(bed.says("was 8 MiB"));
   bed.memory.resize(kBytes);
-  CHECK(bed.open(Format::kNever) == 0);   // its backup superblock is written again
+  CHECK(bed.open(Format::kNever) == 0);  // its backup superblock is written again
   bed.memory.resize(2 * kBytes);
   CHECK(bed.open(Format::kNever) == 0);
 }
@@ -171,7 +172,7 @@ TEST_CASE("physical: superblock copies repair each other") {
   REQUIRE(bed.open(Format::kIfBlank) == 0);
   make(bed, "kept", 100 * kKiB);
   const std::vector<char> sound = bed.memory;
-  bed.memory[100] ^= 1;   // in the primary: its magic stands
+  bed.memory[100] ^= 1;  // in the primary: its magic stands
   PhysicalLun* lun = bed.must();
   PhysicalLunInfo info;
   CHECK(lun->info(&info) == 0);
@@ -235,7 +236,8 @@ TEST_CASE("physical: valid checksums over nonsense are refused") {
     bed.memory = sound;
     const char* newest = bed.slot(0);
     for (unsigned i = 1; i < 2; ++i) {
-      if (reinterpret_cast<const media::ImageHeader*>(bed.slot(i))->sequence > reinterpret_cast<const media::ImageHeader*>(newest)->sequence)
+      if (reinterpret_cast<const media::ImageHeader*>(bed.slot(i))->sequence >
+          reinterpret_cast<const media::ImageHeader*>(newest)->sequence)
         newest = bed.slot(i);
     }
     memcpy(room.data(), newest, g.image_bytes);
@@ -291,11 +293,13 @@ TEST_CASE("physical: names, removal and listing") {
   }
 }
 
-TEST_CASE("physical: a format that holds no named LUN is ended, and a kill between any two writes leaves what is as good as blank") {
+TEST_CASE(
+    "physical: a format that holds no named LUN is ended, and a kill between any two writes leaves what is as good as "
+    "blank") {
   for (const bool discard : {false, true}) {
     FormatBed bed;
     REQUIRE(bed.open(Format::kIfBlank) == 0);
-    make(bed, "", 300 * kKiB);   // a scratch LUN, whose owner is gone
+    make(bed, "", 300 * kKiB);  // a scratch LUN, whose owner is gone
     const std::vector<char> before = bed.memory;
     const Geometry geometry = bed.geometry();
     lunar_test::MemoryShape shape;
@@ -320,11 +324,12 @@ TEST_CASE("physical: a format that holds no named LUN is ended, and a kill betwe
       const std::vector<char> left = bed.memory;
       CHECK((left == before) == (writes == 0));
       CHECK(bed.open(Format::kNever) == (writes == 0 ? 0 : -ENODEV));
-      CHECK(bed.open(Format::kIfBlank) == 0);   // formatted anew
+      CHECK(bed.open(Format::kIfBlank) == 0);  // formatted anew
       CHECK(bed.open(Format::kNever) == 0);
       bed.memory = left;
       const int again = end(-1);
-      CHECK(again == (bytes_are_zero(left.data(), sizeof(media::Superblock)) ? -ENODEV : 0));   // blank where only the last flush failed
+      // blank where only the last flush failed
+      CHECK(again == (bytes_are_zero(left.data(), sizeof(media::Superblock)) ? -ENODEV : 0));
       CHECK(std::vector<char>(bed.memory.begin(), bed.memory.begin() + static_cast<long>(geometry.data_offset)) ==
             std::vector<char>(geometry.data_offset));
       CHECK(std::vector<char>(bed.memory.begin() + static_cast<long>(geometry.back_offset), bed.memory.end()) ==
@@ -355,7 +360,7 @@ TEST_CASE("physical: what outlives its owners, or is not understood, is not ende
     lun->close();
   }
   before = bed.memory;
-  for (unsigned i = 0; i < 4; ++i) {   // one out of form is what a crash leaves; more may be anything
+  for (unsigned i = 0; i < 4; ++i) {  // one out of form is what a crash leaves; more may be anything
     bed.memory = before;
     bed.slot(i)[5000] ^= 4;
     CHECK(end() == 0);
@@ -368,12 +373,12 @@ TEST_CASE("physical: what outlives its owners, or is not understood, is not ende
     bed.memory = before;
     return bed.geometry();
   }();
-  for (unsigned i = 0; i < 4; ++i) {   // compatible features of a later version: it may keep what is not an entry
+  for (unsigned i = 0; i < 4; ++i) {  // compatible features of a later version: it may keep what is not an entry
     const MetadataImage image{bed.slot(i), &geometry};
     image.header().features_compatible = 1;
     image.header().checksum = XXH3_64bits(&image.header(), offsetof(media::ImageHeader, checksum));
   }
-  for (unsigned i = 0; i < 4; ++i) {   // each names the one before it
+  for (unsigned i = 0; i < 4; ++i) {  // each names the one before it
     const MetadataImage image{bed.slot(i), &geometry}, other{bed.slot(i ^ 1), &geometry};
     if (image.header().sequence != other.header().sequence + 1) continue;
     image.header().previous = other.header().checksum;

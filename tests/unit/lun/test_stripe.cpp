@@ -25,7 +25,8 @@ using namespace composite;
 TEST_CASE("stripe: random commands of all sizes come back as the model says") {
   for (unsigned count : {2u, 3u, 8u}) {
     std::string uri = "stripe:";
-    for (unsigned i = 0; i < count; ++i) uri += (i ? ";" : "") + named("4m", fresh()) + ",latency_us=" + std::to_string(i * 7);
+    for (unsigned i = 0; i < count; ++i)
+      uri += (i ? ";" : "") + named("4m", fresh()) + ",latency_us=" + std::to_string(i * 7);
     Device* device = open(uri);
     CHECK(device->size_bytes() == count * 3 * kMiB);
     {
@@ -37,7 +38,7 @@ TEST_CASE("stripe: random commands of all sizes come back as the model says") {
       CHECK(exerciser.verify());
     }
     device_close(device);
-    device = open(uri, Format::kNever);   // it is still that stripe
+    device = open(uri, Format::kNever);  // it is still that stripe
     device_close(device);
   }
 }
@@ -65,7 +66,7 @@ TEST_CASE("stripe: a chunk lies where RAID 0 puts it, and large commands go to a
     CHECK(at[0] == static_cast<char>('a' + m));
     CHECK(at[kStripeChunkBytes] == static_cast<char>('c' + m));
   }
-  CHECK(sim(member(device, 0)).counters().writes == before + 1);   // both chunks in one
+  CHECK(sim(member(device, 0)).counters().writes == before + 1);  // both chunks in one
   command.offset = DeviceOffset{device->size_bytes()};
   REQUIRE(context->submit(&command, 1) == 1);
   REQUIRE(context->wait(&response, 1, -1) == 1);
@@ -130,7 +131,7 @@ TEST_CASE("stripe: on files, watches and completions come through one wait; seve
     REQUIRE(context->wait(&response, 1, -1) == 1);
     CHECK(response.tag == 77);
     CHECK((response.result & POLLIN) != 0);
-    CHECK(context->wait(&response, 1, -1) == 0);   // nothing in flight, nothing watched
+    CHECK(context->wait(&response, 1, -1) == 0);  // nothing in flight, nothing watched
     memset(buffer.base, 0, 512 * kKiB);
     command.op = Op::kRead;
     REQUIRE(context->submit(&command, 1) == 1);
@@ -197,8 +198,9 @@ TEST_CASE("stripe: members on files share one ring, and random commands come bac
 TEST_CASE("stripe: files beside memory, and paths of files beside a file, come back as the model says") {
   const MemberFiles files("", 5 * kMiB), ways("paths:", 5 * kMiB);
   std::string same = "(paths:" + ways.paths[0] + ";" + ways.paths[0] + ")";
-  for (const std::string& uri : {"stripe:" + files.paths[0] + ";" + named("5m", fresh()) + ",latency_us=150;" + files.paths[1],
-                                 "stripe:" + same + ";" + files.paths[0] + ";" + files.paths[1]}) {
+  for (const std::string& uri :
+       {"stripe:" + files.paths[0] + ";" + named("5m", fresh()) + ",latency_us=150;" + files.paths[1],
+        "stripe:" + same + ";" + files.paths[0] + ";" + files.paths[1]}) {
     Device* device = open(uri, Format::kForce);
     {
       Exerciser exerciser(device, 0, device->size_bytes(), seed());
@@ -215,8 +217,8 @@ TEST_CASE("stripe: files beside memory, and paths of files beside a file, come b
 
 TEST_CASE("stripe: who waits for several members sleeps until one of them has something") {
   const MemberFiles files("", 5 * kMiB);
-  Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=200000;" + named("5m", fresh()) + ",latency_us=200000;" +
-                        files.paths[0]);
+  Device* device = open("stripe:" + named("5m", fresh()) + ",latency_us=200000;" + named("5m", fresh()) +
+                        ",latency_us=200000;" + files.paths[0]);
   for (const bool shared : {false, true}) {
     Context* context = nullptr;
     ContextOptions options;
@@ -242,7 +244,7 @@ TEST_CASE("stripe: who waits for several members sleeps until one of them has so
     }
     CHECK(got == 1);
     CHECK(response.result == static_cast<int64_t>(data.size()));
-    CHECK(sleeps() - slept < 200);   // of a tenth of a millisecond each: 2000
+    CHECK(sleeps() - slept < 200);  // of a tenth of a millisecond each: 2000
     device->detach(context);
   }
   device_close(device);
@@ -277,11 +279,11 @@ TEST_CASE("stripe: of several contexts the one that has something wakes who wait
         if (shared) (void)context->await(-1);
         got = shared ? context->reap(&response, 1) : context->wait(&response, 1, -1);
       }
-      if (response.tag == 0) break;   // a slow machine
+      if (response.tag == 0) break;  // a slow machine
       CHECK(response.result == static_cast<int64_t>(kPage));
       best = std::min(best, sys::now_ns() - start);
     }
-    CHECK(best < 5'000'000);   // looked at again after 10 ms anyway
+    CHECK(best < 5'000'000);  // looked at again after 10 ms anyway
     while (context->in_flight()) (void)context->wait(&response, 1, -1);
     device->detach(context);
   }
@@ -302,7 +304,7 @@ TEST_CASE("stripe: a blocking command has all members at work at once, also in a
     }
     return best;
   };
-  CHECK(fastest_ms() < 150);   // one after the other: 400
+  CHECK(fastest_ms() < 150);  // one after the other: 400
   const pid_t child = fork();
   if (child == 0) _exit(fastest_ms() < 150 ? 0 : 1);
   int status = -1;
@@ -310,7 +312,7 @@ TEST_CASE("stripe: a blocking command has all members at work at once, also in a
   CHECK(status == 0);
   std::vector<std::thread> threads;
   std::atomic<unsigned> wrong{0};
-  for (unsigned t = 0; t < 40; ++t) {   // more than there are contexts
+  for (unsigned t = 0; t < 40; ++t) {  // more than there are contexts
     threads.emplace_back([&] {
       std::vector<char> data(4 * kStripeChunkBytes);
       wrong += io(device, Op::kRead, 0, data.data(), data.size()) != static_cast<int64_t>(data.size());
@@ -359,7 +361,7 @@ TEST_CASE("stripe: many commands of all sizes are exchanged in one call") {
     seen[response.tag] = true;
     CHECK(response.result == static_cast<int64_t>(parts[response.tag].iov_len));
   }
-  CHECK(context->exchange(commands, 3, &taken, responses, kCommands, 100, -1) == 3);   // no more than are on their way
+  CHECK(context->exchange(commands, 3, &taken, responses, kCommands, 100, -1) == 3);  // no more than are on their way
   CHECK(context->in_flight() == 0);
   CHECK(context->exchange(nullptr, 0, &taken, responses, kCommands, 1, 1'000'000) == 0);
   free(memory);
@@ -368,7 +370,8 @@ TEST_CASE("stripe: many commands of all sizes are exchanged in one call") {
 }
 
 TEST_CASE("labels: wrong order, count, set, kind and size are named, and nothing is written") {
-  const std::string a = named("4m", fresh()), b = named("4m", fresh()), c = named("4m", fresh()), d = named("4m", fresh());
+  const std::string a = named("4m", fresh()), b = named("4m", fresh()), c = named("4m", fresh()),
+                    d = named("4m", fresh());
   device_close(open("stripe:" + a + ";" + b));
   device_close(open("stripe:" + c + ";" + d));
   int error = 0;
@@ -378,7 +381,8 @@ TEST_CASE("labels: wrong order, count, set, kind and size are named, and nothing
   CHECK(error == -EEXIST);
   CHECK(refusal("stripe:" + a + ";" + a, &error).find("twice") != std::string::npos);
   CHECK(refusal("stripe:" + a + ";" + b + ";" + c, &error).find("of 2 members") != std::string::npos);
-  CHECK(refusal("stripe:" + a + ";" + named("4m", fresh()), &error, Format::kIfBlank).find("blank") != std::string::npos);
+  CHECK(refusal("stripe:" + a + ";" + named("4m", fresh()), &error, Format::kIfBlank).find("blank") !=
+        std::string::npos);
   CHECK(error == -EINVAL);
   const std::string e = named("4m", fresh()), f = named("4m", fresh());
   CHECK(refusal("stripe:" + e + ";" + f, &error).find("blank") != std::string::npos);
@@ -400,7 +404,8 @@ TEST_CASE("labels: wrong order, count, set, kind and size are named, and nothing
   CHECK(refusal("warp:1;2", &error).find("unknown scheme") != std::string::npos);
 }
 
-TEST_CASE("labels: of any prefix of the writes of a label, torn anywhere, one is sound, and the new one once it is whole") {
+TEST_CASE(
+    "labels: of any prefix of the writes of a label, torn anywhere, one is sound, and the new one once it is whole") {
   MemberLabel label;
   const std::string a = named("4m", fresh()), b = named("4m", fresh());
   Device* device = open("stripe:" + a + ";" + b);
@@ -413,7 +418,8 @@ TEST_CASE("labels: of any prefix of the writes of a label, torn anywhere, one is
   REQUIRE(label_write(one, &label) == 0);
   const std::vector<char> fresh_head(memory, memory + 16 * kKiB);
   for (unsigned copy = 0; copy < 2; ++copy) {
-    for (size_t sectors = 0; sectors <= 8; ++sectors) {   // of this copy; the one before is whole, the one after untouched
+    // of this copy; the one before is whole, the one after untouched
+    for (size_t sectors = 0; sectors <= 8; ++sectors) {
       memcpy(memory, old.data(), old.size());
       if (copy == 1) memcpy(memory, fresh_head.data(), 4096);
       memcpy(memory + kLabelCopyOffset[copy], fresh_head.data() + kLabelCopyOffset[copy], sectors * 512);
@@ -425,9 +431,11 @@ TEST_CASE("labels: of any prefix of the writes of a label, torn anywhere, one is
   device_close(device);
 }
 
-TEST_CASE("labels: a member of a mirror of earlier versions is refused by a line that says what to do, and formatted by force only") {
+TEST_CASE(
+    "labels: a member of a mirror of earlier versions is refused by a line that says what to do, and formatted by "
+    "force only") {
   const std::string a = named("4m", fresh()), b = named("4m", fresh()), stripe = "stripe:" + a + ";" + b;
-  Device *first = nullptr, *second = nullptr;   // keep the memory
+  Device *first = nullptr, *second = nullptr;  // keep the memory
   ErrorText why;
   REQUIRE(device_open(a.c_str(), raw(), &first, &why) == 0);
   REQUIRE(device_open(b.c_str(), raw(), &second, &why) == 0);
@@ -437,7 +445,7 @@ TEST_CASE("labels: a member of a mirror of earlier versions is refused by a line
     REQUIRE(label_read(one, &label) == 0);
     label.type = static_cast<uint32_t>(SetType::kFormerMirror);
     label.chunk_bytes = 0;
-    label.reserved1 = 7;   // their count of changes, and their states
+    label.reserved1 = 7;  // their count of changes, and their states
     label.reserved[0] = 2;
     REQUIRE(label_write(one, &label) == 0);
   }
@@ -477,7 +485,8 @@ TEST_CASE("labels: no mutated image is accepted as anything but what was written
     MemberLabel image = good;
     auto* bytes = reinterpret_cast<unsigned char*>(&image);
     const int changes = 1 + static_cast<int>(random() % 4);
-    for (int c = 0; c < changes; ++c) bytes[random() % (random() % 2 ? 128 : sizeof image)] ^= static_cast<unsigned char>(1 + random() % 255);
+    for (int c = 0; c < changes; ++c)
+      bytes[random() % (random() % 2 ? 128 : sizeof image)] ^= static_cast<unsigned char>(1 + random() % 255);
     if (label_parse(&image, &out) == 0 && memcmp(&image, &good, sizeof good) != 0) ++accepted;
   }
   CHECK(accepted == 0);

@@ -49,7 +49,8 @@ void against_model(VirtualLun* lun, unsigned depth, unsigned rounds, uint64_t se
   uint64_t state = seed, done = 0;
   const auto overlaps = [&](uint64_t offset, uint64_t length) {
     for (const Slot& slot : slots) {
-      if (slot.busy && offset < slot.command.offset.value + slot.length && slot.command.offset.value < offset + length) return true;
+      if (slot.busy && offset < slot.command.offset.value + slot.length && slot.command.offset.value < offset + length)
+        return true;
     }
     return false;
   };
@@ -59,14 +60,18 @@ void against_model(VirtualLun* lun, unsigned depth, unsigned rounds, uint64_t se
     slot.busy = false;
     ++done;
     const uint64_t at = slot.command.offset.value;
-    if (slot.command.op == Op::kRead || slot.command.op == Op::kWrite) REQUIRE(response.result == static_cast<int64_t>(slot.length));
-    else REQUIRE(response.result == 0);
-    if (slot.command.op == Op::kRead) REQUIRE(memcmp(model.data() + at, memory.at + response.tag * kMost, slot.length) == 0);
+    if (slot.command.op == Op::kRead || slot.command.op == Op::kWrite)
+      REQUIRE(response.result == static_cast<int64_t>(slot.length));
+    else
+      REQUIRE(response.result == 0);
+    if (slot.command.op == Op::kRead)
+      REQUIRE(memcmp(model.data() + at, memory.at + response.tag * kMost, slot.length) == 0);
   };
   for (unsigned round = 0; round < rounds;) {
     const unsigned index = static_cast<unsigned>(next_random(&state) % kSlots);
     Slot& slot = slots[index];
-    const uint64_t length = next_random(&state) % 4 ? align * (1 + next_random(&state) % 4) : align * (1 + next_random(&state) % (kMost / align));
+    const uint64_t length = next_random(&state) % 4 ? align * (1 + next_random(&state) % 4)
+                                                    : align * (1 + next_random(&state) % (kMost / align));
     const uint64_t offset = next_random(&state) % ((size - length) / align + 1) * align;
     if (!slot.busy && !overlaps(offset, length)) {
       char* at = memory.at + index * kMost;

@@ -125,12 +125,13 @@ TEST_CASE("virtual: a small reserve after a large one is had without a change") 
 
 TEST_CASE("virtual: what a former owner wrote is never read through a zeroed LUN") {
   for (bool discard : {true, false}) {
-    const uint64_t bytes = 80 * kMiB;   // without discard more than what is written at once: extents are staged
+    const uint64_t bytes = 80 * kMiB;  // without discard more than what is written at once: extents are staged
     std::vector<char> device(bytes);
     const auto open = [&](const VirtualOptions& options) {
       ErrorText why;
       PhysicalLun* physical = nullptr;
-      REQUIRE(PhysicalLun::open(new MemoryDevice(device.data(), bytes, {discard, 128 * kKiB, "m"}), Format::kIfBlank, &physical, &why) == 0);
+      REQUIRE(PhysicalLun::open(new MemoryDevice(device.data(), bytes, {discard, 128 * kKiB, "m"}), Format::kIfBlank,
+                                &physical, &why) == 0);
       VirtualLun* lun = nullptr;
       const int status = VirtualLun::open(physical, options, &lun, &why);
       INFO(why.text);
@@ -192,7 +193,7 @@ TEST_CASE("virtual: a scratch LUN lives as long as any forked owner") {
   REQUIRE(pipe(go) == 0);
   const pid_t owner = fork();
   REQUIRE(owner >= 0);
-  if (owner == 0) {   // makes the LUN, forks a daemon twice, is killed
+  if (owner == 0) {  // makes the LUN, forks a daemon twice, is killed
     VirtualLun* lun = nullptr;
     ErrorText why;
     if (open_virtual(file.path.c_str(), {}, &lun, &why) < 0 || lun->reserve(DeviceOffset{0}, kMiB) < 0) _exit(1);
@@ -208,8 +209,8 @@ TEST_CASE("virtual: a scratch LUN lives as long as any forked owner") {
         if (read(go[0], &byte, 1) != 1) _exit(1);
         // Goes on with it: reads, grows.
         memset(stamp, 0, sizeof stamp);
-        byte = io(lun, Op::kRead, 0, stamp, 4096) == 4096 && stamp[100] == 0x42 && lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0 &&
-                       io(lun, Op::kWrite, kMiB, stamp, 4096) == 4096
+        byte = io(lun, Op::kRead, 0, stamp, 4096) == 4096 && stamp[100] == 0x42 &&
+                       lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0 && io(lun, Op::kWrite, kMiB, stamp, 4096) == 4096
                    ? 'y'
                    : 'n';
         if (write(ready[1], &byte, 1) != 1) _exit(1);
@@ -238,7 +239,7 @@ TEST_CASE("virtual: a scratch LUN lives as long as any forked owner") {
   CHECK(byte == 'y');
   CHECK(watcher->info(&info) == 0);
   CHECK(info.usable_bytes - info.free_bytes >= 2 * kMiB);
-  close(go[1]);   // ends the daemon
+  close(go[1]);  // ends the daemon
   CHECK(read(ready[0], &byte, 1) == 0);
   for (int i = 0; i < 200 && info.luns; ++i) {
     sys::sleep_ns(5'000'000);
@@ -262,13 +263,14 @@ TEST_CASE("virtual: a forked child that closes it takes nothing away") {
     lun->close();
     VirtualLun* other = nullptr;
     ErrorText why;
-    _exit(open_virtual(file.path.c_str(), {}, &other, &why) < 0 || other->reserve(DeviceOffset{0}, 15 * kMiB) != -ENOSPC);
+    _exit(open_virtual(file.path.c_str(), {}, &other, &why) < 0 ||
+          other->reserve(DeviceOffset{0}, 15 * kMiB) != -ENOSPC);
   }
   int how = 0;
   REQUIRE(waitpid(child, &how, 0) == child);
   CHECK(how == 0);
   VirtualLunInfo list[4];
-  CHECK(lun->physical().list(list, 4, 0) == 2);   // the child's own is dead, and free for who needs it
+  CHECK(lun->physical().list(list, 4, 0) == 2);  // the child's own is dead, and free for who needs it
   CHECK(lun->reserve(DeviceOffset{0}, 2 * kMiB) == 0);
   CHECK(io(lun, Op::kRead, 0, buffer.at, 4096) == 4096);
   CHECK(buffer.at[4095] == 0x17);
@@ -410,9 +412,14 @@ TEST_CASE("virtual: the lock file of a node with an ACL has that ACL") {
     struct {
       uint16_t tag, perm;
       uint32_t id;
-    } entries[5] = {{1, 6, UINT32_MAX}, {2, 6, 65534}, {4, 6, UINT32_MAX}, {16, 6, UINT32_MAX}, {32, 0, UINT32_MAX}};   // u::rw- u:65534:rw- g::rw- m::rw- o::---
+    } entries[5] = {{1, 6, UINT32_MAX},
+                    {2, 6, 65534},
+                    {4, 6, UINT32_MAX},
+                    {16, 6, UINT32_MAX},
+                    {32, 0, UINT32_MAX}};  // u::rw- u:65534:rw- g::rw- m::rw- o::---
   } acl;
-  if (setxattr(loop.name.c_str(), "system.posix_acl_access", &acl, sizeof acl, 0) != 0) LUNAR_SKIP("acl", "no ACLs on /dev");
+  if (setxattr(loop.name.c_str(), "system.posix_acl_access", &acl, sizeof acl, 0) != 0)
+    LUNAR_SKIP("acl", "no ACLs on /dev");
   VirtualLun* lun = must(loop.name, named("db", 4 * kMiB));
   struct stat status, lock;
   REQUIRE(stat(loop.name.c_str(), &status) == 0);
@@ -422,7 +429,8 @@ TEST_CASE("virtual: the lock file of a node with an ACL has that ACL") {
   CHECK((lock.st_mode & 07) == 0);
   const auto may_open = [&](uid_t user) {
     const pid_t child = fork();
-    if (child == 0) _exit(setgroups(0, nullptr) == 0 && setgid(user) == 0 && setuid(user) == 0 && open(path, O_RDWR) >= 0 ? 0 : 1);
+    if (child == 0)
+      _exit(setgroups(0, nullptr) == 0 && setgid(user) == 0 && setuid(user) == 0 && open(path, O_RDWR) >= 0 ? 0 : 1);
     int how = 0;
     return waitpid(child, &how, 0) == child && how == 0;
   };
@@ -451,7 +459,9 @@ TEST_CASE("virtual: many threads, each with an opening of its own, on one file")
         if (lun->set_size((2 + i) * kExtent, &why) < 0 || lun->set_size(kExtent, &why) < 0) ++failed;
         lun->close();
         PhysicalLun* physical = nullptr;
-        if (open_physical(file.path.c_str(), Format::kNever, &physical, &why) < 0 || physical->remove(name.c_str(), &why) < 0) ++failed;
+        if (open_physical(file.path.c_str(), Format::kNever, &physical, &why) < 0 ||
+            physical->remove(name.c_str(), &why) < 0)
+          ++failed;
         if (physical) physical->close();
       }
     });

@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The account of a process tree: sums, limits and shares in one process whose members are Account objects on one memory file, as
-// the processes of a tree are. (That the dead give back, and that reaping can be interrupted: tests/fault/account_*.)
-// LUNAR_SEED=N replays a run.
+// SPDX-License-Identifier: Apache-2.0 The account of a process tree: sums, limits and shares in one process whose
+// members are Account objects on one memory file, as the processes of a tree are. (That the dead give back, and that
+// reaping can be interrupted: tests/fault/account_*.) LUNAR_SEED=N replays a run.
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -25,7 +24,8 @@ namespace {
 
 constexpr int64_t kCap = 1000, kLunCap = 1 << 30;
 
-// The memory that `lunar run` would hand down. Members are never destroyed, as those of a process are not: their locks are held.
+// The memory that `lunar run` would hand down. Members are never destroyed, as those of a process are not: their locks
+// are held.
 class Tree {
  public:
   explicit Tree(int64_t cap = kCap) : cap_(cap), fd_(memfd_create("account", MFD_CLOEXEC)) {
@@ -88,9 +88,10 @@ TEST_CASE("memory that is no account of this build is refused") {
     Account maker;
     REQUIRE(maker.open(fd, 10, 10) == 0);
   }
-  auto* shared = static_cast<AccountShared*>(mmap(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  auto* shared =
+      static_cast<AccountShared*>(mmap(nullptr, sizeof(AccountShared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
   REQUIRE(shared != MAP_FAILED);
-  shared->bytes += 8;   // another version
+  shared->bytes += 8;  // another version
   Account other;
   CHECK(other.open(fd, 10, 10) == -EPROTO);
   shared->bytes -= 8;
@@ -111,7 +112,7 @@ TEST_CASE("take keeps free what it must, to the page, and charges nothing when i
   CHECK_FALSE(account.take(1, 10));
   CHECK(account.take(10, 0));
   CHECK(account.free_pages() == 0);
-  account.take_always(5);   // what is there already
+  account.take_always(5);  // what is there already
   CHECK(account.free_pages() == -5);
   CHECK_FALSE(account.take(0, 0));
   account.give(kCap + 5);
@@ -147,12 +148,12 @@ TEST_CASE("fixed pages that were reserved are charged once, and the rest comes b
   CHECK(taken(two) == 0);
   REQUIRE(one.reserve_fixed(200, 100));
   CHECK(taken(two) == 200);
-  CHECK_FALSE(two.reserve_fixed(kCap - 300 + 1, 100));   // both together would leave too little
+  CHECK_FALSE(two.reserve_fixed(kCap - 300 + 1, 100));  // both together would leave too little
   one.use_reserved(200);
   one.take_fixed(150);
   CHECK(taken(two) == 200);
   CHECK(one.reserved() == 50);
-  one.take_fixed(80);   // 30 beyond it
+  one.take_fixed(80);  // 30 beyond it
   CHECK(one.reserved() == 0);
   CHECK(taken(two) == 230);
   one.give_fixed(230);
@@ -163,7 +164,7 @@ TEST_CASE("fixed pages that were reserved are charged once, and the rest comes b
   CHECK(one.reserved() == 0);
   CHECK(taken(two) == 10);
   CHECK(one.own_fixed() == 10);
-  one.end_reserved();   // again: nothing is left to give
+  one.end_reserved();  // again: nothing is left to give
   CHECK(taken(two) == 10);
 }
 
@@ -178,7 +179,7 @@ TEST_CASE("plain memory stops at its limit, counts as fixed, and can be evicted 
   account.plain_to_evictable(650);
   CHECK(taken(account) == 700);
   CHECK(account.fixed_total() == 50);
-  account.plain_to_evictable(-650);   // it failed
+  account.plain_to_evictable(-650);  // it failed
   account.give_plain(700);
   CHECK(taken(account) == 0);
   CHECK(account.own_fixed() == 0);
@@ -208,22 +209,22 @@ TEST_CASE("what a child inherits is charged to it: as a copy where there is room
   REQUIRE(index >= 0);
   CHECK(parent.child_lives(7));
   CHECK_FALSE(parent.child_lives(6));
-  CHECK(parent.take_for_child(static_cast<unsigned>(index), 400, 100, true));   // 800 of 1000, 100 kept free
+  CHECK(parent.take_for_child(static_cast<unsigned>(index), 400, 100, true));  // 800 of 1000, 100 kept free
   CHECK(taken(parent) == 800);
   CHECK(parent.shared_pages() == 0);
   CHECK_FALSE(parent.take_for_child(static_cast<unsigned>(index), 300, 100, true));
   CHECK(parent.shared_pages() == 300);
-  CHECK(taken(parent) == 800);        // there once
+  CHECK(taken(parent) == 800);  // there once
   CHECK(parent.own_pages() == 400);
-  CHECK_FALSE(parent.unshare(101, 100));   // 201 copies would leave 99 free
+  CHECK_FALSE(parent.unshare(101, 100));  // 201 copies would leave 99 free
   CHECK(parent.shared_pages() == 300);
   CHECK(parent.unshare(100, 100));
   CHECK(parent.shared_pages() == 200);
   CHECK(taken(parent) == 900);
-  parent.give_maybe_shared(50);       // gone here, there still for the child: as much is there as before
+  parent.give_maybe_shared(50);  // gone here, there still for the child: as much is there as before
   CHECK(taken(parent) == 900);
   CHECK(parent.shared_pages() == 150);
-  parent.unshare_always(1000);        // no more than there are
+  parent.unshare_always(1000);  // no more than there are
   CHECK(parent.shared_pages() == 0);
   Account& child = tree.look();
   CHECK(child.adopt(static_cast<unsigned>(index), ticket + 1) == -ESRCH);
@@ -265,7 +266,7 @@ TEST_CASE("a fork that failed gives all of it back, once, and only for its own t
   parent.release_child(static_cast<unsigned>(index), ticket);
   CHECK(taken(parent) == 20);
   uint64_t later = 0;
-  REQUIRE(parent.reserve_child(4, &later) == index);   // its place is used again, and a ticket never
+  REQUIRE(parent.reserve_child(4, &later) == index);  // its place is used again, and a ticket never
   CHECK(later != ticket);
   Account& child = tree.look();
   CHECK(child.adopt(static_cast<unsigned>(index), ticket) == -ESRCH);
@@ -286,7 +287,7 @@ TEST_CASE("a child of a plain member: prepaid pages move, what is short is charg
     Account& child = tree.look();
     REQUIRE(child.adopt(static_cast<unsigned>(index), ticket) == 0);
     CHECK(child.plain_pages() == 100);
-    parent.release_child(static_cast<unsigned>(index), ticket);   // adopted: it is not ours to give back
+    parent.release_child(static_cast<unsigned>(index), ticket);  // adopted: it is not ours to give back
     CHECK(taken(parent) == before + 200);
     child.give_plain(100);
     parent.give_plain(100);
@@ -296,7 +297,7 @@ TEST_CASE("a child of a plain member: prepaid pages move, what is short is charg
 TEST_CASE("shares: who has more than its weight of what can be evicted evicts; fixed pages do not count") {
   Tree tree;
   Account& one = tree.member();
-  CHECK(one.above_share());   // no member has any: true for each
+  CHECK(one.above_share());  // no member has any: true for each
   Account& two = tree.member();
   REQUIRE((one.take(300, 0) && two.take(100, 0)));
   CHECK(one.above_share());
@@ -304,14 +305,14 @@ TEST_CASE("shares: who has more than its weight of what can be evicted evicts; f
   two.take_fixed(400);
   CHECK_FALSE(two.above_share());
   REQUIRE(two.take(200, 0));
-  CHECK((one.above_share() && two.above_share()));   // equal: both
+  CHECK((one.above_share() && two.above_share()));  // equal: both
   uint64_t ticket = 0;
-  const int index = two.reserve_child(1, &ticket);   // a forked child weighs an eighth
+  const int index = two.reserve_child(1, &ticket);  // a forked child weighs an eighth
   REQUIRE(index >= 0);
   (void)two.take_for_child(static_cast<unsigned>(index), 50, -kCap, true);
   Account& child = tree.look();
   REQUIRE(child.adopt(static_cast<unsigned>(index), ticket) == 0);
-  CHECK(child.above_share());   // 50 of 650; 1 of 17 is 39
+  CHECK(child.above_share());  // 50 of 650; 1 of 17 is 39
 }
 
 TEST_CASE("pieces: adjacent ones, lowest first, given back to whoever needs them") {
@@ -322,7 +323,7 @@ TEST_CASE("pieces: adjacent ones, lowest first, given back to whoever needs them
   CHECK(two.carve(2) == 3);
   CHECK(one.carve(1) == 5);
   two.uncarve(3, 2);
-  CHECK(one.carve(3) == 6);        // two are not enough for three
+  CHECK(one.carve(3) == 6);  // two are not enough for three
   CHECK(two.carve(2) == 3);
   CHECK(two.carve(kCarvePieces - 9) == 9);
   CHECK(two.carve(1) == -ENOSPC);
@@ -369,9 +370,9 @@ TEST_CASE("a wish for room is answered once, by the next one who gives back") {
   REQUIRE(one.take(10, 0));
   const uint32_t before = two.pressure();
   one.give(5);
-  CHECK(two.pressure() == before);   // no request
+  CHECK(two.pressure() == before);  // no request
   two.want_room();
-  one.give(0);                       // nothing was given
+  one.give(0);  // nothing was given
   CHECK(two.pressure() == before);
   one.give(5);
   CHECK(two.pressure() == before + 1);
@@ -419,7 +420,7 @@ TEST_CASE("a process that is killed gives back what it had, also its LUN space a
   uint32_t oldest = 0;
   CHECK(account.sweep(&oldest));
   CHECK(oldest == 2);
-  CHECK(taken(account) == 60);       // it lives: nothing is taken from it
+  CHECK(taken(account) == 60);  // it lives: nothing is taken from it
   CHECK(account.fixed_total() == 20);
   CHECK(account.lun_free() == kLunCap - 4096);
   CHECK(account.carve(kCarvePieces - 1) == -ENOSPC);
@@ -441,7 +442,7 @@ TEST_CASE("property: threads take and give, the cap holds at every moment, and t
   Account& account = tree.member();
   constexpr int64_t kKeep = 17;
   std::atomic<bool> stop{false};
-  std::atomic<int64_t> held{0}, above{0};   // `held` is raised after a take and lowered before a give
+  std::atomic<int64_t> held{0}, above{0};  // `held` is raised after a take and lowered before a give
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
@@ -457,8 +458,10 @@ TEST_CASE("property: threads take and give, the cap holds at every moment, and t
           account.give(pages);
           own -= pages;
         }
-        if (random() % 2 && account.lun_take(pages << 20) == 0) lun += pages << 20;
-        else if (lun) account.lun_give(std::exchange(lun, 0));
+        if (random() % 2 && account.lun_take(pages << 20) == 0)
+          lun += pages << 20;
+        else if (lun)
+          account.lun_give(std::exchange(lun, 0));
       }
       held.fetch_sub(own);
       account.give(own);

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The frame pool: which frame is free, in which order clean ones are had again, who has a slot after a release, and a move of the page beside it:
-// where a frame's page is, is read as one. LUNAR_SEED=N replays a run.
+// SPDX-License-Identifier: Apache-2.0 The frame pool: which frame is free, in which order clean ones are had again, who
+// has a slot after a release, and a move of the page beside it: where a frame's page is, is read as one. LUNAR_SEED=N
+// replays a run.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -51,7 +51,7 @@ uint32_t captured(FramePool& pool, AtomicPageWord* word, Slot slot, unsigned lun
   return id;
 }
 
-}   // namespace
+}  // namespace
 
 TEST_CASE("every frame is had once, has memory of its own, and comes back") {
   FramePool pool;
@@ -71,7 +71,8 @@ TEST_CASE("every frame is had once, has memory of its own, and comes back") {
     CHECK(pool.free_count() == 0);
     for (uint32_t one : taken) {
       CHECK(pool.memory(one) == pool.window() + size_t{one} * 4096);
-      CHECK((pool.memory(one)[0] == static_cast<char>(one + static_cast<uint32_t>(pass)) && pool.memory(one)[4095] == pool.memory(one)[0]));
+      CHECK((pool.memory(one)[0] == static_cast<char>(one + static_cast<uint32_t>(pass)) &&
+             pool.memory(one)[4095] == pool.memory(one)[0]));
       pool.put_free(one);
     }
     CHECK(pool.free_count() == 64);
@@ -104,7 +105,7 @@ TEST_CASE("a page that is in use is skipped, and one whose frame went to another
   const uint32_t second = captured(pool, words.at(1), Slot(2));
   const PageWord held = words.at(0)->load().busy();
   words.at(0)->store(held);
-  REQUIRE(pool.reclaim_oldest());   // not the oldest: that one is being copied out of
+  REQUIRE(pool.reclaim_oldest());  // not the oldest: that one is being copied out of
   CHECK(words.at(0)->load().raw == held.raw);
   CHECK(words.at(1)->load().slot() == Slot(2));
   CHECK_FALSE(pool.reclaim_oldest());
@@ -118,7 +119,8 @@ TEST_CASE("release: the slot is the caller's once it is written; while it is bei
   Words words(1);
   FramePool pool;
   REQUIRE(pool.open(1, 4096, -1) == 0);
-  for (const auto& [state, written, next] : {std::tuple{FrameState::kCaptured, true, FrameState::kReleased}, std::tuple{FrameState::kClean, true, FrameState::kReleased},
+  for (const auto& [state, written, next] : {std::tuple{FrameState::kCaptured, true, FrameState::kReleased},
+                                             std::tuple{FrameState::kClean, true, FrameState::kReleased},
                                              std::tuple{FrameState::kWriting, false, FrameState::kAbandoned}}) {
     uint32_t id = 0;
     REQUIRE(pool.take_free(&id));
@@ -132,13 +134,13 @@ TEST_CASE("release: the slot is the caller's once it is written; while it is bei
     CHECK(slot == (written ? Slot(7) : kNoSlot));
     CHECK(lun == 3);
     CHECK(pool.at(id).state.load() == next);
-    if (next == FrameState::kReleased) {   // it is found in the queue, and is free without a look at the page
+    if (next == FrameState::kReleased) {  // it is found in the queue, and is free without a look at the page
       words.at(0)->store(PageWord{}.with_state(PageState::kResident));
       pool.queue_clean(id);
       REQUIRE(pool.reclaim_oldest());
       CHECK(words.at(0)->load().state() == PageState::kResident);
     } else {
-      pool.put_free(id);   // as the evictor does at the response
+      pool.put_free(id);  // as the evictor does at the response
     }
     CHECK(pool.free_count() == 1);
   }
@@ -155,7 +157,9 @@ TEST_CASE("a pool that is opened again, as in a forked child, begins anew") {
   CHECK_FALSE(pool.reclaim_oldest());
 }
 
-TEST_CASE("property: capture, second chance and reclaim by the evictor, releases by another thread: no frame and no slot is lost") {
+TEST_CASE(
+    "property: capture, second chance and reclaim by the evictor, releases by another thread: no frame and no slot is "
+    "lost") {
   const char* given = getenv("LUNAR_SEED");
   const uint64_t seed = given ? strtoull(given, nullptr, 10) : std::random_device{}();
   std::printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(seed));
@@ -166,7 +170,7 @@ TEST_CASE("property: capture, second chance and reclaim by the evictor, releases
   REQUIRE(pool.open(kFrames, 4096, -1) == 0);
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> came_back{0}, wrong{0};
-  std::thread faults([&] {   // as a handler: takes a page out of its frame, and has its slot
+  std::thread faults([&] {  // as a handler: takes a page out of its frame, and has its slot
     std::mt19937_64 random(seed);
     while (!stop.load(std::memory_order_relaxed)) {
       AtomicPageWord& word = *words.at(random() % kPages);
@@ -174,7 +178,8 @@ TEST_CASE("property: capture, second chance and reclaim by the evictor, releases
       if (seen.state() == PageState::kInFrame && page_lock(word, seen)) {
         Slot slot{};
         unsigned lun = 0;
-        if (!pool.release(seen.index(), &slot, &lun) || slot != Slot(static_cast<uint32_t>(&word - words.at(0)))) ++wrong;
+        if (!pool.release(seen.index(), &slot, &lun) || slot != Slot(static_cast<uint32_t>(&word - words.at(0))))
+          ++wrong;
         (void)page_unlock(word, PageWord{}.with_state(PageState::kResident));
         ++came_back;
       } else if (seen.state() == PageState::kEvicted && page_lock(word, seen)) {
@@ -213,7 +218,7 @@ TEST_CASE("property: capture, second chance and reclaim by the evictor, releases
 TEST_CASE("a frame whose page is being moved is looked for in one of its two places") {
   constexpr size_t kFar = 100000;
   Words large(kFar + 1), small(1);
-  large.at(kFar)->store(PageWord{}.with_state(PageState::kResident).busy());   // as pager_move has both
+  large.at(kFar)->store(PageWord{}.with_state(PageState::kResident).busy());  // as pager_move has both
   small.at(0)->store(PageWord{}.busy());
   FramePool pool;
   REQUIRE(pool.open(4, 4096, -1) == 0);

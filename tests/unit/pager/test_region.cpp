@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Regions: addresses and pages, and the table of regions: look-ups against a model, and beside a writer. LUNAR_SEED=N replays a run.
+// SPDX-License-Identifier: Apache-2.0 Regions: addresses and pages, and the table of regions: look-ups against a model,
+// and beside a writer. LUNAR_SEED=N replays a run.
 #include <errno.h>
 
 #include <atomic>
@@ -49,7 +49,7 @@ TEST_CASE("patterns of access: the advice of a page's group, and none before the
   const auto region = region_at(0, 200);
   std::atomic<Access> patterns[4] = {};
   region->patterns = patterns;
-  CHECK(region->pattern_count() == 4);   // the last one is not full
+  CHECK(region->pattern_count() == 4);  // the last one is not full
   patterns[1].store(Access::kRandom);
   CHECK(region->access_of(PageIndex(64)) == Access::kNormal);
   region->has_patterns.store(true);
@@ -63,7 +63,7 @@ TEST_CASE("an empty table finds nothing; adjacent regions are told apart") {
   auto table = std::make_unique<RegionTable>();
   CHECK(table->find(place(0)) == nullptr);
   const auto low = region_at(10, 5), high = region_at(15, 5);
-  REQUIRE(table->insert(high.get()) == 0);   // in the wrong order
+  REQUIRE(table->insert(high.get()) == 0);  // in the wrong order
   REQUIRE(table->insert(low.get()) == 0);
   CHECK(table->find(place(10) - 1) == nullptr);
   CHECK(table->find(place(10)) == low.get());
@@ -75,7 +75,7 @@ TEST_CASE("an empty table finds nothing; adjacent regions are told apart") {
   table->remove(low.get());
   CHECK(table->find(place(12)) == nullptr);
   CHECK(table->find(place(17)) == high.get());
-  table->remove(low.get());   // not there any more: nothing else goes
+  table->remove(low.get());  // not there any more: nothing else goes
   CHECK(table->find(place(17)) == high.get());
   CHECK(table->count.load() == 1);
 }
@@ -103,7 +103,7 @@ TEST_CASE("a full table refuses one more, and takes it when there is room again"
 TEST_CASE("property: look-ups agree with a model") {
   std::mt19937_64 random(tier::run_seed());
   auto table = std::make_unique<RegionTable>();
-  std::map<uint64_t, std::unique_ptr<Region>> model;   // by first page
+  std::map<uint64_t, std::unique_ptr<Region>> model;  // by first page
   constexpr uint64_t kPages = 4000;
   for (int step = 0; step < 20'000; ++step) {
     const uint64_t page = random() % kPages;
@@ -119,7 +119,8 @@ TEST_CASE("property: look-ups agree with a model") {
       table->remove(holder);
       model.erase(static_cast<uint64_t>(holder->base - place(0)) / sys::page_bytes());
     } else if (!holder && model.size() < 300) {
-      const uint64_t room = (after == model.end() ? kPages + 50 : after->first) - page, pages = 1 + random() % (room < 30 ? room : 30);
+      const uint64_t room = (after == model.end() ? kPages + 50 : after->first) - page,
+                     pages = 1 + random() % (room < 30 ? room : 30);
       auto& made = model[page] = region_at(page, pages);
       REQUIRE(table->insert(made.get()) == 0);
     }
@@ -132,7 +133,7 @@ TEST_CASE("a word is found in the region whose table it lies in") {
   auto table = std::make_unique<RegionTable>();
   std::vector<AtomicPageWord> words(30);
   const auto one = region_at(0, 10), two = region_at(100, 20);
-  one->words = &words[20];   // tables lie in another order than the regions
+  one->words = &words[20];  // tables lie in another order than the regions
   two->words = &words[0];
   REQUIRE(table->insert(one.get()) == 0);
   REQUIRE(table->insert(two.get()) == 0);
@@ -166,7 +167,7 @@ TEST_CASE("a look-up beside a writer finds what stays, and never what is elsewhe
         if (table->find(place(i * 10 + 3)) != stay[i].get()) ++lost;
         Region* other = table->find(place(i * 10 + 6));
         if (other != nullptr && other != come_and_go[i].get()) ++wrong;
-        if (table->find(place(i * 10 + 9)) != nullptr) ++wrong;   // belongs to none
+        if (table->find(place(i * 10 + 9)) != nullptr) ++wrong;  // belongs to none
         ++looks;
       }
     });

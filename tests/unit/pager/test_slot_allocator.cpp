@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// The slot allocator: charging, placement (log first, then the emptiest segments), retirement, and that no slot ever has
-// two owners, against a model and under threads. LUNAR_SEED=N replays a run.
+// SPDX-License-Identifier: Apache-2.0 The slot allocator: charging, placement (log first, then the emptiest segments),
+// retirement, and that no slot ever has two owners, against a model and under threads. LUNAR_SEED=N replays a run.
 
 #include <unistd.h>
 
@@ -85,7 +84,7 @@ TEST_CASE("a LUN too small, or larger than its device, is refused") {
 TEST_CASE("a charge beyond the capacity is ENOMEM and charges nothing") {
   Lun scratch("sim:64m");
   const uint64_t capacity = scratch.lun.capacity_slots();
-  CHECK(capacity < 64 * kMiB / 4096);   // the cleaning reserve cannot be charged
+  CHECK(capacity < 64 * kMiB / 4096);  // the cleaning reserve cannot be charged
   CHECK(scratch.lun.charge(capacity + 1) == -ENOMEM);
   CHECK(scratch.lun.charge(UINT64_MAX) == -ENOMEM);
   CHECK(scratch.lun.charged_slots() == 0);
@@ -100,7 +99,7 @@ TEST_CASE("a charge beyond the capacity is ENOMEM and charges nothing") {
 TEST_CASE("charge_fast lives on reserved space only") {
   Lun scratch("sim:1g");
   CHECK(scratch.lun.charge_fast(1) == -EAGAIN);
-  CHECK(take(scratch.lun, 1).empty());   // no space behind any slot yet
+  CHECK(take(scratch.lun, 1).empty());  // no space behind any slot yet
   CHECK(scratch.lun.charge(1) == 0);
   CHECK(scratch.lun.charge_fast(100) == 0);
   CHECK(scratch.lun.charge_fast(scratch.lun.capacity_slots() / 2) == -EAGAIN);
@@ -129,7 +128,7 @@ TEST_CASE("whole free segments are used before fragments") {
   CHECK(runs[0].count == 64);
   CHECK(runs[1].count == 64);
   CHECK(std::set<uint32_t>{runs[0].first.value, runs[1].first.value} == std::set<uint32_t>{6400, 12800});
-  CHECK(take(scratch.lun, 50).size() == 50);   // now the fragments
+  CHECK(take(scratch.lun, 50).size() == 50);  // now the fragments
   CHECK(scratch.lun.validate());
 }
 
@@ -196,7 +195,8 @@ TEST_CASE("the slots in use are copied bit by bit, and added to what is there") 
   for (uint32_t slot = 0; slot < words.size() * 64; ++slot) {
     const bool used = words[slot / 64] >> slot % 64 & 1;
     bits += used;
-    const bool expected = slot >= slots[0] && slot <= slots[199] && slot != slots[0] && slot != slots[63] && slot != slots[64] && slot != slots[199];
+    const bool expected = slot >= slots[0] && slot <= slots[199] && slot != slots[0] && slot != slots[63] &&
+                          slot != slots[64] && slot != slots[199];
     REQUIRE(used == expected);
   }
   CHECK(bits == scratch.lun.used_slots());
@@ -204,8 +204,8 @@ TEST_CASE("the slots in use are copied bit by bit, and added to what is there") 
   REQUIRE(other.lun.charge(10) == 0);
   REQUIRE(take(other.lun, 1) == std::vector<uint32_t>{0});
   other.lun.copy_used(words.data(), true);
-  CHECK((words[0] & 1) == 1);        // added
-  CHECK((words[0] & 2) == 2);        // and nothing taken away
+  CHECK((words[0] & 1) == 1);  // added
+  CHECK((words[0] & 2) == 2);  // and nothing taken away
 }
 
 TEST_CASE("a LUN says that it runs short before a fast charge fails, and never when all of it is reserved") {
@@ -214,7 +214,7 @@ TEST_CASE("a LUN says that it runs short before a fast charge fails, and never w
   CHECK_FALSE(scratch.lun.runs_short());
   while (scratch.lun.charge_fast(16) == 0) {
     const bool warned = scratch.lun.runs_short();
-    if (!warned) CHECK(scratch.lun.charge_fast(16) == 0);   // as long as it says nothing, the next one succeeds
+    if (!warned) CHECK(scratch.lun.charge_fast(16) == 0);  // as long as it says nothing, the next one succeeds
   }
   CHECK(scratch.lun.runs_short());
   REQUIRE(scratch.lun.charge(scratch.lun.capacity_slots() - scratch.lun.charged_slots()) == 0);
@@ -222,17 +222,17 @@ TEST_CASE("a LUN says that it runs short before a fast charge fails, and never w
 }
 
 TEST_CASE("forgetting an ancestor's LUN gives none of it back") {
-  lunar_test::MemoryDevice device(nullptr, 64 * kMiB, {.discard = false});   // a release would be an error that is seen
+  lunar_test::MemoryDevice device(nullptr, 64 * kMiB, {.discard = false});  // a release would be an error that is seen
   std::vector<lunar_test::DeviceEvent> events;
   SlotAllocator lun;
   REQUIRE(lun.open(&device, DeviceOffset{0}, 64 * kMiB, 4096) == 0);
   REQUIRE(lun.charge(100) == 0);
   device.record = &events;
   lun.forget();
-  lun.forget();   // again: nothing is left
+  lun.forget();  // again: nothing is left
   CHECK(events.empty());
   CHECK(lun.device() == nullptr);
-  CHECK(lun.open(&device, DeviceOffset{0}, 64 * kMiB, 4096) == 0);   // it can be opened anew
+  CHECK(lun.open(&device, DeviceOffset{0}, 64 * kMiB, 4096) == 0);  // it can be opened anew
   lun.forget();
 }
 
@@ -249,7 +249,7 @@ TEST_CASE("property: alloc and release agree with a model") {
       const auto max_runs = static_cast<unsigned>(1 + random() % 64);
       const auto got = take(scratch.lun, want, max_runs);
       REQUIRE(got.size() <= want);
-      if (got.empty()) REQUIRE(owned.size() == total);   // none only when there is none
+      if (got.empty()) REQUIRE(owned.size() == total);  // none only when there is none
       if (max_runs == 64 && want <= 64) REQUIRE(got.size() == std::min<size_t>(want, total - owned.size()));
       for (uint32_t slot : got) {
         REQUIRE_FALSE(taken[slot]);
@@ -323,7 +323,7 @@ TEST_CASE("property: threads never own the same slot, and all come back") {
 
 TEST_CASE("what a LUN has beyond 16 TiB is not used, and a line says so") {
   for (const uint64_t bytes : {kTiB, 20 * kTiB}) {
-    lunar_test::MemoryDevice device(nullptr, bytes);   // no I/O reaches it
+    lunar_test::MemoryDevice device(nullptr, bytes);  // no I/O reaches it
     int ends[2];
     REQUIRE(pipe(ends) == 0);
     log_configure(LogLevel::kWarning, ends[1]);
@@ -335,8 +335,10 @@ TEST_CASE("what a LUN has beyond 16 TiB is not used, and a line says so") {
     const ssize_t length = read(ends[0], text, sizeof text - 1);
     close(ends[0]);
     INFO(text);
-    if (bytes == kTiB) CHECK(length == 0);
-    else CHECK((strstr(text, "16.0 TiB of its 20 TiB are used") && strchr(text, '\n') == text + length - 1));
+    if (bytes == kTiB)
+      CHECK(length == 0);
+    else
+      CHECK((strstr(text, "16.0 TiB of its 20 TiB are used") && strchr(text, '\n') == text + length - 1));
     lun.close();
   }
 }

@@ -19,8 +19,11 @@ constexpr int kThread = 4321;
 struct Walk {
   Streams streams;
   Region one, other;
-  Ahead fault(uint64_t page, int thread = kThread, bool first_touch = false) { return streams.on_fault(thread, &one, page, first_touch); }
-  // Faults as a reader causes them who finds each window in memory: the next one is behind the last window. Its last answer.
+  Ahead fault(uint64_t page, int thread = kThread, bool first_touch = false) {
+    return streams.on_fault(thread, &one, page, first_touch);
+  }
+  // Faults as a reader causes them who finds each window in memory: the next one is behind the last window. Its last
+  // answer.
   Ahead follow(uint64_t page, int64_t stride, unsigned faults, int thread = kThread) {
     Ahead ahead;
     for (unsigned i = 0; i < faults; ++i) {
@@ -72,16 +75,18 @@ TEST_CASE("a fault that the last window should have covered starts over") {
   for (int i = 0; i < 6; ++i, page += ahead.window) ahead = inside.fault(page);
   CHECK(ahead.window > 1);
   CHECK(inside.fault(page - 1).window == 1);
-  CHECK(walk.fault(5'000'000).window == 1);   // and a jump does
+  CHECK(walk.fault(5'000'000).window == 1);  // and a jump does
 }
 
 TEST_CASE("a walk goes on over pages that were in memory, as far as the slack") {
-  for (const auto& [stride, slack] : {std::pair{int64_t{1}, 32}, std::pair{int64_t{-1}, 32}, std::pair{int64_t{5}, 4}}) {
+  for (const auto& [stride, slack] :
+       {std::pair{int64_t{1}, 32}, std::pair{int64_t{-1}, 32}, std::pair{int64_t{5}, 4}}) {
     for (const int beyond : {0, slack, slack + 1}) {
       Walk walk;
       uint64_t page = 1'000'000;
       Ahead ahead;
-      for (int i = 0; i < 5; ++i, page += static_cast<uint64_t>(stride * static_cast<int64_t>(ahead.window))) ahead = walk.fault(page);
+      for (int i = 0; i < 5; ++i, page += static_cast<uint64_t>(stride * static_cast<int64_t>(ahead.window)))
+        ahead = walk.fault(page);
       REQUIRE(ahead.window > 1);
       const Ahead after = walk.fault(page + static_cast<uint64_t>(stride * beyond));
       INFO("stride " << stride << ", " << beyond << " steps beyond the window");
@@ -128,7 +133,7 @@ TEST_CASE("threads do not disturb each other, and one that moved to another regi
   Ahead ahead;
   for (int i = 0; i < 10; ++i, page += ahead.window) ahead = two.streams.on_fault(kThread, &two.one, page, false);
   REQUIRE(ahead.window == kWindowMax);
-  CHECK(two.streams.on_fault(kThread, &two.other, page, false).window == 1);   // though its number would go on
+  CHECK(two.streams.on_fault(kThread, &two.other, page, false).window == 1);  // though its number would go on
 }
 
 TEST_CASE("more threads than entries: the walks that are at work keep theirs") {
@@ -137,7 +142,7 @@ TEST_CASE("more threads than entries: the walks that are at work keep theirs") {
   Ahead ahead;
   for (int i = 0; i < 200; ++i, page += ahead.window) {
     ahead = walk.fault(page);
-    walk.fault(static_cast<uint64_t>(i) * 100'000, 100'000 + i);   // each of these once
+    walk.fault(static_cast<uint64_t>(i) * 100'000, 100'000 + i);  // each of these once
   }
   CHECK(ahead.window == kWindowMax);
 }

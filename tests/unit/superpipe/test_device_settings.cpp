@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Devices by URI: settings, capabilities as the host has them, refusals in one line; contexts shared by threads, polled ones,
-// vectors in the window, many in flight.
+// SPDX-License-Identifier: Apache-2.0 Devices by URI: settings, capabilities as the host has them, refusals in one
+// line; contexts shared by threads, polled ones, vectors in the window, many in flight.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -97,15 +96,16 @@ void round_trip(Device* device, const ContextOptions& options = {}) {
   device->detach(context);
 }
 
-// Threads that share one context: the lock around submit and reap, await outside. Each writes pages of its own and reads them
-// back; a response may be reaped by another thread.
+// Threads that share one context: the lock around submit and reap, await outside. Each writes pages of its own and
+// reads them back; a response may be reaped by another thread.
 void share(Device* device) {
   constexpr unsigned kThreads = 6, kRounds = 150;
   ContextOptions options;
   options.shared = true;
   options.depth = 8;
   Context* context = nullptr;
-  std::thread([&] { REQUIRE(device->attach(options, &context) == 0); }).join();   // by a thread that is gone when it is used
+  // by a thread that is gone when it is used
+  std::thread([&] { REQUIRE(device->attach(options, &context) == 0); }).join();
   std::mutex mutex;
   std::atomic<int64_t> done[kThreads] = {};
   std::atomic<unsigned> wrong{0};
@@ -157,7 +157,7 @@ TEST_CASE("device uri: an unknown scheme names the known ones, bad settings name
   CHECK(has(refused("file:" + disk + ",speed=on", raw(), -EINVAL), "known: iopoll, sqpoll"));
   CHECK(has(refused("file:" + disk + ",iopoll=perhaps", raw(), -EINVAL), "auto, on or off"));
   CHECK(has(refused("file:" + disk + "x", raw(), -ENOENT), "no such file"));
-  CHECK(has(refused(disk + ",sqpoll=on", raw(), -ENOENT), "no such file"));   // a bare path has no settings
+  CHECK(has(refused(disk + ",sqpoll=on", raw(), -ENOENT), "no such file"));  // a bare path has no settings
   CHECK(has(refused("file:" + std::string(5000, 'x'), raw(), -ENAMETOOLONG), "too long"));
 }
 
@@ -194,11 +194,11 @@ TEST_CASE("file capabilities are those of the host, and iopoll=on and sqpoll=on 
   Device* device = opened(disk);
   const Capabilities can = device->capabilities();
   CHECK(can.persistent);
-  CHECK(can.discard);   // ext4, xfs, btrfs, tmpfs
+  CHECK(can.discard);  // ext4, xfs, btrfs, tmpfs
   struct stat status;
   REQUIRE(stat(disk.c_str(), &status) == 0);
   CHECK(status.st_size == kMiB);
-  CHECK(static_cast<uint64_t>(status.st_blocks) * 512 >= kMiB);   // the probe made no hole
+  CHECK(static_cast<uint64_t>(status.st_blocks) * 512 >= kMiB);  // the probe made no hole
   device_close(device);
   for (const char* name : {"sqpoll", "iopoll"}) {
     const bool offered = strcmp(name, "sqpoll") == 0 ? can.sqpoll : can.iopoll;
@@ -212,7 +212,7 @@ TEST_CASE("file capabilities are those of the host, and iopoll=on and sqpoll=on 
     }
   }
   device = opened(disk, raw(true));
-  CHECK_FALSE(device->capabilities().discard);   // read-only
+  CHECK_FALSE(device->capabilities().discard);  // read-only
   Pages pages(1);
   const iovec part = {pages.base, kPage};
   CHECK(device->transfer(command_of(Op::kRead, 0, &part, 1, 0)) == kPage);
@@ -295,7 +295,7 @@ TEST_CASE("uring contexts: 128 in flight bring every response, also with few in 
 TEST_CASE("rings: a vector in a registered buffer is taken where the kernel says so, one outside is refused") {
   sys::Uring ring;
   if (ring.init({}) < 0) LUNAR_SKIP("io_uring", "refused on this host");
-  if (!ring.fixed_vectors()) {   // before Linux 6.15
+  if (!ring.fixed_vectors()) {  // before Linux 6.15
     ring.destroy();
     return;
   }
@@ -305,7 +305,8 @@ TEST_CASE("rings: a vector in a registered buffer is taken where the kernel says
   Pages window(8), other(1);
   const iovec whole = {window.base, window.bytes};
   REQUIRE(ring.register_buffers(&whole, 1) == 0);
-  const iovec good[] = {{window.page(5), kPage}, {window.page(1), kPage}}, bad[] = {{window.page(5), kPage}, {other.base, kPage}};
+  const iovec good[] = {{window.page(5), kPage}, {window.page(1), kPage}},
+              bad[] = {{window.page(5), kPage}, {other.base, kPage}};
   memset(window.page(5), 'x', kPage);
   memset(window.page(1), 'y', kPage);
   const auto run = [&](bool read, const iovec* parts) {
@@ -353,7 +354,8 @@ TEST_CASE("polled contexts: flush, discard and watches go by the plain ring; a w
   const iovec whole = {large.base, large.bytes};
   CHECK(one(context, command_of(Op::kRead, 0, &whole, 1, 7)) == static_cast<int64_t>(large.bytes));
   // Never sent where it would not come back.
-  if (polls != -ETIME) CHECK(one(context, command_of(Op::kRead, 0, &part, 1, 3)) == (polls == 0 ? int64_t{kPage} : polls));
+  if (polls != -ETIME)
+    CHECK(one(context, command_of(Op::kRead, 0, &part, 1, 3)) == (polls == 0 ? int64_t{kPage} : polls));
   int ends[2];
   REQUIRE(pipe2(ends, O_NONBLOCK) == 0);
   REQUIRE(context->watch(ends[0], 9) == 0);
@@ -364,7 +366,7 @@ TEST_CASE("polled contexts: flush, discard and watches go by the plain ring; a w
   CHECK(context->wait(&response, 1, -1) == 1);
   CHECK(response.tag == 9);
   context->release();
-  options.shared = true;   // await must be able to sleep
+  options.shared = true;  // await must be able to sleep
   REQUIRE(UringContext::create(files, options, &context, true) == 0);
   CHECK_FALSE(static_cast<UringContext*>(context)->polls());
   context->release();

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// What a power loss leaves: writes with fua and what was flushed stay, through every device and composite; the rest may go, and on
-// simulated media with a cache it does.
+// SPDX-License-Identifier: Apache-2.0 What a power loss leaves: writes with fua and what was flushed stay, through
+// every device and composite; the rest may go, and on simulated media with a cache it does.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -17,12 +16,13 @@ using namespace composite;
 
 namespace {
 
-constexpr uint64_t kKept = 200 * kKiB;   // more than one chunk, one extent
+constexpr uint64_t kKept = 200 * kKiB;  // more than one chunk, one extent
 
 struct Xor final : BlockTransform {
   uint32_t cipher_id() const override { return 7; }
   void encrypt(uint64_t, const void* from, void* to, size_t bytes) const override {
-    for (size_t i = 0; i < bytes; ++i) static_cast<char*>(to)[i] = static_cast<char>(static_cast<const char*>(from)[i] ^ 0x5a);
+    for (size_t i = 0; i < bytes; ++i)
+      static_cast<char*>(to)[i] = static_cast<char>(static_cast<const char*>(from)[i] ^ 0x5a);
   }
   void decrypt(uint64_t, void* data, size_t bytes) const override {
     for (size_t i = 0; i < bytes; ++i) static_cast<char*>(data)[i] ^= 0x5a;
@@ -32,7 +32,7 @@ struct Xor final : BlockTransform {
 // A device whose every backing device loses its power at once.
 struct Bed {
   Device* device = nullptr;
-  std::vector<Device*> media;   // a handle on each, from its name
+  std::vector<Device*> media;  // a handle on each, from its name
   Xor cipher;
 
   std::string sim_uri(const char* more = "") {
@@ -101,7 +101,8 @@ struct Bed {
   }
 };
 
-constexpr const char* kKinds[] = {"sim", "stripe", "paths", "stripe over paths", "virtual", "virtual, encrypted", "virtual, in pieces"};
+constexpr const char* kKinds[] = {
+    "sim", "stripe", "paths", "stripe over paths", "virtual", "virtual, encrypted", "virtual, in pieces"};
 
 struct Way {
   Device* device;
@@ -123,7 +124,8 @@ struct Way {
   }
   int64_t write(uint64_t offset, char value, uint64_t bytes, bool fua) const {
     std::vector<char> data(bytes, value);
-    const iovec parts[2] = {{data.data(), bytes / 2 / kPage * kPage}, {data.data() + bytes / 2 / kPage * kPage, bytes - bytes / 2 / kPage * kPage}};
+    const iovec parts[2] = {{data.data(), bytes / 2 / kPage * kPage},
+                            {data.data() + bytes / 2 / kPage * kPage, bytes - bytes / 2 / kPage * kPage}};
     Command command;
     command.op = Op::kWrite;
     command.offset = DeviceOffset{offset};
@@ -184,7 +186,7 @@ TEST_CASE("durability: what completed before a flush was submitted survives it")
       {
         const Way way(bed.device, by_context);
         CHECK(way.write(0, 'x', kKept, false) == static_cast<int64_t>(kKept));
-        CHECK(way.write(kPage, 'y', kPage, false) == kPage);   // over a part of it
+        CHECK(way.write(kPage, 'y', kPage, false) == kPage);  // over a part of it
         CHECK(way.flush() == 0);
         CHECK(way.write(kPage, 'z', kPage, false) == kPage);
       }
@@ -239,7 +241,7 @@ TEST_CASE("durability: a flush says nothing of what was in flight when it was su
 
 TEST_CASE("durability: a flush fails when one member's fails") {
   for (const char* kind : kKinds) {
-    if (strncmp(kind, "virtual", 7) == 0) continue;   // its metadata would not come to be
+    if (strncmp(kind, "virtual", 7) == 0) continue;  // its metadata would not come to be
     for (bool by_context : {true, false}) {
       INFO(kind << (by_context ? ", by a context" : ", by transfer"));
       Bed bed(kind);
@@ -293,7 +295,7 @@ TEST_CASE("sim: without a cache a power loss takes only what was under way") {
   sim(device).backing().cut_power_at(2, 0);
   CHECK(way.write(kPage, 'b', kPage, false) == kPage);
   CHECK(way.write(2 * kPage, 'c', kPage, true) == -EIO);
-  CHECK(way.write(3 * kPage, 'd', kPage, false) == -EIO);   // there is no power
+  CHECK(way.write(3 * kPage, 'd', kPage, false) == -EIO);  // there is no power
   CHECK(way.flush() == -EIO);
   sim(device).backing().restore_power();
   CHECK(count_of(device, 0, kPage, 'a') == kPage);
@@ -325,8 +327,8 @@ TEST_CASE("sim: a command from before a power loss does not come through after i
   device_close(device);
 }
 
-// Random writes, discards, flushes and fua writes of sectors against what may be there: a sector holds what was last made durable, or anything
-// that was written to it since.
+// Random writes, discards, flushes and fua writes of sectors against what may be there: a sector holds what was last
+// made durable, or anything that was written to it since.
 TEST_CASE("sim: histories of a cache against a model") {
   std::mt19937_64 random(seed());
   for (int run = 0; run < 200; ++run) {
@@ -373,8 +375,13 @@ TEST_CASE("atomic: composites promise what their members and their cuts leave, a
   const struct {
     const char* kind;
     uint64_t promised;
-  } kinds[] = {{"sim", 256 * kKiB}, {"stripe", 64 * kKiB}, {"paths", 256 * kKiB}, {"stripe over paths", 64 * kKiB},
-               {"virtual", 64 * kKiB}, {"virtual, encrypted", 64 * kKiB}, {"virtual, in pieces", 64 * kKiB}};
+  } kinds[] = {{"sim", 256 * kKiB},
+               {"stripe", 64 * kKiB},
+               {"paths", 256 * kKiB},
+               {"stripe over paths", 64 * kKiB},
+               {"virtual", 64 * kKiB},
+               {"virtual, encrypted", 64 * kKiB},
+               {"virtual, in pieces", 64 * kKiB}};
   for (const auto& one : kinds) {
     Bed bed(one.kind, ",atomic=256k", ",atomic=256k");
     const uint64_t promised = bed.device->capabilities().atomic_write_bytes;
@@ -396,9 +403,10 @@ TEST_CASE("atomic: composites promise what their members and their cuts leave, a
       };
       CHECK(write(promised, promised) == static_cast<int64_t>(promised));
       CHECK(write(promised - kPage, kPage) == kPage);
-      CHECK(write(promised - kPage, 2 * kPage) == -EINVAL);   // no multiple of its length
+      CHECK(write(promised - kPage, 2 * kPage) == -EINVAL);  // no multiple of its length
       CHECK(write(0, 3 * kPage) == -EINVAL);
-      if (std::string(one.kind) != "virtual" && std::string(one.kind) != "virtual, encrypted") CHECK(write(0, 2 * promised) == -EINVAL);
+      if (std::string(one.kind) != "virtual" && std::string(one.kind) != "virtual, encrypted")
+        CHECK(write(0, 2 * promised) == -EINVAL);
     }
   }
   Bed mixed_bed("stripe", ",atomic=4k", ",atomic=256k");
@@ -466,7 +474,7 @@ TEST_CASE("durability: fua of a block device and of a file reaches the disk") {
     return field[15];
   };
   Device* device = open(loop.name);
-  CHECK(device->capabilities().fua == Fua::kFlush);   // it has no FUA, and flushes instead
+  CHECK(device->capabilities().fua == Fua::kFlush);  // it has no FUA, and flushes instead
   void* memory = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   REQUIRE(memory != MAP_FAILED);
   auto* at = static_cast<char*>(memory);

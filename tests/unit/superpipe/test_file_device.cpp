@@ -122,9 +122,9 @@ TEST_CASE("a directory gives an unlinked, reserved, growable LUN and leaves noth
   struct stat status;
   REQUIRE(fstat(device->fd(0), &status) == 0);
   CHECK(status.st_nlink == 0);
-  CHECK(status.st_blocks * 512 >= static_cast<blkcnt_t>(kMiB));   // not sparse
+  CHECK(status.st_blocks * 512 >= static_cast<blkcnt_t>(kMiB));  // not sparse
   CHECK((fcntl(device->fd(0), F_GETFL) & O_DIRECT) != 0);
-  CHECK(rmdir(directory.path.c_str()) == 0);   // empty all along
+  CHECK(rmdir(directory.path.c_str()) == 0);  // empty all along
   device_close(device);
 }
 
@@ -154,7 +154,7 @@ TEST_CASE("a LUN larger than the free space is refused at open") {
 }
 
 TEST_CASE("a directory or file that may not be written is refused") {
-  if (geteuid() == 0) {   // root may write anything: ask as nobody, in a child
+  if (geteuid() == 0) {  // root may write anything: ask as nobody, in a child
     Directory directory;
     const std::string file = directory.file("held");
     REQUIRE(chmod(directory.path.c_str(), 0755) == 0);
@@ -195,18 +195,18 @@ TEST_CASE("an empty file grows, and is cut again by its next owner") {
   Directory directory;
   const std::string path = directory.file("lun");
   Device* device = opened("file:" + path);
-  CHECK_FALSE(device->growable());   // by others of its tree: it is theirs too
+  CHECK_FALSE(device->growable());  // by others of its tree: it is theirs too
   round_trip(device, 'e');
   struct stat status;
   REQUIRE(stat(path.c_str(), &status) == 0);
-  CHECK(status.st_size == static_cast<off_t>(2 * kMiB));   // the first MiB is the header's
+  CHECK(status.st_size == static_cast<off_t>(2 * kMiB));  // the first MiB is the header's
   device_close(device);
   REQUIRE(stat(path.c_str(), &status) == 0);
   CHECK(status.st_size == 4096);
   // An owner that was killed leaves its space: the next open takes it back.
   REQUIRE(truncate(path.c_str(), 64 * kMiB) == 0);
   device = opened(path);
-  CHECK_FALSE(device->growable());   // by others of its tree: it is theirs too
+  CHECK_FALSE(device->growable());  // by others of its tree: it is theirs too
   REQUIRE(stat(path.c_str(), &status) == 0);
   CHECK(status.st_size == 4096);
   round_trip(device, 'f');
@@ -249,7 +249,7 @@ TEST_CASE("one file is one owner's at a time, and its children's") {
   const pid_t child = fork();
   if (child == 0) {
     close(open("/dev/null", O_RDONLY));
-    _exit(0);   // a child that leaves does not take the lock along
+    _exit(0);  // a child that leaves does not take the lock along
   }
   REQUIRE(waitpid(child, nullptr, 0) == child);
   CHECK(has(refused(path), "in use"));
@@ -289,14 +289,15 @@ TEST_CASE("what is used otherwise is not a scratch LUN, and says for what it is 
   };
   Device *first = nullptr, *second = nullptr;
   ErrorText why;
-  for (const auto& [claim, other, words] : {std::tuple{Claim::kParts, Claim::kWhole, "virtual LUNs"}, std::tuple{Claim::kWhole, Claim::kParts, "cblk_open"}}) {
+  for (const auto& [claim, other, words] : {std::tuple{Claim::kParts, Claim::kWhole, "virtual LUNs"},
+                                            std::tuple{Claim::kWhole, Claim::kParts, "cblk_open"}}) {
     REQUIRE(open_raw(claim, &first, &why) == 0);
     CHECK(has(refused(path), words));
     CHECK(open_raw(other, &second, &why) == -EBUSY);
     CHECK(has(why.text, words));
     REQUIRE(open_raw(claim, &second, &why) == 0);
     device_close(second);
-    REQUIRE(open_raw(Claim::kForced, &second, &why) == 0);   // asks nobody, and is seen
+    REQUIRE(open_raw(Claim::kForced, &second, &why) == 0);  // asks nobody, and is seen
     device_close(first);
     CHECK(open_raw(Claim::kParts, &first, &why) == -EBUSY);
     CHECK(has(why.text, "cblk_open"));
@@ -306,7 +307,7 @@ TEST_CASE("what is used otherwise is not a scratch LUN, and says for what it is 
   CHECK(open_raw(Claim::kWhole, &first, &why) == -EBUSY);
   CHECK(has(why.text, "alone"));
   REQUIRE(open_raw(Claim::kLook, &first, &why) == 0);
-  CHECK(first->share_lock(0, first->fd(0)) == 0);   // nothing to hold
+  CHECK(first->share_lock(0, first->fd(0)) == 0);  // nothing to hold
   device_close(first);
   device_close(alone);
 }
@@ -315,7 +316,7 @@ TEST_CASE("a file is asked for signatures beyond its head, as devices are") {
   Directory directory;
   const std::string path = directory.file("disk", "", 8 << 20);
   const int fd = open(path.c_str(), O_RDWR);
-  REQUIRE(pwrite(fd, "\x5e\xf1\xab\x2f", 4, 2 << 20) == 4);   // VMFS: two MiB of zeros, then this
+  REQUIRE(pwrite(fd, "\x5e\xf1\xab\x2f", 4, 2 << 20) == 4);  // VMFS: two MiB of zeros, then this
   close(fd);
   CHECK(has(refused(path), "holds VMFS"));
 }
@@ -338,7 +339,7 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
   const std::string file = directory.file("disk", "", 32 * kMiB);
   Loop loop(file);
   if (loop.name.empty()) LUNAR_SKIP("loop", "no loop device to be had");
-  for (int i = 0; i < 2; ++i) {   // the second time it carries our header
+  for (int i = 0; i < 2; ++i) {  // the second time it carries our header
     Device* device = opened(loop.name);
     CHECK(std::string(device->kind()) == "block");
     CHECK_FALSE(device->growable());
@@ -372,7 +373,9 @@ TEST_CASE("block devices: an empty one is used, one that holds something or is h
   CHECK(has(refused(loop.name), "unknown data"));
 }
 
-TEST_CASE("file: a discard zeros, and the file keeps the space that was reserved, by each way; so does a virtual LUN's life") {
+TEST_CASE(
+    "file: a discard zeros, and the file keeps the space that was reserved, by each way; so does a virtual LUN's "
+    "life") {
   const Directory directory;
   const std::string path = directory.file("reserved", "", 0);
   constexpr uint64_t kBytes = 16 * kMiB;
@@ -381,7 +384,7 @@ TEST_CASE("file: a discard zeros, and the file keeps the space that was reserved
   REQUIRE(sys::allocate_space(made, 0, kBytes) == 0);
   const auto blocks = [&] {
     struct stat status;
-    REQUIRE(fsync(made) == 0);   // delayed allocation
+    REQUIRE(fsync(made) == 0);  // delayed allocation
     REQUIRE(fstat(made, &status) == 0);
     return static_cast<uint64_t>(status.st_blocks) * 512;
   };
@@ -400,7 +403,7 @@ TEST_CASE("file: a discard zeros, and the file keeps the space that was reserved
   struct fiemap beyond = {};
   beyond.fm_start = kBytes;
   beyond.fm_length = UINT64_MAX - kBytes;
-  if (ioctl(made, FS_IOC_FIEMAP, &beyond) == 0) CHECK(beyond.fm_mapped_extents == 0);   // asking leaves nothing behind
+  if (ioctl(made, FS_IOC_FIEMAP, &beyond) == 0) CHECK(beyond.fm_mapped_extents == 0);  // asking leaves nothing behind
   alignas(4096) static char page[4096];
   const iovec part = {page, sizeof page};
   Command write, discard, read;
@@ -430,13 +433,13 @@ TEST_CASE("file: a discard zeros, and the file keeps the space that was reserved
     for (uint64_t at = 0; at < kBytes; at += kMiB) {
       read.offset = DeviceOffset{at};
       REQUIRE(device->transfer(read) == 4096);
-      const bool first = at >= kMiB && at <= 7 * kMiB, rest = first && at < 7 * kMiB;   // 512 bytes of the last page
+      const bool first = at >= kMiB && at <= 7 * kMiB, rest = first && at < 7 * kMiB;  // 512 bytes of the last page
       CHECK((page[0] == (first ? 0 : 7) && page[511] == (first ? 0 : 7) && page[512] == (rest ? 0 : 7)));
     }
-    CHECK(blocks() >= full);   // the file system's own records of extents count too
+    CHECK(blocks() >= full);  // the file system's own records of extents count too
   }
   device_close(device);
-  for (int round = 0; round < 2; ++round) {   // formatted, carved with zeros, shrunk, removed, carved again
+  for (int round = 0; round < 2; ++round) {  // formatted, carved with zeros, shrunk, removed, carved again
     PhysicalLun* physical = nullptr;
     REQUIRE(physical_open(path.c_str(), round ? Format::kNever : Format::kForce, &physical, &why) == 0);
     VirtualOptions options;

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// mem: grows at its end and never moves, is reached in place, and says what it refuses. What it has in common with other devices:
-// device_conformance.
+// SPDX-License-Identifier: Apache-2.0 mem: grows at its end and never moves, is reached in place, and says what it
+// refuses. What it has in common with other devices: device_conformance.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -66,7 +65,7 @@ TEST_CASE("mem: begins empty, grows in place, and what is there stays") {
   CHECK(first[8191] == 'a');
   CHECK(first[8192] == 0);
   first[kGiB - 1] = 'z';
-  CHECK(device->grow(4096) == 0);   // it never shrinks
+  CHECK(device->grow(4096) == 0);  // it never shrinks
   CHECK(device->size_bytes() == kGiB);
   CHECK(device->grow(kGiB + 1) == -ENOSPC);
   device_close(device);
@@ -84,11 +83,11 @@ TEST_CASE("mem: reserve makes the memory be there, release gives it back as zero
     return count;
   };
   REQUIRE(device->reserve(DeviceOffset{kMiB}, kMiB) == 0);
-  const unsigned reserved = resident();   // huge pages may bring more
+  const unsigned reserved = resident();  // huge pages may bring more
   CHECK(reserved >= 256);
   CHECK(device->reserve(DeviceOffset{8 * kMiB}, 1) == -ENOSPC);
   memset(at + kMiB, 'x', kMiB);
-  device->release(DeviceOffset{kMiB + 100}, kMiB - 100);   // whole pages only
+  device->release(DeviceOffset{kMiB + 100}, kMiB - 100);  // whole pages only
   CHECK(at[kMiB + 4095] == 'x');
   CHECK(at[kMiB + 4096] == 0);
   CHECK(resident() <= reserved - 254);
@@ -132,7 +131,7 @@ TEST_CASE("mem: says what it can and what it refuses") {
   CHECK(can.atomic_write_bytes == 0);
   CHECK(std::string(device->kind()) == "mem");
   const pid_t child = fork();
-  if (child == 0) {   // its copy is its own
+  if (child == 0) {  // its copy is its own
     memset(device->map(DeviceOffset{0}, 4096), 'c', 4096);
     _exit(0);
   }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// NVMe without a device: identify data becomes limits, commands are cut into pieces that cover them once and in order, refusals
-// name the device to give instead.
+// SPDX-License-Identifier: Apache-2.0 NVMe without a device: identify data becomes limits, commands are cut into pieces
+// that cover them once and in order, refusals name the device to give instead.
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -34,7 +33,9 @@ struct Identify {
     controller[77] = 5;            // 128 KiB
     controller[520] = 4 | 8;       // deallocate, write zeroes
   }
-  int examine(NvmeGeometry* out, const char** reason) const { return nvme_geometry(name_space, controller, out, reason); }
+  int examine(NvmeGeometry* out, const char** reason) const {
+    return nvme_geometry(name_space, controller, out, reason);
+  }
 };
 
 std::string refused(const std::string& uri, int expected) {
@@ -65,13 +66,13 @@ TEST_CASE("nvme: identify data gives block size, limits and what may be discarde
   CHECK(geometry.blocks == 1 << 20);
   CHECK(geometry.piece_bytes_max == 128 * 1024);
   CHECK((geometry.write_zeroes && geometry.deallocate && geometry.deallocate_zeroed));
-  data.controller[77] = 0;   // no limit
+  data.controller[77] = 0;  // no limit
   data.controller[520] = 0;
   data.name_space[33] = 0;
   REQUIRE(data.examine(&geometry, &reason) == 0);
   CHECK(geometry.piece_bytes_max == 1024 * 1024);
   CHECK_FALSE((geometry.write_zeroes || geometry.deallocate || geometry.deallocate_zeroed));
-  data.name_space[128 + 4] = 8;   // metadata
+  data.name_space[128 + 4] = 8;  // metadata
   CHECK(data.examine(&geometry, &reason) == -ENOTSUP);
   CHECK(has(reason, "metadata"));
   data.name_space[128 + 4] = 0;
@@ -114,7 +115,7 @@ TEST_CASE("nvme: what the namespace cannot do is answered without it") {
 }
 
 TEST_CASE("nvme: what is not torn comes from AWUPF or the namespace, and is one piece") {
-  Identify data;   // blocks of 4096, pieces of 128 KiB
+  Identify data;  // blocks of 4096, pieces of 128 KiB
   NvmeGeometry geometry;
   const char* reason = nullptr;
   const auto set = [&](size_t at, uint16_t value) { memcpy(data.name_space + at, &value, 2); };
@@ -129,15 +130,15 @@ TEST_CASE("nvme: what is not torn comes from AWUPF or the namespace, and is one 
   CHECK(atomic() == 128 * 1024);
   CHECK(atomic(64 * 1024) == 64 * 1024);
   set(36, 3);
-  CHECK(atomic() == 128 * 1024);   // without NSABP it means nothing
+  CHECK(atomic() == 128 * 1024);  // without NSABP it means nothing
   data.name_space[24] = 2;
   CHECK(atomic() == 16 * 1024);
   set(44, 1);
-  CHECK(atomic() == 8 * 1024);     // its boundary
+  CHECK(atomic() == 8 * 1024);  // its boundary
   set(44, 2);
   CHECK(atomic() == 4096);
   set(44, 1);
-  set(42, 1);                      // boundaries begin elsewhere
+  set(42, 1);  // boundaries begin elsewhere
   CHECK(atomic() == 4096);
   set(42, 0);
   REQUIRE(atomic() == 8192);
@@ -210,9 +211,10 @@ TEST_CASE("nvme: pieces cover a command once, in order, within the limits") {
     const uint64_t block = uint64_t{1} << geometry.block_shift, data_offset = random() % 2 ? kMiB : 0;
     Command command;
     command.op = static_cast<Op>(random() % 3);
-    command.offset = DeviceOffset{(uint64_t{random()} << 6) % (geometry.blocks - (64 << 20) / block) * block % (uint64_t{1} << 39)};
+    command.offset =
+        DeviceOffset{(uint64_t{random()} << 6) % (geometry.blocks - (64 << 20) / block) * block % (uint64_t{1} << 39)};
     std::vector<iovec> parts(1 + random() % 40);
-    std::vector<char*> expected;   // address of each block's memory
+    std::vector<char*> expected;  // address of each block's memory
     for (iovec& part : parts) {
       part.iov_base = memory.data() + random() % 1000 * 4096;
       part.iov_len = (1 + random() % (random() % 8 ? 8 : 200)) * block;
@@ -229,9 +231,11 @@ TEST_CASE("nvme: pieces cover a command once, in order, within the limits") {
       sys::NvmeCommand piece;
       nvme_piece(geometry, data_offset, command, &progress, &piece);
       const uint64_t count = (piece.cdw12 & 0xffff) + 1;
-      right &= (uint64_t{piece.cdw11} << 32 | piece.cdw10) == next && count * block == progress.piece && piece.nsid == 7;
+      right &=
+          (uint64_t{piece.cdw11} << 32 | piece.cdw10) == next && count * block == progress.piece && piece.nsid == 7;
       if (command.op == Op::kDiscard) {
-        right &= progress.piece <= zeroes_max && piece.opcode == 8 && (piece.cdw12 >> 25 & 1) == geometry.deallocate_zeroed && !piece.data;
+        right &= progress.piece <= zeroes_max && piece.opcode == 8 &&
+                 (piece.cdw12 >> 25 & 1) == geometry.deallocate_zeroed && !piece.data;
       } else {
         right &= piece.opcode == (command.op == Op::kRead ? 2 : 1) && progress.piece <= geometry.piece_bytes_max;
         const auto* vector = static_cast<const iovec*>(piece.data);
@@ -241,7 +245,8 @@ TEST_CASE("nvme: pieces cover a command once, in order, within the limits") {
         uint64_t at = seen;
         for (uint32_t i = 0; i < parts_now; ++i) {
           const iovec& part = piece.vector ? vector[i] : single;
-          for (size_t b = 0; b < part.iov_len; b += block, ++at) right &= at < expected.size() && expected[at] == static_cast<char*>(part.iov_base) + b;
+          for (size_t b = 0; b < part.iov_len; b += block, ++at)
+            right &= at < expected.size() && expected[at] == static_cast<char*>(part.iov_base) + b;
         }
         right &= at == seen + count;
       }
@@ -257,10 +262,10 @@ TEST_CASE("nvme: pieces cover a command once, in order, within the limits") {
 
 TEST_CASE("nvme: failures become errno") {
   Command command;
-  CHECK(nvme_failure("nvme:test", command, {}, 0x4080) == -EINVAL);   // LBA out of range, do not retry
-  CHECK(nvme_failure("nvme:test", command, {}, 0x0281) == -EIO);      // unrecovered read error
+  CHECK(nvme_failure("nvme:test", command, {}, 0x4080) == -EINVAL);  // LBA out of range, do not retry
+  CHECK(nvme_failure("nvme:test", command, {}, 0x0281) == -EIO);     // unrecovered read error
   CHECK(nvme_failure("nvme:test", command, {}, 0x0020) == -EROFS);
-  CHECK(nvme_failure("nvme:test", command, {}, 0x0370) == -EIO);      // the path is gone
+  CHECK(nvme_failure("nvme:test", command, {}, 0x0370) == -EIO);  // the path is gone
   CHECK(nvme_failure("nvme:test", command, {}, -EINTR) == -EIO);
   CHECK(nvme_failure("nvme:test", command, {}, -ENOMEM) == -ENOMEM);
 }
@@ -275,7 +280,8 @@ TEST_CASE("nvme: other devices are refused, a block device with the name to give
   REQUIRE(mkdtemp(folder) != nullptr);
   for (const char* name : {"/nvme3n12", "/nvme3n12p2"}) {
     const std::string node = std::string(folder) + name;
-    if (mknod(node.c_str(), S_IFBLK | 0600, makedev(7, 250)) == 0) CHECK(has(refused("nvme:" + node, -EINVAL), "nvme:/dev/ng3n12 "));
+    if (mknod(node.c_str(), S_IFBLK | 0600, makedev(7, 250)) == 0)
+      CHECK(has(refused("nvme:" + node, -EINVAL), "nvme:/dev/ng3n12 "));
     unlink(node.c_str());
   }
   rmdir(folder);

@@ -124,7 +124,9 @@ struct Attached {
 
 unsigned threads_named(const char* name) {
   unsigned found = 0;
-  FILE* list = popen(("grep -lx " + std::string(name) + " /proc/" + std::to_string(getpid()) + "/task/*/comm 2>/dev/null").c_str(), "r");
+  FILE* list = popen(
+      ("grep -lx " + std::string(name) + " /proc/" + std::to_string(getpid()) + "/task/*/comm 2>/dev/null").c_str(),
+      "r");
   char text[256];
   while (fgets(text, sizeof text, list)) ++found;
   pclose(list);
@@ -141,7 +143,8 @@ constexpr unsigned kSlower = 6;
 constexpr unsigned kSlower = 1;
 #endif
 
-// Random commands on a context, several in flight, each on a place that no other in flight touches; every byte checked. "", or what did not hold.
+// Random commands on a context, several in flight, each on a place that no other in flight touches; every byte checked.
+// "", or what did not hold.
 std::string against_model(Device* device, unsigned rounds, uint64_t seed, uint64_t base, uint64_t span) {
   std::mt19937_64 random(seed);
   constexpr unsigned kPlaces = 16;
@@ -164,7 +167,10 @@ std::string against_model(Device* device, unsigned rounds, uint64_t seed, uint64
       parts[i][0] = {buffers[i].data(), cut};
       parts[i][1] = {buffers[i].data() + cut, bytes[i] - cut};
       const uint64_t which = random() % 8;
-      commands[i] = command_of(which < 4 ? Op::kRead : which < 7 ? Op::kWrite : Op::kDiscard, base + at[i], parts[i], bytes[i], i);
+      commands[i] = command_of(which < 4   ? Op::kRead
+                               : which < 7 ? Op::kWrite
+                                           : Op::kDiscard,
+                               base + at[i], parts[i], bytes[i], i);
       commands[i].iov_count = 2;
       if (commands[i].op == Op::kWrite) {
         for (uint64_t k = 0; k < bytes[i]; ++k) buffers[i][k] = static_cast<char>(random());
@@ -253,7 +259,7 @@ TEST_CASE("pmem: a blank file becomes a scratch LUN, one owner at a time, and gr
     successor = sys::open_again(again->fd(0));
     CHECK(again->share_lock(0, successor) == 0);
   }
-  CHECK(has(refused("pmem:" + file.path), "in use"));   // by the description that a child would have
+  CHECK(has(refused("pmem:" + file.path), "in use"));  // by the description that a child would have
   close(successor);
   const Opened after = opened("pmem:" + file.path, true);
 }
@@ -302,7 +308,7 @@ TEST_CASE("pmem: discard zeros, and a file keeps its space; what is made for one
   REQUIRE(io(lun.get(), Op::kDiscard, 100, nullptr, 6 * kMiB) == 0);
   memset(want.data() + 100, 0, 6 * kMiB);
   CHECK(file.blocks() == full);
-  lun->release(DeviceOffset{0}, 8 * kMiB);   // its owner gave that space
+  lun->release(DeviceOffset{0}, 8 * kMiB);  // its owner gave that space
   CHECK(file.blocks() == full);
   REQUIRE(io(lun.get(), Op::kRead, 0, all.data(), all.size()) == static_cast<int64_t>(all.size()));
   CHECK(all == want);
@@ -400,8 +406,9 @@ TEST_CASE("pmem: a shared context: some submit, others await") {
     threads.emplace_back([&] {
       Response out[16];
       while (reaped < kTotal) {
-        const int status = context->await(submitted < kTotal ? 1'000'000'000 : -1);   // at the end no thread comes to help
-        if (status != 0) worst = status;   // -ETIME too: a wake-up was lost
+        // at the end no thread comes to help
+        const int status = context->await(submitted < kTotal ? 1'000'000'000 : -1);
+        if (status != 0) worst = status;  // -ETIME too: a wake-up was lost
         const std::lock_guard hold(lock);
         const int n = context->reap(out, 16);
         if (n > 0) reaped += static_cast<unsigned>(n);
@@ -433,7 +440,7 @@ TEST_CASE("pmem: the ring is full at its depth, and a watched descriptor is repo
     REQUIRE(n > 0);
     got += static_cast<unsigned>(n);
   }
-  CHECK(context->wait(out, 6, -1) == 0);   // nothing in flight, nothing watched
+  CHECK(context->wait(out, 6, -1) == 0);  // nothing in flight, nothing watched
   const int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   REQUIRE(context->watch(fd, 77) == 0);
   CHECK(context->wait(out, 6, 1'000'000) == 0);
@@ -468,7 +475,7 @@ TEST_CASE("pmem: delegates start with the first need, never from inside the runt
     {
       const HostGuard guard;
       REQUIRE(context->submit(&large, 1) == 1);
-      CHECK(context->reap(out, 4) == 1);   // done by the caller
+      CHECK(context->reap(out, 4) == 1);  // done by the caller
       CHECK_FALSE(pool.started());
     }
     REQUIRE(context->submit(&large, 1) == 1);
@@ -507,7 +514,7 @@ TEST_CASE("pmem: a list that is not waited for is done by the delegates alone") 
   }
 }
 
-#ifndef __SANITIZE_THREAD__   // which allows no new threads in a child of a process with threads
+#ifndef __SANITIZE_THREAD__  // which allows no new threads in a child of a process with threads
 TEST_CASE("pmem: a forked child starts delegates of its own, and sees the same memory") {
   File file("/dev/shm", 4 * kMiB);
   const Opened lun = opened("pmem:" + file.path + ",delegate=on");
@@ -518,20 +525,20 @@ TEST_CASE("pmem: a forked child starts delegates of its own, and sees the same m
   const Command command = command_of(Op::kWrite, 0, &part);
   Response out[4];
   for (unsigned round = 0; round < 20; ++round) {
-    REQUIRE(inherited->submit(&command, 1) == 1);   // perhaps half done at the fork
+    REQUIRE(inherited->submit(&command, 1) == 1);  // perhaps half done at the fork
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
       auto& pool = static_cast<PmemDevice*>(lun.get())->pool();
       if (pool.started()) _exit(1);
-      lun->detach(inherited);   // what the parent's delegates were at is not waited for
+      lun->detach(inherited);  // what the parent's delegates were at is not waited for
       Context* own = nullptr;
       if (lun->attach({}, &own) != 0) _exit(2);
       const iovec mine = {buffer.data(), kMiB};
       const Command write = command_of(Op::kWrite, 2 * kMiB, &mine);
       if (own->submit(&write, 1) != 1 || !pool.started()) _exit(3);
       unsigned got = 0;
-      for (unsigned patience = 0; got == 0 && patience < 10000; ++patience) {   // by the child's delegates
+      for (unsigned patience = 0; got == 0 && patience < 10000; ++patience) {  // by the child's delegates
         got = static_cast<unsigned>(own->reap(out, 4));
         usleep(1000);
       }
@@ -558,7 +565,7 @@ TEST_CASE("pmem: raw media are shared between processes' devices") {
   const Opened one = opened("pmem:" + file.path), other = opened("pmem:" + file.path);
   char out[512], in[512];
   memset(out, 9, sizeof out);
-  CHECK(io(one.get(), Op::kWrite, 12345, out, sizeof out) == 512);   // any alignment
+  CHECK(io(one.get(), Op::kWrite, 12345, out, sizeof out) == 512);  // any alignment
   CHECK(io(other.get(), Op::kRead, 12345, in, sizeof in) == 512);
   CHECK(memcmp(out, in, sizeof out) == 0);
 }

@@ -98,10 +98,14 @@ TEST_CASE("sim: one in P reads and writes fail, and a failed write changes nothi
     const auto at = static_cast<size_t>(i % 256);
     const char value = static_cast<char>(i);
     memset(page.data(), value, kPage);
-    if (sim.io(Op::kWrite, at, page.data()) == -EIO) ++write_errors;
-    else held[at] = value;
-    if (sim.io(Op::kRead, at, page.data()) == -EIO) ++read_errors;
-    else REQUIRE(page[kPage - 1] == held[at]);
+    if (sim.io(Op::kWrite, at, page.data()) == -EIO)
+      ++write_errors;
+    else
+      held[at] = value;
+    if (sim.io(Op::kRead, at, page.data()) == -EIO)
+      ++read_errors;
+    else
+      REQUIRE(page[kPage - 1] == held[at]);
   }
   CHECK(read_errors == sim.sim().counters().read_errors);
   CHECK(write_errors == sim.sim().counters().write_errors);
@@ -203,7 +207,7 @@ TEST_CASE("sim: wait serves watched descriptors and timeouts while I/O is in fli
   CHECK(response[0].tag == 2);
   REQUIRE(sim.context->wait(response, 4, -1) == 1);
   CHECK(response[0].tag == 1);
-  CHECK(sim.context->wait(response, 4, -1) == 0);   // nothing in flight, nothing watched
+  CHECK(sim.context->wait(response, 4, -1) == 0);  // nothing in flight, nothing watched
   close(ends[0]);
   close(ends[1]);
 }

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Contexts on a file: the ring, the synchronous one and the one whose calls threads make must behave alike. Every case runs on all of them
-// where io_uring is allowed, on the latter two elsewhere.
+// SPDX-License-Identifier: Apache-2.0 Contexts on a file: the ring, the synchronous one and the one whose calls threads
+// make must behave alike. Every case runs on all of them where io_uring is allowed, on the latter two elsewhere.
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -69,7 +68,8 @@ struct File {
   OwnedContext* attach(ContextOptions options = {}) const {
     OwnedContext* context = nullptr;
     options.delegate = kind == Kind::kCalls;
-    const int status = kind == Kind::kRing ? UringContext::create(joined, options, &context) : calls.attach(joined, options, &context);
+    const int status =
+        kind == Kind::kRing ? UringContext::create(joined, options, &context) : calls.attach(joined, options, &context);
     return status == 0 ? context : nullptr;
   }
 };
@@ -120,7 +120,7 @@ TEST_CASE("contexts: a full ring takes fewer, and each taken command gets one re
     File file(kind);
     Pages pages(64);
     ContextOptions options;
-    options.depth = 12;   // not a power of two
+    options.depth = 12;  // not a power of two
     OwnedContext* context = file.attach(options);
     REQUIRE(context);
     iovec parts[64];
@@ -161,7 +161,7 @@ TEST_CASE("contexts: errors come back as responses") {
     File file(kind);
     Pages pages(1);
     OwnedContext* context = file.attach();
-    const iovec crooked = {pages.base, 100};   // O_DIRECT wants whole sectors
+    const iovec crooked = {pages.base, 100};  // O_DIRECT wants whole sectors
     CHECK(one(context, command_of(Op::kWrite, 0, &crooked, 1, 1)) == -EINVAL);
     const iovec beyond = {pages.base, kPage};
     CHECK(one(context, command_of(Op::kRead, kFileBytes / kPage + 5, &beyond, 1, 2)) == 0);
@@ -189,7 +189,8 @@ TEST_CASE("contexts: wait returns at once without work, and on time without comp
   }
 }
 
-TEST_CASE("contexts: exchange submits and waits for a batch, for all when fewer are on their way, and not past its time") {
+TEST_CASE(
+    "contexts: exchange submits and waits for a batch, for all when fewer are on their way, and not past its time") {
   for (const Kind kind : kinds()) {
     File file(kind);
     Pages pages(64);
@@ -221,7 +222,7 @@ TEST_CASE("contexts: exchange submits and waits for a batch, for all when fewer 
     CHECK(context->in_flight() == 0);
     CHECK(std::set<uint64_t>(tags.begin(), tags.end()).size() == 64);
     unsigned taken = 99;
-    CHECK(context->exchange(nullptr, 0, &taken, done, 64, 5, -1) == 0);   // nothing on its way: at once
+    CHECK(context->exchange(nullptr, 0, &taken, done, 64, 5, -1) == 0);  // nothing on its way: at once
     CHECK(taken == 0);
     int ends[2];
     REQUIRE(pipe2(ends, O_NONBLOCK) == 0);
@@ -230,7 +231,7 @@ TEST_CASE("contexts: exchange submits and waits for a batch, for all when fewer 
     CHECK(context->exchange(nullptr, 0, &taken, done, 64, 5, 20'000'000) == 0);
     CHECK(sys::now_ns() - start >= 19'000'000);
     REQUIRE(write(ends[1], "x", 1) == 1);
-    CHECK(context->exchange(commands, 1, &taken, done, 64, 2, 2'000'000'000) == 2);   // the watch is one of them
+    CHECK(context->exchange(commands, 1, &taken, done, 64, 2, 2'000'000'000) == 2);  // the watch is one of them
     CHECK(taken == 1);
     close(ends[0]);
     close(ends[1]);
@@ -246,13 +247,13 @@ TEST_CASE("contexts: a watch fires once, through wait and through reap, and four
     for (auto& pair : ends) REQUIRE(pipe2(pair, O_NONBLOCK) == 0);
     for (unsigned i = 0; i < 4; ++i) CHECK(context->watch(ends[i][0], 10 + i) == 0);
     CHECK(context->watch(ends[4][0], 20) == -EBUSY);
-    CHECK(context->watch(ends[1][0], 31) == 0);   // again: the tag changes
+    CHECK(context->watch(ends[1][0], 31) == 0);  // again: the tag changes
     REQUIRE(write(ends[1][1], "x", 1) == 1);
     Response responses[4];
     REQUIRE(context->wait(responses, 4, -1) == 1);
     CHECK(responses[0].tag == 31);
     CHECK((responses[0].result & POLLIN) != 0);
-    CHECK(context->wait(responses, 4, 5'000'000) == 0);   // over, though the byte is still there
+    CHECK(context->wait(responses, 4, 5'000'000) == 0);  // over, though the byte is still there
     CHECK(context->watch(ends[1][0], 32) == 0);
     int n = 0;
     for (int i = 0; i < 1000 && n == 0; ++i) {
@@ -333,7 +334,8 @@ TEST_CASE("contexts: threads with contexts of their own do not disturb each othe
   }
 }
 
-TEST_CASE("contexts of calls: submit does not wait for I/O, several calls are made at once, and a wait ends before they do") {
+TEST_CASE(
+    "contexts of calls: submit does not wait for I/O, several calls are made at once, and a wait ends before they do") {
   DeviceOptions raw;
   raw.scratch = false;
   ErrorText why;
@@ -370,7 +372,7 @@ TEST_CASE("contexts of calls: submit does not wait for I/O, several calls are ma
       for (int i = 0; i < n; ++i) CHECK(responses[i].result == kPage);
       done += static_cast<unsigned>(n);
     }
-    CHECK(sys::now_ns() - start < 1'600'000'000);   // one after the other: 3.2 s
+    CHECK(sys::now_ns() - start < 1'600'000'000);  // one after the other: 3.2 s
     CHECK(calls.pool().threads() > 1);
     context->release();
   }
@@ -389,9 +391,9 @@ TEST_CASE("uring contexts go on when every descriptor of the thread's table is c
     Pages pages(1);
     const iovec part = {pages.base, kPage};
     result = one(context, command_of(Op::kRead, 1, &part, 1, 1));
-    const int other = sys::make_eventfd();   // takes a number that was ours
+    const int other = sys::make_eventfd();  // takes a number that was ours
     context->release();
-    if (fcntl(other, F_GETFD) < 0) result = -1;   // and stays open
+    if (fcntl(other, F_GETFD) < 0) result = -1;  // and stays open
   });
   thread.join();
   CHECK(result == kPage);
@@ -402,7 +404,7 @@ TEST_CASE("uring contexts learn the usual latency and come and go without end") 
   File file(Kind::kRing);
   Pages pages(1);
   const iovec part = {pages.base, kPage};
-  for (int i = 0; i < 40; ++i) {   // more than a thread can have registered at once
+  for (int i = 0; i < 40; ++i) {  // more than a thread can have registered at once
     OwnedContext* context = file.attach();
     REQUIRE(context);
     CHECK(context->usual_latency_ns() == 0);
@@ -439,7 +441,8 @@ TEST_CASE("uring: the kernel never counts more registered memory than is known t
 
 TEST_CASE("contexts: a durable write asks the kernel for it, an atomic one where it is more than a sector") {
   Pages pages(2);
-  const iovec sector = {pages.base, 512}, page = {pages.base, kPage}, two[2] = {{pages.base, 512}, {pages.page(1), 512}};
+  const iovec sector = {pages.base, 512}, page = {pages.base, kPage},
+              two[2] = {{pages.base, 512}, {pages.page(1), 512}};
   const auto flags = [](const iovec* parts, uint32_t count, bool fua, bool atomic, uint32_t disk_sector) {
     Command command = command_of(Op::kWrite, 0, parts, count, 1);
     command.fua = fua;
@@ -449,10 +452,10 @@ TEST_CASE("contexts: a durable write asks the kernel for it, an atomic one where
   CHECK(flags(&page, 1, false, false, 512) == 0);
   CHECK(flags(two, 2, false, false, 512) == 0);
   CHECK(flags(&page, 1, true, false, 512) == RWF_DSYNC);
-  CHECK(flags(&sector, 1, false, true, 512) == 0);   // whole by itself
+  CHECK(flags(&sector, 1, false, true, 512) == 0);  // whole by itself
   CHECK(flags(&page, 1, false, true, 4096) == 0);
   CHECK(flags(&page, 1, false, true, 512) == RWF_ATOMIC);
-  CHECK(flags(two, 2, false, true, 4096) == RWF_ATOMIC);   // which the kernel refuses
+  CHECK(flags(two, 2, false, true, 4096) == RWF_ATOMIC);  // which the kernel refuses
   CHECK(flags(&page, 1, true, true, 512) == (RWF_DSYNC | RWF_ATOMIC));
   // What cannot be promised is refused, and not written.
   for (const Kind kind : kinds()) {
@@ -467,7 +470,7 @@ TEST_CASE("contexts: a durable write asks the kernel for it, an atomic one where
     memset(pages.base, 'n', kPage);
     Command command = command_of(Op::kWrite, 0, &page, 1, 2);
     command.atomic = true;
-    const int64_t result = one(context, command);   // a file system that keeps pages whole may take it
+    const int64_t result = one(context, command);  // a file system that keeps pages whole may take it
     const iovec back = {pages.page(1), kPage};
     CHECK(one(context, command_of(Op::kRead, 0, &back, 1, 3)) == kPage);
     CHECK((result == kPage || result == -EINVAL || result == -EOPNOTSUPP));

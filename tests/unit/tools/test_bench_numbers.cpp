@@ -11,14 +11,14 @@
 #include "tools/bench/histogram.h"
 #include "tools/bench/page_content.h"
 #include "tools/bench/random.h"
-#include "tools/bench/swap_file.h"
 #include "tools/bench/run_result.h"
+#include "tools/bench/swap_file.h"
 
 using namespace lunar::tools;
 
 namespace {
 bool near(double a, double b, double relative) { return std::fabs(a - b) <= relative * std::fabs(b); }
-}   // namespace
+}  // namespace
 
 TEST_CASE("histogram buckets are in order and narrower than 1/64") {
   for (uint64_t ns : {1ull, 63ull, 64ull, 65ull, 127ull, 128ull, 1000ull, 123456ull, 99999999ull, 4000000000000ull}) {
@@ -126,7 +126,7 @@ TEST_CASE("a run whose disk did not move the bytes fails") {
   CHECK(run_failures(run).empty());
   run.disk_read_bytes = 980 * 4096;
   CHECK(run_failures(run).size() == 1);
-  run.disk_read_bytes = -1;   // the host does not tell: named elsewhere
+  run.disk_read_bytes = -1;  // the host does not tell: named elsewhere
   CHECK(run_failures(run).empty());
   run.mismatches = 1;
   CHECK(run_failures(run).size() == 1);
@@ -156,11 +156,11 @@ TEST_CASE("ratios divide Lunar by the baseline on the same quantity") {
 
 TEST_CASE("a ratio is the median of the rounds' ratios, not the ratio of medians") {
   Ratios ratios;
-  put_round_ratios(&ratios, "ops", {10, 40, 30}, {10, 10, 20});   // medians: 30 and 10
+  put_round_ratios(&ratios, "ops", {10, 40, 30}, {10, 10, 20});  // medians: 30 and 10
   CHECK(ratios.at("ops") == 1.5);
   CHECK(ratios.at("ops_min") == 1);
   CHECK(ratios.at("ops_max") == 4);
-  put_round_ratios(&ratios, "p99", {3, 0}, {2, 5});   // not measured in the second round
+  put_round_ratios(&ratios, "p99", {3, 0}, {2, 5});  // not measured in the second round
   CHECK(ratios.at("p99") == 1.5);
   put_round_ratios(&ratios, "none", {0}, {5});
   CHECK(ratios.count("none") == 0);

@@ -53,7 +53,7 @@ IoResult row(const char* system, const char* workload, unsigned threads, unsigne
   return result;
 }
 
-}   // namespace
+}  // namespace
 
 TEST_CASE("machine CPU: what was not idle, and the sampled columns beside it") {
   const auto before = parse_cpu_times("cpu  100 10 200 5000 300 5 15 7 0 0\ncpu0 1 1 1 1 1 1 1\n", 100);
@@ -61,12 +61,12 @@ TEST_CASE("machine CPU: what was not idle, and the sampled columns beside it") {
   REQUIRE(before);
   REQUIRE(after);
   const CpuUse use = cpu_between(*before, *after, 2.0, 2);
-  CHECK(near(use.total_s, 4.0 - 2.0 - 0.4 - 0.1));   // elapsed x CPUs - idle - iowait - steal
+  CHECK(near(use.total_s, 4.0 - 2.0 - 0.4 - 0.1));  // elapsed x CPUs - idle - iowait - steal
   CHECK(near(use.user_s, 0.5 + 0.1));
   CHECK(near(use.kernel_s, use.total_s - 0.6));
   CHECK(near(use.kernel_ticks_s, 0.3 + 0.01 + 0.04));
-  CHECK(cpu_between(*before, *after, 0.1, 1).total_s == 0);   // clocks that disagree: never below zero
-  CHECK(parse_cpu_times("cpu 1 2 3 4 5 6 7\n", 100));         // old kernels have no steal
+  CHECK(cpu_between(*before, *after, 0.1, 1).total_s == 0);  // clocks that disagree: never below zero
+  CHECK(parse_cpu_times("cpu 1 2 3 4 5 6 7\n", 100));        // old kernels have no steal
   CHECK(!parse_cpu_times("cpu0 1 2 3 4 5 6 7 8\n", 100));
   CHECK(!parse_cpu_times("cpu 1 2 3", 100));
   CHECK(near(parse_process_user_seconds("7 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 250 99 0 0", 100).value_or(-1), 2.5));
@@ -84,7 +84,8 @@ TEST_CASE("JSON: values are found by their path, and no JSON is refused") {
   CHECK(job.find({"flags"})->items[0].number == 1);
   CHECK(job.number_at({"read", "none"}, -3) == -3);
   CHECK(job.number_at({"note"}, -3) == -3);
-  for (const char* bad : {"", "{", "{\"a\"}", "{\"a\":1", "[1,,2]", "tru", "\"open", "{\"a\":1 \"b\":2}", "\"\\u12"}) CHECK(!JsonValue::parse(bad));
+  for (const char* bad : {"", "{", "{\"a\"}", "{\"a\":1", "[1,,2]", "tru", "\"open", "{\"a\":1 \"b\":2}", "\"\\u12"})
+    CHECK(!JsonValue::parse(bad));
   CHECK(!JsonValue::parse(std::string(1000, '[')));
 }
 
@@ -114,9 +115,10 @@ TEST_CASE("fio: its command does our work, in our batches") {
   order.read_percent = 70;
   order.seconds = 2;
   const std::string text = command_text(fio_command("/usr/bin/fio", "/d/f", 1048576, 4 << 20, 4096, order));
-  for (const char* part : {"--filename=/d/f ", "--offset=1048576 ", "--size=4194304 ", "--bs=4096 ", "--direct=1 ", "--iodepth=128 ",
-                           "--ioengine=io_uring ", "--registerfiles=1 ", "--fixedbufs=1 ", "--iodepth_batch_submit=32 ",
-                           "--iodepth_batch_complete_min=32 ", "--rw=randrw ", "--rwmixread=70 ", "--runtime=2000ms "}) {
+  for (const char* part :
+       {"--filename=/d/f ", "--offset=1048576 ", "--size=4194304 ", "--bs=4096 ", "--direct=1 ", "--iodepth=128 ",
+        "--ioengine=io_uring ", "--registerfiles=1 ", "--fixedbufs=1 ", "--iodepth_batch_submit=32 ",
+        "--iodepth_batch_complete_min=32 ", "--rw=randrw ", "--rwmixread=70 ", "--runtime=2000ms "}) {
     INFO(part);
     CHECK(text.find(part) != std::string::npos);
   }
@@ -144,12 +146,12 @@ TEST_CASE("stamps: the last version passes, everything else does not") {
   stamps.stamp(unit, block.data());
   CHECK(stamps.check(unit, block.data()));
   CHECK(!stamps.check(unit, old.data()));
-  for (const size_t at : {size_t{0}, size_t{256}, size_t{511}}) {   // torn
+  for (const size_t at : {size_t{0}, size_t{256}, size_t{511}}) {  // torn
     std::vector<uint64_t> torn = block;
     torn[at] = old[at];
     CHECK(!stamps.check(unit, torn.data()));
   }
-  for (int i = 0; i < 7; ++i) CHECK(stamps.claim(random) != unit);   // all others are free, this one is not
+  for (int i = 0; i < 7; ++i) CHECK(stamps.claim(random) != unit);  // all others are free, this one is not
   stamps.release(unit);
   CHECK(stamps.claim(random) == unit);
   CHECK(stamps.check(unit, block.data()));
@@ -160,25 +162,26 @@ TEST_CASE("the rounds that count are the least disturbed of all backends, whatev
   const std::vector<IoRun> one{run_of(900, 0.5), run_of(300, 0.1), run_of(100, 0), run_of(800, 0.3)};
   CHECK(quietest_rounds({one}, 2) == Rounds{1, 2});
   CHECK(quietest_rounds({one, {run_of(1, 0), run_of(1, 0), run_of(1, 0.9), run_of(1, 0)}}, 2) == Rounds{1, 3});
-  CHECK(quietest_rounds({one, {run_of(1, 0.2)}}, 3) == Rounds{1, 2, 3});   // a backend that was lost
+  CHECK(quietest_rounds({one, {run_of(1, 0.2)}}, 3) == Rounds{1, 2, 3});  // a backend that was lost
   CHECK(quietest_rounds({{run_of(1, 0)}}, 3) == Rounds{0});
-  CHECK(noisy_run(run_of(1, 0.13), 2));    // 2 s of 2 CPUs: 3 % are 0.12 s
+  CHECK(noisy_run(run_of(1, 0.13), 2));  // 2 s of 2 CPUs: 3 % are 0.12 s
   CHECK(!noisy_run(run_of(1, 0.11), 2));
 }
 
 TEST_CASE("block benches: ratios have the contract's keys") {
   IoReport report;
   report.options.bench = "superpipe";
-  report.results = {row("lunar", "read", 1, 1, 20000), row("fio", "read", 1, 1, 16000), row("lunar", "read", 1, 128, 90000, 0.5),
-                    row("legacy", "read", 16, 1, 60000, 2), row("fio", "read", 1, 128, 100000), row("libaio", "read", 1, 128, 90000)};
+  report.results = {row("lunar", "read", 1, 1, 20000),        row("fio", "read", 1, 1, 16000),
+                    row("lunar", "read", 1, 128, 90000, 0.5), row("legacy", "read", 16, 1, 60000, 2),
+                    row("fio", "read", 1, 128, 100000),       row("libaio", "read", 1, 128, 90000)};
   auto ratios = io_ratios(report);
-  CHECK(near(ratios["legacy"]["read_t16_kiops_per_cpu"], 6));   // 90000 / 0.5 by 60000 / 2
+  CHECK(near(ratios["legacy"]["read_t16_kiops_per_cpu"], 6));  // 90000 / 0.5 by 60000 / 2
   CHECK(near(ratios["legacy"]["read_t16_kiops_per_cpu_kernel"], 6));
   CHECK(near(ratios["legacy"]["read_t16_ops"], 1.5));
   CHECK(near(ratios["fio"]["read_qd128_ops"], 0.9));
   CHECK(near(ratios["fio"]["read_qd1_mean"], 0.8));
   CHECK(near(ratios["libaio"]["read_qd128_ops"], 1));
-  CHECK(ratios["legacy"].count("read_t16_p99") == 0);   // nothing measured, nothing claimed
+  CHECK(ratios["legacy"].count("read_t16_p99") == 0);  // nothing measured, nothing claimed
   CHECK(ratios.count("raw") == 0);
   report.cblk.raw = "pread";
   report.cblk.over_p50_ns = 1500;
@@ -199,8 +202,9 @@ TEST_CASE("the window bench: its names stand for 4 KiB reads, deep and shallow")
   IoReport report;
   report.options.bench = "window";
   report.options.depths = {1, 32};
-  report.results = {row("lunar", "read4k", 1, 1, 22000), row("perio", "read4k", 1, 1, 20000), row("lunar", "read4k", 1, 32, 90000),
-                    row("perio", "read4k", 1, 32, 60000), row("lunar", "read64k", 1, 32, 10), row("perio", "read64k", 1, 32, 20)};
+  report.results = {row("lunar", "read4k", 1, 1, 22000),  row("perio", "read4k", 1, 1, 20000),
+                    row("lunar", "read4k", 1, 32, 90000), row("perio", "read4k", 1, 32, 60000),
+                    row("lunar", "read64k", 1, 32, 10),   row("perio", "read64k", 1, 32, 20)};
   auto ratios = io_ratios(report)["perio"];
   CHECK(near(ratios["window_ops"], 1.5));
   CHECK(near(ratios["window_mean"], 20.0 / 22));

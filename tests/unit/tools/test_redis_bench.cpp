@@ -66,7 +66,7 @@ struct Arguments {
   std::vector<char*> raw_;
 };
 
-}   // namespace
+}  // namespace
 
 TEST_CASE("a GET is right only with its own key's value, whole") {
   Dataset data(DataKind::kStrings, 1 << 20, 1024, 5);
@@ -106,12 +106,12 @@ TEST_CASE("a read finds no version older than acknowledged and none that was nev
   CHECK(check(data, write, "+OK\r\n").empty());
   CHECK_FALSE(data.writing(3));
   const Request late = data.read(3, random);
-  CHECK_FALSE(check(data, late, bulk(first)).empty());   // a lost update
+  CHECK_FALSE(check(data, late, bulk(first)).empty());  // a lost update
   CHECK(check(data, late, bulk(second)).empty());
-  CHECK(check(data, early, bulk(first)).empty());   // sent before the write was acknowledged
+  CHECK(check(data, early, bulk(first)).empty());  // sent before the write was acknowledged
   Dataset ahead(DataKind::kStrings, 64 << 10, 1024, 5);
   (void)check(ahead, ahead.write(3), "+OK\r\n");
-  CHECK_FALSE(check(data, late, bulk(words_of(ahead, ahead.write(3))[2])).empty());   // version 2: never sent here
+  CHECK_FALSE(check(data, late, bulk(words_of(ahead, ahead.write(3))[2])).empty());  // version 2: never sent here
 }
 
 TEST_CASE("hash fields and sorted-set members are checked by place, score and version") {
@@ -156,7 +156,7 @@ TEST_CASE("hash fields and sorted-set members are checked by place, score and ve
   CHECK(scored);
   const Request add = sets.write(1);
   CHECK(words_of(sets, add)[2] == "-1");
-  CHECK(words_of(sets, add)[3] == load[3]);   // the same member
+  CHECK(words_of(sets, add)[3] == load[3]);  // the same member
   CHECK(check(sets, add, ":0\r\n").empty());
   CHECK_FALSE(check(sets, Request{Verb::kRead, 0, 1, 1}, bulk("0")).empty());
   CHECK(check(sets, Request{Verb::kRead, 0, 1, 1}, bulk("-1")).empty());
@@ -190,11 +190,22 @@ TEST_CASE("arguments of the bench are checked") {
                   .has_value());
   CHECK(options.workloads == std::vector<std::string>{"get-fits", "zipf-fits"});
   CHECK(options.rounds == 1);
-  const std::vector<std::vector<std::string>> bad{
-      {"--dram", "lots"},        {"--dram", "8m"},      {"--dram", "64m", "--data", "32m"}, {"--value-size", "1000"},
-      {"--value-size", "8"},     {"--value-size", "1m"}, {"--connections", "1"},            {"--pipeline", "0"},
-      {"--workloads", "get,put"}, {"--systems", "swap,flash"}, {"--rounds", "0"},           {"--seconds", "0"},
-      {"--options", "fault"},    {"--module", "/none.so"}, {"--redis-server", "/none"},     {"--frobnicate"}};
+  const std::vector<std::vector<std::string>> bad{{"--dram", "lots"},
+                                                  {"--dram", "8m"},
+                                                  {"--dram", "64m", "--data", "32m"},
+                                                  {"--value-size", "1000"},
+                                                  {"--value-size", "8"},
+                                                  {"--value-size", "1m"},
+                                                  {"--connections", "1"},
+                                                  {"--pipeline", "0"},
+                                                  {"--workloads", "get,put"},
+                                                  {"--systems", "swap,flash"},
+                                                  {"--rounds", "0"},
+                                                  {"--seconds", "0"},
+                                                  {"--options", "fault"},
+                                                  {"--module", "/none.so"},
+                                                  {"--redis-server", "/none"},
+                                                  {"--frobnicate"}};
   for (std::vector<std::string> words : bad) {
     INFO(words[0] << " " << (words.size() > 1 ? words[1] : ""));
     if (words[0] != "--redis-server") words.insert(words.end(), {"--redis-server", "/bin/true"});
@@ -244,7 +255,7 @@ RedisReport sample_report() {
   }
   return report;
 }
-}   // namespace
+}  // namespace
 
 TEST_CASE("redis ratios are named by workload, connections and quantity, each against its baseline") {
   RedisReport report = sample_report();
@@ -255,7 +266,7 @@ TEST_CASE("redis ratios are named by workload, connections and quantity, each ag
   CHECK(ratios.at("get_t50_ops_max") == 3);
   CHECK(ratios.at("get_t50_p99") == 0.5);
   CHECK(ratios.at("get_t50_time") == 2);
-  CHECK(ratios.count("get_t50_p50") == 0);   // not measured: no ratio
+  CHECK(ratios.count("get_t50_p50") == 0);  // not measured: no ratio
   std::string json = report_json(report);
   CHECK(json.find("\"run_over_swap\":{") != std::string::npos);
   CHECK(json.find("\"skipped\":{\"lunar\":\"a reason\"}") != std::string::npos);

@@ -14,7 +14,7 @@ using namespace lunar::tools;
 namespace {
 std::string with_memory(const std::string&) { return "cpuset cpu io memory pids\n"; }
 std::string without_memory(const std::string&) { return "\n"; }
-}   // namespace
+}  // namespace
 
 TEST_CASE("memory cgroup: version 1 beside an empty version 2") {
   const CgroupPlace place = parse_cgroup_place(

@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// See bench_memory.h. The swap backend is what a program gets without Lunar; it asks for pages ahead by MADV_WILLNEED, in
-// one process_madvise a batch where the kernel takes that for the caller itself (one call instead of 64).
-// Threading: as in the header.
+// SPDX-License-Identifier: Apache-2.0 See bench_memory.h. The swap backend is what a program gets without Lunar; it
+// asks for pages ahead by MADV_WILLNEED, in one process_madvise a batch where the kernel takes that for the caller
+// itself (one call instead of 64). Threading: as in the header.
 #include "tools/bench/fault/bench_memory.h"
 
 #include <fmt/format.h>
@@ -82,7 +81,7 @@ class LunarMemory final : public BenchMemory {
   void prefetch(char* const* pages, size_t count, size_t page_bytes) override {
     std::array<lunar_range, kPrefetchBatch> ranges;
     for (size_t i = 0; i < count; ++i) ranges[i] = {pages[i], page_bytes};
-    (void)lunar_prefetch(ranges.data(), count);   // what it could not read the touch will report
+    (void)lunar_prefetch(ranges.data(), count);  // what it could not read the touch will report
   }
   uint64_t major_faults() const override {
     lunar_stats stats{};
@@ -91,7 +90,7 @@ class LunarMemory final : public BenchMemory {
   }
 };
 
-}   // namespace
+}  // namespace
 
 std::unique_ptr<BenchMemory> BenchMemory::make(const BenchMemoryOptions& options) {
   if (options.system == "swap") return std::make_unique<SwapMemory>();
@@ -99,4 +98,4 @@ std::unique_ptr<BenchMemory> BenchMemory::make(const BenchMemoryOptions& options
   throw std::runtime_error(fmt::format("no system named {}", options.system));
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

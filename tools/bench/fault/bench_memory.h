@@ -10,23 +10,23 @@
 namespace lunar::tools {
 
 struct BenchMemoryOptions {
-  std::string system;        // "swap" or "lunar"
-  uint64_t dram_bytes = 0;   // Lunar's budget; swap is bounded by its cgroup alone
+  std::string system;       // "swap" or "lunar"
+  uint64_t dram_bytes = 0;  // Lunar's budget; swap is bounded by its cgroup alone
   uint64_t lun_bytes = 0;
   std::string lun;
-  std::string options;   // further options of the table, "spin=no,follow=no"
+  std::string options;  // further options of the table, "spin=no,follow=no"
 };
 
 class BenchMemory {
  public:
   virtual ~BenchMemory() = default;
-  virtual char* create(uint64_t bytes) = 0;   // throws std::runtime_error
+  virtual char* create(uint64_t bytes) = 0;  // throws std::runtime_error
   virtual void destroy(char* address, uint64_t bytes) = 0;
   // Asks for scattered pages at once.
   virtual void prefetch(char* const* pages, size_t count, size_t page_bytes) = 0;
-  virtual uint64_t major_faults() const = 0;   // since start
+  virtual uint64_t major_faults() const = 0;  // since start
 
   static std::unique_ptr<BenchMemory> make(const BenchMemoryOptions& options);
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

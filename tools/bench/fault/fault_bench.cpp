@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // `lunar bench fault`: what a page fault costs with Lunar and with kernel swap on a file of the same disk.
 //
-// Both backends are child processes (tools/bench/fault/fault_child.cpp) in memory cgroups of the same limit, with the same data,
-// and take turns A B A B; medians are quoted. Files are written whole before any clock starts; swap runs at the
-// better of vm.page-cluster 0 and 3 for each workload; a run whose disk did not move what the work needs fails the bench.
-// The limit is --dram plus --allowance (code, stacks, page tables, counts of the bench), for both; Lunar may
-// not swap. What is set up is undone at the end, on a signal, and by the next run after kill -9 (bench/setup_journal.h).
+// Both backends are child processes (tools/bench/fault/fault_child.cpp) in memory cgroups of the same limit, with the
+// same data, and take turns A B A B; medians are quoted. Files are written whole before any clock starts; swap runs at
+// the better of vm.page-cluster 0 and 3 for each workload; a run whose disk did not move what the work needs fails the
+// bench. The limit is --dram plus --allowance (code, stacks, page tables, counts of the bench), for both; Lunar may not
+// swap. What is set up is undone at the end, on a signal, and by the next run after kill -9 (bench/setup_journal.h).
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/bench/fault/fault_bench.h"
 
@@ -21,10 +21,10 @@
 
 #include "tools/bench/bench_host.h"
 #include "tools/bench/bench_main.h"
-#include "tools/bench/fault/system_under_test.h"
 #include "tools/bench/fault/fault_report.h"
-#include "tools/bench/setup_journal.h"
+#include "tools/bench/fault/system_under_test.h"
 #include "tools/bench/progress.h"
+#include "tools/bench/setup_journal.h"
 #include "tools/bench/size_option.h"
 #include "tools/bench/swap_file.h"
 #include "tools/support/cgroup.h"
@@ -98,7 +98,7 @@ std::vector<std::string> FaultBench::child_arguments(const std::string& system) 
 void FaultBench::start_lunar() {
   std::vector<std::string> arguments = child_arguments("lunar");
   std::string lun = options().lun, line;
-  struct stat info {};
+  struct stat info{};
   if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
     lun = fmt::format("{}/lunar-bench-{}.lun", directory_, getpid());
     line = "file " + lun;
@@ -106,7 +106,7 @@ void FaultBench::start_lunar() {
     journal_->record(line);
     write_lun_file(lun, lun_bytes_);
   }
-  const auto tidy = [&] {   // open in the child by now: nothing stays whatever happens
+  const auto tidy = [&] {  // open in the child by now: nothing stays whatever happens
     if (line.empty()) return;
     unlink(lun.c_str());
     journal_->forget(line);
@@ -114,8 +114,8 @@ void FaultBench::start_lunar() {
   arguments.insert(arguments.end(),
                    {"--lun", lun, "--lun-bytes", fmt::format("{}", lun_bytes_), "--options", options().options});
   try {
-    lunar_ =
-        std::make_unique<SystemUnderTest>(SystemUnderTest::Setup{"lunar", arguments, limit_bytes_, false, cgroup_}, *journal_);
+    lunar_ = std::make_unique<SystemUnderTest>(SystemUnderTest::Setup{"lunar", arguments, limit_bytes_, false, cgroup_},
+                                               *journal_);
     // The LUN may be opened as late as the first region: fill before the name goes.
     progress_.say("filling: lunar");
     (void)lunar_->order("fill 1", 600);
@@ -192,7 +192,7 @@ void FaultBench::run_workload(const std::string& workload, unsigned threads) {
   std::vector<RunResult> lunar_runs, swap_runs;
   const double trial = options().seconds / 2;
   int page_cluster = -1;
-  if (workload != "fill") {   // a fill reads nothing: page-cluster is idle, nothing to warm
+  if (workload != "fill") {  // a fill reads nothing: page-cluster is idle, nothing to warm
     if (lunar_) (void)measure_run(*lunar_, workload, threads, swap_ ? 2 * trial : trial);
     if (swap_) page_cluster = better_page_cluster(workload, threads, trial);
   }
@@ -253,7 +253,8 @@ void parse(CLI::App& app, FaultOptions& options, int argc, char** argv) {
   app.add_option("--writes", options.write_percent, "share of touches that write, percent (default 30)")
       ->check(CLI::Range(0, 100));
   app.add_option("--options", options.options, "options of Lunar's backend, NAME=VALUE,...");
-  const CommonFlags common(app, options, "directory for LUN and swap file (default /var/tmp), or Lunar's LUN: file, device, URI",
+  const CommonFlags common(app, options,
+                           "directory for LUN and swap file (default /var/tmp), or Lunar's LUN: file, device, URI",
                            "a rough answer within a minute");
   app.parse(argc, argv);
   common.settle({0.5, 2});
@@ -267,7 +268,7 @@ void parse(CLI::App& app, FaultOptions& options, int argc, char** argv) {
   if (options.data_bytes < options.dram_bytes) throw CLI::ValidationError("--data", "at least --dram");
 }
 
-}   // namespace
+}  // namespace
 
 int fault_bench_main(int argc, char** argv) {
   CLI::App app{"page faults: Lunar against kernel swap on the same disk, under the same memory limit",
@@ -280,4 +281,4 @@ int fault_bench_main(int argc, char** argv) {
   return bench_main("fault", json, [&] { return FaultBench(std::move(options)).run(); });
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

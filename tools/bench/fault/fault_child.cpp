@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// See fault_child.h. Reads commands (run_result.h) from standard input, answers on standard output. Fills its data once, then
-// makes its runs: worker threads touch pages until the clock ends, and check every page they read.
+// SPDX-License-Identifier: Apache-2.0 See fault_child.h. Reads commands (run_result.h) from standard input, answers on
+// standard output. Fills its data once, then makes its runs: worker threads touch pages until the clock ends, and check
+// every page they read.
 //
 // What the disk must have moved is bounded from below without asking the system under test. A cache of C of N equally
 // likely pages hits at most C/N of independent touches, for zipf at most the mass of the C hottest; for walks, pages
@@ -249,7 +249,7 @@ void FaultChild::work_prefetch(const RunOrder& order, Worker& worker) {
 
 std::vector<unsigned char> FaultChild::resident() const {
   std::vector<unsigned char> map(pages_);
-  if (mincore(data_, options_.data_bytes, map.data()) != 0) map.assign(pages_, 1);   // unknown: nothing must be read
+  if (mincore(data_, options_.data_bytes, map.data()) != 0) map.assign(pages_, 1);  // unknown: nothing must be read
   return map;
 }
 
@@ -320,9 +320,8 @@ RunResult FaultChild::run(const RunOrder& order) {
   RunResult run;
   finish(before, after, workers[0].latencies, &run);
   run.mismatches = static_cast<double>(workers[0].mismatches);
-  run.must_read_bytes =
-      must_read_pages(order, workers[0].latencies.count(), resident_before, walks_before, walks_now) *
-      static_cast<double>(page_bytes_);
+  run.must_read_bytes = must_read_pages(order, workers[0].latencies.count(), resident_before, walks_before, walks_now) *
+                        static_cast<double>(page_bytes_);
   return run;
 }
 
@@ -351,10 +350,10 @@ RunOrder parse_order(std::istringstream& words) {
 
 void say(const std::string& line) {
   const std::string whole = line + "\n";
-  if (write(STDOUT_FILENO, whole.data(), whole.size()) < 0) _exit(1);   // the bench is gone
+  if (write(STDOUT_FILENO, whole.data(), whole.size()) < 0) _exit(1);  // the bench is gone
 }
 
-}   // namespace
+}  // namespace
 
 int fault_child_main(int argc, char** argv) {
   CLI::App app{"touches memory for `lunar bench fault`"};
@@ -396,4 +395,4 @@ int fault_child_main(int argc, char** argv) {
   return 0;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -31,7 +31,7 @@ void write_options(JsonWriter& json, const FaultOptions& options) {
   json.field("write_percent", options.write_percent).field("lun", options.lun).field("lunar_options", options.options);
   json.field("seed", options.seed).field("quick", options.quick).close('}');
 }
-}   // namespace
+}  // namespace
 
 Ratios ratios_against(const FaultReport& report, const std::string& baseline) {
   Ratios ratios;
@@ -70,17 +70,19 @@ std::string report_json(const FaultReport& report) {
 }
 
 std::string report_table(const FaultReport& report) {
-  std::string out =
-      fmt::format("{:<9} {:>3}  {:<6} {:>9} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9}  {}\n", "workload", "thr", "system",
-                  "op/s", "mean", "p50", "p99", "p99.9", "cpu us/op", "MiB read", "lunar/swap: median of the rounds' ratios (least to most)");
+  std::string out = fmt::format("{:<9} {:>3}  {:<6} {:>9} {:>10} {:>10} {:>10} {:>10} {:>9} {:>9}  {}\n", "workload",
+                                "thr", "system", "op/s", "mean", "p50", "p99", "p99.9", "cpu us/op", "MiB read",
+                                "lunar/swap: median of the rounds' ratios (least to most)");
   const auto ratios = ratios_against(report, "swap");
   for (const FaultResult& one : report.results) {
     const RunResult& run = one.median;
     std::string note;
     if (one.system == "lunar") {
       const std::string stem = fmt::format("{}_t{}_", one.workload, one.threads);
-      for (const auto& [quantity, label] : {std::pair{"ops", "op/s"}, {"p99", "p99"}, {"cpu", "cpu"}, {"ops_vs_uniform", "of swap uniform"}}) {
-        if (const std::string text = ratio_text(ratios, stem + quantity); !text.empty()) note += fmt::format("{}{} {}", note.empty() ? "" : ", ", text, label);
+      for (const auto& [quantity, label] :
+           {std::pair{"ops", "op/s"}, {"p99", "p99"}, {"cpu", "cpu"}, {"ops_vs_uniform", "of swap uniform"}}) {
+        if (const std::string text = ratio_text(ratios, stem + quantity); !text.empty())
+          note += fmt::format("{}{} {}", note.empty() ? "" : ", ", text, label);
       }
     } else if (one.page_cluster >= 0) {
       note = fmt::format("page-cluster {}", one.page_cluster);
@@ -93,4 +95,4 @@ std::string report_table(const FaultReport& report) {
   return out + end_lines(report.skipped, report.failures);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

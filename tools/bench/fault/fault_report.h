@@ -24,18 +24,18 @@ struct FaultOptions : CommonOptions {
 struct FaultResult {
   std::string system, workload;
   unsigned threads = 1;
-  int page_cluster = -1;   // swap's setting for this workload; -1: not swap
-  RunResult median;       // quantity by quantity over the rounds
-  double spread = 0;       // (max - min) / median of ops_per_s
-  std::vector<RunResult> runs;   // round by round
+  int page_cluster = -1;        // swap's setting for this workload; -1: not swap
+  RunResult median;             // quantity by quantity over the rounds
+  double spread = 0;            // (max - min) / median of ops_per_s
+  std::vector<RunResult> runs;  // round by round
 };
 
 struct FaultReport {
   FaultOptions options;
   std::vector<FaultResult> results;
-  std::map<std::string, std::string> skipped;   // system or check: reason
-  std::vector<std::string> failures;            // why the run does not count; empty when it does
-  std::map<std::string, double> peak_bytes;     // of each system's memory cgroup
+  std::map<std::string, std::string> skipped;  // system or check: reason
+  std::vector<std::string> failures;           // why the run does not count; empty when it does
+  std::map<std::string, double> peak_bytes;    // of each system's memory cgroup
 };
 
 // Lunar divided by `baseline`, keys WORKLOAD_tTHREADS_QUANTITY (put_round_ratios).
@@ -43,4 +43,4 @@ Ratios ratios_against(const FaultReport& report, const std::string& baseline);
 std::string report_json(const FaultReport& report);
 std::string report_table(const FaultReport& report);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -3,13 +3,14 @@
 //
 //   plain   the program alone
 //   below   `lunar run`: the tree stays below its budget, so all memory is plain
-//   armed   `lunar run`, and the pager is activated when the data is there (LUNAR_ARM_AT): huge pages are adopted, all stay resident
+//   armed   `lunar run`, and the pager is activated when the data is there (LUNAR_ARM_AT): huge pages are adopted, all
+//           stay resident
 //
-// Each with huge pages where the program asks for them (`madvise`) and everywhere (`always`). Elapsed time: the three take turns, and
-// the order rotates. CPU time: the three run at once on one CPU, so that what the machine and its neighbours do to the clock and the
-// caches hits all alike (turns differ by 20% on a shared machine, this by 1%). A ratio is that of one round, and its median is quoted
-// with the least and the most. A system that did not do what it is there for (armed: no activation, or pages were evicted; below: an
-// activation) fails the run.
+// Each with huge pages where the program asks for them (`madvise`) and everywhere (`always`). Elapsed time: the three
+// take turns, and the order rotates. CPU time: the three run at once on one CPU, so that what the machine and its
+// neighbours do to the clock and the caches hits all alike (turns differ by 20% on a shared machine, this by 1%). A
+// ratio is that of one round, and its median is quoted with the least and the most. A system that did not do what it is
+// there for (armed: no activation, or pages were evicted; below: an activation) fails the run.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include "tools/bench/fault/fits_bench.h"
 
@@ -64,29 +65,30 @@ struct Cost {
   double elapsed_s = 0, cpu_s = 0;
 };
 struct Measured {
-  std::map<std::string, std::vector<Cost>> rounds;   // by system
+  std::map<std::string, std::vector<Cost>> rounds;  // by system
 };
 struct FitsReport {
   FitsOptions options;
-  std::map<std::string, Measured> workloads;         // by WORKLOAD_HUGEPAGES
+  std::map<std::string, Measured> workloads;  // by WORKLOAD_HUGEPAGES
   std::map<std::string, std::string> skipped;
   std::vector<std::string> failures;
 };
 
-// ---- report ----------------------------------------------------------------------------------------------------------
+// ---- report ---------------------------------------------------------------------------------------------------------
 
 Ratios ratios_of(const FitsReport& report) {
   Ratios out;
   for (const auto& [workload, measured] : report.workloads) {
     for (const std::string system : {"below", "armed"}) {
       for (const auto& [name, quantity] : {std::pair{"elapsed", &Cost::elapsed_s}, std::pair{"cpu", &Cost::cpu_s}})
-        put_round_ratios(&out, fmt::format("{}_{}_{}", workload, system, name), measured.rounds.at(system), measured.rounds.at("plain"), quantity);
+        put_round_ratios(&out, fmt::format("{}_{}_{}", workload, system, name), measured.rounds.at(system),
+                         measured.rounds.at("plain"), quantity);
     }
   }
   return out;
 }
 
-double median_cost(const std::vector<Cost>& costs, double Cost::*quantity) {
+double median_cost(const std::vector<Cost>& costs, double Cost::* quantity) {
   std::vector<double> values;
   for (const Cost& one : costs) values.push_back(one.*quantity);
   return values.empty() ? 0 : median(values);
@@ -102,7 +104,9 @@ std::string report_json(const FitsReport& report) {
   for (const auto& [workload, measured] : report.workloads) {
     for (const auto& [system, rounds] : measured.rounds) {
       json.open('{').field("system", system).field("workload", workload).field("threads", 1);
-      json.field("elapsed_s", median_cost(rounds, &Cost::elapsed_s)).field("cpu_s", median_cost(rounds, &Cost::cpu_s)).close('}');
+      json.field("elapsed_s", median_cost(rounds, &Cost::elapsed_s))
+          .field("cpu_s", median_cost(rounds, &Cost::cpu_s))
+          .close('}');
     }
   }
   json.close(']');
@@ -112,8 +116,8 @@ std::string report_json(const FitsReport& report) {
 }
 
 std::string report_table(const FitsReport& report) {
-  std::string out = fmt::format("{:<22} {:<7} {:>10} {:>10}   {:<31} {}\n", "workload", "system", "elapsed", "CPU", "elapsed / plain (min to max)",
-                                "CPU / plain");
+  std::string out = fmt::format("{:<22} {:<7} {:>10} {:>10}   {:<31} {}\n", "workload", "system", "elapsed", "CPU",
+                                "elapsed / plain (min to max)", "CPU / plain");
   const Ratios ratios = ratios_of(report);
   for (const auto& [workload, measured] : report.workloads) {
     for (const std::string& system : kSystems) {
@@ -123,7 +127,8 @@ std::string report_table(const FitsReport& report) {
       for (const std::string quantity : {"elapsed", "cpu"}) {
         const std::string key = fmt::format("{}_{}_{}", workload, system, quantity);
         if (const auto found = ratios.find(key); found != ratios.end())
-          out += fmt::format("   {:.3f} ({:.3f} to {:.3f})       ", found->second, ratios.at(key + "_min"), ratios.at(key + "_max"));
+          out += fmt::format("   {:.3f} ({:.3f} to {:.3f})       ", found->second, ratios.at(key + "_min"),
+                             ratios.at(key + "_max"));
       }
       out += '\n';
     }
@@ -131,9 +136,10 @@ std::string report_table(const FitsReport& report) {
   return out + end_lines(report.skipped, report.failures);
 }
 
-// ---- one run ---------------------------------------------------------------------------------------------------------
+// ---- one run --------------------------------------------------------------------------------------------------------
 
-// Huge pages for the whole machine while it lives; what it was is recorded, so that a killed run is put right by the next.
+// Huge pages for the whole machine while it lives; what it was is recorded, so that a killed run is put right by the
+// next.
 class HugePages {
  public:
   HugePages(SetupJournal* journal, const std::string& mode) : journal_(journal) {
@@ -155,7 +161,7 @@ class HugePages {
     (void)write_text(kThpPath, before_);
     try {
       journal_->forget(line_);
-    } catch (const std::exception&) {   // the next run sets it back once more
+    } catch (const std::exception&) {  // the next run sets it back once more
     }
   }
   HugePages(const HugePages&) = delete;
@@ -183,7 +189,7 @@ class WorkDirectory {
     if (error) return;
     try {
       journal_->forget(line_);
-    } catch (const std::exception&) {   // the next run finds nothing there
+    } catch (const std::exception&) {  // the next run finds nothing there
     }
   }
   WorkDirectory(const WorkDirectory&) = delete;
@@ -202,7 +208,8 @@ double cpu_seconds_of(pid_t pid) {
   DIR* directory = opendir(tasks.c_str());
   for (const dirent* entry; directory != nullptr && (entry = readdir(directory)) != nullptr;) {
     if (entry->d_name[0] == '.') continue;
-    total += strtod(read_text(fmt::format("{}/{}/schedstat", tasks, entry->d_name)).value_or("0").c_str(), nullptr) / 1e9;
+    total +=
+        strtod(read_text(fmt::format("{}/{}/schedstat", tasks, entry->d_name)).value_or("0").c_str(), nullptr) / 1e9;
   }
   if (directory != nullptr) closedir(directory);
   return total;
@@ -264,16 +271,21 @@ Ended end_of(const Started& started) {
   while (wait4(started.pid, &status, 0, &used) < 0 && errno == EINTR) {}
   Ended ended;
   ended.cost.elapsed_s = static_cast<double>(now_ns() - started.at_ns) / 1e9;
-  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6; };
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6;
+  };
   ended.cost.cpu_s = seconds(used.ru_utime) + seconds(used.ru_stime);
   ended.output = read_text(started.out).value_or("");
   ended.errors = read_text(started.err).value_or("");
   check_interrupted();
-  if (status != 0) throw std::runtime_error(fmt::format("{} failed (status {}): {}", started.name, status, ended.errors));
+  if (status != 0)
+    throw std::runtime_error(fmt::format("{} failed (status {}): {}", started.name, status, ended.errors));
   return ended;
 }
 
-Ended run_to_end(const std::vector<std::string>& words, const std::string& directory) { return end_of(start_program(words, directory)); }
+Ended run_to_end(const std::vector<std::string>& words, const std::string& directory) {
+  return end_of(start_program(words, directory));
+}
 
 uint64_t figure(const std::string& stats, const std::string& key) {
   const std::string line = fmt::format("lunar: stats: {} ", key);
@@ -301,14 +313,16 @@ class FitsBench {
 
   FitsReport report_;
   std::string self_, directory_, python_;
-  unsigned divisor_ = 1;   // --quick: so much less work
+  unsigned divisor_ = 1;  // --quick: so much less work
 };
 
 std::vector<std::string> FitsBench::wrapper(const std::string& system, uint64_t activate_at_mib) const {
   if (system == "plain") return {};
   // The budget is never near: `armed` is activated by what it has committed.
-  if (system == "armed") setenv("LUNAR_ARM_AT", fmt::format("{}m", activate_at_mib).c_str(), 1);
-  else unsetenv("LUNAR_ARM_AT");
+  if (system == "armed")
+    setenv("LUNAR_ARM_AT", fmt::format("{}m", activate_at_mib).c_str(), 1);
+  else
+    unsetenv("LUNAR_ARM_AT");
   return {self_, "run", "--dram=2g", "--size=4g", "--lun=" + report_.options.lun, "--stats", "--"};
 }
 
@@ -316,12 +330,27 @@ void FitsBench::check_backend(const std::string& workload, const std::string& sy
   if (system == "plain") return;
   const uint64_t armed = figure(stats, "armed"), evictions = figure(stats, "evictions");
   if (stats.find("lunar: stats: armed ") == std::string::npos || armed != (system == "armed" ? 1 : 0) || evictions != 0)
-    report_.failures.push_back(fmt::format("{} {}: armed {}, {} evictions: not what was to be measured", workload, system, armed, evictions));
+    report_.failures.push_back(
+        fmt::format("{} {}: armed {}, {} evictions: not what was to be measured", workload, system, armed, evictions));
 }
 
 std::vector<std::string> FitsBench::redis_load(RedisServer& server, const std::string& test) const {
-  return {find_in_path("redis-benchmark"), "-p", fmt::format("{}", server.port()), "-t", test, "-n", fmt::format("{}", 100'000 / divisor_),
-          "-r", "100000", "-d", "500", "-c", "16", "-P", "4", "--csv"};
+  return {find_in_path("redis-benchmark"),
+          "-p",
+          fmt::format("{}", server.port()),
+          "-t",
+          test,
+          "-n",
+          fmt::format("{}", 100'000 / divisor_),
+          "-r",
+          "100000",
+          "-d",
+          "500",
+          "-c",
+          "16",
+          "-P",
+          "4",
+          "--csv"};
 }
 
 // The three servers live at once, on one CPU; they answer in turn (elapsed) and then all together (their CPU time).
@@ -344,11 +373,12 @@ void FitsBench::redis_round(const std::string& mode, unsigned number) {
       std::vector<Started> loads;
       for (size_t i = 0; i < count; ++i) cpu[i] -= cpu_seconds_of(servers[i]->pid());
       for (size_t i = 0; i < count; ++i)
-        loads.push_back(start_program(redis_load(*servers[(i + number) % count], test), directory_, fmt::format("{}", i)));
+        loads.push_back(
+            start_program(redis_load(*servers[(i + number) % count], test), directory_, fmt::format("{}", i)));
       for (const Started& load : loads) (void)end_of(load);
       for (size_t i = 0; i < count; ++i) cpu[i] += cpu_seconds_of(servers[i]->pid());
     };
-    together();   // first: fill is the first load
+    together();  // first: fill is the first load
     for (size_t i = 0; i < 2 * count; ++i) {
       const size_t which = (i + i / count + number) % count;
       elapsed[which] += run_to_end(redis_load(*servers[which], test), directory_).cost.elapsed_s;
@@ -358,36 +388,44 @@ void FitsBench::redis_round(const std::string& mode, unsigned number) {
   }
   for (size_t i = 0; i < count; ++i) {
     servers[i]->shut_down();
-    check_backend("redis_" + mode, kSystems[i], read_text(fmt::format("{}/server-{}.err", directory_, kSystems[i])).value_or(""));
+    check_backend("redis_" + mode, kSystems[i],
+                  read_text(fmt::format("{}/server-{}.err", directory_, kSystems[i])).value_or(""));
   }
 }
 
-// The interpreter itself: what is first on the PATH may be a script that starts a few dozen processes to find it (pyenv).
+// The interpreter itself: what is first on the PATH may be a script that starts a few dozen processes to find it
+// (pyenv).
 std::string FitsBench::python() {
-  if (python_.empty()) python_ = run_to_end({find_in_path("python3"), "-c", "import sys; print(sys.executable, end='')"}, directory_).output;
+  if (python_.empty())
+    python_ =
+        run_to_end({find_in_path("python3"), "-c", "import sys; print(sys.executable, end='')"}, directory_).output;
   return python_;
 }
 
 std::vector<std::string> FitsBench::command(const std::string& program, const std::string& system) {
   const uint64_t chase_mib = 128 / divisor_;
-  const std::string interpreter = program == "python" ? python() : "";   // before LUNAR_ARM_AT is set
+  const std::string interpreter = program == "python" ? python() : "";  // before LUNAR_ARM_AT is set
   std::vector<std::string> words = program == "chase" ? wrapper(system, chase_mib + chase_mib / 2) : wrapper(system);
-  if (program == "chase") {   // activated by the memory that comes behind the data
-    words.insert(words.end(), {self_, "bench", "fits-child", fmt::format("{}", chase_mib), fmt::format("{}", 20'000'000 / divisor_)});
+  if (program == "chase") {  // activated by the memory that comes behind the data
+    words.insert(words.end(), {self_, "bench", "fits-child", fmt::format("{}", chase_mib),
+                               fmt::format("{}", 20'000'000 / divisor_)});
   } else if (program == "python") {
-    words.insert(words.end(), {interpreter, "-c", fmt::format(
-        "d = {{i: str(i) * 3 for i in range({0})}}\n"
-        "s = 0\n"
-        "for k in range({0}): s += len(d[(k * 7919) % {0}])\n"
-        "l = sorted(d.values()); print(s, l[0])\n", 1'000'000 / divisor_)});
+    words.insert(words.end(), {interpreter, "-c",
+                               fmt::format("d = {{i: str(i) * 3 for i in range({0})}}\n"
+                                           "s = 0\n"
+                                           "for k in range({0}): s += len(d[(k * 7919) % {0}])\n"
+                                           "l = sorted(d.values()); print(s, l[0])\n",
+                                           1'000'000 / divisor_)});
   } else {
-    words.insert(words.end(), {find_in_path("sqlite3"), ":memory:", fmt::format(
-        "CREATE TABLE t (a INTEGER, b TEXT);"
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
-        " INSERT INTO t SELECT (i * 7919) % 1000003, hex(i * i) || 'abcdefghijklmnopqrstuvwxyz' FROM n;"
-        "CREATE INDEX x ON t (b); SELECT count(*), sum(a) FROM t WHERE b > '4';"
-        "SELECT sum(length(u.b)) FROM t, t AS u WHERE t.rowid % 7 = 0 AND u.rowid = t.a;",
-        1'000'000 / divisor_)});
+    words.insert(
+        words.end(),
+        {find_in_path("sqlite3"), ":memory:",
+         fmt::format("CREATE TABLE t (a INTEGER, b TEXT);"
+                     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {})"
+                     " INSERT INTO t SELECT (i * 7919) % 1000003, hex(i * i) || 'abcdefghijklmnopqrstuvwxyz' FROM n;"
+                     "CREATE INDEX x ON t (b); SELECT count(*), sum(a) FROM t WHERE b > '4';"
+                     "SELECT sum(length(u.b)) FROM t, t AS u WHERE t.rowid % 7 = 0 AND u.rowid = t.a;",
+                     1'000'000 / divisor_)});
   }
   return words;
 }
@@ -396,7 +434,8 @@ std::vector<std::string> FitsBench::command(const std::string& program, const st
 Cost FitsBench::cost_of(const std::string& program, const Ended& ended) const {
   if (program != "chase") return ended.cost;
   Cost cost;
-  if (sscanf(ended.output.c_str(), "%lf %lf", &cost.elapsed_s, &cost.cpu_s) != 2) throw std::runtime_error("chase: " + ended.errors);
+  if (sscanf(ended.output.c_str(), "%lf %lf", &cost.elapsed_s, &cost.cpu_s) != 2)
+    throw std::runtime_error("chase: " + ended.errors);
   return cost;
 }
 
@@ -461,16 +500,17 @@ FitsReport FitsBench::run() {
   return std::move(report_);
 }
 
-}   // namespace
+}  // namespace
 
-// One cycle through all cache lines in a random order. The data is there before the pager is activated (by memory that is committed and
-// never touched), as in a program that grows.
+// One cycle through all cache lines in a random order. The data is there before the pager is activated (by memory that
+// is committed and never touched), as in a program that grows.
 int fits_child_main(int argc, char** argv) {
   struct alignas(64) Line {
     uint64_t next;
   };
   if (argc < 3) return 2;
-  const uint64_t bytes = strtoull(argv[1], nullptr, 10) * kMiBytes, steps = strtoull(argv[2], nullptr, 10), count = bytes / sizeof(Line);
+  const uint64_t bytes = strtoull(argv[1], nullptr, 10) * kMiBytes, steps = strtoull(argv[2], nullptr, 10),
+                 count = bytes / sizeof(Line);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return 1;
   auto* lines = static_cast<Line*>(memory);
@@ -479,29 +519,36 @@ int fits_child_main(int argc, char** argv) {
   void* ballast = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (ballast == MAP_FAILED) return 1;
   uint64_t x = 88172645463325252ull;
-  for (uint64_t i = count - 1; i > 0; --i) {   // Sattolo: one cycle
+  for (uint64_t i = count - 1; i > 0; --i) {  // Sattolo: one cycle
     x ^= x << 13, x ^= x >> 7, x ^= x << 17;
     std::swap(lines[i].next, lines[x % i].next);
   }
   uint64_t at = 0;
-  for (uint64_t i = 0; i < count; ++i) at = lines[at].next;   // once round: warm
+  for (uint64_t i = 0; i < count; ++i) at = lines[at].next;  // once round: warm
   const uint64_t start = now_ns(), cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
   for (uint64_t i = 0; i < steps; ++i) at = lines[at].next;
   const uint64_t end = now_ns(), cpu_end = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
-  fmt::print("{:.6f} {:.6f} {}\n", static_cast<double>(end - start) / 1e9, static_cast<double>(cpu_end - cpu) / 1e9, at);
+  fmt::print("{:.6f} {:.6f} {}\n", static_cast<double>(end - start) / 1e9, static_cast<double>(cpu_end - cpu) / 1e9,
+             at);
   return 0;
 }
 
 int fits_bench_main(int argc, char** argv) {
-  CLI::App app{"what Lunar costs a program whose data fits into DRAM: plain, below its budget, and with the pager activated", "lunar bench fits"};
+  CLI::App app{
+      "what Lunar costs a program whose data fits into DRAM: plain, below its budget, and with the pager activated",
+      "lunar bench fits"};
   FitsOptions options;
-  CLI::Option* rounds = app.add_option("--rounds", options.rounds, "runs of each backend; the median of their ratios is quoted (default 7)")
+  CLI::Option* rounds = app.add_option("--rounds", options.rounds,
+                                       "runs of each backend; the median of their ratios is quoted (default 7)")
                             ->check(CLI::Range(1, 100));
   app.add_option("--lun", options.lun, "directory for the LUN (default /var/tmp)");
   app.add_option("--programs", options.programs, "of chase, redis, python, sqlite (default: all)")
-      ->delimiter(',')->check(CLI::IsMember({"chase", "redis", "python", "sqlite"}));
-  app.add_option("--huge-pages", options.huge_pages, "of madvise, always (default: both; the machine's setting is put back)")
-      ->delimiter(',')->check(CLI::IsMember({"madvise", "always"}));
+      ->delimiter(',')
+      ->check(CLI::IsMember({"chase", "redis", "python", "sqlite"}));
+  app.add_option("--huge-pages", options.huge_pages,
+                 "of madvise, always (default: both; the machine's setting is put back)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"madvise", "always"}));
   app.add_flag("--quick", options.quick, "half the work, 3 rounds");
   app.add_flag("--json", options.json, "print one JSON object instead of the table");
   try {
@@ -511,4 +558,4 @@ int fits_bench_main(int argc, char** argv) {
   return bench_main("fits", options.json, [&] { return FitsBench(options).run(); });
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

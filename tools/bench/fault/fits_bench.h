@@ -4,5 +4,5 @@
 
 namespace lunar::tools {
 int fits_bench_main(int argc, char** argv);
-int fits_child_main(int argc, char** argv);   // the pointer chase that it runs: MIB STEPS
-}
+int fits_child_main(int argc, char** argv);  // the pointer chase that it runs: MIB STEPS
+}  // namespace lunar::tools

@@ -31,7 +31,7 @@ struct Walk {
 struct WalkGroup {
   std::string name;
   std::vector<Walk> walks;
-  std::atomic<uint64_t> passes_done{0};   // of all its threads
+  std::atomic<uint64_t> passes_done{0};  // of all its threads
 
   // At the start of a step. False when `stopped` says that the run is over.
   template <class Stopped>
@@ -71,4 +71,4 @@ class Walks {
   std::deque<WalkGroup> groups_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

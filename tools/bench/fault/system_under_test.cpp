@@ -57,7 +57,7 @@ void SystemUnderTest::start(const Setup& setup) {
 SystemUnderTest::~SystemUnderTest() { end(); }
 
 void SystemUnderTest::end() {
-  if (to_child_ >= 0) close(to_child_);   // its end: it quits
+  if (to_child_ >= 0) close(to_child_);  // its end: it quits
   if (!interrupted()) (void)process_.wait(5);
   process_.kill_and_wait();
   if (from_child_ >= 0) close(from_child_);
@@ -107,4 +107,4 @@ std::string SystemUnderTest::read_line(double seconds_max) {
   }
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tools/bench/setup_journal.h"
 #include "tools/bench/run_result.h"
+#include "tools/bench/setup_journal.h"
 #include "tools/support/cgroup.h"
 #include "tools/support/process.h"
 
@@ -17,11 +17,11 @@ namespace lunar::tools {
 class SystemUnderTest {
  public:
   struct Setup {
-    std::string system;                   // "lunar", "swap"
-    std::vector<std::string> arguments;   // of `lunar bench child`
+    std::string system;                  // "lunar", "swap"
+    std::vector<std::string> arguments;  // of `lunar bench child`
     uint64_t limit_bytes = 0;
-    bool swap = false;                   // its cgroup may swap
-    std::optional<CgroupPlace> cgroup;   // none: no limit but its own
+    bool swap = false;                  // its cgroup may swap
+    std::optional<CgroupPlace> cgroup;  // none: no limit but its own
   };
   // Starts the child and waits until it is ready. Throws std::runtime_error with the child's reason.
   SystemUnderTest(const Setup& setup, SetupJournal& journal);
@@ -47,4 +47,4 @@ class SystemUnderTest {
   std::string pending_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

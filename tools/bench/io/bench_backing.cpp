@@ -34,7 +34,7 @@ int64_t move_chunk(Device& device, Op op, uint64_t at, char* data, size_t bytes)
   command.iov_count = 1;
   return device.transfer(command);
 }
-}   // namespace
+}  // namespace
 
 NoiseBuffer::NoiseBuffer(size_t bytes, uint64_t seed) : bytes_(bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -49,7 +49,7 @@ NoiseBuffer::~NoiseBuffer() { munmap(data_, bytes_); }
 BenchBacking::BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal)
     : bytes_(bytes / kChunkBytes * kChunkBytes), seed_(seed), journal_(journal) {
   std::string& uri = uri_ = lun;
-  struct stat info {};
+  struct stat info{};
   try {
     if (stat(lun.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
       uri = made_ = fmt::format("{}/lunar-bench-{}.lun", lun, getpid());
@@ -58,14 +58,16 @@ BenchBacking::BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed
       if (fd < 0) throw std::runtime_error(fmt::format("{} cannot be made: {}", made_, strerror(errno)));
       const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes_ + kLunOverheadBytes));
       ::close(fd);
-      if (error != 0) throw std::runtime_error(fmt::format("reserving space for {} failed: {}", made_, strerror(error)));
+      if (error != 0)
+        throw std::runtime_error(fmt::format("reserving space for {} failed: {}", made_, strerror(error)));
     }
     ErrorText why;
     DeviceOptions options;
     options.want_bytes = bytes_;
     if (device_open(uri.c_str(), options, &device_, &why) < 0) throw std::runtime_error(why.text);
     if (const int status = device_->reserve(DeviceOffset{0}, bytes_); status < 0) {
-      throw std::runtime_error(fmt::format("{}: space for {} MiB cannot be reserved: {}", uri, bytes_ >> 20, errno_text(status)));
+      throw std::runtime_error(
+          fmt::format("{}: space for {} MiB cannot be reserved: {}", uri, bytes_ >> 20, errno_text(status)));
     }
     find_path();
   } catch (...) {
@@ -82,7 +84,7 @@ void BenchBacking::find_path() {
   const bool scheme = uri_.compare(0, 5, "file:") == 0 || uri_.compare(0, 5, "pmem:") == 0;
   path_ = scheme ? uri_.substr(5, uri_.find(',') - 5) : uri_;
   path_offset_ = kScratchDataOffset;
-  struct stat info {};
+  struct stat info{};
   std::string ignored;
   if (in_memory_) return;
   if (kind == "file")
@@ -129,7 +131,8 @@ uint64_t BenchBacking::verify(const std::function<void()>& pause) const {
   uint64_t wrong = 0;
   for (uint64_t at = 0; at < bytes_; at += kChunkBytes) {
     pause();
-    const bool read = move_chunk(*device_, Op::kRead, at, chunk.data(), kChunkBytes) == static_cast<int64_t>(kChunkBytes);
+    const bool read =
+        move_chunk(*device_, Op::kRead, at, chunk.data(), kChunkBytes) == static_cast<int64_t>(kChunkBytes);
     for (size_t inside = 0; inside < kChunkBytes; inside += unit_bytes) {
       if (!read || !stamps_->check((at + inside) / unit_bytes, chunk.data() + inside)) ++wrong;
     }
@@ -137,4 +140,4 @@ uint64_t BenchBacking::verify(const std::function<void()>& pause) const {
   return wrong;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// What all backends of a block bench work on: one file or block device, opened by Lunar as a scratch LUN (which refuses what
-// holds data), reachable by its path for the others, and written whole with incompressible blocks that carry their stamps.
-// Threading: one thread opens, fills and verifies; device() and stamps() are for all.
+// SPDX-License-Identifier: Apache-2.0 What all backends of a block bench work on: one file or block device, opened by
+// Lunar as a scratch LUN (which refuses what holds data), reachable by its path for the others, and written whole with
+// incompressible blocks that carry their stamps. Threading: one thread opens, fills and verifies; device() and stamps()
+// are for all.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,7 +16,8 @@ namespace lunar::tools {
 
 class BenchBacking {
  public:
-  // lun: a directory (a file is made there, and goes with the BenchBacking) or whatever device_open takes. Throws std::runtime_error.
+  // lun: a directory (a file is made there, and goes with the BenchBacking) or whatever device_open takes. Throws
+  // std::runtime_error.
   BenchBacking(const std::string& lun, uint64_t bytes, uint64_t seed, SetupJournal& journal);
   ~BenchBacking();
   BenchBacking(const BenchBacking&) = delete;
@@ -28,9 +29,9 @@ class BenchBacking {
   // For backends other than Lunar's device: the path, and where in it the data lies. "" where there is no such path.
   const std::string& path() const { return path_; }
   const std::string& uri() const { return uri_; }
-  bool in_memory() const { return in_memory_; }   // pmem: what lies at the path is read and written by copies
+  bool in_memory() const { return in_memory_; }  // pmem: what lies at the path is read and written by copies
   uint64_t path_offset() const { return path_offset_; }
-  const std::string& disk_stat() const { return disk_stat_; }   // "": not known
+  const std::string& disk_stat() const { return disk_stat_; }  // "": not known
   // Writes all of it, in units of `unit_bytes` from now on. `pause` may throw.
   void fill(size_t unit_bytes, const std::function<void()>& pause);
   // Reads all of it: units that do not hold what was last written.
@@ -62,4 +63,4 @@ class NoiseBuffer {
   size_t bytes_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

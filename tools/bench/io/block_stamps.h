@@ -1,12 +1,12 @@
-// SPDX-License-Identifier: Apache-2.0
-// The content that a block must have, and its claim by an operation: checks every read of every backend, by the same few instructions.
+// SPDX-License-Identifier: Apache-2.0 The content that a block must have, and its claim by an operation: checks every
+// read of every backend, by the same few instructions.
 //
 //   word 0, the middle one and the last    tag(unit, word) in the upper half | version in the lower half
 //   all others                             noise, whatever the writer's buffer holds
 //
-// An operation claims its unit first and releases it when it is over, so that no other reads or writes it meanwhile: a read must find
-// exactly the last version written, in all three places. A taken unit is skipped for another.
-// Threading: any thread; a unit's claim is one atomic word.
+// An operation claims its unit first and releases it when it is over, so that no other reads or writes it meanwhile: a
+// read must find exactly the last version written, in all three places. A taken unit is skipped for another. Threading:
+// any thread; a unit's claim is one atomic word.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace lunar::tools {
 class BlockStamps {
  public:
   BlockStamps(uint64_t seed, uint64_t units, size_t unit_bytes)
-      : seed_(mix64(seed)), units_(units), unit_bytes_(unit_bytes), states_(new std::atomic<uint32_t>[units]{}) {}
+      : seed_(mix64(seed)), units_(units), unit_bytes_(unit_bytes), states_(new std::atomic<uint32_t>[units] {}) {}
   uint64_t units() const { return units_; }
   size_t unit_bytes() const { return unit_bytes_; }
 
@@ -70,4 +70,4 @@ class BlockStamps {
   std::unique_ptr<std::atomic<uint32_t>[]> states_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -20,7 +20,7 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr unsigned kBurst = 8;   // reads of one backend before it is the other's turn
+constexpr unsigned kBurst = 8;  // reads of one backend before it is the other's turn
 constexpr unsigned kWarm = 200, kRoundsMin = 5;
 
 // The device without the library.
@@ -75,7 +75,7 @@ struct Backend {
   }
 };
 
-}   // namespace
+}  // namespace
 
 CblkCost measure_cblk_cost(const BenchBacking& backing, const IoOptions& options, const std::function<void()>& pause) {
   const RawReader raw(backing);
@@ -90,13 +90,15 @@ CblkCost measure_cblk_cost(const BenchBacking& backing, const IoOptions& options
     for (unsigned i = 0; i < kBurst; ++i) {
       const uint64_t unit = stamps.claim(random), at = unit * unit_bytes;
       const uint64_t start = now_ns();
-      const int64_t moved = by_library ? chunk.transfer(false, buffer.data(), at, unit_bytes) : raw.read(buffer.data(), unit_bytes, at);
+      const int64_t moved =
+          by_library ? chunk.transfer(false, buffer.data(), at, unit_bytes) : raw.read(buffer.data(), unit_bytes, at);
       const uint64_t end = now_ns();
       const bool right = moved == static_cast<int64_t>(unit_bytes) && stamps.check(unit, buffer.data());
       stamps.release(unit);
       if (!right) {
-        throw std::runtime_error(fmt::format("{}: a read {}", by_library ? "cblk_read" : raw.what(),
-                                             moved < 0 ? strerror(static_cast<int>(-moved)) : "did not find what was written"));
+        throw std::runtime_error(
+            fmt::format("{}: a read {}", by_library ? "cblk_read" : raw.what(),
+                        moved < 0 ? strerror(static_cast<int>(-moved)) : "did not find what was written"));
       }
       if (backend) backend->ns.push_back(static_cast<double>(end - start));
     }
@@ -107,7 +109,8 @@ CblkCost measure_cblk_cost(const BenchBacking& backing, const IoOptions& options
   for (unsigned round = 0; round < cost.rounds; ++round) {
     Backend backends[2];
     const uint64_t end = now_ns() + static_cast<uint64_t>(options.seconds * 1e9);
-    for (unsigned burst_number = round; now_ns() < end || backends[0].ns.empty() || backends[1].ns.empty(); ++burst_number) {
+    for (unsigned burst_number = round; now_ns() < end || backends[0].ns.empty() || backends[1].ns.empty();
+         ++burst_number) {
       if (burst_number % 256 == 0) pause();
       burst(burst_number % 2 != 0, &backends[burst_number % 2]);
     }
@@ -126,4 +129,4 @@ CblkCost measure_cblk_cost(const BenchBacking& backing, const IoOptions& options
   return cost;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

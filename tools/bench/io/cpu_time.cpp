@@ -18,7 +18,8 @@ std::optional<CpuTimes> parse_cpu_times(std::string_view text, long ticks_per_se
   std::istringstream words{std::string(text.substr(0, text.find('\n')))};
   std::string name;
   double user, nice, system, idle, iowait, irq, softirq, steal = 0;
-  if (!(words >> name >> user >> nice >> system >> idle >> iowait >> irq >> softirq) || name != "cpu") return std::nullopt;
+  if (!(words >> name >> user >> nice >> system >> idle >> iowait >> irq >> softirq) || name != "cpu")
+    return std::nullopt;
   words >> steal;
   const auto ticks = static_cast<double>(ticks_per_second);
   return CpuTimes{(user + nice) / ticks, (system + irq + softirq) / ticks, (idle + iowait + steal) / ticks};
@@ -39,7 +40,7 @@ CpuUse cpu_between(const CpuTimes& before, const CpuTimes& after, double elapsed
 }
 
 std::optional<double> parse_process_user_seconds(std::string_view text, long ticks_per_second) {
-  const size_t name_end = text.rfind(')');   // the name may hold blanks and brackets
+  const size_t name_end = text.rfind(')');  // the name may hold blanks and brackets
   if (name_end == std::string_view::npos) return std::nullopt;
   std::istringstream words{std::string(text.substr(name_end + 1))};
   std::string word;
@@ -54,4 +55,4 @@ double process_user_seconds(int pid) {
   return text ? parse_process_user_seconds(*text, sysconf(_SC_CLK_TCK)).value_or(0) : 0;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

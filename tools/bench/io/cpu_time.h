@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // CPU time of the whole machine, for work that is done in short bursts.
 //
-// The user, system, irq and softirq columns of /proc/stat are samples on most kernels: the thread that runs when the tick comes is
-// charged the whole tick. A program that wakes, works 10 us and sleeps again is seldom seen, and interrupts that hit an
-// idle CPU hardly ever; here that hid up to 40 % of what blocking reads cost, and nothing of what batches cost. The idle
-// and iowait columns of a tickless kernel are clocked instead, to the nanosecond, with interrupts taken out. So:
+// The user, system, irq and softirq columns of /proc/stat are samples on most kernels: the thread that runs when the
+// tick comes is charged the whole tick. A program that wakes, works 10 us and sleeps again is seldom seen, and
+// interrupts that hit an idle CPU hardly ever; here that hid up to 40 % of what blocking reads cost, and nothing of
+// what batches cost. The idle and iowait columns of a tickless kernel are clocked instead, to the nanosecond, with
+// interrupts taken out. So:
 //
 //   total  = elapsed x CPUs - idle - iowait - steal
 //   kernel = total - user - nice
@@ -38,4 +39,4 @@ CpuUse cpu_between(const CpuTimes& before, const CpuTimes& after, double elapsed
 std::optional<double> parse_process_user_seconds(std::string_view text, long ticks_per_second);
 double process_user_seconds(int pid);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

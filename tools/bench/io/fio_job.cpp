@@ -25,13 +25,11 @@ namespace lunar::tools {
 
 namespace {
 
-constexpr double kStartSeconds = 0.3;   // until fio is surely under way
+constexpr double kStartSeconds = 0.3;  // until fio is surely under way
 constexpr double kEndSeconds = 0.05;
-constexpr double kWindowSecondsMin = 0.2;   // /proc/stat counts hundredths
+constexpr double kWindowSecondsMin = 0.2;  // /proc/stat counts hundredths
 
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Reading {
   double at = 0, user = 0;
@@ -57,7 +55,7 @@ std::string read_all(int fd, double seconds_max, const Tick& tick) {
   }
 }
 
-}   // namespace
+}  // namespace
 
 IoRun measure_fio_run(const std::string& fio, const BenchBacking& backing, const IoOrder& order) {
   const size_t unit_bytes = backing.stamps().unit_bytes();
@@ -73,7 +71,8 @@ IoRun measure_fio_run(const std::string& fio, const BenchBacking& backing, const
   try {
     Process child(fio_command(fio, backing.path(), backing.path_offset(), backing.bytes(), unit_bytes, order), start);
     close(std::exchange(out[1], -1));
-    const double from = began + order.warm_seconds + kStartSeconds, to = began + order.warm_seconds + order.seconds - kEndSeconds;
+    const double from = began + order.warm_seconds + kStartSeconds,
+                 to = began + order.warm_seconds + order.seconds - kEndSeconds;
     text = read_all(out[0], order.seconds + order.warm_seconds + 60, [&] {
       const double now = now_s();
       if (now >= from && now <= to) (first.at == 0 ? first : last) = read_now(child.pid());
@@ -81,7 +80,8 @@ IoRun measure_fio_run(const std::string& fio, const BenchBacking& backing, const
     });
     if (!child.wait(10)) throw std::runtime_error("fio did not end");
     close(std::exchange(out[0], -1));
-    if (const std::string how = child.how_it_ended(); how != "exit code 0") throw std::runtime_error("fio ended with " + how);
+    if (const std::string how = child.how_it_ended(); how != "exit code 0")
+      throw std::runtime_error("fio ended with " + how);
   } catch (...) {
     for (const int fd : out) {
       if (fd >= 0) close(fd);
@@ -112,4 +112,4 @@ IoRun measure_fio_run(const std::string& fio, const BenchBacking& backing, const
   return run;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

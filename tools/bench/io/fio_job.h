@@ -19,8 +19,8 @@ std::string command_text(const std::vector<std::string>& words);
 // Operations, rates and latencies of fio's JSON into *run. False when the text is not that, or its job failed.
 bool parse_fio(std::string_view text, IoRun* run);
 
-// Runs it. CPU is the machine's, measured over the middle of its run (its start and end are work of another kind), and scaled
-// to all its operations. Throws std::runtime_error, Interrupted.
+// Runs it. CPU is the machine's, measured over the middle of its run (its start and end are work of another kind), and
+// scaled to all its operations. Throws std::runtime_error, Interrupted.
 IoRun measure_fio_run(const std::string& fio, const BenchBacking& backing, const IoOrder& order);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -12,21 +12,37 @@ namespace lunar::tools {
 
 std::vector<std::string> fio_command(const std::string& fio, const std::string& path, uint64_t offset, uint64_t bytes,
                                      size_t unit_bytes, const IoOrder& order) {
-  std::vector<std::string> words{fio, "--name=lunar-bench", "--filename=" + path, fmt::format("--offset={}", offset),
-                                 fmt::format("--size={}", bytes), fmt::format("--bs={}", unit_bytes), "--direct=1",
-                                 "--ioengine=io_uring", "--registerfiles=1", "--fixedbufs=1", "--thread",
+  std::vector<std::string> words{fio,
+                                 "--name=lunar-bench",
+                                 "--filename=" + path,
+                                 fmt::format("--offset={}", offset),
+                                 fmt::format("--size={}", bytes),
+                                 fmt::format("--bs={}", unit_bytes),
+                                 "--direct=1",
+                                 "--ioengine=io_uring",
+                                 "--registerfiles=1",
+                                 "--fixedbufs=1",
+                                 "--thread",
                                  fmt::format("--iodepth={}", order.depth)};
   if (order.batch > 1) {
     for (const char* name : {"submit", "complete_min", "complete_max"}) {
       words.push_back(fmt::format("--iodepth_batch_{}={}", name, order.batch));
     }
   }
-  words.push_back(order.read_percent == 100 ? "--rw=randread" : order.read_percent == 0 ? "--rw=randwrite" : "--rw=randrw");
+  words.push_back(order.read_percent == 100 ? "--rw=randread"
+                  : order.read_percent == 0 ? "--rw=randwrite"
+                                            : "--rw=randrw");
   if (order.read_percent % 100 != 0) words.push_back(fmt::format("--rwmixread={}", order.read_percent));
-  const std::vector<std::string> rest{
-      "--norandommap", "--randrepeat=0", "--allow_file_create=0", "--time_based", fmt::format("--runtime={:.0f}ms", order.seconds * 1e3),
-      fmt::format("--ramp_time={:.0f}ms", order.warm_seconds * 1e3), "--lat_percentiles=1", "--clat_percentiles=0",
-      "--percentile_list=50:99:99.9", "--output-format=json"};
+  const std::vector<std::string> rest{"--norandommap",
+                                      "--randrepeat=0",
+                                      "--allow_file_create=0",
+                                      "--time_based",
+                                      fmt::format("--runtime={:.0f}ms", order.seconds * 1e3),
+                                      fmt::format("--ramp_time={:.0f}ms", order.warm_seconds * 1e3),
+                                      "--lat_percentiles=1",
+                                      "--clat_percentiles=0",
+                                      "--percentile_list=50:99:99.9",
+                                      "--output-format=json"};
   words.insert(words.end(), rest.begin(), rest.end());
   return words;
 }
@@ -38,7 +54,7 @@ std::string command_text(const std::vector<std::string>& words) {
 }
 
 bool parse_fio(std::string_view text, IoRun* run) {
-  const size_t brace = text.find('{');   // warnings may stand before it
+  const size_t brace = text.find('{');  // warnings may stand before it
   if (brace == std::string_view::npos) return false;
   const auto json = JsonValue::parse(text.substr(brace));
   const JsonValue* jobs = json ? json->find({"jobs"}) : nullptr;
@@ -50,12 +66,14 @@ bool parse_fio(std::string_view text, IoRun* run) {
   run->ops_per_s = job.number_at({"read", "iops"}) + job.number_at({"write", "iops"});
   if (run->ops <= 0 || run->ops_per_s <= 0) return false;
   run->seconds = run->ops / run->ops_per_s;
-  // Of the two directions together: the mean is exact; percentiles are the worse of the two, as fio does not merge them.
+  // Of the two directions together: the mean is exact; percentiles are the worse of the two, as fio does not merge
+  // them.
   const auto both = [&](std::initializer_list<std::string_view> read, std::initializer_list<std::string_view> write) {
     return std::max(run->reads > 0 ? job.number_at(read) : 0, run->writes > 0 ? job.number_at(write) : 0);
   };
   run->mean_ns = (job.number_at({"read", "lat_ns", "mean"}) * run->reads +
-                   job.number_at({"write", "lat_ns", "mean"}) * run->writes) / run->ops;
+                  job.number_at({"write", "lat_ns", "mean"}) * run->writes) /
+                 run->ops;
   run->max_ns = both({"read", "lat_ns", "max"}, {"write", "lat_ns", "max"});
   run->p50_ns = both({"read", "lat_ns", "percentile", "50.000000"}, {"write", "lat_ns", "percentile", "50.000000"});
   run->p99_ns = both({"read", "lat_ns", "percentile", "99.000000"}, {"write", "lat_ns", "percentile", "99.000000"});
@@ -63,4 +81,4 @@ bool parse_fio(std::string_view text, IoRun* run) {
   return true;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

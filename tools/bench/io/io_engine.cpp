@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// See io_engine.h. Linux AIO is called by its system calls, so that nothing but the kernel is needed (libaio does no more).
-// Threading: as in the header. May not be used by runtime/ (it allocates).
+// SPDX-License-Identifier: Apache-2.0 See io_engine.h. Linux AIO is called by its system calls, so that nothing but the
+// kernel is needed (libaio does no more). Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/io/io_engine.h"
 
 #include <fcntl.h>
@@ -50,7 +49,7 @@ class SuperpipeEngine final : public IoEngine {
     const auto room = static_cast<unsigned>(responses_.size());
     unsigned taken = 0;
     int got = context_->exchange(commands_.data(), n, &taken, responses_.data(), room, least, -1);
-    if (taken < n && got >= 0) return -ENOBUFS;   // the context has room for all slots: never
+    if (taken < n && got >= 0) return -ENOBUFS;  // the context has room for all slots: never
     for (int i = 0; i < got; ++i) out[i] = {static_cast<unsigned>(responses_[i].tag), responses_[i].result};
     return got == -EINTR ? 0 : got;
   }
@@ -81,7 +80,7 @@ class AioEngine final : public IoEngine {
     }
   }
   ~AioEngine() override {
-    syscall(SYS_io_destroy, context_);   // waits for what is in flight
+    syscall(SYS_io_destroy, context_);  // waits for what is in flight
     close(fd_);
   }
 
@@ -119,14 +118,16 @@ class CblkEngine final : public IoEngine {
 
   int exchange(const IoOp* ops, unsigned n, IoDone* out, unsigned least) override {
     if (setup_.slots == 1) {
-      if (n == 1) out[0] = {ops[0].slot, chunk_.transfer(ops[0].write, buffer(ops[0].slot), ops[0].offset, setup_.unit_bytes)};
+      if (n == 1)
+        out[0] = {ops[0].slot, chunk_.transfer(ops[0].write, buffer(ops[0].slot), ops[0].offset, setup_.unit_bytes)};
       return static_cast<int>(n);
     }
     for (unsigned i = 0; i < n; ++i) {
       int tag = 0;
-      const int status = (ops[i].write ? cblk_awrite : cblk_aread)(chunk_.id(), buffer(ops[i].slot), chunk_.block_at(ops[i].offset),
-                                                                   setup_.unit_bytes / CblkChunk::kBlock, &tag, nullptr, 0);
-      if (status != 0) return status < 0 ? -errno : -EPROTO;   // done at once: only a cache could
+      const int status =
+          (ops[i].write ? cblk_awrite : cblk_aread)(chunk_.id(), buffer(ops[i].slot), chunk_.block_at(ops[i].offset),
+                                                    setup_.unit_bytes / CblkChunk::kBlock, &tag, nullptr, 0);
+      if (status != 0) return status < 0 ? -errno : -EPROTO;  // done at once: only a cache could
       slot_of_tag_[static_cast<unsigned>(tag)] = ops[i].slot;
     }
     int taken = 0;
@@ -134,11 +135,15 @@ class CblkEngine final : public IoEngine {
       int tag = 0;
       const bool must = static_cast<unsigned>(taken) < least;
       uint64_t moved = 0;
-      const int blocks = cblk_aresult(chunk_.id(), &tag, &moved, CBLK_ARESULT_NEXT_TAG | (must ? CBLK_ARESULT_BLOCKING : 0));
+      const int blocks =
+          cblk_aresult(chunk_.id(), &tag, &moved, CBLK_ARESULT_NEXT_TAG | (must ? CBLK_ARESULT_BLOCKING : 0));
       more = blocks != 0;
-      if (blocks < 0 && errno == ENOENT) more = false;   // all are fetched
-      else if (blocks < 0) return -errno;
-      if (more) out[taken++] = {slot_of_tag_[static_cast<unsigned>(tag)], blocks * static_cast<int64_t>(CblkChunk::kBlock)};
+      if (blocks < 0 && errno == ENOENT)
+        more = false;  // all are fetched
+      else if (blocks < 0)
+        return -errno;
+      if (more)
+        out[taken++] = {slot_of_tag_[static_cast<unsigned>(tag)], blocks * static_cast<int64_t>(CblkChunk::kBlock)};
     }
     return taken;
   }
@@ -150,7 +155,7 @@ class CblkEngine final : public IoEngine {
   std::vector<unsigned> slot_of_tag_;
 };
 
-}   // namespace
+}  // namespace
 
 std::unique_ptr<IoEngine> make_engine(const std::string& system, const EngineSetup& setup) {
   if (system == "lunar") return std::make_unique<SuperpipeEngine>(setup, true);
@@ -160,4 +165,4 @@ std::unique_ptr<IoEngine> make_engine(const std::string& system, const EngineSet
   throw std::runtime_error("no engine is named " + system);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

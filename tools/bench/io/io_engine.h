@@ -13,19 +13,19 @@ namespace lunar::tools {
 
 struct IoOp {
   bool write = false;
-  unsigned slot = 0;       // of the buffer; comes back
-  uint64_t offset = 0;     // on the device
+  unsigned slot = 0;    // of the buffer; comes back
+  uint64_t offset = 0;  // on the device
 };
 struct IoDone {
   unsigned slot = 0;
-  int64_t result = 0;      // bytes, or -errno
+  int64_t result = 0;  // bytes, or -errno
 };
 
 class IoEngine {
  public:
   virtual ~IoEngine() = default;
-  // Starts n operations (never more in flight than slots) and waits until `least` are done; returns how many of them stand in
-  // `out` (up to the number of slots), or -errno.
+  // Starts n operations (never more in flight than slots) and waits until `least` are done; returns how many of them
+  // stand in `out` (up to the number of slots), or -errno.
   virtual int exchange(const IoOp* ops, unsigned n, IoDone* out, unsigned least) = 0;
 };
 
@@ -36,8 +36,8 @@ struct EngineSetup {
   unsigned slots = 1;
   size_t unit_bytes = 4096;
 };
-// "lunar" (buffers registered as the window), "perio" (the same without a window), "libaio", "cblk" (cblk_read and cblk_write where there
-// is one slot, else cblk_aread, cblk_awrite and cblk_aresult). Throws std::runtime_error.
+// "lunar" (buffers registered as the window), "perio" (the same without a window), "libaio", "cblk" (cblk_read and
+// cblk_write where there is one slot, else cblk_aread, cblk_awrite and cblk_aresult). Throws std::runtime_error.
 std::unique_ptr<IoEngine> make_engine(const std::string& system, const EngineSetup& setup);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -56,25 +56,34 @@ void write_options(JsonWriter& json, const IoReport& report) {
   json.close(']').key("workloads").open('[');
   for (const std::string& workload : options.workloads) json.value(workload);
   json.close(']').field("threads", options.threads).field("seconds", options.seconds).field("rounds", options.rounds);
-  json.field("batch", options.batch).field("lun", options.lun).field("device_kind", report.device_kind).field("seed", options.seed);
+  json.field("batch", options.batch)
+      .field("lun", options.lun)
+      .field("device_kind", report.device_kind)
+      .field("seed", options.seed);
   json.field("quick", options.quick).key("fio_commands").open('[');
   for (const std::string& command : report.fio_commands) json.value(command);
   json.close(']').close('}');
 }
 
 void write_cblk(JsonWriter& json, const CblkCost& cblk) {
-  json.key("cblk_read").open('{').field("beside", cblk.raw).field("raw_p50_ns", cblk.raw_p50_ns).field("cblk_p50_ns", cblk.cblk_p50_ns);
-  json.field("over_p50_ns", cblk.over_p50_ns).field("over_mean_ns", cblk.over_mean_ns).field("over_least_ns", cblk.over_least_ns);
+  json.key("cblk_read")
+      .open('{')
+      .field("beside", cblk.raw)
+      .field("raw_p50_ns", cblk.raw_p50_ns)
+      .field("cblk_p50_ns", cblk.cblk_p50_ns);
+  json.field("over_p50_ns", cblk.over_p50_ns)
+      .field("over_mean_ns", cblk.over_mean_ns)
+      .field("over_least_ns", cblk.over_least_ns);
   json.field("over_most_ns", cblk.over_most_ns).field("reads", cblk.reads).field("rounds", cblk.rounds).close('}');
 }
 
-double spread_of(const std::vector<IoRun>& runs, double IoRun::*quantity, double middle) {
+double spread_of(const std::vector<IoRun>& runs, double IoRun::* quantity, double middle) {
   const auto [low, high] = std::minmax_element(
       runs.begin(), runs.end(), [&](const IoRun& a, const IoRun& b) { return a.*quantity < b.*quantity; });
   return middle > 0 ? ((*high).*quantity - (*low).*quantity) / middle : 0;
 }
 
-}   // namespace
+}  // namespace
 
 bool noisy_run(const IoRun& run, long cpus) {
   return run.other_user_cpu_s > kNoisyShare * run.seconds * static_cast<double>(cpus);
@@ -85,7 +94,8 @@ std::vector<size_t> quietest_rounds(const std::vector<std::vector<IoRun>>& runs,
   for (const std::vector<IoRun>& of_backend : runs) {
     if (of_backend.size() > disturbed.size()) disturbed.resize(of_backend.size());
     for (size_t i = 0; i < of_backend.size(); ++i)
-      if (of_backend[i].seconds > 0) disturbed[i] = std::max(disturbed[i], of_backend[i].other_user_cpu_s / of_backend[i].seconds);
+      if (of_backend[i].seconds > 0)
+        disturbed[i] = std::max(disturbed[i], of_backend[i].other_user_cpu_s / of_backend[i].seconds);
   }
   std::vector<size_t> rounds(disturbed.size());
   std::iota(rounds.begin(), rounds.end(), size_t{0});
@@ -162,14 +172,15 @@ std::string report_json(const IoReport& report) {
 }
 
 std::string report_table(const IoReport& report) {
-  std::string out = fmt::format("{:<9} {:<8} {:>3} {:>4} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "workload",
-                                "system", "thr", "qd", "IOPS", "mean", "p50", "p99", "p99.9", "KIOPS/cpu", "in kernel", "spread");
+  std::string out =
+      fmt::format("{:<9} {:<8} {:>3} {:>4} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "workload", "system",
+                  "thr", "qd", "IOPS", "mean", "p50", "p99", "p99.9", "KIOPS/cpu", "in kernel", "spread");
   unsigned noisy = 0;
   for (const IoResult& one : report.results) {
     const IoRun& run = one.median;
     noisy += one.noisy;
-    out += fmt::format("{:<9} {:<8} {:>3} {:>4} {:>8.0f} {:>9} {:>9} {:>9} {:>9} {:>9.1f} {:>9.1f} {:>5.0f}%\n", one.workload,
-                       one.system, one.threads, one.depth, run.ops_per_s, duration_text(run.mean_ns),
+    out += fmt::format("{:<9} {:<8} {:>3} {:>4} {:>8.0f} {:>9} {:>9} {:>9} {:>9} {:>9.1f} {:>9.1f} {:>5.0f}%\n",
+                       one.workload, one.system, one.threads, one.depth, run.ops_per_s, duration_text(run.mean_ns),
                        duration_text(run.p50_ns), duration_text(run.p99_ns), duration_text(run.p999_ns),
                        run.kiops_per_cpu, run.kiops_per_cpu_kernel, 100 * one.spread);
   }
@@ -182,18 +193,21 @@ std::string report_table(const IoReport& report) {
                        blocking(one.system) ? fmt::format("{} threads", one.threads) : fmt::format("qd{}", one.depth),
                        ratio_text(ratios, "ops"), ratio_text(ratios, "mean"));
     if (ratios.count("kiops_per_cpu"))
-      out += fmt::format(", {} IOPS/CPU ({} in the kernel)", ratio_text(ratios, "kiops_per_cpu"), ratio_text(ratios, "kiops_per_cpu_kernel"));
+      out += fmt::format(", {} IOPS/CPU ({} in the kernel)", ratio_text(ratios, "kiops_per_cpu"),
+                         ratio_text(ratios, "kiops_per_cpu_kernel"));
     out += '\n';
   }
   if (const CblkCost& cblk = report.cblk; !cblk.raw.empty()) {
-    out += fmt::format("cblk_read against {}: {} and {}, {:+.2f} us at p50 ({:+.2f} to {:+.2f} in {} rounds), {:+.2f} us of the means; "
-                       "{} reads each\n",
-                       cblk.raw, duration_text(cblk.cblk_p50_ns), duration_text(cblk.raw_p50_ns), cblk.over_p50_ns / 1e3,
-                       cblk.over_least_ns / 1e3, cblk.over_most_ns / 1e3, cblk.rounds, cblk.over_mean_ns / 1e3, cblk.reads);
+    out += fmt::format(
+        "cblk_read against {}: {} and {}, {:+.2f} us at p50 ({:+.2f} to {:+.2f} in {} rounds), {:+.2f} us of the "
+        "means; "
+        "{} reads each\n",
+        cblk.raw, duration_text(cblk.cblk_p50_ns), duration_text(cblk.raw_p50_ns), cblk.over_p50_ns / 1e3,
+        cblk.over_least_ns / 1e3, cblk.over_most_ns / 1e3, cblk.rounds, cblk.over_mean_ns / 1e3, cblk.reads);
   }
   for (const std::string& command : report.fio_commands) out += fmt::format("fio: {}\n", command);
   if (noisy > 0) out += fmt::format("noise: others used the CPUs during {} of the runs that count\n", noisy);
   return out + end_lines(report.skipped, report.failures);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// See io_worker.h. An operation's latency is from its hand-over to the moment its caller has it back; those of a batch share
-// their clock readings. Stamps are made and checked inside the clocked time, by all backends alike.
-// Threading: as in the header. May not be used by runtime/ (it allocates).
+// SPDX-License-Identifier: Apache-2.0 See io_worker.h. An operation's latency is from its hand-over to the moment its
+// caller has it back; those of a batch share their clock readings. Stamps are made and checked inside the clocked time,
+// by all backends alike. Threading: as in the header. May not be used by runtime/ (it allocates).
 #include "tools/bench/io/io_worker.h"
 
 #include <fcntl.h>
@@ -73,8 +72,8 @@ struct IoTask {
   const BenchBacking& backing;
   const IoOrder& order;
   std::atomic<int> phase{kWarm};
-  std::atomic<size_t> ready{0};   // workers that are set up, or have failed
-  int fd = -1;   // of blocking backends
+  std::atomic<size_t> ready{0};  // workers that are set up, or have failed
+  int fd = -1;                   // of blocking backends
   BlockStamps& stamps() const { return backing.stamps(); }
   bool writes(Worker& worker) const { return worker.random.below(100) >= order.read_percent; }
 };
@@ -133,7 +132,8 @@ void work_async(IoTask& task, Worker& worker) {
     for (int i = 0; i < got; ++i) {
       const InFlight& entry = entries[done[i].slot];
       if (phase != kStop) worker.note(entry.write, done[i].result, unit_bytes, now - entry.start);
-      if (!entry.write && !task.stamps().check(entry.unit, buffers.data() + done[i].slot * unit_bytes)) ++worker.mismatches;
+      if (!entry.write && !task.stamps().check(entry.unit, buffers.data() + done[i].slot * unit_bytes))
+        ++worker.mismatches;
       task.stamps().release(entry.unit);
       free.push_back(done[i].slot);
     }
@@ -170,7 +170,7 @@ IoRun result_of(const IoTask& task, const Worker& all, const Counters& before, c
     result.disk_read_bytes = static_cast<double>(after.disk->read - before.disk->read);
     result.disk_written_bytes = static_cast<double>(after.disk->written - before.disk->written);
   }
-  if (task.order.system != "buffered") {   // what was done when the clock started, but not yet counted
+  if (task.order.system != "buffered") {  // what was done when the clock started, but not yet counted
     const auto must = [&](uint64_t ops) {
       return static_cast<double>((ops > slack ? ops - slack : 0) * task.stamps().unit_bytes());
     };
@@ -181,7 +181,7 @@ IoRun result_of(const IoTask& task, const Worker& all, const Counters& before, c
   return result;
 }
 
-}   // namespace
+}  // namespace
 
 void finish_io_run(IoRun* run) {
   const auto per = [](double amount, double of) { return of > 0 ? amount / of : 0; };
@@ -193,7 +193,8 @@ void finish_io_run(IoRun* run) {
 }
 
 IoRun measure_io_run(const BenchBacking& backing, const IoOrder& order) {
-  const bool buffered = order.system == "buffered", blocking = buffered || order.system == "legacy" || order.system == "raw";
+  const bool buffered = order.system == "buffered",
+             blocking = buffered || order.system == "legacy" || order.system == "raw";
   IoTask task{backing, order};
   if (blocking) {
     task.fd = open(backing.path().c_str(), O_RDWR | O_CLOEXEC | (buffered ? 0 : O_DIRECT));
@@ -219,7 +220,8 @@ IoRun measure_io_run(const BenchBacking& backing, const IoOrder& order) {
       }
     });
   }
-  while (task.ready.load() < workers.size() && !interrupted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (task.ready.load() < workers.size() && !interrupted())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   sleep_watchfully(order.warm_seconds);
   const Counters before = count(backing.disk_stat());
   task.phase.store(kMeasure, std::memory_order_release);
@@ -233,7 +235,7 @@ IoRun measure_io_run(const BenchBacking& backing, const IoOrder& order) {
   if (buffered) {
     (void)fdatasync(task.fd);
     after = count(backing.disk_stat());
-    (void)posix_fadvise(task.fd, 0, 0, POSIX_FADV_DONTNEED);   // O_DIRECT with cached pages costs the others
+    (void)posix_fadvise(task.fd, 0, 0, POSIX_FADV_DONTNEED);  // O_DIRECT with cached pages costs the others
   }
   if (task.fd >= 0) close(task.fd);
   check_interrupted();
@@ -249,4 +251,4 @@ IoRun measure_io_run(const BenchBacking& backing, const IoOrder& order) {
   return result_of(task, all, before, after, 2 * order.depth);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

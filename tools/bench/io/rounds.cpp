@@ -19,7 +19,7 @@
 namespace lunar::tools {
 
 namespace {
-constexpr unsigned kNoisyFactor = 3;   // rounds where others disturb, as a multiple of those asked for
+constexpr unsigned kNoisyFactor = 3;  // rounds where others disturb, as a multiple of those asked for
 }
 
 IoRounds::IoRounds(IoReport& report, size_t unit_bytes) : report_(report) {
@@ -80,12 +80,13 @@ IoRun IoRounds::measure_run(const IoBackend& backend) {
   order.seed += ++runs_;
   const bool fio = backend.system == "fio";
   if (!fio && !stamped_) refill(backing_->stamps().unit_bytes());
-  progress_.say(fmt::format("{} {} qd{} x{}: {} ...", progress_.count(), backend.workload, backend.depth, backend.threads, backend.system));
+  progress_.say(fmt::format("{} {} qd{} x{}: {} ...", progress_.count(), backend.workload, backend.depth,
+                            backend.threads, backend.system));
   if (fio && backend.read_percent < 100) stamped_ = false;
   const IoRun result = fio ? measure_fio_run(fio_, *backing_, order) : measure_io_run(*backing_, order);
   for (const std::string& failure : run_failures(result)) {
-    report_.failures.push_back(fmt::format("{} {} qd{}: {}{}{}", backend.system, backend.workload, backend.depth, failure,
-                                           result.error.empty() ? "" : ": ", result.error));
+    report_.failures.push_back(fmt::format("{} {} qd{}: {}{}{}", backend.system, backend.workload, backend.depth,
+                                           failure, result.error.empty() ? "" : ": ", result.error));
   }
   return result;
 }
@@ -98,7 +99,8 @@ void IoRounds::measure(const std::vector<IoBackend>& backends) {
     if (round >= options.rounds) {
       const std::vector<size_t> best = quietest_rounds(runs, options.rounds);
       const bool disturbed = std::any_of(runs.begin(), runs.end(), [&](const std::vector<IoRun>& of_backend) {
-        return std::any_of(best.begin(), best.end(), [&](size_t i) { return i < of_backend.size() && noisy_run(of_backend[i], cpus); });
+        return std::any_of(best.begin(), best.end(),
+                           [&](size_t i) { return i < of_backend.size() && noisy_run(of_backend[i], cpus); });
       });
       if (!disturbed) break;
       expect(static_cast<unsigned>(backends.size()));
@@ -125,8 +127,9 @@ void IoRounds::measure(const std::vector<IoBackend>& backends) {
     result.unit_bytes = backing_->stamps().unit_bytes();
     report_.results.push_back(result);
     if (backends[i].system != "fio") continue;
-    report_.fio_commands.push_back(command_text(fio_command(fio_, backing_->path(), backing_->path_offset(), backing_->bytes(),
-                                                            backing_->stamps().unit_bytes(), order_of(backends[i]))));
+    report_.fio_commands.push_back(
+        command_text(fio_command(fio_, backing_->path(), backing_->path_offset(), backing_->bytes(),
+                                 backing_->stamps().unit_bytes(), order_of(backends[i]))));
   }
 }
 
@@ -148,4 +151,4 @@ void IoRounds::verify() {
   progress_.clear();
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Backends of a block bench that take turns on one device: A B A B, as many rounds as asked for, and up to three times as many when others
-// disturbed them; the quietest rounds count.
+// SPDX-License-Identifier: Apache-2.0 Backends of a block bench that take turns on one device: A B A B, as many rounds
+// as asked for, and up to three times as many when others disturbed them; the quietest rounds count.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <map>
@@ -22,7 +21,8 @@ struct IoBackend {
 
 class IoRounds {
  public:
-  // Checks the host and makes the backing device; what cannot be measured is named in report.skipped. Throws std::runtime_error.
+  // Checks the host and makes the backing device; what cannot be measured is named in report.skipped. Throws
+  // std::runtime_error.
   IoRounds(IoReport& report, size_t unit_bytes);
   // From now on in units of this size.
   void refill(size_t unit_bytes);
@@ -45,8 +45,8 @@ class IoRounds {
   std::string fio_;
   Progress progress_;
   std::unique_ptr<BenchBacking> backing_;
-  bool stamped_ = true;   // false: the stamps were overwritten
+  bool stamped_ = true;  // false: the stamps were overwritten
   uint64_t runs_ = 0;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

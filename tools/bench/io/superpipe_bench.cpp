@@ -1,16 +1,20 @@
-// SPDX-License-Identifier: Apache-2.0
-// `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe context, compared with the ways a program has
-// without Lunar, on one file or block device that was written whole.
+// SPDX-License-Identifier: Apache-2.0 `lunar bench superpipe`: what random 4 KiB block I/O costs through a superpipe
+// context, compared with the ways a program has without Lunar, on one file or block device that was written whole.
 //
 //   lunar      a context: registered file and window, commands handed over and responses taken in batches
-//   cblk       the block library's calls on the same place: cblk_read and cblk_write at depth 1, aread, awrite and aresult deeper
-//   raw        one thread with one blocking pread or pwrite, O_DIRECT: what cblk_read is measured against (tools/bench/io/cblk_cost.h)
-//   legacy     threads with one blocking pread or pwrite each, O_DIRECT          buffered   the same through the page cache
-//   libaio     Linux AIO in the same batches                                     fio        its io_uring engine: the limit
+//   cblk       the block library's calls on the same place: cblk_read and cblk_write at depth 1, aread, awrite and
+//              aresult deeper
+//   raw        one thread with one blocking pread or pwrite, O_DIRECT: what cblk_read is measured against
+//              (tools/bench/io/cblk_cost.h)
+//   legacy     threads with one blocking pread or pwrite each, O_DIRECT          buffered   the same through the page
+//              cache
+//   libaio     Linux AIO in the same batches                                     fio        its io_uring engine: the
+//              limit
 //
-// Backends take turns A B A B; medians are quoted. Each read of our own backends is checked against what was last written there; a
-// run whose disk did not move what it must have fails the bench. CPU is the machine's: tools/bench/io/cpu_time.h says how.
-// Threading: one thread; a run's workers live for that run. May not be used by runtime/ (it allocates).
+// Backends take turns A B A B; medians are quoted. Each read of our own backends is checked against what was last
+// written there; a run whose disk did not move what it must have fails the bench. CPU is the machine's:
+// tools/bench/io/cpu_time.h says how. Threading: one thread; a run's workers live for that run. May not be used by
+// runtime/ (it allocates).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,13 +33,19 @@ namespace {
 const std::vector<std::string> kSystems{"lunar", "cblk", "raw", "legacy", "buffered", "libaio", "fio"};
 
 constexpr const char* kFooter =
-    "lunar: a superpipe context; cblk: libcflsh_block (cblk_read and cblk_write at depth 1, cblk_aread, cblk_awrite and\n"
-    "cblk_aresult deeper); raw: one thread with a blocking pread or pwrite, O_DIRECT; legacy: --threads of them; buffered: those\n"
+    "lunar: a superpipe context; cblk: libcflsh_block (cblk_read and cblk_write at depth 1, cblk_aread, cblk_awrite "
+    "and\n"
+    "cblk_aresult deeper); raw: one thread with a blocking pread or pwrite, O_DIRECT; legacy: --threads of them; "
+    "buffered: those\n"
     "through the page cache; libaio: Linux AIO; fio: its io_uring engine. Each read of ours is checked.\n"
-    "KIOPS/cpu: thousand operations for a second of CPU, machine-wide, user and kernel, from what was not idle. Ratios in the\n"
-    "JSON are Lunar's value by the baseline's: WORKLOAD_qdDEPTH_QUANTITY against cblk, raw, libaio and fio at the same\n"
-    "depth, WORKLOAD_tTHREADS_QUANTITY against the blocking threads, with Lunar at the greatest depth. raw.cblk_read_us_over: what a\n"
-    "blocking, uncached cblk_read takes longer than the same read without the library (pread with O_DIRECT; on pmem: a copy from\n"
+    "KIOPS/cpu: thousand operations for a second of CPU, machine-wide, user and kernel, from what was not idle. Ratios "
+    "in the\n"
+    "JSON are Lunar's value by the baseline's: WORKLOAD_qdDEPTH_QUANTITY against cblk, raw, libaio and fio at the "
+    "same\n"
+    "depth, WORKLOAD_tTHREADS_QUANTITY against the blocking threads, with Lunar at the greatest depth. "
+    "raw.cblk_read_us_over: what a\n"
+    "blocking, uncached cblk_read takes longer than the same read without the library (pread with O_DIRECT; on pmem: a "
+    "copy from\n"
     "the mapped device), in microseconds, by the p50 of reads that alternate; cblk_read_us_over_mean: by the mean.";
 
 void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
@@ -46,11 +56,14 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   options.systems = kSystems;
   const std::vector<std::string> workloads = options.workloads;
   auto* size_given = app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
-  app.add_option("--depths", options.depths, "operations in flight (default 1,16,128)")->delimiter(',')->check(CLI::Range(1, 4096));
+  app.add_option("--depths", options.depths, "operations in flight (default 1,16,128)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
   app.add_option("--threads", options.threads, "of legacy and buffered (default 16)")->check(CLI::Range(1, 1024));
-  app.add_option("--batch", options.batch,
-                 "operations handed over and waited for at once, by lunar, libaio and fio (default: a quarter of the depth, at "
-                 "most 32)")
+  app.add_option(
+         "--batch", options.batch,
+         "operations handed over and waited for at once, by lunar, libaio and fio (default: a quarter of the depth, at "
+         "most 32)")
       ->check(CLI::Range(1, 4096));
   app.add_option("--workloads", options.workloads, "of read,mixed (70% reads),write (default: all)")
       ->delimiter(',')
@@ -58,7 +71,8 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   app.add_option("--systems", options.systems, "of lunar,cblk,raw,legacy,buffered,libaio,fio (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(kSystems));
-  const CommonFlags common(app, options, "directory for the file (default /var/tmp), or file, block device, URI: it is written",
+  const CommonFlags common(app, options,
+                           "directory for the file (default /var/tmp), or file, block device, URI: it is written",
                            "a rough answer within a minute");
   app.footer(kFooter);
   app.parse(argc, argv);
@@ -70,7 +84,8 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
 }
 
 // The backends at one depth. The blocking threads, and those that only serve as an upper bound, go with the deepest.
-std::vector<IoBackend> backends_of(const IoRounds& rounds, const IoOptions& options, const IoWorkload& workload, unsigned depth) {
+std::vector<IoBackend> backends_of(const IoRounds& rounds, const IoOptions& options, const IoWorkload& workload,
+                                   unsigned depth) {
   const bool deepest = depth == options.depths.back();
   std::vector<IoBackend> backends;
   const auto add = [&](const char* system, unsigned threads, unsigned at_depth) {
@@ -93,14 +108,17 @@ IoReport measure(IoOptions options) {
   report.options = std::move(options);
   for (const std::string& system : kSystems) {
     const auto& wanted = report.options.systems;
-    if (std::find(wanted.begin(), wanted.end(), system) == wanted.end()) report.skipped[system] = "not asked for (--systems)";
+    if (std::find(wanted.begin(), wanted.end(), system) == wanted.end())
+      report.skipped[system] = "not asked for (--systems)";
   }
-  for (const char* name : {"CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_MAX_XFER", "CFLSH_BLK_SIZE", "CFLSH_BLK_TIMEOUT"}) unsetenv(name);
+  for (const char* name : {"CFLSH_BLK_CACHE_SIZE", "CFLSH_BLK_MAX_XFER", "CFLSH_BLK_SIZE", "CFLSH_BLK_TIMEOUT"})
+    unsetenv(name);
   IoRounds rounds(report, 4096);
   const IoOptions& settled = report.options;
   std::vector<std::vector<IoBackend>> groups;
   for (const IoWorkload& workload : kIoWorkloads) {
-    if (std::find(settled.workloads.begin(), settled.workloads.end(), workload.name) == settled.workloads.end()) continue;
+    if (std::find(settled.workloads.begin(), settled.workloads.end(), workload.name) == settled.workloads.end())
+      continue;
     for (const unsigned depth : settled.depths) {
       groups.push_back(backends_of(rounds, settled, workload, depth));
       rounds.expect(static_cast<unsigned>(groups.back().size()) * settled.rounds);
@@ -112,10 +130,12 @@ IoReport measure(IoOptions options) {
   return report;
 }
 
-}   // namespace
+}  // namespace
 
 int superpipe_bench_main(int argc, char** argv) {
-  CLI::App app{"random block I/O through the superpipe and the block library, against blocking threads, Linux AIO and fio", "lunar bench superpipe"};
+  CLI::App app{
+      "random block I/O through the superpipe and the block library, against blocking threads, Linux AIO and fio",
+      "lunar bench superpipe"};
   IoOptions options;
   try {
     parse(app, options, argc, argv);
@@ -124,4 +144,4 @@ int superpipe_bench_main(int argc, char** argv) {
   return bench_main("superpipe", json, [&] { return measure(std::move(options)); });
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -4,8 +4,8 @@
 //
 //   lunar   a superpipe context with its buffers as the window        perio   the same context without
 //
-// Both do the same reads and writes of 4 and of 64 KiB, at depth 1 for latency and deep for throughput and CPU, and take turns
-// A B A B; medians are quoted. Reads are checked, and the bytes the disk moved.
+// Both do the same reads and writes of 4 and of 64 KiB, at depth 1 for latency and deep for throughput and CPU, and
+// take turns A B A B; medians are quoted. Reads are checked, and the bytes the disk moved.
 // Threading: one thread; a run's workers live for that run. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 
@@ -33,13 +33,20 @@ void parse(CLI::App& app, IoOptions& options, int argc, char** argv) {
   options.systems = {"lunar", "perio"};
   const std::vector<std::string> workloads = options.workloads;
   auto* size_given = app.add_option("--size", size, "data to work on (default 1g; 256m with --quick)");
-  app.add_option("--depths", options.depths, "operations in flight (default 1,32)")->delimiter(',')->check(CLI::Range(1, 4096));
-  app.add_option("--workloads", options.workloads, "of read,write (default: both)")->delimiter(',')->check(CLI::IsMember(workloads));
-  const CommonFlags common(app, options, "directory for the file (default /var/tmp), or file, block device, URI: it is written",
+  app.add_option("--depths", options.depths, "operations in flight (default 1,32)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--workloads", options.workloads, "of read,write (default: both)")
+      ->delimiter(',')
+      ->check(CLI::IsMember(workloads));
+  const CommonFlags common(app, options,
+                           "directory for the file (default /var/tmp), or file, block device, URI: it is written",
                            "a rough answer within a minute");
-  app.footer("lunar: a superpipe context whose buffers are its registered window; perio: the same context without a window.\n"
-             "Ratios in the JSON (\"perio\") are with the window by without: WORKLOAD_qdDEPTH_QUANTITY, and window_ops and window_cpu "
-             "(4 KiB reads,\ndeepest), window_mean (4 KiB reads, least depth).");
+  app.footer(
+      "lunar: a superpipe context whose buffers are its registered window; perio: the same context without a window.\n"
+      "Ratios in the JSON (\"perio\") are with the window by without: WORKLOAD_qdDEPTH_QUANTITY, and window_ops and "
+      "window_cpu "
+      "(4 KiB reads,\ndeepest), window_mean (4 KiB reads, least depth).");
   app.parse(argc, argv);
   common.settle({0.5, 2});
   options.size_bytes = size_option("--size", size_given->count() ? size : options.quick ? "256m" : "1g");
@@ -60,10 +67,12 @@ IoReport measure(IoOptions options) {
       rounds.refill(unit);
     }
     for (const IoWorkload& workload : kIoWorkloads) {
-      if (std::find(settled.workloads.begin(), settled.workloads.end(), workload.name) == settled.workloads.end()) continue;
+      if (std::find(settled.workloads.begin(), settled.workloads.end(), workload.name) == settled.workloads.end())
+        continue;
       const std::string name = fmt::format("{}{}k", workload.name, unit / 1024);
       for (const unsigned depth : settled.depths) {
-        rounds.measure({{"lunar", name, workload.read_percent, 1, depth}, {"perio", name, workload.read_percent, 1, depth}});
+        rounds.measure(
+            {{"lunar", name, workload.read_percent, 1, depth}, {"perio", name, workload.read_percent, 1, depth}});
       }
     }
   }
@@ -71,7 +80,7 @@ IoReport measure(IoOptions options) {
   return report;
 }
 
-}   // namespace
+}  // namespace
 
 int window_bench_main(int argc, char** argv) {
   CLI::App app{"block I/O with buffers registered once, against buffers mapped for each I/O", "lunar bench window"};
@@ -83,4 +92,4 @@ int window_bench_main(int argc, char** argv) {
   return bench_main("window", json, [&] { return measure(std::move(options)); });
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

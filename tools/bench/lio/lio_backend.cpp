@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // See lio_backend.h.
-// Threading: one thread (the C library's lio_listio has threads of its own). May not be used by runtime/ (it allocates).
+// Threading: one thread (the C library's lio_listio has threads of its own). May not be used by runtime/ (it
+// allocates).
 #include "tools/bench/lio/lio_backend.h"
 
 #include <aio.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -23,7 +24,8 @@ namespace {
 class CblkList final : public LioBackend {
  public:
   CblkList(const char* system, const std::string& path, const std::string& delegate, unsigned depth) : system_(system) {
-    chunk_ = cblk_open(fmt::format("pmem:{},delegate={}", path, delegate).c_str(), static_cast<int>(depth), O_RDWR, 0, 0);
+    chunk_ =
+        cblk_open(fmt::format("pmem:{},delegate={}", path, delegate).c_str(), static_cast<int>(depth), O_RDWR, 0, 0);
     if (chunk_ == NULL_CHUNK_ID) throw std::runtime_error(fmt::format("cblk_open of {}: {}", path, strerror(errno)));
   }
   ~CblkList() override { (void)cblk_close(chunk_, 0); }
@@ -77,7 +79,8 @@ class CblkList final : public LioBackend {
     for (const cblk_io_t& io : ios_) {
       if (io.stat.status != CBLK_ARW_STATUS_SUCCESS || io.stat.blocks_transferred != io.nblocks)
         throw std::runtime_error(fmt::format("an I/O of {} blocks: status {}, {} blocks, errno {}", io.nblocks,
-                                             static_cast<int>(io.stat.status), io.stat.blocks_transferred, io.stat.fail_errno));
+                                             static_cast<int>(io.stat.status), io.stat.blocks_transferred,
+                                             io.stat.fail_errno));
     }
   }
 
@@ -87,8 +90,8 @@ class CblkList final : public LioBackend {
   std::vector<cblk_io_t*> issue_, places_;
 };
 
-// An interrupted lio_listio(LIO_WAIT) leaves pointers into its stack behind, by which the library's threads then crash: signals
-// wait until the call is over.
+// An interrupted lio_listio(LIO_WAIT) leaves pointers into its stack behind, by which the library's threads then crash:
+// signals wait until the call is over.
 class NoSignals {
  public:
   NoSignals() {
@@ -124,7 +127,8 @@ class GlibcList final : public LioBackend {
     for (aiocb& block : blocks_) {
       const aiocb* one[] = {&block};
       while (aio_error(&block) == EINPROGRESS) (void)aio_suspend(one, 1, nullptr);
-      if (aio_return(&block) != static_cast<ssize_t>(block.aio_nbytes)) throw std::runtime_error("lio_listio: an I/O failed");
+      if (aio_return(&block) != static_cast<ssize_t>(block.aio_nbytes))
+        throw std::runtime_error("lio_listio: an I/O failed");
     }
   }
   void run(const std::vector<ListIo>& list, bool write) override {
@@ -149,19 +153,21 @@ class GlibcList final : public LioBackend {
       block.aio_sigevent.sigev_notify = SIGEV_NONE;
       pointers_[i] = &block;
     }
-    if (lio_listio(mode, pointers_.data(), static_cast<int>(list.size()), nullptr) != 0) throw std::runtime_error(fmt::format("lio_listio: {}", strerror(errno)));
+    if (lio_listio(mode, pointers_.data(), static_cast<int>(list.size()), nullptr) != 0)
+      throw std::runtime_error(fmt::format("lio_listio: {}", strerror(errno)));
   }
   int fd_;
   std::vector<aiocb> blocks_;
   std::vector<aiocb*> pointers_;
 };
 
-}   // namespace
+}  // namespace
 
-std::unique_ptr<LioBackend> make_lunar_backend(const char* system, const std::string& path, const std::string& delegate, unsigned depth) {
+std::unique_ptr<LioBackend> make_lunar_backend(const char* system, const std::string& path, const std::string& delegate,
+                                               unsigned depth) {
   return std::make_unique<CblkList>(system, path, delegate, depth);
 }
 
 std::unique_ptr<LioBackend> make_listio_backend(const std::string& path) { return std::make_unique<GlibcList>(path); }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -2,8 +2,8 @@
 // The backends of `lunar bench lio`: one interface for "start this list of I/Os" and "wait until all of it is done", so
 // that the bench treats all alike.
 //
-// Lunar's are lists of the block library: start() is cblk_listio without a wait list, finish() with one, run() both in one call.
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// Lunar's are lists of the block library: start() is cblk_listio without a wait list, finish() with one, run() both in
+// one call. Threading: one thread. May not be used by runtime/ (it allocates).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace lunar::tools {
 
 struct ListIo {
-  uint64_t offset = 0;         // bytes into the device
+  uint64_t offset = 0;  // bytes into the device
   void* buffer = nullptr;
   size_t bytes = 0;
 };
@@ -34,9 +34,11 @@ class LioBackend {
   }
 };
 
-// cblk_listio on pmem:PATH,delegate=SETTING (a physical open: the device as it is). Throws std::runtime_error with the reason.
-std::unique_ptr<LioBackend> make_lunar_backend(const char* system, const std::string& path, const std::string& delegate, unsigned depth);
+// cblk_listio on pmem:PATH,delegate=SETTING (a physical open: the device as it is). Throws std::runtime_error with the
+// reason.
+std::unique_ptr<LioBackend> make_lunar_backend(const char* system, const std::string& path, const std::string& delegate,
+                                               unsigned depth);
 // lio_listio of the C library on a descriptor of the same file, LIO_WAIT or LIO_NOWAIT.
 std::unique_ptr<LioBackend> make_listio_backend(const std::string& path);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

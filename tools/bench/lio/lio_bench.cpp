@@ -1,15 +1,15 @@
-// SPDX-License-Identifier: Apache-2.0
-// `lunar bench lio`: lists of I/Os on memory-mapped media (the article's vPMEM: 256 of 32 KiB), handed to delegate threads.
+// SPDX-License-Identifier: Apache-2.0 `lunar bench lio`: lists of I/Os on memory-mapped media (the article's vPMEM: 256
+// of 32 KiB), handed to delegate threads.
 //
 //   lunar        pmem: with delegates: one call starts the list; a waiting thread helps
 //   sync         the same interface without delegates: the caller copies one after the other
 //   lio_listio   the C library's lists (threads of its own, a system call an I/O) on the same file
 //
 // Two questions: how soon is a list done that is waited for, and how soon does the call return for one that is not. The
-// backends take turns (A B C A B C), medians over the runs are quoted. The I/Os lie scattered over a file larger than the
-// caches, the same places for every backend; every backend has touched the whole file before the clock starts (a first touch is
-// a page fault, which is not what is asked here). After each list the clock stops and its data is checked: what was read
-// is what stands there, what was written is read back by system calls.
+// backends take turns (A B C A B C), medians over the runs are quoted. The I/Os lie scattered over a file larger than
+// the caches, the same places for every backend; every backend has touched the whole file before the clock starts (a
+// first touch is a page fault, which is not what is asked here). After each list the clock stops and its data is
+// checked: what was read is what stands there, what was written is read back by system calls.
 // Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -30,13 +30,13 @@
 #include "superpipe/registry.h"
 #include "superpipe/signature.h"
 #include "tools/bench/histogram.h"
-#include "tools/bench/setup_journal.h"
+#include "tools/bench/lio/lio_backend.h"
 #include "tools/bench/lio/lio_bench.h"
 #include "tools/bench/lio/lio_report.h"
-#include "tools/bench/lio/lio_backend.h"
 #include "tools/bench/page_content.h"
 #include "tools/bench/progress.h"
 #include "tools/bench/report_parts.h"
+#include "tools/bench/setup_journal.h"
 #include "tools/bench/size_option.h"
 #include "tools/support/clock.h"
 #include "tools/support/flags.h"
@@ -49,7 +49,7 @@ namespace {
 
 constexpr uint64_t kMiBytes = 1 << 20;
 constexpr uint64_t kFileBytes = 1024 * kMiBytes, kQuickFileBytes = 256 * kMiBytes;
-constexpr size_t kCheckStride = 64;   // words: one in 512 bytes is compared
+constexpr size_t kCheckStride = 64;  // words: one in 512 bytes is compared
 
 struct Tally {
   std::vector<LioRun> runs;
@@ -62,7 +62,7 @@ class LioBench {
   ~LioBench();
   LioBench(const LioBench&) = delete;
   LioBench& operator=(const LioBench&) = delete;
-  LioReport run();   // once
+  LioReport run();  // once
 
  private:
   const LioOptions& options() const { return report_.options; }
@@ -79,14 +79,14 @@ class LioBench {
 
   LioReport report_;
   std::unique_ptr<SetupJournal> journal_;
-  std::string line_;                 // of the file that we made
-  int fd_ = -1;                      // for checks of what was written; -1: none of the kind
-  uint64_t base_ = 0, blocks_ = 0;   // of the part that is used, in I/Os
+  std::string line_;                // of the file that we made
+  int fd_ = -1;                     // for checks of what was written; -1: none of the kind
+  uint64_t base_ = 0, blocks_ = 0;  // of the part that is used, in I/Os
   std::unique_ptr<PageContent> content_;
   std::vector<std::unique_ptr<LioBackend>> backends_;
   char* memory_ = nullptr;
   std::vector<ListIo> list_;
-  std::vector<uint64_t> order_;      // a permutation of the blocks
+  std::vector<uint64_t> order_;  // a permutation of the blocks
   size_t next_ = 0;
   Progress progress_;
 };
@@ -99,7 +99,7 @@ LioBench::~LioBench() {
   unlink(line_.c_str() + strlen("file "));
   try {
     journal_->forget(line_);
-  } catch (const std::exception&) {   // the next run finds nothing to remove
+  } catch (const std::exception&) {  // the next run finds nothing to remove
   }
 }
 
@@ -109,14 +109,17 @@ void LioBench::make_backing_file() {
   uint64_t& bytes = report_.options.file_bytes;
   const uint64_t list_bytes = options().ios * options().io_bytes;
   if (!options().pmem.empty()) return take_given_device();
-  struct statvfs space {};
+  struct statvfs space{};
   if (statvfs("/dev/shm", &space) != 0 || access("/dev/shm", W_OK) != 0)
     throw std::runtime_error("no place in /dev/shm: give a file on a memory or DAX file system by --pmem PATH");
   const uint64_t room = std::min<uint64_t>(space.f_bavail * space.f_frsize, machine_memory("MemAvailable")) / 4 * 3;
   if (bytes == 0) bytes = std::min(options().quick ? kQuickFileBytes : kFileBytes, room);
-  if (bytes > room) throw std::runtime_error(fmt::format("/dev/shm has room for {} MiB, not {}: use a smaller --file", room / kMiBytes, bytes / kMiBytes));
+  if (bytes > room)
+    throw std::runtime_error(
+        fmt::format("/dev/shm has room for {} MiB, not {}: use a smaller --file", room / kMiBytes, bytes / kMiBytes));
   if (bytes < 2 * list_bytes)
-    throw std::runtime_error(fmt::format("{} MiB of /dev/shm hold no two lists: give a file by --pmem PATH", bytes / kMiBytes));
+    throw std::runtime_error(
+        fmt::format("{} MiB of /dev/shm hold no two lists: give a file by --pmem PATH", bytes / kMiBytes));
   report_.device = fmt::format("/dev/shm/lunar-bench-{}.pmem", getpid());
   line_ = "file " + report_.device;
   journal_->record(line_);
@@ -130,17 +133,20 @@ void LioBench::take_given_device() {
   report_.device = options().pmem;
   ErrorText why;
   Device* device = nullptr;
-  if (device_open(fmt::format("pmem:{}", report_.device).c_str(), {}, &device, &why) < 0) throw std::runtime_error(why.text);
+  if (device_open(fmt::format("pmem:{}", report_.device).c_str(), {}, &device, &why) < 0)
+    throw std::runtime_error(why.text);
   const bool growable = device->growable();
   const uint64_t room = device->size_bytes();
   device_close(device);
   if (growable)
-    throw std::runtime_error(fmt::format("{} is empty: give it a size (truncate -s 1g {})", report_.device, report_.device));
+    throw std::runtime_error(
+        fmt::format("{} is empty: give it a size (truncate -s 1g {})", report_.device, report_.device));
   base_ = kScratchDataOffset;
   uint64_t& bytes = report_.options.file_bytes;
   if (bytes == 0) bytes = std::min(room, options().quick ? kQuickFileBytes : kFileBytes);
   if (bytes > room || bytes < 2 * options().ios * options().io_bytes)
-    throw std::runtime_error(fmt::format("{} has room for {} MiB; two lists and --file must fit", report_.device, room / kMiBytes));
+    throw std::runtime_error(
+        fmt::format("{} has room for {} MiB; two lists and --file must fit", report_.device, room / kMiBytes));
   fd_ = open(report_.device.c_str(), O_RDWR | O_CLOEXEC);
   char byte;
   if (fd_ >= 0 && pread(fd_, &byte, 1, 0) != 1) {
@@ -153,7 +159,8 @@ void LioBench::take_given_device() {
 void LioBench::open_backends() {
   for (const std::string& system : options().systems) {
     try {
-      if (system == "lunar") backends_.push_back(make_lunar_backend("lunar", report_.device, options().delegate, options().ios));
+      if (system == "lunar")
+        backends_.push_back(make_lunar_backend("lunar", report_.device, options().delegate, options().ios));
       if (system == "sync") backends_.push_back(make_lunar_backend("sync", report_.device, "off", options().ios));
       if (system == "lio_listio") backends_.push_back(make_listio_backend(report_.device));
     } catch (const std::runtime_error& error) {
@@ -215,16 +222,21 @@ void LioBench::check(const LioBackend& backend, bool write) {
     const uint64_t block = (io.offset - base_) / options().io_bytes;
     const auto* words = static_cast<const uint64_t*>(io.buffer);
     if (!write) {
-      bool right = words[0] == content_->stamp(block, 0) && words[seen.size() - 1] == content_->word(block, seen.size() - 1);
-      for (size_t i = kCheckStride; i < seen.size(); i += kCheckStride) right = right && words[i] == content_->word(block, i);
+      bool right =
+          words[0] == content_->stamp(block, 0) && words[seen.size() - 1] == content_->word(block, seen.size() - 1);
+      for (size_t i = kCheckStride; i < seen.size(); i += kCheckStride)
+        right = right && words[i] == content_->word(block, i);
       wrong += right ? 0 : 1;
     } else if (fd_ >= 0) {
       const auto bytes = static_cast<ssize_t>(io.bytes);
-      if (pread(fd_, seen.data(), io.bytes, static_cast<off_t>(io.offset)) != bytes || memcmp(seen.data(), words, io.bytes) != 0) ++wrong;
+      if (pread(fd_, seen.data(), io.bytes, static_cast<off_t>(io.offset)) != bytes ||
+          memcmp(seen.data(), words, io.bytes) != 0)
+        ++wrong;
     }
   }
   if (wrong > 0)
-    report_.failures.push_back(fmt::format("{} {}: {} of {} I/Os of a list moved wrong data", backend.system(), write ? "write" : "read", wrong, list_.size()));
+    report_.failures.push_back(fmt::format("{} {}: {} of {} I/Os of a list moved wrong data", backend.system(),
+                                           write ? "write" : "read", wrong, list_.size()));
 }
 
 LioRun LioBench::measure_run(LioBackend& backend, bool write, bool wait, Tally* tally) {
@@ -234,7 +246,7 @@ LioRun LioBench::measure_run(LioBackend& backend, bool write, bool wait, Tally* 
     next_list();
     if (write) {
       make_write_data();
-    } else {   // a read that did not happen must show
+    } else {  // a read that did not happen must show
       for (const ListIo& io : list_) memset(io.buffer, 0x5a, io.bytes);
     }
     const uint64_t cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID), start = clock_ns(CLOCK_MONOTONIC);
@@ -273,13 +285,14 @@ void LioBench::run_workload(bool write, bool wait) {
     }
   }
   for (size_t i = 0; i < backends_.size(); ++i) {
-    const auto middle = [&](double LioRun::*member) {
+    const auto middle = [&](double LioRun::* member) {
       std::vector<double> values;
       for (const LioRun& one : tallies[i].runs) values.push_back(one.*member);
       return median(values);
     };
-    const auto [low, high] = std::minmax_element(tallies[i].runs.begin(), tallies[i].runs.end(),
-                                                 [](const LioRun& a, const LioRun& b) { return a.ops_per_s < b.ops_per_s; });
+    const auto [low, high] =
+        std::minmax_element(tallies[i].runs.begin(), tallies[i].runs.end(),
+                            [](const LioRun& a, const LioRun& b) { return a.ops_per_s < b.ops_per_s; });
     LioResult result{backends_[i]->system(), workload};
     result.ops_per_s = middle(&LioRun::ops_per_s);
     result.mean_ns = middle(&LioRun::mean_ns);
@@ -324,22 +337,28 @@ void parse(CLI::App& app, LioOptions& options, int argc, char** argv) {
   app.add_option("--ios", options.ios, "I/Os of a list (default 256)")->check(CLI::Range(1, 4096));
   app.add_option("--io", io, "bytes of one I/O (default 32k)");
   app.add_option("--file", file, "bytes of the device to use (default 1g; 256m with --quick)");
-  app.add_option("--pmem", options.pmem,
-                 "a blank file on a memory or DAX file system, or a device, that may be overwritten (default: a file made in "
-                 "/dev/shm)");
+  app.add_option(
+      "--pmem", options.pmem,
+      "a blank file on a memory or DAX file system, or a device, that may be overwritten (default: a file made in "
+      "/dev/shm)");
   app.add_option("--delegate", options.delegate, "of Lunar's backend: auto, on, off (default auto)")
       ->check(CLI::IsMember(std::vector<std::string>{"auto", "on", "off"}));
   app.add_option("--systems", options.systems, "of lunar,sync,lio_listio (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "sync", "lio_listio"}));
   app.add_option("--lists", options.lists, "lists a run (default 4)")->check(CLI::Range(1, 10000));
-  auto* rounds = app.add_option("--rounds", options.rounds, "runs of each backend; medians are quoted (default 25)")->check(CLI::Range(1, 10000));
+  auto* rounds = app.add_option("--rounds", options.rounds, "runs of each backend; medians are quoted (default 25)")
+                     ->check(CLI::Range(1, 10000));
   app.add_option("--seed", options.seed, "of data and places (default 1)");
   app.add_flag("--quick", options.quick, "a rough answer within a minute");
   app.add_flag("--json", options.json, "print one JSON object instead of the table");
-  app.footer("lunar: cblk_listio on pmem: with delegate threads; sync: the same without; lio_listio: the C library's, on the same file.\n"
-             "Ratios in the JSON are lunar's value by the other's: lio_wait_ops, lio_wait_mean, lio_wait_cpu (a list that is waited for),\n"
-             "lio_nowait_return (the time until the call returns, of one that is not; sync does all of it in the call); lio_write_...: of writes.");
+  app.footer(
+      "lunar: cblk_listio on pmem: with delegate threads; sync: the same without; lio_listio: the C library's, on the "
+      "same file.\n"
+      "Ratios in the JSON are lunar's value by the other's: lio_wait_ops, lio_wait_mean, lio_wait_cpu (a list that is "
+      "waited for),\n"
+      "lio_nowait_return (the time until the call returns, of one that is not; sync does all of it in the call); "
+      "lio_write_...: of writes.");
   app.parse(argc, argv);
   if (options.quick && rounds->count() == 0) options.rounds = 9;
   options.io_bytes = size_option("--io", io.empty() ? "32k" : io);
@@ -350,11 +369,12 @@ void parse(CLI::App& app, LioOptions& options, int argc, char** argv) {
     throw CLI::ValidationError("--file", "two lists must fit");
 }
 
-}   // namespace
+}  // namespace
 
 int lio_bench_main(int argc, char** argv) {
-  CLI::App app{"lists of I/Os on memory-mapped media: handed to delegate threads, one after the other, and by lio_listio",
-               "lunar bench lio"};
+  CLI::App app{
+      "lists of I/Os on memory-mapped media: handed to delegate threads, one after the other, and by lio_listio",
+      "lunar bench lio"};
   LioOptions options;
   try {
     parse(app, options, argc, argv);
@@ -382,4 +402,4 @@ int lio_bench_main(int argc, char** argv) {
   }
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -46,7 +46,7 @@ size_t part_bytes_of(DataKind kind, size_t value_bytes) {
                                      : Dataset::kMemberBytes;
 }
 
-}   // namespace
+}  // namespace
 
 void append_array(size_t words, std::string* out) {
   *out += '*';
@@ -207,4 +207,4 @@ std::string Dataset::check(const Request& request, const redisReply& reply) {
                      request.key, request.part, got);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

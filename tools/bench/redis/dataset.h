@@ -6,7 +6,8 @@
 //
 //   strings      key -> value                                     1 part of value_bytes      GET | SET
 //   hashes       key -> 16 fields of value_bytes / 16             (listpack at 1 KiB)        HGET | HSET field 0
-//   sorted sets  key -> 160 members of 64 bytes, score = number   (skiplist: above 128)      ZSCORE, ZRANGE | ZADD member 0
+//   sorted sets  key -> 160 members of 64 bytes, score = number   (skiplist: above 128)      ZSCORE, ZRANGE | ZADD
+//                member 0
 //
 // A key has at most one write in flight, so a read must find a version between the last one acknowledged when it was
 // sent and the last one sent when it came back.
@@ -29,8 +30,8 @@ enum class Verb : uint8_t { kLoad, kRead, kRange, kWrite };
 
 struct Request {
   Verb verb = Verb::kRead;
-  uint16_t part = 0;      // of the key; kRange: the first of kRangeMembers
-  uint32_t version = 0;   // kWrite: what it writes; reads: the least they may find
+  uint16_t part = 0;     // of the key; kRange: the first of kRangeMembers
+  uint32_t version = 0;  // kWrite: what it writes; reads: the least they may find
   uint64_t key = 0;
 };
 
@@ -42,7 +43,7 @@ class Dataset {
   // As many keys as hold `data_bytes` of values. pre: value_bytes a multiple of 16 between the limits.
   Dataset(DataKind kind, uint64_t data_bytes, size_t value_bytes, uint64_t seed);
   uint64_t keys() const { return keys_; }
-  uint64_t key_bytes() const { return parts_ * part_bytes_; }    // of values a key holds
+  uint64_t key_bytes() const { return parts_ * part_bytes_; }  // of values a key holds
   uint64_t data_bytes() const { return keys_ * key_bytes(); }
 
   Request load(uint64_t key);
@@ -70,7 +71,7 @@ class Dataset {
   size_t part_bytes_;
   uint64_t keys_;
   PageContent content_;
-  std::vector<uint32_t> versions_;   // acknowledged, with kInFlight
+  std::vector<uint32_t> versions_;  // acknowledged, with kInFlight
   mutable std::string expected_;
 };
 
@@ -78,4 +79,4 @@ class Dataset {
 void append_array(size_t words, std::string* out);
 void append_word(std::string_view word, std::string* out);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

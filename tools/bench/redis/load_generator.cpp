@@ -29,20 +29,20 @@ constexpr int kEventsMax = 256;
 constexpr uint64_t kWaitNs = 100'000'000, kSilenceNsMax = 60'000'000'000, kProgressNs = 250'000'000;
 
 uint64_t ns_of(double seconds) { return static_cast<uint64_t>(seconds * 1e9); }
-}   // namespace
+}  // namespace
 
 struct LoadGenerator::Connection {
   unsigned index = 0;
   int fd = -1;
   redisReader* reader = nullptr;
-  std::string out;               // not yet written, from out_at
+  std::string out;  // not yet written, from out_at
   size_t out_at = 0;
-  bool wants_write = false;      // EPOLLOUT is on
-  std::vector<Request> batch;    // in order; `answered` of them are done
+  bool wants_write = false;    // EPOLLOUT is on
+  std::vector<Request> batch;  // in order; `answered` of them are done
   size_t answered = 0;
-  uint64_t period_ns = 0;        // between its batches; 0: closed loop
-  uint64_t sent_ns = 0;          // with a rate: when it was due
-  bool idle = false;             // with a rate: waits until due_ns
+  uint64_t period_ns = 0;  // between its batches; 0: closed loop
+  uint64_t sent_ns = 0;    // with a rate: when it was due
+  bool idle = false;       // with a rate: waits until due_ns
   uint64_t due_ns = 0;
   ~Connection() {
     if (reader != nullptr) redisReaderFree(reader);
@@ -241,4 +241,4 @@ LoadCounts LoadGenerator::run(const LoadPlan& plan) {
   }
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -22,23 +22,23 @@ namespace lunar::tools {
 
 struct LoadPlan {
   unsigned connections = 50, pipeline = 1;
-  unsigned first_group = 0;   // connections of group 0; the others are group 1. 0: all are group 0
-  double rate = 0;   // batches a second, of the connections of group 0 together; 0: closed loop
+  unsigned first_group = 0;  // connections of group 0; the others are group 1. 0: all are group 0
+  double rate = 0;           // batches a second, of the connections of group 0 together; 0: closed loop
   double warm_seconds = 0;
-  double seconds = 0;   // measured; 0: until is_over(), or until nothing is left to send
+  double seconds = 0;  // measured; 0: until is_over(), or until nothing is left to send
   // The next request of a connection; false: it has none any more.
   std::function<bool(unsigned connection, Request* request)> next;
-  std::function<bool()> is_over;                       // asked after every round of replies
-  std::function<void()> on_start, on_end;              // at the borders of the measured time
-  std::function<void(uint64_t replies)> on_progress;   // some times a second
+  std::function<bool()> is_over;                      // asked after every round of replies
+  std::function<void()> on_start, on_end;             // at the borders of the measured time
+  std::function<void(uint64_t replies)> on_progress;  // some times a second
 };
 
 struct LoadCounts {
-  std::array<Histogram, 2> latencies;   // of each group, within the measured time
-  uint64_t reads = 0;                   // of these replies (both groups), those to reads
-  uint64_t mismatches = 0;              // also outside it
+  std::array<Histogram, 2> latencies;  // of each group, within the measured time
+  uint64_t reads = 0;                  // of these replies (both groups), those to reads
+  uint64_t mismatches = 0;             // also outside it
   std::string first_mismatch;
-  double seconds = 0, cpu_s = 0;        // measured time; CPU this thread used in it
+  double seconds = 0, cpu_s = 0;  // measured time; CPU this thread used in it
 };
 
 class LoadGenerator {
@@ -59,7 +59,7 @@ class LoadGenerator {
   void flush(Connection& who);
   void receive(Connection& who, const LoadPlan& plan, LoadCounts* counts);
   void take(Connection& who, const redisReply& reply, uint64_t now, LoadCounts* counts);
-  void serve(const LoadPlan& plan, LoadCounts* counts);   // one round of epoll
+  void serve(const LoadPlan& plan, LoadCounts* counts);  // one round of epoll
   // Sends what is due; when the next will be.
   uint64_t send_due(const LoadPlan& plan, uint64_t now);
 
@@ -73,4 +73,4 @@ class LoadGenerator {
   uint64_t replies_ = 0;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -60,14 +60,14 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-}   // namespace
+}  // namespace
 
 std::string plot_obstacle(const std::string& directory) {
   if (find_in_path("gnuplot").empty()) return "--plot needs gnuplot: apt-get install gnuplot-nox";
   if (mkdir(directory.c_str(), 0755) != 0 && errno != EEXIST) {
     return fmt::format("--plot {}: {}", directory, strerror(errno));
   }
-  struct stat info {};
+  struct stat info{};
   if (stat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
     return fmt::format("--plot {}: not a directory", directory);
   }
@@ -140,4 +140,4 @@ std::vector<std::string> draw_plots(const RedisReport& report, const std::string
   return made;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

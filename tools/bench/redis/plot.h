@@ -16,4 +16,4 @@ std::string plot_script(const RedisReport& report, const std::string& directory)
 // Draws them; the files made. Throws std::runtime_error with gnuplot's words.
 std::vector<std::string> draw_plots(const RedisReport& report, const std::string& directory);
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

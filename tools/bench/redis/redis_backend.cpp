@@ -25,14 +25,15 @@
 namespace lunar::tools {
 
 namespace {
-constexpr unsigned kWritePercent = 10;       // of mixed, hash, zset and save
-constexpr uint64_t kHotShareOfDram = 16;     // hot keys hold a 16th of --dram, scattered over all keys
-constexpr uint64_t kPacedShareOfDram = 256;  // of paced: few, so that at its rate each is asked for more often than a cold one
-constexpr double kPageBytes = 4096;          // the least a miss reads, whatever the page size here
+constexpr unsigned kWritePercent = 10;    // of mixed, hash, zset and save
+constexpr uint64_t kHotShareOfDram = 16;  // hot keys hold a 16th of --dram, scattered over all keys
+// of paced: few, so that at its rate each is asked for more often than a cold one
+constexpr uint64_t kPacedShareOfDram = 256;
+constexpr double kPageBytes = 4096;  // the least a miss reads, whatever the page size here
 constexpr double kSaveSecondsMax = 900;
 
 double now_seconds() { return static_cast<double>(now_ns()) / 1e9; }
-}   // namespace
+}  // namespace
 
 // What the clock frames: read before and after.
 struct RedisBackend::Counters {
@@ -76,7 +77,7 @@ struct RedisBackend::Saving {
   std::atomic<bool> abandoned_{false};
   double seconds_ = 0;
   std::string error_;
-  std::thread thread_;   // last: it uses the others
+  std::thread thread_;  // last: it uses the others
 };
 
 RedisBackend::RedisBackend(const Setup& setup, SetupJournal& journal)
@@ -114,7 +115,7 @@ void RedisBackend::start() {
 void RedisBackend::end() {
   generator_.reset();
   server_.reset();
-  cgroup_.reset();   // with a child that may still save
+  cgroup_.reset();  // with a child that may still save
   if (!recorded_.empty()) journal_.forget(recorded_);
   unlink(fmt::format("{}/{}.rdb", setup_.directory, setup_.system).c_str());
 }
@@ -236,7 +237,7 @@ std::function<bool(unsigned, Request*)> RedisBackend::chooser(const RedisWorkloa
     };
   }
   const uint64_t writes = base == "set" ? 100 : base == "half" ? 50 : kWritePercent;
-  return [=, this](unsigned, Request* request) {   // mixed, half, set, hash, zset, save
+  return [=, this](unsigned, Request* request) {  // mixed, half, set, hash, zset, save
     uint64_t key = uniform();
     while (base == "set" && data_.writing(key)) key = uniform();
     const bool write = random->below(100) < writes && !data_.writing(key);
@@ -247,16 +248,16 @@ std::function<bool(unsigned, Request*)> RedisBackend::chooser(const RedisWorkloa
 double RedisBackend::missed_reads(const RedisWorkload& workload, double draws, unsigned outstanding) {
   if (workload.base == "hot") return 0;
   const double memory = static_cast<double>(setup_.limit_bytes) + outstanding * kPageBytes;
-  const double hit = workload.base == "zipf"
-                         ? zipf_->mass(static_cast<uint64_t>(memory) / data_.key_bytes())
-                         : std::fmin(1, memory / static_cast<double>(data_.data_bytes()));
-  draws = std::fmax(0, draws - outstanding);   // may have been read before the clock started
+  const double hit = workload.base == "zipf" ? zipf_->mass(static_cast<uint64_t>(memory) / data_.key_bytes())
+                                             : std::fmin(1, memory / static_cast<double>(data_.data_bytes()));
+  draws = std::fmax(0, draws - outstanding);  // may have been read before the clock started
   // Three standard deviations down: chance must not fail an honest short run.
   return std::fmax(0, draws * (1 - hit) - 3 * std::sqrt(draws * hit * (1 - hit)));
 }
 
 RedisRun RedisBackend::run(const RedisWorkload& workload, const Plan& how) {
-  const bool paced = workload.base == "paced", hotcold = paced || workload.base == "hotcold", save = workload.base == "save";
+  const bool paced = workload.base == "paced", hotcold = paced || workload.base == "hotcold",
+             save = workload.base == "save";
   if (hotcold || workload.base == "hot") warm_hot_keys(hot_keys(workload));
   Random random(how.seed);
   RedisRun run;
@@ -266,7 +267,7 @@ RedisRun RedisBackend::run(const RedisWorkload& workload, const Plan& how) {
   plan.warm_seconds = how.warm_seconds;
   plan.next = chooser(workload, &random);
   if (hotcold) plan.first_group = setup_.connections / 2;
-  if (paced || save) plan.rate = how.rate;   // the same work on every backend
+  if (paced || save) plan.rate = how.rate;  // the same work on every backend
   if (save) {
     // The run lasts as long as the save; its flag exists from the start of the clock on.
     plan.on_start = [&] { saving = std::make_unique<Saving>(*server_); };
@@ -292,4 +293,4 @@ RedisRun RedisBackend::run(const RedisWorkload& workload, const Plan& how) {
   return run;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// One backend of `lunar bench redis`: a redis-server in a memory cgroup, the data it holds, and the clients that load it.
-// Threading: one thread (during a save a second one asks for its progress). May not be used by runtime/ (it allocates).
+// SPDX-License-Identifier: Apache-2.0 One backend of `lunar bench redis`: a redis-server in a memory cgroup, the data
+// it holds, and the clients that load it. Threading: one thread (during a save a second one asks for its progress). May
+// not be used by runtime/ (it allocates).
 #pragma once
 #include <functional>
 #include <memory>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "tools/bench/setup_journal.h"
 #include "tools/bench/redis/load_generator.h"
 #include "tools/bench/redis/redis_report.h"
+#include "tools/bench/setup_journal.h"
 #include "tools/support/cgroup.h"
 #include "tools/support/redis_server.h"
 
@@ -20,12 +20,12 @@ class RedisBackend {
  public:
   static constexpr unsigned kLoadPipeline = 16;
   struct Setup {
-    std::string system;   // "lunar", "run", "swap"
+    std::string system;  // "lunar", "run", "swap"
     std::string redis_server, directory, disk_stat;
-    std::vector<std::string> wrapper, further;   // before and after redis-server's own words
+    std::vector<std::string> wrapper, further;  // before and after redis-server's own words
     uint64_t limit_bytes = 0, dram_bytes = 0;
-    bool swap = false;                   // its cgroup may swap
-    std::optional<CgroupPlace> cgroup;   // none: no limit but its own
+    bool swap = false;                  // its cgroup may swap
+    std::optional<CgroupPlace> cgroup;  // none: no limit but its own
     unsigned connections = 50;
     DataKind kind = DataKind::kStrings;
     uint64_t data_bytes = 0, seed = 1;
@@ -75,4 +75,4 @@ class RedisBackend {
   std::unique_ptr<ZipfGenerator> zipf_;
 };
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

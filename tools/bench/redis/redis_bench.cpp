@@ -1,14 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// `lunar bench redis`: redis-server with the Lunar module, under `lunar run`, and with kernel swap on a file of the same
-// disk, each in a memory cgroup of the same limit.
+// SPDX-License-Identifier: Apache-2.0 `lunar bench redis`: redis-server with the Lunar module, under `lunar run`, and
+// with kernel swap on a file of the same disk, each in a memory cgroup of the same limit.
 //
 //   a stage is a kind of data and its size:   start all servers -> load all -> workloads, taking turns A B C A B C
 //
-// Medians are quoted; a ratio is the median of the rounds' ratios. Files are written whole before any clock starts; swap runs at the better of vm.page-cluster 0 and
-// 3 for each workload; every reply is checked; a run whose disk did not move what the work needs fails the bench. The
-// limit is --dram plus --allowance (code, buffers, page tables), for all; only swap's server may swap. What is set up
-// is undone at the end, on a signal, and by the next run after kill -9 (bench/setup_journal.h).
-// Threading: one thread. May not be used by runtime/ (it allocates).
+// Medians are quoted; a ratio is the median of the rounds' ratios. Files are written whole before any clock starts;
+// swap runs at the better of vm.page-cluster 0 and 3 for each workload; every reply is checked; a run whose disk did
+// not move what the work needs fails the bench. The limit is --dram plus --allowance (code, buffers, page tables), for
+// all; only swap's server may swap. What is set up is undone at the end, on a signal, and by the next run after kill -9
+// (bench/setup_journal.h). Threading: one thread. May not be used by runtime/ (it allocates).
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,9 +21,9 @@
 #include "tools/bench/bench_main.h"
 #include "tools/bench/progress.h"
 #include "tools/bench/redis/plot.h"
+#include "tools/bench/redis/redis_backend.h"
 #include "tools/bench/redis/redis_bench.h"
 #include "tools/bench/redis/redis_options.h"
-#include "tools/bench/redis/redis_backend.h"
 #include "tools/bench/report_parts.h"
 #include "tools/bench/swap_file.h"
 #include "tools/support/host.h"
@@ -68,7 +67,7 @@ class RedisBench {
   RedisBackend::Setup setup_of(const std::string& system, DataKind kind, bool fits) const;
   void run_stage(DataKind kind, bool fits, const std::vector<RedisWorkload>& workloads);
   void run_workload(const RedisWorkload& workload);
-  using Runs = std::map<std::string, std::vector<RedisRun>>;   // of each system
+  using Runs = std::map<std::string, std::vector<RedisRun>>;  // of each system
   void try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs, int* page_cluster);
   RedisRun better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds, int* page_cluster);
   RedisRun measure_run(RedisBackend& backend, const RedisWorkload& workload, double seconds);
@@ -87,7 +86,7 @@ class RedisBench {
   // Undone from the last to the first: servers, then the files and the swap they fill.
   std::unique_ptr<SetupJournal> journal_;
   std::vector<std::string> recorded_;
-  std::map<std::string, std::string> luns_;   // of each Lunar system
+  std::map<std::string, std::string> luns_;  // of each Lunar system
   std::unique_ptr<SwapFile> swap_file_;
   std::vector<std::unique_ptr<RedisBackend>> backends_;
 };
@@ -122,7 +121,7 @@ void RedisBench::check_host() {
 
 // A file of its own, written whole, where --lun is a directory; else --lun itself, which serves one server at a time.
 std::string RedisBench::prepare_lun(const std::string& system) {
-  struct stat info {};
+  struct stat info{};
   if (stat(options().lun.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
     if (luns_.empty()) return options().lun;
     report_.skipped[system] = "--lun " + options().lun + " serves one server at a time: give a directory";
@@ -143,9 +142,10 @@ void RedisBench::check_space() const {
   std::error_code error;
   const std::filesystem::space_info space = std::filesystem::space(directory_, error);
   if (!error && space.available < wanted) {
-    throw std::runtime_error(fmt::format("{} has {} MiB free, {} are needed: use a smaller --data, fewer --systems, or "
-                                         "another --lun DIR",
-                                         directory_, space.available / kMiBytes, wanted / kMiBytes));
+    throw std::runtime_error(
+        fmt::format("{} has {} MiB free, {} are needed: use a smaller --data, fewer --systems, or "
+                    "another --lun DIR",
+                    directory_, space.available / kMiBytes, wanted / kMiBytes));
   }
 }
 
@@ -185,11 +185,13 @@ RedisBackend::Setup RedisBench::setup_of(const std::string& system, DataKind kin
   const std::string dram = fmt::format("{}", options().dram_bytes), size = fmt::format("{}", lun_bytes_);
   if (system == "run") {
     setup.wrapper = {"/proc/self/exe", "run", "--dram", dram, "--lun", luns_.at(system), "--size", size};
-    for (const auto& [name, value] : lunar_options(options().options)) setup.wrapper.push_back("--" + name + "=" + value);
+    for (const auto& [name, value] : lunar_options(options().options))
+      setup.wrapper.push_back("--" + name + "=" + value);
     setup.wrapper.push_back("--");
   } else if (system == "lunar") {
     setup.further = {"--loadmodule", options().module, "dram", dram, "lun", luns_.at(system), "size", size};
-    for (const auto& [name, value] : lunar_options(options().options)) setup.further.insert(setup.further.end(), {name, value});
+    for (const auto& [name, value] : lunar_options(options().options))
+      setup.further.insert(setup.further.end(), {name, value});
   }
   return setup;
 }
@@ -231,8 +233,8 @@ RedisRun RedisBench::measure_run(RedisBackend& backend, const RedisWorkload& wor
   return result;
 }
 
-void RedisBench::add_result(const std::string& system, const std::string& workload, unsigned pipeline,
-                            int page_cluster, const std::vector<RedisRun>& runs) {
+void RedisBench::add_result(const std::string& system, const std::string& workload, unsigned pipeline, int page_cluster,
+                            const std::vector<RedisRun>& runs) {
   RedisResult result;
   result.system = system;
   result.workload = workload;
@@ -253,15 +255,15 @@ void RedisBench::add_result(const std::string& system, const std::string& worklo
 
 // Swap at the better page-cluster; the better run itself.
 RedisRun RedisBench::better_page_cluster(RedisBackend& swap, const RedisWorkload& workload, double seconds,
-                                          int* page_cluster) {
+                                         int* page_cluster) {
   constexpr int kChoice[2] = {0, 3};
   RedisRun trials[2];
   for (int i = 0; i < 2; ++i) {
     swap_file_->set_page_cluster(kChoice[i]);
     trials[i] = measure_run(swap, workload, seconds);
   }
-  const bool second = workload.base == "save" ? trials[1].bgsave_s < trials[0].bgsave_s
-                                              : trials[1].ops_per_s > trials[0].ops_per_s;
+  const bool second =
+      workload.base == "save" ? trials[1].bgsave_s < trials[0].bgsave_s : trials[1].ops_per_s > trials[0].ops_per_s;
   *page_cluster = kChoice[second ? 1 : 0];
   swap_file_->set_page_cluster(*page_cluster);
   return trials[second ? 1 : 0];
@@ -272,7 +274,7 @@ RedisRun RedisBench::better_page_cluster(RedisBackend& swap, const RedisWorkload
 void RedisBench::try_workload(RedisBackend& backend, const RedisWorkload& workload, Runs* runs, int* page_cluster) {
   const double seconds = options().seconds / 2;
   const bool save = workload.base == "save";
-  if (backend.system() == "swap" && !workload.fits) {   // data that fits is not read: page-cluster is idle
+  if (backend.system() == "swap" && !workload.fits) {  // data that fits is not read: page-cluster is idle
     const RedisRun better = better_page_cluster(backend, workload, seconds, page_cluster);
     if (save) (*runs)["swap"].push_back(better);
   } else if (!save) {
@@ -326,7 +328,7 @@ void RedisBench::run_stage(DataKind kind, bool fits, const std::vector<RedisWork
 RedisReport RedisBench::run() {
   check_host();
   prepare_files();
-  std::vector<std::pair<std::pair<DataKind, bool>, std::vector<RedisWorkload>>> stages;   // in order of appearance
+  std::vector<std::pair<std::pair<DataKind, bool>, std::vector<RedisWorkload>>> stages;  // in order of appearance
   for (const std::string& name : options().workloads) {
     const RedisWorkload workload = *parse_redis_workload(name);
     const std::pair<DataKind, bool> key{workload.kind, workload.fits};
@@ -343,7 +345,7 @@ RedisReport RedisBench::run() {
   return report_;
 }
 
-}   // namespace
+}  // namespace
 
 int redis_bench_main(int argc, char** argv) {
   RedisOptions options;
@@ -360,4 +362,4 @@ int redis_bench_main(int argc, char** argv) {
   });
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -19,7 +19,7 @@ namespace lunar::tools {
 namespace {
 
 constexpr uint64_t kMiBytes = 1 << 20;
-constexpr uint64_t kKeyBytes = 112;   // entry, key, object and their share of the table
+constexpr uint64_t kKeyBytes = 112;  // entry, key, object and their share of the table
 
 constexpr const char* kFooter =
     "Workloads (a name may end in -pipe: --pipeline requests at once; and in -fits: on data that fits into DRAM):\n"
@@ -35,8 +35,9 @@ constexpr const char* kFooter =
     "redis where data fits. All have the same memory cgroup limit and disk. Ratios are lunar / swap and lunar / run,\n"
     "and (run_over_swap) run / swap. Clients are one thread: it takes one CPU; see srv%, gen%, cpu%.";
 
-const std::vector<std::string> kDefault{"get", "zipf", "hot", "mixed", "half", "set", "get-pipe", "hotcold", "paced", "save",
-                                        "hash", "zset", "get-fits", "mixed-fits", "get-pipe-fits"};
+const std::vector<std::string> kDefault{"get",  "zipf",     "hot",      "mixed",      "half",
+                                        "set",  "get-pipe", "hotcold",  "paced",      "save",
+                                        "hash", "zset",     "get-fits", "mixed-fits", "get-pipe-fits"};
 const std::vector<std::string> kQuick{"get", "zipf", "hotcold", "get-fits"};
 
 std::string check_workload(const std::string& name) {
@@ -76,7 +77,8 @@ void finish(RedisOptions& options, const std::string& dram, const std::string& d
   if (!options.module.empty() && access(options.module.c_str(), R_OK) != 0) {
     throw CLI::ValidationError("--module", options.module + " cannot be read");
   }
-  if (!options.module.empty()) options.module = std::filesystem::absolute(options.module);   // the server runs elsewhere
+  // the server runs elsewhere
+  if (!options.module.empty()) options.module = std::filesystem::absolute(options.module);
 }
 
 void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
@@ -97,15 +99,16 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
   app.add_option("--systems", options.systems, "of lunar,run,swap (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>{"lunar", "run", "swap"}));
-  app.add_option("--rate", options.rate, "requests a second of clients that send by the clock: save, paced (default 2000)")
+  app.add_option("--rate", options.rate,
+                 "requests a second of clients that send by the clock: save, paced (default 2000)")
       ->check(CLI::Range(1.0, 1e6));
   app.add_option("--options", options.options, "options of Lunar's backends, NAME=VALUE,...");
   app.add_option("--redis-server", options.redis_server, "the server (default: the first in PATH)");
   app.add_option("--module", options.module, "the Lunar module (default: liblunar-redis.so of this Lunar)");
   app.add_option("--plot", options.plot, "draw throughput and p99 as SVG and PNG in this directory (needs gnuplot)");
-  const CommonFlags common(app, options,
-                           "directory for LUNs, swap file and dumps (default /var/tmp), or Lunar's LUN: file, device, URI",
-                           "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
+  const CommonFlags common(
+      app, options, "directory for LUNs, swap file and dumps (default /var/tmp), or Lunar's LUN: file, device, URI",
+      "a rough answer within a minute: get,zipf,hotcold,get-fits (a save takes longer)");
   app.footer(kFooter);
   app.parse(argc, argv);
   if (dram_option->count() == 0) dram = options.quick ? "64m" : "256m";
@@ -114,7 +117,7 @@ void parse(CLI::App& app, RedisOptions& options, int argc, char** argv) {
   finish(options, dram, data, allowance, value_size);
 }
 
-}   // namespace
+}  // namespace
 
 std::optional<int> parse_redis_options(int argc, char** argv, RedisOptions* options) {
   CLI::App app{"redis-server with Lunar against redis-server with kernel swap, on the same disk and memory limit",
@@ -150,4 +153,4 @@ uint64_t stage_data_bytes(const RedisOptions& options, DataKind kind, bool fits)
   return kind == DataKind::kSortedSets ? bytes / 2 : bytes;
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools

@@ -84,7 +84,7 @@ std::string note_of(const RedisReport& report, const RedisResult& one) {
   return note;
 }
 
-}   // namespace
+}  // namespace
 
 std::optional<RedisWorkload> parse_redis_workload(const std::string& name) {
   RedisWorkload workload;
@@ -100,7 +100,10 @@ std::optional<RedisWorkload> parse_redis_workload(const std::string& name) {
 }
 
 std::string load_workload_name(DataKind kind, bool fits) {
-  return std::string("load") + (kind == DataKind::kHashes ? "-hash" : kind == DataKind::kSortedSets ? "-zset" : "") +
+  return std::string("load") +
+         (kind == DataKind::kHashes       ? "-hash"
+          : kind == DataKind::kSortedSets ? "-zset"
+                                          : "") +
          (fits ? "-fits" : "");
 }
 
@@ -136,19 +139,23 @@ std::string report_json(const RedisReport& report) {
 }
 
 std::string report_table(const RedisReport& report) {
-  std::string out = fmt::format("{:<13} {:>4} {:>4}  {:<6} {:>8} {:>9} {:>9} {:>9} {:>6} {:>6} {:>6} {:>9} {:>8}  {}\n",
-                                "workload", "conn", "pipe", "system", "op/s", "p50", "p99", "p99.9", "srv%", "gen%",
-                                "cpu%", "cpu us/op", "MiB read", "against swap: median of the rounds' ratios (least to most)");
+  std::string out =
+      fmt::format("{:<13} {:>4} {:>4}  {:<6} {:>8} {:>9} {:>9} {:>9} {:>6} {:>6} {:>6} {:>9} {:>8}  {}\n", "workload",
+                  "conn", "pipe", "system", "op/s", "p50", "p99", "p99.9", "srv%", "gen%", "cpu%", "cpu us/op",
+                  "MiB read", "against swap: median of the rounds' ratios (least to most)");
   for (const RedisResult& one : report.results) {
     const RedisRun& run = one.median;
     const double percent = run.seconds > 0 ? 100 / run.seconds : 0;
-    out += fmt::format("{:<13} {:>4} {:>4}  {:<6} {:>8.0f} {:>9} {:>9} {:>9} {:>6.0f} {:>6.0f} {:>6.0f} {:>9.1f} {:>8.0f}  {}\n",
-                       one.workload, one.connections, one.pipeline, one.system, run.ops_per_s,
-                       duration_text(run.p50_ns), duration_text(run.p99_ns), duration_text(run.p999_ns),
-                       run.cpu_s * percent, run.generator_cpu_s * percent, run.machine_cpu_s * percent,
-                       run.cpu_us_per_op, std::max(0.0, run.server_read_bytes) / 1048576, note_of(report, one));
+    out += fmt::format(
+        "{:<13} {:>4} {:>4}  {:<6} {:>8.0f} {:>9} {:>9} {:>9} {:>6.0f} {:>6.0f} {:>6.0f} {:>9.1f} {:>8.0f}  {}\n",
+        one.workload, one.connections, one.pipeline, one.system, run.ops_per_s, duration_text(run.p50_ns),
+        duration_text(run.p99_ns), duration_text(run.p999_ns), run.cpu_s * percent, run.generator_cpu_s * percent,
+        run.machine_cpu_s * percent, run.cpu_us_per_op, std::max(0.0, run.server_read_bytes) / 1048576,
+        note_of(report, one));
   }
-  out += fmt::format("srv%, gen%, cpu%: CPU of server, load generator and machine, of one CPU; MiB read: by the server; {}\n", machine_note());
+  out += fmt::format(
+      "srv%, gen%, cpu%: CPU of server, load generator and machine, of one CPU; MiB read: by the server; {}\n",
+      machine_note());
   for (const auto& [system, bytes] : report.peak_bytes) {
     out += fmt::format("memory peak: {}: {:.0f} MiB (limit {} MiB)\n", system, bytes / 1048576,
                        (report.options.dram_bytes + report.options.allowance_bytes) >> 20);
@@ -156,4 +163,4 @@ std::string report_table(const RedisReport& report) {
   return out + end_lines(report.skipped, report.failures);
 }
 
-}   // namespace lunar::tools
+}  // namespace lunar::tools
