@@ -192,6 +192,23 @@ int plain_reserve_child(PagerState& state, uint64_t* ticket) {
   return state.account.reserve_plain_child(pages, prepaid, ticket);
 }
 
+CommitLock::CommitLock(PagerState& state) : state_(state) {
+  constexpr int64_t kLookNs = 10000000;
+  constexpr uint64_t kMakingThreadsNs = 30000000;
+  while (!(locked_ = state.activation_lock.lock_within(kLookNs))) {
+    const uint64_t since = state.making_threads_ns.load(std::memory_order_acquire);
+    if (since == 0 || sys::now_ns() - since < kMakingThreadsNs) continue;
+    state.activation_passed.store(true);
+    return;
+  }
+}
+
+CommitLock::~CommitLock() {
+  if (locked_) state_.activation_lock.unlock();
+}
+
+bool CommitLock::plain() const { return locked_ && !state_.active.load(std::memory_order_acquire); }
+
 void close_holes(PagerState& state) {
   sys::Locked<sys::Mutex> lock(state.regions.lock);
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {

@@ -32,6 +32,23 @@ void keep_own_files();  // those of /proc/self: each process for itself
 // Those descriptors that service threads need too.
 void standby_descriptors(int* out, unsigned* count);
 
+// The activation lock, for a change of what is committed. An activation that makes its threads waits for the dynamic
+// linker's lock, and the thread that holds it may be the one that commits (dlopen allocates). So it is not waited for
+// longer than kMakingThreadsNs: the change is then made as that of an active process, and activation finds what is there.
+class CommitLock {
+ public:
+  explicit CommitLock(PagerState& state);
+  ~CommitLock();
+  CommitLock(const CommitLock&) = delete;
+  CommitLock& operator=(const CommitLock&) = delete;
+  bool passed() const { return !locked_; }
+  bool plain() const;  // locked, and the process is not active
+
+ private:
+  PagerState& state_;
+  bool locked_ = false;
+};
+
 // The following while the process is not active. pre: activation_lock is held.
 // Charges a commit. 0, or -EAGAIN: the process must become active first.
 [[nodiscard]] int plain_commit(PagerState& state, Region& region, uint64_t first, uint64_t end);

@@ -196,6 +196,7 @@ static int start_threads(PagerState& state, const OwnNeed& need, ErrorText* why)
   state.account.end_reserved();  // from here on others take, too
   if (rc = unmaps_prepare(); rc < 0)
     return why->set(rc, "pager: out of memory; raise the limit (%s)", sys::memory_limit());
+  state.making_threads_ns.store(sys::now_ns(), std::memory_order_release);
   // Making threads allocates. A thread that forks meanwhile holds the allocator's locks and waits for us.
   host_fork_bootstrap.store(true);
   state.handlers_running.store(0);
@@ -230,7 +231,9 @@ int pager_start_threads(ErrorText* why) {
     state.account.use_reserved(need.pages());
   }
   const int rc = start_threads(state, need, why);
+  state.making_threads_ns.store(0);
   if (rc < 0) {
+    if (state.activation_passed.load()) fatal("%s; memory has been committed meanwhile", why->text);
     state.account.end_reserved();
     state.account.give_fixed(state.account.own_fixed() - before);
   }

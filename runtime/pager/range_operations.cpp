@@ -374,7 +374,7 @@ int discard(void* address, size_t bytes, Discard what, bool wait) {
     rc = guard_range(range, false, wait);
   if (rc < 0) return rc;
   if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    CommitLock lock(state);
     if (!pager_active()) {
       char* from = range.region->address_of(PageIndex(range.first));
       uint64_t length = (range.end - range.first) << state.page_shift;

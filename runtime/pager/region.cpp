@@ -294,10 +294,12 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
   auto& state = pager_state();
   if ((offset | bytes) % state.page_size != 0 || offset + bytes > region_size(region)) return -EINVAL;
   uint64_t pages = bytes >> state.page_shift;
+  bool passed = false;
   if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(state.activation_lock);
+    CommitLock lock(state);
+    passed = lock.passed();
     const uint64_t first = offset >> state.page_shift, end = first + pages;
-    if (!pager_active() && plain_commit(state, *region, first, end) == 0) {
+    if (lock.plain() && plain_commit(state, *region, first, end) == 0) {
       if (make_usable(region, offset, bytes, protection) < 0) {
         plain_uncommit(state, *region, first, end);
         say_limited(bytes);
@@ -309,7 +311,7 @@ int region_commit(Region* region, size_t offset, size_t bytes, int protection) {
     }
   }
   ErrorText why;
-  if (pager_activate(&why) < 0) return -ENOMEM;
+  if (!passed && pager_activate(&why) < 0) return -ENOMEM;
   if (space_charge(pages, true) < 0) {
     // else its device has said why
     if (state.account.lun_free() < static_cast<int64_t>(bytes))
@@ -331,19 +333,19 @@ void region_forget(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   uint64_t pages = bytes >> state.page_shift, first = offset >> state.page_shift;
   region->committed_pages.fetch_sub(pages);
-  sys::Locked<sys::Mutex> lock(state.activation_lock);  // not across activation
-  if (pager_active())
-    space_uncharge(pages);
-  else
+  CommitLock lock(state);  // not across activation
+  if (lock.plain())
     plain_uncommit(state, *region, first, first + pages);
+  else
+    space_uncharge(pages);
 }
 
 int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   const uint64_t first = offset >> state.page_shift, end = (offset + bytes) >> state.page_shift;
   if (!pager_active()) {
-    sys::Locked<sys::Mutex> lock(state.activation_lock);
-    if (!pager_active() && plain_commit(state, *region, first, end) == 0) {
+    CommitLock lock(state);
+    if (lock.passed() || (lock.plain() && plain_commit(state, *region, first, end) == 0)) {
       table_reach(*region, first, end);
       return 0;
     }
@@ -355,8 +357,8 @@ int region_commit_on_touch(Region* region, size_t offset, size_t bytes) {
 void region_uncommit_on_touch(Region* region, size_t offset, size_t bytes) {
   auto& state = pager_state();
   if (pager_active()) return;  // charged page by page
-  sys::Locked<sys::Mutex> lock(state.activation_lock);
-  if (!pager_active()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
+  CommitLock lock(state);
+  if (lock.plain()) plain_uncommit(state, *region, offset >> state.page_shift, (offset + bytes) >> state.page_shift);
 }
 
 // Protected first: what another thread writes after the discard would be what the next owner of the place finds.

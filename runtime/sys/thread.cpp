@@ -372,6 +372,17 @@ void Mutex::lock() {
   while (state_.exchange(2, std::memory_order_acquire) != 0) (void)futex_wait(&state_, 2, -1, false);
 }
 
+bool Mutex::lock_within(int64_t timeout_ns) {
+  if (try_lock()) return true;
+  const uint64_t until = now_ns() + static_cast<uint64_t>(timeout_ns);
+  while (state_.exchange(2, std::memory_order_acquire) != 0) {
+    const uint64_t now = now_ns();
+    if (now >= until) return false;
+    (void)futex_wait(&state_, 2, static_cast<int64_t>(until - now), false);
+  }
+  return true;
+}
+
 void Mutex::unlock() {
   if (state_.exchange(0, std::memory_order_release) == 2) futex_wake(&state_, 1, false);
 }

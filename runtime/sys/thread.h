@@ -100,6 +100,7 @@ class Mutex {
     uint32_t free = 0;
     return state_.compare_exchange_strong(free, 1, std::memory_order_acquire);
   }
+  bool lock_within(int64_t timeout_ns);  // false: not locked
   void unlock();
   void reset_in_child() { state_.store(0, std::memory_order_relaxed); }
 
