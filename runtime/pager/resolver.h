@@ -54,7 +54,7 @@ class Resolver {
     uint64_t w = watched_;
     watched_ = 0;
     return w;
-  }                   // mask of tags (0..63) that came
+  }  // mask of tags (0..63) that came
   bool attach_own();  // context of our own LUN now (handlers: watches need one). False: not possible
   bool failed() const { return failed_reads_ != 0; }
   void clear_failed() { failed_reads_ = 0; }

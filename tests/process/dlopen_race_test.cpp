@@ -21,7 +21,9 @@ namespace {
 constexpr unsigned kCopies = 150, kProcesses = 12;
 constexpr size_t kStep = 256 << 10, kGrowth = 48 << 20;
 
-std::string copy_of(unsigned i) { return std::string(getenv("DLOPEN_RACE_DIRECTORY")) + "/copy-" + std::to_string(i) + ".so"; }
+std::string copy_of(unsigned i) {
+  return std::string(getenv("DLOPEN_RACE_DIRECTORY")) + "/copy-" + std::to_string(i) + ".so";
+}
 
 void make_copies(const char* object) {
   for (unsigned i = 0; i < kCopies; ++i) {
