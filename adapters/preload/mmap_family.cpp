@@ -19,12 +19,10 @@
 #include "pager/pager.h"
 #include "preload.h"
 #include "sys/mem.h"
+#include "sys/memory_constants.h"
 #include "sys/proc.h"
 #include "tiered_maps.h"
 
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
 #ifndef MAP_32BIT
 #define MAP_32BIT 0
 #endif
@@ -123,8 +121,9 @@ bool holds_tiered(char* address, size_t bytes) {
 // forked children.
 constinit std::atomic<bool> g_plain_is_marked{false};
 
-// MADV_DONTFORK, WIPEONFORK, GUARD_INSTALL
-bool advice_marks(int advice) { return advice == 10 || advice == 18 || advice == 102; }
+bool advice_marks(int advice) {
+  return advice == MADV_DONTFORK || advice == MADV_WIPEONFORK || advice == MADV_GUARD_INSTALL;
+}
 
 int advise_plain(void* address, size_t bytes, int advice) {
   if (advice_marks(advice)) g_plain_is_marked.store(true, std::memory_order_relaxed);

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "sys/log.h"
 #include "sys/mem.h"
+#include "sys/memory_constants.h"
 #include "sys/thread.h"
 
 namespace lunar::preload {
@@ -287,12 +288,10 @@ int maps_fixed(char* address, size_t bytes, int prot, int flags, int fd, off_t o
   MapsLock lock;
   Area* area = area_of(address);
   char* end = address + bytes;
-#ifdef MAP_FIXED_NOREPLACE
   if ((flags & MAP_FIXED_NOREPLACE) != 0) {
     if (!g_table.is_free(address, end)) return -EEXIST;
     flags = (flags & ~MAP_FIXED_NOREPLACE) | MAP_FIXED;
   }
-#endif
   constexpr int kOther = MAP_SHARED | MAP_HUGETLB | MAP_GROWSDOWN | MAP_STACK | MAP_LOCKED;
   bool ours = (flags & MAP_ANONYMOUS) != 0 && (flags & kOther) == 0 && (prot & PROT_EXEC) == 0;
   if (!ours) return g_table.reserve() < 0 ? -ENOMEM : fix_alien(area, address, bytes, prot, flags, fd, offset);

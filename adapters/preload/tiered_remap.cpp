@@ -11,11 +11,8 @@
 
 #include "base/units.h"
 #include "sys/mem.h"
+#include "sys/memory_constants.h"
 #include "tiered_maps.h"
-
-#ifndef MREMAP_DONTUNMAP
-#define MREMAP_DONTUNMAP 4
-#endif
 
 namespace lunar::preload {
 namespace {
@@ -103,9 +100,7 @@ int replace(const Request& request, Area* area, size_t keep) {
   if (const size_t more = request.new_bytes - keep; rc == 0 && more != 0) {
     const Mapping& like = request.old;
     rc = commit_rest(area, place + keep, end, like.prot, true);
-    if (rc == 0)
-      rc = like.key != 0 ? sys::protect_with_key(place + keep, more, like.prot, like.key)
-                         : sys::protect_without_key(place + keep, more, like.prot);
+    if (rc == 0) rc = sys::protect_alike(place + keep, more, like.prot, like.key);
     if (rc == 0) rc = lock_added(area, place + keep, more, request);
   }
   if (rc == 0)

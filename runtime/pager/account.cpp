@@ -148,10 +148,15 @@ int Account::reserve_child(uint32_t fork_epoch, uint64_t* ticket) {
   return reserve(1, member_ + 1, fork_epoch, 0, ticket);
 }
 
+// Reserved for that child, which has not adopted it yet (its parent may have named it). pre: the account's lock.
+static bool waits_for_child(const AccountMember& m, uint64_t ticket) {
+  return m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() <= 0;
+}
+
 int Account::adopt(unsigned index, uint64_t ticket) {
   lock();
   AccountMember& m = shared_->members[index];
-  const bool ours = m.state.load() == kMemberJoining && m.created_ns.load() == ticket;
+  const bool ours = waits_for_child(m, ticket);
   if (ours) {
     member_ = index;
     m.pid.store(getpid());
@@ -163,7 +168,7 @@ int Account::adopt(unsigned index, uint64_t ticket) {
 void Account::name_child(unsigned index, uint64_t ticket, int pid) {
   lock();
   AccountMember& m = shared_->members[index];
-  if (m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() == 0) m.pid.store(-pid);
+  if (waits_for_child(m, ticket)) m.pid.store(-pid);
   unlock();
 }
 
@@ -324,9 +329,7 @@ void Account::hand_to_child(unsigned index, int64_t fixed_pages, int64_t lun_byt
 void Account::release_child(unsigned index, uint64_t ticket) {
   lock();
   AccountMember& m = shared_->members[index];
-  if (m.state.load() == kMemberJoining && m.created_ns.load() == ticket && m.pid.load() == 0 &&
-      pthread_mutex_trylock(&m.alive) == 0)
-    reap(index);
+  if (waits_for_child(m, ticket) && pthread_mutex_trylock(&m.alive) == 0) reap(index);
   unlock();
 }
 

@@ -17,15 +17,9 @@
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/log.h"
+#include "sys/memory_constants.h"
 #include "sys/numa.h"
 #include "sys/proc.h"
-
-#ifndef MADV_COLD
-#define MADV_COLD 20
-#endif
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 namespace lunar {
 namespace {

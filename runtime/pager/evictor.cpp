@@ -18,10 +18,7 @@
 #include "sys/file.h"
 #include "sys/kernel.h"
 #include "sys/log.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
+#include "sys/memory_constants.h"
 
 namespace lunar {
 namespace {

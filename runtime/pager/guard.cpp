@@ -7,11 +7,7 @@
 #include "pager/pager.h"
 #include "pager/seize.h"
 #include "pager/state.h"
-
-#ifndef MADV_GUARD_INSTALL
-#define MADV_GUARD_INSTALL 102
-#define MADV_GUARD_REMOVE 103
-#endif
+#include "sys/memory_constants.h"
 
 namespace lunar {
 

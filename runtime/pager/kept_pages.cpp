@@ -15,11 +15,8 @@
 #include "pager/pager.h"
 #include "pager/state.h"
 #include "sys/log.h"
+#include "sys/memory_constants.h"
 #include "sys/proc.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 namespace lunar {
 namespace {

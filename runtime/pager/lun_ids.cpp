@@ -15,10 +15,7 @@
 #include "pager/descriptors.h"
 #include "pager/state.h"
 #include "sys/log.h"
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
+#include "sys/memory_constants.h"
 
 namespace lunar {
 namespace {

@@ -10,8 +10,7 @@
 //   2 clear     what the target held is dropped, and its protection becomes that of the source
 //   3 hold      the source is write-protected by userfaultfd: a write from here on waits, and then finds the page gone
 //   4 copy      UFFDIO_COPY, which heeds no protection of the target; what may not be read, through /proc/self/mem.
-//               What is evicted, or in a
-//               frame, changes its word only
+//               What is evicted, or in a frame, changes its word only
 //   5 drop      the source. If it ends (is no MREMAP_DONTUNMAP) it becomes PROT_NONE, before who waits looks again
 // Threading: any thread of the program; see seize.h. A failure puts back what has been moved.
 #include <errno.h>
@@ -28,17 +27,7 @@
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
-
-#ifndef MREMAP_DONTUNMAP
-#define MREMAP_DONTUNMAP 4
-#endif
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
-#ifndef MADV_GUARD_INSTALL
-#define MADV_GUARD_INSTALL 102
-#define MADV_GUARD_REMOVE 103
-#endif
+#include "sys/memory_constants.h"
 
 namespace lunar {
 namespace {
@@ -46,8 +35,6 @@ namespace {
 constexpr uint64_t kRunPages = 32;  // copied before the old ones are dropped: so much is there twice
 
 // ---- plain memory ---------------------------------------------------------------------------------------------------
-
-constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 // By halves where the kernel has several maps. *done grows by what has been moved. Not in one step: to a fixed place
 // the kernel (before 6.17) unmaps what is there before it looks whether it is one map that is to be moved.
@@ -68,7 +55,7 @@ int remap(char* to, char* from, size_t bytes, const Move& how, size_t* done) {
   }
   if (sys::remap(place, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, from, &out) < 0)
     fatal("move: memory at %p cannot be put back (%s)", static_cast<void*>(from), errno_name(rc));
-  (void)sys::map(to, bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0, &out);
+  (void)sys::claim(to, bytes);
   return rc;
 }
 
@@ -191,8 +178,7 @@ int clear_target(Run& run, const Move& how) {
   }
   if (!how.replaces) return 0;
   const size_t bytes = run.count * state.page_size;
-  return how.key != 0 ? sys::protect_with_key(run.target_at(0), bytes, how.prot, how.key)
-                      : sys::protect_without_key(run.target_at(0), bytes, how.prot);
+  return sys::protect_alike(run.target_at(0), bytes, how.prot, how.key);
 }
 
 // Writes to it wait. (By halves where the kernel has several maps. What is not ours any more needs none.)
@@ -320,8 +306,7 @@ int move_run(Run& run, const Move& how, Unreadable& unreadable) {
 int move_nothing(char* target, size_t bytes, const Move& how) {
   if (!how.replaces) return 0;
   if (int rc = pager_discard(target, bytes, Discard::kMapping); rc < 0) return rc;
-  return how.key != 0 ? sys::protect_with_key(target, bytes, how.prot, how.key)
-                      : sys::protect_without_key(target, bytes, how.prot);
+  return sys::protect_alike(target, bytes, how.prot, how.key);
 }
 
 // *done: pages of `from` that are at `to`.

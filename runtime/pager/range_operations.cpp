@@ -23,14 +23,7 @@
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/log.h"
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
-
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
-#endif
+#include "sys/memory_constants.h"
 
 namespace lunar {
 namespace {

@@ -427,7 +427,7 @@ void pager_on_unmapped(const UnmappedOwner* owner) { g_owner.store(owner); }
 
 void pager_wait_for_unmaps() {
   // a call that unmaps returns when its event has been read, perhaps before it is noted
-  pager_state().event_gate.wait_for_readers();
+  if (pager_active()) pager_state().event_gate.wait_for_readers();
   for (unsigned i = 0; g_notes.words.load(std::memory_order_acquire) != 0 && i < 20000; ++i) sys::sleep_ns(50000);
 }
 

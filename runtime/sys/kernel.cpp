@@ -12,10 +12,8 @@
 #include "base/test_switches.h"
 #include "sys/file.h"
 #include "sys/mem.h"
+#include "sys/memory_constants.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 #ifndef PR_GET_MEMORY_MERGE  // 6.4
 #define PR_GET_MEMORY_MERGE 68
 #endif

@@ -19,19 +19,13 @@
 #include "base/format.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
+#include "sys/memory_constants.h"
 
 #ifndef SYS_process_madvise
 #define SYS_process_madvise 440
 #endif
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
-#endif
-#ifndef MADV_DONTNEED_LOCKED
-#define MADV_DONTNEED_LOCKED 24
-#endif
-
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
 namespace lunar::sys {
@@ -247,6 +241,10 @@ int protect_with_key(void* address, size_t bytes, int prot, int key) {
 int protect_without_key(void* address, size_t bytes, int prot) {
   int rc = protect_with_key(address, bytes, prot, 0);
   return rc == -EINVAL || rc == -ENOSYS ? protect(address, bytes, prot) : rc;  // there are no keys here
+}
+
+int protect_alike(void* address, size_t bytes, int prot, int key) {
+  return key != 0 ? protect_with_key(address, bytes, prot, key) : protect_without_key(address, bytes, prot);
 }
 
 int map_past_end(void* address, size_t bytes, int prot) {

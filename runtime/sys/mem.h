@@ -46,6 +46,8 @@ unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
 // mprotect that also takes a protection key (pkeys(7)) away.
 [[nodiscard]] int protect_without_key(void* address, size_t bytes, int prot);
 [[nodiscard]] int protect_with_key(void* address, size_t bytes, int prot, int key);  // pkey_mprotect
+// Either, as what has this key (0: none) is protected.
+[[nodiscard]] int protect_alike(void* address, size_t bytes, int prot, int key);
 // Puts memory in the place of [address, address + bytes) that raises SIGBUS whenever it is touched: shared memory past
 // its end.
 [[nodiscard]] int map_past_end(void* address, size_t bytes, int prot);

@@ -177,13 +177,15 @@ int FileDevice::check_file_system(const char* path, uint64_t* free_bytes, ErrorT
                     "LUN %s: lies on an overlay over a memory file system; "
                     "give a directory on a disk (a volume)",
                     path);
+  return learn_alignment(path, why);
+}
+
+int FileDevice::learn_alignment(const char* path, ErrorText* why) {
   uint32_t align = 0;
-  err = sys::direct_io_align(fd(), &align);
+  const int err = sys::direct_io_align(fd(), &align);
   if (err < 0) return explain_open(err, path, "use direct I/O", why);
   if (align > 4096)
-    return why->set(-ENOTSUP,
-                    "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; "
-                    "give another LUN",
+    return why->set(-ENOTSUP, "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; give another LUN",
                     path, align);
   io_align_ = align <= 512 ? 512 : 4096;
   return 0;
@@ -212,15 +214,8 @@ int FileDevice::open_raw(const char* path, const struct stat& seen, const Device
     return why->set(-EBUSY, "LUN %s: replaced in this moment; try again", path);
   err = files_.claim(options.claim, options.read_only, path, why);
   if (err < 0) return err;
-  uint32_t align = 0;
-  err = sys::direct_io_align(fd(), &align);
-  if (err < 0) return explain_open(err, path, "use direct I/O", why);
-  if (align > 4096)
-    return why->set(-ENOTSUP,
-                    "LUN %s: direct I/O there needs %u-byte alignment, 4096 is the limit; "
-                    "give another LUN",
-                    path, align);
-  io_align_ = align <= 512 ? 512 : 4096;
+  err = learn_alignment(path, why);
+  if (err < 0) return err;
   if (block_) {
     err = sys::block_device_size(fd(), &size_bytes_);
     if (err < 0) return explain_open(err, path, "ask its size", why);

@@ -65,6 +65,7 @@ class FileDevice final : public Device {
   int open_regular(const char* path, const DeviceOptions& options, ErrorText* why);
   int open_block(const char* path, uint64_t rdev, const DeviceOptions& options, ErrorText* why);
   int check_file_system(const char* path, uint64_t* free_bytes, ErrorText* why);
+  int learn_alignment(const char* path, ErrorText* why);
   int check_size(uint64_t want_bytes, ErrorText* why) const;
   int choose_polling(Choice iopoll, Choice sqpoll, ErrorText* why);
   int probe_iopoll() const;

@@ -14,12 +14,8 @@
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/mem.h"
+#include "sys/memory_constants.h"
 #include "sys/thread.h"
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#define MADV_POPULATE_WRITE 23
-#endif
 
 namespace lunar {
 namespace {

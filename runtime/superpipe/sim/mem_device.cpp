@@ -12,10 +12,7 @@
 #include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/mem.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
+#include "sys/memory_constants.h"
 
 namespace lunar {
 namespace {
