@@ -35,7 +35,7 @@ void enter_child(Handlers handlers) {
 // Runs `fork_call` (0 in the child, a pid or -1 in the parent) with the maps held still. A child that does not come
 // back from the call (clone) enters by itself.
 template <class Call>
-int guarded_fork(Handlers handlers, Call fork_call) {
+int guarded_fork(Handlers handlers, Call fork_call, const void* child_stack = nullptr) {
   if (!ready()) return fork_call();
   sys::ScopedSignalBlock signals;  // a handler that forks would wait for this fork, or take what was reserved for it
   int rc = pager_fork_check();
@@ -44,7 +44,7 @@ int guarded_fork(Handlers handlers, Call fork_call) {
     return -1;
   }
   maps_lock_for_fork();
-  if (handlers == Handlers::kOurs) pager_fork_prepare();
+  if (handlers == Handlers::kOurs) pager_fork_prepare(child_stack);
   int pid = fork_call();
   int saved = errno;
   if (pid == 0) {
@@ -133,6 +133,7 @@ LUNAR_EXPORT int clone(int (*function)(void*), void* stack, int flags, void* arg
   if (!ready() || !copies_memory(static_cast<unsigned>(flags)) || function == nullptr)
     return g_real.clone(function, stack, flags, argument, parent_id, tls, child_id);
   CloneStart start{function, argument};
-  return guarded_fork(Handlers::kOurs,
-                      [&] { return g_real.clone(begin_clone, stack, flags, &start, parent_id, tls, child_id); });
+  return guarded_fork(
+      Handlers::kOurs, [&] { return g_real.clone(begin_clone, stack, flags, &start, parent_id, tls, child_id); },
+      stack);
 }

@@ -26,6 +26,8 @@
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/log.h"
+#include "sys/mem.h"
+#include "sys/memory_constants.h"
 #include "sys/proc.h"
 
 // glibc's iteration over open FILEs (exported for gdb and malloc debuggers; GLIBC_2.2).
@@ -69,6 +71,28 @@ void set_inheritable(PagerState& state, bool yes) {
     Region* region = state.regions.sorted[i].load();
     (void)sys::advise(region->base, region->pages << state.page_shift, yes ? MADV_DOFORK : MADV_DONTFORK);
   }
+}
+
+// Brings in the pages of a region that lie from `below` under `at` to `above` over it; where it has none to read (a
+// guard page, its end), no further that way.
+void touch_around(const void* at, size_t below, size_t above) {
+  auto& state = pager_state();
+  const uintptr_t middle = round_down(reinterpret_cast<uintptr_t>(at), state.page_size);
+  auto touch = [&](uintptr_t page) {
+    auto* address = reinterpret_cast<char*>(page);
+    return state.regions.find(address) != nullptr && sys::advise(address, state.page_size, MADV_POPULATE_READ) == 0;
+  };
+  for (size_t n = 0; n <= below && touch(middle - n); n += state.page_size) {}
+  for (size_t n = state.page_size; n <= above && touch(middle + n); n += state.page_size) {}
+}
+
+// The forking thread's stack, with its local storage (at its top, if the program gave the memory), and the stack that
+// a child of clone() begins on: a coroutine's, a thread's, or a clone's may be tiered.
+void touch_stack(const void* child_stack) {
+  constexpr size_t kDepth = 64 * 1024, kCallers = 16 * 1024;  // of ours and libc's; several times what they use
+  touch_around(__builtin_frame_address(0), kDepth, kCallers);
+  touch_around(__builtin_thread_pointer(), kCallers, kCallers);
+  if (child_stack != nullptr) touch_around(static_cast<const char*>(child_stack) - 1, kDepth, 0);
 }
 
 // What libc touches before there is a handler in the child: every open FILE and its lock (fork itself), the tables of
@@ -155,7 +179,7 @@ void charge_child(PagerState& state) {
   kept_pages_open(state);
 }
 
-void prepare() {
+void prepare(const void* child_stack) {
   auto& state = pager_state();
   sys::block_signals();  // until parent/child: a handler that forks would wait for this fork
   state.fork_lock.lock();
@@ -176,6 +200,7 @@ void prepare() {
   state.forking_since_ns.store(sys::now_ns());
   state.forking.store(true, std::memory_order_seq_cst);
   touch_files();  // while there is eviction to make room
+  touch_stack(child_stack);
   // Once our id is there nothing more is settled of what was unmapped past us (unmapped.h); until then that may have
   // begun.
   do {
@@ -186,6 +211,7 @@ void prepare() {
   state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
   touch_files();  // what was evicted again meanwhile
+  touch_stack(child_stack);
   state.regions.lock.lock();
   state.lun_open_lock.lock();
   const uint32_t before = state.fork_epoch.load(std::memory_order_acquire);
@@ -314,7 +340,6 @@ int child_restart(PagerState& state, ErrorText* why) {
   }
   state.gate_closing.store(false);
   state.gate_used.store(g_fork.gate);
-  if (g_fork.gate) gate_close(state);  // a fork keeps no protection
   set_inheritable(state, false);
   // Here, and not at the first eviction: what a service thread opens is not in the program's descriptor table. (Nothing
   // is reserved on it yet. When it cannot be had now, the evictor tries again.)
@@ -328,7 +353,9 @@ int child_restart(PagerState& state, ErrorText* why) {
     ErrorText later;
     if (open_device(state, state.own_lun, options, &later) < 0) state.devices[state.own_lun] = nullptr;
   }
-  return pager_start_threads(why);
+  if (int rc = pager_start_threads(why); rc < 0) return rc;
+  if (g_fork.gate) gate_close(state);  // a fork keeps no protection. Handlers are there: our stack may be tiered
+  return 0;
 }
 
 // Dead members count until a sweep.
@@ -374,6 +401,7 @@ void child() {
         "fork: the child stood still for too long before it began; its place in the account, and its memory with it, "
         "is given up");
   state.member_pid.store(getpid());
+  state.forking_tid.store(sys::thread_id());
   keep_own_files();
   state.activation_lock.reset_in_child();  // another thread of the parent's may have held it
   counters().evicted.store(0);
@@ -421,7 +449,7 @@ void child() {
 
 }  // namespace
 
-void pager_fork_prepare() { prepare(); }
+void pager_fork_prepare(const void* child_stack) { prepare(child_stack); }
 void pager_fork_parent() { parent(); }
 void pager_fork_child() { child(); }
 
@@ -429,7 +457,7 @@ int fork_handlers_install() {
   static bool installed = false;
   if (installed) return 0;
   HostGuard guard;
-  int rc = pthread_atfork(prepare, parent, child);
+  int rc = pthread_atfork([] { prepare(nullptr); }, parent, child);
   installed = rc == 0;
   return -rc;
 }

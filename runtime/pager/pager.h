@@ -176,8 +176,9 @@ int pager_page_state(const void* address);
 void pager_fork_failed();
 void pager_fork_made(int pid);
 // The work of these handlers, for calls that make a child without running them (_Fork; clone without CLONE_VM): around
-// the call, on the calling thread. A call that failed counts as the parent.
-void pager_fork_prepare();
+// the call, on the calling thread. A call that failed counts as the parent. child_stack: the end of the stack that the
+// child begins on, nullptr where it goes on with the caller's.
+void pager_fork_prepare(const void* child_stack);
 void pager_fork_parent();
 void pager_fork_child();
 

@@ -3,12 +3,14 @@
 // CLONE_VM) and makes the heap grow, which must not take the parent with it.
 #include <ctype.h>
 #include <locale.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 
 #include "preload_test.h"
 
@@ -118,6 +120,69 @@ void the_locale_is_evicted() {
   freelocale(copy);
 }
 
+// A coroutine's stack is memory like any other: what is evicted of it is there for a child that runs on it.
+char* g_coroutine_stack = nullptr;
+ucontext_t g_caller, g_coroutine;
+const Way* g_way = nullptr;
+pid_t g_forked = -1;
+
+void fork_on_it() {
+  volatile char local[2 * 4096];
+  for (size_t i = 0; i < sizeof local; ++i) local[i] = static_cast<char>(i);
+  CHECK(lunar_evict(g_coroutine_stack, kMega) >= 0);
+  const long pid = g_way->make();
+  bool same = true;
+  for (size_t i = 0; i < sizeof local; ++i) same = same && local[i] == static_cast<char>(i);
+  if (pid == 0) _exit(same && holds(g_memory, kBytes, 4) ? 7 : 1);
+  CHECK(same && pid > 0);
+  g_forked = static_cast<pid_t>(pid);
+}
+
+void ends_well(pid_t pid, const char* what) {
+  int status = 0, ended = 0;
+  for (int look = 0; look < 300 && (ended = waitpid(pid, &status, WNOHANG)) == 0; ++look) usleep(100000);
+  if (ended == 0) kill(pid, SIGKILL);
+  fprintf(stderr, "%s: %s, status %x\n", what, ended == pid ? "ended" : "hangs", status);
+  CHECK(ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+}
+
+void children_begin_on_tiered_stacks() {
+  g_coroutine_stack =
+      static_cast<char*>(mmap(nullptr, kMega, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(g_coroutine_stack != MAP_FAILED && tiered(g_coroutine_stack));
+  fill(g_coroutine_stack, kMega, 9);
+  for (const Way& way : kWays) {
+    if (way.make == by_clone) continue;
+    CHECK(getcontext(&g_coroutine) == 0);
+    g_coroutine.uc_stack.ss_sp = g_coroutine_stack;
+    g_coroutine.uc_stack.ss_size = kMega;
+    g_coroutine.uc_link = &g_caller;
+    g_way = &way;
+    makecontext(&g_coroutine, fork_on_it, 0);
+    CHECK(swapcontext(&g_caller, &g_coroutine) == 0);
+    ends_well(g_forked, way.name);
+  }
+  for (const Way& way : kWays) {  // its local storage is on that stack, too
+    if (way.make == by_clone) continue;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    CHECK(pthread_attr_init(&attributes) == 0);
+    CHECK(pthread_attr_setstack(&attributes, g_coroutine_stack, kMega) == 0);
+    g_way = &way;
+    auto run = [](void*) -> void* { return fork_on_it(), nullptr; };
+    CHECK(pthread_create(&thread, &attributes, run, nullptr) == 0 && pthread_join(thread, nullptr) == 0);
+    ends_well(g_forked, way.name);
+  }
+  for (int round = 0; round < 3; ++round) {
+    fill(g_memory, kBytes, 1);
+    CHECK(lunar_evict(g_coroutine_stack, kMega) >= 0);
+    const int pid = clone(child_body, g_coroutine_stack + kMega, SIGCHLD, nullptr);
+    CHECK(pid > 0);
+    ends_well(pid, "clone");
+  }
+  fill(g_memory, kBytes, 4);
+}
+
 int body() {
   // Not tiered: a child begins on it before it is served.
   g_stack =
@@ -125,6 +190,7 @@ int body() {
   CHECK(g_stack != MAP_FAILED && !tiered(g_stack));
   a_child_that_shares_memory_may_end();
   children_have_their_memory();
+  children_begin_on_tiered_stacks();
   the_locale_is_evicted();
   return 0;
 }
