@@ -22,17 +22,20 @@ constexpr uint64_t kNowhere = uint64_t{1} << 62;  // no user address
 // what comes while the owner of the maps is busy (a long mremap); untouched, it costs nothing
 constexpr uint64_t kNotesMax = 1u << 18;
 
-struct Note {
+// In one page: a fork copies pages at different moments.
+struct alignas(64) Note {
   enum class Kind : uint8_t { kUnmapped, kMoved, kLost } kind = Kind::kUnmapped;
   Region* region = nullptr;
   uint64_t first = 0, end = 0;  // pages
   uint64_t moved_to = 0;        // kMoved
+  uint64_t number = 0;          // its index + 1, written last
 };
 
-struct Notes {
+struct alignas(256) Notes {                 // in one page, too
   sys::SpinLock lock;                       // over the queue
   Note* queue = nullptr;                    // ring of kNotesMax, in the order of the events
   uint64_t told = 0, settled = 0, end = 0;  // how far: the maps' owner is told, the words are settled, noted
+  uint64_t moves = 0, moves_settled = 0;    // of kind kMoved: noted, settled
   bool in_hand = false;                     // the last one settled is still being settled
   sys::Mutex settling;                      // held while one is being settled
   std::atomic<uint32_t> words{0};           // noted, words not yet settled
@@ -44,10 +47,17 @@ struct Notes {
   std::atomic<bool> own_came{false};
 };
 
+static_assert(sizeof(Note) == 64 && sizeof(Notes) <= 256);
 constinit Notes g_notes;
 constinit std::atomic<const UnmappedOwner*> g_owner{nullptr};
 
 Note& note_at(uint64_t index) { return g_notes.queue[index % kNotesMax]; }
+
+void write_note(uint64_t index, const Note& note) {
+  Note& place = note_at(index);
+  place = note;
+  __atomic_store_n(&place.number, index + 1, __ATOMIC_RELEASE);
+}
 
 void push(const Note& note) {
   {
@@ -67,7 +77,8 @@ void push(const Note& note) {
       g_notes.words.fetch_add(1, std::memory_order_seq_cst);
       g_notes.tables.fetch_add(1, std::memory_order_seq_cst);
       LUNAR_CHECK(g_notes.end - g_notes.told < kNotesMax, "more unmapped ranges of tiered memory than can be noted");
-      note_at(g_notes.end++) = note;
+      if (note.kind == Note::Kind::kMoved) ++g_notes.moves;
+      write_note(g_notes.end++, note);
     }
   }
   housekeeping_wake(kHousekeepingUnmaps);
@@ -78,6 +89,7 @@ bool take_note(Note* note) {
   sys::Locked<sys::SpinLock> lock(g_notes.lock);
   if (g_notes.settled == g_notes.end) return false;
   *note = note_at(g_notes.settled++);
+  if (note->kind == Note::Kind::kMoved) ++g_notes.moves_settled;
   g_notes.in_hand = true;
   return true;
 }
@@ -589,11 +601,12 @@ void unmaps_forget(const Region* region) {
     const Note note = note_at(i);
     if (note.region != region) {
       settled += i < all_settled;
-      note_at(kept++) = note;
+      write_note(kept++, note);
       continue;
     }
     g_notes.tables.fetch_sub(1);
     if (i < all_settled) continue;
+    if (note.kind == Note::Kind::kMoved) ++g_notes.moves_settled;
     g_notes.words.fetch_sub(1);
     state.mutators.fetch_sub(1);
   }
@@ -601,10 +614,24 @@ void unmaps_forget(const Region* region) {
   g_notes.end = kept;
 }
 
-// Notes that came while the fork was under way hold in the child as well: its housekeeping thread settles them.
+// Notes that came while the fork was under way hold in the child as well: its housekeeping thread settles them. The
+// kernel may have copied their page before they were written, and the counters after: without them the child keeps
+// address space and LUN space for what is unmapped; but memory that was moved would read as zeros.
 void unmaps_enter_child() {
   g_notes.lock.unlock();
   g_notes.settling.reset_in_child();
+  g_notes.marking.store(0);
+  g_notes.own_end.store(0);
+  uint64_t kept = g_notes.settled, moves = 0;
+  for (uint64_t i = g_notes.settled; i < g_notes.end; ++i) {
+    const Note note = note_at(i);
+    if (note.number != i + 1) continue;
+    moves += note.kind == Note::Kind::kMoved;
+    write_note(kept++, note);
+  }
+  g_notes.end = kept;
+  if (moves != g_notes.moves - g_notes.moves_settled)
+    fatal("fork: tiered memory was moved by a raw mremap at the same moment; the child would not find its content");
   const auto words = static_cast<uint32_t>(g_notes.end - g_notes.settled);
   g_notes.in_hand = false;
   g_notes.words.store(words);

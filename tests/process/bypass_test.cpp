@@ -254,13 +254,18 @@ int idle() {
   char* p = filled_map();
   CHECK(holds(p, kHeap, 7));
   stays_asleep("alone");
+  int has_read[2];
+  CHECK(pipe(has_read) == 0);
   pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
     CHECK(holds(p, kHeap, 7));
+    CHECK(write(has_read[1], "", 1) == 1);
     stays_asleep("child");
     _exit(0);
   }
+  char byte;  // the child's reading makes its parent evict
+  CHECK(close(has_read[1]) == 0 && read(has_read[0], &byte, 1) == 1);
   stays_asleep("parent");
   int status = 0;
   CHECK(waitpid(child, &status, 0) == child && status == 0);
@@ -489,10 +494,14 @@ int raw_munmap_among_forks() {
     CHECK(child >= 0);
     if (child == 0) {
       char* q = map_private(kMiB);
-      _exit(all_zero(q, kMiB) && holds(p, kHeap / 8, 7) ? 0 : 1);
+      CHECK(all_zero(q, kMiB));
+      CHECK(holds(p, kHeap / 8, 7));
+      _exit(0);
     }
     int status = 0;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(waitpid(child, &status, 0) == child);
+    if (status != 0) fprintf(stderr, "round %d: the child ended with status %x\n", round, status);
+    CHECK(status == 0);
   }
   __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
   for (pthread_t thread : threads) CHECK(pthread_join(thread, nullptr) == 0);
