@@ -16,7 +16,7 @@ vm_parent=/var/tmp vm_base='' vm_accelerator=tcg,thread=multi vm_machine='' vm_k
 # Of all the tests here, so that one --image serves them.
 vm_packages=systemd-sysv,dbus,udev,kmod,procps,redis-server,libhiredis-dev,libnuma1,liburing2,linux-image-amd64,initramfs-tools,zstd
 # shellcheck source=tools/dev/debian_root.sh
-. "$root/tools/debian_root.sh"
+. "$root/tools/dev/debian_root.sh"
 
 vm_cleanup() {
   trap '' HUP INT TERM
