@@ -11,7 +11,7 @@ what they test. Inside a part, rooms (ROOMS) have floors; of the pager others se
     administer and measure devices (`lunar lun`, `lunar bench superpipe`), so superpipe/ and lun/ too.
 Tests set themselves no time limit (an alarm, a timeout of a child process): tools/run_tests.py has one for each, and shows where the test
 hangs. Also: only runtime/sys makes the system calls it owns; every source opens with its licence; no file and no line is too long; headers end in .h;
-no two modules (a header and its sources) have one name; nothing names a developer's own directories.
+no two modules (a header and its sources) have one name; a script's "$root/PATH" is there; nothing names a developer's own directories.
 """
 import os
 import re
@@ -26,6 +26,7 @@ HEADER = ".h"
 # The public C++ header; and the name that IBM's programs include the block library's by.
 OTHER_HEADERS = {os.path.join("runtime", "include", "lunar", "lunar.hpp")}
 SAME_NAME = {os.path.join("runtime", "include", "sys", "capiblock")}
+TOP_FOLDERS = {"runtime", "adapters", "examples", "tests", "tools"}
 SKIPPED_FOLDERS = re.compile(r"^(build.*|\.git|\.cache|__pycache__)$")
 
 LOWER = {"base", "sys", "config"}
@@ -207,6 +208,18 @@ def check_limits(path, text):
                 yield f"{path}:{number}: a time limit of its own: tools/run_tests.py has one, and shows where a test hangs"
 
 
+# In a script, a file of this tree by its path from the root.
+ROOTED = re.compile(r"\$\{?root\}?/((?:" + "|".join(sorted(TOP_FOLDERS)) + r")/[\w./-]*\w)")
+
+
+def check_script(root, path, text):
+    """Scripts that only slow or rare runs use name what is there."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for name in ROOTED.findall(line):
+            if not os.path.exists(os.path.join(root, name)):
+                yield f"{path}:{number}: there is no {name}"
+
+
 def check_names(paths):
     """Modules of one name: an include, a line of a build or a stack would not say which."""
     modules = {}
@@ -231,6 +244,8 @@ def check_tree(root):
             continue
         problems += check_form(path, text)
         problems += check_limits(path, text)
+        if text.startswith(("#!/bin/bash", "#!/bin/sh")) or path.endswith(".sh"):
+            problems += check_script(root, path, text)
         if path.endswith(SOURCE + (".def",)):
             problems += check_includes(root, path, text)
             problems += check_calls(path, text)

@@ -71,6 +71,8 @@ CASES = [
     ("tests/fault/slow.cpp", "void f() { alarm(10); }\n", "a time limit of its own"),
     ("tests/fault/slow.cpp", "void g() { on_alarm(10); clock->alarm(3); }\n", None),
     ("tests/process/slow_test.py", "child.communicate(timeout=10)\n", "a time limit of its own"),
+    ("tests/vm/machine.sh", '. "$root/tools/dev/root.sh"\n', "there is no tools/dev/root.sh"),
+    ("tests/vm/machine.sh", '. "$root/tools/table.h" "${root}/build/x" "$root/tools/$name"\n', None),
     ("tools/wait.py", "child.communicate(timeout=10)\n", None),
     ("tools/long.cpp", "int x;\n" * LINES_MAX, "at most"),
 ]
