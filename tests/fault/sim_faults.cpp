@@ -185,7 +185,10 @@ int main(int argc, char** argv) {
   // A sim: LUN is shared out by halves, so the process gets 256 MiB of it: room for the slots that failed writes
   // retire.
   std::string uri = "sim:512m,seed=" + std::to_string(seed);
-  uri += off ? ",corrupt=50" : ",read_error=150,write_error=300,torn=150,misdirect=150,corrupt=150";
+  // There are some thirty reads to a write: a short run wants more of what befalls writes.
+  uri += off              ? ",corrupt=50"
+         : ios <= 100'000 ? ",read_error=150,write_error=30,torn=50,misdirect=50,corrupt=150"
+                          : ",read_error=150,write_error=300,torn=150,misdirect=150,corrupt=150";
   tier::start_tier(kMemory / 4, 4 * kMemory, uri.c_str(),
                    off         ? "log_file=/dev/null,test_no_hash_check=yes"
                    : no_poison ? "log_file=/dev/null,test_no_uffd_poison=yes"
