@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "commit.h"
 #include "tools/help.h"
 #include "tools/subcommands.h"
 #include "tools/support/text.h"
@@ -44,7 +45,8 @@ int dispatch(int argc, char** argv) {
     return 0;
   }
   if (strcmp(word, "--version") == 0) {
-    printf("lunar %s\n", LUNAR_VERSION);
+    constexpr bool known = LUNAR_COMMIT[0] != 0;
+    printf("lunar %s%s%s%s\n", LUNAR_VERSION, known ? " (" : "", LUNAR_COMMIT, known ? ")" : "");
     return 0;
   }
   for (size_t i = 0; i < kSubcommandCount; ++i) {

@@ -33,7 +33,7 @@ extern "C" {
 #endif
 
 #define LUNAR_VERSION_MAJOR 0
-#define LUNAR_VERSION_MINOR 1
+#define LUNAR_VERSION_MINOR 2
 
 /* ---- the tier ---------------------------------------------------------------------------------------------------- */
 
