@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handler: a thread that answers userfaultfd messages. Life of a fault: runtime/README.md.
+// Handler: a thread that answers userfaultfd messages. Life of a fault: README.md.
 //
 // A handler never blocks on a page, on DRAM or on the evictor: it parks a message that it cannot answer now and tries
 // again. One wait (its ring's) covers messages and completions. It follows the thread it serves: SCHED_IDLE and pinned

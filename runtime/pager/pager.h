@@ -2,7 +2,7 @@
 // adapters/, with page_view.h (and account_find.h).
 //
 // One pager a process. Regions are created on it; pages of a region are resident or evicted; the pager's threads (or
-// the caller, through range operations) resolve them. See runtime/README.md: life of a fault, life of an eviction,
+// the caller, through range operations) resolve them. See README.md: life of a fault, life of an eviction,
 // states.
 //
 // Activation. A pager that is created but not *active* is only bookkeeping: regions are plain memory, no thread, no

@@ -27,7 +27,7 @@ FACTS = [
     (("adapters/redis/README.md", r"with a warning, to (7/8) of\nthe LUN space"), ("adapters/redis/memory_limit.cpp", r"space\.capacity\) / (8) \* 7;")),
     (("examples/redis/README.md", r"under way \(or (N) requests\)"), ("adapters/gate/fetcher.h", r"kRequestsMax = (N),")),
     (("CHANGELOG.md", r"sequential ones\n  (N) pages at once"), ("runtime/pager/resolver.h", r"kReadRunMax = (N);")),
-    (("runtime/README.md", r"`Region::patterns`, a byte for (N) pages"), ("runtime/pager/region.h", r"kPatternPages = (N);")),
+    (("runtime/pager/README.md", r"`Region::patterns`, a byte for (N) pages"), ("runtime/pager/region.h", r"kPatternPages = (N);")),
     (("runtime/superpipe/README.md", r"\n +(N KiB) and more go to delegate threads"), ("runtime/superpipe/pmem/pmem_device.h", r"kDelegateBytesMin = (N \* kKiB);")),
     (("runtime/superpipe/README.md", r"delegate threads \(at most (N),"), ("runtime/superpipe/pmem/pmem_device.cpp", r"kDelegatesMax = (N);")),
     (("runtime/LIMITS.md", r"was charged stays so for (N) s when"), ("runtime/pager/account.cpp", r"kAdoptWithinNs = (\d+)000000000;")),
