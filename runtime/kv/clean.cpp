@@ -72,18 +72,45 @@ int Store::room_for_frames() {
   }
 }
 
+// A younger saved state frees what only the last one refers to. -ENOSPC: cleaning and saving in turn gain nothing any
+// more (a save seals the tail, half empty perhaps).
+int Store::save_for_space(SavesForSpace* saves) {
+  if (const int status = save(); status < 0) return status;
+  const uint64_t free = log_.reclaim();
+  if (free > saves->best) {
+    saves->best = free;
+    saves->fruitless = 0;
+    return 0;
+  }
+  if (++saves->fruitless < 3) return 0;
+  if (saves->for_one_segment) full_at_ = bytes_live();
+  return -ENOSPC;
+}
+
 int Store::room_for_segment() {
   MutexLock guard(cleaning_);
   bool retried = false;
+  SavesForSpace saves{.for_one_segment = true};
   for (unsigned round = 0;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     const uint64_t free = log_.reclaim();
-    if (free > Log::kReserve) return 0;
+    if (free > log_.reserve()) return 0;
+    // Saves did not help, and what lives has become no less since: they would not now.
+    if (full_at_ != 0 && bytes_live() + log_.segment_bytes() > full_at_) return -ENOSPC;
+    full_at_ = 0;
+    if (log_.held_suffice()) {
+      if (const int status = save_for_space(&saves); status < 0) return status;
+      continue;
+    }
     uint64_t segment;
     int status = -EAGAIN;
-    if (free > 1 || !log_.any_retired()) status = log_.victim(&segment);
+    if (free > log_.state_reserve() + 1 || !log_.any_retired()) status = log_.victim(&segment);
     if (status == 0) status = clean(segment);
     if (status == 0 || status == -EBADMSG) continue;
+    if (log_.held() != 0 && !log_.any_retired()) {
+      if (status = save_for_space(&saves); status < 0) return status;
+      continue;
+    }
     if (status == -ENOSPC && !log_.any_retired()) {
       if (retried || !log_.retry_damaged()) return status;
       retried = true;
@@ -95,6 +122,7 @@ int Store::room_for_segment() {
 
 // A window that is held back, by cleaning others first where what lives in it has no place yet.
 int Store::reserve_window(uint64_t count, uint64_t* first) {
+  SavesForSpace saves;
   for (unsigned round = 0;;) {
     if (const int status = room_for_frames(); status < 0) return status;
     log_.reclaim();
@@ -103,6 +131,10 @@ int Store::reserve_window(uint64_t count, uint64_t* first) {
     int status = log_.victim(&segment);
     if (status == 0) status = clean(segment);
     if (status == 0 || status == -EBADMSG) continue;
+    if (log_.held() != 0 && !log_.any_retired()) {
+      if (status = save_for_space(&saves); status < 0) return status;
+      continue;
+    }
     if (status == -ENOSPC && !log_.any_retired()) return status;
     wait_a_little(round++);
   }
@@ -124,6 +156,11 @@ int Store::make_run(uint64_t count, uint64_t* first) {
   for (unsigned round = 0; !log_.window_reserved(); ++round) {
     wait_a_little(round);
     log_.reclaim();
+    if (log_.held() == 0 || log_.any_retired()) continue;
+    if (const int status = save(); status < 0) {
+      log_.release_window();
+      return status;
+    }
   }
   log_.take_reserved();
   return 0;

@@ -115,6 +115,21 @@ class Index {
   // Addresses of all entries of a class: up to `max` into `out`; returns how many there are (more than max: call again
   // with more room).
   uint64_t collect(const Shape& from, uint64_t number, Address* out, uint64_t max) const;
+  // For the saved state. Entries as they are, of bucket `number` and its chain. Pre: the lock.
+  template <class Visit>
+  void for_bucket(uint64_t number, Visit visit) const {
+    for (Bucket* bucket = &primary_.at(number); bucket; bucket = next(*bucket))
+      for (const std::atomic<uint64_t>& place : bucket->entries)
+        if (const uint64_t entry = place.load(std::memory_order_relaxed)) visit(entry);
+  }
+  // Such an entry of an index of the same bits(). As insert().
+  [[nodiscard]] int restore(uint64_t bucket, uint64_t entry) {
+    const uint64_t known = bucket & ((uint64_t{1} << bits_) - 1);
+    return insert(known << kTagBits | entry >> kAddressBits, address_of(entry));
+  }
+  static Address address_in(uint64_t entry) { return address_of(entry); }
+  unsigned bits() const { return bits_; }
+  uint64_t buckets() const { return primary_.count(); }
   uint64_t entries() const { return entries_.load(std::memory_order_relaxed); }
   uint64_t bytes() const { return (primary_.count() + overflow_.count()) * sizeof(Bucket); }
   // Every entry lies where a reader looks for it, and their number is right. Pre: the lock. For tests.

@@ -38,7 +38,7 @@ int Log::open_frames(uint64_t bytes) {
   frames_ = reinterpret_cast<Frame*>(frames_memory_ + frames_mapped_ - table);
   for (uint64_t i = 0; i < frame_count_; ++i) new (&frames_[i]) Frame;
   buffers_.store(UINT32_MAX, std::memory_order_relaxed);
-  return device_->reserve(DeviceOffset{0}, count_ << segment_bits_);
+  return device_->reserve(DeviceOffset{device_offset_}, count_ << segment_bits_);
 }
 
 char* Log::take_buffer() {
@@ -126,7 +126,7 @@ int Log::transfer(Op op, uint64_t offset, void* memory, uint64_t bytes) {
     const iovec piece = {static_cast<char*>(memory) + done, part};
     Command command;
     command.op = op;
-    command.offset = DeviceOffset{offset + done};
+    command.offset = DeviceOffset{device_offset_ + offset + done};
     command.iov = &piece;
     command.iov_count = 1;
     ios_.fetch_add(1, std::memory_order_relaxed);
@@ -157,6 +157,72 @@ int Log::write_out(uint64_t number) {
   }
   segments_[number].written.store(true, std::memory_order_relaxed);
   return 0;
+}
+
+void Log::keep(StateBytes state_bytes, const void* owner) {
+  state_owner_ = owner;
+  state_bytes_ = state_bytes;
+  if (count_ / 16 > kReserve) cleaning_reserve_ = count_ / 16;
+}
+
+// Pre: the mutex of cleaning, all shards locked.
+int Log::save_begin() {
+  seal_tail();
+  for (uint64_t i = 0; i < count_; ++i) {
+    const bool records = state(i) == SegmentState::kSealed || state(i) == SegmentState::kDamaged;
+    if (!records || segments_[i].written.load(std::memory_order_relaxed)) continue;
+    if (const int status = write_out(i); status < 0) return status;
+  }
+  return 0;
+}
+
+int Log::take_link(uint64_t* number) {
+  MutexLock guard(mutex_);
+  for (uint64_t i = 0; i < count_; ++i) {
+    const uint64_t at = (next_free_ + i) % count_;
+    if (state(at) != SegmentState::kFree) continue;
+    segments_[at].state.store(SegmentState::kState, std::memory_order_release);
+    segments_[at].saved = false;  // until save_end
+    free_.fetch_sub(1, std::memory_order_relaxed);
+    next_free_ = at + 1;
+    *number = at;
+    return 0;
+  }
+  return -ENOSPC;
+}
+
+void Log::save_end(Saved saved) {
+  MutexLock guard(mutex_);
+  for (uint64_t i = 0; i < count_; ++i) {
+    Segment& segment = segments_[i];
+    const SegmentState now = state(i);
+    if (now == SegmentState::kState) {
+      if (segment.saved ? saved == Saved::kYes : saved == Saved::kNo)
+        give_back(i);
+      else
+        segment.saved = true;
+    } else if (now == SegmentState::kHeld && saved == Saved::kYes) {
+      held_.fetch_sub(1, std::memory_order_relaxed);
+      give_back(i);
+    } else if (now == SegmentState::kRetired && saved == Saved::kYes) {
+      segment.saved = false;
+    } else if (saved != Saved::kNo &&
+               (now == SegmentState::kSealed || now == SegmentState::kDamaged ||
+                (now == SegmentState::kLarge && !segment.pending.load(std::memory_order_relaxed)))) {
+      segment.saved = true;
+    }
+  }
+}
+
+void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used) {
+  Segment& segment = segments_[number];
+  segment.life.store(life, std::memory_order_relaxed);
+  segment.live.store(live, std::memory_order_relaxed);
+  segment.used.store(used, std::memory_order_relaxed);
+  segment.written.store(true, std::memory_order_relaxed);
+  segment.saved = true;
+  segment.state.store(state, std::memory_order_release);
+  free_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 // One record into `buffer`, from a block's beginning. Where in it: as on the device.

@@ -11,18 +11,21 @@
 
 namespace lunar::kv {
 
-int Log::open(uint64_t bytes, Device* device, Budget* budget, Epochs* epochs) {
+int Log::open(const LogPlace& place, Budget* budget, Epochs* epochs) {
+  const uint64_t bytes = place.bytes;
+  Device* device = place.device;
   if (bytes > kLogBytesMax) return -EINVAL;
   budget_ = budget;
   epochs_ = epochs;
   device_ = device;
-  segment_bits_ = 16;
+  device_offset_ = place.offset;
+  segment_bits_ = place.segment_bits ? place.segment_bits : 16;
   // On a device a frame is a segment, and several are wanted.
   const auto may_double = [&] {
     return bytes >> (segment_bits_ + 1) >= 4 * kSegmentsMin &&
            (!device || budget->limit() >> (segment_bits_ + 1) >= 4 * kFramesMin);
   };
-  while (segment_bytes() < kSegmentBytesMax && may_double()) ++segment_bits_;
+  while (!place.segment_bits && segment_bytes() < kSegmentBytesMax && may_double()) ++segment_bits_;
   count_ = device ? bytes >> segment_bits_ : (bytes + segment_bytes() - 1) >> segment_bits_;
   if (count_ < kSegmentsMin) {
     if (device) return -ENOSPC;
@@ -100,7 +103,7 @@ int Log::roll(bool cleaning) {
   segments_[number].written.store(false, std::memory_order_relaxed);
   segments_[number].state.store(SegmentState::kOpen, std::memory_order_seq_cst);
   tail_ = number;
-  tail_reserved_ = cleaning && free_.load(std::memory_order_relaxed) < kReserve;
+  tail_reserved_ = cleaning && free_.load(std::memory_order_relaxed) < reserve();
   tail_used_ = number == 0 ? kUnitBytes : 0;  // address 0 is none
   return 0;
 }
@@ -115,11 +118,12 @@ void Log::seal_tail() {
 
 // Pre: the mutex.
 bool Log::take_one(bool cleaning, uint64_t* number) {
-  if (free_.load(std::memory_order_relaxed) <= (cleaning ? 0 : kReserve)) return false;
+  if (state_bytes_) state_reserve_.store((state_bytes_(state_owner_) >> segment_bits_) + 2, std::memory_order_relaxed);
+  if (free_.load(std::memory_order_relaxed) <= (cleaning ? state_reserve() : reserve())) return false;
   for (uint64_t i = 0; i < count_; ++i) {
     const uint64_t at = (next_free_ + i) % count_;
     if (state(at) != SegmentState::kFree) continue;
-    segments_[at].life.store(lives_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
+    segments_[at].life.store(new_life(), std::memory_order_release);
     if (device_ && !take_frame(cleaning, at)) return false;
     next_free_ = at + 1;
     free_.fetch_sub(1, std::memory_order_relaxed);
@@ -131,18 +135,24 @@ bool Log::take_one(bool cleaning, uint64_t* number) {
 
 int Log::take_run(uint64_t count, uint64_t* first) {
   MutexLock guard(mutex_);
-  if (free_.load(std::memory_order_relaxed) < count + kReserve) return -EAGAIN;
+  if (free_.load(std::memory_order_relaxed) < count + reserve()) return -EAGAIN;
   uint64_t length = 0;
   for (uint64_t i = 0; i < count_ && length < count; ++i) {
     length = state(i) == SegmentState::kFree ? length + 1 : 0;
     *first = i + 1 - length;
   }
   if (length < count) return -EAGAIN;
-  for (uint64_t i = *first; i < *first + count; ++i)
+  for (uint64_t i = *first; i < *first + count; ++i) {
+    segments_[i].pending.store(true, std::memory_order_relaxed);
     segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
-  segments_[*first].life.store(lives_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
+  segments_[*first].life.store(new_life(), std::memory_order_release);
   free_.fetch_sub(count, std::memory_order_relaxed);
   return 0;
+}
+
+void Log::run_published(uint64_t first, uint64_t count) {
+  for (uint64_t i = first; i < first + count; ++i) segments_[i].pending.store(false, std::memory_order_relaxed);
 }
 
 void Log::retire(uint64_t first, uint64_t count) {
@@ -175,15 +185,26 @@ uint64_t Log::reclaim() {
     segment.used.store(0, std::memory_order_relaxed);
     if (device_) free_frame_of(number);
     retired_.fetch_sub(1, std::memory_order_relaxed);
-    const bool in_window = number - window_ < window_count_;
-    segment.state.store(in_window ? SegmentState::kReserved : SegmentState::kFree, std::memory_order_release);
-    if (!in_window) free_.fetch_add(1, std::memory_order_relaxed);
+    if (segment.saved) {
+      segment.state.store(SegmentState::kHeld, std::memory_order_release);
+      held_.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      give_back(number);
+    }
   }
-  if (free_.load(std::memory_order_relaxed) > kReserve) {
+  if (free_.load(std::memory_order_relaxed) > reserve()) {
     sys::Locked tail(tail_lock_);
     tail_reserved_ = false;
   }
   return free_.load(std::memory_order_relaxed);
+}
+
+// Free, or the window's. Pre: the mutex.
+void Log::give_back(uint64_t number) {
+  const bool in_window = number - window_ < window_count_;
+  segments_[number].saved = false;
+  segments_[number].state.store(in_window ? SegmentState::kReserved : SegmentState::kFree, std::memory_order_release);
+  if (!in_window) free_.fetch_add(1, std::memory_order_relaxed);
 }
 
 int Log::victim(uint64_t* number) {
@@ -244,7 +265,7 @@ int Log::reserve_window(uint64_t count, uint64_t* first) {
   // What lives there must find room elsewhere, a sixteenth of each segment being lost at its end, and leave the
   // reserve.
   const uint64_t wanted = best / (segment_bytes() / kUnitBytes / 16 * 15) + 1;
-  if (outside < wanted + kReserve) return -ENOSPC;
+  if (outside < wanted + reserve()) return -ENOSPC;
   for (uint64_t i = *first; i < *first + count; ++i) {
     if (state(i) == SegmentState::kFree) segments_[i].state.store(SegmentState::kReserved, std::memory_order_release);
   }
@@ -263,9 +284,11 @@ bool Log::window_reserved() const {
 
 void Log::take_reserved() {
   MutexLock guard(mutex_);
-  for (uint64_t i = window_; i < window_ + window_count_; ++i)
+  for (uint64_t i = window_; i < window_ + window_count_; ++i) {
+    segments_[i].pending.store(true, std::memory_order_relaxed);
     segments_[i].state.store(SegmentState::kLarge, std::memory_order_release);
-  segments_[window_].life.store(lives_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
+  segments_[window_].life.store(new_life(), std::memory_order_release);
   window_count_ = 0;
 }
 

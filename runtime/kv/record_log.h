@@ -11,7 +11,7 @@
 //
 // In memory all segments lie in DRAM. On a device only some do, each in a *frame*: the tail, and those behind it, the
 // youngest first. A sealed segment is written in one piece when another tail needs its frame; from then on it is read
-// from the device, record by record, with checksums (log_device.cpp). Its contents end with the store.
+// from the device, record by record, with checksums (log_device.cpp).
 //
 // Large pairs lie in runs of neighbouring segments; on a device in parts of 64 KiB, each with a checksum, and never in
 // frames. Where no run is free, cleaning makes one: it reserves the window that is cheapest to empty, and moves what
@@ -43,7 +43,8 @@ class MutexLock {  // a mutex, without holding signals: no handler of ours runs 
 };
 
 // kDamaged: a record of it cannot be read, so it cannot be cleaned. Its live records are read as before.
-enum class SegmentState : uint8_t { kFree, kReserved, kOpen, kSealed, kDamaged, kLarge, kRetired };
+// kHeld: free but for the saved state, which refers to it; kState: part of a saved state (saved_state.cpp).
+enum class SegmentState : uint8_t { kFree, kReserved, kOpen, kSealed, kDamaged, kLarge, kRetired, kHeld, kState };
 
 struct Segment {
   std::atomic<uint32_t> live{0};     // units
@@ -51,10 +52,20 @@ struct Segment {
   std::atomic<uint32_t> filling{0};  // records in it that are being written
   std::atomic<SegmentState> state{SegmentState::kFree};
   std::atomic<bool> written{false};    // to the device
+  std::atomic<bool> pending{false};    // kLarge: no record leads to it yet
+  bool saved = false;                  // the saved state refers to it. Under the mutex
   std::atomic<char*> memory{nullptr};  // where it lies in DRAM; nullptr: only on the device
   std::atomic<uint64_t> life{0};       // which use of it this is: no two of a store have the same number
   uint64_t retired = 0;                // epoch. Under the mutex, as what follows
   uint64_t next_retired = 0;           // number + 1
+};
+
+// Where a log lies. segment_bits: 0: chosen by its size and the budget.
+struct LogPlace {
+  uint64_t bytes = 0;
+  Device* device = nullptr;  // nullptr: DRAM. Not owned
+  uint64_t offset = 0;       // of segment 0
+  unsigned segment_bits = 0;
 };
 
 class Log {
@@ -62,9 +73,9 @@ class Log {
   static constexpr uint64_t kReserve = 3, kSegmentsMin = 16, kFramesMin = 8, kFrameReserve = 2;
   static constexpr uint64_t kSegmentBytesMin = 64 * kKiB, kSegmentBytesMax = kMiB, kPartBytes = 64 * kKiB;
 
-  // device: nullptr, or where it lies from offset 0 on; not owned. All DRAM is charged to the budget at once, and
-  // mapped lazily; on a device a quarter is left, for the index. 0, -EINVAL (larger than an address reaches), -ENOMEM.
-  [[nodiscard]] int open(uint64_t bytes, Device* device, Budget* budget, Epochs* epochs);
+  // All DRAM is charged to the budget at once, and mapped lazily; on a device a quarter is left, for the index. 0,
+  // -EINVAL (larger than an address reaches), -ENOMEM.
+  [[nodiscard]] int open(const LogPlace& place, Budget* budget, Epochs* epochs);
   void close();
 
   // Room for a record, in DRAM. It counts as live from now on, and its segment is neither cleaned nor written before
@@ -91,6 +102,8 @@ class Log {
   // Runs. take: first segment of `count` free neighbours, or -EAGAIN. retire: reusable once no reader looks at them.
   uint64_t run_segments(uint64_t bytes) const;
   [[nodiscard]] int take_run(uint64_t count, uint64_t* first);
+  void run_published(uint64_t first, uint64_t count);  // pre: the lock of its shard
+  bool pending(uint64_t number) const { return segments_[number].pending.load(std::memory_order_relaxed); }
   void retire(uint64_t first, uint64_t count);
   // Where a run lies in DRAM. Pre: not on a device, and the caller in an epoch.
   char* run_memory(uint64_t first) const { return segments_[first].memory.load(std::memory_order_acquire); }
@@ -118,6 +131,33 @@ class Log {
   uint32_t used(uint64_t number) const { return segments_[number].used.load(std::memory_order_relaxed); }
   uint32_t live(uint64_t number) const { return segments_[number].live.load(std::memory_order_relaxed); }
   bool filling(uint64_t number) const { return segments_[number].filling.load(std::memory_order_seq_cst) != 0; }
+
+  // The saved state (saved_state.cpp). Between save_begin and save_end nothing writes: all shards are locked.
+  // keep: so many bytes the state would take now; from then on space for it is left free, and what a saved state refers
+  // to is held.
+  using StateBytes = uint64_t (*)(const void* owner);
+  void keep(StateBytes state_bytes, const void* owner);
+  // Seals the tail; everything is on the device, written but not flushed. -errno.
+  [[nodiscard]] int save_begin();
+  [[nodiscard]] int take_link(uint64_t* number);  // a free segment for the state; -ENOSPC
+  // What becomes of the links taken, and of what the state before refers to. kUnknown: either state may be durable.
+  enum class Saved : uint8_t { kYes, kNo, kUnknown };
+  void save_end(Saved saved);
+  // One segment of a state that is loaded: kSealed, kLarge or kState. Pre: just opened.
+  void restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used);
+  void begin_lives(uint64_t from) { lives_.store(from, std::memory_order_relaxed); }
+  uint64_t new_life() { return lives_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  uint64_t held() const { return held_.load(std::memory_order_relaxed); }
+  // Free segments that are not for writers; of them, not for cleaning either.
+  uint64_t reserve() const { return cleaning_reserve_ + state_reserve(); }
+  // Whether a state that is saved now gives writers segments, and enough to be worth it.
+  bool held_suffice() const {
+    return held() != 0 && free_.load(std::memory_order_relaxed) + held() > reserve() + count_ / 32;
+  }
+  uint64_t state_reserve() const { return state_reserve_.load(std::memory_order_relaxed); }
+  char* cleaners_frame() const { return frame_memory(frame_count_); }  // pre: on a device, the cleaning mutex
+  // Of the log, from its beginning on.
+  [[nodiscard]] int transfer(Op op, uint64_t offset, void* memory, uint64_t bytes);
 
   // Frees retired segments that no reader looks at any more. Returns how many are free.
   uint64_t reclaim();
@@ -155,7 +195,7 @@ class Log {
   void free_frame_of(uint64_t number);
   int oldest_frame(uint64_t* frame);
   int write_out(uint64_t number);
-  int transfer(Op op, uint64_t offset, void* memory, uint64_t bytes);
+  void give_back(uint64_t number);
   int read_record(Address address, uint64_t life, char* buffer);
   char* take_buffer();
   void give_buffer(char* buffer);
@@ -168,6 +208,11 @@ class Log {
   Epochs* epochs_ = nullptr;
 
   Device* device_ = nullptr;
+  uint64_t device_offset_ = 0;
+  StateBytes state_bytes_ = nullptr;
+  const void* state_owner_ = nullptr;
+  uint64_t cleaning_reserve_ = kReserve;  // a sixteenth where states are saved: what one costs is shared by so many
+  std::atomic<uint64_t> held_{0}, state_reserve_{0};
   char* frames_memory_ = nullptr;  // frames, one more for the cleaner, buffers
   Frame* frames_ = nullptr;        // under the mutex
   uint64_t frame_count_ = 0, frames_mapped_ = 0, buffer_bytes_ = 0;

@@ -148,6 +148,7 @@ int Store::set_large(uint64_t hash, Bytes key, Bytes value) {
         new (record + 1) LargePlace(place);
         status = publish(shard, hash, address, found, key.size + value.size) < 0 ? -ENOSPC : 0;
         if (status < 0) log_.drop_live(address, units);
+        if (status == 0) log_.run_published(place.first, place.count);
         log_.published(address);
         shard.writes.fetch_add(1, std::memory_order_relaxed);
         break;

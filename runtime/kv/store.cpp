@@ -6,18 +6,27 @@
 
 #include <new>
 
+#include "kv/saved_state.h"
 #include "sys/arena.h"
 
 namespace lunar::kv {
 
 int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
   *out = nullptr;
-  if (options.shards == 0 || options.shards > 256) {
+  media::Superblock super = {};
+  int status = 0;
+  if (options.shards == 0 || options.shards > 256)
+    status = why->set(-EINVAL, "key/value store: %u shards; 1 to 256", options.shards);
+  else if (options.contents != Contents::kScratch && !options.device)
+    status = why->set(-EINVAL, "key/value store: only what lies on a device can be kept");
+  else if (options.contents == Contents::kKept)
+    status = superblock_read(options.device, &super, why);
+  if (status < 0) {
     device_close(options.device);
-    return why->set(-EINVAL, "key/value store: %u shards; 1 to 256", options.shards);
+    return status;
   }
-  unsigned bits = 0;
-  while (1u << bits < options.shards) ++bits;
+  unsigned bits = super.shard_bits;
+  while (options.contents != Contents::kKept && 1u << bits < options.shards) ++bits;
   const uint64_t head = round_up(sizeof(Store), 128), bytes = head + (sizeof(Shard) << bits);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) device_close(options.device);
@@ -25,10 +34,11 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
   auto* store = new (memory) Store;
   store->mapping_bytes_ = bytes;
   store->device_ = options.device;
+  store->super_ = super;
   store->shard_bits_ = bits;
   store->shards_ = reinterpret_cast<Shard*>(memory + head);
   for (unsigned i = 0; i < 1u << bits; ++i) new (&store->shards_[i]) Shard;
-  if (const int status = store->start(options, why); status < 0) {
+  if (status = store->start(options, why); status < 0) {
     store->close();
     return status;
   }
@@ -37,29 +47,38 @@ int Store::open(const StoreOptions& options, Store** out, ErrorText* why) {
 }
 
 int Store::start(const StoreOptions& options, ErrorText* why) {
+  const bool kept = options.contents == Contents::kKept;
+  const uint64_t around = options.contents == Contents::kScratch ? 0 : media::kHeadBytes + media::kTailBytes;
   uint64_t bytes = options.log_bytes;
-  if (device_ && (bytes == 0 || bytes > device_->size_bytes())) bytes = device_->size_bytes();
-  if (bytes > kLogBytesMax && device_) bytes = kLogBytesMax;
+  if (device_) {
+    const uint64_t size = device_->size_bytes(), room = size > around ? size - around : 0;
+    if (bytes == 0 || bytes > room) bytes = room;
+    if (bytes > kLogBytesMax) bytes = kLogBytesMax;
+  }
+  if (kept) bytes = super_.segment_count << super_.segment_bits;
+  const LogPlace place{bytes, device_, around ? media::kHeadBytes : 0, super_.segment_bits};
   budget_.open(options.dram_bytes || device_ ? options.dram_bytes : bytes + bytes / 3 + 2 * kMiB);
-  if (const int status = log_.open(bytes, device_, &budget_, &epochs_); status == -ENOMEM)
+  if (const int status = log_.open(place, &budget_, &epochs_); status == -ENOMEM)
     return why->set(status,
                     "key/value store: a log of %s does not go into %s of DRAM; give it more DRAM or a smaller size",
                     format_size(bytes).text, format_size(budget_.limit()).text);
   else if (status < 0)
     return why->set(status, "key/value store: a log of %s on %s: %s", format_size(bytes).text,
                     device_ ? device_->name() : "DRAM", errno_text(status));
-  unsigned bits = Index::kBitsMin;
-  while (bits < Index::kBitsMax && (uint64_t{Bucket::kEntries} << (bits + shard_bits_)) < options.expected_keys / 4)
+  unsigned bits = kept ? super_.index_bits : Index::kBitsMin;
+  while (!kept && bits < Index::kBitsMax &&
+         (uint64_t{Bucket::kEntries} << (bits + shard_bits_)) < options.expected_keys / 4)
     ++bits;
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) {
     if (const int status = shards_[i].index.open(bits, &budget_); status < 0)
       return why->set(status, "key/value store: %s of DRAM leave none for the index; give it more",
                       format_size(budget_.limit()).text);
   }
-  return 0;
+  return around ? open_root(options.contents, why) : 0;
 }
 
 void Store::close() {
+  root_.release();
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].index.close();
   log_.close();
   device_close(device_);

@@ -19,27 +19,40 @@
 #include "base/error.h"
 #include "kv/index.h"
 #include "kv/record_log.h"
+#include "kv/store_format.h"
+#include "lun/volume/atomic_image.h"
 
 namespace lunar::kv {
 
+// What of a store outlives it.
+enum class Contents : uint8_t {
+  kScratch,  // nothing
+  kNew,      // what the last flush() found. The device is formatted: what it held is lost
+  kKept,     // the same, and it begins with what the last flush() of the store that is on the device found
+};
+
 struct StoreOptions {
-  // The device of the log while the store is open: previous contents are lost, and later ones have no meaning. Taken
-  // over in any case: closed with the store, or at once on failure. nullptr: in DRAM.
+  // The device of the log while the store is open. Taken over in any case: closed with the store, or at once on
+  // failure. nullptr: in DRAM.
   Device* device = nullptr;
-  uint64_t log_bytes = kGiB;  // what records may take, in segments (16 at least). 0: all that the device has
+  Contents contents = Contents::kScratch;  // the others: on a device. The caller sees to it that nothing else uses it
+  // what records may take, in segments (16 at least). 0: all that the device has. kKept: as the store was made
+  uint64_t log_bytes = kGiB;
   // all that it may use, hard. In DRAM: the log, and what is left for the index (0: a third more than log_bytes).
   uint64_t dram_bytes = 0;
   //   On a device: a quarter for the index, the rest for the youngest part of the
   //   log; never 0
   uint64_t expected_keys = 1 << 20;  // a hint: the index begins small enough for a quarter of them, and grows
-  unsigned shards = 16;              // rounded up to a power of two, 1..256: how many writers can be busy at one time
+  // rounded up to a power of two, 1..256: how many writers can be busy at one time. kKept: as the store was made
+  unsigned shards = 16;
 };
 
 struct Shard;
 
 class Store {
  public:
-  // 0, -EINVAL, -ENOMEM (also: dram_bytes are too few), -ENOSPC (the device is too small, or has no room) with *why.
+  // 0, -EINVAL, -ENOMEM (also: dram_bytes are too few), -ENOSPC (the device is too small, or has no room) with *why;
+  // kKept also -ENOENT (no store is on the device), -EPROTONOSUPPORT, -EROFS (of a later version), -EBADMSG (damaged).
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
   void close();  // pre: not nullptr, no longer in use
 
@@ -55,6 +68,12 @@ class Store {
   [[nodiscard]] int64_t exists(Bytes key) { return get(key, nullptr, 0, 0); }
   // Length of the value that was there. -ENOENT.
   [[nodiscard]] int64_t del(Bytes key);
+  // Makes what the store holds durable: it is what a later open with kKept finds, after any crash, until another flush
+  // has come to its end. Writers wait meanwhile, readers do not; it takes one write of what is not on the device yet,
+  // one of the index (some 10 bytes a key) and two flushes of the device. Where space that the durable state refers to
+  // is wanted, writers flush by themselves. 0 (also when contents is kScratch); -ENOSPC, -EIO and the like: the durable
+  // state is the one before, or this one.
+  [[nodiscard]] int flush();
   // An arbitrary key: returns its length and copies up to `bytes` of it. -ENOENT: there is none.
   [[nodiscard]] int64_t random(void* buffer, uint64_t bytes);
 
@@ -98,6 +117,20 @@ class Store {
   };
   Store() = default;
   int start(const StoreOptions& options, ErrorText* why);
+  // saved_state.cpp
+  int open_root(Contents contents, ErrorText* why);
+  int load(ErrorText* why);
+  int load_shard(class StateReader& state, unsigned number);
+  int save();
+  struct SavesForSpace {
+    bool for_one_segment = false;
+    uint64_t best = 0;  // segments that were free after one
+    unsigned fruitless = 0;
+  };
+  int save_for_space(SavesForSpace* saves);
+  uint64_t bytes_live() const { return bytes_actual() + count() * sizeof(Record); }
+  int write_state(uint64_t* first, uint64_t* bytes, uint64_t life);
+  uint64_t state_bytes() const;
   Shard& shard_of(uint64_t hash) const;
   // key_of, is_key: of a record in DRAM or a buffer; of a large pair only when its run lies in DRAM.
   Bytes key_of(const Record* record) const;
@@ -130,6 +163,10 @@ class Store {
 
   uint64_t mapping_bytes_ = 0;
   Device* device_ = nullptr;
+  bool kept_ = false;
+  uint64_t full_at_ = 0;  // bytes that lived when saves did not help any more. Under the cleaning mutex
+  media::Superblock super_ = {};
+  AtomicImage root_;
   Budget budget_;
   Epochs epochs_;
   Log log_;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <string>
 
@@ -67,6 +68,13 @@ inline lunar::Device* open_device(const char* uri, uint64_t bytes) {
   lunar::Device* device = nullptr;
   if (lunar::device_open(uri, options, &device, &why) < 0) fail(why.text);
   return device;
+}
+
+// An empty file, whatever was there.
+inline void make_file(const char* path, uint64_t bytes) {
+  FILE* file = fopen(path, "w");
+  if (!file || ftruncate(fileno(file), static_cast<off_t>(bytes)) != 0 || fclose(file) != 0)
+    fail(std::string("cannot make ") + path);
 }
 
 inline const char* text_argument(int argc, char** argv, const char* name) {

@@ -3,9 +3,10 @@
 // versions it may see: not older than what was done before it asked, not newer than what was begun when it had its
 // answer, whole, and never one that comes back. That is linearizability for keys with one writer. Keys that all threads
 // write must be whole, of a version that one of them wrote. Walkers must see every key that stays, once.
-//   kv_threads [--writes N] [--writers N] [--readers N] [--device URI]; LUNAR_SEED= replays the choices, not the
-//   interleaving.
+//   kv_threads [--writes N] [--writers N] [--readers N] [--device URI] [--kept FILE]; LUNAR_SEED= replays the choices,
+//   not the interleaving. --kept: the store lies in that file, is flushed all the time, and must come back whole.
 #include <errno.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <memory>
@@ -158,14 +159,33 @@ void reader(Run& run, uint64_t number, uint64_t seed, uint64_t writers) {
   }
 }
 
+void check_staying(Run& run) {
+  std::vector<uint64_t> seen(run.keys.size());
+  std::string buffer(kLengthMax, 0), wanted;
+  for (uint64_t key = 0; key < run.keys.size(); ++key) read_one(run, key, &seen, &buffer, &wanted);
+  walk(run);
+}
+
+void flusher(Run& run, uint64_t* flushes) {
+  while (!run.over.load()) {
+    const int status = run.store->flush();
+    if (status < 0 && status != -ENOSPC) fail("flush gave " + std::to_string(status));
+    ++*flushes;
+    sys::sleep_ns(5'000'000);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const uint64_t writes = argument(argc, argv, "--writes", 60'000), seed = tier::run_seed();
   const uint64_t writers = argument(argc, argv, "--writers", 4), readers = argument(argc, argv, "--readers", 4);
   StoreOptions options;
-  const char* uri = text_argument(argc, argv, "--device");
-  options.log_bytes = 6 * kMiB;
+  const char* kept = text_argument(argc, argv, "--kept");
+  const char* uri = kept ? kept : text_argument(argc, argv, "--device");
+  options.log_bytes = kept ? 8 * kMiB : 6 * kMiB;
+  if (kept) options.contents = Contents::kNew;
+  if (kept) make_file(kept, options.log_bytes + kMiB);
   options.device = open_device(uri, options.log_bytes);
   options.dram_bytes = uri ? 5 * kMiB : 12 * kMiB;
   options.shards = 4;
@@ -182,6 +202,8 @@ int main(int argc, char** argv) {
   threads.emplace_back([&] {
     while (!run.over.load()) walk(run);
   });
+  uint64_t flushes = 0;
+  if (kept) threads.emplace_back([&] { flusher(run, &flushes); });
   // Until everything happened often enough, however slow the machine is.
   while (run.writes.load() < writes || run.reads.load() < writes / 4 || run.walks.load() < 3 ||
          store->cleaned_bytes() == 0)
@@ -189,13 +211,22 @@ int main(int argc, char** argv) {
   run.over.store(true);
   for (std::thread& thread : threads) thread.join();
   check_store(store);
-  std::vector<uint64_t> seen(run.keys.size());
-  std::string buffer(kLengthMax, 0), wanted;
-  for (uint64_t key = 0; key < run.keys.size(); ++key) read_one(run, key, &seen, &buffer, &wanted);
+  check_staying(run);
   printf("%llu writes, %llu reads, %llu walks, full %llu times; cleaning moved %llu KiB\n",
          static_cast<unsigned long long>(run.writes.load()), static_cast<unsigned long long>(run.reads.load()),
          static_cast<unsigned long long>(run.walks.load()), static_cast<unsigned long long>(run.full.load()),
          static_cast<unsigned long long>(store->cleaned_bytes() / 1024));
+  const int status = store->flush();
+  if (status < 0) fail("flush gave " + std::to_string(status));
   store->close();
+  if (!kept) return 0;
+  options.contents = Contents::kKept;
+  options.device = open_device(kept, 0);
+  run.store = open_store(options);
+  check_store(run.store);
+  check_staying(run);
+  run.store->close();
+  printf("flushed %llu times, and came back whole\n", static_cast<unsigned long long>(flushes));
+  (void)unlink(kept);
   return 0;
 }

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// The saved state: see saved_state.h and store_format.h; Store::flush.
+//
+// Order of a save: all records, the links, flush; the root, durable. Until then the root before is what counts, and
+// nothing that it refers to has been written over.
+// Threading: as in store.h.
+#include "kv/saved_state.h"
+
+#include <errno.h>
+#include <stddef.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "kv/store.h"
+#include "lun/raw_io.h"
+#include "sys/arena.h"
+#include "sys/file.h"
+
+namespace lunar::kv {
+namespace {
+
+uint64_t checksum_of(const media::Superblock& super) {
+  return XXH3_64bits(&super, offsetof(media::Superblock, checksum));
+}
+
+class Block {  // aligned, for I/O
+ public:
+  Block() : memory_(static_cast<char*>(map_private(media::kBlockBytes, ForkPolicy::kInherit))) {}
+  ~Block() {
+    if (memory_) unmap_private(memory_, media::kBlockBytes);
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  char* get() const { return memory_; }
+
+ private:
+  char* memory_;
+};
+
+bool geometry_is_possible(const media::Superblock& super, uint64_t device_bytes) {
+  if (super.segment_bits < 16 || super.segment_bits > 20 || super.shard_bits > 8) return false;
+  if (super.index_bits < Index::kBitsMin || super.index_bits > Index::kBitsMax) return false;
+  if (super.segment_count < Log::kSegmentsMin || super.segment_count > kLogBytesMax >> super.segment_bits) return false;
+  return super.back_offset == media::kHeadBytes + (super.segment_count << super.segment_bits) &&
+         super.device_bytes == super.back_offset + media::kTailBytes && super.device_bytes <= device_bytes;
+}
+
+ImageSpec root_spec(const media::Superblock& super) {
+  ImageSpec spec;
+  memcpy(spec.magic, media::kRootMagic, sizeof spec.magic);
+  memcpy(spec.uuid, super.uuid, sizeof spec.uuid);
+  spec.super_checksum = super.checksum;
+  spec.body_bytes = sizeof(media::Root);
+  spec.slot_bytes = media::kBlockBytes;
+  return spec;
+}
+
+// Before what it held is gone, both superblocks are: no crash leaves one over another store's roots.
+int format(Device* device, media::Superblock* super, AtomicImage* root) {
+  int status = raw_zero(device, 0, media::kBlockBytes);
+  if (status == 0) status = raw_zero(device, media::kSecondSuperAt, media::kBlockBytes);
+  if (status == 0) status = raw_flush(device);
+  if (status == 0) status = root->format();
+  if (status == 0) status = superblock_write(device, super);
+  return status == 0 ? raw_flush(device) : status;
+}
+
+}  // namespace
+
+int superblock_read(Device* device, media::Superblock* out, ErrorText* why) {
+  const Block block;
+  if (!block.get()) return why->set(-ENOMEM, "key/value store on %s: no memory", device->name());
+  bool any = false;
+  for (const uint64_t at : {uint64_t{0}, media::kSecondSuperAt}) {
+    if (at + media::kBlockBytes > device->size_bytes()) continue;
+    if (const int status = raw_io(device, Op::kRead, at, block.get(), media::kBlockBytes); status < 0)
+      return why->set(status, "key/value store on %s: cannot be read: %s", device->name(), errno_text(status));
+    memcpy(out, block.get(), sizeof *out);
+    if (memcmp(out->magic, media::kSuperMagic, sizeof out->magic) != 0) continue;
+    any = true;
+    if (out->checksum != checksum_of(*out)) continue;
+    if (out->version != media::kVersion)
+      return why->set(-EPROTONOSUPPORT, "key/value store on %s: format version %u; this Lunar knows %u", device->name(),
+                      out->version, media::kVersion);
+    if (geometry_is_possible(*out, device->size_bytes())) return 0;
+    if (out->device_bytes > device->size_bytes())
+      return why->set(-EBADMSG, "key/value store on %s: it was made on %llu bytes, and %llu are there", device->name(),
+                      static_cast<unsigned long long>(out->device_bytes),
+                      static_cast<unsigned long long>(device->size_bytes()));
+  }
+  *out = {};
+  return any ? why->set(-EBADMSG, "key/value store on %s: both superblocks are damaged", device->name())
+             : why->set(-ENOENT, "%s: holds no key/value store", device->name());
+}
+
+int superblock_write(Device* device, media::Superblock* super) {
+  const Block block;
+  if (!block.get()) return -ENOMEM;
+  super->checksum = checksum_of(*super);
+  memcpy(block.get(), super, sizeof *super);
+  const int status = raw_io(device, Op::kWrite, 0, block.get(), media::kBlockBytes);
+  return status < 0 ? status : raw_io(device, Op::kWrite, media::kSecondSuperAt, block.get(), media::kBlockBytes);
+}
+
+// ---- links ----------------------------------------------------------------------------------------------------------
+
+int StateWriter::write_link(uint64_t next) {
+  media::StateLink link{0, next, fill_};
+  memcpy(frame_, &link, sizeof link);
+  const uint64_t used = sizeof link + fill_, bytes = round_up(used, media::kBlockBytes);
+  memset(frame_ + used, 0, bytes - used);
+  link.checksum = part_checksum(frame_ + sizeof link.checksum, used - sizeof link.checksum, number_++, life_);
+  memcpy(frame_, &link.checksum, sizeof link.checksum);
+  fill_ = 0;
+  return log_.transfer(Op::kWrite, (segment_ - 1) * log_.segment_bytes(), frame_, bytes);
+}
+
+int StateWriter::put(const void* data, uint64_t bytes) {
+  const uint64_t room = log_.segment_bytes() - sizeof(media::StateLink);
+  for (auto* from = static_cast<const char*>(data); bytes;) {
+    if (!segment_ || fill_ == room) {
+      uint64_t number;
+      if (const int status = log_.take_link(&number); status < 0) return status;
+      if (!segment_)
+        first_ = number + 1;
+      else if (const int status = write_link(number + 1); status < 0)
+        return status;
+      segment_ = number + 1;
+    }
+    const uint64_t part = bytes < room - fill_ ? bytes : room - fill_;
+    memcpy(frame_ + sizeof(media::StateLink) + fill_, from, part);
+    fill_ += part, from += part, bytes -= part, bytes_ += part;
+  }
+  return 0;
+}
+
+int StateWriter::finish() { return segment_ ? write_link(0) : 0; }
+
+int StateReader::read_link() {
+  if (next_ == 0 || next_ > log_.segments() || log_.state(next_ - 1) != SegmentState::kFree) return -EBADMSG;
+  const uint64_t segment = next_ - 1, most = log_.segment_bytes() - sizeof(media::StateLink);
+  if (const int status = log_.transfer(Op::kRead, segment * log_.segment_bytes(), frame_, log_.segment_bytes());
+      status < 0)
+    return status;
+  media::StateLink link;
+  memcpy(&link, frame_, sizeof link);
+  if (link.bytes > most || link.bytes > left_) return -EBADMSG;
+  const uint64_t checked = sizeof link + link.bytes - sizeof link.checksum;
+  if (link.checksum != part_checksum(frame_ + sizeof link.checksum, checked, number_++, life_)) return -EBADMSG;
+  log_.restore(segment, SegmentState::kState, life_, 0, 0);
+  next_ = link.next;
+  at_ = sizeof link;
+  end_ = sizeof link + link.bytes;
+  return 0;
+}
+
+int StateReader::take(void* data, uint64_t bytes) {
+  for (auto* out = static_cast<char*>(data); bytes;) {
+    if (at_ == end_) {
+      if (const int status = read_link(); status < 0) return status;
+      continue;
+    }
+    const uint64_t part = bytes < end_ - at_ ? bytes : end_ - at_;
+    memcpy(out, frame_ + at_, part);
+    out += part, at_ += part, bytes -= part, left_ -= part;
+  }
+  return 0;
+}
+
+// ---- the store ------------------------------------------------------------------------------------------------------
+
+int Store::open_root(Contents contents, ErrorText* why) {
+  uint64_t lives = 0;
+  int status = sys::random_bytes(&lives, sizeof lives);
+  log_.begin_lives(lives >> 2);
+  if (contents == Contents::kNew) {
+    memcpy(super_.magic, media::kSuperMagic, sizeof super_.magic);
+    super_.version = media::kVersion;
+    super_.header_bytes = sizeof super_;
+    if (status == 0) status = sys::random_bytes(super_.uuid, sizeof super_.uuid);
+    super_.segment_count = log_.segments();
+    super_.back_offset = media::kHeadBytes + log_.bytes();
+    super_.device_bytes = super_.back_offset + media::kTailBytes;
+    super_.segment_bits = static_cast<uint32_t>(__builtin_ctzll(log_.segment_bytes()));
+    super_.shard_bits = shard_bits_;
+    super_.index_bits = shards_[0].index.bits();
+    super_.checksum = checksum_of(super_);
+    if (status == 0) status = device_->reserve(DeviceOffset{0}, super_.device_bytes);
+  }
+  if (status == 0) status = root_.prepare(device_, root_spec(super_), {2, {media::kFrontRootsAt, super_.back_offset}}, nullptr);
+  if (status < 0) return why->set(status, "key/value store on %s: %s", device_->name(), errno_text(status));
+  kept_ = true;
+  log_.keep([](const void* store) { return static_cast<const Store*>(store)->state_bytes(); }, this);
+  if (contents == Contents::kKept) return load(why);
+  status = format(device_, &super_, &root_);
+  return status < 0 ? why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(), errno_text(status)) : 0;
+}
+
+int Store::load(ErrorText* why) {
+  SlotReport report;
+  int status = root_.load(Repair::kOne, &report);
+  if (status == -EPROTONOSUPPORT || status == -EROFS)
+    return why->set(status, "key/value store on %s: made by a later Lunar, which uses what this one does not know",
+                    device_->name());
+  media::Root root = {};
+  if (status == 0) memcpy(&root, root_.body(), sizeof root);
+  if (status == 0 && root.first == 0) return 0;
+  StateReader state(log_, root);
+  for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i) {
+    media::SegmentEntry entry;
+    if (status = state.take(&entry, sizeof entry); status < 0 || entry.kind == media::SegmentKind::kFree) continue;
+    const bool run = entry.kind == media::SegmentKind::kRun;
+    if ((!run && entry.kind != media::SegmentKind::kRecords) || entry.used > log_.segment_bytes() ||
+        log_.state(i) != SegmentState::kFree)
+      status = -EBADMSG;
+    else
+      log_.restore(i, run ? SegmentState::kLarge : SegmentState::kSealed, entry.life, entry.live, entry.used);
+  }
+  for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i) status = load_shard(state, i);
+  if (status == 0 && (!state.at_end() || count() != root.keys)) status = -EBADMSG;
+  if (status == -ENOMEM)
+    return why->set(status, "key/value store on %s: %s of DRAM do not hold its index; give it more", device_->name(),
+                    format_size(budget_.limit()).text);
+  return status < 0 ? why->set(status, "key/value store on %s: its saved state is damaged (%s)", device_->name(),
+                               errno_text(status))
+                    : 0;
+}
+
+int Store::load_shard(StateReader& state, unsigned number) {
+  Shard& shard = shards_[number];
+  media::ShardHeader header;
+  if (const int status = state.take(&header, sizeof header); status < 0) return status;
+  for (uint64_t bucket = 0; bucket < header.buckets; ++bucket) {
+    uint64_t n = 0, entry = 0;
+    if (const int status = state.take(&n, sizeof n); status < 0) return status;
+    for (; n; --n) {
+      if (const int status = state.take(&entry, sizeof entry); status < 0) return status;
+      const uint64_t segment = log_.segment_of(Index::address_in(entry));
+      if (segment >= log_.segments() || log_.state(segment) != SegmentState::kSealed) return -EBADMSG;
+      if (const int status = shard.index.restore(bucket, entry); status < 0) return status;
+    }
+  }
+  shard.pair_bytes.store(header.pair_bytes, std::memory_order_relaxed);
+  return shard.index.entries() == header.keys ? 0 : -EBADMSG;
+}
+
+uint64_t Store::state_bytes() const {
+  uint64_t bytes = log_.segments() * sizeof(media::SegmentEntry);
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i)
+    bytes += sizeof(media::ShardHeader) + 8 * (shards_[i].index.entries() + shards_[i].index.buckets());
+  return bytes;
+}
+
+int Store::write_state(uint64_t* first, uint64_t* bytes, uint64_t life) {
+  StateWriter state(log_, life);
+  int status = 0;
+  for (uint64_t i = 0; status == 0 && i < log_.segments(); ++i) {
+    media::SegmentEntry entry = {};
+    const SegmentState now = log_.state(i);
+    if (now == SegmentState::kSealed || now == SegmentState::kDamaged)
+      entry = {log_.life(i), log_.live(i), log_.used(i), media::SegmentKind::kRecords, 0};
+    else if (now == SegmentState::kLarge && !log_.pending(i))
+      entry = {log_.life(i), 0, 0, media::SegmentKind::kRun, 0};
+    status = state.put(&entry, sizeof entry);
+  }
+  for (unsigned i = 0; status == 0 && i < 1u << shard_bits_; ++i) {
+    const Shard& shard = shards_[i];
+    const media::ShardHeader header{shard.index.entries(), shard.pair_bytes.load(std::memory_order_relaxed),
+                                    shard.index.buckets()};
+    status = state.put(&header, sizeof header);
+    for (uint64_t bucket = 0; status == 0 && bucket < header.buckets; ++bucket) {
+      uint64_t n = 0;
+      shard.index.for_bucket(bucket, [&](uint64_t) { ++n; });
+      status = state.put(&n, sizeof n);
+      shard.index.for_bucket(bucket, [&](uint64_t entry) {
+        if (status == 0) status = state.put(&entry, sizeof entry);
+      });
+    }
+  }
+  if (status == 0) status = state.finish();
+  *first = state.first();
+  *bytes = state.bytes();
+  return status;
+}
+
+// Pre: the cleaning mutex.
+int Store::save() {
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
+  SlotReport report;
+  int status = root_.loaded() ? 0 : root_.load(Repair::kOne, &report);
+  if (status == 0) status = log_.save_begin();
+  media::Root root = {0, log_.new_life(), 0, count(), {}};
+  if (status == 0) status = write_state(&root.first, &root.bytes, root.life);
+  if (status == 0) status = raw_flush(device_);
+  Log::Saved saved = Log::Saved::kNo;
+  if (status == 0) {
+    memcpy(root_.body(), &root, sizeof root);
+    status = root_.commit();
+    saved = status == 0 ? Log::Saved::kYes : root_.loaded() ? Log::Saved::kNo : Log::Saved::kUnknown;
+  }
+  log_.save_end(saved);
+  for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.unlock();
+  return status;
+}
+
+int Store::flush() {
+  if (!kept_) return 0;
+  MutexLock guard(cleaning_);
+  return save();
+}
+
+}  // namespace lunar::kv

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0 A store that is kept comes back whole after any crash. Random histories of sets,
+// deletes and flushes are recorded write by write on a device; then the device is put together as a crash could have
+// left it (torn, reordered, lost between flushes: as in tests/property/lun_crash.cpp), and the store is opened. It must
+// hold what some moment since the last flush that was acknowledged held, key by key and byte by byte, be sound by
+// validate(), go on working, and come back once more.
+//   kv_kept [--histories N] [--operations N]; LUNAR_SEED= replays.
+#include <errno.h>
+
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+#include "tests/support/seed.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using namespace lunar_test;
+using namespace kv_test;
+
+namespace {
+
+constexpr uint64_t kBytes = 3 * kMiB, kSector = 512, kLengthMin = 8, kLengthMax = 90'000;
+using Kind = DeviceEvent::Kind;
+
+struct Value {
+  uint64_t version, length;
+  bool operator==(const Value&) const = default;
+};
+using Model = std::map<uint64_t, Value>;
+
+uint64_t sum_of(uint64_t key, const Value& value) {
+  return mix(mix(key) ^ value.version * 0x9e3779b97f4a7c15 ^ value.length << 40);
+}
+
+class History {
+ public:
+  explicit History(uint64_t seed) : random_(seed), memory_(kBytes), copy_(kBytes), buffer_(kLengthMin + kLengthMax, 0) {
+    keys_ = random_.below(2) ? 60 : 1500;
+  }
+  void make(uint64_t operations);
+  uint64_t crash_everywhere();
+
+ private:
+  Store* open(MemoryDevice* device, Contents contents);
+  void make_value(uint64_t key, const Value& value);
+  void operate(Store* store, Model* model, uint64_t* sum);
+  void apply(const DeviceEvent& event, unsigned how, std::vector<DeviceEvent>* undo);
+  uint64_t read_all(Store* store, Model* out);
+  void crash_at(size_t event, bool lost);
+  std::string name(uint64_t key) const { return std::string(key % 40, 'k') + std::to_string(key); }
+  [[noreturn]] void wrong(const std::string& what) { fail(where_ + what); }
+
+  Random random_;
+  std::vector<char> memory_, copy_;
+  std::vector<DeviceEvent> events_;
+  std::vector<uint64_t> sums_;   // of the model, after each operation
+  std::vector<size_t> flushes_;  // how many operations a flush had seen that was acknowledged at mark i
+  size_t flushed_ = 0;           // events before this are in copy_
+  uint64_t keys_, version_ = 0;
+  std::string value_, buffer_, where_;
+};
+
+Store* History::open(MemoryDevice* device, Contents contents) {
+  StoreOptions options;
+  options.device = device;
+  options.contents = contents;
+  options.log_bytes = 0;
+  options.dram_bytes = 4 * kMiB;
+  options.shards = 2;
+  options.expected_keys = 16;
+  ErrorText why;
+  Store* store = nullptr;
+  if (Store::open(options, &store, &why) < 0) wrong(std::string("does not open: ") + why.text);
+  return store;
+}
+
+void History::make_value(uint64_t key, const Value& value) {
+  fill(&value_, key, value.version, value.length);
+  memcpy(value_.data(), &value.version, sizeof value.version);
+}
+
+void History::operate(Store* store, Model* model, uint64_t* sum) {
+  const uint64_t key = random_.below(keys_);
+  const auto found = model->find(key);
+  const std::string text = name(key);
+  if (random_.below(5) == 0) {
+    const int64_t length = store->del(bytes_of(text));
+    if (length != (found == model->end() ? -ENOENT : static_cast<int64_t>(found->second.length))) wrong("del");
+    if (found == model->end()) return;
+    *sum -= sum_of(key, found->second);
+    model->erase(found);
+    return;
+  }
+  const Value value{++version_, kLengthMin + (random_.below(60) ? random_.below(900) : random_.below(kLengthMax))};
+  make_value(key, value);
+  const int status = store->set(bytes_of(text), bytes_of(value_));
+  if (status == -ENOSPC) return;
+  if (status < 0) wrong("set: " + std::to_string(status));
+  if (found != model->end()) *sum -= sum_of(key, found->second);
+  *sum += sum_of(key, value);
+  (*model)[key] = value;
+}
+
+void History::make(uint64_t operations) {
+  where_ = "before a crash: ";
+  for (char& byte : memory_) byte = static_cast<char>(random_.next());  // what former owners left
+  copy_ = memory_;
+  MemoryDevice device(memory_.data(), kBytes);
+  Store* store = open(&device, Contents::kNew);
+  copy_ = memory_;
+  device.record = &events_;
+  Model model;
+  uint64_t sum = 0;
+  sums_.push_back(0);
+  flushes_.push_back(0);
+  for (uint64_t i = 0; i < operations; ++i) {
+    operate(store, &model, &sum);
+    sums_.push_back(sum);
+    if (random_.below(120)) continue;
+    if (const int status = store->flush(); status < 0) wrong("flush: " + std::to_string(status));
+    events_.push_back({Kind::kMark, 0, 0, {}, static_cast<unsigned>(flushes_.size())});
+    flushes_.push_back(sums_.size() - 1);
+  }
+  check_store(store);
+  store->close();
+}
+
+// How: 0 all of it, 1 a prefix, 2 any sectors.
+void History::apply(const DeviceEvent& event, unsigned how, std::vector<DeviceEvent>* undo) {
+  if (event.kind != Kind::kWrite && event.kind != Kind::kDiscard) return;
+  const auto begin = copy_.begin() + static_cast<long>(event.offset);
+  if (undo)
+    undo->push_back({Kind::kWrite, event.offset, event.length,
+                     std::vector<char>(begin, begin + static_cast<long>(event.length)), 0});
+  const uint64_t sectors = event.length / kSector, prefix = how == 1 ? random_.below(sectors + 1) : sectors;
+  for (uint64_t i = 0; i < prefix; ++i) {
+    if (how == 2 && random_.below(2)) continue;
+    char* at = copy_.data() + event.offset + i * kSector;
+    if (event.kind == Kind::kWrite)
+      memcpy(at, event.bytes.data() + i * kSector, kSector);
+    else
+      memset(at, 0, kSector);
+  }
+}
+
+// All that a walk finds, byte by byte. Returns its sum.
+uint64_t History::read_all(Store* store, Model* out) {
+  std::unordered_map<std::string, uint64_t> numbers;
+  for (uint64_t key = 0; key < keys_; ++key) numbers[name(key)] = key;
+  Walk* walk = nullptr;
+  if (Walk::open(store, &walk) < 0) wrong("walk");
+  char text[256];
+  int64_t length = 0;
+  uint64_t sum = 0;
+  while ((length = walk->next(text, sizeof text)) >= 0) {
+    const auto known = numbers.find(std::string(text, static_cast<size_t>(length)));
+    if (known == numbers.end()) wrong("a key that was never set");
+    const int64_t bytes = store->get({text, static_cast<uint64_t>(length)}, buffer_.data(), buffer_.size(), 0);
+    if (bytes < static_cast<int64_t>(kLengthMin)) wrong("get of " + known->first + ": " + std::to_string(bytes));
+    Value value{0, static_cast<uint64_t>(bytes)};
+    memcpy(&value.version, buffer_.data(), sizeof value.version);
+    make_value(known->second, value);
+    if (memcmp(value_.data(), buffer_.data(), value_.size()) != 0) wrong("content of " + known->first);
+    (*out)[known->second] = value;
+    sum += sum_of(known->second, value);
+  }
+  if (length != -ENOENT) wrong("walk: " + std::to_string(length));
+  walk->close();
+  if (out->size() != store->count()) wrong("a walk and the count differ");
+  return sum;
+}
+
+void History::crash_at(size_t event, bool lost) {
+  std::vector<DeviceEvent> undo;
+  size_t acknowledged = 0;
+  for (size_t i = 0; i < event; ++i)
+    if (events_[i].kind == Kind::kMark) acknowledged = events_[i].mark;
+  where_ = "event " + std::to_string(event) + " of " + std::to_string(events_.size()) + (lost ? ", lost" : ", torn") +
+           ", after flush " + std::to_string(acknowledged) + ": ";
+  for (size_t i = flushed_; i <= event; ++i) {
+    if (events_[i].fua && i < event)
+      apply(events_[i], 0, &undo);
+    else if (!lost)
+      apply(events_[i], i < event ? 0 : 1 + static_cast<unsigned>(random_.below(2)), &undo);
+    else if (random_.below(2))
+      apply(events_[i], static_cast<unsigned>(random_.below(3)), &undo);
+  }
+  // The store as it is found, as it goes on, and as it comes back after that.
+  MemoryDevice first(copy_.data(), kBytes), second(copy_.data(), kBytes);
+  first.undo = second.undo = &undo;
+  Store* store = open(&first, Contents::kKept);
+  check_store(store);
+  Model model;
+  uint64_t sum = read_all(store, &model);
+  bool known = false;
+  for (size_t i = flushes_[acknowledged]; i < sums_.size() && !known; ++i) known = sums_[i] == sum;
+  if (!known) wrong("the store is of no moment since the last flush");
+  const uint64_t version = version_;
+  for (unsigned i = 0; i < 200; ++i) operate(store, &model, &sum);
+  const int status = store->flush();
+  if (status < 0) wrong("flush after a crash: " + std::to_string(status));
+  check_store(store);
+  store->close();
+  store = open(&second, Contents::kKept);
+  check_store(store);
+  Model again;
+  if (read_all(store, &again) != sum || again != model) wrong("what was flushed after a crash has not come back");
+  store->close();
+  version_ = version;
+  for (; !undo.empty(); undo.pop_back())
+    memcpy(copy_.data() + undo.back().offset, undo.back().bytes.data(), undo.back().length);
+}
+
+uint64_t History::crash_everywhere() {
+  uint64_t images = 0;
+  for (size_t i = 0; i < events_.size(); ++i) {
+    const Kind kind = events_[i].kind;
+    if (kind == Kind::kWrite || kind == Kind::kDiscard) {
+      crash_at(i, random_.below(2));
+      ++images;
+    }
+    if (kind != Kind::kFlush) continue;
+    for (; flushed_ < i; ++flushed_) apply(events_[flushed_], 0, nullptr);
+  }
+  return images;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t histories = argument(argc, argv, "--histories", 5);
+  const uint64_t operations = argument(argc, argv, "--operations", 4000);
+  const uint64_t seed = tier::run_seed();
+  uint64_t images = 0;
+  for (uint64_t i = 0; i < histories; ++i) {
+    History history(seed * 1000003 + i);
+    history.make(operations);
+    images += history.crash_everywhere();
+  }
+  printf("%llu histories, %llu crash images opened: whole\n", static_cast<unsigned long long>(histories),
+         static_cast<unsigned long long>(images));
+  return 0;
+}

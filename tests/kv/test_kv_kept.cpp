@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// A store that is kept: what an open finds, and what it refuses.
+#include <errno.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "kv/store.h"
+#include "superpipe/registry.h"
+#include "tests/catch.h"
+#include "tests/kv/kv_support.h"
+#include "tests/support/lun_device.h"
+
+using namespace lunar;
+using namespace lunar::kv;
+using kv_test::bytes_of;
+
+namespace {
+
+constexpr uint64_t kBytes = 4 * kMiB;
+
+struct Backing {
+  std::vector<char> memory = std::vector<char>(kBytes);
+  std::vector<lunar_test::MemoryDevice*> devices;
+  ErrorText why;
+  ~Backing() {
+    for (auto* device : devices) delete device;
+  }
+  int open(Contents contents, Store** store, uint64_t bytes = kBytes, uint64_t dram_bytes = 4 * kMiB) {
+    devices.push_back(new lunar_test::MemoryDevice(memory.data(), bytes));
+    StoreOptions options;
+    options.device = devices.back();
+    options.contents = contents;
+    options.log_bytes = 0;
+    options.dram_bytes = dram_bytes;
+    options.shards = 4;
+    options.expected_keys = 16;
+    return Store::open(options, store, &why);
+  }
+  Store* must_open(Contents contents) {
+    Store* store = nullptr;
+    const int status = open(contents, &store);
+    INFO(why.text);
+    REQUIRE(status == 0);
+    return store;
+  }
+  int refused(uint64_t bytes = kBytes, uint64_t dram_bytes = 4 * kMiB) {
+    Store* store = nullptr;
+    const int status = open(Contents::kKept, &store, bytes, dram_bytes);
+    CHECK(store == nullptr);
+    CHECK(why.text[0] != 0);
+    return status;
+  }
+  void make(uint64_t keys) {
+    Store* store = must_open(Contents::kNew);
+    for (uint64_t i = 0; i < keys; ++i) {
+      const std::string key = "key " + std::to_string(i);
+      REQUIRE(store->set(bytes_of(key), bytes_of(key)) == 0);
+    }
+    REQUIRE(store->flush() == 0);
+    store->close();
+  }
+  void damage(uint64_t at) { memory[at] = static_cast<char>(memory[at] ^ 1); }
+};
+
+std::string value_of(Store* store, const std::string& key) {
+  char buffer[100];
+  const int64_t length = store->get(bytes_of(key), buffer, sizeof buffer, 0);
+  return length < 0 ? "none" : std::string(buffer, static_cast<size_t>(length));
+}
+
+}  // namespace
+
+TEST_CASE("a store that is kept comes back as its last flush found it") {
+  Backing backing;
+  Store* store = backing.must_open(Contents::kNew);
+  REQUIRE(store->set({"a", 1}, {"1", 1}) == 0);
+  REQUIRE(store->set({nullptr, 0}, {nullptr, 0}) == 0);
+  const std::string large(300'000, 'x');
+  REQUIRE(store->set({"large", 5}, bytes_of(large)) == 0);
+  REQUIRE(store->flush() == 0);
+  REQUIRE(store->set({"a", 1}, {"2", 1}) == 0);  // after the flush
+  REQUIRE(store->set({"b", 1}, {"1", 1}) == 0);
+  REQUIRE(store->del({nullptr, 0}) == 0);
+  store->close();
+  store = backing.must_open(Contents::kKept);
+  CHECK(store->count() == 3);
+  CHECK(value_of(store, "a") == "1");
+  CHECK(value_of(store, "b") == "none");
+  CHECK(store->exists({nullptr, 0}) == 0);
+  CHECK(store->bytes_actual() == 2 + 5 + large.size());
+  std::string read(large.size(), 0);
+  CHECK(store->get({"large", 5}, read.data(), read.size(), 0) == static_cast<int64_t>(large.size()));
+  CHECK(read == large);
+  REQUIRE(store->del({"large", 5}) == static_cast<int64_t>(large.size()));
+  REQUIRE(store->flush() == 0);
+  REQUIRE(store->flush() == 0);
+  store->close();
+  store = backing.must_open(Contents::kKept);
+  CHECK(store->count() == 2);
+  CHECK(store->exists({"large", 5}) == -ENOENT);
+  store->close();
+}
+
+TEST_CASE("an empty store that was never flushed is there") {
+  Backing backing;
+  backing.must_open(Contents::kNew)->close();
+  Store* store = backing.must_open(Contents::kKept);
+  CHECK(store->count() == 0);
+  store->close();
+}
+
+TEST_CASE("formatting ends the store that was there") {
+  Backing backing;
+  backing.make(100);
+  backing.must_open(Contents::kNew)->close();
+  Store* store = backing.must_open(Contents::kKept);
+  CHECK(store->count() == 0);
+  store->close();
+}
+
+TEST_CASE("what is no store, of another version, or too small is refused by one line") {
+  Backing backing;
+  CHECK(backing.refused() == -ENOENT);
+  backing.make(100);
+  CHECK(backing.refused(kBytes / 2) == -EBADMSG);
+  CHECK(std::string(backing.why.text).find("it was made on") != std::string::npos);
+  CHECK(backing.refused(kBytes, 500'000) == -ENOMEM);
+  StoreOptions options;
+  options.contents = Contents::kKept;
+  Store* store = nullptr;
+  CHECK(Store::open(options, &store, &backing.why) == -EINVAL);
+}
+
+TEST_CASE("one damaged superblock or root is survived, two are reported") {
+  Backing backing;
+  backing.make(100);
+  backing.damage(20);
+  Store* store = backing.must_open(Contents::kKept);
+  CHECK(store->count() == 100);
+  store->close();
+  backing.damage(lunar::kv::media::kSecondSuperAt + 20);
+  CHECK(backing.refused() == -EBADMSG);
+  backing.damage(20);
+  backing.damage(lunar::kv::media::kFrontRootsAt + 40);
+  store = backing.must_open(Contents::kKept);
+  CHECK(store->count() == 100);
+  store->close();
+}
+
+TEST_CASE("a damaged saved state is reported, wherever it is damaged") {
+  Backing backing;
+  backing.make(5000);
+  const std::vector<char> sound = backing.memory;
+  unsigned refused = 0, whole = 0;
+  for (uint64_t at = lunar::kv::media::kHeadBytes + 100; at < kBytes - lunar::kv::media::kTailBytes; at += 2048) {
+    backing.memory = sound;
+    backing.damage(at);
+    Store* store = nullptr;
+    const int status = backing.open(Contents::kKept, &store);
+    if (status < 0) {
+      CHECK(status == -EBADMSG);
+      ++refused;
+      continue;
+    }
+    ++whole;  // it hit a record, or nothing
+    unsigned right = 0, damaged = 0;
+    for (uint64_t i = 0; i < 5000; i += 7) {
+      char buffer[100];
+      const std::string key = "key " + std::to_string(i);
+      const int64_t length = store->get(bytes_of(key), buffer, sizeof buffer, 0);
+      if (length == -EBADMSG) {
+        ++damaged;
+        continue;
+      }
+      if (length == static_cast<int64_t>(key.size()) && memcmp(buffer, key.data(), key.size()) == 0) ++right;
+    }
+    CHECK(right + damaged == 715);
+    CHECK(damaged <= 1);
+    store->close();
+  }
+  CHECK(refused >= 20);  // 5000 entries are 40 KiB
+  CHECK(whole > refused);
+}
+
+TEST_CASE("a flush that fails leaves the state before") {
+  Backing backing;
+  backing.make(100);
+  for (int after = 0; after < 12; ++after) {
+    Store* store = backing.must_open(Contents::kKept);
+    // that of the flush that failed last, or the one before
+    if (store->exists({"new", 3}) >= 0) {
+      REQUIRE(after > 0);
+      REQUIRE(store->del({"new", 3}) == 1);
+      REQUIRE(store->flush() == 0);
+    }
+    REQUIRE(store->count() == 100);
+    REQUIRE(store->set({"new", 3}, {"1", 1}) == 0);
+    backing.devices.back()->fail_after = after;
+    const int status = store->flush();
+    backing.devices.back()->fail_after = -1;
+    store->close();
+    if (after == 11) CHECK(status == 0);
+  }
+}
+
+TEST_CASE("kill -9 leaves what was flushed") {
+  const std::string path = "/var/tmp/lunar-kv-kill-" + std::to_string(getpid());
+  kv_test::make_file(path.c_str(), 8 * kMiB);
+  StoreOptions options;
+  options.log_bytes = 0;
+  options.dram_bytes = 4 * kMiB;
+  options.expected_keys = 16;
+  uint64_t least = 0;
+  for (unsigned round = 0; round < 12; ++round) {
+    int acknowledged[2];
+    REQUIRE(pipe(acknowledged) == 0);
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      options.contents = round == 0 ? Contents::kNew : Contents::kKept;
+      options.device = kv_test::open_device(path.c_str(), 0);
+      Store* store = kv_test::open_store(options);
+      std::string value;
+      for (uint64_t version = least + 1;; ++version) {
+        for (uint64_t key = 0; key < 300; ++key) {
+          kv_test::fill(&value, key, version, 500);
+          if (store->set({&key, sizeof key}, bytes_of(value)) != 0) _exit(1);
+        }
+        if (store->flush() != 0 || write(acknowledged[1], &version, sizeof version) != sizeof version) _exit(1);
+      }
+    }
+    (void)close(acknowledged[1]);
+    for (unsigned i = 0; i < 3 + round; ++i) REQUIRE(read(acknowledged[0], &least, sizeof least) == sizeof least);
+    usleep(round * 300);
+    REQUIRE(kill(child, SIGKILL) == 0);
+    REQUIRE(waitpid(child, nullptr, 0) == child);
+    for (uint64_t version; read(acknowledged[0], &version, sizeof version) == sizeof version;) least = version;
+    (void)close(acknowledged[0]);
+    options.contents = Contents::kKept;
+    options.device = kv_test::open_device(path.c_str(), 0);
+    Store* store = kv_test::open_store(options);
+    kv_test::check_store(store);
+    REQUIRE(store->count() == 300);
+    std::string value;
+    char buffer[500];
+    for (uint64_t key = 0; key < 300; ++key) {  // of one version, or of the next, which writers began to save for space
+      REQUIRE(store->get({&key, sizeof key}, buffer, sizeof buffer, 0) == 500);
+      bool known = false;
+      for (uint64_t version = least; version <= least + 2 && !known; ++version) {
+        kv_test::fill(&value, key, version, 500);
+        known = memcmp(value.data(), buffer, sizeof buffer) == 0;
+      }
+      REQUIRE(known);
+    }
+    store->close();
+  }
+  (void)unlink(path.c_str());
+}
