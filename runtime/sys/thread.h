@@ -22,6 +22,7 @@ struct ThreadSpec {
   // When the thread ends (a seccomp filter may kill it) while the process lives, the kernel stores 0 here and wakes one
   // waiter of this word's shared futex.
   std::atomic<uint32_t>* ended = nullptr;
+  size_t more_stack_bytes = 0;  // for a thread that runs code of the program's; touched as used
 };
 [[nodiscard]] int thread_start(const ThreadSpec& spec, pthread_t* out);
 void thread_end(pthread_t thread);  // joins, and gives back the stack that thread_start mapped

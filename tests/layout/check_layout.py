@@ -54,6 +54,7 @@ ALLOWED = {
 ROOMS = {
     "superpipe": [{"."}, {"ring"}, {"file", "nvme", "pmem", "capi", "sim"}, {"registry"}],
     "lun": [{"raw_io"}, {"raid"}, {"volume"}, {"."}],
+    "kv": [{"."}, {"ark"}],
     "tools": [{"support", "subcommands"}, {"lun", "bench"}, {"bench/fault", "bench/io", "bench/lio", "bench/redis"}, {"bench/bench"},
               {"run", "dev"}, {"doctor"}, {"."}],
 }

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening the engine where ark_create's path says.
+//
+//   NULL, ""         in DRAM
+//   mem:[SIZE]       the same, of that size
+//   a path or URI    lun/compose.h: scratch_open, so nothing that holds data is taken
+//   a=b[=c..]        a stripe over those; not where the whole is a URI or names a file
+//
+//   LUNAR_KV_DRAM    DRAM that a store may have, hard; default a quarter of what is available, 64 MiB at least
+//   LUNAR_KV_SIZE    what a store takes of a place where it could take more and more: a file that it makes or that was
+//                    empty, a virtual LUN that was asked for. Default: ark_create_verbose's `size`, 1 GiB at least
+// Threading: any, blocking. Neither variable counts in a setuid program (config/trust.h).
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "arkdb.h"
+#include "config/trust.h"
+#include "kv/ark/ark_store.h"
+#include "lun/compose.h"
+#include "lun/raid/stripe_device.h"
+#include "superpipe/registry.h"
+#include "sys/file.h"
+#include "sys/log.h"
+
+namespace lunar::ark {
+namespace {
+
+constexpr unsigned kDevicesMax = 8;
+constexpr uint64_t kSizeLeast = kGiB, kDramLeast = 64 * kMiB, kPathMax = 4096;
+
+uint64_t available_bytes() {
+  char text[4096];
+  if (sys::read_text("/proc/meminfo", text, sizeof text) < 0) return 0;
+  const char* line = strstr(text, "MemAvailable:");
+  uint64_t kibibytes = 0;
+  if (!line) return 0;
+  line += strlen("MemAvailable:");
+  line += strspn(line, " ");
+  return parse_digits(line, &kibibytes) ? kibibytes * kKiB : 0;
+}
+
+// A size from the environment; 0: not set.
+int size_variable(const char* name, uint64_t* bytes, ErrorText* why) {
+  const char* text = environment_value(name);
+  *bytes = 0;
+  if (!text || !*text) return 0;
+  if (parse_size(text, bytes) == 0 && *bytes != 0) return 0;
+  return why->set(-EINVAL, "ark_create: %s=%s is no size; give one such as 512m or 4g", name, text);
+}
+
+bool is_uri(const char* path) {
+  for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "mem:", "sim:", "stripe:", "paths:"}) {
+    if (strncmp(path, scheme, strlen(scheme)) == 0) return true;
+  }
+  return false;
+}
+
+bool is_stripe(const char* path) {
+  struct stat unused;
+  return strchr(path, '=') && !is_uri(path) && sys::path_status(path, &unused) != 0;
+}
+
+// A file that takes more and more of its file system's free space.
+bool is_growing_file(const Device* device) {
+  return strcmp(device->kind(), "file") == 0 && (device->growable() || !device->capabilities().persistent);
+}
+
+int open_stripe(const char* path, Device** out, bool* grows, ErrorText* why) {
+  Device* members[kDevicesMax];
+  uint64_t least = UINT64_MAX;
+  unsigned count = 0;
+  int status = 0;
+  for (const char* at = path; at && status == 0;) {
+    const char* end = strchrnul(at, '=');
+    const auto length = static_cast<size_t>(end - at);
+    char name[kPathMax];
+    if (length == 0 || length >= sizeof name || count == kDevicesMax) {
+      status = why->set(-EINVAL, "ark_create: %s: a stripe is DEVICE=DEVICE[=..], at most %u of them", path, kDevicesMax);
+      break;
+    }
+    memcpy(name, at, length);
+    name[length] = 0;
+    status = scratch_open(name, DeviceOptions{}, &members[count], why);
+    if (status == 0 && members[count]->size_bytes() < least) least = members[count]->size_bytes();
+    if (status == 0) *grows |= is_growing_file(members[count++]);
+    at = *end ? end + 1 : nullptr;
+  }
+  if (status == 0) return StripeDevice::create(path, members, count, 0, least, out, why);
+  while (count > 0) device_close(members[--count]);
+  return status;
+}
+
+uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
+uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+// Three quarters of the budget are the log, unless the caller asked for less. A program that gives no more than the size
+// that the original begins with may still store a GiB, as there.
+void size_in_memory(const CreateOptions& options, uint64_t dram, uint64_t wanted, kv::StoreOptions* out) {
+  const uint64_t most = dram / 4 * 3;
+  uint64_t bytes = most;
+  if (wanted)
+    bytes = wanted;
+  else if (options.size && !(options.flags & ARK_KV_VIRTUAL_LUN))
+    bytes = larger(options.size, kSizeLeast);
+  if (bytes > most && (wanted || options.size > kSizeLeast))
+    log_warning("ark_create: %s are wanted, but the DRAM budget leaves %s for pairs; raise LUNAR_KV_DRAM",
+                format_size(bytes).text, format_size(most).text);
+  out->log_bytes = smaller(bytes, most);
+  out->dram_bytes = out->log_bytes == most ? dram : smaller(dram, bytes + bytes / 3 + 16 * kMiB);
+}
+
+unsigned shards_for(int threads) {
+  unsigned shards = 16;
+  while (shards < 256 && threads > 0 && shards < static_cast<unsigned>(threads) * 4) shards *= 2;
+  return shards;
+}
+
+}  // namespace
+
+int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, ErrorText* why) {
+  uint64_t dram = 0, wanted = 0;
+  int status = size_variable("LUNAR_KV_DRAM", &dram, why);
+  if (status == 0) status = size_variable("LUNAR_KV_SIZE", &wanted, why);
+  if (status < 0) return status;
+  if (dram == 0) dram = available_bytes() / 4;
+  if (dram < kDramLeast && !environment_value("LUNAR_KV_DRAM")) dram = kDramLeast;
+  kv::StoreOptions store;
+  store.shards = shards_for(options.threads);
+  store.expected_keys = options.hash_count ? options.hash_count : 1 << 20;
+  const char* path = options.path ? options.path : "";
+  *in_memory = !*path || strncmp(path, "mem:", 4) == 0;
+  if (*in_memory) {
+    if (*path && path[4] && parse_size(path + 4, &wanted) < 0)
+      return why->set(-EINVAL, "ark_create: %s: not mem:SIZE, such as mem:512m", path);
+    size_in_memory(options, dram, wanted, &store);
+    store.expected_keys = smaller(store.expected_keys, store.dram_bytes / 32);  // a hint may not take the budget
+    return kv::Store::open(store, out, why);
+  }
+  const bool wants_virtual = (options.flags & ARK_KV_VIRTUAL_LUN) != 0;
+  bool grows = wants_virtual;
+  if (!is_stripe(path))
+    status = scratch_open(path, DeviceOptions{}, &store.device, why);
+  else if (wants_virtual)
+    status = why->set(-EINVAL, "ark_create: %s: no virtual LUN on several devices", path);
+  else
+    status = open_stripe(path, &store.device, &grows, why);
+  if (status < 0) return status;
+  grows |= is_growing_file(store.device);
+  // Else all that the device has.
+  store.log_bytes = grows ? (wanted ? wanted : larger(options.size, kSizeLeast)) : 0;
+  store.dram_bytes = dram;
+  store.expected_keys = smaller(store.expected_keys, dram / 32);
+  return kv::Store::open(store, out, why);
+}
+
+}  // namespace lunar::ark

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands behind the handles of libarkdb.
+//
+//   ARK* ──► Connection (kMain) ─┐                 ┌─► kv::Store, the engine
+//   ARC* ──► Connection ─────────┼──► ArkStore ────┤
+//   ARI* ──► Iterator ───────────┘                 └─► Pool, threads of asynchronous calls
+//
+// A connection holds the Ops that its asynchronous calls take. It is freed when its handle is closed and its last Op is
+// back; ark_delete frees all that a store has.
+// Threading: any. delete_store() and disconnect() wait for others' calls.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "kv/ark/ark_pool.h"
+#include "kv/ark/handle_table.h"
+#include "kv/store.h"
+
+namespace lunar::ark {
+
+struct Connection : Object {
+  uint64_t mapping_bytes = 0;
+  std::atomic<uint32_t> references{1};  // the handle's, and one an Op that is out
+  sys::SpinLock lock;
+  Op* free_ops = nullptr;
+  Op* ops = nullptr;
+  uint32_t op_count = 0;
+
+  Op* take();  // nullptr: all are out
+  void give_back(Op* op);
+  void release();         // a reference; the last one frees it
+  void forget_in_child();  // no Op is out
+};
+
+struct Iterator : Object {
+  sys::Mutex lock;  // one thread at a time
+  kv::Walk* walk = nullptr;
+  int pending = 0;  // an error to be told of by the next call
+};
+
+struct ArkStore {
+  uint64_t mapping_bytes = 0;
+  kv::Store* engine = nullptr;
+  bool in_memory = true;
+  Pool pool;
+  std::atomic<uint32_t> paused{0};  // for fork: calls wait before they begin
+  std::atomic<uint32_t> closers{0};  // disconnect() under way, which still looks at the store
+  sys::Mutex lock;
+  bool closing = false;  // under the lock
+  Object* objects = nullptr;
+
+  void add(Object* object);  // pre: the lock, and not closing
+  void remove(Object* object);
+  bool idle() const;  // no thread uses any of its objects. Pre: the lock
+  int64_t carry_out(const Request& request);  // length, or -errno
+};
+
+struct CreateOptions {
+  const char* path = nullptr;
+  uint64_t size = 0, hash_count = 0;  // 0: not said
+  int threads = 0, queue_depth = 0, asyncs = 0;
+  uint64_t flags = 0;
+};
+
+// All give 0 or a positive errno.
+[[nodiscard]] int create_store(const CreateOptions& options, uint64_t* handle);
+[[nodiscard]] int delete_store(const void* handle);
+[[nodiscard]] int connect_store(const void* handle, int asyncs, uint64_t* out);
+[[nodiscard]] int disconnect_store(const void* handle);
+// The engine on what the options name. 0 or -errno with *why.
+[[nodiscard]] int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, ErrorText* why);
+// pid in the parent, 0 in the child, -errno. Pre: the store's handle is not in use by the caller.
+[[nodiscard]] int64_t fork_store(const void* handle);
+[[nodiscard]] int fork_handlers_install();  // once a process; 0 or errno
+
+// 0 with *handle (never 0) and the first key, or errno.
+[[nodiscard]] int first_key(ArkStore* store, uint64_t room, int64_t* length, void* buffer, uint64_t* handle);
+// 0, ENOENT (the iterator is gone), or errno. Pre: `iterator` is in use; it is released.
+[[nodiscard]] int next_key(Iterator* iterator, uint64_t room, int64_t* length, void* buffer);
+[[nodiscard]] int next_keys(Iterator* iterator, uint64_t room, void* buffer, int64_t* count);
+void free_iterator(Iterator* iterator);  // pre: shut and drained, and not in the store's list
+
+}  // namespace lunar::ark

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handles: see handle_table.h.
+//
+// Why a close is safe: a user counts itself (1) and then reads the handle (2); a closer clears the handle (3) and then
+// reads the counts (4), all sequentially consistent. If (4) did not see (1), then (2) sees (3) and the user leaves.
+// A pause for fork goes the same way, with the store's word in place of the handle.
+#include "kv/ark/handle_table.h"
+
+#include <new>
+
+#include "kv/ark/ark_store.h"
+#include "sys/arena.h"
+
+namespace lunar::ark {
+namespace {
+
+constexpr unsigned kSlots = 1 << 16, kLeafSlots = 64, kLeaves = kSlots / kLeafSlots;
+constexpr unsigned kNumberShift = 3, kGenerationShift = 19;
+
+struct Leaf {
+  Slot slots[kLeafSlots];
+};
+
+sys::Mutex table_lock;
+std::atomic<Leaf*> leaves[kLeaves];
+uint32_t slots_made = 0;    // under the lock
+Slot* free_slots = nullptr;
+
+std::atomic<unsigned> hints{0};
+thread_local unsigned count_hint = 0;
+
+unsigned my_count() {
+  if (count_hint == 0) count_hint = hints.fetch_add(1, std::memory_order_relaxed) % Slot::kCounts + 1;
+  return count_hint - 1;
+}
+
+Slot* slot_of(uint64_t handle) {
+  if (handle == 0 || handle >> 63 || handle & ((1u << kNumberShift) - 1)) return nullptr;
+  const auto number = static_cast<unsigned>(handle >> kNumberShift) & (kSlots - 1);
+  Leaf* leaf = leaves[number / kLeafSlots].load(std::memory_order_acquire);
+  return leaf ? &leaf->slots[number % kLeafSlots] : nullptr;
+}
+
+Slot* take_slot() {
+  if (Slot* slot = free_slots) {
+    free_slots = slot->next_free;
+    return slot;
+  }
+  if (slots_made == kSlots) return nullptr;
+  std::atomic<Leaf*>& place = leaves[slots_made / kLeafSlots];
+  if (!place.load(std::memory_order_relaxed)) {
+    Leaf* leaf = arena_new<Leaf>();
+    if (!leaf) return nullptr;
+    place.store(leaf, std::memory_order_release);
+  }
+  Slot* slot = &place.load(std::memory_order_relaxed)->slots[slots_made % kLeafSlots];
+  slot->number = slots_made++;
+  return slot;
+}
+
+}  // namespace
+
+uint64_t table_add(Object* object) {
+  sys::Locked<sys::Mutex> guard(table_lock);
+  Slot* slot = take_slot();
+  if (!slot) return 0;
+  object->slot = slot;
+  const uint64_t handle = ++slot->generation << kGenerationShift | uint64_t{slot->number} << kNumberShift;
+  slot->object.store(object, std::memory_order_release);
+  slot->handle.store(handle, std::memory_order_seq_cst);
+  return handle;
+}
+
+Object* table_acquire(const void* handle, unsigned kinds) {
+  const auto wanted = reinterpret_cast<uint64_t>(handle);
+  Slot* slot = slot_of(wanted);
+  if (!slot) return nullptr;
+  std::atomic<uint32_t>& count = slot->users[my_count()].count;
+  for (;;) {
+    count.fetch_add(1, std::memory_order_seq_cst);
+    if (slot->handle.load(std::memory_order_seq_cst) == wanted) {
+      Object* object = slot->object.load(std::memory_order_acquire);
+      if (!(object->kind & kinds)) break;
+      const std::atomic<uint32_t>& paused = object->store->paused;
+      if (paused.load(std::memory_order_seq_cst) == 0) return object;
+      // The store cannot go while it is counted on; the word lies in the store, so it is waited on in small steps.
+      count.fetch_sub(1, std::memory_order_release);
+      sys::sleep_ns(100'000);
+      continue;
+    }
+    break;
+  }
+  count.fetch_sub(1, std::memory_order_release);
+  return nullptr;
+}
+
+void table_release(Object* object) {
+  object->slot->users[my_count()].count.fetch_sub(1, std::memory_order_release);
+}
+
+void table_use(Object* object) {
+  std::atomic<uint32_t>& count = object->slot->users[my_count()].count;
+  for (;;) {
+    count.fetch_add(1, std::memory_order_seq_cst);
+    if (object->store->paused.load(std::memory_order_seq_cst) == 0) return;
+    count.fetch_sub(1, std::memory_order_release);
+    sys::sleep_ns(100'000);
+  }
+}
+
+bool table_shut(Object* object) { return object->slot->handle.exchange(0, std::memory_order_seq_cst) != 0; }
+
+bool table_idle(const Object* object) {
+  for (const Slot::Users& users : object->slot->users) {
+    if (users.count.load(std::memory_order_seq_cst) != 0) return false;
+  }
+  return true;
+}
+
+void table_drain(const Object* object) {
+  for (unsigned round = 0; !table_idle(object); ++round) round < 50 ? sys::yield_cpu() : sys::sleep_ns(100'000);
+}
+
+void table_free(Slot* slot) {
+  sys::Locked<sys::Mutex> guard(table_lock);
+  slot->object.store(nullptr, std::memory_order_relaxed);
+  slot->next_free = free_slots;
+  free_slots = slot;
+}
+
+void table_before_fork() {
+  sys::block_signals();  // a handler of the program's may want the table
+  table_lock.lock();
+}
+
+void table_after_fork_in_parent() {
+  table_lock.unlock();
+  sys::unblock_signals();
+}
+
+void table_after_fork_in_child(const ArkStore* kept) {
+  table_lock.reset_in_child();
+  count_hint = 0;
+  for (uint32_t i = 0; i < slots_made; ++i) {
+    Slot& slot = leaves[i / kLeafSlots].load(std::memory_order_relaxed)->slots[i % kLeafSlots];
+    for (Slot::Users& users : slot.users) users.count.store(0, std::memory_order_relaxed);
+    const Object* object = slot.object.load(std::memory_order_relaxed);
+    if (slot.handle.load(std::memory_order_relaxed) && (!kept || object->store != kept))
+      slot.handle.store(0, std::memory_order_relaxed);
+  }
+  sys::unblock_signals();
+}
+
+}  // namespace lunar::ark

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of libarkdb share: a store that ends with its scope, keys and values as strings, asynchronous calls that
+// are counted. The library is seen through its public header only.
+// Threading: Finished by any thread, the rest by one.
+#pragma once
+#include <arkdb.h>
+#include <errno.h>
+#include <string.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+namespace ark_test {
+
+inline void* data_of(const std::string& text) { return const_cast<char*>(text.data()); }
+
+struct Store {
+  ARK* ark = nullptr;
+  explicit Store(const char* path = "mem:64m", int threads = 4, int queue = 0, int asyncs = 0, uint64_t flags = 0) {
+    status = ark_create_verbose(const_cast<char*>(path), &ark, 0, 4096, 1000, threads, queue, asyncs, flags);
+  }
+  ~Store() {
+    if (ark) (void)ark_delete(ark);
+  }
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  int set(const std::string& key, const std::string& value, int64_t* res = nullptr) const {
+    int64_t ignored;
+    return ark_set(ark, key.size(), data_of(key), value.size(), data_of(value), res ? res : &ignored);
+  }
+  // "(none)" where there is none; "(error)".
+  std::string get(const std::string& key) const {
+    int64_t length = 0;
+    int rc = ark_exists(ark, key.size(), data_of(key), &length);
+    if (rc == ENOENT) return "(none)";
+    if (rc != 0) return "(error)";
+    std::string value(static_cast<size_t>(length), '.');
+    rc = ark_get(ark, key.size(), data_of(key), value.size(), value.data(), 0, &length);
+    return rc == 0 ? value : "(error)";
+  }
+  int64_t count() const {
+    int64_t n = -1;
+    return ark_count(ark, &n) == 0 ? n : -1;
+  }
+  int status;
+};
+
+// Callbacks that came, and the last one's words.
+class Finished {
+ public:
+  void note(int errcode, int64_t res) {
+    std::lock_guard<std::mutex> guard(lock_);
+    ++count_;
+    this->errcode = errcode;
+    this->res = res;
+    changed_.notify_all();
+  }
+  void wait_for(uint64_t count) {
+    std::unique_lock<std::mutex> guard(lock_);
+    changed_.wait(guard, [&] { return count_ >= count; });
+  }
+  uint64_t count() {
+    std::lock_guard<std::mutex> guard(lock_);
+    return count_;
+  }
+  static void callback(int errcode, uint64_t dt, int64_t res) { reinterpret_cast<Finished*>(dt)->note(errcode, res); }
+  uint64_t tag() { return reinterpret_cast<uint64_t>(this); }
+  int errcode = -1;
+  int64_t res = -2;
+
+ private:
+  std::mutex lock_;
+  std::condition_variable changed_;
+  uint64_t count_ = 0;
+};
+
+}  // namespace ark_test

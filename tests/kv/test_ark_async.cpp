@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// libarkdb, asynchronous calls: results, limits, callbacks that issue, disconnect and outlive their connection.
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "ark_support.h"
+#include "tests/catch.h"
+
+using namespace ark_test;
+
+namespace {
+
+char some[] = "12345";
+
+// Holds every callback that comes to it until it is opened.
+struct Gate {
+  std::mutex lock;
+  std::condition_variable changed;
+  bool open = false;
+  int held = 0;
+  std::atomic<int> passed{0};
+
+  static void callback(int, uint64_t dt, int64_t) {
+    auto* gate = reinterpret_cast<Gate*>(dt);
+    std::unique_lock<std::mutex> guard(gate->lock);
+    ++gate->held;
+    gate->changed.notify_all();
+    gate->changed.wait(guard, [&] { return gate->open; });
+    ++gate->passed;
+  }
+  uint64_t tag() { return reinterpret_cast<uint64_t>(this); }
+  void wait_for(int count) {
+    std::unique_lock<std::mutex> guard(lock);
+    changed.wait(guard, [&] { return held >= count; });
+  }
+  void release() {
+    std::lock_guard<std::mutex> guard(lock);
+    open = true;
+    changed.notify_all();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ark-async: results are those of the blocking calls, on another thread") {
+  Store store;
+  static pthread_t caller, called;
+  caller = pthread_self();
+  Finished done;
+  char value[] = "value", buffer[8] = ".......";
+  REQUIRE(ark_set_async_cb(store.ark, 5, some, 5, value, Finished::callback, done.tag()) == 0);
+  done.wait_for(1);
+  CHECK(done.errcode == 0);
+  CHECK(done.res == 5);
+  REQUIRE(ark_get_async_cb(store.ark, 5, some, 3, buffer, 1, Finished::callback, done.tag()) == 0);
+  done.wait_for(2);
+  CHECK(done.errcode == 0);
+  CHECK(done.res == 5);
+  CHECK(std::string(buffer) == "alu....");
+  REQUIRE(ark_exists_async_cb(store.ark, 5, some, Finished::callback, done.tag()) == 0);
+  done.wait_for(3);
+  CHECK(done.res == 5);
+  REQUIRE(ark_del_async_cb(store.ark, 5, some, Finished::callback, done.tag()) == 0);
+  done.wait_for(4);
+  CHECK(done.res == 5);
+  REQUIRE(ark_exists_async_cb(store.ark, 5, some, Finished::callback, done.tag()) == 0);
+  done.wait_for(5);
+  CHECK(done.errcode == ENOENT);
+  CHECK(done.res == -1);
+  REQUIRE(ark_set_async_cb(
+              store.ark, 0, nullptr, 0, nullptr,
+              [](int, uint64_t dt, int64_t) {
+                called = pthread_self();
+                reinterpret_cast<Finished*>(dt)->note(0, 0);
+              },
+              done.tag()) == 0);
+  done.wait_for(6);
+  CHECK(pthread_equal(caller, called) == 0);
+  CHECK(store.count() == 1);
+}
+
+TEST_CASE("ark-async: EAGAIN when a connection has no more, and again not when one is back") {
+  Store store("mem:8m", 2, 0, 3);
+  Gate gate;
+  for (int i = 0; i < 3; ++i) REQUIRE(ark_exists_async_cb(store.ark, 5, some, Gate::callback, gate.tag()) == 0);
+  CHECK(ark_exists_async_cb(store.ark, 5, some, Gate::callback, gate.tag()) == EAGAIN);
+  ARC* arc = nullptr;  // has its own
+  REQUIRE(ark_connect_verbose(&arc, store.ark, 1) == 0);
+  REQUIRE(ark_exists_async_cb(arc, 5, some, Gate::callback, gate.tag()) == 0);
+  CHECK(ark_exists_async_cb(arc, 5, some, Gate::callback, gate.tag()) == EAGAIN);
+  int64_t res;
+  CHECK(ark_set(store.ark, 5, some, 5, some, &res) == 0);  // these never are
+  gate.release();
+  REQUIRE(ark_disconnect(arc) == 0);
+  CHECK(gate.passed == 4);  // the same queue, in order
+  Finished done;
+  int rc;
+  while ((rc = ark_exists_async_cb(store.ark, 5, some, Finished::callback, done.tag())) == EAGAIN) usleep(100);
+  REQUIRE(rc == 0);
+  done.wait_for(1);
+}
+
+TEST_CASE("ark-async: EAGAIN when a thread's queue is full") {
+  Store store("mem:8m", 1, 48, 1000);
+  Gate gate;
+  REQUIRE(ark_exists_async_cb(store.ark, 5, some, Gate::callback, gate.tag()) == 0);
+  gate.wait_for(1);  // it holds the only thread
+  int taken = 0;
+  while (ark_exists_async_cb(store.ark, 5, some, Gate::callback, gate.tag()) == 0) ++taken;
+  CHECK(taken == 48);
+  CHECK(ark_exists_async_cb(store.ark, 5, some, Gate::callback, gate.tag()) == EAGAIN);
+  gate.release();
+  REQUIRE(ark_delete(store.ark) == 0);
+  store.ark = nullptr;
+  CHECK(gate.passed == 49);  // what was accepted calls back, also when the store ends
+}
+
+TEST_CASE("ark-async: a key's operations are carried out in the order of issue") {
+  Store store("mem:8m", 8, 1000, 1000);
+  Finished done;
+  std::vector<std::string> values;
+  for (int i = 0; i < 500; ++i) values.push_back(std::to_string(i));
+  std::vector<std::string> read(500, std::string(3, '.'));
+  for (size_t i = 0; i < 500; ++i) {
+    REQUIRE(ark_set_async_cb(store.ark, 5, some, values[i].size(), data_of(values[i]), Finished::callback, done.tag()) == 0);
+    REQUIRE(ark_get_async_cb(store.ark, 5, some, 3, read[i].data(), 0, Finished::callback, done.tag()) == 0);
+  }
+  done.wait_for(1000);
+  for (size_t i = 0; i < 500; ++i) CHECK(read[i].substr(0, values[i].size()) == values[i]);
+}
+
+namespace {
+
+// Issues its next operation from its callback, as IBM's programs do.
+struct Chain {
+  ARK* ark;
+  int left;
+  Finished* done;
+  std::string key;
+  int refused = 0, wrong = 0;
+  static void callback(int errcode, uint64_t dt, int64_t res) {
+    auto* chain = reinterpret_cast<Chain*>(dt);
+    if (errcode != 0 || res != 5) ++chain->wrong;
+    if (--chain->left == 0) {
+      chain->done->note(0, 0);
+      return;
+    }
+    chain->key = std::to_string(chain->left % 100);
+    if (chain->issue() != 0) {
+      ++chain->refused;
+      chain->done->note(EAGAIN, 0);
+    }
+  }
+  int issue() { return ark_set_async_cb(ark, key.size(), data_of(key), 5, some, callback, reinterpret_cast<uint64_t>(this)); }
+};
+
+}  // namespace
+
+TEST_CASE("ark-async: callbacks that issue the next operation are never refused, however full everything is") {
+  for (const int threads : {1, 4}) {
+    Store store("mem:16m", threads, 48, 100);
+    Finished done;
+    std::vector<Chain> chains(100, Chain{store.ark, 300, &done, "x"});
+    for (Chain& chain : chains) {
+      int rc;
+      while ((rc = chain.issue()) == EAGAIN) usleep(100);
+      REQUIRE(rc == 0);
+    }
+    done.wait_for(100);
+    for (const Chain& chain : chains) {
+      CHECK(chain.refused == 0);
+      CHECK(chain.wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("ark-async: a callback may use the blocking calls, disconnect, and not delete or fork") {
+  Store store("mem:8m", 2);
+  struct Seen {
+    ARC* arc;
+    ARK* ark;
+    Finished done;
+    int set, disconnect, again, remove, issue;
+    pid_t pid;
+    int fork_errno;
+  } seen{};
+  seen.ark = store.ark;
+  REQUIRE(ark_connect_verbose(&seen.arc, store.ark, 8) == 0);
+  const auto callback = [](int, uint64_t dt, int64_t) {
+    auto* s = reinterpret_cast<Seen*>(dt);
+    int64_t res;
+    s->set = ark_set(s->arc, 5, some, 5, some, &res);
+    s->remove = ark_delete(s->ark);
+    s->pid = ark_fork(s->ark);
+    s->fork_errno = errno;
+    s->disconnect = ark_disconnect(s->arc);
+    s->again = ark_disconnect(s->arc);
+    s->issue = ark_exists_async_cb(s->arc, 5, some, Finished::callback, 0);
+    s->done.note(0, 0);
+  };
+  REQUIRE(ark_exists_async_cb(seen.arc, 1, some, callback, reinterpret_cast<uint64_t>(&seen)) == 0);
+  seen.done.wait_for(1);
+  CHECK(seen.set == 0);
+  CHECK(seen.remove == EDEADLK);
+  CHECK(seen.pid == -1);
+  CHECK(seen.fork_errno == EDEADLK);
+  CHECK(seen.disconnect == 0);
+  CHECK(seen.again == EINVAL);
+  CHECK(seen.issue == EINVAL);
+  CHECK(store.count() == 1);
+  int64_t res;
+  CHECK(ark_set(seen.arc, 5, some, 5, some, &res) == EINVAL);
+}
+
+TEST_CASE("ark-async: after disconnect no callback comes; many at one time, while the store lives on") {
+  Store store("mem:16m", 4);
+  std::vector<std::thread> threads;
+  std::atomic<int> late{0}, failed{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) {
+        struct Watch {
+          std::atomic<bool> closed{false};
+          std::atomic<int>* late;
+          std::atomic<int> came{0};
+        } watch;
+        watch.late = &late;
+        ARC* arc = nullptr;
+        if (ark_connect_verbose(&arc, store.ark, 64) != 0) {
+          ++failed;
+          return;
+        }
+        int issued = 0;
+        for (int i = 0; i < 64; ++i) {
+          issued += ark_set_async_cb(
+                        arc, 1, &some[i % 5], 5, some,
+                        [](int, uint64_t dt, int64_t) {
+                          auto* w = reinterpret_cast<Watch*>(dt);
+                          if (w->closed) ++*w->late;
+                          ++w->came;
+                        },
+                        reinterpret_cast<uint64_t>(&watch)) == 0;
+        }
+        if (ark_disconnect(arc) != 0) ++failed;
+        watch.closed = true;
+        if (watch.came != issued) ++late;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(late == 0);
+  CHECK(failed == 0);
+  CHECK(store.count() == 5);
+}
+
+TEST_CASE("ark-async: many threads issue; the store ends under them and every accepted call has called back") {
+  for (int round = 0; round < 10; ++round) {
+    ARK* ark = nullptr;
+    REQUIRE(ark_create_verbose(const_cast<char*>("mem:8m"), &ark, 0, 0, 0, 3, 48, 500, 0) == 0);
+    std::atomic<int64_t> accepted{0}, other{0};
+    static std::atomic<int64_t> called;
+    called = 0;
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        for (size_t i = 0;; ++i) {
+          const int rc = ark_set_async_cb(
+              ark, 2, &some[(t + i) % 3], 5, some, [](int, uint64_t, int64_t) { ++called; }, 0);
+          if (rc == 0) ++accepted;
+          if (rc == EINVAL) return;
+          if (rc != 0 && rc != EAGAIN) ++other;
+          if (rc == EAGAIN) sched_yield();
+        }
+      });
+    }
+    usleep(3000);
+    REQUIRE(ark_delete(ark) == 0);
+    const int64_t by_then = called;
+    for (std::thread& thread : threads) thread.join();
+    CHECK(by_then == accepted);
+    CHECK(called == accepted);
+    CHECK(other == 0);
+  }
+}
+
+TEST_CASE("ark-async: callbacks have room on their stack, and no signals of the program's") {
+  Store store;
+  static std::atomic<int> blocked{-1};
+  Finished done;
+  REQUIRE(ark_exists_async_cb(
+              store.ark, 5, some,
+              [](int, uint64_t dt, int64_t) {
+                volatile char room[4 << 20];
+                for (size_t i = 0; i < sizeof room; i += 4096) room[i] = 1;
+                sigset_t mask;
+                sigemptyset(&mask);
+                pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+                blocked = sigismember(&mask, SIGUSR1) + room[0] - 1;
+                reinterpret_cast<Finished*>(dt)->note(0, 0);
+              },
+              done.tag()) == 0);
+  done.wait_for(1);
+  CHECK(blocked == 1);
+}
+
+TEST_CASE("ark-async: a store that has nothing to do uses no CPU") {
+  Store store("mem:8m", 8);
+  Finished done;
+  for (int i = 0; i < 64; ++i) {
+    static char keys[64];
+    keys[i] = static_cast<char>(i);
+    REQUIRE(ark_set_async_cb(store.ark, 1, &keys[i], 5, some, Finished::callback, done.tag()) == 0);
+  }
+  done.wait_for(64);
+  usleep(20'000);
+  timespec before{}, after{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  usleep(300'000);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  const double used = static_cast<double>(after.tv_sec - before.tv_sec) + static_cast<double>(after.tv_nsec - before.tv_nsec) / 1e9;
+  CHECK(used < 0.02);
+}

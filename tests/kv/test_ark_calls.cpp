@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: Apache-2.0
+// libarkdb, the blocking calls: results, edges and errors, one behaviour a case.
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "ark_support.h"
+#include "tests/catch.h"
+
+using namespace ark_test;
+
+namespace {
+
+char some[] = "12345";
+
+// A file that is removed at the end.
+struct File {
+  char path[64] = "/var/tmp/lunar-test-ark-XXXXXX";
+  explicit File(uint64_t bytes) {
+    const int fd = mkstemp(path);
+    REQUIRE(fd >= 0);
+    REQUIRE(ftruncate(fd, static_cast<off_t>(bytes)) == 0);
+    close(fd);
+  }
+  ~File() { unlink(path); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+};
+
+int create(const char* path, uint64_t flags, ARK** ark) { return ark_create(const_cast<char*>(path), ark, flags); }
+
+}  // namespace
+
+TEST_CASE("ark: a value comes back whole, cut, and from an offset; no byte beyond is touched") {
+  Store store;
+  REQUIRE(store.status == 0);
+  int64_t res = -2;
+  REQUIRE(store.set("key", "0123456789", &res) == 0);
+  CHECK(res == 10);
+  for (const uint64_t offset : {0ull, 3ull, 10ull, 11ull, 1ull << 40, ~0ull}) {
+    for (const uint64_t room : {0ull, 4ull, 16ull}) {
+      char buffer[32];
+      memset(buffer, '.', sizeof buffer);
+      REQUIRE(ark_get(store.ark, 3, data_of("key"), room, buffer, offset, &res) == 0);
+      CHECK(res == 10);
+      const std::string text = "0123456789", wanted = offset < 10 ? text.substr(offset, room) : "";
+      CHECK(std::string(buffer, 32) == wanted + std::string(32 - wanted.size(), '.'));
+    }
+  }
+  char buffer[16];
+  REQUIRE(ark_get(store.ark, 3, data_of("key"), ~0ull, buffer, 0, &res) == 0);  // it is as long as it need be
+  CHECK(std::string(buffer, 10) == "0123456789");
+}
+
+TEST_CASE("ark: keys and values of no length are keys and values, also behind NULL") {
+  Store store;
+  int64_t res = -2;
+  CHECK(ark_exists(store.ark, 0, nullptr, &res) == ENOENT);
+  CHECK(res == -1);
+  CHECK(ark_set(store.ark, 0, nullptr, 5, some, &res) == 0);
+  CHECK(ark_set(store.ark, 5, some, 0, nullptr, &res) == 0);
+  CHECK(res == 0);
+  CHECK(ark_exists(store.ark, 5, some, &res) == 0);
+  CHECK(res == 0);
+  CHECK(ark_get(store.ark, 0, nullptr, 0, nullptr, 0, &res) == 0);
+  CHECK(res == 5);
+  CHECK(store.count() == 2);
+  CHECK(ark_del(store.ark, 0, nullptr, &res) == 0);
+  CHECK(res == 5);
+  CHECK(ark_del(store.ark, 0, nullptr, &res) == ENOENT);
+  CHECK(store.count() == 1);
+}
+
+TEST_CASE("ark: arguments that cannot be are EINVAL") {
+  Store store;
+  ARK* ark = store.ark;
+  int64_t res = 0;
+  uint64_t number = 0;
+  CHECK(ark_create(nullptr, nullptr, 0) == EINVAL);
+  for (ARK* bad : {static_cast<ARK*>(nullptr), reinterpret_cast<ARK*>(8), reinterpret_cast<ARK*>(~7ull),
+                   reinterpret_cast<ARK*>(&number), reinterpret_cast<ARK*>(reinterpret_cast<uint64_t>(ark) + (1 << 19))}) {
+    CHECK(ark_set(bad, 5, some, 5, some, &res) == EINVAL);
+    CHECK(ark_get(bad, 5, some, 5, some, 0, &res) == EINVAL);
+    CHECK(ark_del(bad, 5, some, &res) == EINVAL);
+    CHECK(ark_exists(bad, 5, some, &res) == EINVAL);
+    CHECK(ark_set_async_cb(bad, 5, some, 5, some, Finished::callback, 0) == EINVAL);
+    CHECK(ark_count(bad, &res) == EINVAL);
+    CHECK(ark_stats(bad, &number, &number) == EINVAL);
+    CHECK(ark_flush(bad) == EINVAL);
+    CHECK(ark_random(bad, 5, &number, some) == EINVAL);
+    errno = 0;
+    CHECK(ark_first(bad, 5, &res, some) == nullptr);
+    CHECK(errno == EINVAL);
+    errno = 0;
+    CHECK(ark_fork(bad) == -1);
+    CHECK(errno == EINVAL);
+    CHECK(ark_fork_done(bad) == EINVAL);
+    CHECK(ark_delete(bad) == EINVAL);
+    CHECK(ark_disconnect(bad) == EINVAL);
+    ARC* arc = nullptr;
+    CHECK(ark_connect(&arc, bad) == EINVAL);
+    CHECK(ark_next(bad, 5, &res, some) == EINVAL);
+    CHECK(ark_nextN(bad, 5, some, &res) == EINVAL);
+  }
+  CHECK(ark_connect(nullptr, ark) == EINVAL);
+  CHECK(ark_set(ark, 5, nullptr, 5, some, &res) == EINVAL);
+  CHECK(ark_set(ark, 5, some, 5, nullptr, &res) == EINVAL);
+  CHECK(ark_set(ark, 5, some, 5, some, nullptr) == EINVAL);
+  CHECK(ark_set(ark, 5, some, ~0ull, some, &res) == EINVAL);
+  CHECK(ark_set(ark, ~0ull, some, 5, some, &res) == EINVAL);
+  CHECK(ark_get(ark, 5, nullptr, 5, some, 0, &res) == EINVAL);
+  CHECK(ark_get(ark, ~0ull, some, 5, some, 0, &res) == EINVAL);
+  CHECK(ark_get(ark, 5, some, 5, nullptr, 0, &res) == EINVAL);
+  CHECK(ark_get(ark, 5, some, 5, some, 0, nullptr) == EINVAL);
+  CHECK(ark_del(ark, 5, nullptr, &res) == EINVAL);
+  CHECK(ark_del(ark, (100ull << 30) + 1, some, &res) == EINVAL);
+  CHECK(ark_del(ark, 5, some, nullptr) == EINVAL);
+  CHECK(ark_exists(ark, 5, nullptr, &res) == EINVAL);
+  CHECK(ark_exists(ark, 5, some, nullptr) == EINVAL);
+  CHECK(ark_set_async_cb(ark, 5, some, 5, some, nullptr, 0) == EINVAL);
+  CHECK(ark_get_async_cb(ark, 5, some, 5, nullptr, 0, Finished::callback, 0) == EINVAL);
+  CHECK(ark_del_async_cb(ark, ~0ull, some, Finished::callback, 0) == EINVAL);
+  CHECK(ark_exists_async_cb(ark, 5, nullptr, Finished::callback, 0) == EINVAL);
+  CHECK(ark_count(ark, nullptr) == EINVAL);
+  CHECK(ark_allocated(ark, nullptr) == EINVAL);
+  CHECK(ark_inuse(ark, nullptr) == EINVAL);
+  CHECK(ark_actual(ark, nullptr) == EINVAL);
+  CHECK(ark_stats(ark, &number, nullptr) == EINVAL);
+  CHECK(ark_random(ark, 0, &number, some) == EINVAL);
+  CHECK(ark_random(ark, 5, nullptr, some) == EINVAL);
+  CHECK(ark_random(ark, 5, &number, nullptr) == EINVAL);
+  CHECK(ark_first(ark, 0, &res, some) == nullptr);
+  CHECK(ark_first(ark, 5, nullptr, some) == nullptr);
+  CHECK(ark_first(ark, 5, &res, nullptr) == nullptr);
+  CHECK(store.count() == 0);
+}
+
+TEST_CASE("ark: a closed handle is EINVAL, also after others were opened") {
+  ARK* closed = nullptr;
+  {
+    Store store;
+    closed = store.ark;
+  }
+  int64_t res;
+  CHECK(ark_delete(closed) == EINVAL);
+  for (int i = 0; i < 100; ++i) {
+    Store other("mem:1m", 1);
+    REQUIRE(other.status == 0);
+    CHECK(other.ark != closed);
+    CHECK(ark_set(closed, 5, some, 5, some, &res) == EINVAL);
+    CHECK(ark_delete(closed) == EINVAL);
+  }
+}
+
+TEST_CASE("ark: nothing is stored in a value's place when there is no room, and deleting makes some") {
+  Store store("mem:2m", 1);
+  const std::string value(1000, 'v');
+  int rc = 0, stored = 0;
+  while ((rc = store.set("key " + std::to_string(stored), value)) == 0) ++stored;
+  CHECK(rc == ENOSPC);
+  CHECK(stored > 1000);
+  CHECK(store.count() == stored);
+  CHECK(store.get("key 0") == value);
+  CHECK(store.set("key 0", std::string(3 << 20, 'x')) == ENOSPC);
+  CHECK(store.get("key 0") == value);
+  int64_t res;
+  for (int i = 0; i < stored; i += 2) {
+    const std::string key = "key " + std::to_string(i);
+    REQUIRE(ark_del(store.ark, key.size(), data_of(key), &res) == 0);
+    CHECK(res == 1000);
+  }
+  CHECK(store.set("new", value) == 0);
+}
+
+TEST_CASE("ark: a connection is a store until it is closed; closing the store closes all") {
+  Store store;
+  ARC *one = nullptr, *two = nullptr, *three = nullptr;
+  REQUIRE(ark_connect(&one, store.ark) == 0);
+  REQUIRE(ark_connect_verbose(&two, one, 10) == 0);
+  int64_t res;
+  REQUIRE(ark_set(one, 5, some, 5, some, &res) == 0);
+  CHECK(ark_exists(two, 5, some, &res) == 0);
+  CHECK(ark_disconnect(one) == 0);
+  CHECK(ark_disconnect(one) == EINVAL);
+  CHECK(ark_exists(one, 5, some, &res) == EINVAL);
+  CHECK(ark_exists(two, 5, some, &res) == 0);
+  CHECK(ark_disconnect(store.ark) == 0);  // as the original: nothing happens
+  CHECK(store.count() == 1);
+  REQUIRE(ark_connect(&three, store.ark) == 0);
+  CHECK(ark_delete(two) == 0);
+  CHECK(store.count() == -1);
+  CHECK(ark_exists(three, 5, some, &res) == EINVAL);
+  CHECK(ark_disconnect(three) == EINVAL);
+  CHECK(ark_delete(store.ark) == EINVAL);
+}
+
+TEST_CASE("ark: counts and statistics tell what is there") {
+  Store store;
+  uint64_t allocated, in_use, actual, ops, ios;
+  REQUIRE(ark_allocated(store.ark, &allocated) == 0);
+  CHECK(allocated == 64u << 20);
+  REQUIRE(ark_inuse(store.ark, &in_use) == 0);
+  REQUIRE(store.set("abc", "defgh") == 0);
+  REQUIRE(ark_actual(store.ark, &actual) == 0);
+  CHECK(actual == 8);
+  uint64_t more;
+  REQUIRE(ark_inuse(store.ark, &more) == 0);
+  CHECK(more > in_use);
+  CHECK(store.get("abc") == "defgh");
+  REQUIRE(ark_stats(store.ark, &ops, &ios) == 0);
+  CHECK(ops == 3);
+  CHECK(ios == 0);
+  CHECK(ark_flush(store.ark) == 0);
+  CHECK(ark_fork_done(store.ark) == 0);
+}
+
+TEST_CASE("ark: an iterator sees every key once, cuts those that are too long, and ends by itself") {
+  Store store;
+  char key[8];
+  int64_t length = 0;
+  errno = 0;
+  CHECK(ark_first(store.ark, sizeof key, &length, key) == nullptr);
+  CHECK(errno == ENOENT);
+  CHECK(length == -1);
+  std::set<std::string> left;
+  for (int i = 0; i < 500; ++i) {
+    const std::string name = std::to_string(i);
+    REQUIRE(store.set(name, "v") == 0);
+    left.insert(name);
+  }
+  ARI* iterator = ark_first(store.ark, sizeof key, &length, key);
+  REQUIRE(iterator != nullptr);
+  int rc = 0;
+  for (; rc == 0; rc = ark_next(iterator, sizeof key, &length, key)) {
+    const std::string name(key, static_cast<size_t>(length));
+    CHECK((left.erase(name) == 1 || name[0] == 'n'));
+    REQUIRE(store.set("new " + std::to_string(length), "v") == 0);
+    if (length == 1) CHECK(ark_next(iterator, 0, &length, key) == EINVAL);
+  }
+  CHECK(rc == ENOENT);
+  CHECK(length == -1);
+  CHECK(left.empty());
+  CHECK(ark_next(iterator, sizeof key, &length, key) == EINVAL);  // gone
+
+  Store one;
+  REQUIRE(one.set("a key that is longer", "v") == 0);
+  memset(key, '.', sizeof key);
+  iterator = ark_first(one.ark, 4, &length, key);
+  REQUIRE(iterator != nullptr);
+  CHECK(length == 20);
+  CHECK(std::string(key, 8) == "a ke....");
+  uint64_t some_length = 0;
+  CHECK(ark_random(one.ark, 4, &some_length, key) == 0);
+  CHECK(some_length == 20);
+  CHECK(std::string(key, 8) == "a ke....");
+}
+
+TEST_CASE("ark: nextN packs as many keys as fit and never writes beyond the buffer") {
+  Store store;
+  std::set<std::string> left;
+  for (int i = 0; i < 300; ++i) {
+    const std::string name(static_cast<size_t>(i % 37), static_cast<char>('a' + i % 26));
+    if (left.insert(name).second) REQUIRE(store.set(name, "v") == 0);
+  }
+  for (const size_t room : {44u, 45u, 61u, 100u, 4096u}) {
+    std::set<std::string> missing = left;
+    char first[64];
+    int64_t length = 0, keys = -2;
+    ARI* iterator = ark_first(store.ark, sizeof first, &length, first);
+    REQUIRE(iterator != nullptr);
+    CHECK(missing.erase(std::string(first, static_cast<size_t>(length))) == 1);
+    std::vector<char> buffer(room + 16, '#');
+    int rc;
+    while ((rc = ark_nextN(iterator, room, buffer.data(), &keys)) == 0) {
+      REQUIRE(keys > 0);
+      auto* one = reinterpret_cast<keye_t*>(buffer.data());
+      for (int64_t i = 0; i < keys; ++i) {
+        REQUIRE(reinterpret_cast<char*>(one->p) + one->len <= buffer.data() + room);
+        CHECK(missing.erase(std::string(reinterpret_cast<char*>(one->p), one->len)) == 1);
+        one = BMP_KEYE(one);
+      }
+      CHECK(std::string(buffer.data() + room, 16) == std::string(16, '#'));
+    }
+    CHECK(rc == ENOENT);
+    CHECK(keys == 0);
+    CHECK(missing.empty());
+    CHECK(ark_nextN(iterator, room, buffer.data(), &keys) == EINVAL);
+  }
+}
+
+TEST_CASE("ark: a key that nextN has no room for stays the next one") {
+  Store store;
+  REQUIRE(store.set(std::string(100, 'k'), "v") == 0);
+  REQUIRE(store.set(std::string(101, 'k'), "v") == 0);
+  char buffer[128];
+  int64_t length = 0, keys = -2;
+  ARI* iterator = ark_first(store.ark, sizeof buffer, &length, buffer);
+  REQUIRE(iterator != nullptr);
+  for (const uint64_t room : {1, 7, 8, 50, 107}) {
+    CHECK(ark_nextN(iterator, room, buffer, &keys) == ENOSPC);
+    CHECK(keys == 0);
+  }
+  CHECK(ark_nextN(iterator, 109, buffer, &keys) == 0);
+  CHECK(keys == 1);
+  CHECK(ark_nextN(iterator, sizeof buffer, buffer, &keys) == ENOENT);
+}
+
+TEST_CASE("ark: random gives keys that are there") {
+  Store store;
+  char key[8];
+  uint64_t length = 0;
+  CHECK(ark_random(store.ark, sizeof key, &length, key) == ENOENT);
+  CHECK(static_cast<int64_t>(length) == -1);
+  std::set<std::string> seen;
+  for (char c = 'a'; c < 'f'; ++c) REQUIRE(store.set(std::string(1, c), "v") == 0);
+  for (int i = 0; i < 1000; ++i) {
+    REQUIRE(ark_random(store.ark, sizeof key, &length, key) == 0);
+    REQUIRE(length == 1);
+    seen.insert(std::string(key, 1));
+  }
+  CHECK(seen.size() == 5);
+}
+
+TEST_CASE("ark: what cannot persist says so") {
+  File file(64 << 20);
+  for (const uint64_t flags : {ARK_KV_PERSIST_STORE, ARK_KV_PERSIST_LOAD, ARK_KV_PERSIST_LOAD | ARK_KV_PERSIST_STORE}) {
+    ARK* ark = reinterpret_cast<ARK*>(1);
+    CHECK(create(file.path, flags, &ark) == EINVAL);
+    CHECK(ark == nullptr);
+    CHECK(create(nullptr, flags | ARK_KV_VIRTUAL_LUN, &ark) == EINVAL);
+  }
+}
+
+TEST_CASE("ark: stores lie in memory, on files, devices and stripes, one after the other on the same place") {
+  File blank(64 << 20), empty(0), left(32 << 20), right(32 << 20), all_of(48 << 20);
+  const std::string stripe = std::string(left.path) + "=" + right.path;
+  setenv("LUNAR_KV_SIZE", "40m", 1);
+  setenv("LUNAR_KV_DRAM", "24m", 1);
+  for (const char* path : {static_cast<const char*>(blank.path), static_cast<const char*>(empty.path), stripe.c_str(),
+                           "/var/tmp", "sim:32m", "mem:20m", "mem:", "", static_cast<const char*>(nullptr)}) {
+    for (int turn = 0; turn < 2; ++turn) {
+      INFO((path ? path : "NULL") << ", turn " << turn);
+      Store store(path, 2, 0, 0, ARK_KV_HTC);
+      REQUIRE(store.status == 0);
+      CHECK(store.count() == 0);
+      uint64_t allocated = 0;
+      REQUIRE(ark_allocated(store.ark, &allocated) == 0);
+      CHECK(allocated >= 16u << 20);
+      CHECK(allocated <= 64u << 20);
+      const std::string large(200'000, 'L');
+      for (int i = 0; i < 3000; ++i) REQUIRE(store.set("key " + std::to_string(i), std::string(3000, 'v')) == 0);
+      REQUIRE(store.set("large", large) == 0);
+      for (int i = 0; i < 3000; i += 7) REQUIRE(store.get("key " + std::to_string(i)) == std::string(3000, 'v'));
+      CHECK(store.get("large") == large);
+    }
+  }
+  {
+    Store store(all_of.path, 2, 0, 0, ARK_KV_VIRTUAL_LUN);
+    CHECK(store.status == 0);
+    CHECK(store.set("a", "b") == 0);
+  }
+  unsetenv("LUNAR_KV_SIZE");
+  Store store(all_of.path, 2);  // all that the device has
+  uint64_t allocated = 0;
+  REQUIRE(store.status == 0);
+  REQUIRE(ark_allocated(store.ark, &allocated) == 0);
+  CHECK(allocated > 40u << 20);
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark: places that are not there, hold data or make no sense are refused") {
+  File foreign(4 << 20);
+  FILE* file = fopen(foreign.path, "r+");
+  REQUIRE(file != nullptr);
+  fputs("somebody's", file);
+  fclose(file);
+  ARK* ark = nullptr;
+  CHECK(create(foreign.path, 0, &ark) == EEXIST);
+  CHECK(create("/var/tmp/lunar-no-such-file", 0, &ark) == ENOENT);
+  CHECK(create("mem:nonsense", 0, &ark) == EINVAL);
+  CHECK(create("a=", 0, &ark) != 0);
+  CHECK(create("/nowhere/a=/nowhere/b", ARK_KV_VIRTUAL_LUN, &ark) == EINVAL);
+  CHECK(ark_create_verbose(nullptr, &ark, 0, 0, 0, 0, 0, 0, 0) == EINVAL);
+  CHECK(ark_create_verbose(nullptr, &ark, 0, 0, 0, -1, 0, 0, 0) == EINVAL);
+  setenv("LUNAR_KV_DRAM", "much", 1);
+  CHECK(create(nullptr, 0, &ark) == EINVAL);
+  setenv("LUNAR_KV_DRAM", "64k", 1);
+  CHECK(create("sim:64m", 0, &ark) == ENOMEM);
+  unsetenv("LUNAR_KV_DRAM");
+  CHECK(ark == nullptr);
+  char text[16] = "";
+  file = fopen(foreign.path, "r");
+  REQUIRE(file != nullptr);
+  CHECK(fgets(text, 11, file) != nullptr);
+  fclose(file);
+  CHECK(std::string(text) == "somebody's");
+}
+
+TEST_CASE("ark: a size is a limit in memory from a GiB on, and the other numbers may be anything") {
+  setenv("LUNAR_KV_DRAM", "4g", 1);
+  const auto allocated_for = [](uint64_t size, uint64_t flags) {
+    ARK* ark = nullptr;
+    uint64_t bytes = 0;
+    if (ark_create_verbose(nullptr, &ark, size, ~0ull, ~0ull, 10000, INT32_MAX, INT32_MAX, flags) != 0) return bytes;
+    CHECK(ark_allocated(ark, &bytes) == 0);
+    CHECK(ark_delete(ark) == 0);
+    return bytes;
+  };
+  CHECK(allocated_for(1 << 20, 0) == 1ull << 30);
+  CHECK(allocated_for(2ull << 30, 0) == 2ull << 30);
+  CHECK(allocated_for(~0ull, 0) == 3ull << 30);
+  CHECK(allocated_for(1 << 20, ARK_KV_VIRTUAL_LUN) == 3ull << 30);
+  CHECK(allocated_for(0, 0) == 3ull << 30);
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark: threads set, get, delete and iterate at one time") {
+  Store store("mem:64m", 8);
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(8);
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      int& bad = wrong[static_cast<size_t>(t)];
+      for (int i = 0; i < 5000; ++i) {
+        const std::string key = std::to_string(t) + "/" + std::to_string(i % 100), value = std::to_string(i);
+        int64_t res;
+        bad += store.set(key, value) != 0;
+        bad += store.get(key) != value;
+        if (i % 3 == 0) bad += ark_del(store.ark, key.size(), data_of(key), &res) != 0;
+        if (i % 1000 == 0) {
+          char buffer[4096];
+          ARI* iterator = ark_first(store.ark, sizeof buffer, &res, buffer);
+          while (iterator && ark_nextN(iterator, sizeof buffer, buffer, &res) == 0) {}
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int bad : wrong) CHECK(bad == 0);
+}
+
+TEST_CASE("ark: a store may be deleted while others use it") {
+  for (int round = 0; round < 20; ++round) {
+    ARK* ark = nullptr;
+    REQUIRE(ark_create_verbose(const_cast<char*>("mem:4m"), &ark, 0, 0, 100, 2, 0, 0, 0) == 0);
+    std::vector<std::thread> threads;
+    std::vector<int> last(4);
+    for (size_t t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        char name[] = {'k', static_cast<char>('0' + t)};
+        int64_t res;
+        ARC* arc;
+        while ((last[t] = ark_set(ark, 2, name, 5, some, &res)) == 0) {
+          if (ark_connect(&arc, ark) == 0) (void)ark_disconnect(arc);
+          ARI* iterator = ark_first(ark, 5, &res, name);
+          while (iterator && ark_next(iterator, 2, &res, name) == 0) {}
+        }
+      });
+    }
+    usleep(2000);
+    CHECK(ark_delete(ark) == 0);
+    for (std::thread& thread : threads) thread.join();
+    for (const int rc : last) CHECK(rc == EINVAL);
+  }
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// libarkdb across fork.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "ark_support.h"
+#include "tests/catch.h"
+
+using namespace ark_test;
+
+namespace {
+
+#define IN_CHILD(condition) \
+  do {                      \
+    if (!(condition)) _exit(__LINE__ % 200 + 1); \
+  } while (0)
+
+int status_of(pid_t pid) {
+  int status = -1;
+  return waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace
+
+TEST_CASE("ark-fork: the child has the store as it was, all calls work there, and neither sees the other's changes") {
+  Store store("mem:16m", 2);
+  Store other("mem:4m", 1);
+  for (int i = 0; i < 200; ++i) REQUIRE(store.set("key " + std::to_string(i), "before") == 0);
+  REQUIRE(other.set("a", "b") == 0);
+  ARC* arc = nullptr;
+  REQUIRE(ark_connect(&arc, store.ark) == 0);
+  char key[16];
+  int64_t length = 0;
+  ARI* iterator = ark_first(arc, sizeof key, &length, key);
+  REQUIRE(iterator != nullptr);
+  Finished warm;  // threads of the parent's that the child has not
+  REQUIRE(ark_exists_async_cb(arc, 1, key, Finished::callback, warm.tag()) == 0);
+  warm.wait_for(1);
+  const pid_t pid = ark_fork(arc);
+  REQUIRE(pid >= 0);
+  if (pid == 0) {
+    IN_CHILD(store.count() == 200);
+    IN_CHILD(store.get("key 7") == "before");
+    IN_CHILD(store.set("key 7", "child") == 0);
+    IN_CHILD(store.get("key 7") == "child");
+    int64_t res;
+    IN_CHILD(ark_exists(other.ark, 1, key, &res) == EINVAL);
+    IN_CHILD(ark_delete(other.ark) == EINVAL);
+    Finished done;
+    IN_CHILD(ark_set_async_cb(arc, 1, key, 5, key, Finished::callback, done.tag()) == 0);
+    done.wait_for(1);
+    IN_CHILD(done.errcode == 0);
+    int seen = 1;
+    while (ark_next(iterator, sizeof key, &length, key) == 0) ++seen;
+    IN_CHILD(seen >= 200);
+    IN_CHILD(ark_fork_done(arc) == 0);
+    IN_CHILD(ark_disconnect(arc) == 0);
+    IN_CHILD(ark_delete(store.ark) == 0);
+    store.ark = other.ark = nullptr;
+    Store fresh("mem:4m", 1);
+    IN_CHILD(fresh.status == 0 && fresh.set("a", "b") == 0);
+    _exit(0);
+  }
+  CHECK(status_of(pid) == 0);
+  CHECK(ark_fork_done(store.ark) == 0);
+  CHECK(store.get("key 7") == "before");
+  CHECK(store.count() == 200);
+  CHECK(other.get("a") == "b");
+}
+
+TEST_CASE("ark-fork: under load the child's store is whole and stands still") {
+  Store store("mem:32m", 4, 0, 64);
+  for (int i = 0; i < 100; ++i) REQUIRE(store.set(std::to_string(i), std::string(100, 'a')) == 0);
+  std::atomic<bool> stop{false};
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; !stop; ++i) {
+        const std::string key = std::to_string((i * 3 + t) % 100);
+        wrong += store.set(key, std::string(static_cast<size_t>(50 + i % 100), static_cast<char>('a' + i % 26))) != 0;
+        static char shared[] = "shared";
+        const int rc = ark_set_async_cb(store.ark, 6, shared, 6, shared, [](int, uint64_t, int64_t) {}, 0);
+        wrong += rc != 0 && rc != EAGAIN;
+      }
+    });
+  }
+  for (int round = 0; round < 10; ++round) {
+    const pid_t pid = ark_fork(store.ark);
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+      for (int turn = 0; turn < 2; ++turn) {
+        for (int i = 0; i < 100; ++i) {
+          const std::string value = store.get(std::to_string(i));
+          IN_CHILD(value.size() >= 50 && value == std::string(value.size(), value[0]));
+        }
+        const int64_t count = store.count();
+        IN_CHILD(count == 100 || count == 101);
+      }
+      _exit(0);
+    }
+    CHECK(status_of(pid) == 0);
+    CHECK(ark_fork_done(store.ark) == 0);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("ark-fork: a store on a device does not fork, and says so") {
+  Store store("sim:64m", 1);
+  REQUIRE(store.status == 0);
+  REQUIRE(store.set("a", "b") == 0);
+  errno = 0;
+  CHECK(ark_fork(store.ark) == -1);
+  CHECK(errno == ENOTSUP);
+  CHECK(store.get("a") == "b");
+}
+
+TEST_CASE("ark-fork: in a child of a plain fork all handles are closed") {
+  Store store("mem:4m", 1);
+  REQUIRE(store.set("a", "b") == 0);
+  const pid_t pid = fork();
+  REQUIRE(pid >= 0);
+  if (pid == 0) {
+    char key[4];
+    int64_t length;
+    IN_CHILD(store.count() == -1);
+    IN_CHILD(ark_first(store.ark, sizeof key, &length, key) == nullptr && errno == EINVAL);
+    IN_CHILD(ark_delete(store.ark) == EINVAL);
+    Store fresh("mem:4m", 1);
+    IN_CHILD(fresh.status == 0 && fresh.set("c", "d") == 0 && fresh.get("c") == "d");
+    _exit(0);
+  }
+  CHECK(status_of(pid) == 0);
+  CHECK(store.get("a") == "b");
+}
