@@ -74,7 +74,8 @@ int main(int argc, char** argv) {
   struct chain* chains = calloc((size_t)depth, sizeof *chains);
   ARK* ark = NULL;
   if (!chains) return fail("memory", errno);
-  int rc = ark_create_verbose(argc > 1 ? argv[1] : NULL, &ark, 0, 4096, (uint64_t)depth * (uint64_t)pairs, 4, 1024, depth, 0);
+  int rc = ark_create_verbose(argc > 1 ? argv[1] : NULL, &ark, 0, 4096, (uint64_t)depth * (uint64_t)pairs, 4, 1024,
+                              depth, 0);
   if (rc != 0) {
     free(chains);
     return fail("ark_create", rc);

@@ -24,6 +24,10 @@ WANTED = [
     r"lib(?:64)?/(?:.*/)?pkgconfig/libcflsh_block\.pc",
     r"include/capiblock\.h",
     r"include/sys/capiblock\.h",
+    r"lib(?:64)?/(?:.*/)?libarkdb-0\.so",
+    r"lib(?:64)?/(?:.*/)?libarkdb\.so",
+    r"lib(?:64)?/(?:.*/)?pkgconfig/libarkdb\.pc",
+    r"include/arkdb\.h",
 ]
 PROGRAM = "#include <lunar/lunar.h>\nint main(void) { return 0; }\n"
 CBLK_PROGRAM = """#include <sys/capiblock.h>
@@ -72,43 +76,67 @@ def check_compiles(destination, prefix):
     return [] if built.returncode == 0 else ["a program does not build against it: " + built.stdout.strip()]
 
 
-def check_cblk(destination, prefix):
-    """libcflsh_block: a program in C builds with -lcflsh_block alone and runs; what the header declares is what the library exports,
+ARK_PROGRAM = """#include <arkdb.h>
+#include <stddef.h>
+int main(void) {
+  ARK* ark = NULL;
+  keye_t* key = NULL;
+  char place[] = "mem:1m";
+  return key != NULL || ark_create(place, &ark, ARK_KV_HTC) != 0 || ark_delete(ark) != 0;
+}
+"""
+# Libraries with IBM's names: header, how its calls begin, a program, what is exported beside them.
+IBMS = {
+    "cflsh_block": ("capiblock.h", "cblk_", CBLK_PROGRAM, {"lunar_cblk_marker"}),
+    "arkdb": ("arkdb.h", "ark_", ARK_PROGRAM, set()),
+}
+
+
+def page_of(prefix, name):
+    """A man page's text, or that of the page it points to."""
+    path, text = find(os.path.join(prefix, "share"), name + ".3"), ""
+    for _ in range(2):
+        if path is None:
+            return ""
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        to = re.match(r"\.so man3/(\S+)$", text.strip())
+        if not to:
+            return text
+        path = find(os.path.join(prefix, "share"), to[1])
+    return text
+
+
+def check_ibms(destination, prefix, name):
+    """A library with IBM's name: a program in C builds with -lNAME alone and runs; what the header declares is what the library exports,
     and has a man page."""
-    library, header = find(prefix, "libcflsh_block-0.so"), os.path.join(prefix, "include/capiblock.h")
+    header_name, begin, text, others = IBMS[name]
+    library, header = find(prefix, f"lib{name}-0.so"), os.path.join(prefix, "include", header_name)
     if library is None or not os.path.exists(header):
         return []
-    folder, source, program = os.path.dirname(library), os.path.join(destination, "cblk.c"), os.path.join(destination, "cblk")
+    folder, source, program = os.path.dirname(library), os.path.join(destination, name + ".c"), os.path.join(destination, name)
     with open(source, "w", encoding="utf-8") as file:
-        file.write(CBLK_PROGRAM)
+        file.write(text)
     problems = []
     for compiler in (["gcc", "-std=c99"], ["g++", "-x", "c++"]):
-        built = run([*compiler, "-Wall", "-Wextra", "-Werror", "-I" + os.path.join(prefix, "include"), source, "-o", program,
-                     "-L" + folder, "-lcflsh_block"])
+        built = run([*compiler, "-Wall", "-Wextra", "-Werror", "-pedantic", "-I" + os.path.join(prefix, "include"), source, "-o", program,
+                     "-L" + folder, "-l" + name])
         ran = built if built.returncode else run([program], env={**os.environ, "LD_LIBRARY_PATH": folder})
         if ran.returncode != 0:
-            problems.append(f"a cblk program with {compiler[0]}: exit code {ran.returncode}: {ran.stdout.strip()}")
-    soname = run(["readelf", "-d", library]).stdout
-    if "soname: [libcflsh_block-0.so]" not in soname:
-        problems.append("libcflsh_block-0.so has another soname")
+            problems.append(f"a program of {header_name} with {compiler[0]}: exit code {ran.returncode}: {ran.stdout.strip()}")
+    if f"soname: [lib{name}-0.so]" not in run(["readelf", "-d", library]).stdout:
+        problems.append(f"lib{name}-0.so has another soname")
     with open(header, encoding="utf-8") as file:
-        declared = set(re.findall(r"^\w[\w ]* (cblk_\w+)\(", file.read(), re.M))
+        declared = set(re.findall(rf"^\w[\w ]*[ *]({begin}\w+)\(", file.read(), re.M))
     exported = set(re.findall(r" [TRD] (\w+)", run(["nm", "-D", "--defined-only", library]).stdout))
-    problems += [f"declared, not exported: {name}" for name in sorted(declared - exported)]
-    problems += [f"exported, not declared: {name}" for name in sorted(exported - declared - {"lunar_cblk_marker"})]
-    pages = {name: find(os.path.join(prefix, "share"), name + ".3") for name in declared}
-    for name, page in sorted(pages.items()):
-        text = ""
-        if page is not None:
-            with open(page, encoding="utf-8") as file:
-                text = file.read()
-            to = re.match(r"\.so man3/(\S+)$", text.strip())
-            target = find(os.path.join(prefix, "share"), to[1]) if to else None
-            if target is not None:
-                with open(target, encoding="utf-8") as file:
-                    text = file.read()
-        if not re.search(rf"^\.Nm {name}\b", text, re.M) or not re.search(rf"^\.F[no] {name}\b", text, re.M):
-            problems.append(f"no man page tells of {name}")
+    problems += [f"declared, not exported: {one}" for one in sorted(declared - exported)]
+    problems += [f"exported, not declared: {one}" for one in sorted(exported - declared - others)]
+    if len(declared) < 20:
+        problems.append(f"{header_name}: only {len(declared)} declarations were found")
+    for one in sorted(declared):
+        page = page_of(prefix, one)
+        if not re.search(rf"^\.Nm {one}\b", page, re.M) or not re.search(rf"^\.F[no] {one}\b", page, re.M):
+            problems.append(f"no man page tells of {one}")
     return problems
 
 
@@ -139,7 +167,9 @@ def main():
             return 1
         command = find(destination, "lunar") or os.path.join(destination, "usr/local/bin/lunar")
         prefix = os.path.dirname(os.path.dirname(command))
-        problems = check_files(prefix) + check_compiles(destination, prefix) + check_cblk(destination, prefix) + check_run(prefix)
+        problems = check_files(prefix) + check_compiles(destination, prefix) + check_run(prefix)
+        for name in IBMS:
+            problems += check_ibms(destination, prefix, name)
         print("\n".join(problems) or "installed as it should be")
         return 1 if problems else 0
     finally:

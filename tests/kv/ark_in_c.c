@@ -7,12 +7,12 @@
 #include <string.h>
 
 static int failures = 0;
-#define WANT(condition)                                                     \
-  do {                                                                      \
-    if (!(condition)) {                                                     \
+#define WANT(condition)                                                         \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
       fprintf(stderr, "ark_in_c: line %d: not so: %s\n", __LINE__, #condition); \
-      ++failures;                                                           \
-    }                                                                       \
+      ++failures;                                                               \
+    }                                                                           \
   } while (0)
 
 static volatile int called = 0;
@@ -21,9 +21,9 @@ static void callback(int errcode, uint64_t dt, int64_t res) {
 }
 
 int main(void) {
-  ARK *ark = NULL;
-  ARC *arc = NULL;
-  ARI *ari = NULL;
+  ARK* ark = NULL;
+  ARC* arc = NULL;
+  ARI* ari = NULL;
   char key[] = "key", value[] = "value", buffer[64];
   int64_t res = 0, klen = 0, keys = 0, count = 0;
   uint64_t size = 0, ops = 0, ios = 0, length = 0;
@@ -45,8 +45,8 @@ int main(void) {
   WANT(ari != NULL && (klen == 0 || klen == 3));
   if (ari) {
     WANT(ark_nextN(ari, sizeof buffer, buffer, &keys) == 0 && keys == 1);
-    WANT(((keye_t *)buffer)->len == (uint64_t)(3 - klen));
-    WANT((char *)BMP_KEYE((keye_t *)buffer) == buffer + 8 + (3 - klen));
+    WANT(((keye_t*)buffer)->len == (uint64_t)(3 - klen));
+    WANT((char*)BMP_KEYE((keye_t*)buffer) == buffer + 8 + (3 - klen));
     WANT(ark_next(ari, sizeof buffer, &klen, buffer) == ENOENT);
   }
   WANT(ark_random(ark, sizeof buffer, &length, buffer) == 0);

@@ -68,7 +68,8 @@ struct Actor {
     const bool there = place != model.end();
     ++tally;
     if (kind == 0) {
-      if (errcode != 0 || res != static_cast<int64_t>(value.size())) fail("set " + key + ": " + std::to_string(errcode));
+      if (errcode != 0 || res != static_cast<int64_t>(value.size()))
+        fail("set " + key + ": " + std::to_string(errcode));
       model[key] = value;
       return;
     }
@@ -83,20 +84,32 @@ struct Actor {
   int issue(void (*callback)(int, uint64_t, int64_t)) {
     const auto tag = reinterpret_cast<uint64_t>(this);
     switch (kind) {
-      case 0: return ark_set_async_cb(ark, key.size(), key.data(), value.size(), value.data(), callback, tag);
-      case 1: return ark_get_async_cb(ark, key.size(), key.data(), buffer.size(), buffer.data(), offset, callback, tag);
-      case 2: return ark_del_async_cb(ark, key.size(), key.data(), callback, tag);
-      default: return ark_exists_async_cb(ark, key.size(), key.data(), callback, tag);
+      case 0:
+        return ark_set_async_cb(ark, key.size(), key.data(), value.size(), value.data(), callback, tag);
+      case 1:
+        return ark_get_async_cb(ark, key.size(), key.data(), buffer.size(), buffer.data(), offset, callback, tag);
+      case 2:
+        return ark_del_async_cb(ark, key.size(), key.data(), callback, tag);
+      default:
+        return ark_exists_async_cb(ark, key.size(), key.data(), callback, tag);
     }
   }
   void carry_out() {
     int64_t res = -2;
     int rc = 0;
     switch (kind) {
-      case 0: rc = ark_set(ark, key.size(), key.data(), value.size(), value.data(), &res); break;
-      case 1: rc = ark_get(ark, key.size(), key.data(), buffer.size(), buffer.data(), offset, &res); break;
-      case 2: rc = ark_del(ark, key.size(), key.data(), &res); break;
-      default: rc = ark_exists(ark, key.size(), key.data(), &res); break;
+      case 0:
+        rc = ark_set(ark, key.size(), key.data(), value.size(), value.data(), &res);
+        break;
+      case 1:
+        rc = ark_get(ark, key.size(), key.data(), buffer.size(), buffer.data(), offset, &res);
+        break;
+      case 2:
+        rc = ark_del(ark, key.size(), key.data(), &res);
+        break;
+      default:
+        rc = ark_exists(ark, key.size(), key.data(), &res);
+        break;
     }
     check(rc, res);
   }
@@ -110,7 +123,8 @@ void came_back(int errcode, uint64_t dt, int64_t res) {
     return;
   }
   actor->choose();
-  if (const int rc = actor->issue(came_back); rc != 0) fail("a callback's operation was refused: " + std::to_string(rc));
+  if (const int rc = actor->issue(came_back); rc != 0)
+    fail("a callback's operation was refused: " + std::to_string(rc));
 }
 
 std::string staying(int i) { return "staying " + std::to_string(i); }
@@ -150,7 +164,8 @@ int main(int argc, char** argv) {
   const char* path = argument(argc, argv, "--path", "mem:128m");
   operations_left = strtoll(argument(argc, argv, "--operations", "300000"), nullptr, 0);
   const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 0) : static_cast<uint64_t>(time(nullptr)) * 1000 + static_cast<uint64_t>(getpid());
+  const uint64_t seed = given ? strtoull(given, nullptr, 0)
+                              : static_cast<uint64_t>(time(nullptr)) * 1000 + static_cast<uint64_t>(getpid());
   printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(seed));
   setenv("LUNAR_KV_DRAM", "160m", 1);
   setenv("LUNAR_KV_SIZE", "512m", 1);

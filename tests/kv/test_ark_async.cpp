@@ -128,7 +128,8 @@ TEST_CASE("ark-async: a key's operations are carried out in the order of issue")
   for (int i = 0; i < 500; ++i) values.push_back(std::to_string(i));
   std::vector<std::string> read(500, std::string(3, '.'));
   for (size_t i = 0; i < 500; ++i) {
-    REQUIRE(ark_set_async_cb(store.ark, 5, some, values[i].size(), data_of(values[i]), Finished::callback, done.tag()) == 0);
+    REQUIRE(ark_set_async_cb(store.ark, 5, some, values[i].size(), data_of(values[i]), Finished::callback,
+                             done.tag()) == 0);
     REQUIRE(ark_get_async_cb(store.ark, 5, some, 3, read[i].data(), 0, Finished::callback, done.tag()) == 0);
   }
   done.wait_for(1000);
@@ -157,7 +158,9 @@ struct Chain {
       chain->done->note(EAGAIN, 0);
     }
   }
-  int issue() { return ark_set_async_cb(ark, key.size(), data_of(key), 5, some, callback, reinterpret_cast<uint64_t>(this)); }
+  int issue() {
+    return ark_set_async_cb(ark, key.size(), data_of(key), 5, some, callback, reinterpret_cast<uint64_t>(this));
+  }
 };
 
 }  // namespace
@@ -270,8 +273,8 @@ TEST_CASE("ark-async: many threads issue; the store ends under them and every ac
     for (size_t t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {
         for (size_t i = 0;; ++i) {
-          const int rc = ark_set_async_cb(
-              ark, 2, &some[(t + i) % 3], 5, some, [](int, uint64_t, int64_t) { ++called; }, 0);
+          const int rc =
+              ark_set_async_cb(ark, 2, &some[(t + i) % 3], 5, some, [](int, uint64_t, int64_t) { ++called; }, 0);
           if (rc == 0) ++accepted;
           if (rc == EINVAL) return;
           if (rc != 0 && rc != EAGAIN) ++other;
@@ -323,6 +326,7 @@ TEST_CASE("ark-async: a store that has nothing to do uses no CPU") {
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
   usleep(300'000);
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-  const double used = static_cast<double>(after.tv_sec - before.tv_sec) + static_cast<double>(after.tv_nsec - before.tv_nsec) / 1e9;
+  const double used =
+      static_cast<double>(after.tv_sec - before.tv_sec) + static_cast<double>(after.tv_nsec - before.tv_nsec) / 1e9;
   CHECK(used < 0.02);
 }

@@ -81,8 +81,9 @@ TEST_CASE("ark: arguments that cannot be are EINVAL") {
   int64_t res = 0;
   uint64_t number = 0;
   CHECK(ark_create(nullptr, nullptr, 0) == EINVAL);
-  for (ARK* bad : {static_cast<ARK*>(nullptr), reinterpret_cast<ARK*>(8), reinterpret_cast<ARK*>(~7ull),
-                   reinterpret_cast<ARK*>(&number), reinterpret_cast<ARK*>(reinterpret_cast<uint64_t>(ark) + (1 << 19))}) {
+  for (ARK* bad :
+       {static_cast<ARK*>(nullptr), reinterpret_cast<ARK*>(8), reinterpret_cast<ARK*>(~7ull),
+        reinterpret_cast<ARK*>(&number), reinterpret_cast<ARK*>(reinterpret_cast<uint64_t>(ark) + (1 << 19))}) {
     CHECK(ark_set(bad, 5, some, 5, some, &res) == EINVAL);
     CHECK(ark_get(bad, 5, some, 5, some, 0, &res) == EINVAL);
     CHECK(ark_del(bad, 5, some, &res) == EINVAL);
@@ -370,6 +371,41 @@ TEST_CASE("ark: stores lie in memory, on files, devices and stripes, one after t
   REQUIRE(ark_allocated(store.ark, &allocated) == 0);
   CHECK(allocated > 40u << 20);
   unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark: a device that fails now and then gives errors and never other bytes; an iterator goes on") {
+  setenv("LUNAR_KV_DRAM", "16m", 1);
+  Store store("sim:64m,seed=7,read_error=40", 1);
+  unsetenv("LUNAR_KV_DRAM");
+  REQUIRE(store.status == 0);
+  const auto value_of = [](int i) { return std::string(2000, static_cast<char>('a' + i % 26)); };
+  int stored = 0, errors = 0, read = 0;
+  for (int i = 0; i < 15'000; ++i) stored += store.set("key " + std::to_string(i), value_of(i)) == 0;
+  CHECK(stored > 14'000);
+  for (int i = 0; i < 15'000; ++i) {
+    const std::string value = store.get("key " + std::to_string(i));
+    if (value == "(error)") ++errors;
+    if (value[0] == '(') continue;
+    REQUIRE(value == value_of(i));
+    ++read;
+  }
+  CHECK(read + errors >= stored);
+  CHECK(read > stored / 2);
+  char key[32];
+  int64_t length = 0;
+  int seen = 1, left_out = 0;
+  ARI* iterator = ark_first(store.ark, sizeof key, &length, key);
+  REQUIRE(iterator != nullptr);
+  for (int rc; (rc = ark_next(iterator, sizeof key, &length, key)) != ENOENT;) {
+    REQUIRE((rc == 0 || rc == EIO || rc == EBADMSG));
+    ++(rc == 0 ? seen : left_out);
+  }
+  CHECK(seen + left_out * 8 >= stored);
+  CHECK(seen <= stored);
+  uint64_t ops = 0, ios = 0;
+  REQUIRE(ark_stats(store.ark, &ops, &ios) == 0);
+  CHECK(ops > 30'000);
+  CHECK(ios > 1000);
 }
 
 TEST_CASE("ark: places that are not there, hold data or make no sense are refused") {

@@ -14,8 +14,8 @@ using namespace ark_test;
 
 namespace {
 
-#define IN_CHILD(condition) \
-  do {                      \
+#define IN_CHILD(condition)                      \
+  do {                                           \
     if (!(condition)) _exit(__LINE__ % 200 + 1); \
   } while (0)
 
@@ -119,6 +119,21 @@ TEST_CASE("ark-fork: a store on a device does not fork, and says so") {
   CHECK(ark_fork(store.ark) == -1);
   CHECK(errno == ENOTSUP);
   CHECK(store.get("a") == "b");
+}
+
+TEST_CASE("ark-fork: a callback that forks and returns in the child ends it there, and nothing runs twice") {
+  Store store("mem:4m", 1);
+  static std::atomic<pid_t> child;
+  child = 0;
+  Finished done;
+  static char key[] = "k";
+  REQUIRE(ark_set_async_cb(store.ark, 1, key, 1, key, [](int, uint64_t, int64_t) { child = fork(); }, 0) == 0);
+  for (int i = 0; i < 20; ++i)
+    REQUIRE(ark_set_async_cb(store.ark, 1, key, 1, key, Finished::callback, done.tag()) == 0);
+  done.wait_for(20);
+  REQUIRE(child > 0);
+  CHECK(status_of(child) == 0);
+  CHECK(done.count() == 20);
 }
 
 TEST_CASE("ark-fork: in a child of a plain fork all handles are closed") {

@@ -67,7 +67,9 @@ int later(ARK* ark, Request request, Callback callback, uint64_t tag) {
   return in_use.store()->pool.issue(in_use.connection(), request);
 }
 
-Request set_of(uint64_t klen, const void* key, uint64_t vlen, void* val) { return {OpKind::kSet, klen, key, vlen, val}; }
+Request set_of(uint64_t klen, const void* key, uint64_t vlen, void* val) {
+  return {OpKind::kSet, klen, key, vlen, val};
+}
 Request get_of(uint64_t klen, const void* key, uint64_t vbuflen, void* vbuf, uint64_t voff) {
   return {OpKind::kGet, klen, key, vbuflen, vbuf, voff};
 }
@@ -78,7 +80,8 @@ int create(const CreateOptions& options, ARK** ark) {
   *ark = nullptr;
   if (options.flags & (ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD)) {
     log_warning(
-        "ark_create: ARK_KV_PERSIST_STORE and ARK_KV_PERSIST_LOAD are not supported: a store ends with ark_delete or its "
+        "ark_create: ARK_KV_PERSIST_STORE and ARK_KV_PERSIST_LOAD are not supported: a store ends with ark_delete or "
+        "its "
         "process");
     return EINVAL;
   }
@@ -105,8 +108,8 @@ ARK_API int ark_create(char* path, ARK** ark, uint64_t flags) {
   return create(options, ark);
 }
 
-ARK_API int ark_create_verbose(char* path, ARK** ark, uint64_t size, uint64_t, uint64_t hcount, int nthreads, int nqueue,
-                               int basyncs, uint64_t flags) {
+ARK_API int ark_create_verbose(char* path, ARK** ark, uint64_t size, uint64_t, uint64_t hcount, int nthreads,
+                               int nqueue, int basyncs, uint64_t flags) {
   if (nthreads <= 0) return EINVAL;
   return create({path, size, hcount, nthreads, nqueue, basyncs, flags}, ark);
 }

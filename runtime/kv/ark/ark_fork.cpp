@@ -21,6 +21,7 @@ thread_local ArkStore* forking = nullptr;  // what ark_fork() keeps for the chil
 
 void in_child() {
   ArkStore* store = forking;
+  Pool::end_forked_thread();
   table_after_fork_in_child(store);
   if (!store) return;
   store->lock.reset_in_child();

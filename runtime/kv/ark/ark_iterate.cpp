@@ -41,6 +41,16 @@ int step(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
   return *length < 0 ? static_cast<int>(-*length) : 0;
 }
 
+// A key that cannot be read is no reason not to begin: the next call tells of it.
+int first_step(Iterator* iterator, uint64_t room, int64_t* length, void* buffer) {
+  int unreadable = 0, status;
+  while ((status = step(iterator, room, length, buffer)) != 0 && status != ENOENT && status != ENOMEM)
+    unreadable = status;
+  if (status == ENOENT && unreadable) return unreadable;
+  iterator->pending = unreadable;
+  return status;
+}
+
 int steps(Iterator* iterator, uint64_t room, char* buffer, int64_t* count) {
   for (uint64_t used = 0;;) {
     int64_t length = iterator->pending ? -iterator->pending : iterator->walk->peek();
@@ -73,7 +83,7 @@ int first_key(ArkStore* store, uint64_t room, int64_t* length, void* buffer, uin
   iterator->kind = kIterator;
   iterator->store = store;
   int status = -kv::Walk::open(store->engine, &iterator->walk);
-  if (status == 0) status = step(iterator, room, length, buffer);
+  if (status == 0) status = first_step(iterator, room, length, buffer);
   if (status == 0) {
     sys::Locked<sys::Mutex> guard(store->lock);
     if (!store->closing) *handle = table_add(iterator);

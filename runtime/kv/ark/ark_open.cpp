@@ -76,7 +76,8 @@ int open_stripe(const char* path, Device** out, bool* grows, ErrorText* why) {
     const auto length = static_cast<size_t>(end - at);
     char name[kPathMax];
     if (length == 0 || length >= sizeof name || count == kDevicesMax) {
-      status = why->set(-EINVAL, "ark_create: %s: a stripe is DEVICE=DEVICE[=..], at most %u of them", path, kDevicesMax);
+      status =
+          why->set(-EINVAL, "ark_create: %s: a stripe is DEVICE=DEVICE[=..], at most %u of them", path, kDevicesMax);
       break;
     }
     memcpy(name, at, length);

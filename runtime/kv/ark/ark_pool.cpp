@@ -22,6 +22,7 @@ struct Frame {
 };
 thread_local Frame frame;
 thread_local const Pool* my_pool = nullptr;
+thread_local bool forked = false;  // this is the child of one that was
 
 }  // namespace
 
@@ -99,6 +100,7 @@ void Pool::run(Op* op) {
   table_release(connection);
   frame = {op, connection};
   request.callback(result < 0 ? static_cast<int>(-result) : 0, request.tag, result < 0 ? -1 : result);
+  if (forked) return;
   Op* left = frame.op;
   frame = {};
   if (left) connection->give_back(left);
@@ -125,6 +127,7 @@ void Pool::thread_main(void* argument) {
       run(op);
     else
       (void)sys::futex_wait(&queue.word, word, -1, false);
+    if (forked) return;  // its callback returned in the child, which has no other thread: that ends, with code 0
   }
 }
 
@@ -143,6 +146,8 @@ void Pool::stop() {
     if (queues_[i].started.load(std::memory_order_acquire)) sys::thread_end(queues_[i].thread);
   }
 }
+
+void Pool::end_forked_thread() { forked = my_pool != nullptr; }
 
 void Pool::forget_in_child() {
   frame = {};

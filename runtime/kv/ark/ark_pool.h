@@ -68,6 +68,8 @@ class Pool {
   void stop();
   // In a forked child: no threads, nothing queued.
   void forget_in_child();
+  // In a forked child, of any pool's thread that forked (a callback did): what is queued is the parent's.
+  static void end_forked_thread();
   // Whether the calling thread is one of its.
   bool is_mine() const;
 

@@ -118,9 +118,12 @@ int64_t ArkStore::carry_out(const Request& request) {
       const int status = engine->set(key, {request.value, request.value_bytes});
       return status < 0 ? status : static_cast<int64_t>(request.value_bytes);
     }
-    case OpKind::kGet: return engine->get(key, request.value, request.value_bytes, request.offset);
-    case OpKind::kDel: return engine->del(key);
-    case OpKind::kExists: return engine->exists(key);
+    case OpKind::kGet:
+      return engine->get(key, request.value, request.value_bytes, request.offset);
+    case OpKind::kDel:
+      return engine->del(key);
+    case OpKind::kExists:
+      return engine->exists(key);
   }
   return -EINVAL;
 }

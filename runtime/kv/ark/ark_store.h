@@ -28,7 +28,7 @@ struct Connection : Object {
 
   Op* take();  // nullptr: all are out
   void give_back(Op* op);
-  void release();         // a reference; the last one frees it
+  void release();          // a reference; the last one frees it
   void forget_in_child();  // no Op is out
 };
 
@@ -43,7 +43,7 @@ struct ArkStore {
   kv::Store* engine = nullptr;
   bool in_memory = true;
   Pool pool;
-  std::atomic<uint32_t> paused{0};  // for fork: calls wait before they begin
+  std::atomic<uint32_t> paused{0};   // for fork: calls wait before they begin
   std::atomic<uint32_t> closers{0};  // disconnect() under way, which still looks at the store
   sys::Mutex lock;
   bool closing = false;  // under the lock
@@ -51,7 +51,7 @@ struct ArkStore {
 
   void add(Object* object);  // pre: the lock, and not closing
   void remove(Object* object);
-  bool idle() const;  // no thread uses any of its objects. Pre: the lock
+  bool idle() const;                          // no thread uses any of its objects. Pre: the lock
   int64_t carry_out(const Request& request);  // length, or -errno
 };
 

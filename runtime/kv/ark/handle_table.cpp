@@ -23,7 +23,7 @@ struct Leaf {
 
 sys::Mutex table_lock;
 std::atomic<Leaf*> leaves[kLeaves];
-uint32_t slots_made = 0;    // under the lock
+uint32_t slots_made = 0;  // under the lock
 Slot* free_slots = nullptr;
 
 std::atomic<unsigned> hints{0};
@@ -94,9 +94,7 @@ Object* table_acquire(const void* handle, unsigned kinds) {
   return nullptr;
 }
 
-void table_release(Object* object) {
-  object->slot->users[my_count()].count.fetch_sub(1, std::memory_order_release);
-}
+void table_release(Object* object) { object->slot->users[my_count()].count.fetch_sub(1, std::memory_order_release); }
 
 void table_use(Object* object) {
   std::atomic<uint32_t>& count = object->slot->users[my_count()].count;
