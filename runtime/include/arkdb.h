@@ -67,8 +67,7 @@ typedef struct
  *             the device is used
  *   bsize     without effect
  *   hcount    keys that are expected: a hint, the index grows (0: 1 Mi)
- *   nthreads  threads for asynchronous calls, 1..256 (more: 256), started when first needed; at most 1/4 as many writers
- *             as there are shards wait for each other by chance
+ *   nthreads  threads for asynchronous calls, 1..256 (more: 256), each started when first needed
  *   nqueue    asynchronous calls that may wait for one of these threads: 48..65536 (outside: the nearest; <= 0: 400)
  *   basyncs   asynchronous calls that may be under way on this handle: 1..1048576 (more: that; <= 0: 8192)
  * ark_create: 20 threads and the other defaults.

@@ -13,7 +13,7 @@ namespace lunar::ark {
 namespace {
 
 constexpr uint64_t kCallbackStackBytes = 8 * kMiB;
-constexpr uint64_t kHashedBytes = 64;  // of a key, to choose its queue: keys may be as long as 100 GiB
+constexpr uint64_t kHashedBytes = 1024;  // of a key's end, to choose its queue: keys may be as long as 100 GiB
 
 // The callback that the calling thread is in.
 struct Frame {
@@ -72,7 +72,7 @@ bool Pool::push(Queue& queue, Op* op, bool bounded) {
 
 int Pool::issue(Connection* connection, const Request& request) {
   const uint64_t hashed = request.key_bytes < kHashedBytes ? request.key_bytes : kHashedBytes;
-  const uint64_t hash = kv::hash_of({request.key, hashed});
+  const uint64_t hash = kv::hash_of({static_cast<const char*>(request.key) + (request.key_bytes - hashed), hashed});
   Queue& queue = queues_[(hash >> 32) * count_ >> 32];
   if (!queue.started.load(std::memory_order_acquire)) {
     if (const int status = start_thread(queue); status != 0) return status;
