@@ -2,7 +2,7 @@
  * arkdb.h: the key/value interface of CAPI Flash, as Lunar's libarkdb offers it.
  *
  * A *store* maps keys to values, both any bytes, found by hash. It lies in memory, or on a file, a block device or any URI
- * that Lunar knows (`man 3 ark_create`). It ends with ark_delete() or its process: nothing can be opened again yet.
+ * that Lunar knows (`man 3 ark_create`). It ends with ark_delete() or its process, unless it persists (ARK_KV_PERSIST_...).
  *
  * Conventions
  *   errors      a positive errno, returned; 0 is success. Only ark_first() and ark_fork() use the variable errno. Each call
@@ -36,8 +36,11 @@ typedef uint64_t ARI; /* an iterator over keys */
 
 /* ---- flags of ark_create; other bits have no meaning ---- */
 #define ARK_KV_VIRTUAL_LUN 0x1   /* a virtual LUN on the device, of the size asked for. In memory: `size` is no limit */
-#define ARK_KV_PERSIST_STORE 0x2 /* not supported: EINVAL, and a line on standard error */
-#define ARK_KV_PERSIST_LOAD 0x4  /* likewise */
+/* On a file, a device or a URI of one, for this process alone: ark_flush() and ark_delete() keep what the store holds, all
+ * of it or, after any crash, what was kept before. The place is blank, or a store that persists, which is overwritten. */
+#define ARK_KV_PERSIST_STORE 0x2
+/* Begins with what was kept there. With _STORE a new store where nothing was, alone ENOENT; alone only ark_flush() keeps. */
+#define ARK_KV_PERSIST_LOAD 0x4
 #define ARK_KV_HTC 0x8           /* a hint, without effect: the index always lies in DRAM */
 
 /* A key as ark_nextN() gives it; the next one follows its last byte. */
@@ -72,14 +75,16 @@ typedef struct
  *   basyncs   asynchronous calls that may be under way on this handle: 1..1048576 (more: that; <= 0: 8192)
  * ark_create: 20 threads and the other defaults.
  * The environment: LUNAR_KV_DRAM, DRAM of a store, hard (default a quarter of what is available); LUNAR_KV_SIZE instead of
- * `size`. EINVAL: also nthreads <= 0, ARK_KV_PERSIST_..., a stripe with ARK_KV_VIRTUAL_LUN; ENOMEM, ENOSPC; EEXIST: the
- * device holds data; EBUSY: it is in use; ENOENT, EACCES, ... Why is told in a line on standard error. */
+ * `size`. EINVAL: also nthreads <= 0, a stripe with ARK_KV_VIRTUAL_LUN, ARK_KV_PERSIST_... of memory, a directory,
+ * a=b or a virtual LUN; ENOMEM, ENOSPC; EEXIST: the
+ * device holds data; EBADMSG: what was kept is damaged; EBUSY: it is in use; ENOENT, EACCES, ... Why is told in a line on standard error. */
 int ark_create(char *path, ARK **ark, uint64_t flags);
 int ark_create_verbose(char *path, ARK **ark, uint64_t size, uint64_t bsize, uint64_t hcount, int nthreads, int nqueue,
                        int basyncs, uint64_t flags);
 
 /* The store, its connections and iterators are gone. Asynchronous calls that were accepted are carried out and call back
- * first; what their callbacks issue is refused with EINVAL. EDEADLK: from a callback of this store. A connection is as good. */
+ * first; what their callbacks issue is refused with EINVAL. With ARK_KV_PERSIST_STORE what it holds is kept first; ENOSPC, EIO
+ * and the like: it was not, and what was kept before is there. EDEADLK: from a callback of this store. A connection is as good. */
 int ark_delete(ARK *ark);
 
 /* Another handle on the store, with `nasync` asynchronous calls of its own (<= 0, and ark_connect: 8192). ENOMEM: also
@@ -135,7 +140,9 @@ int ark_actual(ARK *ark, uint64_t *size);    /* bytes of keys and values */
 int ark_count(ARK *ark, int64_t *count);     /* pairs */
 /* Operations so far (also steps of iterators); reads and writes of the device so far. */
 int ark_stats(ARK *ark, uint64_t *ops, uint64_t *ios);
-/* 0: nothing outlives a store yet, so nothing is written. */
+/* Keeps what a store holds that persists: it is durable, and what ARK_KV_PERSIST_LOAD finds after any crash. Changes wait
+ * meanwhile. (A full store keeps by itself, too, to make room.) ENOSPC, EIO and the like: what was kept before is there, or
+ * this. 0 of other stores. */
 int ark_flush(ARK *ark);
 
 /* Forks the process when no call is under way on the store (new ones wait meanwhile). The child has the store as it was at

@@ -188,13 +188,16 @@ int Store::open_root(Contents contents, ErrorText* why) {
     super_.checksum = checksum_of(super_);
     if (status == 0) status = device_->reserve(DeviceOffset{0}, super_.device_bytes);
   }
-  if (status == 0) status = root_.prepare(device_, root_spec(super_), {2, {media::kFrontRootsAt, super_.back_offset}}, nullptr);
+  if (status == 0)
+    status = root_.prepare(device_, root_spec(super_), {2, {media::kFrontRootsAt, super_.back_offset}}, nullptr);
   if (status < 0) return why->set(status, "key/value store on %s: %s", device_->name(), errno_text(status));
   kept_ = true;
   log_.keep([](const void* store) { return static_cast<const Store*>(store)->state_bytes(); }, this);
   if (contents == Contents::kKept) return load(why);
   status = format(device_, &super_, &root_);
-  return status < 0 ? why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(), errno_text(status)) : 0;
+  return status < 0
+             ? why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(), errno_text(status))
+             : 0;
 }
 
 int Store::load(ErrorText* why) {

@@ -48,6 +48,16 @@ def file_of(directory, name, head):
     return path
 
 
+def check_persist(program, place, somebodys):
+    for found, more in ((0, 1000), (1000, 300), (1300, 1)):
+        result = run(program, place, str(more))
+        wanted = f"run_kv_persist: {found} pairs were there, all equal, and {more} more are now\n"
+        check((result.returncode, result.stdout, result.stderr) == (0, wanted, ""), f"run_kv_persist: {result}")
+    for words in ((), ("",), (somebodys,)):
+        result = run(program, *words)
+        check(result.returncode in (1, 2) and result.stdout == "", f"run_kv_persist {words}: {result}")
+
+
 def main():
     if shutil.which("gcc") is None:
         print("skip: gcc: no gcc here")
@@ -55,8 +65,9 @@ def main():
     directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
     try:
         programs = build(directory)
-        check(len(programs) == 2, f"programs: {list(programs)}")
+        check(len(programs) == 3, f"programs: {list(programs)}")
         place = file_of(directory, "store.img", b"")
+        check_persist(programs.pop("run_kv_persist"), file_of(directory, "kept.img", b""), file_of(directory, "other", b"somebody's"))
         for name, program in programs.items() if not problems else ():
             for words in ([], ["", "3", "200"], [place, "4", "500"], [place, "4", "500"]):   # on a blank file, and where a store was
                 result = run(program, *words)

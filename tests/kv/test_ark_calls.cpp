@@ -330,10 +330,85 @@ TEST_CASE("ark: what cannot persist says so") {
   File file(64 << 20);
   for (const uint64_t flags : {ARK_KV_PERSIST_STORE, ARK_KV_PERSIST_LOAD, ARK_KV_PERSIST_LOAD | ARK_KV_PERSIST_STORE}) {
     ARK* ark = reinterpret_cast<ARK*>(1);
-    CHECK(create(file.path, flags, &ark) == EINVAL);
+    CHECK(create(nullptr, flags, &ark) == EINVAL);
     CHECK(ark == nullptr);
-    CHECK(create(nullptr, flags | ARK_KV_VIRTUAL_LUN, &ark) == EINVAL);
+    CHECK(create("", flags, &ark) == EINVAL);
+    CHECK(create("mem:64m", flags, &ark) == EINVAL);
+    CHECK(create("/var/tmp", flags, &ark) == EINVAL);
+    CHECK(create("/nonexistent/store", flags, &ark) == ENOENT);
+    CHECK(create(file.path, flags | ARK_KV_VIRTUAL_LUN, &ark) == EINVAL);
+    CHECK(ark == nullptr);
   }
+}
+
+TEST_CASE("ark: a store that persists is there again, with what ark_flush or ark_delete kept") {
+  constexpr uint64_t kStore = ARK_KV_PERSIST_STORE, kLoad = ARK_KV_PERSIST_LOAD;
+  File file(64 << 20);
+  setenv("LUNAR_KV_DRAM", "24m", 1);
+  ARK* none = nullptr;
+  CHECK(create(file.path, kLoad, &none) == ENOENT);
+  {
+    Store store(file.path, 2, 0, 0, kStore | kLoad);  // nothing is there yet
+    REQUIRE(store.status == 0);
+    REQUIRE(store.set("a", "1") == 0);
+    REQUIRE(store.set("b", std::string(200'000, 'b')) == 0);
+    REQUIRE(create(file.path, kStore | kLoad, &none) == EBUSY);
+  }
+  {
+    Store store(file.path, 2, 0, 0, kStore | kLoad);
+    REQUIRE(store.status == 0);
+    CHECK(store.count() == 2);
+    CHECK(store.get("b") == std::string(200'000, 'b'));
+    CHECK(ark_fork(store.ark) == -1);
+    REQUIRE(store.set("a", "2") == 0);
+    REQUIRE(ark_flush(store.ark) == 0);
+  }
+  {
+    Store store(file.path, 2, 0, 0, kLoad);  // its changes end with it, unless ark_flush keeps them
+    REQUIRE(store.status == 0);
+    CHECK(store.get("a") == "2");
+    REQUIRE(store.set("a", "3") == 0);
+  }
+  {
+    Store store(file.path, 2, 0, 0, kLoad);
+    REQUIRE(store.status == 0);
+    CHECK(store.get("a") == "2");
+  }
+  {
+    Store scratch(file.path);
+    CHECK(scratch.status == EEXIST);  // a store that persists is data
+  }
+  {
+    Store store(file.path, 2, 0, 0, kStore);  // another one, in its place
+    REQUIRE(store.status == 0);
+    CHECK(store.count() == 0);
+  }
+  Store store(file.path, 2, 0, 0, kLoad);
+  CHECK(store.count() == 0);
+  unsetenv("LUNAR_KV_DRAM");
+}
+
+TEST_CASE("ark: a store that persists takes an empty file, and no data of others") {
+  setenv("LUNAR_KV_DRAM", "24m", 1);
+  setenv("LUNAR_KV_SIZE", "40m", 1);
+  File empty(0), foreign(64 << 20);
+  {
+    Store store(empty.path, 2, 0, 0, ARK_KV_PERSIST_STORE);
+    REQUIRE(store.status == 0);
+    uint64_t bytes = 0;
+    CHECK((ark_allocated(store.ark, &bytes) == 0 && bytes > 32 << 20 && bytes < 40 << 20));
+  }
+  FILE* file = fopen(foreign.path, "r+");
+  REQUIRE((file && fputs("somebody's data", file) >= 0 && fclose(file) == 0));
+  ARK* ark = nullptr;
+  CHECK(create(foreign.path, ARK_KV_PERSIST_STORE, &ark) == EEXIST);
+  CHECK(create(foreign.path, ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD, &ark) == EEXIST);
+  char head[16] = {};
+  file = fopen(foreign.path, "r");
+  REQUIRE((file && fread(head, 1, 15, file) == 15 && fclose(file) == 0));
+  CHECK(std::string(head) == "somebody's data");
+  unsetenv("LUNAR_KV_DRAM");
+  unsetenv("LUNAR_KV_SIZE");
 }
 
 TEST_CASE("ark: stores lie in memory, on files, devices and stripes, one after the other on the same place") {

@@ -78,13 +78,6 @@ Request key_of(OpKind kind, uint64_t klen, const void* key) { return {kind, klen
 int create(const CreateOptions& options, ARK** ark) {
   if (!ark) return EINVAL;
   *ark = nullptr;
-  if (options.flags & (ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD)) {
-    log_warning(
-        "ark_create: ARK_KV_PERSIST_STORE and ARK_KV_PERSIST_LOAD are not supported: a store ends with ark_delete or "
-        "its "
-        "process");
-    return EINVAL;
-  }
   uint64_t handle = 0;
   const int status = create_store(options, &handle);
   *ark = reinterpret_cast<ARK*>(handle);
@@ -215,8 +208,10 @@ ARK_API int ark_stats(ARK* ark, uint64_t* ops, uint64_t* ios) {
   return 0;
 }
 
-// Nothing outlives the store, so there is nothing to make durable.
-ARK_API int ark_flush(ARK* ark) { return InUse(ark, kArk) ? 0 : EINVAL; }
+ARK_API int ark_flush(ARK* ark) {
+  const InUse in_use(ark, kArk);
+  return in_use ? -in_use.engine()->flush() : EINVAL;
+}
 
 ARK_API pid_t ark_fork(ARK* ark) {
   const int64_t pid = fork_store(ark);

@@ -11,12 +11,14 @@
 //                    empty, a virtual LUN that was asked for. Default: ark_create_verbose's `size`, 1 GiB at least
 // Threading: any, blocking. Neither variable counts in a setuid program (config/trust.h).
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "arkdb.h"
 #include "config/trust.h"
 #include "kv/ark/ark_store.h"
+#include "kv/saved_state.h"
 #include "lun/compose.h"
 #include "lun/raid/stripe_device.h"
 #include "superpipe/registry.h"
@@ -117,6 +119,57 @@ unsigned shards_for(int threads) {
   return shards;
 }
 
+int make_large(const char* path, uint64_t bytes) {
+  const int fd = sys::open_file(path, O_RDWR);
+  const int status = fd < 0 ? fd : sys::set_file_size(fd, bytes);
+  if (fd >= 0) sys::close_file(fd);
+  return status;
+}
+
+// For a store that is kept the device is used as it is, for this process alone: a store's, or a blank one.
+int open_kept(const char* path, uint64_t flags, uint64_t bytes_if_empty, kv::StoreOptions* out, ErrorText* why) {
+  struct stat status_of;
+  if (flags & ARK_KV_VIRTUAL_LUN || !*path || strncmp(path, "mem:", 4) == 0 || is_stripe(path))
+    return why->set(-EINVAL,
+                    "ark_create: %s: ARK_KV_PERSIST_STORE and _LOAD want a file, a device or a URI of one (stripe: for "
+                    "several); memory and virtual LUNs end with their process",
+                    *path ? path : "no path");
+  const bool known = sys::path_status(path, &status_of) == 0;
+  if (known && S_ISDIR(status_of.st_mode))
+    return why->set(-EINVAL, "ark_create: %s: is a directory; a store that is kept wants a file in it", path);
+  if (known && S_ISREG(status_of.st_mode) && status_of.st_size == 0) {
+    if (const int status = make_large(path, bytes_if_empty); status < 0)
+      return why->set(status, "ark_create: %s: cannot be made %s large: %s", path, format_size(bytes_if_empty).text,
+                      errno_text(status));
+  }
+  DeviceOptions options;
+  options.scratch = false;
+  options.claim = Claim::kAlone;
+  int status = raw_open(path, options, Format::kIfBlank, &out->device, why);
+  if (status < 0) return status;
+  kv::media::Superblock super;
+  status = kv::superblock_read(out->device, &super, why);
+  const bool overwrites = (flags & ARK_KV_PERSIST_LOAD) == 0;
+  if (status == -ENOENT && (flags & ARK_KV_PERSIST_STORE) != 0) {
+    DeviceContent content = DeviceContent::kForeign;
+    char what[64];
+    status = device_content(out->device, &content, what, sizeof what, false);
+    if (status == 0 && content != DeviceContent::kBlank && content != DeviceContent::kEnded)
+      status = why->set(-EEXIST, "ark_create: %s: holds %s; give an empty file or device, or erase it (wipefs -a %s)",
+                        path, what, path);
+    out->contents = kv::Contents::kNew;
+  } else if (overwrites && (status == 0 || status == -EBADMSG)) {
+    status = 0;
+    out->contents = kv::Contents::kNew;
+  } else {
+    out->contents = kv::Contents::kKept;
+  }
+  if (status == 0) return 0;
+  device_close(out->device);
+  out->device = nullptr;
+  return status;
+}
+
 }  // namespace
 
 int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, ErrorText* why) {
@@ -130,13 +183,21 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   store.shards = shards_for(options.threads);
   store.expected_keys = options.hash_count ? options.hash_count : 1 << 20;
   const char* path = options.path ? options.path : "";
-  *in_memory = !*path || strncmp(path, "mem:", 4) == 0;
+  const bool kept = (options.flags & (ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD)) != 0;
+  *in_memory = !kept && (!*path || strncmp(path, "mem:", 4) == 0);
   if (*in_memory) {
     if (*path && path[4] && parse_size(path + 4, &wanted) < 0)
       return why->set(-EINVAL, "ark_create: %s: not mem:SIZE, such as mem:512m", path);
     size_in_memory(options, dram, wanted, &store);
     store.expected_keys = smaller(store.expected_keys, store.dram_bytes / 32);  // a hint may not take the budget
     return kv::Store::open(store, out, why);
+  }
+  store.dram_bytes = dram;
+  store.expected_keys = smaller(store.expected_keys, dram / 32);
+  if (kept) {
+    store.log_bytes = 0;
+    status = open_kept(path, options.flags, wanted ? wanted : larger(options.size, kSizeLeast), &store, why);
+    return status < 0 ? status : kv::Store::open(store, out, why);
   }
   const bool wants_virtual = (options.flags & ARK_KV_VIRTUAL_LUN) != 0;
   bool grows = wants_virtual;
@@ -150,8 +211,6 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   grows |= is_growing_file(store.device);
   // Else all that the device has.
   store.log_bytes = grows ? (wanted ? wanted : larger(options.size, kSizeLeast)) : 0;
-  store.dram_bytes = dram;
-  store.expected_keys = smaller(store.expected_keys, dram / 32);
   return kv::Store::open(store, out, why);
 }
 

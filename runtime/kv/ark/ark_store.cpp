@@ -6,6 +6,7 @@
 
 #include <new>
 
+#include "arkdb.h"
 #include "sys/arena.h"
 #include "sys/log.h"
 
@@ -144,6 +145,7 @@ int create_store(const CreateOptions& options, uint64_t* handle) {
   int status = main ? open_engine(options, &store->engine, &store->in_memory, &why) : -ENOMEM;
   if (status < 0 && why.text[0]) log_warning("%s", why.text);
   if (status == 0) {
+    store->flush_at_end = (options.flags & ARK_KV_PERSIST_STORE) != 0;
     store->add(main);
     *handle = table_add(main);
     if (*handle) return 0;
@@ -184,9 +186,12 @@ int delete_store(const void* handle) {
       free_connection(connection_of(one));
     }
   }
+  const int status = store->flush_at_end ? store->engine->flush() : 0;
+  if (status < 0)
+    log_warning("ark_delete: the store could not be kept (%s); what ark_flush kept last is there", errno_text(status));
   store->engine->close();
   unmap_private(store, store->mapping_bytes);
-  return 0;
+  return -status;
 }
 
 int connect_store(const void* handle, int asyncs, uint64_t* out) {

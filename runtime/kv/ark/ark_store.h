@@ -42,6 +42,7 @@ struct ArkStore {
   uint64_t mapping_bytes = 0;
   kv::Store* engine = nullptr;
   bool in_memory = true;
+  bool flush_at_end = false;  // ARK_KV_PERSIST_STORE
   Pool pool;
   std::atomic<uint32_t> paused{0};   // for fork: calls wait before they begin
   std::atomic<uint32_t> closers{0};  // disconnect() under way, which still looks at the store
