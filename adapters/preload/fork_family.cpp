@@ -26,7 +26,7 @@ namespace {
 enum class Handlers { kLibc, kOurs };  // what runs the pager's fork handlers
 
 void enter_child(Handlers handlers) {
-  if (handlers == Handlers::kOurs) pager_fork_child();
+  handlers == Handlers::kOurs ? pager_fork_child() : pager_fork_child_ran();
   maps_unlock_after_fork();
   threads_enter_child();
   stats_enter_child();

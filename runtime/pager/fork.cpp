@@ -23,6 +23,7 @@
 #include "pager/state.h"
 #include "pager/unmapped.h"
 #include "pager/wipe.h"
+#include "sys/arena.h"
 #include "sys/fatal.h"
 #include "sys/file.h"
 #include "sys/log.h"
@@ -263,10 +264,68 @@ void parent() {
   sys::unblock_signals();
 }
 
+// Evicted pages that hold something in the child: their words as evicted.
+struct WrittenEarly {
+  static constexpr unsigned kMax = 128;
+  struct Page {
+    Region* region;
+    uint64_t page;
+    PageWord word;
+  };
+  Page pages[kMax];
+  unsigned count = 0;
+  char* buffer = nullptr;  // two pages
+};
+WrittenEarly g_written_early;
+
+// Whether the page that the child has is the evicted one, brought in while the kernel copied words and pages. If not,
+// libc has touched its place in the child, where nothing serves faults yet (it clears what threads of the parent had
+// under their keys): a page of zeros came, which is dropped, or one with what it wrote, which merge_written_early() adds
+// to the evicted content.
+bool was_brought_in(PagerState& state, Region& region, uint64_t page, PageWord evicted) {
+  char* at = region.address_of(PageIndex(page));
+  auto& early = g_written_early;
+  if (early.buffer == nullptr)
+    early.buffer = static_cast<char*>(map_private(2 * state.page_size, ForkPolicy::kInherit));
+  if (early.buffer == nullptr) fatal("fork: no memory for two pages");
+  if (sys::peek(at, early.buffer, state.page_size) < 0 || page_hash(early.buffer) == region.hashes[page]) return true;
+  if (page_is_zero(early.buffer)) return sys::advise(at, state.page_size, MADV_DONTNEED) < 0;
+  if (early.count == WrittenEarly::kMax) fatal("fork: too much was written before the child could be served");
+  early.pages[early.count++] = {&region, page, evicted};
+  return true;
+}
+
+// A page that other threads of the parent wrote while the kernel copied it has most of its evicted content: it stays as
+// it is.
+void merge_written_early(PagerState& state) {
+  auto& early = g_written_early;
+  const size_t words = state.page_size / sizeof(uint64_t);
+  auto *now = reinterpret_cast<uint64_t*>(early.buffer), *stored = now + words;
+  for (unsigned i = 0; i < early.count; ++i) {
+    const auto& [region, page, word] = early.pages[i];
+    char* at = region->address_of(PageIndex(page));
+    if (!read_slot(state, *region, page, word, reinterpret_cast<char*>(stored)))
+      fatal("fork: page %p cannot be read back in the child", static_cast<void*>(at));
+    if (sys::peek(at, now, state.page_size) < 0) continue;
+    size_t same = 0, zeros = 0;
+    for (size_t w = 0; w < words; ++w) {
+      if (stored[w] == 0) continue;
+      same += now[w] == stored[w];
+      zeros += now[w] == 0;
+    }
+    if (zeros <= same) continue;
+    for (size_t w = 0; w < words; ++w)
+      if (now[w] == 0) now[w] = stored[w];
+    if (const int rc = sys::poke(at, now, state.page_size); rc < 0)
+      fatal("fork: page %p cannot be restored in the child (%s)", static_cast<void*>(at), errno_name(rc));
+  }
+  early.count = 0;
+}
+
 // A page's state as the child must see it. The kernel copied words and pages at different moments, while handlers went
 // on bringing pages in: what is present counts, whatever the word says, and what is missing is where it was before it
 // came.
-PageWord settled_word(PagerState& state, const Region& region, uint64_t page, bool present) {
+PageWord settled_word(PagerState& state, Region& region, uint64_t page, bool present) {
   PageWord word = region.words[page].load(std::memory_order_relaxed);
   word = word.with_state(word.settled());
   word.raw &= ~PageWord::kWaiter;
@@ -274,16 +333,21 @@ PageWord settled_word(PagerState& state, const Region& region, uint64_t page, bo
     case PageState::kResident:
       return present ? word : word.with_state(word.has_slot() ? PageState::kEvicted : PageState::kEmpty);
     case PageState::kEvicted:
-      return present ? word.with_state(PageState::kResident).with_epoch(shared_epoch()) : word;
+      return present && was_brought_in(state, region, page, word)
+                 ? word.with_state(PageState::kResident).with_epoch(shared_epoch())
+                 : word;
     case PageState::kEmpty:
       return present ? word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch()) : word;
     case PageState::kInFrame: {
-      if (present) return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch());
       const Frame& frame = state.frames.at(word.index());  // its content stayed with the parent; its slot is written
-      if (frame.slot == kNoSlot)
+      if (frame.slot == kNoSlot) {
+        if (present) return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch());
         fatal("fork: page %p had no slot when the process forked",
               static_cast<void*>(region.address_of(PageIndex(page))));
-      return word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
+      }
+      const PageWord evicted = word.with_state(PageState::kEvicted).with_slot(frame.slot).with_lun(frame.lun);
+      if (!present || !was_brought_in(state, region, page, evicted)) return evicted;
+      return word.with_state(PageState::kResident).with_slot(kNoSlot).with_epoch(shared_epoch());
     }
     // lost: nothing will be read there, and the number of its LUN may get another meaning
     default:
@@ -331,6 +395,7 @@ int child_restart(PagerState& state, ErrorText* why) {
   thread_resolver_forget();
   sys::advise_vector_forget();
   fork_descriptors_child(state, g_fork.descriptors);
+  merge_written_early(state);
   lun_ids_forget_unused();
   if (int rc = open_uffd(state, why); rc < 0) return rc;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i) {
@@ -452,6 +517,11 @@ void child() {
 void pager_fork_prepare(const void* child_stack) { prepare(child_stack); }
 void pager_fork_parent() { parent(); }
 void pager_fork_child() { child(); }
+
+void pager_fork_child_ran() {
+  if (g_fork.engaged && pager_state().forking.load())
+    fatal("fork: libc has not called the pager's handler in the child, whose evicted memory would read as zeros");
+}
 
 int fork_handlers_install() {
   static bool installed = false;

@@ -181,6 +181,8 @@ void pager_fork_made(int pid);
 void pager_fork_prepare(const void* child_stack);
 void pager_fork_parent();
 void pager_fork_child();
+// In a child, after fork() itself: ends it where libc has lost its list of handlers (LIMITS.md).
+void pager_fork_child_ran();
 
 // Keeps in DRAM, until the calling thread is gone, what the kernel reads or writes when that thread ends.
 void pager_keep_for_thread(const void* address, size_t bytes);

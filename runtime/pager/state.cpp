@@ -257,6 +257,17 @@ bool page_is_zero(const void* content) {
   return memcmp(words, words + 1, (count - 1) * sizeof(uint64_t)) == 0;
 }
 
+bool read_slot(PagerState& state, const Region& region, uint64_t page, PageWord word, char* into) {
+  iovec part{into, state.page_size};
+  const Command command{Op::kRead, state.luns[word.lun()].offset_of(word.slot()), &part, 1, 0, 0};
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    if (state.devices[word.lun()]->transfer(command) == static_cast<int64_t>(state.page_size) &&
+        page_hash(into) == region.hashes[page])
+      return true;
+  }
+  return false;
+}
+
 void table_reach(Region& region, uint64_t first, uint64_t end) {
   auto& state = pager_state();
   if (first >= end) return;

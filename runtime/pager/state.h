@@ -192,6 +192,8 @@ class MutatorScope {
 [[nodiscard]] int page_hash_key_make();  // once a process, before the first hash. 0 or -errno
 uint64_t page_hash(const void* content);
 bool page_is_zero(const void* content);
+// Content of an evicted page (word: as evicted), verified, by a blocking read. False: lost.
+[[nodiscard]] bool read_slot(PagerState& state, const Region& region, uint64_t page, PageWord word, char* into);
 
 // Counts the page table of [first, end), used from now on, against the budget, by chunks.
 void table_reach(Region& region, uint64_t first, uint64_t end);

@@ -206,18 +206,6 @@ void settle_lost(PagerState& state, Region& region, uint64_t first, uint64_t end
   }
 }
 
-// Content of an evicted page, verified. False: lost.
-bool read_page(PagerState& state, const Region& region, uint64_t page, PageWord was, char* into) {
-  iovec part{into, state.page_size};
-  Command command{Op::kRead, state.luns[was.lun()].offset_of(was.slot()), &part, 1, 0, 0};
-  for (int attempt = 0; attempt < 4; ++attempt) {
-    if (state.devices[was.lun()]->transfer(command) == static_cast<int64_t>(state.page_size) &&
-        page_hash(into) == region.hashes[page])
-      return true;
-  }
-  return false;
-}
-
 // Where the pages of the current note belong. The program may move its map on: so it is valid inside the event gate
 // only.
 struct Destination {
@@ -293,7 +281,7 @@ class MovedReads {
     for (unsigned i = 0; i < count_; ++i) {
       auto* content = static_cast<char*>(parts_[i].iov_base);
       const Page& one = pages_[i];
-      if (page_hash(content) == region_.hashes[one.page] || read_page(state_, region_, one.page, one.was, content)) {
+      if (page_hash(content) == region_.hashes[one.page] || read_slot(state_, region_, one.page, one.was, content)) {
         bring(state_, to_, one.page, content, over_tiered_);
       } else {
         log_error("page %p, moved by a raw mremap, cannot be read back; it is poisoned",

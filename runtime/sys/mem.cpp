@@ -354,6 +354,12 @@ int peek(const void* from, void* to, size_t bytes) {
   return n < 0 ? -errno : static_cast<size_t>(n) == bytes ? 0 : -EFAULT;
 }
 
+int poke(void* to, const void* from, size_t bytes) {
+  const iovec here{const_cast<void*>(from), bytes}, there{to, bytes};
+  const ssize_t n = process_vm_writev(getpid(), &here, 1, &there, 1, 0);
+  return n < 0 ? -errno : static_cast<size_t>(n) == bytes ? 0 : -EFAULT;
+}
+
 namespace {
 bool has_limit(decltype(RLIMIT_AS) which) {
   rlimit limit{};

@@ -80,6 +80,7 @@ struct PageFacts {
 [[nodiscard]] int read_memory(int memory, const void* from, void* to, size_t bytes);
 // Reads this process' own memory by a system call: -EFAULT where a plain read would be a fault without remedy.
 [[nodiscard]] int peek(const void* from, void* to, size_t bytes);
+[[nodiscard]] int poke(void* to, const void* from, size_t bytes);  // likewise; -EFAULT also: it may not be written
 
 // mlock2 (flags 0: mlock), munlock, mlockall, munlockall.
 [[nodiscard]] int lock_memory(const void* address, size_t bytes, unsigned flags);

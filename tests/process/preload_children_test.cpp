@@ -183,6 +183,47 @@ void children_begin_on_tiered_stacks() {
   fill(g_memory, kBytes, 4);
 }
 
+// In a child libc clears what other threads of its parent had under their later keys, which lies on the heap, before
+// any handler of ours runs: what lies in those pages beside it must not be lost.
+constexpr int kKeys = 48, kBlocks = 64, kBlock = 512;
+pthread_key_t g_keys[kKeys];
+char* g_blocks[kBlocks];
+int g_stage = 0;
+
+void* uses_many_keys(void*) {
+  for (int i = 0; i < kBlocks; ++i) {
+    g_blocks[i] = static_cast<char*>(malloc(kBlock));
+    CHECK(g_blocks[i] != nullptr && tiered(g_blocks[i]));
+    memset(g_blocks[i], 0x5a, kBlock);
+    if (i == kBlocks / 2) CHECK(pthread_setspecific(g_keys[kKeys - 1], &g_stage) == 0);
+  }
+  __atomic_store_n(&g_stage, 1, __ATOMIC_RELEASE);
+  while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 1) usleep(1000);
+  CHECK(pthread_getspecific(g_keys[kKeys - 1]) == &g_stage);
+  return nullptr;
+}
+
+void other_threads_keys_are_evicted() {
+  for (pthread_key_t& key : g_keys) CHECK(pthread_key_create(&key, nullptr) == 0);
+  pthread_t thread;
+  CHECK(pthread_create(&thread, nullptr, uses_many_keys, nullptr) == 0);
+  while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 0) usleep(1000);
+  for (int round = 0; round < 5; ++round) {
+    for (char* block : g_blocks) CHECK(lunar_evict(block, kBlock) >= 0);
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+      for (char* block : g_blocks)
+        for (int i = 0; i < kBlock; ++i) CHECK(block[i] == 0x5a);
+      _exit(7);
+    }
+    ends_well(pid, "beside a thread with many keys");
+  }
+  __atomic_store_n(&g_stage, 2, __ATOMIC_RELEASE);
+  CHECK(pthread_join(thread, nullptr) == 0);
+  for (char* block : g_blocks) free(block);
+}
+
 int body() {
   // Not tiered: a child begins on it before it is served.
   g_stack =
@@ -191,6 +232,7 @@ int body() {
   a_child_that_shares_memory_may_end();
   children_have_their_memory();
   children_begin_on_tiered_stacks();
+  other_threads_keys_are_evicted();
   the_locale_is_evicted();
   return 0;
 }
