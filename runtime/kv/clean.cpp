@@ -95,6 +95,9 @@ int Store::room_for_segment() {
     if (const int status = room_for_frames(); status < 0) return status;
     const uint64_t free = log_.reclaim();
     if (free > log_.reserve()) return 0;
+    if (kept_) {
+      if (const int status = settle(); status < 0) return status;
+    }
     // Saves did not help, and what lives has become no less since: they would not now.
     if (full_at_ != 0 && bytes_live() + log_.segment_bytes() > full_at_) return -ENOSPC;
     full_at_ = 0;
@@ -105,12 +108,15 @@ int Store::room_for_segment() {
     uint64_t segment;
     int status = -EAGAIN;
     if (free > log_.state_reserve() + 1 || !log_.any_retired()) status = log_.victim(&segment);
+    const bool tried = status == 0;
     if (status == 0) status = clean(segment);
     if (status == 0 || status == -EBADMSG) continue;
     if (log_.held() != 0 && !log_.any_retired()) {
       if (status = save_for_space(&saves); status < 0) return status;
       continue;
     }
+    // What is free is for a state alone: there is nothing to clean into.
+    if (tried && status == -EAGAIN && log_.reclaim() <= log_.state_reserve() && !log_.any_retired()) return -ENOSPC;
     if (status == -ENOSPC && !log_.any_retired()) {
       if (retried || !log_.retry_damaged()) return status;
       retried = true;

@@ -176,12 +176,14 @@ int Log::save_begin() {
   return 0;
 }
 
-int Log::take_link(uint64_t* number) {
+int Log::take_link(uint64_t life, uint64_t* number) {
   MutexLock guard(mutex_);
   for (uint64_t i = 0; i < count_; ++i) {
     const uint64_t at = (next_free_ + i) % count_;
     if (state(at) != SegmentState::kFree) continue;
     segments_[at].state.store(SegmentState::kState, std::memory_order_release);
+    ++links_;
+    segments_[at].life.store(life, std::memory_order_release);
     segments_[at].saved = false;  // until save_end
     free_.fetch_sub(1, std::memory_order_relaxed);
     next_free_ = at + 1;
@@ -214,6 +216,13 @@ void Log::save_end(Saved saved) {
   }
 }
 
+void Log::settle(uint64_t life_of_state) {
+  MutexLock guard(mutex_);
+  for (uint64_t i = 0; i < count_; ++i) {
+    if (state(i) == SegmentState::kState && life(i) != life_of_state) give_back(i);
+  }
+}
+
 void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used) {
   Segment& segment = segments_[number];
   segment.life.store(life, std::memory_order_relaxed);
@@ -222,6 +231,7 @@ void Log::restore(uint64_t number, SegmentState state, uint64_t life, uint32_t l
   segment.written.store(true, std::memory_order_relaxed);
   segment.saved = true;
   segment.state.store(state, std::memory_order_release);
+  if (state == SegmentState::kState) ++links_;
   free_.fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -118,7 +118,11 @@ void Log::seal_tail() {
 
 // Pre: the mutex.
 bool Log::take_one(bool cleaning, uint64_t* number) {
-  if (state_bytes_) state_reserve_.store((state_bytes_(state_owner_) >> segment_bits_) + 2, std::memory_order_relaxed);
+  if (state_bytes_) {
+    // For the next state, and when that is larger than the last one, for the one after it too.
+    const uint64_t one = (state_bytes_(state_owner_) >> segment_bits_) + 2;
+    state_reserve_.store(one + (one > links_ ? one - links_ : 0), std::memory_order_relaxed);
+  }
   if (free_.load(std::memory_order_relaxed) <= (cleaning ? state_reserve() : reserve())) return false;
   for (uint64_t i = 0; i < count_; ++i) {
     const uint64_t at = (next_free_ + i) % count_;
@@ -202,6 +206,7 @@ uint64_t Log::reclaim() {
 // Free, or the window's. Pre: the mutex.
 void Log::give_back(uint64_t number) {
   const bool in_window = number - window_ < window_count_;
+  if (state(number) == SegmentState::kState) --links_;
   segments_[number].saved = false;
   segments_[number].state.store(in_window ? SegmentState::kReserved : SegmentState::kFree, std::memory_order_release);
   if (!in_window) free_.fetch_add(1, std::memory_order_relaxed);

@@ -139,10 +139,11 @@ class Log {
   void keep(StateBytes state_bytes, const void* owner);
   // Seals the tail; everything is on the device, written but not flushed. -errno.
   [[nodiscard]] int save_begin();
-  [[nodiscard]] int take_link(uint64_t* number);  // a free segment for the state; -ENOSPC
+  [[nodiscard]] int take_link(uint64_t life, uint64_t* number);  // a free segment for the state of that life; -ENOSPC
   // What becomes of the links taken, and of what the state before refers to. kUnknown: either state may be durable.
   enum class Saved : uint8_t { kYes, kNo, kUnknown };
   void save_end(Saved saved);
+  void settle(uint64_t life);  // it was unknown, and is the state of that life: the links of others are free again
   // One segment of a state that is loaded: kSealed, kLarge or kState. Pre: just opened.
   void restore(uint64_t number, SegmentState state, uint64_t life, uint32_t live, uint32_t used);
   void begin_lives(uint64_t from) { lives_.store(from, std::memory_order_relaxed); }
@@ -226,6 +227,7 @@ class Log {
   bool tail_reserved_ = false;
   alignas(64) sys::Mutex mutex_;  // state changes
   std::atomic<uint64_t> free_{0}, retired_{0};
+  uint64_t links_ = 0;  // segments that are kState
   uint64_t next_free_ = 0;                         // where to look first
   uint64_t first_retired_ = 0, last_retired_ = 0;  // number + 1, oldest first
   uint64_t window_ = 0, window_count_ = 0;         // held back; 0: none

@@ -121,7 +121,7 @@ int StateWriter::put(const void* data, uint64_t bytes) {
   for (auto* from = static_cast<const char*>(data); bytes;) {
     if (!segment_ || fill_ == room) {
       uint64_t number;
-      if (const int status = log_.take_link(&number); status < 0) return status;
+      if (const int status = log_.take_link(life_, &number); status < 0) return status;
       if (!segment_)
         first_ = number + 1;
       else if (const int status = write_link(number + 1); status < 0)
@@ -287,11 +287,21 @@ int Store::write_state(uint64_t* first, uint64_t* bytes, uint64_t life) {
   return status;
 }
 
+// Which state counts, after a commit whose outcome could not be read.
+int Store::settle() {
+  if (root_.loaded()) return 0;
+  SlotReport report;
+  if (const int status = root_.load(Repair::kOne, &report); status < 0) return status;
+  media::Root root;
+  memcpy(&root, root_.body(), sizeof root);
+  log_.settle(root.life);
+  return 0;
+}
+
 // Pre: the cleaning mutex.
 int Store::save() {
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
-  SlotReport report;
-  int status = root_.loaded() ? 0 : root_.load(Repair::kOne, &report);
+  int status = settle();
   if (status == 0) status = log_.save_begin();
   media::Root root = {0, log_.new_life(), 0, count(), {}};
   if (status == 0) status = write_state(&root.first, &root.bytes, root.life);

@@ -121,6 +121,7 @@ class Store {
   int open_root(Contents contents, ErrorText* why);
   int load(ErrorText* why);
   int load_shard(class StateReader& state, unsigned number);
+  int settle();
   int save();
   struct SavesForSpace {
     bool for_one_segment = false;
