@@ -87,6 +87,11 @@ int Store::save_for_space(SavesForSpace* saves) {
   return -ENOSPC;
 }
 
+// Whether cleaning gave -EAGAIN as what is free is for a saved state alone.
+bool Store::nothing_to_clean_into(int status) {
+  return status == -EAGAIN && log_.reclaim() <= log_.state_reserve() && !log_.any_retired();
+}
+
 int Store::room_for_segment() {
   MutexLock guard(cleaning_);
   bool retried = false;
@@ -115,8 +120,7 @@ int Store::room_for_segment() {
       if (status = save_for_space(&saves); status < 0) return status;
       continue;
     }
-    // What is free is for a state alone: there is nothing to clean into.
-    if (tried && status == -EAGAIN && log_.reclaim() <= log_.state_reserve() && !log_.any_retired()) return -ENOSPC;
+    if (tried && nothing_to_clean_into(status)) return -ENOSPC;
     if (status == -ENOSPC && !log_.any_retired()) {
       if (retried || !log_.retry_damaged()) return status;
       retried = true;
@@ -135,12 +139,14 @@ int Store::reserve_window(uint64_t count, uint64_t* first) {
     if (log_.reserve_window(count, first) == 0) return 0;
     uint64_t segment;
     int status = log_.victim(&segment);
+    const bool tried = status == 0;
     if (status == 0) status = clean(segment);
     if (status == 0 || status == -EBADMSG) continue;
     if (log_.held() != 0 && !log_.any_retired()) {
       if (status = save_for_space(&saves); status < 0) return status;
       continue;
     }
+    if (tried && nothing_to_clean_into(status)) return -ENOSPC;
     if (status == -ENOSPC && !log_.any_retired()) return status;
     wait_a_little(round++);
   }

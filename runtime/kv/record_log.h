@@ -227,7 +227,7 @@ class Log {
   bool tail_reserved_ = false;
   alignas(64) sys::Mutex mutex_;  // state changes
   std::atomic<uint64_t> free_{0}, retired_{0};
-  uint64_t links_ = 0;  // segments that are kState
+  uint64_t links_ = 0;                             // segments that are kState
   uint64_t next_free_ = 0;                         // where to look first
   uint64_t first_retired_ = 0, last_retired_ = 0;  // number + 1, oldest first
   uint64_t window_ = 0, window_count_ = 0;         // held back; 0: none

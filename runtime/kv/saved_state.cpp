@@ -16,6 +16,7 @@
 #include "lun/raw_io.h"
 #include "sys/arena.h"
 #include "sys/file.h"
+#include "sys/log.h"
 
 namespace lunar::kv {
 namespace {
@@ -72,10 +73,13 @@ int superblock_read(Device* device, media::Superblock* out, ErrorText* why) {
   const Block block;
   if (!block.get()) return why->set(-ENOMEM, "key/value store on %s: no memory", device->name());
   bool any = false;
+  int unread = 0;
   for (const uint64_t at : {uint64_t{0}, media::kSecondSuperAt}) {
     if (at + media::kBlockBytes > device->size_bytes()) continue;
-    if (const int status = raw_io(device, Op::kRead, at, block.get(), media::kBlockBytes); status < 0)
-      return why->set(status, "key/value store on %s: cannot be read: %s", device->name(), errno_text(status));
+    if (const int status = raw_io(device, Op::kRead, at, block.get(), media::kBlockBytes); status < 0) {
+      unread = status;
+      continue;
+    }
     memcpy(out, block.get(), sizeof *out);
     if (memcmp(out->magic, media::kSuperMagic, sizeof out->magic) != 0) continue;
     any = true;
@@ -90,6 +94,8 @@ int superblock_read(Device* device, media::Superblock* out, ErrorText* why) {
                       static_cast<unsigned long long>(device->size_bytes()));
   }
   *out = {};
+  if (unread < 0)
+    return why->set(unread, "key/value store on %s: cannot be read: %s", device->name(), errno_text(unread));
   return any ? why->set(-EBADMSG, "key/value store on %s: both superblocks are damaged", device->name())
              : why->set(-ENOENT, "%s: holds no key/value store", device->name());
 }
@@ -305,7 +311,13 @@ int Store::save() {
   if (status == 0) status = log_.save_begin();
   media::Root root = {0, log_.new_life(), 0, count(), {}};
   if (status == 0) status = write_state(&root.first, &root.bytes, root.life);
-  if (status == 0) status = raw_flush(device_);
+  // Linux reports what a flush could not write once, and forgets it: a later one that succeeds would prove nothing.
+  if (flush_failed_) status = -EIO;
+  if (status == 0 && (status = raw_flush(device_)) < 0) {
+    flush_failed_ = true;
+    log_error("key/value store on %s: flush: %s; nothing more is kept until it is opened again", device_->name(),
+              errno_text(status));
+  }
   Log::Saved saved = Log::Saved::kNo;
   if (status == 0) {
     memcpy(root_.body(), &root, sizeof root);

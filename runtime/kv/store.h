@@ -70,7 +70,8 @@ class Store {
   [[nodiscard]] int64_t del(Bytes key);
   // Makes what the store holds durable: it is what a later open with kKept finds, after any crash, until another flush
   // has come to its end. Writers wait meanwhile, readers do not; it takes one write of what is not on the device yet,
-  // one of the index (some 10 bytes a key) and two flushes of the device. Where space that the durable state refers to
+  // one of the index (some 10 bytes a key) and two flushes of the device, of which one that fails is the last: -EIO from
+  // then on. Where space that the durable state refers to
   // is wanted, writers flush by themselves. 0 (also when contents is kScratch); -ENOSPC, -EIO and the like: the durable
   // state is the one before, or this one.
   [[nodiscard]] int flush();
@@ -128,6 +129,7 @@ class Store {
     uint64_t best = 0;  // segments that were free after one
     unsigned fruitless = 0;
   };
+  bool nothing_to_clean_into(int status);
   int save_for_space(SavesForSpace* saves);
   uint64_t bytes_live() const { return bytes_actual() + count() * sizeof(Record); }
   int write_state(uint64_t* first, uint64_t* bytes, uint64_t life);
@@ -165,7 +167,8 @@ class Store {
   uint64_t mapping_bytes_ = 0;
   Device* device_ = nullptr;
   bool kept_ = false;
-  uint64_t full_at_ = 0;  // bytes that lived when saves did not help any more. Under the cleaning mutex
+  bool flush_failed_ = false;  // of the device, in a save. Under the cleaning mutex
+  uint64_t full_at_ = 0;       // bytes that lived when saves did not help any more. Under the cleaning mutex
   media::Superblock super_ = {};
   AtomicImage root_;
   Budget budget_;
