@@ -266,7 +266,7 @@ void parent() {
 
 // Evicted pages that hold something in the child: their words as evicted.
 struct WrittenEarly {
-  static constexpr unsigned kMax = 128;
+  static constexpr unsigned kMax = 512;
   struct Page {
     Region* region;
     uint64_t page;
@@ -290,8 +290,11 @@ bool was_brought_in(PagerState& state, Region& region, uint64_t page, PageWord e
   if (early.buffer == nullptr) fatal("fork: no memory for two pages");
   if (sys::peek(at, early.buffer, state.page_size) < 0 || page_hash(early.buffer) == region.hashes[page]) return true;
   if (page_is_zero(early.buffer)) return sys::advise(at, state.page_size, MADV_DONTNEED) < 0;
-  if (early.count == WrittenEarly::kMax) fatal("fork: too much was written before the child could be served");
-  early.pages[early.count++] = {&region, page, evicted};
+  // libc writes a few words; what threads of the parent have written since they brought it in is not mostly zeros.
+  const size_t words = state.page_size / sizeof(uint64_t);
+  size_t written = 0;
+  for (size_t w = 0; w < words; ++w) written += reinterpret_cast<const uint64_t*>(early.buffer)[w] != 0;
+  if (written <= words / 8 && early.count < WrittenEarly::kMax) early.pages[early.count++] = {&region, page, evicted};
   return true;
 }
 
