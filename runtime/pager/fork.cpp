@@ -317,8 +317,9 @@ void merge_written_early(PagerState& state) {
       zeros += now[w] == 0;
     }
     if (zeros <= same) continue;
-    for (size_t w = 0; w < words; ++w)
-      if (now[w] == 0) now[w] = stored[w];
+    auto *to = reinterpret_cast<char*>(now), *from = reinterpret_cast<char*>(stored);
+    for (size_t i = 0; i < state.page_size; ++i)
+      if (to[i] == 0) to[i] = from[i];
     if (const int rc = sys::poke(at, now, state.page_size); rc < 0)
       fatal("fork: page %p cannot be restored in the child (%s)", static_cast<void*>(at), errno_name(rc));
   }

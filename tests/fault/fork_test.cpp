@@ -561,6 +561,40 @@ void lock_holder_waits_for_room() {
   pages.check_all("parent");
 }
 
+// A fork handler that was registered before the pager's writes in the child before that is served, as libc does: what it
+// writes is there, and so is what it did not write.
+char* g_written_early[64];
+unsigned g_writes = 0;
+
+void write_early() {
+  for (unsigned i = 0; i < g_writes; ++i) memset(g_written_early[i] + 1000 + i * 8, 0xa5, 8 + i);
+}
+
+void written_before_it_is_served() {
+  REQUIRE_THAT(pthread_atfork(nullptr, nullptr, write_early) == 0, "pthread_atfork");
+  tier::start_tier(kDram, kLun);
+  Pages pages(kMemory);
+  for (int round = 0; round < 4; ++round) {
+    std::vector<std::string> before;
+    g_writes = 0;
+    for (uint64_t i = 0; i < pages.count && g_writes < 64; i += 97) {
+      if (i % 16 == 5) continue;
+      before.emplace_back(pages.at(i), pages.page);
+      g_written_early[g_writes++] = pages.at(i);
+    }
+    for (unsigned i = 0; i < g_writes; ++i) REQUIRE_THAT(lunar_evict(g_written_early[i], pages.page) >= 0, "evict");
+    const pid_t child = fork_child([&] {
+      for (unsigned i = 0; i < g_writes; ++i) {
+        memset(before[i].data() + 1000 + i * 8, 0xa5, 8 + i);
+        REQUIRE_THAT(memcmp(g_written_early[i], before[i].data(), pages.page) == 0, "page %u differs in the child", i);
+      }
+    });
+    g_writes = 0;
+    expect_exit(child, "child");
+    pages.check_all("parent");
+  }
+}
+
 struct Case {
   const char* name;
   void (*run)();
@@ -578,7 +612,8 @@ const Case kCases[] = {CASE(child_sees_the_parents_content),
                        CASE(signal_handler_forks),
                        CASE(raw_fork_dies),
                        CASE(spawn_is_served),
-                       CASE(lock_holder_waits_for_room)};
+                       CASE(lock_holder_waits_for_room),
+                       CASE(written_before_it_is_served)};
 
 }  // namespace
 
