@@ -20,6 +20,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/seed.h"
+
 namespace {
 
 constexpr int kChains = 64, kKeys = 40, kThreads = 2, kStaying = 100;
@@ -163,10 +165,7 @@ const char* argument(int argc, char** argv, const char* name, const char* otherw
 int main(int argc, char** argv) {
   const char* path = argument(argc, argv, "--path", "mem:128m");
   operations_left = strtoll(argument(argc, argv, "--operations", "300000"), nullptr, 0);
-  const char* given = getenv("LUNAR_SEED");
-  const uint64_t seed = given ? strtoull(given, nullptr, 0)
-                              : static_cast<uint64_t>(time(nullptr)) * 1000 + static_cast<uint64_t>(getpid());
-  printf("LUNAR_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tier::run_seed();
   setenv("LUNAR_KV_DRAM", "160m", 1);
   setenv("LUNAR_KV_SIZE", "512m", 1);
   if (const int rc = ark_create_verbose(const_cast<char*>(path), &ark, 0, 4096, 1000, 4, 48, kChains, 0); rc != 0)

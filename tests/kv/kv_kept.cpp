@@ -21,7 +21,7 @@ using namespace kv_test;
 
 namespace {
 
-constexpr uint64_t kBytes = 3 * kMiB, kSector = 512, kLengthMin = 8, kLengthMax = 90'000;
+constexpr uint64_t kBytes = 3 * kMiB, kLengthMin = 8, kLengthMax = 90'000;
 using Kind = DeviceEvent::Kind;
 
 struct Value {
@@ -46,7 +46,7 @@ class History {
   Store* open(MemoryDevice* device, Contents contents);
   void make_value(uint64_t key, const Value& value);
   void operate(Store* store, Model* model, uint64_t* sum);
-  void apply(const DeviceEvent& event, unsigned how, std::vector<DeviceEvent>* undo);
+  void apply(const DeviceEvent& event, Left how, std::vector<DeviceEvent>* undo);
   uint64_t read_all(Store* store, Model* out);
   void crash_at(size_t event, bool lost);
   std::string name(uint64_t key) const { return std::string(key % 40, 'k') + std::to_string(key); }
@@ -127,22 +127,8 @@ void History::make(uint64_t operations) {
   store->close();
 }
 
-// How: 0 all of it, 1 a prefix, 2 any sectors.
-void History::apply(const DeviceEvent& event, unsigned how, std::vector<DeviceEvent>* undo) {
-  if (event.kind != Kind::kWrite && event.kind != Kind::kDiscard) return;
-  const auto begin = copy_.begin() + static_cast<long>(event.offset);
-  if (undo)
-    undo->push_back({Kind::kWrite, event.offset, event.length,
-                     std::vector<char>(begin, begin + static_cast<long>(event.length)), 0});
-  const uint64_t sectors = event.length / kSector, prefix = how == 1 ? random_.below(sectors + 1) : sectors;
-  for (uint64_t i = 0; i < prefix; ++i) {
-    if (how == 2 && random_.below(2)) continue;
-    char* at = copy_.data() + event.offset + i * kSector;
-    if (event.kind == Kind::kWrite)
-      memcpy(at, event.bytes.data() + i * kSector, kSector);
-    else
-      memset(at, 0, kSector);
-  }
+void History::apply(const DeviceEvent& event, Left how, std::vector<DeviceEvent>* undo) {
+  leave_of(event, how, &copy_, [this](uint64_t n) { return random_.below(n); }, undo);
 }
 
 // All that a walk finds, byte by byte. Returns its sum.
@@ -181,11 +167,11 @@ void History::crash_at(size_t event, bool lost) {
            ", after flush " + std::to_string(acknowledged) + ": ";
   for (size_t i = flushed_; i <= event; ++i) {
     if (events_[i].fua && i < event)
-      apply(events_[i], 0, &undo);
+      apply(events_[i], Left::kAll, &undo);
     else if (!lost)
-      apply(events_[i], i < event ? 0 : 1 + static_cast<unsigned>(random_.below(2)), &undo);
+      apply(events_[i], i < event ? Left::kAll : static_cast<Left>(1 + random_.below(2)), &undo);
     else if (random_.below(2))
-      apply(events_[i], static_cast<unsigned>(random_.below(3)), &undo);
+      apply(events_[i], static_cast<Left>(random_.below(3)), &undo);
   }
   // The store as it is found, as it goes on, and as it comes back after that.
   MemoryDevice first(copy_.data(), kBytes), second(copy_.data(), kBytes);
@@ -209,8 +195,7 @@ void History::crash_at(size_t event, bool lost) {
   if (read_all(store, &again) != sum || again != model) wrong("what was flushed after a crash has not come back");
   store->close();
   version_ = version;
-  for (; !undo.empty(); undo.pop_back())
-    memcpy(copy_.data() + undo.back().offset, undo.back().bytes.data(), undo.back().length);
+  roll_back(&undo, &copy_);
 }
 
 uint64_t History::crash_everywhere() {
@@ -222,7 +207,7 @@ uint64_t History::crash_everywhere() {
       ++images;
     }
     if (kind != Kind::kFlush) continue;
-    for (; flushed_ < i; ++flushed_) apply(events_[flushed_], 0, nullptr);
+    for (; flushed_ < i; ++flushed_) apply(events_[flushed_], Left::kAll, nullptr);
   }
   return images;
 }

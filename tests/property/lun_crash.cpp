@@ -85,8 +85,7 @@ class History {
   void check_result(size_t acknowledged, bool data_too);
   bool matches(const State& state, const std::vector<VirtualLunInfo>& list) const;
   void check_data(const Step& step, const State& before);
-  void apply(const DeviceEvent& event, unsigned how, std::vector<DeviceEvent>* undo);
-  void roll_back(std::vector<DeviceEvent>* undo);
+  void apply(const DeviceEvent& event, Left how, std::vector<DeviceEvent>* undo);
   void crash_at(size_t event, unsigned variant);
 
   uint64_t random_;
@@ -234,28 +233,8 @@ void History::make(unsigned operations) {
   for (unsigned i = 0; i < operations; ++i) operation();
 }
 
-// How: 0 all of it, 1 a prefix, 2 any sectors.
-void History::apply(const DeviceEvent& event, unsigned how, std::vector<DeviceEvent>* undo) {
-  if (event.kind != Kind::kWrite && event.kind != Kind::kDiscard) return;
-  if (undo)
-    undo->push_back({Kind::kWrite, event.offset, event.length,
-                     std::vector<char>(copy_.begin() + static_cast<long>(event.offset),
-                                       copy_.begin() + static_cast<long>(event.offset + event.length)),
-                     0});
-  const uint64_t sectors = event.length / kSector, prefix = how == 1 ? below(sectors + 1) : sectors;
-  for (uint64_t i = 0; i < prefix; ++i) {
-    if (how == 2 && below(2)) continue;
-    char* at = copy_.data() + event.offset + i * kSector;
-    if (event.kind == Kind::kWrite)
-      memcpy(at, event.bytes.data() + i * kSector, kSector);
-    else
-      memset(at, 0, kSector);
-  }
-}
-
-void History::roll_back(std::vector<DeviceEvent>* undo) {
-  for (; !undo->empty(); undo->pop_back())
-    memcpy(copy_.data() + undo->back().offset, undo->back().bytes.data(), undo->back().length);
+void History::apply(const DeviceEvent& event, Left how, std::vector<DeviceEvent>* undo) {
+  leave_of(event, how, &copy_, [this](uint64_t n) { return below(n); }, undo);
 }
 
 bool History::matches(const State& state, const std::vector<VirtualLunInfo>& list) const {
@@ -344,11 +323,11 @@ void History::crash_at(size_t event, unsigned variant) {
   const bool lost = variant % 2 == 1;
   for (size_t i = flushed_; i <= event; ++i) {
     if (events_[i].fua && i < event) {
-      apply(events_[i], 0, &undo);  // it was acknowledged as durable
+      apply(events_[i], Left::kAll, &undo);  // it was acknowledged as durable
     } else if (lost) {
-      if (below(2)) apply(events_[i], static_cast<unsigned>(below(3)), &undo);
+      if (below(2)) apply(events_[i], static_cast<Left>(below(3)), &undo);
     } else {
-      apply(events_[i], i < event ? 0 : variant == 0 ? 1 : 2, &undo);
+      apply(events_[i], i < event ? Left::kAll : variant == 0 ? Left::kPrefix : Left::kAnySectors, &undo);
     }
   }
   const bool twice = below(6) == 0;
@@ -357,17 +336,17 @@ void History::crash_at(size_t event, unsigned variant) {
     recovery_ = &recovery;
     undo_ = &second;
     check_result(acknowledged, false);
-    roll_back(&second);
+    roll_back(&second, &copy_);
     recovery_ = nullptr;
     undo_ = &undo;
     if (!recovery.empty()) {
       const size_t until = below(recovery.size());
-      for (size_t i = 0; i < until; ++i) apply(recovery[i], 0, &undo);
-      apply(recovery[until], 2, &undo);
+      for (size_t i = 0; i < until; ++i) apply(recovery[i], Left::kAll, &undo);
+      apply(recovery[until], Left::kAnySectors, &undo);
     }
   }
   check_result(acknowledged, below(3) == 0);
-  roll_back(&undo);
+  roll_back(&undo, &copy_);
   for (MemoryDevice* raw : raws_) delete raw;
   raws_.clear();
 }
@@ -381,7 +360,7 @@ uint64_t History::crash_everywhere(unsigned variants) {
       for (unsigned variant = 0; variant < variants; ++variant) crash_at(i, variant);
     }
     if (kind != Kind::kFlush) continue;
-    for (; flushed_ < i; ++flushed_) apply(events_[flushed_], 0, nullptr);
+    for (; flushed_ < i; ++flushed_) apply(events_[flushed_], Left::kAll, nullptr);
   }
   return images_;
 }

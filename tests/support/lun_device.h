@@ -70,6 +70,33 @@ class MemoryDevice final : public lunar::Device {
   Shape shape_;
 };
 
+// What a crash leaves of a write or discard. Below(n): a random number below n.
+enum class Left : unsigned { kAll, kPrefix, kAnySectors };
+template <class Below>
+void leave_of(const DeviceEvent& event, Left how, std::vector<char>* image, Below below,
+              std::vector<DeviceEvent>* undo) {
+  constexpr uint64_t kSector = 512;
+  if (event.kind != DeviceEvent::Kind::kWrite && event.kind != DeviceEvent::Kind::kDiscard) return;
+  const auto begin = image->begin() + static_cast<long>(event.offset);
+  if (undo)
+    undo->push_back({DeviceEvent::Kind::kWrite, event.offset, event.length,
+                     std::vector<char>(begin, begin + static_cast<long>(event.length)), 0});
+  const uint64_t sectors = event.length / kSector, prefix = how == Left::kPrefix ? below(sectors + 1) : sectors;
+  for (uint64_t i = 0; i < prefix; ++i) {
+    if (how == Left::kAnySectors && below(2)) continue;
+    char* at = image->data() + event.offset + i * kSector;
+    if (event.kind == DeviceEvent::Kind::kWrite)
+      memcpy(at, event.bytes.data() + i * kSector, kSector);
+    else
+      memset(at, 0, kSector);
+  }
+}
+
+inline void roll_back(std::vector<DeviceEvent>* undo, std::vector<char>* image) {
+  for (; !undo->empty(); undo->pop_back())
+    memcpy(image->data() + undo->back().offset, undo->back().bytes.data(), undo->back().length);
+}
+
 inline int64_t MemoryDevice::transfer(const lunar::Command& command) {
   const uint64_t at = command.offset.value;
   uint64_t length = command.length;

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of example programs share: EXAMPLES INCLUDE LIBRARY of their command line, the programs built by the line that their README
+gives, with gcc and nothing of the project but header and library, and run."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+EXAMPLES, INCLUDE, LIBRARY = map(os.path.abspath, sys.argv[1:4])
+MIB = 1 << 20
+problems = []
+
+
+def check(held, what):
+    if not held:
+        problems.append(what)
+
+
+def build(directory, link):
+    """gcc x.c -l<link>; the library as a program at run time finds it."""
+    programs = {}
+    for name in sorted(os.listdir(EXAMPLES)):
+        if not name.endswith(".c"):
+            continue
+        program = os.path.join(directory, name[:-2])
+        line = ["gcc", "-Wall", "-Wextra", "-Werror", os.path.join(EXAMPLES, name), "-o", program, "-I", INCLUDE, "-L",
+                os.path.dirname(LIBRARY), "-l" + link]
+        result = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False)
+        check(result.returncode == 0, f"{' '.join(line)}: {result.stderr}")
+        programs[name[:-2]] = program
+    return programs
+
+
+def run(program, *words, **variables):
+    environment = {**os.environ, "LD_LIBRARY_PATH": os.path.dirname(LIBRARY), **variables}
+    return subprocess.run([program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          check=False, env=environment)
+
+
+def changes_nothing(path, program, *words, **variables):
+    """Runs it on a file that holds somebody's data."""
+    with open(path, "rb") as file:
+        before = file.read()
+    result = run(program, *words, **variables)
+    with open(path, "rb") as file:
+        check(file.read() == before, f"{os.path.basename(program)}: changed a file that holds somebody's data")
+    return result
+
+
+def main(body):
+    """The test's exit code."""
+    if shutil.which("gcc") is None:
+        print("skip: gcc: no gcc here")
+        return 77
+    directory = tempfile.mkdtemp(prefix="lunar-test-", dir="/var/tmp")
+    try:
+        body(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    print("\n".join(problems) or "ok")
+    return 1 if problems else 0
