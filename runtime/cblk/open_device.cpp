@@ -6,8 +6,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include <initializer_list>
-
 #include "base/format.h"
 #include "lun/compose.h"
 #include "lun/raid/path_device.h"
@@ -16,15 +14,6 @@ namespace lunar::cblk {
 namespace {
 
 constexpr int kTurnsMax = 8;
-
-// Length of the scheme that `text` begins with, or 0.
-size_t scheme_length(const char* text) {
-  for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "mem:", "sim:", "stripe:", "paths:"}) {
-    const size_t length = strlen(scheme);
-    if (strncmp(text, scheme, length) == 0) return length;
-  }
-  return 0;
-}
 
 }  // namespace
 

@@ -87,9 +87,24 @@ int Store::save_for_space(SavesForSpace* saves) {
   return -ENOSPC;
 }
 
-// Whether cleaning gave -EAGAIN as what is free is for a saved state alone.
-bool Store::nothing_to_clean_into(int status) {
-  return status == -EAGAIN && log_.reclaim() <= log_.state_reserve() && !log_.any_retired();
+// A step towards a free segment: cleans one, or saves. kDone: look again. kWait: others' reads have to end. kFull: no
+// segment is worth cleaning. kOver, with *error: nothing helps.
+Store::Gain Store::gain_segment(bool may_clean, SavesForSpace* saves, int* error) {
+  uint64_t segment;
+  const int chosen = may_clean ? log_.victim(&segment) : -EAGAIN;
+  const int status = chosen == 0 ? clean(segment) : chosen;
+  if (status == 0 || status == -EBADMSG) return Gain::kDone;
+  if (log_.any_retired()) return Gain::kWait;
+  if (log_.held() != 0) {
+    *error = save_for_space(saves);
+    return *error < 0 ? Gain::kOver : Gain::kDone;
+  }
+  // What is free is for a saved state alone: there is nothing to clean into.
+  if (chosen == 0 && status == -EAGAIN && log_.reclaim() <= log_.state_reserve() && !log_.any_retired()) {
+    *error = -ENOSPC;
+    return Gain::kOver;
+  }
+  return status == -ENOSPC ? Gain::kFull : Gain::kWait;
 }
 
 int Store::room_for_segment() {
@@ -110,23 +125,20 @@ int Store::room_for_segment() {
       if (const int status = save_for_space(&saves); status < 0) return status;
       continue;
     }
-    uint64_t segment;
-    int status = -EAGAIN;
-    if (free > log_.state_reserve() + 1 || !log_.any_retired()) status = log_.victim(&segment);
-    const bool tried = status == 0;
-    if (status == 0) status = clean(segment);
-    if (status == 0 || status == -EBADMSG) continue;
-    if (log_.held() != 0 && !log_.any_retired()) {
-      if (status = save_for_space(&saves); status < 0) return status;
-      continue;
+    int error = -ENOSPC;
+    switch (gain_segment(free > log_.state_reserve() + 1 || !log_.any_retired(), &saves, &error)) {
+      case Gain::kOver:
+        return error;
+      case Gain::kFull:
+        if (retried || !log_.retry_damaged()) return error;
+        retried = true;
+        break;
+      case Gain::kWait:
+        wait_a_little(round++);
+        break;
+      case Gain::kDone:
+        break;
     }
-    if (tried && nothing_to_clean_into(status)) return -ENOSPC;
-    if (status == -ENOSPC && !log_.any_retired()) {
-      if (retried || !log_.retry_damaged()) return status;
-      retried = true;
-      continue;
-    }
-    wait_a_little(round++);
   }
 }
 
@@ -137,18 +149,10 @@ int Store::reserve_window(uint64_t count, uint64_t* first) {
     if (const int status = room_for_frames(); status < 0) return status;
     log_.reclaim();
     if (log_.reserve_window(count, first) == 0) return 0;
-    uint64_t segment;
-    int status = log_.victim(&segment);
-    const bool tried = status == 0;
-    if (status == 0) status = clean(segment);
-    if (status == 0 || status == -EBADMSG) continue;
-    if (log_.held() != 0 && !log_.any_retired()) {
-      if (status = save_for_space(&saves); status < 0) return status;
-      continue;
-    }
-    if (tried && nothing_to_clean_into(status)) return -ENOSPC;
-    if (status == -ENOSPC && !log_.any_retired()) return status;
-    wait_a_little(round++);
+    int error = -ENOSPC;
+    const Gain gain = gain_segment(true, &saves, &error);
+    if (gain == Gain::kOver || gain == Gain::kFull) return error;
+    if (gain == Gain::kWait) wait_a_little(round++);
   }
 }
 

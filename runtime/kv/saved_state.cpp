@@ -57,8 +57,16 @@ ImageSpec root_spec(const media::Superblock& super) {
   return spec;
 }
 
+int superblock_write(Device* device, const media::Superblock& super) {
+  const Block block;
+  if (!block.get()) return -ENOMEM;
+  memcpy(block.get(), &super, sizeof super);
+  const int status = raw_io(device, Op::kWrite, 0, block.get(), media::kBlockBytes);
+  return status < 0 ? status : raw_io(device, Op::kWrite, media::kSecondSuperAt, block.get(), media::kBlockBytes);
+}
+
 // Before what it held is gone, both superblocks are: no crash leaves one over another store's roots.
-int format(Device* device, media::Superblock* super, AtomicImage* root) {
+int format(Device* device, const media::Superblock& super, AtomicImage* root) {
   int status = raw_zero(device, 0, media::kBlockBytes);
   if (status == 0) status = raw_zero(device, media::kSecondSuperAt, media::kBlockBytes);
   if (status == 0) status = raw_flush(device);
@@ -98,15 +106,6 @@ int superblock_read(Device* device, media::Superblock* out, ErrorText* why) {
     return why->set(unread, "key/value store on %s: cannot be read: %s", device->name(), errno_text(unread));
   return any ? why->set(-EBADMSG, "key/value store on %s: both superblocks are damaged", device->name())
              : why->set(-ENOENT, "%s: holds no key/value store", device->name());
-}
-
-int superblock_write(Device* device, media::Superblock* super) {
-  const Block block;
-  if (!block.get()) return -ENOMEM;
-  super->checksum = checksum_of(*super);
-  memcpy(block.get(), super, sizeof *super);
-  const int status = raw_io(device, Op::kWrite, 0, block.get(), media::kBlockBytes);
-  return status < 0 ? status : raw_io(device, Op::kWrite, media::kSecondSuperAt, block.get(), media::kBlockBytes);
 }
 
 // ---- links ----------------------------------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ int Store::open_root(Contents contents, ErrorText* why) {
   kept_ = true;
   log_.keep([](const void* store) { return static_cast<const Store*>(store)->state_bytes(); }, this);
   if (contents == Contents::kKept) return load(why);
-  status = format(device_, &super_, &root_);
+  status = format(device_, super_, &root_);
   return status < 0
              ? why->set(status, "key/value store on %s: cannot be formatted: %s", device_->name(), errno_text(status))
              : 0;
@@ -307,12 +306,11 @@ int Store::settle() {
 // Pre: the cleaning mutex.
 int Store::save() {
   for (unsigned i = 0; i < 1u << shard_bits_; ++i) shards_[i].lock.lock();
-  int status = settle();
+  // Linux reports what a flush could not write once, and forgets it: a later one that succeeds would prove nothing.
+  int status = flush_failed_ ? -EIO : settle();
   if (status == 0) status = log_.save_begin();
   media::Root root = {0, log_.new_life(), 0, count(), {}};
   if (status == 0) status = write_state(&root.first, &root.bytes, root.life);
-  // Linux reports what a flush could not write once, and forgets it: a later one that succeeds would prove nothing.
-  if (flush_failed_) status = -EIO;
   if (status == 0 && (status = raw_flush(device_)) < 0) {
     flush_failed_ = true;
     log_error("key/value store on %s: flush: %s; nothing more is kept until it is opened again", device_->name(),

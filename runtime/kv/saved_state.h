@@ -10,7 +10,6 @@ namespace lunar::kv {
 
 // The sound one of the two. -ENOENT: there is none; -EPROTONOSUPPORT: of a later version; -EBADMSG; -errno of the device.
 [[nodiscard]] int superblock_read(Device* device, media::Superblock* out, ErrorText* why);
-[[nodiscard]] int superblock_write(Device* device, media::Superblock* super);  // both, the checksum first; not flushed
 
 // Appends to a chain of links in segments of the log, which it takes. Pre: the cleaner's frame is the caller's.
 class StateWriter {

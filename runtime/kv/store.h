@@ -129,7 +129,8 @@ class Store {
     uint64_t best = 0;  // segments that were free after one
     unsigned fruitless = 0;
   };
-  bool nothing_to_clean_into(int status);
+  enum class Gain : uint8_t { kDone, kWait, kFull, kOver };
+  Gain gain_segment(bool may_clean, SavesForSpace* saves, int* error);
   int save_for_space(SavesForSpace* saves);
   uint64_t bytes_live() const { return bytes_actual() + count() * sizeof(Record); }
   int write_state(uint64_t* first, uint64_t* bytes, uint64_t life);

@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <initializer_list>
+
 #include "base/format.h"
 #include "lun/member_set.h"
 #include "lun/raid/path_device.h"
@@ -168,6 +170,15 @@ int open_at(const char* uri, const DeviceOptions& options, Format format, unsign
 }
 
 }  // namespace
+
+size_t scheme_length(const char* text) {
+  if (const Scheme* composite = scheme_of(text)) return strlen(composite->prefix);
+  for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "mem:", "sim:"}) {
+    const size_t length = strlen(scheme);
+    if (strncmp(text, scheme, length) == 0) return length;
+  }
+  return 0;
+}
 
 int raw_open(const char* uri, const DeviceOptions& options, Format format, Device** out, ErrorText* why) {
   LUNAR_CHECK(!options.scratch, "raw_open is for raw devices");

@@ -19,6 +19,9 @@
 
 namespace lunar {
 
+// Length of the scheme that `text` begins with, its colon included ("file:", "stripe:"); 0: of none.
+[[nodiscard]] size_t scheme_length(const char* text);
+
 // Opens a raw URI. options.scratch must be false. format: for labels of composite devices. 0 or -errno with *why.
 [[nodiscard]] int raw_open(const char* uri, const DeviceOptions& options, Format format, Device** out, ErrorText* why);
 

@@ -114,6 +114,11 @@ void touch_files() {
   }
 }
 
+void touch_for_child(const void* child_stack) {
+  touch_files();
+  touch_stack(child_stack);
+}
+
 uint64_t committed_pages(PagerState& state) {
   uint64_t pages = 0;
   for (uint32_t i = 0; i < state.regions.count.load(); ++i)
@@ -200,8 +205,7 @@ void prepare(const void* child_stack) {
   g_fork.lun = lun_id_for_child();
   state.forking_since_ns.store(sys::now_ns());
   state.forking.store(true, std::memory_order_seq_cst);
-  touch_files();  // while there is eviction to make room
-  touch_stack(child_stack);
+  touch_for_child(child_stack);  // while there is eviction to make room
   // Once our id is there nothing more is settled of what was unmapped past us (unmapped.h); until then that may have
   // begun.
   do {
@@ -211,8 +215,7 @@ void prepare(const void* child_stack) {
   } while (state.mutators.load(std::memory_order_seq_cst) != 0);
   state.forking_since_ns.store(sys::now_ns());
   state.evictor->pause();
-  touch_files();  // what was evicted again meanwhile
-  touch_stack(child_stack);
+  touch_for_child(child_stack);  // what was evicted again meanwhile
   state.regions.lock.lock();
   state.lun_open_lock.lock();
   const uint32_t before = state.fork_epoch.load(std::memory_order_acquire);

@@ -32,15 +32,10 @@ namespace {
 
 constexpr uint64_t kDramMin = 16 * kMiB, kPagesMin = 1024;
 
+// 0: not known.
 uint64_t meminfo(const char* key) {
-  char text[4096];
-  if (sys::read_text("/proc/meminfo", text, sizeof text) < 0) return 0;
-  const char* line = strstr(text, key);
-  if (line == nullptr) return 0;
-  uint64_t value = 0;
-  for (line += strlen(key); *line == ' ' || *line == ':'; ++line) {}
-  for (; *line >= '0' && *line <= '9'; ++line) value = value * 10 + static_cast<uint64_t>(*line - '0');
-  return value * 1024;
+  const int64_t bytes = sys::machine_memory_bytes(key);
+  return bytes < 0 ? 0 : static_cast<uint64_t>(bytes);
 }
 
 int check_sizes(PagerState& state, ErrorText* why) {

@@ -242,9 +242,10 @@ int other_live_threads() {
   return seen == 0 ? -ENOENT : live;
 }
 
-int64_t own_status_bytes(const char* key) {
+// A line "key:   N kB" of a file, in bytes.
+static int64_t bytes_of_line(const char* path, const char* key) {
   char text[4096];
-  if (const int rc = read_text("/proc/self/status", text, sizeof text); rc < 0) return rc;
+  if (const int rc = read_text(path, text, sizeof text); rc < 0) return rc;
   const size_t length = strlen(key);
   const char* line = text;
   while (line != nullptr && (strncmp(line, key, length) != 0 || line[length] != ':'))
@@ -255,6 +256,9 @@ int64_t own_status_bytes(const char* key) {
   (void)parse_digits(line, &kib);
   return static_cast<int64_t>(kib * kKiB);
 }
+
+int64_t own_status_bytes(const char* key) { return bytes_of_line("/proc/self/status", key); }
+int64_t machine_memory_bytes(const char* key) { return bytes_of_line("/proc/meminfo", key); }
 
 bool process_lives(int pid) { return syscall(SYS_kill, pid, 0) == 0 || errno != ESRCH; }
 bool thread_lives(int thread_id) { return syscall(SYS_tgkill, getpid(), thread_id, 0) == 0 || errno != ESRCH; }

@@ -21,6 +21,7 @@
 
 #include "base/format.h"
 #include "base/host_guard.h"
+#include "base/units.h"
 #include "sys/arena.h"
 #include "sys/file.h"
 #include "sys/mem.h"
@@ -133,8 +134,7 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
   // Inherited by fork: libc keeps its list of threads in their stacks and walks it in the child.
   pthread_attr_t attributes;
   if (int rc = pthread_attr_init(&attributes); rc != 0) return -rc;
-  const size_t page = page_bytes(), more = (spec.more_stack_bytes + page - 1) / page * page;
-  const size_t stack_size = stack_bytes(&attributes) + more;
+  const size_t stack_size = stack_bytes(&attributes) + round_up(spec.more_stack_bytes, page_bytes());
   void* stack = map_private(stack_size, ForkPolicy::kInherit);
   ThreadStart* start = arena_new<ThreadStart>();
   if (stack == nullptr || start == nullptr) return -ENOMEM;

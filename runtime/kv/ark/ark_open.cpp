@@ -24,23 +24,13 @@
 #include "superpipe/registry.h"
 #include "sys/file.h"
 #include "sys/log.h"
+#include "sys/proc.h"
 
 namespace lunar::ark {
 namespace {
 
 constexpr unsigned kDevicesMax = 8;
 constexpr uint64_t kSizeLeast = kGiB, kDramLeast = 64 * kMiB, kPathMax = 4096;
-
-uint64_t available_bytes() {
-  char text[4096];
-  if (sys::read_text("/proc/meminfo", text, sizeof text) < 0) return 0;
-  const char* line = strstr(text, "MemAvailable:");
-  uint64_t kibibytes = 0;
-  if (!line) return 0;
-  line += strlen("MemAvailable:");
-  line += strspn(line, " ");
-  return parse_digits(line, &kibibytes) ? kibibytes * kKiB : 0;
-}
 
 // A size from the environment; 0: not set.
 int size_variable(const char* name, uint64_t* bytes, ErrorText* why) {
@@ -51,16 +41,9 @@ int size_variable(const char* name, uint64_t* bytes, ErrorText* why) {
   return why->set(-EINVAL, "ark_create: %s=%s is no size; give one such as 512m or 4g", name, text);
 }
 
-bool is_uri(const char* path) {
-  for (const char* scheme : {"file:", "nvme:", "pmem:", "capi:", "mem:", "sim:", "stripe:", "paths:"}) {
-    if (strncmp(path, scheme, strlen(scheme)) == 0) return true;
-  }
-  return false;
-}
-
 bool is_stripe(const char* path) {
   struct stat unused;
-  return strchr(path, '=') && !is_uri(path) && sys::path_status(path, &unused) != 0;
+  return strchr(path, '=') && scheme_length(path) == 0 && sys::path_status(path, &unused) != 0;
 }
 
 // A file that takes more and more of its file system's free space.
@@ -177,7 +160,8 @@ int open_engine(const CreateOptions& options, kv::Store** out, bool* in_memory, 
   int status = size_variable("LUNAR_KV_DRAM", &dram, why);
   if (status == 0) status = size_variable("LUNAR_KV_SIZE", &wanted, why);
   if (status < 0) return status;
-  if (dram == 0) dram = available_bytes() / 4;
+  if (const int64_t available = sys::machine_memory_bytes("MemAvailable"); dram == 0 && available > 0)
+    dram = static_cast<uint64_t>(available) / 4;
   if (dram < kDramLeast && !environment_value("LUNAR_KV_DRAM")) dram = kDramLeast;
   kv::StoreOptions store;
   store.shards = shards_for(options.threads);
