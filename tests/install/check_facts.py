@@ -122,7 +122,14 @@ def check_version():
         problems.append(f"`lunar --version` says {said.strip()!r}, meson.build {version}")
 
 
-for part in (check_facts, check_redis_defaults, check_stats_keys, check_version):
+def check_kernel_matrix():
+    """What the tests have shown on Debian's kernels: LIMITS has the table that the recorded runs make."""
+    made = subprocess.run([sys.executable, "-B", os.path.join(ROOT, "tests/vm/kernel_matrix"), "rows"], capture_output=True, text=True, check=True).stdout
+    if made not in text_of("runtime/LIMITS.md"):
+        problems.append("runtime/LIMITS.md: its table of kernels is not what `tests/vm/kernel_matrix rows` prints")
+
+
+for part in (check_facts, check_redis_defaults, check_stats_keys, check_version, check_kernel_matrix):
     part()
 print("\n".join(problems) or f"{len(FACTS)} numbers, the Redis module's defaults and the keys of --stats are as documented")
 sys.exit(1 if problems else 0)
