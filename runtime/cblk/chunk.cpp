@@ -33,21 +33,13 @@ int Chunk::open(const Options& options, Chunk** out) {
   if (const int status = fork_handlers_install(); status < 0) return status;
   trace_open();
   const auto count = static_cast<uint32_t>(options.requests <= 0 ? kRequestsDefault : options.requests);
-  uint32_t chains = 16;
-  while (chains < count) chains *= 2;
-  const size_t entries_at = round_up(sizeof(Chunk), 64), hash_at = entries_at + round_up(count * sizeof(Entry), 64);
-  const size_t bytes = hash_at + chains * sizeof(uint32_t);
+  const size_t commands_at = round_up(sizeof(Chunk), 64), bytes = commands_at + CommandTable::bytes_of(count);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* chunk = new (memory) Chunk(options.kind);
   chunk->mapping_bytes_ = bytes;
-  chunk->entries_ = reinterpret_cast<Entry*>(memory + entries_at);
-  chunk->entry_count_ = count;
+  chunk->commands_.init(memory + commands_at, count);
   chunk->depth_ = count < kRingDepthMax ? count : kRingDepthMax;
-  chunk->hash_ = reinterpret_cast<uint32_t*>(memory + hash_at);
-  chunk->hash_mask_ = chains - 1;
-  for (uint32_t i = 0; i < count; ++i) new (&chunk->entries_[i]) Entry;
-  chunk->reset_commands();
   chunk->sequence_ = options.sequence ? options.sequence : &chunk->own_sequence_;
   chunk->siblings_ = options.siblings;
   if (options.siblings) chunk->late_ = &options.siblings->late;
@@ -145,11 +137,9 @@ void Chunk::destroy() {
 bool Chunk::drain(uint64_t deadline_ns) {
   lock_.lock();
   closing_ = true;
-  signal_all(Waiter::kFree);
-  Waiter waiter;
-  waiter.kind = Waiter::kIdle;
-  const int status =
-      wait_until(&waiter, deadline_ns, [this] { return in_ring_ == 0 && backlog_count_ == 0 && fetchable_ == 0; });
+  waiters_.signal_all(Waiter::kFree);
+  Waiter waiter(Waiter::kIdle);
+  const int status = wait_until(&waiter, deadline_ns, [this] { return idle() && commands_.fetchable() == 0; });
   unlock();
   return status == 0 && late_end(deadline_ns);
 }
@@ -190,7 +180,7 @@ int Chunk::close(int flags) {
 // pre: drained and shut; the caller is its only user. The object is gone.
 void Chunk::end(int flags) {
   registry_remove(this);
-  stop_completer();
+  completer_.stop();
   const bool asked = ((flags | flags_) & CBLK_SCRUB_DATA_FLG) && virtual_;
   const bool shared = shared_by_fork_.load(std::memory_order_relaxed);  // the data may be in use yet
   if (asked && !shared) (void)scrub(0, size_blocks());
@@ -260,9 +250,9 @@ bool Chunk::quiet() {
     const bool none = counters_.act_reads.now.load() == 0 && counters_.act_writes.now.load() == 0;
     lock_.lock();
     while (!leader_ && reap()) {}
-    const bool idle = in_ring_ == 0 && backlog_count_ == 0;
+    const bool over = idle();
     unlock();
-    if (!idle || lanes_.sweep() != 0) return false;
+    if (!over || lanes_.sweep() != 0) return false;
     if (none) return true;
   }
   return false;
@@ -273,7 +263,8 @@ int Chunk::clone_after_fork(int mode) {
   if (access == O_ACCMODE || (access != access_ && access_ != O_RDWR)) return -EINVAL;
   lock_.lock();
   const bool inherited = inherited_.load(std::memory_order_relaxed);
-  const bool busy = inherited ? active_at_fork_ : !forked_ && in_ring_ - lost_ + backlog_count_ + fetchable_ != 0;
+  const bool busy =
+      inherited ? active_at_fork_ : !forked_ && in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;
   int status = busy ? -EBUSY : 0;
   if (!busy && inherited) {
     status = virtual_->refresh();

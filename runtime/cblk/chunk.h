@@ -24,129 +24,34 @@
 // A late command: active ─► done with ETIMEDOUT, `lost` ─► (fetched) orphaned ─► free, when the ring delivers it. The thread that waits
 // for it or polls it notices that it is late; for a command with a status the completer does.
 //
-// Files: chunk.cpp open and close; command_table.cpp the table; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp;
-// sync.cpp; listio.cpp; fork_handlers.cpp.
+// Parts: CommandTable (command_table.h), WaitQueue (wait_queue.h), Completer (completer.h), Lanes, Cache, BouncePool; the chunk is
+// what they have in common: the lock, the ring, the leader.
+// Files: chunk.cpp open and close; issue.cpp, harvest.cpp, wait.cpp the ring; result.cpp; late.cpp; sync.cpp; listio.cpp;
+// fork_handlers.cpp.
 // Threading: public calls from any thread unless they say otherwise. Data path: no allocation.
 #pragma once
-#include <errno.h>
-#include <string.h>
-#include <sys/uio.h>
-
 #include "capiblock.h"
 #include "cblk/bounce.h"
 #include "cblk/cache.h"
 #include "cblk/chunk_counters.h"
+#include "cblk/command_table.h"
+#include "cblk/completer.h"
 #include "cblk/environment.h"
 #include "cblk/finished.h"
 #include "cblk/id_table.h"
+#include "cblk/io.h"
 #include "cblk/lanes.h"
 #include "cblk/late_writes.h"
 #include "cblk/open_device.h"
+#include "cblk/wait_queue.h"
 #include "lun/volume/virtual_lun.h"
 #include "superpipe/device.h"
 
 namespace lunar::cblk {
 
-constexpr uint64_t kBlockBytes = CAPI_FLASH_BLOCK_SIZE;
 constexpr int kRequestsDefault = 64, kRequestsMax = 8192;
 constexpr uint64_t kTransferBlocksMax = 4096;  // of a physical chunk; a virtual one moves 1
 constexpr uint64_t kCloseWaitNs = 5'000'000'000;
-constexpr uint64_t kForever = UINT64_MAX;  // a deadline
-constexpr uint32_t kNone = UINT32_MAX;     // no command
-
-// What a read must remember for the cache. Most have nothing to, and pay nothing when they are copied.
-struct Stamps {
-  Stamps() {}
-  Stamps(const Stamps& other) { *this = other; }
-  Stamps& operator=(const Stamps& other) {
-    known = other.known;
-    if (known) memcpy(of, other.of, sizeof of);
-    return *this;
-  }
-  bool known = false;
-  uint64_t of[Cache::kFillBlocksMax];  // set where known
-};
-
-// What a caller has to do while a blocking I/O is under way: run once the device has it, before it is waited for. Not
-// where it never got so far.
-struct Meanwhile {
-  virtual void run() = 0;
-
- protected:
-  ~Meanwhile() = default;
-};
-
-// One I/O as the caller asked for it.
-struct Io {
-  Op op = Op::kRead;
-  char* buffer = nullptr;
-  int64_t lba = 0;
-  size_t blocks = 0;
-  int user_tag = 0;
-  bool has_user_tag = false;
-  bool wait_for_command = false;
-  uint64_t wait_deadline_ns = UINT64_MAX;  // for that: it waits as long as usual, but not beyond
-  uint64_t deadline_ns = 0;                // of a blocking one that is a part of a call; 0: its own limit
-  // of a blocking read or write: where the blocks lie, instead of from `buffer` on
-  const iovec* parts = nullptr;
-  uint32_t part_count = 0;
-  Meanwhile* meanwhile = nullptr;       // of a blocking one
-  cblk_arw_status_t* status = nullptr;  // to be filled in the background
-  // Made by prepare().
-  Bounce bounce;
-  bool cached_write = false;
-  Stamps stamps;
-};
-
-// The status last: a reader with acquire order may read the rest.
-// The library's own errors (arguments, time, no such command) may not come from the device: callers would take a
-// fetched command for one that was not. Such errors of a device become EIO.
-inline bool is_our_answer(int64_t error) {
-  return error == -EINVAL || error == -ETIMEDOUT || error == -ENOMSG || error == -ENOENT || error == -EAGAIN;
-}
-inline void set_status(cblk_arw_status_t* status, cblk_status_type_t value) {
-  std::atomic_ref<cblk_status_type_t>(status->status).store(value, std::memory_order_release);
-}
-inline cblk_status_type_t get_status(cblk_arw_status_t* status) {
-  return std::atomic_ref<cblk_status_type_t>(status->status).load(std::memory_order_acquire);
-}
-void fill_status(cblk_arw_status_t* status, int64_t blocks);  // blocks or -errno
-
-struct Entry {
-  enum State : uint8_t { kFree, kActive, kDone, kOrphaned };  // kOrphaned: over for the caller, not yet for the device
-  std::atomic<uint8_t> state{kFree};
-  bool lost = false;       // its time ran out while the device had it
-  bool delivered = false;  // its completion is being copied out: too late to be late
-  uint32_t life = 0;
-  uint32_t next = kNone;                  // free stack or backlog
-  uint32_t newer = kNone, older = kNone;  // in a Line
-  uint32_t same_hash = kNone;             // user tags
-  iovec part{};
-  uint64_t sequence = 0;
-  uint64_t deadline_ns = UINT64_MAX;
-  int64_t result = 0;                // blocks or -errno
-  struct Waiter* waiters = nullptr;  // for this one
-  LateWrite late;                    // of a lost write or discard
-  Io io;
-};
-
-// Fetchable commands in the order of their issue: those under way, and those that are done.
-struct Line {
-  uint32_t oldest = kNone, newest = kNone;
-};
-
-// A thread that sleeps until another thread changes something. Lives on its stack.
-struct Waiter {
-  enum Kind : uint8_t { kCommand, kAny, kFree, kIdle };
-  Kind kind = kAny;
-  uint32_t index = kNone;  // kCommand: which
-  bool listed = false;
-  bool designated = false;  // woken to become the leader
-  std::atomic<uint32_t> signal{0};
-  Waiter* next = nullptr;  // among those of its kind
-  Waiter* previous = nullptr;
-  Waiter* same_command = nullptr;
-};
 
 class Chunk;
 
@@ -205,8 +110,8 @@ class Chunk final : public Handle {
   uint64_t oldest_active();             // kForever: none can be fetched
   // Whether command `tag` was not done a moment ago: without the lock, for lists that ask for many.
   bool under_way(int tag) const {
-    return static_cast<uint32_t>(tag) < entry_count_ && !inherited_.load(std::memory_order_relaxed) &&
-           entries_[tag].state.load(std::memory_order_relaxed) == Entry::kActive;
+    return static_cast<uint32_t>(tag) < commands_.size() && !inherited_.load(std::memory_order_relaxed) &&
+           commands_[static_cast<uint32_t>(tag)].is(Entry::kActive);
   }
   void wakeups(Wakeups* out);                   // by what a command may come to be done
   void harvest();                               // takes the completions that are there
@@ -230,16 +135,6 @@ class Chunk final : public Handle {
   int attach();
   int scrub(uint64_t from, uint64_t to);
   bool quiet();
-  // command_table.cpp; pre: the lock is held
-  uint32_t take_free();
-  void give_free(uint32_t index);
-  void enter_fetchable(uint32_t index);
-  void leave_fetchable(uint32_t index);
-  int find_tag(int tag, bool user, uint32_t* index) const;
-  void enter(Line* line, uint32_t index);
-  void leave(Line* line, uint32_t index);
-  void move_to_done(uint32_t index);
-  void reset_commands();
   // issue.cpp
   int64_t prepare(Io* io);
   void drop(Io* io);
@@ -247,14 +142,14 @@ class Chunk final : public Handle {
   void await_free(uint64_t deadline_ns);   // lock held
   void push_backlog();                     // lock held
   int start_completer();                   // lock held
-  void wake_completer();
-  void stop_completer();
-  void completer();
+  void complete_background();              // on the completer's thread
   // harvest.cpp; lock held
   bool reap();
   bool take_completions();
   void finish(uint32_t index, int64_t bytes);
   void report(uint32_t index, int64_t blocks);
+  void give_free(uint32_t index);
+  bool idle() const { return in_ring_ == 0 && commands_.backlog() == 0; }
   void copy_out(const Response& response);  // without the lock
   void count(const Io& io, int64_t blocks);
   // issued, not yet fetched
@@ -262,12 +157,6 @@ class Chunk final : public Handle {
   // wait.cpp; lock held
   template <class Done>
   int wait_until(Waiter* waiter, uint64_t deadline_ns, Done done);
-  void enqueue(Waiter* waiter);
-  void dequeue(Waiter* waiter);
-  void signal(Waiter* waiter);
-  void signal_one(Waiter::Kind kind);
-  void signal_all(Waiter::Kind kind);
-  void signal_waiters_of(uint32_t index);
   bool may_lead(Waiter::Kind kind) const;
   void sleep(Waiter* waiter, int64_t left_ns);
   void unlock();  // and wakes the signalled threads, and designates a leader where one is needed
@@ -327,34 +216,17 @@ class Chunk final : public Handle {
 
   // The asynchronous side. Under lock_ but for what says otherwise.
   alignas(64) sys::Mutex lock_;
-  Entry* entries_ = nullptr;
-  uint32_t entry_count_ = 0;
-  uint32_t depth_ = 0;  // of the ring
-  uint32_t free_ = kNone;
-  uint32_t backlog_first_ = kNone, backlog_last_ = kNone, backlog_count_ = 0;
-  Line active_line_, done_line_;  // fetchable
-  uint32_t* hash_ = nullptr;      // user tags: hash_mask_ + 1 chains
-  uint32_t hash_mask_ = 0;
+  CommandTable commands_;
+  WaitQueue waiters_;
+  Completer completer_;
+  uint32_t depth_ = 0;    // of the ring
   uint32_t in_ring_ = 0;  // handed to the context, not yet finished
-  uint32_t fetchable_ = 0, done_ = 0;
-  // active commands that no call fetches; the completer looks without the lock
-  std::atomic<uint32_t> background_{0};
-  uint32_t lost_ = 0;  // of in_ring_
+  uint32_t lost_ = 0;     // of in_ring_
   // some of the backlog waits for a late write: nothing may wake a thread that waits in the ring
   bool backlog_blocked_ = false;
   bool leader_ = false;      // a thread harvests or sleeps in the ring
   bool designated_ = false;  // a thread was woken to become it
   bool closing_ = false;
-  Waiter* waiting_[4] = {};                  // by kind
-  std::atomic<uint32_t>* to_wake_[64] = {};  // signalled: woken at unlock
-  unsigned to_wake_count_ = 0;
-
-  enum class Completer : uint8_t { kNone, kRuns, kFailed };
-  Completer completer_state_ = Completer::kNone;
-  std::atomic<bool> completer_stop_{false};
-  std::atomic<uint32_t> completer_word_{0};  // bumped when it has work
-  std::atomic<bool> completer_sleeps_{false};
-  pthread_t completer_thread_{};
 };
 
 }  // namespace lunar::cblk

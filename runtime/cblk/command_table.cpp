@@ -1,18 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command table of a chunk: free commands, fetchable ones in the order of their issue, tags.
-// Threading: under the chunk's lock, all of it.
-#include "cblk/chunk.h"
+#include "cblk/command_table.h"
+
+#include <errno.h>
+
+#include <new>
+
+#include "base/units.h"
 
 namespace lunar::cblk {
 namespace {
 
+constexpr uint32_t kChainsMin = 16;
+
 uint32_t hash_of(int tag) { return static_cast<uint32_t>(tag) * 0x9e3779b9u >> 8; }
+
+uint32_t chains_of(uint32_t count) {
+  uint32_t chains = kChainsMin;
+  while (chains < count) chains *= 2;
+  return chains;
+}
 
 }  // namespace
 
-void Chunk::reset_commands() {
+size_t CommandTable::bytes_of(uint32_t count) {
+  return round_up(count * sizeof(Entry), 64) + chains_of(count) * sizeof(uint32_t);
+}
+
+void CommandTable::init(char* memory, uint32_t count) {
+  entries_ = reinterpret_cast<Entry*>(memory);
+  count_ = count;
+  hash_ = reinterpret_cast<uint32_t*>(memory + round_up(count * sizeof(Entry), 64));
+  hash_mask_ = chains_of(count) - 1;
+  for (uint32_t i = 0; i < count; ++i) new (&entries_[i]) Entry;
+  reset();
+}
+
+void CommandTable::reset() {
   free_ = kNone;
-  for (uint32_t i = entry_count_; i-- > 0;) {
+  for (uint32_t i = count_; i-- > 0;) {
     Entry& entry = entries_[i];
     entry.state.store(Entry::kFree, std::memory_order_relaxed);
     entry.lost = entry.delivered = false;
@@ -25,13 +50,10 @@ void Chunk::reset_commands() {
   for (uint32_t i = 0; i <= hash_mask_; ++i) hash_[i] = kNone;
   backlog_first_ = backlog_last_ = kNone;
   active_line_ = done_line_ = {};
-  backlog_count_ = in_ring_ = fetchable_ = done_ = 0;
-  lost_ = 0;
-  backlog_blocked_ = false;
-  background_.store(0, std::memory_order_relaxed);
+  backlog_ = fetchable_ = done_ = 0;
 }
 
-uint32_t Chunk::take_free() {
+uint32_t CommandTable::take_free() {
   const uint32_t index = free_;
   if (index == kNone) return kNone;
   free_ = entries_[index].next;
@@ -39,23 +61,17 @@ uint32_t Chunk::take_free() {
   return index;
 }
 
-// A lost one's place comes free when the device releases it.
-void Chunk::give_free(uint32_t index) {
+bool CommandTable::release(uint32_t index) {
   Entry& entry = entries_[index];
   entry.state.store(entry.lost ? Entry::kOrphaned : Entry::kFree, std::memory_order_release);
-  if (entry.lost) {
-    ++entry.life;
-    signal_waiters_of(index);
-    return;
-  }
   ++entry.life;
-  signal_waiters_of(index);
+  if (entry.lost) return false;
   entry.next = free_;
   free_ = index;
-  signal_one(Waiter::kFree);
+  return true;
 }
 
-void Chunk::enter(Line* line, uint32_t index) {
+void CommandTable::enter(Line* line, uint32_t index) {
   Entry& entry = entries_[index];
   uint32_t older = line->newest;  // nearly always the right place
   while (older != kNone && entries_[older].sequence > entry.sequence) older = entries_[older].older;
@@ -65,13 +81,13 @@ void Chunk::enter(Line* line, uint32_t index) {
   (entry.newer == kNone ? line->newest : entries_[entry.newer].older) = index;
 }
 
-void Chunk::leave(Line* line, uint32_t index) {
+void CommandTable::leave(Line* line, uint32_t index) {
   const Entry& entry = entries_[index];
   (entry.older == kNone ? line->oldest : entries_[entry.older].newer) = entry.newer;
   (entry.newer == kNone ? line->newest : entries_[entry.newer].older) = entry.older;
 }
 
-void Chunk::enter_fetchable(uint32_t index) {
+void CommandTable::enter_fetchable(uint32_t index) {
   Entry& entry = entries_[index];
   enter(&active_line_, index);
   ++fetchable_;
@@ -82,15 +98,14 @@ void Chunk::enter_fetchable(uint32_t index) {
   *place = index;
 }
 
-void Chunk::move_to_done(uint32_t index) {
+void CommandTable::move_to_done(uint32_t index) {
   leave(&active_line_, index);
   enter(&done_line_, index);
   entries_[index].state.store(Entry::kDone, std::memory_order_release);
   ++done_;
 }
 
-// pre: it is done.
-void Chunk::leave_fetchable(uint32_t index) {
+void CommandTable::leave_fetchable(uint32_t index) {
   Entry& entry = entries_[index];
   leave(&done_line_, index);
   --done_;
@@ -101,13 +116,11 @@ void Chunk::leave_fetchable(uint32_t index) {
   *place = entry.same_hash;
 }
 
-// The command a tag means: 0; -ENOMSG: it is free; -EINVAL: no such tag.
-int Chunk::find_tag(int tag, bool user, uint32_t* index) const {
+int CommandTable::find_tag(int tag, bool user, uint32_t* index) const {
   if (!user) {
-    if (tag < 0 || static_cast<uint32_t>(tag) >= entry_count_) return -EINVAL;
+    if (tag < 0 || static_cast<uint32_t>(tag) >= count_) return -EINVAL;
     const Entry& entry = entries_[tag];
-    const uint8_t state = entry.state.load(std::memory_order_relaxed);
-    if (state == Entry::kFree || state == Entry::kOrphaned) return -ENOMSG;
+    if (entry.is_over()) return -ENOMSG;
     *index = static_cast<uint32_t>(tag);
     return entry.io.has_user_tag ? -EINVAL : 0;
   }
@@ -117,15 +130,40 @@ int Chunk::find_tag(int tag, bool user, uint32_t* index) const {
     return 0;
   }
   // an error, or one that is under way with a status: it may take its time
-  for (uint32_t i = 0; i < entry_count_; ++i) {
+  for (uint32_t i = 0; i < count_; ++i) {
     const Entry& entry = entries_[i];
-    const uint8_t state = entry.state.load(std::memory_order_relaxed);
-    if (!entry.io.has_user_tag || entry.io.user_tag != tag || state == Entry::kFree || state == Entry::kOrphaned)
-      continue;
+    if (!entry.io.has_user_tag || entry.io.user_tag != tag || entry.is_over()) continue;
     *index = i;
     return 0;
   }
   return -EINVAL;
+}
+
+void CommandTable::append_backlog(uint32_t index) {
+  entries_[index].next = kNone;
+  (backlog_last_ == kNone ? backlog_first_ : entries_[backlog_last_].next) = index;
+  backlog_last_ = index;
+  ++backlog_;
+}
+
+uint32_t CommandTable::take_backlog_after(uint32_t before) {
+  uint32_t* const link = before == kNone ? &backlog_first_ : &entries_[before].next;
+  const uint32_t index = *link;
+  *link = entries_[index].next;
+  if (backlog_last_ == index) backlog_last_ = before;
+  --backlog_;
+  return index;
+}
+
+bool CommandTable::take_from_backlog(uint32_t index) {
+  uint32_t before = kNone, at = backlog_first_;
+  while (at != kNone && at != index) {
+    before = at;
+    at = entries_[at].next;
+  }
+  if (at == kNone) return false;
+  take_backlog_after(before);
+  return true;
 }
 
 }  // namespace lunar::cblk

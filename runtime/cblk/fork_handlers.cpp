@@ -48,11 +48,15 @@ int fork_handlers_install() {
 void Chunk::after_fork_in_child() {
   lock_.reset_in_child();
   resize_.reset_in_child();
-  active_at_fork_ = in_ring_ - lost_ + backlog_count_ + fetchable_ != 0;  // late ones are over
+  active_at_fork_ = in_ring_ - lost_ + commands_.backlog() + commands_.fetchable() != 0;  // late ones are over
   forked_ = true;
   if (context_) device_->detach(context_);  // in a child: forgets it, the commands in it are the parent's
   context_ = nullptr;
-  reset_commands();
+  commands_.reset();
+  waiters_.forget_in_child();
+  completer_.forget_in_child();
+  in_ring_ = lost_ = 0;
+  backlog_blocked_ = false;
   late_->forget_in_child();
   lanes_.forget_in_child();
   bounces_.forget_in_child();
@@ -60,9 +64,6 @@ void Chunk::after_fork_in_child() {
   new (&counters_) Counters;
   being_closed_.store(false, std::memory_order_relaxed);
   leader_ = designated_ = closing_ = false;
-  for (Waiter*& waiter : waiting_) waiter = nullptr;
-  to_wake_count_ = 0;
-  completer_state_ = Completer::kNone;
   shared_by_fork_.store(is_virtual(), std::memory_order_relaxed);
   if (is_virtual()) inherited_.store(true, std::memory_order_relaxed);
 }

@@ -17,7 +17,7 @@ bool needs_copy(const Entry& entry) { return entry.io.op == Op::kRead && entry.i
 }  // namespace
 
 void Chunk::copy_out(const Response& response) {
-  Io& io = entries_[response.tag].io;
+  Io& io = commands_[response.tag].io;
   if (response.result <= 0) return;
   const auto bytes = static_cast<size_t>(response.result);
   memcpy(io.buffer, io.bounce.memory, bytes);
@@ -27,14 +27,14 @@ void Chunk::copy_out(const Response& response) {
 
 // Takes what the ring has, and hands it what may go now. False: nothing was there. pre: no leader.
 bool Chunk::reap() {
-  if (backlog_blocked_ && backlog_count_) {
+  if (backlog_blocked_ && commands_.backlog()) {
     leader_ = true;
     unlock();
     take_back_late();
     lock_.lock();
     leader_ = false;
   }
-  if (backlog_count_) push_backlog();
+  if (commands_.backlog()) push_backlog();
   return take_completions();
 }
 
@@ -45,7 +45,7 @@ bool Chunk::take_completions() {
   if (n <= 0) return false;
   bool copies = false;
   for (int i = 0; i < n; ++i) {
-    Entry& entry = entries_[responses[i].tag];
+    Entry& entry = commands_[responses[i].tag];
     entry.delivered = !entry.lost;
     copies |= needs_copy(entry);
   }
@@ -53,13 +53,13 @@ bool Chunk::take_completions() {
     leader_ = true;
     unlock();
     for (int i = 0; i < n; ++i) {
-      if (needs_copy(entries_[responses[i].tag])) copy_out(responses[i]);
+      if (needs_copy(commands_[responses[i].tag])) copy_out(responses[i]);
     }
     lock_.lock();
     leader_ = false;
   }
   for (int i = 0; i < n; ++i) finish(static_cast<uint32_t>(responses[i].tag), responses[i].result);
-  if (backlog_count_) push_backlog();
+  if (commands_.backlog()) push_backlog();
   return true;
 }
 
@@ -76,14 +76,14 @@ void Chunk::count(const Io& io, int64_t blocks) {
 
 // A command that left the ring.
 void Chunk::finish(uint32_t index, int64_t bytes) {
-  Entry& entry = entries_[index];
+  Entry& entry = commands_[index];
   Io& io = entry.io;
   --in_ring_;
   entry.delivered = false;
   if (entry.lost) {
     end_lost(entry);
-    if (entry.state.load(std::memory_order_relaxed) == Entry::kOrphaned) give_free(index);
-    if (in_ring_ == 0 && backlog_count_ == 0) signal_all(Waiter::kIdle);
+    if (entry.is(Entry::kOrphaned)) give_free(index);
+    if (idle()) waiters_.signal_all(Waiter::kIdle);
     return;
   }
   int64_t blocks = bytes < 0 ? bytes : bytes / static_cast<int64_t>(kBlockBytes);
@@ -97,25 +97,31 @@ void Chunk::finish(uint32_t index, int64_t bytes) {
 
 // Reports its result, for a fetch or into the caller's structure.
 void Chunk::report(uint32_t index, int64_t blocks) {
-  Entry& entry = entries_[index];
+  Entry& entry = commands_[index];
   Io& io = entry.io;
   count(io, blocks);
   if (io.status) {
-    background_.fetch_sub(1, std::memory_order_relaxed);
+    completer_.remove();
     asynchronous(io.op).leave_locked();  // before the status says so
     fill_status(io.status, blocks);
     give_free(index);
   } else {
     entry.result = blocks;
-    move_to_done(index);
+    commands_.move_to_done(index);
     if (entry.waiters)
-      signal_waiters_of(index);
+      waiters_.signal_list(&entry.waiters);
     else
-      signal_one(Waiter::kAny);
+      waiters_.signal_one(Waiter::kAny);
     if (finished_) finished_->tell();
   }
-  if ((in_ring_ == 0 && backlog_count_ == 0) || background_.load(std::memory_order_relaxed) == 0)
-    signal_all(Waiter::kIdle);
+  if (idle() || completer_.commands() == 0) waiters_.signal_all(Waiter::kIdle);
+}
+
+// A lost one's place comes free when the device releases it.
+void Chunk::give_free(uint32_t index) {
+  const bool freed = commands_.release(index);
+  waiters_.signal_list(&commands_[index].waiters);
+  if (freed) waiters_.signal_one(Waiter::kFree);
 }
 
 void fill_status(cblk_arw_status_t* status, int64_t blocks) {

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 From the caller to the ring: asynchronous commands of a chunk, and the thread
-// that completes those that no call fetches.
+// SPDX-License-Identifier: Apache-2.0
+// From the caller to the ring: asynchronous commands of a chunk.
 //
 // Idea: slow work (checks, the cache, copying into a bounce buffer) comes before the lock; under the lock a command is
 // only filled in and put at the end of the backlog, and the backlog goes to the ring as far as it has room.
@@ -65,13 +65,12 @@ void Chunk::drop(Io* io) { bounces_.give(&io->bounce); }
 void Chunk::await_free(uint64_t deadline_ns) {
   for (;;) {
     const uint64_t turn = sys::now_ns() + kFreeWaitNs, before = sequence_->load(std::memory_order_relaxed);
-    Waiter waiter;
-    waiter.kind = Waiter::kFree;
-    const int status =
-        wait_until(&waiter, turn < deadline_ns ? turn : deadline_ns, [this] { return free_ != kNone || closing_; });
+    Waiter waiter(Waiter::kFree);
+    const int status = wait_until(&waiter, turn < deadline_ns ? turn : deadline_ns,
+                                  [this] { return commands_.any_free() || closing_; });
     if (status == 0 || turn >= deadline_ns) return;
     const uint64_t issued = sequence_->load(std::memory_order_relaxed) - before;
-    if (in_ring_ + backlog_count_ == 0 && issued < entry_count_) return;
+    if (idle() && issued < commands_.size()) return;
   }
 }
 
@@ -86,9 +85,9 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
   if (io->status) {
     if (const int status = start_completer(); status < 0) return status;
   }
-  uint32_t index = take_free();
+  uint32_t index = commands_.take_free();
   if (index == kNone) {
-    if (!leader_ && reap()) index = take_free();  // what frees itself may just have come in
+    if (!leader_ && reap()) index = commands_.take_free();  // what frees itself may just have come in
   }
   if (index == kNone) {
     add(counters_.none_free);
@@ -97,8 +96,8 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
       await_free(usual < io->wait_deadline_ns ? usual : io->wait_deadline_ns);
       if (closing_) return -EBUSY;
       if (static_cast<uint64_t>(io->lba) + io->blocks > size_blocks()) return -EINVAL;
-      index = take_free();
-      if (free_ != kNone) signal_one(Waiter::kFree);  // one more came free than was waited for
+      index = commands_.take_free();
+      if (commands_.any_free()) waiters_.signal_one(Waiter::kFree);  // one more came free than was waited for
     }
     if (index == kNone) {
       add(counters_.none_free_failed);
@@ -109,16 +108,16 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
     io->cached_write = cache_.active();
     if (io->cached_write) cache_.begin_write(static_cast<uint64_t>(io->lba), io->blocks);
   }
-  Entry& entry = entries_[index];
+  Entry& entry = commands_[index];
   entry.io = *io;
   entry.deadline_ns = deadline_of_a_new_one();
   entry.sequence = sequence_->fetch_add(1, std::memory_order_relaxed);
   entry.state.store(Entry::kActive, std::memory_order_relaxed);
   asynchronous(io->op).enter_locked();
   if (io->status)
-    background_.fetch_add(1, std::memory_order_relaxed);
+    completer_.add();
   else
-    enter_fetchable(index);
+    commands_.enter_fetchable(index);
   *out = index;
   if (io->blocks == 0) {  // nothing to move: ends as a completion of zero length does
     ++in_ring_;
@@ -126,13 +125,7 @@ int64_t Chunk::admit(Io* io, uint32_t* out) {
     return 0;
   }
   entry.part = {io->bounce.memory ? io->bounce.memory : io->buffer, io->blocks * kBlockBytes};
-  entry.next = kNone;
-  if (backlog_last_ != kNone)
-    entries_[backlog_last_].next = index;
-  else
-    backlog_first_ = index;
-  backlog_last_ = index;
-  ++backlog_count_;
+  commands_.append_backlog(index);
   return 0;
 }
 
@@ -142,10 +135,10 @@ void Chunk::push_backlog() {
   for (;;) {
     alignas(::lunar::Command) char memory[kBatch * sizeof(::lunar::Command)];  // made one by one: most often it is one
     auto* batch = reinterpret_cast<::lunar::Command*>(memory);
-    uint32_t index = before == kNone ? backlog_first_ : entries_[before].next;
+    uint32_t index = commands_.backlog_after(before);
     unsigned n = 0;
-    for (; n < kBatch && index != kNone && in_ring_ + n < depth_; index = entries_[index].next, ++n) {
-      const Entry& entry = entries_[index];
+    for (; n < kBatch && index != kNone && in_ring_ + n < depth_; index = commands_[index].next, ++n) {
+      const Entry& entry = commands_[index];
       if (blocked_by_late(entry.io)) break;
       auto& command = *new (&batch[n])::lunar::Command;
       command.op = entry.io.op;
@@ -168,11 +161,7 @@ void Chunk::push_backlog() {
     if (taken < 0 && (taken == -EAGAIN || taken == -EBUSY || taken == -EINTR)) return;
     const unsigned leave = taken < 0 ? 1 : static_cast<unsigned>(taken);  // a refused one ends with the ring's error
     for (unsigned i = 0; i < leave; ++i) {
-      uint32_t* const link = before == kNone ? &backlog_first_ : &entries_[before].next;
-      index = *link;
-      *link = entries_[index].next;
-      if (backlog_last_ == index) backlog_last_ = before;
-      --backlog_count_;
+      index = commands_.take_backlog_after(before);
       ++in_ring_;
       if (taken < 0) finish(index, taken);
     }
@@ -198,66 +187,27 @@ int64_t Chunk::issue(Io* io, cflsh_cg_tag_t* tag) {
   if (status < 0)
     drop(io);
   else if (io->status)
-    wake_completer();
+    completer_.wake();
   return status;
 }
 
-// ---- the completer ----
+// ---- commands that no call fetches ----
 
 int Chunk::start_completer() {
-  if (completer_state_ == Completer::kRuns) return 0;
-  completer_stop_.store(false, std::memory_order_relaxed);
-  sys::ThreadSpec spec;
-  spec.name = "lunar-cblk";
-  spec.run = [](void* chunk) { static_cast<Chunk*>(chunk)->completer(); };
-  spec.argument = this;
-  spec.program_files = true;
-  const int status = sys::thread_start(spec, &completer_thread_);
-  if (status < 0) {
-    add(counters_.threads_failed);
-    return -ENOMEM;  // EAGAIN would say that no command is free
-  }
-  add(counters_.threads_started);
-  completer_state_ = Completer::kRuns;
-  return 0;
+  bool started = false;
+  const int status =
+      completer_.start([](void* chunk) { static_cast<Chunk*>(chunk)->complete_background(); }, this, &started);
+  if (status < 0) add(counters_.threads_failed);
+  if (started) add(counters_.threads_started);
+  return status;
 }
 
-void Chunk::wake_completer() {
-  completer_word_.fetch_add(1, std::memory_order_seq_cst);
-  if (completer_sleeps_.load(std::memory_order_seq_cst)) sys::futex_wake(&completer_word_, 1, false);
-}
-
-// Sleeps on its word while no command has a status to fill, and otherwise waits as every other thread does.
-void Chunk::completer() {
-  // statuses and what is copied out are the program's memory: a fault there is the program's to see
-  sys::allow_fault_signals();
-  for (;;) {
-    const uint32_t word = completer_word_.load(std::memory_order_acquire);
-    if (completer_stop_.load(std::memory_order_acquire)) return;
-    if (background_.load(std::memory_order_relaxed) == 0) {
-      completer_sleeps_.store(true, std::memory_order_seq_cst);
-      (void)sys::futex_wait(&completer_word_, word, -1, false);  // returns at once when the word has changed since
-      completer_sleeps_.store(false, std::memory_order_relaxed);
-      continue;
-    }
-    lock_.lock();
-    Waiter waiter;
-    waiter.kind = Waiter::kIdle;
-    (void)wait_until(&waiter, expire_late_background(), [this] {
-      return background_.load(std::memory_order_relaxed) == 0 || completer_stop_.load(std::memory_order_relaxed);
-    });
-    unlock();
-  }
-}
-
-// pre: nothing is under way, the lock is free.
-void Chunk::stop_completer() {
-  if (completer_state_ != Completer::kRuns) return;
-  completer_stop_.store(true, std::memory_order_release);
-  completer_word_.fetch_add(1, std::memory_order_release);
-  sys::futex_wake(&completer_word_, 1, false);
-  sys::thread_end(completer_thread_);
-  completer_state_ = Completer::kNone;
+void Chunk::complete_background() {
+  lock_.lock();
+  Waiter waiter(Waiter::kIdle);
+  (void)wait_until(&waiter, expire_late_background(),
+                   [this] { return completer_.commands() == 0 || completer_.stopping(); });
+  unlock();
 }
 
 }  // namespace lunar::cblk

@@ -42,18 +42,9 @@ uint64_t Chunk::poll_clock_ns() const {
 
 // An active command fails with ETIMEDOUT. False: it is just being delivered.
 bool Chunk::expire(uint32_t index) {
-  Entry& entry = entries_[index];
-  if (entry.delivered || entry.state.load(std::memory_order_relaxed) != Entry::kActive) return false;
-  uint32_t* link = &backlog_first_;
-  uint32_t before = kNone;
-  while (*link != kNone && *link != index) {
-    before = *link;
-    link = &entries_[*link].next;
-  }
-  if (*link == index) {  // the device never saw it
-    *link = entry.next;
-    if (backlog_last_ == index) backlog_last_ = before;
-    --backlog_count_;
+  Entry& entry = commands_[index];
+  if (entry.delivered || !entry.is(Entry::kActive)) return false;
+  if (commands_.take_from_backlog(index)) {  // the device never saw it
     if (entry.io.cached_write) cache_.end_write(static_cast<uint64_t>(entry.io.lba), entry.io.blocks);
     bounces_.give(&entry.io.bounce);
   } else {
@@ -68,8 +59,8 @@ bool Chunk::expire(uint32_t index) {
 
 // Those of the fetchable ones that are late: the oldest, as all have one limit.
 void Chunk::expire_late(uint64_t now_ns) {
-  for (uint32_t i = active_line_.oldest, newer; i != kNone && now_ns >= entries_[i].deadline_ns; i = newer) {
-    newer = entries_[i].newer;
+  for (uint32_t i = commands_.oldest_active(), newer; i != kNone && now_ns >= commands_[i].deadline_ns; i = newer) {
+    newer = commands_[i].newer;
     (void)expire(i);
   }
 }
@@ -79,9 +70,9 @@ uint64_t Chunk::expire_late_background() {
   uint64_t next = deadline_of_a_new_one();
   if (next == kForever) return next;
   const uint64_t now = sys::now_ns();
-  for (uint32_t i = 0; i < entry_count_; ++i) {
-    const Entry& entry = entries_[i];
-    if (entry.state.load(std::memory_order_relaxed) != Entry::kActive || !entry.io.status) continue;
+  for (uint32_t i = 0; i < commands_.size(); ++i) {
+    const Entry& entry = commands_[i];
+    if (!entry.is(Entry::kActive) || !entry.io.status) continue;
     if (now >= entry.deadline_ns)
       (void)expire(i);
     else if (entry.deadline_ns < next)

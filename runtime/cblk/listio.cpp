@@ -172,7 +172,7 @@ void ListRun::admit(cblk_io_t** list, int n) {
         answers[i] = 0;
         chunk_.push_backlog();
         chunk_.unlock();
-        if (background_work) chunk_.wake_completer();
+        if (background_work) chunk_.completer_.wake();
         if (!make_room()) {  // the places are others'
           ios[i].wait_for_command = true;
           ios[i].wait_deadline_ns = deadline_ns_;
@@ -193,7 +193,7 @@ void ListRun::admit(cblk_io_t** list, int n) {
   }
   chunk_.push_backlog();
   chunk_.unlock();
-  if (background_work) chunk_.wake_completer();
+  if (background_work) chunk_.completer_.wake();
   for (int i = 0; i < n; ++i) {
     if (answers[i] != 0) {
       refuse(list[i], answers[i]);

@@ -6,15 +6,15 @@
 namespace lunar::cblk {
 
 int64_t Chunk::fetch(uint32_t index, int* tag) {
-  Entry& entry = entries_[index];
+  Entry& entry = commands_[index];
   const int64_t result = entry.result;
   *tag = entry.io.has_user_tag ? entry.io.user_tag : static_cast<int>(index);
-  leave_fetchable(index);
+  commands_.leave_fetchable(index);
   asynchronous(entry.io.op).leave_locked();
   give_free(index);
-  if (fetchable_ == 0) {
-    signal_all(Waiter::kAny);   // there is nothing left to wait for: ENOENT
-    signal_all(Waiter::kIdle);  // a close waits for this
+  if (commands_.fetchable() == 0) {
+    waiters_.signal_all(Waiter::kAny);   // there is nothing left to wait for: ENOENT
+    waiters_.signal_all(Waiter::kIdle);  // a close waits for this
     if (finished_) finished_->tell();
   }
   return result;
@@ -22,30 +22,31 @@ int64_t Chunk::fetch(uint32_t index, int* tag) {
 
 // A late command is told of though others go on being done: they are looked at in the order in which they began.
 void Chunk::expire_if_overtaken() {
-  if (active_line_.oldest == kNone) return;
-  if (done_ == 0 || entries_[active_line_.oldest].sequence < entries_[done_line_.oldest].sequence)
+  if (commands_.oldest_active() == kNone) return;
+  if (commands_.done() == 0 ||
+      commands_[commands_.oldest_active()].sequence < commands_[commands_.oldest_done()].sequence)
     expire_late(poll_clock_ns());
 }
 
 int64_t Chunk::next_result(int* tag, int flags, uint64_t deadline_ns) {
-  if (fetchable_ == 0) return -ENOENT;
+  if (commands_.fetchable() == 0) return -ENOENT;
   if (flags & CBLK_ARESULT_BLOCKING) {
-    Waiter waiter;
-    waiter.kind = Waiter::kAny;
-    const auto over = [this] { return done_ != 0 || fetchable_ == 0; };
+    Waiter waiter(Waiter::kAny);
+    const auto over = [this] { return commands_.done() != 0 || commands_.fetchable() == 0; };
     while (!over()) {  // the oldest is the first to be late
-      const Entry& oldest = entries_[active_line_.oldest];
+      const Entry& oldest = commands_[commands_.oldest_active()];
       const uint64_t late_at = oldest.delivered ? kForever : oldest.deadline_ns;
       if (wait_until(&waiter, late_at < deadline_ns ? late_at : deadline_ns, over) == 0 || deadline_ns < late_at) break;
       expire_late(sys::now_ns());
     }
-    if (done_ > 1) signal_one(Waiter::kAny);  // a completion that this thread does not take must not be lost to it
-  } else if (done_ == 0 && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
+    if (commands_.done() > 1)
+      waiters_.signal_one(Waiter::kAny);  // a completion that this thread does not take must not be lost to it
+  } else if (commands_.done() == 0 && !leader_ && !(flags & CBLK_ARESULT_NO_HARVEST)) {
     (void)reap();
   }
   if (!(flags & CBLK_ARESULT_NO_HARVEST)) expire_if_overtaken();
-  if (done_ != 0) return fetch(done_line_.oldest, tag);
-  if (fetchable_ == 0) return -ENOENT;
+  if (commands_.done() != 0) return fetch(commands_.oldest_done(), tag);
+  if (commands_.fetchable() == 0) return -ENOENT;
   *tag = -1;
   return 0;
 }
@@ -58,17 +59,13 @@ int64_t Chunk::result(int* tag, int flags, uint64_t deadline_ns) {
     result = next_result(tag, flags, deadline_ns);
   } else {
     uint32_t index = kNone;
-    result = find_tag(*tag, (flags & CBLK_ARESULT_USER_TAG) != 0, &index);
+    result = commands_.find_tag(*tag, (flags & CBLK_ARESULT_USER_TAG) != 0, &index);
     if (result == 0) {
-      Entry& entry = entries_[index];
+      Entry& entry = commands_[index];
       const uint32_t life = entry.life;
-      const auto over = [&] {
-        return entry.life != life || entry.state.load(std::memory_order_relaxed) == Entry::kDone;
-      };
+      const auto over = [&] { return entry.life != life || entry.is(Entry::kDone); };
       if (flags & CBLK_ARESULT_BLOCKING) {
-        Waiter waiter;
-        waiter.kind = Waiter::kCommand;
-        waiter.index = index;
+        Waiter waiter(Waiter::kCommand, &entry.waiters);
         while (!over()) {
           const uint64_t late_at = entry.delivered ? kForever : entry.deadline_ns;
           if (wait_until(&waiter, late_at < deadline_ns ? late_at : deadline_ns, over) == 0 || deadline_ns < late_at)
@@ -99,16 +96,17 @@ void Chunk::harvest() {
 
 uint64_t Chunk::oldest_done(bool harvests) {
   lock_.lock();
-  if (harvests && fetchable_ && !leader_) (void)reap();
+  if (harvests && commands_.fetchable() && !leader_) (void)reap();
   if (harvests) expire_if_overtaken();
-  const uint64_t sequence = done_ ? entries_[done_line_.oldest].sequence : kForever;
+  const uint64_t sequence = commands_.done() ? commands_[commands_.oldest_done()].sequence : kForever;
   unlock();
   return sequence;
 }
 
 uint64_t Chunk::oldest_active() {
   lock_.lock();
-  const uint64_t sequence = active_line_.oldest == kNone ? kForever : entries_[active_line_.oldest].sequence;
+  const uint64_t sequence =
+      commands_.oldest_active() == kNone ? kForever : commands_[commands_.oldest_active()].sequence;
   unlock();
   return sequence;
 }
@@ -116,11 +114,11 @@ uint64_t Chunk::oldest_active() {
 void Chunk::wakeups(Wakeups* out) {
   lock_.lock();
   if (in_ring_) context_->wakeups(out);
-  if (backlog_count_ && backlog_blocked_)
+  if (commands_.backlog() && backlog_blocked_)
     out->look_at(sys::now_ns() + kLostRetryNs);
-  else if (backlog_count_ && !in_ring_)
+  else if (commands_.backlog() && !in_ring_)
     out->look_at(sys::now_ns() + kRetryNs);
-  if (active_line_.oldest != kNone) out->look_at(entries_[active_line_.oldest].deadline_ns);
+  if (commands_.oldest_active() != kNone) out->look_at(commands_[commands_.oldest_active()].deadline_ns);
   unlock();
 }
 

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The commands of a chunk: the free ones, the backlog (admitted, not yet in the ring), and the fetchable ones in the
+// order of their issue, found by their tags.
+//
+//   free ─► active (backlog, then ring) ─► done ─► free, when its result is fetched
+//                    └► free at once, when the caller gave a status; orphaned before, where the device still has it
+//
+// Threading: under its owner's lock, but for Entry::state, which a reader may look at without. Allocates nothing.
+#pragma once
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "cblk/io.h"
+#include "cblk/late_writes.h"
+
+namespace lunar::cblk {
+
+constexpr uint32_t kNone = UINT32_MAX;  // no command
+
+struct Waiter;
+
+struct Entry {
+  enum State : uint8_t { kFree, kActive, kDone, kOrphaned };  // kOrphaned: over for the caller, not yet for the device
+  std::atomic<uint8_t> state{kFree};
+  bool lost = false;       // its time ran out while the device had it
+  bool delivered = false;  // its completion is being copied out: too late to be late
+  uint32_t life = 0;
+  uint32_t next = kNone;                  // free stack or backlog
+  uint32_t newer = kNone, older = kNone;  // in a Line
+  uint32_t same_hash = kNone;             // user tags
+  iovec part{};
+  uint64_t sequence = 0;
+  uint64_t deadline_ns = UINT64_MAX;
+  int64_t result = 0;                // blocks or -errno
+  struct Waiter* waiters = nullptr;  // for this one
+  LateWrite late;                    // of a lost write or discard
+  Io io;
+
+  bool is(State wanted) const { return state.load(std::memory_order_relaxed) == wanted; }
+  // Nothing to fetch: over for the caller, or never begun.
+  bool is_over() const { return is(kFree) || is(kOrphaned); }
+};
+
+class CommandTable {
+ public:
+  // So many bytes of memory, 64-byte aligned, hold the table; untouched where commands are never used.
+  static size_t bytes_of(uint32_t count);
+  void init(char* memory, uint32_t count);  // all free
+  void reset();                             // all free: for a child, whose commands are the parent's
+
+  uint32_t size() const { return count_; }
+  Entry& operator[](uint64_t index) { return entries_[index]; }
+  const Entry& operator[](uint64_t index) const { return entries_[index]; }
+
+  bool any_free() const { return free_ != kNone; }
+  uint32_t take_free();  // kNone: there is none
+  // False: the device still has it, and it is an orphan until release() is called for it again.
+  bool release(uint32_t index);
+
+  // A new one, active. move_to_done: its result is there. leave_fetchable: fetched; pre: it is done.
+  void enter_fetchable(uint32_t index);
+  void move_to_done(uint32_t index);
+  void leave_fetchable(uint32_t index);
+  uint32_t fetchable() const { return fetchable_; }
+  uint32_t done() const { return done_; }  // of them
+  uint32_t oldest_active() const { return active_line_.oldest; }
+  uint32_t oldest_done() const { return done_line_.oldest; }
+  // The command that a tag means: 0; -ENOMSG: it is free; -EINVAL: no such tag.
+  [[nodiscard]] int find_tag(int tag, bool user, uint32_t* index) const;
+
+  // The backlog: first in, first out, but what a late write holds up is passed by.
+  void append_backlog(uint32_t index);
+  uint32_t backlog() const { return backlog_; }
+  // The one behind `before`; kNone: of the first one.
+  uint32_t backlog_after(uint32_t before) const { return before == kNone ? backlog_first_ : entries_[before].next; }
+  uint32_t take_backlog_after(uint32_t before);  // pre: there is one
+  bool take_from_backlog(uint32_t index);        // false: it is not in it
+
+ private:
+  // Commands in the order of their issue.
+  struct Line {
+    uint32_t oldest = kNone, newest = kNone;
+  };
+  void enter(Line* line, uint32_t index);
+  void leave(Line* line, uint32_t index);
+
+  Entry* entries_ = nullptr;
+  uint32_t count_ = 0;
+  uint32_t free_ = kNone;
+  uint32_t backlog_first_ = kNone, backlog_last_ = kNone, backlog_ = 0;
+  Line active_line_, done_line_;
+  uint32_t fetchable_ = 0, done_ = 0;
+  uint32_t* hash_ = nullptr;  // user tags: hash_mask_ + 1 chains
+  uint32_t hash_mask_ = 0;
+};
+
+}  // namespace lunar::cblk
