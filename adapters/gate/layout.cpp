@@ -24,11 +24,72 @@ constexpr const char* kIoThread = "io_thd_";
 constexpr unsigned kTakenMax = 16;
 
 //                                    database  loop     type  connection  client
-constexpr Shape kRedis7 = {Keyspace::kDict, 40, 80, 4, 16, 48, 0, 56, 24, 48, 8, 16, 32, 48, 148, 152, 136, 72, 80, 2};
+constexpr Shape kRedis7 = {
+    .keyspace = Keyspace::kDict,
+    .database_id = 40,
+    .database_bytes = 80,
+    .loop_size = 4,
+    .loop_events = 16,
+    .loop_api = 48,
+    .type_handler = 0,
+    .connection_fd = 56,
+    .connection_client = 24,
+    .connection_reader = 48,
+    .client_flags = 8,
+    .client_connection = 16,
+    .client_database = 32,
+    .client_buffer = 48,
+    .client_left = 148,
+    .client_bulk = 152,
+    .client_user = 136,
+    .client_argc = 72,
+    .client_argv = 80,
+    .flag_of_master = 2,
+};
 constexpr Shape kRedis8 = {
-    Keyspace::kDicts, 56, 80, 16, 24, 56, 32, 16, 32, 64, 8, 16, 32, 64, 172, 176, 160, 88, 96, 2};
+    .keyspace = Keyspace::kDicts,
+    .database_id = 56,
+    .database_bytes = 80,
+    .loop_size = 16,
+    .loop_events = 24,
+    .loop_api = 56,
+    .type_handler = 32,
+    .connection_fd = 16,
+    .connection_client = 32,
+    .connection_reader = 64,
+    .client_flags = 8,
+    .client_connection = 16,
+    .client_database = 32,
+    .client_buffer = 64,
+    .client_left = 172,
+    .client_bulk = 176,
+    .client_user = 160,
+    .client_argc = 88,
+    .client_argv = 96,
+    .flag_of_master = 2,
+};
 constexpr Shape kValkey8 = {
-    Keyspace::kTables, 48, 72, 4, 16, 48, 32, 16, 32, 56, 272, 8, 120, 16, 60, 64, 432, 40, 32, 1};
+    .keyspace = Keyspace::kTables,
+    .database_id = 48,
+    .database_bytes = 72,
+    .loop_size = 4,
+    .loop_events = 16,
+    .loop_api = 48,
+    .type_handler = 32,
+    .connection_fd = 16,
+    .connection_client = 32,
+    .connection_reader = 56,
+    .client_flags = 272,
+    .client_connection = 8,
+    .client_database = 120,
+    .client_buffer = 16,
+    .client_left = 60,
+    .client_bulk = 64,
+    .client_user = 432,
+    .client_argc = 40,
+    .client_argv = 32,
+    .flag_of_master = 1,
+};
 
 template <class T>
 bool peek(const void* from, T* to) {

@@ -31,6 +31,31 @@ bool space_is_out() {
 // program has closed) says nothing about the page.
 bool is_gone(int64_t rc) { return rc == -ENOENT || rc == -EFAULT || rc == -ESRCH; }
 
+// DRAM for pages that are to become resident. What is not kept is given back.
+class Reservation {
+ public:
+  explicit Reservation(Account& account) : account_(account) {}
+  ~Reservation() { shrink(0); }
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+  // False: the budget would have fewer than `keep_free` pages free then. Pre: it holds none.
+  [[nodiscard]] bool take(unsigned pages, int64_t keep_free) {
+    if (!account_.take(pages, keep_free)) return false;
+    pages_ = pages;
+    return true;
+  }
+  unsigned pages() const { return pages_; }
+  void shrink(unsigned to) {
+    if (pages_ > to) account_.give(pages_ - to);
+    pages_ = to;
+  }
+  void keep(unsigned pages) { pages_ -= pages; }  // so many are resident now, or a read's
+
+ private:
+  Account& account_;
+  unsigned pages_ = 0;
+};
+
 }  // namespace
 
 const char* zero_run() {
@@ -124,12 +149,10 @@ void Resolver::window_give(unsigned first, unsigned pages) {
 // The page's content is still in a frame: copy it back.
 Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   auto& state = pager_state();
-  if (!state.account.take(1, options_.keep_free)) return Outcome::kNoRoom;
+  Reservation room(state.account);
+  if (!room.take(1, options_.keep_free)) return Outcome::kNoRoom;
   AtomicPageWord& word = region.words[page.value];
-  if (!page_lock(word, seen)) {
-    state.account.give(1);
-    return Outcome::kStarted;  // it changed: the caller tries again
-  }
+  if (!page_lock(word, seen)) return Outcome::kStarted;  // it changed: the caller tries again
   FramePool& frames = state.frames;
   uint32_t id = seen.index();
   void* address = region.address_of(page);
@@ -139,11 +162,11 @@ Outcome Resolver::from_frame(Region& region, PageIndex page, PageWord seen) {
   bool there = rc == -EEXIST;
   if (rc != static_cast<int64_t>(state.page_size) && !there) {
     bool gone = is_gone(rc);
-    state.account.give(1);
     // gone: see unmapped.h
     if (page_unlock(word, seen) || gone) (void)sys::uffd_wake(state.uffd, address, state.page_size);
     return Outcome::kNoRoom;
   }
+  room.keep(1);
   Slot slot = kNoSlot;
   unsigned lun = 0;
   (void)frames.release(id, &slot, &lun);
@@ -177,20 +200,13 @@ unsigned Resolver::fill_run(const Region& region, PageIndex page, unsigned asked
   return run > asked ? run : asked;
 }
 
-unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
-  auto& state = pager_state();
-  if (run > kZeroPages) run = kZeroPages;
-  if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
-  unsigned room = run;
-  while (room > 1 && !state.account.take(room, options_.keep_free + (room > 1 ? state.evictor->low_water() / 2 : 0)))
-    room /= 2;
-  if (room <= 1 && !state.account.take(room = 1, options_.keep_free)) return 0;
-  bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
-  unsigned locked = 0;
-  for (; locked < room; ++locked) {
+// Locks empty pages from `page` on, at most `run`, and charges their space where touching is what charges it.
+unsigned Resolver::lock_empty(Region& region, PageIndex page, unsigned run) {
+  const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
+  for (unsigned locked = 0; locked < run; ++locked) {
     AtomicPageWord& word = region.words[page.value + locked];
     PageWord seen = word.load(std::memory_order_acquire);
-    if (seen.state() != PageState::kEmpty) break;
+    if (seen.state() != PageState::kEmpty) return locked;
     if (int rc = on_touch ? space_charge(1, false) : 0; rc < 0) {
       // members may have died; more is reserved
       housekeeping_wake(rc == -ENOMEM ? kHousekeepingSweep : kHousekeepingGrow);
@@ -199,18 +215,47 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
             "LUN space is used up: page %p, of a map without reservation (MAP_NORESERVE), cannot be had; give a larger "
             "--size",
             static_cast<void*>(region.address_of(page)));
-      break;
+      return locked;
     }
-    if (!page_lock(word, seen)) {
-      if (on_touch) space_uncharge(1);
-      break;
-    }
+    if (page_lock(word, seen)) continue;
+    if (on_touch) space_uncharge(1);
+    return locked;
   }
-  if (locked < room) state.account.give(room - locked);
+  return run;
+}
+
+// A locked page becomes empty again. Whether a thread waits for it.
+bool Resolver::leave_empty(Region& region, PageIndex page) {
+  AtomicPageWord& word = region.words[page.value];
+  if ((region.flags & kRegionChargeOnTouch) != 0) space_uncharge(1);
+  return page_unlock(word, word.load(std::memory_order_relaxed).with_state(PageState::kEmpty));
+}
+
+// A locked page has been filled; `epoch` as of before.
+void Resolver::settle_filled(Region& region, PageIndex page, uint16_t epoch) {
+  AtomicPageWord& word = region.words[page.value];
+  const bool on_touch = (region.flags & kRegionChargeOnTouch) != 0;
+  count_resident(region, page, 1);
+  if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
+  const PageWord busy = word.load(std::memory_order_relaxed);
+  (void)page_unlock(word,
+                    resident_word(busy, kNoSlot, pager_state().own_lun, kHeatFault, epoch).with_charged(on_touch));
+}
+
+unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
+  auto& state = pager_state();
+  if (run > kZeroPages) run = kZeroPages;
+  if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
+  Reservation room(state.account);
+  while (run > 1 && !room.take(run, options_.keep_free + state.evictor->low_water() / 2)) run /= 2;
+  if (run <= 1 && !room.take(run = 1, options_.keep_free)) return 0;
+  unsigned locked = lock_empty(region, page, run);
+  room.shrink(locked);
   if (locked == 0) return 0;
   table_reach(region, page.value, page.value + locked);
   for (unsigned done = 0; done < locked;) {
-    char* address = region.address_of(PageIndex(page.value + done));
+    const PageIndex at(page.value + done);
+    char* address = region.address_of(at);
     uint16_t epoch = exclusive_epoch();
     int64_t rc = install_pages(address, zero_run(), (locked - done) * state.page_size);
     if (rc == -EAGAIN) {
@@ -221,33 +266,20 @@ unsigned Resolver::zero_fill(Region& region, PageIndex page, unsigned run) {
     // the run crosses a protection boundary (mprotect): only the first page is asked for
     if (refused || (rc == -ENOENT && locked - done > 1)) {
       for (; locked > done + (refused ? 0 : 1); --locked) {
-        AtomicPageWord& word = region.words[page.value + locked - 1];
-        state.account.give(1);
-        if (on_touch) space_uncharge(1);
-        if (page_unlock(word, word.load(std::memory_order_relaxed).with_state(PageState::kEmpty)))
-          (void)sys::uffd_wake(state.uffd, region.address_of(PageIndex(page.value + locked - 1)), state.page_size);
+        const PageIndex last(page.value + locked - 1);
+        if (leave_empty(region, last)) (void)sys::uffd_wake(state.uffd, region.address_of(last), state.page_size);
       }
       continue;
     }
-    bool there = rc == -EEXIST;
-    bool gone = rc < 0 && !there;
-    unsigned filled = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 1;
-    for (unsigned i = 0; i < filled; ++i) {
-      PageIndex at(page.value + done + i);
-      AtomicPageWord& word = region.words[at.value];
-      PageWord busy = word.load(std::memory_order_relaxed);
-      if (gone) {
-        state.account.give(1);
-        if (on_touch) space_uncharge(1);
-        (void)page_unlock(word, busy.with_state(PageState::kEmpty));
-      } else {
-        count_resident(region, at, 1);
-        if (on_touch) region.committed_pages.fetch_add(1, std::memory_order_relaxed);
-        (void)page_unlock(word, resident_word(busy, kNoSlot, state.own_lun, kHeatFault, there ? shared_epoch() : epoch)
-                                    .with_charged(on_touch));
-      }
+    const unsigned filled = rc > 0 ? static_cast<unsigned>(static_cast<uint64_t>(rc) / state.page_size) : 1;
+    if (rc < 0 && rc != -EEXIST) {  // gone
+      (void)leave_empty(region, at);
+    } else {
+      for (unsigned i = 0; i < filled; ++i)
+        settle_filled(region, PageIndex(at.value + i), rc == -EEXIST ? shared_epoch() : epoch);
+      room.keep(filled);
     }
-    if (there || gone) (void)sys::uffd_wake(state.uffd, address, state.page_size);
+    if (rc < 0) (void)sys::uffd_wake(state.uffd, address, state.page_size);
     done += filled;
   }
   counters().zero_fills.add(locked);
@@ -266,8 +298,48 @@ unsigned Resolver::lock_run(Region& region, PageIndex page, PageWord first, unsi
   return n;
 }
 
-Outcome Resolver::begin(Region& region, PageIndex page, unsigned run, unsigned heat, bool fault, unsigned* taken) {
+// kStarted, kNoRoom, or kBusy: the word has changed.
+Outcome Resolver::start_read(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
+                             unsigned* taken) {
   auto& state = pager_state();
+  if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return Outcome::kNoRoom;
+  if (run > kReadRunMax) run = kReadRunMax;
+  if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
+  int first = -1;
+  while (run > 1 && (first = window_take(run)) < 0) run /= 2;
+  if (first < 0 && (run = 1, first = window_take(1)) < 0) return Outcome::kNoRoom;
+  const auto window = static_cast<unsigned>(first);
+  Reservation room(state.account);
+  if (run > 1 && !room.take(run, options_.keep_free + state.evictor->low_water() / 2)) {
+    window_give(window + 1, run - 1);
+    run = 1;
+  }
+  if (room.pages() == 0 && !room.take(1, options_.keep_free)) {
+    window_give(window, 1);
+    return Outcome::kNoRoom;
+  }
+  const unsigned locked = page_lock(region.words[page.value], seen) ? lock_run(region, page, seen, run) : 0;
+  room.keep(locked);
+  if (locked < run) window_give(window + locked, run - locked);
+  if (locked == 0) return Outcome::kBusy;
+  const unsigned index = free_ops_[--free_op_count_];
+  ops_[index] = {&region,
+                 page.value,
+                 static_cast<uint16_t>(locked),
+                 static_cast<uint16_t>(window),
+                 static_cast<uint8_t>(seen.lun()),
+                 static_cast<uint8_t>(heat),
+                 fault,
+                 0,
+                 seen.slot(),
+                 {window_ + window * state.page_size, locked * state.page_size}};
+  ++ops_in_flight_;
+  enqueue(index);
+  *taken = locked;
+  return Outcome::kStarted;
+}
+
+Outcome Resolver::begin(Region& region, PageIndex page, unsigned run, unsigned heat, bool fault, unsigned* taken) {
   AtomicPageWord& word = region.words[page.value];
   *taken = 0;
   for (;;) {
@@ -299,43 +371,8 @@ Outcome Resolver::begin(Region& region, PageIndex page, unsigned run, unsigned h
       case PageState::kEvicted:
         break;
     }
-    if (free_op_count_ == 0 || context_for(seen.lun()) == nullptr) return Outcome::kNoRoom;
-    if (run > kReadRunMax) run = kReadRunMax;
-    if (run > region.pages - page.value) run = static_cast<unsigned>(region.pages - page.value);
-    int window = -1;
-    while (run > 1 && (window = window_take(run)) < 0) run /= 2;
-    if (window < 0 && (run = 1, window = window_take(1)) < 0) return Outcome::kNoRoom;
-    unsigned reserved = run;
-    if (run > 1 && !state.account.take(run, options_.keep_free + state.evictor->low_water() / 2)) {
-      window_give(static_cast<unsigned>(window) + 1, run - 1);
-      run = reserved = 1;
-    }
-    if (run == 1 && reserved == 1 && !state.account.take(1, options_.keep_free)) {
-      window_give(static_cast<unsigned>(window), 1);
-      return Outcome::kNoRoom;
-    }
-    unsigned locked = page_lock(word, seen) ? lock_run(region, page, seen, run) : 0;
-    if (locked < reserved) {
-      state.account.give(reserved - locked);
-      window_give(static_cast<unsigned>(window) + locked, reserved - locked);
-    }
-    if (locked == 0) continue;
-    unsigned index = free_ops_[--free_op_count_];
-    ReadOp& op = ops_[index];
-    op = {&region,
-          page.value,
-          static_cast<uint16_t>(locked),
-          static_cast<uint16_t>(window),
-          static_cast<uint8_t>(seen.lun()),
-          static_cast<uint8_t>(heat),
-          fault,
-          0,
-          seen.slot(),
-          {window_ + window * state.page_size, locked * state.page_size}};
-    ++ops_in_flight_;
-    enqueue(index);
-    *taken = locked;
-    return Outcome::kStarted;
+    const Outcome outcome = start_read(region, page, seen, run, heat, fault, taken);
+    if (outcome != Outcome::kBusy) return outcome;
   }
 }
 

@@ -24,47 +24,57 @@ constexpr uint64_t kSpinFirstNs = 60'000, kSpinMaxNs = 200'000;
 constexpr unsigned kSpinInFlightMax = 4;
 constexpr size_t kProbeBytes = 4096;
 
+// Hands out neighbouring parts of one memory; without a memory it only counts.
+class Parts {
+ public:
+  Parts(char* memory, size_t used) : memory_(memory), bytes_(round_up(used, kAlign)) {}
+  template <class T>
+  T* take(size_t count, size_t align = kAlign) {
+    const size_t at = round_up(bytes_, align);
+    bytes_ = round_up(at + count * sizeof(T), kAlign);
+    return memory_ ? reinterpret_cast<T*>(memory_ + at) : nullptr;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  static constexpr size_t kAlign = 64;
+  char* memory_;
+  size_t bytes_;
+};
+
 }  // namespace
+
+size_t CompositeTables::lay_out(char* memory, unsigned depth, unsigned members) {
+  depth_ = free_parents_ = depth;
+  free_children_ = depth * members + 16 + members;
+  free_blocks_ = 16 + (depth / 2 < 240 ? depth / 2 : 240);
+  Parts parts(memory, sizeof(CompositeContext));
+  parents_ = parts.take<CompositeParent>(depth);
+  children_ = parts.take<CompositeChild>(free_children_);
+  free_parent_ = parts.take<uint32_t>(depth);
+  free_child_ = parts.take<uint32_t>(free_children_);
+  free_block_ = parts.take<uint16_t>(free_blocks_);
+  done_ = parts.take<Response>(depth);
+  blocks_ = parts.take<iovec>(free_blocks_ * kCompositeVectorMax);
+  probe_page_ = parts.take<char>(kProbeBytes, kProbeBytes);
+  if (!memory) return parts.bytes();
+  for (unsigned i = 0; i < depth; ++i) free_parent_[i] = depth - 1 - i;
+  for (unsigned i = 0; i < free_children_; ++i) free_child_[i] = free_children_ - 1 - i;
+  for (unsigned i = 0; i < free_blocks_; ++i) free_block_[i] = static_cast<uint16_t>(free_blocks_ - 1 - i);
+  return parts.bytes();
+}
 
 int CompositeContext::create(CompositeDevice* device, const ContextOptions& options, CompositeContext** out) {
   if (options.depth == 0 || options.depth > kDepthMax) return -EINVAL;
-  const unsigned members = device->member_count(), depth = options.depth;
-  const unsigned children = depth * members + 16 + members, blocks = 16 + (depth / 2 < 240 ? depth / 2 : 240);
-  size_t bytes = round_up(sizeof(CompositeContext), 64);
-  const auto place = [&bytes](size_t size) {
-    const size_t at = bytes;
-    bytes = round_up(bytes + size, 64);
-    return at;
-  };
-  const size_t parents_at = place(depth * sizeof(CompositeParent)),
-               children_at = place(children * sizeof(CompositeChild));
-  const size_t free_parent_at = place(depth * sizeof(uint32_t)), free_child_at = place(children * sizeof(uint32_t));
-  const size_t free_block_at = place(blocks * sizeof(uint16_t));
-  const size_t done_at = place(depth * sizeof(Response)),
-               blocks_at = place(blocks * kCompositeVectorMax * sizeof(iovec));
-  bytes = round_up(bytes, kProbeBytes);
-  const size_t probe_at = place(kProbeBytes);
+  const size_t bytes = CompositeTables().lay_out(nullptr, options.depth, device->member_count());
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return -ENOMEM;
   auto* context = new (memory) CompositeContext;
+  context->lay_out(memory, options.depth, device->member_count());
   context->mapping_bytes_ = bytes;
   context->device_ = device;
-  context->depth_ = context->free_parents_ = depth;
-  context->free_children_ = children;
-  context->free_blocks_ = blocks;
   context->spin_ = options.spin;
-  context->parents_ = reinterpret_cast<CompositeParent*>(memory + parents_at);
-  context->children_ = reinterpret_cast<CompositeChild*>(memory + children_at);
-  context->free_parent_ = reinterpret_cast<uint32_t*>(memory + free_parent_at);
-  context->free_child_ = reinterpret_cast<uint32_t*>(memory + free_child_at);
-  context->free_block_ = reinterpret_cast<uint16_t*>(memory + free_block_at);
-  context->done_ = reinterpret_cast<Response*>(memory + done_at);
-  context->blocks_ = reinterpret_cast<iovec*>(memory + blocks_at);
-  context->probe_page_ = memory + probe_at;
   context->probe_part_ = {context->probe_page_, kProbeBytes};
-  for (unsigned i = 0; i < depth; ++i) context->free_parent_[i] = depth - 1 - i;
-  for (unsigned i = 0; i < children; ++i) context->free_child_[i] = children - 1 - i;
-  for (unsigned i = 0; i < blocks; ++i) context->free_block_[i] = static_cast<uint16_t>(blocks - 1 - i);
   const int status = context->attach_lowers(options);
   if (status < 0) {
     context->detach_lowers();

@@ -93,7 +93,22 @@ class CompositeDevice : public Device {
   std::atomic<int> contexts_{0};
 };
 
-class CompositeContext final : public OwnedContext {
+// The tables of a context, which lie behind it in one mapping.
+struct CompositeTables {
+  // Places them behind a context at `memory` (nullptr: only to count) and numbers what is free. Returns the bytes of all.
+  size_t lay_out(char* memory, unsigned depth, unsigned members);
+
+  CompositeParent* parents_ = nullptr;
+  CompositeChild* children_ = nullptr;
+  iovec* blocks_ = nullptr;
+  uint32_t *free_parent_ = nullptr, *free_child_ = nullptr;
+  uint16_t* free_block_ = nullptr;
+  Response* done_ = nullptr;  // ring of depth_
+  char* probe_page_ = nullptr;
+  unsigned depth_ = 0, free_parents_ = 0, free_children_ = 0, free_blocks_ = 0;
+};
+
+class CompositeContext final : public OwnedContext, private CompositeTables {
  public:
   [[nodiscard]] static int create(CompositeDevice* device, const ContextOptions& options, CompositeContext** out);
 
@@ -159,13 +174,6 @@ class CompositeContext final : public OwnedContext {
   Way way_[kCompositeMembersMax];
   unsigned lowers_ = 0;
   std::atomic<bool> stalled_{false};  // children wait for room: for await, which looks at nothing else
-  CompositeParent* parents_ = nullptr;
-  CompositeChild* children_ = nullptr;
-  iovec* blocks_ = nullptr;
-  uint32_t *free_parent_ = nullptr, *free_child_ = nullptr;
-  uint16_t* free_block_ = nullptr;
-  Response* done_ = nullptr;  // ring of depth_
-  unsigned depth_ = 0, free_parents_ = 0, free_children_ = 0, free_blocks_ = 0;
   unsigned done_first_ = 0, done_count_ = 0;
   unsigned in_flight_ = 0;
   WatchSet watches_;  // as the lower context has them; free again when the response was given
@@ -173,7 +181,6 @@ class CompositeContext final : public OwnedContext {
   uint32_t watch_fired_ = 0;
   bool spin_ = true;
   uint32_t probing_ = 0;  // bit a member
-  char* probe_page_ = nullptr;
   iovec probe_part_{};
   size_t mapping_bytes_ = 0;
 };
