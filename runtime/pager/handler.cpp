@@ -310,39 +310,41 @@ void Handler::answer(const sys::UffdMessage& message) {
   }
   if (being_moved_to(message.address, 1)) return;  // whatever was there before
   Region* region = state.regions.find(address);
-  if (region == nullptr ||
-      region->words[region->page_of(address).value].load(std::memory_order_acquire).state() == PageState::kGone) {
+  const PageIndex page = region ? region->page_of(address) : PageIndex(0);
+  PageWord seen = region ? region->words[page.value].load(std::memory_order_acquire) : PageWord{};
+  if (region == nullptr || seen.state() == PageState::kGone) {
     answer_outside(message);
     return;
   }
-  PageIndex page = region->page_of(address);
-  PageWord seen = region->words[page.value].load(std::memory_order_acquire);
   if (message.write_protected) {
     answer_protected(*region, page, message);
     return;
   }
   switch (seen.state()) {
+    case PageState::kEmpty:
+    case PageState::kInFrame:
+    case PageState::kEvicted:
+    case PageState::kBusy:
+      bring_in(*region, page, seen, message);
+      return;
     case PageState::kResident:
       check_resident(*region, page);
       return;
     // became one when the thread had faulted already: the kernel's marker answers. Or a call past us has taken that
     // away
     case PageState::kGuard: {
-      AtomicPageWord& word = region->words[page.value];
-      if (word.compare_exchange_strong(seen, seen.with_state(PageState::kEmpty)))
-        answer_evicted(*region, page, message);
+      const PageWord empty = seen.with_state(PageState::kEmpty);
+      if (region->words[page.value].compare_exchange_strong(seen, empty))
+        bring_in(*region, page, empty, message);
       else
         (void)sys::uffd_wake(state.uffd, address, state.page_size);
       return;
     }
-    case PageState::kGone:  // just now
-      (void)sys::uffd_wake(state.uffd, address, state.page_size);
-      return;
     case PageState::kPoisoned:
       mark_lost(*region, page, seen, message);
       return;
-    default:
-      answer_evicted(*region, page, message);
+    case PageState::kGone:  // above
+      return;
   }
 }
 
@@ -433,18 +435,17 @@ bool Handler::may_pass_budget(const sys::UffdMessage& message) {
   return passed_++ < kPassMax;
 }
 
-void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message) {
-  PageWord seen = region.words[page.value].load(std::memory_order_acquire);
+void Handler::bring_in(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message) {
   bool first_touch = seen.state() == PageState::kEmpty;
   const Access access = region.access_of(page);
   const Ahead ahead = access == Access::kNormal ? streams_.on_fault(message.thread_id, &region, page.value, first_touch)
                                                 : Ahead{1, access == Access::kSequential ? kReadRunMax : 1};
   if (access == Access::kSequential) pager_state().evictor->leave_behind(region, page);
   unsigned taken = 0;
-  Outcome outcome = resolver_.begin(region, page, ahead.stride == 1 ? ahead.window : 1, kHeatFault, true, &taken);
+  Outcome outcome = resolver_.begin(region, page, seen, ahead.stride == 1 ? ahead.window : 1, kHeatFault, true, &taken);
   if (outcome == Outcome::kNoRoom && may_pass_budget(message)) {
     resolver_.set_keep_free(INT32_MIN);
-    outcome = resolver_.begin(region, page, 1, kHeatFault, true, &taken);
+    outcome = resolver_.begin(region, page, seen, 1, kHeatFault, true, &taken);
     resolver_.set_keep_free(kKeepFreePages);
   }
   if (outcome == Outcome::kNoRoom) {
@@ -466,14 +467,14 @@ void Handler::answer_evicted(Region& region, PageIndex page, const sys::UffdMess
   for (unsigned covered = taken; covered < ahead.window;) {
     uint64_t next = step == 0 ? page.value + covered : page.value + static_cast<uint64_t>(step) * covered;
     if (next >= region.pages) break;
-    PageState there = region.words[next].load(std::memory_order_acquire).state();
+    const PageWord there = region.words[next].load(std::memory_order_acquire);
     unsigned got = 1;
-    if (there == PageState::kEvicted) {
-      if (resolver_.begin(region, PageIndex(next), step == 0 ? ahead.window - covered : 1, kHeatReadAhead, false,
+    if (there.state() == PageState::kEvicted) {
+      if (resolver_.begin(region, PageIndex(next), there, step == 0 ? ahead.window - covered : 1, kHeatReadAhead, false,
                           &got) == Outcome::kNoRoom)
         break;
       if (got == 0) got = 1;
-    } else if (there == PageState::kEmpty) {
+    } else if (there.state() == PageState::kEmpty) {
       break;
     }
     covered += got;

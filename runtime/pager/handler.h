@@ -51,7 +51,7 @@ struct Handler {
   void answer_outside(const sys::UffdMessage& message);
   void answer_protected(Region& region, PageIndex page, const sys::UffdMessage& message);
   void mark_lost(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message);
-  void answer_evicted(Region& region, PageIndex page, const sys::UffdMessage& message);
+  void bring_in(Region& region, PageIndex page, PageWord seen, const sys::UffdMessage& message);
   void answer_evictor(const sys::UffdMessage& message);
   void check_resident(Region& region, PageIndex page);
   void park(const sys::UffdMessage& message);

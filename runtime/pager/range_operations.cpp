@@ -74,7 +74,8 @@ int bring_in(Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBl
   int rc = 0;
   unsigned waits = 0;
   for (uint64_t page = range.first; page < range.end;) {
-    PageState there = range.region->words[page].load(std::memory_order_acquire).state();
+    const PageWord seen = range.region->words[page].load(std::memory_order_acquire);
+    const PageState there = seen.state();
     if (there == PageState::kResident ||
         ((there == PageState::kEmpty || there == PageState::kGuard) && want == Want::kRead)) {
       ++page;
@@ -83,7 +84,7 @@ int bring_in(Resolver& r, const PageRange& range, Want want, sys::ScopedSignalBl
     unsigned taken = 0;
     uint64_t left = range.end - page;
     Outcome outcome =
-        r.begin(*range.region, PageIndex(page), left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left),
+        r.begin(*range.region, PageIndex(page), seen, left > kReadRunMax ? kReadRunMax : static_cast<unsigned>(left),
                 kHeatFault, false, &taken);
     switch (outcome) {
       case Outcome::kResident:

@@ -339,11 +339,11 @@ Outcome Resolver::start_read(Region& region, PageIndex page, PageWord seen, unsi
   return Outcome::kStarted;
 }
 
-Outcome Resolver::begin(Region& region, PageIndex page, unsigned run, unsigned heat, bool fault, unsigned* taken) {
+Outcome Resolver::begin(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
+                        unsigned* taken) {
   AtomicPageWord& word = region.words[page.value];
   *taken = 0;
-  for (;;) {
-    PageWord seen = word.load(std::memory_order_acquire);
+  for (;; seen = word.load(std::memory_order_acquire)) {
     switch (seen.state()) {
       case PageState::kResident:
         *taken = 1;

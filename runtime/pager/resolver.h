@@ -38,9 +38,10 @@ class Resolver {
   [[nodiscard]] int open(const ResolverOptions& options);
   void close();  // waits for what is in flight
 
-  // Starts to make `page` resident; reads up to `run` evicted pages behind it whose slots follow each other
+  // Starts to make `page` resident, whose word was `seen` a moment ago; reads up to `run` evicted pages behind it whose slots follow each other
   // (read-ahead). `taken`: pages started or resident from `page` on (>= 1 unless kBusy/kNoRoom/...).
-  Outcome begin(Region& region, PageIndex page, unsigned run, unsigned heat, bool fault, unsigned* taken);
+  Outcome begin(Region& region, PageIndex page, PageWord seen, unsigned run, unsigned heat, bool fault,
+                unsigned* taken);
   // Zero-fills up to `run` never-touched pages from `page`. Returns pages filled, 0: kNoRoom/kBusy.
   unsigned fill_run(const Region& region, PageIndex page, unsigned asked) const;
   unsigned zero_fill(Region& region, PageIndex page, unsigned run);
