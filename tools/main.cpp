@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <cstring>
 
-#include "commit.h"
 #include "tools/help.h"
 #include "tools/subcommands.h"
 #include "tools/support/text.h"
+#include "tools/support/version.h"
 
 namespace lunar::tools {
 
@@ -45,8 +45,7 @@ int dispatch(int argc, char** argv) {
     return 0;
   }
   if (strcmp(word, "--version") == 0) {
-    constexpr bool known = LUNAR_COMMIT[0] != 0;
-    printf("lunar %s%s%s%s\n", LUNAR_VERSION, known ? " (" : "", LUNAR_COMMIT, known ? ")" : "");
+    printf("lunar %s\n", version_text().c_str());
     return 0;
   }
   for (size_t i = 0; i < kSubcommandCount; ++i) {

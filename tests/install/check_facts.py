@@ -129,7 +129,14 @@ def check_kernel_matrix():
         problems.append("runtime/LIMITS.md: its table of kernels is not what `tests/vm/kernel_matrix rows` prints")
 
 
-for part in (check_facts, check_redis_defaults, check_stats_keys, check_version, check_kernel_matrix):
+def check_measurements():
+    """MEASUREMENTS has the tables of the reports that are kept."""
+    made = subprocess.run([sys.executable, "-B", os.path.join(ROOT, "tools/dev/measurements"), "tables"], capture_output=True, text=True, check=True).stdout
+    if "<!-- made by tools/dev/measurements -->\n" + made + "<!-- end -->\n" not in text_of("runtime/MEASUREMENTS.md"):
+        problems.append("runtime/MEASUREMENTS.md: not what the reports say; tools/dev/measurements update")
+
+
+for part in (check_facts, check_redis_defaults, check_stats_keys, check_version, check_kernel_matrix, check_measurements):
     part()
 print("\n".join(problems) or f"{len(FACTS)} numbers, the Redis module's defaults and the keys of --stats are as documented")
 sys.exit(1 if problems else 0)

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 #include <sys/utsname.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "tools/support/procfs.h"
 #include "tools/support/text_file.h"
+#include "tools/support/version.h"
 
 namespace lunar::tools {
 
@@ -26,6 +28,13 @@ std::string cpu_model() {
     }
   }
   return {};
+}
+
+std::string today() {
+  const time_t now = time(nullptr);
+  tm parts{};
+  gmtime_r(&now, &parts);
+  return fmt::format("{}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
 }
 
 }  // namespace
@@ -48,6 +57,7 @@ void write_host(JsonWriter& json) {
   json.key("host").open('{').field("kernel", std::string(names.release)).field("machine", std::string(names.machine));
   json.field("cpu", cpu_model()).field("cpus", sysconf(_SC_NPROCESSORS_ONLN));
   json.field("memory_bytes", machine_memory("MemTotal")).field("page_bytes", sysconf(_SC_PAGESIZE));
+  json.field("lunar", version_text()).field("date", today());
   json.field("thp", trimmed(read_text("/sys/kernel/mm/transparent_hugepage/enabled").value_or("")));
   json.field("swappiness", trimmed(read_text("/proc/sys/vm/swappiness").value_or(""))).close('}');
 }
