@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // lunar: the command. Finds the subcommand and hands over; each subcommand is a folder of its own.
 // Threading: one thread. May not be used by runtime/ (it allocates).
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
+#include "sys/mem.h"
 #include "tools/help.h"
+#include "tools/run/program.h"
 #include "tools/subcommands.h"
 #include "tools/support/text.h"
 #include "tools/support/version.h"
@@ -53,6 +58,24 @@ int dispatch(int argc, char** argv) {
   }
   return unknown(word);
 }
+
+// Some libraries' initialisers allocate, and crash where there is nothing to be had.
+void refuse_without_memory() {
+  constexpr size_t kEnoughToStart = 1 << 20;
+  void* volatile memory = malloc(kEnoughToStart);
+  if (memory == nullptr) {
+    char line[128];
+    const int length = snprintf(
+        line, sizeof line, "lunar: the kernel does not give this process the memory to start; raise the limit (%s)\n",
+        sys::memory_limit());
+    (void)!write(STDERR_FILENO, line, static_cast<size_t>(length));
+    _exit(kExitOwnFailure);
+  }
+  free(memory);
+}
+
+// Runs before any of them.
+__attribute__((section(".preinit_array"), used)) void (*const g_first)() = refuse_without_memory;
 
 }  // namespace
 }  // namespace lunar::tools
