@@ -207,16 +207,15 @@ int maps_remap(char* old_address, size_t old_bytes, size_t new_bytes, int flags,
   if (request.old_bytes > static_cast<size_t>(request.area->limit - old_address)) return -EFAULT;
   const Mapping* piece = nullptr;
   char* stop = table.piece(old_address, request.old_end(), &piece);
-  if (piece == nullptr || stop != request.old_end() || piece->kind == MappingKind::kDead) return -EFAULT;
+  if (piece == nullptr || piece->kind == MappingKind::kDead) return -EFAULT;
+  *out = old_address;
+  if ((flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) == 0 && request.new_bytes <= request.old_bytes)  // of several, too
+    return unmap_pieces(request.area, old_address + request.new_bytes, request.old_end());
+  if (stop != request.old_end()) return -EFAULT;
   request.old = *piece;
   request.locked = request.old.kind == MappingKind::kTiered && pager_pinned(request.old_end() - 1);
   if (request.old.kind == MappingKind::kAlien) return remap_alien(request, out);
   if ((flags & (MREMAP_FIXED | MREMAP_DONTUNMAP)) != 0) return move_map(request, out);
-  *out = old_address;
-  if (request.new_bytes <= request.old_bytes) {
-    if (request.new_bytes == request.old_bytes) return 0;
-    return unmap_pieces(request.area, old_address + request.new_bytes, request.old_end());
-  }
   size_t more = request.new_bytes - request.old_bytes;
   if (more <= static_cast<size_t>(request.area->limit - request.old_end()) &&
       table.is_free(request.old_end(), request.old_end() + more)) {

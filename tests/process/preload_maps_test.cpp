@@ -87,6 +87,22 @@ void remap() {
   CHECK(munmap(moved, 2 * kMiB) == 0 && munmap(r + 2 * kMiB, 94 * kMiB) == 0);
 }
 
+// As munmap, a shrinking mremap takes what lies there, be it one map or several; so does one that changes nothing.
+void shrink_over_several() {
+  char* p = map(4 * kMiB);
+  fill(p, 4 * kMiB, 13);
+  CHECK(mprotect(p + kMiB, kMiB, PROT_READ) == 0 && munmap(p + 2 * kMiB, kMiB / 2) == 0);
+  CHECK(mremap(p, 4 * kMiB, 4 * kMiB, MREMAP_MAYMOVE) == p && holds(p, 2 * kMiB, 13));
+  CHECK(mremap(p, 4 * kMiB, 3 * kMiB / 2, MREMAP_MAYMOVE) == p);
+  CHECK(holds(p, 3 * kMiB / 2, 13) && faults(p + 3 * kMiB / 2) && faults(p + 3 * kMiB));
+  errno = 0;
+  CHECK(mremap(p, 3 * kMiB / 2, 2 * kMiB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
+  CHECK(mremap(p, 3 * kMiB / 2, kMiB, 0) == p && holds(p, kMiB, 13) && faults(p + kMiB));
+  errno = 0;
+  CHECK(mremap(p + kMiB, kMiB, kMiB / 2, 0) == MAP_FAILED && errno == EFAULT);
+  CHECK(munmap(p, kMiB) == 0);
+}
+
 // A map too small for the tier is taken in when mremap makes it larger, with its contents and its protection.
 void grows_into_the_tier() {
   constexpr size_t kSmall = 256 * 1024;
@@ -312,6 +328,7 @@ int body() {
   larger_than_dram();
   partial_unmap();
   remap();
+  shrink_over_several();
   grows_into_the_tier();
   marked_maps_stay_with_the_kernel();
   locked_maps();
