@@ -3,7 +3,8 @@
 // tiered maps locked across the call. The pager's own fork handlers (pthread_atfork) do the rest, also for forks that
 // do not pass here; for calls that run no handlers this file runs them. vfork, posix_spawn and clone(CLONE_VM) share
 // our memory and need nothing. With CLONE_FILES and without CLONE_VM, an unused combination, a child would close its
-// parent's descriptors: the call goes to the kernel unchanged, without tiered memory in the child.
+// parent's descriptors: the call goes to the kernel unchanged, without tiered memory in the child. pthread_atfork's list
+// is kept in plain memory.
 //
 // Threading: any thread.
 #include <dlfcn.h>
@@ -114,6 +115,14 @@ LUNAR_EXPORT int forkpty(int* controller, char* name, const termios* modes, cons
     return -1;
   }
   return guarded_fork(Handlers::kLibc, [=] { return real(controller, name, modes, size); });
+}
+
+// What pthread_atfork calls. libc reads its list of handlers in the child before ours has run, so the list may not lie
+// on the tiered heap, where it goes when it grows.
+LUNAR_EXPORT int __register_atfork(void (*before)(), void (*in_parent)(), void (*in_child)(), void* object) noexcept {
+  if (g_real.register_atfork == nullptr) return ENOMEM;  // before our constructor: no other library has begun
+  lunar::HostGuard guard;
+  return g_real.register_atfork(before, in_parent, in_child, object);
 }
 
 LUNAR_EXPORT pid_t _Fork(void) noexcept {

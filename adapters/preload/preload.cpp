@@ -80,6 +80,7 @@ __attribute__((constructor(101))) void start(int, char**, char** environment) {
   look_up(g_real.fork_alone, "_Fork");
   look_up(g_real.clone, "clone");
   look_up(g_real.daemon, "daemon");
+  look_up(g_real.register_atfork, "__register_atfork");
   look_up(g_real.pthread_create, "pthread_create");
   look_up(g_real.thrd_create, "thrd_create");
   look_up(g_real.exit_now, "_exit");

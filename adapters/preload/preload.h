@@ -36,6 +36,7 @@ struct RealCalls {
   pid_t (*fork_alone)(void) = nullptr;  // _Fork
   int (*clone)(int (*)(void*), void*, int, void*, ...) = nullptr;
   int (*daemon)(int, int) = nullptr;
+  int (*register_atfork)(void (*)(), void (*)(), void (*)(), void*) = nullptr;  // __register_atfork
   int (*open)(const char*, int, ...) = nullptr;
   int (*open64)(const char*, int, ...) = nullptr;
   int (*openat)(int, const char*, int, ...) = nullptr;

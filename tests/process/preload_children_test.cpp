@@ -224,6 +224,42 @@ void other_threads_keys_are_evicted() {
   for (char* block : g_blocks) free(block);
 }
 
+// libc's list of fork handlers grows beyond the few that it has room for in itself, and is read in the child before
+// there is a handler of ours. Each must run, though the heap is evicted all the while.
+constexpr int kHandlers = 100;
+int g_before = 0, g_in_child = 0;
+
+void* evict_around(void* near) {
+  while (__atomic_load_n(&g_stage, __ATOMIC_ACQUIRE) == 3) CHECK(lunar_evict(near, 512 * 1024) >= 0);
+  return nullptr;
+}
+
+void many_fork_handlers() {
+  for (int i = 0; i < kHandlers; ++i) CHECK(pthread_atfork([] { ++g_before; }, nullptr, [] { ++g_in_child; }) == 0);
+  char* near = nullptr;
+  for (int i = 0; i < kBlocks; ++i) {  // as large as a list of that many
+    g_blocks[i] = static_cast<char*>(malloc(kHandlers * 4 * sizeof(void*)));
+    CHECK(g_blocks[i] != nullptr);
+    if (near == nullptr || g_blocks[i] < near) near = g_blocks[i];
+  }
+  g_stage = 3;
+  pthread_t thread;
+  CHECK(pthread_create(&thread, nullptr, evict_around, near - 256 * 1024) == 0);
+  for (int round = 0; round < 30; ++round) {
+    g_before = 0;
+    const pid_t pid = fork();
+    CHECK(pid >= 0 && g_before == kHandlers);
+    if (pid == 0) {
+      if (g_in_child != kHandlers) fprintf(stderr, "%d of %d fork handlers ran\n", g_in_child, kHandlers);
+      _exit(g_in_child == kHandlers && holds(g_memory, kBytes, 4) ? 7 : 1);
+    }
+    ends_well(pid, "with many fork handlers");
+  }
+  __atomic_store_n(&g_stage, 4, __ATOMIC_RELEASE);
+  CHECK(pthread_join(thread, nullptr) == 0);
+  for (char* block : g_blocks) free(block);
+}
+
 int body() {
   // Not tiered: a child begins on it before it is served.
   g_stack =
@@ -234,6 +270,7 @@ int body() {
   children_begin_on_tiered_stacks();
   other_threads_keys_are_evicted();
   the_locale_is_evicted();
+  many_fork_handlers();
   return 0;
 }
 
