@@ -10,7 +10,7 @@
  *               EINVAL  a handle that is not open (NULL, closed, or in a child of a plain fork()), a NULL argument (of a
  *                       key, value or buffer: unless its length is 0), a key or value of more than 100 GiB
  *               EIO, EBADMSG and others of the device: a pair could not be read or written; nothing damaged is returned
- *   lengths     bytes, from 0 on: a key and a value may be empty. *res is -1 where a call fails
+ *   lengths     bytes, from 0 on: a key and a value may be empty. *res and *klen are -1 where a call fails
  *   handles     ARK, ARC and ARI stand behind pointers that are never to be looked through. No two of a process are equal
  *   threads     every call from any thread, any number at once; one iterator waits for its other users. Operations on one
  *               key appear one after the other. The calls are not async-signal-safe
@@ -64,7 +64,7 @@ typedef struct
  *   path      NULL or "": in memory. A regular file, a block device, a directory (an unlinked file is made in it) or a URI:
  *             file:, nvme:, pmem:, capi:, sim:, mem:SIZE, stripe:, paths:. a=b[=c..]: a stripe over up to 8 of these, where
  *             the whole is neither a URI nor a file's name. What holds data that is not a former scratch store's is refused
- *   ark       gets the handle
+ *   ark       gets the handle; NULL on failure
  *   size      bytes of pairs. In memory a limit where it is more than 1 GiB (less: 1 GiB; 0: none but the DRAM budget); on
  *             a file that grows, or with ARK_KV_VIRTUAL_LUN, what is taken of the place, 1 GiB at least; elsewhere all of
  *             the device is used
@@ -87,7 +87,7 @@ int ark_create_verbose(char *path, ARK **ark, uint64_t size, uint64_t bsize, uin
  * and the like: it was not, and what was kept before is there. EDEADLK: from a callback of this store. A connection is as good. */
 int ark_delete(ARK *ark);
 
-/* Another handle on the store, with `nasync` asynchronous calls of its own (<= 0, and ark_connect: 8192). ENOMEM: also
+/* Another handle on the store (NULL on failure), with `nasync` asynchronous calls of its own (<= 0, and ark_connect: 8192). ENOMEM: also
  * 65536 handles are open. */
 int ark_connect_verbose(ARC **arc, ARK *ark, int nasync);
 int ark_connect(ARC **arc, ARK *ark);

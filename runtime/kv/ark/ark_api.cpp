@@ -50,12 +50,15 @@ bool is_sound(const Request& request) {
 }
 
 int now(ARK* ark, const Request& request, int64_t* res) {
-  if (!res || !is_sound(request)) return EINVAL;
+  if (!res) return EINVAL;
+  *res = -1;
+  if (!is_sound(request)) return EINVAL;
   const InUse in_use(ark, kArk);
   if (!in_use) return EINVAL;
   const int64_t result = in_use.store()->carry_out(request);
-  *res = result < 0 ? -1 : result;
-  return result < 0 ? static_cast<int>(-result) : 0;
+  if (result < 0) return static_cast<int>(-result);
+  *res = result;
+  return 0;
 }
 
 int later(ARK* ark, Request request, Callback callback, uint64_t tag) {
@@ -103,6 +106,7 @@ ARK_API int ark_create(char* path, ARK** ark, uint64_t flags) {
 
 ARK_API int ark_create_verbose(char* path, ARK** ark, uint64_t size, uint64_t, uint64_t hcount, int nthreads,
                                int nqueue, int basyncs, uint64_t flags) {
+  if (nthreads <= 0 && ark) *ark = nullptr;
   if (nthreads <= 0) return EINVAL;
   return create({path, size, hcount, nthreads, nqueue, basyncs, flags}, ark);
 }
@@ -113,7 +117,7 @@ ARK_API int ark_connect_verbose(ARC** arc, ARK* ark, int nasync) {
   if (!arc) return EINVAL;
   uint64_t handle = 0;
   const int status = connect_store(ark, nasync, &handle);
-  if (status == 0) *arc = reinterpret_cast<ARC*>(handle);
+  *arc = reinterpret_cast<ARC*>(handle);
   return status;
 }
 
@@ -157,8 +161,8 @@ ARK_API int ark_exists_async_cb(ARK* ark, uint64_t klen, void* key, void (*cb)(i
 ARK_API ARI* ark_first(ARK* ark, uint64_t kbuflen, int64_t* klen, void* kbuf) {
   uint64_t handle = 0;
   int status = EINVAL;
+  if (klen) *klen = -1;
   if (klen && kbuf && kbuflen) {
-    *klen = -1;
     const InUse in_use(ark, kArk);
     if (in_use) status = first_key(in_use.store(), kbuflen, klen, kbuf, &handle);
     if (status != 0) *klen = -1;
@@ -168,6 +172,7 @@ ARK_API ARI* ark_first(ARK* ark, uint64_t kbuflen, int64_t* klen, void* kbuf) {
 }
 
 ARK_API int ark_next(ARI* iter, uint64_t kbuflen, int64_t* klen, void* kbuf) {
+  if (klen) *klen = -1;
   if (!klen || !kbuf || !kbuflen) return EINVAL;
   InUse in_use(iter, kIterator);
   if (!in_use) return EINVAL;
@@ -177,14 +182,15 @@ ARK_API int ark_next(ARI* iter, uint64_t kbuflen, int64_t* klen, void* kbuf) {
 }
 
 ARK_API int ark_nextN(ARI* iter, uint64_t kbuflen, void* kbuf, int64_t* num_keys) {
+  if (num_keys) *num_keys = 0;
   if (!num_keys || !kbuf || !kbuflen) return EINVAL;
   InUse in_use(iter, kIterator);
   if (!in_use) return EINVAL;
-  *num_keys = 0;
   return next_keys(in_use.keep(), kbuflen, kbuf, num_keys);
 }
 
 ARK_API int ark_random(ARK* ark, uint64_t kbuflen, uint64_t* klen, void* kbuf) {
+  if (klen) *klen = static_cast<uint64_t>(-1);
   if (!klen || !kbuf || !kbuflen) return EINVAL;
   const InUse in_use(ark, kArk);
   if (!in_use) return EINVAL;

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// libarkdb, where programs go wrong: what refused calls leave behind, places and their rights, threads that cannot start.
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ark_support.h"
+#include "tests/catch.h"
+
+using namespace ark_test;
+
+namespace {
+
+char some[] = "12345";
+
+}  // namespace
+
+TEST_CASE("ark-edges: every call that fails leaves -1, no keys or no handle, also where an argument was refused") {
+  Store store;
+  ARK* ark = store.ark;
+  REQUIRE(store.set("12345", "v") == 0);
+  for (ARK* bad : {static_cast<ARK*>(nullptr), ark}) {
+    void* none = bad ? nullptr : some;  // a bad handle, or a bad argument
+    int64_t res = 7, keys = 7;
+    CHECK((ark_set(bad, 5, none, 5, some, &res) == EINVAL && res == -1));
+    res = 7;
+    CHECK((ark_get(bad, 5, some, 5, none, 0, &res) == EINVAL && res == -1));
+    res = 7;
+    CHECK((ark_del(bad, 5, none, &res) == EINVAL && res == -1));
+    res = 7;
+    CHECK((ark_exists(bad, 5, none, &res) == EINVAL && res == -1));
+    uint64_t length = 7;
+    CHECK((ark_random(bad, 5, &length, none) == EINVAL && length == ~0ull));
+    res = 7;
+    CHECK((ark_first(bad, 5, &res, none) == nullptr && res == -1));
+    res = 7;
+    CHECK((ark_next(bad, 5, &res, none) == EINVAL && res == -1));
+    CHECK((ark_nextN(bad, 5, none, &keys) == EINVAL && keys == 0));
+  }
+  ARK* made = ark;
+  CHECK((ark_create_verbose(nullptr, &made, 0, 0, 0, 0, 0, 0, 0) == EINVAL && made == nullptr));
+  made = ark;
+  CHECK((ark_connect(&made, nullptr) == EINVAL && made == nullptr));
+}
