@@ -13,11 +13,14 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <new>
 
 #include "base/format.h"
 #include "base/host_guard.h"
@@ -47,10 +50,10 @@ size_t stack_bytes(const pthread_attr_t* attributes) {
   return bytes;
 }
 
+// Lies in the lowest page of the thread's stack, which loses its rights once the thread has started.
 struct ThreadStart {
   ThreadSpec spec;
-  std::atomic<int> started{0};  // 1 running, < 0: failed with that errno
-  void* stack = nullptr;
+  std::atomic<int> started{0};  // 1 running, < 0: failed with that errno. The thread's last use of it
 };
 
 thread_local bool t_service __attribute__((tls_model("initial-exec"))) = false;
@@ -134,11 +137,10 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
   // Inherited by fork: libc keeps its list of threads in their stacks and walks it in the child.
   pthread_attr_t attributes;
   if (int rc = pthread_attr_init(&attributes); rc != 0) return -rc;
-  const size_t stack_size = stack_bytes(&attributes) + round_up(spec.more_stack_bytes, page_bytes());
+  const size_t stack_size = page_bytes() + stack_bytes(&attributes) + round_up(spec.more_stack_bytes, page_bytes());
   void* stack = map_private(stack_size, ForkPolicy::kInherit);
-  ThreadStart* start = arena_new<ThreadStart>();
-  if (stack == nullptr || start == nullptr) return -ENOMEM;
-  start->spec = spec;
+  if (stack == nullptr) return -ENOMEM;
+  auto* start = new (stack) ThreadStart{spec};
   pthread_attr_setstack(&attributes, stack, stack_size);
   sigset_t all, previous;
   sigfillset(&all);
@@ -151,6 +153,7 @@ int thread_start(const ThreadSpec& spec, pthread_t* out) {
     return rc;
   }
   while ((rc = start->started.load(std::memory_order_acquire)) == 0) yield_cpu();
+  (void)protect(stack, page_bytes(), PROT_NONE);  // from here on it is what an overflow meets
   return rc < 0 ? rc : 0;  // the stack of a thread that ends stays mapped, unless it is joined by thread_end
 }
 

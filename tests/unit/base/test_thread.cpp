@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// sys/thread: reports rightly whether SCHED_IDLE can be left again, for every caller.
+// sys/thread: stacks and memory of threads; reports rightly whether SCHED_IDLE can be left again, for every caller.
 #include "sys/thread.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+
+#include "sys/arena.h"
 #include "sys/proc.h"
 #include "tests/catch.h"
 
@@ -29,7 +33,66 @@ int child_with(F&& prepare) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
+// Of a thread that thread_start made, once it is told to look: what the kernel says of reading its stack's lowest byte.
+struct StackEnd {
+  std::atomic<uint32_t> go{0};
+  int error = 0;
+};
+
+void look_at_stack_end(void* argument) {
+  auto* end = static_cast<StackEnd*>(argument);
+  while (end->go.load() == 0) lunar::sys::yield_cpu();
+  pthread_attr_t attributes;
+  void* lowest = nullptr;
+  size_t bytes = 0;
+  int pipe_fds[2];
+  if (pthread_getattr_np(pthread_self(), &attributes) != 0 || pipe(pipe_fds) != 0) return;
+  pthread_attr_getstack(&attributes, &lowest, &bytes);
+  pthread_attr_destroy(&attributes);
+  end->error = write(pipe_fds[1], lowest, 1) < 0 ? errno : 0;
+  close(pipe_fds[0]);
+  close(pipe_fds[1]);
+}
+
 }  // namespace
+
+TEST_CASE("threads that end, or cannot be started, leave no memory behind") {
+  lunar::sys::ThreadSpec spec;
+  spec.run = [](void*) {};
+  spec.program_files = true;
+  pthread_t thread;
+  REQUIRE(lunar::sys::thread_start(spec, &thread) == 0);
+  lunar::sys::thread_end(thread);
+  const size_t before = lunar::arena_bytes();
+  for (int i = 0; i < 5000; ++i) {
+    REQUIRE(lunar::sys::thread_start(spec, &thread) == 0);
+    lunar::sys::thread_end(thread);
+  }
+  CHECK(lunar::arena_bytes() == before);
+  CHECK(child_with([spec, before] {
+          rlimit limit{};
+          if (setrlimit(RLIMIT_NPROC, &limit) != 0 || (geteuid() == 0 && setuid(65534) != 0)) return false;
+          pthread_t none;
+          int refused = 0;
+          for (int i = 0; i < 5000; ++i) refused += lunar::sys::thread_start(spec, &none) < 0;
+          if (refused != 5000 || lunar::arena_bytes() != before) _exit(kPromisedTooMuch);
+          return false;
+        }) == kRight);
+}
+
+TEST_CASE("what overflows the stack of a thread meets a page without rights") {
+  StackEnd end;
+  lunar::sys::ThreadSpec spec;
+  spec.run = look_at_stack_end;
+  spec.argument = &end;
+  spec.program_files = true;
+  spec.more_stack_bytes = 1 << 20;
+  pthread_t thread;
+  REQUIRE(lunar::sys::thread_start(spec, &thread) == 0);
+  end.go.store(1);
+  lunar::sys::thread_end(thread);
+  CHECK(end.error == EFAULT);
+}
 
 TEST_CASE("leaving SCHED_IDLE is promised only to those who may") {
   CHECK(child_with([] { return true; }) == kRight);
