@@ -16,7 +16,8 @@
  *               key appear one after the other. The calls are not async-signal-safe
  *   ownership   buffers stay the caller's. Of an asynchronous call, key and value or buffer must live, and not be changed,
  *               until its callback is called
- *   fork        see ark_fork(). In a child of a plain fork() all handles are closed
+ *   fork        see ark_fork(). In a child of a plain fork() all handles are closed, and it keeps no device
+ *               in use
  */
 #ifndef LUNAR_ARKDB_H
 #define LUNAR_ARKDB_H

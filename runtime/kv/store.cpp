@@ -8,6 +8,7 @@
 
 #include "kv/saved_state.h"
 #include "sys/arena.h"
+#include "sys/file.h"
 
 namespace lunar::kv {
 
@@ -83,6 +84,10 @@ void Store::close() {
   log_.close();
   device_close(device_);
   unmap_private(this, mapping_bytes_);
+}
+
+void Store::abandon_in_child() {
+  for (unsigned i = 0; device_ && i < device_->fd_count(); ++i) sys::close_file(device_->fd(i));
 }
 
 Shard& Store::shard_of(uint64_t hash) const { return shards_[shard_bits_ ? hash >> (64 - shard_bits_) : 0]; }

@@ -55,6 +55,9 @@ class Store {
   // kKept also -ENOENT (no store is on the device), -EPROTONOSUPPORT, -EROFS (of a later version), -EBADMSG (damaged).
   [[nodiscard]] static int open(const StoreOptions& options, Store** out, ErrorText* why);
   void close();  // pre: not nullptr, no longer in use
+  // In a forked child that will not use the store: closes the device's descriptors, as with them goes what keeps others
+  // from the device, and a deleted file its space. Nothing else may be called then.
+  void abandon_in_child();
 
   // On a device, all of these but count and the like may block for it, and return its errors (-EIO, ...) or -EBADMSG:
   // the stored bytes are not those that were written. No call ever returns a damaged byte, and the other keys are not

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // libarkdb across fork.
+#include <fcntl.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -153,4 +155,62 @@ TEST_CASE("ark-fork: in a child of a plain fork all handles are closed") {
   }
   CHECK(status_of(pid) == 0);
   CHECK(store.get("a") == "b");
+}
+
+TEST_CASE("ark-fork: a child of a plain fork keeps no store's place in use") {
+  setenv("LUNAR_KV_DRAM", "24m", 1);
+  setenv("LUNAR_KV_SIZE", "16m", 1);
+  constexpr uint64_t kKept = ARK_KV_PERSIST_STORE | ARK_KV_PERSIST_LOAD;
+  struct Place {
+    uint64_t file_bytes, flags;
+    bool stripe;
+  };
+  for (const Place& place : {Place{0, 0, false}, Place{32 << 20, 0, false}, Place{32 << 20, kKept, false},
+                             Place{32 << 20, 0, true}}) {
+    char left[] = "/var/tmp/lunar-test-ark-fork-XXXXXX", right[] = "/var/tmp/lunar-test-ark-fork-XXXXXX";
+    for (char* name : {left, right}) {
+      const int fd = mkstemp(name);
+      REQUIRE((fd >= 0 && ftruncate(fd, static_cast<off_t>(place.file_bytes)) == 0 && close(fd) == 0));
+    }
+    const std::string path = place.stripe ? std::string(left) + "=" + right : left;
+    INFO(path << ", " << place.file_bytes << " bytes, flags " << place.flags);
+    int fds[2], runs[2];
+    REQUIRE((pipe(fds) == 0 && pipe(runs) == 0));
+    pid_t pid;
+    {
+      Store store(path.c_str(), 2, 0, 0, place.flags);
+      REQUIRE((store.status == 0 && store.set("a", "b") == 0));
+      for (int i = 0; i < 6000; ++i) REQUIRE(store.set("key " + std::to_string(i % 2000), std::string(2000, 'v')) == 0);
+      pid = fork();
+      REQUIRE(pid >= 0);
+      if (pid == 0) {  // until the parent's end of the pipe is closed
+        char byte = 'r';
+        close(fds[1]);
+        IN_CHILD(write(runs[1], &byte, 1) == 1);
+        int own[16];  // numbers that were the store's among them: no business of a later fork
+        for (int& fd : own) fd = dup(fds[0]);
+        const pid_t grandchild = fork();
+        IN_CHILD(grandchild >= 0);
+        for (const int fd : own) IN_CHILD(fcntl(fd, F_GETFD) >= 0);
+        if (grandchild == 0) _exit(0);
+        IN_CHILD(status_of(grandchild) == 0);
+        _exit(read(fds[0], &byte, 1) == 0 ? 0 : 1);
+      }
+      char byte;
+      REQUIRE(read(runs[0], &byte, 1) == 1);
+      CHECK(store.get("a") == "b");
+    }
+    {
+      Store again(path.c_str(), 2, 0, 0, place.flags);
+      CHECK(again.status == 0);
+      if (place.flags) CHECK(again.get("a") == "b");
+    }
+    close(fds[1]);
+    CHECK(status_of(pid) == 0);
+    for (const int fd : {fds[0], runs[0], runs[1]}) close(fd);
+    unlink(left);
+    unlink(right);
+  }
+  unsetenv("LUNAR_KV_SIZE");
+  unsetenv("LUNAR_KV_DRAM");
 }

@@ -177,7 +177,8 @@ int delete_store(const void* handle) {
   while (store->closers.load(std::memory_order_acquire) != 0) sys::sleep_ns(100'000);
   wait_until_idle(store);
   store->pool.stop();  // connections that a callback closed are gone from the list by now
-  while (Object* one = store->objects) {
+  const int status = store->flush_at_end ? store->engine->flush() : 0;
+  while (Object* one = store->objects) {  // late: what a child forked meanwhile closes, it finds by its objects
     store->objects = one->next;
     if (one->kind == kIterator) {
       free_iterator(static_cast<Iterator*>(one));
@@ -186,7 +187,6 @@ int delete_store(const void* handle) {
       free_connection(connection_of(one));
     }
   }
-  const int status = store->flush_at_end ? store->engine->flush() : 0;
   if (status < 0)
     log_warning("ark_delete: the store could not be kept (%s); what ark_flush kept last is there", errno_text(status));
   store->engine->close();

@@ -143,8 +143,10 @@ void table_after_fork_in_child(const ArkStore* kept) {
     Slot& slot = leaves[i / kLeafSlots].load(std::memory_order_relaxed)->slots[i % kLeafSlots];
     for (Slot::Users& users : slot.users) users.count.store(0, std::memory_order_relaxed);
     const Object* object = slot.object.load(std::memory_order_relaxed);
-    if (slot.handle.load(std::memory_order_relaxed) && (!kept || object->store != kept))
-      slot.handle.store(0, std::memory_order_relaxed);
+    if (!object || (kept && object->store == kept)) continue;
+    slot.handle.store(0, std::memory_order_relaxed);
+    slot.object.store(nullptr, std::memory_order_relaxed);  // once: a child of the child has other descriptors there
+    if (object->kind == kMain) object->store->engine->abandon_in_child();
   }
   sys::unblock_signals();
 }

@@ -60,7 +60,7 @@ void table_free(Slot* slot);
 // Around fork, by the forking thread: no other one changes the table meanwhile.
 void table_before_fork();
 void table_after_fork_in_parent();
-// Handles of all stores but `kept` are closed; no thread uses any.
+// Handles of all stores but `kept` are closed, and the descriptors of their devices; no thread uses any.
 void table_after_fork_in_child(const ArkStore* kept);
 
 }  // namespace lunar::ark
