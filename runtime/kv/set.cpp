@@ -13,10 +13,12 @@
 namespace lunar::kv {
 namespace {
 
-// A value that shrank by more than half gets a record of its own: the room would never come back.
-bool fits_in_place(const Record* record, uint64_t value_bytes) {
+// A value that shrank by more than half gets a record of its own, unless the store is full: the room would never come
+// back.
+bool fits_in_place(const Record* record, uint64_t value_bytes, bool full) {
   const uint64_t room = record->value_room();
-  return record->type() == RecordType::kPair && value_bytes <= room && (room < 64 || value_bytes >= room / 2);
+  const bool wastes = room >= 64 && value_bytes < room / 2 && !full;
+  return record->type() == RecordType::kPair && value_bytes <= room && !wastes;
 }
 
 void fill_pair(Record* record, uint64_t units, Bytes key, Bytes value) {
@@ -90,10 +92,10 @@ int Store::publish(Shard& shard, uint64_t hash, Address address, const Found& fo
   return 0;
 }
 
-bool Store::set_in_place(Shard& shard, const Found& found, Bytes value) {
+bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool full) {
   if (found.run.count || !log_.begin_change(found.address)) return false;
   Record* record = log_.at(found.address);
-  const bool fits = fits_in_place(record, value.size);
+  const bool fits = fits_in_place(record, value.size, full);
   if (fits) {
     value_overwrite(record, value);
     shard.pair_bytes.fetch_add(value.size - found.value_bytes, std::memory_order_relaxed);
@@ -106,13 +108,14 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value) {
   Shard& shard = shard_of(hash);
   shard.index.prefetch(hash);
   const uint64_t units = record_units(key.size, value.size);
-  for (;;) {
+  for (bool full = false, replaces = false;;) {
     {
       MutexLock lock(shard.lock);
       shard.writes.fetch_add(1, std::memory_order_relaxed);
       Found found;
       if (const int status = find_locked(shard, hash, key, &found); status < 0) return status;
-      if (found.place && set_in_place(shard, found, value)) return 0;
+      if (found.place && set_in_place(shard, found, value, full)) return 0;
+      replaces = found.place != nullptr;
       Address address;
       if (log_.allocate(units, false, &address) == 0) {
         fill_pair(log_.at(address), units, key, value);
@@ -123,7 +126,10 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value) {
       }
       shard.writes.fetch_sub(1, std::memory_order_relaxed);
     }
-    if (const int status = room_for_segment(); status < 0) return status;
+    if (const int status = room_for_segment(); status < 0) {
+      if (status != -ENOSPC || full || !replaces) return status;
+      full = true;
+    }
   }
 }
 

@@ -156,7 +156,7 @@ class Store {
   int examine(Address address, uint64_t hash, Bytes key, Found* out);
   int set_inline(uint64_t hash, Bytes key, Bytes value);
   int set_large(uint64_t hash, Bytes key, Bytes value);
-  bool set_in_place(Shard& shard, const Found& found, Bytes value);
+  bool set_in_place(Shard& shard, const Found& found, Bytes value, bool full);
   int publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes);
   void drop(const Found& found);
   int validate_entry(unsigned shard, Address address, uint64_t* units, uint64_t* runs, ErrorText* why);

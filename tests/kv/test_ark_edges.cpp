@@ -44,3 +44,20 @@ TEST_CASE("ark-edges: every call that fails leaves -1, no keys or no handle, als
   made = ark;
   CHECK((ark_connect(&made, nullptr) == EINVAL && made == nullptr));
 }
+
+TEST_CASE("ark-edges: in a full store in memory a value is replaced by any shorter one") {
+  Store store("mem:2m", 1);
+  int stored = 0;
+  while (store.set(std::to_string(stored), std::string(1000, 'v')) == 0) ++stored;
+  REQUIRE(stored > 1000);
+  for (const size_t bytes : {1000u, 600u, 499u, 100u, 1u, 0u}) {
+    int refused = 0, wrong = 0;
+    const std::string value(bytes, static_cast<char>('a' + bytes % 26));
+    for (int i = 0; i < stored; ++i) {
+      refused += store.set(std::to_string(i), value) != 0;
+      wrong += store.get(std::to_string(i)) != value;
+    }
+    INFO(bytes << " bytes");
+    CHECK((refused == 0 && wrong == 0));
+  }
+}

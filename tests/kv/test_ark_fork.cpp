@@ -165,8 +165,8 @@ TEST_CASE("ark-fork: a child of a plain fork keeps no store's place in use") {
     uint64_t file_bytes, flags;
     bool stripe;
   };
-  for (const Place& place : {Place{0, 0, false}, Place{32 << 20, 0, false}, Place{32 << 20, kKept, false},
-                             Place{32 << 20, 0, true}}) {
+  for (const Place& place :
+       {Place{0, 0, false}, Place{32 << 20, 0, false}, Place{32 << 20, kKept, false}, Place{32 << 20, 0, true}}) {
     char left[] = "/var/tmp/lunar-test-ark-fork-XXXXXX", right[] = "/var/tmp/lunar-test-ark-fork-XXXXXX";
     for (char* name : {left, right}) {
       const int fd = mkstemp(name);
