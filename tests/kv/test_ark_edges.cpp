@@ -61,3 +61,16 @@ TEST_CASE("ark-edges: in a full store in memory a value is replaced by any short
     CHECK((refused == 0 && wrong == 0));
   }
 }
+
+TEST_CASE("ark-edges: loading from an empty file finds no store, and leaves it empty") {
+  char path[] = "/var/tmp/lunar-test-ark-edges-XXXXXX";
+  const int fd = mkstemp(path);
+  REQUIRE(fd >= 0);
+  ARK* ark = nullptr;
+  CHECK(ark_create(path, &ark, ARK_KV_PERSIST_LOAD) == ENOENT);
+  struct stat status;
+  REQUIRE(fstat(fd, &status) == 0);
+  CHECK(status.st_size == 0);
+  close(fd);
+  unlink(path);
+}

@@ -121,6 +121,8 @@ int open_kept(const char* path, uint64_t flags, uint64_t bytes_if_empty, kv::Sto
   if (known && S_ISDIR(status_of.st_mode))
     return why->set(-EINVAL, "ark_create: %s: is a directory; a store that is kept wants a file in it", path);
   if (known && S_ISREG(status_of.st_mode) && status_of.st_size == 0) {
+    if ((flags & ARK_KV_PERSIST_STORE) == 0)
+      return why->set(-ENOENT, "ark_create: %s: is empty; there is no store to load", path);
     if (const int status = make_large(path, bytes_if_empty); status < 0)
       return why->set(status, "ark_create: %s: cannot be made %s large: %s", path, format_size(bytes_if_empty).text,
                       errno_text(status));
