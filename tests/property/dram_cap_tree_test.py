@@ -40,6 +40,9 @@ class Cgroup:
                 continue
             try:
                 self.sweep(root)
+                if version == 2:   # as systemd has it; elsewhere children of the root have no memory of their own to look at
+                    with open(os.path.join(root, "cgroup.subtree_control"), "w") as control:
+                        control.write("+memory")
                 self.path = os.path.join(root, PREFIX + str(os.getpid()))
                 os.mkdir(self.path)
             except OSError as error:
