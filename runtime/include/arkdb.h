@@ -16,8 +16,8 @@
  *               key appear one after the other. The calls are not async-signal-safe
  *   ownership   buffers stay the caller's. Of an asynchronous call, key and value or buffer must live, and not be changed,
  *               until its callback is called
- *   fork        see ark_fork(). In a child of a plain fork() all handles are closed, and it keeps no device
- *               in use
+ *   fork        see ark_fork(). In a child of a plain fork() all handles are closed, and it keeps no
+ *               device in use
  */
 #ifndef LUNAR_ARKDB_H
 #define LUNAR_ARKDB_H
@@ -40,7 +40,8 @@ typedef uint64_t ARI; /* an iterator over keys */
 /* On a file, a device or a URI of one, for this process alone: ark_flush() and ark_delete() keep what the store holds, all
  * of it or, after any crash, what was kept before. The place is blank, or a store that persists, which is overwritten. */
 #define ARK_KV_PERSIST_STORE 0x2
-/* Begins with what was kept there. With _STORE a new store where nothing was, alone ENOENT; alone only ark_flush() keeps. */
+/* Begins with what was kept there. With _STORE a new store where nothing was, alone ENOENT; alone only ark_flush() keeps,
+ * and a full store that makes room. */
 #define ARK_KV_PERSIST_LOAD 0x4
 #define ARK_KV_HTC 0x8           /* a hint, without effect: the index always lies in DRAM */
 
@@ -75,10 +76,11 @@ typedef struct
  *   nqueue    asynchronous calls that may wait for one of these threads: 48..65536 (outside: the nearest; <= 0: 400)
  *   basyncs   asynchronous calls that may be under way on this handle: 1..1048576 (more: that; <= 0: 8192)
  * ark_create: 20 threads and the other defaults.
- * The environment: LUNAR_KV_DRAM, DRAM of a store, hard (default a quarter of what is available); LUNAR_KV_SIZE instead of
- * `size`. EINVAL: also nthreads <= 0, a stripe with ARK_KV_VIRTUAL_LUN, ARK_KV_PERSIST_... of memory, a directory,
- * a=b or a virtual LUN; ENOMEM, ENOSPC; EEXIST: the
- * device holds data; EBADMSG: what was kept is damaged; EBUSY: it is in use; ENOENT, EACCES, ... Why is told in a line on standard error. */
+ * The environment: LUNAR_KV_DRAM, DRAM of a store, hard (default a quarter of what is available); not in it: 80 bytes for
+ * each of `basyncs`, the stacks of threads, the keys that an iterator holds. LUNAR_KV_SIZE instead of `size`.
+ * EINVAL: also nthreads <= 0, a stripe with ARK_KV_VIRTUAL_LUN, ARK_KV_PERSIST_... of memory, a directory, a=b or a virtual
+ * LUN; ENOMEM, ENOSPC; EEXIST: the device holds data; EBADMSG: what was kept is damaged; EBUSY: it is in use; ENOENT,
+ * EACCES, ... Why is told in a line on standard error. */
 int ark_create(char *path, ARK **ark, uint64_t flags);
 int ark_create_verbose(char *path, ARK **ark, uint64_t size, uint64_t bsize, uint64_t hcount, int nthreads, int nqueue,
                        int basyncs, uint64_t flags);
@@ -88,8 +90,8 @@ int ark_create_verbose(char *path, ARK **ark, uint64_t size, uint64_t bsize, uin
  * and the like: it was not, and what was kept before is there. EDEADLK: from a callback of this store. A connection is as good. */
 int ark_delete(ARK *ark);
 
-/* Another handle on the store (NULL on failure), with `nasync` asynchronous calls of its own (<= 0, and ark_connect: 8192). ENOMEM: also
- * 65536 handles are open. */
+/* Another handle on the store (NULL on failure), with `nasync` asynchronous calls of its own (<= 0, and ark_connect: 8192).
+ * ENOMEM: also 65536 handles are open. */
 int ark_connect_verbose(ARC **arc, ARK *ark, int nasync);
 int ark_connect(ARC **arc, ARK *ark);
 /* Closes a connection when its asynchronous calls have called back; from a callback of this store it does not wait: those
@@ -110,8 +112,9 @@ int ark_exists(ARK *ark, uint64_t klen, void *key, int64_t *res);
 /* The same, started only: 0 means that cb will be called once, with what the call above would return and store in *res
  * (-1 on failure) and with dt. EAGAIN: too many are under way, cb is not called. ENOMEM: no thread can be started.
  * cb runs on a thread of the store's, never in the call that issued, with all signals blocked and 8 MiB of stack. It may use
- * every call but ark_delete and ark_fork of this store. The first asynchronous call that it makes on the same handle is
- * never EAGAIN. Calls on one key are carried out in the order in which one thread issued them. */
+ * every call but ark_delete and ark_fork of this store. It returns: no longjmp(), exception or pthread_exit() leaves it. The
+ * first asynchronous call that it makes on the same handle is never EAGAIN. Calls on one key are carried out in the order
+ * in which one thread issued them. */
 int ark_set_async_cb(ARK *ark, uint64_t klen, void *key, uint64_t vlen, void *val,
                      void (*cb)(int errcode, uint64_t dt, int64_t res), uint64_t dt);
 int ark_get_async_cb(ARK *ark, uint64_t klen, void *key, uint64_t vbuflen, void *vbuf, uint64_t voff,
