@@ -166,7 +166,10 @@ void thread_end(pthread_t thread) {
     if (pthread_attr_getstack(&attributes, &stack, &bytes) != 0) stack = nullptr;
     pthread_attr_destroy(&attributes);
   }
+  int before = 0;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);  // the caller is a thread of the program's, and not done
   pthread_join(thread, nullptr);
+  pthread_setcancelstate(before, nullptr);
   if (stack) unmap_private(stack, bytes);
 }
 

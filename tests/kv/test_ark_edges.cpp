@@ -74,3 +74,25 @@ TEST_CASE("ark-edges: loading from an empty file finds no store, and leaves it e
   close(fd);
   unlink(path);
 }
+
+TEST_CASE("ark-edges: a thread that is to be cancelled still deletes a store whole") {
+  Store store("mem:4m", 1);
+  Finished done;
+  REQUIRE(ark_exists_async_cb(store.ark, 5, some, Finished::callback, done.tag()) == 0);
+  done.wait_for(1);
+  static int rc;
+  rc = -1;
+  pthread_t thread;
+  const auto main = [](void* ark) -> void* {
+    pthread_cancel(pthread_self());  // at the next cancellation point
+    rc = ark_delete(static_cast<ARK*>(ark));
+    pthread_testcancel();
+    return nullptr;
+  };
+  REQUIRE(pthread_create(&thread, nullptr, main, store.ark) == 0);
+  void* result = nullptr;
+  REQUIRE(pthread_join(thread, &result) == 0);
+  CHECK(result == PTHREAD_CANCELED);
+  CHECK(rc == 0);
+  store.ark = nullptr;
+}
