@@ -1,18 +1,20 @@
-// SPDX-License-Identifier: Apache-2.0 close's family and dup2's, for two descriptors that the program does not know:
-// that of the tree's account, which the programs started by this one need, and that of /dev/userfaultfd, which this one
-// may need once it has dropped its rights, and they if they start without. Programs that close all unknown descriptors
-// (Python's subprocess, daemons, GLib) skip them. A program that wants such a number for a file of its own gets it: the
-// account moves away, and a process with the right to it reopens the device. All other calls go through unchanged.
-// Threading: any thread, signal handlers and children of vfork included.
+// SPDX-License-Identifier: Apache-2.0 close's family and dup2's, for descriptors that the program does not know: that
+// of the tree's account, which the programs started by this one need, that of /dev/userfaultfd, which this one may need
+// once it has dropped its rights, and they if they start without, and those that a process could not open again below
+// another root directory (/proc, the LUNs). Programs that close all unknown descriptors (Python's subprocess, daemons,
+// GLib) skip them. A program that wants such a number for a file of its own gets it: the account moves away, a process
+// with the right to it reopens the others. All other calls go through unchanged. Threading: any thread, signal handlers
+// and children of vfork included.
 #include <errno.h>
+#include <limits.h>
 #include <linux/close_range.h>
 #include <unistd.h>
 
-#include <utility>
-
 #include "pager/account_find.h"
+#include "pager/descriptors.h"
 #include "preload.h"
 #include "sys/file.h"
+#include "sys/proc.h"
 #include "sys/uffd.h"
 
 using namespace lunar;
@@ -27,16 +29,22 @@ int answer(long rc) {
   return -1;
 }
 
-bool is_ours(int fd) { return account_is(fd) || sys::uffd_device_is(fd); }
+bool is_ours(int fd) { return account_is(fd) || sys::uffd_device_is(fd) || descriptor_is_kept(fd); }
 
-// Ours in [first, last], in order: how many.
-unsigned ours_within(unsigned first, unsigned last, unsigned out[2]) {
-  unsigned n = 0;
-  for (const int fd : {account_number(), sys::uffd_device_number()})
-    if (fd >= 0 && static_cast<unsigned>(fd) >= first && static_cast<unsigned>(fd) <= last && is_ours(fd))
-      out[n++] = static_cast<unsigned>(fd);
-  if (n == 2 && out[0] > out[1]) std::swap(out[0], out[1]);
-  return n;
+// The lowest of ours in [first, last], or -1.
+int next_of_ours(unsigned first, unsigned last) {
+  int found = -1;
+  const auto consider = [&](int fd) {
+    const bool within = fd >= 0 && static_cast<unsigned>(fd) >= first && static_cast<unsigned>(fd) <= last;
+    if (within && (found < 0 || fd < found) && is_ours(fd)) found = fd;
+  };
+  consider(account_number());
+  consider(sys::uffd_device_number());
+  const unsigned end = found >= 0 ? static_cast<unsigned>(found) : last;
+  for (int fd = first <= INT_MAX ? sys::next_own_descriptor(static_cast<int>(first)) : -1;
+       fd >= 0 && static_cast<unsigned>(fd) <= end && (found < 0 || fd < found); fd = sys::next_own_descriptor(fd + 1))
+    consider(fd);
+  return found;
 }
 
 }  // namespace
@@ -53,18 +61,15 @@ int lunar_close(int fd) {
 }
 
 int lunar_close_range(unsigned first, unsigned last, int flags) {
-  unsigned ours[2] = {0, 0};
-  const unsigned n = first > last ? 0 : ours_within(first, last, ours);
-  if (n == 0) return answer(sys::close_numbers(first, last, flags));
-  for (unsigned i = 0, from = first; i <= n; ++i) {  // the ranges before, between and behind ours
-    const unsigned end = i < n ? ours[i] : 0;
-    if (i < n ? from < end : from <= last) {
-      if (const long rc = sys::close_numbers(from, i < n ? end - 1 : last, flags); rc < 0) return answer(rc);
+  for (unsigned from = first;;) {  // the ranges before, between and behind ours
+    const int ours = from > last ? -1 : next_of_ours(from, last);
+    if (ours < 0) return from > last && from != first ? 0 : answer(sys::close_numbers(from, last, flags));
+    if (const auto end = static_cast<unsigned>(ours); from < end) {
+      if (const long rc = sys::close_numbers(from, end - 1, flags); rc < 0) return answer(rc);
       flags &= ~static_cast<int>(CLOSE_RANGE_UNSHARE);  // the table is its own now
     }
-    from = end + 1;
+    from = static_cast<unsigned>(ours) + 1;
   }
-  return 0;
 }
 
 void lunar_closefrom(int first) {

@@ -110,8 +110,8 @@ void standby_open(PagerState& state, bool child) {
 }
 
 void standby_descriptors(int* out, unsigned* count) {
-  for (const int fd :
-       {sys::proc_directory(), sys::keep_own_file(sys::OwnFile::kPagemap), sys::keep_own_file(sys::OwnFile::kMemory)})
+  for (const int fd : {sys::proc_directory(), sys::keep_own_file(sys::OwnFile::kPagemap),
+                       sys::keep_own_file(sys::OwnFile::kMemory), pager_state().lun_directory})
     if (fd >= 0) out[(*count)++] = fd;
 }
 

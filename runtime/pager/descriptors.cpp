@@ -42,6 +42,36 @@ int fetch_from_housekeeping(const PagerState& state, unsigned lun, unsigned i) {
 
 }  // namespace
 
+void keep_lun_directory(PagerState& state) {
+  if (state.options.lun == nullptr || state.lun_directory >= 0) return;
+  const int opened = sys::open_file(state.options.lun, O_PATH | O_DIRECTORY);
+  if (opened < 0) return;
+  state.lun_directory = sys::move_high(opened);
+  struct stat status{};
+  (void)!sys::file_status(state.lun_directory, &status);
+  state.lun_directory_id = {status.st_dev, status.st_ino, 0};
+  sys::note_own_descriptor(state.lun_directory, true);
+}
+
+bool has_lun_directory(const PagerState& state) {
+  struct stat now;
+  const auto& id = state.lun_directory_id;
+  return state.lun_directory >= 0 && sys::file_status(state.lun_directory, &now) == 0 && now.st_dev == id.dev &&
+         now.st_ino == id.ino;
+}
+
+bool descriptor_is_kept(int fd) {
+  if (fd < 0 || sys::next_own_descriptor(fd) != fd) return false;
+  if (sys::is_proc_directory(fd) || sys::is_own_file(fd)) return true;
+  if (fd == pager_state().lun_directory) return has_lun_directory(pager_state());
+  struct stat now;
+  if (sys::file_status(fd, &now) < 0) return false;
+  for (const auto& of_lun : pager_state().device_ids)
+    for (const auto& id : of_lun)
+      if (id.ino != 0 && id.dev == now.st_dev && id.ino == now.st_ino) return true;
+  return false;
+}
+
 void descriptors_put_back(PagerState& state) {
   const unsigned lun = first_with_device(state, state.own_lun);
   for (unsigned i = 0; state.housekeeping_tid.load() != 0 && i < own_descriptors(state, lun); ++i) {
@@ -62,6 +92,13 @@ void descriptors_put_back(PagerState& state) {
 int open_device(PagerState& state, unsigned lun, const DeviceOptions& options, ErrorText* why) {
   Device* device = nullptr;
   int rc = scratch_open(state.options.lun, options, &device, why);
+  if ((rc == -ENOENT || rc == -ENOTDIR || rc == -EACCES) && has_lun_directory(state)) {
+    char path[64];
+    format_to(path, sizeof path, "/proc/self/fd/%d", state.lun_directory);
+    ErrorText second;
+    const int by_handle = scratch_open(path, options, &device, &second);
+    if (by_handle == 0) rc = 0;
+  }
   if (rc < 0) return rc;
   if (device->fd_count() > kDeviceFdsMax) {
     const unsigned count = device->fd_count();

@@ -90,7 +90,7 @@ void housekeeping_thread(void*) {
   state.housekeeping_tid.store(sys::thread_id());
   // Its own descriptor table, with nothing of the program's in it: the program may close what it likes, and no reader
   // waits for an end of file that a pager thread holds back.
-  int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 8];
+  int keep[kLunIds * kDeviceFdsMax + kHandlersMax + 9];
   unsigned n = 0;
   keep[n++] = state.uffd;
   standby_descriptors(keep, &n);
@@ -238,10 +238,11 @@ int pager_start_threads(ErrorText* why) {
 // Of a directory: an unlinked file in it, with nothing reserved. Other LUNs are opened when they are needed: that
 // writes to them.
 void standby_lun(PagerState& state, bool child) {
-  struct stat status{};
-  if (state.options.lun == nullptr || sys::path_status(state.options.lun, &status) < 0 || !S_ISDIR(status.st_mode))
-    return;
-  if (child) close_device(state, 0);  // the parent's
+  if (child)
+    close_device(state, 0);  // the parent's, which alone writes there
+  else
+    keep_lun_directory(state);
+  if (!has_lun_directory(state)) return;
   ErrorText unused;
   if (state.devices[0] == nullptr && check_lun(state, &unused) < 0) state.devices[0] = nullptr;
 }

@@ -67,6 +67,9 @@ struct PagerState {
     int flags = 0;  // it was opened with
   };
   DeviceId device_ids[kLunIds][kDeviceFdsMax] = {};
+  // Where the LUN option is a directory: it, for when its path leads there no more (chroot).
+  int lun_directory = -1;
+  DeviceId lun_directory_id;
   unsigned own_lun = 0, parent_lun = 0;
   int carved_first = -1;  // of a shared device, for our LUN: pieces of the account's
   unsigned carved_pieces = 0;

@@ -46,6 +46,7 @@ int64_t result(long r) { return r < 0 ? -errno : r; }
 
 constexpr char kProc[] = "/proc/";
 std::atomic<int> g_proc_directory{-1};
+std::atomic<uint64_t> g_proc_device{0};
 
 // readlink below /proc, also from another root directory.
 ssize_t read_proc_link(const char* path, char* target, size_t size) {
@@ -133,12 +134,20 @@ int open_file(const char* path, int flags, mode_t mode) {
 
 int proc_directory() { return g_proc_directory.load(std::memory_order_relaxed); }
 
+bool is_proc_directory(int fd) {
+  struct stat status;
+  return fd >= 0 && fd == proc_directory() && file_status(fd, &status) == 0 && status.st_dev == g_proc_device.load() &&
+         S_ISDIR(status.st_mode);
+}
+
 int keep_proc_directory() {
   int fd = g_proc_directory.load(std::memory_order_relaxed);
   if (fd >= 0) return fd;
   fd = static_cast<int>(result(syscall(SYS_openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC, 0)));
   if (fd < 0) return -1;
   fd = move_high(fd);
+  struct stat status;
+  if (file_status(fd, &status) == 0) g_proc_device.store(status.st_dev);
   g_proc_directory.store(fd, std::memory_order_relaxed);
   return fd;
 }
@@ -427,7 +436,12 @@ int random_bytes(void* out, size_t bytes) {
 
 int file_status(int fd, struct stat* out) { return fstat(fd, out) != 0 ? -errno : 0; }
 
-int path_status(const char* path, struct stat* out) { return stat(path, out) != 0 ? -errno : 0; }
+int path_status(const char* path, struct stat* out) {
+  if (stat(path, out) == 0) return 0;
+  const int error = -errno, proc = proc_directory();
+  if ((error != -ENOENT && error != -EACCES) || proc < 0 || strncmp(path, kProc, sizeof kProc - 1) != 0) return error;
+  return fstatat(proc, path + sizeof kProc - 1, out, 0) != 0 ? -errno : 0;  // as open_file
+}
 
 int file_system_type(int fd, uint64_t* magic, uint64_t* free_bytes) {
   struct statfs status;

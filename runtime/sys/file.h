@@ -14,6 +14,7 @@ namespace lunar::sys {
 [[nodiscard]] int open_file(const char* path, int flags, mode_t mode = 0);  // O_CLOEXEC is always added
 // Keeps a handle on /proc: what is opened below it later is found also after chroot. Its descriptor, or -1.
 int keep_proc_directory();
+bool is_proc_directory(int fd);                                                      // the kept one, and still that
 int proc_directory();                                                                // the kept one, or -1
 [[nodiscard]] int open_at(int directory, const char* path, int flags, mode_t mode);  // as asked, nothing added
 [[nodiscard]] long control_file(int fd, int command, void* argument);                // fcntl

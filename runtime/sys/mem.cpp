@@ -261,6 +261,10 @@ int64_t splice_pages(int pipe_write_fd, const iovec* ranges, unsigned count) {
   return rc < 0 ? -errno : rc;
 }
 
+bool is_own_file(int fd) {
+  return fd >= 0 && (fd == kept_number(OwnFile::kPagemap) || fd == kept_number(OwnFile::kMemory));
+}
+
 int keep_own_file(OwnFile which) {
   KeptFile& file = kept_file(which);
   const int before = file.fd.load();

@@ -61,6 +61,7 @@ unsigned drop_pages(const iovec* pages, unsigned count, bool* dropped);
 enum class OwnFile : uint8_t { kPagemap, kMemory };
 int keep_own_file(OwnFile which);
 [[nodiscard]] int open_own_file(OwnFile which);
+bool is_own_file(int fd);  // one that is kept, and still that
 
 // Which of [address, address+pages) the kernel holds (DRAM or its own swap), from /proc/self/pagemap; a byte a page.
 // Blocking.

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <bit>
 
 #include "base/format.h"
 #include "base/units.h"
@@ -284,6 +285,16 @@ void note_own_descriptor(int fd, bool add) {
     g_own[fd / 64].fetch_or(bit, std::memory_order_relaxed);
   else
     g_own[fd / 64].fetch_and(~bit, std::memory_order_relaxed);
+}
+
+int next_own_descriptor(int from) {
+  if (from < 0) from = 0;
+  for (unsigned word = static_cast<unsigned>(from) / 64; word < 65536 / 64; ++word) {
+    uint64_t bits = g_own[word].load(std::memory_order_relaxed);
+    if (word == static_cast<unsigned>(from) / 64) bits &= ~uint64_t{0} << (from % 64);
+    if (bits != 0) return static_cast<int>(word * 64) + std::countr_zero(bits);
+  }
+  return -1;
 }
 
 void note_own_pinned(int64_t bytes) { g_pinned.fetch_add(bytes, std::memory_order_relaxed); }

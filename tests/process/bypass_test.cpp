@@ -198,6 +198,63 @@ int no_address_space() {
   return 0;
 }
 
+// ---- daemons --------------------------------------------------------------------------------------------------------
+
+int of_all_descriptors(int (*close_some)(int first)) {
+  char* p = filled_map();
+  CHECK(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0 && setgid(65534) == 0 && setuid(65534) == 0);
+  CHECK(close_some(3) == 0);
+  auto more = map_private(kHeap / 2);
+  fill(more, kHeap / 2, 9);
+  for (int round = 0; round < 2; ++round) {
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      CHECK(holds(p, kHeap, 7) && holds(more, kHeap / 2, 9));
+      CHECK(close_some(3) == 0);
+      fill(p, kHeap, 8);
+      const pid_t grandchild = fork();
+      if (grandchild == 0) _exit(holds(p, kHeap, 8) && holds(more, kHeap / 2, 9) ? 0 : 1);
+      int status = 0;
+      CHECK(grandchild > 0 && waitpid(grandchild, &status, 0) == grandchild);
+      _exit(status == 0 && holds(p, kHeap, 8) ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  }
+  CHECK(holds(p, kHeap, 7) && holds(more, kHeap / 2, 9));
+  return 0;
+}
+
+// A daemon shuts itself into another root directory, gives its rights up, and closes what it does not know, one by one
+// or all at once: it grows and forks afterwards, as its children do.
+int confined_and_closed() {
+  return of_all_descriptors([](int first) {
+    for (int fd = first; fd < 2048; ++fd) (void)close(fd);
+    return 0;
+  });
+}
+
+int confined_and_closed_at_once() {
+  return of_all_descriptors([](int first) { return close_range(static_cast<unsigned>(first), ~0U, 0); });
+}
+
+// So does one that is small when it forks: parent and child each have a LUN file.
+int confined_early() {
+  constexpr size_t kEach = 72 * kMiB;
+  CHECK(chroot("/proc/self/fdinfo") == 0 && chdir("/") == 0);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  const unsigned long seed = child == 0 ? 1 : 2;
+  char* p = map_private(kEach);
+  fill(p, kEach, seed);
+  for (int round = 0; round < 3; ++round) CHECK(holds(p, kEach, seed));
+  if (child == 0) _exit(0);
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  return 0;
+}
+
 // ---- first touches --------------------------------------------------------------------------------------------------
 
 // A page here and there costs a page each; what is touched one after the other is filled ahead, by ever more.
@@ -631,6 +688,9 @@ constexpr Case kCases[] = {
     {"raw-advice", raw_advice, Ends::kWell, Errors::kPipe, ""},
     {"sparse-touches", sparse_touches, Ends::kWell, Errors::kPipe, "", "LUNAR_ARM_AT=1m"},
     {"idle", idle, Ends::kWell, Errors::kPipe, ""},
+    {"confined-closed", confined_and_closed, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=1g", true},
+    {"confined-closed-at-once", confined_and_closed_at_once, Ends::kWell, Errors::kPipe, "", "LUNAR_SIZE=1g", true},
+    {"confined-early", confined_early, Ends::kWell, Errors::kPipe, "", "LUNAR_DRAM=64m", true},
     {"address-space", no_address_space, Ends::kWell, Errors::kPipe, ""},
 };
 
