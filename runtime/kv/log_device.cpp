@@ -33,7 +33,7 @@ int Log::open_frames(uint64_t bytes) {
   const uint64_t table = round_up((frame_count_ + 1) * sizeof(Frame), kBlockBytes);
   frames_mapped_ = ((frame_count_ + 1) << segment_bits_) + kBuffers * buffer_bytes_ + table;
   if (!budget_->take(frames_mapped_)) return -ENOMEM;
-  frames_memory_ = static_cast<char*>(map_private(frames_mapped_, ForkPolicy::kInherit));
+  frames_memory_ = map_records(frames_mapped_);
   if (!frames_memory_) return -ENOMEM;
   frames_ = reinterpret_cast<Frame*>(frames_memory_ + frames_mapped_ - table);
   for (uint64_t i = 0; i < frame_count_; ++i) new (&frames_[i]) Frame;

@@ -77,29 +77,9 @@ constexpr uint64_t record_units(uint64_t key_bytes, uint64_t value_bytes) {
 inline uint32_t word32(const uint32_t& word, std::memory_order order) {
   return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(word)).load(order);
 }
-inline uint64_t word64(const char* at, std::memory_order order) {
-  return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(const_cast<char*>(at))).load(order);
-}
-
-// Copies n bytes of a value from `offset` on, word by word: the copy may be of two versions, but each load is acquire,
-// so that a version read after it tells. Pre: offset + n within the record.
-inline void value_copy_words(const char* value, uint64_t offset, void* to, uint64_t n) {
-  auto* out = static_cast<char*>(to);
-  const char* at = value + round_down(offset, 8);
-  if (const uint64_t skip = offset % 8; skip && n) {
-    const uint64_t word = word64(at, std::memory_order_acquire), part = n < 8 - skip ? n : 8 - skip;
-    memcpy(out, reinterpret_cast<const char*>(&word) + skip, part);
-    at += 8, out += part, n -= part;
-  }
-  for (; n >= 8; at += 8, out += 8, n -= 8) {
-    const uint64_t word = word64(at, std::memory_order_acquire);
-    memcpy(out, &word, 8);
-  }
-  if (n) {
-    const uint64_t word = word64(at, std::memory_order_acquire);
-    memcpy(out, &word, n);
-  }
-}
+// Copies n bytes of a value from `offset` on: the copy may be of two versions, but a version read after it tells.
+// Pre: offset + n within the record.
+void value_copy_words(const char* value, uint64_t offset, void* to, uint64_t n);
 
 // Of a record that lies at `address`. Pre: no thread changes it.
 uint64_t record_checksum(const Record* record, Address address, uint64_t life);

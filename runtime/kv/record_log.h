@@ -191,6 +191,7 @@ class Log {
   bool window_may_go(uint64_t first, uint64_t count, uint64_t* live) const;
   // on a device (log_device.cpp)
   int open_frames(uint64_t bytes);
+  static char* map_records(uint64_t bytes);
   char* frame_memory(uint64_t frame) const { return frames_memory_ + (frame << segment_bits_); }
   bool take_frame(bool cleaning, uint64_t owner);
   void free_frame_of(uint64_t number);
