@@ -114,7 +114,7 @@ int ark_exists(ARK *ark, uint64_t klen, void *key, int64_t *res);
  * cb runs on a thread of the store's, never in the call that issued, with all signals blocked and 8 MiB of stack. It may use
  * every call but ark_delete and ark_fork of this store. It returns: no longjmp(), exception or pthread_exit() leaves it. The
  * first asynchronous call that it makes on the same handle is never EAGAIN. Calls on one key are carried out in the order
- * in which one thread issued them. */
+ * in which one thread issued them. What needs no wait is carried out before the call returns. */
 int ark_set_async_cb(ARK *ark, uint64_t klen, void *key, uint64_t vlen, void *val,
                      void (*cb)(int errcode, uint64_t dt, int64_t res), uint64_t dt);
 int ark_get_async_cb(ARK *ark, uint64_t klen, void *key, uint64_t vbuflen, void *vbuf, uint64_t voff,

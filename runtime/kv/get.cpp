@@ -61,7 +61,6 @@ Record* Store::resident(Address address, Candidate* cold) const {
 int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t bytes, uint64_t offset, Candidates* cold) {
   int64_t result = -ENOENT;
   Reading guard(epochs_);
-  guard.count();
   shard_of(hash).index.find(hash, [&](Address address) {
     if (cold->count == Candidates::kMax) {
       cold->more = true;
@@ -84,6 +83,7 @@ int64_t Store::get_resident(uint64_t hash, Bytes key, void* buffer, uint64_t byt
     result = static_cast<int64_t>(place.value_bytes);
     return true;
   });
+  if (result >= 0 || cold->count == 0) guard.count();
   return result;
 }
 
@@ -122,6 +122,13 @@ int64_t Store::get_locked(uint64_t hash, Bytes key, void* buffer, uint64_t bytes
   return static_cast<int64_t>(value_copy_out(look.record(), offset, buffer, bytes));
 }
 
+int64_t Store::get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
+  const uint64_t hash = hash_of(key);
+  Candidates cold;
+  const int64_t result = get_resident(hash, key, buffer, bytes, offset, &cold);
+  return result >= 0 || cold.count == 0 ? result : -EAGAIN;
+}
+
 int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
   const uint64_t hash = hash_of(key);
   shard_of(hash).index.prefetch(hash);
@@ -129,7 +136,7 @@ int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
   for (unsigned tries = 0; tries < kTries; ++tries) {
     Candidates cold;
     status = get_resident(hash, key, buffer, bytes, offset, &cold);
-    if (status >= 0 || cold.count == 0) break;
+    if (status >= 0 || cold.count == 0) return status;
     if (cold.more) {  // the key may be behind those
       status = get_locked(hash, key, buffer, bytes, offset);
       break;
@@ -144,6 +151,7 @@ int64_t Store::get(Bytes key, void* buffer, uint64_t bytes, uint64_t offset) {
     }
     if (status >= 0 || all_read) break;
   }
+  Reading(epochs_).count();
   return status;
 }
 

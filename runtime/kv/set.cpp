@@ -70,7 +70,13 @@ int Store::set(Bytes key, Bytes value) {
   if (key.size > kPairBytesMax || value.size > kPairBytesMax) return -EINVAL;
   const uint64_t hash = hash_of(key);
   const bool large = record_units(key.size, value.size) > log_.inline_units_max();
-  return large ? set_large(hash, key, value) : set_inline(hash, key, value);
+  return large ? set_large(hash, key, value) : set_inline(hash, key, value, true);
+}
+
+int Store::set_now(Bytes key, Bytes value) {
+  const bool large = key.size > kPairBytesMax || value.size > kPairBytesMax ||
+                     record_units(key.size, value.size) > log_.inline_units_max();
+  return large || log_.on_device() ? -EAGAIN : set_inline(hash_of(key), key, value, false);
 }
 
 // What an entry led to lives no more. Pre: it is gone or leads elsewhere.
@@ -104,7 +110,7 @@ bool Store::set_in_place(Shard& shard, const Found& found, Bytes value, bool ful
   return fits;
 }
 
-int Store::set_inline(uint64_t hash, Bytes key, Bytes value) {
+int Store::set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait) {
   Shard& shard = shard_of(hash);
   shard.index.prefetch(hash);
   const uint64_t units = record_units(key.size, value.size);
@@ -126,6 +132,7 @@ int Store::set_inline(uint64_t hash, Bytes key, Bytes value) {
       }
       shard.writes.fetch_sub(1, std::memory_order_relaxed);
     }
+    if (!may_wait) return -EAGAIN;
     if (const int status = room_for_segment(); status < 0) {
       if (status != -ENOSPC || full || !replaces) return status;
       full = true;

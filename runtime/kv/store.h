@@ -71,6 +71,10 @@ class Store {
   [[nodiscard]] int64_t exists(Bytes key) { return get(key, nullptr, 0, 0); }
   // Length of the value that was there. -ENOENT.
   [[nodiscard]] int64_t del(Bytes key);
+  // The same where that takes neither the device, cleaning nor a large pair; else -EAGAIN, and nothing has happened.
+  [[nodiscard]] int64_t get_now(Bytes key, void* buffer, uint64_t bytes, uint64_t offset);
+  [[nodiscard]] int set_now(Bytes key, Bytes value);
+  bool on_device() const { return log_.on_device(); }
   // Makes what the store holds durable: it is what a later open with kKept finds, after any crash, until another flush
   // has come to its end. Writers wait meanwhile, readers do not; it takes one write of what is not on the device yet,
   // one of the index (some 10 bytes a key) and two flushes of the device, of which one that fails is the last: -EIO from
@@ -154,7 +158,7 @@ class Store {
   int64_t copy_cold_key(const Candidate& one, void* buffer, uint64_t bytes);
   int find_locked(Shard& shard, uint64_t hash, Bytes key, Found* out);
   int examine(Address address, uint64_t hash, Bytes key, Found* out);
-  int set_inline(uint64_t hash, Bytes key, Bytes value);
+  int set_inline(uint64_t hash, Bytes key, Bytes value, bool may_wait);
   int set_large(uint64_t hash, Bytes key, Bytes value);
   bool set_in_place(Shard& shard, const Found& found, Bytes value, bool full);
   int publish(Shard& shard, uint64_t hash, Address address, const Found& found, uint64_t bytes);

@@ -330,3 +330,116 @@ TEST_CASE("ark-async: a store that has nothing to do uses no CPU") {
       static_cast<double>(after.tv_sec - before.tv_sec) + static_cast<double>(after.tv_nsec - before.tv_nsec) / 1e9;
   CHECK(used < 0.02);
 }
+
+TEST_CASE("ark-async: a key's order holds between what is carried out at once and what waits") {
+  Store store("mem:256m", 4, 400, 4000);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0}, failed{0};
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      // Small values are set by this thread, large ones by the pool's.
+      constexpr size_t kRounds = 60, kKeys = 4;
+      std::vector<std::string> keys, values, read(kRounds, std::string(200'000, '.'));
+      for (size_t k = 0; k < kKeys; ++k) keys.push_back(std::to_string(t) + "/" + std::to_string(k));
+      for (size_t i = 0; i < kRounds; ++i) values.emplace_back(i % 3 == 1 ? 150'000 + i : 10 + i, char('A' + i % 50));
+      Finished done;
+      for (size_t i = 0; i < kRounds; ++i) {
+        std::string& key = keys[i / 3 % kKeys];
+        failed += ark_set_async_cb(store.ark, key.size(), data_of(key), values[i].size(), data_of(values[i]),
+                                   Finished::callback, done.tag()) != 0;
+        failed += ark_get_async_cb(store.ark, key.size(), data_of(key), read[i].size(), read[i].data(), 0,
+                                   Finished::callback, done.tag()) != 0;
+      }
+      done.wait_for(2 * kRounds);
+      for (size_t i = 0; i < kRounds; ++i)
+        wrong += read[i].compare(0, values[i].size(), values[i]) != 0 || read[i][values[i].size()] != '.';
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(failed == 0);
+  CHECK(wrong == 0);
+}
+
+namespace {
+
+// Issues itself again, a given number of times, and notes how much stack that takes.
+struct Endless {
+  ARK* ark = nullptr;
+  std::atomic<int64_t> left{0};
+  uintptr_t lowest = UINTPTR_MAX, highest = 0;
+  std::atomic<int> inside{0}, nested{0}, failed{0};
+  Finished done;
+  char buffer[8] = {};
+  static void callback(int errcode, uint64_t dt, int64_t res) {
+    auto* chain = reinterpret_cast<Endless*>(dt);
+    char here;
+    const auto address = reinterpret_cast<uintptr_t>(&here);
+    if (address < chain->lowest) chain->lowest = address;
+    if (address > chain->highest) chain->highest = address;
+    if (chain->inside++ != 0) ++chain->nested;
+    if (errcode != 0 || res != 5) ++chain->failed;
+    if (--chain->left <= 0)
+      chain->done.note(0, 0);
+    else if (chain->issue() != 0)
+      ++chain->failed, chain->done.note(0, 0);
+    --chain->inside;
+  }
+  int issue() {
+    return ark_get_async_cb(ark, 5, some, sizeof buffer, buffer, 0, callback, reinterpret_cast<uint64_t>(this));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ark-async: a million operations, each issued by the callback of the last one, take no more stack than one") {
+  Store store("mem:8m", 2);
+  REQUIRE(store.set("12345", "value") == 0);
+  Endless chain;
+  chain.ark = store.ark;
+  chain.left = 1'000'000;
+  REQUIRE(chain.issue() == 0);
+  chain.done.wait_for(1);
+  CHECK(chain.failed == 0);
+  CHECK(chain.nested == 0);
+  CHECK(chain.highest - chain.lowest < 4096);
+}
+
+TEST_CASE("ark-async: a chain that never ends on a thread leaves room for the others' operations") {
+  Store store("mem:64m", 1);
+  REQUIRE(store.set("12345", "value") == 0);
+  Endless chain;
+  chain.ark = store.ark;
+  chain.left = INT64_MAX;
+  REQUIRE(chain.issue() == 0);
+  Finished done;
+  std::string large(1 << 20, 'x'), other = "other";
+  char buffer[8];
+  for (uint64_t i = 1; i <= 50; ++i) {  // carried out by the thread, and by this one
+    REQUIRE(ark_set_async_cb(store.ark, 5, data_of(other), large.size(), data_of(large), Finished::callback,
+                             done.tag()) == 0);
+    REQUIRE(ark_get_async_cb(store.ark, 5, some, 8, buffer, 0, Finished::callback, done.tag()) == 0);
+    done.wait_for(2 * i);
+  }
+  chain.left = 1;
+  chain.done.wait_for(1);
+  CHECK(chain.failed == 0);
+}
+
+TEST_CASE("ark-async: a caller may hold a lock that its callback takes") {
+  Store store("mem:8m", 2, 100, 100);
+  static std::mutex lock;
+  Finished done;
+  for (uint64_t i = 1; i <= 200; ++i) {
+    {
+      std::lock_guard<std::mutex> guard(lock);
+      REQUIRE(ark_set_async_cb(
+                  store.ark, 5, some, 5, some,
+                  [](int errcode, uint64_t dt, int64_t res) {
+                    std::lock_guard<std::mutex> inner(lock);
+                    Finished::callback(errcode, dt, res);
+                  },
+                  done.tag()) == 0);
+    }
+    done.wait_for(i);
+  }
+}

@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads that carry out asynchronous calls.
+// Asynchronous calls: who carries them out, and the threads that call back.
 //
-//   ark_get_async_cb ──► Op ──► queue of the key ──► its thread: the operation, then the callback
+//   ark_get_async_cb ─┬─ needs no wait ──► carried out by the thread that issues ──► Op, done ─┐
+//                     └─ else ───────────────────────────────► Op ──────────────────────────┐ │
+//                                                                                            ▼ ▼
+//                                       a queue and its thread: carries out what is not done, and calls back
 //
-// A key's operations all go to one queue, so they are done in the order in which they were issued. A queue's thread starts
-// with its first operation and sleeps while there is none. Callbacks run on these threads, with nothing of ours held.
+// Order of a key. Keys share *lanes* by hash. A lane has a queue, and counts the Ops that wait there and are not carried out:
+// while there are any, further operations of the lane go behind them; else one may be carried out at once. An operation that
+// was issued before, by this thread or by one that told it, has been counted before, so it is seen.
+//
+// Callbacks run on the pool's threads alone, one after the other, never within a call that issues. What a callback issues
+// and is carried out at once goes to the end of its own thread's queue: no hand-over, and no nesting. Of other threads, what
+// is done goes to as many queues as there are CPUs, so that few threads are woken; what is not done, to the queue of its
+// lane. A queue's thread starts with its first Op, and sleeps while there is none; only a sleeping one is woken.
 //
 // How much may be under way: an Op is one of `nasync` that a connection has; a queue takes `nqueue`. Beyond either it is
 // EAGAIN. What a callback issues goes by other rules, as a pool thread that waits for room in queues could wait for itself:
@@ -41,27 +50,45 @@ struct Op {
   Op* next = nullptr;
   Connection* connection = nullptr;
   Request request;
+  int64_t result = 0;   // length, or -errno, once it is done
+  uint32_t lane = 0;    // of its key
+  bool done = false;    // carried out; its callback is left
+  bool counted = true;  // in its queue's depth
+};
+
+// Operations in the order in which they came. One thread's.
+struct OpList {
+  Op* first = nullptr;
+  Op* last = nullptr;
+  void append(Op* op) {
+    op->next = nullptr;
+    (last ? last->next : first) = op;
+    last = op;
+  }
+  Op* take() {
+    Op* op = first;
+    if (op) first = op->next;
+    if (!first) last = nullptr;
+    return op;
+  }
 };
 
 class Pool {
  public:
-  static constexpr unsigned kThreadsMax = 256;
+  static constexpr unsigned kThreadsMax = 256, kLanes = 4096;
   // One of its threads.
   struct alignas(128) Queue {
-    sys::SpinLock lock;
-    Op* first = nullptr;
-    Op* last = nullptr;
-    uint32_t depth = 0;
-    bool sleeping = false;
-    bool stopping = false;
-    std::atomic<bool> started{false};
-    std::atomic<uint32_t> word{0};  // changes when the thread is woken
+    std::atomic<Op*> incoming{nullptr};  // the youngest first; kAsleep: none, and the thread sleeps or is about to
+    std::atomic<uint32_t> depth{0};      // counted Ops, also those that the thread has taken and not begun with
+    std::atomic<uint32_t> word{0};       // changes when the thread is woken
+    std::atomic<bool> started{false}, stopping{false};
     Pool* pool = nullptr;
     pthread_t thread = {};
   };
+  using Lane = std::atomic<uint32_t>;  // how many Ops of it are queued and not carried out
 
-  // queues: memory for `threads`, constructed.
-  void open(Queue* queues, unsigned threads, unsigned depth);
+  // queues: memory for `threads`, constructed; lanes: kLanes zeros.
+  void open(Queue* queues, Lane* lanes, unsigned threads, unsigned depth);
   // 0, EAGAIN, ENOMEM (its thread cannot be started). Pre: the connection is in use.
   [[nodiscard]] int issue(Connection* connection, const Request& request);
   // Carries out what is queued, and ends the threads. Pre: nothing is issued any more, but by callbacks that are refused.
@@ -75,12 +102,18 @@ class Pool {
 
  private:
   int start_thread(Queue& queue);
-  bool push(Queue& queue, Op* op, bool bounded);
+  int reserve(unsigned lane, bool near, Queue** out);
+  void push(Queue& queue, Op* op);
+  static void wake(Queue& queue);
   static void thread_main(void* queue);
-  static void run(Op* op);
+  static void take_incoming(Queue& queue, OpList* own);
+  static bool sleep(Queue& queue);
+  static void carry_out(Pool* pool, Op* op);
+  static void call_back(Op* op);
 
   Queue* queues_ = nullptr;
-  unsigned count_ = 0;
+  Lane* lanes_ = nullptr;
+  unsigned count_ = 0, near_ = 0;  // near: queues for what other threads have carried out
   uint32_t depth_ = 0;
   sys::Mutex starting_;
 };

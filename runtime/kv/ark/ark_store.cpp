@@ -14,6 +14,7 @@ namespace lunar::ark {
 namespace {
 
 constexpr int kThreadsDefault = 20, kDepthDefault = 400, kDepthMin = 48, kDepthMax = 1 << 16;
+constexpr uint64_t kNowBytesMax = 256 * kKiB;  // of a key or a buffer, for the thread that issues to carry it out
 constexpr int kAsyncsDefault = 8192, kAsyncsMax = 1 << 20;
 
 uint32_t clamp(int value, int otherwise, int least, int most) {
@@ -129,17 +130,39 @@ int64_t ArkStore::carry_out(const Request& request) {
   return -EINVAL;
 }
 
+int64_t ArkStore::carry_out_now(const Request& request) {
+  const kv::Bytes key{request.key, request.key_bytes};
+  if (request.key_bytes > kNowBytesMax) return -EAGAIN;
+  switch (request.kind) {
+    case OpKind::kSet: {
+      const int status = engine->set_now(key, {request.value, request.value_bytes});
+      return status < 0 ? status : static_cast<int64_t>(request.value_bytes);
+    }
+    case OpKind::kGet:
+      if (request.value_bytes > kNowBytesMax) return -EAGAIN;
+      return engine->get_now(key, request.value, request.value_bytes, request.offset);
+    case OpKind::kDel:
+      return engine->on_device() ? -EAGAIN : engine->del(key);
+    case OpKind::kExists:
+      return engine->get_now(key, nullptr, 0, 0);
+  }
+  return -EAGAIN;
+}
+
 int create_store(const CreateOptions& options, uint64_t* handle) {
   if (const int status = fork_handlers_install(); status != 0) return status;
   const unsigned threads = clamp(options.threads, kThreadsDefault, 1, Pool::kThreadsMax);
-  const uint64_t head = round_up(sizeof(ArkStore), 128), bytes = head + threads * sizeof(Pool::Queue);
+  const uint64_t head = round_up(sizeof(ArkStore), 128), lanes_at = head + threads * sizeof(Pool::Queue);
+  const uint64_t bytes = lanes_at + Pool::kLanes * sizeof(Pool::Lane);
   auto* memory = static_cast<char*>(map_private(bytes, ForkPolicy::kInherit));
   if (!memory) return ENOMEM;
   auto* store = new (memory) ArkStore;
   store->mapping_bytes = bytes;
   auto* queues = reinterpret_cast<Pool::Queue*>(memory + head);
   for (unsigned i = 0; i < threads; ++i) new (&queues[i]) Pool::Queue;
-  store->pool.open(queues, threads, clamp(options.queue_depth, kDepthDefault, kDepthMin, kDepthMax));
+  auto* lanes = reinterpret_cast<Pool::Lane*>(memory + lanes_at);
+  for (unsigned i = 0; i < Pool::kLanes; ++i) new (&lanes[i]) Pool::Lane(0);
+  store->pool.open(queues, lanes, threads, clamp(options.queue_depth, kDepthDefault, kDepthMin, kDepthMax));
   Connection* main = make_connection(store, kMain, options.asyncs);
   ErrorText why;
   int status = main ? open_engine(options, &store->engine, &store->in_memory, &why) : -ENOMEM;

@@ -54,6 +54,8 @@ struct ArkStore {
   void remove(Object* object);
   bool idle() const;                          // no thread uses any of its objects. Pre: the lock
   int64_t carry_out(const Request& request);  // length, or -errno
+  // The same when it is done at once, in the time of a copy; else -EAGAIN.
+  int64_t carry_out_now(const Request& request);
 };
 
 struct CreateOptions {
